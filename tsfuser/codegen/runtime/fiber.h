@@ -1,0 +1,257 @@
+// The GPU's launch shape on the CPU, for tests: each thread of a block is a fiber that runs until it meets a barrier.
+//
+// In: a kernel and its launch. Out: the same memory as on the GPU, or an abort with a message where the GPU would have
+// hung or read garbage: threads that do not all reach a barrier, or reach different ones, and writes past the dynamic
+// shared memory. Shared memory starts as 0xFF bytes (NaN in every floating type). Odd blocks run their
+// threads backwards, so that a missing barrier shows in one of two neighbours. Blocks may run in several OS threads.
+#pragma once
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include "types.h"
+
+struct index3 {
+  unsigned x, y, z;
+};
+
+static constexpr int warpSize = 32;
+
+struct Fiber {
+  ucontext_t context;
+  index3 thread;
+  int linear;
+  bool finished;
+  const char* file;  // barrier that it waits at; null: may run
+  int line;
+  unsigned waits_for;         // lanes of its warp that must come to the barrier; 0: the whole block
+  unsigned char exchange[16];  // value offered to the other lanes by a shuffle
+};
+
+// One block while it runs; each OS thread has its own.
+struct FiberBlock {
+  static constexpr size_t stack_bytes = 256 * 1024;
+  static constexpr size_t canary_bytes = 64;
+
+  const char* kernel;
+  void (*body)(const void*);
+  const void* args;
+  index3 block, grid, shape;
+  int threads;
+  char* shared;
+  Fiber* fibers;
+  Fiber* current;
+  ucontext_t scheduler;
+};
+
+static thread_local FiberBlock* fiber_block = nullptr;
+
+[[noreturn]] static inline void fiber_abort(const char* reason, const Fiber* fiber) {
+  const FiberBlock& b = *fiber_block;
+  fprintf(stderr, "tsfuser: kernel %s, block %u, thread (%u, %u): %s", b.kernel, b.block.x, fiber->thread.x, fiber->thread.y,
+          reason);
+  if (fiber->file) fprintf(stderr, " (barrier at %s:%d)", fiber->file, fiber->line);
+  fprintf(stderr, "\n");
+  abort();
+}
+
+static inline void fiber_wait(const char* file, int line, unsigned lanes) {
+  Fiber* self = fiber_block->current;
+  self->file = file;
+  self->line = line;
+  self->waits_for = lanes;
+  swapcontext(&self->context, &fiber_block->scheduler);
+}
+
+static inline void fiber_entry() {
+  FiberBlock& b = *fiber_block;
+  b.body(b.args);
+  b.current->finished = true;
+  swapcontext(&b.current->context, &b.scheduler);
+}
+
+// Lets all threads go on that wait at the block's barrier, if all of the block do.
+static inline bool fiber_release_block(FiberBlock& b) {
+  const Fiber* first = nullptr;
+  for (int i = 0; i < b.threads; ++i) {
+    const Fiber& f = b.fibers[i];
+    if (!f.finished && (!f.file || f.waits_for)) return false;
+    if (!f.finished && !first) first = &f;
+  }
+  if (!first) return false;
+  for (int i = 0; i < b.threads; ++i) {
+    Fiber& f = b.fibers[i];
+    if (f.finished) fiber_abort("returned while other threads wait at a barrier", &f);
+    if (f.line != first->line || strcmp(f.file, first->file)) fiber_abort("waits at another barrier than thread (0, 0)", &f);
+  }
+  for (int i = 0; i < b.threads; ++i) b.fibers[i].file = nullptr;
+  return true;
+}
+
+// The same for one warp and the lanes that its threads wait for; lanes that do not exist or have returned count as there.
+static inline bool fiber_release_warp(FiberBlock& b, int begin) {
+  const int lanes = b.threads - begin < warpSize ? b.threads - begin : warpSize;
+  bool released = false;
+  for (int i = 0; i < lanes; ++i) {
+    Fiber& f = b.fibers[begin + i];
+    if (f.finished || !f.file || !f.waits_for) continue;
+    const unsigned mask = f.waits_for;
+    bool complete = true;
+    for (int j = 0; j < lanes; ++j) {
+      const Fiber& other = b.fibers[begin + j];
+      const bool there = other.finished || (other.file && other.waits_for == mask);
+      if ((mask >> j & 1) && !there) complete = false;
+    }
+    if (!complete) continue;
+    for (int j = 0; j < lanes; ++j) {
+      if (mask >> j & 1) b.fibers[begin + j].file = nullptr;
+    }
+    released = true;
+  }
+  return released;
+}
+
+static inline bool fiber_release(FiberBlock& b) {
+  bool released = false;
+  for (int begin = 0; begin < b.threads; begin += warpSize) released |= fiber_release_warp(b, begin);
+  return released || fiber_release_block(b);
+}
+
+static inline void fiber_run_block(FiberBlock& b, char* stacks) {
+  for (int i = 0; i < b.threads; ++i) {
+    Fiber& f = b.fibers[i];
+    f.thread = {i % b.shape.x, i / b.shape.x, 0};
+    f.linear = i;
+    f.finished = false;
+    f.file = nullptr;
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = stacks + i * FiberBlock::stack_bytes;
+    f.context.uc_stack.ss_size = FiberBlock::stack_bytes;
+    f.context.uc_link = nullptr;
+    makecontext(&f.context, fiber_entry, 0);
+  }
+  for (;;) {
+    int alive = 0;
+    for (int i = 0; i < b.threads; ++i) {
+      Fiber& f = b.fibers[b.block.x & 1 ? b.threads - 1 - i : i];
+      if (!f.finished && !f.file) {
+        b.current = &f;
+        swapcontext(&b.scheduler, &f.context);
+      }
+      alive += !f.finished;
+    }
+    if (!alive) return;
+    if (!fiber_release(b)) {
+      for (int i = 0; i < b.threads; ++i) {
+        if (!b.fibers[i].finished) fiber_abort("waits for threads that never come", &b.fibers[i]);
+      }
+    }
+  }
+}
+
+static inline void fiber_run(const char* kernel, void (*body)(const void*), const void* args, int64_t most_threads,
+                             int64_t grid, int64_t block_x, int64_t block_y, int64_t shared, int64_t begin, int64_t end) {
+  FiberBlock b;
+  b.kernel = kernel;
+  b.body = body;
+  b.args = args;
+  b.grid = {static_cast<unsigned>(grid), 1, 1};
+  b.shape = {static_cast<unsigned>(block_x), static_cast<unsigned>(block_y), 1};
+  b.threads = static_cast<int>(block_x * block_y);
+  if (b.threads < 1 || b.threads > most_threads) {
+    fprintf(stderr, "tsfuser: kernel %s launched with %d threads a block, allows 1 to %d\n", kernel, b.threads,
+            static_cast<int>(most_threads));
+    abort();
+  }
+  const size_t padded = (static_cast<size_t>(shared) + 63) / 64 * 64 + FiberBlock::canary_bytes;
+  b.shared = static_cast<char*>(aligned_alloc(64, padded));
+  b.fibers = static_cast<Fiber*>(malloc(b.threads * sizeof(Fiber)));
+  const size_t stack_total = b.threads * FiberBlock::stack_bytes;
+  void* stacks = mmap(nullptr, stack_total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (!b.shared || !b.fibers || stacks == MAP_FAILED) {
+    fprintf(stderr, "tsfuser: no memory for the fibers of kernel %s\n", kernel);
+    abort();
+  }
+  FiberBlock* outer = fiber_block;
+  fiber_block = &b;
+  for (int64_t block = begin; block < end; ++block) {
+    b.block = {static_cast<unsigned>(block), 0, 0};
+    memset(b.shared, 0xff, padded);
+    fiber_run_block(b, static_cast<char*>(stacks));
+    for (size_t i = shared; i < padded; ++i) {
+      if (b.shared[i] != static_cast<char>(0xff)) fiber_abort("wrote past the end of shared memory", b.current);
+    }
+  }
+  fiber_block = outer;
+  munmap(stacks, stack_total);
+  free(b.fibers);
+  free(b.shared);
+}
+
+// Offers `value` to the lanes of `mask` and takes lane `source`'s; NaN bytes from a lane that is not there.
+template <class T>
+static inline T fiber_exchange(const char* file, int line, unsigned mask, T value, int source) {
+  static_assert(sizeof(T) <= 16, "shuffle of a type longer than 16 bytes");
+  Fiber* self = fiber_block->current;
+  memcpy(self->exchange, &value, sizeof(T));
+  fiber_wait(file, line, mask);
+  const int warp = self->linear / warpSize * warpSize;
+  const bool there = (mask >> source & 1) && warp + source < fiber_block->threads && !fiber_block->fibers[warp + source].finished;
+  T result;
+  memset(&result, 0xff, sizeof(T));
+  if (there) memcpy(&result, fiber_block->fibers[warp + source].exchange, sizeof(T));
+  fiber_wait(file, line, mask);
+  return result;
+}
+
+static inline int fiber_lane() {
+  return fiber_block->current->linear % warpSize;
+}
+
+// `lane` if it is in the same segment of `width` lanes as the caller, else the caller's own lane.
+static inline int fiber_same_segment(int lane, int width) {
+  return lane >= 0 && lane / width == fiber_lane() / width ? lane : fiber_lane();
+}
+
+template <class T>
+static inline T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
+  const int segment = fiber_lane() / width * width;
+  return fiber_exchange("__shfl_sync", 0, mask, value, segment + (source & (width - 1)));
+}
+template <class T>
+static inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
+  return fiber_exchange("__shfl_xor_sync", 0, mask, value, fiber_same_segment(fiber_lane() ^ lanes, width));
+}
+template <class T>
+static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  return fiber_exchange("__shfl_down_sync", 0, mask, value, fiber_same_segment(fiber_lane() + static_cast<int>(delta), width));
+}
+template <class T>
+static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  return fiber_exchange("__shfl_up_sync", 0, mask, value, fiber_same_segment(fiber_lane() - static_cast<int>(delta), width));
+}
+static inline void __syncwarp(unsigned mask = 0xffffffffu) {
+  fiber_wait("__syncwarp", 0, mask);
+}
+
+#define __syncthreads() fiber_wait(__FILE__, __LINE__, 0)
+#define threadIdx (fiber_block->current->thread)
+#define blockIdx (fiber_block->block)
+#define blockDim (fiber_block->shape)
+#define gridDim (fiber_block->grid)
+
+#define KERNEL(NAME, ARGS, THREADS)                                                                                   \
+  static void NAME##_thread(const ARGS& args);                                                                        \
+  extern "C" void NAME(const void* packed, int64_t grid, int64_t block_x, int64_t block_y, int64_t shared,            \
+                       int64_t begin, int64_t end) {                                                                  \
+    ARGS args;                                                                                                        \
+    memcpy(&args, packed, sizeof(args));                                                                              \
+    fiber_run(#NAME, [](const void* p) { NAME##_thread(*static_cast<const ARGS*>(p)); }, &args, THREADS, grid,        \
+              block_x, block_y, shared, begin, end);                                                                  \
+  }                                                                                                                   \
+  static void NAME##_thread(const ARGS& args)
+
+#define SHARED_MEMORY(name) char* const name = fiber_block->shared

@@ -1,0 +1,2 @@
+// Which functions of the C library have vector versions.
+#pragma once

@@ -1,0 +1,26 @@
+// The frame of a kernel in the three modes.
+//
+//     struct Args { const float* x; float* y; int64_t n; };
+//     KERNEL(fused_relu, Args, 128) {  // name, type of `args`, most threads a block
+//       SHARED_MEMORY(shared);         // char* to the block's dynamic shared memory, aligned to 16 bytes
+//       ...                            // threadIdx, blockIdx, blockDim, gridDim, __syncthreads()
+//     }
+//
+// On the GPU that is a __global__ function whose parameter is `args`. On the host it is a function that runs the blocks
+// [begin, end) of a grid: `void fused_relu(args, grid, block_x, block_y, shared, begin, end)`.
+#pragma once
+
+#include "types.h"
+
+#if defined(TSFUSER_CUDA)
+
+#define KERNEL(NAME, ARGS, THREADS) \
+  extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ ARGS args)
+
+#define SHARED_MEMORY(name) extern __shared__ __align__(16) char name[]
+
+#elif defined(TSFUSER_FIBERS)
+#include "fiber.h"
+#else
+#include "host.h"
+#endif

@@ -1,0 +1,4 @@
+// Mathematical functions (placeholder).
+#pragma once
+
+#include "types.h"

@@ -1,0 +1,9 @@
+// Everything that a generated kernel uses. The mode is chosen by the compiler and its options: NVRTC compiles for the GPU,
+// a C++ compiler with -DTSFUSER_HOST for CPU tensors, with -DTSFUSER_FIBERS for the GPU's launch shape on the CPU.
+#pragma once
+
+#include "types.h"
+#include "kernel.h"
+#include "complex.h"
+#include "vector.h"
+#include "math.h"

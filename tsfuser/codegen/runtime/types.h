@@ -1,0 +1,165 @@
+// Element types and the conversions between them, without any system header.
+//
+// In: a value of any element type. Out: `convert<To>(value)`, equal to torch's `c10::convert` on the same target.
+// Example: `convert<half_t>(1.0f).bits == 0x3c00`, `convert<uint8_t>(-1.5f) == 255`.
+#pragma once
+
+#if defined(__CUDACC_RTC__) || defined(__CUDA_ARCH__)
+#define TSFUSER_CUDA 1
+#define DEVICE __device__ __forceinline__
+#define DEVICE_MEMBER __device__ __forceinline__
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#else
+#define DEVICE static inline __attribute__((always_inline))
+#define DEVICE_MEMBER inline __attribute__((always_inline))
+typedef __INT8_TYPE__ int8_t;
+typedef __UINT8_TYPE__ uint8_t;
+typedef __INT16_TYPE__ int16_t;
+typedef __UINT16_TYPE__ uint16_t;
+typedef __INT32_TYPE__ int32_t;
+typedef __UINT32_TYPE__ uint32_t;
+typedef __INT64_TYPE__ int64_t;
+typedef __UINT64_TYPE__ uint64_t;
+#endif
+
+// Storage only: arithmetic is done in float.
+struct alignas(2) half_t {
+  uint16_t bits;
+};
+struct alignas(2) bfloat16_t {
+  uint16_t bits;
+};
+
+template <class T>
+struct complex_t;  // complex.h
+
+template <class A, class B>
+struct same_type {
+  static constexpr bool value = false;
+};
+template <class A>
+struct same_type<A, A> {
+  static constexpr bool value = true;
+};
+
+// What `convert` must know of a type: whether it is complex, and the type of its parts.
+template <class T>
+struct type_traits {
+  static constexpr bool is_complex = false;
+  static constexpr bool is_16bit_float = same_type<T, half_t>::value || same_type<T, bfloat16_t>::value;
+  using real = T;
+};
+template <class T>
+struct type_traits<complex_t<T>> {
+  static constexpr bool is_complex = true;
+  static constexpr bool is_16bit_float = false;
+  using real = T;
+};
+
+template <class To, class From>
+DEVICE To bit_cast(From x) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast between types of different sizes");
+  To result;
+  __builtin_memcpy(&result, &x, sizeof(To));
+  return result;
+}
+
+DEVICE float to_float(bfloat16_t x) {
+  return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16);
+}
+
+#if defined(TSFUSER_CUDA)
+
+DEVICE float to_float(half_t x) {
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
+  return result;
+}
+
+DEVICE void round_to(half_t& result, float x) {
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(x));
+}
+
+DEVICE void round_to(bfloat16_t& result, float x) {
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(x));
+#else
+  const uint32_t bits = __float_as_uint(x);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  result.bits = static_cast<uint16_t>(x != x ? 0x7fffu : rounded);
+#endif
+}
+
+#else
+
+// Integer arithmetic without branches, so that the compiler vectorises it; the F16C instructions are reached by the
+// vector conversions in vector.h.
+DEVICE float to_float(half_t x) {
+  const uint32_t magnitude = x.bits & 0x7fffu;
+  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
+  // Subnormals: their integer value, placed under the exponent of 2^-14 * 2^0, minus that power of two.
+  const float small = bit_cast<float>(0x38800000u + (magnitude << 13)) - bit_cast<float>(0x38800000u);
+  const uint32_t normal = (magnitude << 13) + (magnitude >= 0x7c00u ? 0x70000000u : 0x38000000u);
+  const uint32_t bits = magnitude < 0x0400u ? bit_cast<uint32_t>(small) : normal;
+  return bit_cast<float>(sign | bits);
+}
+
+DEVICE void round_to(half_t& result, float x) {
+  const uint32_t bits = bit_cast<uint32_t>(x);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  // Below 2^-14 the addition of 0.5 leaves the half's subnormal in the low bits, rounded by the FPU.
+  const uint32_t small = bit_cast<uint32_t>(bit_cast<float>(magnitude < 0x38800000u ? magnitude : 0u) + 0.5f) - 0x3f000000u;
+  const uint32_t normal = (magnitude - 0x38000000u + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
+  const uint32_t large = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  const uint32_t finite = magnitude < 0x38800000u ? small : normal;
+  result.bits = static_cast<uint16_t>(sign | (magnitude >= 0x477ff000u ? large : finite));
+}
+
+DEVICE void round_to(bfloat16_t& result, float x) {
+  const uint32_t bits = bit_cast<uint32_t>(x);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  result.bits = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+}
+
+#endif
+
+// The value of `x` as a `To`: complex -> real drops the imaginary part, anything -> bool is `!= 0`, float -> uint8 wraps
+// through int64 as in c10. Out of range float -> int gives what the plain cast gives on the target, as in torch.
+template <class To, class From>
+DEVICE To convert(From x) {
+  using T = type_traits<To>;
+  using F = type_traits<From>;
+  if constexpr (same_type<To, From>::value) {
+    return x;
+  } else if constexpr (F::is_16bit_float) {
+    return convert<To>(to_float(x));
+  } else if constexpr (T::is_complex && F::is_complex) {
+    using R = typename T::real;
+    return To(static_cast<R>(x.re), static_cast<R>(x.im));
+  } else if constexpr (T::is_complex) {
+    using R = typename T::real;
+    return To(static_cast<R>(x), R(0));
+  } else if constexpr (F::is_complex && same_type<To, bool>::value) {
+    return x.re != 0 || x.im != 0;
+  } else if constexpr (F::is_complex) {
+    return convert<To>(x.re);
+  } else if constexpr (T::is_16bit_float) {
+    To result;
+    round_to(result, static_cast<float>(x));
+    return result;
+  } else if constexpr (same_type<To, bool>::value) {
+    return x != 0;
+  } else if constexpr (same_type<To, uint8_t>::value) {
+    return static_cast<uint8_t>(static_cast<int64_t>(x));
+  } else {
+    return static_cast<To>(x);
+  }
+}

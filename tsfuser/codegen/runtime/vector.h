@@ -1,0 +1,114 @@
+// Fixed-size vectors of elements and their memory accesses.
+//
+// In: a pointer aligned to min(16, N * sizeof(T)) bytes. Out: `vec<T, N>` in registers, moved in accesses of 16 bytes (one
+// access where the whole vector is shorter). N is a power of two. Example:
+//
+//     vec<float, 4> x = load<4>(args.x + i);
+//     for (int lane = 0; lane < 4; ++lane) x[lane] = x[lane] + 1.0f;
+//     store(args.y + i, x);
+#pragma once
+
+#include "types.h"
+
+template <class T, int N>
+struct vec {
+  T lanes[N];
+  DEVICE_MEMBER T& operator[](int lane) { return lanes[lane]; }
+  DEVICE_MEMBER const T& operator[](int lane) const { return lanes[lane]; }
+};
+
+#if defined(TSFUSER_CUDA)
+
+// The machine word that holds `Bytes` bytes.
+template <int Bytes>
+struct word;
+template <>
+struct word<1> {
+  using type = unsigned char;
+};
+template <>
+struct word<2> {
+  using type = unsigned short;
+};
+template <>
+struct word<4> {
+  using type = unsigned int;
+};
+template <>
+struct word<8> {
+  using type = uint2;
+};
+template <>
+struct word<16> {
+  using type = uint4;
+};
+
+template <class T, int N>
+struct vector_access {
+  static constexpr int bytes = N * sizeof(T);
+  static constexpr int width = bytes < 16 ? bytes : 16;
+  static constexpr int count = bytes / width;
+  using type = typename word<width>::type;
+};
+
+// `Stream`: data that is used once is marked as first to leave the caches.
+template <int N, bool Stream = false, class T>
+DEVICE vec<T, N> load(const T* pointer) {
+  using access = vector_access<T, N>;
+  typename access::type words[access::count];
+  const auto* source = reinterpret_cast<const typename access::type*>(pointer);
+#pragma unroll
+  for (int i = 0; i < access::count; ++i) words[i] = Stream ? __ldcs(source + i) : source[i];
+  vec<T, N> result;
+  __builtin_memcpy(&result, words, sizeof(result));
+  return result;
+}
+
+template <bool Stream = false, class T, int N>
+DEVICE void store(T* pointer, const vec<T, N>& value) {
+  using access = vector_access<T, N>;
+  typename access::type words[access::count];
+  __builtin_memcpy(words, &value, sizeof(value));
+  auto* target = reinterpret_cast<typename access::type*>(pointer);
+#pragma unroll
+  for (int i = 0; i < access::count; ++i) {
+    if (Stream) {
+      __stcs(target + i, words[i]);
+    } else {
+      target[i] = words[i];
+    }
+  }
+}
+
+#else
+
+template <int N, bool Stream = false, class T>
+DEVICE vec<T, N> load(const T* pointer) {
+  vec<T, N> result;
+  for (int lane = 0; lane < N; ++lane) result.lanes[lane] = pointer[lane];
+  return result;
+}
+
+template <bool Stream = false, class T, int N>
+DEVICE void store(T* pointer, const vec<T, N>& value) {
+  for (int lane = 0; lane < N; ++lane) pointer[lane] = value.lanes[lane];
+}
+
+#endif
+
+// The first `count` elements; the other lanes are zero. `count` may be negative or past N.
+template <int N, class T>
+DEVICE vec<T, N> load_partial(const T* pointer, int64_t count) {
+  vec<T, N> result;
+#pragma unroll
+  for (int lane = 0; lane < N; ++lane) result.lanes[lane] = lane < count ? pointer[lane] : T{};
+  return result;
+}
+
+template <class T, int N>
+DEVICE void store_partial(T* pointer, const vec<T, N>& value, int64_t count) {
+#pragma unroll
+  for (int lane = 0; lane < N; ++lane) {
+    if (lane < count) pointer[lane] = value.lanes[lane];
+  }
+}
