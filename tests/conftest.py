@@ -1,0 +1,72 @@
+"""Fixtures and options of all tests.
+
+`device` runs a test once a target: "cpu", "cpu-fibers" (the CUDA launch shape on the host, a fiber a thread) and, where there is one, "cuda".
+`--long` turns the sweeps marked `long` on and raises the number of generated programs.
+"""
+
+import os
+import sys
+import tempfile
+
+import pytest
+
+os.environ.setdefault("TSFUSER_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"tsfuser-tests-{os.getuid()}"))
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", help="run the long sweeps, and more generated programs")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "long: a sweep that runs with --long only")
+    if "hypothesis" in sys.modules or _has_hypothesis():
+        from hypothesis import HealthCheck, settings
+
+        common = dict(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+        settings.register_profile("quick", max_examples=60, derandomize=True, **common)
+        settings.register_profile("long", max_examples=2000, **common)
+        settings.load_profile("long" if config.getoption("--long") else "quick")
+
+
+def _has_hypothesis():
+    try:
+        import hypothesis  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--long"):
+        skip = pytest.mark.skip(reason="a long sweep; runs with --long")
+        for item in items:
+            if "long" in item.keywords:
+                item.add_marker(skip)
+
+
+def targets():
+    """The targets of this machine. pure tests import no torch, so it is imported here only when asked."""
+    import torch
+
+    return ["cpu", "cpu-fibers"] + (["cuda"] if torch.cuda.is_available() else [])
+
+
+def pytest_generate_tests(metafunc):
+    if "target" in metafunc.fixturenames:
+        metafunc.parametrize("target", targets(), scope="module")
+
+
+@pytest.fixture
+def device(target):
+    """A device string for `torch.rand(..., device=device)`; the mode of the host target is set while the test runs."""
+    import tsfuser
+    from tsfuser import options
+
+    if target != "cpu-fibers":
+        yield target
+        return
+    tsfuser.reset()  # plans of the other mode
+    with options.override(host_launch="fibers"):
+        yield "cpu"
+    tsfuser.reset()

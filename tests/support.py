@@ -1,0 +1,152 @@
+"""What the e2e tests share: running a function fused, looking into its graphs, comparing with eager.
+
+Example:
+    scripted = fuse(lambda_free_function, x)        # four calls under tsfuser.fuser()
+    assert_matches(scripted(x), function(x), function(x.double()), ops=3)
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import torch
+
+import tsfuser
+
+ROOT = Path(__file__).resolve().parent.parent
+CALLS = 4  # inference is fused in call 2, training in call 3; the last call is surely fused
+
+
+def fresh(function):
+    """A scripted function with an executor of its own: torch.jit.script caches by function object, so a copy is scripted."""
+    copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copy.__annotations__ = function.__annotations__
+    copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
+    return torch.jit.script(copy)
+
+
+def script(source):
+    """Script functions from source text; the last one defined is returned, as a fresh one each time."""
+    unit = torch.jit.CompilationUnit(source)
+    return getattr(unit, [line for line in source.splitlines() if line.startswith("def ")][-1].split("(")[0][4:])
+
+
+def fuse(function, *inputs, calls=CALLS):
+    """`function` (Python or scripted), called on `inputs` until torch has handed its graph to tsfuser."""
+    scripted = fresh(function) if isinstance(function, types.FunctionType) else function
+    with tsfuser.fuser():
+        for _ in range(calls):
+            scripted(*inputs)
+    return scripted
+
+
+def train(function, inputs, calls=CALLS):
+    """Run forward and backward `calls` times; returns the last outputs and gradients (None where no gradient is required).
+    The incoming gradient is random, not all ones, and the same in each call with inputs of the same shape."""
+    leaves = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
+    for _ in range(calls):
+        for x in leaves:
+            x.grad = None
+        out = function(*inputs)
+        generator = torch.Generator().manual_seed(17)
+        gradient = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.device, out.dtype)
+        out.backward(gradient)
+    return out.detach(), [x.grad for x in leaves]
+
+
+def all_graphs(scripted):
+    """The optimised graphs of a scripted function: of its plan, and forward and backward of differentiable graphs, and of fallbacks
+    that ran. Each as a torch._C.Graph."""
+    found = []
+
+    def visit(state):
+        for plan in state.execution_plans.values():
+            found.append(plan.graph)
+            for inner in plan.code.differentiable_op_executor_states():
+                visit(inner)
+            for inner in plan.code.grad_executor_states():
+                visit(inner)
+
+    visit(scripted.get_debug_state())
+    return found
+
+
+def groups(scripted):
+    """The fusion groups of a scripted function, in all its graphs but the fallbacks."""
+    return [node for graph in all_graphs(scripted) for node in graph.findAllNodes("prim::CudaFusionGroup", True)]
+
+
+def kinds(group):
+    """The kinds of a group's nodes, constants left out."""
+    return [node.kind() for node in group.g("Subgraph").nodes() if node.kind() != "prim::Constant"]
+
+
+EPSILON = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-23, torch.float64: 2.0**-52}
+EPSILON |= {torch.complex64: 2.0**-23, torch.complex128: 2.0**-52}
+ULPS = 8  # an elementary function's error on either side, with room for how errors add up: libm and CUDA give 1 to 4 ulps
+
+
+def tolerance(dtype, ops):
+    """The relative error that `ops` dependent operations, computed in `dtype`, may show."""
+    return EPSILON[dtype] * ULPS * max(ops, 1)
+
+
+def assert_matches(actual, eager, reference=None, ops=1, strides=True):
+    """`actual` has eager's dtype, shape, strides and device, its NaN and inf where eager has them, and lies as near to the float64
+    `reference` (eager itself where None) as `ops` operations in that dtype, or eager, do. Integers and bools are equal."""
+    assert (actual.dtype, actual.shape, actual.device) == (eager.dtype, eager.shape, eager.device)
+    if strides and actual.numel() > 0:
+        assert relevant_strides(actual) == relevant_strides(eager)
+    if eager.dtype not in EPSILON:
+        assert torch.equal(actual, eager), _worst(actual != eager, actual, eager)
+        return
+    wide = torch.complex128 if eager.is_complex() else torch.float64
+    fused, plain = actual.to(wide), eager.to(wide)
+    exact = plain if reference is None else reference.to(wide)
+    same = (fused == plain) | (torch.isnan(fused) & torch.isnan(plain))
+    allowed = tolerance(actual.dtype, ops) * exact.abs().clamp(min=1) + 2 * (plain - exact).abs()
+    near = torch.isfinite(plain) & ((fused - exact).abs() <= allowed)
+    assert bool((same | near).all()), _worst(~(same | near), actual, eager)
+
+
+def relevant_strides(tensor):
+    """The strides that say where elements are: those of dims of more than one element."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride()) if size > 1]
+
+
+def _worst(wrong, actual, eager):
+    where = wrong.flatten().nonzero()[:3, 0].tolist()
+    pairs = [f"[{i}] {actual.flatten()[i].item()!r}, eager {eager.flatten()[i].item()!r}" for i in where]
+    return f"{int(wrong.sum())} of {wrong.numel()} elements differ: {'; '.join(pairs)}"
+
+
+@contextlib.contextmanager
+def no_fallback():
+    """Inside, a group that cannot run fused raises instead of running unfused: what a test compares was fused."""
+    from tsfuser import _C
+
+    _C.set_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        _C.set_fallback_enabled(True)
+
+
+@contextlib.contextmanager
+def counted():
+    """Yields a dict that holds, after the block, how much each counter of `tsfuser.stats()` rose."""
+    before, rise = tsfuser.stats(), {}
+    yield rise
+    after = tsfuser.stats()
+    rise.update({name: after[name] - before[name] for name in after if name != "fallbacks"})
+    rise["fallbacks"] = {k: n - before["fallbacks"].get(k, 0) for k, n in after["fallbacks"].items() if n != before["fallbacks"].get(k, 0)}
+
+
+def run_python(source, timeout=300, **environment):
+    """Run a program in a process of its own; returns (exit status, stdout, stderr)."""
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **environment}
+    done = subprocess.run([sys.executable, "-c", source], env=env, capture_output=True, text=True, timeout=timeout, cwd="/")
+    return done.returncode, done.stdout, done.stderr

@@ -1,0 +1,34 @@
+"""tsfuser: nvFuser's TorchScript fusion, for today's PyTorch.
+
+`import tsfuser` hooks into TorchScript and makes nvFuser's switches work again; it changes no program by itself. Example:
+
+    with tsfuser.fuser():          # or torch.jit.fuser("fuser2")
+        for _ in range(4):
+            y = scripted(x)        # from the third call on, fused
+"""
+
+import torch
+
+try:
+    from . import _C
+except ImportError as error:
+    raise ImportError(
+        f"tsfuser's extension does not load with torch {torch.__version__}: {error}. It is built for the torch that is installed at "
+        "that time; build it again with `pip install --no-build-isolation .` in tsfuser's folder"
+    ) from error
+
+from . import knobs, options
+from .debug.report import reset, stats, warn
+from .errors import TsfuserWarning
+from .knobs import disable, enable, enabled, fuser
+from .ops import table
+from .torchscript import passes, planner
+
+__all__ = ["TsfuserWarning", "disable", "enable", "enabled", "fuser", "options", "reset", "stats"]
+
+_C.register_profiled_kinds(sorted({row.name for row in table.all_rows()}))
+_C.set_pass(passes.fuse)
+_C.set_planner(planner.plan)
+_C.set_reporter(warn)
+_C.set_fallback_enabled(options.fallback_enabled())
+knobs.install()

@@ -1,0 +1,1 @@
+"""What a user can ask: counters, and why something ran unfused."""

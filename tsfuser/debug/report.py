@@ -1,0 +1,40 @@
+"""Counters and warnings.
+
+In: what C++ and the targets count, and the failures they report. Out: `stats()` for the user, one warning for each failure.
+Example: `stats()["fallbacks"]` -> `{"aten::add of uint8 tensors is not supported": 3}`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Mapping
+
+from .. import _C
+from ..errors import TsfuserWarning
+from ..target import counters
+
+_HINT = "The result is right, but slower; PYTORCH_NVFUSER_DISABLE=fallback raises the error instead."
+
+
+def stats() -> Mapping[str, Any]:
+    """Counts since the import or the last `reset()`: `groups`, `plans_built`, `exact_hits`, `class_hits`, `launches`,
+    `kernels_compiled`, `disk_hits` (integers) and `fallbacks` (reason -> calls)."""
+    return {**_C.stats(), "kernels_compiled": counters.kernels_compiled, "disk_hits": counters.disk_hits}
+
+
+def reset() -> None:
+    """Forget all plans and set the counters to 0. Safe while other threads run groups; kernels on disk stay."""
+    _C.reset()
+    counters.reset()
+
+
+def warn(kind: str, group_id: int, reason: str) -> None:
+    """Called by C++, once for each new failure of a group: warns with the reason, unchanged."""
+    names = ", ".join(dict.fromkeys(_operations(group_id)))
+    warnings.warn(f"a fusion group ({names}) runs unfused: {reason}. {_HINT}", TsfuserWarning, stacklevel=2)
+
+
+def _operations(group_id: int) -> list[str]:
+    """The kinds of a group's nodes, in order, constants left out."""
+    kinds = [node.kind() for node in _C.group_graph(group_id).nodes()]
+    return [kind for kind in kinds if kind != "prim::Constant"]

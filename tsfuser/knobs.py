@@ -1,0 +1,131 @@
+"""nvFuser's switches on `torch._C`, working again.
+
+In: calls that programs written for nvFuser make (`torch._C._jit_set_nvfuser_enabled(True)`, `torch.jit.fuser("fuser2")`). Out: `options.state`,
+and the two flags that C++ reads on every call. torch still has the functions, but they only warn and return None;
+`install` puts ours in their place. Example: `_jit_set_nvfuser_guard_mode(False)` returns True, the state before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from typing import Any, Callable, Iterator
+
+import torch
+
+from . import _C, options
+from .errors import TsfuserWarning
+
+_state = options.state
+_lock = threading.Lock()
+
+
+def _apply() -> None:
+    """Tell C++ what the state says."""
+    _C.set_enabled(options.fusion_enabled())
+    _C.set_guard_mode(_state.guard_mode)
+
+
+def _swap(name: str, value: Any) -> bool:
+    """Set one flag of the state and return what it was. None counts as False: `torch.jit.fuser` hands back
+    whatever the stub gave it before tsfuser was imported."""
+    with _lock:
+        before = getattr(_state, name)
+        setattr(_state, name, bool(value))
+        _apply()
+    return before
+
+
+def can_be_enabled() -> bool:
+    """Whether the profiling executor is on; without it no pass sees profiled types."""
+    profiling = torch._C._jit_set_profiling_executor(True)  # there is no getter: set, and set back
+    torch._C._jit_set_profiling_executor(profiling)
+    return profiling and torch._C._get_graph_executor_optimize()
+
+
+def set_enabled(value: bool) -> bool:
+    """Switch fusion on or off; return whether it was on. RuntimeError if it cannot be switched on."""
+    before = enabled()
+    if value and not can_be_enabled():
+        raise RuntimeError("fusion needs TorchScript's profiling executor, and that is switched off")
+    _swap("enabled", value)
+    return before
+
+
+def enabled() -> bool:
+    """Whether scripted functions that torch optimises from now on are fused."""
+    return options.fusion_enabled()
+
+
+def set_single_node_mode(value: bool) -> bool:
+    return _swap("single_node_mode", value)
+
+
+def set_horizontal_mode(value: bool) -> bool:
+    return _swap("horizontal_mode", value)
+
+
+def set_guard_mode(value: bool) -> bool:
+    return _swap("guard_mode", value)
+
+
+def set_skip_node_kind(kind: str, flip: bool) -> bool:
+    """Whether nodes of `kind` ("aten::add") were left out of fusion; `flip` changes that."""
+    with _lock:
+        skipped = kind in _state.skip_kinds
+        if flip:
+            _state.skip_kinds ^= {kind}
+    return skipped
+
+
+def set_comparison_callback(run_fallback: bool, callback: Callable) -> None:
+    """Accepted for old programs. To compare, run with fusion off and on: both stand one `with tsfuser.fuser():` apart."""
+    warnings.warn("comparison callbacks are accepted but never called by tsfuser", TsfuserWarning, stacklevel=2)
+
+
+def clear_comparison_callback() -> None:
+    """Nothing to clear; see `set_comparison_callback`."""
+
+
+#: torch's name -> what stands in for it.
+FUNCTIONS: dict[str, Callable] = {
+    "_jit_set_nvfuser_enabled": set_enabled,
+    "_jit_nvfuser_enabled": enabled,
+    "_jit_nvfuser_can_be_enabled": can_be_enabled,
+    "_jit_set_nvfuser_single_node_mode": set_single_node_mode,
+    "_jit_nvfuser_single_node_mode": lambda: _state.single_node_mode,
+    "_jit_set_nvfuser_horizontal_mode": set_horizontal_mode,
+    "_jit_nvfuser_horizontal_mode": lambda: _state.horizontal_mode,
+    "_jit_set_nvfuser_guard_mode": set_guard_mode,
+    "_jit_set_nvfuser_skip_node_kind": set_skip_node_kind,
+    "_jit_nvfuser_set_comparison_callback": set_comparison_callback,
+    "_jit_nvfuser_clear_comparison_callback": clear_comparison_callback,
+}
+
+
+def install() -> None:
+    """Replace torch's stubs, and tell C++ the state that the environment asks for."""
+    for name, function in FUNCTIONS.items():
+        setattr(torch._C, name, function)
+    _apply()
+
+
+def enable() -> None:
+    """Fuse from now on, everywhere, and keep torch's other fusers away from the nodes. Lasts until `disable()`."""
+    torch._C._jit_override_can_fuse_on_cpu(False)
+    torch._C._jit_override_can_fuse_on_gpu(False)
+    torch._C._jit_set_texpr_fuser_enabled(False)
+    set_enabled(True)
+
+
+def disable() -> None:
+    """Fuse nothing new. Functions that torch has optimised already keep their groups, as with nvFuser; torch's other fusers stay off."""
+    set_enabled(False)
+
+
+@contextlib.contextmanager
+def fuser() -> Iterator[None]:
+    """`torch.jit.fuser("fuser2")` by our name: fusion on and torch's other fusers off, all put back on leaving."""
+    with torch.jit.fuser("fuser2"):
+        yield

@@ -1,0 +1,220 @@
+"""Every option, in one table; and the state of the live knobs.
+
+In: environment variables, read once when this module is imported. Out: `get(name)` and the short questions below it, for all layers.
+Example: with `PYTORCH_NVFUSER_DUMP=cuda_kernel` set, `options.dump("cuda_kernel")` is True.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping
+
+from .errors import TsfuserWarning
+
+#: PYTORCH_NVFUSER_DUMP: nvFuser's names, and `print_args`, its README's word for `kernel_args`.
+DUMP = (
+    "fusion_ir fusion_ir_math fusion_ir_presched kernel_ir ca_map cuda_kernel cuda_full cuda_to_file debug_info launch_param "
+    "segmented_fusion segmenter_logging fusion_args kernel_args print_args dump_eff_bandwidth draw_segmented_fusion ptxas_verbose "
+    "buffer_reuse_verbose scheduler_params parallel_dimensions halo perf_debug_verbose python_definition python_frontend_debug "
+    "transform_propagator cubin ptx bank_conflict sync_map lower_verbose expr_simplify"
+).split()
+DISABLE = (
+    "arch_check compile_to_sass fallback fma grouped_grid_welford_outer_opt index_hoist nvtx predicate_elimination "
+    "welford_vectorization magic_zero"
+).split()
+ENABLE = "complex kernel_profile linear_decomposition conv_decomposition graph_op_fusion kernel_db warn_register_spill".split()
+
+#: What does something here. The other names belong to parts of nvFuser that have no counterpart: they are accepted, with a note.
+#: `complex` and `kernel_db` (complex numbers, kernels kept on disk) are always on.
+ACTING = {
+    "dump": frozenset(
+        "fusion_ir kernel_ir cuda_kernel cuda_full cuda_to_file launch_param segmented_fusion fusion_args kernel_args print_args "
+        "scheduler_params dump_eff_bandwidth".split()
+    ),
+    "disable": frozenset(["fallback", "fma"]),
+    "enable": frozenset(["complex", "kernel_db"]),
+}
+
+
+class OptionError(ValueError):
+    """An environment variable holds something unknown; the message lists what is known."""
+
+
+def _words(known: list[str]) -> Callable[[str], dict[str, str]]:
+    """A parser of comma-separated names with optional arguments: `"a,b(1)"` -> `{"a": "", "b": "1"}`."""
+
+    def parse(text: str) -> dict[str, str]:
+        chosen: dict[str, str] = {}
+        for item in filter(None, (part.strip() for part in re.split(r",(?![^(]*\))", text))):
+            match = re.fullmatch(r"(\w+)(?:\((.*)\))?", item)
+            if not match or match[1] not in known:
+                raise OptionError(f"unknown option {item!r}; known are: {', '.join(sorted(known))}")
+            chosen[match[1]] = match[2] or ""
+        return chosen
+
+    return parse
+
+
+def _switch(text: str) -> bool:
+    """torch's rule for switches: `0` and `OFF` are off, anything else is on."""
+    return text.strip().upper() not in ("0", "OFF", "")
+
+
+def _strict_switch(text: str) -> bool:
+    """Only `1` and `ON` are on."""
+    return text.strip().upper() in ("1", "ON")
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise OptionError(f"{text!r} is not an integer") from None
+
+
+def _optional_number(text: str) -> int | None:
+    return _number(text) if text.strip() else None
+
+
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise OptionError(f"{text!r} is none of: {', '.join(names)}")
+        return text
+
+    return parse
+
+
+def _log_levels(text: str) -> dict[str, int]:
+    """torch's grammar: file stems separated by `:`, a leading `>` for each level; `">partition:graph_fuser"` ->
+    `{"partition": 1, "graph_fuser": 0}`."""
+    levels = {}
+    for item in filter(None, text.split(":")):
+        level = item.rfind(">") + 1
+        levels[os.path.splitext(item[level:])[0]] = level
+    return levels
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row: `default` is what an unset variable means, `parse` turns the variable's text into the value."""
+
+    name: str
+    variable: str
+    default: Any
+    parse: Callable[[str], Any]
+    doc: str
+
+
+TABLE = (
+    Option("dump", "PYTORCH_NVFUSER_DUMP", {}, _words(DUMP), "What to print while groups are compiled and run."),
+    Option("disable", "PYTORCH_NVFUSER_DISABLE", {}, _words(DISABLE), "Parts to switch off: fallback, fma."),
+    Option("enable", "PYTORCH_NVFUSER_ENABLE", {}, _words(ENABLE), "Parts to switch on."),
+    Option("no_fallback", "PYTORCH_NVFUSER_DISABLE_FALLBACK", 0, _number, "Old spelling of PYTORCH_NVFUSER_DISABLE=fallback."),
+    Option("on_at_import", "PYTORCH_JIT_ENABLE_NVFUSER", False, _switch, "Whether fusion is on right after the import."),
+    Option("use_nnc", "PYTORCH_JIT_USE_NNC_NOT_NVFUSER", False, _strict_switch, "Keep fusion off whatever else says on."),
+    Option("log_levels", "PYTORCH_JIT_LOG_LEVEL", {}, _log_levels, "Logs by name: graph_fuser, partition, kernel_cache."),
+    Option("max_registers", "PYTORCH_NVFUSER_MAX_REG_COUNT", None, _optional_number, "Registers a thread for CUDA kernels."),
+    Option("cache_dir", "TSFUSER_CACHE_DIR", Path("~/.cache/tsfuser"), Path, "Where compiled kernels are kept."),
+    Option(
+        "host_launch", "TSFUSER_HOST_LAUNCH", "block", _one_of("block", "fibers"),
+        "How kernels for CPU tensors run: a loop over blocks, or, for tests, the CUDA launch shape with a fiber a thread.",
+    ),
+)  # fmt: skip
+
+
+def read(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The value of every option, by name. Raises OptionError, with the variable's name, on text that does not parse."""
+    values = {}
+    for option in TABLE:
+        text = environ.get(option.variable)
+        try:
+            values[option.name] = option.default if text is None else option.parse(text)
+        except OptionError as error:
+            raise OptionError(f"{option.variable}: {error}") from None
+    return values
+
+
+def inert(values: Mapping[str, Any]) -> list[str]:
+    """The chosen words that do nothing here, as `PYTORCH_NVFUSER_DUMP=halo`."""
+    rows = [option for option in TABLE if option.name in ACTING]
+    return [f"{row.variable}={word}" for row in rows for word in values[row.name] if word not in ACTING[row.name]]
+
+
+_values = read(os.environ)
+if inert(_values):
+    warnings.warn(f"accepted, but without a meaning in tsfuser: {', '.join(inert(_values))}", TsfuserWarning, stacklevel=2)
+
+
+def get(name: str) -> Any:
+    """The value of the option `name`."""
+    return _values[name]
+
+
+@contextlib.contextmanager
+def override(**changed: Any) -> Iterator[None]:
+    """Set options for a while, for tests: `with override(host_launch="fibers"): ...`."""
+    unknown = changed.keys() - _values.keys()
+    if unknown:
+        raise OptionError(f"unknown options {sorted(unknown)}; known are: {', '.join(_values)}")
+    before = {name: _values[name] for name in changed}
+    _values.update(changed)
+    try:
+        yield
+    finally:
+        _values.update(before)
+
+
+def dump(word: str) -> bool:
+    """Whether PYTORCH_NVFUSER_DUMP asks for `word`."""
+    if word not in DUMP:
+        raise OptionError(f"{word!r} is not a dump option")
+    return word in _values["dump"]
+
+
+def disabled(word: str) -> bool:
+    """Whether PYTORCH_NVFUSER_DISABLE names `word`."""
+    if word not in DISABLE:
+        raise OptionError(f"{word!r} is not a disable option")
+    return word in _values["disable"]
+
+
+def fallback_enabled() -> bool:
+    """Whether a group that cannot be fused, or fails, runs unfused instead of raising."""
+    return not disabled("fallback") and not _values["no_fallback"]
+
+
+def cache_dir() -> Path:
+    return _values["cache_dir"].expanduser()
+
+
+def host_launch() -> str:
+    """`block` or `fibers`."""
+    return _values["host_launch"]
+
+
+@dataclass
+class State:
+    """What the knobs change while a program runs. `enabled` is None until someone sets it."""
+
+    enabled: bool | None = None
+    single_node_mode: bool = False
+    horizontal_mode: bool = True
+    guard_mode: bool = True
+    skip_kinds: set[str] = field(default_factory=set)
+
+
+state = State()
+
+
+def fusion_enabled() -> bool:
+    """nvFuser's precedence: PYTORCH_JIT_USE_NNC_NOT_NVFUSER, then what was last set, then PYTORCH_JIT_ENABLE_NVFUSER; else off,
+    where nvFuser was on: importing tsfuser changes no program."""
+    if _values["use_nnc"]:
+        return False
+    return _values["on_at_import"] if state.enabled is None else state.enabled
