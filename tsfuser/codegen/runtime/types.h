@@ -16,6 +16,7 @@ typedef int int32_t;
 typedef unsigned int uint32_t;
 typedef long long int64_t;
 typedef unsigned long long uint64_t;
+#define copy_bytes memcpy
 #else
 #define DEVICE static inline __attribute__((always_inline))
 #define DEVICE_MEMBER inline __attribute__((always_inline))
@@ -27,6 +28,7 @@ typedef __INT32_TYPE__ int32_t;
 typedef __UINT32_TYPE__ uint32_t;
 typedef __INT64_TYPE__ int64_t;
 typedef __UINT64_TYPE__ uint64_t;
+#define copy_bytes __builtin_memcpy
 #endif
 
 // Storage only: arithmetic is done in float.
@@ -67,7 +69,7 @@ template <class To, class From>
 DEVICE To bit_cast(From x) {
   static_assert(sizeof(To) == sizeof(From), "bit_cast between types of different sizes");
   To result;
-  __builtin_memcpy(&result, &x, sizeof(To));
+  copy_bytes(&result, &x, sizeof(To));
   return result;
 }
 

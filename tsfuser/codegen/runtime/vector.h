@@ -60,7 +60,7 @@ DEVICE vec<T, N> load(const T* pointer) {
 #pragma unroll
   for (int i = 0; i < access::count; ++i) words[i] = Stream ? __ldcs(source + i) : source[i];
   vec<T, N> result;
-  __builtin_memcpy(&result, words, sizeof(result));
+  copy_bytes(&result, words, sizeof(result));
   return result;
 }
 
@@ -68,7 +68,7 @@ template <bool Stream = false, class T, int N>
 DEVICE void store(T* pointer, const vec<T, N>& value) {
   using access = vector_access<T, N>;
   typename access::type words[access::count];
-  __builtin_memcpy(words, &value, sizeof(value));
+  copy_bytes(words, &value, sizeof(value));
   auto* target = reinterpret_cast<typename access::type*>(pointer);
 #pragma unroll
   for (int i = 0; i < access::count; ++i) {

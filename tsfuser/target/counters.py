@@ -1,0 +1,31 @@
+"""What compiling has cost this process.
+
+In: `count("kernels_compiled")` where a compiler really ran, `count("disk_hits")` where the disk cache had the kernel. Out:
+`snapshot() == {"kernels_compiled": 1, "disk_hits": 0}`, part of `tsfuser.stats()`.
+"""
+
+from __future__ import annotations
+
+import threading
+
+_NAMES = ("kernels_compiled", "disk_hits")
+_lock = threading.Lock()
+_counts = dict.fromkeys(_NAMES, 0)
+
+
+def count(name: str) -> None:
+    """Adds one to counter `name`."""
+    with _lock:
+        _counts[name] += 1
+
+
+def snapshot() -> dict[str, int]:
+    """A copy of all counters."""
+    with _lock:
+        return dict(_counts)
+
+
+def reset() -> None:
+    """Sets all counters to 0."""
+    with _lock:
+        _counts.update(dict.fromkeys(_NAMES, 0))

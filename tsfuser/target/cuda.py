@@ -1,0 +1,161 @@
+"""CUDA tensors: CuPy's NVRTC compiles a kernel to a cubin. The only file that imports CuPy.
+
+In: kernel source. Out: the cubin in the disk cache, then its function on a device. Compiling needs neither GPU nor driver. Example:
+
+    target = CudaTarget(DiskCache(options.cache_dir()))
+    path = target.compile_for(source, "fused_add", arch=90)
+    function = target.load(path, "fused_add", "cuda:0")
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import driver
+from .disk_cache import DiskCache
+from .function import RUNTIME, Function, headers_digest
+from ..errors import CompileError, Refusal
+
+_INSTALL = "pip install tsfuser[cuda12] or tsfuser[cuda13], the one that fits torch.version.cuda"
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What ptxas says of one kernel: registers a thread, bytes of local memory, spilled bytes, bytes of static shared memory."""
+
+    registers: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+    shared: int
+
+
+class CudaTarget:
+    """Compiles for one device of this machine, or for any architecture by `compile_for`. `fma`: contract a * b + c;
+    `max_registers`: bound on the registers of a thread."""
+
+    name = "cuda"
+
+    def __init__(self, cache: DiskCache, fma: bool = True, max_registers: "int | None" = None):
+        self.cache = cache
+        self._options = ("-std=c++17", "-default-device", "-minimal", f"--fmad={str(fma).lower()}")
+        if max_registers is not None:
+            self._options += (f"--maxrregcount={max_registers}",)
+        self._functions: dict[tuple[Path, str, int], Function] = {}
+
+    def compile(self, source: str, name: str, device: str = "cuda:0") -> Path:
+        """The binary of kernel `name` for `device`. Raises `Refusal` without CuPy, NVRTC or a driver, `CompileError` where NVRTC
+        does not take the source."""
+        return self.compile_for(source, name, driver.capability(_index(device)))
+
+    def compile_for(self, source: str, name: str, arch: int) -> Path:
+        """The same for compute capability `arch` (90 for 9.0): a cubin, or PTX where this NVRTC is older than the device."""
+        key = (self.name, source, headers_digest(), self._options, arch, installation())
+        return self.cache.get(key, ".cubin", lambda output: self._run(source, name, arch, output))
+
+    def load(self, path: Path, name: str, device: str) -> Function:
+        """Kernel `name` of the binary at `path` on `device`."""
+        key = (path, name, _index(device))
+        if key not in self._functions:
+            try:
+                self._functions[key] = driver.load(path.read_bytes(), name, key[2])
+            except (OSError, driver.DriverError) as error:
+                self.cache.drop(path)
+                raise CompileError(f"cannot load kernel {name} on {device}: {error}") from error
+        return self._functions[key]
+
+    def resources(self, source: str, name: str, arch: int) -> Resources:
+        """Registers, spills and shared memory of kernel `name` on `arch`; compiles it anew."""
+        _, log = _compile(source, name, arch, (*self._options, "--ptxas-options=-v"))
+        return _resources(log)
+
+    def prepare(self) -> None:
+        """Imports CuPy and starts NVRTC, which takes up to 0.4 s, so that the first kernel does not wait for it."""
+        _compile("", "nothing", supported_archs()[-1], ())
+
+    def _run(self, source: str, name: str, arch: int, output: Path) -> None:
+        try:
+            binary, _ = _compile(source, name, arch, self._options)
+        except CompileError as error:
+            kept = self.cache.directory / f"failed-{name}.cu"
+            kept.write_text(source)
+            raise CompileError(f"NVRTC failed on kernel {name} (source: {kept}):\n{error}") from None
+        output.write_bytes(binary)
+
+
+def _index(device: str) -> int:
+    """`cuda:1` -> 1."""
+    return int(device.partition(":")[2] or 0)
+
+
+@functools.lru_cache(maxsize=None)
+def installation() -> str:
+    """What tells one installed CuPy and NVRTC from another without importing them (0.1 s): where they are, their size and date.
+    Raises `Refusal` where there is no CuPy."""
+    try:
+        cupy = importlib.util.find_spec("cupy")
+        wheels = importlib.util.find_spec("nvidia")
+    except ValueError:  # a None in sys.modules, put there to hide a package
+        cupy = wheels = None
+    if cupy is None or cupy.origin is None:
+        raise Refusal(f"CUDA tensors need CuPy: {_INSTALL}")
+    folders = list(wheels.submodule_search_locations or ()) if wheels else []
+    libraries = [p for folder in folders for p in sorted(Path(folder).glob("*/lib/libnvrtc.so*"))]
+    toolkit = Path(os.environ.get("CUDA_PATH", "/usr/local/cuda")) / "lib64" / "libnvrtc.so"
+    places = [Path(cupy.origin), *libraries, Path(sys.prefix) / "lib" / "libnvrtc.so", toolkit]
+    found = [(os.path.realpath(p), p.stat()) for p in places if p.exists()]
+    return repr([(path, status.st_size, status.st_mtime_ns) for path, status in found])
+
+
+@functools.lru_cache(maxsize=None)
+def _nvrtc():
+    """CuPy's bindings of NVRTC, with the library loaded; raises `Refusal` where one of them is not there."""
+    try:
+        from cupy.cuda import nvrtc
+    except ImportError as error:
+        raise Refusal(f"CUDA tensors need CuPy ({error}): {_INSTALL}") from None
+    try:
+        nvrtc.getVersion()
+    except Exception as error:  # CuPy raises what the loader raised: RuntimeError, OSError, its own
+        raise Refusal(f"CuPy does not find the NVRTC library ({error}): {_INSTALL}") from None
+    return nvrtc
+
+
+@functools.lru_cache(maxsize=None)
+def supported_archs() -> tuple[int, ...]:
+    """Compute capabilities that this NVRTC compiles for, ascending."""
+    return tuple(sorted(_nvrtc().getSupportedArchs()))
+
+
+def _compile(source: str, name: str, arch: int, options: tuple[str, ...]) -> tuple[bytes, str]:
+    """A cubin for `arch`, or PTX where NVRTC does not know it yet, and NVRTC's log; raises `CompileError` with the log."""
+    nvrtc = _nvrtc()
+    known = supported_archs()
+    if arch < known[0]:
+        version = ".".join(map(str, nvrtc.getVersion()))
+        raise Refusal(f"NVRTC {version} compiles for compute capability {known[0] / 10} and later, the device has {arch / 10}")
+    virtual = arch not in known
+    target = f"compute_{max(a for a in known if a < arch)}" if virtual else f"sm_{arch}"
+    program = nvrtc.createProgram(source, f"{name}.cu", [], [])
+    try:
+        nvrtc.compileProgram(program, [f"--gpu-architecture={target}", *options, f"-I{RUNTIME}"])
+        binary = nvrtc.getPTX(program) if virtual else nvrtc.getCUBIN(program)
+        return binary.encode() if isinstance(binary, str) else binary, nvrtc.getProgramLog(program)
+    except nvrtc.NVRTCError as error:
+        raise CompileError(nvrtc.getProgramLog(program) or str(error)) from None
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def _resources(log: str) -> Resources:
+    def number(pattern: str) -> int:
+        found = re.search(rf"(\d+) {pattern}", log)
+        return int(found.group(1)) if found else 0
+
+    return Resources(*map(number, ("registers", "bytes stack", "bytes spill stores", "bytes spill loads", "bytes smem")))

@@ -1,0 +1,126 @@
+"""Compiled kernels on disk, shared by processes and kept between runs.
+
+In: a key (anything printable that decides the content) and a function that makes the file. Out: the path of the file. Example:
+
+    cache = DiskCache(options.cache_dir())
+    path = cache.get(("host", source, flags), ".so", lambda temporary: compile(source, temporary))
+
+A file appears under its name by an atomic rename, so readers see all of it or nothing, and processes that make the same
+file at once replace it by its equal. Files are dropped, longest unused first, once they exceed `limit` bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+import warnings
+from pathlib import Path
+from typing import Callable
+
+from . import counters
+from ..errors import TsfuserWarning
+
+_LAYOUT = "1"  # changes when the meaning of a stored file does
+
+
+class DiskCache:
+    """The cache in `directory`; where that cannot be written, a directory of this process alone takes its place, with one warning."""
+
+    def __init__(self, directory: "Path | str", limit: int = 1 << 30):
+        self.limit = limit
+        self._asked = Path(directory)
+        self._root: Path | None = None
+        self._lock = threading.Lock()
+        self._making: dict[str, threading.Lock] = {}
+        self._trimmed = False
+
+    @property
+    def directory(self) -> Path:
+        """Where the files are, created on first use."""
+        with self._lock:
+            if self._root is None:
+                self._root = self._open()
+            return self._root
+
+    def path(self, key: object, suffix: str) -> Path:
+        """Where the file of `key` is, or will be."""
+        digest = hashlib.sha256(repr((_LAYOUT, key)).encode()).hexdigest()
+        return self.directory / digest[:2] / (digest[2:40] + suffix)
+
+    def get(self, key: object, suffix: str, make: Callable[[Path], None]) -> Path:
+        """The file of `key`; `make` writes it to the path it is given if it is not there yet. Threads that ask for one key at
+        once make it once."""
+        path = self.path(key, suffix)
+        if self._present(path):
+            counters.count("disk_hits")
+            return path
+        with self._lock:
+            making = self._making.setdefault(path.name, threading.Lock())
+        with making:
+            if self._present(path):
+                return path
+            with tempfile.TemporaryDirectory(prefix="making-", dir=self.directory, ignore_cleanup_errors=True) as scratch:
+                temporary = Path(scratch) / path.name
+                make(temporary)
+                path.parent.mkdir(exist_ok=True)
+                os.replace(temporary, path)
+            counters.count("kernels_compiled")
+        with self._lock:
+            self._making.pop(path.name, None)
+            trim, self._trimmed = not self._trimmed, True
+        if trim:
+            self.trim()
+        return path
+
+    def drop(self, path: Path) -> None:
+        """Forgets a file that turned out to be broken."""
+        path.unlink(missing_ok=True)
+
+    def trim(self) -> None:
+        """Deletes the longest unused files until the rest takes at most `limit` bytes. Runs once a process, when it has
+        compiled something."""
+        files = []
+        for path in self.directory.glob("??/*"):
+            try:
+                status = path.stat()
+            except OSError:  # another process was faster
+                continue
+            files.append((status.st_mtime, status.st_size, path))
+        excess = sum(size for _, size, _ in files) - self.limit
+        for _, size, path in sorted(files):
+            if excess <= 0:
+                break
+            path.unlink(missing_ok=True)
+            excess -= size
+
+    @staticmethod
+    def _present(path: Path) -> bool:
+        """Whether the file is there; its time of last use becomes now."""
+        try:
+            if path.stat().st_size == 0:  # a crash of the machine can leave an empty file behind a rename
+                return False
+            os.utime(path)
+        except FileNotFoundError:
+            return False
+        except OSError:  # readable, owned by someone else
+            pass
+        return True
+
+    def _open(self) -> Path:
+        try:
+            self._asked.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self._asked):
+                pass
+            return self._asked
+        except OSError as error:
+            fallback = tempfile.TemporaryDirectory(prefix="tsfuser-")
+            self._fallback = fallback  # removed when the process ends
+            warnings.warn(
+                f"compiled kernels are not kept: cannot write to {self._asked} ({error.strerror}); set TSFUSER_CACHE_DIR to a "
+                "directory that can be written",
+                TsfuserWarning,
+                stacklevel=2,
+            )
+            return Path(fallback.name)
