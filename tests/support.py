@@ -1,7 +1,7 @@
 """What the e2e tests share: running a function fused, looking into its graphs, comparing with eager.
 
 Example:
-    scripted = fuse(lambda_free_function, x)        # four calls under tsfuser.fuser()
+    scripted = fuse(function, x)       # four calls under tsfuser.fuser()
     assert_matches(scripted(x), function(x), function(x.double()), ops=3)
 """
 
@@ -145,8 +145,10 @@ def counted():
     rise["fallbacks"] = {k: n - before["fallbacks"].get(k, 0) for k, n in after["fallbacks"].items() if n != before["fallbacks"].get(k, 0)}
 
 
-def run_python(source, timeout=300, **environment):
-    """Run a program in a process of its own; returns (exit status, stdout, stderr)."""
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **environment}
-    done = subprocess.run([sys.executable, "-c", source], env=env, capture_output=True, text=True, timeout=timeout, cwd="/")
+def run_python(folder, source, timeout=300, **environment):
+    """Run a program from a file of its own in `folder` (scripting needs the source); returns (exit status, stdout, stderr)."""
+    path = Path(folder) / "program.py"
+    path.write_text(source)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run([sys.executable, path], env=env, capture_output=True, text=True, timeout=timeout)
     return done.returncode, done.stdout, done.stderr

@@ -19,7 +19,7 @@ _HINT = "The result is right, but slower; PYTORCH_NVFUSER_DISABLE=fallback raise
 def stats() -> Mapping[str, Any]:
     """Counts since the import or the last `reset()`: `groups`, `plans_built`, `exact_hits`, `class_hits`, `launches`,
     `kernels_compiled`, `disk_hits` (integers) and `fallbacks` (reason -> calls)."""
-    return {**_C.stats(), "kernels_compiled": counters.kernels_compiled, "disk_hits": counters.disk_hits}
+    return {**_C.stats(), **counters.snapshot()}
 
 
 def reset() -> None:

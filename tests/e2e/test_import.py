@@ -1,0 +1,112 @@
+"""The import: harmless, quick, possible without CuPy and GPU, twice, in a thread and in a fork. Each in a process of its own."""
+
+from support import run_python
+
+PROGRAM = """
+def program(x):
+    return (x + 1.0).relu()
+
+def run():
+    scripted = torch.jit.script(program)
+    x = torch.randn(8)
+    for _ in range(4):
+        out = scripted(x)
+    assert torch.equal(out, program(x))
+    return str(torch.jit.last_executed_optimized_graph())
+"""
+
+
+def run(tmp_path, source, **environment):
+    status, out, err = run_python(tmp_path, source, **environment)
+    assert status == 0, err
+    return out, err
+
+
+def test_the_import_alone_changes_no_program(tmp_path):
+    """The optimised graph with torch's own fusers is the same with and without the import."""
+    show = PROGRAM + "torch._C._jit_override_can_fuse_on_cpu(True)\nprint(run())"
+    plain, _ = run(tmp_path, "import torch" + show)
+    mine, err = run(tmp_path, "import torch, tsfuser" + show)
+    assert mine == plain and "TensorExprGroup" in plain
+    assert "nvfuser" not in err.lower()
+
+
+def test_the_variable_switches_fusion_on(tmp_path):
+    show = PROGRAM + "print(run())"
+    out, _ = run(tmp_path, "import torch, tsfuser" + show, PYTORCH_JIT_ENABLE_NVFUSER="1")
+    assert "CudaFusionGroup" in out
+    out, _ = run(tmp_path, "import torch, tsfuser" + show, PYTORCH_JIT_ENABLE_NVFUSER="1", PYTORCH_JIT_USE_NNC_NOT_NVFUSER="1")
+    assert "CudaFusionGroup" not in out
+
+
+def test_importing_twice_and_in_a_thread(tmp_path):
+    source = f"""
+import sys, threading
+thread = threading.Thread(target=lambda: __import__("tsfuser"))
+thread.start()
+thread.join()
+import torch, tsfuser
+first = tsfuser
+for name in [n for n in sys.modules if n.startswith("tsfuser") and n != "tsfuser._C"]:
+    del sys.modules[name]
+import tsfuser
+assert tsfuser is not first
+{PROGRAM}
+with tsfuser.fuser():
+    assert "CudaFusionGroup" in run()
+"""
+    run(tmp_path, source)
+
+
+def test_works_in_a_forked_child(tmp_path):
+    """Plans and kernels made before the fork serve the child, which also makes new ones."""
+    source = f"""
+import os, torch, tsfuser
+torch.set_num_threads(1)
+{PROGRAM}
+def other(x):
+    return (x * 2.0).tanh() - 1.0
+
+with tsfuser.fuser():
+    run()
+    child = os.fork()
+    if child == 0:
+        try:
+            before = dict(tsfuser.stats())
+            torch.jit.script(program)(torch.randn(8))
+            assert tsfuser.stats()["exact_hits"] == before["exact_hits"] + 1, dict(tsfuser.stats())
+            scripted, x = torch.jit.script(other), torch.randn(5, 3)
+            for _ in range(4):
+                out = scripted(x)
+            torch.testing.assert_close(out, other(x))
+            assert tsfuser.stats()["plans_built"] == before["plans_built"] + 1
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    run(tmp_path, source)
+
+
+def test_works_without_cupy(tmp_path):
+    source = "import sys\nsys.modules['cupy'] = None\nimport torch, tsfuser" + PROGRAM + "with tsfuser.fuser():\n    print(run())"
+    out, err = run(tmp_path, source, PYTORCH_NVFUSER_DISABLE_FALLBACK="1")
+    assert "CudaFusionGroup" in out and "Warning" not in err
+
+
+def test_the_import_loads_neither_cupy_nor_a_compiler(tmp_path):
+    source = "import sys, torch\nbefore = set(sys.modules)\nimport tsfuser\nprint(sorted(set(sys.modules) - before))"
+    out, _ = run(tmp_path, source)
+    assert "cupy" not in out and "numpy" not in out
+
+
+def test_an_unknown_option_is_an_error_that_lists_all(tmp_path):
+    status, out, err = run_python(tmp_path, "import tsfuser", PYTORCH_NVFUSER_DUMP="cuda_kernels")
+    assert status != 0 and "unknown option 'cuda_kernels'" in err and "cuda_kernel," in err
+
+
+def test_an_option_without_a_meaning_is_noted(tmp_path):
+    _, err = run(tmp_path, "import tsfuser", PYTORCH_NVFUSER_DUMP="halo")
+    assert "PYTORCH_NVFUSER_DUMP=halo" in err

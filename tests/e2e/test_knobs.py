@@ -1,0 +1,119 @@
+"""nvFuser's switches on torch._C: defaults, return values, precedence, `torch.jit.fuser`."""
+
+import pytest
+import torch
+
+import tsfuser
+from tsfuser import _C, knobs, options
+
+FLAGS = (
+    torch._C._jit_can_fuse_on_cpu, torch._C._jit_can_fuse_on_gpu, torch._C._jit_texpr_fuser_enabled, torch._C._jit_llga_enabled,
+    knobs.enabled, _C.enabled,
+)  # fmt: skip
+
+
+def flags():
+    return [flag() for flag in FLAGS]
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    """Each test starts from the defaults and leaves them."""
+    options.state.__init__()
+    knobs.install()
+    texpr = torch._C._jit_texpr_fuser_enabled()
+    yield
+    torch._C._jit_set_texpr_fuser_enabled(texpr)
+    options.state.__init__()
+    knobs.install()
+
+
+@pytest.mark.parametrize("name, default", [("enabled", False), ("single_node_mode", False), ("horizontal_mode", True), ("guard_mode", True)])
+def test_a_setter_returns_the_state_before(name, default):
+    setter = getattr(torch._C, f"_jit_set_nvfuser_{name}")
+    assert [setter(not default), setter(default), setter(not default), setter(default)] == [default, not default, default, not default]
+
+
+@pytest.mark.parametrize("name", ["enabled", "single_node_mode", "horizontal_mode"])
+def test_a_getter_tells_what_was_set(name):
+    setter, getter = getattr(torch._C, f"_jit_set_nvfuser_{name}"), getattr(torch._C, f"_jit_nvfuser_{name}")
+    for value in (True, False, True):
+        setter(value)
+        assert getter() is value
+
+
+def test_none_counts_as_false():
+    """`torch.jit.fuser` gives back what the stub returned if it was entered before the import."""
+    torch._C._jit_set_nvfuser_enabled(True)
+    assert torch._C._jit_set_nvfuser_enabled(None) is True
+    assert torch._C._jit_nvfuser_enabled() is False
+
+
+def test_the_extension_sees_what_is_set():
+    torch._C._jit_set_nvfuser_enabled(True)
+    torch._C._jit_set_nvfuser_guard_mode(False)
+    assert _C.enabled() and not _C.guard_mode()
+    torch._C._jit_set_nvfuser_enabled(False)
+    torch._C._jit_set_nvfuser_guard_mode(True)
+    assert not _C.enabled() and _C.guard_mode()
+
+
+def test_cannot_be_enabled_without_the_profiling_executor():
+    assert torch._C._jit_nvfuser_can_be_enabled() is True
+    before = torch._C._jit_set_profiling_executor(False)
+    try:
+        assert torch._C._jit_nvfuser_can_be_enabled() is False
+        with pytest.raises(RuntimeError, match="profiling executor"):
+            torch._C._jit_set_nvfuser_enabled(True)
+        assert torch._C._jit_set_nvfuser_enabled(False) is False
+    finally:
+        torch._C._jit_set_profiling_executor(before)
+
+
+def test_skipped_kinds_flip():
+    skip = torch._C._jit_set_nvfuser_skip_node_kind
+    assert [skip("aten::add", False), skip("aten::add", True), skip("aten::add", False)] == [False, False, True]
+    assert options.state.skip_kinds == {"aten::add"}
+    assert skip("aten::add", True) is True and options.state.skip_kinds == set()
+    with pytest.raises(TypeError):
+        skip("aten::add")
+
+
+def test_comparison_callbacks_are_accepted_with_a_warning():
+    with pytest.warns(tsfuser.TsfuserWarning, match="never called"):
+        assert torch._C._jit_nvfuser_set_comparison_callback(True, print) is None
+    assert torch._C._jit_nvfuser_clear_comparison_callback() is None
+
+
+def test_nncs_variable_keeps_fusion_off():
+    with options.override(use_nnc=True):
+        assert torch._C._jit_set_nvfuser_enabled(True) is False
+        assert torch._C._jit_nvfuser_enabled() is False and not _C.enabled()
+
+
+@pytest.mark.parametrize("context", [tsfuser.fuser, lambda: torch.jit.fuser("fuser2")])
+def test_fuser2_switches_on_and_puts_all_back(context):
+    before = flags()
+    with context():
+        assert flags() == [False, False, False, False, True, True]
+        with torch.jit.fuser("fuser1"):
+            assert not tsfuser.enabled() and torch._C._jit_texpr_fuser_enabled()
+            with context():
+                assert flags() == [False, False, False, False, True, True]
+            assert not tsfuser.enabled() and torch._C._jit_texpr_fuser_enabled()
+        assert flags() == [False, False, False, False, True, True]
+    assert flags() == before
+
+
+def test_fuser_puts_back_when_its_block_raises():
+    before = flags()
+    with pytest.raises(ZeroDivisionError), tsfuser.fuser():
+        1 / 0
+    assert flags() == before
+
+
+def test_enable_and_disable():
+    tsfuser.enable()
+    assert tsfuser.enabled() and not torch._C._jit_texpr_fuser_enabled()
+    tsfuser.disable()
+    assert not tsfuser.enabled()

@@ -1,0 +1,177 @@
+"""Groups beside other parts of torch: grad modes, saving, the profiler, autocast, threads."""
+
+import io
+import threading
+
+import pytest
+import torch
+from support import assert_matches, counted, fresh, fuse, groups, no_fallback
+
+import tsfuser
+
+
+def program(x, y):
+    return (x + y).sigmoid() * x
+
+
+@pytest.fixture
+def xy(device):
+    return torch.randn(16, 64, device=device), torch.randn(64, device=device)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_grad_modes(xy, mode):
+    scripted = fresh(program)
+    with tsfuser.fuser(), mode(), no_fallback():
+        for _ in range(4):
+            out = scripted(*xy)
+        with counted() as rise:
+            out = scripted(*xy)
+    assert rise["exact_hits"] == 1
+    assert out.is_inference() == (mode is torch.inference_mode) and not out.requires_grad
+    assert_matches(out, program(*xy), ops=3)
+
+
+def test_inference_tensors_as_inputs(xy):
+    scripted = fuse(program, *xy)
+    with torch.inference_mode():
+        x = xy[0].clone()
+        assert_matches(scripted(x, xy[1]), program(x, xy[1]), ops=3)
+
+
+def test_saved_and_loaded(xy):
+    scripted = fuse(program, *xy)
+    buffer = io.BytesIO()
+    torch.jit.save(scripted, buffer)
+    buffer.seek(0)
+    loaded = fuse(torch.jit.load(buffer), *xy)
+    assert_matches(loaded(*xy), program(*xy), ops=3)
+
+
+def test_frozen_module(xy):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.randn(64))
+
+        def forward(self, x):
+            return torch.relu(x + self.bias) * 0.5
+
+    model = Model().to(xy[0].device).eval()
+    frozen = fuse(torch.jit.freeze(torch.jit.script(model)), xy[0])
+    assert_matches(frozen(xy[0]), model(xy[0]).detach(), ops=3)
+
+
+def test_traced_function(xy):
+    traced = fuse(torch.jit.trace(program, xy), *xy)
+    assert len(groups(traced)) == 1
+    assert_matches(traced(*xy), program(*xy), ops=3)
+
+
+def test_the_profiler_shows_the_group(xy):
+    scripted = fuse(program, *xy)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        scripted(*xy)
+    names = [event.key for event in profile.key_averages()]
+    assert any("run_fused_kernel" in name or "CudaFusionGroup" in name for name in names), names
+
+
+def test_autocast(device):
+    def mixed(x, w):
+        return (torch.mm(x, w) + 1.0).relu() * 2.0
+
+    x, w = torch.randn(8, 8, device=device), torch.randn(8, 8, device=device)
+    kind = torch.device(device).type
+    scripted = fresh(mixed)
+    with tsfuser.fuser(), torch.autocast(kind, dtype=torch.bfloat16), no_fallback():
+        for _ in range(4):
+            out = scripted(x, w)
+        eager = mixed(x, w)
+    assert_matches(out, eager, ops=4)
+
+
+def threads(count, work):
+    """Run `work(i)` in `count` threads at once and raise the first error."""
+    errors, start = [], threading.Barrier(count)
+
+    def body(i):
+        try:
+            start.wait()
+            work(i)
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    pool = [threading.Thread(target=body, args=(i,)) for i in range(count)]
+    for thread in pool:
+        thread.start()
+    for thread in pool:
+        thread.join(timeout=300)
+        assert not thread.is_alive(), "deadlock"
+    if errors:
+        raise errors[0]
+
+
+def test_eight_threads_call_one_function_with_mixed_shapes(target, device, request):
+    """1,000 calls a thread; fewer where each call is slow (fibers)."""
+    calls = 1000 if request.config.getoption("--long") or target == "cuda" else 300 if target == "cpu" else 40
+    shapes = [(3, 5), (16, 64), (16, 63), (1, 7), (33, 128), (128, 33), (2, 2), (5, 1)]
+    data = [(torch.randn(s, device=device), torch.randn(s[1:], device=device)) for s in shapes]
+    expected = [program(*pair) for pair in data]
+    scripted = fuse(program, *data[1])
+    tsfuser.reset()  # all plans are built by threads that race
+
+    def work(i):
+        for k in range(calls):
+            j = (i * 7 + k * (1 + i % 3)) % len(data)
+            out = scripted(*data[j])
+            assert_matches(out, expected[j], ops=3)
+
+    with counted() as rise, tsfuser.fuser():
+        threads(8, work)
+    assert rise["fallbacks"] == {}
+
+
+def test_threads_that_compile_the_same_function_at_once(device):
+    x, y = torch.randn(16, 64, device=device), torch.randn(64, device=device)
+    scripted = fresh(program)
+
+    def work(i):
+        for _ in range(5):
+            assert_matches(scripted(x, y), program(x, y), ops=3)
+
+    with tsfuser.fuser():
+        threads(4, work)
+    assert len(groups(scripted)) == 1
+
+
+def test_reset_while_threads_run(device):
+    x, y = torch.randn(16, 64, device=device), torch.randn(64, device=device)
+    scripted = fuse(program, x, y)
+    expected = program(x, y)
+
+    def work(i):
+        for _ in range(20):
+            if i == 0:
+                tsfuser.reset()
+            assert_matches(scripted(x, y), expected, ops=3)
+
+    threads(4, work)
+
+
+def test_training_in_several_threads(device):
+    def loss(x, y):
+        return (torch.nn.functional.gelu(x + y) * 2.0).sum()
+
+    x, y = torch.randn(16, 64, device=device), torch.randn(64, device=device)
+    scripted = fresh(loss)
+    leaf = x.clone().requires_grad_()
+    loss(leaf, y).backward()
+
+    def work(i):
+        for _ in range(8):
+            mine = x.clone().requires_grad_()
+            scripted(mine, y).backward()
+            assert_matches(mine.grad, leaf.grad, ops=12)
+
+    with tsfuser.fuser():
+        threads(4, work)
