@@ -1,0 +1,63 @@
+"""Compiles kernels written by hand in the form of generated ones and launches them on torch tensors. Example:
+
+    kernel = Kernel(source, "copy", "host")
+    kernel(x, y, x.numel(), grid=4, block=(32, 1))     # args: pointers of tensors and int64 numbers, in the order of Args
+"""
+
+import ctypes
+import os
+import struct
+import tempfile
+from pathlib import Path
+
+import torch
+
+from tsfuser.target.cuda import CudaTarget
+from tsfuser.target.disk_cache import DiskCache
+from tsfuser.target.host import HostTarget
+
+CACHE = DiskCache(os.environ.get("TSFUSER_CACHE_DIR") or Path(tempfile.gettempdir()) / "tsfuser-tests")
+TARGETS = {
+    "host": HostTarget(CACHE),
+    "fibers": HostTarget(CACHE, opt_level=1, fibers=True),
+    "cuda": CudaTarget(CACHE),
+}
+HERE = ["host", "fibers"] + (["cuda"] if torch.cuda.is_available() else [])
+ARCHS = (75, 80, 90, 100, 120)
+
+_HOST_LAUNCH = ctypes.CFUNCTYPE(None, ctypes.c_char_p, *[ctypes.c_int64] * 6)
+
+
+def device(target):
+    """The torch device on which the kernels of `target` run."""
+    return "cuda" if target == "cuda" else "cpu"
+
+
+class Kernel:
+    """Kernel `name` of `source`, compiled and loaded for `target`."""
+
+    def __init__(self, source, name, target):
+        self.target = target
+        compiler = TARGETS[target]
+        self.function = compiler.load(compiler.compile(source, name), name, device(target) + (":0" if target == "cuda" else ""))
+
+    def __call__(self, *args, grid, block=(1, 1), shared=0, begin=0):
+        """Runs blocks [begin, grid); on the one-thread-a-block host the block shape does not matter."""
+        values = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in args]
+        packed = struct.pack(f"{len(values)}q", *values)
+        if self.target == "cuda":
+            assert begin == 0
+            _launch(self.function.handle, packed, grid, block, shared)
+        else:
+            _HOST_LAUNCH(self.function.handle)(packed, grid, *block, shared, begin, grid)
+
+
+def _launch(handle, packed, grid, block, shared):
+    buffer = ctypes.create_string_buffer(packed, len(packed))
+    size = ctypes.c_size_t(len(packed))
+    extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 0)
+    driver = ctypes.CDLL("libcuda.so.1")
+    torch.cuda.synchronize()
+    status = driver.cuLaunchKernel(ctypes.c_void_p(handle), grid, 1, 1, *block, 1, shared, None, None, extra)
+    assert status == 0, f"cuLaunchKernel: error {status}"
+    torch.cuda.synchronize()

@@ -1,0 +1,129 @@
+"""`convert` between all element types equals torch's conversion on the same device."""
+
+import itertools
+
+import harness
+import numpy as np
+import pytest
+import torch
+
+from tsfuser.ir.dtypes import DTYPES
+
+PAIRS = list(itertools.product(DTYPES.values(), DTYPES.values()))
+SOURCE = '#include "tsfuser.h"\nstruct Args { const void* x; void* y; int64_t n; };\n' + "\n".join(
+    f"""KERNEL({source.name}_to_{target.name}, Args, 1) {{
+  const {source.ctype}* x = static_cast<const {source.ctype}*>(args.x);
+  {target.ctype}* y = static_cast<{target.ctype}*>(args.y);
+  for (int64_t i = 0; i < args.n; ++i) y[i] = convert<{target.ctype}>(x[i]);
+}}"""
+    for source, target in PAIRS
+)
+
+
+def kernel(source, to, mode):
+    return harness.Kernel(SOURCE, f"{source}_to_{to}", mode)
+
+
+def converted(x, to, mode):
+    """`x` converted by the header's code."""
+    x = x.contiguous()
+    y = torch.empty(x.shape, dtype=to, device=x.device)
+    name = [str(d).removeprefix("torch.") for d in (x.dtype, to)]
+    kernel(*name, mode)(x, y, x.numel(), grid=1)
+    return y
+
+
+def same(a, b):
+    """Equal bits, but any NaN equals any NaN."""
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
+    equal = (a == b) & (torch.signbit(a) == torch.signbit(b)) if a.is_floating_point() else a == b
+    return bool((equal | ((a != a) & (b != b))).all())
+
+
+def samples(name, device):
+    """Values of dtype `name`: limits, zeros of both signs, subnormals, infinities, NaN, and random ones of all magnitudes."""
+    dtype = getattr(torch, name)
+    generator = torch.Generator().manual_seed(3)
+    if name == "bool":
+        return torch.tensor([False, True, True, False], device=device)
+    if not dtype.is_floating_point and not dtype.is_complex:
+        info = torch.iinfo(dtype)
+        wide = torch.randint(max(info.min, -(2**62)), min(info.max, 2**62), (3000,), generator=generator, dtype=torch.int64)
+        shift = torch.randint(0, 63, (3000,), generator=generator)
+        limits = torch.tensor([info.min, info.max, 0, 1, 2, info.max - 1], dtype=torch.int64)
+        return torch.cat([limits, wide >> shift]).to(dtype).to(device)
+    special = [0.0, -0.0, 0.5, -0.5, 1.5, -1.5, 2.5, 127.5, 255.9, 65504.0, 65519.9, 65520.0, 5e-8, 2.98e-8, 6e-5]
+    special += [float("inf"), float("-inf"), float("nan"), 1e-40, 3e38, 3.4e38, 1e-45]
+    random = torch.randn(3000, generator=generator, dtype=torch.float64)
+    random *= 2.0 ** torch.randint(-30, 30, (3000,), generator=generator)
+    values = torch.cat([torch.tensor(special, dtype=torch.float64), random])
+    if dtype.is_complex:
+        values = torch.complex(values, values.flip(0))
+    return values.to(dtype).to(device)
+
+
+def in_range(x, to):
+    """Where the cast of floating `x` to the integer type `to` is defined; torch goes through int64 for uint8 alone."""
+    value = (x.real if x.is_complex() else x).double()
+    info = torch.iinfo(torch.int64 if to == torch.uint8 else to)
+    return (value > info.min) & (value < info.max)
+
+
+@pytest.mark.parametrize("mode", harness.HERE)
+@pytest.mark.parametrize("to", DTYPES)
+@pytest.mark.parametrize("source", DTYPES)
+def test_equals_torch(source, to, mode):
+    x = samples(source, harness.device(mode))
+    to = getattr(torch, to)
+    if (x.is_floating_point() or x.is_complex()) and not (to.is_floating_point or to.is_complex or to == torch.bool):
+        x = x[in_range(x, to)]
+    assert same(converted(x, to, mode), x.to(to))
+
+
+@pytest.mark.parametrize("mode", harness.HERE)
+@pytest.mark.parametrize("to", ["uint8", "int8", "int16", "int32", "int64"])
+def test_out_of_range_equals_torch(to, mode):
+    """Undefined in C, but eager gives one answer on one device, and so do we. (torch's own vector and scalar loops disagree on
+    the CPU for NaN and for values past int32, so there only what they agree on is asked.)"""
+    x = samples("float32", harness.device(mode))
+    x = x[x.abs() < 2.0**31] if mode != "cuda" else x
+    assert same(converted(x, getattr(torch, to), mode), x.to(getattr(torch, to)))
+
+
+@pytest.mark.parametrize("mode", harness.HERE)
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_all_16_bit_values_to_float(name, mode):
+    x = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(getattr(torch, name)).to(harness.device(mode))
+    y = converted(x, torch.float32, mode)
+    assert same(y, x.float())
+    if name == "float16":
+        np.testing.assert_array_equal(y.cpu().numpy(), x.cpu().numpy().astype(np.float32))
+
+
+def rounding_cases(name):
+    """Floats around every rounding decision of the 16-bit type: each value, each midpoint of neighbours, one float to both sides;
+    and random bit patterns."""
+    every = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(getattr(torch, name)).float().numpy()
+    every = np.sort(every[np.isfinite(every)])
+    middles = ((every[1:].astype(np.float64) + every[:-1]) / 2).astype(np.float32)
+    exact = np.concatenate([every, middles])
+    random = np.random.default_rng(5).integers(0, 2**32, 1 << 20, dtype=np.uint32).view(np.float32)
+    cases = [exact, np.nextafter(exact, np.float32(np.inf)), np.nextafter(exact, np.float32(-np.inf)), random]
+    return torch.from_numpy(np.concatenate(cases))
+
+
+@pytest.mark.parametrize("mode", harness.HERE)
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_float_rounds_to_nearest_even(name, mode):
+    x = rounding_cases(name).to(harness.device(mode))
+    y = converted(x, getattr(torch, name), mode)
+    assert same(y, x.to(getattr(torch, name)))
+    if name == "float16":
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(y.cpu().numpy(), x.cpu().numpy().astype(np.float16))
+
+
+@pytest.mark.parametrize("arch", harness.ARCHS)
+def test_compiles_for(arch):
+    harness.TARGETS["cuda"].compile_for(SOURCE, "conversions", arch)
