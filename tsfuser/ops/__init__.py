@@ -1,0 +1,4 @@
+"""The op table: the only place that knows op names. Importing this package fills it."""
+
+from . import table  # noqa: F401
+from . import activations, arithmetic, casts, comparisons, gradients, pointwise, reduction, selection  # noqa: F401

@@ -1,0 +1,80 @@
+"""Activation functions with parameters; their formulas are functions of `codegen/runtime/math.h`."""
+
+from __future__ import annotations
+
+from ..errors import Refusal
+from ..ir.build import Builder
+from ..ir.fusion import Value
+from .elementwise import round_number
+from .table import FLOATING, composite
+
+
+@composite("aten::gelu", dtypes=FLOATING)
+def gelu(b: Builder, self, approximate: str = "none") -> Value:
+    """`self` times the normal distribution function of it, or its approximation by tanh"""
+    if approximate not in ("none", "tanh"):
+        raise Refusal(f"gelu with approximate={approximate!r}")
+    template = "gelu({0})" if approximate == "none" else "gelu_tanh({0})"
+    return b.pointwise("gelu", template, (self,), self.dtype)
+
+
+@composite("aten::leaky_relu", dtypes=FLOATING)
+def leaky_relu(b: Builder, self, negative_slope) -> Value:
+    """`self > 0 ? self : self * slope`"""
+    return b.pointwise("leaky_relu", "({0} > 0 ? {0} : {0} * {1})", (self, negative_slope), self.dtype)
+
+
+@composite("aten::softplus", dtypes=FLOATING)
+def softplus(b: Builder, self, beta, threshold) -> Value:
+    """`log1p(exp(self * beta)) / beta`; `self` where `self * beta > threshold`"""
+    return b.pointwise("softplus", "softplus({0}, {1}, {2})", (self, beta, threshold), self.dtype)
+
+
+@composite("aten::elu", dtypes=FLOATING)
+def elu(b: Builder, self, alpha, scale, input_scale) -> Value:
+    """`scale * (self > 0 ? self : alpha * expm1(self * input_scale))`"""
+    return b.pointwise("elu", "elu({0}, {1}, {2}, {3})", (self, alpha, scale, input_scale), self.dtype)
+
+
+@composite("aten::celu", dtypes=FLOATING)
+def celu(b: Builder, self, alpha) -> Value:
+    """`self > 0 ? self : alpha * expm1(self / alpha)`"""
+    if alpha.literal == 0:
+        raise Refusal("celu with alpha 0 is an error in eager")
+    return b.pointwise("celu", "celu({0}, {1})", (self, alpha), self.dtype)
+
+
+@composite("aten::hardtanh", dtypes=FLOATING)
+def hardtanh(b: Builder, self, min_val, max_val) -> Value:
+    """`self` between two bounds"""
+    return b.pointwise("hardtanh", "clamp({0}, {1}, {2})", (self, min_val, max_val), self.dtype)
+
+
+@composite("aten::hardshrink", dtypes=FLOATING)
+def hardshrink(b: Builder, self, lambd) -> Value:
+    """0 where `abs(self) <= lambd`, else `self`"""
+    lambd = round_number(b, lambd, self.dtype)
+    return b.pointwise("hardshrink", "(fabs({0}) <= {1} ? 0 : {0})", (self, lambd), self.dtype)
+
+
+@composite("aten::softshrink", dtypes=FLOATING)
+def softshrink(b: Builder, self, lambd) -> Value:
+    """`self` moved towards 0 by `lambd`"""
+    lambd = round_number(b, lambd, self.dtype)
+    return b.pointwise("softshrink", "softshrink({0}, {1})", (self, lambd), self.dtype)
+
+
+@composite("aten::logit", dtypes=FLOATING)
+def logit(b: Builder, self, eps=None) -> Value:
+    """`log(x / (1 - x))` of `self`, clamped to [eps, 1 - eps]"""
+    if eps is None:
+        return b.pointwise("logit", "log({0} / (1 - {0}))", (self,), self.dtype)
+    return b.pointwise("logit", "logit({0}, {1})", (self, eps), self.dtype)
+
+
+@composite("aten::dropout", dtypes=FLOATING, sizes="first")
+def dropout(b: Builder, input, p, train: bool) -> Value:
+    """`input` itself, outside training"""
+    if train:
+        raise Refusal("dropout in training is not supported")
+    return input

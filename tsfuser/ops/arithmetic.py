@@ -1,0 +1,184 @@
+"""Arithmetic: sums, products, quotients, powers.
+
+In: operands as values. Out: rows. Integers wrap at their width, bool adds as `or` and multiplies as `and`, and what eager
+rejects is refused, so that the error stays eager's.
+"""
+
+from __future__ import annotations
+
+from ..errors import Refusal
+from ..ir.build import Builder
+from ..ir.dtypes import DOUBLE, DType
+from ..ir.fusion import Value
+from .elementwise import binary, elementwise, fit
+from .table import ALL, BOOLEAN, FLOATING, INTEGRAL, NUMERIC, REAL, composite
+
+_KINDS = "bifc"
+
+_ADD = {"f": "({0} + {1})", "i": "wrap_add({0}, {1})", "b": "({0} || {1})"}
+_ADD_SCALED = {"f": "({0} + {2} * {1})", "i": "wrap_add({0}, wrap_mul({2}, {1}))"}
+_SUB = {"f": "({0} - {1})", "i": "wrap_sub({0}, {1})"}
+_SUB_SCALED = {"f": "({0} - {2} * {1})", "i": "wrap_sub({0}, wrap_mul({2}, {1}))"}
+
+binary("mul", "({0} * {1})", dtypes=ALL, integer="wrap_mul({0}, {1})", boolean="({0} && {1})")
+
+
+def is_literal(value: "Value | None", number) -> bool:
+    """Whether `value` is the known number `number`."""
+    return value is not None and value.is_number and value.literal is not None and value.literal == number
+
+
+def check_number(value: "Value | None", dtype: DType, what: str) -> None:
+    """Refuses a number of a higher kind than `dtype` (2.5 beside integers): eager raises."""
+    if value is not None and _KINDS.index(value.dtype.kind) > _KINDS.index(dtype.kind):
+        raise Refusal(f"{what} is a {value.dtype} beside a result in {dtype}")
+
+
+@composite("aten::add", "Tensor", "Scalar", dtypes=ALL)
+def add(b: Builder, self, other, alpha=None) -> Value:
+    """`self + alpha * other`; on bool `or`"""
+    return _scaled_sum(b, "add", _ADD, _ADD_SCALED, self, other, alpha)
+
+
+@composite("aten::sub", "Tensor", "Scalar", dtypes=ALL)
+def sub(b: Builder, self, other, alpha=None) -> Value:
+    """`self - alpha * other`"""
+    if self.dtype.kind == "b" or other.dtype.kind == "b":
+        raise Refusal("subtraction with a bool is an error in eager")
+    return _scaled_sum(b, "sub", _SUB, _SUB_SCALED, self, other, alpha)
+
+
+@composite("aten::rsub", "Tensor", "Scalar", dtypes=ALL)
+def rsub(b: Builder, self, other, alpha=None) -> Value:
+    """`other - alpha * self`"""
+    return sub(b, other, self, alpha)
+
+
+def _scaled_sum(b: Builder, name: str, plain: dict, scaled: dict, first: Value, second: Value, alpha: "Value | None") -> Value:
+    dtype = b.promote(first, second)
+    if alpha is None or is_literal(alpha, 1):
+        return elementwise(b, name, plain, (first, second))
+    check_number(alpha, dtype, "alpha")
+    if dtype.kind == "b" or alpha.dtype.kind == "b":
+        raise Refusal("alpha with bools is not supported")
+    template = scaled.get(dtype.kind, scaled["f"])
+    return b.pointwise(name, template, (*fit(b, (first, second), dtype), alpha), dtype)
+
+
+@composite("prim::add_optional")
+def add_optional(b: Builder, input, bias) -> Value:
+    """`input + bias`, or `input` where there is no bias"""
+    return input if bias is None else add(b, input, bias)
+
+
+# ---- quotients
+
+
+def _check_divisor(b: Builder, dtype: DType, divisor: Value) -> None:
+    """An integer division by zero raises on the CPU, so there the divisor has to be known."""
+    if dtype.kind == "i" and b.device == "cpu" and (divisor.literal is None or divisor.literal == 0):
+        raise Refusal("integer division raises in eager where the divisor is 0, and the divisor is not known")
+
+
+@composite("aten::div", "Tensor", "Scalar", "Tensor_mode", "Scalar_mode", dtypes=ALL)
+def div(b: Builder, self, other, rounding_mode: "str | None" = None) -> Value:
+    """`self / other`, rounded towards zero (`trunc`), down (`floor`) or not at all"""
+    if rounding_mode is None:
+        return elementwise(b, "div", "({0} / {1})", (self, other), "float")
+    if rounding_mode not in ("trunc", "floor"):
+        raise Refusal(f"div with rounding_mode {rounding_mode!r}")
+    return _whole_division(b, f"{rounding_mode}_div", self, other)
+
+
+@composite("aten::floor_divide", "", "Scalar", dtypes=NUMERIC)
+def floor_divide(b: Builder, self, other) -> Value:
+    """`floor(self / other)`"""
+    return _whole_division(b, "floor_div", self, other)
+
+
+def _whole_division(b: Builder, name: str, self: Value, other: Value) -> Value:
+    dtype = b.promote(self, other)
+    if dtype.name not in NUMERIC:
+        raise Refusal(f"{name} in {dtype} is an error in eager")
+    _check_divisor(b, dtype, other)
+    return elementwise(b, name, name + "({0}, {1})", (self, other))
+
+
+@composite("aten::remainder", "Tensor", "Scalar", "Scalar_Tensor", dtypes=NUMERIC)
+def remainder(b: Builder, self, other) -> Value:
+    """remainder with the sign of the divisor"""
+    _check_divisor(b, b.promote(self, other), other)
+    return elementwise(b, "remainder", "floor_mod({0}, {1})", (self, other))
+
+
+@composite("aten::fmod", "Tensor", "Scalar", dtypes=NUMERIC)
+def fmod(b: Builder, self, other) -> Value:
+    """remainder with the sign of the dividend"""
+    _check_divisor(b, b.promote(self, other), other)
+    return elementwise(b, "fmod", "trunc_mod({0}, {1})", (self, other))
+
+
+# ---- powers
+
+# Exponents for which eager has code of its own: pow(-inf, 0.5) is inf, but sqrt(-inf), which it uses, NaN.
+_POWERS = {0.5: "sqrt({0})", 2: "({0} * {0})", 3: "({0} * {0} * {0})", -0.5: "rsqrt({0})", -1: "(1 / {0})",
+           -2: "(1 / ({0} * {0}))"}  # fmt: skip
+
+
+@composite("aten::pow", "Tensor_Tensor", "Tensor_Scalar", "Scalar", dtypes=REAL)
+def pow(b: Builder, self, exponent) -> Value:
+    """`self ** exponent`; integers stay integers"""
+    dtype = b.promote(self, exponent)
+    if dtype.kind == "b":
+        raise Refusal("pow of bools is not supported")
+    if exponent.literal == 1 and not self.is_number:
+        return b.pointwise("pow", "{0}", (self,), dtype)
+    if dtype.kind == "i":
+        if exponent.is_number and (exponent.literal is None or exponent.literal < 0):
+            raise Refusal("the exponent of an integer power is not known to be at least 0")
+        return elementwise(b, "pow", "int_pow({0}, {1})", (self, exponent))
+    if exponent.literal in _POWERS:
+        return b.pointwise("pow", _POWERS[exponent.literal], fit(b, (self,), dtype), dtype)
+    return elementwise(b, "pow", "pow_number({0}, {1})" if exponent.is_number else "pow({0}, {1})", (self, exponent))
+
+
+@composite("aten::float_power", "Tensor_Tensor", "Tensor_Scalar", "Scalar", dtypes=REAL)
+def float_power(b: Builder, self, exponent) -> Value:
+    """`self ** exponent` in double"""
+    template = "pow_number({0}, {1})" if exponent.is_number else "pow({0}, {1})"
+    return b.pointwise("float_power", template, (self, exponent), DOUBLE)
+
+
+# ---- three operands
+
+
+@composite("aten::addcmul", dtypes=NUMERIC)
+def addcmul(b: Builder, self, tensor1, tensor2, value=None) -> Value:
+    """`self + value * tensor1 * tensor2`"""
+    dtype = b.promote(self, tensor1, tensor2)
+    check_number(value, dtype, "value")
+    value = b.literal(1) if value is None else value
+    template = "({0} + {3} * {1} * {2})"
+    if dtype.kind == "i":
+        template = "wrap_add({0}, wrap_mul(wrap_mul({3}, {1}), {2}))"
+    elif is_literal(value, 1):
+        template = "({0} + {1} * {2})"
+    return b.pointwise("addcmul", template, (*fit(b, (self, tensor1, tensor2), dtype), value), dtype)
+
+
+@composite("aten::addcdiv", dtypes=REAL)
+def addcdiv(b: Builder, self, tensor1, tensor2, value=None) -> Value:
+    """`self + value * tensor1 / tensor2`"""
+    dtype = b.promote(self, tensor1, tensor2)
+    if dtype.name not in FLOATING or (tensor1.dtype.name in BOOLEAN + INTEGRAL and tensor2.dtype.name in BOOLEAN + INTEGRAL):
+        raise Refusal("addcdiv of integers is an error in eager")
+    value = b.literal(1) if value is None else value
+    return b.pointwise("addcdiv", "({0} + {3} * {1} / {2})", (*fit(b, (self, tensor1, tensor2), dtype), value), dtype)
+
+
+@composite("aten::lerp", "Scalar", "Tensor", dtypes=FLOATING)
+def lerp(b: Builder, self, end, weight) -> Value:
+    """`self + weight * (end - self)`, computed from the nearer end"""
+    if end.dtype is not self.dtype or not (weight.is_number or weight.dtype is self.dtype):
+        raise Refusal("lerp of different dtypes is an error in eager")
+    return b.pointwise("lerp", "lerp({0}, {1}, {2})", (self, end, weight), self.dtype)

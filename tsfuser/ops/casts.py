@@ -1,0 +1,129 @@
+"""Casts, copies, and tensors filled with one number. A cast to the dtype that a value has is the value itself, as in eager."""
+
+from __future__ import annotations
+
+from ..errors import Refusal
+from ..ir.build import Builder
+from ..ir.dtypes import BFLOAT16, FLOAT, HALF, DType
+from ..ir.fusion import Value
+from .elementwise import round_number
+from .table import ALL, composite, scalar_type
+
+_PRESERVE = 1  # c10::MemoryFormat::Preserve
+
+
+def _check_options(b: Builder, layout=None, device=None, pin_memory=None, memory_format=None) -> None:
+    """Refuses tensor options that ask for more than a new dtype."""
+    if layout not in (None, 0):
+        raise Refusal("a layout other than strided")
+    if device is not None and str(device) not in (b.device, b.device.partition(":")[0]):
+        raise Refusal(f"a copy to {device}")
+    if pin_memory:
+        raise Refusal("pinned memory")
+    if memory_format not in (None, _PRESERVE):
+        raise Refusal("a memory format other than that of the operand")
+
+
+def _cast(b: Builder, self: Value, dtype: DType, copy: bool = False) -> Value:
+    if self.dtype.is_complex and not dtype.is_complex:
+        raise Refusal("a cast from complex drops the imaginary part with a warning")
+    if copy and dtype is self.dtype:
+        return b.pointwise("copy", "{0}", (self,), dtype)
+    return b.cast(self, dtype)
+
+
+@composite("aten::to", "dtype", dtypes=ALL, sizes="first")
+def to_dtype(b: Builder, self, dtype: int, non_blocking: bool = False, copy: bool = False, memory_format: "int | None" = None) -> Value:
+    """`self` in another dtype"""
+    _check_options(b, memory_format=memory_format)
+    return _cast(b, self, scalar_type(dtype), copy)
+
+
+@composite("aten::to", "prim_dtype", dtypes=ALL, sizes="first")
+def to_prim_dtype(b: Builder, self, dtype: "int | None" = None, non_blocking: bool = False, copy: bool = False) -> Value:
+    """`self` in another dtype, or as it is"""
+    return _cast(b, self, self.dtype if dtype is None else scalar_type(dtype), copy)
+
+
+@composite("aten::to", "other", dtypes=ALL, sizes="first")
+def to_other(b: Builder, self, other, non_blocking: bool = False, copy: bool = False, memory_format: "int | None" = None) -> Value:
+    """`self` in the dtype of `other`"""
+    _check_options(b, memory_format=memory_format)
+    return _cast(b, self, other.dtype, copy)
+
+
+@composite("aten::type_as", dtypes=ALL, sizes="first")
+def type_as(b: Builder, self, other) -> Value:
+    """`self` in the dtype of `other`"""
+    return _cast(b, self, other.dtype)
+
+
+@composite("aten::_to_copy", dtypes=ALL, sizes="first")
+def to_copy(b: Builder, self, dtype: "int | None" = None, layout: "int | None" = None, device: "str | None" = None,
+            pin_memory: "bool | None" = None, non_blocking: bool = False, memory_format: "int | None" = None) -> Value:  # fmt: skip
+    """A new tensor with the values of `self`, in `dtype`"""
+    _check_options(b, layout, device, pin_memory, memory_format)
+    return _cast(b, self, self.dtype if dtype is None else scalar_type(dtype), copy=True)
+
+
+@composite("aten::clone", dtypes=ALL, sizes="first")
+def clone(b: Builder, self, memory_format: "int | None" = None) -> Value:
+    """A new tensor with the values of `self`"""
+    _check_options(b, memory_format=memory_format)
+    return _cast(b, self, self.dtype, copy=True)
+
+
+@composite("aten::_autocast_to_reduced_precision", dtypes=ALL, sizes="first")
+def autocast_to_reduced_precision(b: Builder, self, cuda_enabled: bool, cpu_enabled: bool, cuda_dtype: int, cpu_dtype: int) -> Value:
+    """float32 `self` in the autocast dtype"""
+    on_cpu = b.device == "cpu"
+    if self.dtype is not FLOAT or not (cpu_enabled if on_cpu else cuda_enabled):
+        return self
+    return _cast(b, self, scalar_type(cpu_dtype if on_cpu else cuda_dtype))
+
+
+@composite("aten::_autocast_to_full_precision", dtypes=ALL, sizes="first")
+def autocast_to_full_precision(b: Builder, self, cuda_enabled: bool, cpu_enabled: bool) -> Value:
+    """16-bit `self` in float32"""
+    enabled = cpu_enabled if b.device == "cpu" else cuda_enabled
+    return _cast(b, self, FLOAT) if enabled and self.dtype in (HALF, BFLOAT16) else self
+
+
+# ---- one number everywhere
+
+
+def filled(b: Builder, name: str, like: Value, value: Value, dtype: DType) -> Value:
+    """A tensor of the sizes and layout of `like` that holds `value` everywhere."""
+    if dtype.is_floating:
+        value = round_number(b, value, dtype)
+    elif value.dtype.is_complex and not dtype.is_complex:
+        raise Refusal(f"{name} with a complex number in {dtype}")
+    return b.pointwise(name, f"convert<{dtype.register.ctype}>({{1}})", (like, value), dtype, own_types=True)
+
+
+def _like(name: str, number: int) -> None:
+    @composite(f"aten::{name}", dtypes=ALL, sizes="first")
+    def evaluate(b: Builder, self, dtype: "int | None" = None, layout: "int | None" = None, device: "str | None" = None,
+                 pin_memory: "bool | None" = None, memory_format: "int | None" = None) -> Value:  # fmt: skip
+        _check_options(b, layout, device, pin_memory, memory_format)
+        return filled(b, name, self, b.literal(number), self.dtype if dtype is None else scalar_type(dtype))
+
+
+_like("zeros_like", 0)
+_like("ones_like", 1)
+
+
+@composite("aten::full_like", dtypes=ALL, sizes="first")
+def full_like(b: Builder, self, fill_value, dtype: "int | None" = None, layout: "int | None" = None, device: "str | None" = None,
+              pin_memory: "bool | None" = None, memory_format: "int | None" = None) -> Value:  # fmt: skip
+    """A tensor like `self` that holds `fill_value`"""
+    _check_options(b, layout, device, pin_memory, memory_format)
+    return filled(b, "full_like", self, fill_value, self.dtype if dtype is None else scalar_type(dtype))
+
+
+@composite("aten::fill", "Scalar", "Tensor", dtypes=ALL, sizes="first")
+def fill(b: Builder, self, value) -> Value:
+    """A tensor like `self` that holds `value`"""
+    if value.dims:
+        raise Refusal("fill with a value that has dimensions is an error in eager")
+    return filled(b, "fill", self, value, self.dtype)

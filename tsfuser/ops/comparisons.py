@@ -1,0 +1,30 @@
+"""Comparisons, logic and bits: rows whose operands are compared or combined as they are, without rounding."""
+
+from .elementwise import COMPARE, binary
+from .table import ALL, BOOLEAN, INTEGRAL
+
+_BITS = BOOLEAN + INTEGRAL
+_SCALARS = ("Tensor", "Scalar", "Scalar_Tensor")
+_SHIFTS = ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
+
+binary("eq", "({0} == {1})", COMPARE, ALL)
+binary("ne", "({0} != {1})", COMPARE, ALL)
+binary("lt", "({0} < {1})", COMPARE)
+binary("le", "({0} <= {1})", COMPARE)
+binary("gt", "({0} > {1})", COMPARE)
+binary("ge", "({0} >= {1})", COMPARE)
+
+binary("logical_and", "(convert<bool>({0}) && convert<bool>({1}))", COMPARE, ALL, overloads=("",))
+binary("logical_or", "(convert<bool>({0}) || convert<bool>({1}))", COMPARE, ALL, overloads=("",))
+binary("logical_xor", "(convert<bool>({0}) != convert<bool>({1}))", COMPARE, ALL, overloads=("",))
+
+binary("bitwise_and", "({0} & {1})", dtypes=_BITS, overloads=_SCALARS)
+binary("bitwise_or", "({0} | {1})", dtypes=_BITS, overloads=_SCALARS)
+binary("bitwise_xor", "({0} ^ {1})", dtypes=_BITS, overloads=_SCALARS)
+binary("__and__", "({0} & {1})", dtypes=_BITS)
+binary("__or__", "({0} | {1})", dtypes=_BITS)
+binary("__xor__", "({0} ^ {1})", dtypes=_BITS)
+binary("bitwise_left_shift", "shift_left({0}, {1})", dtypes=INTEGRAL, overloads=_SHIFTS)
+binary("bitwise_right_shift", "shift_right({0}, {1})", dtypes=INTEGRAL, overloads=_SHIFTS)
+binary("__lshift__", "shift_left({0}, {1})", dtypes=INTEGRAL)
+binary("__rshift__", "shift_right({0}, {1})", dtypes=INTEGRAL)

@@ -1,0 +1,105 @@
+"""Rows that are one C++ expression.
+
+In: a template (`{0}`, `{1}` stand for the operands in the compute type) and a dtype rule. Out: rows. Example:
+
+    binary("atan2", "atan2({0}, {1})", FLOAT, overloads=("",))
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Sequence
+
+from ..errors import Refusal
+from ..ir.build import Builder
+from ..ir.dtypes import BFLOAT16, BOOL, HALF, DType
+from ..ir.fusion import Value
+from .table import FLOATING, REAL, Row, register
+
+DEFAULT = "default"  #: the promoted dtype of the operands
+FLOAT = "float"  #: as DEFAULT, but bool and integers become the default floating dtype
+COMPARE = "compare"  #: computed in the promoted dtype, the result is bool
+
+
+def unary(name: str, template: str, rule: str = DEFAULT, dtypes: Sequence[str] = REAL, **by_kind: str) -> None:
+    """The row of `aten::name(Tensor self)`. `by_kind` gives other templates: `boolean=`, `integer=`, `complex=`."""
+    templates = _templates(template, by_kind)
+
+    def evaluate(b: Builder, self: Value) -> Value:
+        return elementwise(b, name, templates, (self,), rule)
+
+    register(Row(f"aten::{name}", ("",), tuple(dtypes), evaluate, "broadcast", "pointwise", f"`{template}`"))
+
+
+def binary(name: str, template: str, rule: str = DEFAULT, dtypes: Sequence[str] = REAL,
+           overloads: Sequence[str] = ("Tensor", "Scalar"), **by_kind: str) -> None:  # fmt: skip
+    """The row of `aten::name(self, other)`, both Tensors or one of them a Scalar."""
+    templates = _templates(template, by_kind)
+
+    def evaluate(b: Builder, self: Value, other: Value) -> Value:
+        return elementwise(b, name, templates, (self, other), rule)
+
+    register(Row(f"aten::{name}", tuple(overloads), tuple(dtypes), evaluate, "broadcast", "pointwise", f"`{template}`"))
+
+
+def _templates(template: str, by_kind: "dict[str, str]") -> "dict[str, str]":
+    unknown = set(by_kind) - {"boolean", "integer", "complex"}
+    if unknown:
+        raise TypeError(f"unknown kinds {unknown}")
+    return {"f": template, **{kind[0]: text for kind, text in by_kind.items()}}
+
+
+def elementwise(b: Builder, name: str, templates: "str | dict[str, str]", operands: Sequence[Value], rule: str = DEFAULT) -> Value:
+    """One pointwise op over `operands` in their common dtype, by `rule`. `templates` maps the kind of the compute dtype (`f b i c`) to an expression;
+    `f` serves kinds that are absent."""
+    compute = b.promote(*operands)
+    if rule == FLOAT:
+        compute = b.floating(compute)
+    if isinstance(templates, dict):
+        templates = templates.get(compute.kind, templates["f"])
+    operands = fit(b, operands, compute, exact=rule == COMPARE)
+    return b.pointwise(name, templates, operands, BOOL if rule == COMPARE else compute, compute)
+
+
+def fit(b: Builder, operands: Sequence[Value], dtype: DType, exact: bool = False) -> tuple[Value, ...]:
+    """`operands` as eager would see them in `dtype`. That matters for the 16-bit floats only: integers with dims are rounded to them (70000 is
+    inf in float16); numbers and 0-dim tensors stay in float, as in eager's arithmetic, or are rounded too if `exact` (comparisons)."""
+    if dtype.register is dtype:
+        return tuple(operands)
+    return tuple(round_number(b, v, dtype) if exact or v.dims else v for v in operands)
+
+
+def round_number(b: Builder, value: Value, dtype: DType) -> Value:
+    """`value` rounded to the 16-bit float `dtype`; a literal is rounded here, so that `x > 0` needs no conversion."""
+    if value.dtype is dtype or value.dtype is BOOL:
+        return value
+    if value.literal is None:
+        return b.cast(value, dtype)
+    return b.literal(rounded(float(value.literal), dtype))
+
+
+def rounded(x: float, dtype: DType) -> float:
+    """The number nearest to `x` in `dtype`, by way of float32 as in c10."""
+    if dtype.is_floating and dtype.itemsize == 8:
+        return x
+    if x != x or x in (float("inf"), -float("inf")):
+        return x
+    try:
+        x = struct.unpack("<f", struct.pack("<f", x))[0]
+        if dtype is HALF:
+            return struct.unpack("<e", struct.pack("<e", x))[0]
+    except OverflowError:
+        return float("inf") if x > 0 else -float("inf")
+    if dtype is BFLOAT16:
+        bits = struct.unpack("<I", struct.pack("<f", x))[0]
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16
+        return struct.unpack("<f", struct.pack("<I", bits))[0]
+    return x
+
+
+def floating_only(b: Builder, name: str, template: str, operands: Sequence[Value]) -> Value:
+    """As `elementwise`, for ops that eager has for floating dtypes alone: anything else is refused."""
+    dtype = b.promote(*operands)
+    if dtype.name not in FLOATING:
+        raise Refusal(f"{name} in {dtype} is an error in eager")
+    return elementwise(b, name, template, operands)

@@ -1,0 +1,120 @@
+"""Derivatives that autodiff and autograd call by name; their formulas are functions of `codegen/runtime/math.h`."""
+
+from __future__ import annotations
+
+from ..errors import Refusal
+from ..ir.build import Builder
+from ..ir.dtypes import BOOL
+from ..ir.fusion import Value
+from .elementwise import floating_only
+from .elementwise import fit, round_number
+from .table import FLOATING, REAL, composite
+
+
+def _gradient(name: str, template: str) -> None:
+    """The row of `aten::name_backward(grad_output, self)`."""
+
+    @composite(f"aten::{name}_backward", dtypes=FLOATING)
+    def evaluate(b: Builder, grad_output, self) -> Value:
+        return floating_only(b, f"{name}_backward", template, (grad_output, self))
+
+
+def _gradient_of_output(name: str, template: str) -> None:
+    """The row of `aten::name_backward(grad_output, output)`."""
+
+    @composite(f"aten::{name}_backward", dtypes=FLOATING)
+    def evaluate(b: Builder, grad_output, output) -> Value:
+        return floating_only(b, f"{name}_backward", template, (grad_output, output))
+
+
+_gradient("silu", "silu_backward({0}, {1})")
+_gradient("mish", "mish_backward({0}, {1})")
+_gradient("hardswish", "hardswish_backward({0}, {1})")
+_gradient("hardsigmoid", "({1} > -3 && {1} < 3 ? {0} / 6 : 0)")
+_gradient_of_output("tanh", "({0} * (1 - {1} * {1}))")
+_gradient_of_output("sigmoid", "({0} * (1 - {1}) * {1})")
+
+
+def _with_numbers(b: Builder, name: str, template: str, grad: Value, self: Value, *numbers: Value) -> Value:
+    dtype = b.promote(grad, self)
+    return b.pointwise(name, template, (*fit(b, (grad, self), dtype), *numbers), dtype)
+
+
+@composite("aten::gelu_backward", dtypes=FLOATING)
+def gelu_backward(b: Builder, grad_output, self, approximate: str = "none") -> Value:
+    """`grad_output` times the derivative of gelu"""
+    if approximate not in ("none", "tanh"):
+        raise Refusal(f"gelu_backward with approximate={approximate!r}")
+    template = "gelu_backward({0}, {1})" if approximate == "none" else "gelu_tanh_backward({0}, {1})"
+    return _with_numbers(b, "gelu_backward", template, grad_output, self)
+
+
+@composite("aten::threshold_backward", dtypes=REAL)
+def threshold_backward(b: Builder, grad_output, self, threshold) -> Value:
+    """`self <= threshold ? 0 : grad_output`"""
+    dtype = b.promote(grad_output, self)
+    threshold = round_number(b, threshold, dtype) if dtype.is_floating else threshold
+    return _with_numbers(b, "threshold_backward", "({1} <= {2} ? 0 : {0})", grad_output, self, threshold)
+
+
+@composite("aten::leaky_relu_backward", dtypes=FLOATING)
+def leaky_relu_backward(b: Builder, grad_output, self, negative_slope, self_is_result: bool = False) -> Value:
+    """`self > 0 ? grad_output : grad_output * slope`"""
+    return _with_numbers(b, "leaky_relu_backward", "({1} > 0 ? {0} : {0} * {2})", grad_output, self, negative_slope)
+
+
+@composite("aten::softplus_backward", dtypes=FLOATING)
+def softplus_backward(b: Builder, grad_output, self, beta, threshold) -> Value:
+    """`grad_output * sigmoid(self * beta)`; `grad_output` where `self * beta > threshold`"""
+    return _with_numbers(b, "softplus_backward", "softplus_backward({0}, {1}, {2}, {3})", grad_output, self, beta, threshold)
+
+
+@composite("aten::elu_backward", dtypes=FLOATING)
+def elu_backward(b: Builder, grad_output, alpha, scale, input_scale, is_result: bool, self_or_result) -> Value:
+    """`grad_output` times the derivative of elu, from its argument or its result"""
+    function = "elu_backward_of_result" if is_result else "elu_backward"
+    template = function + "({0}, {1}, {2}, {3}, {4})"
+    return _with_numbers(b, "elu_backward", template, grad_output, self_or_result, alpha, scale, input_scale)
+
+
+@composite("aten::hardtanh_backward", dtypes=FLOATING)
+def hardtanh_backward(b: Builder, grad_output, self, min_val, max_val) -> Value:
+    """`grad_output` where `self` is between the bounds, else 0"""
+    min_val, max_val = (round_number(b, v, self.dtype) for v in (min_val, max_val))
+    template = "({1} <= {2} || {1} >= {3} ? 0 : {0})"
+    return _with_numbers(b, "hardtanh_backward", template, grad_output, self, min_val, max_val)
+
+
+@composite("aten::hardshrink_backward", dtypes=FLOATING)
+def hardshrink_backward(b: Builder, grad_out, self, lambd) -> Value:
+    """0 where `abs(self) <= lambd`, else `grad_out`"""
+    lambd = round_number(b, lambd, self.dtype)
+    return _with_numbers(b, "hardshrink_backward", "(fabs({1}) <= {2} ? 0 : {0})", grad_out, self, lambd)
+
+
+@composite("aten::softshrink_backward", dtypes=FLOATING)
+def softshrink_backward(b: Builder, grad_output, self, lambd) -> Value:
+    """0 where `abs(self) <= lambd`, else `grad_output`"""
+    return hardshrink_backward(b, grad_output, self, lambd)
+
+
+@composite("aten::log_sigmoid_backward", dtypes=FLOATING)
+def log_sigmoid_backward(b: Builder, grad_output, self, buffer) -> Value:
+    """`grad_output * sigmoid(-self)`; the buffer is not needed"""
+    return _with_numbers(b, "log_sigmoid_backward", "({0} * sigmoid(-({1})))", grad_output, self)
+
+
+@composite("aten::logit_backward", dtypes=FLOATING)
+def logit_backward(b: Builder, grad_output, self, eps=None) -> Value:
+    """`grad_output / (self * (1 - self))`; 0 outside of [eps, 1 - eps]"""
+    if eps is None:
+        return _with_numbers(b, "logit_backward", "logit_backward({0}, {1})", grad_output, self)
+    return _with_numbers(b, "logit_backward", "logit_backward({0}, {1}, {2})", grad_output, self, eps)
+
+
+@composite("aten::native_dropout_backward", dtypes=REAL)
+def native_dropout_backward(b: Builder, grad_output, mask, scale) -> Value:
+    """`grad_output * mask * scale`"""
+    if mask.dtype is not BOOL or not grad_output.dtype.is_floating:
+        raise Refusal("native_dropout_backward needs a bool mask and a floating gradient")
+    return b.pointwise("native_dropout_backward", "({0} * {1} * {2})", (grad_output, mask, scale), grad_output.dtype)

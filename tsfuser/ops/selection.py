@@ -1,0 +1,99 @@
+"""Choices between values: extrema, clamps, `where`."""
+
+from __future__ import annotations
+
+from ..errors import Refusal
+from ..ir.build import Builder
+from ..ir.dtypes import BOOL, DType
+from ..ir.fusion import Value
+from .arithmetic import check_number
+from .elementwise import binary, elementwise, fit, round_number
+from .table import ALL, BOOLEAN, FLOATING, NUMERIC, REAL, composite
+
+# NaN if either operand is NaN.
+binary("maximum", "nan_max({0}, {1})", overloads=("",), boolean="({0} || {1})")
+binary("minimum", "nan_min({0}, {1})", overloads=("",), boolean="({0} && {1})")
+binary("max", "nan_max({0}, {1})", overloads=("other",), boolean="({0} || {1})")
+binary("min", "nan_min({0}, {1})", overloads=("other",), boolean="({0} && {1})")
+# The other operand if one is NaN.
+binary("fmax", "fmax({0}, {1})", overloads=("",), integer="nan_max({0}, {1})", boolean="({0} || {1})")
+binary("fmin", "fmin({0}, {1})", overloads=("",), integer="nan_min({0}, {1})", boolean="({0} && {1})")
+
+
+@composite("aten::clamp", "", "Tensor", dtypes=NUMERIC)
+def clamp(b: Builder, self, min=None, max=None) -> Value:
+    """`min(max(self, lower), upper)`; NaN if any of the three is"""
+    if min is None and max is None:
+        raise Refusal("clamp without bounds is an error in eager")
+    bounds = [v for v in (min, max) if v is not None]
+    template = "clamp({0}, {1}, {2})" if len(bounds) == 2 else ("nan_max({0}, {1})" if max is None else "nan_min({0}, {1})")
+    return elementwise(b, "clamp", template, (self, *bounds))
+
+
+@composite("aten::clamp_min", "", "Tensor", dtypes=NUMERIC)
+def clamp_min(b: Builder, self, min) -> Value:
+    """`max(self, min)`, NaN if either is"""
+    return elementwise(b, "clamp_min", "nan_max({0}, {1})", (self, min))
+
+
+@composite("aten::clamp_max", "", "Tensor", dtypes=NUMERIC)
+def clamp_max(b: Builder, self, max) -> Value:
+    """`min(self, max)`, NaN if either is"""
+    return elementwise(b, "clamp_max", "nan_min({0}, {1})", (self, max))
+
+
+def select(b: Builder, name: str, condition: Value, yes: Value, no: Value, dtype: DType) -> Value:
+    """`condition ? yes : no` in `dtype`, each operand coming in its own type."""
+    ctype = dtype.register.ctype
+    template = f"({{0}} ? convert<{ctype}>({{1}}) : convert<{ctype}>({{2}}))"
+    return b.pointwise(name, template, (condition, *fit(b, (yes, no), dtype, exact=True)), dtype, own_types=True)
+
+
+@composite("aten::where", "self", "ScalarSelf", "ScalarOther", "Scalar", dtypes=ALL)
+def where(b: Builder, condition, self, other) -> Value:
+    """`condition ? self : other`"""
+    if condition.dtype is not BOOL:
+        raise Refusal("the condition of `where` is not bool")
+    return select(b, "where", condition, self, other, b.promote(self, other))
+
+
+@composite("aten::masked_fill", "Scalar", "Tensor", dtypes=ALL)
+def masked_fill(b: Builder, self, mask, value) -> Value:
+    """`mask ? value : self`"""
+    if mask.dtype is not BOOL:
+        raise Refusal("the mask of `masked_fill` is not bool")
+    if value.dims:
+        raise Refusal("masked_fill with a value that has dimensions is an error in eager")
+    check_number(value, self.dtype, "the value of masked_fill")
+    return select(b, "masked_fill", mask, value, self, self.dtype)
+
+
+_LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
+
+
+@composite("aten::nan_to_num", dtypes=REAL)
+def nan_to_num(b: Builder, self, nan=None, posinf=None, neginf=None) -> Value:
+    """`self` with numbers for NaN, inf and -inf: 0 and the largest and lowest of its dtype unless given"""
+    if self.dtype.name not in FLOATING:
+        return b.pointwise("nan_to_num", "{0}", (self,), self.dtype)
+    largest = _LARGEST[self.dtype.name]
+    defaults = zip((nan, posinf, neginf), (0.0, largest, -largest))
+    numbers = [b.literal(default) if v is None else round_number(b, v, self.dtype) for v, default in defaults]
+    return b.pointwise("nan_to_num", "nan_to_num({0}, {1}, {2}, {3})", (self, *numbers), self.dtype)
+
+
+@composite("aten::heaviside", dtypes=BOOLEAN + NUMERIC)
+def heaviside(b: Builder, self, values) -> Value:
+    """0 below, 1 above and `values` at zero"""
+    if self.dtype is not values.dtype:
+        raise Refusal("heaviside of different dtypes is an error in eager")
+    return b.pointwise("heaviside", "({0} == 0 ? {1} : ({0} > 0))", (self, values), self.dtype)
+
+
+@composite("aten::threshold", dtypes=NUMERIC)
+def threshold(b: Builder, self, threshold, value) -> Value:
+    """`self <= threshold ? value : self`"""
+    check_number(threshold, self.dtype, "the threshold")
+    check_number(value, self.dtype, "the value")
+    threshold = round_number(b, threshold, self.dtype) if self.dtype.is_floating else threshold
+    return b.pointwise("threshold", "({0} <= {1} ? {2} : {0})", (self, threshold, value), self.dtype)

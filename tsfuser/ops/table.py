@@ -1,0 +1,194 @@
+"""One row an op, and how rows are made.
+
+In: an operator kind and overload name, `find("aten::add", "Tensor")`. Out: a `Row`, from which follow the ops' parse (`build`), its support at
+partition time (`refusal`), result dtypes and ranks (`infer`), its docs line and its test. Example of a row:
+
+    unary("sinh", "sinh({0})", FLOAT)
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Callable, Iterator, Sequence
+
+from ..errors import Refusal
+from ..ir.build import Builder
+from ..ir.call import Call, ScalarArg, TensorArg
+from ..ir.dtypes import DTYPES, FLOAT, DType
+from ..ir.fusion import Value
+
+BOOLEAN = ("bool",)
+INTEGRAL = ("uint8", "int8", "int16", "int32", "int64")
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+COMPLEX = ("complex64", "complex128")
+NUMERIC = INTEGRAL + FLOATING
+REAL = BOOLEAN + NUMERIC
+ALL = REAL + COMPLEX
+
+
+class _Unknown:
+    """The type of `UNKNOWN`."""
+
+    def __repr__(self) -> str:
+        return "UNKNOWN"
+
+
+UNKNOWN = _Unknown()  #: a `NodeArg.constant` that is only known at run time
+
+_SCALAR_TYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 7: "float64",
+                 9: "complex64", 10: "complex128", 11: "bool", 15: "bfloat16"}  # fmt: skip
+
+
+def scalar_type(code: int) -> DType:
+    """The dtype that TorchScript writes as the integer `code` (c10::ScalarType). Raises Refusal for those that no kernel has."""
+    if code not in _SCALAR_TYPES:
+        raise Refusal(f"dtype number {code} is not supported")
+    return DTYPES[_SCALAR_TYPES[code]]
+
+
+def scalar_type_code(dtype: DType) -> int:
+    """The inverse of `scalar_type`."""
+    return next(code for code, name in _SCALAR_TYPES.items() if name == dtype.name)
+
+
+@dataclass(frozen=True)
+class NodeArg:
+    """What is known of an operator's argument while the graph is partitioned.
+
+    `kind` is `tensor`, `number` (bool, int, float or complex, also where it is structural), `list`, `none`, `string` or `other`. `dtype` is a
+    dtype's name for a tensor and `bool`, `int`, `float` or `complex` for a number; None where unknown. `constant` is the value (lists as
+    tuples), if it is known.
+    """
+
+    kind: str
+    dtype: "str | None" = None
+    rank: "int | None" = None
+    constant: Any = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Row:
+    """One op.
+
+    `name` is the operator kind and `overloads` the overload names served. `dtypes` are accepted for its tensor operands. `evaluate(builder, **args)`
+    gives its value or tuple of values; arguments come by their names in the torch schema: a tensor or a number as a `Value` (None if
+    absent), a *structural* one (`structural` holds their names: those annotated in the function) as a plain Python value, and one in
+    `symbolic` (int lists whose values need not be part of the class) as a list of `Size`. `sizes` says what the result's sizes are: `broadcast` of
+    the tensor operands, those of the `first`, or `own`. `text` is its docs line.
+    """
+
+    name: str
+    overloads: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    evaluate: Callable = field(repr=False, compare=False)
+    sizes: str
+    family: str
+    text: str
+    structural: frozenset[str] = frozenset()
+    symbolic: frozenset[str] = frozenset()
+
+    def build(self, builder: Builder, /, **args) -> "Value | tuple[Value, ...]":
+        """The op's value(s) in `builder`. Raises Refusal with the reason where it cannot be exactly what eager gives."""
+        for name, arg in args.items():
+            if isinstance(arg, Value) and not arg.is_number:
+                self._accept(name, arg.dtype.name)
+            elif isinstance(arg, Value) and arg.dtype.is_complex and COMPLEX[0] not in self.dtypes:
+                raise Refusal(f"{self.name} of a complex number is not supported")
+        return self.evaluate(builder, **args)
+
+    def refusal(self, args: "dict[str, NodeArg]", device: str = "cuda:0") -> "str | None":
+        """Why a node with these arguments cannot be fused; None if it can, or if too little is known to say."""
+        result = self.infer(args, device)
+        return result if isinstance(result, str) else None
+
+    def infer(self, args: "dict[str, NodeArg]", device: str = "cuda:0", default: DType = FLOAT) -> "tuple[tuple[str, int], ...] | str | None":
+        """Dtype name and rank of each result: `(("float32", 2),)`; a string says why the node is refused; None: too little is known.
+
+        A trial build of the row over a call with dims of size 2, so nothing is said twice.
+        """
+        return _infer(self, tuple(sorted(args.items())), device, default)
+
+    def _accept(self, name: str, dtype: str) -> None:
+        if dtype not in self.dtypes:
+            raise Refusal(f"{self.name} with a {dtype} `{name}` is not supported")
+
+
+@lru_cache(maxsize=8192)
+def _infer(row: Row, args: "tuple[tuple[str, NodeArg], ...]", device: str, default: DType):
+    try:
+        for name, arg in args:
+            if arg.kind == "tensor" and arg.dtype is not None:
+                row._accept(name, arg.dtype)
+        trial = _trial(row, args, device, default)
+        if trial is None:
+            return None
+        builder, values = trial
+        results = row.build(builder, **values)
+    except Refusal as refusal:
+        return str(refusal)
+    return tuple((v.dtype.name, len(v.dims)) for v in (results if isinstance(results, tuple) else (results,)))
+
+
+def _trial(row: Row, args, device: str, default: DType) -> "tuple[Builder, dict[str, Any]] | None":
+    """A builder and the row's arguments in it; None if something needed is unknown."""
+    described, build_args = [], {}
+    for name, arg in args:
+        if arg.kind == "tensor":
+            if arg.dtype is None or arg.rank is None:
+                return None
+            described.append(TensorArg(arg.dtype, device, (2,) * arg.rank, tuple(2**d for d in reversed(range(arg.rank)))))
+            build_args[name] = lambda b, i=len(described) - 1: b.tensor(i)
+        elif arg.kind == "number" and name not in row.structural:
+            if arg.constant is not UNKNOWN:
+                build_args[name] = lambda b, value=arg.constant: b.literal(value)
+            elif arg.dtype is None:
+                return None
+            else:
+                described.append(ScalarArg(arg.dtype, 0 if arg.dtype in ("bool", "int") else None))
+                build_args[name] = lambda b, i=len(described) - 1: b.number(i)
+        elif arg.kind == "none":
+            build_args[name] = lambda b: None
+        elif arg.constant is UNKNOWN or name in row.symbolic:
+            return None
+        else:
+            build_args[name] = lambda b, value=arg.constant: value
+    builder = Builder(Call(tuple(described)), device, default)
+    return builder, {name: make(builder) for name, make in build_args.items()}
+
+
+_rows: dict[tuple[str, str], Row] = {}  # registry: (kind, overload) -> row
+
+
+def find(kind: str, overload: str = "") -> "Row | None":
+    """The row of an operator, e.g. `find("aten::add", "Tensor")`."""
+    return _rows.get((kind, overload))
+
+
+def all_rows() -> Iterator[Row]:
+    """Each row once, in the order of the files."""
+    yield from dict.fromkeys(_rows.values())
+
+
+def register(row: Row) -> None:
+    """Adds a row; raises ValueError if an overload is taken."""
+    for overload in row.overloads:
+        if (row.name, overload) in _rows:
+            raise ValueError(f"{row.name}.{overload} has two rows")
+        _rows[row.name, overload] = row
+
+
+def composite(name: str, *overloads: str, dtypes: Sequence[str] = REAL, sizes: str = "broadcast", symbolic: Sequence[str] = ()):
+    """Makes the decorated function the row of `name`: `f(builder, **arguments by schema name)`. Annotate structural arguments; the first
+    line of the docstring becomes the docs line. `composite` may be used several times on one function."""
+
+    def decorate(function):
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        structural = frozenset(p.name for p in parameters if p.annotation is not p.empty)
+        text = (inspect.getdoc(function) or "").partition("\n")[0]
+        family = function.__module__.rpartition(".")[2]
+        register(Row(name, overloads or ("",), tuple(dtypes), function, sizes, family, text, structural, frozenset(symbolic)))
+        return function
+
+    return decorate
