@@ -94,9 +94,10 @@ def tolerance(dtype, ops):
     return EPSILON[dtype] * ULPS * max(ops, 1)
 
 
-def assert_matches(actual, eager, reference=None, ops=1, strides=True):
+def assert_matches(actual, eager, reference=None, ops=1, strides=True, precision=None):
     """`actual` has eager's dtype, shape, strides and device, its NaN and inf where eager has them, and lies as near to the float64
-    `reference` (eager itself where None) as `ops` operations in that dtype, or eager, do. Integers and bools are equal."""
+    `reference` (eager itself where None) as `ops` operations, or eager, do. They are done in the dtype of the result or, where the
+    program has less precise values, in `precision`. Integers and bools are equal."""
     assert (actual.dtype, actual.shape, actual.device) == (eager.dtype, eager.shape, eager.device)
     if strides and actual.numel() > 0:
         assert relevant_strides(actual) == relevant_strides(eager)
@@ -107,7 +108,7 @@ def assert_matches(actual, eager, reference=None, ops=1, strides=True):
     fused, plain = actual.to(wide), eager.to(wide)
     exact = plain if reference is None else reference.to(wide)
     same = (fused == plain) | (torch.isnan(fused) & torch.isnan(plain))
-    allowed = tolerance(actual.dtype, ops) * exact.abs().clamp(min=1) + 2 * (plain - exact).abs()
+    allowed = tolerance(precision or actual.dtype, ops) * exact.abs().clamp(min=1) + 2 * (plain - exact).abs()
     near = torch.isfinite(plain) & ((fused - exact).abs() <= allowed)
     assert bool((same | near).all()), _worst(~(same | near), actual, eager)
 
