@@ -63,32 +63,16 @@ def samples(name, device):
     return values.to(dtype).to(device)
 
 
-def in_range(x, to):
-    """Where the cast of floating `x` to the integer type `to` is defined; torch goes through int64 for uint8 alone."""
-    value = (x.real if x.is_complex() else x).double()
-    info = torch.iinfo(torch.int64 if to == torch.uint8 else to)
-    return (value > info.min) & (value < info.max)
-
-
 @pytest.mark.parametrize("mode", harness.HERE)
 @pytest.mark.parametrize("to", DTYPES)
 @pytest.mark.parametrize("source", DTYPES)
+@pytest.mark.filterwarnings("ignore:Casting complex")
 def test_equals_torch(source, to, mode):
+    """Also where C leaves the result open (NaN, infinities and large floats to integers): torch has the processor's answer, and
+    so have we."""
     x = samples(source, harness.device(mode))
     to = getattr(torch, to)
-    if (x.is_floating_point() or x.is_complex()) and not (to.is_floating_point or to.is_complex or to == torch.bool):
-        x = x[in_range(x, to)]
     assert same(converted(x, to, mode), x.to(to))
-
-
-@pytest.mark.parametrize("mode", harness.HERE)
-@pytest.mark.parametrize("to", ["uint8", "int8", "int16", "int32", "int64"])
-def test_out_of_range_equals_torch(to, mode):
-    """Undefined in C, but eager gives one answer on one device, and so do we. (torch's own vector and scalar loops disagree on
-    the CPU for NaN and for values past int32, so there only what they agree on is asked.)"""
-    x = samples("float32", harness.device(mode))
-    x = x[x.abs() < 2.0**31] if mode != "cuda" else x
-    assert same(converted(x, getattr(torch, to), mode), x.to(getattr(torch, to)))
 
 
 @pytest.mark.parametrize("mode", harness.HERE)
