@@ -6,4 +6,5 @@
 #include "kernel.h"
 #include "complex.h"
 #include "vector.h"
+#include "index.h"
 #include "math.h"

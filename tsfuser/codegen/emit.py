@@ -1,0 +1,128 @@
+"""Prints a Kernel as C++ for both targets.
+
+In: Loop IR. Out: source text that includes `tsfuser.h` and defines one kernel. One method a statement; values keep the names of their ops.
+"""
+
+from __future__ import annotations
+
+from ..lower.index import Const, Var
+from ..lower.loop_ir import (
+    Accumulate, Accumulator, Array, Barrier, Call, Compute, For, Kernel, Let, Load, Pack, Param, SetLane, Stmt, Store,
+)  # fmt: skip
+
+
+def source(kernel: Kernel) -> str:
+    """The translation unit of `kernel`."""
+    fields = [f"  {p.ctype} {p.name};" for p in kernel.params] or ["  char unused;"]
+    tiles = ["  SHARED_MEMORY(shared);"] if kernel.tiles else []
+    tiles += [f"  {t.ctype}* const {t.name} = reinterpret_cast<{t.ctype}*>(shared + {t.offset});" for t in kernel.tiles]
+    lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", "", f"KERNEL({kernel.name}, Args, {kernel.threads}) {{"]
+    return "\n".join([*lines, *tiles, *_block(kernel.body, 1), "}", ""])
+
+
+def _block(body: tuple[Stmt, ...], depth: int) -> list[str]:
+    return [f"{'  ' * depth}{line}" for s in body for line in _PRINT[type(s)](s)]
+
+
+def _assign(ctype: str, name: str, value: str) -> list[str]:
+    """A new constant, or an element of an array that exists."""
+    return [f"{name} = {value};" if "[" in name else f"const {ctype} {name} = {value};"]
+
+
+def _let(s: Let) -> list[str]:
+    return _assign(s.ctype, s.name, str(s.value))
+
+
+def _address(pointer: str, offset) -> str:
+    return pointer if offset == Const(0) else f"{pointer} + {offset}" if isinstance(offset, (Var, Const)) else f"{pointer} + ({offset})"
+
+
+def _load(s: Load) -> list[str]:
+    address = _address(s.buffer, s.offset)
+    if s.lanes > 1:
+        call = f"load<{s.lanes}>({address})" if s.count is None else f"load_upto<{s.lanes}>({address}, {s.count})"
+        return _assign(f"vec<{s.ctype}, {s.lanes}>", s.name, call)
+    value = f"{s.buffer}[{s.offset}]"
+    return _assign(s.ctype, s.name, value if s.guard is None else f"{s.guard} ? {value} : {s.ctype}{{}}")
+
+
+def _compute(s: Compute) -> list[str]:
+    text = s.template
+    for k, operand in enumerate(s.operands):
+        text = text.replace(f"{{{k}}}", f"{operand}[{s.lane}]" if operand in s.vectors else operand)
+    return _assign(s.ctype, s.name, text)
+
+
+def _store(s: Store) -> list[str]:
+    address = _address(s.buffer, s.offset)
+    if s.lanes > 1:
+        return [f"store({address}, {s.value});" if s.count is None else f"store_upto({address}, {s.value}, {s.count});"]
+    target = f"{s.buffer}[{s.offset}] = convert<{s.ctype}>({s.value});"
+    return [target if s.guard is None else f"if ({s.guard}) {target}"]
+
+
+def _pack(s: Pack) -> list[str]:
+    return [f"vec<{s.ctype}, {s.lanes}> {s.name};"]
+
+
+def _set_lane(s: SetLane) -> list[str]:
+    return [f"{s.name}[{s.lane}] = convert<{s.ctype}>({s.value});"]
+
+
+def _array(s: Array) -> list[str]:
+    ctype = f"vec<{s.ctype}, {s.lanes}>" if s.lanes > 1 else s.ctype
+    return [f"{ctype} {s.name}[{s.extent}];"]
+
+
+def _for(s: For) -> list[str]:
+    hint = {"unroll": ["#pragma unroll"], "vector": ["#pragma unroll"], "simd": ["SIMD_LOOP"]}.get(s.bind, [])
+    index = "int32_t" if s.bind in ("unroll", "vector") else "int64_t"
+    head = f"for ({index} {s.var} = 0; {s.var} < {s.extent}; ++{s.var}) {{"
+    return [*hint, head, *_block(s.body, 1), "}"]
+
+
+def _barrier(s: Barrier) -> list[str]:
+    return ["__syncthreads();"]
+
+
+def _accumulator(s: Accumulator) -> list[str]:
+    return [f"{s.ctype} {s.name} = {s.identity};"]
+
+
+def _accumulate(s: Accumulate) -> list[str]:
+    line = f"{s.name} = {s.combine.replace('{0}', s.name).replace('{1}', s.value)};"
+    return [line if s.guard is None else f"if ({s.guard}) {line}"]
+
+
+def _call(s: Call) -> list[str]:
+    text = f"{s.function}({', '.join(s.arguments)})"
+    return _assign(s.ctype, s.name, text) if s.name else [f"{text};"]
+
+
+_PRINT = {
+    Let: _let, Load: _load, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, For: _for, Barrier: _barrier,
+    Accumulator: _accumulator, Accumulate: _accumulate, Call: _call,
+}  # fmt: skip
+
+
+def struct_layout(params: tuple[Param, ...]) -> tuple[list[int], int]:
+    """Byte offset of each field and the size of the struct, by the C rule of natural alignment."""
+    offsets, at, widest = [], 0, 1
+    for p in params:
+        size, alignment = field_size(p)
+        at = -(-at // alignment) * alignment
+        offsets.append(at)
+        at += size
+        widest = max(widest, alignment)
+    return offsets, max(-(-at // widest) * widest, 1)
+
+
+_FIELD = {
+    "bool": (1, 1), "uint8_t": (1, 1), "int8_t": (1, 1), "int16_t": (2, 2), "half_t": (2, 2), "bfloat16_t": (2, 2), "int32_t": (4, 4), "float": (4, 4),
+    "int64_t": (8, 8), "double": (8, 8), "complex_t<float>": (8, 8), "complex_t<double>": (16, 16),
+}  # fmt: skip
+
+
+def field_size(p: Param) -> tuple[int, int]:
+    """Size and alignment in bytes."""
+    return (8, 8) if p.is_pointer else _FIELD[p.ctype]

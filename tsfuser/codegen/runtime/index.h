@@ -1,0 +1,34 @@
+// Small helpers of the index arithmetic that generated code does.
+#pragma once
+
+#include "types.h"
+#include "vector.h"
+
+#if defined(TSFUSER_CUDA) || !defined(__GNUC__) || defined(__clang__)
+#define SIMD_LOOP
+#else
+#define SIMD_LOOP _Pragma("GCC ivdep")  // inputs and outputs of a kernel never overlap
+#endif
+
+// The smaller of two indices; either may be negative.
+template <class A, class B>
+DEVICE int64_t smaller(A a, B b) {
+  return static_cast<int64_t>(a) < static_cast<int64_t>(b) ? a : b;
+}
+DEVICE int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
+
+// The first `count` elements at `pointer`, in one piece where all N are there; the other lanes are zero.
+template <int N, class T>
+DEVICE vec<T, N> load_upto(const T* pointer, int32_t count) {
+  if (count >= N) return load<N>(pointer);
+  return load_partial<N>(pointer, count);
+}
+
+template <class T, int N>
+DEVICE void store_upto(T* pointer, const vec<T, N>& value, int32_t count) {
+  if (count >= N) {
+    store(pointer, value);
+  } else {
+    store_partial(pointer, value, count);
+  }
+}

@@ -1,0 +1,252 @@
+"""Builds a Fusion for one class of calls.
+
+In: a `Call`; the op table then calls `pointwise`, `cast`, `reduce`. Out: `finish()` gives the Fusion. The builder unifies axes as operands meet:
+sizes that broadcast against each other become one axis, and the equality is a decision of the call. Example:
+
+    b = Builder(call)
+    x, y = b.tensor(0), b.tensor(1)
+    b.output(b.pointwise("add", "({0} + {1})", (x, y), b.promote(x, y)))
+    fusion = b.finish()
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Sequence
+
+from . import layout as lay
+from . import size as sz
+from .call import Call, ScalarArg, TensorArg
+from .dtypes import BOOL, COMPLEX64, COMPLEX128, DOUBLE, FLOAT, INT64, DType, promote
+from .fusion import Axis, Fusion, NumberInput, Op, Output, Pointwise, Reduce, TensorInput, Value
+from ..errors import Refusal
+
+_NUMBER_DTYPE = {"bool": BOOL, "int": INT64, "float": DOUBLE, "complex": COMPLEX128}
+_KIND_ORDER = {"b": 0, "i": 1, "f": 2, "c": 3}
+
+
+class Builder:
+    """State of one build. `default_dtype` is torch's default floating dtype; `device` is where the group runs (`cpu`, `cuda:0`)."""
+
+    def __init__(self, call: Call, device: str, default_dtype: DType = FLOAT):
+        self.call = call
+        self.device = device
+        self.default_dtype = default_dtype
+        self._inputs: dict[int, TensorInput] = {}
+        self._numbers: dict[int, NumberInput] = {}
+        self._ops: list[Op] = []
+        self._outputs: list[Output] = []
+        self._results: list[tuple[str, int]] = []
+        self._layouts: dict[str, lay.Layout] = {}  # value name -> layout that eager would give it
+        self._layout_memo: dict[tuple, lay.Layout] = {}
+        self._unified: dict[Axis, Axis] = {}  # axis -> the axis it was merged into
+        self._count = 0
+
+    # ---- inputs
+
+    def tensor(self, index: int) -> Value:
+        """Tensor argument `index`; the same value each time it is asked for."""
+        if index in self._inputs:
+            return self._inputs[index].value
+        arg = self.call.args[index]
+        assert isinstance(arg, TensorArg)
+        by_value = arg.rank == 0 and arg.device == "cpu" and self.device != "cpu"
+        if arg.device != self.device and not by_value:
+            raise Refusal(f"argument {index} is on {arg.device}, the group on {self.device}")
+        dims = []
+        for d in range(arg.rank):
+            size = self.call.size(index, d)
+            dims.append(None if self.call.decide(sz.eq(size, 1)) else Axis(f"a{index}_{d}", size))
+        value = Value(f"x{index}", arg.element, tuple(dims))
+        strides = tuple(self.call.stride(index, d) for d in range(arg.rank))
+        self._inputs[index] = TensorInput(value, index, strides, self.call.alignment(index), by_value)
+        self._layouts[value.name] = lay.Layout(self.sizes(value), strides)
+        return value
+
+    def number(self, index: int) -> Value:
+        """Number argument `index`, read by the kernel at each call."""
+        if index not in self._numbers:
+            arg = self.call.args[index]
+            assert isinstance(arg, ScalarArg)
+            self._numbers[index] = NumberInput(Value(f"n{index}", _NUMBER_DTYPE[arg.kind], None), index)
+        return self._numbers[index].value
+
+    def literal(self, value: "bool | int | float | complex") -> Value:
+        """A number that is part of the code."""
+        return Value(repr(value), _NUMBER_DTYPE[type(value).__name__], None, value)
+
+    # ---- types
+
+    def sizes(self, value: Value) -> tuple[sz.Size, ...]:
+        """The sizes of a tensor value's dims."""
+        return tuple(sz.const(1) if a is None else self.axis(a).extent for a in value.dims)
+
+    def layout(self, value: Value) -> lay.Layout:
+        """Sizes and strides that eager would give `value`."""
+        return self._layouts[value.name]
+
+    def promote(self, *values: Value) -> DType:
+        """The common dtype of operands (torch's result_type): tensors with dims first; 0-dim tensors, then numbers count only
+        if of a higher kind (bool < integer < floating < complex)."""
+        result: DType | None = None
+        for rank in ("dims", "zero", "number"):
+            members = [v.dtype for v in values if _standing(v) == rank]
+            if not members:
+                continue
+            own = members[0]
+            for other in members[1:]:
+                own = promote(own, other)
+            if rank == "number":
+                own = self._number_dtype(own)
+            if result is None:
+                result = own
+            elif _KIND_ORDER[own.kind] > _KIND_ORDER[result.kind]:
+                result = promote(result, own) if own.is_complex else own
+        assert result is not None, "promotion of nothing"
+        return result
+
+    def _number_dtype(self, own: DType) -> DType:
+        """A number's dtype where it decides: the default dtype for floats, its complex partner for complex."""
+        if own.is_floating:
+            return self.default_dtype
+        if own.is_complex:
+            return COMPLEX128 if self.default_dtype is DOUBLE else COMPLEX64
+        return own
+
+    def floating(self, dtype: DType) -> DType:
+        """`dtype`, or the default dtype where it is bool or integer."""
+        return dtype if dtype.is_floating or dtype.is_complex else self.default_dtype
+
+    # ---- operations
+
+    def pointwise(self, name: str, template: str, operands: Sequence[Value], dtype: DType, compute: DType | None = None,
+                  own_types: bool = False) -> Value:  # fmt: skip
+        """An elementwise op: operands broadcast, are converted to `compute` (default: `dtype.register`; not at all if `own_types`) and
+        `template` gives the result in `dtype.register`."""
+        dims = self._broadcast([v.dims for v in operands if not v.is_number])
+        output = Value(self._fresh(name), dtype, dims)
+        self._layouts[output.name] = self._pointwise_layout(output, operands)
+        compute = None if own_types else (compute or dtype).register
+        self._ops.append(Pointwise(name, template, tuple(operands), compute, output))
+        return output
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        """`value` as `dtype`, rounded to it; `value` itself if it has that dtype."""
+        if value.dtype is dtype:
+            return value
+        template = f"convert<{dtype.register.ctype}>({{0}})"
+        if dtype.register is not dtype:
+            template = f"convert<float>(convert<{dtype.ctype}>({{0}}))"
+        result = self.pointwise("to", template, (value,), dtype, value.dtype)
+        return result
+
+    def reduce(self, name: str, combine: str, operand: Value, dims: Sequence[int], keepdim: "bool | Sequence[int]", dtype: DType) -> Value:
+        """Reduction of `operand` over `dims` (non-negative), accumulated in `dtype.register`; the result is dense and row-major. `keepdim` says
+        whether reduced dims stay as size 1, or which of them do. Without an axis to reduce it is a copy."""
+        axes = tuple(self.axis(operand.dims[d]) for d in dims if operand.dims[d] is not None)
+        kept = []
+        for d, axis in enumerate(operand.dims):
+            if d not in dims:
+                kept.append(axis)
+            elif keepdim is True or (keepdim and d in keepdim):
+                kept.append(None)
+        output = Value(self._fresh(name), dtype, tuple(kept))
+        self._layouts[output.name] = lay.contiguous(self.sizes(output))
+        copy = Pointwise(name, "{0}", (operand,), dtype.register, output)
+        self._ops.append(Reduce(name, combine, (operand,), axes, output) if axes else copy)
+        return output
+
+    def refuse(self, reason: str):
+        """Gives up on this group for this class of calls."""
+        raise Refusal(reason)
+
+    # ---- outputs
+
+    def output(self, value: Value) -> None:
+        """The next result of the group."""
+        for i in self._inputs.values():
+            if i.value is value:
+                self._results.append(("input", i.index))
+                return
+        if value.is_number:
+            raise Refusal("a Python number cannot leave a group")
+        self._results.append(("output", len(self._outputs)))
+        where = self.layout(value)
+        self._outputs.append(Output(value, where.sizes, where.strides))
+
+    def finish(self) -> Fusion:
+        """The Fusion, with every axis replaced by the one it was unified with, and dead ops dropped."""
+        live = {o.value.name for o in self._outputs}
+        ops = []
+        for op in reversed(self._ops):
+            if op.output.name in live:
+                ops.append(op)
+                live.update(v.name for v in op.operands)
+        axes: dict[Axis, Axis] = {}
+        values: dict[str, Value] = {}
+
+        def canonical(axis: Axis) -> Axis:
+            root = self.axis(axis)
+            return axes.setdefault(root, Axis(f"a{len(axes)}", root.extent))
+
+        def value(v: Value) -> Value:
+            if v.is_number:
+                return v
+            if v.name not in values:
+                values[v.name] = replace(v, dims=tuple(None if a is None else canonical(a) for a in v.dims))
+            return values[v.name]
+
+        inputs = tuple(replace(i, value=value(i.value)) for i in self._inputs.values() if i.value.name in live)
+        numbers = tuple(n for n in self._numbers.values() if n.value.name in live)
+        done = []
+        for op in reversed(ops):
+            op = replace(op, operands=tuple(value(v) for v in op.operands), output=value(op.output))
+            done.append(replace(op, axes=tuple(canonical(a) for a in op.axes)) if isinstance(op, Reduce) else op)
+        outputs = tuple(replace(o, value=value(o.value)) for o in self._outputs)
+        return Fusion(inputs, numbers, tuple(done), outputs, tuple(self._results))
+
+    # ---- axes
+
+    def axis(self, axis: Axis) -> Axis:
+        """The axis that stands for `axis` now."""
+        while axis in self._unified:
+            axis = self._unified[axis]
+        return axis
+
+    def _broadcast(self, operands: "list[tuple[Axis | None, ...]]") -> "tuple[Axis | None, ...]":
+        """The dims of the broadcast of `operands`, which are aligned at the right."""
+        rank = max((len(dims) for dims in operands), default=0)
+        result: list[Axis | None] = [None] * rank
+        for dims in operands:
+            for d, axis in enumerate(dims, rank - len(dims)):
+                if axis is not None:
+                    result[d] = axis if result[d] is None else self._unify(result[d], axis)
+        return tuple(result)
+
+    def _unify(self, a: Axis, b: Axis) -> Axis:
+        a, b = self.axis(a), self.axis(b)
+        if a is b or a == b:
+            return a
+        if not self.call.decide(sz.eq(a.extent, b.extent)):
+            raise Refusal(f"sizes {self.call.value(a.extent)} and {self.call.value(b.extent)} do not broadcast")
+        self._unified[b] = a
+        return a
+
+    def _pointwise_layout(self, output: Value, operands: Sequence[Value]) -> lay.Layout:
+        layouts = tuple(dict.fromkeys(self._layouts[v.name] for v in operands if not v.is_number and v.dims))
+        if not layouts:
+            return lay.contiguous(self.sizes(output))
+        sizes = self.sizes(output)
+        key = (sizes, tuple(id(x) for x in layouts))
+        if key not in self._layout_memo:
+            self._layout_memo[key] = lay.pointwise(self.call, sizes, layouts)
+        return self._layout_memo[key]
+
+    def _fresh(self, name: str) -> str:
+        self._count += 1
+        return f"{name}_{self._count - 1}"
+
+
+def _standing(value: Value) -> str:
+    """A value's weight in promotion."""
+    return "number" if value.is_number else ("dims" if value.dims else "zero")

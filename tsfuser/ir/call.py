@@ -1,0 +1,120 @@
+"""One call of a group as the planner sees it: argument descriptions, the leaf vector, and the decisions taken on it.
+
+In: what C++ knows of the arguments. Out: symbolic sizes with concrete values behind them. Whatever the planner branches on
+goes through `decide`, which records the question with its answer; together these are the *class* of the call, and C++
+reuses the plan for every later call that answers all of them alike. Example:
+
+    call = Call((TensorArg("float32", "cuda:0", (4, 8), (8, 1), 16),))
+    call.decide(lt(call.size(0, 1), 128))   # True, and remembered
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Union
+
+from . import size as sz
+from .dtypes import DTYPES, DType
+
+
+@dataclass(frozen=True)
+class TensorArg:
+    """A tensor: dtype name, device (`cpu`, `cuda:0`), sizes and strides in elements, and `alignment`, the largest power
+    of two up to 256 that divides its address."""
+
+    dtype: str
+    device: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    alignment: int = 256
+
+    @property
+    def rank(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def element(self) -> DType:
+        return DTYPES[self.dtype]
+
+
+@dataclass(frozen=True)
+class ScalarArg:
+    """A Python number; `kind` is `bool`, `int`, `float` or `complex`. Only bools and ints have a value that a plan may depend on;
+    `value` is None for the others."""
+
+    kind: str
+    value: "bool | int | None" = None
+
+
+@dataclass(frozen=True)
+class ListArg:
+    """A list of ints or bools (`kind` says which)."""
+
+    kind: str
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OtherArg:
+    """An argument of which the plan depends on the whole value: None or a string."""
+
+    value: "str | None"
+
+
+Arg = Union[TensorArg, ScalarArg, ListArg, OtherArg]
+
+
+def leaves_of(arg: Arg) -> tuple[int, ...]:
+    """The integers that an argument adds to the leaf vector, in the order that C++ gathers them: sizes, strides and alignment
+    of a tensor; the value of a bool or int; the items of a list; nothing for others."""
+    if isinstance(arg, TensorArg):
+        return (*arg.sizes, *arg.strides, arg.alignment)
+    if isinstance(arg, ScalarArg):
+        return (int(arg.value),) if arg.kind in ("bool", "int") else ()
+    if isinstance(arg, ListArg):
+        return tuple(int(v) for v in arg.values)
+    return ()
+
+
+@dataclass
+class Call:
+    """Arguments, leaf vector, and the decisions so far (`Size` -> value, in order)."""
+
+    args: tuple[Arg, ...]
+    decisions: dict[sz.Size, int] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.leaves: list[int] = []
+        self._first: list[int] = []
+        self._memo: dict[int, int] = {}
+        for arg in self.args:
+            self._first.append(len(self.leaves))
+            self.leaves.extend(leaves_of(arg))
+
+    def size(self, i: int, d: int) -> sz.Size:
+        """Size of dim `d` of tensor argument `i`."""
+        return sz.leaf(self._first[i] + d, f"size{i}_{d}")
+
+    def stride(self, i: int, d: int) -> sz.Size:
+        """Stride in elements of dim `d` of tensor argument `i`."""
+        return sz.leaf(self._first[i] + self.args[i].rank + d, f"stride{i}_{d}")
+
+    def alignment(self, i: int) -> sz.Size:
+        """Largest power of two up to 256 that divides the address of tensor argument `i`, in bytes."""
+        return sz.leaf(self._first[i] + 2 * self.args[i].rank, f"align{i}")
+
+    def item(self, i: int, k: int = 0) -> sz.Size:
+        """Value of int or bool argument `i`, or item `k` of list argument `i`."""
+        return sz.leaf(self._first[i] + k, f"int{i}" if isinstance(self.args[i], ScalarArg) else f"int{i}_{k}")
+
+    def value(self, size: sz.Size) -> int:
+        """The value of `size` in this call, without making the class depend on it."""
+        return sz.evaluate(size, self.leaves, self._memo)
+
+    def decide(self, size: "sz.Size | int") -> int:
+        """The value of `size`, on which the plan depends from now on."""
+        size = sz.as_size(size)
+        value = self.value(size)
+        if not size.is_const:
+            self.decisions.setdefault(size, value)
+        return value

@@ -1,0 +1,128 @@
+"""The Fusion: what a group computes, as operations on values over symbolic axes, with no word about how.
+
+In: built by `build.Builder`. Out: an immutable record that schedulers read. Example, `relu(x + 1)` over two axes:
+
+    Fusion(axes=(a0, a1), inputs=(TensorInput(x0, 0, ...),), ops=(Pointwise("add", ...), Pointwise("relu", ...)),
+           outputs=(Output(relu_1, ...),))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+from .dtypes import DType
+from .size import Size
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A loop extent, shared by all values that have it."""
+
+    name: str
+    extent: Size
+
+    def __hash__(self):
+        return hash(self.name)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor or a number.
+
+    `dims` has one entry a dimension: its `Axis`, or None for a dimension of size 1. A 0-dim tensor has `()`; a Python number
+    has None, and `literal` if its value is known. `dtype` is the logical one: a float16 value lives in registers as float.
+    """
+
+    name: str
+    dtype: DType
+    dims: "tuple[Axis | None, ...] | None"
+    literal: "bool | int | float | complex | None" = None
+
+    @property
+    def is_number(self) -> bool:
+        return self.dims is None
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The axes over which the value varies, outermost dimension first."""
+        return tuple(a for a in self.dims or () if a is not None)
+
+    def __hash__(self):
+        return hash(self.name)
+
+
+@dataclass(frozen=True)
+class TensorInput:
+    """Group argument `index`, read at `sum(i_d * strides[d])`. `by_value`: a 0-dim CPU tensor beside CUDA tensors, whose element
+    travels as a kernel argument."""
+
+    value: Value
+    index: int
+    strides: tuple[Size, ...]
+    alignment: Size
+    by_value: bool = False
+
+
+@dataclass(frozen=True)
+class NumberInput:
+    """Group argument `index`, a Python number passed to the kernel by value."""
+
+    value: Value
+    index: int
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """`output[i] = template(operands[i])`. `{0}`, `{1}`... in the template stand for the operands converted to `compute` (to their own
+    register type where None); the result is of `output.dtype.register`'s type."""
+
+    name: str
+    template: str
+    operands: tuple[Value, ...]
+    compute: "DType | None"
+    output: Value
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """`output = reduction of operand over axes`, by `combine` (`sum`, `prod`, `max`, `min`, `any`, `all`), accumulated in
+    `output.dtype.register`. Reduced dims are None in the output (kept as size 1); `Reshape`-free dropping is `dims` alone."""
+
+    name: str
+    combine: str
+    operands: tuple[Value, ...]
+    axes: tuple[Axis, ...]
+    output: Value
+
+
+Op = Union[Pointwise, Reduce]
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that the group returns: `value` stored with `sizes` and `strides` (elements)."""
+
+    value: Value
+    sizes: tuple[Size, ...]
+    strides: tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """`results` gives the group's outputs in order: `("output", k)` for `outputs[k]`, `("input", i)` for argument `i` itself."""
+
+    inputs: tuple[TensorInput, ...]
+    numbers: tuple[NumberInput, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[Output, ...]
+    results: tuple[tuple[str, int], ...]
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """All axes, in the order of first appearance."""
+        seen: dict[Axis, None] = {}
+        for value in [i.value for i in self.inputs] + [op.output for op in self.ops]:
+            for axis in value.axes:
+                seen.setdefault(axis)
+        return tuple(seen)

@@ -1,0 +1,123 @@
+"""Strides of results, by the rule of torch's TensorIterator.
+
+In: sizes and strides of the operands of an elementwise op. Out: sizes and strides of the tensor that eager would allocate. The rule
+(ATen/TensorIterator.cpp, `compute_fast_setup_type` and `reorder_dimensions`): equal shapes that are all contiguous, or all dense with equal
+strides, keep their strides; else dimensions are sorted by stride, the first operand that tells two dimensions apart deciding.
+Example: channels-last plus a bias of one axis stays channels-last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence
+
+from . import size as sz
+from .call import Call
+from .size import Size
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Sizes and strides (elements) of a tensor. `dense` says that the strides are known to be a permutation without gaps, because
+    we made them."""
+
+    sizes: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    dense: bool = False
+
+
+def contiguous(sizes: Sequence[Size]) -> Layout:
+    return _allocate(tuple(sizes), tuple(reversed(range(len(sizes)))))
+
+
+def _allocate(sizes: tuple[Size, ...], inner_to_outer: Sequence[int]) -> Layout:
+    strides: list[Size] = [sz.const(1)] * len(sizes)
+    step = sz.const(1)
+    for d in inner_to_outer:
+        strides[d] = step
+        step = step * sizes[d]
+    return Layout(sizes, tuple(strides), dense=True)
+
+
+def is_contiguous(call: Call, layout: Layout) -> bool:
+    """Whether the strides are those of a row-major tensor; strides of size-1 dims do not matter."""
+    step = sz.const(1)
+    for size, stride in zip(reversed(layout.sizes), reversed(layout.strides)):
+        if call.decide(sz.eq(size, 1)):
+            continue
+        if not call.decide(sz.eq(stride, step)):
+            return False
+        step = step * size
+    return True
+
+
+def is_dense(call: Call, layout: Layout) -> bool:
+    """Whether the elements fill a block of memory without gap or overlap, in any order of dims."""
+    if layout.dense:
+        return True
+    dims = [d for d in range(len(layout.sizes)) if not call.decide(sz.eq(layout.sizes[d], 1))]
+    dims.sort(key=lambda d: (call.value(layout.strides[d]), call.value(layout.sizes[d])))
+    step = sz.const(1)
+    for d in dims:
+        if not call.decide(sz.eq(layout.strides[d], step)):
+            return False
+        step = step * layout.sizes[d]
+    return True
+
+
+def pointwise(call: Call, sizes: tuple[Size, ...], operands: Sequence[Layout]) -> Layout:
+    """The layout of an elementwise result of shape `sizes` (the operands' broadcast shape)."""
+    first = operands[0]
+    if all(o is first for o in operands) and first.dense and first.sizes == sizes:
+        return first
+    if all(_same(call, o.sizes, sizes) for o in operands):
+        if all(is_contiguous(call, o) for o in operands):
+            return contiguous(sizes)
+        if all(_same(call, o.strides, first.strides) for o in operands) and is_dense(call, first):
+            return Layout(sizes, first.strides, dense=True)
+    return _allocate(sizes, _sorted_dims(call, sizes, operands))
+
+
+def _same(call: Call, a: Sequence[Size], b: Sequence[Size]) -> bool:
+    return len(a) == len(b) and all(x is y or call.decide(sz.eq(x, y)) for x, y in zip(a, b))
+
+
+def _sorted_dims(call: Call, sizes: tuple[Size, ...], operands: Sequence[Layout]) -> list[int]:
+    """Dims from inner to outer: torch's insertion sort, whose comparison may be undecided."""
+    rank = len(sizes)
+    rows = [_broadcast_strides(call, sizes, o) for o in operands]
+    perm = list(reversed(range(rank)))
+    for i in range(1, rank):
+        moving = i
+        for other in reversed(range(i)):
+            order = _compare(call, sizes, rows, perm[other], perm[moving])
+            if order > 0:
+                perm[other], perm[moving] = perm[moving], perm[other]
+                moving = other
+            elif order < 0:
+                break
+    return perm
+
+
+def _broadcast_strides(call: Call, sizes: tuple[Size, ...], operand: Layout) -> list[Size]:
+    """Strides aligned to `sizes`, 0 where the operand is broadcast."""
+    missing = len(sizes) - len(operand.sizes)
+    row: list[Size] = [sz.const(0)] * missing
+    for size, stride, full in zip(operand.sizes, operand.strides, sizes[missing:]):
+        broadcast = size is not full and call.decide(sz.eq(size, 1)) and not call.decide(sz.eq(full, 1))
+        row.append(sz.const(0) if broadcast else stride)
+    return row
+
+
+def _compare(call: Call, sizes: Sequence[Size], rows: Sequence[Sequence[Size]], a: int, b: int) -> int:
+    """-1 if dim `a` is inner to dim `b`, 1 if outer, 0 if no operand tells."""
+    for row in rows:
+        if call.decide(sz.eq(row[a], 0)) or call.decide(sz.eq(row[b], 0)):
+            continue
+        if call.decide(sz.lt(row[a], row[b])):
+            return -1
+        if call.decide(sz.lt(row[b], row[a])):
+            return 1
+        if call.decide(sz.lt(sizes[b], sizes[a])):
+            return 1
+    return 0

@@ -1,0 +1,232 @@
+"""Loop IR: the statements of one kernel, target-independent, a step before C++.
+
+In: built by `nest`, rewritten by the passes. Out: `Kernel`, which `codegen.emit` prints as C++; `str(kernel)` is indented pseudo-C.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Union
+
+from ..ir.size import Size
+from .index import Expr, names, substitute
+
+
+@dataclass(frozen=True)
+class Param:
+    """A field of the kernel's argument struct. `source` tells the plan how to fill it: `("input", i)`, `("allocation", k)`, `("size", Size)`,
+    `("number", i, dtype name)`, `("element", i)`."""
+
+    name: str
+    ctype: str
+    source: tuple
+
+    @property
+    def is_pointer(self) -> bool:
+        return self.source[0] in ("input", "allocation")
+
+
+@dataclass(frozen=True)
+class Let:
+    """`ctype name = value`, an index or a condition."""
+
+    name: str
+    ctype: str
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Load:
+    """`name = buffer[offset]`, of memory type `ctype`; 0 where `guard` is false. With `lanes` > 1 a vector, of which only the first `count` elements
+    are in bounds. `shared`: from the tile `buffer` in shared memory."""
+
+    name: str
+    ctype: str
+    buffer: str
+    offset: Expr
+    guard: "Expr | None" = None
+    lanes: int = 1
+    count: "Expr | None" = None
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Compute:
+    """`ctype name = template(operands)`; operands are names or literals, `vectors` the names among them that are vectors to be indexed by the lane."""
+
+    name: str
+    ctype: str
+    template: str
+    operands: tuple[str, ...]
+    vectors: tuple[str, ...] = ()
+    lane: str = ""
+
+
+@dataclass(frozen=True)
+class Store:
+    """`buffer[offset] = value` where `guard` holds; with `lanes` > 1 the first `count` elements of a vector. `ctype` is the memory type."""
+
+    buffer: str
+    ctype: str
+    offset: Expr
+    value: str
+    guard: "Expr | None" = None
+    lanes: int = 1
+    count: "Expr | None" = None
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A vector `name` of `lanes` elements of `ctype`, written lane by lane inside the next loop over `lane`."""
+
+    name: str
+    ctype: str
+    lanes: int
+
+
+@dataclass(frozen=True)
+class SetLane:
+    """`name[lane] = value`, converted to `ctype`."""
+
+    name: str
+    ctype: str
+    lane: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Array:
+    """Registers `name`: `extent` elements of `ctype` (vectors of `lanes` if more than 1), one an iteration of an unrolled loop."""
+
+    name: str
+    ctype: str
+    lanes: int
+    extent: int
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """`name = combine(name, value)` where `guard` holds; `name` was declared by `Accumulator`."""
+
+    name: str
+    combine: str
+    value: str
+    guard: "Expr | None" = None
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """A register `name` of `ctype`, initially the identity of the combination."""
+
+    name: str
+    ctype: str
+    identity: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a runtime header function for its effect or value: `ctype name = function(arguments)`."""
+
+    name: str
+    ctype: str
+    function: str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """All threads of the block wait for each other; shared memory is visible after it."""
+
+
+@dataclass(frozen=True)
+class For:
+    """A loop over `var` from 0 to `extent` - 1; `bind` is `serial`, `unroll`, `vector` or `simd`."""
+
+    var: str
+    extent: Expr
+    bind: str
+    body: "tuple[Stmt, ...]"
+
+
+Stmt = Union[Let, Load, Compute, Store, Pack, SetLane, Array, Accumulate, Accumulator, Call, Barrier, For]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A square tile in shared memory at byte `offset`: `rows` rows of `pitch` elements of `ctype`."""
+
+    name: str
+    ctype: str
+    itemsize: int
+    rows: int
+    pitch: int
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * self.pitch * self.itemsize
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: launch sizes are symbolic. `index` is the C type of indices; `shared` in bytes; `grain` is how many blocks make a task of
+    the host's thread pool."""
+
+    name: str
+    params: tuple[Param, ...]
+    body: tuple[Stmt, ...]
+    index: str
+    grid: Size
+    block_x: Size
+    block_y: Size
+    threads: int
+    tiles: tuple[Tile, ...] = ()
+    shared: int = 0
+    grain: int = 1
+
+    def __str__(self) -> str:
+        from .text import kernel_text
+
+        return kernel_text(self)
+
+
+def defined(s: Stmt) -> "str | None":
+    """The name that a statement defines."""
+    return None if isinstance(s, (Store, SetLane, Barrier, For, Accumulate)) else s.name
+
+
+def used(s: Stmt) -> frozenset[str]:
+    """The names that a statement reads."""
+    if isinstance(s, Let):
+        return names(s.value)
+    if isinstance(s, Load):
+        return names(s.offset) | names(s.guard) | names(s.count)
+    if isinstance(s, Compute):
+        return frozenset(s.operands) | ({s.lane} if s.vectors else frozenset())
+    if isinstance(s, Store):
+        return names(s.offset) | names(s.guard) | names(s.count) | {s.value}
+    if isinstance(s, SetLane):
+        return frozenset((s.name, s.lane, s.value))
+    if isinstance(s, Accumulate):
+        return names(s.guard) | {s.name, s.value}
+    if isinstance(s, Call):
+        return frozenset(s.arguments)
+    if isinstance(s, For):
+        inner = frozenset().union(*map(used, s.body)) if s.body else frozenset()
+        return (inner | names(s.extent)) - {s.var}
+    return frozenset()
+
+
+def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
+    """`s` with index variables substituted."""
+    if isinstance(s, Let):
+        return replace(s, value=substitute(s.value, table))
+    if isinstance(s, (Load, Store)):
+        offset, guard, count = (substitute(e, table) for e in (s.offset, s.guard, s.count))
+        return replace(s, offset=offset, guard=guard, count=count)
+    if isinstance(s, For):
+        return replace(s, extent=substitute(s.extent, table), body=tuple(rewrite_indices(x, table) for x in s.body))
+    if isinstance(s, Accumulate):
+        return replace(s, guard=substitute(s.guard, table))
+    return s

@@ -1,0 +1,244 @@
+"""The first step of lowering: scalar loops with one load, compute and store statement for each that the segment has.
+
+In: Segment, Schedule. Out: a Kernel whose innermost loop holds the whole algorithm, guarded where a split does not divide. Example, before any other pass:
+
+    for lane in 4:  { x0_m = x0[i0 + lane] if i0 + lane < n; x0 = x0_m; add_0 = x0 + 1; out0[i0 + lane] = add_0 if ... }
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir import size as sz
+from ..ir.fusion import Pointwise, Value
+from ..ir.size import Size
+from ..schedule.domain import Access
+from ..schedule.loops import Schedule, Split
+from ..segment import Segment
+from . import index as ix
+from .index import Expr, Var
+from .literals import literal
+from .loop_ir import Barrier, Compute, For, Kernel, Let, Load, Param, Stmt, Store, Tile
+
+
+class Params:
+    """The argument struct as it grows: asking twice for a thing gives one field."""
+
+    def __init__(self, schedule: Schedule):
+        self.fields: dict[tuple, Param] = {}
+        self.index = "int64_t" if schedule.wide else "int32_t"
+        self._launch: dict[Size, Expr] = {}
+        for loop in schedule.loops:
+            if loop.bind in ("thread.x", "thread.y") and not loop.extent.is_const:
+                self._launch[loop.extent] = Var(f"blockDim.{loop.bind[-1]}")
+
+    def field(self, name: str, ctype: str, source: tuple) -> str:
+        """The C expression that reads the field; `name` is a wish."""
+        if source not in self.fields:
+            taken = {p.name for p in self.fields.values()}
+            unique, k = name, 1
+            while unique in taken:
+                k += 1
+                unique = f"{name}_{k}"
+            self.fields[source] = Param(unique, ctype, source)
+        return f"args.{self.fields[source].name}"
+
+    def size(self, size: Size, name: str) -> Expr:
+        """A size as a constant, as a launch dimension, or as a field called `name`."""
+        if size.is_const:
+            return ix.Const(size.a)
+        if size in self._launch:
+            return self._launch[size]
+        if size.op == "mul" and (size.b.is_const or self._launches(size)):
+            return ix.mul(self.size(size.a, name), self.size(size.b, name))
+        return Var(self.field(name, self.index, ("size", size)))
+
+    def _launches(self, size: Size) -> bool:
+        """Whether a launch dimension is a factor of `size`."""
+        return size in self._launch or (size.op == "mul" and (self._launches(size.a) or self._launches(size.b)))
+
+
+@dataclass(frozen=True)
+class Guard:
+    """`condition` must hold for the elements of domain dims `dims` to exist."""
+
+    condition: Expr
+    dims: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Indices:
+    """The index of every domain dim as an expression of loop variables: `lets` define names that `of` uses."""
+
+    lets: tuple[Let, ...]
+    of: dict[str, Expr]
+    guards: tuple[Guard, ...]
+
+
+def nest(segment: Segment, schedule: Schedule, name: str) -> Kernel:
+    """The scalar loop nest of `segment` under `schedule`."""
+    params = Params(schedule)
+    tiles = _tiles(schedule)
+    at = indices(schedule, params)
+    registers: dict[str, str] = {}  # value name -> its C type in registers
+    body: list[Stmt] = list(at.lets)
+    for access in schedule.domain.loads:
+        tile = next((t for t in tiles if t.name == f"{access.buffer.value.name}_tile"), None)
+        body += _load(access, at, params, schedule, registers, tile)
+    for op in segment.ops:
+        body.append(_compute(op, params, registers))
+    for access in schedule.domain.stores:
+        body.append(_store(access, at, params, schedule))
+    for loop in reversed([x for x in schedule.loops if x.bind in ("serial", "unroll", "vector", "simd")]):
+        body = [For(loop.name, params.size(loop.extent, f"{loop.name}_size"), loop.bind, tuple(body))]
+    launch = [Let(x.name, params.index, Var({"block": "blockIdx.x"}.get(x.bind, f"threadIdx.{x.bind[-1]}")))
+              for x in schedule.loops if x.bind in ("block", "thread.x", "thread.y")]
+    if tiles:
+        body = _fill_tiles(schedule, params, tiles) + [Barrier()] + body
+    extent = {x.bind: x.extent for x in schedule.loops}
+    shared = max((t.offset + t.bytes for t in tiles), default=0)
+    return Kernel(name, tuple(params.fields.values()), tuple(launch + body), params.index, extent["block"],
+                  extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared, schedule.grain)
+
+
+def indices(schedule: Schedule, params: Params, override: "dict[str, Expr] | None" = None, suffix: str = "") -> Indices:
+    """Domain indices from loop variables, by the schedule's relations backwards. `override` fixes the index of a loop that exists only between
+    relations; `suffix` keeps names apart where indices are needed twice."""
+    of: dict[str, Expr] = {x.name: Var(x.name) for x in schedule.loops}
+    of.update(override or {})
+    lanes = [x.name for x in schedule.loops if x.bind in ("vector", "simd")]
+    covered = {d.name: frozenset((d.name,)) for d in schedule.domain.dims}
+    for relation in schedule.relations:  # forwards: which domain dims a loop covers
+        if isinstance(relation, Split):
+            covered[relation.outer] = covered[relation.inner] = covered[relation.parent]
+        else:
+            covered[relation.into] = covered[relation.outer] | covered[relation.inner]
+    lets: list[Let] = []
+    guards: list[Guard] = []
+
+    def name(loop: str, value: Expr) -> Expr:
+        """A name for the part of an index that lanes share."""
+        lane = next((x for x in lanes if x in ix.names(value)), None)
+        base = value if lane is None else ix.substitute(value, {lane: ix.Const(0)})
+        if not isinstance(base, (Var, ix.Const)):
+            lets.append(Let(loop + suffix, params.index, base))
+            base = Var(loop + suffix)
+        return base if lane is None else ix.add(base, Var(lane))
+
+    for relation in reversed(schedule.relations):
+        if isinstance(relation, Split):
+            if relation.parent in (override or {}):
+                continue
+            by = params.size(relation.by, f"{relation.inner}_size")
+            of[relation.parent] = name(relation.parent, ix.add(ix.mul(of[relation.outer], by), of[relation.inner]))
+            if not relation.exact:
+                extent = params.size(relation.extent, f"{relation.parent}_size")
+                guards.append(Guard(ix.less(of[relation.parent], extent), covered[relation.parent]))
+        else:
+            by = params.size(relation.by, f"{relation.inner}_size")
+            outer = of[relation.outer] = name(relation.outer, ix.div(of[relation.into], by))
+            of[relation.inner] = name(relation.inner, ix.sub(of[relation.into], ix.mul(outer, by)))
+    return Indices(tuple(lets), of, tuple(guards))
+
+
+def _offset(access: Access, at: Indices, params: Params, schedule: Schedule) -> Expr:
+    """Elements from the start of the buffer."""
+    offset: Expr = ix.Const(0)
+    for d, dim in enumerate(schedule.domain.dims):
+        if access.moves(d):
+            stride = params.size(access.strides[d], f"{access.buffer.value.name}_stride{d}")
+            offset = ix.add(offset, ix.mul(at.of[dim.name], stride))
+    return offset
+
+
+def _guard(access: Access, at: Indices, schedule: Schedule) -> "Expr | None":
+    """The bounds of the dims in which `access` moves."""
+    moving = {dim.name for d, dim in enumerate(schedule.domain.dims) if access.moves(d)}
+    return ix.both(g.condition for g in at.guards if g.dims & moving)
+
+
+def _load(access: Access, at: Indices, params: Params, schedule: Schedule, registers, tile: "Tile | None") -> list[Stmt]:
+    value = access.buffer.value
+    memory = f"{value.name}_m"
+    register = registers[value.name] = value.dtype.register.ctype
+    convert = "{0}" if register == value.dtype.ctype else f"convert<{register}>({{0}})"
+    if access.buffer.by_value:
+        field = params.field(value.name, value.dtype.ctype, ("element", access.buffer.index))
+        return [Compute(value.name, register, convert.replace("{0}", field), ())]
+    if tile is not None:
+        row, col = (at.of[x] for x in schedule.tile)
+        load = Load(memory, value.dtype.ctype, tile.name, ix.add(ix.mul(col, tile.pitch), row), shared=True)
+    else:
+        load = Load(memory, value.dtype.ctype, _pointer(access, params, "const "), _offset(access, at, params, schedule), _guard(access, at, schedule))
+    return [load, Compute(value.name, register, convert, (memory,))]
+
+
+def _pointer(access: Access, params: Params, qualifier: str) -> str:
+    b = access.buffer
+    name = b.value.name if b.kind == "input" else f"{b.value.name}_out" if qualifier == "" else b.value.name
+    return params.field(name, f"{qualifier}{b.value.dtype.ctype}*", (b.kind, b.index))
+
+
+def _compute(op: Pointwise, params: Params, registers: dict[str, str]) -> Compute:
+    template, names = op.template, []
+    for k, operand in enumerate(op.operands):
+        text = _operand(operand, op, params, registers)
+        if not operand.is_number:
+            text = text.replace(operand.name, f"\0{len(names)}\0")
+            names.append(operand.name)
+        template = template.replace(f"{{{k}}}", text)
+    for k in range(len(names)):
+        template = template.replace(f"\0{k}\0", f"{{{k}}}")
+    register = registers[op.output.name] = op.output.dtype.register.ctype
+    return Compute(op.output.name, register, template, tuple(names))
+
+
+def _operand(value: Value, op: Pointwise, params: Params, registers: dict[str, str]) -> str:
+    """C text of an operand, converted to the op's compute type."""
+    wanted = (op.compute or value.dtype).register
+    if value.literal is not None:
+        return literal(value.literal, wanted)
+    if value.is_number:
+        text, own = params.field(value.name, value.dtype.ctype, ("number", int(value.name[1:]), value.dtype.name)), value.dtype.ctype
+    else:
+        text, own = value.name, registers[value.name]
+    return text if own == wanted.ctype else f"convert<{wanted.ctype}>({text})"
+
+
+def _store(access: Access, at: Indices, params: Params, schedule: Schedule) -> Store:
+    """A store by one of the iterations that share the element: the first along each dim that the tensor lacks."""
+    first = [ix.less(at.of[dim.name], 1) for d, dim in enumerate(schedule.domain.dims)
+             if not access.moves(d) and not (dim.extent.is_const and dim.extent.a == 1)]
+    guard = ix.both([g.condition for g in at.guards] + first)
+    value = access.buffer.value
+    return Store(_pointer(access, params, ""), value.dtype.ctype, _offset(access, at, params, schedule), value.name, guard)
+
+
+def _tiles(schedule: Schedule) -> list[Tile]:
+    """Shared-memory tiles of the loads that the schedule places there, one element of padding a row against bank conflicts."""
+    tiles, offset = [], 0
+    for access in schedule.domain.loads:
+        if access.buffer.value.name in schedule.shared:
+            dtype = access.buffer.value.dtype
+            tile = Tile(f"{access.buffer.value.name}_tile", dtype.ctype, dtype.itemsize, schedule.tile_size, schedule.tile_size + 1, offset)
+            tiles.append(tile)
+            offset += -(-tile.bytes // 16) * 16
+    return tiles
+
+
+def _fill_tiles(schedule: Schedule, params: Params, tiles: list[Tile]) -> list[Stmt]:
+    """Reads each tile along the axis that is contiguous in its tensor: the thread index runs over rows, the loop over columns."""
+    row, col = schedule.tile
+    step = next(x.extent for x in schedule.loops if x.bind == "thread.y").a
+    thread_x, thread_y = (next(x.name for x in schedule.loops if x.bind == b) for b in ("thread.x", "thread.y"))
+    column = ix.add(ix.mul(Var("k"), step), Var(thread_y))
+    at = indices(schedule, params, {row: Var(thread_x), col: column}, "_t")
+    body: list[Stmt] = list(at.lets)
+    stores: list[Stmt] = []
+    for tile in tiles:
+        access = next(a for a in schedule.domain.loads if f"{a.buffer.value.name}_tile" == tile.name)
+        register = f"{access.buffer.value.name}_t"
+        guard = _guard(access, at, schedule)
+        body.append(Load(register, tile.ctype, _pointer(access, params, "const "), _offset(access, at, params, schedule), guard))
+        stores.append(Store(tile.name, tile.ctype, ix.add(ix.mul(column, tile.pitch), Var(thread_x)), register, shared=True))
+    return [For("k", ix.Const(schedule.tile_size // step), "unroll", tuple(body + stores))]

@@ -1,0 +1,253 @@
+"""The passes of Loop IR; each is a function from statements to statements, unchanged input giving the same meaning.
+
+`vectorize`: a vector loop's loads and stores become single accesses. `hoist`: what a loop does not change leaves it. `bound`: guards of plain loops
+become their trip counts. `stage`: unrolled loops issue all loads before the first use. `flatten`: loops of one iteration vanish.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from . import index as ix
+from .index import Bin, Const, Expr, Var
+from .loop_ir import Array, Compute, For, Let, Load, Pack, SetLane, Stmt, Store, defined, rewrite_indices, used
+
+Body = "tuple[Stmt, ...]"
+
+
+def conjuncts(e: "Expr | None") -> list[Expr]:
+    """The conditions whose conjunction is `e`."""
+    if e is None:
+        return []
+    return conjuncts(e.a) + conjuncts(e.b) if isinstance(e, Bin) and e.op == "&&" else [e]
+
+
+# ---- flatten
+
+
+def flatten(body: Body) -> Body:
+    """`for u in 1: S(u)` -> `S(0)`, except simd loops."""
+    result: list[Stmt] = []
+    for s in body:
+        if isinstance(s, For):
+            s = replace(s, body=flatten(s.body))
+            if s.extent == Const(1) and s.bind != "simd":
+                result.extend(rewrite_indices(x, {s.var: Const(0)}) for x in s.body)
+                continue
+        result.append(s)
+    return tuple(result)
+
+
+# ---- vectorize
+
+
+def vectorize(body: Body) -> Body:
+    """`for lane in 4: x = p[i + lane]` -> one vector load before the loop; likewise for stores after it."""
+    result: list[Stmt] = []
+    for s in body:
+        if isinstance(s, For):
+            s = replace(s, body=vectorize(s.body))
+            if s.bind == "vector":
+                result.extend(_vectorized(s))
+                continue
+        result.append(s)
+    return tuple(result)
+
+
+@dataclass
+class _Vector:
+    """The three parts that a vector loop falls into, and the counts of valid lanes so far."""
+
+    loop: For
+    before: list[Stmt] = field(default_factory=list)
+    lane: list[Stmt] = field(default_factory=list)
+    after: list[Stmt] = field(default_factory=list)
+    counts: dict[Expr, str] = field(default_factory=dict)
+
+    def count(self, guard: "Expr | None") -> "Expr | None":
+        """The number of leading lanes for which `guard` holds, as a named value; None for all."""
+        var, lanes = self.loop.var, self.loop.extent
+        varying = [c for c in conjuncts(guard) if var in ix.names(c)]
+        uniform = ix.both(c for c in conjuncts(guard) if var not in ix.names(c))
+        count: Expr = lanes
+        for c in varying:  # base + lane < bound
+            assert c.op == "<" and ix.coefficient(c.a, var) == Const(1), f"guard {c} is not linear in {var}"
+            count = ix.minimum(count, ix.sub(c.b, ix.substitute(c.a, {var: Const(0)})))
+        if uniform is not None:
+            count = ix.Select(uniform, count, Const(0))
+        if count == lanes:
+            return None
+        if count not in self.counts:
+            self.counts[count] = "count" if not self.counts else f"count_{len(self.counts) + 1}"
+            self.before.append(Let(self.counts[count], "int32_t", count))
+        return Var(self.counts[count])
+
+
+def _vectorized(loop: For) -> list[Stmt]:
+    v = _Vector(loop)
+    varying: set[str] = {loop.var}
+    vectors: dict[str, str] = {}  # name of a load -> of its vector
+    lanes = loop.extent.value
+    for s in loop.body:
+        if isinstance(s, Load) and ix.coefficient(s.offset, loop.var) == Const(1) and not s.shared:
+            base = ix.substitute(s.offset, {loop.var: Const(0)})
+            count = v.count(s.guard)
+            vectors[s.name] = f"{s.name.removesuffix('_m')}_v"
+            v.before.append(replace(s, name=vectors[s.name], offset=base, guard=None, lanes=lanes, count=count))
+        elif isinstance(s, Store) and ix.coefficient(s.offset, loop.var) == Const(1) and not s.shared:
+            packed = f"{s.value}_o"
+            v.before.append(Pack(packed, s.ctype, lanes))
+            v.lane.append(SetLane(packed, s.ctype, loop.var, s.value))
+            base = ix.substitute(s.offset, {loop.var: Const(0)})
+            v.after.append(replace(s, offset=base, value=packed, guard=None, lanes=lanes, count=v.count(s.guard)))
+        elif isinstance(s, Store) and ix.coefficient(s.offset, loop.var) == Const(0) and s.value not in varying:
+            v.after.append(replace(s, guard=ix.substitute(s.guard, {loop.var: Const(0)})))
+        elif isinstance(s, Compute) and vectors.keys() & set(s.operands):
+            own = tuple(vectors.get(n, n) for n in s.operands)
+            v.lane.append(replace(s, operands=own, vectors=tuple(vectors[n] for n in s.operands if n in vectors), lane=loop.var))
+            varying.add(s.name)
+        elif used(s) & varying:
+            v.lane.append(s)
+            if defined(s):
+                varying.add(defined(s))
+        else:
+            v.before.append(s)
+    middle = [replace(loop, body=tuple(v.lane))] if v.lane else []
+    return v.before + middle + v.after
+
+
+# ---- hoist
+
+
+def hoist(body: Body) -> Body:
+    """Moves statements out of loops that do not change them."""
+    result: list[Stmt] = []
+    for s in body:
+        if isinstance(s, For):
+            before, s = _hoisted(replace(s, body=hoist(s.body)))
+            result.extend(before)
+            if not s.body:
+                continue
+        result.append(s)
+    return tuple(result)
+
+
+def _hoisted(loop: For) -> tuple[list[Stmt], For]:
+    inside: set[str] = {loop.var} | {defined(s) for s in loop.body if isinstance(s, Pack)}
+    before, kept = [], []
+    for s in loop.body:
+        movable = isinstance(s, (Let, Compute)) or (isinstance(s, Load) and not s.shared)
+        if movable and not (used(s) & inside):
+            before.append(s)
+        else:
+            kept.append(s)
+            if defined(s):
+                inside.add(defined(s))
+    return before, replace(loop, body=tuple(kept))
+
+
+# ---- bound
+
+
+def bound(body: Body) -> Body:
+    """`for i in n: if base + i < end: S` -> `i_end = min(n, end - base); for i in i_end: S` in serial and simd loops."""
+    result: list[Stmt] = []
+    for s in body:
+        if isinstance(s, For):
+            if s.bind in ("serial", "simd"):
+                end, s = _bounded(s)
+                result += end
+            s = replace(s, body=bound(s.body))
+        result.append(s)
+    return tuple(result)
+
+
+def _bounded(loop: For) -> tuple[list[Stmt], For]:
+    local: dict[str, Expr] = {}
+    for s in loop.body:
+        if isinstance(s, Let):
+            local[s.name] = ix.substitute(s.value, local)
+    inside = {defined(s) for s in loop.body} | {loop.var}
+    found: dict[Expr, Expr] = {}  # guard -> the same in terms of what is known before the loop
+    for s in _statements(loop.body):
+        for c in conjuncts(getattr(s, "guard", None)):
+            index = ix.substitute(c.a, local)
+            if c.b != Const(1) and ix.coefficient(index, loop.var) == Const(1) and not (ix.names(index) - {loop.var}) & inside:
+                found[c] = index
+    if not found:
+        return [], loop
+    extent = loop.extent
+    for c, index in found.items():
+        extent = ix.minimum(extent, ix.sub(c.b, ix.substitute(index, {loop.var: Const(0)})))
+    end = Let(f"{loop.var}_end", "int64_t", extent)
+    return [end], replace(loop, extent=Var(end.name), body=_without_guards(loop.body, set(found)))
+
+
+def _statements(body: Body):
+    for s in body:
+        yield s
+        if isinstance(s, For):
+            yield from _statements(s.body)
+
+
+def _without_guards(body: Body, drop: set[Expr]) -> Body:
+    result = []
+    for s in body:
+        if isinstance(s, For):
+            s = replace(s, body=_without_guards(s.body, drop))
+        elif getattr(s, "guard", None) is not None:
+            s = replace(s, guard=ix.both(c for c in conjuncts(s.guard) if c not in drop))
+        result.append(s)
+    return tuple(result)
+
+
+# ---- stage
+
+
+def stage(body: Body) -> Body:
+    """`for u in 4: x = load; use(x)` -> `for u in 4: x[u] = load; for u in 4: use(x[u])`, so that the loads are in flight together."""
+    result: list[Stmt] = []
+    for s in body:
+        if isinstance(s, For):
+            if s.bind == "unroll":
+                result.extend(_staged(s))
+                continue
+            s = replace(s, body=stage(s.body))
+        result.append(s)
+    return tuple(result)
+
+
+def _staged(loop: For) -> list[Stmt]:
+    front: list[Stmt] = []
+    back: list[Stmt] = []
+    late: set[str] = set()
+    for s in loop.body:
+        early = isinstance(s, Let) or (isinstance(s, Load) and not s.shared)
+        if early and not (used(s) & late):
+            front.append(s)
+        else:
+            back.append(s)
+            if defined(s):
+                late.add(defined(s))
+    if not any(isinstance(s, Load) for s in front) or not back:
+        return [loop]
+    needed = frozenset().union(*map(used, back))
+    table = {s.name: f"{s.name}[{loop.var}]" for s in front if s.name in needed}
+    arrays = [Array(s.name, s.ctype, getattr(s, "lanes", 1), loop.extent.value) for s in front if s.name in table]
+    loads = replace(loop, body=tuple(rename(s, table) for s in front))
+    rest = replace(loop, body=tuple(rename(s, table) for s in back))
+    return [*arrays, loads, rest]
+
+
+def rename(s: Stmt, table: dict[str, str]) -> Stmt:
+    """`s` with names replaced, in what it reads and in what it defines."""
+    s = rewrite_indices(s, {k: Var(v) for k, v in table.items()})
+    if isinstance(s, (Let, Load, Compute)):
+        s = replace(s, name=table.get(s.name, s.name))
+    if isinstance(s, Compute):
+        s = replace(s, operands=tuple(table.get(n, n) for n in s.operands), vectors=tuple(table.get(n, n) for n in s.vectors))
+    if isinstance(s, (Store, SetLane)):
+        s = replace(s, value=table.get(s.value, s.value))
+    if isinstance(s, For):
+        s = replace(s, body=tuple(rename(x, table) for x in s.body))
+    return s

@@ -1,0 +1,32 @@
+"""The order of lowering.
+
+In: Segment, Schedule. Out: the finished Kernel. `vectorize` comes before `hoist`, since a vector load of a broadcast operand leaves the row loop
+as a whole; `bound` after `hoist`, since a loop's bound may only use what is computed before it; `stage` last, since it splits loops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Callable
+
+from ..schedule.loops import Schedule
+from ..segment import Segment
+from .loop_ir import Kernel
+from .nest import nest
+from .passes import bound, flatten, hoist, stage, vectorize
+
+PASSES: tuple[tuple[str, Callable], ...] = (
+    ("flatten", flatten),
+    ("vectorize", vectorize),
+    ("hoist", hoist),
+    ("bound", bound),
+    ("stage", stage),
+)
+
+
+def lower(segment: Segment, schedule: Schedule, name: str) -> Kernel:
+    """The kernel that computes `segment` as `schedule` says."""
+    kernel = nest(segment, schedule, name)
+    for _, run in PASSES:
+        kernel = replace(kernel, body=run(kernel.body))
+    return kernel

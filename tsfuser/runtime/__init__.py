@@ -1,0 +1,1 @@
+"""From a Fusion to a Plan: what C++ repeats on every later call."""

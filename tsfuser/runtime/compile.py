@@ -1,0 +1,147 @@
+"""The pipeline in one screen: Fusion -> segments -> schedules -> Loop IR -> source -> binary -> Plan.
+
+In: a Fusion and the call it was built for. Out: a Plan that serves every call of the same class. Example: `compile_fusion(call, fusion, "cuda:0")`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+
+from .. import log, options
+from ..codegen import emit
+from ..ir import size as sz
+from ..ir.call import Call
+from ..ir.fusion import Fusion
+from ..lower.loop_ir import Kernel, Param
+from ..lower.pipeline import lower
+from ..schedule import choose
+from ..schedule.machine import GPU, HOST
+from ..segment import Segment, segments
+from ..target.cuda import CudaTarget
+from ..target.disk_cache import DiskCache
+from ..target.function import Function
+from ..target.host import HostTarget
+from .plan import Launch, Plan, Program
+
+_lock = threading.Lock()
+_functions: dict[tuple[str, str], Function] = {}  # cache: (device, source) -> loaded kernel
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One segment, all the way: for dumps and `explain`."""
+
+    segment: Segment
+    schedule: object
+    kernel: Kernel
+    source: str
+    function: Function
+
+
+def compile_fusion(call: Call, fusion: Fusion, device: str) -> Plan:
+    """The plan of `fusion` for calls like `call`. Raises Refusal or CompileError."""
+    start = time.perf_counter()
+    parts, temporaries = segments(call, fusion)
+    _dump("fusion_ir", "fusion", fusion)
+    compiled = []
+    names: set[str] = set()
+    for segment in parts:
+        for stage in choose(call, segment, HOST if _blockwise(device) else GPU):
+            compiled.append(_compile(stage.segment, stage.schedule, device, names))
+            _dump("scheduler_params", stage.segment.name, stage.params)
+    plan = _plan(call, fusion, temporaries, compiled, device)
+    log.write("kernel_cache", f"planned {len(compiled)} kernels in {1e3 * (time.perf_counter() - start):.1f} ms", plan, log.UPDATE)
+    _dump("launch_param", "plan", plan)
+    return plan
+
+
+def _blockwise(device: str) -> bool:
+    return device == "cpu" and options.host_launch() == "block"
+
+
+def _compile(segment: Segment, schedule, device: str, names: set[str]) -> Compiled:
+    kernel = lower(segment, schedule, segment.name)
+    source = emit.source(kernel)
+    _dump("segmented_fusion", kernel.name, segment)
+    _dump("kernel_ir", kernel.name, kernel)
+    _dump("cuda_kernel", kernel.name, source)
+    return Compiled(segment, schedule, kernel, source, function(source, kernel.name, device))
+
+
+def function(source: str, name: str, device: str) -> Function:
+    """The loaded kernel; each source is compiled once in this process, and once on this disk."""
+    key = (f"{device} {options.host_launch()}", source)
+    if key not in _functions:
+        target = _target(device, options.host_launch())
+        path = target.compile(source, name, device) if device != "cpu" else target.compile(source, name)
+        loaded = target.load(path, name, device)
+        with _lock:
+            _functions.setdefault(key, loaded)
+    return _functions[key]
+
+
+def forget() -> None:
+    """Drops the kernels that are loaded; those on disk stay."""
+    with _lock:
+        _functions.clear()
+
+
+@lru_cache(maxsize=None)
+def _target(device: str, launch: str):
+    cache = DiskCache(options.cache_dir())
+    if device == "cpu":
+        return HostTarget(cache, fibers=launch == "fibers", opt_level=1 if launch == "fibers" else 3)
+    return CudaTarget(cache, fma=not options.disabled("fma"), max_registers=options.get("max_registers"))
+
+
+def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], device: str) -> Plan:
+    program = Program(call)
+    program.check_decisions()
+    tensors = [(o.value.dtype.name, o.sizes, o.strides) for o in fusion.outputs]
+    tensors += [(t.value.dtype.name, t.sizes, t.strides) for t in temporaries]
+    allocations = tuple((d, tuple(map(program.position, s)), tuple(map(program.position, st))) for d, s, st in tensors)
+    launches = tuple(_launch(program, c, device) for c in compiled)
+    results = tuple(("allocation", i) if kind == "output" else ("input", i) for kind, i in fusion.results)
+    keepalive = tuple(c.function for c in compiled)
+    return Plan(len(call.leaves), tuple(program.instructions), tuple(program.checks), allocations, launches, results, "", keepalive,
+                _text(call, tensors, compiled))
+
+
+def _launch(program: Program, compiled: Compiled, device: str) -> Launch:
+    kernel = compiled.kernel
+    offsets, size = emit.struct_layout(kernel.params)
+    args = tuple((offset, *_argument(program, p)) for offset, p in zip(offsets, kernel.params))
+    sizes = (kernel.grid, kernel.block_x, kernel.block_y, kernel.shared, kernel.grain)
+    kind = "host" if device == "cpu" else "cuda"
+    return Launch(kind, compiled.function.handle, kernel.name, *map(program.position, sizes), size, args)
+
+
+_NUMBER_KINDS = {"bool": "bool", "int64": "int64_number", "float64": "float64", "complex128": "complex128"}
+
+
+def _argument(program: Program, param: Param) -> tuple[str, int]:
+    """How C++ fills a field: kind and index."""
+    kind, *what = param.source
+    if kind == "size":
+        return ("int64" if param.ctype == "int64_t" else "int32"), program.position(what[0])
+    if kind == "number":
+        return _NUMBER_KINDS[what[1]], what[0]
+    return kind, what[0]
+
+
+def _text(call: Call, tensors, compiled: list[Compiled]) -> str:
+    lines = [f"allocate {k}: {d}[{', '.join(map(str, s))}] strides [{', '.join(map(str, st))}]" for k, (d, s, st) in enumerate(tensors)]
+    for c in compiled:
+        k = c.kernel
+        sizes = [call.value(sz.as_size(x)) for x in (k.grid, k.block_x, k.block_y)]
+        lines.append(f"launch {k.name}: grid {k.grid} (now {sizes[0]}), block {sizes[1]} x {sizes[2]}, shared {k.shared} bytes, "
+                     f"{len(k.params)} arguments, {c.function.registers} registers")
+    return "\n".join(lines)
+
+
+def _dump(word: str, title: str, text) -> None:
+    if options.dump(word):
+        print(f"\n======= {word}: {title} =======\n\n{text}\n", flush=True)

@@ -1,0 +1,34 @@
+"""How a segment is computed: named loops and where tensors live. A scheduler a file: `choose`, `apply`.
+
+In: a Segment. Out: `choose` gives the stages that compute it, each one kernel. Example: `[stage] = choose(call, segment, GPU)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir.call import Call
+from ..segment import Segment
+from . import pointwise, transpose
+from .domain import domain
+from .loops import Schedule
+from .machine import Machine
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One kernel to be: what it computes, how, and by which parameters."""
+
+    segment: Segment
+    schedule: Schedule
+    params: object
+
+
+def choose(call: Call, segment: Segment, machine: Machine) -> list[Stage]:
+    """The first scheduler that takes the segment. Raises Refusal where none does."""
+    space = domain(call, segment)
+    params = transpose.choose(call, segment, space, machine)
+    if params is not None:
+        return [Stage(segment, transpose.apply(space, params, machine), params)]
+    params = pointwise.choose(call, segment, space, machine)
+    return [Stage(segment, pointwise.apply(space, params, machine), params)]

@@ -1,0 +1,125 @@
+"""The iteration space of a segment, with as few dimensions as memory allows.
+
+In: a Segment. Out: a `Domain`: dimensions in memory order, neighbours merged wherever every tensor walks them as one, and for each buffer
+its stride in each. Example: a contiguous [B, T, C] plus a bias [C] is a domain of two dims, B*T and C.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir import size as sz
+from ..ir.call import Call
+from ..ir.fusion import Axis
+from ..ir.size import Size
+from ..segment import Buffer, Segment
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One merged dimension: `name` is that of its loop, `axes` outermost first."""
+
+    name: str
+    extent: Size
+    axes: tuple[Axis, ...]
+
+
+@dataclass(frozen=True)
+class Access:
+    """A buffer with its stride in each dim of the domain (elements; constant 0 where it does not move)."""
+
+    buffer: Buffer
+    strides: tuple[Size, ...]
+
+    @property
+    def itemsize(self) -> int:
+        return self.buffer.value.dtype.itemsize
+
+    def moves(self, d: int) -> bool:
+        return not (self.strides[d].is_const and self.strides[d].a == 0)
+
+    def is_unit(self, d: int) -> bool:
+        return self.strides[d].is_const and self.strides[d].a == 1
+
+
+@dataclass(frozen=True)
+class Domain:
+    """`dims` from outermost to innermost; `loads` and `stores` in the segment's order."""
+
+    dims: tuple[Dim, ...]
+    loads: tuple[Access, ...]
+    stores: tuple[Access, ...]
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        return self.loads + self.stores
+
+    @property
+    def elements(self) -> Size:
+        return sz.product([d.extent for d in self.dims])
+
+
+def domain(call: Call, segment: Segment, keep: tuple[Axis, ...] = ()) -> Domain:
+    """The domain of `segment`; axes in `keep` are not merged with others outside `keep`, and come innermost."""
+    buffers = segment.loads + segment.stores
+    reference = max(buffers, key=lambda b: (len(b.value.axes), b.kind != "input"))
+    axes = _sorted_axes(call, segment.axes, reference, buffers, keep)
+    strides = {(b, a): _stride(call, b, a) for b in buffers for a in axes}
+    groups: list[list[Axis]] = []
+    for axis in axes:
+        same_side = groups and ((groups[-1][-1] in keep) == (axis in keep))
+        if same_side and all(_walk_as_one(call, strides[b, groups[-1][-1]], strides[b, axis], axis) for b in buffers):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    dims = tuple(Dim(f"i{k}", sz.product([a.extent for a in g]), tuple(g)) for k, g in enumerate(groups))
+
+    def access(b: Buffer) -> Access:
+        return Access(b, tuple(strides[b, d.axes[-1]] for d in dims))
+
+    return Domain(dims, tuple(map(access, segment.loads)), tuple(map(access, segment.stores)))
+
+
+def _stride(call: Call, buffer: Buffer, axis: Axis) -> Size:
+    """Stride with 0 and 1 decided, so that schedules see broadcast and contiguous access."""
+    stride = buffer.stride(axis)
+    for value in (0, 1):
+        if not stride.is_const and call.decide(sz.eq(stride, value)):
+            return sz.const(value)
+    return stride
+
+
+def _walk_as_one(call: Call, outer: Size, inner: Size, axis: Axis) -> bool:
+    """Whether a step of the outer axis equals a walk over the whole inner one."""
+    zero = sz.const(0)
+    if outer is zero or inner is zero:
+        return outer is inner
+    return bool(call.decide(sz.eq(outer, inner * axis.extent)))
+
+
+def _sorted_axes(call: Call, axes, reference: Buffer, buffers, keep) -> list[Axis]:
+    """Axes from outermost to innermost in the memory of `reference`; those it lacks come first, ordered by the other buffers."""
+    order = [reference] + [b for b in buffers if b is not reference]
+
+    def inner_first(a: Axis, b: Axis) -> bool:
+        """Whether `a` is inside `b` in the first buffer that can tell."""
+        for buffer in order:
+            x, y = buffer.stride(a), buffer.stride(b)
+            if call.decide(sz.eq(x, 0)) or call.decide(sz.eq(y, 0)):
+                continue
+            if call.decide(sz.lt(x, y)):
+                return True
+            if call.decide(sz.lt(y, x)):
+                return False
+        return False
+
+    result: list[Axis] = []
+    for axis in axes:  # insertion sort: few axes, and the comparison is a recorded decision
+        at = len(result)
+        while at > 0 and inner_first(result[at - 1], axis):
+            at -= 1
+        result.insert(at, axis)
+    lacking = [a for a in result if a not in reference.value.axes]
+    held = [a for a in result if a in reference.value.axes]
+    result = lacking + held
+    return [a for a in result if a not in keep] + [a for a in result if a in keep]

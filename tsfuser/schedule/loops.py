@@ -1,0 +1,129 @@
+"""Schedules: named loops over a domain, and what each is bound to.
+
+In: a Domain. Out: a `Schedule`, built by `split`, `fuse`, `reorder` and `bind`, each of which returns a new one. A schedule never says
+what is computed. Example:
+
+    s = Schedule.over(domain).split("i0", by=128, into=("block", "thread")).bind(block="block", thread="thread.x")
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Union
+
+from ..ir import size as sz
+from ..ir.size import Size
+from .domain import Domain
+
+#: block: grid; thread.*: threads of a block; serial: a loop; unroll: unrolled, loads first; vector: one memory access of all lanes;
+#: simd: a loop that the host compiler vectorises
+BINDINGS = ("block", "thread.x", "thread.y", "serial", "unroll", "vector", "simd")
+
+
+@dataclass(frozen=True)
+class Loop:
+    """`name` counts from 0 to `extent` - 1."""
+
+    name: str
+    extent: Size
+    bind: str = "serial"
+
+
+@dataclass(frozen=True)
+class Split:
+    """`parent = outer * by + inner`. `exact`: `by` divides the parent's extent, so that no guard is needed."""
+
+    parent: str
+    outer: str
+    inner: str
+    by: Size
+    extent: Size
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Fuse:
+    """`into = outer * by + inner`, read backwards: `outer = into / by`, `inner = into % by`."""
+
+    into: str
+    outer: str
+    inner: str
+    by: Size
+
+
+Relation = Union[Split, Fuse]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`loops` outermost first; `relations` in the order they were applied. `threads` is the largest block; `wide` asks for 64-bit indices.
+    `shared` names the loads that go through a square tile of `tile_size` in shared memory, whose row and column loops are `tile` (see
+    `transpose`). `grain`: how many blocks make one task of the host's thread pool."""
+
+    domain: Domain
+    loops: tuple[Loop, ...]
+    relations: tuple[Relation, ...] = ()
+    threads: int = 1
+    wide: bool = False
+    shared: tuple[str, ...] = ()
+    tile: "tuple[str, str] | None" = None
+    tile_size: int = 0
+    grain: "Size | int" = 1
+
+    @staticmethod
+    def over(domain: Domain, threads: int = 1, wide: bool = False) -> "Schedule":
+        return Schedule(domain, tuple(Loop(d.name, d.extent) for d in domain.dims), (), threads, wide)
+
+    def loop(self, name: str) -> Loop:
+        return next(x for x in self.loops if x.name == name)
+
+    def split(self, name: str, by: "Size | int", into: tuple[str, str], exact: bool = False) -> "Schedule":
+        """Replaces loop `name` by an outer and an inner one of `by` iterations."""
+        by = sz.as_size(by)
+        old = self.loop(name)
+        outer = sz.quotient(old.extent, by) if exact else sz.ceildiv(old.extent, by)
+        assert outer is not None, f"{by} is no factor of {old.extent}"
+        pair = (Loop(into[0], outer), Loop(into[1], by))
+        relation = Split(name, *into, by, old.extent, exact)
+        return self._replaced((name,), pair, relation)
+
+    def fuse(self, outer: str, inner: str, into: str) -> "Schedule":
+        """Replaces two neighbouring loops by one."""
+        a, b = self.loop(outer), self.loop(inner)
+        assert self.loops.index(b) == self.loops.index(a) + 1, f"{outer} and {inner} are not neighbours"
+        return self._replaced((outer, inner), (Loop(into, a.extent * b.extent),), Fuse(into, outer, inner, b.extent))
+
+    def fuse_all(self, names: list[str], into: str) -> "Schedule":
+        """Fuses neighbouring loops, left to right; a single one is renamed by an exact split of 1."""
+        s = self
+        current = names[0]
+        for k, name in enumerate(names[1:], 1):
+            target = into if k == len(names) - 1 else f"{into}_{k}"
+            s = s.fuse(current, name, target)
+            current = target
+        return s
+
+    def reorder(self, *names: str) -> "Schedule":
+        """Puts the loops in the given order (all of them)."""
+        assert sorted(names) == sorted(x.name for x in self.loops), names
+        return replace(self, loops=tuple(self.loop(n) for n in names))
+
+    def bind(self, **what: str) -> "Schedule":
+        """`bind(row="block")`: what each loop becomes; dots are written as underscores (`thread_x`)."""
+        bound = {name: value.replace("_", ".") for name, value in what.items()}
+        assert all(v in BINDINGS for v in bound.values()), what
+        return replace(self, loops=tuple(replace(x, bind=bound.get(x.name, x.bind)) for x in self.loops))
+
+    def _replaced(self, names: tuple[str, ...], loops: tuple[Loop, ...], relation: Relation) -> "Schedule":
+        at = self.loops.index(self.loop(names[0]))
+        new = self.loops[:at] + loops + self.loops[at + len(names):]
+        return replace(self, loops=new, relations=self.relations + (relation,))
+
+    def __str__(self) -> str:
+        lines = []
+        for depth, loop in enumerate(self.loops):
+            lines.append(f"{'  ' * depth}for {loop.name} in {loop.extent}:  # {loop.bind}")
+        where = "  " * len(self.loops)
+        lines += [f"{where}load {a.buffer.value.name} {list(a.strides)}" for a in self.domain.loads]
+        lines += [f"{where}store {a.buffer.value.name} {list(a.strides)}" for a in self.domain.stores]
+        return "\n".join(lines)

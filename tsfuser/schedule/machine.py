@@ -1,0 +1,26 @@
+"""What schedulers know of the machine they plan for.
+
+In: the kind of device. Out: a `Machine`. The numbers are those of the H200 where a GPU is meant (132 multiprocessors, 4.3 TB/s measured); they steer
+choices and never change results, so one record serves all GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`kind` is `gpu` or `host`. `flight`: bytes that one thread should have under way to cover memory latency; `threads`: of a block; `chunk`: elements
+    that a host block works on; `task`: elements that make a task of the host's thread pool (torch's grain size)."""
+
+    kind: str
+    multiprocessors: int = 132
+    flight: int = 64
+    threads: int = 128
+    chunk: int = 4096
+    task: int = 32768
+
+
+GPU = Machine("gpu")
+HOST = Machine("host")

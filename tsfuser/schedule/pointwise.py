@@ -1,0 +1,134 @@
+"""The pointwise schedule: every element once, in 16-byte pieces, several of them in flight.
+
+In: a segment without reductions. Out: a two-dimensional tiling: columns are the innermost merged dim, rows all others; one row only where memory merges
+entirely. A thread owns `vector` neighbouring columns of `unroll` rows (or `unroll` pieces of the one row), so that an operand that is broadcast along rows is
+loaded once, and no element costs a division. Example: x[B, T, C] + bias[C] -> rows B*T, columns C.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir import size as sz
+from ..ir.call import Call
+from ..ir.size import Size
+from ..segment import Segment
+from .domain import Access, Domain
+from .loops import Schedule
+from .machine import Machine
+
+ACCESS_BYTES = 16  # the widest memory access of a thread
+
+
+@dataclass(frozen=True)
+class PointwiseParams:
+    """`vector`: elements an access; `unroll`: accesses a thread has in flight of each tensor; `threads`: of a block; `wide`: 64-bit indices."""
+
+    vector: int
+    unroll: int
+    threads: int
+    wide: bool
+
+
+def accepts(segment: Segment) -> "str | None":
+    """None, or why not."""
+    return "it holds a reduction" if segment.reduction else None
+
+
+def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> PointwiseParams:
+    """Vector width by alignment; unroll so that `machine.flight` bytes of input are under way, less where registers would run out."""
+    wide = is_wide(call, domain)
+    if machine.kind == "host":
+        return PointwiseParams(1, 1, 1, wide)
+    vector = vector_width(call, domain)
+    inner = len(domain.dims) - 1
+    streamed = [a.itemsize for a in domain.loads if a.moves(inner) and (inner == 0 or any(a.moves(d) for d in range(inner)))]
+    bytes_each = vector * max(sum(streamed), 1)
+    live = vector * (len(domain.loads) + len(domain.stores) + len(segment.ops) // 8)  # a rough count of registers an access needs
+    unroll = min(4, max(1, machine.flight // bytes_each), max(1, 96 // live))
+    return PointwiseParams(vector, 1 << (unroll.bit_length() - 1), machine.threads, wide)
+
+
+def apply(domain: Domain, params: PointwiseParams, machine: Machine) -> Schedule:
+    schedule = Schedule.over(domain, params.threads, params.wide)
+    return _host(schedule, machine) if machine.kind == "host" else _gpu(schedule, params)
+
+
+def _rows(schedule: Schedule) -> tuple[Schedule, "str | None", str]:
+    """The schedule with all outer loops fused, and the names of the row loop (None without one) and the column loop."""
+    *outer, col = [x.name for x in schedule.loops]
+    if len(outer) > 1:
+        schedule = schedule.fuse_all(outer, "row")
+        return schedule, "row", col
+    return schedule, (outer[0] if outer else None), col
+
+
+def _gpu(schedule: Schedule, params: PointwiseParams) -> Schedule:
+    schedule, row, col = _rows(schedule)
+    v, u = params.vector, params.unroll
+    if row is None:
+        schedule = schedule.split(col, params.threads * v * u, ("block", "piece"))
+        schedule = schedule.split("piece", params.threads * v, ("u", "spot"), exact=True).split("spot", v, ("tx", "lane"), exact=True)
+        return schedule.reorder("block", "tx", "u", "lane").bind(block="block", tx="thread_x", u="unroll", lane="vector")
+    columns = schedule.loop(col).extent
+    across = sz.minimum(sz.nextpow2(sz.ceildiv(columns, v)), 32)
+    down = sz.binary("div", params.threads, across)
+    schedule = schedule.split(col, across * v, ("col_block", "spot")).split("spot", v, ("tx", "lane"), exact=True)
+    schedule = schedule.split(row, down * u, ("row_block", "rows")).split("rows", down, ("u", "ty"), exact=True)
+    schedule = schedule.reorder("row_block", "col_block", "ty", "tx", "u", "lane").fuse("row_block", "col_block", "block")
+    return schedule.bind(block="block", tx="thread_x", ty="thread_y", u="unroll", lane="vector")
+
+
+def _host(schedule: Schedule, machine: Machine) -> Schedule:
+    """A block is a stretch of a row, or several short rows; the compiler vectorises along columns."""
+    from dataclasses import replace
+
+    schedule, row, col = _rows(schedule)
+    columns = schedule.loop(col).extent
+    if row is None:
+        schedule = schedule.split(col, machine.chunk, ("block", "lane")).bind(block="block", lane="simd")
+        return replace(schedule, grain=machine.task // machine.chunk)
+    side = machine.chunk if not _strided(schedule.domain) else 64  # a square of cache lines where an operand is transposed
+    rows = sz.maximum(1, sz.binary("div", side * side if side == 64 else side, sz.maximum(sz.minimum(columns, side), 1)))
+    schedule = schedule.split(col, side, ("col_block", "lane")).split(row, rows, ("row_block", "u"))
+    schedule = schedule.reorder("row_block", "col_block", "u", "lane").fuse("row_block", "col_block", "block")
+    return replace(schedule.bind(block="block", u="serial", lane="simd"), grain=machine.task // machine.chunk)
+
+
+def _strided(domain: Domain) -> bool:
+    inner = len(domain.dims) - 1
+    return any(a.moves(inner) and not a.is_unit(inner) for a in domain.accesses)
+
+
+def is_wide(call: Call, domain: Domain) -> bool:
+    """Whether some offset, or an index rounded up to a whole tile, may pass 2**31."""
+    last: Size = domain.elements
+    for a in domain.accesses:
+        reach = sz.const(1)
+        for d, dim in enumerate(domain.dims):
+            if a.moves(d):
+                reach = reach + dim.extent * a.strides[d]
+        last = sz.maximum(last, reach)
+    return bool(call.decide(sz.lt((1 << 31) - (1 << 20), last)))
+
+
+def vector_width(call: Call, domain: Domain) -> int:
+    """Elements of one access: at most 16 bytes of the widest dtype, and no more than every address allows. Tensors that do not walk
+    along the inner dim do not count; strided ones are read one by one in any case."""
+    inner = len(domain.dims) - 1
+    walking = [a for a in domain.accesses if a.is_unit(inner)]
+    if not walking:
+        return 1
+    width: Size = sz.const(max(1, ACCESS_BYTES // max(a.itemsize for a in walking)))
+    for a in walking:
+        width = sz.minimum(width, sz.binary("div", _alignment(a, inner), a.itemsize))
+    return call.decide(sz.maximum(width, 1))
+
+
+def _alignment(a: Access, inner: int) -> Size:
+    """The largest power of two, in bytes, that divides the address of every row's first element."""
+    alignment = a.buffer.alignment
+    for d in range(inner):
+        if a.moves(d):
+            alignment = sz.minimum(alignment, sz.pow2(a.strides[d] * a.itemsize))
+    return alignment

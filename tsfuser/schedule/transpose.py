@@ -1,0 +1,66 @@
+"""The transpose schedule: operands whose innermost axes disagree meet in a tile of shared memory.
+
+In: a segment whose outputs walk along one axis and some of whose inputs along another. Out: square tiles over the two; the odd inputs are read along their own axis into
+shared memory and used along the outputs'. Example: x[R, C] + y[C, R].t().
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..ir import size as sz
+from ..ir.call import Call
+from ..segment import Segment
+from .domain import Access, Domain
+from .loops import Schedule
+from .machine import Machine
+from .pointwise import is_wide
+
+SHARED_BYTES = 48 * 1024  # what a block gets without asking the driver for more
+SMALLEST = 16  # a tile over fewer rows or columns would be mostly air
+
+
+@dataclass(frozen=True)
+class TransposeParams:
+    """`row`: the dim along which the inputs `shared` are contiguous; `tile`: its side; `threads`: of a block; `wide`: 64-bit indices."""
+
+    row: int
+    shared: tuple[str, ...]
+    tile: int
+    threads: int
+    wide: bool
+
+
+def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> "TransposeParams | None":
+    """The parameters, or None where no input needs a tile or it would not pay."""
+    col = len(domain.dims) - 1
+    if machine.kind == "host" or col < 1 or segment.reduction:
+        return None
+    odd = [a for a in domain.loads if a.moves(col) and not a.is_unit(col)]
+    counts = {d: [a for a in odd if a.is_unit(d)] for d in range(col)}
+    row = max(counts, key=lambda d: len(counts[d]))
+    shared = counts[row]
+    if not shared:
+        return None
+    if not all(call.decide(sz.le(SMALLEST, domain.dims[d].extent)) for d in (row, col)):
+        return None
+    tile = 64 if max(a.itemsize for a in shared) <= 4 else 32
+    room = SHARED_BYTES // (tile * (tile + 1) * max(a.itemsize for a in shared) + 16)
+    names = tuple(a.buffer.value.name for a in shared[:room])
+    return TransposeParams(row, names, tile, 256, is_wide(call, domain)) if names else None
+
+
+def apply(domain: Domain, params: TransposeParams, machine: Machine) -> Schedule:
+    """Loops: block over tiles, threads over the tile's columns, `u` over its rows."""
+    schedule = Schedule.over(domain, params.threads, params.wide)
+    names = [d.name for d in domain.dims]
+    row, col = names[params.row], names[-1]
+    others = [n for n in names if n not in (row, col)]
+    schedule = schedule.reorder(*others, row, col)
+    step = params.threads // params.tile
+    schedule = schedule.split(col, params.tile, ("col_block", "col")).split(row, params.tile, ("row_block", "row"))
+    schedule = schedule.split("row", step, ("u", "ty"), exact=True)
+    schedule = schedule.reorder(*others, "row_block", "col_block", "ty", "col", "u")
+    schedule = schedule.fuse_all([*others, "row_block", "col_block"], "block")
+    schedule = schedule.bind(block="block", col="thread_x", ty="thread_y", u="unroll")
+    return replace(schedule, shared=params.shared, tile=("row", "col"), tile_size=params.tile)

@@ -1,0 +1,160 @@
+"""Cuts a Fusion into segments, each of which becomes one kernel.
+
+In: a Fusion. Out: ordered `Segment`s with what each reads from and writes to memory. A pointwise segment computes everything between memory
+and its outputs; outputs of a subset of its axes ride along. Example: `y = x + b; z = b * 2` over axes (r, c) and (c): one segment,
+`z` stored by the first row only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .ir import size as sz
+from .ir.call import Call
+from .ir.fusion import Axis, Fusion, Op, Reduce, TensorInput, Value
+from .ir.size import Size
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor in memory: `kind` is `input` (group argument `index`) or `allocation` (number `index` of the plan), with one stride (elements) a dim of
+    `value`. `alignment` is in bytes."""
+
+    value: Value
+    kind: str
+    index: int
+    strides: tuple[Size, ...]
+    alignment: Size
+    by_value: bool = False
+
+    def stride(self, axis: Axis) -> Size:
+        """Elements between neighbours along `axis`, 0 where the tensor lacks it."""
+        for own, stride in zip(self.value.dims, self.strides):
+            if own is not None and own == axis:
+                return stride
+        return sz.const(0)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """`ops` in order, `loads` and `stores`, over `axes` (its iteration space). A segment with Reduce ops has them all over the same axes."""
+
+    ops: tuple[Op, ...]
+    loads: tuple[Buffer, ...]
+    stores: tuple[Buffer, ...]
+    axes: tuple[Axis, ...]
+
+    @property
+    def reduction(self) -> "Reduce | None":
+        return next((op for op in self.ops if isinstance(op, Reduce)), None)
+
+    @property
+    def name(self) -> str:
+        """Kernel name: after the distinct ops, in order."""
+        words = list(dict.fromkeys(op.name for op in self.ops)) or ["copy"]
+        tail = [f"and_{len(words) - 5}_more"] if len(words) > 6 else words[5:]
+        return "_".join(["fused", *words[:5], *tail])
+
+
+@dataclass(frozen=True)
+class Temporary:
+    """A tensor between segments: `value`, dense and row-major, as plan allocation `index`."""
+
+    value: Value
+    sizes: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    index: int
+
+
+def _sizes(value: Value) -> tuple[Size, ...]:
+    return tuple(sz.const(1) if a is None else a.extent for a in value.dims)
+
+
+def _row_major(sizes: tuple[Size, ...]) -> tuple[Size, ...]:
+    strides, step = [], sz.const(1)
+    for size in reversed(sizes):
+        strides.append(step)
+        step = step * size
+    return tuple(reversed(strides))
+
+
+def segments(call: Call, fusion: Fusion) -> tuple[tuple[Segment, ...], tuple[Temporary, ...]]:
+    """The segments of `fusion` in an order that respects their dependences, and the temporaries between them."""
+    producer = {op.output.name: op for op in fusion.ops}
+    position = {op.output.name: i for i, op in enumerate(fusion.ops)}
+    stored = {o.value.name: k for k, o in enumerate(fusion.outputs)}
+    memory = {i.value.name: _input_buffer(i) for i in fusion.inputs}
+    temporaries: list[Temporary] = []
+    result: list[Segment] = []
+
+    def buffer(value: Value) -> Buffer:
+        """Where `value` goes: a group output if it is one, else a temporary."""
+        if value.name in stored:
+            k = stored[value.name]
+            return Buffer(value, "allocation", k, fusion.outputs[k].strides, sz.const(256))
+        sizes = _sizes(value)
+        temporary = Temporary(value, sizes, _row_major(sizes), len(fusion.outputs) + len(temporaries))
+        temporaries.append(temporary)
+        return Buffer(value, "allocation", temporary.index, temporary.strides, sz.const(256))
+
+    def slice_of(roots: list[Value]) -> tuple[list[Op], list[Buffer]]:
+        """The ops between memory and `roots`, and the buffers they read."""
+        seen: set[str] = set()
+        ops: list[Op] = []
+        loads: dict[str, Buffer] = {}
+        stack = list(roots)
+        while stack:
+            value = stack.pop()
+            if value.is_number or value.name in seen:
+                continue
+            seen.add(value.name)
+            if value.name in memory:
+                loads[value.name] = memory[value.name]
+                continue
+            op = producer[value.name]
+            ops.append(op)
+            stack.extend(op.operands)
+        ops.sort(key=lambda op: position[op.output.name])
+        return ops, list(loads.values())
+
+    for op in fusion.ops:  # every reduction ends a segment; its result is in memory from then on
+        if isinstance(op, Reduce):
+            ops, loads = slice_of([op.output])
+            target = buffer(op.output)
+            result.append(Segment(tuple(ops), _ordered(loads), (target,), _axes(ops, loads)))
+            memory[op.output.name] = target
+
+    pending = [o.value for o in fusion.outputs if o.value.name not in memory or memory[o.value.name].kind == "input"]
+    for values in _by_space(call, list(dict.fromkeys(pending))):
+        ops, loads = slice_of(values)
+        stores = tuple(buffer(v) for v in values)
+        result.append(Segment(tuple(ops), _ordered(loads), stores, _axes(ops, loads)))
+    return tuple(result), tuple(temporaries)
+
+
+def _input_buffer(i: TensorInput) -> Buffer:
+    return Buffer(i.value, "input", i.index, i.strides, i.alignment, i.by_value)
+
+
+def _ordered(buffers: list[Buffer]) -> tuple[Buffer, ...]:
+    return tuple(sorted(buffers, key=lambda b: (b.kind != "input", b.index)))
+
+
+def _axes(ops: list[Op], loads: list[Buffer]) -> tuple[Axis, ...]:
+    values = [b.value for b in loads] + [op.output for op in ops]
+    return tuple(dict.fromkeys(axis for v in values for axis in v.axes))
+
+
+def _by_space(call: Call, values: list[Value]) -> list[list[Value]]:
+    """Groups values that one pointwise kernel can store: those whose axes are a subset of the largest one's. A subset rides along
+    only if no axis it lacks has size 0, since then nothing would run."""
+    groups: list[list[Value]] = []
+    for value in sorted(values, key=lambda v: -len(v.axes)):
+        for group in groups:
+            host = set(group[0].axes)
+            if host >= set(value.axes) and all(call.decide(sz.lt(0, a.extent)) for a in host - set(value.axes)):
+                group.append(value)
+                break
+        else:
+            groups.append([value])
+    return groups

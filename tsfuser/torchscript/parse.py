@@ -1,0 +1,128 @@
+"""A group's subgraph to a Fusion; nothing here knows an op.
+
+In: a torch._C.Graph, a Call. Out: the Fusion of that class of calls, by looking each node's row up and calling its `build`. Arguments are passed
+by the type that the schema gives them: tensors and numbers as values, structural ones as what they are in this call (a decision). Example:
+
+    parse(graph, call, "cuda:0")
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from ..errors import Refusal
+from ..ir import size as sz
+from ..ir.build import Builder
+from ..ir.call import Call, ListArg, OtherArg, ScalarArg, TensorArg
+from ..ir.dtypes import DTYPES
+from ..ir.fusion import Fusion, Value
+from ..ops import table
+
+
+@dataclass(frozen=True)
+class _Argument:
+    """Group argument `index`, not yet used."""
+
+    index: int
+
+
+def parse(graph: torch._C.Graph, call: Call, device: str) -> Fusion:
+    """The Fusion that `graph` computes for calls like `call`. Raises Refusal."""
+    builder = Builder(call, device, DTYPES[str(torch.get_default_dtype()).removeprefix("torch.")])
+    values: dict[str, object] = {v.debugName(): _Argument(i) for i, v in enumerate(graph.inputs())}
+    for node in graph.nodes():
+        kind = node.kind()
+        if kind == "prim::Constant":
+            output = node.output()
+            values[output.debugName()] = None if output.type().kind() == "NoneType" else output.toIValue()
+        elif kind in ("prim::ListConstruct", "prim::TupleConstruct"):
+            values[node.output().debugName()] = [values[v.debugName()] for v in node.inputs()]
+        else:
+            results = _build(builder, node, [values[v.debugName()] for v in node.inputs()])
+            for value, result in zip(node.outputs(), results):
+                values[value.debugName()] = result
+    for value in graph.outputs():
+        result = values[value.debugName()]
+        builder.output(builder.tensor(result.index) if isinstance(result, _Argument) else result)
+    return builder.finish()
+
+
+@lru_cache(maxsize=4096)
+def schema_of(text: str) -> tuple[str, str, tuple[str, ...]]:
+    """Operator kind, overload name and argument names of a schema's text."""
+    schema = torch._C.parse_schema(text)
+    return schema.name, schema.overload_name, tuple(a.name for a in schema.arguments)
+
+
+def _build(builder: Builder, node: torch._C.Node, inputs: list) -> tuple:
+    kind, overload, names = schema_of(node.schema())
+    row = table.find(kind, overload)
+    if row is None:
+        raise Refusal(f"{kind}.{overload} has no row in the op table")
+    args = {}
+    for name, given in zip(names, inputs):
+        if name in row.structural:
+            args[name] = _concrete(builder.call, given)
+        elif name in row.symbolic:
+            args[name] = _sizes(builder.call, given)
+        else:
+            args[name] = _value(builder, given)
+    result = row.build(builder, **args)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _value(builder: Builder, given) -> "Value | None":
+    """A tensor or number for the algorithm; None stays None."""
+    if isinstance(given, _Argument):
+        arg = builder.call.args[given.index]
+        if isinstance(arg, TensorArg):
+            return builder.tensor(given.index)
+        if isinstance(arg, ScalarArg):
+            return builder.number(given.index)
+        if isinstance(arg, OtherArg) and arg.value is None:
+            return None
+        raise Refusal(f"argument {given.index} is neither a tensor nor a number")
+    if given is None or isinstance(given, Value):
+        return given
+    if isinstance(given, (bool, int, float, complex)):
+        return builder.literal(given)
+    if isinstance(given, torch.Tensor):
+        raise Refusal("a constant tensor inside a group is not supported")
+    raise Refusal(f"{type(given).__name__} is not a tensor or a number")
+
+
+def _concrete(call: Call, given):
+    """The value of a structural argument in this call, on which the plan depends from now on."""
+    if isinstance(given, list):
+        return [_concrete(call, item) for item in given]
+    if not isinstance(given, _Argument):
+        return given
+    arg = call.args[given.index]
+    if isinstance(arg, OtherArg):
+        return arg.value
+    if isinstance(arg, ListArg):
+        items = [call.decide(call.item(given.index, k)) for k in range(len(arg.values))]
+        return [bool(x) for x in items] if arg.kind == "bool" else items
+    if isinstance(arg, ScalarArg) and arg.kind in ("bool", "int"):
+        value = call.decide(call.item(given.index))
+        return bool(value) if arg.kind == "bool" else value
+    raise Refusal(f"argument {given.index} shapes the code but is not an integer, a bool, a list of them, a string or None")
+
+
+def _sizes(call: Call, given):
+    """An int list as sizes, which may differ within a class; None stays None."""
+    if isinstance(given, _Argument):
+        arg = call.args[given.index]
+        if isinstance(arg, OtherArg) and arg.value is None:
+            return None
+        if isinstance(arg, ListArg):
+            return [call.item(given.index, k) for k in range(len(arg.values))]
+        if isinstance(arg, ScalarArg):
+            return call.item(given.index)
+        raise Refusal(f"argument {given.index} is not a list of sizes")
+    if isinstance(given, (list, tuple)):
+        return [_sizes(call, item) for item in given]
+    return None if given is None else sz.const(given)
