@@ -1,4 +1,414 @@
-// Mathematical functions (placeholder).
+// Functions of one element that templates of the op table call.
+//
+// In: float, double or integer registers. Out: what eager torch computes, to within a few units in the last place. sin, exp, ... are CUDA's own
+// functions; on the host overloads of the C library's. Names that differ from those of the C library have other semantics at NaN, at
+// negative operands or at the integers' limits: `nan_max(1.0f, NAN)` is NaN, `floor_mod(-1, 3)` is 2.
 #pragma once
 
 #include "types.h"
+
+#if !defined(TSFUSER_CUDA)
+
+#define LIBM_1(NAME)                       \
+  extern "C" double NAME(double) noexcept; \
+  DEVICE float NAME(float x) {             \
+    return __builtin_##NAME##f(x);         \
+  }
+#define LIBM_2(NAME)                               \
+  extern "C" double NAME(double, double) noexcept; \
+  DEVICE float NAME(float x, float y) {            \
+    return __builtin_##NAME##f(x, y);              \
+  }
+LIBM_1(exp) LIBM_1(exp2) LIBM_1(expm1) LIBM_1(log) LIBM_1(log2) LIBM_1(log10) LIBM_1(log1p) LIBM_1(sqrt)
+LIBM_1(sin) LIBM_1(cos) LIBM_1(tan) LIBM_1(asin) LIBM_1(acos) LIBM_1(atan)
+LIBM_1(sinh) LIBM_1(cosh) LIBM_1(tanh) LIBM_1(asinh) LIBM_1(acosh) LIBM_1(atanh)
+LIBM_1(erf) LIBM_1(erfc) LIBM_1(lgamma) LIBM_1(ceil) LIBM_1(floor) LIBM_1(rint) LIBM_1(trunc) LIBM_1(fabs)
+LIBM_2(pow) LIBM_2(atan2) LIBM_2(fmod) LIBM_2(hypot) LIBM_2(copysign) LIBM_2(nextafter) LIBM_2(fmax) LIBM_2(fmin)
+#undef LIBM_1
+#undef LIBM_2
+
+template <class T>
+DEVICE T rsqrt(T x) {
+  return 1 / sqrt(x);
+}
+
+#endif
+
+template <class T>
+struct identity {
+  using type = T;
+};
+template <class T>
+using just = typename identity<T>::type;  // a parameter that does not take part in deduction
+
+template <class T>
+inline constexpr bool is_real = same_type<T, float>::value || same_type<T, double>::value;
+
+// ---- limits and tests
+
+template <class T>
+DEVICE T infinity() {
+  if constexpr (sizeof(T) == 4) return bit_cast<T>(0x7f800000u);
+  else return bit_cast<T>(static_cast<uint64_t>(0x7ff0000000000000ull));
+}
+
+template <class T>
+DEVICE T not_a_number() {
+  if constexpr (sizeof(T) == 4) return bit_cast<T>(0x7fc00000u);
+  else return bit_cast<T>(static_cast<uint64_t>(0x7ff8000000000000ull));
+}
+
+template <class T>
+DEVICE bool is_nan(T x) {
+  return x != x;
+}
+template <class T>
+DEVICE bool is_inf(T x) {
+  return fabs(x) == infinity<T>();
+}
+template <class T>
+DEVICE bool is_finite(T x) {
+  return fabs(x) < infinity<T>();
+}
+template <class T>
+DEVICE bool is_negative(T x) {  // also -0 and negative NaN
+  return copysign(T(1), x) < 0;
+}
+
+// ---- integers, which wrap at their width
+
+template <int bytes>
+struct unsigned_of_size;
+template <>
+struct unsigned_of_size<1> {
+  using type = uint8_t;
+};
+template <>
+struct unsigned_of_size<2> {
+  using type = uint16_t;
+};
+template <>
+struct unsigned_of_size<4> {
+  using type = uint32_t;
+};
+template <>
+struct unsigned_of_size<8> {
+  using type = uint64_t;
+};
+// At least 32 bits, since uint16_t * uint16_t is computed in int and may overflow it.
+template <class T>
+using bits_of = typename unsigned_of_size<(sizeof(T) < 4 ? 4 : sizeof(T))>::type;
+
+template <class T>
+inline constexpr bool is_signed = T(-1) < T(0);
+
+template <class T>
+DEVICE T wrap_add(T a, T b) {
+  return static_cast<T>(static_cast<bits_of<T>>(a) + static_cast<bits_of<T>>(b));
+}
+template <class T>
+DEVICE T wrap_sub(T a, T b) {
+  return static_cast<T>(static_cast<bits_of<T>>(a) - static_cast<bits_of<T>>(b));
+}
+template <class T>
+DEVICE T wrap_mul(T a, T b) {
+  return static_cast<T>(static_cast<bits_of<T>>(a) * static_cast<bits_of<T>>(b));
+}
+template <class T>
+DEVICE T wrap_neg(T a) {
+  return wrap_sub(T(0), a);
+}
+template <class T>
+DEVICE T wrap_abs(T a) {
+  return a < T(0) ? wrap_neg(a) : a;
+}
+
+// A shift by a negative number or by the width and more: all bits go.
+template <class T>
+DEVICE T shift_left(T a, T by) {
+  constexpr int width = 8 * sizeof(T);
+  return by < T(0) || by >= T(width) ? T(0) : static_cast<T>(static_cast<bits_of<T>>(a) << by);
+}
+template <class T>
+DEVICE T shift_right(T a, T by) {
+  constexpr int width = 8 * sizeof(T);
+  if (by >= T(0) && by < T(width)) return static_cast<T>(a >> by);
+  return a < T(0) ? T(-1) : T(0);
+}
+
+template <class T>
+DEVICE T int_pow(T base, T exponent) {
+  if (exponent < T(0)) return base == T(1) ? T(1) : base == T(-1) ? (exponent & 1 ? T(-1) : T(1)) : T(0);
+  T result = 1;
+  for (; exponent; exponent = static_cast<T>(exponent >> 1)) {
+    if (exponent & 1) result = wrap_mul(result, base);
+    base = wrap_mul(base, base);
+  }
+  return result;
+}
+
+// ---- division
+
+// Towards zero. An integer divided by 0 gives 0; the lowest integer by -1 wraps.
+template <class T>
+DEVICE T trunc_div(T a, T b) {
+  if constexpr (is_real<T>) return trunc(a / b);
+  else if (b == T(0)) return T(0);
+  else return is_signed<T> && b == T(-1) ? wrap_neg(a) : static_cast<T>(a / b);
+}
+
+// The remainder of trunc_div; it has the sign of `a`.
+template <class T>
+DEVICE T trunc_mod(T a, T b) {
+  if constexpr (is_real<T>) return fmod(a, b);
+  else return b == T(0) || (is_signed<T> && b == T(-1)) ? T(0) : static_cast<T>(a % b);
+}
+
+// The remainder that has the sign of `b`.
+template <class T>
+DEVICE T floor_mod(T a, T b) {
+  const T rest = trunc_mod(a, b);
+  return rest != T(0) && (rest < T(0)) != (b < T(0)) ? static_cast<T>(rest + b) : rest;
+}
+
+// Downwards. On floats by Python's rule: (a - a % b) / b is nearly whole, so rounding it finds the whole number meant.
+template <class T>
+DEVICE T floor_div(T a, T b) {
+  if constexpr (is_real<T>) {
+    if (b == 0) return a / b;
+    const T rest = fmod(a, b);
+    T quotient = (a - rest) / b;
+    if (rest != 0 && (b < 0) != (rest < 0)) quotient -= 1;
+    if (quotient == 0) return copysign(T(0), a / b);
+    const T down = floor(quotient);
+    return quotient - down > T(0.5) ? down + 1 : down;
+  } else {
+    const T quotient = trunc_div(a, b);
+    return trunc_mod(a, b) != T(0) && (a < T(0)) != (b < T(0)) ? static_cast<T>(quotient - 1) : quotient;
+  }
+}
+
+// A power whose exponent is one number for all elements: eager computes some exponents in a way of their own, with other
+// results at -0 and -inf.
+template <class T>
+DEVICE T pow_number(T x, T exponent) {
+  if (exponent == T(0.5)) return sqrt(x);
+  if (exponent == T(2)) return x * x;
+  if (exponent == T(3)) return x * x * x;
+  if (exponent == T(-0.5)) return rsqrt(x);
+  if (exponent == T(-1)) return 1 / x;
+  if (exponent == T(-2)) return 1 / (x * x);
+  return pow(x, exponent);
+}
+
+// ---- extrema
+
+template <class T>
+DEVICE T nan_max(T a, just<T> b) {
+  return a != a || a > b ? a : b;
+}
+template <class T>
+DEVICE T nan_min(T a, just<T> b) {
+  return a != a || a < b ? a : b;
+}
+template <class T>
+DEVICE T clamp(T x, just<T> low, just<T> high) {
+  return nan_min(nan_max(x, low), high);
+}
+template <class T>
+DEVICE T signum(T x) {  // 0 for NaN
+  return static_cast<T>((T(0) < x) - (x < T(0)));
+}
+template <class T>
+DEVICE T nan_to_num(T x, T nan, T positive, T negative) {
+  return x != x ? nan : x == infinity<T>() ? positive : x == -infinity<T>() ? negative : x;
+}
+
+// ---- special functions
+
+template <class T>
+DEVICE T sigmoid(T x) {
+  return 1 / (1 + exp(-x));
+}
+template <class T>
+DEVICE T xlogy(T x, T y) {
+  return y != y ? y : x == 0 ? T(0) : x * log(y);
+}
+template <class T>
+DEVICE T xlog1py(T x, T y) {
+  return y != y ? y : x == 0 ? T(0) : x * log1p(y);
+}
+template <class T>
+DEVICE T logaddexp(T a, T b) {
+  if (a == b && is_inf(a)) return a;
+  return nan_max(a, b) + log1p(exp(-fabs(a - b)));
+}
+template <class T>
+DEVICE T logaddexp2(T a, T b) {
+  if (a == b && is_inf(a)) return a;
+  return nan_max(a, b) + log1p(exp2(-fabs(a - b))) * T(1.4426950408889634);
+}
+template <class T>
+DEVICE T sinc(T x) {
+  const T angle = x * T(3.141592653589793);
+  return x == 0 ? T(1) : sin(angle) / angle;
+}
+template <class T>
+DEVICE T deg2rad(T x) {
+  return x * T(0.017453292519943295);
+}
+template <class T>
+DEVICE T rad2deg(T x) {
+  return x * T(57.29577951308232);
+}
+template <class T>
+DEVICE T entropy(T x) {
+  return x != x ? x : x > 0 ? -x * log(x) : x == 0 ? T(0) : -infinity<T>();
+}
+template <class T>
+DEVICE T normal_cdf(T x) {  // erfc keeps the digits of the lower tail
+  const T t = x * T(0.7071067811865476);
+  return x < T(-1) ? erfc(-t) / 2 : (1 + erf(t)) / 2;
+}
+template <class T>
+DEVICE T lerp(T a, T b, T weight) {
+  return fabs(weight) < T(0.5) ? a + weight * (b - a) : b - (b - a) * (1 - weight);
+}
+template <class T>
+DEVICE T logit(T x, T eps) {
+  const T z = eps < 0 ? x : x < eps ? eps : x > 1 - eps ? 1 - eps : x;
+  return log(z / (1 - z));
+}
+
+#if !defined(TSFUSER_CUDA)
+
+// The inverse of erf: a start by Winitzki's formula, then Halley steps on erf, or on erfc near 1, where erf has no digits left.
+DEVICE double erfinv(double x) {
+  const double size = fabs(x);
+  if (!(size < 1)) return size == 1 ? copysign(infinity<double>(), x) : not_a_number<double>();
+  const double rest = 1 - size;
+  const double l = log(rest * (1 + size)), a = 0.147, t = 2 / (3.141592653589793 * a) + l / 2;
+  double y = sqrt(sqrt(t * t - l / a) - t);
+  for (int step = 0; step < 3; ++step) {
+    const double error = size < 0.5 ? erf(y) - size : rest - erfc(y);
+    const double newton = error / (1.1283791670955126 * exp(-y * y));
+    y -= newton / (1 + y * newton);
+  }
+  return copysign(y, x);
+}
+DEVICE float erfinv(float x) {
+  return static_cast<float>(erfinv(static_cast<double>(x)));
+}
+
+#endif
+
+// ---- activations
+
+template <class T>
+DEVICE T relu(T x) {  // keeps NaN
+  return x < T(0) ? T(0) : x;
+}
+template <class T>
+DEVICE T silu(T x) {
+  return x / (1 + exp(-x));
+}
+template <class T>
+DEVICE T mish(T x) {
+  return x * tanh(log1p(exp(x)));
+}
+template <class T>
+DEVICE T elu(T x, T alpha, T scale, T input_scale) {
+  return x > 0 ? x * scale : expm1(x * input_scale) * (alpha * scale);
+}
+template <class T>
+DEVICE T celu(T x, T alpha) {
+  return x > 0 ? x : expm1(x / alpha) * alpha;
+}
+template <class T>
+DEVICE T selu(T x) {
+  return elu(x, T(1.6732632423543772), T(1.0507009873554805), T(1));
+}
+template <class T>
+DEVICE T hardsigmoid(T x) {
+  return clamp(x + 3, 0, 6) / 6;
+}
+template <class T>
+DEVICE T hardswish(T x) {
+  return x * clamp(x + 3, 0, 6) / 6;
+}
+template <class T>
+DEVICE T log_sigmoid(T x) {
+  return nan_min(x, 0) - log1p(exp(-fabs(x)));
+}
+template <class T>
+DEVICE T softplus(T x, T beta, T threshold) {
+  return x * beta > threshold ? x : log1p(exp(x * beta)) / beta;
+}
+template <class T>
+DEVICE T softshrink(T x, T lambda) {
+  return x > lambda ? x - lambda : x < -lambda ? x + lambda : x * 0;
+}
+template <class T>
+DEVICE T gelu(T x) {
+  return x * T(0.5) * (1 + erf(x * T(0.7071067811865476)));
+}
+// tanh(sqrt(2 / pi) (x + 0.044715 x^3)), the middle of the approximation
+template <class T>
+DEVICE T gelu_tanh_inner(T x) {
+  return tanh(T(0.7978845608028654) * (x + T(0.044715) * x * x * x));
+}
+template <class T>
+DEVICE T gelu_tanh(T x) {
+  return T(0.5) * x * (1 + gelu_tanh_inner(x));
+}
+
+// ---- derivatives
+
+template <class T>
+DEVICE T gelu_backward(T grad, T x) {
+  const T cdf = T(0.5) * (1 + erf(x * T(0.7071067811865476)));
+  const T density = exp(T(-0.5) * x * x) * T(0.3989422804014327);
+  return grad * (cdf + x * density);
+}
+template <class T>
+DEVICE T gelu_tanh_backward(T grad, T x) {
+  const T t = gelu_tanh_inner(x);
+  const T slope = T(0.7978845608028654) * (1 + 3 * T(0.044715) * x * x);
+  return grad * (T(0.5) * (1 + t) + T(0.5) * x * (1 - t * t) * slope);
+}
+template <class T>
+DEVICE T silu_backward(T grad, T x) {
+  const T s = sigmoid(x);
+  return grad * s * (1 + x * (1 - s));
+}
+template <class T>
+DEVICE T mish_backward(T grad, T x) {
+  const T s = sigmoid(x), t = tanh(log1p(exp(x)));
+  return grad * (t + x * s * (1 - t * t));
+}
+template <class T>
+DEVICE T hardswish_backward(T grad, T x) {
+  return x < -3 ? T(0) : x <= 3 ? grad * (x / 3 + T(0.5)) : grad;
+}
+template <class T>
+DEVICE T softplus_backward(T grad, T x, T beta, T threshold) {
+  const T z = exp(x * beta);
+  return x * beta > threshold ? grad : grad * z / (z + 1);
+}
+template <class T>
+DEVICE T elu_backward(T grad, T x, T alpha, T scale, T input_scale) {
+  return x <= 0 ? grad * input_scale * (alpha * scale) * exp(x * input_scale) : grad * scale;
+}
+template <class T>
+DEVICE T elu_backward_of_result(T grad, T y, T alpha, T scale, T input_scale) {
+  return y <= 0 ? grad * input_scale * (y + alpha * scale) : grad * scale;
+}
+template <class T>
+DEVICE T logit_backward(T grad, T x) {
+  return x < 0 || x > 1 ? not_a_number<T>() : x == 0 || x == 1 ? grad * infinity<T>() : grad / (x * (1 - x));
+}
+template <class T>
+DEVICE T logit_backward(T grad, T x, T eps) {
+  if (eps < 0) return logit_backward(grad, x);
+  return x < eps || x > 1 - eps ? T(0) : x == 0 || x == 1 ? grad * infinity<T>() : grad / (x * (1 - x));
+}
