@@ -16,6 +16,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="run the long sweeps, and more generated programs")
+    parser.addoption("--targets", help="run tests with a device on these targets only, e.g. cpu,cuda")
 
 
 def pytest_configure(config):
@@ -54,7 +55,9 @@ def targets():
 
 def pytest_generate_tests(metafunc):
     if "target" in metafunc.fixturenames:
-        metafunc.parametrize("target", targets(), scope="module")
+        asked = metafunc.config.getoption("--targets")
+        chosen = [name for name in targets() if not asked or name in asked.split(",")]
+        metafunc.parametrize("target", chosen, scope="module")
 
 
 @pytest.fixture
