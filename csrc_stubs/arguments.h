@@ -1,0 +1,40 @@
+// What a group's operator needs to know of the arguments of one call.
+//
+// In: the top of the interpreter's stack. Out: a structure key (what kinds of arguments), a leaf vector (their sizes,
+// strides, alignments and integers), the tensors' addresses and the device; or the reason why no kernel may see them.
+// Example: one float32 CUDA tensor of sizes (4, 8) gives one structure word and leaves [4, 8, 8, 1, 256].
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tsfuser {
+
+struct Arguments {
+  std::vector<uint64_t> structure;
+  std::vector<int64_t> leaves;
+  std::vector<const void*> addresses;  // by argument; null where it is not a tensor
+  c10::Device device{c10::DeviceType::CPU};
+  uint64_t hash = 0;  // of structure and leaves
+};
+
+// Fills `arguments` (its buffers are reused, so steady calls allocate nothing). Returns null, or why the group must
+// run unfused.
+const char* gather(at::ArrayRef<c10::IValue> inputs, Arguments& arguments);
+
+// Null if a kernel may read the tensor by address, sizes and strides; else the reason.
+const char* refuse_tensor(const at::Tensor& tensor);
+
+// `float32` for torch.float32; null for dtypes that kernels do not know.
+const char* dtype_name(c10::ScalarType dtype);
+std::optional<c10::ScalarType> dtype_from_name(const std::string& name);
+
+// Largest power of two, at most 256, that divides the address; 256 for null.
+int64_t alignment_of(const void* address);
+
+}  // namespace tsfuser

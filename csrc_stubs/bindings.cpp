@@ -1,0 +1,227 @@
+// tsfuser._C: what Python sees of this extension.
+
+#include "group.h"
+#include "hooks.h"
+#include "python.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/passes/lower_tuples.h>
+#include <torch/csrc/jit/passes/remove_mutation.h>
+
+#include <pthread.h>
+
+#include <tuple>
+#include <unordered_set>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Graph;
+using GraphPtr = std::shared_ptr<Graph>;
+
+SlotKind slot_kind(const std::string& name) {
+  static const std::map<std::string, SlotKind> kinds = {
+      {"input", SlotKind::Input},           {"allocation", SlotKind::Allocation},
+      {"int32", SlotKind::Int32},           {"int64", SlotKind::Int64},
+      {"bool", SlotKind::NumberBool},       {"int32_number", SlotKind::NumberInt32},
+      {"int64_number", SlotKind::NumberInt64}, {"float32", SlotKind::NumberFloat32},
+      {"float64", SlotKind::NumberFloat64}, {"complex64", SlotKind::NumberComplex64},
+      {"complex128", SlotKind::NumberComplex128}, {"element", SlotKind::Element},
+  };
+  const auto found = kinds.find(name);
+  if (found == kinds.end()) {
+    throw py::value_error("tsfuser plan: no kernel argument is of kind " + name);
+  }
+  return found->second;
+}
+
+std::shared_ptr<Launch> make_launch(const std::string& kind, uintptr_t function, std::string name, int32_t grid,
+                                    int32_t block_x, int32_t block_y, int32_t shared, int32_t grain, size_t args_bytes,
+                                    const std::vector<std::tuple<int32_t, std::string, int32_t>>& args) {
+  if ((kind != "cuda" && kind != "host") || !function) {
+    throw py::value_error("tsfuser plan: a launch is of kind cuda or host and has a function");
+  }
+  auto launch = std::make_shared<Launch>();
+  launch->cuda = kind == "cuda";
+  launch->function = reinterpret_cast<void*>(function);
+  launch->name = std::move(name);
+  launch->grid = grid;
+  launch->block_x = block_x;
+  launch->block_y = block_y;
+  launch->shared = shared;
+  launch->grain = grain;
+  launch->args_bytes = args_bytes;
+  for (const auto& [offset, slot_name, index] : args) {
+    const SlotKind slot = slot_kind(slot_name);
+    const bool integer = slot == SlotKind::Int32 || slot == SlotKind::Int64;
+    (integer ? launch->integers : launch->slots).push_back({offset, index, slot});
+  }
+  return launch;
+}
+
+Program make_program(int32_t leaf_count, const std::vector<std::tuple<std::string, int64_t, int64_t>>& instructions,
+                     const std::vector<std::tuple<int32_t, int32_t, int64_t>>& checks) {
+  Program program;
+  program.leaf_count = leaf_count;
+  for (const auto& [name, a, b] : instructions) {
+    const auto op = size_op(name);
+    if (!op) {
+      throw py::value_error("tsfuser plan: no size operation is called " + name);
+    }
+    program.instructions.push_back({*op, static_cast<int32_t>(b), a});
+  }
+  for (const auto& [after, index, expected] : checks) {
+    program.checks.push_back({after, index, expected});
+  }
+  return program;
+}
+
+using AllocationTuple = std::tuple<std::string, std::vector<int32_t>, std::vector<int32_t>>;
+
+std::shared_ptr<Plan> make_plan(int32_t leaf_count,
+                                const std::vector<std::tuple<std::string, int64_t, int64_t>>& instructions,
+                                const std::vector<std::tuple<int32_t, int32_t, int64_t>>& checks,
+                                const std::vector<AllocationTuple>& allocations,
+                                const std::vector<std::shared_ptr<Launch>>& launches,
+                                const std::vector<std::pair<std::string, int32_t>>& results, std::string refusal,
+                                py::object keepalive) {
+  auto plan = std::make_shared<Plan>();
+  plan->program = make_program(leaf_count, instructions, checks);
+  for (const auto& [name, sizes, strides] : allocations) {
+    const auto dtype = dtype_from_name(name);
+    if (!dtype) {
+      throw py::value_error("tsfuser plan: no dtype is called " + name);
+    }
+    plan->allocations.push_back({*dtype, sizes, strides});
+  }
+  plan->launches.assign(launches.begin(), launches.end());
+  for (const auto& [kind, index] : results) {
+    if (kind != "allocation" && kind != "input") {
+      throw py::value_error("tsfuser plan: a result is an allocation or an input, not " + kind);
+    }
+    plan->results.push_back({kind == "allocation", index});
+  }
+  plan->refusal = std::move(refusal);
+  plan->verify();
+  plan->keepalive = keepalive.is_none() ? nullptr : keepalive.release().ptr();
+  return plan;
+}
+
+Group& known_group(int64_t id) {
+  Group* group = group_by_id(id);
+  if (!group) {
+    throw py::index_error("tsfuser knows no group " + std::to_string(id));
+  }
+  return *group;
+}
+
+bool remove_tensor_mutation(const GraphPtr& graph, const std::vector<std::string>& kinds) {
+  std::unordered_set<c10::Symbol> wanted;
+  for (const std::string& kind : kinds) {
+    wanted.insert(c10::Symbol::fromQualString(kind));
+  }
+  return torch::jit::RemoveTensorMutation(
+      graph, [wanted](torch::jit::Node* node) { return wanted.count(node->kind()) != 0; });
+}
+
+py::dict stats() {
+  release_now();
+  py::dict result, fallbacks;
+  Counters& c = counters();
+  result["groups"] = group_count();
+  result["plans_built"] = c.plans_built.load();
+  result["exact_hits"] = c.exact_hits.load();
+  result["class_hits"] = c.class_hits.load();
+  result["launches"] = c.launches.load();
+  std::map<std::string, int64_t> copy;
+  {
+    const std::lock_guard<std::mutex> lock(c.mutex);
+    copy = c.fallbacks;
+  }
+  for (const auto& [reason, count] : copy) {
+    fallbacks[py::str(reason)] = count;
+  }
+  result["fallbacks"] = fallbacks;
+  return result;
+}
+
+void reset() {
+  {
+    const py::gil_scoped_release released;
+    reset_groups();
+    counters().clear();
+  }
+  release_now();
+}
+
+py::list plans_of(int64_t id) {
+  py::list result;
+  for (const auto& plan : known_group(id).plans()) {
+    auto* keepalive = static_cast<PyObject*>(plan->keepalive);
+    result.append(py::make_tuple(plan->refusal.empty() ? plan->failure() : plan->refusal,
+                                 keepalive ? py::reinterpret_borrow<py::object>(keepalive) : py::none()));
+  }
+  return result;
+}
+
+void after_fork() {
+  forget_other_threads();
+  groups_after_fork();
+}
+
+void hook_into_torch() {
+  static const bool once = [] {
+    register_operators();
+    register_guard();
+    register_pass_hooks();
+    pthread_atfork(nullptr, nullptr, after_fork);
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
+void bind_plan(py::module_& m) {
+  py::class_<Launch, std::shared_ptr<Launch>>(m, "Launch")
+      .def(py::init(&make_launch), py::arg("kind"), py::arg("function"), py::arg("name"), py::arg("grid"),
+           py::arg("block_x"), py::arg("block_y"), py::arg("shared"), py::arg("grain"), py::arg("args_bytes"),
+           py::arg("args"))
+      .def_readonly("name", &Launch::name);
+  py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")
+      .def(py::init(&make_plan), py::arg("leaf_count"), py::arg("instructions"), py::arg("checks"),
+           py::arg("allocations"), py::arg("launches"), py::arg("results"), py::arg("refusal") = "",
+           py::arg("keepalive") = py::none())
+      .def_readonly("refusal", &Plan::refusal)
+      .def("evaluate", [](const Plan& plan, const std::vector<int64_t>& leaves) -> std::optional<std::vector<int64_t>> {
+        std::vector<int64_t> values;
+        return evaluate(plan.program, leaves, values) ? std::make_optional(values) : std::nullopt;
+      }, "The values array for a leaf vector, or None if a check does not hold.");
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "tsfuser's native side: pass hook, guard, group lookup, launch";
+  hook_into_torch();
+  bind_plan(m);
+  m.def("set_enabled", [](bool on) { pass_enabled = on; });
+  m.def("enabled", [] { return pass_enabled.load(); });
+  m.def("set_pass", [](py::object fn) { pass_callback().set(std::move(fn)); });
+  m.def("register_profiled_kinds", &profile_kinds);
+  m.def("set_guard_mode", [](bool on) { guard_mode = on; });
+  m.def("guard_mode", [] { return guard_mode.load(); });
+  m.def("lower_simple_tuples", [](const GraphPtr& graph) { torch::jit::LowerSimpleTuples(graph); });
+  m.def("remove_tensor_mutation", &remove_tensor_mutation);
+  m.def("group_id", [](const GraphPtr& graph, const std::string& text) { return group_by_text(graph, text)->id; });
+  m.def("group_graph", [](int64_t id) { return known_group(id).graph; });
+  m.def("group_text", [](int64_t id) { return known_group(id).text; });
+  m.def("group_plans", &plans_of, "(why not fused or '', keepalive) of each plan of a group.");
+  m.def("set_planner", [](py::object fn) { planner_callback().set(std::move(fn)); });
+  m.def("set_reporter", [](py::object fn) { reporter_callback().set(std::move(fn)); });
+  m.def("set_fallback_enabled", [](bool on) { fallback_enabled = on; });
+  m.def("stats", &stats);
+  m.def("reset", &reset);
+  py::module_::import("atexit").attr("register")(py::cpp_function(&close_python));
+}
+
+}  // namespace tsfuser

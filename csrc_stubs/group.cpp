@@ -1,0 +1,354 @@
+#include "group.h"
+
+#include "python.h"
+
+#include <ATen/record_function.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/passes/shape_analysis.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
+
+#include <new>
+#include <sstream>
+
+namespace tsfuser {
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<Group*> groups;  // by id
+  std::map<std::string, Group*> by_text;
+};
+
+// Leaked, like the groups: other threads may run groups while the process exits.
+Registry& registry() {
+  static Registry* r = new Registry;
+  return *r;
+}
+
+constexpr size_t most_reasons = 1024;
+
+// Set while this thread is inside the planner, which may itself run scripted functions.
+thread_local bool planning = false;
+
+struct Planning {
+  Planning() { planning = true; }
+  ~Planning() { planning = false; }
+};
+
+std::shared_ptr<const Plan> refused(const Arguments& arguments, std::string reason) {
+  auto plan = std::make_shared<Plan>();
+  plan->program.leaf_count = static_cast<int32_t>(arguments.leaves.size());
+  plan->refusal = std::move(reason);
+  return plan;
+}
+
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+std::atomic<bool> fallback_enabled{true};
+
+Counters& counters() {
+  static Counters* c = new Counters;
+  return *c;
+}
+
+void Counters::count_fallback(const std::string& reason) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto known = fallbacks.find(reason);
+  if (known != fallbacks.end()) {
+    ++known->second;
+  } else {
+    ++fallbacks[fallbacks.size() < most_reasons ? reason : "other reasons"];
+  }
+}
+
+void Counters::clear() {
+  plans_built = exact_hits = class_hits = launches = 0;
+  const std::lock_guard<std::mutex> lock(mutex);
+  fallbacks.clear();
+}
+
+Group::Group(int64_t id, std::shared_ptr<torch::jit::Graph> graph, std::string text)
+    : id(id), text(std::move(text)), graph(std::move(graph)) {}
+
+void Group::run(torch::jit::Stack& stack, size_t input_count) {
+  if (planning) {
+    return run_unfused(stack, "called while a plan is being made on this thread");
+  }
+  static thread_local Arguments arguments;
+  const auto inputs = torch::jit::last(stack, input_count);
+  if (const char* reason = gather(inputs, arguments)) {
+    report("input", reason);
+    return run_unfused(stack, reason);
+  }
+  Call call = find_exact(arguments);
+  if (!call) {
+    call = find_class(arguments);
+  }
+  if (!call) {
+    Miss miss = plan_anew(arguments, inputs);
+    if (!miss.call) {
+      if (miss.kind) {
+        report(miss.kind, miss.reason);
+      }
+      return run_unfused(stack, miss.reason);
+    }
+    if (miss.kind) {
+      report(miss.kind, miss.reason);
+    }
+    call = std::move(miss.call);
+  }
+  run_prepared(*call, arguments, stack, input_count);
+}
+
+Group::Call Group::find_exact(const Arguments& arguments) {
+  const std::shared_lock<std::shared_mutex> lock(mutex_);
+  if (exact_) {
+    const Call* set = exact_->data() + (arguments.hash % sets) * ways;
+    for (size_t way = 0; way < ways && set[way]; ++way) {
+      if (set[way]->serves(arguments)) {
+        counters().exact_hits.fetch_add(set[way]->plan->refusal.empty(), std::memory_order_relaxed);
+        return set[way];
+      }
+    }
+  }
+  return nullptr;
+}
+
+Group::Call Group::find_class(const Arguments& arguments) {
+  static thread_local std::vector<int64_t> values;
+  std::shared_ptr<Structure> structure;
+  std::shared_ptr<const Plan> found;
+  {
+    const std::shared_lock<std::shared_mutex> lock(mutex_);
+    for (const auto& s : structures_) {
+      if (s->key == arguments.structure) {
+        structure = s;
+        break;
+      }
+    }
+    if (!structure) {
+      return nullptr;
+    }
+    for (const auto& plan : structure->plans) {
+      if (evaluate(plan->program, arguments.leaves, values)) {
+        found = plan;
+        break;
+      }
+    }
+  }
+  if (!found) {
+    return nullptr;
+  }
+  counters().class_hits.fetch_add(found->refusal.empty(), std::memory_order_relaxed);
+  Call call = prepare(std::move(found), arguments, values);
+  remember(*structure, call);
+  return call;
+}
+
+// None where the group has met too many structures.
+std::shared_ptr<Structure> Group::structure_of(const Arguments& arguments) {
+  const std::unique_lock<std::shared_mutex> lock(mutex_);
+  for (const auto& s : structures_) {
+    if (s->key == arguments.structure) {
+      return s;
+    }
+  }
+  if (structures_.size() >= most_structures) {
+    return nullptr;
+  }
+  structures_.push_back(std::make_shared<Structure>());
+  structures_.back()->key = arguments.structure;
+  return structures_.back();
+}
+
+void Group::remember(const Structure& structure, Call call) {
+  Call victim;  // destroyed after the lock is gone
+  const std::unique_lock<std::shared_mutex> lock(mutex_);
+  if (structure.retired) {
+    return;
+  }
+  if (!exact_) {
+    exact_ = std::make_unique<std::array<Call, sets * ways>>();
+  }
+  Call* set = exact_->data() + (call->hash % sets) * ways;
+  size_t way = 0;
+  while (way < ways && set[way]) {
+    if (set[way]->hash == call->hash && set[way]->values == call->values && set[way]->structure == call->structure) {
+      return;  // another thread was faster
+    }
+    ++way;
+  }
+  victim = std::move(call);
+  std::swap(victim, set[way < ways ? way : next_victim_++ % ways]);
+}
+
+Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs) {
+  // Whoever waits for `planning_` has let go of the GIL, so its holder may wait for the GIL.
+  const WithoutGil no_gil;
+  const std::lock_guard<std::mutex> lock(planning_);
+  if (Call call = find_class(arguments)) {  // planned while we waited
+    return {std::move(call), nullptr, {}};
+  }
+  const auto structure = structure_of(arguments);
+  if (!structure || structure->plans.size() >= most_plans) {
+    return {nullptr, "limit", structure ? "more classes of calls than a group keeps plans for"
+                                        : "more kinds of arguments than a group keeps plans for"};
+  }
+  const char* kind = nullptr;
+  std::string reason;
+  std::shared_ptr<const Plan> plan;
+  try {
+    const Planning mark;
+    plan = plan_in_python(id, inputs);
+    const char* mismatch = plan->mismatch(inputs);
+    std::vector<int64_t> values;
+    if (!mismatch && !evaluate(plan->program, arguments.leaves, values)) {
+      mismatch = "its checks do not hold for the call that it was made for";
+    }
+    if (mismatch) {
+      throw PlannerError(std::string("the plan is wrong: ") + mismatch);
+    }
+  } catch (const PlannerAbsent& absent) {
+    return {nullptr, nullptr, absent.what()};
+  } catch (const PlannerError& error) {
+    kind = "planner";
+    reason = error.what();
+    plan = refused(arguments, reason);
+  }
+  {
+    const std::unique_lock<std::shared_mutex> guard(mutex_);
+    structure->plans.push_back(plan);
+  }
+  counters().plans_built.fetch_add(plan->refusal.empty(), std::memory_order_relaxed);
+  std::vector<int64_t> values;
+  evaluate(plan->program, arguments.leaves, values);
+  Call call = prepare(std::move(plan), arguments, std::move(values));
+  remember(*structure, call);
+  return {std::move(call), kind, std::move(reason)};
+}
+
+void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
+                         size_t input_count) {
+  const Plan& plan = *call.plan;
+  if (!plan.refusal.empty() || plan.failed()) {
+    return run_unfused(stack, plan.refusal.empty() ? plan.failure() : plan.refusal);
+  }
+  std::string reason, detail;
+  try {
+    RECORD_FUNCTION("run_fused_kernel", c10::ArrayRef<const c10::IValue>());
+    const size_t launches = tsfuser::run(call, arguments, stack, input_count);
+    counters().launches.fetch_add(static_cast<int64_t>(launches), std::memory_order_relaxed);
+    return;
+  } catch (const LaunchError& error) {
+    reason = error.what();
+    if (plan.mark_failed(reason)) {
+      report("launch", reason);
+    }
+  } catch (const c10::Error& error) {
+    reason = "not enough memory for the outputs of a fused group";
+    detail = first_line(error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    reason = "not enough memory for the outputs of a fused group";
+  }
+  if (!plan.failed()) {
+    report("memory", detail.empty() ? reason : reason + ": " + detail);
+  }
+  run_unfused(stack, reason);
+}
+
+const torch::jit::Code& Group::unfused_code() {
+  const std::lock_guard<std::mutex> lock(code_mutex_);
+  if (!code_) {
+    auto copy = graph->copy();
+    torch::jit::EraseShapeInformation(copy);
+    code_ = std::make_shared<torch::jit::Code>(copy, "tsfuser_unfused");
+  }
+  return *code_;
+}
+
+void Group::run_unfused(torch::jit::Stack& stack, const std::string& reason) {
+  counters().count_fallback(reason);
+  TORCH_CHECK(fallback_enabled.load(std::memory_order_relaxed), "tsfuser does not run this group fused: ", reason,
+              "\n(its fallback is disabled)\n", text);
+  torch::jit::InterpreterState(unfused_code()).run(stack);
+}
+
+void Group::report(const char* kind, const std::string& reason) {
+  {
+    const std::unique_lock<std::shared_mutex> lock(mutex_);
+    if (reported_.size() >= most_reports || !reported_.insert(kind + (": " + reason)).second) {
+      return;
+    }
+  }
+  const Planning mark;  // what Python does with the report is not ours to fuse
+  report_in_python(kind, id, reason);
+}
+
+void Group::reset() {
+  std::vector<std::shared_ptr<Structure>> structures;  // destroyed after the lock is gone
+  std::unique_ptr<std::array<Call, sets * ways>> exact;
+  const std::unique_lock<std::shared_mutex> lock(mutex_);
+  for (const auto& s : structures_) {
+    s->retired = true;
+  }
+  structures.swap(structures_);
+  exact.swap(exact_);
+  reported_.clear();
+}
+
+void Group::after_fork() {
+  new (&mutex_) std::shared_mutex;
+  new (&planning_) std::mutex;
+  new (&code_mutex_) std::mutex;
+}
+
+std::vector<std::shared_ptr<const Plan>> Group::plans() {
+  std::vector<std::shared_ptr<const Plan>> all;
+  const std::shared_lock<std::shared_mutex> lock(mutex_);
+  for (const auto& s : structures_) {
+    all.insert(all.end(), s->plans.begin(), s->plans.end());
+  }
+  return all;
+}
+
+Group* group_by_text(std::shared_ptr<torch::jit::Graph> graph, const std::string& text) {
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  Group*& group = registry().by_text[text];
+  if (!group) {
+    group = new Group(static_cast<int64_t>(registry().groups.size()), graph->copy(), text);
+    registry().groups.push_back(group);
+  }
+  return group;
+}
+
+Group* group_by_id(int64_t id) {
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  return id >= 0 && id < static_cast<int64_t>(registry().groups.size()) ? registry().groups[id] : nullptr;
+}
+
+size_t group_count() {
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  return registry().groups.size();
+}
+
+void reset_groups() {
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  for (Group* group : registry().groups) {
+    group->reset();
+  }
+}
+
+void groups_after_fork() {
+  new (&registry().mutex) std::mutex;
+  new (&counters().mutex) std::mutex;
+  for (Group* group : registry().groups) {
+    group->after_fork();
+  }
+}
+
+}  // namespace tsfuser

@@ -1,0 +1,114 @@
+// A group of ops that runs as one: its plans, their lookup, and the way out when there is none.
+//
+// In: the interpreter's stack. Out: the same stack with the inputs replaced by the outputs. A call goes
+//   1 exact hit: the leaf vector was seen before -> everything is ready, launch
+//   2 class hit: some plan's checks hold          -> evaluate its size program, launch, remember for 1
+//   3 miss: Python makes a plan, once             -> as 2
+//   otherwise the subgraph is interpreted, with a reason that `stats` counts.
+// 1 and 2 never take the GIL.
+#pragma once
+
+#include "plan.h"
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+namespace torch::jit {
+struct Graph;
+struct Code;
+}  // namespace torch::jit
+
+namespace tsfuser {
+
+struct Counters {
+  std::atomic<int64_t> plans_built{0}, exact_hits{0}, class_hits{0}, launches{0};
+  std::mutex mutex;  // of `fallbacks`
+  std::map<std::string, int64_t> fallbacks;
+
+  void count_fallback(const std::string& reason);
+  void clear();
+};
+
+Counters& counters();
+extern std::atomic<bool> fallback_enabled;
+
+// Calls whose arguments have the same kinds, dtypes, devices and ranks; their plans differ by class.
+struct Structure {
+  std::vector<uint64_t> key;
+  std::vector<std::shared_ptr<const Plan>> plans;
+  bool retired = false;  // by a reset while a call was on its way
+};
+
+class Group {
+ public:
+  Group(int64_t id, std::shared_ptr<torch::jit::Graph> graph, std::string text);
+
+  void run(torch::jit::Stack& stack, size_t input_count);
+  void reset();
+  void after_fork();
+
+  const int64_t id;
+  const std::string text;
+  const std::shared_ptr<torch::jit::Graph> graph;
+  std::vector<std::shared_ptr<const Plan>> plans();
+
+ private:
+  using Call = std::shared_ptr<const PreparedCall>;
+  // What a miss came to: a call to run, or none; and what to report, if anything.
+  struct Miss {
+    Call call;
+    const char* kind;
+    std::string reason;
+  };
+
+  Call find_exact(const Arguments& arguments);
+  Call find_class(const Arguments& arguments);
+  Miss plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs);
+  std::shared_ptr<Structure> structure_of(const Arguments& arguments);
+  void remember(const Structure& structure, Call call);
+
+  void run_prepared(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack, size_t input_count);
+  void run_unfused(torch::jit::Stack& stack, const std::string& reason);
+  void report(const char* kind, const std::string& reason);
+  const torch::jit::Code& unfused_code();
+
+  static constexpr size_t sets = 64, ways = 4;  // the exact table: 256 calls
+  static constexpr size_t most_plans = 64, most_structures = 256, most_reports = 64;
+
+  std::shared_mutex mutex_;     // of what follows, never held while waiting for the GIL
+  std::vector<std::shared_ptr<Structure>> structures_;
+  std::unique_ptr<std::array<Call, sets * ways>> exact_;
+  size_t next_victim_ = 0;
+  std::set<std::string> reported_;
+
+  std::mutex planning_;  // held while Python plans; waited for without the GIL
+  std::mutex code_mutex_;
+  std::shared_ptr<const torch::jit::Code> code_;
+};
+
+// The process-wide registry. Equal texts are one group; groups live as long as the process.
+Group* group_by_text(std::shared_ptr<torch::jit::Graph> graph, const std::string& text);
+Group* group_by_id(int64_t id);  // null if there is none
+size_t group_count();
+void reset_groups();
+void groups_after_fork();
+
+// planner.cpp, the calls into Python. What Python raised comes as PlannerError, with its reason; PlannerAbsent says that
+// nobody could be asked this time.
+struct PlannerError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+struct PlannerAbsent : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+std::shared_ptr<const Plan> plan_in_python(int64_t group, at::ArrayRef<c10::IValue> inputs);
+void report_in_python(const char* kind, int64_t group, const std::string& reason);
+
+}  // namespace tsfuser

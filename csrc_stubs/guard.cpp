@@ -1,0 +1,149 @@
+// prim::CudaFusionGuard: may this call run the group that was made for the profiled types?
+//
+// In: the group's tensor inputs, and their profiled types in the node's `types`. Out: a bool in their place. Only that is
+// checked which the group was made for: dtype, device, rank, requires_grad, which sizes are 1 or 0, the order of the
+// strides, and contiguity where it was profiled. Sizes, pointers and aliases stay free. Example: a group profiled with
+// Float(4, 8, strides=[8, 1], device=cpu) takes any contiguous float matrix without a size 1 or 0.
+
+#include "arguments.h"
+#include "hooks.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
+
+namespace tsfuser {
+
+std::atomic<bool> guard_mode{true};
+
+namespace {
+
+using torch::jit::Node;
+using torch::jit::Operation;
+using torch::jit::Stack;
+
+enum class Extent : uint8_t { Unknown, Zero, One, Other };
+
+// One profiled type, flattened when the operator is made: a check then reads no TensorType.
+struct Expected {
+  struct Dim {
+    int32_t dim;
+    bool contiguous;  // was profiled so
+    bool fastest;     // is the first in stride order
+  };
+  bool known = false;  // else nothing passes
+  int64_t rank = 0;
+  int16_t dtype = -1;
+  int8_t requires_grad = -1;
+  bool has_device = false;
+  c10::Device device{c10::DeviceType::CPU};
+  std::vector<Dim> order;  // from fastest to slowest, unknown ones left out
+  std::vector<Extent> extents;
+};
+
+Extent extent_of(int64_t size) {
+  return size == 0 ? Extent::Zero : size == 1 ? Extent::One : Extent::Other;
+}
+
+Expected flatten(const c10::TypePtr& type) {
+  Expected e;
+  const auto tensor = type->cast<c10::TensorType>();
+  if (!tensor || !tensor->dim()) {
+    return e;
+  }
+  e.known = true;
+  e.rank = static_cast<int64_t>(*tensor->dim());
+  e.dtype = tensor->scalarType() ? static_cast<int16_t>(*tensor->scalarType()) : -1;
+  e.requires_grad = tensor->requiresGrad() ? static_cast<int8_t>(*tensor->requiresGrad()) : -1;
+  e.has_device = tensor->device().has_value();
+  e.device = tensor->device().value_or(e.device);
+  const auto sizes = tensor->sizes();
+  for (int64_t d = 0; d < e.rank; ++d) {
+    const auto size = sizes.size() ? sizes[d] : std::nullopt;
+    e.extents.push_back(size ? extent_of(*size) : Extent::Unknown);
+  }
+  const auto& strides = tensor->stride_properties();
+  for (size_t j = 0; strides.size() && j < *strides.size(); ++j) {
+    const auto& stride = strides[j];
+    if (stride && stride->stride_index_ && static_cast<int64_t>(*stride->stride_index_) < e.rank) {
+      e.order.push_back({static_cast<int32_t>(*stride->stride_index_), stride->contiguous_.value_or(false), j == 0});
+    }
+  }
+  return e;
+}
+
+bool strides_agree(const Expected& e, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  int32_t inner = -1;  // the slowest dim so far that is not of size 1
+  for (const Expected::Dim& expected : e.order) {
+    const int32_t d = expected.dim;
+    const bool ordered = inner < 0 || strides[d] == 0 || strides[inner] == 0 || strides[d] >= strides[inner];
+    if (!ordered) {
+      return false;
+    }
+    if (expected.contiguous) {
+      if (expected.fastest) {
+        if (strides[d] != 1) {
+          return false;
+        }
+      } else if (inner >= 0 && sizes[d] != 1 && strides[d] != 1 && strides[d] != strides[inner] * sizes[inner]) {
+        return false;
+      }
+    }
+    if (inner < 0 || sizes[d] != 1) {
+      inner = d;
+    }
+  }
+  return true;
+}
+
+bool agrees(const Expected& e, const c10::IValue& value, bool grad_mode) {
+  if (!e.known || !value.isTensor()) {
+    return false;
+  }
+  const at::Tensor& tensor = value.toTensor();
+  if (refuse_tensor(tensor) || tensor.dim() != e.rank ||
+      (e.dtype >= 0 && static_cast<int16_t>(tensor.scalar_type()) != e.dtype) ||
+      (e.has_device && tensor.device() != e.device) ||
+      (e.requires_grad >= 0 && (grad_mode && tensor.requires_grad()) != (e.requires_grad != 0))) {
+    return false;
+  }
+  const auto sizes = tensor.sizes();
+  for (int64_t d = 0; d < e.rank; ++d) {
+    if (e.extents[d] != Extent::Unknown && e.extents[d] != extent_of(sizes[d])) {
+      return false;
+    }
+  }
+  return strides_agree(e, sizes, tensor.strides());
+}
+
+Operation make_guard(const Node* node) {
+  std::vector<Expected> expected;
+  for (const c10::TypePtr& type : node->tys(c10::attr::types)) {
+    expected.push_back(flatten(type));
+  }
+  const size_t count = node->inputs().size();
+  TORCH_CHECK(expected.size() == count, "prim::CudaFusionGuard has ", count, " inputs and ", expected.size(), " types");
+  return [expected = std::move(expected)](Stack& stack) {
+    const size_t count = expected.size();
+    bool pass = true;
+    if (guard_mode.load(std::memory_order_relaxed)) {
+      const auto inputs = torch::jit::last(stack, count);
+      const bool grad_mode = c10::GradMode::is_enabled();
+      for (size_t i = 0; pass && i < count; ++i) {
+        pass = agrees(expected[i], inputs[i], grad_mode);
+      }
+    }
+    torch::jit::drop(stack, count);
+    torch::jit::push(stack, pass);
+  };
+}
+
+}  // namespace
+
+void register_guard() {
+  static const torch::jit::RegisterOperators registered({torch::jit::Operator(
+      "prim::CudaFusionGuard(...) -> bool", make_guard, c10::AliasAnalysisKind::FROM_SCHEMA)});
+}
+
+}  // namespace tsfuser

@@ -1,0 +1,52 @@
+// The operators that a fused graph calls: prim::CudaFusionGroup, prim::add_optional.
+
+#include "group.h"
+#include "hooks.h"
+
+#include <ATen/ops/add.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Node;
+using torch::jit::Operation;
+using torch::jit::Stack;
+
+// The graph pass stores the group's id; a graph that comes from elsewhere (a file, a test) has only the subgraph.
+Group* group_of(const Node* node) {
+  static const auto cache_id = c10::Symbol::attr("cache_id");
+  if (node->hasAttribute(cache_id)) {
+    Group* group = group_by_id(node->i(cache_id));
+    TORCH_CHECK(group, "tsfuser knows no group ", node->i(cache_id));
+    return group;
+  }
+  const auto subgraph = node->g(c10::attr::Subgraph);
+  return group_by_text(subgraph, subgraph->toString(/*print_source_locations=*/false));
+}
+
+Operation make_group(const Node* node) {
+  Group* group = group_of(node);
+  const size_t inputs = node->inputs().size();
+  return [group, inputs](Stack& stack) { group->run(stack, inputs); };
+}
+
+void add_optional(Stack& stack) {
+  const c10::IValue bias = torch::jit::pop(stack);
+  if (!bias.isNone()) {
+    at::Tensor input = torch::jit::pop(stack).toTensor();
+    torch::jit::push(stack, at::add(input, bias.toTensor()));
+  }
+}
+
+}  // namespace
+
+void register_operators() {
+  static const torch::jit::RegisterOperators registered(
+      {torch::jit::Operator(c10::prim::CudaFusionGroup, make_group, c10::AliasAnalysisKind::INTERNAL_SPECIAL_CASE),
+       torch::jit::Operator("prim::add_optional(Tensor(a) input, Tensor? bias) -> Tensor(a)", add_optional,
+                            c10::AliasAnalysisKind::FROM_SCHEMA)});
+}
+
+}  // namespace tsfuser

@@ -1,0 +1,127 @@
+// The one struct between Python and C++: what to allocate and what to launch for one class of calls.
+//
+// In: plain lists made by Python once. Out: `PreparedCall`, the plan with every integer of one call filled in, and
+// `run`, which does the call. Example: c = a + b is one allocation, one launch with three addresses and a count.
+#pragma once
+
+#include "arguments.h"
+#include "program.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace tsfuser {
+
+enum class SlotKind : uint8_t {
+  Input,       // address of a tensor argument
+  Allocation,  // address of a new tensor
+  Int32,       // values[index]
+  Int64,
+  NumberBool,  // number argument, converted
+  NumberInt32,
+  NumberInt64,
+  NumberFloat32,
+  NumberFloat64,
+  NumberComplex64,
+  NumberComplex128,
+  Element,  // the element of a 0-dim CPU tensor argument, as it lies in memory
+};
+
+// One kernel parameter: `index` is an argument, an allocation or a position in the values.
+struct Slot {
+  int32_t offset;
+  int32_t index;
+  SlotKind kind;
+};
+
+struct Allocation {
+  c10::ScalarType dtype;
+  std::vector<int32_t> sizes, strides;  // positions in the values
+};
+
+struct Launch {
+  bool cuda = false;
+  void* function = nullptr;  // CUfunction, or the address of a host kernel
+  std::string name;
+  int32_t grid, block_x, block_y, shared, grain;  // positions in the values
+  size_t args_bytes = 0;
+  std::vector<Slot> integers;  // filled when a call is prepared
+  std::vector<Slot> slots;     // filled at each call
+  mutable std::atomic<bool> shared_memory_raised{false};
+};
+
+struct Result {
+  bool allocation;  // else an argument is passed through
+  int32_t index;
+};
+
+struct Plan {
+  Program program;
+  std::vector<Allocation> allocations;
+  std::vector<std::shared_ptr<const Launch>> launches;
+  std::vector<Result> results;
+  std::string refusal;     // non-empty: calls of this class run unfused
+  void* keepalive = nullptr;  // PyObject*, owned
+
+  Plan() = default;
+  Plan(const Plan&) = delete;
+  ~Plan();
+
+  // Throws std::invalid_argument if an index points outside of what it indexes.
+  void verify() const;
+  // Null, or why the plan cannot serve such arguments (a planner's mistake).
+  const char* mismatch(at::ArrayRef<c10::IValue> inputs) const;
+
+  // A launch failed: remembered, so that it is not tried again. True for the first to say so.
+  bool mark_failed(const std::string& reason) const;
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  std::string failure() const;
+
+ private:
+  mutable std::atomic<bool> failed_{false};
+  mutable std::mutex mutex_;
+  mutable std::string failure_;
+};
+
+struct PreparedLaunch {
+  const Launch* launch;
+  int64_t grid, block_x, block_y, shared, grain;
+  size_t args_offset;  // into PreparedCall::args
+};
+
+// A plan for exactly one leaf vector. Immutable once made, so threads share it.
+struct PreparedCall {
+  std::shared_ptr<const Plan> plan;
+  std::vector<uint64_t> structure;
+  std::vector<int64_t> values;  // begins with the leaves
+  uint64_t hash = 0;
+  std::vector<int64_t> dims;             // sizes then strides of each allocation
+  std::vector<PreparedLaunch> launches;  // those with a grid of 0 are left out
+  std::vector<char> args;                // parameter buffers with the integers filled in
+
+  bool serves(const Arguments& arguments) const;
+};
+
+std::shared_ptr<const PreparedCall> prepare(std::shared_ptr<const Plan> plan, const Arguments& arguments,
+                                            std::vector<int64_t> values);
+
+struct LaunchError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Allocates, launches, and replaces the call's inputs on the stack by its outputs. On an exception the stack is as it
+// was. Throws LaunchError, or c10::Error / std::bad_alloc where memory is short. Returns the number of launches.
+size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack, size_t input_count);
+
+// launch_host.cpp, launch_cuda.cpp
+void launch_host(const PreparedLaunch& launch, const char* args);
+void launch_cuda(const PreparedLaunch& launch, char* args, void* stream, int device);
+
+}  // namespace tsfuser

@@ -1,0 +1,43 @@
+"""Builds tsfuser with its extension `tsfuser._C`, against the torch that is installed.
+
+In: an environment with torch 2.11 or later and a C++ compiler; no CUDA toolkit, even for a CUDA build of torch. Out: the
+package. Example: `pip install --no-build-isolation .`
+"""
+
+import sys
+from pathlib import Path
+
+from setuptools import setup
+
+OLDEST_TORCH = (2, 11)
+
+
+def stop(found: str) -> None:
+    """Ends the set-up with one line, rather than let pip fetch some torch that then does not fit."""
+    sys.exit(
+        f"tsfuser: {found}; install torch 2.11 or later first (for example `pip install torch==2.13.0`), "
+        "then run `pip install --no-build-isolation .`"
+    )
+
+
+def extension_build() -> dict:
+    """`setup` arguments that build the extension; ends the set-up where torch is missing or too old."""
+    try:
+        import torch
+    except ImportError as error:
+        stop("there is no torch here" if error.name == "torch" else f"torch does not import ({error})")
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
+        stop(f"torch {torch.__version__} is too old")
+    from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+    # -fopenmp when compiling makes at::parallel_for parallel; not when linking, so that torch's own OpenMP serves it.
+    extension = CppExtension(
+        "tsfuser._C",
+        sorted(str(path) for path in Path("csrc_stubs").glob("*.cpp")),
+        extra_compile_args=["-O2", "-g0", "-fopenmp", "-fvisibility=hidden", "-Wall"],
+        depends=sorted(str(path) for path in Path("csrc_stubs").glob("*.h")),
+    )
+    return {"ext_modules": [extension], "cmdclass": {"build_ext": BuildExtension.with_options(no_python_abi_suffix=False)}}
+
+
+setup(**extension_build())
