@@ -17,7 +17,7 @@ from typing import Sequence
 from . import layout as lay
 from . import size as sz
 from .call import Call, ScalarArg, TensorArg
-from .dtypes import BOOL, COMPLEX64, COMPLEX128, DOUBLE, FLOAT, INT64, DType, promote
+from .dtypes import BOOL, COMPLEX64, COMPLEX128, DOUBLE, FLOAT, HALF, INT64, DType, promote
 from .fusion import Axis, Fusion, NumberInput, Op, Output, Pointwise, Reduce, TensorInput, Value
 from ..errors import Refusal
 
@@ -89,7 +89,7 @@ class Builder:
         """The common dtype of operands (torch's result_type): tensors with dims first; 0-dim tensors, then numbers count only
         if of a higher kind (bool < integer < floating < complex)."""
         result: DType | None = None
-        for rank in ("dims", "zero", "number"):
+        for rank in ("number", "zero", "dims"):
             members = [v.dtype for v in values if _standing(v) == rank]
             if not members:
                 continue
@@ -98,10 +98,7 @@ class Builder:
                 own = promote(own, other)
             if rank == "number":
                 own = self._number_dtype(own)
-            if result is None:
-                result = own
-            elif _KIND_ORDER[own.kind] > _KIND_ORDER[result.kind]:
-                result = promote(result, own) if own.is_complex else own
+            result = own if result is None else _combine(own, result)
         assert result is not None, "promotion of nothing"
         return result
 
@@ -250,3 +247,14 @@ class Builder:
 def _standing(value: Value) -> str:
     """A value's weight in promotion."""
     return "number" if value.is_number else ("dims" if value.dims else "zero")
+
+
+def _combine(higher: DType, lower: DType) -> DType:
+    """The dtype of operands of which those in `lower` count only by their kind."""
+    if _KIND_ORDER[higher.kind] >= _KIND_ORDER[lower.kind]:
+        return higher
+    if not (higher.is_floating and lower.is_complex):
+        return promote(higher, lower)
+    if higher is HALF:
+        raise Refusal("complex numbers of half precision are not supported")
+    return COMPLEX128 if higher is DOUBLE else COMPLEX64

@@ -23,7 +23,8 @@ def literal(value: "bool | int | float | complex", dtype: DType) -> str:
         return "true" if value else "false"
     value = int(value)
     if dtype.itemsize == 8:
-        return "(-9223372036854775807ll - 1)" if value == -(1 << 63) else f"{value}ll"
+        text = "-9223372036854775807ll - 1" if value == -(1 << 63) else f"{value}ll"
+        return f"{dtype.ctype}({text})"  # int64_t is `long` on some hosts
     low = 1 << (8 * dtype.itemsize)
     value %= low  # torch wraps too
     if dtype.name != "uint8" and value >= low // 2:

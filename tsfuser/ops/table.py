@@ -9,7 +9,7 @@ partition time (`refusal`), result dtypes and ranks (`infer`), its docs line and
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Callable, Iterator, Sequence
 
@@ -108,11 +108,15 @@ class Row:
 
         A trial build of the row over a call with dims of size 2, so nothing is said twice.
         """
-        return _infer(self, tuple(sorted(args.items())), device, default)
+        return _infer(self, tuple(sorted((name, _frozen(arg)) for name, arg in args.items())), device or "cuda:0", default)
 
     def _accept(self, name: str, dtype: str) -> None:
         if dtype not in self.dtypes:
             raise Refusal(f"{self.name} with a {dtype} `{name}` is not supported")
+
+
+def _frozen(arg: NodeArg) -> NodeArg:
+    return replace(arg, constant=tuple(arg.constant)) if isinstance(arg.constant, list) else arg
 
 
 @lru_cache(maxsize=8192)
@@ -150,6 +154,8 @@ def _trial(row: Row, args, device: str, default: DType) -> "tuple[Builder, dict[
                 build_args[name] = lambda b, i=len(described) - 1: b.number(i)
         elif arg.kind == "none":
             build_args[name] = lambda b: None
+        elif name not in row.structural and name not in row.symbolic:
+            return None  # of a type that the graph leaves open
         elif arg.constant is UNKNOWN or name in row.symbolic:
             return None
         else:
@@ -185,7 +191,7 @@ def composite(name: str, *overloads: str, dtypes: Sequence[str] = REAL, sizes: s
 
     def decorate(function):
         parameters = list(inspect.signature(function).parameters.values())[1:]
-        structural = frozenset(p.name for p in parameters if p.annotation is not p.empty)
+        structural = frozenset(p.name for p in parameters if p.annotation is not p.empty) - frozenset(symbolic)
         text = (inspect.getdoc(function) or "").partition("\n")[0]
         family = function.__module__.rpartition(".")[2]
         register(Row(name, overloads or ("",), tuple(dtypes), function, sizes, family, text, structural, frozenset(symbolic)))
