@@ -1,0 +1,96 @@
+"""The order that nodes of a block must keep, beyond who reads whose results.
+
+In: the nodes of a block. Out: for each node the earlier nodes that must stay before it, and the nodes that must not be fused because
+their results may share memory with something that is written. Only nodes that write, or that touch what is written somewhere, are held
+in order; everything else may move freely, so a graph without writers costs no alias analysis. Example: in
+
+    %y = aten::relu(%x);  %z = aten::add_(%x, %b, %1);  %w = aten::neg(%x)
+
+`add_` stays after `relu`, and `neg` after `add_`.
+"""
+
+from __future__ import annotations
+
+from .graph import Graph, Node, blocks, inputs, outputs, schema
+
+#: prim kinds that neither write nor print nor raise. All other prim kinds without a row here are held in order.
+_PURE = frozenset(
+    f"prim::{name}"
+    for name in (
+        "Constant ListConstruct ListUnpack TupleConstruct TupleUnpack TupleIndex TupleSlice DictConstruct NumToTensor dtype device "
+        "layout is_cuda is_cpu unchecked_cast unchecked_unwrap_optional ConstantChunk AutogradZero AutogradAdd AutogradAllZero "
+        "AutogradAnyNonZero AutogradAllNonZero BroadcastSizes ReductionSizes ChunkSizes min max abs type isinstance Uninitialized "
+        "GetAttr CudaFusionGroup CudaFusionGuard FusionGroup TensorExprGroup TypeCheck requires_grad is_sparse itemsize data "
+        "rangelist"
+    ).split()
+)
+#: Kinds that do what their `Subgraph` does.
+_WITH_GRAPH = frozenset(("prim::FallbackGraph", "prim::DifferentiableGraph", "prim::FunctionalGraph"))
+#: aten ops that act on more than their arguments.
+_ACTING = frozenset("aten::warn aten::save aten::manual_seed aten::wait aten::_set_item aten::seed aten::set_grad_enabled".split())
+
+PURE, ACTS, WRITES = range(3)
+
+
+def effect(node: Node) -> int:
+    """PURE: may move wherever its operands are. ACTS: prints or raises. WRITES: may change memory, and nothing is known of which."""
+    kind = node.kind()
+    if kind in _PURE:
+        return PURE
+    inner = [node.g("Subgraph")] if kind in _WITH_GRAPH else blocks(node)
+    if inner:
+        return max((effect(n) for block in inner for n in block.nodes()), default=PURE)
+    if kind == "prim::RaiseException" or kind == "prim::Print" or kind in _ACTING:
+        return ACTS
+    found = schema(node) if kind.startswith("aten::") else None
+    if found is None or found.writes:
+        return WRITES
+    return PURE
+
+
+class Effects:
+    """The effects of a whole graph: made once, asked for each block."""
+
+    def __init__(self, graph: Graph, all_nodes: "list[Node]"):
+        self._writes = any(effect(node) == WRITES for node in all_nodes)
+        self._aliases = graph.alias_db() if self._writes else None
+        self._written: dict[int, bool] = {}
+
+    def is_written(self, value) -> bool:
+        """Whether anything in the graph may write to memory that the value may share."""
+        if self._aliases is None:
+            return False
+        key = value.unique()
+        if key not in self._written:
+            self._written[key] = self._aliases.has_writers(value)
+        return self._written[key]
+
+    def may_return_written(self, node: Node) -> bool:
+        """Whether a result of the node may be a view of a tensor that is written: a group would return a copy."""
+        found = schema(node)
+        return bool(found and found.aliases) and any(self.is_written(v) for v in inputs(node) + outputs(node))
+
+    def order(self, nodes: "list[Node]") -> "dict[int, list[int]]":
+        """Position of each node that is held in order -> positions of earlier nodes that it must follow. Writers and actors stand in a
+        row; a node that touches written memory stays between its neighbours in that row."""
+        after: dict[int, list[int]] = {}
+        last: "int | None" = None
+        readers: list[int] = []
+        for i, node in enumerate(nodes):
+            kind = effect(node)
+            if kind == PURE and not self._touches_written(node):
+                continue
+            after[i] = [] if last is None else [last]
+            if kind == PURE:
+                readers.append(i)
+            else:
+                after[i] += readers
+                last, readers = i, []
+        return after
+
+    def _touches_written(self, node: Node) -> bool:
+        if self._aliases is None or node.kind() == "prim::Constant":
+            return False
+        if any(self.is_written(v) for v in inputs(node)):
+            return True
+        return any(self._touches_written(inner) for block in blocks(node) for inner in block.nodes())

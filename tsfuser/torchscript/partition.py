@@ -1,0 +1,177 @@
+"""Which nodes can be fused, and for which device (behaviour.md 2).
+
+In: a node whose values carry types. Out: a `Verdict`: the device of the group it could join, or the reason, as a sentence, why it
+cannot. Example: `examine(node, horizon).reason` -> "aten::mm is not in the op table".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+
+from .. import log
+from ..ir.dtypes import DTYPES
+from ..ops import table
+from .graph import Facts, Node, Schema, Value, constant_of, facts, inputs, is_constant, is_plain_list, is_tensor, outputs, schema
+
+MAX_RANK = 8
+
+_NUMBERS = {"IntType": "int", "FloatType": "float", "BoolType": "bool", "ComplexType": "complex", "NumberType": None}
+#: Types, as schemas write them, of values that a group can take as inputs, besides tensors.
+_PASSABLE = frozenset(
+    "int float bool complex number str NoneType List[int] List[bool] Optional[int] Optional[float] Optional[bool] Optional[number] "
+    "Optional[List[int]] Optional[List[bool]] Optional[str]".split()
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`device` is where the node runs. `loose`: it sees nothing but 0-dim CPU tensors, so it is as good on any device as
+    long as its results stay inside. `reason` is None for a fusible node, "" for one that no one would ask about (no tensor op)."""
+
+    device: "str | None" = None
+    loose: bool = False
+    reason: "str | None" = None
+
+
+@dataclass
+class Refusals:
+    """The last refused nodes as (node text, sentence), for `explain`. Bounded, since programs may compile for ever."""
+
+    entries: deque = field(default_factory=lambda: deque(maxlen=10_000))
+
+    def add(self, node: Node, sentence: str) -> None:
+        self.entries.append((str(node).split(" # ")[0].strip(), sentence))
+        if log.enabled("partition", log.UPDATE):
+            log.write("partition", f"not fused: {sentence}", str(node).rstrip(), log.UPDATE)
+
+
+class Knowledge:
+    """Facts of values while one graph is partitioned; asked once per value, as bindings are slow."""
+
+    def __init__(self):
+        self._facts: dict[int, Facts] = {}
+        self._args: dict[int, table.NodeArg] = {}
+        self.default = DTYPES[str(torch.get_default_dtype())[6:]]
+
+    def facts(self, value: Value) -> Facts:
+        key = value.unique()
+        if key not in self._facts:
+            self._facts[key] = facts(value.type())
+        return self._facts[key]
+
+    def arg(self, value: Value) -> table.NodeArg:
+        """The value as the op table wants to see it."""
+        key = value.unique()
+        if key not in self._args:
+            self._args[key] = self._describe(value)
+        return self._args[key]
+
+    def forget(self, value: Value) -> None:
+        """After the value's type has changed."""
+        self._facts.pop(value.unique(), None)
+        self._args.pop(value.unique(), None)
+
+    def _describe(self, value: Value) -> table.NodeArg:
+        kind = value.type().kind()
+        if kind == "TensorType":
+            found = self.facts(value)
+            return table.NodeArg("tensor", found.dtype, found.rank)
+        constant = constant_of(value) if is_constant(value) else table.UNKNOWN
+        if kind in _NUMBERS:
+            return table.NodeArg("number", _NUMBERS[kind], None, constant)
+        names = {"ListType": "list", "NoneType": "none", "StringType": "string"}
+        return table.NodeArg(names.get(kind, "other"), None, None, constant)
+
+
+def row_of(node: Node) -> "tuple[table.Row, Schema] | None":
+    """The node's row in the op table and its schema."""
+    if node.kind() == "prim::Constant":
+        return None
+    found = schema(node)
+    row = table.find(found.name, found.overload) if found else None
+    return (row, found) if row else None
+
+
+def arguments(node: Node, found: Schema, knowledge: Knowledge) -> "dict[str, table.NodeArg]":
+    """The node's arguments by schema name."""
+    return {name: knowledge.arg(node.inputsAt(i)) for i, name in enumerate(found.arguments)}
+
+
+def examine(node: Node, knowledge: Knowledge, skip_kinds: "frozenset[str] | set[str]" = frozenset()) -> Verdict:
+    """Whether the node can be fused. Looks at the node alone; order and aliasing are the matter of `effects` and `cluster`."""
+    found = row_of(node)
+    if found is None:
+        return Verdict(reason=_foreign(node))
+    row, its_schema = found
+    if row.name in skip_kinds:
+        return Verdict(reason=f"{row.name} is in the skip set")
+    values = inputs(node)
+    reason = _passable(values, its_schema) or _typed(values + outputs(node), knowledge)
+    if reason:
+        return Verdict(reason=reason)
+    device, loose, reason = _device([v for v in values + outputs(node) if is_tensor(v)], knowledge)
+    if reason is None:
+        reason = row.refusal(arguments(node, its_schema, knowledge), device)
+    return Verdict(device, loose, reason)
+
+
+def refusal(node: Node, device: str) -> "str | None":
+    """Why the node cannot be part of a group on `device`; None if it can."""
+    verdict = examine(node, Knowledge())
+    if verdict.reason is not None:
+        return verdict.reason
+    if verdict.device != device and not verdict.loose:
+        return f"{node.kind()} runs on {verdict.device}, the group on {device}"
+    return None
+
+
+def _foreign(node: Node) -> str:
+    """The reason for a node without a row; nothing is said of constants, control flow and the like."""
+    if node.kind().startswith("prim::") or not any(is_tensor(v) for v in outputs(node)):
+        return ""
+    found = schema(node)
+    overload = f".{found.overload}" if found and found.overload else ""
+    return f"{node.kind()}{overload} is not in the op table"
+
+
+def _passable(values: list[Value], found: Schema) -> "str | None":
+    """Why an argument cannot enter a group."""
+    for name, value in zip(found.arguments, values):
+        if is_tensor(value) or is_constant(value) or is_plain_list(value):
+            continue
+        type_ = str(value.type().annotation_str)
+        if type_ not in _PASSABLE:
+            return f"`{name}` of {found.name} is a {type_} that is not a constant"
+    return None
+
+
+def _typed(values: list[Value], knowledge: Knowledge) -> "str | None":
+    """Why a tensor's type does not do."""
+    for value in values:
+        if not is_tensor(value):
+            continue
+        found = knowledge.facts(value)
+        if not found.known:
+            return f"%{value.debugName()} was not seen while profiling: its dtype, device or rank is unknown"
+        if found.dtype not in DTYPES:
+            return f"%{value.debugName()} is of the unsupported dtype {found.dtype}"
+        if found.rank > MAX_RANK:
+            return f"%{value.debugName()} has {found.rank} dims, more than {MAX_RANK}"
+    return None
+
+
+def _device(tensors: list[Value], knowledge: Knowledge) -> "tuple[str | None, bool, str | None]":
+    """Device, looseness, and the reason if there is no single device that can be served."""
+    seen = dict.fromkeys(knowledge.facts(v)[1:] for v in tensors)
+    firm = {device for device, rank in seen if device != "cpu" or rank}
+    if not firm and seen:
+        return "cpu", True, None
+    if len(firm) != 1:
+        return None, False, f"its tensors are on different devices: {', '.join(sorted(firm))}" if firm else "it has no tensors"
+    (device,) = firm
+    if not device.startswith(("cuda", "cpu")):
+        return None, False, f"it runs on {device}"
+    return device, False, None

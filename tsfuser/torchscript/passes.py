@@ -1,0 +1,178 @@
+"""The graph pass: from TorchScript's profiled graph to one with guarded fusion groups.
+
+In: a graph with `prim::profile` nodes, as the profiling executor hands it to the pre-pass in inference, in the forward and the
+backward of a differentiable graph, and in fallbacks. Out: a new graph, or the same object if nothing is to be fused. Example:
+
+    graph(%x): %2 = prim::profile[...](%x); %3 = aten::add(%2, 1.0, 1); %5 = aten::relu(%3); return (%5)
+    graph(%x): %7 = prim::CudaFusionGuard[types=[...]](%x); %8 = prim::If(%7) block0: prim::CudaFusionGroup(%x) block1: prim::FallbackGraph(%x)
+
+Order of `PASSES`, and why:
+  remove_profile_nodes   first: profile nodes stand between every producer and consumer, and carry the types that all else needs
+  lower_simple_tuples    before anything asks who reads a value: a tuple hides the readers of its items
+  functionalize          before types are inferred: it makes ops whose results were never profiled
+  infer_missing_types    before groups: a node with an untyped value is not fused
+  make_groups            the choice of nodes, with all types known
+  clean_groups           no-ops go before size arithmetic is made and before the fallback is copied from the subgraph
+  drop_size_only         after cleaning (fewer nodes to follow), before guards: the fallback must have the group's outputs
+  inline_small_groups    what cleaning left with nothing to win returns to the graph
+  guard_groups           after all changes of the groups' outputs, since the fallback copies the subgraph
+  replace_dtype_only     after guards: the dtype is known behind a guard only
+  tidy                   merges size queries that groups made alike, drops what has no reader
+  name_groups            last: the cache id stands for the final text
+
+The types that stay on values of the outer graph are wiped by the executor, later; those in subgraphs stay.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+
+from .. import _C, log, options
+from ..errors import TsfuserWarning
+from . import cleanup, guard, sizes
+from .functionalize import functionalize
+from .graph import GROUP, Graph, facts, is_tensor
+from .grouping import Group, make_groups
+from .outline import inline
+from .partition import Refusals
+from .profile import remove_profile_nodes
+from .shapes import infer_missing_types
+
+
+@dataclass
+class Work:
+    """What the passes share: the graph, its groups from the last to the first (inner blocks before outer ones), and where the
+    refusals go."""
+
+    graph: Graph
+    refusals: Refusals
+    groups: "list[Group]" = field(default_factory=list)
+
+
+refusals = Refusals()  # registry: why nodes of the last graphs were not fused, read by `explain`
+_warned: set[str] = set()  # registry: failures of the pass that were reported
+
+
+def _make_groups(work: Work) -> None:
+    work.groups = make_groups(work.graph, work.refusals)
+
+
+def _clean_groups(work: Work) -> None:
+    for group in work.groups:
+        cleanup.clean(group.node.g("Subgraph"), merge=not group.written)
+        cleanup.merge_equal_outputs(group.node)
+        cleanup.drop_unused_inputs(group.node)
+
+
+def _drop_size_only(work: Work) -> None:
+    work.groups = [g for g in work.groups if sizes.drop_size_only_outputs(work.graph, g.node)]
+
+
+def _inline_small_groups(work: Work) -> None:
+    least = 1 if options.state.single_node_mode else 2
+    small = [g for g in work.groups if cleanup.size_of_work(g.node.g("Subgraph")) < least]
+    work.groups = [g for g in work.groups if g not in small]
+    for group in small:
+        inline(work.graph, group.node)
+
+
+def _guard_groups(work: Work) -> None:
+    guarded = []
+    for group in work.groups:
+        reason = guard.guard(work.graph, group.node)
+        if reason is None:
+            guarded.append(group)
+        else:
+            work.refusals.add(group.node, reason)
+            inline(work.graph, group.node)
+    work.groups = guarded
+
+
+def _replace_dtype_only(work: Work) -> None:
+    for group in work.groups:
+        guard.replace_dtype_only_outputs(work.graph, group.node)
+
+
+def _tidy(work: Work) -> None:
+    if work.groups:
+        torch._C._jit_pass_cse(work.graph)
+        torch._C._jit_pass_dce(work.graph)
+
+
+def _name_groups(work: Work) -> None:
+    for node in work.graph.findAllNodes(GROUP, True):
+        subgraph = node.g("Subgraph")
+        node.i_("cache_id", _C.group_id(subgraph, identity(subgraph)))
+
+
+PASSES = (
+    ("remove_profile_nodes", lambda work: remove_profile_nodes(work.graph)),
+    ("lower_simple_tuples", lambda work: _C.lower_simple_tuples(work.graph)),
+    ("functionalize", lambda work: functionalize(work.graph)),
+    ("infer_missing_types", lambda work: infer_missing_types(work.graph)),
+    ("make_groups", _make_groups),
+    ("clean_groups", _clean_groups),
+    ("drop_size_only", _drop_size_only),
+    ("inline_small_groups", _inline_small_groups),
+    ("guard_groups", _guard_groups),
+    ("replace_dtype_only", _replace_dtype_only),
+    ("tidy", _tidy),
+    ("name_groups", _name_groups),
+)
+
+
+def fuse(graph: Graph, into: Refusals = refusals) -> Graph:
+    """A new graph with fusion groups, or `graph` itself, unchanged, if there is nothing to fuse or a pass fails; the latter is
+    reported by one TsfuserWarning."""
+    if log.enabled("graph_fuser"):
+        log.write("graph_fuser", "Before Fusion", str(graph))
+    try:
+        work = Work(graph.copy(), into)
+        _run(work)
+    except Exception as error:
+        _give_up(error)
+        return graph
+    if not work.groups:
+        return graph
+    if log.enabled("graph_fuser"):
+        log.write("graph_fuser", "Before Compilation", str(work.graph))
+    return work.graph
+
+
+def _run(work: Work) -> None:
+    """Runs the passes, up to the one that leaves no group; dumps the graph after each at level `>`, and its time at `>>`."""
+    for name, run in PASSES:
+        start = time.perf_counter()
+        run(work)
+        if log.enabled("graph_fuser", log.DEBUG):
+            log.write("graph_fuser", f"{name} took {(time.perf_counter() - start) * 1e3:.1f} ms", "", log.DEBUG)
+        if log.enabled("graph_fuser", log.UPDATE):
+            log.write("graph_fuser", f"After {name}", str(work.graph), log.UPDATE)
+        if name in _AFTER_GROUPS and not work.groups:
+            return
+
+
+_AFTER_GROUPS = frozenset(name for name, _ in PASSES[4:])
+
+
+def identity(subgraph: Graph) -> str:
+    """The text under which groups share their plans: the nodes under canonical names, without sizes and source lines, and
+    dtype, device and rank of each input."""
+    canonical = torch._C._jit_pass_canonicalize(subgraph, False)
+    torch._C._jit_pass_erase_shape_information(canonical)
+    types = [facts(v.type()) if is_tensor(v) else str(v.type()) for v in subgraph.inputs()]
+    return f"{types}\n{canonical.str(False)}"
+
+
+def _give_up(error: Exception) -> None:
+    """Warns, once for each kind of failure."""
+    text = f"{type(error).__name__}: {error}".split("\n")[0]
+    log.write("graph_fuser", "The pass failed", traceback.format_exc())
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(f"the fusion pass gave up on a graph, which runs unfused ({text}); please report it", TsfuserWarning, stacklevel=2)
