@@ -66,6 +66,21 @@ class Temporary:
     index: int
 
 
+class Allocations:
+    """The tensors that a plan allocates: the group's outputs first, then temporaries as segments and schedules ask for them."""
+
+    def __init__(self, outputs: int):
+        self.outputs = outputs
+        self.temporaries: list[Temporary] = []
+
+    def new(self, value: Value) -> Buffer:
+        """A dense row-major temporary that holds `value`."""
+        sizes = _sizes(value)
+        temporary = Temporary(value, sizes, _row_major(sizes), self.outputs + len(self.temporaries))
+        self.temporaries.append(temporary)
+        return Buffer(value, "allocation", temporary.index, temporary.strides, sz.const(256))
+
+
 def _sizes(value: Value) -> tuple[Size, ...]:
     return tuple(sz.const(1) if a is None else a.extent for a in value.dims)
 
@@ -78,13 +93,12 @@ def _row_major(sizes: tuple[Size, ...]) -> tuple[Size, ...]:
     return tuple(reversed(strides))
 
 
-def segments(call: Call, fusion: Fusion) -> tuple[tuple[Segment, ...], tuple[Temporary, ...]]:
-    """The segments of `fusion` in an order that respects their dependences, and the temporaries between them."""
+def segments(call: Call, fusion: Fusion, allocations: Allocations) -> tuple[Segment, ...]:
+    """The segments of `fusion` in an order that respects their dependences; temporaries between them are added to `allocations`."""
     producer = {op.output.name: op for op in fusion.ops}
     position = {op.output.name: i for i, op in enumerate(fusion.ops)}
     stored = {o.value.name: k for k, o in enumerate(fusion.outputs)}
     memory = {i.value.name: _input_buffer(i) for i in fusion.inputs}
-    temporaries: list[Temporary] = []
     result: list[Segment] = []
 
     def buffer(value: Value) -> Buffer:
@@ -92,10 +106,7 @@ def segments(call: Call, fusion: Fusion) -> tuple[tuple[Segment, ...], tuple[Tem
         if value.name in stored:
             k = stored[value.name]
             return Buffer(value, "allocation", k, fusion.outputs[k].strides, sz.const(256))
-        sizes = _sizes(value)
-        temporary = Temporary(value, sizes, _row_major(sizes), len(fusion.outputs) + len(temporaries))
-        temporaries.append(temporary)
-        return Buffer(value, "allocation", temporary.index, temporary.strides, sz.const(256))
+        return allocations.new(value)
 
     def slice_of(roots: list[Value]) -> tuple[list[Op], list[Buffer]]:
         """The ops between memory and `roots`, and the buffers they read."""
@@ -129,7 +140,7 @@ def segments(call: Call, fusion: Fusion) -> tuple[tuple[Segment, ...], tuple[Tem
         ops, loads = slice_of(values)
         stores = tuple(buffer(v) for v in values)
         result.append(Segment(tuple(ops), _ordered(loads), stores, _axes(ops, loads)))
-    return tuple(result), tuple(temporaries)
+    return tuple(result)
 
 
 def _input_buffer(i: TensorInput) -> Buffer:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from ..lower.index import Const, Var
 from ..lower.loop_ir import (
-    Accumulate, Accumulator, Array, Barrier, Call, Compute, For, Kernel, Let, Load, Pack, Param, SetLane, Stmt, Store,
+    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, For, Kernel, Let, Load, Pack, Param, SetLane, Stmt, Store,
 )  # fmt: skip
 
 
 def source(kernel: Kernel) -> str:
     """The translation unit of `kernel`."""
     fields = [f"  {p.ctype} {p.name};" for p in kernel.params] or ["  char unused;"]
-    tiles = ["  SHARED_MEMORY(shared);"] if kernel.tiles else []
+    tiles = ["  SHARED_MEMORY(shared);"] if kernel.shared else []
     tiles += [f"  {t.ctype}* const {t.name} = reinterpret_cast<{t.ctype}*>(shared + {t.offset});" for t in kernel.tiles]
     lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", "", f"KERNEL({kernel.name}, Args, {kernel.threads}) {{"]
     return "\n".join([*lines, *tiles, *_block(kernel.body, 1), "}", ""])
@@ -42,7 +42,7 @@ def _load(s: Load) -> list[str]:
     if s.lanes > 1:
         call = f"load<{s.lanes}>({address})" if s.count is None else f"load_upto<{s.lanes}>({address}, {s.count})"
         return _assign(f"vec<{s.ctype}, {s.lanes}>", s.name, call)
-    value = f"{s.buffer}[{s.offset}]"
+    value = f"load_bool({address})" if s.ctype == "bool" else f"{s.buffer}[{s.offset}]"
     return _assign(s.ctype, s.name, value if s.guard is None else f"{s.guard} ? {value} : {s.ctype}{{}}")
 
 
@@ -86,22 +86,22 @@ def _barrier(s: Barrier) -> list[str]:
 
 
 def _accumulator(s: Accumulator) -> list[str]:
-    return [f"{s.ctype} {s.name} = {s.identity};"]
+    return [f"{s.ctype} {s.name}[{s.lanes}];", f"for (int32_t lane = 0; lane < {s.lanes}; ++lane) {s.name}[lane] = {s.identity};"]
 
 
 def _accumulate(s: Accumulate) -> list[str]:
-    line = f"{s.name} = {s.combine.replace('{0}', s.name).replace('{1}', s.value)};"
+    now = f"{s.name}[{s.lane}]"
+    line = f"{now} = {s.combine.replace('{0}', now).replace('{1}', s.value)};"
     return [line if s.guard is None else f"if ({s.guard}) {line}"]
 
 
-def _call(s: Call) -> list[str]:
-    text = f"{s.function}({', '.join(s.arguments)})"
-    return _assign(s.ctype, s.name, text) if s.name else [f"{text};"]
+def _block_reduce(s: BlockReduce) -> list[str]:
+    return [f"reduce_{s.axis}<{s.combine}>({s.name}, shared);"]
 
 
 _PRINT = {
     Let: _let, Load: _load, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, For: _for, Barrier: _barrier,
-    Accumulator: _accumulator, Accumulate: _accumulate, Call: _call,
+    Accumulator: _accumulator, Accumulate: _accumulate, BlockReduce: _block_reduce,
 }  # fmt: skip
 
 

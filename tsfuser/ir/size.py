@@ -77,6 +77,10 @@ class Size:
         return self.op == "const"
 
     def __str__(self) -> str:
+        text = self._text()
+        return text if len(text) <= 160 else f"{text[:157]}..."
+
+    def _text(self) -> str:
         if self.op == "const":
             return str(self.a)
         if self.op == "leaf":
@@ -190,6 +194,8 @@ def quotient(size: "Size | int", by: "Size | int") -> "Size | None":
     size, by = as_size(size), as_size(by)
     if size is by:
         return const(1)
+    if by.is_const and by.a == 1:
+        return size
     if size.is_const and by.is_const and size.a % by.a == 0:
         return const(size.a // by.a)
     if size.op == "mul":

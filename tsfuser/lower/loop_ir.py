@@ -106,32 +106,34 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Accumulate:
-    """`name = combine(name, value)` where `guard` holds; `name` was declared by `Accumulator`."""
+class Accumulator:
+    """Registers `name` of `ctype`, one for each of `lanes`, initially `identity`."""
 
     name: str
+    ctype: str
+    lanes: int
+    identity: str
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """`name[lane] = combine(name[lane], value)` where `guard` holds; `{0}` and `{1}` in `combine` stand for the two."""
+
+    name: str
+    lane: "Expr"
     combine: str
     value: str
     guard: "Expr | None" = None
 
 
 @dataclass(frozen=True)
-class Accumulator:
-    """A register `name` of `ctype`, initially the identity of the combination."""
+class BlockReduce:
+    """The accumulators `name` of the threads along `axis` (`x` or `y`) are combined by functor `combine`; the thread with index 0 has the result. All
+    threads of the block take part."""
 
     name: str
-    ctype: str
-    identity: str
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of a runtime header function for its effect or value: `ctype name = function(arguments)`."""
-
-    name: str
-    ctype: str
-    function: str
-    arguments: tuple[str, ...]
+    axis: str
+    combine: str
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class For:
     body: "tuple[Stmt, ...]"
 
 
-Stmt = Union[Let, Load, Compute, Store, Pack, SetLane, Array, Accumulate, Accumulator, Call, Barrier, For]
+Stmt = Union[Let, Load, Compute, Store, Pack, SetLane, Array, Accumulate, Accumulator, BlockReduce, Barrier, For]
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ class Kernel:
 
 def defined(s: Stmt) -> "str | None":
     """The name that a statement defines."""
-    return None if isinstance(s, (Store, SetLane, Barrier, For, Accumulate)) else s.name
+    return None if isinstance(s, (Store, SetLane, Barrier, For, Accumulate, BlockReduce)) else s.name
 
 
 def used(s: Stmt) -> frozenset[str]:
@@ -209,9 +211,9 @@ def used(s: Stmt) -> frozenset[str]:
     if isinstance(s, SetLane):
         return frozenset((s.name, s.lane, s.value))
     if isinstance(s, Accumulate):
-        return names(s.guard) | {s.name, s.value}
-    if isinstance(s, Call):
-        return frozenset(s.arguments)
+        return names(s.guard) | names(s.lane) | {s.name, s.value}
+    if isinstance(s, BlockReduce):
+        return frozenset((s.name,))
     if isinstance(s, For):
         inner = frozenset().union(*map(used, s.body)) if s.body else frozenset()
         return (inner | names(s.extent)) - {s.var}
@@ -228,5 +230,7 @@ def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
     if isinstance(s, For):
         return replace(s, extent=substitute(s.extent, table), body=tuple(rewrite_indices(x, table) for x in s.body))
     if isinstance(s, Accumulate):
-        return replace(s, guard=substitute(s.guard, table))
+        return replace(s, guard=substitute(s.guard, table), lane=substitute(s.lane, table))
+    if isinstance(s, Compute) and s.lane in table:
+        return replace(s, lane=str(table[s.lane]))
     return s

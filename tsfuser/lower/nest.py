@@ -7,18 +7,19 @@ In: Segment, Schedule. Out: a Kernel whose innermost loop holds the whole algori
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir import size as sz
-from ..ir.fusion import Pointwise, Value
+from ..ir.fusion import Pointwise, Reduce, Value
 from ..ir.size import Size
 from ..schedule.domain import Access
 from ..schedule.loops import Schedule, Split
 from ..segment import Segment
 from . import index as ix
+from .combine import COMBINATIONS
 from .index import Expr, Var
 from .literals import literal
-from .loop_ir import Barrier, Compute, For, Kernel, Let, Load, Param, Stmt, Store, Tile
+from .loop_ir import Accumulate, Accumulator, Barrier, BlockReduce, Compute, For, Kernel, Let, Load, Param, Stmt, Store, Tile, used
 
 
 class Params:
@@ -30,7 +31,7 @@ class Params:
         self._launch: dict[Size, Expr] = {}
         for loop in schedule.loops:
             if loop.bind in ("thread.x", "thread.y") and not loop.extent.is_const:
-                self._launch[loop.extent] = Var(f"blockDim.{loop.bind[-1]}")
+                self._launch[loop.extent] = Var(f"block_{loop.bind[-1]}")
 
     def field(self, name: str, ctype: str, source: tuple) -> str:
         """The C expression that reads the field; `name` is a wish."""
@@ -86,19 +87,70 @@ def nest(segment: Segment, schedule: Schedule, name: str) -> Kernel:
         tile = next((t for t in tiles if t.name == f"{access.buffer.value.name}_tile"), None)
         body += _load(access, at, params, schedule, registers, tile)
     for op in segment.ops:
-        body.append(_compute(op, params, registers))
-    for access in schedule.domain.stores:
-        body.append(_store(access, at, params, schedule))
-    for loop in reversed([x for x in schedule.loops if x.bind in ("serial", "unroll", "vector", "simd")]):
-        body = [For(loop.name, params.size(loop.extent, f"{loop.name}_size"), loop.bind, tuple(body))]
-    launch = [Let(x.name, params.index, Var({"block": "blockIdx.x"}.get(x.bind, f"threadIdx.{x.bind[-1]}")))
-              for x in schedule.loops if x.bind in ("block", "thread.x", "thread.y")]
+        if isinstance(op, Pointwise):
+            body.append(_compute(op, params, registers))
+    loops = [x for x in schedule.loops if x.bind in ("serial", "unroll", "vector", "simd")]
+    if segment.reduction is not None:
+        body = _reduction(segment.reduction, body, loops, at, params, schedule, registers)
+    else:
+        body += [_store(access, at, params, schedule) for access in schedule.domain.stores]
+        body = _looped(body, loops, params)
     if tiles:
         body = _fill_tiles(schedule, params, tiles) + [Barrier()] + body
+    return _kernel(name, segment, schedule, params, body, tiles)
+
+
+def _looped(body: list[Stmt], loops, params: Params) -> list[Stmt]:
+    for loop in reversed(loops):
+        body = [For(loop.name, params.size(loop.extent, f"{loop.name}_size"), loop.bind, tuple(body))]
+    return body
+
+
+def _kernel(name: str, segment: Segment, schedule: Schedule, params: Params, body: list[Stmt], tiles: list[Tile]) -> Kernel:
+    places = {"block": "blockIdx.x", "thread.x": "threadIdx.x", "thread.y": "threadIdx.y"}
+    launch = [Let(x.name, params.index, Var(places[x.bind])) for x in schedule.loops if x.bind in places]
     extent = {x.bind: x.extent for x in schedule.loops}
+    launch += [Let(f"block_{axis}", params.index, Var(f"blockDim.{axis}")) for axis in "xy"  # signed, unlike CUDA's own
+               if f"thread.{axis}" in extent and not extent[f"thread.{axis}"].is_const]
     shared = max((t.offset + t.bytes for t in tiles), default=0)
+    if segment.reduction is not None:
+        shared = schedule.threads * segment.reduction.output.dtype.register.itemsize
     return Kernel(name, tuple(params.fields.values()), tuple(launch + body), params.index, extent["block"],
                   extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared, schedule.grain)
+
+
+def _reduction(op: Reduce, body: list[Stmt], loops, at: "Indices", params: Params, schedule: Schedule, registers) -> list[Stmt]:
+    """Accumulators, the loops of a thread around `body`, the combination over the block, and the store of its result."""
+    how, name = COMBINATIONS[op.combine], f"{op.output.name}_total"
+    register = op.output.dtype.register.ctype
+    reduced = {d.name for d in schedule.domain.dims if d.axes and d.axes[0] in op.axes}
+    guard = ix.both(g.condition for g in at.guards if g.dims & reduced)
+    lane = next((x for x in loops if x.name not in schedule.reduction.loops), None)  # a thread keeps several outputs
+    at_lane: Expr = Var(lane.name) if lane else ix.Const(0)
+    operand = op.operands[0].name
+    term = "{0}" if registers[operand] == register else f"convert<{register}>({{0}})"
+    body = body + [Compute(f"{op.output.name}_term", register, term, (operand,)), Accumulate(name, at_lane, how.template, f"{op.output.name}_term", guard)]
+    start = Accumulator(name, register, lane.extent.a if lane else 1, literal(how.identity, op.output.dtype))
+    done = indices(schedule, params, {x: ix.Const(0) for x in schedule.reduction.loops}, "_out")
+    first = ix.less(Var(next(x.name for x in schedule.loops if x.bind == f"thread.{schedule.reduction.axis}")), 1)
+    store = _store(schedule.domain.stores[0], done, params, schedule, reduced)
+    if schedule.reduction.partial is not None:
+        loop, stride = schedule.reduction.partial
+        store = replace(store, offset=ix.add(ix.mul(done.of[loop], params.size(stride, "part_stride")), store.offset))
+    store = replace(store, value=op.output.name, guard=ix.both([first, *([store.guard] if store.guard else [])]))
+    result = Compute(op.output.name, register, "{0}", (name,), (name,), str(at_lane))
+    after: list[Stmt] = [*_needed(done.lets, used(store)), result, store]
+    return [start, *_looped(body, loops, params), BlockReduce(name, schedule.reduction.axis, how.functor), *_looped(after, [lane] if lane else [], params)]
+
+
+def _needed(lets, names: frozenset[str]) -> list[Let]:
+    """Of `lets` those on which `names` depend."""
+    kept: list[Let] = []
+    for let in reversed(lets):
+        if let.name in names:
+            kept.insert(0, let)
+            names |= used(let)
+    return kept
 
 
 def indices(schedule: Schedule, params: Params, override: "dict[str, Expr] | None" = None, suffix: str = "") -> Indices:
@@ -110,7 +162,8 @@ def indices(schedule: Schedule, params: Params, override: "dict[str, Expr] | Non
     covered = {d.name: frozenset((d.name,)) for d in schedule.domain.dims}
     for relation in schedule.relations:  # forwards: which domain dims a loop covers
         if isinstance(relation, Split):
-            covered[relation.outer] = covered[relation.inner] = covered[relation.parent]
+            covered[relation.inner] = covered[relation.parent]
+            covered[relation.outer] = covered[relation.parent]
         else:
             covered[relation.into] = covered[relation.outer] | covered[relation.inner]
     lets: list[Let] = []
@@ -129,8 +182,8 @@ def indices(schedule: Schedule, params: Params, override: "dict[str, Expr] | Non
         if isinstance(relation, Split):
             if relation.parent in (override or {}):
                 continue
-            by = params.size(relation.by, f"{relation.inner}_size")
-            of[relation.parent] = name(relation.parent, ix.add(ix.mul(of[relation.outer], by), of[relation.inner]))
+            start = ix.mul(of[relation.outer], params.size(relation.by, f"{relation.inner}_size")) if relation.outer else ix.Const(0)
+            of[relation.parent] = name(relation.parent, ix.add(start, of[relation.inner]))
             if not relation.exact:
                 extent = params.size(relation.extent, f"{relation.parent}_size")
                 guards.append(Guard(ix.less(of[relation.parent], extent), covered[relation.parent]))
@@ -205,11 +258,11 @@ def _operand(value: Value, op: Pointwise, params: Params, registers: dict[str, s
     return text if own == wanted.ctype else f"convert<{wanted.ctype}>({text})"
 
 
-def _store(access: Access, at: Indices, params: Params, schedule: Schedule) -> Store:
-    """A store by one of the iterations that share the element: the first along each dim that the tensor lacks."""
+def _store(access: Access, at: Indices, params: Params, schedule: Schedule, reduced: "set[str]" = frozenset()) -> Store:
+    """A store by one of the iterations that share the element: the first along each dim that the tensor lacks. Dims in `reduced` are gone."""
     first = [ix.less(at.of[dim.name], 1) for d, dim in enumerate(schedule.domain.dims)
-             if not access.moves(d) and not (dim.extent.is_const and dim.extent.a == 1)]
-    guard = ix.both([g.condition for g in at.guards] + first)
+             if not access.moves(d) and not (dim.extent.is_const and dim.extent.a == 1) and dim.name not in reduced]
+    guard = ix.both([g.condition for g in at.guards if not g.dims <= reduced] + first)
     value = access.buffer.value
     return Store(_pointer(access, params, ""), value.dtype.ctype, _offset(access, at, params, schedule), value.name, guard)
 

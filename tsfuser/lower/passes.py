@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from . import index as ix
 from .index import Bin, Const, Expr, Var
-from .loop_ir import Array, Compute, For, Let, Load, Pack, SetLane, Stmt, Store, defined, rewrite_indices, used
+from .loop_ir import Accumulate, Array, Compute, For, Let, Load, Pack, SetLane, Stmt, Store, defined, rewrite_indices, used
 
 Body = "tuple[Stmt, ...]"
 
@@ -106,7 +106,7 @@ def _vectorized(loop: For) -> list[Stmt]:
             own = tuple(vectors.get(n, n) for n in s.operands)
             v.lane.append(replace(s, operands=own, vectors=tuple(vectors[n] for n in s.operands if n in vectors), lane=loop.var))
             varying.add(s.name)
-        elif used(s) & varying:
+        elif used(s) & varying or isinstance(s, Accumulate):
             v.lane.append(s)
             if defined(s):
                 varying.add(defined(s))

@@ -5,7 +5,7 @@ In: a Kernel. Out: text; one line a statement. Example: `for u in 4 (unroll):`, 
 
 from __future__ import annotations
 
-from .loop_ir import Accumulate, Accumulator, Array, Barrier, Call, Compute, For, Kernel, Let, Load, Pack, SetLane, Stmt, Store
+from .loop_ir import Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, For, Kernel, Let, Load, Pack, SetLane, Stmt, Store
 
 
 def kernel_text(kernel: Kernel) -> str:
@@ -41,9 +41,10 @@ def _line(s: Stmt) -> str:
     if isinstance(s, Barrier):
         return "barrier"
     if isinstance(s, Accumulator):
-        return f"{s.name} := {s.identity}"
+        return f"{s.name}[{s.lanes}] := {s.identity}"
     if isinstance(s, Accumulate):
-        return f"{s.name} := {s.combine.replace('{0}', s.name).replace('{1}', s.value)}" + (f" if {s.guard}" if s.guard is not None else "")
-    if isinstance(s, Call):
-        return f"{s.name} = {s.function}({', '.join(s.arguments)})" if s.name else f"{s.function}({', '.join(s.arguments)})"
+        now = f"{s.name}[{s.lane}]"
+        return f"{now} := {s.combine.replace('{0}', now).replace('{1}', s.value)}" + (f" if {s.guard}" if s.guard is not None else "")
+    if isinstance(s, BlockReduce):
+        return f"{s.name} := {s.combine} over threads {s.axis}"
     raise TypeError(s)

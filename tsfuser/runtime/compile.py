@@ -19,7 +19,7 @@ from ..lower.loop_ir import Kernel, Param
 from ..lower.pipeline import lower
 from ..schedule import choose
 from ..schedule.machine import GPU, HOST
-from ..segment import Segment, segments
+from ..segment import Allocations, Segment, segments
 from ..target.cuda import CudaTarget
 from ..target.disk_cache import DiskCache
 from ..target.function import Function
@@ -44,15 +44,16 @@ class Compiled:
 def compile_fusion(call: Call, fusion: Fusion, device: str) -> Plan:
     """The plan of `fusion` for calls like `call`. Raises Refusal or CompileError."""
     start = time.perf_counter()
-    parts, temporaries = segments(call, fusion)
+    allocations = Allocations(len(fusion.outputs))
+    parts = segments(call, fusion, allocations)
     _dump("fusion_ir", "fusion", fusion)
     compiled = []
     names: set[str] = set()
     for segment in parts:
-        for stage in choose(call, segment, HOST if _blockwise(device) else GPU):
+        for stage in choose(call, segment, HOST if _blockwise(device) else GPU, allocations):
             compiled.append(_compile(stage.segment, stage.schedule, device, names))
             _dump("scheduler_params", stage.segment.name, stage.params)
-    plan = _plan(call, fusion, temporaries, compiled, device)
+    plan = _plan(call, fusion, allocations.temporaries, compiled, device)
     log.write("kernel_cache", f"planned {len(compiled)} kernels in {1e3 * (time.perf_counter() - start):.1f} ms", plan, log.UPDATE)
     _dump("launch_param", "plan", plan)
     return plan
@@ -107,7 +108,7 @@ def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], dev
     results = tuple(("allocation", i) if kind == "output" else ("input", i) for kind, i in fusion.results)
     keepalive = tuple(c.function for c in compiled)
     return Plan(len(call.leaves), tuple(program.instructions), tuple(program.checks), allocations, launches, results, "", keepalive,
-                _text(call, tensors, compiled))
+                lambda: _text(call, tensors, compiled))
 
 
 def _launch(program: Program, compiled: Compiled, device: str) -> Launch:

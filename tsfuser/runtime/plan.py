@@ -7,6 +7,7 @@ result an instruction. `str(plan)` shows allocations, grids, blocks and argument
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Callable
 
 from ..ir.call import Call
 from ..ir.size import Size, as_size
@@ -41,10 +42,10 @@ class Plan:
     results: tuple[tuple[str, int], ...] = ()
     refusal: str = ""
     keepalive: object = field(default=None, repr=False, compare=False)
-    text: str = field(default="", repr=False, compare=False)
+    describe: "Callable[[], str] | None" = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
-        return self.text or f"refused: {self.refusal}"
+        return self.describe() if self.describe else f"refused: {self.refusal}"
 
 
 class Program:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ir.call import Call
-from ..segment import Segment
-from . import pointwise, transpose
+from ..segment import Allocations, Segment
+from . import pointwise, reduction, transpose
 from .domain import domain
 from .loops import Schedule
 from .machine import Machine
@@ -24,8 +24,10 @@ class Stage:
     params: object
 
 
-def choose(call: Call, segment: Segment, machine: Machine) -> list[Stage]:
+def choose(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> list[Stage]:
     """The first scheduler that takes the segment. Raises Refusal where none does."""
+    if segment.reduction is not None:
+        return [Stage(*stage) for stage in reduction.stages(call, segment, machine, allocations)]
     space = domain(call, segment)
     params = transpose.choose(call, segment, space, machine)
     if params is not None:

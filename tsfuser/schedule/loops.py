@@ -31,7 +31,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Split:
-    """`parent = outer * by + inner`. `exact`: `by` divides the parent's extent, so that no guard is needed."""
+    """`parent = outer * by + inner`, or just `inner` where `outer` is empty. `exact`: `by` divides the parent's extent, so that no guard is needed."""
 
     parent: str
     outer: str
@@ -55,6 +55,16 @@ Relation = Union[Split, Fuse]
 
 
 @dataclass(frozen=True)
+class Reduction:
+    """`loops` are those that a thread accumulates over, outermost first; the threads along `axis` (`x` or `y`) of the block then combine. `partial`:
+    the loop that numbers the splits and the elements between their results, None where the result is final."""
+
+    loops: tuple[str, ...]
+    axis: str
+    partial: "tuple[str, Size] | None"
+
+
+@dataclass(frozen=True)
 class Schedule:
     """`loops` outermost first; `relations` in the order they were applied. `threads` is the largest block; `wide` asks for 64-bit indices.
     `shared` names the loads that go through a square tile of `tile_size` in shared memory, whose row and column loops are `tile` (see
@@ -69,6 +79,7 @@ class Schedule:
     tile: "tuple[str, str] | None" = None
     tile_size: int = 0
     grain: "Size | int" = 1
+    reduction: "Reduction | None" = None
 
     @staticmethod
     def over(domain: Domain, threads: int = 1, wide: bool = False) -> "Schedule":
@@ -94,8 +105,11 @@ class Schedule:
         return self._replaced((outer, inner), (Loop(into, a.extent * b.extent),), Fuse(into, outer, inner, b.extent))
 
     def fuse_all(self, names: list[str], into: str) -> "Schedule":
-        """Fuses neighbouring loops, left to right; a single one is renamed by an exact split of 1."""
+        """Fuses neighbouring loops, left to right; a single one gets a new name only."""
         s = self
+        if len(names) == 1:
+            old = self.loop(names[0])
+            return s._replaced((old.name,), (replace(old, name=into),), Split(old.name, "", into, old.extent, old.extent, exact=True))
         current = names[0]
         for k, name in enumerate(names[1:], 1):
             target = into if k == len(names) - 1 else f"{into}_{k}"
@@ -113,6 +127,10 @@ class Schedule:
         bound = {name: value.replace("_", ".") for name, value in what.items()}
         assert all(v in BINDINGS for v in bound.values()), what
         return replace(self, loops=tuple(replace(x, bind=bound.get(x.name, x.bind)) for x in self.loops))
+
+    def with_single(self, name: str) -> "Schedule":
+        """With an outermost loop `name` that runs once."""
+        return replace(self, loops=(Loop(name, sz.const(1)), *self.loops))
 
     def _replaced(self, names: tuple[str, ...], loops: tuple[Loop, ...], relation: Relation) -> "Schedule":
         at = self.loops.index(self.loop(names[0]))

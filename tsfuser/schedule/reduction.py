@@ -1,0 +1,170 @@
+"""The reduction schedule: one pass over the data, split over blocks where the outputs alone would leave the GPU idle.
+
+In: a segment that ends in a reduction. Out: one kernel, or two: the first leaves a partial result for each split, the second combines them. Threads walk along
+the contiguous dim either way. *Inner*: that dim is reduced, and the threads of a row meet in shared memory. *Outer*: it is kept, each thread
+owns `vector` columns, and the rows of the block meet. Example: the bias gradient of [65536, 1024] is an outer reduction with 66 splits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..ir import size as sz
+from ..ir.call import Call
+from ..ir.fusion import Axis, Reduce, Value
+from ..ir.size import Size
+from ..segment import Allocations, Buffer, Segment
+from .domain import Dim, Domain, domain
+from .loops import Reduction, Schedule
+from .machine import Machine
+from .pointwise import is_wide, vector_width
+
+LEAST = 8  # iterations of a thread below which a split would cost more than it gains
+WAVES = 4  # blocks a multiprocessor that hide latency
+
+
+@dataclass(frozen=True)
+class ReductionParams:
+    """`inner`: the contiguous dim is reduced; `vector`: elements an access; `unroll`: accesses in flight; `threads`: of a block; `split`: two kernels;
+    `wide`: 64-bit indices."""
+
+    inner: bool
+    vector: int
+    unroll: int
+    threads: int
+    split: bool
+    wide: bool
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Launch sizes: threads along and across the contiguous dim, number of splits and iterations in each."""
+
+    across: Size
+    down: Size
+    splits: Size
+    chunk: Size
+
+
+def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> list[tuple[Segment, Schedule, ReductionParams]]:
+    """The kernels that compute `segment`."""
+    space = domain(call, segment)
+    op = segment.reduction
+    kept, reduced = _sides(space, op)
+    params = _choose(call, segment, space, reduced, machine)
+    shape = _shape(space, kept, reduced, params, machine)
+    if not call.decide(sz.lt(1, shape.splits)):
+        return [(segment, apply(space, op, kept, reduced, params, shape, None), params)]
+    params = replace(params, split=True)
+    axis = Axis("splits", shape.splits)
+    partial = Value(f"{op.output.name}_partial", op.output.dtype.register, (axis, *op.output.dims))
+    buffer = allocations.new(partial)
+    first = replace(segment, stores=(replace(buffer, strides=buffer.strides[1:], value=replace(partial, dims=op.output.dims)),))
+    inner_space = domain(call, first)
+    kept, reduced = _sides(inner_space, op)
+    schedule = apply(inner_space, op, kept, reduced, params, shape, buffer.strides[0])
+    finish = replace(op, operands=(partial,), axes=(axis,))
+    second = Segment((finish,), (buffer,), segment.stores, (axis, *op.output.axes))
+    space = domain(call, second)
+    kept, reduced = _sides(space, finish)
+    params_2 = _choose(call, second, space, reduced, machine)
+    shape = _shape(space, kept, reduced, params_2, machine)
+    return [(first, schedule, params), (second, apply(space, finish, kept, reduced, params_2, shape, None), params_2)]
+
+
+def _sides(space: Domain, op: Reduce) -> tuple[list[Dim], list[Dim]]:
+    """The kept and the reduced dims."""
+    reduced = [d for d in space.dims if d.axes and d.axes[0] in op.axes]
+    return [d for d in space.dims if d not in reduced], reduced
+
+
+def _extent(space: Domain, dims: list[Dim]) -> Size:
+    return sz.product([d.extent for d in dims])
+
+
+def _choose(call: Call, segment: Segment, space: Domain, reduced: list[Dim], machine: Machine) -> ReductionParams:
+    inner = space.dims[-1] in reduced
+    wide = is_wide(call, space)
+    vector = vector_width(call, replace(space, stores=()) if inner else space)
+    loaded = vector * sum(a.itemsize for a in space.loads if a.moves(len(space.dims) - 1))
+    unroll = 1 << (min(4, max(1, machine.flight // max(loaded, 1))).bit_length() - 1)
+    threads = 1 if machine.kind == "host" else 256
+    return ReductionParams(inner, vector, unroll, threads, False, wide)
+
+
+def _shape(space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionParams, machine: Machine) -> _Shape:
+    """Sizes as programs: they follow the call, the kernel does not."""
+    lanes = sz.nextpow2(sz.ceildiv(space.dims[-1].extent, params.vector))
+    most = sz.const(params.threads if params.inner else min(32, params.threads))
+    across = sz.minimum(lanes, most) if params.threads > 1 else sz.const(1)
+    down = sz.binary("div", params.threads, across)
+    outputs = _extent(space, kept)
+    walk = _extent(space, reduced)
+    if params.inner:
+        blocks = sz.ceildiv(outputs, down)
+        walk = space.dims[-1].extent
+        step = across * params.vector
+    else:
+        rest = _extent(space, [d for d in kept if d is not space.dims[-1]])
+        blocks = rest * sz.ceildiv(space.dims[-1].extent, across * params.vector)
+        step = down
+    wanted = sz.binary("div", machine.multiprocessors * WAVES if machine.kind == "gpu" else 8, sz.maximum(blocks, 1))
+    splits = sz.minimum(wanted, sz.binary("div", walk, step * (params.unroll * LEAST)))
+    splits = sz.maximum(splits, 1)
+    chunk = sz.ceildiv(sz.ceildiv(walk, splits), step) * step
+    return _Shape(across, down, sz.maximum(sz.ceildiv(walk, chunk), 1), chunk)
+
+
+def apply(space: Domain, op: Reduce, kept, reduced, params: ReductionParams, shape: _Shape, partial: "Size | None") -> Schedule:
+    """`partial`: elements between the partial results of two splits, None where the result is final."""
+    schedule = Schedule.over(space, params.threads, params.wide)
+    build = _inner if params.inner else _outer
+    return build(schedule, [d.name for d in kept], [d.name for d in reduced], params, shape, partial)
+
+
+def _fused(schedule: Schedule, names: list[str], into: str) -> tuple[Schedule, str]:
+    return (schedule.fuse_all(names, into), into) if len(names) > 1 else (schedule, names[0])
+
+
+def _outer(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _Shape, partial) -> Schedule:
+    *rows, col = kept
+    schedule = schedule.reorder(*rows, *reduced, col)
+    schedule, walk = _fused(schedule, reduced, "walk")
+    schedule, walk, parts = _parted(schedule, walk, shape, partial)
+    schedule = schedule.split(col, shape.across * params.vector, ("col_block", "spot"))
+    schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
+    schedule = schedule.split(walk, shape.down * params.unroll, ("r", "round")).split("round", shape.down, ("u", "ty"), exact=True)
+    schedule = schedule.reorder(*rows, *parts, "col_block", "ty", "tx", "r", "u", "lane")
+    schedule = schedule.fuse_all([*rows, *parts, "col_block"], "block")
+    schedule = schedule.bind(block="block", tx="thread_x", ty="thread_y", r="serial", u="unroll", lane="vector")
+    return replace(schedule, reduction=Reduction(("r", "u"), "y", None if partial is None else ("part", partial)))
+
+
+def _parted(schedule: Schedule, walk: str, shape: _Shape, partial) -> tuple[Schedule, str, list[str]]:
+    """The reduced loop cut into chunks, one a split, if there are several: (schedule, loop over a chunk, loops over chunks)."""
+    if partial is None:
+        return schedule, walk, []
+    return schedule.split(walk, shape.chunk, ("part", "step")), "step", ["part"]
+
+
+def _inner(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _Shape, partial) -> Schedule:
+    *outer, col = reduced
+    schedule = schedule.reorder(*kept, *outer, col)
+    serial = ["r", "u", "lane"]
+    bound = {"tx": "thread_x", "r": "serial", "u": "unroll", "lane": "vector", "block": "block"}
+    if outer:
+        schedule, walk = _fused(schedule, outer, "walk")
+        serial.insert(0, walk)
+    schedule, step, blocks = _parted(schedule, col, shape, partial)
+    schedule = schedule.split(step, shape.across * (params.vector * params.unroll), ("r", "round"))
+    schedule = schedule.split("round", shape.across * params.vector, ("u", "spot"), exact=True)
+    schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
+    threads = ["tx"]
+    if kept:
+        schedule, row = _fused(schedule, kept, "row")
+        schedule = schedule.split(row, shape.down, ("row_block", "ty"))
+        blocks, threads, bound["ty"] = ["row_block", *blocks], ["ty", "tx"], "thread_y"
+    schedule = schedule.reorder(*blocks, *threads, *serial)
+    schedule = schedule.fuse_all(blocks, "block") if blocks else schedule.with_single("block")
+    schedule = schedule.bind(**bound)
+    return replace(schedule, reduction=Reduction(tuple(serial), "x", None if partial is None else ("part", partial)))
