@@ -9,15 +9,18 @@
 
 #if !defined(TSFUSER_CUDA)
 
+// Declared by their own names, since that is where host_simd.h says which have vector versions.
 #define LIBM_1(NAME)                       \
   extern "C" double NAME(double) noexcept; \
+  extern "C" float NAME##f(float) noexcept; \
   DEVICE float NAME(float x) {             \
-    return __builtin_##NAME##f(x);         \
+    return NAME##f(x);                     \
   }
 #define LIBM_2(NAME)                               \
   extern "C" double NAME(double, double) noexcept; \
+  extern "C" float NAME##f(float, float) noexcept; \
   DEVICE float NAME(float x, float y) {            \
-    return __builtin_##NAME##f(x, y);              \
+    return NAME##f(x, y);                          \
   }
 LIBM_1(exp) LIBM_1(exp2) LIBM_1(expm1) LIBM_1(log) LIBM_1(log2) LIBM_1(log10) LIBM_1(log1p) LIBM_1(sqrt)
 LIBM_1(sin) LIBM_1(cos) LIBM_1(tan) LIBM_1(asin) LIBM_1(acos) LIBM_1(atan)
@@ -203,13 +206,16 @@ DEVICE T pow_number(T x, T exponent) {
 
 // ---- extrema
 
+// Two selections instead of one with `||`, which g++ does not vectorise once two of them are nested.
 template <class T>
 DEVICE T nan_max(T a, just<T> b) {
-  return a != a || a > b ? a : b;
+  const T larger = a > b ? a : b;
+  return a != a ? a : larger;
 }
 template <class T>
 DEVICE T nan_min(T a, just<T> b) {
-  return a != a || a < b ? a : b;
+  const T smaller = a < b ? a : b;
+  return a != a ? a : smaller;
 }
 template <class T>
 DEVICE T clamp(T x, just<T> low, just<T> high) {

@@ -141,6 +141,8 @@ DEVICE To convert(From x) {
   using F = type_traits<From>;
   if constexpr (same_type<To, From>::value) {
     return x;
+  } else if constexpr (same_type<From, bool>::value && !T::is_complex && !T::is_16bit_float) {
+    return x ? To(1) : To(0);  // g++ vectorises a selection, not the conversion of a bool
   } else if constexpr (F::is_16bit_float) {
     return convert<To>(to_float(x));
   } else if constexpr (T::is_complex && F::is_complex) {
@@ -148,14 +150,14 @@ DEVICE To convert(From x) {
     return To(static_cast<R>(x.re), static_cast<R>(x.im));
   } else if constexpr (T::is_complex) {
     using R = typename T::real;
-    return To(static_cast<R>(x), R(0));
+    return To(convert<R>(x), R(0));
   } else if constexpr (F::is_complex && same_type<To, bool>::value) {
     return x.re != 0 || x.im != 0;
   } else if constexpr (F::is_complex) {
     return convert<To>(x.re);
   } else if constexpr (T::is_16bit_float) {
     To result;
-    round_to(result, static_cast<float>(x));
+    round_to(result, convert<float>(x));
     return result;
   } else if constexpr (same_type<To, bool>::value) {
     return x != 0;

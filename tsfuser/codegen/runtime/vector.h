@@ -17,6 +17,11 @@ struct vec {
   DEVICE_MEMBER const T& operator[](int lane) const { return lanes[lane]; }
 };
 
+// One bool, as torch reads it: any byte but 0 is true. (And g++ vectorises loops over bytes, not over bools.)
+DEVICE bool load_bool(const bool* pointer) {
+  return *reinterpret_cast<const uint8_t*>(pointer) != 0;
+}
+
 #if defined(TSFUSER_CUDA)
 
 // The machine word that holds `Bytes` bytes.
