@@ -6,6 +6,7 @@
 
 import ctypes
 import os
+import shutil
 import struct
 import tempfile
 from pathlib import Path
@@ -14,11 +15,12 @@ import torch
 
 from tsfuser.target.cuda import CudaTarget
 from tsfuser.target.disk_cache import DiskCache
-from tsfuser.target.host import HostTarget
+from tsfuser.target.host import HostTarget, find_compiler
 
 CACHE = DiskCache(os.environ.get("TSFUSER_CACHE_DIR") or Path(tempfile.gettempdir()) / "tsfuser-tests")
 TARGETS = {
     "host": HostTarget(CACHE),
+    "scalar": HostTarget(CACHE, opt_level=0),  # no vector functions
     "fibers": HostTarget(CACHE, opt_level=1, fibers=True),
     "cuda": CudaTarget(CACHE),
 }
@@ -61,3 +63,8 @@ def _launch(handle, packed, grid, block, shared):
     status = driver.cuLaunchKernel(ctypes.c_void_p(handle), grid, 1, 1, *block, 1, shared, None, None, extra)
     assert status == 0, f"cuLaunchKernel: error {status}"
     torch.cuda.synchronize()
+
+
+def compiler():
+    """The path of the C++ compiler."""
+    return shutil.which(find_compiler()[0])

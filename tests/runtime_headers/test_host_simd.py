@@ -1,0 +1,75 @@
+"""Loops of the host call vector functions that keep the promises of host_simd.h."""
+
+import os
+import platform
+import re
+
+import harness
+import pytest
+import torch
+
+UNARY = (
+    "exp log sin cos exp2 expm1 log2 log10 log1p tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc".split()
+)
+BINARY = "pow atan2 hypot".split()
+TYPES = {"float": torch.float32, "double": torch.float64}
+
+SOURCE = '#include "tsfuser.h"\n' + "\n".join(
+    f"""struct Args_{name}_{ctype} {{ const {ctype}* x; const {ctype}* z; {ctype}* y; int64_t n; }};
+KERNEL({name}_{ctype}, Args_{name}_{ctype}, 1) {{
+  for (int64_t i = 0; i < args.n; ++i) args.y[i] = {name}(args.x[i]{", args.z[i]" * (name in BINARY)});
+}}"""
+    for name in UNARY + BINARY
+    for ctype in TYPES
+)
+
+
+def samples(dtype):
+    """All magnitudes, ordinary numbers, and everything special."""
+    generator = torch.Generator().manual_seed(11)
+    bits = torch.randint(-(2**63), 2**63 - 1, (1 << 15,), generator=generator)
+    wild = bits.view(torch.float64) if dtype is torch.float64 else bits.to(torch.int32).view(torch.float32)
+    plain = torch.randn(1 << 15, generator=generator, dtype=torch.float64).to(dtype)
+    limits = [0.0, 1.0, 2.0, 0.5, 1e-40, 5e-324, float("inf"), float("nan"), 88.7, 89.0, 103.9, 104.0, 709.7, 710.0, 745.0]
+    special = torch.tensor(limits, dtype=torch.float64).to(dtype)
+    return torch.cat([special, -special, wild, plain, plain * 10, plain * 100, plain * 0.01])
+
+
+def run(mode, name, ctype, x):
+    y = torch.empty_like(x)
+    harness.Kernel(SOURCE, f"{name}_{ctype}", mode)(x, x.flip(0), y, x.numel(), grid=1)
+    return y
+
+
+@pytest.mark.parametrize("ctype", TYPES)
+@pytest.mark.parametrize("name", UNARY + BINARY)
+def test_within_4_units_and_special_values_exact(name, ctype):
+    dtype = TYPES[ctype]
+    x = samples(dtype)
+    y = run("host", name, ctype, x)
+    exact = run("scalar", name, "double", x.double())
+    rounded = exact.to(dtype)
+    finite = rounded.isfinite()
+    assert torch.equal(y.isnan(), rounded.isnan())
+    assert torch.equal(y[~finite & ~y.isnan()], rounded[~finite & ~y.isnan()])
+    zero = rounded == 0
+    assert torch.equal(y.signbit() & zero, rounded.signbit() & zero)
+    unit = (torch.nextafter(rounded.abs(), torch.tensor(float("inf"), dtype=dtype)) - rounded.abs()).double()
+    error = ((y.double() - exact) / unit).abs()[finite]
+    assert error.max() <= 4.5, x[finite][error.argmax()]  # the scalar functions in double are off by up to half a unit
+
+
+def _has_libmvec():
+    glibc = re.match(r"glibc (\d+)\.(\d+)", os.confstr("CS_GNU_LIBC_VERSION") or "") if hasattr(os, "confstr") else None
+    return platform.machine() == "x86_64" and glibc is not None and (int(glibc[1]), int(glibc[2])) >= (2, 35)
+
+
+@pytest.mark.skipif(not _has_libmvec(), reason="this C library has no vector functions")
+@pytest.mark.parametrize("ctype", TYPES)
+@pytest.mark.parametrize("name", UNARY + BINARY)
+def test_loops_are_vectorised(name, ctype):
+    library = harness.TARGETS["host"].compile(SOURCE, "exp_float").read_bytes()
+    symbol = rf"_ZGV[bcde]N\d+v+_{name}{'f' if ctype == 'float' else ''}\b".encode()
+    if "clang" in os.path.realpath(harness.compiler()):
+        pytest.skip("clang does not know of the vector functions")
+    assert re.search(symbol, library)
