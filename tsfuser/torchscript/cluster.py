@@ -89,7 +89,7 @@ def clusters(items: Sequence[Item], horizontal: bool = True) -> list[list[int]]:
             unit.bits = 1 << names
             names += 1
         for v in item.meets:
-            readers.setdefault(v, []).append(unit)
+            readers[v] = [*_distinct(readers.get(v, ()), unit)[1 - SIBLINGS :], unit]
     found = {id(u): u for u in (unit.root() for unit in units) if u.device is not None}
     return sorted((sorted(u.members) for u in found.values()), key=lambda members: members[-1])
 
@@ -102,14 +102,9 @@ def _join(unit: _Unit, item: Item, readers: dict[int, list[_Unit]], horizontal: 
     if not horizontal or (item.loose and unit.bits == 0):
         return unit
     for value in item.meets:
-        tried = {id(unit)}
         for other in reversed(readers.get(value, ())):
-            other = other.root()
-            if len(tried) > SIBLINGS:
-                break
-            if id(other) not in tried and other.device == item.device:
-                tried.add(id(other))
-                unit = _merge(unit, other)
+            if other.root().device == item.device:
+                unit = _merge(unit, other.root())
     return unit
 
 
@@ -137,7 +132,7 @@ def _merge(a: _Unit, b: _Unit) -> _Unit:
     return keep
 
 
-def _distinct(units: list[_Unit], without: _Unit) -> list[_Unit]:
+def _distinct(units: Sequence[_Unit], without: _Unit) -> list[_Unit]:
     roots = {id(u): u for u in (unit.root() for unit in units)}
     roots.pop(id(without), None)
     return list(roots.values())

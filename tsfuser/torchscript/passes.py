@@ -36,7 +36,7 @@ from .. import _C, log, options
 from ..errors import TsfuserWarning
 from . import cleanup, guard, sizes
 from .functionalize import functionalize
-from .graph import GROUP, Graph, facts, is_tensor
+from .graph import GROUP, Graph, Value, facts, is_tensor
 from .grouping import Group, make_groups
 from .outline import inline
 from .partition import Refusals
@@ -52,6 +52,7 @@ class Work:
     graph: Graph
     refusals: Refusals
     groups: "list[Group]" = field(default_factory=list)
+    has_size_arithmetic: bool = False
 
 
 refusals = Refusals()  # registry: why nodes of the last graphs were not fused, read by `explain`
@@ -70,7 +71,13 @@ def _clean_groups(work: Work) -> None:
 
 
 def _drop_size_only(work: Work) -> None:
-    work.groups = [g for g in work.groups if sizes.drop_size_only_outputs(work.graph, g.node)]
+    kept = []
+    for group in work.groups:
+        before = group.node.outputsSize()
+        after = sizes.drop_size_only_outputs(work.graph, group.node)
+        work.has_size_arithmetic |= after < before
+        kept += [group] if after else []
+    work.groups = kept
 
 
 def _inline_small_groups(work: Work) -> None:
@@ -99,9 +106,9 @@ def _replace_dtype_only(work: Work) -> None:
 
 
 def _tidy(work: Work) -> None:
-    if work.groups:
+    if work.has_size_arithmetic:
         torch._C._jit_pass_cse(work.graph)
-        torch._C._jit_pass_dce(work.graph)
+    torch._C._jit_pass_dce(work.graph)
 
 
 def _name_groups(work: Work) -> None:
@@ -165,8 +172,16 @@ def identity(subgraph: Graph) -> str:
     dtype, device and rank of each input."""
     canonical = torch._C._jit_pass_canonicalize(subgraph, False)
     torch._C._jit_pass_erase_shape_information(canonical)
-    types = [facts(v.type()) if is_tensor(v) else str(v.type()) for v in subgraph.inputs()]
-    return f"{types}\n{canonical.str(False)}"
+    types = [_describe(v) for v in subgraph.inputs()]
+    return f"# {', '.join(types)}\n{canonical.str(False)}"
+
+
+def _describe(value: Value) -> str:
+    """An input's type as `float32[2 dims] on cpu`, or `int`."""
+    if not is_tensor(value):
+        return str(value.type())
+    dtype, device, rank = facts(value.type())
+    return f"{dtype}[{rank} dims] on {device}"
 
 
 def _give_up(error: Exception) -> None:

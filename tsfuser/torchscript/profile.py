@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from .graph import Graph, all_blocks, is_tensor
+from .graph import Graph, all_blocks
 
 
 def remove_profile_nodes(graph: Graph) -> Graph:
@@ -17,8 +17,9 @@ def remove_profile_nodes(graph: Graph) -> Graph:
         for node in [n for n in block.nodes() if n.kind() == "prim::profile"]:
             if node.inputsSize():
                 value = node.inputsAt(0)
-                if is_tensor(value):
-                    value.setType(agreement(value.type(), node.ty("profiled_type")))
+                known = value.type()
+                if known.kind() == "TensorType" and (seen := agreement(known, node.ty("profiled_type"))) is not known:
+                    value.setType(seen)
                 if node.outputsSize():
                     node.outputsAt(0).replaceAllUsesWith(value)
             node.destroy()

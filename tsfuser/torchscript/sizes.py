@@ -18,8 +18,8 @@ _READERS = frozenset(("aten::size", "aten::dim"))
 _INTS = torch._C.ListType(torch._C.IntType.get())
 
 
-def drop_size_only_outputs(graph: Graph, group: Node) -> bool:
-    """Removes such outputs from the group, and the group if none is left. Returns whether it is still there. Groups are to be taken
+def drop_size_only_outputs(graph: Graph, group: Node) -> int:
+    """Removes such outputs from the group, and the group if none is left; returns how many are left. Groups are to be taken
     last to first, so that a group whose outputs were only read by a vanished one is seen after it."""
     subgraph = group.g("Subgraph")
     arithmetic = _Sizes(graph, group)
@@ -40,10 +40,10 @@ def drop_size_only_outputs(graph: Graph, group: Node) -> bool:
             subgraph.eraseOutput(i)
     if not group.outputsSize():
         group.destroy()
-        return False
+        return 0
     torch._C._jit_pass_dce(subgraph)
     drop_unused_inputs(group)
-    return True
+    return group.outputsSize()
 
 
 def _answer(graph: Graph, node: Node, sizes: Value) -> None:
