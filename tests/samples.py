@@ -121,7 +121,7 @@ def _operands(dtypes, zero_dim=()):
     if len(pools) > 1:
         a, b = pools[0], pools[1]
         pools[0], pools[1] = a.repeat_interleave(len(b)), b.repeat(len(a))
-    n = len(pools[0])
+    n = len(pools[0]) if pools else 0
     result = []
     for k, pool in enumerate(pools):
         order = torch.randperm(n, generator=torch.Generator().manual_seed(k)) if k > 1 else torch.arange(n)
@@ -135,6 +135,8 @@ def _kinds(schema):
 
 
 def _choices(row, name, kind):
+    if row.name == "aten::to" and name == "dtype":
+        return _STRUCTURAL[name][1:]  # eager's to.prim_dtype cannot do without one
     if name in _STRUCTURAL:
         options = _STRUCTURAL[name]
         return options if kind.startswith("Optional") else [x for x in options if x is not None]
@@ -173,7 +175,7 @@ def samples(row, dtypes=table.ALL, mixed=True):
         base = {n: options[0] for n, options in others.items()}
         variants = [base] + [{**base, n: x} for n, options in others.items() for x in options[1:]]
         single_value = {1} if row.name in ("aten::masked_fill", "aten::fill") and len(free) > 1 else ()
-        rows = [((d,) * len(free), single_value, variants) for d in dtypes]
+        rows = [((d,) * len(free), single_value, variants) for d in (dtypes if free else dtypes[:1])]
         if mixed and len(free) > 1:
             for pair in MIXED:
                 if set(pair) <= set(dtypes):
@@ -193,11 +195,13 @@ def _absent(kinds, free):
 
 def _sample(row, overload, kinds, free, names, zero, choice, absent):
     made = dict(zip(free, _operands(names, zero)))
-    count = next((len(t) for t in made.values() if t.dim()), 1)
+    count = next((len(t) for t in made.values() if t.dim()), 6)
     arguments = {}
     for name in kinds:
         if name == absent:
             arguments[name] = None
+        elif (row.name, name) == ("aten::log_sigmoid_backward", "buffer") and made["self"].is_floating_point():
+            arguments[name] = torch.exp(-made["self"].abs())  # what the forward leaves there
         elif name in made:
             arguments[name] = made[name]
         elif name in choice:

@@ -6,7 +6,7 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.fusion import Value
 from .elementwise import round_number
-from .table import FLOATING, composite
+from .table import ALL, FLOATING, composite
 
 
 @composite("aten::gelu", dtypes=FLOATING)
@@ -60,19 +60,27 @@ def hardshrink(b: Builder, self, lambd) -> Value:
 @composite("aten::softshrink", dtypes=FLOATING)
 def softshrink(b: Builder, self, lambd) -> Value:
     """`self` moved towards 0 by `lambd`"""
-    lambd = round_number(b, lambd, self.dtype)
     return b.pointwise("softshrink", "softshrink({0}, {1})", (self, lambd), self.dtype)
 
 
-@composite("aten::logit", dtypes=FLOATING)
+@composite("aten::logit")
 def logit(b: Builder, self, eps=None) -> Value:
     """`log(x / (1 - x))` of `self`, clamped to [eps, 1 - eps]"""
+    dtype = b.floating(self.dtype)
     if eps is None:
-        return b.pointwise("logit", "log({0} / (1 - {0}))", (self,), self.dtype)
-    return b.pointwise("logit", "logit({0}, {1})", (self, eps), self.dtype)
+        return b.pointwise("logit", "log({0} / (1 - {0}))", (self,), dtype)
+    return b.pointwise("logit", "logit({0}, {1})", (self, eps), dtype)
 
 
-@composite("aten::dropout", dtypes=FLOATING, sizes="first")
+@composite("aten::_prelu_kernel", dtypes=FLOATING)
+def prelu_kernel(b: Builder, self, weight) -> Value:
+    """`self > 0 ? self : weight * self`"""
+    if self.dtype is not weight.dtype:
+        raise Refusal("prelu of different dtypes is an error in eager")
+    return b.pointwise("prelu", "({0} > 0 ? {0} : {1} * {0})", (self, weight), self.dtype)
+
+
+@composite("aten::dropout", dtypes=ALL, sizes="first")
 def dropout(b: Builder, input, p, train: bool) -> Value:
     """`input` itself, outside training"""
     if train:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from ..errors import Refusal
 from ..ir.build import Builder
-from ..ir.dtypes import DOUBLE, DType
+from ..ir.dtypes import COMPLEX64, DOUBLE, FLOAT, DType
 from ..ir.fusion import Value
 from .elementwise import binary, elementwise, fit
-from .table import ALL, BOOLEAN, FLOATING, INTEGRAL, NUMERIC, REAL, composite
+from .table import ALL, BOOLEAN, COMPLEX, FLOATING, INTEGRAL, NUMERIC, REAL, composite
 
 _KINDS = "bifc"
 
@@ -29,9 +29,22 @@ def is_literal(value: "Value | None", number) -> bool:
 
 
 def check_number(value: "Value | None", dtype: DType, what: str) -> None:
-    """Refuses a number of a higher kind than `dtype` (2.5 beside integers): eager raises."""
-    if value is not None and _KINDS.index(value.dtype.kind) > _KINDS.index(dtype.kind):
+    """Refuses a number of a higher kind than `dtype` (2.5 beside integers) and integers that do not fit into it: eager raises."""
+    if value is None:
+        return
+    if _KINDS.index(value.dtype.kind) > _KINDS.index(dtype.kind):
         raise Refusal(f"{what} is a {value.dtype} beside a result in {dtype}")
+    check_range(value, dtype, what)
+
+
+def check_range(value: Value, dtype: DType, what: str) -> None:
+    """Refuses a known number that does not fit into the integer `dtype`; negative ones wrap in an unsigned one."""
+    if value.literal is None or dtype.kind != "i":
+        return
+    bits = 8 * dtype.itemsize
+    low, high = (1 - (1 << bits), (1 << bits) - 1) if dtype.name == "uint8" else (-(1 << bits - 1), (1 << bits - 1) - 1)
+    if not low <= value.literal <= high:
+        raise Refusal(f"{what}, {value.literal}, does not fit into {dtype}")
 
 
 @composite("aten::add", "Tensor", "Scalar", dtypes=ALL)
@@ -65,7 +78,15 @@ def _scaled_sum(b: Builder, name: str, plain: dict, scaled: dict, first: Value, 
     return b.pointwise(name, template, (*fit(b, (first, second), dtype), alpha), dtype)
 
 
-@composite("prim::add_optional")
+@composite("aten::abs", dtypes=NUMERIC + COMPLEX)
+def abs(b: Builder, self) -> Value:
+    """magnitude of `self`"""
+    if self.dtype.is_complex:
+        return b.pointwise("abs", "magnitude({0})", (self,), FLOAT if self.dtype is COMPLEX64 else DOUBLE, self.dtype)
+    return elementwise(b, "abs", {"f": "fabs({0})", "i": "wrap_abs({0})"}, (self,))
+
+
+@composite("prim::add_optional", dtypes=ALL)
 def add_optional(b: Builder, input, bias) -> Value:
     """`input + bias`, or `input` where there is no bias"""
     return input if bias is None else add(b, input, bias)
@@ -97,25 +118,22 @@ def floor_divide(b: Builder, self, other) -> Value:
 
 
 def _whole_division(b: Builder, name: str, self: Value, other: Value) -> Value:
-    dtype = b.promote(self, other)
-    if dtype.name not in NUMERIC:
-        raise Refusal(f"{name} in {dtype} is an error in eager")
-    _check_divisor(b, dtype, other)
-    return elementwise(b, name, name + "({0}, {1})", (self, other))
+    _check_divisor(b, b.promote(self, other), other)
+    return elementwise(b, name, name + "({0}, {1})", (self, other), dtypes=NUMERIC)
 
 
 @composite("aten::remainder", "Tensor", "Scalar", "Scalar_Tensor", dtypes=NUMERIC)
 def remainder(b: Builder, self, other) -> Value:
     """remainder with the sign of the divisor"""
     _check_divisor(b, b.promote(self, other), other)
-    return elementwise(b, "remainder", "floor_mod({0}, {1})", (self, other))
+    return elementwise(b, "remainder", "floor_mod({0}, {1})", (self, other), dtypes=NUMERIC, exact=True)
 
 
 @composite("aten::fmod", "Tensor", "Scalar", dtypes=NUMERIC)
 def fmod(b: Builder, self, other) -> Value:
     """remainder with the sign of the dividend"""
     _check_divisor(b, b.promote(self, other), other)
-    return elementwise(b, "fmod", "trunc_mod({0}, {1})", (self, other))
+    return elementwise(b, "fmod", "trunc_mod({0}, {1})", (self, other), dtypes=NUMERIC, exact=True)
 
 
 # ---- powers

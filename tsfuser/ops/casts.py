@@ -6,6 +6,7 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import BFLOAT16, FLOAT, HALF, DType
 from ..ir.fusion import Value
+from .arithmetic import check_range
 from .elementwise import round_number
 from .table import ALL, composite, scalar_type
 
@@ -98,6 +99,7 @@ def filled(b: Builder, name: str, like: Value, value: Value, dtype: DType) -> Va
         value = round_number(b, value, dtype)
     elif value.dtype.is_complex and not dtype.is_complex:
         raise Refusal(f"{name} with a complex number in {dtype}")
+    check_range(value, dtype, f"the value of {name}")
     return b.pointwise(name, f"convert<{dtype.register.ctype}>({{1}})", (like, value), dtype, own_types=True)
 
 

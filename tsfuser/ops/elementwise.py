@@ -14,7 +14,7 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import BFLOAT16, BOOL, HALF, DType
 from ..ir.fusion import Value
-from .table import FLOATING, REAL, Row, register
+from .table import ALL, REAL, Row, register
 
 DEFAULT = "default"  #: the promoted dtype of the operands
 FLOAT = "float"  #: as DEFAULT, but bool and integers become the default floating dtype
@@ -26,7 +26,7 @@ def unary(name: str, template: str, rule: str = DEFAULT, dtypes: Sequence[str] =
     templates = _templates(template, by_kind)
 
     def evaluate(b: Builder, self: Value) -> Value:
-        return elementwise(b, name, templates, (self,), rule)
+        return elementwise(b, name, templates, (self,), rule, dtypes)
 
     register(Row(f"aten::{name}", ("",), tuple(dtypes), evaluate, "broadcast", "pointwise", f"`{template}`"))
 
@@ -37,7 +37,7 @@ def binary(name: str, template: str, rule: str = DEFAULT, dtypes: Sequence[str] 
     templates = _templates(template, by_kind)
 
     def evaluate(b: Builder, self: Value, other: Value) -> Value:
-        return elementwise(b, name, templates, (self, other), rule)
+        return elementwise(b, name, templates, (self, other), rule, dtypes)
 
     register(Row(f"aten::{name}", tuple(overloads), tuple(dtypes), evaluate, "broadcast", "pointwise", f"`{template}`"))
 
@@ -49,15 +49,18 @@ def _templates(template: str, by_kind: "dict[str, str]") -> "dict[str, str]":
     return {"f": template, **{kind[0]: text for kind, text in by_kind.items()}}
 
 
-def elementwise(b: Builder, name: str, templates: "str | dict[str, str]", operands: Sequence[Value], rule: str = DEFAULT) -> Value:
-    """One pointwise op over `operands` in their common dtype, by `rule`. `templates` maps the kind of the compute dtype (`f b i c`) to an expression;
-    `f` serves kinds that are absent."""
+def elementwise(b: Builder, name: str, templates: "str | dict[str, str]", operands: Sequence[Value], rule: str = DEFAULT,
+                dtypes: Sequence[str] = ALL, exact: bool = False) -> Value:  # fmt: skip
+    """One pointwise op over `operands` in their common dtype, by `rule`, which must be one of `dtypes`. `templates` maps the kind of that dtype
+    (`f b i c`) to an expression; `f` serves kinds that are absent. `exact`: see `fit`."""
     compute = b.promote(*operands)
+    if compute.name not in dtypes:
+        raise Refusal(f"{name} in {compute} is not supported")
     if rule == FLOAT:
         compute = b.floating(compute)
     if isinstance(templates, dict):
         templates = templates.get(compute.kind, templates["f"])
-    operands = fit(b, operands, compute, exact=rule == COMPARE)
+    operands = fit(b, operands, compute, exact=exact or rule == COMPARE)
     return b.pointwise(name, templates, operands, BOOL if rule == COMPARE else compute, compute)
 
 
@@ -95,11 +98,3 @@ def rounded(x: float, dtype: DType) -> float:
         bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16
         return struct.unpack("<f", struct.pack("<I", bits))[0]
     return x
-
-
-def floating_only(b: Builder, name: str, template: str, operands: Sequence[Value]) -> Value:
-    """As `elementwise`, for ops that eager has for floating dtypes alone: anything else is refused."""
-    dtype = b.promote(*operands)
-    if dtype.name not in FLOATING:
-        raise Refusal(f"{name} in {dtype} is an error in eager")
-    return elementwise(b, name, template, operands)

@@ -6,9 +6,8 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import BOOL
 from ..ir.fusion import Value
-from .elementwise import floating_only
-from .elementwise import fit, round_number
-from .table import FLOATING, REAL, composite
+from .elementwise import elementwise, fit, round_number
+from .table import FLOATING, NUMERIC, REAL, composite
 
 
 def _gradient(name: str, template: str) -> None:
@@ -16,7 +15,7 @@ def _gradient(name: str, template: str) -> None:
 
     @composite(f"aten::{name}_backward", dtypes=FLOATING)
     def evaluate(b: Builder, grad_output, self) -> Value:
-        return floating_only(b, f"{name}_backward", template, (grad_output, self))
+        return elementwise(b, f"{name}_backward", template, (grad_output, self), dtypes=FLOATING)
 
 
 def _gradient_of_output(name: str, template: str) -> None:
@@ -24,13 +23,12 @@ def _gradient_of_output(name: str, template: str) -> None:
 
     @composite(f"aten::{name}_backward", dtypes=FLOATING)
     def evaluate(b: Builder, grad_output, output) -> Value:
-        return floating_only(b, f"{name}_backward", template, (grad_output, output))
+        return elementwise(b, f"{name}_backward", template, (grad_output, output), dtypes=FLOATING)
 
 
 _gradient("silu", "silu_backward({0}, {1})")
-_gradient("mish", "mish_backward({0}, {1})")
 _gradient("hardswish", "hardswish_backward({0}, {1})")
-_gradient("hardsigmoid", "({1} > -3 && {1} < 3 ? {0} / 6 : 0)")
+_gradient("hardsigmoid", "({1} > -3 && {1} < 3 ? {0} * (1.0f / 6.0f) : 0)")  # eager too has a float here, for doubles
 _gradient_of_output("tanh", "({0} * (1 - {1} * {1}))")
 _gradient_of_output("sigmoid", "({0} * (1 - {1}) * {1})")
 
@@ -40,16 +38,29 @@ def _with_numbers(b: Builder, name: str, template: str, grad: Value, self: Value
     return b.pointwise(name, template, (*fit(b, (grad, self), dtype), *numbers), dtype)
 
 
+def _check_same(grad: Value, self: Value) -> None:
+    if grad.dtype is not self.dtype:
+        raise Refusal(f"a gradient in {grad.dtype} of an operand in {self.dtype}")
+
+
+@composite("aten::mish_backward", dtypes=FLOATING)
+def mish_backward(b: Builder, grad_output, self) -> Value:
+    """`grad_output` times the derivative of mish"""
+    _check_same(grad_output, self)
+    return _with_numbers(b, "mish_backward", "mish_backward({0}, {1})", grad_output, self)
+
+
 @composite("aten::gelu_backward", dtypes=FLOATING)
 def gelu_backward(b: Builder, grad_output, self, approximate: str = "none") -> Value:
     """`grad_output` times the derivative of gelu"""
     if approximate not in ("none", "tanh"):
         raise Refusal(f"gelu_backward with approximate={approximate!r}")
+    _check_same(grad_output, self)
     template = "gelu_backward({0}, {1})" if approximate == "none" else "gelu_tanh_backward({0}, {1})"
     return _with_numbers(b, "gelu_backward", template, grad_output, self)
 
 
-@composite("aten::threshold_backward", dtypes=REAL)
+@composite("aten::threshold_backward", dtypes=NUMERIC)
 def threshold_backward(b: Builder, grad_output, self, threshold) -> Value:
     """`self <= threshold ? 0 : grad_output`"""
     dtype = b.promote(grad_output, self)
@@ -101,6 +112,7 @@ def softshrink_backward(b: Builder, grad_output, self, lambd) -> Value:
 @composite("aten::log_sigmoid_backward", dtypes=FLOATING)
 def log_sigmoid_backward(b: Builder, grad_output, self, buffer) -> Value:
     """`grad_output * sigmoid(-self)`; the buffer is not needed"""
+    _check_same(grad_output, self)
     return _with_numbers(b, "log_sigmoid_backward", "({0} * sigmoid(-({1})))", grad_output, self)
 
 

@@ -9,6 +9,8 @@ from .table import ALL, BOOLEAN, COMPLEX, FLOATING, INTEGRAL, NUMERIC
 # Results of the operand's dtype.
 unary("neg", "-({0})", dtypes=NUMERIC + COMPLEX, integer="wrap_neg({0})")
 unary("sign", "signum({0})", boolean="{0}")
+unary("sgn", "signum({0})", boolean="{0}")
+unary("positive", "{0}", dtypes=NUMERIC + COMPLEX)
 unary("square", "({0} * {0})", dtypes=NUMERIC + COMPLEX, integer="wrap_mul({0}, {0})")
 unary("ceil", "ceil({0})", dtypes=NUMERIC, integer="{0}")
 unary("floor", "floor({0})", dtypes=NUMERIC, integer="{0}")

@@ -6,7 +6,7 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import BOOL, DType
 from ..ir.fusion import Value
-from .arithmetic import check_number
+from .arithmetic import check_number, check_range
 from .elementwise import binary, elementwise, fit, round_number
 from .table import ALL, BOOLEAN, FLOATING, NUMERIC, REAL, composite
 
@@ -26,24 +26,35 @@ def clamp(b: Builder, self, min=None, max=None) -> Value:
     if min is None and max is None:
         raise Refusal("clamp without bounds is an error in eager")
     bounds = [v for v in (min, max) if v is not None]
+    _check_bounds(b, self, *bounds)
     template = "clamp({0}, {1}, {2})" if len(bounds) == 2 else ("nan_max({0}, {1})" if max is None else "nan_min({0}, {1})")
     return elementwise(b, "clamp", template, (self, *bounds))
+
+
+def _check_bounds(b: Builder, self: Value, *bounds: Value) -> None:
+    dtype = b.promote(self, *bounds)
+    for bound in bounds:
+        check_range(bound, dtype, "a bound of clamp")
 
 
 @composite("aten::clamp_min", "", "Tensor", dtypes=NUMERIC)
 def clamp_min(b: Builder, self, min) -> Value:
     """`max(self, min)`, NaN if either is"""
+    _check_bounds(b, self, min)
     return elementwise(b, "clamp_min", "nan_max({0}, {1})", (self, min))
 
 
 @composite("aten::clamp_max", "", "Tensor", dtypes=NUMERIC)
 def clamp_max(b: Builder, self, max) -> Value:
     """`min(self, max)`, NaN if either is"""
+    _check_bounds(b, self, max)
     return elementwise(b, "clamp_max", "nan_min({0}, {1})", (self, max))
 
 
 def select(b: Builder, name: str, condition: Value, yes: Value, no: Value, dtype: DType) -> Value:
     """`condition ? yes : no` in `dtype`, each operand coming in its own type."""
+    for value in (yes, no):
+        check_range(value, dtype, f"a number of {name}")
     ctype = dtype.register.ctype
     template = f"({{0}} ? convert<{ctype}>({{1}}) : convert<{ctype}>({{2}}))"
     return b.pointwise(name, template, (condition, *fit(b, (yes, no), dtype, exact=True)), dtype, own_types=True)

@@ -272,9 +272,8 @@ DEVICE T entropy(T x) {
   return x != x ? x : x > 0 ? -x * log(x) : x == 0 ? T(0) : -infinity<T>();
 }
 template <class T>
-DEVICE T normal_cdf(T x) {  // erfc keeps the digits of the lower tail
-  const T t = x * T(0.7071067811865476);
-  return x < T(-1) ? erfc(-t) / 2 : (1 + erf(t)) / 2;
+DEVICE T normal_cdf(T x) {
+  return (1 + erf(x * T(0.7071067811865476))) / 2;
 }
 template <class T>
 DEVICE T lerp(T a, T b, T weight) {
@@ -352,7 +351,7 @@ DEVICE T softplus(T x, T beta, T threshold) {
 }
 template <class T>
 DEVICE T softshrink(T x, T lambda) {
-  return x > lambda ? x - lambda : x < -lambda ? x + lambda : x * 0;
+  return x > lambda ? x - lambda : x < -lambda ? x + lambda : x != x ? x : T(0);
 }
 template <class T>
 DEVICE T gelu(T x) {
@@ -394,7 +393,7 @@ DEVICE T mish_backward(T grad, T x) {
 }
 template <class T>
 DEVICE T hardswish_backward(T grad, T x) {
-  return x < -3 ? T(0) : x <= 3 ? grad * (x / 3 + T(0.5)) : grad;
+  return x <= -3 ? T(0) : x < 3 ? grad * (x / 3 + T(0.5)) : grad;
 }
 template <class T>
 DEVICE T softplus_backward(T grad, T x, T beta, T threshold) {
@@ -411,10 +410,10 @@ DEVICE T elu_backward_of_result(T grad, T y, T alpha, T scale, T input_scale) {
 }
 template <class T>
 DEVICE T logit_backward(T grad, T x) {
-  return x < 0 || x > 1 ? not_a_number<T>() : x == 0 || x == 1 ? grad * infinity<T>() : grad / (x * (1 - x));
+  return x < 0 || x > 1 ? not_a_number<T>() : grad / (x * (1 - x));
 }
 template <class T>
 DEVICE T logit_backward(T grad, T x, T eps) {
   if (eps < 0) return logit_backward(grad, x);
-  return x < eps || x > 1 - eps ? T(0) : x == 0 || x == 1 ? grad * infinity<T>() : grad / (x * (1 - x));
+  return x < eps || x > 1 - eps ? T(0) : grad / (x * (1 - x));
 }
