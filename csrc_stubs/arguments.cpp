@@ -26,7 +26,7 @@ uint64_t word(Tag tag, uint64_t a = 0, uint64_t b = 0, uint64_t c = 0, uint64_t 
 // quantized, meta, functorch wrappers, subclasses) has a meaning that its address does not tell.
 DispatchKeySet plain_keys() {
   return DispatchKeySet({DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA,
-                         DispatchKey::ADInplaceOrView});
+                         DispatchKey::ADInplaceOrView, DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA});
 }
 
 // Modes that want to see every op: tracing, fake tensors, functorch transforms, functionalization.

@@ -5,20 +5,13 @@
 #include "python.h"
 
 #include <pybind11/stl.h>
-#include <torch/csrc/jit/ir/ir.h>
-#include <torch/csrc/jit/passes/lower_tuples.h>
-#include <torch/csrc/jit/passes/remove_mutation.h>
 
 #include <pthread.h>
 
 #include <tuple>
-#include <unordered_set>
 
 namespace tsfuser {
 namespace {
-
-using torch::jit::Graph;
-using GraphPtr = std::shared_ptr<Graph>;
 
 SlotKind slot_kind(const std::string& name) {
   static const std::map<std::string, SlotKind> kinds = {
@@ -108,23 +101,6 @@ std::shared_ptr<Plan> make_plan(int32_t leaf_count,
   return plan;
 }
 
-Group& known_group(int64_t id) {
-  Group* group = group_by_id(id);
-  if (!group) {
-    throw py::index_error("tsfuser knows no group " + std::to_string(id));
-  }
-  return *group;
-}
-
-bool remove_tensor_mutation(const GraphPtr& graph, const std::vector<std::string>& kinds) {
-  std::unordered_set<c10::Symbol> wanted;
-  for (const std::string& kind : kinds) {
-    wanted.insert(c10::Symbol::fromQualString(kind));
-  }
-  return torch::jit::RemoveTensorMutation(
-      graph, [wanted](torch::jit::Node* node) { return wanted.count(node->kind()) != 0; });
-}
-
 py::dict stats() {
   release_now();
   py::dict result, fallbacks;
@@ -173,7 +149,6 @@ void after_fork() {
 void hook_into_torch() {
   static const bool once = [] {
     register_operators();
-    register_guard();
     register_pass_hooks();
     pthread_atfork(nullptr, nullptr, after_fork);
     return true;
@@ -204,20 +179,16 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "tsfuser's native side: pass hook, guard, group lookup, launch";
   hook_into_torch();
   bind_plan(m);
+  bind_graphs(m);
   m.def("set_enabled", [](bool on) { pass_enabled = on; });
   m.def("enabled", [] { return pass_enabled.load(); });
-  m.def("set_pass", [](py::object fn) { pass_callback().set(std::move(fn)); });
-  m.def("register_profiled_kinds", &profile_kinds);
+  m.def("set_pass", [](py::object fn) { return pass_callback().set(std::move(fn)); });
   m.def("set_guard_mode", [](bool on) { guard_mode = on; });
   m.def("guard_mode", [] { return guard_mode.load(); });
-  m.def("lower_simple_tuples", [](const GraphPtr& graph) { torch::jit::LowerSimpleTuples(graph); });
-  m.def("remove_tensor_mutation", &remove_tensor_mutation);
-  m.def("group_id", [](const GraphPtr& graph, const std::string& text) { return group_by_text(graph, text)->id; });
-  m.def("group_graph", [](int64_t id) { return known_group(id).graph; });
   m.def("group_text", [](int64_t id) { return known_group(id).text; });
   m.def("group_plans", &plans_of, "(why not fused or '', keepalive) of each plan of a group.");
-  m.def("set_planner", [](py::object fn) { planner_callback().set(std::move(fn)); });
-  m.def("set_reporter", [](py::object fn) { reporter_callback().set(std::move(fn)); });
+  m.def("set_planner", [](py::object fn) { return planner_callback().set(std::move(fn)); });
+  m.def("set_reporter", [](py::object fn) { return reporter_callback().set(std::move(fn)); });
   m.def("set_fallback_enabled", [](bool on) { fallback_enabled = on; });
   m.def("stats", &stats);
   m.def("reset", &reset);

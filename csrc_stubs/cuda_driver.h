@@ -14,6 +14,7 @@ constexpr Result success = 0;
 constexpr int function_static_shared_bytes = 1;         // CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
 constexpr int function_max_dynamic_shared_bytes = 8;    // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 constexpr int device_max_shared_bytes_optin = 97;       // CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+constexpr int capture_mode_relaxed = 2;                 // CU_STREAM_CAPTURE_MODE_RELAXED
 constexpr long long shared_bytes_without_optin = 48 << 10;
 
 struct Driver {
@@ -26,6 +27,7 @@ struct Driver {
   Result (*context_get_current)(Context*);
   Result (*context_set_current)(Context);
   Result (*primary_context_retain)(Context*, Device);
+  Result (*exchange_capture_mode)(int* mode);
   Result (*error_name)(Result, const char**);
   Result (*error_string)(Result, const char**);
 };

@@ -9,7 +9,7 @@
 #include <torch/csrc/jit/runtime/interpreter.h>
 
 #include <new>
-#include <sstream>
+#include <utility>
 
 namespace tsfuser {
 namespace {
@@ -32,8 +32,8 @@ constexpr size_t most_reasons = 1024;
 thread_local bool planning = false;
 
 struct Planning {
-  Planning() { planning = true; }
-  ~Planning() { planning = false; }
+  const bool before = std::exchange(planning, true);
+  ~Planning() { planning = before; }
 };
 
 std::shared_ptr<const Plan> refused(const Arguments& arguments, std::string reason) {
@@ -204,6 +204,7 @@ Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValu
   std::shared_ptr<const Plan> plan;
   try {
     const Planning mark;
+    const DuringCapture unsafe_calls_allowed(arguments.device.is_cuda());
     plan = plan_in_python(id, inputs);
     const char* mismatch = plan->mismatch(inputs);
     std::vector<int64_t> values;
@@ -329,6 +330,14 @@ Group* group_by_text(std::shared_ptr<torch::jit::Graph> graph, const std::string
 Group* group_by_id(int64_t id) {
   const std::lock_guard<std::mutex> lock(registry().mutex);
   return id >= 0 && id < static_cast<int64_t>(registry().groups.size()) ? registry().groups[id] : nullptr;
+}
+
+Group& known_group(int64_t id) {
+  Group* group = group_by_id(id);
+  if (!group) {
+    throw std::out_of_range("tsfuser knows no group " + std::to_string(id));  // IndexError in Python
+  }
+  return *group;
 }
 
 size_t group_count() {

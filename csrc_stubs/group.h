@@ -95,7 +95,8 @@ class Group {
 
 // The process-wide registry. Equal texts are one group; groups live as long as the process.
 Group* group_by_text(std::shared_ptr<torch::jit::Graph> graph, const std::string& text);
-Group* group_by_id(int64_t id);  // null if there is none
+Group* group_by_id(int64_t id);    // null if there is none
+Group& known_group(int64_t id);    // throws std::out_of_range
 size_t group_count();
 void reset_groups();
 void groups_after_fork();

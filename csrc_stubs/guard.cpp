@@ -9,19 +9,15 @@
 #include "hooks.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/jit_type.h>
+#include <ATen/core/stack.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/jit/ir/ir.h>
-#include <torch/csrc/jit/runtime/custom_operator.h>
 
 namespace tsfuser {
 
 std::atomic<bool> guard_mode{true};
 
 namespace {
-
-using torch::jit::Node;
-using torch::jit::Operation;
-using torch::jit::Stack;
 
 enum class Extent : uint8_t { Unknown, Zero, One, Other };
 
@@ -117,14 +113,14 @@ bool agrees(const Expected& e, const c10::IValue& value, bool grad_mode) {
   return strides_agree(e, sizes, tensor.strides());
 }
 
-Operation make_guard(const Node* node) {
+}  // namespace
+
+torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types) {
   std::vector<Expected> expected;
-  for (const c10::TypePtr& type : node->tys(c10::attr::types)) {
+  for (const c10::TypePtr& type : types) {
     expected.push_back(flatten(type));
   }
-  const size_t count = node->inputs().size();
-  TORCH_CHECK(expected.size() == count, "prim::CudaFusionGuard has ", count, " inputs and ", expected.size(), " types");
-  return [expected = std::move(expected)](Stack& stack) {
+  return [expected = std::move(expected)](torch::jit::Stack& stack) {
     const size_t count = expected.size();
     bool pass = true;
     if (guard_mode.load(std::memory_order_relaxed)) {
@@ -137,13 +133,6 @@ Operation make_guard(const Node* node) {
     torch::jit::drop(stack, count);
     torch::jit::push(stack, pass);
   };
-}
-
-}  // namespace
-
-void register_guard() {
-  static const torch::jit::RegisterOperators registered({torch::jit::Operator(
-      "prim::CudaFusionGuard(...) -> bool", make_guard, c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 
 }  // namespace tsfuser

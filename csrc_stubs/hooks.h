@@ -3,6 +3,9 @@
 
 #include "python.h"
 
+#include <ATen/core/jit_type_base.h>
+#include <ATen/core/stack.h>
+
 #include <atomic>
 #include <string>
 #include <vector>
@@ -16,12 +19,14 @@ Callback& pass_callback();
 Callback& planner_callback();
 Callback& reporter_callback();
 
+// The guard's operation for the profiled types of its inputs (guard.cpp).
+torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types);
+
 // Once a process, when the module is initialised. None of them changes a program while `pass_enabled` is off.
 void register_operators();   // operators.cpp
-void register_guard();       // guard.cpp
 void register_pass_hooks();  // pass_hook.cpp
 
-// Nodes of these kinds get the types of their tensors profiled. Additive.
-void profile_kinds(const std::vector<std::string>& kinds);
+// The functions of tsfuser._C that take or return graphs (pass_hook.cpp).
+void bind_graphs(py::module_& m);
 
 }  // namespace tsfuser

@@ -33,6 +33,7 @@ const cuda::Driver& driver() {
     resolve(library, "cuCtxGetCurrent", d.context_get_current);
     resolve(library, "cuCtxSetCurrent", d.context_set_current);
     resolve(library, "cuDevicePrimaryCtxRetain", d.primary_context_retain);
+    resolve(library, "cuThreadExchangeStreamCaptureMode", d.exchange_capture_mode);
     resolve(library, "cuGetErrorName", d.error_name);
     resolve(library, "cuGetErrorString", d.error_string);
     return d;
@@ -117,6 +118,23 @@ void launch_cuda(const PreparedLaunch& prepared, char* args, void* stream, int d
     result = attempt();  // something took the context away since
   }
   check(result, "cuLaunchKernel", launch.name);
+}
+
+DuringCapture::DuringCapture(bool cuda) {
+  if (cuda) {
+    try {
+      mode_ = cuda::capture_mode_relaxed;
+      exchanged_ = driver().exchange_capture_mode(&mode_) == cuda::success;
+    } catch (const LaunchError&) {
+      // no driver: the first launch says so
+    }
+  }
+}
+
+DuringCapture::~DuringCapture() {
+  if (exchanged_) {
+    driver().exchange_capture_mode(&mode_);
+  }
 }
 
 }  // namespace tsfuser

@@ -1,4 +1,4 @@
-// The operators that a fused graph calls: prim::CudaFusionGroup, prim::add_optional.
+// The operators that a fused graph calls: prim::CudaFusionGuard, prim::CudaFusionGroup, prim::add_optional.
 
 #include "group.h"
 #include "hooks.h"
@@ -32,6 +32,13 @@ Operation make_group(const Node* node) {
   return [group, inputs](Stack& stack) { group->run(stack, inputs); };
 }
 
+Operation make_guard(const Node* node) {
+  const auto& types = node->tys(c10::attr::types);
+  const size_t inputs = node->inputs().size();
+  TORCH_CHECK(types.size() == inputs, "prim::CudaFusionGuard has ", inputs, " inputs and ", types.size(), " types");
+  return guard_operation(types);
+}
+
 void add_optional(Stack& stack) {
   const c10::IValue bias = torch::jit::pop(stack);
   if (!bias.isNone()) {
@@ -45,6 +52,7 @@ void add_optional(Stack& stack) {
 void register_operators() {
   static const torch::jit::RegisterOperators registered(
       {torch::jit::Operator(c10::prim::CudaFusionGroup, make_group, c10::AliasAnalysisKind::INTERNAL_SPECIAL_CASE),
+       torch::jit::Operator("prim::CudaFusionGuard(...) -> bool", make_guard, c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("prim::add_optional(Tensor(a) input, Tensor? bias) -> Tensor(a)", add_optional,
                             c10::AliasAnalysisKind::FROM_SCHEMA)});
 }

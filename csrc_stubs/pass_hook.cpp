@@ -1,9 +1,14 @@
-// The entries that torch's profiling executor calls: the pre-pass, and the predicate that asks which nodes to profile.
+// Graphs, as torch's executor gives them and as Python asks for them: the pre-pass, the predicate that says which nodes to
+// profile, and the graph passes that torch has in C++ only.
 
+#include "group.h"
 #include "hooks.h"
 
+#include <pybind11/stl.h>
 #include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/passes/lower_tuples.h>
 #include <torch/csrc/jit/passes/pass_manager.h>
+#include <torch/csrc/jit/passes/remove_mutation.h>
 #include <torch/csrc/jit/runtime/profiling_record.h>
 
 #include <memory>
@@ -17,7 +22,16 @@ std::atomic<bool> pass_enabled{false};
 namespace {
 
 using torch::jit::Graph;
+using GraphPtr = std::shared_ptr<Graph>;
 using Kinds = std::unordered_set<c10::Symbol>;
+
+Kinds symbols(const std::vector<std::string>& names) {
+  Kinds kinds;
+  for (const std::string& name : names) {
+    kinds.insert(c10::Symbol::fromQualString(name));
+  }
+  return kinds;
+}
 
 struct ProfiledKinds {
   std::shared_mutex mutex;
@@ -29,17 +43,23 @@ ProfiledKinds& profiled() {
   return *p;
 }
 
+// Nodes of these kinds get the types of their tensors profiled, from now on.
+void profile_kinds(const std::vector<std::string>& names) {
+  const std::unique_lock<std::shared_mutex> lock(profiled().mutex);
+  profiled().kinds.merge(symbols(names));
+}
+
 bool is_profiled(const torch::jit::Node* node) {
   const std::shared_lock<std::shared_mutex> lock(profiled().mutex);
   return profiled().kinds.count(node->kind()) != 0;
 }
 
 // The executor's compile lock is held. Python gets a copy, so that whatever it does half-way leaves the graph as it was.
-void pre_pass(std::shared_ptr<Graph>& graph) {
+void pre_pass(GraphPtr& graph) {
   if (!pass_enabled.load(std::memory_order_relaxed)) {
     return;
   }
-  std::shared_ptr<Graph> copy = graph->copy();
+  const GraphPtr copy = graph->copy();
   const PythonCall python;
   if (!python) {
     return;
@@ -52,7 +72,7 @@ void pre_pass(std::shared_ptr<Graph>& graph) {
   try {
     const py::object result = pass(copy);
     if (!result.is_none()) {
-      graph = result.cast<std::shared_ptr<Graph>>();
+      graph = result.cast<GraphPtr>();
     }
   } catch (py::error_already_set& error) {
     dispose(error, "tsfuser graph pass");
@@ -80,17 +100,21 @@ Callback& reporter_callback() {
   return *c;
 }
 
-void profile_kinds(const std::vector<std::string>& kinds) {
-  const std::unique_lock<std::shared_mutex> lock(profiled().mutex);
-  for (const std::string& kind : kinds) {
-    profiled().kinds.insert(c10::Symbol::fromQualString(kind));
-  }
-}
-
 void register_pass_hooks() {
   static const auto pass = torch::jit::registerPrePass(pre_pass);
   static_cast<void>(pass);
   torch::jit::RegisterProfilingNode(is_profiled);
+}
+
+void bind_graphs(py::module_& m) {
+  m.def("register_profiled_kinds", &profile_kinds);
+  m.def("lower_simple_tuples", [](const GraphPtr& graph) { torch::jit::LowerSimpleTuples(graph); });
+  m.def("remove_tensor_mutation", [](const GraphPtr& graph, const std::vector<std::string>& kinds) {
+    return torch::jit::RemoveTensorMutation(
+        graph, [wanted = symbols(kinds)](torch::jit::Node* node) { return wanted.count(node->kind()) != 0; });
+  });
+  m.def("group_id", [](const GraphPtr& graph, const std::string& text) { return group_by_text(graph, text)->id; });
+  m.def("group_graph", [](int64_t id) { return known_group(id).graph; });
 }
 
 }  // namespace tsfuser

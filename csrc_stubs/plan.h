@@ -124,4 +124,15 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
 void launch_host(const PreparedLaunch& launch, const char* args);
 void launch_cuda(const PreparedLaunch& launch, char* args, void* stream, int device);
 
+// While it lives, this thread may load modules though a CUDA graph is being captured (by whatever thread).
+class DuringCapture {
+ public:
+  explicit DuringCapture(bool cuda);
+  ~DuringCapture();
+
+ private:
+  bool exchanged_ = false;
+  int mode_ = 0;
+};
+
 }  // namespace tsfuser

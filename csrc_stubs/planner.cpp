@@ -52,8 +52,13 @@ py::tuple describe(const c10::IValue& value) {
 
 // A refusal is its sentence; any other exception is named.
 std::string reason_of(py::error_already_set& error) {
-  const std::string name = py::str(error.type().attr("__name__"));
-  const std::string text = error.value().ptr() ? std::string(py::str(error.value())) : std::string();
+  std::string name = "exception", text;
+  try {
+    name = py::str(error.type().attr("__name__"));
+    text = py::str(error.value());
+  } catch (py::error_already_set&) {
+    text = "(its text cannot be had)";
+  }
   return name == "Refusal" ? text : "the planner failed: " + name + (text.empty() ? "" : ": " + text);
 }
 

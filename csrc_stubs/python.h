@@ -48,11 +48,11 @@ void forget_other_threads();
 // A callable that Python may replace at any time; never destroyed by C++.
 class Callback {
  public:
-  // With the GIL held.
-  void set(py::object fn) {
+  // With the GIL held. Returns what was set before, or None.
+  py::object set(py::object fn) {
     PyObject* old = fn_;
     fn_ = fn.is_none() ? nullptr : fn.release().ptr();
-    Py_XDECREF(old);
+    return old ? py::reinterpret_steal<py::object>(old) : py::none();
   }
   py::object get() const { return py::reinterpret_borrow<py::object>(fn_); }
 
