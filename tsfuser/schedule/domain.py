@@ -72,10 +72,11 @@ def domain(call: Call, segment: Segment, keep: tuple[Axis, ...] = ()) -> Domain:
             groups[-1].append(axis)
         else:
             groups.append([axis])
+    groups = groups or [[]]  # a single element: one dim, so that schedules have a loop to bind
     dims = tuple(Dim(f"i{k}", sz.product([a.extent for a in g]), tuple(g)) for k, g in enumerate(groups))
 
     def access(b: Buffer) -> Access:
-        return Access(b, tuple(strides[b, d.axes[-1]] for d in dims))
+        return Access(b, tuple(strides[b, d.axes[-1]] if d.axes else sz.const(0) for d in dims))
 
     return Domain(dims, tuple(map(access, segment.loads)), tuple(map(access, segment.stores)))
 
