@@ -116,7 +116,7 @@ for k in range(4):
 
 def test_simple_knobs(target, environment, tmp_path):
     """Single-node mode makes a group of one op; with guard mode off, another shape of the same rank stays in the group."""
-    source = FORWARD.replace("o = o.relu()\n", "") + "print(t.graph_for(input))\n"
+    source = FORWARD.replace("    o = o.relu()\n", "") + "print(t.graph_for(input))\n"
     knobs = "torch._C._jit_set_nvfuser_single_node_mode(True)\ntorch._C._jit_set_nvfuser_guard_mode(False)\n"
     source = on(target, source)
     status, out, err = run_python(tmp_path, source, **environment)

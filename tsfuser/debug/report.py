@@ -11,6 +11,7 @@ from typing import Any, Mapping
 
 from .. import _C
 from ..errors import TsfuserWarning
+from ..runtime import compile as pipeline
 from ..target import counters
 
 _HINT = "The result is right, but slower; PYTORCH_NVFUSER_DISABLE=fallback raises the error instead."
@@ -23,8 +24,9 @@ def stats() -> Mapping[str, Any]:
 
 
 def reset() -> None:
-    """Forget all plans and set the counters to 0. Safe while other threads run groups; kernels on disk stay."""
+    """Forget all plans and loaded kernels, and set the counters to 0. Safe while other threads run groups; kernels on disk stay."""
     _C.reset()
+    pipeline.forget()
     counters.reset()
 
 
