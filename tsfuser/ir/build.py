@@ -160,10 +160,15 @@ class Builder:
     # ---- outputs
 
     def output(self, value: Value) -> None:
-        """The next result of the group."""
+        """The next result of the group. A value that was returned before is returned as the same tensor, as eager does for a cast
+        to the dtype that a tensor has."""
         for i in self._inputs.values():
             if i.value is value:
                 self._results.append(("input", i.index))
+                return
+        for k, earlier in enumerate(self._outputs):
+            if earlier.value is value:
+                self._results.append(("output", k))
                 return
         if value.is_number:
             raise Refusal("a Python number cannot leave a group")
