@@ -128,18 +128,25 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations) -> tuple[Segm
         ops.sort(key=lambda op: position[op.output.name])
         return ops, list(loads.values())
 
-    for op in fusion.ops:  # every reduction ends a segment; its result is in memory from then on
-        if isinstance(op, Reduce):
+    def pointwise(values: list[Value]) -> None:
+        for group in _by_space(call, [v for v in dict.fromkeys(values) if v.name not in memory or memory[v.name].kind == "input"]):
+            ops, loads = slice_of(group)
+            stores = tuple(buffer(v) for v in group)
+            result.append(Segment(tuple(ops), _ordered(loads), stores, _axes(ops, loads)))
+            memory.update((b.value.name, b) for b in stores)
+
+    reduced: set[str] = set()  # values that depend on a reduction
+    for op in fusion.ops:
+        if isinstance(op, Reduce) or any(v.name in reduced for v in op.operands):
+            reduced.add(op.output.name)
+    pointwise([o.value for o in fusion.outputs if o.value.name not in reduced])  # first, so that reductions read what is stored anyway
+    for op in fusion.ops:
+        if isinstance(op, Reduce):  # ends a segment; its result is in memory from then on
             ops, loads = slice_of([op.output])
             target = buffer(op.output)
             result.append(Segment(tuple(ops), _ordered(loads), (target,), _axes(ops, loads)))
             memory[op.output.name] = target
-
-    pending = [o.value for o in fusion.outputs if o.value.name not in memory or memory[o.value.name].kind == "input"]
-    for values in _by_space(call, list(dict.fromkeys(pending))):
-        ops, loads = slice_of(values)
-        stores = tuple(buffer(v) for v in values)
-        result.append(Segment(tuple(ops), _ordered(loads), stores, _axes(ops, loads)))
+    pointwise([o.value for o in fusion.outputs])
     return tuple(result)
 
 

@@ -56,8 +56,10 @@ def _compute(s: Compute) -> list[str]:
 def _store(s: Store) -> list[str]:
     address = _address(s.buffer, s.offset)
     if s.lanes > 1:
-        return [f"store({address}, {s.value});" if s.count is None else f"store_upto({address}, {s.value}, {s.count});"]
-    target = f"{s.buffer}[{s.offset}] = convert<{s.ctype}>({s.value});"
+        value = s.value if s.register == s.ctype else f"convert_lanes<{s.ctype}>({s.value})"
+        return [f"store({address}, {value});" if s.count is None else f"store_upto({address}, {value}, {s.count});"]
+    value = s.value if s.register == s.ctype else f"convert<{s.ctype}>({s.value})"
+    target = f"{s.buffer}[{s.offset}] = {value};"
     return [target if s.guard is None else f"if ({s.guard}) {target}"]
 
 
@@ -66,7 +68,7 @@ def _pack(s: Pack) -> list[str]:
 
 
 def _set_lane(s: SetLane) -> list[str]:
-    return [f"{s.name}[{s.lane}] = convert<{s.ctype}>({s.value});"]
+    return [f"{s.name}[{s.lane}] = {s.value};"]
 
 
 def _array(s: Array) -> list[str]:

@@ -86,8 +86,8 @@ class Pointwise:
 
 @dataclass(frozen=True)
 class Reduce:
-    """`output = reduction of operand over axes`, by `combine` (`sum`, `prod`, `max`, `min`, `any`, `all`), accumulated in
-    `output.dtype.register`. Reduced dims are None in the output (kept as size 1); `Reshape`-free dropping is `dims` alone."""
+    """`output = reduction of operand over axes`, by `combine` (`sum`), accumulated in `output.dtype.register`. A reduced dim is
+    None in the output, or missing."""
 
     name: str
     combine: str
@@ -117,6 +117,11 @@ class Fusion:
     ops: tuple[Op, ...]
     outputs: tuple[Output, ...]
     results: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        from .text import write
+
+        return write(self)
 
     @property
     def axes(self) -> tuple[Axis, ...]:

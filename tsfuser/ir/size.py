@@ -37,7 +37,7 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "nextpow2": lambda a, b: _nextpow2(a),  # smallest power of two not below a
 }
 
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "//", "mod": "%", "eq": "==", "lt": "<", "le": "<="}
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "//", "mod": "%"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,17 +77,18 @@ class Size:
         return self.op == "const"
 
     def __str__(self) -> str:
-        text = self._text()
+        text = self.text()
         return text if len(text) <= 160 else f"{text[:157]}..."
 
-    def _text(self) -> str:
+    def text(self) -> str:
+        """The whole expression, which `ir.text` can read; `str` cuts long ones."""
         if self.op == "const":
             return str(self.a)
         if self.op == "leaf":
             return self.b
         if self.op in _INFIX:
-            return f"({self.a} {_INFIX[self.op]} {self.b})"
-        operands = f"{self.a}" if self.op in ("pow2", "nextpow2") else f"{self.a}, {self.b}"
+            return f"({self.a.text()} {_INFIX[self.op]} {self.b.text()})"
+        operands = self.a.text() if self.op in ("pow2", "nextpow2") else f"{self.a.text()}, {self.b.text()}"
         return f"{self.op}({operands})"
 
     __repr__ = __str__

@@ -64,10 +64,12 @@ class Compute:
 
 @dataclass(frozen=True)
 class Store:
-    """`buffer[offset] = value` where `guard` holds; with `lanes` > 1 the first `count` elements of a vector. `ctype` is the memory type."""
+    """`buffer[offset] = value` where `guard` holds; with `lanes` > 1 the first `count` elements of a vector. `ctype` is the memory type, `register` that of
+    the value."""
 
     buffer: str
     ctype: str
+    register: str
     offset: Expr
     value: str
     guard: "Expr | None" = None
@@ -87,10 +89,9 @@ class Pack:
 
 @dataclass(frozen=True)
 class SetLane:
-    """`name[lane] = value`, converted to `ctype`."""
+    """`name[lane] = value`."""
 
     name: str
-    ctype: str
     lane: str
     value: str
 

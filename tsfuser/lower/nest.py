@@ -264,34 +264,39 @@ def _store(access: Access, at: Indices, params: Params, schedule: Schedule, redu
              if not access.moves(d) and not (dim.extent.is_const and dim.extent.a == 1) and dim.name not in reduced]
     guard = ix.both([g.condition for g in at.guards if not g.dims <= reduced] + first)
     value = access.buffer.value
-    return Store(_pointer(access, params, ""), value.dtype.ctype, _offset(access, at, params, schedule), value.name, guard)
+    return Store(_pointer(access, params, ""), value.dtype.ctype, value.dtype.register.ctype, _offset(access, at, params, schedule), value.name, guard)
 
 
 def _tiles(schedule: Schedule) -> list[Tile]:
-    """Shared-memory tiles of the loads that the schedule places there, one element of padding a row against bank conflicts."""
+    """Shared-memory tiles of the loads that the schedule places there, a vector of padding a row against bank conflicts."""
+    lanes = next((x.extent.a for x in schedule.loops if x.bind == "vector"), 1)
     tiles, offset = [], 0
     for access in schedule.domain.loads:
         if access.buffer.value.name in schedule.shared:
             dtype = access.buffer.value.dtype
-            tile = Tile(f"{access.buffer.value.name}_tile", dtype.ctype, dtype.itemsize, schedule.tile_size, schedule.tile_size + 1, offset)
+            tile = Tile(f"{access.buffer.value.name}_tile", dtype.ctype, dtype.itemsize, schedule.tile_size, schedule.tile_size + lanes, offset)
             tiles.append(tile)
             offset += -(-tile.bytes // 16) * 16
     return tiles
 
 
 def _fill_tiles(schedule: Schedule, params: Params, tiles: list[Tile]) -> list[Stmt]:
-    """Reads each tile along the axis that is contiguous in its tensor: the thread index runs over rows, the loop over columns."""
+    """Reads each tile along the axis that is contiguous in its tensor: the threads and lanes run over rows, the loop over columns."""
     row, col = schedule.tile
     step = next(x.extent for x in schedule.loops if x.bind == "thread.y").a
     thread_x, thread_y = (next(x.name for x in schedule.loops if x.bind == b) for b in ("thread.x", "thread.y"))
+    lane = next(x for x in schedule.loops if x.bind == "vector")
+    along = ix.add(ix.mul(Var(thread_x), lane.extent.a), Var(lane.name))
     column = ix.add(ix.mul(Var("k"), step), Var(thread_y))
-    at = indices(schedule, params, {row: Var(thread_x), col: column}, "_t")
+    at = indices(schedule, params, {row: along, col: column}, "_t")
     body: list[Stmt] = list(at.lets)
     stores: list[Stmt] = []
     for tile in tiles:
         access = next(a for a in schedule.domain.loads if f"{a.buffer.value.name}_tile" == tile.name)
         register = f"{access.buffer.value.name}_t"
         guard = _guard(access, at, schedule)
-        body.append(Load(register, tile.ctype, _pointer(access, params, "const "), _offset(access, at, params, schedule), guard))
-        stores.append(Store(tile.name, tile.ctype, ix.add(ix.mul(column, tile.pitch), Var(thread_x)), register, shared=True))
-    return [For("k", ix.Const(schedule.tile_size // step), "unroll", tuple(body + stores))]
+        body.append(Load(f"{register}_m", tile.ctype, _pointer(access, params, "const "), _offset(access, at, params, schedule), guard))
+        body.append(Compute(register, tile.ctype, "{0}", (f"{register}_m",)))
+        stores.append(Store(tile.name, tile.ctype, tile.ctype, ix.add(ix.mul(column, tile.pitch), along), register, shared=True))
+    inner = For(lane.name, ix.Const(lane.extent.a), "vector", tuple(body + stores))
+    return [For("k", ix.Const(schedule.tile_size // step), "unroll", (inner,))]

@@ -94,10 +94,10 @@ def _vectorized(loop: For) -> list[Stmt]:
             count = v.count(s.guard)
             vectors[s.name] = f"{s.name.removesuffix('_m')}_v"
             v.before.append(replace(s, name=vectors[s.name], offset=base, guard=None, lanes=lanes, count=count))
-        elif isinstance(s, Store) and ix.coefficient(s.offset, loop.var) == Const(1) and not s.shared:
+        elif isinstance(s, Store) and ix.coefficient(s.offset, loop.var) == Const(1):
             packed = f"{s.value}_o"
-            v.before.append(Pack(packed, s.ctype, lanes))
-            v.lane.append(SetLane(packed, s.ctype, loop.var, s.value))
+            v.before.append(Pack(packed, s.register, lanes))
+            v.lane.append(SetLane(packed, loop.var, s.value))
             base = ix.substitute(s.offset, {loop.var: Const(0)})
             v.after.append(replace(s, offset=base, value=packed, guard=None, lanes=lanes, count=v.count(s.guard)))
         elif isinstance(s, Store) and ix.coefficient(s.offset, loop.var) == Const(0) and s.value not in varying:

@@ -16,7 +16,7 @@ class Machine:
 
     kind: str
     multiprocessors: int = 132
-    flight: int = 64
+    flight: int = 32
     threads: int = 128
     chunk: int = 4096
     task: int = 32768

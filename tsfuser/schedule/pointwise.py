@@ -121,14 +121,14 @@ def vector_width(call: Call, domain: Domain) -> int:
         return 1
     width: Size = sz.const(max(1, ACCESS_BYTES // max(a.itemsize for a in walking)))
     for a in walking:
-        width = sz.minimum(width, sz.binary("div", _alignment(a, inner), a.itemsize))
+        width = sz.minimum(width, sz.binary("div", row_alignment(a, inner), a.itemsize))
     return call.decide(sz.maximum(width, 1))
 
 
-def _alignment(a: Access, inner: int) -> Size:
-    """The largest power of two, in bytes, that divides the address of every row's first element."""
+def row_alignment(a: Access, along: int) -> Size:
+    """The largest power of two, in bytes, that divides the address of the first element of every row along dim `along`."""
     alignment = a.buffer.alignment
-    for d in range(inner):
-        if a.moves(d):
+    for d in range(len(a.strides)):
+        if d != along and a.moves(d):
             alignment = sz.minimum(alignment, sz.pow2(a.strides[d] * a.itemsize))
     return alignment

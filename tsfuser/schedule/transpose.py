@@ -14,7 +14,7 @@ from ..segment import Segment
 from .domain import Access, Domain
 from .loops import Schedule
 from .machine import Machine
-from .pointwise import is_wide
+from .pointwise import is_wide, row_alignment
 
 SHARED_BYTES = 48 * 1024  # what a block gets without asking the driver for more
 SMALLEST = 16  # a tile over fewer rows or columns would be mostly air
@@ -22,11 +22,13 @@ SMALLEST = 16  # a tile over fewer rows or columns would be mostly air
 
 @dataclass(frozen=True)
 class TransposeParams:
-    """`row`: the dim along which the inputs `shared` are contiguous; `tile`: its side; `threads`: of a block; `wide`: 64-bit indices."""
+    """`row`: the dim along which the inputs `shared` are contiguous; `tile`: its side; `vector`: elements an access; `threads`: of a block;
+    `wide`: 64-bit indices."""
 
     row: int
     shared: tuple[str, ...]
     tile: int
+    vector: int
     threads: int
     wide: bool
 
@@ -46,8 +48,23 @@ def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> "T
         return None
     tile = 64 if max(a.itemsize for a in shared) <= 4 else 32
     room = SHARED_BYTES // (tile * (tile + 1) * max(a.itemsize for a in shared) + 16)
-    names = tuple(a.buffer.value.name for a in shared[:room])
-    return TransposeParams(row, names, tile, 256, is_wide(call, domain)) if names else None
+    shared = shared[:room]
+    if not shared:
+        return None
+    names = tuple(a.buffer.value.name for a in shared)
+    return TransposeParams(row, names, tile, _vector(call, domain, row, shared), 256, is_wide(call, domain))
+
+
+def _vector(call: Call, domain: Domain, row: int, shared: list[Access]) -> int:
+    """Elements of one access, on either side of the tile: 4 bytes, so that a warp reads 128 bytes of 16-bit elements too."""
+    col = len(domain.dims) - 1
+    straight = [a for a in domain.accesses if a.is_unit(col)]
+    widest = max(a.itemsize for a in [*straight, *shared])
+    width = sz.const(max(1, 4 // widest))
+    for accesses, along in ((straight, col), (shared, row)):
+        for a in accesses:
+            width = sz.minimum(width, sz.binary("div", row_alignment(a, along), a.itemsize))
+    return call.decide(sz.maximum(width, 1))
 
 
 def apply(domain: Domain, params: TransposeParams, machine: Machine) -> Schedule:
@@ -57,10 +74,11 @@ def apply(domain: Domain, params: TransposeParams, machine: Machine) -> Schedule
     row, col = names[params.row], names[-1]
     others = [n for n in names if n not in (row, col)]
     schedule = schedule.reorder(*others, row, col)
-    step = params.threads // params.tile
+    step = params.threads * params.vector // params.tile
     schedule = schedule.split(col, params.tile, ("col_block", "col")).split(row, params.tile, ("row_block", "row"))
+    schedule = schedule.split("col", params.vector, ("tx", "lane"), exact=True)
     schedule = schedule.split("row", step, ("u", "ty"), exact=True)
-    schedule = schedule.reorder(*others, "row_block", "col_block", "ty", "col", "u")
+    schedule = schedule.reorder(*others, "row_block", "col_block", "ty", "tx", "u", "lane")
     schedule = schedule.fuse_all([*others, "row_block", "col_block"], "block")
-    schedule = schedule.bind(block="block", col="thread_x", ty="thread_y", u="unroll")
+    schedule = schedule.bind(block="block", tx="thread_x", ty="thread_y", u="unroll", lane="vector")
     return replace(schedule, shared=params.shared, tile=("row", "col"), tile_size=params.tile)

@@ -18,17 +18,41 @@ DEVICE int64_t smaller(A a, B b) {
 DEVICE int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 
 // The first `count` elements at `pointer`, in one piece where all N are there; the other lanes are zero.
-template <int N, class T>
+template <int N, bool Stream = false, class T>
 DEVICE vec<T, N> load_upto(const T* pointer, int32_t count) {
-  if (count >= N) return load<N>(pointer);
+  if (count >= N) return load<N, Stream>(pointer);
   return load_partial<N>(pointer, count);
 }
 
-template <class T, int N>
+template <bool Stream = false, class T, int N>
 DEVICE void store_upto(T* pointer, const vec<T, N>& value, int32_t count) {
   if (count >= N) {
-    store(pointer, value);
+    store<Stream>(pointer, value);
   } else {
     store_partial(pointer, value, count);
   }
+}
+
+// Each lane converted; 16-bit floats in pairs where the GPU can.
+template <class To, class From, int N>
+DEVICE vec<To, N> convert_lanes(const vec<From, N>& value) {
+  vec<To, N> result;
+#if defined(TSFUSER_CUDA) && __CUDA_ARCH__ >= 800
+  if constexpr (N % 2 == 0 && same_type<From, float>::value && type_traits<To>::is_16bit_float) {
+#pragma unroll
+    for (int lane = 0; lane < N; lane += 2) {
+      uint32_t pair;  // the first source is the upper half
+      if constexpr (same_type<To, half_t>::value) {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(value[lane + 1]), "f"(value[lane]));
+      } else {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(value[lane + 1]), "f"(value[lane]));
+      }
+      copy_bytes(&result[lane], &pair, sizeof(pair));
+    }
+    return result;
+  }
+#endif
+#pragma unroll
+  for (int lane = 0; lane < N; ++lane) result[lane] = convert<To>(value[lane]);
+  return result;
 }

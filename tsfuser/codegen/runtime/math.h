@@ -217,6 +217,18 @@ DEVICE T nan_min(T a, just<T> b) {
   const T smaller = a < b ? a : b;
   return a != a ? a : smaller;
 }
+#if defined(TSFUSER_CUDA) && __CUDA_ARCH__ >= 800  // one instruction, which gives NaN if either operand is one
+DEVICE float nan_max(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+DEVICE float nan_min(float a, float b) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+#endif
 template <class T>
 DEVICE T clamp(T x, just<T> low, just<T> high) {
   return nan_min(nan_max(x, low), high);
@@ -311,6 +323,9 @@ DEVICE float erfinv(float x) {
 
 template <class T>
 DEVICE T relu(T x) {  // keeps NaN
+#if defined(TSFUSER_CUDA) && __CUDA_ARCH__ >= 800
+  if constexpr (same_type<T, float>::value) return nan_max(x, 0.0f);
+#endif
   return x < T(0) ? T(0) : x;
 }
 template <class T>

@@ -7,4 +7,5 @@
 #include "complex.h"
 #include "vector.h"
 #include "index.h"
+#include "reduce.h"
 #include "math.h"

@@ -1,0 +1,56 @@
+"""What must hold of every Fusion.
+
+In: a Fusion. Out: None, or the first thing wrong with it as a sentence. Run in tests after each build.
+"""
+
+from __future__ import annotations
+
+import re
+
+from .fusion import Fusion, Pointwise, Value
+
+
+def verify(fusion: Fusion) -> "str | None":
+    """None if `fusion` is well-formed."""
+    known: dict[str, Value] = {}
+    for i in fusion.inputs:
+        if len(i.strides) != len(i.value.dims):
+            return f"{i.value.name} has {len(i.value.dims)} dims and {len(i.strides)} strides"
+        known[i.value.name] = i.value
+    for n in fusion.numbers:
+        if not n.value.is_number:
+            return f"{n.value.name} is a number input but not a number"
+        known[n.value.name] = n.value
+    for op in fusion.ops:
+        for operand in op.operands:
+            if operand.literal is None and known.get(operand.name) != operand:
+                return f"{op.output.name} uses {operand.name} before it is defined"
+        if op.output.name in known:
+            return f"{op.output.name} is defined twice"
+        complaint = _dims(op)
+        if complaint:
+            return complaint
+        known[op.output.name] = op.output
+    for o in fusion.outputs:
+        if known.get(o.value.name) != o.value:
+            return f"output {o.value.name} is not defined"
+        if not len(o.sizes) == len(o.strides) == len(o.value.dims):
+            return f"output {o.value.name} has {len(o.value.dims)} dims, {len(o.sizes)} sizes and {len(o.strides)} strides"
+    for kind, k in fusion.results:
+        if kind == "output" and k >= len(fusion.outputs):
+            return f"result {k} is not an output"
+    return None
+
+
+def _dims(op) -> "str | None":
+    operands = set().union(*(v.axes for v in op.operands))
+    if isinstance(op, Pointwise):
+        holes = {int(k) for k in re.findall(r"\{(\d+)\}", op.template)}
+        if not holes <= set(range(len(op.operands))):
+            return f"{op.output.name}: template {op.template!r} has more holes than operands"
+        if set(op.output.axes) != operands:
+            return f"{op.output.name} does not vary over the axes of its operands"
+        return None
+    if not set(op.axes) <= operands or set(op.output.axes) != operands - set(op.axes):
+        return f"{op.output.name}: axes of the reduction do not fit"
+    return None
