@@ -172,8 +172,6 @@ class Builder:
                 return
         if value.is_number:
             raise Refusal("a Python number cannot leave a group")
-        if any(o.value is value for o in self._outputs):  # two results may be changed in place independently
-            value = self.pointwise("copy", "{0}", (value,), value.dtype)
         self._results.append(("output", len(self._outputs)))
         where = self.layout(value)
         self._outputs.append(Output(value, where.sizes, where.strides))
