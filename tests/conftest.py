@@ -21,11 +21,12 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "long: a sweep that runs with --long only")
+    config.addinivalue_line("filterwarnings", "ignore:`torch.jit.*is deprecated:DeprecationWarning")
     if "hypothesis" in sys.modules or _has_hypothesis():
         from hypothesis import HealthCheck, settings
 
         common = dict(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-        settings.register_profile("quick", max_examples=60, derandomize=True, **common)
+        settings.register_profile("quick", max_examples=200, derandomize=True, **common)
         settings.register_profile("long", max_examples=2000, **common)
         settings.load_profile("long" if config.getoption("--long") else "quick")
 
