@@ -1,5 +1,5 @@
-"""The tests of this folder need the compilers, not the extension: where that is not built, the package is entered without its
-`__init__`."""
+"""The tests of this folder need the compilers, not the extension: where that is not built, the package is
+entered without its `__init__`."""
 
 import sys
 import types

@@ -1,4 +1,4 @@
-"""The launch shape of the GPU on the host: barriers, shuffles, shared memory, and the mistakes that it reports."""
+"""The GPU's launch shape on the host: barriers, shuffles, shared memory, and the mistakes it reports."""
 
 import subprocess
 import sys
@@ -49,7 +49,7 @@ def test_tile_transpose(rows, columns, block, mode):
 
 @pytest.mark.parametrize("arch", harness.ARCHS)
 def test_tile_transpose_compiles_for(arch):
-    harness.TARGETS["cuda"].compile_for(TRANSPOSE, "transpose", arch)
+    harness.compile_for(TRANSPOSE, "transpose", arch)
 
 
 def test_a_missing_barrier_gives_wrong_results():
@@ -105,7 +105,7 @@ def test_shuffles(width, mode):
 
 @pytest.mark.parametrize("arch", harness.ARCHS)
 def test_shuffles_compile_for(arch):
-    harness.TARGETS["cuda"].compile_for(SHUFFLES, "shuffles", arch)
+    harness.compile_for(SHUFFLES, "shuffles", arch)
 
 
 def test_a_warp_may_be_incomplete():
@@ -120,7 +120,7 @@ KERNEL(partial_warp, Args, 64) {
 
 
 MISTAKES = {
-    "divergent_return": ("if (threadIdx.x == 3) return; __syncthreads();", "returned while other threads wait"),
+    "divergent_return": ("if (threadIdx.x == 3) return; __syncthreads();", "returned while others wait"),
     "divergent_barriers": (
         "if (threadIdx.x < 4) { __syncthreads(); } else {\n __syncthreads(); }",
         "waits at another barrier than thread (0, 0)",
@@ -138,8 +138,10 @@ MISTAKES = {
 def test_mistakes_abort_with_a_message(mistake):
     body, message = MISTAKES[mistake]
     most = 4 if mistake == "too_many_threads" else 8
-    source = f'#include "tsfuser.h"\nstruct Args {{ int64_t n; }};\nKERNEL({mistake}, Args, {most}) {{ {body} }}'
-    program = f"import conftest, harness\nharness.Kernel({source!r}, {mistake!r}, 'fibers')(0, grid=1, block=(8, 1), shared=32)"
+    kernel = f"struct Args {{ int64_t n; }};\nKERNEL({mistake}, Args, {most}) {{ {body} }}"
+    source = f'#include "tsfuser.h"\n{kernel}'
+    launch = f"harness.Kernel({source!r}, {mistake!r}, 'fibers')(0, grid=1, block=(8, 1), shared=32)"
+    program = f"import conftest, harness\n{launch}"
     root = Path(__file__).resolve().parents[2]
     environment = {"PYTHONPATH": f"{Path(__file__).parent}:{root}", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)

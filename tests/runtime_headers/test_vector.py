@@ -64,7 +64,7 @@ def test_partial_vectors(name, n, missing, mode):
 
 @pytest.mark.parametrize("arch", harness.ARCHS)
 def test_compiles_for(arch):
-    harness.TARGETS["cuda"].compile_for(SOURCE, "copies", arch)
+    harness.compile_for(SOURCE, "copies", arch)
 
 
 def test_loads_are_of_16_bytes():
@@ -75,7 +75,6 @@ KERNEL(copy, Args, 128) {
   store(args.y + threadIdx.x * 8, load<8>(args.x + threadIdx.x * 8));
   store(args.w + threadIdx.x * 16, load<16>(args.z + threadIdx.x * 16));
 }"""
-    cuda = harness.TARGETS["cuda"]
-    ptx = cuda.compile_for(source, "copy", 999).read_bytes().decode()
+    ptx = harness.compile_for(source, "copy", 999).read_bytes().decode()
     assert ptx.count("ld.global.v4") + ptx.count("ld.global.nc.v4") == 5, ptx
     assert ptx.count("st.global.v4") == 5, ptx

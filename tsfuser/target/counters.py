@@ -1,7 +1,7 @@
 """What compiling has cost this process.
 
-In: `count("kernels_compiled")` where a compiler really ran, `count("disk_hits")` where the disk cache had the kernel. Out:
-`snapshot() == {"kernels_compiled": 1, "disk_hits": 0}`, part of `tsfuser.stats()`.
+In: `count("kernels_compiled")` where a compiler really ran, `count("disk_hits")` where the disk cache had
+the kernel. Out: `snapshot() == {"kernels_compiled": 1, "disk_hits": 0}`, part of `tsfuser.stats()`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """CUDA tensors: CuPy's NVRTC compiles a kernel to a cubin. The only file that imports CuPy.
 
-In: kernel source. Out: the cubin in the disk cache, then its function on a device. Compiling needs neither GPU nor driver. Example:
+In: kernel source. Out: the cubin in the disk cache, then its function on a device. Compiling needs neither
+GPU nor driver. Example:
 
     target = CudaTarget(DiskCache(options.cache_dir()))
     path = target.compile_for(source, "fused_add", arch=90)
@@ -27,7 +28,8 @@ _INSTALL = "pip install tsfuser[cuda12] or tsfuser[cuda13], the one that fits to
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas says of one kernel: registers a thread, bytes of local memory, spilled bytes, bytes of static shared memory."""
+    """What ptxas says of one kernel: registers a thread, bytes of local memory, spilled bytes, bytes of
+    static shared memory."""
 
     registers: int
     stack: int
@@ -37,8 +39,8 @@ class Resources:
 
 
 class CudaTarget:
-    """Compiles for one device of this machine, or for any architecture by `compile_for`. `fma`: contract a * b + c;
-    `max_registers`: bound on the registers of a thread."""
+    """Compiles for one device of this machine, or for any architecture by `compile_for`. `fma`: contract
+    `a * b + c`; `max_registers`: bound on the registers of a thread."""
 
     name = "cuda"
 
@@ -50,12 +52,13 @@ class CudaTarget:
         self._functions: dict[tuple[Path, str, int], Function] = {}
 
     def compile(self, source: str, name: str, device: str = "cuda:0") -> Path:
-        """The binary of kernel `name` for `device`. Raises `Refusal` without CuPy, NVRTC or a driver, `CompileError` where NVRTC
-        does not take the source."""
+        """The binary of kernel `name` for `device`. Raises `Refusal` without CuPy, NVRTC or a driver,
+        `CompileError` where NVRTC does not take the source."""
         return self.compile_for(source, name, driver.capability(_index(device)))
 
     def compile_for(self, source: str, name: str, arch: int) -> Path:
-        """The same for compute capability `arch` (90 for 9.0): a cubin, or PTX where this NVRTC is older than the device."""
+        """The same for compute capability `arch` (90 for 9.0): a cubin, or PTX where this NVRTC is older
+        than the device."""
         key = (self.name, source, headers_digest(), self._options, arch, installation())
         return self.cache.get(key, ".cubin", lambda output: self._run(source, name, arch, output))
 
@@ -76,7 +79,8 @@ class CudaTarget:
         return _resources(log)
 
     def prepare(self) -> None:
-        """Imports CuPy and starts NVRTC, which takes up to 0.4 s, so that the first kernel does not wait for it."""
+        """Imports CuPy and starts NVRTC, which takes up to 0.4 s, so that the first kernel does not wait
+        for it."""
         _compile("", "nothing", supported_archs()[-1], ())
 
     def _run(self, source: str, name: str, arch: int, output: Path) -> None:
@@ -96,8 +100,8 @@ def _index(device: str) -> int:
 
 @functools.lru_cache(maxsize=None)
 def installation() -> str:
-    """What tells one installed CuPy and NVRTC from another without importing them (0.1 s): where they are, their size and date.
-    Raises `Refusal` where there is no CuPy."""
+    """What tells one installed CuPy and NVRTC from another without importing them (0.1 s): where they are,
+    their size and date. Raises `Refusal` where there is no CuPy."""
     try:
         cupy = importlib.util.find_spec("cupy")
         wheels = importlib.util.find_spec("nvidia")
@@ -115,7 +119,8 @@ def installation() -> str:
 
 @functools.lru_cache(maxsize=None)
 def _nvrtc():
-    """CuPy's bindings of NVRTC, with the library loaded; raises `Refusal` where one of them is not there."""
+    """CuPy's bindings of NVRTC, with the library loaded; raises `Refusal` where one of them is not
+    there."""
     try:
         from cupy.cuda import nvrtc
     except ImportError as error:
@@ -134,18 +139,22 @@ def supported_archs() -> tuple[int, ...]:
 
 
 def _compile(source: str, name: str, arch: int, options: tuple[str, ...]) -> tuple[bytes, str]:
-    """A cubin for `arch`, or PTX where NVRTC does not know it yet, and NVRTC's log; raises `CompileError` with the log."""
+    """A cubin for `arch`, or PTX where NVRTC does not know it yet, and NVRTC's log; raises `CompileError`
+    with the log."""
     nvrtc = _nvrtc()
     known = supported_archs()
     if arch < known[0]:
         version = ".".join(map(str, nvrtc.getVersion()))
-        raise Refusal(f"NVRTC {version} compiles for compute capability {known[0] / 10} and later, the device has {arch / 10}")
+        oldest, own = known[0] / 10, arch / 10
+        raise Refusal(f"NVRTC {version} starts at compute capability {oldest}, the device has {own}")
     virtual = arch not in known
     target = f"compute_{max(a for a in known if a < arch)}" if virtual else f"sm_{arch}"
     program = nvrtc.createProgram(source, f"{name}.cu", [], [])
     try:
         nvrtc.compileProgram(program, [f"--gpu-architecture={target}", *options, f"-I{RUNTIME}"])
-        binary = nvrtc.getPTX(program) if virtual else nvrtc.getCUBIN(program)
+        # CuPy strips the last byte, as if both were texts with a NUL at the end; a cubin without it is an
+        # invalid ELF file.
+        binary = nvrtc.getPTX(program) if virtual else nvrtc.getCUBIN(program) + b"\0"
         return binary.encode() if isinstance(binary, str) else binary, nvrtc.getProgramLog(program)
     except nvrtc.NVRTCError as error:
         raise CompileError(nvrtc.getProgramLog(program) or str(error)) from None
@@ -158,4 +167,5 @@ def _resources(log: str) -> Resources:
         found = re.search(rf"(\d+) {pattern}", log)
         return int(found.group(1)) if found else 0
 
-    return Resources(*map(number, ("registers", "bytes stack", "bytes spill stores", "bytes spill loads", "bytes smem")))
+    labels = ("registers", "bytes stack", "bytes spill stores", "bytes spill loads", "bytes smem")
+    return Resources(*map(number, labels))

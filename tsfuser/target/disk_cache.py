@@ -1,20 +1,24 @@
 """Compiled kernels on disk, shared by processes and kept between runs.
 
-In: a key (anything printable that decides the content) and a function that makes the file. Out: the path of the file. Example:
+In: a key (anything printable that decides the content) and a function that makes the file. Out: the path of
+the file. Example:
 
     cache = DiskCache(options.cache_dir())
     path = cache.get(("host", source, flags), ".so", lambda temporary: compile(source, temporary))
 
-A file appears under its name by an atomic rename, so readers see all of it or nothing, and processes that make the same
-file at once replace it by its equal. Files are dropped, longest unused first, once they exceed `limit` bytes.
+A file appears under its name by an atomic rename, so readers see all of it or nothing, and processes that
+make the same file at once replace it by its equal. Files are dropped, longest unused first, once they
+exceed `limit` bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Callable
@@ -23,10 +27,12 @@ from . import counters
 from ..errors import TsfuserWarning
 
 _LAYOUT = "1"  # changes when the meaning of a stored file does
+_MAKING = "making-"  # folders of files that are not finished
 
 
 class DiskCache:
-    """The cache in `directory`; where that cannot be written, a directory of this process alone takes its place, with one warning."""
+    """The cache in `directory`; where that cannot be written, a directory of this process alone takes its
+    place, with one warning."""
 
     def __init__(self, directory: "Path | str", limit: int = 1 << 30):
         self.limit = limit
@@ -50,8 +56,8 @@ class DiskCache:
         return self.directory / digest[:2] / (digest[2:40] + suffix)
 
     def get(self, key: object, suffix: str, make: Callable[[Path], None]) -> Path:
-        """The file of `key`; `make` writes it to the path it is given if it is not there yet. Threads that ask for one key at
-        once make it once."""
+        """The file of `key`; `make` writes it to the path it is given if it is not there yet. Threads that
+        ask for one key at once make it once."""
         path = self.path(key, suffix)
         if self._present(path):
             counters.count("disk_hits")
@@ -61,7 +67,7 @@ class DiskCache:
         with making:
             if self._present(path):
                 return path
-            with tempfile.TemporaryDirectory(prefix="making-", dir=self.directory, ignore_cleanup_errors=True) as scratch:
+            with tempfile.TemporaryDirectory(prefix=_MAKING, dir=self.directory) as scratch:
                 temporary = Path(scratch) / path.name
                 make(temporary)
                 path.parent.mkdir(exist_ok=True)
@@ -79,8 +85,8 @@ class DiskCache:
         path.unlink(missing_ok=True)
 
     def trim(self) -> None:
-        """Deletes the longest unused files until the rest takes at most `limit` bytes. Runs once a process, when it has
-        compiled something."""
+        """Deletes the longest unused files until the rest takes at most `limit` bytes. Runs once a process,
+        when it has compiled something."""
         files = []
         for path in self.directory.glob("??/*"):
             try:
@@ -88,6 +94,9 @@ class DiskCache:
             except OSError:  # another process was faster
                 continue
             files.append((status.st_mtime, status.st_size, path))
+        for folder in self.directory.glob(f"{_MAKING}*"):  # left by a process that was killed
+            if time.time() - folder.stat().st_mtime > 3600:
+                shutil.rmtree(folder, ignore_errors=True)
         excess = sum(size for _, size, _ in files) - self.limit
         for _, size, path in sorted(files):
             if excess <= 0:
@@ -117,10 +126,7 @@ class DiskCache:
         except OSError as error:
             fallback = tempfile.TemporaryDirectory(prefix="tsfuser-")
             self._fallback = fallback  # removed when the process ends
-            warnings.warn(
-                f"compiled kernels are not kept: cannot write to {self._asked} ({error.strerror}); set TSFUSER_CACHE_DIR to a "
-                "directory that can be written",
-                TsfuserWarning,
-                stacklevel=2,
-            )
+            reason = f"cannot write to {self._asked} ({error.strerror})"
+            advice = "set TSFUSER_CACHE_DIR to a directory that can be written"
+            warnings.warn(f"compiled kernels are not kept: {reason}; {advice}", TsfuserWarning, stacklevel=2)
             return Path(fallback.name)

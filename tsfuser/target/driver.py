@@ -1,8 +1,8 @@
 """The few calls of the CUDA driver that loading a kernel takes, through ctypes.
 
-In: a compiled module's bytes and a device index. Out: a function handle in the device's primary context, the one torch uses.
-Going to the driver directly keeps CuPy's import (0.1 s) out of a process whose kernels are all in the disk cache, and lets a
-kernel be loaded while a stream is being captured.
+In: a compiled module's bytes and a device index. Out: a function handle in the device's primary context,
+the one torch uses. Going to the driver directly keeps CuPy's import (0.1 s) out of a process whose kernels
+are all in the disk cache, and lets a kernel be loaded while a stream is being captured.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def _context(index: int) -> ctypes.c_void_p:
 
 
 def load(image: bytes, name: str, index: int) -> Function:
-    """Kernel `name` of the cubin or PTX text `image` on device `index`; it may use all the shared memory that a block can have."""
+    """Kernel `name` of the cubin or PTX text `image` on device `index`; it may use all the shared memory
+    that a block can have."""
     mode = ctypes.c_int(_CAPTURE_RELAXED)
     _call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
     _call("cuCtxPushCurrent_v2", _context(index))

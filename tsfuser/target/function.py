@@ -12,8 +12,9 @@ RUNTIME = Path(__file__).parent.parent / "codegen" / "runtime"
 
 @dataclass(frozen=True)
 class Function:
-    """`handle` is a CUfunction or the address of a host function, valid as long as `keepalive` lives. Of a CUDA kernel also what
-    one thread uses: `registers`, and `local_bytes` of spilled registers and local arrays."""
+    """`handle` is a CUfunction or the address of a host function, valid as long as `keepalive` lives. Of a
+    CUDA kernel also what one thread uses: `registers`, and `local_bytes` of spilled registers and local
+    arrays."""
 
     handle: int
     keepalive: object = field(repr=False, compare=False)

@@ -1,9 +1,11 @@
-// The GPU's launch shape on the CPU, for tests: each thread of a block is a fiber that runs until it meets a barrier.
+// The GPU's launch shape on the CPU, for tests: each thread of a block is a fiber that runs until it meets a
+// barrier.
 //
-// In: a kernel and its launch. Out: the same memory as on the GPU, or an abort with a message where the GPU would have
-// hung or read garbage: threads that do not all reach a barrier, or reach different ones, and writes past the dynamic
-// shared memory. Shared memory starts as 0xFF bytes (NaN in every floating type). Odd blocks run their
-// threads backwards, so that a missing barrier shows in one of two neighbours. Blocks may run in several OS threads.
+// In: a kernel and its launch. Out: the same memory as on the GPU, or an abort with a message where the GPU
+// would have hung or read garbage: threads that do not all reach a barrier, or reach different ones, and
+// writes past the dynamic shared memory. Shared memory starts as 0xFF bytes (NaN in every floating type).
+// Odd blocks run their threads backwards, so that a missing barrier shows in one of two neighbours. Blocks
+// may run in several OS threads.
 #pragma once
 
 #include <stdio.h>
@@ -27,7 +29,7 @@ struct Fiber {
   bool finished;
   const char* file;  // barrier that it waits at; null: may run
   int line;
-  unsigned waits_for;         // lanes of its warp that must come to the barrier; 0: the whole block
+  unsigned waits_for;          // lanes of its warp that must come to the barrier; 0: the whole block
   unsigned char exchange[16];  // value offered to the other lanes by a shuffle
 };
 
@@ -51,8 +53,8 @@ static thread_local FiberBlock* fiber_block = nullptr;
 
 [[noreturn]] static inline void fiber_abort(const char* reason, const Fiber* fiber) {
   const FiberBlock& b = *fiber_block;
-  fprintf(stderr, "tsfuser: kernel %s, block %u, thread (%u, %u): %s", b.kernel, b.block.x, fiber->thread.x, fiber->thread.y,
-          reason);
+  fprintf(stderr, "tsfuser: kernel %s, block %u, thread (%u, %u): %s", b.kernel, b.block.x, fiber->thread.x,
+          fiber->thread.y, reason);
   if (fiber->file) fprintf(stderr, " (barrier at %s:%d)", fiber->file, fiber->line);
   fprintf(stderr, "\n");
   abort();
@@ -84,14 +86,16 @@ static inline bool fiber_release_block(FiberBlock& b) {
   if (!first) return false;
   for (int i = 0; i < b.threads; ++i) {
     Fiber& f = b.fibers[i];
-    if (f.finished) fiber_abort("returned while other threads wait at a barrier", &f);
-    if (f.line != first->line || strcmp(f.file, first->file)) fiber_abort("waits at another barrier than thread (0, 0)", &f);
+    if (f.finished) fiber_abort("returned while others wait at a barrier", &f);
+    if (f.line != first->line || strcmp(f.file, first->file))
+      fiber_abort("waits at another barrier than thread (0, 0)", &f);
   }
   for (int i = 0; i < b.threads; ++i) b.fibers[i].file = nullptr;
   return true;
 }
 
-// The same for one warp and the lanes that its threads wait for; lanes that do not exist or have returned count as there.
+// The same for one warp and the lanes that its threads wait for; lanes that do not exist or have returned
+// count as there.
 static inline bool fiber_release_warp(FiberBlock& b, int begin) {
   const int lanes = b.threads - begin < warpSize ? b.threads - begin : warpSize;
   bool released = false;
@@ -152,8 +156,9 @@ static inline void fiber_run_block(FiberBlock& b, char* stacks) {
   }
 }
 
-static inline void fiber_run(const char* kernel, void (*body)(const void*), const void* args, int64_t most_threads,
-                             int64_t grid, int64_t block_x, int64_t block_y, int64_t shared, int64_t begin, int64_t end) {
+static inline void fiber_run(const char* kernel, void (*body)(const void*), const void* args,
+                             int64_t most_threads, int64_t grid, int64_t block_x, int64_t block_y,
+                             int64_t shared, int64_t begin, int64_t end) {
   FiberBlock b;
   b.kernel = kernel;
   b.body = body;
@@ -162,15 +167,16 @@ static inline void fiber_run(const char* kernel, void (*body)(const void*), cons
   b.shape = {static_cast<unsigned>(block_x), static_cast<unsigned>(block_y), 1};
   b.threads = static_cast<int>(block_x * block_y);
   if (b.threads < 1 || b.threads > most_threads) {
-    fprintf(stderr, "tsfuser: kernel %s launched with %d threads a block, allows 1 to %d\n", kernel, b.threads,
-            static_cast<int>(most_threads));
+    fprintf(stderr, "tsfuser: kernel %s launched with %d threads a block, allows 1 to %d\n", kernel,
+            b.threads, static_cast<int>(most_threads));
     abort();
   }
   const size_t padded = (static_cast<size_t>(shared) + 63) / 64 * 64 + FiberBlock::canary_bytes;
   b.shared = static_cast<char*>(aligned_alloc(64, padded));
   b.fibers = static_cast<Fiber*>(malloc(b.threads * sizeof(Fiber)));
   const size_t stack_total = b.threads * FiberBlock::stack_bytes;
-  void* stacks = mmap(nullptr, stack_total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* stacks =
+      mmap(nullptr, stack_total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (!b.shared || !b.fibers || stacks == MAP_FAILED) {
     fprintf(stderr, "tsfuser: no memory for the fibers of kernel %s\n", kernel);
     abort();
@@ -182,7 +188,8 @@ static inline void fiber_run(const char* kernel, void (*body)(const void*), cons
     memset(b.shared, 0xff, padded);
     fiber_run_block(b, static_cast<char*>(stacks));
     for (size_t i = shared; i < padded; ++i) {
-      if (b.shared[i] != static_cast<char>(0xff)) fiber_abort("wrote past the end of shared memory", b.current);
+      if (b.shared[i] != static_cast<char>(0xff))
+        fiber_abort("wrote past the end of shared memory", b.current);
     }
   }
   fiber_block = outer;
@@ -199,7 +206,8 @@ static inline T fiber_exchange(const char* file, int line, unsigned mask, T valu
   memcpy(self->exchange, &value, sizeof(T));
   fiber_wait(file, line, mask);
   const int warp = self->linear / warpSize * warpSize;
-  const bool there = (mask >> source & 1) && warp + source < fiber_block->threads && !fiber_block->fibers[warp + source].finished;
+  const bool there = (mask >> source & 1) && warp + source < fiber_block->threads &&
+                     !fiber_block->fibers[warp + source].finished;
   T result;
   memset(&result, 0xff, sizeof(T));
   if (there) memcpy(&result, fiber_block->fibers[warp + source].exchange, sizeof(T));
@@ -227,11 +235,13 @@ static inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 3
 }
 template <class T>
 static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
-  return fiber_exchange("__shfl_down_sync", 0, mask, value, fiber_same_segment(fiber_lane() + static_cast<int>(delta), width));
+  return fiber_exchange("__shfl_down_sync", 0, mask, value,
+                        fiber_same_segment(fiber_lane() + static_cast<int>(delta), width));
 }
 template <class T>
 static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
-  return fiber_exchange("__shfl_up_sync", 0, mask, value, fiber_same_segment(fiber_lane() - static_cast<int>(delta), width));
+  return fiber_exchange("__shfl_up_sync", 0, mask, value,
+                        fiber_same_segment(fiber_lane() - static_cast<int>(delta), width));
 }
 static inline void __syncwarp(unsigned mask = 0xffffffffu) {
   fiber_wait("__syncwarp", 0, mask);
@@ -243,15 +253,16 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu) {
 #define blockDim (fiber_block->shape)
 #define gridDim (fiber_block->grid)
 
-#define KERNEL(NAME, ARGS, THREADS)                                                                                   \
-  static void NAME##_thread(const ARGS& args);                                                                        \
-  extern "C" void NAME(const void* packed, int64_t grid, int64_t block_x, int64_t block_y, int64_t shared,            \
-                       int64_t begin, int64_t end) {                                                                  \
-    ARGS args;                                                                                                        \
-    memcpy(&args, packed, sizeof(args));                                                                              \
-    fiber_run(#NAME, [](const void* p) { NAME##_thread(*static_cast<const ARGS*>(p)); }, &args, THREADS, grid,        \
-              block_x, block_y, shared, begin, end);                                                                  \
-  }                                                                                                                   \
+#define KERNEL(NAME, ARGS, THREADS)                                                                        \
+  static void NAME##_thread(const ARGS& args);                                                             \
+  extern "C" void NAME(const void* packed, int64_t grid, int64_t block_x, int64_t block_y, int64_t shared, \
+                       int64_t begin, int64_t end) {                                                       \
+    ARGS args;                                                                                             \
+    memcpy(&args, packed, sizeof(args));                                                                   \
+    fiber_run(                                                                                             \
+        #NAME, [](const void* p) { NAME##_thread(*static_cast<const ARGS*>(p)); }, &args, THREADS, grid,   \
+        block_x, block_y, shared, begin, end);                                                             \
+  }                                                                                                        \
   static void NAME##_thread(const ARGS& args)
 
 #define SHARED_MEMORY(name) char* const name = fiber_block->shared

@@ -1,5 +1,5 @@
-// Kernels for CPU tensors: a block is one thread, so thread loops fold away, barriers are nothing and every exchange
-// between threads is the identity.
+// Kernels for CPU tensors: a block is one thread, so thread loops fold away, barriers are nothing and every
+// exchange between threads is the identity.
 #pragma once
 
 #include "types.h"
@@ -16,8 +16,10 @@ static constexpr index3 threadIdx = {0, 0, 0};
 static constexpr index3 blockDim = {1, 1, 1};
 static constexpr int warpSize = 1;
 
-DEVICE void __syncthreads() {}
-DEVICE void __syncwarp(unsigned = 1) {}
+DEVICE void __syncthreads() {
+}
+DEVICE void __syncwarp(unsigned = 1) {
+}
 
 template <class T>
 DEVICE T __shfl_sync(unsigned, T value, int, int = 1) {
@@ -37,18 +39,19 @@ DEVICE T __shfl_up_sync(unsigned, T value, unsigned, int = 1) {
 }
 
 // The arguments are copied, so that the compiler knows that no store of the kernel changes them.
-#define KERNEL(NAME, ARGS, THREADS)                                                                               \
-  DEVICE void NAME##_block(const ARGS& args, index3 blockIdx, index3 gridDim, char* dynamic_shared_memory);       \
-  extern "C" void NAME(const void* packed, int64_t grid, int64_t, int64_t, int64_t shared, int64_t begin,         \
-                       int64_t end) {                                                                             \
-    ARGS args;                                                                                                    \
-    __builtin_memcpy(&args, packed, sizeof(args));                                                                \
-    char* memory = shared > 0 ? static_cast<char*>(aligned_alloc(64, (shared + 63) / 64 * 64)) : nullptr;         \
-    const index3 gridDim = {static_cast<unsigned>(grid), 1, 1};                                                   \
-    for (int64_t block = begin; block < end; ++block)                                                             \
-      NAME##_block(args, {static_cast<unsigned>(block), 0, 0}, gridDim, memory);                                  \
-    free(memory);                                                                                                 \
-  }                                                                                                               \
+#define KERNEL(NAME, ARGS, THREADS)                                                                         \
+  DEVICE void NAME##_block(const ARGS& args, index3 blockIdx, index3 gridDim, char* dynamic_shared_memory); \
+  extern "C" void NAME(const void* packed, int64_t grid, int64_t, int64_t, int64_t shared, int64_t begin,   \
+                       int64_t end) {                                                                       \
+    ARGS args;                                                                                              \
+    __builtin_memcpy(&args, packed, sizeof(args));                                                          \
+    char* memory = shared > 0 ? static_cast<char*>(aligned_alloc(64, (shared + 63) / 64 * 64)) : nullptr;   \
+    const index3 gridDim = {static_cast<unsigned>(grid), 1, 1};                                             \
+    for (int64_t block = begin; block < end; ++block)                                                       \
+      NAME##_block(args, {static_cast<unsigned>(block), 0, 0}, gridDim, memory);                            \
+    free(memory);                                                                                           \
+  }                                                                                                         \
   DEVICE void NAME##_block(const ARGS& args, index3 blockIdx, index3 gridDim, char* dynamic_shared_memory)
 
-#define SHARED_MEMORY(name) char* const name = static_cast<char*>(__builtin_assume_aligned(dynamic_shared_memory, 64))
+#define SHARED_MEMORY(name) \
+  char* const name = static_cast<char*>(__builtin_assume_aligned(dynamic_shared_memory, 64))

@@ -1,8 +1,9 @@
 // Vector versions of the C library's functions.
 //
-// glibc has them on x86-64 (libmvec), and g++ calls them from loops that it vectorises if the scalar function is declared so. They
-// are 5 to 40 times faster, within 4 units in the last place, and exact in what matters besides: NaN, infinities, signed zeros,
-// subnormals and arguments of any size (tests/runtime_headers/test_host_simd.py). Other systems and compilers keep to scalar calls.
+// glibc has them on x86-64 (libmvec), and g++ calls them from loops that it vectorises if the scalar
+// function is declared so. They are 5 to 40 times faster, within 4 units in the last place, and exact in
+// what matters besides: NaN, infinities, signed zeros, subnormals and arguments of any size
+// (tests/runtime_headers/test_host_simd.py). Other systems and compilers keep to scalar calls.
 #pragma once
 
 #if defined(__has_include)
@@ -11,15 +12,17 @@
 #endif
 #endif
 
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && !defined(TSFUSER_NO_SIMD)
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(TSFUSER_NO_SIMD)
 
-#define VECTOR_1(NAME)                                                            \
+#define VECTOR_1(NAME)                                                          \
   extern "C" __attribute__((simd("notinbranch"))) double NAME(double) noexcept; \
   extern "C" __attribute__((simd("notinbranch"))) float NAME##f(float) noexcept;
-#define VECTOR_2(NAME)                                                                    \
+#define VECTOR_2(NAME)                                                                  \
   extern "C" __attribute__((simd("notinbranch"))) double NAME(double, double) noexcept; \
   extern "C" __attribute__((simd("notinbranch"))) float NAME##f(float, float) noexcept;
 
+// clang-format off
 #if __GLIBC_PREREQ(2, 22)
 VECTOR_1(exp) VECTOR_1(log) VECTOR_1(sin) VECTOR_1(cos) VECTOR_2(pow)
 #endif
@@ -29,6 +32,7 @@ VECTOR_1(asin) VECTOR_1(acos) VECTOR_1(atan) VECTOR_1(sinh) VECTOR_1(cosh) VECTO
 VECTOR_1(asinh) VECTOR_1(acosh) VECTOR_1(atanh) VECTOR_1(erf) VECTOR_1(erfc)
 VECTOR_2(atan2) VECTOR_2(hypot)
 #endif
+// clang-format on
 
 #undef VECTOR_1
 #undef VECTOR_2

@@ -6,8 +6,8 @@
 //       ...                            // threadIdx, blockIdx, blockDim, gridDim, __syncthreads()
 //     }
 //
-// On the GPU that is a __global__ function whose parameter is `args`. On the host it is a function that runs the blocks
-// [begin, end) of a grid: `void fused_relu(args, grid, block_x, block_y, shared, begin, end)`.
+// On the GPU that is a __global__ function whose parameter is `args`. On the host it is a function that runs
+// the blocks [begin, end) of a grid: `void fused_relu(args, grid, block_x, block_y, shared, begin, end)`.
 #pragma once
 
 #include "types.h"

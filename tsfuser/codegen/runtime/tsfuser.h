@@ -1,5 +1,6 @@
-// Everything that a generated kernel uses. The mode is chosen by the compiler and its options: NVRTC compiles for the GPU,
-// a C++ compiler with -DTSFUSER_HOST for CPU tensors, with -DTSFUSER_FIBERS for the GPU's launch shape on the CPU.
+// Everything that a generated kernel uses. The mode is chosen by the compiler and its options: NVRTC
+// compiles for the GPU, a C++ compiler with -DTSFUSER_HOST for CPU tensors, with -DTSFUSER_FIBERS for the
+// GPU's launch shape on the CPU.
 #pragma once
 
 #include "types.h"

@@ -1,7 +1,7 @@
 // Fixed-size vectors of elements and their memory accesses.
 //
-// In: a pointer aligned to min(16, N * sizeof(T)) bytes. Out: `vec<T, N>` in registers, moved in accesses of 16 bytes (one
-// access where the whole vector is shorter). N is a power of two. Example:
+// In: a pointer aligned to min(16, N * sizeof(T)) bytes. Out: `vec<T, N>` in registers, moved in accesses of
+// 16 bytes (one access where the whole vector is shorter). N is a power of two. Example:
 //
 //     vec<float, 4> x = load<4>(args.x + i);
 //     for (int lane = 0; lane < 4; ++lane) x[lane] = x[lane] + 1.0f;
@@ -13,11 +13,16 @@
 template <class T, int N>
 struct vec {
   T lanes[N];
-  DEVICE_MEMBER T& operator[](int lane) { return lanes[lane]; }
-  DEVICE_MEMBER const T& operator[](int lane) const { return lanes[lane]; }
+  DEVICE_MEMBER T& operator[](int lane) {
+    return lanes[lane];
+  }
+  DEVICE_MEMBER const T& operator[](int lane) const {
+    return lanes[lane];
+  }
 };
 
-// One bool, as torch reads it: any byte but 0 is true. (And g++ vectorises loops over bytes, not over bools.)
+// One bool, as torch reads it: any byte but 0 is true. (And g++ vectorises loops over bytes, not over
+// bools.)
 DEVICE bool load_bool(const bool* pointer) {
   return *reinterpret_cast<const uint8_t*>(pointer) != 0;
 }
@@ -50,9 +55,7 @@ struct word<16> {
 
 template <class T, int N>
 struct vector_access {
-  static constexpr int bytes = N * sizeof(T);
-  static constexpr int width = bytes < 16 ? bytes : 16;
-  static constexpr int count = bytes / width;
+  enum : int { bytes = N * sizeof(T), width = bytes < 16 ? bytes : 16, count = bytes / width };
   using type = typename word<width>::type;
 };
 
