@@ -69,7 +69,11 @@ std::shared_ptr<const Plan> ask(const py::object& planner, int64_t group, at::Ar
     for (size_t i = 0; i < inputs.size(); ++i) {
       args[i] = describe(inputs[i]);
     }
-    return planner(group, args).cast<std::shared_ptr<Plan>>();
+    auto plan = planner(group, args).cast<std::shared_ptr<Plan>>();
+    if (!plan) {
+      throw py::cast_error();  // None
+    }
+    return plan;
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) {  // KeyboardInterrupt, SystemExit
       dispose(error, "tsfuser planner");

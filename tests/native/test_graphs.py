@@ -1,0 +1,142 @@
+"""The pass hook, profiling of our kinds, and the graph passes that torch has in C++ only."""
+
+import sys
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def executor():
+    """Profiling executor with the texpr fuser off, as `torch.jit.fuser("fuser2")` has it."""
+    before = torch._C._jit_texpr_fuser_enabled()
+    torch._C._jit_set_texpr_fuser_enabled(False)
+    yield
+    torch._C._jit_set_texpr_fuser_enabled(before)
+
+
+def scripted():
+    def f(a, b):
+        return torch.relu(a * b) + 1
+
+    return torch.jit.script(f)
+
+
+def test_pass_gets_a_profiled_copy_and_its_graph_is_used(native, executor):
+    seen = []
+
+    def rewrite(graph):
+        seen.append(str(graph))
+        node = graph.findNode("aten::relu")
+        node.output().replaceAllUsesWith(node.inputsAt(0))
+        return graph
+
+    native.set_pass(rewrite)
+    native.set_enabled(True)
+    f, a = scripted(), torch.full((3,), -2.0)
+    results = [f(a, torch.ones(3)) for _ in range(4)]
+    assert "prim::profile" in seen[0] and "Float(3, strides=[1]" in seen[0]
+    assert results[0].tolist() == [1, 1, 1] and results[-1].tolist() == [-1, -1, -1]
+
+
+@pytest.mark.parametrize("answer", [None, "not a graph"])
+def test_pass_that_returns_no_graph_changes_nothing(native, executor, monkeypatch, answer):
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda event: unraisable.append(event.exc_type))
+
+    def spoil(graph):
+        for node in list(graph.findAllNodes("aten::relu")):
+            node.output().replaceAllUsesWith(node.inputsAt(0))
+        return answer
+
+    native.set_pass(spoil)
+    native.set_enabled(True)
+    f, a = scripted(), torch.full((3,), -2.0)
+    assert [f(a, torch.ones(3)).tolist() for _ in range(4)] == [[1, 1, 1]] * 4
+    assert unraisable == ([] if answer is None else [TypeError])
+
+
+def test_pass_that_raises_changes_nothing(native, executor, monkeypatch):
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda event: unraisable.append(event.exc_value))
+
+    def fail(graph):
+        graph.findNode("aten::relu").output().replaceAllUsesWith(next(graph.inputs()))
+        raise ValueError("half-way")
+
+    native.set_pass(fail)
+    native.set_enabled(True)
+    f, a = scripted(), torch.full((3,), -2.0)
+    assert [f(a, torch.ones(3)).tolist() for _ in range(4)] == [[1, 1, 1]] * 4
+    assert [str(e) for e in unraisable] == ["half-way"]
+
+
+def test_disabled_pass_is_not_called(native, executor):
+    called = []
+    native.set_pass(called.append)
+    native.set_enabled(False)
+    f, a = scripted(), torch.ones(3)
+    for _ in range(4):
+        f(a, a)
+    assert called == [] and not native.enabled()
+
+
+def test_setters_return_what_was_set(native):
+    def fn(*args):
+        return None
+
+    for setter in (native.set_pass, native.set_planner, native.set_reporter):
+        assert setter(fn) is None
+        assert setter(None) is fn
+
+
+def test_registered_kinds_get_their_tensors_profiled(native, executor):
+    def recorded_types():
+        graphs = []
+        native.set_pass(lambda graph: graphs.append(str(graph)))
+        f = torch.jit.CompilationUnit("def f(a):\n    return torch.cumprod(torch.cumprod(a, 0), 0)\n").f
+        for _ in range(3):
+            f(torch.ones(3))
+        return graphs[0].count("prim::profile[profiled_type=Float(3")
+
+    native.set_enabled(True)
+    before = recorded_types()
+    native.register_profiled_kinds(["aten::cumprod"])
+    assert (before, recorded_types()) == (1, 3)
+
+
+def test_only_named_kinds_lose_their_mutation(native):
+    graph = torch._C.parse_ir("""
+graph(%a : Tensor):
+  %one : int = prim::Constant[value=1]()
+  %x : Tensor = aten::mul(%a, %a)
+  %y : Tensor = aten::add_(%x, %a, %one)
+  %z : Tensor = aten::relu_(%y)
+  return (%z)
+""")
+    assert native.remove_tensor_mutation(graph, ["aten::add_"])
+    kinds = [node.kind() for node in graph.nodes()]
+    assert "aten::add" in kinds and "aten::relu_" in kinds
+    assert not native.remove_tensor_mutation(graph, ["aten::add_"])
+
+
+def test_tuples_are_lowered(native):
+    graph = torch._C.parse_ir("""
+graph(%a : Tensor):
+  %t : (Tensor, Tensor) = prim::TupleConstruct(%a, %a)
+  %x : Tensor, %y : Tensor = prim::TupleUnpack(%t)
+  return (%y)
+""")
+    native.lower_simple_tuples(graph)
+    torch._C._jit_pass_dce(graph)
+    assert list(graph.nodes()) == []
+
+
+def test_add_optional_adds_or_passes_through(native):
+    graph = torch._C.parse_ir("""
+graph(%a : Tensor, %b : Tensor?):
+  %r : Tensor = prim::add_optional(%a, %b)
+  return (%r)
+""")
+    f, a = torch._C._create_function_from_graph("f", graph), torch.randn(3)
+    assert torch.equal(f(a, a), a + a) and f(a, None).data_ptr() == a.data_ptr()
