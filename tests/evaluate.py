@@ -1,7 +1,8 @@
-"""A second, plain way to run a Fusion: every op a loop over whole arrays, all fusions of a run in one translation unit.
+"""A second, plain way to run a Fusion: every op a loop over whole arrays, all fusions of a run in one
+translation unit.
 
-In: fusions with their calls. Out: result tensors. It shares the row's templates and the runtime headers with the real pipeline, and nothing
-else, so it tells wrong rows from wrong kernels. Example:
+In: fusions with their calls. Out: result tensors. It shares the row's templates and the runtime headers
+with the real pipeline, and nothing else, so it tells wrong rows from wrong kernels. Example:
 
     batch = Batch(); k = batch.add(fusion, call, arguments); batch.compile(); batch.run(k)
 """
@@ -19,6 +20,7 @@ from tsfuser.ir.fusion import Reduce
 from tsfuser.lower.literals import literal
 
 RUNTIME = Path(__file__).resolve().parent.parent / "tsfuser" / "codegen" / "runtime"
+HEADERS = ("types.h", "math.h", "activations.h", "complex.h")
 _MEMORY = {"half_t": torch.float16, "bfloat16_t": torch.bfloat16}
 
 
@@ -31,19 +33,23 @@ class Batch:
         self._library = None
 
     def add(self, fusion, call, arguments):
-        """Adds a fusion of `arguments` (tensors and numbers in the order of the call's); returns its number."""
+        """Adds a fusion of `arguments` (tensors and numbers in the order of the call's); returns its
+        number."""
         body = _body(fusion, call)
         self._cases.append((fusion, call, arguments, self._functions.setdefault(body, len(self._functions))))
         return len(self._cases) - 1
 
     def source(self):
         head = '#include "types.h"\n#include "math.h"\n#include "complex.h"\n'
-        functions = (f'extern "C" void case_{k}(void** p, const int64_t* e) {{\n{body}}}\n' for body, k in self._functions.items())
+        functions = (
+            f'extern "C" void case_{k}(void** p, const int64_t* e) {{\n{body}}}\n'
+            for body, k in self._functions.items()
+        )
         return head + "".join(functions)
 
     def compile(self, options=("-O1", "-ffp-contract=off", "-fno-math-errno")):
         source = self.source()
-        headers = "".join((RUNTIME / name).read_text() for name in ("types.h", "math.h", "complex.h"))
+        headers = "".join((RUNTIME / name).read_text() for name in HEADERS)
         digest = hashlib.sha256((source + headers + str(options)).encode()).hexdigest()[:24]
         folder = Path(tempfile.gettempdir()) / f"tsfuser-evaluate-{os.getuid()}"
         folder.mkdir(exist_ok=True)
@@ -51,7 +57,20 @@ class Batch:
         if not library.exists():
             text, built = folder / f"{digest}.cpp", folder / f"{digest}.{os.getpid()}.so"
             text.write_text(source)
-            command = ["g++", "-std=c++17", "-w", "-shared", "-fPIC", "-DTSFUSER_HOST", *options, "-iquote", str(RUNTIME), str(text), "-o", str(built)]
+            command = [
+                "g++",
+                "-std=c++17",
+                "-w",
+                "-shared",
+                "-fPIC",
+                "-DTSFUSER_HOST",
+                *options,
+                "-iquote",
+                str(RUNTIME),
+                str(text),
+                "-o",
+                str(built),
+            ]
             done = subprocess.run([*command, "-lm"], capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[:4000]
             built.rename(library)
@@ -74,7 +93,9 @@ class Batch:
             buffers[f"out{k}"] = stored[-1]
         pointers = (ctypes.c_void_p * len(buffers))(*(b.data_ptr() for b in buffers.values()))
         extents = [call.value(a.extent) for a in fusion.axes]
-        getattr(self._library, f"case_{function}")(pointers, (ctypes.c_int64 * (len(extents) or 1))(*extents))
+        getattr(self._library, f"case_{function}")(
+            pointers, (ctypes.c_int64 * (len(extents) or 1))(*extents)
+        )
         return [stored[i] if kind == "output" else arguments[i] for kind, i in fusion.results]
 
 
@@ -137,6 +158,8 @@ def _op(op, strides, extents):
         if v.literal is not None:
             operand = literal(v.literal, wanted)
         else:
-            operand = f"convert<{wanted.ctype}>({v.name}[{'0' if v.is_number else _offset(strides[v.name])}])"
+            operand = (
+                f"convert<{wanted.ctype}>({v.name}[{'0' if v.is_number else _offset(strides[v.name])}])"
+            )
         text = text.replace(f"{{{k}}}", operand)
     return _loops(op.output.axes, extents, f"{target} = {text};")

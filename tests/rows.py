@@ -1,4 +1,5 @@
-"""What the tests of the op table share: a sample as a Fusion, as TorchScript, and its result against eager's.
+"""What the tests of the op table share: a sample as a Fusion, as TorchScript, and its result against
+eager's.
 
 Example:
     fusion, call, arguments = build(sample, dynamic=False)
@@ -13,19 +14,45 @@ from tsfuser.ir.build import Builder
 from tsfuser.ir.call import Call, ScalarArg, TensorArg
 from tsfuser.ops import table
 
-EPSILON = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-23, torch.float64: 2.0**-52}
+EPSILON = {
+    torch.float16: 2.0**-10,
+    torch.bfloat16: 2.0**-7,
+    torch.float32: 2.0**-23,
+    torch.float64: 2.0**-52,
+}
 EPSILON |= {torch.complex64: 2.0**-23, torch.complex128: 2.0**-52}
 ULPS = 16  # two libraries' sin, exp or pow and the roundings of a formula; a 16-bit result is rounded once
 
-#: Rows whose formula cancels: their error is measured against the operands (and 1), not against the small result.
+#: Rows whose formula cancels: their error is measured against the operands (and 1), not against the small
+#: result.
 CANCELLING = {
-    "gelu", "gelu_backward", "lerp", "logaddexp", "logaddexp2", "add", "sub", "rsub", "addcmul", "addcdiv", "special_ndtr", "mish_backward",
-    "silu_backward", "log_sigmoid_backward",
-}  # fmt: skip
-#: Rows with a multiplication before an addition: eager's kernel may fuse the two, so that only one of us overflows between them.
+    "gelu",
+    "gelu_backward",
+    "lerp",
+    "logaddexp",
+    "logaddexp2",
+    "add",
+    "sub",
+    "rsub",
+    "addcmul",
+    "addcdiv",
+    "special_ndtr",
+    "mish_backward",
+    "silu_backward",
+    "log_sigmoid_backward",
+}
+#: Rows with a multiplication before an addition: eager's kernel may fuse the two, so that only one of us
+#: overflows between them.
 MULTIPLY_ADD = {"add", "sub", "rsub", "addcmul", "addcdiv", "lerp"}
 #: Derivatives at NaN: eager's vector and scalar code differ from each other.
-NAN_UNDEFINED = {"hardtanh_backward", "hardshrink_backward", "softshrink_backward", "hardswish_backward", "elu_backward", "logit_backward"}
+NAN_UNDEFINED = {
+    "hardtanh_backward",
+    "hardshrink_backward",
+    "softshrink_backward",
+    "hardswish_backward",
+    "elu_backward",
+    "logit_backward",
+}
 #: Eager's vector code gives NaN where the quotient has more digits than the dtype.
 LONG_QUOTIENT = {"fmod", "remainder"}
 
@@ -34,11 +61,15 @@ def is_integer_division(sample):
     name = sample.row.name.partition("::")[2]
     whole = name in ("floor_divide", "remainder", "fmod") or sample.arguments.get("rounding_mode")
     dividend, divisor = sample.arguments.get("self"), sample.arguments.get("other")
-    return whole and not any(isinstance(x, float) or isinstance(x, torch.Tensor) and x.is_floating_point() for x in (dividend, divisor))
+    return whole and not any(
+        isinstance(x, float) or isinstance(x, torch.Tensor) and x.is_floating_point()
+        for x in (dividend, divisor)
+    )
 
 
 def tame(sample):
-    """The sample with divisors that neither raise nor (the lowest integer by -1) end the process; None if it has to be left out."""
+    """The sample with divisors that neither raise nor (the lowest integer by -1) end the process; None if
+    it has to be left out."""
     if not is_integer_division(sample):
         return sample
     divisor = sample.arguments["other"]
@@ -47,7 +78,11 @@ def tame(sample):
     if divisor.is_complex():
         return sample
     bad = (divisor == 0) | ((divisor == -1) if divisor.dtype not in (torch.uint8, torch.bool) else False)
-    return Sample(sample.row, sample.overload, {**sample.arguments, "other": torch.where(bad, torch.full_like(divisor, 1), divisor)})
+    return Sample(
+        sample.row,
+        sample.overload,
+        {**sample.arguments, "other": torch.where(bad, torch.full_like(divisor, 1), divisor)},
+    )
 
 
 def has_numbers(sample):
@@ -59,13 +94,16 @@ def _is_number(sample, name, value):
 
 
 def build(sample, dynamic=False, device=None):
-    """The Fusion of a sample, its Call and the call's arguments. `dynamic`: numbers are arguments, not literals. Integer divisions are built as
-    for CUDA, since the CPU refuses unknown divisors. Raises Refusal."""
+    """The Fusion of a sample, its Call and the call's arguments. `dynamic`: numbers are arguments, not
+    literals. Integer divisions are built as for CUDA, since the CPU refuses unknown divisors. Raises
+    Refusal."""
     device = device or ("cuda:0" if is_integer_division(sample) else "cpu")
     arguments, described, given = [], [], {}
     for name, value in sample.arguments.items():
         if isinstance(value, torch.Tensor):
-            described.append(TensorArg(str(value.dtype)[6:], device, tuple(value.shape), tuple(value.stride())))
+            described.append(
+                TensorArg(str(value.dtype)[6:], device, tuple(value.shape), tuple(value.stride()))
+            )
         elif dynamic and _is_number(sample, name, value):
             described.append(ScalarArg(type(value).__name__, value if isinstance(value, int) else None))
         else:
@@ -92,13 +130,17 @@ def refusal(sample, dynamic=False):
 
 
 def mismatch(sample, result):
-    """What is wrong with `result`; None if it is what eager gives: equal dtype, shape, NaN and inf, equal integers, and numbers as near to eager
-    or to its result in double as the dtype allows."""
+    """What is wrong with `result`; None if it is what eager gives: equal dtype, shape, NaN and inf, equal
+    integers, and numbers as near to eager or to its result in double as the dtype allows."""
     eager = sample.eager()
     if (result.dtype, result.shape) != (eager.dtype, eager.shape):
         return f"{sample}: {result.dtype}{list(result.shape)}, eager {eager.dtype}{list(eager.shape)}"
     if eager.dtype in EPSILON:
-        wrong = ~(_near(sample, result, eager) | _near(sample, result, _double(sample, eager)) | _excused(sample, eager))
+        wrong = ~(
+            _near(sample, result, eager)
+            | _near(sample, result, _double(sample, eager))
+            | _excused(sample, eager)
+        )
     else:
         wrong = result != eager
     if not bool(wrong.any()):
@@ -145,7 +187,9 @@ def _excused(sample, eager):
         for t in sample.tensors.values():
             excused |= t.abs() > torch.finfo(t.dtype).max / 128 if t.is_floating_point() else False
     if name in LONG_QUOTIENT:
-        dividend, divisor = (torch.as_tensor(sample.arguments[n]).to(eager.device).double() for n in ("self", "other"))
+        dividend, divisor = (
+            torch.as_tensor(sample.arguments[n]).to(eager.device).double() for n in ("self", "other")
+        )
         excused |= (dividend / divisor).abs() > 0.25 / EPSILON[eager.dtype]
     if eager.is_complex():  # inf times a complex 0 or 1
         for t in sample.tensors.values():
@@ -184,7 +228,8 @@ def _constant(value):
     if isinstance(value, str):
         return f'str = prim::Constant[value="{value}"]()'
     if isinstance(value, float):
-        return f"float = prim::Constant[value={value:.17g}{'' if '.' in f'{value:.17g}' or 'e' in f'{value:.17g}' else '.'}]()"
+        text = f"{value:.17g}"
+        return f"float = prim::Constant[value={text}{'' if set(text) & set('.ena') else '.'}]()"
     return f"int = prim::Constant[value={value}]()"
 
 

@@ -1,7 +1,7 @@
 """Arguments for every row of the op table, made from the torch schemas.
 
-In: a row. Out: `Sample`s, each a call of one overload: its arguments by schema name, tensors filled with special values (0, -0, inf, nan, denormals,
-limits) and random ones. Example:
+In: a row. Out: `Sample`s, each a call of one overload: its arguments by schema name, tensors filled with
+special values (0, -0, inf, nan, denormals, limits) and random ones. Example:
 
     for sample in samples(table.find("aten::add", "Tensor"), ["float32"]):
         sample.eager()
@@ -17,28 +17,76 @@ from tsfuser.ops import table
 
 TYPES = {name: getattr(torch, name) for name in table.ALL}
 MIXED = [
-    ("float16", "float32"), ("bfloat16", "float16"), ("float32", "float64"), ("int32", "float16"), ("int64", "bfloat16"), ("int64", "float32"),
-    ("uint8", "int8"), ("bool", "int32"), ("bool", "float32"), ("int8", "int16"), ("int32", "int64"), ("float32", "complex64"), ("float64", "complex64"),
-]  # fmt: skip
+    ("float16", "float32"),
+    ("bfloat16", "float16"),
+    ("float32", "float64"),
+    ("int32", "float16"),
+    ("int64", "bfloat16"),
+    ("int64", "float32"),
+    ("uint8", "int8"),
+    ("bool", "int32"),
+    ("bool", "float32"),
+    ("int8", "int16"),
+    ("int32", "int64"),
+    ("float32", "complex64"),
+    ("float64", "complex64"),
+]
 ZERO_DIM = [
-    ("float16", "float64"), ("float16", "int64"), ("float32", "float64"), ("int8", "int64"), ("int32", "float32"), ("bool", "int64"), ("bfloat16", "float32"),
-    ("int64", "float64"), ("float32", "complex128"),
-]  # fmt: skip
+    ("float16", "float64"),
+    ("float16", "int64"),
+    ("float32", "float64"),
+    ("int8", "int64"),
+    ("int32", "float32"),
+    ("bool", "int64"),
+    ("bfloat16", "float32"),
+    ("int64", "float64"),
+    ("float32", "complex128"),
+]
 
 #: Numbers for arguments of type Scalar or float, by argument name; elsewhere `_NUMBERS`.
 _NUMBERS = [2, -3, 0, 1, 0.5, 2.5, True]
 _BY_NAME = {
-    "alpha": [1, 2, -0.5], "value": [1, 3, 0.25], "beta": [1, 2.0], "threshold": [20, 0.5, -1], "eps": [None, 0.25], "negative_slope": [0.01, 0.5],
-    "lambd": [0.5, 0.1], "weight": [0.3, 0.75], "min": [-1, None, 0.5, math.nan], "max": [1, None, -2.5], "min_val": [-1, 0.25], "max_val": [1, 2.5],
-    "scale": [1, 2.0], "input_scale": [1, 0.5], "exponent": [2, 3, 0.5, -0.5, -1, -2, 0, 1, 2.5, -3, 5], "p": [0.5],
-    "nan": [None, 7.5], "posinf": [None, 100.0], "neginf": [None, -0.1], "fill_value": [1, 2.5],
-}  # fmt: skip
+    "alpha": [1, 2, -0.5],
+    "value": [1, 3, 0.25],
+    "beta": [1, 2.0],
+    "threshold": [20, 0.5, -1],
+    "eps": [None, 0.25],
+    "negative_slope": [0.01, 0.5],
+    "lambd": [0.5, 0.1],
+    "weight": [0.3, 0.75],
+    "min": [-1, None, 0.5, math.nan],
+    "max": [1, None, -2.5],
+    "min_val": [-1, 0.25],
+    "max_val": [1, 2.5],
+    "scale": [1, 2.0],
+    "input_scale": [1, 0.5],
+    "exponent": [2, 3, 0.5, -0.5, -1, -2, 0, 1, 2.5, -3, 5],
+    "p": [0.5],
+    "nan": [None, 7.5],
+    "posinf": [None, 100.0],
+    "neginf": [None, -0.1],
+    "fill_value": [1, 2.5],
+}
 _STRUCTURAL = {
-    "approximate": ["none", "tanh"], "rounding_mode": [None, "trunc", "floor"], "train": [False], "is_result": [False, True],
-    "self_is_result": [False], "copy": [False, True], "dtype": [None, 5, 6, 3, 11, 0], "cuda_dtype": [5], "cpu_dtype": [15],
-    "cuda_enabled": [True], "cpu_enabled": [True],
-}  # fmt: skip
-_POSITIVE = {("celu", "alpha"), ("elu", "alpha"), ("elu_backward", "alpha"), ("softplus", "threshold"), ("softplus_backward", "threshold")}
+    "approximate": ["none", "tanh"],
+    "rounding_mode": [None, "trunc", "floor"],
+    "train": [False],
+    "is_result": [False, True],
+    "self_is_result": [False],
+    "copy": [False, True],
+    "dtype": [None, 5, 6, 3, 11, 0],
+    "cuda_dtype": [5],
+    "cpu_dtype": [15],
+    "cuda_enabled": [True],
+    "cpu_enabled": [True],
+}
+_POSITIVE = {
+    ("celu", "alpha"),
+    ("elu", "alpha"),
+    ("elu_backward", "alpha"),
+    ("softplus", "threshold"),
+    ("softplus_backward", "threshold"),
+}
 _SIZES = {"sum_to_size", "_grad_sum_to_size"}  # their arguments are made in the tests of reductions
 
 
@@ -56,7 +104,10 @@ class Sample:
 
     def eager(self, double=False):
         """What torch computes; in float64 (complex128) if `double`. Raises what torch raises."""
-        arguments = {name: _double(v) if double and isinstance(v, torch.Tensor) else _copy(v) for name, v in self.arguments.items()}
+        arguments = {
+            name: _double(v) if double and isinstance(v, torch.Tensor) else _copy(v)
+            for name, v in self.arguments.items()
+        }
         return operation(self.row.name, self.overload)(**arguments)
 
     @property
@@ -64,7 +115,10 @@ class Sample:
         return {name: v for name, v in self.arguments.items() if isinstance(v, torch.Tensor)}
 
     def __str__(self):
-        said = [f"{n}={str(v.dtype)[6:]}{list(v.shape)}" if isinstance(v, torch.Tensor) else f"{n}={v!r}" for n, v in self.arguments.items()]
+        said = [
+            f"{n}={str(v.dtype)[6:]}{list(v.shape)}" if isinstance(v, torch.Tensor) else f"{n}={v!r}"
+            for n, v in self.arguments.items()
+        ]
         return f"{self.row.name}.{self.overload}({', '.join(said)})"
 
 
@@ -108,15 +162,48 @@ def values(dtype, seed=0, count=24):
         parts[:, :4] = torch.tensor([[0.0, 1.0, -2.0, 0.0], [0.0, 0.0, 0.0, 3.0]])
         return torch.complex(*parts).to(t)
     limits = torch.finfo(t)
-    special = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0, 6.0, 0.25, -0.25, 1.5, 2.5, -2.5, 0.1, 20.0, 21.0, -30.0, 100.0, 1e-3, math.pi,
-               math.inf, -math.inf, math.nan, limits.max, limits.min, limits.tiny, limits.smallest_normal / 2, -limits.eps, 1 + limits.eps,
-               1 - limits.eps / 2]  # fmt: skip
+    special = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        0.5,
+        -0.5,
+        2.0,
+        -2.0,
+        3.0,
+        -3.0,
+        6.0,
+        0.25,
+        -0.25,
+        1.5,
+        2.5,
+        -2.5,
+        0.1,
+        20.0,
+        21.0,
+        -30.0,
+        100.0,
+        1e-3,
+        math.pi,
+        math.inf,
+        -math.inf,
+        math.nan,
+        limits.max,
+        limits.min,
+        limits.tiny,
+        limits.smallest_normal / 2,
+        -limits.eps,
+        1 + limits.eps,
+        1 - limits.eps / 2,
+    ]
     random = torch.randn(count, generator=generator, dtype=torch.float64) * 2
     return torch.cat([torch.tensor(special, dtype=torch.float64), random]).to(t)
 
 
 def _operands(dtypes, zero_dim=()):
-    """One tensor a dtype; the first two pair every value with every other, the rest are permuted. Those in `zero_dim` have no dims."""
+    """One tensor a dtype; the first two pair every value with every other, the rest are permuted. Those in
+    `zero_dim` have no dims."""
     pools = [values(d, seed) for seed, d in enumerate(dtypes)]
     if len(pools) > 1:
         a, b = pools[0], pools[1]
@@ -160,8 +247,8 @@ def _is_mask(row, name):
 
 
 def samples(row, dtypes=table.ALL, mixed=True):
-    """Calls of all overloads of `row`: each dtype for all tensors, then (if `mixed`) different dtypes and 0-dim tensors. Numbers and structural
-    arguments vary one at a time."""
+    """Calls of all overloads of `row`: each dtype for all tensors, then (if `mixed`) different dtypes and
+    0-dim tensors. Numbers and structural arguments vary one at a time."""
     if row.name.partition("::")[2] in _SIZES:
         return
     for overload in row.overloads:
@@ -179,7 +266,10 @@ def samples(row, dtypes=table.ALL, mixed=True):
         if mixed and len(free) > 1:
             for pair in MIXED:
                 if set(pair) <= set(dtypes):
-                    rows += [((p + (p[0],) * len(free))[: len(free)], single_value, [base]) for p in (pair, pair[::-1])]
+                    rows += [
+                        ((p + (p[0],) * len(free))[: len(free)], single_value, [base])
+                        for p in (pair, pair[::-1])
+                    ]
             for pair in ZERO_DIM:
                 if set(pair) <= set(dtypes):
                     rows.append(((pair + (pair[0],) * len(free))[: len(free)], {1}, [base]))
@@ -200,7 +290,9 @@ def _sample(row, overload, kinds, free, names, zero, choice, absent):
     for name in kinds:
         if name == absent:
             arguments[name] = None
-        elif (row.name, name) == ("aten::log_sigmoid_backward", "buffer") and made["self"].is_floating_point():
+        elif (row.name, name) == ("aten::log_sigmoid_backward", "buffer") and made[
+            "self"
+        ].is_floating_point():
             arguments[name] = torch.exp(-made["self"].abs())  # what the forward leaves there
         elif name in made:
             arguments[name] = made[name]

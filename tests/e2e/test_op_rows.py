@@ -1,7 +1,7 @@
 """Every row of the op table against eager torch.
 
-First the rows alone: each sample of each row becomes a Fusion that `evaluate` runs as plain loops. Then through TorchScript, partition, codegen
-and launch, many rows in one function, on every target.
+First the rows alone: each sample of each row becomes a Fusion that `evaluate` runs as plain loops. Then
+through TorchScript, partition, codegen and launch, many rows in one function, on every target.
 """
 
 import inspect
@@ -16,11 +16,14 @@ from support import groups, no_fallback
 
 import tsfuser
 from tsfuser.errors import Refusal
+from tsfuser.ir.build import Builder
+from tsfuser.ir.call import Call, ListArg, TensorArg
 from tsfuser.ops import table
 
 QUICK = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64")
 ROWS = {f"{row.name}.{row.overloads[0]}": row for row in all_rows()}
-#: Rows that this torch lets a complex or bool operand through, but not eager; and others whose samples need more than a schema.
+#: Rows that this torch lets a complex or bool operand through, but not eager; and others whose samples need
+#: more than a schema.
 STRUCTURAL_TYPES = ("bool", "int", "str", "List[int]", "List[bool]", "Device")
 
 
@@ -36,7 +39,11 @@ def test_the_overloads_of_a_row_exist_and_every_argument_is_understood(name):
             assert torch.__version__ < "2.13", f"{row.name}.{overload} does not exist"
             continue
         for argument in schema.arguments:
-            kind = str(argument.type).removeprefix("Optional[").removesuffix("]" if str(argument.type).startswith("Optional[") else "")
+            kind = (
+                str(argument.type)
+                .removeprefix("Optional[")
+                .removesuffix("]" if str(argument.type).startswith("Optional[") else "")
+            )
             assert argument.name in parameters
             assert (argument.name in row.structural | row.symbolic) == (kind in STRUCTURAL_TYPES)
 
@@ -52,7 +59,9 @@ def cases(request):
             sample = tame(sample)
             if sample is None:
                 continue
-            for dynamic in ((False, True) if everything else (k % 2 == 1,)) if has_numbers(sample) else (False,):
+            for dynamic in (
+                ((False, True) if everything else (k % 2 == 1,)) if has_numbers(sample) else (False,)
+            ):
                 try:
                     found[name].append((sample, dynamic, batch.add(*build(sample, dynamic))))
                 except Refusal as refusal:
@@ -85,11 +94,32 @@ def test_a_row_serves_a_dtype(cases, name):
         assert any(not isinstance(number, str) for _, _, number in found[name])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32])
+@pytest.mark.parametrize(
+    "sizes, wanted",
+    [((4, 8), (8,)), ((4, 8), (4, 1)), ((2, 4, 8), (4, 1)), ((4, 8), ()), ((2, 1, 8), (1, 8))],
+)
+def test_sum_to_size(dtype, sizes, wanted):
+    x = torch.randint(-9, 9, sizes).to(dtype)  # whole numbers: sums are exact in any order
+    call = Call((TensorArg(str(dtype)[6:], "cpu", sizes, x.stride()), ListArg("int", wanted)))
+    builder = Builder(call, "cpu")
+    size = [call.item(1, k) for k in range(len(wanted))]
+    builder.output(table.find("aten::sum_to_size").build(builder, self=builder.tensor(0), size=size))
+    batch = Batch()
+    number = batch.add(builder.finish(), call, [x, None])
+    batch.compile()
+    (result,) = batch.run(number)
+    eager = torch.ops.aten.sum_to_size(x, wanted)
+    assert (result.dtype, result.shape) == (eager.dtype, eager.shape)
+    assert torch.equal(result, eager)
+
+
 FUSED = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "bool", "complex64")
 
 
 def _fusible(dtype, device):
-    """One sample a row and overload, moved to `device`; integer divisions by unknown numbers are not for the CPU."""
+    """One sample a row and overload, moved to `device`; integer divisions by unknown numbers are not for
+    the CPU."""
     chosen, moved = [], {}
     for row in ROWS.values():
         if row.name.startswith("prim::"):
@@ -107,7 +137,10 @@ def _fusible(dtype, device):
 
 
 def _works(sample, dtype, device):
-    if not any(str(t.dtype)[6:] == dtype and t.dim() for t in sample.tensors.values()) or tame(sample) is not sample:
+    if (
+        not any(str(t.dtype)[6:] == dtype and t.dim() for t in sample.tensors.values())
+        or tame(sample) is not sample
+    ):
         return False
     try:
         build(sample, device=device)
@@ -129,7 +162,9 @@ def test_rows_fused_by_torchscript(device, dtype):
     try:
         for number, chunk in enumerate(_chunks(_fusible(dtype, device), 24)):
             text, inputs = graph_of(chunk)
-            function = torch._C._create_function_from_graph(f"rows_{dtype}_{number}", torch._C.parse_ir(text))
+            function = torch._C._create_function_from_graph(
+                f"rows_{dtype}_{number}", torch._C.parse_ir(text)
+            )
             with tsfuser.fuser(), no_fallback():
                 for _ in range(3):
                     results = function(*inputs)

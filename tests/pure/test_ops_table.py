@@ -1,4 +1,4 @@
-"""The op table by itself: rows are well formed, say what they refuse, and infer dtypes and ranks. No torch."""
+"""The op table by itself: well-formed rows, refusals, inferred dtypes and ranks. No torch."""
 
 import re
 import string
@@ -122,9 +122,15 @@ def test_result_of_mul(a, b, result):
 
 @pytest.mark.parametrize(
     "dtype, value, result",
-    [("int32", number("float"), "float32"), ("int8", number("int"), "int8"), ("bool", number("int", 2), "int64"), ("float16", number("float", 0.1), "float16"),
-     ("float32", number("complex", 1j), "complex64"), ("float64", number("complex"), "complex128")],
-)  # fmt: skip
+    [
+        ("int32", number("float"), "float32"),
+        ("int8", number("int"), "int8"),
+        ("bool", number("int", 2), "int64"),
+        ("float16", number("float", 0.1), "float16"),
+        ("float32", number("complex", 1j), "complex64"),
+        ("float64", number("complex"), "complex128"),
+    ],
+)
 def test_a_number_raises_the_kind_but_not_the_precision(dtype, value, result):
     assert infer("aten::mul", "Scalar", self=tensor(dtype), other=value) == ((result, 1),)
 
@@ -136,7 +142,9 @@ def test_the_default_dtype_is_the_callers():
 
 
 def test_a_comparison_is_bool():
-    assert infer("aten::lt", "Scalar", self=tensor("float16", 2), other=number("float", 0.5)) == (("bool", 2),)
+    assert infer("aten::lt", "Scalar", self=tensor("float16", 2), other=number("float", 0.5)) == (
+        ("bool", 2),
+    )
 
 
 @pytest.mark.parametrize("args", [dict(self=tensor(None, 1)), dict(self=tensor("float32", None))])
@@ -153,22 +161,57 @@ def test_an_unknown_structural_argument_is_not_refused():
 @pytest.mark.parametrize(
     "kind, overload, args, reason",
     [
-        ("aten::sub", "Tensor", dict(self=tensor("bool"), other=tensor("bool"), alpha=number("int", 1)), "bool"),
-        ("aten::add", "Tensor", dict(self=tensor("int32"), other=tensor("int32"), alpha=number("float", 0.5)), "alpha"),
+        (
+            "aten::sub",
+            "Tensor",
+            dict(self=tensor("bool"), other=tensor("bool"), alpha=number("int", 1)),
+            "bool",
+        ),
+        (
+            "aten::add",
+            "Tensor",
+            dict(self=tensor("int32"), other=tensor("int32"), alpha=number("float", 0.5)),
+            "alpha",
+        ),
         ("aten::erf", "", dict(self=tensor("complex64")), "complex64"),
         ("aten::erf", "", dict(self=tensor("complex64", None)), "complex64"),
         ("aten::lt", "Scalar", dict(self=tensor("float32"), other=number("complex", 1j)), "complex"),
-        ("aten::dropout", "", dict(input=tensor("float32"), p=number("float", 0.5), train=number("bool", True)), "training"),
-        ("aten::where", "self", dict(condition=tensor("uint8"), self=tensor("int8"), other=tensor("int8")), "bool"),
-        ("aten::clamp", "", dict(self=tensor("uint8"), min=number("int", 300), max=NodeArg("none", constant=None)), "300"),
+        (
+            "aten::dropout",
+            "",
+            dict(input=tensor("float32"), p=number("float", 0.5), train=number("bool", True)),
+            "training",
+        ),
+        (
+            "aten::where",
+            "self",
+            dict(condition=tensor("uint8"), self=tensor("int8"), other=tensor("int8")),
+            "bool",
+        ),
+        (
+            "aten::clamp",
+            "",
+            dict(self=tensor("uint8"), min=number("int", 300), max=NodeArg("none", constant=None)),
+            "300",
+        ),
         ("aten::bitwise_and", "Tensor", dict(self=tensor("float32"), other=tensor("int32")), "float32"),
         ("aten::bitwise_and", "Scalar", dict(self=tensor("int32"), other=number("float", 2.0)), "float32"),
         ("aten::pow", "Tensor_Scalar", dict(self=tensor("int32"), exponent=number("int", -1)), "exponent"),
-        ("aten::to", "dtype", dict(self=tensor("float32"), dtype=number("int", 99), non_blocking=number("bool", False), copy=number("bool", False),
-                                   memory_format=NodeArg("none", constant=None)), "99"),
+        (
+            "aten::to",
+            "dtype",
+            dict(
+                self=tensor("float32"),
+                dtype=number("int", 99),
+                non_blocking=number("bool", False),
+                copy=number("bool", False),
+                memory_format=NodeArg("none", constant=None),
+            ),
+            "99",
+        ),
         ("aten::mul", "Scalar", dict(self=tensor("float16"), other=number("complex", 1j)), "half precision"),
     ],
-)  # fmt: skip
+)
 def test_a_refusal_is_a_sentence(kind, overload, args, reason):
     said = find(kind, overload).refusal(args)
     assert said is not None and reason in said
@@ -181,7 +224,9 @@ def test_integer_division_on_the_cpu_needs_a_known_divisor(kind):
     assert "divisor" in find(kind, overload).refusal(unknown, "cpu")
     assert find(kind, overload).refusal(unknown, "cuda:0") is None
     assert find(kind, overload).refusal(dict(self=tensor("int64"), other=number("int", 3)), "cpu") is None
-    assert "divisor" in find(kind, overload).refusal(dict(self=tensor("int64"), other=number("int", 0)), "cpu")
+    assert "divisor" in find(kind, overload).refusal(
+        dict(self=tensor("int64"), other=number("int", 0)), "cpu"
+    )
     assert find(kind, overload).refusal(dict(self=tensor("float32"), other=number("int")), "cpu") is None
 
 
@@ -195,9 +240,16 @@ def test_lists_in_arguments_can_be_looked_up():
 
 @pytest.mark.parametrize(
     "x, half, brain",
-    [(0.1, 0.0999755859375, 0.10009765625), (70000.0, float("inf"), 70144.0), (-1e39, -float("inf"), -float("inf")), (2049.0, 2048.0, 2048.0),
-     (1.0, 1.0, 1.0), (6e-8, 5.960464477539063e-08, 6.007030606269836e-08), (float("inf"), float("inf"), float("inf"))],
-)  # fmt: skip
+    [
+        (0.1, 0.0999755859375, 0.10009765625),
+        (70000.0, float("inf"), 70144.0),
+        (-1e39, -float("inf"), -float("inf")),
+        (2049.0, 2048.0, 2048.0),
+        (1.0, 1.0, 1.0),
+        (6e-8, 5.960464477539063e-08, 6.007030606269836e-08),
+        (float("inf"), float("inf"), float("inf")),
+    ],
+)
 def test_rounding_of_literals(x, half, brain):
     assert rounded(x, HALF) == half
     assert rounded(x, BFLOAT16) == brain
@@ -238,7 +290,12 @@ def test_a_cast_to_the_same_dtype_is_the_value_itself():
 
 @pytest.mark.parametrize("device, result", [("cpu", "bfloat16"), ("cuda:0", "float16")])
 def test_autocast_takes_the_dtype_of_its_device(device, result):
-    flags = dict(cuda_enabled=number("bool", True), cpu_enabled=number("bool", True), cuda_dtype=number("int", 5), cpu_dtype=number("int", 15))
+    flags = dict(
+        cuda_enabled=number("bool", True),
+        cpu_enabled=number("bool", True),
+        cuda_dtype=number("int", 5),
+        cpu_dtype=number("int", 15),
+    )
     row = find("aten::_autocast_to_reduced_precision")
     assert row.infer(dict(self=tensor("float32"), **flags), device) == ((result, 1),)
     assert row.infer(dict(self=tensor("float64"), **flags), device) == (("float64", 1),)
@@ -258,7 +315,14 @@ def summed(sizes, target, dtype="float32"):
 
 @pytest.mark.parametrize(
     "sizes, wanted, axes",
-    [((4, 8), (8,), 1), ((4, 8), (4, 1), 1), ((2, 4, 8), (4, 1), 2), ((4, 8), (), 2), ((1, 8), (8,), 0), ((2, 1, 8), (1, 8), 1)],
+    [
+        ((4, 8), (8,), 1),
+        ((4, 8), (4, 1), 1),
+        ((2, 4, 8), (4, 1), 2),
+        ((4, 8), (), 2),
+        ((1, 8), (8,), 0),
+        ((2, 1, 8), (1, 8), 1),
+    ],
 )
 def test_sum_to_size(sizes, wanted, axes):
     builder, _, result = summed(sizes, wanted)
@@ -274,7 +338,9 @@ def test_sum_to_the_size_that_it_has_is_the_value_itself():
 
 def test_sum_to_none_is_the_value_itself():
     builder = Builder(call(("float32", (4, 8))), "cpu")
-    assert find("aten::_grad_sum_to_size").build(builder, self=builder.tensor(0), size=None) is builder.tensor(0)
+    assert find("aten::_grad_sum_to_size").build(
+        builder, self=builder.tensor(0), size=None
+    ) is builder.tensor(0)
 
 
 def test_integers_are_summed_in_int64():

@@ -1,4 +1,5 @@
 """The op table: the only place that knows op names. Importing this package fills it."""
 
 from . import table  # noqa: F401
-from . import activations, arithmetic, casts, comparisons, gradients, pointwise, reduction, selection  # noqa: F401
+from . import activations, arithmetic, casts, comparisons  # noqa: F401
+from . import gradients, pointwise, reduction, selection  # noqa: F401

@@ -1,4 +1,4 @@
-"""Activation functions with parameters; their formulas are functions of `codegen/runtime/math.h`."""
+"""Activation functions with parameters; their formulas are functions of `codegen/runtime/activations.h`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Arithmetic: sums, products, quotients, powers.
 
-In: operands as values. Out: rows. Integers wrap at their width, bool adds as `or` and multiplies as `and`, and what eager
-rejects is refused, so that the error stays eager's.
+In: operands as values. Out: rows. Integers wrap at their width, bool adds as `or` and multiplies as `and`,
+and what eager rejects is refused, so that the error stays eager's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def is_literal(value: "Value | None", number) -> bool:
 
 
 def check_number(value: "Value | None", dtype: DType, what: str) -> None:
-    """Refuses a number of a higher kind than `dtype` (2.5 beside integers) and integers that do not fit into it: eager raises."""
+    """Refuses a number of a higher kind than `dtype` (2.5 beside integers) and integers that do not fit
+    into it: eager raises."""
     if value is None:
         return
     if _KINDS.index(value.dtype.kind) > _KINDS.index(dtype.kind):
@@ -38,11 +39,13 @@ def check_number(value: "Value | None", dtype: DType, what: str) -> None:
 
 
 def check_range(value: Value, dtype: DType, what: str) -> None:
-    """Refuses a known number that does not fit into the integer `dtype`; negative ones wrap in an unsigned one."""
+    """Refuses a known number that does not fit into the integer `dtype`; negative ones wrap in uint8."""
     if value.literal is None or dtype.kind != "i":
         return
     bits = 8 * dtype.itemsize
-    low, high = (1 - (1 << bits), (1 << bits) - 1) if dtype.name == "uint8" else (-(1 << bits - 1), (1 << bits - 1) - 1)
+    low, high = -(1 << bits - 1), (1 << bits - 1) - 1
+    if dtype.name == "uint8":
+        low, high = 1 - (1 << bits), (1 << bits) - 1
     if not low <= value.literal <= high:
         raise Refusal(f"{what}, {value.literal}, does not fit into {dtype}")
 
@@ -67,7 +70,9 @@ def rsub(b: Builder, self, other, alpha=None) -> Value:
     return sub(b, other, self, alpha)
 
 
-def _scaled_sum(b: Builder, name: str, plain: dict, scaled: dict, first: Value, second: Value, alpha: "Value | None") -> Value:
+def _scaled_sum(
+    b: Builder, name: str, plain: dict, scaled: dict, first: Value, second: Value, alpha: "Value | None"
+) -> Value:
     dtype = b.promote(first, second)
     if alpha is None or is_literal(alpha, 1):
         return elementwise(b, name, plain, (first, second))
@@ -82,7 +87,9 @@ def _scaled_sum(b: Builder, name: str, plain: dict, scaled: dict, first: Value, 
 def abs(b: Builder, self) -> Value:
     """magnitude of `self`"""
     if self.dtype.is_complex:
-        return b.pointwise("abs", "magnitude({0})", (self,), FLOAT if self.dtype is COMPLEX64 else DOUBLE, self.dtype)
+        return b.pointwise(
+            "abs", "magnitude({0})", (self,), FLOAT if self.dtype is COMPLEX64 else DOUBLE, self.dtype
+        )
     return elementwise(b, "abs", {"f": "fabs({0})", "i": "wrap_abs({0})"}, (self,))
 
 
@@ -98,7 +105,9 @@ def add_optional(b: Builder, input, bias) -> Value:
 def _check_divisor(b: Builder, dtype: DType, divisor: Value) -> None:
     """An integer division by zero raises on the CPU, so there the divisor has to be known."""
     if dtype.kind == "i" and b.device == "cpu" and (divisor.literal is None or divisor.literal == 0):
-        raise Refusal("integer division raises in eager where the divisor is 0, and the divisor is not known")
+        raise Refusal(
+            "integer division raises in eager where the divisor is 0, and the divisor is not known"
+        )
 
 
 @composite("aten::div", "Tensor", "Scalar", "Tensor_mode", "Scalar_mode", dtypes=ALL)
@@ -139,8 +148,14 @@ def fmod(b: Builder, self, other) -> Value:
 # ---- powers
 
 # Exponents for which eager has code of its own: pow(-inf, 0.5) is inf, but sqrt(-inf), which it uses, NaN.
-_POWERS = {0.5: "sqrt({0})", 2: "({0} * {0})", 3: "({0} * {0} * {0})", -0.5: "rsqrt({0})", -1: "(1 / {0})",
-           -2: "(1 / ({0} * {0}))"}  # fmt: skip
+_POWERS = {
+    0.5: "sqrt({0})",
+    2: "({0} * {0})",
+    3: "({0} * {0} * {0})",
+    -0.5: "rsqrt({0})",
+    -1: "(1 / {0})",
+    -2: "(1 / ({0} * {0}))",
+}
 
 
 @composite("aten::pow", "Tensor_Tensor", "Tensor_Scalar", "Scalar", dtypes=REAL)
@@ -157,7 +172,9 @@ def pow(b: Builder, self, exponent) -> Value:
         return elementwise(b, "pow", "int_pow({0}, {1})", (self, exponent))
     if exponent.literal in _POWERS:
         return b.pointwise("pow", _POWERS[exponent.literal], fit(b, (self,), dtype), dtype)
-    return elementwise(b, "pow", "pow_number({0}, {1})" if exponent.is_number else "pow({0}, {1})", (self, exponent))
+    return elementwise(
+        b, "pow", "pow_number({0}, {1})" if exponent.is_number else "pow({0}, {1})", (self, exponent)
+    )
 
 
 @composite("aten::float_power", "Tensor_Tensor", "Tensor_Scalar", "Scalar", dtypes=REAL)
@@ -188,10 +205,14 @@ def addcmul(b: Builder, self, tensor1, tensor2, value=None) -> Value:
 def addcdiv(b: Builder, self, tensor1, tensor2, value=None) -> Value:
     """`self + value * tensor1 / tensor2`"""
     dtype = b.promote(self, tensor1, tensor2)
-    if dtype.name not in FLOATING or (tensor1.dtype.name in BOOLEAN + INTEGRAL and tensor2.dtype.name in BOOLEAN + INTEGRAL):
+    if dtype.name not in FLOATING or (
+        tensor1.dtype.name in BOOLEAN + INTEGRAL and tensor2.dtype.name in BOOLEAN + INTEGRAL
+    ):
         raise Refusal("addcdiv of integers is an error in eager")
     value = b.literal(1) if value is None else value
-    return b.pointwise("addcdiv", "({0} + {3} * {1} / {2})", (*fit(b, (self, tensor1, tensor2), dtype), value), dtype)
+    return b.pointwise(
+        "addcdiv", "({0} + {3} * {1} / {2})", (*fit(b, (self, tensor1, tensor2), dtype), value), dtype
+    )
 
 
 @composite("aten::lerp", "Scalar", "Tensor", dtypes=FLOATING)

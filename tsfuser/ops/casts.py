@@ -1,4 +1,5 @@
-"""Casts, copies, and tensors filled with one number. A cast to the dtype that a value has is the value itself, as in eager."""
+"""Casts, copies, and tensors filled with one number. A cast to the dtype that a value has is the value
+itself, as in eager."""
 
 from __future__ import annotations
 
@@ -34,20 +35,36 @@ def _cast(b: Builder, self: Value, dtype: DType, copy: bool = False) -> Value:
 
 
 @composite("aten::to", "dtype", dtypes=ALL, sizes="first")
-def to_dtype(b: Builder, self, dtype: int, non_blocking: bool = False, copy: bool = False, memory_format: "int | None" = None) -> Value:
+def to_dtype(
+    b: Builder,
+    self,
+    dtype: int,
+    non_blocking: bool = False,
+    copy: bool = False,
+    memory_format: "int | None" = None,
+) -> Value:
     """`self` in another dtype"""
     _check_options(b, memory_format=memory_format)
     return _cast(b, self, scalar_type(dtype), copy)
 
 
 @composite("aten::to", "prim_dtype", dtypes=ALL, sizes="first")
-def to_prim_dtype(b: Builder, self, dtype: "int | None" = None, non_blocking: bool = False, copy: bool = False) -> Value:
+def to_prim_dtype(
+    b: Builder, self, dtype: "int | None" = None, non_blocking: bool = False, copy: bool = False
+) -> Value:
     """`self` in another dtype, or as it is"""
     return _cast(b, self, self.dtype if dtype is None else scalar_type(dtype), copy)
 
 
 @composite("aten::to", "other", dtypes=ALL, sizes="first")
-def to_other(b: Builder, self, other, non_blocking: bool = False, copy: bool = False, memory_format: "int | None" = None) -> Value:
+def to_other(
+    b: Builder,
+    self,
+    other,
+    non_blocking: bool = False,
+    copy: bool = False,
+    memory_format: "int | None" = None,
+) -> Value:
     """`self` in the dtype of `other`"""
     _check_options(b, memory_format=memory_format)
     return _cast(b, self, other.dtype, copy)
@@ -60,8 +77,16 @@ def type_as(b: Builder, self, other) -> Value:
 
 
 @composite("aten::_to_copy", dtypes=ALL, sizes="first")
-def to_copy(b: Builder, self, dtype: "int | None" = None, layout: "int | None" = None, device: "str | None" = None,
-            pin_memory: "bool | None" = None, non_blocking: bool = False, memory_format: "int | None" = None) -> Value:  # fmt: skip
+def to_copy(
+    b: Builder,
+    self,
+    dtype: "int | None" = None,
+    layout: "int | None" = None,
+    device: "str | None" = None,
+    pin_memory: "bool | None" = None,
+    non_blocking: bool = False,
+    memory_format: "int | None" = None,
+) -> Value:
     """A new tensor with the values of `self`, in `dtype`"""
     _check_options(b, layout, device, pin_memory, memory_format)
     return _cast(b, self, self.dtype if dtype is None else scalar_type(dtype), copy=True)
@@ -75,7 +100,9 @@ def clone(b: Builder, self, memory_format: "int | None" = None) -> Value:
 
 
 @composite("aten::_autocast_to_reduced_precision", dtypes=ALL, sizes="first")
-def autocast_to_reduced_precision(b: Builder, self, cuda_enabled: bool, cpu_enabled: bool, cuda_dtype: int, cpu_dtype: int) -> Value:
+def autocast_to_reduced_precision(
+    b: Builder, self, cuda_enabled: bool, cpu_enabled: bool, cuda_dtype: int, cpu_dtype: int
+) -> Value:
     """float32 `self` in the autocast dtype"""
     on_cpu = b.device == "cpu"
     if self.dtype is not FLOAT or not (cpu_enabled if on_cpu else cuda_enabled):
@@ -105,8 +132,15 @@ def filled(b: Builder, name: str, like: Value, value: Value, dtype: DType) -> Va
 
 def _like(name: str, number: int) -> None:
     @composite(f"aten::{name}", dtypes=ALL, sizes="first")
-    def evaluate(b: Builder, self, dtype: "int | None" = None, layout: "int | None" = None, device: "str | None" = None,
-                 pin_memory: "bool | None" = None, memory_format: "int | None" = None) -> Value:  # fmt: skip
+    def evaluate(
+        b: Builder,
+        self,
+        dtype: "int | None" = None,
+        layout: "int | None" = None,
+        device: "str | None" = None,
+        pin_memory: "bool | None" = None,
+        memory_format: "int | None" = None,
+    ) -> Value:
         _check_options(b, layout, device, pin_memory, memory_format)
         return filled(b, name, self, b.literal(number), self.dtype if dtype is None else scalar_type(dtype))
 
@@ -116,8 +150,16 @@ _like("ones_like", 1)
 
 
 @composite("aten::full_like", dtypes=ALL, sizes="first")
-def full_like(b: Builder, self, fill_value, dtype: "int | None" = None, layout: "int | None" = None, device: "str | None" = None,
-              pin_memory: "bool | None" = None, memory_format: "int | None" = None) -> Value:  # fmt: skip
+def full_like(
+    b: Builder,
+    self,
+    fill_value,
+    dtype: "int | None" = None,
+    layout: "int | None" = None,
+    device: "str | None" = None,
+    pin_memory: "bool | None" = None,
+    memory_format: "int | None" = None,
+) -> Value:
     """A tensor like `self` that holds `fill_value`"""
     _check_options(b, layout, device, pin_memory, memory_format)
     return filled(b, "full_like", self, fill_value, self.dtype if dtype is None else scalar_type(dtype))

@@ -1,4 +1,4 @@
-"""Comparisons, logic and bits: rows whose operands are compared or combined as they are, without rounding."""
+"""Comparisons, logic and bits: rows whose operands are taken as they are, exactly."""
 
 from .elementwise import COMPARE, binary
 from .table import ALL, BOOLEAN, INTEGRAL

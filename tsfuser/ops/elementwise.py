@@ -1,6 +1,7 @@
 """Rows that are one C++ expression.
 
-In: a template (`{0}`, `{1}` stand for the operands in the compute type) and a dtype rule. Out: rows. Example:
+In: a template (`{0}`, `{1}` stand for the operands in the compute type) and a dtype rule. Out: rows.
+Example:
 
     binary("atan2", "atan2({0}, {1})", FLOAT, overloads=("",))
 """
@@ -21,8 +22,11 @@ FLOAT = "float"  #: as DEFAULT, but bool and integers become the default floatin
 COMPARE = "compare"  #: computed in the promoted dtype, the result is bool
 
 
-def unary(name: str, template: str, rule: str = DEFAULT, dtypes: Sequence[str] = REAL, **by_kind: str) -> None:
-    """The row of `aten::name(Tensor self)`. `by_kind` gives other templates: `boolean=`, `integer=`, `complex=`."""
+def unary(
+    name: str, template: str, rule: str = DEFAULT, dtypes: Sequence[str] = REAL, **by_kind: str
+) -> None:
+    """The row of `aten::name(Tensor self)`. `by_kind` gives other templates: `boolean=`, `integer=`,
+    `complex=`."""
     templates = _templates(template, by_kind)
 
     def evaluate(b: Builder, self: Value) -> Value:
@@ -31,15 +35,31 @@ def unary(name: str, template: str, rule: str = DEFAULT, dtypes: Sequence[str] =
     register(Row(f"aten::{name}", ("",), tuple(dtypes), evaluate, "broadcast", "pointwise", f"`{template}`"))
 
 
-def binary(name: str, template: str, rule: str = DEFAULT, dtypes: Sequence[str] = REAL,
-           overloads: Sequence[str] = ("Tensor", "Scalar"), **by_kind: str) -> None:  # fmt: skip
+def binary(
+    name: str,
+    template: str,
+    rule: str = DEFAULT,
+    dtypes: Sequence[str] = REAL,
+    overloads: Sequence[str] = ("Tensor", "Scalar"),
+    **by_kind: str,
+) -> None:
     """The row of `aten::name(self, other)`, both Tensors or one of them a Scalar."""
     templates = _templates(template, by_kind)
 
     def evaluate(b: Builder, self: Value, other: Value) -> Value:
         return elementwise(b, name, templates, (self, other), rule, dtypes)
 
-    register(Row(f"aten::{name}", tuple(overloads), tuple(dtypes), evaluate, "broadcast", "pointwise", f"`{template}`"))
+    register(
+        Row(
+            f"aten::{name}",
+            tuple(overloads),
+            tuple(dtypes),
+            evaluate,
+            "broadcast",
+            "pointwise",
+            f"`{template}`",
+        )
+    )
 
 
 def _templates(template: str, by_kind: "dict[str, str]") -> "dict[str, str]":
@@ -49,10 +69,18 @@ def _templates(template: str, by_kind: "dict[str, str]") -> "dict[str, str]":
     return {"f": template, **{kind[0]: text for kind, text in by_kind.items()}}
 
 
-def elementwise(b: Builder, name: str, templates: "str | dict[str, str]", operands: Sequence[Value], rule: str = DEFAULT,
-                dtypes: Sequence[str] = ALL, exact: bool = False) -> Value:  # fmt: skip
-    """One pointwise op over `operands` in their common dtype, by `rule`, which must be one of `dtypes`. `templates` maps the kind of that dtype
-    (`f b i c`) to an expression; `f` serves kinds that are absent. `exact`: see `fit`."""
+def elementwise(
+    b: Builder,
+    name: str,
+    templates: "str | dict[str, str]",
+    operands: Sequence[Value],
+    rule: str = DEFAULT,
+    dtypes: Sequence[str] = ALL,
+    exact: bool = False,
+) -> Value:
+    """One pointwise op over `operands` in their common dtype, by `rule`, which must be one of `dtypes`.
+    `templates` maps the kind of that dtype (`f b i c`) to an expression; `f` serves kinds that are
+    absent. `exact`: see `fit`."""
     compute = b.promote(*operands)
     if compute.name not in dtypes:
         raise Refusal(f"{name} in {compute} is not supported")
@@ -65,15 +93,17 @@ def elementwise(b: Builder, name: str, templates: "str | dict[str, str]", operan
 
 
 def fit(b: Builder, operands: Sequence[Value], dtype: DType, exact: bool = False) -> tuple[Value, ...]:
-    """`operands` as eager would see them in `dtype`. That matters for the 16-bit floats only: integers with dims are rounded to them (70000 is
-    inf in float16); numbers and 0-dim tensors stay in float, as in eager's arithmetic, or are rounded too if `exact` (comparisons)."""
+    """`operands` as eager would see them in `dtype`. That matters for the 16-bit floats only: integers with
+    dims are rounded to them (70000 is inf in float16); numbers and 0-dim tensors stay in float, as in
+    eager's arithmetic, or are rounded too if `exact` (comparisons)."""
     if dtype.register is dtype:
         return tuple(operands)
     return tuple(round_number(b, v, dtype) if exact or v.dims else v for v in operands)
 
 
 def round_number(b: Builder, value: Value, dtype: DType) -> Value:
-    """`value` rounded to the 16-bit float `dtype`; a literal is rounded here, so that `x > 0` needs no conversion."""
+    """`value` rounded to the 16-bit float `dtype`; a literal is rounded here, so that `x > 0` needs no
+    conversion."""
     if value.dtype is dtype or value.dtype is BOOL:
         return value
     if value.literal is None:

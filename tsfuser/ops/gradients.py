@@ -1,4 +1,5 @@
-"""Derivatives that autodiff and autograd call by name; their formulas are functions of `codegen/runtime/math.h`."""
+"""Derivatives that autodiff and autograd call by name; their formulas are functions of
+`codegen/runtime/activations.h`."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def _gradient_of_output(name: str, template: str) -> None:
 
 _gradient("silu", "silu_backward({0}, {1})")
 _gradient("hardswish", "hardswish_backward({0}, {1})")
-_gradient("hardsigmoid", "({1} > -3 && {1} < 3 ? {0} * (1.0f / 6.0f) : 0)")  # eager too has a float here, for doubles
+_gradient(
+    "hardsigmoid", "({1} > -3 && {1} < 3 ? {0} * (1.0f / 6.0f) : 0)"
+)  # eager too has a float here, for doubles
 _gradient_of_output("tanh", "({0} * (1 - {1} * {1}))")
 _gradient_of_output("sigmoid", "({0} * (1 - {1}) * {1})")
 
@@ -69,19 +72,27 @@ def threshold_backward(b: Builder, grad_output, self, threshold) -> Value:
 
 
 @composite("aten::leaky_relu_backward", dtypes=FLOATING)
-def leaky_relu_backward(b: Builder, grad_output, self, negative_slope, self_is_result: bool = False) -> Value:
+def leaky_relu_backward(
+    b: Builder, grad_output, self, negative_slope, self_is_result: bool = False
+) -> Value:
     """`self > 0 ? grad_output : grad_output * slope`"""
-    return _with_numbers(b, "leaky_relu_backward", "({1} > 0 ? {0} : {0} * {2})", grad_output, self, negative_slope)
+    return _with_numbers(
+        b, "leaky_relu_backward", "({1} > 0 ? {0} : {0} * {2})", grad_output, self, negative_slope
+    )
 
 
 @composite("aten::softplus_backward", dtypes=FLOATING)
 def softplus_backward(b: Builder, grad_output, self, beta, threshold) -> Value:
     """`grad_output * sigmoid(self * beta)`; `grad_output` where `self * beta > threshold`"""
-    return _with_numbers(b, "softplus_backward", "softplus_backward({0}, {1}, {2}, {3})", grad_output, self, beta, threshold)
+    return _with_numbers(
+        b, "softplus_backward", "softplus_backward({0}, {1}, {2}, {3})", grad_output, self, beta, threshold
+    )
 
 
 @composite("aten::elu_backward", dtypes=FLOATING)
-def elu_backward(b: Builder, grad_output, alpha, scale, input_scale, is_result: bool, self_or_result) -> Value:
+def elu_backward(
+    b: Builder, grad_output, alpha, scale, input_scale, is_result: bool, self_or_result
+) -> Value:
     """`grad_output` times the derivative of elu, from its argument or its result"""
     function = "elu_backward_of_result" if is_result else "elu_backward"
     template = function + "({0}, {1}, {2}, {3}, {4})"
@@ -129,4 +140,6 @@ def native_dropout_backward(b: Builder, grad_output, mask, scale) -> Value:
     """`grad_output * mask * scale`"""
     if mask.dtype is not BOOL or not grad_output.dtype.is_floating:
         raise Refusal("native_dropout_backward needs a bool mask and a floating gradient")
-    return b.pointwise("native_dropout_backward", "({0} * {1} * {2})", (grad_output, mask, scale), grad_output.dtype)
+    return b.pointwise(
+        "native_dropout_backward", "({0} * {1} * {2})", (grad_output, mask, scale), grad_output.dtype
+    )

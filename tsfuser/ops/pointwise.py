@@ -1,6 +1,7 @@
 """Functions of one or two operands.
 
-In: nothing. Out: rows; a template is the op's whole meaning, and names in it are functions of `codegen/runtime/math.h` or of the C library.
+In: nothing. Out: rows; a template is the op's whole meaning, and names in it are functions of
+`codegen/runtime/math.h` or of the C library.
 """
 
 from .elementwise import COMPARE, FLOAT, binary, unary

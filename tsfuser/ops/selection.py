@@ -27,7 +27,11 @@ def clamp(b: Builder, self, min=None, max=None) -> Value:
         raise Refusal("clamp without bounds is an error in eager")
     bounds = [v for v in (min, max) if v is not None]
     _check_bounds(b, self, *bounds)
-    template = "clamp({0}, {1}, {2})" if len(bounds) == 2 else ("nan_max({0}, {1})" if max is None else "nan_min({0}, {1})")
+    template = (
+        "clamp({0}, {1}, {2})"
+        if len(bounds) == 2
+        else ("nan_max({0}, {1})" if max is None else "nan_min({0}, {1})")
+    )
     return elementwise(b, "clamp", template, (self, *bounds))
 
 
@@ -57,7 +61,9 @@ def select(b: Builder, name: str, condition: Value, yes: Value, no: Value, dtype
         check_range(value, dtype, f"a number of {name}")
     ctype = dtype.register.ctype
     template = f"({{0}} ? convert<{ctype}>({{1}}) : convert<{ctype}>({{2}}))"
-    return b.pointwise(name, template, (condition, *fit(b, (yes, no), dtype, exact=True)), dtype, own_types=True)
+    return b.pointwise(
+        name, template, (condition, *fit(b, (yes, no), dtype, exact=True)), dtype, own_types=True
+    )
 
 
 @composite("aten::where", "self", "ScalarSelf", "ScalarOther", "Scalar", dtypes=ALL)
@@ -79,7 +85,12 @@ def masked_fill(b: Builder, self, mask, value) -> Value:
     return select(b, "masked_fill", mask, value, self, self.dtype)
 
 
-_LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
+_LARGEST = {
+    "float16": 65504.0,
+    "bfloat16": 3.3895313892515355e38,
+    "float32": 3.4028234663852886e38,
+    "float64": 1.7976931348623157e308,
+}
 
 
 @composite("aten::nan_to_num", dtypes=REAL)
@@ -89,7 +100,9 @@ def nan_to_num(b: Builder, self, nan=None, posinf=None, neginf=None) -> Value:
         return b.pointwise("nan_to_num", "{0}", (self,), self.dtype)
     largest = _LARGEST[self.dtype.name]
     defaults = zip((nan, posinf, neginf), (0.0, largest, -largest))
-    numbers = [b.literal(default) if v is None else round_number(b, v, self.dtype) for v, default in defaults]
+    numbers = [
+        b.literal(default) if v is None else round_number(b, v, self.dtype) for v, default in defaults
+    ]
     return b.pointwise("nan_to_num", "nan_to_num({0}, {1}, {2}, {3})", (self, *numbers), self.dtype)
 
 

@@ -1,7 +1,8 @@
 """One row an op, and how rows are made.
 
-In: an operator kind and overload name, `find("aten::add", "Tensor")`. Out: a `Row`, from which follow the ops' parse (`build`), its support at
-partition time (`refusal`), result dtypes and ranks (`infer`), its docs line and its test. Example of a row:
+In: an operator kind and overload name, `find("aten::add", "Tensor")`. Out: a `Row`, from which follow the
+ops' parse (`build`), its support at partition time (`refusal`), result dtypes and ranks (`infer`), its docs
+line and its test. Example of a row:
 
     unary("sinh", "sinh({0})", FLOAT)
 """
@@ -37,12 +38,25 @@ class _Unknown:
 
 UNKNOWN = _Unknown()  #: a `NodeArg.constant` that is only known at run time
 
-_SCALAR_TYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 7: "float64",
-                 9: "complex64", 10: "complex128", 11: "bool", 15: "bfloat16"}  # fmt: skip
+_SCALAR_TYPES = {
+    0: "uint8",
+    1: "int8",
+    2: "int16",
+    3: "int32",
+    4: "int64",
+    5: "float16",
+    6: "float32",
+    7: "float64",
+    9: "complex64",
+    10: "complex128",
+    11: "bool",
+    15: "bfloat16",
+}
 
 
 def scalar_type(code: int) -> DType:
-    """The dtype that TorchScript writes as the integer `code` (c10::ScalarType). Raises Refusal for those that no kernel has."""
+    """The dtype that TorchScript writes as the integer `code` (c10::ScalarType). Raises Refusal for those
+    that no kernel has."""
     if code not in _SCALAR_TYPES:
         raise Refusal(f"dtype number {code} is not supported")
     return DTYPES[_SCALAR_TYPES[code]]
@@ -57,9 +71,9 @@ def scalar_type_code(dtype: DType) -> int:
 class NodeArg:
     """What is known of an operator's argument while the graph is partitioned.
 
-    `kind` is `tensor`, `number` (bool, int, float or complex, also where it is structural), `list`, `none`, `string` or `other`. `dtype` is a
-    dtype's name for a tensor and `bool`, `int`, `float` or `complex` for a number; None where unknown. `constant` is the value (lists as
-    tuples), if it is known.
+    `kind` is `tensor`, `number` (bool, int, float or complex, also where it is structural), `list`, `none`,
+    `string` or `other`. `dtype` is a dtype's name for a tensor and `bool`, `int`, `float` or `complex` for
+    a number; None where unknown. `constant` is the value (lists as tuples), if it is known.
     """
 
     kind: str
@@ -72,11 +86,13 @@ class NodeArg:
 class Row:
     """One op.
 
-    `name` is the operator kind and `overloads` the overload names served. `dtypes` are accepted for its tensor operands. `evaluate(builder, **args)`
-    gives its value or tuple of values; arguments come by their names in the torch schema: a tensor or a number as a `Value` (None if
-    absent), a *structural* one (`structural` holds their names: those annotated in the function) as a plain Python value, and one in
-    `symbolic` (int lists whose values need not be part of the class) as a list of `Size`. `sizes` says what the result's sizes are: `broadcast` of
-    the tensor operands, those of the `first`, or `own`. `text` is its docs line.
+    `name` is the operator kind and `overloads` the overload names served. `dtypes` are accepted for its
+    tensor operands. `evaluate(builder, **args)` gives its value or tuple of values; arguments come by their
+    names in the torch schema: a tensor or a number as a `Value` (None if absent), a *structural* one
+    (`structural` holds their names: those annotated in the function) as a plain Python value, and one in
+    `symbolic` (int lists whose values need not be part of the class) as a list of `Size`. `sizes` says what
+    the result's sizes are: `broadcast` of the tensor operands, those of the `first`, or `own`. `text` is
+    its docs line.
     """
 
     name: str
@@ -90,7 +106,8 @@ class Row:
     symbolic: frozenset[str] = frozenset()
 
     def build(self, builder: Builder, /, **args) -> "Value | tuple[Value, ...]":
-        """The op's value(s) in `builder`. Raises Refusal with the reason where it cannot be exactly what eager gives."""
+        """The op's value(s) in `builder`. Raises Refusal with the reason where it cannot be exactly what
+        eager gives."""
         for name, arg in args.items():
             if isinstance(arg, Value) and not arg.is_number:
                 self._accept(name, arg.dtype.name)
@@ -99,16 +116,25 @@ class Row:
         return self.evaluate(builder, **args)
 
     def refusal(self, args: "dict[str, NodeArg]", device: str = "cuda:0") -> "str | None":
-        """Why a node with these arguments cannot be fused; None if it can, or if too little is known to say."""
+        """Why a node with these arguments cannot be fused; None if it can, or if too little is known to
+        say."""
         result = self.infer(args, device)
         return result if isinstance(result, str) else None
 
-    def infer(self, args: "dict[str, NodeArg]", device: str = "cuda:0", default: DType = FLOAT) -> "tuple[tuple[str, int], ...] | str | None":
-        """Dtype name and rank of each result: `(("float32", 2),)`; a string says why the node is refused; None: too little is known.
+    def infer(
+        self, args: "dict[str, NodeArg]", device: str = "cuda:0", default: DType = FLOAT
+    ) -> "tuple[tuple[str, int], ...] | str | None":
+        """Dtype name and rank of each result: `(("float32", 2),)`; a string says why the node is refused;
+        None: too little is known.
 
         A trial build of the row over a call with dims of size 2, so nothing is said twice.
         """
-        return _infer(self, tuple(sorted((name, _frozen(arg)) for name, arg in args.items())), device or "cuda:0", default)
+        return _infer(
+            self,
+            tuple(sorted((name, _frozen(arg)) for name, arg in args.items())),
+            device or "cuda:0",
+            default,
+        )
 
     def _accept(self, name: str, dtype: str) -> None:
         if dtype not in self.dtypes:
@@ -132,7 +158,9 @@ def _infer(row: Row, args: "tuple[tuple[str, NodeArg], ...]", device: str, defau
         results = row.build(builder, **values)
     except Refusal as refusal:
         return str(refusal)
-    return tuple((v.dtype.name, len(v.dims)) for v in (results if isinstance(results, tuple) else (results,)))
+    return tuple(
+        (v.dtype.name, len(v.dims)) for v in (results if isinstance(results, tuple) else (results,))
+    )
 
 
 def _trial(row: Row, args, device: str, default: DType) -> "tuple[Builder, dict[str, Any]] | None":
@@ -142,7 +170,9 @@ def _trial(row: Row, args, device: str, default: DType) -> "tuple[Builder, dict[
         if arg.kind == "tensor":
             if arg.dtype is None or arg.rank is None:
                 return None
-            described.append(TensorArg(arg.dtype, device, (2,) * arg.rank, tuple(2**d for d in reversed(range(arg.rank)))))
+            described.append(
+                TensorArg(arg.dtype, device, (2,) * arg.rank, tuple(2**d for d in reversed(range(arg.rank))))
+            )
             build_args[name] = lambda b, i=len(described) - 1: b.tensor(i)
         elif arg.kind == "number" and name not in row.structural:
             if arg.constant is not UNKNOWN:
@@ -185,16 +215,37 @@ def register(row: Row) -> None:
         _rows[row.name, overload] = row
 
 
-def composite(name: str, *overloads: str, dtypes: Sequence[str] = REAL, sizes: str = "broadcast", symbolic: Sequence[str] = ()):
-    """Makes the decorated function the row of `name`: `f(builder, **arguments by schema name)`. Annotate structural arguments; the first
-    line of the docstring becomes the docs line. `composite` may be used several times on one function."""
+def composite(
+    name: str,
+    *overloads: str,
+    dtypes: Sequence[str] = REAL,
+    sizes: str = "broadcast",
+    symbolic: Sequence[str] = (),
+):
+    """Makes the decorated function the row of `name`: `f(builder, **arguments by schema name)`. Annotate
+    structural arguments; the first line of the docstring becomes the docs line. `composite` may be used
+    several times on one function."""
 
     def decorate(function):
         parameters = list(inspect.signature(function).parameters.values())[1:]
-        structural = frozenset(p.name for p in parameters if p.annotation is not p.empty) - frozenset(symbolic)
+        structural = frozenset(p.name for p in parameters if p.annotation is not p.empty) - frozenset(
+            symbolic
+        )
         text = (inspect.getdoc(function) or "").partition("\n")[0]
         family = function.__module__.rpartition(".")[2]
-        register(Row(name, overloads or ("",), tuple(dtypes), function, sizes, family, text, structural, frozenset(symbolic)))
+        register(
+            Row(
+                name,
+                overloads or ("",),
+                tuple(dtypes),
+                function,
+                sizes,
+                family,
+                text,
+                structural,
+                frozenset(symbolic),
+            )
+        )
         return function
 
     return decorate

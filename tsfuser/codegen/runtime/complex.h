@@ -1,6 +1,7 @@
 // Complex numbers: the operations of the op table that have complex operands.
 //
-// In: `complex_t<float>` or `complex_t<double>`. Out: as c10::complex computes them. Example: `(complex_t<float>(0, 1) * complex_t<float>(0, 1)).re == -1`.
+// In: `complex_t<float>` or `complex_t<double>`. Out: as c10::complex computes them. Example:
+// `(complex_t<float>(0, 1) * complex_t<float>(0, 1)).re == -1`.
 #pragma once
 
 #include "types.h"

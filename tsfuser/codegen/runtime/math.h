@@ -1,8 +1,9 @@
 // Functions of one element that templates of the op table call.
 //
-// In: float, double or integer registers. Out: what eager torch computes, to within a few units in the last place. sin, exp, ... are CUDA's own
-// functions; on the host overloads of the C library's. Names that differ from those of the C library have other semantics at NaN, at
-// negative operands or at the integers' limits: `nan_max(1.0f, NAN)` is NaN, `floor_mod(-1, 3)` is 2.
+// In: float, double or integer registers. Out: what eager torch computes, to within a few units in the last
+// place. sin, exp, ... are CUDA's own functions; on the host overloads of the C library's. Names that
+// differ from those of the C library have other semantics at NaN, at negative operands or at the integers'
+// limits: `nan_max(1.0f, NAN)` is NaN, `floor_mod(-1, 3)` is 2.
 #pragma once
 
 #include "types.h"
@@ -26,7 +27,8 @@ LIBM_1(exp) LIBM_1(exp2) LIBM_1(expm1) LIBM_1(log) LIBM_1(log2) LIBM_1(log10) LI
 LIBM_1(sin) LIBM_1(cos) LIBM_1(tan) LIBM_1(asin) LIBM_1(acos) LIBM_1(atan)
 LIBM_1(sinh) LIBM_1(cosh) LIBM_1(tanh) LIBM_1(asinh) LIBM_1(acosh) LIBM_1(atanh)
 LIBM_1(erf) LIBM_1(erfc) LIBM_1(lgamma) LIBM_1(ceil) LIBM_1(floor) LIBM_1(rint) LIBM_1(trunc) LIBM_1(fabs)
-LIBM_2(pow) LIBM_2(atan2) LIBM_2(fmod) LIBM_2(hypot) LIBM_2(copysign) LIBM_2(nextafter) LIBM_2(fmax) LIBM_2(fmin)
+LIBM_2(pow) LIBM_2(atan2) LIBM_2(fmod) LIBM_2(hypot)
+LIBM_2(copysign) LIBM_2(nextafter) LIBM_2(fmax) LIBM_2(fmin)
 #undef LIBM_1
 #undef LIBM_2
 
@@ -174,7 +176,8 @@ DEVICE T floor_mod(T a, T b) {
   return rest != T(0) && (rest < T(0)) != (b < T(0)) ? static_cast<T>(rest + b) : rest;
 }
 
-// Downwards. On floats by Python's rule: (a - a % b) / b is nearly whole, so rounding it finds the whole number meant.
+// Downwards. On floats by Python's rule: (a - a % b) / b is nearly whole, so rounding it finds the whole
+// number meant.
 template <class T>
 DEVICE T floor_div(T a, T b) {
   if constexpr (is_real<T>) {
@@ -191,8 +194,8 @@ DEVICE T floor_div(T a, T b) {
   }
 }
 
-// A power whose exponent is one number for all elements: eager computes some exponents in a way of their own, with other
-// results at -0 and -inf.
+// A power whose exponent is one number for all elements: eager computes some exponents in a way of their
+// own, with other results at -0 and -inf.
 template <class T>
 DEVICE T pow_number(T x, T exponent) {
   if (exponent == T(0.5)) return sqrt(x);
@@ -299,7 +302,8 @@ DEVICE T logit(T x, T eps) {
 
 #if !defined(TSFUSER_CUDA)
 
-// The inverse of erf: a start by Winitzki's formula, then Halley steps on erf, or on erfc near 1, where erf has no digits left.
+// The inverse of erf: a start by Winitzki's formula, then Halley steps on erf, or on erfc near 1, where erf
+// has no digits left.
 DEVICE double erfinv(double x) {
   const double size = fabs(x);
   if (!(size < 1)) return size == 1 ? copysign(infinity<double>(), x) : not_a_number<double>();
@@ -319,116 +323,4 @@ DEVICE float erfinv(float x) {
 
 #endif
 
-// ---- activations
-
-template <class T>
-DEVICE T relu(T x) {  // keeps NaN
-#if defined(TSFUSER_CUDA) && __CUDA_ARCH__ >= 800
-  if constexpr (same_type<T, float>::value) return nan_max(x, 0.0f);
-#endif
-  return x < T(0) ? T(0) : x;
-}
-template <class T>
-DEVICE T silu(T x) {
-  return x / (1 + exp(-x));
-}
-template <class T>
-DEVICE T mish(T x) {
-  return x * tanh(log1p(exp(x)));
-}
-template <class T>
-DEVICE T elu(T x, T alpha, T scale, T input_scale) {
-  return x > 0 ? x * scale : expm1(x * input_scale) * (alpha * scale);
-}
-template <class T>
-DEVICE T celu(T x, T alpha) {
-  return x > 0 ? x : expm1(x / alpha) * alpha;
-}
-template <class T>
-DEVICE T selu(T x) {
-  return elu(x, T(1.6732632423543772), T(1.0507009873554805), T(1));
-}
-template <class T>
-DEVICE T hardsigmoid(T x) {
-  return clamp(x + 3, 0, 6) / 6;
-}
-template <class T>
-DEVICE T hardswish(T x) {
-  return x * clamp(x + 3, 0, 6) / 6;
-}
-template <class T>
-DEVICE T log_sigmoid(T x) {
-  return nan_min(x, 0) - log1p(exp(-fabs(x)));
-}
-template <class T>
-DEVICE T softplus(T x, T beta, T threshold) {
-  return x * beta > threshold ? x : log1p(exp(x * beta)) / beta;
-}
-template <class T>
-DEVICE T softshrink(T x, T lambda) {
-  return x > lambda ? x - lambda : x < -lambda ? x + lambda : x != x ? x : T(0);
-}
-template <class T>
-DEVICE T gelu(T x) {
-  return x * T(0.5) * (1 + erf(x * T(0.7071067811865476)));
-}
-// tanh(sqrt(2 / pi) (x + 0.044715 x^3)), the middle of the approximation
-template <class T>
-DEVICE T gelu_tanh_inner(T x) {
-  return tanh(T(0.7978845608028654) * (x + T(0.044715) * x * x * x));
-}
-template <class T>
-DEVICE T gelu_tanh(T x) {
-  return T(0.5) * x * (1 + gelu_tanh_inner(x));
-}
-
-// ---- derivatives
-
-template <class T>
-DEVICE T gelu_backward(T grad, T x) {
-  const T cdf = T(0.5) * (1 + erf(x * T(0.7071067811865476)));
-  const T density = exp(T(-0.5) * x * x) * T(0.3989422804014327);
-  return grad * (cdf + x * density);
-}
-template <class T>
-DEVICE T gelu_tanh_backward(T grad, T x) {
-  const T t = gelu_tanh_inner(x);
-  const T slope = T(0.7978845608028654) * (1 + 3 * T(0.044715) * x * x);
-  return grad * (T(0.5) * (1 + t) + T(0.5) * x * (1 - t * t) * slope);
-}
-template <class T>
-DEVICE T silu_backward(T grad, T x) {
-  const T s = sigmoid(x);
-  return grad * s * (1 + x * (1 - s));
-}
-template <class T>
-DEVICE T mish_backward(T grad, T x) {
-  const T s = sigmoid(x), t = tanh(log1p(exp(x)));
-  return grad * (t + x * s * (1 - t * t));
-}
-template <class T>
-DEVICE T hardswish_backward(T grad, T x) {
-  return x <= -3 ? T(0) : x < 3 ? grad * (x / 3 + T(0.5)) : grad;
-}
-template <class T>
-DEVICE T softplus_backward(T grad, T x, T beta, T threshold) {
-  const T z = exp(x * beta);
-  return x * beta > threshold ? grad : grad * z / (z + 1);
-}
-template <class T>
-DEVICE T elu_backward(T grad, T x, T alpha, T scale, T input_scale) {
-  return x <= 0 ? grad * input_scale * (alpha * scale) * exp(x * input_scale) : grad * scale;
-}
-template <class T>
-DEVICE T elu_backward_of_result(T grad, T y, T alpha, T scale, T input_scale) {
-  return y <= 0 ? grad * input_scale * (y + alpha * scale) : grad * scale;
-}
-template <class T>
-DEVICE T logit_backward(T grad, T x) {
-  return x < 0 || x > 1 ? not_a_number<T>() : grad / (x * (1 - x));
-}
-template <class T>
-DEVICE T logit_backward(T grad, T x, T eps) {
-  if (eps < 0) return logit_backward(grad, x);
-  return x < eps || x > 1 - eps ? T(0) : grad / (x * (1 - x));
-}
+#include "activations.h"

@@ -1,0 +1,120 @@
+// Activation functions and their derivatives. Included by math.h, whose functions they use.
+//
+// In: registers of one floating type. Out: eager torch's formula for it. Example: `relu(NAN)` is NaN, `gelu(0.0f) == 0`.
+#pragma once
+
+#include "math.h"
+
+// ---- activations
+
+template <class T>
+DEVICE T relu(T x) {  // keeps NaN
+#if defined(TSFUSER_CUDA) && __CUDA_ARCH__ >= 800
+  if constexpr (same_type<T, float>::value) return nan_max(x, 0.0f);
+#endif
+  return x < T(0) ? T(0) : x;
+}
+template <class T>
+DEVICE T silu(T x) {
+  return x / (1 + exp(-x));
+}
+template <class T>
+DEVICE T mish(T x) {
+  return x * tanh(log1p(exp(x)));
+}
+template <class T>
+DEVICE T elu(T x, T alpha, T scale, T input_scale) {
+  return x > 0 ? x * scale : expm1(x * input_scale) * (alpha * scale);
+}
+template <class T>
+DEVICE T celu(T x, T alpha) {
+  return x > 0 ? x : expm1(x / alpha) * alpha;
+}
+template <class T>
+DEVICE T selu(T x) {
+  return elu(x, T(1.6732632423543772), T(1.0507009873554805), T(1));
+}
+template <class T>
+DEVICE T hardsigmoid(T x) {
+  return clamp(x + 3, 0, 6) / 6;
+}
+template <class T>
+DEVICE T hardswish(T x) {
+  return x * clamp(x + 3, 0, 6) / 6;
+}
+template <class T>
+DEVICE T log_sigmoid(T x) {
+  return nan_min(x, 0) - log1p(exp(-fabs(x)));
+}
+template <class T>
+DEVICE T softplus(T x, T beta, T threshold) {
+  return x * beta > threshold ? x : log1p(exp(x * beta)) / beta;
+}
+template <class T>
+DEVICE T softshrink(T x, T lambda) {
+  return x > lambda ? x - lambda : x < -lambda ? x + lambda : x != x ? x : T(0);
+}
+template <class T>
+DEVICE T gelu(T x) {
+  return x * T(0.5) * (1 + erf(x * T(0.7071067811865476)));
+}
+// tanh(sqrt(2 / pi) (x + 0.044715 x^3)), the middle of the approximation
+template <class T>
+DEVICE T gelu_tanh_inner(T x) {
+  return tanh(T(0.7978845608028654) * (x + T(0.044715) * x * x * x));
+}
+template <class T>
+DEVICE T gelu_tanh(T x) {
+  return T(0.5) * x * (1 + gelu_tanh_inner(x));
+}
+
+// ---- derivatives
+
+template <class T>
+DEVICE T gelu_backward(T grad, T x) {
+  const T cdf = T(0.5) * (1 + erf(x * T(0.7071067811865476)));
+  const T density = exp(T(-0.5) * x * x) * T(0.3989422804014327);
+  return grad * (cdf + x * density);
+}
+template <class T>
+DEVICE T gelu_tanh_backward(T grad, T x) {
+  const T t = gelu_tanh_inner(x);
+  const T slope = T(0.7978845608028654) * (1 + 3 * T(0.044715) * x * x);
+  return grad * (T(0.5) * (1 + t) + T(0.5) * x * (1 - t * t) * slope);
+}
+template <class T>
+DEVICE T silu_backward(T grad, T x) {
+  const T s = sigmoid(x);
+  return grad * s * (1 + x * (1 - s));
+}
+template <class T>
+DEVICE T mish_backward(T grad, T x) {
+  const T s = sigmoid(x), t = tanh(log1p(exp(x)));
+  return grad * (t + x * s * (1 - t * t));
+}
+template <class T>
+DEVICE T hardswish_backward(T grad, T x) {
+  return x <= -3 ? T(0) : x < 3 ? grad * (x / 3 + T(0.5)) : grad;
+}
+template <class T>
+DEVICE T softplus_backward(T grad, T x, T beta, T threshold) {
+  const T z = exp(x * beta);
+  return x * beta > threshold ? grad : grad * z / (z + 1);
+}
+template <class T>
+DEVICE T elu_backward(T grad, T x, T alpha, T scale, T input_scale) {
+  return x <= 0 ? grad * input_scale * (alpha * scale) * exp(x * input_scale) : grad * scale;
+}
+template <class T>
+DEVICE T elu_backward_of_result(T grad, T y, T alpha, T scale, T input_scale) {
+  return y <= 0 ? grad * input_scale * (y + alpha * scale) : grad * scale;
+}
+template <class T>
+DEVICE T logit_backward(T grad, T x) {
+  return x < 0 || x > 1 ? not_a_number<T>() : grad / (x * (1 - x));
+}
+template <class T>
+DEVICE T logit_backward(T grad, T x, T eps) {
+  if (eps < 0) return logit_backward(grad, x);
+  return x < eps || x > 1 - eps ? T(0) : grad / (x * (1 - x));
+}
