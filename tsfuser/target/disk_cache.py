@@ -21,7 +21,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Iterator
 
 from . import counters
 from ..errors import TsfuserWarning
@@ -87,15 +87,9 @@ class DiskCache:
     def trim(self) -> None:
         """Deletes the longest unused files until the rest takes at most `limit` bytes. Runs once a process,
         when it has compiled something."""
-        files = []
-        for path in self.directory.glob("??/*"):
-            try:
-                status = path.stat()
-            except OSError:  # another process was faster
-                continue
-            files.append((status.st_mtime, status.st_size, path))
-        for folder in self.directory.glob(f"{_MAKING}*"):  # left by a process that was killed
-            if time.time() - folder.stat().st_mtime > 3600:
+        files = [(status.st_mtime, status.st_size, path) for path, status in self._entries("??/*")]
+        for folder, status in self._entries(f"{_MAKING}*"):  # left by a process that was killed
+            if time.time() - status.st_mtime > 3600:
                 shutil.rmtree(folder, ignore_errors=True)
         excess = sum(size for _, size, _ in files) - self.limit
         for _, size, path in sorted(files):
@@ -103,6 +97,14 @@ class DiskCache:
                 break
             path.unlink(missing_ok=True)
             excess -= size
+
+    def _entries(self, pattern: str) -> Iterator[tuple[Path, os.stat_result]]:
+        """Files and folders with their state, without those that other processes delete meanwhile."""
+        for path in self.directory.glob(pattern):
+            try:
+                yield path, path.stat()
+            except FileNotFoundError:
+                continue
 
     @staticmethod
     def _present(path: Path) -> bool:
