@@ -11,7 +11,7 @@ in order; everything else may move freely, so a graph without writers costs no a
 
 from __future__ import annotations
 
-from .graph import Graph, Node, blocks, inputs, outputs, schema
+from .graph import Graph, Node, Value, blocks, inputs, outputs, schema
 
 #: prim kinds that neither write nor print nor raise. All other prim kinds without a row here are held in order.
 _PURE = frozenset(
@@ -28,6 +28,9 @@ _PURE = frozenset(
 _WITH_GRAPH = frozenset(("prim::FallbackGraph", "prim::DifferentiableGraph", "prim::FunctionalGraph"))
 #: aten ops that act on more than their arguments.
 _ACTING = frozenset("aten::warn aten::save aten::manual_seed aten::wait aten::_set_item aten::seed aten::set_grad_enabled".split())
+
+#: aten ops that may return their operand itself, though their schemas do not say so.
+SECRET_VIEWS = frozenset("aten::type_as aten::dropout aten::feature_dropout aten::alpha_dropout aten::feature_alpha_dropout".split())
 
 PURE, ACTS, WRITES = range(3)
 
@@ -52,14 +55,21 @@ class Effects:
     """The effects of a whole graph: made once, asked for each block."""
 
     def __init__(self, graph: Graph, all_nodes: "list[Node]"):
-        self._writes = any(effect(node) == WRITES for node in all_nodes)
-        self._aliases = graph.alias_db() if self._writes else None
+        writes = any(effect(node) == WRITES for node in all_nodes)
+        self._aliases = graph.alias_db() if writes else None
         self._written: dict[int, bool] = {}
+        #: Whether something writes to a secret view or behind its back, so that alias analysis is wrong about the graph.
+        self.misled = False
+        secret = [node for node in all_nodes if node.kind() in SECRET_VIEWS] if writes else []
+        self.misled = any(self.is_written(v) for node in secret for v in (node.inputsAt(0), node.output()))
 
-    def is_written(self, value) -> bool:
-        """Whether anything in the graph may write to memory that the value may share."""
+    def is_written(self, value: Value) -> bool:
+        """Whether anything in the graph may write to memory that the value may share; where alias analysis is misled, this may
+        be so for any value."""
         if self._aliases is None:
             return False
+        if self.misled:
+            return True
         key = value.unique()
         if key not in self._written:
             self._written[key] = self._aliases.has_writers(value)
@@ -67,8 +77,11 @@ class Effects:
 
     def may_return_written(self, node: Node) -> bool:
         """Whether a result of the node may be a view of a tensor that is written: a group would return a copy."""
+        if self._aliases is None:
+            return False
         found = schema(node)
-        return bool(found and found.aliases) and any(self.is_written(v) for v in inputs(node) + outputs(node))
+        views = node.kind() in SECRET_VIEWS or (found is not None and found.aliases)
+        return views and any(self.is_written(v) for v in inputs(node) + outputs(node))
 
     def order(self, nodes: "list[Node]") -> "dict[int, list[int]]":
         """Position of each node that is held in order -> positions of earlier nodes that it must follow. Writers and actors stand in a

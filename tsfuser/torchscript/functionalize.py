@@ -6,6 +6,7 @@ Before: `y = x * 2; y += 1`. After: `y = x * 2; z = y + 1`. `x += 1` on a graph 
 from __future__ import annotations
 
 from .. import _C
+from .effects import Effects
 from .graph import Graph, all_blocks
 
 _ACTIVATIONS = (
@@ -15,8 +16,10 @@ KINDS = tuple(f"aten::{name}_" for name in f"add sub mul div {_ACTIVATIONS}".spl
 
 
 def functionalize(graph: Graph) -> Graph:
-    """Rewrites the in-place nodes of `KINDS` whose target is made in the graph and aliased by nothing else; torch's alias analysis decides."""
+    """Rewrites the in-place nodes of `KINDS` whose target is made in the graph and aliased by nothing else; torch's alias analysis decides.
+    A graph about which that analysis is wrong is left alone."""
     kinds = frozenset(KINDS)
-    if any(node.kind() in kinds for block in all_blocks(graph) for node in block.nodes()):
+    nodes = [node for block in all_blocks(graph) for node in block.nodes()]
+    if any(node.kind() in kinds for node in nodes) and not Effects(graph, nodes).misled:
         _C.remove_tensor_mutation(graph, list(KINDS))
     return graph
