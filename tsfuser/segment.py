@@ -45,8 +45,9 @@ class Segment:
     axes: tuple[Axis, ...]
 
     @property
-    def reduction(self) -> "Reduce | None":
-        return next((op for op in self.ops if isinstance(op, Reduce)), None)
+    def reductions(self) -> tuple[Reduce, ...]:
+        """Its reductions, all over the same axes."""
+        return tuple(op for op in self.ops if isinstance(op, Reduce))
 
     @property
     def name(self) -> str:
@@ -128,26 +129,45 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations) -> tuple[Segm
         ops.sort(key=lambda op: position[op.output.name])
         return ops, list(loads.values())
 
-    def pointwise(values: list[Value]) -> None:
-        for group in _by_space(call, [v for v in dict.fromkeys(values) if v.name not in memory or memory[v.name].kind == "input"]):
-            ops, loads = slice_of(group)
-            stores = tuple(buffer(v) for v in group)
-            result.append(Segment(tuple(ops), _ordered(loads), stores, _axes(ops, loads)))
-            memory.update((b.value.name, b) for b in stores)
+    def add(values: list[Value]) -> None:
+        """A segment that stores `values`."""
+        ops, loads = slice_of(values)
+        stores = tuple(buffer(v) for v in values)
+        result.append(Segment(tuple(ops), _ordered(loads), stores, _axes(ops, loads)))
+        memory.update((b.value.name, b) for b in stores)
 
-    reduced: set[str] = set()  # values that depend on a reduction
+    def pending(values: list[Value]) -> list[Value]:
+        return [v for v in dict.fromkeys(values) if v.name not in memory]
+
+    outputs = [o.value for o in fusion.outputs]
+    behind = _behind_reductions(fusion)
     for op in fusion.ops:
-        if isinstance(op, Reduce) or any(v.name in reduced for v in op.operands):
-            reduced.add(op.output.name)
-    pointwise([o.value for o in fusion.outputs if o.value.name not in reduced])  # first, so that reductions read what is stored anyway
-    for op in fusion.ops:
-        if isinstance(op, Reduce):  # ends a segment; its result is in memory from then on
-            ops, loads = slice_of([op.output])
-            target = buffer(op.output)
-            result.append(Segment(tuple(ops), _ordered(loads), (target,), _axes(ops, loads)))
-            memory[op.output.name] = target
-    pointwise([o.value for o in fusion.outputs])
+        if isinstance(op, Reduce) and op.output.name not in memory:
+            level = behind[op.output.name]
+            same = [r for r in fusion.ops if isinstance(r, Reduce) and r.output.name not in memory and behind[r.output.name] == level and _like(r, op)]
+            values = [r.output for r in same]
+            ops, loads = slice_of(values)
+            axes, read = set(_axes(ops, loads)), {b.value.name for b in loads}
+            for value in pending(outputs):  # what reads the same data is stored on the way
+                if behind.get(value.name, 0) < level and set(value.axes) == axes and read & {b.value.name for b in slice_of([value])[1]}:
+                    values.append(value)
+            add(values)
+    for group in _by_space(call, [v for v in dict.fromkeys(outputs) if v.name not in memory or memory[v.name].kind == "input"]):
+        add(group)
     return tuple(result)
+
+
+def _behind_reductions(fusion: Fusion) -> dict[str, int]:
+    """For each value the largest number of reductions on a path to it."""
+    depth: dict[str, int] = {}
+    for op in fusion.ops:
+        depth[op.output.name] = max((depth.get(v.name, 0) for v in op.operands), default=0) + isinstance(op, Reduce)
+    return depth
+
+
+def _like(a: Reduce, b: Reduce) -> bool:
+    """Whether one pass over the same axes can do both."""
+    return set(a.axes) == set(b.axes) and set(a.operands[0].axes) == set(b.operands[0].axes)
 
 
 def _input_buffer(i: TensorInput) -> Buffer:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..lower.index import Const, Var
 from ..lower.loop_ir import (
-    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, For, Kernel, Let, Load, Pack, Param, SetLane, Stmt, Store,
+    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, For, If, Kernel, Let, Load, Pack, Param, SetLane, Stmt, Store,
 )  # fmt: skip
 
 
@@ -83,6 +83,10 @@ def _for(s: For) -> list[str]:
     return [*hint, head, *_block(s.body, 1), "}"]
 
 
+def _if(s: If) -> list[str]:
+    return [f"if ({s.condition}) {{", *_block(s.yes, 1), "} else {", *_block(s.no, 1), "}"]
+
+
 def _barrier(s: Barrier) -> list[str]:
     return ["__syncthreads();"]
 
@@ -102,7 +106,7 @@ def _block_reduce(s: BlockReduce) -> list[str]:
 
 
 _PRINT = {
-    Let: _let, Load: _load, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, For: _for, Barrier: _barrier,
+    Let: _let, Load: _load, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, For: _for, If: _if, Barrier: _barrier,
     Accumulator: _accumulator, Accumulate: _accumulate, BlockReduce: _block_reduce,
 }  # fmt: skip
 

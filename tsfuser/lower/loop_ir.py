@@ -152,7 +152,16 @@ class For:
     body: "tuple[Stmt, ...]"
 
 
-Stmt = Union[Let, Load, Compute, Store, Pack, SetLane, Array, Accumulate, Accumulator, BlockReduce, Barrier, For]
+@dataclass(frozen=True)
+class If:
+    """`yes` where `condition`, which is the same for all threads of a block, holds, else `no`."""
+
+    condition: Expr
+    yes: "tuple[Stmt, ...]"
+    no: "tuple[Stmt, ...]"
+
+
+Stmt = Union[Let, Load, Compute, Store, Pack, SetLane, Array, Accumulate, Accumulator, BlockReduce, Barrier, For, If]
 
 
 @dataclass(frozen=True)
@@ -196,7 +205,7 @@ class Kernel:
 
 def defined(s: Stmt) -> "str | None":
     """The name that a statement defines."""
-    return None if isinstance(s, (Store, SetLane, Barrier, For, Accumulate, BlockReduce)) else s.name
+    return None if isinstance(s, (Store, SetLane, Barrier, For, If, Accumulate, BlockReduce)) else s.name
 
 
 def used(s: Stmt) -> frozenset[str]:
@@ -218,7 +227,18 @@ def used(s: Stmt) -> frozenset[str]:
     if isinstance(s, For):
         inner = frozenset().union(*map(used, s.body)) if s.body else frozenset()
         return (inner | names(s.extent)) - {s.var}
+    if isinstance(s, If):
+        return names(s.condition).union(*map(used, s.yes + s.no))
     return frozenset()
+
+
+def with_bodies(s: Stmt, f) -> Stmt:
+    """`s` with `f` applied to the bodies it holds."""
+    if isinstance(s, For):
+        return replace(s, body=f(s.body))
+    if isinstance(s, If):
+        return replace(s, yes=f(s.yes), no=f(s.no))
+    return s
 
 
 def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:

@@ -19,7 +19,7 @@ from . import index as ix
 from .combine import COMBINATIONS
 from .index import Expr, Var
 from .literals import literal
-from .loop_ir import Accumulate, Accumulator, Barrier, BlockReduce, Compute, For, Kernel, Let, Load, Param, Stmt, Store, Tile, used
+from .loop_ir import Accumulate, Accumulator, Barrier, BlockReduce, Compute, For, If, Kernel, Let, Load, Param, Stmt, Store, Tile, used
 
 
 class Params:
@@ -61,10 +61,11 @@ class Params:
 
 @dataclass(frozen=True)
 class Guard:
-    """`condition` must hold for the elements of domain dims `dims` to exist."""
+    """`condition` must hold for the elements of domain dims `dims` to exist; `inside` says that it does for the whole tile."""
 
     condition: Expr
     dims: frozenset[str]
+    inside: Expr
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,17 @@ def nest(segment: Segment, schedule: Schedule, name: str) -> Kernel:
     params = Params(schedule)
     tiles = _tiles(schedule)
     at = indices(schedule, params)
+    guarded = _body(segment, schedule, params, tiles, at)
+    if not tiles:
+        return _kernel(name, segment, schedule, params, guarded, tiles)
+    inside = ix.both(g.inside for g in at.guards)  # most tiles are whole, and do without bounds
+    whole = _body(segment, schedule, params, tiles, replace(at, guards=()))
+    body = [*_needed(at.lets, ix.names(inside)), If(inside, tuple(whole), tuple(guarded))]
+    return _kernel(name, segment, schedule, params, body, tiles)
+
+
+def _body(segment: Segment, schedule: Schedule, params: Params, tiles: list[Tile], at: "Indices") -> list[Stmt]:
+    """The statements of a thread, with the bounds that `at` has."""
     registers: dict[str, str] = {}  # value name -> its C type in registers
     body: list[Stmt] = list(at.lets)
     for access in schedule.domain.loads:
@@ -90,14 +102,12 @@ def nest(segment: Segment, schedule: Schedule, name: str) -> Kernel:
         if isinstance(op, Pointwise):
             body.append(_compute(op, params, registers))
     loops = [x for x in schedule.loops if x.bind in ("serial", "unroll", "vector", "simd")]
-    if segment.reduction is not None:
-        body = _reduction(segment.reduction, body, loops, at, params, schedule, registers)
-    else:
-        body += [_store(access, at, params, schedule) for access in schedule.domain.stores]
-        body = _looped(body, loops, params)
-    if tiles:
-        body = _fill_tiles(schedule, params, tiles) + [Barrier()] + body
-    return _kernel(name, segment, schedule, params, body, tiles)
+    reductions = {op.output.name: op for op in segment.reductions}
+    body += [_store(a, at, params, schedule) for a in schedule.domain.stores if a.buffer.value.name not in reductions]
+    if reductions:
+        return _reduced(list(reductions.values()), body, loops, at, params, schedule, registers)
+    fill = [*_fill_tiles(schedule, params, tiles, bool(at.guards)), Barrier()] if tiles else []
+    return fill + _looped(body, loops, params)
 
 
 def _looped(body: list[Stmt], loops, params: Params) -> list[Stmt]:
@@ -113,34 +123,39 @@ def _kernel(name: str, segment: Segment, schedule: Schedule, params: Params, bod
     launch += [Let(f"block_{axis}", params.index, Var(f"blockDim.{axis}")) for axis in "xy"  # signed, unlike CUDA's own
                if f"thread.{axis}" in extent and not extent[f"thread.{axis}"].is_const]
     shared = max((t.offset + t.bytes for t in tiles), default=0)
-    if segment.reduction is not None:
-        shared = schedule.threads * segment.reduction.output.dtype.register.itemsize
+    if segment.reductions:
+        shared = schedule.threads * max(op.output.dtype.register.itemsize for op in segment.reductions)
     return Kernel(name, tuple(params.fields.values()), tuple(launch + body), params.index, extent["block"],
                   extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared, schedule.grain)
 
 
-def _reduction(op: Reduce, body: list[Stmt], loops, at: "Indices", params: Params, schedule: Schedule, registers) -> list[Stmt]:
-    """Accumulators, the loops of a thread around `body`, the combination over the block, and the store of its result."""
-    how, name = COMBINATIONS[op.combine], f"{op.output.name}_total"
-    register = op.output.dtype.register.ctype
-    reduced = {d.name for d in schedule.domain.dims if d.axes and d.axes[0] in op.axes}
+def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: Params, schedule: Schedule, registers) -> list[Stmt]:
+    """Accumulators, the loops of a thread around `body`, the combination over the block, and the stores of the results."""
+    how = schedule.reduction
+    reduced = {d.name for d in schedule.domain.dims if d.axes and d.axes[0] in ops[0].axes}
     guard = ix.both(g.condition for g in at.guards if g.dims & reduced)
-    lane = next((x for x in loops if x.name not in schedule.reduction.loops), None)  # a thread keeps several outputs
+    lane = next((x for x in loops if x.name not in how.loops), None)  # a thread keeps several outputs
     at_lane: Expr = Var(lane.name) if lane else ix.Const(0)
-    operand = op.operands[0].name
-    term = "{0}" if registers[operand] == register else f"convert<{register}>({{0}})"
-    body = body + [Compute(f"{op.output.name}_term", register, term, (operand,)), Accumulate(name, at_lane, how.template, f"{op.output.name}_term", guard)]
-    start = Accumulator(name, register, lane.extent.a if lane else 1, literal(how.identity, op.output.dtype))
-    done = indices(schedule, params, {x: ix.Const(0) for x in schedule.reduction.loops}, "_out")
-    first = ix.less(Var(next(x.name for x in schedule.loops if x.bind == f"thread.{schedule.reduction.axis}")), 1)
-    store = _store(schedule.domain.stores[0], done, params, schedule, reduced)
-    if schedule.reduction.partial is not None:
-        loop, stride = schedule.reduction.partial
-        store = replace(store, offset=ix.add(ix.mul(done.of[loop], params.size(stride, "part_stride")), store.offset))
-    store = replace(store, value=op.output.name, guard=ix.both([first, *([store.guard] if store.guard else [])]))
-    result = Compute(op.output.name, register, "{0}", (name,), (name,), str(at_lane))
-    after: list[Stmt] = [*_needed(done.lets, used(store)), result, store]
-    return [start, *_looped(body, loops, params), BlockReduce(name, schedule.reduction.axis, how.functor), *_looped(after, [lane] if lane else [], params)]
+    done = indices(schedule, params, {x: ix.Const(0) for x in how.loops}, "_out")
+    first = ix.less(Var(next(x.name for x in schedule.loops if x.bind == f"thread.{how.axis}")), 1)
+    before: list[Stmt] = []
+    combine: list[Stmt] = []
+    after: list[Stmt] = []
+    for op in ops:
+        combination, name, register = COMBINATIONS[op.combine], f"{op.output.name}_total", op.output.dtype.register.ctype
+        operand, term = op.operands[0].name, f"{op.output.name}_term"
+        convert = "{0}" if registers[operand] == register else f"convert<{register}>({{0}})"
+        body = body + [Compute(term, register, convert, (operand,)), Accumulate(name, at_lane, combination.template, term, guard)]
+        before.append(Accumulator(name, register, lane.extent.a if lane else 1, literal(combination.identity, op.output.dtype)))
+        combine.append(BlockReduce(name, how.axis, combination.functor))
+        access = next(a for a in schedule.domain.stores if a.buffer.value.name == op.output.name)
+        store = _store(access, done, params, schedule, reduced)
+        if how.partial is not None:
+            store = replace(store, offset=ix.add(ix.mul(done.of[how.partial[0]], params.size(how.partial[1], "part_stride")), store.offset))
+        store = replace(store, guard=ix.both([first, *([store.guard] if store.guard else [])]))
+        after += [Compute(op.output.name, register, "{0}", (name,), (name,), str(at_lane)), store]
+    lets = _needed(done.lets, frozenset().union(*map(used, after)))
+    return [*before, *_looped(body, loops, params), *combine, *_looped([*lets, *after], [lane] if lane else [], params)]
 
 
 def _needed(lets, names: frozenset[str]) -> list[Let]:
@@ -186,7 +201,8 @@ def indices(schedule: Schedule, params: Params, override: "dict[str, Expr] | Non
             of[relation.parent] = name(relation.parent, ix.add(start, of[relation.inner]))
             if not relation.exact:
                 extent = params.size(relation.extent, f"{relation.parent}_size")
-                guards.append(Guard(ix.less(of[relation.parent], extent), covered[relation.parent]))
+                end = ix.mul(ix.add(of[relation.outer], 1), params.size(relation.by, f"{relation.inner}_size"))
+                guards.append(Guard(ix.less(of[relation.parent], extent), covered[relation.parent], ix.less(end, ix.add(extent, 1))))
         else:
             by = params.size(relation.by, f"{relation.inner}_size")
             outer = of[relation.outer] = name(relation.outer, ix.div(of[relation.into], by))
@@ -280,7 +296,7 @@ def _tiles(schedule: Schedule) -> list[Tile]:
     return tiles
 
 
-def _fill_tiles(schedule: Schedule, params: Params, tiles: list[Tile]) -> list[Stmt]:
+def _fill_tiles(schedule: Schedule, params: Params, tiles: list[Tile], guarded: bool) -> list[Stmt]:
     """Reads each tile along the axis that is contiguous in its tensor: the threads and lanes run over rows, the loop over columns."""
     row, col = schedule.tile
     step = next(x.extent for x in schedule.loops if x.bind == "thread.y").a
@@ -294,7 +310,7 @@ def _fill_tiles(schedule: Schedule, params: Params, tiles: list[Tile]) -> list[S
     for tile in tiles:
         access = next(a for a in schedule.domain.loads if f"{a.buffer.value.name}_tile" == tile.name)
         register = f"{access.buffer.value.name}_t"
-        guard = _guard(access, at, schedule)
+        guard = _guard(access, at, schedule) if guarded else None
         body.append(Load(f"{register}_m", tile.ctype, _pointer(access, params, "const "), _offset(access, at, params, schedule), guard))
         body.append(Compute(register, tile.ctype, "{0}", (f"{register}_m",)))
         stores.append(Store(tile.name, tile.ctype, tile.ctype, ix.add(ix.mul(column, tile.pitch), along), register, shared=True))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from . import index as ix
 from .index import Bin, Const, Expr, Var
-from .loop_ir import Accumulate, Array, Compute, For, Let, Load, Pack, SetLane, Stmt, Store, defined, rewrite_indices, used
+from .loop_ir import Accumulate, Array, Compute, For, Let, Load, Pack, SetLane, Stmt, Store, defined, rewrite_indices, used, with_bodies
 
 Body = "tuple[Stmt, ...]"
 
@@ -29,8 +29,8 @@ def flatten(body: Body) -> Body:
     """`for u in 1: S(u)` -> `S(0)`, except simd loops."""
     result: list[Stmt] = []
     for s in body:
+        s = with_bodies(s, flatten)
         if isinstance(s, For):
-            s = replace(s, body=flatten(s.body))
             if s.extent == Const(1) and s.bind != "simd":
                 result.extend(rewrite_indices(x, {s.var: Const(0)}) for x in s.body)
                 continue
@@ -45,11 +45,10 @@ def vectorize(body: Body) -> Body:
     """`for lane in 4: x = p[i + lane]` -> one vector load before the loop; likewise for stores after it."""
     result: list[Stmt] = []
     for s in body:
-        if isinstance(s, For):
-            s = replace(s, body=vectorize(s.body))
-            if s.bind == "vector":
-                result.extend(_vectorized(s))
-                continue
+        s = with_bodies(s, vectorize)
+        if isinstance(s, For) and s.bind == "vector":
+            result.extend(_vectorized(s))
+            continue
         result.append(s)
     return tuple(result)
 
@@ -123,8 +122,9 @@ def hoist(body: Body) -> Body:
     """Moves statements out of loops that do not change them."""
     result: list[Stmt] = []
     for s in body:
+        s = with_bodies(s, hoist)
         if isinstance(s, For):
-            before, s = _hoisted(replace(s, body=hoist(s.body)))
+            before, s = _hoisted(s)
             result.extend(before)
             if not s.body:
                 continue
@@ -153,12 +153,10 @@ def bound(body: Body) -> Body:
     """`for i in n: if base + i < end: S` -> `i_end = min(n, end - base); for i in i_end: S` in serial and simd loops."""
     result: list[Stmt] = []
     for s in body:
-        if isinstance(s, For):
-            if s.bind in ("serial", "simd"):
-                end, s = _bounded(s)
-                result += end
-            s = replace(s, body=bound(s.body))
-        result.append(s)
+        if isinstance(s, For) and s.bind in ("serial", "simd"):
+            end, s = _bounded(s)
+            result += end
+        result.append(with_bodies(s, bound))
     return tuple(result)
 
 
@@ -208,12 +206,10 @@ def stage(body: Body) -> Body:
     """`for u in 4: x = load; use(x)` -> `for u in 4: x[u] = load; for u in 4: use(x[u])`, so that the loads are in flight together."""
     result: list[Stmt] = []
     for s in body:
-        if isinstance(s, For):
-            if s.bind == "unroll":
-                result.extend(_staged(s))
-                continue
-            s = replace(s, body=stage(s.body))
-        result.append(s)
+        if isinstance(s, For) and s.bind == "unroll":
+            result.extend(_staged(s))
+        else:
+            result.append(with_bodies(s, stage))
     return tuple(result)
 
 

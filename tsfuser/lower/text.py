@@ -5,7 +5,7 @@ In: a Kernel. Out: text; one line a statement. Example: `for u in 4 (unroll):`, 
 
 from __future__ import annotations
 
-from .loop_ir import Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, For, Kernel, Let, Load, Pack, SetLane, Stmt, Store
+from .loop_ir import Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, For, If, Kernel, Let, Load, Pack, SetLane, Stmt, Store
 
 
 def kernel_text(kernel: Kernel) -> str:
@@ -20,6 +20,8 @@ def _lines(body: tuple[Stmt, ...], depth: int) -> list[str]:
         result.append("  " * depth + _line(s))
         if isinstance(s, For):
             result += _lines(s.body, depth + 1)
+        elif isinstance(s, If):
+            result += _lines(s.yes, depth + 1) + ["  " * depth + "else:"] + _lines(s.no, depth + 1)
     return result
 
 
@@ -34,6 +36,8 @@ def _line(s: Stmt) -> str:
         return f"{s.name} = {s.template.format(*s.operands) if s.operands else s.template}"
     if isinstance(s, For):
         return f"for {s.var} in {s.extent} ({s.bind}):"
+    if isinstance(s, If):
+        return f"if {s.condition}:"
     if isinstance(s, (Pack, Array)):
         return f"{s.ctype} {s.name}[{getattr(s, 'extent', s.lanes)}]"
     if isinstance(s, SetLane):

@@ -26,7 +26,7 @@ class Stage:
 
 def choose(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> list[Stage]:
     """The first scheduler that takes the segment. Raises Refusal where none does."""
-    if segment.reduction is not None:
+    if segment.reductions:
         return [Stage(*stage) for stage in reduction.stages(call, segment, machine, allocations)]
     space = domain(call, segment)
     params = transpose.choose(call, segment, space, machine)

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """`kind` is `gpu` or `host`. `flight`: bytes that one thread should have under way to cover memory latency; `threads`: of a block; `chunk`: elements
+    """`kind` is `gpu` or `host`. `flight`: bytes of input that one thread should have under way to cover memory latency (measured: more costs
+    registers and gains nothing); `access`: bytes of its widest memory access; `threads`: of a block; `chunk`: elements
     that a host block works on; `task`: elements that make a task of the host's thread pool (torch's grain size)."""
 
     kind: str
     multiprocessors: int = 132
-    flight: int = 32
+    flight: int = 16
+    access: int = 16
     threads: int = 128
     chunk: int = 4096
     task: int = 32768
 
 
 GPU = Machine("gpu")
-HOST = Machine("host")
+HOST = Machine("host", access=64)

@@ -17,9 +17,6 @@ from .domain import Access, Domain
 from .loops import Schedule
 from .machine import Machine
 
-ACCESS_BYTES = 16  # the widest memory access of a thread
-
-
 @dataclass(frozen=True)
 class PointwiseParams:
     """`vector`: elements an access; `unroll`: accesses a thread has in flight of each tensor; `threads`: of a block; `wide`: 64-bit indices."""
@@ -32,7 +29,7 @@ class PointwiseParams:
 
 def accepts(segment: Segment) -> "str | None":
     """None, or why not."""
-    return "it holds a reduction" if segment.reduction else None
+    return "it holds a reduction" if segment.reductions else None
 
 
 def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> PointwiseParams:
@@ -40,7 +37,7 @@ def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> Po
     wide = is_wide(call, domain)
     if machine.kind == "host":
         return PointwiseParams(1, 1, 1, wide)
-    vector = vector_width(call, domain)
+    vector = vector_width(call, domain, machine)
     inner = len(domain.dims) - 1
     streamed = [a.itemsize for a in domain.loads if a.moves(inner) and (inner == 0 or any(a.moves(d) for d in range(inner)))]
     bytes_each = vector * max(sum(streamed), 1)
@@ -112,14 +109,14 @@ def is_wide(call: Call, domain: Domain) -> bool:
     return bool(call.decide(sz.lt((1 << 31) - (1 << 20), last)))
 
 
-def vector_width(call: Call, domain: Domain) -> int:
-    """Elements of one access: at most 16 bytes of the widest dtype, and no more than every address allows. Tensors that do not walk
+def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
+    """Elements of one access: at most `machine.access` bytes of the widest dtype, and no more than every address allows. Tensors that do not walk
     along the inner dim do not count; strided ones are read one by one in any case."""
     inner = len(domain.dims) - 1
     walking = [a for a in domain.accesses if a.is_unit(inner)]
     if not walking:
         return 1
-    width: Size = sz.const(max(1, ACCESS_BYTES // max(a.itemsize for a in walking)))
+    width: Size = sz.const(max(1, machine.access // max(a.itemsize for a in walking)))
     for a in walking:
         width = sz.minimum(width, sz.binary("div", row_alignment(a, inner), a.itemsize))
     return call.decide(sz.maximum(width, 1))

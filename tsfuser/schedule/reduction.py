@@ -1,6 +1,6 @@
 """The reduction schedule: one pass over the data, split over blocks where the outputs alone would leave the GPU idle.
 
-In: a segment that ends in a reduction. Out: one kernel, or two: the first leaves a partial result for each split, the second combines them. Threads walk along
+In: a segment of reductions over the same axes, and of elementwise results that are stored on the way. Out: one kernel, or two: the first leaves a partial result for each split, the second combines them. Threads walk along
 the contiguous dim either way. *Inner*: that dim is reduced, and the threads of a row meet in shared memory. *Outer*: it is kept, each thread
 owns `vector` columns, and the rows of the block meet. Example: the bias gradient of [65536, 1024] is an outer reduction with 66 splits.
 """
@@ -20,6 +20,7 @@ from .machine import Machine
 from .pointwise import is_wide, vector_width
 
 LEAST = 8  # iterations of a thread below which a split would cost more than it gains
+FLIGHT = 64  # bytes of input a thread has under way: few blocks are resident, so each thread has more to do than in a pointwise kernel
 WAVES = 4  # blocks a multiprocessor that hide latency
 
 
@@ -48,28 +49,35 @@ class _Shape:
 
 def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> list[tuple[Segment, Schedule, ReductionParams]]:
     """The kernels that compute `segment`."""
-    space = domain(call, segment)
-    op = segment.reduction
-    kept, reduced = _sides(space, op)
-    params = _choose(call, segment, space, reduced, machine)
-    shape = _shape(space, kept, reduced, params, machine)
+    space, kept, reduced, params, shape = _plan(call, segment, machine)
     if not call.decide(sz.lt(1, shape.splits)):
-        return [(segment, apply(space, op, kept, reduced, params, shape, None), params)]
+        return [(segment, apply(space, kept, reduced, params, shape, None), params)]
     params = replace(params, split=True)
     axis = Axis("splits", shape.splits)
-    partial = Value(f"{op.output.name}_partial", op.output.dtype.register, (axis, *op.output.dims))
-    buffer = allocations.new(partial)
-    first = replace(segment, stores=(replace(buffer, strides=buffer.strides[1:], value=replace(partial, dims=op.output.dims)),))
-    inner_space = domain(call, first)
-    kept, reduced = _sides(inner_space, op)
-    schedule = apply(inner_space, op, kept, reduced, params, shape, buffer.strides[0])
-    finish = replace(op, operands=(partial,), axes=(axis,))
-    second = Segment((finish,), (buffer,), segment.stores, (axis, *op.output.axes))
-    space = domain(call, second)
-    kept, reduced = _sides(space, finish)
-    params_2 = _choose(call, second, space, reduced, machine)
-    shape = _shape(space, kept, reduced, params_2, machine)
-    return [(first, schedule, params), (second, apply(space, finish, kept, reduced, params_2, shape, None), params_2)]
+    stores = {b.value.name: b for b in segment.stores}
+    finish, partials = [], {}
+    for op in segment.reductions:
+        partial = Value(f"{op.output.name}_partial", op.output.dtype.register, (axis, *op.output.dims))
+        partials[op.output.name] = allocations.new(partial)
+        finish.append(replace(op, operands=(partial,), axes=(axis,)))
+    # the first kernel sees its partial results as tensors without the splits; the schedule tells where each split begins
+    early = {name: replace(b, strides=b.strides[1:], value=replace(b.value, dims=b.value.dims[1:], name=name)) for name, b in partials.items()}
+    ops = tuple(replace(op, output=early[op.output.name].value) if isinstance(op, Reduce) else op for op in segment.ops)
+    first = replace(segment, ops=ops, stores=tuple(early.get(name, b) for name, b in stores.items()))
+    space, kept, reduced, _, _ = _plan(call, first, machine)
+    distance = next(iter(partials.values())).strides[0]
+    schedule = apply(space, kept, reduced, params, shape, distance)
+    targets = tuple(stores[op.output.name] for op in finish)
+    second = Segment(tuple(finish), tuple(partials.values()), targets, (axis, *finish[0].output.axes))
+    space, kept, reduced, last, shape = _plan(call, second, machine)
+    return [(first, schedule, params), (second, apply(space, kept, reduced, last, shape, None), last)]
+
+
+def _plan(call: Call, segment: Segment, machine: Machine) -> "tuple[Domain, list[Dim], list[Dim], ReductionParams, _Shape]":
+    space = domain(call, segment)
+    kept, reduced = _sides(space, segment.reductions[0])
+    params = _choose(call, segment, space, reduced, machine)
+    return space, kept, reduced, params, _shape(space, kept, reduced, params, machine)
 
 
 def _sides(space: Domain, op: Reduce) -> tuple[list[Dim], list[Dim]]:
@@ -85,9 +93,9 @@ def _extent(space: Domain, dims: list[Dim]) -> Size:
 def _choose(call: Call, segment: Segment, space: Domain, reduced: list[Dim], machine: Machine) -> ReductionParams:
     inner = space.dims[-1] in reduced
     wide = is_wide(call, space)
-    vector = vector_width(call, replace(space, stores=()) if inner else space)
+    vector = vector_width(call, space, machine)
     loaded = vector * sum(a.itemsize for a in space.loads if a.moves(len(space.dims) - 1))
-    unroll = 1 << (min(4, max(1, machine.flight // max(loaded, 1))).bit_length() - 1)
+    unroll = 1 << (min(4, max(1, FLIGHT // max(loaded, 1))).bit_length() - 1)
     threads = 1 if machine.kind == "host" else 256
     return ReductionParams(inner, vector, unroll, threads, False, wide)
 
@@ -115,7 +123,7 @@ def _shape(space: Domain, kept: list[Dim], reduced: list[Dim], params: Reduction
     return _Shape(across, down, sz.maximum(sz.ceildiv(walk, chunk), 1), chunk)
 
 
-def apply(space: Domain, op: Reduce, kept, reduced, params: ReductionParams, shape: _Shape, partial: "Size | None") -> Schedule:
+def apply(space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionParams, shape: _Shape, partial: "Size | None") -> Schedule:
     """`partial`: elements between the partial results of two splits, None where the result is final."""
     schedule = Schedule.over(space, params.threads, params.wide)
     build = _inner if params.inner else _outer

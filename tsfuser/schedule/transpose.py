@@ -36,7 +36,7 @@ class TransposeParams:
 def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> "TransposeParams | None":
     """The parameters, or None where no input needs a tile or it would not pay."""
     col = len(domain.dims) - 1
-    if machine.kind == "host" or col < 1 or segment.reduction:
+    if machine.kind == "host" or col < 1 or segment.reductions:
         return None
     odd = [a for a in domain.loads if a.moves(col) and not a.is_unit(col)]
     counts = {d: [a for a in odd if a.is_unit(d)] for d in range(col)}
