@@ -120,7 +120,7 @@ def softshrink_backward(b: Builder, grad_output, self, lambd) -> Value:
     return hardshrink_backward(b, grad_output, self, lambd)
 
 
-@composite("aten::log_sigmoid_backward", dtypes=FLOATING)
+@composite("aten::log_sigmoid_backward", dtypes=FLOATING, sizes="first")
 def log_sigmoid_backward(b: Builder, grad_output, self, buffer) -> Value:
     """`grad_output * sigmoid(-self)`; the buffer is not needed"""
     _check_same(grad_output, self)
