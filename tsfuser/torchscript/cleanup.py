@@ -11,6 +11,7 @@ import torch
 
 from ..ir.dtypes import DTYPES
 from ..ops.table import UNKNOWN
+from .effects import may_return_operand
 from .graph import Graph, Node, Value, constant_of, facts, is_constant
 
 #: kind -> the number (argument 1) that leaves argument 0 as it is
@@ -28,21 +29,14 @@ def clean(subgraph: Graph, merge: bool = True) -> None:
 
 
 def remove_no_ops(subgraph: Graph) -> None:
-    """Users of an op that gives back its operand use the operand. An output of the group stays the result of an op of its own: else the
-    group would hand out its input, or one tensor twice, where eager made a fresh one."""
-    leaving = {v.unique() for v in subgraph.outputs()}
-    held = leaving | {v.unique() for v in subgraph.inputs()}
-    for node in list(subgraph.nodes()):
+    """Readers of an op that gives back its operand read the operand. What leaves the group, or may through an op that hands its operand
+    on, stays: else the group would hand out its own input, or one tensor twice, where eager makes a fresh one."""
+    for node in subgraph.nodes():
         if not is_no_op(node):
             continue
-        before, after = node.inputsAt(0), node.output()
-        if after.unique() in leaving:
-            if before.unique() in held:
-                continue
-            held.add(before.unique())
-            leaving.add(before.unique())
-        after.replaceAllUsesWith(before)
-        node.destroy()
+        for use in node.output().uses():
+            if use.user.kind() != "prim::Return" and not may_return_operand(use.user):
+                use.user.replaceInput(use.offset, node.inputsAt(0))
 
 
 def is_no_op(node: Node) -> bool:

@@ -30,7 +30,9 @@ _WITH_GRAPH = frozenset(("prim::FallbackGraph", "prim::DifferentiableGraph", "pr
 _ACTING = frozenset("aten::warn aten::save aten::manual_seed aten::wait aten::_set_item aten::seed aten::set_grad_enabled".split())
 
 #: aten ops that may return their operand itself, though their schemas do not say so.
-SECRET_VIEWS = frozenset("aten::type_as aten::dropout aten::feature_dropout aten::alpha_dropout aten::feature_alpha_dropout".split())
+SECRET_VIEWS = frozenset(
+    "aten::type_as aten::sum_to_size aten::dropout aten::feature_dropout aten::alpha_dropout aten::feature_alpha_dropout".split()
+)
 
 PURE, ACTS, WRITES = range(3)
 
@@ -49,6 +51,12 @@ def effect(node: Node) -> int:
     if found is None or found.writes:
         return WRITES
     return PURE
+
+
+def may_return_operand(node: Node) -> bool:
+    """Whether a result of the node may be its operand, or a view of it."""
+    found = schema(node)
+    return node.kind() in SECRET_VIEWS or (found is not None and found.aliases)
 
 
 class Effects:
@@ -77,11 +85,9 @@ class Effects:
 
     def may_return_written(self, node: Node) -> bool:
         """Whether a result of the node may be a view of a tensor that is written: a group would return a copy."""
-        if self._aliases is None:
+        if self._aliases is None or not may_return_operand(node):
             return False
-        found = schema(node)
-        views = node.kind() in SECRET_VIEWS or (found is not None and found.aliases)
-        return views and any(self.is_written(v) for v in inputs(node) + outputs(node))
+        return any(self.is_written(v) for v in inputs(node) + outputs(node))
 
     def order(self, nodes: "list[Node]") -> "dict[int, list[int]]":
         """Position of each node that is held in order -> positions of earlier nodes that it must follow. Writers and actors stand in a
