@@ -214,6 +214,10 @@ Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValu
     if (mismatch) {
       throw PlannerError(std::string("the plan is wrong: ") + mismatch);
     }
+    if (!plan->refusal.empty()) {
+      kind = "refusal";
+      reason = plan->refusal;
+    }
   } catch (const PlannerAbsent& absent) {
     return {nullptr, nullptr, absent.what()};
   } catch (const PlannerError& error) {

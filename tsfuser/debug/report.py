@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from typing import Any, Mapping
 
-from .. import _C
+from .. import _C, options
 from ..errors import TsfuserWarning
 from ..runtime import compile as pipeline
 from ..target import counters
@@ -31,7 +31,9 @@ def reset() -> None:
 
 
 def warn(kind: str, group_id: int, reason: str) -> None:
-    """Called by C++, once for each new failure of a group: warns with the reason, unchanged."""
+    """Called by C++, once for each new failure of a group: warns with the reason, unchanged. Silent where the failure is raised anyway."""
+    if not options.fallback_enabled():
+        return
     names = ", ".join(dict.fromkeys(_operations(group_id)))
     warnings.warn(f"a fusion group ({names}) runs unfused: {reason}. {_HINT}", TsfuserWarning, stacklevel=2)
 
