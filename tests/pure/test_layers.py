@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tsfuser"
 LAYERS = (
-    ("errors", "options", "log"), ("ir",), ("ops",), ("schedule",), ("segment",), ("lower",), ("codegen",), ("target",), ("runtime",),
+    ("errors", "options", "log"), ("ir",), ("ops",), ("segment",), ("schedule",), ("lower",), ("codegen",), ("target",), ("runtime",),
     ("torchscript",), ("debug",), ("knobs",), ("integrations",),
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -24,9 +24,13 @@ PASSES: tuple[tuple[str, Callable], ...] = (
 )
 
 
-def lower(segment: Segment, schedule: Schedule, name: str) -> Kernel:
-    """The kernel that computes `segment` as `schedule` says."""
+def lower(segment: Segment, schedule: Schedule, name: str, after: "Callable[[str, Kernel], None] | None" = None) -> Kernel:
+    """The kernel that computes `segment` as `schedule` says. `after(step, kernel)` sees every intermediate form, for dumps and checks."""
     kernel = nest(segment, schedule, name)
-    for _, run in PASSES:
+    if after:
+        after("nest", kernel)
+    for step, run in PASSES:
         kernel = replace(kernel, body=run(kernel.body))
+        if after:
+            after(step, kernel)
     return kernel

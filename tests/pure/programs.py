@@ -1,0 +1,61 @@
+"""Fusions and kernels built by hand, for the tests of IR, schedules and lowering."""
+
+from tsfuser.ir.build import Builder
+from tsfuser.ir.call import Call, ScalarArg, TensorArg
+from tsfuser.lower.pipeline import lower
+from tsfuser.lower.verify import verify
+from tsfuser.schedule import choose
+from tsfuser.schedule.machine import GPU
+from tsfuser.segment import Allocations, segments
+
+
+def row_major(sizes):
+    strides, step = [], 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def tensor(*sizes, dtype="float32", strides=None, device="cuda:0", alignment=256):
+    return TensorArg(dtype, device, sizes, strides or row_major(sizes), alignment)
+
+
+def build(program, *args, device="cuda:0"):
+    """The Call and the Fusion of `program(builder, *values)`, which returns one value or a tuple."""
+    call = Call(args)
+    builder = Builder(call, device)
+    values = [builder.number(i) if isinstance(a, ScalarArg) else builder.tensor(i) for i, a in enumerate(args)]
+    results = program(builder, *values)
+    for result in results if isinstance(results, tuple) else (results,):
+        builder.output(result)
+    return call, builder.finish()
+
+
+def stages(call, fusion, machine=GPU):
+    """All stages that the schedulers choose, and the temporaries they asked for."""
+    allocations = Allocations(len(fusion.outputs))
+    found = [s for segment in segments(call, fusion, allocations) for s in choose(call, segment, machine, allocations)]
+    return found, allocations.temporaries
+
+
+def kernels(program, *args, machine=GPU):
+    """The kernels of a program, each verified after every pass."""
+
+    def check(step, kernel):
+        complaint = verify(kernel)
+        assert complaint is None, f"after {step}: {complaint}\n{kernel}"
+
+    return [lower(s.segment, s.schedule, s.segment.name, check) for s in stages(*build(program, *args), machine)[0]]
+
+
+def add(builder, x, y):
+    return builder.pointwise("add", "({0} + {1})", (x, y), builder.promote(x, y))
+
+
+def relu(builder, x):
+    return builder.pointwise("relu", "relu({0})", (x,), x.dtype)
+
+
+def total(builder, x, dims, keepdim=False):
+    return builder.reduce("sum", "sum", x, dims, keepdim, x.dtype)

@@ -1,0 +1,135 @@
+"""The Fusion: building, text, verification, segments."""
+
+from dataclasses import replace
+
+import pytest
+
+from programs import add, build, relu, stages, tensor, total
+from tsfuser.errors import Refusal
+from tsfuser.ir.call import ScalarArg
+from tsfuser.ir.fusion import Pointwise
+from tsfuser.ir.text import read
+from tsfuser.ir.verify import verify
+from tsfuser.segment import Allocations, segments
+
+
+def scaled(builder, x, y, n):
+    product = builder.pointwise("mul", "({0} * {1})", (add(builder, x, y), n), x.dtype)
+    return relu(builder, product), total(builder, product, [0], True), x
+
+
+def scaled_fusion():
+    return build(scaled, tensor(4, 8), tensor(8), ScalarArg("float"))[1]
+
+
+def test_text_rebuilds_the_fusion():
+    fusion = scaled_fusion()
+    assert read(str(fusion)) == fusion
+    assert "pointwise('mul'" in str(fusion)
+
+
+def test_literals_survive_the_text():
+    for number in (True, 3, -2.5, float("inf"), 1e-30):
+        _, fusion = build(lambda b, x: b.pointwise("add", "({0} + {1})", (x, b.literal(number)), x.dtype), tensor(4))
+        assert read(str(fusion)) == fusion
+
+
+def test_what_is_built_verifies():
+    assert verify(scaled_fusion()) is None
+
+
+@pytest.mark.parametrize("damage, complaint", [
+    (lambda f: replace(f, ops=f.ops[1:]), "before it is defined"),
+    (lambda f: replace(f, ops=f.ops + f.ops[:1]), "defined twice"),
+    (lambda f: replace(f, outputs=(replace(f.outputs[0], sizes=()),)), "0 sizes"),
+    (lambda f: replace(f, ops=(replace(f.ops[0], template="({0} + {7})"), *f.ops[1:])), "more holes"),
+])  # fmt: skip
+def test_a_damaged_fusion_does_not_verify(damage, complaint):
+    assert complaint in verify(damage(scaled_fusion()))
+
+
+def test_sizes_that_meet_become_one_axis():
+    call, fusion = build(add, tensor(4, 8), tensor(4, 8))
+    assert len(fusion.axes) == 2
+    assert [str(s) for s in call.decisions if s.op == "eq" and not s.b.is_const] != []
+
+
+def test_a_size_of_one_is_broadcast():
+    _, fusion = build(add, tensor(4, 1), tensor(8))
+    assert fusion.inputs[0].value.dims[1] is None
+    assert len(fusion.outputs[0].value.axes) == 2
+
+
+def test_sizes_that_do_not_broadcast_are_refused():
+    with pytest.raises(Refusal, match="3 and 4 do not broadcast"):
+        build(add, tensor(3), tensor(4))
+
+
+def test_dead_ops_and_inputs_are_dropped():
+    def program(builder, x, y):
+        add(builder, x, y)
+        return relu(builder, x)
+
+    _, fusion = build(program, tensor(4), tensor(4))
+    assert [op.name for op in fusion.ops] == ["relu"] and len(fusion.inputs) == 1
+
+
+def test_an_argument_that_is_returned_stays_that_argument():
+    assert scaled_fusion().results == (("output", 0), ("output", 1), ("input", 0))
+
+
+def test_layout_of_the_first_operand_that_decides():
+    channels_last = tensor(2, 8, 4, 4, strides=(128, 1, 32, 8))
+    call, fusion = build(add, channels_last, tensor(8, 1, 1))
+    strides = [call.value(s) for s in fusion.outputs[0].strides]
+    assert strides == [128, 1, 32, 8]
+
+
+def split(program, *args):
+    call, fusion = build(program, *args)
+    return segments(call, fusion, Allocations(len(fusion.outputs)))
+
+
+def test_pointwise_outputs_of_fewer_axes_ride_along():
+    parts = split(lambda b, x, y: (add(b, x, y), relu(b, y)), tensor(4, 8), tensor(8))
+    assert len(parts) == 1 and len(parts[0].stores) == 2
+
+
+def test_outputs_over_unrelated_axes_are_separate_kernels():
+    assert len(split(lambda b, x, y: (relu(b, x), relu(b, y)), tensor(4), tensor(5))) == 2
+
+
+def test_an_empty_axis_does_not_swallow_the_smaller_output():
+    parts = split(lambda b, x, y: (add(b, x, y), relu(b, y)), tensor(0, 8), tensor(8))
+    assert len(parts) == 2
+
+
+def test_a_reduction_stores_elementwise_results_on_the_way():
+    def program(builder, x, y):
+        s = add(builder, x, y)
+        return s, total(builder, s, [0])
+
+    parts = split(program, tensor(64, 8), tensor(8))
+    assert len(parts) == 1 and len(parts[0].reductions) == 1 and len(parts[0].stores) == 2
+
+
+def test_what_needs_the_total_comes_after_it():
+    def program(builder, x, y):
+        return add(builder, x, total(builder, add(builder, x, y), [0], True))
+
+    first, second = split(program, tensor(64, 8), tensor(8))
+    assert first.reductions and not second.reductions
+    assert {b.kind for b in second.loads} == {"input", "allocation"}
+
+
+def test_a_large_reduction_is_split_over_blocks():
+    call, fusion = build(lambda b, x: total(b, x, [0]), tensor(1 << 16, 64))
+    found, temporaries = stages(call, fusion)
+    assert len(found) == 2 and len(temporaries) == 1 and found[0].params.split
+    call, fusion = build(lambda b, x: total(b, x, [0]), tensor(16, 64))
+    assert len(stages(call, fusion)[0]) == 1
+
+
+def test_pointwise_record_is_data():
+    op = scaled_fusion().ops[0]
+    assert isinstance(op, Pointwise) and op == replace(op) and hash(op.output) == hash(replace(op.output))

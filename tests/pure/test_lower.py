@@ -1,0 +1,154 @@
+"""Schedules and lowering: what the kernels look like, verified after every pass."""
+
+import random
+
+import pytest
+
+from programs import add, build, kernels, relu, stages, tensor, total
+from tsfuser.codegen.emit import source, struct_layout
+from tsfuser.lower import index as ix
+from tsfuser.lower.index import Const, Var
+from tsfuser.lower.literals import literal
+from tsfuser.lower.loop_ir import If, Load, Param, Store
+from tsfuser.lower.passes import _statements
+from tsfuser.ir.dtypes import COMPLEX64, DOUBLE, FLOAT, INT8, INT64
+from tsfuser.schedule.loops import Schedule
+from tsfuser.schedule.machine import HOST
+from tsfuser.schedule.pointwise import PointwiseParams
+from tsfuser.schedule.transpose import TransposeParams
+
+
+def accesses(kernel):
+    return {s.buffer: s.lanes for s in _statements(kernel.body) if isinstance(s, (Load, Store))}
+
+
+def test_contiguous_tensors_are_one_dimension():
+    [kernel] = kernels(add, tensor(4, 8, 16), tensor(4, 8, 16))
+    assert not any("%" in line or "/" in line.partition("//")[0] for line in source(kernel).splitlines()[4:] if "include" not in line)
+    assert set(accesses(kernel).values()) == {4}
+
+
+def test_a_bias_is_loaded_outside_the_row_loop():
+    text = source(kernels(add, tensor(64, 32, 1023), tensor(1023))[0])
+    assert text.index("x1_m") < text.index("x0_m")
+
+
+@pytest.mark.parametrize("dtype, lanes", [("float32", 4), ("bfloat16", 8), ("float64", 2), ("uint8", 16), ("complex128", 1)])
+def test_accesses_are_16_bytes(dtype, lanes):
+    [kernel] = kernels(relu, tensor(1024, dtype=dtype))
+    assert set(accesses(kernel).values()) == {lanes}
+
+
+def test_a_misaligned_address_narrows_the_access():
+    for alignment, lanes in ((4, 1), (8, 2), (16, 4)):
+        [kernel] = kernels(add, tensor(1024, alignment=alignment), tensor(1024))
+        assert set(accesses(kernel).values()) == {lanes}
+
+
+def test_an_odd_row_pitch_narrows_the_access():
+    [kernel] = kernels(add, tensor(64, 1023), tensor(1023))
+    assert set(accesses(kernel).values()) == {1}
+
+
+def test_offsets_past_31_bits_use_wide_indices():
+    [kernel] = kernels(relu, tensor(1 << 16, 1 << 15))
+    assert kernel.index == "int64_t"
+    [kernel] = kernels(relu, tensor(1 << 15, 1 << 15))
+    assert kernel.index == "int32_t"
+
+
+def test_operands_that_disagree_meet_in_shared_memory():
+    args = tensor(256, 128), tensor(256, 128, strides=(1, 256))
+    [stage] = stages(*build(add, *args))[0]
+    assert isinstance(stage.params, TransposeParams)
+    [kernel] = kernels(add, *args)
+    assert kernel.tiles and any(isinstance(s, If) for s in kernel.body)
+    assert source(kernel).count("__syncthreads()") == 2  # once for whole tiles, once for those at the edge
+
+
+def test_a_thin_transpose_does_without_a_tile():
+    [stage] = stages(*build(add, tensor(256, 3), tensor(256, 3, strides=(1, 256))))[0]
+    assert isinstance(stage.params, PointwiseParams)
+
+
+def test_params_print_as_code_that_rebuilds_them():
+    [stage] = stages(*build(add, tensor(64, 8), tensor(8)))[0]
+    assert eval(repr(stage.params)) == stage.params
+
+
+def test_the_host_vectorises_a_plain_loop():
+    text = source(kernels(add, tensor(64, 1000), tensor(1000), machine=HOST)[0])
+    assert "SIMD_LOOP" in text and "if (" not in text
+
+
+def test_an_output_of_fewer_axes_is_stored_once():
+    text = source(kernels(lambda b, x, y: (add(b, x, y), relu(b, y)), tensor(64, 1024), tensor(1024))[0])
+    assert "i0 < 1" in text
+
+
+def test_partial_sums_and_their_finish():
+    first, last = kernels(lambda b, x: total(b, x, [0]), tensor(1 << 16, 64))
+    assert "reduce_y<Sum>" in source(first) and "reduce_y<Sum>" in source(last)
+    assert "reduce_x<Sum>" in source(kernels(lambda b, x: total(b, x, [1]), tensor(64, 1 << 12))[0])
+
+
+SHAPES = [((7, 5, 3), (3,)), ((7, 5, 3), (5, 1)), ((1, 5, 1), (7, 5, 3)), ((), (4,)), ((), ()), ((0, 3), (3,)), ((1,), (1,)), ((2, 3, 4, 5, 6), (3, 1, 5, 1))]
+
+
+@pytest.mark.parametrize("machine", [None, HOST], ids=["gpu", "host"])
+@pytest.mark.parametrize("a, b", SHAPES)
+def test_every_pass_keeps_the_ir_well_formed(a, b, machine):
+    generator = random.Random(str((a, b)))
+    args = []
+    for sizes in (a, b):
+        order = list(range(len(sizes)))
+        generator.shuffle(order)
+        strides, step = [0] * len(sizes), 1
+        for d in order:
+            strides[d], step = step, step * max(sizes[d], 1)
+        args.append(tensor(*sizes, strides=tuple(strides)))
+    options = {} if machine is None else {"machine": machine}
+    assert kernels(add, *args, **options)
+
+    def summed(builder, x, y):
+        s = add(builder, x, y)
+        dims = [d for d in range(len(s.dims)) if d % 2 == 0 and s.dims[d] is not None]
+        return (s, total(builder, s, dims)) if dims else s
+
+    assert kernels(summed, *args, **options)
+
+
+def test_a_schedule_prints_as_a_loop_nest():
+    [stage] = stages(*build(add, tensor(64, 8), tensor(8)))[0]
+    lines = str(stage.schedule).splitlines()
+    assert lines[0].startswith("for block in") and any("# vector" in line for line in lines)
+
+
+def test_an_exact_split_needs_a_factor():
+    [stage] = stages(*build(relu, tensor(64)))[0]
+    with pytest.raises(AssertionError, match="no factor"):
+        Schedule.over(stage.schedule.domain).split("i0", 48, ("a", "b"), exact=True)
+
+
+def test_index_expressions_fold():
+    n, m = Var("n"), Var("m")
+    assert ix.add(ix.mul(n, 1), 0) == n and ix.mul(n, 0) == Const(0) and ix.add(2, 3) == Const(5)
+    assert str(ix.mul(ix.add(n, 1), m)) == "(n + 1) * m"
+    assert str(ix.sub(n, ix.sub(m, 1))) == "n - (m - 1)"
+    assert ix.coefficient(ix.add(ix.mul(n, m), 3), "n") == m
+    assert ix.coefficient(ix.mul(n, n), "n") is None
+    assert ix.substitute(ix.add(n, m), {"n": Const(0)}) == m
+
+
+def test_literals_are_exact():
+    assert literal(0.1, FLOAT) == "0.1f" and literal(0.1, DOUBLE) == "0.1" and literal(3, FLOAT) == "3.0f"
+    assert literal(float("nan"), FLOAT) == "not_a_number<float>()" and literal(-1e300, FLOAT) == "-infinity<float>()"
+    assert literal(300, INT8) == "int8_t(44ll)" or "44" in literal(300, INT8)
+    assert "9223372036854775807" in literal(-(1 << 63), INT64)
+    assert literal(1j, COMPLEX64) == "complex_t<float>(0.0f, 1.0f)"
+
+
+def test_struct_layout_is_that_of_c():
+    params = (Param("flag", "bool", ("number", 0, "bool")), Param("x", "const float*", ("input", 0)), Param("n", "int32_t", ("size", 0)),
+              Param("z", "complex_t<double>", ("number", 1, "complex128")), Param("h", "half_t", ("element", 2)))  # fmt: skip
+    assert struct_layout(params) == ([0, 8, 16, 32, 48], 64)
