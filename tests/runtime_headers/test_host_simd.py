@@ -1,12 +1,16 @@
 """Loops of the host call vector functions that keep the promises of host_simd.h."""
 
-import os
 import platform
 import re
+import subprocess
 
 import harness
 import pytest
 import torch
+
+from tsfuser.target import host
+from tsfuser.target.function import RUNTIME
+from tsfuser.target.host import cpu_identity, find_compiler, is_gcc
 
 UNARY = "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh".split()
 UNARY += "asinh acosh atanh erf erfc".split()
@@ -59,18 +63,53 @@ def test_within_4_units_and_special_values_exact(name, ctype):
     assert error.max() <= 4.5, x[finite][error.argmax()]  # 4, and half a unit of the scalar function
 
 
-def _has_libmvec():
+def _vectorising():
+    """Whether this is a g++ for a processor with AVX2, and a C library with vector functions."""
     library, version = platform.libc_ver()
-    known = platform.machine() == "x86_64" and library == "glibc"
-    return known and tuple(map(int, version.split(".")[:2])) >= (2, 35)
+    known = platform.machine() == "x86_64" and library == "glibc" and is_gcc(find_compiler())
+    return known and tuple(map(int, version.split(".")[:2])) >= (2, 35) and " avx2 " in cpu_identity()
 
 
-@pytest.mark.skipif(not _has_libmvec(), reason="this C library has no vector functions")
+vectorising = pytest.mark.skipif(not _vectorising(), reason="needs g++, glibc 2.35 and AVX2")
+
+
+@vectorising
 @pytest.mark.parametrize("ctype", TYPES)
 @pytest.mark.parametrize("name", UNARY + BINARY)
-def test_loops_are_vectorised(name, ctype):
+def test_loops_call_the_vector_functions(name, ctype):
     library = harness.TARGETS["host"].compile(SOURCE, "exp_float").read_bytes()
-    symbol = rf"_ZGV[bcde]N\d+v+_{name}{'f' if ctype == 'float' else ''}\b".encode()
-    if "clang" in os.path.realpath(harness.compiler()):
-        pytest.skip("clang does not know of the vector functions")
-    assert re.search(symbol, library)
+    assert re.search(rf"_ZGV[bcde]N\d+v+_{name}{'f' if ctype == 'float' else ''}\b".encode(), library)
+
+
+LOOPS = {  # result type, and its value from a and b of type T in registers, and the bool c
+    "add_relu": ("{T}", "convert<{T}>(relu(a + b))"),
+    "where": ("{T}", "convert<{T}>(c ? a : b)"),
+    "compare": ("bool", "a < b && c"),
+    "mask": ("{T}", "convert<{T}>(a * convert<{R}>(b > 0))"),
+    "clamp": ("{T}", "convert<{T}>(clamp(a, b, {R}(7)))"),
+    "elu": ("{T}", "convert<{T}>(elu(a, {R}(1), {R}(1), {R}(1)))"),
+    "gelu": ("{T}", "convert<{T}>(gelu(a))"),
+}
+FLOATING = {"half_t": "float", "bfloat16_t": "float", "float": "float", "double": "double"}
+INTEGRAL = {name: name for name in ("uint8_t", "int32_t", "int64_t")}
+CASES = [(loop, T, R) for loop in LOOPS for T, R in FLOATING.items()]
+CASES += [(loop, T, R) for loop in LOOPS if loop not in ("elu", "gelu") for T, R in INTEGRAL.items()]
+
+
+@vectorising
+@pytest.mark.parametrize("loop, T, R", CASES)
+def test_loops_are_vectorised(loop, T, R, tmp_path):
+    result, value = (text.format(T=T, R=R) for text in LOOPS[loop])
+    (tmp_path / "loop.cpp").write_text(f"""#include "tsfuser.h"
+void loop(const {T}* x, const {T}* y, const bool* z, {result}* out, int64_t n) {{
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {{
+    const {R} a = convert<{R}>(x[i]), b = convert<{R}>(y[i]);
+    const bool c = load_bool(z + i);
+    out[i] = {value};
+  }}
+}}""")
+    command = [*find_compiler(), *harness.TARGETS["host"].flags(), *host._GCC, "-fopt-info-vec-optimized"]
+    command += ["-iquote", str(RUNTIME), "-c", str(tmp_path / "loop.cpp"), "-o", str(tmp_path / "loop.o")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0 and "loop vectorized" in done.stdout, done.stdout

@@ -111,7 +111,20 @@ DEVICE float to_float(bfloat16_t x) {
   return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16);
 }
 
-// Integer arithmetic without branches, because compilers vectorise that, and few of them the F16C instructions.
+#if defined(TSFUSER_HOST) && defined(__F16C__) && defined(__AVX2__) && !defined(__clang__)
+#include "host_half.h"
+
+DEVICE float to_float(half_t x) {
+  return widen_half(x.bits);
+}
+
+DEVICE void round_to(half_t& result, float x) {
+  result.bits = static_cast<uint16_t>(narrow_half(x));
+}
+
+#else
+
+// Integer arithmetic without branches, which compilers vectorise.
 DEVICE float to_float(half_t x) {
   const uint32_t magnitude = x.bits & 0x7fffu;
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
@@ -134,6 +147,8 @@ DEVICE void round_to(half_t& result, float x) {
   const uint32_t finite = magnitude < 0x38800000u ? small : normal;
   result.bits = static_cast<uint16_t>(sign | (magnitude >= 0x477ff000u ? large : finite));
 }
+
+#endif
 
 DEVICE void round_to(bfloat16_t& result, float x) {
   const uint32_t bits = bit_cast<uint32_t>(x);
