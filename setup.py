@@ -1,7 +1,7 @@
 """Builds tsfuser with its extension `tsfuser._C`, against the torch that is installed.
 
-In: an environment with torch 2.11 or later and a C++ compiler; no CUDA toolkit, even for a CUDA build of torch. Out: the
-package. Example: `pip install --no-build-isolation .`
+In: an environment with torch 2.11 or later and a C++ compiler; no CUDA toolkit, even for a CUDA build of torch.
+Out: the package. Example: `pip install --no-build-isolation .`
 """
 
 import sys
@@ -30,14 +30,18 @@ def extension_build() -> dict:
         stop(f"torch {torch.__version__} is too old")
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 
-    # -fopenmp when compiling makes at::parallel_for parallel; not when linking, so that torch's own OpenMP serves it.
+    # -fopenmp when compiling makes at::parallel_for parallel; not when linking, so that torch's own OpenMP
+    # serves it.
     extension = CppExtension(
         "tsfuser._C",
         sorted(str(path) for path in Path("csrc_stubs").glob("*.cpp")),
         extra_compile_args=["-O2", "-g0", "-fopenmp", "-fvisibility=hidden", "-Wall"],
         depends=sorted(str(path) for path in Path("csrc_stubs").glob("*.h")),
     )
-    return {"ext_modules": [extension], "cmdclass": {"build_ext": BuildExtension.with_options(no_python_abi_suffix=False)}}
+    return {
+        "ext_modules": [extension],
+        "cmdclass": {"build_ext": BuildExtension.with_options(no_python_abi_suffix=False)},
+    }
 
 
 setup(**extension_build())

@@ -22,25 +22,27 @@ uint64_t word(Tag tag, uint64_t a = 0, uint64_t b = 0, uint64_t c = 0, uint64_t 
   return static_cast<uint64_t>(tag) | (a & 0xff) << 8 | (b & 0xff) << 16 | (c & 0xff) << 24 | count << 32;
 }
 
-// All keys that a plain strided CPU or CUDA tensor may carry. Anything else (conj and neg bits, ZeroTensor, sparse,
-// quantized, meta, functorch wrappers, subclasses) has a meaning that its address does not tell.
+// All keys that a plain strided CPU or CUDA tensor may carry. Anything else (conj and neg bits, ZeroTensor,
+// sparse, quantized, meta, functorch wrappers, subclasses) has a meaning that its address does not tell.
 DispatchKeySet plain_keys() {
-  return DispatchKeySet({DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA,
-                         DispatchKey::ADInplaceOrView, DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA});
+  return DispatchKeySet({DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::AutogradCPU,
+                         DispatchKey::AutogradCUDA, DispatchKey::ADInplaceOrView, DispatchKey::AutocastCPU,
+                         DispatchKey::AutocastCUDA});
 }
 
 // Modes that want to see every op: tracing, fake tensors, functorch transforms, functionalization.
 DispatchKeySet watching_keys() {
   return DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot, DispatchKey::PythonDispatcher,
                          DispatchKey::PreDispatch, DispatchKey::Functionalize,
-                         DispatchKey::FuncTorchDynamicLayerFrontMode, DispatchKey::FuncTorchDynamicLayerBackMode,
-                         DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchVmapMode,
-                         DispatchKey::FuncTorchGradWrapper});
+                         DispatchKey::FuncTorchDynamicLayerFrontMode,
+                         DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::FuncTorchBatched,
+                         DispatchKey::FuncTorchVmapMode, DispatchKey::FuncTorchGradWrapper});
 }
 
 // Two words a multiplication (as in wyhash): the key of a usual call is hashed in some 20 ns.
 uint64_t mix(uint64_t a, uint64_t b) {
-  const unsigned __int128 product = static_cast<unsigned __int128>(a ^ 0x9e3779b97f4a7c15ull) * (b ^ 0xe7037ed1a0b428dbull);
+  const unsigned __int128 product =
+      static_cast<unsigned __int128>(a ^ 0x9e3779b97f4a7c15ull) * (b ^ 0xe7037ed1a0b428dbull);
   return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 }
 
@@ -71,9 +73,12 @@ const char* gather_tensor(const at::Tensor& tensor, bool grad_mode, Arguments& o
       return "tensor arguments are on more than one CUDA device";
     }
     out.device = device;
+  } else if (!sizes.empty()) {
+    out.has_cpu_array = true;
   }
   const void* address = tensor.const_data_ptr();
-  out.structure.push_back(word(Tag::Tensor, static_cast<uint64_t>(dtype), static_cast<uint64_t>(device.type()),
+  out.structure.push_back(word(Tag::Tensor, static_cast<uint64_t>(dtype),
+                               static_cast<uint64_t>(device.type()),
                                static_cast<uint64_t>(device.index() + 1), sizes.size()));
   out.leaves.insert(out.leaves.end(), sizes.begin(), sizes.end());
   out.leaves.insert(out.leaves.end(), strides.begin(), strides.end());
@@ -85,7 +90,8 @@ const char* gather_tensor(const at::Tensor& tensor, bool grad_mode, Arguments& o
 const char* gather_list(const c10::IValue& value, Arguments& out) {
   const bool ints = value.isIntList();
   if (!ints && !value.isBoolList()) {
-    return value.isTensorList() ? "an argument is a list of tensors" : "an argument is a list of neither ints nor bools";
+    return value.isTensorList() ? "an argument is a list of tensors"
+                                : "an argument is a list of neither ints nor bools";
   }
   const auto items = value.toListRef();
   out.structure.push_back(word(ints ? Tag::IntList : Tag::BoolList, 0, 0, 0, items.size()));
@@ -182,7 +188,8 @@ const char* refuse_tensor(const at::Tensor& tensor) {
   if (tensor.layout() != c10::kStrided) {
     return "a tensor argument is not strided";
   }
-  return "a tensor argument is of a kind that kernels cannot read (quantized, subclass, functorch wrapper, ...)";
+  return "a tensor argument is of a kind that kernels cannot read (quantized, subclass, functorch wrapper, "
+         "...)";
 }
 
 const char* gather(at::ArrayRef<c10::IValue> inputs, Arguments& out) {
@@ -190,6 +197,7 @@ const char* gather(at::ArrayRef<c10::IValue> inputs, Arguments& out) {
   out.leaves.clear();
   out.addresses.clear();
   out.device = c10::Device(c10::DeviceType::CPU);
+  out.has_cpu_array = false;
   static const DispatchKeySet watching = watching_keys();
   if (C10_UNLIKELY(c10::impl::tls_local_dispatch_key_set().included_.has_any(watching))) {
     return "a dispatch mode or a functorch transform watches the ops of this thread";
@@ -201,12 +209,8 @@ const char* gather(at::ArrayRef<c10::IValue> inputs, Arguments& out) {
       return reason;
     }
   }
-  if (out.device.is_cuda()) {
-    for (const c10::IValue& value : inputs) {
-      if (value.isTensor() && value.toTensor().is_cpu() && value.toTensor().dim() != 0) {
-        return "a CPU tensor that is not 0-dim meets CUDA tensors";
-      }
-    }
+  if (out.has_cpu_array && out.device.is_cuda()) {
+    return "a CPU tensor that is not 0-dim meets CUDA tensors";
   }
   out.hash = hash_words(out.leaves, hash_words(out.structure, inputs.size()));
   return nullptr;

@@ -1,8 +1,9 @@
 // What a group's operator needs to know of the arguments of one call.
 //
-// In: the top of the interpreter's stack. Out: a structure key (what kinds of arguments), a leaf vector (their sizes,
-// strides, alignments and integers), the tensors' addresses and the device; or the reason why no kernel may see them.
-// Example: one float32 CUDA tensor of sizes (4, 8) gives one structure word and leaves [4, 8, 8, 1, 256].
+// In: the top of the interpreter's stack. Out: a structure key (what kinds of arguments), a leaf vector
+// (their sizes, strides, alignments and integers), the tensors' addresses and the device; or the reason why
+// no kernel may see them. Example: one float32 CUDA tensor of sizes (4, 8) gives one structure word and
+// leaves [4, 8, 8, 1, 256].
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -18,13 +19,14 @@ namespace tsfuser {
 struct Arguments {
   std::vector<uint64_t> structure;
   std::vector<int64_t> leaves;
-  std::vector<const void*> addresses;  // by argument; null where it is not a tensor
-  c10::Device device{c10::DeviceType::CPU};
-  uint64_t hash = 0;  // of structure and leaves
+  std::vector<const void*> addresses;        // by argument; null where it is not a tensor
+  c10::Device device{c10::DeviceType::CPU};  // of the CUDA tensors, if there are any
+  bool has_cpu_array = false;                // some CPU tensor is not 0-dim
+  uint64_t hash = 0;                         // of structure and leaves
 };
 
-// Fills `arguments` (its buffers are reused, so steady calls allocate nothing). Returns null, or why the group must
-// run unfused.
+// Fills `arguments` (its buffers are reused, so steady calls allocate nothing). Returns null, or why the
+// group must run unfused.
 const char* gather(at::ArrayRef<c10::IValue> inputs, Arguments& arguments);
 
 // Null if a kernel may read the tensor by address, sizes and strides; else the reason.

@@ -1,5 +1,6 @@
 // tsfuser._C: what Python sees of this extension.
 
+#include "counters.h"
 #include "group.h"
 #include "hooks.h"
 #include "python.h"
@@ -15,12 +16,18 @@ namespace {
 
 SlotKind slot_kind(const std::string& name) {
   static const std::map<std::string, SlotKind> kinds = {
-      {"input", SlotKind::Input},           {"allocation", SlotKind::Allocation},
-      {"int32", SlotKind::Int32},           {"int64", SlotKind::Int64},
-      {"bool", SlotKind::NumberBool},       {"int32_number", SlotKind::NumberInt32},
-      {"int64_number", SlotKind::NumberInt64}, {"float32", SlotKind::NumberFloat32},
-      {"float64", SlotKind::NumberFloat64}, {"complex64", SlotKind::NumberComplex64},
-      {"complex128", SlotKind::NumberComplex128}, {"element", SlotKind::Element},
+      {"input", SlotKind::Input},
+      {"allocation", SlotKind::Allocation},
+      {"int32", SlotKind::Int32},
+      {"int64", SlotKind::Int64},
+      {"bool", SlotKind::NumberBool},
+      {"int32_number", SlotKind::NumberInt32},
+      {"int64_number", SlotKind::NumberInt64},
+      {"float32", SlotKind::NumberFloat32},
+      {"float64", SlotKind::NumberFloat64},
+      {"complex64", SlotKind::NumberComplex64},
+      {"complex128", SlotKind::NumberComplex128},
+      {"element", SlotKind::Element},
   };
   const auto found = kinds.find(name);
   if (found == kinds.end()) {
@@ -29,8 +36,9 @@ SlotKind slot_kind(const std::string& name) {
   return found->second;
 }
 
-std::shared_ptr<Launch> make_launch(const std::string& kind, uintptr_t function, std::string name, int32_t grid,
-                                    int32_t block_x, int32_t block_y, int32_t shared, int32_t grain, size_t args_bytes,
+std::shared_ptr<Launch> make_launch(const std::string& kind, uintptr_t function, std::string name,
+                                    int32_t grid, int32_t block_x, int32_t block_y, int32_t shared,
+                                    int32_t grain, size_t args_bytes,
                                     const std::vector<std::tuple<int32_t, std::string, int32_t>>& args) {
   if ((kind != "cuda" && kind != "host") || !function) {
     throw py::value_error("tsfuser plan: a launch is of kind cuda or host and has a function");
@@ -53,7 +61,8 @@ std::shared_ptr<Launch> make_launch(const std::string& kind, uintptr_t function,
   return launch;
 }
 
-Program make_program(int32_t leaf_count, const std::vector<std::tuple<std::string, int64_t, int64_t>>& instructions,
+Program make_program(int32_t leaf_count,
+                     const std::vector<std::tuple<std::string, int64_t, int64_t>>& instructions,
                      const std::vector<std::tuple<int32_t, int32_t, int64_t>>& checks) {
   Program program;
   program.leaf_count = leaf_count;
@@ -77,8 +86,8 @@ std::shared_ptr<Plan> make_plan(int32_t leaf_count,
                                 const std::vector<std::tuple<int32_t, int32_t, int64_t>>& checks,
                                 const std::vector<AllocationTuple>& allocations,
                                 const std::vector<std::shared_ptr<Launch>>& launches,
-                                const std::vector<std::pair<std::string, int32_t>>& results, std::string refusal,
-                                py::object keepalive) {
+                                const std::vector<std::pair<std::string, int32_t>>& results,
+                                std::string refusal, py::object keepalive) {
   auto plan = std::make_shared<Plan>();
   plan->program = make_program(leaf_count, instructions, checks);
   for (const auto& [name, sizes, strides] : allocations) {
@@ -104,18 +113,13 @@ std::shared_ptr<Plan> make_plan(int32_t leaf_count,
 py::dict stats() {
   release_now();
   py::dict result, fallbacks;
-  Counters& c = counters();
+  const Counters& c = counters();
   result["groups"] = group_count();
-  result["plans_built"] = c.plans_built.load();
-  result["exact_hits"] = c.exact_hits.load();
-  result["class_hits"] = c.class_hits.load();
-  result["launches"] = c.launches.load();
-  std::map<std::string, int64_t> copy;
-  {
-    const std::lock_guard<std::mutex> lock(c.mutex);
-    copy = c.fallbacks;
-  }
-  for (const auto& [reason, count] : copy) {
+  result["plans_built"] = c.total(Count::PlansBuilt);
+  result["exact_hits"] = c.total(Count::ExactHits);
+  result["class_hits"] = c.total(Count::ClassHits);
+  result["launches"] = c.total(Count::Launches);
+  for (const auto& [reason, count] : counters().fallbacks()) {
     fallbacks[py::str(reason)] = count;
   }
   result["fallbacks"] = fallbacks;
@@ -159,18 +163,21 @@ void hook_into_torch() {
 void bind_plan(py::module_& m) {
   py::class_<Launch, std::shared_ptr<Launch>>(m, "Launch")
       .def(py::init(&make_launch), py::arg("kind"), py::arg("function"), py::arg("name"), py::arg("grid"),
-           py::arg("block_x"), py::arg("block_y"), py::arg("shared"), py::arg("grain"), py::arg("args_bytes"),
-           py::arg("args"))
+           py::arg("block_x"), py::arg("block_y"), py::arg("shared"), py::arg("grain"),
+           py::arg("args_bytes"), py::arg("args"))
       .def_readonly("name", &Launch::name);
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")
       .def(py::init(&make_plan), py::arg("leaf_count"), py::arg("instructions"), py::arg("checks"),
            py::arg("allocations"), py::arg("launches"), py::arg("results"), py::arg("refusal") = "",
            py::arg("keepalive") = py::none())
       .def_readonly("refusal", &Plan::refusal)
-      .def("evaluate", [](const Plan& plan, const std::vector<int64_t>& leaves) -> std::optional<std::vector<int64_t>> {
-        std::vector<int64_t> values;
-        return evaluate(plan.program, leaves, values) ? std::make_optional(values) : std::nullopt;
-      }, "The values array for a leaf vector, or None if a check does not hold.");
+      .def(
+          "evaluate",
+          [](const Plan& plan, const std::vector<int64_t>& leaves) -> std::optional<std::vector<int64_t>> {
+            std::vector<int64_t> values;
+            return evaluate(plan.program, leaves, values) ? std::make_optional(values) : std::nullopt;
+          },
+          "The values array for a leaf vector, or None if a check does not hold.");
 }
 
 }  // namespace

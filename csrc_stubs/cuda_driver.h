@@ -1,5 +1,5 @@
-// The few declarations of the CUDA driver's C interface that a launch needs, so that the extension builds without CUDA
-// headers. Names and values are those of cuda.h; the library is opened at run time.
+// The few declarations of the CUDA driver's C interface that a launch needs, so that the extension builds
+// without CUDA headers. Names and values are those of cuda.h; the library is opened at run time.
 #pragma once
 
 namespace tsfuser::cuda {
@@ -11,15 +11,15 @@ using Function = struct FunctionRecord*;
 using Stream = struct StreamRecord*;
 
 constexpr Result success = 0;
-constexpr int function_static_shared_bytes = 1;         // CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
-constexpr int function_max_dynamic_shared_bytes = 8;    // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-constexpr int device_max_shared_bytes_optin = 97;       // CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-constexpr int capture_mode_relaxed = 2;                 // CU_STREAM_CAPTURE_MODE_RELAXED
+constexpr int function_static_shared_bytes = 1;       // CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+constexpr int function_max_dynamic_shared_bytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+constexpr int device_max_shared_bytes_optin = 97;  // CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+constexpr int capture_mode_relaxed = 2;            // CU_STREAM_CAPTURE_MODE_RELAXED
 constexpr long long shared_bytes_without_optin = 48 << 10;
 
 struct Driver {
-  Result (*launch_kernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream,
-                          void** parameters, void** extra);
+  Result (*launch_kernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                          Stream, void** parameters, void** extra);
   Result (*function_get_attribute)(int* value, int attribute, Function);
   Result (*function_set_attribute)(Function, int attribute, int value);
   Result (*device_get_attribute)(int* value, int attribute, Device);

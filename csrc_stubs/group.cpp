@@ -1,5 +1,7 @@
 #include "group.h"
 
+#include "counters.h"
+#include "exact.h"
 #include "python.h"
 
 #include <ATen/record_function.h>
@@ -26,8 +28,6 @@ Registry& registry() {
   return *r;
 }
 
-constexpr size_t most_reasons = 1024;
-
 // Set while this thread is inside the planner, which may itself run scripted functions.
 thread_local bool planning = false;
 
@@ -43,34 +43,11 @@ std::shared_ptr<const Plan> refused(const Arguments& arguments, std::string reas
   return plan;
 }
 
-std::string first_line(const std::string& text) {
-  return text.substr(0, text.find('\n'));
-}
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 }  // namespace
 
 std::atomic<bool> fallback_enabled{true};
-
-Counters& counters() {
-  static Counters* c = new Counters;
-  return *c;
-}
-
-void Counters::count_fallback(const std::string& reason) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto known = fallbacks.find(reason);
-  if (known != fallbacks.end()) {
-    ++known->second;
-  } else {
-    ++fallbacks[fallbacks.size() < most_reasons ? reason : "other reasons"];
-  }
-}
-
-void Counters::clear() {
-  plans_built = exact_hits = class_hits = launches = 0;
-  const std::lock_guard<std::mutex> lock(mutex);
-  fallbacks.clear();
-}
 
 Group::Group(int64_t id, std::shared_ptr<torch::jit::Graph> graph, std::string text)
     : id(id), text(std::move(text)), graph(std::move(graph)) {}
@@ -85,69 +62,51 @@ void Group::run(torch::jit::Stack& stack, size_t input_count) {
     report("input", reason);
     return run_unfused(stack, reason);
   }
-  Call call = find_exact(arguments);
-  if (!call) {
-    call = find_class(arguments);
-  }
-  if (!call) {
-    Miss miss = plan_anew(arguments, inputs);
-    if (!miss.call) {
+  ExactTable& exact = ExactTable::mine();
+  const PreparedCall* call = exact.find(this, arguments);
+  if (call) {
+    counters().add(Count::ExactHits, call->plan->refusal.empty());
+  } else {
+    const uint64_t epoch = ExactTable::epoch();
+    Call found = find_class(arguments);
+    if (!found) {
+      Miss miss = plan_anew(arguments, inputs);
       if (miss.kind) {
         report(miss.kind, miss.reason);
       }
-      return run_unfused(stack, miss.reason);
+      if (!miss.call) {
+        return run_unfused(stack, miss.reason);
+      }
+      found = std::move(miss.call);
     }
-    if (miss.kind) {
-      report(miss.kind, miss.reason);
-    }
-    call = std::move(miss.call);
+    call = exact.insert(this, epoch, std::move(found));
   }
   run_prepared(*call, arguments, stack, input_count);
 }
 
-Group::Call Group::find_exact(const Arguments& arguments) {
-  const std::shared_lock<std::shared_mutex> lock(mutex_);
-  if (exact_) {
-    const Call* set = exact_->data() + (arguments.hash % sets) * ways;
-    for (size_t way = 0; way < ways && set[way]; ++way) {
-      if (set[way]->serves(arguments)) {
-        counters().exact_hits.fetch_add(set[way]->plan->refusal.empty(), std::memory_order_relaxed);
-        return set[way];
-      }
-    }
-  }
-  return nullptr;
-}
-
 Group::Call Group::find_class(const Arguments& arguments) {
   static thread_local std::vector<int64_t> values;
-  std::shared_ptr<Structure> structure;
   std::shared_ptr<const Plan> found;
   {
     const std::shared_lock<std::shared_mutex> lock(mutex_);
-    for (const auto& s : structures_) {
-      if (s->key == arguments.structure) {
-        structure = s;
-        break;
+    for (const auto& structure : structures_) {
+      if (structure->key != arguments.structure) {
+        continue;
       }
-    }
-    if (!structure) {
-      return nullptr;
-    }
-    for (const auto& plan : structure->plans) {
-      if (evaluate(plan->program, arguments.leaves, values)) {
-        found = plan;
-        break;
+      for (const auto& plan : structure->plans) {
+        if (evaluate(plan->program, arguments.leaves, values)) {
+          found = plan;
+          break;
+        }
       }
+      break;
     }
   }
   if (!found) {
     return nullptr;
   }
-  counters().class_hits.fetch_add(found->refusal.empty(), std::memory_order_relaxed);
-  Call call = prepare(std::move(found), arguments, values);
-  remember(*structure, call);
-  return call;
+  counters().add(Count::ClassHits, found->refusal.empty());
+  return prepare(std::move(found), arguments, values);
 }
 
 // None where the group has met too many structures.
@@ -166,27 +125,6 @@ std::shared_ptr<Structure> Group::structure_of(const Arguments& arguments) {
   return structures_.back();
 }
 
-void Group::remember(const Structure& structure, Call call) {
-  Call victim;  // destroyed after the lock is gone
-  const std::unique_lock<std::shared_mutex> lock(mutex_);
-  if (structure.retired) {
-    return;
-  }
-  if (!exact_) {
-    exact_ = std::make_unique<std::array<Call, sets * ways>>();
-  }
-  Call* set = exact_->data() + (call->hash % sets) * ways;
-  size_t way = 0;
-  while (way < ways && set[way]) {
-    if (set[way]->hash == call->hash && set[way]->values == call->values && set[way]->structure == call->structure) {
-      return;  // another thread was faster
-    }
-    ++way;
-  }
-  victim = std::move(call);
-  std::swap(victim, set[way < ways ? way : next_victim_++ % ways]);
-}
-
 Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs) {
   // Whoever waits for `planning_` has let go of the GIL, so its holder may wait for the GIL.
   const WithoutGil no_gil;
@@ -196,8 +134,9 @@ Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValu
   }
   const auto structure = structure_of(arguments);
   if (!structure || structure->plans.size() >= most_plans) {
-    return {nullptr, "limit", structure ? "more classes of calls than a group keeps plans for"
-                                        : "more kinds of arguments than a group keeps plans for"};
+    return {nullptr, "limit",
+            structure ? "more classes of calls than a group keeps plans for"
+                      : "more kinds of arguments than a group keeps plans for"};
   }
   const char* kind = nullptr;
   std::string reason;
@@ -229,12 +168,10 @@ Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValu
     const std::unique_lock<std::shared_mutex> guard(mutex_);
     structure->plans.push_back(plan);
   }
-  counters().plans_built.fetch_add(plan->refusal.empty(), std::memory_order_relaxed);
+  counters().add(Count::PlansBuilt, plan->refusal.empty());
   std::vector<int64_t> values;
   evaluate(plan->program, arguments.leaves, values);
-  Call call = prepare(std::move(plan), arguments, std::move(values));
-  remember(*structure, call);
-  return {std::move(call), kind, std::move(reason)};
+  return {prepare(std::move(plan), arguments, std::move(values)), kind, std::move(reason)};
 }
 
 void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
@@ -243,25 +180,23 @@ void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, t
   if (!plan.refusal.empty() || plan.failed()) {
     return run_unfused(stack, plan.refusal.empty() ? plan.failure() : plan.refusal);
   }
-  std::string reason, detail;
+  const char* kind = "memory";
+  std::string reason = "not enough memory for the outputs of a fused group", detail;
   try {
     RECORD_FUNCTION("run_fused_kernel", c10::ArrayRef<const c10::IValue>());
     const size_t launches = tsfuser::run(call, arguments, stack, input_count);
-    counters().launches.fetch_add(static_cast<int64_t>(launches), std::memory_order_relaxed);
+    counters().add(Count::Launches, static_cast<int64_t>(launches));
     return;
   } catch (const LaunchError& error) {
+    kind = plan.mark_failed(error.what()) ? "launch" : nullptr;  // another thread has reported it
     reason = error.what();
-    if (plan.mark_failed(reason)) {
-      report("launch", reason);
-    }
   } catch (const c10::Error& error) {
-    reason = "not enough memory for the outputs of a fused group";
-    detail = first_line(error.what_without_backtrace());
+    detail = ": " + first_line(error.what_without_backtrace());
   } catch (const std::bad_alloc&) {
-    reason = "not enough memory for the outputs of a fused group";
   }
-  if (!plan.failed()) {
-    report("memory", detail.empty() ? reason : reason + ": " + detail);
+  // From here on the call may be gone: a report may run anything, even a reset.
+  if (kind) {
+    report(kind, reason + detail);
   }
   run_unfused(stack, reason);
 }
@@ -277,9 +212,9 @@ const torch::jit::Code& Group::unfused_code() {
 }
 
 void Group::run_unfused(torch::jit::Stack& stack, const std::string& reason) {
-  counters().count_fallback(reason);
-  TORCH_CHECK(fallback_enabled.load(std::memory_order_relaxed), "tsfuser does not run this group fused: ", reason,
-              "\n(its fallback is disabled)\n", text);
+  counters().add_fallback(reason);
+  TORCH_CHECK(fallback_enabled.load(std::memory_order_relaxed),
+              "tsfuser does not run this group fused: ", reason, "\n(its fallback is disabled)\n", text);
   torch::jit::InterpreterState(unfused_code()).run(stack);
 }
 
@@ -296,13 +231,8 @@ void Group::report(const char* kind, const std::string& reason) {
 
 void Group::reset() {
   std::vector<std::shared_ptr<Structure>> structures;  // destroyed after the lock is gone
-  std::unique_ptr<std::array<Call, sets * ways>> exact;
   const std::unique_lock<std::shared_mutex> lock(mutex_);
-  for (const auto& s : structures_) {
-    s->retired = true;
-  }
   structures.swap(structures_);
-  exact.swap(exact_);
   reported_.clear();
 }
 
@@ -354,11 +284,13 @@ void reset_groups() {
   for (Group* group : registry().groups) {
     group->reset();
   }
+  ExactTable::next_epoch();
+  ExactTable::mine().clear();
 }
 
 void groups_after_fork() {
   new (&registry().mutex) std::mutex;
-  new (&counters().mutex) std::mutex;
+  counters().after_fork();
   for (Group* group : registry().groups) {
     group->after_fork();
   }

@@ -1,18 +1,16 @@
 // A group of ops that runs as one: its plans, their lookup, and the way out when there is none.
 //
 // In: the interpreter's stack. Out: the same stack with the inputs replaced by the outputs. A call goes
-//   1 exact hit: the leaf vector was seen before -> everything is ready, launch
-//   2 class hit: some plan's checks hold          -> evaluate its size program, launch, remember for 1
-//   3 miss: Python makes a plan, once             -> as 2
+//   1 exact hit: this thread saw the leaf vector before -> everything is ready, launch
+//   2 class hit: some plan's checks hold                -> evaluate its size program, launch, remember for 1
+//   3 miss: Python makes a plan, once                   -> as 2
 //   otherwise the subgraph is interpreted, with a reason that `stats` counts.
 // 1 and 2 never take the GIL.
 #pragma once
 
 #include "plan.h"
 
-#include <array>
 #include <atomic>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -27,23 +25,12 @@ struct Code;
 
 namespace tsfuser {
 
-struct Counters {
-  std::atomic<int64_t> plans_built{0}, exact_hits{0}, class_hits{0}, launches{0};
-  std::mutex mutex;  // of `fallbacks`
-  std::map<std::string, int64_t> fallbacks;
-
-  void count_fallback(const std::string& reason);
-  void clear();
-};
-
-Counters& counters();
 extern std::atomic<bool> fallback_enabled;
 
 // Calls whose arguments have the same kinds, dtypes, devices and ranks; their plans differ by class.
 struct Structure {
   std::vector<uint64_t> key;
   std::vector<std::shared_ptr<const Plan>> plans;
-  bool retired = false;  // by a reset while a call was on its way
 };
 
 class Group {
@@ -68,24 +55,20 @@ class Group {
     std::string reason;
   };
 
-  Call find_exact(const Arguments& arguments);
   Call find_class(const Arguments& arguments);
   Miss plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs);
   std::shared_ptr<Structure> structure_of(const Arguments& arguments);
-  void remember(const Structure& structure, Call call);
 
-  void run_prepared(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack, size_t input_count);
+  void run_prepared(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
+                    size_t input_count);
   void run_unfused(torch::jit::Stack& stack, const std::string& reason);
   void report(const char* kind, const std::string& reason);
   const torch::jit::Code& unfused_code();
 
-  static constexpr size_t sets = 64, ways = 4;  // the exact table: 256 calls
   static constexpr size_t most_plans = 64, most_structures = 256, most_reports = 64;
 
-  std::shared_mutex mutex_;     // of what follows, never held while waiting for the GIL
+  std::shared_mutex mutex_;  // of what follows, never held while waiting for the GIL
   std::vector<std::shared_ptr<Structure>> structures_;
-  std::unique_ptr<std::array<Call, sets * ways>> exact_;
-  size_t next_victim_ = 0;
   std::set<std::string> reported_;
 
   std::mutex planning_;  // held while Python plans; waited for without the GIL
@@ -95,14 +78,14 @@ class Group {
 
 // The process-wide registry. Equal texts are one group; groups live as long as the process.
 Group* group_by_text(std::shared_ptr<torch::jit::Graph> graph, const std::string& text);
-Group* group_by_id(int64_t id);    // null if there is none
-Group& known_group(int64_t id);    // throws std::out_of_range
+Group* group_by_id(int64_t id);  // null if there is none
+Group& known_group(int64_t id);  // throws std::out_of_range
 size_t group_count();
 void reset_groups();
 void groups_after_fork();
 
-// planner.cpp, the calls into Python. What Python raised comes as PlannerError, with its reason; PlannerAbsent says that
-// nobody could be asked this time.
+// planner.cpp, the calls into Python. What Python raised comes as PlannerError, with its reason;
+// PlannerAbsent says that nobody could be asked this time.
 struct PlannerError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

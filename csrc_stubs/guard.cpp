@@ -1,9 +1,10 @@
 // prim::CudaFusionGuard: may this call run the group that was made for the profiled types?
 //
-// In: the group's tensor inputs, and their profiled types in the node's `types`. Out: a bool in their place. Only that is
-// checked which the group was made for: dtype, device, rank, requires_grad, which sizes are 1 or 0, the order of the
-// strides, and contiguity where it was profiled. Sizes, pointers and aliases stay free. Example: a group profiled with
-// Float(4, 8, strides=[8, 1], device=cpu) takes any contiguous float matrix without a size 1 or 0.
+// In: the group's tensor inputs, and their profiled types in the node's `types`. Out: a bool in their place.
+// Only that is checked which the group was made for: dtype, device, rank, requires_grad, which sizes are 1
+// or 0, the order of the strides, and contiguity where it was profiled. Sizes, pointers and aliases stay
+// free. Example: a group profiled with Float(4, 8, strides=[8, 1], device=cpu) takes any contiguous float
+// matrix without a size 1 or 0.
 
 #include "arguments.h"
 #include "hooks.h"
@@ -38,9 +39,7 @@ struct Expected {
   std::vector<Extent> extents;
 };
 
-Extent extent_of(int64_t size) {
-  return size == 0 ? Extent::Zero : size == 1 ? Extent::One : Extent::Other;
-}
+Extent extent_of(int64_t size) { return size == 0 ? Extent::Zero : size == 1 ? Extent::One : Extent::Other; }
 
 Expected flatten(const c10::TypePtr& type) {
   Expected e;
@@ -63,7 +62,8 @@ Expected flatten(const c10::TypePtr& type) {
   for (size_t j = 0; strides.size() && j < *strides.size(); ++j) {
     const auto& stride = strides[j];
     if (stride && stride->stride_index_ && static_cast<int64_t>(*stride->stride_index_) < e.rank) {
-      e.order.push_back({static_cast<int32_t>(*stride->stride_index_), stride->contiguous_.value_or(false), j == 0});
+      e.order.push_back(
+          {static_cast<int32_t>(*stride->stride_index_), stride->contiguous_.value_or(false), j == 0});
     }
   }
   return e;
@@ -82,7 +82,8 @@ bool strides_agree(const Expected& e, at::IntArrayRef sizes, at::IntArrayRef str
         if (strides[d] != 1) {
           return false;
         }
-      } else if (inner >= 0 && sizes[d] != 1 && strides[d] != 1 && strides[d] != strides[inner] * sizes[inner]) {
+      } else if (inner >= 0 && sizes[d] != 1 && strides[d] != 1 &&
+                 strides[d] != strides[inner] * sizes[inner]) {
         return false;
       }
     }

@@ -22,7 +22,8 @@ Callback& reporter_callback();
 // The guard's operation for the profiled types of its inputs (guard.cpp).
 torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types);
 
-// Once a process, when the module is initialised. None of them changes a program while `pass_enabled` is off.
+// Once a process, when the module is initialised. None of them changes a program while `pass_enabled` is
+// off.
 void register_operators();   // operators.cpp
 void register_pass_hooks();  // pass_hook.cpp
 

@@ -48,12 +48,14 @@ void check(cuda::Result result, const char* what, const std::string& kernel) {
   const char *name = nullptr, *text = nullptr;
   driver().error_name(result, &name);
   driver().error_string(result, &text);
-  throw LaunchError(std::string(what) + " failed for kernel " + kernel + ": " + (name ? name : std::to_string(result)) +
+  throw LaunchError(std::string(what) + " failed for kernel " + kernel + ": " +
+                    (name ? name : std::to_string(result)) +
                     (text ? std::string(" (") + text + ")" : std::string()));
 }
 
-// A thread that has not called the CUDA runtime yet (a fresh one, or one of the autograd engine) has no current context;
-// the launch needs the primary one, which is the one that torch and CuPy use. True if there was none.
+// A thread that has not called the CUDA runtime yet (a fresh one, or one of the autograd engine) has no
+// current context; the launch needs the primary one, which is the one that torch and CuPy use. True if there
+// was none.
 bool adopt_primary_context(int ordinal, const std::string& kernel) {
   cuda::Context current = nullptr;
   check(driver().context_get_current(&current), "cuCtxGetCurrent", kernel);
@@ -75,17 +77,17 @@ bool adopt_primary_context(int ordinal, const std::string& kernel) {
   return true;
 }
 
-// A kernel gets more than 48 KB of dynamic shared memory only after this. Raised to all that the device has, so that
-// plans that share a function cannot lower each other's limit.
+// A kernel gets more than 48 KB of dynamic shared memory only after this. Raised to all that the device has,
+// so that plans that share a function cannot lower each other's limit.
 void raise_shared_memory(const Launch& launch, int ordinal) {
   const auto function = static_cast<cuda::Function>(launch.function);
   cuda::Device device;
   int most = 0, fixed = 0;
   check(driver().device_get(&device, ordinal), "cuDeviceGet", launch.name);
-  check(driver().device_get_attribute(&most, cuda::device_max_shared_bytes_optin, device), "cuDeviceGetAttribute",
-        launch.name);
-  check(driver().function_get_attribute(&fixed, cuda::function_static_shared_bytes, function), "cuFuncGetAttribute",
-        launch.name);
+  check(driver().device_get_attribute(&most, cuda::device_max_shared_bytes_optin, device),
+        "cuDeviceGetAttribute", launch.name);
+  check(driver().function_get_attribute(&fixed, cuda::function_static_shared_bytes, function),
+        "cuFuncGetAttribute", launch.name);
   check(driver().function_set_attribute(function, cuda::function_max_dynamic_shared_bytes, most - fixed),
         "cuFuncSetAttribute", launch.name);
   launch.shared_memory_raised.store(true, std::memory_order_release);
@@ -96,22 +98,24 @@ void raise_shared_memory(const Launch& launch, int ordinal) {
 void launch_cuda(const PreparedLaunch& prepared, char* args, void* stream, int device) {
   const Launch& launch = *prepared.launch;
   if (prepared.grid > std::numeric_limits<int32_t>::max()) {
-    throw LaunchError("kernel " + launch.name + " needs " + std::to_string(prepared.grid) + " blocks, CUDA has 2^31 - 1");
+    throw LaunchError("kernel " + launch.name + " needs " + std::to_string(prepared.grid) +
+                      " blocks, CUDA has 2^31 - 1");
   }
   static thread_local bool context_seen = false;
   if (C10_UNLIKELY(!context_seen)) {
     adopt_primary_context(device, launch.name);
     context_seen = true;
   }
-  if (prepared.shared > cuda::shared_bytes_without_optin && !launch.shared_memory_raised.load(std::memory_order_acquire)) {
+  if (prepared.shared > cuda::shared_bytes_without_optin &&
+      !launch.shared_memory_raised.load(std::memory_order_acquire)) {
     raise_shared_memory(launch, device);
   }
   void* parameters[] = {args};  // every kernel has one parameter, a struct
   const auto attempt = [&] {
-    return driver().launch_kernel(static_cast<cuda::Function>(launch.function), static_cast<unsigned>(prepared.grid), 1, 1,
-                                  static_cast<unsigned>(prepared.block_x), static_cast<unsigned>(prepared.block_y), 1,
-                                  static_cast<unsigned>(prepared.shared), static_cast<cuda::Stream>(stream), parameters,
-                                  nullptr);
+    return driver().launch_kernel(
+        static_cast<cuda::Function>(launch.function), static_cast<unsigned>(prepared.grid), 1, 1,
+        static_cast<unsigned>(prepared.block_x), static_cast<unsigned>(prepared.block_y), 1,
+        static_cast<unsigned>(prepared.shared), static_cast<cuda::Stream>(stream), parameters, nullptr);
   };
   cuda::Result result = attempt();
   if (C10_UNLIKELY(result != cuda::success) && adopt_primary_context(device, launch.name)) {

@@ -14,7 +14,8 @@ using torch::jit::Node;
 using torch::jit::Operation;
 using torch::jit::Stack;
 
-// The graph pass stores the group's id; a graph that comes from elsewhere (a file, a test) has only the subgraph.
+// The graph pass stores the group's id; a graph that comes from elsewhere (a file, a test) has only the
+// subgraph.
 Group* group_of(const Node* node) {
   static const auto cache_id = c10::Symbol::attr("cache_id");
   if (node->hasAttribute(cache_id)) {
@@ -35,7 +36,8 @@ Operation make_group(const Node* node) {
 Operation make_guard(const Node* node) {
   const auto& types = node->tys(c10::attr::types);
   const size_t inputs = node->inputs().size();
-  TORCH_CHECK(types.size() == inputs, "prim::CudaFusionGuard has ", inputs, " inputs and ", types.size(), " types");
+  TORCH_CHECK(types.size() == inputs, "prim::CudaFusionGuard has ", inputs, " inputs and ", types.size(),
+              " types");
   return guard_operation(types);
 }
 
@@ -51,8 +53,10 @@ void add_optional(Stack& stack) {
 
 void register_operators() {
   static const torch::jit::RegisterOperators registered(
-      {torch::jit::Operator(c10::prim::CudaFusionGroup, make_group, c10::AliasAnalysisKind::INTERNAL_SPECIAL_CASE),
-       torch::jit::Operator("prim::CudaFusionGuard(...) -> bool", make_guard, c10::AliasAnalysisKind::FROM_SCHEMA),
+      {torch::jit::Operator(c10::prim::CudaFusionGroup, make_group,
+                            c10::AliasAnalysisKind::INTERNAL_SPECIAL_CASE),
+       torch::jit::Operator("prim::CudaFusionGuard(...) -> bool", make_guard,
+                            c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("prim::add_optional(Tensor(a) input, Tensor? bias) -> Tensor(a)", add_optional,
                             c10::AliasAnalysisKind::FROM_SCHEMA)});
 }

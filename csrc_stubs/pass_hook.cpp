@@ -1,5 +1,5 @@
-// Graphs, as torch's executor gives them and as Python asks for them: the pre-pass, the predicate that says which nodes to
-// profile, and the graph passes that torch has in C++ only.
+// Graphs, as torch's executor gives them and as Python asks for them: the pre-pass, the predicate that says
+// which nodes to profile, and the graph passes that torch has in C++ only.
 
 #include "group.h"
 #include "hooks.h"
@@ -54,7 +54,8 @@ bool is_profiled(const torch::jit::Node* node) {
   return profiled().kinds.count(node->kind()) != 0;
 }
 
-// The executor's compile lock is held. Python gets a copy, so that whatever it does half-way leaves the graph as it was.
+// The executor's compile lock is held. Python gets a copy, so that whatever it does half-way leaves the
+// graph as it was.
 void pre_pass(GraphPtr& graph) {
   if (!pass_enabled.load(std::memory_order_relaxed)) {
     return;
@@ -110,10 +111,12 @@ void bind_graphs(py::module_& m) {
   m.def("register_profiled_kinds", &profile_kinds);
   m.def("lower_simple_tuples", [](const GraphPtr& graph) { torch::jit::LowerSimpleTuples(graph); });
   m.def("remove_tensor_mutation", [](const GraphPtr& graph, const std::vector<std::string>& kinds) {
-    return torch::jit::RemoveTensorMutation(
-        graph, [wanted = symbols(kinds)](torch::jit::Node* node) { return wanted.count(node->kind()) != 0; });
+    return torch::jit::RemoveTensorMutation(graph, [wanted = symbols(kinds)](torch::jit::Node* node) {
+      return wanted.count(node->kind()) != 0;
+    });
   });
-  m.def("group_id", [](const GraphPtr& graph, const std::string& text) { return group_by_text(graph, text)->id; });
+  m.def("group_id",
+        [](const GraphPtr& graph, const std::string& text) { return group_by_text(graph, text)->id; });
   m.def("group_graph", [](int64_t id) { return known_group(id).graph; });
 }
 

@@ -19,9 +19,7 @@ namespace {
 
 constexpr size_t args_alignment = 16;
 
-size_t padded(size_t bytes) {
-  return (bytes + args_alignment - 1) / args_alignment * args_alignment;
-}
+size_t padded(size_t bytes) { return (bytes + args_alignment - 1) / args_alignment * args_alignment; }
 
 size_t slot_bytes(SlotKind kind) {
   switch (kind) {
@@ -54,7 +52,8 @@ int64_t integer_of(const c10::IValue& value) {
   if (value.isInt()) {
     return value.toInt();
   }
-  return value.isBool() ? static_cast<int64_t>(value.toBool()) : static_cast<int64_t>(number_of(value).real());
+  return value.isBool() ? static_cast<int64_t>(value.toBool())
+                        : static_cast<int64_t>(number_of(value).real());
 }
 
 void put_number(char* at, SlotKind kind, const c10::IValue& value) {
@@ -64,26 +63,29 @@ void put_number(char* at, SlotKind kind, const c10::IValue& value) {
     case SlotKind::NumberInt64: return put<int64_t>(at, integer_of(value));
     case SlotKind::NumberFloat32:
       // an int goes to float directly, not by way of double, to round once
-      return put<float>(at, value.isInt() ? static_cast<float>(value.toInt()) : static_cast<float>(number_of(value).real()));
+      return put<float>(at, value.isInt() ? static_cast<float>(value.toInt())
+                                          : static_cast<float>(number_of(value).real()));
     case SlotKind::NumberFloat64: return put<double>(at, number_of(value).real());
-    case SlotKind::NumberComplex64: return put<c10::complex<float>>(at, c10::complex<float>(number_of(value)));
+    case SlotKind::NumberComplex64:
+      return put<c10::complex<float>>(at, c10::complex<float>(number_of(value)));
     default: return put<c10::complex<double>>(at, number_of(value));
   }
 }
 
-at::Tensor allocate(c10::Device device, c10::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides) {
+at::Tensor allocate(c10::Device device, c10::ScalarType dtype, at::IntArrayRef sizes,
+                    at::IntArrayRef strides) {
   if (device.is_cpu()) {
     return at::Tensor(at::detail::empty_strided_cpu(sizes, strides, dtype));
   }
-  // The backend's own kernel, without BackendSelect and autograd in front of it: it uses whatever allocator, memory pool
-  // or capture torch has in force.
-  return at::_ops::empty_strided::redispatch(c10::DispatchKeySet(c10::DispatchKey::CUDA),
-                                             c10::fromIntArrayRefUnchecked(sizes), c10::fromIntArrayRefUnchecked(strides),
-                                             dtype, c10::kStrided, device, std::nullopt);
+  // The backend's own kernel, without BackendSelect and autograd in front of it: it uses whatever allocator,
+  // memory pool or capture torch has in force.
+  return at::_ops::empty_strided::redispatch(
+      c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::fromIntArrayRefUnchecked(sizes),
+      c10::fromIntArrayRefUnchecked(strides), dtype, c10::kStrided, device, std::nullopt);
 }
 
-void fill_slots(const Launch& launch, char* args, const Arguments& arguments, at::ArrayRef<c10::IValue> inputs,
-                at::ArrayRef<at::Tensor> allocated) {
+void fill_slots(const Launch& launch, char* args, const Arguments& arguments,
+                at::ArrayRef<c10::IValue> inputs, at::ArrayRef<at::Tensor> allocated) {
   for (const Slot& slot : launch.slots) {
     char* at = args + slot.offset;
     if (slot.kind == SlotKind::Input) {
@@ -105,28 +107,27 @@ void require(bool holds, const char* what) {
   }
 }
 
-bool below(int64_t index, size_t count) {
-  return index >= 0 && index < static_cast<int64_t>(count);
-}
+bool below(int64_t index, size_t count) { return index >= 0 && index < static_cast<int64_t>(count); }
 
 }  // namespace
 
-Plan::~Plan() {
-  release_later(static_cast<PyObject*>(keepalive));
-}
+Plan::~Plan() { release_later(static_cast<PyObject*>(keepalive)); }
 
 void Plan::verify() const {
   require(program.leaf_count >= 0, "a negative leaf count");
   size_t known = program.leaf_count;
   for (const Instruction& i : program.instructions) {
-    require(i.op == SizeOp::Const || (below(i.a, known) && below(i.b, known)), "an operand is not computed yet");
+    require(i.op == SizeOp::Const || (below(i.a, known) && below(i.b, known)),
+            "an operand is not computed yet");
     ++known;
   }
   int32_t after = 0;
   for (const Check& check : program.checks) {
-    require(check.instructions >= after && check.instructions <= static_cast<int64_t>(program.instructions.size()),
+    require(check.instructions >= after &&
+                check.instructions <= static_cast<int64_t>(program.instructions.size()),
             "checks are not in order");
-    require(below(check.index, program.leaf_count + check.instructions), "a check reads a value not computed yet");
+    require(below(check.index, program.leaf_count + check.instructions),
+            "a check reads a value not computed yet");
     after = check.instructions;
   }
   const auto is_value = [&](int32_t index) { return below(index, known); };
@@ -144,7 +145,8 @@ void Plan::verify() const {
         require(slot.offset >= 0 && slot.offset + slot_bytes(slot.kind) <= launch->args_bytes,
                 "a kernel argument lies outside of the arguments' bytes");
         const bool value = slot.kind == SlotKind::Int32 || slot.kind == SlotKind::Int64;
-        require(slot.index >= 0 && (!value || is_value(slot.index)), "a kernel argument is not among the values");
+        require(slot.index >= 0 && (!value || is_value(slot.index)),
+                "a kernel argument is not among the values");
         require(slot.kind != SlotKind::Allocation || below(slot.index, allocations.size()),
                 "a kernel argument is not among the allocations");
       }
@@ -173,7 +175,8 @@ const char* Plan::mismatch(at::ArrayRef<c10::IValue> inputs) const {
       } else if (slot.kind == SlotKind::Element) {
         if (!value.isTensor() || value.toTensor().dim() != 0 || !value.toTensor().is_cpu() ||
             slot.offset + value.toTensor().itemsize() > launch->args_bytes) {
-          return "a kernel takes the element of an input that is not a 0-dim CPU tensor, or has no room for it";
+          return "a kernel takes the element of an input that is not a 0-dim CPU tensor, or has no room for "
+                 "it";
         }
       } else if (!value.isScalar()) {
         return "a kernel takes as a number an input that is not one";
@@ -206,8 +209,8 @@ std::string Plan::failure() const {
 bool PreparedCall::serves(const Arguments& arguments) const {
   const size_t leaves = arguments.leaves.size();
   return hash == arguments.hash && structure == arguments.structure &&
-      static_cast<size_t>(plan->program.leaf_count) == leaves &&
-      std::memcmp(values.data(), arguments.leaves.data(), leaves * sizeof(int64_t)) == 0;
+         static_cast<size_t>(plan->program.leaf_count) == leaves &&
+         std::memcmp(values.data(), arguments.leaves.data(), leaves * sizeof(int64_t)) == 0;
 }
 
 std::shared_ptr<const PreparedCall> prepare(std::shared_ptr<const Plan> plan, const Arguments& arguments,
@@ -233,15 +236,17 @@ std::shared_ptr<const PreparedCall> prepare(std::shared_ptr<const Plan> plan, co
       const int64_t value = values[slot.index];
       slot.kind == SlotKind::Int32 ? put<int32_t>(at, static_cast<int32_t>(value)) : put<int64_t>(at, value);
     }
-    call->launches.push_back({launch.get(), values[launch->grid], values[launch->block_x], values[launch->block_y],
-                              values[launch->shared], values[launch->grain], offset});
+    call->launches.push_back({launch.get(), values[launch->grid], values[launch->block_x],
+                              values[launch->block_y], values[launch->shared], values[launch->grain],
+                              offset});
   }
   call->values = std::move(values);
   call->plan = std::move(plan);
   return call;
 }
 
-size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack, size_t input_count) {
+size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
+           size_t input_count) {
   const Plan& plan = *call.plan;
   const auto inputs = torch::jit::last(stack, input_count);
   const c10::Device device = arguments.device;

@@ -1,7 +1,8 @@
 // The one struct between Python and C++: what to allocate and what to launch for one class of calls.
 //
-// In: plain lists made by Python once. Out: `PreparedCall`, the plan with every integer of one call filled in, and
-// `run`, which does the call. Example: c = a + b is one allocation, one launch with three addresses and a count.
+// In: plain lists made by Python once. Out: `PreparedCall`, the plan with every integer of one call filled
+// in, and `run`, which does the call. Example: c = a + b is one allocation, one launch with three addresses
+// and a count.
 #pragma once
 
 #include "arguments.h"
@@ -67,7 +68,7 @@ struct Plan {
   std::vector<Allocation> allocations;
   std::vector<std::shared_ptr<const Launch>> launches;
   std::vector<Result> results;
-  std::string refusal;     // non-empty: calls of this class run unfused
+  std::string refusal;        // non-empty: calls of this class run unfused
   void* keepalive = nullptr;  // PyObject*, owned
 
   Plan() = default;
@@ -116,9 +117,11 @@ struct LaunchError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Allocates, launches, and replaces the call's inputs on the stack by its outputs. On an exception the stack is as it
-// was. Throws LaunchError, or c10::Error / std::bad_alloc where memory is short. Returns the number of launches.
-size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack, size_t input_count);
+// Allocates, launches, and replaces the call's inputs on the stack by its outputs. On an exception the stack
+// is as it was. Throws LaunchError, or c10::Error / std::bad_alloc where memory is short. Returns the number
+// of launches.
+size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
+           size_t input_count);
 
 // launch_host.cpp, launch_cuda.cpp
 void launch_host(const PreparedLaunch& launch, const char* args);

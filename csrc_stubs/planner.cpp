@@ -47,7 +47,8 @@ py::tuple describe(const c10::IValue& value) {
   if (value.isList()) {
     return describe_list(value);
   }
-  return py::make_tuple("other", value.isString() ? py::object(py::str(value.toStringRef())) : py::object(py::none()));
+  return py::make_tuple(
+      "other", value.isString() ? py::object(py::str(value.toStringRef())) : py::object(py::none()));
 }
 
 // A refusal is its sentence; any other exception is named.

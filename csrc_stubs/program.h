@@ -1,7 +1,9 @@
-// Size programs: the integers of a plan (extents, strides, grid, checks) as functions of a call's leaf vector.
+// Size programs: the integers of a plan (extents, strides, grid, checks) as functions of a call's leaf
+// vector.
 //
 // In: the leaves of one call. Out: leaves followed by one value an instruction. Example: leaves [6], program
-// {const 4; mul v0 v1} gives [6, 4, 24]. The operations are those of tsfuser/ir/size.py, which documents them.
+// {const 4; mul v0 v1} gives [6, 4, 24]. The operations are those of tsfuser/ir/size.py, which documents
+// them.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +15,22 @@
 
 namespace tsfuser {
 
-enum class SizeOp : uint8_t { Const, Add, Sub, Mul, Div, Mod, CeilDiv, Min, Max, Eq, Lt, Le, Pow2, NextPow2 };
+enum class SizeOp : uint8_t {
+  Const,
+  Add,
+  Sub,
+  Mul,
+  Div,
+  Mod,
+  CeilDiv,
+  Min,
+  Max,
+  Eq,
+  Lt,
+  Le,
+  Pow2,
+  NextPow2
+};
 
 struct Instruction {
   SizeOp op;
@@ -35,8 +52,8 @@ struct Program {
 };
 
 inline std::optional<SizeOp> size_op(const std::string& name) {
-  static constexpr const char* names[] = {"const", "add", "sub", "mul", "div", "mod", "ceildiv",
-                                          "min", "max", "eq", "lt", "le", "pow2", "nextpow2"};
+  static constexpr const char* names[] = {"const", "add", "sub", "mul", "div", "mod",  "ceildiv",
+                                          "min",   "max", "eq",  "lt",  "le",  "pow2", "nextpow2"};
   for (size_t i = 0; i < std::size(names); ++i) {
     if (name == names[i]) {
       return static_cast<SizeOp>(i);
@@ -79,7 +96,8 @@ inline int64_t apply(SizeOp op, int64_t a, int64_t b) {
 }
 
 // Fills `values` for one call; false at the first check that does not hold (values are then incomplete).
-inline bool evaluate(const Program& program, const std::vector<int64_t>& leaves, std::vector<int64_t>& values) {
+inline bool evaluate(const Program& program, const std::vector<int64_t>& leaves,
+                     std::vector<int64_t>& values) {
   if (static_cast<int64_t>(leaves.size()) != program.leaf_count) {
     return false;
   }

@@ -1,7 +1,8 @@
 // The door to Python: who may call it, how its objects are let go, and how it closes.
 //
-// Rules. No lock of this extension is held by a thread that waits for the GIL, unless every thread that waits for that
-// lock has let go of the GIL first. No Python object is released where the GIL's state is not known.
+// Rules. No lock of this extension is held by a thread that waits for the GIL, unless every thread that
+// waits for that lock has let go of the GIL first. No Python object is released where the GIL's state is not
+// known.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -12,8 +13,8 @@ namespace tsfuser {
 
 namespace py = pybind11;
 
-// The GIL for one call into Python, from any thread. False once the interpreter shuts down: then Python must not be
-// touched. Example: `PythonCall python; if (python) fn(1);`
+// The GIL for one call into Python, from any thread. False once the interpreter shuts down: then Python must
+// not be touched. Example: `PythonCall python; if (python) fn(1);`
 class PythonCall {
  public:
   PythonCall();
@@ -39,8 +40,8 @@ void release_later(PyObject* object);
 // With the GIL held.
 void release_now();
 
-// Called at the interpreter's exit with the GIL held: no call enters Python any more, and those inside get some seconds
-// to finish.
+// Called at the interpreter's exit with the GIL held: no call enters Python any more, and those inside get
+// some seconds to finish.
 void close_python();
 // In the child of a fork only the forking thread lives on.
 void forget_other_threads();
@@ -60,8 +61,8 @@ class Callback {
   PyObject* fn_ = nullptr;
 };
 
-// Disposes of a Python exception that has nobody to go to: KeyboardInterrupt is raised again in the main thread, others
-// are written to stderr. With the GIL held.
+// Disposes of a Python exception that has nobody to go to: KeyboardInterrupt is raised again in the main
+// thread, others are written to stderr. With the GIL held.
 void dispose(py::error_already_set& error, const char* where);
 
 }  // namespace tsfuser

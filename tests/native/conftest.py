@@ -1,4 +1,4 @@
-"""Fixtures: the extension alone, with no Python planner behind it, and host kernels compiled by the system compiler."""
+"""Fixtures: the extension alone, without a Python planner, and host kernels from the system compiler."""
 
 import sys
 from pathlib import Path

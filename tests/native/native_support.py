@@ -32,8 +32,9 @@ KERNELS = r"""
 #include <pthread.h>
 #include <unistd.h>
 #include <sys/syscall.h>
-#define KERNEL(name) extern "C" void name(const void* args, int64_t grid, int64_t block_x, int64_t block_y, int64_t shared, \
-                                          int64_t begin, int64_t end)
+#define KERNEL(name) \
+  extern "C" void name(const void* args, int64_t grid, int64_t block_x, int64_t block_y, int64_t shared, \
+                       int64_t begin, int64_t end)
 
 struct Add { const float* a; const float* b; float* c; int64_t n; };
 KERNEL(add) {
@@ -78,15 +79,17 @@ def compile_kernels(folder) -> dict:
     source, library = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
     source.write_text(KERNELS)
     compiler = os.environ.get("CXX") or shutil.which("c++") or "g++"
-    subprocess.run([*compiler.split(), "-O1", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    subprocess.run(
+        [*compiler.split(), "-O1", "-shared", "-fPIC", str(source), "-o", str(library)], check=True
+    )
     loaded = ctypes.CDLL(str(library))
     names = ("add", "copy", "threads", "parameters")
     return {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value for name in names}
 
 
 def group_function(subgraph: str, inputs: int, guard=None, cache_id=None):
-    """A function of `inputs` arguments that runs one group; with `guard`, a list of types, it returns what the guard says
-    instead. Returned values of the group come as a tuple if there are several."""
+    """A function of `inputs` arguments that runs one group; with `guard`, a list of types, it returns what the
+    guard says instead. Several results come as a tuple."""
     sub = torch._C.parse_ir(subgraph)
     graph = torch._C.Graph()
     values = [graph.addInput() for _ in range(inputs)]
@@ -114,11 +117,27 @@ def group_function(subgraph: str, inputs: int, guard=None, cache_id=None):
 
 def add_plan(native, kernels, block=128, keepalive=None):
     """c = a + b for two contiguous float vectors of equal size; others are of another class."""
-    # leaves: 0 n, 1 stride, 2 alignment, 3 n, 4 stride, 5 alignment; then the instructions' results from 6 on
-    program = [("eq", 0, 3), ("eq", 1, 4), ("const", block, 0), ("ceildiv", 0, 8), ("const", 1, 0), ("const", 0, 0)]
+    # leaves: 0 n, 1 stride, 2 alignment, 3 n, 4 stride, 5 alignment; the instructions' results from 6 on
+    program = [
+        ("eq", 0, 3),
+        ("eq", 1, 4),
+        ("const", block, 0),
+        ("ceildiv", 0, 8),
+        ("const", 1, 0),
+        ("const", 0, 0),
+    ]
     args = [(0, "input", 0), (8, "input", 1), (16, "allocation", 0), (24, "int64", 0)]
     launch = native.Launch("host", kernels["add"], "add", 9, 8, 10, 11, 10, 32, args)
-    return native.Plan(6, program, [(1, 6, 1), (2, 7, 1)], [("float32", [0], [10])], [launch], [("allocation", 0)], "", keepalive)
+    return native.Plan(
+        6,
+        program,
+        [(1, 6, 1), (2, 7, 1)],
+        [("float32", [0], [10])],
+        [launch],
+        [("allocation", 0)],
+        "",
+        keepalive,
+    )
 
 
 def refusing_plan(native, leaves: int, reason: str):

@@ -1,4 +1,4 @@
-"""What does not run fused: right results by the interpreter, the reason counted, failures remembered and reported once."""
+"""What does not run fused: right results all the same, reasons counted, failures remembered and reported once."""
 
 import sys
 
@@ -23,28 +23,38 @@ def reports(native):
 
 def subclass(t):
     from torch.testing._internal.two_tensor import TwoTensor
+
     return TwoTensor(t, t.clone())
 
 
-@pytest.mark.parametrize("make, words", [
-    (lambda t: t.to_sparse(), "not strided"),
-    (lambda t: torch.complex(t, t).conj(), "conjugate"),
-    (lambda t: torch.complex(t, t).conj().imag, "conjugate or negative"),
-    (lambda t: t.to("meta"), "meta"),
-    (subclass, "subclass"),
-    (lambda t: t.clone().requires_grad_(), "gradient"),
-    (lambda t: torch._efficientzerotensor(t.shape), "cannot read"),
-])
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda t: t.to_sparse(), "not strided"),
+        (lambda t: torch.complex(t, t).conj(), "conjugate"),
+        (lambda t: torch.complex(t, t).conj().imag, "conjugate or negative"),
+        (lambda t: t.to("meta"), "meta"),
+        (subclass, "subclass"),
+        (lambda t: t.clone().requires_grad_(), "gradient"),
+        (lambda t: torch._efficientzerotensor(t.shape), "cannot read"),
+    ],
+)
 def test_tensors_that_kernels_cannot_read_run_unfused(native, add, reports, make, words):
     t = torch.randn(4)
     x = make(t)
     for _ in range(2):
         result = add(x, x)
     expected = x + x
-    assert type(result) is type(expected) and result.device == expected.device and result.layout == expected.layout
+    assert (
+        type(result) is type(expected)
+        and result.device == expected.device
+        and result.layout == expected.layout
+    )
     if not result.is_meta:
         dense = result.to_dense() if result.is_sparse else result
-        assert torch.equal(dense.detach(), (expected.to_dense() if expected.is_sparse else expected).detach())
+        assert torch.equal(
+            dense.detach(), (expected.to_dense() if expected.is_sparse else expected).detach()
+        )
     assert [(kind, words in reason) for kind, reason in reports] == [("input", True)]
     assert list(native.stats()["fallbacks"].values()) == [2]
 
@@ -59,7 +69,11 @@ def test_gradient_flows_through_the_fallback(add):
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16])
 def test_unknown_dtype_runs_unfused(native, dtype):
-    f = group_function("graph(%a : Tensor):\n  %n : NoneType = prim::Constant()\n  %r : Tensor = aten::clone(%a, %n)\n  return (%r)", 1)
+    f = group_function(
+        "graph(%a : Tensor):\n  %n : NoneType = prim::Constant()\n  %r : Tensor = aten::clone(%a, %n)\n"
+        "  return (%r)",
+        1,
+    )
     x = torch.ones(4).to(dtype)
     assert torch.equal(f(x).float(), x.float())
     assert "dtype" in next(iter(native.stats()["fallbacks"]))
@@ -67,7 +81,8 @@ def test_unknown_dtype_runs_unfused(native, dtype):
 
 def test_undefined_tensor_and_tensor_list_run_unfused(native):
     graph = "graph(%a : Tensor, %l : Tensor[]):\n  %r : Tensor = aten::cat(%l, %d)\n  return (%r)".replace(
-        "%r :", "%d : int = prim::Constant[value=0]()\n  %r :")
+        "%r :", "%d : int = prim::Constant[value=0]()\n  %r :"
+    )
     a = torch.randn(2)
     assert torch.equal(group_function(graph, 2)(a, [a, a]), torch.cat([a, a]))
     assert native.stats()["fallbacks"] == {"an argument is a list of tensors": 1}
@@ -97,18 +112,25 @@ def test_refusal_is_remembered_and_counted(native, reports):
     f, a = group_function(ADD, 2), torch.randn(3)
     for _ in range(3):
         assert torch.equal(f(a, a), a + a)
-    assert len(asked) == 1 and native.stats()["fallbacks"] == {"too hard": 3} and reports == [("refusal", "too hard")]
+    assert (
+        len(asked) == 1
+        and native.stats()["fallbacks"] == {"too hard": 3}
+        and reports == [("refusal", "too hard")]
+    )
 
 
 class Refusal(Exception):
     pass
 
 
-@pytest.mark.parametrize("error, reason", [
-    (ValueError("no way"), "the planner failed: ValueError: no way"),
-    (Refusal("A sentence."), "A sentence."),
-    (AssertionError(), "the planner failed: AssertionError"),
-])
+@pytest.mark.parametrize(
+    "error, reason",
+    [
+        (ValueError("no way"), "the planner failed: ValueError: no way"),
+        (Refusal("A sentence."), "A sentence."),
+        (AssertionError(), "the planner failed: AssertionError"),
+    ],
+)
 def test_planner_that_raises_is_asked_once_for_the_structure(native, reports, error, reason):
     asked = []
 
@@ -121,18 +143,38 @@ def test_planner_that_raises_is_asked_once_for_the_structure(native, reports, er
     for n in (3, 4, 5):
         a = torch.randn(n)
         assert torch.equal(f(a, a), a + a)
-    assert len(asked) == 1 and reports == [("planner", reason)] and native.stats()["fallbacks"] == {reason: 3}
+    assert (
+        len(asked) == 1 and reports == [("planner", reason)] and native.stats()["fallbacks"] == {reason: 3}
+    )
 
 
-@pytest.mark.parametrize("make, words", [
-    (lambda n: None, "something else"),
-    (lambda n: n.Plan(6, [], [(0, 0, -1)], [], [], []), "checks do not hold"),
-    (lambda n: n.Plan(5, [], [], [], [], []), "checks do not hold"),
-    (lambda n: n.Plan(6, [], [], [], [], [("input", 2)]), "not among the group's inputs"),
-    (lambda n: n.Plan(6, [], [], [], [n.Launch("host", 1, "k", 0, 0, 0, 0, 0, 8, [(0, "float32", 1)])], []), "as a number"),
-    (lambda n: n.Plan(6, [], [], [], [n.Launch("host", 1, "k", 0, 0, 0, 0, 0, 8, [(0, "element", 1)])], []), "0-dim"),
-    (lambda n: n.Plan(6, [], [], [], [n.Launch("cuda", 1, "k", 0, 0, 0, 0, 0, 8, [(0, "input", 1)])], []), "its device"),
-])
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda n: None, "something else"),
+        (lambda n: n.Plan(6, [], [(0, 0, -1)], [], [], []), "checks do not hold"),
+        (lambda n: n.Plan(5, [], [], [], [], []), "checks do not hold"),
+        (lambda n: n.Plan(6, [], [], [], [], [("input", 2)]), "not among the group's inputs"),
+        (
+            lambda n: n.Plan(
+                6, [], [], [], [n.Launch("host", 1, "k", 0, 0, 0, 0, 0, 8, [(0, "float32", 1)])], []
+            ),
+            "as a number",
+        ),
+        (
+            lambda n: n.Plan(
+                6, [], [], [], [n.Launch("host", 1, "k", 0, 0, 0, 0, 0, 8, [(0, "element", 1)])], []
+            ),
+            "0-dim",
+        ),
+        (
+            lambda n: n.Plan(
+                6, [], [], [], [n.Launch("cuda", 1, "k", 0, 0, 0, 0, 0, 8, [(0, "input", 1)])], []
+            ),
+            "its device",
+        ),
+    ],
+)
 def test_wrong_plan_runs_unfused(native, reports, make, words):
     native.set_planner(lambda group, args: make(native))
     f, a = group_function(ADD, 2), torch.randn(3)
@@ -146,8 +188,12 @@ def test_failed_launch_is_remembered_and_reported_once(native, reports):
         pytest.skip("needs a machine where a CUDA launch fails")
     launch = native.Launch("cuda", 1, "some_kernel", 0, 0, 0, 0, 0, 8, [(0, "allocation", 0)])
     groups = []
-    native.set_planner(lambda group, args: groups.append(group) or native.Plan(
-        6, [], [], [("float32", [0], [1])], [launch], [("allocation", 0)]))
+    native.set_planner(
+        lambda group, args: (
+            groups.append(group)
+            or native.Plan(6, [], [], [("float32", [0], [1])], [launch], [("allocation", 0)])
+        )
+    )
     f, a = group_function(ADD, 2), torch.randn(3)
     for _ in range(3):
         assert torch.equal(f(a, a), a + a)
@@ -158,8 +204,17 @@ def test_failed_launch_is_remembered_and_reported_once(native, reports):
 
 def test_out_of_memory_runs_unfused_and_the_plan_lives_on(native, kernels, reports):
     # values 6 to 11: 10, a size no machine has, n > 10, that size or 0, that size or n, 1
-    program = [("const", 10, 0), ("const", 1 << 58, 0), ("lt", 6, 0), ("mul", 7, 8), ("max", 9, 0), ("const", 1, 0)]
-    native.set_planner(lambda group, args: native.Plan(6, program, [], [("float32", [10], [11])], [], [("allocation", 0)]))
+    program = [
+        ("const", 10, 0),
+        ("const", 1 << 58, 0),
+        ("lt", 6, 0),
+        ("mul", 7, 8),
+        ("max", 9, 0),
+        ("const", 1, 0),
+    ]
+    native.set_planner(
+        lambda group, args: native.Plan(6, program, [], [("float32", [10], [11])], [], [("allocation", 0)])
+    )
     f, large, small = group_function(ADD, 2), torch.randn(11), torch.randn(3)
     for _ in range(2):
         assert torch.equal(f(large, large), large + large)

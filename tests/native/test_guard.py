@@ -6,6 +6,7 @@ import pytest
 import torch
 from native_support import group_function
 
+
 def type_of(t):
     return torch._C.TensorType.create_from_tensor(t)
 
@@ -39,8 +40,9 @@ def expected(profiled, t):
 
 
 def recorded_order(profiled):
-    """(dim, contiguous) from fastest to slowest: ascending strides; of two equal strides the left dim is the slower one,
-    unless it has size 1 and the other has not. A dim is contiguous if its stride is what the next faster one asks for."""
+    """(dim, contiguous) from fastest to slowest: ascending strides; of two equal strides the left dim is the
+    slower one, unless it has size 1 and the other has not. A dim is contiguous if its stride is what the next
+    faster one asks for."""
     sizes, strides, rank = profiled.shape, profiled.stride(), profiled.dim()
     order = list(range(rank - 1, -1, -1))
     for i in range(1, rank):  # insertion sort, stable, that skips expanded dims
@@ -61,21 +63,47 @@ def recorded_order(profiled):
             contiguous = strides[d] == 1
         else:
             before = order[j - 1]
-            contiguous = strides[d] == 1 or (strides[d] != 0 and strides[d] == strides[before] * sizes[before])
+            contiguous = strides[d] == 1 or (
+                strides[d] != 0 and strides[d] == strides[before] * sizes[before]
+            )
         result.append((d, contiguous))
     return result
 
 
 def layouts():
     base = torch.randn(2, 3, 4)
-    yield from (base, base * 2, torch.randn(5, 6, 7), base.permute(2, 0, 1), base.transpose(1, 2), base.transpose(0, 2))
-    yield from (torch.randn(1, 3, 4), torch.randn(2, 1, 4), torch.randn(2, 3, 1), torch.randn(0, 3, 4), torch.randn(1, 1, 1))
+    yield from (
+        base,
+        base * 2,
+        torch.randn(5, 6, 7),
+        base.permute(2, 0, 1),
+        base.transpose(1, 2),
+        base.transpose(0, 2),
+    )
+    yield from (
+        torch.randn(1, 3, 4),
+        torch.randn(2, 1, 4),
+        torch.randn(2, 3, 1),
+        torch.randn(0, 3, 4),
+        torch.randn(1, 1, 1),
+    )
     yield from (torch.randn(2, 3, 8)[..., ::2], torch.randn(2, 6, 4)[:, ::2], torch.randn(2, 3, 8)[..., :4])
-    yield from (torch.randn(4).expand(2, 3, 4), torch.randn(2, 1, 4).expand(2, 3, 4), torch.randn(1, 1, 1).expand(2, 3, 4))
-    yield from (base.double(), torch.randn(3, 4), torch.randn(2, 3, 4, 5), torch.randn(2, 4, 3).permute(0, 2, 1)[:1])
+    yield from (
+        torch.randn(4).expand(2, 3, 4),
+        torch.randn(2, 1, 4).expand(2, 3, 4),
+        torch.randn(1, 1, 1).expand(2, 3, 4),
+    )
+    yield from (
+        base.double(),
+        torch.randn(3, 4),
+        torch.randn(2, 3, 4, 5),
+        torch.randn(2, 4, 3).permute(0, 2, 1)[:1],
+    )
 
 
-@pytest.mark.parametrize("profiled", list(layouts()), ids=lambda t: f"{tuple(t.shape)}{t.stride()}{t.dtype}"[:40])
+@pytest.mark.parametrize(
+    "profiled", list(layouts()), ids=lambda t: f"{tuple(t.shape)}{t.stride()}{t.dtype}"[:40]
+)
 def test_guard_says_what_the_specification_says(native, profiled):
     check = guard(type_of(profiled))
     for t in layouts():
@@ -106,7 +134,9 @@ def test_tensor_without_a_recorded_rank_never_passes(native):
     assert not guard(torch._C.TensorType.get())(torch.randn(3))
 
 
-@pytest.mark.parametrize("make", [lambda t: t.to_sparse(), lambda t: torch.complex(t, t).conj().imag, lambda t: t.to("meta")])
+@pytest.mark.parametrize(
+    "make", [lambda t: t.to_sparse(), lambda t: torch.complex(t, t).conj().imag, lambda t: t.to("meta")]
+)
 def test_tensors_that_kernels_cannot_read_do_not_pass(native, make):
     t = torch.randn(2, 3)
     assert not guard(type_of(t))(make(t))

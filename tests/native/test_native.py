@@ -15,6 +15,7 @@ def unfused(native):
 
 # Programs
 
+
 def test_size_operations_are_those_of_python(native):
     names = sorted(OPERATIONS)
     numbers = [0, 1, 2, 3, 5, 7, 8, 63, 64, 65, 1 << 20, (1 << 31) - 1, 1 << 31, 12345678901]
@@ -49,25 +50,35 @@ def test_first_check_that_fails_ends_the_evaluation(native):
     assert plan.evaluate([8, 8]) is None
 
 
-@pytest.mark.parametrize("change, words", [
-    (dict(instructions=[("add", 0, 1)]), "not computed yet"),
-    (dict(instructions=[("sqrt", 0, 0)]), "sqrt"),
-    (dict(checks=[(1, 0, 0)]), "not in order"),
-    (dict(checks=[(0, 1, 0)]), "not computed yet"),
-    (dict(allocations=[("float32", [0], [])]), "strides"),
-    (dict(allocations=[("float32", [3], [0])]), "size"),
-    (dict(allocations=[("float99", [0], [0])]), "float99"),
-    (dict(results=[("allocation", 0)]), "result"),
-    (dict(results=[("output", 0)]), "output"),
-])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (dict(instructions=[("add", 0, 1)]), "not computed yet"),
+        (dict(instructions=[("sqrt", 0, 0)]), "sqrt"),
+        (dict(checks=[(1, 0, 0)]), "not in order"),
+        (dict(checks=[(0, 1, 0)]), "not computed yet"),
+        (dict(allocations=[("float32", [0], [])]), "strides"),
+        (dict(allocations=[("float32", [3], [0])]), "size"),
+        (dict(allocations=[("float99", [0], [0])]), "float99"),
+        (dict(results=[("allocation", 0)]), "result"),
+        (dict(results=[("output", 0)]), "output"),
+    ],
+)
 def test_plan_that_points_outside_is_refused(native, change, words):
     fields = dict(leaf_count=1, instructions=[], checks=[], allocations=[], launches=[], results=[]) | change
     with pytest.raises(ValueError, match=words):
         native.Plan(**fields)
 
 
-@pytest.mark.parametrize("slot, words", [((0, "int64", 9), "values"), ((4, "int64", 0), "bytes"),
-                                         ((0, "allocation", 0), "allocations"), ((0, "int128", 0), "int128")])
+@pytest.mark.parametrize(
+    "slot, words",
+    [
+        ((0, "int64", 9), "values"),
+        ((4, "int64", 0), "bytes"),
+        ((0, "allocation", 0), "allocations"),
+        ((0, "int128", 0), "int128"),
+    ],
+)
 def test_kernel_argument_that_points_outside_is_refused(native, kernels, slot, words):
     with pytest.raises(ValueError, match=words):
         launch = native.Launch("host", kernels["copy"], "copy", 0, 0, 0, 0, 0, 8, [slot])
@@ -75,6 +86,7 @@ def test_kernel_argument_that_points_outside_is_refused(native, kernels, slot, w
 
 
 # Lookup
+
 
 def test_exact_hit_class_hit_and_miss(native, kernels):
     calls = []
@@ -96,8 +108,13 @@ def test_exact_hit_class_hit_and_miss(native, kernels):
 
 
 def test_call_of_another_class_gets_another_plan(native, kernels):
-    native.set_planner(lambda group, args: add_plan(native, kernels) if args[0][3] == args[1][3]
-                       else refusing_plan(native, 6, "sizes differ"))
+    native.set_planner(
+        lambda group, args: (
+            add_plan(native, kernels)
+            if args[0][3] == args[1][3]
+            else refusing_plan(native, 6, "sizes differ")
+        )
+    )
     f = group_function(ADD, 2)
     a, one = torch.randn(8), torch.randn(1)
     assert torch.equal(f(a, a), a + a)
@@ -120,8 +137,13 @@ graph(%a : Tensor, %s : str, %l : int[], %n : NoneType):
     native.set_planner(planner)
     f = group_function(graph, 4)
     a = torch.randn(3)
-    for args in [(a, "x", [1], None), (a, "a longer string", [1], None), (a.double(), "x", [1], None), (a[None], "x", [1], None),
-                 (a, "x", [1, 2], None)]:
+    for args in [
+        (a, "x", [1], None),
+        (a, "a longer string", [1], None),
+        (a.double(), "x", [1], None),
+        (a[None], "x", [1], None),
+        (a, "x", [1, 2], None),
+    ]:
         for _ in range(2):
             assert f(*args) is args[0] or torch.equal(f(*args), args[0])
     assert len(seen) == 5
@@ -198,11 +220,18 @@ def test_plan_keeps_its_object_until_it_is_dropped(native, kernels):
 
 # Launch
 
+
 def test_outputs_have_the_planned_dtype_sizes_and_strides(native):
     graph = "graph(%a : Tensor):\n  return (%a, %a, %a)"
-    program = [("const", k, 0) for k in (2, 3, 0, 1)]  # values 3..6 behind the three leaves of one 1-d tensor
+    program = [
+        ("const", k, 0) for k in (2, 3, 0, 1)
+    ]  # values 3..6 behind the three leaves of one 1-d tensor
     allocations = [("float64", [3, 4], [6, 3]), ("bool", [3, 4], [5, 6]), ("complex64", [], [])]
-    native.set_planner(lambda group, args: native.Plan(3, program, [], allocations, [], [("allocation", k) for k in (0, 1, 2)]))
+    native.set_planner(
+        lambda group, args: native.Plan(
+            3, program, [], allocations, [], [("allocation", k) for k in (0, 1, 2)]
+        )
+    )
     x, y, z = group_function(graph, 1)(torch.randn(4))
     assert (x.dtype, x.shape, x.stride()) == (torch.float64, (2, 3), (1, 2))
     assert (y.dtype, y.shape, y.stride(), y.untyped_storage().nbytes()) == (torch.bool, (2, 3), (0, 1), 3)
@@ -227,8 +256,12 @@ def test_grid_of_zero_launches_nothing(native, kernels):
 
 def test_kernel_gets_its_launch_parameters(native, kernels):
     program = [("const", k, 0) for k in (1, 32, 4, 100, 6)]
-    launch = native.Launch("host", kernels["parameters"], "parameters", 3, 4, 5, 6, 3, 8, [(0, "allocation", 0)])
-    native.set_planner(lambda group, args: native.Plan(3, program, [], [("int64", [7], [3])], [launch], [("allocation", 0)]))
+    launch = native.Launch(
+        "host", kernels["parameters"], "parameters", 3, 4, 5, 6, 3, 8, [(0, "allocation", 0)]
+    )
+    native.set_planner(
+        lambda group, args: native.Plan(3, program, [], [("int64", [7], [3])], [launch], [("allocation", 0)])
+    )
     result = group_function("graph(%a : Tensor):\n  return (%a)", 1)(torch.randn(1))
     assert result.tolist() == [1, 32, 4, 100, 0, 1]
 
@@ -237,7 +270,9 @@ def test_kernel_gets_its_launch_parameters(native, kernels):
 def test_blocks_are_spread_over_torchs_threads(native, kernels):
     program = [("const", 16, 0), ("const", 1, 0)]
     launch = native.Launch("host", kernels["threads"], "threads", 3, 4, 4, 4, 4, 8, [(0, "allocation", 0)])
-    native.set_planner(lambda group, args: native.Plan(3, program, [], [("int64", [3], [4])], [launch], [("allocation", 0)]))
+    native.set_planner(
+        lambda group, args: native.Plan(3, program, [], [("int64", [3], [4])], [launch], [("allocation", 0)])
+    )
     result = group_function("graph(%a : Tensor):\n  return (%a)", 1)(torch.randn(1))
     assert len(set(result.tolist())) == torch.get_num_threads()
 
@@ -249,28 +284,51 @@ def slots_of(native, kernels, graph, inputs, leaves, *slots):
     one = leaves + 1
     launch = native.Launch("host", kernels["copy"], "copy", one, one, one, one, one, 72, args)
     allocation = ("uint8", [leaves], [one])
-    native.set_planner(lambda group, args: native.Plan(leaves, program, [], [allocation], [launch], [("allocation", 0)]))
+    native.set_planner(
+        lambda group, args: native.Plan(leaves, program, [], [allocation], [launch], [("allocation", 0)])
+    )
     return group_function(graph, len(inputs))(*inputs)
 
 
-@pytest.mark.parametrize("kind, dtype", [("bool", torch.bool), ("int32_number", torch.int32), ("int64_number", torch.int64),
-                                         ("float32", torch.float32), ("float64", torch.float64),
-                                         ("complex64", torch.complex64), ("complex128", torch.complex128)])
-@pytest.mark.parametrize("type, value", [("int", 3), ("int", -(2**40) - 1), ("float", 2.75), ("bool", True), ("bool", False)])
+@pytest.mark.parametrize(
+    "kind, dtype",
+    [
+        ("bool", torch.bool),
+        ("int32_number", torch.int32),
+        ("int64_number", torch.int64),
+        ("float32", torch.float32),
+        ("float64", torch.float64),
+        ("complex64", torch.complex64),
+        ("complex128", torch.complex128),
+    ],
+)
+@pytest.mark.parametrize(
+    "type, value", [("int", 3), ("int", -(2**40) - 1), ("float", 2.75), ("bool", True), ("bool", False)]
+)
 def test_number_arguments_are_converted(native, kernels, kind, dtype, type, value):
     if kind == "int32_number" and abs(value) >= 2**31:
         pytest.skip("does not fit")
     graph = f"graph(%a : Tensor, %s : {type}):\n  return (%a)"
     leaves = 3 + (type != "float")
     data = slots_of(native, kernels, graph, (torch.randn(1), value), leaves, (16, kind, 1))
-    assert data[16:16 + dtype.itemsize].view(dtype).item() == torch.tensor(value).to(dtype).item()
+    assert data[16 : 16 + dtype.itemsize].view(dtype).item() == torch.tensor(value).to(dtype).item()
 
 
 def test_complex_number_element_and_integers_of_the_program(native, kernels):
     graph = "graph(%a : Tensor, %s : complex, %t : Tensor):\n  return (%a)"
     element = torch.tensor(7.5, dtype=torch.bfloat16)
-    data = slots_of(native, kernels, graph, (torch.randn(1), 2 - 3j, element), 4, (0, "complex128", 1), (16, "complex64", 1),
-                    (24, "element", 2), (28, "int32", 6), (32, "int64", 6))
+    data = slots_of(
+        native,
+        kernels,
+        graph,
+        (torch.randn(1), 2 - 3j, element),
+        4,
+        (0, "complex128", 1),
+        (16, "complex64", 1),
+        (24, "element", 2),
+        (28, "int32", 6),
+        (32, "int64", 6),
+    )
     assert data[:16].view(torch.complex128).item() == data[16:24].view(torch.complex64).item() == 2 - 3j
     assert data[24:26].view(torch.bfloat16).item() == 7.5
     assert data[28:32].view(torch.int32).item() == data[32:40].view(torch.int64).item() == -5

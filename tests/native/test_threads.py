@@ -81,7 +81,7 @@ def run(code: str, timeout=120) -> subprocess.CompletedProcess:
     """A fresh process with `native`, `f` (a group with a planner) and `a` at hand."""
     start = f"""
         import atexit, os, sys, tempfile, threading, time
-        late = []  # functions to call when the extension has been told of the exit: callbacks run last in, first out
+        late = []  # called after the extension is told of the exit: callbacks run last in, first out
         atexit.register(lambda: [fn() for fn in late])
         sys.path[:0] = [{str(HERE)!r}]
         import torch, native_support as s
@@ -101,7 +101,7 @@ def check(result):
 
 
 def test_exit_waits_for_a_plan_that_is_being_made():
-    # What the thread does afterwards is not judged: torch ends a process badly if other threads run any op at its exit.
+    # What the thread does afterwards is not judged: torch ends a process badly if threads run ops at its exit.
     result = run("""
         def planner(group, args):
             time.sleep(1)
@@ -115,14 +115,17 @@ def test_exit_waits_for_a_plan_that_is_being_made():
 
 
 def test_calls_after_exit_began_run_unfused():
-    out = check(run("""
+    out = check(
+        run("""
         late.append(lambda: print(torch.equal(f(a, a), a + a), native.stats()["fallbacks"], flush=True))
-    """))
+    """)
+    )
     assert out == "True {'the Python interpreter is shutting down': 1}\n"
 
 
 def test_exit_with_plans_that_hold_python_objects():
-    check(run("""
+    check(
+        run("""
         native.set_planner(lambda group, args: s.add_plan(native, kernels, keepalive=[kernels, native]))
         native.set_reporter(print)
         native.set_pass(lambda graph: None)
@@ -130,11 +133,13 @@ def test_exit_with_plans_that_hold_python_objects():
         f(a, a)
         native.reset()
         f(a, a)
-    """))
+    """)
+    )
 
 
 def test_import_twice_and_in_a_thread():
-    out = check(run("""
+    out = check(
+        run("""
         import importlib.util
         before = len(torch._C._jit_get_all_schemas())
         def again():
@@ -147,12 +152,14 @@ def test_import_twice_and_in_a_thread():
             thread.start()
             thread.join()
         print(len(torch._C._jit_get_all_schemas()) - before, torch.equal(f(a, a), a + a))
-    """))
+    """)
+    )
     assert out.split() == ["0", "True"]
 
 
 def test_fork_while_another_thread_plans():
-    out = check(run("""
+    out = check(
+        run("""
         torch.set_num_threads(1)
         def planner(group, args):
             time.sleep(0.5)
@@ -169,5 +176,6 @@ def test_fork_while_another_thread_plans():
         status = os.waitpid(child, 0)[1]
         thread.join()
         print("parent", torch.equal(f(a, a), a + a), status, flush=True)
-    """))
+    """)
+    )
     assert out.split() == ["child", "True", "parent", "True", "0"]
