@@ -30,7 +30,7 @@ from ..errors import CompileError, Refusal
 _NUMERICS = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 
 #: Named one by one, without start files and the C++ library, linking takes 15 ms instead of 45.
-_LIBRARIES = ("-lm", "-lc", "-lgcc") if sys.platform == "linux" else ("-lm",)
+_LIBRARIES = ("-lm", "-lc") if sys.platform == "linux" else ("-lm",)
 
 #: g++ moves a function call into the one branch that needs its result, and then cannot vectorise the loop.
 _GCC = ("-fno-tree-sink",)

@@ -189,6 +189,10 @@ DEVICE To convert(From x) {
     return x != 0;
   } else if constexpr (same_type<To, uint8_t>::value) {
     return static_cast<uint8_t>(static_cast<int64_t>(x));
+#if !defined(TSFUSER_CUDA)
+  } else if constexpr (sizeof(To) < 4 && From(0.5) != 0) {
+    return static_cast<To>(static_cast<int32_t>(x));  // else clang saturates where torch, built by g++, wraps
+#endif
   } else {
     return static_cast<To>(x);
   }
