@@ -1,6 +1,6 @@
 """Builds tsfuser with its extension `tsfuser._C`, against the torch that is installed.
 
-In: an environment with torch 2.11 or later and a C++ compiler; no CUDA toolkit, even for a CUDA build of torch.
+In: an environment with torch 2.11 or later and a C++ compiler; no CUDA toolkit, even for a CUDA torch.
 Out: the package. Example: `pip install --no-build-isolation .`
 """
 

@@ -88,8 +88,8 @@ def compile_kernels(folder) -> dict:
 
 
 def group_function(subgraph: str, inputs: int, guard=None, cache_id=None):
-    """A function of `inputs` arguments that runs one group; with `guard`, a list of types, it returns what the
-    guard says instead. Several results come as a tuple."""
+    """A function of `inputs` arguments that runs one group; with `guard`, a list of types, it returns what
+    the guard says instead. Several results come as a tuple."""
     sub = torch._C.parse_ir(subgraph)
     graph = torch._C.Graph()
     values = [graph.addInput() for _ in range(inputs)]

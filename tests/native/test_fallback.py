@@ -1,4 +1,4 @@
-"""What does not run fused: right results all the same, reasons counted, failures remembered and reported once."""
+"""What does not run fused: right results all the same, reasons counted, failures reported once."""
 
 import sys
 

@@ -40,9 +40,9 @@ def expected(profiled, t):
 
 
 def recorded_order(profiled):
-    """(dim, contiguous) from fastest to slowest: ascending strides; of two equal strides the left dim is the
-    slower one, unless it has size 1 and the other has not. A dim is contiguous if its stride is what the next
-    faster one asks for."""
+    """(dim, contiguous) from fastest to slowest: ascending strides; of two equal strides the left dim is
+    the slower one, unless it has size 1 and the other has not. A dim is contiguous if its stride is what the
+    next faster one asks for."""
     sizes, strides, rank = profiled.shape, profiled.stride(), profiled.dim()
     order = list(range(rank - 1, -1, -1))
     for i in range(1, rank):  # insertion sort, stable, that skips expanded dims

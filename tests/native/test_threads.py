@@ -101,7 +101,7 @@ def check(result):
 
 
 def test_exit_waits_for_a_plan_that_is_being_made():
-    # What the thread does afterwards is not judged: torch ends a process badly if threads run ops at its exit.
+    # What the thread does afterwards is not judged: torch ends badly if threads run ops at exit.
     result = run("""
         def planner(group, args):
             time.sleep(1)
