@@ -55,21 +55,52 @@ def targets():
 
 
 def pytest_generate_tests(metafunc):
-    if "target" in metafunc.fixturenames:
+    own = any("target" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "target" in metafunc.fixturenames and not own:
         asked = metafunc.config.getoption("--targets")
         chosen = [name for name in targets() if not asked or name in asked.split(",")]
         metafunc.parametrize("target", chosen, scope="module")
 
 
+_compiled = set()  # cache: sources that NVRTC has taken in this process
+
+
+@pytest.fixture(scope="session")
+def nvrtc():
+    """A CudaTarget that compiles without a GPU; None where there is no NVRTC."""
+    from tsfuser.errors import Refusal
+    from tsfuser.target.cuda import CudaTarget, supported_archs
+    from tsfuser.target.disk_cache import DiskCache
+
+    try:
+        supported_archs()
+    except Refusal:
+        return None
+    return CudaTarget(DiskCache(tempfile.mkdtemp(prefix="tsfuser-nvrtc-")))
+
+
 @pytest.fixture
-def device(target):
-    """A device string for `torch.rand(..., device=device)`; the mode of the host target is set while the test runs."""
+def device(target, monkeypatch, nvrtc):
+    """A device string for `torch.rand(..., device=device)`; the mode of the host target is set while the test runs. The kernels of
+    "cpu-fibers" are those that a GPU would get, so each is compiled by NVRTC for all architectures as well."""
     import tsfuser
+    from support import ARCHITECTURES
     from tsfuser import options
+    from tsfuser.target.host import HostTarget
 
     if target != "cpu-fibers":
         yield target
         return
+    for_host = HostTarget.compile
+
+    def for_both(self, source, name):
+        if nvrtc is not None and source not in _compiled:
+            _compiled.add(source)
+            for architecture in ARCHITECTURES:
+                nvrtc.resources(source, name, architecture)  # raises CompileError; touches no counter
+        return for_host(self, source, name)
+
+    monkeypatch.setattr(HostTarget, "compile", for_both)
     tsfuser.reset()  # plans of the other mode
     with options.override(host_launch="fibers"):
         yield "cpu"

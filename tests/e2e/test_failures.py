@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from support import assert_matches, counted, fuse, groups, run_python
+from support import assert_matches, counted, fuse, groups, no_fallback, run_python
 
 import tsfuser
 from tsfuser import _C
@@ -66,23 +66,16 @@ def test_a_failed_compile_runs_unfused_and_warns_once(device, broken):
 
 def test_a_failed_compile_raises_with_the_fallback_disabled(device, broken):
     scripted, x, y = fused_without_a_plan(device)
-    _C.set_fallback_enabled(False)
-    try:
-        with pytest.raises(RuntimeError) as error:
-            scripted(x, y)
-        assert "the compiler failed on kernel" in str(error.value)
-        assert "aten::sigmoid" in str(error.value) and "graph(" in str(error.value)
-    finally:
-        _C.set_fallback_enabled(True)
+    with no_fallback(), pytest.raises(RuntimeError) as error:
+        scripted(x, y)
+    assert "the compiler failed on kernel" in str(error.value)
+    assert "aten::sigmoid" in str(error.value) and "graph(" in str(error.value)
 
 
 def test_fallback_disabled_is_silent_where_all_is_well(device):
     x, y = torch.randn(16, 64, device=device), torch.randn(64, device=device)
-    _C.set_fallback_enabled(False)
-    try:
+    with no_fallback():
         assert_matches(fuse(program, x, y)(x, y), program(x, y), ops=3)
-    finally:
-        _C.set_fallback_enabled(True)
 
 
 def test_an_unsupported_tensor_runs_unfused(device):
