@@ -7,7 +7,8 @@ and its outputs; outputs of a subset of its axes ride along. Example: `y = x + b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Callable
 
 from .ir import size as sz
 from .ir.call import Call
@@ -94,8 +95,9 @@ def _row_major(sizes: tuple[Size, ...]) -> tuple[Size, ...]:
     return tuple(reversed(strides))
 
 
-def segments(call: Call, fusion: Fusion, allocations: Allocations) -> tuple[Segment, ...]:
-    """The segments of `fusion` in an order that respects their dependences; temporaries between them are added to `allocations`."""
+def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Callable[[Segment], str | None]") -> tuple[Segment, ...]:
+    """The segments of `fusion` in an order that respects their dependences; temporaries between them are added to `allocations`. `accepts` says why
+    a segment in which results depend on reductions cannot be one kernel; None if it can."""
     producer = {op.output.name: op for op in fusion.ops}
     position = {op.output.name: i for i, op in enumerate(fusion.ops)}
     stored = {o.value.name: k for k, o in enumerate(fusion.outputs)}
@@ -129,40 +131,66 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations) -> tuple[Segm
         ops.sort(key=lambda op: position[op.output.name])
         return ops, list(loads.values())
 
-    def add(values: list[Value]) -> None:
+    def segment(values: list[Value]) -> Segment:
         """A segment that stores `values`."""
         ops, loads = slice_of(values)
-        stores = tuple(buffer(v) for v in values)
-        result.append(Segment(tuple(ops), _ordered(loads), stores, _axes(ops, loads)))
+        stores = tuple(Buffer(v, "allocation", -1, _row_major(_sizes(v)), sz.const(256)) if v.name not in stored else buffer(v) for v in values)
+        return Segment(tuple(ops), _ordered(loads), stores, _axes(ops, loads))
+
+    def add(values: list[Value]) -> None:
+        made = segment(values)
+        stores = tuple(b if b.index >= 0 else allocations.new(b.value) for b in made.stores)
+        result.append(replace(made, stores=stores))
         memory.update((b.value.name, b) for b in stores)
 
     def pending(values: list[Value]) -> list[Value]:
         return [v for v in dict.fromkeys(values) if v.name not in memory]
 
+    def reductions_of(values: list[Value]) -> set[str]:
+        """Names of the reductions between memory and `values`, those that give them included."""
+        return {op.output.name for op in slice_of(values)[0] if isinstance(op, Reduce)}
+
+    def rows(op: Reduce) -> "list[Value] | None":
+        """What one pass over the rows of `op` could store: reductions over the same axes, also of one another's results, and all that follows
+        from them; None where nothing follows."""
+        members: set[str] = set()
+        for r in fusion.ops:
+            if isinstance(r, Reduce) and r.output.name not in memory and _like(r, op) and reductions_of([r.output]) <= members | {r.output.name}:
+                members.add(r.output.name)
+        full = set(op.operands[0].axes)
+        followers = [v for v in pending(outputs) if reductions_of([v]) and reductions_of([v]) <= members and set(v.axes) <= full]
+        values = [v for v in followers if v.name not in members]
+        nested = any(len(reductions_of([r.output])) > 1 for r in fusion.ops if r.output.name in members)
+        if not values and not nested:
+            return None
+        later = reductions_of([v for v in pending(outputs) if v not in followers])
+        return values + [r.output for r in fusion.ops if r.output.name in members and (r.output.name in stored or r.output.name in later)]
+
+    def plain(op: Reduce) -> list[Value]:
+        """Reductions over the same axes that need no other, and what reads the same data, stored on the way."""
+        same = [r for r in fusion.ops if isinstance(r, Reduce) and r.output.name not in memory and _like(r, op) and len(reductions_of([r.output])) == 1]
+        values = [r.output for r in same]
+        ops, loads = slice_of(values)
+        axes, read = set(_axes(ops, loads)), {b.value.name for b in loads}
+        for value in pending(outputs):
+            if set(value.axes) == axes and not reductions_of([value]) and read & {b.value.name for b in slice_of([value])[1]}:
+                values.append(value)
+        return values
+
     outputs = [o.value for o in fusion.outputs]
-    behind = _behind_reductions(fusion)
+    def awaited(op: Op) -> bool:
+        return isinstance(op, Reduce) and op.output.name not in memory and op.output.name in reductions_of(pending(outputs))
+
     for op in fusion.ops:
-        if isinstance(op, Reduce) and op.output.name not in memory:
-            level = behind[op.output.name]
-            same = [r for r in fusion.ops if isinstance(r, Reduce) and r.output.name not in memory and behind[r.output.name] == level and _like(r, op)]
-            values = [r.output for r in same]
-            ops, loads = slice_of(values)
-            axes, read = set(_axes(ops, loads)), {b.value.name for b in loads}
-            for value in pending(outputs):  # what reads the same data is stored on the way
-                if behind.get(value.name, 0) < level and set(value.axes) == axes and read & {b.value.name for b in slice_of([value])[1]}:
-                    values.append(value)
-            add(values)
+        if awaited(op):
+            values = rows(op)
+            if values and accepts(segment(values)) is None:
+                add(values)
+            if awaited(op):
+                add(plain(op))
     for group in _by_space(call, [v for v in dict.fromkeys(outputs) if v.name not in memory or memory[v.name].kind == "input"]):
         add(group)
     return tuple(result)
-
-
-def _behind_reductions(fusion: Fusion) -> dict[str, int]:
-    """For each value the largest number of reductions on a path to it."""
-    depth: dict[str, int] = {}
-    for op in fusion.ops:
-        depth[op.output.name] = max((depth.get(v.name, 0) for v in op.operands), default=0) + isinstance(op, Reduce)
-    return depth
 
 
 def _like(a: Reduce, b: Reduce) -> bool:

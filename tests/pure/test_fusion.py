@@ -10,6 +10,8 @@ from tsfuser.ir.call import ScalarArg
 from tsfuser.ir.fusion import Pointwise
 from tsfuser.ir.text import read
 from tsfuser.ir.verify import verify
+from tsfuser.schedule import accepts
+from tsfuser.schedule.machine import GPU
 from tsfuser.segment import Allocations, segments
 
 
@@ -87,7 +89,7 @@ def test_layout_of_the_first_operand_that_decides():
 
 def split(program, *args):
     call, fusion = build(program, *args)
-    return segments(call, fusion, Allocations(len(fusion.outputs)))
+    return segments(call, fusion, Allocations(len(fusion.outputs)), lambda s: accepts(call, s, GPU))
 
 
 def test_pointwise_outputs_of_fewer_axes_ride_along():

@@ -102,7 +102,8 @@ def _accumulate(s: Accumulate) -> list[str]:
 
 
 def _block_reduce(s: BlockReduce) -> list[str]:
-    return [f"reduce_{s.axis}<{s.combine}>({s.name}, shared);"]
+    fold = [f"fold_lanes<{s.combine}>({s.name});"] if s.fold else []
+    return [*fold, f"reduce_{s.axis}<{s.combine}{', 1' if s.fold else ''}>({s.name}, shared);"]
 
 
 _PRINT = {

@@ -18,7 +18,7 @@ from . import layout as lay
 from . import size as sz
 from .call import Call, ScalarArg, TensorArg
 from .dtypes import BOOL, COMPLEX64, COMPLEX128, DOUBLE, FLOAT, HALF, INT64, DType, promote
-from .fusion import Axis, Fusion, NumberInput, Op, Output, Pointwise, Reduce, TensorInput, Value
+from .fusion import Axis, Fusion, NumberInput, Op, Output, Pointwise, Reduce, TensorInput, Value, extent
 from ..errors import Refusal
 
 _NUMBER_DTYPE = {"bool": BOOL, "int": INT64, "float": DOUBLE, "complex": COMPLEX128}
@@ -74,6 +74,14 @@ class Builder:
     def literal(self, value: "bool | int | float | complex") -> Value:
         """A number that is part of the code."""
         return Value(repr(value), _NUMBER_DTYPE[type(value).__name__], None, value)
+
+    def extent(self, size: "sz.Size | int") -> Value:
+        """A size of the call, or one computed from sizes, as an integer number for arithmetic: `x / b.extent(n)`."""
+        return extent(size)
+
+    def count(self, value: Value, dims: Sequence[int]) -> Value:
+        """The number of elements of `value` along `dims`, as a number."""
+        return extent(sz.product([self.sizes(value)[d] for d in dims]))
 
     # ---- types
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Union
 
-from .dtypes import DType
-from .size import Size
+from .dtypes import INT64, DType
+from .size import Size, as_size
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,14 @@ class Value:
     """A tensor or a number.
 
     `dims` has one entry a dimension: its `Axis`, or None for a dimension of size 1. A 0-dim tensor has `()`; a Python number
-    has None, and `literal` if its value is known. `dtype` is the logical one: a float16 value lives in registers as float.
+    has None, and `literal` if its value is known, or `size` if it is one of the call's sizes. `dtype` is the logical one: a float16 value lives in registers as float.
     """
 
     name: str
     dtype: DType
     dims: "tuple[Axis | None, ...] | None"
     literal: "bool | int | float | complex | None" = None
+    size: "Size | None" = None
 
     @property
     def is_number(self) -> bool:
@@ -50,6 +51,12 @@ class Value:
 
     def __hash__(self):
         return hash(self.name)
+
+
+def extent(size: "Size | int") -> Value:
+    """A size of the call as a number."""
+    size = as_size(size)
+    return Value(f"extent({size.text()})", INT64, None, size=size)
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,7 @@ def _code(fusion: Fusion) -> str:
 
 def _leaves(fusion: Fusion) -> list[Size]:
     sizes = [a.extent for a in fusion.axes]
+    sizes += [v.size for op in fusion.ops for v in op.operands if v.size is not None]
     for i in fusion.inputs:
         sizes += [*i.strides, i.alignment]
     for o in fusion.outputs:
@@ -179,6 +187,8 @@ def _tensor(value: Value) -> str:
 
 
 def _operand(value: Value) -> str:
+    if value.size is not None:
+        return f"extent({value.size.text()})"
     return value.name if value.literal is None else f"literal({value.literal!r}, {value.dtype})"
 
 

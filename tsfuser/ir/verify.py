@@ -23,7 +23,7 @@ def verify(fusion: Fusion) -> "str | None":
         known[n.value.name] = n.value
     for op in fusion.ops:
         for operand in op.operands:
-            if operand.literal is None and known.get(operand.name) != operand:
+            if operand.literal is None and operand.size is None and known.get(operand.name) != operand:
                 return f"{op.output.name} uses {operand.name} before it is defined"
         if op.output.name in known:
             return f"{op.output.name} is defined twice"

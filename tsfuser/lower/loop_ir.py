@@ -129,12 +129,13 @@ class Accumulate:
 
 @dataclass(frozen=True)
 class BlockReduce:
-    """The accumulators `name` of the threads along `axis` (`x` or `y`) are combined by functor `combine`; the thread with index 0 has the result. All
-    threads of the block take part."""
+    """The accumulators `name` of the threads along `axis` (`x` or `y`) are combined by functor `combine`; all of them have the result. All threads of
+    the block take part. `fold`: the lanes are combined first, into lane 0."""
 
     name: str
     axis: str
     combine: str
+    fold: bool = False
 
 
 @dataclass(frozen=True)

@@ -84,11 +84,11 @@ def nest(segment: Segment, schedule: Schedule, name: str) -> Kernel:
     at = indices(schedule, params)
     guarded = _body(segment, schedule, params, tiles, at)
     if not tiles:
-        return _kernel(name, segment, schedule, params, guarded, tiles)
+        return kernel_of(name, segment, schedule, params, guarded, tiles)
     inside = ix.both(g.inside for g in at.guards)  # most tiles are whole, and do without bounds
     whole = _body(segment, schedule, params, tiles, replace(at, guards=()))
-    body = [*_needed(at.lets, ix.names(inside)), If(inside, tuple(whole), tuple(guarded))]
-    return _kernel(name, segment, schedule, params, body, tiles)
+    body = [*needed(at.lets, ix.names(inside)), If(inside, tuple(whole), tuple(guarded))]
+    return kernel_of(name, segment, schedule, params, body, tiles)
 
 
 def _body(segment: Segment, schedule: Schedule, params: Params, tiles: list[Tile], at: "Indices") -> list[Stmt]:
@@ -97,26 +97,26 @@ def _body(segment: Segment, schedule: Schedule, params: Params, tiles: list[Tile
     body: list[Stmt] = list(at.lets)
     for access in schedule.domain.loads:
         tile = next((t for t in tiles if t.name == f"{access.buffer.value.name}_tile"), None)
-        body += _load(access, at, params, schedule, registers, tile)
+        body += load(access, at, params, schedule, registers, tile)
     for op in segment.ops:
         if isinstance(op, Pointwise):
-            body.append(_compute(op, params, registers))
+            body.append(compute(op, params, registers))
     loops = [x for x in schedule.loops if x.bind in ("serial", "unroll", "vector", "simd")]
     reductions = {op.output.name: op for op in segment.reductions}
-    body += [_store(a, at, params, schedule) for a in schedule.domain.stores if a.buffer.value.name not in reductions]
+    body += [store(a, at, params, schedule) for a in schedule.domain.stores if a.buffer.value.name not in reductions]
     if reductions:
         return _reduced(list(reductions.values()), body, loops, at, params, schedule, registers)
     fill = [*_fill_tiles(schedule, params, tiles, bool(at.guards)), Barrier()] if tiles else []
-    return fill + _looped(body, loops, params)
+    return fill + looped(body, loops, params)
 
 
-def _looped(body: list[Stmt], loops, params: Params) -> list[Stmt]:
+def looped(body: list[Stmt], loops, params: Params) -> list[Stmt]:
     for loop in reversed(loops):
         body = [For(loop.name, params.size(loop.extent, f"{loop.name}_size"), loop.bind, tuple(body))]
     return body
 
 
-def _kernel(name: str, segment: Segment, schedule: Schedule, params: Params, body: list[Stmt], tiles: list[Tile]) -> Kernel:
+def kernel_of(name: str, segment: Segment, schedule: Schedule, params: Params, body: list[Stmt], tiles: list[Tile]) -> Kernel:
     places = {"block": "blockIdx.x", "thread.x": "threadIdx.x", "thread.y": "threadIdx.y"}
     launch = [Let(x.name, params.index, Var(places[x.bind])) for x in schedule.loops if x.bind in places]
     extent = {x.bind: x.extent for x in schedule.loops}
@@ -146,19 +146,19 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
         operand, term = op.operands[0].name, f"{op.output.name}_term"
         convert = "{0}" if registers[operand] == register else f"convert<{register}>({{0}})"
         body = body + [Compute(term, register, convert, (operand,)), Accumulate(name, at_lane, combination.template, term, guard)]
-        before.append(Accumulator(name, register, lane.extent.a if lane else 1, literal(combination.identity, op.output.dtype)))
+        before.append(Accumulator(name, register, lane.extent.a if lane else 1, combination.start(op.output.dtype)))
         combine.append(BlockReduce(name, how.axis, combination.functor))
         access = next(a for a in schedule.domain.stores if a.buffer.value.name == op.output.name)
-        store = _store(access, done, params, schedule, reduced)
+        write = store(access, done, params, schedule, reduced)
         if how.partial is not None:
-            store = replace(store, offset=ix.add(ix.mul(done.of[how.partial[0]], params.size(how.partial[1], "part_stride")), store.offset))
-        store = replace(store, guard=ix.both([first, *([store.guard] if store.guard else [])]))
-        after += [Compute(op.output.name, register, "{0}", (name,), (name,), str(at_lane)), store]
-    lets = _needed(done.lets, frozenset().union(*map(used, after)))
-    return [*before, *_looped(body, loops, params), *combine, *_looped([*lets, *after], [lane] if lane else [], params)]
+            write = replace(write, offset=ix.add(ix.mul(done.of[how.partial[0]], params.size(how.partial[1], "part_stride")), write.offset))
+        write = replace(write, guard=ix.both([first, *([write.guard] if write.guard else [])]))
+        after += [Compute(op.output.name, register, "{0}", (name,), (name,), str(at_lane)), write]
+    lets = needed(done.lets, frozenset().union(*map(used, after)))
+    return [*before, *looped(body, loops, params), *combine, *looped([*lets, *after], [lane] if lane else [], params)]
 
 
-def _needed(lets, names: frozenset[str]) -> list[Let]:
+def needed(lets, names: frozenset[str]) -> list[Let]:
     """Of `lets` those on which `names` depend."""
     kept: list[Let] = []
     for let in reversed(lets):
@@ -226,7 +226,7 @@ def _guard(access: Access, at: Indices, schedule: Schedule) -> "Expr | None":
     return ix.both(g.condition for g in at.guards if g.dims & moving)
 
 
-def _load(access: Access, at: Indices, params: Params, schedule: Schedule, registers, tile: "Tile | None") -> list[Stmt]:
+def load(access: Access, at: Indices, params: Params, schedule: Schedule, registers, tile: "Tile | None") -> list[Stmt]:
     value = access.buffer.value
     memory = f"{value.name}_m"
     register = registers[value.name] = value.dtype.register.ctype
@@ -236,10 +236,10 @@ def _load(access: Access, at: Indices, params: Params, schedule: Schedule, regis
         return [Compute(value.name, register, convert.replace("{0}", field), ())]
     if tile is not None:
         row, col = (at.of[x] for x in schedule.tile)
-        load = Load(memory, value.dtype.ctype, tile.name, ix.add(ix.mul(col, tile.pitch), row), shared=True)
+        read = Load(memory, value.dtype.ctype, tile.name, ix.add(ix.mul(col, tile.pitch), row), shared=True)
     else:
-        load = Load(memory, value.dtype.ctype, _pointer(access, params, "const "), _offset(access, at, params, schedule), _guard(access, at, schedule))
-    return [load, Compute(value.name, register, convert, (memory,))]
+        read = Load(memory, value.dtype.ctype, _pointer(access, params, "const "), _offset(access, at, params, schedule), _guard(access, at, schedule))
+    return [read, Compute(value.name, register, convert, (memory,))]
 
 
 def _pointer(access: Access, params: Params, qualifier: str) -> str:
@@ -248,7 +248,7 @@ def _pointer(access: Access, params: Params, qualifier: str) -> str:
     return params.field(name, f"{qualifier}{b.value.dtype.ctype}*", (b.kind, b.index))
 
 
-def _compute(op: Pointwise, params: Params, registers: dict[str, str]) -> Compute:
+def compute(op: Pointwise, params: Params, registers: dict[str, str]) -> Compute:
     template, names = op.template, []
     for k, operand in enumerate(op.operands):
         text = _operand(operand, op, params, registers)
@@ -267,6 +267,8 @@ def _operand(value: Value, op: Pointwise, params: Params, registers: dict[str, s
     wanted = (op.compute or value.dtype).register
     if value.literal is not None:
         return literal(value.literal, wanted)
+    if value.size is not None:
+        return f"convert<{wanted.ctype}>({params.size(value.size, 'count')})"
     if value.is_number:
         text, own = params.field(value.name, value.dtype.ctype, ("number", int(value.name[1:]), value.dtype.name)), value.dtype.ctype
     else:
@@ -274,7 +276,7 @@ def _operand(value: Value, op: Pointwise, params: Params, registers: dict[str, s
     return text if own == wanted.ctype else f"convert<{wanted.ctype}>({text})"
 
 
-def _store(access: Access, at: Indices, params: Params, schedule: Schedule, reduced: "set[str]" = frozenset()) -> Store:
+def store(access: Access, at: Indices, params: Params, schedule: Schedule, reduced: "set[str]" = frozenset()) -> Store:
     """A store by one of the iterations that share the element: the first along each dim that the tensor lacks. Dims in `reduced` are gone."""
     first = [ix.less(at.of[dim.name], 1) for d, dim in enumerate(schedule.domain.dims)
              if not access.moves(d) and not (dim.extent.is_const and dim.extent.a == 1) and dim.name not in reduced]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from . import index as ix
 from .index import Bin, Const, Expr, Var
-from .loop_ir import Accumulate, Array, Compute, For, Let, Load, Pack, SetLane, Stmt, Store, defined, rewrite_indices, used, with_bodies
+from .loop_ir import Accumulate, Array, Compute, For, If, Let, Load, Pack, SetLane, Stmt, Store, defined, rewrite_indices, used, with_bodies
 
 Body = "tuple[Stmt, ...]"
 
@@ -30,38 +30,49 @@ def flatten(body: Body) -> Body:
     result: list[Stmt] = []
     for s in body:
         s = with_bodies(s, flatten)
-        if isinstance(s, For):
-            if s.extent == Const(1) and s.bind != "simd":
-                result.extend(rewrite_indices(x, {s.var: Const(0)}) for x in s.body)
-                continue
-        result.append(s)
+        if isinstance(s, For) and s.extent == Const(1) and s.bind != "simd":
+            result.extend(rewrite_indices(x, {s.var: Const(0)}) for x in s.body)
+        else:
+            result.append(s)
+    return _once(result)
+
+
+def _once(body: list[Stmt]) -> Body:
+    """Without pure statements that repeat an earlier one."""
+    seen: set[Stmt] = set()
+    result = []
+    for s in body:
+        if not (_is_pure(s) and s in seen):
+            result.append(s)
+            seen.add(s)
     return tuple(result)
 
 
 # ---- vectorize
 
 
-def vectorize(body: Body) -> Body:
-    """`for lane in 4: x = p[i + lane]` -> one vector load before the loop; likewise for stores after it."""
+def vectorize(body: Body, counts: "dict[Expr, str] | None" = None) -> Body:
+    """`for lane in 4: x = p[i + lane]` -> one vector load before the loop; likewise for stores after it. `counts` names the numbers of valid lanes."""
+    counts = {} if counts is None else counts
     result: list[Stmt] = []
     for s in body:
-        s = with_bodies(s, vectorize)
+        s = with_bodies(s, lambda inner: vectorize(inner, counts))
         if isinstance(s, For) and s.bind == "vector":
-            result.extend(_vectorized(s))
+            result.extend(_vectorized(s, counts))
             continue
         result.append(s)
-    return tuple(result)
+    return _once(result)
 
 
 @dataclass
 class _Vector:
-    """The three parts that a vector loop falls into, and the counts of valid lanes so far."""
+    """The three parts that a vector loop falls into; `counts` are the named numbers of valid lanes of the whole kernel."""
 
     loop: For
+    counts: dict[Expr, str]
     before: list[Stmt] = field(default_factory=list)
     lane: list[Stmt] = field(default_factory=list)
     after: list[Stmt] = field(default_factory=list)
-    counts: dict[Expr, str] = field(default_factory=dict)
 
     def count(self, guard: "Expr | None") -> "Expr | None":
         """The number of leading lanes for which `guard` holds, as a named value; None for all."""
@@ -78,12 +89,12 @@ class _Vector:
             return None
         if count not in self.counts:
             self.counts[count] = "count" if not self.counts else f"count_{len(self.counts) + 1}"
-            self.before.append(Let(self.counts[count], "int32_t", count))
+        self.before.append(Let(self.counts[count], "int32_t", count))
         return Var(self.counts[count])
 
 
-def _vectorized(loop: For) -> list[Stmt]:
-    v = _Vector(loop)
+def _vectorized(loop: For, counts: dict[Expr, str]) -> list[Stmt]:
+    v = _Vector(loop, counts)
     varying: set[str] = {loop.var}
     vectors: dict[str, str] = {}  # name of a load -> of its vector
     lanes = loop.extent.value
@@ -112,32 +123,48 @@ def _vectorized(loop: For) -> list[Stmt]:
         else:
             v.before.append(s)
     middle = [replace(loop, body=tuple(v.lane))] if v.lane else []
-    return v.before + middle + v.after
+    return [*_once(v.before), *middle, *v.after]
 
 
 # ---- hoist
 
 
-def hoist(body: Body) -> Body:
-    """Moves statements out of loops that do not change them."""
+def hoist(body: Body, outer: "frozenset[Stmt]" = frozenset()) -> Body:
+    """Moves statements out of loops that do not change them; what is there already, in this scope or around it (`outer`), is not computed again."""
     result: list[Stmt] = []
+    present = set(outer)
+
+    def put(s: Stmt) -> None:
+        if s not in present:
+            result.append(s)
+            if _is_pure(s):
+                present.add(s)
+
     for s in body:
-        s = with_bodies(s, hoist)
+        if not isinstance(s, (For, If)):
+            put(s)
+            continue
+        s = with_bodies(s, lambda inner: hoist(inner, frozenset(present)))
         if isinstance(s, For):
             before, s = _hoisted(s)
-            result.extend(before)
+            for x in before:
+                put(x)
             if not s.body:
                 continue
         result.append(s)
     return tuple(result)
 
 
+def _is_pure(s: Stmt) -> bool:
+    """Whether the statement gives the same value wherever it stands. A read of shared memory or of an accumulator does not."""
+    return isinstance(s, Let) or (isinstance(s, Compute) and not s.vectors) or (isinstance(s, Load) and not s.shared)
+
+
 def _hoisted(loop: For) -> tuple[list[Stmt], For]:
     inside: set[str] = {loop.var} | {defined(s) for s in loop.body if isinstance(s, Pack)}
     before, kept = [], []
     for s in loop.body:
-        movable = isinstance(s, (Let, Compute)) or (isinstance(s, Load) and not s.shared)
-        if movable and not (used(s) & inside):
+        if _is_pure(s) and not (used(s) & inside):
             before.append(s)
         else:
             kept.append(s)
@@ -203,17 +230,22 @@ def _without_guards(body: Body, drop: set[Expr]) -> Body:
 
 
 def stage(body: Body) -> Body:
-    """`for u in 4: x = load; use(x)` -> `for u in 4: x[u] = load; for u in 4: use(x[u])`, so that the loads are in flight together."""
+    """`for u in 4: x = load; use(x)` -> `for u in 4: x[u] = load; for u in 4: use(x[u])`, so that the loads are in flight together. Loops over the
+    same `u` that follow one another share what they load."""
+    unrolled = [s for s in body if isinstance(s, For) and s.bind == "unroll"]
     result: list[Stmt] = []
+    kept: dict[Stmt, str] = {}  # a statement of some loop's front -> its array
     for s in body:
         if isinstance(s, For) and s.bind == "unroll":
-            result.extend(_staged(s))
+            later = [x for x in unrolled[unrolled.index(s) + 1:] if x.var == s.var and x.extent == s.extent]
+            result.extend(_staged(s, later, kept))
         else:
             result.append(with_bodies(s, stage))
     return tuple(result)
 
 
-def _staged(loop: For) -> list[Stmt]:
+def _front(loop: For) -> tuple[list[Stmt], list[Stmt]]:
+    """The index computations and loads that can come first, and the rest."""
     front: list[Stmt] = []
     back: list[Stmt] = []
     late: set[str] = set()
@@ -225,14 +257,27 @@ def _staged(loop: For) -> list[Stmt]:
             back.append(s)
             if defined(s):
                 late.add(defined(s))
-    if not any(isinstance(s, Load) for s in front) or not back:
+    return front, back
+
+
+def _staged(loop: For, later: list[For], kept: "dict[Stmt, str]") -> list[Stmt]:
+    front, back = _front(loop)
+    shared = {s for x in later for s in _front(x)[0]}
+    if not back or not (any(isinstance(s, Load) for s in front) or kept.keys() & set(front)):
         return [loop]
     needed = frozenset().union(*map(used, back))
-    table = {s.name: f"{s.name}[{loop.var}]" for s in front if s.name in needed}
-    arrays = [Array(s.name, s.ctype, getattr(s, "lanes", 1), loop.extent.value) for s in front if s.name in table]
-    loads = replace(loop, body=tuple(rename(s, table) for s in front))
+    fresh = [s for s in front if s not in kept]
+    stored = [s for s in fresh if s.name in needed or s in shared]
+    for s in stored:
+        name, k = s.name, 1
+        while name in kept.values():
+            name, k = f"{s.name}_{k + 1}", k + 1
+        kept[s] = name
+    arrays = [Array(kept[s], s.ctype, getattr(s, "lanes", 1), loop.extent.value) for s in stored]
+    table = {s.name: f"{kept[s]}[{loop.var}]" for s in front if s in kept}
+    loads = [replace(loop, body=tuple(rename(s, table) for s in fresh))] if fresh else []
     rest = replace(loop, body=tuple(rename(s, table) for s in back))
-    return [*arrays, loads, rest]
+    return [*arrays, *loads, rest]
 
 
 def rename(s: Stmt, table: dict[str, str]) -> Stmt:

@@ -14,6 +14,7 @@ from ..segment import Segment
 from .loop_ir import Kernel
 from .nest import nest
 from .passes import bound, flatten, hoist, stage, vectorize
+from .phases import nest_rows
 
 PASSES: tuple[tuple[str, Callable], ...] = (
     ("flatten", flatten),
@@ -26,7 +27,8 @@ PASSES: tuple[tuple[str, Callable], ...] = (
 
 def lower(segment: Segment, schedule: Schedule, name: str, after: "Callable[[str, Kernel], None] | None" = None) -> Kernel:
     """The kernel that computes `segment` as `schedule` says. `after(step, kernel)` sees every intermediate form, for dumps and checks."""
-    kernel = nest(segment, schedule, name)
+    start = nest_rows if schedule.reduction is not None and schedule.reduction.phases else nest
+    kernel = start(segment, schedule, name)
     if after:
         after("nest", kernel)
     for step, run in PASSES:

@@ -17,7 +17,7 @@ from ..ir.call import Call
 from ..ir.fusion import Fusion
 from ..lower.loop_ir import Kernel, Param
 from ..lower.pipeline import lower
-from ..schedule import choose
+from ..schedule import accepts, choose
 from ..schedule.machine import GPU, HOST
 from ..segment import Allocations, Segment, segments
 from ..target.cuda import CudaTarget
@@ -44,13 +44,14 @@ class Compiled:
 def compile_fusion(call: Call, fusion: Fusion, device: str) -> Plan:
     """The plan of `fusion` for calls like `call`. Raises Refusal or CompileError."""
     start = time.perf_counter()
+    machine = HOST if _blockwise(device) else GPU
     allocations = Allocations(len(fusion.outputs))
-    parts = segments(call, fusion, allocations)
+    parts = segments(call, fusion, allocations, lambda segment: accepts(call, segment, machine))
     _dump("fusion_ir", "fusion", fusion)
     compiled = []
     names: set[str] = set()
     for segment in parts:
-        for stage in choose(call, segment, HOST if _blockwise(device) else GPU, allocations):
+        for stage in choose(call, segment, machine, allocations):
             compiled.append(_compile(stage.segment, stage.schedule, device, names))
             _dump("scheduler_params", stage.segment.name, stage.params)
     plan = _plan(call, fusion, allocations.temporaries, compiled, device)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..ir.call import Call
 from ..segment import Allocations, Segment
-from . import pointwise, reduction, transpose
+from . import pointwise, reduction, rows, transpose
 from .domain import domain
 from .loops import Schedule
 from .machine import Machine
@@ -26,6 +26,10 @@ class Stage:
 
 def choose(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> list[Stage]:
     """The first scheduler that takes the segment. Raises Refusal where none does."""
+    if _follows(segment):
+        space = domain(call, segment)
+        params = rows.choose(call, segment, space, machine)
+        return [Stage(segment, rows.apply(space, params), params)]
     if segment.reductions:
         return [Stage(*stage) for stage in reduction.stages(call, segment, machine, allocations)]
     space = domain(call, segment)
@@ -34,3 +38,14 @@ def choose(call: Call, segment: Segment, machine: Machine, allocations: Allocati
         return [Stage(segment, transpose.apply(space, params, machine), params)]
     params = pointwise.choose(call, segment, space, machine)
     return [Stage(segment, pointwise.apply(space, params, machine), params)]
+
+
+def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
+    """Why a segment in which results depend on reductions is not one kernel; None if it is."""
+    return rows.accepts(call, segment, machine)
+
+
+def _follows(segment: Segment) -> bool:
+    """Whether something in the segment depends on one of its reductions."""
+    reduced = {op.output.name for op in segment.reductions}
+    return any(v.name in reduced for op in segment.ops for v in op.operands)

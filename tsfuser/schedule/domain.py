@@ -65,9 +65,10 @@ def domain(call: Call, segment: Segment, keep: tuple[Axis, ...] = ()) -> Domain:
     reference = max(buffers, key=lambda b: (len(b.value.axes), b.kind != "input"))
     axes = _sorted_axes(call, segment.axes, reference, buffers, keep)
     strides = {(b, a): _stride(call, b, a) for b in buffers for a in axes}
+    reduced = {a for op in segment.reductions for a in op.axes}  # never merged with kept ones
     groups: list[list[Axis]] = []
     for axis in axes:
-        same_side = groups and ((groups[-1][-1] in keep) == (axis in keep))
+        same_side = groups and all((groups[-1][-1] in side) == (axis in side) for side in (keep, reduced))
         if same_side and all(_walk_as_one(call, strides[b, groups[-1][-1]], strides[b, axis], axis) for b in buffers):
             groups[-1].append(axis)
         else:

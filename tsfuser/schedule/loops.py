@@ -57,11 +57,13 @@ Relation = Union[Split, Fuse]
 @dataclass(frozen=True)
 class Reduction:
     """`loops` are those that a thread accumulates over, outermost first; the threads along `axis` (`x` or `y`) of the block then combine. `partial`:
-    the loop that numbers the splits and the elements between their results, None where the result is final."""
+    the loop that numbers the splits and the elements between their results, None where the result is final. `phases`: results go back to all
+    threads, which walk over the data again for what follows from them."""
 
     loops: tuple[str, ...]
     axis: str
-    partial: "tuple[str, Size] | None"
+    partial: "tuple[str, Size] | None" = None
+    phases: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,11 +90,12 @@ class Schedule:
     def loop(self, name: str) -> Loop:
         return next(x for x in self.loops if x.name == name)
 
-    def split(self, name: str, by: "Size | int", into: tuple[str, str], exact: bool = False) -> "Schedule":
-        """Replaces loop `name` by an outer and an inner one of `by` iterations."""
+    def split(self, name: str, by: "Size | int", into: tuple[str, str], exact: bool = False, times: "int | None" = None) -> "Schedule":
+        """Replaces loop `name` by an outer and an inner one of `by` iterations; `times` fixes the trip count of the outer one, where more than enough."""
         by = sz.as_size(by)
         old = self.loop(name)
         outer = sz.quotient(old.extent, by) if exact else sz.ceildiv(old.extent, by)
+        outer = outer if times is None else sz.const(times)
         assert outer is not None, f"{by} is no factor of {old.extent}"
         pair = (Loop(into[0], outer), Loop(into[1], by))
         relation = Split(name, *into, by, old.extent, exact)

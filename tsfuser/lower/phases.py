@@ -1,0 +1,120 @@
+"""The loop nest of a row schedule: reduce, give the result to all threads of the row, go over the row again.
+
+In: a segment in which results depend on reductions. Out: a Kernel with one loop a *phase*; each phase computes what it needs from the loads, and later passes keep in registers
+what phases share. Example, softmax:
+
+    for u, lane: { x0 = ...; max[lane] = max(max[lane], x0) };  combine;  for u, lane: { x0; e = exp(x0 - max); sum[lane] += e };  combine;  for u, lane: { x0; e; y = e / sum; store }
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.fusion import Op, Pointwise, Reduce, Value
+from ..schedule.loops import Schedule
+from ..segment import Segment
+from . import index as ix
+from .combine import COMBINATIONS
+from .index import Expr, Var
+from .loop_ir import Accumulate, Accumulator, BlockReduce, Compute, Kernel, Stmt, used
+from .nest import Params, indices, kernel_of, load, compute, looped, needed, store
+
+
+class _Rows:
+    """What the phases share while they are built."""
+
+    def __init__(self, segment: Segment, schedule: Schedule):
+        self.segment, self.schedule = segment, schedule
+        self.params = Params(schedule)
+        self.at = indices(schedule, self.params)
+        self.axes = set(segment.reductions[0].axes)
+        self.reduced = {d.name for d in schedule.domain.dims if set(d.axes) & self.axes}
+        self.registers: dict[str, str] = {}
+        self.loops = [x for x in schedule.loops if x.bind in ("serial", "unroll", "vector")]
+        self.lane = self.loops[-1]
+        self.loads: dict[str, list[Stmt]] = {}
+        for access in schedule.domain.loads:
+            self.loads[access.buffer.value.name] = load(access, self.at, self.params, schedule, self.registers, None)
+        self.statements = {op.output.name: compute(op, self.params, self.registers) for op in self._typed() if isinstance(op, Pointwise)}
+        self.phase = self._phases()
+
+    def _typed(self) -> list[Op]:
+        """The ops, after noting in which C type each reduction's result is held, which later ops convert from."""
+        for op in self.segment.reductions:
+            self.registers[op.output.name] = op.output.dtype.register.ctype
+        return list(self.segment.ops)
+
+    def _phases(self) -> dict[str, int]:
+        """For each value the number of reductions that must be done before it."""
+        phase = {name: 0 for name in self.loads}
+        for op in self.segment.ops:
+            phase[op.output.name] = max((phase.get(v.name, 0) for v in op.operands), default=0) + isinstance(op, Reduce)
+        return phase
+
+    def varies(self, value: Value) -> bool:
+        """Whether the value differs along a row."""
+        return bool(set(value.axes) & self.axes)
+
+    def slice_of(self, names: set[str]) -> list[Stmt]:
+        """Loads and ops along a row that `names` need, in order."""
+        wanted, ops = set(names), []
+        for op in reversed(self.segment.ops):
+            if op.output.name in wanted and isinstance(op, Pointwise) and self.varies(op.output):
+                ops.insert(0, self.statements[op.output.name])
+                wanted |= {v.name for v in op.operands}
+        loads = [s for a in self.schedule.domain.loads if a.buffer.value.name in wanted and self.varies(a.buffer.value) for s in self.loads[a.buffer.value.name]]
+        return loads + ops
+
+    def row_values(self, phase: int) -> list[Stmt]:
+        """Loads (before the first phase) and ops of which a row has one value, that can be computed before `phase`."""
+        found: list[Stmt] = []
+        if phase == 0:
+            for access in self.schedule.domain.loads:
+                if not self.varies(access.buffer.value):
+                    found += self.loads[access.buffer.value.name]
+        for op in self.segment.ops:
+            if isinstance(op, Pointwise) and not self.varies(op.output) and self.phase[op.output.name] == phase:
+                found.append(self.statements[op.output.name])
+        return [*needed(self.at.lets, frozenset().union(*map(used, found))), *found] if found else []
+
+
+def nest_rows(segment: Segment, schedule: Schedule, name: str) -> Kernel:
+    """The loop nest of `segment`, phase by phase."""
+    rows = _Rows(segment, schedule)
+    body: list[Stmt] = []
+    for phase in range(max(rows.phase.values()) + 1):
+        body += rows.row_values(phase) + _phase(rows, phase)
+    return kernel_of(name, segment, schedule, rows.params, body + _row_stores(rows), [])
+
+
+def _phase(rows: _Rows, phase: int) -> list[Stmt]:
+    """The loops that accumulate the reductions of this phase and store what is ready, and the combination over the row."""
+    reductions = [op for op in rows.segment.reductions if rows.phase[op.operands[0].name] == phase]
+    stores = [a for a in rows.schedule.domain.stores if rows.varies(a.buffer.value) and rows.phase[a.buffer.value.name] == phase]
+    if not reductions and not stores:
+        return []
+    guard = ix.both(g.condition for g in rows.at.guards if g.dims & rows.reduced)
+    body: list[Stmt] = [*rows.at.lets, *rows.slice_of({op.operands[0].name for op in reductions} | {a.buffer.value.name for a in stores})]
+    before: list[Stmt] = []
+    after: list[Stmt] = []
+    for op in reductions:
+        how, name, register = COMBINATIONS[op.combine], f"{op.output.name}_total", op.output.dtype.register.ctype
+        operand, term = op.operands[0].name, f"{op.output.name}_term"
+        convert = "{0}" if rows.registers[operand] == register else f"convert<{register}>({{0}})"
+        body += [Compute(term, register, convert, (operand,)), Accumulate(name, Var(rows.lane.name), how.template, term, guard)]
+        before.append(Accumulator(name, register, rows.lane.extent.a, how.start(op.output.dtype)))
+        after += [BlockReduce(name, "x", how.functor, fold=True), Compute(op.output.name, register, "{0}", (name,), (name,), "0")]
+    body += [store(a, rows.at, rows.params, rows.schedule) for a in stores]
+    return [*before, *looped(body, rows.loops, rows.params), *after]
+
+
+def _row_stores(rows: _Rows) -> list[Stmt]:
+    """Stores of results of which a row has one, by its first thread."""
+    done = indices(rows.schedule, rows.params, {x: ix.Const(0) for x in rows.schedule.reduction.loops}, "_out")
+    first: Expr = ix.less(Var(next(x.name for x in rows.schedule.loops if x.bind == "thread.x")), 1)
+    stores = []
+    for access in rows.schedule.domain.stores:
+        if not rows.varies(access.buffer.value):
+            made = store(access, done, rows.params, rows.schedule, rows.reduced)
+            stores.append(replace(made, guard=ix.both([first, *([made.guard] if made.guard is not None else [])])))
+    return [*needed(done.lets, frozenset().union(*map(used, stores))), *stores] if stores else []
