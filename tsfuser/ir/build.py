@@ -161,6 +161,24 @@ class Builder:
         self._ops.append(Reduce(name, combine, (operand,), axes, output) if axes else copy)
         return output
 
+    def contiguous(self, value: Value) -> Value:
+        """`value`, which an op of the caller has just made, row-major in memory, as eager's normalisations and softmax leave it."""
+        self._layouts[value.name] = lay.contiguous(self.sizes(value))
+        return value
+
+    def like(self, value: Value, other: Value) -> Value:
+        """`value`, which an op of the caller has just made, in the layout of an elementwise result of `other`."""
+        self._layouts[value.name] = self._pointwise_layout(value, (other,))
+        return value
+
+    def placed(self, value: Value, at: int, rank: int) -> Value:
+        """`value`, of one dim, as a tensor of `rank` dims of which it is dim `at`: what a channel's number becomes beside [N, C, H, W]."""
+        dims = tuple(value.dims[0] if d == at else None for d in range(rank))
+        output = Value(self._fresh("view"), value.dtype, dims)
+        self._layouts[output.name] = lay.contiguous(self.sizes(output))
+        self._ops.append(Pointwise("view", "{0}", (value,), None, output))
+        return output
+
     def refuse(self, reason: str):
         """Gives up on this group for this class of calls."""
         raise Refusal(reason)

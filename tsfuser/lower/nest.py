@@ -54,6 +54,13 @@ class Params:
             return ix.mul(self.size(size.a, name), self.size(size.b, name))
         return Var(self.field(name, self.index, ("size", size)))
 
+    def count(self, size: Size) -> str:
+        """A size as an operand: it need not fit the kernel's indices."""
+        if size.is_const:
+            return str(size.a)
+        known = self.fields.get(("size", size))
+        return f"args.{known.name}" if known else self.field("count", "int64_t", ("size", size, "count"))
+
     def _launches(self, size: Size) -> bool:
         """Whether a launch dimension is a factor of `size`."""
         return size in self._launch or (size.op == "mul" and (self._launches(size.a) or self._launches(size.b)))
@@ -268,7 +275,7 @@ def _operand(value: Value, op: Pointwise, params: Params, registers: dict[str, s
     if value.literal is not None:
         return literal(value.literal, wanted)
     if value.size is not None:
-        return f"convert<{wanted.ctype}>({params.size(value.size, 'count')})"
+        return f"convert<{wanted.ctype}>({params.count(value.size)})"
     if value.is_number:
         text, own = params.field(value.name, value.dtype.ctype, ("number", int(value.name[1:]), value.dtype.name)), value.dtype.ctype
     else:

@@ -1,13 +1,244 @@
-"""Reductions. For now those that undo a broadcast in a backward graph."""
+"""Reductions, and the sums and moments that normalisations are made of.
+
+Sums are accumulated in float, in double for double and in int64 for integers. A variance is the mean of squared distances from the mean,
+never a difference of squares.
+"""
 
 from __future__ import annotations
+
+import math
+from typing import Sequence
 
 from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.build import Builder
-from ..ir.dtypes import INT64
+from ..ir.dtypes import BOOL, INT64, UINT8, DType
 from ..ir.fusion import Value
-from .table import ALL, composite
+from .table import ALL, FLOATING, composite, scalar_type
+
+
+def normalized(value: Value, dims: "int | Sequence[int] | None") -> list[int]:
+    """The dims of a reduction of `value`, sorted and not negative; None and an empty list mean all. Raises Refusal for a tensor without dims, as
+    nvFuser did, and for what is an error in eager."""
+    rank = len(value.dims)
+    if rank == 0:
+        raise Refusal("a reduction of a tensor without dimensions")
+    if isinstance(dims, int):
+        dims = [dims]
+    found = [d + rank if d < 0 else d for d in dims or range(rank)]
+    if len(set(found)) < len(found) or not all(0 <= d < rank for d in found):
+        raise Refusal("reduced dimensions that are out of range, or named twice, are an error in eager")
+    return sorted(found)
+
+
+def total(b: Builder, name: str, value: Value, dims: Sequence[int], keepdim: bool = True) -> Value:
+    """The sum over `dims` in the accumulation dtype: float for 16-bit floats."""
+    return b.reduce(name, "sum", value, dims, keepdim, value.dtype.register)
+
+
+def mean_of(b: Builder, value: Value, dims: Sequence[int], keepdim: bool = True) -> Value:
+    """The mean over `dims`, in the accumulation dtype."""
+    summed = total(b, "sum", value, dims, keepdim)
+    return b.pointwise("mean", "({0} / {1})", (summed, b.count(value, dims)), summed.dtype)
+
+
+def squares(b: Builder, value: Value, dims: Sequence[int]) -> tuple[Value, Value]:
+    """(mean, sum of squared distances from it) over `dims`, which stay as size 1, in the accumulation dtype."""
+    mean = mean_of(b, value, dims)
+    squared = b.pointwise("squared_distance", "(({0} - {1}) * ({0} - {1}))", (value, mean), mean.dtype)
+    return mean, total(b, "sum", squared, dims)
+
+
+def narrow(b: Builder, name: str, value: Value, dtype: DType) -> Value:
+    """A result in the accumulation dtype as `dtype`; not rounded inside a group."""
+    return value if value.dtype is dtype else b.pointwise(name, "{0}", (value,), dtype)
+
+
+def without(b: Builder, name: str, value: Value, dims: Sequence[int], keepdim: bool, dtype: DType) -> Value:
+    """A result that kept its reduced `dims` as size 1, without them unless `keepdim`, as `dtype`, row-major."""
+    if keepdim:
+        return b.contiguous(b.pointwise(name, "{0}", (value,), dtype)) if value.dtype is not dtype else value
+    return b.reduce(name, "sum", value, dims, False, dtype)
+
+
+def _operand(b: Builder, self: Value, dtype: "int | None") -> tuple[Value, DType]:
+    """The operand of a sum or product rounded to the dtype asked for, and that dtype; integers become int64."""
+    wanted = scalar_type(dtype) if dtype is not None else INT64 if self.dtype.kind in "bi" else self.dtype
+    if wanted is BOOL or (self.dtype.is_complex and not wanted.is_complex):
+        raise Refusal(f"a sum or product of {self.dtype} in {wanted} is not supported")
+    return (self if wanted.register is wanted else b.cast(self, wanted)), wanted
+
+
+# ---- sums and products
+
+
+@composite("aten::sum", "", "dim_IntList", dtypes=ALL, sizes="own")
+def sum_(b: Builder, self, dim: "list | None" = None, keepdim: bool = False, dtype: "int | None" = None) -> Value:
+    """The sum over `dim`, or over all elements"""
+    operand, wanted = _operand(b, self, dtype)
+    return b.reduce("sum", "sum", operand, normalized(self, dim), keepdim, wanted)
+
+
+@composite("aten::prod", "", "dim_int", dtypes=ALL, sizes="own")
+def prod(b: Builder, self, dim: "int | None" = None, keepdim: bool = False, dtype: "int | None" = None) -> Value:
+    """The product over `dim`, or over all elements"""
+    operand, wanted = _operand(b, self, dtype)
+    return b.reduce("prod", "prod", operand, normalized(self, dim), keepdim, wanted)
+
+
+@composite("aten::mean", "", "dim", dtypes=ALL, sizes="own")
+def mean(b: Builder, self, dim: "list | None" = None, keepdim: bool = False, dtype: "int | None" = None) -> Value:
+    """The sum over `dim` divided by the number of elements"""
+    operand, wanted = _operand(b, self, dtype)
+    if dtype is None and self.dtype.kind in "bi" or wanted.kind in "bi":
+        raise Refusal("a mean of integers is an error in eager")
+    dims = normalized(self, dim)
+    summed = b.reduce("sum", "sum", operand, dims, keepdim, wanted.register)
+    return b.pointwise("mean", "({0} / {1})", (summed, b.count(self, dims)), wanted)
+
+
+# ---- extremes and truth
+
+
+def _check_not_empty(b: Builder, self: Value, dims: Sequence[int]) -> None:
+    if b.call.decide(sz.eq(sz.product([b.sizes(self)[d] for d in dims]), 0)):
+        raise Refusal("the largest or smallest of no elements is an error in eager")
+
+
+def _extreme(b: Builder, name: str, how: str, self: Value, dim, keepdim: bool) -> Value:
+    dims = normalized(self, dim)
+    _check_not_empty(b, self, dims)
+    return b.reduce(name, how, self, dims, keepdim, self.dtype)
+
+
+@composite("aten::amax", sizes="own")
+def amax(b: Builder, self, dim: list = (), keepdim: bool = False) -> Value:
+    """The largest element along `dim`; NaN if there is one"""
+    return _extreme(b, "amax", "max", self, dim, keepdim)
+
+
+@composite("aten::amin", sizes="own")
+def amin(b: Builder, self, dim: list = (), keepdim: bool = False) -> Value:
+    """The smallest element along `dim`; NaN if there is one"""
+    return _extreme(b, "amin", "min", self, dim, keepdim)
+
+
+@composite("aten::max", "", sizes="own")
+def max_(b: Builder, self) -> Value:
+    """The largest element; NaN if there is one"""
+    return _extreme(b, "max", "max", self, None, False)
+
+
+@composite("aten::min", "", sizes="own")
+def min_(b: Builder, self) -> Value:
+    """The smallest element; NaN if there is one"""
+    return _extreme(b, "min", "min", self, None, False)
+
+
+def _truth(b: Builder, name: str, self: Value, dim, keepdim: bool) -> Value:
+    """any or all. Eager keeps uint8 there, all else becomes bool."""
+    truth = self if self.dtype is BOOL else b.pointwise("nonzero", "({0} != 0)", (self,), BOOL, self.dtype)
+    result = b.reduce(name, name, truth, normalized(self, dim), keepdim, BOOL)
+    return b.cast(result, UINT8) if self.dtype is UINT8 else result
+
+
+@composite("aten::any", "", "dim", "dims", dtypes=ALL, sizes="own")
+def any_(b: Builder, self, dim: "int | list | None" = None, keepdim: bool = False) -> Value:
+    """Whether an element along `dim` is not 0"""
+    _check_named(dim)
+    return _truth(b, "any", self, dim, keepdim)
+
+
+@composite("aten::all", "", "dim", "dims", dtypes=ALL, sizes="own")
+def all_(b: Builder, self, dim: "int | list | None" = None, keepdim: bool = False) -> Value:
+    """Whether all elements along `dim` are not 0"""
+    _check_named(dim)
+    return _truth(b, "all", self, dim, keepdim)
+
+
+def _check_named(dim) -> None:
+    if dim == [] or dim == ():
+        raise Refusal("any and all over an empty list of dimensions reduce nothing")
+
+
+# ---- variance
+
+
+def _moments(b: Builder, self, dim, unbiased, correction) -> tuple[Value, Value, list[int]]:
+    """Variance and mean with reduced dims as size 1, in the accumulation dtype, and the dims. The divisor is never negative, as in eager."""
+    dims = normalized(self, dim)
+    mean_value, summed = squares(b, self, dims)
+    less = correction if correction is not None else b.literal(1 if unbiased else 0)
+    template = "({0} / ({1} > {2} ? {1} - {2} : 0))"
+    return b.pointwise("var", template, (summed, b.count(self, dims), less), summed.dtype), mean_value, dims
+
+
+def _spread(name: str, root: bool, with_mean: bool) -> None:
+    """The row of var, std, var_mean or std_mean."""
+
+    @composite(f"aten::{name}", "", "dim", "correction", dtypes=FLOATING, sizes="own")
+    def evaluate(
+        b: Builder,
+        self,
+        dim: "list | None" = None,
+        unbiased: bool = True,
+        keepdim: bool = False,
+        correction=None,
+    ):
+        """The mean of squared distances from the mean, or its root"""
+        result, mean_value, dims = _moments(b, self, dim, unbiased, correction)
+        if root:
+            result = b.pointwise("std", "sqrt({0})", (result,), result.dtype)
+        result = without(b, name, result, dims, keepdim, self.dtype)
+        return (result, without(b, "mean", mean_value, dims, keepdim, self.dtype)) if with_mean else result
+
+
+for _name in ("var", "std", "var_mean", "std_mean"):
+    _spread(_name, _name.startswith("std"), _name.endswith("_mean"))
+
+
+# ---- norms
+
+
+def _norm(b: Builder, self: Value, p: "Value | None", dim, keepdim: bool, dtype: "int | None") -> Value:
+    order = 2.0 if p is None else p.literal
+    if order is None:
+        raise Refusal("a norm whose order is not a constant")
+    wanted = self.dtype if dtype is None else scalar_type(dtype)
+    if not wanted.is_floating or wanted.itemsize < self.dtype.itemsize:
+        raise Refusal(f"a norm of {self.dtype} in {wanted}")
+    dims, register = normalized(self, dim), wanted.register
+    size = b.pointwise("abs", "fabs({0})", (self,), register)
+    if math.isinf(order):
+        _check_not_empty(b, self, dims)
+        return b.reduce("norm", "max" if order > 0 else "min", size, dims, keepdim, wanted)
+    if order == 1:
+        return b.reduce("norm", "sum", size, dims, keepdim, wanted)
+    if order == 0:
+        count = b.pointwise("nonzero", "({0} != 0 ? 1 : 0)", (self,), register)
+        return b.reduce("norm", "sum", count, dims, keepdim, wanted)
+    if order != 2:
+        raise Refusal(f"the norm of order {order} is not supported")
+    squared = b.pointwise("square", "({0} * {0})", (self,), register)
+    summed = b.reduce("sum", "sum", squared, dims, keepdim, register)
+    return b.pointwise("norm", "sqrt({0})", (summed,), wanted)
+
+
+@composite("aten::norm", "Scalar", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype", dtypes=FLOATING, sizes="own")
+def norm(b: Builder, self, p=None, dim: list = (), keepdim: bool = False, dtype: "int | None" = None) -> Value:
+    """The norm of order 0, 1, 2 or infinity along `dim`"""
+    return _norm(b, self, p, dim, keepdim, dtype)
+
+
+@composite("aten::linalg_vector_norm", dtypes=FLOATING, sizes="own")
+def vector_norm(
+    b: Builder, self, ord=None, dim: "list | None" = None, keepdim: bool = False, dtype: "int | None" = None
+) -> Value:
+    """The norm of order 0, 1, 2 or infinity along `dim`"""
+    return _norm(b, self, ord, dim, keepdim, dtype)
+
+
+# ---- undoing a broadcast
 
 
 @composite("aten::sum_to_size", dtypes=ALL, sizes="own", symbolic=("size",))

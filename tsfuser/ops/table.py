@@ -92,7 +92,7 @@ class Row:
     (`structural` holds their names: those annotated in the function) as a plain Python value, and one in
     `symbolic` (int lists whose values need not be part of the class) as a list of `Size`. `sizes` says what
     the result's sizes are: `broadcast` of the tensor operands, those of the `first`, or `own`. `text` is
-    its docs line.
+    its docs line. Arguments in `fixed` must be constants of the graph: most calls would be refused otherwise.
     """
 
     name: str
@@ -104,6 +104,7 @@ class Row:
     text: str
     structural: frozenset[str] = frozenset()
     symbolic: frozenset[str] = frozenset()
+    fixed: frozenset[str] = frozenset()
 
     def build(self, builder: Builder, /, **args) -> "Value | tuple[Value, ...]":
         """The op's value(s) in `builder`. Raises Refusal with the reason where it cannot be exactly what
@@ -124,8 +125,8 @@ class Row:
     def infer(
         self, args: "dict[str, NodeArg]", device: str = "cuda:0", default: DType = FLOAT
     ) -> "tuple[tuple[str, int], ...] | str | None":
-        """Dtype name and rank of each result: `(("float32", 2),)`; a string says why the node is refused;
-        None: too little is known.
+        """Dtype name and rank of each result: `(("float32", 2),)`, None for one that is no tensor; a string
+        says why the node is refused; None: too little is known.
 
         A trial build of the row over a call with dims of size 2, so nothing is said twice.
         """
@@ -151,6 +152,8 @@ def _infer(row: Row, args: "tuple[tuple[str, NodeArg], ...]", device: str, defau
         for name, arg in args:
             if arg.kind == "tensor" and arg.dtype is not None:
                 row._accept(name, arg.dtype)
+            if name in row.fixed and arg.kind != "none" and arg.constant is UNKNOWN:
+                raise Refusal(f"`{name}` of {row.name} is not a constant")
         trial = _trial(row, args, device, default)
         if trial is None:
             return None
@@ -158,9 +161,8 @@ def _infer(row: Row, args: "tuple[tuple[str, NodeArg], ...]", device: str, defau
         results = row.build(builder, **values)
     except Refusal as refusal:
         return str(refusal)
-    return tuple(
-        (v.dtype.name, len(v.dims)) for v in (results if isinstance(results, tuple) else (results,))
-    )
+    results = results if isinstance(results, tuple) else (results,)
+    return tuple(None if v is None else (v.dtype.name, len(v.dims)) for v in results)
 
 
 def _trial(row: Row, args, device: str, default: DType) -> "tuple[Builder, dict[str, Any]] | None":
@@ -221,6 +223,7 @@ def composite(
     dtypes: Sequence[str] = REAL,
     sizes: str = "broadcast",
     symbolic: Sequence[str] = (),
+    fixed: Sequence[str] = (),
 ):
     """Makes the decorated function the row of `name`: `f(builder, **arguments by schema name)`. Annotate
     structural arguments; the first line of the docstring becomes the docs line. `composite` may be used
@@ -244,6 +247,7 @@ def composite(
                 text,
                 structural,
                 frozenset(symbolic),
+                frozenset(fixed),
             )
         )
         return function

@@ -46,6 +46,8 @@ def parse(graph: torch._C.Graph, call: Call, device: str) -> Fusion:
                 values[value.debugName()] = result
     for value in graph.outputs():
         result = values[value.debugName()]
+        if result is None:
+            raise Refusal("a result that eager leaves undefined leaves the group")
         builder.output(builder.tensor(result.index) if isinstance(result, _Argument) else result)
     return builder.finish()
 

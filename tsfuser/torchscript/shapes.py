@@ -32,8 +32,9 @@ def infer(node: Node, knowledge: Knowledge) -> None:
     results = row.infer(arguments(node, its_schema, knowledge), device, knowledge.default)
     if results is None or isinstance(results, str):
         return
-    for value, (dtype, rank) in zip(outputs(node), results):
-        if is_tensor(value):
+    for value, result in zip(outputs(node), results):
+        if is_tensor(value) and result is not None:
+            dtype, rank = result
             value.setType(refine(value.type(), Facts(dtype, device, rank)))
             knowledge.forget(value)
 
