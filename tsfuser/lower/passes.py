@@ -179,15 +179,16 @@ def _hoisted(loop: For) -> tuple[list[Stmt], For]:
 def bound(body: Body) -> Body:
     """`for i in n: if base + i < end: S` -> `i_end = min(n, end - base); for i in i_end: S` in serial and simd loops."""
     result: list[Stmt] = []
+    ends: dict[Expr, Let] = {}  # loops that follow one another may end alike
     for s in body:
         if isinstance(s, For) and s.bind in ("serial", "simd"):
-            end, s = _bounded(s)
+            end, s = _bounded(s, ends)
             result += end
         result.append(with_bodies(s, bound))
     return tuple(result)
 
 
-def _bounded(loop: For) -> tuple[list[Stmt], For]:
+def _bounded(loop: For, ends: "dict[Expr, Let]") -> tuple[list[Stmt], For]:
     local: dict[str, Expr] = {}
     for s in loop.body:
         if isinstance(s, Let):
@@ -204,8 +205,13 @@ def _bounded(loop: For) -> tuple[list[Stmt], For]:
     extent = loop.extent
     for c, index in found.items():
         extent = ix.minimum(extent, ix.sub(c.b, ix.substitute(index, {loop.var: Const(0)})))
-    end = Let(f"{loop.var}_end", "int64_t", extent)
-    return [end], replace(loop, extent=Var(end.name), body=_without_guards(loop.body, set(found)))
+    body = _without_guards(loop.body, set(found))
+    if extent in ends:
+        return [], replace(loop, extent=Var(ends[extent].name), body=body)
+    taken = [end.name for end in ends.values()]
+    name = next(n for k in range(len(taken) + 1) if (n := f"{loop.var}_end{k + 1 if k else ''}") not in taken)
+    ends[extent] = Let(name, "int64_t", extent)
+    return [ends[extent]], replace(loop, extent=Var(name), body=body)
 
 
 def _statements(body: Body):
