@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import assert_matches, fresh, groups, kinds, no_fallback, script, train
-from test_reductions import COLUMNS, check, single_nodes  # noqa: F401
+from test_reductions import COLUMNS, Fused, check, single_nodes  # noqa: F401
 
 import tsfuser
 
@@ -30,19 +30,19 @@ def rows_of(columns, rows, device, dtype=torch.float32):
 
 
 def test_rows_of_any_length(device):
-    function = script(ROWS)
+    function = Fused(ROWS)
     for columns in COLUMNS:
         check(function, *rows_of(columns, 5, device))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 131])
 def test_any_number_of_rows(device, rows):
-    check(script(ROWS), *rows_of(33, rows, device))
+    check(Fused(ROWS), *rows_of(33, rows, device))
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 def test_rows_of_any_dtype(device, dtype):
-    function = script(ROWS)
+    function = Fused(ROWS)
     for columns in (17, 1000):
         check(function, *rows_of(columns, 5, device, dtype))
 
@@ -51,7 +51,7 @@ def test_rows_of_any_dtype(device, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 200])
 def test_rows_of_any_length_and_dtype(device, rows, dtype):
-    function = script(ROWS)
+    function = Fused(ROWS)
     for columns in COLUMNS:
         check(function, *rows_of(columns, rows, device, dtype))
 
@@ -83,7 +83,7 @@ def layouts(device):
 
 @pytest.mark.parametrize("name", layouts("cpu"))
 def test_softmax_along_any_dim(device, name):
-    check(script(ALONG), *layouts(device)[name])
+    check(Fused(ALONG), *layouts(device)[name])
 
 
 CHANNELS = """
@@ -98,7 +98,7 @@ def f(x, w, b, m, v):
 def test_statistics_of_channels(device, dtype, memory_format):
     x = tensor(4, 3, 5, 6, device=device, dtype=dtype).contiguous(memory_format=memory_format)
     w, b, m = (tensor(3, device=device, dtype=dtype, seed=k) for k in (1, 2, 3))
-    check(script(CHANNELS), x, w, b, m, (tensor(3, device=device, seed=4).abs() + 0.5).to(dtype))
+    check(Fused(CHANNELS), x, w, b, m, (tensor(3, device=device, seed=4).abs() + 0.5).to(dtype))
 
 
 def test_batch_norm_in_training_stays_with_eager(device):

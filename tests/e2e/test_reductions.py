@@ -3,11 +3,9 @@
 Each function holds several reductions, so that few kernels say much; `check` runs it fused, without a fallback.
 """
 
-import itertools
-
 import pytest
 import torch
-from support import all_graphs, assert_matches, groups, no_fallback, script
+from support import assert_matches, groups, no_fallback, script
 
 import tsfuser
 
@@ -31,32 +29,29 @@ def double(x):
     return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
 
+class Fused:
+    """A function of TorchScript source, once for tsfuser and once, never seen by it, for eager."""
+
+    def __init__(self, source):
+        self.scripted, self.plain = script(source), script(source)
+
+    @property
+    def kinds(self):
+        return {n.kind() for g in groups(self.scripted) for n in g.g("Subgraph").nodes()}
+
+
 def check(function, *inputs, calls=3, ops=16, strides=True):
-    """Calls `function` fused and compares; the precision is that of the inputs."""
+    """Calls the `Fused` function without a fallback and compares; the precision is that of the inputs."""
     floating = [x.dtype for x in inputs if isinstance(x, torch.Tensor) and x.is_floating_point()]
     with tsfuser.fuser(), no_fallback():
         for _ in range(calls):
-            actual = tuples(function(*inputs))
-    eager = tuples(function.eager(*inputs)) if hasattr(function, "eager") else unfused(function, inputs)
-    exact = unfused(function, [double(x) for x in inputs])
+            actual = tuples(function.scripted(*inputs))
+    assert function.kinds
+    eager = tuples(function.plain(*inputs))
+    exact = tuples(function.plain(*map(double, inputs)))
     for a, e, r in zip(actual, eager, exact):
         assert_matches(a, e, r, ops=ops, strides=strides, precision=floating[0] if floating and a.is_floating_point() else None)
     return actual
-
-
-def unfused(function, inputs):
-    """What the function gives without any fuser."""
-    with torch.jit.optimized_execution(False):
-        return tuples(function(*inputs))
-
-
-def kinds_of(function):
-    return {n.kind() for g in groups(function) for n in g.g("Subgraph").nodes()}
-
-
-def fused(source):
-    function = script(source)
-    return function
 
 
 MANY = """
@@ -69,16 +64,16 @@ def f(x, dim: List[int], keepdim: bool):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_reduction_over_rows(device, dtype):
-    function = fused(MANY)
+    function = Fused(MANY)
     for columns in (5, 33, 1000):
         x = torch.randn(7, columns, dtype=torch.float64).to(device, dtype) + 3
         check(function, x, [1], False)
-    assert "aten::var" in kinds_of(function)
+    assert "aten::var" in function.kinds
 
 
 @pytest.mark.parametrize("dims, keepdim", [([0], True), ([0, 2], False), ([-1, 1], True), ([], False), ([0, 1, 2], True), ([1], False)], ids=str)
 def test_every_reduction_over_any_dims(device, dims, keepdim):
-    function = fused(MANY)
+    function = Fused(MANY)
     check(function, torch.randn(6, 5, 9, device=device), dims, keepdim)
     check(function, torch.randn(6, 1, 33, device=device), dims, keepdim)
 
@@ -91,6 +86,6 @@ def f(x):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_full_reductions(device, dtype):
-    function = fused(FULL)
+    function = Fused(FULL)
     for sizes in ((9,), (130, 70), (3, 5, 1200)):
         check(function, torch.randn(sizes, dtype=torch.float64).to(device, dtype))
