@@ -11,7 +11,6 @@ import torch
 from tsfuser.ir.dtypes import DTYPES
 
 
-
 def source(pairs):
     """A kernel for each pair of dtype names."""
     kernels = [
