@@ -59,7 +59,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Temporary:
-    """A tensor between segments: `value`, dense and row-major, as plan allocation `index`."""
+    """A tensor between segments: `value`, row-major, as plan allocation `index`."""
 
     value: Value
     sizes: tuple[Size, ...]
@@ -74,10 +74,13 @@ class Allocations:
         self.outputs = outputs
         self.temporaries: list[Temporary] = []
 
-    def new(self, value: Value) -> Buffer:
-        """A dense row-major temporary that holds `value`."""
+    def new(self, value: Value, multiple: int = 1) -> Buffer:
+        """A row-major temporary that holds `value`, dense but for its first dim, whose stride is rounded up to a `multiple` of elements."""
         sizes = _sizes(value)
-        temporary = Temporary(value, sizes, _row_major(sizes), self.outputs + len(self.temporaries))
+        strides = _row_major(sizes)
+        if multiple > 1:
+            strides = (sz.ceildiv(strides[0], multiple) * multiple, *strides[1:])
+        temporary = Temporary(value, sizes, strides, self.outputs + len(self.temporaries))
         self.temporaries.append(temporary)
         return Buffer(value, "allocation", temporary.index, temporary.strides, sz.const(256))
 
@@ -136,6 +139,10 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations) -> tuple[Segm
         result.append(Segment(tuple(ops), _ordered(loads), stores, _axes(ops, loads)))
         memory.update((b.value.name, b) for b in stores)
 
+    def ready(value: Value, by: "Reduce | None" = None) -> bool:
+        """Whether `value` follows from memory without a reduction, `by` excepted."""
+        return all(op is by or not isinstance(op, Reduce) for op in slice_of([value])[0])
+
     def pending(values: list[Value]) -> list[Value]:
         return [v for v in dict.fromkeys(values) if v.name not in memory]
 
@@ -144,12 +151,13 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations) -> tuple[Segm
     for op in fusion.ops:
         if isinstance(op, Reduce) and op.output.name not in memory:
             level = behind[op.output.name]
-            same = [r for r in fusion.ops if isinstance(r, Reduce) and r.output.name not in memory and behind[r.output.name] == level and _like(r, op)]
+            others = [r for r in fusion.ops if isinstance(r, Reduce) and r.output.name not in memory]
+            same = [r for r in others if behind[r.output.name] == level and _like(r, op) and ready(r.output, r)]
             values = [r.output for r in same]
             ops, loads = slice_of(values)
             axes, read = set(_axes(ops, loads)), {b.value.name for b in loads}
             for value in pending(outputs):  # what reads the same data is stored on the way
-                if behind.get(value.name, 0) < level and set(value.axes) == axes and read & {b.value.name for b in slice_of([value])[1]}:
+                if set(value.axes) == axes and ready(value) and read & {b.value.name for b in slice_of([value])[1]}:
                     values.append(value)
             add(values)
     for group in _by_space(call, [v for v in dict.fromkeys(outputs) if v.name not in memory or memory[v.name].kind == "input"]):

@@ -63,8 +63,9 @@ class _Vector:
     after: list[Stmt] = field(default_factory=list)
     counts: dict[Expr, str] = field(default_factory=dict)
 
-    def count(self, guard: "Expr | None") -> "Expr | None":
-        """The number of leading lanes for which `guard` holds, as a named value; None for all."""
+    def count(self, guard: "Expr | None", user: str) -> "Expr | None":
+        """The number of leading lanes for which `guard` holds, as a named value; None for all. It is named after its first `user`, since
+        the counts of several vector loops may be hoisted into one scope."""
         var, lanes = self.loop.var, self.loop.extent
         varying = [c for c in conjuncts(guard) if var in ix.names(c)]
         uniform = ix.both(c for c in conjuncts(guard) if var not in ix.names(c))
@@ -77,7 +78,7 @@ class _Vector:
         if count == lanes:
             return None
         if count not in self.counts:
-            self.counts[count] = "count" if not self.counts else f"count_{len(self.counts) + 1}"
+            self.counts[count] = f"{user}_count"
             self.before.append(Let(self.counts[count], "int32_t", count))
         return Var(self.counts[count])
 
@@ -90,15 +91,15 @@ def _vectorized(loop: For) -> list[Stmt]:
     for s in loop.body:
         if isinstance(s, Load) and ix.coefficient(s.offset, loop.var) == Const(1) and not s.shared:
             base = ix.substitute(s.offset, {loop.var: Const(0)})
-            count = v.count(s.guard)
             vectors[s.name] = f"{s.name.removesuffix('_m')}_v"
+            count = v.count(s.guard, s.name.removesuffix("_m"))
             v.before.append(replace(s, name=vectors[s.name], offset=base, guard=None, lanes=lanes, count=count))
         elif isinstance(s, Store) and ix.coefficient(s.offset, loop.var) == Const(1):
             packed = f"{s.value}_o"
             v.before.append(Pack(packed, s.register, lanes))
             v.lane.append(SetLane(packed, loop.var, s.value))
             base = ix.substitute(s.offset, {loop.var: Const(0)})
-            v.after.append(replace(s, offset=base, value=packed, guard=None, lanes=lanes, count=v.count(s.guard)))
+            v.after.append(replace(s, offset=base, value=packed, guard=None, lanes=lanes, count=v.count(s.guard, s.value)))
         elif isinstance(s, Store) and ix.coefficient(s.offset, loop.var) == Const(0) and s.value not in varying:
             v.after.append(replace(s, guard=ix.substitute(s.guard, {loop.var: Const(0)})))
         elif isinstance(s, Compute) and vectors.keys() & set(s.operands):
@@ -135,15 +136,24 @@ def hoist(body: Body) -> Body:
 def _hoisted(loop: For) -> tuple[list[Stmt], For]:
     inside: set[str] = {loop.var} | {defined(s) for s in loop.body if isinstance(s, Pack)}
     before, kept = [], []
+    may_be_empty = not isinstance(loop.extent, Const) and any(isinstance(s, Accumulate) for s in _statements(loop.body))
     for s in loop.body:
         movable = isinstance(s, (Let, Compute)) or (isinstance(s, Load) and not s.shared)
         if movable and not (used(s) & inside):
-            before.append(s)
+            before.append(_if_run(s, loop.extent) if may_be_empty and isinstance(s, Load) else s)
         else:
             kept.append(s)
             if defined(s):
                 inside.add(defined(s))
     return before, replace(loop, body=tuple(kept))
+
+
+def _if_run(load: Load, extent: Expr) -> Load:
+    """`load` for a loop that may have no iteration, as where a reduced dim is empty: then there is no element to read."""
+    runs = ix.less(0, extent)
+    if load.lanes > 1:
+        return replace(load, count=ix.Select(runs, Const(load.lanes) if load.count is None else load.count, Const(0)))
+    return replace(load, guard=ix.both([runs, *conjuncts(load.guard)]))
 
 
 # ---- bound
