@@ -68,6 +68,15 @@ def test_an_output_of_which_only_the_size_is_asked_is_not_stored():
     assert after.findNode("prim::BroadcastSizes", False).inputsSize() == 2
 
 
+def test_a_query_that_the_program_makes_itself_is_used():
+    body = """%q : int[] = aten::size(%x)
+              %a = aten::relu(%x)
+              %c = aten::neg(%a)
+              %s : int[] = aten::size(%a)"""
+    after = fuse_graph(graph(XY, body, "%c, %q, %s"))
+    assert len(after.findAllNodes("aten::size", True)) == 1
+
+
 def test_a_group_whose_sizes_alone_are_asked_vanishes():
     body = "%a = aten::add(%x, %y, 1)\n%b = aten::relu(%a)\n%s : int[] = aten::size(%b)"
     after = fuse_graph(graph(XY, body, "%s"))
@@ -121,6 +130,50 @@ def test_size_and_dtype_outputs_are_right_behind_a_failing_guard(device):
                     and tuple(got[1]) == tuple(want[1])
                     and got[2:4] == want[2:4]
                 )
+
+
+def test_a_list_of_sizes_that_is_changed_in_place_is_no_other_list(device):
+    def program(x, b):
+        a = x + b
+        s, t = a.size(), a.size()
+        s[0] = 77
+        return a.relu(), s, t
+
+    x, b = torch.randn(4, 8, device=device), torch.randn(8, device=device)
+    scripted = fuse(program, x, b)
+    with tsfuser.fuser():
+        assert groups(scripted) and scripted(x, b)[1:] == ([77, 8], [4, 8])
+
+
+def test_sizes_are_asked_after_an_in_place_op_that_changes_them(device):
+    def program(x, b, flag: bool):
+        x = x.clone()
+        x.unsqueeze_(0)
+        a = x + b
+        n = 0
+        if flag:
+            n = x.size()[0] + a.size()[0]
+        return a.relu(), n
+
+    x, b = torch.randn(4, 8, device=device), torch.randn(8, device=device)
+    scripted = fuse(program, x, b, True)
+    with tsfuser.fuser():
+        assert scripted(x, b, True)[1] == 2 and scripted(x, b, False)[1] == 0
+
+
+def test_sizes_asked_in_a_branch(device):
+    def program(x, b, flag: bool):
+        a = x * b
+        n = 0
+        if flag:
+            n = x.size()[0] + a.size()[1]
+        return a.relu(), n
+
+    x, b = torch.randn(4, 8, device=device), torch.randn(8, device=device)
+    scripted = fuse(program, x, b, True)
+    with tsfuser.fuser():
+        assert groups(scripted)[0].outputsSize() == 1
+        assert scripted(x, b, True)[1] == 12 and scripted(x, b, False)[1] == 0
 
 
 def test_the_forward_of_a_training_step_stores_no_intermediate_for_its_size(device):

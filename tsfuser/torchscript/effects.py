@@ -12,7 +12,7 @@ graph without writers costs no alias analysis. Example: in
 
 from __future__ import annotations
 
-from .graph import Graph, Node, Value, blocks, inputs, outputs, schema
+from .graph import Graph, Node, Value, all_blocks, blocks, inputs, outputs, schema
 
 #: prim kinds that neither write nor print nor raise. All other prim kinds are held in order.
 _PURE = frozenset(
@@ -29,9 +29,7 @@ _PURE = frozenset(
 #: Kinds that do what their `Subgraph` does.
 _WITH_GRAPH = frozenset(("prim::FallbackGraph", "prim::DifferentiableGraph", "prim::FunctionalGraph"))
 #: aten ops that act on more than their arguments.
-_ACTING = frozenset(
-    f"aten::{name}" for name in "warn save wait seed manual_seed set_grad_enabled _set_item".split()
-)
+_ACTING = frozenset(f"aten::{name}" for name in "warn save wait seed manual_seed set_grad_enabled".split())
 #: aten ops that may return their operand itself, though their schemas do not say so.
 SECRET_VIEWS = frozenset(
     f"aten::{name}"
@@ -67,7 +65,8 @@ def may_return_operand(node: Node) -> bool:
 class Effects:
     """The effects of a whole graph: made once, asked for each block."""
 
-    def __init__(self, graph: Graph, all_nodes: "list[Node]"):
+    def __init__(self, graph: Graph):
+        all_nodes = [node for block in all_blocks(graph) for node in block.nodes()]
         writes = any(effect(node) == WRITES for node in all_nodes)
         self._aliases = graph.alias_db() if writes else None
         self._written: dict[int, bool] = {}
@@ -88,6 +87,10 @@ class Effects:
         if key not in self._written:
             self._written[key] = self._aliases.has_writers(value)
         return self._written[key]
+
+    def learn(self, values: "list[Value]", written: bool) -> None:
+        """Says whether values are written that were made after the analysis."""
+        self._written.update((v.unique(), written) for v in values)
 
     def may_return_written(self, node: Node) -> bool:
         """Whether a result of the node may be a view of a tensor that is written: a group would return a

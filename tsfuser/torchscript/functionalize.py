@@ -22,7 +22,7 @@ def functionalize(graph: Graph) -> Graph:
     """Rewrites the in-place nodes of `KINDS` whose target is made in the graph and aliased by nothing else;
     torch's alias analysis decides. A graph about which that analysis is wrong is left alone."""
     kinds = frozenset(KINDS)
-    nodes = [node for block in all_blocks(graph) for node in block.nodes()]
-    if any(node.kind() in kinds for node in nodes) and not Effects(graph, nodes).misled:
+    wanted = any(node.kind() in kinds for block in all_blocks(graph) for node in block.nodes())
+    if wanted and not Effects(graph).misled:
         _C.remove_tensor_mutation(graph, list(KINDS))
     return graph

@@ -41,16 +41,13 @@ class Group(NamedTuple):
     written: bool
 
 
-def make_groups(graph: Graph, refusals: Refusals) -> "list[Group]":
+def make_groups(graph: Graph, effects: Effects, refusals: Refusals) -> "list[Group]":
     """Outlines all groups of the graph; returns them, the last of a block first. Why nodes were refused is
     left in `refusals`."""
-    every_block = list(all_blocks(graph))
-    effects = Effects(graph, [node for block in every_block for node in block.nodes()])
     knowledge = Knowledge()
     made: list[Group] = []
-    for block in reversed(
-        every_block
-    ):  # inner ones first: the alias analysis knows no node that is made later
+    # Inner blocks first: the alias analysis knows no node that is made later.
+    for block in reversed(list(all_blocks(graph))):
         made += reversed(_Block(block, effects, knowledge, refusals).outline(graph))
     return made
 
@@ -84,7 +81,9 @@ class _Block:
         made = []
         for members in found:
             written = any(self.effects.is_written(v) for i in members for v in self.results[i])
-            made.append(Group(outline(graph, [self.nodes[i] for i in members]), written))
+            group = outline(graph, [self.nodes[i] for i in members])
+            self.effects.learn(outputs(group), written)
+            made.append(Group(group, written))
         return made
 
     def _examine(self, node: Node, refusals: Refusals) -> Verdict:

@@ -20,7 +20,7 @@ Order of `PASSES`, and why:
   inline_small_groups   what cleaning left with nothing to win returns to the graph
   guard_groups          after all changes of the groups' outputs, since the fallback copies the subgraph
   replace_dtype_only    after guards: the dtype is known behind a guard only
-  tidy                  merges size queries that groups made alike, drops what has no reader
+  tidy                  drops what has no reader any more
   name_groups           last: the cache id stands for the final text
 
 The types that stay on values of the outer graph are wiped by the executor, later; those in subgraphs stay.
@@ -38,6 +38,7 @@ import torch
 from .. import _C, log, options
 from ..errors import TsfuserWarning
 from . import cleanup, guard, sizes
+from .effects import Effects
 from .functionalize import functionalize
 from .graph import GROUP, Graph, Value, facts, is_tensor
 from .grouping import Group, make_groups
@@ -55,7 +56,7 @@ class Work:
     graph: Graph
     refusals: Refusals
     groups: "list[Group]" = field(default_factory=list)
-    has_size_arithmetic: bool = False
+    effects: "Effects | None" = None
 
 
 refusals = Refusals()  # registry: why nodes of the last graphs were not fused, read by `explain`
@@ -63,7 +64,8 @@ _warned: set[str] = set()  # registry: failures of the pass that were reported
 
 
 def _make_groups(work: Work) -> None:
-    work.groups = make_groups(work.graph, work.refusals)
+    work.effects = Effects(work.graph)
+    work.groups = make_groups(work.graph, work.effects, work.refusals)
 
 
 def _clean_groups(work: Work) -> None:
@@ -74,13 +76,8 @@ def _clean_groups(work: Work) -> None:
 
 
 def _drop_size_only(work: Work) -> None:
-    kept = []
-    for group in work.groups:
-        before = group.node.outputsSize()
-        after = sizes.drop_size_only_outputs(work.graph, group.node)
-        work.has_size_arithmetic |= after < before
-        kept += [group] if after else []
-    work.groups = kept
+    queries = sizes.Queries(work.graph, work.effects)
+    work.groups = [g for g in work.groups if sizes.drop_size_only_outputs(work.graph, g.node, queries)]
 
 
 def _inline_small_groups(work: Work) -> None:
@@ -109,8 +106,6 @@ def _replace_dtype_only(work: Work) -> None:
 
 
 def _tidy(work: Work) -> None:
-    if work.has_size_arithmetic:
-        torch._C._jit_pass_cse(work.graph)
     torch._C._jit_pass_dce(work.graph)
 
 
