@@ -60,7 +60,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Temporary:
-    """A tensor between segments: `value`, dense and row-major, as plan allocation `index`."""
+    """A tensor between segments: `value`, row-major, as plan allocation `index`."""
 
     value: Value
     sizes: tuple[Size, ...]
@@ -75,10 +75,13 @@ class Allocations:
         self.outputs = outputs
         self.temporaries: list[Temporary] = []
 
-    def new(self, value: Value) -> Buffer:
-        """A dense row-major temporary that holds `value`."""
+    def new(self, value: Value, multiple: int = 1) -> Buffer:
+        """A row-major temporary that holds `value`, dense but for its first dim, whose stride is rounded up to a `multiple` of elements."""
         sizes = _sizes(value)
-        temporary = Temporary(value, sizes, _row_major(sizes), self.outputs + len(self.temporaries))
+        strides = _row_major(sizes)
+        if multiple > 1:
+            strides = (sz.ceildiv(strides[0], multiple) * multiple, *strides[1:])
+        temporary = Temporary(value, sizes, strides, self.outputs + len(self.temporaries))
         self.temporaries.append(temporary)
         return Buffer(value, "allocation", temporary.index, temporary.strides, sz.const(256))
 
@@ -165,6 +168,11 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Cal
         if not values and not nested:
             return None
         later = reductions_of([v for v in pending(outputs) if v not in followers])
+        read = {b.value.name for b in slice_of(values + [r.output for r in fusion.ops if r.output.name in members])[1]}
+        for value in pending(outputs):  # what reads the same data is stored on the way
+            alone = not reductions_of([value]) and value.name not in without
+            if alone and set(value.axes) == full and read & {b.value.name for b in slice_of([value])[1]}:
+                values.append(value)
         return values + [r.output for r in fusion.ops if r.output.name in members and (r.output.name in stored or r.output.name in later)]
 
     def fitting(op: Reduce) -> "list[Value] | None":
@@ -191,10 +199,10 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Cal
                 values.append(value)
         return values
 
-    outputs = [o.value for o in fusion.outputs]
     def awaited(op: Op) -> bool:
         return isinstance(op, Reduce) and op.output.name not in memory and op.output.name in reductions_of(pending(outputs))
 
+    outputs = [o.value for o in fusion.outputs]
     for op in fusion.ops:
         if awaited(op):
             values = fitting(op)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..ir.dtypes import DOUBLE, FLOAT, DType
+from ..ir.dtypes import COMPLEX64, COMPLEX128, DOUBLE, FLOAT, DType
 from ..ir.fusion import Reduce
 from .literals import literal
 
@@ -47,4 +47,5 @@ def accumulator(op: Reduce, threads: int) -> DType:
     """The dtype in which a thread accumulates. A block of the host is one thread, which adds up long chains, where float would lose what a GPU's
     many short chains keep; it has double for nothing, as memory is slower."""
     dtype = op.output.dtype.register
-    return DOUBLE if threads == 1 and op.combine == "sum" and dtype is FLOAT else dtype
+    wider = {FLOAT: DOUBLE, COMPLEX64: COMPLEX128} if threads == 1 and op.combine == "sum" else {}
+    return wider.get(dtype, dtype)

@@ -131,7 +131,7 @@ def kernel_of(name: str, segment: Segment, schedule: Schedule, params: Params, b
                if f"thread.{axis}" in extent and not extent[f"thread.{axis}"].is_const]
     shared = max((t.offset + t.bytes for t in tiles), default=0)
     if segment.reductions:
-        shared = schedule.threads * max(op.output.dtype.register.itemsize for op in segment.reductions)
+        shared = schedule.threads * max(accumulator(op, schedule.threads).itemsize for op in segment.reductions)
     return Kernel(name, tuple(params.fields.values()), tuple(launch + body), params.index, extent["block"],
                   extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared, schedule.grain)
 

@@ -101,8 +101,8 @@ def _vectorized(loop: For, counts: dict[Expr, str]) -> list[Stmt]:
     for s in loop.body:
         if isinstance(s, Load) and ix.coefficient(s.offset, loop.var) == Const(1) and not s.shared:
             base = ix.substitute(s.offset, {loop.var: Const(0)})
-            count = v.count(s.guard)
             vectors[s.name] = f"{s.name.removesuffix('_m')}_v"
+            count = v.count(s.guard)
             v.before.append(replace(s, name=vectors[s.name], offset=base, guard=None, lanes=lanes, count=count))
         elif isinstance(s, Store) and ix.coefficient(s.offset, loop.var) == Const(1):
             packed = f"{s.value}_o"
@@ -135,10 +135,11 @@ def hoist(body: Body, outer: "frozenset[Stmt]" = frozenset()) -> Body:
     present = set(outer)
 
     def put(s: Stmt) -> None:
-        if s not in present:
+        same = replace(s, guard=None) if isinstance(s, Load) else s  # loops of one extent differ in whether a load out of them asks if they run
+        if same not in present:
             result.append(s)
             if _is_pure(s):
-                present.add(s)
+                present.add(same)
 
     for s in body:
         if not isinstance(s, (For, If)):
@@ -163,14 +164,23 @@ def _is_pure(s: Stmt) -> bool:
 def _hoisted(loop: For) -> tuple[list[Stmt], For]:
     inside: set[str] = {loop.var} | {defined(s) for s in loop.body if isinstance(s, Pack)}
     before, kept = [], []
+    may_be_empty = not isinstance(loop.extent, Const) and any(isinstance(s, Accumulate) for s in _statements(loop.body))
     for s in loop.body:
         if _is_pure(s) and not (used(s) & inside):
-            before.append(s)
+            before.append(_if_run(s, loop.extent) if may_be_empty and isinstance(s, Load) else s)
         else:
             kept.append(s)
             if defined(s):
                 inside.add(defined(s))
     return before, replace(loop, body=tuple(kept))
+
+
+def _if_run(load: Load, extent: Expr) -> Load:
+    """`load` for a loop that may have no iteration, as where a reduced dim is empty: then there is no element to read."""
+    runs = ix.less(0, extent)
+    if load.lanes > 1:
+        return replace(load, count=ix.Select(runs, Const(load.lanes) if load.count is None else load.count, Const(0)))
+    return replace(load, guard=ix.both([runs, *conjuncts(load.guard)]))
 
 
 # ---- bound

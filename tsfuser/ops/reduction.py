@@ -252,9 +252,10 @@ def sum_to_size(b: Builder, self, size: "list | None") -> Value:
         raise Refusal("sum_to_size to more dimensions")
     summed, kept = list(range(leading)), []
     for d, target in enumerate(size, leading):
-        if self.dims[d] is None or b.call.decide(sz.eq(target, b.axis(self.dims[d]).extent)):
+        own = 1 if self.dims[d] is None else b.axis(self.dims[d]).extent
+        if b.call.decide(sz.eq(target, own)):
             continue
-        if not b.call.decide(sz.eq(target, 1)):
+        if self.dims[d] is None or not b.call.decide(sz.eq(target, 1)):
             raise Refusal("sum_to_size to sizes that do not broadcast to those of the operand")
         summed.append(d)
         kept.append(d)

@@ -59,16 +59,16 @@ class Domain:
         return sz.product([d.extent for d in self.dims])
 
 
-def domain(call: Call, segment: Segment, keep: tuple[Axis, ...] = ()) -> Domain:
-    """The domain of `segment`; axes in `keep` are not merged with others outside `keep`, and come innermost."""
+def domain(call: Call, segment: Segment) -> Domain:
+    """The domain of `segment`; a reduced axis is never merged with a kept one (the strides of both may be 0 in a result without elements)."""
     buffers = segment.loads + segment.stores
+    reduced = {axis for op in segment.reductions for axis in op.axes}
     reference = max(buffers, key=lambda b: (len(b.value.axes), b.kind != "input"))
-    axes = _sorted_axes(call, segment.axes, reference, buffers, keep)
+    axes = _sorted_axes(call, segment.axes, reference, buffers)
     strides = {(b, a): _stride(call, b, a) for b in buffers for a in axes}
-    reduced = {a for op in segment.reductions for a in op.axes}  # never merged with kept ones
     groups: list[list[Axis]] = []
     for axis in axes:
-        same_side = groups and all((groups[-1][-1] in side) == (axis in side) for side in (keep, reduced))
+        same_side = groups and ((groups[-1][-1] in reduced) == (axis in reduced))
         if same_side and all(_walk_as_one(call, strides[b, groups[-1][-1]], strides[b, axis], axis) for b in buffers):
             groups[-1].append(axis)
         else:
@@ -99,7 +99,7 @@ def _walk_as_one(call: Call, outer: Size, inner: Size, axis: Axis) -> bool:
     return bool(call.decide(sz.eq(outer, inner * axis.extent)))
 
 
-def _sorted_axes(call: Call, axes, reference: Buffer, buffers, keep) -> list[Axis]:
+def _sorted_axes(call: Call, axes, reference: Buffer, buffers) -> list[Axis]:
     """Axes from outermost to innermost in the memory of `reference`; those it lacks come first, ordered by the other buffers."""
     order = [reference] + [b for b in buffers if b is not reference]
 
@@ -123,5 +123,4 @@ def _sorted_axes(call: Call, axes, reference: Buffer, buffers, keep) -> list[Axi
         result.insert(at, axis)
     lacking = [a for a in result if a not in reference.value.axes]
     held = [a for a in result if a in reference.value.axes]
-    result = lacking + held
-    return [a for a in result if a not in keep] + [a for a in result if a in keep]
+    return lacking + held

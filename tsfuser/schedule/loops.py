@@ -90,12 +90,13 @@ class Schedule:
     def loop(self, name: str) -> Loop:
         return next(x for x in self.loops if x.name == name)
 
-    def split(self, name: str, by: "Size | int", into: tuple[str, str], exact: bool = False, times: "int | None" = None) -> "Schedule":
-        """Replaces loop `name` by an outer and an inner one of `by` iterations; `times` fixes the trip count of the outer one, where more than enough."""
+    def split(self, name: str, by: "Size | int", into: tuple[str, str], exact: bool = False, times: "Size | int | None" = None) -> "Schedule":
+        """Replaces loop `name` by an outer and an inner one of `by` iterations. `times` is the trip count of the outer one where the caller knows it
+        better: more than enough, or exact by a decision."""
         by = sz.as_size(by)
         old = self.loop(name)
         outer = sz.quotient(old.extent, by) if exact else sz.ceildiv(old.extent, by)
-        outer = outer if times is None else sz.const(times)
+        outer = outer if times is None else sz.as_size(times)
         assert outer is not None, f"{by} is no factor of {old.extent}"
         pair = (Loop(into[0], outer), Loop(into[1], by))
         relation = Split(name, *into, by, old.extent, exact)

@@ -58,7 +58,7 @@ def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocati
     finish, partials = [], {}
     for op in segment.reductions:
         partial = Value(f"{op.output.name}_partial", op.output.dtype.register, (axis, *op.output.dims))
-        partials[op.output.name] = allocations.new(partial)
+        partials[op.output.name] = allocations.new(partial, 1 if params.inner else params.vector)  # each split begins at a whole access
         finish.append(replace(op, operands=(partial,), axes=(axis,)))
     # the first kernel sees its partial results as tensors without the splits; the schedule tells where each split begins
     early = {name: replace(b, strides=b.strides[1:], value=replace(b.value, dims=b.value.dims[1:], name=name)) for name, b in partials.items()}

@@ -27,12 +27,13 @@ LONG = 65536  # elements of a row from which several blocks a row are worth two 
 @dataclass(frozen=True)
 class RowParams:
     """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor; `persistent`: in registers from first to last use; `several`: short rows
-    share a block; `threads`: of a block at most; `wide`: 64-bit indices."""
+    share a block; `exact`: the threads' vectors fill a row exactly, so that nothing needs a bound; `threads`: of a block at most; `wide`: 64-bit indices."""
 
     vector: int
     unroll: int
     persistent: bool
     several: bool
+    exact: bool
     threads: int
     wide: bool
 
@@ -56,15 +57,20 @@ def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
 def choose(call: Call, segment: Segment, space: Domain, machine: Machine) -> RowParams:
     """Threads first, then registers: a row is spread over as many threads as have a vector to do."""
     wide, vector = is_wide(call, space), vector_width(call, space, machine)
+    columns = space.dims[-1].extent
     if machine.kind == "host":
-        return RowParams(vector, 1, False, False, 1, wide)
-    vectors = sz.ceildiv(space.dims[-1].extent, vector)
-    if call.decide(sz.le(vectors, 32)):
-        return RowParams(vector, 1, True, True, SMALL, wide)
+        return RowParams(vector, 1, False, False, bool(call.decide(sz.eq(columns % vector, 0))), 1, wide)
+    vectors = sz.ceildiv(columns, vector)
     unroll = sz.nextpow2(sz.ceildiv(vectors, LARGEST))
-    if call.decide(sz.le(unroll, DEEPEST)):
-        return RowParams(vector, call.decide(unroll), True, False, LARGEST, wide)
-    return RowParams(vector, 4, False, False, LARGEST, wide)
+    if call.decide(sz.le(vectors, 32)):
+        params = RowParams(vector, 1, True, True, False, SMALL, wide)
+    elif call.decide(sz.le(unroll, DEEPEST)):
+        params = RowParams(vector, call.decide(unroll), True, False, False, LARGEST, wide)
+    else:
+        params = RowParams(vector, 4, False, False, False, LARGEST, wide)
+    across, _ = _block(columns, params)
+    step = across * (params.vector * params.unroll)
+    return replace(params, exact=bool(call.decide(sz.eq(columns, step) if params.persistent else sz.eq(columns % step, 0))))
 
 
 def apply(space: Domain, params: RowParams) -> Schedule:
@@ -73,10 +79,12 @@ def apply(space: Domain, params: RowParams) -> Schedule:
     across, down = _block(schedule.loop(col).extent, params)
     step = across * params.vector
     if params.persistent:
-        schedule = schedule.split(col, step, ("u", "spot"), times=params.unroll)
+        schedule = schedule.split(col, step, ("u", "spot"), exact=params.exact, times=params.unroll)
         serial = ["u", "lane"]
     else:
-        schedule = schedule.split(col, step * params.unroll, ("r", "round")).split("round", step, ("u", "spot"), exact=True)
+        turn = step * params.unroll
+        times = sz.ceildiv(schedule.loop(col).extent, turn)
+        schedule = schedule.split(col, turn, ("r", "round"), exact=params.exact, times=times).split("round", step, ("u", "spot"), exact=True)
         serial = ["r", "u", "lane"]
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
     bound = {"tx": "thread_x", "ty": "thread_y", "r": "serial", "u": "unroll", "lane": "vector", "block": "block"}

@@ -1,0 +1,110 @@
+"""What the threads of a kernel touch: nothing out of bounds, nothing misaligned, every element of a result once."""
+
+import random
+
+import pytest
+
+from programs import add, relu, tensor, total
+from tsfuser.ir.dtypes import DOUBLE, HALF
+from tsfuser.schedule.machine import GPU, HOST
+from walk import planned, walk
+
+MACHINES = pytest.mark.parametrize("machine", [GPU, HOST], ids=["gpu", "host"])
+
+
+@MACHINES
+def test_an_operand_that_does_not_move_along_the_reduced_axis(machine):
+    """Its vector load leaves the loop, and the length of that load must not share a name with that of the store."""
+    walk(*planned(lambda b, x, y: total(b, add(b, x, y), [0]), tensor(300, 1), tensor(1, 30), machine=machine))
+
+
+def test_splits_of_an_odd_number_of_sums_begin_aligned():
+    x, bias = tensor(1 << 16, 1, strides=(1, 1)), tensor(1027)
+    call, allocations, kernels = planned(lambda b, x, y: total(b, add(b, x, y), [0]), x, bias)
+    assert len(kernels) == 2
+    walk(call, allocations, kernels, whole=False)
+
+
+@MACHINES
+def test_no_element_of_an_empty_operand_is_read(machine):
+    """Expanded to size 0: nothing moves, so the load leaves the loop over the reduced dims."""
+    walk(*planned(lambda b, x, y: total(b, add(b, x, y), [0]), tensor(0, 1, strides=(0, 0)), tensor(8), machine=machine))
+    walk(*planned(lambda b, x: total(b, relu(b, x), [0]), tensor(0, strides=(0,)), machine=machine))
+
+
+@MACHINES
+def test_a_reduced_axis_between_kept_ones_of_size_0(machine):
+    walk(*planned(lambda b, x: total(b, relu(b, x), [1], True), tensor(32, 17, 0, strides=(17, 1, 1)), machine=machine))
+
+
+@MACHINES
+def test_sums_of_sums_come_after_all_that_they_need(machine):
+    """Two chains: the first ones differ in what they reduce, the second ones do not."""
+
+    def program(b, x, y, u, v):
+        first = total(b, x, [0])
+        second = total(b, add(b, first, u), [0])
+        other = total(b, y, [0])
+        last = total(b, add(b, other, v), [0])
+        return add(b, second, last), add(b, first, other)
+
+    walk(*planned(program, tensor(2, 3, 4), tensor(5, 3, 4), tensor(3, 4), tensor(3, 4), machine=machine))
+
+
+def pointwise(b, x, y):
+    return add(b, x, y), relu(b, y)
+
+
+def converted(b, x, y):
+    return b.cast(add(b, x, y), HALF), relu(b, x)
+
+
+def summed(b, x, y):
+    s = add(b, x, y)
+    kept = [d for d, axis in enumerate(s.dims) if axis is None or b.call.decide(axis.extent % 2)]
+    dims = [d for d in range(len(s.dims)) if d not in kept]
+    return (s, total(b, s, dims), total(b, b.cast(s, DOUBLE), dims, True)) if dims else s
+
+
+def strides_of(r, sizes):
+    """Dense in any order, with gaps, broadcast, or arbitrary."""
+    kind, order = r.randrange(5), list(range(len(sizes)))
+    if kind == 0:
+        order.reverse()
+    else:
+        r.shuffle(order)
+    strides, step = [0] * len(sizes), 1
+    for d in order:
+        strides[d], step = step, step * max(sizes[d], 1)
+        if kind == 2 and r.random() < 0.4:
+            step += r.choice([1, 2, 4, 16])
+    if kind == 3:
+        strides = [r.choice([0, s]) for s in strides]
+    return tuple(strides) if kind < 4 else tuple(r.choice([0, 1, 2, 3, s]) for s in strides)
+
+
+def arguments(r):
+    """Two tensors that broadcast."""
+    base = [r.choice([0, 1, 2, 3, 4, 5, 8, 17, 33]) for _ in range(4)]
+    dtypes = r.choice([("float32", "float32"), ("float16", "float32"), ("bfloat16", "bfloat16"), ("int8", "float16")])
+    ranks = r.choice([(1, 1), (2, 2), (2, 1), (3, 3), (3, 2), (4, 4), (4, 1)])
+    made = []
+    for rank, dtype in zip(ranks, dtypes):
+        sizes = [1 if r.random() < 0.08 else n for n in base[4 - rank :]]
+        made.append(tensor(*sizes, dtype=dtype, strides=strides_of(r, sizes), alignment=r.choice([256, 16, 8, 4])))
+    return made
+
+
+@pytest.mark.parametrize("program", [pointwise, converted, summed])
+def test_random_sizes_and_strides(program, request):
+    r = random.Random(program.__name__)
+    tried = 0
+    while tried < (3000 if request.config.getoption("--long") else 25):
+        args, machine = arguments(r), r.choice([GPU, GPU, HOST])
+        if sum(n > 1 for n in args[0].sizes) * max(args[0].sizes, default=1) > 150:
+            continue
+        try:
+            walk(*planned(program, *args, machine=machine))
+        except AssertionError as error:
+            raise AssertionError(f"{args} on {machine.kind}: {error}") from error
+        tried += 1

@@ -1,0 +1,113 @@
+"""Walks through a program's kernels thread by thread and checks what their threads touch.
+
+In: the stages of a call and their allocations. Out: nothing, or an AssertionError where an access leaves its tensor, is less aligned than its width,
+or an element is stored twice or never. Example: `walk(*planned(program, tensor(4, 8)))`.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+from programs import build, stages
+from tsfuser.ir import size as sz
+from tsfuser.lower import index as ix
+from tsfuser.lower.loop_ir import For, If, Let, Load, Store
+from tsfuser.lower.pipeline import lower
+from tsfuser.lower.verify import verify
+from tsfuser.schedule.machine import GPU
+
+_ITEM = {"bool": 1, "uint8_t": 1, "int8_t": 1, "half_t": 2, "bfloat16_t": 2, "int32_t": 4, "float": 4, "int64_t": 8, "double": 8}
+_OPERATORS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "<": int.__lt__, "/": int.__floordiv__, "min": min}
+
+
+def planned(program, *args, machine=GPU):
+    """(call, allocations as (sizes, strides), kernels) of `program`, every pass verified."""
+    device = "cpu" if machine.kind == "host" else "cuda:0"
+    call, fusion = build(program, *(replace(a, device=device) for a in args), device=device)
+    found, temporaries = stages(call, fusion, machine)
+
+    def check(step, kernel):
+        complaint = verify(kernel)
+        assert complaint is None, f"after {step}: {complaint}\n{kernel}"
+
+    kernels = [lower(s.segment, s.schedule, s.segment.name, check) for s in found]
+    return call, [(o.sizes, o.strides) for o in (*fusion.outputs, *temporaries)], kernels
+
+
+def walk(call, allocations, kernels, whole=True):
+    """All threads if `whole`, which then have to store every element; else the first and last few blocks, threads and iterations."""
+    walker = _Walker(call, [tuple([call.value(x) for x in part] for part in a) for a in allocations], whole)
+    for kernel in kernels:
+        walker.kernel(kernel)
+    assert max(walker.stored.values(), default=1) == 1, f"stored twice: {walker.stored.most_common(3)}"
+    if whole:
+        for k, (sizes, _) in enumerate(walker.allocations):
+            count = sum(1 for i, _ in walker.stored if i == k)
+            expected = call.value(sz.product(sizes))
+            assert count == expected, f"{count} of the {expected} elements of allocation {k} are stored"
+
+
+class _Walker:
+    def __init__(self, call, allocations, whole):
+        self.call, self.allocations, self.whole = call, allocations, whole
+        self.stored = Counter()
+
+    def some(self, count):
+        return range(count) if self.whole or count <= 4 else sorted({0, 1, count // 2, count - 2, count - 1})
+
+    def kernel(self, kernel):
+        self.where = {f"args.{p.name}": p.source for p in kernel.params if p.is_pointer}
+        fields = {f"args.{p.name}": self.call.value(p.source[1]) for p in kernel.params if p.source[0] == "size"}
+        grid, x, y = (self.call.value(size) for size in (kernel.grid, kernel.block_x, kernel.block_y))
+        assert grid == 0 or 0 < x * y <= max(kernel.threads, 1)
+        for block in self.some(grid):
+            for ty in self.some(y):
+                for tx in self.some(x):
+                    names = {"blockIdx.x": block, "threadIdx.x": tx, "threadIdx.y": ty, "blockDim.x": x, "blockDim.y": y}
+                    self.body(kernel.body, {**fields, **names})
+
+    def body(self, body, env):
+        for s in body:
+            if isinstance(s, Let):
+                env[_key(s.name, env)] = evaluate(s.value, env)
+            elif isinstance(s, For):
+                for env[s.var] in self.some(evaluate(s.extent, env)):
+                    self.body(s.body, env)
+            elif isinstance(s, If):
+                self.body(s.yes if evaluate(s.condition, env) else s.no, env)
+            elif isinstance(s, (Load, Store)) and not s.shared and (s.guard is None or evaluate(s.guard, env)):
+                count = s.lanes if s.count is None else max(0, min(s.lanes, evaluate(s.count, env)))
+                self.access(s, evaluate(s.offset, env), count)
+
+    def access(self, s, offset, count):
+        kind, k = self.where[s.buffer]
+        if kind == "input":
+            tensor = self.call.args[k]
+            sizes, strides, alignment = tensor.sizes, tensor.strides, tensor.alignment
+        else:
+            (sizes, strides), alignment = self.allocations[k], 256
+        end = 0 if 0 in sizes else 1 + sum((n - 1) * stride for n, stride in zip(sizes, strides))
+        assert count == 0 or 0 <= offset <= end - count, f"{s} touches [{offset}, +{count}] of {end}"
+        width = min(16, s.lanes * _ITEM[s.ctype])
+        whole = s.lanes > 1 and count == s.lanes
+        assert not whole or (offset * _ITEM[s.ctype] % width == 0 and alignment % width == 0), f"{s} is misaligned at {offset}"
+        if isinstance(s, Store):
+            self.stored.update((k, offset + lane) for lane in range(count))
+
+
+def _key(name, env):
+    """`x_v[u]` -> `x_v[2]`."""
+    base, _, index = name.partition("[")
+    return name if not index else f"{base}[{env.get(index[:-1], index[:-1])}]"
+
+
+def evaluate(e, env):
+    """The value of an index expression."""
+    if isinstance(e, ix.Const):
+        return e.value
+    if isinstance(e, ix.Var):
+        return env[_key(e.name, env)]
+    if isinstance(e, ix.Select):
+        return evaluate(e.yes if evaluate(e.condition, env) else e.no, env)
+    if e.op == "&&":
+        return evaluate(e.a, env) and evaluate(e.b, env)
+    return _OPERATORS[e.op](int(evaluate(e.a, env)), int(evaluate(e.b, env)))
