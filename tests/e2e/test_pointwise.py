@@ -9,6 +9,7 @@ from support import assert_matches, counted, fuse, groups, no_fallback
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.int32, torch.int64]
+SMALL = [torch.uint8, torch.int8, torch.int16]  # wrap around in arithmetic
 COMPLEX = [torch.complex64, torch.complex128]
 
 
@@ -155,9 +156,9 @@ def integer_program(x, y):
     return torch.where(z > 3, z, y) & 15
 
 
-@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("dtype", INTEGERS + SMALL)
 def test_integer_dtypes(device, dtype):
-    x, y = (torch.randint(-50, 50, (37, 5), device=device, dtype=dtype) for _ in range(2))
+    x, y = (torch.randint(0 if dtype == torch.uint8 else -50, 100, (37, 5), device=device, dtype=dtype) for _ in range(2))
     check(integer_program, x, y, ops=5)
 
 
@@ -319,3 +320,14 @@ def test_a_long_chain(device):
     for i in range(50):
         y = y * (1 - i / 1000) + x
     assert_matches(scripted(x), y, ops=100)
+
+
+@pytest.mark.parametrize("count", [60, 150])
+def test_many_inputs(device, count):
+    """Kernels take a limited number of arguments: beyond it there is more than one group, and the result is the same."""
+    names = [f"x{i}" for i in range(count)]
+    source = f"def f({', '.join(names)}):\n    return ({' + '.join(names)}) * 2.0\n"
+    inputs = [torch.randn(5, 7, device=device, dtype=torch.float64) for _ in names]
+    scripted = fuse(torch.jit.CompilationUnit(source).f, *inputs)
+    assert (len(groups(scripted)) == 1) == (count < 128)
+    assert_matches(scripted(*inputs), sum(inputs[1:], inputs[0]) * 2.0, ops=count)
