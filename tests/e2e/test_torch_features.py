@@ -92,7 +92,9 @@ def test_autocast(device):
         with torch.jit.fuser("none"):
             plain = fresh(mixed)
             unfused = [plain(x, w) for _ in range(3)][-1]
-        assert len(groups(scripted)) == 1  # looked at here: a function has an executor for each autocast mode
+        assert (
+            len(groups(scripted)) == 1
+        )  # looked at here: a function has an executor for each autocast mode
     assert_matches(out, unfused, ops=4)
 
 
@@ -148,7 +150,9 @@ def threads(count, work):
 
 def test_eight_threads_call_one_function_with_mixed_shapes(target, device, request):
     """1,000 calls a thread; fewer where each call is slow (fibers)."""
-    calls = 1000 if request.config.getoption("--long") or target == "cuda" else 300 if target == "cpu" else 40
+    calls = (
+        1000 if request.config.getoption("--long") or target == "cuda" else 300 if target == "cpu" else 40
+    )
     shapes = [(3, 5), (16, 64), (16, 63), (1, 7), (33, 128), (128, 33), (2, 2), (5, 1)]
     data = [(torch.randn(s, device=device), torch.randn(s[1:], device=device)) for s in shapes]
     expected = [program(*pair) for pair in data]
