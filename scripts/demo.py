@@ -1,4 +1,5 @@
-"""The main job, shown: nvFuser's README example on whatever device is there. Run by scripts/demo, which sets up what is missing.
+"""The main job, shown: nvFuser's README example on whatever device is there. Run by scripts/demo, which sets
+up what is missing.
 
 Prints the fused graph, eager against fused, the generated kernel, a speed figure and the counters.
 """
@@ -75,7 +76,10 @@ def main():
     with torch.no_grad():
         slow, fast = milliseconds(forward, sets), milliseconds(scripted, sets)
     moved = 2 * x.nbytes / fast / 1e6
-    print(f"[{rows}, 1024] float32: eager {slow:.3f} ms, fused {fast:.3f} ms: {slow / fast:.1f} times as fast, {moved:.0f} GB/s")
+    print(
+        f"[{rows}, 1024] float32: eager {slow:.3f} ms, fused {fast:.3f} ms: "
+        f"{slow / fast:.1f} times as fast, {moved:.0f} GB/s"
+    )
     title("tsfuser.stats()")
     for name, value in tsfuser.stats().items():
         print(f"{name:>18}: {value}")

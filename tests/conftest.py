@@ -1,7 +1,8 @@
 """Fixtures and options of all tests.
 
-`device` runs a test once a target: "cpu", "cpu-fibers" (the CUDA launch shape on the host, a fiber a thread) and, where there is one, "cuda".
-`--long` turns the sweeps marked `long` on and raises the number of generated programs.
+`device` runs a test once a target: "cpu", "cpu-fibers" (the CUDA launch shape on the host, a fiber a thread)
+and, where there is one, "cuda". `--long` turns the sweeps marked `long` on and raises the number of
+generated programs.
 """
 
 import os
@@ -10,7 +11,9 @@ import tempfile
 
 import pytest
 
-os.environ.setdefault("TSFUSER_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"tsfuser-tests-{os.getuid()}"))
+os.environ.setdefault(
+    "TSFUSER_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"tsfuser-tests-{os.getuid()}")
+)
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -81,8 +84,9 @@ def nvrtc():
 
 @pytest.fixture
 def device(target, monkeypatch, nvrtc):
-    """A device string for `torch.rand(..., device=device)`; the mode of the host target is set while the test runs. The kernels of
-    "cpu-fibers" are those that a GPU would get, so each is compiled by NVRTC for all architectures as well."""
+    """A device string for `torch.rand(..., device=device)`; the mode of the host target is set while the
+    test runs. The kernels of "cpu-fibers" are those that a GPU would get, so each is compiled by NVRTC for
+    all architectures as well."""
     import tsfuser
     from support import ARCHITECTURES
     from tsfuser import options

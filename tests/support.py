@@ -17,14 +17,27 @@ import torch
 import tsfuser
 from tsfuser import _C, options
 
-ARCHITECTURES = (75, 80, 90, 100, 120)  # compute capabilities for which NVRTC compiles every kernel of the tests
+ARCHITECTURES = (
+    75,
+    80,
+    90,
+    100,
+    120,
+)  # compute capabilities for which NVRTC compiles every kernel of the tests
 ROOT = Path(__file__).resolve().parent.parent
 CALLS = 4  # inference is fused in call 2, training in call 3; the last call is surely fused
 
 
 def fresh(function):
-    """A scripted function with an executor of its own: torch.jit.script caches by function object, so a copy is scripted."""
-    copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    """A scripted function with an executor of its own: torch.jit.script caches by function object, so a copy
+    is scripted."""
+    copy = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
     copy.__annotations__ = function.__annotations__
     copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
     return torch.jit.script(copy)
@@ -33,7 +46,9 @@ def fresh(function):
 def script(source):
     """Script functions from source text; the last one defined is returned, as a fresh one each time."""
     unit = torch.jit.CompilationUnit(source)
-    return getattr(unit, [line for line in source.splitlines() if line.startswith("def ")][-1].split("(")[0][4:])
+    return getattr(
+        unit, [line for line in source.splitlines() if line.startswith("def ")][-1].split("(")[0][4:]
+    )
 
 
 def fuse(function, *inputs, calls=CALLS):
@@ -46,8 +61,9 @@ def fuse(function, *inputs, calls=CALLS):
 
 
 def train(function, inputs, calls=CALLS):
-    """Run forward and backward `calls` times; returns the last outputs and gradients (None where no gradient is required).
-    The incoming gradient is random, not all ones, and the same in each call with inputs of the same shape."""
+    """Run forward and backward `calls` times; returns the last outputs and gradients (None where no gradient
+    is required). The incoming gradient is random, not all ones, and the same in each call with inputs of the
+    same shape."""
     leaves = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
     for _ in range(calls):
         for x in leaves:
@@ -60,8 +76,8 @@ def train(function, inputs, calls=CALLS):
 
 
 def all_graphs(scripted):
-    """The optimised graphs of a scripted function: of its plan, and forward and backward of differentiable graphs, and of fallbacks
-    that ran. Each as a torch._C.Graph."""
+    """The optimised graphs of a scripted function: of its plan, and forward and backward of differentiable
+    graphs, and of fallbacks that ran. Each as a torch._C.Graph."""
     found = []
 
     def visit(state):
@@ -78,7 +94,9 @@ def all_graphs(scripted):
 
 def groups(scripted):
     """The fusion groups of a scripted function, in all its graphs but the fallbacks."""
-    return [node for graph in all_graphs(scripted) for node in graph.findAllNodes("prim::CudaFusionGroup", True)]
+    return [
+        node for graph in all_graphs(scripted) for node in graph.findAllNodes("prim::CudaFusionGroup", True)
+    ]
 
 
 def kinds(group):
@@ -86,9 +104,14 @@ def kinds(group):
     return [node.kind() for node in group.g("Subgraph").nodes() if node.kind() != "prim::Constant"]
 
 
-EPSILON = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-23, torch.float64: 2.0**-52}
+EPSILON = {
+    torch.float16: 2.0**-10,
+    torch.bfloat16: 2.0**-7,
+    torch.float32: 2.0**-23,
+    torch.float64: 2.0**-52,
+}
 EPSILON |= {torch.complex64: 2.0**-23, torch.complex128: 2.0**-52}
-ULPS = 8  # an elementary function's error on either side, with room for how errors add up: libm and CUDA give 1 to 4 ulps
+ULPS = 8  # an elementary function's error: libm and CUDA give 1 to 4 ulps, on either side
 
 
 def tolerance(dtype, ops):
@@ -97,9 +120,10 @@ def tolerance(dtype, ops):
 
 
 def assert_matches(actual, eager, reference=None, ops=1, strides=True, precision=None):
-    """`actual` has eager's dtype, shape, strides and device, its NaN and inf where eager has them, and lies as near to the float64
-    `reference` (eager itself where None) as `ops` operations, or eager, do. They are done in the dtype of the result or, where the
-    program has less precise values, in `precision`. Integers and bools are equal."""
+    """`actual` has eager's dtype, shape, strides and device, its NaN and inf where eager has them, and lies
+    as near to the float64 `reference` (eager itself where None) as `ops` operations, or eager, do. They are
+    done in the dtype of the result or, where the program has less precise values, in `precision`. Integers
+    and bools are equal."""
     assert (actual.dtype, actual.shape, actual.device) == (eager.dtype, eager.shape, eager.device)
     if strides and actual.numel() > 0:
         assert relevant_strides(actual) == relevant_strides(eager)
@@ -110,7 +134,9 @@ def assert_matches(actual, eager, reference=None, ops=1, strides=True, precision
     fused, plain = actual.to(wide), eager.to(wide)
     exact = plain if reference is None else reference.to(wide)
     same = (fused == plain) | (torch.isnan(fused) & torch.isnan(plain))
-    allowed = tolerance(precision or actual.dtype, ops) * exact.abs().clamp(min=1) + 2 * (plain - exact).abs()
+    allowed = (
+        tolerance(precision or actual.dtype, ops) * exact.abs().clamp(min=1) + 2 * (plain - exact).abs()
+    )
     near = torch.isfinite(plain) & ((fused - exact).abs() <= allowed)
     assert bool((same | near).all()), _worst(~(same | near), actual, eager)
 
@@ -128,7 +154,8 @@ def _worst(wrong, actual, eager):
 
 @contextlib.contextmanager
 def no_fallback():
-    """Inside, a group that cannot run fused raises instead of running unfused: what a test compares was fused."""
+    """Inside, a group that cannot run fused raises instead of running unfused: what a test compares was
+    fused."""
     _C.set_fallback_enabled(False)
     try:
         with options.override(no_fallback=1):
@@ -144,11 +171,16 @@ def counted():
     yield rise
     after = tsfuser.stats()
     rise.update({name: after[name] - before[name] for name in after if name != "fallbacks"})
-    rise["fallbacks"] = {k: n - before["fallbacks"].get(k, 0) for k, n in after["fallbacks"].items() if n != before["fallbacks"].get(k, 0)}
+    rise["fallbacks"] = {
+        k: n - before["fallbacks"].get(k, 0)
+        for k, n in after["fallbacks"].items()
+        if n != before["fallbacks"].get(k, 0)
+    }
 
 
 def run_python(folder, source, timeout=300, **environment):
-    """Run a program from a file of its own in `folder` (scripting needs the source); returns (exit status, stdout, stderr)."""
+    """Run a program from a file of its own in `folder` (scripting needs the source); returns (exit status,
+    stdout, stderr)."""
     path = Path(folder) / "program.py"
     path.write_text(source)
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}

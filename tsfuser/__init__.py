@@ -1,6 +1,7 @@
 """tsfuser: nvFuser's TorchScript fusion, for today's PyTorch.
 
-`import tsfuser` hooks into TorchScript and makes nvFuser's switches work again; it changes no program by itself. Example:
+`import tsfuser` hooks into TorchScript and makes nvFuser's switches work again; it changes no program by
+itself. Example:
 
     with tsfuser.fuser():          # or torch.jit.fuser("fuser2")
         for _ in range(4):
@@ -13,8 +14,9 @@ try:
     from . import _C
 except ImportError as error:
     raise ImportError(
-        f"tsfuser's extension does not load with torch {torch.__version__}: {error}. It is built for the torch that is installed at "
-        "that time; build it again with `pip install --no-build-isolation .` in tsfuser's folder"
+        f"tsfuser's extension does not load with torch {torch.__version__}: {error}. It is built for the "
+        "torch that is installed at that time: build it again, by `pip install --no-build-isolation .` in "
+        "tsfuser's folder"
     ) from error
 
 from . import knobs, options

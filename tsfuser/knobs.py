@@ -1,8 +1,9 @@
 """nvFuser's switches on `torch._C`, working again.
 
-In: calls that programs written for nvFuser make (`torch._C._jit_set_nvfuser_enabled(True)`, `torch.jit.fuser("fuser2")`). Out: `options.state`,
-and the two flags that C++ reads on every call. torch still has the functions, but they only warn and return None;
-`install` puts ours in their place. Example: `_jit_set_nvfuser_guard_mode(False)` returns True, the state before.
+In: calls that programs written for nvFuser make (`torch._C._jit_set_nvfuser_enabled(True)`,
+`torch.jit.fuser("fuser2")`). Out: `options.state`, and the two flags that C++ reads on every call. torch
+still has the functions, but they only warn and return None; `install` puts ours in their place. Example:
+`_jit_set_nvfuser_guard_mode(False)` returns True, the state before.
 """
 
 from __future__ import annotations
@@ -80,8 +81,11 @@ def set_skip_node_kind(kind: str, flip: bool) -> bool:
 
 
 def set_comparison_callback(run_fallback: bool, callback: Callable) -> None:
-    """Accepted for old programs. To compare, run with fusion off and on: both stand one `with tsfuser.fuser():` apart."""
-    warnings.warn("comparison callbacks are accepted but never called by tsfuser", TsfuserWarning, stacklevel=2)
+    """Accepted for old programs. To compare, run with fusion off and on: both stand one `with
+    tsfuser.fuser():` apart."""
+    warnings.warn(
+        "comparison callbacks are accepted but never called by tsfuser", TsfuserWarning, stacklevel=2
+    )
 
 
 def clear_comparison_callback() -> None:
@@ -112,7 +116,8 @@ def install() -> None:
 
 
 def enable() -> None:
-    """Fuse from now on, everywhere, and keep torch's other fusers away from the nodes. Lasts until `disable()`."""
+    """Fuse from now on, everywhere, and keep torch's other fusers away from the nodes. Lasts until
+    `disable()`."""
     torch._C._jit_override_can_fuse_on_cpu(False)
     torch._C._jit_override_can_fuse_on_gpu(False)
     torch._C._jit_set_texpr_fuser_enabled(False)
@@ -120,12 +125,14 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Fuse nothing new. Functions that torch has optimised already keep their groups, as with nvFuser; torch's other fusers stay off."""
+    """Fuse nothing new. Functions that torch has optimised already keep their groups, as with nvFuser;
+    torch's other fusers stay off."""
     set_enabled(False)
 
 
 @contextlib.contextmanager
 def fuser() -> Iterator[None]:
-    """`torch.jit.fuser("fuser2")` by our name: fusion on and torch's other fusers off, all put back on leaving."""
+    """`torch.jit.fuser("fuser2")` by our name: fusion on and torch's other fusers off, all put back on
+    leaving."""
     with torch.jit.fuser("fuser2"):
         yield

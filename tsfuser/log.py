@@ -1,8 +1,9 @@
 """Logs chosen by PYTORCH_JIT_LOG_LEVEL, in torch's grammar.
 
-In: a stem that nvFuser's users know (`graph_fuser`, `partition`, `kernel_cache`), a title, a text. Out: lines on stderr.
-Example: `PYTORCH_JIT_LOG_LEVEL=graph_fuser` makes `write("graph_fuser", "Before Fusion", graph)` print `[graph_fuser] Before Fusion:` and
-the graph below it, unchanged, so that it can be cut out and parsed again.
+In: a stem that nvFuser's users know (`graph_fuser`, `partition`, `kernel_cache`), a title, a text. Out:
+lines on stderr. Example: `PYTORCH_JIT_LOG_LEVEL=graph_fuser` makes `write("graph_fuser", "Before Fusion",
+graph)` print `[graph_fuser] Before Fusion:` and the graph below it, unchanged, so that it can be cut out and
+parsed again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def enabled(stem: str, level: int = DUMP) -> bool:
 
 
 def write(stem: str, title: str, text: object = "", level: int = DUMP) -> None:
-    """Print `title` and `text` if `stem` is enabled at `level`. One write, so that threads do not mix their lines."""
+    """Print `title` and `text` if `stem` is enabled at `level`. One write, so that threads do not mix their
+    lines."""
     if not enabled(stem, level):
         return
     body = f"\n{text}".rstrip("\n") if str(text) else ""

@@ -1,7 +1,8 @@
 """Every option, in one table; and the state of the live knobs.
 
-In: environment variables, read once when this module is imported. Out: `get(name)` and the short questions below it, for all layers.
-Example: with `PYTORCH_NVFUSER_DUMP=cuda_kernel` set, `options.dump("cuda_kernel")` is True.
+In: environment variables, read once when this module is imported. Out: `get(name)` and the short questions
+below it, for all layers. Example: with `PYTORCH_NVFUSER_DUMP=cuda_kernel` set, `options.dump("cuda_kernel")`
+is True.
 """
 
 from __future__ import annotations
@@ -18,23 +19,28 @@ from .errors import TsfuserWarning
 
 #: PYTORCH_NVFUSER_DUMP: nvFuser's names, and `print_args`, its README's word for `kernel_args`.
 DUMP = (
-    "fusion_ir fusion_ir_math fusion_ir_presched kernel_ir ca_map cuda_kernel cuda_full cuda_to_file debug_info launch_param "
-    "segmented_fusion segmenter_logging fusion_args kernel_args print_args dump_eff_bandwidth draw_segmented_fusion ptxas_verbose "
-    "buffer_reuse_verbose scheduler_params parallel_dimensions halo perf_debug_verbose python_definition python_frontend_debug "
+    "fusion_ir fusion_ir_math fusion_ir_presched kernel_ir ca_map cuda_kernel cuda_full cuda_to_file "
+    "debug_info launch_param segmented_fusion segmenter_logging fusion_args kernel_args print_args "
+    "dump_eff_bandwidth draw_segmented_fusion ptxas_verbose buffer_reuse_verbose scheduler_params "
+    "parallel_dimensions halo perf_debug_verbose python_definition python_frontend_debug "
     "transform_propagator cubin ptx bank_conflict sync_map lower_verbose expr_simplify"
 ).split()
 DISABLE = (
-    "arch_check compile_to_sass fallback fma grouped_grid_welford_outer_opt index_hoist nvtx predicate_elimination "
-    "welford_vectorization magic_zero"
+    "arch_check compile_to_sass fallback fma grouped_grid_welford_outer_opt index_hoist nvtx "
+    "predicate_elimination welford_vectorization magic_zero"
 ).split()
-ENABLE = "complex kernel_profile linear_decomposition conv_decomposition graph_op_fusion kernel_db warn_register_spill".split()
+ENABLE = (
+    "complex kernel_profile linear_decomposition conv_decomposition graph_op_fusion kernel_db "
+    "warn_register_spill"
+).split()
 
-#: What does something here. The other names belong to parts of nvFuser that have no counterpart: they are accepted, with a note.
+#: What does something here. The other names belong to parts of nvFuser that have no counterpart: they are
+#: accepted, with a note.
 #: `complex` and `kernel_db` (complex numbers, kernels kept on disk) are always on.
 ACTING = {
     "dump": frozenset(
-        "fusion_ir kernel_ir cuda_kernel cuda_to_file launch_param segmented_fusion fusion_args kernel_args print_args "
-        "scheduler_params".split()
+        "fusion_ir kernel_ir cuda_kernel cuda_to_file launch_param segmented_fusion fusion_args "
+        "kernel_args print_args scheduler_params".split()
     ),
     "disable": frozenset(["fallback", "fma"]),
     "enable": frozenset(["complex", "kernel_db"]),
@@ -91,8 +97,8 @@ def _one_of(*names: str) -> Callable[[str], str]:
 
 
 def _log_levels(text: str) -> dict[str, int]:
-    """torch's grammar: file stems separated by `:`, a leading `>` for each level; `">partition:graph_fuser"` ->
-    `{"partition": 1, "graph_fuser": 0}`."""
+    """torch's grammar: file stems separated by `:`, a leading `>` for each level; `">partition:graph_fuser"`
+    -> `{"partition": 1, "graph_fuser": 0}`."""
     levels = {}
     for item in filter(None, text.split(":")):
         level = item.rfind(">") + 1
@@ -102,7 +108,7 @@ def _log_levels(text: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Option:
-    """One row: `default` is what an unset variable means, `parse` turns the variable's text into the value."""
+    """One row: `default` is what an unset variable means, `parse` turns the variable's text into a value."""
 
     name: str
     variable: str
@@ -112,24 +118,23 @@ class Option:
 
 
 TABLE = (
-    Option("dump", "PYTORCH_NVFUSER_DUMP", {}, _words(DUMP), "What to print while groups are compiled and run."),
+    Option("dump", "PYTORCH_NVFUSER_DUMP", {}, _words(DUMP), "What to print while groups are compiled."),
     Option("disable", "PYTORCH_NVFUSER_DISABLE", {}, _words(DISABLE), "Parts to switch off: fallback, fma."),
     Option("enable", "PYTORCH_NVFUSER_ENABLE", {}, _words(ENABLE), "Parts to switch on."),
-    Option("no_fallback", "PYTORCH_NVFUSER_DISABLE_FALLBACK", 0, _number, "Old spelling of PYTORCH_NVFUSER_DISABLE=fallback."),
-    Option("on_at_import", "PYTORCH_JIT_ENABLE_NVFUSER", False, _switch, "Whether fusion is on right after the import."),
-    Option("use_nnc", "PYTORCH_JIT_USE_NNC_NOT_NVFUSER", False, _strict_switch, "Keep fusion off whatever else says on."),
-    Option("log_levels", "PYTORCH_JIT_LOG_LEVEL", {}, _log_levels, "Logs by name: graph_fuser, partition, kernel_cache."),
-    Option("max_registers", "PYTORCH_NVFUSER_MAX_REG_COUNT", None, _optional_number, "Registers a thread for CUDA kernels."),
-    Option("cache_dir", "TSFUSER_CACHE_DIR", Path("~/.cache/tsfuser"), Path, "Where compiled kernels are kept."),
-    Option(
-        "host_launch", "TSFUSER_HOST_LAUNCH", "block", _one_of("block", "fibers"),
-        "How kernels for CPU tensors run: a loop over blocks, or, for tests, the CUDA launch shape with a fiber a thread.",
-    ),
+    Option("no_fallback", "PYTORCH_NVFUSER_DISABLE_FALLBACK", 0, _number, "Old form of DISABLE=fallback."),
+    Option("on_at_import", "PYTORCH_JIT_ENABLE_NVFUSER", False, _switch, "On from the import on."),
+    Option("use_nnc", "PYTORCH_JIT_USE_NNC_NOT_NVFUSER", False, _strict_switch, "Off, whatever says on."),
+    Option("log_levels", "PYTORCH_JIT_LOG_LEVEL", {}, _log_levels, "Logs: graph_fuser, partition, ..."),
+    Option("max_registers", "PYTORCH_NVFUSER_MAX_REG_COUNT", None, _optional_number, "Registers a thread."),
+    Option("cache_dir", "TSFUSER_CACHE_DIR", Path("~/.cache/tsfuser"), Path, "Where kernels are kept."),
+    Option("host_launch", "TSFUSER_HOST_LAUNCH", "block", _one_of("block", "fibers"),
+           "How kernels for CPU tensors run: a loop over blocks, or, for tests, in the CUDA launch shape."),
 )  # fmt: skip
 
 
 def read(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The value of every option, by name. Raises OptionError, with the variable's name, on text that does not parse."""
+    """The value of every option, by name. Raises OptionError, with the variable's name, on text that does
+    not parse."""
     values = {}
     for option in TABLE:
         text = environ.get(option.variable)
@@ -143,12 +148,18 @@ def read(environ: Mapping[str, str]) -> dict[str, Any]:
 def inert(values: Mapping[str, Any]) -> list[str]:
     """The chosen words that do nothing here, as `PYTORCH_NVFUSER_DUMP=halo`."""
     rows = [option for option in TABLE if option.name in ACTING]
-    return [f"{row.variable}={word}" for row in rows for word in values[row.name] if word not in ACTING[row.name]]
+    return [
+        f"{row.variable}={word}" for row in rows for word in values[row.name] if word not in ACTING[row.name]
+    ]
 
 
 _values = read(os.environ)
 if inert(_values):
-    warnings.warn(f"accepted, but without a meaning in tsfuser: {', '.join(inert(_values))}", TsfuserWarning, stacklevel=2)
+    warnings.warn(
+        f"accepted, but without a meaning in tsfuser: {', '.join(inert(_values))}",
+        TsfuserWarning,
+        stacklevel=2,
+    )
 
 
 def get(name: str) -> Any:
@@ -213,8 +224,8 @@ state = State()
 
 
 def fusion_enabled() -> bool:
-    """nvFuser's precedence: PYTORCH_JIT_USE_NNC_NOT_NVFUSER, then what was last set, then PYTORCH_JIT_ENABLE_NVFUSER; else off,
-    where nvFuser was on: importing tsfuser changes no program."""
+    """nvFuser's precedence: PYTORCH_JIT_USE_NNC_NOT_NVFUSER, then what was last set, then
+    PYTORCH_JIT_ENABLE_NVFUSER; else off, where nvFuser was on: importing tsfuser changes no program."""
     if _values["use_nnc"]:
         return False
     return _values["on_at_import"] if state.enabled is None else state.enabled

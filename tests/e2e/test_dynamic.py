@@ -49,21 +49,35 @@ def test_random_shapes_need_few_plans(device):
 
 
 def test_a_broadcast_that_appears_later_is_right(device):
-    """The profile saw no size 1: the guard sends such a call to the fallback, which gives the right result."""
+    """The profile saw no size 1: the guard sends such a call to the fallback, which gives the right
+    result."""
     scripted = fuse(program, torch.randn(16, 64, device=device), torch.randn(16, 64, device=device))
-    for left, right in (((16, 1), (16, 64)), ((1, 64), (16, 64)), ((16, 64), (1, 1)), ((1, 1), (1, 1)), ((1, 1), (1, 64))):
+    for left, right in (
+        ((16, 1), (16, 64)),
+        ((1, 64), (16, 64)),
+        ((16, 64), (1, 1)),
+        ((1, 1), (1, 1)),
+        ((1, 1), (1, 64)),
+    ):
         for _ in range(2):
             check(scripted, torch.randn(left, device=device), torch.randn(right, device=device))
 
 
 def test_guard_off_serves_whatever_comes(device):
-    """nvFuser's own tests ran like this: the group itself must be right for all sizes, strides and size-1 patterns."""
+    """nvFuser's own tests ran like this: the group itself must be right for all sizes, strides and size-1
+    patterns."""
     scripted = fuse(program, torch.randn(16, 64, device=device), torch.randn(16, 64, device=device))
     assert len(groups(scripted)) == 1
     before = torch._C._jit_set_nvfuser_guard_mode(False)
     try:
         with counted() as rise:
-            for left, right in (((16, 1), (16, 64)), ((1, 64), (16, 64)), ((8, 8), (1, 1)), ((0, 4), (1, 4)), ((5, 7), (5, 7))):
+            for left, right in (
+                ((16, 1), (16, 64)),
+                ((1, 64), (16, 64)),
+                ((8, 8), (1, 1)),
+                ((0, 4), (1, 4)),
+                ((5, 7), (5, 7)),
+            ):
                 check(scripted, torch.randn(left, device=device), torch.randn(right, device=device))
             x = torch.randn(64, 16, device=device)
             check(scripted, x.t(), torch.randn(16, 64, device=device))
@@ -89,9 +103,16 @@ def test_reset_forgets_plans_and_counts(device):
     scripted = fuse(program, x, y)
     tsfuser.reset()
     stats = tsfuser.stats()
-    assert [stats[n] for n in ("plans_built", "exact_hits", "class_hits", "kernels_compiled", "disk_hits")] == [0] * 5
+    assert [
+        stats[n] for n in ("plans_built", "exact_hits", "class_hits", "kernels_compiled", "disk_hits")
+    ] == [0] * 5
     assert stats["fallbacks"] == {}
     check(scripted, x, y)
     check(scripted, x, y)
     stats = tsfuser.stats()
-    assert (stats["plans_built"], stats["exact_hits"], stats["kernels_compiled"], stats["disk_hits"]) == (1, 1, 0, 1)
+    assert (stats["plans_built"], stats["exact_hits"], stats["kernels_compiled"], stats["disk_hits"]) == (
+        1,
+        1,
+        0,
+        1,
+    )

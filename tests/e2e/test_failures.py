@@ -1,4 +1,5 @@
-"""What can fail leaves a right result, one warning with the reason, and is remembered; with the fallback disabled it raises."""
+"""What can fail leaves a right result, one warning with the reason, and is remembered; with the fallback
+disabled it raises."""
 
 import warnings
 
@@ -79,7 +80,8 @@ def test_fallback_disabled_is_silent_where_all_is_well(device):
 
 
 def test_an_unsupported_tensor_runs_unfused(device):
-    """With the guard off a group may get what no kernel takes: another dtype, a conjugated or a sparse tensor."""
+    """With the guard off a group may get what no kernel takes: another dtype, a conjugated or a sparse
+    tensor."""
     x, y = torch.randn(16, 64, device=device), torch.randn(64, device=device)
     scripted = fuse(program, x, y)
     before = torch._C._jit_set_nvfuser_guard_mode(False)
@@ -156,7 +158,9 @@ def test_without_a_compiler_the_warning_says_what_to_install(tmp_path):
 
 
 def test_without_a_compiler_and_fallback_the_error_says_it(tmp_path):
-    environment = dict(PATH="/nowhere", CXX="", TSFUSER_CACHE_DIR=str(tmp_path), PYTORCH_NVFUSER_DISABLE="fallback")
+    environment = dict(
+        PATH="/nowhere", CXX="", TSFUSER_CACHE_DIR=str(tmp_path), PYTORCH_NVFUSER_DISABLE="fallback"
+    )
     status, out, err = run_python(tmp_path, SOURCE, **environment)
     assert status != 0
     assert "RuntimeError" in err and "install g++ or clang++" in err and "aten::sigmoid" in err

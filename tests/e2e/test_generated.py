@@ -1,7 +1,9 @@
-"""Programs that hypothesis makes up: random ops over inputs of random shapes, layouts and dtypes, fused against eager.
+"""Programs that hypothesis makes up: random ops over inputs of random shapes, layouts and dtypes, fused
+against eager.
 
-A program is built while it is evaluated eagerly, so that an op which eager refuses, or whose values grow out of hand, is left out. Ops that
-jump (comparisons, floor) only see the program's inputs, which are exact: a rounding error elsewhere would be blown up by them.
+A program is built while it is evaluated eagerly, so that an op which eager refuses, or whose values grow out
+of hand, is left out. Ops that jump (comparisons, floor) only see the program's inputs, which are exact: a
+rounding error elsewhere would be blown up by them.
 """
 
 import re
@@ -16,23 +18,37 @@ from hypothesis import assume, given, note  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 SMOOTH = (
-    "{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / ({1}.abs() + 1)", "{0} * 0.5", "{0} + 2", "{0} - 1.5", "2 * {0}", "-{0}", "{0}.abs()",
-    "torch.add({0}, {1}, alpha=2)", "torch.sub({0}, {1}, alpha=3)", "torch.rsub({0}, {1})", "1.0 / ({0} * {0} + 1)",
-    "torch.maximum({0}, {1})", "torch.minimum({0}, {1})", "torch.max({0}, {1})", "torch.relu({0})", "torch.sigmoid({0})", "torch.tanh({0})",
-    "torch.exp(-{0}.abs())", "torch.expm1(-{0}.abs())", "torch.log1p({0}.abs())", "torch.log({0}.abs() + 1)", "torch.sqrt({0}.abs() + 1)",
-    "torch.rsqrt({0}.abs() + 1)", "torch.sin({0})", "torch.cos({0})", "torch.atan({0})", "torch.atan2({0}, {1}.abs() + 1)", "torch.erf({0})",
-    "torch.nn.functional.gelu({0})", "torch.nn.functional.silu({0})", "torch.nn.functional.softplus({0})", "torch.reciprocal({0}.abs() + 1)",
-    "torch.nn.functional.leaky_relu({0}, 0.1)", "torch.nn.functional.hardswish({0})", "torch.nn.functional.hardtanh({0})",
-    "torch.nn.functional.elu({0})", "torch.clamp({0}, -1, 1)", "torch.clamp({0}, min=0)", "torch.lerp({0}, {1}, 0.25)", "torch.pow({0}, 2)",
-    "torch.addcmul({0}, {1}, {2}, value=0.5)", "torch.where(c, {0}, {1})", "{0}.type_as({1})", "{0}.to(torch.float32)",
+    "{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / ({1}.abs() + 1)", "{0} * 0.5", "{0} + 2", "{0} - 1.5",
+    "2 * {0}", "-{0}", "{0}.abs()", "torch.add({0}, {1}, alpha=2)", "torch.sub({0}, {1}, alpha=3)",
+    "torch.rsub({0}, {1})", "1.0 / ({0} * {0} + 1)", "torch.maximum({0}, {1})", "torch.minimum({0}, {1})",
+    "torch.max({0}, {1})", "torch.relu({0})", "torch.sigmoid({0})", "torch.tanh({0})",
+    "torch.exp(-{0}.abs())", "torch.expm1(-{0}.abs())", "torch.log1p({0}.abs())",
+    "torch.log({0}.abs() + 1)", "torch.sqrt({0}.abs() + 1)", "torch.rsqrt({0}.abs() + 1)", "torch.sin({0})",
+    "torch.cos({0})", "torch.atan({0})", "torch.atan2({0}, {1}.abs() + 1)", "torch.erf({0})",
+    "torch.nn.functional.gelu({0})", "torch.nn.functional.silu({0})", "torch.nn.functional.softplus({0})",
+    "torch.reciprocal({0}.abs() + 1)", "torch.nn.functional.leaky_relu({0}, 0.1)",
+    "torch.nn.functional.hardswish({0})", "torch.nn.functional.hardtanh({0})",
+    "torch.nn.functional.elu({0})", "torch.clamp({0}, -1, 1)", "torch.clamp({0}, min=0)",
+    "torch.lerp({0}, {1}, 0.25)", "torch.pow({0}, 2)", "torch.addcmul({0}, {1}, {2}, value=0.5)",
+    "torch.where(c, {0}, {1})", "{0}.type_as({1})", "{0}.to(torch.float32)",
 )  # fmt: skip
 JUMPING = (
-    "{0} < {1}", "{0} <= {1}", "{0} > 0", "{0} >= 1", "{0} == {1}", "{0} != 0", "torch.floor({0})", "torch.ceil({0})", "torch.round({0})",
-    "torch.trunc({0})", "torch.frac({0})", "torch.sign({0})", "torch.isnan({0})", "torch.isfinite({0})", "torch.fmod({0}, {1}.abs() + 1)",
-    "torch.remainder({0}, {1}.abs() + 1)", "{0} & {1}", "{0} | {1}", "{0} ^ {1}", "torch.bitwise_not({0})", "torch.logical_not({0})",
-    "{0}.to(torch.int32)", "torch.nn.functional.threshold({0}, 0.5, -1.0)",
+    "{0} < {1}", "{0} <= {1}", "{0} > 0", "{0} >= 1", "{0} == {1}", "{0} != 0", "torch.floor({0})",
+    "torch.ceil({0})", "torch.round({0})", "torch.trunc({0})", "torch.frac({0})", "torch.sign({0})",
+    "torch.isnan({0})", "torch.isfinite({0})", "torch.fmod({0}, {1}.abs() + 1)",
+    "torch.remainder({0}, {1}.abs() + 1)", "{0} & {1}", "{0} | {1}", "{0} ^ {1}", "torch.bitwise_not({0})",
+    "torch.logical_not({0})", "{0}.to(torch.int32)", "torch.nn.functional.threshold({0}, 0.5, -1.0)",
 )  # fmt: skip
-DTYPES = (torch.float32, torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.bool)
+DTYPES = (
+    torch.float32,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.bool,
+)
 LARGEST = 30.0  # values beyond make sin and exp amplify rounding errors
 
 
@@ -95,7 +111,8 @@ def evaluate(expression, values):
 
 @st.composite
 def programs(draw):
-    """`(source, values)`: TorchScript text of `f(c, x0, ...) -> List[Tensor]`, which returns all that nobody reads, and the value of each name."""
+    """`(source, values)`: TorchScript text of `f(c, x0, ...) -> List[Tensor]`, which returns all that nobody
+    reads, and the value of each name."""
     inputs = [draw(tensors(shape)) for shape in draw(shapes())]
     condition = torch.tensor([True, False, True, True, False, False, True, False]).repeat(8)
     widest = torch.broadcast_shapes(*(x.shape for x in inputs))
@@ -118,7 +135,8 @@ def programs(draw):
     results = [name for name in names if name[0] == "v" and name not in read]
     if read and draw(st.booleans()):
         results.append(draw(st.sampled_from(sorted(read))))
-    source = f"def f({', '.join(n for n in values if n[0] in 'cx')}):\n{''.join(lines)}    return [{', '.join(results)}]\n"
+    arguments = ", ".join(n for n in values if n[0] in "cx")
+    source = f"def f({arguments}):\n{''.join(lines)}    return [{', '.join(results)}]\n"
     return source, values
 
 
@@ -162,7 +180,9 @@ def _same_layout(x, like):
     """`x` with the strides and storage offset of `like`: moving to a device makes tensors dense."""
     if x is like:
         return x
-    storage = torch.empty(like.untyped_storage().nbytes() // like.itemsize, dtype=like.dtype, device=x.device)
+    storage = torch.empty(
+        like.untyped_storage().nbytes() // like.itemsize, dtype=like.dtype, device=x.device
+    )
     view = storage.as_strided(like.shape, like.stride(), like.storage_offset())
     storage.copy_(torch.empty(0, dtype=like.dtype).set_(like.untyped_storage()))
     return view

@@ -1,4 +1,5 @@
-"""The import: harmless, quick, possible without CuPy and GPU, twice, in a thread and in a fork. Each in a process of its own."""
+"""The import: harmless, quick, possible without CuPy and GPU, twice, in a thread and in a fork. Each in a
+process of its own."""
 
 from support import run_python
 
@@ -36,7 +37,12 @@ def test_the_variable_switches_fusion_on(tmp_path):
     show = PROGRAM + "print(run())"
     out, _ = run(tmp_path, "import torch, tsfuser" + show, PYTORCH_JIT_ENABLE_NVFUSER="1")
     assert "CudaFusionGroup" in out
-    out, _ = run(tmp_path, "import torch, tsfuser" + show, PYTORCH_JIT_ENABLE_NVFUSER="1", PYTORCH_JIT_USE_NNC_NOT_NVFUSER="1")
+    out, _ = run(
+        tmp_path,
+        "import torch, tsfuser" + show,
+        PYTORCH_JIT_ENABLE_NVFUSER="1",
+        PYTORCH_JIT_USE_NNC_NOT_NVFUSER="1",
+    )
     assert "CudaFusionGroup" not in out
 
 
@@ -92,13 +98,18 @@ with tsfuser.fuser():
 
 
 def test_works_without_cupy(tmp_path):
-    source = "import sys\nsys.modules['cupy'] = None\nimport torch, tsfuser" + PROGRAM + "with tsfuser.fuser():\n    print(run())"
+    source = (
+        "import sys\nsys.modules['cupy'] = None\nimport torch, tsfuser"
+        + PROGRAM
+        + "with tsfuser.fuser():\n    print(run())"
+    )
     out, err = run(tmp_path, source, PYTORCH_NVFUSER_DISABLE_FALLBACK="1")
     assert "CudaFusionGroup" in out and "Warning" not in err
 
 
 def test_the_import_loads_neither_cupy_nor_a_compiler(tmp_path):
-    source = "import sys, torch\nbefore = set(sys.modules)\nimport tsfuser\nprint(sorted(set(sys.modules) - before))"
+    source = "import sys, torch\nbefore = set(sys.modules)\nimport tsfuser\n"
+    source += "print(sorted(set(sys.modules) - before))"
     out, _ = run(tmp_path, source)
     assert "cupy" not in out and "numpy" not in out
 

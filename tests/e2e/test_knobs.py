@@ -7,8 +7,8 @@ import tsfuser
 from tsfuser import _C, knobs, options
 
 FLAGS = (
-    torch._C._jit_can_fuse_on_cpu, torch._C._jit_can_fuse_on_gpu, torch._C._jit_texpr_fuser_enabled, torch._C._jit_llga_enabled,
-    knobs.enabled, _C.enabled,
+    torch._C._jit_can_fuse_on_cpu, torch._C._jit_can_fuse_on_gpu, torch._C._jit_texpr_fuser_enabled,
+    torch._C._jit_llga_enabled, knobs.enabled, _C.enabled,
 )  # fmt: skip
 
 
@@ -28,10 +28,18 @@ def restored(monkeypatch):
     knobs.install()
 
 
-@pytest.mark.parametrize("name, default", [("enabled", False), ("single_node_mode", False), ("horizontal_mode", True), ("guard_mode", True)])
+@pytest.mark.parametrize(
+    "name, default",
+    [("enabled", False), ("single_node_mode", False), ("horizontal_mode", True), ("guard_mode", True)],
+)
 def test_a_setter_returns_the_state_before(name, default):
     setter = getattr(torch._C, f"_jit_set_nvfuser_{name}")
-    assert [setter(not default), setter(default), setter(not default), setter(default)] == [default, not default, default, not default]
+    assert [setter(not default), setter(default), setter(not default), setter(default)] == [
+        default,
+        not default,
+        default,
+        not default,
+    ]
 
 
 @pytest.mark.parametrize("name", ["enabled", "single_node_mode", "horizontal_mode"])
@@ -72,7 +80,11 @@ def test_cannot_be_enabled_without_the_profiling_executor():
 
 def test_skipped_kinds_flip():
     skip = torch._C._jit_set_nvfuser_skip_node_kind
-    assert [skip("aten::add", False), skip("aten::add", True), skip("aten::add", False)] == [False, False, True]
+    assert [skip("aten::add", False), skip("aten::add", True), skip("aten::add", False)] == [
+        False,
+        False,
+        True,
+    ]
     assert options.state.skip_kinds == {"aten::add"}
     assert skip("aten::add", True) is True and options.state.skip_kinds == set()
     with pytest.raises(TypeError):

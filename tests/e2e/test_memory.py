@@ -1,5 +1,6 @@
-"""Kernels touch no memory but their tensors'. Inputs end where a page ends and the next page may not be touched; outputs come from a
-heap that checks its blocks when they are freed. In processes of their own, since a mistake kills them. (On a GPU: compute-sanitizer.)"""
+"""Kernels touch no memory but their tensors'. Inputs end where a page ends and the next page may not be
+touched; outputs come from a heap that checks its blocks when they are freed. In processes of their own,
+since a mistake kills them. (On a GPU: compute-sanitizer.)"""
 
 import ctypes
 
@@ -21,9 +22,9 @@ def at_the_end(shape, dtype):
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     if libc.mprotect(ctypes.c_void_p(start + pages * PAGE), PAGE, mmap.PROT_READ * 0):
         raise OSError(ctypes.get_errno(), "mprotect")
-    x = torch.frombuffer(memory, dtype=dtype, count=torch.Size(shape).numel(), offset=pages * PAGE - size).view(shape)
+    x = torch.frombuffer(memory, dtype=dtype, count=torch.Size(shape).numel(), offset=pages * PAGE - size)
     kept.append(memory)
-    return x.copy_(torch.randn(shape))
+    return x.view(shape).copy_(torch.randn(shape))
 
 def chain(x, y):
     return ((x + y) * 2.0).relu(), x * y
@@ -64,7 +65,11 @@ def checking_heap():
         ctypes.CDLL("libc_malloc_debug.so.0")
     except OSError:
         return {}
-    return {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3", "GLIBC_TUNABLES": "glibc.malloc.check=3"}
+    return {
+        "LD_PRELOAD": "libc_malloc_debug.so.0",
+        "MALLOC_CHECK_": "3",
+        "GLIBC_TUNABLES": "glibc.malloc.check=3",
+    }
 
 
 @pytest.mark.parametrize("launch", ["block", "fibers"])

@@ -1,5 +1,6 @@
-"""CUDA kernels are compiled without a GPU, for every architecture that we name. The `device` fixture does so with each kernel of the
-e2e tests; this file says whether it could, and that a broken kernel would be noticed."""
+"""CUDA kernels are compiled without a GPU, for every architecture that we name. The `device` fixture does so
+with each kernel of the e2e tests; this file says whether it could, and that a broken kernel would be
+noticed."""
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ def compiler(nvrtc):
 
 
 def test_each_architecture(compiler):
-    source = '#include "tsfuser.h"\nstruct Args { float* out; };\nKERNEL(one, Args, 128) { args.out[threadIdx.x] = 1.0f; }\n'
+    source = '#include "tsfuser.h"\nstruct Args { float* out; };\n'
+    source += "KERNEL(one, Args, 128) { args.out[threadIdx.x] = 1.0f; }\n"
     for architecture in ARCHITECTURES:
         assert 0 < compiler.resources(source, "one", architecture).registers <= 32
         with pytest.raises(CompileError, match="two"):
@@ -26,7 +28,11 @@ def test_each_architecture(compiler):
 @pytest.mark.parametrize("target", ["cpu-fibers"])
 def test_kernels_of_the_tests_go_through_nvrtc(target, device, compiler, monkeypatch):
     taken = []
-    monkeypatch.setattr(type(compiler), "resources", lambda self, source, name, architecture: taken.append((name, architecture)))
+    monkeypatch.setattr(
+        type(compiler),
+        "resources",
+        lambda self, source, name, architecture: taken.append((name, architecture)),
+    )
 
     def program(x):
         return (x * 0.123 + 4.0).relu()

@@ -1,5 +1,5 @@
-"""Pointwise groups against eager: sizes, layouts, dtypes, scalars, special values. All run with the fallback off, so what is
-compared ran fused."""
+"""Pointwise groups against eager: sizes, layouts, dtypes, scalars, special values. All run with the fallback
+off, so what is compared ran fused."""
 
 import math
 
@@ -9,6 +9,7 @@ from support import assert_matches, counted, fuse, groups, no_fallback
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.int32, torch.int64]
+SMALL = [torch.uint8, torch.int8, torch.int16]  # wrap around in arithmetic
 COMPLEX = [torch.complex64, torch.complex128]
 
 
@@ -53,7 +54,9 @@ def two_ops(x):
     return (x * 1.5).tanh()
 
 
-@pytest.mark.parametrize("shape", [(1,), (7,), (128,), (1025,), (3, 5), (1, 9), (9, 1), (2, 3, 257), (4, 1, 6, 5), (64, 1024)])
+@pytest.mark.parametrize(
+    "shape", [(1,), (7,), (128,), (1025,), (3, 5), (1, 9), (9, 1), (2, 3, 257), (4, 1, 6, 5), (64, 1024)]
+)
 def test_a_chain_with_a_bias(device, shape):
     x, b = torch.randn(shape, device=device), torch.randn(shape[-1:], device=device)
     check(ten_ops, x, b, ops=10)
@@ -72,8 +75,9 @@ def test_nothing_is_launched_for_size_zero(device, shape):
 @pytest.mark.parametrize(
     "left, right",
     [
-        ((4, 5), (5,)), ((4, 5), (4, 1)), ((4, 1), (1, 5)), ((1, 1), (4, 5)), ((), (4, 5)), ((3, 1, 5), (4, 1)), ((2, 1, 3, 1), (5, 1, 7)),
-        ((6, 1, 1), (1, 40, 33)), ((2, 3, 4, 5, 6), (3, 1, 5, 1)), ((1,), (1,)), ((1, 1), (1,)), ((128, 1), (1, 128)),
+        ((4, 5), (5,)), ((4, 5), (4, 1)), ((4, 1), (1, 5)), ((1, 1), (4, 5)), ((), (4, 5)),
+        ((3, 1, 5), (4, 1)), ((2, 1, 3, 1), (5, 1, 7)), ((6, 1, 1), (1, 40, 33)),
+        ((2, 3, 4, 5, 6), (3, 1, 5, 1)), ((1,), (1,)), ((1, 1), (1,)), ((128, 1), (1, 128)),
     ],
 )  # fmt: skip
 def test_broadcasts(device, left, right):
@@ -94,7 +98,8 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_alone(device, name):
-    """The output has eager's strides: those of the input where it is dense, row-major order of its stride order else."""
+    """The output has eager's strides: those of the input where it is dense, row-major order of its stride
+    order else."""
     x = LAYOUTS[name](torch.randn(6, 10, 12, device=device))
     check(two_ops, x, ops=2)
 
@@ -155,9 +160,12 @@ def integer_program(x, y):
     return torch.where(z > 3, z, y) & 15
 
 
-@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("dtype", INTEGERS + SMALL)
 def test_integer_dtypes(device, dtype):
-    x, y = (torch.randint(-50, 50, (37, 5), device=device, dtype=dtype) for _ in range(2))
+    x, y = (
+        torch.randint(0 if dtype == torch.uint8 else -50, 100, (37, 5), device=device, dtype=dtype)
+        for _ in range(2)
+    )
     check(integer_program, x, y, ops=5)
 
 
@@ -204,7 +212,8 @@ def test_zero_dim_operands_do_not_raise_the_dtype_within_a_category(device, dtyp
 
 
 def test_two_zero_dim_tensors(device):
-    """On the CPU they fuse only beside others: arithmetic of single numbers is cheaper in the interpreter."""
+    """On the CPU they fuse only beside others: arithmetic of single numbers is cheaper in the
+    interpreter."""
     x, y = torch.tensor(1.5, device=device), torch.tensor(2, device=device)
     if device == "cuda":
         check(mixed_pair, x, y, ops=2)
@@ -246,7 +255,22 @@ def test_alpha(device):
     check(alpha_program, x, y, 0.3, ops=5)
 
 
-SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 1e30, -1e30, 1e-40, 0.5, 88.8, -104.0, 65504.0]
+SPECIAL = [
+    math.nan,
+    math.inf,
+    -math.inf,
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    1e30,
+    -1e30,
+    1e-40,
+    0.5,
+    88.8,
+    -104.0,
+    65504.0,
+]
 
 
 def special_program(x, y):
@@ -319,3 +343,15 @@ def test_a_long_chain(device):
     for i in range(50):
         y = y * (1 - i / 1000) + x
     assert_matches(scripted(x), y, ops=100)
+
+
+@pytest.mark.parametrize("count", [60, 150])
+def test_many_inputs(device, count):
+    """Kernels take a limited number of arguments: beyond it there is more than one group, and the result is
+    the same."""
+    names = [f"x{i}" for i in range(count)]
+    source = f"def f({', '.join(names)}):\n    return ({' + '.join(names)}) * 2.0\n"
+    inputs = [torch.randn(5, 7, device=device, dtype=torch.float64) for _ in names]
+    scripted = fuse(torch.jit.CompilationUnit(source).f, *inputs)
+    assert (len(groups(scripted)) == 1) == (count < 128)
+    assert_matches(scripted(*inputs), sum(inputs[1:], inputs[0]) * 2.0, ops=count)

@@ -1,4 +1,5 @@
-"""The scripts of nvFuser's README, as written there but for `import tsfuser` and, on a CPU machine, the device."""
+"""The scripts of nvFuser's README, as written there but for `import tsfuser` and, on a CPU machine, the
+device."""
 
 import re
 
@@ -33,13 +34,20 @@ def on(device, source):
 
 @pytest.fixture
 def environment(target, tmp_path):
-    return {"TSFUSER_HOST_LAUNCH": "fibers" if target == "cpu-fibers" else "block", "PYTORCH_NVFUSER_DISABLE_FALLBACK": "1"}
+    return {
+        "TSFUSER_HOST_LAUNCH": "fibers" if target == "cpu-fibers" else "block",
+        "PYTORCH_NVFUSER_DISABLE_FALLBACK": "1",
+    }
 
 
 def test_debugging_example_shows_guard_group_and_fallback(target, environment, tmp_path):
     status, out, err = run_python(tmp_path, on(target, FORWARD) + CHECK, **environment)
     assert status == 0, err
-    assert re.search(r"%\d+ : bool = prim::CudaFusionGuard\[types=\[Float\(2, 32, 128, 512, strides=\[2097152, 65536, 512, 1\]", out)
+    assert re.search(
+        r"%\d+ : bool = prim::CudaFusionGuard\[types=\[Float\(2, 32, 128, 512, "
+        r"strides=\[2097152, 65536, 512, 1\]",
+        out,
+    )
     assert re.search(r"prim::If\(%\d+\)", out)
     assert re.search(r"prim::CudaFusionGroup_\d+\[cache_id=\d+\]\(%x", out)
     assert 'prim::Constant[name="fallback_function", fallback=1]' in out
@@ -49,7 +57,9 @@ def test_debugging_example_shows_guard_group_and_fallback(target, environment, t
 
 
 def test_graph_fuser_log_shows_both_graphs(target, environment, tmp_path):
-    status, out, err = run_python(tmp_path, on(target, FORWARD), PYTORCH_JIT_LOG_LEVEL="graph_fuser", **environment)
+    status, out, err = run_python(
+        tmp_path, on(target, FORWARD), PYTORCH_JIT_LOG_LEVEL="graph_fuser", **environment
+    )
     assert status == 0, err
     before = err.index("Before Fusion:")
     compiled = err.index("Before Compilation:")
@@ -60,7 +70,9 @@ def test_graph_fuser_log_shows_both_graphs(target, environment, tmp_path):
 
 def test_partition_log_names_the_nodes_that_are_not_fused(target, environment, tmp_path):
     source = on(target, FORWARD).replace("o = o.relu()", "o = o.relu().cumsum(0)")
-    status, out, err = run_python(tmp_path, source, PYTORCH_JIT_LOG_LEVEL=">partition:graph_fuser", **environment)
+    status, out, err = run_python(
+        tmp_path, source, PYTORCH_JIT_LOG_LEVEL=">partition:graph_fuser", **environment
+    )
     assert status == 0, err
     assert re.search(r"\[partition\].*aten::cumsum", err)
 
@@ -122,14 +134,17 @@ for k in range(4):
 
 
 def test_simple_knobs(target, environment, tmp_path):
-    """Single-node mode makes a group of one op; with guard mode off, another shape of the same rank stays in the group."""
+    """Single-node mode makes a group of one op; with guard mode off, another shape of the same rank stays in
+    the group."""
     source = FORWARD.replace("    o = o.relu()\n", "") + "print(t.graph_for(input))\n"
     knobs = "torch._C._jit_set_nvfuser_single_node_mode(True)\ntorch._C._jit_set_nvfuser_guard_mode(False)\n"
     source = on(target, source)
     status, out, err = run_python(tmp_path, source, **environment)
     assert status == 0 and "prim::CudaFusionGroup_" not in out, err
     source = source.replace("with torch.jit.fuser", knobs + "with torch.jit.fuser")
-    source += "x = input[:, :, :1].clone()\nassert torch.equal(t(x), forward(x))\nprint(dict(tsfuser.stats()))\n"
+    source += (
+        "x = input[:, :, :1].clone()\nassert torch.equal(t(x), forward(x))\nprint(dict(tsfuser.stats()))\n"
+    )
     status, out, err = run_python(tmp_path, source, **environment)
     assert status == 0 and "prim::CudaFusionGroup_" in out, err
     assert "'plans_built': 2" in out

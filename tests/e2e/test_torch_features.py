@@ -2,6 +2,7 @@
 
 import io
 import threading
+from typing import List, Optional, Tuple
 
 import pytest
 import torch
@@ -91,8 +92,39 @@ def test_autocast(device):
         with torch.jit.fuser("none"):
             plain = fresh(mixed)
             unfused = [plain(x, w) for _ in range(3)][-1]
-        assert len(groups(scripted)) == 1  # looked at here: a function has an executor for each autocast mode
+        assert (
+            len(groups(scripted)) == 1
+        )  # looked at here: a function has an executor for each autocast mode
     assert_matches(out, unfused, ops=4)
+
+
+def test_an_optional_tensor_that_comes_and_goes(xy):
+    def program(x, y, bias: Optional[torch.Tensor]):
+        if bias is not None:
+            y = y + bias
+        return (x + y).relu()
+
+    x, y = xy
+    scripted = fuse(program, x, y, None)
+    with tsfuser.fuser(), no_fallback():
+        for bias in (None, y, None, x, y):
+            for _ in range(3):
+                assert_matches(scripted(x, y, bias), program(x, y, bias), ops=3)
+
+
+def test_tensors_in_lists_and_tuples(xy):
+    def program(xs: List[torch.Tensor], pair: Tuple[torch.Tensor, float]):
+        a = xs[0] * 2.0 + pair[0]
+        return [a.relu(), a * pair[1]], (a.tanh(), pair[1])
+
+    x, y = xy
+    scripted = fuse(program, [x, x], (y, 0.5))
+    assert len(groups(scripted)) >= 1
+    (first, second), (third, number) = scripted([x, x], (y, 0.5))
+    expected, (last, _) = program([x, x], (y, 0.5))
+    assert number == 0.5
+    for mine, eager in zip((first, second, third), (*expected, last)):
+        assert_matches(mine, eager, ops=4)
 
 
 def threads(count, work):
@@ -118,7 +150,9 @@ def threads(count, work):
 
 def test_eight_threads_call_one_function_with_mixed_shapes(target, device, request):
     """1,000 calls a thread; fewer where each call is slow (fibers)."""
-    calls = 1000 if request.config.getoption("--long") or target == "cuda" else 300 if target == "cpu" else 40
+    calls = (
+        1000 if request.config.getoption("--long") or target == "cuda" else 300 if target == "cpu" else 40
+    )
     shapes = [(3, 5), (16, 64), (16, 63), (1, 7), (33, 128), (128, 33), (2, 2), (5, 1)]
     data = [(torch.randn(s, device=device), torch.randn(s[1:], device=device)) for s in shapes]
     expected = [program(*pair) for pair in data]

@@ -82,7 +82,9 @@ def check(program, inputs, ops, one_group=True):
     if one_group:
         assert len(groups(scripted)) == 2, [str(g) for g in groups(scripted)]
     eager_out, eager = train(program, inputs, calls=1)
-    doubles = [x.detach().double().cpu().requires_grad_() for x in inputs]  # on CUDA hardswish keeps 1/6 in float
+    doubles = [
+        x.detach().double().cpu().requires_grad_() for x in inputs
+    ]  # on CUDA hardswish keeps 1/6 in float
     exact_out, exact = train(program, doubles, calls=1)
     exact_out, exact = exact_out.to(out.device), [g.to(out.device) for g in exact]
     assert_matches(out, eager_out, exact_out, ops=ops)
@@ -137,7 +139,8 @@ def test_double_backward(device):
 
 
 def test_new_shapes_while_training(device):
-    """The profile saw one shape; others of the same pattern give right gradients and compile nothing new after the first."""
+    """The profile saw one shape; others of the same pattern give right gradients and compile nothing new
+    after the first."""
     scripted = fresh(gelu)
     with tsfuser.fuser():
         train(scripted, inputs_of([(16, 32), (32,), (16, 32)], device))

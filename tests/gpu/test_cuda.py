@@ -1,4 +1,5 @@
-"""What only a CUDA machine can show: streams, CUDA graphs, several devices, 64-bit indexing, the profiler's kernels."""
+"""What only a CUDA machine can show: streams, CUDA graphs, several devices, 64-bit indexing, the profiler's
+kernels."""
 
 import pytest
 import torch
@@ -124,7 +125,10 @@ def test_one_function_on_two_devices():
             assert_matches(scripted(x, y), program(x, y), ops=3)
 
 
-@pytest.mark.parametrize("dtype, elements", [(torch.bool, (1 << 31) + 5), (torch.float16, (1 << 31) + 3), (torch.float16, (1 << 32) + 8)])
+@pytest.mark.parametrize(
+    "dtype, elements",
+    [(torch.bool, (1 << 31) + 5), (torch.float16, (1 << 31) + 3), (torch.float16, (1 << 32) + 8)],
+)
 def test_more_than_two_to_the_31_elements(dtype, elements):
     """Compared in pieces; the last ones have indices that 32 bits do not hold."""
     if torch.cuda.mem_get_info()[0] < 6 * elements * dtype.itemsize:
@@ -162,7 +166,10 @@ def test_backward_runs_on_the_stream_of_the_forward():
     def loss(x, y):
         return torch.nn.functional.gelu(x + y) * y
 
-    x, y = torch.randn(16, 64, device="cuda", requires_grad=True), torch.randn(64, device="cuda", requires_grad=True)
+    x, y = (
+        torch.randn(16, 64, device="cuda", requires_grad=True),
+        torch.randn(64, device="cuda", requires_grad=True),
+    )
     scripted = torch.jit.script(loss)
     with tsfuser.fuser(), torch.cuda.stream(torch.cuda.Stream()):
         out, gradients = train(scripted, [x, y])

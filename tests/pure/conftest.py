@@ -1,4 +1,5 @@
-"""The tests of this folder need no torch: where it is missing, the package is entered without running its `__init__`."""
+"""The tests of this folder need no torch: where it is missing, the package is entered without running its
+`__init__`."""
 
 import importlib.util
 import sys

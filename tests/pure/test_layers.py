@@ -1,4 +1,5 @@
-"""The layers of docs and architecture, held by the imports: only to the left, no cycle, no torch below runtime, CuPy in one file."""
+"""The layers of docs and architecture, held by the imports: only to the left, no cycle, no torch below
+runtime, CuPy in one file."""
 
 import ast
 import subprocess
@@ -10,8 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tsfuser"
 LAYERS = (
-    ("errors", "options", "log"), ("ir",), ("ops",), ("segment",), ("schedule",), ("lower",), ("codegen",), ("target",), ("runtime",),
-    ("torchscript",), ("debug",), ("knobs",), ("integrations",),
+    ("errors", "options", "log"), ("ir",), ("ops",), ("segment",), ("schedule",), ("lower",), ("codegen",),
+    ("target",), ("runtime",), ("torchscript",), ("debug",), ("knobs",), ("integrations",),
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 STANDARD_LIBRARY_ONLY = RANK["runtime"]  # layers below this one
@@ -79,7 +80,9 @@ def cycles(edges):
 
     def visit(node, path):
         if node in path:
-            found.append("import cycle: " + " -> ".join(".".join(n) for n in path[path.index(node) :] + [node]))
+            found.append(
+                "import cycle: " + " -> ".join(".".join(n) for n in path[path.index(node) :] + [node])
+            )
         elif node not in done:
             for target in sorted(edges.get(node, ())):
                 visit(target, path + [node])
@@ -108,7 +111,12 @@ def test_imports_go_only_to_the_left():
 )
 def test_a_breach_is_found(tmp_path, path, text, problem):
     """The check itself can fail."""
-    for other, source in {"ops/table.py": "", "codegen/emit.py": "", "ir/b.py": "from .a import x", path: text}.items():
+    for other, source in {
+        "ops/table.py": "",
+        "codegen/emit.py": "",
+        "ir/b.py": "from .a import x",
+        path: text,
+    }.items():
         (tmp_path / other).parent.mkdir(exist_ok=True)
         (tmp_path / other).write_text(source)
     assert problem in problems(tmp_path)

@@ -20,23 +20,37 @@ def test_the_table_is_small_and_has_no_name_twice():
 
 
 def test_words_may_carry_arguments():
-    values = options.read({"PYTORCH_NVFUSER_DUMP": "cuda_kernel, fusion_ir", "PYTORCH_NVFUSER_ENABLE": "warn_register_spill(3),complex"})
+    values = options.read(
+        {
+            "PYTORCH_NVFUSER_DUMP": "cuda_kernel, fusion_ir",
+            "PYTORCH_NVFUSER_ENABLE": "warn_register_spill(3),complex",
+        }
+    )
     assert values["dump"] == {"cuda_kernel": "", "fusion_ir": ""}
     assert values["enable"] == {"warn_register_spill": "3", "complex": ""}
 
 
-@pytest.mark.parametrize("variable, known", [("DUMP", "cuda_kernel"), ("DISABLE", "fallback"), ("ENABLE", "kernel_db")])
+@pytest.mark.parametrize(
+    "variable, known", [("DUMP", "cuda_kernel"), ("DISABLE", "fallback"), ("ENABLE", "kernel_db")]
+)
 def test_an_unknown_word_is_an_error_that_lists_all(variable, known):
-    with pytest.raises(options.OptionError, match=rf"PYTORCH_NVFUSER_{variable}: unknown option 'nonsense'; known are: .*{known}"):
+    with pytest.raises(
+        options.OptionError,
+        match=rf"PYTORCH_NVFUSER_{variable}: unknown option 'nonsense'; known are: .*{known}",
+    ):
         options.read({f"PYTORCH_NVFUSER_{variable}": "nonsense"})
 
 
 def test_words_without_a_meaning_here_are_named():
-    values = options.read({"PYTORCH_NVFUSER_DUMP": "halo,cuda_kernel", "PYTORCH_NVFUSER_DISABLE": "magic_zero"})
+    values = options.read(
+        {"PYTORCH_NVFUSER_DUMP": "halo,cuda_kernel", "PYTORCH_NVFUSER_DISABLE": "magic_zero"}
+    )
     assert options.inert(values) == ["PYTORCH_NVFUSER_DUMP=halo", "PYTORCH_NVFUSER_DISABLE=magic_zero"]
 
 
-@pytest.mark.parametrize("text, on", [("0", False), ("OFF", False), ("off", False), ("1", True), ("ON", True), ("yes", True)])
+@pytest.mark.parametrize(
+    "text, on", [("0", False), ("OFF", False), ("off", False), ("1", True), ("ON", True), ("yes", True)]
+)
 def test_enable_variable(text, on):
     assert options.read({"PYTORCH_JIT_ENABLE_NVFUSER": text})["on_at_import"] is on
 
@@ -55,9 +69,13 @@ def test_two_ways_to_disable_the_fallback(changed):
 
 
 def test_numbers_and_choices_are_checked():
-    with pytest.raises(options.OptionError, match="PYTORCH_NVFUSER_DISABLE_FALLBACK: 'yes' is not an integer"):
+    with pytest.raises(
+        options.OptionError, match="PYTORCH_NVFUSER_DISABLE_FALLBACK: 'yes' is not an integer"
+    ):
         options.read({"PYTORCH_NVFUSER_DISABLE_FALLBACK": "yes"})
-    with pytest.raises(options.OptionError, match="TSFUSER_HOST_LAUNCH: 'threads' is none of: block, fibers"):
+    with pytest.raises(
+        options.OptionError, match="TSFUSER_HOST_LAUNCH: 'threads' is none of: block, fibers"
+    ):
         options.read({"TSFUSER_HOST_LAUNCH": "threads"})
 
 
@@ -88,7 +106,9 @@ def test_precedence_of_the_switches(monkeypatch, state, environment, on):
 
 
 def test_log_levels_have_torchs_grammar():
-    levels = options.read({"PYTORCH_JIT_LOG_LEVEL": ">partition:graph_fuser:>>kernel_cache.cpp"})["log_levels"]
+    levels = options.read({"PYTORCH_JIT_LOG_LEVEL": ">partition:graph_fuser:>>kernel_cache.cpp"})[
+        "log_levels"
+    ]
     assert levels == {"partition": 1, "graph_fuser": 0, "kernel_cache": 2}
 
 
@@ -100,5 +120,6 @@ def test_log_writes_title_and_text_when_asked(capsys):
         log.write("manager", "not asked for")
         assert not log.enabled("graph_fuser", log.UPDATE) and log.enabled("partition")
     assert capsys.readouterr().err == (
-        "[graph_fuser] Before Fusion:\ngraph(%x : Tensor):\n  return (%x)\n[partition] aten::sort is not fused\n"
+        "[graph_fuser] Before Fusion:\ngraph(%x : Tensor):\n  return (%x)\n"
+        "[partition] aten::sort is not fused\n"
     )

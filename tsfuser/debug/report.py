@@ -1,7 +1,7 @@
 """Counters and warnings.
 
-In: what C++ and the targets count, and the failures they report. Out: `stats()` for the user, one warning for each failure.
-Example: `stats()["fallbacks"]` -> `{"aten::add of uint8 tensors is not supported": 3}`.
+In: what C++ and the targets count, and the failures they report. Out: `stats()` for the user, one warning
+for each failure. Example: `stats()["fallbacks"]` -> `{"aten::add of uint8 tensors is not supported": 3}`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ _HINT = "The result is right, but slower; PYTORCH_NVFUSER_DISABLE=fallback raise
 
 
 def stats() -> Mapping[str, Any]:
-    """Counts since the import or the last `reset()`: `groups`, `plans_built`, `exact_hits`, `class_hits`, `launches`,
-    `kernels_compiled`, `disk_hits` (integers) and `fallbacks` (reason -> calls)."""
+    """Counts since the import or the last `reset()`: `groups`, `plans_built`, `exact_hits`, `class_hits`,
+    `launches`, `kernels_compiled`, `disk_hits` (integers) and `fallbacks` (reason -> calls)."""
     return {**_C.stats(), **counters.snapshot()}
 
 
 def reset() -> None:
-    """Forget all plans and loaded kernels, and set the counters to 0. Safe while other threads run groups; kernels on disk stay."""
+    """Forget all plans and loaded kernels, and set the counters to 0. Safe while other threads run groups;
+    kernels on disk stay."""
     _C.reset()
     pipeline.forget()
     counters.reset()
 
 
 def warn(kind: str, group_id: int, reason: str) -> None:
-    """Called by C++, once for each new failure of a group: warns with the reason, unchanged. Silent where the failure is raised anyway."""
+    """Called by C++, once for each new failure of a group: warns with the reason, unchanged. Silent where
+    the failure is raised anyway."""
     if not options.fallback_enabled():
         return
     names = ", ".join(dict.fromkeys(_operations(group_id)))
