@@ -33,8 +33,8 @@ ENABLE = "complex kernel_profile linear_decomposition conv_decomposition graph_o
 #: `complex` and `kernel_db` (complex numbers, kernels kept on disk) are always on.
 ACTING = {
     "dump": frozenset(
-        "fusion_ir kernel_ir cuda_kernel cuda_full cuda_to_file launch_param segmented_fusion fusion_args kernel_args print_args "
-        "scheduler_params dump_eff_bandwidth".split()
+        "fusion_ir kernel_ir cuda_kernel cuda_to_file launch_param segmented_fusion fusion_args kernel_args print_args "
+        "scheduler_params".split()
     ),
     "disable": frozenset(["fallback", "fma"]),
     "enable": frozenset(["complex", "kernel_db"]),

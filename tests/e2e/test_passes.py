@@ -1,13 +1,13 @@
-"""The graph pass on graphs written by hand: what becomes a group, what stays outside, what a group looks like. No device is needed, so
-these graphs are typed for CUDA as well."""
+"""The graph pass on graphs written by hand: what becomes a group, what stays outside, what a group looks
+like. No device is needed, so these graphs are typed for CUDA as well."""
 
 import random
 import time
-import warnings
 
 import pytest
 import torch
-from support import fresh, fuse, groups, kinds, train
+from handwritten import CPU, CUDA, FULL, XY, fuse_graph, fused, graph, typed
+from support import kinds
 
 import tsfuser
 from tsfuser import _C
@@ -19,72 +19,7 @@ from tsfuser.torchscript.effects import SECRET_VIEWS
 from tsfuser.torchscript.graph import GROUP, GUARD
 from tsfuser.torchscript.partition import Refusals
 
-CUDA, CPU = "cuda:0", "cpu"
-
-
-@pytest.fixture(autouse=True)
-def _warnings_are_errors():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", tsfuser.TsfuserWarning)
-        yield
-    _alive.clear()
-
-
-_alive = []  # nodes die with their graph, so graphs live as long as the test
-
-
-def fuse_graph(before, refusals=None):
-    """The graph after the pass."""
-    after = passes.fuse(before, refusals or Refusals())
-    _alive.append(after)
-    return after
-
-
-def typed(*sizes, dtype="Float", device=CUDA):
-    """A tensor type as the profile records it, e.g. `Float(4, 8, strides=[8, 1], requires_grad=0, device=cuda:0)`."""
-    strides = [1]
-    for size in reversed(sizes[1:]):
-        strides.insert(0, strides[0] * size)
-    dims = ", ".join(map(str, sizes)) + ", " if sizes else ""
-    return f"{dtype}({dims}strides={strides[: len(sizes)]}, requires_grad=0, device={device})"
-
-
-FULL = typed(4, 8)
-
-
-def graph(inputs, body, outputs, types=None):
-    """A graph without profile nodes, typed by `types` (name -> type; values not named get `FULL`, inputs are given with theirs). Each
-    line of `body` is `name = kind(operands)`; a bare number stands for a constant. Prefix the name with its type to choose it."""
-    lines, constants = [], {}
-
-    def operand(text):
-        text = text.strip()
-        if text.startswith("%"):
-            return text
-        if text not in constants:
-            kind = {"None": "NoneType", "True": "bool", "False": "bool"}.get(text, "float" if "." in text else "int")
-            value = "" if text == "None" else f"[value={'1' if text == 'True' else '0' if text == 'False' else text}]"
-            constants[text] = f"%c{len(constants)}"
-            lines.insert(0, f"  {constants[text]} : {kind} = prim::Constant{value}()")
-        return constants[text]
-
-    for line in filter(None, map(str.strip, body.splitlines())):
-        left, right = line.split(" = ", 1)
-        kind, _, rest = right.partition("(")
-        name, _, its_type = left.partition(" : ")
-        operands = ", ".join(operand(x) for x in rest.rstrip(")").split(",") if x.strip())
-        lines.append(f"  {name} : {its_type or (types or {}).get(name, FULL)} = {kind}({operands})")
-    head = ", ".join(f"{name} : {its_type}" for name, its_type in inputs.items())
-    text = "\n".join(lines)
-    return torch._C.parse_ir(f"graph({head}):\n{text}\n  return ({outputs})\n")
-
-
-def fused(*args, **kwargs):
-    """The groups of the graph, after the pass, in their order; each as the list of its kinds."""
-    return [kinds(node) for node in fuse_graph(graph(*args, **kwargs)).findAllNodes(GROUP, True)]
-
-
-XY = {"%x": FULL, "%y": FULL}
+pytestmark = pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")
 
 
 # ---- what becomes a group
@@ -95,7 +30,9 @@ def test_the_group_stands_behind_a_guard_with_the_original_nodes_as_fallback():
     (guard,) = after.findAllNodes(GUARD, True)
     (choice,) = after.findAllNodes("prim::If", False)
     true, false = choice.blocks()
-    assert [n.kind() for n in true.nodes()] == [GROUP] and [n.kind() for n in false.nodes()] == ["prim::FallbackGraph"]
+    assert [n.kind() for n in true.nodes()] == [GROUP] and [n.kind() for n in false.nodes()] == [
+        "prim::FallbackGraph"
+    ]
     assert [t.str() for t in guard.tys("types")] == [FULL, FULL]
     assert "cache_id" in next(true.nodes()).attributeNames()
     fallback = next(false.nodes()).g("Subgraph")
@@ -121,7 +58,9 @@ def test_siblings_that_share_a_zero_dim_tensor_are_a_group_on_cuda_and_none_if_i
 
 
 def test_tensors_come_first_and_numbers_that_are_not_constant_stay_inputs():
-    after = fuse_graph(graph({"%n": "int", **XY}, "%a = aten::add(%x, %y, %n)\n%b = aten::mul(%a, %n)", "%b"))
+    after = fuse_graph(
+        graph({"%n": "int", **XY}, "%a = aten::add(%x, %y, %n)\n%b = aten::mul(%a, %n)", "%b")
+    )
     (group,) = after.findAllNodes(GROUP, True)
     assert [v.debugName() for v in group.inputs()] == ["x", "y", "n"]
 
@@ -163,13 +102,23 @@ def test_cpu_scalar_arithmetic_is_fused_only_where_it_feeds_a_cuda_op():
     body = "%a = aten::add(%s, %t, 1)\n%b = aten::mul(%a, %x)"
     assert fused(inputs, body, "%b", scalar) == [["aten::add", "aten::mul"]]
     assert fused(inputs, body + "\n%c = aten::relu(%b)", "%c, %a", scalar) == [["aten::mul", "aten::relu"]]
-    assert fused(inputs, "%a = aten::add(%s, %t, 1)\n%b = aten::relu(%a)", "%b", {**scalar, "%b": typed(device=CPU)}) == []
+    assert (
+        fused(
+            inputs,
+            "%a = aten::add(%s, %t, 1)\n%b = aten::relu(%a)",
+            "%b",
+            {**scalar, "%b": typed(device=CPU)},
+        )
+        == []
+    )
 
 
 def test_a_zero_dim_cpu_op_joins_a_cpu_group():
     inputs = {"%x": typed(4, 8, device=CPU), "%s": typed(device=CPU)}
     types = {"%a": typed(device=CPU), "%b": typed(4, 8, device=CPU)}
-    assert fused(inputs, "%a = aten::neg(%s)\n%b = aten::mul(%a, %x)", "%b", types) == [["aten::neg", "aten::mul"]]
+    assert fused(inputs, "%a = aten::neg(%s)\n%b = aten::mul(%a, %x)", "%b", types) == [
+        ["aten::neg", "aten::mul"]
+    ]
 
 
 def test_devices_do_not_mix():
@@ -178,7 +127,9 @@ def test_devices_do_not_mix():
     body = "%a = aten::add(%x, %u, 1)\n%b = aten::relu(%h)\n%c = aten::mul(%x, %y)\n%d = aten::neg(%u)"
     types = {"%b": typed(4, 8, device=CPU), "%d": typed(4, 8, device="cuda:1")}
     fuse_graph(graph(inputs, body, "%a, %b, %c, %d", types), refusals)
-    assert [sentence for _, sentence in refusals.entries] == ["its tensors are on different devices: cuda:0, cuda:1"]
+    assert [sentence for _, sentence in refusals.entries] == [
+        "its tensors are on different devices: cuda:0, cuda:1"
+    ]
     assert fused(inputs, body, "%a, %b, %c, %d", types) == []
 
 
@@ -219,7 +170,9 @@ def test_a_failing_pass_warns_once_and_leaves_the_graph(monkeypatch):
 
 
 def test_a_type_that_the_profile_missed_is_inferred():
-    body = "%a : Tensor = aten::add(%x, %h, 1)\n%b : Tensor = aten::gt(%a, 0)\n%c : Tensor = aten::type_as(%b, %h)"
+    body = """%a : Tensor = aten::add(%x, %h, 1)
+              %b : Tensor = aten::gt(%a, 0)
+              %c : Tensor = aten::type_as(%b, %h)"""
     inputs = {"%x": typed(4, 8, dtype="Half"), "%h": typed(8)}
     after = fuse_graph(graph(inputs, body, "%c"))
     (group,) = after.findAllNodes(GROUP, True)
@@ -293,14 +246,17 @@ def test_a_cast_that_may_be_a_view_of_a_written_tensor_stays_outside():
 
 
 def test_only_views_hand_their_operand_through():
-    """A row that returns its operand makes the group return the caller's own tensor: right only where eager may do so as well."""
+    """A row that returns its operand makes the group return the caller's own tensor: right only where eager
+    may do so as well."""
     checked = 0
     for row in table.all_rows():
         for schema in torch._C._jit_get_schemas_for_operator(row.name):
             if schema.overload_name in row.overloads:
                 view = row.name in SECRET_VIEWS or any(r.alias_info for r in schema.returns)
                 checked += 1
-                assert view or not any(returns_operand(row, schema, dtype) for dtype in ("bool", "int32", "float32")), str(schema)
+                assert view or not any(
+                    returns_operand(row, schema, dtype) for dtype in ("bool", "int32", "float32")
+                ), str(schema)
     assert checked > 100
 
 
@@ -317,125 +273,9 @@ def returns_operand(row, schema, dtype):
         results = row.build(builder, **values)
     except Refusal:
         return False
-    return any(r is v for r in (results if isinstance(results, tuple) else (results,)) for v in values.values())
-
-
-# ---- cleaning
-
-
-def cleaned(body, inputs=None, types=None):
-    return fused(inputs or XY, body, "%z", types)[0]
-
-
-def test_no_ops_inside_a_group_vanish():
-    assert cleaned("%a = aten::mul(%x, %y)\n%b = aten::mul(%a, 1.0)\n%c = aten::sub(%b, 0, 1)\n%z = aten::relu(%c)") == ["aten::mul", "aten::relu"]
-
-
-@pytest.mark.parametrize("op", ["aten::add(%a, 0.0, 1)", "aten::sub(%a, 1, 1)", "aten::mul(%a, 2)", "aten::sub(%a, 0, 2)"])
-def test_ops_that_are_nearly_no_ops_stay(op):
-    """`x + 0.0` turns -0.0 into 0.0."""
-    assert len(cleaned(f"%a = aten::mul(%x, %y)\n%b = {op}\n%z = aten::relu(%b)")) == 3
-
-
-def test_integers_keep_a_true_division_and_a_sum_with_a_float():
-    ints = {name: typed(4, 8, dtype="Long") for name in ("%x", "%y", "%a")}
-    for op in ("aten::div(%a, 1)", "aten::mul(%a, 1.0)"):
-        assert len(cleaned(f"%a = aten::mul(%x, %y)\n%b = {op}\n%z = aten::relu(%b)", ints, ints)) == 3
-
-
-def test_a_no_op_whose_result_leaves_the_group_stays():
-    assert fused(XY, "%a = aten::mul(%x, %y)\n%b = aten::mul(%a, 1)", "%a, %b") == [["aten::mul", "aten::mul"]]
-
-
-def test_a_group_of_one_op_after_cleaning_is_put_back():
-    assert fused(XY, "%a = aten::mul(%x, 1)\n%b = aten::add(%a, %y, 1)", "%b") == []
-
-
-def test_casts_that_change_nothing_are_no_group():
-    assert fused(XY, "%a = aten::type_as(%x, %y)\n%b = aten::type_as(%a, %y)", "%b") == []
-
-
-# ---- sizes and dtypes
-
-
-def test_an_output_of_which_only_the_size_is_asked_is_not_stored():
-    body = "%a = aten::add(%x, %b, 1)\n%c = aten::relu(%a)\n%s : int[] = aten::size(%a)\n%n : int = aten::size(%a, 1)\n%r : int = aten::dim(%a)"
-    after = fuse_graph(graph({"%x": FULL, "%b": typed(8)}, body, "%c, %s, %n, %r"))
-    (group,) = after.findAllNodes(GROUP, True)
-    assert group.outputsSize() == 1
-    assert after.findNode("prim::BroadcastSizes", False).inputsSize() == 2
-
-
-def test_a_group_whose_sizes_alone_are_asked_vanishes():
-    body = "%a = aten::add(%x, %y, 1)\n%b = aten::relu(%a)\n%s : int[] = aten::size(%b)"
-    after = fuse_graph(graph(XY, body, "%s"))
-    assert after.findNode(GROUP, True) is None or after.findNode("aten::relu", True) is not None
-
-
-def test_an_output_without_a_size_rule_is_kept():
-    body = "%a = aten::relu(%x)\n%b = aten::sum_to_size(%a, %l)\n%s : int[] = aten::size(%b)\n%c = aten::neg(%a)"
-    (group,) = fuse_graph(graph({"%x": FULL, "%l": "int[]"}, body, "%c, %s", {"%b": typed(8)})).findAllNodes(GROUP, True)
-    assert group.outputsSize() == 2
-
-
-def test_an_output_of_which_only_the_dtype_is_asked_becomes_a_number():
-    body = "%a = aten::add(%x, %y, 1)\n%b = aten::relu(%a)\n%t : int = prim::dtype(%a)"
-    after = fuse_graph(graph(XY, body, "%b, %t"))
-    (group,) = after.findAllNodes(GROUP, True)
-    assert group.outputsSize() == 1
-    true, false = next(iter(after.findAllNodes("prim::If", False))).blocks()
-    assert [v.toIValue() for v in true.outputs()] == [6, None]  # c10::ScalarType::Float, and a tensor that is no constant
-    assert [v.node().kind() for v in false.outputs()] == ["prim::dtype", "prim::FallbackGraph"]
-
-
-# ---- running
-
-
-def test_size_and_dtype_outputs_are_right_behind_a_failing_guard(device):
-    def program(x, b):
-        a = x + b
-        return a.relu(), a.size(), a.size(0), a.dim(), a.dtype
-
-    scripted = fuse(program, torch.randn(4, 8, device=device), torch.randn(8, device=device))
-    assert groups(scripted)[0].outputsSize() == 1
-    with tsfuser.fuser():
-        for shape in ((4, 8), (3, 8), (1, 8), (2, 3, 8)):
-            for dtype in (torch.float32, torch.float64):
-                x, b = torch.randn(shape, device=device, dtype=dtype), torch.randn(8, device=device, dtype=dtype)
-                got, want = scripted(x, b), program(x, b)
-                assert torch.equal(got[0], want[0]) and tuple(got[1]) == tuple(want[1]) and got[2:4] == want[2:4]
-
-
-def test_the_forward_of_a_training_step_stores_no_intermediate_for_its_size(device):
-    def program(x, b):
-        return torch.relu((x + b) * 2.0) * 0.5 + b
-
-    x = torch.randn(4, 8, device=device, requires_grad=True)
-    b = torch.randn(8, device=device, requires_grad=True)
-    scripted = fresh(program)
-    with tsfuser.fuser():
-        torch._C._debug_set_autodiff_subgraph_inlining(False)
-        try:
-            out, gradients = train(scripted, (x, b))
-        finally:
-            torch._C._debug_set_autodiff_subgraph_inlining(True)
-    want, expected = train(program, (x, b), calls=1)
-    torch.testing.assert_close(out, want)
-    torch.testing.assert_close(gradients, expected)
-    assert sorted(group.outputsSize() for group in groups(scripted)) == [2, 2]  # output and relu's result; two gradients
-
-
-def test_no_two_results_share_memory_that_eager_keeps_apart(device):
-    def program(x):
-        y = x * 1.0
-        z = y * 1
-        return y, z, x.relu() * 1.0
-
-    x = torch.randn(4, 8, device=device)
-    scripted = fuse(program, x)
-    with tsfuser.fuser():
-        places = {t.data_ptr() for t in (x, *scripted(x))}
-    assert groups(scripted) and len(places) == 4
+    return any(
+        r is v for r in (results if isinstance(results, tuple) else (results,)) for v in values.values()
+    )
 
 
 # ---- large graphs
@@ -445,7 +285,9 @@ def large(nodes):
     generator, lines, values = random.Random(0), [], ["%x", "%y"]
     for i in range(nodes):
         a, b = values[-1], generator.choice(values[-20:])
-        op = generator.choice([f"add({a}, {b}, 1)", f"mul({a}, {b})", f"relu({a})", f"tanh({b})", f"mm({a}, {b})"])
+        op = generator.choice(
+            [f"add({a}, {b}, 1)", f"mul({a}, {b})", f"relu({a})", f"tanh({b})", f"mm({a}, {b})"]
+        )
         lines.append(f"%v{i} = aten::{op}")
         values.append(f"%v{i}")
     return graph(XY, "\n".join(lines), values[-1])

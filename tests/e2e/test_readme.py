@@ -5,6 +5,8 @@ import re
 import pytest
 from support import run_python
 
+from tsfuser import options
+
 FORWARD = """
 import torch
 import tsfuser
@@ -63,10 +65,15 @@ def test_partition_log_names_the_nodes_that_are_not_fused(target, environment, t
     assert re.search(r"\[partition\].*aten::cumsum", err)
 
 
-def test_kernel_dump_prints_the_kernel(target, environment, tmp_path):
-    status, out, err = run_python(tmp_path, on(target, FORWARD), PYTORCH_NVFUSER_DUMP="cuda_kernel", **environment)
-    assert status == 0, err
-    assert re.search(r"KERNEL\(\w*add\w*relu", out + err)
+def test_dumps_of_the_kernel(target, environment, tmp_path):
+    words = ",".join(sorted(options.ACTING["dump"]))
+    source = f"import os\nos.chdir({str(tmp_path)!r})\n" + on(target, FORWARD)
+    status, out, err = run_python(tmp_path, source, PYTORCH_NVFUSER_DUMP=words, **environment)
+    assert status == 0 and "without a meaning" not in err, err
+    kernel = re.search(r"KERNEL\(\w*add\w*relu", out)
+    assert kernel and kernel[0] in (tmp_path / "__tmp_kernel1.cu").read_text()
+    missing = [word for word in options.ACTING["dump"] - {"cuda_to_file"} if f"= {word}: " not in out]
+    assert missing == []
 
 
 def test_context_manager_example(target, environment, tmp_path):

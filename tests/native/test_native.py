@@ -159,6 +159,17 @@ def test_many_sizes_stay_right_when_the_exact_table_overflows(native, kernels):
     assert native.stats()["plans_built"] == 1
 
 
+def test_groups_with_equal_arguments_keep_their_own_plans(native, kernels):
+    graph = torch._C.parse_ir(ADD)
+    first, second = (native.group_id(graph, text) for text in ("adds", "passes through"))
+    through = native.Plan(6, [], [], [], [], [("input", 1)])
+    native.set_planner(lambda group, args: add_plan(native, kernels) if group == first else through)
+    f, g, a = group_function(ADD, 2, cache_id=first), group_function(ADD, 2, cache_id=second), torch.randn(9)
+    for _ in range(3):
+        assert torch.equal(f(a, a), a + a) and torch.equal(g(a, a), a)
+    assert native.stats()["exact_hits"] == 4
+
+
 def test_number_of_plans_is_bounded(native):
     made = []
 

@@ -62,6 +62,16 @@ def test_threads_with_mixed_shapes_and_resets(native, kernels):
     assert native.stats()["fallbacks"] == {}
 
 
+def test_reset_reaches_the_tables_of_other_threads(native, kernels):
+    native.set_planner(lambda group, args: add_plan(native, kernels))
+    f, a = group_function(ADD, 2), torch.randn(20)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(f, a, a).result()
+        native.reset()
+        pool.submit(f, a, a).result()
+    assert native.stats()["plans_built"] == 1 and native.stats()["exact_hits"] == 0
+
+
 def test_two_groups_plan_at_once_without_deadlock(native, kernels):
     def planner(group, args):
         time.sleep(0.01)

@@ -10,8 +10,8 @@ from tsfuser.torchscript.cluster import Item, absorb, arrange, clusters
 
 
 def program(rows):
-    """Items from rows of (positions read, device, extra positions to follow); value `i` is what item `i` makes, values from 1000 on are
-    inputs of the block."""
+    """Items from rows of (positions read, device, extra positions to follow); value `i` is what item `i`
+    makes, values from 1000 on are inputs of the block."""
     uses = {}
     for reads, _, _ in rows:
         for v in reads:
@@ -20,7 +20,16 @@ def program(rows):
     for i, (reads, device, after) in enumerate(rows):
         before = tuple(sorted({v for v in reads if v < 1000} | set(after)))
         fused = device is not None
-        items.append(Item(before, device, False, reads if fused else (), ((i, uses.get(i, 1)),) if fused else (), reads if fused else ()))
+        items.append(
+            Item(
+                before,
+                device,
+                False,
+                reads if fused else (),
+                ((i, uses.get(i, 1)),) if fused else (),
+                reads if fused else (),
+            )
+        )
     return items
 
 
@@ -80,7 +89,11 @@ def test_arrange_moves_readers_of_a_cluster_behind_it():
 def programs(draw):
     rows = []
     for i in range(draw(st.integers(1, 40))):
-        values = st.integers(1000, 1003) if not i else st.one_of(st.integers(max(0, i - 8), i - 1), st.integers(1000, 1003))
+        values = (
+            st.integers(1000, 1003)
+            if not i
+            else st.one_of(st.integers(max(0, i - 8), i - 1), st.integers(1000, 1003))
+        )
         reads = tuple(draw(st.lists(values, max_size=3)))
         device = draw(st.sampled_from(["cpu", "cuda:0", None, "cuda:0"]))
         after = () if device or not i else tuple(draw(st.lists(st.integers(0, i - 1), max_size=2)))
@@ -120,7 +133,8 @@ def test_clusters_are_bounded(items, nodes, most):
 
 @given(programs())
 def test_no_two_clusters_could_be_merged_over_an_edge(items):
-    """Greedy, but complete on a single producer: where a node has one producer of its device and nothing lies between, they are together."""
+    """Greedy, but complete on a single producer: where a node has one producer of its device and nothing
+    lies between, they are together."""
     home = {i: k for k, members in enumerate(clusters(items)) for i in members}
     for i, item in enumerate(items):
         if item.device and len(item.after) == 1 and items[item.after[0]].device == item.device:
@@ -133,7 +147,13 @@ def test_ten_thousand_nodes_take_a_second():
 
     fan = every(lambda i: ((1000 + i % 7,), "cpu" if i % 2 else None, ()))
     alternating = every(lambda i: ((i - 1,) if i % 900 else (1000,), "cpu" if i % 2 else None, ()))
-    late = every(lambda i: ((1000,) if i % 3 == 0 else (i - 1,) if i % 3 == 1 else (i - 1, 1000), None if i % 3 == 1 else "cpu", ()))
+    late = every(
+        lambda i: (
+            (1000,) if i % 3 == 0 else (i - 1,) if i % 3 == 1 else (i - 1, 1000),
+            None if i % 3 == 1 else "cpu",
+            (),
+        )
+    )
     for items in (fan, alternating, late):
         start = time.perf_counter()
         arrange(items, clusters(items))

@@ -2,6 +2,7 @@
 missing."""
 
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -221,6 +222,15 @@ def test_a_cubin_for_known_devices_ptx_for_later_ones(cache):
     target = CudaTarget(cache)
     assert target.compile_for(ADD_RELU, "add_relu", 90).read_bytes()[:4] == b"\x7fELF"
     assert b".target sm_" in target.compile_for(ADD_RELU, "add_relu", 999).read_bytes()
+
+
+@needs_cupy
+def test_a_cubin_is_a_whole_elf_file(cache):
+    cubin = CudaTarget(cache).compile_for(ADD_RELU, "add_relu", 90).read_bytes()
+    programs, sections = struct.unpack_from("<QQ", cubin, 32)
+    program_size, program_count, section_size, section_count = struct.unpack_from("<4H", cubin, 54)
+    assert programs + program_size * program_count <= len(cubin)
+    assert sections + section_size * section_count <= len(cubin)
 
 
 @needs_cupy

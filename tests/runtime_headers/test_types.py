@@ -1,6 +1,7 @@
 """`convert` between all element types equals torch's conversion on the same device."""
 
 import itertools
+import platform
 
 import harness
 import numpy as np
@@ -9,27 +10,31 @@ import torch
 
 from tsfuser.ir.dtypes import DTYPES
 
-PAIRS = list(itertools.product(DTYPES.values(), DTYPES.values()))
-SOURCE = '#include "tsfuser.h"\nstruct Args { const void* x; void* y; int64_t n; };\n' + "\n".join(
-    f"""KERNEL({source.name}_to_{target.name}, Args, 1) {{
-  const {source.ctype}* x = static_cast<const {source.ctype}*>(args.x);
-  {target.ctype}* y = static_cast<{target.ctype}*>(args.y);
-  for (int64_t i = 0; i < args.n; ++i) y[i] = convert<{target.ctype}>(x[i]);
+
+def source(pairs):
+    """A kernel for each pair of dtype names."""
+    kernels = [
+        f"""KERNEL({x}_to_{y}, Args, 1) {{
+  const {DTYPES[x].ctype}* x = static_cast<const {DTYPES[x].ctype}*>(args.x);
+  {DTYPES[y].ctype}* y = static_cast<{DTYPES[y].ctype}*>(args.y);
+  for (int64_t i = 0; i < args.n; ++i) y[i] = convert<{DTYPES[y].ctype}>(x[i]);
 }}"""
-    for source, target in PAIRS
-)
+        for x, y in pairs
+    ]
+    head = '#include "tsfuser.h"\nstruct Args { const void* x; void* y; int64_t n; };'
+    return "\n".join([head, *kernels])
 
 
-def kernel(source, to, mode):
-    return harness.Kernel(SOURCE, f"{source}_to_{to}", mode)
+SOURCE = source(itertools.product(DTYPES, DTYPES))
+HALF = source([("float32", "float16"), ("float16", "float32")])
 
 
-def converted(x, to, mode):
+def converted(x, to, mode, text=SOURCE):
     """`x` converted by the header's code."""
     x = x.contiguous()
     y = torch.empty(x.shape, dtype=to, device=x.device)
-    name = [str(d).removeprefix("torch.") for d in (x.dtype, to)]
-    kernel(*name, mode)(x, y, x.numel(), grid=1)
+    names = [str(d).removeprefix("torch.") for d in (x.dtype, to)]
+    harness.Kernel(text, "_to_".join(names), mode)(x, y, x.numel(), grid=1)
     return y
 
 
@@ -66,12 +71,12 @@ def samples(name, device):
 
 @pytest.mark.parametrize("mode", harness.HERE)
 @pytest.mark.parametrize("to", DTYPES)
-@pytest.mark.parametrize("source", DTYPES)
+@pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.filterwarnings("ignore:Casting complex")
-def test_equals_torch(source, to, mode):
+def test_equals_torch(name, to, mode):
     """Also where C leaves the result open (NaN, infinities and large floats to integers): torch has the
     processor's answer, and so have we."""
-    x = samples(source, harness.device(mode))
+    x = samples(name, harness.device(mode))
     to = getattr(torch, to)
     assert same(converted(x, to, mode), x.to(to))
 
@@ -112,6 +117,16 @@ def test_float_rounds_to_nearest_even(name, mode):
     if name == "float16":
         with np.errstate(over="ignore"):
             np.testing.assert_array_equal(y.cpu().numpy(), x.cpu().numpy().astype(np.float16))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="options of x86 compilers")
+@pytest.mark.parametrize("option", ["-mno-avx512f", "-mprefer-vector-width=128", "-mno-f16c", "-mno-avx"])
+def test_half_on_other_processors(option, monkeypatch):
+    """Widths of vectors, and instruction sets, that another machine would choose."""
+    monkeypatch.setenv("CXX", f"{harness.compiler()} {option}")
+    x = rounding_cases("float16")
+    rounded = converted(x, torch.float16, "host", HALF)
+    assert same(rounded, x.half()) and same(converted(rounded, torch.float32, "host", HALF), rounded.float())
 
 
 @pytest.mark.parametrize("arch", harness.ARCHS)

@@ -5,10 +5,12 @@ In: a Fusion and the call it was built for. Out: a Plan that serves every call o
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from .. import log, options
 from ..codegen import emit
@@ -28,6 +30,7 @@ from .plan import Launch, Plan, Program
 
 _lock = threading.Lock()
 _functions: dict[tuple[str, str], Function] = {}  # cache: (device, source) -> loaded kernel
+_file_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ def compile_fusion(call: Call, fusion: Fusion, device: str) -> Plan:
     allocations = Allocations(len(fusion.outputs))
     parts = segments(call, fusion, allocations, lambda segment: accepts(call, segment, machine))
     _dump("fusion_ir", "fusion", fusion)
+    for word in ("fusion_args", "kernel_args", "print_args"):
+        _dump(word, "arguments of the first call of a class", "\n".join(map(str, call.args)))
     compiled = []
     names: set[str] = set()
     for segment in parts:
@@ -70,6 +75,8 @@ def _compile(segment: Segment, schedule, device: str, names: set[str]) -> Compil
     _dump("segmented_fusion", kernel.name, segment)
     _dump("kernel_ir", kernel.name, kernel)
     _dump("cuda_kernel", kernel.name, source)
+    if options.dump("cuda_to_file"):
+        _write_here(source)
     return Compiled(segment, schedule, kernel, source, function(source, kernel.name, device))
 
 
@@ -142,6 +149,11 @@ def _text(call: Call, tensors, compiled: list[Compiled]) -> str:
         lines.append(f"launch {k.name}: grid {k.grid} (now {sizes[0]}), block {sizes[1]} x {sizes[2]}, shared {k.shared} bytes, "
                      f"{len(k.params)} arguments, {c.function.registers} registers")
     return "\n".join(lines)
+
+
+def _write_here(source: str) -> None:
+    """`__tmp_kernel<N>.cu` in the working directory, as nvFuser names it: the N-th kernel of this process."""
+    Path(f"__tmp_kernel{next(_file_numbers)}.cu").write_text(source)
 
 
 def _dump(word: str, title: str, text) -> None:

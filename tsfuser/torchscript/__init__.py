@@ -1,1 +1,2 @@
-"""TorchScript graph in, TorchScript graph with guarded fusion groups out. Python over torch's graph bindings."""
+"""TorchScript graph in, TorchScript graph with guarded fusion groups out. Python over torch's graph
+bindings."""

@@ -1,4 +1,5 @@
-"""Cleans the subgraph of a group: ops that change nothing, dead code, common subexpressions, constants that occur twice.
+"""Cleans the subgraph of a group: ops that change nothing, dead code, common subexpressions, constants that
+occur twice.
 
 Before: `%b = aten::mul(%a, 1.0)` on a floating `%a`. After: users of `%b` use `%a`.
 """
@@ -19,7 +20,8 @@ _NEUTRAL = {"aten::add": 0, "aten::sub": 0, "aten::mul": 1, "aten::div": 1}
 
 
 def clean(subgraph: Graph, merge: bool = True) -> None:
-    """Simplifies a group's subgraph. `merge` is off where an output is written in place later, so that no two outputs become one tensor."""
+    """Simplifies a group's subgraph. `merge` is off where an output is written in place later, so that no
+    two outputs become one tensor."""
     torch._C._jit_pass_dce(subgraph)
     if merge:
         torch._C._jit_pass_cse(subgraph)
@@ -29,8 +31,9 @@ def clean(subgraph: Graph, merge: bool = True) -> None:
 
 
 def remove_no_ops(subgraph: Graph) -> None:
-    """Readers of an op that gives back its operand read the operand. What leaves the group, or may through an op that hands its operand
-    on, stays: else the group would hand out its own input, or one tensor twice, where eager makes a fresh one."""
+    """Readers of an op that gives back its operand read the operand. What leaves the group, or may through
+    an op that hands its operand on, stays: else the group would hand out its own input, or one tensor
+    twice, where eager makes a fresh one."""
     for node in subgraph.nodes():
         if not is_no_op(node):
             continue

@@ -1,10 +1,12 @@
 """Which nodes of a block form groups: the algorithm, on plain integers.
 
-In: `Item`s, one a node, in the order of the block. Out: disjoint clusters of positions such that contracting each leaves no cycle, and an
-order of the block in which every cluster stands in one place. Each item is merged, when its turn comes, with the clusters of its
-producers, latest first, then with clusters that read the same tensor. Before a merge the units between are tested: a unit outside that
-follows one part and precedes the other forbids it. For that, every unit keeps the set of clusters above it as the bits of one integer,
-so that a test is a few `and`s, and a block of 10,000 nodes takes a fraction of a second. Example: in
+In: `Item`s, one a node, in the order of the block. Out: disjoint clusters of positions such that
+contracting each leaves no cycle, and an order of the block in which every cluster stands in one place. Each
+item is merged, when its turn comes, with the clusters of its producers, latest first, then with clusters
+that read the same tensor. Before a merge the units between are tested: a unit outside that follows one part
+and precedes the other forbids it. For that, every unit keeps the set of clusters above it as the bits of
+one integer, so that a test is a few `and`s, and a block of 10,000 nodes takes a fraction of a second.
+Example: in
 
     0: a = x + y    1: m = mm(a, w)    2: b = m * 2    3: c = a + b
 
@@ -17,20 +19,24 @@ import heapq
 from dataclasses import dataclass, field
 from typing import Sequence
 
-#: A kernel's arguments (tensors in and out, numbers). Beyond that argument structs and registers for pointers grow for nothing.
+#: A kernel's arguments (tensors in and out, numbers). Beyond that argument structs and registers for
+#: pointers grow for nothing.
 MAX_ARGUMENTS = 96
-#: Nodes in a group. At 256 operations an element a kernel is far over any machine's balance of arithmetic to memory traffic (about 14
-#: flop a byte), so a cut costs nothing at run time, while compilers are worse than linear in the length of a function.
+#: Nodes in a group. At 256 operations an element a kernel is far over any machine's balance of arithmetic
+#: to memory traffic (about 14 flop a byte), so a cut costs nothing at run time, while compilers are worse
+#: than linear in the length of a function.
 MAX_NODES = 256
-#: How many clusters that read the same tensor are tried for an item. The latest are the likeliest to be free of a path between.
+#: How many clusters that read the same tensor are tried for an item. The latest are the likeliest to be
+#: free of a path between.
 SIBLINGS = 4
 
 
 @dataclass(frozen=True)
 class Item:
-    """A node. `device` is None for what cannot be fused. `loose`: may join, but only a cluster on `device`, and never starts one.
-    `after`: positions that must come before. `reads`: value ids that would be arguments of a kernel. `makes`: value id -> its uses,
-    not counting those that ask for sizes. `meets`: value ids over which siblings may be merged."""
+    """A node. `device` is None for what cannot be fused. `loose`: may join, but only a cluster on `device`,
+    and never starts one. `after`: positions that must come before. `reads`: value ids that would be
+    arguments of a kernel. `makes`: value id -> its uses, not counting those that ask for sizes. `meets`:
+    value ids over which siblings may be merged."""
 
     after: tuple[int, ...]
     device: "str | None" = None
@@ -42,7 +48,8 @@ class Item:
 
 @dataclass(eq=False)
 class _Unit:
-    """A cluster, or a single item that is none. `bits`: its own names in masks; `above`: those of all clusters that must precede it."""
+    """A cluster, or a single item that is none. `bits`: its own names in masks; `above`: those of all
+    clusters that must precede it."""
 
     members: list[int]
     device: "str | None"
@@ -96,7 +103,9 @@ def clusters(items: Sequence[Item], horizontal: bool = True) -> list[list[int]]:
 
 def _join(unit: _Unit, item: Item, readers: dict[int, list[_Unit]], horizontal: bool) -> _Unit:
     """Merges the new unit with all clusters that it can be merged with; returns the result."""
-    producers = sorted({id(u): u for u in unit.before if u.device == item.device}.values(), key=lambda u: -u.last)
+    producers = sorted(
+        {id(u): u for u in unit.before if u.device == item.device}.values(), key=lambda u: -u.last
+    )
     for other in producers:
         unit = _merge(unit, other.root())
     if not horizontal or (item.loose and unit.bits == 0):
@@ -109,7 +118,8 @@ def _join(unit: _Unit, item: Item, readers: dict[int, list[_Unit]], horizontal: 
 
 
 def _merge(a: _Unit, b: _Unit) -> _Unit:
-    """The union of both if it is small enough and acyclic, else `a`. The smaller part is moved into the larger one."""
+    """The union of both if it is small enough and acyclic, else `a`. The smaller part is moved into the
+    larger one."""
     if a is b or not _fits(a, b) or _between(a, b) or _between(b, a):
         return a
     keep, gone = (a, b) if len(a.members) >= len(b.members) else (b, a)
@@ -177,8 +187,9 @@ def _spread(unit: _Unit) -> None:
 
 
 def absorb(found: "list[list[int]]", candidates: "dict[int, set[int]]") -> "list[list[int]]":
-    """`found` with each candidate taken into the cluster that alone reads its results. `candidates`: position -> the positions that
-    read its results, -1 for a reader in another block. This makes no cycle: all that follows the item is inside."""
+    """`found` with each candidate taken into the cluster that alone reads its results. `candidates`:
+    position -> the positions that read its results, -1 for a reader in another block. This makes no cycle:
+    all that follows the item is inside."""
     home = {i: k for k, members in enumerate(found) for i in members}
     for i in sorted(candidates, reverse=True):
         where = {home.get(j) for j in candidates[i]}
@@ -191,8 +202,8 @@ def absorb(found: "list[list[int]]", candidates: "dict[int, set[int]]") -> "list
 
 
 def arrange(items: Sequence[Item], found: "list[list[int]]") -> "list[list[int]]":
-    """All positions, clusters in one piece, in an order that respects `after` and changes as little as possible: a cluster stands
-    where its last node stood."""
+    """All positions, clusters in one piece, in an order that respects `after` and changes as little as
+    possible: a cluster stands where its last node stood."""
     unit_of = {i: members for members in found for i in members}
     units = [unit_of.setdefault(i, [i]) for i in range(len(items))]
     missing: dict[int, int] = {}

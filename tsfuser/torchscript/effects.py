@@ -1,8 +1,9 @@
 """The order that nodes of a block must keep, beyond who reads whose results.
 
-In: the nodes of a block. Out: for each node the earlier nodes that must stay before it, and the nodes that must not be fused because
-their results may share memory with something that is written. Only nodes that write, or that touch what is written somewhere, are held
-in order; everything else may move freely, so a graph without writers costs no alias analysis. Example: in
+In: the nodes of a block. Out: for each node the earlier nodes that must stay before it, and the nodes that
+must not be fused because their results may share memory with something that is written. Only nodes that
+write, or that touch what is written somewhere, are held in order; everything else may move freely, so a
+graph without writers costs no alias analysis. Example: in
 
     %y = aten::relu(%x);  %z = aten::add_(%x, %b, %1);  %w = aten::neg(%x)
 
@@ -13,32 +14,36 @@ from __future__ import annotations
 
 from .graph import Graph, Node, Value, blocks, inputs, outputs, schema
 
-#: prim kinds that neither write nor print nor raise. All other prim kinds without a row here are held in order.
+#: prim kinds that neither write nor print nor raise. All other prim kinds are held in order.
 _PURE = frozenset(
     f"prim::{name}"
-    for name in (
-        "Constant ListConstruct ListUnpack TupleConstruct TupleUnpack TupleIndex TupleSlice DictConstruct NumToTensor dtype device "
-        "layout is_cuda is_cpu unchecked_cast unchecked_unwrap_optional ConstantChunk AutogradZero AutogradAdd AutogradAllZero "
-        "AutogradAnyNonZero AutogradAllNonZero BroadcastSizes ReductionSizes ChunkSizes min max abs type isinstance Uninitialized "
-        "GetAttr CudaFusionGroup CudaFusionGuard FusionGroup TensorExprGroup TypeCheck requires_grad is_sparse itemsize data "
-        "rangelist"
-    ).split()
+    for name in """
+        Constant ListConstruct ListUnpack TupleConstruct TupleUnpack TupleIndex TupleSlice DictConstruct
+        NumToTensor dtype device layout is_cuda is_cpu is_sparse requires_grad itemsize data type
+        isinstance min max abs rangelist unchecked_cast unchecked_unwrap_optional Uninitialized GetAttr
+        TypeCheck ConstantChunk AutogradZero AutogradAdd AutogradAllZero AutogradAnyNonZero
+        AutogradAllNonZero BroadcastSizes ReductionSizes ChunkSizes CudaFusionGroup CudaFusionGuard
+        FusionGroup TensorExprGroup
+""".split()
 )
 #: Kinds that do what their `Subgraph` does.
 _WITH_GRAPH = frozenset(("prim::FallbackGraph", "prim::DifferentiableGraph", "prim::FunctionalGraph"))
 #: aten ops that act on more than their arguments.
-_ACTING = frozenset("aten::warn aten::save aten::manual_seed aten::wait aten::_set_item aten::seed aten::set_grad_enabled".split())
-
+_ACTING = frozenset(
+    f"aten::{name}" for name in "warn save wait seed manual_seed set_grad_enabled _set_item".split()
+)
 #: aten ops that may return their operand itself, though their schemas do not say so.
 SECRET_VIEWS = frozenset(
-    "aten::type_as aten::sum_to_size aten::dropout aten::feature_dropout aten::alpha_dropout aten::feature_alpha_dropout".split()
+    f"aten::{name}"
+    for name in "type_as sum_to_size dropout feature_dropout alpha_dropout feature_alpha_dropout".split()
 )
 
 PURE, ACTS, WRITES = range(3)
 
 
 def effect(node: Node) -> int:
-    """PURE: may move wherever its operands are. ACTS: prints or raises. WRITES: may change memory, and nothing is known of which."""
+    """PURE: may move wherever its operands are. ACTS: prints or raises. WRITES: may change memory, and
+    nothing is known of which."""
     kind = node.kind()
     if kind in _PURE:
         return PURE
@@ -66,14 +71,15 @@ class Effects:
         writes = any(effect(node) == WRITES for node in all_nodes)
         self._aliases = graph.alias_db() if writes else None
         self._written: dict[int, bool] = {}
-        #: Whether something writes to a secret view or behind its back, so that alias analysis is wrong about the graph.
+        #: Whether something writes to a secret view or behind its back, so that alias analysis is wrong
+        #: about the graph.
         self.misled = False
         secret = [node for node in all_nodes if node.kind() in SECRET_VIEWS] if writes else []
         self.misled = any(self.is_written(v) for node in secret for v in (node.inputsAt(0), node.output()))
 
     def is_written(self, value: Value) -> bool:
-        """Whether anything in the graph may write to memory that the value may share; where alias analysis is misled, this may
-        be so for any value."""
+        """Whether anything in the graph may write to memory that the value may share; where alias analysis
+        is misled, this may be so for any value."""
         if self._aliases is None:
             return False
         if self.misled:
@@ -84,14 +90,16 @@ class Effects:
         return self._written[key]
 
     def may_return_written(self, node: Node) -> bool:
-        """Whether a result of the node may be a view of a tensor that is written: a group would return a copy."""
+        """Whether a result of the node may be a view of a tensor that is written: a group would return a
+        copy."""
         if self._aliases is None or not may_return_operand(node):
             return False
         return any(self.is_written(v) for v in inputs(node) + outputs(node))
 
     def order(self, nodes: "list[Node]") -> "dict[int, list[int]]":
-        """Position of each node that is held in order -> positions of earlier nodes that it must follow. Writers and actors stand in a
-        row; a node that touches written memory stays between its neighbours in that row."""
+        """Position of each node that is held in order -> positions of earlier nodes that it must follow.
+        Writers and actors stand in a row; a node that touches written memory stays between its neighbours
+        in that row."""
         after: dict[int, list[int]] = {}
         last: "int | None" = None
         readers: list[int] = []

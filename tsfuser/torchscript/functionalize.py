@@ -1,7 +1,7 @@
 """Turns in-place ops into their functional forms, where no one can see the difference (behaviour.md 1.3).
 
-Before: `y = x * 2; y += 1`. After: `y = x * 2; z = y + 1`. `x += 1` on a graph input stays: the caller sees it.
-"""
+Before: `y = x * 2; y += 1`. After: `y = x * 2; z = y + 1`. `x += 1` on a graph input stays: the caller sees
+it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from .. import _C
 from .effects import Effects
 from .graph import Graph, all_blocks
 
-_ACTIVATIONS = (
-    "sigmoid tanh celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu prelu relu6 relu rrelu selu silu"
+KINDS = tuple(
+    f"aten::{name}_"
+    for name in """
+        add sub mul div sigmoid tanh celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh
+        leaky_relu prelu relu6 relu rrelu selu silu
+""".split()
 )
-KINDS = tuple(f"aten::{name}_" for name in f"add sub mul div {_ACTIVATIONS}".split())
 
 
 def functionalize(graph: Graph) -> Graph:
-    """Rewrites the in-place nodes of `KINDS` whose target is made in the graph and aliased by nothing else; torch's alias analysis decides.
-    A graph about which that analysis is wrong is left alone."""
+    """Rewrites the in-place nodes of `KINDS` whose target is made in the graph and aliased by nothing else;
+    torch's alias analysis decides. A graph about which that analysis is wrong is left alone."""
     kinds = frozenset(KINDS)
     nodes = [node for block in all_blocks(graph) for node in block.nodes()]
     if any(node.kind() in kinds for node in nodes) and not Effects(graph, nodes).misled:

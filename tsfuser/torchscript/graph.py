@@ -1,8 +1,8 @@
 """What torch's graph bindings leave to be said: short, fast questions about nodes, values and types.
 
-In: `torch._C` nodes and values. Out: plain Python. `node.inputs()` makes a new iterator type at each call (9 us), so that
-walks over large graphs go through `inputs` below (1 us). Example: `facts(value.type())` -> `Facts("float32", "cuda:0", 2)`.
-"""
+In: `torch._C` nodes and values. Out: plain Python. `node.inputs()` makes a new iterator type at each call
+(9 us), so that walks over large graphs go through `inputs` below (1 us). Example: `facts(value.type())` ->
+`Facts("float32", "cuda:0", 2)`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ GROUP, GUARD, FALLBACK = "prim::CudaFusionGroup", "prim::CudaFusionGuard", "prim
 CONSTANT, LIST = "prim::Constant", "prim::ListConstruct"
 
 #: The kinds, besides those of other name spaces, that may own blocks.
-_LEAVES = ("aten::", "prim::Constant", "prim::profile", "prim::List", "prim::Tuple", "prim::Cuda", "prim::dtype")
+_LEAVES = (
+    "aten::",
+    "prim::Constant",
+    "prim::profile",
+    "prim::List",
+    "prim::Tuple",
+    "prim::Cuda",
+    "prim::dtype",
+)
 
 
 class Facts(NamedTuple):
@@ -33,7 +41,8 @@ class Facts(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """An operator's schema: argument names and types in order, whether it writes to an argument, whether results may alias arguments."""
+    """An operator's schema: argument names and types in order, whether it writes to an argument, whether
+    results may alias arguments."""
 
     name: str
     overload: str
@@ -57,7 +66,8 @@ def blocks(node: Node) -> list[Block]:
 
 
 def all_blocks(graph: Graph) -> Iterator[Block]:
-    """Every block of the graph, outer ones first. `graph` itself stands for its top block: it has the same methods."""
+    """Every block of the graph, outer ones first. `graph` itself stands for its top block: it has the same
+    methods."""
     waiting = [graph]
     while waiting:
         block = waiting.pop()
@@ -77,7 +87,9 @@ def _parse(text: str) -> Schema:
     writes = any(a.is_write for a in arguments)
     aliases = any(r.alias_info is not None for r in schema.returns)
     types = tuple(str(a.real_type.annotation_str) for a in arguments)
-    return Schema(schema.name, schema.overload_name, tuple(a.name for a in arguments), types, writes, aliases)
+    return Schema(
+        schema.name, schema.overload_name, tuple(a.name for a in arguments), types, writes, aliases
+    )
 
 
 def schema(node: Node) -> "Schema | None":
@@ -94,7 +106,9 @@ def is_tensor(value: Value) -> bool:
 def facts(type_) -> Facts:
     """Dtype, device and rank of a tensor type."""
     dtype, device = type_.dtype(), type_.device()
-    return Facts(None if dtype is None else str(dtype)[6:], None if device is None else str(device), type_.dim())
+    return Facts(
+        None if dtype is None else str(dtype)[6:], None if device is None else str(device), type_.dim()
+    )
 
 
 def refine(type_, found: Facts):
@@ -114,7 +128,8 @@ _ITEMS = frozenset("IntType FloatType BoolType".split())
 
 
 def is_constant(value: Value) -> bool:
-    """Whether the value can be written into another graph: a plain constant, or a list of ints, floats or bools that are constants."""
+    """Whether the value can be written into another graph: a plain constant, or a list of ints, floats or
+    bools that are constants."""
     node = value.node()
     if node.kind() == LIST:
         return is_plain_list(value) and all(v.node().kind() == CONSTANT for v in inputs(node))

@@ -1,7 +1,8 @@
-"""Finds the groups of a graph and outlines them: partition, effects, clusters and outline put together, block by block.
+"""Finds the groups of a graph and outlines them: partition, effects, clusters and outline put together,
+block by block.
 
-In: a typed graph without profile nodes. Out: the same graph with `prim::CudaFusionGroup` nodes, also in the blocks of Ifs and Loops.
-"""
+In: a typed graph without profile nodes. Out: the same graph with `prim::CudaFusionGroup` nodes, also in the
+blocks of Ifs and Loops."""
 
 from __future__ import annotations
 
@@ -11,7 +12,21 @@ from .. import options
 from ..ops.table import Row
 from .cluster import Item, absorb, arrange, clusters
 from .effects import Effects
-from .graph import CONSTANT, LIST, Block, Graph, Node, Value, all_blocks, blocks, inputs, is_constant, is_plain_list, is_tensor, outputs
+from .graph import (
+    CONSTANT,
+    LIST,
+    Block,
+    Graph,
+    Node,
+    Value,
+    all_blocks,
+    blocks,
+    inputs,
+    is_constant,
+    is_plain_list,
+    is_tensor,
+    outputs,
+)
 from .outline import outline, reorder
 from .partition import Knowledge, Refusals, Verdict, examine, row_of
 
@@ -27,12 +42,15 @@ class Group(NamedTuple):
 
 
 def make_groups(graph: Graph, refusals: Refusals) -> "list[Group]":
-    """Outlines all groups of the graph; returns them, the last of a block first. Why nodes were refused is left in `refusals`."""
+    """Outlines all groups of the graph; returns them, the last of a block first. Why nodes were refused is
+    left in `refusals`."""
     every_block = list(all_blocks(graph))
     effects = Effects(graph, [node for block in every_block for node in block.nodes()])
     knowledge = Knowledge()
     made: list[Group] = []
-    for block in reversed(every_block):  # inner ones first: the alias analysis knows no node that is made later
+    for block in reversed(
+        every_block
+    ):  # inner ones first: the alias analysis knows no node that is made later
         made += reversed(_Block(block, effects, knowledge, refusals).outline(graph))
     return made
 
@@ -73,7 +91,9 @@ class _Block:
         verdict = examine(node, self.knowledge, options.state.skip_kinds)
         if verdict.reason is None:
             if self.effects.may_return_written(node):
-                verdict = Verdict(reason="its result may share memory with a tensor that is changed in place")
+                verdict = Verdict(
+                    reason="its result may share memory with a tensor that is changed in place"
+                )
             elif any(is_plain_list(v) and self.effects.is_written(v) for v in inputs(node)):
                 verdict = Verdict(reason="it reads a list that is changed in place")
         if verdict.reason:
@@ -92,7 +112,9 @@ class _Block:
                 items.append(Item(tuple(after)))
                 continue
             reads = tuple(v.unique() for v in self.operands[i] if not is_constant(v))
-            makes = tuple((v.unique(), len(v.uses()) - metadata_uses.get(v.unique(), 0)) for v in self.results[i])
+            makes = tuple(
+                (v.unique(), len(v.uses()) - metadata_uses.get(v.unique(), 0)) for v in self.results[i]
+            )
             meets = tuple(v.unique() for v in self.operands[i] if self._is_worth_sharing(v))
             items.append(Item(tuple(sorted(after)), verdict.device, verdict.loose, reads, makes, meets))
         return items
@@ -106,17 +128,20 @@ class _Block:
         return counts
 
     def _is_worth_sharing(self, value: Value) -> bool:
-        """Whether two nodes that read this value save something when they are in one group: it is a tensor in memory."""
+        """Whether two nodes that read this value save something when they are in one group: it is a tensor
+        in memory."""
         return is_tensor(value) and self.knowledge.facts(value)[1:] != ("cpu", 0)
 
     def _candidates(self) -> dict[int, set[int]]:
-        """Nodes that may only join the cluster that alone reads their results, with those readers: 0-dim CPU arithmetic, whose results would
-        leave a CUDA group on the wrong device, and lists of numbers."""
+        """Nodes that may only join the cluster that alone reads their results, with those readers: 0-dim
+        CPU arithmetic, whose results would leave a CUDA group on the wrong device, and lists of numbers."""
         wanted = {}
         for i, node in enumerate(self.nodes):
             loose = self.verdicts[i].reason is None and self.verdicts[i].loose
             numbers = node.kind() == LIST and self.operands[i] and is_plain_list(self.results[i][0])
-            if i not in self.order and (loose or (numbers and not self.effects.is_written(self.results[i][0]))):
+            if i not in self.order and (
+                loose or (numbers and not self.effects.is_written(self.results[i][0]))
+            ):
                 wanted[i] = set()
         for j, operands in enumerate(self.operands):
             for v in operands:
@@ -135,7 +160,8 @@ class _Block:
         return wanted
 
     def _is_worth_it(self, members: "Sequence[int]") -> bool:
-        """Whether the cluster becomes a group: it has two nodes (one, in single-node mode) and does more than to hand tensors through."""
+        """Whether the cluster becomes a group: it has two nodes (one, in single-node mode) and does more
+        than to hand tensors through."""
         working = [i for i in members if self.nodes[i].kind() != LIST]
         if len(working) < (1 if options.state.single_node_mode else 2):
             return False

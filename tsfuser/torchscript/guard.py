@@ -7,8 +7,8 @@ Before: `%b = prim::CudaFusionGroup(%x)`. After:
       block0(): %c = prim::CudaFusionGroup(%x)   -> (%c)
       block1(): %d = prim::FallbackGraph(%x)     -> (%d)
 
-An output of which only the dtype is asked leaves the group: one block gives the number of the dtype, the other asks the fallback's tensor.
-"""
+An output of which only the dtype is asked leaves the group: one block gives the number of the dtype, the
+other asks the fallback's tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _INT, _BOOL = torch._C.IntType.get(), torch._C.BoolType.get()
 
 
 def guard(graph: Graph, group: Node) -> "str | None":
-    """Builds the guard, the If and the fallback around the group. Returns the reason if that cannot be done, and changes nothing."""
+    """Builds the guard, the If and the fallback around the group. Returns the reason if that cannot be
+    done, and changes nothing."""
     tensors = [v for v in inputs(group) if is_tensor(v) and v.node().kind() != CONSTANT]
     for v in tensors:
         if not facts(v.type()).known:

@@ -1,9 +1,8 @@
 """Moves each cluster of nodes into the subgraph of a `prim::CudaFusionGroup` node.
 
-Before: `%a = aten::add(%x, %y, %one);  %b = aten::relu(%a)`, of which the second is used elsewhere.
-After: `%b = prim::CudaFusionGroup[Subgraph=...](%x, %y)`. Tensors are the first inputs; constants are copied in; numbers and lists that are
-not constant stay inputs.
-"""
+Before: `%a = aten::add(%x, %y, %one);  %b = aten::relu(%a)`, of which the second is used elsewhere. After:
+`%b = prim::CudaFusionGroup[Subgraph=...](%x, %y)`. Tensors are the first inputs; constants are copied in;
+numbers and lists that are not constant stay inputs."""
 
 from __future__ import annotations
 

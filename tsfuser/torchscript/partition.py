@@ -1,7 +1,7 @@
 """Which nodes can be fused, and for which device (behaviour.md 2).
 
-In: a node whose values carry types. Out: a `Verdict`: the device of the group it could join, or the reason, as a sentence, why it
-cannot. Example: `examine(node, horizon).reason` -> "aten::mm is not in the op table".
+In: a node whose values carry types. Out: a `Verdict`: the device of the group it could join, or the reason,
+as a sentence, why it cannot. Example: `examine(node, horizon).reason` -> "aten::mm is not in the op table".
 """
 
 from __future__ import annotations
@@ -14,22 +14,44 @@ import torch
 from .. import log
 from ..ir.dtypes import DTYPES
 from ..ops import table
-from .graph import Facts, Node, Schema, Value, constant_of, facts, inputs, is_constant, is_plain_list, is_tensor, outputs, schema
+from .graph import (
+    Facts,
+    Node,
+    Schema,
+    Value,
+    constant_of,
+    facts,
+    inputs,
+    is_constant,
+    is_plain_list,
+    is_tensor,
+    outputs,
+    schema,
+)
 
 MAX_RANK = 8
 
-_NUMBERS = {"IntType": "int", "FloatType": "float", "BoolType": "bool", "ComplexType": "complex", "NumberType": None}
+_NUMBERS = {
+    "IntType": "int",
+    "FloatType": "float",
+    "BoolType": "bool",
+    "ComplexType": "complex",
+    "NumberType": None,
+}
 #: Types, as schemas write them, of values that a group can take as inputs, besides tensors.
 _PASSABLE = frozenset(
-    "int float bool complex number str NoneType List[int] List[bool] Optional[int] Optional[float] Optional[bool] Optional[number] "
-    "Optional[List[int]] Optional[List[bool]] Optional[str]".split()
+    """
+    int float bool complex number str NoneType List[int] List[bool] Optional[int] Optional[float]
+    Optional[bool] Optional[number] Optional[List[int]] Optional[List[bool]] Optional[str]
+""".split()
 )
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`device` is where the node runs. `loose`: it sees nothing but 0-dim CPU tensors, so it is as good on any device as
-    long as its results stay inside. `reason` is None for a fusible node, "" for one that no one would ask about (no tensor op)."""
+    """`device` is where the node runs. `loose`: it sees nothing but 0-dim CPU tensors, so it is as good on
+    any device as long as its results stay inside. `reason` is None for a fusible node, "" for one that no
+    one would ask about (no tensor op)."""
 
     device: "str | None" = None
     loose: bool = False
@@ -38,7 +60,8 @@ class Verdict:
 
 @dataclass
 class Refusals:
-    """The last refused nodes as (node text, sentence), for `explain`. Bounded, since programs may compile for ever."""
+    """The last refused nodes as (node text, sentence), for `explain`. Bounded, since programs may compile
+    for ever."""
 
     entries: deque = field(default_factory=lambda: deque(maxlen=10_000))
 
@@ -100,8 +123,11 @@ def arguments(node: Node, found: Schema, knowledge: Knowledge) -> "dict[str, tab
     return {name: knowledge.arg(node.inputsAt(i)) for i, name in enumerate(found.arguments)}
 
 
-def examine(node: Node, knowledge: Knowledge, skip_kinds: "frozenset[str] | set[str]" = frozenset()) -> Verdict:
-    """Whether the node can be fused. Looks at the node alone; order and aliasing are the matter of `effects` and `cluster`."""
+def examine(
+    node: Node, knowledge: Knowledge, skip_kinds: "frozenset[str] | set[str]" = frozenset()
+) -> Verdict:
+    """Whether the node can be fused. Looks at the node alone; order and aliasing are the matter of
+    `effects` and `cluster`."""
     found = row_of(node)
     if found is None:
         return Verdict(reason=_foreign(node))
@@ -170,7 +196,13 @@ def _device(tensors: list[Value], knowledge: Knowledge) -> "tuple[str | None, bo
     if not firm and seen:
         return "cpu", True, None
     if len(firm) != 1:
-        return None, False, f"its tensors are on different devices: {', '.join(sorted(firm))}" if firm else "it has no tensors"
+        return (
+            None,
+            False,
+            f"its tensors are on different devices: {', '.join(sorted(firm))}"
+            if firm
+            else "it has no tensors",
+        )
     (device,) = firm
     if not device.startswith(("cuda", "cpu")):
         return None, False, f"it runs on {device}"

@@ -1,24 +1,27 @@
 """The graph pass: from TorchScript's profiled graph to one with guarded fusion groups.
 
-In: a graph with `prim::profile` nodes, as the profiling executor hands it to the pre-pass in inference, in the forward and the
-backward of a differentiable graph, and in fallbacks. Out: a new graph, or the same object if nothing is to be fused. Example:
+In: a graph with `prim::profile` nodes, as the profiling executor hands it to the pre-pass in inference, in
+the forward and the backward of a differentiable graph, and in fallbacks. Out: a new graph, or the same
+object if nothing is to be fused. Example:
 
-    graph(%x): %2 = prim::profile[...](%x); %3 = aten::add(%2, 1.0, 1); %5 = aten::relu(%3); return (%5)
-    graph(%x): %7 = prim::CudaFusionGuard[types=[...]](%x); %8 = prim::If(%7) block0: prim::CudaFusionGroup(%x) block1: prim::FallbackGraph(%x)
+    %2 = prim::profile[...](%x);  %3 = aten::add(%2, 1.0, 1);  %4 = aten::relu(%3)
+becomes
+    %7 = prim::CudaFusionGuard[types=[...]](%x)
+    %8 = prim::If(%7) block0: prim::CudaFusionGroup(%x)  block1: prim::FallbackGraph(%x)
 
 Order of `PASSES`, and why:
-  remove_profile_nodes   first: profile nodes stand between every producer and consumer, and carry the types that all else needs
-  lower_simple_tuples    before anything asks who reads a value: a tuple hides the readers of its items
-  functionalize          before types are inferred: it makes ops whose results were never profiled
-  infer_missing_types    before groups: a node with an untyped value is not fused
-  make_groups            the choice of nodes, with all types known
-  clean_groups           no-ops go before size arithmetic is made and before the fallback is copied from the subgraph
-  drop_size_only         after cleaning (fewer nodes to follow), before guards: the fallback must have the group's outputs
-  inline_small_groups    what cleaning left with nothing to win returns to the graph
-  guard_groups           after all changes of the groups' outputs, since the fallback copies the subgraph
-  replace_dtype_only     after guards: the dtype is known behind a guard only
-  tidy                   merges size queries that groups made alike, drops what has no reader
-  name_groups            last: the cache id stands for the final text
+  remove_profile_nodes  first: they stand between producers and consumers, and carry the types all else needs
+  lower_simple_tuples   before anything asks who reads a value: a tuple hides the readers of its items
+  functionalize         before types are inferred: it makes ops whose results were never profiled
+  infer_missing_types   before groups: a node with an untyped value is not fused
+  make_groups           the choice of nodes, with all types known
+  clean_groups          before size arithmetic is made, and before the fallback is copied from the subgraph
+  drop_size_only        after cleaning (fewer nodes to follow), before guards: a fallback has the outputs
+  inline_small_groups   what cleaning left with nothing to win returns to the graph
+  guard_groups          after all changes of the groups' outputs, since the fallback copies the subgraph
+  replace_dtype_only    after guards: the dtype is known behind a guard only
+  tidy                  merges size queries that groups made alike, drops what has no reader
+  name_groups           last: the cache id stands for the final text
 
 The types that stay on values of the outer graph are wiped by the executor, later; those in subgraphs stay.
 """
@@ -46,8 +49,8 @@ from .shapes import infer_missing_types
 
 @dataclass
 class Work:
-    """What the passes share: the graph, its groups from the last to the first (inner blocks before outer ones), and where the
-    refusals go."""
+    """What the passes share: the graph, its groups from the last to the first (inner blocks before outer
+    ones), and where the refusals go."""
 
     graph: Graph
     refusals: Refusals
@@ -134,8 +137,8 @@ PASSES = (
 
 
 def fuse(graph: Graph, into: Refusals = refusals) -> Graph:
-    """A new graph with fusion groups, or `graph` itself, unchanged, if there is nothing to fuse or a pass fails; the latter is
-    reported by one TsfuserWarning."""
+    """A new graph with fusion groups, or `graph` itself, unchanged, if there is nothing to fuse or a pass
+    fails; the latter is reported by one TsfuserWarning."""
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Fusion", str(graph))
     try:
@@ -152,12 +155,15 @@ def fuse(graph: Graph, into: Refusals = refusals) -> Graph:
 
 
 def _run(work: Work) -> None:
-    """Runs the passes, up to the one that leaves no group; dumps the graph after each at level `>`, and its time at `>>`."""
+    """Runs the passes, up to the one that leaves no group; dumps the graph after each at level `>`, and its
+    time at `>>`."""
     for name, run in PASSES:
         start = time.perf_counter()
         run(work)
         if log.enabled("graph_fuser", log.DEBUG):
-            log.write("graph_fuser", f"{name} took {(time.perf_counter() - start) * 1e3:.1f} ms", "", log.DEBUG)
+            log.write(
+                "graph_fuser", f"{name} took {(time.perf_counter() - start) * 1e3:.1f} ms", "", log.DEBUG
+            )
         if log.enabled("graph_fuser", log.UPDATE):
             log.write("graph_fuser", f"After {name}", str(work.graph), log.UPDATE)
         if name in _AFTER_GROUPS and not work.groups:
@@ -168,8 +174,8 @@ _AFTER_GROUPS = frozenset(name for name, _ in PASSES[4:])
 
 
 def identity(subgraph: Graph) -> str:
-    """The text under which groups share their plans: the nodes under canonical names, without sizes and source lines, and
-    dtype, device and rank of each input."""
+    """The text under which groups share their plans: the nodes under canonical names, without sizes and
+    source lines, and dtype, device and rank of each input."""
     canonical = torch._C._jit_pass_canonicalize(subgraph, False)
     torch._C._jit_pass_erase_shape_information(canonical)
     types = [_describe(v) for v in subgraph.inputs()]
@@ -190,4 +196,8 @@ def _give_up(error: Exception) -> None:
     log.write("graph_fuser", "The pass failed", traceback.format_exc())
     if text not in _warned:
         _warned.add(text)
-        warnings.warn(f"the fusion pass gave up on a graph, which runs unfused ({text}); please report it", TsfuserWarning, stacklevel=2)
+        warnings.warn(
+            f"the fusion pass gave up on a graph, which runs unfused ({text}); please report it",
+            TsfuserWarning,
+            stacklevel=2,
+        )

@@ -12,13 +12,17 @@ from .graph import Graph, all_blocks
 
 
 def remove_profile_nodes(graph: Graph) -> Graph:
-    """Every use of a profile node goes back to its input, whose type becomes the recorded one, or what all records agree on."""
+    """Every use of a profile node goes back to its input, whose type becomes the recorded one, or what all
+    records agree on."""
     for block in all_blocks(graph):
         for node in [n for n in block.nodes() if n.kind() == "prim::profile"]:
             if node.inputsSize():
                 value = node.inputsAt(0)
                 known = value.type()
-                if known.kind() == "TensorType" and (seen := agreement(known, node.ty("profiled_type"))) is not known:
+                if (
+                    known.kind() == "TensorType"
+                    and (seen := agreement(known, node.ty("profiled_type"))) is not known
+                ):
                     value.setType(seen)
                 if node.outputsSize():
                     node.outputsAt(0).replaceAllUsesWith(value)
@@ -27,7 +31,8 @@ def remove_profile_nodes(graph: Graph) -> Graph:
 
 
 def agreement(known, seen):
-    """What two records of one tensor agree on; a bare Tensor, recorded by code that never ran, says nothing."""
+    """What two records of one tensor agree on; a bare Tensor, recorded by code that never ran, says
+    nothing."""
     bare = torch._C.TensorType.get()
     if known == seen or seen == bare:
         return known

@@ -1,9 +1,9 @@
 """Types that the profile missed: results of rewritten in-place ops, of branches that never ran.
 
-In: a graph whose profiled values are typed. Out: the same graph, with dtype, device and rank on every result that the op table can
-tell from its operands. The rows themselves do the work, on a call with made-up sizes, so that there is no second set of rules.
-Example: `%2 : Tensor = aten::mul(%x, %half)` with `%x : Float(4, 8, ...)` gets `%2 : Float(*, *, device=cpu)`.
-"""
+In: a graph whose profiled values are typed. Out: the same graph, with dtype, device and rank on every
+result that the op table can tell from its operands. The rows themselves do the work, on a call with made-up
+sizes, so that there is no second set of rules. Example: `%2 : Tensor = aten::mul(%x, %half)` with `%x :
+Float(4, 8, ...)` gets `%2 : Float(*, *, device=cpu)`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ def infer_missing_types(graph: Graph) -> Graph:
     knowledge = Knowledge()
     for block in all_blocks(graph):
         for node in block.nodes():
-            missing = [v for v in outputs(node) if is_tensor(v) and not knowledge.facts(v).known] if node.hasUses() else []
+            missing = (
+                [v for v in outputs(node) if is_tensor(v) and not knowledge.facts(v).known]
+                if node.hasUses()
+                else []
+            )
             if missing:
                 infer(node, knowledge)
     return graph
@@ -40,7 +44,8 @@ def infer(node: Node, knowledge: Knowledge) -> None:
 
 
 def _device(node: Node, knowledge: Knowledge) -> "str | None":
-    """The device of the operands; a 0-dim CPU tensor beside others does not count. None if one is unknown, or they disagree."""
+    """The device of the operands; a 0-dim CPU tensor beside others does not count. None if one is unknown,
+    or they disagree."""
     seen = {knowledge.facts(v)[1:] for v in inputs(node) if is_tensor(v)}
     if any(device is None for device, _ in seen):
         return None

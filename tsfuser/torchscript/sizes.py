@@ -1,10 +1,11 @@
-"""Group outputs that are asked for nothing but their sizes: the sizes are computed outside, and the outputs vanish.
+"""Group outputs that are asked for nothing but their sizes: the sizes are computed outside, and the outputs
+vanish.
 
-Before: `%c = prim::CudaFusionGroup(%x, %b)` with `%c` = add(x, b) inside;  `%s = aten::size(%c)`.
-After: `%s = prim::BroadcastSizes(aten::size(%x), aten::size(%b))`, and no output `%c`. Autodiff asks for the sizes of nearly every
-intermediate, so that without this most of them would have to be stored. How the sizes of a result follow from those of the operands is
-what the op table's `sizes` says; where it says `own`, the output is kept.
-"""
+Before: `%c = prim::CudaFusionGroup(%x, %b)` with `%c` = add(x, b) inside;  `%s = aten::size(%c)`. After:
+`%s = prim::BroadcastSizes(aten::size(%x), aten::size(%b))`, and no output `%c`. Autodiff asks for the sizes
+of nearly every intermediate, so that without this most of them would have to be stored. How the sizes of a
+result follow from those of the operands is what the op table's `sizes` says; where it says `own`, the
+output is kept."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ _INTS = torch._C.ListType(torch._C.IntType.get())
 
 
 def drop_size_only_outputs(graph: Graph, group: Node) -> int:
-    """Removes such outputs from the group, and the group if none is left; returns how many are left. Groups are to be taken
-    last to first, so that a group whose outputs were only read by a vanished one is seen after it."""
+    """Removes such outputs from the group, and the group if none is left; returns how many are left. Groups
+    are to be taken last to first, so that a group whose outputs were only read by a vanished one is seen
+    after it."""
     subgraph = group.g("Subgraph")
     arithmetic = _Sizes(graph, group)
     for i in reversed(range(group.outputsSize())):
@@ -66,7 +68,8 @@ class _Sizes:
     def __init__(self, graph: Graph, group: Node):
         self.graph, self.group = graph, group
         self._outer = {i.unique(): o for i, o in zip(group.g("Subgraph").inputs(), inputs(group))}
-        #: inner value -> the group's inputs whose sizes, broadcast together, are its sizes; None without a rule
+        #: inner value -> the group's inputs whose sizes, broadcast together, are its sizes; None without a
+        #: rule
         self._sources: dict[int, "frozenset[int] | None"] = {v: frozenset((v,)) for v in self._outer}
         self._made: dict[frozenset[int], Value] = {}
 
@@ -92,7 +95,9 @@ class _Sizes:
             waiting.pop()
             if value.unique() not in self._sources:
                 found = [self._sources[v.unique()] for v in operands or ()]
-                self._sources[value.unique()] = None if not found or None in found else frozenset().union(*found)
+                self._sources[value.unique()] = (
+                    None if not found or None in found else frozenset().union(*found)
+                )
         return self._sources[inner.unique()]
 
     def _operands(self, value: Value) -> "list[Value] | None":

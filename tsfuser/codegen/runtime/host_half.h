@@ -2,8 +2,8 @@
 //
 // g++ 12 vectorises no loop with such a conversion. So here are two scalar functions that are declared to
 // have vector versions, and these versions, named by the x86 vector function ABI: `_ZGVdN8v_f` is f for 8
-// lanes with AVX2 (b: SSE, e: AVX-512). They take half the time of the integer arithmetic in types.h. The
-// bits of a half travel in a 32-bit lane, so that a vector has as many of them as of floats.
+// lanes with AVX2 (b: SSE, c: AVX, e: AVX-512). They take half the time of the integer arithmetic in
+// types.h. The bits of a half travel in a 32-bit lane, so that a vector has as many of them as of floats.
 #pragma once
 
 #define HIDDEN __attribute__((visibility("hidden")))
@@ -26,6 +26,8 @@ extern "C" HIDDEN bits_x4 _ZGVbN4v_narrow_half(float_x4 x) {
   asm("vcvtps2ph $0, %1, %0\n\tvpmovzxwd %0, %0" : "=x"(result) : "x"(x));
   return result;
 }
+extern "C" HIDDEN bits_x4 _ZGVcN4v_narrow_half(float_x4 x) __attribute__((alias("_ZGVbN4v_narrow_half")));
+
 extern "C" HIDDEN float_x8 _ZGVdN8v_widen_half(bits_x8 bits) {
   float_x8 result;
   asm("vextracti128 $1, %t1, %x0\n\tvpackusdw %x0, %x1, %x0\n\tvcvtph2ps %x0, %t0"

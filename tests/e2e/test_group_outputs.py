@@ -1,0 +1,158 @@
+"""What the graph pass makes of a group's inside and of its outputs: no-ops, results of which only sizes or
+the dtype are asked, results that must be tensors of their own."""
+
+import pytest
+import torch
+from handwritten import XY, FULL, fuse_graph, fused, graph, typed
+from support import fresh, fuse, groups, train
+
+import tsfuser
+from tsfuser.torchscript.graph import GROUP
+
+pytestmark = pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")
+
+
+# ---- cleaning
+
+
+def cleaned(body, inputs=None, types=None):
+    return fused(inputs or XY, body, "%z", types)[0]
+
+
+def test_no_ops_inside_a_group_vanish():
+    assert cleaned(
+        "%a = aten::mul(%x, %y)\n%b = aten::mul(%a, 1.0)\n%c = aten::sub(%b, 0, 1)\n%z = aten::relu(%c)"
+    ) == ["aten::mul", "aten::relu"]
+
+
+@pytest.mark.parametrize(
+    "op", ["aten::add(%a, 0.0, 1)", "aten::sub(%a, 1, 1)", "aten::mul(%a, 2)", "aten::sub(%a, 0, 2)"]
+)
+def test_ops_that_are_nearly_no_ops_stay(op):
+    """`x + 0.0` turns -0.0 into 0.0."""
+    assert len(cleaned(f"%a = aten::mul(%x, %y)\n%b = {op}\n%z = aten::relu(%b)")) == 3
+
+
+def test_integers_keep_a_true_division_and_a_sum_with_a_float():
+    ints = {name: typed(4, 8, dtype="Long") for name in ("%x", "%y", "%a")}
+    for op in ("aten::div(%a, 1)", "aten::mul(%a, 1.0)"):
+        assert len(cleaned(f"%a = aten::mul(%x, %y)\n%b = {op}\n%z = aten::relu(%b)", ints, ints)) == 3
+
+
+def test_a_no_op_whose_result_leaves_the_group_stays():
+    assert fused(XY, "%a = aten::mul(%x, %y)\n%b = aten::mul(%a, 1)", "%a, %b") == [
+        ["aten::mul", "aten::mul"]
+    ]
+
+
+def test_a_group_of_one_op_after_cleaning_is_put_back():
+    assert fused(XY, "%a = aten::mul(%x, 1)\n%b = aten::add(%a, %y, 1)", "%b") == []
+
+
+def test_casts_that_change_nothing_are_no_group():
+    assert fused(XY, "%a = aten::type_as(%x, %y)\n%b = aten::type_as(%a, %y)", "%b") == []
+
+
+# ---- sizes and dtypes
+
+
+def test_an_output_of_which_only_the_size_is_asked_is_not_stored():
+    body = """%a = aten::add(%x, %b, 1)
+              %c = aten::relu(%a)
+              %s : int[] = aten::size(%a)
+              %n : int = aten::size(%a, 1)
+              %r : int = aten::dim(%a)"""
+    after = fuse_graph(graph({"%x": FULL, "%b": typed(8)}, body, "%c, %s, %n, %r"))
+    (group,) = after.findAllNodes(GROUP, True)
+    assert group.outputsSize() == 1
+    assert after.findNode("prim::BroadcastSizes", False).inputsSize() == 2
+
+
+def test_a_group_whose_sizes_alone_are_asked_vanishes():
+    body = "%a = aten::add(%x, %y, 1)\n%b = aten::relu(%a)\n%s : int[] = aten::size(%b)"
+    after = fuse_graph(graph(XY, body, "%s"))
+    assert after.findNode(GROUP, True) is None or after.findNode("aten::relu", True) is not None
+
+
+def test_an_output_without_a_size_rule_is_kept():
+    body = """%a = aten::relu(%x)
+              %b = aten::sum_to_size(%a, %l)
+              %s : int[] = aten::size(%b)
+              %c = aten::neg(%a)"""
+    (group,) = fuse_graph(graph({"%x": FULL, "%l": "int[]"}, body, "%c, %s", {"%b": typed(8)})).findAllNodes(
+        GROUP, True
+    )
+    assert group.outputsSize() == 2
+
+
+def test_an_output_of_which_only_the_dtype_is_asked_becomes_a_number():
+    body = "%a = aten::add(%x, %y, 1)\n%b = aten::relu(%a)\n%t : int = prim::dtype(%a)"
+    after = fuse_graph(graph(XY, body, "%b, %t"))
+    (group,) = after.findAllNodes(GROUP, True)
+    assert group.outputsSize() == 1
+    true, false = next(iter(after.findAllNodes("prim::If", False))).blocks()
+    assert [v.toIValue() for v in true.outputs()] == [
+        6,
+        None,
+    ]  # c10::ScalarType::Float, and a tensor that is no constant
+    assert [v.node().kind() for v in false.outputs()] == ["prim::dtype", "prim::FallbackGraph"]
+
+
+# ---- running
+
+
+def test_size_and_dtype_outputs_are_right_behind_a_failing_guard(device):
+    def program(x, b):
+        a = x + b
+        return a.relu(), a.size(), a.size(0), a.dim(), a.dtype
+
+    scripted = fuse(program, torch.randn(4, 8, device=device), torch.randn(8, device=device))
+    assert groups(scripted)[0].outputsSize() == 1
+    with tsfuser.fuser():
+        for shape in ((4, 8), (3, 8), (1, 8), (2, 3, 8)):
+            for dtype in (torch.float32, torch.float64):
+                x, b = (
+                    torch.randn(shape, device=device, dtype=dtype),
+                    torch.randn(8, device=device, dtype=dtype),
+                )
+                got, want = scripted(x, b), program(x, b)
+                assert (
+                    torch.equal(got[0], want[0])
+                    and tuple(got[1]) == tuple(want[1])
+                    and got[2:4] == want[2:4]
+                )
+
+
+def test_the_forward_of_a_training_step_stores_no_intermediate_for_its_size(device):
+    def program(x, b):
+        return torch.relu((x + b) * 2.0) * 0.5 + b
+
+    x = torch.randn(4, 8, device=device, requires_grad=True)
+    b = torch.randn(8, device=device, requires_grad=True)
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        torch._C._debug_set_autodiff_subgraph_inlining(False)
+        try:
+            out, gradients = train(scripted, (x, b))
+        finally:
+            torch._C._debug_set_autodiff_subgraph_inlining(True)
+    want, expected = train(program, (x, b), calls=1)
+    torch.testing.assert_close(out, want)
+    torch.testing.assert_close(gradients, expected)
+    assert sorted(group.outputsSize() for group in groups(scripted)) == [
+        2,
+        2,
+    ]  # output and relu's result; two gradients
+
+
+def test_no_two_results_share_memory_that_eager_keeps_apart(device):
+    def program(x):
+        y = x * 1.0
+        z = y * 1
+        return y, z, x.relu() * 1.0
+
+    x = torch.randn(4, 8, device=device)
+    scripted = fuse(program, x)
+    with tsfuser.fuser():
+        places = {t.data_ptr() for t in (x, *scripted(x))}
+    assert groups(scripted) and len(places) == 4
