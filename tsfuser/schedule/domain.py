@@ -44,11 +44,13 @@ class Access:
 
 @dataclass(frozen=True)
 class Domain:
-    """`dims` from outermost to innermost; `loads` and `stores` in the segment's order."""
+    """`dims` from outermost to innermost; `loads`, `stores` and `randoms` in the segment's order. A random op walks along its linear
+    index as if that were memory."""
 
     dims: tuple[Dim, ...]
     loads: tuple[Access, ...]
     stores: tuple[Access, ...]
+    randoms: tuple[Access, ...] = ()
 
     @property
     def accesses(self) -> tuple[Access, ...]:
@@ -61,8 +63,10 @@ class Domain:
 
 def domain(call: Call, segment: Segment, keep: tuple[Axis, ...] = ()) -> Domain:
     """The domain of `segment`; axes in `keep` are not merged with others outside `keep`, and come innermost."""
-    buffers = segment.loads + segment.stores
-    reference = max(buffers, key=lambda b: (len(b.value.axes), b.kind != "input"))
+    memory = segment.loads + segment.stores
+    randoms = tuple(Buffer(op.output, "random", op.stream, op.linear_strides, sz.const(256)) for op in segment.randoms)
+    buffers = memory + randoms
+    reference = max(memory, key=lambda b: (len(b.value.axes), b.kind != "input"))
     axes = _sorted_axes(call, segment.axes, reference, buffers, keep)
     strides = {(b, a): _stride(call, b, a) for b in buffers for a in axes}
     reduced = {a for op in segment.reductions for a in op.axes}  # never merged with kept ones
@@ -79,7 +83,7 @@ def domain(call: Call, segment: Segment, keep: tuple[Axis, ...] = ()) -> Domain:
     def access(b: Buffer) -> Access:
         return Access(b, tuple(strides[b, d.axes[-1]] if d.axes else sz.const(0) for d in dims))
 
-    return Domain(dims, tuple(map(access, segment.loads)), tuple(map(access, segment.stores)))
+    return Domain(dims, tuple(map(access, segment.loads)), tuple(map(access, segment.stores)), tuple(map(access, randoms)))
 
 
 def _stride(call: Call, buffer: Buffer, axis: Axis) -> Size:
