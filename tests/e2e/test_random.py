@@ -154,6 +154,28 @@ def test_uniforms(device, shape, dtype):
         close(count / n, 1 / bins, math.sqrt((bins - 1) / bins**2), n)
 
 
+def normal_noise(x):
+    return torch.randn_like(x + 1.0) * 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_normals(device, dtype):
+    """Mean, variance, and the share of each of 24 slices."""
+    x = torch.zeros(257, 333, device=device, dtype=dtype)
+    z = fuse(normal_noise, x)(x)
+    assert z.dtype is dtype and torch.isfinite(z).all()
+    z = z.double().flatten()
+    n = z.numel()
+    close(z.mean().item(), 0, 1, n)
+    close(z.square().mean().item(), 1, math.sqrt(2), n)
+    if dtype in (torch.float32, torch.float64):  # the edges are numbers of the 16-bit dtypes
+        edges = torch.linspace(-3, 3, 25, dtype=torch.float64)
+        below = [(z < edge).double().mean().item() for edge in edges]
+        for share, edge in zip(below, edges.tolist()):
+            expected = 0.5 * (1 + math.erf(edge / math.sqrt(2)))
+            close(share, expected, math.sqrt(expected * (1 - expected)), n)
+
+
 def test_numbers_do_not_repeat(device):
     """2^16 numbers of 53 bits are all different; of 24 bits, some 128 meet."""
     assert uniforms(device, (1 << 16,), torch.float64).unique().numel() == 1 << 16
@@ -356,6 +378,19 @@ def test_other_dtypes(device, dtype):
     kept = out[out != 0]
     close((out != 0).double().mean().item(), 0.9, 0.3, out.numel())
     torch.testing.assert_close(kept, torch.full_like(kept, 2 / 0.9))
+
+
+def in_place(x):
+    y = x + 1.0
+    return F.dropout(y, 0.5, True, True) * 2.0
+
+
+def test_dropout_in_place(device):
+    x = ones((64, 64), device)
+    scripted = fuse(in_place, x)
+    assert [kinds(g) for g in groups(scripted)] == [["aten::add", "aten::dropout", "aten::mul"]]
+    out = scripted(x)
+    assert set(out.unique().tolist()) == {0.0, 8.0} and torch.equal(x, ones((64, 64), device))
 
 
 # ---- training

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..errors import Refusal
 from ..ir.build import Builder
-from ..ir.dtypes import BFLOAT16, BOOL, DOUBLE, FLOAT, HALF
+from ..ir.dtypes import BFLOAT16, BOOL, DOUBLE, FLOAT, HALF, DType
 from ..ir.fusion import Value
 from .casts import check_options
 from .table import ALL, FLOATING, composite, scalar_type
@@ -27,14 +27,39 @@ def rand_like(
 ) -> Value:
     """Uniform random numbers in [0, 1)"""
     check_options(b, layout, device, pin_memory, memory_format)
-    wanted = self.dtype if dtype is None else scalar_type(dtype)
-    if wanted.name not in FLOATING:
-        raise Refusal(f"rand_like in {wanted} is not supported")
+    wanted = _wanted("rand_like", self, dtype)
     if wanted in (FLOAT, DOUBLE):
         return b.uniform(self, wanted)
     # as many bits as the dtype holds, as eager on the CPU: rounding 24 bits would give 1
     steps = {HALF: 2048.0, BFLOAT16: 256.0}[wanted]
     return b.pointwise("rand", f"(floor({{0}} * {steps}f) * {1 / steps!r}f)", (b.uniform(self),), wanted)
+
+
+@composite("aten::randn_like", dtypes=ALL, sizes="first")
+def randn_like(
+    b: Builder,
+    self,
+    dtype: "int | None" = None,
+    layout: "int | None" = None,
+    device: "str | None" = None,
+    pin_memory: "bool | None" = None,
+    memory_format: "int | None" = None,
+) -> Value:
+    """Normal random numbers of mean 0 and variance 1, from two uniform ones each (Box and Muller 1958)"""
+    check_options(b, layout, device, pin_memory, memory_format)
+    wanted = _wanted("randn_like", self, dtype)
+    own = wanted.register
+    turn = "6.283185307179586" + ("f" if own is FLOAT else "")
+    template = f"(sqrt(-2 * log(1 - {{0}})) * cos({turn} * {{1}}))"
+    return b.pointwise("randn", template, (b.uniform(self, own), b.uniform(self, own)), wanted)
+
+
+def _wanted(name: str, self: Value, dtype: "int | None") -> DType:
+    """The dtype of the result."""
+    wanted = self.dtype if dtype is None else scalar_type(dtype)
+    if wanted.name not in FLOATING:
+        raise Refusal(f"{name} in {wanted} is not supported")
+    return wanted
 
 
 @composite("aten::dropout", dtypes=ALL, sizes="first")
