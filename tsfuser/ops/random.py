@@ -1,6 +1,7 @@
 """Random numbers and dropout, over `Builder.uniform`.
 
-In: a tensor, a probability. Out: results with eager's distribution, not its numbers; `manual_seed` makes both reproducible. Example, dropout of x:
+In: a tensor, a probability. Out: results with eager's distribution, not its numbers; `manual_seed` makes
+both reproducible. Example, dropout of x:
 
     keep = uniform(x) < 1 - p;  y = x * keep * (1 / (1 - p))
 """
@@ -64,7 +65,7 @@ def _wanted(name: str, self: Value, dtype: "int | None") -> DType:
 
 @composite("aten::dropout", dtypes=ALL, sizes="first")
 def dropout(b: Builder, input, p, train: bool) -> Value:
-    """`input * mask / (1 - p)` with a random mask, true with probability `1 - p`; `input` itself outside training"""
+    """`input * mask / (1 - p)`, a random mask being true at a rate of `1 - p`; `input` outside training"""
     if not train or p.literal == 0:
         return input
     return _dropped(b, input, p)[0]
@@ -80,7 +81,8 @@ def native_dropout(b: Builder, input, p, train: "bool | None") -> tuple[Value, V
 
 
 def _dropped(b: Builder, input: Value, p: Value) -> tuple[Value, Value]:
-    """The result and the mask. One outside of [0, 1] is an error in eager, which nothing here can raise where `p` is not a constant."""
+    """The result and the mask. A `p` outside of [0, 1] is an error in eager; where it is not a constant,
+    nothing here could tell."""
     if input.dtype.name not in FLOATING:
         raise Refusal(f"dropout of a {input.dtype} tensor is not supported")
     uniform = b.uniform(input)
