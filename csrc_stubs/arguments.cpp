@@ -202,6 +202,8 @@ const char* gather(at::ArrayRef<c10::IValue> inputs, Arguments& out) {
   if (C10_UNLIKELY(c10::impl::tls_local_dispatch_key_set().included_.has_any(watching))) {
     return "a dispatch mode or a functorch transform watches the ops of this thread";
   }
+  // What a Python float or an integer division promotes to is part of a plan.
+  out.structure.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
   const bool grad_mode = c10::GradMode::is_enabled();
   for (const c10::IValue& value : inputs) {
     out.addresses.push_back(nullptr);

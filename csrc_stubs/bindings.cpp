@@ -28,6 +28,8 @@ SlotKind slot_kind(const std::string& name) {
       {"complex64", SlotKind::NumberComplex64},
       {"complex128", SlotKind::NumberComplex128},
       {"element", SlotKind::Element},
+      {"seed", SlotKind::Seed},
+      {"offset", SlotKind::Offset},
   };
   const auto found = kinds.find(name);
   if (found == kinds.end()) {
@@ -87,7 +89,7 @@ std::shared_ptr<Plan> make_plan(int32_t leaf_count,
                                 const std::vector<AllocationTuple>& allocations,
                                 const std::vector<std::shared_ptr<Launch>>& launches,
                                 const std::vector<std::pair<std::string, int32_t>>& results,
-                                std::string refusal, py::object keepalive) {
+                                std::string refusal, py::object keepalive, int32_t random) {
   auto plan = std::make_shared<Plan>();
   plan->program = make_program(leaf_count, instructions, checks);
   for (const auto& [name, sizes, strides] : allocations) {
@@ -104,6 +106,7 @@ std::shared_ptr<Plan> make_plan(int32_t leaf_count,
     }
     plan->results.push_back({kind == "allocation", index});
   }
+  plan->random = random;
   plan->refusal = std::move(refusal);
   plan->verify();
   plan->keepalive = keepalive.is_none() ? nullptr : keepalive.release().ptr();
@@ -169,7 +172,7 @@ void bind_plan(py::module_& m) {
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")
       .def(py::init(&make_plan), py::arg("leaf_count"), py::arg("instructions"), py::arg("checks"),
            py::arg("allocations"), py::arg("launches"), py::arg("results"), py::arg("refusal") = "",
-           py::arg("keepalive") = py::none())
+           py::arg("keepalive") = py::none(), py::arg("random") = 0)
       .def_readonly("refusal", &Plan::refusal)
       .def(
           "evaluate",

@@ -190,6 +190,9 @@ void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, t
   } catch (const LaunchError& error) {
     kind = plan.mark_failed(error.what()) ? "launch" : nullptr;  // another thread has reported it
     reason = error.what();
+  } catch (const RandomError& error) {
+    kind = nullptr;  // as it should be, and over when the capture is: nothing to warn about
+    reason = error.what();
   } catch (const c10::Error& error) {
     detail = ": " + first_line(error.what_without_backtrace());
   } catch (const std::bad_alloc&) {

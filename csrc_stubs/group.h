@@ -65,7 +65,7 @@ class Group {
   void report(const char* kind, const std::string& reason);
   const torch::jit::Code& unfused_code();
 
-  static constexpr size_t most_plans = 64, most_structures = 256, most_reports = 64;
+  static constexpr size_t most_plans = 256, most_structures = 256, most_reports = 64;
 
   std::shared_mutex mutex_;  // of what follows, never held while waiting for the GIL
   std::vector<std::shared_ptr<Structure>> structures_;

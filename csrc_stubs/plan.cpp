@@ -33,6 +33,8 @@ size_t slot_bytes(SlotKind kind) {
   }
 }
 
+bool is_random(SlotKind kind) { return kind == SlotKind::Seed || kind == SlotKind::Offset; }
+
 template <class T>
 void put(char* at, T value) {
   std::memcpy(at, &value, sizeof(T));
@@ -85,7 +87,8 @@ at::Tensor allocate(c10::Device device, c10::ScalarType dtype, at::IntArrayRef s
 }
 
 void fill_slots(const Launch& launch, char* args, const Arguments& arguments,
-                at::ArrayRef<c10::IValue> inputs, at::ArrayRef<at::Tensor> allocated) {
+                at::ArrayRef<c10::IValue> inputs, at::ArrayRef<at::Tensor> allocated,
+                const RandomState& random) {
   for (const Slot& slot : launch.slots) {
     char* at = args + slot.offset;
     if (slot.kind == SlotKind::Input) {
@@ -95,6 +98,8 @@ void fill_slots(const Launch& launch, char* args, const Arguments& arguments,
     } else if (slot.kind == SlotKind::Element) {
       const at::Tensor& tensor = inputs[slot.index].toTensor();
       std::memcpy(at, arguments.addresses[slot.index], tensor.itemsize());
+    } else if (is_random(slot.kind)) {
+      put(at, slot.kind == SlotKind::Seed ? random.seed : random.offset);
     } else {
       put_number(at, slot.kind, inputs[slot.index]);
     }
@@ -115,6 +120,7 @@ Plan::~Plan() { release_later(static_cast<PyObject*>(keepalive)); }
 
 void Plan::verify() const {
   require(program.leaf_count >= 0, "a negative leaf count");
+  require(random >= 0, "a negative number of random ops");
   size_t known = program.leaf_count;
   for (const Instruction& i : program.instructions) {
     require(i.op == SizeOp::Const || (below(i.a, known) && below(i.b, known)),
@@ -149,6 +155,7 @@ void Plan::verify() const {
                 "a kernel argument is not among the values");
         require(slot.kind != SlotKind::Allocation || below(slot.index, allocations.size()),
                 "a kernel argument is not among the allocations");
+        require(!is_random(slot.kind) || random > 0, "a kernel has random numbers, but its plan has none");
       }
     }
   }
@@ -161,7 +168,7 @@ void Plan::verify() const {
 const char* Plan::mismatch(at::ArrayRef<c10::IValue> inputs) const {
   for (const auto& launch : launches) {
     for (const Slot& slot : launch->slots) {
-      if (slot.kind == SlotKind::Allocation) {
+      if (slot.kind == SlotKind::Allocation || is_random(slot.kind)) {
         continue;
       }
       if (!below(slot.index, inputs.size())) {
@@ -270,12 +277,16 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
     args = reinterpret_cast<char*>(many_args.data());
   }
   std::copy(call.args.begin(), call.args.end(), args);
+  RandomState random;
+  if (C10_UNLIKELY(plan.random > 0) && !call.launches.empty()) {
+    random = draw_random(device, plan.random);
+  }
   void* stream = nullptr;
   if (device.is_cuda() && !call.launches.empty()) {
     stream = c10::impl::getDeviceGuardImpl(device.type())->getStream(device).native_handle();
   }
   for (const PreparedLaunch& launch : call.launches) {
-    fill_slots(*launch.launch, args + launch.args_offset, arguments, inputs, allocated);
+    fill_slots(*launch.launch, args + launch.args_offset, arguments, inputs, allocated, random);
     if (launch.launch->cuda) {
       launch_cuda(launch, args + launch.args_offset, stream, device.index());
     } else {

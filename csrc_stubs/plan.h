@@ -33,6 +33,8 @@ enum class SlotKind : uint8_t {
   NumberComplex64,
   NumberComplex128,
   Element,  // the element of a 0-dim CPU tensor argument, as it lies in memory
+  Seed,     // of the random numbers of one call, uint64
+  Offset,
 };
 
 // One kernel parameter: `index` is an argument, an allocation or a position in the values.
@@ -68,6 +70,7 @@ struct Plan {
   std::vector<Allocation> allocations;
   std::vector<std::shared_ptr<const Launch>> launches;
   std::vector<Result> results;
+  int32_t random = 0;         // random ops, each of which has a stream of its own in every call
   std::string refusal;        // non-empty: calls of this class run unfused
   void* keepalive = nullptr;  // PyObject*, owned
 
@@ -117,8 +120,22 @@ struct LaunchError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The random generator cannot be asked now: while a CUDA graph is captured.
+struct RandomError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Where the random numbers of one call begin. `low` words of Philox's counter are `offset` / 4 plus the
+// number of the op, the `high` ones tell elements apart.
+struct RandomState {
+  uint64_t seed = 0, offset = 0;
+};
+
+// random.cpp: takes `ops` streams from torch's default generator of the device. Throws RandomError.
+RandomState draw_random(c10::Device device, int32_t ops);
+
 // Allocates, launches, and replaces the call's inputs on the stack by its outputs. On an exception the stack
-// is as it was. Throws LaunchError, or c10::Error / std::bad_alloc where memory is short. Returns the number
+// is as it was. Throws LaunchError, RandomError, or c10::Error / std::bad_alloc where memory is short. Returns the number
 // of launches.
 size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
            size_t input_count);

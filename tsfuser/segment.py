@@ -12,13 +12,14 @@ from typing import Callable
 
 from .ir import size as sz
 from .ir.call import Call
-from .ir.fusion import Axis, Fusion, Op, Reduce, TensorInput, Value
+from .ir.fusion import Axis, Fusion, Op, Random, Reduce, TensorInput, Value
 from .ir.size import Size
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor in memory: `kind` is `input` (group argument `index`) or `allocation` (number `index` of the plan), with one stride (elements) a dim of
+    """A tensor in memory: `kind` is `input` (group argument `index`), `allocation` (number `index` of the plan) or `random` (no memory at all: the linear index of stream
+    `index`), with one stride (elements) a dim of
     `value`. `alignment` is in bytes."""
 
     value: Value
@@ -49,6 +50,11 @@ class Segment:
     def reductions(self) -> tuple[Reduce, ...]:
         """Its reductions, all over the same axes."""
         return tuple(op for op in self.ops if isinstance(op, Reduce))
+
+    @property
+    def randoms(self) -> tuple[Random, ...]:
+        """Its random ops; another segment may compute the same ones again."""
+        return tuple(op for op in self.ops if isinstance(op, Random))
 
     @property
     def name(self) -> str:

@@ -62,6 +62,7 @@ def test_first_check_that_fails_ends_the_evaluation(native):
         (dict(allocations=[("float99", [0], [0])]), "float99"),
         (dict(results=[("allocation", 0)]), "result"),
         (dict(results=[("output", 0)]), "output"),
+        (dict(random=-1), "random"),
     ],
 )
 def test_plan_that_points_outside_is_refused(native, change, words):
@@ -77,6 +78,8 @@ def test_plan_that_points_outside_is_refused(native, change, words):
         ((4, "int64", 0), "bytes"),
         ((0, "allocation", 0), "allocations"),
         ((0, "int128", 0), "int128"),
+        ((0, "seed", 0), "plan has none"),
+        ((4, "offset", 0), "bytes"),
     ],
 )
 def test_kernel_argument_that_points_outside_is_refused(native, kernels, slot, words):
@@ -288,7 +291,7 @@ def test_blocks_are_spread_over_torchs_threads(native, kernels):
     assert len(set(result.tolist())) == torch.get_num_threads()
 
 
-def slots_of(native, kernels, graph, inputs, leaves, *slots):
+def slots_of(native, kernels, graph, inputs, leaves, *slots, random=0):
     """The bytes that a kernel gets for `slots`, called with `inputs`."""
     program = [("const", 64, 0), ("const", 1, 0), ("const", -5, 0)]
     args = [(0, "allocation", 0), *((8 + offset, kind, index) for offset, kind, index in slots)]
@@ -296,7 +299,9 @@ def slots_of(native, kernels, graph, inputs, leaves, *slots):
     launch = native.Launch("host", kernels["copy"], "copy", one, one, one, one, one, 72, args)
     allocation = ("uint8", [leaves], [one])
     native.set_planner(
-        lambda group, args: native.Plan(leaves, program, [], [allocation], [launch], [("allocation", 0)])
+        lambda group, args: native.Plan(
+            leaves, program, [], [allocation], [launch], [("allocation", 0)], random=random
+        )
     )
     return group_function(graph, len(inputs))(*inputs)
 
@@ -323,6 +328,20 @@ def test_number_arguments_are_converted(native, kernels, kind, dtype, type, valu
     leaves = 3 + (type != "float")
     data = slots_of(native, kernels, graph, (torch.randn(1), value), leaves, (16, kind, 1))
     assert data[16 : 16 + dtype.itemsize].view(dtype).item() == torch.tensor(value).to(dtype).item()
+
+
+def test_seed_and_offset_of_a_call_on_the_cpu(native, kernels):
+    """The seed is the next 64 bits of torch's generator, which advances by one draw a call; the offset is 0."""
+    graph, a = "graph(%a : Tensor):\n  return (%a)", torch.zeros(())
+    torch.manual_seed(5)
+    expected = [torch.empty((), dtype=torch.int64).random_(-(2**63), None).item() for _ in range(2)]
+    torch.manual_seed(5)
+    for seed in expected:
+        data = slots_of(
+            native, kernels, graph, (a,), 1, (16, "seed", 0), (24, "offset", 0), random=2
+        )
+        assert data[16:32].view(torch.int64).tolist() == [seed, 0]
+        native.reset()
 
 
 def test_complex_number_element_and_integers_of_the_program(native, kernels):

@@ -7,7 +7,8 @@ import pytest
 from programs import add, build, relu, stages, tensor, total
 from tsfuser.errors import Refusal
 from tsfuser.ir.call import ScalarArg
-from tsfuser.ir.fusion import Pointwise
+from tsfuser.ir.dtypes import DOUBLE
+from tsfuser.ir.fusion import Pointwise, Random
 from tsfuser.ir.text import read
 from tsfuser.ir.verify import verify
 from tsfuser.schedule import accepts
@@ -135,3 +136,31 @@ def test_a_large_reduction_is_split_over_blocks():
 def test_pointwise_record_is_data():
     op = scaled_fusion().ops[0]
     assert isinstance(op, Pointwise) and op == replace(op) and hash(op.output) == hash(replace(op.output))
+
+
+def noisy(builder, x, row):
+    unused = builder.uniform(x)
+    first, second = builder.uniform(row), builder.uniform(x, DOUBLE)
+    assert unused.dims == x.dims
+    return add(builder, add(builder, x, first), second)
+
+
+def test_random_ops_are_numbered_in_order_and_survive_the_text():
+    _, fusion = build(noisy, tensor(4, 1, 8), tensor(8))
+    assert [(op.stream, op.output.dtype.name) for op in fusion.randoms] == [(0, "float32"), (1, "float64")]
+    assert verify(fusion) is None and read(str(fusion)) == fusion
+
+
+def test_a_random_op_counts_in_row_major_order():
+    call, fusion = build(noisy, tensor(4, 1, 8), tensor(8))
+    assert [call.value(s) for s in fusion.randoms[1].linear_strides] == [8, 8, 1]
+
+
+@pytest.mark.parametrize("change, complaint", [
+    (dict(stream=3), "not numbered in order"),
+    (dict(operands=()), "axes of its operand"),
+])  # fmt: skip
+def test_a_damaged_random_op_does_not_verify(change, complaint):
+    _, fusion = build(noisy, tensor(4, 8), tensor(8))
+    ops = tuple(replace(op, **change) if isinstance(op, Random) and op.stream == 0 else op for op in fusion.ops)
+    assert complaint in verify(replace(fusion, ops=ops))

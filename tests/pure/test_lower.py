@@ -9,7 +9,7 @@ from tsfuser.codegen.emit import source, struct_layout
 from tsfuser.lower import index as ix
 from tsfuser.lower.index import Const, Var
 from tsfuser.lower.literals import literal
-from tsfuser.lower.loop_ir import If, Load, Param, Store
+from tsfuser.lower.loop_ir import For, If, Load, Param, Store, Uniform
 from tsfuser.lower.passes import _statements
 from tsfuser.ir.dtypes import COMPLEX64, DOUBLE, FLOAT, INT8, INT64
 from tsfuser.schedule.loops import Schedule
@@ -152,3 +152,68 @@ def test_struct_layout_is_that_of_c():
     params = (Param("flag", "bool", ("number", 0, "bool")), Param("x", "const float*", ("input", 0)), Param("n", "int32_t", ("size", 0)),
               Param("z", "complex_t<double>", ("number", 1, "complex128")), Param("h", "half_t", ("element", 2)))  # fmt: skip
     assert struct_layout(params) == ([0, 8, 16, 32, 48], 64)
+
+
+# ---- random numbers
+
+
+def noisy(builder, x, *rest):
+    value = builder.pointwise("add", "({0} + {1})", (x, builder.uniform(x)), x.dtype)
+    for other in rest:
+        value = add(builder, value, other)
+    return value
+
+
+def uniforms(kernel):
+    return [s for s in _statements(kernel.body) if isinstance(s, Uniform)]
+
+
+@pytest.mark.parametrize("dtype, lanes", [("float32", 4), ("bfloat16", 8)])
+def test_random_numbers_are_drawn_in_vectors(dtype, lanes):
+    [kernel] = kernels(noisy, tensor(64, 1024, dtype=dtype))
+    assert {s.lanes for s in uniforms(kernel)} == {lanes}
+    assert f"uniform<float, {lanes}>(args.seed, args.offset, 0, " in source(kernel)
+    assert {p.source for p in kernel.params} >= {("seed",), ("offset",)}
+
+
+def test_a_random_number_is_counted_in_logical_order():
+    """A transposed tensor is walked in memory order; the index of an element stays row-major, so each lane asks for its own."""
+    [kernel] = kernels(noisy, tensor(64, 128, strides=(1, 64)))
+    assert set(accesses(kernel).values()) == {4}
+    assert {s.lanes for s in uniforms(kernel)} == {1}
+
+
+def test_a_random_op_keeps_apart_the_dims_that_it_does_not_walk_as_one():
+    [kernel] = kernels(noisy, tensor(64, 32, 16, strides=(512, 1, 32)))
+    [stage] = stages(*build(noisy, tensor(64, 32, 16, strides=(512, 1, 32))))[0]
+    assert len(stage.schedule.domain.dims) == 3
+    [stage] = stages(*build(relu, tensor(64, 32, 16, strides=(512, 1, 32))))[0]
+    assert len(stage.schedule.domain.dims) == 1
+
+
+def test_a_broadcast_random_op_is_drawn_outside_the_row_loop():
+    def program(builder, x, row):
+        return add(builder, x, noisy(builder, row))
+
+    [kernel] = kernels(program, tensor(64, 32, 1024), tensor(1024))
+    [drawn] = uniforms(kernel)
+    assert not any(isinstance(s, For) and drawn in s.body for s in kernel.body)
+
+
+def test_kernels_that_repeat_a_random_op_repeat_its_stream():
+    def program(builder, x):
+        first, second = builder.uniform(x), builder.uniform(x)
+        y = add(builder, add(builder, x, first), second)
+        return total(builder, y, [0]), total(builder, y, [1])
+
+    streams = [sorted({s.stream for s in uniforms(k)}) for k in kernels(program, tensor(1 << 12, 128))]
+    assert len([s for s in streams if s]) > 1 and all(s in ([], [0, 1]) for s in streams)
+
+
+def test_the_phases_of_a_row_share_what_is_drawn():
+    def program(builder, x):
+        y = noisy(builder, x)
+        return builder.pointwise("sub", "({0} - {1})", (y, total(builder, y, [1], keepdim=True)), x.dtype)
+
+    [kernel] = kernels(program, tensor(64, 2048))
+    assert len(uniforms(kernel)) == 1

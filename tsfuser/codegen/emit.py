@@ -8,6 +8,7 @@ from __future__ import annotations
 from ..lower.index import Const, Var
 from ..lower.loop_ir import (
     Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, For, If, Kernel, Let, Load, Pack, Param, SetLane, Stmt, Store,
+    Uniform,
 )  # fmt: skip
 
 
@@ -44,6 +45,13 @@ def _load(s: Load) -> list[str]:
         return _assign(f"vec<{s.ctype}, {s.lanes}>", s.name, call)
     value = f"load_bool({address})" if s.ctype == "bool" else f"{s.buffer}[{s.offset}]"
     return _assign(s.ctype, s.name, value if s.guard is None else f"{s.guard} ? {value} : {s.ctype}{{}}")
+
+
+def _uniform(s: Uniform) -> list[str]:
+    state = f"{s.seed}, {s.start}, {s.stream}, {s.offset}"
+    if s.lanes > 1:
+        return _assign(f"vec<{s.ctype}, {s.lanes}>", s.name, f"uniform<{s.ctype}, {s.lanes}>({state})")
+    return _assign(s.ctype, s.name, f"uniform<{s.ctype}>({state})")
 
 
 def _compute(s: Compute) -> list[str]:
@@ -107,7 +115,7 @@ def _block_reduce(s: BlockReduce) -> list[str]:
 
 
 _PRINT = {
-    Let: _let, Load: _load, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, For: _for, If: _if, Barrier: _barrier,
+    Let: _let, Load: _load, Uniform: _uniform, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, For: _for, If: _if, Barrier: _barrier,
     Accumulator: _accumulator, Accumulate: _accumulate, BlockReduce: _block_reduce,
 }  # fmt: skip
 
@@ -126,7 +134,7 @@ def struct_layout(params: tuple[Param, ...]) -> tuple[list[int], int]:
 
 _FIELD = {
     "bool": (1, 1), "uint8_t": (1, 1), "int8_t": (1, 1), "int16_t": (2, 2), "half_t": (2, 2), "bfloat16_t": (2, 2), "int32_t": (4, 4), "float": (4, 4),
-    "int64_t": (8, 8), "double": (8, 8), "complex_t<float>": (8, 8), "complex_t<double>": (16, 16),
+    "int64_t": (8, 8), "uint64_t": (8, 8), "double": (8, 8), "complex_t<float>": (8, 8), "complex_t<double>": (16, 16),
 }  # fmt: skip
 
 

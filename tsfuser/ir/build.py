@@ -11,6 +11,7 @@ sizes that broadcast against each other become one axis, and the equality is a d
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Sequence
 
@@ -18,7 +19,7 @@ from . import layout as lay
 from . import size as sz
 from .call import Call, ScalarArg, TensorArg
 from .dtypes import BOOL, COMPLEX64, COMPLEX128, DOUBLE, FLOAT, HALF, INT64, DType, promote
-from .fusion import Axis, Fusion, NumberInput, Op, Output, Pointwise, Reduce, TensorInput, Value, extent
+from .fusion import Axis, Fusion, NumberInput, Op, Output, Pointwise, Random, Reduce, TensorInput, Value, extent
 from ..errors import Refusal
 
 _NUMBER_DTYPE = {"bool": BOOL, "int": INT64, "float": DOUBLE, "complex": COMPLEX128}
@@ -161,6 +162,14 @@ class Builder:
         self._ops.append(Reduce(name, combine, (operand,), axes, output) if axes else copy)
         return output
 
+    def uniform(self, like: Value, dtype: DType = FLOAT) -> Value:
+        """Random numbers in [0, 1), one for each element of `like`: 24 random bits each in float32, 53 in float64, the only dtypes."""
+        assert dtype in (FLOAT, DOUBLE), dtype
+        output = Value(self._fresh("uniform"), dtype, like.dims)
+        self._layouts[output.name] = self._pointwise_layout(output, (like,))
+        self._ops.append(Random("uniform", 0, (like,), output))
+        return output
+
     def contiguous(self, value: Value) -> Value:
         """`value`, which an op of the caller has just made, row-major in memory, as eager's normalisations and softmax leave it."""
         self._layouts[value.name] = lay.contiguous(self.sizes(value))
@@ -226,10 +235,14 @@ class Builder:
 
         inputs = tuple(replace(i, value=value(i.value)) for i in self._inputs.values() if i.value.name in live)
         numbers = tuple(n for n in self._numbers.values() if n.value.name in live)
-        done = []
+        done, streams = [], itertools.count()
         for op in reversed(ops):
             op = replace(op, operands=tuple(value(v) for v in op.operands), output=value(op.output))
-            done.append(replace(op, axes=tuple(canonical(a) for a in op.axes)) if isinstance(op, Reduce) else op)
+            if isinstance(op, Reduce):
+                op = replace(op, axes=tuple(canonical(a) for a in op.axes))
+            elif isinstance(op, Random):
+                op = replace(op, stream=next(streams))
+            done.append(op)
         outputs = tuple(replace(o, value=value(o.value)) for o in self._outputs)
         return Fusion(inputs, numbers, tuple(done), outputs, tuple(self._results))
 

@@ -103,7 +103,28 @@ class Reduce:
     output: Value
 
 
-Op = Union[Pointwise, Reduce]
+@dataclass(frozen=True)
+class Random:
+    """`output[i]` = a uniform random number in [0, 1), one for each element of the operand, whose values do not matter. It depends on the seed and
+    offset of the call, on `stream` (the ops of a Fusion have streams 0, 1, ...), and on the row-major index of the element over the output's dims
+    (`linear_strides`): so it is the same in every kernel that computes it."""
+
+    name: str
+    stream: int
+    operands: tuple[Value, ...]
+    output: Value
+
+    @property
+    def linear_strides(self) -> tuple[Size, ...]:
+        """Steps of the row-major index, one a dim of the output."""
+        strides, step = [], as_size(1)
+        for axis in reversed(self.output.dims):
+            strides.append(step)
+            step = step if axis is None else step * axis.extent
+        return tuple(reversed(strides))
+
+
+Op = Union[Pointwise, Reduce, Random]
 
 
 @dataclass(frozen=True)
@@ -128,6 +149,11 @@ class Fusion:
     def __str__(self) -> str:
         """Code that builds the Fusion, one statement an op; `ir.text.read` runs it."""
         return _code(self)
+
+    @property
+    def randoms(self) -> tuple[Random, ...]:
+        """Its random ops."""
+        return tuple(op for op in self.ops if isinstance(op, Random))
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -196,4 +222,6 @@ def _op(op: Op) -> str:
     operands = _tuple([_operand(v) for v in op.operands])
     if isinstance(op, Reduce):
         return f"reduce({op.name!r}, {op.combine!r}, {operands}, {_tuple([a.name for a in op.axes])}, {op.output.name})"
+    if isinstance(op, Random):
+        return f"random({op.name!r}, {op.stream}, {operands}, {op.output.name})"
     return f"pointwise({op.name!r}, {op.template!r}, {operands}, {op.compute}, {op.output.name})"

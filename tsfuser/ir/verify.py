@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from .fusion import Fusion, Pointwise, Value
+from .fusion import Fusion, Pointwise, Random, Value
 
 
 def verify(fusion: Fusion) -> "str | None":
@@ -31,6 +31,8 @@ def verify(fusion: Fusion) -> "str | None":
         if complaint:
             return complaint
         known[op.output.name] = op.output
+    if [op.stream for op in fusion.randoms] != list(range(len(fusion.randoms))):
+        return "random ops are not numbered in order"
     for o in fusion.outputs:
         if known.get(o.value.name) != o.value:
             return f"output {o.value.name} is not defined"
@@ -51,6 +53,8 @@ def _dims(op) -> "str | None":
         if set(op.output.axes) != operands:
             return f"{op.output.name} does not vary over the axes of its operands"
         return None
+    if isinstance(op, Random):
+        return None if set(op.output.axes) == operands else f"{op.output.name} does not vary over the axes of its operand"
     if not set(op.axes) <= operands or set(op.output.axes) != operands - set(op.axes):
         return f"{op.output.name}: axes of the reduction do not fit"
     return None

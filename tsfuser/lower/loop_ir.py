@@ -15,7 +15,7 @@ from .index import Expr, names, substitute
 @dataclass(frozen=True)
 class Param:
     """A field of the kernel's argument struct. `source` tells the plan how to fill it: `("input", i)`, `("allocation", k)`, `("size", Size)`,
-    `("number", i, dtype name)`, `("element", i)`."""
+    `("number", i, dtype name)`, `("element", i)`, `("seed",)`, `("offset",)`."""
 
     name: str
     ctype: str
@@ -48,6 +48,20 @@ class Load:
     lanes: int = 1
     count: "Expr | None" = None
     shared: bool = False
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """`name` = the random number of `stream` with index `offset`, in [0, 1); with `lanes` > 1 a vector of neighbours. `seed` and `start` name the fields that
+    hold the call's seed and offset."""
+
+    name: str
+    ctype: str
+    seed: str
+    start: str
+    stream: int
+    offset: Expr
+    lanes: int = 1
 
 
 @dataclass(frozen=True)
@@ -162,7 +176,7 @@ class If:
     no: "tuple[Stmt, ...]"
 
 
-Stmt = Union[Let, Load, Compute, Store, Pack, SetLane, Array, Accumulate, Accumulator, BlockReduce, Barrier, For, If]
+Stmt = Union[Let, Load, Uniform, Compute, Store, Pack, SetLane, Array, Accumulate, Accumulator, BlockReduce, Barrier, For, If]
 
 
 @dataclass(frozen=True)
@@ -214,6 +228,8 @@ def used(s: Stmt) -> frozenset[str]:
         return names(s.value)
     if isinstance(s, Load):
         return names(s.offset) | names(s.guard) | names(s.count)
+    if isinstance(s, Uniform):
+        return names(s.offset) | {s.seed, s.start}
     if isinstance(s, Compute):
         return frozenset(s.operands) | ({s.lane} if s.vectors else frozenset())
     if isinstance(s, Store):
@@ -248,6 +264,8 @@ def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
     if isinstance(s, (Load, Store)):
         offset, guard, count = (substitute(e, table) for e in (s.offset, s.guard, s.count))
         return replace(s, offset=offset, guard=guard, count=count)
+    if isinstance(s, Uniform):
+        return replace(s, offset=substitute(s.offset, table))
     if isinstance(s, For):
         return replace(s, extent=substitute(s.extent, table), body=tuple(rewrite_indices(x, table) for x in s.body))
     if isinstance(s, Accumulate):
@@ -281,6 +299,8 @@ def _line(s: Stmt) -> str:
         place = f"{s.buffer}[{s.offset}{f' .. +{s.lanes}' if s.lanes > 1 else ''}]"
         when = "".join(f" {word} {e}" for word, e in (("if", s.guard), ("first", s.count)) if e is not None)
         return f"{s.name} = {place}{when}" if isinstance(s, Load) else f"{place} = {s.value}{when}"
+    if isinstance(s, Uniform):
+        return f"{s.name} = uniform {s.stream} at {s.offset}{f' .. +{s.lanes}' if s.lanes > 1 else ''}"
     if isinstance(s, Compute):
         return f"{s.name} = {s.template.format(*s.operands) if s.operands else s.template}"
     if isinstance(s, For):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..ir import size as sz
-from ..ir.fusion import Pointwise, Reduce, Value
+from ..ir.fusion import Pointwise, Random, Reduce, Value
 from ..ir.size import Size
 from ..schedule.domain import Access
 from ..schedule.loops import Schedule, Split
@@ -19,7 +19,7 @@ from . import index as ix
 from .combine import COMBINATIONS, accumulator
 from .index import Expr, Var
 from .literals import literal
-from .loop_ir import Accumulate, Accumulator, Barrier, BlockReduce, Compute, For, If, Kernel, Let, Load, Param, Stmt, Store, Tile, used
+from .loop_ir import Accumulate, Accumulator, Barrier, BlockReduce, Compute, For, If, Kernel, Let, Load, Param, Stmt, Store, Tile, Uniform, used
 
 
 class Params:
@@ -108,6 +108,8 @@ def _body(segment: Segment, schedule: Schedule, params: Params, tiles: list[Tile
     for op in segment.ops:
         if isinstance(op, Pointwise):
             body.append(compute(op, params, registers))
+        elif isinstance(op, Random):
+            body += uniform(op, at, params, schedule, registers)
     loops = [x for x in schedule.loops if x.bind in ("serial", "unroll", "vector", "simd")]
     reductions = {op.output.name: op for op in segment.reductions}
     body += [store(a, at, params, schedule) for a in schedule.domain.stores if a.buffer.value.name not in reductions]
@@ -258,6 +260,16 @@ def _pointer(access: Access, params: Params, qualifier: str) -> str:
     b = access.buffer
     name = b.value.name if b.kind == "input" else f"{b.value.name}_out" if qualifier == "" else b.value.name
     return params.field(name, f"{qualifier}{b.value.dtype.ctype}*", (b.kind, b.index))
+
+
+def uniform(op: Random, at: Indices, params: Params, schedule: Schedule, registers: dict[str, str]) -> list[Stmt]:
+    """The random number of an element: like a load, of which only the offset is used."""
+    name, ctype = op.output.name, op.output.dtype.ctype
+    access = next(a for a in schedule.domain.randoms if a.buffer.value.name == name)
+    registers[name] = ctype
+    seed, start = (params.field(word, "uint64_t", (word,)) for word in ("seed", "offset"))
+    drawn = Uniform(f"{name}_m", ctype, seed, start, op.stream, _offset(access, at, params, schedule))
+    return [drawn, Compute(name, ctype, "{0}", (drawn.name,))]
 
 
 def compute(op: Pointwise, params: Params, registers: dict[str, str]) -> Compute:

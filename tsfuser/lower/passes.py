@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from . import index as ix
 from .index import Bin, Const, Expr, Var
-from .loop_ir import Accumulate, Array, Compute, For, If, Let, Load, Pack, SetLane, Stmt, Store, defined, rewrite_indices, used, with_bodies
+from .loop_ir import Accumulate, Array, Compute, For, If, Let, Load, Pack, SetLane, Stmt, Store, Uniform, defined, rewrite_indices, used, with_bodies
 
 Body = "tuple[Stmt, ...]"
 
@@ -104,6 +104,9 @@ def _vectorized(loop: For, counts: dict[Expr, str]) -> list[Stmt]:
             vectors[s.name] = f"{s.name.removesuffix('_m')}_v"
             count = v.count(s.guard)
             v.before.append(replace(s, name=vectors[s.name], offset=base, guard=None, lanes=lanes, count=count))
+        elif isinstance(s, Uniform) and ix.coefficient(s.offset, loop.var) == Const(1):
+            vectors[s.name] = f"{s.name.removesuffix('_m')}_v"
+            v.before.append(replace(s, name=vectors[s.name], offset=ix.substitute(s.offset, {loop.var: Const(0)}), lanes=lanes))
         elif isinstance(s, Store) and ix.coefficient(s.offset, loop.var) == Const(1):
             packed = f"{s.value}_o"
             v.before.append(Pack(packed, s.register, lanes))
@@ -158,7 +161,7 @@ def hoist(body: Body, outer: "frozenset[Stmt]" = frozenset()) -> Body:
 
 def _is_pure(s: Stmt) -> bool:
     """Whether the statement gives the same value wherever it stands. A read of shared memory or of an accumulator does not."""
-    return isinstance(s, Let) or (isinstance(s, Compute) and not s.vectors) or (isinstance(s, Load) and not s.shared)
+    return isinstance(s, (Let, Uniform)) or (isinstance(s, Compute) and not s.vectors) or (isinstance(s, Load) and not s.shared)
 
 
 def _hoisted(loop: For) -> tuple[list[Stmt], For]:
@@ -266,7 +269,7 @@ def _front(loop: For) -> tuple[list[Stmt], list[Stmt]]:
     back: list[Stmt] = []
     late: set[str] = set()
     for s in loop.body:
-        early = isinstance(s, Let) or (isinstance(s, Load) and not s.shared)
+        early = isinstance(s, (Let, Uniform)) or (isinstance(s, Load) and not s.shared)
         if early and not (used(s) & late):
             front.append(s)
         else:
@@ -279,7 +282,7 @@ def _front(loop: For) -> tuple[list[Stmt], list[Stmt]]:
 def _staged(loop: For, later: list[For], kept: "dict[Stmt, str]") -> list[Stmt]:
     front, back = _front(loop)
     shared = {s for x in later for s in _front(x)[0]}
-    if not back or not (any(isinstance(s, Load) for s in front) or kept.keys() & set(front)):
+    if not back or not (any(isinstance(s, (Load, Uniform)) for s in front) or kept.keys() & set(front)):
         return [loop]
     needed = frozenset().union(*map(used, back))
     fresh = [s for s in front if s not in kept]
@@ -299,7 +302,7 @@ def _staged(loop: For, later: list[For], kept: "dict[Stmt, str]") -> list[Stmt]:
 def rename(s: Stmt, table: dict[str, str]) -> Stmt:
     """`s` with names replaced, in what it reads and in what it defines."""
     s = rewrite_indices(s, {k: Var(v) for k, v in table.items()})
-    if isinstance(s, (Let, Load, Compute)):
+    if isinstance(s, (Let, Load, Uniform, Compute)):
         s = replace(s, name=table.get(s.name, s.name))
     if isinstance(s, Compute):
         s = replace(s, operands=tuple(table.get(n, n) for n in s.operands), vectors=tuple(table.get(n, n) for n in s.vectors))

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.fusion import Op, Pointwise, Reduce, Value
+from ..ir.fusion import Op, Pointwise, Random, Reduce, Value
 from ..schedule.loops import Schedule
 from ..segment import Segment
 from . import index as ix
 from .combine import COMBINATIONS, accumulator
 from .index import Expr, Var
 from .loop_ir import Accumulate, Accumulator, BlockReduce, Compute, Kernel, Stmt, used
-from .nest import Params, compute, conversion, indices, kernel_of, load, looped, needed, store
+from .nest import Params, compute, conversion, indices, kernel_of, load, looped, needed, store, uniform
 
 
 class _Rows:
@@ -35,7 +35,7 @@ class _Rows:
         self.loads: dict[str, list[Stmt]] = {}
         for access in schedule.domain.loads:
             self.loads[access.buffer.value.name] = load(access, self.at, self.params, schedule, self.registers, None)
-        self.statements = {op.output.name: compute(op, self.params, self.registers) for op in self._typed() if isinstance(op, Pointwise)}
+        self.statements = {op.output.name: self._statements(op) for op in self._typed() if not isinstance(op, Reduce)}
         self.phase = self._phases()
 
     def _typed(self) -> list[Op]:
@@ -43,6 +43,11 @@ class _Rows:
         for op in self.segment.reductions:
             self.registers[op.output.name] = op.output.dtype.register.ctype
         return list(self.segment.ops)
+
+    def _statements(self, op: Op) -> list[Stmt]:
+        if isinstance(op, Random):
+            return uniform(op, self.at, self.params, self.schedule, self.registers)
+        return [compute(op, self.params, self.registers)]
 
     def _phases(self) -> dict[str, int]:
         """For each value the number of reductions that must be done before it."""
@@ -59,8 +64,8 @@ class _Rows:
         """Loads and ops along a row that `names` need, in order."""
         wanted, ops = set(names), []
         for op in reversed(self.segment.ops):
-            if op.output.name in wanted and isinstance(op, Pointwise) and self.varies(op.output):
-                ops.insert(0, self.statements[op.output.name])
+            if op.output.name in wanted and not isinstance(op, Reduce) and self.varies(op.output):
+                ops[:0] = self.statements[op.output.name]
                 wanted |= {v.name for v in op.operands}
         loads = [s for a in self.schedule.domain.loads if a.buffer.value.name in wanted and self.varies(a.buffer.value) for s in self.loads[a.buffer.value.name]]
         return loads + ops
@@ -73,8 +78,8 @@ class _Rows:
                 if not self.varies(access.buffer.value):
                     found += self.loads[access.buffer.value.name]
         for op in self.segment.ops:
-            if isinstance(op, Pointwise) and not self.varies(op.output) and self.phase[op.output.name] == phase:
-                found.append(self.statements[op.output.name])
+            if not isinstance(op, Reduce) and not self.varies(op.output) and self.phase[op.output.name] == phase:
+                found += self.statements[op.output.name]
         return [*needed(self.at.lets, frozenset().union(*map(used, found))), *found] if found else []
 
 

@@ -6,7 +6,7 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.fusion import Value
 from .elementwise import round_number
-from .table import ALL, FLOATING, composite
+from .table import FLOATING, composite
 
 
 @composite("aten::gelu", dtypes=FLOATING)
@@ -78,11 +78,3 @@ def prelu_kernel(b: Builder, self, weight) -> Value:
     if self.dtype is not weight.dtype:
         raise Refusal("prelu of different dtypes is an error in eager")
     return b.pointwise("prelu", "({0} > 0 ? {0} : {1} * {0})", (self, weight), self.dtype)
-
-
-@composite("aten::dropout", dtypes=ALL, sizes="first")
-def dropout(b: Builder, input, p, train: bool) -> Value:
-    """`input` itself, outside training"""
-    if train:
-        raise Refusal("dropout in training is not supported")
-    return input

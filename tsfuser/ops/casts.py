@@ -14,7 +14,7 @@ from .table import ALL, composite, scalar_type
 _PRESERVE = 1  # c10::MemoryFormat::Preserve
 
 
-def _check_options(b: Builder, layout=None, device=None, pin_memory=None, memory_format=None) -> None:
+def check_options(b: Builder, layout=None, device=None, pin_memory=None, memory_format=None) -> None:
     """Refuses tensor options that ask for more than a new dtype."""
     if layout not in (None, 0):
         raise Refusal("a layout other than strided")
@@ -44,7 +44,7 @@ def to_dtype(
     memory_format: "int | None" = None,
 ) -> Value:
     """`self` in another dtype"""
-    _check_options(b, memory_format=memory_format)
+    check_options(b, memory_format=memory_format)
     return _cast(b, self, scalar_type(dtype), copy)
 
 
@@ -66,7 +66,7 @@ def to_other(
     memory_format: "int | None" = None,
 ) -> Value:
     """`self` in the dtype of `other`"""
-    _check_options(b, memory_format=memory_format)
+    check_options(b, memory_format=memory_format)
     return _cast(b, self, other.dtype, copy)
 
 
@@ -88,14 +88,14 @@ def to_copy(
     memory_format: "int | None" = None,
 ) -> Value:
     """A new tensor with the values of `self`, in `dtype`"""
-    _check_options(b, layout, device, pin_memory, memory_format)
+    check_options(b, layout, device, pin_memory, memory_format)
     return _cast(b, self, self.dtype if dtype is None else scalar_type(dtype), copy=True)
 
 
 @composite("aten::clone", dtypes=ALL, sizes="first")
 def clone(b: Builder, self, memory_format: "int | None" = None) -> Value:
     """A new tensor with the values of `self`"""
-    _check_options(b, memory_format=memory_format)
+    check_options(b, memory_format=memory_format)
     return _cast(b, self, self.dtype, copy=True)
 
 
@@ -141,7 +141,7 @@ def _like(name: str, number: int) -> None:
         pin_memory: "bool | None" = None,
         memory_format: "int | None" = None,
     ) -> Value:
-        _check_options(b, layout, device, pin_memory, memory_format)
+        check_options(b, layout, device, pin_memory, memory_format)
         return filled(b, name, self, b.literal(number), self.dtype if dtype is None else scalar_type(dtype))
 
 
@@ -161,7 +161,7 @@ def full_like(
     memory_format: "int | None" = None,
 ) -> Value:
     """A tensor like `self` that holds `fill_value`"""
-    _check_options(b, layout, device, pin_memory, memory_format)
+    check_options(b, layout, device, pin_memory, memory_format)
     return filled(b, "full_like", self, fill_value, self.dtype if dtype is None else scalar_type(dtype))
 
 

@@ -115,7 +115,7 @@ def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], dev
     launches = tuple(_launch(program, c, device) for c in compiled)
     results = tuple(("allocation", i) if kind == "output" else ("input", i) for kind, i in fusion.results)
     keepalive = tuple(c.function for c in compiled)
-    return Plan(len(call.leaves), tuple(program.instructions), tuple(program.checks), allocations, launches, results, "", keepalive,
+    return Plan(len(call.leaves), tuple(program.instructions), tuple(program.checks), allocations, launches, results, "", len(fusion.randoms), keepalive,
                 lambda: _text(call, tensors, compiled))
 
 
@@ -138,7 +138,7 @@ def _argument(program: Program, param: Param) -> tuple[str, int]:
         return ("int64" if param.ctype == "int64_t" else "int32"), program.position(what[0])
     if kind == "number":
         return _NUMBER_KINDS[what[1]], what[0]
-    return kind, what[0]
+    return kind, what[0] if what else 0
 
 
 def _text(call: Call, tensors, compiled: list[Compiled]) -> str:

@@ -32,7 +32,7 @@ class Launch:
 @dataclass(frozen=True)
 class Plan:
     """`checks`: (k, position, expected): after k instructions the value must be as expected, or the plan does not serve the call. A plan with a `refusal`
-    sends its calls to the fallback."""
+    sends its calls to the fallback. `random`: how many random ops each call makes, 0 for none."""
 
     leaf_count: int
     instructions: tuple[tuple[str, int, int], ...] = ()
@@ -41,6 +41,7 @@ class Plan:
     launches: tuple[Launch, ...] = ()
     results: tuple[tuple[str, int], ...] = ()
     refusal: str = ""
+    random: int = 0
     keepalive: object = field(default=None, repr=False, compare=False)
     describe: "Callable[[], str] | None" = field(default=None, repr=False, compare=False)
 

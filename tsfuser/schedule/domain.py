@@ -44,11 +44,13 @@ class Access:
 
 @dataclass(frozen=True)
 class Domain:
-    """`dims` from outermost to innermost; `loads` and `stores` in the segment's order."""
+    """`dims` from outermost to innermost; `loads`, `stores` and `randoms` in the segment's order. A random op walks along its linear
+    index as if that were memory."""
 
     dims: tuple[Dim, ...]
     loads: tuple[Access, ...]
     stores: tuple[Access, ...]
+    randoms: tuple[Access, ...] = ()
 
     @property
     def accesses(self) -> tuple[Access, ...]:
@@ -61,9 +63,11 @@ class Domain:
 
 def domain(call: Call, segment: Segment) -> Domain:
     """The domain of `segment`; a reduced axis is never merged with a kept one (the strides of both may be 0 in a result without elements)."""
-    buffers = segment.loads + segment.stores
+    memory = segment.loads + segment.stores
+    randoms = tuple(Buffer(op.output, "random", op.stream, op.linear_strides, sz.const(256)) for op in segment.randoms)
+    buffers = memory + randoms
     reduced = {axis for op in segment.reductions for axis in op.axes}
-    reference = max(buffers, key=lambda b: (len(b.value.axes), b.kind != "input"))
+    reference = max(memory, key=lambda b: (len(b.value.axes), b.kind != "input"))
     axes = _sorted_axes(call, segment.axes, reference, buffers)
     strides = {(b, a): _stride(call, b, a) for b in buffers for a in axes}
     groups: list[list[Axis]] = []
@@ -79,7 +83,7 @@ def domain(call: Call, segment: Segment) -> Domain:
     def access(b: Buffer) -> Access:
         return Access(b, tuple(strides[b, d.axes[-1]] if d.axes else sz.const(0) for d in dims))
 
-    return Domain(dims, tuple(map(access, segment.loads)), tuple(map(access, segment.stores)))
+    return Domain(dims, tuple(map(access, segment.loads)), tuple(map(access, segment.stores)), tuple(map(access, randoms)))
 
 
 def _stride(call: Call, buffer: Buffer, axis: Axis) -> Size:

@@ -148,4 +148,5 @@ class Schedule:
         where = "  " * len(self.loops)
         lines += [f"{where}load {a.buffer.value.name} {list(a.strides)}" for a in self.domain.loads]
         lines += [f"{where}store {a.buffer.value.name} {list(a.strides)}" for a in self.domain.stores]
+        lines += [f"{where}random {a.buffer.value.name} {list(a.strides)}" for a in self.domain.randoms]
         return "\n".join(lines)

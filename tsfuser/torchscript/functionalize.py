@@ -13,7 +13,7 @@ KINDS = tuple(
     f"aten::{name}_"
     for name in """
         add sub mul div sigmoid tanh celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh
-        leaky_relu prelu relu6 relu rrelu selu silu
+        leaky_relu prelu relu6 relu rrelu selu silu dropout
 """.split()
 )
 

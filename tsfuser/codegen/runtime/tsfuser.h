@@ -10,3 +10,4 @@
 #include "index.h"
 #include "reduce.h"
 #include "math.h"
+#include "philox.h"

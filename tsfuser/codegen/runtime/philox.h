@@ -1,0 +1,102 @@
+// Random numbers by counter: Philox 4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as
+// easy as 1, 2, 3" (SC'11).
+//
+// In: the seed and offset of a call, the number of the op in its fusion (its stream), and the index of an
+// element. Out: a uniform number in [0, 1), the same in whatever order, thread or kernel it is asked for.
+// The seed is the key. The low half of the counter is offset / 4 + stream, as in torch's kernels, which get
+// offsets of their own; the high half is the index, 4 floats (2 doubles) a block. Example:
+//
+//     vec<float, 4> u = uniform<float, 4>(args.seed, args.offset, 0, i);   // u[k] == uniform<float>(..., i + k)
+#pragma once
+
+#include "types.h"
+#include "vector.h"
+
+struct philox_block {
+  uint32_t words[4];
+};
+
+DEVICE philox_block philox(uint64_t key, uint64_t low, uint64_t high) {
+  uint32_t a = static_cast<uint32_t>(low), b = static_cast<uint32_t>(low >> 32);
+  uint32_t c = static_cast<uint32_t>(high), d = static_cast<uint32_t>(high >> 32);
+  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p = static_cast<uint64_t>(0xd2511f53u) * a, q = static_cast<uint64_t>(0xcd9e8d57u) * c;
+    const uint32_t next = static_cast<uint32_t>(q >> 32) ^ b ^ k0;
+    c = static_cast<uint32_t>(p >> 32) ^ d ^ k1;
+    a = next;
+    b = static_cast<uint32_t>(q);
+    d = static_cast<uint32_t>(p);
+    k0 += 0x9e3779b9u;
+    k1 += 0xbb67ae85u;
+  }
+  return {{a, b, c, d}};
+}
+
+// The numbers that one block gives: 4 floats of 24 random bits, or 2 doubles of 53. All are exact multiples
+// of 2^-24 (2^-53), so none rounds up to 1.
+template <class T>
+struct uniform_block;
+
+template <>
+struct uniform_block<float> {
+  enum : int { count = 4 };
+  static DEVICE_MEMBER float number(const philox_block& block, int i) {
+    return static_cast<float>(block.words[i] >> 8) * 5.9604644775390625e-8f;
+  }
+};
+
+template <>
+struct uniform_block<double> {
+  enum : int { count = 2 };
+  static DEVICE_MEMBER double number(const philox_block& block, int i) {
+    const uint64_t bits = static_cast<uint64_t>(block.words[2 * i + 1]) << 32 | block.words[2 * i];
+    return static_cast<double>(static_cast<int64_t>(bits >> 11)) * 1.1102230246251565e-16;
+  }
+};
+
+template <class T>
+DEVICE T uniform(uint64_t seed, uint64_t offset, uint32_t stream, int64_t index) {
+  enum : int { count = uniform_block<T>::count };
+  const uint64_t element = static_cast<uint64_t>(index);
+  const philox_block block = philox(seed, offset / 4 + stream, element / count);
+  T result = uniform_block<T>::number(block, 0);
+#pragma unroll
+  for (int i = 1; i < count; ++i) {
+    if (element % count == i) result = uniform_block<T>::number(block, i);
+  }
+  return result;
+}
+
+// The numbers of N neighbours; `first` a multiple of 4 is the quick case.
+template <class T, int N>
+DEVICE vec<T, N> uniform(uint64_t seed, uint64_t offset, uint32_t stream, int64_t first) {
+  enum : int { count = uniform_block<T>::count, whole = (N + count - 1) / count, all = (whole + 1) * count };
+  const uint64_t low = offset / 4 + stream, block = static_cast<uint64_t>(first) / count;
+  const int skip = static_cast<int>(static_cast<uint64_t>(first) % count);
+  T numbers[all];
+#pragma unroll
+  for (int k = 0; k < whole; ++k) {
+    const philox_block drawn = philox(seed, low, block + k);
+#pragma unroll
+    for (int i = 0; i < count; ++i) numbers[k * count + i] = uniform_block<T>::number(drawn, i);
+  }
+  vec<T, N> result;
+#pragma unroll
+  for (int lane = 0; lane < N; ++lane) result[lane] = numbers[lane];
+  if (skip == 0) return result;
+  if (skip + N > whole * count) {
+    const philox_block drawn = philox(seed, low, block + whole);
+#pragma unroll
+    for (int i = 0; i < count; ++i) numbers[whole * count + i] = uniform_block<T>::number(drawn, i);
+  }
+#pragma unroll
+  for (int shift = 1; shift < count; ++shift) {  // no array is indexed by a variable, which would leave the registers
+#pragma unroll
+    for (int lane = 0; lane < N; ++lane) {
+      if (skip == shift) result[lane] = numbers[lane + shift];
+    }
+  }
+  return result;
+}

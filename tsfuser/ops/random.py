@@ -1,0 +1,98 @@
+"""Random numbers and dropout, over `Builder.uniform`.
+
+In: a tensor, a probability. Out: results with eager's distribution, not its numbers; `manual_seed` makes
+both reproducible. Example, dropout of x:
+
+    keep = uniform(x) < 1 - p;  y = x * keep * (1 / (1 - p))
+"""
+
+from __future__ import annotations
+
+from ..errors import Refusal
+from ..ir.build import Builder
+from ..ir.dtypes import BFLOAT16, BOOL, DOUBLE, FLOAT, HALF, DType
+from ..ir.fusion import Value
+from .casts import check_options
+from .table import ALL, FLOATING, composite, scalar_type
+
+
+@composite("aten::rand_like", dtypes=ALL, sizes="first")
+def rand_like(
+    b: Builder,
+    self,
+    dtype: "int | None" = None,
+    layout: "int | None" = None,
+    device: "str | None" = None,
+    pin_memory: "bool | None" = None,
+    memory_format: "int | None" = None,
+) -> Value:
+    """Uniform random numbers in [0, 1)"""
+    check_options(b, layout, device, pin_memory, memory_format)
+    wanted = _wanted("rand_like", self, dtype)
+    if wanted in (FLOAT, DOUBLE):
+        return b.uniform(self, wanted)
+    # as many bits as the dtype holds, as eager on the CPU: rounding 24 bits would give 1
+    steps = {HALF: 2048.0, BFLOAT16: 256.0}[wanted]
+    return b.pointwise("rand", f"(floor({{0}} * {steps}f) * {1 / steps!r}f)", (b.uniform(self),), wanted)
+
+
+@composite("aten::randn_like", dtypes=ALL, sizes="first")
+def randn_like(
+    b: Builder,
+    self,
+    dtype: "int | None" = None,
+    layout: "int | None" = None,
+    device: "str | None" = None,
+    pin_memory: "bool | None" = None,
+    memory_format: "int | None" = None,
+) -> Value:
+    """Normal random numbers of mean 0 and variance 1, from two uniform ones each (Box and Muller 1958)"""
+    check_options(b, layout, device, pin_memory, memory_format)
+    wanted = _wanted("randn_like", self, dtype)
+    own = wanted.register
+    turn = "6.283185307179586" + ("f" if own is FLOAT else "")
+    template = f"(sqrt(-2 * log(1 - {{0}})) * cos({turn} * {{1}}))"
+    return b.pointwise("randn", template, (b.uniform(self, own), b.uniform(self, own)), wanted)
+
+
+def _wanted(name: str, self: Value, dtype: "int | None") -> DType:
+    """The dtype of the result."""
+    wanted = self.dtype if dtype is None else scalar_type(dtype)
+    if wanted.name not in FLOATING:
+        raise Refusal(f"{name} in {wanted} is not supported")
+    return wanted
+
+
+@composite("aten::dropout", dtypes=ALL, sizes="first")
+def dropout(b: Builder, input, p, train: bool) -> Value:
+    """`input * mask / (1 - p)`, a random mask being true at a rate of `1 - p`; `input` outside training"""
+    if not train or p.literal == 0:
+        return input
+    return _dropped(b, input, p)[0]
+
+
+@composite("aten::native_dropout", dtypes=ALL, sizes="first")
+def native_dropout(b: Builder, input, p, train: "bool | None") -> tuple[Value, Value]:
+    """As `dropout`, with the mask; a copy and a mask of true outside training"""
+    if train is False:
+        mask = b.pointwise("mask", "convert<bool>(true)", (input,), BOOL, own_types=True)
+        return b.pointwise("copy", "{0}", (input,), input.dtype), mask
+    return _dropped(b, input, p)
+
+
+def _dropped(b: Builder, input: Value, p: Value) -> tuple[Value, Value]:
+    """The result and the mask. A `p` outside of [0, 1] is an error in eager; where it is not a constant,
+    nothing here could tell."""
+    if input.dtype.name not in FLOATING:
+        raise Refusal(f"dropout of a {input.dtype} tensor is not supported")
+    uniform = b.uniform(input)
+    if p.literal is None:
+        mask = b.pointwise("mask", "({0} < 1 - {1})", (uniform, p), BOOL, FLOAT)
+        template = "({0} * {1} * ({2} < 1 ? 1 / (1 - {2}) : 0))"
+        return b.pointwise("dropout", template, (input, mask, p), input.dtype), mask
+    if not 0 <= p.literal <= 1:
+        raise Refusal(f"dropout with probability {p.literal} is an error in eager")
+    keep = 1.0 - p.literal
+    mask = b.pointwise("mask", "({0} < {1})", (uniform, b.literal(keep)), BOOL, FLOAT)
+    scale = b.literal(1 / keep if keep else 0.0)
+    return b.pointwise("dropout", "({0} * {1} * {2})", (input, mask, scale), input.dtype), mask
