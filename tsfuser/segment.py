@@ -156,21 +156,35 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Cal
         """Names of the reductions between memory and `values`, those that give them included."""
         return {op.output.name for op in slice_of(values)[0] if isinstance(op, Reduce)}
 
-    def rows(op: Reduce) -> "list[Value] | None":
+    def rows(op: Reduce, without: "set[str]" = frozenset()) -> "list[Value] | None":
         """What one pass over the rows of `op` could store: reductions over the same axes, also of one another's results, and all that follows
-        from them; None where nothing follows."""
+        from them, but for the results `without`; None where nothing follows."""
         members: set[str] = set()
         for r in fusion.ops:
             if isinstance(r, Reduce) and r.output.name not in memory and _like(r, op) and reductions_of([r.output]) <= members | {r.output.name}:
                 members.add(r.output.name)
         full = set(op.operands[0].axes)
         followers = [v for v in pending(outputs) if reductions_of([v]) and reductions_of([v]) <= members and set(v.axes) <= full]
+        followers = [v for v in followers if v.name not in without]
         values = [v for v in followers if v.name not in members]
         nested = any(len(reductions_of([r.output])) > 1 for r in fusion.ops if r.output.name in members)
         if not values and not nested:
             return None
         later = reductions_of([v for v in pending(outputs) if v not in followers])
         return values + [r.output for r in fusion.ops if r.output.name in members and (r.output.name in stored or r.output.name in later)]
+
+    def fitting(op: Reduce) -> "list[Value] | None":
+        """What one pass over the rows of `op` stores: all that it could, or as much of it as is accepted; None for nothing."""
+        values = rows(op)
+        if not values or accepts(segment(values)) is None:
+            return values
+        without = {v.name for v in values}
+        for name in sorted(without, key=position.get):
+            values = rows(op, without - {name})
+            if values and accepts(segment(values)) is None:
+                without.discard(name)
+        values = rows(op, without)
+        return values if values and accepts(segment(values)) is None else None
 
     def plain(op: Reduce) -> list[Value]:
         """Reductions over the same axes that need no other, and what reads the same data, stored on the way."""
@@ -189,8 +203,8 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Cal
 
     for op in fusion.ops:
         if awaited(op):
-            values = rows(op)
-            if values and accepts(segment(values)) is None:
+            values = fitting(op)
+            if values:
                 add(values)
             if awaited(op):
                 add(plain(op))

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..ir.dtypes import DType
+from ..ir.dtypes import DOUBLE, FLOAT, DType
+from ..ir.fusion import Reduce
 from .literals import literal
 
 
@@ -40,3 +41,10 @@ COMBINATIONS = {
     "any": Combination("({0} || {1})", "Any", 0),
     "all": Combination("({0} && {1})", "All", 1),
 }
+
+
+def accumulator(op: Reduce, threads: int) -> DType:
+    """The dtype in which a thread accumulates. A block of the host is one thread, which adds up long chains, where float would lose what a GPU's
+    many short chains keep; it has double for nothing, as memory is slower."""
+    dtype = op.output.dtype.register
+    return DOUBLE if threads == 1 and op.combine == "sum" and dtype is FLOAT else dtype

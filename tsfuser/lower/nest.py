@@ -16,7 +16,7 @@ from ..schedule.domain import Access
 from ..schedule.loops import Schedule, Split
 from ..segment import Segment
 from . import index as ix
-from .combine import COMBINATIONS
+from .combine import COMBINATIONS, accumulator
 from .index import Expr, Var
 from .literals import literal
 from .loop_ir import Accumulate, Accumulator, Barrier, BlockReduce, Compute, For, If, Kernel, Let, Load, Param, Stmt, Store, Tile, Uniform, used
@@ -152,19 +152,24 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
     after: list[Stmt] = []
     for op in ops:
         combination, name, register = COMBINATIONS[op.combine], f"{op.output.name}_total", op.output.dtype.register.ctype
-        operand, term = op.operands[0].name, f"{op.output.name}_term"
-        convert = "{0}" if registers[operand] == register else f"convert<{register}>({{0}})"
-        body = body + [Compute(term, register, convert, (operand,)), Accumulate(name, at_lane, combination.template, term, guard)]
-        before.append(Accumulator(name, register, lane.extent.a if lane else 1, combination.start(op.output.dtype)))
+        operand, term, wide = op.operands[0].name, f"{op.output.name}_term", accumulator(op, schedule.threads)
+        convert = conversion(registers[operand], wide.ctype)
+        body = body + [Compute(term, wide.ctype, convert, (operand,)), Accumulate(name, at_lane, combination.template, term, guard)]
+        before.append(Accumulator(name, wide.ctype, lane.extent.a if lane else 1, combination.start(wide)))
         combine.append(BlockReduce(name, how.axis, combination.functor))
         access = next(a for a in schedule.domain.stores if a.buffer.value.name == op.output.name)
         write = store(access, done, params, schedule, reduced)
         if how.partial is not None:
             write = replace(write, offset=ix.add(ix.mul(done.of[how.partial[0]], params.size(how.partial[1], "part_stride")), write.offset))
         write = replace(write, guard=ix.both([first, *([write.guard] if write.guard else [])]))
-        after += [Compute(op.output.name, register, "{0}", (name,), (name,), str(at_lane)), write]
+        after += [Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), str(at_lane)), write]
     lets = needed(done.lets, frozenset().union(*map(used, after)))
     return [*before, *looped(body, loops, params), *combine, *looped([*lets, *after], [lane] if lane else [], params)]
+
+
+def conversion(have: str, want: str) -> str:
+    """The template that turns a value of C type `have` into `want`."""
+    return "{0}" if have == want else f"convert<{want}>({{0}})"
 
 
 def needed(lets, names: frozenset[str]) -> list[Let]:

@@ -14,10 +14,10 @@ from ..ir.fusion import Op, Pointwise, Random, Reduce, Value
 from ..schedule.loops import Schedule
 from ..segment import Segment
 from . import index as ix
-from .combine import COMBINATIONS
+from .combine import COMBINATIONS, accumulator
 from .index import Expr, Var
 from .loop_ir import Accumulate, Accumulator, BlockReduce, Compute, Kernel, Stmt, used
-from .nest import Params, indices, kernel_of, load, compute, looped, needed, store, uniform
+from .nest import Params, compute, conversion, indices, kernel_of, load, looped, needed, store, uniform
 
 
 class _Rows:
@@ -105,10 +105,12 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
     for op in reductions:
         how, name, register = COMBINATIONS[op.combine], f"{op.output.name}_total", op.output.dtype.register.ctype
         operand, term = op.operands[0].name, f"{op.output.name}_term"
-        convert = "{0}" if rows.registers[operand] == register else f"convert<{register}>({{0}})"
-        body += [Compute(term, register, convert, (operand,)), Accumulate(name, Var(rows.lane.name), how.template, term, guard)]
-        before.append(Accumulator(name, register, rows.lane.extent.a, how.start(op.output.dtype)))
-        after += [BlockReduce(name, "x", how.functor, fold=True), Compute(op.output.name, register, "{0}", (name,), (name,), "0")]
+        wide = accumulator(op, rows.schedule.threads)
+        body += [Compute(term, wide.ctype, conversion(rows.registers[operand], wide.ctype), (operand,)),
+                 Accumulate(name, Var(rows.lane.name), how.template, term, guard)]  # fmt: skip
+        before.append(Accumulator(name, wide.ctype, rows.lane.extent.a, how.start(wide)))
+        done = Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), "0")
+        after += [BlockReduce(name, "x", how.functor, fold=True), done]
     body += [store(a, rows.at, rows.params, rows.schedule) for a in stores]
     return [*before, *looped(body, rows.loops, rows.params), *after]
 

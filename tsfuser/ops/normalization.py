@@ -126,7 +126,8 @@ def _rms_norm(b: Builder, input: Value, shape: list, weight, eps) -> tuple[Value
     template, operands = "({0} * {1})", (input, rstd)
     if weight is not None:
         template, operands = "({0} * {1} * {2})", (input, rstd, weight)
-    return b.contiguous(b.pointwise("rms_norm", template, operands, input.dtype)), rstd
+    result = b.pointwise("rms_norm", template, operands, input.dtype)
+    return (result if b.device == "cpu" else b.contiguous(result)), rstd  # eager has a kernel of its own on CUDA only
 
 
 @composite("aten::rms_norm", dtypes=FLOATING, sizes="first", symbolic=("normalized_shape",))

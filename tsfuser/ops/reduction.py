@@ -43,10 +43,15 @@ def mean_of(b: Builder, value: Value, dims: Sequence[int], keepdim: bool = True)
 
 
 def squares(b: Builder, value: Value, dims: Sequence[int]) -> tuple[Value, Value]:
-    """(mean, sum of squared distances from it) over `dims`, which stay as size 1, in the accumulation dtype."""
-    mean = mean_of(b, value, dims)
-    squared = b.pointwise("squared_distance", "(({0} - {1}) * ({0} - {1}))", (value, mean), mean.dtype)
-    return mean, total(b, "sum", squared, dims)
+    """(mean, sum of squared distances from it) over `dims`, which stay as size 1, in the accumulation dtype. The second pass also finds what rounding
+    left of the mean and corrects both by it (Chan, Golub, LeVeque, Algorithms for Computing the Sample Variance, 1983)."""
+    first = mean_of(b, value, dims)
+    distance = b.pointwise("sub", "({0} - {1})", (value, first), first.dtype)
+    drift = mean_of(b, distance, dims)
+    squared = b.pointwise("square", "({0} * {0})", (distance,), first.dtype)
+    less = b.pointwise("mul", "({0} * {0} * {1})", (drift, b.count(value, dims)), first.dtype)
+    summed = b.pointwise("sub", "({0} - {1} < 0 ? 0 : {0} - {1})", (total(b, "sum", squared, dims), less), first.dtype)
+    return b.pointwise("add", "({0} + {1})", (first, drift), first.dtype), summed
 
 
 def narrow(b: Builder, name: str, value: Value, dtype: DType) -> Value:

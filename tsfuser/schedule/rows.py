@@ -21,6 +21,7 @@ from .pointwise import is_wide, vector_width
 LARGEST = 512  # threads of a row: more would leave too few registers to each
 DEEPEST = 8  # vectors of each tensor that a thread keeps
 SMALL = 128  # threads of a block of short rows
+LONG = 65536  # elements of a row from which several blocks a row are worth two passes and another kernel, where rows are few
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
         return "its reduced dimensions are not the contiguous ones"
     if not call.decide(sz.lt(0, space.elements)):
         return "it has no elements"
+    few = machine.multiprocessors // 2 if machine.kind == "gpu" else 2
+    count = sz.product([d.extent for d in space.dims[:-1]])
+    if call.decide(sz.both(sz.lt(count, few), sz.lt(LONG, space.dims[-1].extent))):
+        return "its rows are long and too few to keep the machine busy"
     return None
 
 

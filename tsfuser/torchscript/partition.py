@@ -135,10 +135,11 @@ def examine(
     if row.name in skip_kinds:
         return Verdict(reason=f"{row.name} is in the skip set")
     values = inputs(node)
-    reason = _passable(values, its_schema) or _typed(values + outputs(node), knowledge)
+    results = [v for v in outputs(node) if v.uses()]  # one that nobody reads may be undefined, as a gradient that was not asked for
+    reason = _passable(values, its_schema) or _typed(values + results, knowledge)
     if reason:
         return Verdict(reason=reason)
-    device, loose, reason = _device([v for v in values + outputs(node) if is_tensor(v)], knowledge)
+    device, loose, reason = _device([v for v in values + results if is_tensor(v)], knowledge)
     if reason is None:
         reason = row.refusal(arguments(node, its_schema, knowledge), device)
     return Verdict(device, loose, reason)

@@ -1,0 +1,227 @@
+"""Softmax and normalisations fused by TorchScript, forward and backward, against eager and against eager in double."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import assert_matches, fresh, groups, kinds, no_fallback, script, train
+from test_reductions import COLUMNS, Fused, check, single_nodes  # noqa: F401
+
+import tsfuser
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+ROWS = """
+def f(x, w, b):
+    n = [x.size(-1)]
+    s = torch.softmax(x, -1)
+    y = torch.layer_norm(x, n, w, b, 1e-5)
+    z, mean, rstd = torch.native_layer_norm(x * 2, n, w, b, 1e-5)
+    return y, s, torch.log_softmax(x, -1), torch.rms_norm(x, n, w, 1e-5), z, mean, rstd, s * y
+"""
+
+
+def tensor(*sizes, device="cpu", dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(sizes, generator=generator, dtype=torch.float64).to(device, dtype)
+
+
+def rows_of(columns, rows, device, dtype=torch.float32):
+    return [tensor(rows, columns, device=device, dtype=dtype) * 2 + 1, *(tensor(columns, device=device, dtype=dtype, seed=k) for k in (1, 2))]
+
+
+def test_rows_of_any_length(device):
+    function = Fused(ROWS)
+    for columns in (2, 17, 33, 1000, 4097):
+        check(function, *rows_of(columns, 5, device))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 131])
+def test_any_number_of_rows(device, rows):
+    check(Fused(ROWS), *rows_of(33, rows, device))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_rows_of_any_dtype(device, dtype):
+    function = Fused(ROWS)
+    check(function, *rows_of(1000, 5, device, dtype))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 200])
+def test_rows_of_any_length_and_dtype(device, rows, dtype):
+    function = Fused(ROWS)
+    for columns in COLUMNS:
+        check(function, *rows_of(columns, rows, device, dtype))
+
+
+ALONG = """
+def f(x, d: int):
+    s = torch.softmax(x, d)
+    return s, torch.log_softmax(x * 2, d), s * x, torch.var(x, [d], False, True) * x
+"""
+
+
+def layouts(device):
+    """Tensors as memory may hold them, with the dim along which to reduce."""
+    square = tensor(40, 30, device=device)
+    image = tensor(2, 3, 4, 5, device=device).contiguous(memory_format=torch.channels_last)
+    return {
+        "middle": (tensor(4, 5, 6, device=device), 1),
+        "outer": (tensor(33, 70, device=device), 0),
+        "channels_last": (image, 1),
+        "channels_last_inner": (image, -1),
+        "transposed": (square.t(), 1),
+        "strided": (square[:, ::2], 1),
+        "unaligned": (square[:, 1:], 1),
+        "expanded": (square[:, :1].expand(40, 30), 1),
+        "expanded_rows": (square[:1].expand(40, 30), 1),
+        "single": (tensor(4, 1, 6, device=device), 1),
+    }
+
+
+@pytest.mark.parametrize("name", layouts("cpu"))
+def test_softmax_along_any_dim(device, name):
+    check(Fused(ALONG), *layouts(device)[name])
+
+
+CHANNELS = """
+def f(x, w, b, m, v):
+    y = torch.batch_norm(x, w, b, m, v, False, 0.1, 1e-5, False)
+    return y, torch.relu(torch.batch_norm(x, None, b, m, v, False, 0.1, 1e-5, False)), torch.instance_norm(x, w, b, None, None, True, 0.1, 1e-5, False)
+"""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_statistics_of_channels(device, dtype, memory_format):
+    x = tensor(4, 3, 5, 6, device=device, dtype=dtype).contiguous(memory_format=memory_format)
+    w, b, m = (tensor(3, device=device, dtype=dtype, seed=k) for k in (1, 2, 3))
+    check(Fused(CHANNELS), x, w, b, m, (tensor(3, device=device, seed=4).abs() + 0.5).to(dtype))
+
+
+def test_batch_norm_in_training_stays_with_eager(device):
+    function = script("def f(x, m, v, training: bool):\n    return torch.batch_norm(x * 2, None, None, m, v, training, 0.1, 1e-5, False)\n")
+    x, m, v = tensor(4, 3, 5, device=device), torch.zeros(3, device=device), torch.ones(3, device=device)
+    with tsfuser.fuser():
+        for training in (True, False, True, True):
+            mine, eager = m.clone(), m.clone()
+            actual = function(x, mine, v.clone(), training)
+            assert torch.equal(actual, F.batch_norm(x * 2, eager, v.clone(), None, None, training, 0.1, 1e-5))
+            assert torch.equal(mine, eager)
+    assert all("aten::batch_norm" not in kinds(g) for g in groups(function))
+
+
+def test_a_large_mean_costs_no_accuracy(device):
+    x = tensor(4, 4096, device=device) + 1e4
+    function = script("def f(x):\n    return torch.layer_norm(x, [x.size(-1)]), torch.var(x, [1]), torch.std(x), torch.mean(x, [1])\n")
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(3):
+            actual = function(x)
+    for a, e, r in zip(actual, function_of(x), function_of(x.double())):
+        assert float((a.double() - r).abs().max()) <= 2 * float((e.double() - r).abs().max()) + 2e-6 * float(r.abs().max())
+
+
+def function_of(x):
+    return torch.layer_norm(x, [x.size(-1)]), torch.var(x, [1]), torch.std(x), torch.mean(x, [1])
+
+
+# ---- forward and backward
+
+
+def layer_norm(x, w, b):
+    return F.layer_norm(x * 2.0, [x.size(-1)], w, b, 1e-5) * 3.0
+
+
+def layer_norm_over_two(x, w, b):
+    return F.layer_norm(x * 2.0, [x.size(-2), x.size(-1)]) * w + b
+
+
+def layer_norm_without_bias(x, w):
+    return F.layer_norm(x * 2.0, [x.size(-1)], w) * 3.0
+
+
+def layer_norm_without_parameters(x):
+    return F.layer_norm(x * 2.0, [x.size(-1)]) * 3.0
+
+
+def softmax(x):
+    return torch.softmax(x * 2.0, -1) * 3.0
+
+
+def softmax_outer(x):
+    return torch.softmax(x * 2.0, 0) * 3.0
+
+
+def log_softmax(x):
+    return torch.log_softmax(x * 2.0, -1) * 3.0
+
+
+def rms_norm(x, w):
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * w
+
+
+def primitives(x, w, b):
+    centered = x - x.mean(-1, keepdim=True)
+    return centered * torch.rsqrt((centered * centered).mean(-1, keepdim=True) + 1e-5) * w + b
+
+
+def variance(x, w, b):
+    v = x.var(-1, unbiased=False, keepdim=True)
+    return (x - x.mean(-1, keepdim=True)) / torch.sqrt(v + 1e-5) * w + b
+
+
+def block(x, w, b):
+    return F.layer_norm(F.gelu(x + b, approximate="tanh") + x, [x.size(-1)], w, b)
+
+
+TRAINED = [layer_norm, layer_norm_over_two, layer_norm_without_bias, layer_norm_without_parameters, softmax, softmax_outer, log_softmax, rms_norm,
+           primitives, variance, block]  # fmt: skip
+BACKWARDS = {"layer_norm": "aten::native_layer_norm_backward", "softmax": "aten::_softmax_backward_data", "log_softmax": "aten::_log_softmax_backward_data",
+             "block": "aten::native_layer_norm_backward"}  # fmt: skip
+BACKWARDS |= {name: "aten::native_layer_norm_backward" for name in ("layer_norm_without_bias", "layer_norm_without_parameters")}
+
+
+def trained(function, columns, device, dtype):
+    count = function.__code__.co_argcount
+    made = [tensor(4, 7, columns, device=device, dtype=dtype)] + [tensor(columns, device=device, dtype=dtype, seed=k) for k in range(1, count)]
+    return [x.requires_grad_() for x in made]
+
+
+def check_training(function, scripted, inputs, ops=32):
+    with tsfuser.fuser(), no_fallback():
+        out, gradients = train(scripted, inputs)
+    eager, eager_gradients = train(function, inputs, 1)
+    exact, exact_gradients = train(function, [x.detach().double().requires_grad_() for x in inputs], 1)
+    assert_matches(out, eager, exact, ops=ops)
+    for a, e, r in zip(gradients, eager_gradients, exact_gradients):
+        assert_matches(a, e, r, ops=ops)
+
+
+@pytest.mark.parametrize("function", TRAINED, ids=lambda f: f.__name__)
+def test_forward_and_backward(device, function):
+    scripted = fresh(function)
+    check_training(function, scripted, trained(function, 260, device, torch.float32))
+    wanted = BACKWARDS.get(function.__name__)
+    assert groups(scripted) and (wanted is None or any(wanted in kinds(g) for g in groups(scripted)))
+
+
+@pytest.mark.parametrize("function", TRAINED, ids=lambda f: f.__name__)
+def test_forward_and_backward_in_double(function):
+    check_training(function, fresh(function), trained(function, 12, "cpu", torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("function", [layer_norm, softmax, log_softmax], ids=lambda f: f.__name__)
+def test_forward_and_backward_in_16_bits(function, dtype):
+    check_training(function, fresh(function), trained(function, 33, "cpu", dtype))
+
+
+@pytest.mark.parametrize("function", [layer_norm, softmax, rms_norm], ids=lambda f: f.__name__)
+def test_gradcheck(function):
+    scripted = fresh(function)
+    inputs = [x[:2, :2] if x.dim() > 1 else x for x in trained(function, 5, "cpu", torch.float64)]
+    inputs = [x.detach().clone().requires_grad_() for x in inputs]
+    with tsfuser.fuser(), no_fallback():
+        train(scripted, inputs)
+        assert torch.autograd.gradcheck(scripted, inputs)
