@@ -198,6 +198,3 @@ def test_numbers_are_of_the_element_not_of_its_place_in_memory(device):
         outs.append(scripted(same))
         assert outs[-1].stride() == (same + 1.0).stride()
     assert all(torch.equal(outs[0], other) for other in outs[1:])
-
-
-# ---- training
