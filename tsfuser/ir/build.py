@@ -154,7 +154,7 @@ class Builder:
         for d, axis in enumerate(operand.dims):
             if d not in dims:
                 kept.append(axis)
-            elif keepdim is True or (keepdim and d in keepdim):
+            elif keepdim if isinstance(keepdim, int) else d in keepdim:
                 kept.append(None)
         output = Value(self._fresh(name), dtype, tuple(kept))
         self._layouts[output.name] = lay.contiguous(self.sizes(output))

@@ -17,7 +17,7 @@ from .table import FLOATING, composite
 
 def _inner(b: Builder, input: Value, shape: list) -> list[int]:
     """The dims of `input` that `shape` names, the last ones, whose sizes it must have."""
-    first = len(input.dims) - len(shape)
+    first = len(input.dims) - len(shape or ())
     if not shape or first < 0:
         raise Refusal("a normalized shape that does not fit its operand is an error in eager")
     for size, own in zip(shape, b.sizes(input)[first:]):
