@@ -16,8 +16,8 @@ from ..segment import Segment
 from . import index as ix
 from .combine import COMBINATIONS, accumulator
 from .index import Expr, Var
-from .loop_ir import Accumulate, Accumulator, BlockReduce, Compute, Kernel, Stmt, used
-from .nest import Params, compute, conversion, indices, kernel_of, load, looped, needed, store, uniform
+from .loop_ir import Accumulate, Accumulator, Compute, Kernel, Stmt, used
+from .nest import Params, combined, compute, conversion, exchanged, indices, kernel_of, load, looped, needed, store, uniform
 
 
 class _Rows:
@@ -37,6 +37,7 @@ class _Rows:
             self.loads[access.buffer.value.name] = load(access, self.at, self.params, schedule, self.registers, None)
         self.statements = {op.output.name: self._statements(op) for op in self._typed() if not isinstance(op, Reduce)}
         self.phase = self._phases()
+        self.exchanged = 0  # bytes of shared memory in which threads have met so far; nobody has to wait to use others
 
     def _typed(self) -> list[Op]:
         """The ops, after noting in which C type each reduction's result is held, which later ops convert from."""
@@ -101,7 +102,8 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
     guard = ix.both(g.condition for g in rows.at.guards if g.dims & rows.reduced)
     body: list[Stmt] = [*rows.at.lets, *rows.slice_of({op.operands[0].name for op in reductions} | {a.buffer.value.name for a in stores})]
     before: list[Stmt] = []
-    after: list[Stmt] = []
+    after: list[Stmt] = combined(reductions, rows.schedule.reduction, rows.schedule.threads, 1, True, rows.exchanged) if reductions else []
+    rows.exchanged = max(rows.exchanged, exchanged(after))
     for op in reductions:
         how, name, register = COMBINATIONS[op.combine], f"{op.output.name}_total", op.output.dtype.register.ctype
         operand, term = op.operands[0].name, f"{op.output.name}_term"
@@ -109,8 +111,7 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
         body += [Compute(term, wide.ctype, conversion(rows.registers[operand], wide.ctype), (operand,)),
                  Accumulate(name, Var(rows.lane.name), how.template, term, guard)]  # fmt: skip
         before.append(Accumulator(name, wide.ctype, rows.lane.extent.a, how.start(wide)))
-        done = Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), "0")
-        after += [BlockReduce(name, "x", how.functor, fold=True), done]
+        after.append(Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), "0"))
     body += [store(a, rows.at, rows.params, rows.schedule) for a in stores]
     return [*before, *looped(body, rows.loops, rows.params), *after]
 

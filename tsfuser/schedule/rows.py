@@ -16,24 +16,27 @@ from ..segment import Segment
 from .domain import Domain, domain
 from .loops import Reduction, Schedule
 from .machine import Machine
-from .pointwise import is_wide, vector_width
+from .pointwise import is_whole, is_wide, vector_width
 
 LARGEST = 512  # threads of a row: more would leave too few registers to each
 DEEPEST = 8  # vectors of each tensor that a thread keeps
-SMALL = 128  # threads of a block of short rows
+SHALLOW = 4  # the same in a row that a warp or less has for itself
+SMALL = 128  # threads of a block of such rows
 LONG = 65536  # elements of a row from which several blocks a row are worth two passes and another kernel, where rows are few
 
 
 @dataclass(frozen=True)
 class RowParams:
-    """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor; `persistent`: in registers from first to last use; `several`: short rows
-    share a block; `exact`: the threads' vectors fill a row exactly, so that nothing needs a bound; `threads`: of a block at most; `wide`: 64-bit indices."""
+    """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor; `persistent`: in registers from first to last use; `warp`: threads of a short row,
+    several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that nothing needs a bound; `whole`: at least, every vector is all inside or all outside
+    the row; `threads`: of a block at most; `wide`: 64-bit indices."""
 
     vector: int
     unroll: int
     persistent: bool
-    several: bool
+    warp: int
     exact: bool
+    whole: bool
     threads: int
     wide: bool
 
@@ -55,19 +58,23 @@ def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
 
 
 def choose(call: Call, segment: Segment, space: Domain, machine: Machine) -> RowParams:
-    """Threads first, then registers: a row is spread over as many threads as have a vector to do."""
-    wide, vector = is_wide(call, space), vector_width(call, space, machine)
+    """A warp a row while its threads can keep the row, so that nobody waits at a barrier; else threads first, then registers: as many threads as have a
+    vector to do."""
+    wide = is_wide(call, space)
+    vector = vector_width(call, space, machine)
+    whole = is_whole(call, space, vector)
     columns = space.dims[-1].extent
     if machine.kind == "host":
-        return RowParams(vector, 1, False, False, bool(call.decide(sz.eq(columns % vector, 0))), 1, wide)
+        return RowParams(vector, 1, False, 0, whole, whole, 1, wide)
     vectors = sz.ceildiv(columns, vector)
     unroll = sz.nextpow2(sz.ceildiv(vectors, LARGEST))
-    if call.decide(sz.le(vectors, 32)):
-        params = RowParams(vector, 1, True, True, False, SMALL, wide)
+    if call.decide(sz.le(vectors, 32 * SHALLOW)):
+        warp = call.decide(sz.minimum(sz.nextpow2(vectors), 32))
+        params = RowParams(vector, call.decide(sz.nextpow2(sz.ceildiv(vectors, 32))), True, warp, False, whole, SMALL, wide)
     elif call.decide(sz.le(unroll, DEEPEST)):
-        params = RowParams(vector, call.decide(unroll), True, False, False, LARGEST, wide)
+        params = RowParams(vector, call.decide(unroll), True, 0, False, whole, LARGEST, wide)
     else:
-        params = RowParams(vector, 4, False, False, False, LARGEST, wide)
+        params = RowParams(vector, 4, False, 0, False, whole, LARGEST, wide)
     across, _ = _block(columns, params)
     step = across * (params.vector * params.unroll)
     return replace(params, exact=bool(call.decide(sz.eq(columns, step) if params.persistent else sz.eq(columns % step, 0))))
@@ -79,12 +86,13 @@ def apply(space: Domain, params: RowParams) -> Schedule:
     across, down = _block(schedule.loop(col).extent, params)
     step = across * params.vector
     if params.persistent:
-        schedule = schedule.split(col, step, ("u", "spot"), exact=params.exact, times=params.unroll)
+        schedule = schedule.split(col, step, ("u", "spot"), exact=params.exact, times=params.unroll, whole=params.whole)
         serial = ["u", "lane"]
     else:
         turn = step * params.unroll
         times = sz.ceildiv(schedule.loop(col).extent, turn)
-        schedule = schedule.split(col, turn, ("r", "round"), exact=params.exact, times=times).split("round", step, ("u", "spot"), exact=True)
+        schedule = schedule.split(col, turn, ("r", "round"), exact=params.exact, times=times, whole=params.whole)
+        schedule = schedule.split("round", step, ("u", "spot"), exact=True)
         serial = ["r", "u", "lane"]
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
     bound = {"tx": "thread_x", "ty": "thread_y", "r": "serial", "u": "unroll", "lane": "vector", "block": "block"}
@@ -99,7 +107,7 @@ def apply(space: Domain, params: RowParams) -> Schedule:
     else:
         schedule = schedule.reorder(*threads, *serial).with_single("block")
     schedule = schedule.bind(**bound)
-    return replace(schedule, reduction=Reduction(tuple(serial), "x", phases=True))
+    return replace(schedule, reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp))
 
 
 def _block(extent: Size, params: RowParams) -> tuple[Size, Size]:
@@ -107,8 +115,7 @@ def _block(extent: Size, params: RowParams) -> tuple[Size, Size]:
     if params.threads == 1:
         return sz.const(1), sz.const(1)
     vectors = sz.ceildiv(extent, params.vector)
-    if params.several:
-        across = sz.nextpow2(vectors)
-        return across, sz.binary("div", params.threads, across)
+    if params.warp:
+        return sz.const(params.warp), sz.const(params.threads // params.warp)
     across = sz.ceildiv(sz.ceildiv(vectors, params.unroll), 32) * 32
     return sz.minimum(across, LARGEST), sz.const(1)
