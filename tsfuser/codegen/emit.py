@@ -112,8 +112,8 @@ def _accumulate(s: Accumulate) -> list[str]:
 
 
 def _block_reduce(s: BlockReduce) -> list[str]:
-    fold = [f"fold_lanes<{t.combine}>({t.name});" for t in s.totals] if s.fold else []
-    lanes = ", 1" if s.fold else ""
+    fold = [f"fold_lanes<{t.combine}, {s.fold}>({t.name});" for t in s.totals] if s.fold else []
+    lanes = f", {s.fold}" if s.fold else ""
     if s.warp:
         return fold + [f"reduce_warp<{t.combine}, {s.warp}{lanes}>({t.name});" for t in s.totals]
     steps = [[f"{verb}_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {t.offset});" for t in s.totals] for verb in ("offer", "take")]

@@ -37,6 +37,9 @@ class _Rows:
             self.loads[access.buffer.value.name] = load(access, self.at, self.params, schedule, self.registers, None)
         self.statements = {op.output.name: self._statements(op) for op in self._typed() if not isinstance(op, Reduce)}
         self.phase = self._phases()
+        self.each = schedule.reduction.each
+        self.count = schedule.loop(self.each).extent.a if self.each else 1  # rows that a thread works on at the same time
+        self.known: list[Stmt] = []  # what a row has one of, computed so far
         self.exchanged = 0  # bytes of shared memory in which threads have met so far; nobody has to wait to use others
 
     def _typed(self) -> list[Op]:
@@ -81,6 +84,8 @@ class _Rows:
         for op in self.segment.ops:
             if not isinstance(op, Reduce) and not self.varies(op.output) and self.phase[op.output.name] == phase:
                 found += self.statements[op.output.name]
+        if self.each:
+            return found
         return [*needed(self.at.lets, frozenset().union(*map(used, found))), *found] if found else []
 
 
@@ -89,7 +94,10 @@ def nest_rows(segment: Segment, schedule: Schedule, name: str) -> Kernel:
     rows = _Rows(segment, schedule)
     body: list[Stmt] = []
     for phase in range(max(rows.phase.values()) + 1):
-        body += rows.row_values(phase) + _phase(rows, phase)
+        rows.known += rows.row_values(phase)
+        if not rows.each:  # else every loop over the rows begins with what is known of its row
+            body, rows.known = body + rows.known, []
+        body += _phase(rows, phase)
     return kernel_of(name, segment, schedule, rows.params, body + _row_stores(rows), [])
 
 
@@ -100,29 +108,40 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
     if not reductions and not stores:
         return []
     guard = ix.both(g.condition for g in rows.at.guards if g.dims & rows.reduced)
-    body: list[Stmt] = [*rows.at.lets, *rows.slice_of({op.operands[0].name for op in reductions} | {a.buffer.value.name for a in stores})]
+    wanted = {op.operands[0].name for op in reductions} | {a.buffer.value.name for a in stores}
+    body: list[Stmt] = [*rows.at.lets, *rows.known, *rows.slice_of(wanted)]
     before: list[Stmt] = []
-    after: list[Stmt] = combined(reductions, rows.schedule.reduction, rows.schedule.threads, 1, True, rows.exchanged) if reductions else []
+    lanes, count = rows.lane.extent.a, rows.count
+    at = ix.add(ix.mul(Var(rows.each), lanes), Var(rows.lane.name)) if rows.each else Var(rows.lane.name)
+    how = rows.schedule.reduction
+    after = combined(reductions, how, rows.schedule.threads, count, count, rows.exchanged) if reductions else []
     rows.exchanged = max(rows.exchanged, exchanged(after))
     for op in reductions:
-        how, name, register = COMBINATIONS[op.combine], f"{op.output.name}_total", op.output.dtype.register.ctype
+        combination, name, register = COMBINATIONS[op.combine], f"{op.output.name}_total", op.output.dtype.register.ctype
         operand, term = op.operands[0].name, f"{op.output.name}_term"
         wide = accumulator(op, rows.schedule.threads)
         body += [Compute(term, wide.ctype, conversion(rows.registers[operand], wide.ctype), (operand,)),
-                 Accumulate(name, Var(rows.lane.name), how.template, term, guard)]  # fmt: skip
-        before.append(Accumulator(name, wide.ctype, rows.lane.extent.a, how.start(wide)))
-        after.append(Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), "0"))
+                 Accumulate(name, at, combination.template, term, guard)]  # fmt: skip
+        before.append(Accumulator(name, wide.ctype, lanes * count, combination.start(wide)))
+        rows.known.append(Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), rows.each or "0"))
     body += [store(a, rows.at, rows.params, rows.schedule) for a in stores]
     return [*before, *looped(body, rows.loops, rows.params), *after]
 
 
 def _row_stores(rows: _Rows) -> list[Stmt]:
     """Stores of results of which a row has one, by its first thread."""
-    done = indices(rows.schedule, rows.params, {x: ix.Const(0) for x in rows.schedule.reduction.loops}, "_out")
+    loops = [x for x in rows.loops if x.name == rows.each]
+    gone = {x: ix.Const(0) for x in rows.schedule.reduction.loops if x != rows.each}
+    done = indices(rows.schedule, rows.params, gone, "_out")
     first: Expr = ix.less(Var(next(x.name for x in rows.schedule.loops if x.bind == "thread.x")), 1)
     stores = []
     for access in rows.schedule.domain.stores:
         if not rows.varies(access.buffer.value):
             made = store(access, done, rows.params, rows.schedule, rows.reduced)
             stores.append(replace(made, guard=ix.both([first, *([made.guard] if made.guard is not None else [])])))
-    return [*needed(done.lets, frozenset().union(*map(used, stores))), *stores] if stores else []
+    if not stores:
+        return []
+    lets = needed(done.lets, frozenset().union(*map(used, stores)))
+    if not rows.each:
+        return [*rows.known, *lets, *stores]
+    return looped([*needed(rows.at.lets, frozenset().union(*map(used, rows.known))), *rows.known, *lets, *stores], loops, rows.params)
