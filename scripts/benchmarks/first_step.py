@@ -43,12 +43,22 @@ def here(shape):
         steps = [1e3 * seconds(step)[0] for _ in range(STEPS)]
         later = min(1e3 * seconds(step)[0] for _ in range(5))
     counters = tsfuser.stats()
-    return {"steps": steps, "later": later, "compiled": counters["kernels_compiled"], "from disk": counters["disk_hits"]}
+    return {
+        "steps": steps,
+        "later": later,
+        "compiled": counters["kernels_compiled"],
+        "from disk": counters["disk_hits"],
+    }
 
 
 def measure(shape):
     """A Result of two processes: the first fused step, all that the first steps took beyond later ones."""
-    result = Result("start", f"first fused step of the layer_norm block {list(shape)}, in a new process", "first ms", lower=True)
+    result = Result(
+        "start",
+        f"first fused step of the layer_norm block {list(shape)}, in a new process",
+        "cold ms",
+        lower=True,
+    )
     with tempfile.TemporaryDirectory(prefix="tsfuser-bench-") as folder:
         for state in ("no kernel on disk", "kernels on disk"):
             command = [sys.executable, __file__, *map(str, shape)]
@@ -60,10 +70,12 @@ def measure(shape):
             found = json.loads(done.stdout.splitlines()[-1])
             extra = sum(found["steps"]) - len(found["steps"]) * found["later"]
             result.facts[state] = (
-                f"slowest step {max(found['steps']):.1f} ms; the first {STEPS} steps took {extra:.1f} ms more than later ones; "
-                f"kernels: {found['compiled']} compiled, {found['from disk']} from disk"
+                f"slowest step {max(found['steps']):.1f} ms; the first {STEPS} took {extra:.1f} ms more than "
+                f"later ones; kernels: {found['compiled']} compiled, {found['from disk']} from disk"
             )
-            result.cells.setdefault("tsfuser", {})[{"no kernel on disk": "cold ms", "kernels on disk": "warm ms"}[state]] = max(found["steps"])
+            result.cells.setdefault("tsfuser", {})[
+                {"no kernel on disk": "cold ms", "kernels on disk": "warm ms"}[state]
+            ] = max(found["steps"])
     return result
 
 

@@ -73,13 +73,17 @@ def pointwise(peers, settings, quick):
     rows, side = (256, 64) if quick else (65536, 8192) if CUDA else (4096, 2048)
     for dtype in (torch.float32, torch.bfloat16) if CUDA else (torch.float32,):
         yield bandwidth("chain", chain, ((rows, 1024), (1024,)), 1, peers, settings, dtype=dtype)
-        yield bandwidth("transposed", transposed_add, ((side, side),) * 2, 1.5, peers, settings, dtype=dtype)
+        yield bandwidth(
+            "transposed", transposed_add, ((side, side),) * 2, 1.5, peers, settings, dtype=dtype
+        )
 
 
 def on_cpu(peers, settings, quick):
-    """The chain on CPU tensors, beside eager and TorchScript; torch.compile takes too long to build it here."""
+    """The chain on CPU tensors, beside eager and TorchScript; torch.compile takes long to build it here."""
     chosen = {k: p for k, p in peers.items() if k in ("eager", "script", "tsfuser")}
-    result = bandwidth("chain", chain, ((256 if quick else 4096, 1024), (1024,)), 1, chosen, settings, "cpu")
+    result = bandwidth(
+        "chain", chain, ((256 if quick else 4096, 1024), (1024,)), 1, chosen, settings, "cpu"
+    )
     result.name = "cpu"
     yield result
 
@@ -89,7 +93,12 @@ def host(peers, settings, quick):
     count, x = 20 if quick else 1000, torch.randn(64, device=DEVICE)
     with torch.no_grad():
         one = host_us(lambda: torch.add(x, 1.0), count)
-        result = Result("host", f"host time of (x + 1).relu(), 64 elements on {DEVICE}; one eager op takes {one:.2f} us", "us", lower=True)
+        result = Result(
+            "host",
+            f"host time of (x + 1).relu(), 64 elements on {DEVICE}; one eager op takes {one:.2f} us",
+            "us",
+            lower=True,
+        )
 
         def measure(peer):
             with peer.context():
@@ -121,7 +130,10 @@ def new_shapes(facts):
             times.append(1e6 * (time.perf_counter() - start))
         after = tsfuser.stats()
     made = sum(after[name] - before[name] for name in ("kernels_compiled", "disk_hits"))
-    facts["a shape never seen"] = f"{statistics.median(times):.2f} us, 99th percentile {sorted(times)[-2]:.2f} us; kernels compiled in {len(inputs)} shapes: {made}"
+    facts["a shape never seen"] = (
+        f"{statistics.median(times):.2f} us, 99th percentile {sorted(times)[-2]:.2f} us; "
+        f"kernels compiled in {len(inputs)} shapes: {made}"
+    )
     return {"new shape us": statistics.median(times)}
 
 
@@ -154,14 +166,18 @@ def compile_time(nodes):
 
 def graphs(peers, settings, quick):
     """The graph pass and code generation on graphs of 1,000 and 10,000 pointwise nodes."""
-    result = Result("graph", "graph pass and code generation, a chain of pointwise nodes", "seconds", lower=True)
+    result = Result(
+        "graph", "graph pass and code generation, a chain of pointwise nodes", "seconds", lower=True
+    )
     if "tsfuser" not in peers:
         return
     result.cells["tsfuser"] = {}
 
     def measure(nodes):
         passed, generated, count = compile_time(nodes)
-        result.facts[f"{nodes} nodes"] = f"{passed + generated:.2f} s: {passed:.2f} s graph pass, {generated:.2f} s code of {count} groups"
+        result.facts[f"{nodes} nodes"] = (
+            f"{passed + generated:.2f} s: {passed:.2f} s graph pass, {generated:.2f} s code of {count} groups"
+        )
         return {f"{nodes} s": passed + generated}
 
     for nodes in (100, 200) if quick else (1000, 10000):

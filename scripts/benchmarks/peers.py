@@ -8,7 +8,7 @@ way a peer does. Example:
 """
 
 import contextlib
-import re
+import itertools
 import types
 import warnings
 from dataclasses import dataclass
@@ -17,11 +17,13 @@ import torch
 
 import tsfuser  # noqa: F401: torch.jit.fuser("fuser2") works again
 
+_numbers = itertools.count(1)
 
-def copy_of(function, name):
-    """`function` with a code object of its own: torch.jit.script and torch.compile keep what they compiled by
-    function, and every peer starts from nothing."""
-    code = function.__code__.replace(co_name=f"{function.__name__}_{name}")
+
+def copy_of(function):
+    """`function` with a code object and a name of its own: torch.jit.script and torch.compile keep what they
+    compiled, and which sizes they saw change, by function, and every measurement starts from nothing."""
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
     copy = types.FunctionType(code, function.__globals__, function.__name__)
     copy.__annotations__, copy.__module__ = function.__annotations__, function.__module__
     copy.__qualname__ = function.__qualname__
@@ -82,7 +84,7 @@ class Peer:
                 yield
 
     def prepare(self, function, numbers=()):
-        return self.how(copy_of(function, re.sub(r"\W+", "_", self.title)), numbers)
+        return self.how(copy_of(function), numbers)
 
 
 PEERS = {
@@ -90,8 +92,16 @@ PEERS = {
     "script": Peer("TorchScript, no fuser", _scripted, "none"),
     "nnc": Peer("TorchScript + NNC", _scripted, "fuser1"),
     "compile": Peer("torch.compile", _compiled),
-    "dynamic": Peer("torch.compile, dynamic", lambda f, numbers: _compiled(f, numbers, dynamic=True), static=False),
-    "overhead": Peer("compile, reduce-overhead", _reduce_overhead, cuda_only=True, shapes=False),
+    "static": Peer(
+        "torch.compile, static",
+        lambda f, numbers: _compiled(f, numbers, dynamic=False),
+        static=False,
+        shapes=False,
+    ),
+    "dynamic": Peer(
+        "torch.compile, dynamic", lambda f, numbers: _compiled(f, numbers, dynamic=True), static=False
+    ),
+    "overhead": Peer("compile reduce-overhead", _reduce_overhead, cuda_only=True, shapes=False),
     "mef_nnc": Peer("memory_efficient + NNC", _memory_efficient, "fuser1", shapes=False),
     "mef_tsfuser": Peer("memory_efficient + tsfuser", _memory_efficient, "fuser2", ours=True, shapes=False),
     "tsfuser": Peer("tsfuser", _scripted, "fuser2", ours=True),

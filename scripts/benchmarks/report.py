@@ -3,7 +3,8 @@
 In: `Result`s, each with a cell of named values for every peer. Out: tables of at most 120 columns, a summary,
 JSON. Example:
 
-    Result("gelu", "gelu(x + b) * y", "its", cells={"eager": {"its": 5670.0}, "tsfuser": {"its": 9700.0}}).table()
+    cells = {"eager": {"its": 5670.0}, "tsfuser": {"its": 9700.0}}
+    Result("gelu", "gelu(x + b) * y", "its", cells=cells).table()
 """
 
 import json
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 from .peers import PEERS
 
-_WIDTH = 11
+_WIDTH = 13  # with six columns, 120
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Result:
         return "\n".join(lines) + "\n"
 
 
-def shown(value):
+def shown(value, width=_WIDTH):
     """A number in its column, with four digits; a dash where there is none."""
     if value is None:
         text = "-"
@@ -68,26 +69,40 @@ def shown(value):
         text = f"{value:.0f}"
     else:
         text = f"{value:.3g}" if value < 1 else f"{value:.4g}"
-    return f"{text:>{_WIDTH}}"
+    return f"{text:>{width}}"
 
 
 def summary(results):
     """A line for each result that compares: ours, the best peer, the ratios."""
-    lines = [f"{'':<23}{'':>{_WIDTH}}{'tsfuser':>{_WIDTH}}{'best peer':>{_WIDTH}}{'ratio':>{_WIDTH}}{'gpu/compile':>13}{'of floor':>{_WIDTH}}  best peer"]
+    titles = ("", "tsfuser", "best peer", "ratio", "gpu/compile", "of floor")
+    lines = [f"{'':<23}" + "".join(f"{title:>12}" for title in titles) + "  best peer"]
     for result in results:
         if result.ratio() is None:
             continue
         best, mine = result.best_peer(), result.cells["tsfuser"]
-        line = f"{result.name:<23}{result.measure:>{_WIDTH}}{shown(result.value('tsfuser'))}{shown(result.value(best))}"
-        line += f"{shown(result.ratio())}  {shown(result.of_compile())}{shown(mine.get('of floor'))}"
+        values = (
+            result.value("tsfuser"),
+            result.value(best),
+            result.ratio(),
+            result.of_compile(),
+            mine.get("of floor"),
+        )
+        line = f"{result.name:<23}{result.measure:>12}" + "".join(shown(value, 12) for value in values)
         lines.append(f"{line}  {PEERS[best].title}")
     return "\n".join(lines)
 
 
 def errors(results):
-    """A line for each peer that failed."""
-    failed = [(r.name, PEERS[name].title, cell["error"]) for r in results for name, cell in r.cells.items() if "error" in cell]
-    return "\n".join(f"{name}, {peer}: {error.splitlines()[0][:90]}" for name, peer, error in failed)
+    """A line for each peer that failed, with the last line of its error."""
+    failed = [
+        (r.name, PEERS[name].title, cell["error"])
+        for r in results
+        for name, cell in r.cells.items()
+        if "error" in cell
+    ]
+    return "\n".join(
+        f"{name}, {peer}: {error.strip().splitlines()[-1][:90]}"[:120] for name, peer, error in failed
+    )
 
 
 def as_json(results, where):

@@ -33,7 +33,9 @@ def seconds(function):
 
 def steps_per_second(step, count, repeats=5):
     """Median over `repeats` of `count` steps each, host and device."""
-    return statistics.median(count / seconds(lambda: [step() for _ in range(count)] and None)[0] for _ in range(repeats))
+    return statistics.median(
+        count / seconds(lambda: [step() for _ in range(count)] and None)[0] for _ in range(repeats)
+    )
 
 
 def host_us(call, count):

@@ -101,7 +101,8 @@ class Static:
     def __init__(self, name, peers, settings):
         self.block, self.settings, self.steps = BLOCKS[name], settings, {}
         self.moved = self.block.bytes(settings.shape)
-        title = f"{self.block.title}, {list(settings.shape)} {str(self.block.dtype)[6:]}, {self.moved / 1e6:.1f} MB must move"
+        what = f"{list(settings.shape)} {str(self.block.dtype)[6:]}"
+        title = f"{self.block.title}, {what}, {self.moved / 1e6:.1f} MB must move"
         self.result = Result(name, title, "its")
         torch.manual_seed(0)
         self.tensors = self.block.tensors(settings.shape, DEVICE)
@@ -116,7 +117,9 @@ class Static:
         if key == "tsfuser" and (wrong := wrong_by(self.block, self.settings.shape)) > 64:
             raise ArithmeticError(f"wrong result: {wrong:.3g} roundings from float64")
         with peer.context():
-            step = step_of(peer.prepare(self.block.function, self.block.numbers), self.tensors, self.gradient)
+            step = step_of(
+                peer.prepare(self.block.function, self.block.numbers), self.tensors, self.gradient
+            )
             start, _ = seconds(lambda: [step() for _ in range(WARM_UP)] and None)
             its = steps_per_second(step, self.settings.steps, self.settings.repeats)
         self.steps[key] = step
@@ -143,7 +146,10 @@ def dynamic(name, peers, settings):
     torch.manual_seed(0)
     batches = []
     for _ in range(SHAPES):
-        shape = [settings.shape[0] + generator.randrange(-2, 3), settings.shape[1] + generator.randrange(-2, 3)]
+        shape = [
+            settings.shape[0] + generator.randrange(-2, 3),
+            settings.shape[1] + generator.randrange(-2, 3),
+        ]
         shape = (max(shape[0], 2), shape[1], settings.shape[2])
         batches.append((block.tensors(shape, DEVICE), torch.randn(shape, device=DEVICE).to(block.dtype)))
     title = f"{block.title}, {SHAPES} random shapes near {list(settings.shape)} {str(block.dtype)[6:]}"
@@ -158,7 +164,10 @@ def dynamic(name, peers, settings):
                 steps[0]()
             warm = tsfuser.stats()
             count, turn = settings.steps, iter(range(1 << 30))
-            rates = [steps_per_second(lambda: steps[next(turn) % SHAPES](), count, 1) for _ in range(1 + settings.repeats)]
+            rates = [
+                steps_per_second(lambda: steps[next(turn) % SHAPES](), count, 1)
+                for _ in range(1 + settings.repeats)
+            ]
             after = tsfuser.stats()
         cell = {f"first {count}": rates[0], "later its": sorted(rates[1:])[(len(rates) - 1) // 2]}
         if peer.ours:
