@@ -28,7 +28,9 @@ def measured(tmp_path_factory):
     """What one run of scripts/bench printed and wrote, without the peers that compile for seconds."""
     path = tmp_path_factory.mktemp("bench") / "bench.json"
     only = "gelu,softmax,layer_norm_shapes,pointwise,host,graph"
-    done = run("bench", "--quick", "--only", only, "--peers", "eager,script,mef_tsfuser,tsfuser", "--json", path)
+    done = run(
+        "bench", "--quick", "--only", only, "--peers", "eager,script,mef_tsfuser,tsfuser", "--json", path
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, {r["name"]: r for r in json.loads(path.read_text())["results"]}
 
@@ -53,12 +55,19 @@ def test_the_table_fits_120_columns(measured):
 
 
 def test_a_peer_that_fails_is_a_dash_with_its_error():
-    cells = {"eager": {"its": 10.0, "gpu us": 5.0}, "nnc": {"error": "Error: first\nno backend"}, "tsfuser": {"its": 25.0}}
+    cells = {
+        "eager": {"its": 10.0, "gpu us": 5.0},
+        "nnc": {"error": "Error: first\nno backend"},
+        "tsfuser": {"its": 25.0},
+    }
     result = report.Result("block", "a block", "its", cells=cells)
     assert [line.split()[-1] for line in result.table().splitlines() if "NNC" in line] == ["-"]
     assert result.ratio() == 2.5 and result.best_peer() == "eager"
     assert report.errors([result]) == "block, TorchScript + NNC: no backend"
-    assert json.loads(report.as_json([result], {}))["results"][0]["peers"]["nnc"]["error"] == "Error: first\nno backend"
+    assert (
+        json.loads(report.as_json([result], {}))["results"][0]["peers"]["nnc"]["error"]
+        == "Error: first\nno backend"
+    )
 
 
 def test_a_budget_that_is_used_up_measures_nothing_more(tmp_path):
@@ -106,7 +115,19 @@ def test_the_chart_has_bars_and_says_so_where_it_cannot(tmp_path, monkeypatch):
 
 def test_the_sweep_runs(tmp_path):
     path = tmp_path / "sweep.json"
-    done = run("sweep", "--elements", 8192, "--peers", "eager,tsfuser", "--dtype", "float32", "--length", "0,128,4096", "--json", path)
+    done = run(
+        "sweep",
+        "--elements",
+        8192,
+        "--peers",
+        "eager,tsfuser",
+        "--dtype",
+        "float32",
+        "--length",
+        "0,128,4096",
+        "--json",
+        path,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(path.read_text())["rows"]
     assert {row["family"] for row in rows} == set(FAMILIES)
