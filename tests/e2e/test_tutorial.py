@@ -1,5 +1,5 @@
-"""The job of nvFuser's tutorial: blocks of a transformer with dropout and a norm, trained with one shape and with
-twenty, scripted and through functorch's memory_efficient_fusion, under torch.jit.fuser("fuser2")."""
+"""The job of nvFuser's tutorial: blocks of a transformer with dropout and a norm, trained with one shape and
+with twenty, scripted and through functorch's memory_efficient_fusion, under torch.jit.fuser("fuser2")."""
 
 import functools
 import random
@@ -229,9 +229,10 @@ device = "cuda"
 x = torch.randn(8, 16, 64, device=device, requires_grad=True)
 residual = torch.rand_like(x).requires_grad_()
 weight, bias = (torch.nn.Parameter(torch.randn(64, device=device)) for _ in range(2))
+tensors = [x, residual, weight, bias]
 scripted = torch.jit.script(block)
-first = functools.partial(scripted, x, residual, weight, bias, normalization_axis=2, dropout_prob=0.1, keepdim=True)
-second = functools.partial(memory_efficient_fusion(literal), x, residual, weight, bias)
+first = functools.partial(scripted, *tensors, normalization_axis=2, dropout_prob=0.1, keepdim=True)
+second = functools.partial(memory_efficient_fusion(literal), *tensors)
 for func in (first, second):
     tsfuser.reset()
     for _ in range(4):
