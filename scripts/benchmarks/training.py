@@ -16,6 +16,7 @@ import torch
 
 import tsfuser
 
+from . import accuracy
 from .blocks import BLOCKS, SHAPE
 from .peers import PEERS
 from .report import Result
@@ -67,32 +68,19 @@ def attempt(cell, settings, measure):
 
 
 def wrong_by(block, shape):
-    """How far tsfuser's output and gradients, without dropout, are from float64, in roundings of the dtype
-    and beyond four times eager's own error."""
+    """How far tsfuser's output and gradients, without dropout, are off: `accuracy.beyond`."""
     torch.manual_seed(0)
     shape = (2, *shape[1:])
     tensors, gradient = block.tensors(shape, DEVICE), torch.randn(shape, device=DEVICE)
 
-    def trained(run, dtype):
-        operands = [x.detach().to(dtype).requires_grad_(x.requires_grad) for x in tensors]
-        for _ in range(4):
-            for x in operands:
-                x.grad = None
-            out = run(*operands)
-            out.backward(gradient.to(dtype))
-        return [out.detach().double()] + [x.grad.double() for x in operands if x.requires_grad]
-
     def run(name):
         return PEERS[name].prepare(block.function, block.without_dropout())
 
-    exact = trained(run("eager"), torch.float64)
+    exact = accuracy.trained(run("eager"), tensors, gradient, torch.float64)
+    eager = accuracy.trained(run("eager"), tensors, gradient)
     with PEERS["tsfuser"].context():
-        found = trained(run("tsfuser"), block.dtype)
-    worst = 0.0
-    for mine, eager, e in zip(found, trained(run("eager"), block.dtype), exact):
-        beyond = (mine - e).abs().max() - 4 * (eager - e).abs().max()
-        worst = max(worst, (beyond / (e.abs().max() * torch.finfo(block.dtype).eps)).item())
-    return worst
+        fused = accuracy.trained(run("tsfuser"), tensors, gradient, steps=4)
+    return accuracy.beyond(fused, eager, exact, block.dtype)
 
 
 class Static:

@@ -11,7 +11,7 @@ from support import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from benchmarks import chart, report  # noqa: E402
+from benchmarks import accuracy, chart, report, training  # noqa: E402
 from benchmarks.blocks import BLOCKS, SHAPE  # noqa: E402
 from benchmarks.kernels import FAMILIES  # noqa: E402
 from benchmarks.peers import PEERS, available  # noqa: E402
@@ -68,6 +68,22 @@ def test_a_peer_that_fails_is_a_dash_with_its_error():
         json.loads(report.as_json([result], {}))["results"][0]["peers"]["nnc"]["error"]
         == "Error: first\nno backend"
     )
+
+
+def test_a_wrong_result_is_an_error_and_no_figure(monkeypatch):
+    monkeypatch.setattr(training, "wrong_by", lambda block, shape: 1000.0)
+    settings = training.Settings.here(quick=True)
+    measured = training.Static("gelu", available(["eager", "tsfuser"], cuda=False), settings)
+    assert "wrong result: 1e+03 roundings" in measured.result.cells["tsfuser"]["error"]
+    assert "its" in measured.result.cells["eager"] and measured.result.ratio() is None
+
+
+def test_a_nan_is_wrong_and_an_error_as_eagers_is_not():
+    exact = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    assert accuracy.beyond([exact + 3e-3], [exact + 1e-3], [exact], torch.float32) == 0
+    assert accuracy.beyond([exact + 1e-2], [exact + 1e-3], [exact], torch.float32) > 10000
+    for value in (torch.nan, torch.inf):
+        assert accuracy.beyond([exact * value], [exact], [exact], torch.float32) > 1e300
 
 
 def test_a_budget_that_is_used_up_measures_nothing_more(tmp_path):
