@@ -157,12 +157,13 @@ class Total:
 class BlockReduce:
     """The threads along `axis` combine all `totals` at once: along `x` all of them get the result, along `y` the first. All threads of the block take part. `fold`:
     the accumulators of a thread are combined first, into so many results; 0 for none of that. `warp`: how many threads a row has where they are neighbours in a warp, who need neither shared memory nor
-    barrier; else 0. `turn`: the loop around it, whose turns use two halves of shared memory, `half` bytes each, by turns: nobody overwrites what others still read."""
+    barrier; else 0. `warps`: the most that a row may have, a power of two. `turn`: the loop around it, whose turns use two halves of shared memory, `half` bytes each, by turns: nobody overwrites what others still read."""
 
     totals: tuple[Total, ...]
     axis: str
     fold: int = 0
     warp: int = 0
+    warps: int = 1
     turn: str = ""
     half: int = 0
 
@@ -213,7 +214,7 @@ class Tile:
 @dataclass(frozen=True)
 class Kernel:
     """One kernel: launch sizes are symbolic. `index` is the C type of indices; `shared` in bytes; `grain` is how many blocks make a task of
-    the host's thread pool."""
+    the host's thread pool; `resident`: how many blocks registers must leave room for on a multiprocessor, 0 for any number."""
 
     name: str
     params: tuple[Param, ...]
@@ -226,6 +227,7 @@ class Kernel:
     tiles: tuple[Tile, ...] = ()
     shared: int = 0
     grain: int = 1
+    resident: int = 0
 
     def __str__(self) -> str:
         """Indented pseudo-C, one line a statement."""

@@ -134,7 +134,7 @@ def kernel_of(name: str, segment: Segment, schedule: Schedule, params: Params, b
     shared = max((t.offset + t.bytes for t in tiles), default=0)
     shared = max(shared, exchanged(body))
     return Kernel(name, tuple(params.fields.values()), tuple(launch + body), params.index, extent["block"],
-                  extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared, schedule.grain)
+                  extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared, schedule.grain, schedule.resident)
 
 
 def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: Params, schedule: Schedule, registers) -> list[Stmt]:
@@ -185,7 +185,7 @@ def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: 
     made: list[Stmt] = []
     for totals in groups:
         made += [Barrier()] if made else []  # what the last group exchanged has been read
-        made.append(BlockReduce(tuple(totals), how.axis, fold, how.warp))
+        made.append(BlockReduce(tuple(totals), how.axis, fold, how.warp, max(1, threads // 32)))
     return made
 
 

@@ -25,12 +25,11 @@ from .pointwise import is_whole, is_wide, vector_width
 LARGEST = 512  # threads of a row: more would leave too few registers to each
 DEEPEST = 8  # vectors of each tensor that a thread keeps
 SHALLOW = 8  # the same in a row that a warp or less has for itself
-SHALLOW_COLUMNS = 2  # the same where registers hold columns as well
 SMALL = 128  # threads of a block of such rows
 FLIGHT = 64  # bytes of input that a thread asks for before it waits for any, so that what threads do together costs each element less
 FLIGHT_ALONE = 32  # the same where several rows make them up
 REGISTERS = 96  # of a thread, that may hold input and columns
-RESIDENT = 1024  # threads that share a multiprocessor where each needs many registers
+OTHERS = 24  # registers for everything else
 LONG = 65536  # elements of a row from which several blocks a row are worth two passes and another kernel, where rows are few
 
 
@@ -38,7 +37,8 @@ LONG = 65536  # elements of a row from which several blocks a row are worth two 
 class RowParams:
     """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor, of one row or (`several`) of as many; `persistent`: in registers from first to last use;
     `warp`: threads of a short row, several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that nothing needs a bound; `whole`: at
-    least, every vector is all inside or all outside the row; `columns`: how many reductions run over the other dims; `threads`: of a block at most; `wide`: 64-bit indices."""
+    least, every vector is all inside or all outside the row; `columns`: how many reductions run over the other dims; `threads`: of a block at most;
+    `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit indices."""
 
     vector: int
     unroll: int
@@ -49,6 +49,7 @@ class RowParams:
     whole: bool = False
     columns: int = 0
     threads: int = 1
+    resident: int = 0
     wide: bool = False
 
 
@@ -68,8 +69,7 @@ def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
         return "its rows are long and too few to keep the machine busy"
     if columns:
         params = choose(call, segment, space, machine)
-        held = params.unroll * params.vector * (_streamed(space) / 4 + len(columns) + 1)
-        if not params.persistent or held > REGISTERS:
+        if not params.persistent or _held(space, params) > REGISTERS:
             return "a row and its part of the columns do not fit into registers"
     return None
 
@@ -99,8 +99,10 @@ def choose(call: Call, segment: Segment, space: Domain, machine: Machine) -> Row
         return replace(given, exact=whole)
     vectors = sz.ceildiv(columns, vector)
     bytes_each = vector * _streamed(space)
-    unroll = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), _depth(FLIGHT, bytes_each))
-    shallow = SHALLOW_COLUMNS if given.columns else SHALLOW
+    unroll, shallow = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), _depth(FLIGHT, bytes_each)), SHALLOW
+    if given.columns:  # as much as registers hold, so that what threads do together costs each element less
+        shallow = next((u for u in (8, 4, 2) if _held(space, replace(given, unroll=u)) <= REGISTERS), 1)
+        unroll = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), shallow)
     if call.decide(sz.le(vectors, 32 * shallow)):
         warp = call.decide(sz.minimum(sz.nextpow2(vectors), 32))
         unroll, depth = call.decide(sz.nextpow2(sz.ceildiv(vectors, 32))), _depth(FLIGHT_ALONE, bytes_each)
@@ -111,6 +113,10 @@ def choose(call: Call, segment: Segment, space: Domain, machine: Machine) -> Row
     else:
         params = replace(given, unroll=4, threads=LARGEST)
     across, _ = _block(columns, params)
+    if params.columns and params.persistent:  # a turn of all blocks should find room at once
+        threads = params.threads if params.warp else call.decide(sz.nextpow2(across))
+        most = next((r for r in (64, 80, 96, 128, 168) if r >= _held(space, params) + OTHERS), 168)
+        params = replace(params, threads=threads, resident=machine.registers // (most * threads))
     step = across * (params.vector * (1 if params.several else params.unroll))
     return replace(params, exact=bool(call.decide(sz.eq(columns, step) if params.persistent else sz.eq(columns % step, 0))))
 
@@ -119,6 +125,12 @@ def _streamed(space: Domain) -> int:
     """Bytes an element of the tensors that are read from memory, and not again for every row."""
     columns = len(space.dims) - 1
     return sum(a.itemsize for a in space.loads if a.moves(columns) and (columns == 0 or any(a.moves(d) for d in range(columns))))
+
+
+def _held(space: Domain, params: RowParams) -> int:
+    """Registers of a thread for its part of a row, or of several, for what it adds up over rows, and for what all rows share."""
+    rows, along = (params.unroll, 1) if params.several else (1, params.unroll)
+    return params.vector * along * (rows * _streamed(space) + 4 * params.columns + 4) // 4
 
 
 def _depth(flight: int, bytes_each: int) -> int:
@@ -131,8 +143,7 @@ def _parts(space: Domain, params: RowParams, machine: Machine) -> Size:
     across, down = _block(space.dims[-1].extent, params)
     count = sz.product([d.extent for d in space.dims[:-1]])
     rows = down * params.unroll if params.several else down
-    resident = sz.maximum(sz.binary("div", RESIDENT, across * down), 1) * machine.multiprocessors
-    return sz.minimum(sz.ceildiv(count, rows * 2), resident)
+    return sz.minimum(sz.ceildiv(count, rows * 2), machine.multiprocessors * params.resident)
 
 
 def apply(space: Domain, params: RowParams, machine: Machine) -> Schedule:
@@ -173,7 +184,7 @@ def apply(space: Domain, params: RowParams, machine: Machine) -> Schedule:
         schedule = schedule.reorder(*threads, *serial).with_single("block")
     schedule = schedule.bind(**bound)
     each = "u" if params.several else ""
-    return replace(schedule, reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp, each=each))
+    return replace(schedule, resident=params.resident, reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp, each=each))
 
 
 def _block(extent: Size, params: RowParams) -> tuple[Size, Size]:
@@ -183,5 +194,5 @@ def _block(extent: Size, params: RowParams) -> tuple[Size, Size]:
     vectors = sz.ceildiv(extent, params.vector)
     if params.warp:
         return sz.const(params.warp), sz.const(params.threads // params.warp)
-    across = sz.ceildiv(sz.ceildiv(vectors, params.unroll), 32) * 32
+    across = sz.ceildiv(sz.ceildiv(vectors, 1 if params.several else params.unroll), 32) * 32
     return sz.minimum(across, LARGEST), sz.const(1)
