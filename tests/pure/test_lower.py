@@ -172,8 +172,9 @@ def uniforms(kernel):
 def test_random_numbers_are_drawn_in_vectors(dtype, lanes):
     [kernel] = kernels(noisy, tensor(64, 1024, dtype=dtype))
     assert {s.lanes for s in uniforms(kernel)} == {lanes}
-    assert f"uniform<float, {lanes}>(args.seed, args.offset, 0, " in source(kernel)
-    assert {p.source for p in kernel.params} >= {("seed",), ("offset",)}
+    assert f"uniform<float, {lanes}>(random, 0, " in source(kernel)
+    assert "const random_start random = start_of(args.random);" in source(kernel)
+    assert ("random",) in {p.source for p in kernel.params}
 
 
 def test_a_random_number_is_counted_in_logical_order():
