@@ -1,11 +1,12 @@
 """Random ops in groups: reproducible, independent, of the right distribution."""
 
 import math
+import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
-from distribution import SHAPES, SIGMAS, close, correlation, ones, state_of
+from distribution import SHAPES, SIGMAS, close, correlation, ones, set_state, state_of
 from support import counted, fuse, groups, kinds, no_fallback
 
 
@@ -82,6 +83,43 @@ def test_other_random_ops_go_on_after_a_group(device):
     torch.manual_seed(3)
     assert torch.equal(mine, scripted(x)) and torch.equal(eager, torch.rand(1024, device=device))
     assert not (mine == eager).any()
+
+
+def test_a_state_put_back_gives_the_same_numbers(device):
+    x, y = torch.randn(2, 33, 65, device=device)
+    scripted = fuse(drop, x, y)
+    begin, first = state_of(device), scripted(x, y)
+    middle, second = state_of(device), scripted(x, y)
+    set_state(device, middle)
+    assert torch.equal(second, scripted(x, y))
+    set_state(device, begin)
+    assert torch.equal(first, scripted(x, y)) and torch.equal(middle, state_of(device))
+
+
+def test_a_fork_of_the_generator_leaves_no_trace(device):
+    x, y = torch.randn(2, 33, 65, device=device)
+    scripted = fuse(drop, x, y)
+    state = state_of(device)
+    with torch.random.fork_rng(devices=[0] if device == "cuda" else []):
+        inside = scripted(x, y)
+    assert torch.equal(state, state_of(device)) and torch.equal(inside, scripted(x, y))
+
+
+def test_threads_draw_different_numbers(device):
+    """Each call of four threads has numbers of its own; together they draw as much as calls one after another."""
+    x, y = ones((64, 65), device), torch.zeros(64, 65, device=device)
+    scripted = fuse(drop, x, y)
+    torch.manual_seed(3)
+    expected = [scripted(x, y) != 0 for _ in range(16)]
+    after, found = state_of(device), []
+    torch.manual_seed(3)
+    threads = [threading.Thread(target=lambda: found.extend(scripted(x, y) != 0 for _ in range(4))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.equal(after, state_of(device)) and len(found) == 16
+    assert all(sum(torch.equal(mask, other) for other in found) == 1 for mask in expected)
 
 
 def test_a_group_without_elements_draws_nothing(device):
