@@ -44,9 +44,9 @@ def _address(pointer: str, offset) -> str:
 def _load(s: Load) -> list[str]:
     address = _address(s.buffer, s.offset)
     if s.lanes > 1:
-        ctype = f"vec<{s.ctype}, {s.lanes}>"
-        call = f"load<{s.lanes}>({address})" if s.count is None else f"load_upto<{s.lanes}>({address}, {s.count})"
-        return _assign(ctype, s.name, call if s.guard is None else f"{s.guard} ? {call} : {ctype}{{}}")
+        given = "" if s.guard is None else f", {s.guard}"
+        call = f"load<{s.lanes}>({address}{given})" if s.count is None else f"load_upto<{s.lanes}>({address}, {s.count})"
+        return _assign(f"vec<{s.ctype}, {s.lanes}>", s.name, call)
     value = f"load_bool({address})" if s.ctype == "bool" else f"{s.buffer}[{s.offset}]"
     return _assign(s.ctype, s.name, value if s.guard is None else f"{s.guard} ? {value} : {s.ctype}{{}}")
 
@@ -115,8 +115,8 @@ def _accumulate(s: Accumulate) -> list[str]:
 
 
 def _block_reduce(s: BlockReduce) -> list[str]:
-    fold = [f"fold_lanes<{t.combine}>({t.name});" for t in s.totals] if s.fold else []
-    lanes = ", 1" if s.fold else ""
+    fold = [f"fold_lanes<{t.combine}, {s.fold}>({t.name});" for t in s.totals] if s.fold else []
+    lanes = f", {s.fold}" if s.fold else ""
     if s.warp:
         return fold + [f"reduce_warp<{t.combine}, {s.warp}{lanes}>({t.name});" for t in s.totals]
     steps = [[f"{verb}_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {t.offset});" for t in s.totals] for verb in ("offer", "take")]

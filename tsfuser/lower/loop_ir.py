@@ -153,12 +153,12 @@ class Total:
 @dataclass(frozen=True)
 class BlockReduce:
     """The threads along `axis` combine all `totals` at once: along `x` all of them get the result, along `y` the first. All threads of the block take part. `fold`:
-    the lanes are combined first, into lane 0. `warp`: how many threads a row has where they are neighbours in a warp, who need neither shared memory nor
+    the accumulators of a thread are combined first, into so many results; 0 for none of that. `warp`: how many threads a row has where they are neighbours in a warp, who need neither shared memory nor
     barrier; else 0."""
 
     totals: tuple[Total, ...]
     axis: str
-    fold: bool = False
+    fold: int = 0
     warp: int = 0
 
 

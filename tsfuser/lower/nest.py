@@ -163,19 +163,19 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
         write = replace(write, guard=ix.both([first, *([write.guard] if write.guard else [])]))
         after += [Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), str(at_result)), write]
     lets = needed(done.lets, frozenset().union(*map(used, after)))
-    combine = combined(ops, how, schedule.threads, 1 if fold or lane is None else lane.extent.a, fold)
+    combine = combined(ops, how, schedule.threads, 1 if fold or lane is None else lane.extent.a, int(fold))
     return [*before, *looped(body, loops, params), *combine, *looped([*lets, *after], [lane] if lane and not fold else [], params)]
 
 
 SHARED = 32768  # bytes of shared memory for one exchange; every GPU has 48 KB
 
 
-def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: bool, start: int = 0) -> list[Stmt]:
+def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: int, start: int = 0) -> list[Stmt]:
     """The combinations of the `lanes` accumulators of each of `ops` over the block, in one exchange where they fit."""
     groups: list[list[Total]] = [[]]
     at = start
     for op in ops:
-        size = accumulator(op, threads).itemsize * lanes * (max(threads, 32) if how.axis == "y" else 32)
+        size = accumulator(op, threads).itemsize * lanes * (threads if how.axis == "y" else 32)
         if at + size > SHARED and groups[-1]:
             groups.append([])
             at = start

@@ -181,7 +181,7 @@ def _hoisted(loop: For) -> tuple[list[Stmt], For]:
 
 def _if_run(load: Load, extent: Expr) -> Load:
     """`load` for a loop that may have no iteration, as where a reduced dim is empty: then there is no element to read."""
-    runs = ix.less(0, extent)
+    runs = ix.less(0, extent)  # load_upto takes no guard beside its count
     if load.count is not None:
         return replace(load, count=ix.Select(runs, load.count, Const(0)))
     return replace(load, guard=ix.both([runs, *conjuncts(load.guard)]))

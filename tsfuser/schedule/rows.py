@@ -20,14 +20,15 @@ from .pointwise import is_whole, is_wide, vector_width
 
 LARGEST = 512  # threads of a row: more would leave too few registers to each
 DEEPEST = 8  # vectors of each tensor that a thread keeps
-SHALLOW = 4  # the same in a row that a warp or less has for itself
+SHALLOW = 8  # the same in a row that a warp or less has for itself
+FLIGHT = 32  # bytes of input that a thread asks for before it waits for any
 SMALL = 128  # threads of a block of such rows
 LONG = 65536  # elements of a row from which several blocks a row are worth two passes and another kernel, where rows are few
 
 
 @dataclass(frozen=True)
 class RowParams:
-    """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor; `persistent`: in registers from first to last use; `warp`: threads of a short row,
+    """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor, of one row or (`several`) of as many; `persistent`: in registers from first to last use; `warp`: threads of a short row,
     several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that nothing needs a bound; `whole`: at least, every vector is all inside or all outside
     the row; `threads`: of a block at most; `wide`: 64-bit indices."""
 
@@ -35,6 +36,7 @@ class RowParams:
     unroll: int
     persistent: bool
     warp: int
+    several: bool
     exact: bool
     whole: bool
     threads: int
@@ -65,19 +67,29 @@ def choose(call: Call, segment: Segment, space: Domain, machine: Machine) -> Row
     whole = is_whole(call, space, vector)
     columns = space.dims[-1].extent
     if machine.kind == "host":
-        return RowParams(vector, 1, False, 0, whole, whole, 1, wide)
+        return RowParams(vector, 1, False, 0, False, whole, whole, 1, wide)
     vectors = sz.ceildiv(columns, vector)
-    unroll = sz.nextpow2(sz.ceildiv(vectors, LARGEST))
+    depth = _depth(space, vector)
+    unroll = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), depth)
     if call.decide(sz.le(vectors, 32 * SHALLOW)):
         warp = call.decide(sz.minimum(sz.nextpow2(vectors), 32))
-        params = RowParams(vector, call.decide(sz.nextpow2(sz.ceildiv(vectors, 32))), True, warp, False, whole, SMALL, wide)
+        unroll = call.decide(sz.nextpow2(sz.ceildiv(vectors, 32)))
+        several = unroll == 1 < depth and len(space.dims) > 1
+        params = RowParams(vector, depth if several else unroll, True, warp, several, False, whole, SMALL, wide)
     elif call.decide(sz.le(unroll, DEEPEST)):
-        params = RowParams(vector, call.decide(unroll), True, 0, False, whole, LARGEST, wide)
+        params = RowParams(vector, call.decide(unroll), True, 0, False, False, whole, LARGEST, wide)
     else:
-        params = RowParams(vector, 4, False, 0, False, whole, LARGEST, wide)
+        params = RowParams(vector, 4, False, 0, False, False, whole, LARGEST, wide)
     across, _ = _block(columns, params)
-    step = across * (params.vector * params.unroll)
+    step = across * (params.vector * (1 if params.several else params.unroll))
     return replace(params, exact=bool(call.decide(sz.eq(columns, step) if params.persistent else sz.eq(columns % step, 0))))
+
+
+def _depth(space: Domain, vector: int) -> int:
+    """Vectors of each tensor that make `FLIGHT` bytes."""
+    columns = len(space.dims) - 1
+    streamed = vector * sum(a.itemsize for a in space.loads if a.moves(columns) and (columns == 0 or any(a.moves(d) for d in range(columns))))
+    return 1 << (max(1, min(4, FLIGHT // max(streamed, 1))).bit_length() - 1)
 
 
 def apply(space: Domain, params: RowParams) -> Schedule:
@@ -86,8 +98,9 @@ def apply(space: Domain, params: RowParams) -> Schedule:
     across, down = _block(schedule.loop(col).extent, params)
     step = across * params.vector
     if params.persistent:
-        schedule = schedule.split(col, step, ("u", "spot"), exact=params.exact, times=params.unroll, whole=params.whole)
-        serial = ["u", "lane"]
+        times = 1 if params.several else params.unroll
+        schedule = schedule.split(col, step, ("u" if times > 1 else "once", "spot"), exact=params.exact, times=times, whole=params.whole)
+        serial = ["u" if times > 1 else "once", "lane"]
     else:
         turn = step * params.unroll
         times = sz.ceildiv(schedule.loop(col).extent, turn)
@@ -95,19 +108,23 @@ def apply(space: Domain, params: RowParams) -> Schedule:
         schedule = schedule.split("round", step, ("u", "spot"), exact=True)
         serial = ["r", "u", "lane"]
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
-    bound = {"tx": "thread_x", "ty": "thread_y", "r": "serial", "u": "unroll", "lane": "vector", "block": "block"}
+    bound = {"tx": "thread_x", "ty": "thread_y", "u": "unroll", "lane": "vector", "block": "block"}
     threads = ["tx"]
     if outer:
         schedule = schedule.reorder(*outer, *threads, *serial)
         row = outer[0]
         if len(outer) > 1:
             schedule, row = schedule.fuse_all(outer, "row"), "row"
-        schedule = schedule.split(row, down, ("block", "ty"))
+        if params.several:
+            schedule = schedule.split(row, down * params.unroll, ("block", "rows")).split("rows", down, ("u", "ty"), exact=True)
+            serial = ["u", *serial]
+        else:
+            schedule = schedule.split(row, down, ("block", "ty"))
         schedule = schedule.reorder("block", "ty", *threads, *serial)
     else:
         schedule = schedule.reorder(*threads, *serial).with_single("block")
     schedule = schedule.bind(**bound)
-    return replace(schedule, reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp))
+    return replace(schedule, reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp, each="u" if params.several else ""))
 
 
 def _block(extent: Size, params: RowParams) -> tuple[Size, Size]:

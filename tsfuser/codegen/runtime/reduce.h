@@ -27,13 +27,18 @@ COMBINER(Any, a || b)
 COMBINER(All, a && b)
 #undef COMBINER
 
-// The lanes of a thread, into lane 0; in a tree, which rounds less than a chain.
-template <class Op, class T, int N>
+// The accumulators of a thread, N / Results neighbours into each of the first `Results`; in a tree, which rounds less than a chain.
+template <class Op, int Results, class T, int N>
 DEVICE void fold_lanes(T (&value)[N]) {
 #pragma unroll
-  for (int half = N / 2; half > 0; half /= 2) {
+  for (int result = 0; result < Results; ++result) {
+    T* const own = value + result * (N / Results);
 #pragma unroll
-    for (int lane = 0; lane < half; ++lane) value[lane] = Op::combine(value[lane], value[lane + half]);
+    for (int half = N / Results / 2; half > 0; half /= 2) {
+#pragma unroll
+      for (int lane = 0; lane < half; ++lane) own[lane] = Op::combine(own[lane], own[lane + half]);
+    }
+    value[result] = own[0];
   }
 }
 
