@@ -135,8 +135,8 @@ struct RandomState {
 RandomState draw_random(c10::Device device, int32_t ops);
 
 // Allocates, launches, and replaces the call's inputs on the stack by its outputs. On an exception the stack
-// is as it was. Throws LaunchError, RandomError, or c10::Error / std::bad_alloc where memory is short. Returns the number
-// of launches.
+// is as it was. Throws LaunchError, RandomError, or c10::Error / std::bad_alloc where memory is short. Returns
+// the number of launches.
 size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
            size_t input_count);
 

@@ -209,7 +209,7 @@ def test_the_backward_has_the_mask_of_the_forward(device, dtype):
 
 
 def trained(shape=(37, 65), device="cpu"):
-    """`bias_dropout_add`, fused forward and backward, and inputs of which each element that is kept is seen."""
+    """`bias_dropout_add`, fused forward and backward, and inputs that show what is kept."""
     inputs = [(torch.rand(s, device=device) + 1).requires_grad_() for s in (shape, shape[-1:], shape)]
     scripted = fresh(bias_dropout_add)
     with tsfuser.fuser():
@@ -229,7 +229,7 @@ def test_a_function_used_twice_keeps_both_masks(device):
 
 def again(function, *inputs, reentrant=False):
     """A call of which nothing is kept: the backward runs it once more."""
-    with set_checkpoint_early_stop(False):  # it raises an exception through the function, which TorchScript does not pass on
+    with set_checkpoint_early_stop(False):  # its exception would go through TorchScript, which replaces it
         return checkpoint(function, *inputs, use_reentrant=reentrant, preserve_rng_state=True)
 
 

@@ -1,7 +1,7 @@
 """Random numbers under CUDA graphs, and the generators of several devices.
 
-A captured group reads seed and offset from where torch puts them before each replay: replays give the numbers that
-direct calls would give from the same state of the generator.
+A captured group reads seed and offset from where torch puts them before each replay: replays give the
+numbers that direct calls would give from the same state of the generator.
 """
 
 import pytest
@@ -111,7 +111,7 @@ def test_kernels_of_one_plan_see_one_mask_in_every_replay():
 
 
 def test_graphed_callables():
-    """Forward and backward are captured: fresh masks in each call, and the backward has that of its forward."""
+    """Forward and backward are captured: each call has a fresh mask, the same in both."""
 
     def bias_dropout_add(x, bias, residual):
         return F.dropout(x + bias, 0.4, True) + residual

@@ -104,7 +104,7 @@ def test_the_first_numbers(ctype, bits, mode):
 @pytest.mark.parametrize("mode", [m for m in harness.HERE if m != "host"])
 @pytest.mark.parametrize("n", [1, 4])
 def test_a_captured_kernel_reads_seed_and_offset_from_memory(n, mode):
-    """As torch's captured graphs want it: the offset in memory moves from replay to replay, `within` is the kernel's own."""
+    """So that replays of a CUDA graph, before which torch changes the memory, draw other numbers."""
     memory = torch.tensor([6, 8], dtype=torch.int64, device=harness.device(mode))
     for offset in (8, 16):
         memory[1] = offset

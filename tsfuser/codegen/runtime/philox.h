@@ -14,7 +14,7 @@
 #include "vector.h"
 
 // What the launch says of a call's random numbers. In a captured CUDA graph (`captured` is 1, else 0), `seed`
-// and `offset` are the addresses of theirs, which torch writes before each replay; `within` adds to the offset.
+// and `offset` are addresses, where torch writes before each replay; `within` adds to the offset.
 struct random_state {
   uint64_t seed, offset, within, captured;
 };
