@@ -145,7 +145,7 @@ _loading = threading.Lock()
 
 
 def _start_nvrtc() -> None:
-    """Loads NVRTC as CuPy is going to, and has it compile nothing: 110 of the 240 ms that the first kernel
+    """Loads NVRTC as CuPy is going to, and has it compile nothing: 150 of the 240 ms that the first kernel
     waits otherwise. CuPy itself is not imported: had the program's own thread just begun with a submodule of
     CuPy, it would get half a package."""
     from cuda.pathfinder import load_nvidia_dynamic_lib  # a dependency of CuPy
