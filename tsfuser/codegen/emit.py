@@ -20,8 +20,7 @@ def source(kernel: Kernel) -> str:
     tiles = ["  SHARED_MEMORY(shared);"] if kernel.shared else []
     tiles += [f"  {t.ctype}* const {t.name} = reinterpret_cast<{t.ctype}*>(shared + {t.offset});" for t in kernel.tiles]
     tiles += [f"  const random_start {_START} = start_of(args.{p.name});" for p in kernel.params if p.ctype == "random_state"]
-    bounds = f"{kernel.threads}, {kernel.resident}" if kernel.resident else kernel.threads
-    lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", "", f"KERNEL({kernel.name}, Args, {bounds}) {{"]
+    lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", "", f"KERNEL({kernel.name}, Args, {kernel.threads}) {{"]
     return "\n".join([*lines, *tiles, *_block(kernel.body, 1), "}", ""])
 
 
@@ -91,7 +90,7 @@ def _array(s: Array) -> list[str]:
 
 
 def _for(s: For) -> list[str]:
-    hint = {"unroll": ["#pragma unroll"], "vector": ["#pragma unroll"], "simd": ["SIMD_LOOP"]}.get(s.bind, [])
+    hint = {"rows": ["#pragma unroll 1"], "unroll": ["#pragma unroll"], "vector": ["#pragma unroll"], "simd": ["SIMD_LOOP"]}.get(s.bind, [])
     index = "int32_t" if s.bind in ("unroll", "vector") else "int64_t"
     head = f"for ({index} {s.var} = 0; {s.var} < {s.extent}; ++{s.var}) {{"
     return [*hint, head, *_block(s.body, 1), "}"]
@@ -120,8 +119,9 @@ def _block_reduce(s: BlockReduce) -> list[str]:
     lanes = f", {s.fold}" if s.fold else ""
     if s.warp:
         return fold + [f"reduce_warp<{t.combine}, {s.warp}{lanes}>({t.name});" for t in s.totals]
-    offers = [f"offer_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {t.offset});" for t in s.totals]
-    takes = [f"take_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {t.offset}, {t.identity});" for t in s.totals]
+    half = f"{s.turn} % 2 * {s.half} + " if s.turn else ""
+    offers = [f"offer_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {half}{t.offset});" for t in s.totals]
+    takes = [f"take_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {half}{t.offset}, {t.identity});" for t in s.totals]
     return [*fold, *offers, f"meet_{s.axis}();", *takes]
 
 

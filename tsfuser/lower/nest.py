@@ -134,7 +134,7 @@ def kernel_of(name: str, segment: Segment, schedule: Schedule, params: Params, b
     shared = max((t.offset + t.bytes for t in tiles), default=0)
     shared = max(shared, exchanged(body))
     return Kernel(name, tuple(params.fields.values()), tuple(launch + body), params.index, extent["block"],
-                  extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared, schedule.grain, schedule.resident)
+                  extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared, schedule.grain)
 
 
 def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: Params, schedule: Schedule, registers) -> list[Stmt]:
@@ -194,7 +194,7 @@ def exchanged(body: list[Stmt]) -> int:
     ends = [0]
     for s in statements(body):
         if isinstance(s, BlockReduce) and not s.warp:
-            ends += [t.offset + t.bytes for t in s.totals]
+            ends += [(s.half if s.turn else 0) + t.offset + t.bytes for t in s.totals]
     return max(ends)
 
 

@@ -15,9 +15,9 @@ from ..ir import size as sz
 from ..ir.size import Size
 from .domain import Domain
 
-#: block: grid; thread.*: threads of a block; serial: a loop; unroll: unrolled, loads first; vector: one memory access of all lanes;
+#: block: grid; thread.*: threads of a block; rows: a loop of as many turns for all threads of a block; serial: a loop; unroll: unrolled, loads first; vector: one memory access of all lanes;
 #: simd: a loop that the host compiler vectorises
-BINDINGS = ("block", "thread.x", "thread.y", "serial", "unroll", "vector", "simd")
+BINDINGS = ("block", "thread.x", "thread.y", "rows", "serial", "unroll", "vector", "simd")
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,7 @@ class Reduction:
 class Schedule:
     """`loops` outermost first; `relations` in the order they were applied. `threads` is the largest block; `wide` asks for 64-bit indices.
     `shared` names the loads that go through a square tile of `tile_size` in shared memory, whose row and column loops are `tile` (see
-    `transpose`). `grain`: how many blocks make one task of the host's thread pool. `resident`: how many
-    blocks registers should leave room for on a multiprocessor, 0 for no wish."""
+    `transpose`). `grain`: how many blocks make one task of the host's thread pool."""
 
     domain: Domain
     loops: tuple[Loop, ...]
@@ -87,7 +86,6 @@ class Schedule:
     tile: "tuple[str, str] | None" = None
     tile_size: int = 0
     grain: "Size | int" = 1
-    resident: int = 0
     reduction: "Reduction | None" = None
 
     @staticmethod
