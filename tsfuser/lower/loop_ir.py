@@ -15,7 +15,7 @@ from .index import Expr, as_expr, names, substitute
 @dataclass(frozen=True)
 class Param:
     """A field of the kernel's argument struct. `source` tells the plan how to fill it: `("input", i)`, `("allocation", k)`, `("size", Size)`,
-    `("number", i, dtype name)`, `("element", i)`, `("seed",)`, `("offset",)`."""
+    `("number", i, dtype name)`, `("element", i)`, `("random",)`."""
 
     name: str
     ctype: str
@@ -52,13 +52,12 @@ class Load:
 
 @dataclass(frozen=True)
 class Uniform:
-    """`name` = the random number of `stream` with index `offset`, in [0, 1); with `lanes` > 1 a vector of neighbours. `seed` and `start` name the fields that
-    hold the call's seed and offset."""
+    """`name` = the random number of `stream` with index `offset`, in [0, 1); with `lanes` > 1 a vector of neighbours. `state` names the field
+    that says where the call's numbers begin."""
 
     name: str
     ctype: str
-    seed: str
-    start: str
+    state: str
     stream: int
     offset: Expr
     lanes: int = 1
@@ -246,7 +245,7 @@ def used(s: Stmt) -> frozenset[str]:
     if isinstance(s, Load):
         return names(s.offset) | names(s.guard) | names(s.count)
     if isinstance(s, Uniform):
-        return names(s.offset) | {s.seed, s.start}
+        return names(s.offset) | {s.state}
     if isinstance(s, Compute):
         return frozenset(s.operands) | (names(as_expr(s.lane)) if s.vectors else frozenset())
     if isinstance(s, Store):

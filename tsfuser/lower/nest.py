@@ -301,8 +301,8 @@ def uniform(op: Random, at: Indices, params: Params, schedule: Schedule, registe
     name, ctype = op.output.name, op.output.dtype.ctype
     access = next(a for a in schedule.domain.randoms if a.buffer.value.name == name)
     registers[name] = ctype
-    seed, start = (params.field(word, "uint64_t", (word,)) for word in ("seed", "offset"))
-    drawn = Uniform(f"{name}_m", ctype, seed, start, op.stream, _offset(access, at, params, schedule))
+    state = params.field("random", "random_state", ("random",))
+    drawn = Uniform(f"{name}_m", ctype, state, op.stream, _offset(access, at, params, schedule))
     return [drawn, Compute(name, ctype, "{0}", (drawn.name,))]
 
 
