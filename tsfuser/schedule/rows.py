@@ -116,7 +116,7 @@ def choose(call: Call, segment: Segment, space: Domain, machine: Machine) -> Row
     if params.columns and params.persistent:  # a turn of all blocks should find room at once
         threads = params.threads if params.warp else call.decide(sz.nextpow2(across))
         most = next((r for r in (64, 80, 96, 128, 168) if r >= _held(space, params) + OTHERS), 168)
-        params = replace(params, threads=threads, resident=machine.registers // (most * threads))
+        params = replace(params, threads=threads, resident=max(1, machine.registers // (most * threads)))
     step = across * (params.vector * (1 if params.several else params.unroll))
     return replace(params, exact=bool(call.decide(sz.eq(columns, step) if params.persistent else sz.eq(columns % step, 0))))
 
