@@ -14,7 +14,10 @@ import torch
 from .. import log
 from ..ir.dtypes import DTYPES
 from ..ops import table
+from .evaluate import CONTROL, OPERATIONS, is_plain
 from .graph import (
+    CONSTANT,
+    LIST,
     Facts,
     Node,
     Schema,
@@ -25,6 +28,7 @@ from .graph import (
     is_constant,
     is_plain_list,
     is_tensor,
+    operands,
     outputs,
     schema,
 )
@@ -129,6 +133,8 @@ def examine(
     """Whether the node can be fused. Looks at the node alone; order and aliasing are the matter of
     `effects` and `cluster`."""
     found = row_of(node)
+    if node.kind() in CONTROL:
+        return _control(node, knowledge)
     if found is None:
         return Verdict(reason=_foreign(node))
     row, its_schema = found
@@ -143,6 +149,35 @@ def examine(
     if reason is None:
         reason = row.refusal(arguments(node, its_schema, knowledge), device)
     return Verdict(device, loose, reason)
+
+
+def _control(node: Node, knowledge: Knowledge) -> Verdict:
+    """Whether an If or Loop does nothing but choose views, by integers that a plan can know."""
+    results = [v for v in outputs(node) if v.uses()]
+    used = operands(node)
+    if not results or not all(map(is_tensor, results)) or not _is_about_shapes(node):
+        return Verdict(reason="")
+    if not all(is_tensor(v) or is_constant(v) or is_plain(v.type()) for v in used):
+        return Verdict(reason=f"a choice of views in {node.kind()} depends on more than integers")
+    reason = _typed(used + results, knowledge)
+    return Verdict(reason=reason) if reason else Verdict(*_device([v for v in used + results if is_tensor(v)], knowledge))
+
+
+def _is_about_shapes(node: Node) -> bool:
+    """Whether the blocks of an If or Loop hold views and integer arithmetic only."""
+    for inner in (n for block in node.blocks() for n in block.nodes()):
+        if inner.kind() == CONSTANT or inner.kind() == LIST and is_plain(inner.output().type()):
+            continue
+        if inner.kind() in CONTROL:
+            if not _is_about_shapes(inner):
+                return False
+        elif any(is_tensor(v) for v in outputs(inner)):
+            found = row_of(inner)
+            if found is None or not found[0].is_view:
+                return False
+        elif inner.kind() not in OPERATIONS or not all(is_plain(v.type()) for v in inputs(inner) + outputs(inner)):
+            return False
+    return True
 
 
 def refusal(node: Node, device: str) -> "str | None":

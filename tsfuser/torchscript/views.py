@@ -1,0 +1,87 @@
+"""Views in groups: inside, a view is a relabeling of axes; what leaves a group must be the view that eager gives, never a copy.
+
+Before: `%t = aten::t(%p)`, of which a fusible op and the caller read. After: `%t1 = aten::t(%p)` for the op, and `%t2 = aten::t(%p)` for the
+caller, so that each copy has one kind of reader: the first joins the group of its only reader, the second stays outside, on the group's output.
+What was split in vain is merged again at the end. "View" is here also an op that may hand its operand on, like a cast to the same dtype, where the
+operand is a view, and a branch that chooses among views.
+"""
+
+from __future__ import annotations
+
+from .effects import Effects, may_return_operand
+from .evaluate import CONTROL
+from .graph import Block, Graph, Node, all_blocks, facts, inputs, is_tensor, outputs
+from .partition import Knowledge, examine, row_of
+
+#: Readers for each of which a view is split; with more it stays outside.
+MAX_READERS = 8
+
+
+def views_of(nodes: "list[Node]") -> "set[int]":
+    """Positions of the nodes of a block whose results may be views inside a group."""
+    found: set[int] = set()
+    made: set[int] = set()
+    for i, node in enumerate(nodes):
+        if node.outputsSize() != 1 or not is_tensor(node.output()):
+            continue
+        row = row_of(node)
+        if (row is not None and row[0].is_view) or (node.kind() in CONTROL) or _hands_on(node, made):
+            found.add(i)
+            made.add(node.output().unique())
+    return found
+
+
+def _hands_on(node: Node, views: "set[int]") -> bool:
+    """Whether the result may be the node's operand, which is a view."""
+    if not node.inputsSize() or node.inputsAt(0).unique() not in views or not may_return_operand(node):
+        return False
+    before, after = facts(node.inputsAt(0).type()).dtype, facts(node.output().type()).dtype
+    return before is None or before == after
+
+
+class Split:
+    """The copies of views that `split_views` made: for each, the values that were one."""
+
+    def __init__(self):
+        self.family: dict[int, int] = {}
+
+
+def split_views(graph: Graph, effects: Effects) -> Split:
+    """Gives each fusible reader of a view a copy of its own, where nothing is written."""
+    split, knowledge = Split(), Knowledge()
+    for block in all_blocks(graph):
+        nodes = list(block.nodes())
+        for i in sorted(views_of(nodes), reverse=True):
+            if not any(effects.is_written(v) for v in inputs(nodes[i]) + outputs(nodes[i])):
+                _split(graph, block, nodes[i], knowledge, split)
+    return split
+
+
+def _split(graph: Graph, block: "Graph | Block", node: Node, knowledge: Knowledge, split: Split) -> None:
+    uses = node.output().uses()
+    here = {v.unique() for n in block.nodes() for v in outputs(n)} if len(uses) > 1 else set()
+    fusible = [u for u in uses if u.user.outputsSize() and u.user.outputsAt(0).unique() in here and examine(u.user, knowledge).reason is None]
+    if len(uses) < 2 or not fusible or len(fusible) > MAX_READERS:
+        return
+    own = node.output().unique()
+    for use in fusible if len(fusible) < len(uses) else fusible[1:]:
+        copy = graph.createClone(node, lambda v: v)
+        copy.insertAfter(node)
+        use.user.replaceInput(use.offset, copy.output())
+        split.family[copy.output().unique()] = split.family.setdefault(own, own)
+
+
+def merge_views(graph: Graph, split: Split) -> None:
+    """Copies of one view that ended up side by side outside of groups become one again."""
+    if not split.family:
+        return
+    for block in all_blocks(graph):
+        first: dict[tuple, Node] = {}
+        for node in list(block.nodes()):
+            key = split.family.get(node.output().unique()) if node.outputsSize() == 1 else None
+            if key is None:
+                continue
+            same = first.setdefault((key, node.kind(), *(v.unique() for v in inputs(node))), node)
+            if same is not node:
+                node.output().replaceAllUsesWith(same.output())
+                node.destroy()
