@@ -93,7 +93,7 @@ class Row:
     `symbolic` (int lists whose values need not be part of the class) as a list of `Size`. `sizes` says what
     the result's sizes are: `broadcast` of the tensor operands, those of the `first`, or `own`. `text` is
     its docs line. Arguments in `fixed` must be constants of the graph: most calls would be refused otherwise.
-    The rank of a `fickle` op's result depends on which sizes are 1.
+    The rank of a `fickle` op's result depends on which sizes are 1. A view that `reshapes` splits and merges dims.
     """
 
     name: str
@@ -107,6 +107,7 @@ class Row:
     symbolic: frozenset[str] = frozenset()
     fixed: frozenset[str] = frozenset()
     fickle: bool = False
+    reshapes: bool = False
 
     @property
     def is_view(self) -> bool:
@@ -232,6 +233,7 @@ def composite(
     symbolic: Sequence[str] = (),
     fixed: Sequence[str] = (),
     fickle: bool = False,
+    reshapes: bool = False,
 ):
     """Makes the decorated function the row of `name`: `f(builder, **arguments by schema name)`. Annotate
     structural arguments; the first line of the docstring becomes the docs line. `composite` may be used
@@ -257,6 +259,7 @@ def composite(
                 frozenset(symbolic),
                 frozenset(fixed),
                 fickle,
+                reshapes,
             )
         )
         return function

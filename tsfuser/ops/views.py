@@ -145,3 +145,81 @@ def expand(b: Builder, self, size: list, implicit: bool = False) -> Value:
 def expand_as(b: Builder, self, other) -> Value:
     """`self` expanded to the sizes of `other`"""
     return _expanded(b, self, b.sizes(other), other.dims)
+
+
+# ---- split and merged dims
+
+
+def _complete(b: Builder, self: Value, sizes: Sequence["sz.Size"]) -> list:
+    """`sizes` with the one that is -1 computed from the others."""
+    sizes, decide = [sz.as_size(s) for s in sizes], b.call.decide
+    open_dims = [d for d, size in enumerate(sizes) if decide(sz.lt(size, 0))]
+    if len(open_dims) > 1:
+        raise Refusal("two sizes of -1 are an error in eager")
+    if open_dims:
+        total = sz.product(b.sizes(self))
+        known = sz.product([s for d, s in enumerate(sizes) if d not in open_dims])
+        if decide(sz.eq(known, 0)):
+            raise Refusal("a size of -1 of no elements is an error in eager")
+        sizes[open_dims[0]] = sz.quotient(total, known) or total // known
+    return sizes
+
+
+def _reshaped(b: Builder, name: str, self: Value, sizes: Sequence["sz.Size"]) -> Value:
+    """`self` with its elements, in row-major order, as a tensor of `sizes`: old and new dims are matched from the left, in the smallest pieces
+    that have equally many elements."""
+    sizes, decide = _complete(b, self, sizes), b.call.decide
+    have = b.sizes(self)
+    old = [d for d, axis in enumerate(self.dims) if axis is not None]
+    new = [d for d, size in enumerate(sizes) if not decide(sz.eq(size, 1))]
+    pieces, i, j = [], 0, 0
+    while i < len(old) and j < len(new):
+        first, start = i, j
+        mine, wanted = have[old[i]], sizes[new[j]]
+        i, j = i + 1, j + 1
+        while not decide(sz.eq(mine, wanted)):
+            if decide(sz.lt(mine, wanted)) and i < len(old):
+                mine, i = mine * have[old[i]], i + 1
+            elif not decide(sz.lt(mine, wanted)) and j < len(new):
+                wanted, j = wanted * sizes[new[j]], j + 1
+            else:
+                raise Refusal("a reshape to another number of elements, or of none")
+        pieces.append((old[first:i], [sizes[d] for d in new[start:j]]))
+    if i < len(old) or j < len(new):
+        raise Refusal("a reshape to another number of elements, or of none")
+    return b.reshaped(name, self, pieces, [new.index(d) if d in new else -1 for d in range(len(sizes))])
+
+
+def _reshape(kind: str) -> None:
+    @composite(kind, dtypes=ALL, sizes="own", symbolic=("size", "shape"), reshapes=True)
+    def evaluate(b: Builder, self, size: "list | None" = None, shape: "list | None" = None) -> Value:
+        """The elements of `self`, in row-major order, as a tensor of other sizes"""
+        return _reshaped(b, "view", self, shape if size is None else size)
+
+
+for _kind in ("aten::view", "aten::reshape"):
+    _reshape(_kind)
+
+
+@composite("aten::view_as", dtypes=ALL, sizes="own", reshapes=True)
+@composite("aten::reshape_as", dtypes=ALL, sizes="own", reshapes=True)
+def view_as(b: Builder, self, other) -> Value:
+    """The elements of `self`, in row-major order, as a tensor of the sizes of `other`"""
+    return _reshaped(b, "view", self, b.sizes(other))
+
+
+@composite("aten::flatten", "using_ints", dtypes=ALL, sizes="own", reshapes=True)
+def flatten(b: Builder, self, start_dim: int = 0, end_dim: int = -1) -> Value:
+    """`self` with the dims from `start_dim` to `end_dim` as one"""
+    rank, sizes = len(self.dims), list(b.sizes(self))
+    start, end = _dim(rank, start_dim), _dim(rank, end_dim)
+    if start > end:
+        raise Refusal("flatten of no dims is an error in eager")
+    return _reshaped(b, "flatten", self, [*sizes[:start], sz.product(sizes[start : end + 1]), *sizes[end + 1 :]])
+
+
+@composite("aten::unflatten", "int", dtypes=ALL, sizes="own", symbolic=("sizes",), reshapes=True)
+def unflatten(b: Builder, self, dim: int, sizes: list) -> Value:
+    """`self` with the dim `dim` as several of `sizes`"""
+    dim, have = _dim(len(self.dims), dim), list(b.sizes(self))
+    return _reshaped(b, "unflatten", self, [*have[:dim], *sizes, *have[dim + 1 :]])

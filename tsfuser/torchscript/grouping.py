@@ -30,7 +30,7 @@ from .graph import (
 )
 from .outline import outline, reorder
 from .partition import Knowledge, Refusals, Verdict, examine, row_of
-from .views import views_of
+from .views import reshape_refusal, views_of
 
 #: Kinds that ask a tensor for its sizes or dtype only.
 METADATA = frozenset(("aten::size", "prim::dtype", "aten::dim"))
@@ -111,12 +111,31 @@ class _Block:
             if self.verdicts[i].reason is not None:
                 continue
             reader = min(readers[i])
-            if len(readers[i]) == 1 and reader >= 0 and self.verdicts[reader].reason is None:
+            reason = self._reshape_refusal(i)
+            if reason is None and len(readers[i]) == 1 and reader >= 0 and self.verdicts[reader].reason is None:
                 found[i] = reader
             else:
-                self.verdicts[i] = Verdict(reason="it is a view, and its result is read outside of groups")
+                self.verdicts[i] = Verdict(reason=reason or "it is a view, and its result is read outside of groups")
                 refusals.add(self.nodes[i], self.verdicts[i].reason)
         return found
+
+    def _reshape_refusal(self, i: int) -> "str | None":
+        """Why the dims of a view are not to be split or merged in a group; None for other views."""
+        found = row_of(self.nodes[i])
+        if found is None or not found[0].reshapes:
+            return None
+        sources, waiting, computed = set(), [i], False
+        while waiting:
+            at = waiting.pop()
+            row = row_of(self.nodes[at])
+            if at in sources or self.verdicts[at].reason is not None or row is None:
+                continue
+            sources.add(at)
+            computed = computed or not row[0].is_view
+            if row[0].family == "random":
+                return "it reshapes what depends on random numbers"
+            waiting += [self.maker[v.unique()] for v in self.operands[at] if v.unique() in self.maker]
+        return reshape_refusal(self.nodes[i], not computed)
 
     def _readers(self, positions) -> "dict[int, set[int]]":
         """Position -> the positions that read its results, -1 for a reader in another block, or none."""
