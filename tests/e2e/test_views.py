@@ -332,6 +332,10 @@ TRAINED = [
     "((x * y).permute(1, 0) * 2.0).sigmoid()",
     "(x.unsqueeze(2) * y.unsqueeze(1)).mean(1) * 2.0",
     "torch.softmax((x * y).t() * 2.0, -1).t() * x",
+    "(x * y).var(1, keepdim=True) * x",
+    "(x * 2.0).var([0, 1], unbiased=False) * y",
+    "(x / (x * y).std(0)).relu()",
+    "((x - x.mean(1, keepdim=True)) / x.std(-1, keepdim=True)).relu() * y",
 ]
 
 
@@ -346,3 +350,4 @@ def test_gradients_through_views(device, text):
     assert_matches(out, expected, ops=30)
     for mine, eager in zip(gradients, wanted):
         assert_matches(mine, eager, ops=60, strides=False)
+    assert len(groups(scripted)) == 2

@@ -12,7 +12,7 @@ graph without writers costs no alias analysis. Example: in
 
 from __future__ import annotations
 
-from .graph import Graph, Node, Value, all_blocks, blocks, inputs, outputs, schema
+from .graph import Graph, Node, Value, all_blocks, blocks, inputs, is_tensor, outputs, schema
 
 #: prim kinds that neither write nor print nor raise. All other prim kinds are held in order.
 _PURE = frozenset(
@@ -112,7 +112,7 @@ class Effects:
         copy."""
         if self._aliases is None or not may_return_operand(node):
             return False
-        return any(self.is_written(v) for v in inputs(node) + outputs(node))
+        return any(self.is_written(v) for v in inputs(node) + outputs(node) if is_tensor(v))
 
     def order(self, nodes: "list[Node]") -> "dict[int, list[int]]":
         """Position of each node that is held in order -> positions of earlier nodes that it must follow.

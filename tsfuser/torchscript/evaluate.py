@@ -85,12 +85,23 @@ OPERATIONS: "dict[str, Callable]" = {
     "aten::Int": lambda call, x: x if isinstance(x, Size) else int(x),
     "aten::Bool": lambda call, x: flag(call, x),
 }
+#: kind -> its result for (call, sizes of the tensor, *other inputs)
+QUESTIONS: "dict[str, Callable]" = {
+    "aten::size": lambda call, sizes, *at: _item(call, sizes, *at) if at else list(sizes),
+    "aten::dim": lambda call, sizes: len(sizes),
+    "aten::numel": lambda call, sizes: sz.product(sizes),
+}
 _PLAIN = frozenset(("IntType", "BoolType"))
 
 
 def is_plain(type_) -> bool:
     """Whether values of the type can be computed here: ints, bools, and lists of them."""
     return type_.kind() in _PLAIN or (type_.kind() == "ListType" and type_.getElementType().kind() in _PLAIN)
+
+
+def is_number(type_) -> bool:
+    """Whether values of the type are numbers or lists of ints: also what autodiff leaves open, like `numel - 1`."""
+    return is_plain(type_) or type_.kind() == "NumberType"
 
 
 def run_control(call: Call, node, values: dict, run_block: Callable) -> list:

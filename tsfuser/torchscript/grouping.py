@@ -6,7 +6,7 @@ blocks of Ifs and Loops."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 from .. import options
 from ..ops.table import Row
@@ -20,7 +20,7 @@ from .graph import (
     Graph,
     Node,
     Value,
-    all_blocks,
+    blocks,
     inputs,
     is_constant,
     is_plain_list,
@@ -49,9 +49,20 @@ def make_groups(graph: Graph, effects: Effects, refusals: Refusals) -> "list[Gro
     knowledge = Knowledge()
     made: list[Group] = []
     # Inner blocks first: the alias analysis knows no node that is made later.
-    for block in reversed(list(all_blocks(graph))):
+    for block in reversed(list(_separate_blocks(graph, knowledge))):
         made += reversed(_Block(block, effects, knowledge, refusals).outline(graph))
     return made
+
+
+def _separate_blocks(graph: Graph, knowledge: Knowledge) -> "Iterator[Graph | Block]":
+    """The blocks that have groups of their own: not those of an If or Loop that can be part of a group."""
+    waiting: "list[Graph | Block]" = [graph]
+    while waiting:
+        block = waiting.pop()
+        yield block
+        for node in block.nodes():
+            if node.kind() not in CONTROL or examine(node, knowledge).reason is not None:
+                waiting += blocks(node)
 
 
 class _Block:
@@ -92,12 +103,11 @@ class _Block:
     def _examine(self, node: Node, refusals: Refusals) -> Verdict:
         verdict = examine(node, self.knowledge, options.state.skip_kinds)
         if verdict.reason is None:
-            if self.effects.may_return_written(node) or node.kind() in CONTROL and any(map(self.effects.is_written, operands(node) + outputs(node))):
+            shared = operands(node) + outputs(node) if node.kind() in CONTROL else []
+            if self.effects.may_return_written(node) or any(self.effects.is_written(v) for v in shared if is_tensor(v)):
                 verdict = Verdict(
                     reason="its result may share memory with a tensor that is changed in place"
                 )
-            elif any(is_plain_list(v) and self.effects.is_written(v) for v in operands(node)):
-                verdict = Verdict(reason="it reads a list that is changed in place")
         if verdict.reason:
             refusals.add(node, verdict.reason)
         return verdict
@@ -207,17 +217,22 @@ class _Block:
     def _is_worth_it(self, members: "Sequence[int]") -> bool:
         """Whether the cluster becomes a group: it has two nodes (one, in single-node mode) and does more
         than to hand tensors through."""
-        working = [i for i in members if self.nodes[i].kind() != LIST]
+        working = [n for i in members for n in _unfolded(self.nodes[i]) if n.kind().startswith("aten::")]
         if len(working) < (1 if options.state.single_node_mode else 2):
             return False
-        return not all(self._is_idle(self.nodes[i]) for i in working)
+        return not all(self._is_idle(n) for n in working)
 
     def _is_idle(self, node: Node) -> bool:
         """Whether the node is a view, or a cast to the dtype that its operand has."""
-        if node.kind() in CONTROL:
+        found = row_of(node)
+        if found is None or found[0].is_view:
             return True
-        row: Row = row_of(node)[0]
-        if row.is_view:
-            return True
+        row: Row = found[0]
         tensors = [v for v in (node.inputsAt(0), node.outputsAt(0)) if is_tensor(v)]
         return row.family == "casts" and len({self.knowledge.facts(v).dtype for v in tensors}) == 1
+
+
+def _unfolded(node: Node) -> list[Node]:
+    """The node, or those in its blocks."""
+    inner = [n for block in blocks(node) for n in block.nodes()]
+    return [m for n in inner for m in _unfolded(n)] if inner else [node]

@@ -20,7 +20,7 @@ from ..ir.call import Call, ListArg, OtherArg, ScalarArg, TensorArg
 from ..ir.dtypes import DTYPES
 from ..ir.fusion import Fusion, Value
 from ..ops import table
-from .evaluate import CONTROL, OPERATIONS, is_plain, run_control
+from .evaluate import CONTROL, OPERATIONS, QUESTIONS, is_number, run_control
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,10 @@ def _results(builder: Builder, node: torch._C.Node, values: "dict[str, object]")
     if kind in CONTROL:
         plain = {**values, **{v.debugName(): _plain(builder.call, values[v.debugName()]) for v in node.inputs()}}
         return run_control(builder.call, node, plain, lambda block, known: _run(builder, block.nodes(), dict(known), block.outputs()))
-    if kind in OPERATIONS and is_plain(node.output().type()):
+    if kind in QUESTIONS:
+        sizes = builder.sizes(_value(builder, inputs[0]))
+        return [QUESTIONS[kind](builder.call, sizes, *(_plain(builder.call, x) for x in inputs[1:]))]
+    if kind in OPERATIONS and is_number(node.output().type()):
         return [OPERATIONS[kind](builder.call, *(_plain(builder.call, x) for x in inputs))]
     return _build(builder, node, inputs)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .effects import Effects, may_return_operand
 from .evaluate import CONTROL
-from .graph import Block, Graph, Node, all_blocks, facts, inputs, is_tensor, outputs
+from .graph import Block, Graph, Node, all_blocks, facts, inputs, is_tensor, operands, outputs
 from .partition import Knowledge, examine, row_of
 
 #: Readers for each of which a view is split; with more it stays outside.
@@ -24,11 +24,25 @@ def views_of(nodes: "list[Node]") -> "set[int]":
     for i, node in enumerate(nodes):
         if node.outputsSize() != 1 or not is_tensor(node.output()):
             continue
-        row = row_of(node)
-        if (row is not None and row[0].is_view) or (node.kind() in CONTROL) or _hands_on(node, made):
+        if _gives_view(node, made):
             found.add(i)
             made.add(node.output().unique())
     return found
+
+
+def _gives_view(node: Node, views: "set[int]") -> bool:
+    """Whether the result may share memory with an operand, where `views` are values that do."""
+    if node.kind() not in CONTROL:
+        row = row_of(node)
+        return (row is not None and row[0].is_view) or _hands_on(node, views)
+    for block in node.blocks():
+        nodes, own = list(block.nodes()), set(views)
+        own.update(v.unique() for v in block.inputs())
+        made = {v.unique() for n in nodes for v in outputs(n)}
+        own.update(nodes[i].output().unique() for i in views_of(nodes))
+        if any(is_tensor(v) and (v.unique() in own or v.unique() not in made) for v in block.outputs()):
+            return True
+    return False
 
 
 def _hands_on(node: Node, views: "set[int]") -> bool:
@@ -78,7 +92,7 @@ def split_views(graph: Graph, effects: Effects) -> Split:
     for block in all_blocks(graph):
         nodes = list(block.nodes())
         for i in sorted(views_of(nodes), reverse=True):
-            if not any(effects.is_written(v) for v in inputs(nodes[i]) + outputs(nodes[i])):
+            if not any(effects.is_written(v) for v in operands(nodes[i]) + outputs(nodes[i]) if is_tensor(v)):
                 _split(graph, block, nodes[i], knowledge, split)
     return split
 
