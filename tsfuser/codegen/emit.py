@@ -17,7 +17,8 @@ def source(kernel: Kernel) -> str:
     fields = [f"  {p.ctype} {p.name};" for p in kernel.params] or ["  char unused;"]
     tiles = ["  SHARED_MEMORY(shared);"] if kernel.shared else []
     tiles += [f"  {t.ctype}* const {t.name} = reinterpret_cast<{t.ctype}*>(shared + {t.offset});" for t in kernel.tiles]
-    lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", "", f"KERNEL({kernel.name}, Args, {kernel.threads}) {{"]
+    bounds = f"{kernel.threads}, {kernel.resident}" if kernel.resident else kernel.threads
+    lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", "", f"KERNEL({kernel.name}, Args, {bounds}) {{"]
     return "\n".join([*lines, *tiles, *_block(kernel.body, 1), "}", ""])
 
 
@@ -116,8 +117,9 @@ def _block_reduce(s: BlockReduce) -> list[str]:
     lanes = f", {s.fold}" if s.fold else ""
     if s.warp:
         return fold + [f"reduce_warp<{t.combine}, {s.warp}{lanes}>({t.name});" for t in s.totals]
-    steps = [[f"{verb}_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {t.offset});" for t in s.totals] for verb in ("offer", "take")]
-    return [*fold, *steps[0], f"meet_{s.axis}();", *steps[1]]
+    offers = [f"offer_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {t.offset});" for t in s.totals]
+    takes = [f"take_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {t.offset}, {t.identity});" for t in s.totals]
+    return [*fold, *offers, f"meet_{s.axis}();", *takes]
 
 
 _PRINT = {

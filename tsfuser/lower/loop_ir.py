@@ -143,10 +143,12 @@ class Accumulate:
 
 @dataclass(frozen=True)
 class Total:
-    """Accumulators `name`, combined by functor `combine`; threads meet in the `bytes` of shared memory at `offset`."""
+    """Accumulators `name`, combined by functor `combine`, which leaves what is combined with `identity` as it is; threads meet in the `bytes` of shared memory
+    at `offset`."""
 
     name: str
     combine: str
+    identity: str
     offset: int
     bytes: int
 
@@ -209,7 +211,7 @@ class Tile:
 @dataclass(frozen=True)
 class Kernel:
     """One kernel: launch sizes are symbolic. `index` is the C type of indices; `shared` in bytes; `grain` is how many blocks make a task of
-    the host's thread pool."""
+    the host's thread pool; `resident`: how many blocks registers should leave room for on a multiprocessor, 0 for no wish."""
 
     name: str
     params: tuple[Param, ...]
@@ -222,6 +224,7 @@ class Kernel:
     tiles: tuple[Tile, ...] = ()
     shared: int = 0
     grain: int = 1
+    resident: int = 0
 
     def __str__(self) -> str:
         """Indented pseudo-C, one line a statement."""

@@ -134,7 +134,7 @@ def kernel_of(name: str, segment: Segment, schedule: Schedule, params: Params, b
     shared = max((t.offset + t.bytes for t in tiles), default=0)
     shared = max(shared, exchanged(body))
     return Kernel(name, tuple(params.fields.values()), tuple(launch + body), params.index, extent["block"],
-                  extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared, schedule.grain)
+                  extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared, schedule.grain, schedule.resident)
 
 
 def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: Params, schedule: Schedule, registers) -> list[Stmt]:
@@ -175,11 +175,12 @@ def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: 
     groups: list[list[Total]] = [[]]
     at = start
     for op in ops:
-        size = accumulator(op, threads).itemsize * lanes * (threads if how.axis == "y" else 32)
+        wide, how_combined = accumulator(op, threads), COMBINATIONS[op.combine]
+        size = wide.itemsize * lanes * (threads if how.axis == "y" else 32)
         if at + size > SHARED and groups[-1]:
             groups.append([])
             at = start
-        groups[-1].append(Total(f"{op.output.name}_total", COMBINATIONS[op.combine].functor, at, size))
+        groups[-1].append(Total(f"{op.output.name}_total", how_combined.functor, how_combined.start(wide), at, size))
         at += size
     made: list[Stmt] = []
     for totals in groups:

@@ -106,17 +106,18 @@ class _Rows:
         operations = self.ops_for(names, self.kept)
         wanted = names | {v.name for op in operations for v in op.operands}
         index = next((x.name for x in self.loops if x.bind == "unroll"), "0")
+        lane = self.lane.name if self.lane.extent.a > 1 else "0"
         ops: list[Stmt] = []
         for name in [n for n in self.kept if n in wanted]:
             place = f"{self.kept[name]}[{index}]"
-            ops.append(Compute(name, self.registers[name], "{0}", (place,), (place,), self.lane.name))
+            ops.append(Compute(name, self.registers[name], "{0}", (place,), (place,), lane))
         for op in operations:
             ops += self.statements[op.output.name]
             if op.output.name in self.keep:
                 array = self.kept[op.output.name] = f"{op.output.name}_kept"
                 extent = next((x.extent.a for x in self.loops if x.bind == "unroll"), 1)
-                self.arrays.append(Array(array, self.registers[op.output.name], self.lane.extent.a, extent))
-                ops.append(SetLane(f"{array}[{index}]", self.lane.name, op.output.name))
+                self.arrays.append(Array(array, f"vec<{self.registers[op.output.name]}, {self.lane.extent.a}>", 1, extent))
+                ops.append(SetLane(f"{array}[{index}]", lane, op.output.name))
         loads = [s for a in self.schedule.domain.loads if a.buffer.value.name in wanted and self.varies(a.buffer.value) for s in self.loads[a.buffer.value.name]]
         return loads + ops
 

@@ -11,7 +11,7 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import DOUBLE, FLOAT, DType
 from ..ir.fusion import Value
-from .reduction import mean_of, narrow, normalized, squares
+from .reduction import RECIPROCAL, mean_of, narrow, normalized, squares
 from .table import FLOATING, composite
 
 
@@ -50,7 +50,7 @@ def _layer_norm(b: Builder, input: Value, shape: list, weight, bias, eps: Value)
     """Result, mean and 1 / standard deviation; the latter two in the accumulation dtype, with reduced dims as size 1."""
     dims = _inner(b, input, shape)
     mean, summed = squares(b, input, dims)
-    template = "rsqrt({0} / {1} + {2})"
+    template = f"rsqrt({{0}} * {RECIPROCAL} + {{2}})"
     rstd = b.pointwise("rstd", template, (summed, b.count(input, dims), eps), summed.dtype)
     return b.contiguous(_scaled(b, "layer_norm", input, mean, rstd, weight, bias, input.dtype)), mean, rstd
 
@@ -190,6 +190,6 @@ def instance_norm(
     _check_channels(b, input, [weight, bias])
     dims = normalized(input, list(range(2, len(input.dims))))
     mean, summed = squares(b, input, dims)
-    rstd = b.pointwise("rstd", "rsqrt({0} / {1} + {2})", (summed, b.count(input, dims), eps), summed.dtype)
+    rstd = b.pointwise("rstd", f"rsqrt({{0}} * {RECIPROCAL} + {{2}})", (summed, b.count(input, dims), eps), summed.dtype)
     weight, bias = (_channel(b, v, input) for v in (weight, bias))
     return b.contiguous(_scaled(b, "instance_norm", input, mean, rstd, weight, bias, input.dtype))

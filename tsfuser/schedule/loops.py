@@ -75,7 +75,8 @@ class Reduction:
 class Schedule:
     """`loops` outermost first; `relations` in the order they were applied. `threads` is the largest block; `wide` asks for 64-bit indices.
     `shared` names the loads that go through a square tile of `tile_size` in shared memory, whose row and column loops are `tile` (see
-    `transpose`). `grain`: how many blocks make one task of the host's thread pool."""
+    `transpose`). `grain`: how many blocks make one task of the host's thread pool. `resident`: how many
+    blocks registers should leave room for on a multiprocessor, 0 for no wish."""
 
     domain: Domain
     loops: tuple[Loop, ...]
@@ -86,6 +87,7 @@ class Schedule:
     tile: "tuple[str, str] | None" = None
     tile_size: int = 0
     grain: "Size | int" = 1
+    resident: int = 0
     reduction: "Reduction | None" = None
 
     @staticmethod

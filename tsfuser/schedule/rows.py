@@ -21,7 +21,9 @@ from .pointwise import is_whole, is_wide, vector_width
 LARGEST = 512  # threads of a row: more would leave too few registers to each
 DEEPEST = 8  # vectors of each tensor that a thread keeps
 SHALLOW = 8  # the same in a row that a warp or less has for itself
-FLIGHT = 32  # bytes of input that a thread asks for before it waits for any
+FLIGHT = 64  # bytes of input that a thread asks for before it waits for any, so that what threads do together costs each element less
+FLIGHT_ALONE = 32  # the same where several rows make them up
+REGISTERS = 32  # a thread's registers full of input that leave room for two large blocks on a multiprocessor
 SMALL = 128  # threads of a block of such rows
 LONG = 65536  # elements of a row from which several blocks a row are worth two passes and another kernel, where rows are few
 
@@ -30,7 +32,7 @@ LONG = 65536  # elements of a row from which several blocks a row are worth two 
 class RowParams:
     """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor, of one row or (`several`) of as many; `persistent`: in registers from first to last use; `warp`: threads of a short row,
     several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that nothing needs a bound; `whole`: at least, every vector is all inside or all outside
-    the row; `threads`: of a block at most; `wide`: 64-bit indices."""
+    the row; `threads`: of a block at most; `resident`: blocks that a multiprocessor should hold; `wide`: 64-bit indices."""
 
     vector: int
     unroll: int
@@ -40,6 +42,7 @@ class RowParams:
     exact: bool
     whole: bool
     threads: int
+    resident: int
     wide: bool
 
 
@@ -67,29 +70,37 @@ def choose(call: Call, segment: Segment, space: Domain, machine: Machine) -> Row
     whole = is_whole(call, space, vector)
     columns = space.dims[-1].extent
     if machine.kind == "host":
-        return RowParams(vector, 1, False, 0, False, whole, whole, 1, wide)
+        return RowParams(vector, 1, False, 0, False, whole, whole, 1, 0, wide)
     vectors = sz.ceildiv(columns, vector)
-    depth = _depth(space, vector)
+    bytes_each = vector * _streamed(space)
+    depth = _depth(FLIGHT, bytes_each)
     unroll = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), depth)
     if call.decide(sz.le(vectors, 32 * SHALLOW)):
         warp = call.decide(sz.minimum(sz.nextpow2(vectors), 32))
         unroll = call.decide(sz.nextpow2(sz.ceildiv(vectors, 32)))
+        depth = _depth(FLIGHT_ALONE, bytes_each)
         several = unroll == 1 < depth and len(space.dims) > 1
-        params = RowParams(vector, depth if several else unroll, True, warp, several, False, whole, SMALL, wide)
+        params = RowParams(vector, depth if several else unroll, True, warp, several, False, whole, SMALL, 0, wide)
     elif call.decide(sz.le(unroll, DEEPEST)):
-        params = RowParams(vector, call.decide(unroll), True, 0, False, False, whole, LARGEST, wide)
+        unroll = call.decide(unroll)
+        resident = 2 if unroll * bytes_each <= 4 * REGISTERS else 0
+        params = RowParams(vector, unroll, True, 0, False, False, whole, LARGEST, resident, wide)
     else:
-        params = RowParams(vector, 4, False, 0, False, False, whole, LARGEST, wide)
+        params = RowParams(vector, 4, False, 0, False, False, whole, LARGEST, 0, wide)
     across, _ = _block(columns, params)
     step = across * (params.vector * (1 if params.several else params.unroll))
     return replace(params, exact=bool(call.decide(sz.eq(columns, step) if params.persistent else sz.eq(columns % step, 0))))
 
 
-def _depth(space: Domain, vector: int) -> int:
-    """Vectors of each tensor that make `FLIGHT` bytes."""
+def _streamed(space: Domain) -> int:
+    """Bytes an element of the tensors that are read from memory, and not again for every row."""
     columns = len(space.dims) - 1
-    streamed = vector * sum(a.itemsize for a in space.loads if a.moves(columns) and (columns == 0 or any(a.moves(d) for d in range(columns))))
-    return 1 << (max(1, min(4, FLIGHT // max(streamed, 1))).bit_length() - 1)
+    return sum(a.itemsize for a in space.loads if a.moves(columns) and (columns == 0 or any(a.moves(d) for d in range(columns))))
+
+
+def _depth(flight: int, bytes_each: int) -> int:
+    """Vectors of `bytes_each` that make `flight` bytes; at most 4."""
+    return 1 << (max(1, min(4, flight // max(bytes_each, 1))).bit_length() - 1)
 
 
 def apply(space: Domain, params: RowParams) -> Schedule:
@@ -124,7 +135,7 @@ def apply(space: Domain, params: RowParams) -> Schedule:
     else:
         schedule = schedule.reorder(*threads, *serial).with_single("block")
     schedule = schedule.bind(**bound)
-    return replace(schedule, reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp, each="u" if params.several else ""))
+    return replace(schedule, resident=params.resident, reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp, each="u" if params.several else ""))
 
 
 def _block(extent: Size, params: RowParams) -> tuple[Size, Size]:

@@ -253,7 +253,7 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu) {
 #define blockDim (fiber_block->shape)
 #define gridDim (fiber_block->grid)
 
-#define KERNEL(NAME, ARGS, THREADS)                                                                        \
+#define KERNEL(NAME, ARGS, THREADS, ...)                                                                    \
   static void NAME##_thread(const ARGS& args);                                                             \
   extern "C" void NAME(const void* packed, int64_t grid, int64_t block_x, int64_t block_y, int64_t shared, \
                        int64_t begin, int64_t end) {                                                       \

@@ -1,7 +1,7 @@
 // The frame of a kernel in the three modes.
 //
 //     struct Args { const float* x; float* y; int64_t n; };
-//     KERNEL(fused_relu, Args, 128) {  // name, type of `args`, most threads a block
+//     KERNEL(fused_relu, Args, 128) {  // name, type of `args`, most threads a block, and, if given, how many blocks a multiprocessor should hold at least
 //       SHARED_MEMORY(shared);         // char* to the block's dynamic shared memory, aligned to 16 bytes
 //       ...                            // threadIdx, blockIdx, blockDim, gridDim, __syncthreads()
 //     }
@@ -14,8 +14,8 @@
 
 #if defined(TSFUSER_CUDA)
 
-#define KERNEL(NAME, ARGS, THREADS) \
-  extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ ARGS args)
+#define KERNEL(NAME, ARGS, ...) \
+  extern "C" __global__ void __launch_bounds__(__VA_ARGS__) NAME(const __grid_constant__ ARGS args)
 
 #define SHARED_MEMORY(name) extern __shared__ __align__(16) char name[]
 
