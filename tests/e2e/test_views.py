@@ -351,3 +351,63 @@ def test_gradients_through_views(device, text):
     for mine, eager in zip(gradients, wanted):
         assert_matches(mine, eager, ops=60, strides=False)
     assert len(groups(scripted)) == 2
+
+
+# ---- sizes of what is not stored
+
+
+def test_a_norm_stores_nothing_for_its_sizes(device):
+    """The mask, the normalisation's input, the root and the quotient, which the backward reads, and the result."""
+    scripted = torch.jit.script(rms_norm)
+    with tsfuser.fuser():
+        train(scripted, [*block_inputs(device), 2, 0.0, True], calls=4)
+    forward = groups(scripted)[0]
+    assert "aten::native_dropout" in kinds(forward) and forward.outputsSize() == 5
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(x * y).mean(-1, keepdim=True) * y + x",
+        "(x * y).mean([0], keepdim=True) * 2.0 + y",
+        "(x * y).unsqueeze(-2) * y.unsqueeze(-1) * 2.0",
+        "(x * y).unsqueeze(0).squeeze(0) * 2.0 + x",
+        "((x * y).t() * 2.0).t() + x",
+    ],
+)
+def test_sizes_of_tensors_of_other_ranks(device, text):
+    """Sizes are computed before the guard, so also of tensors that are not of the rank that was profiled."""
+    scripted, plain = (script(f"def f(x, y):\n    return {text}\n") for _ in range(2))
+    ranks = [(4, 5), (5,)] if "t()" in text else [(3, 4, 5), (4, 5), (1, 5), (2, 3, 4, 5)]
+    for sizes in ranks:
+        inputs = [torch.rand(sizes, device=device).requires_grad_() for _ in range(2)]
+        with tsfuser.fuser():
+            out, gradients = train(scripted, inputs, calls=4)
+        with torch.jit.fuser("fuser0"):
+            expected, wanted = train(plain, inputs, calls=1)
+        assert_matches(out, expected, ops=60)
+        for mine, eager in zip(gradients, wanted):
+            assert_matches(mine, eager, ops=60, strides=False)
+
+
+SIZE_OPERATORS = [
+    ("reduced_sizes", ([4, 8, 2], [-1], True), [4, 8, 1]),
+    ("reduced_sizes", ([4, 8, 2], [2, 0], False), [8]),
+    ("reduced_sizes", ([4, 8, 2], [], False), []),
+    ("reduced_sizes", ([4, 8, 2], None, True), [1, 1, 1]),
+    ("reduced_sizes", ([4], [5], False), [4]),
+    ("squeezed_sizes", ([1, 8, 1], None), [8]),
+    ("squeezed_sizes", ([1, 8, 1], [-1, 1]), [1, 8]),
+    ("squeezed_sizes", ([1, 8], []), [1, 8]),
+    ("unsqueezed_sizes", ([4, 8], 1), [4, 1, 8]),
+    ("unsqueezed_sizes", ([4, 8], -1), [4, 8, 1]),
+    ("unsqueezed_sizes", ([], 7), [1]),
+    ("permuted_sizes", ([4, 8, 2], [2, 0, -2]), [2, 4, 8]),
+    ("permuted_sizes", ([4, 8], None), [8, 4]),
+]
+
+
+@pytest.mark.parametrize("name, arguments, wanted", SIZE_OPERATORS)
+def test_size_arithmetic(name, arguments, wanted):
+    assert getattr(torch.ops.tsfuser, name)(*arguments) == wanted

@@ -37,7 +37,7 @@ def _swapped(b: Builder, name: str, self: Value, first: int, second: int) -> Val
     return _permuted(b, name, self, order)
 
 
-@composite("aten::permute", dtypes=ALL, sizes="own")
+@composite("aten::permute", dtypes=ALL, sizes="permuted")
 def permute(b: Builder, self, dims: list) -> Value:
     """`self` with its dims in the order `dims`"""
     rank = len(self.dims)
@@ -65,7 +65,7 @@ def swapdims(b: Builder, self, dim0: int, dim1: int) -> Value:
     return _swapped(b, "transpose", self, dim0, dim1)
 
 
-@composite("aten::t", dtypes=ALL, sizes="own")
+@composite("aten::t", dtypes=ALL, sizes="permuted")
 def t(b: Builder, self) -> Value:
     """`self` of at most two dims, with these exchanged"""
     rank = len(self.dims)
@@ -89,7 +89,7 @@ def movedim(b: Builder, self, source: "int | list", destination: "int | list") -
 # ---- dims of size 1
 
 
-@composite("aten::unsqueeze", dtypes=ALL, sizes="own")
+@composite("aten::unsqueeze", dtypes=ALL, sizes="unsqueezed")
 def unsqueeze(b: Builder, self, dim: int) -> Value:
     """`self` with a dim of size 1 more"""
     dim = _dim(len(self.dims) + 1, dim)
@@ -101,7 +101,7 @@ def unsqueeze(b: Builder, self, dim: int) -> Value:
     return b.view("unsqueeze", self, dims, strides)
 
 
-@composite("aten::squeeze", "", "dim", "dims", dtypes=ALL, sizes="own", fickle=True)
+@composite("aten::squeeze", "", "dim", "dims", dtypes=ALL, sizes="squeezed", fickle=True)
 def squeeze(b: Builder, self, dim: "int | list | None" = None) -> Value:
     """`self` without those of the dims `dim` (default: all) that are of size 1"""
     rank = len(self.dims)

@@ -53,7 +53,7 @@ def effect(node: Node) -> int:
         return PURE if found == WRITES and _keeps_to_itself(node) else found
     if kind == "prim::RaiseException" or kind == "prim::Print" or kind in _ACTING:
         return ACTS
-    found = schema(node) if kind.startswith("aten::") else None
+    found = schema(node) if kind.startswith(("aten::", "tsfuser::")) else None
     if found is None or found.writes:
         return WRITES
     return PURE

@@ -30,10 +30,7 @@ from .graph import (
 )
 from .outline import outline, reorder
 from .partition import Knowledge, Refusals, Verdict, examine, row_of
-from .views import reshape_refusal, views_of
-
-#: Kinds that ask a tensor for its sizes or dtype only.
-METADATA = frozenset(("aten::size", "prim::dtype", "aten::dim"))
+from .views import METADATA, reshape_refusal, sizes_follow, views_of
 
 
 class Group(NamedTuple):
@@ -120,6 +117,9 @@ class _Block:
         for i in sorted(views, reverse=True):
             if self.verdicts[i].reason is not None:
                 continue
+            data = {j for j in readers[i] if j < 0 or self.nodes[j].kind() not in METADATA}
+            if data and len(data) < len(readers[i]) and sizes_follow(self.results[i][0], self.knowledge):
+                readers[i] = data
             reader = min(readers[i])
             reason = self._reshape_refusal(i)
             if reason is None and len(readers[i]) == 1 and reader >= 0 and self.verdicts[reader].reason is None:
@@ -204,7 +204,7 @@ class _Block:
     def _candidates(self) -> dict[int, set[int]]:
         """Nodes that may only join the cluster that alone reads their results, with those readers: 0-dim
         CPU arithmetic, whose results would leave a CUDA group on the wrong device, lists of numbers, and views."""
-        wanted = list(self.views)
+        wanted = []
         for i, node in enumerate(self.nodes):
             loose = self.verdicts[i].reason is None and self.verdicts[i].loose
             numbers = node.kind() == LIST and self.operands[i] and is_plain_list(self.results[i][0])
@@ -212,7 +212,7 @@ class _Block:
                 loose or (numbers and not self.effects.is_written(self.results[i][0]))
             ):
                 wanted.append(i)
-        return self._readers(wanted)
+        return {**self._readers(wanted), **{i: {reader} for i, reader in self.views.items()}}
 
     def _is_worth_it(self, members: "Sequence[int]") -> bool:
         """Whether the cluster becomes a group: it has two nodes (one, in single-node mode) and does more

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from .effects import Effects, may_return_operand
 from .evaluate import CONTROL
-from .graph import Block, Graph, Node, all_blocks, facts, inputs, is_tensor, operands, outputs
+from .graph import Block, Graph, Node, Value, all_blocks, facts, inputs, is_tensor, operands, outputs
 from .partition import Knowledge, examine, row_of
 
 #: Readers for each of which a view is split; with more it stays outside.
 MAX_READERS = 8
+#: How far up a graph the sizes of a view are followed. A value may be reached on many ways, hence the small number.
+MAX_DEPTH = 8
+#: Kinds that ask a tensor for its sizes or dtype only.
+METADATA = frozenset(("aten::size", "prim::dtype", "aten::dim"))
 
 
 def views_of(nodes: "list[Node]") -> "set[int]":
@@ -51,6 +55,17 @@ def _hands_on(node: Node, views: "set[int]") -> bool:
         return False
     before, after = facts(node.inputsAt(0).type()).dtype, facts(node.output().type()).dtype
     return before is None or before == after
+
+
+def sizes_follow(value: Value, knowledge: Knowledge, depth: int = 0) -> bool:
+    """Whether the sizes of a value can be told without it, wherever it is computed (`sizes`)."""
+    row = row_of(value.node())
+    if row is None or examine(value.node(), knowledge).reason is not None:
+        return value.node().kind() not in CONTROL
+    if row[0].sizes == "own" or depth > MAX_DEPTH:
+        return False
+    tensors = [v for v in inputs(value.node()) if is_tensor(v)]
+    return all(sizes_follow(v, knowledge, depth + 1) for v in (tensors if row[0].sizes == "broadcast" else tensors[:1]))
 
 
 def reshape_refusal(node: Node, in_memory: bool) -> "str | None":
@@ -104,7 +119,10 @@ def _split(graph: Graph, block: "Graph | Block", node: Node, knowledge: Knowledg
     if len(uses) < 2 or not fusible or len(fusible) > MAX_READERS:
         return
     own = node.output().unique()
-    for use in fusible if len(fusible) < len(uses) else fusible[1:]:
+    outside = len(uses) - len(fusible)
+    if outside and sizes_follow(node.output(), knowledge):
+        outside -= sum(use.user.kind() in METADATA for use in uses)
+    for use in fusible if outside else fusible[1:]:
         copy = graph.createClone(node, lambda v: v)
         copy.insertAfter(node)
         use.user.replaceInput(use.offset, copy.output())
