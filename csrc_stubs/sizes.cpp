@@ -1,7 +1,8 @@
 // Arithmetic on lists of sizes that stands before a group, for results of which only the sizes are asked.
 //
-// In: the sizes of an operand, of any rank, since no guard has looked at it yet. Out: those of the result. Dims out of range, which the
-// op itself will complain about, are passed over. Example: tsfuser::reduced_sizes([4, 8, 2], [-1], True) -> [4, 8, 1].
+// In: the sizes of an operand, of any rank, since no guard has looked at it yet. Out: those of the result.
+// Dims out of range, which the op itself will complain about, are passed over. Example:
+// tsfuser::reduced_sizes([4, 8, 2], [-1], True) -> [4, 8, 1].
 
 #include "hooks.h"
 
@@ -16,7 +17,8 @@ namespace {
 using torch::jit::Stack;
 using Sizes = std::vector<int64_t>;
 
-// For each of `rank` dims, whether it is among `dims`; all are where `dims` is None or, if `empty_is_all`, empty.
+// For each of `rank` dims, whether it is among `dims`; all are where `dims` is None or, if `empty_is_all`,
+// empty.
 std::vector<bool> named(const c10::IValue& dims, int64_t rank, bool empty_is_all) {
   if (dims.isNone()) return std::vector<bool>(rank, true);
   const Sizes list = dims.toIntVector();
@@ -84,7 +86,8 @@ void register_size_operators() {
   using torch::jit::Operator;
   constexpr auto kind = c10::AliasAnalysisKind::FROM_SCHEMA;
   static const torch::jit::RegisterOperators registered(
-      {Operator("tsfuser::reduced_sizes(int[] sizes, int[]? dim, bool keepdim) -> int[]", reduced_sizes, kind),
+      {Operator("tsfuser::reduced_sizes(int[] sizes, int[]? dim, bool keepdim) -> int[]", reduced_sizes,
+                kind),
        Operator("tsfuser::squeezed_sizes(int[] sizes, int[]? dim) -> int[]", squeezed_sizes, kind),
        Operator("tsfuser::unsqueezed_sizes(int[] sizes, int dim) -> int[]", unsqueezed_sizes, kind),
        Operator("tsfuser::permuted_sizes(int[] sizes, int[]? dims) -> int[]", permuted_sizes, kind)});

@@ -1,8 +1,8 @@
 """Shape ops: what eager does as views is a relabeling of axes here.
 
-A result has the axes of its operand in other dims, dims of size 1 more or less, or further axes along which it does not change. It never leaves a
-group: the partition keeps a view whose result leaves outside, where it stays a view (torchscript/views.py).
-"""
+A result has the axes of its operand in other dims, dims of size 1 more or less, or further axes along which
+it does not change. It never leaves a group: the partition keeps a view whose result leaves outside, where it
+stays a view (torchscript/views.py)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def movedim(b: Builder, self, source: "int | list", destination: "int | list") -
     if len(set(sources)) != len(sources) or len(set(targets)) != len(targets) or len(sources) != len(targets):
         raise Refusal("movedim with a dim named twice is an error in eager")
     others = iter(d for d in range(rank) if d not in sources)
-    return _permuted(b, "movedim", self, [sources[targets.index(d)] if d in targets else next(others) for d in range(rank)])
+    order = [sources[targets.index(d)] if d in targets else next(others) for d in range(rank)]
+    return _permuted(b, "movedim", self, order)
 
 
 # ---- dims of size 1
@@ -114,7 +115,8 @@ def squeeze(b: Builder, self, dim: "int | list | None" = None) -> Value:
 
 
 def _expanded(b: Builder, self: Value, sizes: Sequence["sz.Size"], axes: Sequence) -> Value:
-    """`self` expanded to `sizes`, in which -1 stands for the size that there is; `axes` are those of new elements (None: a new one)."""
+    """`self` expanded to `sizes`, in which -1 stands for the size that there is; `axes` are those of new
+    elements (None: a new one)."""
     leading = len(sizes) - len(self.dims)
     if leading < 0:
         raise Refusal("expand to fewer dims is an error in eager")
@@ -166,8 +168,8 @@ def _complete(b: Builder, self: Value, sizes: Sequence["sz.Size"]) -> list:
 
 
 def _reshaped(b: Builder, name: str, self: Value, sizes: Sequence["sz.Size"]) -> Value:
-    """`self` with its elements, in row-major order, as a tensor of `sizes`: old and new dims are matched from the left, in the smallest pieces
-    that have equally many elements."""
+    """`self` with its elements, in row-major order, as a tensor of `sizes`: old and new dims are matched
+    from the left, in the smallest pieces that have equally many elements."""
     sizes, decide = _complete(b, self, sizes), b.call.decide
     have = b.sizes(self)
     old = [d for d, axis in enumerate(self.dims) if axis is not None]
@@ -215,7 +217,8 @@ def flatten(b: Builder, self, start_dim: int = 0, end_dim: int = -1) -> Value:
     start, end = _dim(rank, start_dim), _dim(rank, end_dim)
     if start > end:
         raise Refusal("flatten of no dims is an error in eager")
-    return _reshaped(b, "flatten", self, [*sizes[:start], sz.product(sizes[start : end + 1]), *sizes[end + 1 :]])
+    merged = sz.product(sizes[start : end + 1])
+    return _reshaped(b, "flatten", self, [*sizes[:start], merged, *sizes[end + 1 :]])
 
 
 @composite("aten::unflatten", "int", dtypes=ALL, sizes="own", symbolic=("sizes",), reshapes=True)

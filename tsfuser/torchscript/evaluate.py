@@ -1,9 +1,9 @@
 """Control flow and integer arithmetic inside a group, carried out while a plan is made.
 
-Autodiff writes shape formulas as small programs: the gradient of a mean unsqueezes in an If on `keepdim`, or in a Loop over the reduced dims.
-In: such a node, and what its inputs are in this call: Python ints, bools, lists, and `Size`s for what a plan does not have to know. Out: its
-results. A branch that is taken, or the trips of a loop, become decisions of the call. Example: `aten::mul(3, size0_1)` -> `(size0_1 * 3)`.
-"""
+Autodiff writes shape formulas as small programs: the gradient of a mean unsqueezes in an If on `keepdim`, or
+in a Loop over the reduced dims. In: such a node, and what its inputs are in this call: Python ints, bools,
+lists, and `Size`s for what a plan does not have to know. Out: its results. A branch that is taken, or the
+trips of a loop, become decisions of the call. Example: `aten::mul(3, size0_1)` -> `(size0_1 * 3)`."""
 
 from __future__ import annotations
 
@@ -100,12 +100,14 @@ def is_plain(type_) -> bool:
 
 
 def is_number(type_) -> bool:
-    """Whether values of the type are numbers or lists of ints: also what autodiff leaves open, like `numel - 1`."""
+    """Whether values of the type are numbers or lists of ints: also what autodiff leaves open, like `numel -
+    1`."""
     return is_plain(type_) or type_.kind() == "NumberType"
 
 
 def run_control(call: Call, node, values: dict, run_block: Callable) -> list:
-    """The results of an If or Loop. `values`: name -> value; `run_block(block, values)` gives what a block returns."""
+    """The results of an If or Loop. `values`: name -> value; `run_block(block, values)` gives what a block
+    returns."""
     inputs = [values[v.debugName()] for v in node.inputs()]
     blocks = list(node.blocks())
     if node.kind() == "prim::If":

@@ -83,7 +83,8 @@ class _Block:
         if not any(verdict.reason is None for verdict in self.verdicts):
             return []
         items = self._items()
-        found = [self._without_leaving_views(members) for members in clusters(items, options.state.horizontal_mode)]
+        found = clusters(items, options.state.horizontal_mode)
+        found = [self._without_leaving_views(members) for members in found]
         found = [members for members in absorb(found, self._candidates()) if self._is_worth_it(members)]
         if not found:
             return []
@@ -101,7 +102,8 @@ class _Block:
         verdict = examine(node, self.knowledge, options.state.skip_kinds)
         if verdict.reason is None:
             shared = operands(node) + outputs(node) if node.kind() in CONTROL else []
-            if self.effects.may_return_written(node) or any(self.effects.is_written(v) for v in shared if is_tensor(v)):
+            written = any(self.effects.is_written(v) for v in shared if is_tensor(v))
+            if written or self.effects.may_return_written(node):
                 verdict = Verdict(
                     reason="its result may share memory with a tensor that is changed in place"
                 )
@@ -110,7 +112,8 @@ class _Block:
         return verdict
 
     def _fusible_views(self, refusals: Refusals) -> "dict[int, int]":
-        """Position -> position of the only reader, of the views that may be in a group: with that reader. The verdicts of the others change."""
+        """Position -> position of the only reader, of the views that may be in a group: with that reader.
+        The verdicts of the others change."""
         found: dict[int, int] = {}
         views = views_of(self.nodes)
         readers = self._readers(views)
@@ -122,11 +125,13 @@ class _Block:
                 readers[i] = data
             reader = min(readers[i])
             reason = self._reshape_refusal(i)
-            if reason is None and len(readers[i]) == 1 and reader >= 0 and self.verdicts[reader].reason is None:
+            inside = len(readers[i]) == 1 and reader >= 0 and self.verdicts[reader].reason is None
+            if reason is None and inside:
                 found[i] = reader
-            else:
-                self.verdicts[i] = Verdict(reason=reason or "it is a view, and its result is read outside of groups")
-                refusals.add(self.nodes[i], self.verdicts[i].reason)
+                continue
+            reason = reason or "it is a view, and its result is read outside of groups"
+            self.verdicts[i] = Verdict(reason=reason)
+            refusals.add(self.nodes[i], reason)
         return found
 
     def _reshape_refusal(self, i: int) -> "str | None":
@@ -163,7 +168,8 @@ class _Block:
         return found
 
     def _without_leaving_views(self, members: "list[int]") -> "list[int]":
-        """A cluster without the views whose reader is elsewhere: they would leave it as copies. Nothing inside follows them."""
+        """A cluster without the views whose reader is elsewhere: they would leave it as copies. Nothing
+        inside follows them."""
         kept = set(members)
         for i in reversed(members):
             if i in self.views and self.views[i] not in kept:
@@ -202,8 +208,9 @@ class _Block:
         return is_tensor(value) and self.knowledge.facts(value)[1:] != ("cpu", 0)
 
     def _candidates(self) -> dict[int, set[int]]:
-        """Nodes that may only join the cluster that alone reads their results, with those readers: 0-dim
-        CPU arithmetic, whose results would leave a CUDA group on the wrong device, lists of numbers, and views."""
+        """Nodes that may only join the cluster that alone reads their results, with those readers: 0-dim CPU
+        arithmetic, whose results would leave a CUDA group on the wrong device, lists of numbers, and
+        views."""
         wanted = []
         for i, node in enumerate(self.nodes):
             loose = self.verdicts[i].reason is None and self.verdicts[i].loose

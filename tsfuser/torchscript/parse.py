@@ -58,8 +58,13 @@ def _results(builder: Builder, node: torch._C.Node, values: "dict[str, object]")
     if kind in ("prim::ListConstruct", "prim::TupleConstruct"):
         return [inputs]
     if kind in CONTROL:
-        plain = {**values, **{v.debugName(): _plain(builder.call, values[v.debugName()]) for v in node.inputs()}}
-        return run_control(builder.call, node, plain, lambda block, known: _run(builder, block.nodes(), dict(known), block.outputs()))
+        known = dict(values)
+        known.update((v.debugName(), _plain(builder.call, x)) for v, x in zip(node.inputs(), inputs))
+
+        def run_block(block, known: dict) -> list:
+            return _run(builder, block.nodes(), dict(known), block.outputs())
+
+        return run_control(builder.call, node, known, run_block)
     if kind in QUESTIONS:
         sizes = builder.sizes(_value(builder, inputs[0]))
         return [QUESTIONS[kind](builder.call, sizes, *(_plain(builder.call, x) for x in inputs[1:]))]

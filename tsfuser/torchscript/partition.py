@@ -152,8 +152,8 @@ def examine(
 
 
 def _control(node: Node, knowledge: Knowledge) -> Verdict:
-    """Whether an If or Loop can be carried out while a plan is made: it chooses views, by integers that a plan can know, or computes one way
-    or another by a tensor's rank, which the guard has tested."""
+    """Whether an If or Loop can be carried out while a plan is made: it chooses views, by integers that a
+    plan can know, or computes one way or another by a tensor's rank, which the guard has tested."""
     results = [v for v in outputs(node) if v.uses()]
     used = operands(node)
     if not results or not all(map(is_tensor, results)):
@@ -179,8 +179,9 @@ def _asks_for_rank(node: Node) -> bool:
 
 
 def _unplanned(node: Node, knowledge: Knowledge, computes: bool) -> "str | None":
-    """Why what the blocks of an If or Loop do cannot be done while a plan is made; None if it can. They may hold views and integer arithmetic
-    and, if `computes`, other ops; those that did not run while profiling are not looked at."""
+    """Why what the blocks of an If or Loop do cannot be done while a plan is made; None if it can. They may
+    hold views and integer arithmetic and, if `computes`, other ops; those that did not run while profiling
+    are not looked at."""
     for inner in (n for block in node.blocks() for n in block.nodes()):
         kind, results = inner.kind(), outputs(inner)
         if kind in CONTROL:

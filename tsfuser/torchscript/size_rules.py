@@ -1,9 +1,9 @@
 """Size arithmetic for ops that change the number of dims, or their order.
 
-In: a node of a group whose row names one of `RULES`. Out: a `Derived` name for the sizes of its result, and the node outside of the group that
-computes them: `tsfuser::reduced_sizes(sizes, [1], True)`. It stands before the guard, so it must be right for operands of any rank and for
-arguments of any value; the operators (csrc_stubs/sizes.cpp) look at what they get, and nothing that was profiled goes in.
-"""
+In: a node of a group whose row names one of `RULES`. Out: a `Derived` name for the sizes of its result, and
+the node outside of the group that computes them: `tsfuser::reduced_sizes(sizes, [1], True)`. It stands
+before the guard, so it must be right for operands of any rank and for arguments of any value; the operators
+(csrc_stubs/sizes.cpp) look at what they get, and nothing that was profiled goes in."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _UNKNOWN = object()  # an argument that the group computes
 
 
 class Derived(NamedTuple):
-    """The sizes that an op makes of those named `of`. An argument is a constant (a list as a tuple), or `Outer`, or a tuple with such items."""
+    """The sizes that an op makes of those named `of`. An argument is a constant (a list as a tuple), or
+    `Outer`, or a tuple with such items."""
 
     of: frozenset
     rule: str
@@ -41,8 +42,8 @@ class Outer(NamedTuple):
 
 
 def derived(node: Node, of: frozenset, outer: "dict[int, Value]") -> "Derived | None":
-    """The name of the sizes of the node's result; None if they depend on what is computed in the group. `outer`: number of an input of the
-    subgraph -> the value outside."""
+    """The name of the sizes of the node's result; None if they depend on what is computed in the group.
+    `outer`: number of an input of the subgraph -> the value outside."""
     row, schema = row_of(node)
     arguments = []
     for name in RULES[row.sizes][1]:

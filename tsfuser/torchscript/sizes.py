@@ -1,12 +1,12 @@
 """Group outputs that are asked for nothing but their sizes: the sizes are computed outside, and the outputs
 vanish.
 
-Before: `%c = prim::CudaFusionGroup(%x, %b)` with `%c` = add(x, b) inside;  `%s = aten::size(%c)`. After:
-`%s = prim::BroadcastSizes(aten::size(%x), aten::size(%b))`, and no output `%c`. Autodiff asks for the sizes
-of nearly every intermediate, so that without this most of them would have to be stored. How the sizes of a
+Before: `%c = prim::CudaFusionGroup(%x, %b)` with `%c` = add(x, b) inside;  `%s = aten::size(%c)`. After: `%s
+= prim::BroadcastSizes(aten::size(%x), aten::size(%b))`, and no output `%c`. Autodiff asks for the sizes of
+nearly every intermediate, so that without this most of them would have to be stored. How the sizes of a
 result follow from those of the operands is what the op table's `sizes` says (`size_rules`); where it says
-`own`, the output is kept. Equal queries are made once here: torch's common subexpression elimination is quadratic in
-the number of lists that a graph returns (400 s for a graph of 10,000 nodes and 3,000 sizes).
+`own`, the output is kept. Equal queries are made once here: torch's common subexpression elimination is
+quadratic in the number of lists that a graph returns (400 s for a graph of 10,000 nodes and 3,000 sizes).
 """
 
 from __future__ import annotations
@@ -106,9 +106,8 @@ class _Sizes:
     """Size arithmetic before one group. `of(inner)` gives an int[] value of the outer graph, or None.
 
     The sizes of an inner value are named by the set of the group's inputs, and of sizes that are `Derived`
-    from others, that are broadcast together in it. Such a set is made from the sets of the operands of the op where it first occurs, so that the
-    arithmetic is no larger than the group.
-    """
+    from others, that are broadcast together in it. Such a set is made from the sets of the operands of the
+    op where it first occurs, so that the arithmetic is no larger than the group."""
 
     def __init__(self, graph: Graph, group: Node, queries: Queries):
         self.graph, self.group, self.queries = graph, group, queries

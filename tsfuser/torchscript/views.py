@@ -1,10 +1,11 @@
-"""Views in groups: inside, a view is a relabeling of axes; what leaves a group must be the view that eager gives, never a copy.
+"""Views in groups: inside, a view is a relabeling of axes; what leaves a group must be the view that eager
+gives, never a copy.
 
-Before: `%t = aten::t(%p)`, of which a fusible op and the caller read. After: `%t1 = aten::t(%p)` for the op, and `%t2 = aten::t(%p)` for the
-caller, so that each copy has one kind of reader: the first joins the group of its only reader, the second stays outside, on the group's output.
-What was split in vain is merged again at the end. "View" is here also an op that may hand its operand on, like a cast to the same dtype, where the
-operand is a view, and a branch that chooses among views.
-"""
+Before: `%t = aten::t(%p)`, of which a fusible op and the caller read. After: `%t1 = aten::t(%p)` for the op,
+and `%t2 = aten::t(%p)` for the caller, so that each copy has one kind of reader: the first joins the group
+of its only reader, the second stays outside, on the group's output. What was split in vain is merged again
+at the end. "View" is here also an op that may hand its operand on, like a cast to the same dtype, where the
+operand is a view, and a branch that chooses among views."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from .partition import Knowledge, examine, row_of
 
 #: Readers for each of which a view is split; with more it stays outside.
 MAX_READERS = 8
-#: How far up a graph the sizes of a view are followed. A value may be reached on many ways, hence the small number.
+#: How far up a graph the sizes of a view are followed. A value may be reached on many ways, so this is small.
 MAX_DEPTH = 8
 #: Kinds that ask a tensor for its sizes or dtype only.
 METADATA = frozenset(("aten::size", "prim::dtype", "aten::dim"))
@@ -65,12 +66,14 @@ def sizes_follow(value: Value, knowledge: Knowledge, depth: int = 0) -> bool:
     if row[0].sizes == "own" or depth > MAX_DEPTH:
         return False
     tensors = [v for v in inputs(value.node()) if is_tensor(v)]
-    return all(sizes_follow(v, knowledge, depth + 1) for v in (tensors if row[0].sizes == "broadcast" else tensors[:1]))
+    tensors = tensors if row[0].sizes == "broadcast" else tensors[:1]
+    return all(sizes_follow(v, knowledge, depth + 1) for v in tensors)
 
 
 def reshape_refusal(node: Node, in_memory: bool) -> "str | None":
-    """Why a node that reshapes cannot be in a group, by the sizes and strides that were profiled; None if it can. Dims can be split; they can be
-    merged where the operand is `in_memory`, not computed in the group, and memory walks them as one."""
+    """Why a node that reshapes cannot be in a group, by the sizes and strides that were profiled; None if it
+    can. Dims can be split; they can be merged where the operand is `in_memory`, not computed in the group,
+    and memory walks them as one."""
     before, after = node.inputsAt(0).type(), node.output().type()
     sizes, strides, wanted = before.sizes(), before.strides(), after.sizes()
     if sizes is None or strides is None or wanted is None:
@@ -115,7 +118,8 @@ def split_views(graph: Graph, effects: Effects) -> Split:
 def _split(graph: Graph, block: "Graph | Block", node: Node, knowledge: Knowledge, split: Split) -> None:
     uses = node.output().uses()
     here = {v.unique() for n in block.nodes() for v in outputs(n)} if len(uses) > 1 else set()
-    fusible = [u for u in uses if u.user.outputsSize() and u.user.outputsAt(0).unique() in here and examine(u.user, knowledge).reason is None]
+    local = [u for u in uses if u.user.outputsSize() and u.user.outputsAt(0).unique() in here]
+    fusible = [u for u in local if examine(u.user, knowledge).reason is None]
     if len(uses) < 2 or not fusible or len(fusible) > MAX_READERS:
         return
     own = node.output().unique()
