@@ -28,8 +28,7 @@ SlotKind slot_kind(const std::string& name) {
       {"complex64", SlotKind::NumberComplex64},
       {"complex128", SlotKind::NumberComplex128},
       {"element", SlotKind::Element},
-      {"seed", SlotKind::Seed},
-      {"offset", SlotKind::Offset},
+      {"random", SlotKind::Random},
   };
   const auto found = kinds.find(name);
   if (found == kinds.end()) {

@@ -28,12 +28,11 @@ size_t slot_bytes(SlotKind kind) {
     case SlotKind::NumberInt32:
     case SlotKind::NumberFloat32: return 4;
     case SlotKind::NumberComplex128: return 16;
+    case SlotKind::Random: return sizeof(RandomState);
     case SlotKind::Element: return 1;  // as wide as the argument's dtype
     default: return 8;
   }
 }
-
-bool is_random(SlotKind kind) { return kind == SlotKind::Seed || kind == SlotKind::Offset; }
 
 template <class T>
 void put(char* at, T value) {
@@ -98,8 +97,8 @@ void fill_slots(const Launch& launch, char* args, const Arguments& arguments,
     } else if (slot.kind == SlotKind::Element) {
       const at::Tensor& tensor = inputs[slot.index].toTensor();
       std::memcpy(at, arguments.addresses[slot.index], tensor.itemsize());
-    } else if (is_random(slot.kind)) {
-      put(at, slot.kind == SlotKind::Seed ? random.seed : random.offset);
+    } else if (slot.kind == SlotKind::Random) {
+      put(at, random);
     } else {
       put_number(at, slot.kind, inputs[slot.index]);
     }
@@ -155,7 +154,7 @@ void Plan::verify() const {
                 "a kernel argument is not among the values");
         require(slot.kind != SlotKind::Allocation || below(slot.index, allocations.size()),
                 "a kernel argument is not among the allocations");
-        require(!is_random(slot.kind) || random > 0, "a kernel has random numbers, but its plan has none");
+        require(slot.kind != SlotKind::Random || random > 0, "a kernel has random numbers, but its plan has none");
       }
     }
   }
@@ -168,7 +167,7 @@ void Plan::verify() const {
 const char* Plan::mismatch(at::ArrayRef<c10::IValue> inputs) const {
   for (const auto& launch : launches) {
     for (const Slot& slot : launch->slots) {
-      if (slot.kind == SlotKind::Allocation || is_random(slot.kind)) {
+      if (slot.kind == SlotKind::Allocation || slot.kind == SlotKind::Random) {
         continue;
       }
       if (!below(slot.index, inputs.size())) {

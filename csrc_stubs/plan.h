@@ -33,8 +33,7 @@ enum class SlotKind : uint8_t {
   NumberComplex64,
   NumberComplex128,
   Element,  // the element of a 0-dim CPU tensor argument, as it lies in memory
-  Seed,     // of the random numbers of one call, uint64
-  Offset,
+  Random,   // where the random numbers of the call begin, a RandomState
 };
 
 // One kernel parameter: `index` is an argument, an allocation or a position in the values.
@@ -120,23 +119,24 @@ struct LaunchError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The random generator cannot be asked now: while a CUDA graph is captured.
+// The random generator cannot be asked now: a capture of a CUDA graph is under way that does not know it.
 struct RandomError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Where the random numbers of one call begin. `low` words of Philox's counter are `offset` / 4 plus the
-// number of the op, the `high` ones tell elements apart.
+// Where the random numbers of one call begin, as kernels read it (`random_state` of codegen/runtime/philox.h).
+// While a CUDA graph is captured (1, else 0), seed and offset are device addresses, where torch puts other
+// numbers before each replay, and `within` is how far into the graph's own numbers the call is.
 struct RandomState {
-  uint64_t seed = 0, offset = 0;
+  uint64_t seed = 0, offset = 0, within = 0, captured = 0;
 };
 
 // random.cpp: takes `ops` streams from torch's default generator of the device. Throws RandomError.
 RandomState draw_random(c10::Device device, int32_t ops);
 
 // Allocates, launches, and replaces the call's inputs on the stack by its outputs. On an exception the stack
-// is as it was. Throws LaunchError, RandomError, or c10::Error / std::bad_alloc where memory is short. Returns the number
-// of launches.
+// is as it was. Throws LaunchError, RandomError, or c10::Error / std::bad_alloc where memory is short. Returns
+// the number of launches.
 size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
            size_t input_count);
 

@@ -27,3 +27,7 @@ def correlation(a, b):
 
 def state_of(device):
     return torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
+
+
+def set_state(device, state):
+    torch.cuda.set_rng_state(state) if device == "cuda" else torch.set_rng_state(state)

@@ -9,6 +9,7 @@ still has the functions, but they only warn and return None; `install` puts ours
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import warnings
 from typing import Any, Callable, Iterator
@@ -17,6 +18,7 @@ import torch
 
 from . import _C, options
 from .errors import TsfuserWarning
+from .runtime.compile import expect_cuda
 
 _state = options.state
 _lock = threading.Lock()
@@ -26,6 +28,14 @@ def _apply() -> None:
     """Tell C++ what the state says."""
     _C.set_enabled(options.fusion_enabled())
     _C.set_guard_mode(_state.guard_mode)
+    if options.fusion_enabled() and torch.version.cuda:
+        _prepare_cuda()
+
+
+@functools.lru_cache(maxsize=None)
+def _prepare_cuda() -> None:
+    """Has the compiler for CUDA start as soon as CUDA is in use: now, or when torch initialises it."""
+    torch.cuda._lazy_call(expect_cuda)
 
 
 def _swap(name: str, value: Any) -> bool:

@@ -208,6 +208,31 @@ def test_the_backward_has_the_mask_of_the_forward(device, dtype):
     assert_matches(out, exact.to(dtype), exact, ops=3)
 
 
+def trained(shape=(37, 65), device="cpu"):
+    """`bias_dropout_add`, fused forward and backward, and inputs that show what is kept."""
+    inputs = [(torch.rand(s, device=device) + 1).requires_grad_() for s in (shape, shape[-1:], shape)]
+    scripted = fresh(bias_dropout_add)
+    with tsfuser.fuser():
+        train(scripted, inputs)
+    return scripted, inputs
+
+
+def test_a_function_used_twice_keeps_both_masks(device):
+    """Both forwards before both backwards, and one of these twice."""
+    scripted, (x, bias, residual) = trained(device=device)
+    outs = [scripted(x, bias, residual) for _ in range(2)]
+    gradients = [torch.autograd.grad(outs[k].sum(), x, retain_graph=True)[0] for k in (1, 0, 1)]
+    for k, gradient in zip((1, 0, 1), gradients):
+        assert torch.equal(gradient != 0, outs[k] != residual)
+    assert not torch.equal(gradients[0], gradients[1]) and torch.equal(gradients[0], gradients[2])
+
+
+def again(function, *inputs, reentrant=False):
+    """A call of which nothing is kept: the backward runs it once more."""
+    with set_checkpoint_early_stop(False):  # its exception would go through TorchScript, which replaces it
+        return checkpoint(function, *inputs, use_reentrant=reentrant, preserve_rng_state=True)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing(device, reentrant):
     """The forward that is run again in the backward drops the same elements."""
@@ -219,23 +244,35 @@ def test_checkpointing(device, reentrant):
         out.backward(torch.ones_like(out))
         return out.detach(), [x.grad for x in inputs]
 
-    def again(function, *inputs):
-        with set_checkpoint_early_stop(False):  # it raises an exception through the function, which TorchScript does not pass on
-            return checkpoint(function, *inputs, use_reentrant=reentrant, preserve_rng_state=True)
-
     inputs = [torch.randn(s, device=device, requires_grad=True) for s in ((37, 65), (65,), (37, 65))]
     scripted = fresh(bias_dropout_add)
     with tsfuser.fuser():
         if not reentrant:  # this kind compares what is saved, which changes once, when torch has profiled the function
             train(scripted, inputs)
         for _ in range(4):
-            out, (gx, _, _) = gradient(lambda *xs: again(scripted, *xs), *inputs)
+            out, (gx, _, _) = gradient(lambda *xs: again(scripted, *xs, reentrant=reentrant), *inputs)
     assert torch.equal(gx != 0, out != inputs[2])
     torch.manual_seed(11)
     plain, expected = gradient(scripted, *inputs)
     torch.manual_seed(11)
-    repeated, found = gradient(lambda *xs: again(scripted, *xs), *inputs)
+    repeated, found = gradient(lambda *xs: again(scripted, *xs, reentrant=reentrant), *inputs)
     assert torch.equal(plain, repeated) and all(torch.equal(a, b) for a, b in zip(expected, found))
+
+
+def test_checkpointed_blocks_are_run_again_in_reverse_order(device):
+    """Each with the state of the generator from before its first run; numbers drawn after them are those of a plain step."""
+    scripted, (x, bias, residual) = trained(device=device)
+
+    def step(call):
+        torch.manual_seed(5)
+        hidden = x
+        for _ in range(3):
+            hidden = call(scripted, hidden, bias, residual)
+        return hidden, torch.autograd.grad(hidden.sum(), x)[0], scripted(x, bias, residual)
+
+    plain, checkpointed = step(lambda function, *inputs: function(*inputs)), step(again)
+    assert all(torch.equal(a, b) for a, b in zip(plain, checkpointed))
+    assert 0.65 < (plain[1] != 0).double().mean() < 0.8  # 0.9 ** 3 are never dropped
 
 
 def test_sizes_only_outputs_leave_no_dropout_behind(device):

@@ -129,3 +129,18 @@ def test_enable_and_disable():
     assert tsfuser.enabled() and not torch._C._jit_texpr_fuser_enabled()
     tsfuser.disable()
     assert not tsfuser.enabled()
+
+
+@pytest.mark.parametrize("cuda, expected", [("13.0", 1), (None, 0)])
+def test_enabling_starts_the_compiler_for_cuda_once_when_torch_has_cuda(monkeypatch, cuda, expected):
+    waiting = []
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "_lazy_call", waiting.append)
+    knobs._prepare_cuda.cache_clear()
+    knobs.install()
+    assert waiting == []  # an import changes nothing
+    for _ in range(2):
+        with tsfuser.fuser():
+            pass
+    knobs._prepare_cuda.cache_clear()
+    assert waiting == [knobs.expect_cuda] * expected

@@ -1,11 +1,12 @@
 """Random ops in groups: reproducible, independent, of the right distribution."""
 
 import math
+import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
-from distribution import SHAPES, SIGMAS, close, correlation, ones, state_of
+from distribution import SHAPES, SIGMAS, close, correlation, ones, set_state, state_of
 from support import counted, fuse, groups, kinds, no_fallback
 
 
@@ -82,6 +83,48 @@ def test_other_random_ops_go_on_after_a_group(device):
     torch.manual_seed(3)
     assert torch.equal(mine, scripted(x)) and torch.equal(eager, torch.rand(1024, device=device))
     assert not (mine == eager).any()
+
+
+def test_a_state_put_back_gives_the_same_numbers(device):
+    x, y = torch.randn(2, 33, 65, device=device)
+    scripted = fuse(drop, x, y)
+    begin, first = state_of(device), scripted(x, y)
+    middle, second = state_of(device), scripted(x, y)
+    set_state(device, middle)
+    assert torch.equal(second, scripted(x, y))
+    set_state(device, begin)
+    assert torch.equal(first, scripted(x, y)) and torch.equal(middle, state_of(device))
+
+
+def test_a_fork_of_the_generator_leaves_no_trace(device):
+    x, y = torch.randn(2, 33, 65, device=device)
+    scripted = fuse(drop, x, y)
+    state = state_of(device)
+    with torch.random.fork_rng(devices=[0] if device == "cuda" else []):
+        inside = scripted(x, y)
+    assert torch.equal(state, state_of(device)) and torch.equal(inside, scripted(x, y))
+
+
+def test_threads_draw_different_numbers(device):
+    """Together four threads draw what one would, and no call what another draws."""
+    x, y = ones((64, 65), device), torch.zeros(64, 65, device=device)
+    scripted = fuse(drop, x, y)
+    torch.manual_seed(3)
+    expected = [scripted(x, y) != 0 for _ in range(16)]
+    after, found = state_of(device), []
+    torch.manual_seed(3)
+
+    def calls():
+        for _ in range(4):
+            found.append(scripted(x, y) != 0)
+
+    threads = [threading.Thread(target=calls) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.equal(after, state_of(device)) and len(found) == 16
+    assert all(sum(torch.equal(mask, other) for other in found) == 1 for mask in expected)
 
 
 def test_a_group_without_elements_draws_nothing(device):
@@ -187,14 +230,19 @@ def test_ops_of_one_function_are_independent(device):
 # ---- layouts and shapes
 
 
-def test_numbers_are_of_the_element_not_of_its_place_in_memory(device):
-    """The same tensor in other strides, and cut out of a larger one at an odd address, is dropped alike."""
+def test_numbers_do_not_depend_on_gaps_alignment_and_the_order_of_dims(device):
+    """A tensor cut out of a larger one, at an odd address, or expanded gets the numbers of a dense one; one of
+    another order of dims gets them in the order of its memory, as in eager."""
     x = torch.randn(3, 5, 6, 7, device=device)
     shifted = torch.empty(x.numel() + 1, device=device)[1:].view(x.shape).copy_(x)
-    outs = []
-    for same in (x, x.to(memory_format=torch.channels_last), x.transpose(1, 3).contiguous().transpose(1, 3), shifted):
+    cut = torch.zeros(3, 5, 6, 9, device=device)[..., 1:8].copy_(x)
+    expanded = x[:, :1].expand(x.shape)
+    last, swapped = x.to(memory_format=torch.channels_last), x.transpose(1, 3).contiguous().transpose(1, 3)
+    walks = []
+    for same in (x, shifted, cut, expanded, last, swapped):
         scripted = fuse(noise, same)
         torch.manual_seed(5)
-        outs.append(scripted(same))
-        assert outs[-1].stride() == (same + 1.0).stride()
-    assert all(torch.equal(outs[0], other) for other in outs[1:])
+        out = scripted(same)
+        assert out.stride() == (same + 1.0).stride()
+        walks.append(torch.as_strided(out, (out.numel(),), (1,)))
+    assert all(torch.equal(walks[0], other) for other in walks[1:])

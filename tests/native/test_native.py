@@ -75,16 +75,16 @@ def test_plan_that_points_outside_is_refused(native, change, words):
     "slot, words",
     [
         ((0, "int64", 9), "values"),
-        ((4, "int64", 0), "bytes"),
+        ((28, "int64", 0), "bytes"),
         ((0, "allocation", 0), "allocations"),
         ((0, "int128", 0), "int128"),
-        ((0, "seed", 0), "plan has none"),
-        ((4, "offset", 0), "bytes"),
+        ((0, "random", 0), "plan has none"),
+        ((4, "random", 0), "bytes"),
     ],
 )
 def test_kernel_argument_that_points_outside_is_refused(native, kernels, slot, words):
     with pytest.raises(ValueError, match=words):
-        launch = native.Launch("host", kernels["copy"], "copy", 0, 0, 0, 0, 0, 8, [slot])
+        launch = native.Launch("host", kernels["copy"], "copy", 0, 0, 0, 0, 0, 32, [slot])
         native.Plan(1, [], [], [], [launch], [])
 
 
@@ -330,17 +330,15 @@ def test_number_arguments_are_converted(native, kernels, kind, dtype, type, valu
     assert data[16 : 16 + dtype.itemsize].view(dtype).item() == torch.tensor(value).to(dtype).item()
 
 
-def test_seed_and_offset_of_a_call_on_the_cpu(native, kernels):
-    """The seed is the next 64 bits of torch's generator, which advances by one draw a call; the offset is 0."""
+def test_where_the_random_numbers_of_a_call_on_the_cpu_begin(native, kernels):
+    """The seed is the next 64 bits of torch's generator, which advances by one draw a call; the rest is 0."""
     graph, a = "graph(%a : Tensor):\n  return (%a)", torch.zeros(())
     torch.manual_seed(5)
     expected = [torch.empty((), dtype=torch.int64).random_(-(2**63), None).item() for _ in range(2)]
     torch.manual_seed(5)
     for seed in expected:
-        data = slots_of(
-            native, kernels, graph, (a,), 1, (16, "seed", 0), (24, "offset", 0), random=2
-        )
-        assert data[16:32].view(torch.int64).tolist() == [seed, 0]
+        data = slots_of(native, kernels, graph, (a,), 1, (0, "random", 0), random=2)
+        assert data[:32].view(torch.int64).tolist() == [seed, 0, 0, 0]
         native.reset()
 
 

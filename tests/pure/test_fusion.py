@@ -151,14 +151,18 @@ def test_random_ops_are_numbered_in_order_and_survive_the_text():
     assert verify(fusion) is None and read(str(fusion)) == fusion
 
 
-def test_a_random_op_counts_in_row_major_order():
+def test_a_random_op_counts_in_the_order_of_memory_without_gaps():
     call, fusion = build(noisy, tensor(4, 1, 8), tensor(8))
     assert [call.value(s) for s in fusion.randoms[1].linear_strides] == [8, 8, 1]
+    for strides, expected in (((200, 1, 20), [40, 1, 5]), ((1, 80, 16), [1, 32, 4]), ((0, 8, 1), [40, 8, 1])):
+        call, fusion = build(noisy, tensor(4, 5, 8, strides=strides), tensor(8))
+        assert [call.value(s) for s in fusion.randoms[1].linear_strides] == expected
 
 
 @pytest.mark.parametrize("change, complaint", [
     (dict(stream=3), "not numbered in order"),
     (dict(operands=()), "axes of its operand"),
+    (dict(linear_strides=()), "0 steps"),
 ])  # fmt: skip
 def test_a_damaged_random_op_does_not_verify(change, complaint):
     _, fusion = build(noisy, tensor(4, 8), tensor(8))

@@ -67,7 +67,7 @@ def problems(package=PACKAGE):
         if ("_C",) in own:
             others.add("torch")
         if RANK[here[0]] < STANDARD_LIBRARY_ONLY:
-            foreign = others - sys.stdlib_module_names - ({"cupy"} if here == ("target", "cuda") else set())
+            foreign = others - sys.stdlib_module_names - ({"cupy", "cuda"} if here == ("target", "cuda") else set())
             found += [f"{name} imports {other}" for other in sorted(foreign)]
         elif "cupy" in others:
             found.append(f"{name} imports cupy")

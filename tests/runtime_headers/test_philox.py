@@ -23,16 +23,16 @@ KERNEL(block, Args_block, 1) {
   for (int i = 0; i < 4; ++i) args.y[i] = static_cast<int32_t>(drawn.words[i]);
 }
 """ + "\n".join(
-    f"""struct Args_{t}_{n} {{ {t}* y; uint64_t seed; uint64_t offset; int64_t stream; int64_t first; }};
+    f"""struct Args_{t}_{n} {{ {t}* y; random_state state; int64_t stream; int64_t first; }};
 KERNEL(vector_{t}_{n}, Args_{t}_{n}, 128) {{
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * {n};
-  const vec<{t}, {n}> u = uniform<{t}, {n}>(args.seed, args.offset, args.stream, args.first + i);
+  const vec<{t}, {n}> u = uniform<{t}, {n}>(start_of(args.state), args.stream, args.first + i);
   for (int lane = 0; lane < {n}; ++lane) args.y[i + lane] = u[lane];
 }}
 KERNEL(scalar_{t}_{n}, Args_{t}_{n}, 128) {{
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * {n};
   for (int lane = 0; lane < {n}; ++lane)
-    args.y[i + lane] = uniform<{t}>(args.seed, args.offset, args.stream, args.first + i + lane);
+    args.y[i + lane] = uniform<{t}>(start_of(args.state), args.stream, args.first + i + lane);
 }}"""
     for t in ("float", "double")
     for n in WIDTHS
@@ -56,11 +56,11 @@ def test_known_answers(counter, key, result, mode):
     assert y.tolist() == [signed(word, 32) for word in result]
 
 
-def draw(kind, ctype, n, mode, seed=5, offset=8, stream=1, first=0, count=12):
+def draw(kind, ctype, n, mode, seed=5, offset=8, within=0, captured=0, stream=1, first=0, count=12):
     y = torch.full((count * n,), -1, dtype=DTYPES[ctype], device=harness.device(mode))
     block = 1 if mode == "host" else 4
     kernel = harness.Kernel(SOURCE, f"{kind}_{ctype}_{n}", mode)
-    kernel(y, seed, offset, stream, first, grid=count // block, block=(block, 1))
+    kernel(y, seed, offset, within, captured, stream, first, grid=count // block, block=(block, 1))
     return y
 
 
@@ -99,6 +99,17 @@ def test_the_first_numbers(ctype, bits, mode):
     width = 32 if ctype == "float" else 64
     expected = [(word >> (width - bits)) / 2**bits for word in words]
     assert draw("scalar", ctype, 4, mode, seed=0, offset=0, stream=0)[: len(words)].tolist() == expected
+
+
+@pytest.mark.parametrize("mode", [m for m in harness.HERE if m != "host"])
+@pytest.mark.parametrize("n", [1, 4])
+def test_a_captured_kernel_reads_seed_and_offset_from_memory(n, mode):
+    """So that replays of a CUDA graph, before which torch changes the memory, draw other numbers."""
+    memory = torch.tensor([6, 8], dtype=torch.int64, device=harness.device(mode))
+    for offset in (8, 16):
+        memory[1] = offset
+        found = draw("vector", "float", n, mode, memory.data_ptr(), memory.data_ptr() + 8, within=12, captured=1)
+        assert torch.equal(found, draw("vector", "float", n, mode, 6, offset + 12))
 
 
 @pytest.mark.parametrize("arch", harness.ARCHS)

@@ -11,12 +11,15 @@ from ..lower.loop_ir import (
     Uniform,
 )  # fmt: skip
 
+_START = "random"  # the kernel's name for where its random numbers begin
+
 
 def source(kernel: Kernel) -> str:
     """The translation unit of `kernel`."""
     fields = [f"  {p.ctype} {p.name};" for p in kernel.params] or ["  char unused;"]
     tiles = ["  SHARED_MEMORY(shared);"] if kernel.shared else []
     tiles += [f"  {t.ctype}* const {t.name} = reinterpret_cast<{t.ctype}*>(shared + {t.offset});" for t in kernel.tiles]
+    tiles += [f"  const random_start {_START} = start_of(args.{p.name});" for p in kernel.params if p.ctype == "random_state"]
     bounds = f"{kernel.threads}, {kernel.resident}" if kernel.resident else kernel.threads
     lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", "", f"KERNEL({kernel.name}, Args, {bounds}) {{"]
     return "\n".join([*lines, *tiles, *_block(kernel.body, 1), "}", ""])
@@ -50,10 +53,10 @@ def _load(s: Load) -> list[str]:
 
 
 def _uniform(s: Uniform) -> list[str]:
-    state = f"{s.seed}, {s.start}, {s.stream}, {s.offset}"
+    arguments = f"{_START}, {s.stream}, {s.offset}"
     if s.lanes > 1:
-        return _assign(f"vec<{s.ctype}, {s.lanes}>", s.name, f"uniform<{s.ctype}, {s.lanes}>({state})")
-    return _assign(s.ctype, s.name, f"uniform<{s.ctype}>({state})")
+        return _assign(f"vec<{s.ctype}, {s.lanes}>", s.name, f"uniform<{s.ctype}, {s.lanes}>({arguments})")
+    return _assign(s.ctype, s.name, f"uniform<{s.ctype}>({arguments})")
 
 
 def _compute(s: Compute) -> list[str]:
@@ -88,7 +91,7 @@ def _array(s: Array) -> list[str]:
 
 
 def _for(s: For) -> list[str]:
-    hint = {"unroll": ["#pragma unroll"], "vector": ["#pragma unroll"], "simd": ["SIMD_LOOP"]}.get(s.bind, [])
+    hint = {"rows": ["#pragma unroll 1"], "unroll": ["#pragma unroll"], "vector": ["#pragma unroll"], "simd": ["SIMD_LOOP"]}.get(s.bind, [])
     index = "int32_t" if s.bind in ("unroll", "vector") else "int64_t"
     head = f"for ({index} {s.var} = 0; {s.var} < {s.extent}; ++{s.var}) {{"
     return [*hint, head, *_block(s.body, 1), "}"]
@@ -117,8 +120,10 @@ def _block_reduce(s: BlockReduce) -> list[str]:
     lanes = f", {s.fold}" if s.fold else ""
     if s.warp:
         return fold + [f"reduce_warp<{t.combine}, {s.warp}{lanes}>({t.name});" for t in s.totals]
-    offers = [f"offer_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {t.offset});" for t in s.totals]
-    takes = [f"take_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {t.offset}, {t.identity});" for t in s.totals]
+    half = f"{s.turn} % 2 * {s.half} + " if s.turn else ""
+    offers = [f"offer_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {half}{t.offset});" for t in s.totals]
+    warps = f", {s.warps}" if s.axis == "x" else ""
+    takes = [f"take_{s.axis}<{t.combine}{warps}{lanes}>({t.name}, shared + {half}{t.offset}, {t.identity});" for t in s.totals]
     return [*fold, *offers, f"meet_{s.axis}();", *takes]
 
 
@@ -142,7 +147,7 @@ def struct_layout(params: tuple[Param, ...]) -> tuple[list[int], int]:
 
 _FIELD = {
     "bool": (1, 1), "uint8_t": (1, 1), "int8_t": (1, 1), "int16_t": (2, 2), "half_t": (2, 2), "bfloat16_t": (2, 2), "int32_t": (4, 4), "float": (4, 4),
-    "int64_t": (8, 8), "uint64_t": (8, 8), "double": (8, 8), "complex_t<float>": (8, 8), "complex_t<double>": (16, 16),
+    "int64_t": (8, 8), "double": (8, 8), "complex_t<float>": (8, 8), "complex_t<double>": (16, 16), "random_state": (32, 8),
 }  # fmt: skip
 
 

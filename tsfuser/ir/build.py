@@ -170,11 +170,12 @@ class Builder:
         return output
 
     def uniform(self, like: Value, dtype: DType = FLOAT) -> Value:
-        """Random numbers in [0, 1), one for each element of `like`: 24 random bits each in float32, 53 in float64, the only dtypes."""
+        """Random numbers in [0, 1), one for each element of `like`: 24 random bits each in float32, 53 in float64, the only dtypes. They are counted in
+        the order of memory, so that neighbours there, which a thread holds, share a Philox block whatever the layout."""
         assert dtype in (FLOAT, DOUBLE), dtype
         output = self._new("uniform", dtype, like.dims)
         self._layouts[output.name] = self._pointwise_layout(output, (like,))
-        self._ops.append(Random("uniform", 0, (like,), output))
+        self._ops.append(Random("uniform", 0, (like,), output, self.layout(output).strides))
         return output
 
     def contiguous(self, value: Value) -> Value:

@@ -106,22 +106,14 @@ class Reduce:
 @dataclass(frozen=True)
 class Random:
     """`output[i]` = a uniform random number in [0, 1), one for each element of the operand, whose values do not matter. It depends on the seed and
-    offset of the call, on `stream` (the ops of a Fusion have streams 0, 1, ...), and on the row-major index of the element over the output's dims
-    (`linear_strides`): so it is the same in every kernel that computes it."""
+    offset of the call, on `stream` (the ops of a Fusion have streams 0, 1, ...), and on the element's place in a dense tensor of the operand's
+    layout (`linear_strides`, one step a dim of the output): so it is the same in every kernel that computes it."""
 
     name: str
     stream: int
     operands: tuple[Value, ...]
     output: Value
-
-    @property
-    def linear_strides(self) -> tuple[Size, ...]:
-        """Steps of the row-major index, one a dim of the output."""
-        strides, step = [], as_size(1)
-        for axis in reversed(self.output.dims):
-            strides.append(step)
-            step = step if axis is None else step * axis.extent
-        return tuple(reversed(strides))
+    linear_strides: tuple[Size, ...]
 
 
 Op = Union[Pointwise, Reduce, Random]
@@ -186,6 +178,7 @@ def _code(fusion: Fusion) -> str:
 def _leaves(fusion: Fusion) -> list[Size]:
     sizes = [a.extent for a in fusion.axes]
     sizes += [v.size for op in fusion.ops for v in op.operands if v.size is not None]
+    sizes += [step for op in fusion.randoms for step in op.linear_strides]
     for i in fusion.inputs:
         sizes += [*i.strides, i.alignment]
     for o in fusion.outputs:
@@ -223,5 +216,5 @@ def _op(op: Op) -> str:
     if isinstance(op, Reduce):
         return f"reduce({op.name!r}, {op.combine!r}, {operands}, {_tuple([a.name for a in op.axes])}, {op.output.name})"
     if isinstance(op, Random):
-        return f"random({op.name!r}, {op.stream}, {operands}, {op.output.name})"
+        return f"random({op.name!r}, {op.stream}, {operands}, {op.output.name}, {_sizes(op.linear_strides)})"
     return f"pointwise({op.name!r}, {op.template!r}, {operands}, {op.compute}, {op.output.name})"

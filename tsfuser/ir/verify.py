@@ -56,6 +56,8 @@ def _dims(op) -> "str | None":
             return f"{op.output.name} does not vary over the axes of its operands"
         return None
     if isinstance(op, Random):
+        if len(op.linear_strides) != len(op.output.dims):
+            return f"{op.output.name} has {len(op.output.dims)} dims and {len(op.linear_strides)} steps"
         return None if set(op.output.axes) == operands else f"{op.output.name} does not vary over the axes of its operand"
     if not set(op.axes) <= operands or set(op.output.axes) != operands - set(op.axes):
         return f"{op.output.name}: axes of the reduction do not fit"

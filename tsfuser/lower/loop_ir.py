@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Union
 
 from ..ir.size import Size
-from .index import Expr, names, substitute
+from .index import Expr, as_expr, names, substitute
 
 
 @dataclass(frozen=True)
 class Param:
     """A field of the kernel's argument struct. `source` tells the plan how to fill it: `("input", i)`, `("allocation", k)`, `("size", Size)`,
-    `("number", i, dtype name)`, `("element", i)`, `("seed",)`, `("offset",)`."""
+    `("number", i, dtype name)`, `("element", i)`, `("random",)`."""
 
     name: str
     ctype: str
@@ -52,13 +52,12 @@ class Load:
 
 @dataclass(frozen=True)
 class Uniform:
-    """`name` = the random number of `stream` with index `offset`, in [0, 1); with `lanes` > 1 a vector of neighbours. `seed` and `start` name the fields that
-    hold the call's seed and offset."""
+    """`name` = the random number of `stream` with index `offset`, in [0, 1); with `lanes` > 1 a vector of neighbours. `state` names the field
+    that says where the call's numbers begin."""
 
     name: str
     ctype: str
-    seed: str
-    start: str
+    state: str
     stream: int
     offset: Expr
     lanes: int = 1
@@ -73,7 +72,7 @@ class Compute:
     template: str
     operands: tuple[str, ...]
     vectors: tuple[str, ...] = ()
-    lane: str = ""
+    lane: "Expr | str" = ""
 
 
 @dataclass(frozen=True)
@@ -157,12 +156,15 @@ class Total:
 class BlockReduce:
     """The threads along `axis` combine all `totals` at once: along `x` all of them get the result, along `y` the first. All threads of the block take part. `fold`:
     the accumulators of a thread are combined first, into so many results; 0 for none of that. `warp`: how many threads a row has where they are neighbours in a warp, who need neither shared memory nor
-    barrier; else 0."""
+    barrier; else 0. `warps`: the most that a row may have, a power of two. `turn`: the loop around it, whose turns use two halves of shared memory, `half` bytes each, by turns: nobody overwrites what others still read."""
 
     totals: tuple[Total, ...]
     axis: str
     fold: int = 0
     warp: int = 0
+    warps: int = 1
+    turn: str = ""
+    half: int = 0
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class Barrier:
 
 @dataclass(frozen=True)
 class For:
-    """A loop over `var` from 0 to `extent` - 1; `bind` is `serial`, `unroll`, `vector` or `simd`."""
+    """A loop over `var` from 0 to `extent` - 1; `bind` is `rows` (all threads of a block take the same turns), `serial`, `unroll`, `vector` or `simd`."""
 
     var: str
     extent: Expr
@@ -211,7 +213,7 @@ class Tile:
 @dataclass(frozen=True)
 class Kernel:
     """One kernel: launch sizes are symbolic. `index` is the C type of indices; `shared` in bytes; `grain` is how many blocks make a task of
-    the host's thread pool; `resident`: how many blocks registers should leave room for on a multiprocessor, 0 for no wish."""
+    the host's thread pool; `resident`: how many blocks registers must leave room for on a multiprocessor, 0 for any number."""
 
     name: str
     params: tuple[Param, ...]
@@ -243,9 +245,9 @@ def used(s: Stmt) -> frozenset[str]:
     if isinstance(s, Load):
         return names(s.offset) | names(s.guard) | names(s.count)
     if isinstance(s, Uniform):
-        return names(s.offset) | {s.seed, s.start}
+        return names(s.offset) | {s.state}
     if isinstance(s, Compute):
-        return frozenset(s.operands) | ({s.lane} if s.vectors else frozenset())
+        return frozenset(s.operands) | (names(as_expr(s.lane)) if s.vectors else frozenset())
     if isinstance(s, Store):
         return names(s.offset) | names(s.guard) | names(s.count) | {s.value}
     if isinstance(s, SetLane):
@@ -294,8 +296,8 @@ def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
         return replace(s, extent=substitute(s.extent, table), body=tuple(rewrite_indices(x, table) for x in s.body))
     if isinstance(s, Accumulate):
         return replace(s, guard=substitute(s.guard, table), lane=substitute(s.lane, table))
-    if isinstance(s, Compute) and s.lane in table:
-        return replace(s, lane=str(table[s.lane]))
+    if isinstance(s, Compute) and s.vectors:
+        return replace(s, lane=substitute(as_expr(s.lane), table))
     return s
 
 

@@ -185,7 +185,7 @@ def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: 
     made: list[Stmt] = []
     for totals in groups:
         made += [Barrier()] if made else []  # what the last group exchanged has been read
-        made.append(BlockReduce(tuple(totals), how.axis, fold, how.warp))
+        made.append(BlockReduce(tuple(totals), how.axis, fold, how.warp, max(1, threads // 32)))
     return made
 
 
@@ -194,7 +194,7 @@ def exchanged(body: list[Stmt]) -> int:
     ends = [0]
     for s in statements(body):
         if isinstance(s, BlockReduce) and not s.warp:
-            ends += [t.offset + t.bytes for t in s.totals]
+            ends += [(s.half if s.turn else 0) + t.offset + t.bytes for t in s.totals]
     return max(ends)
 
 
@@ -301,8 +301,8 @@ def uniform(op: Random, at: Indices, params: Params, schedule: Schedule, registe
     name, ctype = op.output.name, op.output.dtype.ctype
     access = next(a for a in schedule.domain.randoms if a.buffer.value.name == name)
     registers[name] = ctype
-    seed, start = (params.field(word, "uint64_t", (word,)) for word in ("seed", "offset"))
-    drawn = Uniform(f"{name}_m", ctype, seed, start, op.stream, _offset(access, at, params, schedule))
+    state = params.field("random", "random_state", ("random",))
+    drawn = Uniform(f"{name}_m", ctype, state, op.stream, _offset(access, at, params, schedule))
     return [drawn, Compute(name, ctype, "{0}", (drawn.name,))]
 
 

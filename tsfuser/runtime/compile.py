@@ -6,11 +6,14 @@ In: a Fusion and the call it was built for. Out: a Plan that serves every call o
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Sequence
 
 from .. import log, options
 from ..codegen import emit
@@ -53,12 +56,13 @@ def compile_fusion(call: Call, fusion: Fusion, device: str) -> Plan:
     _dump("fusion_ir", "fusion", fusion)
     for word in ("fusion_args", "kernel_args", "print_args"):
         _dump(word, "arguments of the first call of a class", "\n".join(map(str, call.args)))
-    compiled = []
-    names: set[str] = set()
+    lowered = []
     for segment in parts:
         for stage in choose(call, segment, machine, allocations):
-            compiled.append(_compile(stage.segment, stage.schedule, device, names))
+            lowered.append(_lower(stage.segment, stage.schedule))
             _dump("scheduler_params", stage.segment.name, stage.params)
+    loaded = functions([(source, kernel.name) for _, _, kernel, source in lowered], device)
+    compiled = [Compiled(*fields, function) for fields, function in zip(lowered, loaded)]
     plan = _plan(call, fusion, allocations.temporaries, compiled, device)
     log.write("kernel_cache", f"planned {len(compiled)} kernels in {1e3 * (time.perf_counter() - start):.1f} ms", plan, log.UPDATE)
     _dump("launch_param", "plan", plan)
@@ -69,7 +73,8 @@ def _blockwise(device: str) -> bool:
     return device == "cpu" and options.host_launch() == "block"
 
 
-def _compile(segment: Segment, schedule, device: str, names: set[str]) -> Compiled:
+def _lower(segment: Segment, schedule) -> tuple:
+    """All of a Compiled but its function."""
     kernel = lower(segment, schedule, segment.name)
     source = emit.source(kernel)
     _dump("segmented_fusion", kernel.name, segment)
@@ -77,7 +82,15 @@ def _compile(segment: Segment, schedule, device: str, names: set[str]) -> Compil
     _dump("cuda_kernel", kernel.name, source)
     if options.dump("cuda_to_file"):
         _write_here(source)
-    return Compiled(segment, schedule, kernel, source, function(source, kernel.name, device))
+    return segment, schedule, kernel, source
+
+
+def functions(kernels: Sequence[tuple[str, str]], device: str) -> list[Function]:
+    """The loaded kernels of (source, name) pairs, compiled at the same time: compilers let go of the GIL."""
+    if len(kernels) == 1:
+        return [function(*kernels[0], device)]
+    with ThreadPoolExecutor(min(len(kernels), len(os.sched_getaffinity(0))), "tsfuser compiles") as pool:
+        return list(pool.map(lambda kernel: function(*kernel, device), kernels))
 
 
 def function(source: str, name: str, device: str) -> Function:
@@ -90,6 +103,11 @@ def function(source: str, name: str, device: str) -> Function:
         with _lock:
             _functions.setdefault(key, loaded)
     return _functions[key]
+
+
+def expect_cuda() -> None:
+    """Called when CUDA tensors are likely to come: starts their compiler, in a thread of its own."""
+    _target("cuda:0", options.host_launch()).start()
 
 
 def forget() -> None:

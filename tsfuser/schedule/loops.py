@@ -15,9 +15,9 @@ from ..ir import size as sz
 from ..ir.size import Size
 from .domain import Domain
 
-#: block: grid; thread.*: threads of a block; serial: a loop; unroll: unrolled, loads first; vector: one memory access of all lanes;
+#: block: grid; thread.*: threads of a block; rows: a loop of as many turns for all threads of a block; serial: a loop; unroll: unrolled, loads first; vector: one memory access of all lanes;
 #: simd: a loop that the host compiler vectorises
-BINDINGS = ("block", "thread.x", "thread.y", "serial", "unroll", "vector", "simd")
+BINDINGS = ("block", "thread.x", "thread.y", "rows", "serial", "unroll", "vector", "simd")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Schedule:
     """`loops` outermost first; `relations` in the order they were applied. `threads` is the largest block; `wide` asks for 64-bit indices.
     `shared` names the loads that go through a square tile of `tile_size` in shared memory, whose row and column loops are `tile` (see
     `transpose`). `grain`: how many blocks make one task of the host's thread pool. `resident`: how many
-    blocks registers should leave room for on a multiprocessor, 0 for no wish."""
+    blocks registers must leave room for on a multiprocessor, 0 for any number."""
 
     domain: Domain
     loops: tuple[Loop, ...]

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 class Machine:
     """`kind` is `gpu` or `host`. `flight`: bytes of input that one thread should have under way to cover memory latency (measured: more costs
     registers and gains nothing); `access`: bytes of its widest memory access; `threads`: of a block; `chunk`: elements
-    that a host block works on; `task`: elements that make a task of the host's thread pool (torch's grain size)."""
+    that a host block works on; `registers`: of a multiprocessor; `task`: elements that make a task of the host's thread pool (torch's grain size)."""
 
     kind: str
     multiprocessors: int = 132
     flight: int = 16
     access: int = 16
     threads: int = 128
+    registers: int = 65536
     chunk: int = 4096
     task: int = 32768
 

@@ -10,17 +10,20 @@ GPU nor driver. Example:
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.util
 import os
 import re
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import driver
 from .disk_cache import DiskCache
 from .function import RUNTIME, Function, headers_digest
+from .. import log
 from ..errors import CompileError, Refusal
 
 _INSTALL = "pip install tsfuser[cuda12] or tsfuser[cuda13], the one that fits torch.version.cuda"
@@ -50,6 +53,7 @@ class CudaTarget:
         if max_registers is not None:
             self._options += (f"--maxrregcount={max_registers}",)
         self._functions: dict[tuple[Path, str, int], Function] = {}
+        self._start = threading.Lock()  # held from the first `start` on
 
     def compile(self, source: str, name: str, device: str = "cuda:0") -> Path:
         """The binary of kernel `name` for `device`. Raises `Refusal` without CuPy, NVRTC or a driver,
@@ -78,10 +82,29 @@ class CudaTarget:
         _, log = _compile(source, name, arch, (*self._options, "--ptxas-options=-v"))
         return _resources(log)
 
-    def prepare(self) -> None:
-        """Imports CuPy and starts NVRTC, which takes up to 0.4 s, so that the first kernel does not wait
-        for it."""
-        _compile("", "nothing", supported_archs()[-1], ())
+    def start(self) -> None:
+        """Has a thread start NVRTC, so that the first kernel does not wait for that; once, and not where the
+        disk cache has been used by such an installation: then the kernels are likely there, and NVRTC is not
+        needed. Returns at once. What is wrong shows when a kernel is compiled."""
+        if not self._start.acquire(blocking=False):
+            return
+        # Not a daemon: a thread that Python stops in the midst of C++ can take the process down at its exit.
+        thread = threading.Thread(target=self._prepare, name="tsfuser starts NVRTC", daemon=False)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is on its way out
+            return
+        # A fork between would leave the child with import locks that nobody holds.
+        os.register_at_fork(before=lambda: thread is threading.current_thread() or thread.join(5))
+
+    def _prepare(self) -> None:
+        try:
+            key = (self.name, headers_digest(), self._options, installation())
+            if "cupy" not in sys.modules and self.cache.first_time(key):
+                with _loading:
+                    _start_nvrtc()
+        except Exception as error:  # without CuPy, say; a package may raise anything while imported
+            log.write("kernel_cache", "NVRTC was not started ahead", error, log.UPDATE)
 
     def _run(self, source: str, name: str, arch: int, output: Path) -> None:
         try:
@@ -117,19 +140,37 @@ def installation() -> str:
     return repr([(path, status.st_size, status.st_mtime_ns) for path, status in found])
 
 
+#: NVRTC is loaded in steps, and a thread that compiles between them does not find NVRTC's other library.
+_loading = threading.Lock()
+
+
+def _start_nvrtc() -> None:
+    """Loads NVRTC as CuPy is going to, and has it compile nothing: 150 of the 240 ms that the first kernel
+    waits otherwise. CuPy itself is not imported: had the program's own thread just begun with a submodule of
+    CuPy, it would get half a package."""
+    from cuda.pathfinder import load_nvidia_dynamic_lib  # a dependency of CuPy
+
+    nvrtc = ctypes.CDLL(load_nvidia_dynamic_lib("nvrtc").abs_path)
+    program = ctypes.c_void_p()
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), b"", b"nothing.cu", 0, None, None)
+    nvrtc.nvrtcCompileProgram(program, 0, None)  # without the GIL
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
 @functools.lru_cache(maxsize=None)
 def _nvrtc():
     """CuPy's bindings of NVRTC, with the library loaded; raises `Refusal` where one of them is not
     there."""
-    try:
-        from cupy.cuda import nvrtc
-    except ImportError as error:
-        raise Refusal(f"CUDA tensors need CuPy ({error}): {_INSTALL}") from None
-    try:
-        nvrtc.getVersion()
-    except Exception as error:  # CuPy raises what the loader raised: RuntimeError, OSError, its own
-        raise Refusal(f"CuPy does not find the NVRTC library ({error}): {_INSTALL}") from None
-    return nvrtc
+    with _loading:
+        try:
+            from cupy.cuda import nvrtc
+        except ImportError as error:
+            raise Refusal(f"CUDA tensors need CuPy ({error}): {_INSTALL}") from None
+        try:
+            nvrtc.getVersion()
+        except Exception as error:  # CuPy raises what the loader raised: RuntimeError, OSError, its own
+            raise Refusal(f"CuPy does not find the NVRTC library ({error}): {_INSTALL}") from None
+        return nvrtc
 
 
 @functools.lru_cache(maxsize=None)

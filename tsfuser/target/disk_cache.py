@@ -80,6 +80,16 @@ class DiskCache:
             self.trim()
         return path
 
+    def first_time(self, key: object) -> bool:
+        """Whether no process has asked this with `key` since the cache was empty."""
+        path = self.path(key, ".asked")
+        path.parent.mkdir(exist_ok=True)
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
     def drop(self, path: Path) -> None:
         """Forgets a file that turned out to be broken."""
         path.unlink(missing_ok=True)

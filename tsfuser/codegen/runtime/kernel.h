@@ -1,7 +1,7 @@
 // The frame of a kernel in the three modes.
 //
 //     struct Args { const float* x; float* y; int64_t n; };
-//     KERNEL(fused_relu, Args, 128) {  // name, type of `args`, most threads a block, and, if given, how many blocks a multiprocessor should hold at least
+//     KERNEL(fused_relu, Args, 128) {  // name, type of `args`, most threads a block, and, where given, blocks that a multiprocessor must have room for
 //       SHARED_MEMORY(shared);         // char* to the block's dynamic shared memory, aligned to 16 bytes
 //       ...                            // threadIdx, blockIdx, blockDim, gridDim, __syncthreads()
 //     }

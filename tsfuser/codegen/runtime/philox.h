@@ -1,16 +1,43 @@
 // Random numbers by counter: Philox 4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as
 // easy as 1, 2, 3" (SC'11).
 //
-// In: the seed and offset of a call, the number of the op in its fusion (its stream), and the index of an
-// element. Out: a uniform number in [0, 1), the same in whatever order, thread or kernel it is asked for.
-// The seed is the key. The low half of the counter is offset / 4 + stream, as in torch's kernels, which get
-// offsets of their own; the high half is the index, 4 floats (2 doubles) a block. Example:
+// In: where the random numbers of a call start, the number of the op in its fusion (its stream), and the
+// index of an element. Out: a uniform number in [0, 1), the same in whatever order, thread or kernel it is
+// asked for. The seed is the key. The low half of the counter is offset / 4 + stream, as in torch's kernels,
+// which get offsets of their own; the high half is the index, 4 floats (2 doubles) a block. Example:
 //
-//     vec<float, 4> u = uniform<float, 4>(args.seed, args.offset, 0, i);   // u[k] == uniform<float>(..., i + k)
+//     const random_start random = start_of(args.random);
+//     vec<float, 4> u = uniform<float, 4>(random, 0, i);   // u[k] == uniform<float>(random, 0, i + k)
 #pragma once
 
 #include "types.h"
 #include "vector.h"
+
+// What the launch says of a call's random numbers. In a captured CUDA graph (`captured` is 1, else 0), `seed`
+// and `offset` are addresses, where torch writes before each replay; `within` adds to the offset.
+struct random_state {
+  uint64_t seed, offset, within, captured;
+};
+
+struct random_start {
+  uint64_t key, low;  // of stream 0
+};
+
+DEVICE random_start start_of(const random_state& state) {
+  uint64_t seed = state.seed, offset = state.offset;
+#if defined(TSFUSER_CUDA)
+  if (state.captured) {  // once a kernel
+    seed = __ldg(reinterpret_cast<const uint64_t*>(seed));
+    offset = __ldg(reinterpret_cast<const uint64_t*>(offset));
+  }
+#elif defined(TSFUSER_FIBERS)
+  if (state.captured) {
+    seed = *reinterpret_cast<const uint64_t*>(seed);
+    offset = *reinterpret_cast<const uint64_t*>(offset);
+  }
+#endif
+  return {seed, (offset + state.within) / 4};
+}
 
 struct philox_block {
   uint32_t words[4];
@@ -57,10 +84,10 @@ struct uniform_block<double> {
 };
 
 template <class T>
-DEVICE T uniform(uint64_t seed, uint64_t offset, uint32_t stream, int64_t index) {
+DEVICE T uniform(const random_start& start, uint32_t stream, int64_t index) {
   enum : int { count = uniform_block<T>::count };
   const uint64_t element = static_cast<uint64_t>(index);
-  const philox_block block = philox(seed, offset / 4 + stream, element / count);
+  const philox_block block = philox(start.key, start.low + stream, element / count);
   T result = uniform_block<T>::number(block, 0);
 #pragma unroll
   for (int i = 1; i < count; ++i) {
@@ -71,14 +98,14 @@ DEVICE T uniform(uint64_t seed, uint64_t offset, uint32_t stream, int64_t index)
 
 // The numbers of N neighbours; `first` a multiple of 4 is the quick case.
 template <class T, int N>
-DEVICE vec<T, N> uniform(uint64_t seed, uint64_t offset, uint32_t stream, int64_t first) {
+DEVICE vec<T, N> uniform(const random_start& start, uint32_t stream, int64_t first) {
   enum : int { count = uniform_block<T>::count, whole = (N + count - 1) / count, all = (whole + 1) * count };
-  const uint64_t low = offset / 4 + stream, block = static_cast<uint64_t>(first) / count;
+  const uint64_t low = start.low + stream, block = static_cast<uint64_t>(first) / count;
   const int skip = static_cast<int>(static_cast<uint64_t>(first) % count);
   T numbers[all];
 #pragma unroll
   for (int k = 0; k < whole; ++k) {
-    const philox_block drawn = philox(seed, low, block + k);
+    const philox_block drawn = philox(start.key, low, block + k);
 #pragma unroll
     for (int i = 0; i < count; ++i) numbers[k * count + i] = uniform_block<T>::number(drawn, i);
   }
@@ -87,7 +114,7 @@ DEVICE vec<T, N> uniform(uint64_t seed, uint64_t offset, uint32_t stream, int64_
   for (int lane = 0; lane < N; ++lane) result[lane] = numbers[lane];
   if (skip == 0) return result;
   if (skip + N > whole * count) {
-    const philox_block drawn = philox(seed, low, block + whole);
+    const philox_block drawn = philox(start.key, low, block + whole);
 #pragma unroll
     for (int i = 0; i < count; ++i) numbers[whole * count + i] = uniform_block<T>::number(drawn, i);
   }

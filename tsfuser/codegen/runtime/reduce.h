@@ -6,7 +6,7 @@
 //
 //     offer_x<Sum>(total, shared);
 //     meet_x();
-//     take_x<Sum>(total, shared);
+//     take_x<Sum, 4>(total, shared, 0.0f);
 #pragma once
 
 #include "kernel.h"
@@ -87,13 +87,14 @@ DEVICE void offer_x(T (&value)[M], char* memory) {
   for (int lane = 0; lane < (N ? N : M); ++lane) shared[lane * 32] = value[lane];
 }
 
-template <class Op, int N = 0, class T, int M>
+// `Warps`: a power of two, at least as many as a row has.
+template <class Op, int Warps, int N = 0, class T, int M>
 DEVICE void take_x(T (&value)[M], char* memory, just<T> identity) {
   const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
   if (warps <= 1) return;
   const T* const shared = reinterpret_cast<const T*>(memory) + threadIdx.y * warps;
 #pragma unroll
-  for (int k = 0; k < (N ? N : M); ++k) value[k] = combine_lanes<Op>(lane < warps ? shared[k * 32 + lane] : identity, 32);
+  for (int k = 0; k < (N ? N : M); ++k) value[k] = combine_lanes<Op>(lane % Warps < warps ? shared[k * 32 + lane % Warps] : identity, Warps);
 }
 
 DEVICE void meet_x() {
@@ -134,10 +135,12 @@ DEVICE void reduce_warp(T (&)[M]) {
   DEVICE void NAME(T (&)[M], char*, just<T> = just<T>()) { \
   }
 NOTHING_TO_COMBINE(offer_x)
-NOTHING_TO_COMBINE(take_x)
 NOTHING_TO_COMBINE(offer_y)
 NOTHING_TO_COMBINE(take_y)
 #undef NOTHING_TO_COMBINE
+template <class Op, int Warps, int N = 0, class T, int M>
+DEVICE void take_x(T (&)[M], char*, just<T>) {
+}
 DEVICE void meet_x() {
 }
 DEVICE void meet_y() {
