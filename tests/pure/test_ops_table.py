@@ -65,7 +65,7 @@ def test_two_rows_for_one_overload_are_an_error():
 def test_a_row_is_well_formed(row):
     assert re.fullmatch(r"(aten|prim)::\w+", row.name)
     assert row.dtypes and set(row.dtypes) <= set(DTYPES) and len(set(row.dtypes)) == len(row.dtypes)
-    assert row.sizes in ("broadcast", "first", "own")
+    assert row.sizes in ("broadcast", "first", "reduced", "squeezed", "unsqueezed", "permuted", "own")
     assert not row.structural & row.symbolic
     assert row.text or row.name in ("aten::zeros_like", "aten::ones_like") or row.name.endswith("_backward")
 

@@ -1,7 +1,7 @@
 """Builds a Fusion for one class of calls.
 
-In: a `Call`; the op table then calls `pointwise`, `cast`, `reduce`. Out: `finish()` gives the Fusion. The builder unifies axes as operands meet:
-sizes that broadcast against each other become one axis, and the equality is a decision of the call. Example:
+In: a `Call`; the op table then calls `pointwise`, `cast`, `reduce`. Out: `finish()` gives the Fusion. The builder joins axes as operands meet
+(`axes`): sizes that broadcast against each other become one axis, and the equality is a decision of the call. Example:
 
     b = Builder(call)
     x, y = b.tensor(0), b.tensor(1)
@@ -17,6 +17,7 @@ from typing import Sequence
 
 from . import layout as lay
 from . import size as sz
+from .axes import Axes
 from .call import Call, ScalarArg, TensorArg
 from .dtypes import BOOL, COMPLEX64, COMPLEX128, DOUBLE, FLOAT, HALF, INT64, DType, promote
 from .fusion import Axis, Fusion, NumberInput, Op, Output, Pointwise, Random, Reduce, TensorInput, Value, extent
@@ -24,6 +25,7 @@ from ..errors import Refusal
 
 _NUMBER_DTYPE = {"bool": BOOL, "int": INT64, "float": DOUBLE, "complex": COMPLEX128}
 _KIND_ORDER = {"b": 0, "i": 1, "f": 2, "c": 3}
+MAX_REPEATED = 64  # ops that are computed twice because a value meets itself along another dim
 
 
 class Builder:
@@ -40,7 +42,10 @@ class Builder:
         self._results: list[tuple[str, int]] = []
         self._layouts: dict[str, lay.Layout] = {}  # value name -> layout that eager would give it
         self._layout_memo: dict[tuple, lay.Layout] = {}
-        self._unified: dict[Axis, Axis] = {}  # axis -> the axis it was merged into
+        self._axes = Axes(call)
+        self._behind: dict[str, TensorInput] = {}  # input, or view of one -> that input
+        self._repeats: list[TensorInput] = []  # arguments that are read once more, over other axes
+        self._views: set[str] = set()
         self._count = 0
 
     # ---- inputs
@@ -61,6 +66,8 @@ class Builder:
         value = Value(f"x{index}", arg.element, tuple(dims))
         strides = tuple(self.call.stride(index, d) for d in range(arg.rank))
         self._inputs[index] = TensorInput(value, index, strides, self.call.alignment(index), by_value)
+        self._axes.hold(value)
+        self._behind[value.name] = self._inputs[index]
         self._layouts[value.name] = lay.Layout(self.sizes(value), strides)
         return value
 
@@ -129,8 +136,8 @@ class Builder:
                   own_types: bool = False) -> Value:  # fmt: skip
         """An elementwise op: operands broadcast, are converted to `compute` (default: `dtype.register`; not at all if `own_types`) and
         `template` gives the result in `dtype.register`."""
-        dims = self._broadcast([v.dims for v in operands if not v.is_number])
-        output = Value(self._fresh(name), dtype, dims)
+        dims, operands = self._meet(operands)
+        output = self._new(name, dtype, dims)
         self._layouts[output.name] = self._pointwise_layout(output, operands)
         compute = None if own_types else (compute or dtype).register
         self._ops.append(Pointwise(name, template, tuple(operands), compute, output))
@@ -156,7 +163,7 @@ class Builder:
                 kept.append(axis)
             elif keepdim if isinstance(keepdim, int) else d in keepdim:
                 kept.append(None)
-        output = Value(self._fresh(name), dtype, tuple(kept))
+        output = self._new(name, dtype, tuple(kept))
         self._layouts[output.name] = lay.contiguous(self.sizes(output))
         copy = Pointwise(name, "{0}", (operand,), dtype.register, output)
         self._ops.append(Reduce(name, combine, (operand,), axes, output) if axes else copy)
@@ -166,7 +173,7 @@ class Builder:
         """Random numbers in [0, 1), one for each element of `like`: 24 random bits each in float32, 53 in float64, the only dtypes. They are counted in
         the order of memory, so that neighbours there, which a thread holds, share a Philox block whatever the layout."""
         assert dtype in (FLOAT, DOUBLE), dtype
-        output = Value(self._fresh("uniform"), dtype, like.dims)
+        output = self._new("uniform", dtype, like.dims)
         self._layouts[output.name] = self._pointwise_layout(output, (like,))
         self._ops.append(Random("uniform", 0, (like,), output, self.layout(output).strides))
         return output
@@ -184,9 +191,25 @@ class Builder:
     def placed(self, value: Value, at: int, rank: int) -> Value:
         """`value`, of one dim, as a tensor of `rank` dims of which it is dim `at`: what a channel's number becomes beside [N, C, H, W]."""
         dims = tuple(value.dims[0] if d == at else None for d in range(rank))
-        output = Value(self._fresh("view"), value.dtype, dims)
+        output = self._new("view", value.dtype, dims)
         self._layouts[output.name] = lay.contiguous(self.sizes(output))
         self._ops.append(Pointwise("view", "{0}", (value,), None, output))
+        return output
+
+    def fresh_axis(self, extent: sz.Size) -> Axis:
+        """A new axis, for a dim that a tensor is expanded to."""
+        self._count += 1
+        return Axis(f"e{self._count - 1}", extent)
+
+    def view(self, name: str, value: Value, dims: "Sequence[Axis | None]", strides: Sequence[sz.Size]) -> Value:
+        """`value` with its axes as the dims `dims` and further axes along which it does not change: a relabeling, nothing in memory. `strides` are
+        those of eager's view."""
+        output = self._new(name, value.dtype, tuple(dims))
+        self._layouts[output.name] = lay.Layout(self.sizes(output), tuple(strides))
+        self._ops.append(Pointwise(name, "{0}", (value,), None, output))
+        self._views.add(output.name)
+        if value.name in self._behind:
+            self._behind[output.name] = self._behind[value.name]
         return output
 
     def refuse(self, reason: str):
@@ -208,6 +231,8 @@ class Builder:
                 return
         if value.is_number:
             raise Refusal("a Python number cannot leave a group")
+        if value.name in self._views:
+            raise Refusal("a view leaves the group, which would return a copy")
         self._results.append(("output", len(self._outputs)))
         where = self.layout(value)
         self._outputs.append(Output(value, where.sizes, where.strides))
@@ -234,7 +259,8 @@ class Builder:
                 values[v.name] = replace(v, dims=tuple(None if a is None else canonical(a) for a in v.dims))
             return values[v.name]
 
-        inputs = tuple(replace(i, value=value(i.value)) for i in self._inputs.values() if i.value.name in live)
+        read = (*self._inputs.values(), *self._repeats)
+        inputs = tuple(replace(i, value=value(i.value)) for i in read if i.value.name in live)
         numbers = tuple(n for n in self._numbers.values() if n.value.name in live)
         done, streams = [], itertools.count()
         for op in reversed(ops):
@@ -251,28 +277,94 @@ class Builder:
 
     def axis(self, axis: Axis) -> Axis:
         """The axis that stands for `axis` now."""
-        while axis in self._unified:
-            axis = self._unified[axis]
-        return axis
+        return self._axes.root(axis)
 
-    def _broadcast(self, operands: "list[tuple[Axis | None, ...]]") -> "tuple[Axis | None, ...]":
-        """The dims of the broadcast of `operands`, which are aligned at the right."""
-        rank = max((len(dims) for dims in operands), default=0)
-        result: list[Axis | None] = [None] * rank
-        for dims in operands:
-            for d, axis in enumerate(dims, rank - len(dims)):
-                if axis is not None:
-                    result[d] = axis if result[d] is None else self._unify(result[d], axis)
-        return tuple(result)
+    def _meet(self, operands: Sequence[Value]) -> "tuple[tuple[Axis | None, ...], tuple[Value, ...]]":
+        """The dims of the broadcast of `operands`, and these, or what stands for those that could not be aligned."""
+        dims: list[Axis | None] = [None] * max((len(v.dims) for v in operands if not v.is_number), default=0)
+        met = []
+        for v in operands:
+            if not v.is_number and not self._axes.align(dims, v):
+                v = self._again(v)
+                self._axes.align(dims, v)
+            met.append(v)
+        return tuple(dims), tuple(met)
 
-    def _unify(self, a: Axis, b: Axis) -> Axis:
-        a, b = self.axis(a), self.axis(b)
-        if a is b or a == b:
-            return a
-        if not self.call.decide(sz.eq(a.extent, b.extent)):
-            raise Refusal(f"sizes {self.call.value(a.extent)} and {self.call.value(b.extent)} do not broadcast")
-        self._unified[b] = a
-        return a
+    def _again(self, value: Value, into: "dict[Axis, tuple[Axis, ...]] | None" = None) -> Value:
+        """`value` computed a second time, from inputs that are read a second time: over axes of its own, or, where `into` is given, over the
+        same axes but for those that it splits into several, outermost first."""
+        axes = dict(into or {})
+
+        def split(old: Axis) -> tuple[Axis, ...]:
+            root = self.axis(old)
+            if root not in axes:
+                axes[root] = (root,) if into else (self.fresh_axis(root.extent),)
+            return axes[root]
+
+        def stays(v: Value) -> bool:
+            return v.is_number or not v.axes or (into is not None and all(split(a) == (self.axis(a),) for a in v.axes))
+
+        needed, cone = {value.name}, []
+        for op in reversed(self._ops):
+            if op.output.name in needed and not stays(op.output):
+                cone.append(op)
+                needed.update(v.name for v in op.operands)
+        if len(cone) > MAX_REPEATED or any(isinstance(op, Random) for op in cone):
+            raise Refusal("a value that would have to be computed twice is random, or costs too much")
+        values: dict[str, Value] = {}
+        sources = {i.value.name: i for i in (*self._inputs.values(), *self._repeats)}
+
+        def copy(v: Value) -> Value:
+            if stays(v):
+                return v
+            if v.name not in values:
+                layout, dims, strides = self._layouts[v.name], [], []
+                for old, stride in zip(v.dims, layout.strides):
+                    parts = (None,) if old is None else split(old)
+                    dims += parts
+                    strides += [stride * sz.product([p.extent for p in parts[k + 1 :]]) for k in range(len(parts))]
+                values[v.name] = new = self._new(v.name, v.dtype, tuple(dims))
+                self._layouts[new.name] = lay.Layout(self.sizes(new), tuple(strides), layout.dense)
+                if v.name in sources:
+                    self._repeats.append(replace(sources[v.name], value=new, strides=tuple(strides)))
+            return values[v.name]
+
+        for op in reversed(cone):
+            op = replace(op, operands=tuple(map(copy, op.operands)), output=copy(op.output))
+            if isinstance(op, Reduce):
+                op = replace(op, axes=tuple(part for a in op.axes for part in split(a)))
+            self._ops.append(op)
+        return copy(value)
+
+    def reshaped(self, name: str, value: Value, pieces: "Sequence[tuple[Sequence[int], Sequence[sz.Size]]]", dims: Sequence[int]) -> Value:
+        """`value` reshaped: each piece takes some of its dims, neighbours of sizes other than 1, to as many dims of the given sizes, also not 1;
+        `dims` says which dims of the result, in order, these are (all others are of size 1: -1). Merging takes a tensor in memory that is walked
+        as one."""
+        source, axes, strides = self._behind.get(value.name), [], []
+        layout, into = self.layout(value), {}
+        for old, sizes in pieces:
+            step = layout.strides[old[-1]]
+            if len(old) > 1 and source is None:
+                raise Refusal("merged dims of a value that is not in memory")
+            for outer, inner in zip(old, old[1:]):
+                if not self.call.decide(sz.eq(layout.strides[outer], layout.strides[inner] * layout.sizes[inner])):
+                    raise Refusal("merged dims that memory does not walk as one: eager makes a copy")
+            own = (self.axis(value.dims[old[0]]),) if len(old) == len(sizes) == 1 else tuple(map(self.fresh_axis, sizes))
+            into[self.axis(value.dims[old[0]])] = own
+            axes += own
+            strides += [step * sz.product(sizes[k + 1 :]) for k in range(len(sizes))]
+        places = [None if k < 0 else axes[k] for k in dims]
+        steps = [sz.const(1) if k < 0 else strides[k] for k in dims]
+        if all(len(old) == len(sizes) == 1 for old, sizes in pieces):
+            return self.view(name, value, places, steps)
+        if source is None:
+            return self.view(name, self._again(value, into), places, steps)
+        result = self._new(name, value.dtype, tuple(places))
+        self._layouts[result.name] = lay.Layout(self.sizes(result), tuple(steps))
+        self._repeats.append(replace(source, value=result, strides=tuple(steps)))
+        self._behind[result.name] = source
+        self._views.add(result.name)
+        return result
 
     def _pointwise_layout(self, output: Value, operands: Sequence[Value]) -> lay.Layout:
         layouts = tuple(dict.fromkeys(self._layouts[v.name] for v in operands if not v.is_number and v.dims))
@@ -284,9 +376,10 @@ class Builder:
             self._layout_memo[key] = lay.pointwise(self.call, sizes, layouts)
         return self._layout_memo[key]
 
-    def _fresh(self, name: str) -> str:
+    def _new(self, name: str, dtype: DType, dims: "tuple[Axis | None, ...]") -> Value:
+        """A value with a name of its own."""
         self._count += 1
-        return f"{name}_{self._count - 1}"
+        return self._axes.hold(Value(f"{name}_{self._count - 1}", dtype, dims))
 
 
 def _standing(value: Value) -> str:

@@ -2,4 +2,4 @@
 
 from . import table  # noqa: F401
 from . import activations, arithmetic, casts, comparisons  # noqa: F401
-from . import gradients, normalization, pointwise, random, reduction, selection, softmax  # noqa: F401
+from . import gradients, normalization, pointwise, random, reduction, selection, softmax, views  # noqa: F401

@@ -91,8 +91,10 @@ class Row:
     names in the torch schema: a tensor or a number as a `Value` (None if absent), a *structural* one
     (`structural` holds their names: those annotated in the function) as a plain Python value, and one in
     `symbolic` (int lists whose values need not be part of the class) as a list of `Size`. `sizes` says what
-    the result's sizes are: `broadcast` of the tensor operands, those of the `first`, or `own`. `text` is
+    the result's sizes are: `broadcast` of the tensor operands, those of the `first`, these as `reduced` by
+    the arguments `dim` and `keepdim`, `squeezed`, `unsqueezed` or `permuted`, or `own`. `text` is
     its docs line. Arguments in `fixed` must be constants of the graph: most calls would be refused otherwise.
+    The rank of a `fickle` op's result depends on which sizes are 1. A view that `reshapes` splits and merges dims.
     """
 
     name: str
@@ -105,6 +107,13 @@ class Row:
     structural: frozenset[str] = frozenset()
     symbolic: frozenset[str] = frozenset()
     fixed: frozenset[str] = frozenset()
+    fickle: bool = False
+    reshapes: bool = False
+
+    @property
+    def is_view(self) -> bool:
+        """Whether eager's result shares the memory of the operand, so that it must not leave a group."""
+        return self.family == "views"
 
     def build(self, builder: Builder, /, **args) -> "Value | tuple[Value, ...]":
         """The op's value(s) in `builder`. Raises Refusal with the reason where it cannot be exactly what
@@ -124,8 +133,8 @@ class Row:
 
     def infer(
         self, args: "dict[str, NodeArg]", device: str = "cuda:0", default: DType = FLOAT
-    ) -> "tuple[tuple[str, int], ...] | str | None":
-        """Dtype name and rank of each result: `(("float32", 2),)`, None for one that is no tensor; a string
+    ) -> "tuple[tuple[str, int | None], ...] | str | None":
+        """Dtype name and rank (None: unknown) of each result: `(("float32", 2),)`, None for one that is no tensor; a string
         says why the node is refused; None: too little is known.
 
         A trial build of the row over a call with dims of size 2, so nothing is said twice.
@@ -162,7 +171,7 @@ def _infer(row: Row, args: "tuple[tuple[str, NodeArg], ...]", device: str, defau
     except Refusal as refusal:
         return str(refusal)
     results = results if isinstance(results, tuple) else (results,)
-    return tuple(None if v is None else (v.dtype.name, len(v.dims)) for v in results)
+    return tuple(None if v is None else (v.dtype.name, None if row.fickle else len(v.dims)) for v in results)
 
 
 def _trial(row: Row, args, device: str, default: DType) -> "tuple[Builder, dict[str, Any]] | None":
@@ -224,6 +233,8 @@ def composite(
     sizes: str = "broadcast",
     symbolic: Sequence[str] = (),
     fixed: Sequence[str] = (),
+    fickle: bool = False,
+    reshapes: bool = False,
 ):
     """Makes the decorated function the row of `name`: `f(builder, **arguments by schema name)`. Annotate
     structural arguments; the first line of the docstring becomes the docs line. `composite` may be used
@@ -248,6 +259,8 @@ def composite(
                 structural,
                 frozenset(symbolic),
                 frozenset(fixed),
+                fickle,
+                reshapes,
             )
         )
         return function

@@ -12,7 +12,7 @@ graph without writers costs no alias analysis. Example: in
 
 from __future__ import annotations
 
-from .graph import Graph, Node, Value, all_blocks, blocks, inputs, outputs, schema
+from .graph import Graph, Node, Value, all_blocks, blocks, inputs, is_tensor, outputs, schema
 
 #: prim kinds that neither write nor print nor raise. All other prim kinds are held in order.
 _PURE = frozenset(
@@ -28,6 +28,8 @@ _PURE = frozenset(
 )
 #: Kinds that do what their `Subgraph` does.
 _WITH_GRAPH = frozenset(("prim::FallbackGraph", "prim::DifferentiableGraph", "prim::FunctionalGraph"))
+#: Kinds that return a list of numbers that nothing else holds.
+_NEW_LISTS = frozenset(("aten::mul", "aten::add", "prim::ListConstruct"))
 #: aten ops that act on more than their arguments.
 _ACTING = frozenset(f"aten::{name}" for name in "warn save wait seed manual_seed set_grad_enabled".split())
 #: aten ops that may return their operand itself, though their schemas do not say so.
@@ -47,13 +49,26 @@ def effect(node: Node) -> int:
         return PURE
     inner = [node.g("Subgraph")] if kind in _WITH_GRAPH else blocks(node)
     if inner:
-        return max((effect(n) for block in inner for n in block.nodes()), default=PURE)
+        found = max((effect(n) for block in inner for n in block.nodes()), default=PURE)
+        return PURE if found == WRITES and _keeps_to_itself(node) else found
     if kind == "prim::RaiseException" or kind == "prim::Print" or kind in _ACTING:
         return ACTS
-    found = schema(node) if kind.startswith("aten::") else None
+    found = schema(node) if kind.startswith(("aten::", "tsfuser::")) else None
     if found is None or found.writes:
         return WRITES
     return PURE
+
+
+def _keeps_to_itself(node: Node) -> bool:
+    """Whether all that happens in an If or Loop is that lists are filled which were made in it."""
+    inner, waiting = [], blocks(node)
+    while waiting:
+        for n in waiting.pop().nodes():
+            inner.append(n)
+            waiting += blocks(n)
+    lists = {n.output().unique() for n in inner if n.kind() in _NEW_LISTS}
+    acting = [n for n in inner if not blocks(n) and effect(n) != PURE]
+    return all(n.kind() == "aten::_set_item" and n.inputsAt(0).unique() in lists for n in acting)
 
 
 def may_return_operand(node: Node) -> bool:
@@ -97,7 +112,7 @@ class Effects:
         copy."""
         if self._aliases is None or not may_return_operand(node):
             return False
-        return any(self.is_written(v) for v in inputs(node) + outputs(node))
+        return any(self.is_written(v) for v in inputs(node) + outputs(node) if is_tensor(v))
 
     def order(self, nodes: "list[Node]") -> "dict[int, list[int]]":
         """Position of each node that is held in order -> positions of earlier nodes that it must follow.

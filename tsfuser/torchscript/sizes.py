@@ -1,12 +1,12 @@
 """Group outputs that are asked for nothing but their sizes: the sizes are computed outside, and the outputs
 vanish.
 
-Before: `%c = prim::CudaFusionGroup(%x, %b)` with `%c` = add(x, b) inside;  `%s = aten::size(%c)`. After:
-`%s = prim::BroadcastSizes(aten::size(%x), aten::size(%b))`, and no output `%c`. Autodiff asks for the sizes
-of nearly every intermediate, so that without this most of them would have to be stored. How the sizes of a
-result follow from those of the operands is what the op table's `sizes` says; where it says `own`, the
-output is kept. Equal queries are made once here: torch's common subexpression elimination is quadratic in
-the number of lists that a graph returns (400 s for a graph of 10,000 nodes and 3,000 sizes).
+Before: `%c = prim::CudaFusionGroup(%x, %b)` with `%c` = add(x, b) inside;  `%s = aten::size(%c)`. After: `%s
+= prim::BroadcastSizes(aten::size(%x), aten::size(%b))`, and no output `%c`. Autodiff asks for the sizes of
+nearly every intermediate, so that without this most of them would have to be stored. How the sizes of a
+result follow from those of the operands is what the op table's `sizes` says (`size_rules`); where it says
+`own`, the output is kept. Equal queries are made once here: torch's common subexpression elimination is
+quadratic in the number of lists that a graph returns (400 s for a graph of 10,000 nodes and 3,000 sizes).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .cleanup import drop_unused_inputs
 from .effects import Effects
 from .graph import Graph, Node, Value, inputs, is_tensor
 from .partition import row_of
+from .size_rules import RULES, Derived, derived, emit
 
 SIZE = "aten::size"
 _READERS = frozenset((SIZE, "aten::dim"))
@@ -104,17 +105,16 @@ class Queries:
 class _Sizes:
     """Size arithmetic before one group. `of(inner)` gives an int[] value of the outer graph, or None.
 
-    The sizes of an inner value are named by the set of the group's inputs that are broadcast together in
-    it. Such a set is made from the sets of the operands of the op where it first occurs, so that the
-    arithmetic is no larger than the group.
-    """
+    The sizes of an inner value are named by the set of the group's inputs, and of sizes that are `Derived`
+    from others, that are broadcast together in it. Such a set is made from the sets of the operands of the
+    op where it first occurs, so that the arithmetic is no larger than the group."""
 
     def __init__(self, graph: Graph, group: Node, queries: Queries):
         self.graph, self.group, self.queries = graph, group, queries
         self._outer = {i.unique(): o for i, o in zip(group.g("Subgraph").inputs(), inputs(group))}
-        self._sources: dict[int, "frozenset[int] | None"] = {v: frozenset((v,)) for v in self._outer}
-        self._parts: dict[frozenset[int], list[frozenset[int]]] = {}
-        self._made: dict[frozenset[int], Value] = {}
+        self._sources: dict[int, "frozenset | None"] = {v: frozenset((v,)) for v in self._outer}
+        self._parts: dict[frozenset, list[frozenset]] = {}
+        self._made: dict[frozenset, Value] = {}
 
     def of(self, inner: Value) -> "Value | None":
         wanted = self._find(inner)
@@ -132,16 +132,18 @@ class _Sizes:
                 self._made[sources] = self._make(sources)
         return self._made[wanted]
 
-    def _make(self, sources: "frozenset[int]") -> Value:
+    def _make(self, sources: "frozenset") -> Value:
         if len(sources) == 1:
             (only,) = sources
+            if isinstance(only, Derived):
+                return emit(self.graph, self.group, only, self._made[only.of], self._outer)
             return self.queries.of(self._outer[only], self.group)
         node = self.graph.create("prim::BroadcastSizes", [self._made[p] for p in self._parts[sources]], 1)
         node.insertBefore(self.group)
         node.output().setType(_INTS)
         return node.output()
 
-    def _find(self, inner: Value) -> "frozenset[int] | None":
+    def _find(self, inner: Value) -> "frozenset | None":
         """The name of the sizes of `inner`; None without a rule. Iterative, since a group may be as deep as
         a program is long."""
         waiting = [inner]
@@ -155,10 +157,22 @@ class _Sizes:
             waiting.pop()
             if value.unique() not in self._sources:
                 found = [self._sources[v.unique()] for v in operands or ()]
-                self._sources[value.unique()] = self._join(found) if found and None not in found else None
+                name = self._join(found) if found and None not in found else None
+                self._sources[value.unique()] = self._derive(name, value) if name else None
         return self._sources[inner.unique()]
 
-    def _join(self, parts: "list[frozenset[int]]") -> "frozenset[int]":
+    def _derive(self, name: "frozenset", value: Value) -> "frozenset | None":
+        """The name of the sizes of `value`, made from sizes called `name`."""
+        if row_of(value.node())[0].sizes not in RULES:
+            return name
+        new = derived(value.node(), name, self._outer)
+        if new is None:
+            return None
+        result = frozenset((new,))
+        self._parts[result] = [name]
+        return result
+
+    def _join(self, parts: "list[frozenset]") -> "frozenset":
         """The name of the broadcast of `parts`, remembered with those that are needed to make it."""
         union = frozenset().union(*parts)
         if union not in parts:
@@ -168,7 +182,7 @@ class _Sizes:
     def _operands(self, value: Value) -> "list[Value] | None":
         """The inner values from whose sizes those of `value` follow; None if there is no rule."""
         found = row_of(value.node())
-        if found is None or found[0].sizes not in ("broadcast", "first"):
+        if found is None or found[0].sizes == "own":
             return None
         tensors = [v for v in inputs(value.node()) if is_tensor(v)]
-        return tensors[:1] if found[0].sizes == "first" else tensors
+        return tensors if found[0].sizes == "broadcast" else tensors[:1]

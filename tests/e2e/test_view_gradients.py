@@ -1,0 +1,181 @@
+"""The training graphs of programs written from primitives: autodiff's formulas of means, variances and views are
+one group, and the sizes that it asks for cost no memory."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import assert_matches, groups, kinds, script, train
+
+import tsfuser
+
+#: The targets of the larger sweeps: a kernel for fibers is compiled for five GPUs as well: a second each.
+NATIVE = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+
+# ---- the tutorial's definitions: one group forward, one backward
+
+
+def composite(input1, input2, weight, bias1, bias2, axis: int, p: float, keepdim: bool):
+    norm_input = F.dropout(input1 + bias1, p, training=True) + input2
+    return F.layer_norm(norm_input, (input1.size(axis),), weight, bias2)
+
+
+def primitive(input1, input2, weight, bias1, bias2, axis: int, p: float, keepdim: bool):
+    norm_input = F.dropout(input1 + bias1, p, training=True) + input2
+    mean = norm_input.mean(axis, keepdim=keepdim)
+    diff = norm_input - mean
+    diff_sq = diff * diff
+    var = diff_sq.mean(axis, keepdim=keepdim)
+    return weight * ((norm_input - mean) / torch.sqrt(var + 1e-12)) + bias2
+
+
+def rms_norm(input1, input2, weight, bias1, bias2, axis: int, p: float, keepdim: bool):
+    norm_input = F.dropout(input1 + bias1, p, training=True) + input2
+    var = norm_input.mul(norm_input).mean(axis, keepdim)
+    return weight * (norm_input / torch.sqrt(var + 1e-12)) + bias2
+
+
+def block_inputs(device, dtype=torch.float32, sizes=(3, 5, 17)):
+    generator = torch.Generator().manual_seed(3)
+    shapes = [sizes, sizes, sizes[-1:], sizes[-1:], sizes[-1:]]
+    return [torch.randn(s, generator=generator, dtype=dtype).to(device).requires_grad_() for s in shapes]
+
+
+@pytest.mark.parametrize("function", [composite, primitive, rms_norm])
+def test_a_norm_is_one_group_forward_and_one_backward(device, function, axis=-1):
+    inputs = block_inputs(device)
+    scripted = torch.jit.script(function)
+    with tsfuser.fuser():
+        out, gradients = train(scripted, [*inputs, axis, 0.0, True], calls=5)
+    assert len(groups(scripted)) == 2
+    expected, wanted = train(function, [*inputs, axis, 0.0, True], calls=1)
+    double = [x.detach().double().requires_grad_() for x in inputs]
+    exact, exact_gradients = train(function, [*double, axis, 0.0, True], calls=1)
+    assert_matches(out, expected, exact, ops=20)
+    for mine, plain, reference in zip(gradients, wanted, exact_gradients):
+        if plain is not None:
+            assert_matches(mine, plain, reference, ops=60, strides=False)
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dims", [[0], [-1], [0, 2], [2, 1], [0, 1, 2]])
+def test_the_gradient_of_a_mean(device, dims, keepdim):
+    def program(x, y, dims: list[int], keepdim: bool):
+        return ((x * y).mean(dims, keepdim) * 2.0).relu()
+
+    program.__annotations__ = {"dims": list[int], "keepdim": bool}
+    inputs = [torch.rand(3, 4, 5, device=device).requires_grad_() for _ in range(2)]
+    scripted = torch.jit.script(program)
+    with tsfuser.fuser():
+        out, gradients = train(scripted, [*inputs, dims, keepdim], calls=5)
+    expected, wanted = train(program, [*inputs, dims, keepdim], calls=1)
+    assert_matches(out, expected, ops=60)
+    for mine, plain in zip(gradients, wanted):
+        assert_matches(mine, plain, ops=60)
+    assert len(groups(scripted)) == 2
+
+
+def test_a_mean_whose_dims_change_from_call_to_call(device):
+    def program(x, y, dims: list[int], keepdim: bool):
+        return ((x * y).mean(dims, keepdim) * 2.0).relu()
+
+    inputs = [torch.rand(3, 4, 5, device=device).requires_grad_() for _ in range(2)]
+    scripted = torch.jit.script(program)
+    with tsfuser.fuser():
+        train(scripted, [*inputs, [1], True], calls=4)
+        for dims, keepdim in ([1], True), ([2], True), ([0, 1], True), ([2], False), ([0, 1], False):
+            out, gradients = train(scripted, [*inputs, dims, keepdim], calls=2)
+            expected, wanted = train(program, [*inputs, dims, keepdim], calls=1)
+            assert_matches(out, expected, ops=60)
+            for mine, plain in zip(gradients, wanted):
+                assert_matches(mine, plain, ops=60)
+
+
+# ---- gradients
+
+TRAINED = [
+    "((x * y).unsqueeze(1) * 2.0).squeeze(1).relu() + x",
+    "(x * y).t().tanh() * y.t()",
+    "((x * y).permute(1, 0) * 2.0).sigmoid()",
+    "(x.unsqueeze(2) * y.unsqueeze(1)).mean(1) * 2.0",
+    "torch.softmax((x * y).t() * 2.0, -1).t() * x",
+    "(x * y).var(1, keepdim=True) * x",
+    "(x * 2.0).var([0, 1], unbiased=False) * y",
+    "(x / (x * y).std(0)).relu()",
+    "((x - x.mean(1, keepdim=True)) / x.std(-1, keepdim=True)).relu() * y",
+]
+
+
+@pytest.mark.parametrize("text", TRAINED)
+def test_gradients_through_views(device, text):
+    scripted, plain = (script(f"def f(x, y):\n    return {text}\n") for _ in range(2))
+    inputs = [torch.rand(4, 5, device=device).requires_grad_() for _ in range(2)]
+    with tsfuser.fuser():
+        out, gradients = train(scripted, inputs, calls=5)
+    with torch.jit.fuser("fuser0"):
+        expected, wanted = train(plain, inputs, calls=1)
+    assert_matches(out, expected, ops=30)
+    for mine, eager in zip(gradients, wanted):
+        assert_matches(mine, eager, ops=60, strides=False)
+    assert len(groups(scripted)) == 2
+
+
+# ---- sizes of what is not stored
+
+
+def test_a_norm_stores_nothing_for_its_sizes(device):
+    """The mask, the normalisation's input, the root and the quotient, which the backward reads, and the
+    result."""
+    scripted = torch.jit.script(rms_norm)
+    with tsfuser.fuser():
+        train(scripted, [*block_inputs(device), 2, 0.0, True], calls=4)
+    forward = groups(scripted)[0]
+    assert "aten::native_dropout" in kinds(forward) and forward.outputsSize() == 5
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(x * y).mean(-1, keepdim=True) * y + x",
+        "(x * y).mean([0], keepdim=True) * 2.0 + y",
+        "(x * y).unsqueeze(-2) * y.unsqueeze(-1) * 2.0",
+        "(x * y).unsqueeze(0).squeeze(0) * 2.0 + x",
+        "((x * y).t() * 2.0).t() + x",
+    ],
+)
+def test_sizes_of_tensors_of_other_ranks(device, text):
+    """Sizes are computed before the guard, so also of tensors that are not of the rank that was profiled."""
+    scripted, plain = (script(f"def f(x, y):\n    return {text}\n") for _ in range(2))
+    ranks = [(4, 5), (5,)] if "t()" in text else [(3, 4, 5), (4, 5), (1, 5), (2, 3, 4, 5)]
+    for sizes in ranks:
+        inputs = [torch.rand(sizes, device=device).requires_grad_() for _ in range(2)]
+        with tsfuser.fuser():
+            out, gradients = train(scripted, inputs, calls=4)
+        with torch.jit.fuser("fuser0"):
+            expected, wanted = train(plain, inputs, calls=1)
+        assert_matches(out, expected, ops=60)
+        for mine, eager in zip(gradients, wanted):
+            assert_matches(mine, eager, ops=60, strides=False)
+
+
+SIZE_OPERATORS = [
+    ("reduced_sizes", ([4, 8, 2], [-1], True), [4, 8, 1]),
+    ("reduced_sizes", ([4, 8, 2], [2, 0], False), [8]),
+    ("reduced_sizes", ([4, 8, 2], [], False), []),
+    ("reduced_sizes", ([4, 8, 2], None, True), [1, 1, 1]),
+    ("reduced_sizes", ([4], [5], False), [4]),
+    ("squeezed_sizes", ([1, 8, 1], None), [8]),
+    ("squeezed_sizes", ([1, 8, 1], [-1, 1]), [1, 8]),
+    ("squeezed_sizes", ([1, 8], []), [1, 8]),
+    ("unsqueezed_sizes", ([4, 8], 1), [4, 1, 8]),
+    ("unsqueezed_sizes", ([4, 8], -1), [4, 8, 1]),
+    ("unsqueezed_sizes", ([], 7), [1]),
+    ("permuted_sizes", ([4, 8, 2], [2, 0, -2]), [2, 4, 8]),
+    ("permuted_sizes", ([4, 8], None), [8, 4]),
+]
+
+
+@pytest.mark.parametrize("name, arguments, wanted", SIZE_OPERATORS)
+def test_size_arithmetic(name, arguments, wanted):
+    assert getattr(torch.ops.tsfuser, name)(*arguments) == wanted
