@@ -104,18 +104,6 @@ def test_statistics_of_channels(device, dtype, memory_format):
     check(Fused(CHANNELS), x, w, b, m, (tensor(3, device=device, seed=4).abs() + 0.5).to(dtype))
 
 
-def test_batch_norm_in_training_stays_with_eager(device):
-    function = script("def f(x, m, v, training: bool):\n    return torch.batch_norm(x * 2, None, None, m, v, training, 0.1, 1e-5, False)\n")
-    x, m, v = tensor(4, 3, 5, device=device), torch.zeros(3, device=device), torch.ones(3, device=device)
-    with tsfuser.fuser():
-        for training in (True, False, True, True):
-            mine, eager = m.clone(), m.clone()
-            actual = function(x, mine, v.clone(), training)
-            assert torch.equal(actual, F.batch_norm(x * 2, eager, v.clone(), None, None, training, 0.1, 1e-5))
-            assert torch.equal(mine, eager)
-    assert all("aten::batch_norm" not in kinds(g) for g in groups(function))
-
-
 def test_a_large_mean_costs_no_accuracy(device):
     x = tensor(4, 4096, device=device) + 1e4
     function = script("def f(x):\n    return torch.layer_norm(x, [x.size(-1)]), torch.var(x, [1]), torch.std(x), torch.mean(x, [1])\n")

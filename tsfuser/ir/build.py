@@ -19,7 +19,7 @@ from . import layout as lay
 from . import size as sz
 from .call import Call, ScalarArg, TensorArg
 from .dtypes import BOOL, COMPLEX64, COMPLEX128, DOUBLE, FLOAT, HALF, INT64, DType, promote
-from .fusion import Axis, Fusion, NumberInput, Op, Output, Pointwise, Random, Reduce, TensorInput, Value, extent
+from .fusion import Axis, Empty, Fusion, NumberInput, Op, Output, Pointwise, Random, Reduce, TensorInput, Update, Value, extent
 from ..errors import Refusal
 
 _NUMBER_DTYPE = {"bool": BOOL, "int": INT64, "float": DOUBLE, "complex": COMPLEX128}
@@ -37,7 +37,8 @@ class Builder:
         self._numbers: dict[int, NumberInput] = {}
         self._ops: list[Op] = []
         self._outputs: list[Output] = []
-        self._results: list[tuple[str, int]] = []
+        self._results: "list[tuple[str, int | str]]" = []
+        self._updates: list[tuple[TensorInput, Value, bool]] = []
         self._layouts: dict[str, lay.Layout] = {}  # value name -> layout that eager would give it
         self._layout_memo: dict[tuple, lay.Layout] = {}
         self._unified: dict[Axis, Axis] = {}  # axis -> the axis it was merged into
@@ -180,6 +181,12 @@ class Builder:
         self._layouts[value.name] = self._pointwise_layout(value, (other,))
         return value
 
+    def in_format_of(self, value: Value, other: Value) -> Value:
+        """`value`, which an op of the caller has just made, channels-last in memory where `other` would be, else row-major."""
+        make = lay.channels_last if lay.is_channels_last(self.call, self._layouts[other.name]) else lay.contiguous
+        self._layouts[value.name] = make(self.sizes(value))
+        return value
+
     def placed(self, value: Value, at: int, rank: int) -> Value:
         """`value`, of one dim, as a tensor of `rank` dims of which it is dim `at`: what a channel's number becomes beside [N, C, H, W]."""
         dims = tuple(value.dims[0] if d == at else None for d in range(rank))
@@ -188,15 +195,33 @@ class Builder:
         self._ops.append(Pointwise("view", "{0}", (value,), None, output))
         return output
 
+    def update(self, target: "Value", value: Value, counted: bool) -> None:
+        """Stores `value`, made by the caller from `target` and other operands, into the memory of `target`; see `Update`. Nothing else in the group may
+        read `target`."""
+        found = next((i for i in self._inputs.values() if i.value is target), None)
+        if found is None or found.by_value:
+            raise Refusal("a tensor that is changed in place is not an argument of the group")
+        if any(i is found for i, _, _ in self._updates):
+            raise Refusal("a tensor is changed in place twice in one group")
+        if value.dtype is not target.dtype or len(value.dims) != len(target.dims):
+            raise Refusal("a tensor that is changed in place gets another dtype or rank")
+        for axis, stride in zip(target.dims, found.strides):
+            if axis is not None and self.call.decide(sz.eq(stride, 0)):
+                raise Refusal("a tensor that is changed in place overlaps itself")
+        self._updates.append((found, value, counted))
+
     def refuse(self, reason: str):
         """Gives up on this group for this class of calls."""
         raise Refusal(reason)
 
     # ---- outputs
 
-    def output(self, value: Value) -> None:
+    def output(self, value: "Value | Empty | int | None") -> None:
         """The next result of the group. A value that was returned before is returned as the same tensor, as eager does for a cast
-        to the dtype that a tensor has."""
+        to the dtype that a tensor has. None is an undefined tensor."""
+        if not isinstance(value, Value):
+            self._results.append(("undefined", 0) if value is None else ("integer", value) if isinstance(value, int) else ("empty", value.dtype.name))
+            return
         for i in self._inputs.values():
             if i.value is value:
                 self._results.append(("input", i.index))
@@ -213,12 +238,15 @@ class Builder:
 
     def finish(self) -> Fusion:
         """The Fusion, with every axis replaced by the one it was unified with, and dead ops dropped."""
-        live = {o.value.name for o in self._outputs}
+        live = {v.name for v in [o.value for o in self._outputs] + [new for _, new, _ in self._updates]}
         ops = []
         for op in reversed(self._ops):
             if op.output.name in live:
                 ops.append(op)
                 live.update(v.name for v in op.operands)
+        for target, new, _ in self._updates:
+            if any(op.output is not new and any(v is target.value for v in op.operands) for op in ops):
+                raise Refusal("a tensor that is changed in place has other readers in its group")
         axes: dict[Axis, Axis] = {}
         values: dict[str, Value] = {}
 
@@ -244,7 +272,8 @@ class Builder:
                 op = replace(op, stream=next(streams))
             done.append(op)
         outputs = tuple(replace(o, value=value(o.value)) for o in self._outputs)
-        return Fusion(inputs, numbers, tuple(done), outputs, tuple(self._results))
+        updates = tuple(Update(value(new), i.index, i.strides, i.alignment, counted) for i, new, counted in self._updates)
+        return Fusion(inputs, numbers, tuple(done), outputs, tuple(self._results), updates)
 
     # ---- axes
 

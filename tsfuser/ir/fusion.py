@@ -137,14 +137,35 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Update:
+    """`value` stored into the memory of tensor argument `index`, as running statistics are. `counted`: the argument's version goes
+    up by one, as an in-place op of autograd's makes it."""
+
+    value: Value
+    index: int
+    strides: tuple[Size, ...]
+    alignment: Size
+    counted: bool
+
+
+@dataclass(frozen=True)
+class Empty:
+    """A tensor of sizes (0,), which some ops return for what they have not computed."""
+
+    dtype: DType
+
+
+@dataclass(frozen=True)
 class Fusion:
-    """`results` gives the group's outputs in order: `("output", k)` for `outputs[k]`, `("input", i)` for argument `i` itself."""
+    """`results` gives the group's outputs in order: `("output", k)` for `outputs[k]`, `("input", i)` for argument `i` itself, `("integer", n)`
+    for a plain number, `("empty", dtype name)` for a tensor of sizes (0,), `("undefined", 0)` for a gradient that was not asked for."""
 
     inputs: tuple[TensorInput, ...]
     numbers: tuple[NumberInput, ...]
     ops: tuple[Op, ...]
     outputs: tuple[Output, ...]
-    results: tuple[tuple[str, int], ...]
+    results: "tuple[tuple[str, int | str], ...]"
+    updates: tuple[Update, ...] = ()
 
     def __str__(self) -> str:
         """Code that builds the Fusion, one statement an op; `ir.text.read` runs it."""
@@ -178,9 +199,10 @@ def _code(fusion: Fusion) -> str:
     numbers = "".join(f"    number_input({n.value.name}, {n.index}),\n" for n in fusion.numbers)
     ops = "".join(f"    {_op(op)},\n" for op in fusion.ops)
     outputs = "".join(f"    output({o.value.name}, {_sizes(o.sizes)}, {_sizes(o.strides)}),\n" for o in fusion.outputs)
-    parts = [("inputs", inputs), ("numbers", numbers), ("ops", ops), ("outputs", outputs)]
+    updates = "".join(f"    update({u.value.name}, {u.index}, {_sizes(u.strides)}, {u.alignment.text()}, {u.counted}),\n" for u in fusion.updates)
+    parts = [("inputs", inputs), ("numbers", numbers), ("ops", ops), ("outputs", outputs), ("updates", updates)]
     lines += [f"{name} = (\n{text})" if text else f"{name} = ()" for name, text in parts]
-    return "\n".join(lines + [f"fusion = Fusion(inputs, numbers, ops, outputs, {fusion.results!r})"])
+    return "\n".join(lines + [f"fusion = Fusion(inputs, numbers, ops, outputs, {fusion.results!r}, updates)"])
 
 
 def _leaves(fusion: Fusion) -> list[Size]:
@@ -190,6 +212,8 @@ def _leaves(fusion: Fusion) -> list[Size]:
         sizes += [*i.strides, i.alignment]
     for o in fusion.outputs:
         sizes += [*o.sizes, *o.strides]
+    for u in fusion.updates:
+        sizes += [*u.strides, u.alignment]
     found: dict[Size, None] = {}
     while sizes:
         size = sizes.pop()

@@ -14,7 +14,7 @@ from .index import Expr, names, substitute
 
 @dataclass(frozen=True)
 class Param:
-    """A field of the kernel's argument struct. `source` tells the plan how to fill it: `("input", i)`, `("allocation", k)`, `("size", Size)`,
+    """A field of the kernel's argument struct. `source` tells the plan how to fill it: `("input", i)`, `("update", i)` (an argument that is stored to), `("allocation", k)`, `("size", Size)`,
     `("number", i, dtype name)`, `("element", i)`, `("seed",)`, `("offset",)`."""
 
     name: str
@@ -23,7 +23,7 @@ class Param:
 
     @property
     def is_pointer(self) -> bool:
-        return self.source[0] in ("input", "allocation")
+        return self.source[0] in ("input", "update", "allocation")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import DOUBLE, FLOAT, DType
 from ..ir.fusion import Value
-from .reduction import mean_of, narrow, normalized, squares
+from .batch_norm import scaled
+from .reduction import mean_of, narrow, squares
 from .table import FLOATING, composite
 
 
@@ -35,24 +36,13 @@ def _check_parameters(b: Builder, input: Value, *parameters: "Value | None") -> 
     return register if b.device != "cpu" or register in given else input.dtype
 
 
-def _scaled(b: Builder, name: str, x: Value, mean: Value, rstd: Value, weight, bias, dtype: DType) -> Value:
-    """`(x - mean) * rstd * weight + bias`, of which the last two may be absent."""
-    operands = [v for v in (x, mean, rstd, weight, bias) if v is not None]
-    template = "(({0} - {1}) * {2})"
-    if weight is not None:
-        template = f"({template} * {{3}})"
-    if bias is not None:
-        template = f"({template} + {{{len(operands) - 1}}})"
-    return b.pointwise(name, template, operands, dtype)
-
-
 def _layer_norm(b: Builder, input: Value, shape: list, weight, bias, eps: Value) -> tuple[Value, Value, Value]:
     """Result, mean and 1 / standard deviation; the latter two in the accumulation dtype, with reduced dims as size 1."""
     dims = _inner(b, input, shape)
     mean, summed = squares(b, input, dims)
     template = "rsqrt({0} / {1} + {2})"
     rstd = b.pointwise("rstd", template, (summed, b.count(input, dims), eps), summed.dtype)
-    return b.contiguous(_scaled(b, "layer_norm", input, mean, rstd, weight, bias, input.dtype)), mean, rstd
+    return b.contiguous(scaled(b, "layer_norm", input, mean, rstd, weight, bias, input.dtype)), mean, rstd
 
 
 @composite("aten::layer_norm", dtypes=FLOATING, sizes="first", symbolic=("normalized_shape",))
@@ -64,7 +54,7 @@ def layer_norm(
     return _layer_norm(b, input, normalized_shape, weight, bias, eps)[0]
 
 
-@composite("aten::native_layer_norm", dtypes=FLOATING, sizes="own", symbolic=("normalized_shape",))
+@composite("aten::native_layer_norm", dtypes=FLOATING, sizes=("first", "own", "own"), symbolic=("normalized_shape",))
 def native_layer_norm(b: Builder, input, normalized_shape: list, weight=None, bias=None, eps=None):
     """layer_norm, the mean and 1 / standard deviation"""
     saved = _check_parameters(b, input, weight, bias)
@@ -72,7 +62,7 @@ def native_layer_norm(b: Builder, input, normalized_shape: list, weight=None, bi
     return result, narrow(b, "mean", mean, saved), narrow(b, "rstd", rstd, saved)
 
 
-@composite("aten::native_layer_norm_backward", dtypes=FLOATING, sizes="own", symbolic=("normalized_shape",))
+@composite("aten::native_layer_norm_backward", dtypes=FLOATING, sizes=("input", "weight", "bias"), symbolic=("normalized_shape",))
 def native_layer_norm_backward(
     b: Builder, grad_out, input, normalized_shape: list, mean, rstd, weight, bias, output_mask: list
 ):
@@ -134,62 +124,3 @@ def _rms_norm(b: Builder, input: Value, shape: list, weight, eps) -> tuple[Value
 def rms_norm(b: Builder, input, normalized_shape: list, weight=None, eps=None) -> Value:
     """`input / sqrt(mean(input**2) + eps) * weight` over the last dims"""
     return _rms_norm(b, input, normalized_shape, weight, eps)[0]
-
-
-# ---- statistics of channels
-
-
-def _channel(b: Builder, value: "Value | None", input: Value) -> "Value | None":
-    """One number a channel, beside `input`, whose dim 1 counts the channels."""
-    if value is None:
-        return None
-    if len(value.dims) != 1 or not b.call.decide(sz.eq(b.sizes(value)[0], b.sizes(input)[1])):
-        raise Refusal("a parameter that has not one number a channel is an error in eager")
-    return b.placed(value, 1, len(input.dims))
-
-
-def _check_channels(b: Builder, input: Value, parameters: list) -> None:
-    if len(input.dims) < 2:
-        raise Refusal("a batch of less than 2 dimensions is an error in eager")
-    given = {v.dtype for v in parameters if v is not None}
-    if not given <= {input.dtype} and given != {input.dtype.register}:
-        raise Refusal(f"batch_norm of {input.dtype} with parameters in {', '.join(sorted(map(str, given)))}")
-
-
-@composite("aten::batch_norm", dtypes=FLOATING, sizes="first", fixed=("training",))
-def batch_norm(
-    b: Builder, input, weight, bias, running_mean, running_var, training: bool, momentum, eps, cudnn_enabled: bool
-) -> Value:
-    """`(input - running_mean) / sqrt(running_var + eps) * weight + bias`, outside training"""
-    if training or running_mean is None or running_var is None:
-        raise Refusal("batch_norm in training, or without running statistics, is not supported")
-    _check_channels(b, input, [weight, bias, running_mean, running_var])
-    mean, var, weight, bias = (_channel(b, v, input) for v in (running_mean, running_var, weight, bias))
-    rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (var, eps), input.dtype.register)
-    return b.like(_scaled(b, "batch_norm", input, mean, rstd, weight, bias, input.dtype), input)
-
-
-@composite("aten::instance_norm", dtypes=FLOATING, sizes="first", fixed=("use_input_stats",))
-def instance_norm(
-    b: Builder,
-    input,
-    weight,
-    bias,
-    running_mean,
-    running_var,
-    use_input_stats: bool,
-    momentum,
-    eps,
-    cudnn_enabled: bool,
-) -> Value:
-    """`(input - mean) / sqrt(var + eps) * weight + bias` over all but the first two dims"""
-    if not use_input_stats or running_mean is not None or running_var is not None:
-        raise Refusal("instance_norm with running statistics is not supported")
-    if len(input.dims) < 3:
-        raise Refusal("instance_norm of less than 3 dimensions is an error in eager")
-    _check_channels(b, input, [weight, bias])
-    dims = normalized(input, list(range(2, len(input.dims))))
-    mean, summed = squares(b, input, dims)
-    rstd = b.pointwise("rstd", "rsqrt({0} / {1} + {2})", (summed, b.count(input, dims), eps), summed.dtype)
-    weight, bias = (_channel(b, v, input) for v in (weight, bias))
-    return b.contiguous(_scaled(b, "instance_norm", input, mean, rstd, weight, bias, input.dtype))

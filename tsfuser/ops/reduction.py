@@ -77,21 +77,21 @@ def _operand(b: Builder, self: Value, dtype: "int | None") -> tuple[Value, DType
 # ---- sums and products
 
 
-@composite("aten::sum", "", "dim_IntList", dtypes=ALL, sizes="own")
+@composite("aten::sum", "", "dim_IntList", dtypes=ALL, sizes="reduced")
 def sum_(b: Builder, self, dim: "list | None" = None, keepdim: bool = False, dtype: "int | None" = None) -> Value:
     """The sum over `dim`, or over all elements"""
     operand, wanted = _operand(b, self, dtype)
     return b.reduce("sum", "sum", operand, normalized(self, dim), keepdim, wanted)
 
 
-@composite("aten::prod", "", "dim_int", dtypes=ALL, sizes="own")
+@composite("aten::prod", "", "dim_int", dtypes=ALL, sizes="reduced")
 def prod(b: Builder, self, dim: "int | None" = None, keepdim: bool = False, dtype: "int | None" = None) -> Value:
     """The product over `dim`, or over all elements"""
     operand, wanted = _operand(b, self, dtype)
     return b.reduce("prod", "prod", operand, normalized(self, dim), keepdim, wanted)
 
 
-@composite("aten::mean", "", "dim", dtypes=ALL, sizes="own")
+@composite("aten::mean", "", "dim", dtypes=ALL, sizes="reduced")
 def mean(b: Builder, self, dim: "list | None" = None, keepdim: bool = False, dtype: "int | None" = None) -> Value:
     """The sum over `dim` divided by the number of elements"""
     operand, wanted = _operand(b, self, dtype)
@@ -116,25 +116,25 @@ def _extreme(b: Builder, name: str, how: str, self: Value, dim, keepdim: bool) -
     return b.reduce(name, how, self, dims, keepdim, self.dtype)
 
 
-@composite("aten::amax", sizes="own")
+@composite("aten::amax", sizes="reduced")
 def amax(b: Builder, self, dim: list = (), keepdim: bool = False) -> Value:
     """The largest element along `dim`; NaN if there is one"""
     return _extreme(b, "amax", "max", self, dim, keepdim)
 
 
-@composite("aten::amin", sizes="own")
+@composite("aten::amin", sizes="reduced")
 def amin(b: Builder, self, dim: list = (), keepdim: bool = False) -> Value:
     """The smallest element along `dim`; NaN if there is one"""
     return _extreme(b, "amin", "min", self, dim, keepdim)
 
 
-@composite("aten::max", "", sizes="own")
+@composite("aten::max", "", sizes="reduced")
 def max_(b: Builder, self) -> Value:
     """The largest element; NaN if there is one"""
     return _extreme(b, "max", "max", self, None, False)
 
 
-@composite("aten::min", "", sizes="own")
+@composite("aten::min", "", sizes="reduced")
 def min_(b: Builder, self) -> Value:
     """The smallest element; NaN if there is one"""
     return _extreme(b, "min", "min", self, None, False)
@@ -147,14 +147,14 @@ def _truth(b: Builder, name: str, self: Value, dim, keepdim: bool) -> Value:
     return b.cast(result, UINT8) if self.dtype is UINT8 else result
 
 
-@composite("aten::any", "", "dim", "dims", dtypes=ALL, sizes="own")
+@composite("aten::any", "", "dim", "dims", dtypes=ALL, sizes="reduced")
 def any_(b: Builder, self, dim: "int | list | None" = None, keepdim: bool = False) -> Value:
     """Whether an element along `dim` is not 0"""
     _check_named(dim)
     return _truth(b, "any", self, dim, keepdim)
 
 
-@composite("aten::all", "", "dim", "dims", dtypes=ALL, sizes="own")
+@composite("aten::all", "", "dim", "dims", dtypes=ALL, sizes="reduced")
 def all_(b: Builder, self, dim: "int | list | None" = None, keepdim: bool = False) -> Value:
     """Whether all elements along `dim` are not 0"""
     _check_named(dim)
@@ -181,7 +181,7 @@ def _moments(b: Builder, self, dim, unbiased, correction) -> tuple[Value, Value,
 def _spread(name: str, root: bool, with_mean: bool) -> None:
     """The row of var, std, var_mean or std_mean."""
 
-    @composite(f"aten::{name}", "", "dim", "correction", dtypes=FLOATING, sizes="own")
+    @composite(f"aten::{name}", "", "dim", "correction", dtypes=FLOATING, sizes=("reduced",) * (1 + with_mean))
     def evaluate(
         b: Builder,
         self,
@@ -229,13 +229,13 @@ def _norm(b: Builder, self: Value, p: "Value | None", dim, keepdim: bool, dtype:
     return b.pointwise("norm", "sqrt({0})", (summed,), wanted)
 
 
-@composite("aten::norm", "Scalar", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype", dtypes=FLOATING, sizes="own")
+@composite("aten::norm", "Scalar", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype", dtypes=FLOATING, sizes="reduced")
 def norm(b: Builder, self, p=None, dim: list = (), keepdim: bool = False, dtype: "int | None" = None) -> Value:
     """The norm of order 0, 1, 2 or infinity along `dim`"""
     return _norm(b, self, p, dim, keepdim, dtype)
 
 
-@composite("aten::linalg_vector_norm", dtypes=FLOATING, sizes="own")
+@composite("aten::linalg_vector_norm", dtypes=FLOATING, sizes="reduced")
 def vector_norm(
     b: Builder, self, ord=None, dim: "list | None" = None, keepdim: bool = False, dtype: "int | None" = None
 ) -> Value:
