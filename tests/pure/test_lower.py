@@ -10,7 +10,7 @@ from tsfuser.lower import index as ix
 from tsfuser.lower.index import Const, Var
 from tsfuser.lower.literals import literal
 from tsfuser.lower.loop_ir import For, If, Load, Param, Store, Uniform
-from tsfuser.lower.passes import _statements
+from tsfuser.lower.loop_ir import statements
 from tsfuser.ir.dtypes import COMPLEX64, DOUBLE, FLOAT, INT8, INT64
 from tsfuser.schedule.loops import Schedule
 from tsfuser.schedule.machine import HOST
@@ -19,7 +19,7 @@ from tsfuser.schedule.transpose import TransposeParams
 
 
 def accesses(kernel):
-    return {s.buffer: s.lanes for s in _statements(kernel.body) if isinstance(s, (Load, Store))}
+    return {s.buffer: s.lanes for s in statements(kernel.body) if isinstance(s, (Load, Store))}
 
 
 def test_contiguous_tensors_are_one_dimension():
@@ -88,8 +88,8 @@ def test_an_output_of_fewer_axes_is_stored_once():
 
 def test_partial_sums_and_their_finish():
     first, last = kernels(lambda b, x: total(b, x, [0]), tensor(1 << 16, 64))
-    assert "reduce_y<Sum>" in source(first) and "reduce_y<Sum>" in source(last)
-    assert "reduce_x<Sum>" in source(kernels(lambda b, x: total(b, x, [1]), tensor(64, 1 << 12))[0])
+    assert "take_y<Sum>" in source(first) and "take_y<Sum>" in source(last)
+    assert "offer_x<Sum" in source(kernels(lambda b, x: total(b, x, [1]), tensor(64, 1 << 12))[0])
 
 
 SHAPES = [((7, 5, 3), (3,)), ((7, 5, 3), (5, 1)), ((1, 5, 1), (7, 5, 3)), ((), (4,)), ((), ()), ((0, 3), (3,)), ((1,), (1,)), ((2, 3, 4, 5, 6), (3, 1, 5, 1))]
@@ -165,7 +165,7 @@ def noisy(builder, x, *rest):
 
 
 def uniforms(kernel):
-    return [s for s in _statements(kernel.body) if isinstance(s, Uniform)]
+    return [s for s in statements(kernel.body) if isinstance(s, Uniform)]
 
 
 @pytest.mark.parametrize("dtype, lanes", [("float32", 4), ("bfloat16", 8)])

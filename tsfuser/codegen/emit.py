@@ -41,7 +41,8 @@ def _address(pointer: str, offset) -> str:
 def _load(s: Load) -> list[str]:
     address = _address(s.buffer, s.offset)
     if s.lanes > 1:
-        call = f"load<{s.lanes}>({address})" if s.count is None else f"load_upto<{s.lanes}>({address}, {s.count})"
+        given = "" if s.guard is None else f", {s.guard}"
+        call = f"load<{s.lanes}>({address}{given})" if s.count is None else f"load_upto<{s.lanes}>({address}, {s.count})"
         return _assign(f"vec<{s.ctype}, {s.lanes}>", s.name, call)
     value = f"load_bool({address})" if s.ctype == "bool" else f"{s.buffer}[{s.offset}]"
     return _assign(s.ctype, s.name, value if s.guard is None else f"{s.guard} ? {value} : {s.ctype}{{}}")
@@ -65,7 +66,8 @@ def _store(s: Store) -> list[str]:
     address = _address(s.buffer, s.offset)
     if s.lanes > 1:
         value = s.value if s.register == s.ctype else f"convert_lanes<{s.ctype}>({s.value})"
-        return [f"store({address}, {value});" if s.count is None else f"store_upto({address}, {value}, {s.count});"]
+        call = f"store({address}, {value});" if s.count is None else f"store_upto({address}, {value}, {s.count});"
+        return [call if s.guard is None else f"if ({s.guard}) {call}"]
     value = s.value if s.register == s.ctype else f"convert<{s.ctype}>({s.value})"
     target = f"{s.buffer}[{s.offset}] = {value};"
     return [target if s.guard is None else f"if ({s.guard}) {target}"]
@@ -110,8 +112,12 @@ def _accumulate(s: Accumulate) -> list[str]:
 
 
 def _block_reduce(s: BlockReduce) -> list[str]:
-    fold = [f"fold_lanes<{s.combine}>({s.name});"] if s.fold else []
-    return [*fold, f"reduce_{s.axis}<{s.combine}{', 1' if s.fold else ''}>({s.name}, shared);"]
+    fold = [f"fold_lanes<{t.combine}, {s.fold}>({t.name});" for t in s.totals] if s.fold else []
+    lanes = f", {s.fold}" if s.fold else ""
+    if s.warp:
+        return fold + [f"reduce_warp<{t.combine}, {s.warp}{lanes}>({t.name});" for t in s.totals]
+    steps = [[f"{verb}_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {t.offset});" for t in s.totals] for verb in ("offer", "take")]
+    return [*fold, *steps[0], f"meet_{s.axis}();", *steps[1]]
 
 
 _PRINT = {

@@ -142,14 +142,25 @@ class Accumulate:
 
 
 @dataclass(frozen=True)
-class BlockReduce:
-    """The accumulators `name` of the threads along `axis` (`x` or `y`) are combined by functor `combine`; all of them have the result. All threads of
-    the block take part. `fold`: the lanes are combined first, into lane 0."""
+class Total:
+    """Accumulators `name`, combined by functor `combine`; threads meet in the `bytes` of shared memory at `offset`."""
 
     name: str
-    axis: str
     combine: str
-    fold: bool = False
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class BlockReduce:
+    """The threads along `axis` combine all `totals` at once: along `x` all of them get the result, along `y` the first. All threads of the block take part. `fold`:
+    the accumulators of a thread are combined first, into so many results; 0 for none of that. `warp`: how many threads a row has where they are neighbours in a warp, who need neither shared memory nor
+    barrier; else 0."""
+
+    totals: tuple[Total, ...]
+    axis: str
+    fold: int = 0
+    warp: int = 0
 
 
 @dataclass(frozen=True)
@@ -239,13 +250,23 @@ def used(s: Stmt) -> frozenset[str]:
     if isinstance(s, Accumulate):
         return names(s.guard) | names(s.lane) | {s.name, s.value}
     if isinstance(s, BlockReduce):
-        return frozenset((s.name,))
+        return frozenset(t.name for t in s.totals)
     if isinstance(s, For):
         inner = frozenset().union(*map(used, s.body)) if s.body else frozenset()
         return (inner | names(s.extent)) - {s.var}
     if isinstance(s, If):
         return names(s.condition).union(*map(used, s.yes + s.no))
     return frozenset()
+
+
+def statements(body: "tuple[Stmt, ...]"):
+    """All statements of `body`, also those inside others."""
+    for s in body:
+        yield s
+        if isinstance(s, For):
+            yield from statements(s.body)
+        elif isinstance(s, If):
+            yield from statements(s.yes + s.no)
 
 
 def with_bodies(s: Stmt, f) -> Stmt:
@@ -319,5 +340,5 @@ def _line(s: Stmt) -> str:
         now = f"{s.name}[{s.lane}]"
         return f"{now} := {s.combine.replace('{0}', now).replace('{1}', s.value)}" + (f" if {s.guard}" if s.guard is not None else "")
     if isinstance(s, BlockReduce):
-        return f"{s.name} := {s.combine} over threads {s.axis}"
+        return ", ".join(f"{t.name} := {t.combine}" for t in s.totals) + f" over threads {s.axis}"
     raise TypeError(s)

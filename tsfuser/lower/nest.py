@@ -13,13 +13,13 @@ from ..ir import size as sz
 from ..ir.fusion import Pointwise, Random, Reduce, Value
 from ..ir.size import Size
 from ..schedule.domain import Access
-from ..schedule.loops import Schedule, Split
+from ..schedule.loops import Reduction, Schedule, Split
 from ..segment import Segment
 from . import index as ix
 from .combine import COMBINATIONS, accumulator
 from .index import Expr, Var
 from .literals import literal
-from .loop_ir import Accumulate, Accumulator, Barrier, BlockReduce, Compute, For, If, Kernel, Let, Load, Param, Stmt, Store, Tile, Uniform, used
+from .loop_ir import Accumulate, Accumulator, Barrier, BlockReduce, Compute, For, If, Kernel, Let, Load, Param, Stmt, Store, Tile, Total, Uniform, statements, used
 
 
 class Params:
@@ -132,8 +132,7 @@ def kernel_of(name: str, segment: Segment, schedule: Schedule, params: Params, b
     launch += [Let(f"block_{axis}", params.index, Var(f"blockDim.{axis}")) for axis in "xy"  # signed, unlike CUDA's own
                if f"thread.{axis}" in extent and not extent[f"thread.{axis}"].is_const]
     shared = max((t.offset + t.bytes for t in tiles), default=0)
-    if segment.reductions:
-        shared = schedule.threads * max(accumulator(op, schedule.threads).itemsize for op in segment.reductions)
+    shared = max(shared, exchanged(body))
     return Kernel(name, tuple(params.fields.values()), tuple(launch + body), params.index, extent["block"],
                   extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared, schedule.grain)
 
@@ -143,12 +142,13 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
     how = schedule.reduction
     reduced = {d.name for d in schedule.domain.dims if d.axes and d.axes[0] in ops[0].axes}
     guard = ix.both(g.condition for g in at.guards if g.dims & reduced)
-    lane = next((x for x in loops if x.name not in how.loops), None)  # a thread keeps several outputs
+    lane = next((x for x in loops if x.bind == "vector"), None)
+    fold = lane is not None and lane.name in how.loops  # else each lane is an output of its own
     at_lane: Expr = Var(lane.name) if lane else ix.Const(0)
+    at_result = ix.Const(0) if fold else at_lane
     done = indices(schedule, params, {x: ix.Const(0) for x in how.loops}, "_out")
     first = ix.less(Var(next(x.name for x in schedule.loops if x.bind == f"thread.{how.axis}")), 1)
     before: list[Stmt] = []
-    combine: list[Stmt] = []
     after: list[Stmt] = []
     for op in ops:
         combination, name, register = COMBINATIONS[op.combine], f"{op.output.name}_total", op.output.dtype.register.ctype
@@ -156,15 +156,45 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
         convert = conversion(registers[operand], wide.ctype)
         body = body + [Compute(term, wide.ctype, convert, (operand,)), Accumulate(name, at_lane, combination.template, term, guard)]
         before.append(Accumulator(name, wide.ctype, lane.extent.a if lane else 1, combination.start(wide)))
-        combine.append(BlockReduce(name, how.axis, combination.functor))
         access = next(a for a in schedule.domain.stores if a.buffer.value.name == op.output.name)
         write = store(access, done, params, schedule, reduced)
         if how.partial is not None:
             write = replace(write, offset=ix.add(ix.mul(done.of[how.partial[0]], params.size(how.partial[1], "part_stride")), write.offset))
         write = replace(write, guard=ix.both([first, *([write.guard] if write.guard else [])]))
-        after += [Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), str(at_lane)), write]
+        after += [Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), str(at_result)), write]
     lets = needed(done.lets, frozenset().union(*map(used, after)))
-    return [*before, *looped(body, loops, params), *combine, *looped([*lets, *after], [lane] if lane else [], params)]
+    combine = combined(ops, how, schedule.threads, 1 if fold or lane is None else lane.extent.a, int(fold))
+    return [*before, *looped(body, loops, params), *combine, *looped([*lets, *after], [lane] if lane and not fold else [], params)]
+
+
+SHARED = 32768  # bytes of shared memory for one exchange; every GPU has 48 KB
+
+
+def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: int, start: int = 0) -> list[Stmt]:
+    """The combinations of the `lanes` accumulators of each of `ops` over the block, in one exchange where they fit."""
+    groups: list[list[Total]] = [[]]
+    at = start
+    for op in ops:
+        size = accumulator(op, threads).itemsize * lanes * (threads if how.axis == "y" else 32)
+        if at + size > SHARED and groups[-1]:
+            groups.append([])
+            at = start
+        groups[-1].append(Total(f"{op.output.name}_total", COMBINATIONS[op.combine].functor, at, size))
+        at += size
+    made: list[Stmt] = []
+    for totals in groups:
+        made += [Barrier()] if made else []  # what the last group exchanged has been read
+        made.append(BlockReduce(tuple(totals), how.axis, fold, how.warp))
+    return made
+
+
+def exchanged(body: list[Stmt]) -> int:
+    """Bytes of shared memory in which threads meet."""
+    ends = [0]
+    for s in statements(body):
+        if isinstance(s, BlockReduce) and not s.warp:
+            ends += [t.offset + t.bytes for t in s.totals]
+    return max(ends)
 
 
 def conversion(have: str, want: str) -> str:
@@ -216,7 +246,10 @@ def indices(schedule: Schedule, params: Params, override: "dict[str, Expr] | Non
             if not relation.exact:
                 extent = params.size(relation.extent, f"{relation.parent}_size")
                 end = ix.mul(ix.add(of[relation.outer], 1), params.size(relation.by, f"{relation.inner}_size"))
-                guards.append(Guard(ix.less(of[relation.parent], extent), covered[relation.parent], ix.less(end, ix.add(extent, 1))))
+                last = of[relation.parent]
+                if relation.whole:
+                    last = ix.substitute(last, {lane: ix.Const(0) for lane in lanes})
+                guards.append(Guard(ix.less(last, extent), covered[relation.parent], ix.less(end, ix.add(extent, 1))))
         else:
             by = params.size(relation.by, f"{relation.inner}_size")
             outer = of[relation.outer] = name(relation.outer, ix.div(of[relation.into], by))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from . import index as ix
 from .index import Bin, Const, Expr, Var
-from .loop_ir import Accumulate, Array, Compute, For, If, Let, Load, Pack, SetLane, Stmt, Store, Uniform, defined, rewrite_indices, used, with_bodies
+from .loop_ir import Accumulate, Array, Compute, For, If, Let, Load, Pack, SetLane, Stmt, Store, Uniform, defined, rewrite_indices, statements, used, with_bodies
 
 Body = "tuple[Stmt, ...]"
 
@@ -74,8 +74,8 @@ class _Vector:
     lane: list[Stmt] = field(default_factory=list)
     after: list[Stmt] = field(default_factory=list)
 
-    def count(self, guard: "Expr | None") -> "Expr | None":
-        """The number of leading lanes for which `guard` holds, as a named value; None for all."""
+    def bounds(self, guard: "Expr | None") -> "tuple[Expr | None, Expr | None]":
+        """What `guard` leaves: a condition on the whole vector, or the number of its leading lanes as a named value; None for neither."""
         var, lanes = self.loop.var, self.loop.extent
         varying = [c for c in conjuncts(guard) if var in ix.names(c)]
         uniform = ix.both(c for c in conjuncts(guard) if var not in ix.names(c))
@@ -83,14 +83,14 @@ class _Vector:
         for c in varying:  # base + lane < bound
             assert c.op == "<" and ix.coefficient(c.a, var) == Const(1), f"guard {c} is not linear in {var}"
             count = ix.minimum(count, ix.sub(c.b, ix.substitute(c.a, {var: Const(0)})))
+        if count == lanes:
+            return uniform, None
         if uniform is not None:
             count = ix.Select(uniform, count, Const(0))
-        if count == lanes:
-            return None
         if count not in self.counts:
             self.counts[count] = "count" if not self.counts else f"count_{len(self.counts) + 1}"
         self.before.append(Let(self.counts[count], "int32_t", count))
-        return Var(self.counts[count])
+        return None, Var(self.counts[count])
 
 
 def _vectorized(loop: For, counts: dict[Expr, str]) -> list[Stmt]:
@@ -102,8 +102,8 @@ def _vectorized(loop: For, counts: dict[Expr, str]) -> list[Stmt]:
         if isinstance(s, Load) and ix.coefficient(s.offset, loop.var) == Const(1) and not s.shared:
             base = ix.substitute(s.offset, {loop.var: Const(0)})
             vectors[s.name] = f"{s.name.removesuffix('_m')}_v"
-            count = v.count(s.guard)
-            v.before.append(replace(s, name=vectors[s.name], offset=base, guard=None, lanes=lanes, count=count))
+            guard, count = v.bounds(s.guard)
+            v.before.append(replace(s, name=vectors[s.name], offset=base, guard=guard, lanes=lanes, count=count))
         elif isinstance(s, Uniform) and ix.coefficient(s.offset, loop.var) == Const(1):
             vectors[s.name] = f"{s.name.removesuffix('_m')}_v"
             v.before.append(replace(s, name=vectors[s.name], offset=ix.substitute(s.offset, {loop.var: Const(0)}), lanes=lanes))
@@ -112,7 +112,8 @@ def _vectorized(loop: For, counts: dict[Expr, str]) -> list[Stmt]:
             v.before.append(Pack(packed, s.register, lanes))
             v.lane.append(SetLane(packed, loop.var, s.value))
             base = ix.substitute(s.offset, {loop.var: Const(0)})
-            v.after.append(replace(s, offset=base, value=packed, guard=None, lanes=lanes, count=v.count(s.guard)))
+            guard, count = v.bounds(s.guard)
+            v.after.append(replace(s, offset=base, value=packed, guard=guard, lanes=lanes, count=count))
         elif isinstance(s, Store) and ix.coefficient(s.offset, loop.var) == Const(0) and s.value not in varying:
             v.after.append(replace(s, guard=ix.substitute(s.guard, {loop.var: Const(0)})))
         elif isinstance(s, Compute) and vectors.keys() & set(s.operands):
@@ -167,7 +168,7 @@ def _is_pure(s: Stmt) -> bool:
 def _hoisted(loop: For) -> tuple[list[Stmt], For]:
     inside: set[str] = {loop.var} | {defined(s) for s in loop.body if isinstance(s, Pack)}
     before, kept = [], []
-    may_be_empty = not isinstance(loop.extent, Const) and any(isinstance(s, Accumulate) for s in _statements(loop.body))
+    may_be_empty = not isinstance(loop.extent, Const) and any(isinstance(s, Accumulate) for s in statements(loop.body))
     for s in loop.body:
         if _is_pure(s) and not (used(s) & inside):
             before.append(_if_run(s, loop.extent) if may_be_empty and isinstance(s, Load) else s)
@@ -180,9 +181,9 @@ def _hoisted(loop: For) -> tuple[list[Stmt], For]:
 
 def _if_run(load: Load, extent: Expr) -> Load:
     """`load` for a loop that may have no iteration, as where a reduced dim is empty: then there is no element to read."""
-    runs = ix.less(0, extent)
-    if load.lanes > 1:
-        return replace(load, count=ix.Select(runs, Const(load.lanes) if load.count is None else load.count, Const(0)))
+    runs = ix.less(0, extent)  # load_upto takes no guard beside its count
+    if load.count is not None:
+        return replace(load, count=ix.Select(runs, load.count, Const(0)))
     return replace(load, guard=ix.both([runs, *conjuncts(load.guard)]))
 
 
@@ -208,7 +209,7 @@ def _bounded(loop: For, ends: "dict[Expr, Let]") -> tuple[list[Stmt], For]:
             local[s.name] = ix.substitute(s.value, local)
     inside = {defined(s) for s in loop.body} | {loop.var}
     found: dict[Expr, Expr] = {}  # guard -> the same in terms of what is known before the loop
-    for s in _statements(loop.body):
+    for s in statements(loop.body):
         for c in conjuncts(getattr(s, "guard", None)):
             index = ix.substitute(c.a, local)
             if c.b != Const(1) and ix.coefficient(index, loop.var) == Const(1) and not (ix.names(index) - {loop.var}) & inside:
@@ -225,13 +226,6 @@ def _bounded(loop: For, ends: "dict[Expr, Let]") -> tuple[list[Stmt], For]:
     name = next(n for k in range(len(taken) + 1) if (n := f"{loop.var}_end{k + 1 if k else ''}") not in taken)
     ends[extent] = Let(name, "int64_t", extent)
     return [ends[extent]], replace(loop, extent=Var(name), body=body)
-
-
-def _statements(body: Body):
-    for s in body:
-        yield s
-        if isinstance(s, For):
-            yield from _statements(s.body)
 
 
 def _without_guards(body: Body, drop: set[Expr]) -> Body:

@@ -8,16 +8,21 @@ what phases share. Example, softmax:
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from ..ir.fusion import Op, Pointwise, Random, Reduce, Value
+from ..schedule.domain import Access
 from ..schedule.loops import Schedule
 from ..segment import Segment
 from . import index as ix
 from .combine import COMBINATIONS, accumulator
 from .index import Expr, Var
-from .loop_ir import Accumulate, Accumulator, BlockReduce, Compute, Kernel, Stmt, used
-from .nest import Params, compute, conversion, indices, kernel_of, load, looped, needed, store, uniform
+from .loop_ir import Accumulate, Accumulator, Array, Compute, Kernel, SetLane, Stmt, used
+from .nest import Params, combined, compute, conversion, exchanged, indices, kernel_of, load, looped, needed, store, uniform
+
+
+_COSTLY = re.compile(r"\b(?!(?:convert|nan_max|nan_min|fabs|relu|smaller)\b)[a-z_]\w*(?:<\w+>)?\(")  # a call of more than an instruction or two
 
 
 class _Rows:
@@ -37,6 +42,13 @@ class _Rows:
             self.loads[access.buffer.value.name] = load(access, self.at, self.params, schedule, self.registers, None)
         self.statements = {op.output.name: self._statements(op) for op in self._typed() if not isinstance(op, Reduce)}
         self.phase = self._phases()
+        self.keep = self.keepable()
+        self.kept: dict[str, str] = {}  # of these, those that have been computed -> their array
+        self.arrays: list[Stmt] = []  # arrays to be declared
+        self.each = schedule.reduction.each
+        self.count = schedule.loop(self.each).extent.a if self.each else 1  # rows that a thread works on at the same time
+        self.known: list[Stmt] = []  # what a row has one of, computed so far
+        self.exchanged = 0  # bytes of shared memory in which threads have met so far; nobody has to wait to use others
 
     def _typed(self) -> list[Op]:
         """The ops, after noting in which C type each reduction's result is held, which later ops convert from."""
@@ -60,13 +72,51 @@ class _Rows:
         """Whether the value differs along a row."""
         return bool(set(value.axes) & self.axes)
 
-    def slice_of(self, names: set[str]) -> list[Stmt]:
-        """Loads and ops along a row that `names` need, in order."""
+    def ops_for(self, names: set[str], known=frozenset()) -> list[Op]:
+        """The ops along a row between loads, or values in `known`, and `names`, in order."""
         wanted, ops = set(names), []
         for op in reversed(self.segment.ops):
-            if op.output.name in wanted and not isinstance(op, Reduce) and self.varies(op.output):
-                ops[:0] = self.statements[op.output.name]
+            if op.output.name in wanted and op.output.name not in known and not isinstance(op, Reduce) and self.varies(op.output):
+                ops.insert(0, op)
                 wanted |= {v.name for v in op.operands}
+        return ops
+
+    def goals(self, phase: int) -> tuple[list[Reduce], list[Access]]:
+        """The reductions that can be accumulated and the results along a row that can be stored in `phase`."""
+        reductions = [op for op in self.segment.reductions if self.phase[op.operands[0].name] == phase]
+        stores = [a for a in self.schedule.domain.stores if self.varies(a.buffer.value) and self.phase[a.buffer.value.name] == phase]
+        return reductions, stores
+
+    def keepable(self) -> set[str]:
+        """Names of the values that cost much to compute and are needed in several phases, which registers keep where the row is in registers anyway."""
+        if any(x.bind == "serial" for x in self.loops if not (x.extent.is_const and x.extent.a == 1)):
+            return set()
+        seen: set[str] = set()
+        found: set[str] = set()
+        for phase in range(max(self.phase.values()) + 1):
+            reductions, stores = self.goals(phase)
+            ops = self.ops_for({op.operands[0].name for op in reductions} | {a.buffer.value.name for a in stores}, found)
+            costly = {op.output.name for op in ops if isinstance(op, Pointwise) and _COSTLY.search(op.template)}
+            found |= costly & seen
+            seen |= costly
+        return found
+
+    def slice_of(self, names: set[str]) -> list[Stmt]:
+        """Statements for what `names` need along a row, in order; those that registers are to keep are written there."""
+        operations = self.ops_for(names, self.kept)
+        wanted = names | {v.name for op in operations for v in op.operands}
+        index = next((x.name for x in self.loops if x.bind == "unroll"), "0")
+        ops: list[Stmt] = []
+        for name in [n for n in self.kept if n in wanted]:
+            place = f"{self.kept[name]}[{index}]"
+            ops.append(Compute(name, self.registers[name], "{0}", (place,), (place,), self.lane.name))
+        for op in operations:
+            ops += self.statements[op.output.name]
+            if op.output.name in self.keep:
+                array = self.kept[op.output.name] = f"{op.output.name}_kept"
+                extent = next((x.extent.a for x in self.loops if x.bind == "unroll"), 1)
+                self.arrays.append(Array(array, self.registers[op.output.name], self.lane.extent.a, extent))
+                ops.append(SetLane(f"{array}[{index}]", self.lane.name, op.output.name))
         loads = [s for a in self.schedule.domain.loads if a.buffer.value.name in wanted and self.varies(a.buffer.value) for s in self.loads[a.buffer.value.name]]
         return loads + ops
 
@@ -80,6 +130,8 @@ class _Rows:
         for op in self.segment.ops:
             if not isinstance(op, Reduce) and not self.varies(op.output) and self.phase[op.output.name] == phase:
                 found += self.statements[op.output.name]
+        if self.each:
+            return found
         return [*needed(self.at.lets, frozenset().union(*map(used, found))), *found] if found else []
 
 
@@ -88,40 +140,54 @@ def nest_rows(segment: Segment, schedule: Schedule, name: str) -> Kernel:
     rows = _Rows(segment, schedule)
     body: list[Stmt] = []
     for phase in range(max(rows.phase.values()) + 1):
-        body += rows.row_values(phase) + _phase(rows, phase)
+        rows.known += rows.row_values(phase)
+        if not rows.each:  # else every loop over the rows begins with what is known of its row
+            body, rows.known = body + rows.known, []
+        body += _phase(rows, phase)
     return kernel_of(name, segment, schedule, rows.params, body + _row_stores(rows), [])
 
 
 def _phase(rows: _Rows, phase: int) -> list[Stmt]:
     """The loops that accumulate the reductions of this phase and store what is ready, and the combination over the row."""
-    reductions = [op for op in rows.segment.reductions if rows.phase[op.operands[0].name] == phase]
-    stores = [a for a in rows.schedule.domain.stores if rows.varies(a.buffer.value) and rows.phase[a.buffer.value.name] == phase]
+    reductions, stores = rows.goals(phase)
     if not reductions and not stores:
         return []
     guard = ix.both(g.condition for g in rows.at.guards if g.dims & rows.reduced)
-    body: list[Stmt] = [*rows.at.lets, *rows.slice_of({op.operands[0].name for op in reductions} | {a.buffer.value.name for a in stores})]
+    wanted = {op.operands[0].name for op in reductions} | {a.buffer.value.name for a in stores}
+    body: list[Stmt] = [*rows.at.lets, *rows.known, *rows.slice_of(wanted)]
     before: list[Stmt] = []
-    after: list[Stmt] = []
+    lanes, count = rows.lane.extent.a, rows.count
+    at = ix.add(ix.mul(Var(rows.each), lanes), Var(rows.lane.name)) if rows.each else Var(rows.lane.name)
+    how = rows.schedule.reduction
+    after = combined(reductions, how, rows.schedule.threads, count, count, rows.exchanged) if reductions else []
+    rows.exchanged = max(rows.exchanged, exchanged(after))
     for op in reductions:
-        how, name, register = COMBINATIONS[op.combine], f"{op.output.name}_total", op.output.dtype.register.ctype
+        combination, name, register = COMBINATIONS[op.combine], f"{op.output.name}_total", op.output.dtype.register.ctype
         operand, term = op.operands[0].name, f"{op.output.name}_term"
         wide = accumulator(op, rows.schedule.threads)
         body += [Compute(term, wide.ctype, conversion(rows.registers[operand], wide.ctype), (operand,)),
-                 Accumulate(name, Var(rows.lane.name), how.template, term, guard)]  # fmt: skip
-        before.append(Accumulator(name, wide.ctype, rows.lane.extent.a, how.start(wide)))
-        done = Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), "0")
-        after += [BlockReduce(name, "x", how.functor, fold=True), done]
+                 Accumulate(name, at, combination.template, term, guard)]  # fmt: skip
+        before.append(Accumulator(name, wide.ctype, lanes * count, combination.start(wide)))
+        rows.known.append(Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), rows.each or "0"))
     body += [store(a, rows.at, rows.params, rows.schedule) for a in stores]
-    return [*before, *looped(body, rows.loops, rows.params), *after]
+    arrays, rows.arrays = rows.arrays, []
+    return [*arrays, *before, *looped(body, rows.loops, rows.params), *after]
 
 
 def _row_stores(rows: _Rows) -> list[Stmt]:
     """Stores of results of which a row has one, by its first thread."""
-    done = indices(rows.schedule, rows.params, {x: ix.Const(0) for x in rows.schedule.reduction.loops}, "_out")
+    loops = [x for x in rows.loops if x.name == rows.each]
+    gone = {x: ix.Const(0) for x in rows.schedule.reduction.loops if x != rows.each}
+    done = indices(rows.schedule, rows.params, gone, "_out")
     first: Expr = ix.less(Var(next(x.name for x in rows.schedule.loops if x.bind == "thread.x")), 1)
     stores = []
     for access in rows.schedule.domain.stores:
         if not rows.varies(access.buffer.value):
             made = store(access, done, rows.params, rows.schedule, rows.reduced)
             stores.append(replace(made, guard=ix.both([first, *([made.guard] if made.guard is not None else [])])))
-    return [*needed(done.lets, frozenset().union(*map(used, stores))), *stores] if stores else []
+    if not stores:
+        return []
+    lets = needed(done.lets, frozenset().union(*map(used, stores)))
+    if not rows.each:
+        return [*rows.known, *lets, *stores]
+    return looped([*needed(rows.at.lets, frozenset().union(*map(used, rows.known))), *rows.known, *lets, *stores], loops, rows.params)

@@ -19,7 +19,8 @@ def _softmax(b: Builder, x: Value, dim: int, dtype: DType, log: bool) -> Value:
     dims, register = normalized(x, dim), dtype.register
     largest = b.reduce("amax", "max", x, dims, True, register)
     shifted = b.pointwise("sub", "({0} - {1})", (x, largest), register)
-    power = b.pointwise("exp", "exp({0})", (shifted,), register)
+    exp = "exp_16bit" if dtype.itemsize == x.dtype.itemsize == 2 else "exp"
+    power = b.pointwise("exp", f"{exp}({{0}})", (shifted,), register)
     summed = total(b, "sum", power, dims)
     if log:
         offset = b.pointwise("log", "log({0})", (summed,), register)

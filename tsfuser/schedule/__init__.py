@@ -26,7 +26,7 @@ class Stage:
 
 def choose(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> list[Stage]:
     """The first scheduler that takes the segment. Raises Refusal where none does."""
-    if _follows(segment):
+    if segment.reductions and (_follows(segment) or rows.accepts(call, segment, machine) is None):
         space = domain(call, segment)
         params = rows.choose(call, segment, space, machine)
         return [Stage(segment, rows.apply(space, params), params)]

@@ -31,7 +31,8 @@ class Loop:
 
 @dataclass(frozen=True)
 class Split:
-    """`parent = outer * by + inner`, or just `inner` where `outer` is empty. `exact`: `by` divides the parent's extent, so that no guard is needed."""
+    """`parent = outer * by + inner`, or just `inner` where `outer` is empty. `exact`: `by` divides the parent's extent, so that no guard is needed.
+    `whole`: the vector does, so that the lanes of one are all inside or all outside."""
 
     parent: str
     outer: str
@@ -39,6 +40,7 @@ class Split:
     by: Size
     extent: Size
     exact: bool
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,15 @@ Relation = Union[Split, Fuse]
 class Reduction:
     """`loops` are those that a thread accumulates over, outermost first; the threads along `axis` (`x` or `y`) of the block then combine. `partial`:
     the loop that numbers the splits and the elements between their results, None where the result is final. `phases`: results go back to all
-    threads, which walk over the data again for what follows from them."""
+    threads, which walk over the data again for what follows from them. `warp`: how many threads a row has where they are neighbours in a warp, else 0. `each`: the unrolled
+    loop over the rows that a thread works on at the same time, if there are several."""
 
     loops: tuple[str, ...]
     axis: str
     partial: "tuple[str, Size] | None" = None
     phases: bool = False
+    warp: int = 0
+    each: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,9 @@ class Schedule:
     def loop(self, name: str) -> Loop:
         return next(x for x in self.loops if x.name == name)
 
-    def split(self, name: str, by: "Size | int", into: tuple[str, str], exact: bool = False, times: "Size | int | None" = None) -> "Schedule":
+    def split(
+        self, name: str, by: "Size | int", into: tuple[str, str], exact: bool = False, times: "Size | int | None" = None, whole: bool = False
+    ) -> "Schedule":
         """Replaces loop `name` by an outer and an inner one of `by` iterations. `times` is the trip count of the outer one where the caller knows it
         better: more than enough, or exact by a decision."""
         by = sz.as_size(by)
@@ -99,7 +106,7 @@ class Schedule:
         outer = outer if times is None else sz.as_size(times)
         assert outer is not None, f"{by} is no factor of {old.extent}"
         pair = (Loop(into[0], outer), Loop(into[1], by))
-        relation = Split(name, *into, by, old.extent, exact)
+        relation = Split(name, *into, by, old.extent, exact, whole)
         return self._replaced((name,), pair, relation)
 
     def fuse(self, outer: str, inner: str, into: str) -> "Schedule":

@@ -70,7 +70,7 @@ def _gpu(schedule: Schedule, params: PointwiseParams) -> Schedule:
     columns = schedule.loop(col).extent
     across = sz.minimum(sz.nextpow2(sz.ceildiv(columns, v)), 32)
     down = sz.binary("div", params.threads, across)
-    schedule = schedule.split(col, across * v, ("col_block", "spot")).split("spot", v, ("tx", "lane"), exact=True)
+    schedule = schedule.split(col, across * v, ("col_block", "spot"), whole=True).split("spot", v, ("tx", "lane"), exact=True)
     schedule = schedule.split(row, down * u, ("row_block", "rows")).split("rows", down, ("u", "ty"), exact=True)
     schedule = schedule.reorder("row_block", "col_block", "ty", "tx", "u", "lane").fuse("row_block", "col_block", "block")
     return schedule.bind(block="block", tx="thread_x", ty="thread_y", u="unroll", lane="vector")
@@ -110,8 +110,9 @@ def is_wide(call: Call, domain: Domain) -> bool:
 
 
 def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
-    """Elements of one access: at most `machine.access` bytes of the widest dtype, and no more than every address allows. Tensors that do not walk
-    along the inner dim do not count; strided ones are read one by one in any case."""
+    """Elements of one access. At most `machine.access` bytes of the widest dtype, and no more than every address allows.
+    Tensors that do not walk along the inner dim do not count; strided ones are read one by one in any case. On a GPU rows are never cut within a vector: their
+    addresses would seldom allow a wide one."""
     inner = len(domain.dims) - 1
     walking = [a for a in domain.accesses if a.is_unit(inner)]
     if not walking:
@@ -119,7 +120,15 @@ def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
     width: Size = sz.const(max(1, machine.access // max(a.itemsize for a in walking)))
     for a in walking:
         width = sz.minimum(width, sz.binary("div", row_alignment(a, inner), a.itemsize))
+    columns = domain.dims[-1].extent
+    if machine.kind == "gpu" and len(domain.dims) > 1:
+        width = sz.minimum(width, sz.pow2(columns))
     return call.decide(sz.maximum(width, 1))
+
+
+def is_whole(call: Call, domain: Domain, vector: int) -> bool:
+    """Whether `vector` divides the inner dim."""
+    return bool(call.decide(sz.eq(domain.dims[-1].extent % vector, 0)))
 
 
 def row_alignment(a: Access, along: int) -> Size:

@@ -17,7 +17,7 @@ from ..segment import Allocations, Buffer, Segment
 from .domain import Dim, Domain, domain
 from .loops import Reduction, Schedule
 from .machine import Machine
-from .pointwise import is_wide, vector_width
+from .pointwise import is_whole, is_wide, vector_width
 
 LEAST = 8  # iterations of a thread below which a split would cost more than it gains
 FLIGHT = 64  # bytes of input a thread has under way: few blocks are resident, so each thread has more to do than in a pointwise kernel
@@ -27,13 +27,14 @@ WAVES = 4  # blocks a multiprocessor that hide latency
 @dataclass(frozen=True)
 class ReductionParams:
     """`inner`: the contiguous dim is reduced; `vector`: elements an access; `unroll`: accesses in flight; `threads`: of a block; `split`: two kernels;
-    `wide`: 64-bit indices."""
+    `whole`: a vector is never cut by the end of a row; `wide`: 64-bit indices."""
 
     inner: bool
     vector: int
     unroll: int
     threads: int
     split: bool
+    whole: bool
     wide: bool
 
 
@@ -97,7 +98,7 @@ def _choose(call: Call, segment: Segment, space: Domain, reduced: list[Dim], mac
     loaded = vector * sum(a.itemsize for a in space.loads if a.moves(len(space.dims) - 1))
     unroll = 1 << (min(4, max(1, FLIGHT // max(loaded, 1))).bit_length() - 1)
     threads = 1 if machine.kind == "host" else 256
-    return ReductionParams(inner, vector, unroll, threads, False, wide)
+    return ReductionParams(inner, vector, unroll, threads, False, is_whole(call, space, vector), wide)
 
 
 def _shape(space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionParams, machine: Machine) -> _Shape:
@@ -138,8 +139,8 @@ def _outer(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     *rows, col = kept
     schedule = schedule.reorder(*rows, *reduced, col)
     schedule, walk = _fused(schedule, reduced, "walk")
-    schedule, walk, parts = _parted(schedule, walk, shape, partial)
-    schedule = schedule.split(col, shape.across * params.vector, ("col_block", "spot"))
+    schedule, walk, parts = _parted(schedule, walk, shape, partial, False)
+    schedule = schedule.split(col, shape.across * params.vector, ("col_block", "spot"), whole=params.whole)
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
     schedule = schedule.split(walk, shape.down * params.unroll, ("r", "round")).split("round", shape.down, ("u", "ty"), exact=True)
     schedule = schedule.reorder(*rows, *parts, "col_block", "ty", "tx", "r", "u", "lane")
@@ -148,11 +149,11 @@ def _outer(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     return replace(schedule, reduction=Reduction(("r", "u"), "y", None if partial is None else ("part", partial)))
 
 
-def _parted(schedule: Schedule, walk: str, shape: _Shape, partial) -> tuple[Schedule, str, list[str]]:
+def _parted(schedule: Schedule, walk: str, shape: _Shape, partial, whole: bool) -> tuple[Schedule, str, list[str]]:
     """The reduced loop cut into chunks, one a split, if there are several: (schedule, loop over a chunk, loops over chunks)."""
     if partial is None:
         return schedule, walk, []
-    return schedule.split(walk, shape.chunk, ("part", "step")), "step", ["part"]
+    return schedule.split(walk, shape.chunk, ("part", "step"), whole=whole), "step", ["part"]
 
 
 def _inner(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _Shape, partial) -> Schedule:
@@ -163,8 +164,8 @@ def _inner(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     if outer:
         schedule, walk = _fused(schedule, outer, "walk")
         serial.insert(0, walk)
-    schedule, step, blocks = _parted(schedule, col, shape, partial)
-    schedule = schedule.split(step, shape.across * (params.vector * params.unroll), ("r", "round"))
+    schedule, step, blocks = _parted(schedule, col, shape, partial, params.whole)
+    schedule = schedule.split(step, shape.across * (params.vector * params.unroll), ("r", "round"), whole=params.whole)
     schedule = schedule.split("round", shape.across * params.vector, ("u", "spot"), exact=True)
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
     threads = ["tx"]

@@ -16,24 +16,29 @@ from ..segment import Segment
 from .domain import Domain, domain
 from .loops import Reduction, Schedule
 from .machine import Machine
-from .pointwise import is_wide, vector_width
+from .pointwise import is_whole, is_wide, vector_width
 
 LARGEST = 512  # threads of a row: more would leave too few registers to each
 DEEPEST = 8  # vectors of each tensor that a thread keeps
-SMALL = 128  # threads of a block of short rows
+SHALLOW = 8  # the same in a row that a warp or less has for itself
+FLIGHT = 32  # bytes of input that a thread asks for before it waits for any
+SMALL = 128  # threads of a block of such rows
 LONG = 65536  # elements of a row from which several blocks a row are worth two passes and another kernel, where rows are few
 
 
 @dataclass(frozen=True)
 class RowParams:
-    """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor; `persistent`: in registers from first to last use; `several`: short rows
-    share a block; `exact`: the threads' vectors fill a row exactly, so that nothing needs a bound; `threads`: of a block at most; `wide`: 64-bit indices."""
+    """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor, of one row or (`several`) of as many; `persistent`: in registers from first to last use; `warp`: threads of a short row,
+    several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that nothing needs a bound; `whole`: at least, every vector is all inside or all outside
+    the row; `threads`: of a block at most; `wide`: 64-bit indices."""
 
     vector: int
     unroll: int
     persistent: bool
+    warp: int
     several: bool
     exact: bool
+    whole: bool
     threads: int
     wide: bool
 
@@ -55,22 +60,36 @@ def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
 
 
 def choose(call: Call, segment: Segment, space: Domain, machine: Machine) -> RowParams:
-    """Threads first, then registers: a row is spread over as many threads as have a vector to do."""
-    wide, vector = is_wide(call, space), vector_width(call, space, machine)
+    """A warp a row while its threads can keep the row, so that nobody waits at a barrier; else threads first, then registers: as many threads as have a
+    vector to do."""
+    wide = is_wide(call, space)
+    vector = vector_width(call, space, machine)
+    whole = is_whole(call, space, vector)
     columns = space.dims[-1].extent
     if machine.kind == "host":
-        return RowParams(vector, 1, False, False, bool(call.decide(sz.eq(columns % vector, 0))), 1, wide)
+        return RowParams(vector, 1, False, 0, False, whole, whole, 1, wide)
     vectors = sz.ceildiv(columns, vector)
-    unroll = sz.nextpow2(sz.ceildiv(vectors, LARGEST))
-    if call.decide(sz.le(vectors, 32)):
-        params = RowParams(vector, 1, True, True, False, SMALL, wide)
+    depth = _depth(space, vector)
+    unroll = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), depth)
+    if call.decide(sz.le(vectors, 32 * SHALLOW)):
+        warp = call.decide(sz.minimum(sz.nextpow2(vectors), 32))
+        unroll = call.decide(sz.nextpow2(sz.ceildiv(vectors, 32)))
+        several = unroll == 1 < depth and len(space.dims) > 1
+        params = RowParams(vector, depth if several else unroll, True, warp, several, False, whole, SMALL, wide)
     elif call.decide(sz.le(unroll, DEEPEST)):
-        params = RowParams(vector, call.decide(unroll), True, False, False, LARGEST, wide)
+        params = RowParams(vector, call.decide(unroll), True, 0, False, False, whole, LARGEST, wide)
     else:
-        params = RowParams(vector, 4, False, False, False, LARGEST, wide)
+        params = RowParams(vector, 4, False, 0, False, False, whole, LARGEST, wide)
     across, _ = _block(columns, params)
-    step = across * (params.vector * params.unroll)
+    step = across * (params.vector * (1 if params.several else params.unroll))
     return replace(params, exact=bool(call.decide(sz.eq(columns, step) if params.persistent else sz.eq(columns % step, 0))))
+
+
+def _depth(space: Domain, vector: int) -> int:
+    """Vectors of each tensor that make `FLIGHT` bytes."""
+    columns = len(space.dims) - 1
+    streamed = vector * sum(a.itemsize for a in space.loads if a.moves(columns) and (columns == 0 or any(a.moves(d) for d in range(columns))))
+    return 1 << (max(1, min(4, FLIGHT // max(streamed, 1))).bit_length() - 1)
 
 
 def apply(space: Domain, params: RowParams) -> Schedule:
@@ -79,27 +98,33 @@ def apply(space: Domain, params: RowParams) -> Schedule:
     across, down = _block(schedule.loop(col).extent, params)
     step = across * params.vector
     if params.persistent:
-        schedule = schedule.split(col, step, ("u", "spot"), exact=params.exact, times=params.unroll)
-        serial = ["u", "lane"]
+        times = 1 if params.several else params.unroll
+        schedule = schedule.split(col, step, ("u" if times > 1 else "once", "spot"), exact=params.exact, times=times, whole=params.whole)
+        serial = ["u" if times > 1 else "once", "lane"]
     else:
         turn = step * params.unroll
         times = sz.ceildiv(schedule.loop(col).extent, turn)
-        schedule = schedule.split(col, turn, ("r", "round"), exact=params.exact, times=times).split("round", step, ("u", "spot"), exact=True)
+        schedule = schedule.split(col, turn, ("r", "round"), exact=params.exact, times=times, whole=params.whole)
+        schedule = schedule.split("round", step, ("u", "spot"), exact=True)
         serial = ["r", "u", "lane"]
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
-    bound = {"tx": "thread_x", "ty": "thread_y", "r": "serial", "u": "unroll", "lane": "vector", "block": "block"}
+    bound = {"tx": "thread_x", "ty": "thread_y", "u": "unroll", "lane": "vector", "block": "block"}
     threads = ["tx"]
     if outer:
         schedule = schedule.reorder(*outer, *threads, *serial)
         row = outer[0]
         if len(outer) > 1:
             schedule, row = schedule.fuse_all(outer, "row"), "row"
-        schedule = schedule.split(row, down, ("block", "ty"))
+        if params.several:
+            schedule = schedule.split(row, down * params.unroll, ("block", "rows")).split("rows", down, ("u", "ty"), exact=True)
+            serial = ["u", *serial]
+        else:
+            schedule = schedule.split(row, down, ("block", "ty"))
         schedule = schedule.reorder("block", "ty", *threads, *serial)
     else:
         schedule = schedule.reorder(*threads, *serial).with_single("block")
     schedule = schedule.bind(**bound)
-    return replace(schedule, reduction=Reduction(tuple(serial), "x", phases=True))
+    return replace(schedule, reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp, each="u" if params.several else ""))
 
 
 def _block(extent: Size, params: RowParams) -> tuple[Size, Size]:
@@ -107,8 +132,7 @@ def _block(extent: Size, params: RowParams) -> tuple[Size, Size]:
     if params.threads == 1:
         return sz.const(1), sz.const(1)
     vectors = sz.ceildiv(extent, params.vector)
-    if params.several:
-        across = sz.nextpow2(vectors)
-        return across, sz.binary("div", params.threads, across)
+    if params.warp:
+        return sz.const(params.warp), sz.const(params.threads // params.warp)
     across = sz.ceildiv(sz.ceildiv(vectors, params.unroll), 32) * 32
     return sz.minimum(across, LARGEST), sz.const(1)

@@ -18,16 +18,16 @@ DEVICE int64_t smaller(A a, B b) {
 DEVICE int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 
 // The first `count` elements at `pointer`, in one piece where all N are there; the other lanes are zero.
-template <int N, bool Stream = false, class T>
+template <int N, class T>
 DEVICE vec<T, N> load_upto(const T* pointer, int32_t count) {
-  if (count >= N) return load<N, Stream>(pointer);
+  if (count >= N) return load<N>(pointer);
   return load_partial<N>(pointer, count);
 }
 
-template <bool Stream = false, class T, int N>
+template <class T, int N>
 DEVICE void store_upto(T* pointer, const vec<T, N>& value, int32_t count) {
   if (count >= N) {
-    store<Stream>(pointer, value);
+    store(pointer, value);
   } else {
     store_partial(pointer, value, count);
   }

@@ -1,7 +1,12 @@
 // Combining what the threads of a block have accumulated.
 //
-// In: an array of accumulators a thread, `shared` memory for one element of each thread. Out: the combination, in every thread. The threads of a row (same
-// threadIdx.y) are a power of two, or whole warps with one row a block. All threads of the block call it. Example: `reduce_x<Sum>(total, shared)`.
+// In: an array of accumulators a thread. Out: the combination along x, in every thread, or along y, in those of the first row. Threads offer what they
+// have in shared memory, meet, and take what others offered; every exchange has memory of its own, which nobody overwrites. All threads of the block take
+// part; those of a row (same threadIdx.y) are a power of two, or whole warps. Example:
+//
+//     offer_x<Sum>(total, shared);
+//     meet_x();
+//     take_x<Sum>(total, shared);
 #pragma once
 
 #include "kernel.h"
@@ -22,13 +27,18 @@ COMBINER(Any, a || b)
 COMBINER(All, a && b)
 #undef COMBINER
 
-// The lanes of a thread, into lane 0; in a tree, which rounds less than a chain.
-template <class Op, class T, int N>
+// The accumulators of a thread, N / Results neighbours into each of the first `Results`; in a tree, which rounds less than a chain.
+template <class Op, int Results, class T, int N>
 DEVICE void fold_lanes(T (&value)[N]) {
 #pragma unroll
-  for (int half = N / 2; half > 0; half /= 2) {
+  for (int result = 0; result < Results; ++result) {
+    T* const own = value + result * (N / Results);
 #pragma unroll
-    for (int lane = 0; lane < half; ++lane) value[lane] = Op::combine(value[lane], value[lane + half]);
+    for (int half = N / Results / 2; half > 0; half /= 2) {
+#pragma unroll
+      for (int lane = 0; lane < half; ++lane) own[lane] = Op::combine(own[lane], own[lane + half]);
+    }
+    value[result] = own[0];
   }
 }
 
@@ -50,43 +60,91 @@ DEVICE T exchange(T value, int mask, int width) {
 }
 
 template <class Op, class T>
-DEVICE T reduce_row(T value, T* shared) {
-  const int extent = blockDim.x, width = extent < 32 ? extent : 32;
-  for (int mask = width / 2; mask > 0; mask /= 2) value = Op::combine(value, exchange(value, mask, width));
-  if (extent <= 32) return value;
-  const int warps = extent / 32, first = threadIdx.y * warps;
-  __syncthreads();  // the memory may still be read from the last time
-  if (threadIdx.x % 32 == 0) shared[first + threadIdx.x / 32] = value;
-  __syncthreads();
-  value = shared[first];
-  for (int warp = 1; warp < warps; ++warp) value = Op::combine(value, shared[first + warp]);
+DEVICE T combine_lanes(T value, int width) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+    if (mask < width) value = Op::combine(value, exchange(value, mask, width));
+  }
   return value;
 }
 
-#endif
-
-// The first N accumulators of each thread, along x.
-template <class Op, int N = 0, class T, int M>
-DEVICE void reduce_x(T (&value)[M], char* shared) {
-#if defined(TSFUSER_CUDA) || defined(TSFUSER_FIBERS)
-  for (int lane = 0; lane < (N ? N : M); ++lane) value[lane] = reduce_row<Op>(value[lane], reinterpret_cast<T*>(shared));
-#endif
+// Rows within a warp: `Width` neighbours each.
+template <class Op, int Width, int N = 0, class T, int M>
+DEVICE void reduce_warp(T (&value)[M]) {
+#pragma unroll
+  for (int lane = 0; lane < (N ? N : M); ++lane) value[lane] = combine_lanes<Op>(value[lane], Width);
 }
 
-// The same along y, in a tree through shared memory; the threads are a power of two.
+// Along x: every warp offers one element for each of the first N accumulators, at most 32 warps a block.
 template <class Op, int N = 0, class T, int M>
-DEVICE void reduce_y(T (&value)[M], char* memory) {
-  if (blockDim.y == 1) return;
-  T* const shared = reinterpret_cast<T*>(memory);
-  const int index = threadIdx.y * blockDim.x + threadIdx.x;
+DEVICE void offer_x(T (&value)[M], char* memory) {
+  const int width = blockDim.x < 32 ? blockDim.x : 32;
+#pragma unroll
+  for (int lane = 0; lane < (N ? N : M); ++lane) value[lane] = combine_lanes<Op>(value[lane], width);
+  if (blockDim.x <= 32 || threadIdx.x % 32 != 0) return;
+  T* const shared = reinterpret_cast<T*>(memory) + threadIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
+#pragma unroll
+  for (int lane = 0; lane < (N ? N : M); ++lane) shared[lane * 32] = value[lane];
+}
+
+template <class Op, int N = 0, class T, int M>
+DEVICE void take_x(T (&value)[M], char* memory) {
+  const int warps = blockDim.x / 32;
+  if (warps <= 1) return;
+  const T* const shared = reinterpret_cast<const T*>(memory) + threadIdx.y * warps;
+#pragma unroll
   for (int lane = 0; lane < (N ? N : M); ++lane) {
-    __syncthreads();
-    shared[index] = value[lane];
-    for (int half = blockDim.y / 2; half > 0; half /= 2) {
-      __syncthreads();
-      if (threadIdx.y < half) shared[index] = Op::combine(shared[index], shared[index + half * blockDim.x]);
-    }
-    __syncthreads();
-    value[lane] = shared[threadIdx.x];
+    value[lane] = shared[lane * 32];
+#pragma unroll 8
+    for (int warp = 1; warp < warps; ++warp) value[lane] = Op::combine(value[lane], shared[lane * 32 + warp]);
   }
 }
+
+DEVICE void meet_x() {
+  if (blockDim.x > 32) __syncthreads();
+}
+
+// Along y: every thread offers all its accumulators.
+template <class Op, int N = 0, class T, int M>
+DEVICE void offer_y(T (&value)[M], char* memory) {
+  T* const shared = reinterpret_cast<T*>(memory) + (threadIdx.y * blockDim.x + threadIdx.x) * M;
+#pragma unroll
+  for (int lane = 0; lane < M; ++lane) shared[lane] = value[lane];
+}
+
+template <class Op, int N = 0, class T, int M>
+DEVICE void take_y(T (&value)[M], char* memory) {
+  if (threadIdx.y > 0) return;
+  const T* shared = reinterpret_cast<const T*>(memory) + threadIdx.x * M;
+  for (int row = 1; row < blockDim.y; ++row) {
+    shared += blockDim.x * M;
+#pragma unroll
+    for (int lane = 0; lane < M; ++lane) value[lane] = Op::combine(value[lane], shared[lane]);
+  }
+}
+
+DEVICE void meet_y() {
+  if (blockDim.y > 1) __syncthreads();
+}
+
+#else
+
+// A block of the host is one thread.
+template <class Op, int Width, int N = 0, class T, int M>
+DEVICE void reduce_warp(T (&)[M]) {
+}
+#define NOTHING_TO_COMBINE(NAME)               \
+  template <class Op, int N = 0, class T, int M> \
+  DEVICE void NAME(T (&)[M], char*) {          \
+  }
+NOTHING_TO_COMBINE(offer_x)
+NOTHING_TO_COMBINE(take_x)
+NOTHING_TO_COMBINE(offer_y)
+NOTHING_TO_COMBINE(take_y)
+#undef NOTHING_TO_COMBINE
+DEVICE void meet_x() {
+}
+DEVICE void meet_y() {
+}
+
+#endif

@@ -59,45 +59,72 @@ struct vector_access {
   using type = typename word<width>::type;
 };
 
-// `Stream`: data that is used once is marked as first to leave the caches.
-template <int N, bool Stream = false, class T>
+// A word, or zero where it is not `wanted`. In assembler: the compiler would look into it and clear 16-bit lanes one by one.
+template <class Word>
+DEVICE Word load_word(const Word* pointer, bool wanted) {
+  return wanted ? *pointer : Word{};
+}
+DEVICE uint4 load_word(const uint4* pointer, bool wanted) {
+  uint4 w;
+  asm("{ .reg .pred p; setp.ne.s32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;"
+      " @p ld.global.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+      : "=&r"(w.x), "=&r"(w.y), "=&r"(w.z), "=&r"(w.w)
+      : "l"(pointer), "r"(static_cast<int>(wanted)));
+  return w;
+}
+DEVICE uint2 load_word(const uint2* pointer, bool wanted) {
+  uint2 w;
+  asm("{ .reg .pred p; setp.ne.s32 p, %3, 0; mov.b32 %0, 0; mov.b32 %1, 0; @p ld.global.v2.b32 {%0, %1}, [%2]; }"
+      : "=&r"(w.x), "=&r"(w.y)
+      : "l"(pointer), "r"(static_cast<int>(wanted)));
+  return w;
+}
+
+template <int N, class T>
 DEVICE vec<T, N> load(const T* pointer) {
   using access = vector_access<T, N>;
   typename access::type words[access::count];
   const auto* source = reinterpret_cast<const typename access::type*>(pointer);
 #pragma unroll
-  for (int i = 0; i < access::count; ++i) words[i] = Stream ? __ldcs(source + i) : source[i];
+  for (int i = 0; i < access::count; ++i) words[i] = source[i];
   vec<T, N> result;
   copy_bytes(&result, words, sizeof(result));
   return result;
 }
 
-template <bool Stream = false, class T, int N>
+// The same, or zeros.
+template <int N, class T>
+DEVICE vec<T, N> load(const T* pointer, bool wanted) {
+  using access = vector_access<T, N>;
+  typename access::type words[access::count];
+  const auto* source = reinterpret_cast<const typename access::type*>(pointer);
+#pragma unroll
+  for (int i = 0; i < access::count; ++i) words[i] = load_word(source + i, wanted);
+  vec<T, N> result;
+  copy_bytes(&result, words, sizeof(result));
+  return result;
+}
+
+template <class T, int N>
 DEVICE void store(T* pointer, const vec<T, N>& value) {
   using access = vector_access<T, N>;
   typename access::type words[access::count];
   copy_bytes(words, &value, sizeof(value));
   auto* target = reinterpret_cast<typename access::type*>(pointer);
 #pragma unroll
-  for (int i = 0; i < access::count; ++i) {
-    if (Stream) {
-      __stcs(target + i, words[i]);
-    } else {
-      target[i] = words[i];
-    }
-  }
+  for (int i = 0; i < access::count; ++i) target[i] = words[i];
 }
 
 #else
 
-template <int N, bool Stream = false, class T>
-DEVICE vec<T, N> load(const T* pointer) {
+template <int N, class T>
+DEVICE vec<T, N> load(const T* pointer, bool wanted = true) {
   vec<T, N> result;
-  for (int lane = 0; lane < N; ++lane) result.lanes[lane] = pointer[lane];
+  for (int lane = 0; lane < N; ++lane) result.lanes[lane] = wanted ? pointer[lane] : T{};
   return result;
 }
 
-template <bool Stream = false, class T, int N>
+template <class T, int N>
 DEVICE void store(T* pointer, const vec<T, N>& value) {
   for (int lane = 0; lane < N; ++lane) pointer[lane] = value.lanes[lane];
 }
