@@ -1,7 +1,7 @@
 """Builds a Fusion for one class of calls.
 
-In: a `Call`; the op table then calls `pointwise`, `cast`, `reduce`. Out: `finish()` gives the Fusion. The builder unifies axes as operands meet:
-sizes that broadcast against each other become one axis, and the equality is a decision of the call. Example:
+In: a `Call`; the op table then calls `pointwise`, `cast`, `reduce`. Out: `finish()` gives the Fusion. The builder joins axes as operands meet
+(`axes`): sizes that broadcast against each other become one axis, and the equality is a decision of the call. Example:
 
     b = Builder(call)
     x, y = b.tensor(0), b.tensor(1)
@@ -17,6 +17,7 @@ from typing import Sequence
 
 from . import layout as lay
 from . import size as sz
+from .axes import Axes
 from .call import Call, ScalarArg, TensorArg
 from .dtypes import BOOL, COMPLEX64, COMPLEX128, DOUBLE, FLOAT, HALF, INT64, DType, promote
 from .fusion import Axis, Empty, Fusion, NumberInput, Op, Output, Pointwise, Random, Reduce, TensorInput, Update, Value, extent
@@ -24,6 +25,7 @@ from ..errors import Refusal
 
 _NUMBER_DTYPE = {"bool": BOOL, "int": INT64, "float": DOUBLE, "complex": COMPLEX128}
 _KIND_ORDER = {"b": 0, "i": 1, "f": 2, "c": 3}
+MAX_REPEATED = 64  # ops that are computed twice because a value meets itself along another dim
 
 
 class Builder:
@@ -41,7 +43,10 @@ class Builder:
         self._updates: list[tuple[TensorInput, Value, bool]] = []
         self._layouts: dict[str, lay.Layout] = {}  # value name -> layout that eager would give it
         self._layout_memo: dict[tuple, lay.Layout] = {}
-        self._unified: dict[Axis, Axis] = {}  # axis -> the axis it was merged into
+        self._axes = Axes(call)
+        self._behind: dict[str, TensorInput] = {}  # input, or view of one -> that input
+        self._repeats: list[TensorInput] = []  # arguments that are read once more, over other axes
+        self._views: set[str] = set()
         self._count = 0
 
     # ---- inputs
@@ -62,6 +67,8 @@ class Builder:
         value = Value(f"x{index}", arg.element, tuple(dims))
         strides = tuple(self.call.stride(index, d) for d in range(arg.rank))
         self._inputs[index] = TensorInput(value, index, strides, self.call.alignment(index), by_value)
+        self._axes.hold(value)
+        self._behind[value.name] = self._inputs[index]
         self._layouts[value.name] = lay.Layout(self.sizes(value), strides)
         return value
 
@@ -130,8 +137,8 @@ class Builder:
                   own_types: bool = False) -> Value:  # fmt: skip
         """An elementwise op: operands broadcast, are converted to `compute` (default: `dtype.register`; not at all if `own_types`) and
         `template` gives the result in `dtype.register`."""
-        dims = self._broadcast([v.dims for v in operands if not v.is_number])
-        output = Value(self._fresh(name), dtype, dims)
+        dims, operands = self._meet(operands)
+        output = self._new(name, dtype, dims)
         self._layouts[output.name] = self._pointwise_layout(output, operands)
         compute = None if own_types else (compute or dtype).register
         self._ops.append(Pointwise(name, template, tuple(operands), compute, output))
@@ -157,7 +164,7 @@ class Builder:
                 kept.append(axis)
             elif keepdim if isinstance(keepdim, int) else d in keepdim:
                 kept.append(None)
-        output = Value(self._fresh(name), dtype, tuple(kept))
+        output = self._new(name, dtype, tuple(kept))
         self._layouts[output.name] = lay.contiguous(self.sizes(output))
         copy = Pointwise(name, "{0}", (operand,), dtype.register, output)
         self._ops.append(Reduce(name, combine, (operand,), axes, output) if axes else copy)
@@ -166,7 +173,7 @@ class Builder:
     def uniform(self, like: Value, dtype: DType = FLOAT) -> Value:
         """Random numbers in [0, 1), one for each element of `like`: 24 random bits each in float32, 53 in float64, the only dtypes."""
         assert dtype in (FLOAT, DOUBLE), dtype
-        output = Value(self._fresh("uniform"), dtype, like.dims)
+        output = self._new("uniform", dtype, like.dims)
         self._layouts[output.name] = self._pointwise_layout(output, (like,))
         self._ops.append(Random("uniform", 0, (like,), output))
         return output
@@ -190,7 +197,7 @@ class Builder:
     def placed(self, value: Value, at: int, rank: int) -> Value:
         """`value`, of one dim, as a tensor of `rank` dims of which it is dim `at`: what a channel's number becomes beside [N, C, H, W]."""
         dims = tuple(value.dims[0] if d == at else None for d in range(rank))
-        output = Value(self._fresh("view"), value.dtype, dims)
+        output = self._new("view", value.dtype, dims)
         self._layouts[output.name] = lay.contiguous(self.sizes(output))
         self._ops.append(Pointwise("view", "{0}", (value,), None, output))
         return output
@@ -209,6 +216,22 @@ class Builder:
             if axis is not None and self.call.decide(sz.eq(stride, 0)):
                 raise Refusal("a tensor that is changed in place overlaps itself")
         self._updates.append((found, value, counted))
+
+    def fresh_axis(self, extent: sz.Size) -> Axis:
+        """A new axis, for a dim that a tensor is expanded to."""
+        self._count += 1
+        return Axis(f"e{self._count - 1}", extent)
+
+    def view(self, name: str, value: Value, dims: "Sequence[Axis | None]", strides: Sequence[sz.Size]) -> Value:
+        """`value` with its axes as the dims `dims` and further axes along which it does not change: a relabeling, nothing in memory. `strides` are
+        those of eager's view."""
+        output = self._new(name, value.dtype, tuple(dims))
+        self._layouts[output.name] = lay.Layout(self.sizes(output), tuple(strides))
+        self._ops.append(Pointwise(name, "{0}", (value,), None, output))
+        self._views.add(output.name)
+        if value.name in self._behind:
+            self._behind[output.name] = self._behind[value.name]
+        return output
 
     def refuse(self, reason: str):
         """Gives up on this group for this class of calls."""
@@ -232,6 +255,8 @@ class Builder:
                 return
         if value.is_number:
             raise Refusal("a Python number cannot leave a group")
+        if value.name in self._views:
+            raise Refusal("a view leaves the group, which would return a copy")
         self._results.append(("output", len(self._outputs)))
         where = self.layout(value)
         self._outputs.append(Output(value, where.sizes, where.strides))
@@ -245,7 +270,8 @@ class Builder:
                 ops.append(op)
                 live.update(v.name for v in op.operands)
         for target, new, _ in self._updates:
-            if any(op.output is not new and any(v is target.value for v in op.operands) for op in ops):
+            read = {target.value.name, *(r.value.name for r in self._repeats if r.index == target.index)}
+            if any(op.output is not new and not read.isdisjoint(v.name for v in op.operands) for op in ops):
                 raise Refusal("a tensor that is changed in place has other readers in its group")
         axes: dict[Axis, Axis] = {}
         values: dict[str, Value] = {}
@@ -261,7 +287,8 @@ class Builder:
                 values[v.name] = replace(v, dims=tuple(None if a is None else canonical(a) for a in v.dims))
             return values[v.name]
 
-        inputs = tuple(replace(i, value=value(i.value)) for i in self._inputs.values() if i.value.name in live)
+        read = (*self._inputs.values(), *self._repeats)
+        inputs = tuple(replace(i, value=value(i.value)) for i in read if i.value.name in live)
         numbers = tuple(n for n in self._numbers.values() if n.value.name in live)
         done, streams = [], itertools.count()
         for op in reversed(ops):
@@ -279,28 +306,52 @@ class Builder:
 
     def axis(self, axis: Axis) -> Axis:
         """The axis that stands for `axis` now."""
-        while axis in self._unified:
-            axis = self._unified[axis]
-        return axis
+        return self._axes.root(axis)
 
-    def _broadcast(self, operands: "list[tuple[Axis | None, ...]]") -> "tuple[Axis | None, ...]":
-        """The dims of the broadcast of `operands`, which are aligned at the right."""
-        rank = max((len(dims) for dims in operands), default=0)
-        result: list[Axis | None] = [None] * rank
-        for dims in operands:
-            for d, axis in enumerate(dims, rank - len(dims)):
-                if axis is not None:
-                    result[d] = axis if result[d] is None else self._unify(result[d], axis)
-        return tuple(result)
+    def _meet(self, operands: Sequence[Value]) -> "tuple[tuple[Axis | None, ...], tuple[Value, ...]]":
+        """The dims of the broadcast of `operands`, and these, or what stands for those that could not be aligned."""
+        dims: list[Axis | None] = [None] * max((len(v.dims) for v in operands if not v.is_number), default=0)
+        met = []
+        for v in operands:
+            if not v.is_number and not self._axes.align(dims, v):
+                v = self._again(v)
+                self._axes.align(dims, v)
+            met.append(v)
+        return tuple(dims), tuple(met)
 
-    def _unify(self, a: Axis, b: Axis) -> Axis:
-        a, b = self.axis(a), self.axis(b)
-        if a is b or a == b:
-            return a
-        if not self.call.decide(sz.eq(a.extent, b.extent)):
-            raise Refusal(f"sizes {self.call.value(a.extent)} and {self.call.value(b.extent)} do not broadcast")
-        self._unified[b] = a
-        return a
+    def _again(self, value: Value) -> Value:
+        """`value` computed a second time, over axes of its own, from inputs that are read a second time."""
+        needed, cone = {value.name}, []
+        for op in reversed(self._ops):
+            if op.output.name in needed and op.output.axes:
+                cone.append(op)
+                needed.update(v.name for v in op.operands)
+        if len(cone) > MAX_REPEATED or any(isinstance(op, Random) for op in cone):
+            raise Refusal("a value meets another along two of its dims, and is not to be computed twice")
+        axes: dict[Axis, Axis] = {}
+        values: dict[str, Value] = {}
+
+        def axis(old: Axis) -> Axis:
+            root = self.axis(old)
+            if root not in axes:
+                axes[root] = self.fresh_axis(root.extent)
+            return axes[root]
+
+        def copy(v: Value) -> Value:
+            if v.is_number or not v.axes:
+                return v
+            if v.name not in values:
+                values[v.name] = self._new(v.name, v.dtype, tuple(None if a is None else axis(a) for a in v.dims))
+                self._layouts[values[v.name].name] = self._layouts[v.name]
+                source = next((i for i in (*self._inputs.values(), *self._repeats) if i.value is v), None)
+                if source is not None:
+                    self._repeats.append(replace(source, value=values[v.name]))
+            return values[v.name]
+
+        for op in reversed(cone):
+            op = replace(op, operands=tuple(map(copy, op.operands)), output=copy(op.output))
+            self._ops.append(replace(op, axes=tuple(map(axis, op.axes))) if isinstance(op, Reduce) else op)
+        return copy(value)
 
     def _pointwise_layout(self, output: Value, operands: Sequence[Value]) -> lay.Layout:
         layouts = tuple(dict.fromkeys(self._layouts[v.name] for v in operands if not v.is_number and v.dims))
@@ -312,9 +363,10 @@ class Builder:
             self._layout_memo[key] = lay.pointwise(self.call, sizes, layouts)
         return self._layout_memo[key]
 
-    def _fresh(self, name: str) -> str:
+    def _new(self, name: str, dtype: DType, dims: "tuple[Axis | None, ...]") -> Value:
+        """A value with a name of its own."""
         self._count += 1
-        return f"{name}_{self._count - 1}"
+        return self._axes.hold(Value(f"{name}_{self._count - 1}", dtype, dims))
 
 
 def _standing(value: Value) -> str:

@@ -48,12 +48,14 @@ def verify(fusion: Fusion) -> "str | None":
 
 
 def _dims(op) -> "str | None":
+    if len(set(op.output.axes)) < len(op.output.axes):
+        return f"{op.output.name} has two dims along one axis"
     operands = set().union(*(v.axes for v in op.operands))
     if isinstance(op, Pointwise):
         holes = {int(k) for k in re.findall(r"\{(\d+)\}", op.template)}
         if not holes <= set(range(len(op.operands))):
             return f"{op.output.name}: template {op.template!r} has more holes than operands"
-        if set(op.output.axes) != operands:
+        if not set(op.output.axes) >= operands:  # more, where it is expanded
             return f"{op.output.name} does not vary over the axes of its operands"
         return None
     if isinstance(op, Random):
