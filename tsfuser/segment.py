@@ -109,7 +109,7 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Cal
     a segment in which results depend on reductions cannot be one kernel; None if it can."""
     producer = {op.output.name: op for op in fusion.ops}
     position = {op.output.name: i for i, op in enumerate(fusion.ops)}
-    stored = {o.value.name: Buffer(o.value, "allocation", k, o.strides, sz.const(256)) for k, o in enumerate(fusion.outputs)}
+    stored = {o.value.name: Buffer(o.value, "allocation", k, o.steps, sz.const(256)) for k, o in enumerate(fusion.outputs)}
     stored |= {u.value.name: Buffer(u.value, "update", u.index, u.strides, u.alignment) for u in fusion.updates}
     memory = {i.value.name: _input_buffer(i) for i in fusion.inputs}
     result: list[Segment] = []

@@ -197,10 +197,7 @@ class Builder:
     def placed(self, value: Value, at: int, rank: int) -> Value:
         """`value`, of one dim, as a tensor of `rank` dims of which it is dim `at`: what a channel's number becomes beside [N, C, H, W]."""
         dims = tuple(value.dims[0] if d == at else None for d in range(rank))
-        output = self._new("view", value.dtype, dims)
-        self._layouts[output.name] = lay.contiguous(self.sizes(output))
-        self._ops.append(Pointwise("view", "{0}", (value,), None, output))
-        return output
+        return self._relabeled(value, dims)
 
     def update(self, target: "Value", value: Value, counted: bool) -> None:
         """Stores `value`, made by the caller from `target` and other operands, into the memory of `target`; see `Update`. Nothing else in the group may
@@ -233,6 +230,29 @@ class Builder:
             self._behind[output.name] = self._behind[value.name]
         return output
 
+    def split(self, value: Value, dim: int, count: int) -> Value:
+        """`value` with dim `dim` as two, the first of size `count`; the axis is split in the whole group."""
+        axis, size = value.dims[dim], self.sizes(value)[dim]
+        if count < 1 or self.call.decide(size % count):
+            raise Refusal("a dimension that cannot be split evenly is an error in eager")
+        if count == 1 or axis is None:
+            pair = (None, axis)
+        elif self.call.decide(sz.eq(size, count)):
+            pair = (axis, None)
+        else:
+            pair = self._axes.split(axis, count, self.fresh_axis(sz.const(count)), self.fresh_axis(sz.binary("div", size, count)))
+        return self._relabeled(value, (*value.dims[:dim], *pair, *value.dims[dim + 1 :]))
+
+    def merged(self, value: Value, dim: int, axis: "Axis | None") -> Value:
+        """`value` with dims `dim` and `dim + 1`, which `axis` was split into, as one again."""
+        return self._relabeled(value, (*value.dims[:dim], axis, *value.dims[dim + 2 :]))
+
+    def _relabeled(self, value: Value, dims: "tuple[Axis | None, ...]") -> Value:
+        output = self._new("view", value.dtype, dims)
+        self._layouts[output.name] = lay.contiguous(self.sizes(output))
+        self._ops.append(Pointwise("view", "{0}", (value,), None, output))
+        return output
+
     def refuse(self, reason: str):
         """Gives up on this group for this class of calls."""
         raise Refusal(reason)
@@ -259,7 +279,7 @@ class Builder:
             raise Refusal("a view leaves the group, which would return a copy")
         self._results.append(("output", len(self._outputs)))
         where = self.layout(value)
-        self._outputs.append(Output(value, where.sizes, where.strides))
+        self._outputs.append(Output(value, where.sizes, where.strides, where.strides))
 
     def finish(self) -> Fusion:
         """The Fusion, with every axis replaced by the one it was unified with, and dead ops dropped."""
@@ -276,30 +296,41 @@ class Builder:
         axes: dict[Axis, Axis] = {}
         values: dict[str, Value] = {}
 
-        def canonical(axis: Axis) -> Axis:
-            root = self.axis(axis)
-            return axes.setdefault(root, Axis(f"a{len(axes)}", root.extent))
+        def canonical(axis: "Axis | None") -> "tuple[Axis | None, ...]":
+            """The loops over a dim."""
+            parts = [None] if axis is None else self._axes.parts(axis)
+            return tuple(p and axes.setdefault(p, Axis(f"a{len(axes)}", p.extent)) for p in parts)
+
+        def steps(v: Value, strides: Sequence[sz.Size]) -> tuple[sz.Size, ...]:
+            """The strides of the loops over the dims of `v`."""
+            found = []
+            for axis, stride in zip(v.dims, strides):
+                loops = canonical(axis)
+                found += [stride * sz.product([a.extent for a in loops[k + 1 :]]) for k in range(len(loops))]
+            return tuple(found)
 
         def value(v: Value) -> Value:
             if v.is_number:
                 return v
             if v.name not in values:
-                values[v.name] = replace(v, dims=tuple(None if a is None else canonical(a) for a in v.dims))
+                values[v.name] = replace(v, dims=tuple(part for a in v.dims for part in canonical(a)))
+                if len(set(values[v.name].axes)) < len(values[v.name].axes):
+                    raise Refusal("channels that are grouped meet the groups along another dimension")
             return values[v.name]
 
         read = (*self._inputs.values(), *self._repeats)
-        inputs = tuple(replace(i, value=value(i.value)) for i in read if i.value.name in live)
+        inputs = tuple(replace(i, value=value(i.value), strides=steps(i.value, i.strides)) for i in read if i.value.name in live)
         numbers = tuple(n for n in self._numbers.values() if n.value.name in live)
         done, streams = [], itertools.count()
         for op in reversed(ops):
             op = replace(op, operands=tuple(value(v) for v in op.operands), output=value(op.output))
             if isinstance(op, Reduce):
-                op = replace(op, axes=tuple(canonical(a) for a in op.axes))
+                op = replace(op, axes=tuple(part for a in op.axes for part in canonical(a)))
             elif isinstance(op, Random):
                 op = replace(op, stream=next(streams))
             done.append(op)
-        outputs = tuple(replace(o, value=value(o.value)) for o in self._outputs)
-        updates = tuple(Update(value(new), i.index, i.strides, i.alignment, counted) for i, new, counted in self._updates)
+        outputs = tuple(Output(value(o.value), o.sizes, o.strides, steps(o.value, o.strides)) for o in self._outputs)
+        updates = tuple(Update(value(new), i.index, steps(new, i.strides), i.alignment, counted) for i, new, counted in self._updates)
         return Fusion(inputs, numbers, tuple(done), outputs, tuple(self._results), updates)
 
     # ---- axes
@@ -326,6 +357,8 @@ class Builder:
             if op.output.name in needed and op.output.axes:
                 cone.append(op)
                 needed.update(v.name for v in op.operands)
+        if any(self._axes.halves(a) for v in (value, *(v for op in cone for v in op.operands)) for a in v.axes):
+            raise Refusal("channels that are grouped meet themselves along another dimension")
         if len(cone) > MAX_REPEATED or any(isinstance(op, Random) for op in cone):
             raise Refusal("a value meets another along two of its dims, and is not to be computed twice")
         axes: dict[Axis, Axis] = {}

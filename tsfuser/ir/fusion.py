@@ -129,11 +129,13 @@ Op = Union[Pointwise, Reduce, Random]
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that the group returns: `value` stored with `sizes` and `strides` (elements)."""
+    """A tensor that the group returns: `value` stored with `sizes` and `strides` (elements). `steps` are the strides of the value's own dims, of which there
+    are more where a dim of the tensor is two axes."""
 
     value: Value
     sizes: tuple[Size, ...]
     strides: tuple[Size, ...]
+    steps: tuple[Size, ...]
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,7 @@ def _code(fusion: Fusion) -> str:
     inputs = "".join(f"    input({i.value.name}, {i.index}, {_sizes(i.strides)}, {i.alignment.text()}, {i.by_value}),\n" for i in fusion.inputs)
     numbers = "".join(f"    number_input({n.value.name}, {n.index}),\n" for n in fusion.numbers)
     ops = "".join(f"    {_op(op)},\n" for op in fusion.ops)
-    outputs = "".join(f"    output({o.value.name}, {_sizes(o.sizes)}, {_sizes(o.strides)}),\n" for o in fusion.outputs)
+    outputs = "".join(f"    output({o.value.name}, {_sizes(o.sizes)}, {_sizes(o.strides)}, {_sizes(o.steps)}),\n" for o in fusion.outputs)
     updates = "".join(f"    update({u.value.name}, {u.index}, {_sizes(u.strides)}, {u.alignment.text()}, {u.counted}),\n" for u in fusion.updates)
     parts = [("inputs", inputs), ("numbers", numbers), ("ops", ops), ("outputs", outputs), ("updates", updates)]
     lines += [f"{name} = (\n{text})" if text else f"{name} = ()" for name, text in parts]
@@ -211,7 +213,7 @@ def _leaves(fusion: Fusion) -> list[Size]:
     for i in fusion.inputs:
         sizes += [*i.strides, i.alignment]
     for o in fusion.outputs:
-        sizes += [*o.sizes, *o.strides]
+        sizes += [*o.sizes, *o.strides, *o.steps]
     for u in fusion.updates:
         sizes += [*u.strides, u.alignment]
     found: dict[Size, None] = {}

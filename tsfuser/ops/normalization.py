@@ -75,7 +75,7 @@ def native_layer_norm_backward(
     hat = b.pointwise("normalized", "(({0} - {1}) * {2})", (input, mean, rstd), register)
     gradients: "list[Value | None]" = [None, None, None]
     if output_mask[0]:
-        gradients[0] = _gradient(b, "layer_norm_backward", grad_out, hat, rstd, weight, dims, input.dtype, centered=True)
+        gradients[0] = gradient(b, "layer_norm_backward", grad_out, hat, rstd, weight, dims, input.dtype, centered=True)
     if output_mask[1]:
         product = b.pointwise("mul", "({0} * {1})", (grad_out, hat), register)
         gradients[1] = _parameter_gradient(b, product, outer, input if weight is None else weight)
@@ -84,7 +84,7 @@ def native_layer_norm_backward(
     return tuple(gradients)
 
 
-def _gradient(b: Builder, name, grad: Value, hat: Value, rstd: Value, weight, dims, dtype: DType, centered: bool) -> Value:
+def gradient(b: Builder, name, grad: Value, hat: Value, rstd: Value, weight, dims, dtype: DType, centered: bool) -> Value:
     """`rstd * (g - mean(g) - hat * mean(g * hat))`, without `mean(g)` where the mean was not subtracted."""
     register = hat.dtype
     g = grad if weight is None else b.pointwise("mul", "({0} * {1})", (grad, weight), register)

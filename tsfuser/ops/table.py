@@ -90,7 +90,7 @@ class Row:
     tensor operands. `evaluate(builder, **args)` gives its value or tuple of values; arguments come by their
     names in the torch schema: a tensor or a number as a `Value` (None if absent), a *structural* one
     (`structural` holds their names: those annotated in the function) as a plain Python value, and one in
-    `symbolic` (int lists whose values need not be part of the class) as a list of `Size`. `sizes` says what
+    `symbolic` (ints and int lists whose values need not be part of the class) as `Size`s. `sizes` says what
     the result's sizes are, for several results one word each: `broadcast` of the tensor operands, those of
     the `first` or of the argument named, `reduced` by the arguments `dim` and `keepdim`, or `own`. `text` is
     its docs line. Arguments in `fixed` must be constants of the graph: most calls would be refused otherwise.
@@ -190,7 +190,7 @@ def _trial(row: Row, args, device: str, default: DType) -> "tuple[Builder, dict[
                 TensorArg(arg.dtype, device, (2,) * arg.rank, tuple(2**d for d in reversed(range(arg.rank))))
             )
             build_args[name] = lambda b, i=len(described) - 1: b.tensor(i)
-        elif arg.kind == "number" and name not in row.structural:
+        elif arg.kind == "number" and name not in row.structural | row.symbolic:
             if arg.constant is not UNKNOWN:
                 build_args[name] = lambda b, value=arg.constant: b.literal(value)
             elif arg.dtype is None:
