@@ -1,4 +1,4 @@
-"""Normalisations and their derivatives, from means and sums of squared distances in the accumulation dtype.
+"""Layer normalisation and its derivative, from means and sums of squared distances in the accumulation dtype.
 
 The derivative of `y = xh w + b`, `xh = (x - mean) rstd`, with `g = dy w` over n elements: `dx = rstd (g - mean(g) - xh mean(g xh))`,
 `dw = sum(dy xh)`, `db = sum(dy)` (Ba, Kiros, Hinton, Layer Normalization, 2016; torch's `layer_norm_backward`).
@@ -9,14 +9,14 @@ from __future__ import annotations
 from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.build import Builder
-from ..ir.dtypes import DOUBLE, FLOAT, DType
+from ..ir.dtypes import DType
 from ..ir.fusion import Value
 from .batch_norm import scaled
 from .reduction import mean_of, narrow, squares
 from .table import FLOATING, composite
 
 
-def _inner(b: Builder, input: Value, shape: list) -> list[int]:
+def inner(b: Builder, input: Value, shape: list) -> list[int]:
     """The dims of `input` that `shape` names, the last ones, whose sizes it must have."""
     first = len(input.dims) - len(shape or ())
     if not shape or first < 0:
@@ -38,7 +38,7 @@ def _check_parameters(b: Builder, input: Value, *parameters: "Value | None") -> 
 
 def _layer_norm(b: Builder, input: Value, shape: list, weight, bias, eps: Value) -> tuple[Value, Value, Value]:
     """Result, mean and 1 / standard deviation; the latter two in the accumulation dtype, with reduced dims as size 1."""
-    dims = _inner(b, input, shape)
+    dims = inner(b, input, shape)
     mean, summed = squares(b, input, dims)
     template = "rsqrt({0} / {1} + {2})"
     rstd = b.pointwise("rstd", template, (summed, b.count(input, dims), eps), summed.dtype)
@@ -70,7 +70,7 @@ def native_layer_norm_backward(
     if grad_out.dtype is not input.dtype:
         raise Refusal(f"a gradient in {grad_out.dtype} of a layer_norm in {input.dtype}")
     _check_parameters(b, input, weight, bias)
-    dims, register = _inner(b, input, normalized_shape), input.dtype.register
+    dims, register = inner(b, input, normalized_shape), input.dtype.register
     outer = list(range(dims[0]))
     hat = b.pointwise("normalized", "(({0} - {1}) * {2})", (input, mean, rstd), register)
     gradients: "list[Value | None]" = [None, None, None]
@@ -78,9 +78,9 @@ def native_layer_norm_backward(
         gradients[0] = gradient(b, "layer_norm_backward", grad_out, hat, rstd, weight, dims, input.dtype, centered=True)
     if output_mask[1]:
         product = b.pointwise("mul", "({0} * {1})", (grad_out, hat), register)
-        gradients[1] = _parameter_gradient(b, product, outer, input if weight is None else weight)
+        gradients[1] = parameter_gradient(b, product, outer, input if weight is None else weight)
     if output_mask[2]:
-        gradients[2] = _parameter_gradient(b, grad_out, outer, input if bias is None else bias)
+        gradients[2] = parameter_gradient(b, grad_out, outer, input if bias is None else bias)
     return tuple(gradients)
 
 
@@ -95,32 +95,6 @@ def gradient(b: Builder, name, grad: Value, hat: Value, rstd: Value, weight, dim
     return b.contiguous(b.pointwise(name, "(({0} - {1} - {2} * {3}) * {4})", (g, shift, hat, slope, rstd), dtype))
 
 
-def _parameter_gradient(b: Builder, term: Value, outer: list[int], like: Value) -> Value:
+def parameter_gradient(b: Builder, term: Value, outer: list[int], like: Value) -> Value:
     """The sum of `term` over the `outer` dims in the dtype of the parameter."""
     return b.reduce("sum", "sum", term, outer, False, like.dtype)
-
-
-# ---- root mean square
-
-_EPSILON = {FLOAT: 2.0**-23, DOUBLE: 2.0**-52}  # numeric_limits<T>::epsilon(), where a row has no eps of its own
-
-
-def _rms_norm(b: Builder, input: Value, shape: list, weight, eps) -> tuple[Value, Value]:
-    """Result and 1 / root of the mean square."""
-    dims, register = _inner(b, input, shape), input.dtype.register
-    if weight is not None and weight.dtype is not input.dtype:
-        raise Refusal(f"rms_norm of {input.dtype} with a weight in {weight.dtype}")
-    eps = b.literal(_EPSILON[register]) if eps is None else eps
-    square = mean_of(b, b.pointwise("square", "({0} * {0})", (input,), register), dims)
-    rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (square, eps), register)
-    template, operands = "({0} * {1})", (input, rstd)
-    if weight is not None:
-        template, operands = "({0} * {1} * {2})", (input, rstd, weight)
-    result = b.pointwise("rms_norm", template, operands, input.dtype)
-    return (result if b.device == "cpu" else b.contiguous(result)), rstd  # eager has a kernel of its own on CUDA only
-
-
-@composite("aten::rms_norm", dtypes=FLOATING, sizes="first", symbolic=("normalized_shape",))
-def rms_norm(b: Builder, input, normalized_shape: list, weight=None, eps=None) -> Value:
-    """`input / sqrt(mean(input**2) + eps) * weight` over the last dims"""
-    return _rms_norm(b, input, normalized_shape, weight, eps)[0]
