@@ -19,12 +19,12 @@ from . import layout as lay
 from . import size as sz
 from .axes import Axes
 from .call import Call, ScalarArg, TensorArg
-from .dtypes import BOOL, COMPLEX64, COMPLEX128, DOUBLE, FLOAT, HALF, INT64, DType, promote
+from .dtypes import BOOL, COMPLEX128, DOUBLE, FLOAT, INT64, DType
 from .fusion import Axis, Empty, Fusion, NumberInput, Op, Output, Pointwise, Random, Reduce, TensorInput, Update, Value, extent
+from .promotion import result_type
 from ..errors import Refusal
 
 _NUMBER_DTYPE = {"bool": BOOL, "int": INT64, "float": DOUBLE, "complex": COMPLEX128}
-_KIND_ORDER = {"b": 0, "i": 1, "f": 2, "c": 3}
 MAX_REPEATED = 64  # ops that are computed twice because a value meets itself along another dim
 
 
@@ -103,29 +103,8 @@ class Builder:
         return self._layouts[value.name]
 
     def promote(self, *values: Value) -> DType:
-        """The common dtype of operands (torch's result_type): tensors with dims first; 0-dim tensors, then numbers count only
-        if of a higher kind (bool < integer < floating < complex)."""
-        result: DType | None = None
-        for rank in ("number", "zero", "dims"):
-            members = [v.dtype for v in values if _standing(v) == rank]
-            if not members:
-                continue
-            own = members[0]
-            for other in members[1:]:
-                own = promote(own, other)
-            if rank == "number":
-                own = self._number_dtype(own)
-            result = own if result is None else _combine(own, result)
-        assert result is not None, "promotion of nothing"
-        return result
-
-    def _number_dtype(self, own: DType) -> DType:
-        """A number's dtype where it decides: the default dtype for floats, its complex partner for complex."""
-        if own.is_floating:
-            return self.default_dtype
-        if own.is_complex:
-            return COMPLEX128 if self.default_dtype is DOUBLE else COMPLEX64
-        return own
+        """The common dtype of operands (torch's result_type)."""
+        return result_type(values, self.default_dtype)
 
     def floating(self, dtype: DType) -> DType:
         """`dtype`, or the default dtype where it is bool or integer."""
@@ -400,19 +379,3 @@ class Builder:
         """A value with a name of its own."""
         self._count += 1
         return self._axes.hold(Value(f"{name}_{self._count - 1}", dtype, dims))
-
-
-def _standing(value: Value) -> str:
-    """A value's weight in promotion."""
-    return "number" if value.is_number else ("dims" if value.dims else "zero")
-
-
-def _combine(higher: DType, lower: DType) -> DType:
-    """The dtype of operands of which those in `lower` count only by their kind."""
-    if _KIND_ORDER[higher.kind] >= _KIND_ORDER[lower.kind]:
-        return higher
-    if not (higher.is_floating and lower.is_complex):
-        return promote(higher, lower)
-    if higher is HALF:
-        raise Refusal("complex numbers of half precision are not supported")
-    return COMPLEX128 if higher is DOUBLE else COMPLEX64

@@ -12,7 +12,7 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import UINT8, DType
 from ..ir.fusion import Empty, Value
-from .reduction import mean_of, narrow, squares, total, without
+from .reduction import mean_of, squares, total, without
 from .table import FLOATING, composite
 
 _STATISTICS = ("running_mean", "running_var")
