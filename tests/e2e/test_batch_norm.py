@@ -132,6 +132,26 @@ def f(x, w, b, m, v, training: bool):
 """
 
 
+FUNCTIONAL = """
+def f(x, w, b, m, v, training: bool):
+    y, mean, rstd, p, q = torch.ops.aten._native_batch_norm_legit_functional(x * 2.0, w, b, m, v, training, 0.1, 1e-5)
+    return torch.relu(y), mean, rstd, p, q
+"""
+LEGIT = """
+def f(x, w, b, m, v, training: bool):
+    y, mean, rstd = torch.ops.aten._native_batch_norm_legit(x * 2.0, w, b, m, v, training, 0.1, 1e-5)
+    z, p, q = torch.ops.aten._native_batch_norm_legit(x, w, b, True, 0.1, 1e-5)
+    return torch.relu(y), mean, rstd, torch.relu(z), p, q
+"""
+
+
+@pytest.mark.parametrize("source", [FUNCTIONAL, LEGIT], ids=["functional", "legit"])
+def test_forms_that_say_what_they_change(source):
+    function = Normed(source)
+    check(function, tensor(4, 3, 5), parameters(3), True)
+    check(function, tensor(4, 3, 5, dtype=torch.bfloat16), parameters(3), True)
+
+
 @pytest.mark.parametrize("source", [NATIVE, INDEXED], ids=["native", "indexed"])
 def test_what_is_saved(target, device, source):
     if target == "cpu-fibers" and source == NATIVE:
@@ -203,8 +223,8 @@ def test_statistics_that_share_memory_are_left_to_eager(device):
     check(function, x, (w, b, m, v), True, 0.1)
 
     def shared(f):
-        both = torch.stack([m, v]).flatten()
-        return f(x, w, b, both[:3], both[1:4], True, 0.1), both
+        both = m.clone()
+        return f(x, w, b, both, both, True, 0.1), both
 
     with tsfuser.fuser(), counted() as rise:
         actual = shared(function.scripted)
@@ -233,6 +253,24 @@ def test_a_failed_compile_changes_the_statistics_once(device, monkeypatch):
     for a, e in zip(mine, eager):
         assert_matches(a, e, ops=16)
     tsfuser.reset()
+
+
+def test_a_result_that_nobody_uses_still_changes_the_statistics():
+    """In the graph as the pass gets it: torch drops such nodes itself, if it may."""
+    source = """
+def f(x, m, v):
+    y = torch.relu(torch.batch_norm(x * 2.0, None, None, m, v, True, 0.1, 1e-5, False))
+    return x * 3.0
+"""
+    x, (m, v) = tensor(4, 3, 5), parameters(3)[2:]
+    fused, plain = script(source), script(source)
+    for _ in range(4):
+        mine, eager = (m.clone(), v.clone()), (m.clone(), v.clone())
+        with tsfuser.fuser():
+            fused(x, *mine)
+        plain(x, *eager)
+        for a, e in zip(mine, eager):
+            assert_matches(a, e, ops=16)
 
 
 def test_results_of_which_only_sizes_are_asked_still_change_the_statistics(device):

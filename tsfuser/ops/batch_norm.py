@@ -73,19 +73,19 @@ def _statistics(b: Builder, input: Value, dims: list[int], eps: Value) -> tuple[
     return mean, rstd, unbiased
 
 
-def _follow(b: Builder, name: str, running: Value, now: Value, momentum: Value, counted: bool) -> None:
-    """Moves running statistics, one number a channel, towards `now`, whose dim 1 counts the channels and whose other dims are 1."""
+def _moved(b: Builder, name: str, running: Value, now: Value, momentum: Value) -> Value:
+    """Running statistics, one number a channel, moved towards `now`, whose dim 1 counts the channels and whose other dims are 1."""
     if momentum is None:
         raise Refusal("running statistics without a momentum")
     now = without(b, "view", now, [d for d in range(len(now.dims)) if d != 1], False, now.dtype)
     if len(running.dims) != 1 or not b.call.decide(sz.eq(b.sizes(running)[0], b.sizes(now)[0])):
         raise Refusal("running statistics that have not one number a channel are an error in eager")
-    moved = b.pointwise(name, "({1} * {2} + {0} * (1 - {2}))", (running, now, momentum), running.dtype)
-    b.update(running, moved, counted)
+    return b.pointwise(name, "({1} * {2} + {0} * (1 - {2}))", (running, now, momentum), running.dtype)
 
 
-def _forward(b: Builder, input, weight, bias, running_mean, running_var, training: bool, momentum, eps) -> "tuple[Value, Value | Empty, Value | Empty]":
-    """Result, and what eager saves for the derivative: mean and 1 / standard deviation, in training."""
+def _forward(b: Builder, input, weight, bias, running_mean, running_var, training: bool, momentum, eps, in_place: bool = True) -> tuple:
+    """Result, and what eager saves for the derivative: mean and 1 / standard deviation, in training. Running statistics change, or their new values
+    are further results."""
     saved = check_channels(b, input, [weight, bias, running_mean, running_var])
     _check_pair(running_mean, running_var)
     weight, bias = (of_channels(b, v, input) for v in (weight, bias))
@@ -93,9 +93,11 @@ def _forward(b: Builder, input, weight, bias, running_mean, running_var, trainin
     if training:
         _check_not_empty(b, input)
         mean, rstd, unbiased = _statistics(b, input, others, eps)
-        if running_mean is not None:
-            _follow(b, "running_mean", running_mean, mean, momentum, counted=False)
-            _follow(b, "running_var", running_var, unbiased, momentum, counted=False)
+        running = [] if running_mean is None else [(running_mean, "running_mean", mean), (running_var, "running_var", unbiased)]
+        moved = [_moved(b, name, old, now, momentum) for old, name, now in running]
+        if in_place:
+            for (old, _, _), new in zip(running, moved):
+                b.update(old, new, counted=False)
     else:
         if running_mean is None:
             raise Refusal("batch_norm outside training without running statistics is an error in eager")
@@ -104,7 +106,8 @@ def _forward(b: Builder, input, weight, bias, running_mean, running_var, trainin
     result = _in_memory(b, scaled(b, "batch_norm", input, mean, rstd, weight, bias, input.dtype), input)
     if not training and b.device == "cpu":
         return result, Empty(saved), Empty(saved)
-    return result, without(b, "mean", mean, others, False, saved), without(b, "rstd", rstd, others, False, saved)
+    kept = result, without(b, "mean", mean, others, False, saved), without(b, "rstd", rstd, others, False, saved)
+    return kept if in_place else (*kept, *moved)
 
 
 @composite("aten::batch_norm", dtypes=FLOATING, sizes="first", writes=_IN_TRAINING)
@@ -120,6 +123,14 @@ def batch_norm(
 def native_batch_norm(b: Builder, input, weight, bias, running_mean=None, running_var=None, training: bool = True, momentum=None, eps=None):
     """batch_norm; in training with the mean and 1 / standard deviation of each channel"""
     return _forward(b, input, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+@composite("aten::_native_batch_norm_legit_functional", dtypes=FLOATING, sizes=("first", "own", "own", "running_mean", "running_var"))
+def native_batch_norm_functional(b: Builder, input, weight, bias, running_mean, running_var, training: bool, momentum, eps):
+    """native_batch_norm in training that leaves its operands alone; the new running statistics are results, too"""
+    if not training:
+        raise Refusal("new running statistics outside training")
+    return _forward(b, input, weight, bias, running_mean, running_var, training, momentum, eps, in_place=False)
 
 
 @composite("aten::_batch_norm_impl_index", dtypes=FLOATING, sizes=("first", "own", "own", "own", "own"), writes=_IN_TRAINING)
@@ -225,8 +236,8 @@ def instance_norm(
     if use_input_stats:
         mean, rstd, unbiased = _statistics(b, input, list(range(2, len(input.dims))), eps)
         if running_mean is not None:
-            _follow(b, "running_mean", running_mean, mean_of(b, mean, [0]), momentum, counted=True)
-            _follow(b, "running_var", running_var, mean_of(b, unbiased, [0]), momentum, counted=True)
+            b.update(running_mean, _moved(b, "running_mean", running_mean, mean_of(b, mean, [0]), momentum), counted=True)
+            b.update(running_var, _moved(b, "running_var", running_var, mean_of(b, unbiased, [0]), momentum), counted=True)
     else:
         if running_mean is None:
             raise Refusal("instance_norm without any statistics is an error in eager")

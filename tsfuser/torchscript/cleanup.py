@@ -12,7 +12,7 @@ import torch
 
 from ..ir.dtypes import DTYPES
 from ..ops.table import UNKNOWN
-from .effects import WRITES, effect, may_return_operand
+from .effects import WRITES, effect, may_return_operand, remove_dead_code
 from .graph import Graph, Node, Value, constant_of, facts, inputs, is_constant, outputs
 
 #: kind -> the number (argument 1) that leaves argument 0 as it is
@@ -22,12 +22,12 @@ _NEUTRAL = {"aten::add": 0, "aten::sub": 0, "aten::mul": 1, "aten::div": 1}
 def clean(subgraph: Graph, merge: bool = True) -> None:
     """Simplifies a group's subgraph. `merge` is off where an output is written in place later, so that no
     two outputs become one tensor."""
-    torch._C._jit_pass_dce(subgraph)
+    remove_dead_code(subgraph)
     if merge:
         torch._C._jit_pass_cse(subgraph)
         remove_no_ops(subgraph)
     torch._C._jit_pass_constant_pooling(subgraph)
-    torch._C._jit_pass_dce(subgraph)
+    remove_dead_code(subgraph)
 
 
 def remove_no_ops(subgraph: Graph) -> None:

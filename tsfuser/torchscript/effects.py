@@ -12,6 +12,8 @@ graph without writers costs no alias analysis. Example: in
 
 from __future__ import annotations
 
+import torch
+
 from ..ops import table
 from .graph import Graph, Node, Value, all_blocks, blocks, constant_of, inputs, is_constant, outputs, schema
 
@@ -74,6 +76,20 @@ def secretly_written(node: Node) -> list[Value]:
         if not off and value.type().kind() != "NoneType":
             written.append(value)
     return written
+
+
+def remove_dead_code(graph: Graph) -> None:
+    """Drops nodes that nobody reads; ops that write, secretly or not, stay. torch's usual pass knows only what schemas say."""
+    if _has_secret_writers(graph):
+        torch._C._jit_pass_dce_graph(graph)  # asks alias analysis
+    else:
+        torch._C._jit_pass_dce(graph)
+
+
+def _has_secret_writers(graph: Graph) -> bool:
+    nodes = [node for block in all_blocks(graph) for node in block.nodes()]
+    inner = (node.g("Subgraph") for node in nodes if node.kind() in _WITH_GRAPH)
+    return any(node.kind() in _SECRET_WRITERS for node in nodes) or any(map(_has_secret_writers, inner))
 
 
 def may_return_operand(node: Node) -> bool:

@@ -17,6 +17,7 @@ import torch
 from ..ops.table import scalar_type_code
 from ..ir.dtypes import DTYPES
 from .cleanup import is_needed, writers
+from .effects import remove_dead_code
 from .graph import CONSTANT, FALLBACK, GUARD, Graph, Node, Value, facts, inputs, is_tensor, outputs
 from .partition import is_ignored
 
@@ -84,7 +85,7 @@ def replace_dtype_only_outputs(graph: Graph, group: Node) -> None:
         where = inner.offset()
         group.eraseOutput(where)
         subgraph.eraseOutput(where)
-    torch._C._jit_pass_dce(subgraph)
+    remove_dead_code(subgraph)
 
 
 class _If:

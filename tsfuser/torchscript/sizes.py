@@ -17,8 +17,9 @@ from typing import NamedTuple
 import torch
 
 from .cleanup import drop_unused_inputs, is_needed, writers
-from .effects import Effects
+from .effects import Effects, remove_dead_code
 from .graph import Graph, Node, Value, constant_of, inputs, is_constant, is_tensor
+from .outline import inline
 from .partition import row_of
 
 SIZE = "aten::size"
@@ -49,9 +50,9 @@ def drop_size_only_outputs(graph: Graph, group: Node, queries: "Queries") -> int
             group.eraseOutput(i)
             subgraph.eraseOutput(i)
     if not group.outputsSize():
-        group.destroy()
+        inline(graph, group) if acting else group.destroy()
         return 0
-    torch._C._jit_pass_dce(subgraph)
+    remove_dead_code(subgraph)
     drop_unused_inputs(group)
     return group.outputsSize()
 
