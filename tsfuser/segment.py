@@ -39,7 +39,8 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Segment:
-    """`ops` in order, `loads` and `stores`, over `axes` (its iteration space). A segment with Reduce ops has them all over the same axes."""
+    """`ops` in order, `loads` and `stores`, over `axes` (its iteration space). Its Reduce ops run all over the same axes, or, in a pass over rows, some over
+    all the others."""
 
     ops: tuple[Op, ...]
     loads: tuple[Buffer, ...]
@@ -48,7 +49,7 @@ class Segment:
 
     @property
     def reductions(self) -> tuple[Reduce, ...]:
-        """Its reductions, all over the same axes."""
+        """Its reductions."""
         return tuple(op for op in self.ops if isinstance(op, Reduce))
 
     @property
@@ -158,26 +159,30 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Cal
         return {op.output.name for op in slice_of(values)[0] if isinstance(op, Reduce)}
 
     def rows(op: Reduce, without: "set[str]" = frozenset()) -> "list[Value] | None":
-        """What one pass over the rows of `op` could store: reductions over the same axes, also of one another's results, and all that follows
-        from them, but for the results `without`; None where nothing follows."""
+        """What one pass over the rows of `op` could store: reductions over the same axes, also of one another's results, all that follows
+        from them, and reductions of that over the other axes, but for the results `without`; None where nothing follows."""
         members: set[str] = set()
         for r in fusion.ops:
             if isinstance(r, Reduce) and r.output.name not in memory and _like(r, op) and reductions_of([r.output]) <= members | {r.output.name}:
                 members.add(r.output.name)
-        full = set(op.operands[0].axes)
+        if op.output.name not in members:
+            return None
+        full, across = set(op.operands[0].axes), set(op.operands[0].axes) - set(op.axes)
         followers = [v for v in pending(outputs) if reductions_of([v]) and reductions_of([v]) <= members and set(v.axes) <= full]
         followers = [v for v in followers if v.name not in without]
         values = [v for v in followers if v.name not in members]
+        columns = [r.output for r in fusion.ops if awaited(r) and r.output.name not in without and set(r.operands[0].axes) == full and set(r.axes) == across
+                   and across and reductions_of([r.operands[0]]) <= members]
         nested = any(len(reductions_of([r.output])) > 1 for r in fusion.ops if r.output.name in members)
         if not values and not nested:
             return None
-        later = reductions_of([v for v in pending(outputs) if v not in followers])
+        later = reductions_of([v for v in pending(outputs) if v not in followers + columns])
         read = {b.value.name for b in slice_of(values + [r.output for r in fusion.ops if r.output.name in members])[1]}
         for value in pending(outputs):  # what reads the same data is stored on the way
             alone = not reductions_of([value]) and value.name not in without
             if alone and set(value.axes) == full and read & {b.value.name for b in slice_of([value])[1]}:
                 values.append(value)
-        return values + [r.output for r in fusion.ops if r.output.name in members and (r.output.name in stored or r.output.name in later)]
+        return values + columns + [r.output for r in fusion.ops if r.output.name in members and (r.output.name in stored or r.output.name in later)]
 
     def fitting(op: Reduce) -> "list[Value] | None":
         """What one pass over the rows of `op` stores: all that it could, or as much of it as is accepted; None for nothing."""
@@ -207,6 +212,11 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Cal
         return isinstance(op, Reduce) and op.output.name not in memory and op.output.name in reductions_of(pending(outputs))
 
     outputs = [o.value for o in fusion.outputs] + [u.value for u in fusion.updates]
+    for op in fusion.ops:  # rows first: their pass may take along reductions that stand earlier
+        if awaited(op):
+            values = fitting(op)
+            if values:
+                add(values)
     for op in fusion.ops:
         if awaited(op):
             values = fitting(op)

@@ -10,18 +10,21 @@ NAMES = ("bool", "int16", "float16", "float32", "float64", "complex128")
 WIDTHS = (1, 2, 4, 8, 16, 32)
 
 SOURCE = '#include "tsfuser.h"\n' + "\n".join(
-    f"""struct Args_{name}_{n}_{stream} {{ const {ctype}* x; {ctype}* y; int64_t begin; int64_t count; }};
-KERNEL(copy_{name}_{n}_{stream}, Args_{name}_{n}_{stream}, 128) {{
+    f"""struct Args_{name}_{n} {{ const {ctype}* x; {ctype}* y; int64_t begin; int64_t count; }};
+KERNEL(copy_{name}_{n}, Args_{name}_{n}, 128) {{
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * {n};
-  store<{stream}>(args.y + i, load<{n}, {stream}>(args.x + i));
+  store(args.y + i, load<{n}>(args.x + i));
 }}
-KERNEL(partial_{name}_{n}_{stream}, Args_{name}_{n}_{stream}, 128) {{
+KERNEL(partial_{name}_{n}, Args_{name}_{n}, 128) {{
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * {n};
   store_partial(args.y + i, load_partial<{n}>(args.x + i, args.count - i), args.count - i);
+}}
+KERNEL(wanted_{name}_{n}, Args_{name}_{n}, 128) {{
+  const int64_t k = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  store(args.y + k * {n}, load<{n}>(args.x + k * {n}, k % 3 == 1));
 }}"""
     for name, ctype in ((name, DTYPES[name].ctype) for name in NAMES)
     for n in WIDTHS
-    for stream in ("false", "true")
 )
 
 
@@ -32,14 +35,13 @@ def data(name, count, mode):
 
 
 @pytest.mark.parametrize("mode", harness.HERE)
-@pytest.mark.parametrize("stream", ["false", "true"])
 @pytest.mark.parametrize("n", WIDTHS)
 @pytest.mark.parametrize("name", NAMES)
-def test_full_vectors(name, n, stream, mode):
+def test_full_vectors(name, n, mode):
     count = 12 * 4 * n
     x = data(name, count, mode)
     y = torch.zeros_like(x)
-    kernel = harness.Kernel(SOURCE, f"copy_{name}_{n}_{stream}", mode)
+    kernel = harness.Kernel(SOURCE, f"copy_{name}_{n}", mode)
     block = 1 if mode == "host" else 4
     kernel(x, y, 0, count, grid=48 // block, block=(block, 1))
     assert torch.equal(x, y)
@@ -56,10 +58,23 @@ def test_partial_vectors(name, n, missing, mode):
     x = data(name, count, mode)
     y = torch.ones(total + n, dtype=x.dtype, device=x.device)
     expected = torch.cat([x, torch.ones_like(y[count:])])
-    kernel = harness.Kernel(SOURCE, f"partial_{name}_{n}_false", mode)
+    kernel = harness.Kernel(SOURCE, f"partial_{name}_{n}", mode)
     block = 1 if mode == "host" else 4
     kernel(x, y, 0, count, grid=12 // block, block=(block, 1))
     assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("mode", harness.HERE)
+@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.parametrize("name", NAMES)
+def test_unwanted_vectors_are_zero(name, n, mode):
+    x = data(name, 12 * n, mode)
+    y = torch.ones_like(x)
+    kernel = harness.Kernel(SOURCE, f"wanted_{name}_{n}", mode)
+    block = 1 if mode == "host" else 4
+    kernel(x, y, 0, 12 * n, grid=12 // block, block=(block, 1))
+    wanted = (torch.arange(12, device=x.device) % 3 == 1).repeat_interleave(n)
+    assert torch.equal(y, torch.where(wanted, x, torch.zeros_like(x)))
 
 
 @pytest.mark.parametrize("arch", harness.ARCHS)

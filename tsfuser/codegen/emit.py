@@ -87,7 +87,7 @@ def _array(s: Array) -> list[str]:
 
 
 def _for(s: For) -> list[str]:
-    hint = {"unroll": ["#pragma unroll"], "vector": ["#pragma unroll"], "simd": ["SIMD_LOOP"]}.get(s.bind, [])
+    hint = {"rows": ["#pragma unroll 1"], "unroll": ["#pragma unroll"], "vector": ["#pragma unroll"], "simd": ["SIMD_LOOP"]}.get(s.bind, [])
     index = "int32_t" if s.bind in ("unroll", "vector") else "int64_t"
     head = f"for ({index} {s.var} = 0; {s.var} < {s.extent}; ++{s.var}) {{"
     return [*hint, head, *_block(s.body, 1), "}"]
@@ -116,8 +116,10 @@ def _block_reduce(s: BlockReduce) -> list[str]:
     lanes = f", {s.fold}" if s.fold else ""
     if s.warp:
         return fold + [f"reduce_warp<{t.combine}, {s.warp}{lanes}>({t.name});" for t in s.totals]
-    steps = [[f"{verb}_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {t.offset});" for t in s.totals] for verb in ("offer", "take")]
-    return [*fold, *steps[0], f"meet_{s.axis}();", *steps[1]]
+    half = f"{s.turn} % 2 * {s.half} + " if s.turn else ""
+    offers = [f"offer_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {half}{t.offset});" for t in s.totals]
+    takes = [f"take_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {half}{t.offset}, {t.identity});" for t in s.totals]
+    return [*fold, *offers, f"meet_{s.axis}();", *takes]
 
 
 _PRINT = {

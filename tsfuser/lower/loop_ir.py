@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Union
 
 from ..ir.size import Size
-from .index import Expr, names, substitute
+from .index import Expr, as_expr, names, substitute
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Compute:
     template: str
     operands: tuple[str, ...]
     vectors: tuple[str, ...] = ()
-    lane: str = ""
+    lane: "Expr | str" = ""
 
 
 @dataclass(frozen=True)
@@ -143,10 +143,12 @@ class Accumulate:
 
 @dataclass(frozen=True)
 class Total:
-    """Accumulators `name`, combined by functor `combine`; threads meet in the `bytes` of shared memory at `offset`."""
+    """Accumulators `name`, combined by functor `combine`, which leaves what is combined with `identity` as it is; threads meet in the `bytes` of shared memory
+    at `offset`."""
 
     name: str
     combine: str
+    identity: str
     offset: int
     bytes: int
 
@@ -155,12 +157,14 @@ class Total:
 class BlockReduce:
     """The threads along `axis` combine all `totals` at once: along `x` all of them get the result, along `y` the first. All threads of the block take part. `fold`:
     the accumulators of a thread are combined first, into so many results; 0 for none of that. `warp`: how many threads a row has where they are neighbours in a warp, who need neither shared memory nor
-    barrier; else 0."""
+    barrier; else 0. `turn`: the loop around it, whose turns use two halves of shared memory, `half` bytes each, by turns: nobody overwrites what others still read."""
 
     totals: tuple[Total, ...]
     axis: str
     fold: int = 0
     warp: int = 0
+    turn: str = ""
+    half: int = 0
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,7 @@ class Barrier:
 
 @dataclass(frozen=True)
 class For:
-    """A loop over `var` from 0 to `extent` - 1; `bind` is `serial`, `unroll`, `vector` or `simd`."""
+    """A loop over `var` from 0 to `extent` - 1; `bind` is `rows` (all threads of a block take the same turns), `serial`, `unroll`, `vector` or `simd`."""
 
     var: str
     extent: Expr
@@ -242,7 +246,7 @@ def used(s: Stmt) -> frozenset[str]:
     if isinstance(s, Uniform):
         return names(s.offset) | {s.seed, s.start}
     if isinstance(s, Compute):
-        return frozenset(s.operands) | ({s.lane} if s.vectors else frozenset())
+        return frozenset(s.operands) | (names(as_expr(s.lane)) if s.vectors else frozenset())
     if isinstance(s, Store):
         return names(s.offset) | names(s.guard) | names(s.count) | {s.value}
     if isinstance(s, SetLane):
@@ -291,8 +295,8 @@ def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
         return replace(s, extent=substitute(s.extent, table), body=tuple(rewrite_indices(x, table) for x in s.body))
     if isinstance(s, Accumulate):
         return replace(s, guard=substitute(s.guard, table), lane=substitute(s.lane, table))
-    if isinstance(s, Compute) and s.lane in table:
-        return replace(s, lane=str(table[s.lane]))
+    if isinstance(s, Compute) and s.vectors:
+        return replace(s, lane=substitute(as_expr(s.lane), table))
     return s
 
 

@@ -175,11 +175,12 @@ def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: 
     groups: list[list[Total]] = [[]]
     at = start
     for op in ops:
-        size = accumulator(op, threads).itemsize * lanes * (threads if how.axis == "y" else 32)
+        wide, how_combined = accumulator(op, threads), COMBINATIONS[op.combine]
+        size = wide.itemsize * lanes * (threads if how.axis == "y" else 32)
         if at + size > SHARED and groups[-1]:
             groups.append([])
             at = start
-        groups[-1].append(Total(f"{op.output.name}_total", COMBINATIONS[op.combine].functor, at, size))
+        groups[-1].append(Total(f"{op.output.name}_total", how_combined.functor, how_combined.start(wide), at, size))
         at += size
     made: list[Stmt] = []
     for totals in groups:
@@ -193,7 +194,7 @@ def exchanged(body: list[Stmt]) -> int:
     ends = [0]
     for s in statements(body):
         if isinstance(s, BlockReduce) and not s.warp:
-            ends += [t.offset + t.bytes for t in s.totals]
+            ends += [(s.half if s.turn else 0) + t.offset + t.bytes for t in s.totals]
     return max(ends)
 
 

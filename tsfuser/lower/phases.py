@@ -8,9 +8,11 @@ what phases share. Example, softmax:
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
+from ..ir import size as sz
 from ..ir.fusion import Op, Pointwise, Random, Reduce, Value
 from ..schedule.domain import Access
 from ..schedule.loops import Schedule
@@ -18,7 +20,7 @@ from ..segment import Segment
 from . import index as ix
 from .combine import COMBINATIONS, accumulator
 from .index import Expr, Var
-from .loop_ir import Accumulate, Accumulator, Array, Compute, Kernel, SetLane, Stmt, used
+from .loop_ir import Accumulate, Accumulator, Array, BlockReduce, Compute, For, Kernel, SetLane, Stmt, used
 from .nest import Params, combined, compute, conversion, exchanged, indices, kernel_of, load, looped, needed, store, uniform
 
 
@@ -32,7 +34,9 @@ class _Rows:
         self.segment, self.schedule = segment, schedule
         self.params = Params(schedule)
         self.at = indices(schedule, self.params)
-        self.axes = set(segment.reductions[0].axes)
+        self.axes = set(schedule.domain.dims[-1].axes)
+        self.along = [op for op in segment.reductions if set(op.axes) & self.axes]
+        self.columns = [op for op in segment.reductions if op not in self.along]
         self.reduced = {d.name for d in schedule.domain.dims if set(d.axes) & self.axes}
         self.registers: dict[str, str] = {}
         self.loops = [x for x in schedule.loops if x.bind in ("serial", "unroll", "vector")]
@@ -52,7 +56,7 @@ class _Rows:
 
     def _typed(self) -> list[Op]:
         """The ops, after noting in which C type each reduction's result is held, which later ops convert from."""
-        for op in self.segment.reductions:
+        for op in self.along:
             self.registers[op.output.name] = op.output.dtype.register.ctype
         return list(self.segment.ops)
 
@@ -65,8 +69,16 @@ class _Rows:
         """For each value the number of reductions that must be done before it."""
         phase = {name: 0 for name in self.loads}
         for op in self.segment.ops:
-            phase[op.output.name] = max((phase.get(v.name, 0) for v in op.operands), default=0) + isinstance(op, Reduce)
+            phase[op.output.name] = max((phase.get(v.name, 0) for v in op.operands), default=0) + (op in self.along)
         return phase
+
+    def at_column(self) -> Expr:
+        """Index of the accumulator of a column among those of a thread."""
+        at: Expr = ix.Const(0)
+        for loop in self.loops:
+            if loop.name != self.each and loop.extent.a > 1:
+                at = ix.add(ix.mul(at, loop.extent.a), Var(loop.name))
+        return at
 
     def varies(self, value: Value) -> bool:
         """Whether the value differs along a row."""
@@ -82,9 +94,10 @@ class _Rows:
         return ops
 
     def goals(self, phase: int) -> tuple[list[Reduce], list[Access]]:
-        """The reductions that can be accumulated and the results along a row that can be stored in `phase`."""
+        """The reductions that can be accumulated, over rows or columns, and the results along a row that can be stored in `phase`."""
         reductions = [op for op in self.segment.reductions if self.phase[op.operands[0].name] == phase]
-        stores = [a for a in self.schedule.domain.stores if self.varies(a.buffer.value) and self.phase[a.buffer.value.name] == phase]
+        columns = {op.output.name for op in self.columns}
+        stores = [a for a in self.schedule.domain.stores if a.buffer.value.name not in columns and self.varies(a.buffer.value) and self.phase[a.buffer.value.name] == phase]
         return reductions, stores
 
     def keepable(self) -> set[str]:
@@ -106,17 +119,18 @@ class _Rows:
         operations = self.ops_for(names, self.kept)
         wanted = names | {v.name for op in operations for v in op.operands}
         index = next((x.name for x in self.loops if x.bind == "unroll"), "0")
+        lane = self.lane.name if self.lane.extent.a > 1 else "0"
         ops: list[Stmt] = []
         for name in [n for n in self.kept if n in wanted]:
             place = f"{self.kept[name]}[{index}]"
-            ops.append(Compute(name, self.registers[name], "{0}", (place,), (place,), self.lane.name))
+            ops.append(Compute(name, self.registers[name], "{0}", (place,), (place,), lane))
         for op in operations:
             ops += self.statements[op.output.name]
             if op.output.name in self.keep:
                 array = self.kept[op.output.name] = f"{op.output.name}_kept"
                 extent = next((x.extent.a for x in self.loops if x.bind == "unroll"), 1)
-                self.arrays.append(Array(array, self.registers[op.output.name], self.lane.extent.a, extent))
-                ops.append(SetLane(f"{array}[{index}]", self.lane.name, op.output.name))
+                self.arrays.append(Array(array, f"vec<{self.registers[op.output.name]}, {self.lane.extent.a}>", 1, extent))
+                ops.append(SetLane(f"{array}[{index}]", lane, op.output.name))
         loads = [s for a in self.schedule.domain.loads if a.buffer.value.name in wanted and self.varies(a.buffer.value) for s in self.loads[a.buffer.value.name]]
         return loads + ops
 
@@ -144,7 +158,10 @@ def nest_rows(segment: Segment, schedule: Schedule, name: str) -> Kernel:
         if not rows.each:  # else every loop over the rows begins with what is known of its row
             body, rows.known = body + rows.known, []
         body += _phase(rows, phase)
-    return kernel_of(name, segment, schedule, rows.params, body + _row_stores(rows), [])
+    body += _row_stores(rows)
+    if rows.columns:
+        body = _turns(rows, body)
+    return kernel_of(name, segment, schedule, rows.params, body, [])
 
 
 def _phase(rows: _Rows, phase: int) -> list[Stmt]:
@@ -158,15 +175,18 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
     before: list[Stmt] = []
     lanes, count = rows.lane.extent.a, rows.count
     at = ix.add(ix.mul(Var(rows.each), lanes), Var(rows.lane.name)) if rows.each else Var(rows.lane.name)
-    how = rows.schedule.reduction
-    after = combined(reductions, how, rows.schedule.threads, count, count, rows.exchanged) if reductions else []
+    along = [op for op in reductions if op in rows.along]
+    after = combined(along, rows.schedule.reduction, rows.schedule.threads, count, count, rows.exchanged) if along else []
     rows.exchanged = max(rows.exchanged, exchanged(after))
     for op in reductions:
         combination, name, register = COMBINATIONS[op.combine], f"{op.output.name}_total", op.output.dtype.register.ctype
         operand, term = op.operands[0].name, f"{op.output.name}_term"
         wide = accumulator(op, rows.schedule.threads)
-        body += [Compute(term, wide.ctype, conversion(rows.registers[operand], wide.ctype), (operand,)),
-                 Accumulate(name, at, combination.template, term, guard)]  # fmt: skip
+        body.append(Compute(term, wide.ctype, conversion(rows.registers[operand], wide.ctype), (operand,)))
+        if op in rows.columns:
+            body.append(Accumulate(name, rows.at_column(), combination.template, term, ix.both(g.condition for g in rows.at.guards if not g.dims <= rows.reduced)))
+            continue
+        body.append(Accumulate(name, at, combination.template, term, guard))
         before.append(Accumulator(name, wide.ctype, lanes * count, combination.start(wide)))
         rows.known.append(Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), rows.each or "0"))
     body += [store(a, rows.at, rows.params, rows.schedule) for a in stores]
@@ -191,3 +211,31 @@ def _row_stores(rows: _Rows) -> list[Stmt]:
     if not rows.each:
         return [*rows.known, *lets, *stores]
     return looped([*needed(rows.at.lets, frozenset().union(*map(used, rows.known))), *rows.known, *lets, *stores], loops, rows.params)
+
+
+def _turns(rows: _Rows, body: list[Stmt]) -> list[Stmt]:
+    """`body`, which does one row, for all rows of the block, and the stores of what has been added up over them."""
+    how, schedule, threads = rows.schedule.reduction, rows.schedule, rows.schedule.threads
+    turn = next(x for x in schedule.loops if x.bind == "rows")
+    body = [replace(s, turn=turn.name, half=rows.exchanged) if isinstance(s, BlockReduce) else s for s in body]
+    loops = [x for x in rows.loops if x.name != rows.each]
+    lanes = math.prod(x.extent.a for x in loops)
+    across = {d.name for d in schedule.domain.dims} - rows.reduced
+    fixed = {x.name: ix.Const(0) for x in schedule.loops if x.bind in ("rows", "thread.y") or x.name == rows.each}
+    done = indices(schedule, rows.params, fixed, "_out")
+    first = ix.less(Var(next(x.name for x in schedule.loops if x.bind == "thread.y")), 1)
+    before: list[Stmt] = []
+    after: list[Stmt] = []
+    for op in rows.columns:
+        name, wide, register = f"{op.output.name}_total", accumulator(op, threads), op.output.dtype.register.ctype
+        before.append(Accumulator(name, wide.ctype, lanes, COMBINATIONS[op.combine].start(wide)))
+        access = next(a for a in schedule.domain.stores if a.buffer.value.name == op.output.name)
+        write = store(access, done, rows.params, schedule, across)
+        offset = ix.add(ix.mul(Var(how.partial[0]), rows.params.size(how.partial[1], "part_stride")), write.offset)
+        write = replace(write, offset=offset, guard=ix.both([first, *([write.guard] if write.guard is not None else [])]))
+        after += [Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), rows.at_column()), write]
+    lets = needed(done.lets, frozenset().union(*map(used, after)))
+    alone = next(x.extent for x in schedule.loops if x.bind == "thread.y") == sz.const(1)
+    meet = [] if alone else combined(rows.columns, replace(how, axis="y", warp=0), threads, lanes, 0, 2 * rows.exchanged)
+    rounds = rows.params.size(turn.extent, "turns")
+    return [*before, For(turn.name, rounds, "rows", tuple(body)), *meet, *looped([*lets, *after], loops, rows.params)]

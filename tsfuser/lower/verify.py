@@ -52,7 +52,7 @@ def _body(body: "tuple[Stmt, ...]", known: set[str], looped: bool) -> "str | Non
 
 def _inner(s: Stmt, known: set[str], looped: bool) -> "str | None":
     if isinstance(s, For):
-        return _body(s.body, known | {s.var}, True)
+        return _body(s.body, known | {s.var}, looped or s.bind != "rows")
     if isinstance(s, If):
         return _body(s.yes, known, looped) or _body(s.no, known, looped)
     return None

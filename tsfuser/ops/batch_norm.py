@@ -12,7 +12,7 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import UINT8, DType
 from ..ir.fusion import Empty, Value
-from .reduction import mean_of, squares, total, without
+from .reduction import RECIPROCAL, mean_of, squares, total, without
 from .table import FLOATING, composite
 
 _STATISTICS = ("running_mean", "running_var")
@@ -68,7 +68,7 @@ def _check_not_empty(b: Builder, input: Value) -> None:
 def _statistics(b: Builder, input: Value, dims: list[int], eps: Value) -> tuple[Value, Value, Value]:
     """Mean, 1 / standard deviation and unbiased variance over `dims`, which stay as size 1."""
     mean, summed = squares(b, input, dims)
-    rstd = b.pointwise("rstd", "rsqrt({0} / {1} + {2})", (summed, b.count(input, dims), eps), summed.dtype)
+    rstd = b.pointwise("rstd", f"rsqrt({{0}} * {RECIPROCAL} + {{2}})", (summed, b.count(input, dims), eps), summed.dtype)
     unbiased = b.pointwise("var", "({0} / ({1} - 1))", (summed, b.count(input, dims)), summed.dtype)
     return mean, rstd, unbiased
 

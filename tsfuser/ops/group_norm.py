@@ -13,7 +13,7 @@ from ..ir.dtypes import DType
 from ..ir.fusion import Value
 from .batch_norm import check_channels, of_channels, scaled
 from .normalization import gradient
-from .reduction import squares, without
+from .reduction import RECIPROCAL, squares, without
 from .table import FLOATING, composite
 
 
@@ -43,7 +43,7 @@ def _forward(b: Builder, input: Value, weight, bias, groups: sz.Size, eps: Value
     x, weight, bias = (_split(b, v, groups) for v in (input, of_channels(b, weight, input), of_channels(b, bias, input)))
     dims = list(range(2, len(x.dims)))
     mean, summed = squares(b, x, dims)
-    rstd = b.pointwise("rstd", "rsqrt({0} / {1} + {2})", (summed, b.count(x, dims), eps), summed.dtype)
+    rstd = b.pointwise("rstd", f"rsqrt({{0}} * {RECIPROCAL} + {{2}})", (summed, b.count(x, dims), eps), summed.dtype)
     result = _joined(b, scaled(b, "group_norm", x, mean, rstd, weight, bias, input.dtype), input)
     return result, without(b, "mean", mean, dims, False, saved), without(b, "rstd", rstd, dims, False, saved)
 

@@ -12,7 +12,7 @@ from ..ir.build import Builder
 from ..ir.dtypes import DType
 from ..ir.fusion import Value
 from .batch_norm import scaled
-from .reduction import mean_of, narrow, squares
+from .reduction import RECIPROCAL, mean_of, narrow, squares
 from .table import FLOATING, composite
 
 
@@ -40,7 +40,7 @@ def _layer_norm(b: Builder, input: Value, shape: list, weight, bias, eps: Value)
     """Result, mean and 1 / standard deviation; the latter two in the accumulation dtype, with reduced dims as size 1."""
     dims = inner(b, input, shape)
     mean, summed = squares(b, input, dims)
-    template = "rsqrt({0} / {1} + {2})"
+    template = f"rsqrt({{0}} * {RECIPROCAL} + {{2}})"
     rstd = b.pointwise("rstd", template, (summed, b.count(input, dims), eps), summed.dtype)
     return b.contiguous(scaled(b, "layer_norm", input, mean, rstd, weight, bias, input.dtype)), mean, rstd
 

@@ -31,6 +31,9 @@ def normalized(value: Value, dims: "int | Sequence[int] | None") -> list[int]:
     return sorted(found)
 
 
+RECIPROCAL = "(1 / {1})"  #: of a count: one division a thread, not one a row
+
+
 def total(b: Builder, name: str, value: Value, dims: Sequence[int], keepdim: bool = True) -> Value:
     """The sum over `dims` in the accumulation dtype: float for 16-bit floats."""
     return b.reduce(name, "sum", value, dims, keepdim, value.dtype.register)
@@ -39,18 +42,22 @@ def total(b: Builder, name: str, value: Value, dims: Sequence[int], keepdim: boo
 def mean_of(b: Builder, value: Value, dims: Sequence[int], keepdim: bool = True) -> Value:
     """The mean over `dims`, in the accumulation dtype."""
     summed = total(b, "sum", value, dims, keepdim)
-    return b.pointwise("mean", "({0} / {1})", (summed, b.count(value, dims)), summed.dtype)
+    return b.pointwise("mean", f"({{0}} * {RECIPROCAL})", (summed, b.count(value, dims)), summed.dtype)
 
 
 def squares(b: Builder, value: Value, dims: Sequence[int]) -> tuple[Value, Value]:
     """(mean, sum of squared distances from it) over `dims`, which stay as size 1, in the accumulation dtype. The second pass also finds what rounding
-    left of the mean and corrects both by it (Chan, Golub, LeVeque, Algorithms for Computing the Sample Variance, 1983)."""
+    left of the mean and corrects both by it (Chan, Golub, LeVeque, Algorithms for Computing the Sample Variance, 1983); not for 16-bit values, which are
+    coarser than that."""
     first = mean_of(b, value, dims)
     distance = b.pointwise("sub", "({0} - {1})", (value, first), first.dtype)
-    drift = mean_of(b, distance, dims)
     squared = b.pointwise("square", "({0} * {0})", (distance,), first.dtype)
+    summed = total(b, "sum", squared, dims)
+    if value.dtype.itemsize == 2:
+        return first, summed
+    drift = mean_of(b, distance, dims)
     less = b.pointwise("mul", "({0} * {0} * {1})", (drift, b.count(value, dims)), first.dtype)
-    summed = b.pointwise("sub", "({0} - {1} < 0 ? 0 : {0} - {1})", (total(b, "sum", squared, dims), less), first.dtype)
+    summed = b.pointwise("sub", "({0} - {1} < 0 ? 0 : {0} - {1})", (summed, less), first.dtype)
     return b.pointwise("add", "({0} + {1})", (first, drift), first.dtype), summed
 
 

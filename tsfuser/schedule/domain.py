@@ -62,17 +62,17 @@ class Domain:
 
 
 def domain(call: Call, segment: Segment) -> Domain:
-    """The domain of `segment`; a reduced axis is never merged with a kept one (the strides of both may be 0 in a result without elements)."""
+    """The domain of `segment`; axes that other reductions run over are never merged (the strides of both may be 0 in a result without elements)."""
     memory = segment.loads + segment.stores
     randoms = tuple(Buffer(op.output, "random", op.stream, op.linear_strides, sz.const(256)) for op in segment.randoms)
     buffers = memory + randoms
-    reduced = {axis for op in segment.reductions for axis in op.axes}
+    reduced = {axis: tuple(axis in op.axes for op in segment.reductions) for axis in segment.axes}
     reference = max(memory, key=lambda b: (len(b.value.axes), b.kind != "input"))
     axes = _sorted_axes(call, segment.axes, reference, buffers)
     strides = {(b, a): _stride(call, b, a) for b in buffers for a in axes}
     groups: list[list[Axis]] = []
     for axis in axes:
-        same_side = groups and ((groups[-1][-1] in reduced) == (axis in reduced))
+        same_side = groups and reduced[groups[-1][-1]] == reduced[axis]
         if same_side and all(_walk_as_one(call, strides[b, groups[-1][-1]], strides[b, axis], axis) for b in buffers):
             groups[-1].append(axis)
         else:

@@ -15,9 +15,9 @@ from ..ir import size as sz
 from ..ir.size import Size
 from .domain import Domain
 
-#: block: grid; thread.*: threads of a block; serial: a loop; unroll: unrolled, loads first; vector: one memory access of all lanes;
+#: block: grid; thread.*: threads of a block; rows: a loop of as many turns for all threads of a block; serial: a loop; unroll: unrolled, loads first; vector: one memory access of all lanes;
 #: simd: a loop that the host compiler vectorises
-BINDINGS = ("block", "thread.x", "thread.y", "serial", "unroll", "vector", "simd")
+BINDINGS = ("block", "thread.x", "thread.y", "rows", "serial", "unroll", "vector", "simd")
 
 
 @dataclass(frozen=True)

@@ -54,31 +54,40 @@ def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocati
     if not call.decide(sz.lt(1, shape.splits)):
         return [(segment, apply(space, kept, reduced, params, shape, None), params)]
     params = replace(params, split=True)
-    axis = Axis("splits", shape.splits)
-    stores = {b.value.name: b for b in segment.stores}
-    finish, partials = [], {}
-    for op in segment.reductions:
-        partial = Value(f"{op.output.name}_partial", op.output.dtype.register, (axis, *op.output.dims))
-        partials[op.output.name] = allocations.new(partial, 1 if params.inner else params.vector)  # each split begins at a whole access
-        finish.append(replace(op, operands=(partial,), axes=(axis,)))
-    # the first kernel sees its partial results as tensors without the splits; the schedule tells where each split begins
-    early = {name: replace(b, strides=b.strides[1:], value=replace(b.value, dims=b.value.dims[1:], name=name)) for name, b in partials.items()}
-    ops = tuple(replace(op, output=early[op.output.name].value) if isinstance(op, Reduce) else op for op in segment.ops)
-    first = replace(segment, ops=ops, stores=tuple(early.get(name, b) for name, b in stores.items()))
+    multiple = 1 if params.inner else params.vector  # each split begins at a whole access
+    first, second, distance = parted(segment, segment.reductions, Axis("splits", shape.splits), multiple, allocations)
     space, kept, reduced, _, _ = _plan(call, first, machine)
+    return [(first, apply(space, kept, reduced, params, shape, distance), params), finish(call, second, machine)]
+
+
+def parted(segment: Segment, ops, axis: Axis, multiple: int, allocations: Allocations) -> tuple[Segment, Segment, Size]:
+    """`segment` with the reductions `ops` in two steps: (the segment that leaves one result of each a step of `axis`, the one that combines these, elements from one such
+    result to the next, a multiple of `multiple`). The first sees its results as tensors without that axis; the schedule tells where each begins."""
+    stores = {b.value.name: b for b in segment.stores}
+    second, partials = [], {}
+    for op in ops:
+        partial = Value(f"{op.output.name}_partial", op.output.dtype.register, (axis, *op.output.dims))
+        partials[op.output.name] = allocations.new(partial, multiple)
+        second.append(replace(op, operands=(partial,), axes=(axis,)))
+    early = {name: replace(b, strides=b.strides[1:], value=replace(b.value, dims=b.value.dims[1:], name=name)) for name, b in partials.items()}
+    own = tuple(replace(op, output=early[op.output.name].value) if op in ops else op for op in segment.ops)
+    first = replace(segment, ops=own, stores=tuple(early.get(name, b) for name, b in stores.items()))
+    targets = tuple(stores[op.output.name] for op in second)
     distance = next(iter(partials.values())).strides[0]
-    schedule = apply(space, kept, reduced, params, shape, distance)
-    targets = tuple(stores[op.output.name] for op in finish)
-    second = Segment(tuple(finish), tuple(partials.values()), targets, (axis, *finish[0].output.axes))
-    space, kept, reduced, last, shape = _plan(call, second, machine)
-    return [(first, schedule, params), (second, apply(space, kept, reduced, last, shape, None), last)]
+    return first, Segment(tuple(second), tuple(partials.values()), targets, (axis, *second[0].output.axes)), distance
 
 
-def _plan(call: Call, segment: Segment, machine: Machine) -> "tuple[Domain, list[Dim], list[Dim], ReductionParams, _Shape]":
+def finish(call: Call, segment: Segment, machine: Machine) -> tuple[Segment, Schedule, ReductionParams]:
+    """The kernel that combines partial results."""
+    space, kept, reduced, params, shape = _plan(call, segment, machine, small=True)
+    return segment, apply(space, kept, reduced, params, shape, None), params
+
+
+def _plan(call: Call, segment: Segment, machine: Machine, small: bool = False) -> "tuple[Domain, list[Dim], list[Dim], ReductionParams, _Shape]":
     space = domain(call, segment)
     kept, reduced = _sides(space, segment.reductions[0])
     params = _choose(call, segment, space, reduced, machine)
-    return space, kept, reduced, params, _shape(space, kept, reduced, params, machine)
+    return space, kept, reduced, params, _shape(space, kept, reduced, params, machine, small)
 
 
 def _sides(space: Domain, op: Reduce) -> tuple[list[Dim], list[Dim]]:
@@ -101,10 +110,12 @@ def _choose(call: Call, segment: Segment, space: Domain, reduced: list[Dim], mac
     return ReductionParams(inner, vector, unroll, threads, False, is_whole(call, space, vector), wide)
 
 
-def _shape(space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionParams, machine: Machine) -> _Shape:
-    """Sizes as programs: they follow the call, the kernel does not."""
+def _shape(space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionParams, machine: Machine, small: bool) -> _Shape:
+    """Sizes as programs: they follow the call, the kernel does not. `small`: what is read lies in the cache, so that blocks may be narrow."""
     lanes = sz.nextpow2(sz.ceildiv(space.dims[-1].extent, params.vector))
     most = sz.const(params.threads if params.inner else min(32, params.threads))
+    if small and not params.inner:
+        most = sz.minimum(most, sz.nextpow2(sz.ceildiv(space.dims[-1].extent, params.vector * machine.multiprocessors)))
     across = sz.minimum(lanes, most) if params.threads > 1 else sz.const(1)
     down = sz.binary("div", params.threads, across)
     outputs = _extent(space, kept)

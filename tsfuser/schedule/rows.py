@@ -1,8 +1,10 @@
 """The row schedule: normalisations and softmax, every row read once where it fits into registers.
 
-In: a segment whose reductions all run over the contiguous dim, and results that depend on them. Out: one kernel. The threads of a row reduce together, get the
+In: a segment whose reductions run over the contiguous dim, and results that depend on them; on a GPU some may run over all other dims instead (*columns*, as the
+gradients of a normalisation's parameters do). Out: one kernel, or two. The threads of a row reduce together, get the
 result back and go over the row again: in registers (*persistent*: a thread keeps `unroll` vectors of each tensor) or, for rows too long, in memory.
-Short rows share a block. Example: layer_norm over 1024 floats: 256 threads a row, one float4 each.
+Short rows share a block. With columns, a block goes over many rows and adds up its part of the columns in registers; a second kernel adds up the parts.
+Example: layer_norm over 1024 floats: 64 threads a row, four float4 each.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from dataclasses import dataclass, replace
 
 from ..ir import size as sz
 from ..ir.call import Call
+from ..ir.fusion import Axis, Reduce
 from ..ir.size import Size
-from ..segment import Segment
+from ..segment import Allocations, Segment
+from . import reduction
 from .domain import Domain, domain
 from .loops import Reduction, Schedule
 from .machine import Machine
@@ -21,34 +25,40 @@ from .pointwise import is_whole, is_wide, vector_width
 LARGEST = 512  # threads of a row: more would leave too few registers to each
 DEEPEST = 8  # vectors of each tensor that a thread keeps
 SHALLOW = 8  # the same in a row that a warp or less has for itself
-FLIGHT = 32  # bytes of input that a thread asks for before it waits for any
+SHALLOW_COLUMNS = 2  # the same where registers hold columns as well
 SMALL = 128  # threads of a block of such rows
+FLIGHT = 64  # bytes of input that a thread asks for before it waits for any, so that what threads do together costs each element less
+FLIGHT_ALONE = 32  # the same where several rows make them up
+REGISTERS = 96  # of a thread, that may hold input and columns
+RESIDENT = 1024  # threads that share a multiprocessor where each needs many registers
 LONG = 65536  # elements of a row from which several blocks a row are worth two passes and another kernel, where rows are few
 
 
 @dataclass(frozen=True)
 class RowParams:
-    """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor, of one row or (`several`) of as many; `persistent`: in registers from first to last use; `warp`: threads of a short row,
-    several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that nothing needs a bound; `whole`: at least, every vector is all inside or all outside
-    the row; `threads`: of a block at most; `wide`: 64-bit indices."""
+    """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor, of one row or (`several`) of as many; `persistent`: in registers from first to last use;
+    `warp`: threads of a short row, several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that nothing needs a bound; `whole`: at
+    least, every vector is all inside or all outside the row; `columns`: how many reductions run over the other dims; `threads`: of a block at most; `wide`: 64-bit indices."""
 
     vector: int
     unroll: int
     persistent: bool
-    warp: int
-    several: bool
-    exact: bool
-    whole: bool
-    threads: int
-    wide: bool
+    warp: int = 0
+    several: bool = False
+    exact: bool = False
+    whole: bool = False
+    columns: int = 0
+    threads: int = 1
+    wide: bool = False
 
 
 def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
     """None, or why the segment is not one pass over rows."""
     space = domain(call, segment)
-    axes = set(segment.reductions[0].axes)
-    reduced = [d for d in space.dims if set(d.axes) & axes]
-    if len(reduced) != 1 or reduced[0] is not space.dims[-1]:
+    inner = set(space.dims[-1].axes)
+    columns = [op for op in segment.reductions if not set(op.axes) & inner]
+    along = [op for op in segment.reductions if op not in columns]
+    if not along or set(along[0].axes) != inner:
         return "its reduced dimensions are not the contiguous ones"
     if not call.decide(sz.lt(0, space.elements)):
         return "it has no elements"
@@ -56,43 +66,76 @@ def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
     count = sz.product([d.extent for d in space.dims[:-1]])
     if call.decide(sz.both(sz.lt(count, few), sz.lt(LONG, space.dims[-1].extent))):
         return "its rows are long and too few to keep the machine busy"
+    if columns:
+        params = choose(call, segment, space, machine)
+        held = params.unroll * params.vector * (_streamed(space) / 4 + len(columns) + 1)
+        if not params.persistent or held > REGISTERS:
+            return "a row and its part of the columns do not fit into registers"
     return None
+
+
+def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> list[tuple[Segment, Schedule, object]]:
+    """The kernels that compute `segment`."""
+    space = domain(call, segment)
+    params = choose(call, segment, space, machine)
+    if not params.columns:
+        return [(segment, apply(space, params, machine), params)]
+    inner = set(space.dims[-1].axes)
+    columns = [op for op in segment.reductions if not set(op.axes) & inner]
+    first, second, distance = reduction.parted(segment, columns, Axis("parts", _parts(space, params, machine)), params.vector, allocations)
+    schedule = apply(domain(call, first), params, machine)
+    how = replace(schedule.reduction, partial=("block", distance))
+    return [(first, replace(schedule, reduction=how), params), reduction.finish(call, second, machine)]
 
 
 def choose(call: Call, segment: Segment, space: Domain, machine: Machine) -> RowParams:
     """A warp a row while its threads can keep the row, so that nobody waits at a barrier; else threads first, then registers: as many threads as have a
     vector to do."""
-    wide = is_wide(call, space)
     vector = vector_width(call, space, machine)
     whole = is_whole(call, space, vector)
-    columns = space.dims[-1].extent
+    columns, inner = space.dims[-1].extent, set(space.dims[-1].axes)
+    given = RowParams(vector, 1, False, whole=whole, columns=sum(not set(op.axes) & inner for op in segment.reductions), wide=is_wide(call, space))
     if machine.kind == "host":
-        return RowParams(vector, 1, False, 0, False, whole, whole, 1, wide)
+        return replace(given, exact=whole)
     vectors = sz.ceildiv(columns, vector)
-    depth = _depth(space, vector)
-    unroll = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), depth)
-    if call.decide(sz.le(vectors, 32 * SHALLOW)):
+    bytes_each = vector * _streamed(space)
+    unroll = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), _depth(FLIGHT, bytes_each))
+    shallow = SHALLOW_COLUMNS if given.columns else SHALLOW
+    if call.decide(sz.le(vectors, 32 * shallow)):
         warp = call.decide(sz.minimum(sz.nextpow2(vectors), 32))
-        unroll = call.decide(sz.nextpow2(sz.ceildiv(vectors, 32)))
+        unroll, depth = call.decide(sz.nextpow2(sz.ceildiv(vectors, 32))), _depth(FLIGHT_ALONE, bytes_each)
         several = unroll == 1 < depth and len(space.dims) > 1
-        params = RowParams(vector, depth if several else unroll, True, warp, several, False, whole, SMALL, wide)
+        params = replace(given, unroll=depth if several else unroll, persistent=True, warp=warp, several=several, threads=SMALL)
     elif call.decide(sz.le(unroll, DEEPEST)):
-        params = RowParams(vector, call.decide(unroll), True, 0, False, False, whole, LARGEST, wide)
+        params = replace(given, unroll=call.decide(unroll), persistent=True, threads=LARGEST)
     else:
-        params = RowParams(vector, 4, False, 0, False, False, whole, LARGEST, wide)
+        params = replace(given, unroll=4, threads=LARGEST)
     across, _ = _block(columns, params)
     step = across * (params.vector * (1 if params.several else params.unroll))
     return replace(params, exact=bool(call.decide(sz.eq(columns, step) if params.persistent else sz.eq(columns % step, 0))))
 
 
-def _depth(space: Domain, vector: int) -> int:
-    """Vectors of each tensor that make `FLIGHT` bytes."""
+def _streamed(space: Domain) -> int:
+    """Bytes an element of the tensors that are read from memory, and not again for every row."""
     columns = len(space.dims) - 1
-    streamed = vector * sum(a.itemsize for a in space.loads if a.moves(columns) and (columns == 0 or any(a.moves(d) for d in range(columns))))
-    return 1 << (max(1, min(4, FLIGHT // max(streamed, 1))).bit_length() - 1)
+    return sum(a.itemsize for a in space.loads if a.moves(columns) and (columns == 0 or any(a.moves(d) for d in range(columns))))
 
 
-def apply(space: Domain, params: RowParams) -> Schedule:
+def _depth(flight: int, bytes_each: int) -> int:
+    """Vectors of `bytes_each` that make `flight` bytes; at most 4."""
+    return 1 << (max(1, min(4, flight // max(bytes_each, 1))).bit_length() - 1)
+
+
+def _parts(space: Domain, params: RowParams, machine: Machine) -> Size:
+    """Blocks that go over all rows together, as many as run at the same time, with two turns each at least."""
+    across, down = _block(space.dims[-1].extent, params)
+    count = sz.product([d.extent for d in space.dims[:-1]])
+    rows = down * params.unroll if params.several else down
+    resident = sz.maximum(sz.binary("div", RESIDENT, across * down), 1) * machine.multiprocessors
+    return sz.minimum(sz.ceildiv(count, rows * 2), resident)
+
+
+def apply(space: Domain, params: RowParams, machine: Machine) -> Schedule:
     schedule = Schedule.over(space, params.threads, params.wide)
     *outer, col = [x.name for x in schedule.loops]
     across, down = _block(schedule.loop(col).extent, params)
@@ -109,22 +152,28 @@ def apply(space: Domain, params: RowParams) -> Schedule:
         serial = ["r", "u", "lane"]
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
     bound = {"tx": "thread_x", "ty": "thread_y", "u": "unroll", "lane": "vector", "block": "block"}
-    threads = ["tx"]
+    blocks, threads = ["block"], ["tx"]
     if outer:
         schedule = schedule.reorder(*outer, *threads, *serial)
         row = outer[0]
         if len(outer) > 1:
             schedule, row = schedule.fuse_all(outer, "row"), "row"
-        if params.several:
-            schedule = schedule.split(row, down * params.unroll, ("block", "rows")).split("rows", down, ("u", "ty"), exact=True)
-            serial = ["u", *serial]
+        rows, own = (down * params.unroll, "rows") if params.several else (down, "ty")
+        if params.columns:
+            parts = _parts(space, params, machine)
+            schedule = schedule.split(row, parts * rows, ("turn", "beat")).split("beat", rows, ("block", own), exact=True)
+            blocks, bound["turn"] = ["block", "turn"], "rows"
         else:
-            schedule = schedule.split(row, down, ("block", "ty"))
-        schedule = schedule.reorder("block", "ty", *threads, *serial)
+            schedule = schedule.split(row, rows, ("block", own))
+        if params.several:
+            schedule = schedule.split("rows", down, ("u", "ty"), exact=True)
+            serial = ["u", *serial]
+        schedule = schedule.reorder(*blocks, "ty", *threads, *serial)
     else:
         schedule = schedule.reorder(*threads, *serial).with_single("block")
     schedule = schedule.bind(**bound)
-    return replace(schedule, reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp, each="u" if params.several else ""))
+    each = "u" if params.several else ""
+    return replace(schedule, reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp, each=each))
 
 
 def _block(extent: Size, params: RowParams) -> tuple[Size, Size]:

@@ -88,16 +88,12 @@ DEVICE void offer_x(T (&value)[M], char* memory) {
 }
 
 template <class Op, int N = 0, class T, int M>
-DEVICE void take_x(T (&value)[M], char* memory) {
-  const int warps = blockDim.x / 32;
+DEVICE void take_x(T (&value)[M], char* memory, just<T> identity) {
+  const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
   if (warps <= 1) return;
   const T* const shared = reinterpret_cast<const T*>(memory) + threadIdx.y * warps;
 #pragma unroll
-  for (int lane = 0; lane < (N ? N : M); ++lane) {
-    value[lane] = shared[lane * 32];
-#pragma unroll 8
-    for (int warp = 1; warp < warps; ++warp) value[lane] = Op::combine(value[lane], shared[lane * 32 + warp]);
-  }
+  for (int k = 0; k < (N ? N : M); ++k) value[k] = combine_lanes<Op>(lane < warps ? shared[k * 32 + lane] : identity, 32);
 }
 
 DEVICE void meet_x() {
@@ -113,7 +109,7 @@ DEVICE void offer_y(T (&value)[M], char* memory) {
 }
 
 template <class Op, int N = 0, class T, int M>
-DEVICE void take_y(T (&value)[M], char* memory) {
+DEVICE void take_y(T (&value)[M], char* memory, just<T>) {
   if (threadIdx.y > 0) return;
   const T* shared = reinterpret_cast<const T*>(memory) + threadIdx.x * M;
   for (int row = 1; row < blockDim.y; ++row) {
@@ -133,9 +129,9 @@ DEVICE void meet_y() {
 template <class Op, int Width, int N = 0, class T, int M>
 DEVICE void reduce_warp(T (&)[M]) {
 }
-#define NOTHING_TO_COMBINE(NAME)               \
-  template <class Op, int N = 0, class T, int M> \
-  DEVICE void NAME(T (&)[M], char*) {          \
+#define NOTHING_TO_COMBINE(NAME)                        \
+  template <class Op, int N = 0, class T, int M>        \
+  DEVICE void NAME(T (&)[M], char*, just<T> = just<T>()) { \
   }
 NOTHING_TO_COMBINE(offer_x)
 NOTHING_TO_COMBINE(take_x)

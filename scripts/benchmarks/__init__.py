@@ -1,0 +1,1 @@
+"""What `scripts/bench` and `scripts/sweep` measure and print: blocks, peers, timers, tables, the chart."""

@@ -1,0 +1,118 @@
+"""The cases of `scripts/sweep`: reductions, softmax and norms over rows of many lengths.
+
+In: a family, a length of what is reduced, a number of elements, a dtype. Out: a function and its tensors.
+Example:
+
+    FAMILIES["layer_norm"].tensors(4096, 1 << 25, torch.float32, "cuda")  # x of [8192, 4096], weight, bias
+
+Training adds a multiplication before the op, where there is none: TorchScript differentiates, and so fuses,
+only what has several ops.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LENGTHS = (32, 128, 768, 4096, 16384, 65536, 1 << 20)
+IMAGES = (4096, 16384, 65536, 1 << 20)
+
+
+def sum_inner(x: Tensor) -> Tensor:
+    return (x * 0.5).sum(-1)
+
+
+def sum_outer(x: Tensor) -> Tensor:
+    return (x * 0.5).sum(0)
+
+
+def sum_middle(x: Tensor) -> Tensor:
+    return (x * 0.5).sum(1)
+
+
+def sum_full(x: Tensor) -> Tensor:
+    return (x * 0.5).sum()
+
+
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x * 0.5, -1)
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    return torch.log_softmax(x * 0.5, -1)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x * 0.5, (x.size(-1),), weight, bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    return torch.relu(F.batch_norm(x, mean, variance, weight, bias, training=True))
+
+
+def plain_softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+def plain_log_softmax(x: Tensor) -> Tensor:
+    return torch.log_softmax(x, -1)
+
+
+def plain_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, (x.size(-1),), weight, bias)
+
+
+@dataclass(frozen=True)
+class Family:
+    """`function` in inference, `trained` forward and backward, if at all. `layout`: where the reduced dim is.
+    `rows`: operands after x that have the size of a row, or of the channels. `statistics`: buffers."""
+
+    function: object
+    trained: object = None
+    layout: str = "inner"
+    rows: int = 0
+    statistics: int = 0
+    lengths: tuple = LENGTHS
+
+    def shape(self, length, total):
+        """Sizes of x; None where the length does not fit."""
+        if self.layout == "inner":
+            sizes = (total // length, length)
+        elif self.layout == "outer":
+            sizes = (length, total // length)
+        elif self.layout == "middle":  # [N, H * W, C]
+            sizes = (total // (64 * length), length, 64)
+        elif self.layout == "full":
+            sizes = (total,)
+        else:
+            sizes = (32, total // length, length // 256, 8)
+        return sizes if min(sizes) > 0 else None
+
+    def tensors(self, length, total, dtype, device):
+        """Random operands, without gradients."""
+        sizes = self.shape(length, total)
+        x = torch.randn(sizes, device=device).to(dtype)
+        if self.layout == "channels last":
+            x = x.contiguous(memory_format=torch.channels_last)
+        row = sizes[1] if self.layout.startswith("channels") else sizes[-1]
+        made = [x] + [torch.randn(row, device=device).to(dtype) for _ in range(self.rows)]
+        return made + [torch.rand(row, device=device) + 0.5 for _ in range(self.statistics)]
+
+
+FAMILIES = {
+    "sum_inner": Family(sum_inner),
+    "sum_outer": Family(sum_outer, layout="outer"),
+    "sum_middle": Family(sum_middle, layout="middle"),
+    "sum_full": Family(sum_full, layout="full", lengths=(0,)),
+    "softmax": Family(plain_softmax, softmax),
+    "log_softmax": Family(plain_log_softmax, log_softmax),
+    "layer_norm": Family(plain_layer_norm, layer_norm, rows=2),
+    "rms_norm": Family(rms_norm, rms_norm, rows=1),
+    "batch_norm": Family(batch_norm, batch_norm, "channels", 2, 2, IMAGES),
+    "batch_norm_last": Family(batch_norm, batch_norm, "channels last", 2, 2, IMAGES),
+}

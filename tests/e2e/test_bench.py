@@ -1,0 +1,164 @@
+"""scripts/bench and scripts/sweep run, with tiny sizes, on the CPU too; what they print, write and draw."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from support import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from benchmarks import accuracy, chart, report, training  # noqa: E402
+from benchmarks.blocks import BLOCKS, SHAPE  # noqa: E402
+from benchmarks.kernels import FAMILIES  # noqa: E402
+from benchmarks.peers import PEERS, available  # noqa: E402
+
+
+def run(script, *arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, ROOT / "scripts" / script, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """What one run of scripts/bench printed and wrote, without the peers that compile for seconds."""
+    path = tmp_path_factory.mktemp("bench") / "bench.json"
+    only = "gelu,softmax,layer_norm_shapes,pointwise,host,graph"
+    done = run(
+        "bench", "--quick", "--only", only, "--peers", "eager,script,mef_tsfuser,tsfuser", "--json", path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, {r["name"]: r for r in json.loads(path.read_text())["results"]}
+
+
+def test_every_case_is_measured_with_every_peer(measured):
+    _, results = measured
+    blocks = {"eager", "script", "mef_tsfuser", "tsfuser"}
+    assert set(results["gelu"]["peers"]) == set(results["softmax"]["peers"]) == blocks
+    assert set(results["layer_norm_shapes"]["peers"]) == {"eager", "script", "tsfuser"}
+    errors = {n: c["error"] for r in results.values() for n, c in r["peers"].items() if "error" in c}
+    assert errors == {}
+    for name in blocks:
+        assert results["gelu"]["peers"][name]["its"] > 0
+    best = max(results["gelu"]["peers"][n]["its"] for n in ("eager", "script"))
+    assert results["gelu"]["ratio"] == pytest.approx(results["gelu"]["peers"]["tsfuser"]["its"] / best)
+
+
+def test_the_table_fits_120_columns(measured):
+    lines = measured[0].splitlines()
+    assert max(map(len, lines)) <= 120
+    assert any(line.startswith("gelu(x + b) * y, [2, 8, 64] float32") for line in lines)
+
+
+def test_a_peer_that_fails_is_a_dash_with_its_error():
+    cells = {
+        "eager": {"its": 10.0, "gpu us": 5.0},
+        "nnc": {"error": "Error: first\nno backend"},
+        "tsfuser": {"its": 25.0},
+    }
+    result = report.Result("block", "a block", "its", cells=cells)
+    assert [line.split()[-1] for line in result.table().splitlines() if "NNC" in line] == ["-"]
+    assert result.ratio() == 2.5 and result.best_peer() == "eager"
+    assert report.errors([result]) == "block, TorchScript + NNC: no backend"
+    assert (
+        json.loads(report.as_json([result], {}))["results"][0]["peers"]["nnc"]["error"]
+        == "Error: first\nno backend"
+    )
+
+
+def test_a_wrong_result_is_an_error_and_no_figure(monkeypatch):
+    monkeypatch.setattr(training, "wrong_by", lambda block, shape: 1000.0)
+    settings = training.Settings.here(quick=True)
+    measured = training.Static("gelu", available(["eager", "tsfuser"], cuda=False), settings)
+    assert "wrong result: 1e+03 roundings" in measured.result.cells["tsfuser"]["error"]
+    assert "its" in measured.result.cells["eager"] and measured.result.ratio() is None
+
+
+def test_a_nan_is_wrong_and_an_error_as_eagers_is_not():
+    exact = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    assert accuracy.beyond([exact + 3e-3], [exact + 1e-3], [exact], torch.float32) == 0
+    assert accuracy.beyond([exact + 1e-2], [exact + 1e-3], [exact], torch.float32) > 10000
+    for value in (torch.nan, torch.inf):
+        assert accuracy.beyond([exact * value], [exact], [exact], torch.float32) > 1e300
+
+
+def test_a_budget_that_is_used_up_measures_nothing_more(tmp_path):
+    path = tmp_path / "bench.json"
+    done = run("bench", "--quick", "--only", "gelu", "--peers", "eager", "--budget", "1e-9", "--json", path)
+    assert done.returncode == 0, done.stderr
+    [result] = json.loads(path.read_text())["results"]
+    assert "budget" in result["peers"]["eager"]["error"] and "its" not in result["peers"]["eager"]
+
+
+def test_unknown_names_are_refused():
+    for arguments in (("--only", "nothing"), ("--peers", "eager,nobody")):
+        done = run("bench", *arguments)
+        assert done.returncode == 2 and "not one of" in done.stderr
+
+
+def test_bytes_of_the_block_are_those_of_its_tensors():
+    elements = torch.Size(SHAPE).numel()
+    assert BLOCKS["layer_norm"].bytes(SHAPE) == 8 * 4 * elements + 2 * elements
+    assert BLOCKS["layer_norm_bf16"].bytes(SHAPE) == 8 * 2 * elements + 2 * elements
+    assert BLOCKS["gelu"].bytes(SHAPE) == 8 * 4 * elements
+
+
+def test_blocks_without_dropout_are_deterministic():
+    for block in BLOCKS.values():
+        tensors = block.tensors((2, 3, 64), "cpu")
+        outputs = [block.function(*tensors, *block.without_dropout()) for _ in range(2)]
+        assert torch.equal(*outputs) and outputs[0].dtype == block.dtype
+
+
+def test_graphs_of_cuda_are_for_cuda_devices_only():
+    assert "overhead" not in available(PEERS, cuda=False) and "overhead" in available(PEERS, cuda=True)
+
+
+def test_the_chart_has_bars_and_says_so_where_it_cannot(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    cells = {name: {"its": 100.0 + k} for k, name in enumerate(PEERS)}
+    results = [report.Result(n, f"{BLOCKS[n].title}, [2] float32", "its", cells=cells) for n in BLOCKS]
+    chart.draw(results, tmp_path / "blocks.png", "a machine")
+    assert (tmp_path / "blocks.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(chart.NoMatplotlib, match="pip install matplotlib"):
+        chart.draw(results, tmp_path / "none.png", "a machine")
+
+
+def test_the_sweep_runs(tmp_path):
+    path = tmp_path / "sweep.json"
+    done = run(
+        "sweep",
+        "--elements",
+        8192,
+        "--peers",
+        "eager,tsfuser",
+        "--dtype",
+        "float32",
+        "--length",
+        "0,128,4096",
+        "--json",
+        path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert {row["family"] for row in rows} == set(FAMILIES)
+    assert all(row["errors"] == {} and set(row["us"]) == {"eager", "tsfuser"} for row in rows)
+    assert {row["phase"] for row in rows if row["family"] == "softmax"} == {"forward", "backward"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_shapes_of_the_sweep_hold_the_length_that_is_reduced(name):
+    family = FAMILIES[name]
+    for length in family.lengths:
+        sizes = family.shape(length, 1 << 25)
+        if sizes is None:
+            assert family.layout == "middle" and length == 1 << 20
+            continue
+        reduced = {"inner": [-1], "outer": [0], "middle": [1], "full": [0]}.get(family.layout, [0, 2, 3])
+        count = torch.Size([sizes[d] for d in reduced]).numel()
+        assert count == (length or 1 << 25) and torch.Size(sizes).numel() > 0.99 * (1 << 25)
