@@ -157,7 +157,7 @@ def _backward(b: Builder, grad: Value, input: Value, weight, mean: "Value | None
     if mask[0]:
         factor = [] if weight is None else [of_channels(b, weight, input)]
         if training:
-            operands, template = (grad, rstd, shift, hat, slope, b.count(input, others)), "({0} - {2} / {5} - {3} * ({4} / {5})) * {1}"
+            operands, template = (grad, rstd, shift, hat, slope, b.count(input, others)), "({0} - ({2} + {3} * {4}) * (1 / {5})) * {1}"
         else:
             operands, template = (grad, rstd), "{0} * {1}"
         template = f"({template} * {{{len(operands)}}})" if factor else f"({template})"
