@@ -171,6 +171,7 @@ void after_fork() {
 void hook_into_torch() {
   static const bool once = [] {
     register_operators();
+    register_size_operators();
     register_pass_hooks();
     pthread_atfork(nullptr, nullptr, after_fork);
     return true;

@@ -24,8 +24,9 @@ torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types);
 
 // Once a process, when the module is initialised. None of them changes a program while `pass_enabled` is
 // off.
-void register_operators();   // operators.cpp
-void register_pass_hooks();  // pass_hook.cpp
+void register_operators();       // operators.cpp
+void register_size_operators();  // sizes.cpp
+void register_pass_hooks();      // pass_hook.cpp
 
 // The functions of tsfuser._C that take or return graphs (pass_hook.cpp).
 void bind_graphs(py::module_& m);

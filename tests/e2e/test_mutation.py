@@ -22,7 +22,8 @@ PURE = (
 )  # fmt: skip
 VIEWS = (
     "{a}.t()", "{a}.view(16).view(4, 4)", "{a}.transpose(0, 1)", "{a}.contiguous()", "{a}[:]",
-    "{a}.detach()", "{a}.expand_as({b})",
+    "{a}.detach()", "{a}.expand_as({b})", "{a}.unsqueeze(0).squeeze(0)", "{a}.permute(1, 0)", "{a}.expand(4, -1)",
+    "{a}.t().to(torch.float64)", "{a}.reshape(2, 8).reshape(4, 4)", "{a}.flatten().unflatten(0, [4, 4])",
 )  # fmt: skip
 WRITES = (
     "{a}.add_({b})", "{a}.mul_(0.5)", "{a}.relu_()", "{a}.clamp_(-2.0, 2.0)", "{a}.zero_()",

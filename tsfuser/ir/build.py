@@ -329,41 +329,83 @@ class Builder:
             met.append(v)
         return tuple(dims), tuple(met)
 
-    def _again(self, value: Value) -> Value:
-        """`value` computed a second time, over axes of its own, from inputs that are read a second time."""
+    def _again(self, value: Value, into: "dict[Axis, tuple[Axis, ...]] | None" = None) -> Value:
+        """`value` computed a second time, from inputs that are read a second time: over axes of its own, or, where `into` is given, over the
+        same axes but for those that it splits into several, outermost first."""
+        axes = dict(into or {})
+
+        def split(old: Axis) -> tuple[Axis, ...]:
+            root = self.axis(old)
+            if root not in axes:
+                axes[root] = (root,) if into else (self.fresh_axis(root.extent),)
+            return axes[root]
+
+        def stays(v: Value) -> bool:
+            return v.is_number or not v.axes or (into is not None and all(split(a) == (self.axis(a),) for a in v.axes))
+
         needed, cone = {value.name}, []
         for op in reversed(self._ops):
-            if op.output.name in needed and op.output.axes:
+            if op.output.name in needed and not stays(op.output):
                 cone.append(op)
                 needed.update(v.name for v in op.operands)
         if any(self._axes.halves(a) for v in (value, *(v for op in cone for v in op.operands)) for a in v.axes):
             raise Refusal("channels that are grouped meet themselves along another dimension")
         if len(cone) > MAX_REPEATED or any(isinstance(op, Random) for op in cone):
-            raise Refusal("a value meets another along two of its dims, and is not to be computed twice")
-        axes: dict[Axis, Axis] = {}
+            raise Refusal("a value that would have to be computed twice is random, or costs too much")
         values: dict[str, Value] = {}
-
-        def axis(old: Axis) -> Axis:
-            root = self.axis(old)
-            if root not in axes:
-                axes[root] = self.fresh_axis(root.extent)
-            return axes[root]
+        sources = {i.value.name: i for i in (*self._inputs.values(), *self._repeats)}
 
         def copy(v: Value) -> Value:
-            if v.is_number or not v.axes:
+            if stays(v):
                 return v
             if v.name not in values:
-                values[v.name] = self._new(v.name, v.dtype, tuple(None if a is None else axis(a) for a in v.dims))
-                self._layouts[values[v.name].name] = self._layouts[v.name]
-                source = next((i for i in (*self._inputs.values(), *self._repeats) if i.value is v), None)
-                if source is not None:
-                    self._repeats.append(replace(source, value=values[v.name]))
+                layout, dims, strides = self._layouts[v.name], [], []
+                for old, stride in zip(v.dims, layout.strides):
+                    parts = (None,) if old is None else split(old)
+                    dims += parts
+                    strides += [stride * sz.product([p.extent for p in parts[k + 1 :]]) for k in range(len(parts))]
+                values[v.name] = new = self._new(v.name, v.dtype, tuple(dims))
+                self._layouts[new.name] = lay.Layout(self.sizes(new), tuple(strides), layout.dense)
+                if v.name in sources:
+                    self._repeats.append(replace(sources[v.name], value=new, strides=tuple(strides)))
             return values[v.name]
 
         for op in reversed(cone):
             op = replace(op, operands=tuple(map(copy, op.operands)), output=copy(op.output))
-            self._ops.append(replace(op, axes=tuple(map(axis, op.axes))) if isinstance(op, Reduce) else op)
+            if isinstance(op, Reduce):
+                op = replace(op, axes=tuple(part for a in op.axes for part in split(a)))
+            self._ops.append(op)
         return copy(value)
+
+    def reshaped(self, name: str, value: Value, pieces: "Sequence[tuple[Sequence[int], Sequence[sz.Size]]]", dims: Sequence[int]) -> Value:
+        """`value` reshaped: each piece takes some of its dims, neighbours of sizes other than 1, to as many dims of the given sizes, also not 1;
+        `dims` says which dims of the result, in order, these are (all others are of size 1: -1). Merging takes a tensor in memory that is walked
+        as one."""
+        source, axes, strides = self._behind.get(value.name), [], []
+        layout, into = self.layout(value), {}
+        for old, sizes in pieces:
+            step = layout.strides[old[-1]]
+            if len(old) > 1 and source is None:
+                raise Refusal("merged dims of a value that is not in memory")
+            for outer, inner in zip(old, old[1:]):
+                if not self.call.decide(sz.eq(layout.strides[outer], layout.strides[inner] * layout.sizes[inner])):
+                    raise Refusal("merged dims that memory does not walk as one: eager makes a copy")
+            own = (self.axis(value.dims[old[0]]),) if len(old) == len(sizes) == 1 else tuple(map(self.fresh_axis, sizes))
+            into[self.axis(value.dims[old[0]])] = own
+            axes += own
+            strides += [step * sz.product(sizes[k + 1 :]) for k in range(len(sizes))]
+        places = [None if k < 0 else axes[k] for k in dims]
+        steps = [sz.const(1) if k < 0 else strides[k] for k in dims]
+        if all(len(old) == len(sizes) == 1 for old, sizes in pieces):
+            return self.view(name, value, places, steps)
+        if source is None:
+            return self.view(name, self._again(value, into), places, steps)
+        result = self._new(name, value.dtype, tuple(places))
+        self._layouts[result.name] = lay.Layout(self.sizes(result), tuple(steps))
+        self._repeats.append(replace(source, value=result, strides=tuple(steps)))
+        self._behind[result.name] = source
+        self._views.add(result.name)
+        return result
 
     def _pointwise_layout(self, output: Value, operands: Sequence[Value]) -> lay.Layout:
         layouts = tuple(dict.fromkeys(self._layouts[v.name] for v in operands if not v.is_number and v.dims))

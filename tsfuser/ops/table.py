@@ -97,6 +97,11 @@ class Row:
     Those in `ignored` are tensors that other implementations look at; the function gets None for them.
     `writes` holds pairs: a tensor argument that the op changes in place though its schema does not say so,
     and the bool argument without which it does not.
+    `symbolic` (int lists whose values need not be part of the class) as a list of `Size`. `sizes` says what
+    the result's sizes are: `broadcast` of the tensor operands, those of the `first`, these as `reduced` by
+    the arguments `dim` and `keepdim`, `squeezed`, `unsqueezed` or `permuted`, or `own`. `text` is
+    its docs line. Arguments in `fixed` must be constants of the graph: most calls would be refused otherwise.
+    The rank of a `fickle` op's result depends on which sizes are 1. A view that `reshapes` splits and merges dims.
     """
 
     name: str
@@ -111,6 +116,13 @@ class Row:
     fixed: frozenset[str] = frozenset()
     ignored: frozenset[str] = frozenset()
     writes: tuple[tuple[str, str], ...] = ()
+    fickle: bool = False
+    reshapes: bool = False
+
+    @property
+    def is_view(self) -> bool:
+        """Whether eager's result shares the memory of the operand, so that it must not leave a group."""
+        return self.family == "views"
 
     def build(self, builder: Builder, /, **args) -> "Value | tuple[Value, ...]":
         """The op's value(s) in `builder`. Raises Refusal with the reason where it cannot be exactly what
@@ -130,8 +142,8 @@ class Row:
 
     def infer(
         self, args: "dict[str, NodeArg]", device: str = "cuda:0", default: DType = FLOAT
-    ) -> "tuple[tuple[str, int], ...] | str | None":
-        """Dtype name and rank of each result: `(("float32", 2),)`, None for one that is no tensor; a string
+    ) -> "tuple[tuple[str, int | None], ...] | str | None":
+        """Dtype name and rank (None: unknown) of each result: `(("float32", 2),)`, None for one that is no tensor; a string
         says why the node is refused; None: too little is known.
 
         A trial build of the row over a call with dims of size 2, so nothing is said twice.
@@ -168,12 +180,12 @@ def _infer(row: Row, args: "tuple[tuple[str, NodeArg], ...]", device: str, defau
     except Refusal as refusal:
         return str(refusal)
     results = results if isinstance(results, tuple) else (results,)
-    return tuple(map(_kind_of_result, results))
+    return tuple(_kind_of_result(result, row.fickle) for result in results)
 
 
-def _kind_of_result(result: "Value | Empty | int | None") -> "tuple[str, int] | None":
+def _kind_of_result(result: "Value | Empty | int | None", fickle: bool) -> "tuple[str, int | None] | None":
     if isinstance(result, Value):
-        return result.dtype.name, len(result.dims)
+        return result.dtype.name, None if fickle else len(result.dims)
     return (result.dtype.name, 1) if isinstance(result, Empty) else None
 
 
@@ -240,6 +252,8 @@ def composite(
     fixed: Sequence[str] = (),
     ignored: Sequence[str] = (),
     writes: "Sequence[tuple[str, str]]" = (),
+    fickle: bool = False,
+    reshapes: bool = False,
 ):
     """Makes the decorated function the row of `name`: `f(builder, **arguments by schema name)`. Annotate
     structural arguments; the first line of the docstring becomes the docs line. `composite` may be used
@@ -266,6 +280,8 @@ def composite(
                 frozenset(fixed),
                 frozenset(ignored),
                 tuple(writes),
+                fickle,
+                reshapes,
             )
         )
         return function

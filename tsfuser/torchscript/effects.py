@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from ..ops import table
-from .graph import Graph, Node, Value, all_blocks, blocks, constant_of, inputs, is_constant, outputs, schema
+from .graph import Graph, Node, Value, all_blocks, blocks, constant_of, inputs, is_constant, is_tensor, outputs, schema
 
 #: prim kinds that neither write nor print nor raise. All other prim kinds are held in order.
 _PURE = frozenset(
@@ -35,6 +35,8 @@ _WITH_GRAPH = frozenset(
 )
 #: Kinds that write to operands though their schemas do not say so: batch norm, to its running statistics.
 _SECRET_WRITERS = frozenset(row.name for row in table.all_rows() if row.writes)
+#: Kinds that return a list of numbers that nothing else holds.
+_NEW_LISTS = frozenset(("aten::mul", "aten::add", "prim::ListConstruct"))
 #: aten ops that act on more than their arguments.
 _ACTING = frozenset(f"aten::{name}" for name in "warn save wait seed manual_seed set_grad_enabled".split())
 #: aten ops that may return their operand itself, though their schemas do not say so.
@@ -54,10 +56,11 @@ def effect(node: Node) -> int:
         return PURE
     inner = [node.g("Subgraph")] if kind in _WITH_GRAPH else blocks(node)
     if inner:
-        return max((effect(n) for block in inner for n in block.nodes()), default=PURE)
+        found = max((effect(n) for block in inner for n in block.nodes()), default=PURE)
+        return PURE if found == WRITES and _keeps_to_itself(node) else found
     if kind == "prim::RaiseException" or kind == "prim::Print" or kind in _ACTING:
         return ACTS
-    found = schema(node) if kind.startswith("aten::") else None
+    found = schema(node) if kind.startswith(("aten::", "tsfuser::")) else None
     if found is None or found.writes or secretly_written(node):
         return WRITES
     return PURE
@@ -90,6 +93,18 @@ def _has_secret_writers(graph: Graph) -> bool:
     nodes = [node for block in all_blocks(graph) for node in block.nodes()]
     inner = (node.g("Subgraph") for node in nodes if node.kind() in _WITH_GRAPH)
     return any(node.kind() in _SECRET_WRITERS for node in nodes) or any(map(_has_secret_writers, inner))
+
+
+def _keeps_to_itself(node: Node) -> bool:
+    """Whether all that happens in an If or Loop is that lists are filled which were made in it."""
+    inner, waiting = [], blocks(node)
+    while waiting:
+        for n in waiting.pop().nodes():
+            inner.append(n)
+            waiting += blocks(n)
+    lists = {n.output().unique() for n in inner if n.kind() in _NEW_LISTS}
+    acting = [n for n in inner if not blocks(n) and effect(n) != PURE]
+    return all(n.kind() == "aten::_set_item" and n.inputsAt(0).unique() in lists for n in acting)
 
 
 def may_return_operand(node: Node) -> bool:
@@ -140,7 +155,7 @@ class Effects:
         copy."""
         if self._aliases is None or not may_return_operand(node):
             return False
-        return any(self.is_written(v) for v in inputs(node) + outputs(node))
+        return any(self.is_written(v) for v in inputs(node) + outputs(node) if is_tensor(v))
 
     def order(self, nodes: "list[Node]") -> "dict[int, list[int]]":
         """Position of each node that is held in order -> positions of earlier nodes that it must follow.

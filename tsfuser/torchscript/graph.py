@@ -65,6 +65,32 @@ def blocks(node: Node) -> list[Block]:
     return [] if node.kind().startswith(_LEAVES) else list(node.blocks())
 
 
+def used_inside(node: Node) -> list[Value]:
+    """The values that the blocks of a node use, once a use, from wherever they are."""
+    used: list[Value] = []
+    for block in blocks(node):
+        used += block.outputs()
+        for inner in block.nodes():
+            used += inputs(inner) + used_inside(inner)
+    return used
+
+
+def operands(node: Node) -> list[Value]:
+    """What a node reads, once a use: its inputs, and what its blocks take from outside."""
+    used = used_inside(node)
+    if not used:
+        return inputs(node)
+    own = set()
+    waiting = blocks(node)
+    while waiting:
+        block = waiting.pop()
+        own.update(v.unique() for v in block.inputs())
+        for inner in block.nodes():
+            own.update(v.unique() for v in outputs(inner))
+            waiting += blocks(inner)
+    return inputs(node) + [v for v in used if v.unique() not in own]
+
+
 def all_blocks(graph: Graph) -> Iterator[Block]:
     """Every block of the graph, outer ones first. `graph` itself stands for its top block: it has the same
     methods."""

@@ -6,12 +6,13 @@ blocks of Ifs and Loops."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 from .. import options
 from ..ops.table import Row
 from .cluster import Item, absorb, arrange, clusters
 from .effects import WRITES, Effects, effect, secretly_written
+from .evaluate import CONTROL
 from .graph import (
     CONSTANT,
     LIST,
@@ -19,19 +20,17 @@ from .graph import (
     Graph,
     Node,
     Value,
-    all_blocks,
     blocks,
     inputs,
     is_constant,
     is_plain_list,
     is_tensor,
+    operands,
     outputs,
 )
 from .outline import outline, reorder
 from .partition import Knowledge, Refusals, Verdict, examine, row_of
-
-#: Kinds that ask a tensor for its sizes or dtype only.
-METADATA = frozenset(("aten::size", "prim::dtype", "aten::dim"))
+from .views import METADATA, reshape_refusal, sizes_follow, views_of
 
 
 class Group(NamedTuple):
@@ -47,9 +46,20 @@ def make_groups(graph: Graph, effects: Effects, refusals: Refusals) -> "list[Gro
     knowledge = Knowledge()
     made: list[Group] = []
     # Inner blocks first: the alias analysis knows no node that is made later.
-    for block in reversed(list(all_blocks(graph))):
+    for block in reversed(list(_separate_blocks(graph, knowledge))):
         made += reversed(_Block(block, effects, knowledge, refusals).outline(graph))
     return made
+
+
+def _separate_blocks(graph: Graph, knowledge: Knowledge) -> "Iterator[Graph | Block]":
+    """The blocks that have groups of their own: not those of an If or Loop that can be part of a group."""
+    waiting: "list[Graph | Block]" = [graph]
+    while waiting:
+        block = waiting.pop()
+        yield block
+        for node in block.nodes():
+            if node.kind() not in CONTROL or examine(node, knowledge).reason is not None:
+                waiting += blocks(node)
 
 
 class _Block:
@@ -59,7 +69,7 @@ class _Block:
         self.block = block
         self.nodes: list[Node] = list(block.nodes())
         self.effects, self.knowledge = effects, knowledge
-        self.operands: list[list[Value]] = [inputs(node) for node in self.nodes]
+        self.operands: list[list[Value]] = [operands(node) for node in self.nodes]
         self.results: list[list[Value]] = [outputs(node) for node in self.nodes]
         self.maker: dict[int, int] = {}  # value -> position, constants left out: they are always there
         for i, node in enumerate(self.nodes):
@@ -70,13 +80,14 @@ class _Block:
             for v in secretly_written(node):
                 self.changed.setdefault(v.unique(), set()).add(i)
         self.verdicts = [self._examine(i, node, refusals) for i, node in enumerate(self.nodes)]
+        self.views = self._fusible_views(refusals)
         self.order = effects.order(self.nodes)
 
     def outline(self, graph: Graph) -> "list[Group]":
         if not any(verdict.reason is None for verdict in self.verdicts):
             return []
         items = self._items()
-        found = clusters(items, options.state.horizontal_mode)
+        found = [self._without_leaving_views(members) for members in clusters(items, options.state.horizontal_mode)]
         found = [members for members in absorb(found, self._candidates()) if self._is_worth_it(members)]
         if not found:
             return []
@@ -94,7 +105,8 @@ class _Block:
     def _examine(self, i: int, node: Node, refusals: Refusals) -> Verdict:
         verdict = examine(node, self.knowledge, options.state.skip_kinds)
         if verdict.reason is None:
-            if self.effects.may_return_written(node):
+            shared = operands(node) + outputs(node) if node.kind() in CONTROL else []
+            if self.effects.may_return_written(node) or any(self.effects.is_written(v) for v in shared if is_tensor(v)):
                 verdict = Verdict(
                     reason="its result may share memory with a tensor that is changed in place"
                 )
@@ -106,13 +118,73 @@ class _Block:
             refusals.add(node, verdict.reason)
         return verdict
 
+    def _fusible_views(self, refusals: Refusals) -> "dict[int, int]":
+        """Position -> position of the only reader, of the views that may be in a group: with that reader. The verdicts of the others change."""
+        found: dict[int, int] = {}
+        views = views_of(self.nodes)
+        readers = self._readers(views)
+        for i in sorted(views, reverse=True):
+            if self.verdicts[i].reason is not None:
+                continue
+            data = {j for j in readers[i] if j < 0 or self.nodes[j].kind() not in METADATA}
+            if data and len(data) < len(readers[i]) and sizes_follow(self.results[i][0], self.knowledge):
+                readers[i] = data
+            reader = min(readers[i])
+            reason = self._reshape_refusal(i)
+            if reason is None and len(readers[i]) == 1 and reader >= 0 and self.verdicts[reader].reason is None:
+                found[i] = reader
+            else:
+                self.verdicts[i] = Verdict(reason=reason or "it is a view, and its result is read outside of groups")
+                refusals.add(self.nodes[i], self.verdicts[i].reason)
+        return found
+
+    def _reshape_refusal(self, i: int) -> "str | None":
+        """Why the dims of a view are not to be split or merged in a group; None for other views."""
+        found = row_of(self.nodes[i])
+        if found is None or not found[0].reshapes:
+            return None
+        sources, waiting, computed = set(), [i], False
+        while waiting:
+            at = waiting.pop()
+            row = row_of(self.nodes[at])
+            if at in sources or self.verdicts[at].reason is not None or row is None:
+                continue
+            sources.add(at)
+            computed = computed or not row[0].is_view
+            if row[0].family == "random":
+                return "it reshapes what depends on random numbers"
+            waiting += [self.maker[v.unique()] for v in self.operands[at] if v.unique() in self.maker]
+        return reshape_refusal(self.nodes[i], not computed)
+
+    def _readers(self, positions) -> "dict[int, set[int]]":
+        """Position -> the positions that read its results, -1 for a reader in another block, or none."""
+        found: dict[int, set[int]] = {i: set() for i in positions}
+        uses = {i: sum(len(v.uses()) for v in self.results[i]) for i in positions}
+        for j, values in enumerate(self.operands):
+            for v in values:
+                i = self.maker.get(v.unique())
+                if i in found:
+                    found[i].add(j)
+                    uses[i] -= 1
+        for i, elsewhere in uses.items():
+            if elsewhere or not found[i]:
+                found[i].add(-1)
+        return found
+
+    def _without_leaving_views(self, members: "list[int]") -> "list[int]":
+        """A cluster without the views whose reader is elsewhere: they would leave it as copies. Nothing inside follows them."""
+        kept = set(members)
+        for i in reversed(members):
+            if i in self.views and self.views[i] not in kept:
+                kept.remove(i)
+        return sorted(kept)
+
     def _items(self) -> list[Item]:
         metadata_uses = self._metadata_uses()
         items = []
         for i, node in enumerate(self.nodes):
             verdict = self.verdicts[i]
-            used = {v.unique() for v in self.operands[i]} | _used_inside(node)
-            after = {self.maker[v] for v in used if v in self.maker}
+            after = {self.maker[v.unique()] for v in self.operands[i] if v.unique() in self.maker}
             after.update(self.order.get(i, ()))
             if verdict.reason is not None:
                 items.append(Item(tuple(after)))
@@ -140,52 +212,36 @@ class _Block:
 
     def _candidates(self) -> dict[int, set[int]]:
         """Nodes that may only join the cluster that alone reads their results, with those readers: 0-dim
-        CPU arithmetic, whose results would leave a CUDA group on the wrong device, and lists of numbers."""
-        wanted = {}
+        CPU arithmetic, whose results would leave a CUDA group on the wrong device, lists of numbers, and views."""
+        wanted = []
         for i, node in enumerate(self.nodes):
             loose = self.verdicts[i].reason is None and self.verdicts[i].loose
             numbers = node.kind() == LIST and self.operands[i] and is_plain_list(self.results[i][0])
             if i not in self.order and (
                 loose or (numbers and not self.effects.is_written(self.results[i][0]))
             ):
-                wanted[i] = set()
-        for j, operands in enumerate(self.operands):
-            for v in operands:
-                i = self.maker.get(v.unique())
-                if i in wanted:
-                    wanted[i].add(j)
-        counts = {i: sum(len(v.uses()) for v in self.results[i]) for i in wanted}
-        for operands in self.operands:
-            for v in operands:
-                i = self.maker.get(v.unique())
-                if i in counts:
-                    counts[i] -= 1
-        for i, elsewhere in counts.items():
-            if elsewhere or not wanted[i]:
-                wanted[i].add(-1)
-        return wanted
+                wanted.append(i)
+        return {**self._readers(wanted), **{i: {reader} for i, reader in self.views.items()}}
 
     def _is_worth_it(self, members: "Sequence[int]") -> bool:
         """Whether the cluster becomes a group: it has two nodes (one, in single-node mode) and does more
         than to hand tensors through."""
-        working = [i for i in members if self.nodes[i].kind() != LIST]
+        working = [n for i in members for n in _unfolded(self.nodes[i]) if n.kind().startswith("aten::")]
         if len(working) < (1 if options.state.single_node_mode else 2):
             return False
-        return not all(self._is_idle(self.nodes[i]) for i in working)
+        return not all(self._is_idle(n) for n in working)
 
     def _is_idle(self, node: Node) -> bool:
-        """Whether the node is a cast to the dtype that its operand has."""
-        row: Row = row_of(node)[0]
+        """Whether the node is a view, or a cast to the dtype that its operand has."""
+        found = row_of(node)
+        if found is None or found[0].is_view:
+            return True
+        row: Row = found[0]
         tensors = [v for v in (node.inputsAt(0), node.outputsAt(0)) if is_tensor(v)]
         return row.family == "casts" and len({self.knowledge.facts(v).dtype for v in tensors}) == 1
 
 
-def _used_inside(node: Node) -> set[int]:
-    """The values that the blocks of a node use, from wherever."""
-    used: set[int] = set()
-    for block in blocks(node):
-        used.update(v.unique() for v in block.outputs())
-        for inner in block.nodes():
-            used.update(v.unique() for v in inputs(inner))
-            used |= _used_inside(inner)
-    return used
+def _unfolded(node: Node) -> list[Node]:
+    """The node, or those in its blocks."""
+    inner = [n for block in blocks(node) for n in block.nodes()]
+    return [m for n in inner for m in _unfolded(n)] if inner else [node]

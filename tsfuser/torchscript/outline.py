@@ -10,7 +10,7 @@ from typing import Sequence
 
 import torch
 
-from .graph import GROUP, Block, Graph, Node, Value, end_of, inputs, is_constant, is_tensor, outputs
+from .graph import GROUP, Block, Graph, Node, Value, end_of, inputs, is_constant, is_tensor, operands, outputs
 
 
 def reorder(block: "Graph | Block", nodes: "Sequence[Node]") -> None:
@@ -26,7 +26,7 @@ def outline(graph: Graph, nodes: "Sequence[Node]") -> Node:
     external: dict[int, Value] = {}
     inside: dict[int, int] = {}
     for node in nodes:
-        for v in inputs(node):
+        for v in operands(node):
             if v.unique() in made:
                 inside[v.unique()] = inside.get(v.unique(), 0) + 1
             else:

@@ -20,6 +20,7 @@ from ..ir.call import Call, ListArg, OtherArg, ScalarArg, TensorArg
 from ..ir.dtypes import DTYPES
 from ..ir.fusion import Empty, Fusion, Value
 from ..ops import table
+from .evaluate import CONTROL, OPERATIONS, QUESTIONS, is_number, run_control
 
 
 @dataclass(frozen=True)
@@ -36,22 +37,47 @@ def parse(graph: torch._C.Graph, call: Call, device: str) -> Fusion:
     """The Fusion that `graph` computes for calls like `call`. Raises Refusal."""
     builder = Builder(call, device, DTYPES[str(torch.get_default_dtype()).removeprefix("torch.")])
     values: dict[str, object] = {v.debugName(): _Argument(i) for i, v in enumerate(graph.inputs())}
-    for node in graph.nodes():
-        kind = node.kind()
-        if kind == "prim::Constant":
-            output = node.output()
-            values[output.debugName()] = None if output.type().kind() == "NoneType" else output.toIValue()
-        elif kind in ("prim::ListConstruct", "prim::TupleConstruct"):
-            values[node.output().debugName()] = [values[v.debugName()] for v in node.inputs()]
-        else:
-            results = _build(builder, node, [values[v.debugName()] for v in node.inputs()])
-            for value, result in zip(node.outputs(), results):
-                values[value.debugName()] = result
-    for value in graph.outputs():
-        result = values[value.debugName()]
+    for result in _run(builder, graph.nodes(), values, graph.outputs()):
         result = builder.tensor(result.index) if isinstance(result, _Argument) else result
         builder.output(None if result is _UNDEFINED else result)
     return builder.finish()
+
+
+def _run(builder: Builder, nodes, values: "dict[str, object]", results) -> list:
+    """Builds the nodes in order; `values` by name get what they make. Returns those of `results`."""
+    for node in nodes:
+        for value, result in zip(node.outputs(), _results(builder, node, values)):
+            values[value.debugName()] = result
+    return [values[v.debugName()] for v in results]
+
+
+def _results(builder: Builder, node: torch._C.Node, values: "dict[str, object]") -> "tuple | list":
+    kind = node.kind()
+    if kind == "prim::Constant":
+        output = node.output()
+        return [None if output.type().kind() == "NoneType" else output.toIValue()]
+    inputs = [values[v.debugName()] for v in node.inputs()]
+    if kind in ("prim::ListConstruct", "prim::TupleConstruct"):
+        return [inputs]
+    if kind in CONTROL:
+        plain = {**values, **{v.debugName(): _plain(builder.call, values[v.debugName()]) for v in node.inputs()}}
+        return run_control(builder.call, node, plain, lambda block, known: _run(builder, block.nodes(), dict(known), block.outputs()))
+    if kind in QUESTIONS:
+        sizes = builder.sizes(_value(builder, inputs[0]))
+        return [QUESTIONS[kind](builder.call, sizes, *(_plain(builder.call, x) for x in inputs[1:]))]
+    if kind in OPERATIONS and is_number(node.output().type()):
+        return [OPERATIONS[kind](builder.call, *(_plain(builder.call, x) for x in inputs))]
+    return _build(builder, node, inputs)
+
+
+def _plain(call: Call, given):
+    """An int, bool or list of the group's arguments for arithmetic on it; all else as it is."""
+    if not isinstance(given, _Argument):
+        return given
+    arg = call.args[given.index]
+    if isinstance(arg, ListArg):
+        return [call.item(given.index, k) for k in range(len(arg.values))]
+    return call.item(given.index) if isinstance(arg, ScalarArg) and arg.kind in ("bool", "int") else given
 
 
 @lru_cache(maxsize=4096)
@@ -95,6 +121,8 @@ def _value(builder: Builder, given) -> "Value | None":
         return given
     if given is _UNDEFINED or isinstance(given, Empty):
         raise Refusal("an operand is a gradient that was not asked for, or an empty tensor")
+    if isinstance(given, sz.Size):
+        return builder.extent(given)
     if isinstance(given, (bool, int, float, complex)):
         return builder.literal(given)
     if isinstance(given, torch.Tensor):
@@ -106,6 +134,8 @@ def _concrete(call: Call, given):
     """The value of a structural argument in this call, on which the plan depends from now on."""
     if isinstance(given, list):
         return [_concrete(call, item) for item in given]
+    if isinstance(given, sz.Size):
+        return call.decide(given)
     if not isinstance(given, _Argument):
         return given
     arg = call.args[given.index]
@@ -133,4 +163,4 @@ def _sizes(call: Call, given):
         raise Refusal(f"argument {given.index} is not a list of sizes")
     if isinstance(given, (list, tuple)):
         return [_sizes(call, item) for item in given]
-    return None if given is None else sz.const(given)
+    return None if given is None else sz.as_size(given)

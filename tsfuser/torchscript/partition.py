@@ -14,7 +14,10 @@ import torch
 from .. import log
 from ..ir.dtypes import DTYPES
 from ..ops import table
+from .evaluate import CONTROL, OPERATIONS, QUESTIONS, is_number, is_plain
 from .graph import (
+    CONSTANT,
+    LIST,
     Facts,
     Node,
     Schema,
@@ -25,6 +28,7 @@ from .graph import (
     is_constant,
     is_plain_list,
     is_tensor,
+    operands,
     outputs,
     schema,
 )
@@ -140,6 +144,8 @@ def examine(
     """Whether the node can be fused. Looks at the node alone; order and aliasing are the matter of
     `effects` and `cluster`."""
     found = row_of(node)
+    if node.kind() in CONTROL:
+        return _control(node, knowledge)
     if found is None:
         return Verdict(reason=_foreign(node))
     row, its_schema = found
@@ -157,6 +163,58 @@ def examine(
     if reason is None:
         reason = row.refusal(arguments(node, its_schema, knowledge), device)
     return Verdict(device, loose, reason)
+
+
+def _control(node: Node, knowledge: Knowledge) -> Verdict:
+    """Whether an If or Loop can be carried out while a plan is made: it chooses views, by integers that a plan can know, or computes one way
+    or another by a tensor's rank, which the guard has tested."""
+    results = [v for v in outputs(node) if v.uses()]
+    used = operands(node)
+    if not results or not all(map(is_tensor, results)):
+        return Verdict(reason="")
+    reason = _unplanned(node, knowledge, _asks_for_rank(node))
+    if reason is None and not all(is_tensor(v) or is_constant(v) or is_plain(v.type()) for v in used):
+        reason = f"{node.kind()} depends on more than integers"
+    reason = reason if reason is not None else _typed(used + results, knowledge)
+    if reason is not None:
+        return Verdict(reason=reason)
+    return Verdict(*_device([v for v in used + results if is_tensor(v)], knowledge))
+
+
+def _asks_for_rank(node: Node) -> bool:
+    """Whether the node is an If on the rank of a tensor."""
+    test = node.inputsAt(0).node()
+    return (
+        node.kind() == "prim::If"
+        and test.kind() == "aten::eq"
+        and test.inputsAt(0).node().kind() == "aten::dim"
+        and test.inputsAt(1).node().kind() == CONSTANT
+    )
+
+
+def _unplanned(node: Node, knowledge: Knowledge, computes: bool) -> "str | None":
+    """Why what the blocks of an If or Loop do cannot be done while a plan is made; None if it can. They may hold views and integer arithmetic
+    and, if `computes`, other ops; those that did not run while profiling are not looked at."""
+    for inner in (n for block in node.blocks() for n in block.nodes()):
+        kind, results = inner.kind(), outputs(inner)
+        if kind in CONTROL:
+            reason = _unplanned(inner, knowledge, computes)
+        elif kind == CONSTANT or (kind == LIST and is_plain(inner.output().type())):
+            continue
+        elif any(is_tensor(v) for v in results):
+            found = row_of(inner)
+            if found is None or found[0].family == "random" or not (found[0].is_view or computes):
+                reason = ""
+            else:
+                seen = not found[0].is_view and all(knowledge.facts(v).known for v in results if is_tensor(v))
+                reason = examine(inner, knowledge).reason if seen else None
+        else:
+            asks = kind in QUESTIONS
+            plain = all(is_number(v.type()) or asks and is_tensor(v) for v in inputs(inner) + results)
+            reason = None if (asks or kind in OPERATIONS) and plain else ""
+        if reason is not None:
+            return reason
+    return None
 
 
 def refusal(node: Node, device: str) -> "str | None":

@@ -14,12 +14,14 @@ Order of `PASSES`, and why:
   lower_simple_tuples   before anything asks who reads a value: a tuple hides the readers of its items
   functionalize         before types are inferred: it makes ops whose results were never profiled
   infer_missing_types   before groups: a node with an untyped value is not fused
+  split_views           before groups: a view with two readers could not be inside and outside
   make_groups           the choice of nodes, with all types known
   clean_groups          before size arithmetic is made, and before the fallback is copied from the subgraph
   drop_size_only        after cleaning (fewer nodes to follow), before guards: a fallback has the outputs
   inline_small_groups   what cleaning left with nothing to win returns to the graph
   guard_groups          after all changes of the groups' outputs, since the fallback copies the subgraph
   replace_dtype_only    after guards: the dtype is known behind a guard only
+  merge_views           after all groups are final: what is outside now stays there
   tidy                  drops what has no reader any more
   name_groups           last: the cache id stands for the final text
 
@@ -46,6 +48,7 @@ from .outline import inline
 from .partition import Refusals
 from .profile import remove_profile_nodes
 from .shapes import infer_missing_types
+from .views import Split, merge_views, split_views
 
 
 @dataclass
@@ -57,6 +60,7 @@ class Work:
     refusals: Refusals
     groups: "list[Group]" = field(default_factory=list)
     effects: "Effects | None" = None
+    split: Split = field(default_factory=Split)
 
 
 refusals = Refusals()  # registry: why nodes of the last graphs were not fused, read by `explain`
@@ -66,6 +70,10 @@ _warned: set[str] = set()  # registry: failures of the pass that were reported
 def _make_groups(work: Work) -> None:
     work.effects = Effects(work.graph)
     work.groups = make_groups(work.graph, work.effects, work.refusals)
+
+
+def _split_views(work: Work) -> None:
+    work.split = split_views(work.graph, Effects(work.graph))
 
 
 def _clean_groups(work: Work) -> None:
@@ -120,12 +128,14 @@ PASSES = (
     ("lower_simple_tuples", lambda work: _C.lower_simple_tuples(work.graph)),
     ("functionalize", lambda work: functionalize(work.graph)),
     ("infer_missing_types", lambda work: infer_missing_types(work.graph)),
+    ("split_views", _split_views),
     ("make_groups", _make_groups),
     ("clean_groups", _clean_groups),
     ("drop_size_only", _drop_size_only),
     ("inline_small_groups", _inline_small_groups),
     ("guard_groups", _guard_groups),
     ("replace_dtype_only", _replace_dtype_only),
+    ("merge_views", lambda work: merge_views(work.graph, work.split)),
     ("tidy", _tidy),
     ("name_groups", _name_groups),
 )
@@ -165,7 +175,7 @@ def _run(work: Work) -> None:
             return
 
 
-_AFTER_GROUPS = frozenset(name for name, _ in PASSES[4:])
+_AFTER_GROUPS = frozenset(name for name, _ in PASSES[5:])
 
 
 def identity(subgraph: Graph) -> str:

@@ -2,25 +2,23 @@
 vanish.
 
 Before: `%c = prim::CudaFusionGroup(%x, %b)` with `%c` = add(x, b) inside;  `%s = aten::size(%c)`. After:
-`%s = prim::BroadcastSizes(aten::size(%x), aten::size(%b))`, and no output `%c`. The sizes of a reduction are a list of
-those that stay and of ones. Autodiff asks for the sizes
+`%s = prim::BroadcastSizes(aten::size(%x), aten::size(%b))`, and no output `%c`. Autodiff asks for the sizes
 of nearly every intermediate, so that without this most of them would have to be stored. How the sizes of a
-result follow from those of the operands is what the op table's `sizes` says; where it says `own`, the
-output is kept. Equal queries are made once here: torch's common subexpression elimination is quadratic in
+result follow from those of the operands is what the op table's `sizes` says (`size_rules`); where it says
+`own`, the output is kept. Equal queries are made once here: torch's common subexpression elimination is quadratic in
 the number of lists that a graph returns (400 s for a graph of 10,000 nodes and 3,000 sizes).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from .cleanup import drop_unused_inputs, is_needed, writers
 from .effects import Effects, remove_dead_code
-from .graph import Graph, Node, Value, constant_of, inputs, is_constant, is_tensor
+from .graph import Graph, Node, Value, inputs, is_tensor
 from .outline import inline
 from .partition import row_of
+from .size_rules import RULES, Derived, derived, emit
 
 SIZE = "aten::size"
 _READERS = frozenset((SIZE, "aten::dim"))
@@ -106,30 +104,20 @@ class Queries:
         return node
 
 
-class _Reduced(NamedTuple):
-    """The sizes named `of` as a reduction leaves them: the numbers of the dims that stay, None for a 1."""
-
-    of: "frozenset[int | _Reduced]"
-    dims: "tuple[int | None, ...]"
-
-
-_Name = "frozenset[int | _Reduced]"
-
-
 class _Sizes:
     """Size arithmetic before one group. `of(inner)` gives an int[] value of the outer graph, or None.
 
-    The sizes of an inner value are named by the set of the group's inputs, or of reductions of such names, that are
-    broadcast together in it. Such a set is made from the sets of the operands of the op where it first
-    occurs, so that the arithmetic is no larger than the group.
+    The sizes of an inner value are named by the set of the group's inputs, and of sizes that are `Derived`
+    from others, that are broadcast together in it. Such a set is made from the sets of the operands of the op where it first occurs, so that the
+    arithmetic is no larger than the group.
     """
 
     def __init__(self, graph: Graph, group: Node, queries: Queries):
         self.graph, self.group, self.queries = graph, group, queries
         self._outer = {i.unique(): o for i, o in zip(group.g("Subgraph").inputs(), inputs(group))}
-        self._sources: "dict[int, _Name | None]" = {v: frozenset((v,)) for v in self._outer}
-        self._parts: "dict[_Name, list[_Name]]" = {}
-        self._made: "dict[_Name, Value]" = {}
+        self._sources: dict[int, "frozenset | None"] = {v: frozenset((v,)) for v in self._outer}
+        self._parts: dict[frozenset, list[frozenset]] = {}
+        self._made: dict[frozenset, Value] = {}
 
     def of(self, inner: Value) -> "Value | None":
         wanted = self._find(inner)
@@ -147,38 +135,18 @@ class _Sizes:
                 self._made[sources] = self._make(sources)
         return self._made[wanted]
 
-    def _make(self, sources: "_Name") -> Value:
+    def _make(self, sources: "frozenset") -> Value:
         if len(sources) == 1:
             (only,) = sources
-            if isinstance(only, _Reduced):
-                return self._remaining(self._made[only.of], only.dims)
+            if isinstance(only, Derived):
+                return emit(self.graph, self.group, only, self._made[only.of], self._outer)
             return self.queries.of(self._outer[only], self.group)
         node = self.graph.create("prim::BroadcastSizes", [self._made[p] for p in self._parts[sources]], 1)
         node.insertBefore(self.group)
         node.output().setType(_INTS)
         return node.output()
 
-    def _remaining(self, sizes: Value, dims: "tuple[int | None, ...]") -> Value:
-        """`[sizes[d], ...]` of the `dims`, 1 for None."""
-        items = []
-        for d in dims:
-            number = self._number(1 if d is None else d)
-            if d is not None:
-                look = self.graph.create("aten::__getitem__", [sizes, number], 1)
-                number = look.insertBefore(self.group).output()
-                number.setType(torch._C.IntType.get())
-            items.append(number)
-        node = self.graph.create("prim::ListConstruct", items, 1)
-        node.output().setType(_INTS)
-        return node.insertBefore(self.group).output()
-
-    def _number(self, value: int) -> Value:
-        node = self.graph.create("prim::Constant", [], 1)
-        node.i_("value", value)
-        node.output().setType(torch._C.IntType.get())
-        return node.insertBefore(self.group).output()
-
-    def _find(self, inner: Value) -> "_Name | None":
+    def _find(self, inner: Value) -> "frozenset | None":
         """The name of the sizes of `inner`; None without a rule. Iterative, since a group may be as deep as
         a program is long."""
         waiting = [inner]
@@ -193,20 +161,22 @@ class _Sizes:
             if value.unique() not in self._sources:
                 found = [self._sources[v.unique()] for v in operands or ()]
                 name = self._join(found) if found and None not in found else None
-                self._sources[value.unique()] = self._reduce(name, value) if name and rule_of(value) == "reduced" else name
+                self._sources[value.unique()] = self._derive(name, value) if name else None
         return self._sources[inner.unique()]
 
-    def _reduce(self, name: "_Name", value: Value) -> "_Name | None":
-        """The name of the sizes of `value`, a reduction of something whose sizes are called `name`; None where its dims are not
-        constants."""
-        dims = remaining_dims(value.node())
-        if dims is None:
+    def _derive(self, name: "frozenset", value: Value) -> "frozenset | None":
+        """The name of the sizes of `value`, made from sizes called `name`."""
+        rule = rule_of(value)
+        if rule not in RULES:
+            return name
+        new = derived(value.node(), rule, name, self._outer)
+        if new is None:
             return None
-        result = frozenset((_Reduced(name, dims),))
+        result = frozenset((new,))
         self._parts[result] = [name]
         return result
 
-    def _join(self, parts: "list[_Name]") -> "_Name":
+    def _join(self, parts: "list[frozenset]") -> "frozenset":
         """The name of the broadcast of `parts`, remembered with those that are needed to make it."""
         union = frozenset().union(*parts)
         if union not in parts:
@@ -219,10 +189,10 @@ class _Sizes:
         if rule is None or rule == "own":
             return None
         tensors = [v for v in inputs(value.node()) if is_tensor(v)]
-        if rule in ("first", "reduced"):
-            return tensors[:1]
         if rule == "broadcast":
             return tensors
+        if rule == "first" or rule in RULES:
+            return tensors[:1]
         named = value.node().inputsAt(row_of(value.node())[1].arguments.index(rule))
         return [named] if is_tensor(named) else None
 
@@ -234,19 +204,3 @@ def rule_of(value: Value) -> "str | None":
         return None
     rule = found[0].sizes
     return rule if isinstance(rule, str) else rule[value.offset()]
-
-
-def remaining_dims(node: Node) -> "tuple[int | None, ...] | None":
-    """The dims of its operand that a reduction leaves, None in place of one that becomes 1; None as a whole where the rank, `dim` or
-    `keepdim` are not known."""
-    rank = node.inputsAt(0).type().dim()
-    names = row_of(node)[1].arguments
-    given = [node.inputsAt(names.index(name)) if name in names else None for name in ("dim", "keepdim")]
-    if rank is None or not all(v is None or is_constant(v) for v in given):
-        return None
-    dim, keepdim = (None if v is None else constant_of(v) for v in given)
-    dims = [dim] if isinstance(dim, int) else list(dim or range(rank))
-    if not all(-rank <= d < rank for d in dims):
-        return None
-    reduced = {d % rank for d in dims}
-    return tuple(None if d in reduced else d for d in range(rank) if keepdim or d not in reduced)

@@ -1,0 +1,413 @@
+"""Shape ops: inside a group they are relabelings of axes; what leaves is the view that eager gives."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import assert_matches, fuse, groups, kinds, no_fallback, script, train
+
+import tsfuser
+
+#: The targets of the larger sweeps: a kernel for fibers is compiled for five GPUs as well, which takes a second.
+NATIVE = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+
+# ---- the tutorial's definitions: one group forward, one backward
+
+
+def composite(input1, input2, weight, bias1, bias2, axis: int, p: float, keepdim: bool):
+    norm_input = F.dropout(input1 + bias1, p, training=True) + input2
+    return F.layer_norm(norm_input, (input1.size(axis),), weight, bias2)
+
+
+def primitive(input1, input2, weight, bias1, bias2, axis: int, p: float, keepdim: bool):
+    norm_input = F.dropout(input1 + bias1, p, training=True) + input2
+    mean = norm_input.mean(axis, keepdim=keepdim)
+    diff = norm_input - mean
+    diff_sq = diff * diff
+    var = diff_sq.mean(axis, keepdim=keepdim)
+    return weight * ((norm_input - mean) / torch.sqrt(var + 1e-12)) + bias2
+
+
+def rms_norm(input1, input2, weight, bias1, bias2, axis: int, p: float, keepdim: bool):
+    norm_input = F.dropout(input1 + bias1, p, training=True) + input2
+    var = norm_input.mul(norm_input).mean(axis, keepdim)
+    return weight * (norm_input / torch.sqrt(var + 1e-12)) + bias2
+
+
+def block_inputs(device, dtype=torch.float32, sizes=(3, 5, 17)):
+    generator = torch.Generator().manual_seed(3)
+    shapes = [sizes, sizes, sizes[-1:], sizes[-1:], sizes[-1:]]
+    return [torch.randn(s, generator=generator, dtype=dtype).to(device).requires_grad_() for s in shapes]
+
+
+@pytest.mark.parametrize("function", [composite, primitive, rms_norm])
+def test_a_norm_is_one_group_forward_and_one_backward(device, function, axis=-1):
+    inputs = block_inputs(device)
+    scripted = torch.jit.script(function)
+    with tsfuser.fuser():
+        out, gradients = train(scripted, [*inputs, axis, 0.0, True], calls=5)
+    assert len(groups(scripted)) == 2
+    expected, wanted = train(function, [*inputs, axis, 0.0, True], calls=1)
+    double = [x.detach().double().requires_grad_() for x in inputs]
+    exact, exact_gradients = train(function, [*double, axis, 0.0, True], calls=1)
+    assert_matches(out, expected, exact, ops=20)
+    for mine, plain, reference in zip(gradients, wanted, exact_gradients):
+        if plain is not None:
+            assert_matches(mine, plain, reference, ops=60, strides=False)
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dims", [[0], [-1], [0, 2], [2, 1], [0, 1, 2]])
+def test_the_gradient_of_a_mean(device, dims, keepdim):
+    def program(x, y, dims: list[int], keepdim: bool):
+        return ((x * y).mean(dims, keepdim) * 2.0).relu()
+
+    program.__annotations__ = {"dims": list[int], "keepdim": bool}
+    inputs = [torch.rand(3, 4, 5, device=device).requires_grad_() for _ in range(2)]
+    scripted = torch.jit.script(program)
+    with tsfuser.fuser():
+        out, gradients = train(scripted, [*inputs, dims, keepdim], calls=5)
+    expected, wanted = train(program, [*inputs, dims, keepdim], calls=1)
+    assert_matches(out, expected, ops=60)
+    for mine, plain in zip(gradients, wanted):
+        assert_matches(mine, plain, ops=60)
+    assert len(groups(scripted)) == 2
+
+
+def test_a_mean_whose_dims_change_from_call_to_call(device):
+    def program(x, y, dims: list[int], keepdim: bool):
+        return ((x * y).mean(dims, keepdim) * 2.0).relu()
+
+    inputs = [torch.rand(3, 4, 5, device=device).requires_grad_() for _ in range(2)]
+    scripted = torch.jit.script(program)
+    with tsfuser.fuser():
+        train(scripted, [*inputs, [1], True], calls=4)
+        for dims, keepdim in ([1], True), ([2], True), ([0, 1], True), ([2], False), ([0, 1], False):
+            out, gradients = train(scripted, [*inputs, dims, keepdim], calls=2)
+            expected, wanted = train(program, [*inputs, dims, keepdim], calls=1)
+            assert_matches(out, expected, ops=60)
+            for mine, plain in zip(gradients, wanted):
+                assert_matches(mine, plain, ops=60)
+
+
+# ---- one op at a time, with something computed on both sides
+
+PROGRAMS = {
+    "unsqueeze": "(x + 1.0).unsqueeze(1) * y.relu()",
+    "unsqueeze at the end": "(x + 1.0).unsqueeze(-1).exp() * 2.0",
+    "squeeze all": "(x * 2.0).sum(0, keepdim=True).squeeze().exp() * 0.5",
+    "squeeze a dim": "x.sum(1, keepdim=True).squeeze(1) + y.relu().sum(1)",
+    "squeeze dims": "torch.squeeze(x.unsqueeze(0) * 2.0, [0, 1]).relu()",
+    "squeeze of what may be 1": "(x * 2.0).squeeze(0).relu()",
+    "permute": "(x * 2.0).permute(1, 0) + y.permute([-1, 0]).relu()",
+    "transpose": "(x * 2.0).transpose(0, -1) * 0.5",
+    "t": "(x.t() + y.t()).relu()",
+    "t of a vector": "(x * y).sum(0).t().exp() + y",
+    "movedim": "((x + y).unsqueeze(0) * 2.0).movedim(0, -1).relu()",
+    "movedim of two": "((x + y).unsqueeze(0) * 2.0).movedim([0, 1], [1, 2]).relu()",
+    "swapaxes": "(x * 2.0).swapaxes(0, 1).relu() + (y * 3.0).swapdims(0, -1)",
+    "expand": "(x[:, :1] * 2.0).expand(-1, y.size(1)).relu() + y",
+    "expand with new dims": "(x * 2.0).expand(3, x.size(0), -1) - y",
+    "expand a new axis only": "(x[:, :1] * 2.0).expand(x.size(0), 9).exp()",
+    "expand to nothing": "(x[:, :1] * 2.0).expand(x.size(0), 0).exp()",
+    "expand and reduce": "(x * 2.0).expand(3, x.size(0), x.size(1)).sum(0) - y",
+    "expand_as": "(x[:, :1] * 2.0).expand_as(y).relu()",
+    "a view of a view": "(x * 2.0).unsqueeze(0).permute(2, 0, 1).squeeze(1).relu() + y.t()",
+    "softmax of a transpose": "torch.softmax((x * 2.0).t(), -1) + y.t()",
+    "sum over an expanded dim": "(x.unsqueeze(2) * y.unsqueeze(1)).sum(1)",
+    "view that adds a dim": "(x * 2.0).view(x.size(0), 1, x.size(1)).relu() + y",
+    "view that splits": "torch.cat([x, x], 1).view(-1, 2, x.size(1)).exp() * 2.0",
+    "view of a computed value that splits": "(torch.cat([x, x], 1) * 2.0).view(x.size(0), 2, x.size(1)).exp().sum(1) + y",
+    "split rows of a softmax": "torch.softmax(torch.cat([x, x], 1) * 2.0, 1).reshape(x.size(0), 2, x.size(1)).exp()",
+    "split and bias": "(torch.cat([x, x], 1) + torch.cat([y, y], 1)[:1]).view(-1, 2, x.size(1)).sum(0) * x.sum(0)",
+    "unflatten": "(torch.cat([x, x], 0) * 2.0).unflatten(0, [2, -1]).relu() + y",
+    "flatten of a view that adds a dim": "(x.unsqueeze(1).flatten(1) * 2.0).relu() + y",
+    "outer product of sums": "(x.sum(1) * 2.0).unsqueeze(1) * x.sum(1).unsqueeze(0)",
+}
+
+
+
+def operand(device, sizes, layout, dtype=torch.float32):
+    rows, columns = sizes
+    if layout == "row-major":
+        return torch.randn(rows, columns, device=device).to(dtype)
+    if layout == "permuted":
+        return torch.randn(columns, rows, device=device).to(dtype).t()
+    if layout == "expanded":
+        return torch.randn(rows, 1, device=device).to(dtype).expand(rows, columns)
+    return torch.randn(rows, 2 * columns + 1, device=device).to(dtype)[:, 1::2]  # strided and misaligned
+
+
+def compare(text, *inputs, fused=True):
+    """The program against eager: values, sizes and strides; and that views were in its groups."""
+    scripted = script(f"def f(x, y):\n    return {text}\n")
+    plain = script(f"def f(x, y):\n    return {text}\n")
+    with torch.jit.fuser("fuser0"):
+        eager = plain(*inputs)
+        exact = plain(*(x if x.is_complex() else x.double() for x in inputs))
+    with no_fallback():
+        fuse(scripted, *inputs)
+        result = scripted(*inputs)
+    assert_matches(result, eager, exact, ops=40)
+    inside = [kind for group in groups(scripted) for kind in kinds(group)]
+    if fused and all(x.numel() for x in inputs):  # what has no elements is not reshaped in a group
+        assert VIEWS & set(inside), f"no view was fused: {inside}"
+
+
+VIEWS = {
+    f"aten::{name}"
+    for name in """
+        unsqueeze squeeze permute transpose t movedim swapaxes swapdims expand expand_as view reshape flatten
+        unflatten view_as
+    """.split()
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_view_in_a_group(device, name):
+    compare(PROGRAMS[name], operand(device, (5, 7), "row-major"), operand(device, (5, 7), "row-major"))
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("sizes", [(1, 7), (5, 1), (0, 7), (4, 4)])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_view_of_other_sizes(device, name, sizes):
+    compare(PROGRAMS[name], operand(device, sizes, "row-major"), operand(device, sizes, "row-major"))
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("layout", ["permuted", "expanded", "strided"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_view_of_tensors_in_other_layouts(device, name, layout):
+    compare(PROGRAMS[name], operand(device, (5, 7), layout), operand(device, (5, 7), "row-major"))
+    compare(PROGRAMS[name], operand(device, (5, 7), "row-major"), operand(device, (5, 7), layout))
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int32, torch.bool, torch.complex64])
+def test_views_in_other_dtypes(device, dtype):
+    x, y = (torch.randint(0, 2, (5, 7), device=device).to(dtype) for _ in range(2))
+    for text in ("(x.t() == y.t()).unsqueeze(0)", "(x * y).t().unsqueeze(1) * x.t()", "(x * y).sum(0, True).expand(5, 7) * y"):
+        compare(f"({text}) * 1" if dtype is not torch.complex64 else f"({text}) * 1.0", x, y)
+
+
+RESHAPES = {
+    "merge": "(x.contiguous().view(-1) * 2.0).relu() + 1.0",
+    "flatten": "(x.contiguous().flatten() * 2.0).relu() + 1.0",
+    "merge and split": "(x.contiguous().view(2, -1) * 2.0).relu() + y.contiguous().reshape(2, -1)",
+    "merge leading": "(x.contiguous().view(-1, 1) * 2.0).relu() * y.sum(0)",
+    "merge and reduce": "torch.softmax(x.contiguous().view(3, -1) * 2.0, 1).sum(0) + 1.0",
+}
+
+
+@pytest.mark.parametrize("name", RESHAPES)
+def test_dims_of_an_input_are_merged(device, name):
+    x, y = torch.randn(6, 4, device=device), torch.randn(6, 4, device=device)
+    compare(RESHAPES[name], x, y)
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(x.t().reshape(-1) * 2.0).relu()",
+        "((x + y).view(-1) * 2.0).relu() + 1.0",
+        "(x.expand(2, 6, 4).reshape(12, 4) * 2.0).relu()",
+        "((x + y).view(0 * x.size(0) + 2, 12) * 2.0).relu()",
+    ],
+)
+def test_what_cannot_be_reshaped_in_a_group_is_right_outside(device, text):
+    x, y = torch.randn(6, 4, device=device), torch.randn(6, 4, device=device)
+    compare(text, x, y, fused=False)
+
+
+def test_reshapes_of_other_sizes_than_were_profiled(device):
+    scripted = script(
+        "def f(x, n: int):\n    m = x.size(1) // n\n    return (x.view(x.size(0), n, m) * 2.0).relu() + x.view(-1, n, m).exp()\n"
+    )
+    fuse(scripted, torch.randn(4, 12, device=device), 3)
+    for sizes, n in (((4, 12), 4), ((5, 12), 3), ((5, 12), 1), ((5, 12), 12), ((1, 8), 2), ((3, 1), 1)):
+        x = torch.randn(sizes, device=device)
+        view = x.view(sizes[0], n, sizes[1] // n)
+        assert_matches(scripted(x, n), (view * 2.0).relu() + view.exp(), ops=4)
+
+
+# ---- a value that meets itself along another dim
+
+MEETINGS = [
+    "x + x.sum(1)",
+    "x + x.t()",
+    "(x * 2.0).relu() + (x * 2.0).relu().t()",
+    "x.sum(1).unsqueeze(1) * x.sum(1) + x",
+    "(x + y.sum(1)) * (y + 1.0)",
+    "torch.softmax(x, 1) + torch.softmax(x, 1).t() + x.sum(1)",
+    "(x + x.t()) * (y + y.t()).sum(0) + x.amax(1)",
+]
+
+
+@pytest.mark.parametrize("text", MEETINGS)
+def test_two_dims_of_one_tensor_are_never_one_loop(device, text):
+    x, y = torch.randn(6, 6, device=device), torch.randn(6, 6, device=device)
+    compare(text, x, y, fused=False)
+
+
+# ---- views that leave
+
+
+def shares_memory(a, b):
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+LEAVING = ["p.t()", "p.unsqueeze(0)", "p.expand(2, 5, 7)", "p.permute(1, 0).squeeze()", "p.view(7, 5)", "p.t().to(torch.float32)", "p.t().type_as(p)"]
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("text", LEAVING)
+def test_a_view_that_leaves_is_one_of_the_other_result(device, text):
+    scripted = script(f"def f(x):\n    p = (x * 2.0).relu()\n    v = {text}\n    return p, v, (v + 1.0).exp()\n")
+    x = torch.randn(5, 7, device=device)
+    with no_fallback():
+        fuse(scripted, x)
+        p, v, w = scripted(x)
+    assert groups(scripted) and shares_memory(p, v) and not shares_memory(p, w)
+    assert_matches(w, (v + 1.0).exp(), ops=4)
+    p.add_(1.0)
+    assert_matches(w, v.exp(), ops=4)
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("text", LEAVING)
+def test_a_view_of_an_input_that_leaves_is_the_inputs_memory(device, text):
+    text = text.replace("p", "x", 1).replace("xermute", "permute").replace("type_as(p)", "type_as(x)")
+    scripted = script(f"def f(x):\n    v = {text}\n    return v, (v * 2.0).relu(), (v + 1.0).exp()\n")
+    x = torch.randn(5, 7, device=device)
+    with no_fallback():
+        fuse(scripted, x)
+        v, w, _ = scripted(x)
+    assert groups(scripted) and shares_memory(x, v) and not shares_memory(x, w)
+    assert_matches(w, (v * 2.0).relu(), ops=4)
+
+
+def test_one_view_that_is_returned_twice_is_one_tensor(device):
+    scripted = script("def f(x):\n    v = x.t()\n    return v, v, (v * 2.0).relu() + (v + 1.0).exp()\n")
+    x = torch.randn(5, 7, device=device)
+    fuse(scripted, x)
+    a, b, c = scripted(x)
+    assert a.data_ptr() == b.data_ptr() and shares_memory(a, x)
+    assert scripted.graph_for(x).str().count("aten::t(") == 2  # one outside, one in the group
+
+
+WRITTEN = [
+    "v = x.t()\n    x.add_(1.0)\n    return (v * 2.0).relu()",
+    "v = x.t()\n    w = (v * 2.0).relu()\n    x.add_(1.0)\n    return w + v",
+    "p = x * 2.0\n    v = p.unsqueeze(0)\n    w = (v + 1.0).exp()\n    p.mul_(3.0)\n    return w + v",
+    "p = x * 2.0\n    p.t().add_(1.0)\n    return (p.t() + 1.0).exp()",
+    "p = x.exp()\n    v = p.expand(2, 5, 7)\n    p.zero_()\n    return (v + 1.0) * 2.0",
+]
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("body", WRITTEN)
+def test_a_view_of_what_is_written_sees_the_write(device, body):
+    plain, fused = (script(f"def f(x):\n    {body}\n") for _ in range(2))
+    x = torch.randn(5, 7, device=device)
+    with torch.jit.fuser("fuser0"):
+        expected = plain(x.clone())
+    with no_fallback():
+        fuse(fused, x.clone())
+        mine = x.clone()
+        assert_matches(fused(mine), expected, ops=6)
+
+
+def test_views_alone_are_no_group(device):
+    scripted = script("def f(x):\n    return x.t().unsqueeze(0).expand(3, 7, 5).permute(1, 0, 2).squeeze()\n")
+    assert groups(fuse(scripted, torch.randn(5, 7, device=device))) == []
+
+
+# ---- gradients
+
+TRAINED = [
+    "((x * y).unsqueeze(1) * 2.0).squeeze(1).relu() + x",
+    "(x * y).t().tanh() * y.t()",
+    "((x * y).permute(1, 0) * 2.0).sigmoid()",
+    "(x.unsqueeze(2) * y.unsqueeze(1)).mean(1) * 2.0",
+    "torch.softmax((x * y).t() * 2.0, -1).t() * x",
+    "(x * y).var(1, keepdim=True) * x",
+    "(x * 2.0).var([0, 1], unbiased=False) * y",
+    "(x / (x * y).std(0)).relu()",
+    "((x - x.mean(1, keepdim=True)) / x.std(-1, keepdim=True)).relu() * y",
+]
+
+
+@pytest.mark.parametrize("text", TRAINED)
+def test_gradients_through_views(device, text):
+    scripted, plain = (script(f"def f(x, y):\n    return {text}\n") for _ in range(2))
+    inputs = [torch.rand(4, 5, device=device).requires_grad_() for _ in range(2)]
+    with tsfuser.fuser():
+        out, gradients = train(scripted, inputs, calls=5)
+    with torch.jit.fuser("fuser0"):
+        expected, wanted = train(plain, inputs, calls=1)
+    assert_matches(out, expected, ops=30)
+    for mine, eager in zip(gradients, wanted):
+        assert_matches(mine, eager, ops=60, strides=False)
+    assert len(groups(scripted)) == 2
+
+
+# ---- sizes of what is not stored
+
+
+def test_a_norm_stores_nothing_for_its_sizes(device):
+    """The mask, the normalisation's input, the root and the quotient, which the backward reads, and the result."""
+    scripted = torch.jit.script(rms_norm)
+    with tsfuser.fuser():
+        train(scripted, [*block_inputs(device), 2, 0.0, True], calls=4)
+    forward = groups(scripted)[0]
+    assert "aten::native_dropout" in kinds(forward) and forward.outputsSize() == 5
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(x * y).mean(-1, keepdim=True) * y + x",
+        "(x * y).mean([0], keepdim=True) * 2.0 + y",
+        "(x * y).unsqueeze(-2) * y.unsqueeze(-1) * 2.0",
+        "(x * y).unsqueeze(0).squeeze(0) * 2.0 + x",
+        "((x * y).t() * 2.0).t() + x",
+    ],
+)
+def test_sizes_of_tensors_of_other_ranks(device, text):
+    """Sizes are computed before the guard, so also of tensors that are not of the rank that was profiled."""
+    scripted, plain = (script(f"def f(x, y):\n    return {text}\n") for _ in range(2))
+    ranks = [(4, 5), (5,)] if "t()" in text else [(3, 4, 5), (4, 5), (1, 5), (2, 3, 4, 5)]
+    for sizes in ranks:
+        inputs = [torch.rand(sizes, device=device).requires_grad_() for _ in range(2)]
+        with tsfuser.fuser():
+            out, gradients = train(scripted, inputs, calls=4)
+        with torch.jit.fuser("fuser0"):
+            expected, wanted = train(plain, inputs, calls=1)
+        assert_matches(out, expected, ops=60)
+        for mine, eager in zip(gradients, wanted):
+            assert_matches(mine, eager, ops=60, strides=False)
+
+
+SIZE_OPERATORS = [
+    ("reduced_sizes", ([4, 8, 2], [-1], True), [4, 8, 1]),
+    ("reduced_sizes", ([4, 8, 2], [2, 0], False), [8]),
+    ("reduced_sizes", ([4, 8, 2], [], False), []),
+    ("reduced_sizes", ([4, 8, 2], None, True), [1, 1, 1]),
+    ("reduced_sizes", ([4], [5], False), [4]),
+    ("squeezed_sizes", ([1, 8, 1], None), [8]),
+    ("squeezed_sizes", ([1, 8, 1], [-1, 1]), [1, 8]),
+    ("squeezed_sizes", ([1, 8], []), [1, 8]),
+    ("unsqueezed_sizes", ([4, 8], 1), [4, 1, 8]),
+    ("unsqueezed_sizes", ([4, 8], -1), [4, 8, 1]),
+    ("unsqueezed_sizes", ([], 7), [1]),
+    ("permuted_sizes", ([4, 8, 2], [2, 0, -2]), [2, 4, 8]),
+    ("permuted_sizes", ([4, 8], None), [8, 4]),
+]
+
+
+@pytest.mark.parametrize("name, arguments, wanted", SIZE_OPERATORS)
+def test_size_arithmetic(name, arguments, wanted):
+    assert getattr(torch.ops.tsfuser, name)(*arguments) == wanted

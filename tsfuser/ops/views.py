@@ -1,0 +1,225 @@
+"""Shape ops: what eager does as views is a relabeling of axes here.
+
+A result has the axes of its operand in other dims, dims of size 1 more or less, or further axes along which it does not change. It never leaves a
+group: the partition keeps a view whose result leaves outside, where it stays a view (torchscript/views.py).
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from ..errors import Refusal
+from ..ir import size as sz
+from ..ir.build import Builder
+from ..ir.fusion import Value
+from .table import ALL, composite
+
+
+def _dim(rank: int, dim: int) -> int:
+    """A dim that counts from the end or the start, counted from the start."""
+    dim = dim + rank if dim < 0 else dim
+    if not 0 <= dim < max(rank, 1):
+        raise Refusal("a dim out of range is an error in eager")
+    return dim
+
+
+def _permuted(b: Builder, name: str, self: Value, order: Sequence[int]) -> Value:
+    strides = b.layout(self).strides
+    return b.view(name, self, [self.dims[d] for d in order], [strides[d] for d in order])
+
+
+def _swapped(b: Builder, name: str, self: Value, first: int, second: int) -> Value:
+    rank = len(self.dims)
+    first, second = _dim(rank, first), _dim(rank, second)
+    order = list(range(rank))
+    if rank:
+        order[first], order[second] = second, first
+    return _permuted(b, name, self, order)
+
+
+@composite("aten::permute", dtypes=ALL, sizes="permuted")
+def permute(b: Builder, self, dims: list) -> Value:
+    """`self` with its dims in the order `dims`"""
+    rank = len(self.dims)
+    order = [_dim(rank, d) for d in dims]
+    if sorted(order) != list(range(rank)):
+        raise Refusal("a permutation that does not name every dim once is an error in eager")
+    return _permuted(b, "permute", self, order)
+
+
+@composite("aten::transpose", "int", dtypes=ALL, sizes="own")
+def transpose(b: Builder, self, dim0: int, dim1: int) -> Value:
+    """`self` with two dims exchanged"""
+    return _swapped(b, "transpose", self, dim0, dim1)
+
+
+@composite("aten::swapaxes", dtypes=ALL, sizes="own")
+def swapaxes(b: Builder, self, axis0: int, axis1: int) -> Value:
+    """`self` with two dims exchanged"""
+    return _swapped(b, "transpose", self, axis0, axis1)
+
+
+@composite("aten::swapdims", dtypes=ALL, sizes="own")
+def swapdims(b: Builder, self, dim0: int, dim1: int) -> Value:
+    """`self` with two dims exchanged"""
+    return _swapped(b, "transpose", self, dim0, dim1)
+
+
+@composite("aten::t", dtypes=ALL, sizes="permuted")
+def t(b: Builder, self) -> Value:
+    """`self` of at most two dims, with these exchanged"""
+    rank = len(self.dims)
+    if rank > 2:
+        raise Refusal("t of more than two dims is an error in eager")
+    return _permuted(b, "t", self, list(reversed(range(rank))))
+
+
+@composite("aten::movedim", "int", "intlist", dtypes=ALL, sizes="own")
+def movedim(b: Builder, self, source: "int | list", destination: "int | list") -> Value:
+    """`self` with the dims `source` moved to where `destination` says"""
+    rank = len(self.dims)
+    sources = [_dim(rank, d) for d in ([source] if isinstance(source, int) else source)]
+    targets = [_dim(rank, d) for d in ([destination] if isinstance(destination, int) else destination)]
+    if len(set(sources)) != len(sources) or len(set(targets)) != len(targets) or len(sources) != len(targets):
+        raise Refusal("movedim with a dim named twice is an error in eager")
+    others = iter(d for d in range(rank) if d not in sources)
+    return _permuted(b, "movedim", self, [sources[targets.index(d)] if d in targets else next(others) for d in range(rank)])
+
+
+# ---- dims of size 1
+
+
+@composite("aten::unsqueeze", dtypes=ALL, sizes="unsqueezed")
+def unsqueeze(b: Builder, self, dim: int) -> Value:
+    """`self` with a dim of size 1 more"""
+    dim = _dim(len(self.dims) + 1, dim)
+    layout = b.layout(self)
+    step = layout.sizes[dim] * layout.strides[dim] if dim < len(self.dims) else sz.const(1)
+    dims, strides = list(self.dims), list(layout.strides)
+    dims.insert(dim, None)
+    strides.insert(dim, step)
+    return b.view("unsqueeze", self, dims, strides)
+
+
+@composite("aten::squeeze", "", "dim", "dims", dtypes=ALL, sizes="squeezed", fickle=True)
+def squeeze(b: Builder, self, dim: "int | list | None" = None) -> Value:
+    """`self` without those of the dims `dim` (default: all) that are of size 1"""
+    rank = len(self.dims)
+    named = range(rank) if dim is None else [_dim(rank, d) for d in ([dim] if isinstance(dim, int) else dim)]
+    kept = [d for d in range(rank) if self.dims[d] is not None or d not in named]
+    return _permuted(b, "squeeze", self, kept)
+
+
+# ---- more elements
+
+
+def _expanded(b: Builder, self: Value, sizes: Sequence["sz.Size"], axes: Sequence) -> Value:
+    """`self` expanded to `sizes`, in which -1 stands for the size that there is; `axes` are those of new elements (None: a new one)."""
+    leading = len(sizes) - len(self.dims)
+    if leading < 0:
+        raise Refusal("expand to fewer dims is an error in eager")
+    old, decide = b.layout(self).strides, b.call.decide
+    dims, strides = [], []
+    for d, size in enumerate(sizes):
+        own = self.dims[d - leading] if d >= leading else None
+        stride = old[d - leading] if d >= leading else sz.const(1)
+        if own is not None:
+            if not decide(sz.eq(size, b.axis(own).extent)) and not decide(sz.eq(size, -1)):
+                raise Refusal("expand to a size that a dim does not have is an error in eager")
+        elif not decide(sz.eq(size, 1)) and not (d >= leading and decide(sz.eq(size, -1))):
+            if decide(sz.lt(size, 0)):
+                raise Refusal("expand to a negative size is an error in eager")
+            own, stride = axes[d] or b.fresh_axis(size), sz.const(0)
+        dims.append(own)
+        strides.append(stride)
+    return b.view("expand", self, dims, strides)
+
+
+@composite("aten::expand", dtypes=ALL, sizes="own", symbolic=("size",))
+def expand(b: Builder, self, size: list, implicit: bool = False) -> Value:
+    """`self` with dims of size 1, and new leading dims, repeated to `size`"""
+    return _expanded(b, self, size, [None] * len(size))
+
+
+@composite("aten::expand_as", dtypes=ALL, sizes="own")
+def expand_as(b: Builder, self, other) -> Value:
+    """`self` expanded to the sizes of `other`"""
+    return _expanded(b, self, b.sizes(other), other.dims)
+
+
+# ---- split and merged dims
+
+
+def _complete(b: Builder, self: Value, sizes: Sequence["sz.Size"]) -> list:
+    """`sizes` with the one that is -1 computed from the others."""
+    sizes, decide = [sz.as_size(s) for s in sizes], b.call.decide
+    open_dims = [d for d, size in enumerate(sizes) if decide(sz.lt(size, 0))]
+    if len(open_dims) > 1:
+        raise Refusal("two sizes of -1 are an error in eager")
+    if open_dims:
+        total = sz.product(b.sizes(self))
+        known = sz.product([s for d, s in enumerate(sizes) if d not in open_dims])
+        if decide(sz.eq(known, 0)):
+            raise Refusal("a size of -1 of no elements is an error in eager")
+        sizes[open_dims[0]] = sz.quotient(total, known) or total // known
+    return sizes
+
+
+def _reshaped(b: Builder, name: str, self: Value, sizes: Sequence["sz.Size"]) -> Value:
+    """`self` with its elements, in row-major order, as a tensor of `sizes`: old and new dims are matched from the left, in the smallest pieces
+    that have equally many elements."""
+    sizes, decide = _complete(b, self, sizes), b.call.decide
+    have = b.sizes(self)
+    old = [d for d, axis in enumerate(self.dims) if axis is not None]
+    new = [d for d, size in enumerate(sizes) if not decide(sz.eq(size, 1))]
+    pieces, i, j = [], 0, 0
+    while i < len(old) and j < len(new):
+        first, start = i, j
+        mine, wanted = have[old[i]], sizes[new[j]]
+        i, j = i + 1, j + 1
+        while not decide(sz.eq(mine, wanted)):
+            if decide(sz.lt(mine, wanted)) and i < len(old):
+                mine, i = mine * have[old[i]], i + 1
+            elif not decide(sz.lt(mine, wanted)) and j < len(new):
+                wanted, j = wanted * sizes[new[j]], j + 1
+            else:
+                raise Refusal("a reshape to another number of elements, or of none")
+        pieces.append((old[first:i], [sizes[d] for d in new[start:j]]))
+    if i < len(old) or j < len(new):
+        raise Refusal("a reshape to another number of elements, or of none")
+    return b.reshaped(name, self, pieces, [new.index(d) if d in new else -1 for d in range(len(sizes))])
+
+
+def _reshape(kind: str) -> None:
+    @composite(kind, dtypes=ALL, sizes="own", symbolic=("size", "shape"), reshapes=True)
+    def evaluate(b: Builder, self, size: "list | None" = None, shape: "list | None" = None) -> Value:
+        """The elements of `self`, in row-major order, as a tensor of other sizes"""
+        return _reshaped(b, "view", self, shape if size is None else size)
+
+
+for _kind in ("aten::view", "aten::reshape"):
+    _reshape(_kind)
+
+
+@composite("aten::view_as", dtypes=ALL, sizes="own", reshapes=True)
+@composite("aten::reshape_as", dtypes=ALL, sizes="own", reshapes=True)
+def view_as(b: Builder, self, other) -> Value:
+    """The elements of `self`, in row-major order, as a tensor of the sizes of `other`"""
+    return _reshaped(b, "view", self, b.sizes(other))
+
+
+@composite("aten::flatten", "using_ints", dtypes=ALL, sizes="own", reshapes=True)
+def flatten(b: Builder, self, start_dim: int = 0, end_dim: int = -1) -> Value:
+    """`self` with the dims from `start_dim` to `end_dim` as one"""
+    rank, sizes = len(self.dims), list(b.sizes(self))
+    start, end = _dim(rank, start_dim), _dim(rank, end_dim)
+    if start > end:
+        raise Refusal("flatten of no dims is an error in eager")
+    return _reshaped(b, "flatten", self, [*sizes[:start], sz.product(sizes[start : end + 1]), *sizes[end + 1 :]])
+
+
+@composite("aten::unflatten", "int", dtypes=ALL, sizes="own", symbolic=("sizes",), reshapes=True)
+def unflatten(b: Builder, self, dim: int, sizes: list) -> Value:
+    """`self` with the dim `dim` as several of `sizes`"""
+    dim, have = _dim(len(self.dims), dim), list(b.sizes(self))
+    return _reshaped(b, "unflatten", self, [*have[:dim], *sizes, *have[dim + 1 :]])
