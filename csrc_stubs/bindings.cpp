@@ -17,6 +17,7 @@ namespace {
 SlotKind slot_kind(const std::string& name) {
   static const std::map<std::string, SlotKind> kinds = {
       {"input", SlotKind::Input},
+      {"update", SlotKind::Update},
       {"allocation", SlotKind::Allocation},
       {"int32", SlotKind::Int32},
       {"int64", SlotKind::Int64},
@@ -33,6 +34,18 @@ SlotKind slot_kind(const std::string& name) {
   const auto found = kinds.find(name);
   if (found == kinds.end()) {
     throw py::value_error("tsfuser plan: no kernel argument is of kind " + name);
+  }
+  return found->second;
+}
+
+ResultKind result_kind(const std::string& name) {
+  static const std::map<std::string, ResultKind> kinds = {{"allocation", ResultKind::Allocation},
+                                                          {"input", ResultKind::Input},
+                                                          {"integer", ResultKind::Integer},
+                                                          {"undefined", ResultKind::Undefined}};
+  const auto found = kinds.find(name);
+  if (found == kinds.end()) {
+    throw py::value_error("tsfuser plan: no result is of kind " + name);
   }
   return found->second;
 }
@@ -57,6 +70,7 @@ std::shared_ptr<Launch> make_launch(const std::string& kind, uintptr_t function,
   for (const auto& [offset, slot_name, index] : args) {
     const SlotKind slot = slot_kind(slot_name);
     const bool integer = slot == SlotKind::Int32 || slot == SlotKind::Int64;
+    launch->updates |= slot == SlotKind::Update;
     (integer ? launch->integers : launch->slots).push_back({offset, index, slot});
   }
   return launch;
@@ -88,7 +102,8 @@ std::shared_ptr<Plan> make_plan(int32_t leaf_count,
                                 const std::vector<AllocationTuple>& allocations,
                                 const std::vector<std::shared_ptr<Launch>>& launches,
                                 const std::vector<std::pair<std::string, int32_t>>& results,
-                                std::string refusal, py::object keepalive, int32_t random) {
+                                std::string refusal, py::object keepalive, int32_t random,
+                                const std::vector<std::pair<int32_t, bool>>& updates) {
   auto plan = std::make_shared<Plan>();
   plan->program = make_program(leaf_count, instructions, checks);
   for (const auto& [name, sizes, strides] : allocations) {
@@ -100,10 +115,10 @@ std::shared_ptr<Plan> make_plan(int32_t leaf_count,
   }
   plan->launches.assign(launches.begin(), launches.end());
   for (const auto& [kind, index] : results) {
-    if (kind != "allocation" && kind != "input") {
-      throw py::value_error("tsfuser plan: a result is an allocation or an input, not " + kind);
-    }
-    plan->results.push_back({kind == "allocation", index});
+    plan->results.push_back({result_kind(kind), index});
+  }
+  for (const auto& [index, counted] : updates) {
+    plan->updates.push_back({index, counted});
   }
   plan->random = random;
   plan->refusal = std::move(refusal);
@@ -172,7 +187,8 @@ void bind_plan(py::module_& m) {
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")
       .def(py::init(&make_plan), py::arg("leaf_count"), py::arg("instructions"), py::arg("checks"),
            py::arg("allocations"), py::arg("launches"), py::arg("results"), py::arg("refusal") = "",
-           py::arg("keepalive") = py::none(), py::arg("random") = 0)
+           py::arg("keepalive") = py::none(), py::arg("random") = 0,
+           py::arg("updates") = std::vector<std::pair<int32_t, bool>>())
       .def_readonly("refusal", &Plan::refusal)
       .def(
           "evaluate",

@@ -180,6 +180,9 @@ void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, t
   if (!plan.refusal.empty() || plan.failed()) {
     return run_unfused(stack, plan.refusal.empty() ? plan.failure() : plan.refusal);
   }
+  if (const char* reason = plan.conflict(arguments, torch::jit::last(stack, input_count))) {
+    return run_unfused(stack, reason);
+  }
   const char* kind = "memory";
   std::string reason = "not enough memory for the outputs of a fused group", detail;
   try {

@@ -4,6 +4,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/clone_ops.h>
 #include <ATen/ops/empty_strided_ops.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
@@ -90,7 +91,7 @@ void fill_slots(const Launch& launch, char* args, const Arguments& arguments,
                 const RandomState& random) {
   for (const Slot& slot : launch.slots) {
     char* at = args + slot.offset;
-    if (slot.kind == SlotKind::Input) {
+    if (slot.kind == SlotKind::Input || slot.kind == SlotKind::Update) {
       put(at, arguments.addresses[slot.index]);
     } else if (slot.kind == SlotKind::Allocation) {
       put<const void*>(at, allocated[slot.index].const_data_ptr());
@@ -105,6 +106,18 @@ void fill_slots(const Launch& launch, char* args, const Arguments& arguments,
   }
 }
 
+// Bytes from a tensor's first element to the end of its last one.
+size_t reach(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) {
+    return 0;
+  }
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    last += (tensor.size(d) - 1) * tensor.stride(d);
+  }
+  return (last + 1) * tensor.itemsize();
+}
+
 void require(bool holds, const char* what) {
   if (!holds) {
     throw std::invalid_argument(std::string("tsfuser plan: ") + what);
@@ -112,6 +125,24 @@ void require(bool holds, const char* what) {
 }
 
 bool below(int64_t index, size_t count) { return index >= 0 && index < static_cast<int64_t>(count); }
+
+// Puts copies in the place of the arguments that have been updated.
+void keep_updates(const Plan& plan, torch::jit::Stack& stack, size_t input_count) {
+  for (const Update& update : plan.updates) {
+    c10::IValue& value = stack[stack.size() - input_count + update.index];
+    value = at::_ops::clone::call(value.toTensor(), std::nullopt);
+  }
+}
+
+c10::IValue value_of(const Result& result, at::ArrayRef<c10::IValue> inputs,
+                     at::ArrayRef<at::Tensor> allocated) {
+  switch (result.kind) {
+    case ResultKind::Allocation: return allocated[result.index];
+    case ResultKind::Input: return inputs[result.index];
+    case ResultKind::Integer: return static_cast<int64_t>(result.index);
+    default: return at::Tensor();
+  }
+}
 
 }  // namespace
 
@@ -159,7 +190,7 @@ void Plan::verify() const {
     }
   }
   for (const Result& result : results) {
-    require(result.index >= 0 && (!result.allocation || below(result.index, allocations.size())),
+    require(result.index >= 0 && (result.kind != ResultKind::Allocation || below(result.index, allocations.size())),
             "a result is not among the allocations");
   }
 }
@@ -174,7 +205,7 @@ const char* Plan::mismatch(at::ArrayRef<c10::IValue> inputs) const {
         return "a kernel argument is not among the group's inputs";
       }
       const c10::IValue& value = inputs[slot.index];
-      if (slot.kind == SlotKind::Input) {
+      if (slot.kind == SlotKind::Input || slot.kind == SlotKind::Update) {
         if (!value.isTensor() || (launch->cuda && !value.toTensor().is_cuda())) {
           return "a kernel takes the address of an input that is not a tensor of its device";
         }
@@ -190,8 +221,27 @@ const char* Plan::mismatch(at::ArrayRef<c10::IValue> inputs) const {
     }
   }
   for (const Result& result : results) {
-    if (!result.allocation && !below(result.index, inputs.size())) {
+    if (result.kind == ResultKind::Input && !below(result.index, inputs.size())) {
       return "a result is not among the group's inputs";
+    }
+  }
+  for (const Update& update : updates) {
+    if (!below(update.index, inputs.size()) || !inputs[update.index].isTensor()) {
+      return "what is to be changed in place is not among the group's tensors";
+    }
+  }
+  return nullptr;
+}
+
+const char* Plan::conflict(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs) const {
+  const auto begin = [&](size_t i) { return reinterpret_cast<uintptr_t>(arguments.addresses[i]); };
+  for (const Update& update : updates) {
+    const uintptr_t from = begin(update.index), to = from + reach(inputs[update.index].toTensor());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (static_cast<int32_t>(i) != update.index && inputs[i].isTensor() && begin(i) < to &&
+          from < begin(i) + reach(inputs[i].toTensor())) {
+        return "a tensor that is changed in place shares memory with another argument";
+      }
     }
   }
   return nullptr;
@@ -284,18 +334,32 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
   if (device.is_cuda() && !call.launches.empty()) {
     stream = c10::impl::getDeviceGuardImpl(device.type())->getStream(device).native_handle();
   }
-  for (const PreparedLaunch& launch : call.launches) {
-    fill_slots(*launch.launch, args + launch.args_offset, arguments, inputs, allocated, random);
-    if (launch.launch->cuda) {
-      launch_cuda(launch, args + launch.args_offset, stream, device.index());
-    } else {
-      launch_host(launch, args + launch.args_offset);
+  bool updated = false;
+  try {
+    for (const PreparedLaunch& launch : call.launches) {
+      fill_slots(*launch.launch, args + launch.args_offset, arguments, inputs, allocated, random);
+      if (launch.launch->cuda) {
+        launch_cuda(launch, args + launch.args_offset, stream, device.index());
+      } else {
+        launch_host(launch, args + launch.args_offset);
+      }
+      updated |= launch.launch->updates;
+    }
+  } catch (const std::exception&) {
+    if (updated) {
+      keep_updates(plan, stack, input_count);
+    }
+    throw;
+  }
+  for (const Update& update : plan.updates) {
+    if (update.counted) {
+      inputs[update.index].toTensor().unsafeGetTensorImpl()->bump_version();
     }
   }
   // Results that pass an input through are taken before the inputs leave the stack.
   c10::SmallVector<c10::IValue, 8> outputs;
   for (const Result& result : plan.results) {
-    outputs.emplace_back(result.allocation ? c10::IValue(allocated[result.index]) : inputs[result.index]);
+    outputs.push_back(value_of(result, inputs, allocated));
   }
   torch::jit::drop(stack, input_count);
   for (c10::IValue& output : outputs) {

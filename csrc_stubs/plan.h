@@ -22,6 +22,7 @@ namespace tsfuser {
 
 enum class SlotKind : uint8_t {
   Input,       // address of a tensor argument
+  Update,      // the same, of one that the kernel writes
   Allocation,  // address of a new tensor
   Int32,       // values[index]
   Int64,
@@ -56,12 +57,26 @@ struct Launch {
   size_t args_bytes = 0;
   std::vector<Slot> integers;  // filled when a call is prepared
   std::vector<Slot> slots;     // filled at each call
+  bool updates = false;        // some slot is an Update
   mutable std::atomic<bool> shared_memory_raised{false};
 };
 
+enum class ResultKind : uint8_t {
+  Allocation,  // a new tensor
+  Input,       // an argument, passed through
+  Integer,     // the number `index` itself
+  Undefined,   // a tensor that is not there
+};
+
 struct Result {
-  bool allocation;  // else an argument is passed through
+  ResultKind kind;
   int32_t index;
+};
+
+// An argument whose memory kernels write. `counted`: its version goes up by one.
+struct Update {
+  int32_t index;
+  bool counted;
 };
 
 struct Plan {
@@ -69,6 +84,7 @@ struct Plan {
   std::vector<Allocation> allocations;
   std::vector<std::shared_ptr<const Launch>> launches;
   std::vector<Result> results;
+  std::vector<Update> updates;
   int32_t random = 0;         // random ops, each of which has a stream of its own in every call
   std::string refusal;        // non-empty: calls of this class run unfused
   void* keepalive = nullptr;  // PyObject*, owned
@@ -81,6 +97,9 @@ struct Plan {
   void verify() const;
   // Null, or why the plan cannot serve such arguments (a planner's mistake).
   const char* mismatch(at::ArrayRef<c10::IValue> inputs) const;
+
+  // Null, or why no kernel may write the arguments of this call.
+  const char* conflict(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs) const;
 
   // A launch failed: remembered, so that it is not tried again. True for the first to say so.
   bool mark_failed(const std::string& reason) const;
@@ -135,8 +154,9 @@ struct RandomState {
 RandomState draw_random(c10::Device device, int32_t ops);
 
 // Allocates, launches, and replaces the call's inputs on the stack by its outputs. On an exception the stack
-// is as it was. Throws LaunchError, RandomError, or c10::Error / std::bad_alloc where memory is short. Returns
-// the number of launches.
+// is as it was, but for arguments that a kernel has updated: there it holds copies, so that who runs the ops
+// now updates the true ones no second time. Throws LaunchError, RandomError, or c10::Error / std::bad_alloc
+// where memory is short. Returns the number of launches.
 size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
            size_t input_count);
 

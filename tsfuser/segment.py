@@ -18,7 +18,7 @@ from .ir.size import Size
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor in memory: `kind` is `input` (group argument `index`), `allocation` (number `index` of the plan) or `random` (no memory at all: the linear index of stream
+    """A tensor in memory: `kind` is `input` (group argument `index`), `allocation` (number `index` of the plan), `update` (the memory of group argument `index`, stored to) or `random` (no memory at all: the linear index of stream
     `index`), with one stride (elements) a dim of
     `value`. `alignment` is in bytes."""
 
@@ -110,16 +110,14 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Cal
     a segment in which results depend on reductions cannot be one kernel; None if it can."""
     producer = {op.output.name: op for op in fusion.ops}
     position = {op.output.name: i for i, op in enumerate(fusion.ops)}
-    stored = {o.value.name: k for k, o in enumerate(fusion.outputs)}
+    stored = {o.value.name: Buffer(o.value, "allocation", k, o.steps, sz.const(256)) for k, o in enumerate(fusion.outputs)}
+    stored |= {u.value.name: Buffer(u.value, "update", u.index, u.strides, u.alignment) for u in fusion.updates}
     memory = {i.value.name: _input_buffer(i) for i in fusion.inputs}
     result: list[Segment] = []
 
     def buffer(value: Value) -> Buffer:
         """Where `value` goes: a group output if it is one, else a temporary."""
-        if value.name in stored:
-            k = stored[value.name]
-            return Buffer(value, "allocation", k, fusion.outputs[k].strides, sz.const(256))
-        return allocations.new(value)
+        return stored[value.name] if value.name in stored else allocations.new(value)
 
     def slice_of(roots: list[Value]) -> tuple[list[Op], list[Buffer]]:
         """The ops between memory and `roots`, and the buffers they read."""
@@ -213,7 +211,7 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Cal
     def awaited(op: Op) -> bool:
         return isinstance(op, Reduce) and op.output.name not in memory and op.output.name in reductions_of(pending(outputs))
 
-    outputs = [o.value for o in fusion.outputs]
+    outputs = [o.value for o in fusion.outputs] + [u.value for u in fusion.updates]
     for op in fusion.ops:  # rows first: their pass may take along reductions that stand earlier
         if awaited(op):
             values = fitting(op)

@@ -4,7 +4,7 @@ the dtype are asked, results that must be tensors of their own."""
 import pytest
 import torch
 from handwritten import XY, FULL, fuse_graph, fused, graph, typed
-from support import fresh, fuse, groups, train
+from support import fresh, fuse, groups, kinds, train
 
 import tsfuser
 from tsfuser.torchscript.graph import GROUP
@@ -65,6 +65,30 @@ def test_an_output_of_which_only_the_size_is_asked_is_not_stored():
     after = fuse_graph(graph({"%x": FULL, "%b": typed(8)}, body, "%c, %s, %n, %r"))
     (group,) = after.findAllNodes(GROUP, True)
     assert group.outputsSize() == 1
+    assert after.findNode("prim::BroadcastSizes", False).inputsSize() == 2
+
+
+@pytest.mark.parametrize("dims, keepdim", [("0", "True"), ("1", "False"), ("0, -1", "True"), ("", "False")])
+def test_a_reduction_of_which_only_the_size_is_asked_is_not_stored(dims, keepdim):
+    body = f"""%a = aten::add(%x, %b, 1)
+               %d : int[] = prim::ListConstruct({dims})
+               %m = aten::mean(%a, %d, {keepdim}, None)
+               %c = aten::relu(%a)
+               %s : int[] = aten::size(%m)"""
+    after = fuse_graph(graph({"%x": FULL, "%b": typed(8)}, body, "%c, %s"))
+    (group,) = after.findAllNodes(GROUP, True)
+    assert group.outputsSize() == 1 and "aten::mean" not in kinds(group)
+
+
+def test_the_size_of_a_sum_of_reductions_is_their_broadcast():
+    body = """%d : int[] = prim::ListConstruct(1)
+              %m = aten::mean(%x, %d, True, None)
+              %a = aten::add(%m, %b, 1)
+              %v = aten::sum(%a, %d, False, None)
+              %c = aten::relu(%a)
+              %s : int[] = aten::size(%c)
+              %t : int[] = aten::size(%v)"""
+    after = fuse_graph(graph({"%x": FULL, "%b": typed(8)}, body, "%v, %s, %t"))
     assert after.findNode("prim::BroadcastSizes", False).inputsSize() == 2
 
 

@@ -104,18 +104,6 @@ def test_statistics_of_channels(device, dtype, memory_format):
     check(Fused(CHANNELS), x, w, b, m, (tensor(3, device=device, seed=4).abs() + 0.5).to(dtype))
 
 
-def test_batch_norm_in_training_stays_with_eager(device):
-    function = script("def f(x, m, v, training: bool):\n    return torch.batch_norm(x * 2, None, None, m, v, training, 0.1, 1e-5, False)\n")
-    x, m, v = tensor(4, 3, 5, device=device), torch.zeros(3, device=device), torch.ones(3, device=device)
-    with tsfuser.fuser():
-        for training in (True, False, True, True):
-            mine, eager = m.clone(), m.clone()
-            actual = function(x, mine, v.clone(), training)
-            assert torch.equal(actual, F.batch_norm(x * 2, eager, v.clone(), None, None, training, 0.1, 1e-5))
-            assert torch.equal(mine, eager)
-    assert all("aten::batch_norm" not in kinds(g) for g in groups(function))
-
-
 def test_a_large_mean_costs_no_accuracy(device):
     x = tensor(4, 4096, device=device) + 1e4
     function = script("def f(x):\n    return torch.layer_norm(x, [x.size(-1)]), torch.var(x, [1]), torch.std(x), torch.mean(x, [1])\n")
@@ -128,6 +116,70 @@ def test_a_large_mean_costs_no_accuracy(device):
 
 def function_of(x):
     return torch.layer_norm(x, [x.size(-1)]), torch.var(x, [1]), torch.std(x), torch.mean(x, [1])
+
+
+FUSED_RMS = """
+def f(x, w):
+    y, r = torch.ops.aten._fused_rms_norm(x, [x.size(-1)], w, 1e-5)
+    z, q = torch.ops.aten._fused_rms_norm(x * 2.0, [x.size(-1)], None, None)
+    return y, r, z + x, q
+"""
+
+
+@pytest.mark.skipif(not hasattr(torch.ops.aten, "_fused_rms_norm"), reason="not in this torch")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_fused_rms_norm(target, device, dtype):
+    if target == "cpu-fibers" and dtype != torch.float16:
+        pytest.skip("on the other targets")
+    x, w, _ = rows_of(33, 5, device, dtype)
+    check(Fused(FUSED_RMS), x, w)
+    if target == "cpu":
+        check(Fused(FUSED_RMS), tensor(4, 5, 6, dtype=dtype).transpose(0, 1), tensor(6, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mask", [[True, True], [True, False], [False, True]], ids=str)
+def test_derivative_of_fused_rms_norm(mask, dtype):
+    """In a group made by hand: eager has it on CUDA only."""
+    x, w, _ = (t.requires_grad_() for t in rows_of(9, 5, "cpu", torch.float64))
+    dy = tensor(5, 9, dtype=torch.float64, seed=7)
+    wanted = torch.autograd.grad(torch.rms_norm(x, [9], w, 1e-5), (x, w), dy)
+    rstd = torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5).detach()
+    given = [dy.to(dtype), x.detach().to(dtype), rstd.to(torch.promote_types(dtype, torch.float32)), w.detach().to(dtype)]
+    with no_fallback():
+        results = RMS_BACKWARD(*given, mask)
+    assert [r is not None for r in results] == mask
+    for actual, exact, asked in zip(results, wanted, mask):
+        if asked:
+            assert actual.dtype == dtype
+            assert_matches(actual, exact.to(dtype), exact, ops=64)
+
+
+def one_group(text):
+    """A function that is nothing but the group of that graph."""
+    graph, inner = torch._C.Graph(), torch._C.parse_ir(text)
+    values = [graph.addInput() for _ in inner.inputs()]
+    for value, its in zip(values, inner.inputs()):
+        value.setType(its.type())
+    node = graph.create("prim::CudaFusionGroup", values, len(list(inner.outputs())))
+    node.g_("Subgraph", inner)
+    graph.appendNode(node)
+    for output, its in zip(node.outputs(), inner.outputs()):
+        output.setType(its.type())
+    results = graph.create("prim::ListConstruct", list(node.outputs()), 1)
+    graph.appendNode(results)
+    results.output().setType(torch._C.ListType(torch._C.TensorType.get()))
+    graph.registerOutput(results.output())
+    return torch._C._create_function_from_graph("f", graph)
+
+
+RMS_BACKWARD = one_group("""
+graph(%dy : Tensor, %x : Tensor, %rstd : Tensor, %w : Tensor, %mask : bool[]):
+  %n : int = prim::Constant[value=9]()
+  %shape : int[] = prim::ListConstruct(%n)
+  %a : Tensor, %b : Tensor = aten::_fused_rms_norm_backward(%dy, %x, %shape, %rstd, %w, %mask)
+  return (%a, %b)
+""")
 
 
 # ---- forward and backward

@@ -104,7 +104,9 @@ def test_full_reductions(target, device, dtype):
 WHOLE = """
 def f(x):
     return (torch.sum(x), torch.sum(x, [1]), torch.amax(x, [0]), torch.amin(x, [1], True), torch.max(x), torch.min(x), torch.prod(x),
-            torch.prod(x, 0), torch.any(x), torch.all(x), torch.any(x, 1), torch.all(x, 0, True), torch.mean(x, [0], dtype=torch.float32))
+            torch.prod(x, 0), torch.any(x), torch.all(x), torch.any(x, 1), torch.all(x, 0, True), torch.mean(x, [0], dtype=torch.float32),
+            torch.logsumexp(x, [1]), torch.aminmax(x, dim=1)[0], torch.any(x, [0, 1]), torch.sum(x, dtype=torch.float64), torch.sum(x, [0], dtype=torch.int32),
+            torch.prod(x, 1, dtype=torch.float32), torch.softmax(x, 1, dtype=torch.float32), torch.log_softmax(x, 0, dtype=torch.bfloat16))
 """
 
 
@@ -120,7 +122,9 @@ OTHERS = """
 def f(x):
     return (torch.any(x), torch.all(x, 1, True), torch.prod(x, 1, True), torch.sum(x, [0], dtype=torch.float64), torch.var(x, [0], correction=0),
             torch.var(x, correction=2), torch.var_mean(x, [1], True, True)[0], torch.std_mean(x, [0], False)[1], torch.norm(x, 1),
-            torch.linalg.vector_norm(x, 0, [1]), torch.linalg.vector_norm(x, float("-inf"), [0], True))
+            torch.linalg.vector_norm(x, 0, [1]), torch.linalg.vector_norm(x, float("-inf"), [0], True), torch.var(x, [0], correction=0.5),
+            torch.norm(x, 3, [0], True), torch.linalg.vector_norm(x, -1.5, [1]), torch.logsumexp(x, [0]), torch.logsumexp(x, [0, 1], True),
+            torch.aminmax(x)[0], torch.aminmax(x, dim=1, keepdim=True)[1], torch.nansum(x), torch.nansum(x, [1], True))
 """
 
 
@@ -129,10 +133,31 @@ def test_other_forms(dtype):
     check(Fused(OTHERS), torch.randn(5, 7, dtype=torch.float64).to(dtype))
 
 
+DTYPED = """
+def f(x):
+    return (torch.sum(x, dtype=torch.float64), torch.sum(x, [0], True, dtype=torch.float16), torch.mean(x, [1], dtype=torch.float64), torch.mean(x, dtype=torch.bfloat16),
+            torch.prod(x, dtype=torch.float32), torch.sum(x, [1], dtype=torch.int64), torch.softmax(x, 0, dtype=torch.float64), torch.log_softmax(x, 1, dtype=torch.float16),
+            torch.softmax(x, 1, dtype=torch.float32))
+"""
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtype_arguments(dtype):
+    """Everything is as precise as the least precise of the dtypes."""
+    function = Fused(DTYPED)
+    x = torch.randn(5, 7, dtype=torch.float64).to(dtype)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(3):
+            actual = function.scripted(x)
+    for a, e in zip(actual, function.plain(x)):
+        assert_matches(a, e, ops=16, precision=torch.bfloat16 if a.is_floating_point() else None)
+
+
 EXTREME = """
 def f(x):
     return (torch.amax(x, [1]), torch.amin(x, [0]), torch.max(x), torch.min(x), torch.sum(x, [1]), torch.softmax(x, 1), torch.var(x, [1]),
-            torch.log_softmax(x, 1), torch.any(x, 0), torch.linalg.vector_norm(x, float("inf"), [1]))
+            torch.log_softmax(x, 1), torch.any(x, 0), torch.linalg.vector_norm(x, float("inf"), [1]), torch.logsumexp(x, [1]), torch.logsumexp(x, [0]),
+            torch.nansum(x, [1]), torch.aminmax(x, dim=0)[0], torch.aminmax(x)[1])
 """
 
 
@@ -147,7 +172,7 @@ def test_nan_and_infinity(dtype):
 EMPTY = """
 def f(x):
     return (torch.sum(x), torch.sum(x, [0]), torch.sum(x, [-1], True), torch.mean(x), torch.mean(x, [-1]), torch.prod(x), torch.any(x), torch.all(x, -1),
-            torch.var(x, [0]), torch.softmax(x, -1))
+            torch.var(x, [0]), torch.softmax(x, -1), torch.logsumexp(x, [-1]), torch.nansum(x, [0]))
 """
 
 

@@ -3,6 +3,9 @@
 In: axes as operands meet. Out: the axis that stands for each. Two axes along which one value varies are never joined: in `x + x.sum(1)` on a
 square x, the sums vary along x's first axis but meet its second, and one loop cannot walk both. `clash` tells; the builder then computes one of
 the operands a second time, over axes of its own.
+
+An axis may be split into two, in the whole build: the channels of a group norm into groups and channels of a group. Values keep the one axis
+until the end; then `parts` gives the loops that it is.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ class Axes:
     def __init__(self, call: Call):
         self.call = call
         self._joined: dict[Axis, Axis] = {}  # axis -> the axis it was joined to
+        self._splits: "dict[Axis, tuple[int, Axis, Axis]]" = {}  # axis -> how many outer steps, outer, inner
         self._holders: dict[Axis, set[str]] = {}  # axis that stands for itself -> names of the values that vary along it
 
     def root(self, axis: Axis) -> Axis:
@@ -48,6 +52,40 @@ class Axes:
         self._joined[b] = a
         self._holders.setdefault(a, set()).update(self._holders.pop(b, ()))
         return a
+
+    def split(self, axis: Axis, count: int, outer: Axis, inner: Axis) -> tuple[Axis, Axis]:
+        """The two axes, of `count` and of the other steps, that `axis` is from now on: `outer` and `inner`, or those that it was before. Raises
+        Refusal if it is split in another way."""
+        known = self.halves(axis)
+        if known is not None and self._splits[self.root(axis)][0] != count:
+            raise Refusal("channels are grouped in two ways")
+        if known is None:
+            self._splits[self.root(axis)] = (count, outer, inner)
+        return known or (outer, inner)
+
+    def halves(self, axis: Axis) -> "tuple[Axis, Axis] | None":
+        """The two axes that `axis` has been split into, if it has been."""
+        self._settle()
+        found = self._splits.get(self.root(axis))
+        return found and (self.root(found[1]), self.root(found[2]))
+
+    def _settle(self) -> None:
+        """Splits of axes that have been joined since become one."""
+        for axis, (count, outer, inner) in list(self._splits.items()):
+            root = self.root(axis)
+            if root is axis:
+                continue
+            del self._splits[axis]
+            other = self._splits.setdefault(root, (count, outer, inner))
+            if other[0] != count:
+                raise Refusal("channels are grouped in two ways")
+            self.join(other[1], outer)
+            self.join(other[2], inner)
+
+    def parts(self, axis: Axis) -> list[Axis]:
+        """The axes that `axis` is in the end, outermost first."""
+        halves = self.halves(axis)
+        return [self.root(axis)] if halves is None else [part for half in halves for part in self.parts(half)]
 
     def align(self, dims: "list[Axis | None]", value: Value) -> bool:
         """Broadcasts `value` against `dims`, which are changed, aligned at the right; False if that would let one loop walk two dims of a

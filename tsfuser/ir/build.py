@@ -19,12 +19,12 @@ from . import layout as lay
 from . import size as sz
 from .axes import Axes
 from .call import Call, ScalarArg, TensorArg
-from .dtypes import BOOL, COMPLEX64, COMPLEX128, DOUBLE, FLOAT, HALF, INT64, DType, promote
-from .fusion import Axis, Fusion, NumberInput, Op, Output, Pointwise, Random, Reduce, TensorInput, Value, extent
+from .dtypes import BOOL, COMPLEX128, DOUBLE, FLOAT, INT64, DType
+from .fusion import Axis, Empty, Fusion, NumberInput, Op, Output, Pointwise, Random, Reduce, TensorInput, Update, Value, extent
+from .promotion import result_type
 from ..errors import Refusal
 
 _NUMBER_DTYPE = {"bool": BOOL, "int": INT64, "float": DOUBLE, "complex": COMPLEX128}
-_KIND_ORDER = {"b": 0, "i": 1, "f": 2, "c": 3}
 MAX_REPEATED = 64  # ops that are computed twice because a value meets itself along another dim
 
 
@@ -39,7 +39,8 @@ class Builder:
         self._numbers: dict[int, NumberInput] = {}
         self._ops: list[Op] = []
         self._outputs: list[Output] = []
-        self._results: list[tuple[str, int]] = []
+        self._results: "list[tuple[str, int | str]]" = []
+        self._updates: list[tuple[TensorInput, Value, bool]] = []
         self._layouts: dict[str, lay.Layout] = {}  # value name -> layout that eager would give it
         self._layout_memo: dict[tuple, lay.Layout] = {}
         self._axes = Axes(call)
@@ -102,29 +103,8 @@ class Builder:
         return self._layouts[value.name]
 
     def promote(self, *values: Value) -> DType:
-        """The common dtype of operands (torch's result_type): tensors with dims first; 0-dim tensors, then numbers count only
-        if of a higher kind (bool < integer < floating < complex)."""
-        result: DType | None = None
-        for rank in ("number", "zero", "dims"):
-            members = [v.dtype for v in values if _standing(v) == rank]
-            if not members:
-                continue
-            own = members[0]
-            for other in members[1:]:
-                own = promote(own, other)
-            if rank == "number":
-                own = self._number_dtype(own)
-            result = own if result is None else _combine(own, result)
-        assert result is not None, "promotion of nothing"
-        return result
-
-    def _number_dtype(self, own: DType) -> DType:
-        """A number's dtype where it decides: the default dtype for floats, its complex partner for complex."""
-        if own.is_floating:
-            return self.default_dtype
-        if own.is_complex:
-            return COMPLEX128 if self.default_dtype is DOUBLE else COMPLEX64
-        return own
+        """The common dtype of operands (torch's result_type)."""
+        return result_type(values, self.default_dtype)
 
     def floating(self, dtype: DType) -> DType:
         """`dtype`, or the default dtype where it is bool or integer."""
@@ -188,13 +168,31 @@ class Builder:
         self._layouts[value.name] = self._pointwise_layout(value, (other,))
         return value
 
+    def in_format_of(self, value: Value, other: Value) -> Value:
+        """`value`, which an op of the caller has just made, channels-last in memory where `other` would be, else row-major."""
+        make = lay.channels_last if lay.is_channels_last(self.call, self._layouts[other.name]) else lay.contiguous
+        self._layouts[value.name] = make(self.sizes(value))
+        return value
+
     def placed(self, value: Value, at: int, rank: int) -> Value:
         """`value`, of one dim, as a tensor of `rank` dims of which it is dim `at`: what a channel's number becomes beside [N, C, H, W]."""
         dims = tuple(value.dims[0] if d == at else None for d in range(rank))
-        output = self._new("view", value.dtype, dims)
-        self._layouts[output.name] = lay.contiguous(self.sizes(output))
-        self._ops.append(Pointwise("view", "{0}", (value,), None, output))
-        return output
+        return self._relabeled(value, dims)
+
+    def update(self, target: "Value", value: Value, counted: bool) -> None:
+        """Stores `value`, made by the caller from `target` and other operands, into the memory of `target`; see `Update`. Nothing else in the group may
+        read `target`."""
+        found = next((i for i in self._inputs.values() if i.value is target), None)
+        if found is None or found.by_value:
+            raise Refusal("a tensor that is changed in place is not an argument of the group")
+        if any(i is found for i, _, _ in self._updates):
+            raise Refusal("a tensor is changed in place twice in one group")
+        if value.dtype is not target.dtype or len(value.dims) != len(target.dims):
+            raise Refusal("a tensor that is changed in place gets another dtype or rank")
+        for axis, stride in zip(target.dims, found.strides):
+            if axis is not None and self.call.decide(sz.eq(stride, 0)):
+                raise Refusal("a tensor that is changed in place overlaps itself")
+        self._updates.append((found, value, counted))
 
     def fresh_axis(self, extent: sz.Size) -> Axis:
         """A new axis, for a dim that a tensor is expanded to."""
@@ -212,15 +210,41 @@ class Builder:
             self._behind[output.name] = self._behind[value.name]
         return output
 
+    def split(self, value: Value, dim: int, count: int) -> Value:
+        """`value` with dim `dim` as two, the first of size `count`; the axis is split in the whole group."""
+        axis, size = value.dims[dim], self.sizes(value)[dim]
+        if count < 1 or self.call.decide(size % count):
+            raise Refusal("a dimension that cannot be split evenly is an error in eager")
+        if count == 1 or axis is None:
+            pair = (None, axis)
+        elif self.call.decide(sz.eq(size, count)):
+            pair = (axis, None)
+        else:
+            pair = self._axes.split(axis, count, self.fresh_axis(sz.const(count)), self.fresh_axis(sz.binary("div", size, count)))
+        return self._relabeled(value, (*value.dims[:dim], *pair, *value.dims[dim + 1 :]))
+
+    def merged(self, value: Value, dim: int, axis: "Axis | None") -> Value:
+        """`value` with dims `dim` and `dim + 1`, which `axis` was split into, as one again."""
+        return self._relabeled(value, (*value.dims[:dim], axis, *value.dims[dim + 2 :]))
+
+    def _relabeled(self, value: Value, dims: "tuple[Axis | None, ...]") -> Value:
+        output = self._new("view", value.dtype, dims)
+        self._layouts[output.name] = lay.contiguous(self.sizes(output))
+        self._ops.append(Pointwise("view", "{0}", (value,), None, output))
+        return output
+
     def refuse(self, reason: str):
         """Gives up on this group for this class of calls."""
         raise Refusal(reason)
 
     # ---- outputs
 
-    def output(self, value: Value) -> None:
+    def output(self, value: "Value | Empty | int | None") -> None:
         """The next result of the group. A value that was returned before is returned as the same tensor, as eager does for a cast
-        to the dtype that a tensor has."""
+        to the dtype that a tensor has. None is an undefined tensor."""
+        if not isinstance(value, Value):
+            self._results.append(("undefined", 0) if value is None else ("integer", value) if isinstance(value, int) else ("empty", value.dtype.name))
+            return
         for i in self._inputs.values():
             if i.value is value:
                 self._results.append(("input", i.index))
@@ -235,43 +259,59 @@ class Builder:
             raise Refusal("a view leaves the group, which would return a copy")
         self._results.append(("output", len(self._outputs)))
         where = self.layout(value)
-        self._outputs.append(Output(value, where.sizes, where.strides))
+        self._outputs.append(Output(value, where.sizes, where.strides, where.strides))
 
     def finish(self) -> Fusion:
         """The Fusion, with every axis replaced by the one it was unified with, and dead ops dropped."""
-        live = {o.value.name for o in self._outputs}
+        live = {v.name for v in [o.value for o in self._outputs] + [new for _, new, _ in self._updates]}
         ops = []
         for op in reversed(self._ops):
             if op.output.name in live:
                 ops.append(op)
                 live.update(v.name for v in op.operands)
+        for target, new, _ in self._updates:
+            read = {target.value.name, *(r.value.name for r in self._repeats if r.index == target.index)}
+            if any(op.output is not new and not read.isdisjoint(v.name for v in op.operands) for op in ops):
+                raise Refusal("a tensor that is changed in place has other readers in its group")
         axes: dict[Axis, Axis] = {}
         values: dict[str, Value] = {}
 
-        def canonical(axis: Axis) -> Axis:
-            root = self.axis(axis)
-            return axes.setdefault(root, Axis(f"a{len(axes)}", root.extent))
+        def canonical(axis: "Axis | None") -> "tuple[Axis | None, ...]":
+            """The loops over a dim."""
+            parts = [None] if axis is None else self._axes.parts(axis)
+            return tuple(p and axes.setdefault(p, Axis(f"a{len(axes)}", p.extent)) for p in parts)
+
+        def steps(v: Value, strides: Sequence[sz.Size]) -> tuple[sz.Size, ...]:
+            """The strides of the loops over the dims of `v`."""
+            found = []
+            for axis, stride in zip(v.dims, strides):
+                loops = canonical(axis)
+                found += [stride * sz.product([a.extent for a in loops[k + 1 :]]) for k in range(len(loops))]
+            return tuple(found)
 
         def value(v: Value) -> Value:
             if v.is_number:
                 return v
             if v.name not in values:
-                values[v.name] = replace(v, dims=tuple(None if a is None else canonical(a) for a in v.dims))
+                values[v.name] = replace(v, dims=tuple(part for a in v.dims for part in canonical(a)))
+                if len(set(values[v.name].axes)) < len(values[v.name].axes):
+                    raise Refusal("channels that are grouped meet the groups along another dimension")
             return values[v.name]
 
         read = (*self._inputs.values(), *self._repeats)
-        inputs = tuple(replace(i, value=value(i.value)) for i in read if i.value.name in live)
+        inputs = tuple(replace(i, value=value(i.value), strides=steps(i.value, i.strides)) for i in read if i.value.name in live)
         numbers = tuple(n for n in self._numbers.values() if n.value.name in live)
         done, streams = [], itertools.count()
         for op in reversed(ops):
             op = replace(op, operands=tuple(value(v) for v in op.operands), output=value(op.output))
             if isinstance(op, Reduce):
-                op = replace(op, axes=tuple(canonical(a) for a in op.axes))
+                op = replace(op, axes=tuple(part for a in op.axes for part in canonical(a)))
             elif isinstance(op, Random):
                 op = replace(op, stream=next(streams))
             done.append(op)
-        outputs = tuple(replace(o, value=value(o.value)) for o in self._outputs)
-        return Fusion(inputs, numbers, tuple(done), outputs, tuple(self._results))
+        outputs = tuple(Output(value(o.value), o.sizes, o.strides, steps(o.value, o.strides)) for o in self._outputs)
+        updates = tuple(Update(value(new), i.index, steps(new, i.strides), i.alignment, counted) for i, new, counted in self._updates)
+        return Fusion(inputs, numbers, tuple(done), outputs, tuple(self._results), updates)
 
     # ---- axes
 
@@ -309,6 +349,8 @@ class Builder:
             if op.output.name in needed and not stays(op.output):
                 cone.append(op)
                 needed.update(v.name for v in op.operands)
+        if any(self._axes.halves(a) for v in (value, *(v for op in cone for v in op.operands)) for a in v.axes):
+            raise Refusal("channels that are grouped meet themselves along another dimension")
         if len(cone) > MAX_REPEATED or any(isinstance(op, Random) for op in cone):
             raise Refusal("a value that would have to be computed twice is random, or costs too much")
         values: dict[str, Value] = {}
@@ -380,19 +422,3 @@ class Builder:
         """A value with a name of its own."""
         self._count += 1
         return self._axes.hold(Value(f"{name}_{self._count - 1}", dtype, dims))
-
-
-def _standing(value: Value) -> str:
-    """A value's weight in promotion."""
-    return "number" if value.is_number else ("dims" if value.dims else "zero")
-
-
-def _combine(higher: DType, lower: DType) -> DType:
-    """The dtype of operands of which those in `lower` count only by their kind."""
-    if _KIND_ORDER[higher.kind] >= _KIND_ORDER[lower.kind]:
-        return higher
-    if not (higher.is_floating and lower.is_complex):
-        return promote(higher, lower)
-    if higher is HALF:
-        raise Refusal("complex numbers of half precision are not supported")
-    return COMPLEX128 if higher is DOUBLE else COMPLEX64

@@ -121,22 +121,45 @@ Op = Union[Pointwise, Reduce, Random]
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that the group returns: `value` stored with `sizes` and `strides` (elements)."""
+    """A tensor that the group returns: `value` stored with `sizes` and `strides` (elements). `steps` are the strides of the value's own dims, of which there
+    are more where a dim of the tensor is two axes."""
 
     value: Value
     sizes: tuple[Size, ...]
     strides: tuple[Size, ...]
+    steps: tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class Update:
+    """`value` stored into the memory of tensor argument `index`, as running statistics are. `counted`: the argument's version goes
+    up by one, as an in-place op of autograd's makes it."""
+
+    value: Value
+    index: int
+    strides: tuple[Size, ...]
+    alignment: Size
+    counted: bool
+
+
+@dataclass(frozen=True)
+class Empty:
+    """A tensor of sizes (0,), which some ops return for what they have not computed."""
+
+    dtype: DType
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """`results` gives the group's outputs in order: `("output", k)` for `outputs[k]`, `("input", i)` for argument `i` itself."""
+    """`results` gives the group's outputs in order: `("output", k)` for `outputs[k]`, `("input", i)` for argument `i` itself, `("integer", n)`
+    for a plain number, `("empty", dtype name)` for a tensor of sizes (0,), `("undefined", 0)` for a gradient that was not asked for."""
 
     inputs: tuple[TensorInput, ...]
     numbers: tuple[NumberInput, ...]
     ops: tuple[Op, ...]
     outputs: tuple[Output, ...]
-    results: tuple[tuple[str, int], ...]
+    results: "tuple[tuple[str, int | str], ...]"
+    updates: tuple[Update, ...] = ()
 
     def __str__(self) -> str:
         """Code that builds the Fusion, one statement an op; `ir.text.read` runs it."""
@@ -169,10 +192,11 @@ def _code(fusion: Fusion) -> str:
     inputs = "".join(f"    input({i.value.name}, {i.index}, {_sizes(i.strides)}, {i.alignment.text()}, {i.by_value}),\n" for i in fusion.inputs)
     numbers = "".join(f"    number_input({n.value.name}, {n.index}),\n" for n in fusion.numbers)
     ops = "".join(f"    {_op(op)},\n" for op in fusion.ops)
-    outputs = "".join(f"    output({o.value.name}, {_sizes(o.sizes)}, {_sizes(o.strides)}),\n" for o in fusion.outputs)
-    parts = [("inputs", inputs), ("numbers", numbers), ("ops", ops), ("outputs", outputs)]
+    outputs = "".join(f"    output({o.value.name}, {_sizes(o.sizes)}, {_sizes(o.strides)}, {_sizes(o.steps)}),\n" for o in fusion.outputs)
+    updates = "".join(f"    update({u.value.name}, {u.index}, {_sizes(u.strides)}, {u.alignment.text()}, {u.counted}),\n" for u in fusion.updates)
+    parts = [("inputs", inputs), ("numbers", numbers), ("ops", ops), ("outputs", outputs), ("updates", updates)]
     lines += [f"{name} = (\n{text})" if text else f"{name} = ()" for name, text in parts]
-    return "\n".join(lines + [f"fusion = Fusion(inputs, numbers, ops, outputs, {fusion.results!r})"])
+    return "\n".join(lines + [f"fusion = Fusion(inputs, numbers, ops, outputs, {fusion.results!r}, updates)"])
 
 
 def _leaves(fusion: Fusion) -> list[Size]:
@@ -182,7 +206,9 @@ def _leaves(fusion: Fusion) -> list[Size]:
     for i in fusion.inputs:
         sizes += [*i.strides, i.alignment]
     for o in fusion.outputs:
-        sizes += [*o.sizes, *o.strides]
+        sizes += [*o.sizes, *o.strides, *o.steps]
+    for u in fusion.updates:
+        sizes += [*u.strides, u.alignment]
     found: dict[Size, None] = {}
     while sizes:
         size = sizes.pop()

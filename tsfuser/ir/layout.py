@@ -51,6 +51,27 @@ def is_contiguous(call: Call, layout: Layout) -> bool:
     return True
 
 
+def channels_last(sizes: Sequence[Size]) -> Layout:
+    """Dim 1 innermost, the others in their order, of 4 or 5 dims."""
+    return _allocate(tuple(sizes), (1, *reversed(range(2, len(sizes))), 0))
+
+
+def is_channels_last(call: Call, layout: Layout) -> bool:
+    """Whether torch takes the strides for channels-last (c10/core/MemoryFormat.h, `is_channels_last_strides_2d`): each dim, from the channels on, walks at
+    least as far as the one before reaches. What may as well be row-major is."""
+    rank, strides = len(layout.sizes), layout.strides
+    if rank not in (4, 5) or call.decide(sz.eq(strides[1], 0)):
+        return False
+    least = sz.const(0)
+    for d in (1, *reversed(range(2, rank)), 0):
+        if call.decide(sz.eq(layout.sizes[d], 0)) or call.decide(sz.lt(strides[d], least)):
+            return False
+        if d == 0 and call.decide(sz.eq(least, strides[1])):
+            return False
+        least = strides[d] * layout.sizes[d]
+    return True
+
+
 def is_dense(call: Call, layout: Layout) -> bool:
     """Whether the elements fill a block of memory without gap or overlap, in any order of dims."""
     if layout.dense:

@@ -14,8 +14,8 @@ from .index import Expr, as_expr, names, substitute
 
 @dataclass(frozen=True)
 class Param:
-    """A field of the kernel's argument struct. `source` tells the plan how to fill it: `("input", i)`, `("allocation", k)`, `("size", Size)`,
-    `("number", i, dtype name)`, `("element", i)`, `("random",)`."""
+    """A field of the kernel's argument struct. `source` tells the plan how to fill it: `("input", i)`, `("update", i)` (an argument that is stored
+    to), `("allocation", k)`, `("size", Size)`, `("number", i, dtype name)`, `("element", i)`, `("random",)`."""
 
     name: str
     ctype: str
@@ -23,7 +23,7 @@ class Param:
 
     @property
     def is_pointer(self) -> bool:
-        return self.source[0] in ("input", "allocation")
+        return self.source[0] in ("input", "update", "allocation")
 
 
 @dataclass(frozen=True)

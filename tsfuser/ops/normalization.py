@@ -1,4 +1,4 @@
-"""Normalisations and their derivatives, from means and sums of squared distances in the accumulation dtype.
+"""Layer normalisation and its derivative, from means and sums of squared distances in the accumulation dtype.
 
 The derivative of `y = xh w + b`, `xh = (x - mean) rstd`, with `g = dy w` over n elements: `dx = rstd (g - mean(g) - xh mean(g xh))`,
 `dw = sum(dy xh)`, `db = sum(dy)` (Ba, Kiros, Hinton, Layer Normalization, 2016; torch's `layer_norm_backward`).
@@ -9,13 +9,14 @@ from __future__ import annotations
 from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.build import Builder
-from ..ir.dtypes import DOUBLE, FLOAT, DType
+from ..ir.dtypes import DType
 from ..ir.fusion import Value
-from .reduction import RECIPROCAL, mean_of, narrow, normalized, squares
+from .batch_norm import scaled
+from .reduction import RECIPROCAL, mean_of, narrow, squares
 from .table import FLOATING, composite
 
 
-def _inner(b: Builder, input: Value, shape: list) -> list[int]:
+def inner(b: Builder, input: Value, shape: list) -> list[int]:
     """The dims of `input` that `shape` names, the last ones, whose sizes it must have."""
     first = len(input.dims) - len(shape or ())
     if not shape or first < 0:
@@ -35,24 +36,13 @@ def _check_parameters(b: Builder, input: Value, *parameters: "Value | None") -> 
     return register if b.device != "cpu" or register in given else input.dtype
 
 
-def _scaled(b: Builder, name: str, x: Value, mean: Value, rstd: Value, weight, bias, dtype: DType) -> Value:
-    """`(x - mean) * rstd * weight + bias`, of which the last two may be absent."""
-    operands = [v for v in (x, mean, rstd, weight, bias) if v is not None]
-    template = "(({0} - {1}) * {2})"
-    if weight is not None:
-        template = f"({template} * {{3}})"
-    if bias is not None:
-        template = f"({template} + {{{len(operands) - 1}}})"
-    return b.pointwise(name, template, operands, dtype)
-
-
 def _layer_norm(b: Builder, input: Value, shape: list, weight, bias, eps: Value) -> tuple[Value, Value, Value]:
     """Result, mean and 1 / standard deviation; the latter two in the accumulation dtype, with reduced dims as size 1."""
-    dims = _inner(b, input, shape)
+    dims = inner(b, input, shape)
     mean, summed = squares(b, input, dims)
     template = f"rsqrt({{0}} * {RECIPROCAL} + {{2}})"
     rstd = b.pointwise("rstd", template, (summed, b.count(input, dims), eps), summed.dtype)
-    return b.contiguous(_scaled(b, "layer_norm", input, mean, rstd, weight, bias, input.dtype)), mean, rstd
+    return b.contiguous(scaled(b, "layer_norm", input, mean, rstd, weight, bias, input.dtype)), mean, rstd
 
 
 @composite("aten::layer_norm", dtypes=FLOATING, sizes="first", symbolic=("normalized_shape",))
@@ -64,7 +54,7 @@ def layer_norm(
     return _layer_norm(b, input, normalized_shape, weight, bias, eps)[0]
 
 
-@composite("aten::native_layer_norm", dtypes=FLOATING, sizes="own", symbolic=("normalized_shape",))
+@composite("aten::native_layer_norm", dtypes=FLOATING, sizes=("first", "own", "own"), symbolic=("normalized_shape",))
 def native_layer_norm(b: Builder, input, normalized_shape: list, weight=None, bias=None, eps=None):
     """layer_norm, the mean and 1 / standard deviation"""
     saved = _check_parameters(b, input, weight, bias)
@@ -72,7 +62,7 @@ def native_layer_norm(b: Builder, input, normalized_shape: list, weight=None, bi
     return result, narrow(b, "mean", mean, saved), narrow(b, "rstd", rstd, saved)
 
 
-@composite("aten::native_layer_norm_backward", dtypes=FLOATING, sizes="own", symbolic=("normalized_shape",))
+@composite("aten::native_layer_norm_backward", dtypes=FLOATING, sizes=("input", "weight", "bias"), symbolic=("normalized_shape",))
 def native_layer_norm_backward(
     b: Builder, grad_out, input, normalized_shape: list, mean, rstd, weight, bias, output_mask: list
 ):
@@ -80,21 +70,21 @@ def native_layer_norm_backward(
     if grad_out.dtype is not input.dtype:
         raise Refusal(f"a gradient in {grad_out.dtype} of a layer_norm in {input.dtype}")
     _check_parameters(b, input, weight, bias)
-    dims, register = _inner(b, input, normalized_shape), input.dtype.register
+    dims, register = inner(b, input, normalized_shape), input.dtype.register
     outer = list(range(dims[0]))
     hat = b.pointwise("normalized", "(({0} - {1}) * {2})", (input, mean, rstd), register)
     gradients: "list[Value | None]" = [None, None, None]
     if output_mask[0]:
-        gradients[0] = _gradient(b, "layer_norm_backward", grad_out, hat, rstd, weight, dims, input.dtype, centered=True)
+        gradients[0] = gradient(b, "layer_norm_backward", grad_out, hat, rstd, weight, dims, input.dtype, centered=True)
     if output_mask[1]:
         product = b.pointwise("mul", "({0} * {1})", (grad_out, hat), register)
-        gradients[1] = _parameter_gradient(b, product, outer, input if weight is None else weight)
+        gradients[1] = parameter_gradient(b, product, outer, input if weight is None else weight)
     if output_mask[2]:
-        gradients[2] = _parameter_gradient(b, grad_out, outer, input if bias is None else bias)
+        gradients[2] = parameter_gradient(b, grad_out, outer, input if bias is None else bias)
     return tuple(gradients)
 
 
-def _gradient(b: Builder, name, grad: Value, hat: Value, rstd: Value, weight, dims, dtype: DType, centered: bool) -> Value:
+def gradient(b: Builder, name, grad: Value, hat: Value, rstd: Value, weight, dims, dtype: DType, centered: bool) -> Value:
     """`rstd * (g - mean(g) - hat * mean(g * hat))`, without `mean(g)` where the mean was not subtracted."""
     register = hat.dtype
     g = grad if weight is None else b.pointwise("mul", "({0} * {1})", (grad, weight), register)
@@ -105,91 +95,6 @@ def _gradient(b: Builder, name, grad: Value, hat: Value, rstd: Value, weight, di
     return b.contiguous(b.pointwise(name, "(({0} - {1} - {2} * {3}) * {4})", (g, shift, hat, slope, rstd), dtype))
 
 
-def _parameter_gradient(b: Builder, term: Value, outer: list[int], like: Value) -> Value:
+def parameter_gradient(b: Builder, term: Value, outer: list[int], like: Value) -> Value:
     """The sum of `term` over the `outer` dims in the dtype of the parameter."""
     return b.reduce("sum", "sum", term, outer, False, like.dtype)
-
-
-# ---- root mean square
-
-_EPSILON = {FLOAT: 2.0**-23, DOUBLE: 2.0**-52}  # numeric_limits<T>::epsilon(), where a row has no eps of its own
-
-
-def _rms_norm(b: Builder, input: Value, shape: list, weight, eps) -> tuple[Value, Value]:
-    """Result and 1 / root of the mean square."""
-    dims, register = _inner(b, input, shape), input.dtype.register
-    if weight is not None and weight.dtype is not input.dtype:
-        raise Refusal(f"rms_norm of {input.dtype} with a weight in {weight.dtype}")
-    eps = b.literal(_EPSILON[register]) if eps is None else eps
-    square = mean_of(b, b.pointwise("square", "({0} * {0})", (input,), register), dims)
-    rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (square, eps), register)
-    template, operands = "({0} * {1})", (input, rstd)
-    if weight is not None:
-        template, operands = "({0} * {1} * {2})", (input, rstd, weight)
-    result = b.pointwise("rms_norm", template, operands, input.dtype)
-    return (result if b.device == "cpu" else b.contiguous(result)), rstd  # eager has a kernel of its own on CUDA only
-
-
-@composite("aten::rms_norm", dtypes=FLOATING, sizes="first", symbolic=("normalized_shape",))
-def rms_norm(b: Builder, input, normalized_shape: list, weight=None, eps=None) -> Value:
-    """`input / sqrt(mean(input**2) + eps) * weight` over the last dims"""
-    return _rms_norm(b, input, normalized_shape, weight, eps)[0]
-
-
-# ---- statistics of channels
-
-
-def _channel(b: Builder, value: "Value | None", input: Value) -> "Value | None":
-    """One number a channel, beside `input`, whose dim 1 counts the channels."""
-    if value is None:
-        return None
-    if len(value.dims) != 1 or not b.call.decide(sz.eq(b.sizes(value)[0], b.sizes(input)[1])):
-        raise Refusal("a parameter that has not one number a channel is an error in eager")
-    return b.placed(value, 1, len(input.dims))
-
-
-def _check_channels(b: Builder, input: Value, parameters: list) -> None:
-    if len(input.dims) < 2:
-        raise Refusal("a batch of less than 2 dimensions is an error in eager")
-    given = {v.dtype for v in parameters if v is not None}
-    if not given <= {input.dtype} and given != {input.dtype.register}:
-        raise Refusal(f"batch_norm of {input.dtype} with parameters in {', '.join(sorted(map(str, given)))}")
-
-
-@composite("aten::batch_norm", dtypes=FLOATING, sizes="first", fixed=("training",))
-def batch_norm(
-    b: Builder, input, weight, bias, running_mean, running_var, training: bool, momentum, eps, cudnn_enabled: bool
-) -> Value:
-    """`(input - running_mean) / sqrt(running_var + eps) * weight + bias`, outside training"""
-    if training or running_mean is None or running_var is None:
-        raise Refusal("batch_norm in training, or without running statistics, is not supported")
-    _check_channels(b, input, [weight, bias, running_mean, running_var])
-    mean, var, weight, bias = (_channel(b, v, input) for v in (running_mean, running_var, weight, bias))
-    rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (var, eps), input.dtype.register)
-    return b.like(_scaled(b, "batch_norm", input, mean, rstd, weight, bias, input.dtype), input)
-
-
-@composite("aten::instance_norm", dtypes=FLOATING, sizes="first", fixed=("use_input_stats",))
-def instance_norm(
-    b: Builder,
-    input,
-    weight,
-    bias,
-    running_mean,
-    running_var,
-    use_input_stats: bool,
-    momentum,
-    eps,
-    cudnn_enabled: bool,
-) -> Value:
-    """`(input - mean) / sqrt(var + eps) * weight + bias` over all but the first two dims"""
-    if not use_input_stats or running_mean is not None or running_var is not None:
-        raise Refusal("instance_norm with running statistics is not supported")
-    if len(input.dims) < 3:
-        raise Refusal("instance_norm of less than 3 dimensions is an error in eager")
-    _check_channels(b, input, [weight, bias])
-    dims = normalized(input, list(range(2, len(input.dims))))
-    mean, summed = squares(b, input, dims)
-    rstd = b.pointwise("rstd", f"rsqrt({{0}} * {RECIPROCAL} + {{2}})", (summed, b.count(input, dims), eps), summed.dtype)
-    weight, bias = (_channel(b, v, input) for v in (weight, bias))
-    return b.contiguous(_scaled(b, "instance_norm", input, mean, rstd, weight, bias, input.dtype))

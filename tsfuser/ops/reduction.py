@@ -14,7 +14,7 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import BOOL, INT64, UINT8, DType
 from ..ir.fusion import Value
-from .table import ALL, FLOATING, composite, scalar_type
+from .table import ALL, FLOATING, REAL, composite, scalar_type
 
 
 def normalized(value: Value, dims: "int | Sequence[int] | None") -> list[int]:
@@ -91,6 +91,14 @@ def sum_(b: Builder, self, dim: "list | None" = None, keepdim: bool = False, dty
     return b.reduce("sum", "sum", operand, normalized(self, dim), keepdim, wanted)
 
 
+@composite("aten::nansum", dtypes=REAL, sizes="reduced")
+def nansum(b: Builder, self, dim: "list | None" = None, keepdim: bool = False, dtype: "int | None" = None) -> Value:
+    """The sum over `dim`, or over all elements, NaN counting as 0"""
+    operand, wanted = _operand(b, self, dtype)
+    numbers = b.pointwise("nan_to_num", "({0} == {0} ? {0} : 0)", (operand,), operand.dtype)
+    return b.reduce("nansum", "sum", numbers, normalized(self, dim), keepdim, wanted)
+
+
 @composite("aten::prod", "", "dim_int", dtypes=ALL, sizes="reduced")
 def prod(b: Builder, self, dim: "int | None" = None, keepdim: bool = False, dtype: "int | None" = None) -> Value:
     """The product over `dim`, or over all elements"""
@@ -147,6 +155,14 @@ def min_(b: Builder, self) -> Value:
     return _extreme(b, "min", "min", self, None, False)
 
 
+@composite("aten::aminmax", sizes=("reduced", "reduced"))
+def aminmax(b: Builder, self, dim: "int | None" = None, keepdim: bool = False):
+    """The smallest and the largest element along `dim`; NaN if there is one"""
+    if dim is None and keepdim:
+        raise Refusal("aminmax over all dimensions that stays of their number")
+    return _extreme(b, "amin", "min", self, dim, keepdim), _extreme(b, "amax", "max", self, dim, keepdim)
+
+
 def _truth(b: Builder, name: str, self: Value, dim, keepdim: bool) -> Value:
     """any or all. Eager keeps uint8 there, all else becomes bool."""
     truth = self if self.dtype is BOOL else b.pointwise("nonzero", "({0} != 0)", (self,), BOOL, self.dtype)
@@ -154,14 +170,14 @@ def _truth(b: Builder, name: str, self: Value, dim, keepdim: bool) -> Value:
     return b.cast(result, UINT8) if self.dtype is UINT8 else result
 
 
-@composite("aten::any", "", "dim", "dims", dtypes=ALL, sizes="own")
+@composite("aten::any", "", "dim", "dims", dtypes=ALL, sizes="reduced")
 def any_(b: Builder, self, dim: "int | list | None" = None, keepdim: bool = False) -> Value:
     """Whether an element along `dim` is not 0"""
     _check_named(dim)
     return _truth(b, "any", self, dim, keepdim)
 
 
-@composite("aten::all", "", "dim", "dims", dtypes=ALL, sizes="own")
+@composite("aten::all", "", "dim", "dims", dtypes=ALL, sizes="reduced")
 def all_(b: Builder, self, dim: "int | list | None" = None, keepdim: bool = False) -> Value:
     """Whether all elements along `dim` are not 0"""
     _check_named(dim)
@@ -188,7 +204,7 @@ def _moments(b: Builder, self, dim, unbiased, correction) -> tuple[Value, Value,
 def _spread(name: str, root: bool, with_mean: bool) -> None:
     """The row of var, std, var_mean or std_mean."""
 
-    @composite(f"aten::{name}", "", "dim", "correction", dtypes=FLOATING, sizes="reduced")
+    @composite(f"aten::{name}", "", "dim", "correction", dtypes=FLOATING, sizes=("reduced",) * (1 + with_mean))
     def evaluate(
         b: Builder,
         self,
@@ -229,8 +245,12 @@ def _norm(b: Builder, self: Value, p: "Value | None", dim, keepdim: bool, dtype:
     if order == 0:
         count = b.pointwise("nonzero", "({0} != 0 ? 1 : 0)", (self,), register)
         return b.reduce("norm", "sum", count, dims, keepdim, wanted)
+    if math.isnan(order):
+        raise Refusal("a norm whose order is not a number")
     if order != 2:
-        raise Refusal(f"the norm of order {order} is not supported")
+        power = b.pointwise("pow", "pow({0}, {1})", (size, b.literal(float(order))), register)
+        summed = b.reduce("sum", "sum", power, dims, keepdim, register)
+        return b.pointwise("norm", "pow({0}, {1})", (summed, b.literal(1.0 / order)), wanted)
     squared = b.pointwise("square", "({0} * {0})", (self,), register)
     summed = b.reduce("sum", "sum", squared, dims, keepdim, register)
     return b.pointwise("norm", "sqrt({0})", (summed,), wanted)
@@ -238,7 +258,7 @@ def _norm(b: Builder, self: Value, p: "Value | None", dim, keepdim: bool, dtype:
 
 @composite("aten::norm", "Scalar", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype", dtypes=FLOATING, sizes="reduced")
 def norm(b: Builder, self, p=None, dim: list = (), keepdim: bool = False, dtype: "int | None" = None) -> Value:
-    """The norm of order 0, 1, 2 or infinity along `dim`"""
+    """The norm of order `p` along `dim`"""
     return _norm(b, self, p, dim, keepdim, dtype)
 
 
@@ -246,8 +266,26 @@ def norm(b: Builder, self, p=None, dim: list = (), keepdim: bool = False, dtype:
 def vector_norm(
     b: Builder, self, ord=None, dim: "list | None" = None, keepdim: bool = False, dtype: "int | None" = None
 ) -> Value:
-    """The norm of order 0, 1, 2 or infinity along `dim`"""
+    """The norm of order `ord` along `dim`"""
     return _norm(b, self, ord, dim, keepdim, dtype)
+
+
+# ---- the logarithm of a sum
+
+
+@composite("aten::logsumexp", dtypes=REAL, sizes="reduced")
+@composite("aten::special_logsumexp", dtypes=REAL, sizes="reduced")
+def logsumexp(b: Builder, self, dim: list, keepdim: bool = False) -> Value:
+    """`log(sum(exp(self)))` along `dim`, of distances from the largest element"""
+    if not dim:
+        raise Refusal("logsumexp over an empty list of dimensions is an error in eager")
+    wanted = b.floating(self.dtype)
+    x, dims = b.cast(self, wanted), normalized(self, dim)
+    largest = b.reduce("amax", "max", x, dims, True, wanted.register)
+    origin = b.pointwise("finite", "({0} - {0} == 0 ? {0} : 0)", (largest,), largest.dtype)
+    power = b.pointwise("exp", "exp({0} - {1})", (x, origin), largest.dtype)
+    result = b.pointwise("logsumexp", "(log({0}) + {1})", (total(b, "sum", power, dims), origin), largest.dtype)
+    return without(b, "logsumexp", result, dims, keepdim, wanted)
 
 
 # ---- undoing a broadcast

@@ -18,7 +18,7 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.call import Call, ScalarArg, TensorArg
 from ..ir.dtypes import DTYPES, FLOAT, DType
-from ..ir.fusion import Value
+from ..ir.fusion import Empty, Value
 
 BOOLEAN = ("bool",)
 INTEGRAL = ("uint8", "int8", "int16", "int32", "int64")
@@ -90,6 +90,13 @@ class Row:
     tensor operands. `evaluate(builder, **args)` gives its value or tuple of values; arguments come by their
     names in the torch schema: a tensor or a number as a `Value` (None if absent), a *structural* one
     (`structural` holds their names: those annotated in the function) as a plain Python value, and one in
+    `symbolic` (ints and int lists whose values need not be part of the class) as `Size`s. `sizes` says what
+    the result's sizes are, for several results one word each: `broadcast` of the tensor operands, those of
+    the `first` or of the argument named, `reduced` by the arguments `dim` and `keepdim`, or `own`. `text` is
+    its docs line. Arguments in `fixed` must be constants of the graph: most calls would be refused otherwise.
+    Those in `ignored` are tensors that other implementations look at; the function gets None for them.
+    `writes` holds pairs: a tensor argument that the op changes in place though its schema does not say so,
+    and the bool argument without which it does not.
     `symbolic` (int lists whose values need not be part of the class) as a list of `Size`. `sizes` says what
     the result's sizes are: `broadcast` of the tensor operands, those of the `first`, these as `reduced` by
     the arguments `dim` and `keepdim`, `squeezed`, `unsqueezed` or `permuted`, or `own`. `text` is
@@ -101,12 +108,14 @@ class Row:
     overloads: tuple[str, ...]
     dtypes: tuple[str, ...]
     evaluate: Callable = field(repr=False, compare=False)
-    sizes: str
+    sizes: "str | tuple[str, ...]"
     family: str
     text: str
     structural: frozenset[str] = frozenset()
     symbolic: frozenset[str] = frozenset()
     fixed: frozenset[str] = frozenset()
+    ignored: frozenset[str] = frozenset()
+    writes: tuple[tuple[str, str], ...] = ()
     fickle: bool = False
     reshapes: bool = False
 
@@ -159,7 +168,7 @@ def _frozen(arg: NodeArg) -> NodeArg:
 def _infer(row: Row, args: "tuple[tuple[str, NodeArg], ...]", device: str, default: DType):
     try:
         for name, arg in args:
-            if arg.kind == "tensor" and arg.dtype is not None:
+            if arg.kind == "tensor" and arg.dtype is not None and name not in row.ignored:
                 row._accept(name, arg.dtype)
             if name in row.fixed and arg.kind != "none" and arg.constant is UNKNOWN:
                 raise Refusal(f"`{name}` of {row.name} is not a constant")
@@ -171,21 +180,29 @@ def _infer(row: Row, args: "tuple[tuple[str, NodeArg], ...]", device: str, defau
     except Refusal as refusal:
         return str(refusal)
     results = results if isinstance(results, tuple) else (results,)
-    return tuple(None if v is None else (v.dtype.name, None if row.fickle else len(v.dims)) for v in results)
+    return tuple(_kind_of_result(result, row.fickle) for result in results)
+
+
+def _kind_of_result(result: "Value | Empty | int | None", fickle: bool) -> "tuple[str, int | None] | None":
+    if isinstance(result, Value):
+        return result.dtype.name, None if fickle else len(result.dims)
+    return (result.dtype.name, 1) if isinstance(result, Empty) else None
 
 
 def _trial(row: Row, args, device: str, default: DType) -> "tuple[Builder, dict[str, Any]] | None":
     """A builder and the row's arguments in it; None if something needed is unknown."""
     described, build_args = [], {}
     for name, arg in args:
-        if arg.kind == "tensor":
+        if name in row.ignored:
+            build_args[name] = lambda b: None
+        elif arg.kind == "tensor":
             if arg.dtype is None or arg.rank is None:
                 return None
             described.append(
                 TensorArg(arg.dtype, device, (2,) * arg.rank, tuple(2**d for d in reversed(range(arg.rank))))
             )
             build_args[name] = lambda b, i=len(described) - 1: b.tensor(i)
-        elif arg.kind == "number" and name not in row.structural:
+        elif arg.kind == "number" and name not in row.structural | row.symbolic:
             if arg.constant is not UNKNOWN:
                 build_args[name] = lambda b, value=arg.constant: b.literal(value)
             elif arg.dtype is None:
@@ -230,9 +247,11 @@ def composite(
     name: str,
     *overloads: str,
     dtypes: Sequence[str] = REAL,
-    sizes: str = "broadcast",
+    sizes: "str | tuple[str, ...]" = "broadcast",
     symbolic: Sequence[str] = (),
     fixed: Sequence[str] = (),
+    ignored: Sequence[str] = (),
+    writes: "Sequence[tuple[str, str]]" = (),
     fickle: bool = False,
     reshapes: bool = False,
 ):
@@ -259,6 +278,8 @@ def composite(
                 structural,
                 frozenset(symbolic),
                 frozenset(fixed),
+                frozenset(ignored),
+                tuple(writes),
                 fickle,
                 reshapes,
             )

@@ -129,11 +129,15 @@ def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], dev
     program.check_decisions()
     tensors = [(o.value.dtype.name, o.sizes, o.strides) for o in fusion.outputs]
     tensors += [(t.value.dtype.name, t.sizes, t.strides) for t in temporaries]
+    empties = list(dict.fromkeys(what for kind, what in fusion.results if kind == "empty"))
+    spots = {dtype: len(tensors) + k for k, dtype in enumerate(empties)}
+    tensors += [(dtype, (0,), (1,)) for dtype in empties]
     allocations = tuple((d, tuple(map(program.position, s)), tuple(map(program.position, st))) for d, s, st in tensors)
     launches = tuple(_launch(program, c, device) for c in compiled)
-    results = tuple(("allocation", i) if kind == "output" else ("input", i) for kind, i in fusion.results)
+    results = tuple(("allocation", spots[i] if kind == "empty" else i) if kind in ("output", "empty") else (kind, i) for kind, i in fusion.results)
+    updates = tuple((u.index, u.counted) for u in fusion.updates)
     keepalive = tuple(c.function for c in compiled)
-    return Plan(len(call.leaves), tuple(program.instructions), tuple(program.checks), allocations, launches, results, "", len(fusion.randoms), keepalive,
+    return Plan(len(call.leaves), tuple(program.instructions), tuple(program.checks), allocations, launches, results, "", len(fusion.randoms), updates, keepalive,
                 lambda: _text(call, tensors, compiled))
 
 

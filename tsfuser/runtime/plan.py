@@ -32,7 +32,8 @@ class Launch:
 @dataclass(frozen=True)
 class Plan:
     """`checks`: (k, position, expected): after k instructions the value must be as expected, or the plan does not serve the call. A plan with a `refusal`
-    sends its calls to the fallback. `random`: how many random ops each call makes, 0 for none."""
+    sends its calls to the fallback. `random`: how many random ops each call makes, 0 for none. `updates`: the arguments whose memory kernels
+    write, and whether their version counts it."""
 
     leaf_count: int
     instructions: tuple[tuple[str, int, int], ...] = ()
@@ -42,6 +43,7 @@ class Plan:
     results: tuple[tuple[str, int], ...] = ()
     refusal: str = ""
     random: int = 0
+    updates: tuple[tuple[int, bool], ...] = ()
     keepalive: object = field(default=None, repr=False, compare=False)
     describe: "Callable[[], str] | None" = field(default=None, repr=False, compare=False)
 

@@ -12,8 +12,8 @@ import torch
 
 from ..ir.dtypes import DTYPES
 from ..ops.table import UNKNOWN
-from .effects import may_return_operand
-from .graph import Graph, Node, Value, constant_of, facts, is_constant
+from .effects import WRITES, effect, may_return_operand, remove_dead_code
+from .graph import Graph, Node, Value, constant_of, facts, inputs, is_constant, outputs
 
 #: kind -> the number (argument 1) that leaves argument 0 as it is
 _NEUTRAL = {"aten::add": 0, "aten::sub": 0, "aten::mul": 1, "aten::div": 1}
@@ -22,12 +22,12 @@ _NEUTRAL = {"aten::add": 0, "aten::sub": 0, "aten::mul": 1, "aten::div": 1}
 def clean(subgraph: Graph, merge: bool = True) -> None:
     """Simplifies a group's subgraph. `merge` is off where an output is written in place later, so that no
     two outputs become one tensor."""
-    torch._C._jit_pass_dce(subgraph)
+    remove_dead_code(subgraph)
     if merge:
         torch._C._jit_pass_cse(subgraph)
         remove_no_ops(subgraph)
     torch._C._jit_pass_constant_pooling(subgraph)
-    torch._C._jit_pass_dce(subgraph)
+    remove_dead_code(subgraph)
 
 
 def remove_no_ops(subgraph: Graph) -> None:
@@ -89,6 +89,25 @@ def merge_equal_outputs(group: Node) -> None:
             group.outputsAt(i).replaceAllUsesWith(group.outputsAt(first[inner.unique()]))
             group.eraseOutput(i)
             subgraph.eraseOutput(i)
+
+
+def writers(subgraph: Graph) -> list[Node]:
+    """The nodes that change their operands."""
+    return [node for node in subgraph.nodes() if effect(node) == WRITES]
+
+
+def is_needed(nodes: list[Node], subgraph: Graph, output: int) -> bool:
+    """Whether, without that output, one of the `nodes` would be dead code."""
+    if not nodes:
+        return False
+    kept = [v for i, v in enumerate(subgraph.outputs()) if i != output]
+    seen, waiting = set(), kept
+    while waiting:
+        value = waiting.pop()
+        if value.unique() not in seen:
+            seen.add(value.unique())
+            waiting.extend(inputs(value.node()))
+    return not all(any(v.unique() in seen for v in outputs(node)) for node in nodes)
 
 
 def size_of_work(subgraph: Graph) -> int:

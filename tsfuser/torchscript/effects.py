@@ -12,7 +12,10 @@ graph without writers costs no alias analysis. Example: in
 
 from __future__ import annotations
 
-from .graph import Graph, Node, Value, all_blocks, blocks, inputs, is_tensor, outputs, schema
+import torch
+
+from ..ops import table
+from .graph import Graph, Node, Value, all_blocks, blocks, constant_of, inputs, is_constant, is_tensor, outputs, schema
 
 #: prim kinds that neither write nor print nor raise. All other prim kinds are held in order.
 _PURE = frozenset(
@@ -22,12 +25,16 @@ _PURE = frozenset(
         NumToTensor dtype device layout is_cuda is_cpu is_sparse requires_grad itemsize data type
         isinstance min max abs rangelist unchecked_cast unchecked_unwrap_optional Uninitialized GetAttr
         TypeCheck ConstantChunk AutogradZero AutogradAdd AutogradAllZero AutogradAnyNonZero
-        AutogradAllNonZero BroadcastSizes ReductionSizes ChunkSizes CudaFusionGroup CudaFusionGuard
+        AutogradAllNonZero BroadcastSizes ReductionSizes ChunkSizes CudaFusionGuard
         FusionGroup TensorExprGroup
 """.split()
 )
 #: Kinds that do what their `Subgraph` does.
-_WITH_GRAPH = frozenset(("prim::FallbackGraph", "prim::DifferentiableGraph", "prim::FunctionalGraph"))
+_WITH_GRAPH = frozenset(
+    f"prim::{name}" for name in ("FallbackGraph", "DifferentiableGraph", "FunctionalGraph", "CudaFusionGroup")
+)
+#: Kinds that write to operands though their schemas do not say so: batch norm, to its running statistics.
+_SECRET_WRITERS = frozenset(row.name for row in table.all_rows() if row.writes)
 #: Kinds that return a list of numbers that nothing else holds.
 _NEW_LISTS = frozenset(("aten::mul", "aten::add", "prim::ListConstruct"))
 #: aten ops that act on more than their arguments.
@@ -54,9 +61,38 @@ def effect(node: Node) -> int:
     if kind == "prim::RaiseException" or kind == "prim::Print" or kind in _ACTING:
         return ACTS
     found = schema(node) if kind.startswith(("aten::", "tsfuser::")) else None
-    if found is None or found.writes:
+    if found is None or found.writes or secretly_written(node):
         return WRITES
     return PURE
+
+
+def secretly_written(node: Node) -> list[Value]:
+    """The operands that the node changes though its schema does not say so."""
+    if node.kind() not in _SECRET_WRITERS:
+        return []
+    found = schema(node)
+    row = table.find(found.name, found.overload) if found else None
+    written = []
+    for target, switch in row.writes if row else ():
+        value, flag = (node.inputsAt(found.arguments.index(name)) for name in (target, switch))
+        off = is_constant(flag) and constant_of(flag) is False
+        if not off and value.type().kind() != "NoneType":
+            written.append(value)
+    return written
+
+
+def remove_dead_code(graph: Graph) -> None:
+    """Drops nodes that nobody reads; ops that write, secretly or not, stay. torch's usual pass knows only what schemas say."""
+    if _has_secret_writers(graph):
+        torch._C._jit_pass_dce_graph(graph)  # asks alias analysis
+    else:
+        torch._C._jit_pass_dce(graph)
+
+
+def _has_secret_writers(graph: Graph) -> bool:
+    nodes = [node for block in all_blocks(graph) for node in block.nodes()]
+    inner = (node.g("Subgraph") for node in nodes if node.kind() in _WITH_GRAPH)
+    return any(node.kind() in _SECRET_WRITERS for node in nodes) or any(map(_has_secret_writers, inner))
 
 
 def _keeps_to_itself(node: Node) -> bool:
@@ -89,7 +125,12 @@ class Effects:
         #: about the graph.
         self.misled = False
         secret = [node for node in all_nodes if node.kind() in SECRET_VIEWS] if writes else []
-        self.misled = any(self.is_written(v) for node in secret for v in (node.inputsAt(0), node.output()))
+        self._secrets = [v for node in all_nodes for v in secretly_written(node)] if writes else []
+        if any(v.node().kind().startswith("aten::") for v in self._secrets):
+            self.misled = True  # computed here: its node may join a group, and be gone
+        else:
+            touched = (v for node in secret for v in (node.inputsAt(0), node.output()))
+            self.misled = any(self.is_written(v) for v in touched)
 
     def is_written(self, value: Value) -> bool:
         """Whether anything in the graph may write to memory that the value may share; where alias analysis
@@ -100,7 +141,9 @@ class Effects:
             return True
         key = value.unique()
         if key not in self._written:
-            self._written[key] = self._aliases.has_writers(value)
+            self._written[key] = self._aliases.has_writers(value) or any(
+                self._aliases.may_contain_alias(value, w) for w in self._secrets
+            )
         return self._written[key]
 
     def learn(self, values: "list[Value]", written: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Iterator, NamedTuple, Sequence
 from .. import options
 from ..ops.table import Row
 from .cluster import Item, absorb, arrange, clusters
-from .effects import Effects
+from .effects import WRITES, Effects, effect, secretly_written
 from .evaluate import CONTROL
 from .graph import (
     CONSTANT,
@@ -34,7 +34,7 @@ from .views import METADATA, reshape_refusal, sizes_follow, views_of
 
 
 class Group(NamedTuple):
-    """A group node, and whether something writes to one of its outputs in place."""
+    """A group node, and whether something writes to one of its outputs in place, or it writes to its inputs."""
 
     node: Node
     written: bool
@@ -75,7 +75,11 @@ class _Block:
         for i, node in enumerate(self.nodes):
             if node.kind() != CONSTANT:
                 self.maker.update((v.unique(), i) for v in self.results[i])
-        self.verdicts = [self._examine(node, refusals) for node in self.nodes]
+        self.changed: dict[int, set[int]] = {}  # value -> positions of the nodes that change it secretly
+        for i, node in enumerate(self.nodes):
+            for v in secretly_written(node):
+                self.changed.setdefault(v.unique(), set()).add(i)
+        self.verdicts = [self._examine(i, node, refusals) for i, node in enumerate(self.nodes)]
         self.views = self._fusible_views(refusals)
         self.order = effects.order(self.nodes)
 
@@ -93,12 +97,13 @@ class _Block:
         made = []
         for members in found:
             written = any(self.effects.is_written(v) for i in members for v in self.results[i])
+            writes = any(effect(self.nodes[i]) == WRITES for i in members)
             group = outline(graph, [self.nodes[i] for i in members])
             self.effects.learn(outputs(group), written)
-            made.append(Group(group, written))
+            made.append(Group(group, written or writes))
         return made
 
-    def _examine(self, node: Node, refusals: Refusals) -> Verdict:
+    def _examine(self, i: int, node: Node, refusals: Refusals) -> Verdict:
         verdict = examine(node, self.knowledge, options.state.skip_kinds)
         if verdict.reason is None:
             shared = operands(node) + outputs(node) if node.kind() in CONTROL else []
@@ -107,6 +112,10 @@ class _Block:
                 verdict = Verdict(
                     reason="its result may share memory with a tensor that is changed in place"
                 )
+            elif any(is_plain_list(v) and self.effects.is_written(v) for v in inputs(node)):
+                verdict = Verdict(reason="it reads a list that is changed in place")
+            elif any(self.changed.get(v.unique(), set()) - {i} for v in self.operands[i]):
+                verdict = Verdict(reason="it reads running statistics that another op changes")
         if verdict.reason:
             refusals.add(node, verdict.reason)
         return verdict

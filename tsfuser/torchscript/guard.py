@@ -16,7 +16,10 @@ import torch
 
 from ..ops.table import scalar_type_code
 from ..ir.dtypes import DTYPES
+from .cleanup import is_needed, writers
+from .effects import remove_dead_code
 from .graph import CONSTANT, FALLBACK, GUARD, Graph, Node, Value, facts, inputs, is_tensor, outputs
+from .partition import is_ignored
 
 _INT, _BOOL = torch._C.IntType.get(), torch._C.BoolType.get()
 
@@ -24,7 +27,8 @@ _INT, _BOOL = torch._C.IntType.get(), torch._C.BoolType.get()
 def guard(graph: Graph, group: Node) -> "str | None":
     """Builds the guard, the If and the fallback around the group. Returns the reason if that cannot be
     done, and changes nothing."""
-    tensors = [v for v in inputs(group) if is_tensor(v) and v.node().kind() != CONSTANT]
+    inner = list(group.g("Subgraph").inputs())
+    tensors = [v for v, i in zip(inputs(group), inner) if is_tensor(v) and v.node().kind() != CONSTANT and not is_ignored(i)]
     for v in tensors:
         if not facts(v.type()).known:
             return f"the dtype, device or rank of %{v.debugName()} is unknown"
@@ -61,13 +65,16 @@ def replace_dtype_only_outputs(graph: Graph, group: Node) -> None:
     """Turns those outputs of the If around `group` that serve `prim::dtype` alone into ints."""
     fused, unfused = _If(group).blocks
     choice, subgraph = _If(group).node, group.g("Subgraph")
+    acting = writers(subgraph)
     for i in range(choice.outputsSize()):
         value = choice.outputsAt(i)
         readers = [use.user for use in value.uses()]
-        dtype = facts(value.type()).dtype
+        dtype = facts(value.type()).dtype if is_tensor(value) else None
         if not readers or any(n.kind() != "prim::dtype" for n in readers) or dtype not in DTYPES:
             continue
         inner, other = fused.returnNode().inputsAt(i), unfused.returnNode().inputsAt(i)
+        if is_needed(acting, subgraph, inner.offset()):
+            continue
         known = _constant(graph, scalar_type_code(DTYPES[dtype]), group)
         fused.returnNode().replaceInput(i, known)
         unfused.returnNode().replaceInput(i, _ask_dtype(graph, other, unfused))
@@ -78,7 +85,7 @@ def replace_dtype_only_outputs(graph: Graph, group: Node) -> None:
         where = inner.offset()
         group.eraseOutput(where)
         subgraph.eraseOutput(where)
-    torch._C._jit_pass_dce(subgraph)
+    remove_dead_code(subgraph)
 
 
 class _If:

@@ -18,7 +18,7 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.call import Call, ListArg, OtherArg, ScalarArg, TensorArg
 from ..ir.dtypes import DTYPES
-from ..ir.fusion import Fusion, Value
+from ..ir.fusion import Empty, Fusion, Value
 from ..ops import table
 from .evaluate import CONTROL, OPERATIONS, QUESTIONS, is_number, run_control
 
@@ -30,14 +30,16 @@ class _Argument:
     index: int
 
 
+_UNDEFINED = object()  # a result that eager leaves undefined
+
+
 def parse(graph: torch._C.Graph, call: Call, device: str) -> Fusion:
     """The Fusion that `graph` computes for calls like `call`. Raises Refusal."""
     builder = Builder(call, device, DTYPES[str(torch.get_default_dtype()).removeprefix("torch.")])
     values: dict[str, object] = {v.debugName(): _Argument(i) for i, v in enumerate(graph.inputs())}
     for result in _run(builder, graph.nodes(), values, graph.outputs()):
-        if result is None:
-            raise Refusal("a result that eager leaves undefined leaves the group")
-        builder.output(builder.tensor(result.index) if isinstance(result, _Argument) else result)
+        result = builder.tensor(result.index) if isinstance(result, _Argument) else result
+        builder.output(None if result is _UNDEFINED else result)
     return builder.finish()
 
 
@@ -101,10 +103,12 @@ def _build(builder: Builder, node: torch._C.Node, inputs: list) -> tuple:
             args[name] = _concrete(builder.call, given)
         elif name in row.symbolic:
             args[name] = _sizes(builder.call, given)
+        elif name in row.ignored:
+            args[name] = None
         else:
             args[name] = _value(builder, given)
     result = row.build(builder, **args)
-    return result if isinstance(result, tuple) else (result,)
+    return tuple(_UNDEFINED if r is None else r for r in (result if isinstance(result, tuple) else (result,)))
 
 
 def _value(builder: Builder, given) -> "Value | None":
@@ -120,6 +124,8 @@ def _value(builder: Builder, given) -> "Value | None":
         raise Refusal(f"argument {given.index} is neither a tensor nor a number")
     if given is None or isinstance(given, Value):
         return given
+    if given is _UNDEFINED or isinstance(given, Empty):
+        raise Refusal("an operand is a gradient that was not asked for, or an empty tensor")
     if isinstance(given, sz.Size):
         return builder.extent(given)
     if isinstance(given, (bool, int, float, complex)):

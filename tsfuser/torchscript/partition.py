@@ -122,6 +122,17 @@ def row_of(node: Node) -> "tuple[table.Row, Schema] | None":
     return (row, found) if row else None
 
 
+def is_ignored(value: Value) -> bool:
+    """Whether all readers of a value take it for an argument that fused ops ignore."""
+    users = [(use.user, use.offset) for use in value.uses()]
+    return bool(users) and all(_ignores(node, offset) for node, offset in users)
+
+
+def _ignores(node: Node, offset: int) -> bool:
+    found = row_of(node)
+    return found is not None and bool(found[0].ignored) and found[1].arguments[offset] in found[0].ignored
+
+
 def arguments(node: Node, found: Schema, knowledge: Knowledge) -> "dict[str, table.NodeArg]":
     """The node's arguments by schema name."""
     return {name: knowledge.arg(node.inputsAt(i)) for i, name in enumerate(found.arguments)}
@@ -138,11 +149,14 @@ def examine(
     if found is None:
         return Verdict(reason=_foreign(node))
     row, its_schema = found
+    if (row.writes or its_schema.writes) and not node.hasUses():
+        return Verdict(reason=f"nobody reads a result of {row.name}, which changes its operands")
     if row.name in skip_kinds:
         return Verdict(reason=f"{row.name} is in the skip set")
-    values = inputs(node)
-    results = [v for v in outputs(node) if v.uses()]  # one that nobody reads may be undefined, as a gradient that was not asked for
-    reason = _passable(values, its_schema) or _typed(values + results, knowledge)
+    values = [v for name, v in zip(its_schema.arguments, inputs(node)) if name not in row.ignored]
+    # a gradient that was not asked for is undefined: nobody reads it, or it was profiled as what it is
+    results = [v for v in outputs(node) if v.uses() and not (is_tensor(v) and v.type().undefined())]
+    reason = _passable(inputs(node), its_schema) or _typed(values + results, knowledge)
     if reason:
         return Verdict(reason=reason)
     device, loose, reason = _device([v for v in values + results if is_tensor(v)], knowledge)

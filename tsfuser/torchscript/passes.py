@@ -40,7 +40,7 @@ import torch
 from .. import _C, log, options
 from ..errors import TsfuserWarning
 from . import cleanup, guard, sizes
-from .effects import Effects
+from .effects import Effects, remove_dead_code
 from .functionalize import functionalize
 from .graph import GROUP, Graph, Value, facts, is_tensor
 from .grouping import Group, make_groups
@@ -114,7 +114,7 @@ def _replace_dtype_only(work: Work) -> None:
 
 
 def _tidy(work: Work) -> None:
-    torch._C._jit_pass_dce(work.graph)
+    remove_dead_code(work.graph)
 
 
 def _name_groups(work: Work) -> None:

@@ -56,4 +56,4 @@ def group_device(call: Call) -> str:
 def native(plan: Plan) -> "_C.Plan":
     """The plan as C++ takes it."""
     launches = [_C.Launch(x.kind, x.function, x.name, x.grid, x.block_x, x.block_y, x.shared, x.grain, x.args_bytes, list(x.args)) for x in plan.launches]
-    return _C.Plan(plan.leaf_count, list(plan.instructions), list(plan.checks), list(plan.allocations), launches, list(plan.results), plan.refusal, plan.keepalive, plan.random)
+    return _C.Plan(plan.leaf_count, list(plan.instructions), list(plan.checks), list(plan.allocations), launches, list(plan.results), plan.refusal, plan.keepalive, plan.random, list(plan.updates))

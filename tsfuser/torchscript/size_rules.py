@@ -41,22 +41,22 @@ class Outer(NamedTuple):
     inner: int
 
 
-def derived(node: Node, of: frozenset, outer: "dict[int, Value]") -> "Derived | None":
+def derived(node: Node, rule: str, of: frozenset, outer: "dict[int, Value]") -> "Derived | None":
     """The name of the sizes of the node's result; None if they depend on what is computed in the group.
     `outer`: number of an input of the subgraph -> the value outside."""
-    row, schema = row_of(node)
+    _, schema = row_of(node)
     arguments = []
-    for name in RULES[row.sizes][1]:
+    for name in RULES[rule][1]:
         if name not in schema.arguments:
             arguments.append(_ABSENT.get(name))
             continue
         where = schema.arguments.index(name)
         found = _argument(node.inputsAt(where), outer)
-        single = schema.types[where] in ("int", "Optional[int]") and row.sizes != "unsqueezed"
+        single = schema.types[where] in ("int", "Optional[int]") and rule != "unsqueezed"
         arguments.append((found,) if single and found is not None else found)
     if any(a is _UNKNOWN or (isinstance(a, tuple) and _UNKNOWN in a) for a in arguments):
         return None
-    return Derived(of, row.sizes, tuple(arguments))
+    return Derived(of, rule, tuple(arguments))
 
 
 def _argument(value: Value, outer: "dict[int, Value]"):

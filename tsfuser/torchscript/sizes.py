@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import torch
 
-from .cleanup import drop_unused_inputs
-from .effects import Effects
+from .cleanup import drop_unused_inputs, is_needed, writers
+from .effects import Effects, remove_dead_code
 from .graph import Graph, Node, Value, inputs, is_tensor
+from .outline import inline
 from .partition import row_of
 from .size_rules import RULES, Derived, derived, emit
 
@@ -31,11 +32,12 @@ def drop_size_only_outputs(graph: Graph, group: Node, queries: "Queries") -> int
     subgraph = group.g("Subgraph")
     inner = list(subgraph.outputs())
     arithmetic = _Sizes(graph, group, queries)
+    acting = writers(subgraph)
     for i in reversed(range(group.outputsSize())):
         value = group.outputsAt(i)
         readers = [use.user for use in value.uses()]
         asked = [n for n in readers if n.kind() in _READERS and not queries.effects.is_written(n.output())]
-        if any(n not in asked and n.kind() != "prim::dtype" for n in readers):
+        if any(n not in asked and n.kind() != "prim::dtype" for n in readers) or is_needed(acting, subgraph, i):
             continue
         sizes = arithmetic.of(inner[i]) if asked else None
         if asked and sizes is None:
@@ -46,9 +48,9 @@ def drop_size_only_outputs(graph: Graph, group: Node, queries: "Queries") -> int
             group.eraseOutput(i)
             subgraph.eraseOutput(i)
     if not group.outputsSize():
-        group.destroy()
+        inline(graph, group) if acting else group.destroy()
         return 0
-    torch._C._jit_pass_dce(subgraph)
+    remove_dead_code(subgraph)
     drop_unused_inputs(group)
     return group.outputsSize()
 
@@ -163,9 +165,10 @@ class _Sizes:
 
     def _derive(self, name: "frozenset", value: Value) -> "frozenset | None":
         """The name of the sizes of `value`, made from sizes called `name`."""
-        if row_of(value.node())[0].sizes not in RULES:
+        rule = rule_of(value)
+        if rule not in RULES:
             return name
-        new = derived(value.node(), name, self._outer)
+        new = derived(value.node(), rule, name, self._outer)
         if new is None:
             return None
         result = frozenset((new,))
@@ -181,8 +184,22 @@ class _Sizes:
 
     def _operands(self, value: Value) -> "list[Value] | None":
         """The inner values from whose sizes those of `value` follow; None if there is no rule."""
-        found = row_of(value.node())
-        if found is None or found[0].sizes == "own":
+        rule = rule_of(value)
+        if rule is None or rule == "own":
             return None
         tensors = [v for v in inputs(value.node()) if is_tensor(v)]
-        return tensors if found[0].sizes == "broadcast" else tensors[:1]
+        if rule == "broadcast":
+            return tensors
+        if rule == "first" or rule in RULES:
+            return tensors[:1]
+        named = value.node().inputsAt(row_of(value.node())[1].arguments.index(rule))
+        return [named] if is_tensor(named) else None
+
+
+def rule_of(value: Value) -> "str | None":
+    """What the op table says of the sizes of a result; None for what no row makes."""
+    found = row_of(value.node())
+    if found is None:
+        return None
+    rule = found[0].sizes
+    return rule if isinstance(rule, str) else rule[value.offset()]

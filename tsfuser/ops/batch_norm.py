@@ -1,0 +1,247 @@
+"""Batch and instance normalisation, in and outside training, and their derivatives.
+
+In: a batch whose dim 1 counts the channels. Out: the batch with each channel's mean and variance taken out. In training they come from the batch,
+and running statistics, where there are any, follow them in place: `r = (1 - momentum) r + momentum s`, the variance with n - 1 (Ioffe, Szegedy,
+Batch Normalization, 2015). The derivative is that of layer_norm with the sums over all dims but the channels.
+"""
+
+from __future__ import annotations
+
+from ..errors import Refusal
+from ..ir import size as sz
+from ..ir.build import Builder
+from ..ir.dtypes import UINT8, DType
+from ..ir.fusion import Empty, Value
+from .reduction import RECIPROCAL, mean_of, squares, total, without
+from .table import FLOATING, composite
+
+_STATISTICS = ("running_mean", "running_var")
+_IN_TRAINING = tuple((name, "training") for name in _STATISTICS)
+
+
+def check_channels(b: Builder, input: Value, parameters: "list[Value | None]") -> DType:
+    """The dtype of saved statistics. Parameters all have the operand's dtype or, of a 16-bit operand, all float."""
+    if len(input.dims) < 2:
+        raise Refusal("a batch of less than 2 dimensions is an error in eager")
+    given = {v.dtype for v in parameters if v is not None}
+    register = input.dtype.register
+    if not given <= {input.dtype} and given != {register}:
+        raise Refusal(f"a normalisation of {input.dtype} with parameters in {', '.join(sorted(map(str, given)))}")
+    return register if b.device != "cpu" or register in given else input.dtype
+
+
+def of_channels(b: Builder, value: "Value | None", input: Value) -> "Value | None":
+    """One number a channel, beside `input`, whose dim 1 counts the channels."""
+    if value is None:
+        return None
+    if len(value.dims) != 1 or not b.call.decide(sz.eq(b.sizes(value)[0], b.sizes(input)[1])):
+        raise Refusal("a parameter that has not one number a channel is an error in eager")
+    return b.placed(value, 1, len(input.dims))
+
+
+def scaled(b: Builder, name: str, x: Value, mean: Value, rstd: Value, weight, bias, dtype: DType) -> Value:
+    """`(x - mean) * rstd * weight + bias`, of which the last two may be absent."""
+    operands = [v for v in (x, mean, rstd, weight, bias) if v is not None]
+    template = "(({0} - {1}) * {2})"
+    if weight is not None:
+        template = f"({template} * {{3}})"
+    if bias is not None:
+        template = f"({template} + {{{len(operands) - 1}}})"
+    return b.pointwise(name, template, operands, dtype)
+
+
+def _in_memory(b: Builder, value: Value, input: Value) -> Value:
+    """`value` in the memory format that eager gives it: on the CPU channels-last or row-major, elsewhere as `input` lies."""
+    return b.in_format_of(value, input) if b.device == "cpu" else b.like(value, input)
+
+
+def _check_pair(running_mean, running_var) -> None:
+    if (running_mean is None) != (running_var is None):
+        raise Refusal("a running mean without a running variance, or the other way round")
+
+
+def _check_not_empty(b: Builder, input: Value) -> None:
+    if b.call.decide(sz.eq(sz.product(b.sizes(input)), 0)):
+        raise Refusal("statistics of an empty batch")
+
+
+def _statistics(b: Builder, input: Value, dims: list[int], eps: Value) -> tuple[Value, Value, Value]:
+    """Mean, 1 / standard deviation and unbiased variance over `dims`, which stay as size 1."""
+    mean, summed = squares(b, input, dims)
+    rstd = b.pointwise("rstd", f"rsqrt({{0}} * {RECIPROCAL} + {{2}})", (summed, b.count(input, dims), eps), summed.dtype)
+    unbiased = b.pointwise("var", "({0} / ({1} - 1))", (summed, b.count(input, dims)), summed.dtype)
+    return mean, rstd, unbiased
+
+
+def _moved(b: Builder, name: str, running: Value, now: Value, momentum: Value) -> Value:
+    """Running statistics, one number a channel, moved towards `now`, whose dim 1 counts the channels and whose other dims are 1."""
+    if momentum is None:
+        raise Refusal("running statistics without a momentum")
+    now = without(b, "view", now, [d for d in range(len(now.dims)) if d != 1], False, now.dtype)
+    if len(running.dims) != 1 or not b.call.decide(sz.eq(b.sizes(running)[0], b.sizes(now)[0])):
+        raise Refusal("running statistics that have not one number a channel are an error in eager")
+    return b.pointwise(name, "({1} * {2} + {0} * (1 - {2}))", (running, now, momentum), running.dtype)
+
+
+def _forward(b: Builder, input, weight, bias, running_mean, running_var, training: bool, momentum, eps, in_place: bool = True) -> tuple:
+    """Result, and what eager saves for the derivative: mean and 1 / standard deviation, in training. Running statistics change, or their new values
+    are further results."""
+    saved = check_channels(b, input, [weight, bias, running_mean, running_var])
+    _check_pair(running_mean, running_var)
+    weight, bias = (of_channels(b, v, input) for v in (weight, bias))
+    others = [d for d in range(len(input.dims)) if d != 1]
+    if training:
+        _check_not_empty(b, input)
+        mean, rstd, unbiased = _statistics(b, input, others, eps)
+        running = [] if running_mean is None else [(running_mean, "running_mean", mean), (running_var, "running_var", unbiased)]
+        moved = [_moved(b, name, old, now, momentum) for old, name, now in running]
+        if in_place:
+            for (old, _, _), new in zip(running, moved):
+                b.update(old, new, counted=False)
+    else:
+        if running_mean is None:
+            raise Refusal("batch_norm outside training without running statistics is an error in eager")
+        mean, var = (of_channels(b, v, input) for v in (running_mean, running_var))
+        rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (var, eps), input.dtype.register)
+    result = _in_memory(b, scaled(b, "batch_norm", input, mean, rstd, weight, bias, input.dtype), input)
+    if not training and b.device == "cpu":
+        return result, Empty(saved), Empty(saved)
+    kept = result, without(b, "mean", mean, others, False, saved), without(b, "rstd", rstd, others, False, saved)
+    return kept if in_place else (*kept, *moved)
+
+
+@composite("aten::batch_norm", dtypes=FLOATING, sizes="first", writes=_IN_TRAINING)
+def batch_norm(
+    b: Builder, input, weight, bias, running_mean, running_var, training: bool, momentum, eps, cudnn_enabled: bool
+) -> Value:
+    """`(input - mean) / sqrt(var + eps) * weight + bias` with one mean and variance a channel, in training those of the batch"""
+    return _forward(b, input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
+
+
+@composite("aten::native_batch_norm", dtypes=FLOATING, sizes=("first", "own", "own"), writes=_IN_TRAINING)
+@composite("aten::_native_batch_norm_legit", "", "no_stats", dtypes=FLOATING, sizes=("first", "own", "own"))
+def native_batch_norm(b: Builder, input, weight, bias, running_mean=None, running_var=None, training: bool = True, momentum=None, eps=None):
+    """batch_norm; in training with the mean and 1 / standard deviation of each channel"""
+    return _forward(b, input, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+@composite("aten::_native_batch_norm_legit_functional", dtypes=FLOATING, sizes=("first", "own", "own", "running_mean", "running_var"))
+def native_batch_norm_functional(b: Builder, input, weight, bias, running_mean, running_var, training: bool, momentum, eps):
+    """native_batch_norm in training that leaves its operands alone; the new running statistics are results, too"""
+    if not training:
+        raise Refusal("new running statistics outside training")
+    return _forward(b, input, weight, bias, running_mean, running_var, training, momentum, eps, in_place=False)
+
+
+@composite("aten::_batch_norm_impl_index", dtypes=FLOATING, sizes=("first", "own", "own", "own", "own"), writes=_IN_TRAINING)
+def batch_norm_impl_index(
+    b: Builder, input, weight, bias, running_mean, running_var, training: bool, momentum, eps, cudnn_enabled: bool
+):
+    """native_batch_norm, an empty reserve, and 0, which names the implementation"""
+    return *_forward(b, input, weight, bias, running_mean, running_var, training, momentum, eps), Empty(UINT8), 0
+
+
+# ---- derivatives
+
+
+def _backward(b: Builder, grad: Value, input: Value, weight, mean: "Value | None", rstd: "Value | None", training: bool, mask: list, saved: DType) -> tuple:
+    """The gradients of input, weight and bias that `mask` asks for."""
+    register = input.dtype.register
+    if grad.dtype is not input.dtype:
+        raise Refusal(f"a gradient in {grad.dtype} of a normalisation in {input.dtype}")
+    others = [d for d in range(len(input.dims)) if d != 1]
+    hat = b.pointwise("normalized", "(({0} - {1}) * {2})", (input, mean, rstd), register)
+    slope = total(b, "sum", b.pointwise("mul", "({0} * {1})", (grad, hat), register), others)
+    shift = total(b, "sum", grad, others)
+    gradients: "list[Value | None]" = [None, None, None]
+    if mask[0]:
+        factor = [] if weight is None else [of_channels(b, weight, input)]
+        if training:
+            operands, template = (grad, rstd, shift, hat, slope, b.count(input, others)), "({0} - ({2} + {3} * {4}) * (1 / {5})) * {1}"
+        else:
+            operands, template = (grad, rstd), "{0} * {1}"
+        template = f"({template} * {{{len(operands)}}})" if factor else f"({template})"
+        gradients[0] = _in_memory(b, b.pointwise("batch_norm_backward", template, (*operands, *factor), input.dtype), input)
+    dtype = saved if weight is None else weight.dtype
+    if weight is None and b.device != "cpu" and (mask[1] or mask[2]):
+        raise Refusal("gradients of parameters that are not there")
+    if mask[1]:
+        gradients[1] = without(b, "sum", slope, others, False, dtype)
+    if mask[2]:
+        gradients[2] = without(b, "sum", shift, others, False, dtype)
+    return tuple(gradients)
+
+
+@composite("aten::native_batch_norm_backward", dtypes=FLOATING, sizes=("input", "weight", "weight"))
+def native_batch_norm_backward(
+    b: Builder, grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train: bool, eps, output_mask: list
+):
+    """The gradients of batch_norm that `output_mask` asks for"""
+    kept = (save_mean, save_invstd) if train else (running_mean, running_var)
+    if None in kept:
+        raise Refusal("batch_norm's derivative without the statistics that it needs is an error in eager")
+    saved = check_channels(b, input, [weight, *kept])
+    mean, rstd = (of_channels(b, v, input) for v in kept)
+    if not train:
+        rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (rstd, eps), input.dtype.register)
+    return _backward(b, grad_out, input, weight, mean, rstd, train, output_mask, saved)
+
+
+@composite("aten::_batch_norm_impl_index_backward", dtypes=FLOATING, sizes=("input", "weight", "weight"), ignored=("reservedSpace",))
+def batch_norm_impl_index_backward(
+    b: Builder,
+    impl_index: int,
+    input,
+    grad_output,
+    weight,
+    running_mean,
+    running_var,
+    save_mean,
+    save_var_transform,
+    train: bool,
+    eps,
+    output_mask: list,
+    reservedSpace,
+):
+    """native_batch_norm_backward, of a result that says that it comes from there"""
+    if impl_index != 0:
+        raise Refusal("batch_norm's derivative belongs to another implementation")
+    return native_batch_norm_backward(
+        b, grad_output, input, weight, running_mean, running_var, save_mean, save_var_transform, train, eps, output_mask
+    )
+
+
+# ---- statistics of each channel of each image
+
+
+@composite("aten::instance_norm", dtypes=FLOATING, sizes="first", writes=tuple((name, "use_input_stats") for name in _STATISTICS))
+def instance_norm(
+    b: Builder,
+    input,
+    weight,
+    bias,
+    running_mean,
+    running_var,
+    use_input_stats: bool,
+    momentum,
+    eps,
+    cudnn_enabled: bool,
+) -> Value:
+    """`(input - mean) / sqrt(var + eps) * weight + bias`, the mean and variance being those over all but the first two dims, or running ones"""
+    if len(input.dims) < 3:
+        raise Refusal("instance_norm of less than 3 dimensions is an error in eager")
+    check_channels(b, input, [weight, bias, running_mean, running_var])
+    _check_pair(running_mean, running_var)
+    _check_not_empty(b, input)
+    if use_input_stats:
+        mean, rstd, unbiased = _statistics(b, input, list(range(2, len(input.dims))), eps)
+        if running_mean is not None:
+            b.update(running_mean, _moved(b, "running_mean", running_mean, mean_of(b, mean, [0]), momentum), counted=True)
+            b.update(running_var, _moved(b, "running_var", running_var, mean_of(b, unbiased, [0]), momentum), counted=True)
+    else:
+        if running_mean is None:
+            raise Refusal("instance_norm without any statistics is an error in eager")
+        mean, var = (of_channels(b, v, input) for v in (running_mean, running_var))
+        rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (var, eps), input.dtype.register)
+    weight, bias = (of_channels(b, v, input) for v in (weight, bias))
+    return b.contiguous(scaled(b, "instance_norm", input, mean, rstd, weight, bias, input.dtype))

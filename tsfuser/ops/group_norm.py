@@ -1,0 +1,103 @@
+"""Group normalisation and its derivative: layer norm over each group of channels.
+
+In: a batch [N, C, ...] and a number of groups. Out: each of the N * groups rows with its mean and variance taken out, scaled by channel (Wu, He,
+Group Normalization, 2018). The axis of the channels is split into groups and the channels of a group: strides say where each lies.
+"""
+
+from __future__ import annotations
+
+from ..errors import Refusal
+from ..ir import size as sz
+from ..ir.build import Builder
+from ..ir.dtypes import DType
+from ..ir.fusion import Value
+from .batch_norm import check_channels, of_channels, scaled
+from .normalization import gradient
+from .reduction import RECIPROCAL, squares, without
+from .table import FLOATING, composite
+
+
+def _split(b: Builder, value: "Value | None", groups: int) -> "Value | None":
+    """[N, C, ...] as [N, groups, C / groups, ...]."""
+    return None if value is None else b.split(value, 1, groups)
+
+
+def _joined(b: Builder, value: Value, input: Value) -> Value:
+    """The inverse, in the memory format that eager gives a result of `input`."""
+    result = b.merged(value, 1, input.dims[1])
+    return b.in_format_of(result, input) if b.device == "cpu" else b.contiguous(result)
+
+
+def _checked(b: Builder, input: Value, *parameters: "Value | None") -> DType:
+    """The dtype of saved statistics."""
+    saved = check_channels(b, input, list(parameters))
+    if b.call.decide(sz.eq(sz.product(b.sizes(input)), 0)):
+        raise Refusal("statistics of an empty batch")
+    given = {v.dtype for v in parameters if v is not None}
+    return input.dtype if given <= {input.dtype} else saved
+
+
+def _forward(b: Builder, input: Value, weight, bias, groups: sz.Size, eps: Value) -> tuple[Value, Value, Value]:
+    """Result, mean and 1 / standard deviation [N, groups]; the number of groups is part of the class."""
+    saved, groups = _checked(b, input, weight, bias), b.call.decide(groups)
+    x, weight, bias = (_split(b, v, groups) for v in (input, of_channels(b, weight, input), of_channels(b, bias, input)))
+    dims = list(range(2, len(x.dims)))
+    mean, summed = squares(b, x, dims)
+    rstd = b.pointwise("rstd", f"rsqrt({{0}} * {RECIPROCAL} + {{2}})", (summed, b.count(x, dims), eps), summed.dtype)
+    result = _joined(b, scaled(b, "group_norm", x, mean, rstd, weight, bias, input.dtype), input)
+    return result, without(b, "mean", mean, dims, False, saved), without(b, "rstd", rstd, dims, False, saved)
+
+
+@composite("aten::group_norm", dtypes=FLOATING, sizes="first", symbolic=("num_groups",))
+def group_norm(b: Builder, input, num_groups: sz.Size, weight=None, bias=None, eps=None, cudnn_enabled: bool = True) -> Value:
+    """`(input - mean) / sqrt(var + eps) * weight + bias` over groups of channels"""
+    return _forward(b, input, weight, bias, num_groups, eps)[0]
+
+
+def _check_sizes(b: Builder, input: Value, sizes: "tuple[sz.Size, ...]") -> None:
+    """The batch, channels and elements of a channel that a call names are those of `input`."""
+    own = b.sizes(input)
+    if not all(b.call.decide(sz.eq(x, y)) for x, y in zip(sizes, (own[0], own[1], sz.product(own[2:])))):
+        raise Refusal("sizes that are not those of the batch are an error in eager")
+
+
+@composite("aten::native_group_norm", dtypes=FLOATING, sizes=("first", "own", "own"), symbolic=("N", "C", "HxW", "group"))
+def native_group_norm(b: Builder, input, weight, bias, N: sz.Size, C: sz.Size, HxW: sz.Size, group: sz.Size, eps):
+    """group_norm, the mean and 1 / standard deviation of each group"""
+    _check_sizes(b, input, (N, C, HxW))
+    return _forward(b, input, weight, bias, group, eps)
+
+
+@composite("aten::native_group_norm_backward", dtypes=FLOATING, sizes=("input", "weight", "weight"), symbolic=("N", "C", "HxW", "group"))
+def native_group_norm_backward(
+    b: Builder, grad_out, input, mean, rstd, weight, N: sz.Size, C: sz.Size, HxW: sz.Size, group: sz.Size, output_mask: list
+):
+    """The gradients of group_norm that `output_mask` asks for"""
+    _check_sizes(b, input, (N, C, HxW))
+    _checked(b, input, mean, rstd, weight)
+    group = b.call.decide(group)
+    if grad_out.dtype is not input.dtype:
+        raise Refusal(f"a gradient in {grad_out.dtype} of a group_norm in {input.dtype}")
+    if weight is None and (output_mask[1] or output_mask[2]):
+        raise Refusal("gradients of parameters that are not there")
+    x, dy = _split(b, input, group), _split(b, grad_out, group)
+    dims, outer = list(range(2, len(x.dims))), [0, *range(3, len(x.dims))]
+    mean, rstd = (_of_groups(b, v, x) for v in (mean, rstd))
+    hat = b.pointwise("normalized", "(({0} - {1}) * {2})", (x, mean, rstd), input.dtype.register)
+    gradients: "list[Value | None]" = [None, None, None]
+    if output_mask[0]:
+        scale = _split(b, of_channels(b, weight, input), group)
+        gradients[0] = _joined(b, gradient(b, "group_norm_backward", dy, hat, rstd, scale, dims, input.dtype, centered=True), input)
+    if output_mask[1]:
+        product = b.pointwise("mul", "({0} * {1})", (dy, hat), hat.dtype)
+        gradients[1] = b.merged(b.reduce("sum", "sum", product, outer, False, weight.dtype), 0, input.dims[1])
+    if output_mask[2]:
+        gradients[2] = b.reduce("sum", "sum", grad_out, [d for d in range(len(input.dims)) if d != 1], False, weight.dtype)
+    return tuple(gradients)
+
+
+def _of_groups(b: Builder, value: Value, x: Value) -> Value:
+    """Statistics [N, groups] beside `x`."""
+    if len(value.dims) != 2 or not all(b.call.decide(sz.eq(own, size)) for own, size in zip(b.sizes(value), b.sizes(x))):
+        raise Refusal("statistics that are not one a group are an error in eager")
+    return b.view("view", value, (*value.dims, *[None] * (len(x.dims) - 2)), [sz.const(1)] * len(x.dims))

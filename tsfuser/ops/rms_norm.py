@@ -1,0 +1,66 @@
+"""Normalisation by the root mean square, and its derivative.
+
+In: rows over the last dims. Out: `x rstd w` with `rstd = 1 / sqrt(mean(x^2) + eps)` (Zhang, Sennrich, Root Mean Square Layer Normalization, 2019).
+With `g = dy w` and `xh = x rstd`: `dx = rstd (g - xh mean(g xh))`, `dw = sum(dy xh)`.
+"""
+
+from __future__ import annotations
+
+from ..errors import Refusal
+from ..ir.build import Builder
+from ..ir.dtypes import DOUBLE, FLOAT
+from ..ir.fusion import Value
+from .normalization import gradient, inner, parameter_gradient
+from .reduction import mean_of
+from .table import FLOATING, composite
+
+_EPSILON = {FLOAT: 2.0**-23, DOUBLE: 2.0**-52}  # numeric_limits<T>::epsilon(), where a row has no eps of its own
+
+
+def _check_weight(input: Value, weight: "Value | None") -> None:
+    if weight is not None and weight.dtype is not input.dtype:
+        raise Refusal(f"rms_norm of {input.dtype} with a weight in {weight.dtype}")
+
+
+def _rms_norm(b: Builder, input: Value, shape: list, weight, eps) -> tuple[Value, Value]:
+    """Result and 1 / root of the mean square."""
+    dims, register = inner(b, input, shape), input.dtype.register
+    _check_weight(input, weight)
+    eps = b.literal(_EPSILON[register]) if eps is None else eps
+    square = mean_of(b, b.pointwise("square", "({0} * {0})", (input,), register), dims)
+    rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (square, eps), register)
+    template, operands = "({0} * {1})", (input, rstd)
+    if weight is not None:
+        template, operands = "({0} * {1} * {2})", (input, rstd, weight)
+    return b.contiguous(b.pointwise("rms_norm", template, operands, input.dtype)), rstd
+
+
+@composite("aten::rms_norm", dtypes=FLOATING, sizes="first", symbolic=("normalized_shape",))
+def rms_norm(b: Builder, input, normalized_shape: list, weight=None, eps=None) -> Value:
+    """`input / sqrt(mean(input**2) + eps) * weight` over the last dims"""
+    return _rms_norm(b, input, normalized_shape, weight, eps)[0]
+
+
+@composite("aten::_fused_rms_norm", dtypes=FLOATING, sizes=("first", "own"), symbolic=("normalized_shape",))
+def fused_rms_norm(b: Builder, input, normalized_shape: list, weight, eps):
+    """rms_norm and 1 / root of the mean square"""
+    return _rms_norm(b, input, normalized_shape, weight, eps)
+
+
+@composite("aten::_fused_rms_norm_backward", dtypes=FLOATING, sizes=("input", "weight"), symbolic=("normalized_shape",))
+def fused_rms_norm_backward(b: Builder, grad_out, input, normalized_shape: list, rstd, weight, output_mask: list):
+    """The gradients of rms_norm that `output_mask` asks for"""
+    dims, register = inner(b, input, normalized_shape), input.dtype.register
+    _check_weight(input, weight)
+    if grad_out.dtype is not input.dtype:
+        raise Refusal(f"a gradient in {grad_out.dtype} of an rms_norm in {input.dtype}")
+    if weight is None and output_mask[1]:
+        raise Refusal("the gradient of a weight that is not there")
+    hat = b.pointwise("normalized", "({0} * {1})", (input, rstd), register)
+    gradients: "list[Value | None]" = [None, None]
+    if output_mask[0]:
+        gradients[0] = gradient(b, "rms_norm_backward", grad_out, hat, rstd, weight, dims, input.dtype, centered=False)
+    if output_mask[1]:
+        product = b.pointwise("mul", "({0} * {1})", (grad_out, hat), register)
+        gradients[1] = parameter_gradient(b, product, list(range(dims[0])), weight)
+    return tuple(gradients)
