@@ -20,13 +20,17 @@ except ImportError as error:
     ) from error
 
 from . import knobs, options
+from .debug.check import check
+from .debug.explain import explain
 from .debug.report import reset, stats, warn
 from .errors import TsfuserWarning
 from .knobs import disable, enable, enabled, fuser
 from .ops import table
 from .torchscript import passes, planner
 
-__all__ = ["TsfuserWarning", "disable", "enable", "enabled", "fuser", "options", "reset", "stats"]
+__all__ = [
+    "TsfuserWarning", "check", "disable", "enable", "enabled", "explain", "fuser", "options", "reset", "stats",
+]  # fmt: skip
 
 _C.register_profiled_kinds(sorted({row.name for row in table.all_rows()}))
 _C.set_pass(passes.fuse)

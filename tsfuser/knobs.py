@@ -11,17 +11,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import warnings
 from typing import Any, Callable, Iterator
 
 import torch
 
 from . import _C, options
-from .errors import TsfuserWarning
+from .debug import observe
 from .runtime.compile import expect_cuda
 
 _state = options.state
 _lock = threading.Lock()
+_comparison: list[observe.Listener] = []  # registry: the comparison callback, if one is set
 
 
 def _apply() -> None:
@@ -91,15 +91,24 @@ def set_skip_node_kind(kind: str, flip: bool) -> bool:
 
 
 def set_comparison_callback(run_fallback: bool, callback: Callable) -> None:
-    """Accepted for old programs. To compare, run with fusion off and on: both stand one `with
-    tsfuser.fuser():` apart."""
-    warnings.warn(
-        "comparison callbacks are accepted but never called by tsfuser", TsfuserWarning, stacklevel=2
-    )
+    """From now on `callback(fused outputs, unfused outputs, graph text)` is called after each group that ran
+    fused, in place of a callback set before. With `run_fallback` the group's nodes run too, on copies of the
+    arguments and from the same random state; without, the unfused outputs are []. What the callback raises
+    reaches the caller of the scripted function, as RuntimeError."""
+
+    def tell(run: observe.Run) -> None:
+        if not run.reason:
+            graph = str(_C.group_graph(run.group))
+            callback(list(run.results), list(run.unfused) if run_fallback else [], graph)
+
+    clear_comparison_callback()
+    _comparison.append(observe.add(tell, unfused=bool(run_fallback)))
 
 
 def clear_comparison_callback() -> None:
-    """Nothing to clear; see `set_comparison_callback`."""
+    """The end of `set_comparison_callback`; nothing if none is set."""
+    while _comparison:
+        observe.remove(_comparison.pop())
 
 
 #: torch's name -> what stands in for it.

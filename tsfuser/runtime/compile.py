@@ -38,8 +38,11 @@ _file_numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Compiled:
-    """One segment, all the way: for dumps and `explain`."""
+    """One kernel, all the way: for dumps and `explain`. `part`: the number of the fusion's segment that it belongs to; `segment`: what of it
+    this kernel does."""
 
+    part: int
+    params: object
     segment: Segment
     schedule: object
     kernel: Kernel
@@ -50,6 +53,15 @@ class Compiled:
 def compile_fusion(call: Call, fusion: Fusion, device: str) -> Plan:
     """The plan of `fusion` for calls like `call`. Raises Refusal or CompileError."""
     start = time.perf_counter()
+    compiled, allocations = kernels_of(call, fusion, device)
+    plan = _plan(call, fusion, allocations.temporaries, compiled, device)
+    log.write("kernel_cache", f"planned {len(compiled)} kernels in {1e3 * (time.perf_counter() - start):.1f} ms", plan, log.UPDATE)
+    _dump("launch_param", "plan", plan)
+    return plan
+
+
+def kernels_of(call: Call, fusion: Fusion, device: str) -> "tuple[list[Compiled], Allocations]":
+    """The kernels of `fusion`, loaded, in the order of their launches, and what they want allocated. Raises Refusal or CompileError."""
     machine = HOST if _blockwise(device) else GPU
     allocations = Allocations(len(fusion.outputs))
     parts = segments(call, fusion, allocations, lambda segment: accepts(call, segment, machine))
@@ -57,16 +69,12 @@ def compile_fusion(call: Call, fusion: Fusion, device: str) -> Plan:
     for word in ("fusion_args", "kernel_args", "print_args"):
         _dump(word, "arguments of the first call of a class", "\n".join(map(str, call.args)))
     lowered = []
-    for segment in parts:
+    for part, segment in enumerate(parts):
         for stage in choose(call, segment, machine, allocations):
-            lowered.append(_lower(stage.segment, stage.schedule))
+            lowered.append((part, stage.params, *_lower(stage.segment, stage.schedule)))
             _dump("scheduler_params", stage.segment.name, stage.params)
-    loaded = functions([(source, kernel.name) for _, _, kernel, source in lowered], device)
-    compiled = [Compiled(*fields, function) for fields, function in zip(lowered, loaded)]
-    plan = _plan(call, fusion, allocations.temporaries, compiled, device)
-    log.write("kernel_cache", f"planned {len(compiled)} kernels in {1e3 * (time.perf_counter() - start):.1f} ms", plan, log.UPDATE)
-    _dump("launch_param", "plan", plan)
-    return plan
+    loaded = functions([(source, kernel.name) for *_, kernel, source in lowered], device)
+    return [Compiled(*fields, function) for fields, function in zip(lowered, loaded)], allocations
 
 
 def _blockwise(device: str) -> bool:

@@ -1,0 +1,287 @@
+"""`tsfuser.explain`: what is fused in a scripted function, how, and why the rest is not.
+
+In: a scripted function and arguments. Out: an `Explanation`, whose str() is a table and whose `to_html()` is
+a page. The function is run as a twin with state of its own (`isolate`), so that nothing of the caller's
+changes but the counters of `tsfuser.stats()`. Example:
+
+    print(tsfuser.explain(scripted, x, w))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Iterator
+
+import torch
+
+from .. import _C
+from ..errors import CompileError, Refusal
+from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
+from ..runtime.compile import Compiled, kernels_of
+from ..target.driver import memory_bandwidth
+from ..torchscript import passes
+from ..torchscript.graph import GROUP, all_blocks, is_tensor, outputs
+from ..torchscript.parse import parse
+from ..torchscript.partition import Refusals
+from ..torchscript.planner import group_device
+from .isolate import isolate
+from .observe import Run, Timing, observing
+from .source import Place, Sources
+
+CALLS = 4  # inference is fused in call 2, training in call 3, and its backward in call 4 at the latest
+REPEATS = 5  # of the timed calls; the shortest time counts
+
+_UNDIFFERENTIATED = (
+    "in training only what TorchScript's autodiff differentiates is fused: it knows no derivative of this op, "
+    "or finds less than two neighbours that it does"
+)
+
+
+@dataclass(frozen=True)
+class Node:
+    """An op: `kind` like `aten::add`, where it stands in the program, and why it is not fused ("" if it
+    is)."""
+
+    kind: str
+    place: Place
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch. `segment`: its number in the group; `schedule`: the parameters that the scheduler chose;
+    `seconds` is None where nothing was launched; `fraction`: of the device's memory bandwidth, None where
+    that is unknown."""
+
+    segment: int
+    name: str
+    schedule: str
+    source: str
+    registers: int
+    launch: "Timing | None" = None
+    fraction: "float | None" = None
+
+    @property
+    def seconds(self) -> "float | None":
+        return self.launch.seconds if self.launch else None
+
+    @property
+    def bytes(self) -> int:
+        return self.launch.bytes if self.launch else 0
+
+
+@dataclass(frozen=True)
+class Group:
+    """A fusion group. `refusal`: why it ran unfused, "" if it ran fused."""
+
+    number: int
+    device: str
+    nodes: tuple[Node, ...]
+    arguments: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """One optimised graph: `items` are its groups and the nodes left out, in order; `edges`: which item
+    feeds which."""
+
+    title: str
+    items: "tuple[Group | Node, ...]"
+    edges: tuple[tuple[int, int], ...]
+
+    @property
+    def groups(self) -> list[Group]:
+        return [item for item in self.items if isinstance(item, Group)]
+
+    @property
+    def left_out(self) -> list[Node]:
+        return [item for item in self.items if isinstance(item, Node)]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """`str()` is a table, `to_html()` a page."""
+
+    name: str
+    graphs: tuple[GraphReport, ...]
+
+    @property
+    def groups(self) -> list[Group]:
+        return [group for graph in self.graphs for group in graph.groups]
+
+    @property
+    def left_out(self) -> list[Node]:
+        return [node for graph in self.graphs for node in graph.left_out]
+
+    def __str__(self) -> str:
+        from .table import text
+
+        return text(self)
+
+    def to_html(self, path: "str | Path | None" = None) -> str:
+        """One page without external files; also written to `path` if one is given."""
+        from .page import page
+
+        made = page(self)
+        if path is not None:
+            Path(path).write_text(made, encoding="utf-8")
+        return made
+
+
+def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
+    """What tsfuser makes of `fn(*args)`: a scripted function, module or method, or what `torch.jit.script`
+    takes. It is run some ten times on copies; where results require gradients, backward as well. Raises what
+    `fn` raises, and TypeError for arguments that it does not take."""
+    runs: "dict[int, list[Run]]" = {}
+    with isolate(fn, args, kwargs) as twin, torch.jit.fuser("fuser2"):
+        sources = Sources(twin.graph)
+        with passes.watching() as outcomes:
+            for _ in range(CALLS):
+                twin.step()
+            with observing(lambda run: runs.setdefault(run.group, []).append(run), timed=True):
+                for _ in range(REPEATS):
+                    twin.step()
+                    runs = {group: _shortest(found) for group, found in runs.items()}
+        reader = _Reader(sources, {id(o.graph): o.refusals for o in outcomes}, runs)
+        return Explanation(twin.name, tuple(reader.graphs(twin.function.get_debug_state())))
+
+
+def _states(ask: Any) -> "list[Any]":
+    """Executors inside of a plan; none where one of them has not run: torch has an internal error for it."""
+    try:
+        return list(ask())
+    except RuntimeError:
+        return []
+
+
+def _shortest(runs: "list[Run]") -> "list[Run]":
+    """The last run, with the shortest time of each launch."""
+    last = runs[-1]
+    alike = [r.launches for r in runs if [x.kernel for x in r.launches] == [x.kernel for x in last.launches]]
+    best = tuple(min(same, key=lambda x: x.seconds) for same in zip(*alike))
+    return [Run(last.group, last.reason, last.arguments, (), (), best)]
+
+
+class _Reader:
+    """Turns execution plans into reports."""
+
+    def __init__(self, sources: Sources, refusals: "dict[int, Refusals]", runs: "dict[int, list[Run]]"):
+        self.sources, self.refusals, self.runs = sources, refusals, runs
+
+    def graphs(self, state: Any, title: str = "") -> "Iterator[GraphReport]":
+        """The graphs of an executor, and of the differentiable graphs in them, forward and backward."""
+        for plan in state.execution_plans.values():
+            inner = _states(plan.code.differentiable_op_executor_states)
+            seen = self.refusals.get(id(plan.graph))
+            if seen is not None or not title:
+                fallback = title or ("around the differentiated parts" if inner else "inference")
+                yield self._report(plan.graph, fallback, seen)
+            for k, forward in enumerate(inner):
+                yield from self.graphs(forward, f"forward of differentiated part {k}")
+            for k, backward in enumerate(_states(plan.code.grad_executor_states)):
+                yield from self.graphs(backward, f"backward of differentiated part {k}")
+
+    def _report(self, graph: Any, title: str, refusals: "Refusals | None") -> GraphReport:
+        items: "list[Group | Node]" = []
+        makers: "dict[int, frozenset[int]]" = {}
+        edges: "set[tuple[int, int]]" = set()
+
+        def walk(block: Any) -> None:
+            for node in block.nodes():
+                fed = frozenset().union(*(makers.get(v.unique(), frozenset()) for v in node.inputs()))
+                inner = list(node.blocks())
+                for b in inner:
+                    for v in b.inputs():
+                        makers[v.unique()] = fed
+                    walk(b)
+                item = self._item(node, refusals)
+                if item is not None:
+                    items.append(item)
+                    edges.update((source, len(items) - 1) for source in fed)
+                    fed = frozenset([len(items) - 1])
+                for k, v in enumerate(outputs(node)):
+                    ends = [list(b.outputs()) for b in inner]
+                    through = [makers.get(e[k].unique(), frozenset()) for e in ends if len(e) == node.outputsSize()]
+                    makers[v.unique()] = fed.union(*through) if not inner else frozenset().union(*through)
+
+        walk(graph)
+        return GraphReport(title, tuple(items), tuple(sorted(edges)))
+
+    def _item(self, node: Any, refusals: "Refusals | None") -> "Group | Node | None":
+        kind = node.kind()
+        if kind == GROUP:
+            return self._group(node)
+        reason = refusals.reason(node) if refusals is not None else _UNDIFFERENTIATED
+        if not any(map(is_tensor, outputs(node))) or kind.startswith("prim::") and (refusals is None or not reason):
+            return None
+        return Node(kind, self.sources.place(node), reason or "no reason was noted; please report it")
+
+    def _group(self, node: Any) -> Group:
+        number, subgraph = node.i("cache_id"), node.g("Subgraph")
+        inner = (n for block in all_blocks(subgraph) for n in block.nodes())
+        nodes = tuple(Node(n.kind(), self.sources.place(n)) for n in inner if not n.kind().startswith("prim::"))
+        found = self.runs.get(number)
+        if not found:
+            return Group(number, "", nodes, (), (), "no call came to it: its guard let none pass, or the program went another way")
+        run = found[-1]
+        call = Call(tuple(map(described, run.arguments)))
+        arguments = tuple(map(argument_text, call.args))
+        if run.reason:
+            return Group(number, "", nodes, arguments, (), run.reason)
+        try:
+            device = group_device(call)
+            compiled, _ = kernels_of(call, parse(_C.group_graph(number), call, device), device)
+        except (Refusal, CompileError) as error:
+            return Group(number, "", nodes, arguments, (), str(error))
+        return Group(number, device, nodes, arguments, tuple(_kernels(compiled, run.launches, device)))
+
+
+def _kernels(compiled: "list[Compiled]", launches: "tuple[Timing, ...]", device: str) -> "Iterator[Kernel]":
+    """Each kernel with its launch; those with nothing to do were not launched."""
+    peak = memory_bandwidth(int(device.partition(":")[2] or 0)) if device.startswith("cuda") else None
+    waiting = list(launches)
+    for c in compiled:
+        launch = waiting.pop(0) if waiting and waiting[0].kernel == c.kernel.name else None
+        fraction = launch.bytes / launch.seconds / peak if launch and peak and launch.seconds else None
+        yield Kernel(c.part, c.kernel.name, _chosen(c.params), c.source, c.function.registers, launch, fraction)
+
+
+def _chosen(params: Any) -> str:
+    """`RowParams(vector=4, persistent=True, warp=0)` -> `rows: vector 4, persistent`."""
+    words = []
+    for f in fields(params):
+        value = getattr(params, f.name)
+        if value is True:
+            words.append(f.name)
+        elif value:
+            words.append(f"{f.name} {', '.join(value) if isinstance(value, tuple) else value}")
+    return f"{type(params).__name__.removesuffix('Params').lower()}: {', '.join(words)}"
+
+
+def described(value: Any) -> Arg:
+    """A group's argument as plans are made for it."""
+    if isinstance(value, torch.Tensor):
+        address = value.data_ptr()
+        alignment = min(address & -address, 256) if address else 256
+        return TensorArg(str(value.dtype)[6:], str(value.device), tuple(value.shape), value.stride(), alignment)
+    if isinstance(value, (bool, int)):
+        return ScalarArg("bool" if isinstance(value, bool) else "int", value)
+    if isinstance(value, (float, complex)):
+        return ScalarArg(type(value).__name__, None)
+    if isinstance(value, (list, tuple)):
+        return ListArg("bool" if value and isinstance(value[0], bool) else "int", tuple(value))
+    return OtherArg(value if isinstance(value, str) else None)
+
+
+def argument_text(arg: Arg) -> str:
+    """`float32[4, 8] on cuda:0`, or the number, list or kind."""
+    if isinstance(arg, TensorArg):
+        dense, step = True, 1
+        for size, stride in zip(reversed(arg.sizes), reversed(arg.strides)):
+            dense, step = dense and (size == 1 or stride == step), step * size
+        strides = "" if dense else f" strides {list(arg.strides)}"
+        return f"{arg.dtype}{list(arg.sizes)}{strides} on {arg.device}"
+    return str(arg)
