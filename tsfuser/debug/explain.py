@@ -9,7 +9,7 @@ changes but the counters of `tsfuser.stats()`. Example:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -21,13 +21,16 @@ from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
 from ..runtime.compile import Compiled, kernels_of
 from ..target.driver import memory_bandwidth
 from ..torchscript import passes
-from ..torchscript.graph import GROUP, all_blocks, is_tensor, outputs
+from ..torchscript.graph import CONSTANT, FALLBACK, GROUP, all_blocks, is_tensor, outputs
 from ..torchscript.parse import parse
 from ..torchscript.partition import Refusals
 from ..torchscript.planner import group_device
+from .findings import Findings, GraphReport, Group, Kernel, Node
 from .isolate import isolate
 from .observe import Run, Timing, observing
-from .source import Place, Sources
+from .page import page
+from .source import Sources
+from .table import text
 
 CALLS = 4  # inference is fused in call 2, training in call 3, and its backward in call 4 at the latest
 REPEATS = 5  # of the timed calls; the shortest time counts
@@ -38,93 +41,14 @@ _UNDIFFERENTIATED = (
 )
 
 
-@dataclass(frozen=True)
-class Node:
-    """An op: `kind` like `aten::add`, where it stands in the program, and why it is not fused ("" if it
-    is)."""
-
-    kind: str
-    place: Place
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One launch. `segment`: its number in the group; `schedule`: the parameters that the scheduler chose;
-    `seconds` is None where nothing was launched; `fraction`: of the device's memory bandwidth, None where
-    that is unknown."""
-
-    segment: int
-    name: str
-    schedule: str
-    source: str
-    registers: int
-    launch: "Timing | None" = None
-    fraction: "float | None" = None
-
-    @property
-    def seconds(self) -> "float | None":
-        return self.launch.seconds if self.launch else None
-
-    @property
-    def bytes(self) -> int:
-        return self.launch.bytes if self.launch else 0
-
-
-@dataclass(frozen=True)
-class Group:
-    """A fusion group. `refusal`: why it ran unfused, "" if it ran fused."""
-
-    number: int
-    device: str
-    nodes: tuple[Node, ...]
-    arguments: tuple[str, ...]
-    kernels: tuple[Kernel, ...]
-    refusal: str = ""
-
-
-@dataclass(frozen=True)
-class GraphReport:
-    """One optimised graph: `items` are its groups and the nodes left out, in order; `edges`: which item
-    feeds which."""
-
-    title: str
-    items: "tuple[Group | Node, ...]"
-    edges: tuple[tuple[int, int], ...]
-
-    @property
-    def groups(self) -> list[Group]:
-        return [item for item in self.items if isinstance(item, Group)]
-
-    @property
-    def left_out(self) -> list[Node]:
-        return [item for item in self.items if isinstance(item, Node)]
-
-
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(Findings):
     """`str()` is a table, `to_html()` a page."""
 
-    name: str
-    graphs: tuple[GraphReport, ...]
-
-    @property
-    def groups(self) -> list[Group]:
-        return [group for graph in self.graphs for group in graph.groups]
-
-    @property
-    def left_out(self) -> list[Node]:
-        return [node for graph in self.graphs for node in graph.left_out]
-
     def __str__(self) -> str:
-        from .table import text
-
         return text(self)
 
     def to_html(self, path: "str | Path | None" = None) -> str:
         """One page without external files; also written to `path` if one is given."""
-        from .page import page
-
         made = page(self)
         if path is not None:
             Path(path).write_text(made, encoding="utf-8")
@@ -147,6 +71,11 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
                     runs = {group: _shortest(found) for group, found in runs.items()}
         reader = _Reader(sources, {id(o.graph): o.refusals for o in outcomes}, runs)
         return Explanation(twin.name, tuple(reader.graphs(twin.function.get_debug_state())))
+
+
+def _is_fallback(node: Any) -> bool:
+    """Whether the node stands for what runs when a guard does not let a call pass."""
+    return node.kind() == FALLBACK or node.kind() == CONSTANT and node.hasAttribute("fallback")
 
 
 def _states(ask: Any) -> "list[Any]":
@@ -192,7 +121,7 @@ class _Reader:
         def walk(block: Any) -> None:
             for node in block.nodes():
                 fed = frozenset().union(*(makers.get(v.unique(), frozenset()) for v in node.inputs()))
-                inner = list(node.blocks())
+                inner = [b for b in node.blocks() if not any(map(_is_fallback, b.nodes()))]
                 for b in inner:
                     for v in b.inputs():
                         makers[v.unique()] = fed

@@ -1,30 +1,28 @@
-"""An explanation as a table for a terminal.
+"""An findings as a table for a terminal.
 
-In: an `Explanation`. Out: text, a block a graph: its groups with their kernels, then the lines of the program
+In: `Findings`. Out: text, a block a graph: its groups with their kernels, then the lines of the program
 with what is left out of groups, and why."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .explain import Explanation, GraphReport, Group, Kernel, Node
+from .findings import Findings, GraphReport, Group, Kernel, Node
 
 
-def text(explanation: "Explanation") -> str:
+def text(findings: Findings) -> str:
     """The whole table."""
-    return "\n".join([summary(explanation), *(line for g in explanation.graphs for line in _graph(g))])
+    return "\n".join([summary(findings), *(line for g in findings.graphs for line in _graph(g))])
 
 
-def summary(explanation: "Explanation") -> str:
+def summary(findings: Findings) -> str:
     """One line with the counts."""
-    groups, left = explanation.groups, explanation.left_out
+    groups, left = findings.groups, findings.left_out
     fused = sum(len(g.nodes) for g in groups if not g.refusal)
     kernels = [k for g in groups for k in g.kernels]
     unfused = len(left) + sum(len(g.nodes) for g in groups if g.refusal)
     return (
-        f"{explanation.name}: {count(fused, 'op')} fused in {count(len(groups), 'group')} and "
+        f"{findings.name}: {count(fused, 'op')} fused in {count(len(groups), 'group')} and "
         f"{count(len(kernels), 'kernel')}, {unfused} not fused"
     )
 
@@ -34,7 +32,7 @@ def count(n: int, what: str) -> str:
     return f"{n} {what}{'' if n == 1 else 's'}"
 
 
-def _graph(graph: "GraphReport") -> "list[str]":
+def _graph(graph: GraphReport) -> list[str]:
     lines = ["", graph.title]
     for group in graph.groups:
         lines += _group(group)
@@ -46,7 +44,7 @@ def _graph(graph: "GraphReport") -> "list[str]":
     return lines if len(lines) > 2 else [*lines, "  nothing to fuse"]
 
 
-def by_reason(nodes: "list[Node]") -> "dict":
+def by_reason(nodes: list[Node]) -> dict:
     """Nodes of one place that have the same reason, together."""
     found: dict = {}
     for node in nodes:
@@ -60,7 +58,7 @@ def ops(nodes) -> str:
     return ", ".join(kind if n == 1 else f"{kind} ({n} times)" for kind, n in counts.items())
 
 
-def _group(group: "Group") -> "list[str]":
+def _group(group: Group) -> list[str]:
     places = dict.fromkeys(str(n.place) for n in group.nodes if n.place.file)
     lines = [f"  group {group.number}: {ops(group.nodes)}"]
     lines += [f"    from {', '.join(places)}"] if places else []
@@ -72,7 +70,7 @@ def _group(group: "Group") -> "list[str]":
     return lines
 
 
-def measured(kernel: "Kernel") -> str:
+def measured(kernel: Kernel) -> str:
     """Launch sizes, time, bytes, bandwidth and its fraction."""
     launch = kernel.launch
     if launch is None:

@@ -1,0 +1,90 @@
+"""What `explain` finds, as records.
+
+In: what became of a scripted function. Out: `Findings`, from which `table` and `page` are written. Example:
+`findings.graphs[0].left_out[0].reason` -> "aten::mm is not in the op table"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .observe import Timing
+from .source import Place
+
+
+@dataclass(frozen=True)
+class Node:
+    """An op: `kind` like `aten::add`, where it stands in the program, and why it is not fused ("" if it
+    is)."""
+
+    kind: str
+    place: Place
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch. `segment`: its number in the group; `schedule`: the parameters that the scheduler chose;
+    `seconds` is None where nothing was launched; `fraction`: of the device's memory bandwidth, None where
+    that is unknown."""
+
+    segment: int
+    name: str
+    schedule: str
+    source: str
+    registers: int
+    launch: "Timing | None" = None
+    fraction: "float | None" = None
+
+    @property
+    def seconds(self) -> "float | None":
+        return self.launch.seconds if self.launch else None
+
+    @property
+    def bytes(self) -> int:
+        return self.launch.bytes if self.launch else 0
+
+
+@dataclass(frozen=True)
+class Group:
+    """A fusion group. `refusal`: why it ran unfused, "" if it ran fused."""
+
+    number: int
+    device: str
+    nodes: tuple[Node, ...]
+    arguments: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """One optimised graph: `items` are its groups and the nodes left out, in order; `edges`: which item
+    feeds which."""
+
+    title: str
+    items: "tuple[Group | Node, ...]"
+    edges: tuple[tuple[int, int], ...]
+
+    @property
+    def groups(self) -> list[Group]:
+        return [item for item in self.items if isinstance(item, Group)]
+
+    @property
+    def left_out(self) -> list[Node]:
+        return [item for item in self.items if isinstance(item, Node)]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """`name`: of the function; its optimised graphs, outer ones first."""
+
+    name: str
+    graphs: tuple[GraphReport, ...]
+
+    @property
+    def groups(self) -> list[Group]:
+        return [group for graph in self.graphs for group in graph.groups]
+
+    @property
+    def left_out(self) -> list[Node]:
+        return [node for graph in self.graphs for node in graph.left_out]
