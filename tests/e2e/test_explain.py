@@ -70,9 +70,10 @@ def test_in_training_forward_and_backward_graphs_are_explained(device):
     found = tsfuser.explain(fresh(program), *operands(device, gradients=True))
     titles = [graph.title for graph in found.graphs]
     assert titles == [
-        "around the differentiated parts", "forward of differentiated part 0", "backward of differentiated part 0"
+        "around the differentiated parts", "differentiated part 1, forward", "differentiated part 1, backward"
     ]  # fmt: skip
-    (outside,) = found.graphs[0].left_out
+    part, outside = found.graphs[0].items
+    assert part.number == 1 and found.graphs[0].edges == ((0, 1),)
     assert outside.kind == "aten::cumsum" and outside.reason.startswith("in training only what TorchScript's autodiff")
     assert len(found.graphs[1].groups) == 2 and found.graphs[2].groups
     assert all(node.reason and "no reason" not in node.reason for node in found.left_out)

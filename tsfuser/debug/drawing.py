@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from html import escape
 
-from .findings import GraphReport, Group, Node
+from .findings import GraphReport, Group, Node, Part
 
 _CHARACTER, _LINE, _PAD, _GAP_X, _GAP_Y = 7.9, 18, 12, 28, 40
 _MOST_LINES = 9  # of ops in a box
@@ -55,7 +55,9 @@ def _layers(graph: GraphReport) -> "list[list[int]]":
     return layers
 
 
-def _text(item: "Group | Node") -> "list[str]":
+def _text(item: "Group | Node | Part") -> "list[str]":
+    if isinstance(item, Part):
+        return [f"differentiated part {item.number}"]
     if isinstance(item, Node):
         return [_cut(item.kind.removeprefix("aten::"))]
     lines: "list[str]" = []
@@ -74,13 +76,21 @@ def _cut(name: str) -> str:
     return name if len(name) <= _WIDEST else name[: _WIDEST - 3] + "..."
 
 
-def _box(item: "Group | Node", lines: "list[str]", place: "tuple[float, float]", size: "tuple[float, float]") -> str:
+def _kind(item: "Group | Node | Part") -> "tuple[str, str]":
+    """The class of its box, and what shows while the pointer is over it."""
+    if isinstance(item, Part):
+        return "part", "its own graphs, forward and backward, follow"
+    if isinstance(item, Node):
+        return "left", item.reason
+    return ("bad", item.refusal) if item.refusal else ("fused", ", ".join(k.name for k in item.kernels))
+
+
+def _box(item: "Group | Node | Part", lines: "list[str]", place: "tuple[float, float]", size: "tuple[float, float]") -> str:
     (x, y), (w, h) = place, size
-    kind = "left" if isinstance(item, Node) else "bad" if item.refusal else "fused"
-    hint = item.reason if isinstance(item, Node) else item.refusal or ", ".join(k.name for k in item.kernels)
+    kind, hint = _kind(item)
     rows = "".join(
         f'<text x="{x + _PAD:.0f}" y="{y + _PAD + 10 + _LINE * k:.0f}"'
-        f'{" class=" + chr(34) + "title" + chr(34) if k == 0 and kind != "left" else ""}>{escape(line)}</text>'
+        f'{" class=" + chr(34) + "title" + chr(34) if k == 0 and isinstance(item, Group) else ""}>{escape(line)}</text>'
         for k, line in enumerate(lines)
     )
     box = f'<rect class="box {kind}" x="{x:.0f}" y="{y:.0f}" width="{w:.0f}" height="{h:.0f}" rx="8"/>'

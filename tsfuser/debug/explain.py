@@ -25,7 +25,7 @@ from ..torchscript.graph import CONSTANT, FALLBACK, GROUP, all_blocks, is_tensor
 from ..torchscript.parse import parse
 from ..torchscript.partition import Refusals
 from ..torchscript.planner import group_device
-from .findings import Findings, GraphReport, Group, Kernel, Node
+from .findings import Findings, GraphReport, Group, Kernel, Node, Part
 from .isolate import isolate
 from .observe import Run, Timing, observing
 from .page import page
@@ -108,13 +108,13 @@ class _Reader:
             if seen is not None or not title:
                 fallback = title or ("around the differentiated parts" if inner else "inference")
                 yield self._report(plan.graph, fallback, seen)
-            for k, forward in enumerate(inner):
-                yield from self.graphs(forward, f"forward of differentiated part {k}")
-            for k, backward in enumerate(_states(plan.code.grad_executor_states)):
-                yield from self.graphs(backward, f"backward of differentiated part {k}")
+            for k, forward in enumerate(inner, 1):
+                yield from self.graphs(forward, f"differentiated part {k}, forward")
+            for k, backward in enumerate(_states(plan.code.grad_executor_states), 1):
+                yield from self.graphs(backward, f"differentiated part {k}, backward")
 
     def _report(self, graph: Any, title: str, refusals: "Refusals | None") -> GraphReport:
-        items: "list[Group | Node]" = []
+        items: "list[Group | Node | Part]" = []
         makers: "dict[int, frozenset[int]]" = {}
         edges: "set[tuple[int, int]]" = set()
 
@@ -126,7 +126,10 @@ class _Reader:
                     for v in b.inputs():
                         makers[v.unique()] = fed
                     walk(b)
-                item = self._item(node, refusals)
+                if node.kind() == "prim::DifferentiableGraph":
+                    item = Part(1 + sum(isinstance(other, Part) for other in items))
+                else:
+                    item = self._item(node, refusals)
                 if item is not None:
                     items.append(item)
                     edges.update((source, len(items) - 1) for source in fed)

@@ -57,12 +57,19 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A part of the program that autodiff differentiates, which has graphs of its own."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class GraphReport:
-    """One optimised graph: `items` are its groups and the nodes left out, in order; `edges`: which item
-    feeds which."""
+    """One optimised graph: `items` are its groups, the nodes left out and the differentiated parts, in order;
+    `edges`: which item feeds which."""
 
     title: str
-    items: "tuple[Group | Node, ...]"
+    items: "tuple[Group | Node | Part, ...]"
     edges: tuple[tuple[int, int], ...]
 
     @property

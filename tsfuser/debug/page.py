@@ -31,6 +31,7 @@ p.summary { color: var(--soft); margin: 0 0 20px; }
 .legend i { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 6px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th { text-align: left; color: var(--soft); font-weight: 500; font-size: 13px; }
+th { white-space: nowrap; }
 th, td { padding: 7px 12px 7px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 tr:last-child td { border-bottom: 0; }
 td.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
@@ -56,6 +57,7 @@ svg text { font: 13px ui-monospace, Menlo, Consolas, monospace; fill: var(--ink)
 svg .box.fused { fill: var(--fused-soft); stroke: var(--fused); }
 svg .box.left { fill: var(--left-soft); stroke: var(--left); }
 svg .box.bad { fill: var(--bad-soft); stroke: var(--bad); }
+svg { display: block; margin: 0 auto; } svg .box.part { fill: var(--back); stroke: var(--line); }
 svg .title { font-weight: 600; } svg .edge { fill: none; stroke: var(--soft); stroke-width: 1.3; opacity: .7; }
 """
 
