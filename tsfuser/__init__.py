@@ -20,6 +20,7 @@ except ImportError as error:
     ) from error
 
 from . import knobs, options
+from .debug import bandwidth
 from .debug.check import check
 from .debug.explain import explain
 from .debug.report import reset, stats, warn
@@ -38,3 +39,5 @@ _C.set_planner(planner.plan)
 _C.set_reporter(warn)
 _C.set_fallback_enabled(options.fallback_enabled())
 knobs.install()
+if options.dump("dump_eff_bandwidth"):
+    bandwidth.start()

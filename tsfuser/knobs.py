@@ -70,15 +70,28 @@ def enabled() -> bool:
 
 
 def set_single_node_mode(value: bool) -> bool:
+    """Whether groups of one node are made; default False."""
     return _swap("single_node_mode", value)
 
 
 def set_horizontal_mode(value: bool) -> bool:
+    """Whether nodes that only share an input join one group; default True."""
     return _swap("horizontal_mode", value)
 
 
 def set_guard_mode(value: bool) -> bool:
+    """False: guards let everything through, and a group specialises itself on what comes; default True."""
     return _swap("guard_mode", value)
+
+
+def single_node_mode() -> bool:
+    """What `_jit_set_nvfuser_single_node_mode` has set."""
+    return _state.single_node_mode
+
+
+def horizontal_mode() -> bool:
+    """What `_jit_set_nvfuser_horizontal_mode` has set."""
+    return _state.horizontal_mode
 
 
 def set_skip_node_kind(kind: str, flip: bool) -> bool:
@@ -117,9 +130,9 @@ FUNCTIONS: dict[str, Callable] = {
     "_jit_nvfuser_enabled": enabled,
     "_jit_nvfuser_can_be_enabled": can_be_enabled,
     "_jit_set_nvfuser_single_node_mode": set_single_node_mode,
-    "_jit_nvfuser_single_node_mode": lambda: _state.single_node_mode,
+    "_jit_nvfuser_single_node_mode": single_node_mode,
     "_jit_set_nvfuser_horizontal_mode": set_horizontal_mode,
-    "_jit_nvfuser_horizontal_mode": lambda: _state.horizontal_mode,
+    "_jit_nvfuser_horizontal_mode": horizontal_mode,
     "_jit_set_nvfuser_guard_mode": set_guard_mode,
     "_jit_set_nvfuser_skip_node_kind": set_skip_node_kind,
     "_jit_nvfuser_set_comparison_callback": set_comparison_callback,

@@ -82,6 +82,18 @@ class CudaTarget:
         _, log = _compile(source, name, arch, (*self._options, "--ptxas-options=-v"))
         return _resources(log)
 
+    def cubin(self, source: str, name: str, device: str = "cuda:0") -> bytes:
+        """The machine code of kernel `name` for `device`, or its PTX where this NVRTC is older than that; compiles it anew."""
+        return _compile(source, name, driver.capability(_index(device)), self._options)[0]
+
+    def ptx(self, source: str, name: str, device: str = "cuda:0") -> bytes:
+        """The PTX of kernel `name` for `device`; compiles it anew."""
+        return self.ptx_for(source, name, driver.capability(_index(device)))
+
+    def ptx_for(self, source: str, name: str, arch: int) -> bytes:
+        """The same for compute capability `arch`, without a device."""
+        return _compile(source, name, arch, self._options, virtual=True)[0]
+
     def start(self) -> None:
         """Has a thread start NVRTC, so that the first kernel does not wait for that; once, and not where the
         disk cache has been used by such an installation: then the kernels are likely there, and NVRTC is not
@@ -179,8 +191,10 @@ def supported_archs() -> tuple[int, ...]:
     return tuple(sorted(_nvrtc().getSupportedArchs()))
 
 
-def _compile(source: str, name: str, arch: int, options: tuple[str, ...]) -> tuple[bytes, str]:
-    """A cubin for `arch`, or PTX where NVRTC does not know it yet, and NVRTC's log; raises `CompileError`
+def _compile(
+    source: str, name: str, arch: int, options: tuple[str, ...], virtual: bool = False
+) -> tuple[bytes, str]:
+    """A cubin for `arch`, or PTX where `virtual`, or where NVRTC does not know it yet, and NVRTC's log; raises `CompileError`
     with the log."""
     nvrtc = _nvrtc()
     known = supported_archs()
@@ -188,8 +202,8 @@ def _compile(source: str, name: str, arch: int, options: tuple[str, ...]) -> tup
         version = ".".join(map(str, nvrtc.getVersion()))
         oldest, own = known[0] / 10, arch / 10
         raise Refusal(f"NVRTC {version} starts at compute capability {oldest}, the device has {own}")
-    virtual = arch not in known
-    target = f"compute_{max(a for a in known if a < arch)}" if virtual else f"sm_{arch}"
+    virtual = virtual or arch not in known
+    target = f"compute_{max(a for a in known if a <= arch)}" if virtual else f"sm_{arch}"
     program = nvrtc.createProgram(source, f"{name}.cu", [], [])
     try:
         nvrtc.compileProgram(program, [f"--gpu-architecture={target}", *options, f"-I{RUNTIME}"])
