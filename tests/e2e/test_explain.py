@@ -74,7 +74,8 @@ def test_in_training_forward_and_backward_graphs_are_explained(device):
     ]  # fmt: skip
     part, outside = found.graphs[0].items
     assert part.number == 1 and found.graphs[0].edges == ((0, 1),)
-    assert outside.kind == "aten::cumsum" and outside.reason.startswith("in training only what TorchScript's autodiff")
+    assert outside.kind == "aten::cumsum"
+    assert outside.reason.startswith("TorchScript's autodiff knows no derivative of aten::cumsum")
     assert len(found.graphs[1].groups) == 2 and found.graphs[2].groups
     assert all(node.reason and "no reason" not in node.reason for node in found.left_out)
 
@@ -96,6 +97,30 @@ def test_lines_of_torchs_own_code_lead_back_to_the_program(device):
     assert norms and all(n.place.file == __file__ for n in norms)
     assert norms[-1].place.within.startswith("functional.py:")
     assert linear[0].place.line == line_of("torch.relu(self.linear(h))")
+
+
+class Inplace(torch.nn.Module):
+    """Two calls of the same module function from two lines, and in-place ops."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.BatchNorm1d(6), torch.nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        h = torch.nn.functional.relu(self.first(x), inplace=True)
+        return self.second(h) * 2.0
+
+
+def test_each_call_of_a_module_has_its_own_line_and_in_place_ops_a_hint(device):
+    module, x = torch.jit.script(Inplace().to(device)), torch.rand(4, 6, device=device)
+    with torch.no_grad():
+        found = tsfuser.explain(module, x)
+    lines = {n.place.line for g in found.groups for n in g.nodes if n.kind == "aten::batch_norm"}
+    assert lines == {line_of("functional.relu(self.first(x)"), line_of("self.second(h) * 2.0")}
+    found = tsfuser.explain(module, x)
+    assert "TorchScript's autodiff" in found.graphs[0].title or found.graphs[0].title.startswith("around")
+    (hint,) = [n.reason for n in found.left_out if n.kind == "aten::relu_"]
+    assert "write relu, or inplace=False" in hint
 
 
 def test_a_group_that_runs_unfused_says_why(device, monkeypatch):

@@ -9,6 +9,7 @@ changes but the counters of `tsfuser.stats()`. Example:
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Iterator
@@ -21,7 +22,7 @@ from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
 from ..runtime.compile import Compiled, kernels_of
 from ..target.driver import memory_bandwidth
 from ..torchscript import passes
-from ..torchscript.graph import CONSTANT, FALLBACK, GROUP, all_blocks, is_tensor, outputs
+from ..torchscript.graph import CONSTANT, FALLBACK, GROUP, all_blocks, is_tensor, outputs, schema
 from ..torchscript.parse import parse
 from ..torchscript.partition import Refusals
 from ..torchscript.planner import group_device
@@ -35,10 +36,8 @@ from .table import text
 CALLS = 4  # inference is fused in call 2, training in call 3, and its backward in call 4 at the latest
 REPEATS = 5  # of the timed calls; the shortest time counts
 
-_UNDIFFERENTIATED = (
-    "in training only what TorchScript's autodiff differentiates is fused: it knows no derivative of this op, "
-    "or finds less than two neighbours that it does"
-)
+_UNSEEN = "one of its tensors was not seen while profiling, as in a branch that did not run:"
+_TRAINING = "in training, without a part that TorchScript's autodiff differentiates"
 
 
 class Explanation(Findings):
@@ -78,6 +77,24 @@ def _is_fallback(node: Any) -> bool:
     return node.kind() == FALLBACK or node.kind() == CONSTANT and node.hasAttribute("fallback")
 
 
+def _undifferentiated(node: Any) -> str:
+    """Why a node of a training graph is in none of the parts that autodiff differentiates; no other is
+    fused."""
+    found = schema(node)
+    name = node.kind()
+    if found is not None and found.writes:
+        return (
+            f"{name} changes its operand in place, and TorchScript's autodiff takes no such op: write "
+            f"{name.rstrip('_').removeprefix('aten::')}, or inplace=False, to have it fused in training"
+        )
+    if not _C.is_differentiable(node):
+        return f"TorchScript's autodiff knows no derivative of {name}; in training only what it differentiates is fused"
+    return (
+        "TorchScript's autodiff differentiates runs of at least two ops that need gradients, and this is in none; "
+        "in training only what it differentiates is fused"
+    )
+
+
 def _states(ask: Any) -> "list[Any]":
     """Executors inside of a plan; none where one of them has not run: torch has an internal error for it."""
     try:
@@ -106,8 +123,8 @@ class _Reader:
             inner = _states(plan.code.differentiable_op_executor_states)
             seen = self.refusals.get(id(plan.graph))
             if seen is not None or not title:
-                fallback = title or ("around the differentiated parts" if inner else "inference")
-                yield self._report(plan.graph, fallback, seen)
+                outer = "around the differentiated parts" if inner else _TRAINING if seen is None else "inference"
+                yield self._report(plan.graph, title or outer, seen)
             for k, forward in enumerate(inner, 1):
                 yield from self.graphs(forward, f"differentiated part {k}, forward")
             for k, backward in enumerate(_states(plan.code.grad_executor_states), 1):
@@ -146,9 +163,12 @@ class _Reader:
         kind = node.kind()
         if kind == GROUP:
             return self._group(node)
-        reason = refusals.reason(node) if refusals is not None else _UNDIFFERENTIATED
-        if not any(map(is_tensor, outputs(node))) or kind.startswith("prim::") and (refusals is None or not reason):
+        if kind == "aten::__getitem__" or not any(map(is_tensor, outputs(node))):
+            return None  # nothing is computed
+        reason = refusals.reason(node) if refusals is not None else _undifferentiated(node)
+        if kind.startswith("prim::") and (refusals is None or not reason):
             return None
+        reason = re.sub(r"^%\S+ was not seen while profiling:", _UNSEEN, reason)
         return Node(kind, self.sources.place(node), reason or "no reason was noted; please report it")
 
     def _group(self, node: Any) -> Group:

@@ -1,22 +1,20 @@
 """Where a node comes from: the line of the user's program.
 
-In: nodes of optimised graphs, whose places torch gives as `file:line:col` of the innermost function. Out:
-`Place`s in the user's own files: a node of `torch/nn/functional.py` is led back to the line that called it.
-Example: `Sources(graph).place(node)` -> `Place("model.py", 12, "h = self.norm(x)", "functional.py:2987")`."""
+In: nodes of optimised graphs, with the places of the calls that were inlined. Out: `Place`s in the user's own
+files: a node of `torch/nn/functional.py` is led back to the line that called it. Example:
+`Sources(graph).place(node)` -> `Place("model.py", 12, "h = self.norm(x)", "functional.py:2987")`."""
 
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 
 import torch
 
-from ..torchscript.graph import all_blocks, blocks
+from .. import _C
+from ..torchscript.graph import all_blocks
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_CALLS = ("prim::CallFunction", "prim::CallMethod")
-_MARK = "tsfuser_call_site"
 
 
 @dataclass(frozen=True)
@@ -35,78 +33,23 @@ class Place:
 
 
 class Sources:
-    """The places of one program. `graph`: as scripted, before calls are inlined."""
+    """The places of one program. `graph`: as scripted. A program that was scripted from a string has the file
+    name `<string>`, as autodiff's formulas have; it is told from them by its lines."""
 
     def __init__(self, graph: torch._C.Graph):
-        self._callers: "dict[str, Place]" = {}
-        self._known: "set[str]" = set()
-        self.files: "dict[str, str]" = {}
-        copy = graph.copy()
-        sites = _mark_calls(copy)
-        torch._C._jit_pass_inline(copy)
-        self._collect(copy, sites, [])
+        inlined = graph.copy()
+        torch._C._jit_pass_inline(inlined)
+        nodes = (node for block in all_blocks(inlined) for node in block.nodes())
+        self._own = {frame for node in nodes for frame in _C.frames(node) if frame[0] == "<string>"}
 
-    def place(self, node) -> Place:
-        """The line of the program that the node stands for."""
-        key = _key(node)
-        if key not in self._known:
-            return Place(within="autodiff's formulas" if key.startswith("<string>") else "")
-        own = _place(node)
-        if not own.file.startswith(_TORCH):
-            return own
-        caller = self._callers.get(key)
-        inside = f"{os.path.basename(own.file)}:{own.line}"
-        return Place(caller.file, caller.line, caller.text, inside) if caller else Place(within=inside)
-
-    def _collect(self, block, sites: "list[Place]", open_: "list[Place]") -> None:
-        """Walks the inlined graph in order, between the marks of the calls that are open."""
-        for node in block.nodes():
-            if node.hasAttribute(_MARK):
-                number = node.i(_MARK)
-                if number >= 0:
-                    open_.append(sites[number])
-                else:
-                    open_.pop()
-                continue
-            key = _key(node)
-            if key:
-                self._known.add(key)
-                if open_:
-                    self._callers.setdefault(key, open_[-1])
-            for inner in blocks(node):
-                self._collect(inner, sites, open_)
-
-
-def _mark_calls(graph) -> "list[Place]":
-    """Puts a constant before and after each call; inlining leaves them where they are. Returns the places of
-    the calls, by number."""
-    sites: "list[Place]" = []
-    for block in list(all_blocks(graph)):
-        for node in list(block.nodes()):
-            if node.kind() in _CALLS:
-                _mark(graph, len(sites)).insertBefore(node)
-                _mark(graph, -1).insertAfter(node)
-                sites.append(_place(node))
-    return sites
-
-
-def _mark(graph, number: int):
-    node = graph.create("prim::Constant", [], 1)
-    node.i_("value", 0)
-    node.i_(_MARK, number)
-    node.output().setType(torch._C.IntType.get())
-    return node
-
-
-def _key(node) -> str:
-    """`file:line:col`, or ""."""
-    return str(node).partition("\n")[0].partition(" # ")[2]
-
-
-def _place(node) -> Place:
-    match = re.fullmatch(r"(.*):(\d+):(\d+)", _key(node))
-    if not match:
-        return Place()
-    lines = node.sourceRange().splitlines()
-    at = next((i for i, line in enumerate(lines) if "<--- HERE" in line), 0)
-    return Place(match[1], int(match[2]), lines[at - 1].strip() if at else "")
+    def place(self, node: torch._C.Node) -> Place:
+        """The innermost line of the program that the node stands for."""
+        frames = _C.frames(node)
+        formula = bool(frames) and frames[0][0] == "<string>" and frames[0] not in self._own
+        within = "autodiff's formulas" if formula else ""
+        for file, line, _, text in frames:
+            if file.startswith(_TORCH):
+                within = within or f"{os.path.basename(file)}:{line}"
+            elif file != "<string>" or (file, line, _, text) in self._own:
+                return Place(file, line, text.strip(), within)
+        return Place(within=within)
