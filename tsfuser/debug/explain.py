@@ -22,6 +22,7 @@ from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
 from ..runtime.compile import Compiled, kernels_of
 from ..target.driver import memory_bandwidth
 from ..torchscript import passes
+from ..torchscript.evaluate import CONTROL
 from ..torchscript.graph import CONSTANT, FALLBACK, GROUP, all_blocks, is_tensor, outputs, schema
 from ..torchscript.parse import parse
 from ..torchscript.partition import Refusals
@@ -135,18 +136,18 @@ class _Reader:
         makers: "dict[int, frozenset[int]]" = {}
         edges: "set[tuple[int, int]]" = set()
 
-        def walk(block: Any) -> None:
+        def walk(block: Any, branch: str) -> None:
             for node in block.nodes():
                 fed = frozenset().union(*(makers.get(v.unique(), frozenset()) for v in node.inputs()))
                 inner = [b for b in node.blocks() if not any(map(_is_fallback, b.nodes()))]
                 for b in inner:
                     for v in b.inputs():
                         makers[v.unique()] = fed
-                    walk(b)
+                    walk(b, (refusals.reason(node) if refusals is not None else "") or branch)
                 if node.kind() == "prim::DifferentiableGraph":
                     item = Part(1 + sum(isinstance(other, Part) for other in items))
                 else:
-                    item = self._item(node, refusals)
+                    item = self._item(node, refusals, branch)
                 if item is not None:
                     items.append(item)
                     edges.update((source, len(items) - 1) for source in fed)
@@ -156,18 +157,22 @@ class _Reader:
                     through = [makers.get(e[k].unique(), frozenset()) for e in ends if len(e) == node.outputsSize()]
                     makers[v.unique()] = fed.union(*through) if not inner else frozenset().union(*through)
 
-        walk(graph)
+        walk(graph, "")
         return GraphReport(title, tuple(items), tuple(sorted(edges)))
 
-    def _item(self, node: Any, refusals: "Refusals | None") -> "Group | Node | None":
+    def _item(self, node: Any, refusals: "Refusals | None", branch: str) -> "Group | Node | None":
+        """What stands for the node. `branch`: why the If or Loop around it is not fused as a whole, "" where
+        that was no question."""
         kind = node.kind()
         if kind == GROUP:
             return self._group(node)
-        if kind == "aten::__getitem__" or not any(map(is_tensor, outputs(node))):
+        if kind == "aten::__getitem__" or kind in CONTROL or not any(map(is_tensor, outputs(node))):
             return None  # nothing is computed
         reason = refusals.reason(node) if refusals is not None else _undifferentiated(node)
         if kind.startswith("prim::") and (refusals is None or not reason):
             return None
+        if not reason and branch:
+            reason = f"it is in a branch that could only be fused as a whole: {branch}"
         reason = re.sub(r"^%\S+ was not seen while profiling:", _UNSEEN, reason)
         return Node(kind, self.sources.place(node), reason or "no reason was noted; please report it")
 

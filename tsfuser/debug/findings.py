@@ -80,6 +80,14 @@ class GraphReport:
     def left_out(self) -> list[Node]:
         return [item for item in self.items if isinstance(item, Node)]
 
+    def distinct(self) -> "list[tuple[Group, int]]":
+        """Its groups, those that share their plans once, with how often they are there."""
+        times: "dict[int, int]" = {}
+        for group in self.groups:
+            times[group.number] = times.get(group.number, 0) + 1
+        first = {group.number: group for group in reversed(self.groups)}
+        return [(first[number], n) for number, n in times.items()]
+
 
 @dataclass(frozen=True)
 class Findings:

@@ -49,6 +49,7 @@ details pre { overflow-x: auto; background: var(--back); padding: 12px; border-r
   user-select: none; }
 .source pre { margin: 0; white-space: pre; } .source .why { color: var(--soft); margin-left: 24px; font-size: 12px;
   align-self: center; }
+.source .gap { height: 1px; margin: 8px 0; background: var(--line); }
 .source .fused { background: var(--fused-soft); border-color: var(--fused); }
 .source .left { background: var(--left-soft); border-color: var(--left); }
 .source .both { background: linear-gradient(90deg, var(--fused-soft), var(--left-soft));
@@ -94,17 +95,17 @@ def _graph(graph: GraphReport) -> str:
         return parts[0] + '<div class="card where">Nothing in it works on tensors.</div>\n'
     parts.append(f'<div class="card">{drawing(graph)}</div>\n')
     if graph.groups:
-        parts.append(_kernels(graph.groups))
+        parts.append(_kernels(graph.distinct()))
     if graph.left_out:
         parts.append(_left(graph))
     return "".join(parts)
 
 
-def _kernels(groups: "list[Group]") -> str:
+def _kernels(groups: "list[tuple[Group, int]]") -> str:
     rows = []
-    for group in groups:
+    for group, times in groups:
         tag = f'<span class="tag {"bad" if group.refusal else "fused"}">group {group.number}</span>'
-        names = f"{tag} {escape(ops(group.nodes))}"
+        names = f"{tag} {escape(ops(group.nodes))}" + (f" ({times} times)" if times > 1 else "")
         if group.refusal:
             rows.append(f'<tr><td>{names}</td><td colspan="5">runs unfused: {escape(group.refusal)}</td></tr>')
         for i, k in enumerate(group.kernels):
@@ -158,8 +159,11 @@ def _program(findings: Findings) -> str:
             text = dict(enumerate(Path(file).read_text(encoding="utf-8").splitlines(), 1))
         except (OSError, UnicodeDecodeError):  # a program from a string or a notebook: the known lines only
             text = {n: next(iter(lines[file, n]["text"])) for n in numbers}
-        shown = [n for n in range(max(numbers[0] - 3, 1), numbers[-1] + 3) if n in text]
-        body = "".join(_line(n, text[n], lines.get((file, n))) for n in shown)
+        shown = sorted({n for at in numbers for n in range(at - 2, at + 3) if n in text})
+        body = ""
+        for before, n in zip([None, *shown], shown):
+            body += '<div class="gap"></div>' if before is not None and n != before + 1 else ""
+            body += _line(n, text[n], lines.get((file, n)))
         parts.append(f'<h2>{escape(Path(file).name)}</h2><div class="card source">{body}</div>\n')
     return "".join(parts)
 

@@ -43,7 +43,8 @@ class Sources:
         self._own = {frame for node in nodes for frame in _C.frames(node) if frame[0] == "<string>"}
 
     def place(self, node: torch._C.Node) -> Place:
-        """The innermost line of the program that the node stands for."""
+        """The innermost line of the program that the node stands for; one of torch's own code where the
+        program has none."""
         frames = _C.frames(node)
         formula = bool(frames) and frames[0][0] == "<string>" and frames[0] not in self._own
         within = "autodiff's formulas" if formula else ""
@@ -52,4 +53,7 @@ class Sources:
                 within = within or f"{os.path.basename(file)}:{line}"
             elif file != "<string>" or (file, line, _, text) in self._own:
                 return Place(file, line, text.strip(), within)
+        if frames and not formula:  # a module of torch's own
+            file, line, _, text = frames[0]
+            return Place(file, line, text.strip())
         return Place(within=within)

@@ -34,8 +34,8 @@ def count(n: int, what: str) -> str:
 
 def _graph(graph: GraphReport) -> list[str]:
     lines = ["", graph.title]
-    for group in graph.groups:
-        lines += _group(group)
+    for group, times in graph.distinct():
+        lines += _group(group, times)
     if graph.left_out:
         lines.append("  not fused")
     for (place, reason), nodes in by_reason(graph.left_out).items():
@@ -58,9 +58,9 @@ def ops(nodes) -> str:
     return ", ".join(kind if n == 1 else f"{kind} ({n} times)" for kind, n in counts.items())
 
 
-def _group(group: Group) -> list[str]:
+def _group(group: Group, times: int) -> list[str]:
     places = dict.fromkeys(str(n.place) for n in group.nodes if n.place.file)
-    lines = [f"  group {group.number}: {ops(group.nodes)}"]
+    lines = [f"  group {group.number}{f' ({times} times)' if times > 1 else ''}: {ops(group.nodes)}"]
     lines += [f"    from {', '.join(places)}"] if places else []
     lines += [f"    runs unfused: {group.refusal}"] if group.refusal else []
     for kernel in group.kernels:
