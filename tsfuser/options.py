@@ -106,6 +106,12 @@ def _optional_number(text: str) -> int | None:
     return _number(text) if text.strip() else None
 
 
+def _level(text: str) -> int | None:
+    if text.strip() and text.strip() not in "01234":
+        raise OptionError(f"{text!r} is not a level from 0 to 4")
+    return _optional_number(text)
+
+
 def _one_of(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:
@@ -152,6 +158,12 @@ TABLE = (
            "fused; >kernel_cache: plans."),
     Option("max_registers", "PYTORCH_NVFUSER_MAX_REG_COUNT", None, _optional_number,
            "The most registers that a thread of a CUDA kernel may have."),
+    Option("opt_level", "PYTORCH_NVFUSER_JIT_OPT_LEVEL", None, _level,
+           "How much ptxas optimises CUDA kernels, 0 to 4; its own default is 3."),
+    Option("trace", "PYTORCH_NVFUSER_TRACE", "", str,
+           "Accepted with a note: torch.profiler shows each run of a group, as run_fused_kernel."),
+    Option("library_path", "TORCH_NVFUSER_LIBRARY_PATH", "", str,
+           "Accepted with a note: there is no library to load."),
     Option("cache_dir", "TSFUSER_CACHE_DIR", Path("~/.cache/tsfuser"), Path,
            "Where compiled kernels are kept; processes may share it."),
     Option("host_launch", "TSFUSER_HOST_LAUNCH", "block", _one_of("block", "fibers"),
@@ -174,11 +186,12 @@ def read(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def inert(values: Mapping[str, Any]) -> list[str]:
-    """The chosen words that do nothing here, as `PYTORCH_NVFUSER_DUMP=halo`."""
+    """The chosen words and variables that do nothing here, as `PYTORCH_NVFUSER_DUMP=halo`."""
     rows = [option for option in TABLE if option.name in ACTING]
-    return [
+    words = [
         f"{row.variable}={word}" for row in rows for word in values[row.name] if word not in ACTING[row.name]
     ]
+    return words + [row.variable for row in TABLE if row.name in ("trace", "library_path") and values[row.name]]
 
 
 _values = read(os.environ)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support import fuse, run_python
 
+import tsfuser
 from tsfuser import options
 from tsfuser.runtime import compile as pipeline
 from tsfuser.runtime import dumps
@@ -78,7 +79,7 @@ def source(monkeypatch):
         return kept[kernel.name]
 
     monkeypatch.setattr(pipeline.emit, "source", emit)
-    pipeline.forget()
+    tsfuser.reset()
     with options.override(host_launch="fibers"):
         fuse(add_tanh, torch.rand(12, 5))
     return kept["fused_add_tanh"]
@@ -113,3 +114,12 @@ def test_nvrtc_takes_the_full_source_and_gives_ptx_and_cubin(nvrtc, source, tmp_
     assert ".target sm_90" in ptx.read_text() and ".entry fused_add_tanh" in ptx.read_text()
     assert cubin.read_bytes().startswith(b"\x7fELF")
     assert capsys.readouterr().out.count("written to") == 2
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_ptxas_takes_the_level_of_optimisation(nvrtc, source, level):
+    if nvrtc is None:
+        pytest.skip("there is no NVRTC here")
+    chosen = type(nvrtc)(nvrtc.cache, opt_level=level)
+    assert f"--ptxas-options=-O{level}" in chosen._options
+    assert chosen.resources(source, "fused_add_tanh", 90).registers > 0

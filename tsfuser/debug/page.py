@@ -31,7 +31,7 @@ p.summary { color: var(--soft); margin: 0 0 20px; }
 .legend i { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 6px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th { text-align: left; color: var(--soft); font-weight: 500; font-size: 13px; }
-th { white-space: nowrap; }
+th { white-space: nowrap; } td.why { min-width: 340px; } td code { overflow-wrap: anywhere; }
 th, td { padding: 7px 12px 7px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 tr:last-child td { border-bottom: 0; }
 td.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
@@ -134,7 +134,7 @@ def _left(graph: GraphReport) -> str:
         line = f"<div><code>{escape(place.text)}</code></div>" if place.text else ""
         rows.append(
             f'<tr><td><span class="tag left">{escape(ops(nodes))}</span></td>'
-            f'<td>{escape(_sentence(reason))}</td><td><span class="where">{escape(str(place))}</span>{line}</td></tr>'
+            f'<td class="why">{escape(_sentence(reason))}</td><td><span class="where">{escape(str(place))}</span>{line}</td></tr>'
         )
     head = "<tr><th>not fused</th><th>why</th><th>where</th></tr>"
     return f'<div class="card"><table>{head}{"".join(rows)}</table></div>\n'

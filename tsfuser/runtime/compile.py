@@ -126,7 +126,8 @@ def _target(device: str, launch: str):
     cache = DiskCache(options.cache_dir())
     if device == "cpu":
         return HostTarget(cache, fibers=launch == "fibers", opt_level=1 if launch == "fibers" else 3)
-    return CudaTarget(cache, fma=not options.disabled("fma"), max_registers=options.get("max_registers"))
+    numbers = {name: options.get(name) for name in ("max_registers", "opt_level")}
+    return CudaTarget(cache, fma=not options.disabled("fma"), **numbers)
 
 
 def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], device: str) -> Plan:

@@ -43,15 +43,24 @@ class Resources:
 
 class CudaTarget:
     """Compiles for one device of this machine, or for any architecture by `compile_for`. `fma`: contract
-    `a * b + c`; `max_registers`: bound on the registers of a thread."""
+    `a * b + c`; `max_registers`: bound on the registers of a thread; `opt_level`:
+    of ptxas, 0 to 4."""
 
     name = "cuda"
 
-    def __init__(self, cache: DiskCache, fma: bool = True, max_registers: "int | None" = None):
+    def __init__(
+        self,
+        cache: DiskCache,
+        fma: bool = True,
+        max_registers: "int | None" = None,
+        opt_level: "int | None" = None,
+    ):
         self.cache = cache
         self._options = ("-std=c++17", "-default-device", "-minimal", f"--fmad={str(fma).lower()}")
         if max_registers is not None:
             self._options += (f"--maxrregcount={max_registers}",)
+        if opt_level is not None:
+            self._options += (f"--ptxas-options=-O{opt_level}",)
         self._functions: dict[tuple[Path, str, int], Function] = {}
         self._start = threading.Lock()  # held from the first `start` on
 
