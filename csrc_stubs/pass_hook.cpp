@@ -137,7 +137,8 @@ void register_pass_hooks() {
 
 void bind_graphs(py::module_& m) {
   m.def("register_profiled_kinds", &profile_kinds);
-  m.def("frames", &frames, "Where a node comes from, innermost first: (file, line, column, text of the line).");
+  m.def("frames", &frames,
+        "Where a node comes from, innermost first: (file, line, column, text of the line).");
   m.def(
       "is_differentiable", [](const torch::jit::Node& node) { return torch::jit::isDifferentiable(&node); },
       "Whether TorchScript's autodiff takes the node.");

@@ -19,11 +19,13 @@ def main(arguments: "list[str] | None" = None) -> int:
     """The exit status: 0, or 1 where nothing was explained."""
     parser = argparse.ArgumentParser(prog="python -m tsfuser", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("explain", help="run a script and explain what is fused in it, and what is not")
+    command = commands.add_parser(
+        "explain", help="run a script and explain what is fused in it, and what is not"
+    )
     command.add_argument("script", type=Path)
     command.add_argument("function", nargs="?", help="only functions and modules of this name")
-    command.add_argument("--html", type=Path, metavar="FILE", help="also write a page; a number is put behind FILE's "
-                         "name for the second and later ones")  # fmt: skip
+    pages = "also write a page; a number is put behind FILE's name for the second and later ones"
+    command.add_argument("--html", type=Path, metavar="FILE", help=pages)
     chosen = parser.parse_args(arguments)
     return _explain(chosen.script, chosen.function, chosen.html)
 

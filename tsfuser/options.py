@@ -17,6 +17,7 @@ from typing import Any, Callable, Iterator, Mapping
 
 from .errors import TsfuserWarning
 
+
 def _inert(names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), "")
 
@@ -143,7 +144,7 @@ class Option:
 
 
 TABLE = (
-    Option("dump", "PYTORCH_NVFUSER_DUMP", {}, _words(DUMP), "What to print while groups are compiled and run."),
+    Option("dump", "PYTORCH_NVFUSER_DUMP", {}, _words(DUMP), "What to print."),
     Option("disable", "PYTORCH_NVFUSER_DISABLE", {}, _words(DISABLE), "Parts to switch off."),
     Option("enable", "PYTORCH_NVFUSER_ENABLE", {}, _words(ENABLE), "Parts to switch on."),
     Option("no_fallback", "PYTORCH_NVFUSER_DISABLE_FALLBACK", 0, _number,
@@ -154,8 +155,8 @@ TABLE = (
            "1 or ON keeps fusion off, whatever says on."),
     Option("log_levels", "PYTORCH_JIT_LOG_LEVEL", {}, _log_levels,
            "Logs on stderr, in torch's grammar: file stems between colons, with a > for each level more. "
-           "graph_fuser: graphs before and after; >graph_fuser: after each pass; >partition: why nodes are not "
-           "fused; >kernel_cache: plans."),
+           "graph_fuser: graphs before and after; >graph_fuser: after each pass; >partition: why nodes are "
+           "not fused; >kernel_cache: plans."),
     Option("max_registers", "PYTORCH_NVFUSER_MAX_REG_COUNT", None, _optional_number,
            "The most registers that a thread of a CUDA kernel may have."),
     Option("opt_level", "PYTORCH_NVFUSER_JIT_OPT_LEVEL", None, _level,
@@ -167,8 +168,8 @@ TABLE = (
     Option("cache_dir", "TSFUSER_CACHE_DIR", Path("~/.cache/tsfuser"), Path,
            "Where compiled kernels are kept; processes may share it."),
     Option("host_launch", "TSFUSER_HOST_LAUNCH", "block", _one_of("block", "fibers"),
-           "How kernels for CPU tensors run: block is a loop over blocks; fibers, for tests, the launch shape of "
-           "CUDA."),
+           "How kernels for CPU tensors run: block is a loop over blocks; fibers, for tests, the launch "
+           "shape of CUDA."),
 )  # fmt: skip
 
 
@@ -191,7 +192,9 @@ def inert(values: Mapping[str, Any]) -> list[str]:
     words = [
         f"{row.variable}={word}" for row in rows for word in values[row.name] if word not in ACTING[row.name]
     ]
-    return words + [row.variable for row in TABLE if row.name in ("trace", "library_path") and values[row.name]]
+    return words + [
+        row.variable for row in TABLE if row.name in ("trace", "library_path") and values[row.name]
+    ]
 
 
 _values = read(os.environ)

@@ -56,7 +56,9 @@ def test_the_first_group_that_differs_is_named(device, wrong_sinh):
     report = tsfuser.check(fresh(program), x, w)
     assert not report
     text = str(report)
-    assert text.startswith(f"group {report.difference.group} differs from its nodes in result 0: 15 of 15 elements")
+    assert text.startswith(
+        f"group {report.difference.group} differs from its nodes in result 0: 15 of 15 elements"
+    )
     assert f"argument 0: float32[5, 3] on {x.device}" in text
     assert "aten::sinh" in text and "aten::relu" not in text
     assert report.difference.worst > report.difference.allowed

@@ -36,7 +36,9 @@ def dumped(target, tmp_path):
     def run(words):
         source = PROGRAM.format(folder=str(tmp_path), device="cuda" if target == "cuda" else "cpu")
         launch = "fibers" if target == "cpu-fibers" else "block"
-        status, out, err = run_python(tmp_path, source, PYTORCH_NVFUSER_DUMP=words, TSFUSER_HOST_LAUNCH=launch)
+        status, out, err = run_python(
+            tmp_path, source, PYTORCH_NVFUSER_DUMP=words, TSFUSER_HOST_LAUNCH=launch
+        )
         assert status == 0 and "without a meaning" not in err, err
         return out
 
@@ -44,7 +46,9 @@ def dumped(target, tmp_path):
 
 
 def test_bandwidth_of_each_launch(dumped):
-    found = re.findall(r"^fused_add_relu run in ([\d.]+) ms, achieved: ([\d.]+) GB/s$", dumped("dump_eff_bandwidth"), re.M)
+    found = re.findall(
+        r"^fused_add_relu run in ([\d.]+) ms, achieved: ([\d.]+) GB/s$", dumped("dump_eff_bandwidth"), re.M
+    )
     assert 2 <= len(found) <= 3  # of four calls, the first profiles
     for milliseconds, rate in found:
         assert float(rate) == pytest.approx(2 * 64 * 64 * 4 / float(milliseconds) / 1e6, rel=0.2, abs=0.2)
@@ -59,7 +63,10 @@ def test_ptx_and_cubin_are_files_beside_the_source(dumped, target, tmp_path):
         assert (tmp_path / "__tmp_kernel1.cubin").read_bytes().startswith(b"\x7fELF")
         assert "written to __tmp_kernel1.ptx" in out and "written to __tmp_kernel1.cubin" in out
     else:
-        assert "there is no ptx of a kernel for CPU tensors" in out and "no cubin of a kernel for CPU tensors" in out
+        assert (
+            "there is no ptx of a kernel for CPU tensors" in out
+            and "no cubin of a kernel for CPU tensors" in out
+        )
 
 
 def test_the_full_source_needs_no_header_of_ours(dumped):

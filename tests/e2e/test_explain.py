@@ -49,7 +49,11 @@ def test_groups_have_nodes_kernels_times_and_bytes(device):
     assert [n.kind for n in first.nodes] == ["aten::add", "aten::relu", "aten::mul"]
     assert [n.kind for n in second.nodes] == ["aten::add", "aten::gelu"]
     (kernel,) = first.kernels
-    assert kernel.name == "fused_add_relu_mul" and kernel.seconds > 0 and kernel.schedule.startswith("pointwise: ")
+    assert (
+        kernel.name == "fused_add_relu_mul"
+        and kernel.seconds > 0
+        and kernel.schedule.startswith("pointwise: ")
+    )
     assert kernel.bytes == 4 * (24 + 6 + 24)
     assert (kernel.fraction is not None) == (device == "cuda")
     assert first.arguments[0].startswith("float32[4, 6] on ")
@@ -84,8 +88,12 @@ def test_the_table_shows_what_was_found(device):
     text = str(tsfuser.explain(fresh(program), *operands(device)))
     assert text.startswith("program: 5 ops fused in 2 groups and 2 kernels, 2 not fused\n")
     assert re.search(r"group \d+: add, relu, mul\n    from test_explain\.py:\d+\n", text)
-    assert re.search(r"segment 0: fused_add_relu_mul\n      pointwise: .*\n      grid \d+, block .* us, 216 bytes", text)
-    assert re.search(r"mm  at test_explain\.py:\d+: z = torch\.mm\(y, w\)\n      aten::mm is not in the op table", text)
+    assert re.search(
+        r"segment 0: fused_add_relu_mul\n      pointwise: .*\n      grid \d+, block .* us, 216 bytes", text
+    )
+    assert re.search(
+        r"mm  at test_explain\.py:\d+: z = torch\.mm\(y, w\)\n      aten::mm is not in the op table", text
+    )
 
 
 def test_lines_of_torchs_own_code_lead_back_to_the_program(device):
@@ -147,7 +155,10 @@ def f(x, y):
     x = torch.rand(4, 4, device=device)
     found = tsfuser.explain(script(source), x, x)
     reasons = {node.kind: node.reason for node in found.left_out}
-    assert reasons["aten::relu"] == "none of the nodes around it can be fused, and a group of one op saves nothing"
+    assert (
+        reasons["aten::relu"]
+        == "none of the nodes around it can be fused, and a group of one op saves nothing"
+    )
     assert "view" in reasons["aten::t"] and found.groups == []
 
 
@@ -225,7 +236,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("chosen, others", [([], ["activated: ", "summed: "]), (["summed"], ["summed: "])])
 def test_the_command_explains_the_scripted_functions_of_a_script(tmp_path, chosen, others):
     (tmp_path / "model.py").write_text(SCRIPT)
-    call = f"import sys, runpy\nsys.argv = ['tsfuser', 'explain', {str(tmp_path / 'model.py')!r}, *{chosen}]\n"
+    call = (
+        f"import sys, runpy\nsys.argv = ['tsfuser', 'explain', {str(tmp_path / 'model.py')!r}, *{chosen}]\n"
+    )
     status, out, err = run_python(tmp_path, call + "runpy.run_module('tsfuser', run_name='__main__')\n")
     assert status == 0, err
     assert "result (8, 8) (8, 8)" in out

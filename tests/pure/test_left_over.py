@@ -19,7 +19,12 @@ BARRIER = Item(())
     "items, merged, found, sentence",
     [
         ([BARRIER, item(0)], [[1]], [], "none of the nodes around it can be fused"),
-        ([item(device="cuda:0"), item(0)], [[0], [1]], [], "it runs on cpu, while the nodes around it run on cuda:0"),
+        (
+            [item(device="cuda:0"), item(0)],
+            [[0], [1]],
+            [],
+            "it runs on cpu, while the nodes around it run on cuda:0",
+        ),
         ([item(), Item((0,)), item(0, 1)], [[0], [2]], [], "a node that is not fused lies between"),
         ([item(loose=True)], [], [], "it computes a 0-dim CPU tensor"),
         ([item(), item(0)], [[0, 1]], [], "only hand tensors through"),

@@ -60,7 +60,9 @@ class Report:
     def __str__(self) -> str:
         if self.difference:
             return str(self.difference)
-        parts = [f"{self.name}: {len(self.compared)} groups compared, all equal within their dtypes' precision"]
+        parts = [
+            f"{self.name}: {len(self.compared)} groups compared, all equal within their dtypes' precision"
+        ]
         parts += [f"group {g} has random numbers and was not compared" for g in self.random]
         parts += [f"group {g} ran unfused: {reason}" for g, reason in self.unfused]
         return "\n".join(parts)
@@ -136,7 +138,11 @@ def _difference(fused: Any, plain: Any, terms: int) -> "tuple[float, float, str]
         return None
     where = wrong.nonzero()[0].tolist()
     sample = f"at {where} {fused[tuple(where)].item()!r} instead of {plain[tuple(where)].item()!r}"
-    return apart[wrong].max().item(), allowed, f"{int(wrong.sum())} of {wrong.numel()} elements differ, {sample}"
+    return (
+        apart[wrong].max().item(),
+        allowed,
+        f"{int(wrong.sum())} of {wrong.numel()} elements differ, {sample}",
+    )
 
 
 def _describe(run: Run, k: int, what: str) -> str:

@@ -33,7 +33,8 @@ def drawing(graph: GraphReport) -> str:
     height = y - _GAP_Y + _PAD
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(graph.title)}">{edges}{boxes}</svg>'
+        f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(graph.title)}">'
+        f"{edges}{boxes}</svg>"
     )
 
 
@@ -85,12 +86,15 @@ def _kind(item: "Group | Node | Part") -> "tuple[str, str]":
     return ("bad", item.refusal) if item.refusal else ("fused", ", ".join(k.name for k in item.kernels))
 
 
-def _box(item: "Group | Node | Part", lines: "list[str]", place: "tuple[float, float]", size: "tuple[float, float]") -> str:
+def _box(
+    item: "Group | Node | Part", lines: "list[str]", place: "tuple[float, float]", size: "tuple[float, float]"
+) -> str:
     (x, y), (w, h) = place, size
     kind, hint = _kind(item)
+    titled = ' class="title"' if isinstance(item, Group) else ""
     rows = "".join(
         f'<text x="{x + _PAD:.0f}" y="{y + _PAD + 10 + _LINE * k:.0f}"'
-        f'{" class=" + chr(34) + "title" + chr(34) if k == 0 and isinstance(item, Group) else ""}>{escape(line)}</text>'
+        f"{titled if k == 0 else ''}>{escape(line)}</text>"
         for k, line in enumerate(lines)
     )
     box = f'<rect class="box {kind}" x="{x:.0f}" y="{y:.0f}" width="{w:.0f}" height="{h:.0f}" rx="8"/>'
@@ -102,4 +106,5 @@ def _edge(places, sizes, a: int, b: int) -> str:
     x1, y1 = places[a][0] + sizes[a][0] / 2, places[a][1] + sizes[a][1]
     x2, y2 = places[b][0] + sizes[b][0] / 2, places[b][1]
     bend = max((y2 - y1) / 2, 16)
-    return f'<path class="edge" d="M{x1:.0f} {y1:.0f} C{x1:.0f} {y1 + bend:.0f} {x2:.0f} {y2 - bend:.0f} {x2:.0f} {y2:.0f}"/>'
+    points = f"{x1:.0f} {y1 + bend:.0f} {x2:.0f} {y2 - bend:.0f} {x2:.0f} {y2:.0f}"
+    return f'<path class="edge" d="M{x1:.0f} {y1:.0f} C{points}"/>'

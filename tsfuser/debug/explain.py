@@ -38,6 +38,7 @@ CALLS = 4  # inference is fused in call 2, training in call 3, and its backward 
 REPEATS = 5  # of the timed calls; the shortest time counts
 
 _UNSEEN = "one of its tensors was not seen while profiling, as in a branch that did not run:"
+_ONLY = "in training only what it differentiates is fused"
 _TRAINING = "in training, without a part that TorchScript's autodiff differentiates"
 
 
@@ -89,10 +90,10 @@ def _undifferentiated(node: Any) -> str:
             f"{name.rstrip('_').removeprefix('aten::')}, or inplace=False, to have it fused in training"
         )
     if not _C.is_differentiable(node):
-        return f"TorchScript's autodiff knows no derivative of {name}; in training only what it differentiates is fused"
+        return f"TorchScript's autodiff knows no derivative of {name}; {_ONLY}"
     return (
-        "TorchScript's autodiff differentiates runs of at least two ops that need gradients, and this is in none; "
-        "in training only what it differentiates is fused"
+        "TorchScript's autodiff differentiates runs of at least two ops that need gradients, and this is in "
+        f"none; {_ONLY}"
     )
 
 
@@ -124,7 +125,9 @@ class _Reader:
             inner = _states(plan.code.differentiable_op_executor_states)
             seen = self.refusals.get(id(plan.graph))
             if seen is not None or not title:
-                outer = "around the differentiated parts" if inner else _TRAINING if seen is None else "inference"
+                outer = (
+                    "around the differentiated parts" if inner else _TRAINING if seen is None else "inference"
+                )
                 yield self._report(plan.graph, title or outer, seen)
             for k, forward in enumerate(inner, 1):
                 yield from self.graphs(forward, f"differentiated part {k}, forward")
@@ -154,7 +157,9 @@ class _Reader:
                     fed = frozenset([len(items) - 1])
                 for k, v in enumerate(outputs(node)):
                     ends = [list(b.outputs()) for b in inner]
-                    through = [makers.get(e[k].unique(), frozenset()) for e in ends if len(e) == node.outputsSize()]
+                    through = [
+                        makers.get(e[k].unique(), frozenset()) for e in ends if len(e) == node.outputsSize()
+                    ]
                     makers[v.unique()] = fed.union(*through) if not inner else frozenset().union(*through)
 
         walk(graph, "")
@@ -179,10 +184,19 @@ class _Reader:
     def _group(self, node: Any) -> Group:
         number, subgraph = node.i("cache_id"), node.g("Subgraph")
         inner = (n for block in all_blocks(subgraph) for n in block.nodes())
-        nodes = tuple(Node(n.kind(), self.sources.place(n)) for n in inner if not n.kind().startswith("prim::"))
+        nodes = tuple(
+            Node(n.kind(), self.sources.place(n)) for n in inner if not n.kind().startswith("prim::")
+        )
         found = self.runs.get(number)
         if not found:
-            return Group(number, "", nodes, (), (), "no call came to it: its guard let none pass, or the program went another way")
+            return Group(
+                number,
+                "",
+                nodes,
+                (),
+                (),
+                "no call came to it: its guard let none pass, or the program went another way",
+            )
         run = found[-1]
         call = Call(tuple(map(described, run.arguments)))
         arguments = tuple(map(argument_text, call.args))
@@ -203,7 +217,9 @@ def _kernels(compiled: "list[Compiled]", launches: "tuple[Timing, ...]", device:
     for c in compiled:
         launch = waiting.pop(0) if waiting and waiting[0].kernel == c.kernel.name else None
         fraction = launch.bytes / launch.seconds / peak if launch and peak and launch.seconds else None
-        yield Kernel(c.part, c.kernel.name, _chosen(c.params), c.source, c.function.registers, launch, fraction)
+        yield Kernel(
+            c.part, c.kernel.name, _chosen(c.params), c.source, c.function.registers, launch, fraction
+        )
 
 
 def _chosen(params: Any) -> str:
@@ -223,7 +239,9 @@ def described(value: Any) -> Arg:
     if isinstance(value, torch.Tensor):
         address = value.data_ptr()
         alignment = min(address & -address, 256) if address else 256
-        return TensorArg(str(value.dtype)[6:], str(value.device), tuple(value.shape), value.stride(), alignment)
+        return TensorArg(
+            str(value.dtype)[6:], str(value.device), tuple(value.shape), value.stride(), alignment
+        )
     if isinstance(value, (bool, int)):
         return ScalarArg("bool" if isinstance(value, bool) else "int", value)
     if isinstance(value, (float, complex)):

@@ -138,7 +138,13 @@ def clones(values: Sequence[Any]) -> "list[Any]":
 
 def _clone(tensor: torch.Tensor, storages: "dict[int, torch.UntypedStorage]") -> torch.Tensor:
     plain = tensor.layout == torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.device.type == "meta":
+    if (
+        not plain
+        or tensor.is_quantized
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or tensor.device.type == "meta"
+    ):
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
     source = tensor.untyped_storage()
     key = source.data_ptr()

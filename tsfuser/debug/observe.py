@@ -88,7 +88,9 @@ def _apply() -> None:
     _C.set_observer(_dispatch, any(x.unfused for x in chosen), any(x.timed for x in chosen))
 
 
-def _dispatch(group: int, reason: str, arguments: tuple, results: tuple, unfused: tuple, launches: list) -> None:
+def _dispatch(
+    group: int, reason: str, arguments: tuple, results: tuple, unfused: tuple, launches: list
+) -> None:
     run = Run(group, reason, arguments, results, unfused, tuple(Timing(*launch) for launch in launches))
     for listener in tuple(_listeners):
         listener.tell(run)

@@ -44,10 +44,12 @@ code, pre { font: 13px/1.55 ui-monospace, Menlo, Consolas, monospace; }
 .where { color: var(--soft); font-size: 13px; }
 details summary { cursor: pointer; color: var(--soft); font-size: 13px; }
 details pre { overflow-x: auto; background: var(--back); padding: 12px; border-radius: 8px; }
-.source { padding: 8px 0; } .source div { display: flex; padding: 0 16px; border-left: 4px solid transparent; }
+.source { padding: 8px 0; }
+.source div { display: flex; padding: 0 16px; border-left: 4px solid transparent; }
 .source .no { color: var(--soft); width: 48px; flex: none; text-align: right; padding-right: 16px;
   user-select: none; }
-.source pre { margin: 0; white-space: pre; } .source .why { color: var(--soft); margin-left: 24px; font-size: 12px;
+.source pre { margin: 0; white-space: pre; }
+.source .why { color: var(--soft); margin-left: 24px; font-size: 12px;
   align-self: center; }
 .source .gap { height: 1px; margin: 8px 0; background: var(--line); }
 .source .fused { background: var(--fused-soft); border-color: var(--fused); }
@@ -59,7 +61,8 @@ svg .box.fused { fill: var(--fused-soft); stroke: var(--fused); }
 svg .box.left { fill: var(--left-soft); stroke: var(--left); }
 svg .box.bad { fill: var(--bad-soft); stroke: var(--bad); }
 svg { display: block; margin: 0 auto; } svg .box.part { fill: var(--back); stroke: var(--line); }
-svg .title { font-weight: 600; } svg .edge { fill: none; stroke: var(--soft); stroke-width: 1.3; opacity: .7; }
+svg .title { font-weight: 600; }
+svg .edge { fill: none; stroke: var(--soft); stroke-width: 1.3; opacity: .7; }
 """
 
 
@@ -107,7 +110,9 @@ def _kernels(groups: "list[tuple[Group, int]]") -> str:
         tag = f'<span class="tag {"bad" if group.refusal else "fused"}">group {group.number}</span>'
         names = f"{tag} {escape(ops(group.nodes))}" + (f" ({times} times)" if times > 1 else "")
         if group.refusal:
-            rows.append(f'<tr><td>{names}</td><td colspan="5">runs unfused: {escape(group.refusal)}</td></tr>')
+            rows.append(
+                f'<tr><td>{names}</td><td colspan="5">runs unfused: {escape(group.refusal)}</td></tr>'
+            )
         for i, k in enumerate(group.kernels):
             launch = k.launch
             numbers = ["", "", ""]
@@ -119,7 +124,7 @@ def _kernels(groups: "list[tuple[Group, int]]") -> str:
             cells = "".join(f'<td class="number">{n}</td>' for n in [shape, *numbers])
             code = f"<details><summary>code</summary><pre>{escape(k.source)}</pre></details>"
             rows.append(
-                f"<tr><td>{names if i == 0 else ''}</td><td><code>{escape(k.name)}</code><div class=\"where\">"
+                f'<tr><td>{names if i == 0 else ""}</td><td><code>{escape(k.name)}</code><div class="where">'
                 f"segment {k.segment} &middot; {escape(k.schedule)}</div>{code}</td>{cells}</tr>"
             )
     titles = ("group", "kernel and schedule")
@@ -134,7 +139,8 @@ def _left(graph: GraphReport) -> str:
         line = f"<div><code>{escape(place.text)}</code></div>" if place.text else ""
         rows.append(
             f'<tr><td><span class="tag left">{escape(ops(nodes))}</span></td>'
-            f'<td class="why">{escape(_sentence(reason))}</td><td><span class="where">{escape(str(place))}</span>{line}</td></tr>'
+            f'<td class="why">{escape(_sentence(reason))}</td>'
+            f'<td><span class="where">{escape(str(place))}</span>{line}</td></tr>'
         )
     head = "<tr><th>not fused</th><th>why</th><th>where</th></tr>"
     return f'<div class="card"><table>{head}{"".join(rows)}</table></div>\n'
@@ -149,7 +155,9 @@ def _program(findings: Findings) -> str:
     lines: "dict[tuple[str, int], dict[str, set[str]]]" = {}
     for kind, node in _placed(findings):
         if node.place.file:
-            entry = lines.setdefault((node.place.file, node.place.line), {"fused": set(), "left": set(), "text": set()})
+            entry = lines.setdefault(
+                (node.place.file, node.place.line), {"fused": set(), "left": set(), "text": set()}
+            )
             entry[kind].add(node.kind.removeprefix("aten::"))
             entry["text"].add(node.place.text)
     parts = []

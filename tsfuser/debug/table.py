@@ -75,7 +75,11 @@ def measured(kernel: Kernel) -> str:
     launch = kernel.launch
     if launch is None:
         return "not launched: there was nothing to compute"
-    parts = [f"grid {launch.grid}, block {launch.block_x} x {launch.block_y}", duration(launch.seconds), size(launch.bytes)]
+    parts = [
+        f"grid {launch.grid}, block {launch.block_x} x {launch.block_y}",
+        duration(launch.seconds),
+        size(launch.bytes),
+    ]
     if kernel.fraction is not None:
         parts.append(f"{launch.bytes / launch.seconds / 1e9:.0f} GB/s, {kernel.fraction:.2f} of the device's")
     if kernel.registers:

@@ -92,7 +92,8 @@ class CudaTarget:
         return _resources(log)
 
     def cubin(self, source: str, name: str, device: str = "cuda:0") -> bytes:
-        """The machine code of kernel `name` for `device`, or its PTX where this NVRTC is older than that; compiles it anew."""
+        """The machine code of kernel `name` for `device`, or its PTX where this NVRTC is older than that;
+        compiles it anew."""
         return _compile(source, name, driver.capability(_index(device)), self._options)[0]
 
     def ptx(self, source: str, name: str, device: str = "cuda:0") -> bytes:
@@ -203,8 +204,8 @@ def supported_archs() -> tuple[int, ...]:
 def _compile(
     source: str, name: str, arch: int, options: tuple[str, ...], virtual: bool = False
 ) -> tuple[bytes, str]:
-    """A cubin for `arch`, or PTX where `virtual`, or where NVRTC does not know it yet, and NVRTC's log; raises `CompileError`
-    with the log."""
+    """A cubin for `arch`, or PTX where `virtual`, or where NVRTC does not know it yet, and NVRTC's log;
+    raises `CompileError` with the log."""
     nvrtc = _nvrtc()
     known = supported_archs()
     if arch < known[0]:
