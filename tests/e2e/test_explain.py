@@ -173,6 +173,26 @@ def test_nothing_of_the_callers_changes(device):
         scripted.get_debug_state()
 
 
+def test_a_group_that_the_call_does_not_reach_is_said_to(device):
+    """Loops are unrolled for eight turns, and this one has five."""
+
+    def loop(x, n: int):
+        for i in range(n):
+            x = torch.tanh(x * 0.5 + i)
+        return x
+
+    found = tsfuser.explain(loop, torch.rand(4, device=device), 5)
+    assert [group.reached for group in found.groups] == [False, True]
+    assert "did not run: its guard" in str(found) and "did not run: its guard" in found.to_html()
+
+
+def test_a_method_has_its_module_with_gradients(device):
+    module = torch.jit.script(Block().to(device))
+    x = torch.rand(3, 6, device=device)
+    assert len(tsfuser.explain(module.forward, x).graphs) == len(tsfuser.explain(module, x).graphs) > 1
+    assert all(p.grad is None for p in module.parameters())
+
+
 def test_keyword_arguments_defaults_and_wrong_ones():
     def scaled(x, k: float = 2.0, add: int = 1):
         return torch.relu(x * k) + add

@@ -18,6 +18,7 @@ from .. import _C
 from .explain import CALLS, argument_text, described
 from .isolate import isolate
 from .observe import Run, observing
+from .table import count
 
 _EPSILON = {
     torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-23, torch.float64: 2.0**-52,
@@ -61,7 +62,8 @@ class Report:
         if self.difference:
             return str(self.difference)
         parts = [
-            f"{self.name}: {len(self.compared)} groups compared, all equal within their dtypes' precision"
+            f"{self.name}: {count(len(self.compared), 'group')} compared, "
+            "all equal within their dtypes' precision"
         ]
         parts += [f"group {g} has random numbers and was not compared" for g in self.random]
         parts += [f"group {g} ran unfused: {reason}" for g, reason in self.unfused]

@@ -38,6 +38,7 @@ CALLS = 4  # inference is fused in call 2, training in call 3, and its backward 
 REPEATS = 5  # of the timed calls; the shortest time counts
 
 _UNSEEN = "one of its tensors was not seen while profiling, as in a branch that did not run:"
+_HANDED_ON = ("aten::__getitem__", "aten::wait")  # of lists and of forks: nothing is computed
 _ONLY = "in training only what it differentiates is fused"
 _TRAINING = "in training, without a part that TorchScript's autodiff differentiates"
 
@@ -171,8 +172,8 @@ class _Reader:
         kind = node.kind()
         if kind == GROUP:
             return self._group(node)
-        if kind == "aten::__getitem__" or kind in CONTROL or not any(map(is_tensor, outputs(node))):
-            return None  # nothing is computed
+        if kind in _HANDED_ON or kind in CONTROL or not any(map(is_tensor, outputs(node))):
+            return None
         reason = refusals.reason(node) if refusals is not None else _undifferentiated(node)
         if kind.startswith("prim::") and (refusals is None or not reason):
             return None
@@ -189,14 +190,7 @@ class _Reader:
         )
         found = self.runs.get(number)
         if not found:
-            return Group(
-                number,
-                "",
-                nodes,
-                (),
-                (),
-                "no call came to it: its guard let none pass, or the program went another way",
-            )
+            return Group(number, "", nodes, (), (), reached=False)
         run = found[-1]
         call = Call(tuple(map(described, run.arguments)))
         arguments = tuple(map(argument_text, call.args))

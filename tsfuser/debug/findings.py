@@ -46,7 +46,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Group:
-    """A fusion group. `refusal`: why it ran unfused, "" if it ran fused."""
+    """A fusion group. `refusal`: why it ran unfused, "" if it ran fused. `reached`: whether it ran at all;
+    its guard may not have let the call pass, or the program may have gone another way."""
 
     number: int
     device: str
@@ -54,6 +55,7 @@ class Group:
     arguments: tuple[str, ...]
     kernels: tuple[Kernel, ...]
     refusal: str = ""
+    reached: bool = True
 
 
 @dataclass(frozen=True)

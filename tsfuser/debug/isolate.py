@@ -82,6 +82,8 @@ def isolate(fn: Any, args: Sequence[Any], kwargs: "dict[str, Any]") -> Iterator[
 def _twin(module: Any) -> Any:
     """A copy with parameters of its own; a plain deepcopy of a scripted one stays tied to the original's by
     autograd."""
+    if not isinstance(module, torch.nn.Module):  # as the owner of a method comes
+        module = torch.jit._recursive.wrap_cpp_module(module)
     with torch.no_grad():
         twin = copy.deepcopy(module)
     for mine, other in zip(tensors((twin,)), tensors((module,))):

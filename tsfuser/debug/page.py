@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .drawing import drawing
 from .findings import Findings, GraphReport, Group
-from .table import by_reason, count, duration, ops, size, summary
+from .table import UNREACHED, by_reason, count, duration, ops, size, summary
 
 _STYLE = """
 :root { --fused: #1a7f4b; --fused-soft: #e3f4ea; --left: #a4660a; --left-soft: #fdf1dc; --bad: #b3261e;
@@ -113,6 +113,8 @@ def _kernels(groups: "list[tuple[Group, int]]") -> str:
             rows.append(
                 f'<tr><td>{names}</td><td colspan="5">runs unfused: {escape(group.refusal)}</td></tr>'
             )
+        if not group.reached:
+            rows.append(f'<tr><td>{names}</td><td colspan="5">{UNREACHED}</td></tr>')
         for i, k in enumerate(group.kernels):
             launch = k.launch
             numbers = ["", "", ""]

@@ -10,6 +10,9 @@ from collections import Counter
 from .findings import Findings, GraphReport, Group, Kernel, Node
 
 
+UNREACHED = "did not run: its guard did not let the call pass, or the program went another way"
+
+
 def text(findings: Findings) -> str:
     """The whole table."""
     return "\n".join([summary(findings), *(line for g in findings.graphs for line in _graph(g))])
@@ -63,6 +66,7 @@ def _group(group: Group, times: int) -> list[str]:
     lines = [f"  group {group.number}{f' ({times} times)' if times > 1 else ''}: {ops(group.nodes)}"]
     lines += [f"    from {', '.join(places)}"] if places else []
     lines += [f"    runs unfused: {group.refusal}"] if group.refusal else []
+    lines += [] if group.reached else [f"    {UNREACHED}"]
     for kernel in group.kernels:
         lines.append(f"    segment {kernel.segment}: {kernel.name}")
         lines.append(f"      {kernel.schedule}")
