@@ -90,12 +90,20 @@ def nest(segment: Segment, schedule: Schedule, name: str) -> Kernel:
     tiles = _tiles(schedule)
     at = indices(schedule, params)
     guarded = _body(segment, schedule, params, tiles, at)
-    if not tiles:
+    cut = at.guards if tiles else _lane_guards(schedule, at)
+    if not cut:
         return kernel_of(name, segment, schedule, params, guarded, tiles)
-    inside = ix.both(g.inside for g in at.guards)  # most tiles are whole, and do without bounds
-    whole = _body(segment, schedule, params, tiles, replace(at, guards=()))
+    inside = ix.both(g.inside for g in cut)  # most tiles are whole, and do without bounds
+    whole = _body(segment, schedule, params, tiles, replace(at, guards=tuple(g for g in at.guards if g not in cut)))
     body = [*needed(at.lets, ix.names(inside)), If(inside, tuple(whole), tuple(guarded))]
     return kernel_of(name, segment, schedule, params, body, tiles)
+
+
+def _lane_guards(schedule: Schedule, at: "Indices") -> tuple[Guard, ...]:
+    """The bounds on the lanes of the host's outer reductions, which its compiler vectorises without them."""
+    lane = next((x.name for x in schedule.loops if x.bind == "simd"), "")
+    outer = schedule.reduction is not None and lane not in schedule.reduction.loops
+    return tuple(g for g in at.guards if outer and lane in ix.names(g.condition))
 
 
 def _body(segment: Segment, schedule: Schedule, params: Params, tiles: list[Tile], at: "Indices") -> list[Stmt]:
@@ -142,7 +150,7 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
     how = schedule.reduction
     reduced = {d.name for d in schedule.domain.dims if d.axes and d.axes[0] in ops[0].axes}
     guard = ix.both(g.condition for g in at.guards if g.dims & reduced)
-    lane = next((x for x in loops if x.bind == "vector"), None)
+    lane = next((x for x in loops if x.bind in ("vector", "simd")), None)
     fold = lane is not None and lane.name in how.loops  # else each lane is an output of its own
     at_lane: Expr = Var(lane.name) if lane else ix.Const(0)
     at_result = ix.Const(0) if fold else at_lane

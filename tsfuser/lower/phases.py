@@ -39,7 +39,7 @@ class _Rows:
         self.columns = [op for op in segment.reductions if op not in self.along]
         self.reduced = {d.name for d in schedule.domain.dims if set(d.axes) & self.axes}
         self.registers: dict[str, str] = {}
-        self.loops = [x for x in schedule.loops if x.bind in ("serial", "unroll", "vector")]
+        self.loops = [x for x in schedule.loops if x.bind in ("serial", "unroll", "vector", "simd")]
         self.lane = self.loops[-1]
         self.loads: dict[str, list[Stmt]] = {}
         for access in schedule.domain.loads:

@@ -114,6 +114,8 @@ def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
     Tensors that do not walk along the inner dim do not count; strided ones are read one by one in any case. On a GPU rows are never cut within a vector: their
     addresses would seldom allow a wide one."""
     inner = len(domain.dims) - 1
+    if machine.kind == "host":
+        return host_lanes(call, domain.dims[-1].extent, machine)
     walking = [a for a in domain.accesses if a.is_unit(inner)]
     if not walking:
         return 1
@@ -121,9 +123,14 @@ def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
     for a in walking:
         width = sz.minimum(width, sz.binary("div", row_alignment(a, inner), a.itemsize))
     columns = domain.dims[-1].extent
-    if machine.kind == "gpu" and len(domain.dims) > 1:
+    if len(domain.dims) > 1:
         width = sz.minimum(width, sz.pow2(columns))
     return call.decide(sz.maximum(width, 1))
+
+
+def host_lanes(call: Call, extent: Size, machine: Machine) -> int:
+    """Elements of `extent` that a loop of the host takes side by side; the compiler makes vectors of them, for which no address is wrong."""
+    return call.decide(sz.maximum(sz.minimum(sz.nextpow2(extent), machine.lanes), 1))
 
 
 def is_whole(call: Call, domain: Domain, vector: int) -> bool:

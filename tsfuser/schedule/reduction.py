@@ -37,6 +37,11 @@ class ReductionParams:
     whole: bool
     wide: bool
 
+    @property
+    def lanes(self) -> str:
+        """What the loop over lanes becomes: one access, or on the host a loop that the compiler vectorises."""
+        return "simd" if self.threads == 1 else "vector"
+
 
 @dataclass(frozen=True)
 class _Shape:
@@ -106,7 +111,9 @@ def _choose(call: Call, segment: Segment, space: Domain, reduced: list[Dim], mac
     vector = vector_width(call, space, machine)
     loaded = vector * sum(a.itemsize for a in space.loads if a.moves(len(space.dims) - 1))
     unroll = 1 << (min(4, max(1, FLIGHT // max(loaded, 1))).bit_length() - 1)
-    threads = 1 if machine.kind == "host" else 256
+    if machine.kind == "host":
+        return ReductionParams(inner, vector, 1, 1, False, False, wide)
+    threads = 256
     return ReductionParams(inner, vector, unroll, threads, False, is_whole(call, space, vector), wide)
 
 
@@ -153,10 +160,10 @@ def _outer(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     schedule, walk, parts = _parted(schedule, walk, shape, partial, False)
     schedule = schedule.split(col, shape.across * params.vector, ("col_block", "spot"), whole=params.whole)
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
-    schedule = schedule.split(walk, shape.down * params.unroll, ("r", "round")).split("round", shape.down, ("u", "ty"), exact=True)
+    schedule = schedule.split(walk, shape.down * params.unroll, ("r", "round"), exact=params.threads == 1).split("round", shape.down, ("u", "ty"), exact=True)
     schedule = schedule.reorder(*rows, *parts, "col_block", "ty", "tx", "r", "u", "lane")
     schedule = schedule.fuse_all([*rows, *parts, "col_block"], "block")
-    schedule = schedule.bind(block="block", tx="thread_x", ty="thread_y", r="serial", u="unroll", lane="vector")
+    schedule = schedule.bind(block="block", tx="thread_x", ty="thread_y", r="serial", u="unroll", lane=params.lanes)
     return replace(schedule, reduction=Reduction(("r", "u"), "y", None if partial is None else ("part", partial)))
 
 
@@ -171,7 +178,7 @@ def _inner(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     *outer, col = reduced
     schedule = schedule.reorder(*kept, *outer, col)
     serial = ["r", "u", "lane"]
-    bound = {"tx": "thread_x", "r": "serial", "u": "unroll", "lane": "vector", "block": "block"}
+    bound = {"tx": "thread_x", "r": "serial", "u": "unroll", "lane": params.lanes, "block": "block"}
     if outer:
         schedule, walk = _fused(schedule, outer, "walk")
         serial.insert(0, walk)
@@ -182,7 +189,7 @@ def _inner(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     threads = ["tx"]
     if kept:
         schedule, row = _fused(schedule, kept, "row")
-        schedule = schedule.split(row, shape.down, ("row_block", "ty"))
+        schedule = schedule.split(row, shape.down, ("row_block", "ty"), exact=params.threads == 1)
         blocks, threads, bound["ty"] = ["row_block", *blocks], ["ty", "tx"], "thread_y"
     schedule = schedule.reorder(*blocks, *threads, *serial)
     schedule = schedule.fuse_all(blocks, "block") if blocks else schedule.with_single("block")

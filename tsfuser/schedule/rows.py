@@ -92,11 +92,11 @@ def choose(call: Call, segment: Segment, space: Domain, machine: Machine) -> Row
     """A warp a row while its threads can keep the row, so that nobody waits at a barrier; else threads first, then registers: as many threads as have a
     vector to do."""
     vector = vector_width(call, space, machine)
-    whole = is_whole(call, space, vector)
+    whole = machine.kind == "gpu" and is_whole(call, space, vector)
     columns, inner = space.dims[-1].extent, set(space.dims[-1].axes)
     given = RowParams(vector, 1, False, whole=whole, columns=sum(not set(op.axes) & inner for op in segment.reductions), wide=is_wide(call, space))
     if machine.kind == "host":
-        return replace(given, exact=whole)
+        return given
     vectors = sz.ceildiv(columns, vector)
     bytes_each = vector * _streamed(space)
     unroll, shallow = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), _depth(FLIGHT, bytes_each)), SHALLOW
@@ -162,7 +162,7 @@ def apply(space: Domain, params: RowParams, machine: Machine) -> Schedule:
         schedule = schedule.split("round", step, ("u", "spot"), exact=True)
         serial = ["r", "u", "lane"]
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
-    bound = {"tx": "thread_x", "ty": "thread_y", "u": "unroll", "lane": "vector", "block": "block"}
+    bound = {"tx": "thread_x", "ty": "thread_y", "u": "unroll", "lane": "simd" if params.threads == 1 else "vector", "block": "block"}
     blocks, threads = ["block"], ["tx"]
     if outer:
         schedule = schedule.reorder(*outer, *threads, *serial)
@@ -175,7 +175,7 @@ def apply(space: Domain, params: RowParams, machine: Machine) -> Schedule:
             schedule = schedule.split(row, parts * rows, ("turn", "beat")).split("beat", rows, ("block", own), exact=True)
             blocks, bound["turn"] = ["block", "turn"], "rows"
         else:
-            schedule = schedule.split(row, rows, ("block", own))
+            schedule = schedule.split(row, rows, ("block", own), exact=params.threads == 1)
         if params.several:
             schedule = schedule.split("rows", down, ("u", "ty"), exact=True)
             serial = ["u", *serial]
