@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..lower.index import Const, Var
 from ..lower.loop_ir import (
-    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, For, If, Kernel, Let, Load, Pack, Param, SetLane, Stmt, Store,
+    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, For, If, Kernel, Let, Load, Pack, Param, Scratch, SetLane, Stmt, Store,
     Uniform,
 )  # fmt: skip
 
@@ -90,6 +90,10 @@ def _array(s: Array) -> list[str]:
     return [f"{ctype} {s.name}[{s.extent}];"]
 
 
+def _scratch(s: Scratch) -> list[str]:
+    return [f"{s.ctype}* const {s.name} = scratch<{s.ctype}>(shared, {s.elements}, {s.bytes});"]
+
+
 def _for(s: For) -> list[str]:
     hint = {"rows": ["#pragma unroll 1"], "unroll": ["#pragma unroll"], "vector": ["#pragma unroll"], "simd": ["SIMD_LOOP"]}.get(s.bind, [])
     index = "int32_t" if s.bind in ("unroll", "vector") else "int64_t"
@@ -128,7 +132,7 @@ def _block_reduce(s: BlockReduce) -> list[str]:
 
 
 _PRINT = {
-    Let: _let, Load: _load, Uniform: _uniform, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, For: _for, If: _if, Barrier: _barrier,
+    Let: _let, Load: _load, Uniform: _uniform, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier,
     Accumulator: _accumulator, Accumulate: _accumulate, BlockReduce: _block_reduce,
 }  # fmt: skip
 

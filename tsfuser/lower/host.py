@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import index as ix
+from .combine import COMBINATIONS
 from .index import Const, Expr, Var
-from .loop_ir import For, Let, Stmt, defined, rewrite_indices, statements, with_bodies
+from .loop_ir import Accumulate, Accumulator, Compute, For, Let, Load, Stmt, defined, rewrite_indices, statements, with_bodies
 from .passes import conjuncts, without_guards
 
 Body = "tuple[Stmt, ...]"
@@ -58,3 +59,46 @@ def _peeled(loop: For, known: "dict[Expr, Let]") -> list[Stmt]:
     done = Var(known[whole].name)
     rest = tuple(rewrite_indices(s, {loop.var: ix.add(done, Var(loop.var))}) for s in loop.body)
     return [*made, replace(loop, extent=done, body=without_guards(loop.body, set(bounds))), replace(loop, extent=ix.sub(loop.extent, done), body=rest)]
+
+
+TURNS = 16  # float additions to an accumulator before it is added to one of double
+
+
+def chunk(body: Body) -> Body:
+    """Adds floats in float, 16 times, and then to the accumulators of double: converting each would take longer than adding it."""
+    result: list[Stmt] = []
+    for s in body:
+        s = with_bodies(s, chunk)
+        result += _chunked(s) if isinstance(s, For) and s.bind == "serial" else [s]
+    return tuple(result)
+
+
+def _chunked(loop: For) -> list[Stmt]:
+    lanes = next((s for s in loop.body if isinstance(s, For) and s.bind == "simd" and isinstance(s.extent, Const)), None)
+    sums = {s.value: s for s in lanes.body if isinstance(s, Accumulate) and s.combine == _SUM} if lanes else {}
+    floats = {s.name for s in lanes.body if isinstance(s, (Compute, Load)) and s.ctype == "float"} if lanes else set()
+    terms = {s.name: s for s in (lanes.body if lanes else ()) if isinstance(s, Compute) and s.name in sums and s.template == "convert<double>({0})" and s.operands[0] in floats}
+    if not terms:
+        return [loop]
+    parts = {name: f"{sums[name].name}_part" for name in terms}
+    inner = []
+    for s in lanes.body:
+        if isinstance(s, Compute) and s.name in terms:
+            s = replace(s, ctype="float", template="{0}")
+        elif isinstance(s, Accumulate) and s.value in terms:
+            s = replace(s, name=parts[s.value])
+        inner.append(s)
+    turn = f"{loop.var}_chunk"
+    at = {loop.var: ix.add(ix.mul(Var(turn), TURNS), Var(loop.var))}
+    count = ix.minimum(TURNS, ix.sub(loop.extent, ix.mul(Var(turn), TURNS)))
+    some = replace(loop, extent=count, body=tuple(rewrite_indices(replace(s, body=tuple(inner)) if s is lanes else s, at) for s in loop.body))
+    fold: list[Stmt] = []
+    for name, part in parts.items():
+        lane = Var(lanes.var)
+        fold += [Compute(name, "double", "convert<double>({0})", (part,), (part,), lane), replace(sums[name], guard=None)]
+    before = [Accumulator(part, "float", lanes.extent.value, "0.0f") for part in parts.values()]
+    chunks = ix.div(ix.add(loop.extent, TURNS - 1), TURNS)
+    return [For(turn, chunks, "serial", (*before, some, replace(lanes, body=tuple(fold))))]
+
+
+_SUM = COMBINATIONS["sum"].template

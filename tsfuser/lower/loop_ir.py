@@ -120,6 +120,16 @@ class Array:
 
 
 @dataclass(frozen=True)
+class Scratch:
+    """An array in the memory of a block of the host, behind `elements` of `bytes` bytes; a kernel's `shared` says how long that memory is."""
+
+    name: str
+    ctype: str
+    elements: Expr
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Accumulator:
     """Registers `name` of `ctype`, one for each of `lanes`, initially `identity`."""
 
@@ -191,7 +201,7 @@ class If:
     no: "tuple[Stmt, ...]"
 
 
-Stmt = Union[Let, Load, Uniform, Compute, Store, Pack, SetLane, Array, Accumulate, Accumulator, BlockReduce, Barrier, For, If]
+Stmt = Union[Let, Load, Uniform, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator, BlockReduce, Barrier, For, If]
 
 
 @dataclass(frozen=True)
@@ -224,7 +234,7 @@ class Kernel:
     block_y: Size
     threads: int
     tiles: tuple[Tile, ...] = ()
-    shared: int = 0
+    shared: "Size | int" = 0
     grain: int = 1
     resident: int = 0
 
@@ -242,6 +252,8 @@ def used(s: Stmt) -> frozenset[str]:
     """The names that a statement reads."""
     if isinstance(s, Let):
         return names(s.value)
+    if isinstance(s, Scratch):
+        return names(s.elements)
     if isinstance(s, Load):
         return names(s.offset) | names(s.guard) | names(s.count)
     if isinstance(s, Uniform):
@@ -335,6 +347,8 @@ def _line(s: Stmt) -> str:
         return f"if {s.condition}:"
     if isinstance(s, (Pack, Array)):
         return f"{s.ctype} {s.name}[{getattr(s, 'extent', s.lanes)}]"
+    if isinstance(s, Scratch):
+        return f"{s.ctype} {s.name}[] at {s.elements} * {s.bytes}"
     if isinstance(s, SetLane):
         return f"{s.name}[{s.lane}] = {s.value}"
     if isinstance(s, Barrier):

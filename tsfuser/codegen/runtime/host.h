@@ -53,5 +53,11 @@ DEVICE T __shfl_up_sync(unsigned, T value, unsigned, int = 1) {
   }                                                                                                         \
   DEVICE void NAME##_block(const ARGS& args, index3 blockIdx, index3 gridDim, char* dynamic_shared_memory)
 
+// The part of a block's memory behind `elements` of `bytes` bytes.
+template <class T>
+DEVICE T* scratch(char* memory, int64_t elements, int64_t bytes) {
+  return reinterpret_cast<T*>(memory + elements * bytes);
+}
+
 #define SHARED_MEMORY(name) \
   char* const name = static_cast<char*>(__builtin_assume_aligned(dynamic_shared_memory, 64))
