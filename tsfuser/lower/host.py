@@ -78,7 +78,8 @@ def _chunked(loop: For) -> list[Stmt]:
     sums = {s.value: s for s in lanes.body if isinstance(s, Accumulate) and s.combine == _SUM} if lanes else {}
     floats = {s.name for s in lanes.body if isinstance(s, (Compute, Load)) and s.ctype == "float"} if lanes else set()
     terms = {s.name: s for s in (lanes.body if lanes else ()) if isinstance(s, Compute) and s.name in sums and s.template == "convert<double>({0})" and s.operands[0] in floats}
-    if not terms:
+    bounded = any(lanes.var in ix.names(getattr(s, "guard", None)) for s in (lanes.body if lanes else ()))
+    if bounded or not terms:  # `peel` leaves few turns with bounds
         return [loop]
     parts = {name: f"{sums[name].name}_part" for name in terms}
     inner = []

@@ -115,7 +115,7 @@ def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
     addresses would seldom allow a wide one."""
     inner = len(domain.dims) - 1
     if machine.kind == "host":
-        return host_lanes(call, domain.dims[-1].extent, machine)
+        return host_lanes(call, domain.dims[-1].extent, machine.lanes)
     walking = [a for a in domain.accesses if a.is_unit(inner)]
     if not walking:
         return 1
@@ -128,9 +128,9 @@ def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
     return call.decide(sz.maximum(width, 1))
 
 
-def host_lanes(call: Call, extent: Size, machine: Machine) -> int:
+def host_lanes(call: Call, extent: Size, most: int) -> int:
     """Elements of `extent` that a loop of the host takes side by side; the compiler makes vectors of them, for which no address is wrong."""
-    return call.decide(sz.maximum(sz.minimum(sz.nextpow2(extent), machine.lanes), 1))
+    return call.decide(sz.maximum(sz.minimum(sz.nextpow2(extent), most), 1))
 
 
 def is_whole(call: Call, domain: Domain, vector: int) -> bool:

@@ -17,10 +17,11 @@ from ..segment import Allocations, Buffer, Segment
 from .domain import Dim, Domain, domain
 from .loops import Reduction, Schedule
 from .machine import Machine
-from .pointwise import is_whole, is_wide, vector_width
+from .pointwise import host_lanes, is_whole, is_wide, vector_width
 
 LEAST = 8  # iterations of a thread below which a split would cost more than it gains
 FLIGHT = 64  # bytes of input a thread has under way: few blocks are resident, so each thread has more to do than in a pointwise kernel
+STRIP = 128  # columns that the host adds up at the same time: with fewer, the processor would not see a stream to fetch ahead
 WAVES = 4  # blocks a multiprocessor that hide latency
 
 
@@ -112,7 +113,8 @@ def _choose(call: Call, segment: Segment, space: Domain, reduced: list[Dim], mac
     loaded = vector * sum(a.itemsize for a in space.loads if a.moves(len(space.dims) - 1))
     unroll = 1 << (min(4, max(1, FLIGHT // max(loaded, 1))).bit_length() - 1)
     if machine.kind == "host":
-        return ReductionParams(inner, vector, 1, 1, False, False, wide)
+        lanes = vector if inner else host_lanes(call, space.dims[-1].extent, STRIP)
+        return ReductionParams(inner, lanes, 1, 1, False, False, wide)
     threads = 256
     return ReductionParams(inner, vector, unroll, threads, False, is_whole(call, space, vector), wide)
 
