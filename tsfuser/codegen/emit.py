@@ -96,6 +96,7 @@ def _scratch(s: Scratch) -> list[str]:
 
 def _for(s: For) -> list[str]:
     hint = {"rows": ["#pragma unroll 1"], "unroll": ["#pragma unroll"], "vector": ["#pragma unroll"], "simd": ["SIMD_LOOP"]}.get(s.bind, [])
+    hint = ["LANE_LOOP"] if s.bind == "simd" and isinstance(s.extent, Const) else hint
     index = "int32_t" if s.bind in ("unroll", "vector") else "int64_t"
     head = f"for ({index} {s.var} = 0; {s.var} < {s.extent}; ++{s.var}) {{"
     return [*hint, head, *_block(s.body, 1), "}"]

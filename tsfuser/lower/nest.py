@@ -160,7 +160,7 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
     after: list[Stmt] = []
     for op in ops:
         combination, name, register = COMBINATIONS[op.combine], f"{op.output.name}_total", op.output.dtype.register.ctype
-        operand, term, wide = op.operands[0].name, f"{op.output.name}_term", accumulator(op, schedule.threads)
+        operand, term, wide = op.operands[0].name, f"{op.output.name}_term", accumulator(op, schedule.threads, how.brief)
         convert = conversion(registers[operand], wide.ctype)
         body = body + [Compute(term, wide.ctype, convert, (operand,)), Accumulate(name, at_lane, combination.template, term, guard)]
         before.append(Accumulator(name, wide.ctype, lane.extent.a if lane else 1, combination.start(wide)))
@@ -183,7 +183,7 @@ def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: 
     groups: list[list[Total]] = [[]]
     at = start
     for op in ops:
-        wide, how_combined = accumulator(op, threads), COMBINATIONS[op.combine]
+        wide, how_combined = accumulator(op, threads, how.brief), COMBINATIONS[op.combine]
         size = wide.itemsize * lanes * (threads if how.axis == "y" else 32)
         if at + size > SHARED and groups[-1]:
             groups.append([])

@@ -207,7 +207,7 @@ def _bounded(loop: For, ends: "dict[Expr, Let]") -> tuple[list[Stmt], For]:
     for s in loop.body:
         if isinstance(s, Let):
             local[s.name] = ix.substitute(s.value, local)
-    inside = {defined(s) for s in loop.body} | {loop.var}
+    inside = {defined(s) for s in loop.body} | {loop.var} | {s.var for s in statements(loop.body) if isinstance(s, For)}
     found: dict[Expr, Expr] = {}  # guard -> the same in terms of what is known before the loop
     for s in statements(loop.body):
         for c in conjuncts(getattr(s, "guard", None)):

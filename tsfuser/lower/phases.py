@@ -205,7 +205,7 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
     for op in reductions:
         combination, name, register = COMBINATIONS[op.combine], f"{op.output.name}_total", op.output.dtype.register.ctype
         operand, term = op.operands[0].name, f"{op.output.name}_term"
-        wide = accumulator(op, rows.schedule.threads)
+        wide = accumulator(op, rows.schedule.threads, rows.schedule.reduction.brief)
         body.append(Compute(term, wide.ctype, conversion(rows.registers[operand], wide.ctype), (operand,)))
         if op in rows.columns:
             body.append(Accumulate(name, rows.at_column(), combination.template, term, ix.both(g.condition for g in rows.at.guards if not g.dims <= rows.reduced)))

@@ -30,6 +30,7 @@ FLIGHT = 64  # bytes of input that a thread asks for before it waits for any, so
 FLIGHT_ALONE = 32  # the same where several rows make them up
 REGISTERS = 96  # of a thread, that may hold input and columns
 OTHERS = 24  # registers for everything else
+BRIEF = 16  # additions to an accumulator of the host below which it is float
 LONG = 65536  # elements of a row from which several blocks a row are worth two passes and another kernel, where rows are few
 
 
@@ -38,7 +39,8 @@ class RowParams:
     """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor, of one row or (`several`) of as many; `persistent`: in registers from first to last use;
     `warp`: threads of a short row, several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that nothing needs a bound; `whole`: at
     least, every vector is all inside or all outside the row; `columns`: how many reductions run over the other dims; `threads`: of a block at most;
-    `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit indices."""
+    `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit indices; `brief`: few elements a row, to be
+    added up in float."""
 
     vector: int
     unroll: int
@@ -51,6 +53,7 @@ class RowParams:
     threads: int = 1
     resident: int = 0
     wide: bool = False
+    brief: bool = False
 
 
 def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
@@ -96,7 +99,7 @@ def choose(call: Call, segment: Segment, space: Domain, machine: Machine) -> Row
     columns, inner = space.dims[-1].extent, set(space.dims[-1].axes)
     given = RowParams(vector, 1, False, whole=whole, columns=sum(not set(op.axes) & inner for op in segment.reductions), wide=is_wide(call, space))
     if machine.kind == "host":
-        return given
+        return replace(given, brief=call.decide(sz.le(columns, machine.lanes * BRIEF)))
     vectors = sz.ceildiv(columns, vector)
     bytes_each = vector * _streamed(space)
     unroll, shallow = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), _depth(FLIGHT, bytes_each)), SHALLOW
@@ -184,7 +187,7 @@ def apply(space: Domain, params: RowParams, machine: Machine) -> Schedule:
         schedule = schedule.reorder(*threads, *serial).with_single("block")
     schedule = schedule.bind(**bound)
     each = "u" if params.several else ""
-    return replace(schedule, resident=params.resident, reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp, each=each))
+    return replace(schedule, resident=params.resident, reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp, each=each, brief=params.brief))
 
 
 def _block(extent: Size, params: RowParams) -> tuple[Size, Size]:
