@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..lower.index import Const, Var
 from ..lower.loop_ir import (
-    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, For, If, Kernel, Let, Load, Pack, Param, Scratch, SetLane, Stmt, Store,
+    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, Draw, For, If, Kernel, Let, Load, Pack, Param, Scratch, SetLane, Stmt, Store,
     Uniform,
 )  # fmt: skip
 
@@ -57,6 +57,11 @@ def _uniform(s: Uniform) -> list[str]:
     if s.lanes > 1:
         return _assign(f"vec<{s.ctype}, {s.lanes}>", s.name, f"uniform<{s.ctype}, {s.lanes}>({arguments})")
     return _assign(s.ctype, s.name, f"uniform<{s.ctype}>({arguments})")
+
+
+def _draw(s: Draw) -> list[str]:
+    call = f"draw({s.name}_room, {_START}, {s.stream}, {s.offset}, {s.count})"
+    return [f"{s.ctype} {s.name}_room[{s.most + 8}];", f"const {s.ctype}* const {s.name} = {call};"]
 
 
 def _compute(s: Compute) -> list[str]:
@@ -133,7 +138,7 @@ def _block_reduce(s: BlockReduce) -> list[str]:
 
 
 _PRINT = {
-    Let: _let, Load: _load, Uniform: _uniform, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier,
+    Let: _let, Load: _load, Uniform: _uniform, Draw: _draw, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier,
     Accumulator: _accumulator, Accumulate: _accumulate, BlockReduce: _block_reduce,
 }  # fmt: skip
 

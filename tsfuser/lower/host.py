@@ -13,7 +13,7 @@ from dataclasses import replace
 from . import index as ix
 from .combine import COMBINATIONS
 from .index import Const, Expr, Var
-from .loop_ir import Accumulate, Accumulator, Compute, For, Let, Load, Stmt, defined, rewrite_indices, statements, with_bodies
+from .loop_ir import Accumulate, Accumulator, Compute, Draw, For, Let, Load, Stmt, Uniform, defined, rewrite_indices, statements, with_bodies
 from .passes import conjuncts, without_guards
 
 Body = "tuple[Stmt, ...]"
@@ -103,3 +103,38 @@ def _chunked(loop: For) -> list[Stmt]:
 
 
 _SUM = COMBINATIONS["sum"].template
+
+
+DRAWN = 256  # random numbers that are drawn at a time: few enough to stay in the nearest cache
+
+
+def draw(body: Body) -> Body:
+    """Random numbers of a simd loop are drawn before it, so that each run of Philox gives all its numbers and runs beside others:
+
+    for lane in n: u = uniform(at + lane); S   ->   for piece in n / 256: u_drawn[] = 256 of uniform(at + piece * 256); for lane in 256: u = u_drawn[lane]; S
+    """
+    result: list[Stmt] = []
+    for s in body:
+        s = with_bodies(s, draw)
+        result += _drawn(s) if isinstance(s, For) and s.bind == "simd" else [s]
+    return tuple(result)
+
+
+def _drawn(loop: For) -> list[Stmt]:
+    wanted = [s for s in loop.body if isinstance(s, Uniform) and ix.coefficient(s.offset, loop.var) == Const(1) and not ix.names(s.offset) & {defined(x) for x in loop.body}]
+    if not wanted:
+        return [loop]
+    short = isinstance(loop.extent, Const) and loop.extent.value <= DRAWN
+    piece, lane = f"{loop.var}_piece", Var(loop.var)
+    start: Expr = Const(0) if short else ix.mul(Var(piece), DRAWN)
+    count = loop.extent if short else Var(f"{piece}_end")
+    before: list[Stmt] = [] if short else [Let(count.name, "int64_t", ix.minimum(DRAWN, ix.sub(loop.extent, start)))]
+    before += [Draw(f"{s.name}_drawn", s.ctype, s.state, s.stream, ix.substitute(s.offset, {loop.var: start}), count, loop.extent.value if short else DRAWN) for s in wanted]
+    body = []
+    for s in loop.body:
+        if s in wanted:
+            body.append(Load(s.name, s.ctype, f"{s.name}_drawn", lane, shared=True))
+        else:
+            body.append(rewrite_indices(s, {loop.var: ix.add(start, lane)}))
+    inner = replace(loop, extent=count, body=tuple(body))
+    return [*before, inner] if short else [For(piece, ix.div(ix.add(loop.extent, DRAWN - 1), DRAWN), "serial", (*before, inner))]

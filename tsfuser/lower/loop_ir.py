@@ -64,6 +64,19 @@ class Uniform:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """A host's array of the random numbers from element `offset` on: `count` of them, at most `most`."""
+
+    name: str
+    ctype: str
+    state: str
+    stream: int
+    offset: Expr
+    count: Expr
+    most: int
+
+
+@dataclass(frozen=True)
 class Compute:
     """`ctype name = template(operands)`; operands are names or literals, `vectors` the names among them that are vectors to be indexed by the lane."""
 
@@ -201,7 +214,7 @@ class If:
     no: "tuple[Stmt, ...]"
 
 
-Stmt = Union[Let, Load, Uniform, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator, BlockReduce, Barrier, For, If]
+Stmt = Union[Let, Load, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator, BlockReduce, Barrier, For, If]
 
 
 @dataclass(frozen=True)
@@ -258,6 +271,8 @@ def used(s: Stmt) -> frozenset[str]:
         return names(s.offset) | names(s.guard) | names(s.count)
     if isinstance(s, Uniform):
         return names(s.offset) | {s.state}
+    if isinstance(s, Draw):
+        return names(s.offset) | names(s.count) | {s.state}
     if isinstance(s, Compute):
         return frozenset(s.operands) | (names(as_expr(s.lane)) if s.vectors else frozenset())
     if isinstance(s, Store):
@@ -304,6 +319,8 @@ def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
         return replace(s, offset=offset, guard=guard, count=count)
     if isinstance(s, Uniform):
         return replace(s, offset=substitute(s.offset, table))
+    if isinstance(s, Draw):
+        return replace(s, offset=substitute(s.offset, table), count=substitute(s.count, table))
     if isinstance(s, For):
         return replace(s, extent=substitute(s.extent, table), body=tuple(rewrite_indices(x, table) for x in s.body))
     if isinstance(s, Accumulate):
@@ -339,6 +356,8 @@ def _line(s: Stmt) -> str:
         return f"{s.name} = {place}{when}" if isinstance(s, Load) else f"{place} = {s.value}{when}"
     if isinstance(s, Uniform):
         return f"{s.name} = uniform {s.stream} at {s.offset}{f' .. +{s.lanes}' if s.lanes > 1 else ''}"
+    if isinstance(s, Draw):
+        return f"{s.name}[] = {s.count} of uniform {s.stream} at {s.offset}"
     if isinstance(s, Compute):
         return f"{s.name} = {s.template.format(*s.operands) if s.operands else s.template}"
     if isinstance(s, For):

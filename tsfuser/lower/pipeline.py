@@ -12,7 +12,7 @@ from typing import Callable
 from ..schedule.loops import Schedule
 from ..segment import Segment
 from .loop_ir import Kernel
-from .host import chunk, peel
+from .host import chunk, draw, peel
 from .nest import nest
 from .passes import bound, flatten, hoist, stage, vectorize
 from .phases import nest_rows
@@ -25,9 +25,10 @@ PASSES: tuple[tuple[str, Callable], ...] = (
     ("chunk", chunk),
     ("bound", bound),
     ("stage", stage),
+    ("draw", draw),
 )
 
-ON_HOST = ("peel", "chunk")  # passes for kernels whose blocks are one thread
+ON_HOST = ("peel", "chunk", "draw")  # passes for kernels whose blocks are one thread
 
 
 def lower(segment: Segment, schedule: Schedule, name: str, after: "Callable[[str, Kernel], None] | None" = None) -> Kernel:
