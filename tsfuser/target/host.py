@@ -53,7 +53,7 @@ class HostTarget:
         """Options of the compiler, the include path left out."""
         chosen = (self._mode, f"-O{self._opt_level}", *_NATIVE.get(platform.machine(), ()))
         linux = ("-Wl,--no-undefined", "-nostdlib") if sys.platform == "linux" else ()
-        return (*chosen, "-std=c++17", "-w", "-pipe", "-fopenmp-simd", *_NUMERICS, "-shared", "-fPIC", *linux)
+        return (*chosen, "-std=c++17", "-w", "-pipe", *_NUMERICS, "-shared", "-fPIC", *linux)
 
     def compile(self, source: str, name: str) -> Path:
         """The shared library of kernel `name`. Raises `Refusal` where there is no compiler, `CompileError`
