@@ -17,7 +17,7 @@ from ..segment import Allocations, Buffer, Segment
 from .domain import Dim, Domain, domain
 from .loops import Reduction, Schedule
 from .machine import Machine
-from .pointwise import host_lanes, is_whole, is_wide, vector_width
+from .pointwise import host_lanes, is_whole, is_wide, vector_width, with_grain
 
 LEAST = 8  # iterations of a thread below which a split would cost more than it gains
 FLIGHT = 64  # bytes of input a thread has under way: few blocks are resident, so each thread has more to do than in a pointwise kernel
@@ -139,6 +139,8 @@ def _shape(space: Domain, kept: list[Dim], reduced: list[Dim], params: Reduction
         step = down
     wanted = sz.binary("div", machine.multiprocessors * WAVES if machine.kind == "gpu" else 8, sz.maximum(blocks, 1))
     splits = sz.minimum(wanted, sz.binary("div", walk, step * (params.unroll * LEAST)))
+    if machine.kind == "host":
+        splits = sz.minimum(wanted, sz.binary("div", space.elements, machine.task))
     splits = sz.maximum(splits, 1)
     chunk = sz.ceildiv(sz.ceildiv(walk, splits), step) * step
     return _Shape(across, down, sz.maximum(sz.ceildiv(walk, chunk), 1), chunk)
@@ -148,7 +150,7 @@ def apply(space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionP
     """`partial`: elements between the partial results of two splits, None where the result is final."""
     schedule = Schedule.over(space, params.threads, params.wide)
     build = _inner if params.inner else _outer
-    return build(schedule, [d.name for d in kept], [d.name for d in reduced], params, shape, partial)
+    return with_grain(build(schedule, [d.name for d in kept], [d.name for d in reduced], params, shape, partial))
 
 
 def _fused(schedule: Schedule, names: list[str], into: str) -> tuple[Schedule, str]:

@@ -20,7 +20,7 @@ from . import reduction
 from .domain import Domain, domain
 from .loops import Reduction, Schedule
 from .machine import Machine
-from .pointwise import is_whole, is_wide, vector_width
+from .pointwise import is_whole, is_wide, vector_width, with_grain
 
 LARGEST = 512  # threads of a row: more would leave too few registers to each
 DEEPEST = 8  # vectors of each tensor that a thread keeps
@@ -187,7 +187,8 @@ def apply(space: Domain, params: RowParams, machine: Machine) -> Schedule:
         schedule = schedule.reorder(*threads, *serial).with_single("block")
     schedule = schedule.bind(**bound)
     each = "u" if params.several else ""
-    return replace(schedule, resident=params.resident, reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp, each=each, brief=params.brief))
+    schedule = replace(schedule, resident=params.resident, reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp, each=each, brief=params.brief))
+    return with_grain(schedule)
 
 
 def _block(extent: Size, params: RowParams) -> tuple[Size, Size]:
