@@ -152,8 +152,14 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
     guard = ix.both(g.condition for g in at.guards if g.dims & reduced)
     lane = next((x for x in loops if x.bind in ("vector", "simd")), None)
     fold = lane is not None and lane.name in how.loops  # else each lane is an output of its own
+    many = next((x for x in loops if x.bind == "unroll" and x.name in how.loops), None)  # short chains round less, and do not wait for one another
+    depth = many.extent.a if many is not None and schedule.threads > 1 else 1
+    width = lane.extent.a if lane else 1
+    at_result: Expr = Var(lane.name) if lane and not fold else ix.Const(0)
     at_lane: Expr = Var(lane.name) if lane else ix.Const(0)
-    at_result = ix.Const(0) if fold else at_lane
+    if depth > 1:  # what becomes one result lies side by side
+        at_lane = ix.add(ix.mul(at_lane, depth), Var(many.name))
+    results = 1 if fold else width
     done = indices(schedule, params, {x: ix.Const(0) for x in how.loops}, "_out")
     first = ix.less(Var(next(x.name for x in schedule.loops if x.bind == f"thread.{how.axis}")), 1)
     before: list[Stmt] = []
@@ -163,15 +169,15 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
         operand, term, wide = op.operands[0].name, f"{op.output.name}_term", accumulator(op, schedule.threads, how.brief)
         convert = conversion(registers[operand], wide.ctype)
         body = body + [Compute(term, wide.ctype, convert, (operand,)), Accumulate(name, at_lane, combination.template, term, guard)]
-        before.append(Accumulator(name, wide.ctype, lane.extent.a if lane else 1, combination.start(wide)))
+        before.append(Accumulator(name, wide.ctype, width * depth, combination.start(wide)))
         access = next(a for a in schedule.domain.stores if a.buffer.value.name == op.output.name)
         write = store(access, done, params, schedule, reduced)
         if how.partial is not None:
             write = replace(write, offset=ix.add(ix.mul(done.of[how.partial[0]], params.size(how.partial[1], "part_stride")), write.offset))
         write = replace(write, guard=ix.both([first, *([write.guard] if write.guard else [])]))
-        after += [Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), str(at_result)), write]
+        after += [Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), at_result), write]
     lets = needed(done.lets, frozenset().union(*map(used, after)))
-    combine = combined(ops, how, schedule.threads, 1 if fold or lane is None else lane.extent.a, int(fold))
+    combine = combined(ops, how, schedule.threads, results, results if fold or depth > 1 else 0)
     return [*before, *looped(body, loops, params), *combine, *looped([*lets, *after], [lane] if lane and not fold else [], params)]
 
 

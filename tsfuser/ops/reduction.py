@@ -49,7 +49,8 @@ def squares(b: Builder, value: Value, dims: Sequence[int]) -> tuple[Value, Value
     """(mean, sum of squared distances from it) over `dims`, which stay as size 1, in the accumulation dtype. The second pass also finds what rounding
     left of the mean and corrects both by it (Chan, Golub, LeVeque, Algorithms for Computing the Sample Variance, 1983); not for 16-bit values, which are
     coarser than that."""
-    first = mean_of(b, value, dims)
+    first = total(b, "sum", value, dims)
+    first = b.pointwise("mean", "({0} / {1})", (first, b.count(value, dims)), first.dtype)  # a true quotient: equal values have no variance
     distance = b.pointwise("sub", "({0} - {1})", (value, first), first.dtype)
     squared = b.pointwise("square", "({0} * {0})", (distance,), first.dtype)
     summed = total(b, "sum", squared, dims)

@@ -110,22 +110,24 @@ DEVICE void meet_x() {
   if (blockDim.x > 32) __syncthreads();
 }
 
-// Along y: every thread offers all its accumulators.
+// Along y: every thread offers its first N accumulators.
 template <class Op, int N = 0, class T, int M>
 DEVICE void offer_y(T (&value)[M], char* memory) {
-  T* const shared = reinterpret_cast<T*>(memory) + (threadIdx.y * blockDim.x + threadIdx.x) * M;
+  constexpr int count = N ? N : M;
+  T* const shared = reinterpret_cast<T*>(memory) + (threadIdx.y * blockDim.x + threadIdx.x) * count;
 #pragma unroll
-  for (int lane = 0; lane < M; ++lane) shared[lane] = value[lane];
+  for (int lane = 0; lane < count; ++lane) shared[lane] = value[lane];
 }
 
 template <class Op, int N = 0, class T, int M>
 DEVICE void take_y(T (&value)[M], char* memory, just<T>) {
   if (threadIdx.y > 0) return;
-  const T* shared = reinterpret_cast<const T*>(memory) + threadIdx.x * M;
+  constexpr int count = N ? N : M;
+  const T* shared = reinterpret_cast<const T*>(memory) + threadIdx.x * count;
   for (int row = 1; row < blockDim.y; ++row) {
-    shared += blockDim.x * M;
+    shared += blockDim.x * count;
 #pragma unroll
-    for (int lane = 0; lane < M; ++lane) value[lane] = Op::combine(value[lane], shared[lane]);
+    for (int lane = 0; lane < count; ++lane) value[lane] = Op::combine(value[lane], shared[lane]);
   }
 }
 
