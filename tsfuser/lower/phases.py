@@ -153,8 +153,10 @@ class _Rows:
 
     def scratch(self) -> list[Stmt]:
         """The arrays in memory for what is kept: each has room for a row of any type."""
+        if not (self.memory and self.kept):
+            return []
         row = self.params.size(self.row, f"{self.schedule.domain.dims[-1].name}_size")
-        return [Scratch(array, self.registers[name], row, _WIDEST * k) for k, (name, array) in enumerate(self.kept.items()) if self.memory]
+        return [Scratch(array, self.registers[name], row, _WIDEST * k) for k, (name, array) in enumerate(self.kept.items())]
 
     def row_values(self, phase: int) -> list[Stmt]:
         """Loads (before the first phase) and ops of which a row has one value, that can be computed before `phase`."""
