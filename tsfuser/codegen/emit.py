@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..lower.index import Const, Var
 from ..lower.loop_ir import (
-    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, Draw, For, If, Kernel, Let, Load, Pack, Param, Scratch, SetLane, Stmt, Store,
+    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, Draw, FillTile, For, If, Kernel, Let, Load, Pack, Param, Scratch, SetLane, Stmt, Store,
     Uniform,
 )  # fmt: skip
 
@@ -115,6 +115,10 @@ def _barrier(s: Barrier) -> list[str]:
     return ["__syncthreads();"]
 
 
+def _fill_tile(s: FillTile) -> list[str]:
+    return [f"fill_tile<{s.pitch}>({s.tile}, {_address(s.buffer, s.offset)}, {s.stride}, {s.rows}, {s.columns});"]
+
+
 def _accumulator(s: Accumulator) -> list[str]:
     return [f"{s.ctype} {s.name}[{s.lanes}];", f"for (int32_t lane = 0; lane < {s.lanes}; ++lane) {s.name}[lane] = {s.identity};"]
 
@@ -138,7 +142,7 @@ def _block_reduce(s: BlockReduce) -> list[str]:
 
 
 _PRINT = {
-    Let: _let, Load: _load, Uniform: _uniform, Draw: _draw, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier,
+    Let: _let, Load: _load, Uniform: _uniform, Draw: _draw, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier, FillTile: _fill_tile,
     Accumulator: _accumulator, Accumulate: _accumulate, BlockReduce: _block_reduce,
 }  # fmt: skip
 

@@ -196,6 +196,19 @@ class Barrier:
 
 
 @dataclass(frozen=True)
+class FillTile:
+    """On the host, tile[row * pitch + column] from `columns` lines of `rows` elements at `buffer` + `offset`, `stride` elements apart."""
+
+    tile: str
+    pitch: int
+    buffer: str
+    offset: Expr
+    stride: Expr
+    rows: Expr
+    columns: Expr
+
+
+@dataclass(frozen=True)
 class For:
     """A loop over `var` from 0 to `extent` - 1; `bind` is `rows` (all threads of a block take the same turns), `serial`, `unroll`, `vector` or `simd`."""
 
@@ -214,7 +227,7 @@ class If:
     no: "tuple[Stmt, ...]"
 
 
-Stmt = Union[Let, Load, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator, BlockReduce, Barrier, For, If]
+Stmt = Union[Let, Load, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator, BlockReduce, Barrier, FillTile, For, If]
 
 
 @dataclass(frozen=True)
@@ -258,7 +271,7 @@ class Kernel:
 
 def defined(s: Stmt) -> "str | None":
     """The name that a statement defines."""
-    return None if isinstance(s, (Store, SetLane, Barrier, For, If, Accumulate, BlockReduce)) else s.name
+    return None if isinstance(s, (Store, SetLane, Barrier, FillTile, For, If, Accumulate, BlockReduce)) else s.name
 
 
 def used(s: Stmt) -> frozenset[str]:
@@ -267,6 +280,8 @@ def used(s: Stmt) -> frozenset[str]:
         return names(s.value)
     if isinstance(s, Scratch):
         return names(s.elements)
+    if isinstance(s, FillTile):
+        return names(s.offset) | names(s.stride) | names(s.rows) | names(s.columns)
     if isinstance(s, Load):
         return names(s.offset) | names(s.guard) | names(s.count)
     if isinstance(s, Uniform):
@@ -372,6 +387,8 @@ def _line(s: Stmt) -> str:
         return f"{s.name}[{s.lane}] = {s.value}"
     if isinstance(s, Barrier):
         return "barrier"
+    if isinstance(s, FillTile):
+        return f"{s.tile} = {s.columns} lines of {s.rows} at {s.buffer}[{s.offset}], {s.stride} apart"
     if isinstance(s, Accumulator):
         return f"{s.name}[{s.lanes}] := {s.identity}"
     if isinstance(s, Accumulate):

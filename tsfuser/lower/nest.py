@@ -19,7 +19,7 @@ from . import index as ix
 from .combine import COMBINATIONS, accumulator
 from .index import Expr, Var
 from .literals import literal
-from .loop_ir import Accumulate, Accumulator, Barrier, BlockReduce, Compute, For, If, Kernel, Let, Load, Param, Stmt, Store, Tile, Total, Uniform, statements, used
+from .loop_ir import Accumulate, Accumulator, Barrier, BlockReduce, Compute, FillTile, For, If, Kernel, Let, Load, Param, Stmt, Store, Tile, Total, Uniform, statements, used
 
 
 class Params:
@@ -298,7 +298,8 @@ def load(access: Access, at: Indices, params: Params, schedule: Schedule, regist
         return [Compute(value.name, register, convert.replace("{0}", field), ())]
     if tile is not None:
         row, col = (at.of[x] for x in schedule.tile)
-        read = Load(memory, value.dtype.ctype, tile.name, ix.add(ix.mul(col, tile.pitch), row), shared=True)
+        line, spot = (row, col) if schedule.threads == 1 else (col, row)
+        read = Load(memory, value.dtype.ctype, tile.name, ix.add(ix.mul(line, tile.pitch), spot), shared=True)
     else:
         read = Load(memory, value.dtype.ctype, _pointer(access, params, "const "), _offset(access, at, params, schedule), _guard(access, at, schedule))
     return [read, Compute(value.name, register, convert, (memory,))]
@@ -357,9 +358,12 @@ def store(access: Access, at: Indices, params: Params, schedule: Schedule, reduc
     return Store(_pointer(access, params, ""), value.dtype.ctype, value.dtype.register.ctype, _offset(access, at, params, schedule), value.name, guard)
 
 
+_CACHE_LINE = 16  # elements of four bytes: rows of a tile of the host begin in different sets of its cache
+
+
 def _tiles(schedule: Schedule) -> list[Tile]:
     """Shared-memory tiles of the loads that the schedule places there, a vector of padding a row against bank conflicts."""
-    lanes = next((x.extent.a for x in schedule.loops if x.bind == "vector"), 1)
+    lanes = next((x.extent.a for x in schedule.loops if x.bind == "vector"), _CACHE_LINE)
     tiles, offset = [], 0
     for access in schedule.domain.loads:
         if access.buffer.value.name in schedule.shared:
@@ -373,6 +377,8 @@ def _tiles(schedule: Schedule) -> list[Tile]:
 def _fill_tiles(schedule: Schedule, params: Params, tiles: list[Tile], guarded: bool) -> list[Stmt]:
     """Reads each tile along the axis that is contiguous in its tensor: the threads and lanes run over rows, the loop over columns."""
     row, col = schedule.tile
+    if schedule.threads == 1:
+        return _fill_host_tiles(schedule, params, tiles, guarded)
     step = next(x.extent for x in schedule.loops if x.bind == "thread.y").a
     thread_x, thread_y = (next(x.name for x in schedule.loops if x.bind == b) for b in ("thread.x", "thread.y"))
     lane = next(x for x in schedule.loops if x.bind == "vector")
@@ -390,3 +396,20 @@ def _fill_tiles(schedule: Schedule, params: Params, tiles: list[Tile], guarded: 
         stores.append(Store(tile.name, tile.ctype, tile.ctype, ix.add(ix.mul(column, tile.pitch), along), register, shared=True))
     inner = For(lane.name, ix.Const(lane.extent.a), "vector", tuple(body + stores))
     return [For("k", ix.Const(schedule.tile_size // step), "unroll", (inner,))]
+
+
+def _fill_host_tiles(schedule: Schedule, params: Params, tiles: list[Tile], guarded: bool) -> list[Stmt]:
+    """The same by one thread, which leaves each tile as the loop over columns reads it."""
+    at = indices(schedule, params, {name: ix.Const(0) for name in schedule.tile}, "_t")
+    row, col = ({r.parent for r in schedule.relations if isinstance(r, Split) and r.inner == name} for name in schedule.tile)
+    counts = []
+    for dims in (row, col):
+        bounds = [ix.sub(g.condition.b, g.condition.a) for g in at.guards if g.dims == dims] if guarded else []
+        counts.append(ix.minimum(schedule.tile_size, bounds[0]) if bounds else ix.Const(schedule.tile_size))
+    fills: list[Stmt] = []
+    for tile in tiles:
+        access = next(a for a in schedule.domain.loads if f"{a.buffer.value.name}_tile" == tile.name)
+        d = next(d for d, dim in enumerate(schedule.domain.dims) if dim.name in col)
+        stride = params.size(access.strides[d], f"{access.buffer.value.name}_stride{d}")
+        fills.append(FillTile(tile.name, tile.pitch, _pointer(access, params, "const "), _offset(access, at, params, schedule), stride, *counts))
+    return [*at.lets, *fills]

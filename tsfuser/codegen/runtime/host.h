@@ -4,6 +4,7 @@
 
 #include "types.h"
 #include "host_simd.h"
+#include "host_transpose.h"
 
 extern "C" void* aligned_alloc(__SIZE_TYPE__ alignment, __SIZE_TYPE__ size) noexcept;
 extern "C" void free(void* pointer) noexcept;
