@@ -58,7 +58,8 @@ def _peeled(loop: For, known: "dict[Expr, Let]") -> list[Stmt]:
         made.append(known[whole])
     done = Var(known[whole].name)
     rest = tuple(rewrite_indices(s, {loop.var: ix.add(done, Var(loop.var))}) for s in loop.body)
-    return [*made, replace(loop, extent=done, body=without_guards(loop.body, set(bounds))), replace(loop, extent=ix.sub(loop.extent, done), body=rest)]
+    first = replace(loop, extent=done, body=without_guards(loop.body, set(bounds)))
+    return [*made, first, replace(loop, extent=ix.sub(loop.extent, done), body=rest)]
 
 
 TURNS = 16  # float additions to an accumulator before it is added to one of double
@@ -75,11 +76,13 @@ def chunk(body: Body) -> Body:
 
 def _chunked(loop: For) -> list[Stmt]:
     lanes = next((s for s in loop.body if isinstance(s, For) and s.bind == "simd" and isinstance(s.extent, Const)), None)
-    sums = {s.value: s for s in lanes.body if isinstance(s, Accumulate) and s.combine == _SUM} if lanes else {}
-    floats = {s.name for s in lanes.body if isinstance(s, (Compute, Load)) and s.ctype == "float"} if lanes else set()
-    terms = {s.name: s for s in (lanes.body if lanes else ()) if isinstance(s, Compute) and s.name in sums and s.template == "convert<double>({0})" and s.operands[0] in floats}
-    bounded = any(lanes.var in ix.names(getattr(s, "guard", None)) for s in (lanes.body if lanes else ()))
-    if bounded or not terms:  # `peel` leaves few turns with bounds
+    if lanes is None or any(lanes.var in ix.names(getattr(s, "guard", None)) for s in lanes.body):
+        return [loop]  # `peel` leaves few turns with bounds
+    sums = {s.value: s for s in lanes.body if isinstance(s, Accumulate) and s.combine == _SUM}
+    floats = {s.name for s in lanes.body if isinstance(s, (Compute, Load)) and s.ctype == "float"}
+    widened = [s for s in lanes.body if isinstance(s, Compute) and s.name in sums and s.template == _WIDEN]
+    terms = {s.name: s for s in widened if s.operands[0] in floats}
+    if not terms:
         return [loop]
     parts = {name: f"{sums[name].name}_part" for name in terms}
     inner = []
@@ -92,17 +95,19 @@ def _chunked(loop: For) -> list[Stmt]:
     turn = f"{loop.var}_chunk"
     at = {loop.var: ix.add(ix.mul(Var(turn), TURNS), Var(loop.var))}
     count = ix.minimum(TURNS, ix.sub(loop.extent, ix.mul(Var(turn), TURNS)))
-    some = replace(loop, extent=count, body=tuple(rewrite_indices(replace(s, body=tuple(inner)) if s is lanes else s, at) for s in loop.body))
+    body = [replace(lanes, body=tuple(inner)) if s is lanes else s for s in loop.body]
+    some = replace(loop, extent=count, body=tuple(rewrite_indices(s, at) for s in body))
     fold: list[Stmt] = []
     for name, part in parts.items():
         lane = Var(lanes.var)
-        fold += [Compute(name, "double", "convert<double>({0})", (part,), (part,), lane), replace(sums[name], guard=None)]
+        fold += [Compute(name, "double", _WIDEN, (part,), (part,), lane), replace(sums[name], guard=None)]
     before = [Accumulator(part, "float", lanes.extent.value, "0.0f") for part in parts.values()]
     chunks = ix.div(ix.add(loop.extent, TURNS - 1), TURNS)
     return [For(turn, chunks, "serial", (*before, some, replace(lanes, body=tuple(fold))))]
 
 
 _SUM = COMBINATIONS["sum"].template
+_WIDEN = "convert<double>({0})"
 
 
 DRAWN = 256  # random numbers that are drawn at a time: few enough to stay in the nearest cache
@@ -111,7 +116,9 @@ DRAWN = 256  # random numbers that are drawn at a time: few enough to stay in th
 def draw(body: Body) -> Body:
     """Random numbers of a simd loop are drawn before it, so that each run of Philox gives all its numbers and runs beside others:
 
-    for lane in n: u = uniform(at + lane); S   ->   for piece in n / 256: u_drawn[] = 256 of uniform(at + piece * 256); for lane in 256: u = u_drawn[lane]; S
+    for lane in n: u = uniform(at + lane); S   ->   for piece in n / 256:
+                                                        u_drawn[] = 256 of uniform(at + piece * 256)
+                                                        for lane in 256: u = u_drawn[lane]; S
     """
     result: list[Stmt] = []
     for s in body:
@@ -121,7 +128,9 @@ def draw(body: Body) -> Body:
 
 
 def _drawn(loop: For) -> list[Stmt]:
-    wanted = [s for s in loop.body if isinstance(s, Uniform) and ix.coefficient(s.offset, loop.var) == Const(1) and not ix.names(s.offset) & {defined(x) for x in loop.body}]
+    own = {defined(s) for s in loop.body}
+    steady = [s for s in loop.body if isinstance(s, Uniform) and ix.coefficient(s.offset, loop.var) == Const(1)]
+    wanted = [s for s in steady if not ix.names(s.offset) & own]
     if not wanted:
         return [loop]
     short = isinstance(loop.extent, Const) and loop.extent.value <= DRAWN
@@ -129,7 +138,10 @@ def _drawn(loop: For) -> list[Stmt]:
     start: Expr = Const(0) if short else ix.mul(Var(piece), DRAWN)
     count = loop.extent if short else Var(f"{piece}_end")
     before: list[Stmt] = [] if short else [Let(count.name, "int64_t", ix.minimum(DRAWN, ix.sub(loop.extent, start)))]
-    before += [Draw(f"{s.name}_drawn", s.ctype, s.state, s.stream, ix.substitute(s.offset, {loop.var: start}), count, loop.extent.value if short else DRAWN) for s in wanted]
+    most = loop.extent.value if short else DRAWN
+    for s in wanted:
+        offset = ix.substitute(s.offset, {loop.var: start})
+        before.append(Draw(f"{s.name}_drawn", s.ctype, s.state, s.stream, offset, count, most))
     body = []
     for s in loop.body:
         if s in wanted:
@@ -137,4 +149,6 @@ def _drawn(loop: For) -> list[Stmt]:
         else:
             body.append(rewrite_indices(s, {loop.var: ix.add(start, lane)}))
     inner = replace(loop, extent=count, body=tuple(body))
-    return [*before, inner] if short else [For(piece, ix.div(ix.add(loop.extent, DRAWN - 1), DRAWN), "serial", (*before, inner))]
+    if short:
+        return [*before, inner]
+    return [For(piece, ix.div(ix.add(loop.extent, DRAWN - 1), DRAWN), "serial", (*before, inner))]
