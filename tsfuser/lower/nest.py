@@ -19,7 +19,7 @@ from . import index as ix
 from .combine import COMBINATIONS, accumulator
 from .index import Expr, Var
 from .literals import literal
-from .loop_ir import Accumulate, Accumulator, Barrier, BlockReduce, Compute, For, If, Kernel, Let, Load, Param, Stmt, Store, Tile, Total, Uniform, statements, used
+from .loop_ir import Accumulate, Accumulator, Barrier, BlockReduce, Compute, FillTile, For, If, Kernel, Let, Load, Param, Stmt, Store, Tile, Total, Uniform, statements, used
 
 
 class Params:
@@ -90,12 +90,20 @@ def nest(segment: Segment, schedule: Schedule, name: str) -> Kernel:
     tiles = _tiles(schedule)
     at = indices(schedule, params)
     guarded = _body(segment, schedule, params, tiles, at)
-    if not tiles:
+    cut = at.guards if tiles else _lane_guards(schedule, at)
+    if not cut:
         return kernel_of(name, segment, schedule, params, guarded, tiles)
-    inside = ix.both(g.inside for g in at.guards)  # most tiles are whole, and do without bounds
-    whole = _body(segment, schedule, params, tiles, replace(at, guards=()))
+    inside = ix.both(g.inside for g in cut)  # most tiles are whole, and do without bounds
+    whole = _body(segment, schedule, params, tiles, replace(at, guards=tuple(g for g in at.guards if g not in cut)))
     body = [*needed(at.lets, ix.names(inside)), If(inside, tuple(whole), tuple(guarded))]
     return kernel_of(name, segment, schedule, params, body, tiles)
+
+
+def _lane_guards(schedule: Schedule, at: "Indices") -> tuple[Guard, ...]:
+    """The bounds on the lanes of the host's outer reductions, which its compiler vectorises without them."""
+    lane = next((x.name for x in schedule.loops if x.bind == "simd"), "")
+    outer = schedule.reduction is not None and lane not in schedule.reduction.loops
+    return tuple(g for g in at.guards if outer and lane in ix.names(g.condition))
 
 
 def _body(segment: Segment, schedule: Schedule, params: Params, tiles: list[Tile], at: "Indices") -> list[Stmt]:
@@ -142,7 +150,7 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
     how = schedule.reduction
     reduced = {d.name for d in schedule.domain.dims if d.axes and d.axes[0] in ops[0].axes}
     guard = ix.both(g.condition for g in at.guards if g.dims & reduced)
-    lane = next((x for x in loops if x.bind == "vector"), None)
+    lane = next((x for x in loops if x.bind in ("vector", "simd")), None)
     fold = lane is not None and lane.name in how.loops  # else each lane is an output of its own
     many = next((x for x in loops if x.bind == "unroll" and x.name in how.loops), None)  # short chains round less
     depth = many.extent.a if many is not None and not fold and schedule.threads > 1 else 1
@@ -158,7 +166,7 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
     after: list[Stmt] = []
     for op in ops:
         combination, name, register = COMBINATIONS[op.combine], f"{op.output.name}_total", op.output.dtype.register.ctype
-        operand, term, wide = op.operands[0].name, f"{op.output.name}_term", accumulator(op, schedule.threads)
+        operand, term, wide = op.operands[0].name, f"{op.output.name}_term", accumulator(op, schedule.threads, how.brief)
         convert = conversion(registers[operand], wide.ctype)
         body = body + [Compute(term, wide.ctype, convert, (operand,)), Accumulate(name, at_lane, combination.template, term, guard)]
         before.append(Accumulator(name, wide.ctype, width * depth, combination.start(wide)))
@@ -181,7 +189,7 @@ def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: 
     groups: list[list[Total]] = [[]]
     at = start
     for op in ops:
-        wide, how_combined = accumulator(op, threads), COMBINATIONS[op.combine]
+        wide, how_combined = accumulator(op, threads, how.brief), COMBINATIONS[op.combine]
         size = wide.itemsize * lanes * (threads if how.axis == "y" else 32)
         if at + size > SHARED and groups[-1]:
             groups.append([])
@@ -290,7 +298,8 @@ def load(access: Access, at: Indices, params: Params, schedule: Schedule, regist
         return [Compute(value.name, register, convert.replace("{0}", field), ())]
     if tile is not None:
         row, col = (at.of[x] for x in schedule.tile)
-        read = Load(memory, value.dtype.ctype, tile.name, ix.add(ix.mul(col, tile.pitch), row), shared=True)
+        line, spot = (row, col) if schedule.threads == 1 else (col, row)
+        read = Load(memory, value.dtype.ctype, tile.name, ix.add(ix.mul(line, tile.pitch), spot), shared=True)
     else:
         read = Load(memory, value.dtype.ctype, _pointer(access, params, "const "), _offset(access, at, params, schedule), _guard(access, at, schedule))
     return [read, Compute(value.name, register, convert, (memory,))]
@@ -349,9 +358,12 @@ def store(access: Access, at: Indices, params: Params, schedule: Schedule, reduc
     return Store(_pointer(access, params, ""), value.dtype.ctype, value.dtype.register.ctype, _offset(access, at, params, schedule), value.name, guard)
 
 
+_CACHE_LINE = 16  # elements of four bytes: rows of a tile of the host begin in different sets of its cache
+
+
 def _tiles(schedule: Schedule) -> list[Tile]:
     """Shared-memory tiles of the loads that the schedule places there, a vector of padding a row against bank conflicts."""
-    lanes = next((x.extent.a for x in schedule.loops if x.bind == "vector"), 1)
+    lanes = next((x.extent.a for x in schedule.loops if x.bind == "vector"), _CACHE_LINE)
     tiles, offset = [], 0
     for access in schedule.domain.loads:
         if access.buffer.value.name in schedule.shared:
@@ -365,6 +377,8 @@ def _tiles(schedule: Schedule) -> list[Tile]:
 def _fill_tiles(schedule: Schedule, params: Params, tiles: list[Tile], guarded: bool) -> list[Stmt]:
     """Reads each tile along the axis that is contiguous in its tensor: the threads and lanes run over rows, the loop over columns."""
     row, col = schedule.tile
+    if schedule.threads == 1:
+        return _fill_host_tiles(schedule, params, tiles, guarded)
     step = next(x.extent for x in schedule.loops if x.bind == "thread.y").a
     thread_x, thread_y = (next(x.name for x in schedule.loops if x.bind == b) for b in ("thread.x", "thread.y"))
     lane = next(x for x in schedule.loops if x.bind == "vector")
@@ -382,3 +396,20 @@ def _fill_tiles(schedule: Schedule, params: Params, tiles: list[Tile], guarded: 
         stores.append(Store(tile.name, tile.ctype, tile.ctype, ix.add(ix.mul(column, tile.pitch), along), register, shared=True))
     inner = For(lane.name, ix.Const(lane.extent.a), "vector", tuple(body + stores))
     return [For("k", ix.Const(schedule.tile_size // step), "unroll", (inner,))]
+
+
+def _fill_host_tiles(schedule: Schedule, params: Params, tiles: list[Tile], guarded: bool) -> list[Stmt]:
+    """The same by one thread, which leaves each tile as the loop over columns reads it."""
+    at = indices(schedule, params, {name: ix.Const(0) for name in schedule.tile}, "_t")
+    row, col = ({r.parent for r in schedule.relations if isinstance(r, Split) and r.inner == name} for name in schedule.tile)
+    counts = []
+    for dims in (row, col):
+        bounds = [ix.sub(g.condition.b, g.condition.a) for g in at.guards if g.dims == dims] if guarded else []
+        counts.append(ix.minimum(schedule.tile_size, bounds[0]) if bounds else ix.Const(schedule.tile_size))
+    fills: list[Stmt] = []
+    for tile in tiles:
+        access = next(a for a in schedule.domain.loads if f"{a.buffer.value.name}_tile" == tile.name)
+        d = next(d for d, dim in enumerate(schedule.domain.dims) if dim.name in col)
+        stride = params.size(access.strides[d], f"{access.buffer.value.name}_stride{d}")
+        fills.append(FillTile(tile.name, tile.pitch, _pointer(access, params, "const "), _offset(access, at, params, schedule), stride, *counts))
+    return [*at.lets, *fills]

@@ -27,9 +27,18 @@ COMBINER(Any, a || b)
 COMBINER(All, a && b)
 #undef COMBINER
 
+#if defined(TSFUSER_HOST)
+#include "host_fold.h"
+#endif
+
 // The accumulators of a thread, N / Results neighbours into each of the first `Results`; in a tree, which rounds less than a chain.
 template <class Op, int Results, class T, int N>
 DEVICE void fold_lanes(T (&value)[N]) {
+#if defined(TSFUSER_HOST)
+  static_assert(Results == 1, "a thread of the host works on one row");
+  fold_all<Op>(value);
+  return;
+#endif
 #pragma unroll
   for (int result = 0; result < Results; ++result) {
     T* const own = value + result * (N / Results);
