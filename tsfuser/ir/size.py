@@ -7,6 +7,7 @@ and by C++ on every later call. Example: `ceildiv(leaf(0, "s0_0") * 4, 128)`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Callable, Sequence
 
 _FAR = 1 << 62  # "divisible by everything": the alignment of the integer 0
@@ -48,6 +49,7 @@ class Size:
     op: str
     a: "Size | int"
     b: "Size | str | None" = None
+    order: int = 0  # where it stands among the operands of a sum or product; the same in every process, as generated code is
 
     def __add__(self, other):
         return binary("add", self, other)
@@ -101,7 +103,9 @@ def _node(op, a, b=None) -> Size:
     key = (op, a if op in ("const", "leaf") else id(a), b if op == "leaf" else id(b))
     node = _interned.get(key)
     if node is None:
-        node = _interned.setdefault(key, Size(op, a, b))
+        parts = [x.order if isinstance(x, Size) else x for x in (op, a, b)]
+        order = int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "big")
+        node = _interned.setdefault(key, Size(op, a, b, order))
     return node
 
 
@@ -124,7 +128,7 @@ def binary(op: str, a: "Size | int", b: "Size | int") -> Size:
     a, b = as_size(a), as_size(b)
     if a.is_const and b.is_const:
         return const(OPERATIONS[op](a.a, b.a))
-    if op in ("add", "mul", "min", "max", "eq") and (a.is_const or (not b.is_const and id(b) < id(a))):
+    if op in ("add", "mul", "min", "max", "eq") and (a.is_const or (not b.is_const and b.order < a.order)):
         a, b = b, a  # constants last
     if b.is_const:
         if (op in ("add", "sub") and b.a == 0) or (op in ("mul", "div", "ceildiv") and b.a == 1):
