@@ -121,7 +121,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Accumulator:
-    """Registers `name` of `ctype`, one for each of `lanes`, initially `identity`."""
+    """Registers `name` of `ctype`, one for each of `lanes`, initially `identity`, which may depend on `lane`, the number of its lane."""
 
     name: str
     ctype: str

@@ -22,7 +22,7 @@ from ..ir.call import Call
 from ..ir.fusion import Fusion
 from ..lower.loop_ir import Kernel, Param
 from ..lower.pipeline import lower
-from ..schedule import accepts, choose
+from ..schedule import accepts, choose, expanded
 from ..schedule.machine import GPU, HOST
 from ..segment import Allocations, Segment, segments
 from ..target.cuda import CudaTarget
@@ -52,7 +52,7 @@ def compile_fusion(call: Call, fusion: Fusion, device: str) -> Plan:
     start = time.perf_counter()
     machine = HOST if _blockwise(device) else GPU
     allocations = Allocations(len(fusion.outputs))
-    parts = segments(call, fusion, allocations, lambda segment: accepts(call, segment, machine))
+    parts = segments(call, expanded(call, fusion, machine), allocations, lambda segment: accepts(call, segment, machine))
     _dump("fusion_ir", "fusion", fusion)
     for word in ("fusion_args", "kernel_args", "print_args"):
         _dump(word, "arguments of the first call of a class", "\n".join(map(str, call.args)))

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from ..ir import size as sz
 from ..ir.call import Call
-from ..ir.fusion import Axis, Reduce, Value
+from ..ir.dtypes import DOUBLE
+from ..ir.fusion import MOMENTS, PARTIAL_MOMENTS, Axis, Reduce, Value
 from ..ir.size import Size
 from ..segment import Allocations, Buffer, Segment
 from .domain import Dim, Domain, domain
@@ -55,26 +56,43 @@ def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocati
         return [(segment, apply(space, kept, reduced, params, shape, None), params)]
     params = replace(params, split=True)
     multiple = 1 if params.inner else params.vector  # each split begins at a whole access
-    first, second, distance = parted(segment, segment.reductions, Axis("splits", shape.splits), multiple, allocations)
+    first, second, distance = parted(segment, segment.reductions, Axis("splits", shape.splits), multiple, allocations, machine.kind == "host")
     space, kept, reduced, _, _ = _plan(call, first, machine)
     return [(first, apply(space, kept, reduced, params, shape, distance), params), finish(call, second, machine)]
 
 
-def parted(segment: Segment, ops, axis: Axis, multiple: int, allocations: Allocations) -> tuple[Segment, Segment, Size]:
+def parted(segment: Segment, ops, axis: Axis, multiple: int, allocations: Allocations, wide: bool = False) -> tuple[Segment, Segment, Size]:
     """`segment` with the reductions `ops` in two steps: (the segment that leaves one result of each a step of `axis`, the one that combines these, elements from one such
-    result to the next, a multiple of `multiple`). The first sees its results as tensors without that axis; the schedule tells where each begins."""
+    result to the next, a multiple of `multiple`). The first sees its results as tensors without that axis; the schedule tells where each begins. Moments are left in
+    double if `wide`."""
     stores = {b.value.name: b for b in segment.stores}
-    second, partials = [], {}
+    partials: "dict[str, Buffer]" = {}
+    second, first = [], [op for op in segment.ops if op not in ops]
     for op in ops:
-        partial = Value(f"{op.output.name}_partial", op.output.dtype.register, (axis, *op.output.dims))
-        partials[op.output.name] = allocations.new(partial, multiple)
-        second.append(replace(op, operands=(partial,), axes=(axis,)))
+        sources = _partial(op, ops)
+        for source in (s for s in sources if s.output.name not in partials):
+            dtype = DOUBLE if wide and op.combine in MOMENTS else op.output.dtype.register
+            partials[source.output.name] = allocations.new(Value(f"{source.output.name}_partial", dtype, (axis, *op.output.dims)), multiple)
+            first.append(replace(source, output=Value(source.output.name, dtype, op.output.dims)))
+        second.append(replace(op, operands=tuple(partials[s.output.name].value for s in sources), axes=(axis,)))
     early = {name: replace(b, strides=b.strides[1:], value=replace(b.value, dims=b.value.dims[1:], name=name)) for name, b in partials.items()}
-    own = tuple(replace(op, output=early[op.output.name].value) if op in ops else op for op in segment.ops)
-    first = replace(segment, ops=own, stores=tuple(early.get(name, b) for name, b in stores.items()))
-    targets = tuple(stores[op.output.name] for op in second)
+    targets = tuple(stores.pop(op.output.name) for op in second)
+    first = replace(segment, ops=tuple(first), stores=(*stores.values(), *early.values()))
     distance = next(iter(partials.values())).strides[0]
     return first, Segment(tuple(second), tuple(partials.values()), targets, (axis, *second[0].output.axes)), distance
+
+
+def _same(a: Reduce, b: Reduce) -> bool:
+    """Whether both are of the same data."""
+    return a.operands == b.operands and set(a.axes) == set(b.axes)
+
+
+def _partial(op: Reduce, ops) -> list[Reduce]:
+    """The reductions of a part of the data from which `op`, one of `ops`, is combined: itself, or all that moments need, once for those that share it."""
+    if op.combine not in MOMENTS:
+        return [op]
+    first = next(other for other in ops if other.combine in MOMENTS and _same(op, other)).output
+    return [replace(op, name=part, combine=part, output=replace(first, name=f"{part}_of_{first.name}")) for part in PARTIAL_MOMENTS]
 
 
 def finish(call: Call, segment: Segment, machine: Machine) -> tuple[Segment, Schedule, ReductionParams]:

@@ -27,6 +27,71 @@ COMBINER(Any, a || b)
 COMBINER(All, a && b)
 #undef COMBINER
 
+// How many terms there were, their mean `origin + rest`, and the sum of their squared distances from it. The origin is some term, or 0: what is found out
+// is small beside a large mean, and rounds accordingly.
+template <class T>
+struct moments {
+  T count = 0, origin = 0, rest = 0, squares = 0;
+};
+
+template <class T>
+DEVICE moments<T> moments_of(just<T> count, just<T> origin, just<T> rest, just<T> squares) {
+  moments<T> made;
+  made.count = count;
+  made.origin = origin;
+  made.rest = rest;
+  made.squares = squares;
+  return made;
+}
+
+template <class T>
+DEVICE T count_of(const moments<T>& of) {
+  return of.count;
+}
+
+template <class T>
+DEVICE T mean_of(const moments<T>& of) {
+  return of.count > 0 ? of.origin + of.rest : not_a_number<T>();
+}
+
+template <class T>
+DEVICE T origin_of(const moments<T>& of) {
+  return of.origin;
+}
+
+template <class T>
+DEVICE T rest_of(const moments<T>& of) {
+  return of.rest;
+}
+
+template <class T>
+DEVICE T squares_of(const moments<T>& of) {
+  return of.squares;
+}
+
+// 1 / x of a count, to a rounding or two.
+DEVICE double reciprocal(double x) {
+  return 1 / x;
+}
+DEVICE float reciprocal(float x) {
+#if defined(TSFUSER_CUDA)
+  return __fdividef(1.0f, x);
+#else
+  return 1 / x;
+#endif
+}
+
+// Of disjoint sets of terms.
+struct Moments {
+  template <class T>
+  DEVICE_MEMBER static moments<T> combine(const moments<T>& a, const moments<T>& b) {
+    const T count = a.count + b.count, share = b.count * reciprocal(count), distance = (b.origin - a.origin) + (b.rest - a.rest);
+    const T squares = a.squares + b.squares + distance * distance * (a.count * share);
+    const moments<T> both = moments_of<T>(count, a.origin, a.rest + distance * share, squares);
+    return b.count > 0 ? a.count > 0 ? both : b : a;
+  }
+};
+
 // The accumulators of a thread, N / Results neighbours into each of the first `Results`; in a tree, which rounds less than a chain.
 template <class Op, int Results, class T, int N>
 DEVICE void fold_lanes(T (&value)[N]) {
