@@ -20,7 +20,8 @@ from .loops import Reduction, Schedule
 from .machine import Machine
 from .pointwise import is_whole, is_wide, vector_width
 
-LEAST = 8  # iterations of a thread below which a split would cost more than it gains
+LEAST = 16  # turns of a thread below which a split, which is another kernel, would cost more than it gains
+SHORTEST = 2  # turns that a split has
 FLIGHT = 64  # bytes of input a thread has under way: few blocks are resident, so each thread has more to do than in a pointwise kernel
 WAVES = 4  # blocks a multiprocessor that hide latency
 
@@ -28,7 +29,7 @@ WAVES = 4  # blocks a multiprocessor that hide latency
 @dataclass(frozen=True)
 class ReductionParams:
     """`inner`: the contiguous dim is reduced; `vector`: elements an access; `unroll`: accesses in flight; `threads`: of a block; `split`: two kernels;
-    `whole`: a vector is never cut by the end of a row; `wide`: 64-bit indices."""
+    `deep`: of several reduced dims the unrolled loop is along the outer ones, not the contiguous one; `cut`: so are the splits; `whole`: a vector is never cut by the end of a row; `wide`: 64-bit indices."""
 
     inner: bool
     vector: int
@@ -37,6 +38,8 @@ class ReductionParams:
     split: bool
     whole: bool
     wide: bool
+    deep: bool = False
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,21 @@ def _plan(call: Call, segment: Segment, machine: Machine, small: bool = False) -
     space = domain(call, segment)
     kept, reduced = _sides(space, segment.reductions[0])
     params = _choose(call, segment, space, reduced, machine)
+    if params.inner and machine.kind == "gpu" and len(reduced) > 1:
+        params = _deep(call, space, kept, reduced, params, machine)
     return space, kept, reduced, params, _shape(space, kept, reduced, params, machine, small)
+
+
+def _deep(call: Call, space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionParams, machine: Machine) -> ReductionParams:
+    """`params` with the way in which several reduced dims are walked: short rows leave nothing to unroll or split, so outer dims are where there is enough of
+    them."""
+    outer = _extent(space, reduced[:-1])
+    if not call.decide(sz.le(params.unroll, outer)):
+        return params
+    shape = _shape(space, kept, reduced, replace(params, deep=True), machine, False)
+    wanted = _wanted(space, kept, params, shape.across, machine)
+    along, below = sz.binary("div", outer, params.unroll), sz.ceildiv(space.dims[-1].extent, shape.across * params.vector)
+    return replace(params, deep=True, cut=bool(call.decide(sz.le(sz.minimum(wanted, below), sz.minimum(wanted, along)))))
 
 
 def _sides(space: Domain, op: Reduce) -> tuple[list[Dim], list[Dim]]:
@@ -122,7 +139,8 @@ def _choose(call: Call, segment: Segment, space: Domain, reduced: list[Dim], mac
     inner = space.dims[-1] in reduced
     wide = is_wide(call, space)
     vector = vector_width(call, space, machine)
-    loaded = vector * sum(a.itemsize for a in space.loads if a.moves(len(space.dims) - 1))
+    across = [d for d, dim in enumerate(space.dims) if inner == (dim not in reduced)]  # what lies along these only is read once
+    loaded = vector * sum(a.itemsize for a in space.loads if a.moves(len(space.dims) - 1) and (inner or any(a.moves(d) for d in across)))
     unroll = 1 << (min(4, max(1, FLIGHT // max(loaded, 1))).bit_length() - 1)
     threads = 1 if machine.kind == "host" else 256
     return ReductionParams(inner, vector, unroll, threads, False, is_whole(call, space, vector), wide)
@@ -136,21 +154,32 @@ def _shape(space: Domain, kept: list[Dim], reduced: list[Dim], params: Reduction
         most = sz.minimum(most, sz.nextpow2(sz.ceildiv(space.dims[-1].extent, params.vector * machine.multiprocessors)))
     across = sz.minimum(lanes, most) if params.threads > 1 else sz.const(1)
     down = sz.binary("div", params.threads, across)
-    outputs = _extent(space, kept)
-    walk = _extent(space, reduced)
+    wanted = _wanted(space, kept, params, across, machine)
+    col, outer = space.dims[-1].extent, sz.const(1)
     if params.inner:
-        blocks = sz.ceildiv(outputs, down)
-        walk = space.dims[-1].extent
-        step = across * params.vector
+        step, walk, outer = across * params.vector, col, _extent(space, reduced[:-1])
+    else:
+        step, walk = down, _extent(space, reduced)
+    if params.deep:
+        turns, most = sz.ceildiv(col, step) * sz.binary("div", outer, params.unroll), sz.ceildiv(walk, step)
+    else:
+        turns = most = sz.binary("div", walk, step * params.unroll)
+        turns = turns * outer
+    if params.cut:
+        walk, step, most = outer, sz.const(params.unroll), sz.binary("div", outer, params.unroll)
+    splits = sz.minimum(wanted, sz.minimum(most, sz.binary("div", turns, SHORTEST))) * sz.le(LEAST, turns)
+    chunk = sz.ceildiv(sz.ceildiv(walk, sz.maximum(splits, 1)), step) * step
+    return _Shape(across, down, sz.maximum(sz.ceildiv(walk, chunk), 1), chunk)
+
+
+def _wanted(space: Domain, kept: list[Dim], params: ReductionParams, across: Size, machine: Machine) -> Size:
+    """How many splits would keep the machine busy."""
+    if params.inner:
+        blocks = sz.ceildiv(_extent(space, kept), sz.binary("div", params.threads, across))
     else:
         rest = _extent(space, [d for d in kept if d is not space.dims[-1]])
         blocks = rest * sz.ceildiv(space.dims[-1].extent, across * params.vector)
-        step = down
-    wanted = sz.binary("div", machine.multiprocessors * WAVES if machine.kind == "gpu" else 8, sz.maximum(blocks, 1))
-    splits = sz.minimum(wanted, sz.binary("div", walk, step * (params.unroll * LEAST)))
-    splits = sz.maximum(splits, 1)
-    chunk = sz.ceildiv(sz.ceildiv(walk, splits), step) * step
-    return _Shape(across, down, sz.maximum(sz.ceildiv(walk, chunk), 1), chunk)
+    return sz.binary("div", machine.multiprocessors * WAVES if machine.kind == "gpu" else 8, sz.maximum(blocks, 1))
 
 
 def apply(space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionParams, shape: _Shape, partial: "Size | None") -> Schedule:
@@ -190,12 +219,22 @@ def _inner(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     schedule = schedule.reorder(*kept, *outer, col)
     serial = ["r", "u", "lane"]
     bound = {"tx": "thread_x", "r": "serial", "u": "unroll", "lane": "vector", "block": "block"}
+    blocks: list[str] = []
     if outer:
         schedule, walk = _fused(schedule, outer, "walk")
+        if params.cut:
+            schedule, walk, blocks = _parted(schedule, walk, shape, partial, False)
+        if params.deep:
+            schedule, walk = schedule.split(walk, params.unroll, ("w", "u")), "w"
         serial.insert(0, walk)
-    schedule, step, blocks = _parted(schedule, col, shape, partial, params.whole)
-    schedule = schedule.split(step, shape.across * (params.vector * params.unroll), ("r", "round"), whole=params.whole)
-    schedule = schedule.split("round", shape.across * params.vector, ("u", "spot"), exact=True)
+    step = col
+    if not params.cut:
+        schedule, step, blocks = _parted(schedule, col, shape, partial, params.whole)
+    if params.deep:
+        schedule = schedule.split(step, shape.across * params.vector, ("r", "spot"), whole=params.whole)
+    else:
+        schedule = schedule.split(step, shape.across * (params.vector * params.unroll), ("r", "round"), whole=params.whole)
+        schedule = schedule.split("round", shape.across * params.vector, ("u", "spot"), exact=True)
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
     threads = ["tx"]
     if kept:

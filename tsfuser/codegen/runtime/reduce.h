@@ -166,10 +166,22 @@ DEVICE void meet_x() {
   if (blockDim.x > 32) __syncthreads();
 }
 
-// Along y: every thread offers all its accumulators.
+// Rows of a block, which consists of whole warps, that share a warp.
+DEVICE int warp_rows() {
+  return blockDim.x < 32 ? 32 / blockDim.x : 1;
+}
+
+// Along y: the rows of a warp are combined first; its first row offers all its accumulators.
 template <class Op, int N = 0, class T, int M>
 DEVICE void offer_y(T (&value)[M], char* memory) {
-  T* const shared = reinterpret_cast<T*>(memory) + (threadIdx.y * blockDim.x + threadIdx.x) * M;
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+    if (mask < blockDim.x) break;
+#pragma unroll
+    for (int lane = 0; lane < M; ++lane) value[lane] = Op::combine(value[lane], exchange(value[lane], mask, 32));
+  }
+  if (threadIdx.y % warp_rows() != 0) return;
+  T* const shared = reinterpret_cast<T*>(memory) + (threadIdx.y / warp_rows() * blockDim.x + threadIdx.x) * M;
 #pragma unroll
   for (int lane = 0; lane < M; ++lane) shared[lane] = value[lane];
 }
@@ -178,7 +190,7 @@ template <class Op, int N = 0, class T, int M>
 DEVICE void take_y(T (&value)[M], char* memory, just<T>) {
   if (threadIdx.y > 0) return;
   const T* shared = reinterpret_cast<const T*>(memory) + threadIdx.x * M;
-  for (int row = 1; row < blockDim.y; ++row) {
+  for (int row = 1; row < blockDim.y / warp_rows(); ++row) {
     shared += blockDim.x * M;
 #pragma unroll
     for (int lane = 0; lane < M; ++lane) value[lane] = Op::combine(value[lane], shared[lane]);
