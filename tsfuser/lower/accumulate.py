@@ -51,10 +51,11 @@ def accumulation(name: str, op: Reduce, registers: "dict[str, str]", threads: in
 
 
 def _moments(name: str, term: Compute, wide: DType, lanes: int, at: Expr, guard: "Expr | None", centred: bool, shared: bool) -> Accumulation:
-    """`distance = term - origin - rest; rest += distance / count; squares += distance^2 (1 - 1 / count)`. `centred`: the origin is a thread's first term, else
+    """`place = term - origin; distance = place - rest; rest += distance / count; squares += distance (place - rest)`. `centred`: the origin is a thread's first term, else
     0; `shared`: one count for all lanes."""
     count, origin, rest, squares = (f"{name}_{part}" for part in ("count", "origin", "rest", "squares"))
-    distance, share = f"{name}_distance", f"{name}_share"
+    distance, left, share = (f"{name}_{word}" for word in ("distance", "left", "share"))
+    place = f"{name}_place" if centred else term.name
     at_count = ix.Const(0) if shared else at
     own = [rest, squares, *([origin] if centred else [])]
     before: list[Stmt] = [Accumulator(count, wide.ctype, 1 if shared else lanes, "0"), *(Accumulator(x, wide.ctype, lanes, "0") for x in own)]
@@ -65,10 +66,10 @@ def _moments(name: str, term: Compute, wide: DType, lanes: int, at: Expr, guard:
     ]
     if centred:
         body.append(Accumulate(origin, at, f"({share} < 1 ? {{0}} : {{1}})", term.name, guard))
-        body.append(Compute(distance, wide.ctype, "({1} - {0} - {2})", (origin, term.name, rest), (origin, rest), at))
-    else:
-        body.append(Compute(distance, wide.ctype, "({1} - {0})", (rest, term.name), (rest,), at))
+        body.append(Compute(place, wide.ctype, "({1} - {0})", (origin, term.name), (origin,), at))
+    body.append(Compute(distance, wide.ctype, "({1} - {0})", (rest, place), (rest,), at))
     body.append(Accumulate(rest, at, f"({{0}} + {{1}} * {share})", distance, guard))
-    body.append(Accumulate(squares, at, f"({{0}} + {{1}} * {{1}} * (1 - {share}))", distance, guard))
+    body.append(Compute(left, wide.ctype, "({1} - {0})", (rest, place), (rest,), at))
+    body.append(Accumulate(squares, at, f"({{0}} + {{1}} * {distance})", left, guard))
     parts = [f"{count}[{'0' if shared else 'lane'}]", f"{origin}[lane]" if centred else "0", f"{rest}[lane]", f"{squares}[lane]"]
     return Accumulation(before, body, [Accumulator(name, f"moments<{wide.ctype}>", lanes, f"moments_of<{wide.ctype}>({', '.join(parts)})")])
