@@ -56,7 +56,9 @@ def check(function, x, parameters, *rest, ops=16, calls=2):
     exact, _ = run(function.plain, x.double(), *(None if p is None else p.double() for p in parameters))
     for a, e, r in zip(actual, eager, exact):
         if isinstance(e, int):
-            assert a == e
+            assert a == (0 if x.is_cuda else e)  # ours is never cuDNN's
+        elif e.dtype == torch.uint8 and x.is_cuda:
+            assert a.numel() == 0
         else:
             assert_matches(a, e, None if e.dtype == torch.uint8 or r.shape != e.shape else r, ops=ops, precision=x.dtype if a.is_floating_point() else None)
     assert versions == eager_versions
@@ -348,15 +350,14 @@ def f(dy, x, w, mean, rstd, m, v, training: bool, mask: List[bool]):
 """
 
 
-def test_gradients_that_are_masked_off(target, device):
-    if target == "cpu-fibers":
-        pytest.skip("on the other targets")
+def test_gradients_that_are_masked_off(device):
     fused, plain = script(MASKED), script(MASKED)
     dy, x = tensor(4, 3, 5, device=device), tensor(4, 3, 5, device=device, seed=1)
     w, mean, m, v = parameters(3, device)
-    inputs = (dy, x, w, mean, v, m, v)
     masks = [[True] * 3] * 3 + [[True, False, False], [False, True, False], [False, False, True], [True, True, False]]
     for training in (True, False):
+        saved = (mean, v) if training else (m, torch.rsqrt(v + 1e-5))  # eager's CUDA kernels take one or the other, by the mask
+        inputs = (dy, x, w, *saved, m, v)
         for mask in masks:
             eager = plain(*inputs, training, mask)
             with tsfuser.fuser(), no_fallback():

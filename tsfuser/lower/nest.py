@@ -145,15 +145,23 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
     guard = ix.both(g.condition for g in at.guards if g.dims & reduced)
     lane = next((x for x in loops if x.bind == "vector"), None)
     fold = lane is not None and lane.name in how.loops  # else each lane is an output of its own
-    at_lane: Expr = Var(lane.name) if lane else ix.Const(0)
-    at_result = ix.Const(0) if fold else at_lane
+    many = next((x for x in loops if x.bind == "unroll" and x.name in how.loops), None)  # short chains round less, and do not wait for one another
+    depth = many.extent.a if many is not None and schedule.threads > 1 else 1
+    width = lane.extent.a if lane else 1
+    at_result: Expr = Var(lane.name) if lane and not fold else ix.Const(0)
+    at_term: Expr = Var(lane.name) if lane else ix.Const(0)
+    at_lane = at_term
+    if depth > 1:  # what becomes one result lies side by side
+        at_lane = ix.add(ix.mul(at_lane, depth), Var(many.name))
+    results = 1 if fold else width
     done = indices(schedule, params, {x: ix.Const(0) for x in how.loops}, "_out")
     first = ix.less(Var(next(x.name for x in schedule.loops if x.bind == f"thread.{how.axis}")), 1)
     before: list[Stmt] = []
     packs: list[Stmt] = []
     after: list[Stmt] = []
     for name, op in totals(ops).items():
-        made = accumulation(name, op, registers, schedule.threads, lane.extent.a if lane else 1, at_lane, guard)
+        single = COMBINATIONS[op.combine].part or depth == 1  # moments share what a chain costs, and round little
+        made = accumulation(name, op, registers, schedule.threads, width * (1 if single else depth), at_term if single else at_lane, guard)
         before, body, packs = before + made.before, body + made.body, packs + made.after
     for op in ops:
         combination, name, register = COMBINATIONS[op.combine], total_of(op, ops), op.output.dtype.register.ctype
@@ -163,9 +171,9 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
         if how.partial is not None:
             write = replace(write, offset=ix.add(ix.mul(done.of[how.partial[0]], params.size(how.partial[1], "part_stride")), write.offset))
         write = replace(write, guard=ix.both([first, *([write.guard] if write.guard else [])]))
-        after += [Compute(op.output.name, register, combination.result(wide.ctype, register), (name,), (name,), str(at_result)), write]
+        after += [Compute(op.output.name, register, combination.result(wide.ctype, register), (name,), (name,), at_result), write]
     lets = needed(done.lets, frozenset().union(*map(used, after)))
-    combine = combined(ops, how, schedule.threads, 1 if fold or lane is None else lane.extent.a, int(fold))
+    combine = combined(ops, how, schedule.threads, results, results if fold or depth > 1 else 0)
     return [*before, *looped(body, loops, params), *packs, *combine, *looped([*lets, *after], [lane] if lane and not fold else [], params)]
 
 

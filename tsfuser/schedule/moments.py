@@ -98,9 +98,8 @@ def _two_passes(op: Reduce, mean: "Value | None", squares: "Value | None") -> li
     def summed(name: str, operand: Value) -> Value:
         return add(Reduce("sum", "sum", (operand,), op.axes, value(name, like.dims)))
 
-    coarse = x.dtype.itemsize == 2
-    scale = "({0} * (1 / {1}))"
-    first = pointwise("mean", scale, (summed(names[0], x), count), mean if coarse and mean is not None else value(f"mean_of_{names[0]}", like.dims))
+    coarse = x.dtype.itemsize == 2  # a true quotient next: equal values have no variance
+    first = pointwise("mean", "({0} / {1})", (summed(names[0], x), count), mean if coarse and mean is not None else value(f"mean_of_{names[0]}", like.dims))
     if squares is None and coarse:
         return ops
     distance = pointwise("sub", "({0} - {1})", (x, first), value(f"distance_of_{names[0]}", x.dims))
@@ -110,7 +109,7 @@ def _two_passes(op: Reduce, mean: "Value | None", squares: "Value | None") -> li
         if coarse:
             pointwise("squares", "{0}", (total,), squares)
             return ops
-    drift = pointwise("mean", scale, (summed(f"drift_of_{names[0]}", distance), count), value(f"mean_drift_of_{names[0]}", like.dims))
+    drift = pointwise("mean", "({0} * (1 / {1}))", (summed(f"drift_of_{names[0]}", distance), count), value(f"mean_drift_of_{names[0]}", like.dims))
     if squares is not None:
         less = pointwise("mul", "({0} * {0} * {1})", (drift, count), value(f"less_of_{names[0]}", like.dims))
         pointwise("sub", "({0} - {1} < 0 ? 0 : {0} - {1})", (total, less), squares)

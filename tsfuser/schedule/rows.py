@@ -61,6 +61,9 @@ def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
     along = [op for op in segment.reductions if op not in columns]
     if not along or set(along[0].axes) != inner:
         return "its reduced dimensions are not the contiguous ones"
+    added = {op.output.name for op in columns}
+    if any(v.name in added for op in segment.ops for v in op.operands):
+        return "something depends on what is added up over all rows"
     if not call.decide(sz.lt(0, space.elements)):
         return "it has no elements"
     few = machine.multiprocessors // 2 if machine.kind == "gpu" else 2

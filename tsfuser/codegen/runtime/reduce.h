@@ -171,29 +171,31 @@ DEVICE int warp_rows() {
   return blockDim.x < 32 ? 32 / blockDim.x : 1;
 }
 
-// Along y: the rows of a warp are combined first; its first row offers all its accumulators.
+// Along y: the rows of a warp are combined first; its first row offers its first N accumulators.
 template <class Op, int N = 0, class T, int M>
 DEVICE void offer_y(T (&value)[M], char* memory) {
+  constexpr int count = N ? N : M;
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) {
     if (mask < blockDim.x) break;
 #pragma unroll
-    for (int lane = 0; lane < M; ++lane) value[lane] = Op::combine(value[lane], exchange(value[lane], mask, 32));
+    for (int lane = 0; lane < count; ++lane) value[lane] = Op::combine(value[lane], exchange(value[lane], mask, 32));
   }
   if (threadIdx.y % warp_rows() != 0) return;
-  T* const shared = reinterpret_cast<T*>(memory) + (threadIdx.y / warp_rows() * blockDim.x + threadIdx.x) * M;
+  T* const shared = reinterpret_cast<T*>(memory) + (threadIdx.y / warp_rows() * blockDim.x + threadIdx.x) * count;
 #pragma unroll
-  for (int lane = 0; lane < M; ++lane) shared[lane] = value[lane];
+  for (int lane = 0; lane < count; ++lane) shared[lane] = value[lane];
 }
 
 template <class Op, int N = 0, class T, int M>
 DEVICE void take_y(T (&value)[M], char* memory, just<T>) {
   if (threadIdx.y > 0) return;
-  const T* shared = reinterpret_cast<const T*>(memory) + threadIdx.x * M;
+  constexpr int count = N ? N : M;
+  const T* shared = reinterpret_cast<const T*>(memory) + threadIdx.x * count;
   for (int row = 1; row < blockDim.y / warp_rows(); ++row) {
-    shared += blockDim.x * M;
+    shared += blockDim.x * count;
 #pragma unroll
-    for (int lane = 0; lane < M; ++lane) value[lane] = Op::combine(value[lane], shared[lane]);
+    for (int lane = 0; lane < count; ++lane) value[lane] = Op::combine(value[lane], shared[lane]);
   }
 }
 
