@@ -160,8 +160,12 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
     packs: list[Stmt] = []
     after: list[Stmt] = []
     for name, op in totals(ops).items():
-        single = COMBINATIONS[op.combine].part or depth == 1  # moments share what a chain costs, and round little
-        made = accumulation(name, op, registers, schedule.threads, width * (1 if single else depth), at_term if single else at_lane, guard)
+        if COMBINATIONS[op.combine].part and (width > 1 or many is None):  # these share what a chain costs, and round little
+            made = accumulation(name, op, registers, schedule.threads, width, at_term, guard)
+        elif COMBINATIONS[op.combine].part:
+            made = accumulation(name, op, registers, schedule.threads, many.extent.a, Var(many.name), guard, apart=True)
+        else:
+            made = accumulation(name, op, registers, schedule.threads, width * depth, at_lane, guard)
         before, body, packs = before + made.before, body + made.body, packs + made.after
     for op in ops:
         combination, name, register = COMBINATIONS[op.combine], total_of(op, ops), op.output.dtype.register.ctype
@@ -173,7 +177,8 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
         write = replace(write, guard=ix.both([first, *([write.guard] if write.guard else [])]))
         after += [Compute(op.output.name, register, combination.result(wide.ctype, register), (name,), (name,), at_result), write]
     lets = needed(done.lets, frozenset().union(*map(used, after)))
-    combine = combined(ops, how, schedule.threads, results, results if fold or depth > 1 else 0)
+    chains = fold or depth > 1 or (width == 1 and many is not None)
+    combine = combined(ops, how, schedule.threads, results, results if chains else 0)
     return [*before, *looped(body, loops, params), *packs, *combine, *looped([*lets, *after], [lane] if lane and not fold else [], params)]
 
 

@@ -233,7 +233,10 @@ def _inner(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     if params.deep:
         schedule = schedule.split(step, shape.across * params.vector, ("r", "spot"), whole=params.whole)
     else:
-        schedule = schedule.split(step, shape.across * (params.vector * params.unroll), ("r", "round"), whole=params.whole)
+        turn = shape.across * (params.vector * params.unroll)
+        exact = params.whole and partial is None and turn == sz.const(params.vector)
+        times = sz.ceildiv(schedule.loop(step).extent, turn)
+        schedule = schedule.split(step, turn, ("r", "round"), exact=exact, times=times, whole=params.whole)
         schedule = schedule.split("round", shape.across * params.vector, ("u", "spot"), exact=True)
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
     threads = ["tx"]
