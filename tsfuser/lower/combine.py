@@ -87,5 +87,5 @@ def accumulator(op: Reduce, threads: int) -> DType:
     """The dtype in which a thread accumulates. A block of the host is one thread, which adds up long chains, where float would lose what a GPU's
     many short chains keep; it has double for nothing, as memory is slower."""
     dtype = op.output.dtype.register
-    wider = {FLOAT: DOUBLE, COMPLEX64: COMPLEX128} if threads == 1 and (op.combine == "sum" or COMBINATIONS[op.combine].part) else {}
+    wider = {FLOAT: DOUBLE, COMPLEX64: COMPLEX128} if threads == 1 and op.combine == "sum" else {}
     return wider.get(dtype, dtype)

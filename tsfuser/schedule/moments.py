@@ -1,7 +1,7 @@
 """Moments in one pass over the data or in two.
 
 In: a Fusion whose means and sums of squared distances are single reductions (`mean`, `squares`), and so one pass. Out: the Fusion in which those that a row
-schedule can keep on the chip are two, whose second pass over a row costs no memory: it adds up distances from the mean that the first has found, and what
+schedule can keep on the chip, and all on the host, are two, whose second pass over a row costs no memory: it adds up distances from the mean that the first has found, and what
 rounding left of that mean, by which both are corrected (Chan, Golub, LeVeque, Algorithms for Computing the Sample Variance, 1983; not for 16-bit
 values, which are coarser than that). Example: of `squares = reduce squares of x`
 
@@ -30,6 +30,8 @@ def expanded(call: Call, fusion: Fusion, machine: Machine) -> Fusion:
     if not found:
         return fusion
     trial = _rewritten(fusion, set(found))
+    if machine.kind == "host":  # its compiler vectorises sums, which take less time than the divisions of moments even where they are read again
+        return trial
     parts = segments(call, trial, Allocations(len(fusion.outputs)), lambda s: rows.accepts(call, s, machine))
     chosen = {key for key, op in found.items() if any(_keeps(call, part, _names(op), machine) for part in parts)}
     return trial if len(chosen) == len(found) else _rewritten(fusion, chosen)
@@ -59,10 +61,10 @@ def _names(op: Reduce) -> tuple[str, str]:
 
 
 def _keeps(call: Call, segment: Segment, names: tuple[str, str], machine: Machine) -> bool:
-    """Whether `segment` does both sums, and the second without memory; the host's cache holds a row."""
+    """Whether `segment` does both sums, and the second without memory."""
     if not {op.output.name for op in segment.reductions} >= set(names):
         return False
-    return machine.kind == "host" or rows.choose(call, segment, domain(call, segment), machine).persistent
+    return rows.choose(call, segment, domain(call, segment), machine).persistent
 
 
 def _rewritten(fusion: Fusion, chosen: set) -> Fusion:

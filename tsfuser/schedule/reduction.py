@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from ..ir import size as sz
 from ..ir.call import Call
-from ..ir.dtypes import DOUBLE
 from ..ir.fusion import MOMENTS, PARTIAL_MOMENTS, Axis, Reduce, Value
 from ..ir.size import Size
 from ..segment import Allocations, Buffer, Segment
@@ -59,22 +58,21 @@ def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocati
         return [(segment, apply(space, kept, reduced, params, shape, None), params)]
     params = replace(params, split=True)
     multiple = 1 if params.inner else params.vector  # each split begins at a whole access
-    first, second, distance = parted(segment, segment.reductions, Axis("splits", shape.splits), multiple, allocations, machine.kind == "host")
+    first, second, distance = parted(segment, segment.reductions, Axis("splits", shape.splits), multiple, allocations)
     space, kept, reduced, _, _ = _plan(call, first, machine)
     return [(first, apply(space, kept, reduced, params, shape, distance), params), finish(call, second, machine)]
 
 
-def parted(segment: Segment, ops, axis: Axis, multiple: int, allocations: Allocations, wide: bool = False) -> tuple[Segment, Segment, Size]:
+def parted(segment: Segment, ops, axis: Axis, multiple: int, allocations: Allocations) -> tuple[Segment, Segment, Size]:
     """`segment` with the reductions `ops` in two steps: (the segment that leaves one result of each a step of `axis`, the one that combines these, elements from one such
-    result to the next, a multiple of `multiple`). The first sees its results as tensors without that axis; the schedule tells where each begins. Moments are left in
-    double if `wide`."""
+    result to the next, a multiple of `multiple`). The first sees its results as tensors without that axis; the schedule tells where each begins."""
     stores = {b.value.name: b for b in segment.stores}
     partials: "dict[str, Buffer]" = {}
     second, first = [], [op for op in segment.ops if op not in ops]
     for op in ops:
         sources = _partial(op, ops)
         for source in (s for s in sources if s.output.name not in partials):
-            dtype = DOUBLE if wide and op.combine in MOMENTS else op.output.dtype.register
+            dtype = op.output.dtype.register
             partials[source.output.name] = allocations.new(Value(f"{source.output.name}_partial", dtype, (axis, *op.output.dims)), multiple)
             first.append(replace(source, output=Value(source.output.name, dtype, op.output.dims)))
         second.append(replace(op, operands=tuple(partials[s.output.name].value for s in sources), axes=(axis,)))
@@ -233,10 +231,7 @@ def _inner(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     if params.deep:
         schedule = schedule.split(step, shape.across * params.vector, ("r", "spot"), whole=params.whole)
     else:
-        turn = shape.across * (params.vector * params.unroll)
-        exact = params.whole and partial is None and turn == sz.const(params.vector)
-        times = sz.ceildiv(schedule.loop(step).extent, turn)
-        schedule = schedule.split(step, turn, ("r", "round"), exact=exact, times=times, whole=params.whole)
+        schedule = schedule.split(step, shape.across * (params.vector * params.unroll), ("r", "round"), whole=params.whole)
         schedule = schedule.split("round", shape.across * params.vector, ("u", "spot"), exact=True)
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
     threads = ["tx"]
