@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..lower.index import Const, Var
 from ..lower.loop_ir import (
-    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, For, If, Kernel, Let, Load, Pack, Param, SetLane, Stmt, Store,
+    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, Draw, FillTile, For, If, Kernel, Let, Load, Pack, Param, Scratch, SetLane, Stmt, Store,
     Uniform,
 )  # fmt: skip
 
@@ -59,6 +59,11 @@ def _uniform(s: Uniform) -> list[str]:
     return _assign(s.ctype, s.name, f"uniform<{s.ctype}>({arguments})")
 
 
+def _draw(s: Draw) -> list[str]:
+    call = f"draw({s.name}_room, {_START}, {s.stream}, {s.offset}, {s.count})"
+    return [f"{s.ctype} {s.name}_room[{s.most + 8}];", f"const {s.ctype}* const {s.name} = {call};"]
+
+
 def _compute(s: Compute) -> list[str]:
     text = s.template
     for k, operand in enumerate(s.operands):
@@ -90,8 +95,13 @@ def _array(s: Array) -> list[str]:
     return [f"{ctype} {s.name}[{s.extent}];"]
 
 
+def _scratch(s: Scratch) -> list[str]:
+    return [f"{s.ctype}* const {s.name} = scratch<{s.ctype}>(shared, {s.elements}, {s.bytes});"]
+
+
 def _for(s: For) -> list[str]:
     hint = {"rows": ["#pragma unroll 1"], "unroll": ["#pragma unroll"], "vector": ["#pragma unroll"], "simd": ["SIMD_LOOP"]}.get(s.bind, [])
+    hint = ["LANE_LOOP"] if s.bind == "simd" and isinstance(s.extent, Const) else hint
     index = "int32_t" if s.bind in ("unroll", "vector") else "int64_t"
     head = f"for ({index} {s.var} = 0; {s.var} < {s.extent}; ++{s.var}) {{"
     return [*hint, head, *_block(s.body, 1), "}"]
@@ -103,6 +113,10 @@ def _if(s: If) -> list[str]:
 
 def _barrier(s: Barrier) -> list[str]:
     return ["__syncthreads();"]
+
+
+def _fill_tile(s: FillTile) -> list[str]:
+    return [f"fill_tile<{s.pitch}>({s.tile}, {_address(s.buffer, s.offset)}, {s.stride}, {s.rows}, {s.columns});"]
 
 
 def _accumulator(s: Accumulator) -> list[str]:
@@ -128,7 +142,7 @@ def _block_reduce(s: BlockReduce) -> list[str]:
 
 
 _PRINT = {
-    Let: _let, Load: _load, Uniform: _uniform, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, For: _for, If: _if, Barrier: _barrier,
+    Let: _let, Load: _load, Uniform: _uniform, Draw: _draw, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier, FillTile: _fill_tile,
     Accumulator: _accumulator, Accumulate: _accumulate, BlockReduce: _block_reduce,
 }  # fmt: skip
 

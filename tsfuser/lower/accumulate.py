@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..ir.dtypes import DType
 from ..ir.fusion import Reduce
 from . import index as ix
-from .combine import COMBINATIONS, accumulator
+from .combine import COMBINATIONS
 from .index import Expr
 from .loop_ir import Accumulate, Accumulator, Compute, Stmt
 
@@ -32,10 +32,10 @@ def conversion(have: str, want: str) -> str:
     return "{0}" if have == want else f"convert<{want}>({{0}})"
 
 
-def accumulation(name: str, op: Reduce, registers: "dict[str, str]", threads: int, lanes: int, at: Expr, guard: "Expr | None", apart: bool = False) -> Accumulation:  # fmt: skip
-    """Accumulators `name`, `lanes` of them, of which a term goes to number `at`. Operands have the C types `registers`; a term counts where `guard` holds.
+def accumulation(name: str, op: Reduce, registers: "dict[str, str]", wide: DType, lanes: int, at: Expr, guard: "Expr | None", apart: bool = False) -> Accumulation:  # fmt: skip
+    """Accumulators `name`, `lanes` of them, of which a term goes to number `at`, in dtype `wide`. Operands have the C types `registers`; a term counts where `guard` holds.
     `apart`: lanes have not all seen as many terms, even where that does not depend on them."""
-    combination, wide = COMBINATIONS[op.combine], accumulator(op, threads)
+    combination = COMBINATIONS[op.combine]
     term = name.removesuffix("_total") + "_term"
     if combination.part and len(op.operands) == 1:
         convert = Compute(term, wide.ctype, conversion(registers[op.operands[0].name], wide.ctype), (op.operands[0].name,))

@@ -83,9 +83,10 @@ def total_of(op: Reduce, ops: "Sequence[Reduce]") -> str:
     return f"{first.output.name}_total"
 
 
-def accumulator(op: Reduce, threads: int) -> DType:
+def accumulator(op: Reduce, threads: int, brief: bool = False) -> DType:
     """The dtype in which a thread accumulates. A block of the host is one thread, which adds up long chains, where float would lose what a GPU's
-    many short chains keep; it has double for nothing, as memory is slower."""
+    many short chains keep; it adds up some in float and these in double (`host.chunk`). `brief`: so few that
+    there is nothing to add up in double."""
     dtype = op.output.dtype.register
-    wider = {FLOAT: DOUBLE, COMPLEX64: COMPLEX128} if threads == 1 and op.combine == "sum" else {}
+    wider = {FLOAT: DOUBLE, COMPLEX64: COMPLEX128} if threads == 1 and not brief and op.combine == "sum" else {}
     return wider.get(dtype, dtype)

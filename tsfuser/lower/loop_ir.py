@@ -64,6 +64,19 @@ class Uniform:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """A host's array of the random numbers from element `offset` on: `count` of them, at most `most`."""
+
+    name: str
+    ctype: str
+    state: str
+    stream: int
+    offset: Expr
+    count: Expr
+    most: int
+
+
+@dataclass(frozen=True)
 class Compute:
     """`ctype name = template(operands)`; operands are names or literals, `vectors` the names among them that are vectors to be indexed by the lane."""
 
@@ -120,6 +133,16 @@ class Array:
 
 
 @dataclass(frozen=True)
+class Scratch:
+    """An array in the memory of a block of the host, behind `elements` of `bytes` bytes; a kernel's `shared` says how long that memory is."""
+
+    name: str
+    ctype: str
+    elements: Expr
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Accumulator:
     """Registers `name` of `ctype`, one for each of `lanes`, initially `identity`, which may depend on `lane`, the number of its lane."""
 
@@ -173,6 +196,19 @@ class Barrier:
 
 
 @dataclass(frozen=True)
+class FillTile:
+    """On the host, tile[row * pitch + column] from `columns` lines of `rows` elements at `buffer` + `offset`, `stride` elements apart."""
+
+    tile: str
+    pitch: int
+    buffer: str
+    offset: Expr
+    stride: Expr
+    rows: Expr
+    columns: Expr
+
+
+@dataclass(frozen=True)
 class For:
     """A loop over `var` from 0 to `extent` - 1; `bind` is `rows` (all threads of a block take the same turns), `serial`, `unroll`, `vector` or `simd`."""
 
@@ -191,7 +227,7 @@ class If:
     no: "tuple[Stmt, ...]"
 
 
-Stmt = Union[Let, Load, Uniform, Compute, Store, Pack, SetLane, Array, Accumulate, Accumulator, BlockReduce, Barrier, For, If]
+Stmt = Union[Let, Load, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator, BlockReduce, Barrier, FillTile, For, If]
 
 
 @dataclass(frozen=True)
@@ -224,7 +260,7 @@ class Kernel:
     block_y: Size
     threads: int
     tiles: tuple[Tile, ...] = ()
-    shared: int = 0
+    shared: "Size | int" = 0
     grain: int = 1
     resident: int = 0
 
@@ -235,17 +271,23 @@ class Kernel:
 
 def defined(s: Stmt) -> "str | None":
     """The name that a statement defines."""
-    return None if isinstance(s, (Store, SetLane, Barrier, For, If, Accumulate, BlockReduce)) else s.name
+    return None if isinstance(s, (Store, SetLane, Barrier, FillTile, For, If, Accumulate, BlockReduce)) else s.name
 
 
 def used(s: Stmt) -> frozenset[str]:
     """The names that a statement reads."""
     if isinstance(s, Let):
         return names(s.value)
+    if isinstance(s, Scratch):
+        return names(s.elements)
+    if isinstance(s, FillTile):
+        return names(s.offset) | names(s.stride) | names(s.rows) | names(s.columns)
     if isinstance(s, Load):
         return names(s.offset) | names(s.guard) | names(s.count)
     if isinstance(s, Uniform):
         return names(s.offset) | {s.state}
+    if isinstance(s, Draw):
+        return names(s.offset) | names(s.count) | {s.state}
     if isinstance(s, Compute):
         return frozenset(s.operands) | (names(as_expr(s.lane)) if s.vectors else frozenset())
     if isinstance(s, Store):
@@ -292,6 +334,8 @@ def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
         return replace(s, offset=offset, guard=guard, count=count)
     if isinstance(s, Uniform):
         return replace(s, offset=substitute(s.offset, table))
+    if isinstance(s, Draw):
+        return replace(s, offset=substitute(s.offset, table), count=substitute(s.count, table))
     if isinstance(s, For):
         return replace(s, extent=substitute(s.extent, table), body=tuple(rewrite_indices(x, table) for x in s.body))
     if isinstance(s, Accumulate):
@@ -327,6 +371,8 @@ def _line(s: Stmt) -> str:
         return f"{s.name} = {place}{when}" if isinstance(s, Load) else f"{place} = {s.value}{when}"
     if isinstance(s, Uniform):
         return f"{s.name} = uniform {s.stream} at {s.offset}{f' .. +{s.lanes}' if s.lanes > 1 else ''}"
+    if isinstance(s, Draw):
+        return f"{s.name}[] = {s.count} of uniform {s.stream} at {s.offset}"
     if isinstance(s, Compute):
         return f"{s.name} = {s.template.format(*s.operands) if s.operands else s.template}"
     if isinstance(s, For):
@@ -335,10 +381,14 @@ def _line(s: Stmt) -> str:
         return f"if {s.condition}:"
     if isinstance(s, (Pack, Array)):
         return f"{s.ctype} {s.name}[{getattr(s, 'extent', s.lanes)}]"
+    if isinstance(s, Scratch):
+        return f"{s.ctype} {s.name}[] at {s.elements} * {s.bytes}"
     if isinstance(s, SetLane):
         return f"{s.name}[{s.lane}] = {s.value}"
     if isinstance(s, Barrier):
         return "barrier"
+    if isinstance(s, FillTile):
+        return f"{s.tile} = {s.columns} lines of {s.rows} at {s.buffer}[{s.offset}], {s.stride} apart"
     if isinstance(s, Accumulator):
         return f"{s.name}[{s.lanes}] := {s.identity}"
     if isinstance(s, Accumulate):

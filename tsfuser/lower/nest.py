@@ -20,7 +20,7 @@ from .accumulate import accumulation
 from .combine import COMBINATIONS, accumulator, total_of, totals
 from .index import Expr, Var
 from .literals import literal
-from .loop_ir import Accumulate, Accumulator, Barrier, BlockReduce, Compute, For, If, Kernel, Let, Load, Param, Stmt, Store, Tile, Total, Uniform, statements, used
+from .loop_ir import Accumulate, Accumulator, Barrier, BlockReduce, Compute, FillTile, For, If, Kernel, Let, Load, Param, Stmt, Store, Tile, Total, Uniform, statements, used
 
 
 class Params:
@@ -91,12 +91,20 @@ def nest(segment: Segment, schedule: Schedule, name: str) -> Kernel:
     tiles = _tiles(schedule)
     at = indices(schedule, params)
     guarded = _body(segment, schedule, params, tiles, at)
-    if not tiles:
+    cut = at.guards if tiles else _lane_guards(schedule, at)
+    if not cut:
         return kernel_of(name, segment, schedule, params, guarded, tiles)
-    inside = ix.both(g.inside for g in at.guards)  # most tiles are whole, and do without bounds
-    whole = _body(segment, schedule, params, tiles, replace(at, guards=()))
+    inside = ix.both(g.inside for g in cut)  # most tiles are whole, and do without bounds
+    whole = _body(segment, schedule, params, tiles, replace(at, guards=tuple(g for g in at.guards if g not in cut)))
     body = [*needed(at.lets, ix.names(inside)), If(inside, tuple(whole), tuple(guarded))]
     return kernel_of(name, segment, schedule, params, body, tiles)
+
+
+def _lane_guards(schedule: Schedule, at: "Indices") -> tuple[Guard, ...]:
+    """The bounds on the lanes of the host's outer reductions, which its compiler vectorises without them."""
+    lane = next((x.name for x in schedule.loops if x.bind == "simd"), "")
+    outer = schedule.reduction is not None and lane not in schedule.reduction.loops
+    return tuple(g for g in at.guards if outer and lane in ix.names(g.condition))
 
 
 def _body(segment: Segment, schedule: Schedule, params: Params, tiles: list[Tile], at: "Indices") -> list[Stmt]:
@@ -143,7 +151,7 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
     how = schedule.reduction
     reduced = {d.name for d in schedule.domain.dims if d.axes and d.axes[0] in ops[0].axes}
     guard = ix.both(g.condition for g in at.guards if g.dims & reduced)
-    lane = next((x for x in loops if x.bind == "vector"), None)
+    lane = next((x for x in loops if x.bind in ("vector", "simd")), None)
     fold = lane is not None and lane.name in how.loops  # else each lane is an output of its own
     many = next((x for x in loops if x.bind == "unroll" and x.name in how.loops), None)  # short chains round less, and do not wait for one another
     depth = many.extent.a if many is not None and schedule.threads > 1 else 1
@@ -160,16 +168,17 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
     packs: list[Stmt] = []
     after: list[Stmt] = []
     for name, op in totals(ops).items():
+        wide = accumulator(op, schedule.threads, how.brief)
         if COMBINATIONS[op.combine].part and (width > 1 or many is None):  # these share what a chain costs, and round little
-            made = accumulation(name, op, registers, schedule.threads, width, at_term, guard)
+            made = accumulation(name, op, registers, wide, width, at_term, guard)
         elif COMBINATIONS[op.combine].part:
-            made = accumulation(name, op, registers, schedule.threads, many.extent.a, Var(many.name), guard, apart=True)
+            made = accumulation(name, op, registers, wide, many.extent.a, Var(many.name), guard, apart=True)
         else:
-            made = accumulation(name, op, registers, schedule.threads, width * depth, at_lane, guard)
+            made = accumulation(name, op, registers, wide, width * depth, at_lane, guard)
         before, body, packs = before + made.before, body + made.body, packs + made.after
     for op in ops:
         combination, name, register = COMBINATIONS[op.combine], total_of(op, ops), op.output.dtype.register.ctype
-        wide = accumulator(op, schedule.threads)
+        wide = accumulator(op, schedule.threads, how.brief)
         access = next(a for a in schedule.domain.stores if a.buffer.value.name == op.output.name)
         write = store(access, done, params, schedule, reduced)
         if how.partial is not None:
@@ -190,7 +199,7 @@ def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: 
     groups: list[list[Total]] = [[]]
     at = start
     for name, op in totals(ops).items():
-        wide, how_combined = accumulator(op, threads), COMBINATIONS[op.combine]
+        wide, how_combined = accumulator(op, threads, how.brief), COMBINATIONS[op.combine]
         size = how_combined.bytes(wide) * lanes * (threads if how.axis == "y" else 32)
         if at + size > SHARED and groups[-1]:
             groups.append([])
@@ -294,7 +303,8 @@ def load(access: Access, at: Indices, params: Params, schedule: Schedule, regist
         return [Compute(value.name, register, convert.replace("{0}", field), ())]
     if tile is not None:
         row, col = (at.of[x] for x in schedule.tile)
-        read = Load(memory, value.dtype.ctype, tile.name, ix.add(ix.mul(col, tile.pitch), row), shared=True)
+        line, spot = (row, col) if schedule.threads == 1 else (col, row)
+        read = Load(memory, value.dtype.ctype, tile.name, ix.add(ix.mul(line, tile.pitch), spot), shared=True)
     else:
         read = Load(memory, value.dtype.ctype, _pointer(access, params, "const "), _offset(access, at, params, schedule), _guard(access, at, schedule))
     return [read, Compute(value.name, register, convert, (memory,))]
@@ -353,9 +363,12 @@ def store(access: Access, at: Indices, params: Params, schedule: Schedule, reduc
     return Store(_pointer(access, params, ""), value.dtype.ctype, value.dtype.register.ctype, _offset(access, at, params, schedule), value.name, guard)
 
 
+_CACHE_LINE = 16  # elements of four bytes: rows of a tile of the host begin in different sets of its cache
+
+
 def _tiles(schedule: Schedule) -> list[Tile]:
     """Shared-memory tiles of the loads that the schedule places there, a vector of padding a row against bank conflicts."""
-    lanes = next((x.extent.a for x in schedule.loops if x.bind == "vector"), 1)
+    lanes = next((x.extent.a for x in schedule.loops if x.bind == "vector"), _CACHE_LINE)
     tiles, offset = [], 0
     for access in schedule.domain.loads:
         if access.buffer.value.name in schedule.shared:
@@ -369,6 +382,8 @@ def _tiles(schedule: Schedule) -> list[Tile]:
 def _fill_tiles(schedule: Schedule, params: Params, tiles: list[Tile], guarded: bool) -> list[Stmt]:
     """Reads each tile along the axis that is contiguous in its tensor: the threads and lanes run over rows, the loop over columns."""
     row, col = schedule.tile
+    if schedule.threads == 1:
+        return _fill_host_tiles(schedule, params, tiles, guarded)
     step = next(x.extent for x in schedule.loops if x.bind == "thread.y").a
     thread_x, thread_y = (next(x.name for x in schedule.loops if x.bind == b) for b in ("thread.x", "thread.y"))
     lane = next(x for x in schedule.loops if x.bind == "vector")
@@ -386,3 +401,20 @@ def _fill_tiles(schedule: Schedule, params: Params, tiles: list[Tile], guarded: 
         stores.append(Store(tile.name, tile.ctype, tile.ctype, ix.add(ix.mul(column, tile.pitch), along), register, shared=True))
     inner = For(lane.name, ix.Const(lane.extent.a), "vector", tuple(body + stores))
     return [For("k", ix.Const(schedule.tile_size // step), "unroll", (inner,))]
+
+
+def _fill_host_tiles(schedule: Schedule, params: Params, tiles: list[Tile], guarded: bool) -> list[Stmt]:
+    """The same by one thread, which leaves each tile as the loop over columns reads it."""
+    at = indices(schedule, params, {name: ix.Const(0) for name in schedule.tile}, "_t")
+    row, col = ({r.parent for r in schedule.relations if isinstance(r, Split) and r.inner == name} for name in schedule.tile)
+    counts = []
+    for dims in (row, col):
+        bounds = [ix.sub(g.condition.b, g.condition.a) for g in at.guards if g.dims == dims] if guarded else []
+        counts.append(ix.minimum(schedule.tile_size, bounds[0]) if bounds else ix.Const(schedule.tile_size))
+    fills: list[Stmt] = []
+    for tile in tiles:
+        access = next(a for a in schedule.domain.loads if f"{a.buffer.value.name}_tile" == tile.name)
+        d = next(d for d, dim in enumerate(schedule.domain.dims) if dim.name in col)
+        stride = params.size(access.strides[d], f"{access.buffer.value.name}_stride{d}")
+        fills.append(FillTile(tile.name, tile.pitch, _pointer(access, params, "const "), _offset(access, at, params, schedule), stride, *counts))
+    return [*at.lets, *fills]

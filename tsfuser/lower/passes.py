@@ -207,7 +207,7 @@ def _bounded(loop: For, ends: "dict[Expr, Let]") -> tuple[list[Stmt], For]:
     for s in loop.body:
         if isinstance(s, Let):
             local[s.name] = ix.substitute(s.value, local)
-    inside = {defined(s) for s in loop.body} | {loop.var}
+    inside = {defined(s) for s in loop.body} | {loop.var} | {s.var for s in statements(loop.body) if isinstance(s, For)}
     found: dict[Expr, Expr] = {}  # guard -> the same in terms of what is known before the loop
     for s in statements(loop.body):
         for c in conjuncts(getattr(s, "guard", None)):
@@ -219,7 +219,7 @@ def _bounded(loop: For, ends: "dict[Expr, Let]") -> tuple[list[Stmt], For]:
     extent = loop.extent
     for c, index in found.items():
         extent = ix.minimum(extent, ix.sub(c.b, ix.substitute(index, {loop.var: Const(0)})))
-    body = _without_guards(loop.body, set(found))
+    body = without_guards(loop.body, set(found))
     if extent in ends:
         return [], replace(loop, extent=Var(ends[extent].name), body=body)
     taken = [end.name for end in ends.values()]
@@ -228,11 +228,11 @@ def _bounded(loop: For, ends: "dict[Expr, Let]") -> tuple[list[Stmt], For]:
     return [ends[extent]], replace(loop, extent=Var(name), body=body)
 
 
-def _without_guards(body: Body, drop: set[Expr]) -> Body:
+def without_guards(body: Body, drop: set[Expr]) -> Body:
     result = []
     for s in body:
         if isinstance(s, For):
-            s = replace(s, body=_without_guards(s.body, drop))
+            s = replace(s, body=without_guards(s.body, drop))
         elif getattr(s, "guard", None) is not None:
             s = replace(s, guard=ix.both(c for c in conjuncts(s.guard) if c not in drop))
         result.append(s)

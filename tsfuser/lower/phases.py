@@ -21,11 +21,13 @@ from . import index as ix
 from .accumulate import accumulation, conversion
 from .combine import COMBINATIONS, accumulator, total_of, totals
 from .index import Expr, Var
-from .loop_ir import Accumulator, Array, BlockReduce, Compute, For, Kernel, SetLane, Stmt, used
+from .loop_ir import Accumulator, Array, BlockReduce, Compute, For, Kernel, Load, Scratch, SetLane, Stmt, Store, used
 from .nest import Params, combined, compute, exchanged, indices, kernel_of, load, looped, needed, store, uniform
 
 
 _COSTLY = re.compile(r"\b(?!(?:convert|nan_max|nan_min|fabs|relu|smaller)\b)[a-z_]\w*(?:<\w+>)?\(")  # a call of more than an instruction or two
+
+_WIDEST = 16  # bytes of the widest type, complex_t<double>
 
 
 class _Rows:
@@ -40,13 +42,16 @@ class _Rows:
         self.columns = [op for op in segment.reductions if op not in self.along]
         self.reduced = {d.name for d in schedule.domain.dims if set(d.axes) & self.axes}
         self.registers: dict[str, str] = {}
-        self.loops = [x for x in schedule.loops if x.bind in ("serial", "unroll", "vector")]
+        self.loops = [x for x in schedule.loops if x.bind in ("serial", "unroll", "vector", "simd")]
         self.lane = self.loops[-1]
+        self.row = schedule.domain.dims[-1].extent
+        self.guard = ix.both(g.condition for g in self.at.guards if g.dims & self.reduced)  # of an element of the row
         self.loads: dict[str, list[Stmt]] = {}
         for access in schedule.domain.loads:
             self.loads[access.buffer.value.name] = load(access, self.at, self.params, schedule, self.registers, None)
         self.statements = {op.output.name: self._statements(op) for op in self._typed() if not isinstance(op, Reduce)}
         self.phase = self._phases()
+        self.memory = schedule.threads == 1  # the host's cache keeps a row of what it computed
         self.keep = self.keepable()
         self.kept: dict[str, str] = {}  # of these, those that have been computed -> their array
         self.arrays: list[Stmt] = []  # arrays to be declared
@@ -102,15 +107,16 @@ class _Rows:
         return reductions, stores
 
     def keepable(self) -> set[str]:
-        """Names of the values that cost much to compute and are needed in several phases, which registers keep where the row is in registers anyway."""
-        if any(x.bind == "serial" for x in self.loops if not (x.extent.is_const and x.extent.a == 1)):
+        """Names of the values that cost much to compute and are needed in several phases, which registers keep where the row is in registers anyway, and
+        memory where `memory` is."""
+        if not self.memory and any(x.bind == "serial" for x in self.loops if not (x.extent.is_const and x.extent.a == 1)):
             return set()
         seen: set[str] = set()
         found: set[str] = set()
         for phase in range(max(self.phase.values()) + 1):
             reductions, stores = self.goals(phase)
             ops = self.ops_for({op.operands[0].name for op in reductions} | {a.buffer.value.name for a in stores}, found)
-            costly = {op.output.name for op in ops if isinstance(op, Pointwise) and _COSTLY.search(op.template)}
+            costly = {op.output.name for op in ops if isinstance(op, Pointwise) and _COSTLY.search(op.template) or self.memory and isinstance(op, Random)}
             found |= costly & seen
             seen |= costly
         return found
@@ -123,17 +129,35 @@ class _Rows:
         lane = self.lane.name if self.lane.extent.a > 1 else "0"
         ops: list[Stmt] = []
         for name in [n for n in self.kept if n in wanted]:
+            if self.memory:
+                ops.append(Load(name, self.registers[name], self.kept[name], self.at_row(), self.guard, shared=True))
+                continue
             place = f"{self.kept[name]}[{index}]"
             ops.append(Compute(name, self.registers[name], "{0}", (place,), (place,), lane))
         for op in operations:
             ops += self.statements[op.output.name]
             if op.output.name in self.keep:
                 array = self.kept[op.output.name] = f"{op.output.name}_kept"
+                if self.memory:
+                    register = self.registers[op.output.name]
+                    ops.append(Store(array, register, register, self.at_row(), op.output.name, self.guard, shared=True))
+                    continue
                 extent = next((x.extent.a for x in self.loops if x.bind == "unroll"), 1)
                 self.arrays.append(Array(array, f"vec<{self.registers[op.output.name]}, {self.lane.extent.a}>", 1, extent))
                 ops.append(SetLane(f"{array}[{index}]", lane, op.output.name))
         loads = [s for a in self.schedule.domain.loads if a.buffer.value.name in wanted and self.varies(a.buffer.value) for s in self.loads[a.buffer.value.name]]
         return loads + ops
+
+    def at_row(self) -> Expr:
+        """Index of an element in its row."""
+        return self.at.of[self.schedule.domain.dims[-1].name]
+
+    def scratch(self) -> list[Stmt]:
+        """The arrays in memory for what is kept: each has room for a row of any type."""
+        if not (self.memory and self.kept):
+            return []
+        row = self.params.size(self.row, f"{self.schedule.domain.dims[-1].name}_size")
+        return [Scratch(array, self.registers[name], row, _WIDEST * k) for k, (name, array) in enumerate(self.kept.items())]
 
     def row_values(self, phase: int) -> list[Stmt]:
         """Loads (before the first phase) and ops of which a row has one value, that can be computed before `phase`."""
@@ -162,7 +186,9 @@ def nest_rows(segment: Segment, schedule: Schedule, name: str) -> Kernel:
     body += _row_stores(rows)
     if rows.columns:
         body = _turns(rows, body)
-    return kernel_of(name, segment, schedule, rows.params, body, [])
+    scratch = rows.scratch()
+    kernel = kernel_of(name, segment, schedule, rows.params, [*scratch, *body], [])
+    return replace(kernel, shared=rows.row * (_WIDEST * len(scratch))) if scratch else kernel
 
 
 def _phase(rows: _Rows, phase: int) -> list[Stmt]:
@@ -170,7 +196,7 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
     reductions, stores = rows.goals(phase)
     if not reductions and not stores:
         return []
-    guard = ix.both(g.condition for g in rows.at.guards if g.dims & rows.reduced)
+    guard = rows.guard
     wanted = {op.operands[0].name for op in reductions} | {a.buffer.value.name for a in stores}
     body: list[Stmt] = [*rows.at.lets, *rows.known, *rows.slice_of(wanted)]
     before: list[Stmt] = []
@@ -180,15 +206,15 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
     along = [op for op in reductions if op in rows.along]
     after = combined(along, rows.schedule.reduction, rows.schedule.threads, count, count, rows.exchanged) if along else []
     rows.exchanged = max(rows.exchanged, exchanged(after))
-    threads = rows.schedule.threads
+    threads, brief = rows.schedule.threads, rows.schedule.reduction.brief
     for op in (op for op in reductions if op in rows.columns):
         outside = ix.both(g.condition for g in rows.at.guards if not g.dims <= rows.reduced)
-        body += accumulation(f"{op.output.name}_total", op, rows.registers, threads, 0, rows.at_column(), outside).body
+        body += accumulation(f"{op.output.name}_total", op, rows.registers, accumulator(op, threads, brief), 0, rows.at_column(), outside).body
     for name, op in totals(along).items():
-        made = accumulation(name, op, rows.registers, threads, lanes * count, at, guard, bool(rows.each))
+        made = accumulation(name, op, rows.registers, accumulator(op, threads, brief), lanes * count, at, guard, bool(rows.each))
         before, body, packs = before + made.before, body + made.body, packs + made.after
     for op in along:
-        result = COMBINATIONS[op.combine].result(accumulator(op, threads).ctype, op.output.dtype.register.ctype)
+        result = COMBINATIONS[op.combine].result(accumulator(op, threads, brief).ctype, op.output.dtype.register.ctype)
         name = total_of(op, along)
         rows.known.append(Compute(op.output.name, op.output.dtype.register.ctype, result, (name,), (name,), rows.each or "0"))
     body += [store(a, rows.at, rows.params, rows.schedule) for a in stores]

@@ -12,6 +12,7 @@ from typing import Callable
 from ..schedule.loops import Schedule
 from ..segment import Segment
 from .loop_ir import Kernel
+from .host import chunk, draw, peel
 from .nest import nest
 from .passes import bound, flatten, hoist, stage, vectorize
 from .phases import nest_rows
@@ -20,9 +21,14 @@ PASSES: tuple[tuple[str, Callable], ...] = (
     ("flatten", flatten),
     ("vectorize", vectorize),
     ("hoist", hoist),
+    ("peel", peel),
+    ("chunk", chunk),
     ("bound", bound),
     ("stage", stage),
+    ("draw", draw),
 )
+
+ON_HOST = ("peel", "chunk", "draw")  # passes for kernels whose blocks are one thread
 
 
 def lower(segment: Segment, schedule: Schedule, name: str, after: "Callable[[str, Kernel], None] | None" = None) -> Kernel:
@@ -32,6 +38,8 @@ def lower(segment: Segment, schedule: Schedule, name: str, after: "Callable[[str
     if after:
         after("nest", kernel)
     for step, run in PASSES:
+        if step in ON_HOST and schedule.threads > 1:
+            continue
         kernel = replace(kernel, body=run(kernel.body))
         if after:
             after(step, kernel)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 class Machine:
     """`kind` is `gpu` or `host`. `flight`: bytes of input that one thread should have under way to cover memory latency (measured: more costs
     registers and gains nothing); `access`: bytes of its widest memory access; `threads`: of a block; `chunk`: elements
-    that a host block works on; `registers`: of a multiprocessor; `task`: elements that make a task of the host's thread pool (torch's grain size)."""
+    that a host block works on; `lanes`: elements that a loop of the host's reductions takes side by side, enough to hide how long an
+    addition takes; `registers`: of a multiprocessor; `task`: elements that make a task of the host's thread pool (torch's grain size)."""
 
     kind: str
     multiprocessors: int = 132
@@ -23,7 +24,8 @@ class Machine:
     registers: int = 65536
     chunk: int = 4096
     task: int = 32768
+    lanes: int = 32
 
 
 GPU = Machine("gpu")
-HOST = Machine("host", access=64)
+HOST = Machine("host")

@@ -7,7 +7,7 @@ loaded once, and no element costs a division. Example: x[B, T, C] + bias[C] -> r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir import size as sz
 from ..ir.call import Call
@@ -15,7 +15,8 @@ from ..ir.size import Size
 from ..segment import Segment
 from .domain import Access, Domain
 from .loops import Schedule
-from .machine import Machine
+from .machine import HOST, Machine
+
 
 @dataclass(frozen=True)
 class PointwiseParams:
@@ -78,8 +79,6 @@ def _gpu(schedule: Schedule, params: PointwiseParams) -> Schedule:
 
 def _host(schedule: Schedule, machine: Machine) -> Schedule:
     """A block is a stretch of a row, or several short rows; the compiler vectorises along columns."""
-    from dataclasses import replace
-
     schedule, row, col = _rows(schedule)
     columns = schedule.loop(col).extent
     if row is None:
@@ -114,6 +113,8 @@ def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
     Tensors that do not walk along the inner dim do not count; strided ones are read one by one in any case. On a GPU rows are never cut within a vector: their
     addresses would seldom allow a wide one."""
     inner = len(domain.dims) - 1
+    if machine.kind == "host":
+        return host_lanes(call, domain.dims[-1].extent, machine.lanes)
     walking = [a for a in domain.accesses if a.is_unit(inner)]
     if not walking:
         return 1
@@ -121,9 +122,22 @@ def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
     for a in walking:
         width = sz.minimum(width, sz.binary("div", row_alignment(a, inner), a.itemsize))
     columns = domain.dims[-1].extent
-    if machine.kind == "gpu" and len(domain.dims) > 1:
+    if len(domain.dims) > 1:
         width = sz.minimum(width, sz.pow2(columns))
     return call.decide(sz.maximum(width, 1))
+
+
+def host_lanes(call: Call, extent: Size, most: int) -> int:
+    """Elements of `extent` that a loop of the host takes side by side; the compiler makes vectors of them, for which no address is wrong."""
+    return call.decide(sz.maximum(sz.minimum(sz.nextpow2(extent), most), 1))
+
+
+def with_grain(schedule: Schedule) -> Schedule:
+    """`schedule` of a reduction with as many blocks to a task of the host's threads as make it worth a task."""
+    if schedule.threads > 1:
+        return schedule
+    each = sz.maximum(sz.binary("div", schedule.domain.elements, sz.maximum(schedule.loop("block").extent, 1)), 1)
+    return replace(schedule, grain=sz.maximum(sz.binary("div", HOST.task, each), 1))
 
 
 def is_whole(call: Call, domain: Domain, vector: int) -> bool:

@@ -17,11 +17,12 @@ from ..segment import Allocations, Buffer, Segment
 from .domain import Dim, Domain, domain
 from .loops import Reduction, Schedule
 from .machine import Machine
-from .pointwise import is_whole, is_wide, vector_width
+from .pointwise import host_lanes, is_whole, is_wide, vector_width, with_grain
 
 LEAST = 16  # turns of a thread below which a split, which is another kernel, would cost more than it gains
 SHORTEST = 2  # turns that a split has
 FLIGHT = 64  # bytes of input a thread has under way: few blocks are resident, so each thread has more to do than in a pointwise kernel
+STRIP = 128  # columns that the host adds up at the same time: with fewer, the processor would not see a stream to fetch ahead
 WAVES = 4  # blocks a multiprocessor that hide latency
 
 
@@ -39,6 +40,11 @@ class ReductionParams:
     wide: bool
     deep: bool = False
     cut: bool = False
+
+    @property
+    def lanes(self) -> str:
+        """What the loop over lanes becomes: one access, or on the host a loop that the compiler vectorises."""
+        return "simd" if self.threads == 1 else "vector"
 
 
 @dataclass(frozen=True)
@@ -137,10 +143,13 @@ def _choose(call: Call, segment: Segment, space: Domain, reduced: list[Dim], mac
     inner = space.dims[-1] in reduced
     wide = is_wide(call, space)
     vector = vector_width(call, space, machine)
-    across = [d for d, dim in enumerate(space.dims) if inner == (dim not in reduced)]  # what lies along these only is read once
-    loaded = vector * sum(a.itemsize for a in space.loads if a.moves(len(space.dims) - 1) and (inner or any(a.moves(d) for d in across)))
+    streamed = [a for a in space.loads if a.moves(len(space.dims) - 1) and any(a.moves(d) for d, dim in enumerate(space.dims) if dim in reduced)]
+    loaded = vector * sum(a.itemsize for a in streamed)
     unroll = 1 << (min(4, max(1, FLIGHT // max(loaded, 1))).bit_length() - 1)
-    threads = 1 if machine.kind == "host" else 256
+    if machine.kind == "host":
+        lanes = vector if inner else host_lanes(call, space.dims[-1].extent, STRIP)
+        return ReductionParams(inner, lanes, 1, 1, False, False, wide)
+    threads = 256
     return ReductionParams(inner, vector, unroll, threads, False, is_whole(call, space, vector), wide)
 
 
@@ -166,6 +175,8 @@ def _shape(space: Domain, kept: list[Dim], reduced: list[Dim], params: Reduction
     if params.cut:
         walk, step, most = outer, sz.const(params.unroll), sz.binary("div", outer, params.unroll)
     splits = sz.minimum(wanted, sz.minimum(most, sz.binary("div", turns, SHORTEST))) * sz.le(LEAST, turns)
+    if machine.kind == "host":
+        splits = sz.minimum(wanted, sz.binary("div", space.elements, machine.task))
     chunk = sz.ceildiv(sz.ceildiv(walk, sz.maximum(splits, 1)), step) * step
     return _Shape(across, down, sz.maximum(sz.ceildiv(walk, chunk), 1), chunk)
 
@@ -184,7 +195,7 @@ def apply(space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionP
     """`partial`: elements between the partial results of two splits, None where the result is final."""
     schedule = Schedule.over(space, params.threads, params.wide)
     build = _inner if params.inner else _outer
-    return build(schedule, [d.name for d in kept], [d.name for d in reduced], params, shape, partial)
+    return with_grain(build(schedule, [d.name for d in kept], [d.name for d in reduced], params, shape, partial))
 
 
 def _fused(schedule: Schedule, names: list[str], into: str) -> tuple[Schedule, str]:
@@ -198,10 +209,10 @@ def _outer(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     schedule, walk, parts = _parted(schedule, walk, shape, partial, False)
     schedule = schedule.split(col, shape.across * params.vector, ("col_block", "spot"), whole=params.whole)
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
-    schedule = schedule.split(walk, shape.down * params.unroll, ("r", "round")).split("round", shape.down, ("u", "ty"), exact=True)
+    schedule = schedule.split(walk, shape.down * params.unroll, ("r", "round"), exact=params.threads == 1).split("round", shape.down, ("u", "ty"), exact=True)
     schedule = schedule.reorder(*rows, *parts, "col_block", "ty", "tx", "r", "u", "lane")
     schedule = schedule.fuse_all([*rows, *parts, "col_block"], "block")
-    schedule = schedule.bind(block="block", tx="thread_x", ty="thread_y", r="serial", u="unroll", lane="vector")
+    schedule = schedule.bind(block="block", tx="thread_x", ty="thread_y", r="serial", u="unroll", lane=params.lanes)
     return replace(schedule, reduction=Reduction(("r", "u"), "y", None if partial is None else ("part", partial)))
 
 
@@ -216,7 +227,7 @@ def _inner(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     *outer, col = reduced
     schedule = schedule.reorder(*kept, *outer, col)
     serial = ["r", "u", "lane"]
-    bound = {"tx": "thread_x", "r": "serial", "u": "unroll", "lane": "vector", "block": "block"}
+    bound = {"tx": "thread_x", "r": "serial", "u": "unroll", "lane": params.lanes, "block": "block"}
     blocks: list[str] = []
     if outer:
         schedule, walk = _fused(schedule, outer, "walk")
@@ -237,7 +248,7 @@ def _inner(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     threads = ["tx"]
     if kept:
         schedule, row = _fused(schedule, kept, "row")
-        schedule = schedule.split(row, shape.down, ("row_block", "ty"))
+        schedule = schedule.split(row, shape.down, ("row_block", "ty"), exact=params.threads == 1)
         blocks, threads, bound["ty"] = ["row_block", *blocks], ["ty", "tx"], "thread_y"
     schedule = schedule.reorder(*blocks, *threads, *serial)
     schedule = schedule.fuse_all(blocks, "block") if blocks else schedule.with_single("block")

@@ -20,7 +20,7 @@ from . import reduction
 from .domain import Domain, domain
 from .loops import Reduction, Schedule
 from .machine import Machine
-from .pointwise import is_whole, is_wide, vector_width
+from .pointwise import is_whole, is_wide, vector_width, with_grain
 
 LARGEST = 512  # threads of a row: more would leave too few registers to each
 DEEPEST = 8  # vectors of each tensor that a thread keeps
@@ -30,6 +30,7 @@ FLIGHT = 64  # bytes of input that a thread asks for before it waits for any, so
 FLIGHT_ALONE = 32  # the same where several rows make them up
 REGISTERS = 96  # of a thread, that may hold input and columns
 OTHERS = 24  # registers for everything else
+BRIEF = 16  # additions to an accumulator of the host below which it is float
 LONG = 65536  # elements of a row from which several blocks a row are worth two passes and another kernel, where rows are few
 
 
@@ -38,7 +39,8 @@ class RowParams:
     """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor, of one row or (`several`) of as many; `persistent`: in registers from first to last use;
     `warp`: threads of a short row, several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that nothing needs a bound; `whole`: at
     least, every vector is all inside or all outside the row; `columns`: how many reductions run over the other dims; `threads`: of a block at most;
-    `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit indices."""
+    `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit indices; `brief`: few elements a row, to be
+    added up in float."""
 
     vector: int
     unroll: int
@@ -51,6 +53,7 @@ class RowParams:
     threads: int = 1
     resident: int = 0
     wide: bool = False
+    brief: bool = False
 
 
 def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
@@ -97,11 +100,11 @@ def choose(call: Call, segment: Segment, space: Domain, machine: Machine) -> Row
     """A warp a row while its threads can keep the row, so that nobody waits at a barrier; else threads first, then registers: as many threads as have a
     vector to do."""
     vector = vector_width(call, space, machine)
-    whole = is_whole(call, space, vector)
+    whole = machine.kind == "gpu" and is_whole(call, space, vector)
     columns, inner = space.dims[-1].extent, set(space.dims[-1].axes)
     given = RowParams(vector, 1, False, whole=whole, columns=sum(not set(op.axes) & inner for op in segment.reductions), wide=is_wide(call, space))
     if machine.kind == "host":
-        return replace(given, exact=whole)
+        return replace(given, brief=call.decide(sz.le(columns, machine.lanes * BRIEF)))
     vectors = sz.ceildiv(columns, vector)
     bytes_each = vector * _streamed(space)
     unroll, shallow = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), _depth(FLIGHT, bytes_each)), SHALLOW
@@ -167,7 +170,7 @@ def apply(space: Domain, params: RowParams, machine: Machine) -> Schedule:
         schedule = schedule.split("round", step, ("u", "spot"), exact=True)
         serial = ["r", "u", "lane"]
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
-    bound = {"tx": "thread_x", "ty": "thread_y", "u": "unroll", "lane": "vector", "block": "block"}
+    bound = {"tx": "thread_x", "ty": "thread_y", "u": "unroll", "lane": "simd" if params.threads == 1 else "vector", "block": "block"}
     blocks, threads = ["block"], ["tx"]
     if outer:
         schedule = schedule.reorder(*outer, *threads, *serial)
@@ -180,7 +183,7 @@ def apply(space: Domain, params: RowParams, machine: Machine) -> Schedule:
             schedule = schedule.split(row, parts * rows, ("turn", "beat")).split("beat", rows, ("block", own), exact=True)
             blocks, bound["turn"] = ["block", "turn"], "rows"
         else:
-            schedule = schedule.split(row, rows, ("block", own))
+            schedule = schedule.split(row, rows, ("block", own), exact=params.threads == 1)
         if params.several:
             schedule = schedule.split("rows", down, ("u", "ty"), exact=True)
             serial = ["u", *serial]
@@ -189,7 +192,8 @@ def apply(space: Domain, params: RowParams, machine: Machine) -> Schedule:
         schedule = schedule.reorder(*threads, *serial).with_single("block")
     schedule = schedule.bind(**bound)
     each = "u" if params.several else ""
-    return replace(schedule, resident=params.resident, reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp, each=each))
+    schedule = replace(schedule, resident=params.resident, reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp, each=each, brief=params.brief))
+    return with_grain(schedule)
 
 
 def _block(extent: Size, params: RowParams) -> tuple[Size, Size]:

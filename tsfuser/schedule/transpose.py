@@ -36,7 +36,7 @@ class TransposeParams:
 def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> "TransposeParams | None":
     """The parameters, or None where no input needs a tile or it would not pay."""
     col = len(domain.dims) - 1
-    if machine.kind == "host" or col < 1 or segment.reductions:
+    if col < 1 or segment.reductions:
         return None
     odd = [a for a in domain.loads if a.moves(col) and not a.is_unit(col)]
     counts = {d: [a for a in odd if a.is_unit(d)] for d in range(col)}
@@ -52,6 +52,8 @@ def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> "T
     if not shared:
         return None
     names = tuple(a.buffer.value.name for a in shared)
+    if machine.kind == "host":
+        return TransposeParams(row, names, tile, 1, 1, is_wide(call, domain))
     return TransposeParams(row, names, tile, _vector(call, domain, row, shared), 256, is_wide(call, domain))
 
 
@@ -74,6 +76,8 @@ def apply(domain: Domain, params: TransposeParams, machine: Machine) -> Schedule
     row, col = names[params.row], names[-1]
     others = [n for n in names if n not in (row, col)]
     schedule = schedule.reorder(*others, row, col)
+    if machine.kind == "host":
+        return _host(schedule, others, row, col, params, machine)
     step = params.threads * params.vector // params.tile
     schedule = schedule.split(col, params.tile, ("col_block", "col")).split(row, params.tile, ("row_block", "row"))
     schedule = schedule.split("col", params.vector, ("tx", "lane"), exact=True)
@@ -82,3 +86,12 @@ def apply(domain: Domain, params: TransposeParams, machine: Machine) -> Schedule
     schedule = schedule.fuse_all([*others, "row_block", "col_block"], "block")
     schedule = schedule.bind(block="block", tx="thread_x", ty="thread_y", u="unroll", lane="vector")
     return replace(schedule, shared=params.shared, tile=("row", "col"), tile_size=params.tile)
+
+
+def _host(schedule: Schedule, others: list[str], row: str, col: str, params: TransposeParams, machine: Machine) -> Schedule:
+    """A block is a tile, which stays in the nearest cache; the odd inputs come there by whole cache lines."""
+    schedule = schedule.split(col, params.tile, ("col_block", "col")).split(row, params.tile, ("row_block", "row"))
+    schedule = schedule.reorder(*others, "row_block", "col_block", "row", "col")
+    schedule = schedule.fuse_all([*others, "row_block", "col_block"], "block").bind(block="block", row="serial", col="simd")
+    grain = max(1, machine.task // params.tile**2)
+    return replace(schedule, shared=params.shared, tile=("row", "col"), tile_size=params.tile, grain=grain)

@@ -4,6 +4,7 @@
 
 #include "types.h"
 #include "host_simd.h"
+#include "host_transpose.h"
 
 extern "C" void* aligned_alloc(__SIZE_TYPE__ alignment, __SIZE_TYPE__ size) noexcept;
 extern "C" void free(void* pointer) noexcept;
@@ -52,6 +53,12 @@ DEVICE T __shfl_up_sync(unsigned, T value, unsigned, int = 1) {
     free(memory);                                                                                           \
   }                                                                                                         \
   DEVICE void NAME##_block(const ARGS& args, index3 blockIdx, index3 gridDim, char* dynamic_shared_memory)
+
+// The part of a block's memory behind `elements` of `bytes` bytes.
+template <class T>
+DEVICE T* scratch(char* memory, int64_t elements, int64_t bytes) {
+  return reinterpret_cast<T*>(memory + elements * bytes);
+}
 
 #define SHARED_MEMORY(name) \
   char* const name = static_cast<char*>(__builtin_assume_aligned(dynamic_shared_memory, 64))

@@ -6,7 +6,9 @@
 
 #if defined(TSFUSER_CUDA) || !defined(__GNUC__) || defined(__clang__)
 #define SIMD_LOOP
+#define LANE_LOOP
 #else
+#define LANE_LOOP _Pragma("GCC ivdep") _Pragma("GCC unroll 1")  // else g++ would unroll a loop of few iterations, and then make no vectors of it
 #define SIMD_LOOP _Pragma("GCC ivdep")  // inputs and outputs of a kernel never overlap
 #endif
 

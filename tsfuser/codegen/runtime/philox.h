@@ -12,6 +12,7 @@
 
 #include "types.h"
 #include "vector.h"
+#include "index.h"
 
 // What the launch says of a call's random numbers. In a captured CUDA graph (`captured` is 1, else 0), `seed`
 // and `offset` are addresses, where torch writes before each replay; `within` adds to the offset.
@@ -95,6 +96,22 @@ DEVICE T uniform(const random_start& start, uint32_t stream, int64_t index) {
   }
   return result;
 }
+
+#if defined(TSFUSER_HOST)
+// The numbers of the elements from `first` on, `count` of them, somewhere in `room`, which holds 8 more.
+template <class T, int N>
+DEVICE const T* draw(T (&room)[N], const random_start& start, uint32_t stream, int64_t first, int64_t count) {
+  enum : int { each = uniform_block<T>::count };
+  const uint64_t low = start.low + stream, block = static_cast<uint64_t>(first) / each;
+  const int64_t skip = static_cast<int64_t>(static_cast<uint64_t>(first) % each), blocks = (skip + count + each - 1) / each;
+  SIMD_LOOP
+  for (int64_t k = 0; k < blocks; ++k) {
+    const philox_block words = philox(start.key, low, block + k);
+    for (int i = 0; i < each; ++i) room[k * each + i] = uniform_block<T>::number(words, i);
+  }
+  return room + skip;
+}
+#endif
 
 // The numbers of N neighbours; `first` a multiple of 4 is the quick case.
 template <class T, int N>

@@ -95,6 +95,15 @@ struct Moments {
 // The accumulators of a thread, N / Results neighbours into each of the first `Results`; in a tree, which rounds less than a chain.
 template <class Op, int Results, class T, int N>
 DEVICE void fold_lanes(T (&value)[N]) {
+#if defined(TSFUSER_HOST)
+  static_assert(Results == 1, "a thread of the host works on one row");
+#pragma GCC unroll 8
+  for (int half = N / 2; half > 0; half /= 2) {
+    LANE_LOOP
+    for (int lane = 0; lane < half; ++lane) value[lane] = Op::combine(value[lane], value[lane + half]);
+  }
+  return;
+#endif
 #pragma unroll
   for (int result = 0; result < Results; ++result) {
     T* const own = value + result * (N / Results);

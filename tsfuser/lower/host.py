@@ -1,0 +1,140 @@
+"""What the host's kernels need beside the passes of all: loops that its compiler can vectorise.
+
+In: statements of a kernel for one thread. Out: statements of the same meaning. Example, of `peel`:
+
+    for r in r_size: for lane in 32: if r * 32 + lane < n: S   ->   for r in n / 32: for lane in 32: S
+                                                                    for r in r_size - n / 32: for lane in 32: if ... < n: S
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from . import index as ix
+from .combine import COMBINATIONS
+from .index import Const, Expr, Var
+from .loop_ir import Accumulate, Accumulator, Compute, Draw, For, Let, Load, Stmt, Uniform, defined, rewrite_indices, statements, with_bodies
+from .passes import conjuncts, without_guards
+
+Body = "tuple[Stmt, ...]"
+
+
+def peel(body: Body) -> Body:
+    """Cuts serial loops in two where all but the last iterations need no bound on their lanes: a trip count that is known
+    is what lets the compiler keep accumulators in registers."""
+    result: list[Stmt] = []
+    known: dict[Expr, Let] = {}
+    for s in body:
+        s = with_bodies(s, peel)
+        result += _peeled(s, known) if isinstance(s, For) and s.bind == "serial" else [s]
+    return tuple(result)
+
+
+def _peeled(loop: For, known: "dict[Expr, Let]") -> list[Stmt]:
+    lanes = next((s for s in loop.body if isinstance(s, For) and s.bind == "simd" and isinstance(s.extent, Const)), None)
+    if lanes is None:
+        return [loop]
+    local: dict[str, Expr] = {}
+    for s in loop.body:
+        if isinstance(s, Let):
+            local[s.name] = ix.substitute(s.value, local)
+    inside = {defined(s) for s in loop.body} | {loop.var, lanes.var}
+    bounds: dict[Expr, Expr] = {}  # guard -> whole iterations before it
+    for s in statements(lanes.body):
+        for c in conjuncts(getattr(s, "guard", None)):
+            index = ix.substitute(c.a, local)
+            steady = ix.coefficient(index, lanes.var) == Const(1) and ix.coefficient(index, loop.var) == lanes.extent
+            start = ix.substitute(index, {lanes.var: Const(0), loop.var: Const(0)})
+            if steady and not (ix.names(start) | ix.names(c.b)) & inside:
+                bounds[c] = ix.div(ix.sub(c.b, start), lanes.extent)
+    if not bounds:
+        return [loop]
+    whole: Expr = loop.extent
+    for count in bounds.values():
+        whole = ix.minimum(whole, count)
+    made: list[Stmt] = []
+    if whole not in known:
+        known[whole] = Let(f"{loop.var}_whole{len(known) + 1 if known else ''}", "int64_t", whole)
+        made.append(known[whole])
+    done = Var(known[whole].name)
+    rest = tuple(rewrite_indices(s, {loop.var: ix.add(done, Var(loop.var))}) for s in loop.body)
+    return [*made, replace(loop, extent=done, body=without_guards(loop.body, set(bounds))), replace(loop, extent=ix.sub(loop.extent, done), body=rest)]
+
+
+TURNS = 16  # float additions to an accumulator before it is added to one of double
+
+
+def chunk(body: Body) -> Body:
+    """Adds floats in float, 16 times, and then to the accumulators of double: converting each would take longer than adding it."""
+    result: list[Stmt] = []
+    for s in body:
+        s = with_bodies(s, chunk)
+        result += _chunked(s) if isinstance(s, For) and s.bind == "serial" else [s]
+    return tuple(result)
+
+
+def _chunked(loop: For) -> list[Stmt]:
+    lanes = next((s for s in loop.body if isinstance(s, For) and s.bind == "simd" and isinstance(s.extent, Const)), None)
+    sums = {s.value: s for s in lanes.body if isinstance(s, Accumulate) and s.combine == _SUM} if lanes else {}
+    floats = {s.name for s in lanes.body if isinstance(s, (Compute, Load)) and s.ctype == "float"} if lanes else set()
+    terms = {s.name: s for s in (lanes.body if lanes else ()) if isinstance(s, Compute) and s.name in sums and s.template == "convert<double>({0})" and s.operands[0] in floats}
+    bounded = any(lanes.var in ix.names(getattr(s, "guard", None)) for s in (lanes.body if lanes else ()))
+    if bounded or not terms:  # `peel` leaves few turns with bounds
+        return [loop]
+    parts = {name: f"{sums[name].name}_part" for name in terms}
+    inner = []
+    for s in lanes.body:
+        if isinstance(s, Compute) and s.name in terms:
+            s = replace(s, ctype="float", template="{0}")
+        elif isinstance(s, Accumulate) and s.value in terms:
+            s = replace(s, name=parts[s.value])
+        inner.append(s)
+    turn = f"{loop.var}_chunk"
+    at = {loop.var: ix.add(ix.mul(Var(turn), TURNS), Var(loop.var))}
+    count = ix.minimum(TURNS, ix.sub(loop.extent, ix.mul(Var(turn), TURNS)))
+    some = replace(loop, extent=count, body=tuple(rewrite_indices(replace(s, body=tuple(inner)) if s is lanes else s, at) for s in loop.body))
+    fold: list[Stmt] = []
+    for name, part in parts.items():
+        lane = Var(lanes.var)
+        fold += [Compute(name, "double", "convert<double>({0})", (part,), (part,), lane), replace(sums[name], guard=None)]
+    before = [Accumulator(part, "float", lanes.extent.value, "0.0f") for part in parts.values()]
+    chunks = ix.div(ix.add(loop.extent, TURNS - 1), TURNS)
+    return [For(turn, chunks, "serial", (*before, some, replace(lanes, body=tuple(fold))))]
+
+
+_SUM = COMBINATIONS["sum"].template
+
+
+DRAWN = 256  # random numbers that are drawn at a time: few enough to stay in the nearest cache
+
+
+def draw(body: Body) -> Body:
+    """Random numbers of a simd loop are drawn before it, so that each run of Philox gives all its numbers and runs beside others:
+
+    for lane in n: u = uniform(at + lane); S   ->   for piece in n / 256: u_drawn[] = 256 of uniform(at + piece * 256); for lane in 256: u = u_drawn[lane]; S
+    """
+    result: list[Stmt] = []
+    for s in body:
+        s = with_bodies(s, draw)
+        result += _drawn(s) if isinstance(s, For) and s.bind == "simd" else [s]
+    return tuple(result)
+
+
+def _drawn(loop: For) -> list[Stmt]:
+    wanted = [s for s in loop.body if isinstance(s, Uniform) and ix.coefficient(s.offset, loop.var) == Const(1) and not ix.names(s.offset) & {defined(x) for x in loop.body}]
+    if not wanted:
+        return [loop]
+    short = isinstance(loop.extent, Const) and loop.extent.value <= DRAWN
+    piece, lane = f"{loop.var}_piece", Var(loop.var)
+    start: Expr = Const(0) if short else ix.mul(Var(piece), DRAWN)
+    count = loop.extent if short else Var(f"{piece}_end")
+    before: list[Stmt] = [] if short else [Let(count.name, "int64_t", ix.minimum(DRAWN, ix.sub(loop.extent, start)))]
+    before += [Draw(f"{s.name}_drawn", s.ctype, s.state, s.stream, ix.substitute(s.offset, {loop.var: start}), count, loop.extent.value if short else DRAWN) for s in wanted]
+    body = []
+    for s in loop.body:
+        if s in wanted:
+            body.append(Load(s.name, s.ctype, f"{s.name}_drawn", lane, shared=True))
+        else:
+            body.append(rewrite_indices(s, {loop.var: ix.add(start, lane)}))
+    inner = replace(loop, extent=count, body=tuple(body))
+    return [*before, inner] if short else [For(piece, ix.div(ix.add(loop.extent, DRAWN - 1), DRAWN), "serial", (*before, inner))]
