@@ -137,8 +137,8 @@ def _choose(call: Call, segment: Segment, space: Domain, reduced: list[Dim], mac
     inner = space.dims[-1] in reduced
     wide = is_wide(call, space)
     vector = vector_width(call, space, machine)
-    across = [d for d, dim in enumerate(space.dims) if inner == (dim not in reduced)]  # what lies along these only is read once
-    loaded = vector * sum(a.itemsize for a in space.loads if a.moves(len(space.dims) - 1) and (inner or any(a.moves(d) for d in across)))
+    streamed = [a for a in space.loads if a.moves(len(space.dims) - 1) and any(a.moves(d) for d, dim in enumerate(space.dims) if dim in reduced)]
+    loaded = vector * sum(a.itemsize for a in streamed)
     unroll = 1 << (min(4, max(1, FLIGHT // max(loaded, 1))).bit_length() - 1)
     threads = 1 if machine.kind == "host" else 256
     return ReductionParams(inner, vector, unroll, threads, False, is_whole(call, space, vector), wide)
