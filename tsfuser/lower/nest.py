@@ -153,8 +153,8 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
     guard = ix.both(g.condition for g in at.guards if g.dims & reduced)
     lane = next((x for x in loops if x.bind in ("vector", "simd")), None)
     fold = lane is not None and lane.name in how.loops  # else each lane is an output of its own
-    many = next((x for x in loops if x.bind == "unroll" and x.name in how.loops), None)  # short chains round less, and do not wait for one another
-    depth = many.extent.a if many is not None and schedule.threads > 1 else 1
+    many = next((x for x in loops if x.bind == "unroll" and x.name in how.loops), None)  # short chains round less
+    depth = many.extent.a if many is not None and not fold and schedule.threads > 1 else 1
     width = lane.extent.a if lane else 1
     at_result: Expr = Var(lane.name) if lane and not fold else ix.Const(0)
     at_term: Expr = Var(lane.name) if lane else ix.Const(0)

@@ -29,6 +29,7 @@ SMALL = 128  # threads of a block of such rows
 FLIGHT = 64  # bytes of input that a thread asks for before it waits for any, so that what threads do together costs each element less
 FLIGHT_ALONE = 32  # the same where several rows make them up
 REGISTERS = 96  # of a thread, that may hold input and columns
+TALL = 256  # threads of a block with columns, so that there are not too many parts to add up
 OTHERS = 24  # registers for everything else
 BRIEF = 16  # additions to an accumulator of the host below which it is float
 LONG = 65536  # elements of a row from which several blocks a row are worth two passes and another kernel, where rows are few
@@ -39,6 +40,7 @@ class RowParams:
     """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor, of one row or (`several`) of as many; `persistent`: in registers from first to last use;
     `warp`: threads of a short row, several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that nothing needs a bound; `whole`: at
     least, every vector is all inside or all outside the row; `columns`: how many reductions run over the other dims; `threads`: of a block at most;
+    `rows`: of a block with columns, where a row has more than a warp;
     `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit indices; `brief`: few elements a row, to be
     added up in float."""
 
@@ -51,6 +53,7 @@ class RowParams:
     whole: bool = False
     columns: int = 0
     threads: int = 1
+    rows: int = 1
     resident: int = 0
     wide: bool = False
     brief: bool = False
@@ -123,8 +126,10 @@ def choose(call: Call, segment: Segment, space: Domain, machine: Machine) -> Row
     across, _ = _block(columns, params)
     if params.columns and params.persistent:  # a turn of all blocks should find room at once
         threads = params.threads if params.warp else call.decide(sz.nextpow2(across))
+        rows = 1 if params.warp else max(1, TALL // threads)
+        threads *= rows
         most = next((r for r in (64, 80, 96, 128, 168) if r >= _held(space, params) + OTHERS), 168)
-        params = replace(params, threads=threads, resident=max(1, machine.registers // (most * threads)))
+        params = replace(params, threads=threads, rows=rows, resident=max(1, machine.registers // (most * threads)))
     step = across * (params.vector * (1 if params.several else params.unroll))
     return replace(params, exact=bool(call.decide(sz.eq(columns, step) if params.persistent else sz.eq(columns % step, 0))))
 
@@ -204,4 +209,4 @@ def _block(extent: Size, params: RowParams) -> tuple[Size, Size]:
     if params.warp:
         return sz.const(params.warp), sz.const(params.threads // params.warp)
     across = sz.ceildiv(sz.ceildiv(vectors, 1 if params.several else params.unroll), 32) * 32
-    return sz.minimum(across, LARGEST), sz.const(1)
+    return sz.minimum(across, LARGEST), sz.const(params.rows)

@@ -180,7 +180,7 @@ DEVICE int warp_rows() {
   return blockDim.x < 32 ? 32 / blockDim.x : 1;
 }
 
-// Along y: the rows of a warp are combined first; its first row offers its first N accumulators.
+// Along y, of which the block has a power of two: the rows of a warp are combined first; its first row offers its first N accumulators.
 template <class Op, int N = 0, class T, int M>
 DEVICE void offer_y(T (&value)[M], char* memory) {
   constexpr int count = N ? N : M;
@@ -198,13 +198,21 @@ DEVICE void offer_y(T (&value)[M], char* memory) {
 
 template <class Op, int N = 0, class T, int M>
 DEVICE void take_y(T (&value)[M], char* memory, just<T>) {
-  if (threadIdx.y > 0) return;
   constexpr int count = N ? N : M;
-  const T* shared = reinterpret_cast<const T*>(memory) + threadIdx.x * count;
-  for (int row = 1; row < blockDim.y / warp_rows(); ++row) {
-    shared += blockDim.x * count;
+  const int pitch = blockDim.x * count, place = threadIdx.y / warp_rows(), own = place * pitch + threadIdx.x * count;
+  T* const shared = reinterpret_cast<T*>(memory);
+  int rows = blockDim.y / warp_rows();
+  for (; rows > 8; rows /= 2) {  // many rows in a tree; a few in a chain cost less than their barriers would
+    if (place < rows / 2 && threadIdx.y % warp_rows() == 0) {
 #pragma unroll
-    for (int lane = 0; lane < count; ++lane) value[lane] = Op::combine(value[lane], shared[lane]);
+      for (int lane = 0; lane < count; ++lane) shared[own + lane] = value[lane] = Op::combine(value[lane], shared[own + rows / 2 * pitch + lane]);
+    }
+    __syncthreads();
+  }
+  if (threadIdx.y > 0) return;
+  for (int row = 1; row < rows; ++row) {
+#pragma unroll
+    for (int lane = 0; lane < count; ++lane) value[lane] = Op::combine(value[lane], shared[own + row * pitch + lane]);
   }
 }
 
