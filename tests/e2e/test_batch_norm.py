@@ -160,7 +160,8 @@ def test_what_is_saved(target, device, source):
         pytest.skip("on the other targets")
     function = Normed(source)
     for training in (True, False):
-        check(function, tensor(4, 3, 5, device=device), parameters(3, device), training)
+        if training or source == NATIVE or device == "cpu":  # else cuDNN, which saves nothing
+            check(function, tensor(4, 3, 5, device=device), parameters(3, device), training)
     x = tensor(4, 3, 5, device=device, dtype=torch.bfloat16)
     check(function, x, parameters(3, device), True)
     check(function, x, parameters(3, device, torch.bfloat16), True)

@@ -1,9 +1,12 @@
 """How a thread accumulates.
 
-In: a reduction and its terms, one an iteration. Out: the statements before, in and after the loops of the thread. Most keep one number a lane. *Moments* keep
-several: how many terms there were, their mean, and the sum of their squared distances from it, which every term updates (Welford, Note on a Method for
-Calculating Corrected Sums of Squares and Products, 1962). Lanes that see equally many terms share the count and its reciprocal; the mean is counted from
-the first term, unless the terms are coarser than the accumulator anyway. After the loops they become one `moments`, which `Moments` combines (Chan, Golub, LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979).
+In: a reduction and its terms, one an iteration. Out: the statements before, in and after the loops of the
+thread. Most keep one number a lane. *Moments* keep several: how many terms there were, their mean, and the
+sum of their squared distances from it, which every term updates (Welford, Note on a Method for Calculating
+Corrected Sums of Squares and Products, 1962). Lanes that see equally many terms share the count and its
+reciprocal; the mean is counted from the first term, unless the terms are coarser than the accumulator
+anyway. After the loops they become one `moments`, which `Moments` combines (Chan, Golub, LeVeque, Updating
+Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979).
 """
 
 from __future__ import annotations

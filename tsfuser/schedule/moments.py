@@ -1,9 +1,11 @@
 """Moments in one pass over the data or in two.
 
-In: a Fusion whose means and sums of squared distances are single reductions (`mean`, `squares`), and so one pass. Out: the Fusion in which those that a row
-schedule can keep on the chip, and all on the host, are two, whose second pass over a row costs no memory: it adds up distances from the mean that the first has found, and what
-rounding left of that mean, by which both are corrected (Chan, Golub, LeVeque, Algorithms for Computing the Sample Variance, 1983; not for 16-bit
-values, which are coarser than that). Example: of `squares = reduce squares of x`
+In: a Fusion whose means and sums of squared distances are single reductions (`mean`, `squares`), and so one
+pass. Out: the Fusion in which those that a row schedule can keep on the chip, and all on the host, are two,
+whose second pass over a row costs no memory: it adds up distances from the mean that the first has found,
+and what rounding left of that mean, by which both are corrected (Chan, Golub, LeVeque, Algorithms for
+Computing the Sample Variance, 1983; not for 16-bit values, which are coarser than that). Example: of
+`squares = reduce squares of x`
 
     mean = sum(x) / n;  distance = x - mean;  drift = sum(distance) / n;  squares = sum(distance * distance) - drift * drift * n
 """
@@ -20,7 +22,6 @@ from . import rows
 from .domain import domain
 from .machine import Machine
 
-_Key = "tuple[Value, frozenset]"
 
 
 def expanded(call: Call, fusion: Fusion, machine: Machine) -> Fusion:
@@ -47,10 +48,11 @@ def _once(fusion: Fusion) -> Fusion:
             if first is not op.output:
                 op = Pointwise(op.name, "{0}", (first,), first.dtype.register, op.output)
         ops.append(op)
-    return fusion if len(known) == sum(isinstance(op, Reduce) and op.combine in MOMENTS for op in fusion.ops) else replace(fusion, ops=tuple(ops))
+    return fusion if tuple(ops) == fusion.ops else replace(fusion, ops=tuple(ops))
 
 
-def _key(op: Reduce) -> "_Key":
+def _key(op: Reduce) -> tuple[Value, frozenset]:
+    """What moments of the same data have in common."""
     return op.operands[0], frozenset(op.axes)
 
 

@@ -1,8 +1,12 @@
-"""The reduction schedule: one pass over the data, split over blocks where the outputs alone would leave the GPU idle.
+"""The reduction schedule: one pass over the data, split over blocks where the outputs alone would leave the
+GPU idle.
 
-In: a segment of reductions over the same axes, and of elementwise results that are stored on the way. Out: one kernel, or two: the first leaves a partial result for each split, the second combines them. Threads walk along
-the contiguous dim either way. *Inner*: that dim is reduced, and the threads of a row meet in shared memory. *Outer*: it is kept, each thread
-owns `vector` columns, and the rows of the block meet. Example: the bias gradient of [65536, 1024] is an outer reduction with 66 splits.
+In: a segment of reductions over the same axes, and of elementwise results that are stored on the way. Out:
+one kernel, or two: the first leaves a partial result for each split, the second combines them. Threads walk
+along the contiguous dim either way. *Inner*: that dim is reduced, and the threads of a row meet in shared
+memory. *Outer*: it is kept, each thread owns `vector` columns, and the rows of the block meet. Where outer
+dims are reduced as well, a thread has several rows of them in flight, and splits are parts of them if there
+are enough. Example: the bias gradient of [65536, 1024] is an outer reduction with 66 splits.
 """
 
 from __future__ import annotations
