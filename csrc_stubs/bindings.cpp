@@ -3,6 +3,7 @@
 #include "counters.h"
 #include "group.h"
 #include "hooks.h"
+#include "observe.h"
 #include "python.h"
 
 #include <pybind11/stl.h>
@@ -215,6 +216,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("group_plans", &plans_of, "(why not fused or '', keepalive) of each plan of a group.");
   m.def("set_planner", [](py::object fn) { return planner_callback().set(std::move(fn)); });
   m.def("set_reporter", [](py::object fn) { return reporter_callback().set(std::move(fn)); });
+  m.def("set_observer", &set_observer, py::arg("function"), py::arg("unfused") = false,
+        py::arg("timed") = false,
+        "function(group id, why it ran unfused or '', arguments, results, unfused results, launches) is "
+        "called after each run of a group; a launch is (kernel, seconds, bytes, grid, block x, block y, "
+        "shared bytes).");
   m.def("set_fallback_enabled", [](bool on) { fallback_enabled = on; });
   m.def("stats", &stats);
   m.def("reset", &reset);

@@ -28,6 +28,7 @@ struct Driver {
   Result (*context_set_current)(Context);
   Result (*primary_context_retain)(Context*, Device);
   Result (*exchange_capture_mode)(int* mode);
+  Result (*stream_is_capturing)(Stream, int* status);
   Result (*error_name)(Result, const char**);
   Result (*error_string)(Result, const char**);
 };

@@ -2,6 +2,7 @@
 
 #include "counters.h"
 #include "exact.h"
+#include "observe.h"
 #include "python.h"
 
 #include <ATen/record_function.h>
@@ -31,6 +32,9 @@ Registry& registry() {
 // Set while this thread is inside the planner, which may itself run scripted functions.
 thread_local bool planning = false;
 
+// Where an observed run leaves why it went unfused; null for others.
+thread_local std::string* why_unfused = nullptr;
+
 struct Planning {
   const bool before = std::exchange(planning, true);
   ~Planning() { planning = before; }
@@ -53,6 +57,23 @@ Group::Group(int64_t id, std::shared_ptr<torch::jit::Graph> graph, std::string t
     : id(id), text(std::move(text)), graph(std::move(graph)) {}
 
 void Group::run(torch::jit::Stack& stack, size_t input_count) {
+  if (C10_UNLIKELY(observing.load(std::memory_order_relaxed))) {
+    return run_observed(*this, stack, input_count);
+  }
+  run_now(stack, input_count);
+}
+
+std::string Group::run_unobserved(torch::jit::Stack& stack, size_t input_count) {
+  struct Notes {
+    std::string reason;
+    std::string* const before = std::exchange(why_unfused, &reason);
+    ~Notes() { why_unfused = before; }
+  } notes;
+  run_now(stack, input_count);
+  return notes.reason;
+}
+
+void Group::run_now(torch::jit::Stack& stack, size_t input_count) {
   if (planning) {
     return run_unfused(stack, "called while a plan is being made on this thread");
   }
@@ -219,10 +240,15 @@ const torch::jit::Code& Group::unfused_code() {
 
 void Group::run_unfused(torch::jit::Stack& stack, const std::string& reason) {
   counters().add_fallback(reason);
+  if (why_unfused) {
+    *why_unfused = reason;
+  }
   TORCH_CHECK(fallback_enabled.load(std::memory_order_relaxed),
               "tsfuser does not run this group fused: ", reason, "\n(its fallback is disabled)\n", text);
-  torch::jit::InterpreterState(unfused_code()).run(stack);
+  interpret(stack);
 }
+
+void Group::interpret(torch::jit::Stack& stack) { torch::jit::InterpreterState(unfused_code()).run(stack); }
 
 void Group::report(const char* kind, const std::string& reason) {
   {

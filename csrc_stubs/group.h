@@ -38,6 +38,10 @@ class Group {
   Group(int64_t id, std::shared_ptr<torch::jit::Graph> graph, std::string text);
 
   void run(torch::jit::Stack& stack, size_t input_count);
+  // The same without telling the observer (observe.h). Returns why it ran unfused, or "".
+  std::string run_unobserved(torch::jit::Stack& stack, size_t input_count);
+  // Runs the nodes one by one, as they stand in the subgraph.
+  void interpret(torch::jit::Stack& stack);
   void reset();
   void after_fork();
 
@@ -59,6 +63,7 @@ class Group {
   Miss plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs);
   std::shared_ptr<Structure> structure_of(const Arguments& arguments);
 
+  void run_now(torch::jit::Stack& stack, size_t input_count);
   void run_prepared(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
                     size_t input_count);
   void run_unfused(torch::jit::Stack& stack, const std::string& reason);

@@ -34,6 +34,7 @@ const cuda::Driver& driver() {
     resolve(library, "cuCtxSetCurrent", d.context_set_current);
     resolve(library, "cuDevicePrimaryCtxRetain", d.primary_context_retain);
     resolve(library, "cuThreadExchangeStreamCaptureMode", d.exchange_capture_mode);
+    resolve(library, "cuStreamIsCapturing", d.stream_is_capturing);
     resolve(library, "cuGetErrorName", d.error_name);
     resolve(library, "cuGetErrorString", d.error_string);
     return d;
@@ -122,6 +123,11 @@ void launch_cuda(const PreparedLaunch& prepared, char* args, void* stream, int d
     result = attempt();  // something took the context away since
   }
   check(result, "cuLaunchKernel", launch.name);
+}
+
+bool captures(void* stream) {
+  int status = 0;
+  return driver().stream_is_capturing(static_cast<cuda::Stream>(stream), &status) != cuda::success || status;
 }
 
 DuringCapture::DuringCapture(bool cuda) {

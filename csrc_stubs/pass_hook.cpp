@@ -9,11 +9,15 @@
 #include <torch/csrc/jit/passes/lower_tuples.h>
 #include <torch/csrc/jit/passes/pass_manager.h>
 #include <torch/csrc/jit/passes/remove_mutation.h>
+#include <torch/csrc/jit/runtime/autodiff.h>
 #include <torch/csrc/jit/runtime/profiling_record.h>
 
 #include <memory>
 #include <shared_mutex>
+#include <string>
+#include <tuple>
 #include <unordered_set>
+#include <vector>
 
 namespace tsfuser {
 
@@ -47,6 +51,30 @@ ProfiledKinds& profiled() {
 void profile_kinds(const std::vector<std::string>& names) {
   const std::unique_lock<std::shared_mutex> lock(profiled().mutex);
   profiled().kinds.merge(symbols(names));
+}
+
+// A line of source: file, line, column, text.
+using Frame = std::tuple<std::string, size_t, size_t, std::string>;
+
+// Where a node comes from: its own place, then those of the calls around it that were inlined.
+std::vector<Frame> frames(const torch::jit::Node& node) {
+  std::vector<Frame> result;
+  const auto add = [&](const torch::jit::SourceRange& range) {
+    if (const auto place = range.file_line_col()) {
+      const auto& source = range.source();
+      const auto& [file, line, column] = *place;
+      result.emplace_back(file, line, column,
+                          source->get_line(source->lineno_for_offset(range.start())).str());
+    }
+  };
+  add(node.sourceRange());
+  if (const auto& calls = node.callstack()) {
+    auto stack = (*calls)->vec();  // outermost first
+    for (auto call = stack.rbegin(); call != stack.rend(); ++call) {
+      add(std::get<1>(*call));
+    }
+  }
+  return result;
 }
 
 bool is_profiled(const torch::jit::Node* node) {
@@ -109,6 +137,11 @@ void register_pass_hooks() {
 
 void bind_graphs(py::module_& m) {
   m.def("register_profiled_kinds", &profile_kinds);
+  m.def("frames", &frames,
+        "Where a node comes from, innermost first: (file, line, column, text of the line).");
+  m.def(
+      "is_differentiable", [](const torch::jit::Node& node) { return torch::jit::isDifferentiable(&node); },
+      "Whether TorchScript's autodiff takes the node.");
   m.def("lower_simple_tuples", [](const GraphPtr& graph) { torch::jit::LowerSimpleTuples(graph); });
   m.def("remove_tensor_mutation", [](const GraphPtr& graph, const std::vector<std::string>& kinds) {
     return torch::jit::RemoveTensorMutation(graph, [wanted = symbols(kinds)](torch::jit::Node* node) {

@@ -1,5 +1,6 @@
 #include "plan.h"
 
+#include "observe.h"
 #include "python.h"
 
 #include <ATen/EmptyTensor.h>
@@ -338,7 +339,9 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
   try {
     for (const PreparedLaunch& launch : call.launches) {
       fill_slots(*launch.launch, args + launch.args_offset, arguments, inputs, allocated, random);
-      if (launch.launch->cuda) {
+      if (C10_UNLIKELY(timings != nullptr)) {
+        launch_timed(launch, args + launch.args_offset, stream, device, inputs, allocated);
+      } else if (launch.launch->cuda) {
         launch_cuda(launch, args + launch.args_offset, stream, device.index());
       } else {
         launch_host(launch, args + launch.args_offset);

@@ -163,6 +163,7 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
 // launch_host.cpp, launch_cuda.cpp
 void launch_host(const PreparedLaunch& launch, const char* args);
 void launch_cuda(const PreparedLaunch& launch, char* args, void* stream, int device);
+bool captures(void* stream);  // whether the launches on this CUDA stream go into a CUDA graph
 
 // While it lives, this thread may load modules though a CUDA graph is being captured (by whatever thread).
 class DuringCapture {

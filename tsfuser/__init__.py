@@ -20,13 +20,18 @@ except ImportError as error:
     ) from error
 
 from . import knobs, options
+from .debug import bandwidth
+from .debug.check import check
+from .debug.explain import explain
 from .debug.report import reset, stats, warn
 from .errors import TsfuserWarning
 from .knobs import disable, enable, enabled, fuser
 from .ops import table
 from .torchscript import passes, planner
 
-__all__ = ["TsfuserWarning", "disable", "enable", "enabled", "fuser", "options", "reset", "stats"]
+__all__ = [
+    "TsfuserWarning", "check", "disable", "enable", "enabled", "explain", "fuser", "options", "reset", "stats",
+]  # fmt: skip
 
 _C.register_profiled_kinds(sorted({row.name for row in table.all_rows()}))
 _C.set_pass(passes.fuse)
@@ -34,3 +39,5 @@ _C.set_planner(planner.plan)
 _C.set_reporter(warn)
 _C.set_fallback_enabled(options.fallback_enabled())
 knobs.install()
+if options.dump("dump_eff_bandwidth"):
+    bandwidth.start()

@@ -11,17 +11,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import warnings
 from typing import Any, Callable, Iterator
 
 import torch
 
 from . import _C, options
-from .errors import TsfuserWarning
+from .debug import observe
 from .runtime.compile import expect_cuda
 
 _state = options.state
 _lock = threading.Lock()
+_comparison: list[observe.Listener] = []  # registry: the comparison callback, if one is set
 
 
 def _apply() -> None:
@@ -70,15 +70,28 @@ def enabled() -> bool:
 
 
 def set_single_node_mode(value: bool) -> bool:
+    """Whether groups of one node are made; default False."""
     return _swap("single_node_mode", value)
 
 
 def set_horizontal_mode(value: bool) -> bool:
+    """Whether nodes that only share an input join one group; default True."""
     return _swap("horizontal_mode", value)
 
 
 def set_guard_mode(value: bool) -> bool:
+    """False: guards let everything through, and a group specialises itself on what comes; default True."""
     return _swap("guard_mode", value)
+
+
+def single_node_mode() -> bool:
+    """What `_jit_set_nvfuser_single_node_mode` has set."""
+    return _state.single_node_mode
+
+
+def horizontal_mode() -> bool:
+    """What `_jit_set_nvfuser_horizontal_mode` has set."""
+    return _state.horizontal_mode
 
 
 def set_skip_node_kind(kind: str, flip: bool) -> bool:
@@ -91,15 +104,24 @@ def set_skip_node_kind(kind: str, flip: bool) -> bool:
 
 
 def set_comparison_callback(run_fallback: bool, callback: Callable) -> None:
-    """Accepted for old programs. To compare, run with fusion off and on: both stand one `with
-    tsfuser.fuser():` apart."""
-    warnings.warn(
-        "comparison callbacks are accepted but never called by tsfuser", TsfuserWarning, stacklevel=2
-    )
+    """From now on `callback(fused outputs, unfused outputs, graph text)` is called after each group that ran
+    fused, in place of a callback set before. With `run_fallback` the group's nodes run too, on copies of the
+    arguments and from the same random state; without, the unfused outputs are []. What the callback raises
+    reaches the caller of the scripted function, as RuntimeError."""
+
+    def tell(run: observe.Run) -> None:
+        if not run.reason:
+            graph = str(_C.group_graph(run.group))
+            callback(list(run.results), list(run.unfused) if run_fallback else [], graph)
+
+    clear_comparison_callback()
+    _comparison.append(observe.add(tell, unfused=bool(run_fallback)))
 
 
 def clear_comparison_callback() -> None:
-    """Nothing to clear; see `set_comparison_callback`."""
+    """The end of `set_comparison_callback`; nothing if none is set."""
+    while _comparison:
+        observe.remove(_comparison.pop())
 
 
 #: torch's name -> what stands in for it.
@@ -108,9 +130,9 @@ FUNCTIONS: dict[str, Callable] = {
     "_jit_nvfuser_enabled": enabled,
     "_jit_nvfuser_can_be_enabled": can_be_enabled,
     "_jit_set_nvfuser_single_node_mode": set_single_node_mode,
-    "_jit_nvfuser_single_node_mode": lambda: _state.single_node_mode,
+    "_jit_nvfuser_single_node_mode": single_node_mode,
     "_jit_set_nvfuser_horizontal_mode": set_horizontal_mode,
-    "_jit_nvfuser_horizontal_mode": lambda: _state.horizontal_mode,
+    "_jit_nvfuser_horizontal_mode": horizontal_mode,
     "_jit_set_nvfuser_guard_mode": set_guard_mode,
     "_jit_set_nvfuser_skip_node_kind": set_skip_node_kind,
     "_jit_nvfuser_set_comparison_callback": set_comparison_callback,

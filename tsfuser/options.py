@@ -17,33 +17,53 @@ from typing import Any, Callable, Iterator, Mapping
 
 from .errors import TsfuserWarning
 
-#: PYTORCH_NVFUSER_DUMP: nvFuser's names, and `print_args`, its README's word for `kernel_args`.
-DUMP = (
-    "fusion_ir fusion_ir_math fusion_ir_presched kernel_ir ca_map cuda_kernel cuda_full cuda_to_file "
-    "debug_info launch_param segmented_fusion segmenter_logging fusion_args kernel_args print_args "
-    "dump_eff_bandwidth draw_segmented_fusion ptxas_verbose buffer_reuse_verbose scheduler_params "
-    "parallel_dimensions halo perf_debug_verbose python_definition python_frontend_debug "
-    "transform_propagator cubin ptx bank_conflict sync_map lower_verbose expr_simplify"
-).split()
-DISABLE = (
-    "arch_check compile_to_sass fallback fma grouped_grid_welford_outer_opt index_hoist nvtx "
-    "predicate_elimination welford_vectorization magic_zero"
-).split()
-ENABLE = (
-    "complex kernel_profile linear_decomposition conv_decomposition graph_op_fusion kernel_db "
-    "warn_register_spill"
-).split()
 
-#: What does something here. The other names belong to parts of nvFuser that have no counterpart: they are
-#: accepted, with a note.
-#: `complex` and `kernel_db` (complex numbers, kernels kept on disk) are always on.
-ACTING = {
-    "dump": frozenset(
-        "fusion_ir kernel_ir cuda_kernel cuda_to_file launch_param segmented_fusion fusion_args "
-        "kernel_args print_args scheduler_params".split()
+def _inert(names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), "")
+
+
+#: The words of each list, and what they do here. Those with "" belong to parts of nvFuser that have no
+#: counterpart: they are accepted, with a note. `print_args` is the word of nvFuser's README for
+#: `kernel_args`.
+DUMP = {
+    "cuda_kernel": "The source of each kernel.",
+    "cuda_full": "The same with the runtime headers in it, as the compiler sees it.",
+    "cuda_to_file": "Writes the source of the N-th kernel to `__tmp_kernelN.cu` in the working directory.",
+    "ptx": "Writes its PTX to `__tmp_kernelN.ptx`, for CUDA tensors.",
+    "cubin": "Writes its machine code to `__tmp_kernelN.cubin`, for CUDA tensors.",
+    "fusion_ir": "Each group as a Fusion, the program of tensor operations that kernels are made from.",
+    "segmented_fusion": "The segments of it, each of which becomes a kernel.",
+    "scheduler_params": "The parameters that the scheduler chose for each segment.",
+    "kernel_ir": "Each kernel as a loop nest, before it is written as C++.",
+    "launch_param": "Allocations, grids, blocks, shared memory, and the registers of a thread.",
+    "fusion_args": "The arguments of the first call of each class.",
+    "kernel_args": "The same.",
+    "print_args": "The same.",
+    "dump_eff_bandwidth": "Time and bandwidth of each launch. Waits for the device after each.",
+    **_inert(
+        "fusion_ir_math fusion_ir_presched ca_map debug_info segmenter_logging draw_segmented_fusion "
+        "ptxas_verbose buffer_reuse_verbose parallel_dimensions halo perf_debug_verbose python_definition "
+        "python_frontend_debug transform_propagator bank_conflict sync_map lower_verbose expr_simplify"
     ),
-    "disable": frozenset(["fallback", "fma"]),
-    "enable": frozenset(["complex", "kernel_db"]),
+}
+DISABLE = {
+    "fallback": "A group that cannot run fused raises, with its graph, instead of running unfused.",
+    "fma": "No fused multiply-add in CUDA kernels.",
+    **_inert(
+        "arch_check compile_to_sass grouped_grid_welford_outer_opt index_hoist nvtx predicate_elimination "
+        "welford_vectorization magic_zero"
+    ),
+}
+ENABLE = {
+    "complex": "Always on: complex numbers are fused.",
+    "kernel_db": "Always on: kernels are kept on disk.",
+    **_inert("kernel_profile linear_decomposition conv_decomposition graph_op_fusion warn_register_spill"),
+}
+
+#: The words that do something here, by option.
+ACTING = {
+    name: frozenset(word for word, what in words.items() if what)
+    for name, words in (("dump", DUMP), ("disable", DISABLE), ("enable", ENABLE))
 }
 
 
@@ -51,7 +71,7 @@ class OptionError(ValueError):
     """An environment variable holds something unknown; the message lists what is known."""
 
 
-def _words(known: list[str]) -> Callable[[str], dict[str, str]]:
+def _words(known: Mapping[str, str]) -> Callable[[str], dict[str, str]]:
     """A parser of comma-separated names with optional arguments: `"a,b(1)"` -> `{"a": "", "b": "1"}`."""
 
     def parse(text: str) -> dict[str, str]:
@@ -87,6 +107,12 @@ def _optional_number(text: str) -> int | None:
     return _number(text) if text.strip() else None
 
 
+def _level(text: str) -> int | None:
+    if text.strip() and text.strip() not in "01234":
+        raise OptionError(f"{text!r} is not a level from 0 to 4")
+    return _optional_number(text)
+
+
 def _one_of(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:
@@ -118,17 +144,32 @@ class Option:
 
 
 TABLE = (
-    Option("dump", "PYTORCH_NVFUSER_DUMP", {}, _words(DUMP), "What to print while groups are compiled."),
-    Option("disable", "PYTORCH_NVFUSER_DISABLE", {}, _words(DISABLE), "Parts to switch off: fallback, fma."),
+    Option("dump", "PYTORCH_NVFUSER_DUMP", {}, _words(DUMP), "What to print."),
+    Option("disable", "PYTORCH_NVFUSER_DISABLE", {}, _words(DISABLE), "Parts to switch off."),
     Option("enable", "PYTORCH_NVFUSER_ENABLE", {}, _words(ENABLE), "Parts to switch on."),
-    Option("no_fallback", "PYTORCH_NVFUSER_DISABLE_FALLBACK", 0, _number, "Old form of DISABLE=fallback."),
-    Option("on_at_import", "PYTORCH_JIT_ENABLE_NVFUSER", False, _switch, "On from the import on."),
-    Option("use_nnc", "PYTORCH_JIT_USE_NNC_NOT_NVFUSER", False, _strict_switch, "Off, whatever says on."),
-    Option("log_levels", "PYTORCH_JIT_LOG_LEVEL", {}, _log_levels, "Logs: graph_fuser, partition, ..."),
-    Option("max_registers", "PYTORCH_NVFUSER_MAX_REG_COUNT", None, _optional_number, "Registers a thread."),
-    Option("cache_dir", "TSFUSER_CACHE_DIR", Path("~/.cache/tsfuser"), Path, "Where kernels are kept."),
+    Option("no_fallback", "PYTORCH_NVFUSER_DISABLE_FALLBACK", 0, _number,
+           "The old form of PYTORCH_NVFUSER_DISABLE=fallback: an integer other than 0."),
+    Option("on_at_import", "PYTORCH_JIT_ENABLE_NVFUSER", False, _switch,
+           "Fusion is on from the import on; 0 and OFF are off, anything else is on."),
+    Option("use_nnc", "PYTORCH_JIT_USE_NNC_NOT_NVFUSER", False, _strict_switch,
+           "1 or ON keeps fusion off, whatever says on."),
+    Option("log_levels", "PYTORCH_JIT_LOG_LEVEL", {}, _log_levels,
+           "Logs on stderr, in torch's grammar: file stems between colons, with a > for each level more. "
+           "graph_fuser: graphs before and after; >graph_fuser: after each pass; >partition: why nodes are "
+           "not fused; >kernel_cache: plans."),
+    Option("max_registers", "PYTORCH_NVFUSER_MAX_REG_COUNT", None, _optional_number,
+           "The most registers that a thread of a CUDA kernel may have."),
+    Option("opt_level", "PYTORCH_NVFUSER_JIT_OPT_LEVEL", None, _level,
+           "How much ptxas optimises CUDA kernels, 0 to 4; its own default is 3."),
+    Option("trace", "PYTORCH_NVFUSER_TRACE", "", str,
+           "Accepted with a note: torch.profiler shows each run of a group, as run_fused_kernel."),
+    Option("library_path", "TORCH_NVFUSER_LIBRARY_PATH", "", str,
+           "Accepted with a note: there is no library to load."),
+    Option("cache_dir", "TSFUSER_CACHE_DIR", Path("~/.cache/tsfuser"), Path,
+           "Where compiled kernels are kept; processes may share it."),
     Option("host_launch", "TSFUSER_HOST_LAUNCH", "block", _one_of("block", "fibers"),
-           "How kernels for CPU tensors run: a loop over blocks, or, for tests, in the CUDA launch shape."),
+           "How kernels for CPU tensors run: block is a loop over blocks; fibers, for tests, the launch "
+           "shape of CUDA."),
 )  # fmt: skip
 
 
@@ -146,10 +187,13 @@ def read(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def inert(values: Mapping[str, Any]) -> list[str]:
-    """The chosen words that do nothing here, as `PYTORCH_NVFUSER_DUMP=halo`."""
+    """The chosen words and variables that do nothing here, as `PYTORCH_NVFUSER_DUMP=halo`."""
     rows = [option for option in TABLE if option.name in ACTING]
-    return [
+    words = [
         f"{row.variable}={word}" for row in rows for word in values[row.name] if word not in ACTING[row.name]
+    ]
+    return words + [
+        row.variable for row in TABLE if row.name in ("trace", "library_path") and values[row.name]
     ]
 
 

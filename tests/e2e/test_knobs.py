@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support import fuse
 
 import tsfuser
 from tsfuser import _C, knobs, options
@@ -10,6 +11,14 @@ FLAGS = (
     torch._C._jit_can_fuse_on_cpu, torch._C._jit_can_fuse_on_gpu, torch._C._jit_texpr_fuser_enabled,
     torch._C._jit_llga_enabled, knobs.enabled, _C.enabled,
 )  # fmt: skip
+
+
+def add_relu(x):
+    return torch.relu(x + 1.0)
+
+
+def dropped(x):
+    return torch.dropout(x * 2.0, 0.5, True)
 
 
 def flags():
@@ -91,10 +100,55 @@ def test_skipped_kinds_flip():
         skip("aten::add")
 
 
-def test_comparison_callbacks_are_accepted_with_a_warning():
-    with pytest.warns(tsfuser.TsfuserWarning, match="never called"):
-        assert torch._C._jit_nvfuser_set_comparison_callback(True, print) is None
+@pytest.mark.parametrize("run_fallback", [True, False])
+def test_comparison_callback_gets_both_results_and_the_graph(device, run_fallback):
+    x = torch.rand(3, 5, device=device)
+    seen = []
+    scripted = fuse(add_relu, x)
+    assert torch._C._jit_nvfuser_set_comparison_callback(run_fallback, lambda *got: seen.append(got)) is None
+    with tsfuser.fuser():
+        out = scripted(x)
     assert torch._C._jit_nvfuser_clear_comparison_callback() is None
+    with tsfuser.fuser():
+        scripted(x)
+    ((fused, unfused, graph),) = seen
+    assert len(fused) == 1 and torch.equal(fused[0], out)
+    assert len(unfused) == run_fallback
+    assert not unfused or (torch.equal(unfused[0], torch.relu(x + 1.0)) and unfused[0] is not fused[0])
+    assert "aten::add" in graph and "aten::relu" in graph
+
+
+def test_what_a_comparison_callback_raises_reaches_the_caller(device):
+    x = torch.rand(3, 5, device=device)
+    scripted = fuse(add_relu, x)
+
+    def refuse(fused, unfused, graph):
+        raise ValueError("they differ")
+
+    torch._C._jit_nvfuser_set_comparison_callback(True, refuse)
+    try:
+        with pytest.raises(RuntimeError, match="ValueError: they differ"):
+            scripted(x)
+    finally:
+        torch._C._jit_nvfuser_clear_comparison_callback()
+    assert torch.equal(scripted(x), torch.relu(x + 1.0))
+
+
+def test_a_comparison_does_not_change_the_random_numbers_of_the_program(device):
+    x = torch.ones(4096, device=device)
+    scripted = fuse(dropped, x)
+
+    def draws():
+        torch.manual_seed(3)
+        return [scripted(x), scripted(x)]
+
+    expected = draws()
+    torch._C._jit_nvfuser_set_comparison_callback(True, lambda *got: None)
+    try:
+        found = draws()
+    finally:
+        torch._C._jit_nvfuser_clear_comparison_callback()
+    assert all(map(torch.equal, found, expected)) and not torch.equal(*expected)
 
 
 def test_nncs_variable_keeps_fusion_off():

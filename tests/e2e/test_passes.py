@@ -127,9 +127,10 @@ def test_devices_do_not_mix():
     body = "%a = aten::add(%x, %u, 1)\n%b = aten::relu(%h)\n%c = aten::mul(%x, %y)\n%d = aten::neg(%u)"
     types = {"%b": typed(4, 8, device=CPU), "%d": typed(4, 8, device="cuda:1")}
     fuse_graph(graph(inputs, body, "%a, %b, %c, %d", types), refusals)
+    alone = "none of the nodes around it can be fused, and a group of one op saves nothing"
     assert [sentence for _, sentence in refusals.entries] == [
-        "its tensors are on different devices: cuda:0, cuda:1"
-    ]
+        "its tensors are on different devices: cuda:0, cuda:1", alone, alone, alone
+    ]  # fmt: skip
     assert fused(inputs, body, "%a, %b, %c, %d", types) == []
 
 
@@ -140,9 +141,10 @@ def test_what_is_refused_is_kept_with_the_reason():
     refusals = Refusals()
     body = "%a = aten::cumsum(%x, 0, None)\n%b = aten::relu(%a)\n%c = aten::neg(%n)"
     fuse_graph(graph({**XY, "%n": "Tensor"}, body, "%b, %c", {"%c": "Tensor"}), refusals)
-    (node, why), (_, because) = refusals.entries
+    (node, why), (_, because), (alone, _) = refusals.entries
     assert "aten::cumsum(%x" in node and why == "aten::cumsum is not in the op table"
     assert because == "%n was not seen while profiling: its dtype, device or rank is unknown"
+    assert "aten::relu(" in alone
 
 
 def test_the_partition_log_shows_refused_nodes(capfd):

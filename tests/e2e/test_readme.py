@@ -4,7 +4,7 @@ device."""
 import re
 
 import pytest
-from support import run_python
+from support import ROOT, run_python
 
 from tsfuser import options
 
@@ -84,8 +84,23 @@ def test_dumps_of_the_kernel(target, environment, tmp_path):
     assert status == 0 and "without a meaning" not in err, err
     kernel = re.search(r"KERNEL\(\w*add\w*relu", out)
     assert kernel and kernel[0] in (tmp_path / "__tmp_kernel1.cu").read_text()
-    missing = [word for word in options.ACTING["dump"] - {"cuda_to_file"} if f"= {word}: " not in out]
-    assert missing == []
+    headed = options.ACTING["dump"] - {"cuda_to_file", "dump_eff_bandwidth"}
+    assert [word for word in headed if f"= {word}: " not in out] == []
+    assert re.search(r"^fused_add_relu run in [\d.]+ ms, achieved: [\d.]+ GB/s$", out, re.M)
+
+
+def test_the_example_of_explain(target, environment, tmp_path):
+    """The script is that of tsfuser's own README, and so is what it prints but for numbers."""
+    readme = (ROOT / "README.md").read_text()
+    section = readme[readme.index("## Why is this not fused?") :]
+    script, expected = re.findall(r"```(?:python)?\n(.*?)```", section, re.S)[:2]
+    (tmp_path / "block.py").write_text(script.replace("torch.rand(2048", "torch.rand(64"))
+    source = "import sys, runpy\nsys.argv = ['tsfuser', 'explain', 'block.py']\nrunpy.run_module('tsfuser', run_name='__main__')"
+    status, out, err = run_python(tmp_path, f"import os\nos.chdir({str(tmp_path)!r})\n{source}\n", **environment)
+    assert status == 0, err
+    shapes = "pointwise:|row:|grid"
+    kept = [[line for line in text.split("\n") if line and not re.match(rf"\s+({shapes})", line)] for text in (out, expected)]
+    assert kept[0] == kept[1] and len(kept[0]) > 8
 
 
 def test_context_manager_example(target, environment, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_table_of_ops_is_that_of_the_code():
+@pytest.mark.parametrize("script", ["ops_table", "options_table"])
+def test_the_tables_are_those_of_the_code(script):
     pytest.importorskip("torch")
-    assert subprocess.run([sys.executable, ROOT / "scripts" / "ops_table", "--check"]).returncode == 0, "run scripts/ops_table"
+    assert subprocess.run([sys.executable, ROOT / "scripts" / script, "--check"]).returncode == 0, f"run scripts/{script}"

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tsfuser"
 LAYERS = (
     ("errors", "options", "log"), ("ir",), ("ops",), ("segment",), ("schedule",), ("lower",), ("codegen",),
-    ("target",), ("runtime",), ("torchscript",), ("debug",), ("knobs",), ("integrations",),
+    ("target",), ("runtime",), ("torchscript",), ("debug",), ("knobs",), ("integrations",), ("__main__",),
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 STANDARD_LIBRARY_ONLY = RANK["runtime"]  # layers below this one

@@ -68,7 +68,19 @@ def test_two_ways_to_disable_the_fallback(changed):
     assert options.fallback_enabled()
 
 
+def test_variables_without_a_meaning_here_are_named():
+    values = options.read({"PYTORCH_NVFUSER_TRACE": "trace.json", "TORCH_NVFUSER_LIBRARY_PATH": "/nowhere"})
+    assert options.inert(values) == ["PYTORCH_NVFUSER_TRACE", "TORCH_NVFUSER_LIBRARY_PATH"]
+
+
+@pytest.mark.parametrize("text, level", [("0", 0), ("4", 4), ("", None)])
+def test_levels_of_optimisation(text, level):
+    assert options.read({"PYTORCH_NVFUSER_JIT_OPT_LEVEL": text})["opt_level"] == level
+
+
 def test_numbers_and_choices_are_checked():
+    with pytest.raises(options.OptionError, match="JIT_OPT_LEVEL: '5' is not a level from 0 to 4"):
+        options.read({"PYTORCH_NVFUSER_JIT_OPT_LEVEL": "5"})
     with pytest.raises(
         options.OptionError, match="PYTORCH_NVFUSER_DISABLE_FALLBACK: 'yes' is not an integer"
     ):

@@ -5,14 +5,12 @@ In: a Fusion and the call it was built for. Out: a Plan that serves every call o
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Sequence
 
 from .. import log, options
@@ -29,17 +27,20 @@ from ..target.cuda import CudaTarget
 from ..target.disk_cache import DiskCache
 from ..target.function import Function
 from ..target.host import HostTarget
+from . import dumps
 from .plan import Launch, Plan, Program
 
 _lock = threading.Lock()
 _functions: dict[tuple[str, str], Function] = {}  # cache: (device, source) -> loaded kernel
-_file_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """One segment, all the way: for dumps and `explain`."""
+    """One kernel, all the way: for dumps and `explain`. `part`: the number of the fusion's segment that it belongs to; `segment`: what of it
+    this kernel does."""
 
+    part: int
+    params: object
     segment: Segment
     schedule: object
     kernel: Kernel
@@ -50,38 +51,42 @@ class Compiled:
 def compile_fusion(call: Call, fusion: Fusion, device: str) -> Plan:
     """The plan of `fusion` for calls like `call`. Raises Refusal or CompileError."""
     start = time.perf_counter()
+    compiled, allocations = kernels_of(call, fusion, device)
+    plan = _plan(call, fusion, allocations.temporaries, compiled, device)
+    log.write("kernel_cache", f"planned {len(compiled)} kernels in {1e3 * (time.perf_counter() - start):.1f} ms", plan, log.UPDATE)
+    dumps.show("launch_param", "plan", plan)
+    return plan
+
+
+def kernels_of(call: Call, fusion: Fusion, device: str) -> "tuple[list[Compiled], Allocations]":
+    """The kernels of `fusion`, loaded, in the order of their launches, and what they want allocated. Raises Refusal or CompileError."""
     machine = HOST if _blockwise(device) else GPU
     allocations = Allocations(len(fusion.outputs))
     parts = segments(call, expanded(call, fusion, machine), allocations, lambda segment: accepts(call, segment, machine))
-    _dump("fusion_ir", "fusion", fusion)
+    dumps.show("fusion_ir", "fusion", fusion)
     for word in ("fusion_args", "kernel_args", "print_args"):
-        _dump(word, "arguments of the first call of a class", "\n".join(map(str, call.args)))
+        dumps.show(word, "arguments of the first call of a class", "\n".join(map(str, call.args)))
     lowered = []
-    for segment in parts:
+    for part, segment in enumerate(parts):
         for stage in choose(call, segment, machine, allocations):
-            lowered.append(_lower(stage.segment, stage.schedule))
-            _dump("scheduler_params", stage.segment.name, stage.params)
-    loaded = functions([(source, kernel.name) for _, _, kernel, source in lowered], device)
-    compiled = [Compiled(*fields, function) for fields, function in zip(lowered, loaded)]
-    plan = _plan(call, fusion, allocations.temporaries, compiled, device)
-    log.write("kernel_cache", f"planned {len(compiled)} kernels in {1e3 * (time.perf_counter() - start):.1f} ms", plan, log.UPDATE)
-    _dump("launch_param", "plan", plan)
-    return plan
+            lowered.append((part, stage.params, *_lower(stage.segment, stage.schedule, device)))
+            dumps.show("scheduler_params", stage.segment.name, stage.params)
+    loaded = functions([(source, kernel.name) for *_, kernel, source in lowered], device)
+    return [Compiled(*fields, function) for fields, function in zip(lowered, loaded)], allocations
 
 
 def _blockwise(device: str) -> bool:
     return device == "cpu" and options.host_launch() == "block"
 
 
-def _lower(segment: Segment, schedule) -> tuple:
+def _lower(segment: Segment, schedule, device: str) -> tuple:
     """All of a Compiled but its function."""
     kernel = lower(segment, schedule, segment.name)
     source = emit.source(kernel)
-    _dump("segmented_fusion", kernel.name, segment)
-    _dump("kernel_ir", kernel.name, kernel)
-    _dump("cuda_kernel", kernel.name, source)
-    if options.dump("cuda_to_file"):
-        _write_here(source)
+    dumps.show("segmented_fusion", kernel.name, segment)
+    dumps.show("kernel_ir", kernel.name, kernel)
+    if dumps.wants_kernels():
+        dumps.kernel(kernel.name, source, device, None if device == "cpu" else _target(device, options.host_launch()))
     return segment, schedule, kernel, source
 
 
@@ -121,7 +126,8 @@ def _target(device: str, launch: str):
     cache = DiskCache(options.cache_dir())
     if device == "cpu":
         return HostTarget(cache, fibers=launch == "fibers", opt_level=1 if launch == "fibers" else 3)
-    return CudaTarget(cache, fma=not options.disabled("fma"), max_registers=options.get("max_registers"))
+    numbers = {name: options.get(name) for name in ("max_registers", "opt_level")}
+    return CudaTarget(cache, fma=not options.disabled("fma"), **numbers)
 
 
 def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], device: str) -> Plan:
@@ -171,13 +177,3 @@ def _text(call: Call, tensors, compiled: list[Compiled]) -> str:
         lines.append(f"launch {k.name}: grid {k.grid} (now {sizes[0]}), block {sizes[1]} x {sizes[2]}, shared {k.shared} bytes, "
                      f"{len(k.params)} arguments, {c.function.registers} registers")
     return "\n".join(lines)
-
-
-def _write_here(source: str) -> None:
-    """`__tmp_kernel<N>.cu` in the working directory, as nvFuser names it: the N-th kernel of this process."""
-    Path(f"__tmp_kernel{next(_file_numbers)}.cu").write_text(source)
-
-
-def _dump(word: str, title: str, text) -> None:
-    if options.dump(word):
-        print(f"\n======= {word}: {title} =======\n\n{text}\n", flush=True)

@@ -43,15 +43,24 @@ class Resources:
 
 class CudaTarget:
     """Compiles for one device of this machine, or for any architecture by `compile_for`. `fma`: contract
-    `a * b + c`; `max_registers`: bound on the registers of a thread."""
+    `a * b + c`; `max_registers`: bound on the registers of a thread; `opt_level`:
+    of ptxas, 0 to 4."""
 
     name = "cuda"
 
-    def __init__(self, cache: DiskCache, fma: bool = True, max_registers: "int | None" = None):
+    def __init__(
+        self,
+        cache: DiskCache,
+        fma: bool = True,
+        max_registers: "int | None" = None,
+        opt_level: "int | None" = None,
+    ):
         self.cache = cache
         self._options = ("-std=c++17", "-default-device", "-minimal", f"--fmad={str(fma).lower()}")
         if max_registers is not None:
             self._options += (f"--maxrregcount={max_registers}",)
+        if opt_level is not None:
+            self._options += (f"--ptxas-options=-O{opt_level}",)
         self._functions: dict[tuple[Path, str, int], Function] = {}
         self._start = threading.Lock()  # held from the first `start` on
 
@@ -81,6 +90,19 @@ class CudaTarget:
         """Registers, spills and shared memory of kernel `name` on `arch`; compiles it anew."""
         _, log = _compile(source, name, arch, (*self._options, "--ptxas-options=-v"))
         return _resources(log)
+
+    def cubin(self, source: str, name: str, device: str = "cuda:0") -> bytes:
+        """The machine code of kernel `name` for `device`, or its PTX where this NVRTC is older than that;
+        compiles it anew."""
+        return _compile(source, name, driver.capability(_index(device)), self._options)[0]
+
+    def ptx(self, source: str, name: str, device: str = "cuda:0") -> bytes:
+        """The PTX of kernel `name` for `device`; compiles it anew."""
+        return self.ptx_for(source, name, driver.capability(_index(device)))
+
+    def ptx_for(self, source: str, name: str, arch: int) -> bytes:
+        """The same for compute capability `arch`, without a device."""
+        return _compile(source, name, arch, self._options, virtual=True)[0]
 
     def start(self) -> None:
         """Has a thread start NVRTC, so that the first kernel does not wait for that; once, and not where the
@@ -179,17 +201,19 @@ def supported_archs() -> tuple[int, ...]:
     return tuple(sorted(_nvrtc().getSupportedArchs()))
 
 
-def _compile(source: str, name: str, arch: int, options: tuple[str, ...]) -> tuple[bytes, str]:
-    """A cubin for `arch`, or PTX where NVRTC does not know it yet, and NVRTC's log; raises `CompileError`
-    with the log."""
+def _compile(
+    source: str, name: str, arch: int, options: tuple[str, ...], virtual: bool = False
+) -> tuple[bytes, str]:
+    """A cubin for `arch`, or PTX where `virtual`, or where NVRTC does not know it yet, and NVRTC's log;
+    raises `CompileError` with the log."""
     nvrtc = _nvrtc()
     known = supported_archs()
     if arch < known[0]:
         version = ".".join(map(str, nvrtc.getVersion()))
         oldest, own = known[0] / 10, arch / 10
         raise Refusal(f"NVRTC {version} starts at compute capability {oldest}, the device has {own}")
-    virtual = arch not in known
-    target = f"compute_{max(a for a in known if a < arch)}" if virtual else f"sm_{arch}"
+    virtual = virtual or arch not in known
+    target = f"compute_{max(a for a in known if a <= arch)}" if virtual else f"sm_{arch}"
     program = nvrtc.createProgram(source, f"{name}.cu", [], [])
     try:
         nvrtc.compileProgram(program, [f"--gpu-architecture={target}", *options, f"-I{RUNTIME}"])

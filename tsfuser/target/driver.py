@@ -14,6 +14,7 @@ from .function import Function
 from ..errors import Refusal
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _SHARED_OPTIN = 75, 76, 97  # CUdevice_attribute
+_MEMORY_KILOHERTZ, _MEMORY_BITS = 36, 37
 _STATIC_SHARED, _LOCAL_BYTES, _REGISTERS, _MAX_DYNAMIC_SHARED = 1, 3, 4, 8  # CUfunction_attribute
 _CAPTURE_RELAXED = 2  # CUstreamCaptureMode
 
@@ -57,6 +58,14 @@ def _device_attribute(index: int, attribute: int) -> int:
 def capability(index: int) -> int:
     """Compute capability of device `index` as one number: 90 for 9.0."""
     return _device_attribute(index, _CAPABILITY_MAJOR) * 10 + _device_attribute(index, _CAPABILITY_MINOR)
+
+
+@functools.lru_cache(maxsize=None)
+def memory_bandwidth(index: int) -> "float | None":
+    """Bytes a second that the memory of device `index` moves at most: two transfers a clock over the width of
+    its bus, as nvFuser counts it; None where the driver does not tell."""
+    clock, bits = _device_attribute(index, _MEMORY_KILOHERTZ), _device_attribute(index, _MEMORY_BITS)
+    return 2 * clock * 1e3 * bits / 8 or None
 
 
 @functools.lru_cache(maxsize=None)

@@ -28,6 +28,7 @@ from .graph import (
     operands,
     outputs,
 )
+from .left_over import left_over
 from .outline import outline, reorder
 from .partition import Knowledge, Refusals, Verdict, examine, row_of
 from .views import METADATA, reshape_refusal, sizes_follow, views_of
@@ -68,7 +69,7 @@ class _Block:
     def __init__(self, block: "Graph | Block", effects: Effects, knowledge: Knowledge, refusals: Refusals):
         self.block = block
         self.nodes: list[Node] = list(block.nodes())
-        self.effects, self.knowledge = effects, knowledge
+        self.effects, self.knowledge, self.refusals = effects, knowledge, refusals
         self.operands: list[list[Value]] = [operands(node) for node in self.nodes]
         self.results: list[list[Value]] = [outputs(node) for node in self.nodes]
         self.maker: dict[int, int] = {}  # value -> position, constants left out: they are always there
@@ -87,9 +88,11 @@ class _Block:
         if not any(verdict.reason is None for verdict in self.verdicts):
             return []
         items = self._items()
-        found = clusters(items, options.state.horizontal_mode)
-        found = [self._without_leaving_views(members) for members in found]
+        merged = clusters(items, options.state.horizontal_mode)
+        found = [self._without_leaving_views(members) for members in merged]
         found = [members for members in absorb(found, self._candidates()) if self._is_worth_it(members)]
+        for i, reason in left_over(items, merged, found).items():
+            self.refusals.add(self.nodes[i], reason)
         if not found:
             return []
         pieces = arrange(items, found)

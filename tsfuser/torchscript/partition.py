@@ -6,7 +6,6 @@ as a sentence, why it cannot. Example: `examine(node, horizon).reason` -> "aten:
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 import torch
@@ -64,15 +63,29 @@ class Verdict:
 
 @dataclass
 class Refusals:
-    """The last refused nodes as (node text, sentence), for `explain`. Bounded, since programs may compile
-    for ever."""
+    """Why nodes of one graph are not fused, as (node text, sentence); `explain` asks for the `reason` of a
+    node that is still there when the graph is done."""
 
-    entries: deque = field(default_factory=lambda: deque(maxlen=10_000))
+    entries: "list[tuple[str, str]]" = field(default_factory=list)
+    _exactly: "dict[tuple, str]" = field(default_factory=dict)
+    _roughly: "dict[tuple, str]" = field(default_factory=dict)
 
     def add(self, node: Node, sentence: str) -> None:
-        self.entries.append((str(node).split(" # ")[0].strip(), sentence))
+        text, _, place = str(node).partition("\n")[0].partition(" # ")
+        self.entries.append((text.strip(), sentence))
+        made = node.outputsAt(0).unique() if node.outputsSize() else None
+        self._exactly[node.kind(), place, made] = sentence
+        self._roughly[node.kind(), place] = sentence
         if log.enabled("partition", log.UPDATE):
             log.write("partition", f"not fused: {sentence}", str(node).rstrip(), log.UPDATE)
+
+    def reason(self, node: Node) -> str:
+        """What was said last of the node or, where passes have made it anew, of one of its kind from its
+        place in the source; "" for nothing."""
+        place = str(node).partition("\n")[0].partition(" # ")[2]
+        made = node.outputsAt(0).unique() if node.outputsSize() else None
+        known = self._exactly.get((node.kind(), place, made))
+        return known if known is not None else self._roughly.get((node.kind(), place), "")
 
 
 class Knowledge:
@@ -233,6 +246,8 @@ def _foreign(node: Node) -> str:
     if node.kind().startswith("prim::") or not any(is_tensor(v) for v in outputs(node)):
         return ""
     found = schema(node)
+    if found and found.writes and table.find(found.name.rstrip("_"), found.overload):
+        return f"{found.name} changes its operand in place, where something else than its readers can see it"
     overload = f".{found.overload}" if found and found.overload else ""
     return f"{node.kind()}{overload} is not in the op table"
 

@@ -30,10 +30,12 @@ The types that stay on values of the outer graph are wiped by the executor, late
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 import warnings
 from dataclasses import dataclass, field
+from typing import Iterator
 
 import torch
 
@@ -42,7 +44,7 @@ from ..errors import TsfuserWarning
 from . import cleanup, guard, sizes
 from .effects import Effects, remove_dead_code
 from .functionalize import functionalize
-from .graph import GROUP, Graph, Value, facts, is_tensor
+from .graph import CONSTANT, GROUP, Graph, Value, facts, is_tensor
 from .grouping import Group, make_groups
 from .outline import inline
 from .partition import Refusals
@@ -63,7 +65,15 @@ class Work:
     split: Split = field(default_factory=Split)
 
 
-refusals = Refusals()  # registry: why nodes of the last graphs were not fused, read by `explain`
+@dataclass(frozen=True)
+class Outcome:
+    """A graph as the pass has left it, and why nodes are not in groups."""
+
+    graph: Graph
+    refusals: Refusals
+
+
+_watchers: "list[list[Outcome]]" = []  # registry: where outcomes go while someone is `watching`
 _warned: set[str] = set()  # registry: failures of the pass that were reported
 
 
@@ -93,7 +103,15 @@ def _inline_small_groups(work: Work) -> None:
     small = [g for g in work.groups if cleanup.size_of_work(g.node.g("Subgraph")) < least]
     work.groups = [g for g in work.groups if g not in small]
     for group in small:
-        inline(work.graph, group.node)
+        _give_back(work, group, "once dead and repeated work was gone, its group had less than two ops")
+
+
+def _give_back(work: Work, group: Group, reason: str) -> None:
+    """Puts the group's nodes back into the graph, with the reason."""
+    for node in group.node.g("Subgraph").nodes():
+        if node.kind() != CONSTANT:
+            work.refusals.add(node, reason)
+    inline(work.graph, group.node)
 
 
 def _guard_groups(work: Work) -> None:
@@ -104,7 +122,7 @@ def _guard_groups(work: Work) -> None:
             guarded.append(group)
         else:
             work.refusals.add(group.node, reason)
-            inline(work.graph, group.node)
+            _give_back(work, group, reason)
     work.groups = guarded
 
 
@@ -141,13 +159,32 @@ PASSES = (
 )
 
 
-def fuse(graph: Graph, into: Refusals = refusals) -> Graph:
+@contextlib.contextmanager
+def watching() -> "Iterator[list[Outcome]]":
+    """Collects the outcomes of all graphs that the pass sees within the block, in whatever thread."""
+    seen: "list[Outcome]" = []
+    _watchers.append(seen)
+    try:
+        yield seen
+    finally:
+        _watchers[:] = [other for other in _watchers if other is not seen]
+
+
+def fuse(graph: Graph, into: "Refusals | None" = None) -> Graph:
     """A new graph with fusion groups, or `graph` itself, unchanged, if there is nothing to fuse or a pass
     fails; the latter is reported by one TsfuserWarning."""
+    refusals = Refusals() if into is None else into
+    result = _fuse(graph, refusals)
+    for seen in tuple(_watchers):
+        seen.append(Outcome(result, refusals))
+    return result
+
+
+def _fuse(graph: Graph, refusals: Refusals) -> Graph:
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Fusion", str(graph))
     try:
-        work = Work(graph.copy(), into)
+        work = Work(graph.copy(), refusals)
         _run(work)
     except Exception as error:
         _give_up(error)

@@ -1,0 +1,132 @@
+"""PYTORCH_NVFUSER_DUMP: the code of kernels, what NVRTC makes of it, and the bandwidth of launches."""
+
+import re
+
+import pytest
+import torch
+from support import fuse, run_python
+
+import tsfuser
+from tsfuser import options
+from tsfuser.runtime import compile as pipeline
+from tsfuser.runtime import dumps
+
+PROGRAM = """
+import os
+import torch
+import tsfuser
+
+os.chdir({folder!r})
+
+def f(x):
+    return torch.relu(x + 1.0)
+
+x = torch.rand(64, 64, device={device!r})
+t = torch.jit.script(f)
+with tsfuser.fuser():
+    for _ in range(4):
+        t(x)
+"""
+
+
+@pytest.fixture
+def dumped(target, tmp_path):
+    """What a program prints with some words in PYTORCH_NVFUSER_DUMP."""
+
+    def run(words):
+        source = PROGRAM.format(folder=str(tmp_path), device="cuda" if target == "cuda" else "cpu")
+        launch = "fibers" if target == "cpu-fibers" else "block"
+        status, out, err = run_python(
+            tmp_path, source, PYTORCH_NVFUSER_DUMP=words, TSFUSER_HOST_LAUNCH=launch
+        )
+        assert status == 0 and "without a meaning" not in err, err
+        return out
+
+    return run
+
+
+def test_bandwidth_of_each_launch(dumped):
+    found = re.findall(
+        r"^fused_add_relu run in ([\d.]+) ms, achieved: ([\d.]+) GB/s$", dumped("dump_eff_bandwidth"), re.M
+    )
+    assert 2 <= len(found) <= 3  # of four calls, the first profiles
+    for milliseconds, rate in found:
+        assert float(rate) == pytest.approx(2 * 64 * 64 * 4 / float(milliseconds) / 1e6, rel=0.2, abs=0.2)
+
+
+def test_ptx_and_cubin_are_files_beside_the_source(dumped, target, tmp_path):
+    out = dumped("cuda_to_file,ptx,cubin")
+    assert "fused_add_relu" in (tmp_path / "__tmp_kernel1.cu").read_text()
+    assert not (tmp_path / "__tmp_kernel2.cu").exists()  # one kernel, one file
+    if target == "cuda":
+        assert ".entry fused_add_relu" in (tmp_path / "__tmp_kernel1.ptx").read_text()
+        assert (tmp_path / "__tmp_kernel1.cubin").read_bytes().startswith(b"\x7fELF")
+        assert "written to __tmp_kernel1.ptx" in out and "written to __tmp_kernel1.cubin" in out
+    else:
+        assert (
+            "there is no ptx of a kernel for CPU tensors" in out
+            and "no cubin of a kernel for CPU tensors" in out
+        )
+
+
+def test_the_full_source_needs_no_header_of_ours(dumped):
+    full = dumped("cuda_full")
+    assert not re.search(r'^\s*#\s*include\s*"', full, re.M)
+    assert full.count("---- types.h") == 1 and "KERNEL(fused_add_relu" in full
+
+
+@pytest.fixture
+def source(monkeypatch):
+    """The source of a kernel for CUDA."""
+    kept = {}
+    made = pipeline.emit.source
+
+    def emit(kernel):
+        kept[kernel.name] = made(kernel)
+        return kept[kernel.name]
+
+    monkeypatch.setattr(pipeline.emit, "source", emit)
+    tsfuser.reset()
+    with options.override(host_launch="fibers"):
+        fuse(add_tanh, torch.rand(12, 5))
+    return kept["fused_add_tanh"]
+
+
+def add_tanh(x):
+    return torch.tanh(x + 0.25)
+
+
+class At90:
+    """NVRTC without a device, for compute capability 9.0."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def ptx(self, source, name, device):
+        return self.target.ptx_for(source, name, 90)
+
+    def cubin(self, source, name, device):
+        return self.target.compile_for(source, name, 90).read_bytes()
+
+
+def test_nvrtc_takes_the_full_source_and_gives_ptx_and_cubin(nvrtc, source, tmp_path, monkeypatch, capsys):
+    if nvrtc is None:
+        pytest.skip("there is no NVRTC here")
+    monkeypatch.chdir(tmp_path)
+    assert nvrtc.resources(dumps.whole(source), "fused_add_tanh", 90).registers > 0
+    with options.override(dump={"ptx": "", "cubin": ""}):
+        for _ in range(2):  # the second time is not shown again
+            dumps.kernel("fused_add_tanh", source, "cuda:9", At90(nvrtc))
+    (ptx,), (cubin,) = tmp_path.glob("__tmp_kernel*.ptx"), tmp_path.glob("__tmp_kernel*.cubin")
+    assert ".target sm_90" in ptx.read_text() and ".entry fused_add_tanh" in ptx.read_text()
+    assert cubin.read_bytes().startswith(b"\x7fELF")
+    assert capsys.readouterr().out.count("written to") == 2
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_ptxas_takes_the_level_of_optimisation(nvrtc, source, level):
+    if nvrtc is None:
+        pytest.skip("there is no NVRTC here")
+    chosen = type(nvrtc)(nvrtc.cache, opt_level=level)
+    assert f"--ptxas-options=-O{level}" in chosen._options
+    assert chosen.resources(source, "fused_add_tanh", 90).registers > 0

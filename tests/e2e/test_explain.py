@@ -1,0 +1,266 @@
+"""`tsfuser.explain`: what is fused, how, and why the rest is not."""
+
+import html.parser
+import re
+
+import pytest
+import torch
+from support import fresh, run_python, script
+
+import tsfuser
+
+
+def program(x, b, w):
+    y = torch.relu(x + b) * 2.0
+    z = torch.mm(y, w)
+    u = torch.nn.functional.gelu(z + 1.0)
+    return torch.cumsum(u, 0)
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.LayerNorm(6), torch.nn.LayerNorm(6)
+        self.linear = torch.nn.Linear(6, 6)
+
+    def forward(self, x):
+        h = self.first(x)
+        h = torch.relu(self.linear(h)) + 1.0
+        return self.second(h)
+
+
+def operands(device, gradients=False):
+    torch.manual_seed(0)
+    shapes = (4, 6), (6,), (6, 5)
+    return [torch.rand(s, device=device, requires_grad=gradients) for s in shapes]
+
+
+def line_of(text):
+    """The number of the line of this file that holds `text`."""
+    with open(__file__) as file:
+        return next(n for n, line in enumerate(file, 1) if text in line)
+
+
+def test_groups_have_nodes_kernels_times_and_bytes(device):
+    found = tsfuser.explain(fresh(program), *operands(device))
+    (graph,) = found.graphs
+    assert graph.title == "inference"
+    first, second = graph.groups
+    assert [n.kind for n in first.nodes] == ["aten::add", "aten::relu", "aten::mul"]
+    assert [n.kind for n in second.nodes] == ["aten::add", "aten::gelu"]
+    (kernel,) = first.kernels
+    assert (
+        kernel.name == "fused_add_relu_mul"
+        and kernel.seconds > 0
+        and kernel.schedule.startswith("pointwise: ")
+    )
+    assert kernel.bytes == 4 * (24 + 6 + 24)
+    assert (kernel.fraction is not None) == (device == "cuda")
+    assert first.arguments[0].startswith("float32[4, 6] on ")
+    assert first.nodes[0].place.line == line_of("y = torch.relu(x + b)")
+
+
+def test_each_node_left_out_has_a_reason_and_its_line(device):
+    found = tsfuser.explain(fresh(program), *operands(device))
+    assert [(n.kind, n.reason, n.place.text) for n in found.left_out] == [
+        ("aten::mm", "aten::mm is not in the op table", "z = torch.mm(y, w)"),
+        ("aten::cumsum", "aten::cumsum is not in the op table", "return torch.cumsum(u, 0)"),
+    ]
+    assert found.left_out[0].place.line == line_of("z = torch.mm(y, w)")
+    assert found.graphs[0].edges == ((0, 1), (1, 2), (2, 3))
+
+
+def test_in_training_forward_and_backward_graphs_are_explained(device):
+    found = tsfuser.explain(fresh(program), *operands(device, gradients=True))
+    titles = [graph.title for graph in found.graphs]
+    assert titles == [
+        "around the differentiated parts", "differentiated part 1, forward", "differentiated part 1, backward"
+    ]  # fmt: skip
+    part, outside = found.graphs[0].items
+    assert part.number == 1 and found.graphs[0].edges == ((0, 1),)
+    assert outside.kind == "aten::cumsum"
+    assert outside.reason.startswith("TorchScript's autodiff knows no derivative of aten::cumsum")
+    assert len(found.graphs[1].groups) == 2 and found.graphs[2].groups
+    assert all(node.reason and "no reason" not in node.reason for node in found.left_out)
+
+
+def test_the_table_shows_what_was_found(device):
+    text = str(tsfuser.explain(fresh(program), *operands(device)))
+    assert text.startswith("program: 5 ops fused in 2 groups and 2 kernels, 2 not fused\n")
+    assert re.search(r"group \d+: add, relu, mul\n    from test_explain\.py:\d+\n", text)
+    assert re.search(
+        r"segment 0: fused_add_relu_mul\n      pointwise: .*\n      grid \d+, block .* us, 216 bytes", text
+    )
+    assert re.search(
+        r"mm  at test_explain\.py:\d+: z = torch\.mm\(y, w\)\n      aten::mm is not in the op table", text
+    )
+
+
+def test_lines_of_torchs_own_code_lead_back_to_the_program(device):
+    """layer_norm stands in torch/nn/functional.py; the user wrote `self.first(x)`."""
+    with torch.no_grad():
+        found = tsfuser.explain(torch.jit.script(Block().to(device)), torch.rand(3, 6, device=device))
+    norms = [n for g in found.groups for n in g.nodes if "norm" in n.kind]
+    linear = [n for n in found.left_out if n.kind == "aten::linear"]
+    assert norms and all(n.place.file == __file__ for n in norms)
+    assert norms[-1].place.within.startswith("functional.py:")
+    assert linear[0].place.line == line_of("torch.relu(self.linear(h))")
+
+
+class Inplace(torch.nn.Module):
+    """Two calls of the same module function from two lines, and in-place ops."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.BatchNorm1d(6), torch.nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        h = torch.nn.functional.relu(self.first(x), inplace=True)
+        return self.second(h) * 2.0
+
+
+def test_each_call_of_a_module_has_its_own_line_and_in_place_ops_a_hint(device):
+    module, x = torch.jit.script(Inplace().to(device)), torch.rand(4, 6, device=device)
+    with torch.no_grad():
+        found = tsfuser.explain(module, x)
+    lines = {n.place.line for g in found.groups for n in g.nodes if n.kind == "aten::batch_norm"}
+    assert lines == {line_of("functional.relu(self.first(x)"), line_of("self.second(h) * 2.0")}
+    found = tsfuser.explain(module, x)
+    assert "TorchScript's autodiff" in found.graphs[0].title or found.graphs[0].title.startswith("around")
+    (hint,) = [n.reason for n in found.left_out if n.kind == "aten::relu_"]
+    assert "write relu, or inplace=False" in hint
+
+
+def test_a_group_that_runs_unfused_says_why(device, monkeypatch):
+    def refuses(*_):
+        raise tsfuser.errors.Refusal("it is Friday")
+
+    tsfuser.reset()
+    monkeypatch.setattr("tsfuser.torchscript.planner.compile_fusion", refuses)
+    with pytest.warns(tsfuser.TsfuserWarning, match="it is Friday"):
+        found = tsfuser.explain(fresh(program), *operands(device))
+    tsfuser.reset()
+    assert [group.refusal for group in found.groups] == ["it is Friday", "it is Friday"]
+    assert "runs unfused: it is Friday" in str(found) and "0 ops fused" in str(found)
+
+
+def test_single_ops_cycles_and_views_have_sentences(device):
+    source = """
+def f(x, y):
+    a = torch.relu(x)
+    m = torch.mm(a, a)
+    v = m.t()
+    return m, v, torch.cumsum(v, 0)
+"""
+    x = torch.rand(4, 4, device=device)
+    found = tsfuser.explain(script(source), x, x)
+    reasons = {node.kind: node.reason for node in found.left_out}
+    assert (
+        reasons["aten::relu"]
+        == "none of the nodes around it can be fused, and a group of one op saves nothing"
+    )
+    assert "view" in reasons["aten::t"] and found.groups == []
+
+
+def test_nothing_of_the_callers_changes(device):
+    x, b, w = operands(device, gradients=True)
+    before, state = [t.detach().clone() for t in (x, b, w)], torch.get_rng_state()
+    scripted = fresh(program)
+    tsfuser.explain(scripted, x, b, w)
+    assert all(map(torch.equal, (x, b, w), before)) and x.grad is None and w.grad is None
+    assert torch.equal(torch.get_rng_state(), state) and not tsfuser.enabled()
+    with pytest.raises(RuntimeError, match="optimized_plan_"):  # it never ran
+        scripted.get_debug_state()
+
+
+def test_a_group_that_the_call_does_not_reach_is_said_to(device):
+    """Loops are unrolled for eight turns, and this one has five."""
+
+    def loop(x, n: int):
+        for i in range(n):
+            x = torch.tanh(x * 0.5 + i)
+        return x
+
+    found = tsfuser.explain(loop, torch.rand(4, device=device), 5)
+    assert [group.reached for group in found.groups] == [False, True]
+    assert "did not run: its guard" in str(found) and "did not run: its guard" in found.to_html()
+
+
+def test_a_method_has_its_module_with_gradients(device):
+    module = torch.jit.script(Block().to(device))
+    x = torch.rand(3, 6, device=device)
+    assert len(tsfuser.explain(module.forward, x).graphs) == len(tsfuser.explain(module, x).graphs) > 1
+    assert all(p.grad is None for p in module.parameters())
+
+
+def test_keyword_arguments_defaults_and_wrong_ones():
+    def scaled(x, k: float = 2.0, add: int = 1):
+        return torch.relu(x * k) + add
+
+    scripted = torch.jit.script(scaled)
+    assert len(tsfuser.explain(scripted, torch.rand(5), add=3).groups) == 1
+    with pytest.raises(TypeError, match="wants an argument 'x'"):
+        tsfuser.explain(scripted, k=1.0)
+    with pytest.raises(TypeError, match="no argument 'z'"):
+        tsfuser.explain(scripted, torch.rand(5), z=1)
+
+
+class Tags(html.parser.HTMLParser):
+    """Counts the tags, and checks that each is closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen, self.addresses = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.seen.append(tag)
+        self.addresses += [v for k, v in attributes if k in ("src", "href")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_no_other_file(device, tmp_path):
+    path = tmp_path / "page.html"
+    page = tsfuser.explain(fresh(program), *operands(device)).to_html(path)
+    assert path.read_text(encoding="utf-8") == page
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == [] and tags.addresses == [] and "@import" not in page
+    assert tags.seen.count("svg") == 1 and tags.seen.count("rect") == 4 and tags.seen.count("path") == 3
+    assert "aten::mm is not in the op table" in page and "z = torch.mm(y, w)" in page
+
+
+SCRIPT = """
+import torch
+
+@torch.jit.script
+def activated(x, y):
+    return torch.relu(x + y) * 0.5
+
+@torch.jit.script
+def summed(x):
+    return torch.cumsum(torch.relu(x + 1.0), 0)
+
+def main():
+    x = torch.rand(8, 8)
+    print("result", tuple(activated(x, x).shape), tuple(summed(x).shape))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("chosen, others", [([], ["activated: ", "summed: "]), (["summed"], ["summed: "])])
+def test_the_command_explains_the_scripted_functions_of_a_script(tmp_path, chosen, others):
+    (tmp_path / "model.py").write_text(SCRIPT)
+    call = (
+        f"import sys, runpy\nsys.argv = ['tsfuser', 'explain', {str(tmp_path / 'model.py')!r}, *{chosen}]\n"
+    )
+    status, out, err = run_python(tmp_path, call + "runpy.run_module('tsfuser', run_name='__main__')\n")
+    assert status == 0, err
+    assert "result (8, 8) (8, 8)" in out
+    assert [line for line in ("activated: ", "summed: ") if line in out] == others
+    assert "aten::cumsum is not in the op table" in out and "model.py:10" in out

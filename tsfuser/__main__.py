@@ -1,0 +1,53 @@
+"""`python -m tsfuser explain script.py [function]`: runs a script and explains the scripted functions in it.
+
+In: a script, run as `python script.py` would. Out: its own output, then a table for each scripted function or
+module that it called from Python, with the arguments of that call; `--html FILE` writes a page as well.
+Example: `python -m tsfuser explain train.py forward --html forward.html`."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from pathlib import Path
+
+from .debug.calls import collected
+from .debug.explain import explain
+
+
+def main(arguments: "list[str] | None" = None) -> int:
+    """The exit status: 0, or 1 where nothing was explained."""
+    parser = argparse.ArgumentParser(prog="python -m tsfuser", description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser(
+        "explain", help="run a script and explain what is fused in it, and what is not"
+    )
+    command.add_argument("script", type=Path)
+    command.add_argument("function", nargs="?", help="only functions and modules of this name")
+    pages = "also write a page; a number is put behind FILE's name for the second and later ones"
+    command.add_argument("--html", type=Path, metavar="FILE", help=pages)
+    chosen = parser.parse_args(arguments)
+    return _explain(chosen.script, chosen.function, chosen.html)
+
+
+def _explain(script: Path, wanted: "str | None", html: "Path | None") -> int:
+    sys.argv = [str(script)]
+    sys.path.insert(0, str(script.resolve().parent))
+    with collected() as calls:
+        runpy.run_path(str(script), run_name="__main__")
+    chosen = [call for call in calls if wanted in (None, call.name)]
+    for number, call in enumerate(chosen, 1):
+        with call.mode():
+            found = explain(call.function, *call.args, **call.kwargs)
+        print(f"\n{found}", flush=True)
+        if html is not None:
+            found.to_html(html if number == 1 else html.with_stem(f"{html.stem}{number}"))
+    if not chosen:
+        names = ", ".join(dict.fromkeys(call.name for call in calls))
+        what = f"no scripted function of the name {wanted} was called; called were: {names}" if names else ""
+        print(what or f"{script} called no scripted function", file=sys.stderr)
+    return 0 if chosen else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

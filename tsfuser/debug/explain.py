@@ -1,0 +1,256 @@
+"""`tsfuser.explain`: what is fused in a scripted function, how, and why the rest is not.
+
+In: a scripted function and arguments. Out: an `Explanation`, whose str() is a table and whose `to_html()` is
+a page. The function is run as a twin with state of its own (`isolate`), so that nothing of the caller's
+changes but the counters of `tsfuser.stats()`. Example:
+
+    print(tsfuser.explain(scripted, x, w))
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Iterator
+
+import torch
+
+from .. import _C
+from ..errors import CompileError, Refusal
+from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
+from ..runtime.compile import Compiled, kernels_of
+from ..target.driver import memory_bandwidth
+from ..torchscript import passes
+from ..torchscript.evaluate import CONTROL
+from ..torchscript.graph import CONSTANT, FALLBACK, GROUP, all_blocks, is_tensor, outputs, schema
+from ..torchscript.parse import parse
+from ..torchscript.partition import Refusals
+from ..torchscript.planner import group_device
+from .findings import Findings, GraphReport, Group, Kernel, Node, Part
+from .isolate import isolate
+from .observe import Run, Timing, observing
+from .page import page
+from .source import Sources
+from .table import text
+
+CALLS = 4  # inference is fused in call 2, training in call 3, and its backward in call 4 at the latest
+REPEATS = 5  # of the timed calls; the shortest time counts
+
+_UNSEEN = "one of its tensors was not seen while profiling, as in a branch that did not run:"
+_HANDED_ON = ("aten::__getitem__", "aten::wait")  # of lists and of forks: nothing is computed
+_ONLY = "in training only what it differentiates is fused"
+_TRAINING = "in training, without a part that TorchScript's autodiff differentiates"
+
+
+class Explanation(Findings):
+    """`str()` is a table, `to_html()` a page."""
+
+    def __str__(self) -> str:
+        return text(self)
+
+    def to_html(self, path: "str | Path | None" = None) -> str:
+        """One page without external files; also written to `path` if one is given."""
+        made = page(self)
+        if path is not None:
+            Path(path).write_text(made, encoding="utf-8")
+        return made
+
+
+def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
+    """What tsfuser makes of `fn(*args)`: a scripted function, module or method, or what `torch.jit.script`
+    takes. It is run some ten times on copies; where results require gradients, backward as well. Raises what
+    `fn` raises, and TypeError for arguments that it does not take."""
+    runs: "dict[int, list[Run]]" = {}
+    with isolate(fn, args, kwargs) as twin, torch.jit.fuser("fuser2"):
+        sources = Sources(twin.graph)
+        with passes.watching() as outcomes:
+            for _ in range(CALLS):
+                twin.step()
+            with observing(lambda run: runs.setdefault(run.group, []).append(run), timed=True):
+                for _ in range(REPEATS):
+                    twin.step()
+                    runs = {group: _shortest(found) for group, found in runs.items()}
+        reader = _Reader(sources, {id(o.graph): o.refusals for o in outcomes}, runs)
+        return Explanation(twin.name, tuple(reader.graphs(twin.function.get_debug_state())))
+
+
+def _is_fallback(node: Any) -> bool:
+    """Whether the node stands for what runs when a guard does not let a call pass."""
+    return node.kind() == FALLBACK or node.kind() == CONSTANT and node.hasAttribute("fallback")
+
+
+def _undifferentiated(node: Any) -> str:
+    """Why a node of a training graph is in none of the parts that autodiff differentiates; no other is
+    fused."""
+    found = schema(node)
+    name = node.kind()
+    if found is not None and found.writes:
+        return (
+            f"{name} changes its operand in place, and TorchScript's autodiff takes no such op: write "
+            f"{name.rstrip('_').removeprefix('aten::')}, or inplace=False, to have it fused in training"
+        )
+    if not _C.is_differentiable(node):
+        return f"TorchScript's autodiff knows no derivative of {name}; {_ONLY}"
+    return (
+        "TorchScript's autodiff differentiates runs of at least two ops that need gradients, and this is in "
+        f"none; {_ONLY}"
+    )
+
+
+def _states(ask: Any) -> "list[Any]":
+    """Executors inside of a plan; none where one of them has not run: torch has an internal error for it."""
+    try:
+        return list(ask())
+    except RuntimeError:
+        return []
+
+
+def _shortest(runs: "list[Run]") -> "list[Run]":
+    """The last run, with the shortest time of each launch."""
+    last = runs[-1]
+    alike = [r.launches for r in runs if [x.kernel for x in r.launches] == [x.kernel for x in last.launches]]
+    best = tuple(min(same, key=lambda x: x.seconds) for same in zip(*alike))
+    return [Run(last.group, last.reason, last.arguments, (), (), best)]
+
+
+class _Reader:
+    """Turns execution plans into reports."""
+
+    def __init__(self, sources: Sources, refusals: "dict[int, Refusals]", runs: "dict[int, list[Run]]"):
+        self.sources, self.refusals, self.runs = sources, refusals, runs
+
+    def graphs(self, state: Any, title: str = "") -> "Iterator[GraphReport]":
+        """The graphs of an executor, and of the differentiable graphs in them, forward and backward."""
+        for plan in state.execution_plans.values():
+            inner = _states(plan.code.differentiable_op_executor_states)
+            seen = self.refusals.get(id(plan.graph))
+            if seen is not None or not title:
+                outer = (
+                    "around the differentiated parts" if inner else _TRAINING if seen is None else "inference"
+                )
+                yield self._report(plan.graph, title or outer, seen)
+            for k, forward in enumerate(inner, 1):
+                yield from self.graphs(forward, f"differentiated part {k}, forward")
+            for k, backward in enumerate(_states(plan.code.grad_executor_states), 1):
+                yield from self.graphs(backward, f"differentiated part {k}, backward")
+
+    def _report(self, graph: Any, title: str, refusals: "Refusals | None") -> GraphReport:
+        items: "list[Group | Node | Part]" = []
+        makers: "dict[int, frozenset[int]]" = {}
+        edges: "set[tuple[int, int]]" = set()
+
+        def walk(block: Any, branch: str) -> None:
+            for node in block.nodes():
+                fed = frozenset().union(*(makers.get(v.unique(), frozenset()) for v in node.inputs()))
+                inner = [b for b in node.blocks() if not any(map(_is_fallback, b.nodes()))]
+                for b in inner:
+                    for v in b.inputs():
+                        makers[v.unique()] = fed
+                    walk(b, (refusals.reason(node) if refusals is not None else "") or branch)
+                if node.kind() == "prim::DifferentiableGraph":
+                    item = Part(1 + sum(isinstance(other, Part) for other in items))
+                else:
+                    item = self._item(node, refusals, branch)
+                if item is not None:
+                    items.append(item)
+                    edges.update((source, len(items) - 1) for source in fed)
+                    fed = frozenset([len(items) - 1])
+                for k, v in enumerate(outputs(node)):
+                    ends = [list(b.outputs()) for b in inner]
+                    through = [
+                        makers.get(e[k].unique(), frozenset()) for e in ends if len(e) == node.outputsSize()
+                    ]
+                    makers[v.unique()] = fed.union(*through) if not inner else frozenset().union(*through)
+
+        walk(graph, "")
+        return GraphReport(title, tuple(items), tuple(sorted(edges)))
+
+    def _item(self, node: Any, refusals: "Refusals | None", branch: str) -> "Group | Node | None":
+        """What stands for the node. `branch`: why the If or Loop around it is not fused as a whole, "" where
+        that was no question."""
+        kind = node.kind()
+        if kind == GROUP:
+            return self._group(node)
+        if kind in _HANDED_ON or kind in CONTROL or not any(map(is_tensor, outputs(node))):
+            return None
+        reason = refusals.reason(node) if refusals is not None else _undifferentiated(node)
+        if kind.startswith("prim::") and (refusals is None or not reason):
+            return None
+        if not reason and branch:
+            reason = f"it is in a branch that could only be fused as a whole: {branch}"
+        reason = re.sub(r"^%\S+ was not seen while profiling:", _UNSEEN, reason)
+        return Node(kind, self.sources.place(node), reason or "no reason was noted; please report it")
+
+    def _group(self, node: Any) -> Group:
+        number, subgraph = node.i("cache_id"), node.g("Subgraph")
+        inner = (n for block in all_blocks(subgraph) for n in block.nodes())
+        nodes = tuple(
+            Node(n.kind(), self.sources.place(n)) for n in inner if not n.kind().startswith("prim::")
+        )
+        found = self.runs.get(number)
+        if not found:
+            return Group(number, "", nodes, (), (), reached=False)
+        run = found[-1]
+        call = Call(tuple(map(described, run.arguments)))
+        arguments = tuple(map(argument_text, call.args))
+        if run.reason:
+            return Group(number, "", nodes, arguments, (), run.reason)
+        try:
+            device = group_device(call)
+            compiled, _ = kernels_of(call, parse(_C.group_graph(number), call, device), device)
+        except (Refusal, CompileError) as error:
+            return Group(number, "", nodes, arguments, (), str(error))
+        return Group(number, device, nodes, arguments, tuple(_kernels(compiled, run.launches, device)))
+
+
+def _kernels(compiled: "list[Compiled]", launches: "tuple[Timing, ...]", device: str) -> "Iterator[Kernel]":
+    """Each kernel with its launch; those with nothing to do were not launched."""
+    peak = memory_bandwidth(int(device.partition(":")[2] or 0)) if device.startswith("cuda") else None
+    waiting = list(launches)
+    for c in compiled:
+        launch = waiting.pop(0) if waiting and waiting[0].kernel == c.kernel.name else None
+        fraction = launch.bytes / launch.seconds / peak if launch and peak and launch.seconds else None
+        yield Kernel(
+            c.part, c.kernel.name, _chosen(c.params), c.source, c.function.registers, launch, fraction
+        )
+
+
+def _chosen(params: Any) -> str:
+    """`RowParams(vector=4, persistent=True, warp=0)` -> `rows: vector 4, persistent`."""
+    words = []
+    for f in fields(params):
+        value = getattr(params, f.name)
+        if value is True:
+            words.append(f.name)
+        elif value:
+            words.append(f"{f.name} {', '.join(value) if isinstance(value, tuple) else value}")
+    return f"{type(params).__name__.removesuffix('Params').lower()}: {', '.join(words)}"
+
+
+def described(value: Any) -> Arg:
+    """A group's argument as plans are made for it."""
+    if isinstance(value, torch.Tensor):
+        address = value.data_ptr()
+        alignment = min(address & -address, 256) if address else 256
+        return TensorArg(
+            str(value.dtype)[6:], str(value.device), tuple(value.shape), value.stride(), alignment
+        )
+    if isinstance(value, (bool, int)):
+        return ScalarArg("bool" if isinstance(value, bool) else "int", value)
+    if isinstance(value, (float, complex)):
+        return ScalarArg(type(value).__name__, None)
+    if isinstance(value, (list, tuple)):
+        return ListArg("bool" if value and isinstance(value[0], bool) else "int", tuple(value))
+    return OtherArg(value if isinstance(value, str) else None)
+
+
+def argument_text(arg: Arg) -> str:
+    """`float32[4, 8] on cuda:0`, or the number, list or kind."""
+    if isinstance(arg, TensorArg):
+        dense, step = True, 1
+        for size, stride in zip(reversed(arg.sizes), reversed(arg.strides)):
+            dense, step = dense and (size == 1 or stride == step), step * size
+        strides = "" if dense else f" strides {list(arg.strides)}"
+        return f"{arg.dtype}{list(arg.sizes)}{strides} on {arg.device}"
+    return str(arg)

@@ -1,0 +1,157 @@
+"""A scripted function once more, with state of its own: what is run to look at it leaves the original alone.
+
+In: a scripted function, module or method (or what can be scripted) and its arguments. Out: an `Isolated`:
+the same program with an executor, parameters, buffers and arguments of its own. Example:
+
+    with isolate(scripted, (x,), {}) as twin:
+        twin.step()          # forward and, where something requires gradients, backward
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator, Sequence
+
+import torch
+
+
+@dataclass
+class Isolated:
+    """`graph`: the program as scripted, nothing inlined. `function` runs it, on `owner` (the copied module,
+    if there is one) and copies of what was `given`."""
+
+    name: str
+    graph: torch._C.Graph
+    function: Any
+    owner: tuple[Any, ...]
+    given: tuple[Any, ...]
+
+    def step(self) -> "tuple[list[torch.Tensor], list[torch.Tensor | None]]":
+        """One forward and, where results require gradients, backward. Returns the result tensors and the
+        gradients of the arguments and parameters."""
+        arguments = (*self.owner, *clones(self.given))
+        leaves = [x for x in tensors(arguments) if x.requires_grad and x.is_leaf]
+        for leaf in leaves:
+            leaf.grad = None
+        results = tensors(self.function(*arguments))
+        wanted = [r for r in results if r.requires_grad and r.is_floating_point()]
+        if not wanted:
+            return results, []
+        torch.autograd.backward(wanted, [_gradient(r) for r in wanted])
+        return results, [leaf.grad for leaf in leaves]
+
+
+def _gradient(result: torch.Tensor) -> torch.Tensor:
+    """Random, as all ones hide mistakes, and the same each time."""
+    generator = torch.Generator().manual_seed(17)
+    return torch.randn(result.shape, generator=generator, dtype=torch.float64).to(result.device, result.dtype)
+
+
+def scripted(fn: Any) -> Any:
+    """`fn` if it is scripted already, else what `torch.jit.script` makes of it."""
+    if isinstance(fn, (torch.jit.ScriptFunction, torch.jit.ScriptModule, torch._C.ScriptMethod)):
+        return fn
+    if isinstance(fn, torch.nn.Module) or callable(fn):
+        return torch.jit.script(fn)
+    raise TypeError(f"a scripted function or module is wanted, not a {type(fn).__name__}")
+
+
+@contextlib.contextmanager
+def isolate(fn: Any, args: Sequence[Any], kwargs: "dict[str, Any]") -> Iterator[Isolated]:
+    """The twin of `fn`. Within the block torch's random generators go their own way; after it they are as
+    they were before."""
+    fn = scripted(fn)
+    method = fn.forward if isinstance(fn, torch.jit.ScriptModule) else fn
+    given = _bound(method, args, kwargs)
+    owner = fn if isinstance(fn, torch.jit.ScriptModule) else getattr(method, "owner", None)
+    own = () if owner is None else (_twin(owner),)
+    name = fn.original_name if isinstance(fn, torch.jit.ScriptModule) else method.name
+    graph = method.graph.copy()
+    function = torch._C._create_function_from_graph(name, graph.copy())
+    devices = {x.device.index for x in tensors((*own, *given)) if x.is_cuda}
+    before = torch._C._jit_set_num_profiled_runs(1)
+    try:
+        with torch.random.fork_rng(devices=sorted(devices)):
+            yield Isolated(name, graph, function, own, given)
+    finally:
+        torch._C._jit_set_num_profiled_runs(before)
+
+
+def _twin(module: Any) -> Any:
+    """A copy with parameters of its own; a plain deepcopy of a scripted one stays tied to the original's by
+    autograd."""
+    if not isinstance(module, torch.nn.Module):  # as the owner of a method comes
+        module = torch.jit._recursive.wrap_cpp_module(module)
+    with torch.no_grad():
+        twin = copy.deepcopy(module)
+    for mine, other in zip(tensors((twin,)), tensors((module,))):
+        mine.requires_grad_(other.requires_grad)
+    return twin
+
+
+def _bound(method: Any, args: Sequence[Any], kwargs: "dict[str, Any]") -> tuple[Any, ...]:
+    """All arguments in order, `self` left out, defaults filled in."""
+    declared = [a for a in method.schema.arguments if a.name != "self"]
+    if len(args) > len(declared):
+        raise TypeError(f"{method.name} takes {len(declared)} arguments, {len(args)} were given")
+    given = dict(zip((a.name for a in declared), args))
+    for name, value in kwargs.items():
+        if name in given or name not in {a.name for a in declared}:
+            raise TypeError(f"{method.name} has no argument {name!r}, or it was given twice")
+        given[name] = value
+    for a in declared:
+        if a.name not in given:
+            if not a.has_default_value():
+                raise TypeError(f"{method.name} wants an argument {a.name!r}")
+            given[a.name] = a.default_value
+    return tuple(given[a.name] for a in declared)
+
+
+def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """`value` with each tensor in its lists, tuples and dicts changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(v, change) for v in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(mapped(v, change) for v in value)
+    if isinstance(value, dict):
+        return {key: mapped(v, change) for key, v in value.items()}
+    return value
+
+
+def tensors(value: Any) -> "list[torch.Tensor]":
+    """The tensors in a value, those of modules included."""
+    found: list[torch.Tensor] = []
+    mapped(value, lambda t: found.append(t))
+    for module in value if isinstance(value, (list, tuple)) else ():
+        if isinstance(module, torch.nn.Module):
+            found += [*module.parameters(), *module.buffers()]
+    return found
+
+
+def clones(values: Sequence[Any]) -> "list[Any]":
+    """Copies with the same strides, offsets and requires_grad; tensors that share memory share it again."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    return [mapped(v, lambda t: _clone(t, storages)) for v in values]
+
+
+def _clone(tensor: torch.Tensor, storages: "dict[int, torch.UntypedStorage]") -> torch.Tensor:
+    plain = tensor.layout == torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    if (
+        not plain
+        or tensor.is_quantized
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or tensor.device.type == "meta"
+    ):
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    source = tensor.untyped_storage()
+    key = source.data_ptr()
+    if key not in storages:
+        storages[key] = source.clone()
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    made.set_(storages[key], tensor.storage_offset(), tensor.size(), tensor.stride())
+    return made.requires_grad_(tensor.requires_grad)

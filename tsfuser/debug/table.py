@@ -1,0 +1,102 @@
+"""An findings as a table for a terminal.
+
+In: `Findings`. Out: text, a block a graph: its groups with their kernels, then the lines of the program
+with what is left out of groups, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from .findings import Findings, GraphReport, Group, Kernel, Node
+
+
+UNREACHED = "did not run: its guard did not let the call pass, or the program went another way"
+
+
+def text(findings: Findings) -> str:
+    """The whole table."""
+    return "\n".join([summary(findings), *(line for g in findings.graphs for line in _graph(g))])
+
+
+def summary(findings: Findings) -> str:
+    """One line with the counts."""
+    groups, left = findings.groups, findings.left_out
+    fused = sum(len(g.nodes) for g in groups if not g.refusal)
+    kernels = [k for g in groups for k in g.kernels]
+    unfused = len(left) + sum(len(g.nodes) for g in groups if g.refusal)
+    return (
+        f"{findings.name}: {count(fused, 'op')} fused in {count(len(groups), 'group')} and "
+        f"{count(len(kernels), 'kernel')}, {unfused} not fused"
+    )
+
+
+def count(n: int, what: str) -> str:
+    """`1 op`, `2 ops`."""
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _graph(graph: GraphReport) -> list[str]:
+    lines = ["", graph.title]
+    for group, times in graph.distinct():
+        lines += _group(group, times)
+    if graph.left_out:
+        lines.append("  not fused")
+    for (place, reason), nodes in by_reason(graph.left_out).items():
+        lines.append(f"    {ops(nodes)}  at {place}{': ' + place.text if place.text else ''}")
+        lines.append(f"      {reason}")
+    return lines if len(lines) > 2 else [*lines, "  nothing to fuse"]
+
+
+def by_reason(nodes: list[Node]) -> dict:
+    """Nodes of one place that have the same reason, together."""
+    found: dict = {}
+    for node in nodes:
+        found.setdefault((node.place, node.reason), []).append(node)
+    return found
+
+
+def ops(nodes) -> str:
+    """`add, mul (2 times)`."""
+    counts = Counter(node.kind.removeprefix("aten::") for node in nodes)
+    return ", ".join(kind if n == 1 else f"{kind} ({n} times)" for kind, n in counts.items())
+
+
+def _group(group: Group, times: int) -> list[str]:
+    places = dict.fromkeys(str(n.place) for n in group.nodes if n.place.file)
+    lines = [f"  group {group.number}{f' ({times} times)' if times > 1 else ''}: {ops(group.nodes)}"]
+    lines += [f"    from {', '.join(places)}"] if places else []
+    lines += [f"    runs unfused: {group.refusal}"] if group.refusal else []
+    lines += [] if group.reached else [f"    {UNREACHED}"]
+    for kernel in group.kernels:
+        lines.append(f"    segment {kernel.segment}: {kernel.name}")
+        lines.append(f"      {kernel.schedule}")
+        lines.append(f"      {measured(kernel)}")
+    return lines
+
+
+def measured(kernel: Kernel) -> str:
+    """Launch sizes, time, bytes, bandwidth and its fraction."""
+    launch = kernel.launch
+    if launch is None:
+        return "not launched: there was nothing to compute"
+    parts = [
+        f"grid {launch.grid}, block {launch.block_x} x {launch.block_y}",
+        duration(launch.seconds),
+        size(launch.bytes),
+    ]
+    if kernel.fraction is not None:
+        parts.append(f"{launch.bytes / launch.seconds / 1e9:.0f} GB/s, {kernel.fraction:.2f} of the device's")
+    if kernel.registers:
+        parts.append(f"{kernel.registers} registers")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def size(n: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if n >= scale:
+            return f"{n / scale:.1f} {unit}"
+    return f"{n} bytes"

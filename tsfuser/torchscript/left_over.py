@@ -1,0 +1,64 @@
+"""Why nodes that could be fused are in no group, for `explain` and the partition log.
+
+In: what `cluster` saw, on plain integers, and what became of it. Out: position -> sentence. Example: in
+`mm(relu(mm(x, w)), v)`, relu is left over: "none of the nodes around it can be fused, and a group of one op
+saves nothing"."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from .cluster import MAX_ARGUMENTS, MAX_NODES, Item
+
+
+def left_over(
+    items: Sequence[Item], merged: "Sequence[Sequence[int]]", found: "Sequence[Sequence[int]]"
+) -> "dict[int, str]":
+    """`merged`: the clusters before, `found`: those that become groups. One sentence for each fusible item
+    outside of the latter."""
+    grouped = {i for members in found for i in members}
+    home = {i: members for members in merged for i in members}
+    outside = [i for i, item in enumerate(items) if item.device is not None and i not in grouped]
+    if not outside:
+        return {}
+    around = _around(items)
+    return {i: _reason(i, items, home.get(i, (i,)), around, home, grouped) for i in outside}
+
+
+def _around(items: Sequence[Item]) -> "dict[int, set[int]]":
+    """Position -> the fusible items that make what it reads, read what it makes, or read the same."""
+    found: "dict[int, set[int]]" = {i: set() for i, item in enumerate(items) if item.device is not None}
+    readers: "dict[int, list[int]]" = {}
+    for i in found:
+        for j in items[i].after:
+            if j in found:
+                found[i].add(j)
+                found[j].add(i)
+        for value in items[i].meets:
+            for j in readers.setdefault(value, [])[-8:]:
+                found[i].add(j)
+                found[j].add(i)
+            readers[value].append(i)
+    return found
+
+
+def _reason(i, items, cluster, around, home, grouped) -> str:
+    if items[i].loose:
+        return "it computes a 0-dim CPU tensor, which joins a group only if that alone reads it"
+    if len(cluster) > 1:
+        if any(j in grouped for j in cluster):
+            return "it is a view that something outside of its group reads"
+        return "the nodes around it that can be fused only hand tensors through, as views and casts do"
+    near = {j for j in around[i] if not items[j].loose}
+    if not near:
+        return "none of the nodes around it can be fused, and a group of one op saves nothing"
+    same = [j for j in near if items[j].device == items[i].device]
+    if not same:
+        devices = " and ".join(sorted({items[j].device for j in near}))
+        return f"it runs on {items[i].device}, while the nodes around it run on {devices}"
+    if any(len(home.get(j, (j,))) >= MAX_NODES for j in same):
+        return f"the group next to it is full: {MAX_NODES} nodes are the most"
+    return (
+        "a node that is not fused lies between it and the nodes around it that are, or their group would "
+        f"have more than {MAX_ARGUMENTS} tensors"
+    )
