@@ -147,9 +147,14 @@ def _op(op, strides, extents):
     target = f"{op.output.name}[{_offset(strides[op.output.name])}]"
     register = op.output.dtype.register.ctype
     if isinstance(op, Reduce):
-        assert op.combine == "sum"
+        assert op.combine in ("sum", "mean", "squares")
         (operand,) = op.operands
         term = f"convert<{register}>({operand.name}[{_offset(strides[operand.name])}])"
+        if op.combine != "sum":
+            first = f"{register} n = 0, mean = 0; " + " ".join(_loops(op.axes, extents, f"mean += {term}; n += 1;"))
+            distance = f"const {register} d = {term} - mean; squares += d * d;"
+            second = f"{register} squares = 0; " + " ".join(_loops(op.axes, extents, distance))
+            return _loops(op.output.axes, extents, f"{first} mean /= n; {second} {target} = {op.combine};")
         zero = _loops(op.output.axes, extents, f"{target} = {register}(0);")
         return zero + _loops((*op.output.axes, *op.axes), extents, f"{target} = {target} + {term};")
     text = op.template

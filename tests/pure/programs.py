@@ -4,7 +4,7 @@ from tsfuser.ir.build import Builder
 from tsfuser.ir.call import Call, ScalarArg, TensorArg
 from tsfuser.lower.pipeline import lower
 from tsfuser.lower.verify import verify
-from tsfuser.schedule import accepts, choose
+from tsfuser.schedule import accepts, choose, expanded
 from tsfuser.schedule.machine import GPU
 from tsfuser.segment import Allocations, segments
 
@@ -35,7 +35,7 @@ def build(program, *args, device="cuda:0"):
 def stages(call, fusion, machine=GPU):
     """All stages that the schedulers choose, and the temporaries they asked for."""
     allocations = Allocations(len(fusion.outputs))
-    found = [s for segment in segments(call, fusion, allocations, lambda s: accepts(call, s, machine)) for s in choose(call, segment, machine, allocations)]
+    found = [s for segment in segments(call, expanded(call, fusion, machine), allocations, lambda s: accepts(call, s, machine)) for s in choose(call, segment, machine, allocations)]
     return found, allocations.temporaries
 
 

@@ -11,7 +11,7 @@ from tsfuser.ir.dtypes import DOUBLE
 from tsfuser.ir.fusion import Pointwise, Random
 from tsfuser.ir.text import read
 from tsfuser.ir.verify import verify
-from tsfuser.schedule import accepts
+from tsfuser.schedule import accepts, expanded
 from tsfuser.schedule.machine import GPU
 from tsfuser.segment import Allocations, segments
 
@@ -90,7 +90,7 @@ def test_layout_of_the_first_operand_that_decides():
 
 def split(program, *args):
     call, fusion = build(program, *args)
-    return segments(call, fusion, Allocations(len(fusion.outputs)), lambda s: accepts(call, s, GPU))
+    return segments(call, expanded(call, fusion, GPU), Allocations(len(fusion.outputs)), lambda s: accepts(call, s, GPU))
 
 
 def test_pointwise_outputs_of_fewer_axes_ride_along():

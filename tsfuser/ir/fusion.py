@@ -94,7 +94,8 @@ class Pointwise:
 @dataclass(frozen=True)
 class Reduce:
     """`output = reduction of operand over axes`, by `combine` (`sum`), accumulated in `output.dtype.register`. A reduced dim is
-    None in the output, or missing."""
+    None in the output, or missing. `mean` and `squares` (the sum of squared distances from the mean) of one operand are found in one pass; of the four
+    operands that are the `PARTIAL_MOMENTS` of parts of the data, they are those of all of it."""
 
     name: str
     combine: str
@@ -117,6 +118,8 @@ class Random:
 
 
 Op = Union[Pointwise, Reduce, Random]
+MOMENTS = ("mean", "squares")  #: reductions that share an accumulator
+PARTIAL_MOMENTS = ("count", "origin", "rest", "squares")  #: what is left of a part of the data, whose mean is `origin + rest`
 
 
 @dataclass(frozen=True)

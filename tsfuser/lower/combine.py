@@ -1,12 +1,15 @@
 """How the combinations of a reduction are spelled.
 
 In: the `combine` word of a Reduce. Out: its `Combination`. A new one is one row here and its functor in runtime/reduce.h.
+`mean`, `squares` (the sum of squared distances from the mean) and what partial results need are parts of one accumulator (`moments`), which reductions of the same
+operands share.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Sequence
 
 from ..ir.dtypes import COMPLEX64, COMPLEX128, DOUBLE, FLOAT, DType
 from ..ir.fusion import Reduce
@@ -16,14 +19,30 @@ from .literals import literal
 @dataclass(frozen=True)
 class Combination:
     """`template` combines an accumulator with a value, `functor` (runtime/reduce.h) two accumulators; `identity` changes nothing (for a largest or
-    smallest value an infinity, or the end of the integers' range)."""
+    smallest value an infinity, or the end of the integers' range). `part`: the result is that part of an accumulator of moments."""
 
     template: str
     functor: str
     identity: float
+    part: str = ""
+
+    def ctype(self, dtype: DType) -> str:
+        """C type of the accumulators whose numbers are of `dtype`."""
+        return f"moments<{dtype.ctype}>" if self.part else dtype.ctype
+
+    def bytes(self, dtype: DType) -> int:
+        """Size of an accumulator."""
+        return dtype.itemsize * (4 if self.part else 1)
+
+    def result(self, have: str, want: str) -> str:
+        """The template that makes a result of C type `want` of an accumulator of numbers of type `have`."""
+        value = f"{self.part}_of({{0}})" if self.part else "{0}"
+        return value if have == want else f"convert<{want}>({value})"
 
     def start(self, dtype: DType) -> str:
         """C text of the identity in `dtype`'s register type."""
+        if self.part:
+            return f"{self.ctype(dtype)}{{}}"
         value = self.identity
         if value in (math.inf, -math.inf) and not dtype.is_floating:
             bits = 8 * dtype.itemsize
@@ -40,7 +59,28 @@ COMBINATIONS = {
     "min": Combination("nan_min({0}, {1})", "Smallest", math.inf),
     "any": Combination("({0} || {1})", "Any", 0),
     "all": Combination("({0} && {1})", "All", 1),
+    "mean": Combination("Moments::combine({0}, {1})", "Moments", 0, "mean"),
+    "squares": Combination("Moments::combine({0}, {1})", "Moments", 0, "squares"),
+    "count": Combination("Moments::combine({0}, {1})", "Moments", 0, "count"),
+    "origin": Combination("Moments::combine({0}, {1})", "Moments", 0, "origin"),
+    "rest": Combination("Moments::combine({0}, {1})", "Moments", 0, "rest"),
 }
+
+
+def totals(ops: "Sequence[Reduce]") -> "dict[str, Reduce]":
+    """The accumulators that `ops` need, each with the first op that reads it: name -> op."""
+    found: "dict[str, Reduce]" = {}
+    for op in ops:
+        found.setdefault(total_of(op, ops), op)
+    return found
+
+
+def total_of(op: Reduce, ops: "Sequence[Reduce]") -> str:
+    """The name of the accumulator of `op`, one of `ops`: that of the first one which shares it."""
+    first = op
+    if COMBINATIONS[op.combine].part:
+        first = next(other for other in ops if COMBINATIONS[other.combine].part and (other.operands, set(other.axes)) == (op.operands, set(op.axes)))
+    return f"{first.output.name}_total"
 
 
 def accumulator(op: Reduce, threads: int, brief: bool = False) -> DType:

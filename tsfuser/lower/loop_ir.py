@@ -144,7 +144,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Accumulator:
-    """Registers `name` of `ctype`, one for each of `lanes`, initially `identity`."""
+    """Registers `name` of `ctype`, one for each of `lanes`, initially `identity`, which may depend on `lane`, the number of its lane."""
 
     name: str
     ctype: str

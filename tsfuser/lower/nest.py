@@ -16,7 +16,8 @@ from ..schedule.domain import Access
 from ..schedule.loops import Reduction, Schedule, Split
 from ..segment import Segment
 from . import index as ix
-from .combine import COMBINATIONS, accumulator
+from .accumulate import accumulation
+from .combine import COMBINATIONS, accumulator, total_of, totals
 from .index import Expr, Var
 from .literals import literal
 from .loop_ir import Accumulate, Accumulator, Barrier, BlockReduce, Compute, FillTile, For, If, Kernel, Let, Load, Param, Stmt, Store, Tile, Total, Uniform, statements, used
@@ -156,29 +157,38 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
     depth = many.extent.a if many is not None and not fold and schedule.threads > 1 else 1
     width = lane.extent.a if lane else 1
     at_result: Expr = Var(lane.name) if lane and not fold else ix.Const(0)
-    at_lane: Expr = Var(lane.name) if lane else ix.Const(0)
+    at_term: Expr = Var(lane.name) if lane else ix.Const(0)
+    at_lane = at_term
     if depth > 1:  # what becomes one result lies side by side
         at_lane = ix.add(ix.mul(at_lane, depth), Var(many.name))
     results = 1 if fold else width
     done = indices(schedule, params, {x: ix.Const(0) for x in how.loops}, "_out")
     first = ix.less(Var(next(x.name for x in schedule.loops if x.bind == f"thread.{how.axis}")), 1)
     before: list[Stmt] = []
+    packs: list[Stmt] = []
     after: list[Stmt] = []
+    for name, op in totals(ops).items():
+        wide = accumulator(op, schedule.threads, how.brief)
+        if COMBINATIONS[op.combine].part and (width > 1 or many is None):  # these share what a chain costs, and round little
+            made = accumulation(name, op, registers, wide, width, at_term, guard)
+        elif COMBINATIONS[op.combine].part:
+            made = accumulation(name, op, registers, wide, many.extent.a, Var(many.name), guard, apart=True)
+        else:
+            made = accumulation(name, op, registers, wide, width * depth, at_lane, guard)
+        before, body, packs = before + made.before, body + made.body, packs + made.after
     for op in ops:
-        combination, name, register = COMBINATIONS[op.combine], f"{op.output.name}_total", op.output.dtype.register.ctype
-        operand, term, wide = op.operands[0].name, f"{op.output.name}_term", accumulator(op, schedule.threads, how.brief)
-        convert = conversion(registers[operand], wide.ctype)
-        body = body + [Compute(term, wide.ctype, convert, (operand,)), Accumulate(name, at_lane, combination.template, term, guard)]
-        before.append(Accumulator(name, wide.ctype, width * depth, combination.start(wide)))
+        combination, name, register = COMBINATIONS[op.combine], total_of(op, ops), op.output.dtype.register.ctype
+        wide = accumulator(op, schedule.threads, how.brief)
         access = next(a for a in schedule.domain.stores if a.buffer.value.name == op.output.name)
         write = store(access, done, params, schedule, reduced)
         if how.partial is not None:
             write = replace(write, offset=ix.add(ix.mul(done.of[how.partial[0]], params.size(how.partial[1], "part_stride")), write.offset))
         write = replace(write, guard=ix.both([first, *([write.guard] if write.guard else [])]))
-        after += [Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), at_result), write]
+        after += [Compute(op.output.name, register, combination.result(wide.ctype, register), (name,), (name,), at_result), write]
     lets = needed(done.lets, frozenset().union(*map(used, after)))
-    combine = combined(ops, how, schedule.threads, results, results if fold or depth > 1 else 0)
-    return [*before, *looped(body, loops, params), *combine, *looped([*lets, *after], [lane] if lane and not fold else [], params)]
+    chains = fold or depth > 1 or (width == 1 and many is not None)
+    combine = combined(ops, how, schedule.threads, results, results if chains else 0)
+    return [*before, *looped(body, loops, params), *packs, *combine, *looped([*lets, *after], [lane] if lane and not fold else [], params)]
 
 
 SHARED = 32768  # bytes of shared memory for one exchange; every GPU has 48 KB
@@ -188,18 +198,18 @@ def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: 
     """The combinations of the `lanes` accumulators of each of `ops` over the block, in one exchange where they fit."""
     groups: list[list[Total]] = [[]]
     at = start
-    for op in ops:
+    for name, op in totals(ops).items():
         wide, how_combined = accumulator(op, threads, how.brief), COMBINATIONS[op.combine]
-        size = wide.itemsize * lanes * (threads if how.axis == "y" else 32)
+        size = how_combined.bytes(wide) * lanes * (threads if how.axis == "y" else 32)
         if at + size > SHARED and groups[-1]:
             groups.append([])
             at = start
-        groups[-1].append(Total(f"{op.output.name}_total", how_combined.functor, how_combined.start(wide), at, size))
+        groups[-1].append(Total(name, how_combined.functor, how_combined.start(wide), at, size))
         at += size
     made: list[Stmt] = []
-    for totals in groups:
+    for group in groups:
         made += [Barrier()] if made else []  # what the last group exchanged has been read
-        made.append(BlockReduce(tuple(totals), how.axis, fold, how.warp, max(1, threads // 32)))
+        made.append(BlockReduce(tuple(group), how.axis, fold, how.warp, max(1, threads // 32)))
     return made
 
 
@@ -210,11 +220,6 @@ def exchanged(body: list[Stmt]) -> int:
         if isinstance(s, BlockReduce) and not s.warp:
             ends += [(s.half if s.turn else 0) + t.offset + t.bytes for t in s.totals]
     return max(ends)
-
-
-def conversion(have: str, want: str) -> str:
-    """The template that turns a value of C type `have` into `want`."""
-    return "{0}" if have == want else f"convert<{want}>({{0}})"
 
 
 def needed(lets, names: frozenset[str]) -> list[Let]:

@@ -120,7 +120,7 @@ def _vectorized(loop: For, counts: dict[Expr, str]) -> list[Stmt]:
             own = tuple(vectors.get(n, n) for n in s.operands)
             v.lane.append(replace(s, operands=own, vectors=tuple(vectors[n] for n in s.operands if n in vectors), lane=loop.var))
             varying.add(s.name)
-        elif used(s) & varying or isinstance(s, Accumulate):
+        elif used(s) & varying:
             v.lane.append(s)
             if defined(s):
                 varying.add(defined(s))

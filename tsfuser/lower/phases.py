@@ -18,10 +18,11 @@ from ..schedule.domain import Access
 from ..schedule.loops import Schedule
 from ..segment import Segment
 from . import index as ix
-from .combine import COMBINATIONS, accumulator
+from .accumulate import accumulation, conversion
+from .combine import COMBINATIONS, accumulator, total_of, totals
 from .index import Expr, Var
-from .loop_ir import Accumulate, Accumulator, Array, BlockReduce, Compute, For, Kernel, Load, Scratch, SetLane, Stmt, Store, used
-from .nest import Params, combined, compute, conversion, exchanged, indices, kernel_of, load, looped, needed, store, uniform
+from .loop_ir import Accumulator, Array, BlockReduce, Compute, For, Kernel, Load, Scratch, SetLane, Stmt, Store, used
+from .nest import Params, combined, compute, exchanged, indices, kernel_of, load, looped, needed, store, uniform
 
 
 _COSTLY = re.compile(r"\b(?!(?:convert|nan_max|nan_min|fabs|relu|smaller)\b)[a-z_]\w*(?:<\w+>)?\(")  # a call of more than an instruction or two
@@ -199,25 +200,26 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
     wanted = {op.operands[0].name for op in reductions} | {a.buffer.value.name for a in stores}
     body: list[Stmt] = [*rows.at.lets, *rows.known, *rows.slice_of(wanted)]
     before: list[Stmt] = []
+    packs: list[Stmt] = []
     lanes, count = rows.lane.extent.a, rows.count
     at = ix.add(ix.mul(Var(rows.each), lanes), Var(rows.lane.name)) if rows.each else Var(rows.lane.name)
     along = [op for op in reductions if op in rows.along]
     after = combined(along, rows.schedule.reduction, rows.schedule.threads, count, count, rows.exchanged) if along else []
     rows.exchanged = max(rows.exchanged, exchanged(after))
-    for op in reductions:
-        combination, name, register = COMBINATIONS[op.combine], f"{op.output.name}_total", op.output.dtype.register.ctype
-        operand, term = op.operands[0].name, f"{op.output.name}_term"
-        wide = accumulator(op, rows.schedule.threads, rows.schedule.reduction.brief)
-        body.append(Compute(term, wide.ctype, conversion(rows.registers[operand], wide.ctype), (operand,)))
-        if op in rows.columns:
-            body.append(Accumulate(name, rows.at_column(), combination.template, term, ix.both(g.condition for g in rows.at.guards if not g.dims <= rows.reduced)))
-            continue
-        body.append(Accumulate(name, at, combination.template, term, guard))
-        before.append(Accumulator(name, wide.ctype, lanes * count, combination.start(wide)))
-        rows.known.append(Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), rows.each or "0"))
+    threads, brief = rows.schedule.threads, rows.schedule.reduction.brief
+    for op in (op for op in reductions if op in rows.columns):
+        outside = ix.both(g.condition for g in rows.at.guards if not g.dims <= rows.reduced)
+        body += accumulation(f"{op.output.name}_total", op, rows.registers, accumulator(op, threads, brief), 0, rows.at_column(), outside).body
+    for name, op in totals(along).items():
+        made = accumulation(name, op, rows.registers, accumulator(op, threads, brief), lanes * count, at, guard, bool(rows.each))
+        before, body, packs = before + made.before, body + made.body, packs + made.after
+    for op in along:
+        result = COMBINATIONS[op.combine].result(accumulator(op, threads, brief).ctype, op.output.dtype.register.ctype)
+        name = total_of(op, along)
+        rows.known.append(Compute(op.output.name, op.output.dtype.register.ctype, result, (name,), (name,), rows.each or "0"))
     body += [store(a, rows.at, rows.params, rows.schedule) for a in stores]
     arrays, rows.arrays = rows.arrays, []
-    return [*arrays, *before, *looped(body, rows.loops, rows.params), *after]
+    return [*arrays, *before, *looped(body, rows.loops, rows.params), *packs, *after]
 
 
 def _row_stores(rows: _Rows) -> list[Stmt]:

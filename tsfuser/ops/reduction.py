@@ -46,20 +46,9 @@ def mean_of(b: Builder, value: Value, dims: Sequence[int], keepdim: bool = True)
 
 
 def squares(b: Builder, value: Value, dims: Sequence[int]) -> tuple[Value, Value]:
-    """(mean, sum of squared distances from it) over `dims`, which stay as size 1, in the accumulation dtype. The second pass also finds what rounding
-    left of the mean and corrects both by it (Chan, Golub, LeVeque, Algorithms for Computing the Sample Variance, 1983); not for 16-bit values, which are
-    coarser than that."""
-    first = total(b, "sum", value, dims)
-    first = b.pointwise("mean", "({0} / {1})", (first, b.count(value, dims)), first.dtype)  # a true quotient: equal values have no variance
-    distance = b.pointwise("sub", "({0} - {1})", (value, first), first.dtype)
-    squared = b.pointwise("square", "({0} * {0})", (distance,), first.dtype)
-    summed = total(b, "sum", squared, dims)
-    if value.dtype.itemsize == 2:
-        return first, summed
-    drift = mean_of(b, distance, dims)
-    less = b.pointwise("mul", "({0} * {0} * {1})", (drift, b.count(value, dims)), first.dtype)
-    summed = b.pointwise("sub", "({0} - {1} < 0 ? 0 : {0} - {1})", (summed, less), first.dtype)
-    return b.pointwise("add", "({0} + {1})", (first, drift), first.dtype), summed
+    """(mean, sum of squared distances from it) over `dims`, which stay as size 1, in the accumulation dtype: one pass over the data, or what
+    schedule/moments.py makes of it."""
+    return tuple(b.reduce(part, part, value, dims, True, value.dtype.register) for part in ("mean", "squares"))
 
 
 def narrow(b: Builder, name: str, value: Value, dtype: DType) -> Value:

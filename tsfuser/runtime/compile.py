@@ -20,7 +20,7 @@ from ..ir.call import Call
 from ..ir.fusion import Fusion
 from ..lower.loop_ir import Kernel, Param
 from ..lower.pipeline import lower
-from ..schedule import accepts, choose
+from ..schedule import accepts, choose, expanded
 from ..schedule.machine import GPU, HOST
 from ..segment import Allocations, Segment, segments
 from ..target.cuda import CudaTarget
@@ -62,7 +62,7 @@ def kernels_of(call: Call, fusion: Fusion, device: str) -> "tuple[list[Compiled]
     """The kernels of `fusion`, loaded, in the order of their launches, and what they want allocated. Raises Refusal or CompileError."""
     machine = HOST if _blockwise(device) else GPU
     allocations = Allocations(len(fusion.outputs))
-    parts = segments(call, fusion, allocations, lambda segment: accepts(call, segment, machine))
+    parts = segments(call, expanded(call, fusion, machine), allocations, lambda segment: accepts(call, segment, machine))
     dumps.show("fusion_ir", "fusion", fusion)
     for word in ("fusion_args", "kernel_args", "print_args"):
         dumps.show(word, "arguments of the first call of a class", "\n".join(map(str, call.args)))

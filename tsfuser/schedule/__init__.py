@@ -13,6 +13,9 @@ from . import pointwise, reduction, rows, transpose
 from .domain import domain
 from .loops import Schedule
 from .machine import Machine
+from .moments import expanded
+
+__all__ = ["Stage", "accepts", "choose", "expanded"]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,12 @@
-"""The reduction schedule: one pass over the data, split over blocks where the outputs alone would leave the GPU idle.
+"""The reduction schedule: one pass over the data, split over blocks where the outputs alone would leave the
+GPU idle.
 
-In: a segment of reductions over the same axes, and of elementwise results that are stored on the way. Out: one kernel, or two: the first leaves a partial result for each split, the second combines them. Threads walk along
-the contiguous dim either way. *Inner*: that dim is reduced, and the threads of a row meet in shared memory. *Outer*: it is kept, each thread
-owns `vector` columns, and the rows of the block meet. Example: the bias gradient of [65536, 1024] is an outer reduction with 66 splits.
+In: a segment of reductions over the same axes, and of elementwise results that are stored on the way. Out:
+one kernel, or two: the first leaves a partial result for each split, the second combines them. Threads walk
+along the contiguous dim either way. *Inner*: that dim is reduced, and the threads of a row meet in shared
+memory. *Outer*: it is kept, each thread owns `vector` columns, and the rows of the block meet. Where outer
+dims are reduced as well, a thread has several rows of them in flight, and splits are parts of them if there
+are enough. Example: the bias gradient of [65536, 1024] is an outer reduction with 66 splits.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ..ir import size as sz
 from ..ir.call import Call
-from ..ir.fusion import Axis, Reduce, Value
+from ..ir.fusion import MOMENTS, PARTIAL_MOMENTS, Axis, Reduce, Value
 from ..ir.size import Size
 from ..segment import Allocations, Buffer, Segment
 from .domain import Dim, Domain, domain
@@ -19,7 +23,8 @@ from .loops import Reduction, Schedule
 from .machine import Machine
 from .pointwise import host_lanes, is_whole, is_wide, vector_width, with_grain
 
-LEAST = 8  # iterations of a thread below which a split would cost more than it gains
+LEAST = 16  # turns of a thread below which a split, which is another kernel, would cost more than it gains
+SHORTEST = 2  # turns that a split has
 FLIGHT = 64  # bytes of input a thread has under way: few blocks are resident, so each thread has more to do than in a pointwise kernel
 STRIP = 128  # columns that the host adds up at the same time: with fewer, the processor would not see a stream to fetch ahead
 WAVES = 4  # blocks a multiprocessor that hide latency
@@ -28,7 +33,7 @@ WAVES = 4  # blocks a multiprocessor that hide latency
 @dataclass(frozen=True)
 class ReductionParams:
     """`inner`: the contiguous dim is reduced; `vector`: elements an access; `unroll`: accesses in flight; `threads`: of a block; `split`: two kernels;
-    `whole`: a vector is never cut by the end of a row; `wide`: 64-bit indices."""
+    `deep`: of several reduced dims the unrolled loop is along the outer ones, not the contiguous one; `cut`: so are the splits; `whole`: a vector is never cut by the end of a row; `wide`: 64-bit indices."""
 
     inner: bool
     vector: int
@@ -37,6 +42,8 @@ class ReductionParams:
     split: bool
     whole: bool
     wide: bool
+    deep: bool = False
+    cut: bool = False
 
     @property
     def lanes(self) -> str:
@@ -70,17 +77,33 @@ def parted(segment: Segment, ops, axis: Axis, multiple: int, allocations: Alloca
     """`segment` with the reductions `ops` in two steps: (the segment that leaves one result of each a step of `axis`, the one that combines these, elements from one such
     result to the next, a multiple of `multiple`). The first sees its results as tensors without that axis; the schedule tells where each begins."""
     stores = {b.value.name: b for b in segment.stores}
-    second, partials = [], {}
+    partials: "dict[str, Buffer]" = {}
+    second, first = [], [op for op in segment.ops if op not in ops]
     for op in ops:
-        partial = Value(f"{op.output.name}_partial", op.output.dtype.register, (axis, *op.output.dims))
-        partials[op.output.name] = allocations.new(partial, multiple)
-        second.append(replace(op, operands=(partial,), axes=(axis,)))
+        sources = _partial(op, ops)
+        for source in (s for s in sources if s.output.name not in partials):
+            dtype = op.output.dtype.register
+            partials[source.output.name] = allocations.new(Value(f"{source.output.name}_partial", dtype, (axis, *op.output.dims)), multiple)
+            first.append(replace(source, output=Value(source.output.name, dtype, op.output.dims)))
+        second.append(replace(op, operands=tuple(partials[s.output.name].value for s in sources), axes=(axis,)))
     early = {name: replace(b, strides=b.strides[1:], value=replace(b.value, dims=b.value.dims[1:], name=name)) for name, b in partials.items()}
-    own = tuple(replace(op, output=early[op.output.name].value) if op in ops else op for op in segment.ops)
-    first = replace(segment, ops=own, stores=tuple(early.get(name, b) for name, b in stores.items()))
-    targets = tuple(stores[op.output.name] for op in second)
+    targets = tuple(stores.pop(op.output.name) for op in second)
+    first = replace(segment, ops=tuple(first), stores=(*stores.values(), *early.values()))
     distance = next(iter(partials.values())).strides[0]
     return first, Segment(tuple(second), tuple(partials.values()), targets, (axis, *second[0].output.axes)), distance
+
+
+def _same(a: Reduce, b: Reduce) -> bool:
+    """Whether both are of the same data."""
+    return a.operands == b.operands and set(a.axes) == set(b.axes)
+
+
+def _partial(op: Reduce, ops) -> list[Reduce]:
+    """The reductions of a part of the data from which `op`, one of `ops`, is combined: itself, or all that moments need, once for those that share it."""
+    if op.combine not in MOMENTS:
+        return [op]
+    first = next(other for other in ops if other.combine in MOMENTS and _same(op, other)).output
+    return [replace(op, name=part, combine=part, output=replace(first, name=f"{part}_of_{first.name}")) for part in PARTIAL_MOMENTS]
 
 
 def finish(call: Call, segment: Segment, machine: Machine) -> tuple[Segment, Schedule, ReductionParams]:
@@ -93,7 +116,21 @@ def _plan(call: Call, segment: Segment, machine: Machine, small: bool = False) -
     space = domain(call, segment)
     kept, reduced = _sides(space, segment.reductions[0])
     params = _choose(call, segment, space, reduced, machine)
+    if params.inner and machine.kind == "gpu" and len(reduced) > 1:
+        params = _deep(call, space, kept, reduced, params, machine)
     return space, kept, reduced, params, _shape(space, kept, reduced, params, machine, small)
+
+
+def _deep(call: Call, space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionParams, machine: Machine) -> ReductionParams:
+    """`params` with the way in which several reduced dims are walked: short rows leave nothing to unroll or split, so outer dims are where there is enough of
+    them."""
+    outer = _extent(space, reduced[:-1])
+    if not call.decide(sz.le(params.unroll, outer)):
+        return params
+    shape = _shape(space, kept, reduced, replace(params, deep=True), machine, False)
+    wanted = _wanted(space, kept, params, shape.across, machine)
+    along, below = sz.binary("div", outer, params.unroll), sz.ceildiv(space.dims[-1].extent, shape.across * params.vector)
+    return replace(params, deep=True, cut=bool(call.decide(sz.le(sz.minimum(wanted, below), sz.minimum(wanted, along)))))
 
 
 def _sides(space: Domain, op: Reduce) -> tuple[list[Dim], list[Dim]]:
@@ -110,7 +147,8 @@ def _choose(call: Call, segment: Segment, space: Domain, reduced: list[Dim], mac
     inner = space.dims[-1] in reduced
     wide = is_wide(call, space)
     vector = vector_width(call, space, machine)
-    loaded = vector * sum(a.itemsize for a in space.loads if a.moves(len(space.dims) - 1))
+    streamed = [a for a in space.loads if a.moves(len(space.dims) - 1) and any(a.moves(d) for d, dim in enumerate(space.dims) if dim in reduced)]
+    loaded = vector * sum(a.itemsize for a in streamed)
     unroll = 1 << (min(4, max(1, FLIGHT // max(loaded, 1))).bit_length() - 1)
     if machine.kind == "host":
         lanes = vector if inner else host_lanes(call, space.dims[-1].extent, STRIP)
@@ -127,23 +165,34 @@ def _shape(space: Domain, kept: list[Dim], reduced: list[Dim], params: Reduction
         most = sz.minimum(most, sz.nextpow2(sz.ceildiv(space.dims[-1].extent, params.vector * machine.multiprocessors)))
     across = sz.minimum(lanes, most) if params.threads > 1 else sz.const(1)
     down = sz.binary("div", params.threads, across)
-    outputs = _extent(space, kept)
-    walk = _extent(space, reduced)
+    wanted = _wanted(space, kept, params, across, machine)
+    col, outer = space.dims[-1].extent, sz.const(1)
     if params.inner:
-        blocks = sz.ceildiv(outputs, down)
-        walk = space.dims[-1].extent
-        step = across * params.vector
+        step, walk, outer = across * params.vector, col, _extent(space, reduced[:-1])
+    else:
+        step, walk = down, _extent(space, reduced)
+    if params.deep:
+        turns, most = sz.ceildiv(col, step) * sz.binary("div", outer, params.unroll), sz.ceildiv(walk, step)
+    else:
+        turns = most = sz.binary("div", walk, step * params.unroll)
+        turns = turns * outer
+    if params.cut:
+        walk, step, most = outer, sz.const(params.unroll), sz.binary("div", outer, params.unroll)
+    splits = sz.minimum(wanted, sz.minimum(most, sz.binary("div", turns, SHORTEST))) * sz.le(LEAST, turns)
+    if machine.kind == "host":
+        splits = sz.minimum(wanted, sz.binary("div", space.elements, machine.task))
+    chunk = sz.ceildiv(sz.ceildiv(walk, sz.maximum(splits, 1)), step) * step
+    return _Shape(across, down, sz.maximum(sz.ceildiv(walk, chunk), 1), chunk)
+
+
+def _wanted(space: Domain, kept: list[Dim], params: ReductionParams, across: Size, machine: Machine) -> Size:
+    """How many splits would keep the machine busy."""
+    if params.inner:
+        blocks = sz.ceildiv(_extent(space, kept), sz.binary("div", params.threads, across))
     else:
         rest = _extent(space, [d for d in kept if d is not space.dims[-1]])
         blocks = rest * sz.ceildiv(space.dims[-1].extent, across * params.vector)
-        step = down
-    wanted = sz.binary("div", machine.multiprocessors * WAVES if machine.kind == "gpu" else 8, sz.maximum(blocks, 1))
-    splits = sz.minimum(wanted, sz.binary("div", walk, step * (params.unroll * LEAST)))
-    if machine.kind == "host":
-        splits = sz.minimum(wanted, sz.binary("div", space.elements, machine.task))
-    splits = sz.maximum(splits, 1)
-    chunk = sz.ceildiv(sz.ceildiv(walk, splits), step) * step
-    return _Shape(across, down, sz.maximum(sz.ceildiv(walk, chunk), 1), chunk)
+    return sz.binary("div", machine.multiprocessors * WAVES if machine.kind == "gpu" else 8, sz.maximum(blocks, 1))
 
 
 def apply(space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionParams, shape: _Shape, partial: "Size | None") -> Schedule:
@@ -183,12 +232,22 @@ def _inner(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     schedule = schedule.reorder(*kept, *outer, col)
     serial = ["r", "u", "lane"]
     bound = {"tx": "thread_x", "r": "serial", "u": "unroll", "lane": params.lanes, "block": "block"}
+    blocks: list[str] = []
     if outer:
         schedule, walk = _fused(schedule, outer, "walk")
+        if params.cut:
+            schedule, walk, blocks = _parted(schedule, walk, shape, partial, False)
+        if params.deep:
+            schedule, walk = schedule.split(walk, params.unroll, ("w", "u")), "w"
         serial.insert(0, walk)
-    schedule, step, blocks = _parted(schedule, col, shape, partial, params.whole)
-    schedule = schedule.split(step, shape.across * (params.vector * params.unroll), ("r", "round"), whole=params.whole)
-    schedule = schedule.split("round", shape.across * params.vector, ("u", "spot"), exact=True)
+    step = col
+    if not params.cut:
+        schedule, step, blocks = _parted(schedule, col, shape, partial, params.whole)
+    if params.deep:
+        schedule = schedule.split(step, shape.across * params.vector, ("r", "spot"), whole=params.whole)
+    else:
+        schedule = schedule.split(step, shape.across * (params.vector * params.unroll), ("r", "round"), whole=params.whole)
+        schedule = schedule.split("round", shape.across * params.vector, ("u", "spot"), exact=True)
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
     threads = ["tx"]
     if kept:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..ir import size as sz
 from ..ir.call import Call
-from ..ir.fusion import Axis, Reduce
+from ..ir.fusion import MOMENTS, Axis, Reduce
 from ..ir.size import Size
 from ..segment import Allocations, Segment
 from . import reduction
@@ -75,6 +75,8 @@ def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
     count = sz.product([d.extent for d in space.dims[:-1]])
     if call.decide(sz.both(sz.lt(count, few), sz.lt(LONG, space.dims[-1].extent))):
         return "its rows are long and too few to keep the machine busy"
+    if any(op.combine in MOMENTS for op in columns):
+        return "moments of columns are three numbers each, which would not fit into registers"
     if columns:
         params = choose(call, segment, space, machine)
         if not params.persistent or _held(space, params) > REGISTERS:

@@ -27,6 +27,71 @@ COMBINER(Any, a || b)
 COMBINER(All, a && b)
 #undef COMBINER
 
+// How many terms there were, their mean `origin + rest`, and the sum of their squared distances from it. The origin is some term, or 0: what is found out
+// is small beside a large mean, and rounds accordingly.
+template <class T>
+struct moments {
+  T count = 0, origin = 0, rest = 0, squares = 0;
+};
+
+template <class T>
+DEVICE moments<T> moments_of(just<T> count, just<T> origin, just<T> rest, just<T> squares) {
+  moments<T> made;
+  made.count = count;
+  made.origin = origin;
+  made.rest = rest;
+  made.squares = squares;
+  return made;
+}
+
+template <class T>
+DEVICE T count_of(const moments<T>& of) {
+  return of.count;
+}
+
+template <class T>
+DEVICE T mean_of(const moments<T>& of) {
+  return of.count > 0 ? of.origin + of.rest : not_a_number<T>();
+}
+
+template <class T>
+DEVICE T origin_of(const moments<T>& of) {
+  return of.origin;
+}
+
+template <class T>
+DEVICE T rest_of(const moments<T>& of) {
+  return of.rest;
+}
+
+template <class T>
+DEVICE T squares_of(const moments<T>& of) {
+  return of.squares;
+}
+
+// 1 / x of a count, to a rounding or two.
+DEVICE double reciprocal(double x) {
+  return 1 / x;
+}
+DEVICE float reciprocal(float x) {
+#if defined(TSFUSER_CUDA)
+  return __fdividef(1.0f, x);
+#else
+  return 1 / x;
+#endif
+}
+
+// Of disjoint sets of terms.
+struct Moments {
+  template <class T>
+  DEVICE_MEMBER static moments<T> combine(const moments<T>& a, const moments<T>& b) {
+    const T count = a.count + b.count, share = b.count * reciprocal(count), distance = (b.origin - a.origin) + (b.rest - a.rest);
+    const T squares = a.squares + b.squares + distance * distance * (a.count * share);
+    const moments<T> both = moments_of<T>(count, a.origin, a.rest + distance * share, squares);
+    return b.count > 0 ? a.count > 0 ? both : b : a;
+  }
+};
+
 #if defined(TSFUSER_HOST)
 #include "host_fold.h"
 #endif
@@ -110,11 +175,23 @@ DEVICE void meet_x() {
   if (blockDim.x > 32) __syncthreads();
 }
 
-// Along y, of which the block has a power of two: every thread offers its first N accumulators.
+// Rows of a block, which consists of whole warps, that share a warp.
+DEVICE int warp_rows() {
+  return blockDim.x < 32 ? 32 / blockDim.x : 1;
+}
+
+// Along y, of which the block has a power of two: the rows of a warp are combined first; its first row offers its first N accumulators.
 template <class Op, int N = 0, class T, int M>
 DEVICE void offer_y(T (&value)[M], char* memory) {
   constexpr int count = N ? N : M;
-  T* const shared = reinterpret_cast<T*>(memory) + (threadIdx.y * blockDim.x + threadIdx.x) * count;
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+    if (mask < blockDim.x) break;
+#pragma unroll
+    for (int lane = 0; lane < count; ++lane) value[lane] = Op::combine(value[lane], exchange(value[lane], mask, 32));
+  }
+  if (threadIdx.y % warp_rows() != 0) return;
+  T* const shared = reinterpret_cast<T*>(memory) + (threadIdx.y / warp_rows() * blockDim.x + threadIdx.x) * count;
 #pragma unroll
   for (int lane = 0; lane < count; ++lane) shared[lane] = value[lane];
 }
@@ -122,11 +199,11 @@ DEVICE void offer_y(T (&value)[M], char* memory) {
 template <class Op, int N = 0, class T, int M>
 DEVICE void take_y(T (&value)[M], char* memory, just<T>) {
   constexpr int count = N ? N : M;
-  const int pitch = blockDim.x * count, own = threadIdx.y * pitch + threadIdx.x * count;
+  const int pitch = blockDim.x * count, place = threadIdx.y / warp_rows(), own = place * pitch + threadIdx.x * count;
   T* const shared = reinterpret_cast<T*>(memory);
-  int rows = blockDim.y;
+  int rows = blockDim.y / warp_rows();
   for (; rows > 8; rows /= 2) {  // many rows in a tree; a few in a chain cost less than their barriers would
-    if (threadIdx.y < rows / 2) {
+    if (place < rows / 2 && threadIdx.y % warp_rows() == 0) {
 #pragma unroll
       for (int lane = 0; lane < count; ++lane) shared[own + lane] = value[lane] = Op::combine(value[lane], shared[own + rows / 2 * pitch + lane]);
     }

@@ -1,0 +1,136 @@
+"""Means and variances: how often the data are read, in how many blocks, and which accumulators threads keep."""
+
+import math
+
+import pytest
+
+from programs import build, kernels, stages, tensor
+from tsfuser.codegen.emit import source
+from tsfuser.ir import size as sz
+from tsfuser.ir.text import read
+from tsfuser.ir.verify import verify
+from tsfuser.lower.loop_ir import Load, statements
+from tsfuser.lower.pipeline import lower
+from tsfuser.ops.batch_norm import _backward, _forward, of_channels
+from tsfuser.ops.reduction import squares
+from tsfuser.schedule import expanded
+from tsfuser.schedule.machine import GPU, HOST
+from walk import planned, walk
+
+MACHINES = pytest.mark.parametrize("machine", [GPU, HOST], ids=["gpu", "host"])
+
+
+def channels_last(n, c, h, w, **more):
+    return tensor(n, c, h, w, strides=(c * h * w, 1, c * w, c), **more)
+
+
+def rows_of_channels(n, c, h, w, **more):
+    return tensor(n * h * w, c, **more)
+
+
+LAYOUTS = pytest.mark.parametrize("layout", [tensor, channels_last, rows_of_channels])
+
+
+def forward(b, x, w, bias, mean, var):
+    return _forward(b, x, w, bias, mean, var, True, b.literal(0.1), b.literal(1e-5))
+
+
+def backward(b, grad, x, w, mean, rstd):
+    mean, rstd = (of_channels(b, v, x) for v in (mean, rstd))
+    return _backward(b, grad, x, w, mean, rstd, True, [True] * 3, x.dtype)
+
+
+def moments(dims):
+    return lambda b, x: squares(b, x, dims)
+
+
+def traffic(call, found, x):
+    """How many loads and stores of tensors of the size of `x` the stages `found` do."""
+    count = {"load": 0, "store": 0}
+    for stage in found:
+        for word, buffers in (("load", stage.segment.loads), ("store", stage.segment.stores)):
+            count[word] += sum(call.value(sz.product([a.extent for a in b.value.axes])) == math.prod(x.sizes) for b in buffers)
+    return count
+
+
+@LAYOUTS
+@pytest.mark.parametrize("machine, reads", [(GPU, 2), (HOST, 3)], ids=["gpu", "host"])
+def test_batch_norm_reads_its_operand_twice_on_a_gpu(layout, machine, reads):
+    x = layout(32, 64, 56, 56)
+    call, fusion = build(forward, x, *[tensor(64)] * 4)
+    found, _ = stages(call, fusion, machine)
+    assert traffic(call, found, x) == {"load": reads, "store": 1}
+    assert len(found) <= 3 or machine is HOST
+
+
+@MACHINES
+@LAYOUTS
+def test_its_derivative_reads_each_operand_twice(layout, machine):
+    x = layout(32, 64, 56, 56)
+    call, fusion = build(backward, x, x, *[tensor(64)] * 3)
+    found, _ = stages(call, fusion, machine)
+    assert traffic(call, found, x) == {"load": 4, "store": 1} and len(found) <= 3
+
+
+@LAYOUTS
+@pytest.mark.parametrize("sizes", [(32, 32, 56, 56), (32, 64, 56, 56), (32, 32, 112, 112), (8, 64, 112, 112), (128, 32, 28, 28)])
+def test_few_channels_keep_all_of_a_gpu_busy(layout, sizes):
+    call, fusion = build(moments([d for d in range(4 if layout is not rows_of_channels else 2) if d != 1]), layout(*sizes))
+    found, _ = stages(call, fusion)
+    kernel = lower(found[0].segment, found[0].schedule, "k")
+    assert call.value(kernel.grid) >= 256  # two blocks a multiprocessor, or nearly so, each thread with 64 bytes in flight
+    assert all(s.lanes == 4 for s in statements(kernel.body) if isinstance(s, Load) and s.buffer == "args.x0")
+
+
+def test_rows_that_stay_on_the_chip_take_two_passes():
+    def normed(b, x):
+        mean, summed = squares(b, x, [1])
+        return b.pointwise("norm", "(({0} - {1}) * rsqrt({2}))", (x, mean, summed), x.dtype)
+
+    [kernel] = kernels(normed, tensor(512, 1024))
+    assert "Moments" not in source(kernel)
+    [kernel] = kernels(normed, tensor(512, 1 << 17))
+    assert source(kernel).count("reciprocal") == 1 and "Sum" not in source(kernel)
+    [kernel] = kernels(normed, tensor(512, 1 << 17), machine=HOST)
+    assert "Moments" not in source(kernel)
+
+
+def test_lanes_share_the_count_of_their_terms():
+    whole, cut = (source(kernels(moments([0]), tensor(n))[0]) for n in (1 << 20, (1 << 20) + 1))
+    assert "_count[1]" in whole and "_count[4]" in cut
+
+
+def test_coarse_terms_are_counted_from_0():
+    fine, coarse = (source(kernels(moments([0]), tensor(1 << 20, dtype=dtype))[0]) for dtype in ("float32", "bfloat16"))
+    assert "_total_origin[4]" in fine and "_total_origin[" not in coarse
+
+
+def test_moments_that_are_asked_for_twice_are_found_once():
+    def program(b, x):
+        return *squares(b, x, [0]), *squares(b, x, [0])
+
+    for found in (kernels(program, tensor(64, 4)), kernels(program, tensor(1 << 16, 4))):
+        assert source(found[0]).count("reciprocal") == 1
+
+
+@pytest.mark.parametrize("sizes, dims", [((4, 64), [1]), ((64, 4), [0])])
+def test_the_fusion_prints_verifies_and_reads_back(sizes, dims):
+    call, fusion = build(moments(dims), tensor(*sizes))
+    for one in (fusion, expanded(call, fusion, GPU)):
+        assert verify(one) is None and read(str(one)) == one
+    assert "'squares'" in str(fusion)
+
+
+def test_no_term_is_no_squares_of_a_single_element():
+    [kernel] = kernels(moments([1]), tensor(5, 1))
+    assert "x0 - x0" in source(kernel)
+
+
+SHAPES = [((70, 3, 5), [0, 2]), ((70, 2, 4), [0, 2]), ((9, 3, 2100), [0, 2]), ((5, 3, 17), [0, 2]), ((1100, 3), [0]), ((4, 0, 3), [0, 2]), ((0, 4, 3), [0, 2]),
+          ((3, 1, 40), [0, 2]), ((5, 7, 66, 3), [0, 2])]  # fmt: skip
+
+
+@MACHINES
+@pytest.mark.parametrize("sizes, dims", SHAPES, ids=str)
+def test_what_threads_touch(sizes, dims, machine):
+    walk(*planned(moments(dims), tensor(*sizes), machine=machine))

@@ -1,0 +1,122 @@
+"""Moments in one pass over the data or in two.
+
+In: a Fusion whose means and sums of squared distances are single reductions (`mean`, `squares`), and so one
+pass. Out: the Fusion in which those that a row schedule can keep on the chip, and all on the host, are two,
+whose second pass over a row costs no memory: it adds up distances from the mean that the first has found,
+and what rounding left of that mean, by which both are corrected (Chan, Golub, LeVeque, Algorithms for
+Computing the Sample Variance, 1983; not for 16-bit values, which are coarser than that). Example: of
+`squares = reduce squares of x`
+
+    mean = sum(x) / n;  distance = x - mean;  drift = sum(distance) / n;  squares = sum(distance * distance) - drift * drift * n
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir import size as sz
+from ..ir.call import Call
+from ..ir.fusion import MOMENTS, Fusion, Op, Pointwise, Reduce, Value, extent
+from ..segment import Allocations, Segment, segments
+from . import rows
+from .domain import domain
+from .machine import Machine
+
+
+
+def expanded(call: Call, fusion: Fusion, machine: Machine) -> Fusion:
+    """`fusion` with the moments in two passes that are better so on `machine`."""
+    fusion = _once(fusion)
+    found = {_key(op): op for op in fusion.ops if isinstance(op, Reduce) and op.combine in MOMENTS}
+    if not found:
+        return fusion
+    trial = _rewritten(fusion, set(found))
+    if machine.kind == "host":  # its compiler vectorises sums, which take less time than the divisions of moments even where they are read again
+        return trial
+    parts = segments(call, trial, Allocations(len(fusion.outputs)), lambda s: rows.accepts(call, s, machine))
+    chosen = {key for key, op in found.items() if any(_keeps(call, part, _names(op), machine) for part in parts)}
+    return trial if len(chosen) == len(found) else _rewritten(fusion, chosen)
+
+
+def _once(fusion: Fusion) -> Fusion:
+    """Moments that are asked for twice are copied: `fusion` itself where none are."""
+    known: "dict[tuple, Value]" = {}
+    ops: list[Op] = []
+    for op in fusion.ops:
+        if isinstance(op, Reduce) and op.combine in MOMENTS:
+            first = known.setdefault((op.combine, *_key(op)), op.output)
+            if first is not op.output:
+                op = Pointwise(op.name, "{0}", (first,), first.dtype.register, op.output)
+        ops.append(op)
+    return fusion if tuple(ops) == fusion.ops else replace(fusion, ops=tuple(ops))
+
+
+def _key(op: Reduce) -> tuple[Value, frozenset]:
+    """What moments of the same data have in common."""
+    return op.operands[0], frozenset(op.axes)
+
+
+def _names(op: Reduce) -> tuple[str, str]:
+    """Names of the two sums."""
+    where = "_".join([op.operands[0].name, *sorted(a.name for a in op.axes)])
+    return f"sum_of_{where}", f"squares_of_{where}"
+
+
+def _keeps(call: Call, segment: Segment, names: tuple[str, str], machine: Machine) -> bool:
+    """Whether `segment` does both sums, and the second without memory."""
+    if not {op.output.name for op in segment.reductions} >= set(names):
+        return False
+    return rows.choose(call, segment, domain(call, segment), machine).persistent
+
+
+def _rewritten(fusion: Fusion, chosen: set) -> Fusion:
+    """`fusion` with the moments of `chosen` in two passes."""
+    ops: list[Op] = []
+    done: set = set()
+    wanted = {(_key(op), op.combine): op.output for op in fusion.ops if isinstance(op, Reduce) and op.combine in MOMENTS}
+    for op in fusion.ops:
+        if not (isinstance(op, Reduce) and op.combine in MOMENTS and _key(op) in chosen):
+            ops.append(op)
+        elif _key(op) not in done:
+            done.add(_key(op))
+            ops += _two_passes(op, wanted.get((_key(op), "mean")), wanted.get((_key(op), "squares")))
+    return replace(fusion, ops=tuple(ops))
+
+
+def _two_passes(op: Reduce, mean: "Value | None", squares: "Value | None") -> list[Op]:
+    """The ops that compute what is asked for of the moments of `op`."""
+    [x], like = op.operands, op.output
+    dtype, count, names = like.dtype, extent(sz.product([a.extent for a in op.axes])), _names(op)
+    ops: list[Op] = []
+
+    def value(name: str, dims) -> Value:
+        return Value(name, dtype, dims)
+
+    def add(made: Op) -> Value:
+        ops.append(made)
+        return made.output
+
+    def pointwise(name: str, template: str, operands: tuple[Value, ...], output: Value) -> Value:
+        return add(Pointwise(name, template, operands, dtype.register, output))
+
+    def summed(name: str, operand: Value) -> Value:
+        return add(Reduce("sum", "sum", (operand,), op.axes, value(name, like.dims)))
+
+    coarse = x.dtype.itemsize == 2  # a true quotient next: equal values have no variance
+    first = pointwise("mean", "({0} / {1})", (summed(names[0], x), count), mean if coarse and mean is not None else value(f"mean_of_{names[0]}", like.dims))
+    if squares is None and coarse:
+        return ops
+    distance = pointwise("sub", "({0} - {1})", (x, first), value(f"distance_of_{names[0]}", x.dims))
+    if squares is not None:
+        square = pointwise("square", "({0} * {0})", (distance,), value(f"square_of_{names[0]}", x.dims))
+        total = summed(names[1], square)
+        if coarse:
+            pointwise("squares", "{0}", (total,), squares)
+            return ops
+    drift = pointwise("mean", "({0} * (1 / {1}))", (summed(f"drift_of_{names[0]}", distance), count), value(f"mean_drift_of_{names[0]}", like.dims))
+    if squares is not None:
+        less = pointwise("mul", "({0} * {0} * {1})", (drift, count), value(f"less_of_{names[0]}", like.dims))
+        pointwise("sub", "({0} - {1} < 0 ? 0 : {0} - {1})", (total, less), squares)
+    if mean is not None:
+        pointwise("add", "({0} + {1})", (first, drift), mean)
+    return ops
