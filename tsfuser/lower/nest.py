@@ -13,14 +13,15 @@ from ..ir import size as sz
 from ..ir.fusion import Pointwise, Random, Reduce, Value
 from ..ir.size import Size
 from ..schedule.domain import Access
-from ..schedule.loops import Reduction, Schedule, Split
+from ..schedule.loops import Schedule, Split
 from ..segment import Segment
 from . import index as ix
 from .accumulate import accumulation
 from .combine import COMBINATIONS, accumulator, total_of, totals
+from .exchange import combined, exchanged
 from .index import Expr, Var
 from .literals import literal
-from .loop_ir import Accumulate, Accumulator, Barrier, BlockReduce, Compute, FillTile, For, If, Kernel, Let, Load, Param, Stmt, Store, Tile, Total, Uniform, statements, used
+from .loop_ir import Barrier, Compute, FillTile, For, If, Kernel, Let, Load, Param, Stmt, Store, Tile, Uniform, used
 
 
 class Params:
@@ -189,37 +190,6 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
     chains = fold or depth > 1 or (width == 1 and many is not None)
     combine = combined(ops, how, schedule.threads, results, results if chains else 0)
     return [*before, *looped(body, loops, params), *packs, *combine, *looped([*lets, *after], [lane] if lane and not fold else [], params)]
-
-
-SHARED = 32768  # bytes of shared memory for one exchange; every GPU has 48 KB
-
-
-def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: int, start: int = 0) -> list[Stmt]:
-    """The combinations of the `lanes` accumulators of each of `ops` over the block, in one exchange where they fit."""
-    groups: list[list[Total]] = [[]]
-    at = start
-    for name, op in totals(ops).items():
-        wide, how_combined = accumulator(op, threads, how.brief), COMBINATIONS[op.combine]
-        size = how_combined.bytes(wide) * lanes * (threads if how.axis == "y" else 32)
-        if at + size > SHARED and groups[-1]:
-            groups.append([])
-            at = start
-        groups[-1].append(Total(name, how_combined.functor, how_combined.start(wide), at, size))
-        at += size
-    made: list[Stmt] = []
-    for group in groups:
-        made += [Barrier()] if made else []  # what the last group exchanged has been read
-        made.append(BlockReduce(tuple(group), how.axis, fold, how.warp, max(1, threads // 32)))
-    return made
-
-
-def exchanged(body: list[Stmt]) -> int:
-    """Bytes of shared memory in which threads meet."""
-    ends = [0]
-    for s in statements(body):
-        if isinstance(s, BlockReduce) and not s.warp:
-            ends += [(s.half if s.turn else 0) + t.offset + t.bytes for t in s.totals]
-    return max(ends)
 
 
 def needed(lets, names: frozenset[str]) -> list[Let]:

@@ -20,9 +20,10 @@ from ..segment import Segment
 from . import index as ix
 from .accumulate import accumulation, conversion
 from .combine import COMBINATIONS, accumulator, total_of, totals
+from .exchange import combined, exchanged
 from .index import Expr, Var
 from .loop_ir import Accumulator, Array, BlockReduce, Compute, For, Kernel, Load, Scratch, SetLane, Stmt, Store, used
-from .nest import Params, combined, compute, exchanged, indices, kernel_of, load, looped, needed, store, uniform
+from .nest import Params, compute, indices, kernel_of, load, looped, needed, store, uniform
 
 
 _COSTLY = re.compile(r"\b(?!(?:convert|nan_max|nan_min|fabs|relu|smaller)\b)[a-z_]\w*(?:<\w+>)?\(")  # a call of more than an instruction or two

@@ -1,0 +1,42 @@
+"""Where the threads of a block meet to combine what they have accumulated.
+
+In: the reductions of a loop. Out: the statements that combine their accumulators over the block, and the shared memory that these take. Example: two sums
+over a row of 256 threads are one BlockReduce, whose totals lie at bytes 0 and 128.
+"""
+
+from __future__ import annotations
+
+from ..ir.fusion import Reduce
+from ..schedule.loops import Reduction
+from .combine import COMBINATIONS, accumulator, totals
+from .loop_ir import Barrier, BlockReduce, Stmt, Total, statements
+
+SHARED = 32768  # bytes of shared memory for one exchange; every GPU has 48 KB
+
+
+def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: int, start: int = 0) -> list[Stmt]:
+    """The combinations of the `lanes` accumulators of each of `ops` over the block, in one exchange where they fit."""
+    groups: list[list[Total]] = [[]]
+    at = start
+    for name, op in totals(ops).items():
+        wide, how_combined = accumulator(op, threads, how.brief), COMBINATIONS[op.combine]
+        size = how_combined.bytes(wide) * lanes * (threads if how.axis == "y" else 32)
+        if at + size > SHARED and groups[-1]:
+            groups.append([])
+            at = start
+        groups[-1].append(Total(name, how_combined.functor, how_combined.start(wide), at, size))
+        at += size
+    made: list[Stmt] = []
+    for group in groups:
+        made += [Barrier()] if made else []  # what the last group exchanged has been read
+        made.append(BlockReduce(tuple(group), how.axis, fold, how.warp, max(1, threads // 32)))
+    return made
+
+
+def exchanged(body: list[Stmt]) -> int:
+    """Bytes of shared memory in which threads meet."""
+    ends = [0]
+    for s in statements(body):
+        if isinstance(s, BlockReduce) and not s.warp:
+            ends += [(s.half if s.turn else 0) + t.offset + t.bytes for t in s.totals]
+    return max(ends)
