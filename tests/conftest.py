@@ -24,6 +24,9 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "long: a sweep that runs with --long only")
+    config.addinivalue_line(
+        "markers", "graphs: about graphs more than kernels; on cpu-fibers with --long or --targets only"
+    )
     config.addinivalue_line("filterwarnings", "ignore:`torch.jit.*is deprecated:DeprecationWarning")
     if "hypothesis" in sys.modules or _has_hypothesis():
         from hypothesis import HealthCheck, settings
@@ -62,6 +65,9 @@ def pytest_generate_tests(metafunc):
     if "target" in metafunc.fixturenames and not own:
         asked = metafunc.config.getoption("--targets")
         chosen = [name for name in targets() if not asked or name in asked.split(",")]
+        short = not asked and not metafunc.config.getoption("--long")
+        if short and any(metafunc.definition.iter_markers("graphs")):
+            chosen.remove("cpu-fibers")
         metafunc.parametrize("target", chosen, scope="module")
 
 

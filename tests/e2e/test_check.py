@@ -7,6 +7,8 @@ from support import fresh
 import tsfuser
 from tsfuser.runtime import compile as pipeline
 
+pytestmark = pytest.mark.graphs
+
 
 def program(x, w):
     y = torch.mm(torch.relu(x + 1.0) * 0.5, w)

@@ -9,6 +9,8 @@ from support import fresh, run_python, script
 
 import tsfuser
 
+pytestmark = pytest.mark.graphs
+
 
 def program(x, b, w):
     y = torch.relu(x + b) * 2.0

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from functorch.compile import memory_efficient_fusion
 from support import all_graphs, assert_matches, counted, fresh, groups, kinds, no_fallback, run_python
 
+pytestmark = pytest.mark.graphs
+
 SIZE = (4, 7, 256)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -8,6 +8,8 @@ from support import assert_matches, groups, kinds, script, train
 
 import tsfuser
 
+pytestmark = pytest.mark.graphs
+
 #: The targets of the larger sweeps: a kernel for fibers is compiled for five GPUs as well: a second each.
 NATIVE = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 

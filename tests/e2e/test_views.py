@@ -4,6 +4,8 @@ import pytest
 import torch
 from support import assert_matches, fuse, groups, kinds, no_fallback, script
 
+pytestmark = pytest.mark.graphs
+
 #: The targets of the larger sweeps: a kernel for fibers is compiled for five GPUs as well: a second each.
 NATIVE = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
