@@ -199,20 +199,12 @@ DEVICE void offer_y(T (&value)[M], char* memory) {
 template <class Op, int N = 0, class T, int M>
 DEVICE void take_y(T (&value)[M], char* memory, just<T>) {
   constexpr int count = N ? N : M;
-  const int pitch = blockDim.x * count, place = threadIdx.y / warp_rows(), own = place * pitch + threadIdx.x * count;
-  T* const shared = reinterpret_cast<T*>(memory);
-  int rows = blockDim.y / warp_rows();
-  for (; rows > 8; rows /= 2) {  // many rows in a tree; a few in a chain cost less than their barriers would
-    if (place < rows / 2 && threadIdx.y % warp_rows() == 0) {
-#pragma unroll
-      for (int lane = 0; lane < count; ++lane) shared[own + lane] = value[lane] = Op::combine(value[lane], shared[own + rows / 2 * pitch + lane]);
-    }
-    __syncthreads();
-  }
   if (threadIdx.y > 0) return;
+  const int pitch = blockDim.x * count, rows = blockDim.y / warp_rows();  // 8 rows at most, in blocks of 256 threads
+  const T* const shared = reinterpret_cast<const T*>(memory) + threadIdx.x * count;
   for (int row = 1; row < rows; ++row) {
 #pragma unroll
-    for (int lane = 0; lane < count; ++lane) value[lane] = Op::combine(value[lane], shared[own + row * pitch + lane]);
+    for (int lane = 0; lane < count; ++lane) value[lane] = Op::combine(value[lane], shared[row * pitch + lane]);
   }
 }
 
