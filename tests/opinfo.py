@@ -1,0 +1,180 @@
+"""torch's own list of ops and sample inputs, as one-op TorchScript programs.
+
+In: an OpInfo of `op_db` and a sample. Out: `Program`s: source text of `f(x0, ...)`, in which everything that
+is no tensor is a constant or, if asked, an argument where it is a number, and the arguments. Example:
+
+    for info in named():
+        for program in programs(info, torch.float32, "cpu"):
+            script(program.source)(*program.arguments)
+"""
+
+import math
+import sys
+import types
+import unittest
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from tsfuser.ops import table
+
+
+#: Ops that TorchScript turns into another one before fusion.
+KERNELS = {"nn.functional.prelu": ("_prelu_kernel",)}
+
+
+def op_db():
+    """torch's OpInfos. They live in a test module that imports a package of which nothing is needed here."""
+    try:
+        import expecttest  # noqa: F401
+    except ImportError:
+        stand_in = types.ModuleType("expecttest")
+        stand_in.TestCase = unittest.TestCase
+        sys.modules["expecttest"] = stand_in
+    from torch.testing._internal.common_methods_invocations import op_db as infos
+
+    return infos
+
+
+def rows():
+    """Names of the rows, without their namespace."""
+    return {row.name.partition("::")[2]: row for row in table.all_rows()}
+
+
+def names(info):
+    """What the OpInfo may be called in the op table."""
+    aliases = [alias.name for alias in info.aliases]
+    own = [info.name, info.aten_name or "", info.name.rpartition(".")[2], *aliases]
+    own += KERNELS.get(info.name, ())
+    return dict.fromkeys(own + [name.replace(".", "_") for name in (info.name, *aliases)])
+
+
+def row_of(info):
+    """The row that the OpInfo names; None for none."""
+    known = rows()
+    return next((known[name] for name in names(info) if name in known), None)
+
+
+def named():
+    """The OpInfos that the op table names. torch.masked is Python that TorchScript does not take."""
+    return [i for i in op_db() if row_of(i) is not None and not i.name.startswith("masked.")]
+
+
+def title(info):
+    return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
+
+
+@dataclass
+class Program:
+    """`source` of `f`, and `arguments` of a call; `text` says what is called; `around`: kinds of nodes besides
+    the op's own."""
+
+    source: str
+    arguments: list = field(repr=False)
+    text: str
+    around: frozenset = frozenset()
+
+
+class NotExpressible(Exception):
+    """A sample that TorchScript source cannot say."""
+
+
+class _Writer:
+    """Values as source text; tensors, and numbers if `dynamic`, become parameters."""
+
+    def __init__(self, dynamic):
+        self.dynamic, self.parameters, self.arguments = dynamic, [], []
+
+    def parameter(self, annotation, value):
+        name = f"x{len(self.parameters)}"
+        self.parameters.append(f"{name}: {annotation}")
+        self.arguments.append(value)
+        return name
+
+    def text(self, value):
+        if isinstance(value, torch.Tensor):
+            return self.parameter("Tensor", value)
+        if isinstance(value, (list, tuple, torch.Size)):
+            return f"[{', '.join(map(self.text, value))}]"
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and self.dynamic:
+            return self.parameter(type(value).__name__, value)
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"float('{value}')"
+        if isinstance(value, complex):
+            return f"complex({value.real!r}, {value.imag!r})"
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return repr(value)
+        if isinstance(value, (torch.dtype, torch.memory_format)):
+            return str(value)
+        if isinstance(value, torch.device):
+            return f"torch.device('{value}')"
+        raise NotExpressible(f"a {type(value).__name__}")
+
+
+def _callee(info):
+    """What to call: `torch.add`; "" for a method."""
+    space, _, last = info.name.rpartition(".")
+    module = torch
+    for part in filter(None, space.split(".")):
+        module = getattr(module, part, None)
+    if hasattr(module, last):
+        return f"torch.{info.name}"
+    return "" if hasattr(torch.Tensor, last) else f"torch.ops.aten.{last}"
+
+
+def _program(info, sample, dynamic, inplace):
+    writer = _Writer(dynamic)
+    given = [sample.input, *sample.args]
+    if info.name == "where":  # the list calls it as a method of the second operand
+        given[:2] = given[1::-1]
+    self, *rest = [writer.text(value) for value in given]
+    rest += [f"{name}={writer.text(value)}" for name, value in sample.kwargs.items()]
+    row, last = row_of(info), info.name.rpartition(".")[2]
+    if inplace:
+        lines = [f"y = {self}.clone()", f"y.{last}_({', '.join(rest)})", "return y"]
+    elif row.is_view:  # alone they are no group
+        call = f"({self} + 1).{last}({', '.join(rest)})"
+        lines = [f"return {call} + 1"]
+    elif _callee(info):
+        lines = [f"return {_callee(info)}({', '.join([self, *rest])})"]
+    else:
+        lines = [f"return {self}.{last}({', '.join(rest)})"]
+    source = f"def f({', '.join(writer.parameters)}):\n" + "".join(f"    {line}\n" for line in lines)
+    shown = [
+        f"{str(a.dtype)[6:]}{list(a.shape)}" if isinstance(a, torch.Tensor) else repr(a)
+        for a in writer.arguments
+    ]
+    around = {"aten::add"} if row.is_view else {"aten::clone"} if inplace else ()
+    return Program(
+        source, writer.arguments, f"{' '.join(lines)} with {', '.join(shown)}", frozenset(around)
+    )
+
+
+def programs(info, dtype, device, dynamic=False, inplace=False, count=None, reference=False):
+    """Programs of `count` samples of `dtype`: of all where None, of torch's longer list if `reference`."""
+    make = info.reference_inputs if reference else info.sample_inputs
+    found = [s for s in make(device, dtype, requires_grad=False) if isinstance(s.input, torch.Tensor)]
+    if count is not None:  # those with elements, from all over the list
+        found = [s for s in found if s.input.dim() and s.input.numel() > 1] or found
+        found = found[:: max(len(found) // count, 1)][:count]
+    for sample in found:
+        try:
+            yield _program(info, sample, dynamic, inplace)
+        except NotExpressible:
+            continue
+
+
+def extremal(program):
+    """The program with the limits of each dtype, NaN and infinities among its floating values."""
+    return replace(program, arguments=[_extremal(a, k) for k, a in enumerate(program.arguments)])
+
+
+def _extremal(value, seed):
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() == 0:
+        return value
+    info = torch.finfo(value.dtype)
+    special = [math.nan, math.inf, -math.inf, 0.0, -0.0, info.max, info.min, info.tiny, info.eps, 1.0, -1.0]
+    order = torch.randperm(value.numel() + len(special), generator=torch.Generator().manual_seed(seed))
+    chosen = torch.tensor(special, dtype=value.dtype)[order[: value.numel()] % len(special)]
+    made = torch.empty_like(value.detach())
+    return made.copy_(chosen.reshape(value.shape).to(value.device))
