@@ -122,16 +122,19 @@ def _callee(info):
     return "" if hasattr(torch.Tensor, last) else f"torch.ops.aten.{last}"
 
 
-def _program(info, sample, dynamic, inplace):
+def _program(info, sample, dynamic, inplace, training):
     writer = _Writer(dynamic)
     given = [sample.input, *sample.args]
     if info.name == "where":  # the list calls it as a method of the second operand
         given[:2] = given[1::-1]
     self, *rest = [writer.text(value) for value in given]
+    if training:  # TorchScript's autodiff takes no lone op
+        self = f"({self} * 1.0)"
     rest += [f"{name}={writer.text(value)}" for name, value in sample.kwargs.items()]
     row, last = row_of(info), info.name.rpartition(".")[2]
     if inplace:
-        lines = [f"y = {self}.clone()", f"y.{last}_({', '.join(rest)})", "return y"]
+        new = f"{self} | {self}" if sample.input.dtype == torch.bool else f"{self} * 1"
+        lines = [f"y = {new}", f"y.{last}_({', '.join(rest)})", "return y"]
     elif row.is_view:  # alone they are no group
         call = f"({self} + 1).{last}({', '.join(rest)})"
         lines = [f"return {call} + 1"]
@@ -144,14 +147,15 @@ def _program(info, sample, dynamic, inplace):
         f"{str(a.dtype)[6:]}{list(a.shape)}" if isinstance(a, torch.Tensor) else repr(a)
         for a in writer.arguments
     ]
-    around = {"aten::add"} if row.is_view else {"aten::clone"} if inplace else ()
+    around = {"aten::add"} if row.is_view else {"aten::mul", "aten::__or__"} - {row.name} if inplace else ()
     return Program(
         source, writer.arguments, f"{' '.join(lines)} with {', '.join(shown)}", frozenset(around)
     )
 
 
-def programs(info, dtype, device, dynamic=False, inplace=False, count=None, reference=False):
-    """Programs of `count` samples of `dtype`: of all where None, of torch's longer list if `reference`."""
+def programs(info, dtype, device, count=None, reference=False, dynamic=False, inplace=False, training=False):
+    """Programs of `count` samples of `dtype`: of all where None, of torch's longer list if `reference`.
+    `training`: with a second op, as autodiff wants it."""
     make = info.reference_inputs if reference else info.sample_inputs
     found = [s for s in make(device, dtype, requires_grad=False) if isinstance(s.input, torch.Tensor)]
     if count is not None:  # those with elements, from all over the list
@@ -159,22 +163,35 @@ def programs(info, dtype, device, dynamic=False, inplace=False, count=None, refe
         found = found[:: max(len(found) // count, 1)][:count]
     for sample in found:
         try:
-            yield _program(info, sample, dynamic, inplace)
+            yield _program(info, sample, dynamic, inplace, training)
         except NotExpressible:
             continue
 
 
-def extremal(program):
-    """The program with the limits of each dtype, NaN and infinities among its floating values."""
-    return replace(program, arguments=[_extremal(a, k) for k, a in enumerate(program.arguments)])
+#: Ops in which large numbers overflow or not, by the order of what is done.
+ORDERED = {"reduction", "normalization", "batch_norm", "group_norm", "rms_norm"}
+ORDERED |= {"add", "sub", "rsub", "addcmul", "addcdiv", "lerp", "hypot"}
+#: Of infinities eager's vector code has other means than its scalar code.
+MOMENTS = {"var", "std", "var_mean", "std_mean", "normalization", "batch_norm", "group_norm", "rms_norm"}
 
 
-def _extremal(value, seed):
+def extremal(info, program):
+    """The program with NaN, infinities, zeros and the limits of each dtype as its floating values, as far as
+    what comes out is defined."""
+    row = row_of(info)
+    words = {row.family, row.name.partition("::")[2]}
+    special = [math.nan, 0.0, -0.0, 1.0, -1.0]
+    special += [] if words & MOMENTS else [math.inf, -math.inf]
+    special += [] if words & (ORDERED | MOMENTS) else ["max", "min", "tiny", "eps"]
+    return replace(program, arguments=[_extremal(a, special, k) for k, a in enumerate(program.arguments)])
+
+
+def _extremal(value, special, seed):
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() == 0:
         return value
     info = torch.finfo(value.dtype)
-    special = [math.nan, math.inf, -math.inf, 0.0, -0.0, info.max, info.min, info.tiny, info.eps, 1.0, -1.0]
-    order = torch.randperm(value.numel() + len(special), generator=torch.Generator().manual_seed(seed))
-    chosen = torch.tensor(special, dtype=value.dtype)[order[: value.numel()] % len(special)]
+    numbers = [getattr(info, x) if isinstance(x, str) else x for x in special]
+    order = torch.randperm(value.numel() + len(numbers), generator=torch.Generator().manual_seed(seed))
+    chosen = torch.tensor(numbers, dtype=value.dtype)[order[: value.numel()] % len(numbers)]
     made = torch.empty_like(value.detach())
     return made.copy_(chosen.reshape(value.shape).to(value.device))

@@ -29,9 +29,11 @@ WIDER |= {torch.complex64: torch.complex128}
 
 @dataclass
 class Tally:
-    """`wrong`: sentences. `ran`, `fused`, `refused`: samples by op; `reasons` of refusals at run time."""
+    """`wrong`: sentences; `own`: the same, where TorchScript gives it unfused, too. `ran`, `fused`, `refused`:
+    samples by op; `reasons` of refusals at run time."""
 
     wrong: list = field(default_factory=list)
+    own: list = field(default_factory=list)
     ran: Counter = field(default_factory=Counter)
     fused: Counter = field(default_factory=Counter)
     refused: Counter = field(default_factory=Counter)
@@ -39,7 +41,8 @@ class Tally:
 
     def __str__(self):
         counts = [sum(c.values()) for c in (self.ran, self.fused, self.refused)]
-        return "{} samples of {} ops: {} fused, {} refused".format(counts[0], len(self.ran), *counts[1:])
+        said = "{} samples of {} ops: {} fused, {} refused".format(counts[0], len(self.ran), *counts[1:])
+        return said + (f", {len(self.own)} as torch alone has it" if self.own else "")
 
 
 @dataclass
@@ -49,7 +52,7 @@ class _Case:
     eager: list
     exact: list
     scripted: object
-    results: list = None
+    unfused: list = None
 
 
 def sweep(named, tally, gradients=False, shared=False, roundings=1):
@@ -62,7 +65,7 @@ def sweep(named, tally, gradients=False, shared=False, roundings=1):
             warnings.simplefilter("ignore")
             for case in cases:
                 for _ in range(PROFILED):
-                    evaluate(case.scripted, case.program.arguments, gradients)
+                    case.unfused = evaluate(case.scripted, case.program.arguments, gradients)
         load(kernels)
         with tsfuser.fuser(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -154,22 +157,31 @@ def _check(case, tally, gradients, roundings):
         tally.reasons.update(rise["fallbacks"])
     elif _kinds(case.scripted) - case.program.around:
         tally.fused[case.name] += 1
-    if len(actual) != len(case.eager):
-        tally.wrong.append(f"{case.name}: {case.program.text}: {len(actual)} results, eager {len(case.eager)}")
-    for k, (mine, eager, exact) in enumerate(zip(actual, case.eager, case.exact)):
-        exact = exact if exact.shape == eager.shape else eager
-        problem = difference(mine, eager, exact, STEPS, roundings)
+    problem = _compared(actual, case.eager, case.exact, roundings)
+    if problem:
+        own = _compared(actual, case.unfused, case.unfused, roundings) is None
+        (tally.own if own else tally.wrong).append(f"{case.name}: {case.program.text}: {problem}")
+
+
+def _compared(actual, eager, exact, roundings):
+    if len(actual) != len(eager):
+        return f"{len(actual)} results, eager {len(eager)}"
+    for k, (mine, plain, wide) in enumerate(zip(actual, eager, exact)):
+        problem = difference(mine, plain, wide if wide.shape == plain.shape else plain, STEPS, roundings)
         if problem:
-            tally.wrong.append(f"{case.name}: {case.program.text}: result {k} {problem}")
+            return f"result {k} {problem}"
+    return None
 
 
 @contextlib.contextmanager
 def single_nodes(guards=True):
-    """Groups of one node; with guards, or without."""
+    """Groups of one node; with guards, or without. Autodiff leaves no op to eager."""
     single = torch._C._jit_set_nvfuser_single_node_mode(True)
     guarded = torch._C._jit_set_nvfuser_guard_mode(guards)
+    inlined = torch._C._debug_set_autodiff_subgraph_inlining(False)
     try:
         yield
     finally:
         torch._C._jit_set_nvfuser_single_node_mode(single)
         torch._C._jit_set_nvfuser_guard_mode(guarded)
+        torch._C._debug_set_autodiff_subgraph_inlining(True if inlined is None else inlined)

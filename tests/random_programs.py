@@ -15,6 +15,7 @@ import contextlib
 import faulthandler
 import os
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -28,7 +29,7 @@ import torch
 from batch import collecting, load
 from nearness import EPSILON
 from random_world import REFUSALS, generate, noisy, outcome, run_plain
-from support import all_graphs, script
+from support import counted, script
 
 import tsfuser
 from tsfuser import options
@@ -169,8 +170,9 @@ def execute(runs, device, opt_level=1, jobs=1, progress=None):
     for run in runs:
         _note(progress, run)
         if not run.wrong:
-            _compare(run, device)
-            fused += any("prim::CudaFusionGroup" in str(graph) for graph in all_graphs(run.scripted))
+            with counted() as rise:
+                _compare(run, device)
+            fused += rise["launches"] > 0
     for reason, count in tsfuser.stats()["fallbacks"].items():
         reasons[reason] += count
     return fused, reasons
@@ -216,7 +218,7 @@ def fails(seed, program, device):
 def sweep(seeds, device, opt_level=1, jobs=1, batch=150, report=print):
     """Runs the programs of `seeds`; returns the counts and the failed Runs."""
     counts, failed, reasons, start = Counter(), [], Counter(), time.monotonic()
-    progress = os.open(f"/tmp/tsfuser-random-{os.getpid()}.seed", os.O_CREAT | os.O_WRONLY)
+    progress = os.open(Path(tempfile.gettempdir()) / f"tsfuser-random-{os.getpid()}.seed", os.O_CREAT | os.O_WRONLY)
     seeds = list(seeds)
     for k in range(0, len(seeds), batch):
         made = ((seed, generate(seed)) for seed in seeds[k : k + batch])

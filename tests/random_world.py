@@ -143,7 +143,7 @@ class World:
             distance = execute("", st.jump.format(*st.operands), self.wide, torch.float64, value=True).abs()
         except REFUSALS:
             return False
-        return distance.numel() == 0 or float(distance.min()) > (0 if exact else MARGIN)
+        return distance.numel() == 0 or float(distance.detach().min()) > (0 if exact else MARGIN)
 
     def _sound(self, plain, wide, st, exact):
         if not isinstance(plain, torch.Tensor) or plain.numel() > 20000 or plain.dim() > 6 or plain.is_complex():

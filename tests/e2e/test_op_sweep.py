@@ -40,17 +40,17 @@ def chosen(request, target):
     return lambda dtypes: [t for t in dtypes if everything or t in short], everything
 
 
-def swept(place, dtype, everything, gradients=False, **options):
+def swept(place, dtype, everything, training=False, limits=False, **options):
     """(op, program) of all ops for a dtype."""
     count = None if everything else SAMPLES
     for info in named():
-        supported = info.supported_backward_dtypes if gradients else info.supported_dtypes
+        supported = info.supported_backward_dtypes if training else info.supported_dtypes
         if title(info) in RANDOM or dtype not in supported(place):
             continue
         if options.get("inplace") and info.inplace_variant is None:
             continue
-        for program in programs(info, dtype, place, count=count, **options):
-            yield title(info), program
+        for program in programs(info, dtype, place, count=count, training=training, **options):
+            yield title(info), extremal(info, program) if limits else program
 
 
 def check(tally, what):
@@ -80,7 +80,7 @@ def test_gradients(place, target, chosen):
     for dtype in dtypes(FLOATING):
         tally = Tally()
         with single_nodes():
-            sweep(swept(place, dtype, everything, gradients=True), tally, gradients=True, roundings=8)
+            sweep(swept(place, dtype, everything, training=True), tally, gradients=True, roundings=8)
         check(tally, f"{target} {dtype} with gradients")
 
 
@@ -98,7 +98,7 @@ def test_limits_infinities_and_nan(place, target, chosen):
     for dtype in dtypes(FLOATING):
         tally = Tally()
         with single_nodes():
-            sweep(((op, extremal(p)) for op, p in swept(place, dtype, everything)), tally)
+            sweep(swept(place, dtype, everything, limits=True), tally)
         check(tally, f"{target} {dtype} limits")
 
 
