@@ -168,6 +168,18 @@ def programs(info, dtype, device, count=None, reference=False, dynamic=False, in
             continue
 
 
+def transposed(program):
+    """The program with tensors whose first dim is the innermost in memory."""
+    return replace(program, arguments=[_transposed(a) for a in program.arguments])
+
+
+def _transposed(value):
+    if not isinstance(value, torch.Tensor) or value.dim() < 2:
+        return value
+    order = list(range(value.dim()))[::-1]
+    return value.detach().permute(order).contiguous().permute(order)
+
+
 #: Ops in which large numbers overflow or not, by the order of what is done.
 ORDERED = {"reduction", "normalization", "batch_norm", "group_norm", "rms_norm"}
 ORDERED |= {"add", "sub", "rsub", "addcmul", "addcdiv", "lerp", "hypot"}
