@@ -136,7 +136,8 @@ def _program(info, sample, dynamic, inplace, training):
         new = f"{self} | {self}" if sample.input.dtype == torch.bool else f"{self} * 1"
         lines = [f"y = {new}", f"y.{last}_({', '.join(rest)})", "return y"]
     elif row.is_view:  # alone they are no group
-        call = f"({self} + 1).{last}({', '.join(rest)})"
+        given = self if row.reshapes else f"({self} + 1)"  # computed values are not reshaped
+        call = f"{given}.{last}({', '.join(rest)})"
         lines = [f"return {call} + 1"]
     elif _callee(info):
         lines = [f"return {_callee(info)}({', '.join([self, *rest])})"]

@@ -25,7 +25,6 @@ unary("selu", "selu({0})", dtypes=FLOATING)
 unary("hardswish", "hardswish({0})", dtypes=FLOATING)
 unary("hardsigmoid", "hardsigmoid({0})", dtypes=FLOATING)
 unary("relu6", "clamp({0}, 0, 6)", dtypes=FLOATING)
-unary("log_sigmoid", "log_sigmoid({0})", dtypes=FLOATING)
 unary("bitwise_not", "~{0}", dtypes=BOOLEAN + INTEGRAL, boolean="!{0}")
 
 # Integers become the default floating dtype.

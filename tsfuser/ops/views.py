@@ -122,9 +122,12 @@ def _expanded(b: Builder, self: Value, sizes: Sequence["sz.Size"], axes: Sequenc
         raise Refusal("expand to fewer dims is an error in eager")
     old, decide = b.layout(self).strides, b.call.decide
     dims, strides = [], []
-    for d, size in enumerate(sizes):
+    for d, size in reversed(list(enumerate(sizes))):
         own = self.dims[d - leading] if d >= leading else None
-        stride = old[d - leading] if d >= leading else sz.const(1)
+        if d >= leading or not old:
+            stride = old[d - leading] if d >= leading else sz.const(0)
+        else:  # a new dim of size 1: as eager has it, since it may decide about the layout of what follows
+            stride = strides[0] * (sz.const(1) if dims[0] is None else b.axis(dims[0]).extent)
         if own is not None:
             if not decide(sz.eq(size, b.axis(own).extent)) and not decide(sz.eq(size, -1)):
                 raise Refusal("expand to a size that a dim does not have is an error in eager")
@@ -132,8 +135,8 @@ def _expanded(b: Builder, self: Value, sizes: Sequence["sz.Size"], axes: Sequenc
             if decide(sz.lt(size, 0)):
                 raise Refusal("expand to a negative size is an error in eager")
             own, stride = axes[d] or b.fresh_axis(size), sz.const(0)
-        dims.append(own)
-        strides.append(stride)
+        dims.insert(0, own)
+        strides.insert(0, stride)
     return b.view("expand", self, dims, strides)
 
 
