@@ -115,3 +115,15 @@ def device(target, monkeypatch, nvrtc):
     with options.override(host_launch="fibers"):
         yield "cpu"
     tsfuser.reset()
+
+
+@pytest.fixture
+def place(target):
+    """The device of a target. Unlike `device` it has NVRTC compile nothing, for tests of many kernels."""
+    import tsfuser
+    from tsfuser import options
+
+    tsfuser.reset()
+    with options.override(host_launch="fibers" if target == "cpu-fibers" else "block"):
+        yield "cuda" if target == "cuda" else "cpu"
+    tsfuser.reset()

@@ -10,8 +10,6 @@ import torch
 from opinfo import extremal, named, op_db, programs, row_of, rows, title, transposed
 from opsweep import Tally, single_nodes, sweep
 
-from tsfuser import options
-
 DTYPES = (
     torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.int8,
     torch.uint8, torch.int16, torch.bool, torch.complex64, torch.complex128,
@@ -53,13 +51,6 @@ REFUSED = {
     "remainder": _DIVISION,
     "native_dropout_backward": "of integers: its result is a float in eager",
 }
-
-
-@pytest.fixture
-def place(target):
-    """The device of a target. Unlike `device` it has NVRTC compile nothing: test_op_rows does."""
-    with options.override(host_launch="fibers" if target == "cpu-fibers" else "block"):
-        yield "cuda" if target == "cuda" else "cpu"
 
 
 @pytest.fixture
