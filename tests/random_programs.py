@@ -50,6 +50,7 @@ class Run:
     expected: list = None
     unfused: list = None  # what TorchScript gives without fusion: some of its gradients are not eager's
     wrong: str = ""
+    own: bool = False  # whether TorchScript raises without fusion, too
 
 
 @contextlib.contextmanager
@@ -164,6 +165,8 @@ def execute(runs, device, opt_level=1, jobs=1, progress=None):
                     run.unfused = [_last_of(run, call, device) for call in range(len(run.program.calls))]
             except Exception as error:
                 run.wrong = f"raises {type(error).__name__}: {_last(error)}"
+                run.own = _without_fusion(run, device) == run.wrong
+    runs = [run for run in runs if not run.own]
     load(kernels, opt_level, jobs)
     fused, reasons = 0, Counter()
     for run in runs:
@@ -175,6 +178,18 @@ def execute(runs, device, opt_level=1, jobs=1, progress=None):
     for reason, count in tsfuser.stats()["fallbacks"].items():
         reasons[reason] += count
     return fused, reasons
+
+
+def _without_fusion(run, device):
+    """What TorchScript raises without fusion; "" for nothing."""
+    try:
+        with torch.jit.fuser("fuser0"):
+            run.scripted = script(run.program.source())
+            for call in range(len(run.program.calls)):
+                _last_of(run, call, device)
+    except Exception as error:
+        return f"raises {type(error).__name__}: {_last(error)}"
+    return ""
 
 
 def _last_of(run, call, device):
@@ -221,7 +236,7 @@ def fails(seed, program, device):
     if run is None:
         return ""
     execute([run], device, opt_level=3)
-    return run.wrong
+    return "" if run.own else run.wrong
 
 
 def sweep(seeds, device, opt_level=1, jobs=1, batch=150, report=print):
@@ -234,6 +249,7 @@ def sweep(seeds, device, opt_level=1, jobs=1, batch=150, report=print):
         runs = [run for run in (prepared(s, p, device) for s, p in made if p is not None) if run]
         fused, refused = execute(runs, device, opt_level, jobs, progress)
         reasons += refused
+        runs = [run for run in runs if not run.own]
         counts += Counter(programs=len(runs), fused=fused, seeds=len(seeds[k : k + batch]))
         counts += Counter(trained=sum(r.program.gradients for r in runs))
         for run in runs:
