@@ -91,8 +91,9 @@ def expectation(program, call, device):
             continue
         if not bool(torch.isfinite(eager).all() and torch.isfinite(wanted).all()):
             raise ValueError(f"{name} of eager is not finite")
-        kind, _, number = name.partition(" ")
-        if kind == "input" or (kind == "result" and program.results[int(number)] in still):
+        kind, number = name.split()[:2]
+        names = {"result": program.results, "input": [i.name for i in program.inputs]}.get(kind, ())
+        if names and names[int(number)] in still:
             found[name] = eager, wanted, None
             continue
         largest = lambda x: float(x.abs().max()) if x.numel() else 0.0  # noqa: E731
