@@ -15,14 +15,14 @@ from dataclasses import replace
 from ..ir import size as sz
 from ..ir.fusion import Op, Pointwise, Random, Reduce, Value
 from ..schedule.domain import Access
-from ..schedule.loops import Schedule
+from ..schedule.loops import Fuse, Schedule
 from ..segment import Segment
 from . import index as ix
 from .accumulate import accumulation, conversion
 from .combine import COMBINATIONS, accumulator, total_of, totals
-from .exchange import combined, exchanged
+from .exchange import SLOTS, combined, exchanged, teamed
 from .index import Expr, Var
-from .loop_ir import Accumulator, Array, BlockReduce, Compute, For, Kernel, Load, Scratch, SetLane, Stmt, Store, used
+from .loop_ir import Accumulator, Array, BlockReduce, Compute, For, Kernel, Load, Scratch, SetLane, Stmt, Store, TeamSlots, used
 from .nest import Params, compute, indices, kernel_of, load, looped, needed, store, uniform
 
 
@@ -59,6 +59,7 @@ class _Rows:
         self.each = schedule.reduction.each
         self.count = schedule.loop(self.each).extent.a if self.each else 1  # rows that a thread works on at the same time
         self.known: list[Stmt] = []  # what a row has one of, computed so far
+        self.team, self.words = schedule.reduction.team, 0  # 4-byte words through which blocks have met so far
         self.exchanged = 0  # bytes of shared memory in which threads have met so far; nobody has to wait to use others
 
     def _typed(self) -> list[Op]:
@@ -185,7 +186,9 @@ def nest_rows(segment: Segment, schedule: Schedule, name: str) -> Kernel:
             body, rows.known = body + rows.known, []
         body += _phase(rows, phase)
     body += _row_stores(rows)
-    if rows.columns:
+    if rows.team:
+        body = [*_slots(rows), *body]
+    if rows.columns or rows.team:
         body = _turns(rows, body)
     scratch = rows.scratch()
     kernel = kernel_of(name, segment, schedule, rows.params, [*scratch, *body], [])
@@ -206,6 +209,9 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
     at = ix.add(ix.mul(Var(rows.each), lanes), Var(rows.lane.name)) if rows.each else Var(rows.lane.name)
     along = [op for op in reductions if op in rows.along]
     after = combined(along, rows.schedule.reduction, rows.schedule.threads, count, count, rows.exchanged) if along else []
+    if rows.team and after:
+        meeting, rows.words = teamed(after, rows.words)
+        after += meeting
     rows.exchanged = max(rows.exchanged, exchanged(after))
     threads, brief = rows.schedule.threads, rows.schedule.reduction.brief
     for op in (op for op in reductions if op in rows.columns):
@@ -228,7 +234,7 @@ def _row_stores(rows: _Rows) -> list[Stmt]:
     loops = [x for x in rows.loops if x.name == rows.each]
     gone = {x: ix.Const(0) for x in rows.schedule.reduction.loops if x != rows.each}
     done = indices(rows.schedule, rows.params, gone, "_out")
-    first: Expr = ix.less(Var(next(x.name for x in rows.schedule.loops if x.bind == "thread.x")), 1)
+    first = ix.both(ix.less(x, 1) for x in [Var(next(x.name for x in rows.schedule.loops if x.bind == "thread.x")), *([done.of[rows.team.part]] if rows.team else [])])
     stores = []
     for access in rows.schedule.domain.stores:
         if not rows.varies(access.buffer.value):
@@ -242,10 +248,23 @@ def _row_stores(rows: _Rows) -> list[Stmt]:
     return looped([*needed(rows.at.lets, frozenset().union(*map(used, rows.known))), *rows.known, *lets, *stores], loops, rows.params)
 
 
+def _slots(rows: _Rows) -> list[Stmt]:
+    """Where the blocks of a team meet in this turn."""
+    team = rows.team
+    parts = next(r.by for r in rows.schedule.relations if isinstance(r, Fuse) and r.inner == team.part)
+    memory = rows.params.field(SLOTS, "uint64_t*", ("cleared", team.slots))
+    at = [rows.at.of[team.team], rows.params.size(parts, "parts"), rows.at.of[team.part], Var(team.turn)]
+    made = TeamSlots(SLOTS, memory, *at, team.words)
+    return [*needed(rows.at.lets, used(made)), made]
+
+
 def _turns(rows: _Rows, body: list[Stmt]) -> list[Stmt]:
     """`body`, which does one row, for all rows of the block, and the stores of what has been added up over them."""
     how, schedule, threads = rows.schedule.reduction, rows.schedule, rows.schedule.threads
     turn = next(x for x in schedule.loops if x.bind == "rows")
+    rounds = rows.params.size(turn.extent, "turns")
+    if not rows.columns:
+        return [For(turn.name, rounds, "rows", tuple(body))]
     body = [replace(s, turn=turn.name, half=rows.exchanged) if isinstance(s, BlockReduce) else s for s in body]
     loops = [x for x in rows.loops if x.name != rows.each]
     lanes = math.prod(x.extent.a for x in loops)
@@ -260,11 +279,10 @@ def _turns(rows: _Rows, body: list[Stmt]) -> list[Stmt]:
         before.append(Accumulator(name, wide.ctype, lanes, COMBINATIONS[op.combine].start(wide)))
         access = next(a for a in schedule.domain.stores if a.buffer.value.name == op.output.name)
         write = store(access, done, rows.params, schedule, across)
-        offset = ix.add(ix.mul(Var(how.partial[0]), rows.params.size(how.partial[1], "part_stride")), write.offset)
+        offset = ix.add(ix.mul(done.of[how.partial[0]], rows.params.size(how.partial[1], "part_stride")), write.offset)
         write = replace(write, offset=offset, guard=ix.both([first, *([write.guard] if write.guard is not None else [])]))
         after += [Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), rows.at_column()), write]
     lets = needed(done.lets, frozenset().union(*map(used, after)))
     alone = next(x.extent for x in schedule.loops if x.bind == "thread.y") == sz.const(1)
     meet = [] if alone else combined(rows.columns, replace(how, axis="y", warp=0), threads, lanes, 0, 2 * rows.exchanged)
-    rounds = rows.params.size(turn.extent, "turns")
     return [*before, For(turn.name, rounds, "rows", tuple(body)), *meet, *looped([*lets, *after], loops, rows.params)]

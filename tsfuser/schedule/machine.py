@@ -1,7 +1,8 @@
 """What schedulers know of the machine they plan for.
 
-In: the kind of device. Out: a `Machine`. The numbers are those of the H200 where a GPU is meant (132 multiprocessors, 4.3 TB/s measured); they steer
-choices and never change results, so one record serves all GPUs.
+In: the kind of device. Out: a `Machine`. The numbers are those of the H200 where a GPU is meant (132 multiprocessors, 4.3 TB/s measured). They steer
+choices and never change results, so one record serves all GPUs; only the number of multiprocessors is that of the device, since it bounds how many blocks
+can wait for each other.
 """
 
 from __future__ import annotations

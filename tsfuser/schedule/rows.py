@@ -3,7 +3,8 @@
 In: a segment whose reductions run over the contiguous dim, and results that depend on them; on a GPU some may run over all other dims instead (*columns*, as the
 gradients of a normalisation's parameters do). Out: one kernel, or two. The threads of a row reduce together, get the
 result back and go over the row again: in registers (*persistent*: a thread keeps `unroll` vectors of each tensor) or, for rows too long, in memory.
-Short rows share a block. With columns, a block goes over many rows and adds up its part of the columns in registers; a second kernel adds up the parts.
+Short rows share a block; a long one is shared by the blocks of a *team*, who meet in memory after each reduction and go over many rows: all run at the same time. With
+columns, a block goes over many rows too and adds up its part of the columns in registers; a second kernel adds up the parts.
 Example: layer_norm over 1024 floats: 64 threads a row, four float4 each.
 """
 
@@ -13,12 +14,13 @@ from dataclasses import dataclass, replace
 
 from ..ir import size as sz
 from ..ir.call import Call
-from ..ir.fusion import MOMENTS, Axis, Reduce
+from ..ir.dtypes import INT64
+from ..ir.fusion import MOMENTS, Axis, Reduce, Value
 from ..ir.size import Size
 from ..segment import Allocations, Segment
 from . import reduction
 from .domain import Domain, domain
-from .loops import Reduction, Schedule
+from .loops import Reduction, Schedule, Team
 from .machine import Machine
 from .pointwise import is_whole, is_wide, vector_width, with_grain
 
@@ -33,6 +35,9 @@ TALL = 256  # threads of a block with columns, so that there are not too many pa
 OTHERS = 24  # registers for everything else
 BRIEF = 16  # additions to an accumulator of the host below which it is float
 LONG = 65536  # elements of a row from which several blocks a row are worth two passes and another kernel, where rows are few
+SHARE = 32  # registers of a thread of a team for its part of the rows: so few that two blocks share a multiprocessor, one of which loads while the other waits
+SHARE_ALONE = 72  # the same with columns, where there is room for one
+WORDS = 8  # 4-byte words of the widest accumulator, moments of double
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class RowParams:
     """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor, of one row or (`several`) of as many; `persistent`: in registers from first to last use;
     `warp`: threads of a short row, several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that nothing needs a bound; `whole`: at
     least, every vector is all inside or all outside the row; `columns`: how many reductions run over the other dims; `threads`: of a block at most;
-    `rows`: of a block with columns, where a row has more than a warp; `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit indices;
+    `rows`: of a block with columns, where a row has more than a warp; `team`: several blocks share a row; `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit indices;
     `brief`: few elements a row, to be added up in float."""
 
     vector: int
@@ -53,6 +58,7 @@ class RowParams:
     columns: int = 0
     threads: int = 1
     rows: int = 1
+    team: bool = False
     resident: int = 0
     wide: bool = False
     brief: bool = False
@@ -73,7 +79,7 @@ def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
         return "it has no elements"
     few = machine.multiprocessors // 2 if machine.kind == "gpu" else 2
     count = sz.product([d.extent for d in space.dims[:-1]])
-    if call.decide(sz.both(sz.lt(count, few), sz.lt(LONG, space.dims[-1].extent))):
+    if call.decide(sz.both(sz.lt(count, few), sz.lt(LONG, space.dims[-1].extent))) and not choose(call, segment, space, machine).team:
         return "its rows are long and too few to keep the machine busy"
     if any(op.combine in MOMENTS for op in columns):
         return "moments of columns are three numbers each, which would not fit into registers"
@@ -88,14 +94,23 @@ def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocati
     """The kernels that compute `segment`."""
     space = domain(call, segment)
     params = choose(call, segment, space, machine)
+    team = None
+    if params.team:
+        words = WORDS * len(segment.reductions)
+        room = Axis("slots", sz.const(2 * words * _blocks(params, machine)))
+        team = Team("team", "part", "turn", allocations.new(Value("slots", INT64, (room,))).index, words)
     if not params.columns:
-        return [(segment, apply(space, params, machine), params)]
+        return [(segment, _with(apply(space, params, machine), team=team), params)]
     inner = set(space.dims[-1].axes)
     columns = [op for op in segment.reductions if not set(op.axes) & inner]
     first, second, distance = reduction.parted(segment, columns, Axis("parts", _parts(space, params, machine)), params.vector, allocations)
     schedule = apply(domain(call, first), params, machine)
-    how = replace(schedule.reduction, partial=("block", distance))
-    return [(first, replace(schedule, reduction=how), params), reduction.finish(call, second, machine)]
+    schedule = _with(schedule, team=team, partial=("team" if team else "block", distance))
+    return [(first, schedule, params), reduction.finish(call, second, machine)]
+
+
+def _with(schedule: Schedule, **what) -> Schedule:
+    return replace(schedule, reduction=replace(schedule.reduction, **what))
 
 
 def choose(call: Call, segment: Segment, space: Domain, machine: Machine) -> RowParams:
@@ -121,16 +136,37 @@ def choose(call: Call, segment: Segment, space: Domain, machine: Machine) -> Row
     elif call.decide(sz.le(unroll, DEEPEST)):
         params = replace(given, unroll=call.decide(unroll), persistent=True, threads=LARGEST)
     else:
-        params = replace(given, unroll=4, threads=LARGEST)
+        params = _shared(call, space, given, machine) or replace(given, unroll=4, threads=LARGEST)
     across, _ = _block(columns, params)
-    if params.columns and params.persistent:  # a turn of all blocks should find room at once
+    if params.columns and params.persistent and not params.team:  # a turn of all blocks should find room at once
         threads = params.threads if params.warp else call.decide(sz.nextpow2(across))
         rows = 1 if params.warp else max(1, TALL // threads)
         threads *= rows
         most = next((r for r in (64, 80, 96, 128, 168) if r >= _held(space, params) + OTHERS), 168)
         params = replace(params, threads=threads, rows=rows, resident=max(1, machine.registers // (most * threads)))
     step = across * (params.vector * (1 if params.several else params.unroll))
-    return replace(params, exact=bool(call.decide(sz.eq(columns, step) if params.persistent else sz.eq(columns % step, 0))))
+    fills = sz.eq(columns, step) if params.persistent and not params.team else sz.eq(columns % step, 0)
+    return replace(params, exact=bool(call.decide(fills)))
+
+
+def _shared(call: Call, space: Domain, given: RowParams, machine: Machine) -> "RowParams | None":
+    """For rows that need several blocks; None where all blocks together are too few for one."""
+    element = max(_streamed(space), 4) + 4 * given.columns  # bytes in registers: 16-bit values do not stay so
+    most = SHARE_ALONE if given.columns else SHARE
+    unroll = next((u for u in (8, 4, 2) if given.vector * u * element <= 4 * most), 1)
+    params = replace(given, unroll=unroll, persistent=True, team=True, threads=LARGEST, resident=1 if given.columns else 2)
+    fits = sz.le(_sharers(space, params), _blocks(params, machine))
+    return params if call.decide(fits) else None
+
+
+def _blocks(params: RowParams, machine: Machine) -> int:
+    """Blocks that run at the same time."""
+    return machine.multiprocessors * params.resident
+
+
+def _sharers(space: Domain, params: RowParams) -> Size:
+    """Blocks that share a row."""
+    return sz.ceildiv(space.dims[-1].extent, LARGEST * params.vector * params.unroll)
 
 
 def _streamed(space: Domain) -> int:
@@ -151,11 +187,13 @@ def _depth(flight: int, bytes_each: int) -> int:
 
 
 def _parts(space: Domain, params: RowParams, machine: Machine) -> Size:
-    """Blocks that go over all rows together, as many as run at the same time, with two turns each at least."""
+    """Blocks that go over all rows together, as many as run at the same time, with two turns each at least; or teams."""
     across, down = _block(space.dims[-1].extent, params)
     count = sz.product([d.extent for d in space.dims[:-1]])
+    if params.team:
+        return sz.minimum(count, sz.binary("div", _blocks(params, machine), _sharers(space, params)))
     rows = down * params.unroll if params.several else down
-    return sz.minimum(sz.ceildiv(count, rows * 2), machine.multiprocessors * params.resident)
+    return sz.minimum(sz.ceildiv(count, rows * 2), _blocks(params, machine))
 
 
 def apply(space: Domain, params: RowParams, machine: Machine) -> Schedule:
@@ -163,7 +201,11 @@ def apply(space: Domain, params: RowParams, machine: Machine) -> Schedule:
     *outer, col = [x.name for x in schedule.loops]
     across, down = _block(schedule.loop(col).extent, params)
     step = across * params.vector
-    if params.persistent:
+    if params.team:
+        schedule = schedule.split(col, step * params.unroll, ("part", "round"), exact=params.exact, times=_sharers(space, params), whole=params.whole)
+        schedule = schedule.split("round", step, ("u", "spot"), exact=True)
+        serial = ["u", "lane"]
+    elif params.persistent:
         times = 1 if params.several else params.unroll
         schedule = schedule.split(col, step, ("u" if times > 1 else "once", "spot"), exact=params.exact, times=times, whole=params.whole)
         serial = ["u" if times > 1 else "once", "lane"]
@@ -176,7 +218,10 @@ def apply(space: Domain, params: RowParams, machine: Machine) -> Schedule:
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
     bound = {"tx": "thread_x", "ty": "thread_y", "u": "unroll", "lane": "simd" if params.threads == 1 else "vector", "block": "block"}
     blocks, threads = ["block"], ["tx"]
-    if outer:
+    if params.team:
+        schedule = _teams(schedule, outer, _parts(space, params, machine)).reorder("team", "part", "turn", "ty", "tx", *serial).fuse("team", "part", "block")
+        bound["turn"] = "rows"
+    elif outer:
         schedule = schedule.reorder(*outer, *threads, *serial)
         row = outer[0]
         if len(outer) > 1:
@@ -200,11 +245,22 @@ def apply(space: Domain, params: RowParams, machine: Machine) -> Schedule:
     return with_grain(schedule)
 
 
+def _teams(schedule: Schedule, outer: list[str], teams: Size) -> Schedule:
+    """With loops `turn`, `team` and `ty` over the rows."""
+    if not outer:
+        return schedule.with_single("ty").with_single("team").with_single("turn")
+    rest = [x.name for x in schedule.loops if x.name not in outer]
+    schedule = schedule.reorder(*outer, *rest).fuse_all(outer, "row")
+    return schedule.split("row", teams, ("turn", "beat")).split("beat", 1, ("team", "ty"), exact=True)
+
+
 def _block(extent: Size, params: RowParams) -> tuple[Size, Size]:
     """Threads along a row, a power of two or a multiple of a warp, and rows of a block."""
     if params.threads == 1:
         return sz.const(1), sz.const(1)
     vectors = sz.ceildiv(extent, params.vector)
+    if params.team:
+        return sz.const(LARGEST), sz.const(1)
     if params.warp:
         return sz.const(params.warp), sz.const(params.threads // params.warp)
     across = sz.ceildiv(sz.ceildiv(vectors, 1 if params.several else params.unroll), 32) * 32

@@ -9,5 +9,6 @@
 #include "vector.h"
 #include "index.h"
 #include "reduce.h"
+#include "team.h"
 #include "math.h"
 #include "philox.h"
