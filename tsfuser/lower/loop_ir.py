@@ -176,6 +176,26 @@ class Total:
 
 
 @dataclass(frozen=True)
+class Fetch:
+    """`near[place]` in shared memory = a vector of `lanes` elements at `buffer[offset]`, zeros where `guard` is false; it is there when a later FetchGroup says so, and
+    only for the thread that asked for it."""
+
+    near: str
+    place: Expr
+    buffer: str
+    offset: Expr
+    lanes: int
+    guard: "Expr | None" = None
+
+
+@dataclass(frozen=True)
+class FetchGroup:
+    """What has been fetched since the last one is a group; with `wait`, all groups but the last are there."""
+
+    wait: bool = False
+
+
+@dataclass(frozen=True)
 class TeamSlots:
     """`name`: where the blocks that share a row meet in memory, in this turn: `parts` blocks, of which this is number `part`, each with room for `words` words."""
 
@@ -251,7 +271,7 @@ class If:
     no: "tuple[Stmt, ...]"
 
 
-Stmt = Union[Let, Load, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator, BlockReduce, TeamSlots, TeamReduce, Barrier, FillTile, For, If]
+Stmt = Union[Let, Load, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator, BlockReduce, TeamSlots, TeamReduce, Fetch, FetchGroup, Barrier, FillTile, For, If]
 
 
 @dataclass(frozen=True)
@@ -296,7 +316,7 @@ class Kernel:
 
 def defined(s: Stmt) -> "str | None":
     """The name that a statement defines."""
-    return None if isinstance(s, (Store, SetLane, Barrier, FillTile, For, If, Accumulate, BlockReduce, TeamReduce)) else s.name
+    return None if isinstance(s, (Store, SetLane, Barrier, FillTile, For, If, Accumulate, BlockReduce, TeamReduce, Fetch, FetchGroup)) else s.name
 
 
 def used(s: Stmt) -> frozenset[str]:
@@ -321,6 +341,8 @@ def used(s: Stmt) -> frozenset[str]:
         return frozenset((s.name, s.lane, s.value))
     if isinstance(s, Accumulate):
         return names(s.guard) | names(s.lane) | {s.name, s.value}
+    if isinstance(s, Fetch):
+        return names(s.place) | names(s.offset) | names(s.guard) | {s.near}
     if isinstance(s, TeamSlots):
         return names(s.team) | names(s.parts) | names(s.part) | names(s.turn)
     if isinstance(s, (BlockReduce, TeamReduce)):
@@ -363,6 +385,9 @@ def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
         return replace(s, offset=substitute(s.offset, table))
     if isinstance(s, Draw):
         return replace(s, offset=substitute(s.offset, table), count=substitute(s.count, table))
+    if isinstance(s, Fetch):
+        place, offset, guard = (substitute(e, table) for e in (s.place, s.offset, s.guard))
+        return replace(s, place=place, offset=offset, guard=guard)
     if isinstance(s, TeamSlots):
         team, parts, part, turn = (substitute(e, table) for e in (s.team, s.parts, s.part, s.turn))
         return replace(s, team=team, parts=parts, part=part, turn=turn)
@@ -424,6 +449,11 @@ def _line(s: Stmt) -> str:
     if isinstance(s, Accumulate):
         now = f"{s.name}[{s.lane}]"
         return f"{now} := {s.combine.replace('{0}', now).replace('{1}', s.value)}" + (f" if {s.guard}" if s.guard is not None else "")
+    if isinstance(s, Fetch):
+        when = f" if {s.guard}" if s.guard is not None else ""
+        return f"fetch {s.near}[{s.place}] = {s.buffer}[{s.offset} .. +{s.lanes}]{when}"
+    if isinstance(s, FetchGroup):
+        return "wait for all but the last group" if s.wait else "end of a group"
     if isinstance(s, TeamSlots):
         return f"{s.name} = {s.words} words of {s.memory} for part {s.part} of {s.parts}, team {s.team}, turn {s.turn}"
     if isinstance(s, (BlockReduce, TeamReduce)):

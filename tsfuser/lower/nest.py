@@ -242,7 +242,8 @@ def indices(schedule: Schedule, params: Params, override: "dict[str, Expr] | Non
                 guards.append(Guard(ix.less(last, extent), covered[relation.parent], ix.less(end, ix.add(extent, 1))))
         else:
             by = params.size(relation.by, f"{relation.inner}_size")
-            outer = of[relation.outer] = name(relation.outer, ix.div(of[relation.into], by))
+            start = ix.substitute(of[relation.into], {lane: ix.Const(0) for lane in lanes})  # lanes never cross from one piece to the next
+            outer = of[relation.outer] = name(relation.outer, ix.div(start, by))
             of[relation.inner] = name(relation.inner, ix.sub(of[relation.into], ix.mul(outer, by)))
     return Indices(tuple(lets), of, tuple(guards))
 

@@ -22,7 +22,7 @@ from .accumulate import accumulation, conversion
 from .combine import COMBINATIONS, accumulator, total_of, totals
 from .exchange import SLOTS, combined, exchanged, teamed
 from .index import Expr, Var
-from .loop_ir import Accumulator, Array, BlockReduce, Compute, For, Kernel, Load, Scratch, SetLane, Stmt, Store, TeamSlots, used
+from .loop_ir import Accumulator, Array, BlockReduce, Compute, Fetch, FetchGroup, For, Kernel, Load, Scratch, SetLane, Stmt, Store, TeamSlots, Tile, used
 from .nest import Params, compute, indices, kernel_of, load, looped, needed, store, uniform
 
 
@@ -38,8 +38,8 @@ class _Rows:
         self.segment, self.schedule = segment, schedule
         self.params = Params(schedule)
         self.at = indices(schedule, self.params)
-        self.axes = set(schedule.domain.dims[-1].axes)
-        self.along = [op for op in segment.reductions if set(op.axes) & self.axes]
+        self.along = [op for op in segment.reductions if set(op.axes) & set(schedule.domain.dims[-1].axes)]
+        self.axes = set(self.along[0].axes)
         self.columns = [op for op in segment.reductions if op not in self.along]
         self.reduced = {d.name for d in schedule.domain.dims if set(d.axes) & self.axes}
         self.registers: dict[str, str] = {}
@@ -47,9 +47,15 @@ class _Rows:
         self.lane = self.loops[-1]
         self.row = schedule.domain.dims[-1].extent
         self.guard = ix.both(g.condition for g in self.at.guards if g.dims & self.reduced)  # of an element of the row
+        self.team, self.words = schedule.reduction.team, 0  # 4-byte words through which blocks have met so far
+        near = self.team.near if self.team else ()
+        self.near = [a for a in schedule.domain.loads if a.buffer.value.name in near and not a.buffer.by_value]
         self.loads: dict[str, list[Stmt]] = {}
         for access in schedule.domain.loads:
-            self.loads[access.buffer.value.name] = load(access, self.at, self.params, schedule, self.registers, None)
+            made = load(access, self.at, self.params, schedule, self.registers, None)
+            if access in self.near:  # zeros lie there where there is no element
+                made = [replace(made[0], buffer=_near(access), offset=self.place(Var(self.team.turn)), guard=None, shared=True), *made[1:]]
+            self.loads[access.buffer.value.name] = made
         self.statements = {op.output.name: self._statements(op) for op in self._typed() if not isinstance(op, Reduce)}
         self.phase = self._phases()
         self.memory = schedule.threads == 1  # the host's cache keeps a row of what it computed
@@ -59,7 +65,6 @@ class _Rows:
         self.each = schedule.reduction.each
         self.count = schedule.loop(self.each).extent.a if self.each else 1  # rows that a thread works on at the same time
         self.known: list[Stmt] = []  # what a row has one of, computed so far
-        self.team, self.words = schedule.reduction.team, 0  # 4-byte words through which blocks have met so far
         self.exchanged = 0  # bytes of shared memory in which threads have met so far; nobody has to wait to use others
 
     def _typed(self) -> list[Op]:
@@ -88,6 +93,36 @@ class _Rows:
                 at = ix.add(ix.mul(at, loop.extent.a), Var(loop.name))
         return at
 
+    def place(self, turn: Expr) -> Expr:
+        """Index in shared memory of the element that a thread works on in `turn`: two turns have room there, and a thread's vectors lie a block apart."""
+        at: Expr = ix.mod(turn, 2)
+        for loop in self.loops[:-1]:
+            at = ix.add(ix.mul(at, loop.extent.a), Var(loop.name))
+        thread = next(x.name for x in self.schedule.loops if x.bind == "thread.x")
+        at = ix.add(ix.mul(at, self.schedule.threads), Var(thread))
+        return ix.add(ix.mul(at, self.lane.extent.a), Var(self.lane.name))
+
+    def fetched(self, turn: Expr, suffix: str) -> list[Stmt]:
+        """Statements that fetch what `turn` needs, as one group."""
+        at = indices(self.schedule, self.params, {self.team.turn: turn, self.lane.name: ix.Const(0)}, suffix)
+        place = ix.substitute(self.place(turn), {self.lane.name: ix.Const(0)})
+        more = ix.less(turn, self.params.size(self.schedule.loop(self.team.turn).extent, "turns"))
+        made: list[Stmt] = list(at.lets)
+        for access in self.near:
+            [read, *_] = load(access, at, self.params, self.schedule, {}, None)
+            made.append(Fetch(_near(access), place, read.buffer, read.offset, self.lane.extent.a, ix.both([more, *([read.guard] if read.guard is not None else [])])))
+        return [*looped(made, self.loops[:-1], self.params), FetchGroup()]
+
+    def tiles(self, start: int) -> list[Tile]:
+        """Where shared memory keeps what is fetched, from byte `start` on."""
+        each = math.prod(x.extent.a for x in self.loops) * self.schedule.threads
+        tiles = []
+        for access in self.near:
+            dtype = access.buffer.value.dtype
+            tiles.append(Tile(_near(access), dtype.ctype, dtype.itemsize, 2, each, start))
+            start += -(-tiles[-1].bytes // 16) * 16
+        return tiles
+
     def varies(self, value: Value) -> bool:
         """Whether the value differs along a row."""
         return bool(set(value.axes) & self.axes)
@@ -111,7 +146,7 @@ class _Rows:
     def keepable(self) -> set[str]:
         """Names of the values that cost much to compute and are needed in several phases, which registers keep where the row is in registers anyway, and
         memory where `memory` is."""
-        if not self.memory and any(x.bind == "serial" for x in self.loops if not (x.extent.is_const and x.extent.a == 1)):
+        if self.team or not self.memory and any(x.bind == "serial" for x in self.loops if not (x.extent.is_const and x.extent.a == 1)):
             return set()
         seen: set[str] = set()
         found: set[str] = set()
@@ -176,6 +211,10 @@ class _Rows:
         return [*needed(self.at.lets, frozenset().union(*map(used, found))), *found] if found else []
 
 
+def _near(access: Access) -> str:
+    return f"{access.buffer.value.name}_near"
+
+
 def nest_rows(segment: Segment, schedule: Schedule, name: str) -> Kernel:
     """The loop nest of `segment`, phase by phase."""
     rows = _Rows(segment, schedule)
@@ -187,11 +226,14 @@ def nest_rows(segment: Segment, schedule: Schedule, name: str) -> Kernel:
         body += _phase(rows, phase)
     body += _row_stores(rows)
     if rows.team:
-        body = [*_slots(rows), *body]
+        turn = Var(rows.team.turn)
+        body = [*rows.fetched(ix.add(turn, 1), "_next"), FetchGroup(wait=True), *_slots(rows), *body]
     if rows.columns or rows.team:
         body = _turns(rows, body)
-    scratch = rows.scratch()
-    kernel = kernel_of(name, segment, schedule, rows.params, [*scratch, *body], [])
+    if rows.team:
+        body = [*rows.fetched(ix.Const(0), "_first"), *body]
+    scratch, tiles = rows.scratch(), rows.tiles(-(-exchanged(body) // 128) * 128)
+    kernel = kernel_of(name, segment, schedule, rows.params, [*scratch, *body], tiles)
     return replace(kernel, shared=rows.row * (_WIDEST * len(scratch))) if scratch else kernel
 
 

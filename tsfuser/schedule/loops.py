@@ -59,13 +59,15 @@ Relation = Union[Split, Fuse]
 @dataclass(frozen=True)
 class Team:
     """Blocks that share a row: loop `team` numbers the rows that are worked on at the same time, `part` the blocks of one, `turn` the rows one after the other. `slots`: the
-    plan's allocation, zeroed, in which blocks meet; `words`: 4-byte words that a block leaves there in a turn, at most."""
+    plan's allocation, zeroed, in which blocks meet; `words`: 4-byte words that a block leaves there in a turn, at most. `near`: the loads of which shared memory keeps this turn's part
+    and fetches the next turn's."""
 
     team: str
     part: str
     turn: str
     slots: int
     words: int
+    near: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -10,5 +10,6 @@
 #include "index.h"
 #include "reduce.h"
 #include "team.h"
+#include "fetch.h"
 #include "math.h"
 #include "philox.h"
