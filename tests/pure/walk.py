@@ -93,7 +93,7 @@ class _Walker:
 
     def access(self, s, offset, count):
         kind, k = self.where[s.buffer]
-        if kind == "input":
+        if kind in ("input", "update"):
             tensor = self.call.args[k]
             sizes, strides, alignment = tensor.sizes, tensor.strides, tensor.alignment
         else:
@@ -103,7 +103,7 @@ class _Walker:
         width = min(16, s.lanes * _ITEM[s.ctype])
         whole = s.lanes > 1 and count == s.lanes
         assert not whole or (offset * _ITEM[s.ctype] % width == 0 and alignment % width == 0), f"{s} is misaligned at {offset}"
-        if isinstance(s, Store):
+        if isinstance(s, Store) and kind == "allocation":
             self.stored.update((k, offset + lane) for lane in range(count))
 
 
