@@ -17,7 +17,7 @@ DTYPES = (
 FLOATING = [t for t in DTYPES if t.is_floating_point]
 #: Samples of an op in the short form, by target and dtype; "cuda" is as "cpu".
 SHORT = {
-    "cpu": {torch.float32: 2, torch.bfloat16: 1, torch.int32: 1, torch.complex64: 1},
+    "cpu": {torch.float32: 1, torch.bfloat16: 1, torch.int32: 1, torch.complex64: 1},
     "cpu-fibers": {torch.float16: 1},
 }
 BRIEF = {"cpu": {torch.float32: 1}, "cpu-fibers": {torch.float16: 1}}

@@ -12,7 +12,7 @@ from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.fusion import Value
-from .table import ALL, composite
+from .table import ALL, COMPLEX, NUMERIC, composite
 
 
 def _dim(rank: int, dim: int) -> int:
@@ -45,6 +45,12 @@ def permute(b: Builder, self, dims: list) -> Value:
     if sorted(order) != list(range(rank)):
         raise Refusal("a permutation that does not name every dim once is an error in eager")
     return _permuted(b, "permute", self, order)
+
+
+@composite("aten::positive", dtypes=NUMERIC + COMPLEX, sizes="first")
+def positive(b: Builder, self) -> Value:
+    """`self`; eager hands its operand on"""
+    return _permuted(b, "positive", self, range(len(self.dims)))
 
 
 @composite("aten::transpose", "int", dtypes=ALL, sizes="own")
