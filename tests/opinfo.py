@@ -66,8 +66,8 @@ def title(info):
 
 @dataclass
 class Program:
-    """`source` of `f`, and `arguments` of a call; `text` says what is called; `around`: kinds of nodes besides
-    the op's own."""
+    """`source` of `f`, and `arguments` of a call; `text` says what is called; `around`: kinds of nodes
+    besides the op's own."""
 
     source: str
     arguments: list = field(repr=False)

@@ -29,8 +29,8 @@ WIDER |= {torch.complex64: torch.complex128}
 
 @dataclass
 class Tally:
-    """`wrong`: sentences; `own`: the same, where TorchScript gives it unfused, too. `ran`, `fused`, `refused`:
-    samples by op; `reasons` of refusals at run time."""
+    """`wrong`: sentences; `own`: the same, where TorchScript gives it unfused, too. `ran`, `fused`,
+    `refused`: samples by op; `reasons` of refusals at run time."""
 
     wrong: list = field(default_factory=list)
     own: list = field(default_factory=list)

@@ -1,8 +1,8 @@
 """The statements that random programs are made of.
 
-In: a random generator, the values so far. Out: `Statement`s: text with `{0}`, `{1}` for operands. `jump` is an
-expression that is 0 where the statement's value (`where` "value") or only its derivative ("slope") jumps: there
-a rounding error would be blown up, so operands must be exact or lie away from it. Example:
+In: a random generator, the values so far. Out: `Statement`s: text with `{0}`, `{1}` for operands. `jump` is
+an expression that is 0 where the statement's value (`where` "value") or only its derivative ("slope") jumps:
+there a rounding error would be blown up, so operands must be exact or lie away from it. Example:
 
     Statement("torch.relu({0})", ("v3",), jump="{0}", where="slope")
 """
@@ -49,7 +49,8 @@ SMOOTH = (
     _F + "gelu({0})", _F + "gelu({0}, approximate='tanh')", _F + "silu({0})", _F + "softplus({0})",
     _F + "mish({0})", "torch.reciprocal({0} * {0} + 1)", "torch.lerp({0}, {1}, 0.25)",
     "torch.logaddexp({0}, {1})", "torch.hypot({0}, {1} * {1} + 1)", "torch.erfc({0})", "torch.asinh({0})",
-    "torch.exp2(-{0} * {0})", "torch.sinh({0} * 0.125)", "torch.pow({0} * {0} + 1, 0.5)", _F + "logsigmoid({0})",
+    "torch.exp2(-{0} * {0})", "torch.sinh({0} * 0.125)", "torch.pow({0} * {0} + 1, 0.5)",
+    _F + "logsigmoid({0})",
     "torch.addcdiv({0}, {1}, {2} * {2} + 1)", "torch.pow(2.0, -{0} * {0})", "torch.tan({0} * 0.03125)",
 )  # fmt: skip
 #: Pointwise: continuous, but the derivative jumps; with where.
@@ -209,21 +210,25 @@ def normal(rng, operands, tensor):
 
 def view(rng, operands, tensor):
     rank = tensor.dim()
-    found = [f"{{0}}.unsqueeze({rng.randint(-rank - 1, rank)})", "{0}.squeeze()", "{0}.reshape(-1)", "{0}.view_as({0})"]
+    found = [
+        f"{{0}}.unsqueeze({rng.randint(-rank - 1, rank)})", "{0}.squeeze()", "{0}.reshape(-1)",
+        "{0}.view_as({0})",
+    ]  # fmt: skip
     if rank:
         a, b = rng.randrange(rank), rng.randrange(rank)
         order = rng.sample(range(rank), rank)
         found += [
             f"{{0}}.transpose({a}, {b})", f"{{0}}.permute({order})", f"{{0}}.permute({order}).contiguous()",
             f"{{0}}.squeeze({a})", f"{{0}}.flatten({min(a, b)}, {max(a, b)})", "{0}.expand_as({1})",
-            f"{{0}}.unsqueeze(0).expand([2] + {{0}}.size())", f"{{0}}.chunk(2, {a})[0]",
+            "{0}.unsqueeze(0).expand([2] + {0}.size())", f"{{0}}.chunk(2, {a})[0]",
             f"torch.movedim({{0}}, {a}, {b})", "{0}.reshape({0}.size(0), -1)", "{0}.view({0}.size(0), -1)",
             f"{{0}}.narrow({a}, 0, 1)", "{0}[0]", "{0}[..., 1:]", "{0}[..., ::2]", "{0}.reshape_as({1})",
         ]  # fmt: skip
         if rank <= 2:
             found += ["{0}.t()", "{0}.t() + {1}.t()"]
     template = rng.choice(found)
-    return Statement(template, operands, "value" if "+" in template and "[2]" not in template else "view", True)
+    computes = "+" in template and "[2]" not in template
+    return Statement(template, operands, "value" if computes else "view", True)
 
 
 def dtypes():

@@ -6,8 +6,8 @@
     python tests/random_programs.py --seed 1234 --count 1 --show     the program of one seed, as a script
 
 The program of a seed is always the same one; its seed also chooses the modes that it runs in. Kernels are
-compiled in batches. A program that differs is cut down to the least that still differs and printed as a script
-of its own. Exit status 1: there was one.
+compiled in batches. A program that differs is cut down to the least that still differs and printed as a
+script of its own. Exit status 1: there was one.
 """
 
 import argparse
@@ -123,7 +123,8 @@ def compare(actual, expected):
             wrong = ~(off <= allowed).to(mine.device)
         if bool(wrong.any()):
             where = wrong.flatten().nonzero()[:3, 0].tolist()
-            pairs = [f"[{i}] {mine.flatten()[i].item()!r}, eager {eager.flatten()[i].item()!r}" for i in where]
+            both = [(i, mine.flatten()[i].item(), eager.flatten()[i].item()) for i in where]
+            pairs = [f"[{i}] {a!r}, eager {b!r}" for i, a, b in both]
             bound = "" if allowed is None else f" (allowed: {allowed:.3g})"
             return f"{name}: {int(wrong.sum())} of {wrong.numel()} differ{bound}: {'; '.join(pairs)}"
     return _aliases(actual, expected)
@@ -222,7 +223,9 @@ def _compare(run, device):
 
 
 def _last(error):
-    return str(error).strip().splitlines()[-1] if str(error).strip() else "".join(traceback.format_tb(error.__traceback__)[-1:])
+    """The last line of its message or, where it has none, its place."""
+    lines = str(error).strip().splitlines() or traceback.format_tb(error.__traceback__)
+    return lines[-1] if lines else ""
 
 
 def _note(progress, run):
@@ -243,7 +246,8 @@ def fails(seed, program, device):
 def sweep(seeds, device, opt_level=1, jobs=1, batch=150, report=print):
     """Runs the programs of `seeds`; returns the counts and the failed Runs."""
     counts, failed, reasons, start = Counter(), [], Counter(), time.monotonic()
-    progress = os.open(Path(tempfile.gettempdir()) / f"tsfuser-random-{os.getpid()}.seed", os.O_CREAT | os.O_WRONLY)
+    place = Path(tempfile.gettempdir()) / f"tsfuser-random-{os.getpid()}.seed"
+    progress = os.open(place, os.O_CREAT | os.O_WRONLY)
     seeds = list(seeds)
     for k in range(0, len(seeds), batch):
         made = ((seed, generate(seed)) for seed in seeds[k : k + batch])
@@ -262,13 +266,16 @@ def sweep(seeds, device, opt_level=1, jobs=1, batch=150, report=print):
             f"{counts['seeds']} seeds, {counts['programs']} programs ({counts['trained']} with gradients), "
             f"{counts['fused']} fused, {len(failed)} wrong, {counts['programs'] / minutes:.0f} a minute"
         )
+    os.close(progress)
+    place.unlink()
     return counts, failed, reasons
 
 
 def main():
     from random_shrink import script_of, shrink
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--target", choices=("cpu", "cpu-fibers", "cuda"), default="cpu")

@@ -107,7 +107,8 @@ def run(f, given):
     ends = [t for t in results if t.requires_grad]
     if not (leaves and ends):
         return results + [x for x in given if isinstance(x, Tensor)]
-    steps = [((torch.arange(t.numel()) * 7 % 13 - 6) / 4).reshape(t.shape).to(t.device, t.dtype) for t in ends]
+    steps = [((torch.arange(t.numel()) * 7 % 13 - 6) / 4).reshape(t.shape) for t in ends]
+    steps = [step.to(t.device, t.dtype) for step, t in zip(steps, ends)]
     return results + list(torch.autograd.grad(ends, leaves, steps, allow_unused=True))
 
 device = "{device}"

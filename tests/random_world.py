@@ -1,9 +1,9 @@
 """A random program: what it is, how it runs eagerly, exactly and with noise.
 
-In: a seed. Out: a `Program` whose comparison is well-founded: inputs are multiples of 1/8, and `World` follows
-which values are still exact. What jumps (a comparison, floor, the derivative of relu) is only fed with exact
-values, or with such that lie away from the jump; the error allowed elsewhere is measured, by running the
-program in double with noise as large as the roundings of eager's dtypes. Example:
+In: a seed. Out: a `Program` whose comparison is well-founded: inputs are multiples of 1/8, and `World`
+follows which values are still exact. What jumps (a comparison, floor, the derivative of relu) is only fed with
+exact values, or with such that lie away from the jump; the error allowed elsewhere is measured, by running
+the program in double with noise as large as the roundings of eager's dtypes. Example:
 
     program = generate(7)
     print(program.source())
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from nearness import EPSILON
-from random_ops import Statement, dtypes, statement
+from random_ops import dtypes, statement
 from support import copy_of
 
 LARGEST = 64.0  # values beyond make sin and exp amplify rounding errors
@@ -146,7 +146,9 @@ class World:
         return distance.numel() == 0 or float(distance.detach().min()) > (0 if exact else MARGIN)
 
     def _sound(self, plain, wide, st, exact):
-        if not isinstance(plain, torch.Tensor) or plain.numel() > 20000 or plain.dim() > 6 or plain.is_complex():
+        if not isinstance(plain, torch.Tensor) or plain.is_complex():
+            return False
+        if plain.numel() > 20000 or plain.dim() > 6:
             return False
         if plain.shape != wide.shape or (self.gradients and not st.smooth and plain.requires_grad):
             return False
@@ -233,7 +235,8 @@ def _accepted(worlds, name, st):
 
 
 def _replayed(program):
-    worlds = [World(program.inputs, program.arguments(k), program.gradients) for k in range(len(program.calls))]
+    calls = range(len(program.calls))
+    worlds = [World(program.inputs, program.arguments(k), program.gradients) for k in calls]
     return worlds if all(_accepted(worlds, name, st) for name, st in program.statements) else None
 
 

@@ -7,7 +7,8 @@ from support import fuse, groups, kinds, no_fallback, relevant_strides, script
 CASES = (
     "(x * 2).masked_fill(x > 0.5, 1.0) + 0", "torch.pow(2.0, x * 2)", "torch.float_power(2.0, x * 2)",
     "torch.nn.functional.logsigmoid(x * 2)", "torch.erfc(v.expand(1, 3, 2, 2)) * 2",
-    "torch.erfc(v.expand_as(w)) * 2", "torch.exp(v.expand(3, 2)) * 2", "torch.exp(w[0, 0, 0, 0].expand(2, 2)) * 2",
+    "torch.erfc(v.expand_as(w)) * 2", "torch.exp(v.expand(3, 2)) * 2",
+    "torch.exp(w[0, 0, 0, 0].expand(2, 2)) * 2",
 )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""Random programs against eager, a few dozen here and two thousand with --long; `tests/random_programs.py` runs
-as many as one likes. A failure prints a script."""
+"""Random programs against eager, a few dozen here and two thousand with --long; `tests/random_programs.py`
+runs as many as one likes. A failure prints a script."""
 
 import pytest
 from random_programs import sweep
@@ -17,8 +17,8 @@ def run(seeds, target, device):
     print(f"\n{target}: {lines[-1]}")
     assert counts["fused"] > 0
     for run in failed:
-        program, wrong = shrink(run, device)
-        pytest.fail(f"{len(failed)} programs; seed {run.seed}:\n{script_of(program, target, wrong, run.seed)}")
+        text = script_of(*shrink(run, device)[:1], target, run.wrong, run.seed)
+        pytest.fail(f"{len(failed)} programs; seed {run.seed}:\n{text}")
 
 
 def test_random_programs(place, target, request):
