@@ -1,9 +1,9 @@
 """A random program: what it is, how it runs eagerly, exactly and with noise.
 
 In: a seed. Out: a `Program` whose comparison is well-founded: inputs are multiples of 1/8, and `World`
-follows which values are still exact. What jumps (a comparison, floor, the derivative of relu) is only fed with
-exact values, or with such that lie away from the jump; the error allowed elsewhere is measured, by running
-the program in double with noise as large as the roundings of eager's dtypes. Example:
+follows which values are still exact. What jumps (a comparison, floor, the derivative of relu) is only fed
+with exact values, or with such that lie away from the jump; the error allowed elsewhere is measured, by
+running the program in double with noise as large as the roundings of eager's dtypes. Example:
 
     program = generate(7)
     print(program.source())
