@@ -9,6 +9,7 @@ refused. Example:
 """
 
 import contextlib
+import itertools
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
@@ -58,9 +59,9 @@ class _Case:
 def sweep(named, tally, gradients=False, shared=False, roundings=1):
     """Adds (name, program) pairs to the tally. `shared`: programs of one source share a scripted function, so
     that what one call compiled must serve the others."""
-    named = list(named)
-    for start in range(0, len(named), CHUNK):
-        cases = _cases(named[start : start + CHUNK], gradients, shared)
+    named = iter(named)
+    while part := list(itertools.islice(named, CHUNK)):
+        cases = _cases(part, gradients, shared)
         with collecting() as kernels, warnings.catch_warnings(), tsfuser.fuser():
             warnings.simplefilter("ignore")
             for case in cases:
