@@ -24,7 +24,9 @@ from tsfuser.target.disk_cache import DiskCache
 from tsfuser.target.host import HostTarget
 
 INCLUDE = '#include "tsfuser.h"\n'
-SIZE = 48  # kernels a translation unit: g++ takes 0.3 s for the headers, as long as for a few kernels
+#: Kernels a translation unit. g++ takes 0.3 s for the headers, as long as for a few kernels; a CUDA module is
+#: loaded once for each of its kernels.
+SIZE = {"cpu": 48, "cuda": 16}
 
 
 @contextlib.contextmanager
@@ -54,7 +56,8 @@ def load(kernels, opt_level=1, jobs=2):
         by_device.setdefault(device, []).append((source, name))
     for device, pairs in by_device.items():
         target = _target(device, opt_level)
-        parts = [pairs[k : k + SIZE] for k in range(0, len(pairs), SIZE)]
+        size = SIZE[device.partition(":")[0]]
+        parts = [pairs[k : k + size] for k in range(0, len(pairs), size)]
         with ThreadPoolExecutor(jobs) as pool:
             for loaded in pool.map(lambda part: _compile(target, part, device), parts):
                 for source, function in loaded.items():
@@ -63,7 +66,9 @@ def load(kernels, opt_level=1, jobs=2):
 
 def _target(device, opt_level):
     if device != "cpu":
-        return pipeline._target(device, options.host_launch())
+        target = pipeline._target(device, options.host_launch())
+        target._functions.clear()  # those of the batch before
+        return target
     fibers = options.host_launch() == "fibers"
     return HostTarget(DiskCache(options.cache_dir()), fibers=fibers, opt_level=opt_level)
 
