@@ -26,6 +26,16 @@ def test_strides_are_those_of_eager(device, case):
     torch.testing.assert_close(mine, plain)
 
 
+def test_dims_of_size_1_have_eagers_strides_too(device):
+    """They decide about the layout of what follows: torch takes this one for channels-last."""
+    x = torch.randn(1, 5, 6, 1, device=device).permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+    scripted = script("def f(x):\n    return torch.sigmoid(x) * 2.0\n")
+    with no_fallback():
+        mine, plain = fuse(scripted, x)(x), torch.sigmoid(x) * 2.0
+    assert mine.stride() == plain.stride() != x.stride()
+    assert torch.cat([mine, mine], 3).stride() == torch.cat([plain, plain], 3).stride()
+
+
 @pytest.mark.parametrize("name", ["view_as", "reshape_as"])
 def test_a_view_as_a_tensor_of_another_rank_is_fused(device, name):
     source = f"def f(x, y):\n    return x.{name}(y) + y\n"

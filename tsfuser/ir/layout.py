@@ -1,15 +1,15 @@
 """Strides of results, by the rule of torch's TensorIterator.
 
 In: sizes and strides of the operands of an elementwise op. Out: sizes and strides of the tensor that eager would allocate. The rule
-(ATen/TensorIterator.cpp, `compute_fast_setup_type` and `reorder_dimensions`): equal shapes that are all contiguous, or all dense with equal
-strides, keep their strides; else dimensions are sorted by stride, the first operand that tells two dimensions apart deciding.
+(ATen/TensorIterator.cpp, `compute_fast_setup_type` and `reorder_dimensions`): equal shapes that are all contiguous, all channels-last, or all
+dense with equal strides, keep their strides; else dimensions are sorted by stride, the first operand that tells two dimensions apart deciding.
 Example: channels-last plus a bias of one axis stays channels-last.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Iterable, Sequence
 
 from . import size as sz
 from .call import Call
@@ -41,13 +41,18 @@ def _allocate(sizes: tuple[Size, ...], inner_to_outer: Sequence[int]) -> Layout:
 
 def is_contiguous(call: Call, layout: Layout) -> bool:
     """Whether the strides are those of a row-major tensor; strides of size-1 dims do not matter."""
+    return _is_packed(call, layout, reversed(range(len(layout.sizes))))
+
+
+def _is_packed(call: Call, layout: Layout, inner_to_outer: Iterable[int]) -> bool:
+    """Whether memory holds the dims in that order, without gaps."""
     step = sz.const(1)
-    for size, stride in zip(reversed(layout.sizes), reversed(layout.strides)):
-        if call.decide(sz.eq(size, 1)):
+    for d in inner_to_outer:
+        if call.decide(sz.eq(layout.sizes[d], 1)):
             continue
-        if not call.decide(sz.eq(stride, step)):
+        if not call.decide(sz.eq(layout.strides[d], step)):
             return False
-        step = step * size
+        step = step * layout.sizes[d]
     return True
 
 
@@ -94,6 +99,10 @@ def pointwise(call: Call, sizes: tuple[Size, ...], operands: Sequence[Layout]) -
     if all(_same(call, o.sizes, sizes) for o in operands):
         if all(is_contiguous(call, o) for o in operands):
             return contiguous(sizes)
+        if len(sizes) == 4 and any(call.decide(sz.eq(size, 1)) for size in sizes):
+            # without a dim of size 1 the strides are these anyway
+            if all(_is_packed(call, o, (1, 3, 2, 0)) for o in operands):
+                return channels_last(sizes)
         if all(_same(call, o.strides, first.strides) for o in operands) and is_dense(call, first):
             return Layout(sizes, first.strides, dense=True)
     return _allocate(sizes, _sorted_dims(call, sizes, operands))
