@@ -114,10 +114,10 @@ graph(%a : Tensor):
   %z : Tensor = aten::relu_(%y)
   return (%z)
 """)
-    assert native.remove_tensor_mutation(graph, ["aten::add_"])
+    assert native.remove_tensor_mutation(graph, graph.findAllNodes("aten::add_"))
     kinds = [node.kind() for node in graph.nodes()]
     assert "aten::add" in kinds and "aten::relu_" in kinds
-    assert not native.remove_tensor_mutation(graph, ["aten::add_"])
+    assert not native.remove_tensor_mutation(graph, graph.findAllNodes("aten::add_"))
 
 
 def test_tuples_are_lowered(native):

@@ -100,8 +100,8 @@ def _lower(segment: Segment, schedule, device: str) -> tuple:
 
 def functions(kernels: Sequence[tuple[str, str]], device: str) -> list[Function]:
     """The loaded kernels of (source, name) pairs, compiled at the same time: compilers let go of the GIL."""
-    if len(kernels) == 1:
-        return [function(*kernels[0], device)]
+    if len(kernels) <= 1:
+        return [function(*kernel, device) for kernel in kernels]
     with ThreadPoolExecutor(min(len(kernels), len(os.sched_getaffinity(0))), "tsfuser compiles") as pool:
         return list(pool.map(lambda kernel: function(*kernel, device), kernels))
 
