@@ -15,6 +15,7 @@ from typing import Sequence
 
 from .. import log, options
 from ..codegen import emit
+from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.call import Call
 from ..ir.fusion import Fusion
@@ -79,7 +80,10 @@ def _machine(device: str) -> Machine:
     """What schedulers plan for; blocks that wait for each other must not be more than `device` can run at the same time."""
     if device == "cpu":
         return HOST if options.host_launch() == "block" else GPU
-    count, shared, crowd = CudaTarget.multiprocessors(device)
+    try:
+        count, shared, crowd = CudaTarget.multiprocessors(device)
+    except Refusal:  # no driver: what is planned here does not run here
+        return GPU
     return replace(GPU, multiprocessors=count, shared=shared, crowd=crowd)
 
 
