@@ -26,6 +26,16 @@ def test_strides_are_those_of_eager(device, case):
     torch.testing.assert_close(mine, plain)
 
 
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_rms_norm_keeps_channels_last(device, layout):
+    x = torch.randn(2, 3, 4, 5, device=device).contiguous(memory_format=layout)
+    scripted = script("def f(x):\n    return torch.rms_norm(x + 1.0, [5], None, 0.25)\n")
+    with no_fallback():
+        mine, plain = fuse(scripted, x)(x), torch.rms_norm(x + 1.0, [5], None, 0.25)
+    assert groups(scripted) and mine.stride() == plain.stride() == x.stride()
+    torch.testing.assert_close(mine, plain)
+
+
 def test_dims_of_size_1_have_eagers_strides_too(device):
     """They decide about the layout of what follows: torch takes this one for channels-last."""
     x = torch.randn(1, 5, 6, 1, device=device).permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)

@@ -32,19 +32,21 @@ def _rms_norm(b: Builder, input: Value, shape: list, weight, eps) -> tuple[Value
     template, operands = "({0} * {1})", (input, rstd)
     if weight is not None:
         template, operands = "({0} * {1} * {2})", (input, rstd, weight)
-    return b.contiguous(b.pointwise("rms_norm", template, operands, input.dtype)), rstd
+    return b.pointwise("rms_norm", template, operands, input.dtype), rstd
 
 
 @composite("aten::rms_norm", dtypes=FLOATING, sizes="first", symbolic=("normalized_shape",))
 def rms_norm(b: Builder, input, normalized_shape: list, weight=None, eps=None) -> Value:
     """`input / sqrt(mean(input**2) + eps) * weight` over the last dims"""
-    return _rms_norm(b, input, normalized_shape, weight, eps)[0]
+    return b.in_format_of(_rms_norm(b, input, normalized_shape, weight, eps)[0], input)
 
 
 @composite("aten::_fused_rms_norm", dtypes=FLOATING, sizes=("first", "own"), symbolic=("normalized_shape",))
 def fused_rms_norm(b: Builder, input, normalized_shape: list, weight, eps):
     """rms_norm and 1 / root of the mean square"""
-    return _rms_norm(b, input, normalized_shape, weight, eps)
+    result, rstd = _rms_norm(b, input, normalized_shape, weight, eps)
+    # eager's op is made of others on the CPU, and a kernel of its own on CUDA
+    return b.in_format_of(result, input) if b.device == "cpu" else b.contiguous(result), rstd
 
 
 @composite("aten::_fused_rms_norm_backward", dtypes=FLOATING, sizes=("input", "weight"), symbolic=("normalized_shape",))
