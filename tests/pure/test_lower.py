@@ -221,3 +221,14 @@ def test_the_phases_of_a_row_share_what_is_drawn():
 
     [kernel] = kernels(program, tensor(64, 2048))
     assert len(uniforms(kernel)) == 1
+
+
+def test_a_row_of_an_element_a_thread_keeps_its_values_under_their_names():
+    """Without loops all phases are one scope."""
+
+    def program(b, x):
+        y = b.pointwise("exp", "exp({0})", (x,), x.dtype)
+        return b.pointwise("div", "({0} / {1})", (y, total(b, y, [0], True)), x.dtype)
+
+    [kernel] = kernels(program, tensor(5, alignment=4))
+    assert source(kernel).count("exp(") == 1

@@ -146,7 +146,8 @@ class _Rows:
     def keepable(self) -> set[str]:
         """Names of the values that cost much to compute and are needed in several phases, which registers keep where the row is in registers anyway, and
         memory where `memory` is."""
-        if not self.memory and any(x.bind == "serial" for x in self.loops if not (x.extent.is_const and x.extent.a == 1)):
+        long = [x for x in self.loops if not (x.extent.is_const and x.extent.a == 1)]
+        if not self.memory and (not long or any(x.bind == "serial" for x in long)):  # without loops, what is known stays known
             return set()
         seen: set[str] = set()
         found: set[str] = set()
