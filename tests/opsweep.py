@@ -65,8 +65,12 @@ def sweep(named, tally, gradients=False, shared=False, roundings=1):
         with collecting() as kernels, warnings.catch_warnings(), tsfuser.fuser():
             warnings.simplefilter("ignore")
             for case in cases:
-                for _ in range(PROFILED):
-                    case.unfused = evaluate(case.scripted, case.program.arguments, gradients)
+                try:
+                    for _ in range(PROFILED):
+                        case.unfused = evaluate(case.scripted, case.program.arguments, gradients)
+                except RuntimeError as error:  # some of TorchScript's gradients do not run, fused or not
+                    tally.reasons[f"without kernels: {str(error).strip().splitlines()[-1]}"] += 1
+            cases = [case for case in cases if case.unfused is not None]
         load(kernels)
         with tsfuser.fuser(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -176,5 +176,6 @@ UNLISTED = {
 def test_what_torch_does_not_list():
     listed = {row_of(info).name for info in op_db() if row_of(info)}
     unlisted = {row.name for row in rows().values()} - listed
-    assert unlisted - UNLISTED.keys() == set()
+    newer = {"aten::native_group_norm"}  # which torch 2.11 does not list
+    assert unlisted - UNLISTED.keys() - newer == set()
     assert listed & UNLISTED.keys() == set()

@@ -174,6 +174,11 @@ class Builder:
         self._layouts[value.name] = make(self.sizes(value))
         return value
 
+    def has_format(self, value: Value) -> bool:
+        """Whether `value` lies row-major or channels-last in memory."""
+        layout = self._layouts[value.name]
+        return lay.is_contiguous(self.call, layout) or lay.is_channels_last(self.call, layout)
+
     def placed(self, value: Value, at: int, rank: int) -> Value:
         """`value`, of one dim, as a tensor of `rank` dims of which it is dim `at`: what a channel's number becomes beside [N, C, H, W]."""
         dims = tuple(value.dims[0] if d == at else None for d in range(rank))

@@ -50,9 +50,14 @@ def scaled(b: Builder, name: str, x: Value, mean: Value, rstd: Value, weight, bi
     return b.pointwise(name, template, operands, dtype)
 
 
-def _in_memory(b: Builder, value: Value, input: Value) -> Value:
-    """`value` in the memory format that eager gives it: on the CPU channels-last or row-major, elsewhere as `input` lies."""
-    return b.in_format_of(value, input) if b.device == "cpu" else b.like(value, input)
+def _in_memory(b: Builder, value: Value, input: Value, known_to_be_native: bool) -> Value:
+    """The result `value` in the memory format that eager gives it: on the CPU and by cuDNN channels-last or row-major, else as `input` lies. Raises Refusal where
+    that would depend on whether cuDNN takes the call."""
+    if b.device == "cpu" or b.has_format(input):
+        return b.in_format_of(value, input)
+    if known_to_be_native:
+        return b.like(value, input)
+    raise Refusal("a batch norm, perhaps cuDNN's, of a tensor that is neither contiguous nor channels-last, whose strides it might not keep")
 
 
 def _check_pair(running_mean, running_var) -> None:
@@ -103,7 +108,8 @@ def _forward(b: Builder, input, weight, bias, running_mean, running_var, trainin
             raise Refusal("batch_norm outside training without running statistics is an error in eager")
         mean, var = (of_channels(b, v, input) for v in (running_mean, running_var))
         rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (var, eps), input.dtype.register)
-    result = _in_memory(b, scaled(b, "batch_norm", input, mean, rstd, weight, bias, input.dtype), input)
+    native = weight is None or bias is None or len(input.dims) < 3
+    result = _in_memory(b, scaled(b, "batch_norm", input, mean, rstd, weight, bias, input.dtype), input, native)
     if not training and b.device == "cpu":
         return result, Empty(saved), Empty(saved)
     kept = result, without(b, "mean", mean, others, False, saved), without(b, "rstd", rstd, others, False, saved)
@@ -161,7 +167,7 @@ def _backward(b: Builder, grad: Value, input: Value, weight, mean: "Value | None
         else:
             operands, template = (grad, rstd), "{0} * {1}"
         template = f"({template} * {{{len(operands)}}})" if factor else f"({template})"
-        gradients[0] = _in_memory(b, b.pointwise("batch_norm_backward", template, (*operands, *factor), input.dtype), input)
+        gradients[0] = b.in_format_of(b.pointwise("batch_norm_backward", template, (*operands, *factor), input.dtype), input)
     dtype = saved if weight is None else weight.dtype
     if weight is None and b.device != "cpu" and (mask[1] or mask[2]):
         raise Refusal("gradients of parameters that are not there")

@@ -140,6 +140,7 @@ def native_dropout_backward(b: Builder, grad_output, mask, scale) -> Value:
     """`grad_output * mask * scale`"""
     if mask.dtype is not BOOL or not grad_output.dtype.is_floating:
         raise Refusal("native_dropout_backward needs a bool mask and a floating gradient")
-    return b.pointwise(
+    made = b.pointwise(
         "native_dropout_backward", "({0} * {1} * {2})", (grad_output, mask, scale), grad_output.dtype
     )
+    return made if b.device == "cpu" else b.in_format_of(made, grad_output)
