@@ -27,13 +27,14 @@ from .debug.report import reset, stats, warn
 from .errors import TsfuserWarning
 from .knobs import disable, enable, enabled, fuser
 from .ops import table
-from .torchscript import passes, planner
+from .torchscript import functionalize, passes, planner
 
 __all__ = [
     "TsfuserWarning", "check", "disable", "enable", "enabled", "explain", "fuser", "options", "reset", "stats",
 ]  # fmt: skip
 
-_C.register_profiled_kinds(sorted({row.name for row in table.all_rows()}))
+_C.register_profiled_kinds(sorted({row.name for row in table.all_rows()} | set(functionalize.KINDS)))
+_C.set_in_place_kinds(functionalize.KINDS, functionalize.fresh_kinds())
 _C.set_pass(passes.fuse)
 _C.set_planner(planner.plan)
 _C.set_reporter(warn)

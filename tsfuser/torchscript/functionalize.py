@@ -1,12 +1,17 @@
 """Turns in-place ops into their functional forms, where no one can see the difference (behaviour.md 1.3).
 
 Before: `y = x * 2; y += 1`. After: `y = x * 2; z = y + 1`. `x += 1` on a graph input stays: the caller sees
-it."""
+it. Most are rewritten before torch profiles and differentiates the graph, by the extension
+(csrc_stubs/in_place.cpp), which is told the kinds below; this pass takes what alias analysis allows beyond
+that."""
 
 from __future__ import annotations
 
+import torch
+
 from .. import _C
-from .effects import Effects
+from ..ops import table
+from .effects import SECRET_VIEWS, Effects
 from .graph import Graph, all_blocks
 
 KINDS = tuple(
@@ -16,6 +21,38 @@ KINDS = tuple(
         leaky_relu prelu relu6 relu rrelu selu silu dropout
 """.split()
 )
+
+#: Ops without a row, and of them those whose results never share memory with a tensor that is there already.
+_OTHERS = tuple(
+    f"aten::{name}"
+    for name in """
+        conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d
+        linear addmm addmv addbmm baddbmm mm mv bmm matmul cat stack embedding clone index_select gather
+        max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d
+        adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d constant_pad_nd
+        upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
+        upsample_bicubic2d upsample_trilinear3d
+        zeros ones empty full rand randn zeros_like ones_like empty_like full_like rand_like randn_like
+""".split()
+)
+
+
+def fresh_kinds() -> "list[str]":
+    """Ops whose results are new tensors whatever the arguments: none of a view, of a cast, which may hand its
+    operand on, or of dropout, which does outside of training."""
+    with_rows = {
+        row.name for row in table.all_rows() if not row.is_view and row.family not in ("casts", "random")
+    }
+    return sorted(
+        name
+        for name in (with_rows | set(_OTHERS)) - SECRET_VIEWS - {"aten::_grad_sum_to_size"}
+        if not any(
+            r.alias_info is not None
+            for schema in torch._C._jit_get_schemas_for_operator(name)
+            if not name.endswith("_") and not any(a.is_out for a in schema.arguments)
+            for r in schema.returns
+        )
+    )
 
 
 def functionalize(graph: Graph) -> Graph:
