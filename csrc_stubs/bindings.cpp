@@ -20,6 +20,7 @@ SlotKind slot_kind(const std::string& name) {
       {"input", SlotKind::Input},
       {"update", SlotKind::Update},
       {"allocation", SlotKind::Allocation},
+      {"cleared", SlotKind::Cleared},
       {"int32", SlotKind::Int32},
       {"int64", SlotKind::Int64},
       {"bool", SlotKind::NumberBool},
@@ -72,6 +73,9 @@ std::shared_ptr<Launch> make_launch(const std::string& kind, uintptr_t function,
     const SlotKind slot = slot_kind(slot_name);
     const bool integer = slot == SlotKind::Int32 || slot == SlotKind::Int64;
     launch->updates |= slot == SlotKind::Update;
+    if (slot == SlotKind::Cleared) {
+      launch->cleared = index;
+    }
     (integer ? launch->integers : launch->slots).push_back({offset, index, slot});
   }
   return launch;

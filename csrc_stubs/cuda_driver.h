@@ -2,6 +2,8 @@
 // without CUDA headers. Names and values are those of cuda.h; the library is opened at run time.
 #pragma once
 
+#include <cstddef>
+
 namespace tsfuser::cuda {
 
 using Result = int;
@@ -20,6 +22,9 @@ constexpr long long shared_bytes_without_optin = 48 << 10;
 struct Driver {
   Result (*launch_kernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                           Stream, void** parameters, void** extra);
+  Result (*launch_cooperative)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                               Stream, void** parameters);
+  Result (*fill_bytes)(unsigned long long memory, unsigned char value, size_t count, Stream);
   Result (*function_get_attribute)(int* value, int attribute, Function);
   Result (*function_set_attribute)(Function, int attribute, int value);
   Result (*device_get_attribute)(int* value, int attribute, Device);

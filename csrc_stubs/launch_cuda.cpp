@@ -1,4 +1,5 @@
-// Launches on CUDA: cuLaunchKernel by a driver that is opened when the first kernel runs.
+// Launches on CUDA: cuLaunchKernel, or cuLaunchCooperativeKernel where blocks wait for each other, by a driver that
+// is opened when the first kernel runs.
 
 #include "cuda_driver.h"
 #include "plan.h"
@@ -26,6 +27,8 @@ const cuda::Driver& driver() {
     }
     cuda::Driver d;
     resolve(library, "cuLaunchKernel", d.launch_kernel);
+    resolve(library, "cuLaunchCooperativeKernel", d.launch_cooperative);
+    resolve(library, "cuMemsetD8Async", d.fill_bytes);
     resolve(library, "cuFuncGetAttribute", d.function_get_attribute);
     resolve(library, "cuFuncSetAttribute", d.function_set_attribute);
     resolve(library, "cuDeviceGetAttribute", d.device_get_attribute);
@@ -78,6 +81,14 @@ bool adopt_primary_context(int ordinal, const std::string& kernel) {
   return true;
 }
 
+void see_context(int ordinal, const std::string& kernel) {
+  static thread_local bool seen = false;
+  if (C10_UNLIKELY(!seen)) {
+    adopt_primary_context(ordinal, kernel);
+    seen = true;
+  }
+}
+
 // A kernel gets more than 48 KB of dynamic shared memory only after this. Raised to all that the device has,
 // so that plans that share a function cannot lower each other's limit.
 void raise_shared_memory(const Launch& launch, int ordinal) {
@@ -102,27 +113,32 @@ void launch_cuda(const PreparedLaunch& prepared, char* args, void* stream, int d
     throw LaunchError("kernel " + launch.name + " needs " + std::to_string(prepared.grid) +
                       " blocks, CUDA has 2^31 - 1");
   }
-  static thread_local bool context_seen = false;
-  if (C10_UNLIKELY(!context_seen)) {
-    adopt_primary_context(device, launch.name);
-    context_seen = true;
-  }
+  see_context(device, launch.name);
   if (prepared.shared > cuda::shared_bytes_without_optin &&
       !launch.shared_memory_raised.load(std::memory_order_acquire)) {
     raise_shared_memory(launch, device);
   }
   void* parameters[] = {args};  // every kernel has one parameter, a struct
+  const auto function = static_cast<cuda::Function>(launch.function);
+  const auto grid = static_cast<unsigned>(prepared.grid), x = static_cast<unsigned>(prepared.block_x);
+  const auto y = static_cast<unsigned>(prepared.block_y), shared = static_cast<unsigned>(prepared.shared);
+  const auto on = static_cast<cuda::Stream>(stream);
   const auto attempt = [&] {
-    return driver().launch_kernel(
-        static_cast<cuda::Function>(launch.function), static_cast<unsigned>(prepared.grid), 1, 1,
-        static_cast<unsigned>(prepared.block_x), static_cast<unsigned>(prepared.block_y), 1,
-        static_cast<unsigned>(prepared.shared), static_cast<cuda::Stream>(stream), parameters, nullptr);
+    return launch.cleared < 0
+               ? driver().launch_kernel(function, grid, 1, 1, x, y, 1, shared, on, parameters, nullptr)
+               : driver().launch_cooperative(function, grid, 1, 1, x, y, 1, shared, on, parameters);
   };
   cuda::Result result = attempt();
   if (C10_UNLIKELY(result != cuda::success) && adopt_primary_context(device, launch.name)) {
     result = attempt();  // something took the context away since
   }
-  check(result, "cuLaunchKernel", launch.name);
+  check(result, launch.cleared < 0 ? "cuLaunchKernel" : "cuLaunchCooperativeKernel", launch.name);
+}
+
+void clear_cuda(void* memory, size_t bytes, void* stream, int device) {
+  see_context(device, "memset");
+  const auto address = reinterpret_cast<unsigned long long>(memory);
+  check(driver().fill_bytes(address, 0, bytes, static_cast<cuda::Stream>(stream)), "cuMemsetD8Async", "memset");
 }
 
 bool captures(void* stream) {

@@ -15,7 +15,7 @@ void launch_host(const PreparedLaunch& launch, const char* args) {
     kernel(args, launch.grid, launch.block_x, launch.block_y, launch.shared, begin, end);
   };
   const int64_t grain = std::max<int64_t>(launch.grain, 1);
-  if (launch.grid <= grain) {
+  if (launch.grid <= grain || launch.launch->cleared >= 0) {
     blocks(0, launch.grid);
   } else {
     at::parallel_for(0, launch.grid, grain, blocks);

@@ -94,7 +94,7 @@ void fill_slots(const Launch& launch, char* args, const Arguments& arguments,
     char* at = args + slot.offset;
     if (slot.kind == SlotKind::Input || slot.kind == SlotKind::Update) {
       put(at, arguments.addresses[slot.index]);
-    } else if (slot.kind == SlotKind::Allocation) {
+    } else if (slot.kind == SlotKind::Allocation || slot.kind == SlotKind::Cleared) {
       put<const void*>(at, allocated[slot.index].const_data_ptr());
     } else if (slot.kind == SlotKind::Element) {
       const at::Tensor& tensor = inputs[slot.index].toTensor();
@@ -122,6 +122,14 @@ size_t reach(const at::Tensor& tensor) {
 void require(bool holds, const char* what) {
   if (!holds) {
     throw std::invalid_argument(std::string("tsfuser plan: ") + what);
+  }
+}
+
+void clear(const at::Tensor& memory, void* stream) {
+  if (memory.is_cpu()) {
+    std::memset(memory.mutable_data_ptr(), 0, memory.nbytes());
+  } else {
+    clear_cuda(memory.mutable_data_ptr(), memory.nbytes(), stream, memory.get_device());
   }
 }
 
@@ -184,7 +192,8 @@ void Plan::verify() const {
         const bool value = slot.kind == SlotKind::Int32 || slot.kind == SlotKind::Int64;
         require(slot.index >= 0 && (!value || is_value(slot.index)),
                 "a kernel argument is not among the values");
-        require(slot.kind != SlotKind::Allocation || below(slot.index, allocations.size()),
+        const bool allocation = slot.kind == SlotKind::Allocation || slot.kind == SlotKind::Cleared;
+        require(!allocation || below(slot.index, allocations.size()),
                 "a kernel argument is not among the allocations");
         require(slot.kind != SlotKind::Random || random > 0, "a kernel has random numbers, but its plan has none");
       }
@@ -199,7 +208,7 @@ void Plan::verify() const {
 const char* Plan::mismatch(at::ArrayRef<c10::IValue> inputs) const {
   for (const auto& launch : launches) {
     for (const Slot& slot : launch->slots) {
-      if (slot.kind == SlotKind::Allocation || slot.kind == SlotKind::Random) {
+      if (slot.kind == SlotKind::Allocation || slot.kind == SlotKind::Cleared || slot.kind == SlotKind::Random) {
         continue;
       }
       if (!below(slot.index, inputs.size())) {
@@ -339,6 +348,9 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
   try {
     for (const PreparedLaunch& launch : call.launches) {
       fill_slots(*launch.launch, args + launch.args_offset, arguments, inputs, allocated, random);
+      if (C10_UNLIKELY(launch.launch->cleared >= 0)) {
+        clear(allocated[launch.launch->cleared], stream);
+      }
       if (C10_UNLIKELY(timings != nullptr)) {
         launch_timed(launch, args + launch.args_offset, stream, device, inputs, allocated);
       } else if (launch.launch->cuda) {

@@ -24,6 +24,7 @@ enum class SlotKind : uint8_t {
   Input,       // address of a tensor argument
   Update,      // the same, of one that the kernel writes
   Allocation,  // address of a new tensor
+  Cleared,     // the same, of one that is all 0 bytes when the kernel starts
   Int32,       // values[index]
   Int64,
   NumberBool,  // number argument, converted
@@ -58,6 +59,9 @@ struct Launch {
   std::vector<Slot> integers;  // filled when a call is prepared
   std::vector<Slot> slots;     // filled at each call
   bool updates = false;        // some slot is an Update
+  // The allocation of its Cleared slot, or -1. Blocks of a kernel that has one meet there, so that all of them run
+  // at the same time.
+  int32_t cleared = -1;
   mutable std::atomic<bool> shared_memory_raised{false};
 };
 
@@ -163,6 +167,7 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
 // launch_host.cpp, launch_cuda.cpp
 void launch_host(const PreparedLaunch& launch, const char* args);
 void launch_cuda(const PreparedLaunch& launch, char* args, void* stream, int device);
+void clear_cuda(void* memory, size_t bytes, void* stream, int device);  // fills it with 0, in the stream's order
 bool captures(void* stream);  // whether the launches on this CUDA stream go into a CUDA graph
 
 // While it lives, this thread may load modules though a CUDA graph is being captured (by whatever thread).

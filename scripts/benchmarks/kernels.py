@@ -100,7 +100,8 @@ class Family:
         if self.layout == "channels last":
             x = x.contiguous(memory_format=torch.channels_last)
         row = sizes[1] if self.layout.startswith("channels") else sizes[-1]
-        made = [x] + [torch.randn(row, device=device).to(dtype) for _ in range(self.rows)]
+        kept = torch.float32 if self.statistics else dtype  # autocast leaves the parameters of a batch norm as they are
+        made = [x] + [torch.randn(row, device=device).to(kept) for _ in range(self.rows)]
         return made + [torch.rand(row, device=device) + 0.5 for _ in range(self.statistics)]
 
 

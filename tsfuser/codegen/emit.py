@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from ..lower.index import Const, Var
 from ..lower.loop_ir import (
-    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, Draw, FillTile, For, If, Kernel, Let, Load, Pack, Param, Scratch, SetLane, Stmt, Store,
-    Uniform,
+    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, Draw, Fetch, FetchGroup, FillTile, For, If, Kernel, Let, Load, Pack, Param, Scratch, SetLane, Stmt, Store,
+    TeamReduce, TeamSlots, Uniform,
 )  # fmt: skip
 
 _START = "random"  # the kernel's name for where its random numbers begin
@@ -21,7 +21,7 @@ def source(kernel: Kernel) -> str:
     tiles += [f"  {t.ctype}* const {t.name} = reinterpret_cast<{t.ctype}*>(shared + {t.offset});" for t in kernel.tiles]
     tiles += [f"  const random_start {_START} = start_of(args.{p.name});" for p in kernel.params if p.ctype == "random_state"]
     bounds = f"{kernel.threads}, {kernel.resident}" if kernel.resident else kernel.threads
-    lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", "", f"KERNEL({kernel.name}, Args, {bounds}) {{"]
+    lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", "", f"{'TEAM_' if kernel.teams else ''}KERNEL({kernel.name}, Args, {bounds}) {{"]
     return "\n".join([*lines, *tiles, *_block(kernel.body, 1), "}", ""])
 
 
@@ -43,6 +43,8 @@ def _address(pointer: str, offset) -> str:
 
 
 def _load(s: Load) -> list[str]:
+    if s.shared and s.lanes > 1:
+        return _assign(f"vec<{s.ctype}, {s.lanes}>", s.name, f"load<{s.lanes}>({_address(s.buffer, s.offset)})")
     address = _address(s.buffer, s.offset)
     if s.lanes > 1:
         given = "" if s.guard is None else f", {s.guard}"
@@ -141,9 +143,29 @@ def _block_reduce(s: BlockReduce) -> list[str]:
     return [*fold, *offers, f"meet_{s.axis}();", *takes]
 
 
+def _fetch(s: Fetch) -> list[str]:
+    guard = "true" if s.guard is None else s.guard
+    return [f"fetch<{s.lanes}>({_address(s.near, s.place)}, {_address(s.buffer, s.offset)}, {guard});"]
+
+
+def _fetch_group(s: FetchGroup) -> list[str]:
+    return ["fetch_wait();" if s.wait else "fetch_group();"]
+
+
+def _team_slots(s: TeamSlots) -> list[str]:
+    return [f"const team_slots {s.name} = slots_of<{s.words}>({s.memory}, {s.team}, {s.parts}, {s.part}, {s.turn});"]
+
+
+def _team_reduce(s: TeamReduce) -> list[str]:
+    totals = list(enumerate(zip(s.totals, s.words, s.shared)))
+    offers = [f"offer_team<{k}>({t.name}, {s.slots}, {word});" for k, (t, word, _) in totals]
+    takes = [f"take_team<{t.combine}, {k}>({t.name}, {s.slots}, {word}, shared + {at}, {t.identity});" for k, (t, word, at) in totals]
+    return [*offers, *takes, "meet_team();", *(f"receive_team({t.name}, shared + {at});" for _, (t, _, at) in totals)]
+
+
 _PRINT = {
     Let: _let, Load: _load, Uniform: _uniform, Draw: _draw, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier, FillTile: _fill_tile,
-    Accumulator: _accumulator, Accumulate: _accumulate, BlockReduce: _block_reduce,
+    Accumulator: _accumulator, Accumulate: _accumulate, BlockReduce: _block_reduce, TeamSlots: _team_slots, TeamReduce: _team_reduce, Fetch: _fetch, FetchGroup: _fetch_group,
 }  # fmt: skip
 
 

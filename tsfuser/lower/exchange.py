@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..ir.fusion import Reduce
 from ..schedule.loops import Reduction
 from .combine import COMBINATIONS, accumulator, totals
-from .loop_ir import Barrier, BlockReduce, Stmt, Total, statements
+from .loop_ir import Barrier, BlockReduce, Stmt, TeamReduce, Total, statements
 
 SHARED = 32768  # bytes of shared memory for one exchange; every GPU has 48 KB
 
@@ -33,10 +33,28 @@ def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: 
     return made
 
 
+SLOTS = "slots"  # a kernel's name for where its blocks meet
+
+
+def teamed(body: list[Stmt], word: int) -> "tuple[list[Stmt], int]":
+    """The combination over the blocks of a team of what `body` combines in each: (statements, first word after those that they take, which begin at
+    `word`)."""
+    totals = [t for s in body if isinstance(s, BlockReduce) for t in s.totals]
+    places, words, at = [], [], -(-exchanged(body) // 16) * 16
+    for t in totals:
+        size = t.bytes // 32  # of one accumulator
+        places.append(at)
+        words.append(word)
+        at, word = at + -(-size // 16) * 16, word + -(-size // 4)
+    return [TeamReduce(tuple(totals), SLOTS, tuple(words), tuple(places))], word
+
+
 def exchanged(body: list[Stmt]) -> int:
     """Bytes of shared memory in which threads meet."""
     ends = [0]
     for s in statements(body):
         if isinstance(s, BlockReduce) and not s.warp:
             ends += [(s.half if s.turn else 0) + t.offset + t.bytes for t in s.totals]
+        if isinstance(s, TeamReduce):
+            ends += [at + -(-t.bytes // 512) * 16 for at, t in zip(s.shared, s.totals)]
     return max(ends)

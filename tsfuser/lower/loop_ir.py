@@ -15,7 +15,7 @@ from .index import Expr, as_expr, names, substitute
 @dataclass(frozen=True)
 class Param:
     """A field of the kernel's argument struct. `source` tells the plan how to fill it: `("input", i)`, `("update", i)` (an argument that is stored
-    to), `("allocation", k)`, `("size", Size)`, `("number", i, dtype name)`, `("element", i)`, `("random",)`."""
+    to), `("allocation", k)`, `("cleared", k)` (an allocation that is zero when the kernel starts), `("size", Size)`, `("number", i, dtype name)`, `("element", i)`, `("random",)`."""
 
     name: str
     ctype: str
@@ -23,7 +23,7 @@ class Param:
 
     @property
     def is_pointer(self) -> bool:
-        return self.source[0] in ("input", "update", "allocation")
+        return self.source[0] in ("input", "update", "allocation", "cleared")
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,50 @@ class Total:
 
 
 @dataclass(frozen=True)
+class Fetch:
+    """`near[place]` in shared memory = a vector of `lanes` elements at `buffer[offset]`, zeros where `guard` is false; it is there when a later FetchGroup says so, and
+    only for the thread that asked for it."""
+
+    near: str
+    place: Expr
+    buffer: str
+    offset: Expr
+    lanes: int
+    guard: "Expr | None" = None
+
+
+@dataclass(frozen=True)
+class FetchGroup:
+    """What has been fetched since the last one is a group; with `wait`, all groups but the last are there."""
+
+    wait: bool = False
+
+
+@dataclass(frozen=True)
+class TeamSlots:
+    """`name`: where the blocks that share a row meet in memory, in this turn: `parts` blocks, of which this is number `part`, each with room for `words` words."""
+
+    name: str
+    memory: str
+    team: Expr
+    parts: Expr
+    part: Expr
+    turn: Expr
+    words: int
+
+
+@dataclass(frozen=True)
+class TeamReduce:
+    """All blocks that meet in `slots` combine the totals that each has, and every thread gets the result. `words`: where those of each total begin; `shared`: the same in
+    shared memory, in bytes."""
+
+    totals: tuple[Total, ...]
+    slots: str
+    words: tuple[int, ...]
+    shared: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class BlockReduce:
     """The threads along `axis` combine all `totals` at once: along `x` all of them get the result, along `y` the first. All threads of the block take part. `fold`:
     the accumulators of a thread are combined first, into so many results; 0 for none of that. `warp`: how many threads a row has where they are neighbours in a warp, who need neither shared memory nor
@@ -227,7 +271,7 @@ class If:
     no: "tuple[Stmt, ...]"
 
 
-Stmt = Union[Let, Load, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator, BlockReduce, Barrier, FillTile, For, If]
+Stmt = Union[Let, Load, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator, BlockReduce, TeamSlots, TeamReduce, Fetch, FetchGroup, Barrier, FillTile, For, If]
 
 
 @dataclass(frozen=True)
@@ -249,7 +293,7 @@ class Tile:
 @dataclass(frozen=True)
 class Kernel:
     """One kernel: launch sizes are symbolic. `index` is the C type of indices; `shared` in bytes; `grain` is how many blocks make a task of
-    the host's thread pool; `resident`: how many blocks registers must leave room for on a multiprocessor, 0 for any number."""
+    the host's thread pool; `resident`: how many blocks registers must leave room for on a multiprocessor, 0 for any number; `teams`: all blocks run at the same time."""
 
     name: str
     params: tuple[Param, ...]
@@ -263,6 +307,7 @@ class Kernel:
     shared: "Size | int" = 0
     grain: int = 1
     resident: int = 0
+    teams: bool = False
 
     def __str__(self) -> str:
         """Indented pseudo-C, one line a statement."""
@@ -271,7 +316,7 @@ class Kernel:
 
 def defined(s: Stmt) -> "str | None":
     """The name that a statement defines."""
-    return None if isinstance(s, (Store, SetLane, Barrier, FillTile, For, If, Accumulate, BlockReduce)) else s.name
+    return None if isinstance(s, (Store, SetLane, Barrier, FillTile, For, If, Accumulate, BlockReduce, TeamReduce, Fetch, FetchGroup)) else s.name
 
 
 def used(s: Stmt) -> frozenset[str]:
@@ -296,8 +341,12 @@ def used(s: Stmt) -> frozenset[str]:
         return frozenset((s.name, s.lane, s.value))
     if isinstance(s, Accumulate):
         return names(s.guard) | names(s.lane) | {s.name, s.value}
-    if isinstance(s, BlockReduce):
-        return frozenset(t.name for t in s.totals)
+    if isinstance(s, Fetch):
+        return names(s.place) | names(s.offset) | names(s.guard) | {s.near}
+    if isinstance(s, TeamSlots):
+        return names(s.team) | names(s.parts) | names(s.part) | names(s.turn)
+    if isinstance(s, (BlockReduce, TeamReduce)):
+        return frozenset(t.name for t in s.totals) | (frozenset((s.slots,)) if isinstance(s, TeamReduce) else frozenset())
     if isinstance(s, For):
         inner = frozenset().union(*map(used, s.body)) if s.body else frozenset()
         return (inner | names(s.extent)) - {s.var}
@@ -336,6 +385,12 @@ def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
         return replace(s, offset=substitute(s.offset, table))
     if isinstance(s, Draw):
         return replace(s, offset=substitute(s.offset, table), count=substitute(s.count, table))
+    if isinstance(s, Fetch):
+        place, offset, guard = (substitute(e, table) for e in (s.place, s.offset, s.guard))
+        return replace(s, place=place, offset=offset, guard=guard)
+    if isinstance(s, TeamSlots):
+        team, parts, part, turn = (substitute(e, table) for e in (s.team, s.parts, s.part, s.turn))
+        return replace(s, team=team, parts=parts, part=part, turn=turn)
     if isinstance(s, For):
         return replace(s, extent=substitute(s.extent, table), body=tuple(rewrite_indices(x, table) for x in s.body))
     if isinstance(s, Accumulate):
@@ -394,6 +449,14 @@ def _line(s: Stmt) -> str:
     if isinstance(s, Accumulate):
         now = f"{s.name}[{s.lane}]"
         return f"{now} := {s.combine.replace('{0}', now).replace('{1}', s.value)}" + (f" if {s.guard}" if s.guard is not None else "")
-    if isinstance(s, BlockReduce):
-        return ", ".join(f"{t.name} := {t.combine}" for t in s.totals) + f" over threads {s.axis}"
+    if isinstance(s, Fetch):
+        when = f" if {s.guard}" if s.guard is not None else ""
+        return f"fetch {s.near}[{s.place}] = {s.buffer}[{s.offset} .. +{s.lanes}]{when}"
+    if isinstance(s, FetchGroup):
+        return "wait for all but the last group" if s.wait else "end of a group"
+    if isinstance(s, TeamSlots):
+        return f"{s.name} = {s.words} words of {s.memory} for part {s.part} of {s.parts}, team {s.team}, turn {s.turn}"
+    if isinstance(s, (BlockReduce, TeamReduce)):
+        over = f"threads {s.axis}" if isinstance(s, BlockReduce) else f"blocks at {s.slots}"
+        return ", ".join(f"{t.name} := {t.combine}" for t in s.totals) + f" over {over}"
     raise TypeError(s)

@@ -144,7 +144,7 @@ def kernel_of(name: str, segment: Segment, schedule: Schedule, params: Params, b
     shared = max((t.offset + t.bytes for t in tiles), default=0)
     shared = max(shared, exchanged(body))
     return Kernel(name, tuple(params.fields.values()), tuple(launch + body), params.index, extent["block"],
-                  extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared, schedule.grain, schedule.resident)
+                  extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared, schedule.grain, schedule.resident, bool(schedule.reduction and schedule.reduction.team))
 
 
 def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: Params, schedule: Schedule, registers) -> list[Stmt]:
@@ -208,13 +208,13 @@ def indices(schedule: Schedule, params: Params, override: "dict[str, Expr] | Non
     of: dict[str, Expr] = {x.name: Var(x.name) for x in schedule.loops}
     of.update(override or {})
     lanes = [x.name for x in schedule.loops if x.bind in ("vector", "simd")]
-    covered = {d.name: frozenset((d.name,)) for d in schedule.domain.dims}
+    covered = {x.name: frozenset() for x in schedule.loops} | {d.name: frozenset((d.name,)) for d in schedule.domain.dims}
     for relation in schedule.relations:  # forwards: which domain dims a loop covers
         if isinstance(relation, Split):
             covered[relation.inner] = covered[relation.parent]
             covered[relation.outer] = covered[relation.parent]
         else:
-            covered[relation.into] = covered[relation.outer] | covered[relation.inner]
+            covered[relation.into] = covered.get(relation.outer, frozenset()) | covered[relation.inner]
     lets: list[Let] = []
     guards: list[Guard] = []
 
@@ -242,7 +242,8 @@ def indices(schedule: Schedule, params: Params, override: "dict[str, Expr] | Non
                 guards.append(Guard(ix.less(last, extent), covered[relation.parent], ix.less(end, ix.add(extent, 1))))
         else:
             by = params.size(relation.by, f"{relation.inner}_size")
-            outer = of[relation.outer] = name(relation.outer, ix.div(of[relation.into], by))
+            start = ix.substitute(of[relation.into], {lane: ix.Const(0) for lane in lanes})  # lanes never cross from one piece to the next
+            outer = of[relation.outer] = name(relation.outer, ix.div(start, by))
             of[relation.inner] = name(relation.inner, ix.sub(of[relation.into], ix.mul(outer, by)))
     return Indices(tuple(lets), of, tuple(guards))
 

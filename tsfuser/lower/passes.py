@@ -99,7 +99,7 @@ def _vectorized(loop: For, counts: dict[Expr, str]) -> list[Stmt]:
     vectors: dict[str, str] = {}  # name of a load -> of its vector
     lanes = loop.extent.value
     for s in loop.body:
-        if isinstance(s, Load) and ix.coefficient(s.offset, loop.var) == Const(1) and not s.shared:
+        if isinstance(s, Load) and ix.coefficient(s.offset, loop.var) == Const(1):
             base = ix.substitute(s.offset, {loop.var: Const(0)})
             vectors[s.name] = f"{s.name.removesuffix('_m')}_v"
             guard, count = v.bounds(s.guard)

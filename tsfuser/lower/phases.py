@@ -15,14 +15,14 @@ from dataclasses import replace
 from ..ir import size as sz
 from ..ir.fusion import Op, Pointwise, Random, Reduce, Value
 from ..schedule.domain import Access
-from ..schedule.loops import Schedule
+from ..schedule.loops import Fuse, Schedule
 from ..segment import Segment
 from . import index as ix
 from .accumulate import accumulation, conversion
 from .combine import COMBINATIONS, accumulator, total_of, totals
-from .exchange import combined, exchanged
+from .exchange import SLOTS, combined, exchanged, teamed
 from .index import Expr, Var
-from .loop_ir import Accumulator, Array, BlockReduce, Compute, For, Kernel, Load, Scratch, SetLane, Stmt, Store, used
+from .loop_ir import Accumulator, Array, BlockReduce, Compute, Fetch, FetchGroup, For, Kernel, Load, Scratch, SetLane, Stmt, Store, TeamSlots, Tile, used
 from .nest import Params, compute, indices, kernel_of, load, looped, needed, store, uniform
 
 
@@ -38,8 +38,8 @@ class _Rows:
         self.segment, self.schedule = segment, schedule
         self.params = Params(schedule)
         self.at = indices(schedule, self.params)
-        self.axes = set(schedule.domain.dims[-1].axes)
-        self.along = [op for op in segment.reductions if set(op.axes) & self.axes]
+        self.along = [op for op in segment.reductions if set(op.axes) & set(schedule.domain.dims[-1].axes)]
+        self.axes = set(self.along[0].axes)
         self.columns = [op for op in segment.reductions if op not in self.along]
         self.reduced = {d.name for d in schedule.domain.dims if set(d.axes) & self.axes}
         self.registers: dict[str, str] = {}
@@ -47,9 +47,15 @@ class _Rows:
         self.lane = self.loops[-1]
         self.row = schedule.domain.dims[-1].extent
         self.guard = ix.both(g.condition for g in self.at.guards if g.dims & self.reduced)  # of an element of the row
+        self.team, self.words = schedule.reduction.team, 0  # 4-byte words through which blocks have met so far
+        near = self.team.near if self.team else ()
+        self.near = [a for a in schedule.domain.loads if a.buffer.value.name in near and not a.buffer.by_value]
         self.loads: dict[str, list[Stmt]] = {}
         for access in schedule.domain.loads:
-            self.loads[access.buffer.value.name] = load(access, self.at, self.params, schedule, self.registers, None)
+            made = load(access, self.at, self.params, schedule, self.registers, None)
+            if access in self.near:  # zeros lie there where there is no element
+                made = [replace(made[0], buffer=_near(access), offset=self.place(Var(self.team.turn)), guard=None, shared=True), *made[1:]]
+            self.loads[access.buffer.value.name] = made
         self.statements = {op.output.name: self._statements(op) for op in self._typed() if not isinstance(op, Reduce)}
         self.phase = self._phases()
         self.memory = schedule.threads == 1  # the host's cache keeps a row of what it computed
@@ -87,6 +93,36 @@ class _Rows:
                 at = ix.add(ix.mul(at, loop.extent.a), Var(loop.name))
         return at
 
+    def place(self, turn: Expr) -> Expr:
+        """Index in shared memory of the element that a thread works on in `turn`: two turns have room there, and a thread's vectors lie a block apart."""
+        at: Expr = ix.mod(turn, 2)
+        for loop in self.loops[:-1]:
+            at = ix.add(ix.mul(at, loop.extent.a), Var(loop.name))
+        thread = next(x.name for x in self.schedule.loops if x.bind == "thread.x")
+        at = ix.add(ix.mul(at, self.schedule.threads), Var(thread))
+        return ix.add(ix.mul(at, self.lane.extent.a), Var(self.lane.name))
+
+    def fetched(self, turn: Expr, suffix: str) -> list[Stmt]:
+        """Statements that fetch what `turn` needs, as one group."""
+        at = indices(self.schedule, self.params, {self.team.turn: turn, self.lane.name: ix.Const(0)}, suffix)
+        place = ix.substitute(self.place(turn), {self.lane.name: ix.Const(0)})
+        more = ix.less(turn, self.params.size(self.schedule.loop(self.team.turn).extent, "turns"))
+        made: list[Stmt] = list(at.lets)
+        for access in self.near:
+            [read, *_] = load(access, at, self.params, self.schedule, {}, None)
+            made.append(Fetch(_near(access), place, read.buffer, read.offset, self.lane.extent.a, ix.both([more, *([read.guard] if read.guard is not None else [])])))
+        return [*looped(made, self.loops[:-1], self.params), FetchGroup()]
+
+    def tiles(self, start: int) -> list[Tile]:
+        """Where shared memory keeps what is fetched, from byte `start` on."""
+        each = math.prod(x.extent.a for x in self.loops) * self.schedule.threads
+        tiles = []
+        for access in self.near:
+            dtype = access.buffer.value.dtype
+            tiles.append(Tile(_near(access), dtype.ctype, dtype.itemsize, 2, each, start))
+            start += -(-tiles[-1].bytes // 16) * 16
+        return tiles
+
     def varies(self, value: Value) -> bool:
         """Whether the value differs along a row."""
         return bool(set(value.axes) & self.axes)
@@ -110,7 +146,7 @@ class _Rows:
     def keepable(self) -> set[str]:
         """Names of the values that cost much to compute and are needed in several phases, which registers keep where the row is in registers anyway, and
         memory where `memory` is."""
-        if not self.memory and any(x.bind == "serial" for x in self.loops if not (x.extent.is_const and x.extent.a == 1)):
+        if self.team or not self.memory and any(x.bind == "serial" for x in self.loops if not (x.extent.is_const and x.extent.a == 1)):
             return set()
         seen: set[str] = set()
         found: set[str] = set()
@@ -175,6 +211,10 @@ class _Rows:
         return [*needed(self.at.lets, frozenset().union(*map(used, found))), *found] if found else []
 
 
+def _near(access: Access) -> str:
+    return f"{access.buffer.value.name}_near"
+
+
 def nest_rows(segment: Segment, schedule: Schedule, name: str) -> Kernel:
     """The loop nest of `segment`, phase by phase."""
     rows = _Rows(segment, schedule)
@@ -185,10 +225,15 @@ def nest_rows(segment: Segment, schedule: Schedule, name: str) -> Kernel:
             body, rows.known = body + rows.known, []
         body += _phase(rows, phase)
     body += _row_stores(rows)
-    if rows.columns:
+    if rows.team:
+        turn = Var(rows.team.turn)
+        body = [*rows.fetched(ix.add(turn, 1), "_next"), FetchGroup(wait=True), *_slots(rows), *body]
+    if rows.columns or rows.team:
         body = _turns(rows, body)
-    scratch = rows.scratch()
-    kernel = kernel_of(name, segment, schedule, rows.params, [*scratch, *body], [])
+    if rows.team:
+        body = [*rows.fetched(ix.Const(0), "_first"), *body]
+    scratch, tiles = rows.scratch(), rows.tiles(-(-exchanged(body) // 128) * 128)
+    kernel = kernel_of(name, segment, schedule, rows.params, [*scratch, *body], tiles)
     return replace(kernel, shared=rows.row * (_WIDEST * len(scratch))) if scratch else kernel
 
 
@@ -206,6 +251,9 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
     at = ix.add(ix.mul(Var(rows.each), lanes), Var(rows.lane.name)) if rows.each else Var(rows.lane.name)
     along = [op for op in reductions if op in rows.along]
     after = combined(along, rows.schedule.reduction, rows.schedule.threads, count, count, rows.exchanged) if along else []
+    if rows.team and after:
+        meeting, rows.words = teamed(after, rows.words)
+        after += meeting
     rows.exchanged = max(rows.exchanged, exchanged(after))
     threads, brief = rows.schedule.threads, rows.schedule.reduction.brief
     for op in (op for op in reductions if op in rows.columns):
@@ -228,7 +276,7 @@ def _row_stores(rows: _Rows) -> list[Stmt]:
     loops = [x for x in rows.loops if x.name == rows.each]
     gone = {x: ix.Const(0) for x in rows.schedule.reduction.loops if x != rows.each}
     done = indices(rows.schedule, rows.params, gone, "_out")
-    first: Expr = ix.less(Var(next(x.name for x in rows.schedule.loops if x.bind == "thread.x")), 1)
+    first = ix.both(ix.less(x, 1) for x in [Var(next(x.name for x in rows.schedule.loops if x.bind == "thread.x")), *([done.of[rows.team.part]] if rows.team else [])])
     stores = []
     for access in rows.schedule.domain.stores:
         if not rows.varies(access.buffer.value):
@@ -242,10 +290,23 @@ def _row_stores(rows: _Rows) -> list[Stmt]:
     return looped([*needed(rows.at.lets, frozenset().union(*map(used, rows.known))), *rows.known, *lets, *stores], loops, rows.params)
 
 
+def _slots(rows: _Rows) -> list[Stmt]:
+    """Where the blocks of a team meet in this turn."""
+    team = rows.team
+    parts = next(r.by for r in rows.schedule.relations if isinstance(r, Fuse) and r.inner == team.part)
+    memory = rows.params.field(SLOTS, "uint64_t*", ("cleared", team.slots))
+    at = [rows.at.of[team.team], rows.params.size(parts, "parts"), rows.at.of[team.part], Var(team.turn)]
+    made = TeamSlots(SLOTS, memory, *at, team.words)
+    return [*needed(rows.at.lets, used(made)), made]
+
+
 def _turns(rows: _Rows, body: list[Stmt]) -> list[Stmt]:
     """`body`, which does one row, for all rows of the block, and the stores of what has been added up over them."""
     how, schedule, threads = rows.schedule.reduction, rows.schedule, rows.schedule.threads
     turn = next(x for x in schedule.loops if x.bind == "rows")
+    rounds = rows.params.size(turn.extent, "turns")
+    if not rows.columns:
+        return [For(turn.name, rounds, "rows", tuple(body))]
     body = [replace(s, turn=turn.name, half=rows.exchanged) if isinstance(s, BlockReduce) else s for s in body]
     loops = [x for x in rows.loops if x.name != rows.each]
     lanes = math.prod(x.extent.a for x in loops)
@@ -260,11 +321,10 @@ def _turns(rows: _Rows, body: list[Stmt]) -> list[Stmt]:
         before.append(Accumulator(name, wide.ctype, lanes, COMBINATIONS[op.combine].start(wide)))
         access = next(a for a in schedule.domain.stores if a.buffer.value.name == op.output.name)
         write = store(access, done, rows.params, schedule, across)
-        offset = ix.add(ix.mul(Var(how.partial[0]), rows.params.size(how.partial[1], "part_stride")), write.offset)
+        offset = ix.add(ix.mul(done.of[how.partial[0]], rows.params.size(how.partial[1], "part_stride")), write.offset)
         write = replace(write, offset=offset, guard=ix.both([first, *([write.guard] if write.guard is not None else [])]))
         after += [Compute(op.output.name, register, conversion(wide.ctype, register), (name,), (name,), rows.at_column()), write]
     lets = needed(done.lets, frozenset().union(*map(used, after)))
     alone = next(x.extent for x in schedule.loops if x.bind == "thread.y") == sz.const(1)
     meet = [] if alone else combined(rows.columns, replace(how, axis="y", warp=0), threads, lanes, 0, 2 * rows.exchanged)
-    rounds = rows.params.size(turn.extent, "turns")
     return [*before, For(turn.name, rounds, "rows", tuple(body)), *meet, *looped([*lets, *after], loops, rows.params)]

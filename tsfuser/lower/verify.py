@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from .loop_ir import Barrier, BlockReduce, For, If, Kernel, Stmt, Store, defined, used
+from .loop_ir import Barrier, BlockReduce, For, If, Kernel, Stmt, Store, TeamReduce, defined, used
 
 
 def verify(kernel: Kernel) -> "str | None":
@@ -34,7 +34,7 @@ def _body(body: "tuple[Stmt, ...]", known: set[str], looped: bool) -> "str | Non
                 return f"{missing[0]} is used by {s} before it is defined"
         if isinstance(s, Store) and _base(s.buffer) not in known:
             return f"{s.buffer} is stored to but not known"
-        if looped and isinstance(s, (Barrier, BlockReduce)):
+        if looped and isinstance(s, (Barrier, BlockReduce, TeamReduce)):
             return f"{s} stands in a loop, whose trip count may differ between threads"
         complaint = _inner(s, known, looped)
         if complaint:

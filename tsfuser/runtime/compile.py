@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Sequence
 
@@ -21,7 +21,7 @@ from ..ir.fusion import Fusion
 from ..lower.loop_ir import Kernel, Param
 from ..lower.pipeline import lower
 from ..schedule import accepts, choose, expanded
-from ..schedule.machine import GPU, HOST
+from ..schedule.machine import GPU, HOST, Machine
 from ..segment import Allocations, Segment, segments
 from ..target.cuda import CudaTarget
 from ..target.disk_cache import DiskCache
@@ -60,7 +60,7 @@ def compile_fusion(call: Call, fusion: Fusion, device: str) -> Plan:
 
 def kernels_of(call: Call, fusion: Fusion, device: str) -> "tuple[list[Compiled], Allocations]":
     """The kernels of `fusion`, loaded, in the order of their launches, and what they want allocated. Raises Refusal or CompileError."""
-    machine = HOST if _blockwise(device) else GPU
+    machine = _machine(device)
     allocations = Allocations(len(fusion.outputs))
     parts = segments(call, expanded(call, fusion, machine), allocations, lambda segment: accepts(call, segment, machine))
     dumps.show("fusion_ir", "fusion", fusion)
@@ -75,8 +75,12 @@ def kernels_of(call: Call, fusion: Fusion, device: str) -> "tuple[list[Compiled]
     return [Compiled(*fields, function) for fields, function in zip(lowered, loaded)], allocations
 
 
-def _blockwise(device: str) -> bool:
-    return device == "cpu" and options.host_launch() == "block"
+def _machine(device: str) -> Machine:
+    """What schedulers plan for; blocks that wait for each other must not be more than `device` can run at the same time."""
+    if device == "cpu":
+        return HOST if options.host_launch() == "block" else GPU
+    count, shared = CudaTarget.multiprocessors(device)
+    return replace(GPU, multiprocessors=count, shared=shared)
 
 
 def _lower(segment: Segment, schedule, device: str) -> tuple:

@@ -1,7 +1,8 @@
 """What schedulers know of the machine they plan for.
 
-In: the kind of device. Out: a `Machine`. The numbers are those of the H200 where a GPU is meant (132 multiprocessors, 4.3 TB/s measured); they steer
-choices and never change results, so one record serves all GPUs.
+In: the kind of device. Out: a `Machine`. The numbers are those of the H200 where a GPU is meant (132 multiprocessors, 4.3 TB/s measured). They steer
+choices and never change results, so one record serves all GPUs; only what bounds how many blocks can wait for each other is that of the device: its number of
+multiprocessors and their shared memory.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ class Machine:
     """`kind` is `gpu` or `host`. `flight`: bytes of input that one thread should have under way to cover memory latency (measured: more costs
     registers and gains nothing); `access`: bytes of its widest memory access; `threads`: of a block; `chunk`: elements
     that a host block works on; `lanes`: elements that a loop of the host's reductions takes side by side, enough to hide how long an
-    addition takes; `registers`: of a multiprocessor; `task`: elements that make a task of the host's thread pool (torch's grain size)."""
+    addition takes; `registers` and bytes of `shared` memory: of a multiprocessor; `task`: elements that make a task of the host's thread pool (torch's grain size)."""
 
     kind: str
     multiprocessors: int = 132
@@ -22,6 +23,7 @@ class Machine:
     access: int = 16
     threads: int = 128
     registers: int = 65536
+    shared: int = 233472
     chunk: int = 4096
     task: int = 32768
     lanes: int = 32

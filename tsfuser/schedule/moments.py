@@ -19,7 +19,6 @@ from ..ir.call import Call
 from ..ir.fusion import MOMENTS, Fusion, Op, Pointwise, Reduce, Value, extent
 from ..segment import Allocations, Segment, segments
 from . import rows
-from .domain import domain
 from .machine import Machine
 
 
@@ -63,10 +62,11 @@ def _names(op: Reduce) -> tuple[str, str]:
 
 
 def _keeps(call: Call, segment: Segment, names: tuple[str, str], machine: Machine) -> bool:
-    """Whether `segment` does both sums, and the second without memory."""
+    """Whether `segment` does both sums, and the second without memory; blocks that share a row would have to wait for each other once more."""
     if not {op.output.name for op in segment.reductions} >= set(names):
         return False
-    return rows.choose(call, segment, domain(call, segment), machine).persistent
+    params = rows.choose(call, segment, machine)
+    return params.persistent and not params.team
 
 
 def _rewritten(fusion: Fusion, chosen: set) -> Fusion:

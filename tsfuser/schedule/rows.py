@@ -1,9 +1,11 @@
 """The row schedule: normalisations and softmax, every row read once where it fits into registers.
 
-In: a segment whose reductions run over the contiguous dim, and results that depend on them; on a GPU some may run over all other dims instead (*columns*, as the
-gradients of a normalisation's parameters do). Out: one kernel, or two. The threads of a row reduce together, get the
+In: a segment whose reductions run over the contiguous dim, and results that depend on them. On a GPU they may run over outer dims as well (a row then has pieces, as a
+channel of a batch has), or some over all other dims instead (*columns*, as the gradients of a normalisation's parameters do). Out: one kernel, or two. The threads of a row reduce together, get the
 result back and go over the row again: in registers (*persistent*: a thread keeps `unroll` vectors of each tensor) or, for rows too long, in memory.
-Short rows share a block. With columns, a block goes over many rows and adds up its part of the columns in registers; a second kernel adds up the parts.
+Short rows share a block; a long one is shared by the blocks of a *team*, who meet in memory after each reduction and go over many rows: all run at the same time, and
+fetch their part of the next row into shared memory while they work on this one. With
+columns, a block goes over many rows too and adds up its part of the columns in registers; a second kernel adds up the parts.
 Example: layer_norm over 1024 floats: 64 threads a row, four float4 each.
 """
 
@@ -13,12 +15,13 @@ from dataclasses import dataclass, replace
 
 from ..ir import size as sz
 from ..ir.call import Call
-from ..ir.fusion import MOMENTS, Axis, Reduce
+from ..ir.dtypes import INT64
+from ..ir.fusion import MOMENTS, Axis, Reduce, Value
 from ..ir.size import Size
 from ..segment import Allocations, Segment
 from . import reduction
-from .domain import Domain, domain
-from .loops import Reduction, Schedule
+from .domain import Access, Domain, domain
+from .loops import Reduction, Schedule, Team
 from .machine import Machine
 from .pointwise import is_whole, is_wide, vector_width, with_grain
 
@@ -33,6 +36,9 @@ TALL = 256  # threads of a block with columns, so that there are not too many pa
 OTHERS = 24  # registers for everything else
 BRIEF = 16  # additions to an accumulator of the host below which it is float
 LONG = 65536  # elements of a row from which several blocks a row are worth two passes and another kernel, where rows are few
+SHARE = 48  # registers of a thread of a team that may hold columns
+EXCHANGE = 8192  # bytes of shared memory that a block of a team needs for other things than its part of rows
+WORDS = 8  # 4-byte words of the widest accumulator, moments of double
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class RowParams:
     """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor, of one row or (`several`) of as many; `persistent`: in registers from first to last use;
     `warp`: threads of a short row, several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that nothing needs a bound; `whole`: at
     least, every vector is all inside or all outside the row; `columns`: how many reductions run over the other dims; `threads`: of a block at most;
-    `rows`: of a block with columns, where a row has more than a warp; `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit indices;
+    `rows`: of a block with columns, where a row has more than a warp; `team`: several blocks share a row, of which a thread has `rounds` times `unroll` vectors; `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit indices;
     `brief`: few elements a row, to be added up in float."""
 
     vector: int
@@ -53,96 +59,166 @@ class RowParams:
     columns: int = 0
     threads: int = 1
     rows: int = 1
+    team: bool = False
+    rounds: int = 1
     resident: int = 0
     wide: bool = False
     brief: bool = False
 
 
-def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
-    """None, or why the segment is not one pass over rows."""
+@dataclass(frozen=True)
+class _Rows:
+    """A domain as rows of the dims called `along`, of which the last is contiguous."""
+
+    space: Domain
+    along: tuple[str, ...]
+
+    @property
+    def length(self) -> Size:
+        """Elements of a row."""
+        return sz.product([d.extent for d in self.space.dims if d.name in self.along])
+
+    @property
+    def count(self) -> Size:
+        """How many rows there are."""
+        return sz.product([d.extent for d in self.space.dims if d.name not in self.along])
+
+    @property
+    def streamed(self) -> list[Access]:
+        """The tensors that are read from memory, and not again for every row."""
+        inner = len(self.space.dims) - 1
+        across = [d for d, dim in enumerate(self.space.dims) if dim.name not in self.along]
+        return [a for a in self.space.loads if a.moves(inner) and (not across or any(a.moves(d) for d in across))]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes an element of these."""
+        return sum(a.itemsize for a in self.streamed)
+
+
+def _rows(call: Call, segment: Segment) -> "tuple[_Rows, list[Reduce], list[Reduce]]":
+    """The rows of a segment, its reductions along them, and those over columns."""
     space = domain(call, segment)
     inner = set(space.dims[-1].axes)
-    columns = [op for op in segment.reductions if not set(op.axes) & inner]
-    along = [op for op in segment.reductions if op not in columns]
-    if not along or set(along[0].axes) != inner:
+    along = [op for op in segment.reductions if set(op.axes) & inner]
+    axes = set(along[0].axes) if along else inner
+    return _Rows(space, tuple(d.name for d in space.dims if set(d.axes) & axes)), along, [op for op in segment.reductions if op not in along]
+
+
+def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
+    """None, or why the segment is not one pass over rows."""
+    rows, along, columns = _rows(call, segment)
+    if not along or (len(rows.along) > 1 and (machine.kind == "host" or columns)):
         return "its reduced dimensions are not the contiguous ones"
     added = {op.output.name for op in columns}
     if any(v.name in added for op in segment.ops for v in op.operands):
         return "something depends on what is added up over all rows"
-    if not call.decide(sz.lt(0, space.elements)):
+    if not call.decide(sz.lt(0, rows.space.elements)):
         return "it has no elements"
     few = machine.multiprocessors // 2 if machine.kind == "gpu" else 2
-    count = sz.product([d.extent for d in space.dims[:-1]])
-    if call.decide(sz.both(sz.lt(count, few), sz.lt(LONG, space.dims[-1].extent))):
+    if call.decide(sz.both(sz.lt(rows.count, few), sz.lt(LONG, rows.length))) and not choose(call, segment, machine).team:
         return "its rows are long and too few to keep the machine busy"
     if any(op.combine in MOMENTS for op in columns):
         return "moments of columns are three numbers each, which would not fit into registers"
     if columns:
-        params = choose(call, segment, space, machine)
-        if not params.persistent or _held(space, params) > REGISTERS:
+        params = choose(call, segment, machine)
+        if not params.persistent or _held(rows, params) > REGISTERS:
             return "a row and its part of the columns do not fit into registers"
     return None
 
 
 def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> list[tuple[Segment, Schedule, object]]:
     """The kernels that compute `segment`."""
-    space = domain(call, segment)
-    params = choose(call, segment, space, machine)
-    if not params.columns:
-        return [(segment, apply(space, params, machine), params)]
-    inner = set(space.dims[-1].axes)
-    columns = [op for op in segment.reductions if not set(op.axes) & inner]
-    first, second, distance = reduction.parted(segment, columns, Axis("parts", _parts(space, params, machine)), params.vector, allocations)
-    schedule = apply(domain(call, first), params, machine)
-    how = replace(schedule.reduction, partial=("block", distance))
-    return [(first, replace(schedule, reduction=how), params), reduction.finish(call, second, machine)]
+    rows, _, columns = _rows(call, segment)
+    params = choose(call, segment, machine)
+    team = None
+    if params.team:
+        words = WORDS * len(segment.reductions)
+        room = Axis("slots", sz.const(2 * words * _blocks(params, machine)))
+        inner = len(rows.space.dims) - 1
+        near = tuple(a.buffer.value.name for a in rows.streamed if a.is_unit(inner))
+        team = Team("team", "part", "turn", allocations.new(Value("slots", INT64, (room,))).index, words, near)
+    if not columns:
+        return [(segment, _with(apply(rows, params, machine), team=team), params)]
+    first, second, distance = reduction.parted(segment, columns, Axis("parts", _parts(rows, params, machine)), params.vector, allocations)
+    schedule = apply(_rows(call, first)[0], params, machine)
+    schedule = _with(schedule, team=team, partial=("team" if team else "block", distance))
+    return [(first, schedule, params), reduction.finish(call, second, machine)]
 
 
-def choose(call: Call, segment: Segment, space: Domain, machine: Machine) -> RowParams:
+def _with(schedule: Schedule, **what) -> Schedule:
+    return replace(schedule, reduction=replace(schedule.reduction, **what))
+
+
+def choose(call: Call, segment: Segment, machine: Machine) -> RowParams:
     """A warp a row while its threads can keep the row, so that nobody waits at a barrier; else threads first, then registers: as many threads as have a
     vector to do."""
-    vector = vector_width(call, space, machine)
-    whole = machine.kind == "gpu" and is_whole(call, space, vector)
-    columns, inner = space.dims[-1].extent, set(space.dims[-1].axes)
-    given = RowParams(vector, 1, False, whole=whole, columns=sum(not set(op.axes) & inner for op in segment.reductions), wide=is_wide(call, space))
+    rows, _, columns = _rows(call, segment)
+    vector = vector_width(call, rows.space, machine)
+    whole = machine.kind == "gpu" and is_whole(call, rows.space, vector)
+    given = RowParams(vector, 1, False, whole=whole, columns=len(columns), wide=is_wide(call, rows.space))
     if machine.kind == "host":
-        return replace(given, brief=call.decide(sz.le(columns, machine.lanes * BRIEF)))
-    vectors = sz.ceildiv(columns, vector)
-    bytes_each = vector * _streamed(space)
+        return replace(given, brief=call.decide(sz.le(rows.length, machine.lanes * BRIEF)))
+    vectors = sz.ceildiv(rows.length, vector)
+    bytes_each = vector * rows.bytes
     unroll, shallow = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), _depth(FLIGHT, bytes_each)), SHALLOW
     if given.columns:  # as much as registers hold, so that what threads do together costs each element less
-        shallow = next((u for u in (8, 4, 2) if _held(space, replace(given, unroll=u)) <= REGISTERS), 1)
+        shallow = next((u for u in (8, 4, 2) if _held(rows, replace(given, unroll=u)) <= REGISTERS), 1)
         unroll = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), shallow)
     if call.decide(sz.le(vectors, 32 * shallow)):
         warp = call.decide(sz.minimum(sz.nextpow2(vectors), 32))
         unroll, depth = call.decide(sz.nextpow2(sz.ceildiv(vectors, 32))), _depth(FLIGHT_ALONE, bytes_each)
-        several = unroll == 1 < depth and len(space.dims) > 1
+        several = unroll == 1 < depth and len(rows.space.dims) > len(rows.along)
         params = replace(given, unroll=depth if several else unroll, persistent=True, warp=warp, several=several, threads=SMALL)
     elif call.decide(sz.le(unroll, DEEPEST)):
         params = replace(given, unroll=call.decide(unroll), persistent=True, threads=LARGEST)
     else:
-        params = replace(given, unroll=4, threads=LARGEST)
-    across, _ = _block(columns, params)
-    if params.columns and params.persistent:  # a turn of all blocks should find room at once
+        params = _shared(call, rows, given, machine) or replace(given, unroll=4, threads=LARGEST)
+    across, _ = _block(rows.length, params)
+    if params.columns and params.persistent and not params.team:  # a turn of all blocks should find room at once
         threads = params.threads if params.warp else call.decide(sz.nextpow2(across))
-        rows = 1 if params.warp else max(1, TALL // threads)
-        threads *= rows
-        most = next((r for r in (64, 80, 96, 128, 168) if r >= _held(space, params) + OTHERS), 168)
-        params = replace(params, threads=threads, rows=rows, resident=max(1, machine.registers // (most * threads)))
-    step = across * (params.vector * (1 if params.several else params.unroll))
-    return replace(params, exact=bool(call.decide(sz.eq(columns, step) if params.persistent else sz.eq(columns % step, 0))))
+        down = 1 if params.warp else max(1, TALL // threads)
+        threads *= down
+        most = next((r for r in (64, 80, 96, 128, 168) if r >= _held(rows, params) + OTHERS), 168)
+        params = replace(params, threads=threads, rows=down, resident=max(1, machine.registers // (most * threads)))
+    step = across * (params.vector * (1 if params.several else params.unroll * params.rounds))
+    fills = sz.eq(rows.length, step) if params.persistent and not params.team else sz.eq(rows.length % step, 0)
+    return replace(params, exact=bool(call.decide(fills)))
 
 
-def _streamed(space: Domain) -> int:
-    """Bytes an element of the tensors that are read from memory, and not again for every row."""
-    columns = len(space.dims) - 1
-    return sum(a.itemsize for a in space.loads if a.moves(columns) and (columns == 0 or any(a.moves(d) for d in range(columns))))
+def _shared(call: Call, rows: _Rows, given: RowParams, machine: Machine) -> "RowParams | None":
+    """For rows that need several blocks; None where all blocks together are too few for one. Two blocks share a multiprocessor, so that one has work while the other
+    waits; with columns, which take registers, there is one."""
+    if not given.whole:  # what is fetched is a vector or nothing
+        given = replace(given, vector=1, whole=True)
+    resident = 1 if given.columns else 2
+    room = machine.shared // resident - EXCHANGE
+    vectors = min(8, room // (2 * LARGEST * given.vector * max(rows.bytes, 1)))
+    if given.columns:  # a loop would not keep them in registers
+        vectors = unroll = min(vectors, SHARE // (given.vector * given.columns))
+    else:
+        unroll = next((u for u in (3, 2) if vectors % u == 0), 1)
+    if not vectors:
+        return None
+    params = replace(given, unroll=unroll, rounds=vectors // unroll, persistent=True, team=True, threads=LARGEST, resident=resident)
+    fits = sz.le(_sharers(rows, params), _blocks(params, machine))
+    return params if call.decide(fits) else None
 
 
-def _held(space: Domain, params: RowParams) -> int:
+def _blocks(params: RowParams, machine: Machine) -> int:
+    """Blocks that run at the same time."""
+    return machine.multiprocessors * params.resident
+
+
+def _sharers(rows: _Rows, params: RowParams) -> Size:
+    """Blocks that share a row."""
+    return sz.ceildiv(rows.length, LARGEST * params.vector * params.unroll * params.rounds)
+
+
+def _held(rows: _Rows, params: RowParams) -> int:
     """Registers of a thread for its part of a row, or of several, for what it adds up over rows, and for what all rows share."""
-    rows, along = (params.unroll, 1) if params.several else (1, params.unroll)
-    return params.vector * along * (rows * _streamed(space) + 4 * params.columns + 4) // 4
+    deep, along = (params.unroll, 1) if params.several else (1, params.unroll)
+    return params.vector * along * (deep * rows.bytes + 4 * params.columns + 4) // 4
 
 
 def _depth(flight: int, bytes_each: int) -> int:
@@ -150,20 +226,28 @@ def _depth(flight: int, bytes_each: int) -> int:
     return 1 << (max(1, min(4, flight // max(bytes_each, 1))).bit_length() - 1)
 
 
-def _parts(space: Domain, params: RowParams, machine: Machine) -> Size:
-    """Blocks that go over all rows together, as many as run at the same time, with two turns each at least."""
-    across, down = _block(space.dims[-1].extent, params)
-    count = sz.product([d.extent for d in space.dims[:-1]])
-    rows = down * params.unroll if params.several else down
-    return sz.minimum(sz.ceildiv(count, rows * 2), machine.multiprocessors * params.resident)
+def _parts(rows: _Rows, params: RowParams, machine: Machine) -> Size:
+    """Blocks that go over all rows together, as many as run at the same time, with two turns each at least; or teams."""
+    if params.team:
+        return sz.minimum(rows.count, sz.binary("div", _blocks(params, machine), _sharers(rows, params)))
+    _, down = _block(rows.length, params)
+    each = down * params.unroll if params.several else down
+    return sz.minimum(sz.ceildiv(rows.count, each * 2), _blocks(params, machine))
 
 
-def apply(space: Domain, params: RowParams, machine: Machine) -> Schedule:
-    schedule = Schedule.over(space, params.threads, params.wide)
-    *outer, col = [x.name for x in schedule.loops]
-    across, down = _block(schedule.loop(col).extent, params)
+def apply(rows: _Rows, params: RowParams, machine: Machine) -> Schedule:
+    schedule = Schedule.over(rows.space, params.threads, params.wide)
+    outer, along = [x.name for x in schedule.loops if x.name not in rows.along], list(rows.along)
+    if len(along) > 1:  # a vector never crosses from one piece of a row to the next
+        schedule, along = schedule.reorder(*outer, *along).fuse_all(along, "col"), ["col"]
+    [col] = along
+    across, down = _block(rows.length, params)
     step = across * params.vector
-    if params.persistent:
+    if params.team:
+        schedule = schedule.split(col, step * (params.unroll * params.rounds), ("part", "share"), exact=params.exact, times=_sharers(rows, params), whole=params.whole)
+        schedule = schedule.split("share", step * params.unroll, ("r", "round"), exact=True).split("round", step, ("u", "spot"), exact=True)
+        serial = ["r", "u", "lane"]
+    elif params.persistent:
         times = 1 if params.several else params.unroll
         schedule = schedule.split(col, step, ("u" if times > 1 else "once", "spot"), exact=params.exact, times=times, whole=params.whole)
         serial = ["u" if times > 1 else "once", "lane"]
@@ -176,18 +260,21 @@ def apply(space: Domain, params: RowParams, machine: Machine) -> Schedule:
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
     bound = {"tx": "thread_x", "ty": "thread_y", "u": "unroll", "lane": "simd" if params.threads == 1 else "vector", "block": "block"}
     blocks, threads = ["block"], ["tx"]
-    if outer:
+    if params.team:
+        schedule = _teams(schedule, outer, _parts(rows, params, machine)).reorder("team", "part", "turn", "ty", "tx", *serial).fuse("team", "part", "block")
+        bound["turn"] = "rows"
+    elif outer:
         schedule = schedule.reorder(*outer, *threads, *serial)
         row = outer[0]
         if len(outer) > 1:
             schedule, row = schedule.fuse_all(outer, "row"), "row"
-        rows, own = (down * params.unroll, "rows") if params.several else (down, "ty")
+        each, own = (down * params.unroll, "rows") if params.several else (down, "ty")
         if params.columns:
-            parts = _parts(space, params, machine)
-            schedule = schedule.split(row, parts * rows, ("turn", "beat")).split("beat", rows, ("block", own), exact=True)
+            parts = _parts(rows, params, machine)
+            schedule = schedule.split(row, parts * each, ("turn", "beat")).split("beat", each, ("block", own), exact=True)
             blocks, bound["turn"] = ["block", "turn"], "rows"
         else:
-            schedule = schedule.split(row, rows, ("block", own), exact=params.threads == 1)
+            schedule = schedule.split(row, each, ("block", own), exact=params.threads == 1)
         if params.several:
             schedule = schedule.split("rows", down, ("u", "ty"), exact=True)
             serial = ["u", *serial]
@@ -200,11 +287,22 @@ def apply(space: Domain, params: RowParams, machine: Machine) -> Schedule:
     return with_grain(schedule)
 
 
+def _teams(schedule: Schedule, outer: list[str], teams: Size) -> Schedule:
+    """With loops `turn`, `team` and `ty` over the rows."""
+    if not outer:
+        return schedule.with_single("ty").with_single("team").with_single("turn")
+    rest = [x.name for x in schedule.loops if x.name not in outer]
+    schedule = schedule.reorder(*outer, *rest).fuse_all(outer, "row")
+    return schedule.split("row", teams, ("turn", "beat")).split("beat", 1, ("team", "ty"), exact=True)
+
+
 def _block(extent: Size, params: RowParams) -> tuple[Size, Size]:
     """Threads along a row, a power of two or a multiple of a warp, and rows of a block."""
     if params.threads == 1:
         return sz.const(1), sz.const(1)
     vectors = sz.ceildiv(extent, params.vector)
+    if params.team:
+        return sz.const(LARGEST), sz.const(1)
     if params.warp:
         return sz.const(params.warp), sz.const(params.threads // params.warp)
     across = sz.ceildiv(sz.ceildiv(vectors, 1 if params.several else params.unroll), 32) * 32

@@ -104,6 +104,11 @@ class CudaTarget:
         """The same for compute capability `arch`, without a device."""
         return _compile(source, name, arch, self._options, virtual=True)[0]
 
+    @staticmethod
+    def multiprocessors(device: str = "cuda:0") -> tuple[int, int]:
+        """(multiprocessors of `device`, bytes of shared memory of each)."""
+        return driver.multiprocessors(_index(device))
+
     def start(self) -> None:
         """Has a thread start NVRTC, so that the first kernel does not wait for that; once, and not where the
         disk cache has been used by such an installation: then the kernels are likely there, and NVRTC is not

@@ -14,6 +14,7 @@ from .function import Function
 from ..errors import Refusal
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _SHARED_OPTIN = 75, 76, 97  # CUdevice_attribute
+_MULTIPROCESSORS, _SHARED_OF_MULTIPROCESSOR = 16, 81
 _MEMORY_KILOHERTZ, _MEMORY_BITS = 36, 37
 _STATIC_SHARED, _LOCAL_BYTES, _REGISTERS, _MAX_DYNAMIC_SHARED = 1, 3, 4, 8  # CUfunction_attribute
 _CAPTURE_RELAXED = 2  # CUstreamCaptureMode
@@ -58,6 +59,12 @@ def _device_attribute(index: int, attribute: int) -> int:
 def capability(index: int) -> int:
     """Compute capability of device `index` as one number: 90 for 9.0."""
     return _device_attribute(index, _CAPABILITY_MAJOR) * 10 + _device_attribute(index, _CAPABILITY_MINOR)
+
+
+@functools.lru_cache(maxsize=None)
+def multiprocessors(index: int) -> tuple[int, int]:
+    """(multiprocessors of device `index`, bytes of shared memory of each)."""
+    return _device_attribute(index, _MULTIPROCESSORS), _device_attribute(index, _SHARED_OF_MULTIPROCESSOR)
 
 
 @functools.lru_cache(maxsize=None)

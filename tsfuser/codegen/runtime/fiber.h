@@ -5,7 +5,7 @@
 // would have hung or read garbage: threads that do not all reach a barrier, or reach different ones, and
 // writes past the dynamic shared memory. Shared memory starts as 0xFF bytes (NaN in every floating type).
 // Odd blocks run their threads backwards, so that a missing barrier shows in one of two neighbours. Blocks
-// may run in several OS threads.
+// may run in several OS threads; those of a TEAM_KERNEL, who wait for each other, all run in one, by turns.
 #pragma once
 
 #include <stdio.h>
@@ -47,6 +47,7 @@ struct FiberBlock {
   Fiber* fibers;
   Fiber* current;
   ucontext_t scheduler;
+  int64_t fruitless;  // rounds in which threads looked for another block's word in vain
 };
 
 static thread_local FiberBlock* fiber_block = nullptr;
@@ -66,6 +67,11 @@ static inline void fiber_wait(const char* file, int line, unsigned lanes) {
   self->line = line;
   self->waits_for = lanes;
   swapcontext(&self->context, &fiber_block->scheduler);
+}
+
+// Lets the others run, of this block and of all others that run at the same time.
+static inline void fiber_yield() {
+  swapcontext(&fiber_block->current->context, &fiber_block->scheduler);
 }
 
 static inline void fiber_entry() {
@@ -124,7 +130,8 @@ static inline bool fiber_release(FiberBlock& b) {
   return released || fiber_release_block(b);
 }
 
-static inline void fiber_run_block(FiberBlock& b, char* stacks) {
+static inline void fiber_start_block(FiberBlock& b, char* stacks) {
+  b.fruitless = 0;
   for (int i = 0; i < b.threads; ++i) {
     Fiber& f = b.fibers[i];
     f.thread = {i % b.shape.x, i / b.shape.x, 0};
@@ -137,65 +144,100 @@ static inline void fiber_run_block(FiberBlock& b, char* stacks) {
     f.context.uc_link = nullptr;
     makecontext(&f.context, fiber_entry, 0);
   }
-  for (;;) {
-    int alive = 0;
+}
+
+// Runs every thread until it waits or yields; false when all have returned.
+static inline bool fiber_run_round(FiberBlock& b) {
+  constexpr int64_t patience = 1 << 20;
+  int alive = 0, yielded = 0;
+  fiber_block = &b;
+  for (int i = 0; i < b.threads; ++i) {
+    Fiber& f = b.fibers[b.block.x & 1 ? b.threads - 1 - i : i];
+    if (!f.finished && !f.file) {
+      b.current = &f;
+      swapcontext(&b.scheduler, &f.context);
+      yielded += !f.finished && !f.file;
+    }
+    alive += !f.finished;
+  }
+  if (!alive) return false;
+  const bool released = fiber_release(b);
+  b.fruitless = released ? 0 : b.fruitless + 1;
+  if (!released && (!yielded || b.fruitless > patience)) {
     for (int i = 0; i < b.threads; ++i) {
-      Fiber& f = b.fibers[b.block.x & 1 ? b.threads - 1 - i : i];
-      if (!f.finished && !f.file) {
-        b.current = &f;
-        swapcontext(&b.scheduler, &f.context);
-      }
-      alive += !f.finished;
+      if (!b.fibers[i].finished)
+        fiber_abort(yielded ? "waits for blocks that never come" : "waits for threads that never come", &b.fibers[i]);
     }
-    if (!alive) return;
-    if (!fiber_release(b)) {
-      for (int i = 0; i < b.threads; ++i) {
-        if (!b.fibers[i].finished) fiber_abort("waits for threads that never come", &b.fibers[i]);
-      }
-    }
+  }
+  return true;
+}
+
+// What a block needs for itself; the shared memory ends in a canary.
+static inline void fiber_equip(FiberBlock& b, size_t padded) {
+  b.shared = static_cast<char*>(aligned_alloc(64, padded));
+  b.fibers = static_cast<Fiber*>(malloc(b.threads * sizeof(Fiber)));
+  if (!b.shared || !b.fibers) {
+    fprintf(stderr, "tsfuser: no memory for the fibers of kernel %s\n", b.kernel);
+    abort();
   }
 }
 
+// The blocks from `begin` to `end`: one after the other or, `together`, at the same time.
 static inline void fiber_run(const char* kernel, void (*body)(const void*), const void* args,
                              int64_t most_threads, int64_t grid, int64_t block_x, int64_t block_y,
-                             int64_t shared, int64_t begin, int64_t end) {
-  FiberBlock b;
-  b.kernel = kernel;
-  b.body = body;
-  b.args = args;
-  b.grid = {static_cast<unsigned>(grid), 1, 1};
-  b.shape = {static_cast<unsigned>(block_x), static_cast<unsigned>(block_y), 1};
-  b.threads = static_cast<int>(block_x * block_y);
-  if (b.threads < 1 || b.threads > most_threads) {
-    fprintf(stderr, "tsfuser: kernel %s launched with %d threads a block, allows 1 to %d\n", kernel,
-            b.threads, static_cast<int>(most_threads));
+                             int64_t shared, int64_t begin, int64_t end, bool together) {
+  const int threads = static_cast<int>(block_x * block_y);
+  if (threads < 1 || threads > most_threads) {
+    fprintf(stderr, "tsfuser: kernel %s launched with %d threads a block, allows 1 to %d\n", kernel, threads,
+            static_cast<int>(most_threads));
     abort();
   }
+  const int64_t at_once = together ? end - begin : 1;
   const size_t padded = (static_cast<size_t>(shared) + 63) / 64 * 64 + FiberBlock::canary_bytes;
-  b.shared = static_cast<char*>(aligned_alloc(64, padded));
-  b.fibers = static_cast<Fiber*>(malloc(b.threads * sizeof(Fiber)));
-  const size_t stack_total = b.threads * FiberBlock::stack_bytes;
-  void* stacks =
-      mmap(nullptr, stack_total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (!b.shared || !b.fibers || stacks == MAP_FAILED) {
+  const size_t stack_total = threads * FiberBlock::stack_bytes;
+  FiberBlock* blocks = static_cast<FiberBlock*>(calloc(at_once, sizeof(FiberBlock)));
+  void* stacks = mmap(nullptr, at_once * stack_total, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (!blocks || stacks == MAP_FAILED) {
     fprintf(stderr, "tsfuser: no memory for the fibers of kernel %s\n", kernel);
     abort();
   }
+  for (int64_t i = 0; i < at_once; ++i) {
+    FiberBlock& b = blocks[i];
+    b.kernel = kernel;
+    b.body = body;
+    b.args = args;
+    b.grid = {static_cast<unsigned>(grid), 1, 1};
+    b.shape = {static_cast<unsigned>(block_x), static_cast<unsigned>(block_y), 1};
+    b.threads = threads;
+    fiber_equip(b, padded);
+  }
   FiberBlock* outer = fiber_block;
-  fiber_block = &b;
-  for (int64_t block = begin; block < end; ++block) {
-    b.block = {static_cast<unsigned>(block), 0, 0};
-    memset(b.shared, 0xff, padded);
-    fiber_run_block(b, static_cast<char*>(stacks));
-    for (size_t i = shared; i < padded; ++i) {
-      if (b.shared[i] != static_cast<char>(0xff))
-        fiber_abort("wrote past the end of shared memory", b.current);
+  for (int64_t first = begin; first < end; first += at_once) {
+    for (int64_t i = 0; i < at_once; ++i) {
+      blocks[i].block = {static_cast<unsigned>(first + i), 0, 0};
+      memset(blocks[i].shared, 0xff, padded);
+      fiber_start_block(blocks[i], static_cast<char*>(stacks) + i * stack_total);
+    }
+    for (bool alive = true; alive;) {
+      alive = false;
+      for (int64_t i = 0; i < at_once; ++i) alive |= fiber_run_round(blocks[i]);
+    }
+    for (int64_t i = 0; i < at_once; ++i) {
+      fiber_block = &blocks[i];
+      for (size_t k = shared; k < padded; ++k) {
+        if (blocks[i].shared[k] != static_cast<char>(0xff))
+          fiber_abort("wrote past the end of shared memory", blocks[i].current);
+      }
     }
   }
   fiber_block = outer;
-  munmap(stacks, stack_total);
-  free(b.fibers);
-  free(b.shared);
+  munmap(stacks, at_once * stack_total);
+  for (int64_t i = 0; i < at_once; ++i) {
+    free(blocks[i].fibers);
+    free(blocks[i].shared);
+  }
+  free(blocks);
 }
 
 // Offers `value` to the lanes of `mask` and takes lane `source`'s; NaN bytes from a lane that is not there.
@@ -253,7 +295,10 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu) {
 #define blockDim (fiber_block->shape)
 #define gridDim (fiber_block->grid)
 
-#define KERNEL(NAME, ARGS, THREADS, ...)                                                                    \
+#define KERNEL(NAME, ARGS, THREADS, ...) FIBER_KERNEL(NAME, ARGS, THREADS, false)
+#define TEAM_KERNEL(NAME, ARGS, THREADS, ...) FIBER_KERNEL(NAME, ARGS, THREADS, true)
+
+#define FIBER_KERNEL(NAME, ARGS, THREADS, TOGETHER)                                                         \
   static void NAME##_thread(const ARGS& args);                                                             \
   extern "C" void NAME(const void* packed, int64_t grid, int64_t block_x, int64_t block_y, int64_t shared, \
                        int64_t begin, int64_t end) {                                                       \
@@ -261,7 +306,7 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu) {
     memcpy(&args, packed, sizeof(args));                                                                   \
     fiber_run(                                                                                             \
         #NAME, [](const void* p) { NAME##_thread(*static_cast<const ARGS*>(p)); }, &args, THREADS, grid,   \
-        block_x, block_y, shared, begin, end);                                                             \
+        block_x, block_y, shared, begin, end, TOGETHER);                                                   \
   }                                                                                                        \
   static void NAME##_thread(const ARGS& args)
 

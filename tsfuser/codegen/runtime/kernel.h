@@ -16,6 +16,7 @@
 
 #define KERNEL(NAME, ARGS, ...) \
   extern "C" __global__ void __launch_bounds__(__VA_ARGS__) NAME(const __grid_constant__ ARGS args)
+#define TEAM_KERNEL KERNEL  // all blocks of which run at the same time
 
 #define SHARED_MEMORY(name) extern __shared__ __align__(16) char name[]
 

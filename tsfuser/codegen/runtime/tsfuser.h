@@ -9,5 +9,7 @@
 #include "vector.h"
 #include "index.h"
 #include "reduce.h"
+#include "team.h"
+#include "fetch.h"
 #include "math.h"
 #include "philox.h"

@@ -1,0 +1,49 @@
+// Copies from memory into shared memory that run beside the thread which asked for them.
+//
+// In: a place in shared memory that only this thread reads, an address, whether to read it. Out: the N elements there, zeros where it is not to be read, once
+// `fetch_wait` says so: it waits for all groups but the last. Example:
+//
+//     fetch<4>(near, x + i, i < n);  fetch_group();      // this turn's
+//     fetch<4>(near + 4, x + j, j < n);  fetch_group();  // the next one's
+//     fetch_wait();                                      // near[0 .. 3] is there
+#pragma once
+
+#include "vector.h"
+
+#if defined(TSFUSER_CUDA) && __CUDA_ARCH__ >= 800
+
+template <int N, class T>
+DEVICE void fetch(T* near, const T* far, bool wanted) {
+  constexpr int bytes = N * sizeof(T);
+  const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(near)), taken = wanted ? bytes : 0;
+  if constexpr (bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(far), "r"(taken) : "memory");
+  } else if constexpr (bytes == 8) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(place), "l"(far), "r"(taken) : "memory");
+  } else if constexpr (bytes == 4) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(place), "l"(far), "r"(taken) : "memory");
+  } else {
+    store(near, load<N>(far, wanted));
+  }
+}
+
+DEVICE void fetch_group() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+DEVICE void fetch_wait() {
+  asm volatile("cp.async.wait_group 1;" ::: "memory");
+}
+
+#elif defined(TSFUSER_CUDA) || defined(TSFUSER_FIBERS)
+
+template <int N, class T>
+DEVICE void fetch(T* near, const T* far, bool wanted) {
+  store(near, load<N>(far, wanted));
+}
+DEVICE void fetch_group() {
+}
+DEVICE void fetch_wait() {
+}
+
+#endif

@@ -1,0 +1,104 @@
+// Blocks that share a row, a team, meet in global memory.
+//
+// In: what a block has combined, one value in every thread. Out: the same combined over the blocks of the team, in every thread. A block publishes the
+// 4-byte words of its value, each beside a tag that says in which turn it was written, as one 8-byte store: who reads the tag has the word, so that no fence
+// and no counter is needed. Slots begin as 0; turns take two sets of them by turns, since nobody is more than one turn ahead. All blocks of the grid must run
+// at the same time (a cooperative launch). Example, of one total:
+//
+//     const team_slots slots = slots_of<4>(args.slots, team, parts, part, turn);
+//     offer_team<0>(total, slots, 0);
+//     take_team<Sum, 0>(total, slots, 0, shared, 0.0f);
+//     meet_team();
+//     receive_team(total, shared);
+#pragma once
+
+#include "kernel.h"
+#include "reduce.h"
+
+#if defined(TSFUSER_CUDA) || defined(TSFUSER_FIBERS)
+
+struct team_slots {
+  uint64_t* at;
+  int parts, part;
+  unsigned tag;
+};
+
+// `Words`: those that a block publishes in a turn.
+template <int Words>
+DEVICE team_slots slots_of(uint64_t* slots, int64_t team, int parts, int part, int64_t turn) {
+  team_slots made;
+  made.at = slots + (team * 2 + turn % 2) * Words * parts;
+  made.parts = parts;
+  made.part = part;
+  made.tag = static_cast<unsigned>(turn) + 1;
+  return made;
+}
+
+DEVICE void publish(uint64_t* slot, uint64_t value) {
+#if defined(TSFUSER_CUDA)
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(slot), "l"(value) : "memory");
+#else
+  *slot = value;
+#endif
+}
+
+DEVICE uint64_t look_at(const uint64_t* slot) {
+#if defined(TSFUSER_CUDA)
+  uint64_t value;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(slot) : "memory");
+  return value;
+#else
+  return *slot;
+#endif
+}
+
+template <class T>
+inline constexpr int words_of = (sizeof(T) + 3) / 4;
+
+// By the first thread of warp `Warp`, so that several totals are on their way at the same time.
+template <int Warp, class T, int M>
+DEVICE void offer_team(const T (&value)[M], const team_slots& slots, int word) {
+  if (threadIdx.x != Warp * 32) return;
+  unsigned bits[words_of<T>] = {};
+  copy_bytes(bits, value, sizeof(T));
+#pragma unroll
+  for (int i = 0; i < words_of<T>; ++i) publish(slots.at + (word + i) * slots.parts + slots.part, uint64_t{slots.tag} << 32 | bits[i]);
+}
+
+// Warp `Warp` waits for all blocks and leaves in `shared` what they have together, combined in an order that does not change from run to run.
+template <class Op, int Warp, class T, int M>
+DEVICE void take_team(const T (&)[M], const team_slots& slots, int word, char* shared, just<T> identity) {
+  if (threadIdx.x / 32 != Warp) return;
+  T total = identity;
+  for (int part = threadIdx.x % 32; part < slots.parts; part += 32) {
+    unsigned bits[words_of<T>];
+    for (bool there = false; !there;) {
+      there = true;
+#pragma unroll
+      for (int i = 0; i < words_of<T>; ++i) {
+        const uint64_t slot = look_at(slots.at + (word + i) * slots.parts + part);
+        bits[i] = static_cast<unsigned>(slot);
+        there = there && slot >> 32 == slots.tag;
+      }
+#if defined(TSFUSER_FIBERS)
+      if (!there) fiber_yield();
+#endif
+    }
+    T other;
+    copy_bytes(&other, bits, sizeof(T));
+    total = Op::combine(total, other);
+  }
+  total = combine_lanes<Op>(total, 32);
+  if (threadIdx.x % 32 == 0) copy_bytes(shared, &total, sizeof(T));
+}
+
+DEVICE void meet_team() {
+  __syncthreads();
+}
+
+template <class T, int M>
+DEVICE void receive_team(T (&value)[M], const char* shared) {
+  copy_bytes(value, shared, sizeof(T));
+}
+
+#endif
