@@ -3,7 +3,7 @@
 //
 //     %y = aten::conv2d(...);  %z = aten::add_(%y, %o, %1);  ... readers of %y and %z
 //
-// After:
+// After (`type_as` keeps the dtype, as writing to %y did; where both have one dtype it gives back its operand):
 //
 //     %y = aten::conv2d(...);  %s = aten::add(%y, %o, %1);  %t = aten::type_as(%s, %y);  ... readers of %t
 //
@@ -204,6 +204,19 @@ void keep_dtype(Node* made, Value* like) {
   }
 }
 
+// Lets the gradient of an operand come in the operand's own dtype: autodiff's formulas for two tensors hand on
+// the gradient of the result, of whatever dtype. A cast that is switched off changes nothing forward, while its
+// backward casts to the dtype that its operand had.
+void keep_dtype_of_gradient(Node* made, size_t operand) {
+  Graph& graph = *made->owningGraph();
+  const torch::jit::WithInsertPoint before(made);
+  Value* off = graph.insertConstant(false);
+  Node* cast = graph.create(c10::aten::_autocast_to_full_precision, {made->input(operand), off, off}, 1);
+  cast->copyMetadata(made);
+  cast->insertBefore(made);
+  made->replaceInput(operand, cast->output());
+}
+
 // Lets the node write to tensors of no elements, of the same dtypes, so that it raises for those as before.
 void disarm(Node* node) {
   Graph& graph = *node->owningGraph();
@@ -242,6 +255,8 @@ void rewrite(Node* node) {
   }
   if (has_other_tensor(node)) {
     keep_dtype(made, target);
+    keep_dtype_of_gradient(made, 0);
+    keep_dtype_of_gradient(made, 1);
   }
   disarm(node);
 }

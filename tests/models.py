@@ -233,7 +233,7 @@ MODELS: "dict[str, Model]" = {
     "encoder": Model(
         lambda n, t, w, h: EncoderLayer(w, h), _sequence, (2, 6, 16, 2), (32, 256, 1024, 16), (3, 10, 16, 2)
     ),
-    "lstm": Model(lambda n, t, w, u: Lstm(w, u), _steps, (3, 4, 6, 8), (256, 16, 512, 1024), (5, 4, 6, 8)),
+    "lstm": Model(lambda n, t, w, u: Lstm(w, u), _steps, (3, 9, 6, 8), (256, 16, 512, 1024), (5, 9, 6, 8)),
     "unet": Model(lambda n, c, s, w: UNet(c, w), _images, (2, 3, 8, 4), (16, 3, 256, 64), (3, 3, 12, 4)),
     "gpt": Model(
         lambda n, t, w, h: GptBlock(w, h), _tokens, (2, 6, 24, 2), (16, 512, 1536, 12), (3, 10, 24, 2)

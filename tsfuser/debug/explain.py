@@ -19,13 +19,15 @@ import torch
 from .. import _C
 from ..errors import CompileError, Refusal
 from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
+from ..ops import others
 from ..runtime.compile import Compiled, kernels_of
 from ..target.driver import memory_bandwidth
 from ..torchscript import passes
 from ..torchscript.evaluate import CONTROL
+from ..torchscript.functionalize import is_idle_cast
 from ..torchscript.graph import CONSTANT, FALLBACK, GROUP, all_blocks, is_tensor, outputs, schema
 from ..torchscript.parse import parse
-from ..torchscript.partition import Refusals
+from ..torchscript.partition import Refusals, row_of
 from ..torchscript.planner import group_device
 from .findings import Findings, GraphReport, Group, Kernel, Node, Part
 from .isolate import isolate
@@ -40,6 +42,8 @@ REPEATS = 5  # of the timed calls; the shortest time counts
 _UNSEEN = "one of its tensors was not seen while profiling, as in a branch that did not run:"
 _HANDED_ON = ("aten::__getitem__", "aten::wait")  # of lists and of forks: nothing is computed
 _ONLY = "in training only what it differentiates is fused"
+_VIEW = "a view costs no time of its own"
+_WRITE = "whoever holds it has to see that"
 _TRAINING = "in training, without a part that TorchScript's autodiff differentiates"
 
 
@@ -83,18 +87,32 @@ def _is_fallback(node: Any) -> bool:
 def _undifferentiated(node: Any) -> str:
     """Why a node of a training graph is in none of the parts that autodiff differentiates; no other is
     fused."""
-    found = schema(node)
-    name = node.kind()
+    found, name = schema(node), node.kind()
     if found is not None and found.writes:
-        return (
-            f"{name} changes its operand in place, and TorchScript's autodiff takes no such op: write "
-            f"{name.rstrip('_').removeprefix('aten::')}, or inplace=False, to have it fused in training"
-        )
+        return _in_place(node)
+    row = row_of(node)
+    known = others.sentence(name) if row is None else _VIEW if row[0].is_view else None
+    if known is not None:
+        return known
     if not _C.is_differentiable(node):
         return f"TorchScript's autodiff knows no derivative of {name}; {_ONLY}"
     return (
-        "TorchScript's autodiff differentiates runs of at least two ops that need gradients, and this is in "
-        f"none; {_ONLY}"
+        "it stands alone among ops that TorchScript's autodiff does not differentiate, which takes no less than "
+        f"two in a row; {_ONLY}"
+    )
+
+
+def _in_place(node: Any) -> str:
+    """Why an op that changes its operand was left as it is."""
+    name, target = node.kind(), node.inputsAt(0).node().kind()
+    if target == "prim::GetAttr":
+        return "it changes a tensor of the module, which has to be seen there"
+    if target == "prim::Param":
+        return f"it changes a tensor that is given to the program, or is carried around a loop: {_WRITE}"
+    return (
+        f"{name} changes its operand in place, which something else than the ops behind it may see, and "
+        f"TorchScript's autodiff takes no such op: write {name.rstrip('_').removeprefix('aten::')}, or "
+        "inplace=False, to have it fused in training"
     )
 
 
@@ -172,7 +190,7 @@ class _Reader:
         kind = node.kind()
         if kind == GROUP:
             return self._group(node)
-        if kind in _HANDED_ON or kind in CONTROL or not any(map(is_tensor, outputs(node))):
+        if kind in _HANDED_ON or kind in CONTROL or is_idle_cast(node) or not any(map(is_tensor, outputs(node))):
             return None
         reason = refusals.reason(node) if refusals is not None else _undifferentiated(node)
         if kind.startswith("prim::") and (refusals is None or not reason):

@@ -12,7 +12,7 @@ import torch
 from .. import _C
 from ..ops import table
 from .effects import SECRET_VIEWS, Effects
-from .graph import Graph, all_blocks
+from .graph import Graph, Node, all_blocks, constant_of, inputs, is_constant
 
 KINDS = tuple(
     f"aten::{name}_"
@@ -63,3 +63,21 @@ def functionalize(graph: Graph) -> Graph:
     if wanted and not Effects(graph).misled:
         _C.remove_tensor_mutation(graph, list(KINDS))
     return graph
+
+
+def drop_idle_casts(graph: Graph) -> Graph:
+    """Readers of a cast that is switched off read its operand, which is what it gives back. The extension puts
+    such casts before autodiff for what they do backward."""
+    for block in all_blocks(graph):
+        for node in list(block.nodes()):
+            if is_idle_cast(node):
+                node.output().replaceAllUsesWith(node.inputsAt(0))
+                node.destroy()
+    return graph
+
+
+def is_idle_cast(node: Node) -> bool:
+    """Whether the node is a cast of autocast that is constantly off."""
+    if node.kind() != "aten::_autocast_to_full_precision":
+        return False
+    return all(is_constant(v) and constant_of(v) is False for v in inputs(node)[1:])
