@@ -279,3 +279,17 @@ def test_the_command_explains_the_scripted_functions_of_a_script(tmp_path, chose
     assert "result (8, 8) (8, 8)" in out
     assert [line for line in ("activated: ", "summed: ") if line in out] == others
     assert "running sums are left to torch" in out and "model.py:10" in out
+
+
+def test_branches_that_did_not_run_are_told_apart(device):
+    def branches(x, flag: bool):
+        if flag:
+            y = torch.relu(x + 1.0)
+        else:
+            y = torch.cumsum(torch.tanh(torch.mm(x, x)), 0)
+        return y * 2.0 + 1.0
+
+    found = tsfuser.explain(fresh(branches), torch.rand(4, 4, device=device), True)
+    idle = {n.kind for n in found.left_out if n.reason == "it is in a branch that did not run while profiling"}
+    assert idle == {"aten::cumsum", "aten::tanh", "aten::mm"}
+    assert str(found).partition("\n")[0].endswith("0 not fused, 3 in branches that did not run")

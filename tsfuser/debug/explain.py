@@ -76,7 +76,8 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
                     twin.step()
                     runs = {group: _shortest(found) for group, found in runs.items()}
         reader = _Reader(sources, {id(o.graph): o.refusals for o in outcomes}, runs)
-        return Explanation(twin.name, tuple(reader.graphs(twin.function.get_debug_state())))
+        reports = [*reader.graphs(twin.function.get_debug_state()), *reader.rest(o.graph for o in outcomes)]
+        return Explanation(twin.name, tuple(reports))
 
 
 def _is_fallback(node: Any) -> bool:
@@ -116,14 +117,6 @@ def _in_place(node: Any) -> str:
     )
 
 
-def _states(ask: Any) -> "list[Any]":
-    """Executors inside of a plan; none where one of them has not run: torch has an internal error for it."""
-    try:
-        return list(ask())
-    except RuntimeError:
-        return []
-
-
 def _shortest(runs: "list[Run]") -> "list[Run]":
     """The last run, with the shortest time of each launch."""
     last = runs[-1]
@@ -137,12 +130,15 @@ class _Reader:
 
     def __init__(self, sources: Sources, refusals: "dict[int, Refusals]", runs: "dict[int, list[Run]]"):
         self.sources, self.refusals, self.runs = sources, refusals, runs
+        self.reported: "set[int]" = set()
+        self.incomplete = False
 
     def graphs(self, state: Any, title: str = "") -> "Iterator[GraphReport]":
         """The graphs of an executor, and of the differentiable graphs in them, forward and backward."""
         for plan in state.execution_plans.values():
-            inner = _states(plan.code.differentiable_op_executor_states)
+            inner = self._states(plan.code.differentiable_op_executor_states)
             seen = self.refusals.get(id(plan.graph))
+            self.reported.add(id(plan.graph))
             if seen is not None or not title:
                 outer = (
                     "around the differentiated parts" if inner else _TRAINING if seen is None else "inference"
@@ -150,8 +146,24 @@ class _Reader:
                 yield self._report(plan.graph, title or outer, seen)
             for k, forward in enumerate(inner, 1):
                 yield from self.graphs(forward, f"differentiated part {k}, forward")
-            for k, backward in enumerate(_states(plan.code.grad_executor_states), 1):
+            for k, backward in enumerate(self._states(plan.code.grad_executor_states), 1):
                 yield from self.graphs(backward, f"differentiated part {k}, backward")
+
+    def rest(self, graphs: "Iterator[Any]") -> "Iterator[GraphReport]":
+        """Graphs that were optimised, but that torch does not let us find from the top."""
+        if self.incomplete:
+            for graph in graphs:
+                if id(graph) not in self.reported and graph.findAllNodes(GROUP, True):
+                    yield self._report(graph, "in a branch or a loop, or its backward", self.refusals[id(graph)])
+
+    def _states(self, ask: Any) -> "list[Any]":
+        """Executors inside of a plan; none where one of them has not run: torch has an internal error for
+        it."""
+        try:
+            return list(ask())
+        except RuntimeError:
+            self.incomplete = True
+            return []
 
     def _report(self, graph: Any, title: str, refusals: "Refusals | None") -> GraphReport:
         items: "list[Group | Node | Part]" = []
