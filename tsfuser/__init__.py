@@ -19,8 +19,8 @@ except ImportError as error:
         "tsfuser's folder"
     ) from error
 
-from . import knobs, options
-from .debug import bandwidth
+from . import knobs, log, options
+from .debug import bandwidth, runs
 from .debug.check import check
 from .debug.explain import explain
 from .debug.report import reset, stats, warn
@@ -42,3 +42,5 @@ _C.set_fallback_enabled(options.fallback_enabled())
 knobs.install()
 if options.dump("dump_eff_bandwidth"):
     bandwidth.start()
+if log.enabled("kernel_cache", log.DEBUG):
+    runs.start()

@@ -156,7 +156,8 @@ TABLE = (
     Option("log_levels", "PYTORCH_JIT_LOG_LEVEL", {}, _log_levels,
            "Logs on stderr, in torch's grammar: file stems between colons, with a > for each level more. "
            "graph_fuser: graphs before and after; >graph_fuser: after each pass; >partition: why nodes are "
-           "not fused; >kernel_cache: plans."),
+           "not fused; parser: groups and what is made of them; manager: which group gets a plan; >kernel_cache: "
+           "plans; >>kernel_cache: each run of a group."),
     Option("max_registers", "PYTORCH_NVFUSER_MAX_REG_COUNT", None, _optional_number,
            "The most registers that a thread of a CUDA kernel may have."),
     Option("opt_level", "PYTORCH_NVFUSER_JIT_OPT_LEVEL", None, _level,

@@ -293,3 +293,19 @@ def test_branches_that_did_not_run_are_told_apart(device):
     idle = {n.kind for n in found.left_out if n.reason == "it is in a branch that did not run while profiling"}
     assert idle == {"aten::cumsum", "aten::tanh", "aten::mm"}
     assert str(found).partition("\n")[0].endswith("0 not fused, 3 in branches that did not run")
+
+
+def test_a_fork_is_explained(device):
+    source = """
+def inner(x):
+    return torch.relu(x + 1.0) * 2.0
+
+def forked(x):
+    a = torch.jit.fork(inner, x)
+    b = torch.tanh(x * 3.0)
+    return torch.jit.wait(a) + b
+"""
+    found = tsfuser.explain(script(source), torch.rand(4, 8, device=device))
+    assert ["aten::add", "aten::relu", "aten::mul"] in [[n.kind for n in g.nodes] for g in found.groups]
+    assert all(g.kernels for g in found.groups)
+    assert found.graphs[-1].title == "in a branch, a loop or a fork, or its backward"

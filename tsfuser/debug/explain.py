@@ -154,7 +154,7 @@ class _Reader:
         if self.incomplete:
             for graph in graphs:
                 if id(graph) not in self.reported and graph.findAllNodes(GROUP, True):
-                    yield self._report(graph, "in a branch or a loop, or its backward", self.refusals[id(graph)])
+                    yield self._report(graph, "in a branch, a loop or a fork, or its backward", self.refusals[id(graph)])
 
     def _states(self, ask: Any) -> "list[Any]":
         """Executors inside of a plan; none where one of them has not run: torch has an internal error for
@@ -178,6 +178,7 @@ class _Reader:
                     for v in b.inputs():
                         makers[v.unique()] = fed
                     walk(b, (refusals.reason(node) if refusals is not None else "") or branch)
+                self.incomplete |= node.kind() == "prim::fork"  # has an executor of its own
                 if node.kind() == "prim::DifferentiableGraph":
                     item = Part(1 + sum(isinstance(other, Part) for other in items))
                 else:
@@ -223,7 +224,7 @@ class _Reader:
             return Group(number, "", nodes, (), (), reached=False)
         run = found[-1]
         call = Call(tuple(map(described, run.arguments)))
-        arguments = tuple(map(argument_text, call.args))
+        arguments = tuple(map(str, call.args))
         if run.reason:
             return Group(number, "", nodes, arguments, (), run.reason)
         try:
@@ -273,14 +274,3 @@ def described(value: Any) -> Arg:
     if isinstance(value, (list, tuple)):
         return ListArg("bool" if value and isinstance(value[0], bool) else "int", tuple(value))
     return OtherArg(value if isinstance(value, str) else None)
-
-
-def argument_text(arg: Arg) -> str:
-    """`float32[4, 8] on cuda:0`, or the number, list or kind."""
-    if isinstance(arg, TensorArg):
-        dense, step = True, 1
-        for size, stride in zip(reversed(arg.sizes), reversed(arg.strides)):
-            dense, step = dense and (size == 1 or stride == step), step * size
-        strides = "" if dense else f" strides {list(arg.strides)}"
-        return f"{arg.dtype}{list(arg.sizes)}{strides} on {arg.device}"
-    return str(arg)
