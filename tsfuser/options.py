@@ -57,7 +57,9 @@ DISABLE = {
 ENABLE = {
     "complex": "Always on: complex numbers are fused.",
     "kernel_db": "Always on: kernels are kept on disk.",
-    **_inert("kernel_profile linear_decomposition conv_decomposition graph_op_fusion warn_register_spill"),
+    "linear_decomposition": "The bias of a `linear` of four dims or more is added in a group.",
+    "conv_decomposition": "The bias of a `conv2d` is added in a group.",
+    **_inert("kernel_profile graph_op_fusion warn_register_spill"),
 }
 
 #: The words that do something here, by option.
@@ -224,6 +226,11 @@ def override(**changed: Any) -> Iterator[None]:
         yield
     finally:
         _values.update(before)
+
+
+def enabled(word: str) -> bool:
+    """Whether PYTORCH_NVFUSER_ENABLE asks for `word`."""
+    return word in get("enable")
 
 
 def dump(word: str) -> bool:
