@@ -10,13 +10,13 @@ from dataclasses import replace
 from programs import build, stages
 from tsfuser.ir import size as sz
 from tsfuser.lower import index as ix
-from tsfuser.lower.loop_ir import For, If, Let, Load, Store
+from tsfuser.lower.loop_ir import Fetch, For, If, Let, Load, Store
 from tsfuser.lower.pipeline import lower
 from tsfuser.lower.verify import verify
 from tsfuser.schedule.machine import GPU
 
 _ITEM = {"bool": 1, "uint8_t": 1, "int8_t": 1, "half_t": 2, "bfloat16_t": 2, "int32_t": 4, "float": 4, "int64_t": 8, "double": 8}
-_OPERATORS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "<": int.__lt__, "/": int.__floordiv__, "min": min}
+_OPERATORS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "<": int.__lt__, "/": int.__floordiv__, "%": int.__mod__, "min": min}
 
 
 def planned(program, *args, machine=GPU):
@@ -40,7 +40,10 @@ def walk(call, allocations, kernels, whole=True):
         walker.kernel(kernel)
     assert max(walker.stored.values(), default=1) == 1, f"stored twice: {walker.stored.most_common(3)}"
     if whole:
+        met = {p.source[1] for kernel in kernels for p in kernel.params if p.source[0] == "cleared"}  # where blocks meet
         for k, (sizes, _) in enumerate(walker.allocations):
+            if k in met:
+                continue
             count = sum(1 for i, _ in walker.stored if i == k)
             expected = call.value(sz.product(sizes))
             assert count == expected, f"{count} of the {expected} elements of allocation {k} are stored"
@@ -55,6 +58,7 @@ class _Walker:
         return range(count) if self.whole or count <= 4 else sorted({0, 1, count // 2, count - 2, count - 1})
 
     def kernel(self, kernel):
+        self.tiles = {t.name: t for t in kernel.tiles}
         self.where = {f"args.{p.name}": p.source for p in kernel.params if p.is_pointer}
         fields = {f"args.{p.name}": self.call.value(p.source[1]) for p in kernel.params if p.source[0] == "size"}
         grid, x, y = (self.call.value(size) for size in (kernel.grid, kernel.block_x, kernel.block_y))
@@ -74,13 +78,22 @@ class _Walker:
                     self.body(s.body, env)
             elif isinstance(s, If):
                 self.body(s.yes if evaluate(s.condition, env) else s.no, env)
+            elif isinstance(s, Fetch):
+                self.fetch(s, env)
             elif isinstance(s, (Load, Store)) and not s.shared and (s.guard is None or evaluate(s.guard, env)):
                 count = s.lanes if s.count is None else max(0, min(s.lanes, evaluate(s.count, env)))
                 self.access(s, evaluate(s.offset, env), count)
 
+    def fetch(self, s, env):
+        """What is fetched lies in the tensor, and its copy in its tile, aligned."""
+        tile, place = self.tiles[s.near], evaluate(s.place, env)
+        assert 0 <= place <= tile.rows * tile.pitch - s.lanes and place % s.lanes == 0, f"{s} fills [{place}, +{s.lanes}] of {tile}"
+        if s.guard is None or evaluate(s.guard, env):
+            self.access(Load("", tile.ctype, s.buffer, s.offset, lanes=s.lanes), evaluate(s.offset, env), s.lanes)
+
     def access(self, s, offset, count):
         kind, k = self.where[s.buffer]
-        if kind == "input":
+        if kind in ("input", "update"):
             tensor = self.call.args[k]
             sizes, strides, alignment = tensor.sizes, tensor.strides, tensor.alignment
         else:
@@ -90,7 +103,7 @@ class _Walker:
         width = min(16, s.lanes * _ITEM[s.ctype])
         whole = s.lanes > 1 and count == s.lanes
         assert not whole or (offset * _ITEM[s.ctype] % width == 0 and alignment % width == 0), f"{s} is misaligned at {offset}"
-        if isinstance(s, Store):
+        if isinstance(s, Store) and kind == "allocation":
             self.stored.update((k, offset + lane) for lane in range(count))
 
 

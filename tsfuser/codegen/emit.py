@@ -104,7 +104,7 @@ def _scratch(s: Scratch) -> list[str]:
 def _for(s: For) -> list[str]:
     hint = {"rows": ["#pragma unroll 1"], "unroll": ["#pragma unroll"], "vector": ["#pragma unroll"], "simd": ["SIMD_LOOP"]}.get(s.bind, [])
     hint = ["LANE_LOOP"] if s.bind == "simd" and isinstance(s.extent, Const) else hint
-    index = "int32_t" if s.bind in ("unroll", "vector") else "int64_t"
+    index = "int32_t" if s.bind in ("unroll", "vector") or (s.bind == "serial" and isinstance(s.extent, Const)) else "int64_t"
     head = f"for ({index} {s.var} = 0; {s.var} < {s.extent}; ++{s.var}) {{"
     return [*hint, head, *_block(s.body, 1), "}"]
 
@@ -127,8 +127,10 @@ def _accumulator(s: Accumulator) -> list[str]:
 
 def _accumulate(s: Accumulate) -> list[str]:
     now = f"{s.name}[{s.lane}]"
-    line = f"{now} = {s.combine.replace('{0}', now).replace('{1}', s.value)};"
-    return [line if s.guard is None else f"if ({s.guard}) {line}"]
+    masked = s.guard is not None and s.identity
+    value = f"(({s.guard}) ? {s.value} : {s.identity})" if masked else s.value
+    line = f"{now} = {s.combine.replace('{0}', now).replace('{1}', value)};"
+    return [line if s.guard is None or masked else f"if ({s.guard}) {line}"]
 
 
 def _block_reduce(s: BlockReduce) -> list[str]:
@@ -157,7 +159,7 @@ def _team_slots(s: TeamSlots) -> list[str]:
 
 
 def _team_reduce(s: TeamReduce) -> list[str]:
-    totals = list(enumerate(zip(s.totals, s.words, s.shared)))
+    totals = [(k % s.warps, found) for k, found in enumerate(zip(s.totals, s.words, s.shared))]
     offers = [f"offer_team<{k}>({t.name}, {s.slots}, {word});" for k, (t, word, _) in totals]
     takes = [f"take_team<{t.combine}, {k}>({t.name}, {s.slots}, {word}, shared + {at}, {t.identity});" for k, (t, word, at) in totals]
     return [*offers, *takes, "meet_team();", *(f"receive_team({t.name}, shared + {at});" for _, (t, _, at) in totals)]

@@ -35,9 +35,10 @@ def conversion(have: str, want: str) -> str:
     return "{0}" if have == want else f"convert<{want}>({{0}})"
 
 
-def accumulation(name: str, op: Reduce, registers: "dict[str, str]", wide: DType, lanes: int, at: Expr, guard: "Expr | None", apart: bool = False) -> Accumulation:  # fmt: skip
+def accumulation(name: str, op: Reduce, registers: "dict[str, str]", wide: DType, lanes: int, at: Expr, guard: "Expr | None", apart: bool = False, masked: bool = False) -> Accumulation:  # fmt: skip
     """Accumulators `name`, `lanes` of them, of which a term goes to number `at`, in dtype `wide`. Operands have the C types `registers`; a term counts where `guard` holds.
-    `apart`: lanes have not all seen as many terms, even where that does not depend on them."""
+    `apart`: lanes have not all seen as many terms, even where that does not depend on them. `masked`: other terms become the identity, where a branch would cost more: a compiler
+    moves all that leads to the term behind it, lane by lane."""
     combination = COMBINATIONS[op.combine]
     term = name.removesuffix("_total") + "_term"
     if combination.part and len(op.operands) == 1:
@@ -50,7 +51,7 @@ def accumulation(name: str, op: Reduce, registers: "dict[str, str]", wide: DType
     else:
         made = Compute(term, ctype, conversion(registers[op.operands[0].name], ctype), (op.operands[0].name,))
     start = Accumulator(name, ctype, lanes, combination.start(wide))
-    return Accumulation([start], [made, Accumulate(name, at, combination.template, term, guard)], [])
+    return Accumulation([start], [made, Accumulate(name, at, combination.template, term, guard, combination.start(wide) if masked else "")], [])
 
 
 def _moments(name: str, term: Compute, wide: DType, lanes: int, at: Expr, guard: "Expr | None", centred: bool, shared: bool) -> Accumulation:

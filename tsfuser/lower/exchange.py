@@ -36,8 +36,8 @@ def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: 
 SLOTS = "slots"  # a kernel's name for where its blocks meet
 
 
-def teamed(body: list[Stmt], word: int) -> "tuple[list[Stmt], int]":
-    """The combination over the blocks of a team of what `body` combines in each: (statements, first word after those that they take, which begin at
+def teamed(body: list[Stmt], word: int, threads: int) -> "tuple[list[Stmt], int]":
+    """The combination over the blocks of a team of what `body` combines in each of `threads`: (statements, first word after those that they take, which begin at
     `word`)."""
     totals = [t for s in body if isinstance(s, BlockReduce) for t in s.totals]
     places, words, at = [], [], -(-exchanged(body) // 16) * 16
@@ -46,7 +46,7 @@ def teamed(body: list[Stmt], word: int) -> "tuple[list[Stmt], int]":
         places.append(at)
         words.append(word)
         at, word = at + -(-size // 16) * 16, word + -(-size // 4)
-    return [TeamReduce(tuple(totals), SLOTS, tuple(words), tuple(places))], word
+    return [TeamReduce(tuple(totals), SLOTS, tuple(words), tuple(places), threads // 32)], word
 
 
 def exchanged(body: list[Stmt]) -> int:

@@ -154,13 +154,15 @@ class Accumulator:
 
 @dataclass(frozen=True)
 class Accumulate:
-    """`name[lane] = combine(name[lane], value)` where `guard` holds; `{0}` and `{1}` in `combine` stand for the two."""
+    """`name[lane] = combine(name[lane], value)` where `guard` holds; `{0}` and `{1}` in `combine` stand for the two. With `identity`, that is combined where it does not,
+    without a branch."""
 
     name: str
     lane: "Expr"
     combine: str
     value: str
     guard: "Expr | None" = None
+    identity: str = ""
 
 
 @dataclass(frozen=True)
@@ -211,12 +213,13 @@ class TeamSlots:
 @dataclass(frozen=True)
 class TeamReduce:
     """All blocks that meet in `slots` combine the totals that each has, and every thread gets the result. `words`: where those of each total begin; `shared`: the same in
-    shared memory, in bytes."""
+    shared memory, in bytes. `warps`: of a block, who share the totals out."""
 
     totals: tuple[Total, ...]
     slots: str
     words: tuple[int, ...]
     shared: tuple[int, ...]
+    warps: int
 
 
 @dataclass(frozen=True)

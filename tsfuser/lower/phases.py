@@ -146,7 +146,7 @@ class _Rows:
     def keepable(self) -> set[str]:
         """Names of the values that cost much to compute and are needed in several phases, which registers keep where the row is in registers anyway, and
         memory where `memory` is."""
-        if self.team or not self.memory and any(x.bind == "serial" for x in self.loops if not (x.extent.is_const and x.extent.a == 1)):
+        if not self.memory and any(x.bind == "serial" for x in self.loops if not (x.extent.is_const and x.extent.a == 1)):
             return set()
         seen: set[str] = set()
         found: set[str] = set()
@@ -227,7 +227,8 @@ def nest_rows(segment: Segment, schedule: Schedule, name: str) -> Kernel:
     body += _row_stores(rows)
     if rows.team:
         turn = Var(rows.team.turn)
-        body = [*rows.fetched(ix.add(turn, 1), "_next"), FetchGroup(wait=True), *_slots(rows), *body]
+        slots = _slots(rows)
+        body = [*rows.fetched(ix.add(turn, 1), "_next"), FetchGroup(wait=True), *slots, *(s for s in body if s not in slots)]
     if rows.columns or rows.team:
         body = _turns(rows, body)
     if rows.team:
@@ -252,7 +253,7 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
     along = [op for op in reductions if op in rows.along]
     after = combined(along, rows.schedule.reduction, rows.schedule.threads, count, count, rows.exchanged) if along else []
     if rows.team and after:
-        meeting, rows.words = teamed(after, rows.words)
+        meeting, rows.words = teamed(after, rows.words, rows.schedule.threads)
         after += meeting
     rows.exchanged = max(rows.exchanged, exchanged(after))
     threads, brief = rows.schedule.threads, rows.schedule.reduction.brief
@@ -260,7 +261,7 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
         outside = ix.both(g.condition for g in rows.at.guards if not g.dims <= rows.reduced)
         body += accumulation(f"{op.output.name}_total", op, rows.registers, accumulator(op, threads, brief), 0, rows.at_column(), outside).body
     for name, op in totals(along).items():
-        made = accumulation(name, op, rows.registers, accumulator(op, threads, brief), lanes * count, at, guard, bool(rows.each))
+        made = accumulation(name, op, rows.registers, accumulator(op, threads, brief), lanes * count, at, guard, bool(rows.each), threads > 1)
         before, body, packs = before + made.before, body + made.body, packs + made.after
     for op in along:
         result = COMBINATIONS[op.combine].result(accumulator(op, threads, brief).ctype, op.output.dtype.register.ctype)

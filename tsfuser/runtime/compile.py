@@ -79,8 +79,8 @@ def _machine(device: str) -> Machine:
     """What schedulers plan for; blocks that wait for each other must not be more than `device` can run at the same time."""
     if device == "cpu":
         return HOST if options.host_launch() == "block" else GPU
-    count, shared = CudaTarget.multiprocessors(device)
-    return replace(GPU, multiprocessors=count, shared=shared)
+    count, shared, crowd = CudaTarget.multiprocessors(device)
+    return replace(GPU, multiprocessors=count, shared=shared, crowd=crowd)
 
 
 def _lower(segment: Segment, schedule, device: str) -> tuple:

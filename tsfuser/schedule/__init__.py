@@ -29,7 +29,7 @@ class Stage:
 
 def choose(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> list[Stage]:
     """The first scheduler that takes the segment. Raises Refusal where none does."""
-    if segment.reductions and (_follows(segment) or rows.accepts(call, segment, machine) is None):
+    if segment.reductions and (_follows(segment) or rows.suits(call, segment, machine)):
         return [Stage(*stage) for stage in rows.stages(call, segment, machine, allocations)]
     if segment.reductions:
         return [Stage(*stage) for stage in reduction.stages(call, segment, machine, allocations)]

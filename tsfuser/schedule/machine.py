@@ -2,7 +2,7 @@
 
 In: the kind of device. Out: a `Machine`. The numbers are those of the H200 where a GPU is meant (132 multiprocessors, 4.3 TB/s measured). They steer
 choices and never change results, so one record serves all GPUs; only what bounds how many blocks can wait for each other is that of the device: its number of
-multiprocessors and their shared memory.
+multiprocessors, and how much shared memory and how many threads these have.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ class Machine:
     """`kind` is `gpu` or `host`. `flight`: bytes of input that one thread should have under way to cover memory latency (measured: more costs
     registers and gains nothing); `access`: bytes of its widest memory access; `threads`: of a block; `chunk`: elements
     that a host block works on; `lanes`: elements that a loop of the host's reductions takes side by side, enough to hide how long an
-    addition takes; `registers` and bytes of `shared` memory: of a multiprocessor; `task`: elements that make a task of the host's thread pool (torch's grain size)."""
+    addition takes; `registers`, bytes of `shared` memory and threads (`crowd`) that a multiprocessor has
+    room for; `task`: elements that make a task of the host's thread pool (torch's grain size)."""
 
     kind: str
     multiprocessors: int = 132
@@ -24,6 +25,7 @@ class Machine:
     threads: int = 128
     registers: int = 65536
     shared: int = 233472
+    crowd: int = 2048
     chunk: int = 4096
     task: int = 32768
     lanes: int = 32

@@ -36,8 +36,10 @@ TALL = 256  # threads of a block with columns, so that there are not too many pa
 OTHERS = 24  # registers for everything else
 BRIEF = 16  # additions to an accumulator of the host below which it is float
 LONG = 65536  # elements of a row from which several blocks a row are worth two passes and another kernel, where rows are few
+TEAM = 512  # threads of a block of a team
+CROWD = 3  # such blocks that share a multiprocessor, so that one has work while others wait
 SHARE = 48  # registers of a thread of a team that may hold columns
-EXCHANGE = 8192  # bytes of shared memory that a block of a team needs for other things than its part of rows
+EXCHANGE = 4096  # bytes of shared memory that a block of a team needs for other things than its part of rows
 WORDS = 8  # 4-byte words of the widest accumulator, moments of double
 
 
@@ -127,6 +129,11 @@ def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
     return None
 
 
+def suits(call: Call, segment: Segment, machine: Machine) -> bool:
+    """Whether reductions on which nothing depends are better off here than in the reduction schedule: where a row is in one piece, and no block waits for another."""
+    return accepts(call, segment, machine) is None and len(_rows(call, segment)[0].along) == 1 and not choose(call, segment, machine).team
+
+
 def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> list[tuple[Segment, Schedule, object]]:
     """The kernels that compute `segment`."""
     rows, _, columns = _rows(call, segment)
@@ -187,20 +194,22 @@ def choose(call: Call, segment: Segment, machine: Machine) -> RowParams:
 
 
 def _shared(call: Call, rows: _Rows, given: RowParams, machine: Machine) -> "RowParams | None":
-    """For rows that need several blocks; None where all blocks together are too few for one. Two blocks share a multiprocessor, so that one has work while the other
-    waits; with columns, which take registers, there is one."""
+    """For rows that need several blocks; None where all blocks together are too few for one. With columns, which take registers, a block has a multiprocessor for
+    itself."""
     if not given.whole:  # what is fetched is a vector or nothing
         given = replace(given, vector=1, whole=True)
-    resident = 1 if given.columns else 2
+    resident = 1 if given.columns else min(CROWD, machine.crowd // TEAM)
     room = machine.shared // resident - EXCHANGE
-    vectors = min(8, room // (2 * LARGEST * given.vector * max(rows.bytes, 1)))
+    vectors = min(8, room // (2 * TEAM * given.vector * max(rows.bytes, 1)))
     if given.columns:  # a loop would not keep them in registers
         vectors = unroll = min(vectors, SHARE // (given.vector * given.columns))
-    else:
+    elif any(a.moves(len(rows.space.dims) - 1) and a not in rows.streamed for a in rows.space.loads):  # loads are first in an unrolled loop, and need registers
         unroll = next((u for u in (3, 2) if vectors % u == 0), 1)
+    else:
+        unroll = vectors
     if not vectors:
         return None
-    params = replace(given, unroll=unroll, rounds=vectors // unroll, persistent=True, team=True, threads=LARGEST, resident=resident)
+    params = replace(given, unroll=unroll, rounds=vectors // unroll, persistent=True, team=True, threads=TEAM, resident=resident)
     fits = sz.le(_sharers(rows, params), _blocks(params, machine))
     return params if call.decide(fits) else None
 
@@ -212,7 +221,7 @@ def _blocks(params: RowParams, machine: Machine) -> int:
 
 def _sharers(rows: _Rows, params: RowParams) -> Size:
     """Blocks that share a row."""
-    return sz.ceildiv(rows.length, LARGEST * params.vector * params.unroll * params.rounds)
+    return sz.ceildiv(rows.length, TEAM * params.vector * params.unroll * params.rounds)
 
 
 def _held(rows: _Rows, params: RowParams) -> int:
@@ -302,7 +311,7 @@ def _block(extent: Size, params: RowParams) -> tuple[Size, Size]:
         return sz.const(1), sz.const(1)
     vectors = sz.ceildiv(extent, params.vector)
     if params.team:
-        return sz.const(LARGEST), sz.const(1)
+        return sz.const(TEAM), sz.const(1)
     if params.warp:
         return sz.const(params.warp), sz.const(params.threads // params.warp)
     across = sz.ceildiv(sz.ceildiv(vectors, 1 if params.several else params.unroll), 32) * 32

@@ -105,8 +105,8 @@ class CudaTarget:
         return _compile(source, name, arch, self._options, virtual=True)[0]
 
     @staticmethod
-    def multiprocessors(device: str = "cuda:0") -> tuple[int, int]:
-        """(multiprocessors of `device`, bytes of shared memory of each)."""
+    def multiprocessors(device: str = "cuda:0") -> tuple[int, int, int]:
+        """(multiprocessors of `device`, bytes of shared memory of each, threads that each has room for)."""
         return driver.multiprocessors(_index(device))
 
     def start(self) -> None:

@@ -14,7 +14,7 @@ from .function import Function
 from ..errors import Refusal
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _SHARED_OPTIN = 75, 76, 97  # CUdevice_attribute
-_MULTIPROCESSORS, _SHARED_OF_MULTIPROCESSOR = 16, 81
+_MULTIPROCESSORS, _THREADS_OF_MULTIPROCESSOR, _SHARED_OF_MULTIPROCESSOR = 16, 39, 81
 _MEMORY_KILOHERTZ, _MEMORY_BITS = 36, 37
 _STATIC_SHARED, _LOCAL_BYTES, _REGISTERS, _MAX_DYNAMIC_SHARED = 1, 3, 4, 8  # CUfunction_attribute
 _CAPTURE_RELAXED = 2  # CUstreamCaptureMode
@@ -62,9 +62,10 @@ def capability(index: int) -> int:
 
 
 @functools.lru_cache(maxsize=None)
-def multiprocessors(index: int) -> tuple[int, int]:
-    """(multiprocessors of device `index`, bytes of shared memory of each)."""
-    return _device_attribute(index, _MULTIPROCESSORS), _device_attribute(index, _SHARED_OF_MULTIPROCESSOR)
+def multiprocessors(index: int) -> tuple[int, int, int]:
+    """(multiprocessors of device `index`, bytes of shared memory of each, threads that each has room for)."""
+    wanted = (_MULTIPROCESSORS, _SHARED_OF_MULTIPROCESSOR, _THREADS_OF_MULTIPROCESSOR)
+    return tuple(_device_attribute(index, attribute) for attribute in wanted)
 
 
 @functools.lru_cache(maxsize=None)

@@ -1,0 +1,105 @@
+"""Rows that several blocks share: small blocks and a small machine make teams of rows of a few thousand elements, and several turns of few rows."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support import assert_matches, no_fallback, train
+from test_batch_norm import FORWARD as BATCH_NORM
+from test_batch_norm import check as check_batch_norm
+from test_batch_norm import parameters
+from test_normalization import ROWS, rows_of, tensor
+from test_reductions import Fused, check, double, single_nodes  # noqa: F401
+
+import tsfuser
+from tsfuser.codegen import emit
+from tsfuser.runtime import compile as pipeline
+from tsfuser.schedule import rows
+
+
+@pytest.fixture
+def sources(target, device, monkeypatch):
+    """Sources of the kernels that are made under a small machine."""
+    if target == "cpu":
+        pytest.skip("the host has no teams")
+    made, source, machine = [], emit.source, pipeline._machine
+    monkeypatch.setattr(rows, "LARGEST", 64)
+    monkeypatch.setattr(rows, "TEAM", 64)
+    monkeypatch.setattr(pipeline, "_machine", lambda device: replace(machine(device), multiprocessors=6))
+    monkeypatch.setattr(emit, "source", lambda kernel: made.append(source(kernel)) or made[-1])
+    tsfuser.reset()
+    yield made
+    assert any("TEAM_KERNEL" in text for text in made)
+    tsfuser.reset()
+
+
+@pytest.mark.parametrize("columns", [4001, 8192, 9002])
+def test_norms_and_softmax(sources, device, columns):
+    check(Fused(ROWS), *rows_of(columns, 11, device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_any_dtype(sources, device, dtype):
+    check(Fused(ROWS), *rows_of(10008, 3, device, dtype))
+
+
+SOFTMAX = """
+def f(x):
+    y = torch.softmax(x * 0.5, -1)
+    return y, y.sum(-1)
+"""
+
+
+@pytest.mark.parametrize("sizes", [(5003,), (1, 8192), (3, 2, 4100), (40, 3000)], ids=str)
+def test_any_number_of_rows(sources, device, sizes):
+    check(Fused(SOFTMAX), tensor(*sizes, device=device))
+
+
+def test_infinities_and_nan_stay_in_their_rows(sources, device):
+    x = tensor(9, 4100, device=device)
+    x[1, 4099], x[3, 0], x[5, 77], x[7] = float("inf"), float("nan"), float("-inf"), float("-inf")
+    check(Fused(SOFTMAX), x)
+
+
+def test_rows_that_do_not_lie_side_by_side(sources, device):
+    x = tensor(6, 5, 4100, device=device)
+    check(Fused(SOFTMAX), x[::2, 1:4, 3:])
+    check(Fused(SOFTMAX), x[:, :1].expand(6, 3, 4100))
+
+
+@pytest.mark.parametrize("result", ["torch.layer_norm(x * 0.5, [x.size(-1)], w, b)", "torch.log_softmax(x * 0.5, -1) * w + b"])
+def test_gradients(sources, device, result):
+    """With the parameters' gradients, which a team adds up over its rows."""
+    fused = Fused(f"def f(x, w, b):\n    return {result}\n")
+    inputs = [x.requires_grad_() for x in rows_of(3500, 13, device)]
+    with tsfuser.fuser(), no_fallback():
+        out, gradients = train(fused.scripted, inputs)
+    eager, exact = train(fused.plain, inputs), train(fused.plain, [double(x.detach()).requires_grad_() for x in inputs])
+    for a, e, r in zip([out, *gradients], [eager[0], *eager[1]], [exact[0], *exact[1]]):
+        assert_matches(a, e, r, ops=64)
+
+
+@pytest.mark.parametrize("sizes", [(3, 5, 40, 52), (7, 2, 33, 31), (2, 9, 6000)], ids=str)
+def test_channels_of_a_batch_norm(sources, device, sizes):
+    """A channel is a row of as many pieces as the batch has images."""
+    check_batch_norm(Normed(BATCH_NORM), tensor(*sizes, device=device), parameters(sizes[1], device), True, 0.1)
+
+
+def test_dropout_draws_what_one_block_would(sources, device, monkeypatch):
+    """A row's random numbers do not depend on who works on it."""
+    source = "def f(x):\n    return torch.softmax(torch.dropout(x, 0.3, True), -1)\n"
+    x, results = tensor(3, 5000, device=device), []
+    for largest in (64, 512):
+        monkeypatch.setattr(rows, "LARGEST", largest)
+        tsfuser.reset()
+        scripted = Fused(source).scripted
+        with tsfuser.fuser(), no_fallback():
+            for _ in range(3):
+                torch.manual_seed(7)
+                out = scripted(x)
+        results.append(out)
+    torch.testing.assert_close(*results)
+
+
+class Normed(Fused):
+    """As `test_batch_norm` wants it."""
