@@ -32,12 +32,12 @@ void register_operators();       // operators.cpp
 void register_size_operators();  // sizes.cpp
 void register_pass_hooks();      // pass_hook.cpp
 
-// Makes the node functional, in the graph that torch is about to profile, where it is an in-place op and nobody
-// can tell (in_place.cpp). The kinds are told once, before the first graph.
+// Makes the node functional, in the graph that torch is about to profile, where it is an in-place op and
+// nobody can tell (in_place.cpp). The kinds are told once, before the first graph.
 void set_in_place_kinds(const std::vector<std::string>& in_place, const std::vector<std::string>& fresh);
 void make_functional(torch::jit::Node* node);
 
-// Whether the functional form of an in-place op has a result of the same dtype, by the types that were profiled.
+// Whether the functional form of an in-place op has a result of the same dtype, by the profiled types.
 bool keeps_dtype(const torch::jit::Node* node);
 
 // The functions of tsfuser._C that take or return graphs (pass_hook.cpp).

@@ -3,14 +3,14 @@
 //
 //     %y = aten::conv2d(...);  %z = aten::add_(%y, %o, %1);  ... readers of %y and %z
 //
-// After (`type_as` keeps the dtype, as writing to %y did; where both have one dtype it gives back its operand):
+// After (`type_as` keeps the dtype, as writing to %y did; with one dtype it gives its operand back):
 //
 //     %y = aten::conv2d(...);  %s = aten::add(%y, %o, %1);  %t = aten::type_as(%s, %y);  ... readers of %t
 //
 // No pass can be registered so early, but torch asks the predicates of RegisterProfilingNode about each node
 // that neither NNC nor autodiff knows, while it walks over a graph that it has just copied for itself. It
-// holds on to the node meanwhile, so that the node may not go: it is left to write to a tensor of no elements
-// that nobody reads, which torch's dead code elimination drops before autodiff.
+// holds on to the node meanwhile, so that the node may not go: it is left to write to a tensor of no
+// elements that nobody reads, which torch's dead code elimination drops before autodiff.
 
 #include "hooks.h"
 
@@ -104,8 +104,8 @@ bool all_after(const std::vector<Use>& uses, const Node* node) {
                      [node](const Use& use) { return use.user == node || use.user->isAfter(node); });
 }
 
-// Whether nobody can tell the tensor that the node writes to from a new one: it was made in this block, under
-// the same gradient mode, and the node is the first to read it.
+// Whether nobody can tell the tensor that the node writes to from a new one: it was made in this block,
+// under the same gradient mode, and the node is the first to read it.
 bool may_rewrite(const Node* node) {
   if (node->inputs().empty() || node->outputs().size() != 1 || !is_tensor(node->input(0))) {
     return false;
@@ -123,7 +123,7 @@ bool has_other_tensor(const Node* node) {
   return node->inputs().size() > 1 && is_tensor(node->input(1));
 }
 
-// The readers of what a node writes to, from the node on: those of the tensor and of the node's result.
+// The readers of what a node writes to, from the node on: those of the tensor and of the result.
 std::vector<Use> later_readers(const Node* node, std::vector<Use> uses) {
   const auto& more = node->output()->uses();
   uses.insert(uses.end(), more.begin(), more.end());
@@ -132,7 +132,7 @@ std::vector<Use> later_readers(const Node* node, std::vector<Use> uses) {
   return uses;
 }
 
-// The reader that changes the tensor before any other reads it, and that will be rewritten when its turn comes.
+// The reader that changes the tensor before any other reads it, and that will be rewritten in its turn.
 Node* next_writer(const Node* node, const std::vector<Use>& readers) {
   for (const Use& use : readers) {
     if (writes_to(use) && use.user->owningBlock() == node->owningBlock() && all_after(readers, use.user)) {
@@ -142,8 +142,8 @@ Node* next_writer(const Node* node, const std::vector<Use>& readers) {
   return nullptr;
 }
 
-// Whether what the node makes is only read by ops that make new tensors of it, or numbers. Else something may
-// write to it: torch would refuse to run the backward of the cast that `keep_dtype` adds.
+// Whether what the node makes is only read by ops that make new tensors of it, or numbers. Else something
+// may write to it: torch would refuse to run the backward of the cast that `keep_dtype` adds.
 bool stays_as_it_is(const Node* node) {
   std::vector<Use> readers = node->input(0)->uses();
   for (;;) {
@@ -204,9 +204,9 @@ void keep_dtype(Node* made, Value* like) {
   }
 }
 
-// Lets the gradient of an operand come in the operand's own dtype: autodiff's formulas for two tensors hand on
-// the gradient of the result, of whatever dtype. A cast that is switched off changes nothing forward, while its
-// backward casts to the dtype that its operand had.
+// Lets the gradient of an operand come in the operand's own dtype: autodiff's formulas for two tensors hand
+// on the gradient of the result, of whatever dtype. A cast that is switched off changes nothing forward,
+// while its backward casts to the dtype that its operand had.
 void keep_dtype_of_gradient(Node* made, size_t operand) {
   Graph& graph = *made->owningGraph();
   const torch::jit::WithInsertPoint before(made);
@@ -229,7 +229,7 @@ void disarm(Node* node) {
   }
 }
 
-// The dtype of a value: as profiled or, of what was made functional since then, that of the tensor it wrote to.
+// The dtype of a value: as profiled or, of what was made functional since, that of the tensor it wrote to.
 std::optional<at::ScalarType> dtype_of(const Value* value) {
   while (value->type()->kind() == c10::TypeKind::TensorType) {
     const auto dtype = value->type()->expectRef<c10::TensorType>().scalarType();

@@ -142,7 +142,7 @@ void register_pass_hooks() {
 void bind_graphs(py::module_& m) {
   m.def("register_profiled_kinds", &profile_kinds);
   m.def("set_in_place_kinds", &set_in_place_kinds, py::arg("in_place"), py::arg("fresh"),
-        "Ops that are made functional before autodiff, and those that make the tensors that they may write to.");
+        "Ops that are made functional before autodiff, and those that make what they may write to.");
   m.def("frames", &frames,
         "Where a node comes from, innermost first: (file, line, column, text of the line).");
   m.def(

@@ -64,7 +64,13 @@ def test_broadcasts_that_come_later_are_right(device):
     assert_matches(fuse(f, x, x)(x, x), f(x, x), ops=30)
     scripted = fuse(mixed, *(torch.randn(3, 4, device=device) for _ in range(2)))
     with tsfuser.fuser():
-        for left, right in (((3, 4), (4,)), ((3, 1), (3, 4)), ((1, 4), (3, 1)), ((2, 3, 4), (3, 4)), ((0, 4), (4,))):
+        for left, right in (
+            ((3, 4), (4,)),
+            ((3, 1), (3, 4)),
+            ((1, 4), (3, 1)),
+            ((2, 3, 4), (3, 4)),
+            ((0, 4), (4,)),
+        ):
             for _ in range(3):
                 a, b = torch.randn(left, device=device), torch.randn(right, device=device)
                 assert_matches(scripted(a, b), mixed(a, b), ops=4)

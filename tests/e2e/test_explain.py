@@ -290,7 +290,9 @@ def test_branches_that_did_not_run_are_told_apart(device):
         return y * 2.0 + 1.0
 
     found = tsfuser.explain(fresh(branches), torch.rand(4, 4, device=device), True)
-    idle = {n.kind for n in found.left_out if n.reason == "it is in a branch that did not run while profiling"}
+    idle = {
+        n.kind for n in found.left_out if n.reason == "it is in a branch that did not run while profiling"
+    }
     assert idle == {"aten::cumsum", "aten::tanh", "aten::mm"}
     assert str(found).partition("\n")[0].endswith("0 not fused, 3 in branches that did not run")
 

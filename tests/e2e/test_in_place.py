@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning"), pytes
 
 
 def compare(function, *inputs, ops=20, precision=None):
-    """Trains `function` eager and scripted on equal inputs; returns the scripted one. Gradients of all inputs
-    that require them are compared, too."""
+    """Trains `function` eager and scripted on equal inputs; returns the scripted one. Gradients of all
+    inputs that require them are compared, too."""
     mine = [
         x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in inputs
     ]
@@ -91,7 +91,7 @@ def test_the_module_way_conv_norm_relu_and_residual(device):
 
 
 def test_nothing_but_the_result_of_a_relu_is_kept_for_backward(device):
-    """Autodiff keeps the operand of the cast that keeps the dtype; behind the relu that is the relu's result."""
+    """Autodiff keeps the operand of the cast that keeps the dtype; behind a relu that is the relu's result."""
 
     def f(x, w, o):
         y = torch.mm(x, w)
@@ -105,7 +105,9 @@ def test_nothing_but_the_result_of_a_relu_is_kept_for_backward(device):
     assert "aten::relu" in kinds(forward) and forward.outputsSize() <= 2
 
 
-@pytest.mark.parametrize("mine, other", [("float16", "float32"), ("bfloat16", "float32"), ("float32", "float64")])
+@pytest.mark.parametrize(
+    "mine, other", [("float16", "float32"), ("bfloat16", "float32"), ("float32", "float64")]
+)
 def test_the_dtype_stays_that_of_the_tensor(device, mine, other):
     def f(x, o):
         y = x * 2
@@ -154,7 +156,9 @@ def test_a_view_sees_the_write(device):
         y.relu_()
         return v * 2.0 + 1.0
 
-    assert in_place_ops(compare(f, grown(4, 4, device=device), grown(4, 4, device=device))) == ["aten::relu_"]
+    assert in_place_ops(compare(f, grown(4, 4, device=device), grown(4, 4, device=device))) == [
+        "aten::relu_"
+    ]
 
 
 def test_what_was_read_before_keeps_its_value(device):
@@ -232,7 +236,8 @@ STEPS = (
     "torch.nn.functional.dropout({a}, 0.5, False)", "torch.mm({a}, {b})", "{a}.contiguous()",
 )  # fmt: skip
 WRITES = (
-    "{a} += {b}", "{a}.relu_()", "{a}.mul_(0.5)", "{a} *= {b}", "{a}.sigmoid_()", "{a}.tanh_()", "{a} -= {b}",
+    "{a} += {b}", "{a}.relu_()", "{a}.mul_(0.5)", "{a} *= {b}", "{a}.sigmoid_()", "{a}.tanh_()",
+    "{a} -= {b}",
     "{a}.add_({a})", "{a}[0].add_(1.0)",
 )  # fmt: skip
 
@@ -253,7 +258,7 @@ def program(seed):
 
 
 def gradients_of(function, seed, calls):
-    """Results and gradients, or the error of backward: eager refuses to differentiate what was overwritten."""
+    """Results and gradients, or the error of backward: eager does not differentiate what was overwritten."""
     generator = torch.Generator().manual_seed(seed)
     x, w = (torch.randn(4, 4, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2))
     return train(function, (x, w), calls)
@@ -266,8 +271,9 @@ def equal(mine, theirs):
 
 
 def check(seed):
-    """Whether the program could be compared: not where eager refuses to run backward, since something that it
-    needs was overwritten, nor where unfused TorchScript is not eager (it takes dropout for a new tensor)."""
+    """Whether the program could be compared: not where eager refuses to run backward, since something that
+    it needs was overwritten, nor where unfused TorchScript is not eager (it takes dropout for a new
+    tensor)."""
     source = program(seed)
     names = {"torch": torch}
     exec(source, names)

@@ -1,6 +1,6 @@
-"""Parts of well-known networks, scripted: they are fused, what is expected to be in the groups is, and results
-and gradients are eager's, in float32 and with autocast. A shape never seen compiles nothing new where its
-class is known."""
+"""Parts of well-known networks, scripted: they are fused, what is expected to be in the groups is, and
+results and gradients are eager's, in float32 and with autocast. A shape never seen compiles nothing new where
+its class is known."""
 
 import copy
 
@@ -146,10 +146,11 @@ def test_a_new_shape_of_a_known_class_compiles_nothing(device, name):
 
 @pytest.mark.parametrize("name", ["resnet_basic", "encoder", "gpt"])
 def test_training_with_autocast(device, name):
-    """Groups keep more digits than eager, which rounds each result to bfloat16: both are as near to float64."""
+    """Groups keep more digits than eager, which rounds each result to bfloat16: both are near to float64."""
     plain, inputs = made(name, device)
-    exact, wide = copy.deepcopy(plain).double(), tuple(
-        x.double() if x.is_floating_point() else x for x in inputs
+    exact, wide = (
+        copy.deepcopy(plain).double(),
+        tuple(x.double() if x.is_floating_point() else x for x in inputs),
     )
     _, (out, gradients), groups = fused(copy.deepcopy(plain), inputs, torch.bfloat16)
     for _ in range(CALLS):

@@ -98,8 +98,8 @@ def _undifferentiated(node: Any) -> str:
     if not _C.is_differentiable(node):
         return f"TorchScript's autodiff knows no derivative of {name}; {_ONLY}"
     return (
-        "it stands alone among ops that TorchScript's autodiff does not differentiate, which takes no less than "
-        f"two in a row; {_ONLY}"
+        "it stands alone among ops that TorchScript's autodiff does not differentiate, which takes no less "
+        f"than two in a row; {_ONLY}"
     )
 
 
@@ -141,7 +141,11 @@ class _Reader:
             self.reported.add(id(plan.graph))
             if seen is not None or not title:
                 outer = (
-                    "around the differentiated parts" if inner else _TRAINING if seen is None else "inference"
+                    "around the differentiated parts"
+                    if inner
+                    else _TRAINING
+                    if seen is None
+                    else "inference"
                 )
                 yield self._report(plan.graph, title or outer, seen)
             for k, forward in enumerate(inner, 1):
@@ -154,7 +158,9 @@ class _Reader:
         if self.incomplete:
             for graph in graphs:
                 if id(graph) not in self.reported and graph.findAllNodes(GROUP, True):
-                    yield self._report(graph, "in a branch, a loop or a fork, or its backward", self.refusals[id(graph)])
+                    yield self._report(
+                        graph, "in a branch, a loop or a fork, or its backward", self.refusals[id(graph)]
+                    )
 
     def _states(self, ask: Any) -> "list[Any]":
         """Executors inside of a plan; none where one of them has not run: torch has an internal error for
@@ -203,7 +209,12 @@ class _Reader:
         kind = node.kind()
         if kind == GROUP:
             return self._group(node)
-        if kind in _HANDED_ON or kind in CONTROL or is_idle_cast(node) or not any(map(is_tensor, outputs(node))):
+        if (
+            kind in _HANDED_ON
+            or kind in CONTROL
+            or is_idle_cast(node)
+            or not any(map(is_tensor, outputs(node)))
+        ):
             return None
         reason = refusals.reason(node) if refusals is not None else _undifferentiated(node)
         if kind.startswith("prim::") and (refusals is None or not reason):

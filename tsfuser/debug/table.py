@@ -88,7 +88,9 @@ def measured(kernel: Kernel) -> str:
         size(launch.bytes),
     ]
     if kernel.fraction is not None:
-        parts.append(f"{launch.bytes / launch.seconds / 1e9:.0f} GB/s, {kernel.fraction:.2f} of the device's")
+        parts.append(
+            f"{launch.bytes / launch.seconds / 1e9:.0f} GB/s, {kernel.fraction:.2f} of the device's"
+        )
     if kernel.registers:
         parts.append(f"{kernel.registers} registers")
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Takes the bias out of `linear` and `conv2d`, so that its addition joins a group (behaviour.md 1.4 and 1.5).
+"""Takes the bias out of `linear` and `conv2d`, so that its addition joins a group (behaviour.md 1.4, 1.5).
 
 Only where PYTORCH_NVFUSER_ENABLE asks for it: `linear_decomposition`, `conv_decomposition`. Before: `%o =
 aten::linear(%x, %w, %b)`, where %x has four dims or more (with fewer, libraries add the bias on the way).
@@ -38,7 +38,9 @@ def _split(graph: Graph, node: Node, split: Any) -> None:
         if node.kind() not in _warned:
             _warned.add(node.kind())
             warnings.warn(
-                f"the bias of a {node.kind()} is not taken out: its sizes are unknown", TsfuserWarning, stacklevel=2
+                f"the bias of a {node.kind()} is not taken out: its sizes are unknown",
+                TsfuserWarning,
+                stacklevel=2,
             )
         return
     if node.kind() == "aten::linear" and node.inputsAt(0).type().dim() < LEAST_RANK:

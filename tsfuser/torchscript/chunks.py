@@ -1,10 +1,11 @@
 """Moves elementwise ops from before a chunk to behind it, where they join the groups that read the chunks
 (behaviour.md 1.8).
 
-Before: `%v = aten::add(%a, %b, 1);  %p, %q = prim::ConstantChunk[chunks=2, dim=1](%v)`. After: `%a0, %a1` and
-`%b0, %b1` are chunks of %a and %b, broadcast to each other, and `%p = aten::add(%a0, %b0, 1)`, `%q` alike. A
-chunk is a view and costs nothing; %v is not stored any more. Only where %v is read by nothing else, each
-chunk by ops that can be fused alone, %a and %b are not made by such ops, and nothing involved is written to."""
+Before: `%v = aten::add(%a, %b, 1);  %p, %q = prim::ConstantChunk[chunks=2, dim=1](%v)`. After: `%a0, %a1`
+and `%b0, %b1` are chunks of %a and %b, broadcast to each other, and `%p = aten::add(%a0, %b0, 1)`, `%q`
+alike. A chunk is a view and costs nothing; %v is not stored any more. Only where %v is read by nothing else,
+each chunk by ops that can be fused alone, %a and %b are not made by such ops, and nothing involved is
+written to."""
 
 from __future__ import annotations
 
@@ -37,7 +38,12 @@ def _may_move(chunk: Node, block: "Graph | Block", effects: Effects, knowledge: 
     whole, maker = chunk.inputsAt(0), chunk.inputsAt(0).node()
     here = {v.unique() for node in block.nodes() for v in outputs(node)}
     found = row_of(maker)
-    if found is None or found[0].sizes != "broadcast" or maker.outputsSize() != 1 or whole.unique() not in here:
+    if (
+        found is None
+        or found[0].sizes != "broadcast"
+        or maker.outputsSize() != 1
+        or whole.unique() not in here
+    ):
         return False
     tensors = [v for v in (whole, *inputs(maker), *outputs(chunk)) if is_tensor(v)]
     if any(effects.is_written(v) for v in tensors) or not all(knowledge.facts(v).known for v in tensors):

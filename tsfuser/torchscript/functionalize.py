@@ -38,8 +38,8 @@ _OTHERS = tuple(
 
 
 def fresh_kinds() -> "list[str]":
-    """Ops whose results are new tensors whatever the arguments: none of a view, of a cast, which may hand its
-    operand on, or of dropout, which does outside of training."""
+    """Ops whose results are new tensors whatever the arguments: no view, no cast, which may hand its operand
+    on, and no dropout, which does outside of training."""
     with_rows = {
         row.name for row in table.all_rows() if not row.is_view and row.family not in ("casts", "random")
     }
@@ -66,8 +66,8 @@ def functionalize(graph: Graph) -> Graph:
 
 
 def drop_idle_casts(graph: Graph) -> Graph:
-    """Readers of a cast that is switched off read its operand, which is what it gives back. The extension puts
-    such casts before autodiff for what they do backward."""
+    """Readers of a cast that is switched off read its operand, which is what it gives back. The extension
+    puts such casts before autodiff for what they do backward."""
     for block in all_blocks(graph):
         for node in list(block.nodes()):
             if is_idle_cast(node):

@@ -153,7 +153,9 @@ class _Block:
             if reason is None and inside:
                 found[i] = reader
                 continue
-            reason = reason or "a view costs no time of its own, and something outside of groups reads this one"
+            reason = (
+                reason or "a view costs no time of its own, and something outside of groups reads this one"
+            )
             self.verdicts[i] = Verdict(reason=reason)
             refusals.add(self.nodes[i], reason)
         return found
