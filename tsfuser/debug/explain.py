@@ -42,6 +42,15 @@ REPEATS = 5  # of the timed calls; the shortest time counts
 _UNSEEN = "one of its tensors was not seen while profiling, as in a branch that did not run:"
 _HANDED_ON = ("aten::__getitem__", "aten::wait")  # of lists and of forks: nothing is computed
 _ONLY = "in training only what it differentiates is fused"
+#: What it does know, and does the same.
+_INSTEAD = {
+    "aten::to": " (it knows type_as, and the casts of autocast)",
+    "aten::where": " with a number (it knows torch.where of two tensors)",
+    "aten::masked_fill": " (it knows torch.where of two tensors, and adding a mask of 0 and -inf)",
+    "aten::var_mean": " (it knows var and mean)",
+    "aten::group_norm": " (it knows layer_norm and batch_norm)",
+    "aten::instance_norm": " (it knows layer_norm and batch_norm)",
+}
 _VIEW = "a view costs no time of its own"
 _WRITE = "whoever holds it has to see that"
 _TRAINING = "in training, without a part that TorchScript's autodiff differentiates"
@@ -96,7 +105,7 @@ def _undifferentiated(node: Any) -> str:
     if known is not None:
         return known
     if not _C.is_differentiable(node):
-        return f"TorchScript's autodiff knows no derivative of {name}; {_ONLY}"
+        return f"TorchScript's autodiff knows no derivative of {name}{_INSTEAD.get(name, '')}; {_ONLY}"
     return (
         "it stands alone among ops that TorchScript's autodiff does not differentiate, which takes no less "
         f"than two in a row; {_ONLY}"
