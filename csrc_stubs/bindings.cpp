@@ -56,11 +56,12 @@ std::shared_ptr<Launch> make_launch(const std::string& kind, uintptr_t function,
                                     int32_t grid, int32_t block_x, int32_t block_y, int32_t shared,
                                     int32_t grain, size_t args_bytes,
                                     const std::vector<std::tuple<int32_t, std::string, int32_t>>& args) {
-  if ((kind != "cuda" && kind != "host") || !function) {
-    throw py::value_error("tsfuser plan: a launch is of kind cuda or host and has a function");
+  if ((kind != "cuda" && kind != "overlapped" && kind != "host") || !function) {
+    throw py::value_error("tsfuser plan: a launch is of kind cuda, overlapped or host and has a function");
   }
   auto launch = std::make_shared<Launch>();
-  launch->cuda = kind == "cuda";
+  launch->cuda = kind != "host";
+  launch->overlaps = kind == "overlapped";
   launch->function = reinterpret_cast<void*>(function);
   launch->name = std::move(name);
   launch->grid = grid;

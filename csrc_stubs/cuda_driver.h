@@ -19,9 +19,29 @@ constexpr int device_max_shared_bytes_optin = 97;  // CU_DEVICE_ATTRIBUTE_MAX_SH
 constexpr int capture_mode_relaxed = 2;            // CU_STREAM_CAPTURE_MODE_RELAXED
 constexpr long long shared_bytes_without_optin = 48 << 10;
 
+constexpr int attribute_overlap = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+constexpr int overlap_in_graphs_version = 12030;  // the first driver that captures such launches
+
+struct LaunchAttribute {
+  int id;
+  char padding[4];
+  union {
+    char bytes[64];
+    int allowed;
+  } value;
+};
+
+struct LaunchConfig {
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+  Stream stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
 struct Driver {
   Result (*launch_kernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                           Stream, void** parameters, void** extra);
+  Result (*launch_with)(const LaunchConfig*, Function, void** parameters, void** extra);  // null before CUDA 12.3
   Result (*launch_cooperative)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                Stream, void** parameters);
   Result (*fill_bytes)(unsigned long long memory, unsigned char value, size_t count, Stream);

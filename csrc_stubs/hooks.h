@@ -37,9 +37,6 @@ void register_pass_hooks();      // pass_hook.cpp
 void set_in_place_kinds(const std::vector<std::string>& in_place, const std::vector<std::string>& fresh);
 void make_functional(torch::jit::Node* node);
 
-// Whether the functional form of an in-place op has a result of the same dtype, by the profiled types.
-bool keeps_dtype(const torch::jit::Node* node);
-
 // The functions of tsfuser._C that take or return graphs (pass_hook.cpp).
 void bind_graphs(py::module_& m);
 

@@ -14,13 +14,11 @@
 
 #include "hooks.h"
 
-#include <c10/core/ScalarType.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 
 #include <algorithm>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -229,20 +227,6 @@ void disarm(Node* node) {
   }
 }
 
-// The dtype of a value: as profiled or, of what was made functional since, that of the tensor it wrote to.
-std::optional<at::ScalarType> dtype_of(const Value* value) {
-  while (value->type()->kind() == c10::TypeKind::TensorType) {
-    const auto dtype = value->type()->expectRef<c10::TensorType>().scalarType();
-    const Node* maker = value->node();
-    const auto in_place = c10::Symbol::fromQualString(std::string(maker->kind().toQualString()) + "_");
-    if (dtype || maker->inputs().empty() || !known().in_place.count(in_place)) {
-      return dtype;
-    }
-    value = maker->input(0);
-  }
-  return std::nullopt;
-}
-
 void rewrite(Node* node) {
   Value* target = node->input(0);
   const std::vector<Use> readers = later_readers(node, target->uses());
@@ -262,14 +246,6 @@ void rewrite(Node* node) {
 }
 
 }  // namespace
-
-bool keeps_dtype(const Node* node) {
-  if (!has_other_tensor(node)) {
-    return true;
-  }
-  const auto own = dtype_of(node->input(0)), other = dtype_of(node->input(1));
-  return own && other && c10::promoteTypes(*own, *other) == *own;
-}
 
 void set_in_place_kinds(const std::vector<std::string>& in_place, const std::vector<std::string>& fresh) {
   std::call_once(told, [&] {

@@ -27,6 +27,14 @@ const cuda::Driver& driver() {
     }
     cuda::Driver d;
     resolve(library, "cuLaunchKernel", d.launch_kernel);
+    cuda::Result (*version)(int*) = nullptr;
+    resolve(library, "cuDriverGetVersion", version);
+    int known = 0;
+    version(&known);
+    d.launch_with = nullptr;
+    if (known >= cuda::overlap_in_graphs_version) {
+      resolve(library, "cuLaunchKernelEx", d.launch_with);
+    }
     resolve(library, "cuLaunchCooperativeKernel", d.launch_cooperative);
     resolve(library, "cuMemsetD8Async", d.fill_bytes);
     resolve(library, "cuFuncGetAttribute", d.function_get_attribute);
@@ -124,9 +132,17 @@ void launch_cuda(const PreparedLaunch& prepared, char* args, void* stream, int d
   const auto y = static_cast<unsigned>(prepared.block_y), shared = static_cast<unsigned>(prepared.shared);
   const auto on = static_cast<cuda::Stream>(stream);
   const auto attempt = [&] {
-    return launch.cleared < 0
-               ? driver().launch_kernel(function, grid, 1, 1, x, y, 1, shared, on, parameters, nullptr)
-               : driver().launch_cooperative(function, grid, 1, 1, x, y, 1, shared, on, parameters);
+    const cuda::Driver& d = driver();
+    if (launch.cleared >= 0) {
+      return d.launch_cooperative(function, grid, 1, 1, x, y, 1, shared, on, parameters);
+    }
+    if (launch.overlaps && d.launch_with) {
+      cuda::LaunchAttribute overlap{cuda::attribute_overlap, {}, {}};
+      overlap.value.allowed = 1;
+      const cuda::LaunchConfig config{grid, 1, 1, x, y, 1, shared, on, &overlap, 1};
+      return d.launch_with(&config, function, parameters, nullptr);
+    }
+    return d.launch_kernel(function, grid, 1, 1, x, y, 1, shared, on, parameters, nullptr);
   };
   cuda::Result result = attempt();
   if (C10_UNLIKELY(result != cuda::success) && adopt_primary_context(device, launch.name)) {

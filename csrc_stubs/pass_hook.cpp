@@ -149,10 +149,10 @@ void bind_graphs(py::module_& m) {
       "is_differentiable", [](const torch::jit::Node& node) { return torch::jit::isDifferentiable(&node); },
       "Whether TorchScript's autodiff takes the node.");
   m.def("lower_simple_tuples", [](const GraphPtr& graph) { torch::jit::LowerSimpleTuples(graph); });
-  m.def("remove_tensor_mutation", [](const GraphPtr& graph, const std::vector<std::string>& kinds) {
-    return torch::jit::RemoveTensorMutation(graph, [wanted = symbols(kinds)](torch::jit::Node* node) {
-      return wanted.count(node->kind()) != 0 && keeps_dtype(node);
-    });
+  m.def("remove_tensor_mutation", [](const GraphPtr& graph, const std::vector<torch::jit::Node*>& nodes) {
+    const std::unordered_set<torch::jit::Node*> wanted(nodes.begin(), nodes.end());
+    return torch::jit::RemoveTensorMutation(
+        graph, [&wanted](torch::jit::Node* node) { return wanted.count(node) != 0; });
   });
   m.def("group_id",
         [](const GraphPtr& graph, const std::string& text) { return group_by_text(graph, text)->id; });

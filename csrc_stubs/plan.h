@@ -52,6 +52,7 @@ struct Allocation {
 
 struct Launch {
   bool cuda = false;
+  bool overlaps = false;  // may be set up while the kernel before it runs: it waits for that one by itself
   void* function = nullptr;  // CUfunction, or the address of a host kernel
   std::string name;
   int32_t grid, block_x, block_y, shared, grain;  // positions in the values

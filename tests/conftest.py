@@ -2,7 +2,7 @@
 
 `device` runs a test once a target: "cpu", "cpu-fibers" (the CUDA launch shape on the host, a fiber a thread)
 and, where there is one, "cuda". `--long` turns the sweeps marked `long` on and raises the number of
-generated programs.
+random programs and of samples of ops.
 """
 
 import os
@@ -18,7 +18,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def pytest_addoption(parser):
-    parser.addoption("--long", action="store_true", help="run the long sweeps, and more generated programs")
+    parser.addoption("--long", action="store_true", help="run the long sweeps, and more random programs")
     parser.addoption("--targets", help="run tests with a device on these targets only, e.g. cpu,cuda")
 
 
@@ -114,4 +114,16 @@ def device(target, monkeypatch, nvrtc):
     tsfuser.reset()  # plans of the other mode
     with options.override(host_launch="fibers"):
         yield "cpu"
+    tsfuser.reset()
+
+
+@pytest.fixture
+def place(target):
+    """The device of a target. Unlike `device` it has NVRTC compile nothing, for tests of many kernels."""
+    import tsfuser
+    from tsfuser import options
+
+    tsfuser.reset()
+    with options.override(host_launch="fibers" if target == "cpu-fibers" else "block"):
+        yield "cuda" if target == "cuda" else "cpu"
     tsfuser.reset()

@@ -152,6 +152,14 @@ def _worst(wrong, actual, eager):
     return f"{int(wrong.sum())} of {wrong.numel()} elements differ: {'; '.join(pairs)}"
 
 
+def copy_of(x, device=None):
+    """`x` in memory of its own, here or on `device`, with its strides and storage offset: `clone` and `to`
+    make dense tensors."""
+    memory = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.detach().untyped_storage())
+    memory = memory.clone() if device is None else memory.to(device, copy=True)
+    return memory.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
 @contextlib.contextmanager
 def no_fallback():
     """Inside, a group that cannot run fused raises instead of running unfused: what a test compares was

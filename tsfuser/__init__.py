@@ -34,7 +34,7 @@ __all__ = [
 ]  # fmt: skip
 
 _C.register_profiled_kinds(sorted({row.name for row in table.all_rows()} | set(functionalize.KINDS)))
-_C.set_in_place_kinds(functionalize.KINDS, functionalize.fresh_kinds())
+_C.set_in_place_kinds(functionalize.EARLY, functionalize.fresh_kinds())
 _C.set_pass(passes.fuse)
 _C.set_planner(planner.plan)
 _C.set_reporter(warn)

@@ -49,6 +49,7 @@ DUMP = {
 DISABLE = {
     "fallback": "A group that cannot run fused raises, with its graph, instead of running unfused.",
     "fma": "No fused multiply-add in CUDA kernels.",
+    "overlap": "No CUDA kernel is set up while the one before it runs.",
     **_inert(
         "arch_check compile_to_sass grouped_grid_welford_outer_opt index_hoist nvtx predicate_elimination "
         "welford_vectorization magic_zero"

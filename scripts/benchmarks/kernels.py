@@ -96,7 +96,7 @@ class Family:
     def tensors(self, length, total, dtype, device):
         """Random operands, without gradients."""
         sizes = self.shape(length, total)
-        x = torch.randn(sizes, device=device).to(dtype)
+        x = (torch.randn(sizes, device=device) + (self.trained is None)).to(dtype)  # else the rounding of a sum near 0 would say nothing
         if self.layout == "channels last":
             x = x.contiguous(memory_format=torch.channels_last)
         row = sizes[1] if self.layout.startswith("channels") else sizes[-1]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import all_graphs, fuse, groups, kinds, no_fallback
+from support import all_graphs, fuse, groups, kinds, no_fallback, script
 
 import tsfuser
 
@@ -103,6 +103,31 @@ def test_an_in_place_op_on_a_fresh_tensor_joins_the_group(device):
     scripted = fuse(program, x)
     assert kinds(*groups(scripted)) == ["aten::mul", "aten::add", "aten::relu"]
     assert torch.equal(scripted(x), program(x))
+
+
+def test_an_in_place_op_with_a_tensor_that_nothing_else_reads_joins_the_group(device):
+    def program(x, w):
+        y = x * 2.0
+        y.add_(w)
+        y.pow_(w).clamp_(-2, 2)
+        return y
+
+    x, w = torch.rand(4, 6, device=device), torch.rand(4, 6, device=device)
+    scripted = fuse(program, x, w)
+    assert kinds(*groups(scripted)) == ["aten::mul", "aten::add", "aten::pow", "aten::clamp"]
+    torch.testing.assert_close(scripted(x, w), program(x, w))
+
+
+@pytest.mark.parametrize("name", ["add_", "gt_"])
+def test_an_in_place_op_keeps_the_dtype_of_its_target(device, name):
+    """`y + w` would be of float64, `y > w` of bool."""
+    source = f"def program(x, w):\n    y = x * 2.0\n    y.{name}(w)\n    return y, y * w\n"
+    x, w = torch.rand(4, 6, device=device), torch.rand(4, 6, device=device, dtype=torch.float64)
+    scripted, space = fuse(script(source), x, w), {}
+    exec(source, space)
+    for mine, plain in zip(scripted(x, w), space["program"](x, w)):
+        assert mine.dtype == plain.dtype
+        torch.testing.assert_close(mine, plain)
 
 
 def test_an_in_place_op_on_an_input_keeps_its_effect(device):

@@ -252,6 +252,13 @@ def test_a_view_of_what_is_written_sees_the_write(device, body):
         assert_matches(fused(mine), expected, ops=6)
 
 
+def test_positive_hands_its_operand_on(device):
+    scripted = script("def f(x):\n    return torch.positive(x), torch.positive(x + 1.0) * 2.0\n")
+    x = torch.randn(5, 7, device=device)
+    assert [kinds(group) for group in groups(fuse(scripted, x))] == [["aten::add", "aten::positive", "aten::mul"]]
+    assert scripted(x)[0].data_ptr() == x.data_ptr()
+
+
 def test_views_alone_are_no_group(device):
     scripted = script("def f(x):\n    return x.t().unsqueeze(0).expand(3, 7, 5).permute(1, 0, 2).squeeze()\n")
     assert groups(fuse(scripted, torch.randn(5, 7, device=device))) == []

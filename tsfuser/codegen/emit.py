@@ -21,8 +21,9 @@ def source(kernel: Kernel) -> str:
     tiles += [f"  {t.ctype}* const {t.name} = reinterpret_cast<{t.ctype}*>(shared + {t.offset});" for t in kernel.tiles]
     tiles += [f"  const random_start {_START} = start_of(args.{p.name});" for p in kernel.params if p.ctype == "random_state"]
     bounds = f"{kernel.threads}, {kernel.resident}" if kernel.resident else kernel.threads
+    turn = ["  let_next_start();"] if kernel.leads else ["  wait_for_turn();"] if kernel.follows else []
     lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", "", f"{'TEAM_' if kernel.teams else ''}KERNEL({kernel.name}, Args, {bounds}) {{"]
-    return "\n".join([*lines, *tiles, *_block(kernel.body, 1), "}", ""])
+    return "\n".join([*lines, *turn, *tiles, *_block(kernel.body, 1), "}", ""])
 
 
 def _block(body: tuple[Stmt, ...], depth: int) -> list[str]:

@@ -38,7 +38,8 @@ class Let:
 @dataclass(frozen=True)
 class Load:
     """`name = buffer[offset]`, of memory type `ctype`; 0 where `guard` is false. With `lanes` > 1 a vector, of which only the first `count` elements
-    are in bounds. `shared`: from the tile `buffer` in shared memory."""
+    are in bounds. `shared`: from the tile `buffer` in shared memory; `own`: of which nobody but this thread writes
+    what it reads, and not while it is read."""
 
     name: str
     ctype: str
@@ -48,6 +49,7 @@ class Load:
     lanes: int = 1
     count: "Expr | None" = None
     shared: bool = False
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -296,7 +298,8 @@ class Tile:
 @dataclass(frozen=True)
 class Kernel:
     """One kernel: launch sizes are symbolic. `index` is the C type of indices; `shared` in bytes; `grain` is how many blocks make a task of
-    the host's thread pool; `resident`: how many blocks registers must leave room for on a multiprocessor, 0 for any number; `teams`: all blocks run at the same time."""
+    the host's thread pool; `resident`: how many blocks registers must leave room for on a multiprocessor, 0 for any number; `teams`: all blocks run at the same time; `leads`: the next kernel finishes what this one begins, and may be set up
+    while it runs; `follows`: it is such a next one."""
 
     name: str
     params: tuple[Param, ...]
@@ -311,6 +314,8 @@ class Kernel:
     grain: int = 1
     resident: int = 0
     teams: bool = False
+    leads: bool = False
+    follows: bool = False
 
     def __str__(self) -> str:
         """Indented pseudo-C, one line a statement."""

@@ -141,10 +141,12 @@ def kernel_of(name: str, segment: Segment, schedule: Schedule, params: Params, b
     extent = {x.bind: x.extent for x in schedule.loops}
     launch += [Let(f"block_{axis}", params.index, Var(f"blockDim.{axis}")) for axis in "xy"  # signed, unlike CUDA's own
                if f"thread.{axis}" in extent and not extent[f"thread.{axis}"].is_const]
+    how = schedule.reduction
     shared = max((t.offset + t.bytes for t in tiles), default=0)
     shared = max(shared, exchanged(body))
     return Kernel(name, tuple(params.fields.values()), tuple(launch + body), params.index, extent["block"],
-                  extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared, schedule.grain, schedule.resident, bool(schedule.reduction and schedule.reduction.team))
+                  extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared, schedule.grain, schedule.resident,
+                  bool(how and how.team), schedule.threads > 1 and bool(how and how.partial), schedule.threads > 1 and bool(how and how.follows))
 
 
 def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: Params, schedule: Schedule, registers) -> list[Stmt]:

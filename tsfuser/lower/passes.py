@@ -162,7 +162,7 @@ def hoist(body: Body, outer: "frozenset[Stmt]" = frozenset()) -> Body:
 
 def _is_pure(s: Stmt) -> bool:
     """Whether the statement gives the same value wherever it stands. A read of shared memory or of an accumulator does not."""
-    return isinstance(s, (Let, Uniform)) or (isinstance(s, Compute) and not s.vectors) or (isinstance(s, Load) and not s.shared)
+    return isinstance(s, (Let, Uniform)) or (isinstance(s, Compute) and not s.vectors) or (isinstance(s, Load) and (s.own or not s.shared))
 
 
 def _hoisted(loop: For) -> tuple[list[Stmt], For]:

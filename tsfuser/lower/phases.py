@@ -54,7 +54,7 @@ class _Rows:
         for access in schedule.domain.loads:
             made = load(access, self.at, self.params, schedule, self.registers, None)
             if access in self.near:  # zeros lie there where there is no element
-                made = [replace(made[0], buffer=_near(access), offset=self.place(Var(self.team.turn)), guard=None, shared=True), *made[1:]]
+                made = [replace(made[0], buffer=_near(access), offset=self.place(Var(self.team.turn)), guard=None, shared=True, own=True), *made[1:]]
             self.loads[access.buffer.value.name] = made
         self.statements = {op.output.name: self._statements(op) for op in self._typed() if not isinstance(op, Reduce)}
         self.phase = self._phases()

@@ -24,6 +24,13 @@ def leaky_relu(b: Builder, self, negative_slope) -> Value:
     return b.pointwise("leaky_relu", "({0} > 0 ? {0} : {0} * {1})", (self, negative_slope), self.dtype)
 
 
+@composite("aten::log_sigmoid", dtypes=FLOATING)
+def log_sigmoid(b: Builder, self) -> Value:
+    """`-log(1 + exp(-self))`"""
+    result = b.pointwise("log_sigmoid", "log_sigmoid({0})", (self,), self.dtype)
+    return b.contiguous(result) if b.device == "cpu" else result  # as eager's is, there alone
+
+
 @composite("aten::softplus", dtypes=FLOATING)
 def softplus(b: Builder, self, beta, threshold) -> Value:
     """`log1p(exp(self * beta)) / beta`; `self` where `self * beta > threshold`"""

@@ -161,6 +161,11 @@ _POWERS = {
 @composite("aten::pow", "Tensor_Tensor", "Tensor_Scalar", "Scalar", dtypes=REAL)
 def pow(b: Builder, self, exponent) -> Value:
     """`self ** exponent`; integers stay integers"""
+    result = _pow(b, self, exponent)
+    return b.contiguous(result) if self.is_number else result
+
+
+def _pow(b: Builder, self, exponent) -> Value:
     dtype = b.promote(self, exponent)
     if dtype.kind == "b":
         raise Refusal("pow of bools is not supported")
@@ -181,7 +186,8 @@ def pow(b: Builder, self, exponent) -> Value:
 def float_power(b: Builder, self, exponent) -> Value:
     """`self ** exponent` in double"""
     template = "pow_number({0}, {1})" if exponent.is_number else "pow({0}, {1})"
-    return b.pointwise("float_power", template, (self, exponent), DOUBLE)
+    result = b.pointwise("float_power", template, (self, exponent), DOUBLE)
+    return b.contiguous(result) if self.is_number else result
 
 
 # ---- three operands

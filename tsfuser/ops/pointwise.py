@@ -11,7 +11,6 @@ from .table import ALL, BOOLEAN, COMPLEX, FLOATING, INTEGRAL, NUMERIC
 unary("neg", "-({0})", dtypes=NUMERIC + COMPLEX, integer="wrap_neg({0})")
 unary("sign", "signum({0})", boolean="{0}")
 unary("sgn", "signum({0})", boolean="{0}")
-unary("positive", "{0}", dtypes=NUMERIC + COMPLEX)
 unary("square", "({0} * {0})", dtypes=NUMERIC + COMPLEX, integer="wrap_mul({0}, {0})")
 unary("ceil", "ceil({0})", dtypes=NUMERIC, integer="{0}")
 unary("floor", "floor({0})", dtypes=NUMERIC, integer="{0}")
@@ -25,7 +24,6 @@ unary("selu", "selu({0})", dtypes=FLOATING)
 unary("hardswish", "hardswish({0})", dtypes=FLOATING)
 unary("hardsigmoid", "hardsigmoid({0})", dtypes=FLOATING)
 unary("relu6", "clamp({0}, 0, 6)", dtypes=FLOATING)
-unary("log_sigmoid", "log_sigmoid({0})", dtypes=FLOATING)
 unary("bitwise_not", "~{0}", dtypes=BOOLEAN + INTEGRAL, boolean="!{0}")
 
 # Integers become the default floating dtype.

@@ -155,7 +155,9 @@ def aminmax(b: Builder, self, dim: "int | None" = None, keepdim: bool = False):
 
 def _truth(b: Builder, name: str, self: Value, dim, keepdim: bool) -> Value:
     """any or all. Eager keeps uint8 there, all else becomes bool."""
-    truth = self if self.dtype is BOOL else b.pointwise("nonzero", "({0} != 0)", (self,), BOOL, self.dtype)
+    truth = self
+    if self.dtype is not BOOL:
+        truth = b.pointwise("nonzero", "convert<bool>({0})", (self,), BOOL, self.dtype)
     result = b.reduce(name, name, truth, normalized(self, dim), keepdim, BOOL)
     return b.cast(result, UINT8) if self.dtype is UINT8 else result
 

@@ -82,7 +82,7 @@ def masked_fill(b: Builder, self, mask, value) -> Value:
     if value.dims:
         raise Refusal("masked_fill with a value that has dimensions is an error in eager")
     check_number(value, self.dtype, "the value of masked_fill")
-    return select(b, "masked_fill", mask, value, self, self.dtype)
+    return b.contiguous(select(b, "masked_fill", mask, value, self, self.dtype))
 
 
 _LARGEST = {

@@ -172,6 +172,8 @@ def _infer(row: Row, args: "tuple[tuple[str, NodeArg], ...]", device: str, defau
                 row._accept(name, arg.dtype)
             if name in row.fixed and arg.kind != "none" and arg.constant is UNKNOWN:
                 raise Refusal(f"`{name}` of {row.name} is not a constant")
+        if row.reshapes and "other" in dict(args):
+            return _reshaped_as(dict(args))
         trial = _trial(row, args, device, default)
         if trial is None:
             return None
@@ -181,6 +183,12 @@ def _infer(row: Row, args: "tuple[tuple[str, NodeArg], ...]", device: str, defau
         return str(refusal)
     results = results if isinstance(results, tuple) else (results,)
     return tuple(_kind_of_result(result, row.fickle) for result in results)
+
+
+def _reshaped_as(args: "dict[str, NodeArg]") -> "tuple[tuple[str, int], ...] | None":
+    """What `view_as` gives: made-up sizes of its operands do not fit each other."""
+    dtype, rank = args["self"].dtype, args["other"].rank
+    return None if dtype is None or rank is None else ((dtype, rank),)
 
 
 def _kind_of_result(result: "Value | Empty | int | None", fickle: bool) -> "tuple[str, int | None] | None":

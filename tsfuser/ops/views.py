@@ -12,7 +12,7 @@ from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.fusion import Value
-from .table import ALL, composite
+from .table import ALL, COMPLEX, NUMERIC, composite
 
 
 def _dim(rank: int, dim: int) -> int:
@@ -45,6 +45,12 @@ def permute(b: Builder, self, dims: list) -> Value:
     if sorted(order) != list(range(rank)):
         raise Refusal("a permutation that does not name every dim once is an error in eager")
     return _permuted(b, "permute", self, order)
+
+
+@composite("aten::positive", dtypes=NUMERIC + COMPLEX, sizes="first")
+def positive(b: Builder, self) -> Value:
+    """`self`; eager hands its operand on"""
+    return _permuted(b, "positive", self, range(len(self.dims)))
 
 
 @composite("aten::transpose", "int", dtypes=ALL, sizes="own")
@@ -122,9 +128,12 @@ def _expanded(b: Builder, self: Value, sizes: Sequence["sz.Size"], axes: Sequenc
         raise Refusal("expand to fewer dims is an error in eager")
     old, decide = b.layout(self).strides, b.call.decide
     dims, strides = [], []
-    for d, size in enumerate(sizes):
+    for d, size in reversed(list(enumerate(sizes))):
         own = self.dims[d - leading] if d >= leading else None
-        stride = old[d - leading] if d >= leading else sz.const(1)
+        if d >= leading or not old:
+            stride = old[d - leading] if d >= leading else sz.const(0)
+        else:  # a new dim of size 1: as eager has it, since it may decide about the layout of what follows
+            stride = strides[0] * (sz.const(1) if dims[0] is None else b.axis(dims[0]).extent)
         if own is not None:
             if not decide(sz.eq(size, b.axis(own).extent)) and not decide(sz.eq(size, -1)):
                 raise Refusal("expand to a size that a dim does not have is an error in eager")
@@ -132,8 +141,8 @@ def _expanded(b: Builder, self: Value, sizes: Sequence["sz.Size"], axes: Sequenc
             if decide(sz.lt(size, 0)):
                 raise Refusal("expand to a negative size is an error in eager")
             own, stride = axes[d] or b.fresh_axis(size), sz.const(0)
-        dims.append(own)
-        strides.append(stride)
+        dims.insert(0, own)
+        strides.insert(0, stride)
     return b.view("expand", self, dims, strides)
 
 

@@ -15,6 +15,7 @@ from typing import Sequence
 
 from .. import log, options
 from ..codegen import emit
+from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.call import Call
 from ..ir.fusion import Fusion
@@ -79,7 +80,10 @@ def _machine(device: str) -> Machine:
     """What schedulers plan for; blocks that wait for each other must not be more than `device` can run at the same time."""
     if device == "cpu":
         return HOST if options.host_launch() == "block" else GPU
-    count, shared, crowd = CudaTarget.multiprocessors(device)
+    try:
+        count, shared, crowd = CudaTarget.multiprocessors(device)
+    except Refusal:  # no driver: what is planned here does not run here
+        return GPU
     return replace(GPU, multiprocessors=count, shared=shared, crowd=crowd)
 
 
@@ -96,8 +100,8 @@ def _lower(segment: Segment, schedule, device: str) -> tuple:
 
 def functions(kernels: Sequence[tuple[str, str]], device: str) -> list[Function]:
     """The loaded kernels of (source, name) pairs, compiled at the same time: compilers let go of the GIL."""
-    if len(kernels) == 1:
-        return [function(*kernels[0], device)]
+    if len(kernels) <= 1:
+        return [function(*kernel, device) for kernel in kernels]
     with ThreadPoolExecutor(min(len(kernels), len(os.sched_getaffinity(0))), "tsfuser compiles") as pool:
         return list(pool.map(lambda kernel: function(*kernel, device), kernels))
 
@@ -156,7 +160,8 @@ def _launch(program: Program, compiled: Compiled, device: str) -> Launch:
     offsets, size = emit.struct_layout(kernel.params)
     args = tuple((offset, *_argument(program, p)) for offset, p in zip(offsets, kernel.params))
     sizes = (kernel.grid, kernel.block_x, kernel.block_y, kernel.shared, kernel.grain)
-    kind = "host" if device == "cpu" else "cuda"
+    overlaps = kernel.follows and compiled.function.waits and not options.disabled("overlap")
+    kind = "host" if device == "cpu" else "overlapped" if overlaps else "cuda"
     return Launch(kind, compiled.function.handle, kernel.name, *map(program.position, sizes), size, args)
 
 

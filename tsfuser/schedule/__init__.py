@@ -29,7 +29,7 @@ class Stage:
 
 def choose(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> list[Stage]:
     """The first scheduler that takes the segment. Raises Refusal where none does."""
-    if segment.reductions and (_follows(segment) or rows.suits(call, segment, machine)):
+    if segment.reductions and (rows.follows(segment) or rows.suits(call, segment, machine)):
         return [Stage(*stage) for stage in rows.stages(call, segment, machine, allocations)]
     if segment.reductions:
         return [Stage(*stage) for stage in reduction.stages(call, segment, machine, allocations)]
@@ -44,9 +44,3 @@ def choose(call: Call, segment: Segment, machine: Machine, allocations: Allocati
 def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
     """Why a segment in which results depend on reductions is not one kernel; None if it is."""
     return rows.accepts(call, segment, machine)
-
-
-def _follows(segment: Segment) -> bool:
-    """Whether something in the segment depends on one of its reductions."""
-    reduced = {op.output.name for op in segment.reductions}
-    return any(v.name in reduced for op in segment.ops for v in op.operands)

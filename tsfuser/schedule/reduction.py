@@ -4,7 +4,8 @@ GPU idle.
 In: a segment of reductions over the same axes, and of elementwise results that are stored on the way. Out:
 one kernel, or two: the first leaves a partial result for each split, the second combines them. Threads walk
 along the contiguous dim either way. *Inner*: that dim is reduced, and the threads of a row meet in shared
-memory. *Outer*: it is kept, each thread owns `vector` columns, and the rows of the block meet. Where outer
+memory. *Outer*: it is kept, each thread owns `vector` columns, and the rows of the block meet, of which there
+are the fewer the more columns there are. Where outer
 dims are reduced as well, a thread has several rows of them in flight, and splits are parts of them if there
 are enough. Example: the bias gradient of [65536, 1024] is an outer reduction with 66 splits.
 """
@@ -28,6 +29,7 @@ SHORTEST = 2  # turns that a split has
 FLIGHT = 64  # bytes of input a thread has under way: few blocks are resident, so each thread has more to do than in a pointwise kernel
 STRIP = 128  # columns that the host adds up at the same time: with fewer, the processor would not see a stream to fetch ahead
 WAVES = 4  # blocks a multiprocessor that hide latency
+BUSY = 1024  # threads a multiprocessor that do: where there are as many columns, nobody shares one
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ def _partial(op: Reduce, ops) -> list[Reduce]:
 def finish(call: Call, segment: Segment, machine: Machine) -> tuple[Segment, Schedule, ReductionParams]:
     """The kernel that combines partial results."""
     space, kept, reduced, params, shape = _plan(call, segment, machine, small=True)
-    return segment, apply(space, kept, reduced, params, shape, None), params
+    schedule = apply(space, kept, reduced, params, shape, None)
+    return segment, replace(schedule, reduction=replace(schedule.reduction, follows=True)), params
 
 
 def _plan(call: Call, segment: Segment, machine: Machine, small: bool = False) -> "tuple[Domain, list[Dim], list[Dim], ReductionParams, _Shape]":
@@ -159,10 +162,14 @@ def _choose(call: Call, segment: Segment, space: Domain, reduced: list[Dim], mac
 
 def _shape(space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionParams, machine: Machine, small: bool) -> _Shape:
     """Sizes as programs: they follow the call, the kernel does not. `small`: what is read lies in the cache, so that blocks may be narrow."""
-    lanes = sz.nextpow2(sz.ceildiv(space.dims[-1].extent, params.vector))
+    cells = _cells(space, kept, params)
+    lanes = sz.nextpow2(cells)
     most = sz.const(params.threads if params.inner else min(32, params.threads))
     if small and not params.inner:
-        most = sz.minimum(most, sz.nextpow2(sz.ceildiv(space.dims[-1].extent, params.vector * machine.multiprocessors)))
+        most = sz.minimum(most, sz.nextpow2(sz.ceildiv(cells, machine.multiprocessors)))
+    elif not params.inner and params.threads > 1:
+        sharing = sz.nextpow2(sz.ceildiv(machine.multiprocessors * BUSY, cells))
+        most = sz.binary("div", params.threads, sz.minimum(sharing, params.threads // 32))
     across = sz.minimum(lanes, most) if params.threads > 1 else sz.const(1)
     down = sz.binary("div", params.threads, across)
     wanted = _wanted(space, kept, params, across, machine)
@@ -185,13 +192,20 @@ def _shape(space: Domain, kept: list[Dim], reduced: list[Dim], params: Reduction
     return _Shape(across, down, sz.maximum(sz.ceildiv(walk, chunk), 1), chunk)
 
 
+def _cells(space: Domain, kept: list[Dim], params: ReductionParams) -> Size:
+    """Accesses along the contiguous dim; on a GPU, where that is kept, along all kept dims: threads go on from one row of it to the next."""
+    if params.inner or params.threads == 1:
+        return sz.ceildiv(space.dims[-1].extent, params.vector)
+    return sz.ceildiv(_extent(space, kept), params.vector)
+
+
 def _wanted(space: Domain, kept: list[Dim], params: ReductionParams, across: Size, machine: Machine) -> Size:
     """How many splits would keep the machine busy."""
     if params.inner:
         blocks = sz.ceildiv(_extent(space, kept), sz.binary("div", params.threads, across))
     else:
-        rest = _extent(space, [d for d in kept if d is not space.dims[-1]])
-        blocks = rest * sz.ceildiv(space.dims[-1].extent, across * params.vector)
+        rest = _extent(space, [d for d in kept if d is not space.dims[-1]]) if params.threads == 1 else 1
+        blocks = sz.ceildiv(_cells(space, kept, params), across) * rest
     return sz.binary("div", machine.multiprocessors * WAVES if machine.kind == "gpu" else 8, sz.maximum(blocks, 1))
 
 
@@ -208,6 +222,9 @@ def _fused(schedule: Schedule, names: list[str], into: str) -> tuple[Schedule, s
 
 def _outer(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _Shape, partial) -> Schedule:
     *rows, col = kept
+    if rows and params.threads > 1:  # a vector never crosses from one row to the next
+        schedule = schedule.reorder(*reduced, *kept).fuse_all(kept, "cell")
+        rows, col = [], "cell"
     schedule = schedule.reorder(*rows, *reduced, col)
     schedule, walk = _fused(schedule, reduced, "walk")
     schedule, walk, parts = _parted(schedule, walk, shape, partial, False)

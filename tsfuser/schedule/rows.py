@@ -130,8 +130,14 @@ def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
 
 
 def suits(call: Call, segment: Segment, machine: Machine) -> bool:
-    """Whether reductions on which nothing depends are better off here than in the reduction schedule: where a row is in one piece, and no block waits for another."""
-    return accepts(call, segment, machine) is None and len(_rows(call, segment)[0].along) == 1 and not choose(call, segment, machine).team
+    """Whether reductions on which nothing depends are better off here than in the reduction schedule: where a row is in one piece."""
+    return accepts(call, segment, machine) is None and len(_rows(call, segment)[0].along) == 1
+
+
+def follows(segment: Segment) -> bool:
+    """Whether something in the segment depends on one of its reductions, so that rows are needed twice."""
+    reduced = {op.output.name for op in segment.reductions}
+    return any(v.name in reduced for op in segment.ops for v in op.operands)
 
 
 def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> list[tuple[Segment, Schedule, object]]:
@@ -180,7 +186,7 @@ def choose(call: Call, segment: Segment, machine: Machine) -> RowParams:
     elif call.decide(sz.le(unroll, DEEPEST)):
         params = replace(given, unroll=call.decide(unroll), persistent=True, threads=LARGEST)
     else:
-        params = _shared(call, rows, given, machine) or replace(given, unroll=4, threads=LARGEST)
+        params = (_shared(call, rows, given, machine) if follows(segment) else None) or replace(given, unroll=4, threads=LARGEST)
     across, _ = _block(rows.length, params)
     if params.columns and params.persistent and not params.team:  # a turn of all blocks should find room at once
         threads = params.threads if params.warp else call.decide(sz.nextpow2(across))
@@ -194,24 +200,23 @@ def choose(call: Call, segment: Segment, machine: Machine) -> RowParams:
 
 
 def _shared(call: Call, rows: _Rows, given: RowParams, machine: Machine) -> "RowParams | None":
-    """For rows that need several blocks; None where all blocks together are too few for one. With columns, which take registers, a block has a multiprocessor for
-    itself."""
+    """For rows that need several blocks; None where all blocks together are too few for one. As many blocks share a multiprocessor as leave each two vectors a
+    thread; with columns, which take registers, there is one."""
     if not given.whole:  # what is fetched is a vector or nothing
         given = replace(given, vector=1, whole=True)
-    resident = 1 if given.columns else min(CROWD, machine.crowd // TEAM)
-    room = machine.shared // resident - EXCHANGE
-    vectors = min(8, room // (2 * TEAM * given.vector * max(rows.bytes, 1)))
-    if given.columns:  # a loop would not keep them in registers
-        vectors = unroll = min(vectors, SHARE // (given.vector * given.columns))
-    elif any(a.moves(len(rows.space.dims) - 1) and a not in rows.streamed for a in rows.space.loads):  # loads are first in an unrolled loop, and need registers
-        unroll = next((u for u in (3, 2) if vectors % u == 0), 1)
-    else:
-        unroll = vectors
-    if not vectors:
-        return None
-    params = replace(given, unroll=unroll, rounds=vectors // unroll, persistent=True, team=True, threads=TEAM, resident=resident)
-    fits = sz.le(_sharers(rows, params), _blocks(params, machine))
-    return params if call.decide(fits) else None
+    for resident in range(1 if given.columns else min(CROWD, machine.crowd // TEAM), 0, -1):
+        vectors = min(8, (machine.shared // resident - EXCHANGE) // (2 * TEAM * given.vector * max(rows.bytes, 1)))
+        if given.columns:
+            vectors = min(vectors, SHARE // (given.vector * given.columns))
+        if vectors < 1 or (vectors < 2 and resident > 1):
+            continue
+        unroll = vectors  # columns are kept in registers, which a loop would not do
+        if not given.columns and any(a.moves(len(rows.space.dims) - 1) and a not in rows.streamed for a in rows.space.loads):
+            unroll = next((u for u in (3, 2) if vectors % u == 0), 1)  # else what all rows share would take registers, since loads come first
+        params = replace(given, unroll=unroll, rounds=vectors // unroll, persistent=True, team=True, threads=TEAM, resident=resident)
+        if call.decide(sz.le(_sharers(rows, params), _blocks(params, machine))):
+            return params
+    return None
 
 
 def _blocks(params: RowParams, machine: Machine) -> int:

@@ -16,7 +16,7 @@ from ..errors import Refusal
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _SHARED_OPTIN = 75, 76, 97  # CUdevice_attribute
 _MULTIPROCESSORS, _THREADS_OF_MULTIPROCESSOR, _SHARED_OF_MULTIPROCESSOR = 16, 39, 81
 _MEMORY_KILOHERTZ, _MEMORY_BITS = 36, 37
-_STATIC_SHARED, _LOCAL_BYTES, _REGISTERS, _MAX_DYNAMIC_SHARED = 1, 3, 4, 8  # CUfunction_attribute
+_STATIC_SHARED, _LOCAL_BYTES, _REGISTERS, _PTX_VERSION, _MAX_DYNAMIC_SHARED = 1, 3, 4, 5, 8  # CUfunction_attribute
 _CAPTURE_RELAXED = 2  # CUstreamCaptureMode
 
 
@@ -96,8 +96,8 @@ def load(image: bytes, name: str, index: int) -> Function:
         _call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
         dynamic = _device_attribute(index, _SHARED_OPTIN) - _function_attribute(function, _STATIC_SHARED)
         _call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, dynamic)
-        registers, local = (_function_attribute(function, a) for a in (_REGISTERS, _LOCAL_BYTES))
-        return Function(function.value, module, registers, local)
+        registers, local, version = (_function_attribute(function, a) for a in (_REGISTERS, _LOCAL_BYTES, _PTX_VERSION))
+        return Function(function.value, module, registers, local, version >= 90)
     finally:
         _call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
         _call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))

@@ -29,7 +29,7 @@ def infer_missing_types(graph: Graph) -> Graph:
 def infer(node: Node, knowledge: Knowledge) -> None:
     """Refines the types of the node's results, where its row and its operands allow."""
     found = row_of(node)
-    device = _device(node, knowledge)
+    device = common_device(node, knowledge)
     if found is None or device is None:
         return
     row, its_schema = found
@@ -43,7 +43,7 @@ def infer(node: Node, knowledge: Knowledge) -> None:
             knowledge.forget(value)
 
 
-def _device(node: Node, knowledge: Knowledge) -> "str | None":
+def common_device(node: Node, knowledge: Knowledge) -> "str | None":
     """The device of the operands; a 0-dim CPU tensor beside others does not count. None if one is unknown,
     or they disagree."""
     seen = {knowledge.facts(v)[1:] for v in inputs(node) if is_tensor(v)}

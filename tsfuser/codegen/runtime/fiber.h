@@ -310,4 +310,9 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu) {
   }                                                                                                        \
   static void NAME##_thread(const ARGS& args)
 
+static inline void let_next_start() {
+}
+static inline void wait_for_turn() {
+}
+
 #define SHARED_MEMORY(name) char* const name = fiber_block->shared

@@ -1,0 +1,180 @@
+"""torch's own list of ops, op_db, against the op table: each op that the table names, in a function of its
+own, fused alone.
+
+Here a few samples of each; with --long all samples, torch's longer lists, and all dtypes. Run with -s for the
+counts.
+"""
+
+import pytest
+import torch
+from opinfo import extremal, named, op_db, programs, row_of, rows, title, transposed
+from opsweep import Tally, single_nodes, sweep
+
+DTYPES = (
+    torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.int8,
+    torch.uint8, torch.int16, torch.bool, torch.complex64, torch.complex128,
+)  # fmt: skip
+FLOATING = [t for t in DTYPES if t.is_floating_point]
+#: Samples of an op in the short form, by target and dtype; "cuda" is as "cpu".
+SHORT = {
+    "cpu": {torch.float32: 1, torch.bfloat16: 1, torch.int32: 1, torch.complex64: 1},
+    "cpu-fibers": {torch.float16: 1},
+}
+BRIEF = {"cpu": {torch.float32: 1}, "cpu-fibers": {torch.float16: 1}}
+BRIEFER = {"cpu": {torch.float32: 1}, "cpu-fibers": {}}
+RANDOM = {"nn.functional.dropout", "rand_like", "randn_like"}  # other numbers than eager's, see test_random
+_DECIMALS = "aten::round.decimals is not in the op table"
+_INDICES = "the overload gives the places of the extrema, too, and is not in the op table"
+_DIVISION = "a division by unknown integers raises on the CPU where one is 0, which a kernel cannot"
+#: Ops that are not fused, or not in some dtypes, and why not. A refusal that is not listed is a failure.
+REFUSED = {
+    "clone": "a copy alone is left to torch",
+    "fill": "a constant alone is left to torch",
+    "full_like": "a constant alone is left to torch",
+    "ones_like": "a constant alone is left to torch",
+    "zeros_like": "a constant alone is left to torch",
+    "to": "to its own dtype a tensor is handed on",
+    "max.reduction_with_dim": _INDICES,
+    "min.reduction_with_dim": _INDICES,
+    "linalg.norm": "aten::linalg_norm is not in the op table",
+    "linalg.norm.subgradients_at_zero": "aten::linalg_norm is not in the op table",
+    "norm.nuc": "a norm of matrices",
+    "nn.functional.prelu": "aten::prelu is not in the op table; only what it is made of",
+    "nextafter": "of 16-bit numbers: the next one is not that of float",
+    "round.decimals_0": _DECIMALS,
+    "round.decimals_3": _DECIMALS,
+    "round.decimals_neg_3": _DECIMALS,
+    "div.floor_rounding": _DIVISION,
+    "div.trunc_rounding": _DIVISION,
+    "floor_divide": _DIVISION,
+    "fmod": _DIVISION,
+    "remainder": _DIVISION,
+    "native_dropout_backward": "of integers: its result is a float in eager",
+}
+
+
+@pytest.fixture
+def samples(request, target):
+    """`samples(dtypes, short)`: pairs of a dtype and how many samples of an op, None for all."""
+
+    def choose(dtypes, short):
+        if request.config.getoption("--long"):
+            return [(dtype, None) for dtype in dtypes]
+        chosen = short.get(target, short["cpu"])
+        return chosen.items() if chosen else pytest.skip("runs with --long")
+
+    return choose
+
+
+def swept(place, dtype, count, training=False, limits=False, **options):
+    """(op, program) of all ops for a dtype."""
+    for info in named():
+        supported = info.supported_backward_dtypes if training else info.supported_dtypes
+        if title(info) in RANDOM or dtype not in supported(place):
+            continue
+        if options.get("inplace") and info.inplace_variant is None:
+            continue
+        for program in programs(info, dtype, place, count, training=training, **options):
+            yield title(info), extremal(info, program) if limits else program
+
+
+def check(tally, what):
+    print(f"\n{what}: {tally}")
+    for reason, count in tally.reasons.most_common(8):
+        print(f"    {count} x {reason}")
+    assert tally.ran
+    assert not tally.wrong, f"{len(tally.wrong)} of {tally}:\n" + "\n".join(tally.wrong[:20])
+
+
+def test_an_op_gives_what_eager_gives(place, target, samples):
+    for dtype, count in samples(DTYPES, SHORT):
+        tally = Tally()
+        with single_nodes():
+            sweep(swept(place, dtype, count), tally)
+            if count is None:
+                sweep(swept(place, dtype, None, reference=True), tally)
+        check(tally, f"{target} {dtype}")
+        taken = {title(i) for i in named() if str(dtype)[6:] in row_of(i).dtypes}
+        never = {op for op in tally.ran if op in taken and not tally.fused[op]}
+        assert never <= REFUSED.keys(), f"{dtype}: never fused: {sorted(never - REFUSED.keys())}"
+
+
+def test_gradients(place, target, samples):
+    for dtype, count in samples(FLOATING, BRIEF):
+        tally = Tally()
+        with single_nodes():
+            sweep(swept(place, dtype, count, training=True), tally, gradients=True, roundings=8)
+        check(tally, f"{target} {dtype} with gradients")
+
+
+def test_ops_in_place(place, target, samples):
+    for dtype, count in samples(DTYPES, BRIEFER):
+        tally = Tally()
+        with single_nodes():
+            sweep(swept(place, dtype, count, inplace=True), tally)
+        check(tally, f"{target} {dtype} in place")
+
+
+def test_limits_infinities_and_nan(place, target, samples):
+    for dtype, count in samples(FLOATING, BRIEFER):
+        tally = Tally()
+        with single_nodes():
+            sweep(swept(place, dtype, count, limits=True), tally)
+        check(tally, f"{target} {dtype} limits")
+
+
+def test_other_layouts(place, target, samples):
+    for dtype, count in samples(DTYPES, BRIEFER):
+        tally = Tally()
+        with single_nodes():
+            sweep(((op, transposed(p)) for op, p in swept(place, dtype, count)), tally)
+        check(tally, f"{target} {dtype} transposed")
+
+
+def test_without_guards_a_group_serves_other_dtypes_and_numbers(place, target, samples):
+    tally = Tally()
+    dtypes = samples(DTYPES, {"cpu": {torch.float32: 1, torch.int64: 1}, "cpu-fibers": {}})
+    with single_nodes(guards=False):
+        every = (pair for t, count in dtypes for pair in swept(place, t, count, dynamic=True))
+        sweep(sorted(every, key=lambda pair: pair[0]), tally, shared=True)
+    check(tally, f"{target} without guards")
+
+
+_OPERATOR = "the name of an operator: test_op_rows"
+_GRADIENT = "the gradient of an op of the list: test_gradients here, test_op_rows"
+_INNER = "what torch makes of an op of the list: test_op_rows, and the tests of its family"
+#: Rows of which op_db has no entry, and what tests them.
+UNLISTED = {
+    **{f"aten::__{name}__": _OPERATOR for name in ("and", "or", "xor", "lshift", "rshift")},
+    **{
+        f"aten::{name}_backward": _GRADIENT
+        for name in """
+            _batch_norm_impl_index _fused_rms_norm elu gelu hardshrink hardsigmoid hardswish hardtanh
+            leaky_relu log_sigmoid logit mish native_batch_norm native_group_norm native_layer_norm sigmoid
+            silu softplus softshrink tanh threshold
+        """.split()
+    },
+    "aten::_log_softmax_backward_data": _GRADIENT,
+    "aten::_autocast_to_full_precision": "made by autocast: test_torch_features",
+    "aten::_autocast_to_reduced_precision": "made by autocast: test_torch_features",
+    "aten::_batch_norm_impl_index": _INNER,
+    "aten::_fused_rms_norm": _INNER,
+    "aten::_grad_sum_to_size": _INNER,
+    "aten::_log_softmax": _INNER,
+    "aten::_native_batch_norm_legit_functional": _INNER,
+    "aten::_softmax": _INNER,
+    "aten::_to_copy": _INNER,
+    "aten::native_dropout": "random: test_dropout",
+    "aten::special_logsumexp": "another name of logsumexp",
+    "aten::swapaxes": "another name of transpose",
+    "aten::swapdims": "another name of transpose",
+    "aten::type_as": "another form of to",
+    "prim::add_optional": _INNER,
+}
+
+
+def test_what_torch_does_not_list():
+    listed = {row_of(info).name for info in op_db() if row_of(info)}
+    unlisted = {row.name for row in rows().values()} - listed
+    assert unlisted - UNLISTED.keys() == set()
+    assert listed & UNLISTED.keys() == set()

@@ -1,0 +1,30 @@
+"""Random programs against eager, a few dozen here and two thousand with --long; `tests/random_programs.py`
+runs as many as one likes. A failure prints a script."""
+
+import pytest
+from random_programs import sweep
+from random_shrink import script_of, shrink
+
+COUNT = {"cpu": 60, "cpu-fibers": 30}
+#: Seeds of programs that failed once: strides of masked_fill, of a number's power, of expanded bools, and of
+#: logsigmoid on the CPU.
+FAILED_ONCE = [1343, 1689, 1859, 1647, 2384]
+
+
+def run(seeds, target, device):
+    lines = []
+    counts, failed, _ = sweep(seeds, device, report=lines.append)
+    print(f"\n{target}: {lines[-1]}")
+    assert counts["fused"] > 0
+    for run in failed:
+        text = script_of(*shrink(run, device)[:1], target, run.wrong, run.seed)
+        pytest.fail(f"{len(failed)} programs; seed {run.seed}:\n{text}")
+
+
+def test_random_programs(place, target, request):
+    count = 2000 if request.config.getoption("--long") else COUNT.get(target, 60)
+    run(range(count), target, place)
+
+
+def test_programs_that_failed_once(place, target):
+    run(FAILED_ONCE, target, place)

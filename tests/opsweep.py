@@ -1,0 +1,188 @@
+"""Runs many one-op programs fused and eagerly, and counts.
+
+In: programs of `opinfo`. Out: a `Tally`: what was wrong, by op, and how many samples ran, were fused, or were
+refused. Example:
+
+    tally = Tally()
+    sweep([("gelu", program)], tally, gradients=True)
+    assert not tally.wrong
+"""
+
+import contextlib
+import itertools
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from batch import collecting, load
+from nearness import difference
+from support import copy_of, counted, groups, kinds, script
+
+import tsfuser
+
+PROFILED = 3  # inference is fused in call 2, training in call 3
+CHUNK = 400  # programs alive at a time
+STEPS = 24  # operations behind one element of a sample's result: its sums are of up to some hundred terms
+WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
+WIDER |= {torch.complex64: torch.complex128}
+
+
+@dataclass
+class Tally:
+    """`wrong`: sentences; `own`: the same, where TorchScript gives it unfused, too. `ran`, `fused`,
+    `refused`: samples by op; `reasons` of refusals at run time."""
+
+    wrong: list = field(default_factory=list)
+    own: list = field(default_factory=list)
+    ran: Counter = field(default_factory=Counter)
+    fused: Counter = field(default_factory=Counter)
+    refused: Counter = field(default_factory=Counter)
+    reasons: Counter = field(default_factory=Counter)
+
+    def __str__(self):
+        counts = [sum(c.values()) for c in (self.ran, self.fused, self.refused)]
+        said = "{} samples of {} ops: {} fused, {} refused".format(counts[0], len(self.ran), *counts[1:])
+        return said + (f", {len(self.own)} as torch alone has it" if self.own else "")
+
+
+@dataclass
+class _Case:
+    name: str
+    program: object
+    eager: list
+    exact: list
+    scripted: object
+    unfused: list = None
+
+
+def sweep(named, tally, gradients=False, shared=False, roundings=1):
+    """Adds (name, program) pairs to the tally. `shared`: programs of one source share a scripted function, so
+    that what one call compiled must serve the others."""
+    named = iter(named)
+    while part := list(itertools.islice(named, CHUNK)):
+        cases = _cases(part, gradients, shared)
+        with collecting() as kernels, warnings.catch_warnings(), tsfuser.fuser():
+            warnings.simplefilter("ignore")
+            for case in cases:
+                for _ in range(PROFILED):
+                    case.unfused = evaluate(case.scripted, case.program.arguments, gradients)
+        load(kernels)
+        with tsfuser.fuser(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for case in cases:
+                _check(case, tally, gradients, roundings)
+
+
+def _cases(named, gradients, shared):
+    cases, functions = [], {}
+    for name, program in named:
+        eager = plain(program.source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                expected = evaluate(eager, program.arguments, gradients)
+                exact = _exactly(program, gradients)
+            except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError, AttributeError):
+                continue  # a sample of an error, or of a dtype that the CPU does not have
+            key = (name, program.source) if shared else len(cases)
+            if key not in functions:
+                try:
+                    functions[key] = script(program.source)
+                except Exception:
+                    functions[key] = None  # nothing that TorchScript takes
+        if functions[key] is not None:
+            cases.append(_Case(name, program, expected, exact, functions[key]))
+    return cases
+
+
+def plain(source):
+    """`f` of the source, as Python."""
+    space = {"torch": torch, "Tensor": torch.Tensor}
+    exec(source, space)
+    return space["f"]
+
+
+def evaluate(function, arguments, gradients):
+    """The tensors that a call gives and, if asked, the gradients of the floating arguments."""
+    arguments = [_leaf(a, gradients) for a in arguments]
+    out = function(*arguments)
+    results = [t for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, torch.Tensor)]
+    leaves = [a for a in arguments if isinstance(a, torch.Tensor) and a.requires_grad]
+    ends = [t for t in results if t.requires_grad]
+    if leaves and ends:
+        found = torch.autograd.grad(ends, leaves, [_incoming(t) for t in ends], allow_unused=True)
+        results = results + [g for g in found if g is not None]
+    return [t.detach() for t in results]
+
+
+def _leaf(argument, gradients):
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    moving = argument.is_floating_point() or argument.is_complex()
+    return copy_of(argument.detach()).requires_grad_(gradients and moving)
+
+
+def _incoming(result):
+    """A gradient that is the same in every dtype: quarters, exact in all."""
+    count = max(result.numel(), 1)
+    steps = (torch.arange(count, device=result.device) * 7 % 13 - 6).to(torch.float64) / 4
+    return steps[: result.numel()].reshape(result.shape).to(result.dtype)
+
+
+def _kinds(scripted):
+    return {kind for group in groups(scripted) for kind in kinds(group)}
+
+
+def _exactly(program, gradients):
+    source = program.source
+    for narrow, wide in WIDER.items():
+        source = source.replace(f"{narrow},", f"{wide},").replace(f"{narrow})", f"{wide})")
+    arguments = [
+        a.to(WIDER.get(a.dtype, a.dtype)) if isinstance(a, torch.Tensor) else a for a in program.arguments
+    ]
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return evaluate(plain(source), arguments, gradients)
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _check(case, tally, gradients, roundings):
+    tally.ran[case.name] += 1
+    with counted() as rise:
+        actual = evaluate(case.scripted, case.program.arguments, gradients)
+    if rise["fallbacks"]:
+        tally.refused[case.name] += 1
+        tally.reasons.update(rise["fallbacks"])
+    elif _kinds(case.scripted) - case.program.around:
+        tally.fused[case.name] += 1
+    problem = _compared(actual, case.eager, case.exact, roundings)
+    if problem:
+        own = _compared(actual, case.unfused, case.unfused, roundings) is None
+        (tally.own if own else tally.wrong).append(f"{case.name}: {case.program.text}: {problem}")
+
+
+def _compared(actual, eager, exact, roundings):
+    if len(actual) != len(eager):
+        return f"{len(actual)} results, eager {len(eager)}"
+    for k, (mine, plain, wide) in enumerate(zip(actual, eager, exact)):
+        problem = difference(mine, plain, wide if wide.shape == plain.shape else plain, STEPS, roundings)
+        if problem:
+            return f"result {k} {problem}"
+    return None
+
+
+@contextlib.contextmanager
+def single_nodes(guards=True):
+    """Groups of one node; with guards, or without. Autodiff leaves no op to eager."""
+    single = torch._C._jit_set_nvfuser_single_node_mode(True)
+    guarded = torch._C._jit_set_nvfuser_guard_mode(guards)
+    inlined = torch._C._debug_set_autodiff_subgraph_inlining(False)
+    try:
+        yield
+    finally:
+        torch._C._jit_set_nvfuser_single_node_mode(single)
+        torch._C._jit_set_nvfuser_guard_mode(guarded)
+        torch._C._debug_set_autodiff_subgraph_inlining(True if inlined is None else inlined)

@@ -1,0 +1,339 @@
+"""A random program: what it is, how it runs eagerly, exactly and with noise.
+
+In: a seed. Out: a `Program` whose comparison is well-founded: inputs are multiples of 1/8, and `World`
+follows which values are still exact. What jumps (a comparison, floor, the derivative of relu) is only fed
+with exact values, or with such that lie away from the jump; the error allowed elsewhere is measured, by
+running the program in double with noise as large as the roundings of eager's dtypes. Example:
+
+    program = generate(7)
+    print(program.source())
+"""
+
+import random
+import warnings
+from dataclasses import dataclass, replace
+
+import torch
+from nearness import EPSILON
+from random_ops import dtypes, statement
+from support import copy_of
+
+LARGEST = 64.0  # values beyond make sin and exp amplify rounding errors
+MARGIN = 2.0**-5  # how far an inexact value must be from a jump
+SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 16, 33)
+LAYOUTS = ("dense", "dense", "dense", "transposed", "strided", "shifted", "expanded", "last")
+REFUSALS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError, AttributeError)
+
+
+@dataclass(frozen=True)
+class Input:
+    """`dims`: names of sizes, or 1."""
+
+    name: str
+    dims: tuple
+    dtype: torch.dtype
+    layout: str
+    seed: int
+    leaf: bool = False
+
+    def make(self, sizes):
+        """The tensor, on the CPU: multiples of 1/8 from -3 to 3."""
+        shape = [sizes.get(d, d) for d in self.dims]
+        generator = torch.Generator().manual_seed(self.seed)
+        low = 0 if self.dtype in (torch.uint8, torch.bool) else -24
+        x = torch.randint(low, 25, shape, generator=generator)
+        x = x > 12 if self.dtype == torch.bool else (x / 8).to(self.dtype)
+        return laid_out(x, self.layout).requires_grad_(self.leaf)
+
+
+def laid_out(x, layout):
+    """`x` with other strides or another start in memory."""
+    if layout == "transposed":
+        order = list(range(x.dim()))[::-1]
+        return x.permute(order).contiguous().permute(order)
+    if layout == "strided":
+        return torch.stack([x, x], -1)[..., 0]
+    if layout == "shifted":
+        return torch.cat([torch.zeros(1, dtype=x.dtype), x.flatten()])[1:].view(x.shape)
+    if layout == "expanded" and x.dim() and x.size(0):
+        return x[:1].expand(x.shape)
+    if layout == "last" and x.dim() == 4:
+        return x.contiguous(memory_format=torch.channels_last)
+    return x
+
+
+@dataclass(frozen=True)
+class Program:
+    """`calls`: sizes of each call. `results`: names that are returned."""
+
+    inputs: tuple
+    statements: tuple  # (name of the result, "" for none; Statement)
+    results: tuple
+    calls: tuple
+
+    @property
+    def gradients(self):
+        return any(i.leaf for i in self.inputs)
+
+    def source(self):
+        heads = [f"{i.name}: Tensor" for i in self.inputs] + ["s: float", "n: int"]
+        lines = [f"{name} = {st.text()}" if name else st.text() for name, st in self.statements]
+        lines.append(f"return ({', '.join(self.results)},)")
+        return f"def f({', '.join(heads)}):\n" + "".join(f"    {line}\n" for line in lines)
+
+    def arguments(self, call, device="cpu"):
+        """New tensors and numbers for a call."""
+        made = [i.make(self.calls[call]) for i in self.inputs]
+        if device != "cpu":
+            made = [copy_of(x, device).requires_grad_(x.requires_grad) for x in made]
+        return [*made, (0.75, -1.5)[call % 2], (2, 3)[call % 2]]
+
+
+def widened(x):
+    """`x` in double, with its aliasing lost."""
+    floating = isinstance(x, torch.Tensor) and x.is_floating_point()
+    return x.detach().to(torch.float64, copy=True).requires_grad_(x.requires_grad) if floating else x
+
+
+def _wide_text(text):
+    for name in ("float32", "float16", "bfloat16"):
+        text = text.replace(f"torch.{name}", "torch.float64")
+    return text.replace(".float()", ".double()")
+
+
+class World:
+    """One call of a program, eagerly (`plain`) and in double (`wide`), a statement at a time."""
+
+    def __init__(self, inputs, arguments, gradients):
+        names = [i.name for i in inputs] + ["s", "n"]
+        self.gradients = gradients
+        self.plain = dict(zip(names, arguments))
+        self.wide = {name: _copied(value) for name, value in self.plain.items()}
+        self.exact = set(names)
+
+    def tensors(self):
+        return {name: x for name, x in self.plain.items() if isinstance(x, torch.Tensor)}
+
+    def step(self, name, st):
+        """Runs a statement; False where it is refused, or cannot be compared."""
+        used = [o for k, o in enumerate(st.operands) if f"{{{k}}}" in st.template]
+        exact = all(o in self.exact for o in used)
+        if not self._away_from_jumps(st, exact):
+            return False
+        try:
+            plain = execute(name, st.text(), self.plain)
+            wide = execute(name, _wide_text(st.text()), self.wide, torch.float64)
+        except REFUSALS:
+            return False
+        target = name or used[0]
+        if not self._sound(plain, wide, st, exact):
+            self.plain.pop(name, None)
+            self.wide.pop(name, None)
+            return False
+        if st.kind == "inplace":
+            self._written(target, st.exact and exact)
+        elif st.exact and exact and _equal(plain, wide):
+            self.exact.add(target)
+        return True
+
+    def _away_from_jumps(self, st, exact):
+        if not st.jump or (st.where == "slope" and not self.gradients) or (st.where == "value" and exact):
+            return True
+        try:
+            distance = execute("", st.jump.format(*st.operands), self.wide, torch.float64, value=True).abs()
+        except REFUSALS:
+            return False
+        return distance.numel() == 0 or float(distance.detach().min()) > (0 if exact else MARGIN)
+
+    def _sound(self, plain, wide, st, exact):
+        if not isinstance(plain, torch.Tensor) or plain.is_complex():
+            return False
+        if plain.numel() > 20000 or plain.dim() > 6:
+            return False
+        if plain.shape != wide.shape or (self.gradients and not st.smooth and plain.requires_grad):
+            return False
+        if not plain.is_floating_point():
+            if not exact and not st.jump:
+                return False
+            return torch.equal(plain, wide)
+        largest = float(plain.detach().double().abs().max()) if plain.numel() else 0.0
+        return largest <= LARGEST
+
+    def _written(self, target, exact):
+        """A value was changed: what shares its memory is as exact as it is."""
+        changed = self.plain[target].untyped_storage().data_ptr()
+        for name, x in self.tensors().items():
+            if x.untyped_storage().data_ptr() == changed and not (exact and _equal(x, self.wide[name])):
+                self.exact.discard(name)
+
+
+def _copied(value):
+    if not isinstance(value, torch.Tensor):
+        return value
+    return widened(value) if value.is_floating_point() else value.clone()
+
+
+def _equal(plain, wide):
+    return torch.equal(plain.detach().double(), wide.detach().double())
+
+
+def execute(name, text, values, default=None, value=False):
+    """Runs a line of the program on a dict of values; returns what it gives, or the operand it changed."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default or before)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if name or value:
+                result = eval(text, {"torch": torch}, values)
+                if name:
+                    values[name] = result
+                return result
+            exec(text, {"torch": torch}, values)
+            return values[text.partition(".")[0].partition(" ")[0]]
+    finally:
+        torch.set_default_dtype(before)
+
+
+def generate(seed):
+    """The program of a seed; None where the seed gives none."""
+    rng = random.Random(seed)
+    dims = [f"d{k}" for k in range(rng.randint(1, 4))]
+    calls = tuple({d: rng.choice(SIZES) for d in dims} for _ in range(2))
+    if rng.random() < 0.04:
+        calls[0][rng.choice(dims)] = 0
+    gradients = rng.random() < 0.4
+    inputs = tuple(_inputs(rng, dims, gradients))
+    program = Program(inputs, (), (), calls)
+    worlds = [World(inputs, program.arguments(k), gradients) for k in range(len(calls))]
+    statements = []
+    for _ in range(rng.randint(3, 16)):
+        name = f"v{len(statements)}"
+        st = statement(rng, worlds[0].tensors(), gradients)
+        name = "" if st.kind == "inplace" else name
+        if not _accepted(worlds, name, st):
+            if st.kind == "inplace":  # half of it may have happened
+                worlds = _replayed(replace(program, statements=tuple(statements)))
+            continue
+        statements.append((name, st))
+    results = _results(rng, statements, worlds[0])
+    found = replace(program, statements=tuple(statements), results=results)
+    return found if len(statements) >= 2 and results and _differentiable(found) else None
+
+
+def _accepted(worlds, name, st):
+    done = []
+    for world in worlds:
+        if not world.step(name, st):
+            for other in done:
+                other.plain.pop(name, None)
+                other.wide.pop(name, None)
+                other.exact.discard(name)
+            return False
+        done.append(world)
+    return True
+
+
+def _replayed(program):
+    calls = range(len(program.calls))
+    worlds = [World(program.inputs, program.arguments(k), program.gradients) for k in calls]
+    return worlds if all(_accepted(worlds, name, st) for name, st in program.statements) else None
+
+
+def valid(program):
+    """The worlds after the program where it can be compared; else None. For programs that were changed."""
+    if not program.results or not _differentiable(program):
+        return None
+    worlds = _replayed(program)
+    return worlds if worlds and all(r in worlds[0].plain for r in program.results) else None
+
+
+def _inputs(rng, dims, gradients):
+    weights = dtypes()
+    for k in range(rng.randint(1, 4)):
+        kept = dims[rng.randint(0, len(dims)) if rng.random() < 0.4 else 0 :]
+        shape = tuple(1 if rng.random() < 0.15 else d for d in kept)
+        (dtype,) = rng.choices([t for _, t in weights], [w for w, _ in weights])
+        leaf = gradients and dtype.is_floating_point and rng.random() < 0.75
+        yield Input(f"x{k}", shape, dtype, rng.choice(LAYOUTS), rng.randint(0, 999), leaf)
+    yield Input("c", tuple(dims[-1:]), torch.bool, "dense", rng.randint(0, 999))
+    yield Input("z", (), torch.float32, "dense", rng.randint(0, 999))
+
+
+def _results(rng, statements, world):
+    """What nobody reads, and one or two of the others."""
+    read = {o for _, st in statements for k, o in enumerate(st.operands) if f"{{{k}}}" in st.template}
+    made = [name for name, _ in statements if name]
+    unread = [name for name in made if name not in read]
+    others = [name for name in made if name in read and rng.random() < 0.2]
+    return tuple(unread + others)[:8]
+
+
+def _differentiable(program):
+    """Whether eager's backward takes the program: it refuses some in-place ops."""
+    if not program.gradients:
+        return True
+    try:
+        return all(run_plain(program, k) for k in range(len(program.calls)))
+    except REFUSALS:
+        return False
+
+
+def run_plain(program, call, device="cpu"):
+    """Eager's results."""
+    space = {"torch": torch, "Tensor": torch.Tensor}
+    exec(program.source(), space)
+    return outcome(space["f"], program.arguments(call, device), program.gradients)
+
+
+def outcome(function, arguments, gradients):
+    """Named tensors: results, gradients, and the inputs after the call."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = list(function(*arguments))
+    found = {f"result {k}": t for k, t in enumerate(results)}
+    inputs = [a for a in arguments if isinstance(a, torch.Tensor)]
+    leaves = [a for a in inputs if a.requires_grad]
+    ends = [t for t in results if t.requires_grad]
+    if gradients and leaves and ends:
+        grads = torch.autograd.grad(ends, leaves, [incoming(t) for t in ends], allow_unused=True)
+        found |= {f"gradient {k}": g for k, g in enumerate(grads) if g is not None}
+    found |= {f"input {k} afterwards": t for k, t in enumerate(inputs) if not t.requires_grad}
+    return {name: t.detach() for name, t in found.items()}
+
+
+def incoming(result):
+    """A gradient that is the same in every dtype: multiples of 1/4."""
+    steps = (torch.arange(result.numel(), device=result.device) * 7 % 13 - 6).to(torch.float64) / 4
+    return steps.reshape(result.shape).to(result.dtype)
+
+
+def noisy(program, call, seed):
+    """The outcome in double where each inexact value is off by some roundings of its eager dtype; exactly
+    for seed None."""
+    world = World(program.inputs, program.arguments(call), program.gradients)
+    generator = torch.Generator().manual_seed(seed or 0)
+
+    def function(*arguments):
+        values = dict(zip(world.plain, arguments))
+        for name, st in program.statements:
+            assert world.step(name, st)
+            result = execute(name, _wide_text(st.text()), values, torch.float64)
+            target = name or st.operands[0]
+            if seed is not None and target not in world.exact and st.kind != "view":
+                shaken = _shaken(result, world.plain[target].dtype, generator)
+                if name:
+                    values[name] = shaken
+                elif result.is_floating_point():
+                    result.mul_(shaken.detach() / torch.where(result == 0, 1, result).detach())
+        return [values[name] for name in program.results]
+
+    arguments = [_copied(a) for a in program.arguments(call)]
+    return outcome(function, arguments, program.gradients), world.exact
+
+
+def _shaken(x, dtype, generator):
+    if not x.is_floating_point() or dtype not in EPSILON:
+        return x
+    noise = torch.rand(x.shape, generator=generator, dtype=torch.float64) * 2 - 1
+    return x * (1 + 2 * EPSILON[dtype] * noise)
