@@ -10,6 +10,10 @@
 #include <string>
 #include <vector>
 
+namespace torch::jit {
+struct Node;
+}
+
 namespace tsfuser {
 
 extern std::atomic<bool> pass_enabled;
@@ -27,6 +31,11 @@ torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types);
 void register_operators();       // operators.cpp
 void register_size_operators();  // sizes.cpp
 void register_pass_hooks();      // pass_hook.cpp
+
+// Makes the node functional, in the graph that torch is about to profile, where it is an in-place op and
+// nobody can tell (in_place.cpp). The kinds are told once, before the first graph.
+void set_in_place_kinds(const std::vector<std::string>& in_place, const std::vector<std::string>& fresh);
+void make_functional(torch::jit::Node* node);
 
 // The functions of tsfuser._C that take or return graphs (pass_hook.cpp).
 void bind_graphs(py::module_& m);

@@ -77,7 +77,11 @@ std::vector<Frame> frames(const torch::jit::Node& node) {
   return result;
 }
 
+// Torch asks while it walks over its own copy of a graph, about to put profile nodes in.
 bool is_profiled(const torch::jit::Node* node) {
+  if (pass_enabled.load(std::memory_order_relaxed)) {
+    make_functional(const_cast<torch::jit::Node*>(node));
+  }
   const std::shared_lock<std::shared_mutex> lock(profiled().mutex);
   return profiled().kinds.count(node->kind()) != 0;
 }
@@ -137,6 +141,8 @@ void register_pass_hooks() {
 
 void bind_graphs(py::module_& m) {
   m.def("register_profiled_kinds", &profile_kinds);
+  m.def("set_in_place_kinds", &set_in_place_kinds, py::arg("in_place"), py::arg("fresh"),
+        "Ops that are made functional before autodiff, and those that make what they may write to.");
   m.def("frames", &frames,
         "Where a node comes from, innermost first: (file, line, column, text of the line).");
   m.def(

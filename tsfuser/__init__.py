@@ -19,8 +19,8 @@ except ImportError as error:
         "tsfuser's folder"
     ) from error
 
-from . import knobs, options
-from .debug import bandwidth
+from . import knobs, log, options
+from .debug import bandwidth, runs
 from .debug.check import check
 from .debug.explain import explain
 from .debug.report import reset, stats, warn
@@ -34,6 +34,7 @@ __all__ = [
 ]  # fmt: skip
 
 _C.register_profiled_kinds(sorted({row.name for row in table.all_rows()} | set(functionalize.KINDS)))
+_C.set_in_place_kinds(functionalize.EARLY, functionalize.fresh_kinds())
 _C.set_pass(passes.fuse)
 _C.set_planner(planner.plan)
 _C.set_reporter(warn)
@@ -41,3 +42,5 @@ _C.set_fallback_enabled(options.fallback_enabled())
 knobs.install()
 if options.dump("dump_eff_bandwidth"):
     bandwidth.start()
+if log.enabled("kernel_cache", log.DEBUG):
+    runs.start()

@@ -58,7 +58,9 @@ DISABLE = {
 ENABLE = {
     "complex": "Always on: complex numbers are fused.",
     "kernel_db": "Always on: kernels are kept on disk.",
-    **_inert("kernel_profile linear_decomposition conv_decomposition graph_op_fusion warn_register_spill"),
+    "linear_decomposition": "The bias of a `linear` of four dims or more is added in a group.",
+    "conv_decomposition": "The bias of a `conv2d` is added in a group.",
+    **_inert("kernel_profile graph_op_fusion warn_register_spill"),
 }
 
 #: The words that do something here, by option.
@@ -157,7 +159,8 @@ TABLE = (
     Option("log_levels", "PYTORCH_JIT_LOG_LEVEL", {}, _log_levels,
            "Logs on stderr, in torch's grammar: file stems between colons, with a > for each level more. "
            "graph_fuser: graphs before and after; >graph_fuser: after each pass; >partition: why nodes are "
-           "not fused; >kernel_cache: plans."),
+           "not fused; parser: groups and what is made of them; manager: which group gets a plan; >kernel_cache: "
+           "plans; >>kernel_cache: each run of a group."),
     Option("max_registers", "PYTORCH_NVFUSER_MAX_REG_COUNT", None, _optional_number,
            "The most registers that a thread of a CUDA kernel may have."),
     Option("opt_level", "PYTORCH_NVFUSER_JIT_OPT_LEVEL", None, _level,
@@ -224,6 +227,11 @@ def override(**changed: Any) -> Iterator[None]:
         yield
     finally:
         _values.update(before)
+
+
+def enabled(word: str) -> bool:
+    """Whether PYTORCH_NVFUSER_ENABLE asks for `word`."""
+    return word in get("enable")
 
 
 def dump(word: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Callable
 
 from .ir import size as sz
 from .ir.call import Call
-from .ir.fusion import Axis, Fusion, Op, Random, Reduce, TensorInput, Value
+from .ir.fusion import Axis, Fusion, Op, Random, Reduce, TensorInput, Value, statement
 from .ir.size import Size
 
 
@@ -46,6 +46,15 @@ class Segment:
     loads: tuple[Buffer, ...]
     stores: tuple[Buffer, ...]
     axes: tuple[Axis, ...]
+
+    def __str__(self) -> str:
+        """What it reads, does and writes, and over which axes; an op is written as in a Fusion."""
+        over = ", ".join(f"{axis.name} of {axis.extent.text()}" for axis in self.axes)
+        lines = [f"over {over}" if over else "of one element"]
+        lines += [f"  load  {buffer.value.name}" for buffer in self.loads]
+        lines += [f"  {statement(op)}" for op in self.ops]
+        lines += [f"  store {buffer.value.name}" for buffer in self.stores]
+        return "\n".join(lines)
 
     @property
     def reductions(self) -> tuple[Reduce, ...]:

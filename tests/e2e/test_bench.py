@@ -162,3 +162,13 @@ def test_shapes_of_the_sweep_hold_the_length_that_is_reduced(name):
         reduced = {"inner": [-1], "outer": [0], "middle": [1], "full": [0]}.get(family.layout, [0, 2, 3])
         count = torch.Size([sizes[d] for d in reduced]).numel()
         assert count == (length or 1 << 25) and torch.Size(sizes).numel() > 0.99 * (1 << 25)
+
+
+def test_networks_are_measured_when_asked(tmp_path):
+    path = tmp_path / "models.json"
+    only = "resnet_basic_amp,lstm"
+    done = run("bench", "--quick", "--only", only, "--peers", "eager,tsfuser", "--json", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(path.read_text())["results"]
+    assert [r["name"] for r in results] == ["resnet_basic_amp", "lstm"]
+    assert all(set(r["peers"]) == {"eager", "tsfuser"} and r["ratio"] > 0 for r in results)

@@ -130,3 +130,18 @@ def test_ptxas_takes_the_level_of_optimisation(nvrtc, source, level):
     chosen = type(nvrtc)(nvrtc.cache, opt_level=level)
     assert f"--ptxas-options=-O{level}" in chosen._options
     assert chosen.resources(source, "fused_add_tanh", 90).registers > 0
+
+
+def test_segments_arguments_and_runs_are_readable(target, tmp_path):
+    source = PROGRAM.format(folder=str(tmp_path), device="cuda" if target == "cuda" else "cpu")
+    launch = "fibers" if target == "cpu-fibers" else "block"
+    status, out, err = run_python(
+        tmp_path, source, PYTORCH_NVFUSER_DUMP="segmented_fusion,print_args",
+        PYTORCH_JIT_LOG_LEVEL=">>kernel_cache:parser:manager", TSFUSER_HOST_LAUNCH=launch,
+    )  # fmt: skip
+    assert status == 0, err
+    assert re.search(r"print_args: .*\n\nfloat32\[64, 64\] on c", out)
+    assert re.search(r"  load  x0\n  pointwise\('add'.*\n  pointwise\('relu'.*\n  store relu_1\n", out)
+    assert re.search(r"\[kernel_cache\] planning group 0 for:\nfloat32\[64, 64\] on c", err)
+    assert "[kernel_cache] planned 1 kernel in" in err and "[kernel_cache] group 0 ran: fused_add_relu" in err
+    assert "[manager] group 0 gets a plan" in err and "[parser] group 0:\ngraph(" in err

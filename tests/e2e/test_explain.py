@@ -8,6 +8,7 @@ import torch
 from support import fresh, run_python, script
 
 import tsfuser
+from tsfuser.ops import others
 
 pytestmark = pytest.mark.graphs
 
@@ -65,8 +66,8 @@ def test_groups_have_nodes_kernels_times_and_bytes(device):
 def test_each_node_left_out_has_a_reason_and_its_line(device):
     found = tsfuser.explain(fresh(program), *operands(device))
     assert [(n.kind, n.reason, n.place.text) for n in found.left_out] == [
-        ("aten::mm", "aten::mm is not in the op table", "z = torch.mm(y, w)"),
-        ("aten::cumsum", "aten::cumsum is not in the op table", "return torch.cumsum(u, 0)"),
+        ("aten::mm", others.sentence("aten::mm"), "z = torch.mm(y, w)"),
+        ("aten::cumsum", others.sentence("aten::cumsum"), "return torch.cumsum(u, 0)"),
     ]
     assert found.left_out[0].place.line == line_of("z = torch.mm(y, w)")
     assert found.graphs[0].edges == ((0, 1), (1, 2), (2, 3))
@@ -81,7 +82,7 @@ def test_in_training_forward_and_backward_graphs_are_explained(device):
     part, outside = found.graphs[0].items
     assert part.number == 1 and found.graphs[0].edges == ((0, 1),)
     assert outside.kind == "aten::cumsum"
-    assert outside.reason.startswith("TorchScript's autodiff knows no derivative of aten::cumsum")
+    assert outside.reason == others.sentence("aten::cumsum")
     assert len(found.graphs[1].groups) == 2 and found.graphs[2].groups
     assert all(node.reason and "no reason" not in node.reason for node in found.left_out)
 
@@ -94,7 +95,7 @@ def test_the_table_shows_what_was_found(device):
         r"segment 0: fused_add_relu_mul\n      pointwise: .*\n      grid \d+, block .* us, 216 bytes", text
     )
     assert re.search(
-        r"mm  at test_explain\.py:\d+: z = torch\.mm\(y, w\)\n      aten::mm is not in the op table", text
+        r"mm  at test_explain\.py:\d+: z = torch\.mm\(y, w\)\n      a matrix product is left to", text
     )
 
 
@@ -121,14 +122,26 @@ class Inplace(torch.nn.Module):
         return self.second(h) * 2.0
 
 
-def test_each_call_of_a_module_has_its_own_line_and_in_place_ops_a_hint(device):
+def test_each_call_of_a_module_has_its_own_line(device):
     module, x = torch.jit.script(Inplace().to(device)), torch.rand(4, 6, device=device)
     with torch.no_grad():
         found = tsfuser.explain(module, x)
     lines = {n.place.line for g in found.groups for n in g.nodes if n.kind == "aten::batch_norm"}
     assert lines == {line_of("functional.relu(self.first(x)"), line_of("self.second(h) * 2.0")}
     found = tsfuser.explain(module, x)
-    assert "TorchScript's autodiff" in found.graphs[0].title or found.graphs[0].title.startswith("around")
+    counts = [n.reason for n in found.left_out if n.kind == "aten::add_"]
+    assert len(counts) == 2 and all("a tensor of the module" in reason for reason in counts)
+    assert not [n for n in found.left_out if n.kind == "aten::relu_"]  # made functional, and fused
+
+
+def test_an_op_that_has_to_stay_in_place_has_a_hint(device):
+    def seen_through_a_view(x, w):
+        y = torch.mm(x, w)
+        v = y.view(-1)
+        return torch.relu_(y) * 2.0, v
+
+    x = torch.rand(4, 4, device=device, requires_grad=True)
+    found = tsfuser.explain(fresh(seen_through_a_view), x, x)
     (hint,) = [n.reason for n in found.left_out if n.kind == "aten::relu_"]
     assert "write relu, or inplace=False" in hint
 
@@ -232,7 +245,7 @@ def test_the_page_is_whole_and_needs_no_other_file(device, tmp_path):
     tags.feed(page)
     assert tags.open == [] and tags.addresses == [] and "@import" not in page
     assert tags.seen.count("svg") == 1 and tags.seen.count("rect") == 4 and tags.seen.count("path") == 3
-    assert "aten::mm is not in the op table" in page and "z = torch.mm(y, w)" in page
+    assert "a matrix product is left to" in page and "z = torch.mm(y, w)" in page
 
 
 SCRIPT = """
@@ -265,4 +278,36 @@ def test_the_command_explains_the_scripted_functions_of_a_script(tmp_path, chose
     assert status == 0, err
     assert "result (8, 8) (8, 8)" in out
     assert [line for line in ("activated: ", "summed: ") if line in out] == others
-    assert "aten::cumsum is not in the op table" in out and "model.py:10" in out
+    assert "running sums are left to torch" in out and "model.py:10" in out
+
+
+def test_branches_that_did_not_run_are_told_apart(device):
+    def branches(x, flag: bool):
+        if flag:
+            y = torch.relu(x + 1.0)
+        else:
+            y = torch.cumsum(torch.tanh(torch.mm(x, x)), 0)
+        return y * 2.0 + 1.0
+
+    found = tsfuser.explain(fresh(branches), torch.rand(4, 4, device=device), True)
+    idle = {
+        n.kind for n in found.left_out if n.reason == "it is in a branch that did not run while profiling"
+    }
+    assert idle == {"aten::cumsum", "aten::tanh", "aten::mm"}
+    assert str(found).partition("\n")[0].endswith("0 not fused, 3 in branches that did not run")
+
+
+def test_a_fork_is_explained(device):
+    source = """
+def inner(x):
+    return torch.relu(x + 1.0) * 2.0
+
+def forked(x):
+    a = torch.jit.fork(inner, x)
+    b = torch.tanh(x * 3.0)
+    return torch.jit.wait(a) + b
+"""
+    found = tsfuser.explain(script(source), torch.rand(4, 8, device=device))
+    assert ["aten::add", "aten::relu", "aten::mul"] in [[n.kind for n in g.nodes] for g in found.groups]
+    assert all(g.kernels for g in found.groups)
+    assert found.graphs[-1].title == "in a branch, a loop or a fork, or its backward"

@@ -6,7 +6,7 @@ from typing import List, Optional, Tuple
 
 import pytest
 import torch
-from support import assert_matches, counted, fresh, fuse, groups, no_fallback
+from support import assert_matches, counted, fresh, fuse, groups, no_fallback, script
 
 import tsfuser
 
@@ -214,3 +214,50 @@ def test_training_in_several_threads(device):
 
     with tsfuser.fuser():
         threads(4, work)
+
+
+def test_forks_are_fused(device):
+    source = """
+def inner(x):
+    return torch.relu(x + 1.0) * 2.0
+
+def forked(x):
+    a = torch.jit.fork(inner, x)
+    b = torch.tanh(x * 3.0)
+    return torch.jit.wait(a) + b
+"""
+    scripted, x = script(source), torch.randn(4, 8, device=device)
+    with tsfuser.fuser(), counted() as rise:
+        for _ in range(4):
+            out = scripted(x)
+    assert_matches(out, torch.relu(x + 1.0) * 2.0 + torch.tanh(x * 3.0), ops=4)
+    assert rise["launches"] >= 4 and rise["fallbacks"] == {}
+
+
+def test_double_backward(device):
+    def f(x, w):
+        return (torch.sigmoid(x * w) * torch.tanh(x)).sum()
+
+    def second(function, x, w):
+        (first,) = torch.autograd.grad(function(x, w), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), (x, w))
+
+    x, w = (torch.randn(4, 8, device=device, requires_grad=True) for _ in range(2))
+    scripted = fresh(f)
+    with tsfuser.fuser():
+        for _ in range(4):
+            found = second(scripted, x, w)
+    for mine, theirs in zip(found, second(f, x, w)):
+        assert_matches(mine, theirs, ops=50)
+    assert groups(scripted)
+
+
+def test_strict_fusion_names_what_is_not_fused(device):
+    def f(x):
+        with torch.jit.strict_fusion():
+            return torch.cumsum(torch.relu(x + 1.0) * 2.0, 0)
+
+    scripted, x = fresh(f), torch.rand(4, 8, device=device)
+    with tsfuser.fuser(), pytest.raises(RuntimeError, match="unfused operators(.|\n)*aten::cumsum"):
+        for _ in range(4):
+            scripted(x)

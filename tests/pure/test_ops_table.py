@@ -12,7 +12,7 @@ from tsfuser.ir.build import Builder
 from tsfuser.ir.call import Call, ListArg, ScalarArg, TensorArg
 from tsfuser.ir.dtypes import BFLOAT16, BOOL, DTYPES, FLOAT, HALF, INT64
 from tsfuser.ir.fusion import Pointwise, Reduce
-from tsfuser.ops import table
+from tsfuser.ops import others, table
 from tsfuser.ops.elementwise import fit, round_number, rounded
 from tsfuser.ops.table import UNKNOWN, NodeArg, find
 
@@ -359,3 +359,9 @@ def test_a_size_that_does_not_broadcast_is_refused():
 def test_the_sizes_are_no_part_of_the_class_beyond_their_pattern():
     builder, _, _ = summed((4, 8), (8,))
     assert all(answer in (0, 1) for answer in builder.call.decisions.values())
+
+
+def test_ops_without_a_row_have_sentences_and_no_row():
+    assert not {row.name for row in table.all_rows()} & set(others.kinds())
+    assert all(others.sentence(kind) and others.sentence(kind)[0].islower() for kind in others.kinds())
+    assert others.is_view("aten::select") and not others.is_view("aten::mm")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import _C
-from .explain import CALLS, argument_text, described
+from .explain import CALLS, described
 from .isolate import isolate
 from .observe import Run, observing
 from .table import count
@@ -148,6 +148,6 @@ def _difference(fused: Any, plain: Any, terms: int) -> "tuple[float, float, str]
 
 
 def _describe(run: Run, k: int, what: str) -> str:
-    arguments = [f"  argument {i}: {argument_text(described(a))}" for i, a in enumerate(run.arguments)]
+    arguments = [f"  argument {i}: {described(a)}" for i, a in enumerate(run.arguments)]
     lines = [f"group {run.group} differs from its nodes in result {k}: {what}", *arguments]
     return "\n".join([*lines, str(_C.group_graph(run.group)).rstrip()])

@@ -19,13 +19,15 @@ import torch
 from .. import _C
 from ..errors import CompileError, Refusal
 from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
+from ..ops import others
 from ..runtime.compile import Compiled, kernels_of
 from ..target.driver import memory_bandwidth
 from ..torchscript import passes
 from ..torchscript.evaluate import CONTROL
+from ..torchscript.functionalize import is_idle_cast
 from ..torchscript.graph import CONSTANT, FALLBACK, GROUP, all_blocks, is_tensor, outputs, schema
 from ..torchscript.parse import parse
-from ..torchscript.partition import Refusals
+from ..torchscript.partition import Refusals, row_of
 from ..torchscript.planner import group_device
 from .findings import Findings, GraphReport, Group, Kernel, Node, Part
 from .isolate import isolate
@@ -40,6 +42,17 @@ REPEATS = 5  # of the timed calls; the shortest time counts
 _UNSEEN = "one of its tensors was not seen while profiling, as in a branch that did not run:"
 _HANDED_ON = ("aten::__getitem__", "aten::wait")  # of lists and of forks: nothing is computed
 _ONLY = "in training only what it differentiates is fused"
+#: What it does know, and does the same.
+_INSTEAD = {
+    "aten::to": " (it knows type_as, and the casts of autocast)",
+    "aten::where": " with a number (it knows torch.where of two tensors)",
+    "aten::masked_fill": " (it knows torch.where of two tensors, and adding a mask of 0 and -inf)",
+    "aten::var_mean": " (it knows var and mean)",
+    "aten::group_norm": " (it knows layer_norm and batch_norm)",
+    "aten::instance_norm": " (it knows layer_norm and batch_norm)",
+}
+_VIEW = "a view costs no time of its own"
+_WRITE = "whoever holds it has to see that"
 _TRAINING = "in training, without a part that TorchScript's autodiff differentiates"
 
 
@@ -72,7 +85,8 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
                     twin.step()
                     runs = {group: _shortest(found) for group, found in runs.items()}
         reader = _Reader(sources, {id(o.graph): o.refusals for o in outcomes}, runs)
-        return Explanation(twin.name, tuple(reader.graphs(twin.function.get_debug_state())))
+        reports = [*reader.graphs(twin.function.get_debug_state()), *reader.rest(o.graph for o in outcomes)]
+        return Explanation(twin.name, tuple(reports))
 
 
 def _is_fallback(node: Any) -> bool:
@@ -83,27 +97,33 @@ def _is_fallback(node: Any) -> bool:
 def _undifferentiated(node: Any) -> str:
     """Why a node of a training graph is in none of the parts that autodiff differentiates; no other is
     fused."""
-    found = schema(node)
-    name = node.kind()
+    found, name = schema(node), node.kind()
     if found is not None and found.writes:
-        return (
-            f"{name} changes its operand in place, and TorchScript's autodiff takes no such op: write "
-            f"{name.rstrip('_').removeprefix('aten::')}, or inplace=False, to have it fused in training"
-        )
+        return _in_place(node)
+    row = row_of(node)
+    known = others.sentence(name) if row is None else _VIEW if row[0].is_view else None
+    if known is not None:
+        return known
     if not _C.is_differentiable(node):
-        return f"TorchScript's autodiff knows no derivative of {name}; {_ONLY}"
+        return f"TorchScript's autodiff knows no derivative of {name}{_INSTEAD.get(name, '')}; {_ONLY}"
     return (
-        "TorchScript's autodiff differentiates runs of at least two ops that need gradients, and this is in "
-        f"none; {_ONLY}"
+        "it stands alone among ops that TorchScript's autodiff does not differentiate, which takes no less "
+        f"than two in a row; {_ONLY}"
     )
 
 
-def _states(ask: Any) -> "list[Any]":
-    """Executors inside of a plan; none where one of them has not run: torch has an internal error for it."""
-    try:
-        return list(ask())
-    except RuntimeError:
-        return []
+def _in_place(node: Any) -> str:
+    """Why an op that changes its operand was left as it is."""
+    name, target = node.kind(), node.inputsAt(0).node().kind()
+    if target == "prim::GetAttr":
+        return "it changes a tensor of the module, which has to be seen there"
+    if target == "prim::Param":
+        return f"it changes a tensor that is given to the program, or is carried around a loop: {_WRITE}"
+    return (
+        f"{name} changes its operand in place, which something else than the ops behind it may see, and "
+        f"TorchScript's autodiff takes no such op: write {name.rstrip('_').removeprefix('aten::')}, or "
+        "inplace=False, to have it fused in training"
+    )
 
 
 def _shortest(runs: "list[Run]") -> "list[Run]":
@@ -119,21 +139,46 @@ class _Reader:
 
     def __init__(self, sources: Sources, refusals: "dict[int, Refusals]", runs: "dict[int, list[Run]]"):
         self.sources, self.refusals, self.runs = sources, refusals, runs
+        self.reported: "set[int]" = set()
+        self.incomplete = False
 
     def graphs(self, state: Any, title: str = "") -> "Iterator[GraphReport]":
         """The graphs of an executor, and of the differentiable graphs in them, forward and backward."""
         for plan in state.execution_plans.values():
-            inner = _states(plan.code.differentiable_op_executor_states)
+            inner = self._states(plan.code.differentiable_op_executor_states)
             seen = self.refusals.get(id(plan.graph))
+            self.reported.add(id(plan.graph))
             if seen is not None or not title:
                 outer = (
-                    "around the differentiated parts" if inner else _TRAINING if seen is None else "inference"
+                    "around the differentiated parts"
+                    if inner
+                    else _TRAINING
+                    if seen is None
+                    else "inference"
                 )
                 yield self._report(plan.graph, title or outer, seen)
             for k, forward in enumerate(inner, 1):
                 yield from self.graphs(forward, f"differentiated part {k}, forward")
-            for k, backward in enumerate(_states(plan.code.grad_executor_states), 1):
+            for k, backward in enumerate(self._states(plan.code.grad_executor_states), 1):
                 yield from self.graphs(backward, f"differentiated part {k}, backward")
+
+    def rest(self, graphs: "Iterator[Any]") -> "Iterator[GraphReport]":
+        """Graphs that were optimised, but that torch does not let us find from the top."""
+        if self.incomplete:
+            for graph in graphs:
+                if id(graph) not in self.reported and graph.findAllNodes(GROUP, True):
+                    yield self._report(
+                        graph, "in a branch, a loop or a fork, or its backward", self.refusals[id(graph)]
+                    )
+
+    def _states(self, ask: Any) -> "list[Any]":
+        """Executors inside of a plan; none where one of them has not run: torch has an internal error for
+        it."""
+        try:
+            return list(ask())
+        except RuntimeError:
+            self.incomplete = True
+            return []
 
     def _report(self, graph: Any, title: str, refusals: "Refusals | None") -> GraphReport:
         items: "list[Group | Node | Part]" = []
@@ -148,6 +193,7 @@ class _Reader:
                     for v in b.inputs():
                         makers[v.unique()] = fed
                     walk(b, (refusals.reason(node) if refusals is not None else "") or branch)
+                self.incomplete |= node.kind() == "prim::fork"  # has an executor of its own
                 if node.kind() == "prim::DifferentiableGraph":
                     item = Part(1 + sum(isinstance(other, Part) for other in items))
                 else:
@@ -172,7 +218,12 @@ class _Reader:
         kind = node.kind()
         if kind == GROUP:
             return self._group(node)
-        if kind in _HANDED_ON or kind in CONTROL or not any(map(is_tensor, outputs(node))):
+        if (
+            kind in _HANDED_ON
+            or kind in CONTROL
+            or is_idle_cast(node)
+            or not any(map(is_tensor, outputs(node)))
+        ):
             return None
         reason = refusals.reason(node) if refusals is not None else _undifferentiated(node)
         if kind.startswith("prim::") and (refusals is None or not reason):
@@ -193,7 +244,7 @@ class _Reader:
             return Group(number, "", nodes, (), (), reached=False)
         run = found[-1]
         call = Call(tuple(map(described, run.arguments)))
-        arguments = tuple(map(argument_text, call.args))
+        arguments = tuple(map(str, call.args))
         if run.reason:
             return Group(number, "", nodes, arguments, (), run.reason)
         try:
@@ -243,14 +294,3 @@ def described(value: Any) -> Arg:
     if isinstance(value, (list, tuple)):
         return ListArg("bool" if value and isinstance(value[0], bool) else "int", tuple(value))
     return OtherArg(value if isinstance(value, str) else None)
-
-
-def argument_text(arg: Arg) -> str:
-    """`float32[4, 8] on cuda:0`, or the number, list or kind."""
-    if isinstance(arg, TensorArg):
-        dense, step = True, 1
-        for size, stride in zip(reversed(arg.sizes), reversed(arg.strides)):
-            dense, step = dense and (size == 1 or stride == step), step * size
-        strides = "" if dense else f" strides {list(arg.strides)}"
-        return f"{arg.dtype}{list(arg.sizes)}{strides} on {arg.device}"
-    return str(arg)

@@ -1,7 +1,7 @@
 """What `explain` finds, as records.
 
 In: what became of a scripted function. Out: `Findings`, from which `table` and `page` are written. Example:
-`findings.graphs[0].left_out[0].reason` -> "aten::mm is not in the op table"."""
+`findings.graphs[0].left_out[0].reason` -> "a matrix product is left to..."."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
+from ..torchscript.left_over import NOT_RUN
 from .drawing import drawing
 from .findings import Findings, GraphReport, Group
 from .table import UNREACHED, by_reason, count, duration, ops, size, summary
@@ -79,7 +80,7 @@ def page(findings: Findings) -> str:
 
 def _head(findings: Findings) -> str:
     fused = sum(len(g.nodes) for g in findings.groups if not g.refusal)
-    left = len(findings.left_out) + sum(len(g.nodes) for g in findings.groups if g.refusal)
+    left = sum(n.reason != NOT_RUN for n in findings.left_out) + sum(len(g.nodes) for g in findings.groups if g.refusal)
     seconds = sum(k.seconds or 0 for g in findings.groups for k in g.kernels)
     time = f" &middot; {duration(seconds)} in kernels" if seconds else ""
     line = escape(summary(findings).partition(": ")[2])

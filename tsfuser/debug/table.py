@@ -1,4 +1,4 @@
-"""An findings as a table for a terminal.
+"""Findings as a table for a terminal.
 
 In: `Findings`. Out: text, a block a graph: its groups with their kernels, then the lines of the program
 with what is left out of groups, and why."""
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ..torchscript.left_over import NOT_RUN
 from .findings import Findings, GraphReport, Group, Kernel, Node
 
 
@@ -20,14 +21,16 @@ def text(findings: Findings) -> str:
 
 def summary(findings: Findings) -> str:
     """One line with the counts."""
-    groups, left = findings.groups, findings.left_out
+    groups = findings.groups
+    left = [node for node in findings.left_out if node.reason != NOT_RUN]
+    idle = len(findings.left_out) - len(left)
     fused = sum(len(g.nodes) for g in groups if not g.refusal)
     kernels = [k for g in groups for k in g.kernels]
     unfused = len(left) + sum(len(g.nodes) for g in groups if g.refusal)
     return (
         f"{findings.name}: {count(fused, 'op')} fused in {count(len(groups), 'group')} and "
         f"{count(len(kernels), 'kernel')}, {unfused} not fused"
-    )
+    ) + (f", {idle} in branches that did not run" if idle else "")
 
 
 def count(n: int, what: str) -> str:
@@ -85,7 +88,9 @@ def measured(kernel: Kernel) -> str:
         size(launch.bytes),
     ]
     if kernel.fraction is not None:
-        parts.append(f"{launch.bytes / launch.seconds / 1e9:.0f} GB/s, {kernel.fraction:.2f} of the device's")
+        parts.append(
+            f"{launch.bytes / launch.seconds / 1e9:.0f} GB/s, {kernel.fraction:.2f} of the device's"
+        )
     if kernel.registers:
         parts.append(f"{kernel.registers} registers")
     return ", ".join(parts)

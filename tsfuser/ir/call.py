@@ -28,6 +28,14 @@ class TensorArg:
     strides: tuple[int, ...]
     alignment: int = 256
 
+    def __str__(self) -> str:
+        """`float32[4, 8] on cuda:0`, with the strides where they are not those of a dense tensor."""
+        dense, step = True, 1
+        for size, stride in zip(reversed(self.sizes), reversed(self.strides)):
+            dense, step = dense and (size == 1 or stride == step), step * size
+        strides = "" if dense else f" strides {list(self.strides)}"
+        return f"{self.dtype}{list(self.sizes)}{strides} on {self.device}"
+
     @property
     def rank(self) -> int:
         return len(self.sizes)
@@ -44,6 +52,10 @@ class ScalarArg:
 
     kind: str
     value: "bool | int | None" = None
+
+    def __str__(self) -> str:
+        """`int 3`, `float`."""
+        return self.kind if self.value is None else f"{self.kind} {self.value}"
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def _code(fusion: Fusion) -> str:
         lines.append(f"{op.output.name} = {_tensor(op.output)}")
     inputs = "".join(f"    input({i.value.name}, {i.index}, {_sizes(i.strides)}, {i.alignment.text()}, {i.by_value}),\n" for i in fusion.inputs)
     numbers = "".join(f"    number_input({n.value.name}, {n.index}),\n" for n in fusion.numbers)
-    ops = "".join(f"    {_op(op)},\n" for op in fusion.ops)
+    ops = "".join(f"    {statement(op)},\n" for op in fusion.ops)
     outputs = "".join(f"    output({o.value.name}, {_sizes(o.sizes)}, {_sizes(o.strides)}, {_sizes(o.steps)}),\n" for o in fusion.outputs)
     updates = "".join(f"    update({u.value.name}, {u.index}, {_sizes(u.strides)}, {u.alignment.text()}, {u.counted}),\n" for u in fusion.updates)
     parts = [("inputs", inputs), ("numbers", numbers), ("ops", ops), ("outputs", outputs), ("updates", updates)]
@@ -240,7 +240,8 @@ def _operand(value: Value) -> str:
     return value.name if value.literal is None else f"literal({value.literal!r}, {value.dtype})"
 
 
-def _op(op: Op) -> str:
+def statement(op: Op) -> str:
+    """The op as `ir.text.read` takes it: `pointwise('relu', 'relu({0})', (add_0,), float32, relu_1)`."""
     operands = _tuple([_operand(v) for v in op.operands])
     if isinstance(op, Reduce):
         return f"reduce({op.name!r}, {op.combine!r}, {operands}, {_tuple([a.name for a in op.axes])}, {op.output.name})"

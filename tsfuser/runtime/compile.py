@@ -54,7 +54,7 @@ def compile_fusion(call: Call, fusion: Fusion, device: str) -> Plan:
     start = time.perf_counter()
     compiled, allocations = kernels_of(call, fusion, device)
     plan = _plan(call, fusion, allocations.temporaries, compiled, device)
-    log.write("kernel_cache", f"planned {len(compiled)} kernels in {1e3 * (time.perf_counter() - start):.1f} ms", plan, log.UPDATE)
+    log.write("kernel_cache", f"planned {len(compiled)} kernel{'s' * (len(compiled) != 1)} in {1e3 * (time.perf_counter() - start):.1f} ms", plan, log.UPDATE)
     dumps.show("launch_param", "plan", plan)
     return plan
 

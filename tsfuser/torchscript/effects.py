@@ -155,7 +155,8 @@ class Effects:
         copy."""
         if self._aliases is None or not may_return_operand(node):
             return False
-        return any(self.is_written(v) for v in inputs(node) + outputs(node) if is_tensor(v))
+        operands = inputs(node)[:1] if node.kind() == "aten::type_as" else inputs(node)
+        return any(self.is_written(v) for v in operands + outputs(node) if is_tensor(v))
 
     def order(self, nodes: "list[Node]") -> "dict[int, list[int]]":
         """Position of each node that is held in order -> positions of earlier nodes that it must follow.

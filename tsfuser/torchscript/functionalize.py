@@ -1,7 +1,9 @@
 """Turns in-place ops into their functional forms, where no one can see the difference (behaviour.md 1.3).
 
 Before: `y = x * 2; y += 1`. After: `y = x * 2; z = y + 1`. `x += 1` on a graph input stays: the caller sees
-it. So does `y += w` where `y + w` would be of another dtype than `y`, and what is of an unknown one."""
+it. So does `y += w` where `y + w` would be of another dtype than `y`, and what is of an unknown one. Most is
+rewritten before torch profiles and differentiates the graph, by the extension (csrc_stubs/in_place.cpp),
+which is told kinds from here; this pass takes what alias analysis allows beyond that."""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ import torch
 
 from .. import _C
 from ..ops import table
-from .effects import Effects
-from .graph import Graph, Node, all_blocks, schema
+from .effects import SECRET_VIEWS, Effects
+from .graph import Graph, Node, all_blocks, constant_of, inputs, is_constant, schema
 from .partition import Knowledge, arguments
 from .shapes import common_device, infer_missing_types
 
@@ -23,6 +25,45 @@ def _in_place_kinds() -> "tuple[str, ...]":
 
 
 KINDS = _in_place_kinds()  #: the in-place forms of the ops in the table, `aten::add_`
+#: Those that the extension rewrites, before any dtype is known: nvFuser's, and some that keep a dtype.
+EARLY = tuple(
+    f"aten::{name}_"
+    for name in """
+        add sub mul div sigmoid tanh celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu relu6
+        relu rrelu selu silu dropout mish clamp clamp_min clamp_max neg exp sqrt rsqrt threshold
+""".split()
+)
+#: Ops without a row, and of them those whose results never share memory with a tensor that is there already.
+_OTHERS = tuple(
+    f"aten::{name}"
+    for name in """
+        conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d
+        linear addmm addmv addbmm baddbmm mm mv bmm matmul cat stack embedding clone index_select gather
+        max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d
+        adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d constant_pad_nd
+        upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
+        upsample_bicubic2d upsample_trilinear3d
+        zeros ones empty full rand randn zeros_like ones_like empty_like full_like rand_like randn_like
+""".split()
+)
+
+
+def fresh_kinds() -> "list[str]":
+    """Ops whose results are new tensors whatever the arguments: no view, no cast, which may hand its operand
+    on, and no dropout, which does outside of training."""
+    with_rows = {
+        row.name for row in table.all_rows() if not row.is_view and row.family not in ("casts", "random")
+    }
+    return sorted(
+        name
+        for name in (with_rows | set(_OTHERS)) - SECRET_VIEWS - {"aten::_grad_sum_to_size"}
+        if not any(
+            r.alias_info is not None
+            for schema in torch._C._jit_get_schemas_for_operator(name)
+            if not name.endswith("_") and not any(a.is_out for a in schema.arguments)
+            for r in schema.returns
+        )
+    )
 
 
 def functionalize(graph: Graph) -> Graph:
@@ -67,3 +108,21 @@ def _functional(name: str, overload: str) -> "tuple[table.Row, tuple[str, ...]] 
             if form.overload_name == known:
                 return row, tuple(argument.name for argument in form.arguments)
     return None
+
+
+def drop_idle_casts(graph: Graph) -> Graph:
+    """Readers of a cast that is switched off read its operand, which is what it gives back. The extension
+    puts such casts before autodiff for what they do backward."""
+    for block in all_blocks(graph):
+        for node in list(block.nodes()):
+            if is_idle_cast(node):
+                node.output().replaceAllUsesWith(node.inputsAt(0))
+                node.destroy()
+    return graph
+
+
+def is_idle_cast(node: Node) -> bool:
+    """Whether the node is a cast of autocast that is constantly off."""
+    if node.kind() != "aten::_autocast_to_full_precision":
+        return False
+    return all(is_constant(v) and constant_of(v) is False for v in inputs(node)[1:])

@@ -28,7 +28,7 @@ from .graph import (
     operands,
     outputs,
 )
-from .left_over import left_over
+from .left_over import NOT_RUN, left_over
 from .outline import outline, reorder
 from .partition import Knowledge, Refusals, Verdict, examine, row_of
 from .views import METADATA, reshape_refusal, sizes_follow, views_of
@@ -49,7 +49,19 @@ def make_groups(graph: Graph, effects: Effects, refusals: Refusals) -> "list[Gro
     # Inner blocks first: the alias analysis knows no node that is made later.
     for block in reversed(list(_separate_blocks(graph, knowledge))):
         made += reversed(_Block(block, effects, knowledge, refusals).outline(graph))
+        if block is not graph and not _ran(block):
+            for node in block.nodes():
+                if any(map(is_tensor, outputs(node))):
+                    refusals.add(node, NOT_RUN)
     return made
+
+
+def _ran(block: Block) -> bool:
+    """Whether the block ran while profiling: then what it returns has sizes. Types that were inferred have
+    none."""
+    values = [*block.outputs(), *(v for node in block.nodes() for v in outputs(node))]
+    tensors = [v for v in values if is_tensor(v)]
+    return not tensors or any(v.type().strides() is not None for v in tensors)
 
 
 def _separate_blocks(graph: Graph, knowledge: Knowledge) -> "Iterator[Graph | Block]":
@@ -141,7 +153,9 @@ class _Block:
             if reason is None and inside:
                 found[i] = reader
                 continue
-            reason = reason or "it is a view, and its result is read outside of groups"
+            reason = (
+                reason or "a view costs no time of its own, and something outside of groups reads this one"
+            )
             self.verdicts[i] = Verdict(reason=reason)
             refusals.add(self.nodes[i], reason)
         return found

@@ -10,6 +10,7 @@ from typing import Sequence
 
 from .cluster import MAX_ARGUMENTS, MAX_NODES, Item
 
+NOT_RUN = "it is in a branch that did not run while profiling"
 
 def left_over(
     items: Sequence[Item], merged: "Sequence[Sequence[int]]", found: "Sequence[Sequence[int]]"

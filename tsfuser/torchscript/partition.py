@@ -1,7 +1,7 @@
 """Which nodes can be fused, and for which device (behaviour.md 2).
 
 In: a node whose values carry types. Out: a `Verdict`: the device of the group it could join, or the reason,
-as a sentence, why it cannot. Example: `examine(node, horizon).reason` -> "aten::mm is not in the op table".
+as a sentence, why it cannot. Example: `examine(node, horizon).reason` -> "aten::polar is not in the op table".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from .. import log
 from ..ir.dtypes import DTYPES
-from ..ops import table
+from ..ops import others, table
 from .evaluate import CONTROL, OPERATIONS, QUESTIONS, is_number, is_plain
 from .graph import (
     CONSTANT,
@@ -77,7 +77,7 @@ class Refusals:
         self._exactly[node.kind(), place, made] = sentence
         self._roughly[node.kind(), place] = sentence
         if log.enabled("partition", log.UPDATE):
-            log.write("partition", f"not fused: {sentence}", str(node).rstrip(), log.UPDATE)
+            log.write("partition", f"{node.kind()} is not fused: {sentence}", str(node).rstrip(), log.UPDATE)
 
     def reason(self, node: Node) -> str:
         """What was said last of the node or, where passes have made it anew, of one of its kind from its
@@ -248,8 +248,11 @@ def _foreign(node: Node) -> str:
     found = schema(node)
     if found and found.writes and table.find(found.name.rstrip("_"), found.overload):
         return f"{found.name} changes its operand in place, where something else than its readers can see it"
+    known = others.sentence(node.kind())
+    if known is not None:
+        return known
     overload = f".{found.overload}" if found and found.overload else ""
-    return f"{node.kind()}{overload} is not in the op table"
+    return f"{node.kind()}{overload} is not in the op table (docs/ops.md lists what is)"
 
 
 def _passable(values: list[Value], found: Schema) -> "str | None":

@@ -12,8 +12,11 @@ becomes
 Order of `PASSES`, and why:
   remove_profile_nodes  first: they stand between producers and consumers, and carry the types all else needs
   lower_simple_tuples   before anything asks who reads a value: a tuple hides the readers of its items
+  drop_idle_casts       before groups: what gives back its operand would stand between its neighbours
   functionalize         before types are inferred: it makes ops whose results were never profiled
   infer_missing_types   before groups: a node with an untyped value is not fused
+  split_biases          where an option asks for it; after the types, since it looks at sizes
+  move_chunks           after the types too; a node behind a chunk may be grouped with what reads the chunk
   split_views           before groups: a view with two readers could not be inside and outside
   make_groups           the choice of nodes, with all types known
   clean_groups          before size arithmetic is made, and before the fallback is copied from the subgraph
@@ -42,8 +45,10 @@ import torch
 from .. import _C, log, options
 from ..errors import TsfuserWarning
 from . import cleanup, guard, sizes
+from .bias import split_biases
+from .chunks import move_chunks
 from .effects import Effects, remove_dead_code
-from .functionalize import functionalize
+from .functionalize import drop_idle_casts, functionalize
 from .graph import CONSTANT, GROUP, Graph, Value, facts, is_tensor
 from .grouping import Group, make_groups
 from .outline import inline
@@ -144,8 +149,11 @@ def _name_groups(work: Work) -> None:
 PASSES = (
     ("remove_profile_nodes", lambda work: remove_profile_nodes(work.graph)),
     ("lower_simple_tuples", lambda work: _C.lower_simple_tuples(work.graph)),
+    ("drop_idle_casts", lambda work: drop_idle_casts(work.graph)),
     ("functionalize", lambda work: functionalize(work.graph)),
     ("infer_missing_types", lambda work: infer_missing_types(work.graph)),
+    ("split_biases", lambda work: split_biases(work.graph)),
+    ("move_chunks", lambda work: move_chunks(work.graph)),
     ("split_views", _split_views),
     ("make_groups", _make_groups),
     ("clean_groups", _clean_groups),
@@ -212,7 +220,7 @@ def _run(work: Work) -> None:
             return
 
 
-_AFTER_GROUPS = frozenset(name for name, _ in PASSES[5:])
+_AFTER_GROUPS = frozenset(name for name, _ in PASSES[8:])
 
 
 def identity(subgraph: Graph) -> str:

@@ -21,7 +21,12 @@ def plan(group_id: int, args: tuple) -> "_C.Plan":
     call = Call(tuple(map(describe, args)))
     try:
         device = group_device(call)
+        arguments = "\n".join(map(str, call.args))
+        log.write("manager", f"group {group_id} gets a plan for a class of calls", arguments)
+        log.write("kernel_cache", f"planning group {group_id} for", arguments, log.UPDATE)
         fusion = parse(_C.group_graph(group_id), call, device)
+        if log.enabled("parser"):
+            log.write("parser", f"group {group_id}", f"{_C.group_graph(group_id)}is\n{fusion}")
         result = compile_fusion(call, fusion, device)
     except (Refusal, CompileError) as error:
         result = refused(call, str(error))

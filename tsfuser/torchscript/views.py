@@ -91,7 +91,7 @@ def reshape_refusal(node: Node, in_memory: bool) -> "str | None":
             else:
                 other *= wanted[new.pop(0)]
         if len(merged) > 1 and not in_memory:
-            return "it merges dims of a value that is computed"
+            return "it merges dims of a value that is computed, and kernels split dims only"
         if any(strides[a] != strides[b] * sizes[b] for a, b in zip(merged, merged[1:])):
             return "it merges dims that memory does not walk as one"
     return None

@@ -1,0 +1,123 @@
+"""Elementwise ops before a chunk move behind it: the gates of a cell are one group, and results stay
+eager's, for broadcasts that come later as well."""
+
+import pytest
+import torch
+from support import all_graphs, assert_matches, fresh, fuse, groups, kinds, no_fallback, train
+
+import tsfuser
+
+pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning"), pytest.mark.graphs]
+
+
+def gates(x, h, w, b):
+    y = torch.mm(x, w) + torch.mm(h, w)
+    y = y + b
+    enter, leave = y.chunk(2, 1)
+    return torch.sigmoid(enter) * torch.tanh(leave)
+
+
+def operands(device, dtype=torch.float32, n=4):
+    shapes = (n, 6), (n, 6), (6, 8), (8,)
+    return [torch.randn(s, device=device).to(dtype).requires_grad_() for s in shapes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_sum_before_a_chunk_joins_the_group_behind_it(device, dtype):
+    def one_sum(x, h, w, b):
+        y = torch.mm(x, w) + b
+        enter, leave = y.chunk(2, 1)
+        return torch.sigmoid(enter) * torch.tanh(leave)
+
+    inputs = operands(device, dtype)
+    expected, wanted = train(one_sum, inputs, calls=1)
+    exact, true = train(one_sum, [x.detach().double().requires_grad_() for x in inputs], calls=1)
+    scripted = fresh(one_sum)
+    with tsfuser.fuser(), no_fallback():
+        out, gradients = train(scripted, inputs)
+    assert_matches(out, expected, exact, ops=20)
+    for got, want, right in zip(gradients, wanted, true):
+        if want is not None:
+            assert_matches(got, want, right, ops=60, strides=False)
+    assert kinds(groups(scripted)[0]).count("aten::add") == 2
+    assert "aten::sigmoid" in kinds(groups(scripted)[0])
+
+
+def test_a_chain_that_is_a_group_already_stays_before_the_chunk(device):
+    inputs = [x.detach() for x in operands(device)]
+    scripted = fuse(gates, *inputs)
+    first = [kinds(g) for g in groups(scripted) if "aten::add" in kinds(g)][0]
+    assert first.count("aten::add") == 2 and "aten::sigmoid" not in first
+    assert_matches(scripted(*inputs), gates(*inputs), ops=20)
+
+
+def test_broadcasts_that_come_later_are_right(device):
+    def f(x, y):
+        p, q, r = (torch.mm(x, x) + torch.mm(y, y)).chunk(3, 1)
+        return p * q + r
+
+    def mixed(a, b):
+        p, q = (a + b).chunk(2, -1)
+        return p * torch.relu(q)
+
+    x = torch.randn(6, 6, device=device)
+    assert_matches(fuse(f, x, x)(x, x), f(x, x), ops=30)
+    scripted = fuse(mixed, *(torch.randn(3, 4, device=device) for _ in range(2)))
+    with tsfuser.fuser():
+        for left, right in (
+            ((3, 4), (4,)),
+            ((3, 1), (3, 4)),
+            ((1, 4), (3, 1)),
+            ((2, 3, 4), (3, 4)),
+            ((0, 4), (4,)),
+        ):
+            for _ in range(3):
+                a, b = torch.randn(left, device=device), torch.randn(right, device=device)
+                assert_matches(scripted(a, b), mixed(a, b), ops=4)
+
+
+def test_sizes_of_the_whole_are_still_told(device):
+    def f(a, b):
+        y = a + b
+        p, q = y.chunk(2, 1)
+        return p * q, y.size()
+
+    a, b = torch.randn(3, 4, device=device), torch.randn(4, device=device)
+    scripted = fuse(f, a, b)
+    assert scripted(a, b)[1] == [3, 4] and kinds(groups(scripted)[0]).count("aten::add") == 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return p * torch.relu(q), p",  # a chunk leaves: a view of the whole
+        "return p * torch.relu(q), y",  # the whole leaves
+        "y += 1.0\n    return p * torch.relu(q), a",  # written through the whole
+        "p += 1.0\n    return p * torch.relu(q), a",
+        "return torch.cumsum(p, 0) * q, a",  # a chunk is read by what is not fused
+        "return p.t() * torch.relu(q).t(), a",
+    ],
+)
+def test_what_could_be_seen_is_not_moved(device, body):
+    source = f"def f(a, b):\n    y = torch.mm(a, b) + b\n    p, q = y.chunk(2, 1)\n    {body}\n"
+    names = {"torch": torch}
+    exec(source, names)
+    scripted = torch.jit.CompilationUnit(source).f
+    a, b = torch.randn(4, 4, device=device), torch.randn(4, 4, device=device)
+    with tsfuser.fuser():
+        for _ in range(4):
+            got = scripted(a.clone(), b)
+    for mine, theirs in zip(got, names["f"](a.clone(), b)):
+        assert_matches(mine, theirs, ops=20)
+    assert not any(g.findAllNodes("aten::broadcast_tensors", True) for g in all_graphs(scripted))
+
+
+def test_a_norm_is_not_moved(device):
+    def f(x):
+        p, q = torch.softmax(torch.mm(x, x), 1).chunk(2, 1)
+        return p * torch.relu(q)
+
+    x = torch.randn(4, 4, device=device)
+    scripted = fuse(f, x)
+    assert_matches(scripted(x), f(x), ops=20)
+    assert all("aten::softmax" not in kinds(g) for g in groups(scripted))

@@ -1,0 +1,67 @@
+"""Ops without a row: what a person wants to hear who asks why they are not fused.
+
+In: an operator kind. Out: a sentence, None for ops of which nothing else can be said than that they have no
+row. Example: `sentence("aten::mm")` -> "a matrix product is left to torch's libraries...".
+"""
+
+from __future__ import annotations
+
+_PRODUCT = "a matrix product is left to torch's libraries (cuBLAS, MKL); what is around it can be fused"
+_CONVOLUTION = "a convolution is left to torch's libraries (cuDNN, oneDNN); what is around it can be fused"
+_ATTENTION = "attention in one op is left to torch, which has a kernel for all of it"
+_WINDOW = "pooling and resampling read windows of their operand: they are left to torch"
+_JOIN = "joining tensors is left to torch: groups read its result, and it reads theirs"
+_PART = "a view of a part of a tensor costs no time of its own: groups read such parts where they are"
+_VIEW = "a view costs no time of its own"
+_LOOK_UP = "looking elements up by their indices is left to torch"
+_SORT = "sorting, searching and running sums are left to torch"
+_NEW = "making a new tensor costs next to nothing: groups read its result"
+_RECURRENT = "a whole recurrent network in one op is left to torch: written cell by cell it can be fused"
+
+_WORDS = {
+    _PRODUCT: """mm bmm addmm addmv addbmm baddbmm matmul linear mv dot vdot inner ger outer einsum tensordot
+        bilinear chain_matmul linalg_matmul linalg_multi_dot linear_backward""",
+    _CONVOLUTION: """conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d
+        conv_transpose3d conv_tbc convolution_backward cudnn_convolution _convolution_mode
+        mkldnn_convolution thnn_conv2d""",
+    _ATTENTION: """scaled_dot_product_attention _scaled_dot_product_flash_attention
+        _scaled_dot_product_efficient_attention _native_multi_head_attention
+        _transformer_encoder_layer_fwd""",
+    _WINDOW: """max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices avg_pool1d
+        avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d _adaptive_avg_pool2d
+        _adaptive_avg_pool2d_backward max_pool2d_with_indices_backward avg_pool2d_backward
+        upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
+        upsample_bicubic2d upsample_trilinear3d grid_sampler grid_sampler_2d im2col col2im unfold fold
+        pixel_shuffle pixel_unshuffle constant_pad_nd pad reflection_pad1d reflection_pad2d
+        replication_pad1d replication_pad2d""",
+    _JOIN: "cat concat stack hstack vstack dstack",
+    _PART: """select slice narrow unbind split split_with_sizes chunk tensor_split diagonal as_strided
+        unsafe_chunk unsafe_split""",
+    _VIEW: """detach alias broadcast_to broadcast_tensors contiguous""",
+    _LOOK_UP: """index index_select gather take take_along_dim embedding embedding_bag masked_select nonzero
+        scatter scatter_add scatter_ scatter_add_ index_add index_put index_put_ one_hot
+        embedding_dense_backward nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss_backward
+        cross_entropy_loss""",
+    _SORT: """sort argsort topk kthvalue median mode cumsum cumprod logcumsumexp cummax cummin argmax argmin
+        searchsorted bucketize unique_dim histc""",
+    _NEW: """zeros ones empty full arange linspace eye tril triu rand randn randint randperm scalar_tensor
+        new_zeros new_ones new_empty new_full tensor tril_indices triu_indices""",
+    _RECURRENT: "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
+}
+_SENTENCES = {f"aten::{name}": text for text, names in _WORDS.items() for name in names.split()}
+
+
+def sentence(kind: str) -> "str | None":
+    """Why an op of that kind, which has no row, is not fused."""
+    return _SENTENCES.get(kind)
+
+
+def is_view(kind: str) -> bool:
+    """Whether the op without a row only shows memory that is there already."""
+    return _SENTENCES.get(kind) in (_PART, _VIEW)
+
+
+def kinds() -> "list[str]":
+    """All that have a sentence."""
+    return sorted(_SENTENCES)
