@@ -57,9 +57,8 @@ def prepared(peer, module):
         return torch.compile(module)
     if peer == "eager":
         return module
-    torch._C._jit_clear_class_registry()  # else it shares what was compiled for the last one of its class
+    # else it shares what was compiled for the last one of its class
     torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
-    torch.jit._state._clear_class_state()
     return torch.jit.script(module)
 
 

@@ -86,8 +86,9 @@ def copy_bandwidth():
 
 
 def kernels(step, steps=20):
-    """(us, number) a step of kernels, copies and fills that ran on the device; None on the CPU. From the
-    profiler's trace, where annotations of ranges are told from kernels by their category."""
+    """(us, number) a step of kernels, copies and fills that ran on the device, and those that ran at the same
+    time, as a kernel does that is set up while the one before it runs, counted once; None on the CPU. From
+    the profiler's trace, where annotations of ranges are told from kernels by their category."""
     if not CUDA:
         return None
     for _ in range(3):
@@ -101,5 +102,14 @@ def kernels(step, steps=20):
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    times = [e["dur"] for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    return sum(times) / steps, len(times) / steps
+    ran = [(e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    return busy(ran) / steps, len(ran) / steps
+
+
+def busy(intervals):
+    """The length of the union of (begin, end) pairs."""
+    total, last = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, last))
+        last = max(last, end)
+    return total

@@ -29,9 +29,7 @@ EXPECTED = {
 
 def forget_types():
     """Scripted modules of one class share their compiled code; from here on they are compiled anew."""
-    torch._C._jit_clear_class_registry()
     torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
-    torch.jit._state._clear_class_state()
 
 
 def made(name, device, size="small", channels_last=False, dtype=torch.float32):
