@@ -25,7 +25,7 @@ def sources(target, device, monkeypatch):
     made, source, machine = [], emit.source, pipeline._machine
     monkeypatch.setattr(rows, "LARGEST", 64)
     monkeypatch.setattr(rows, "TEAM", 64)
-    monkeypatch.setattr(pipeline, "_machine", lambda device: replace(machine(device), multiprocessors=6))
+    monkeypatch.setattr(pipeline, "_machine", lambda device: replace(machine(device), multiprocessors=10))
     monkeypatch.setattr(emit, "source", lambda kernel: made.append(source(kernel)) or made[-1])
     tsfuser.reset()
     yield made

@@ -38,6 +38,7 @@ BRIEF = 16  # additions to an accumulator of the host below which it is float
 LONG = 65536  # elements of a row from which several blocks a row are worth two passes and another kernel, where rows are few
 TEAM = 512  # threads of a block of a team
 CROWD = 3  # such blocks that share a multiprocessor, so that one has work while others wait
+TEAMS = 2  # that run at the same time at least, where there are as many rows: blocks that are too few for another team would be idle
 SHARE = 48  # registers of a thread of a team that may hold columns
 EXCHANGE = 4096  # bytes of shared memory that a block of a team needs for other things than its part of rows
 WORDS = 8  # 4-byte words of the widest accumulator, moments of double
@@ -214,7 +215,7 @@ def _shared(call: Call, rows: _Rows, given: RowParams, machine: Machine) -> "Row
         if not given.columns and any(a.moves(len(rows.space.dims) - 1) and a not in rows.streamed for a in rows.space.loads):
             unroll = next((u for u in (3, 2) if vectors % u == 0), 1)  # else what all rows share would take registers, since loads come first
         params = replace(given, unroll=unroll, rounds=vectors // unroll, persistent=True, team=True, threads=TEAM, resident=resident)
-        if call.decide(sz.le(_sharers(rows, params), _blocks(params, machine))):
+        if call.decide(sz.le(_sharers(rows, params) * sz.minimum(rows.count, TEAMS), _blocks(params, machine))):
             return params
     return None
 
