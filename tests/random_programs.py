@@ -27,9 +27,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 import torch
 from batch import collecting, load
-from nearness import EPSILON
 from random_world import REFUSALS, generate, noisy, outcome, run_plain
-from support import counted, script
+from support import EPSILON, counted, script
 
 import tsfuser
 from tsfuser import options

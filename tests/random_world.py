@@ -14,9 +14,8 @@ import warnings
 from dataclasses import dataclass, replace
 
 import torch
-from nearness import EPSILON
 from random_ops import dtypes, statement
-from support import copy_of
+from support import EPSILON, copy_of
 
 LARGEST = 64.0  # values beyond make sin and exp amplify rounding errors
 MARGIN = 2.0**-5  # how far an inexact value must be from a jump

@@ -128,7 +128,7 @@ def assert_matches(actual, eager, reference=None, ops=1, strides=True, precision
     if strides and actual.numel() > 0:
         assert relevant_strides(actual) == relevant_strides(eager)
     if eager.dtype not in EPSILON:
-        assert torch.equal(actual, eager), _worst(actual != eager, actual, eager)
+        assert torch.equal(actual, eager), worst(actual != eager, actual, eager)
         return
     wide = torch.complex128 if eager.is_complex() else torch.float64
     fused, plain = actual.to(wide), eager.to(wide)
@@ -138,7 +138,7 @@ def assert_matches(actual, eager, reference=None, ops=1, strides=True, precision
         tolerance(precision or actual.dtype, ops) * exact.abs().clamp(min=1) + 2 * (plain - exact).abs()
     )
     near = torch.isfinite(plain) & ((fused - exact).abs() <= allowed)
-    assert bool((same | near).all()), _worst(~(same | near), actual, eager)
+    assert bool((same | near).all()), worst(~(same | near), actual, eager)
 
 
 def relevant_strides(tensor):
@@ -146,7 +146,8 @@ def relevant_strides(tensor):
     return [stride for size, stride in zip(tensor.shape, tensor.stride()) if size > 1]
 
 
-def _worst(wrong, actual, eager):
+def worst(wrong, actual, eager):
+    """What differs, as a sentence: how many elements, and the first three."""
     where = wrong.flatten().nonzero()[:3, 0].tolist()
     pairs = [f"[{i}] {actual.flatten()[i].item()!r}, eager {eager.flatten()[i].item()!r}" for i in where]
     return f"{int(wrong.sum())} of {wrong.numel()} elements differ: {'; '.join(pairs)}"
