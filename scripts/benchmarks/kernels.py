@@ -4,9 +4,6 @@ In: a family, a length of what is reduced, a number of elements, a dtype. Out: a
 Example:
 
     FAMILIES["layer_norm"].tensors(4096, 1 << 25, torch.float32, "cuda")  # x of [8192, 4096], weight, bias
-
-Training adds a multiplication before the op, where there is none: TorchScript differentiates, and so fuses,
-only what has several ops.
 """
 
 from dataclasses import dataclass
@@ -36,15 +33,15 @@ def sum_full(x: Tensor) -> Tensor:
 
 
 def softmax(x: Tensor) -> Tensor:
-    return torch.softmax(x * 0.5, -1)
+    return torch.softmax(x, -1)
 
 
 def log_softmax(x: Tensor) -> Tensor:
-    return torch.log_softmax(x * 0.5, -1)
+    return torch.log_softmax(x, -1)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.layer_norm(x * 0.5, (x.size(-1),), weight, bias)
+    return F.layer_norm(x, (x.size(-1),), weight, bias)
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -55,25 +52,13 @@ def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: 
     return torch.relu(F.batch_norm(x, mean, variance, weight, bias, training=True))
 
 
-def plain_softmax(x: Tensor) -> Tensor:
-    return torch.softmax(x, -1)
-
-
-def plain_log_softmax(x: Tensor) -> Tensor:
-    return torch.log_softmax(x, -1)
-
-
-def plain_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.layer_norm(x, (x.size(-1),), weight, bias)
-
-
 @dataclass(frozen=True)
 class Family:
-    """`function` in inference, `trained` forward and backward, if at all. `layout`: where the reduced dim is.
-    `rows`: operands after x that have the size of a row, or of the channels. `statistics`: buffers."""
+    """`trained`: measured with its backward too. `layout`: where the reduced dim is. `rows`: operands after x that
+    have the size of a row, or of the channels. `statistics`: buffers."""
 
     function: object
-    trained: object = None
+    trained: bool = False
     layout: str = "inner"
     rows: int = 0
     statistics: int = 0
@@ -96,7 +81,7 @@ class Family:
     def tensors(self, length, total, dtype, device):
         """Random operands, without gradients."""
         sizes = self.shape(length, total)
-        x = (torch.randn(sizes, device=device) + (self.trained is None)).to(dtype)  # else the rounding of a sum near 0 would say nothing
+        x = (torch.randn(sizes, device=device) + (not self.trained)).to(dtype)  # else the rounding of a sum near 0 would say nothing
         if self.layout == "channels last":
             x = x.contiguous(memory_format=torch.channels_last)
         row = sizes[1] if self.layout.startswith("channels") else sizes[-1]
@@ -110,10 +95,10 @@ FAMILIES = {
     "sum_outer": Family(sum_outer, layout="outer"),
     "sum_middle": Family(sum_middle, layout="middle"),
     "sum_full": Family(sum_full, layout="full", lengths=(0,)),
-    "softmax": Family(plain_softmax, softmax),
-    "log_softmax": Family(plain_log_softmax, log_softmax),
-    "layer_norm": Family(plain_layer_norm, layer_norm, rows=2),
-    "rms_norm": Family(rms_norm, rms_norm, rows=1),
-    "batch_norm": Family(batch_norm, batch_norm, "channels", 2, 2, IMAGES),
-    "batch_norm_last": Family(batch_norm, batch_norm, "channels last", 2, 2, IMAGES),
+    "softmax": Family(softmax, True),
+    "log_softmax": Family(log_softmax, True),
+    "layer_norm": Family(layer_norm, True, rows=2),
+    "rms_norm": Family(rms_norm, True, rows=1),
+    "batch_norm": Family(batch_norm, True, "channels", 2, 2, IMAGES),
+    "batch_norm_last": Family(batch_norm, True, "channels last", 2, 2, IMAGES),
 }

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from ..ir.fusion import Reduce
 from ..schedule.loops import Reduction
+from ..schedule.machine import EXCHANGED
 from .combine import COMBINATIONS, accumulator, totals
 from .loop_ir import Barrier, BlockReduce, Stmt, TeamReduce, Total, statements
-
-SHARED = 32768  # bytes of shared memory for one exchange; every GPU has 48 KB
-
 
 def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: int, start: int = 0) -> list[Stmt]:
     """The combinations of the `lanes` accumulators of each of `ops` over the block, in one exchange where they fit."""
@@ -21,7 +19,7 @@ def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: 
     for name, op in totals(ops).items():
         wide, how_combined = accumulator(op, threads, how.brief), COMBINATIONS[op.combine]
         size = how_combined.bytes(wide) * lanes * (threads if how.axis == "y" else 32)
-        if at + size > SHARED and groups[-1]:
+        if at + size > EXCHANGED and groups[-1]:
             groups.append([])
             at = start
         groups[-1].append(Total(name, how_combined.functor, how_combined.start(wide), at, size))

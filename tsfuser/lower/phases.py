@@ -48,13 +48,13 @@ class _Rows:
         self.row = schedule.domain.dims[-1].extent
         self.guard = ix.both(g.condition for g in self.at.guards if g.dims & self.reduced)  # of an element of the row
         self.team, self.words = schedule.reduction.team, 0  # 4-byte words through which blocks have met so far
-        near = self.team.near if self.team else ()
-        self.near = [a for a in schedule.domain.loads if a.buffer.value.name in near and not a.buffer.by_value]
+        self.turn = next((x for x in schedule.loops if x.bind == "rows"), None)
+        self.near = [a for a in schedule.domain.loads if a.buffer.value.name in schedule.reduction.near and not a.buffer.by_value]
         self.loads: dict[str, list[Stmt]] = {}
         for access in schedule.domain.loads:
             made = load(access, self.at, self.params, schedule, self.registers, None)
             if access in self.near:  # zeros lie there where there is no element
-                made = [replace(made[0], buffer=_near(access), offset=self.place(Var(self.team.turn)), guard=None, shared=True, own=True), *made[1:]]
+                made = [replace(made[0], buffer=_near(access), offset=self.place(Var(self.turn.name)), guard=None, shared=True, own=True), *made[1:]]
             self.loads[access.buffer.value.name] = made
         self.statements = {op.output.name: self._statements(op) for op in self._typed() if not isinstance(op, Reduce)}
         self.phase = self._phases()
@@ -98,15 +98,16 @@ class _Rows:
         at: Expr = ix.mod(turn, 2)
         for loop in self.loops[:-1]:
             at = ix.add(ix.mul(at, loop.extent.a), Var(loop.name))
-        thread = next(x.name for x in self.schedule.loops if x.bind == "thread.x")
-        at = ix.add(ix.mul(at, self.schedule.threads), Var(thread))
+        x, y = (next(x for x in self.schedule.loops if x.bind == bind) for bind in ("thread.x", "thread.y"))
+        thread = ix.add(ix.mul(Var(y.name), self.params.size(x.extent, "across")), Var(x.name)) if y.extent != sz.const(1) else Var(x.name)
+        at = ix.add(ix.mul(at, self.schedule.threads), thread)
         return ix.add(ix.mul(at, self.lane.extent.a), Var(self.lane.name))
 
     def fetched(self, turn: Expr, suffix: str) -> list[Stmt]:
         """Statements that fetch what `turn` needs, as one group."""
-        at = indices(self.schedule, self.params, {self.team.turn: turn, self.lane.name: ix.Const(0)}, suffix)
+        at = indices(self.schedule, self.params, {self.turn.name: turn, self.lane.name: ix.Const(0)}, suffix)
         place = ix.substitute(self.place(turn), {self.lane.name: ix.Const(0)})
-        more = ix.less(turn, self.params.size(self.schedule.loop(self.team.turn).extent, "turns"))
+        more = ix.less(turn, self.params.size(self.turn.extent, "turns"))
         made: list[Stmt] = list(at.lets)
         for access in self.near:
             [read, *_] = load(access, at, self.params, self.schedule, {}, None)
@@ -227,12 +228,13 @@ def nest_rows(segment: Segment, schedule: Schedule, name: str) -> Kernel:
         body += _phase(rows, phase)
     body += _row_stores(rows)
     if rows.team:
-        turn = Var(rows.team.turn)
         slots = _slots(rows)
-        body = [*rows.fetched(ix.add(turn, 1), "_next"), FetchGroup(wait=True), *slots, *(s for s in body if s not in slots)]
-    if rows.columns or rows.team:
+        body = [*slots, *(s for s in body if s not in slots)]
+    if rows.near:
+        body = [*rows.fetched(ix.add(Var(rows.turn.name), 1), "_next"), FetchGroup(wait=True), *body]
+    if rows.turn is not None:
         body = _turns(rows, body)
-    if rows.team:
+    if rows.near:
         body = [*rows.fetched(ix.Const(0), "_first"), *body]
     scratch, tiles = rows.scratch(), rows.tiles(-(-exchanged(body) // 128) * 128)
     kernel = kernel_of(name, segment, schedule, rows.params, [*scratch, *body], tiles)
@@ -297,7 +299,7 @@ def _slots(rows: _Rows) -> list[Stmt]:
     team = rows.team
     parts = next(r.by for r in rows.schedule.relations if isinstance(r, Fuse) and r.inner == team.part)
     memory = rows.params.field(SLOTS, "uint64_t*", ("cleared", team.slots))
-    at = [rows.at.of[team.team], rows.params.size(parts, "parts"), rows.at.of[team.part], Var(team.turn)]
+    at = [rows.at.of[team.team], rows.params.size(parts, "parts"), rows.at.of[team.part], Var(rows.turn.name)]
     made = TeamSlots(SLOTS, memory, *at, team.words)
     return [*needed(rows.at.lets, used(made)), made]
 
@@ -305,7 +307,7 @@ def _slots(rows: _Rows) -> list[Stmt]:
 def _turns(rows: _Rows, body: list[Stmt]) -> list[Stmt]:
     """`body`, which does one row, for all rows of the block, and the stores of what has been added up over them."""
     how, schedule, threads = rows.schedule.reduction, rows.schedule, rows.schedule.threads
-    turn = next(x for x in schedule.loops if x.bind == "rows")
+    turn = rows.turn
     rounds = rows.params.size(turn.extent, "turns")
     if not rows.columns:
         return [For(turn.name, rounds, "rows", tuple(body))]

@@ -58,16 +58,13 @@ Relation = Union[Split, Fuse]
 
 @dataclass(frozen=True)
 class Team:
-    """Blocks that share a row: loop `team` numbers the rows that are worked on at the same time, `part` the blocks of one, `turn` the rows one after the other. `slots`: the
-    plan's allocation, zeroed, in which blocks meet; `words`: 4-byte words that a block leaves there in a turn, at most. `near`: the loads of which shared memory keeps this turn's part
-    and fetches the next turn's."""
+    """Blocks that share a row: loop `team` numbers the rows that are worked on at the same time, `part` the blocks of one. `slots`: the plan's allocation, zeroed, in which
+    blocks meet; `words`: 4-byte words that a block leaves there in a turn, at most."""
 
     team: str
     part: str
-    turn: str
     slots: int
     words: int
-    near: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,8 @@ class Reduction:
     """`loops` are those that a thread accumulates over, outermost first; the threads along `axis` (`x` or `y`) of the block then combine. `partial`:
     the loop that numbers the splits and the elements between their results, None where the result is final. `phases`: results go back to all
     threads, which walk over the data again for what follows from them. `warp`: how many threads a row has where they are neighbours in a warp, else 0. `each`: the unrolled
-    loop over the rows that a thread works on at the same time, if there are several. `brief`: on the host, whether a thread adds up so few that float loses nothing. `team`: where several blocks share a row; `follows`: it combines
-    what the kernel before it has left."""
+    loop over the rows that a thread works on at the same time, if there are several. `brief`: on the host, whether a thread adds up so few that float loses nothing. `team`: where several blocks share a row; `near`: the loads of which
+    shared memory keeps what this turn of the loop over rows needs, and fetches what the next does; `follows`: it combines what the kernel before it has left."""
 
     loops: tuple[str, ...]
     axis: str
@@ -86,6 +83,7 @@ class Reduction:
     each: str = ""
     brief: bool = False
     team: "Team | None" = None
+    near: tuple[str, ...] = ()
     follows: bool = False
 
 

@@ -33,3 +33,4 @@ class Machine:
 
 GPU = Machine("gpu")
 HOST = Machine("host")
+EXCHANGED = 32768  # bytes of shared memory in which a block exchanges at a time at most; every GPU has 48 KB

@@ -18,14 +18,19 @@ from .loops import Schedule
 from .machine import HOST, Machine
 
 
+LOOPED_FLIGHT = 64  # bytes of input a thread has under way where it goes on from row to row
+
+
 @dataclass(frozen=True)
 class PointwiseParams:
-    """`vector`: elements an access; `unroll`: accesses a thread has in flight of each tensor; `threads`: of a block; `wide`: 64-bit indices."""
+    """`vector`: elements an access; `unroll`: accesses a thread has in flight of each tensor; `threads`: of a block; `wide`: 64-bit indices; `looped`: a thread
+    goes on from row to row, with what all rows share in registers."""
 
     vector: int
     unroll: int
     threads: int
     wide: bool
+    looped: bool = False
 
 
 def accepts(segment: Segment) -> "str | None":
@@ -40,8 +45,10 @@ def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> Po
         return PointwiseParams(1, 1, 1, wide)
     vector = vector_width(call, domain, machine)
     inner = len(domain.dims) - 1
-    streamed = [a.itemsize for a in domain.loads if a.moves(inner) and (inner == 0 or any(a.moves(d) for d in range(inner)))]
-    bytes_each = vector * max(sum(streamed), 1)
+    streamed = [a for a in domain.accesses if a.moves(inner) and (inner == 0 or any(a.moves(d) for d in range(inner)))]
+    bytes_each = vector * max(sum(a.itemsize for a in streamed if a in domain.loads), 1)
+    if sum(a.itemsize for a in domain.loads if a.moves(inner) and a not in streamed) > sum(a.itemsize for a in streamed):
+        return PointwiseParams(vector, 1 << (max(1, min(4, LOOPED_FLIGHT // bytes_each)).bit_length() - 1), machine.threads, wide, looped=True)
     live = vector * (len(domain.loads) + len(domain.stores) + len(segment.ops) // 8)  # a rough count of registers an access needs
     unroll = min(4, max(1, machine.flight // bytes_each), max(1, 96 // live))
     return PointwiseParams(vector, 1 << (unroll.bit_length() - 1), machine.threads, wide)
@@ -49,7 +56,7 @@ def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> Po
 
 def apply(domain: Domain, params: PointwiseParams, machine: Machine) -> Schedule:
     schedule = Schedule.over(domain, params.threads, params.wide)
-    return _host(schedule, machine) if machine.kind == "host" else _gpu(schedule, params)
+    return _host(schedule, machine) if machine.kind == "host" else _gpu(schedule, params, machine)
 
 
 def _rows(schedule: Schedule) -> tuple[Schedule, "str | None", str]:
@@ -61,7 +68,7 @@ def _rows(schedule: Schedule) -> tuple[Schedule, "str | None", str]:
     return schedule, (outer[0] if outer else None), col
 
 
-def _gpu(schedule: Schedule, params: PointwiseParams) -> Schedule:
+def _gpu(schedule: Schedule, params: PointwiseParams, machine: Machine) -> Schedule:
     schedule, row, col = _rows(schedule)
     v, u = params.vector, params.unroll
     if row is None:
@@ -72,9 +79,14 @@ def _gpu(schedule: Schedule, params: PointwiseParams) -> Schedule:
     across = sz.minimum(sz.nextpow2(sz.ceildiv(columns, v)), 32)
     down = sz.binary("div", params.threads, across)
     schedule = schedule.split(col, across * v, ("col_block", "spot"), whole=True).split("spot", v, ("tx", "lane"), exact=True)
-    schedule = schedule.split(row, down * u, ("row_block", "rows")).split("rows", down, ("u", "ty"), exact=True)
-    schedule = schedule.reorder("row_block", "col_block", "ty", "tx", "u", "lane").fuse("row_block", "col_block", "block")
-    return schedule.bind(block="block", tx="thread_x", ty="thread_y", u="unroll", lane="vector")
+    bound, turns = {"tx": "thread_x", "ty": "thread_y", "u": "unroll", "lane": "vector", "block": "block"}, []
+    if params.looped:
+        wanted = sz.maximum(sz.binary("div", machine.multiprocessors * machine.crowd // params.threads, schedule.loop("col_block").extent), 1)
+        blocks = sz.minimum(wanted, sz.ceildiv(schedule.loop(row).extent, down * u))
+        schedule, row, turns, bound["r"] = schedule.split(row, blocks * (down * u), ("r", "beat")), "beat", ["r"], "serial"
+    schedule = schedule.split(row, down * u, ("row_block", "rows"), exact=params.looped).split("rows", down, ("u", "ty"), exact=True)
+    schedule = schedule.reorder("row_block", "col_block", "ty", "tx", *turns, "u", "lane").fuse("row_block", "col_block", "block")
+    return schedule.bind(**bound)
 
 
 def _host(schedule: Schedule, machine: Machine) -> Schedule:
@@ -109,7 +121,8 @@ def is_wide(call: Call, domain: Domain) -> bool:
 
 
 def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
-    """Elements of one access. At most `machine.access` bytes of the widest dtype, and no more than every address allows.
+    """Elements of one access. At most `machine.access` bytes of the widest dtype of a tensor that has all elements, since others are read from a cache, and no more than every
+    address allows.
     Tensors that do not walk along the inner dim do not count; strided ones are read one by one in any case. On a GPU rows are never cut within a vector: their
     addresses would seldom allow a wide one."""
     inner = len(domain.dims) - 1
@@ -118,7 +131,8 @@ def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
     walking = [a for a in domain.accesses if a.is_unit(inner)]
     if not walking:
         return 1
-    width: Size = sz.const(max(1, machine.access // max(a.itemsize for a in walking)))
+    full = [a for a in walking if all(map(a.moves, range(inner)))]
+    width: Size = sz.const(max(1, machine.access // max(a.itemsize for a in full or walking)))
     for a in walking:
         width = sz.minimum(width, sz.binary("div", row_alignment(a, inner), a.itemsize))
     columns = domain.dims[-1].extent

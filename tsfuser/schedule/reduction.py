@@ -28,6 +28,8 @@ LEAST = 16  # turns of a thread below which a split, which is another kernel, wo
 SHORTEST = 2  # turns that a split has
 FLIGHT = 64  # bytes of input a thread has under way: few blocks are resident, so each thread has more to do than in a pointwise kernel
 STRIP = 128  # columns that the host adds up at the same time: with fewer, the processor would not see a stream to fetch ahead
+DEEPEST = 8  # accesses a thread has under way, where they are narrow
+OTHERS = 16  # registers of a thread for all but data
 WAVES = 4  # blocks a multiprocessor that hide latency
 BUSY = 1024  # threads a multiprocessor that do: where there are as many columns, nobody shares one
 
@@ -35,7 +37,8 @@ BUSY = 1024  # threads a multiprocessor that do: where there are as many columns
 @dataclass(frozen=True)
 class ReductionParams:
     """`inner`: the contiguous dim is reduced; `vector`: elements an access; `unroll`: accesses in flight; `threads`: of a block; `split`: two kernels;
-    `deep`: of several reduced dims the unrolled loop is along the outer ones, not the contiguous one; `cut`: so are the splits; `whole`: a vector is never cut by the end of a row; `wide`: 64-bit indices."""
+    `deep`: of several reduced dims the unrolled loop is along the outer ones, not the contiguous one; `cut`: so are the splits; `whole`: a vector is never cut by the end of a row; `wide`: 64-bit indices;
+    `resident`: blocks that share a multiprocessor: a compiler that is not told saves registers and waits for each load before the next."""
 
     inner: bool
     vector: int
@@ -46,6 +49,7 @@ class ReductionParams:
     wide: bool
     deep: bool = False
     cut: bool = False
+    resident: int = 0
 
     @property
     def lanes(self) -> str:
@@ -152,12 +156,15 @@ def _choose(call: Call, segment: Segment, space: Domain, reduced: list[Dim], mac
     vector = vector_width(call, space, machine)
     streamed = [a for a in space.loads if a.moves(len(space.dims) - 1) and any(a.moves(d) for d, dim in enumerate(space.dims) if dim in reduced)]
     loaded = vector * sum(a.itemsize for a in streamed)
-    unroll = 1 << (min(4, max(1, FLIGHT // max(loaded, 1))).bit_length() - 1)
+    unroll = 1 << (min(DEEPEST, max(1, FLIGHT // max(loaded, 1))).bit_length() - 1)
     if machine.kind == "host":
         lanes = vector if inner else host_lanes(call, space.dims[-1].extent, STRIP)
         return ReductionParams(inner, lanes, 1, 1, False, False, wide)
     threads = 256
-    return ReductionParams(inner, vector, unroll, threads, False, is_whole(call, space, vector), wide)
+    kept = sum((3 if op.combine in MOMENTS else 1 if inner else unroll) * max(1, op.output.dtype.register.itemsize // 4) for op in segment.reductions)
+    registers = vector * kept + unroll * loaded // 4 + OTHERS
+    resident = machine.registers // (threads * max(64, -(-registers // 8) * 8))
+    return ReductionParams(inner, vector, unroll, threads, False, is_whole(call, space, vector), wide, resident=max(1, resident))
 
 
 def _shape(space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionParams, machine: Machine, small: bool) -> _Shape:
@@ -213,7 +220,7 @@ def apply(space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionP
     """`partial`: elements between the partial results of two splits, None where the result is final."""
     schedule = Schedule.over(space, params.threads, params.wide)
     build = _inner if params.inner else _outer
-    return with_grain(build(schedule, [d.name for d in kept], [d.name for d in reduced], params, shape, partial))
+    return with_grain(replace(build(schedule, [d.name for d in kept], [d.name for d in reduced], params, shape, partial), resident=params.resident))
 
 
 def _fused(schedule: Schedule, names: list[str], into: str) -> tuple[Schedule, str]:

@@ -22,7 +22,7 @@ from ..segment import Allocations, Segment
 from . import reduction
 from .domain import Access, Domain, domain
 from .loops import Reduction, Schedule, Team
-from .machine import Machine
+from .machine import EXCHANGED, Machine
 from .pointwise import is_whole, is_wide, vector_width, with_grain
 
 LARGEST = 512  # threads of a row: more would leave too few registers to each
@@ -40,6 +40,9 @@ TEAM = 512  # threads of a block of a team
 CROWD = 3  # such blocks that share a multiprocessor, so that one has work while others wait
 TEAMS = 2  # that run at the same time at least, where there are as many rows: blocks that are too few for another team would be idle
 SHARE = 48  # registers of a thread of a team that may hold columns
+BEHIND = 49152  # bytes of rows that a multiprocessor should have under way
+SPARED = 8  # registers more that may hold columns where nothing is kept but these
+FETCHED = 4  # bytes of the narrowest access to memory that shared memory can make by itself
 EXCHANGE = 4096  # bytes of shared memory that a block of a team needs for other things than its part of rows
 WORDS = 8  # 4-byte words of the widest accumulator, moments of double
 
@@ -49,7 +52,7 @@ class RowParams:
     """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor, of one row or (`several`) of as many; `persistent`: in registers from first to last use;
     `warp`: threads of a short row, several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that nothing needs a bound; `whole`: at
     least, every vector is all inside or all outside the row; `columns`: how many reductions run over the other dims; `threads`: of a block at most;
-    `rows`: of a block with columns, where a row has more than a warp; `team`: several blocks share a row, of which a thread has `rounds` times `unroll` vectors; `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit indices;
+    `rows`: of a block with columns, where a row has more than a warp; `team`: several blocks share a row, of which a thread has `rounds` times `unroll` vectors; `near`: shared memory fetches the next row meanwhile; `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit indices;
     `brief`: few elements a row, to be added up in float."""
 
     vector: int
@@ -64,6 +67,7 @@ class RowParams:
     rows: int = 1
     team: bool = False
     rounds: int = 1
+    near: bool = False
     resident: int = 0
     wide: bool = False
     brief: bool = False
@@ -92,6 +96,11 @@ class _Rows:
         inner = len(self.space.dims) - 1
         across = [d for d, dim in enumerate(self.space.dims) if dim.name not in self.along]
         return [a for a in self.space.loads if a.moves(inner) and (not across or any(a.moves(d) for d in across))]
+
+    @property
+    def near(self) -> tuple[str, ...]:
+        """Names of those that shared memory can fetch."""
+        return tuple(a.buffer.value.name for a in self.streamed if a.is_unit(len(self.space.dims) - 1))
 
     @property
     def bytes(self) -> int:
@@ -125,7 +134,7 @@ def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
         return "moments of columns are three numbers each, which would not fit into registers"
     if columns:
         params = choose(call, segment, machine)
-        if not params.persistent or _held(rows, params) > REGISTERS:
+        if not _fits(rows, params):
             return "a row and its part of the columns do not fit into registers"
     return None
 
@@ -145,18 +154,16 @@ def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocati
     """The kernels that compute `segment`."""
     rows, _, columns = _rows(call, segment)
     params = choose(call, segment, machine)
-    team = None
+    team, near = None, rows.near if params.near else ()
     if params.team:
         words = WORDS * len(segment.reductions)
         room = Axis("slots", sz.const(2 * words * _blocks(params, machine)))
-        inner = len(rows.space.dims) - 1
-        near = tuple(a.buffer.value.name for a in rows.streamed if a.is_unit(inner))
-        team = Team("team", "part", "turn", allocations.new(Value("slots", INT64, (room,))).index, words, near)
+        team = Team("team", "part", allocations.new(Value("slots", INT64, (room,))).index, words)
     if not columns:
-        return [(segment, _with(apply(rows, params, machine), team=team), params)]
+        return [(segment, _with(apply(rows, params, machine), team=team, near=near), params)]
     first, second, distance = reduction.parted(segment, columns, Axis("parts", _parts(rows, params, machine)), params.vector, allocations)
     schedule = apply(_rows(call, first)[0], params, machine)
-    schedule = _with(schedule, team=team, partial=("team" if team else "block", distance))
+    schedule = _with(schedule, team=team, near=near, partial=("team" if team else "block", distance))
     return [(first, schedule, params), reduction.finish(call, second, machine)]
 
 
@@ -166,35 +173,54 @@ def _with(schedule: Schedule, **what) -> Schedule:
 
 def choose(call: Call, segment: Segment, machine: Machine) -> RowParams:
     """A warp a row while its threads can keep the row, so that nobody waits at a barrier; else threads first, then registers: as many threads as have a
-    vector to do."""
+    vector to do. With columns, which leave registers for few threads, shared memory keeps the row where that brings more of it under way, and fetches the next one meanwhile."""
     rows, _, columns = _rows(call, segment)
     vector = vector_width(call, rows.space, machine)
     whole = machine.kind == "gpu" and is_whole(call, rows.space, vector)
     given = RowParams(vector, 1, False, whole=whole, columns=len(columns), wide=is_wide(call, rows.space))
     if machine.kind == "host":
         return replace(given, brief=call.decide(sz.le(rows.length, machine.lanes * BRIEF)))
+    params = _chosen(call, segment, rows, given, machine)
+    if not given.columns or params.warp or not whole or min((a.itemsize for a in rows.streamed), default=0) * vector < FETCHED:
+        return params
+    if _fits(rows, params) and not params.team and params.resident * params.threads * params.unroll * vector * rows.bytes >= BEHIND:
+        return params
+    near = _chosen(call, segment, rows, replace(given, near=True), machine)
+    return near if near.near and near.resident > 0 and _fits(rows, near) else params
+
+
+def _chosen(call: Call, segment: Segment, rows: _Rows, given: RowParams, machine: Machine) -> RowParams:
+    """`choose` with what is `given`; no block is resident where shared memory has no room for what one is to fetch."""
+    vector = given.vector
     vectors = sz.ceildiv(rows.length, vector)
     bytes_each = vector * rows.bytes
     unroll, shallow = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), _depth(FLIGHT, bytes_each)), SHALLOW
     if given.columns:  # as much as registers hold, so that what threads do together costs each element less
-        shallow = next((u for u in (8, 4, 2) if _held(rows, replace(given, unroll=u)) <= REGISTERS), 1)
+        shallow = next((u for u in ((4, 2) if given.near else (8, 4, 2)) if _held(rows, replace(given, unroll=u)) <= REGISTERS), 1)
         unroll = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), shallow)
     if call.decide(sz.le(vectors, 32 * shallow)):
         warp = call.decide(sz.minimum(sz.nextpow2(vectors), 32))
         unroll, depth = call.decide(sz.nextpow2(sz.ceildiv(vectors, 32))), _depth(FLIGHT_ALONE, bytes_each)
         several = unroll == 1 < depth and len(rows.space.dims) > len(rows.along)
-        params = replace(given, unroll=depth if several else unroll, persistent=True, warp=warp, several=several, threads=SMALL)
-    elif call.decide(sz.le(unroll, DEEPEST)):
-        params = replace(given, unroll=call.decide(unroll), persistent=True, threads=LARGEST)
+        near = given.near and not several
+        params = replace(given, unroll=depth if several else unroll, persistent=True, warp=warp, several=several, threads=SMALL, near=near)
     else:
-        params = (_shared(call, rows, given, machine) if follows(segment) else None) or replace(given, unroll=4, threads=LARGEST)
+        params = replace(given, unroll=4, threads=LARGEST, near=False)
+        if call.decide(sz.le(unroll, DEEPEST)):
+            params = replace(given, unroll=call.decide(unroll), persistent=True, threads=LARGEST)
+        if not _fits(rows, params) and not given.near and follows(segment):
+            params = _shared(call, rows, given, machine) or params
     across, _ = _block(rows.length, params)
     if params.columns and params.persistent and not params.team:  # a turn of all blocks should find room at once
         threads = params.threads if params.warp else call.decide(sz.nextpow2(across))
         down = 1 if params.warp else max(1, TALL // threads)
         threads *= down
         most = next((r for r in (64, 80, 96, 128, 168) if r >= _held(rows, params) + OTHERS), 168)
-        params = replace(params, threads=threads, rows=down, resident=max(1, machine.registers // (most * threads)))
+        resident = max(1, machine.registers // (most * threads))
+        if params.near:
+            meeting = EXCHANGE if down == 1 and not params.warp else EXCHANGED
+            resident = min(resident, machine.shared // (2 * threads * params.vector * params.unroll * rows.bytes + meeting))
+        params = replace(params, threads=threads, rows=down, resident=resident)
     step = across * (params.vector * (1 if params.several else params.unroll * params.rounds))
     fills = sz.eq(rows.length, step) if params.persistent and not params.team else sz.eq(rows.length % step, 0)
     return replace(params, exact=bool(call.decide(fills)))
@@ -211,10 +237,12 @@ def _shared(call: Call, rows: _Rows, given: RowParams, machine: Machine) -> "Row
             vectors = min(vectors, SHARE // (given.vector * given.columns))
         if vectors < 1 or (vectors < 2 and resident > 1):
             continue
+        all_vectors = sz.ceildiv(rows.length, TEAM * given.vector)
+        vectors = call.decide(sz.ceildiv(all_vectors, sz.ceildiv(all_vectors, vectors)))  # as much for the last block as for the others
         unroll = vectors  # columns are kept in registers, which a loop would not do
         if not given.columns and any(a.moves(len(rows.space.dims) - 1) and a not in rows.streamed for a in rows.space.loads):
             unroll = next((u for u in (3, 2) if vectors % u == 0), 1)  # else what all rows share would take registers, since loads come first
-        params = replace(given, unroll=unroll, rounds=vectors // unroll, persistent=True, team=True, threads=TEAM, resident=resident)
+        params = replace(given, unroll=unroll, rounds=vectors // unroll, persistent=True, team=True, threads=TEAM, near=True, resident=resident)
         if call.decide(sz.le(_sharers(rows, params) * sz.minimum(rows.count, TEAMS), _blocks(params, machine))):
             return params
     return None
@@ -230,9 +258,16 @@ def _sharers(rows: _Rows, params: RowParams) -> Size:
     return sz.ceildiv(rows.length, TEAM * params.vector * params.unroll * params.rounds)
 
 
+def _fits(rows: _Rows, params: RowParams) -> bool:
+    """Whether the chip keeps a row, and what is added up over rows."""
+    return params.persistent and (not params.columns or params.team or _held(rows, params) <= REGISTERS + SPARED * params.near)
+
+
 def _held(rows: _Rows, params: RowParams) -> int:
     """Registers of a thread for its part of a row, or of several, for what it adds up over rows, and for what all rows share."""
     deep, along = (params.unroll, 1) if params.several else (1, params.unroll)
+    if params.near:  # one vector after the other is taken from shared memory
+        return params.vector * (along * (4 * params.columns + 4) + rows.bytes) // 4
     return params.vector * along * (deep * rows.bytes + 4 * params.columns + 4) // 4
 
 
