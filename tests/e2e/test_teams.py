@@ -58,7 +58,22 @@ def test_any_number_of_rows(sources, device, sizes):
 def test_infinities_and_nan_stay_in_their_rows(sources, device):
     x = tensor(9, 4100, device=device)
     x[1, 4099], x[3, 0], x[5, 77], x[7] = float("inf"), float("nan"), float("-inf"), float("-inf")
+    x[2, :3000], x[4, 1000:], x[6, 1:], x[8, :4099] = float("-inf"), float("-inf"), float("-inf"), float("-inf")  # all that some blocks see
+    x[6, 0] = float("inf")
     check(Fused(SOFTMAX), x)
+
+
+@pytest.mark.parametrize("function", ["softmax", "log_softmax"])
+def test_the_largest_and_the_sum_of_powers_take_one_meeting(sources, device, function):
+    check(Fused(f"def f(x):\n    return torch.{function}(x * 8.0, -1)\n"), tensor(7, 4100, device=device))
+    assert all(text.count("meet_team();") == 1 for text in sources if "TEAM_KERNEL" in text)
+
+
+def test_a_largest_that_others_want_too_is_known_at_once(sources, device):
+    """What is added up is not exp(x - largest) alone, or something else is made of the largest in between."""
+    sums = ["(x - m).exp().sum(-1), (x - m).sum(-1)", "((x - m) * 0.5).exp().sum(-1)", "(x - m).exp().sum(-1), x - m", "(m - x).exp().sum(-1)", "(x - m * 2.0).exp().sum(-1)"]
+    for result in sums:
+        check(Fused(f"def f(x):\n    m = x.amax(-1, True)\n    return {result}\n"), tensor(5, 4100, device=device))
 
 
 def test_rows_that_do_not_lie_side_by_side(sources, device):

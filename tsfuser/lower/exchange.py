@@ -6,11 +6,14 @@ over a row of 256 threads are one BlockReduce, whose totals lie at bytes 0 and 1
 
 from __future__ import annotations
 
+from typing import Sequence
+
 from ..ir.fusion import Reduce
 from ..schedule.loops import Reduction
 from ..schedule.machine import EXCHANGED
 from .combine import COMBINATIONS, accumulator, totals
 from .loop_ir import Barrier, BlockReduce, Stmt, TeamReduce, Total, statements
+
 
 def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: int, start: int = 0) -> list[Stmt]:
     """The combinations of the `lanes` accumulators of each of `ops` over the block, in one exchange where they fit."""
@@ -34,11 +37,10 @@ def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: 
 SLOTS = "slots"  # a kernel's name for where its blocks meet
 
 
-def teamed(body: list[Stmt], word: int, threads: int) -> "tuple[list[Stmt], int]":
-    """The combination over the blocks of a team of what `body` combines in each of `threads`: (statements, first word after those that they take, which begin at
-    `word`)."""
-    totals = [t for s in body if isinstance(s, BlockReduce) for t in s.totals]
-    places, words, at = [], [], -(-exchanged(body) // 16) * 16
+def teamed(totals: "Sequence[Total]", at: int, word: int, threads: int) -> "tuple[list[Stmt], int]":
+    """The combination over the blocks of a team of `totals`, which each of them has combined: (statements, first word after those that they take, which begin at `word`).
+    Shared memory before byte `at` is in use."""
+    places, words, at = [], [], -(-at // 16) * 16
     for t in totals:
         size = t.bytes // 32  # of one accumulator
         places.append(at)

@@ -22,8 +22,9 @@ from .accumulate import accumulation, conversion
 from .combine import COMBINATIONS, accumulator, total_of, totals
 from .exchange import SLOTS, combined, exchanged, teamed
 from .index import Expr, Var
-from .loop_ir import Accumulator, Array, BlockReduce, Compute, Fetch, FetchGroup, For, Kernel, Load, Scratch, SetLane, Stmt, Store, TeamSlots, Tile, used
+from .loop_ir import Accumulator, Array, BlockReduce, Compute, Fetch, FetchGroup, For, Kernel, Load, Scratch, SetLane, Stmt, Store, TeamSlots, Tile, Total, used
 from .nest import Params, compute, indices, kernel_of, load, looped, needed, store, uniform
+from .passes import rename
 
 
 _COSTLY = re.compile(r"\b(?!(?:convert|nan_max|nan_min|fabs|relu|smaller)\b)[a-z_]\w*(?:<\w+>)?\(")  # a call of more than an instruction or two
@@ -59,7 +60,8 @@ class _Rows:
         self.statements = {op.output.name: self._statements(op) for op in self._typed() if not isinstance(op, Reduce)}
         self.phase = self._phases()
         self.memory = schedule.threads == 1  # the host's cache keeps a row of what it computed
-        self.keep = self.keepable()
+        self.peaks = self._peaks() if self.team else {}
+        self.keep = self.keepable() - {op.output.name for _, summed in self.peaks.values() for op in self.ops_for({summed.operands[0].name})}
         self.kept: dict[str, str] = {}  # of these, those that have been computed -> their array
         self.arrays: list[Stmt] = []  # arrays to be declared
         self.each = schedule.reduction.each
@@ -84,6 +86,24 @@ class _Rows:
         for op in self.segment.ops:
             phase[op.output.name] = max((phase.get(v.name, 0) for v in op.operands), default=0) + (op in self.along)
         return phase
+
+    def _peaks(self) -> "dict[int, tuple[Reduce, Reduce]]":
+        """For a phase that does nothing but look for the largest x, if the next does nothing but add up exp(x - largest): both. Blocks that meet after the second only find out
+        less than the largest of their own part in between."""
+        found = {}
+        made = {op.output.name: op for op in self.segment.ops}
+        for phase in range(max(self.phase.values())):
+            (reductions, _), (sums, stores) = self.goals(phase), self.goals(phase + 1)
+            if len(reductions) != 1 or len(sums) != 1 or stores or reductions[0].combine != "max" or sums[0].combine != "sum" or not {*reductions, *sums} <= set(self.along):
+                continue
+            if any(self.phase[op.output.name] == phase + 1 and not self.varies(op.output) for op in self.segment.ops if op not in reductions):
+                continue
+            late = [op for op in self.ops_for({sums[0].operands[0].name}) if self.phase[op.output.name] == phase + 1]
+            templates = [op.template if isinstance(op, Pointwise) else "" for op in late]
+            if len(late) == 2 and templates[0] == "({0} - {1})" and templates[1] in ("exp({0})", "exp_16bit({0})") and made.get(late[0].operands[1].name) is reductions[0]:
+                if late[1].operands[0] is late[0].output and self.phase[late[0].operands[0].name] <= phase and reductions[0].output.dtype.is_floating:
+                    found[phase] = reductions[0], sums[0]
+        return found
 
     def at_column(self) -> Expr:
         """Index of the accumulator of a column among those of a thread."""
@@ -248,16 +268,19 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
         return []
     guard = rows.guard
     wanted = {op.operands[0].name for op in reductions} | {a.buffer.value.name for a in stores}
-    body: list[Stmt] = [*rows.at.lets, *rows.known, *rows.slice_of(wanted)]
+    part = {largest.output.name: f"{largest.output.name}_part" for largest, _ in filter(None, [rows.peaks.get(phase), rows.peaks.get(phase - 1)])}
+    body: list[Stmt] = [*rows.at.lets, *rows.known, *(rename(s, part) for s in rows.slice_of(wanted))]
     before: list[Stmt] = []
     packs: list[Stmt] = []
     lanes, count = rows.lane.extent.a, rows.count
     at = ix.add(ix.mul(Var(rows.each), lanes), Var(rows.lane.name)) if rows.each else Var(rows.lane.name)
     along = [op for op in reductions if op in rows.along]
     after = combined(along, rows.schedule.reduction, rows.schedule.threads, count, count, rows.exchanged) if along else []
-    if rows.team and after:
-        meeting, rows.words = teamed(after, rows.words, rows.schedule.threads)
-        after += meeting
+    if rows.team and after and phase not in rows.peaks:
+        peaked = _peaked(*rows.peaks[phase - 1]) if phase - 1 in rows.peaks else []
+        together = peaked[1:] or [t for s in after if isinstance(s, BlockReduce) for t in s.totals]
+        meeting, rows.words = teamed(together, exchanged(after), rows.words, rows.schedule.threads)
+        after += [*peaked[:1], *meeting]
     rows.exchanged = max(rows.exchanged, exchanged(after))
     threads, brief = rows.schedule.threads, rows.schedule.reduction.brief
     for op in (op for op in reductions if op in rows.columns):
@@ -269,10 +292,22 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
     for op in along:
         result = COMBINATIONS[op.combine].result(accumulator(op, threads, brief).ctype, op.output.dtype.register.ctype)
         name = total_of(op, along)
-        rows.known.append(Compute(op.output.name, op.output.dtype.register.ctype, result, (name,), (name,), rows.each or "0"))
+        if phase - 1 in rows.peaks:
+            largest, name = rows.peaks[phase - 1][0], f"{op.output.name}_peaked"
+            rows.known.append(Compute(largest.output.name, rows.registers[largest.output.name], "largest_of({0})", (name,), (name,), "0"))
+            result = result.replace("{0}", "sum_of({0})")
+        rows.known.append(Compute(part.get(op.output.name, op.output.name), op.output.dtype.register.ctype, result, (name,), (name,), rows.each or "0"))
     body += [store(a, rows.at, rows.params, rows.schedule) for a in stores]
     arrays, rows.arrays = rows.arrays, []
     return [*arrays, *before, *looped(body, rows.loops, rows.params), *packs, *after]
+
+
+def _peaked(largest: Reduce, summed: Reduce) -> "list[Accumulator | Total]":
+    """The accumulator that a block makes of its largest x and its sum of exp(x - largest), and what blocks exchange of it."""
+    number, name = summed.output.dtype.register, f"{summed.output.name}_peaked"
+    ctype = f"peaked<{number.ctype}>"
+    made = Accumulator(name, ctype, 1, f"peaked_of<{number.ctype}>({largest.output.name}_total[0], {summed.output.name}_total[0])")
+    return [made, Total(name, "Peaked", f"peaked_of<{number.ctype}>(-infinity<{number.ctype}>(), 0)", 0, 32 * 2 * number.itemsize)]
 
 
 def _row_stores(rows: _Rows) -> list[Stmt]:

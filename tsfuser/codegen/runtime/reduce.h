@@ -92,6 +92,44 @@ struct Moments {
   }
 };
 
+// The largest of some x, and the sum of exp(x - largest).
+template <class T>
+struct peaked {
+  T largest, sum;
+};
+
+template <class T>
+DEVICE peaked<T> peaked_of(just<T> largest, just<T> sum) {
+  peaked<T> made;
+  made.largest = largest;
+  made.sum = sum;
+  return made;
+}
+
+template <class T>
+DEVICE T largest_of(const peaked<T>& of) {
+  return of.largest;
+}
+
+template <class T>
+DEVICE T sum_of(const peaked<T>& of) {
+  return of.sum;
+}
+
+// Of disjoint sets of x (Milakov, Gimelshein, Online normalizer calculation for softmax, 2018). Where all x of a set are -inf, as of an empty one, its sum is no number.
+struct Peaked {
+  template <class T>
+  DEVICE_MEMBER static T beside(const peaked<T>& set, T largest) {
+    if (set.largest == largest) return set.sum;
+    return set.largest == -infinity<T>() ? T(0) : set.sum * exp(set.largest - largest);
+  }
+  template <class T>
+  DEVICE_MEMBER static peaked<T> combine(const peaked<T>& a, const peaked<T>& b) {
+    const T largest = nan_max(a.largest, b.largest);
+    return peaked_of<T>(largest, beside(a, largest) + beside(b, largest));
+  }
+};
+
 #if defined(TSFUSER_HOST)
 #include "host_fold.h"
 #endif

@@ -65,28 +65,44 @@ DEVICE void offer_team(const T (&value)[M], const team_slots& slots, int word) {
   for (int i = 0; i < words_of<T>; ++i) publish(slots.at + (word + i) * slots.parts + slots.part, uint64_t{slots.tag} << 32 | bits[i]);
 }
 
-// Warp `Warp` waits for all blocks and leaves in `shared` what they have together, combined in an order that does not change from run to run.
+// Warp `Warp` waits for all blocks and leaves in `shared` what they have together, combined in an order that does not change from run to run. A lane looks at
+// several slots at a time where registers allow it, since each look takes most of a microsecond; and no more at those that it has.
 template <class Op, int Warp, class T, int M>
 DEVICE void take_team(const T (&)[M], const team_slots& slots, int word, char* shared, just<T> identity) {
   if (threadIdx.x / 32 != Warp) return;
+  constexpr int words = words_of<T>, looks = words < 4 ? 4 / words : 1;
   T total = identity;
-  for (int part = threadIdx.x % 32; part < slots.parts; part += 32) {
-    unsigned bits[words_of<T>];
+  for (int first = threadIdx.x % 32; first < slots.parts; first += 32 * looks) {
+    const uint64_t* const place = slots.at + word * slots.parts + first;
+    uint64_t seen[looks][words] = {};
     for (bool there = false; !there;) {
+#pragma unroll
+      for (int look = 0; look < looks; ++look) {
+#pragma unroll
+        for (int i = 0; i < words; ++i) {
+          if (seen[look][i] >> 32 != slots.tag && first + 32 * look < slots.parts) seen[look][i] = look_at(place + i * slots.parts + 32 * look);
+        }
+      }
       there = true;
 #pragma unroll
-      for (int i = 0; i < words_of<T>; ++i) {
-        const uint64_t slot = look_at(slots.at + (word + i) * slots.parts + part);
-        bits[i] = static_cast<unsigned>(slot);
-        there = there && slot >> 32 == slots.tag;
+      for (int look = 0; look < looks; ++look) {
+#pragma unroll
+        for (int i = 0; i < words; ++i) there = there && (seen[look][i] >> 32 == slots.tag || first + 32 * look >= slots.parts);
       }
 #if defined(TSFUSER_FIBERS)
       if (!there) fiber_yield();
 #endif
     }
-    T other;
-    copy_bytes(&other, bits, sizeof(T));
-    total = Op::combine(total, other);
+#pragma unroll
+    for (int look = 0; look < looks; ++look) {
+      if (first + 32 * look >= slots.parts) continue;
+      unsigned bits[words];
+#pragma unroll
+      for (int i = 0; i < words; ++i) bits[i] = static_cast<unsigned>(seen[look][i]);
+      T other;
+      copy_bytes(&other, bits, sizeof(T));
+      total = Op::combine(total, other);
+    }
   }
   total = combine_lanes<Op>(total, 32);
   if (threadIdx.x % 32 == 0) copy_bytes(shared, &total, sizeof(T));
