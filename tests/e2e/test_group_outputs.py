@@ -149,15 +149,9 @@ def test_an_output_without_a_size_rule_is_kept():
 
 def test_an_output_of_which_only_the_dtype_is_asked_becomes_a_number():
     body = "%a = aten::add(%x, %y, 1)\n%b = aten::relu(%a)\n%t : int = prim::dtype(%a)"
-    after = fuse_graph(graph(XY, body, "%b, %t"))
-    (group,) = after.findAllNodes(GROUP, True)
-    assert group.outputsSize() == 1
-    true, false = next(iter(after.findAllNodes("prim::If", False))).blocks()
-    assert [v.toIValue() for v in true.outputs()] == [
-        6,
-        None,
-    ]  # c10::ScalarType::Float, and a tensor that is no constant
-    assert [v.node().kind() for v in false.outputs()] == ["prim::dtype", "prim::FallbackGraph"]
+    (group,) = fuse_graph(graph(XY, body, "%b, %t")).findAllNodes(GROUP, True)
+    assert [v.node().kind() for v in group.g("Subgraph").outputs()] == ["aten::relu", "prim::dtype"]
+    assert group.outputsAt(1).type().kind() == "IntType"
 
 
 # ---- running
@@ -169,7 +163,7 @@ def test_size_and_dtype_outputs_are_right_behind_a_failing_guard(device):
         return a.relu(), a.size(), a.size(0), a.dim(), a.dtype
 
     scripted = fuse(program, torch.randn(4, 8, device=device), torch.randn(8, device=device))
-    assert groups(scripted)[0].outputsSize() == 1
+    assert [v.type().kind() for v in groups(scripted)[0].outputs()] == ["TensorType", "IntType"]
     with tsfuser.fuser():
         for shape in ((4, 8), (3, 8), (1, 8), (2, 3, 8)):
             for dtype in (torch.float32, torch.float64):
@@ -183,6 +177,33 @@ def test_size_and_dtype_outputs_are_right_behind_a_failing_guard(device):
                     and tuple(got[1]) == tuple(want[1])
                     and got[2:4] == want[2:4]
                 )
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_dtype_is_that_of_this_call(device, guarded):
+    def program(x, y):
+        a = x + y
+        return a.relu(), torch.zeros([1], dtype=(a * 2).dtype)
+
+    x, y = torch.randn(2, 4, 8, device=device)
+    scripted = fuse(program, x, y)
+    before = torch._C._jit_set_nvfuser_guard_mode(guarded)
+    try:
+        for left, right in ((x, y), (x.double(), y), (x.int(), y.short()), (x.half(), y.bfloat16())):
+            for _ in range(CALLS):
+                assert scripted(left, right)[1].dtype == program(left, right)[1].dtype
+    finally:
+        torch._C._jit_set_nvfuser_guard_mode(before)
+
+
+def test_a_group_of_which_only_a_dtype_is_left(device):
+    def program(x, y):
+        return torch.zeros([1], dtype=(x + y).relu().dtype)
+
+    x, y = torch.randn(2, 4, 8, device=device)
+    scripted = fuse(program, x, y)
+    assert groups(scripted)
+    assert scripted(x, y).dtype == torch.float32 and scripted(x.double(), y).dtype == torch.float64
 
 
 def test_a_list_of_sizes_that_is_changed_in_place_is_no_other_list(device):

@@ -68,6 +68,8 @@ def _results(builder: Builder, node: torch._C.Node, values: "dict[str, object]")
             return _run(builder, block.nodes(), dict(known), block.outputs())
 
         return run_control(builder.call, node, known, run_block)
+    if kind == "prim::dtype":
+        return [table.scalar_type_code(DTYPES[_dtype(builder.call, inputs[0])])]
     if kind in QUESTIONS:
         sizes = builder.sizes(_value(builder, inputs[0]))
         return [QUESTIONS[kind](builder.call, sizes, *(_plain(builder.call, x) for x in inputs[1:]))]
