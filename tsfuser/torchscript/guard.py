@@ -7,6 +7,10 @@ Before: `%b = prim::CudaFusionGroup(%x)`. After:
       block0(): %c = prim::CudaFusionGroup(%x)   -> (%c)
       block1(): %d = prim::FallbackGraph(%x)     -> (%d)
 
+Nothing that a group computes depends on the profiled types: it makes a plan for whatever comes. They choose its nodes, and the guard keeps
+other types from it, for which its fallback may choose better. So a guard that has refused `PATTERNS` patterns of types opens: from then on it
+lets through all that a plan could be made for, and the chain of fallbacks below it ends (csrc_stubs/guard.cpp).
+
 An output of which only the dtype is asked leaves the group as the number of the dtype, and is not stored."""
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from .effects import remove_dead_code
 from .graph import CONSTANT, FALLBACK, GUARD, Graph, Node, facts, inputs, is_tensor, outputs
 from .partition import is_ignored
 
+#: Patterns of types that a guard sends to its fallback before it opens.
+PATTERNS = 4
 _INT, _BOOL = torch._C.IntType.get(), torch._C.BoolType.get()
 
 
@@ -31,6 +37,7 @@ def guard(graph: Graph, group: Node) -> "str | None":
             return f"the dtype, device or rank of %{v.debugName()} is unknown"
     check = graph.create(GUARD, tensors, 1)
     check.tys_("types", [v.type() for v in tensors])
+    check.i_("patterns", PATTERNS)
     check.output().setType(_BOOL)
     check.insertBefore(group)
     choice = graph.create("prim::If", [check.output()], group.outputsSize())
