@@ -344,6 +344,7 @@ void reset_groups() {
   }
   ExactTable::next_epoch();
   ExactTable::mine().clear();
+  last_admission() = {};
 }
 
 void groups_after_fork() {
