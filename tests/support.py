@@ -99,6 +99,11 @@ def groups(scripted):
     ]
 
 
+def stored(group):
+    """How many tensors a group returns; the dtype of one that is not stored may be a result, too."""
+    return sum(value.type().kind() == "TensorType" for value in group.outputs())
+
+
 def kinds(group):
     """The kinds of a group's nodes, constants left out."""
     return [node.kind() for node in group.g("Subgraph").nodes() if node.kind() != "prim::Constant"]

@@ -4,7 +4,7 @@ the dtype are asked, results that must be tensors of their own."""
 import pytest
 import torch
 from handwritten import XY, FULL, fuse_graph, fused, graph, typed
-from support import CALLS, assert_matches, fresh, fuse, groups, kinds, train
+from support import CALLS, assert_matches, fresh, fuse, groups, kinds, stored, train
 
 import tsfuser
 from tsfuser.ir.call import Call, TensorArg
@@ -163,7 +163,7 @@ def test_size_and_dtype_outputs_are_right_behind_a_failing_guard(device):
         return a.relu(), a.size(), a.size(0), a.dim(), a.dtype
 
     scripted = fuse(program, torch.randn(4, 8, device=device), torch.randn(8, device=device))
-    assert [v.type().kind() for v in groups(scripted)[0].outputs()] == ["TensorType", "IntType"]
+    assert stored(groups(scripted)[0]) == 1 and groups(scripted)[0].outputsSize() == 2
     with tsfuser.fuser():
         for shape in ((4, 8), (3, 8), (1, 8), (2, 3, 8)):
             for dtype in (torch.float32, torch.float64):
