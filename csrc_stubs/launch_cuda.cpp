@@ -97,14 +97,11 @@ void see_context(int ordinal, const char* kernel) {
   }
 }
 
-// Calls the driver; once more where something has taken the thread's context away since it was seen.
+// Calls the driver; once more where the thread has no context, or something has taken it away since it was seen.
 template <class Call>
-void attempt(const Call& call, const char* what, const char* kernel, int ordinal) {
-  cuda::Result result = call();
-  if (C10_UNLIKELY(result != cuda::success) && adopt_primary_context(ordinal, kernel)) {
-    result = call();
-  }
-  check(result, what, kernel);
+cuda::Result attempt(const Call& call, const char* kernel, int ordinal) {
+  const cuda::Result result = call();
+  return C10_UNLIKELY(result != cuda::success) && adopt_primary_context(ordinal, kernel) ? call() : result;
 }
 
 // A kernel gets more than 48 KB of dynamic shared memory only after this. Raised to all that the device has,
@@ -157,7 +154,7 @@ void launch_cuda(const PreparedLaunch& prepared, char* args, void* stream, int d
     }
     return d.launch_kernel(function, grid, 1, 1, x, y, 1, shared, on, parameters, nullptr);
   };
-  attempt(start, launch.cleared < 0 ? "cuLaunchKernel" : "cuLaunchCooperativeKernel", kernel, device);
+  check(attempt(start, kernel, device), launch.cleared < 0 ? "cuLaunchKernel" : "cuLaunchCooperativeKernel", kernel);
 }
 
 void clear_cuda(void* memory, size_t bytes, void* stream, int device) {
@@ -165,12 +162,13 @@ void clear_cuda(void* memory, size_t bytes, void* stream, int device) {
   see_context(device, kernel);
   const auto address = reinterpret_cast<unsigned long long>(memory);
   const auto fill = [&] { return driver().fill_bytes(address, 0, bytes, static_cast<cuda::Stream>(stream)); };
-  attempt(fill, "cuMemsetD8Async", kernel, device);
+  check(attempt(fill, kernel, device), "cuMemsetD8Async", kernel);
 }
 
-bool captures(void* stream) {
+bool captures(void* stream, int device) {
   int status = 0;
-  return driver().stream_is_capturing(static_cast<cuda::Stream>(stream), &status) != cuda::success || status;
+  const auto ask = [&] { return driver().stream_is_capturing(static_cast<cuda::Stream>(stream), &status); };
+  return attempt(ask, "capture", device) != cuda::success || status;
 }
 
 DuringCapture::DuringCapture(bool cuda) {

@@ -31,7 +31,7 @@ CALL(cuCtxGetCurrent, void** current) { *current = context; return 0; }
 CALL(cuCtxSetCurrent, void* wanted) { context = wanted; return 0; }
 CALL(cuDevicePrimaryCtxRetain, void** primary, int) { *primary = &context; return 0; }
 CALL(cuThreadExchangeStreamCaptureMode, int*) { return 0; }
-CALL(cuStreamIsCapturing, void*, int* status) { *status = 0; return 0; }
+CALL(cuStreamIsCapturing, void*, int* status) { *status = 0; return told("ask"); }
 CALL(cuGetErrorName, int, const char** name) { *name = "CUDA_ERROR_INVALID_VALUE"; return 0; }
 CALL(cuGetErrorString, int, const char** text) { *text = "invalid argument"; return 0; }
 """
@@ -53,7 +53,11 @@ int main() {
       set_context(nullptr);
       launch_cuda({&kernel, 1, 1, 1, shared, 1, 0}, memory, nullptr, 0);
     };
-    clear_cuda(memory, 8, nullptr, 0);  // the first call of the thread
+    if (captures(nullptr, 0)) {  // the first call of the thread
+      std::puts("a thread without a context captures");
+    }
+    set_context(nullptr);
+    clear_cuda(memory, 8, nullptr, 0);
     set_context(nullptr);
     clear_cuda(memory, 8, nullptr, 0);
     launch(plain, 0);
@@ -84,6 +88,6 @@ def test_a_thread_that_loses_its_context_takes_the_primary_one(tmp_path):
     environment = {**os.environ, "LD_LIBRARY_PATH": f"{tmp_path}:{torch_lib}"}
     said = subprocess.run([tmp_path / "main"], env=environment, check=True, capture_output=True, text=True).stdout
     assert said.splitlines() == [
-        "clear clear! clear launch! launch cooperative! cooperative overlapped! overlapped raise launch "
+        "ask! ask clear clear! clear launch! launch cooperative! cooperative overlapped! overlapped raise launch "
         "cuMemsetD8Async failed for kernel memset: CUDA_ERROR_INVALID_VALUE (invalid argument)"
     ]
