@@ -7,6 +7,7 @@ from handwritten import XY, FULL, fuse_graph, fused, graph, typed
 from support import CALLS, assert_matches, fresh, fuse, groups, kinds, stored, train
 
 import tsfuser
+from tsfuser.errors import Refusal
 from tsfuser.ir.call import Call, TensorArg
 from tsfuser.torchscript.graph import GROUP
 from tsfuser.torchscript.parse import parse
@@ -43,6 +44,15 @@ def test_integers_keep_a_true_division_and_a_product_with_a_float(op):
 
 def test_a_no_op_whose_result_leaves_the_group_stays():
     assert ops_of("%a = aten::mul(%x, %y)\n%z = aten::mul(%a, 1)") == ["mul", "mul"]
+
+
+def test_a_result_of_cpu_scalars_does_not_leave_a_cuda_group():
+    """As it may where the group was made for CUDA tensors, and the guard is off."""
+    call = Call((TensorArg("float32", "cpu", (), ()), TensorArg("float32", "cuda:0", (4, 8), (8, 1))))
+    body = "%a = aten::add(%x, 1, 1)\n%b = aten::relu(%a)\n%z = aten::mul(%b, %y)"
+    assert len(parse(graph(XY, body, "%z"), call, "cuda:0").outputs) == 1
+    with pytest.raises(Refusal, match="is on the CPU"):
+        parse(graph(XY, body, "%z, %b"), call, "cuda:0")
 
 
 @pytest.mark.parametrize("guarded", [True, False])
