@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import CALLS, assert_matches, counted, fresh, fuse, no_fallback, train
+from support import CALLS, assert_matches, counted, fresh, fuse, no_fallback, script, train
 
 import tsfuser
 from tsfuser.torchscript import passes
@@ -157,3 +157,36 @@ def test_what_the_open_group_cannot_do_goes_back_to_the_fallback(device):
     with counted() as rise:
         scripted(inputs[-4], inputs[-4])
     assert inputs[-4].dtype == torch.float16 and rise["launches"] == 1 and rise["fallbacks"] == {}
+
+
+PROGRAMS = (
+    "torch.softmax(x * 2.0, -1) + x.sum(-1, keepdim=True)",
+    "(x - x.mean(0, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True) + 1.0)",
+    "torch.layer_norm(x + 1.0, [x.size(-1)]).relu()",
+    "torch.where(x > 0, x, x * 0.5).type_as(x) * x.sum()",
+    "(x.unsqueeze(0) * 1.0 + x).transpose(0, 1).to(torch.float32)",
+    "(x + 1).clamp(-1, 2).amax(-1) * 2 - 0",
+    "(x.to(torch.float64) * 3.0).floor() / (x.abs() + 1)",
+    "((x > 0) & (x < 2)).to(x.dtype) * x + torch.zeros_like(x)",
+)
+
+
+@pytest.mark.filterwarnings("ignore::tsfuser.TsfuserWarning")
+@pytest.mark.parametrize("text", PROGRAMS)
+def test_an_open_group_gives_what_eager_gives(device, text):
+    """Where eager raises, for integers as an example, the fused program does."""
+    source = f"def f(x):\n    return {text}\n"
+    inputs = list(patterns(device, (torch.float32, torch.int64, torch.bool)))[::2]
+    scripted, plain = script(source), {"torch": torch}
+    exec(source, plain)
+    with tsfuser.fuser():
+        for x in inputs * CALLS:
+            try:
+                want = plain["f"](x)
+            except RuntimeError:
+                with pytest.raises(RuntimeError):
+                    scripted(x)
+                continue
+            got = scripted(x)
+            exact = plain["f"](wide(x)) if x.is_floating_point() else want
+            assert_matches(got, want, exact, ops=8 * x.shape[-1])

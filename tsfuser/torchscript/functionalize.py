@@ -2,8 +2,9 @@
 
 Before: `y = x * 2; y += 1`. After: `y = x * 2; z = y + 1`. `x += 1` on a graph input stays: the caller sees
 it. So does `y += w` where `y + w` would be of another dtype than `y`, and what is of an unknown one; where both are
-tensors, a cast to the dtype of `y` follows, for operands of other dtypes that a later call may bring. Most is rewritten before torch profiles and differentiates the graph, by the extension (csrc_stubs/in_place.cpp),
-which is told kinds from here; this pass takes what alias analysis allows beyond that."""
+tensors, a cast to the dtype of `y` follows, for operands of other dtypes that a later call may bring. Most is
+rewritten before torch profiles and differentiates the graph, by the extension (csrc_stubs/in_place.cpp), which is
+told kinds from here; this pass takes what alias analysis allows beyond that."""
 
 from __future__ import annotations
 
