@@ -40,13 +40,6 @@ DispatchKeySet watching_keys() {
                          DispatchKey::FuncTorchVmapMode, DispatchKey::FuncTorchGradWrapper});
 }
 
-// Two words a multiplication (as in wyhash): the key of a usual call is hashed in some 20 ns.
-uint64_t mix(uint64_t a, uint64_t b) {
-  const unsigned __int128 product =
-      static_cast<unsigned __int128>(a ^ 0x9e3779b97f4a7c15ull) * (b ^ 0xe7037ed1a0b428dbull);
-  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-}
-
 template <class T>
 uint64_t hash_words(const std::vector<T>& words, uint64_t seed) {
   size_t i = 0;

@@ -39,4 +39,11 @@ std::optional<c10::ScalarType> dtype_from_name(const std::string& name);
 // Largest power of two, at most 256, that divides the address; 256 for null.
 int64_t alignment_of(const void* address);
 
+// Two words a multiplication (as in wyhash): the key of a usual call is hashed in some 20 ns.
+inline uint64_t mix(uint64_t a, uint64_t b) {
+  const unsigned __int128 product =
+      static_cast<unsigned __int128>(a ^ 0x9e3779b97f4a7c15ull) * (b ^ 0xe7037ed1a0b428dbull);
+  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+}
+
 }  // namespace tsfuser

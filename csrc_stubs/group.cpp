@@ -3,6 +3,7 @@
 #include "counters.h"
 #include "exact.h"
 #include "observe.h"
+#include "opening.h"
 #include "python.h"
 
 #include <ATen/record_function.h>
@@ -38,6 +39,12 @@ thread_local std::string* why_unfused = nullptr;
 struct Planning {
   const bool before = std::exchange(planning, true);
   ~Planning() { planning = before; }
+};
+
+// Python may run scripted functions, with guards of their own.
+struct KeepAdmission {
+  const Admission before = last_admission();
+  ~KeepAdmission() { last_admission() = before; }
 };
 
 std::shared_ptr<const Plan> refused(const Arguments& arguments, std::string reason) {
@@ -92,6 +99,9 @@ void Group::run_now(torch::jit::Stack& stack, size_t input_count) {
     Call found = find_class(arguments);
     if (!found) {
       Miss miss = plan_anew(arguments, inputs);
+      if (miss.kind && send_back(stack, miss.reason)) {
+        return;
+      }
       if (miss.kind) {
         report(miss.kind, miss.reason);
       }
@@ -147,6 +157,7 @@ std::shared_ptr<Structure> Group::structure_of(const Arguments& arguments) {
 }
 
 Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs) {
+  const KeepAdmission of_this_call;
   // Whoever waits for `planning_` has let go of the GIL, so its holder may wait for the GIL.
   const WithoutGil no_gil;
   const std::lock_guard<std::mutex> lock(planning_);
@@ -198,6 +209,9 @@ Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValu
 void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
                          size_t input_count) {
   const Plan& plan = *call.plan;
+  if (!plan.refusal.empty() && send_back(stack, plan.refusal)) {
+    return;
+  }
   if (!plan.refusal.empty() || plan.failed()) {
     return run_unfused(stack, plan.refusal.empty() ? plan.failure() : plan.refusal);
   }
@@ -236,6 +250,18 @@ const torch::jit::Code& Group::unfused_code() {
     code_ = std::make_shared<torch::jit::Code>(copy, "tsfuser_unfused");
   }
   return *code_;
+}
+
+bool Group::send_back(torch::jit::Stack& stack, const std::string& reason) {
+  const Admission admission = std::exchange(last_admission(), {});
+  if (!admission.opening || !admission.opening->send_back(admission.pattern)) {
+    return false;
+  }
+  if (why_unfused) {
+    *why_unfused = reason;
+  }
+  interpret(stack);
+  return true;
 }
 
 void Group::run_unfused(torch::jit::Stack& stack, const std::string& reason) {
@@ -318,6 +344,7 @@ void reset_groups() {
   }
   ExactTable::next_epoch();
   ExactTable::mine().clear();
+  last_admission() = {};
 }
 
 void groups_after_fork() {

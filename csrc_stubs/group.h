@@ -66,6 +66,9 @@ class Group {
   void run_now(torch::jit::Stack& stack, size_t input_count);
   void run_prepared(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
                     size_t input_count);
+  // Where the guard was open for a call that has no plan: the guard lets no more of them in, and this one, which its fallback would
+  // have run, is interpreted. False where the call came otherwise.
+  bool send_back(torch::jit::Stack& stack, const std::string& reason);
   void run_unfused(torch::jit::Stack& stack, const std::string& reason);
   void report(const char* kind, const std::string& reason);
   const torch::jit::Code& unfused_code();

@@ -4,10 +4,11 @@
 // Only that is checked which the group was made for: dtype, device, rank, requires_grad, which sizes are 1
 // or 0, the order of the strides, and contiguity where it was profiled. Sizes, pointers and aliases stay
 // free. Example: a group profiled with Float(4, 8, strides=[8, 1], device=cpu) takes any contiguous float
-// matrix without a size 1 or 0.
+// matrix without a size 1 or 0. A guard that has refused many patterns of types opens (opening.h).
 
 #include "arguments.h"
 #include "hooks.h"
+#include "opening.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/jit_type.h>
@@ -116,19 +117,28 @@ bool agrees(const Expected& e, const c10::IValue& value, bool grad_mode) {
 
 }  // namespace
 
-torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types) {
+torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types, size_t patterns) {
   std::vector<Expected> expected;
+  std::vector<bool> scalars;
   for (const c10::TypePtr& type : types) {
-    expected.push_back(flatten(type));
+    const Expected& e = expected.emplace_back(flatten(type));
+    scalars.push_back(e.known && e.rank == 0 && e.has_device && e.device.is_cpu());
   }
-  return [expected = std::move(expected)](torch::jit::Stack& stack) {
+  auto opening = patterns ? std::make_shared<Opening>(patterns, std::move(scalars)) : nullptr;
+  return [expected = std::move(expected), opening = std::move(opening)](torch::jit::Stack& stack) {
     const size_t count = expected.size();
+    Admission& admission = last_admission();
+    admission.opening.reset();
     bool pass = true;
     if (guard_mode.load(std::memory_order_relaxed)) {
       const auto inputs = torch::jit::last(stack, count);
       const bool grad_mode = c10::GradMode::is_enabled();
       for (size_t i = 0; pass && i < count; ++i) {
         pass = agrees(expected[i], inputs[i], grad_mode);
+      }
+      if (!pass && opening && opening->admits(inputs, grad_mode, admission.pattern)) {
+        admission.opening = opening;
+        pass = true;
       }
     }
     torch::jit::drop(stack, count);

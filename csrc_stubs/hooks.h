@@ -23,8 +23,9 @@ Callback& pass_callback();
 Callback& planner_callback();
 Callback& reporter_callback();
 
-// The guard's operation for the profiled types of its inputs (guard.cpp).
-torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types);
+// The guard's operation for the profiled types of its inputs; it opens (opening.h) after so many `patterns`, where that is not 0
+// (guard.cpp).
+torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types, size_t patterns);
 
 // Once a process, when the module is initialised. None of them changes a program while `pass_enabled` is
 // off.

@@ -53,7 +53,7 @@ const cuda::Driver& driver() {
   return opened;
 }
 
-void check(cuda::Result result, const char* what, const std::string& kernel) {
+void check(cuda::Result result, const char* what, const char* kernel) {
   if (result == cuda::success) {
     return;
   }
@@ -68,7 +68,7 @@ void check(cuda::Result result, const char* what, const std::string& kernel) {
 // A thread that has not called the CUDA runtime yet (a fresh one, or one of the autograd engine) has no
 // current context; the launch needs the primary one, which is the one that torch and CuPy use. True if there
 // was none.
-bool adopt_primary_context(int ordinal, const std::string& kernel) {
+bool adopt_primary_context(int ordinal, const char* kernel) {
   cuda::Context current = nullptr;
   check(driver().context_get_current(&current), "cuCtxGetCurrent", kernel);
   if (current) {
@@ -89,7 +89,7 @@ bool adopt_primary_context(int ordinal, const std::string& kernel) {
   return true;
 }
 
-void see_context(int ordinal, const std::string& kernel) {
+void see_context(int ordinal, const char* kernel) {
   static thread_local bool seen = false;
   if (C10_UNLIKELY(!seen)) {
     adopt_primary_context(ordinal, kernel);
@@ -97,19 +97,28 @@ void see_context(int ordinal, const std::string& kernel) {
   }
 }
 
+// Calls the driver; once more where the thread has no context, or something has taken it away since it was seen.
+template <class Call>
+cuda::Result attempt(const Call& call, const char* kernel, int ordinal) {
+  const cuda::Result result = call();
+  return C10_UNLIKELY(result != cuda::success) && adopt_primary_context(ordinal, kernel) ? call() : result;
+}
+
 // A kernel gets more than 48 KB of dynamic shared memory only after this. Raised to all that the device has,
 // so that plans that share a function cannot lower each other's limit.
 void raise_shared_memory(const Launch& launch, int ordinal) {
   const auto function = static_cast<cuda::Function>(launch.function);
+  const char* kernel = launch.name.c_str();
   cuda::Device device;
   int most = 0, fixed = 0;
-  check(driver().device_get(&device, ordinal), "cuDeviceGet", launch.name);
+  adopt_primary_context(ordinal, kernel);
+  check(driver().device_get(&device, ordinal), "cuDeviceGet", kernel);
   check(driver().device_get_attribute(&most, cuda::device_max_shared_bytes_optin, device),
-        "cuDeviceGetAttribute", launch.name);
+        "cuDeviceGetAttribute", kernel);
   check(driver().function_get_attribute(&fixed, cuda::function_static_shared_bytes, function),
-        "cuFuncGetAttribute", launch.name);
+        "cuFuncGetAttribute", kernel);
   check(driver().function_set_attribute(function, cuda::function_max_dynamic_shared_bytes, most - fixed),
-        "cuFuncSetAttribute", launch.name);
+        "cuFuncSetAttribute", kernel);
   launch.shared_memory_raised.store(true, std::memory_order_release);
 }
 
@@ -121,7 +130,8 @@ void launch_cuda(const PreparedLaunch& prepared, char* args, void* stream, int d
     throw LaunchError("kernel " + launch.name + " needs " + std::to_string(prepared.grid) +
                       " blocks, CUDA has 2^31 - 1");
   }
-  see_context(device, launch.name);
+  const char* kernel = launch.name.c_str();
+  see_context(device, kernel);
   if (prepared.shared > cuda::shared_bytes_without_optin &&
       !launch.shared_memory_raised.load(std::memory_order_acquire)) {
     raise_shared_memory(launch, device);
@@ -131,7 +141,7 @@ void launch_cuda(const PreparedLaunch& prepared, char* args, void* stream, int d
   const auto grid = static_cast<unsigned>(prepared.grid), x = static_cast<unsigned>(prepared.block_x);
   const auto y = static_cast<unsigned>(prepared.block_y), shared = static_cast<unsigned>(prepared.shared);
   const auto on = static_cast<cuda::Stream>(stream);
-  const auto attempt = [&] {
+  const auto start = [&] {
     const cuda::Driver& d = driver();
     if (launch.cleared >= 0) {
       return d.launch_cooperative(function, grid, 1, 1, x, y, 1, shared, on, parameters);
@@ -144,22 +154,21 @@ void launch_cuda(const PreparedLaunch& prepared, char* args, void* stream, int d
     }
     return d.launch_kernel(function, grid, 1, 1, x, y, 1, shared, on, parameters, nullptr);
   };
-  cuda::Result result = attempt();
-  if (C10_UNLIKELY(result != cuda::success) && adopt_primary_context(device, launch.name)) {
-    result = attempt();  // something took the context away since
-  }
-  check(result, launch.cleared < 0 ? "cuLaunchKernel" : "cuLaunchCooperativeKernel", launch.name);
+  check(attempt(start, kernel, device), launch.cleared < 0 ? "cuLaunchKernel" : "cuLaunchCooperativeKernel", kernel);
 }
 
 void clear_cuda(void* memory, size_t bytes, void* stream, int device) {
-  see_context(device, "memset");
+  constexpr auto kernel = "memset";
+  see_context(device, kernel);
   const auto address = reinterpret_cast<unsigned long long>(memory);
-  check(driver().fill_bytes(address, 0, bytes, static_cast<cuda::Stream>(stream)), "cuMemsetD8Async", "memset");
+  const auto fill = [&] { return driver().fill_bytes(address, 0, bytes, static_cast<cuda::Stream>(stream)); };
+  check(attempt(fill, kernel, device), "cuMemsetD8Async", kernel);
 }
 
-bool captures(void* stream) {
+bool captures(void* stream, int device) {
   int status = 0;
-  return driver().stream_is_capturing(static_cast<cuda::Stream>(stream), &status) != cuda::success || status;
+  const auto ask = [&] { return driver().stream_is_capturing(static_cast<cuda::Stream>(stream), &status); };
+  return attempt(ask, "capture", device) != cuda::success || status;
 }
 
 DuringCapture::DuringCapture(bool cuda) {

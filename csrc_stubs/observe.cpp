@@ -144,7 +144,8 @@ bool being_captured(at::ArrayRef<c10::IValue> inputs) {
   for (const c10::IValue& value : inputs) {
     if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_cuda()) {
       const c10::Device device = value.toTensor().device();
-      return captures(c10::impl::getDeviceGuardImpl(device.type())->getStream(device).native_handle());
+      void* stream = c10::impl::getDeviceGuardImpl(device.type())->getStream(device).native_handle();
+      return captures(stream, device.index());
     }
   }
   return false;

@@ -38,7 +38,8 @@ Operation make_guard(const Node* node) {
   const size_t inputs = node->inputs().size();
   TORCH_CHECK(types.size() == inputs, "prim::CudaFusionGuard has ", inputs, " inputs and ", types.size(),
               " types");
-  return guard_operation(types);
+  static const auto patterns = c10::Symbol::attr("patterns");
+  return guard_operation(types, node->hasAttribute(patterns) ? node->i(patterns) : 0);
 }
 
 void add_optional(Stack& stack) {

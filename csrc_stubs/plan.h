@@ -169,7 +169,7 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
 void launch_host(const PreparedLaunch& launch, const char* args);
 void launch_cuda(const PreparedLaunch& launch, char* args, void* stream, int device);
 void clear_cuda(void* memory, size_t bytes, void* stream, int device);  // fills it with 0, in the stream's order
-bool captures(void* stream);  // whether the launches on this CUDA stream go into a CUDA graph
+bool captures(void* stream, int device);  // whether the launches on this CUDA stream go into a CUDA graph
 
 // While it lives, this thread may load modules though a CUDA graph is being captured (by whatever thread).
 class DuringCapture {

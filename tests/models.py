@@ -25,50 +25,42 @@ def conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
 
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, with ops in place as image models have them."""
+class Residual(nn.Module):
+    """Layers and a shortcut around them, with ops in place as image models have them."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int = 1):
+    def __init__(self, inputs: int, outputs: int, stride: int, *layers: nn.Module):
         super().__init__()
-        self.conv1, self.bn1 = conv3x3(inputs, outputs, stride), nn.BatchNorm2d(outputs)
-        self.conv2, self.bn2 = conv3x3(outputs, outputs), nn.BatchNorm2d(outputs)
-        self.relu = nn.ReLU(inplace=True)
+        self.layers, self.relu = nn.Sequential(*layers), nn.ReLU(inplace=True)
         self.shortcut: Optional[nn.Module] = None
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(conv1x1(inputs, outputs, stride), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         identity = x
-        out = self.relu(self.bn1(self.conv1(x)))
-        out = self.bn2(self.conv2(out))
+        out = self.layers(x)
         if self.shortcut is not None:
             identity = self.shortcut(x)
         out += identity
         return self.relu(out)
 
 
-class Bottleneck(nn.Module):
+def basic_block(inputs: int, outputs: int, stride: int = 1) -> nn.Module:
+    """Two 3x3 convolutions and a shortcut."""
+    return Residual(
+        inputs, outputs, stride,
+        conv3x3(inputs, outputs, stride), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True),
+        conv3x3(outputs, outputs), nn.BatchNorm2d(outputs),
+    )  # fmt: skip
+
+
+def bottleneck(inputs: int, width: int, outputs: int, stride: int = 1) -> nn.Module:
     """1x1, 3x3 and 1x1 convolutions and a shortcut."""
-
-    def __init__(self, inputs: int, width: int, outputs: int, stride: int = 1):
-        super().__init__()
-        self.conv1, self.bn1 = conv1x1(inputs, width), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = conv3x3(width, width, stride), nn.BatchNorm2d(width)
-        self.conv3, self.bn3 = conv1x1(width, outputs), nn.BatchNorm2d(outputs)
-        self.relu = nn.ReLU(inplace=True)
-        self.shortcut: Optional[nn.Module] = None
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(conv1x1(inputs, outputs, stride), nn.BatchNorm2d(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        identity = x
-        out = self.relu(self.bn1(self.conv1(x)))
-        out = self.relu(self.bn2(self.conv2(out)))
-        out = self.bn3(self.conv3(out))
-        if self.shortcut is not None:
-            identity = self.shortcut(x)
-        out += identity
-        return self.relu(out)
+    return Residual(
+        inputs, outputs, stride,
+        conv1x1(inputs, width), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+        conv3x3(width, width, stride), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+        conv1x1(width, outputs), nn.BatchNorm2d(outputs),
+    )  # fmt: skip
 
 
 class EncoderLayer(nn.Module):
@@ -225,10 +217,10 @@ def _tokens(n: int, length: int, width: int, heads: int) -> "tuple[Tensor, ...]"
 
 MODELS: "dict[str, Model]" = {
     "resnet_basic": Model(
-        lambda n, c, s: BasicBlock(c, c), _images, (2, 8, 6), (128, 64, 56), (3, 8, 5)
+        lambda n, c, s: basic_block(c, c), _images, (2, 8, 6), (128, 64, 56), (3, 8, 5)
     ),
     "resnet_bottleneck": Model(
-        lambda n, c, s: Bottleneck(c, c // 4, 2 * c, 2), _images, (2, 8, 6), (64, 256, 56), (3, 8, 10)
+        lambda n, c, s: bottleneck(c, c // 4, 2 * c, 2), _images, (2, 8, 6), (64, 256, 56), (3, 8, 10)
     ),
     "encoder": Model(
         lambda n, t, w, h: EncoderLayer(w, h), _sequence, (2, 6, 16, 2), (32, 256, 1024, 16), (3, 10, 16, 2)

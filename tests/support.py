@@ -25,6 +25,16 @@ ARCHITECTURES = (
     120,
 )  # compute capabilities for which NVRTC compiles every kernel of the tests
 ROOT = Path(__file__).resolve().parent.parent
+#: Two groups, one of them in a forked call, as source for `script`.
+FORKED = """
+def inner(x):
+    return torch.relu(x + 1.0) * 2.0
+
+def forked(x):
+    a = torch.jit.fork(inner, x)
+    b = torch.tanh(x * 3.0)
+    return torch.jit.wait(a) + b
+"""
 CALLS = 4  # inference is fused in call 2, training in call 3; the last call is surely fused
 
 
@@ -97,6 +107,11 @@ def groups(scripted):
     return [
         node for graph in all_graphs(scripted) for node in graph.findAllNodes("prim::CudaFusionGroup", True)
     ]
+
+
+def stored(group):
+    """How many tensors a group returns; the dtype of one that is not stored may be a result, too."""
+    return sum(value.type().kind() == "TensorType" for value in group.outputs())
 
 
 def kinds(group):

@@ -86,49 +86,55 @@ def check(tally, what):
     assert not tally.wrong, f"{len(tally.wrong)} of {tally}:\n" + "\n".join(tally.wrong[:20])
 
 
-def test_an_op_gives_what_eager_gives(place, target, samples):
-    for dtype, count in samples(DTYPES, SHORT):
-        tally = Tally()
+def sweep_each(chosen, what, programs, **options):
+    """Sweeps `programs(dtype, count)` for each of the pairs `chosen`. Returns dtype -> tally."""
+    tallies = {}
+    for dtype, count in chosen:
+        tallies[dtype] = tally = Tally()
         with single_nodes():
-            sweep(swept(place, dtype, count), tally)
-            if count is None:
-                sweep(swept(place, dtype, None, reference=True), tally)
-        check(tally, f"{target} {dtype}")
+            sweep(programs(dtype, count), tally, **options)
+        check(tally, f"{dtype} {what}")
+    return tallies
+
+
+def test_an_op_gives_what_eager_gives(place, target, samples):
+    def programs(dtype, count):
+        yield from swept(place, dtype, count)
+        if count is None:
+            yield from swept(place, dtype, None, reference=True)
+
+    for dtype, tally in sweep_each(samples(DTYPES, SHORT), f"on {target}", programs).items():
         taken = {title(i) for i in named() if str(dtype)[6:] in row_of(i).dtypes}
         never = {op for op in tally.ran if op in taken and not tally.fused[op]}
         assert never <= REFUSED.keys(), f"{dtype}: never fused: {sorted(never - REFUSED.keys())}"
 
 
 def test_gradients(place, target, samples):
-    for dtype, count in samples(FLOATING, BRIEF):
-        tally = Tally()
-        with single_nodes():
-            sweep(swept(place, dtype, count, training=True), tally, gradients=True, roundings=8)
-        check(tally, f"{target} {dtype} with gradients")
+    def programs(dtype, count):
+        return swept(place, dtype, count, training=True)
+
+    sweep_each(samples(FLOATING, BRIEF), f"on {target} with gradients", programs, gradients=True, roundings=8)
 
 
 def test_ops_in_place(place, target, samples):
-    for dtype, count in samples(DTYPES, BRIEFER):
-        tally = Tally()
-        with single_nodes():
-            sweep(swept(place, dtype, count, inplace=True), tally)
-        check(tally, f"{target} {dtype} in place")
+    def programs(dtype, count):
+        return swept(place, dtype, count, inplace=True)
+
+    sweep_each(samples(DTYPES, BRIEFER), f"on {target} in place", programs)
 
 
 def test_limits_infinities_and_nan(place, target, samples):
-    for dtype, count in samples(FLOATING, BRIEFER):
-        tally = Tally()
-        with single_nodes():
-            sweep(swept(place, dtype, count, limits=True), tally)
-        check(tally, f"{target} {dtype} limits")
+    def programs(dtype, count):
+        return swept(place, dtype, count, limits=True)
+
+    sweep_each(samples(FLOATING, BRIEFER), f"on {target}, limits", programs)
 
 
 def test_other_layouts(place, target, samples):
-    for dtype, count in samples(DTYPES, BRIEFER):
-        tally = Tally()
-        with single_nodes():
-            sweep(((op, transposed(p)) for op, p in swept(place, dtype, count)), tally)
-        check(tally, f"{target} {dtype} transposed")
+    def programs(dtype, count):
+        return ((op, transposed(program)) for op, program in swept(place, dtype, count))
+
+    sweep_each(samples(DTYPES, BRIEFER), f"on {target}, transposed", programs)
 
 
 def test_without_guards_a_group_serves_other_dtypes_and_numbers(place, target, samples):
@@ -137,7 +143,7 @@ def test_without_guards_a_group_serves_other_dtypes_and_numbers(place, target, s
     with single_nodes(guards=False):
         every = (pair for t, count in dtypes for pair in swept(place, t, count, dynamic=True))
         sweep(sorted(every, key=lambda pair: pair[0]), tally, shared=True)
-    check(tally, f"{target} without guards")
+    check(tally, f"on {target} without guards")
 
 
 _OPERATOR = "the name of an operator: test_op_rows"

@@ -6,7 +6,7 @@ from typing import List, Optional, Tuple
 
 import pytest
 import torch
-from support import assert_matches, counted, fresh, fuse, groups, no_fallback, script
+from support import FORKED, assert_matches, counted, fresh, fuse, groups, no_fallback, script
 
 import tsfuser
 
@@ -217,16 +217,7 @@ def test_training_in_several_threads(device):
 
 
 def test_forks_are_fused(device):
-    source = """
-def inner(x):
-    return torch.relu(x + 1.0) * 2.0
-
-def forked(x):
-    a = torch.jit.fork(inner, x)
-    b = torch.tanh(x * 3.0)
-    return torch.jit.wait(a) + b
-"""
-    scripted, x = script(source), torch.randn(4, 8, device=device)
+    scripted, x = script(FORKED), torch.randn(4, 8, device=device)
     with tsfuser.fuser(), counted() as rise:
         for _ in range(4):
             out = scripted(x)

@@ -10,6 +10,7 @@ if not torch.cuda.is_available():
 from support import assert_matches, counted, fuse, groups, no_fallback, train  # noqa: E402
 
 import tsfuser  # noqa: E402
+from tsfuser.debug.observe import observing  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +79,20 @@ def test_streams_in_threads():
     for thread in pool:
         thread.join()
     assert errors == []
+
+
+def test_a_run_on_a_thread_without_a_context_is_observed():
+    """Such a thread is asked for the first time whether its stream is captured."""
+    import threading
+
+    x, y = inputs()
+    scripted, runs = fuse(program, x, y), []
+    torch.cuda.synchronize()
+    with observing(runs.append):
+        thread = threading.Thread(target=scripted, args=(x, y))
+        thread.start()
+        thread.join()
+    assert [run.reason for run in runs] == [""]
 
 
 def test_cuda_graph_capture_and_replay():

@@ -87,9 +87,9 @@ def compile_kernels(folder) -> dict:
     return {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value for name in names}
 
 
-def group_function(subgraph: str, inputs: int, guard=None, cache_id=None):
+def group_function(subgraph: str, inputs: int, guard=None, cache_id=None, patterns=None):
     """A function of `inputs` arguments that runs one group; with `guard`, a list of types, it returns what
-    the guard says instead. Several results come as a tuple."""
+    the guard says instead, which opens after so many `patterns`. Several results come as a tuple."""
     sub = torch._C.parse_ir(subgraph)
     graph = torch._C.Graph()
     values = [graph.addInput() for _ in range(inputs)]
@@ -98,6 +98,8 @@ def group_function(subgraph: str, inputs: int, guard=None, cache_id=None):
     if guard is not None:
         node = graph.create("prim::CudaFusionGuard", values, 1)
         node.tys_("types", guard)
+        if patterns is not None:
+            node.i_("patterns", patterns)
         node.output().setType(torch._C.BoolType.get())
         graph.appendNode(node)
         graph.registerOutput(node.output())

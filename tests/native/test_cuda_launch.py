@@ -1,5 +1,6 @@
 """Launches of hand-made CUDA kernels: contexts, streams, graph capture, shared memory, failures, devices."""
 
+import ctypes
 import functools
 import threading
 
@@ -24,6 +25,11 @@ extern "C" __global__ void add_through_shared(Add x) {  // needs blockDim.x floa
   __syncthreads();
   if (i < x.n) x.c[i] = tile[threadIdx.x] + x.b[i];
 }
+struct Slotted { Add x; const int* slots; };
+extern "C" __global__ void add_and_slot(Slotted s) {  // as blocks that meet in slots, which start as 0
+  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i < s.x.n) s.x.c[i] = s.x.a[i] + s.x.b[i] + s.slots[0];
+}
 """
 
 
@@ -39,11 +45,13 @@ def plan(native, args, kernel="add", block=128, shared=0):
     """c = a + b for two float vectors of equal size."""
     program = [("eq", 0, 3), ("const", block, 0), ("ceildiv", 0, 7), ("const", 1, 0), ("const", shared, 0)]
     slots = [(0, "input", 0), (8, "input", 1), (16, "allocation", 0), (24, "int64", 0)]
+    allocations, size = [("float32", [0], [9])], 32
+    if kernel == "add_and_slot":
+        slots, size = [*slots, (32, "cleared", 1)], 40
+        allocations.append(("int32", [0], [9]))
     handle, module = function(kernel, args[0][2])
-    launch = native.Launch("cuda", handle, kernel, 8, 7, 9, 10, 9, 32, slots)
-    return native.Plan(
-        6, program, [(1, 6, 1)], [("float32", [0], [9])], [launch], [("allocation", 0)], "", module
-    )
+    launch = native.Launch("cuda", handle, kernel, 8, 7, 9, 10, 9, size, slots)
+    return native.Plan(6, program, [(1, 6, 1)], allocations, [launch], [("allocation", 0)], "", module)
 
 
 @pytest.fixture
@@ -107,6 +115,30 @@ def test_threads_without_a_context(native, add):
     x = torch.randn(100, device="cuda", requires_grad=True)
     Double.apply(x).backward(a)
     assert torch.equal(x.grad, a + a)
+    assert native.stats()["fallbacks"] == {}
+
+
+@pytest.mark.parametrize("kernel", ["add", "add_and_slot"])
+def test_a_thread_that_loses_its_context(native, kernel):
+    """Its first call finds none, and later ones find that it is gone, though it was there: the launch, and before it the
+    clearing of slots, take the primary one."""
+    native.set_planner(lambda group, args: plan(native, args, kernel))
+    add, a = group_function(ADD, 2), torch.randn(100, device="cuda")
+    assert right(add, a)
+    keep = [add(a, a) for _ in range(8)]
+    torch.cuda.synchronize()
+    del keep  # the caching allocator serves the thread without a call of the runtime
+    results, driver = [], ctypes.CDLL("libcuda.so.1")
+
+    def work():
+        for _ in range(3):
+            results.append(add(a, a))
+            assert driver.cuCtxSetCurrent(None) == 0
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(results) == 3 and all(torch.equal(r, a + a) for r in results)
     assert native.stats()["fallbacks"] == {}
 
 

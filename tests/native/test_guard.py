@@ -11,9 +11,12 @@ def type_of(t):
     return torch._C.TensorType.create_from_tensor(t)
 
 
-def guard(*types):
+def guard(*types, patterns=None):
     values = ", ".join(f"%a{i} : Tensor" for i in range(len(types)))
-    return group_function(f"graph({values}):\n  return (%a0)", len(types), guard=list(types))
+    check = group_function(f"graph({values}):\n  return (%a0)", len(types), guard=list(types), patterns=patterns)
+    for _ in range(2 if patterns else 0):  # torch makes its operators anew for the second call
+        check(*[torch.empty(0, device="meta")] * len(types))
+    return check
 
 
 def expected(profiled, t):
@@ -141,3 +144,65 @@ def test_tensor_without_a_recorded_rank_never_passes(native):
 def test_tensors_that_kernels_cannot_read_do_not_pass(native, make):
     t = torch.randn(2, 3)
     assert not guard(type_of(t))(make(t))
+
+
+# ---- opening
+
+
+def open_guard(t):
+    """The guard of a tensor like `t`, after one pattern too many."""
+    check = guard(type_of(t), patterns=1)
+    assert [check(torch.zeros([2] * rank)) for rank in (5, 6)] == [False, True]
+    return check
+
+
+def test_a_guard_opens_when_it_has_refused_so_many_patterns(native):
+    t = torch.randn(2, 3)
+    check = guard(type_of(t), patterns=2)
+    refused = [t.double(), torch.randn(2, 3, 4), t.double(), torch.randn(5, 6, 7)]
+    assert not any(map(check, refused)) and check(t)
+    assert check(t.int()) and check(t.t()) and all(map(check, refused)) and check(t)
+
+
+def test_a_pattern_is_all_that_a_guard_can_tell(native):
+    """Two tensors of one pattern pass the same guards: a chain has no more guards than patterns were met."""
+    tensors, found = list(layouts()), 0
+    for t, u in itertools.product(tensors, repeat=2):
+        check = guard(type_of(torch.zeros(3, dtype=torch.int64)), patterns=1)
+        assert not check(t)
+        if not check(u):
+            assert [expected(p, t) for p in tensors] == [expected(p, u) for p in tensors]
+            found += 1
+    assert found > len(tensors)  # some are alike in all but their sizes
+
+
+def test_an_open_guard_lets_no_gradient_through(native):
+    check = open_guard(torch.randn(2, 3))
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    assert not check(x) and check(x.detach())
+    with torch.no_grad():
+        assert check(x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda t: t.to_sparse(),
+        lambda t: torch.complex(t, t).conj(),
+        lambda t: t.to("meta"),
+        lambda t: t.to(torch.float8_e4m3fn),
+        lambda t: t.view(1, 1, 1, 1, 1, 1, 1, 1, 6),
+    ],
+)
+def test_an_open_guard_takes_what_kernels_can_read(native, make):
+    t = torch.randn(2, 3)
+    check = open_guard(t)
+    assert check(t[None]) and not check(make(t))
+
+
+def test_what_cannot_pass_an_open_guard_opens_none(native):
+    check = guard(type_of(torch.randn(2, 3)), patterns=1)
+    for rank in range(1, 6):
+        assert not check(torch.randn([2] * rank, requires_grad=True)) and not check(torch.randn([2] * rank).to_sparse())
+    assert not check(torch.randn(3))
+    assert check(torch.randn(2, 3, 4))

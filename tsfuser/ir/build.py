@@ -262,9 +262,20 @@ class Builder:
             raise Refusal("a Python number cannot leave a group")
         if value.name in self._views:
             raise Refusal("a view leaves the group, which would return a copy")
+        if not value.dims and self.device != "cpu" and self._is_on_cpu(value):
+            raise Refusal("a result of 0-dim CPU tensors alone is on the CPU, and leaves a group on another device")
         self._results.append(("output", len(self._outputs)))
         where = self.layout(value)
         self._outputs.append(Output(value, where.sizes, where.strides, where.strides))
+
+    def _is_on_cpu(self, value: Value) -> bool:
+        """Whether eager computes `value` on the CPU, beside tensors of a group on another device."""
+        needed = {value.name}
+        for op in reversed(self._ops):
+            if op.output.name in needed:
+                needed.update(v.name for v in op.operands)
+        sources = [i.by_value for i in self._inputs.values() if i.value.name in needed]
+        return bool(sources) and all(sources)
 
     def finish(self) -> Fusion:
         """The Fusion, with every axis replaced by the one it was unified with, and dead ops dropped."""

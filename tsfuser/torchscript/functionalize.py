@@ -1,9 +1,10 @@
 """Turns in-place ops into their functional forms, where no one can see the difference (behaviour.md 1.3).
 
 Before: `y = x * 2; y += 1`. After: `y = x * 2; z = y + 1`. `x += 1` on a graph input stays: the caller sees
-it. So does `y += w` where `y + w` would be of another dtype than `y`, and what is of an unknown one. Most is
-rewritten before torch profiles and differentiates the graph, by the extension (csrc_stubs/in_place.cpp),
-which is told kinds from here; this pass takes what alias analysis allows beyond that."""
+it. So does `y += w` where `y + w` would be of another dtype than `y`, and what is of an unknown one; where both are
+tensors, a cast to the dtype of `y` follows, for operands of other dtypes that a later call may bring. Most is
+rewritten before torch profiles and differentiates the graph, by the extension (csrc_stubs/in_place.cpp), which is
+told kinds from here; this pass takes what alias analysis allows beyond that."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import torch
 from .. import _C
 from ..ops import table
 from .effects import SECRET_VIEWS, Effects
-from .graph import Graph, Node, all_blocks, constant_of, inputs, is_constant, schema
+from .graph import Graph, Node, all_blocks, constant_of, inputs, is_constant, is_tensor, schema
 from .partition import Knowledge, arguments
 from .shapes import common_device, infer_missing_types
 
@@ -78,10 +79,27 @@ def functionalize(graph: Graph) -> Graph:
         knowledge = Knowledge()
         nodes = [node for block in all_blocks(graph) for node in block.nodes() if node.kind() in kinds]
         nodes = [node for node in nodes if _keeps_dtype(node, knowledge)]
+        before = {node.output().unique() for node in _with_one_result(graph)}
         changed = bool(nodes) and _C.remove_tensor_mutation(graph, nodes)
         if changed:
+            for node in _with_one_result(graph):
+                if node.output().unique() not in before and sum(map(is_tensor, inputs(node))) > 1:
+                    _cast_to_target(graph, node)
             infer_missing_types(graph)
     return graph
+
+
+def _with_one_result(graph: Graph) -> "list[Node]":
+    return [node for block in all_blocks(graph) for node in block.nodes() if node.outputsSize() == 1]
+
+
+def _cast_to_target(graph: Graph, node: Node) -> None:
+    """Readers of a functional op read its result in the dtype of what the in-place op wrote to. The profiled operands have one dtype; those
+    of a later call, in a fallback, may have several."""
+    cast = graph.create("aten::type_as", [node.output(), node.inputsAt(0)], 1)
+    cast.copyMetadata(node)
+    node.output().replaceAllUsesWith(cast.insertAfter(node).output())
+    cast.replaceInput(0, node.output())
 
 
 def _keeps_dtype(node: Node, knowledge: Knowledge) -> bool:

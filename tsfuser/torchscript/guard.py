@@ -7,20 +7,23 @@ Before: `%b = prim::CudaFusionGroup(%x)`. After:
       block0(): %c = prim::CudaFusionGroup(%x)   -> (%c)
       block1(): %d = prim::FallbackGraph(%x)     -> (%d)
 
-An output of which only the dtype is asked leaves the group: one block gives the number of the dtype, the
-other asks the fallback's tensor."""
+Nothing that a group computes depends on the profiled types: it makes a plan for whatever comes. They choose its nodes, and the guard keeps
+other types from it, for which its fallback may choose better. So a guard that has refused `PATTERNS` patterns of types opens: from then on it
+lets through all that a plan could be made for, and the chain of fallbacks below it ends (csrc_stubs/guard.cpp).
+
+An output of which only the dtype is asked leaves the group as the number of the dtype, and is not stored."""
 
 from __future__ import annotations
 
 import torch
 
-from ..ops.table import scalar_type_code
-from ..ir.dtypes import DTYPES
 from .cleanup import is_needed, writers
 from .effects import remove_dead_code
-from .graph import CONSTANT, FALLBACK, GUARD, Graph, Node, Value, facts, inputs, is_tensor, outputs
+from .graph import CONSTANT, FALLBACK, GUARD, Graph, Node, facts, inputs, is_tensor, outputs
 from .partition import is_ignored
 
+#: Patterns of types that a guard sends to its fallback before it opens.
+PATTERNS = 4
 _INT, _BOOL = torch._C.IntType.get(), torch._C.BoolType.get()
 
 
@@ -34,6 +37,7 @@ def guard(graph: Graph, group: Node) -> "str | None":
             return f"the dtype, device or rank of %{v.debugName()} is unknown"
     check = graph.create(GUARD, tensors, 1)
     check.tys_("types", [v.type() for v in tensors])
+    check.i_("patterns", PATTERNS)
     check.output().setType(_BOOL)
     check.insertBefore(group)
     choice = graph.create("prim::If", [check.output()], group.outputsSize())
@@ -62,50 +66,22 @@ def _fallback(graph: Graph, group: Node) -> Node:
 
 
 def replace_dtype_only_outputs(graph: Graph, group: Node) -> None:
-    """Turns those outputs of the If around `group` that serve `prim::dtype` alone into ints."""
-    fused, unfused = _If(group).blocks
-    choice, subgraph = _If(group).node, group.g("Subgraph")
+    """Turns those outputs of the group that serve `prim::dtype` alone into ints."""
+    subgraph = group.g("Subgraph")
     acting = writers(subgraph)
-    for i in range(choice.outputsSize()):
-        value = choice.outputsAt(i)
+    for i in reversed(range(group.outputsSize())):
+        value = group.outputsAt(i)
         readers = [use.user for use in value.uses()]
-        dtype = facts(value.type()).dtype if is_tensor(value) else None
-        if not readers or any(n.kind() != "prim::dtype" for n in readers) or dtype not in DTYPES:
+        if not readers or any(n.kind() != "prim::dtype" for n in readers) or is_needed(acting, subgraph, i):
             continue
-        inner, other = fused.returnNode().inputsAt(i), unfused.returnNode().inputsAt(i)
-        if is_needed(acting, subgraph, inner.offset()):
-            continue
-        known = _constant(graph, scalar_type_code(DTYPES[dtype]), group)
-        fused.returnNode().replaceInput(i, known)
-        unfused.returnNode().replaceInput(i, _ask_dtype(graph, other, unfused))
-        value.setType(_INT)
+        asked = subgraph.create("prim::dtype", [list(subgraph.outputs())[i]], 1)
+        asked.output().setType(_INT)
+        subgraph.registerOutput(subgraph.appendNode(asked).output())
+        number = group.addOutput()
+        number.setType(_INT)
         for node in readers:
-            node.output().replaceAllUsesWith(value)
+            node.output().replaceAllUsesWith(number)
             node.destroy()
-        where = inner.offset()
-        group.eraseOutput(where)
-        subgraph.eraseOutput(where)
+        group.eraseOutput(i)
+        subgraph.eraseOutput(i)
     remove_dead_code(subgraph)
-
-
-class _If:
-    """The If around a group."""
-
-    def __init__(self, group: Node):
-        self.node: Node = group.owningBlock().owningNode()
-        self.blocks = list(self.node.blocks())
-
-
-def _constant(graph: Graph, number: int, before: Node) -> Value:
-    node = graph.create(CONSTANT, [], 1)
-    node.i_("value", number)
-    node.output().setType(_INT)
-    node.insertBefore(before)
-    return node.output()
-
-
-def _ask_dtype(graph: Graph, tensor: Value, block) -> Value:
-    node = graph.create("prim::dtype", [tensor], 1)
-    node.insertBefore(block.returnNode())
-    node.output().setType(_INT)
-    return node.output()

@@ -21,6 +21,7 @@ from ..ir.dtypes import DTYPES
 from ..ir.fusion import Empty, Fusion, Value
 from ..ops import table
 from .evaluate import CONTROL, OPERATIONS, QUESTIONS, is_number, run_control
+from .no_ops import is_no_op, stays_inside
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,24 @@ def _results(builder: Builder, node: torch._C.Node, values: "dict[str, object]")
             return _run(builder, block.nodes(), dict(known), block.outputs())
 
         return run_control(builder.call, node, known, run_block)
+    if kind == "prim::dtype":
+        return [table.scalar_type_code(DTYPES[_dtype(builder.call, inputs[0])])]
     if kind in QUESTIONS:
         sizes = builder.sizes(_value(builder, inputs[0]))
         return [QUESTIONS[kind](builder.call, sizes, *(_plain(builder.call, x) for x in inputs[1:]))]
     if kind in OPERATIONS and is_number(node.output().type()):
         return [OPERATIONS[kind](builder.call, *(_plain(builder.call, x) for x in inputs))]
+    if is_no_op(node, lambda v: _dtype(builder.call, values[v.debugName()])) and stays_inside(node):
+        return inputs[:1]
     return _build(builder, node, inputs)
+
+
+def _dtype(call: Call, given) -> "str | None":
+    """The dtype's name of a tensor; None for all else."""
+    if isinstance(given, _Argument):
+        arg = call.args[given.index]
+        return arg.dtype if isinstance(arg, TensorArg) else None
+    return given.dtype.name if isinstance(given, Value) and not given.is_number else None
 
 
 def _plain(call: Call, given):

@@ -22,8 +22,8 @@ Order of `PASSES`, and why:
   clean_groups          before size arithmetic is made, and before the fallback is copied from the subgraph
   drop_size_only        after cleaning (fewer nodes to follow), before guards: a fallback has the outputs
   inline_small_groups   what cleaning left with nothing to win returns to the graph
+  replace_dtype_only    after size-only outputs, which may be asked for their dtypes, too
   guard_groups          after all changes of the groups' outputs, since the fallback copies the subgraph
-  replace_dtype_only    after guards: the dtype is known behind a guard only
   merge_views           after all groups are final: what is outside now stays there
   tidy                  drops what has no reader any more
   name_groups           last: the cache id stands for the final text
@@ -119,6 +119,11 @@ def _give_back(work: Work, group: Group, reason: str) -> None:
     inline(work.graph, group.node)
 
 
+def _replace_dtype_only(work: Work) -> None:
+    for group in work.groups:
+        guard.replace_dtype_only_outputs(work.graph, group.node)
+
+
 def _guard_groups(work: Work) -> None:
     guarded = []
     for group in work.groups:
@@ -129,11 +134,6 @@ def _guard_groups(work: Work) -> None:
             work.refusals.add(group.node, reason)
             _give_back(work, group, reason)
     work.groups = guarded
-
-
-def _replace_dtype_only(work: Work) -> None:
-    for group in work.groups:
-        guard.replace_dtype_only_outputs(work.graph, group.node)
 
 
 def _tidy(work: Work) -> None:
@@ -159,8 +159,8 @@ PASSES = (
     ("clean_groups", _clean_groups),
     ("drop_size_only", _drop_size_only),
     ("inline_small_groups", _inline_small_groups),
-    ("guard_groups", _guard_groups),
     ("replace_dtype_only", _replace_dtype_only),
+    ("guard_groups", _guard_groups),
     ("merge_views", lambda work: merge_views(work.graph, work.split)),
     ("tidy", _tidy),
     ("name_groups", _name_groups),
