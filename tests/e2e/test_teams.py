@@ -18,10 +18,10 @@ from tsfuser.schedule import rows
 
 
 @pytest.fixture
-def sources(target, device, monkeypatch):
+def small(target, device, monkeypatch):
     """Sources of the kernels that are made under a small machine."""
     if target == "cpu":
-        pytest.skip("the host has no teams")
+        pytest.skip("the host has no teams, and fetches nothing")
     made, source, machine = [], emit.source, pipeline._machine
     monkeypatch.setattr(rows, "LARGEST", 64)
     monkeypatch.setattr(rows, "TEAM", 64)
@@ -29,8 +29,14 @@ def sources(target, device, monkeypatch):
     monkeypatch.setattr(emit, "source", lambda kernel: made.append(source(kernel)) or made[-1])
     tsfuser.reset()
     yield made
-    assert any("TEAM_KERNEL" in text for text in made)
     tsfuser.reset()
+
+
+@pytest.fixture
+def sources(small):
+    """The same, some of which are of teams."""
+    yield small
+    assert any("TEAM_KERNEL" in text for text in small)
 
 
 @pytest.mark.parametrize("columns", [4001, 8192, 9002])
@@ -82,11 +88,30 @@ def test_rows_that_do_not_lie_side_by_side(sources, device):
     check(Fused(SOFTMAX), x[:, :1].expand(6, 3, 4100))
 
 
-@pytest.mark.parametrize("result", ["torch.layer_norm(x * 0.5, [x.size(-1)], w, b)", "torch.log_softmax(x * 0.5, -1) * w + b"])
+RESULTS = ["torch.layer_norm(x * 0.5, [x.size(-1)], w, b)", "torch.log_softmax(x * 0.5, -1) * w + b"]
+
+
+@pytest.mark.parametrize("result", RESULTS)
 def test_gradients(sources, device, result):
     """With the parameters' gradients, which a team adds up over its rows."""
+    check_gradients(result, rows_of(3500, 13, device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize("count, columns", [(57, 520), (3, 1000), (9, 1024)])
+def test_a_block_alone_fetches_its_next_row(small, device, monkeypatch, result, dtype, count, columns):
+    """Where registers that hold the parameters' gradients leave too few for rows."""
+    monkeypatch.setattr(rows, "BEHIND", 1 << 30)
+    monkeypatch.setattr(rows, "SMALL", 32)
+    monkeypatch.setattr(rows, "TALL", 128)
+    check_gradients(result, rows_of(columns, count, device, dtype))
+    assert any("fetch_wait" in text for text in small) and not any("TEAM_KERNEL" in text for text in small)
+
+
+def check_gradients(result, inputs):
     fused = Fused(f"def f(x, w, b):\n    return {result}\n")
-    inputs = [x.requires_grad_() for x in rows_of(3500, 13, device)]
+    inputs = [x.requires_grad_() for x in inputs]
     with tsfuser.fuser(), no_fallback():
         out, gradients = train(fused.scripted, inputs)
     eager, exact = train(fused.plain, inputs), train(fused.plain, [double(x.detach()).requires_grad_() for x in inputs])

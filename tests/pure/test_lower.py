@@ -50,6 +50,37 @@ def test_an_odd_row_pitch_narrows_the_access():
     assert set(accesses(kernel).values()) == {1}
 
 
+def affine(builder, x, mean, scale, weight, bias):
+    """As eval or the second pass of a batch norm: four operands of the size of a row beside one that has all elements."""
+    near = builder.pointwise("sub", "({0} - {1})", (x, mean), FLOAT)
+    normal = builder.pointwise("mul", "({0} * {1})", (near, scale), FLOAT)
+    return builder.pointwise("addcmul", "({0} * {1} + {2})", (normal, weight, bias), x.dtype)
+
+
+def test_what_all_rows_share_stays_in_registers_from_row_to_row():
+    row = [tensor(256) for _ in range(4)]
+    [kernel] = kernels(affine, tensor(100000, 256, dtype="bfloat16"), *row)
+    [loop] = [s for s in kernel.body if isinstance(s, For) and s.bind == "serial"]
+    assert {s.buffer for s in statements(loop.body) if isinstance(s, Load)} == {"args.x0"}
+    assert {s.buffer for s in kernel.body if isinstance(s, Load)} == {f"args.x{i}" for i in range(1, 5)}
+
+
+def test_few_elements_more_do_not_narrow_the_access_to_the_many():
+    """A row of floats may be read in two accesses, from a cache."""
+    [kernel] = kernels(affine, tensor(4096, 256, dtype="bfloat16"), *[tensor(256) for _ in range(4)])
+    assert set(accesses(kernel).values()) == {8}
+    [kernel] = kernels(add, tensor(4096, 256, dtype="bfloat16"), tensor(4096, 256))
+    assert set(accesses(kernel).values()) == {4}
+
+
+@pytest.mark.parametrize("dtype, vector, unroll", [("float32", 1, 8), ("bfloat16", 1, 8), ("bfloat16", 2, 8), ("float32", 4, 4)])
+def test_narrow_accesses_are_more_in_flight(dtype, vector, unroll):
+    columns = 100000 * vector + (vector if vector < 4 else 0)
+    [stage] = stages(*build(lambda b, x: total(b, x, [0]), tensor(512, columns, dtype=dtype)))[0]
+    assert (stage.params.vector, stage.params.unroll) == (vector, unroll)
+    assert stage.schedule.resident >= 2  # which the compiler is told, or it would wait for each
+
+
 def test_offsets_past_31_bits_use_wide_indices():
     [kernel] = kernels(relu, tensor(1 << 16, 1 << 15))
     assert kernel.index == "int64_t"
