@@ -22,6 +22,7 @@ extern std::atomic<bool> guard_mode;
 Callback& pass_callback();
 Callback& planner_callback();
 Callback& reporter_callback();
+Callback& recompute_callback();
 
 // The guard's operation for the profiled types of its inputs; it opens (opening.h) after so many `patterns`, where that is not 0
 // (guard.cpp).
@@ -32,6 +33,7 @@ torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types, size_t p
 void register_operators();       // operators.cpp
 void register_size_operators();  // sizes.cpp
 void register_pass_hooks();      // pass_hook.cpp
+void register_differentiable_graphs();  // differentiable.cpp
 
 // Makes the node functional, in the graph that torch is about to profile, where it is an in-place op and
 // nobody can tell (in_place.cpp). The kinds are told once, before the first graph.

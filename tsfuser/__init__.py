@@ -27,7 +27,7 @@ from .debug.report import reset, stats, warn
 from .errors import TsfuserWarning
 from .knobs import disable, enable, enabled, fuser
 from .ops import table
-from .torchscript import functionalize, passes, planner
+from .torchscript import functionalize, passes, planner, recompute
 
 __all__ = [
     "TsfuserWarning", "check", "disable", "enable", "enabled", "explain", "fuser", "options", "reset", "stats",
@@ -38,6 +38,8 @@ _C.set_in_place_kinds(functionalize.EARLY, functionalize.fresh_kinds())
 _C.set_pass(passes.fuse)
 _C.set_planner(planner.plan)
 _C.set_reporter(warn)
+if not options.disabled("recompute"):
+    _C.set_recompute(recompute.recompute)
 _C.set_fallback_enabled(options.fallback_enabled())
 knobs.install()
 if options.dump("dump_eff_bandwidth"):

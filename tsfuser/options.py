@@ -50,6 +50,7 @@ DISABLE = {
     "fallback": "A group that cannot run fused raises, with its graph, instead of running unfused.",
     "fma": "No fused multiply-add in CUDA kernels.",
     "overlap": "No CUDA kernel is set up while the one before it runs.",
+    "recompute": "What autodiff keeps for the backward is kept, also where it could be computed again.",
     **_inert(
         "arch_check compile_to_sass grouped_grid_welford_outer_opt index_hoist nvtx predicate_elimination "
         "welford_vectorization magic_zero"

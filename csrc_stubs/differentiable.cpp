@@ -1,0 +1,81 @@
+// What TorchScript's autodiff keeps from the forward to the backward, where Python may have a say.
+//
+// No pass sees both graphs of a prim::DifferentiableGraph: each has an executor of its own. But the operation of the node is made when
+// both are attributes of it, and no executor has them yet. So torch's operator is replaced by one that hands the graphs to Python before
+// it makes the same operation (tsfuser/torchscript/recompute.py).
+
+#include "hooks.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/runtime/operator.h>
+
+#include <memory>
+#include <tuple>
+#include <vector>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Graph;
+using torch::jit::Node;
+using GraphPtr = std::shared_ptr<Graph>;
+using Kept = std::tuple<GraphPtr, GraphPtr, std::vector<int64_t>, std::vector<int64_t>>;
+
+// Sets the graphs of `node`, the forward's outputs that are kept, and those that a gradient comes for.
+void keep_less(Node* node) {
+  const PythonCall python;
+  if (!python) {
+    return;
+  }
+  release_now();
+  const py::object pass = recompute_callback().get();
+  if (!pass) {
+    return;
+  }
+  try {
+    const py::object result =
+        pass(node->g(c10::attr::Subgraph)->copy(), node->g(c10::attr::ReverseSubgraph)->copy(),
+             node->i(c10::attr::f_real_outputs), node->is(c10::attr::df_input_vjps),
+             node->is(c10::attr::df_input_captured_inputs), node->is(c10::attr::df_input_captured_outputs));
+    if (!result.is_none()) {
+      const auto [forward, backward, gradients, outputs] = result.cast<Kept>();
+      node->g_(c10::attr::Subgraph, forward);
+      node->g_(c10::attr::ReverseSubgraph, backward);
+      node->is_(c10::attr::df_input_vjps, gradients);
+      node->is_(c10::attr::df_input_captured_outputs, outputs);
+    }
+  } catch (py::error_already_set& error) {
+    dispose(error, "tsfuser differentiable graphs");
+  } catch (const py::cast_error&) {
+    PyErr_SetString(PyExc_TypeError, "tsfuser's pass over differentiable graphs returned something else than graphs");
+    PyErr_WriteUnraisable(pass.ptr());
+  }
+}
+
+}  // namespace
+
+Callback& recompute_callback() {
+  static Callback* c = new Callback;
+  return *c;
+}
+
+void register_differentiable_graphs() {
+  const auto found = torch::jit::getAllOperatorsFor(c10::prim::DifferentiableGraph);
+  if (found.size() != 1) {  // not the torch that we know
+    return;
+  }
+  static const auto original = found.front();  // nodes of graphs that were made before point to it
+  torch::jit::deregisterOperator(original->schema());
+  torch::jit::registerOperator(torch::jit::Operator(
+      c10::prim::DifferentiableGraph,
+      [](const Node* node) {
+        if (pass_enabled.load(std::memory_order_relaxed)) {
+          keep_less(const_cast<Node*>(node));  // the executor's own copy of the graph
+        }
+        return original->getOperation(node);
+      },
+      c10::AliasAnalysisKind::INTERNAL_SPECIAL_CASE));
+}
+
+}  // namespace tsfuser

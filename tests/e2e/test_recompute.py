@@ -1,0 +1,152 @@
+"""What the backward computes again instead of having it kept."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from support import ROOT, assert_matches, fresh, no_fallback, train
+from torch import Tensor
+
+import tsfuser
+from tsfuser.torchscript.graph import GROUP
+
+
+def rms_norm(x: Tensor, w: Tensor):
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * w
+
+
+def gated(x: Tensor, w: Tensor):
+    return torch.nn.functional.gelu(x + w) * torch.sigmoid(x)
+
+
+def centred(x: Tensor, w: Tensor):
+    d = x - x.mean(-1, keepdim=True)
+    return d / torch.sqrt((d * d).mean(-1, keepdim=True) + 1e-5) * w
+
+
+def shared(x: Tensor, w: Tensor):
+    """The result that could be dropped is one of the function's."""
+    y = torch.exp(x * w)
+    return y, torch.tanh(y) * w
+
+
+def mixed(x: Tensor, w: Tensor):
+    """Values of two dtypes."""
+    h = x.to(torch.bfloat16)
+    return (h * w.to(torch.bfloat16)).float() * torch.exp(h.float() * 0.25)
+
+
+PROGRAMS = [rms_norm, gated, centred, mixed]
+
+
+def operands(device, sizes=(7, 65)):
+    generator = torch.Generator().manual_seed(11)
+    return [torch.randn(s, generator=generator).to(device).requires_grad_() for s in (sizes, sizes[-1:])]
+
+
+def forward_tensors(scripted, x, w):
+    """How many tensors of all elements the groups of the forward store."""
+    from tsfuser.torchscript import passes
+
+    with tsfuser.fuser(), passes.watching() as seen:
+        for _ in range(3):
+            train(scripted, (x, w), calls=1)
+    [subgraph] = [n.g("Subgraph") for o in seen for n in o.graph.findAllNodes(GROUP, True) if "exp" in str(n.g("Subgraph")) or "rsqrt" in str(n.g("Subgraph")) or "gelu(" in str(n.g("Subgraph"))][:1]
+    return sum(v.type().kind() == "TensorType" and v.type().sizes() == list(x.shape) for v in subgraph.outputs())
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_gradients(device, program):
+    x, w = operands(device)
+    scripted = fresh(program)
+    with tsfuser.fuser(), no_fallback():
+        out, gradients = train(scripted, (x, w))
+    want, expected = train(program, (x, w), calls=1)
+    exact, exact_gradients = train(program, [t.detach().double().requires_grad_() for t in (x, w)], calls=1)
+    for got, eager, true in zip([out, *gradients], [want, *expected], [exact, *exact_gradients]):
+        assert_matches(got, eager, true, ops=80, precision=torch.bfloat16 if program is mixed else None)
+
+
+def test_a_product_of_what_is_kept_is_not_stored(device):
+    assert forward_tensors(fresh(rms_norm), *operands(device)) == 1
+
+
+def test_a_result_of_the_program_is_kept_once(device):
+    x, w = operands(device)
+    scripted = fresh(shared)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(4):
+            x.grad = w.grad = None
+            y, z = scripted(x, w)
+            (y * 0.5 + z).sum().backward()
+        got = [y, z, x.grad, w.grad]
+    x.grad = w.grad = None
+    y, z = shared(x, w)
+    (y * 0.5 + z).sum().backward()
+    for a, b in zip(got, [y, z, x.grad, w.grad]):
+        assert_matches(a, b, ops=80)
+
+
+@pytest.mark.parametrize("program", [rms_norm, gated, centred])
+def test_double_backward(device, program):
+    x, w = (t.detach().double().requires_grad_() for t in operands(device, (3, 5)))
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        for _ in range(4):
+            train(scripted, (x, w), calls=1)
+        assert torch.autograd.gradcheck(scripted, (x, w))
+        assert torch.autograd.gradgradcheck(scripted, (x, w))
+
+
+def test_a_mask_is_not_drawn_again(device):
+    """The gradient is that of the mask that the forward had."""
+
+    def program(x: Tensor, w: Tensor):
+        return torch.dropout(torch.exp(x * w), 0.5, True) * w
+
+    x, w = operands(device, (64, 129))
+    scripted = fresh(program)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(4):
+            x.grad = None
+            y = scripted(x, w)
+            y.sum().backward()
+    expected = torch.where(y != 0, torch.exp(x * w) * 2 * w * w, 0.0)
+    torch.testing.assert_close(x.grad, expected)
+
+
+def test_what_is_written_to_before_the_backward(device):
+    """Autodiff keeps x + w, not x, and so does the forward."""
+
+    def program(x: Tensor, w: Tensor):
+        return torch.nn.functional.gelu(x + w) * w
+
+    x, w = operands(device)
+    scripted = fresh(program)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(4):
+            w.grad = None
+            source = x.detach().clone()
+            y = scripted(source, w)
+            source.fill_(float("nan"))
+            y.sum().backward()
+        got = w.grad
+    w.grad = None
+    program(x.detach(), w).sum().backward()
+    assert_matches(got, w.grad, ops=80)
+
+
+SWITCHED = """
+import sys; sys.path.insert(0, "tests"); sys.path.insert(0, "tests/e2e")
+from test_recompute import forward_tensors, fresh, operands, rms_norm
+print(forward_tensors(fresh(rms_norm), *operands("cpu")))
+"""
+
+
+@pytest.mark.parametrize("words, stored", [("", 1), ("recompute", 2)])
+def test_the_option(words, stored):
+    environment = {**os.environ, "PYTORCH_NVFUSER_DISABLE": words, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run([sys.executable, "-c", SWITCHED], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == [str(stored)]

@@ -1,0 +1,110 @@
+"""The backward computes again what costs less to compute than to keep.
+
+In: the two graphs of a `prim::DifferentiableGraph`, as autodiff has made them, and which values of the forward it keeps for the backward. Out: both
+graphs with fewer outputs kept, or None. What is dropped are elementwise results of values that are kept anyway: the forward does not write
+them, the backward does not read them, and where it is fused computing them takes next to no time. Example, for
+`r = rsqrt(mean(x * x) + eps); y = x * r * w`, of which autodiff keeps x, r, w and x * r:
+
+    forward  %n = aten::mul(%x, %r);  ... return (%y, %x, %r, %w, %n)     becomes  ... return (%y, %x, %r, %w)
+    backward(%grad, %x, %r, %w, %n): ... aten::mul(%grad, %n)             becomes  (%grad, %x, %r, %w): %m = aten::mul(%x, %r); ... aten::mul(%grad, %m)
+
+A kept value also has a gradient of its own, which double backward makes; for one that is dropped there is none (`prim::AutogradZero`): what would
+have come through it comes through those that it is computed of. Inputs of the forward that are not kept stay so: the program may write to them
+before the backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence
+
+from .. import log
+from ..ops import table
+from .graph import CONSTANT, Graph, Node, Value, inputs, is_tensor, schema
+
+#: Families of ops each of whose elements follows from elements of the operands, always in the same way.
+ELEMENTWISE = frozenset(("activations", "arithmetic", "casts", "elementwise", "pointwise", "selection"))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the backward gets. Its inputs are a gradient for each of `gradients`, then the forward's inputs `inputs`, then its outputs `outputs`: numbers all. The
+    program sees the first `real` outputs."""
+
+    real: int
+    gradients: Sequence[int]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+
+
+def recompute(forward: Graph, backward: Graph, real: int, gradients: Sequence[int], kept_inputs: Sequence[int], kept_outputs: Sequence[int]) -> "tuple[Graph, Graph, list[int], list[int]] | None":
+    """`forward` and `backward`, changed, and `gradients` and `outputs` of what is kept now (`Kept`); None where that would be all."""
+    kept = Kept(real, gradients, kept_inputs, kept_outputs)
+    first = next(iter(backward.nodes()), None)
+    if first is None or len(list(backward.inputs())) != len(gradients) + len(kept_inputs) + len(kept_outputs):
+        return None
+    dropped = _replace(forward, backward, first, kept)
+    if not dropped:
+        return None
+    _erase(forward, backward, first, kept, dropped)
+    log.write("graph_fuser", f"The backward computes {len(dropped)} of {len(kept_outputs)} results of the forward again", str(backward))
+    left = {j: j - sum(d < j for d in dropped) for j in (*gradients, *kept_outputs) if j not in dropped}
+    return forward, backward, [left[j] for j in gradients if j in left], [left[j] for j in kept_outputs if j in left]
+
+
+def _replace(forward: Graph, backward: Graph, first: Node, kept: Kept) -> "set[int]":
+    """Has the backward compute what it can; the outputs of the forward that it needs no more."""
+    arguments = list(backward.inputs())[len(kept.gradients):]
+    given, results = list(forward.inputs()), list(forward.outputs())
+    known = {given[i].debugName(): a for i, a in zip(kept.inputs, arguments)}
+    saved: "dict[str, list[tuple[int, Value]]]" = {}
+    for j, argument in zip(kept.outputs, arguments[len(kept.inputs):]):
+        saved.setdefault(results[j].debugName(), []).append((j, argument))
+    known.update((v.debugName(), saved[v.debugName()][0][1]) for v in given if v.debugName() in saved)
+    dropped: "set[int]" = set()
+    for node in forward.nodes():
+        for value in node.outputs():
+            places = saved.get(value.debugName(), [])
+            if not places:
+                continue
+            if min(j for j, _ in places) < kept.real or not _is_elementwise(node) or not all(v.debugName() in known or v.node().kind() == CONSTANT for v in inputs(node)):
+                known[value.debugName()] = places[0][1]
+                continue
+            again = known[value.debugName()] = _again(node, backward, first, known)
+            for j, argument in places:
+                argument.replaceAllUsesWith(again)
+                dropped.add(j)
+    return dropped
+
+
+def _is_elementwise(node: Node) -> bool:
+    """Whether the op may be computed again: it gives the same result, and costs next to nothing where it is fused."""
+    if node.outputsSize() != 1 or not is_tensor(node.output()):
+        return False
+    found = schema(node)
+    row = table.find(node.kind(), found.overload) if found is not None else None
+    return row is not None and row.family in ELEMENTWISE
+
+
+def _again(node: Node, backward: Graph, first: Node, known: "dict[str, Value]") -> Value:
+    """The result of `node`, of the forward, computed at the beginning of the backward, before `first`."""
+    for v in inputs(node):
+        if v.debugName() not in known:
+            known[v.debugName()] = _again(v.node(), backward, first, known)
+    copy = backward.createClone(node, lambda v: known[v.debugName()])
+    copy.insertBefore(first)
+    return copy.output()
+
+
+def _erase(forward: Graph, backward: Graph, first: Node, kept: Kept, dropped: "set[int]") -> None:
+    """Takes the outputs `dropped` from the forward, and all that belongs to them from the backward's inputs."""
+    for numbers, start in ((kept.outputs, len(kept.gradients) + len(kept.inputs)), (kept.gradients, 0)):
+        for k in reversed([k for k, j in enumerate(numbers) if j in dropped]):
+            argument = list(backward.inputs())[start + k]
+            if list(argument.uses()):  # a gradient
+                zero = backward.create("prim::AutogradZero", [], 1)
+                zero.insertBefore(first)
+                argument.replaceAllUsesWith(zero.output())
+            backward.eraseInput(start + k)
+    for j in sorted(dropped, reverse=True):
+        forward.eraseOutput(j)
