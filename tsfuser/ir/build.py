@@ -20,7 +20,7 @@ from . import size as sz
 from .axes import Axes
 from .call import Call, ScalarArg, TensorArg
 from .dtypes import BOOL, COMPLEX128, DOUBLE, FLOAT, INT64, DType
-from .fusion import Axis, Empty, Fusion, NumberInput, Op, Output, Pointwise, Random, Reduce, TensorInput, Update, Value, extent
+from .fusion import Axis, Empty, Fusion, NumberInput, Op, Output, Pointwise, Random, Reduce, Reshape, TensorInput, Update, Value, extent
 from .promotion import result_type
 from ..errors import Refusal
 
@@ -43,7 +43,7 @@ class Builder:
         self._updates: list[tuple[TensorInput, Value, bool]] = []
         self._layouts: dict[str, lay.Layout] = {}  # value name -> layout that eager would give it
         self._layout_memo: dict[tuple, lay.Layout] = {}
-        self._axes = Axes(call)
+        self._axes = Axes(call, self.fresh_axis)
         self._behind: dict[str, TensorInput] = {}  # input, or view of one -> that input
         self._repeats: list[TensorInput] = []  # arguments that are read once more, over other axes
         self._views: set[str] = set()
@@ -225,11 +225,18 @@ class Builder:
         elif self.call.decide(sz.eq(size, count)):
             pair = (axis, None)
         else:
-            pair = self._axes.split(axis, count, self.fresh_axis(sz.const(count)), self.fresh_axis(sz.binary("div", size, count)))
+            sizes = sz.const(count), sz.divided(size, count)
+            shares = self._axes.shared_out([axis], sizes)
+            if shares is None:  # it is of loops that do not fit
+                return self.split(self._through_memory(value, self.layout(value)), dim, count)
+            pair = tuple(map(self._axes.whole, shares, sizes))
         return self._relabeled(value, (*value.dims[:dim], *pair, *value.dims[dim + 1 :]))
 
     def merged(self, value: Value, dim: int, axis: "Axis | None") -> Value:
-        """`value` with dims `dim` and `dim + 1`, which `axis` was split into, as one again."""
+        """`value` with dims `dim` and `dim + 1`, the halves of one like `axis`, as one again."""
+        loops = [part for a in value.dims[dim : dim + 2] if a is not None for part in self._axes.parts(a)]
+        if loops and loops != self._axes.parts(axis):
+            axis = self._axes.whole(loops, axis.extent)
         return self._relabeled(value, (*value.dims[:dim], axis, *value.dims[dim + 2 :]))
 
     def _relabeled(self, value: Value, dims: "tuple[Axis | None, ...]") -> Value:
@@ -300,19 +307,19 @@ class Builder:
             if v.name not in values:
                 values[v.name] = replace(v, dims=tuple(part for a in v.dims for part in canonical(a)))
                 if len(set(values[v.name].axes)) < len(values[v.name].axes):
-                    raise Refusal("channels that are grouped meet the groups along another dimension")
+                    raise Refusal("one loop would walk two dims of a value")
             return values[v.name]
 
         read = (*self._inputs.values(), *self._repeats)
         inputs = tuple(replace(i, value=value(i.value), strides=steps(i.value, i.strides)) for i in read if i.value.name in live)
         numbers = tuple(n for n in self._numbers.values() if n.value.name in live)
         done, streams = [], itertools.count()
-        for op in reversed(ops):
-            op = replace(op, operands=tuple(value(v) for v in op.operands), output=value(op.output))
+        for old in reversed(ops):
+            op = replace(old, operands=tuple(value(v) for v in old.operands), output=value(old.output))
             if isinstance(op, Reduce):
                 op = replace(op, axes=tuple(part for a in op.axes for part in canonical(a)))
             elif isinstance(op, Random):
-                op = replace(op, stream=next(streams))
+                op = replace(op, stream=next(streams), linear_strides=steps(old.output, op.linear_strides))
             done.append(op)
         outputs = tuple(Output(value(o.value), o.sizes, o.strides, steps(o.value, o.strides)) for o in self._outputs)
         updates = tuple(Update(value(new), i.index, steps(new, i.strides), i.alignment, counted) for i, new, counted in self._updates)
@@ -329,20 +336,29 @@ class Builder:
         dims: list[Axis | None] = [None] * max((len(v.dims) for v in operands if not v.is_number), default=0)
         met = []
         for v in operands:
-            if not v.is_number and not self._axes.align(dims, v):
-                v = self._again(v)
-                self._axes.align(dims, v)
-            met.append(v)
+            met.append(v if v.is_number or self._axes.align(dims, v) else self._aligned(dims, v))
         return tuple(dims), tuple(met)
 
-    def _again(self, value: Value, into: "dict[Axis, tuple[Axis, ...]] | None" = None) -> Value:
+    def _aligned(self, dims: "list[Axis | None]", value: Value) -> Value:
+        """What stands for `value`, which could not be aligned with `dims`, and can."""
+        again = self._again(value)
+        if again is not None and self._axes.align(dims, again):
+            return again
+        again = self._through_memory(value, self.layout(value))
+        if not self._axes.align(dims, again):
+            raise Refusal("values meet along dims that no loops are those of")
+        return again
+
+    def _again(self, value: Value, into: "dict[Axis, tuple[Axis, ...]] | None" = None) -> "Value | None":
         """`value` computed a second time, from inputs that are read a second time: over axes of its own, or, where `into` is given, over the
-        same axes but for those that it splits into several, outermost first."""
+        same axes but for those that it splits into several, outermost first. None where that cannot be done, or costs too much."""
         axes = dict(into or {})
 
         def split(old: Axis) -> tuple[Axis, ...]:
             root = self.axis(old)
-            if root not in axes:
+            if root not in axes and self._axes.is_split(root) and not into:
+                axes[root] = (self._axes.whole([split(part)[0] for part in self._axes.parts(root)], root.extent),)
+            elif root not in axes:
                 axes[root] = (root,) if into else (self.fresh_axis(root.extent),)
             return axes[root]
 
@@ -353,11 +369,11 @@ class Builder:
         for op in reversed(self._ops):
             if op.output.name in needed and not stays(op.output):
                 cone.append(op)
-                needed.update(v.name for v in op.operands)
-        if any(self._axes.halves(a) for v in (value, *(v for op in cone for v in op.operands)) for a in v.axes):
-            raise Refusal("channels that are grouped meet themselves along another dimension")
+                needed.update(v.name for v in op.operands if not isinstance(op, Reshape))
+        if into and any(self._axes.is_split(a) for v in (value, *(v for op in cone for v in op.operands)) for a in v.axes):
+            return None
         if len(cone) > MAX_REPEATED or any(isinstance(op, Random) for op in cone):
-            raise Refusal("a value that would have to be computed twice is random, or costs too much")
+            return None
         values: dict[str, Value] = {}
         sources = {i.value.name: i for i in (*self._inputs.values(), *self._repeats)}
 
@@ -377,41 +393,69 @@ class Builder:
             return values[v.name]
 
         for op in reversed(cone):
-            op = replace(op, operands=tuple(map(copy, op.operands)), output=copy(op.output))
+            operands = op.operands if isinstance(op, Reshape) else tuple(map(copy, op.operands))
+            op = replace(op, operands=operands, output=copy(op.output))
             if isinstance(op, Reduce):
                 op = replace(op, axes=tuple(part for a in op.axes for part in split(a)))
             self._ops.append(op)
         return copy(value)
 
-    def reshaped(self, name: str, value: Value, pieces: "Sequence[tuple[Sequence[int], Sequence[sz.Size]]]", dims: Sequence[int]) -> Value:
+    def reshaped(self, name: str, value: Value, pieces: "Sequence[tuple[Sequence[int], Sequence[sz.Size]]]", dims: Sequence[int], copies: bool) -> Value:
         """`value` reshaped: each piece takes some of its dims, neighbours of sizes other than 1, to as many dims of the given sizes, also not 1;
-        `dims` says which dims of the result, in order, these are (all others are of size 1: -1). Merging takes a tensor in memory that is walked
-        as one."""
-        source, axes, strides = self._behind.get(value.name), [], []
-        layout, into = self.layout(value), {}
+        `dims` says which dims of the result, in order, these are (all others are of size 1: -1). Eager `copies` where memory does not walk merged
+        dims as one, or raises an error."""
+        source, layout = self._behind.get(value.name), self.layout(value)
+        merged = [pair for old, _ in pieces for pair in zip(old, old[1:])]
+        walks = all(self.call.decide(sz.eq(layout.strides[a], layout.strides[b] * layout.sizes[b])) for a, b in merged)
+        if not walks and not copies:
+            raise Refusal("a view that merges dims which memory does not walk as one is an error in eager")
+        if merged and (source is None or not walks):
+            return self._regrouped(name, value, pieces, dims, walks)
+        axes, strides, into = [], [], {}
         for old, sizes in pieces:
-            step = layout.strides[old[-1]]
-            if len(old) > 1 and source is None:
-                raise Refusal("merged dims of a value that is not in memory")
-            for outer, inner in zip(old, old[1:]):
-                if not self.call.decide(sz.eq(layout.strides[outer], layout.strides[inner] * layout.sizes[inner])):
-                    raise Refusal("merged dims that memory does not walk as one: eager makes a copy")
             own = (self.axis(value.dims[old[0]]),) if len(old) == len(sizes) == 1 else tuple(map(self.fresh_axis, sizes))
             into[self.axis(value.dims[old[0]])] = own
             axes += own
-            strides += [step * sz.product(sizes[k + 1 :]) for k in range(len(sizes))]
+            strides += [layout.strides[old[-1]] * sz.product(sizes[k + 1 :]) for k in range(len(sizes))]
         places = [None if k < 0 else axes[k] for k in dims]
         steps = [sz.const(1) if k < 0 else strides[k] for k in dims]
         if all(len(old) == len(sizes) == 1 for old, sizes in pieces):
             return self.view(name, value, places, steps)
         if source is None:
-            return self.view(name, self._again(value, into), places, steps)
+            again = self._again(value, into)
+            return self._regrouped(name, value, pieces, dims, walks) if again is None else self.view(name, again, places, steps)
         result = self._new(name, value.dtype, tuple(places))
         self._layouts[result.name] = lay.Layout(self.sizes(result), tuple(steps))
         self._repeats.append(replace(source, value=result, strides=tuple(steps)))
         self._behind[result.name] = source
         self._views.add(result.name)
         return result
+
+    def _regrouped(self, name: str, value: Value, pieces, dims: Sequence[int], walks: bool) -> Value:
+        """`reshaped` by loops that are those of the dims of both shapes, or else through memory; `walks`: whether it is a view in eager."""
+        layout = self.layout(value)
+        shares = self._axes.shared_out([value.dims[d] for old, _ in pieces for d in old], [size for _, sizes in pieces for size in sizes])
+        strides = [layout.strides[old[-1]] * sz.product(sizes[k + 1 :]) for old, sizes in pieces for k in range(len(sizes))]
+        flat = [size for _, sizes in pieces for size in sizes]
+        sizes = tuple(sz.const(1) if k < 0 else flat[k] for k in dims)
+        steps = [sz.const(1)] * len(dims)
+        for d in reversed(range(len(dims))):
+            inner = steps[d + 1] * sizes[d + 1] if d + 1 < len(dims) else sz.const(1)
+            steps[d] = inner if dims[d] < 0 else strides[dims[d]]
+        where = lay.Layout(sizes, tuple(steps)) if walks else lay.contiguous(sizes)
+        if shares is None:
+            return self._through_memory(value, where)
+        axes = list(map(self._axes.whole, shares, flat))
+        return self.view(name, value, [None if k < 0 else axes[k] for k in dims], where.strides)
+
+    def _through_memory(self, value: Value, layout: lay.Layout) -> Value:
+        """`value` stored, and read with dims of the sizes of `layout`, which is eager's, over axes of their own."""
+        stored = self._relabeled(value, value.dims)
+        output = self._new("reshape", value.dtype, tuple(None if self.call.decide(sz.eq(size, 1)) else self.fresh_axis(size) for size in layout.sizes))
+        self._layouts[output.name] = layout
+        self._ops.append(Reshape("reshape", (stored,), output))
+        self._views.add(output.name)
+        return output
 
     def _pointwise_layout(self, output: Value, operands: Sequence[Value]) -> lay.Layout:
         layouts = tuple(dict.fromkeys(self._layouts[v.name] for v in operands if not v.is_number and v.dims))

@@ -172,13 +172,14 @@ def _complete(b: Builder, self: Value, sizes: Sequence["sz.Size"]) -> list:
         known = sz.product([s for d, s in enumerate(sizes) if d not in open_dims])
         if decide(sz.eq(known, 0)):
             raise Refusal("a size of -1 of no elements is an error in eager")
-        sizes[open_dims[0]] = sz.quotient(total, known) or total // known
+        sizes[open_dims[0]] = sz.divided(total, known)
     return sizes
 
 
-def _reshaped(b: Builder, name: str, self: Value, sizes: Sequence["sz.Size"]) -> Value:
+def _reshaped(b: Builder, name: str, self: Value, sizes: Sequence["sz.Size"], copies: bool = True) -> Value:
     """`self` with its elements, in row-major order, as a tensor of `sizes`: old and new dims are matched
-    from the left, in the smallest pieces that have equally many elements."""
+    from the left, in the smallest pieces that have equally many elements. Eager `copies` what is no view of
+    memory, or raises an error."""
     sizes, decide = _complete(b, self, sizes), b.call.decide
     have = b.sizes(self)
     old = [d for d, axis in enumerate(self.dims) if axis is not None]
@@ -198,14 +199,15 @@ def _reshaped(b: Builder, name: str, self: Value, sizes: Sequence["sz.Size"]) ->
         pieces.append((old[first:i], [sizes[d] for d in new[start:j]]))
     if i < len(old) or j < len(new):
         raise Refusal("a reshape to another number of elements, or of none")
-    return b.reshaped(name, self, pieces, [new.index(d) if d in new else -1 for d in range(len(sizes))])
+    places = [new.index(d) if d in new else -1 for d in range(len(sizes))]
+    return b.reshaped(name, self, pieces, places, copies)
 
 
 def _reshape(kind: str) -> None:
     @composite(kind, dtypes=ALL, sizes="own", symbolic=("size", "shape"), reshapes=True)
     def evaluate(b: Builder, self, size: "list | None" = None, shape: "list | None" = None) -> Value:
         """The elements of `self`, in row-major order, as a tensor of other sizes"""
-        return _reshaped(b, "view", self, shape if size is None else size)
+        return _reshaped(b, "view", self, shape if size is None else size, kind == "aten::reshape")
 
 
 for _kind in ("aten::view", "aten::reshape"):
@@ -213,8 +215,13 @@ for _kind in ("aten::view", "aten::reshape"):
 
 
 @composite("aten::view_as", dtypes=ALL, sizes="own", reshapes=True)
-@composite("aten::reshape_as", dtypes=ALL, sizes="own", reshapes=True)
 def view_as(b: Builder, self, other) -> Value:
+    """The elements of `self`, in row-major order, as a tensor of the sizes of `other`"""
+    return _reshaped(b, "view", self, b.sizes(other), False)
+
+
+@composite("aten::reshape_as", dtypes=ALL, sizes="own", reshapes=True)
+def reshape_as(b: Builder, self, other) -> Value:
     """The elements of `self`, in row-major order, as a tensor of the sizes of `other`"""
     return _reshaped(b, "view", self, b.sizes(other))
 
