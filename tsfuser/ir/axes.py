@@ -62,6 +62,10 @@ class Axes:
             pairs = self._paired(a, b)
         return pairs is None or any(p != q and not self._held(p).isdisjoint(self._held(q)) for p, q in pairs)
 
+    def _meet(self, a: Axis, b: Axis) -> bool:
+        """Whether two axes, which stand for themselves, have a loop in common."""
+        return a == b or bool(self._pieces) and not set(self.parts(a)).isdisjoint(self.parts(b))
+
     def _held(self, part: Axis) -> "set[str]":
         return self._holders.get(part, set())
 
@@ -105,12 +109,12 @@ class Axes:
                     return None
                 loop = waiting.pop()
                 if decide(sz.lt(size, loop.extent)):
-                    if decide(loop.extent % size):
+                    if not decide(sz.eq(loop.extent % size, 0)):
                         return None
                     self._pieces[loop] = self._cut(loop, [size, sz.divided(loop.extent, size)])
                     loop, rest = self._pieces[loop]
                     waiting.append(rest)
-                elif decide(size % loop.extent):
+                elif not decide(sz.eq(size % loop.extent, 0)):
                     return None
                 share.append(loop)
                 size = sz.divided(size, loop.extent)
@@ -139,8 +143,7 @@ class Axes:
             if axis is None:
                 continue
             root = self.root(axis)
-            own = set(self.parts(root))
-            if any(other is not None and e != d and not own.isdisjoint(self.parts(other)) for e, other in enumerate(trial)):
+            if any(other is not None and e != d and self._meet(self.root(other), root) for e, other in enumerate(trial)):
                 return False
             if trial[d] is not None and self.clash(trial[d], root):
                 return False
