@@ -1,5 +1,6 @@
 """Arguments that a Fusion changes in place, and axes that are several loops in the whole of it."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -193,15 +194,28 @@ def test_what_does_not_nest_is_stored_and_read_again():
 
 
 def test_reductions_wait_for_what_they_read_from_memory():
-    """Sums before and after it, which are over axes of the same sizes."""
+    """Sums before and after it, which are over the same axes."""
 
     def program(b, x):
-        y = add(b, x, total(b, x, [1], True))
-        return total(b, reshaped(b, relu(b, reshaped(b, y, 9, 4)), 6, 6), [1]), total(b, y, [1])
+        late = reshaped(b, relu(b, reshaped(b, relu(b, x), 9, 4)), 6, 6)
+        return total(b, add(b, late, x), [1]), total(b, x, [1])
 
     call, fusion = build(program, tensor(6, 6))
-    assert verify(fusion) is None and len(reshapes(fusion)) == 2
+    assert verify(fusion) is None and len(reshapes(fusion)) == 2 and len(fusion.axes) == 4
     stored = set()
     for stage in stages(call, fusion)[0]:
+        assert not any(isinstance(op, Reshape) for op in stage.segment.ops)
         assert all(b.kind == "input" or b.index in stored for b in stage.segment.loads)
         stored.update(b.index for b in stage.segment.stores)
+
+
+@pytest.mark.parametrize("kind, refused", [("aten::view", True), ("aten::reshape", False)])
+def test_a_view_that_eager_refuses_is_refused(kind, refused):
+    """A computed value that lies in memory as its operand, transposed, does."""
+
+    def program(b, x):
+        return relu(b, find(kind).build(b, self=relu(b, x), **{"size" if refused else "shape": [12]}))
+
+    build(program, tensor(3, 4))
+    with pytest.raises(Refusal, match="error in eager") if refused else contextlib.nullcontext():
+        build(program, tensor(3, 4, strides=(1, 3)))
