@@ -251,7 +251,9 @@ def merged(rng, operands, tensor):
         f"{one} + 1", f"({one} + 1).view_as({{0}}) * {{0}}", f"({one} * 0.5).sum(-1)", f"{one} * {{1}}",
         f"({one} + 2).sum(0) * 0.5", f"({one} - 1).reshape(-1) + ({{0}} * 3).transpose({a}, {b}).reshape(-1)",
         f"({one} * 2).reshape_as({{0}}).permute({order}) + 1", f"({one} + 1).reshape(-1, {rng.randint(1, 4)}) * 2",
-        f"({one} + 1).unsqueeze(0) * {{0}}.sum({a}).unsqueeze(-1)",
+        f"({one} + 1).unsqueeze(0) * {{0}}.sum({a}).unsqueeze(-1)", f"{one}.reshape(-1, {rng.randint(1, 4)}) + 1",
+        f"{one}.unsqueeze(-1).reshape_as({{0}}) * 2", f"{one}.view_as({{0}}).permute({order}).reshape(-1) - 1",
+        f"{one}.reshape(-1).expand(3, -1).reshape(-1, 2) - 1",
     ]  # fmt: skip
     rounding = [f"torch.softmax({one} * 0.5, -1)", f"({one} + 1).mean(-1, True) * {one}", f"torch.tanh({one}) + {one}"]
     template = rng.choice(templates + rounding)

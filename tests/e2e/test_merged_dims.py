@@ -33,6 +33,7 @@ ONE_KERNEL = {
     "channels of a group": "F.group_norm(x * 2.0, 3).flatten(1) * z",
     "two of them": "(x * 2.0).flatten(1) + (x + 1.0).view(4, 60) * (z * y)",
     "of an input that is permuted": "x.permute(2, 1, 0).reshape(-1).exp() * 2.0",
+    "of one after another": "x.permute(2, 1, 0).reshape(-1).view(20, 12).reshape(60, 4).exp() + z.t()",
     "of an expanded input": "(x[:, :1].expand(4, 6, 10).reshape(4, 60) * 2.0).relu() + z",
     "a comparison": "((x > 0.0).flatten(1) & (z > 0.0)) * 1.0",
 }

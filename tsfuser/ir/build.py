@@ -446,7 +446,9 @@ class Builder:
         if shares is None:
             return self._through_memory(value, where)
         axes = list(map(self._axes.whole, shares, flat))
-        return self.view(name, value, [None if k < 0 else axes[k] for k in dims], where.strides)
+        result = self.view(name, value, [None if k < 0 else axes[k] for k in dims], where.strides)
+        self._behind.pop(result.name, None)  # `where` is not how it lies in the memory of an input
+        return result
 
     def _through_memory(self, value: Value, layout: lay.Layout) -> Value:
         """`value` stored, and read with dims of the sizes of `layout`, which is eager's, over axes of their own."""

@@ -1,8 +1,8 @@
 """Shape ops: what eager does as views is a relabeling of axes here.
 
 A result has the axes of its operand in other dims, dims of size 1 more or less, or further axes along which
-it does not change. It never leaves a group: the partition keeps a view whose result leaves outside, where it
-stays a view (torchscript/views.py)."""
+it does not change; a reshape cuts the loops of its operand as both shapes need it. A result never leaves a
+group: the partition keeps a view whose result leaves outside, where it stays a view (torchscript/views.py)."""
 
 from __future__ import annotations
 
