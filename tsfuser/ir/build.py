@@ -204,16 +204,35 @@ class Builder:
         self._count += 1
         return Axis(f"e{self._count - 1}", extent)
 
-    def view(self, name: str, value: Value, dims: "Sequence[Axis | None]", strides: Sequence[sz.Size]) -> Value:
+    def view(self, name: str, value: Value, dims: "Sequence[Axis | None]", strides: Sequence[sz.Size], copies: bool = False) -> Value:
         """`value` with its axes as the dims `dims` and further axes along which it does not change: a relabeling, nothing in memory. `strides` are
-        those of eager's view."""
+        those of eager's view, or of the copy that eager makes where it `copies`."""
         output = self._new(name, value.dtype, tuple(dims))
         self._layouts[output.name] = lay.Layout(self.sizes(output), tuple(strides))
         self._ops.append(Pointwise(name, "{0}", (value,), None, output))
         self._views.add(output.name)
-        if value.name in self._behind:
+        if self.is_read(value) and not copies:
             self._behind[output.name] = self._behind[value.name]
         return output
+
+    def is_read(self, value: Value) -> bool:
+        """Whether `value` is an input, or a view of one: its layout says where memory holds it."""
+        return value.name in self._behind
+
+    def read_as(self, name: str, value: Value, dims: "Sequence[Axis | None]", strides: Sequence[sz.Size]) -> Value:
+        """A view of what `is_read`, over other axes, by which the input is read once more."""
+        source, output = self._behind[value.name], self._new(name, value.dtype, tuple(dims))
+        self._layouts[output.name] = lay.Layout(self.sizes(output), tuple(strides))
+        self._repeats.append(replace(source, value=output, strides=tuple(strides)))
+        self._behind[output.name] = source
+        self._views.add(output.name)
+        return output
+
+    def regrouped(self, value: Value, dims: Sequence[int], sizes: Sequence[sz.Size]) -> "list[Axis] | None":
+        """The axes of dims of `sizes`, not 1, that have the elements of the dims `dims` of `value` in order: of the same loops, which are cut in the
+        whole group; None where no loops are those of both."""
+        shares = self._axes.shared_out([value.dims[d] for d in dims], sizes)
+        return None if shares is None else list(map(self._axes.whole, shares, sizes))
 
     def split(self, value: Value, dim: int, count: int) -> Value:
         """`value` with dim `dim` as two, the first of size `count`; the axis is split in the whole group."""
@@ -225,11 +244,9 @@ class Builder:
         elif self.call.decide(sz.eq(size, count)):
             pair = (axis, None)
         else:
-            sizes = sz.const(count), sz.divided(size, count)
-            shares = self._axes.shared_out([axis], sizes)
-            if shares is None:  # it is of loops that do not fit
-                return self.split(self._through_memory(value, self.layout(value)), dim, count)
-            pair = tuple(map(self._axes.whole, shares, sizes))
+            pair = self.regrouped(value, [dim], [sz.const(count), sz.divided(size, count)])
+            if pair is None:  # it is of loops that do not fit
+                return self.split(self.through_memory(value, self.layout(value)), dim, count)
         return self._relabeled(value, (*value.dims[:dim], *pair, *value.dims[dim + 1 :]))
 
     def merged(self, value: Value, dim: int, axis: "Axis | None") -> Value:
@@ -341,15 +358,15 @@ class Builder:
 
     def _aligned(self, dims: "list[Axis | None]", value: Value) -> Value:
         """What stands for `value`, which could not be aligned with `dims`, and can."""
-        again = self._again(value)
+        again = self.again(value)
         if again is not None and self._axes.align(dims, again):
             return again
-        again = self._through_memory(value, self.layout(value))
+        again = self.through_memory(value, self.layout(value))
         if not self._axes.align(dims, again):
             raise Refusal("values meet along dims that no loops are those of")
         return again
 
-    def _again(self, value: Value, into: "dict[Axis, tuple[Axis, ...]] | None" = None) -> "Value | None":
+    def again(self, value: Value, into: "dict[Axis, tuple[Axis, ...]] | None" = None) -> "Value | None":
         """`value` computed a second time, from inputs that are read a second time: over axes of its own, or, where `into` is given, over the
         same axes but for those that it splits into several, outermost first. None where that cannot be done, or costs too much."""
         axes = dict(into or {})
@@ -400,57 +417,7 @@ class Builder:
             self._ops.append(op)
         return copy(value)
 
-    def reshaped(self, name: str, value: Value, pieces: "Sequence[tuple[Sequence[int], Sequence[sz.Size]]]", dims: Sequence[int], copies: bool) -> Value:
-        """`value` reshaped: each piece takes some of its dims, neighbours of sizes other than 1, to as many dims of the given sizes, also not 1;
-        `dims` says which dims of the result, in order, these are (all others are of size 1: -1). Eager `copies` where memory does not walk merged
-        dims as one, or raises an error."""
-        source, layout = self._behind.get(value.name), self.layout(value)
-        merged = [pair for old, _ in pieces for pair in zip(old, old[1:])]
-        walks = all(self.call.decide(sz.eq(layout.strides[a], layout.strides[b] * layout.sizes[b])) for a, b in merged)
-        if not walks and not copies:
-            raise Refusal("a view that merges dims which memory does not walk as one is an error in eager")
-        if merged and (source is None or not walks):
-            return self._regrouped(name, value, pieces, dims, walks)
-        axes, strides, into = [], [], {}
-        for old, sizes in pieces:
-            own = (self.axis(value.dims[old[0]]),) if len(old) == len(sizes) == 1 else tuple(map(self.fresh_axis, sizes))
-            into[self.axis(value.dims[old[0]])] = own
-            axes += own
-            strides += [layout.strides[old[-1]] * sz.product(sizes[k + 1 :]) for k in range(len(sizes))]
-        places = [None if k < 0 else axes[k] for k in dims]
-        steps = [sz.const(1) if k < 0 else strides[k] for k in dims]
-        if all(len(old) == len(sizes) == 1 for old, sizes in pieces):
-            return self.view(name, value, places, steps)
-        if source is None:
-            again = self._again(value, into)
-            return self._regrouped(name, value, pieces, dims, walks) if again is None else self.view(name, again, places, steps)
-        result = self._new(name, value.dtype, tuple(places))
-        self._layouts[result.name] = lay.Layout(self.sizes(result), tuple(steps))
-        self._repeats.append(replace(source, value=result, strides=tuple(steps)))
-        self._behind[result.name] = source
-        self._views.add(result.name)
-        return result
-
-    def _regrouped(self, name: str, value: Value, pieces, dims: Sequence[int], walks: bool) -> Value:
-        """`reshaped` by loops that are those of the dims of both shapes, or else through memory; `walks`: whether it is a view in eager."""
-        layout = self.layout(value)
-        shares = self._axes.shared_out([value.dims[d] for old, _ in pieces for d in old], [size for _, sizes in pieces for size in sizes])
-        strides = [layout.strides[old[-1]] * sz.product(sizes[k + 1 :]) for old, sizes in pieces for k in range(len(sizes))]
-        flat = [size for _, sizes in pieces for size in sizes]
-        sizes = tuple(sz.const(1) if k < 0 else flat[k] for k in dims)
-        steps = [sz.const(1)] * len(dims)
-        for d in reversed(range(len(dims))):
-            inner = steps[d + 1] * sizes[d + 1] if d + 1 < len(dims) else sz.const(1)
-            steps[d] = inner if dims[d] < 0 else strides[dims[d]]
-        where = lay.Layout(sizes, tuple(steps)) if walks else lay.contiguous(sizes)
-        if shares is None:
-            return self._through_memory(value, where)
-        axes = list(map(self._axes.whole, shares, flat))
-        result = self.view(name, value, [None if k < 0 else axes[k] for k in dims], where.strides)
-        self._behind.pop(result.name, None)  # `where` is not how it lies in the memory of an input
-        return result
-
-    def _through_memory(self, value: Value, layout: lay.Layout) -> Value:
+    def through_memory(self, value: Value, layout: lay.Layout) -> Value:
         """`value` stored, and read with dims of the sizes of `layout`, which is eager's, over axes of their own."""
         stored = self._relabeled(value, value.dims)
         output = self._new("reshape", value.dtype, tuple(None if self.call.decide(sz.eq(size, 1)) else self.fresh_axis(size) for size in layout.sizes))
