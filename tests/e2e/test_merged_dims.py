@@ -161,6 +161,26 @@ def test_a_new_shape_of_a_known_class_compiles_nothing(device, name):
     assert rise["kernels_compiled"] == rise["plans_built"] == 0 and rise["class_hits"] == 4
 
 
+SIZED = [
+    "v = (x * 2.0).flatten(1)\n    return v.relu() * v.size(1)",
+    "v = (x * 2.0).reshape(x.size(0), -1)\n    return v.sum(1) / v.size(1)",
+    "v = (x * 2.0).view(-1, x.size(2)).relu()\n    return (v + 1.0).view(x.size(0), -1).exp() * v.size(0)",
+]
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("body", SIZED)
+def test_a_merged_value_is_not_stored_for_its_sizes(device, body):
+    scripted, plain = (script(f"def f(x):\n    {body}\n") for _ in range(2))
+    with no_fallback():
+        fuse(scripted, torch.randn(4, 6, 10, device=device))
+        for sizes in ((4, 6, 10), (3, 5, 7), (1, 6, 10), (4, 6, 1)):
+            x = torch.randn(sizes, device=device)
+            assert_matches(scripted(x), plain(x), plain(x.double()), ops=20)
+    [group] = groups(scripted)
+    assert group.outputsSize() == 1
+
+
 def test_splits_that_nest_in_one_call_and_not_in_the_next(device):
     scripted, plain = (script("def f(x, n: int):\n    return (x * 2.0).view(n, -1).relu() + 1.0\n") for _ in range(2))
     with no_fallback():

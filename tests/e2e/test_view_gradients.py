@@ -175,6 +175,16 @@ SIZE_OPERATORS = [
     ("unsqueezed_sizes", ([], 7), [1]),
     ("permuted_sizes", ([4, 8, 2], [2, 0, -2]), [2, 4, 8]),
     ("permuted_sizes", ([4, 8], None), [8, 4]),
+    ("viewed_sizes", ([4, 8], [2, 16], None), [2, 16]),
+    ("viewed_sizes", ([4, 8], None, [2, -1, 4]), [2, 4, 4]),
+    ("viewed_sizes", ([4, 8], [-1], None), [32]),
+    ("viewed_sizes", ([], [1, -1], None), [1, 1]),
+    ("viewed_sizes", ([0, 8], [0, -1], None), [0, 0]),
+    ("flattened_sizes", ([4, 8, 2], 0, -1), [64]),
+    ("flattened_sizes", ([4, 8, 2], 1, 2), [4, 16]),
+    ("flattened_sizes", ([4, 8, 2], -2, -2), [4, 8, 2]),
+    ("flattened_sizes", ([], 0, -1), [1]),
+    ("flattened_sizes", ([4, 8], 0, 3), [4, 8]),
 ]
 
 

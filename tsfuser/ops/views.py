@@ -248,7 +248,7 @@ def _layout(sizes: list, strides: list, places: "list[int]") -> Layout:
 
 
 def _reshape(kind: str) -> None:
-    @composite(kind, dtypes=ALL, sizes="own", symbolic=("size", "shape"), reshapes=True)
+    @composite(kind, dtypes=ALL, sizes="viewed", symbolic=("size", "shape"), reshapes=True)
     def evaluate(b: Builder, self, size: "list | None" = None, shape: "list | None" = None) -> Value:
         """The elements of `self`, in row-major order, as a tensor of other sizes"""
         return _reshaped(b, "view", self, shape if size is None else size, kind == "aten::reshape")
@@ -270,7 +270,7 @@ def reshape_as(b: Builder, self, other) -> Value:
     return _reshaped(b, "view", self, b.sizes(other))
 
 
-@composite("aten::flatten", "using_ints", dtypes=ALL, sizes="own", reshapes=True)
+@composite("aten::flatten", "using_ints", dtypes=ALL, sizes="flattened", reshapes=True)
 def flatten(b: Builder, self, start_dim: int = 0, end_dim: int = -1) -> Value:
     """`self` with the dims from `start_dim` to `end_dim` as one"""
     rank, sizes = len(self.dims), list(b.sizes(self))
