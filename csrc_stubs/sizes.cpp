@@ -80,6 +80,37 @@ void permuted_sizes(Stack& stack) {
   torch::jit::push(stack, std::move(result));
 }
 
+// Those of view and of reshape, whose arguments have different names: one of them is None. Where one is -1,
+// the others say what it is.
+void viewed_sizes(Stack& stack) {
+  const c10::IValue shape = torch::jit::pop(stack);
+  const c10::IValue size = torch::jit::pop(stack);
+  const Sizes sizes = torch::jit::pop(stack).toIntVector();
+  Sizes result = (size.isNone() ? shape : size).toIntVector();
+  int64_t elements = 1, known = 1;
+  for (int64_t n : sizes) elements *= n;
+  for (int64_t n : result) known *= n < 0 ? 1 : n;
+  for (int64_t& n : result) {
+    if (n < 0) n = known == 0 ? 0 : elements / known;
+  }
+  torch::jit::push(stack, std::move(result));
+}
+
+void flattened_sizes(Stack& stack) {
+  int64_t end = torch::jit::pop(stack).toInt();
+  int64_t start = torch::jit::pop(stack).toInt();
+  Sizes sizes = torch::jit::pop(stack).toIntVector();
+  if (sizes.empty()) sizes.push_back(1);
+  const auto rank = static_cast<int64_t>(sizes.size());
+  start += start < 0 ? rank : 0;
+  end += end < 0 ? rank : 0;
+  if (0 <= start && start <= end && end < rank) {
+    for (int64_t d = start + 1; d <= end; ++d) sizes[start] *= sizes[d];
+    sizes.erase(sizes.begin() + start + 1, sizes.begin() + end + 1);
+  }
+  torch::jit::push(stack, std::move(sizes));
+}
+
 }  // namespace
 
 void register_size_operators() {
@@ -90,7 +121,10 @@ void register_size_operators() {
                 kind),
        Operator("tsfuser::squeezed_sizes(int[] sizes, int[]? dim) -> int[]", squeezed_sizes, kind),
        Operator("tsfuser::unsqueezed_sizes(int[] sizes, int dim) -> int[]", unsqueezed_sizes, kind),
-       Operator("tsfuser::permuted_sizes(int[] sizes, int[]? dims) -> int[]", permuted_sizes, kind)});
+       Operator("tsfuser::permuted_sizes(int[] sizes, int[]? dims) -> int[]", permuted_sizes, kind),
+       Operator("tsfuser::viewed_sizes(int[] sizes, int[]? size, int[]? shape) -> int[]", viewed_sizes, kind),
+       Operator("tsfuser::flattened_sizes(int[] sizes, int start_dim, int end_dim) -> int[]", flattened_sizes,
+                kind)});
 }
 
 }  // namespace tsfuser

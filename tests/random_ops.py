@@ -108,7 +108,7 @@ def statement(rng, values, gradients):
     tensor = values[operands[0]]
     makers = (
         (6, _exact), (6, _smooth), (3, _kinked), (1, _bent), (3, _jumping), (1, _integral), (4, reduction),
-        (3, normal), (5, view), (2, _inplace), (0.5, _foreign),
+        (3, normal), (5, view), (3, merged), (2, _inplace), (0.5, _foreign),
     )  # fmt: skip
     (make,) = rng.choices([m for _, m in makers], [weight for weight, _ in makers])
     return make(rng, operands, tensor)
@@ -229,6 +229,35 @@ def view(rng, operands, tensor):
     template = rng.choice(found)
     computes = "+" in template and "[2]" not in template
     return Statement(template, operands, "value" if computes else "view", True)
+
+
+def merged(rng, operands, tensor):
+    """Computed values whose dims are merged, and split again in the same or another way."""
+    rank = tensor.dim()
+    if rank < 2:
+        return view(rng, operands, tensor)
+    a, b = sorted(rng.sample(range(rank), 2))
+    order = rng.sample(range(rank), rank)
+    one = rng.choice(
+        [
+            f"({{0}} * 2).flatten({a}, {b})", "({0} + {1}).reshape(-1)", "(2 - {0}).view({0}.size(0), -1)",
+            f"({{0}} * 2).transpose({a}, {b}).reshape({{0}}.size({b}), -1)",
+            f"(-{{0}}).permute({order}).reshape(-1, {{0}}.size({a}))", f"{{0}}.permute({order}).reshape(-1)",
+            f"({{0}} + {{1}}).reshape({{0}}.size({b}), -1)", f"({{0}} * 2).unflatten({a}, [-1, 1]).flatten({a})",
+            f"({{0}} * 0.5).reshape(-1, {rng.randint(1, 4)})", "({0} + {0}.sum(-1, True)).flatten()",
+        ]
+    )  # fmt: skip
+    templates = [
+        f"{one} + 1", f"({one} + 1).view_as({{0}}) * {{0}}", f"({one} * 0.5).sum(-1)", f"{one} * {{1}}",
+        f"({one} + 2).sum(0) * 0.5", f"({one} - 1).reshape(-1) + ({{0}} * 3).transpose({a}, {b}).reshape(-1)",
+        f"({one} * 2).reshape_as({{0}}).permute({order}) + 1", f"({one} + 1).reshape(-1, {rng.randint(1, 4)}) * 2",
+        f"({one} + 1).unsqueeze(0) * {{0}}.sum({a}).unsqueeze(-1)", f"{one}.reshape(-1, {rng.randint(1, 4)}) + 1",
+        f"{one}.unsqueeze(-1).reshape_as({{0}}) * 2", f"{one}.view_as({{0}}).permute({order}).reshape(-1) - 1",
+        f"{one}.reshape(-1).expand(3, -1).reshape(-1, 2) - 1",
+    ]  # fmt: skip
+    rounding = [f"torch.softmax({one} * 0.5, -1)", f"({one} + 1).mean(-1, True) * {one}", f"torch.tanh({one}) + {one}"]
+    template = rng.choice(templates + rounding)
+    return Statement(template, operands, exact=template in templates)
 
 
 def dtypes():

@@ -2,17 +2,17 @@
 
 In: a Fusion. Out: ordered `Segment`s with what each reads from and writes to memory. A pointwise segment computes everything between memory
 and its outputs; outputs of a subset of its axes ride along. Example: `y = x + b; z = b * 2` over axes (r, c) and (c): one segment,
-`z` stored by the first row only.
+`z` stored by the first row only. What is reshaped is stored by the segments of one stage, and read along other axes in the next.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Callable
+from typing import Callable, NamedTuple
 
 from .ir import size as sz
 from .ir.call import Call
-from .ir.fusion import Axis, Fusion, Op, Random, Reduce, TensorInput, Value, statement
+from .ir.fusion import Axis, Fusion, Op, Random, Reduce, Reshape, TensorInput, Value, statement
 from .ir.size import Size
 
 
@@ -123,6 +123,7 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Cal
     stored |= {u.value.name: Buffer(u.value, "update", u.index, u.strides, u.alignment) for u in fusion.updates}
     memory = {i.value.name: _input_buffer(i) for i in fusion.inputs}
     result: list[Segment] = []
+    stages = _stages(fusion)
 
     def buffer(value: Value) -> Buffer:
         """Where `value` goes: a group output if it is one, else a temporary."""
@@ -171,7 +172,7 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Cal
         """What one pass over the rows of `op` could store: reductions over the same axes, also of one another's results, all that follows
         from them, and reductions of that over the other axes, but for the results `without`; None where nothing follows."""
         members: set[str] = set()
-        for r in fusion.ops:
+        for r in ready:
             if isinstance(r, Reduce) and r.output.name not in memory and _like(r, op) and reductions_of([r.output]) <= members | {r.output.name}:
                 members.add(r.output.name)
         if op.output.name not in members:
@@ -180,18 +181,18 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Cal
         followers = [v for v in pending(outputs) if reductions_of([v]) and reductions_of([v]) <= members and set(v.axes) <= full]
         followers = [v for v in followers if v.name not in without]
         values = [v for v in followers if v.name not in members]
-        columns = [r.output for r in fusion.ops if awaited(r) and r.output.name not in without and set(r.operands[0].axes) == full and set(r.axes) == across
+        columns = [r.output for r in ready if awaited(r) and r.output.name not in without and set(r.operands[0].axes) == full and set(r.axes) == across
                    and across and reductions_of([r.operands[0]]) <= members]
-        nested = any(len(reductions_of([r.output])) > 1 for r in fusion.ops if r.output.name in members)
+        nested = any(len(reductions_of([r.output])) > 1 for r in ready if r.output.name in members)
         if not values and not nested:
             return None
-        later = reductions_of([v for v in pending(outputs) if v not in followers + columns])
-        read = {b.value.name for b in slice_of(values + [r.output for r in fusion.ops if r.output.name in members])[1]}
+        later = reductions_of([v for v in pending(outputs + rest) if v not in followers + columns])
+        read = {b.value.name for b in slice_of(values + [r.output for r in ready if r.output.name in members])[1]}
         for value in pending(outputs):  # what reads the same data is stored on the way
             alone = not reductions_of([value]) and value.name not in without
             if alone and set(value.axes) == full and read & {b.value.name for b in slice_of([value])[1]}:
                 values.append(value)
-        return values + columns + [r.output for r in fusion.ops if r.output.name in members and (r.output.name in stored or r.output.name in later)]
+        return values + columns + [r.output for r in ready if r.output.name in members and (r.output.name in stored or r.output.name in later)]
 
     def fitting(op: Reduce) -> "list[Value] | None":
         """What one pass over the rows of `op` stores: all that it could, or as much of it as is accepted; None for nothing."""
@@ -208,7 +209,7 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Cal
 
     def plain(op: Reduce) -> list[Value]:
         """Reductions over the same axes that need no other, and what reads the same data, stored on the way."""
-        same = [r for r in fusion.ops if isinstance(r, Reduce) and r.output.name not in memory and _like(r, op) and len(reductions_of([r.output])) == 1]
+        same = [r for r in ready if isinstance(r, Reduce) and r.output.name not in memory and _like(r, op) and len(reductions_of([r.output])) == 1]
         values = [r.output for r in same]
         ops, loads = slice_of(values)
         axes, read = set(_axes(ops, loads)), {b.value.name for b in loads}
@@ -220,22 +221,48 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Cal
     def awaited(op: Op) -> bool:
         return isinstance(op, Reduce) and op.output.name not in memory and op.output.name in reductions_of(pending(outputs))
 
-    outputs = [o.value for o in fusion.outputs] + [u.value for u in fusion.updates]
-    for op in fusion.ops:  # rows first: their pass may take along reductions that stand earlier
-        if awaited(op):
-            values = fitting(op)
-            if values:
-                add(values)
-    for op in fusion.ops:
-        if awaited(op):
-            values = fitting(op)
-            if values:
-                add(values)
+    for k, (ready, outputs, reshapes) in enumerate(stages):
+        rest = [v for stage in stages[k + 1 :] for v in stage.outputs]
+        for op in ready:  # rows first: their pass may take along reductions that stand earlier
             if awaited(op):
-                add(plain(op))
-    for group in _by_space(call, [v for v in dict.fromkeys(outputs) if v.name not in memory or memory[v.name].kind == "input"]):
-        add(group)
+                values = fitting(op)
+                if values:
+                    add(values)
+        for op in ready:
+            if awaited(op):
+                values = fitting(op)
+                if values:
+                    add(values)
+                if awaited(op):
+                    add(plain(op))
+        for group in _by_space(call, [v for v in dict.fromkeys(outputs) if v.name not in memory or memory[v.name].kind == "input"]):
+            add(group)
+        for op in reshapes:
+            memory[op.output.name] = replace(memory[op.operands[0].name], value=op.output, strides=_row_major(_sizes(op.output)))
     return tuple(result)
+
+
+class _Stage(NamedTuple):
+    """`outputs` are to be stored, by the ops that are `ready`; the operands of `reshapes` are among them."""
+
+    ready: "list[Op]"
+    outputs: "list[Value]"
+    reshapes: "list[Reshape]"
+
+
+def _stages(fusion: Fusion) -> "list[_Stage]":
+    """The ops that can be computed before anything that is stored is read back, those that wait for it once, and so on."""
+    stage: dict[str, int] = {}
+    for op in fusion.ops:
+        stage[op.output.name] = max([stage.get(v.name, 0) for v in op.operands], default=0) + isinstance(op, Reshape)
+    stored = [o.value for o in fusion.outputs] + [u.value for u in fusion.updates]
+    result = []
+    for k in range(max(stage.values(), default=0) + 1):
+        reshapes = [op for op in fusion.ops if isinstance(op, Reshape) and stage[op.output.name] == k + 1]
+        ready = [op for op in fusion.ops if stage[op.output.name] <= k and not isinstance(op, Reshape)]
+        outputs = [v for v in stored if stage.get(v.name, 0) == k] + [op.operands[0] for op in reshapes]
+        result.append(_Stage(ready, outputs, reshapes))
+    return result
 
 
 def _like(a: Reduce, b: Reduce) -> bool:

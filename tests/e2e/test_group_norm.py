@@ -86,14 +86,9 @@ def test_a_new_number_of_channels_is_not_compiled_again():
     assert rise["kernels_compiled"] == 0
 
 
-def test_groups_that_do_not_fit_together_are_left_to_eager():
+def test_groups_that_do_not_fit_together_meet_in_memory(device):
     source = "def f(x, w, b):\n    return torch.group_norm(torch.group_norm(x, 2, w, b, 1e-5) * 2.0, 3, w, b, 1e-5) + x\n"
-    fused, plain = script(source), script(source)
-    x, w, b = inputs(4, 6, 5)
-    with tsfuser.fuser(), pytest.warns(tsfuser.TsfuserWarning, match="grouped in two ways"):
-        for _ in range(3):
-            actual = fused(x, w, b)
-    assert_matches(actual, plain(x, w, b), ops=64)
+    check(Fused(source), *inputs(4, 6, 5, device=device), ops=64)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)

@@ -129,21 +129,6 @@ def test_dims_of_an_input_are_merged(device, name):
     compare(RESHAPES[name], x, y)
 
 
-@pytest.mark.parametrize("target", NATIVE)
-@pytest.mark.parametrize(
-    "text",
-    [
-        "(x.t().reshape(-1) * 2.0).relu()",
-        "((x + y).view(-1) * 2.0).relu() + 1.0",
-        "(x.expand(2, 6, 4).reshape(12, 4) * 2.0).relu()",
-        "((x + y).view(0 * x.size(0) + 2, 12) * 2.0).relu()",
-    ],
-)
-def test_what_cannot_be_reshaped_in_a_group_is_right_outside(device, text):
-    x, y = torch.randn(6, 4, device=device), torch.randn(6, 4, device=device)
-    compare(text, x, y, fused=False)
-
-
 def test_reshapes_of_other_sizes_than_were_profiled(device):
     scripted = script(
         "def f(x, n: int):\n    m = x.size(1) // n\n"
@@ -188,6 +173,8 @@ LEAVING = [
     "p.expand(2, 5, 7)",
     "p.permute(1, 0).squeeze()",
     "p.view(7, 5)",
+    "p.flatten()",
+    "p.reshape(-1)",
     "p.t().to(torch.float32)",
     "p.t().type_as(p)",
 ]

@@ -1,15 +1,20 @@
-"""Arguments that a Fusion changes in place, and axes that are split in the whole of it."""
+"""Arguments that a Fusion changes in place, and axes that are several loops in the whole of it."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
 
-from programs import add, build, relu, stages, tensor
+from programs import add, build, relu, stages, tensor, total
 from tsfuser.errors import Refusal
 from tsfuser.ir.dtypes import FLOAT, UINT8
-from tsfuser.ir.fusion import Empty
+from tsfuser.ir import size as sz
+from tsfuser.ir.axes import Axes
+from tsfuser.ir.call import Call
+from tsfuser.ir.fusion import Axis, Empty, Reshape
 from tsfuser.ir.text import read
 from tsfuser.ir.verify import verify
+from tsfuser.ops.table import find
 
 
 def following(b, x, running):
@@ -88,7 +93,6 @@ def test_axes_that_meet_are_split_alike():
 @pytest.mark.parametrize(
     "program, reason",
     [
-        (lambda b, x: grouped(2)(b, grouped(3)(b, x)), "grouped in two ways"),
         (lambda b, x: grouped(5)(b, x), "evenly"),
         (lambda b, x: grouped(0)(b, x), "evenly"),
     ],
@@ -96,3 +100,122 @@ def test_axes_that_meet_are_split_alike():
 def test_a_split_that_does_not_fit_is_refused(program, reason):
     with pytest.raises(Refusal, match=reason):
         build(program, tensor(4, 12))
+
+
+def test_a_split_beside_another_goes_through_memory():
+    call, fusion = build(lambda b, x: grouped(2)(b, grouped(3)(b, x)), tensor(4, 12))
+    assert len(reshapes(fusion)) == 1 and verify(fusion) is None
+
+
+def test_random_numbers_of_a_split_axis_are_counted_as_before():
+    call, fusion = build(lambda b, x: grouped(3)(b, add(b, x, b.uniform(x))), tensor(4, 12))
+    assert verify(fusion) is None
+    assert [call.value(s) for s in fusion.randoms[0].linear_strides] == [12, 4, 1]
+
+
+# ---- merged dims
+
+
+def extents(axes, loops):
+    return [axes.call.value(p.extent) for a in loops for p in axes.parts(a)]
+
+
+@pytest.mark.parametrize(
+    "old, new, pieces",
+    [
+        ((4, 6), (24,), [4, 6]),
+        ((24,), (4, 6), [4, 6]),
+        ((4, 6), (2, 12), [2, 2, 6]),
+        ((4, 6, 5), (8, 15), [4, 2, 3, 5]),
+        ((2, 3, 4), (2, 3, 4), [2, 3, 4]),
+        ((2, 6), (3, 4), None),
+        ((4, 6), (6, 4), None),
+        ((4, 6), (4, 5), None),
+        ((4, 6), (4,), None),
+    ],
+)
+def test_the_finest_pieces(old, new, pieces):
+    axes = Axes(Call(()), iter_axes())
+    loops = [axes.fresh(sz.const(n)) for n in old]
+    shares = axes.shared_out(loops, [sz.const(n) for n in new])
+    assert (shares and extents(axes, loops)) == pieces
+    if pieces:
+        assert [axes.call.value(sz.product([p.extent for p in share])) for share in shares] == list(new)
+
+
+def iter_axes():
+    """Makes axes of names of their own."""
+    made = []
+
+    def fresh(extent):
+        made.append(extent)
+        return Axis(f"e{len(made) - 1}", extent)
+
+    return fresh
+
+
+def reshaped(b, x, *sizes):
+    return find("aten::reshape").build(b, self=x, shape=list(sizes))
+
+
+def reshapes(fusion):
+    return [op for op in fusion.ops if isinstance(op, Reshape)]
+
+
+def test_what_meets_a_merged_dim_is_cut_as_it_is():
+    """A bias and a residual are read along the dims that were merged."""
+    call, fusion = build(lambda b, x, y, z: add(b, add(b, reshaped(b, relu(b, x), 4, 30), y), z), tensor(4, 5, 6), tensor(30), tensor(4, 30))
+    assert verify(fusion) is None and read(str(fusion)) == fusion and not reshapes(fusion)
+    assert [call.value(a.extent) for a in fusion.axes] == [4, 5, 6]
+    assert [[call.value(s) for s in i.strides] for i in fusion.inputs] == [[30, 6, 1], [6, 1], [30, 6, 1]]
+    assert [call.value(s) for s in fusion.outputs[0].sizes] == [4, 30]
+    assert len(stages(call, fusion)[0]) == 1
+
+
+def test_a_merged_dim_in_two_ways_is_read_twice():
+    """The rows of a square and its columns, each as one dim: no loops are those of both."""
+
+    def program(b, x):
+        y = relu(b, x)
+        return add(b, reshaped(b, y, 36), reshaped(b, b.view("t", y, y.dims[::-1], b.layout(y).strides[::-1]), 36))
+
+    call, fusion = build(program, tensor(6, 6))
+    assert verify(fusion) is None and len(fusion.inputs) == 2 and not reshapes(fusion)
+
+
+def test_what_does_not_nest_is_stored_and_read_again():
+    call, fusion = build(lambda b, x: relu(b, reshaped(b, relu(b, x), 5, 12)), tensor(12, 5))
+    assert verify(fusion) is None and read(str(fusion)) == fusion and len(reshapes(fusion)) == 1
+    found, temporaries = stages(call, fusion)
+    assert [len(s.segment.ops) for s in found] == [2, 1] and len(temporaries) == 1
+    [load] = found[1].segment.loads
+    assert (load.kind, load.index) == ("allocation", temporaries[0].index)
+    assert [call.value(s) for s in load.strides] == [12, 1]
+
+
+def test_reductions_wait_for_what_they_read_from_memory():
+    """Sums before and after it, which are over the same axes."""
+
+    def program(b, x):
+        late = reshaped(b, relu(b, reshaped(b, relu(b, x), 9, 4)), 6, 6)
+        return total(b, add(b, late, x), [1]), total(b, x, [1])
+
+    call, fusion = build(program, tensor(6, 6))
+    assert verify(fusion) is None and len(reshapes(fusion)) == 2 and len(fusion.axes) == 4
+    stored = set()
+    for stage in stages(call, fusion)[0]:
+        assert not any(isinstance(op, Reshape) for op in stage.segment.ops)
+        assert all(b.kind == "input" or b.index in stored for b in stage.segment.loads)
+        stored.update(b.index for b in stage.segment.stores)
+
+
+@pytest.mark.parametrize("kind, refused", [("aten::view", True), ("aten::reshape", False)])
+def test_a_view_that_eager_refuses_is_refused(kind, refused):
+    """A computed value that lies in memory as its operand, transposed, does."""
+
+    def program(b, x):
+        return relu(b, find(kind).build(b, self=relu(b, x), **{"size" if refused else "shape": [12]}))
+
+    build(program, tensor(3, 4))
+    with pytest.raises(Refusal, match="error in eager") if refused else contextlib.nullcontext():
+        build(program, tensor(3, 4, strides=(1, 3)))

@@ -4,11 +4,14 @@ In: axes as operands meet. Out: the axis that stands for each. Two axes along wh
 square x, the sums vary along x's first axis but meet its second, and one loop cannot walk both. `clash` tells; the builder then computes one of
 the operands a second time, over axes of its own.
 
-An axis may be split into two, in the whole build: the channels of a group norm into groups and channels of a group. Values keep the one axis
-until the end; then `parts` gives the loops that it is.
+An axis may be several loops, in the whole build: the channels of a group norm are groups and channels of a group, the axis of a merged dim those
+of the dims that were merged. Values keep the one axis until the end; then `parts` gives the loops that it is. Where two such axes are joined, both
+become the finest pieces that each is made of: 4 * 6 and 2 * 12 are 2 * 2 * 6. `(2, 6)` and `(3, 4)` have no such pieces: they clash.
 """
 
 from __future__ import annotations
+
+from typing import Callable, Sequence
 
 from . import size as sz
 from .call import Call
@@ -17,13 +20,13 @@ from ..errors import Refusal
 
 
 class Axes:
-    """The axes of one build."""
+    """The axes of one build; `fresh` makes new ones."""
 
-    def __init__(self, call: Call):
-        self.call = call
+    def __init__(self, call: Call, fresh: "Callable[[sz.Size], Axis]"):
+        self.call, self.fresh = call, fresh
         self._joined: dict[Axis, Axis] = {}  # axis -> the axis it was joined to
-        self._splits: "dict[Axis, tuple[int, Axis, Axis]]" = {}  # axis -> how many outer steps, outer, inner
-        self._holders: dict[Axis, set[str]] = {}  # axis that stands for itself -> names of the values that vary along it
+        self._pieces: dict[Axis, tuple[Axis, ...]] = {}  # axis that stands for itself -> what it is made of, outermost first
+        self._holders: dict[Axis, set[str]] = {}  # loop -> names of the values that vary along it
 
     def root(self, axis: Axis) -> Axis:
         """The axis that stands for `axis` now."""
@@ -31,61 +34,106 @@ class Axes:
             axis = self._joined[axis]
         return axis
 
+    def parts(self, axis: Axis) -> list[Axis]:
+        """The loops that `axis` is, outermost first."""
+        root = self.root(axis)
+        return [part for piece in self._pieces[root] for part in self.parts(piece)] if root in self._pieces else [root]
+
+    def is_split(self, axis: Axis) -> bool:
+        """Whether `axis` is several loops."""
+        return self.root(axis) in self._pieces
+
     def hold(self, value: Value) -> Value:
         """Takes note that `value` varies along its axes."""
         for axis in value.axes:
-            self._holders.setdefault(self.root(axis), set()).add(value.name)
+            for part in self.parts(axis):
+                self._holders.setdefault(part, set()).add(value.name)
         return value
 
     def clash(self, a: Axis, b: Axis) -> bool:
-        """Whether some value varies along both, so that they must not be joined."""
+        """Whether some value varies along both, so that they must not be joined, or they are of loops that cannot be."""
         a, b = self.root(a), self.root(b)
-        return a != b and not self._holders.get(a, set()).isdisjoint(self._holders.get(b, ()))
+        if a == b:
+            return False
+        pairs = [(a, b)]
+        if self.is_split(a) or self.is_split(b):
+            if not self.call.decide(sz.eq(a.extent, b.extent)):
+                return False
+            pairs = self._paired(a, b)
+        return pairs is None or any(p != q and not self._held(p).isdisjoint(self._held(q)) for p, q in pairs)
+
+    def _meet(self, a: Axis, b: Axis) -> bool:
+        """Whether two axes, which stand for themselves, have a loop in common."""
+        return a == b or bool(self._pieces) and not set(self.parts(a)).isdisjoint(self.parts(b))
+
+    def _held(self, part: Axis) -> "set[str]":
+        return self._holders.get(part, set())
 
     def join(self, a: Axis, b: Axis) -> Axis:
-        """The one axis that stands for both from now on; raises Refusal if their sizes differ in this call."""
+        """The one axis that stands for both, which do not clash, from now on; raises Refusal if their sizes differ in this call."""
         a, b = self.root(a), self.root(b)
         if a == b:
             return a
         if not self.call.decide(sz.eq(a.extent, b.extent)):
             raise Refusal(f"sizes {self.call.value(a.extent)} and {self.call.value(b.extent)} do not broadcast")
+        if self.is_split(a) or self.is_split(b):
+            for p, q in self._paired(a, b):
+                self.join(p, q)
+            self._pieces.pop(b, None)
         self._joined[b] = a
         self._holders.setdefault(a, set()).update(self._holders.pop(b, ()))
         return a
 
-    def split(self, axis: Axis, count: int, outer: Axis, inner: Axis) -> tuple[Axis, Axis]:
-        """The two axes, of `count` and of the other steps, that `axis` is from now on: `outer` and `inner`, or those that it was before. Raises
-        Refusal if it is split in another way."""
-        known = self.halves(axis)
-        if known is not None and self._splits[self.root(axis)][0] != count:
-            raise Refusal("channels are grouped in two ways")
-        if known is None:
-            self._splits[self.root(axis)] = (count, outer, inner)
-        return known or (outer, inner)
+    def _paired(self, a: Axis, b: Axis) -> "list[tuple[Axis, Axis]] | None":
+        """The loops of two axes of one size side by side, which are cut as it takes; None where their pieces do not nest."""
+        mine = self.parts(a)
+        shares, pairs = self.shared_out([b], [p.extent for p in mine]), []
+        for p, share in zip(mine, shares or ()):
+            if len(share) > 1 and not self.is_split(p):
+                self._pieces[p] = self._cut(p, [q.extent for q in share])
+            own = self.parts(p)
+            if len(own) != len(share) or not all(self.call.decide(sz.eq(x.extent, y.extent)) for x, y in zip(own, share)):
+                return None  # a loop of both that was cut on the way
+            pairs += zip(own, share)
+        return None if shares is None else pairs
 
-    def halves(self, axis: Axis) -> "tuple[Axis, Axis] | None":
-        """The two axes that `axis` has been split into, if it has been."""
-        self._settle()
-        found = self._splits.get(self.root(axis))
-        return found and (self.root(found[1]), self.root(found[2]))
+    def shared_out(self, axes: Sequence[Axis], sizes: Sequence[sz.Size]) -> "list[list[Axis]] | None":
+        """The loops of `axes`, in order, as those of dims of `sizes`, of as many elements and not 1, cut where they must be; None where
+        the sizes do not nest."""
+        decide, result = self.call.decide, []
+        waiting = [part for axis in reversed(axes) for part in reversed(self.parts(axis))]
+        for size in sizes:
+            share = []
+            while not share or not decide(sz.eq(size, 1)):
+                if not waiting:
+                    return None
+                loop = waiting.pop()
+                if decide(sz.lt(size, loop.extent)):
+                    if not decide(sz.eq(loop.extent % size, 0)):
+                        return None
+                    self._pieces[loop] = self._cut(loop, [size, sz.divided(loop.extent, size)])
+                    loop, rest = self._pieces[loop]
+                    waiting.append(rest)
+                elif not decide(sz.eq(size % loop.extent, 0)):
+                    return None
+                share.append(loop)
+                size = sz.divided(size, loop.extent)
+            result.append(share)
+        return None if waiting else result
 
-    def _settle(self) -> None:
-        """Splits of axes that have been joined since become one."""
-        for axis, (count, outer, inner) in list(self._splits.items()):
-            root = self.root(axis)
-            if root is axis:
-                continue
-            del self._splits[axis]
-            other = self._splits.setdefault(root, (count, outer, inner))
-            if other[0] != count:
-                raise Refusal("channels are grouped in two ways")
-            self.join(other[1], outer)
-            self.join(other[2], inner)
+    def _cut(self, loop: Axis, extents: Sequence[sz.Size]) -> tuple[Axis, ...]:
+        """New loops instead of one."""
+        pieces, held = tuple(map(self.fresh, extents)), self._holders.pop(loop, set())
+        self._holders.update((piece, set(held)) for piece in pieces)
+        return pieces
 
-    def parts(self, axis: Axis) -> list[Axis]:
-        """The axes that `axis` is in the end, outermost first."""
-        halves = self.halves(axis)
-        return [self.root(axis)] if halves is None else [part for half in halves for part in self.parts(half)]
+    def whole(self, loops: Sequence[Axis], extent: sz.Size) -> Axis:
+        """The axis of a dim of `extent` elements that is the `loops`."""
+        if len(loops) == 1:
+            return loops[0]
+        axis = self.fresh(extent)
+        self._pieces[axis] = tuple(loops)
+        return axis
 
     def align(self, dims: "list[Axis | None]", value: Value) -> bool:
         """Broadcasts `value` against `dims`, which are changed, aligned at the right; False if that would let one loop walk two dims of a
@@ -95,7 +143,7 @@ class Axes:
             if axis is None:
                 continue
             root = self.root(axis)
-            if any(other is not None and e != d and self.root(other) == root for e, other in enumerate(trial)):
+            if any(other is not None and e != d and self._meet(self.root(other), root) for e, other in enumerate(trial)):
                 return False
             if trial[d] is not None and self.clash(trial[d], root):
                 return False

@@ -20,7 +20,7 @@ from . import size as sz
 from .axes import Axes
 from .call import Call, ScalarArg, TensorArg
 from .dtypes import BOOL, COMPLEX128, DOUBLE, FLOAT, INT64, DType
-from .fusion import Axis, Empty, Fusion, NumberInput, Op, Output, Pointwise, Random, Reduce, TensorInput, Update, Value, extent
+from .fusion import Axis, Empty, Fusion, NumberInput, Op, Output, Pointwise, Random, Reduce, Reshape, TensorInput, Update, Value, extent
 from .promotion import result_type
 from ..errors import Refusal
 
@@ -43,7 +43,7 @@ class Builder:
         self._updates: list[tuple[TensorInput, Value, bool]] = []
         self._layouts: dict[str, lay.Layout] = {}  # value name -> layout that eager would give it
         self._layout_memo: dict[tuple, lay.Layout] = {}
-        self._axes = Axes(call)
+        self._axes = Axes(call, self.fresh_axis)
         self._behind: dict[str, TensorInput] = {}  # input, or view of one -> that input
         self._repeats: list[TensorInput] = []  # arguments that are read once more, over other axes
         self._views: set[str] = set()
@@ -204,16 +204,35 @@ class Builder:
         self._count += 1
         return Axis(f"e{self._count - 1}", extent)
 
-    def view(self, name: str, value: Value, dims: "Sequence[Axis | None]", strides: Sequence[sz.Size]) -> Value:
+    def view(self, name: str, value: Value, dims: "Sequence[Axis | None]", strides: Sequence[sz.Size], copies: bool = False) -> Value:
         """`value` with its axes as the dims `dims` and further axes along which it does not change: a relabeling, nothing in memory. `strides` are
-        those of eager's view."""
+        those of eager's view, or of the copy that eager makes where it `copies`."""
         output = self._new(name, value.dtype, tuple(dims))
         self._layouts[output.name] = lay.Layout(self.sizes(output), tuple(strides))
         self._ops.append(Pointwise(name, "{0}", (value,), None, output))
         self._views.add(output.name)
-        if value.name in self._behind:
+        if self.is_read(value) and not copies:
             self._behind[output.name] = self._behind[value.name]
         return output
+
+    def is_read(self, value: Value) -> bool:
+        """Whether `value` is an input, or a view of one: its layout says where memory holds it."""
+        return value.name in self._behind
+
+    def read_as(self, name: str, value: Value, dims: "Sequence[Axis | None]", strides: Sequence[sz.Size]) -> Value:
+        """A view of what `is_read`, over other axes, by which the input is read once more."""
+        source, output = self._behind[value.name], self._new(name, value.dtype, tuple(dims))
+        self._layouts[output.name] = lay.Layout(self.sizes(output), tuple(strides))
+        self._repeats.append(replace(source, value=output, strides=tuple(strides)))
+        self._behind[output.name] = source
+        self._views.add(output.name)
+        return output
+
+    def regrouped(self, value: Value, dims: Sequence[int], sizes: Sequence[sz.Size]) -> "list[Axis] | None":
+        """The axes of dims of `sizes`, not 1, that have the elements of the dims `dims` of `value` in order: of the same loops, which are cut in the
+        whole group; None where no loops are those of both."""
+        shares = self._axes.shared_out([value.dims[d] for d in dims], sizes)
+        return None if shares is None else list(map(self._axes.whole, shares, sizes))
 
     def split(self, value: Value, dim: int, count: int) -> Value:
         """`value` with dim `dim` as two, the first of size `count`; the axis is split in the whole group."""
@@ -225,11 +244,16 @@ class Builder:
         elif self.call.decide(sz.eq(size, count)):
             pair = (axis, None)
         else:
-            pair = self._axes.split(axis, count, self.fresh_axis(sz.const(count)), self.fresh_axis(sz.binary("div", size, count)))
+            pair = self.regrouped(value, [dim], [sz.const(count), sz.divided(size, count)])
+            if pair is None:  # it is of loops that do not fit
+                return self.split(self.through_memory(value, self.layout(value)), dim, count)
         return self._relabeled(value, (*value.dims[:dim], *pair, *value.dims[dim + 1 :]))
 
     def merged(self, value: Value, dim: int, axis: "Axis | None") -> Value:
-        """`value` with dims `dim` and `dim + 1`, which `axis` was split into, as one again."""
+        """`value` with dims `dim` and `dim + 1`, the halves of one like `axis`, as one again."""
+        loops = [part for a in value.dims[dim : dim + 2] if a is not None for part in self._axes.parts(a)]
+        if loops and loops != self._axes.parts(axis):
+            axis = self._axes.whole(loops, axis.extent)
         return self._relabeled(value, (*value.dims[:dim], axis, *value.dims[dim + 2 :]))
 
     def _relabeled(self, value: Value, dims: "tuple[Axis | None, ...]") -> Value:
@@ -311,19 +335,19 @@ class Builder:
             if v.name not in values:
                 values[v.name] = replace(v, dims=tuple(part for a in v.dims for part in canonical(a)))
                 if len(set(values[v.name].axes)) < len(values[v.name].axes):
-                    raise Refusal("channels that are grouped meet the groups along another dimension")
+                    raise Refusal("one loop would walk two dims of a value")
             return values[v.name]
 
         read = (*self._inputs.values(), *self._repeats)
         inputs = tuple(replace(i, value=value(i.value), strides=steps(i.value, i.strides)) for i in read if i.value.name in live)
         numbers = tuple(n for n in self._numbers.values() if n.value.name in live)
         done, streams = [], itertools.count()
-        for op in reversed(ops):
-            op = replace(op, operands=tuple(value(v) for v in op.operands), output=value(op.output))
+        for old in reversed(ops):
+            op = replace(old, operands=tuple(value(v) for v in old.operands), output=value(old.output))
             if isinstance(op, Reduce):
                 op = replace(op, axes=tuple(part for a in op.axes for part in canonical(a)))
             elif isinstance(op, Random):
-                op = replace(op, stream=next(streams))
+                op = replace(op, stream=next(streams), linear_strides=steps(old.output, op.linear_strides))
             done.append(op)
         outputs = tuple(Output(value(o.value), o.sizes, o.strides, steps(o.value, o.strides)) for o in self._outputs)
         updates = tuple(Update(value(new), i.index, steps(new, i.strides), i.alignment, counted) for i, new, counted in self._updates)
@@ -340,20 +364,29 @@ class Builder:
         dims: list[Axis | None] = [None] * max((len(v.dims) for v in operands if not v.is_number), default=0)
         met = []
         for v in operands:
-            if not v.is_number and not self._axes.align(dims, v):
-                v = self._again(v)
-                self._axes.align(dims, v)
-            met.append(v)
+            met.append(v if v.is_number or self._axes.align(dims, v) else self._aligned(dims, v))
         return tuple(dims), tuple(met)
 
-    def _again(self, value: Value, into: "dict[Axis, tuple[Axis, ...]] | None" = None) -> Value:
+    def _aligned(self, dims: "list[Axis | None]", value: Value) -> Value:
+        """What stands for `value`, which could not be aligned with `dims`, and can."""
+        again = self.again(value)
+        if again is not None and self._axes.align(dims, again):
+            return again
+        again = self.through_memory(value, self.layout(value))
+        if not self._axes.align(dims, again):
+            raise Refusal("values meet along dims that no loops are those of")
+        return again
+
+    def again(self, value: Value, into: "dict[Axis, tuple[Axis, ...]] | None" = None) -> "Value | None":
         """`value` computed a second time, from inputs that are read a second time: over axes of its own, or, where `into` is given, over the
-        same axes but for those that it splits into several, outermost first."""
+        same axes but for those that it splits into several, outermost first. None where that cannot be done, or costs too much."""
         axes = dict(into or {})
 
         def split(old: Axis) -> tuple[Axis, ...]:
             root = self.axis(old)
-            if root not in axes:
+            if root not in axes and self._axes.is_split(root) and not into:
+                axes[root] = (self._axes.whole([split(part)[0] for part in self._axes.parts(root)], root.extent),)
+            elif root not in axes:
                 axes[root] = (root,) if into else (self.fresh_axis(root.extent),)
             return axes[root]
 
@@ -364,11 +397,11 @@ class Builder:
         for op in reversed(self._ops):
             if op.output.name in needed and not stays(op.output):
                 cone.append(op)
-                needed.update(v.name for v in op.operands)
-        if any(self._axes.halves(a) for v in (value, *(v for op in cone for v in op.operands)) for a in v.axes):
-            raise Refusal("channels that are grouped meet themselves along another dimension")
+                needed.update(v.name for v in op.operands if not isinstance(op, Reshape))
+        if into and any(self._axes.is_split(a) for v in (value, *(v for op in cone for v in op.operands)) for a in v.axes):
+            return None
         if len(cone) > MAX_REPEATED or any(isinstance(op, Random) for op in cone):
-            raise Refusal("a value that would have to be computed twice is random, or costs too much")
+            return None
         values: dict[str, Value] = {}
         sources = {i.value.name: i for i in (*self._inputs.values(), *self._repeats)}
 
@@ -388,41 +421,21 @@ class Builder:
             return values[v.name]
 
         for op in reversed(cone):
-            op = replace(op, operands=tuple(map(copy, op.operands)), output=copy(op.output))
+            operands = op.operands if isinstance(op, Reshape) else tuple(map(copy, op.operands))
+            op = replace(op, operands=operands, output=copy(op.output))
             if isinstance(op, Reduce):
                 op = replace(op, axes=tuple(part for a in op.axes for part in split(a)))
             self._ops.append(op)
         return copy(value)
 
-    def reshaped(self, name: str, value: Value, pieces: "Sequence[tuple[Sequence[int], Sequence[sz.Size]]]", dims: Sequence[int]) -> Value:
-        """`value` reshaped: each piece takes some of its dims, neighbours of sizes other than 1, to as many dims of the given sizes, also not 1;
-        `dims` says which dims of the result, in order, these are (all others are of size 1: -1). Merging takes a tensor in memory that is walked
-        as one."""
-        source, axes, strides = self._behind.get(value.name), [], []
-        layout, into = self.layout(value), {}
-        for old, sizes in pieces:
-            step = layout.strides[old[-1]]
-            if len(old) > 1 and source is None:
-                raise Refusal("merged dims of a value that is not in memory")
-            for outer, inner in zip(old, old[1:]):
-                if not self.call.decide(sz.eq(layout.strides[outer], layout.strides[inner] * layout.sizes[inner])):
-                    raise Refusal("merged dims that memory does not walk as one: eager makes a copy")
-            own = (self.axis(value.dims[old[0]]),) if len(old) == len(sizes) == 1 else tuple(map(self.fresh_axis, sizes))
-            into[self.axis(value.dims[old[0]])] = own
-            axes += own
-            strides += [step * sz.product(sizes[k + 1 :]) for k in range(len(sizes))]
-        places = [None if k < 0 else axes[k] for k in dims]
-        steps = [sz.const(1) if k < 0 else strides[k] for k in dims]
-        if all(len(old) == len(sizes) == 1 for old, sizes in pieces):
-            return self.view(name, value, places, steps)
-        if source is None:
-            return self.view(name, self._again(value, into), places, steps)
-        result = self._new(name, value.dtype, tuple(places))
-        self._layouts[result.name] = lay.Layout(self.sizes(result), tuple(steps))
-        self._repeats.append(replace(source, value=result, strides=tuple(steps)))
-        self._behind[result.name] = source
-        self._views.add(result.name)
-        return result
+    def through_memory(self, value: Value, layout: lay.Layout) -> Value:
+        """`value` stored, and read with dims of the sizes of `layout`, which is eager's, over axes of their own."""
+        stored = self._relabeled(value, value.dims)
+        output = self._new("reshape", value.dtype, tuple(None if self.call.decide(sz.eq(size, 1)) else self.fresh_axis(size) for size in layout.sizes))
+        self._layouts[output.name] = layout
+        self._ops.append(Reshape("reshape", (stored,), output))
+        self._views.add(output.name)
+        return output
 
     def _pointwise_layout(self, output: Value, operands: Sequence[Value]) -> lay.Layout:
         layouts = tuple(dict.fromkeys(self._layouts[v.name] for v in operands if not v.is_number and v.dims))

@@ -117,7 +117,17 @@ class Random:
     linear_strides: tuple[Size, ...]
 
 
-Op = Union[Pointwise, Reduce, Random]
+@dataclass(frozen=True)
+class Reshape:
+    """`output` = the elements of the operand, in row-major order, along dims of its own: what is stored in the one shape and read in the other, where
+    no loops are those of both."""
+
+    name: str
+    operands: tuple[Value, ...]
+    output: Value
+
+
+Op = Union[Pointwise, Reduce, Random, Reshape]
 MOMENTS = ("mean", "squares")  #: reductions that share an accumulator
 PARTIAL_MOMENTS = ("count", "origin", "rest", "squares")  #: what is left of a part of the data, whose mean is `origin + rest`
 
@@ -247,4 +257,6 @@ def statement(op: Op) -> str:
         return f"reduce({op.name!r}, {op.combine!r}, {operands}, {_tuple([a.name for a in op.axes])}, {op.output.name})"
     if isinstance(op, Random):
         return f"random({op.name!r}, {op.stream}, {operands}, {op.output.name}, {_sizes(op.linear_strides)})"
+    if isinstance(op, Reshape):
+        return f"reshape({op.name!r}, {operands}, {op.output.name})"
     return f"pointwise({op.name!r}, {op.template!r}, {operands}, {op.compute}, {op.output.name})"

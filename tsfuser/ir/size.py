@@ -214,6 +214,12 @@ def quotient(size: "Size | int", by: "Size | int") -> "Size | None":
     return None
 
 
+def divided(size: "Size | int", by: "Size | int") -> Size:
+    """`size / by`, which is known to be whole, as simply as it can be written."""
+    found = quotient(size, by)
+    return binary("div", size, by) if found is None else found
+
+
 def evaluate(size: Size, leaves: Sequence[int], memo: dict[int, int] | None = None) -> int:
     """The value of `size` for one call's leaf vector. `memo` (by `id`) may be shared between evaluations of one call.
     Iterative, since a size may be as deep as a program is long."""

@@ -99,7 +99,7 @@ class Row:
     and the bool argument without which it does not.
     `symbolic` (int lists whose values need not be part of the class) as a list of `Size`. `sizes` says what
     the result's sizes are: `broadcast` of the tensor operands, those of the `first`, these as `reduced` by
-    the arguments `dim` and `keepdim`, `squeezed`, `unsqueezed` or `permuted`, or `own`. `text` is
+    the arguments `dim` and `keepdim`, `squeezed`, `unsqueezed`, `permuted`, `viewed` or `flattened`, or `own`. `text` is
     its docs line. Arguments in `fixed` must be constants of the graph: most calls would be refused otherwise.
     The rank of a `fickle` op's result depends on which sizes are 1. A view that `reshapes` splits and merges dims.
     """

@@ -1,8 +1,8 @@
 """Shape ops: what eager does as views is a relabeling of axes here.
 
 A result has the axes of its operand in other dims, dims of size 1 more or less, or further axes along which
-it does not change. It never leaves a group: the partition keeps a view whose result leaves outside, where it
-stays a view (torchscript/views.py)."""
+it does not change; a reshape cuts the loops of its operand as both shapes need it. A result never leaves a
+group: the partition keeps a view whose result leaves outside, where it stays a view (torchscript/views.py)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.fusion import Value
+from ..ir.layout import Layout, contiguous
 from .table import ALL, COMPLEX, NUMERIC, composite
 
 
@@ -172,13 +173,14 @@ def _complete(b: Builder, self: Value, sizes: Sequence["sz.Size"]) -> list:
         known = sz.product([s for d, s in enumerate(sizes) if d not in open_dims])
         if decide(sz.eq(known, 0)):
             raise Refusal("a size of -1 of no elements is an error in eager")
-        sizes[open_dims[0]] = sz.quotient(total, known) or total // known
+        sizes[open_dims[0]] = sz.divided(total, known)
     return sizes
 
 
-def _reshaped(b: Builder, name: str, self: Value, sizes: Sequence["sz.Size"]) -> Value:
+def _reshaped(b: Builder, name: str, self: Value, sizes: Sequence["sz.Size"], copies: bool = True) -> Value:
     """`self` with its elements, in row-major order, as a tensor of `sizes`: old and new dims are matched
-    from the left, in the smallest pieces that have equally many elements."""
+    from the left, in the smallest pieces that have equally many elements. Eager `copies` what is no view of
+    memory, or raises an error."""
     sizes, decide = _complete(b, self, sizes), b.call.decide
     have = b.sizes(self)
     old = [d for d, axis in enumerate(self.dims) if axis is not None]
@@ -198,14 +200,58 @@ def _reshaped(b: Builder, name: str, self: Value, sizes: Sequence["sz.Size"]) ->
         pieces.append((old[first:i], [sizes[d] for d in new[start:j]]))
     if i < len(old) or j < len(new):
         raise Refusal("a reshape to another number of elements, or of none")
-    return b.reshaped(name, self, pieces, [new.index(d) if d in new else -1 for d in range(len(sizes))])
+    return _by_pieces(b, name, self, pieces, [new.index(d) if d in new else -1 for d in range(len(sizes))], copies)
+
+
+def _by_pieces(b: Builder, name: str, self: Value, pieces: list, places: "list[int]", copies: bool) -> Value:
+    """`self` reshaped: each piece takes some of its dims, neighbours of sizes other than 1, to as many elements
+    in dims of the given sizes, also not 1; `places` says which of the latter each dim of the result is, -1 for
+    those of size 1. Where dims are only split, or memory is walked as one, axes of its own leave those of all
+    else as they are; else the loops become those of both shapes."""
+    layout, merged = b.layout(self), [pair for old, _ in pieces for pair in zip(old, old[1:])]
+    walks = all(b.call.decide(sz.eq(layout.strides[i], layout.strides[j] * layout.sizes[j])) for i, j in merged)
+    if not walks and not copies:
+        raise Refusal("a view that merges dims which memory does not walk as one is an error in eager")
+    strides = [layout.strides[old[-1]] * sz.product(sizes[k + 1 :]) for old, sizes in pieces for k in range(len(sizes))]
+    if not merged or walks and b.is_read(self):
+        axes, into = [], {}
+        for old, sizes in pieces:
+            first = b.axis(self.dims[old[0]])
+            into[first] = (first,) if len(old) == len(sizes) == 1 else tuple(map(b.fresh_axis, sizes))
+            axes += into[first]
+        dims = [None if k < 0 else axes[k] for k in places]
+        steps = [sz.const(1) if k < 0 else strides[k] for k in places]
+        if all(len(old) == len(sizes) == 1 for old, sizes in pieces):
+            return b.view(name, self, dims, steps)
+        if b.is_read(self):
+            return b.read_as(name, self, dims, steps)
+        again = b.again(self, into)
+        if again is not None:
+            return b.view(name, again, dims, steps)
+    flat = [size for _, sizes in pieces for size in sizes]
+    where = _layout(flat, strides, places) if walks else contiguous([sz.const(1) if k < 0 else flat[k] for k in places])
+    axes = b.regrouped(self, [d for old, _ in pieces for d in old], flat)
+    if axes is None:
+        return b.through_memory(self, where)
+    return b.view(name, self, [None if k < 0 else axes[k] for k in places], where.strides, not walks)
+
+
+def _layout(sizes: list, strides: list, places: "list[int]") -> Layout:
+    """That of eager's view with dims of `sizes` and `strides` in their `places`: a dim of size 1 would walk over
+    all that is inside of it."""
+    shape = [sz.const(1) if k < 0 else sizes[k] for k in places]
+    steps = [sz.const(1) if k < 0 else strides[k] for k in places]
+    for d in reversed(range(len(places) - 1)):
+        if places[d] < 0:
+            steps[d] = steps[d + 1] * shape[d + 1]
+    return Layout(tuple(shape), tuple(steps))
 
 
 def _reshape(kind: str) -> None:
-    @composite(kind, dtypes=ALL, sizes="own", symbolic=("size", "shape"), reshapes=True)
+    @composite(kind, dtypes=ALL, sizes="viewed", symbolic=("size", "shape"), reshapes=True)
     def evaluate(b: Builder, self, size: "list | None" = None, shape: "list | None" = None) -> Value:
         """The elements of `self`, in row-major order, as a tensor of other sizes"""
-        return _reshaped(b, "view", self, shape if size is None else size)
+        return _reshaped(b, "view", self, shape if size is None else size, kind == "aten::reshape")
 
 
 for _kind in ("aten::view", "aten::reshape"):
@@ -213,13 +259,18 @@ for _kind in ("aten::view", "aten::reshape"):
 
 
 @composite("aten::view_as", dtypes=ALL, sizes="own", reshapes=True)
-@composite("aten::reshape_as", dtypes=ALL, sizes="own", reshapes=True)
 def view_as(b: Builder, self, other) -> Value:
+    """The elements of `self`, in row-major order, as a tensor of the sizes of `other`"""
+    return _reshaped(b, "view", self, b.sizes(other), False)
+
+
+@composite("aten::reshape_as", dtypes=ALL, sizes="own", reshapes=True)
+def reshape_as(b: Builder, self, other) -> Value:
     """The elements of `self`, in row-major order, as a tensor of the sizes of `other`"""
     return _reshaped(b, "view", self, b.sizes(other))
 
 
-@composite("aten::flatten", "using_ints", dtypes=ALL, sizes="own", reshapes=True)
+@composite("aten::flatten", "using_ints", dtypes=ALL, sizes="flattened", reshapes=True)
 def flatten(b: Builder, self, start_dim: int = 0, end_dim: int = -1) -> Value:
     """`self` with the dims from `start_dim` to `end_dim` as one"""
     rank, sizes = len(self.dims), list(b.sizes(self))

@@ -148,7 +148,8 @@ class _Block:
             if data and len(data) < len(readers[i]) and sizes_follow(self.results[i][0], self.knowledge):
                 readers[i] = data
             reader = min(readers[i])
-            reason = self._reshape_refusal(i)
+            row = row_of(self.nodes[i])
+            reason = reshape_refusal(self.nodes[i]) if row is not None and row[0].reshapes else None
             inside = len(readers[i]) == 1 and reader >= 0 and self.verdicts[reader].reason is None
             if reason is None and inside:
                 found[i] = reader
@@ -159,24 +160,6 @@ class _Block:
             self.verdicts[i] = Verdict(reason=reason)
             refusals.add(self.nodes[i], reason)
         return found
-
-    def _reshape_refusal(self, i: int) -> "str | None":
-        """Why the dims of a view are not to be split or merged in a group; None for other views."""
-        found = row_of(self.nodes[i])
-        if found is None or not found[0].reshapes:
-            return None
-        sources, waiting, computed = set(), [i], False
-        while waiting:
-            at = waiting.pop()
-            row = row_of(self.nodes[at])
-            if at in sources or self.verdicts[at].reason is not None or row is None:
-                continue
-            sources.add(at)
-            computed = computed or not row[0].is_view
-            if row[0].family == "random":
-                return "it reshapes what depends on random numbers"
-            waiting += [self.maker[v.unique()] for v in self.operands[at] if v.unique() in self.maker]
-        return reshape_refusal(self.nodes[i], not computed)
 
     def _readers(self, positions) -> "dict[int, set[int]]":
         """Position -> the positions that read its results, -1 for a reader in another block, or none."""

@@ -20,6 +20,8 @@ RULES = {
     "squeezed": ("tsfuser::squeezed_sizes", ("dim",)),
     "unsqueezed": ("tsfuser::unsqueezed_sizes", ("dim",)),
     "permuted": ("tsfuser::permuted_sizes", ("dims",)),
+    "viewed": ("tsfuser::viewed_sizes", ("size", "shape")),
+    "flattened": ("tsfuser::flattened_sizes", ("start_dim", "end_dim")),
 }
 _ABSENT = {"keepdim": False}  # what stands for an argument that an overload lacks; None for all others
 _INTS = torch._C.ListType(torch._C.IntType.get())
@@ -52,7 +54,7 @@ def derived(node: Node, rule: str, of: frozenset, outer: "dict[int, Value]") -> 
             continue
         where = schema.arguments.index(name)
         found = _argument(node.inputsAt(where), outer)
-        single = schema.types[where] in ("int", "Optional[int]") and rule != "unsqueezed"
+        single = schema.types[where] in ("int", "Optional[int]") and rule in ("reduced", "squeezed")
         arguments.append((found,) if single and found is not None else found)
     if any(a is _UNKNOWN or (isinstance(a, tuple) and _UNKNOWN in a) for a in arguments):
         return None
