@@ -117,7 +117,21 @@ class Random:
     linear_strides: tuple[Size, ...]
 
 
-Op = Union[Pointwise, Reduce, Random]
+@dataclass(frozen=True)
+class Lookup:
+    """`output[i]` = the element of tensor argument `table` at `sum(i_d * strides[d]) + index[i] * step`, where `index`, the operand, says how far to go along
+    a dim of the table that no loop walks: at least 0 and less than `extent`, or the call is an error."""
+
+    name: str
+    table: int
+    operands: tuple[Value, ...]
+    output: Value
+    strides: tuple[Size, ...]
+    step: Size
+    extent: Size
+
+
+Op = Union[Pointwise, Reduce, Random, Lookup]
 MOMENTS = ("mean", "squares")  #: reductions that share an accumulator
 PARTIAL_MOMENTS = ("count", "origin", "rest", "squares")  #: what is left of a part of the data, whose mean is `origin + rest`
 
@@ -174,6 +188,11 @@ class Fusion:
         return tuple(op for op in self.ops if isinstance(op, Random))
 
     @property
+    def lookups(self) -> tuple[Lookup, ...]:
+        """Its lookups."""
+        return tuple(op for op in self.ops if isinstance(op, Lookup))
+
+    @property
     def axes(self) -> tuple[Axis, ...]:
         """All axes, in the order of first appearance."""
         seen: dict[Axis, None] = {}
@@ -206,6 +225,7 @@ def _leaves(fusion: Fusion) -> list[Size]:
     sizes = [a.extent for a in fusion.axes]
     sizes += [v.size for op in fusion.ops for v in op.operands if v.size is not None]
     sizes += [step for op in fusion.randoms for step in op.linear_strides]
+    sizes += [size for op in fusion.lookups for size in (*op.strides, op.step, op.extent)]
     for i in fusion.inputs:
         sizes += [*i.strides, i.alignment]
     for o in fusion.outputs:
@@ -247,4 +267,7 @@ def statement(op: Op) -> str:
         return f"reduce({op.name!r}, {op.combine!r}, {operands}, {_tuple([a.name for a in op.axes])}, {op.output.name})"
     if isinstance(op, Random):
         return f"random({op.name!r}, {op.stream}, {operands}, {op.output.name}, {_sizes(op.linear_strides)})"
+    if isinstance(op, Lookup):
+        where = f"{_sizes(op.strides)}, {_sizes((op.step,))[1:-2]}, {_sizes((op.extent,))[1:-2]}"
+        return f"lookup({op.name!r}, {op.table}, {operands}, {op.output.name}, {where})"
     return f"pointwise({op.name!r}, {op.template!r}, {operands}, {op.compute}, {op.output.name})"

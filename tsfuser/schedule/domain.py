@@ -6,7 +6,7 @@ its stride in each. Example: a contiguous [B, T, C] plus a bias [C] is a domain 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir import size as sz
 from ..ir.call import Call
@@ -26,10 +26,11 @@ class Dim:
 
 @dataclass(frozen=True)
 class Access:
-    """A buffer with its stride in each dim of the domain (elements; constant 0 where it does not move)."""
+    """A buffer with its stride in each dim of the domain (elements; constant 0 where it does not move). `reach`: elements that a lookup may go besides."""
 
     buffer: Buffer
     strides: tuple[Size, ...]
+    reach: Size = sz.const(0)
 
     @property
     def itemsize(self) -> int:
@@ -44,13 +45,14 @@ class Access:
 
 @dataclass(frozen=True)
 class Domain:
-    """`dims` from outermost to innermost; `loads`, `stores` and `randoms` in the segment's order. A random op walks along its linear
-    index as if that were memory."""
+    """`dims` from outermost to innermost; `loads`, `stores`, `randoms` and `lookups` in the segment's order. A random op walks along its linear
+    index as if that were memory, a lookup along the dims of its table but the one that its index is of."""
 
     dims: tuple[Dim, ...]
     loads: tuple[Access, ...]
     stores: tuple[Access, ...]
     randoms: tuple[Access, ...] = ()
+    lookups: tuple[Access, ...] = ()
 
     @property
     def accesses(self) -> tuple[Access, ...]:
@@ -65,7 +67,8 @@ def domain(call: Call, segment: Segment) -> Domain:
     """The domain of `segment`; axes that other reductions run over are never merged (the strides of both may be 0 in a result without elements)."""
     memory = segment.loads + segment.stores
     randoms = tuple(Buffer(op.output, "random", op.stream, op.linear_strides, sz.const(256)) for op in segment.randoms)
-    buffers = memory + randoms
+    lookups = tuple(Buffer(op.output, "lookup", op.table, op.strides, sz.const(1)) for op in segment.lookups)
+    buffers = memory + randoms + lookups
     reduced = {axis: tuple(axis in op.axes for op in segment.reductions) for axis in segment.axes}
     reference = max(memory, key=lambda b: (len(b.value.axes), b.kind != "input"))
     axes = _sorted_axes(call, segment.axes, reference, buffers)
@@ -83,7 +86,8 @@ def domain(call: Call, segment: Segment) -> Domain:
     def access(b: Buffer) -> Access:
         return Access(b, tuple(strides[b, d.axes[-1]] if d.axes else sz.const(0) for d in dims))
 
-    return Domain(dims, tuple(map(access, segment.loads)), tuple(map(access, segment.stores)), tuple(map(access, randoms)))
+    reaching = tuple(replace(access(b), reach=op.extent * op.step) for b, op in zip(lookups, segment.lookups))
+    return Domain(dims, tuple(map(access, segment.loads)), tuple(map(access, segment.stores)), tuple(map(access, randoms)), reaching)
 
 
 def _stride(call: Call, buffer: Buffer, axis: Axis) -> Size:

@@ -111,8 +111,8 @@ def _strided(domain: Domain) -> bool:
 def is_wide(call: Call, domain: Domain) -> bool:
     """Whether some offset, or an index rounded up to a whole tile, may pass 2**31."""
     last: Size = domain.elements
-    for a in domain.accesses:
-        reach = sz.const(1)
+    for a in domain.accesses + domain.lookups:
+        reach = a.reach + 1
         for d, dim in enumerate(domain.dims):
             if a.moves(d):
                 reach = reach + dim.extent * a.strides[d]
