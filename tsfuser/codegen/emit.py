@@ -5,9 +5,9 @@ In: Loop IR. Out: source text that includes `tsfuser.h` and defines one kernel. 
 
 from __future__ import annotations
 
-from ..lower.index import Const, Var, add, mul
+from ..lower.index import Const, Var, mul
 from ..lower.loop_ir import (
-    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, Draw, Fetch, FetchGroup, FillTile, For, If, Kernel, Let, Load, Lookup, Pack, Param, Scratch, SetLane, Stmt, Store,
+    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, Draw, Fetch, FetchGroup, FillTile, For, If, Kernel, Let, Load, Pack, Param, Place, Scratch, SetLane, Stmt, Store,
     TeamReduce, TeamSlots, Uniform,
 )  # fmt: skip
 
@@ -57,11 +57,9 @@ def _load(s: Load) -> list[str]:
     return _assign(s.ctype, s.name, value if s.guard is None else f"{s.guard} ? {value} : {s.ctype}{{}}")
 
 
-def _lookup(s: Lookup) -> list[str]:
-    spot = add(s.offset, mul(Var(s.index), s.step))
-    value = f"load_bool({_address(s.buffer, spot)})" if s.ctype == "bool" else f"{s.buffer}[{spot}]"
+def _place(s: Place) -> list[str]:
     known = f"{_CHECK}({s.index}, {s.extent})"
-    return _assign(s.ctype, s.name, f"{known if s.guard is None else f'{s.guard} && {known}'} ? {value} : {s.ctype}{{}}")
+    return _assign(s.ctype, s.name, f"{known if s.guard is None else f'{s.guard} && {known}'} ? {mul(s.index, s.step)} : -1")
 
 
 def _uniform(s: Uniform) -> list[str]:
@@ -176,7 +174,7 @@ def _team_reduce(s: TeamReduce) -> list[str]:
 
 
 _PRINT = {
-    Let: _let, Load: _load, Lookup: _lookup, Uniform: _uniform, Draw: _draw, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier, FillTile: _fill_tile,
+    Let: _let, Load: _load, Place: _place, Uniform: _uniform, Draw: _draw, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier, FillTile: _fill_tile,
     Accumulator: _accumulator, Accumulate: _accumulate, BlockReduce: _block_reduce, TeamSlots: _team_slots, TeamReduce: _team_reduce, Fetch: _fetch, FetchGroup: _fetch_group,
 }  # fmt: skip
 

@@ -169,7 +169,8 @@ class Builder:
         strides = tuple(sz.const(0) if d == dim else stride for d, stride in enumerate(source.strides))
         output = self._new(name, table.dtype, tuple(dims))
         self._layouts[output.name] = lay.contiguous(self.sizes(output))
-        self._ops.append(Lookup(name, source.index, (index,), output, strides, source.strides[dim], self.call.size(source.index, dim)))
+        extent = self.call.size(source.index, dim)
+        self._ops.append(Lookup(name, source.index, (index,), output, strides, source.strides[dim], extent, source.alignment))
         return output
 
     def contiguous(self, value: Value) -> Value:

@@ -120,7 +120,7 @@ class Random:
 @dataclass(frozen=True)
 class Lookup:
     """`output[i]` = the element of tensor argument `table` at `sum(i_d * strides[d]) + index[i] * step`, where `index`, the operand, says how far to go along
-    a dim of the table that no loop walks: at least 0 and less than `extent`, or the call is an error."""
+    a dim of the table that no loop walks: at least 0 and less than `extent`, or the call is an error. `alignment` is the table's."""
 
     name: str
     table: int
@@ -129,6 +129,7 @@ class Lookup:
     strides: tuple[Size, ...]
     step: Size
     extent: Size
+    alignment: Size
 
 
 Op = Union[Pointwise, Reduce, Random, Lookup]
@@ -225,7 +226,7 @@ def _leaves(fusion: Fusion) -> list[Size]:
     sizes = [a.extent for a in fusion.axes]
     sizes += [v.size for op in fusion.ops for v in op.operands if v.size is not None]
     sizes += [step for op in fusion.randoms for step in op.linear_strides]
-    sizes += [size for op in fusion.lookups for size in (*op.strides, op.step, op.extent)]
+    sizes += [size for op in fusion.lookups for size in (*op.strides, op.step, op.extent, op.alignment)]
     for i in fusion.inputs:
         sizes += [*i.strides, i.alignment]
     for o in fusion.outputs:
@@ -268,6 +269,6 @@ def statement(op: Op) -> str:
     if isinstance(op, Random):
         return f"random({op.name!r}, {op.stream}, {operands}, {op.output.name}, {_sizes(op.linear_strides)})"
     if isinstance(op, Lookup):
-        where = f"{_sizes(op.strides)}, {_sizes((op.step,))[1:-2]}, {_sizes((op.extent,))[1:-2]}"
-        return f"lookup({op.name!r}, {op.table}, {operands}, {op.output.name}, {where})"
+        where = _sizes((op.step, op.extent, op.alignment))[1:-1]
+        return f"lookup({op.name!r}, {op.table}, {operands}, {op.output.name}, {_sizes(op.strides)}, {where})"
     return f"pointwise({op.name!r}, {op.template!r}, {operands}, {op.compute}, {op.output.name})"

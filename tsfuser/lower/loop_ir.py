@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Union
 
 from ..ir.size import Size
-from .index import Expr, add, as_expr, mul, names, substitute
+from .index import Expr, as_expr, names, substitute
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,12 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Lookup:
-    """`name = buffer[offset + index * step]`, where `index`, a value, is checked: it has to be at least 0 and less than `extent`, a number, or else nothing is read and the call
-    is an error, which field `flag` is for. 0, with nothing checked, where `guard` is false."""
+class Place:
+    """`name = index * step`, where `index`, a value, is checked: it has to be at least 0 and less than `extent`, a number, or else `name` is -1 and the call an error, of which
+    `flag` is told. -1, with nothing checked, where `guard` is false."""
 
     name: str
     ctype: str
-    buffer: str
-    offset: Expr
     index: str
     step: Expr
     extent: str
@@ -293,7 +291,7 @@ class If:
     no: "tuple[Stmt, ...]"
 
 
-Stmt = Union[Let, Load, Lookup, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator, BlockReduce, TeamSlots, TeamReduce, Fetch, FetchGroup, Barrier, FillTile, For, If]
+Stmt = Union[Let, Load, Place, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator, BlockReduce, TeamSlots, TeamReduce, Fetch, FetchGroup, Barrier, FillTile, For, If]
 
 
 @dataclass(frozen=True)
@@ -354,8 +352,8 @@ def used(s: Stmt) -> frozenset[str]:
         return names(s.offset) | names(s.stride) | names(s.rows) | names(s.columns)
     if isinstance(s, Load):
         return names(s.offset) | names(s.guard) | names(s.count)
-    if isinstance(s, Lookup):
-        return names(s.offset) | names(s.step) | names(s.guard) | {s.index, s.flag}
+    if isinstance(s, Place):
+        return names(s.step) | names(s.guard) | {s.index, s.flag}
     if isinstance(s, Uniform):
         return names(s.offset) | {s.state}
     if isinstance(s, Draw):
@@ -408,8 +406,8 @@ def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
     if isinstance(s, (Load, Store)):
         offset, guard, count = (substitute(e, table) for e in (s.offset, s.guard, s.count))
         return replace(s, offset=offset, guard=guard, count=count)
-    if isinstance(s, Lookup):
-        return replace(s, offset=substitute(s.offset, table), guard=substitute(s.guard, table))
+    if isinstance(s, Place):
+        return replace(s, guard=substitute(s.guard, table))
     if isinstance(s, Uniform):
         return replace(s, offset=substitute(s.offset, table))
     if isinstance(s, Draw):
@@ -453,8 +451,8 @@ def _line(s: Stmt) -> str:
         place = f"{s.buffer}[{s.offset}{f' .. +{s.lanes}' if s.lanes > 1 else ''}]"
         when = "".join(f" {word} {e}" for word, e in (("if", s.guard), ("first", s.count)) if e is not None)
         return f"{s.name} = {place}{when}" if isinstance(s, Load) else f"{place} = {s.value}{when}"
-    if isinstance(s, Lookup):
-        return f"{s.name} = {s.buffer}[{add(s.offset, mul(s.index, s.step))}]" + (f" if {s.guard}" if s.guard is not None else "")
+    if isinstance(s, Place):
+        return f"{s.name} = {s.index} * {s.step} if {'' if s.guard is None else f'{s.guard} and '}{s.index} in {s.extent}"
     if isinstance(s, Uniform):
         return f"{s.name} = uniform {s.stream} at {s.offset}{f' .. +{s.lanes}' if s.lanes > 1 else ''}"
     if isinstance(s, Draw):

@@ -16,13 +16,12 @@ from ..schedule.domain import Access
 from ..schedule.loops import Schedule, Split
 from ..segment import Segment
 from . import index as ix
-from . import loop_ir
 from .accumulate import accumulation, conversion
 from .combine import COMBINATIONS, accumulator, total_of, totals
 from .exchange import combined, exchanged
 from .index import Expr, Var
 from .literals import literal
-from .loop_ir import Barrier, Compute, FillTile, For, If, Kernel, Let, Load, Param, Stmt, Store, Tile, Uniform, used
+from .loop_ir import Barrier, Compute, FillTile, For, If, Kernel, Let, Load, Param, Place, Stmt, Store, Tile, Uniform, used
 
 
 class Params:
@@ -303,17 +302,19 @@ def uniform(op: Random, at: Indices, params: Params, schedule: Schedule, registe
 
 
 def lookup(op: Lookup, at: Indices, params: Params, schedule: Schedule, registers: dict[str, str]) -> list[Stmt]:
-    """An element at the place that the op's operand says: like a load, but bounded by all that bounds the operand, which is nothing elsewhere."""
+    """An element at the place that the op's operand says: a load, with a place where there is an operand."""
     name, ctype, [index] = op.output.name, op.output.dtype.ctype, op.operands
     access = next(a for a in schedule.domain.lookups if a.buffer.value.name == name)
     register = registers[name] = op.output.dtype.register.ctype
-    moving = {dim.name for dim in schedule.domain.dims if set(dim.axes) & set(op.output.axes)}
-    guard = ix.both(g.condition for g in at.guards if g.dims & moving)
-    table = params.field(f"x{op.table}", f"const {ctype}*", ("input", op.table))
+    indexed = {schedule.domain.dims[d].name for d in access.indexed}
+    given = ix.both(g.condition for g in at.guards if g.dims & indexed)
     step, flag = params.size(op.step, f"{name}_step"), params.field("flag", "int32_t*", ("flag",))
-    offset = _offset(access, at, params, schedule)
-    read = loop_ir.Lookup(f"{name}_m", ctype, table, offset, index.name, step, params.count(op.extent), flag, guard)
-    return [read, Compute(name, register, conversion(ctype, register), (read.name,))]
+    place = Place(f"{name}_at", params.index, index.name, step, params.count(op.extent), flag, given)
+    table = params.field(f"x{op.table}", f"const {ctype}*", ("input", op.table))
+    offset, guard = _offset(access, at, params, schedule), _guard(access, at, schedule)
+    inside = ix.both([*([] if guard is None else [guard]), ix.less(-1, place.name)])
+    read = Load(f"{name}_m", ctype, table, ix.add(offset, place.name), inside)
+    return [place, read, Compute(name, register, conversion(ctype, register), (read.name,))]
 
 
 def compute(op: Pointwise, params: Params, registers: dict[str, str]) -> Compute:

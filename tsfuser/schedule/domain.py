@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ..ir import size as sz
 from ..ir.call import Call
-from ..ir.fusion import Axis
+from ..ir.fusion import Axis, Lookup
 from ..ir.size import Size
 from ..segment import Buffer, Segment
 
@@ -26,11 +26,14 @@ class Dim:
 
 @dataclass(frozen=True)
 class Access:
-    """A buffer with its stride in each dim of the domain (elements; constant 0 where it does not move). `reach`: elements that a lookup may go besides."""
+    """A buffer with its stride in each dim of the domain (elements; constant 0 where it does not move). A lookup goes `step` elements for each of its index, which
+    is less than `extent` and differs along the dims `indexed`."""
 
     buffer: Buffer
     strides: tuple[Size, ...]
-    reach: Size = sz.const(0)
+    step: "Size | None" = None
+    extent: "Size | None" = None
+    indexed: tuple[int, ...] = ()
 
     @property
     def itemsize(self) -> int:
@@ -58,6 +61,10 @@ class Domain:
     def accesses(self) -> tuple[Access, ...]:
         return self.loads + self.stores
 
+    def walking(self, inner: int) -> tuple[Access, ...]:
+        """Those that are read or written as vectors along dim `inner`: neighbours there are neighbours in memory."""
+        return tuple(a for a in (*self.accesses, *self.lookups) if a.is_unit(inner) and inner not in a.indexed)
+
     @property
     def elements(self) -> Size:
         return sz.product([d.extent for d in self.dims])
@@ -67,7 +74,7 @@ def domain(call: Call, segment: Segment) -> Domain:
     """The domain of `segment`; axes that other reductions run over are never merged (the strides of both may be 0 in a result without elements)."""
     memory = segment.loads + segment.stores
     randoms = tuple(Buffer(op.output, "random", op.stream, op.linear_strides, sz.const(256)) for op in segment.randoms)
-    lookups = tuple(Buffer(op.output, "lookup", op.table, op.strides, sz.const(1)) for op in segment.lookups)
+    lookups = tuple(Buffer(op.output, "lookup", op.table, op.strides, op.alignment) for op in segment.lookups)
     buffers = memory + randoms + lookups
     reduced = {axis: tuple(axis in op.axes for op in segment.reductions) for axis in segment.axes}
     reference = max(memory, key=lambda b: (len(b.value.axes), b.kind != "input"))
@@ -86,8 +93,12 @@ def domain(call: Call, segment: Segment) -> Domain:
     def access(b: Buffer) -> Access:
         return Access(b, tuple(strides[b, d.axes[-1]] if d.axes else sz.const(0) for d in dims))
 
-    reaching = tuple(replace(access(b), reach=op.extent * op.step) for b, op in zip(lookups, segment.lookups))
-    return Domain(dims, tuple(map(access, segment.loads)), tuple(map(access, segment.stores)), tuple(map(access, randoms)), reaching)
+    def indexed(op: Lookup) -> Access:
+        own = tuple(d for d, dim in enumerate(dims) if set(dim.axes) & set(op.operands[0].axes))
+        return replace(access(table[op.output.name]), step=op.step, extent=op.extent, indexed=own)
+
+    table = {b.value.name: b for b in lookups}
+    return Domain(dims, *(tuple(map(access, x)) for x in (segment.loads, segment.stores, randoms)), tuple(map(indexed, segment.lookups)))
 
 
 def _stride(call: Call, buffer: Buffer, axis: Axis) -> Size:
