@@ -334,14 +334,13 @@ class Builder:
         numbers = tuple(n for n in self._numbers.values() if n.value.name in live)
         done, streams = [], itertools.count()
         for op in reversed(ops):
-            walked = steps(op.output, op.strides) if isinstance(op, Lookup) else ()
+            if isinstance(op, Lookup):
+                op = replace(op, strides=steps(op.output, op.strides))
+            elif isinstance(op, Random):
+                op = replace(op, stream=next(streams), linear_strides=steps(op.output, op.linear_strides))
             op = replace(op, operands=tuple(value(v) for v in op.operands), output=value(op.output))
             if isinstance(op, Reduce):
                 op = replace(op, axes=tuple(part for a in op.axes for part in canonical(a)))
-            elif isinstance(op, Random):
-                op = replace(op, stream=next(streams))
-            elif isinstance(op, Lookup):
-                op = replace(op, strides=walked)
             done.append(op)
         outputs = tuple(Output(value(o.value), o.sizes, o.strides, steps(o.value, o.strides)) for o in self._outputs)
         updates = tuple(Update(value(new), i.index, steps(new, i.strides), i.alignment, counted) for i, new, counted in self._updates)
