@@ -26,7 +26,7 @@ def _check(name: str, self: Value, index: Value) -> None:
     if not self.dims:
         raise Refusal(f"{name} from a tensor without dims is not supported")
     if index.dtype.name not in _INDICES:
-        raise Refusal(f"{name} with {index.dtype} indices is an error in eager")
+        raise Refusal(f"{name} with {index.dtype} indices is not supported")
 
 
 @composite("aten::gather", dtypes=ALL, sizes="own", fixed=("dim",), option=_OPTION, table="self")

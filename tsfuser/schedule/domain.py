@@ -70,15 +70,16 @@ class Domain:
         return sz.product([d.extent for d in self.dims])
 
 
-def domain(call: Call, segment: Segment) -> Domain:
-    """The domain of `segment`; axes that other reductions run over are never merged (the strides of both may be 0 in a result without elements)."""
+def domain(call: Call, segment: Segment, like: "Domain | None" = None) -> Domain:
+    """The domain of `segment`, with the axes in the order of `like` where given; axes that other reductions run over are never merged (the strides of both may be 0 in a result without elements)."""
     memory = segment.loads + segment.stores
     randoms = tuple(Buffer(op.output, "random", op.stream, op.linear_strides, sz.const(256)) for op in segment.randoms)
     lookups = tuple(Buffer(op.output, "lookup", op.table, op.strides, op.alignment) for op in segment.lookups)
     buffers = memory + randoms + lookups
+    tables = tuple(_in_order(b, op) for b, op in zip(lookups, segment.lookups))
     reduced = {axis: tuple(axis in op.axes for op in segment.reductions) for axis in segment.axes}
-    reference = max(memory, key=lambda b: (len(b.value.axes), b.kind != "input"))
-    axes = _sorted_axes(call, segment.axes, reference, buffers)
+    reference = max(memory + tables, key=lambda b: (len(b.value.axes), b.kind not in ("input", "lookup"), b.kind != "lookup"))
+    axes = [a for d in like.dims for a in d.axes] if like else _sorted_axes(call, segment.axes, reference, memory + randoms + tables)
     strides = {(b, a): _stride(call, b, a) for b in buffers for a in axes}
     groups: list[list[Axis]] = []
     for axis in axes:
@@ -99,6 +100,11 @@ def domain(call: Call, segment: Segment) -> Domain:
 
     table = {b.value.name: b for b in lookups}
     return Domain(dims, *(tuple(map(access, x)) for x in (segment.loads, segment.stores, randoms)), tuple(map(indexed, segment.lookups)))
+
+
+def _in_order(buffer: Buffer, op: Lookup) -> Buffer:
+    """The buffer of a lookup as if its indices were 0, 1, 2...: as near to each other are neighbours in memory."""
+    return replace(buffer, strides=tuple(op.step if s is sz.const(0) else s for s in buffer.strides))
 
 
 def _stride(call: Call, buffer: Buffer, axis: Axis) -> Size:
