@@ -1,6 +1,8 @@
 """index_select and gather in groups, where PYTORCH_NVFUSER_ENABLE asks for graph_op_fusion: values, layouts, sizes,
 indices that are out of range, and what stays outside."""
 
+import warnings
+
 import pytest
 import torch
 from support import all_graphs, assert_matches, counted, fuse, groups, kinds, no_fallback, run_python, script
@@ -11,6 +13,7 @@ from tsfuser import _C, options
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
 LOOKUPS = {"aten::index_select", "aten::gather"}
 NATIVE = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+HOST = pytest.mark.parametrize("target", ["cpu", "cpu-fibers"])
 
 
 @pytest.fixture(autouse=True)
@@ -216,6 +219,17 @@ def test_long_rows_and_many(device, target):
         compare("x.index_select(0, i).sum(0) * 2.0", x, i)
 
 
+@HOST
+def test_a_table_of_more_than_2_31_elements(device, target):
+    """Of which only the beginning of each row is ever touched."""
+    memory = torch.empty((3 << 30) + 8, dtype=torch.int8)
+    x = memory.as_strided((4, 8), (1 << 30, 1))
+    x.copy_(torch.arange(32).view(4, 8))
+    i = torch.tensor([3, 2, 1, 0, 3])
+    compare("x.index_select(0, i) + 1", x, i)
+    compare("x.gather(0, i.unsqueeze(1).expand(5, 8)) + 1", x, i)
+
+
 @pytest.mark.graphs
 @pytest.mark.parametrize("text", ["x.index_select(0, i) * 2.0", "x.index_select(0, i).sum(0) * 2.0"])
 def test_no_indices(device, text):
@@ -247,7 +261,7 @@ def test_guards_off(device):
 
 # ---- indices out of range
 
-HOST = pytest.mark.parametrize("target", ["cpu", "cpu-fibers"])  # CUDA's context does not survive one
+# on the host only: CUDA's context does not survive one
 WRONG = {
     "x.index_select(0, i) * 2.0 + 1.0": (5,),
     "x.index_select(1, i).exp() + 1.0": (7,),
@@ -300,13 +314,13 @@ def test_nothing_is_read_where_there_is_no_index(device, target):
 
 
 @HOST
-@pytest.mark.filterwarnings("ignore::tsfuser.TsfuserWarning")
 def test_wrong_indices_of_nothing_are_eagers_to_find(device, target):
     """A product without elements reads nothing, but the indices are wrong all the same."""
     scripted = script("def f(x, i, y):\n    return x.index_select(0, i) * y + 1.0\n")
     x, y, i = torch.randn(4, 1, device=device), torch.randn(1, 0, device=device), indices((3,), 4, device)
-    for _ in range(4):
-        with tsfuser.fuser():
+    with tsfuser.fuser(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the group runs unfused
+        for _ in range(4):
             assert scripted(x, i, y).shape == (3, 0)
     assert "index out of range" in failure(scripted, x, i + 4, y)[1]
 
