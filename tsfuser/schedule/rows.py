@@ -104,8 +104,10 @@ class _Rows:
 
     @property
     def bytes(self) -> int:
-        """Bytes an element of these."""
-        return sum(a.itemsize for a in self.streamed)
+        """Bytes an element of these, and of what is looked up."""
+        inner = len(self.space.dims) - 1
+        looked_up = [a for a in self.space.lookups if a.moves(inner) or inner in a.indexed]
+        return sum(a.itemsize for a in (*self.streamed, *looked_up))
 
 
 def _rows(call: Call, segment: Segment, like: "Domain | None" = None) -> "tuple[_Rows, list[Reduce], list[Reduce]]":
