@@ -55,8 +55,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Place:
-    """`name = index * step`, where `index`, a value, is checked: it has to be at least 0 and less than `extent`, a number, or else `name` is -1 and the call an error, of which
-    `flag` is told. -1, with nothing checked, where `guard` is false."""
+    """`name = index * step`, where `index`, a value, is checked: it has to be at least 0 and less than `extent`, a number,
+    or else `name` is -1 and the call an error, of which `flag` is told. -1, with nothing checked, where `guard` is false."""
 
     name: str
     ctype: str

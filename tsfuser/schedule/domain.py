@@ -71,7 +71,10 @@ class Domain:
 
 
 def domain(call: Call, segment: Segment, like: "Domain | None" = None) -> Domain:
-    """The domain of `segment`, with the axes in the order of `like` where given; axes that other reductions run over are never merged (the strides of both may be 0 in a result without elements)."""
+    """The domain of `segment`, with the axes in the order of `like` where given.
+
+    Axes that other reductions run over are never merged (the strides of both may be 0 in a result without elements).
+    """
     memory = segment.loads + segment.stores
     randoms = tuple(Buffer(op.output, "random", op.stream, op.linear_strides, sz.const(256)) for op in segment.randoms)
     lookups = tuple(Buffer(op.output, "lookup", op.table, op.strides, op.alignment) for op in segment.lookups)
