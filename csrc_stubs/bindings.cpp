@@ -32,6 +32,7 @@ SlotKind slot_kind(const std::string& name) {
       {"complex128", SlotKind::NumberComplex128},
       {"element", SlotKind::Element},
       {"random", SlotKind::Random},
+      {"flag", SlotKind::Flag},
   };
   const auto found = kinds.find(name);
   if (found == kinds.end()) {

@@ -228,6 +228,8 @@ void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, t
   } catch (const LaunchError& error) {
     kind = plan.mark_failed(error.what()) ? "launch" : nullptr;  // another thread has reported it
     reason = error.what();
+  } catch (const OutOfRange&) {
+    return interpret(stack);  // the ops find it, too, and raise what they raise: no failure of ours
   } catch (const RandomError& error) {
     kind = nullptr;  // as it should be, and over when the capture is: nothing to warn about
     reason = error.what();

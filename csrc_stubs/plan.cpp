@@ -89,7 +89,7 @@ at::Tensor allocate(c10::Device device, c10::ScalarType dtype, at::IntArrayRef s
 
 void fill_slots(const Launch& launch, char* args, const Arguments& arguments,
                 at::ArrayRef<c10::IValue> inputs, at::ArrayRef<at::Tensor> allocated,
-                const RandomState& random) {
+                const RandomState& random, int32_t* flag) {
   for (const Slot& slot : launch.slots) {
     char* at = args + slot.offset;
     if (slot.kind == SlotKind::Input || slot.kind == SlotKind::Update) {
@@ -101,6 +101,8 @@ void fill_slots(const Launch& launch, char* args, const Arguments& arguments,
       std::memcpy(at, arguments.addresses[slot.index], tensor.itemsize());
     } else if (slot.kind == SlotKind::Random) {
       put(at, random);
+    } else if (slot.kind == SlotKind::Flag) {
+      put(at, launch.cuda ? nullptr : flag);
     } else {
       put_number(at, slot.kind, inputs[slot.index]);
     }
@@ -208,7 +210,8 @@ void Plan::verify() const {
 const char* Plan::mismatch(at::ArrayRef<c10::IValue> inputs) const {
   for (const auto& launch : launches) {
     for (const Slot& slot : launch->slots) {
-      if (slot.kind == SlotKind::Allocation || slot.kind == SlotKind::Cleared || slot.kind == SlotKind::Random) {
+      if (slot.kind == SlotKind::Allocation || slot.kind == SlotKind::Cleared || slot.kind == SlotKind::Random ||
+          slot.kind == SlotKind::Flag) {
         continue;
       }
       if (!below(slot.index, inputs.size())) {
@@ -345,9 +348,10 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
     stream = c10::impl::getDeviceGuardImpl(device.type())->getStream(device).native_handle();
   }
   bool updated = false;
+  int32_t out_of_range = 0;
   try {
     for (const PreparedLaunch& launch : call.launches) {
-      fill_slots(*launch.launch, args + launch.args_offset, arguments, inputs, allocated, random);
+      fill_slots(*launch.launch, args + launch.args_offset, arguments, inputs, allocated, random, &out_of_range);
       if (C10_UNLIKELY(launch.launch->cleared >= 0)) {
         clear(allocated[launch.launch->cleared], stream);
       }
@@ -359,6 +363,9 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
         launch_host(launch, args + launch.args_offset);
       }
       updated |= launch.launch->updates;
+    }
+    if (C10_UNLIKELY(out_of_range)) {
+      throw OutOfRange("an index is out of range");
     }
   } catch (const std::exception&) {
     if (updated) {

@@ -36,6 +36,7 @@ enum class SlotKind : uint8_t {
   NumberComplex128,
   Element,  // the element of a 0-dim CPU tensor argument, as it lies in memory
   Random,   // where the random numbers of the call begin, a RandomState
+  Flag,     // address of an int32 that a host kernel sets to 1 where it finds an index out of range
 };
 
 // One kernel parameter: `index` is an argument, an allocation or a position in the values.
@@ -155,13 +156,18 @@ struct RandomState {
   uint64_t seed = 0, offset = 0, within = 0, captured = 0;
 };
 
+// An index that a kernel has found in a tensor is out of range.
+struct OutOfRange : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // random.cpp: takes `ops` streams from torch's default generator of the device. Throws RandomError.
 RandomState draw_random(c10::Device device, int32_t ops);
 
 // Allocates, launches, and replaces the call's inputs on the stack by its outputs. On an exception the stack
 // is as it was, but for arguments that a kernel has updated: there it holds copies, so that who runs the ops
-// now updates the true ones no second time. Throws LaunchError, RandomError, or c10::Error / std::bad_alloc
-// where memory is short. Returns the number of launches.
+// now updates the true ones no second time. Throws LaunchError, RandomError, OutOfRange, or c10::Error /
+// std::bad_alloc where memory is short. Returns the number of launches.
 size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
            size_t input_count);
 

@@ -33,7 +33,8 @@ __all__ = [
     "TsfuserWarning", "check", "disable", "enable", "enabled", "explain", "fuser", "options", "reset", "stats",
 ]  # fmt: skip
 
-_C.register_profiled_kinds(sorted({row.name for row in table.all_rows()} | set(functionalize.KINDS)))
+_ops = {row.name for row in table.all_rows() if not row.option or options.enabled(row.option)}
+_C.register_profiled_kinds(sorted(_ops | set(functionalize.KINDS)))
 _C.set_in_place_kinds(functionalize.EARLY, functionalize.fresh_kinds())
 _C.set_pass(passes.fuse)
 _C.set_planner(planner.plan)

@@ -61,7 +61,8 @@ ENABLE = {
     "kernel_db": "Always on: kernels are kept on disk.",
     "linear_decomposition": "The bias of a `linear` of four dims or more is added in a group.",
     "conv_decomposition": "The bias of a `conv2d` is added in a group.",
-    **_inert("kernel_profile graph_op_fusion warn_register_spill"),
+    "graph_op_fusion": "`index_select` and `gather` are fused, outside of training.",
+    **_inert("kernel_profile warn_register_spill"),
 }
 
 #: The words that do something here, by option.

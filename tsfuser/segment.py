@@ -12,14 +12,14 @@ from typing import Callable, NamedTuple
 
 from .ir import size as sz
 from .ir.call import Call
-from .ir.fusion import Axis, Fusion, Op, Random, Reduce, Reshape, TensorInput, Value, statement
+from .ir.fusion import Axis, Fusion, Lookup, Op, Random, Reduce, Reshape, TensorInput, Value, statement
 from .ir.size import Size
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor in memory: `kind` is `input` (group argument `index`), `allocation` (number `index` of the plan), `update` (the memory of group argument `index`, stored to) or `random` (no memory at all: the linear index of stream
-    `index`), with one stride (elements) a dim of
+    """A tensor in memory: `kind` is `input` (group argument `index`), `allocation` (number `index` of the plan), `update` (the memory of group argument `index`, stored to), `lookup` (the same as `input`, read at places that `value`'s
+    operand names) or `random` (no memory at all: the linear index of stream `index`), with one stride (elements) a dim of
     `value`. `alignment` is in bytes."""
 
     value: Value
@@ -65,6 +65,11 @@ class Segment:
     def randoms(self) -> tuple[Random, ...]:
         """Its random ops; another segment may compute the same ones again."""
         return tuple(op for op in self.ops if isinstance(op, Random))
+
+    @property
+    def lookups(self) -> tuple[Lookup, ...]:
+        """Its lookups; another segment may do the same ones again."""
+        return tuple(op for op in self.ops if isinstance(op, Lookup))
 
     @property
     def name(self) -> str:

@@ -104,6 +104,24 @@ def test_dropout_before_a_normalisation(device, columns):
     assert_matches(out, F.layer_norm(y, [columns]), F.layer_norm(y.double(), [columns]), ops=16)
 
 
+def grouped(x):
+    y = F.dropout(x, 0.5, True)
+    return F.group_norm(y, 2), y
+
+
+def test_dropout_before_a_group_norm(device):
+    """A norm over groups of channels splits the channels of all values; each element still has a number of its own."""
+    x = ones((4, 6, 8, 16), device)
+    scripted = fuse(grouped, x)
+    out, y = scripted(x)
+    assert "aten::group_norm" in kinds(groups(scripted)[0])
+    kept = y != 0
+    for dim in range(4):
+        assert not torch.equal(kept, kept.narrow(dim, 0, 1).expand(kept.shape))
+    close(kept.double().mean().item(), 0.5, 0.5, y.numel())
+    assert_matches(out, F.group_norm(y, 2), F.group_norm(y.double(), 2), ops=16)
+
+
 @pytest.mark.parametrize("constant", [True, False])
 def test_probability_zero_and_one(device, constant):
     x = torch.randn(33, 65, device=device)

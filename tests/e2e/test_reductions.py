@@ -204,3 +204,17 @@ def test_long_sums_are_as_exact_as_those_of_eager():
 
 def test_few_long_rows_are_split_over_blocks(device):
     check(Fused("def f(x):\n    return torch.softmax(x, -1), torch.var(x), torch.mean(x)\n"), torch.randn(2, 70001, device=device))
+
+
+PRODUCT = """
+def f(x, y):
+    a = (x * y).abs().sqrt()
+    b = x * y + 0.5
+    b = b + b.amax(0)
+    return torch.softmax(b, 0).sum(), a.amax(1), b.exp().sum(0)
+"""
+
+
+@pytest.mark.parametrize("sizes", [(16, 1000), (1000, 16)])
+def test_rows_and_columns_of_a_product_that_is_nowhere_in_memory(device, sizes):
+    check(Fused(PRODUCT), torch.randn(sizes[0], 1, device=device), torch.randn(1, sizes[1], device=device), ops=40)

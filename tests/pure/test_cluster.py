@@ -1,6 +1,7 @@
 """Clusters of nodes: acyclic, bounded, and as large as the order of nodes allows."""
 
 import time
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +55,20 @@ def test_an_order_edge_keeps_two_clusters_apart():
     """The second node changes in place what the first reads, and the third must follow it."""
     items = program([((1000,), "cpu", ()), ((1000,), None, (0,)), ((1000, 0), "cpu", (1,))])
     assert clusters(items) == [[0], [2]]
+
+
+def test_what_must_be_in_memory_is_made_by_another_cluster():
+    """The last node looks elements up in what the second makes; the first is read by both."""
+    items = program([((1000,), "cpu", ()), ((0,), "cpu", ()), ((1, 0), "cpu", ())])
+    assert clusters(items) == [[0, 1, 2]]
+    items[2] = replace(items[2], apart=(1,))
+    assert clusters(items) == [[0, 1], [2]]
+    items = program([((1000,), "cpu", ()), ((1001,), "cpu", ()), ((0, 1), "cpu", ()), ((2, 0), "cpu", ())])
+    items[3] = replace(items[3], apart=(0,))
+    assert clusters(items) == [[0, 1, 2], [3]]
+    items = program([((1000,), "cpu", ()), ((0, 1001), "cpu", ()), ((1001, 1002), "cpu", ())])
+    items[1] = replace(items[1], apart=(0,))
+    assert clusters(items) == [[0], [1, 2]]
 
 
 def test_siblings_meet_over_what_both_read():

@@ -7,8 +7,8 @@ import pytest
 from programs import add, build, relu, stages, tensor, total
 from tsfuser.errors import Refusal
 from tsfuser.ir.call import ScalarArg
-from tsfuser.ir.dtypes import DOUBLE
-from tsfuser.ir.fusion import Pointwise, Random
+from tsfuser.ir.dtypes import DOUBLE, INT64
+from tsfuser.ir.fusion import Lookup, Pointwise, Random, Value
 from tsfuser.ir.text import read
 from tsfuser.ir.verify import verify
 from tsfuser.schedule import accepts, expanded
@@ -157,6 +157,35 @@ def test_a_random_op_counts_in_the_order_of_memory_without_gaps():
     for strides, expected in (((200, 1, 20), [40, 1, 5]), ((1, 80, 16), [1, 32, 4]), ((0, 8, 1), [40, 8, 1])):
         call, fusion = build(noisy, tensor(4, 5, 8, strides=strides), tensor(8))
         assert [call.value(s) for s in fusion.randoms[1].linear_strides] == expected
+
+
+def looked_up(builder, x, index, y):
+    rows = builder.lookup("index_select", x, 0, index, (index.dims[0], x.dims[1]))
+    return relu(builder, add(builder, rows, y))
+
+
+def test_a_lookup_survives_the_text_and_its_table_is_no_input():
+    call, fusion = build(looked_up, tensor(5, 8, strides=(16, 1)), tensor(3, dtype="int64"), tensor(3, 8))
+    assert verify(fusion) is None and read(str(fusion)) == fusion
+    [op] = fusion.lookups
+    assert op.table == 0 and [i.index for i in fusion.inputs] == [1, 2]
+    assert [call.value(s) for s in (*op.strides, op.step, op.extent)] == [0, 1, 16, 5]
+    assert read(str(fusion)).axes == op.output.axes  # none for the rows of the table
+
+
+@pytest.mark.parametrize("change, complaint", [(dict(strides=()), "0 strides"), (dict(operands=(Value("other", INT64, ()),)), "before it is defined")])
+def test_a_damaged_lookup_does_not_verify(change, complaint):
+    _, fusion = build(looked_up, tensor(5, 8), tensor(3, dtype="int64"), tensor(3, 8))
+    ops = tuple(replace(op, **change) if isinstance(op, Lookup) else op for op in fusion.ops)
+    assert complaint in verify(replace(fusion, ops=ops))
+
+
+def test_what_is_looked_up_in_is_in_memory():
+    def program(b, x, index):
+        return b.lookup("gather", relu(b, x), 0, index, index.dims)
+
+    with pytest.raises(Refusal, match="is computed in its group"):
+        build(program, tensor(5), tensor(3, dtype="int64"))
 
 
 @pytest.mark.parametrize("change, complaint", [

@@ -28,6 +28,7 @@ BARRIER = Item(())
         ([item(), Item((0,)), item(0, 1)], [[0], [2]], [], "a node that is not fused lies between"),
         ([item(loose=True)], [], [], "it computes a 0-dim CPU tensor"),
         ([item(), item(0)], [[0, 1]], [], "only hand tensors through"),
+        ([item(), Item((0,), "cpu", apart=(0,))], [[0], [1]], [], "elements of a tensor in memory are looked up"),
         ([item(), item(), item(0, 1)], [[0, 1, 2]], [[0, 2]], "it is a view that something outside"),
     ],
 )

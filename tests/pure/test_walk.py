@@ -6,6 +6,7 @@ import pytest
 
 from programs import add, relu, tensor, total
 from tsfuser.ir.dtypes import DOUBLE, HALF
+from tsfuser.lower.loop_ir import Load, statements
 from tsfuser.schedule.machine import GPU, HOST
 from walk import planned, walk
 
@@ -49,6 +50,41 @@ def test_sums_of_sums_come_after_all_that_they_need(machine):
         return add(b, second, last), add(b, first, other)
 
     walk(*planned(program, tensor(2, 3, 4), tensor(5, 3, 4), tensor(3, 4), tensor(3, 4), machine=machine))
+
+
+def selected(b, x, index, y):
+    rows = b.lookup("index_select", x, 0, index, (index.dims[0], None if x.dims[1] is None else b.fresh_axis(x.dims[1].extent)))
+    return add(b, rows, y)
+
+
+@MACHINES
+@pytest.mark.parametrize("columns", [1, 2, 4, 5, 8, 33, 64])
+@pytest.mark.parametrize("place", [dict(), dict(alignment=4), dict(strides=(66, 1)), dict(strides=(1, 9)), dict(strides=(0, 1)), dict(strides=(64, 2))])
+def test_rows_of_a_table_are_read_as_vectors_where_its_addresses_allow(machine, columns, place):
+    x, index, y = tensor(9, columns, **place), tensor(7, dtype="int64"), tensor(7, columns)
+    walk(*planned(selected, x, index, y, machine=machine))
+    walk(*planned(lambda b, *v: total(b, selected(b, *v), [0]), x, index, y, machine=machine))
+    walk(*planned(lambda b, *v: total(b, selected(b, *v), [1]), x, index, y, machine=machine))
+
+
+def test_rows_of_a_dense_table_are_read_as_vectors():
+    def widths(*args):
+        return {s.lanes for s in statements(planned(selected, *args)[2][0].body) if isinstance(s, Load) and s.buffer == "args.x0"}
+
+    index, y = tensor(7, dtype="int64"), tensor(7, 64)
+    assert widths(tensor(9, 64), index, y) == {4}
+    assert widths(tensor(9, 64, strides=(66, 1)), index, y) == {2}
+    assert widths(tensor(9, 64, strides=(64, 1), alignment=4), index, y) == {1}
+    assert widths(tensor(9, 64, strides=(1, 9)), index, y) == {1}
+
+
+def test_indices_that_differ_along_a_row_are_looked_up_one_by_one():
+    def program(b, x, index):
+        return relu(b, b.lookup("gather", x, 0, index, index.dims))
+
+    _, _, [kernel] = planned(program, tensor(9, 64), tensor(7, 64, dtype="int32"))
+    found = {s.buffer: s.lanes for s in statements(kernel.body) if isinstance(s, Load)}
+    assert found == {"args.x0": 1, "args.x1": 4}
 
 
 def pointwise(b, x, y):

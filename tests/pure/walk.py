@@ -10,7 +10,7 @@ from dataclasses import replace
 from programs import build, stages
 from tsfuser.ir import size as sz
 from tsfuser.lower import index as ix
-from tsfuser.lower.loop_ir import Fetch, For, If, Let, Load, Store
+from tsfuser.lower.loop_ir import Fetch, For, If, Let, Load, Place, Store
 from tsfuser.lower.pipeline import lower
 from tsfuser.lower.verify import verify
 from tsfuser.schedule.machine import GPU
@@ -73,6 +73,8 @@ class _Walker:
         for s in body:
             if isinstance(s, Let):
                 env[_key(s.name, env)] = evaluate(s.value, env)
+            elif isinstance(s, Place):
+                env[_key(s.name, env)] = self.place(s, env)
             elif isinstance(s, For):
                 for env[s.var] in self.some(evaluate(s.extent, env)):
                     self.body(s.body, env)
@@ -83,6 +85,11 @@ class _Walker:
             elif isinstance(s, (Load, Store)) and not s.shared and (s.guard is None or evaluate(s.guard, env)):
                 count = s.lanes if s.count is None else max(0, min(s.lanes, evaluate(s.count, env)))
                 self.access(s, evaluate(s.offset, env), count)
+
+    def place(self, s, env):
+        """As if all indices were the largest that there may be: what is touched then is in bounds, and aligned."""
+        largest = int(s.extent) if s.extent.isdigit() else env[s.extent]
+        return (largest - 1) * evaluate(s.step, env) if s.guard is None or evaluate(s.guard, env) else -1
 
     def fetch(self, s, env):
         """What is fetched lies in the tensor, and its copy in its tile, aligned."""

@@ -5,13 +5,14 @@ In: Loop IR. Out: source text that includes `tsfuser.h` and defines one kernel. 
 
 from __future__ import annotations
 
-from ..lower.index import Const, Var
+from ..lower.index import Const, Var, mul
 from ..lower.loop_ir import (
-    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, Draw, Fetch, FetchGroup, FillTile, For, If, Kernel, Let, Load, Pack, Param, Scratch, SetLane, Stmt, Store,
+    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, Draw, Fetch, FetchGroup, FillTile, For, If, Kernel, Let, Load, Pack, Param, Place, Scratch, SetLane, Stmt, Store,
     TeamReduce, TeamSlots, Uniform,
 )  # fmt: skip
 
 _START = "random"  # the kernel's name for where its random numbers begin
+_CHECK = "in_range"  # and for what checks its indices
 
 
 def source(kernel: Kernel) -> str:
@@ -20,6 +21,7 @@ def source(kernel: Kernel) -> str:
     tiles = ["  SHARED_MEMORY(shared);"] if kernel.shared else []
     tiles += [f"  {t.ctype}* const {t.name} = reinterpret_cast<{t.ctype}*>(shared + {t.offset});" for t in kernel.tiles]
     tiles += [f"  const random_start {_START} = start_of(args.{p.name});" for p in kernel.params if p.ctype == "random_state"]
+    tiles += [f"  index_check {_CHECK}(args.{p.name});" for p in kernel.params if p.source == ("flag",)]
     bounds = f"{kernel.threads}, {kernel.resident}" if kernel.resident else kernel.threads
     turn = ["  let_next_start();"] if kernel.leads else ["  wait_for_turn();"] if kernel.follows else []
     lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", "", f"{'TEAM_' if kernel.teams else ''}KERNEL({kernel.name}, Args, {bounds}) {{"]
@@ -53,6 +55,11 @@ def _load(s: Load) -> list[str]:
         return _assign(f"vec<{s.ctype}, {s.lanes}>", s.name, call)
     value = f"load_bool({address})" if s.ctype == "bool" else f"{s.buffer}[{s.offset}]"
     return _assign(s.ctype, s.name, value if s.guard is None else f"{s.guard} ? {value} : {s.ctype}{{}}")
+
+
+def _place(s: Place) -> list[str]:
+    known = f"{_CHECK}({s.index}, {s.extent})"
+    return _assign(s.ctype, s.name, f"{known if s.guard is None else f'{s.guard} && {known}'} ? {mul(s.index, s.step)} : -1")
 
 
 def _uniform(s: Uniform) -> list[str]:
@@ -167,7 +174,7 @@ def _team_reduce(s: TeamReduce) -> list[str]:
 
 
 _PRINT = {
-    Let: _let, Load: _load, Uniform: _uniform, Draw: _draw, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier, FillTile: _fill_tile,
+    Let: _let, Load: _load, Place: _place, Uniform: _uniform, Draw: _draw, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier, FillTile: _fill_tile,
     Accumulator: _accumulator, Accumulate: _accumulate, BlockReduce: _block_reduce, TeamSlots: _team_slots, TeamReduce: _team_reduce, Fetch: _fetch, FetchGroup: _fetch_group,
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ from . import size as sz
 from .axes import Axes
 from .call import Call, ScalarArg, TensorArg
 from .dtypes import BOOL, COMPLEX128, DOUBLE, FLOAT, INT64, DType
-from .fusion import Axis, Empty, Fusion, NumberInput, Op, Output, Pointwise, Random, Reduce, Reshape, TensorInput, Update, Value, extent
+from .fusion import Axis, Empty, Fusion, Lookup, NumberInput, Op, Output, Pointwise, Random, Reduce, Reshape, TensorInput, Update, Value, extent
 from .promotion import result_type
 from ..errors import Refusal
 
@@ -156,6 +156,21 @@ class Builder:
         output = self._new("uniform", dtype, like.dims)
         self._layouts[output.name] = self._pointwise_layout(output, (like,))
         self._ops.append(Random("uniform", 0, (like,), output, self.layout(output).strides))
+        return output
+
+    def lookup(self, name: str, table: Value, dim: int, index: Value, dims: "Sequence[Axis | None]") -> Value:
+        """The elements of `table`, an argument, of which `index` names the place in dim `dim`: one for each place of the other dims in the result's `dims`, none
+        of which may be larger than the table's. The result is row-major."""
+        source = next((i for i in self._inputs.values() if i.value is table), None)
+        if source is None:
+            raise Refusal("what is looked up in is computed in its group, and not in memory")
+        if any(i.value is index and i.by_value for i in self._inputs.values()):
+            raise Refusal("an index on another device is an error in eager")
+        strides = tuple(sz.const(0) if d == dim else stride for d, stride in enumerate(source.strides))
+        output = self._new(name, table.dtype, tuple(dims))
+        self._layouts[output.name] = lay.contiguous(self.sizes(output))
+        extent = self.call.size(source.index, dim)
+        self._ops.append(Lookup(name, source.index, (index,), output, strides, source.strides[dim], extent, source.alignment))
         return output
 
     def contiguous(self, value: Value) -> Value:
@@ -348,10 +363,24 @@ class Builder:
                 op = replace(op, axes=tuple(part for a in op.axes for part in canonical(a)))
             elif isinstance(op, Random):
                 op = replace(op, stream=next(streams), linear_strides=steps(old.output, op.linear_strides))
+            elif isinstance(op, Lookup):
+                op = replace(op, strides=steps(old.output, op.strides))
             done.append(op)
         outputs = tuple(Output(value(o.value), o.sizes, o.strides, steps(o.value, o.strides)) for o in self._outputs)
         updates = tuple(Update(value(new), i.index, steps(new, i.strides), i.alignment, counted) for i, new, counted in self._updates)
-        return Fusion(inputs, numbers, tuple(done), outputs, tuple(self._results), updates)
+        fusion = Fusion(inputs, numbers, tuple(done), outputs, tuple(self._results), updates)
+        self._check_lookups(fusion)
+        return fusion
+
+    def _check_lookups(self, fusion: Fusion) -> None:
+        """Refuses lookups whose indices might not all be looked at, or that might not be the first to fail: eager has to say which index is out of range."""
+        if not fusion.lookups:
+            return
+        if self._updates:
+            raise Refusal("an index out of range would be found after a tensor was changed in place")
+        empty = {a for a in fusion.axes if not self.call.decide(sz.lt(0, a.extent))}
+        if empty and any(empty.isdisjoint(op.operands[0].axes) for op in fusion.lookups):
+            raise Refusal("there are indices, but no elements to compute from what they name")
 
     # ---- axes
 
@@ -405,15 +434,21 @@ class Builder:
         values: dict[str, Value] = {}
         sources = {i.value.name: i for i in (*self._inputs.values(), *self._repeats)}
 
+        def walked(v: Value, along: Sequence[sz.Size]) -> "tuple[list[Axis | None], list[sz.Size]]":
+            """The dims of the copy of `v`, and its strides where those of `v` are `along`."""
+            dims, strides = [], []
+            for old, stride in zip(v.dims, along):
+                parts = (None,) if old is None else split(old)
+                dims += parts
+                strides += [stride * sz.product([p.extent for p in parts[k + 1 :]]) for k in range(len(parts))]
+            return dims, strides
+
         def copy(v: Value) -> Value:
             if stays(v):
                 return v
             if v.name not in values:
-                layout, dims, strides = self._layouts[v.name], [], []
-                for old, stride in zip(v.dims, layout.strides):
-                    parts = (None,) if old is None else split(old)
-                    dims += parts
-                    strides += [stride * sz.product([p.extent for p in parts[k + 1 :]]) for k in range(len(parts))]
+                layout = self._layouts[v.name]
+                dims, strides = walked(v, layout.strides)
                 values[v.name] = new = self._new(v.name, v.dtype, tuple(dims))
                 self._layouts[new.name] = lay.Layout(self.sizes(new), tuple(strides), layout.dense)
                 if v.name in sources:
@@ -421,6 +456,8 @@ class Builder:
             return values[v.name]
 
         for op in reversed(cone):
+            if isinstance(op, Lookup):
+                op = replace(op, strides=tuple(walked(op.output, op.strides)[1]))
             operands = op.operands if isinstance(op, Reshape) else tuple(map(copy, op.operands))
             op = replace(op, operands=operands, output=copy(op.output))
             if isinstance(op, Reduce):

@@ -127,7 +127,22 @@ class Reshape:
     output: Value
 
 
-Op = Union[Pointwise, Reduce, Random, Reshape]
+@dataclass(frozen=True)
+class Lookup:
+    """`output[i]` = the element of tensor argument `table` at `sum(i_d * strides[d]) + index[i] * step`, where `index`, the operand, says how far to go along
+    a dim of the table that no loop walks: at least 0 and less than `extent`, or the call is an error. `alignment` is the table's."""
+
+    name: str
+    table: int
+    operands: tuple[Value, ...]
+    output: Value
+    strides: tuple[Size, ...]
+    step: Size
+    extent: Size
+    alignment: Size
+
+
+Op = Union[Pointwise, Reduce, Random, Reshape, Lookup]
 MOMENTS = ("mean", "squares")  #: reductions that share an accumulator
 PARTIAL_MOMENTS = ("count", "origin", "rest", "squares")  #: what is left of a part of the data, whose mean is `origin + rest`
 
@@ -184,6 +199,11 @@ class Fusion:
         return tuple(op for op in self.ops if isinstance(op, Random))
 
     @property
+    def lookups(self) -> tuple[Lookup, ...]:
+        """Its lookups."""
+        return tuple(op for op in self.ops if isinstance(op, Lookup))
+
+    @property
     def axes(self) -> tuple[Axis, ...]:
         """All axes, in the order of first appearance."""
         seen: dict[Axis, None] = {}
@@ -216,6 +236,7 @@ def _leaves(fusion: Fusion) -> list[Size]:
     sizes = [a.extent for a in fusion.axes]
     sizes += [v.size for op in fusion.ops for v in op.operands if v.size is not None]
     sizes += [step for op in fusion.randoms for step in op.linear_strides]
+    sizes += [size for op in fusion.lookups for size in (*op.strides, op.step, op.extent, op.alignment)]
     for i in fusion.inputs:
         sizes += [*i.strides, i.alignment]
     for o in fusion.outputs:
@@ -259,4 +280,7 @@ def statement(op: Op) -> str:
         return f"random({op.name!r}, {op.stream}, {operands}, {op.output.name}, {_sizes(op.linear_strides)})"
     if isinstance(op, Reshape):
         return f"reshape({op.name!r}, {operands}, {op.output.name})"
+    if isinstance(op, Lookup):
+        where = _sizes((op.step, op.extent, op.alignment))[1:-1]
+        return f"lookup({op.name!r}, {op.table}, {operands}, {op.output.name}, {_sizes(op.strides)}, {where})"
     return f"pointwise({op.name!r}, {op.template!r}, {operands}, {op.compute}, {op.output.name})"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from .fusion import Fusion, Pointwise, Random, Reshape, Value
+from .fusion import Fusion, Lookup, Pointwise, Random, Reshape, Value
 
 
 def verify(fusion: Fusion) -> "str | None":
@@ -64,6 +64,10 @@ def _dims(op) -> "str | None":
         return None if set(op.output.axes) == operands else f"{op.output.name} does not vary over the axes of its operand"
     if isinstance(op, Reshape):
         return None
+    if isinstance(op, Lookup):
+        if len(op.strides) != len(op.output.dims):
+            return f"{op.output.name} has {len(op.output.dims)} dims and {len(op.strides)} strides"
+        return None if set(op.output.axes) >= operands else f"{op.output.name} does not vary over the axes of its index"
     if not set(op.axes) <= operands or set(op.output.axes) != operands - set(op.axes):
         return f"{op.output.name}: axes of the reduction do not fit"
     return None

@@ -15,7 +15,8 @@ from .index import Expr, as_expr, names, substitute
 @dataclass(frozen=True)
 class Param:
     """A field of the kernel's argument struct. `source` tells the plan how to fill it: `("input", i)`, `("update", i)` (an argument that is stored
-    to), `("allocation", k)`, `("cleared", k)` (an allocation that is zero when the kernel starts), `("size", Size)`, `("number", i, dtype name)`, `("element", i)`, `("random",)`."""
+    to), `("allocation", k)`, `("cleared", k)` (an allocation that is zero when the kernel starts), `("size", Size)`, `("number", i, dtype name)`, `("element", i)`, `("random",)`, `("flag",)` (what a kernel on the host
+    sets where it finds an index out of range)."""
 
     name: str
     ctype: str
@@ -23,7 +24,7 @@ class Param:
 
     @property
     def is_pointer(self) -> bool:
-        return self.source[0] in ("input", "update", "allocation", "cleared")
+        return self.source[0] in ("input", "update", "allocation", "cleared", "flag")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,20 @@ class Load:
     count: "Expr | None" = None
     shared: bool = False
     own: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """`name = index * step`, where `index`, a value, is checked: it has to be at least 0 and less than `extent`, a number,
+    or else `name` is -1 and the call an error, of which `flag` is told. -1, with nothing checked, where `guard` is false."""
+
+    name: str
+    ctype: str
+    index: str
+    step: Expr
+    extent: str
+    flag: str
+    guard: "Expr | None" = None
 
 
 @dataclass(frozen=True)
@@ -276,7 +291,7 @@ class If:
     no: "tuple[Stmt, ...]"
 
 
-Stmt = Union[Let, Load, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator, BlockReduce, TeamSlots, TeamReduce, Fetch, FetchGroup, Barrier, FillTile, For, If]
+Stmt = Union[Let, Load, Place, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator, BlockReduce, TeamSlots, TeamReduce, Fetch, FetchGroup, Barrier, FillTile, For, If]
 
 
 @dataclass(frozen=True)
@@ -337,6 +352,8 @@ def used(s: Stmt) -> frozenset[str]:
         return names(s.offset) | names(s.stride) | names(s.rows) | names(s.columns)
     if isinstance(s, Load):
         return names(s.offset) | names(s.guard) | names(s.count)
+    if isinstance(s, Place):
+        return names(s.step) | names(s.guard) | {s.index, s.flag}
     if isinstance(s, Uniform):
         return names(s.offset) | {s.state}
     if isinstance(s, Draw):
@@ -389,6 +406,8 @@ def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
     if isinstance(s, (Load, Store)):
         offset, guard, count = (substitute(e, table) for e in (s.offset, s.guard, s.count))
         return replace(s, offset=offset, guard=guard, count=count)
+    if isinstance(s, Place):
+        return replace(s, guard=substitute(s.guard, table))
     if isinstance(s, Uniform):
         return replace(s, offset=substitute(s.offset, table))
     if isinstance(s, Draw):
@@ -432,6 +451,8 @@ def _line(s: Stmt) -> str:
         place = f"{s.buffer}[{s.offset}{f' .. +{s.lanes}' if s.lanes > 1 else ''}]"
         when = "".join(f" {word} {e}" for word, e in (("if", s.guard), ("first", s.count)) if e is not None)
         return f"{s.name} = {place}{when}" if isinstance(s, Load) else f"{place} = {s.value}{when}"
+    if isinstance(s, Place):
+        return f"{s.name} = {s.index} * {s.step} if {'' if s.guard is None else f'{s.guard} and '}{s.index} in {s.extent}"
     if isinstance(s, Uniform):
         return f"{s.name} = uniform {s.stream} at {s.offset}{f' .. +{s.lanes}' if s.lanes > 1 else ''}"
     if isinstance(s, Draw):

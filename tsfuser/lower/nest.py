@@ -10,18 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..ir import size as sz
-from ..ir.fusion import Pointwise, Random, Reduce, Value
+from ..ir.fusion import Lookup, Pointwise, Random, Reduce, Value
 from ..ir.size import Size
 from ..schedule.domain import Access
 from ..schedule.loops import Schedule, Split
 from ..segment import Segment
 from . import index as ix
-from .accumulate import accumulation
+from .accumulate import accumulation, conversion
 from .combine import COMBINATIONS, accumulator, total_of, totals
 from .exchange import combined, exchanged
 from .index import Expr, Var
 from .literals import literal
-from .loop_ir import Barrier, Compute, FillTile, For, If, Kernel, Let, Load, Param, Stmt, Store, Tile, Uniform, used
+from .loop_ir import Barrier, Compute, FillTile, For, If, Kernel, Let, Load, Param, Place, Stmt, Store, Tile, Uniform, used
 
 
 class Params:
@@ -120,6 +120,8 @@ def _body(segment: Segment, schedule: Schedule, params: Params, tiles: list[Tile
             body.append(compute(op, params, registers))
         elif isinstance(op, Random):
             body += uniform(op, at, params, schedule, registers)
+        elif isinstance(op, Lookup):
+            body += lookup(op, at, params, schedule, registers)
     loops = [x for x in schedule.loops if x.bind in ("serial", "unroll", "vector", "simd")]
     reductions = {op.output.name: op for op in segment.reductions}
     body += [store(a, at, params, schedule) for a in schedule.domain.stores if a.buffer.value.name not in reductions]
@@ -270,7 +272,7 @@ def load(access: Access, at: Indices, params: Params, schedule: Schedule, regist
     value = access.buffer.value
     memory = f"{value.name}_m"
     register = registers[value.name] = value.dtype.register.ctype
-    convert = "{0}" if register == value.dtype.ctype else f"convert<{register}>({{0}})"
+    convert = conversion(value.dtype.ctype, register)
     if access.buffer.by_value:
         field = params.field(value.name, value.dtype.ctype, ("element", access.buffer.index))
         return [Compute(value.name, register, convert.replace("{0}", field), ())]
@@ -297,6 +299,22 @@ def uniform(op: Random, at: Indices, params: Params, schedule: Schedule, registe
     state = params.field("random", "random_state", ("random",))
     drawn = Uniform(f"{name}_m", ctype, state, op.stream, _offset(access, at, params, schedule))
     return [drawn, Compute(name, ctype, "{0}", (drawn.name,))]
+
+
+def lookup(op: Lookup, at: Indices, params: Params, schedule: Schedule, registers: dict[str, str]) -> list[Stmt]:
+    """An element at the place that the op's operand says: a load, with a place where there is an operand."""
+    name, ctype, [index] = op.output.name, op.output.dtype.ctype, op.operands
+    access = next(a for a in schedule.domain.lookups if a.buffer.value.name == name)
+    register = registers[name] = op.output.dtype.register.ctype
+    indexed = {schedule.domain.dims[d].name for d in access.indexed}
+    given = ix.both(g.condition for g in at.guards if g.dims & indexed)
+    step, flag = params.size(op.step, f"{name}_step"), params.field("flag", "int32_t*", ("flag",))
+    place = Place(f"{name}_at", params.index, index.name, step, params.count(op.extent), flag, given)
+    table = params.field(f"x{op.table}", f"const {ctype}*", ("input", op.table))
+    offset, guard = _offset(access, at, params, schedule), _guard(access, at, schedule)
+    inside = ix.both([*([] if guard is None else [guard]), ix.less(-1, place.name)])
+    read = Load(f"{name}_m", ctype, table, ix.add(offset, place.name), inside)
+    return [place, read, Compute(name, register, conversion(ctype, register), (read.name,))]
 
 
 def compute(op: Pointwise, params: Params, registers: dict[str, str]) -> Compute:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from . import index as ix
 from .index import Bin, Const, Expr, Var
-from .loop_ir import Accumulate, Array, Compute, For, If, Let, Load, Pack, SetLane, Stmt, Store, Uniform, defined, rewrite_indices, statements, used, with_bodies
+from .loop_ir import Accumulate, Array, Compute, For, If, Let, Load, Pack, Place, SetLane, Stmt, Store, Uniform, defined, rewrite_indices, statements, used, with_bodies
 
 Body = "tuple[Stmt, ...]"
 
@@ -99,7 +99,7 @@ def _vectorized(loop: For, counts: dict[Expr, str]) -> list[Stmt]:
     vectors: dict[str, str] = {}  # name of a load -> of its vector
     lanes = loop.extent.value
     for s in loop.body:
-        if isinstance(s, Load) and ix.coefficient(s.offset, loop.var) == Const(1):
+        if isinstance(s, Load) and ix.coefficient(s.offset, loop.var) == Const(1) and not (ix.names(s.offset) - {loop.var}) & varying:
             base = ix.substitute(s.offset, {loop.var: Const(0)})
             vectors[s.name] = f"{s.name.removesuffix('_m')}_v"
             guard, count = v.bounds(s.guard)
@@ -139,7 +139,7 @@ def hoist(body: Body, outer: "frozenset[Stmt]" = frozenset()) -> Body:
     present = set(outer)
 
     def put(s: Stmt) -> None:
-        same = replace(s, guard=None) if isinstance(s, Load) else s  # loops of one extent differ in whether a load out of them asks if they run
+        same = replace(s, guard=None) if isinstance(s, (Load, Place)) else s  # loops of one extent differ in whether a load out of them asks if they run
         if same not in present:
             result.append(s)
             if _is_pure(s):
@@ -162,7 +162,7 @@ def hoist(body: Body, outer: "frozenset[Stmt]" = frozenset()) -> Body:
 
 def _is_pure(s: Stmt) -> bool:
     """Whether the statement gives the same value wherever it stands. A read of shared memory or of an accumulator does not."""
-    return isinstance(s, (Let, Uniform)) or (isinstance(s, Compute) and not s.vectors) or (isinstance(s, Load) and (s.own or not s.shared))
+    return isinstance(s, (Let, Place, Uniform)) or (isinstance(s, Compute) and not s.vectors) or (isinstance(s, Load) and (s.own or not s.shared))
 
 
 def _hoisted(loop: For) -> tuple[list[Stmt], For]:
@@ -171,7 +171,7 @@ def _hoisted(loop: For) -> tuple[list[Stmt], For]:
     may_be_empty = not isinstance(loop.extent, Const) and any(isinstance(s, Accumulate) for s in statements(loop.body))
     for s in loop.body:
         if _is_pure(s) and not (used(s) & inside):
-            before.append(_if_run(s, loop.extent) if may_be_empty and isinstance(s, Load) else s)
+            before.append(_if_run(s, loop.extent) if may_be_empty and isinstance(s, (Load, Place)) else s)
         else:
             kept.append(s)
             if defined(s):
@@ -179,10 +179,10 @@ def _hoisted(loop: For) -> tuple[list[Stmt], For]:
     return before, replace(loop, body=tuple(kept))
 
 
-def _if_run(load: Load, extent: Expr) -> Load:
+def _if_run(load: "Load | Place", extent: Expr) -> "Load | Place":
     """`load` for a loop that may have no iteration, as where a reduced dim is empty: then there is no element to read."""
     runs = ix.less(0, extent)  # load_upto takes no guard beside its count
-    if load.count is not None:
+    if isinstance(load, Load) and load.count is not None:
         return replace(load, count=ix.Select(runs, load.count, Const(0)))
     return replace(load, guard=ix.both([runs, *conjuncts(load.guard)]))
 
@@ -262,8 +262,12 @@ def _front(loop: For) -> tuple[list[Stmt], list[Stmt]]:
     front: list[Stmt] = []
     back: list[Stmt] = []
     late: set[str] = set()
+    places: set[str] = set()  # names that some place depends on
+    for s in reversed(loop.body):
+        if isinstance(s, Place) or (isinstance(s, Compute) and s.name in places):
+            places |= used(s)
     for s in loop.body:
-        early = isinstance(s, (Let, Uniform)) or (isinstance(s, Load) and not s.shared)
+        early = isinstance(s, (Let, Place, Uniform)) or (isinstance(s, Load) and not s.shared) or (isinstance(s, Compute) and s.name in places)
         if early and not (used(s) & late):
             front.append(s)
         else:
@@ -296,8 +300,10 @@ def _staged(loop: For, later: list[For], kept: "dict[Stmt, str]") -> list[Stmt]:
 def rename(s: Stmt, table: dict[str, str]) -> Stmt:
     """`s` with names replaced, in what it reads and in what it defines."""
     s = rewrite_indices(s, {k: Var(v) for k, v in table.items()})
-    if isinstance(s, (Let, Load, Uniform, Compute)):
+    if isinstance(s, (Let, Load, Place, Uniform, Compute)):
         s = replace(s, name=table.get(s.name, s.name))
+    if isinstance(s, Place):
+        s = replace(s, index=table.get(s.index, s.index))
     if isinstance(s, Compute):
         s = replace(s, operands=tuple(table.get(n, n) for n in s.operands), vectors=tuple(table.get(n, n) for n in s.vectors))
     if isinstance(s, (Store, SetLane)):

@@ -13,7 +13,7 @@ import re
 from dataclasses import replace
 
 from ..ir import size as sz
-from ..ir.fusion import Op, Pointwise, Random, Reduce, Value
+from ..ir.fusion import Lookup, Op, Pointwise, Random, Reduce, Value
 from ..schedule.domain import Access
 from ..schedule.loops import Fuse, Schedule
 from ..segment import Segment
@@ -23,7 +23,7 @@ from .combine import COMBINATIONS, accumulator, total_of, totals
 from .exchange import SLOTS, combined, exchanged, teamed
 from .index import Expr, Var
 from .loop_ir import Accumulator, Array, BlockReduce, Compute, Fetch, FetchGroup, For, Kernel, Load, Scratch, SetLane, Stmt, Store, TeamSlots, Tile, Total, used
-from .nest import Params, compute, indices, kernel_of, load, looped, needed, store, uniform
+from .nest import Params, compute, indices, kernel_of, load, lookup, looped, needed, store, uniform
 from .passes import rename
 
 
@@ -78,6 +78,8 @@ class _Rows:
     def _statements(self, op: Op) -> list[Stmt]:
         if isinstance(op, Random):
             return uniform(op, self.at, self.params, self.schedule, self.registers)
+        if isinstance(op, Lookup):
+            return lookup(op, self.at, self.params, self.schedule, self.registers)
         return [compute(op, self.params, self.registers)]
 
     def _phases(self) -> dict[str, int]:
@@ -175,7 +177,7 @@ class _Rows:
         for phase in range(max(self.phase.values()) + 1):
             reductions, stores = self.goals(phase)
             ops = self.ops_for({op.operands[0].name for op in reductions} | {a.buffer.value.name for a in stores}, found)
-            costly = {op.output.name for op in ops if isinstance(op, Pointwise) and _COSTLY.search(op.template) or self.memory and isinstance(op, Random)}
+            costly = {op.output.name for op in ops if isinstance(op, Pointwise) and _COSTLY.search(op.template) or self.memory and isinstance(op, Random) or isinstance(op, Lookup)}
             found |= costly & seen
             seen |= costly
         return found

@@ -3,3 +3,4 @@
 from . import table  # noqa: F401
 from . import activations, arithmetic, batch_norm, casts, comparisons  # noqa: F401
 from . import gradients, group_norm, normalization, pointwise, random, reduction, rms_norm, selection, softmax, views  # noqa: F401
+from . import lookup  # noqa: F401

@@ -102,6 +102,8 @@ class Row:
     the arguments `dim` and `keepdim`, `squeezed`, `unsqueezed`, `permuted`, `viewed` or `flattened`, or `own`. `text` is
     its docs line. Arguments in `fixed` must be constants of the graph: most calls would be refused otherwise.
     The rank of a `fickle` op's result depends on which sizes are 1. A view that `reshapes` splits and merges dims.
+    `option`: the word of PYTORCH_NVFUSER_ENABLE without which the op is left to torch. `table`: the argument that is
+    read at places that another one holds, so that it has to be in memory: no result of the op's own group.
     """
 
     name: str
@@ -118,6 +120,8 @@ class Row:
     writes: tuple[tuple[str, str], ...] = ()
     fickle: bool = False
     reshapes: bool = False
+    option: str = ""
+    table: str = ""
 
     @property
     def is_view(self) -> bool:
@@ -262,6 +266,8 @@ def composite(
     writes: "Sequence[tuple[str, str]]" = (),
     fickle: bool = False,
     reshapes: bool = False,
+    option: str = "",
+    table: str = "",
 ):
     """Makes the decorated function the row of `name`: `f(builder, **arguments by schema name)`. Annotate
     structural arguments; the first line of the docstring becomes the docs line. `composite` may be used
@@ -290,6 +296,8 @@ def composite(
                 tuple(writes),
                 fickle,
                 reshapes,
+                option,
+                table,
             )
         )
         return function

@@ -16,7 +16,7 @@ from ..ir.layout import Layout, contiguous
 from .table import ALL, COMPLEX, NUMERIC, composite
 
 
-def _dim(rank: int, dim: int) -> int:
+def dim_of(rank: int, dim: int) -> int:
     """A dim that counts from the end or the start, counted from the start."""
     dim = dim + rank if dim < 0 else dim
     if not 0 <= dim < max(rank, 1):
@@ -31,7 +31,7 @@ def _permuted(b: Builder, name: str, self: Value, order: Sequence[int]) -> Value
 
 def _swapped(b: Builder, name: str, self: Value, first: int, second: int) -> Value:
     rank = len(self.dims)
-    first, second = _dim(rank, first), _dim(rank, second)
+    first, second = dim_of(rank, first), dim_of(rank, second)
     order = list(range(rank))
     if rank:
         order[first], order[second] = second, first
@@ -42,7 +42,7 @@ def _swapped(b: Builder, name: str, self: Value, first: int, second: int) -> Val
 def permute(b: Builder, self, dims: list) -> Value:
     """`self` with its dims in the order `dims`"""
     rank = len(self.dims)
-    order = [_dim(rank, d) for d in dims]
+    order = [dim_of(rank, d) for d in dims]
     if sorted(order) != list(range(rank)):
         raise Refusal("a permutation that does not name every dim once is an error in eager")
     return _permuted(b, "permute", self, order)
@@ -85,8 +85,8 @@ def t(b: Builder, self) -> Value:
 def movedim(b: Builder, self, source: "int | list", destination: "int | list") -> Value:
     """`self` with the dims `source` moved to where `destination` says"""
     rank = len(self.dims)
-    sources = [_dim(rank, d) for d in ([source] if isinstance(source, int) else source)]
-    targets = [_dim(rank, d) for d in ([destination] if isinstance(destination, int) else destination)]
+    sources = [dim_of(rank, d) for d in ([source] if isinstance(source, int) else source)]
+    targets = [dim_of(rank, d) for d in ([destination] if isinstance(destination, int) else destination)]
     if len(set(sources)) != len(sources) or len(set(targets)) != len(targets) or len(sources) != len(targets):
         raise Refusal("movedim with a dim named twice is an error in eager")
     others = iter(d for d in range(rank) if d not in sources)
@@ -100,7 +100,7 @@ def movedim(b: Builder, self, source: "int | list", destination: "int | list") -
 @composite("aten::unsqueeze", dtypes=ALL, sizes="unsqueezed")
 def unsqueeze(b: Builder, self, dim: int) -> Value:
     """`self` with a dim of size 1 more"""
-    dim = _dim(len(self.dims) + 1, dim)
+    dim = dim_of(len(self.dims) + 1, dim)
     layout = b.layout(self)
     step = layout.sizes[dim] * layout.strides[dim] if dim < len(self.dims) else sz.const(1)
     dims, strides = list(self.dims), list(layout.strides)
@@ -113,7 +113,7 @@ def unsqueeze(b: Builder, self, dim: int) -> Value:
 def squeeze(b: Builder, self, dim: "int | list | None" = None) -> Value:
     """`self` without those of the dims `dim` (default: all) that are of size 1"""
     rank = len(self.dims)
-    named = range(rank) if dim is None else [_dim(rank, d) for d in ([dim] if isinstance(dim, int) else dim)]
+    named = range(rank) if dim is None else [dim_of(rank, d) for d in ([dim] if isinstance(dim, int) else dim)]
     kept = [d for d in range(rank) if self.dims[d] is not None or d not in named]
     return _permuted(b, "squeeze", self, kept)
 
@@ -274,7 +274,7 @@ def reshape_as(b: Builder, self, other) -> Value:
 def flatten(b: Builder, self, start_dim: int = 0, end_dim: int = -1) -> Value:
     """`self` with the dims from `start_dim` to `end_dim` as one"""
     rank, sizes = len(self.dims), list(b.sizes(self))
-    start, end = _dim(rank, start_dim), _dim(rank, end_dim)
+    start, end = dim_of(rank, start_dim), dim_of(rank, end_dim)
     if start > end:
         raise Refusal("flatten of no dims is an error in eager")
     merged = sz.product(sizes[start : end + 1])
@@ -284,5 +284,5 @@ def flatten(b: Builder, self, start_dim: int = 0, end_dim: int = -1) -> Value:
 @composite("aten::unflatten", "int", dtypes=ALL, sizes="own", symbolic=("sizes",), reshapes=True)
 def unflatten(b: Builder, self, dim: int, sizes: list) -> Value:
     """`self` with the dim `dim` as several of `sizes`"""
-    dim, have = _dim(len(self.dims), dim), list(b.sizes(self))
+    dim, have = dim_of(len(self.dims), dim), list(b.sizes(self))
     return _reshaped(b, "unflatten", self, [*have[:dim], *sizes, *have[dim + 1 :]])

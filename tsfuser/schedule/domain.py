@@ -6,11 +6,11 @@ its stride in each. Example: a contiguous [B, T, C] plus a bias [C] is a domain 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir import size as sz
 from ..ir.call import Call
-from ..ir.fusion import Axis
+from ..ir.fusion import Axis, Lookup
 from ..ir.size import Size
 from ..segment import Buffer, Segment
 
@@ -26,10 +26,14 @@ class Dim:
 
 @dataclass(frozen=True)
 class Access:
-    """A buffer with its stride in each dim of the domain (elements; constant 0 where it does not move)."""
+    """A buffer with its stride in each dim of the domain (elements; constant 0 where it does not move). A lookup goes `step` elements for each of its index, which
+    is less than `extent` and differs along the dims `indexed`."""
 
     buffer: Buffer
     strides: tuple[Size, ...]
+    step: "Size | None" = None
+    extent: "Size | None" = None
+    indexed: tuple[int, ...] = ()
 
     @property
     def itemsize(self) -> int:
@@ -44,31 +48,41 @@ class Access:
 
 @dataclass(frozen=True)
 class Domain:
-    """`dims` from outermost to innermost; `loads`, `stores` and `randoms` in the segment's order. A random op walks along its linear
-    index as if that were memory."""
+    """`dims` from outermost to innermost; `loads`, `stores`, `randoms` and `lookups` in the segment's order. A random op walks along its linear
+    index as if that were memory, a lookup along the dims of its table but the one that its index is of."""
 
     dims: tuple[Dim, ...]
     loads: tuple[Access, ...]
     stores: tuple[Access, ...]
     randoms: tuple[Access, ...] = ()
+    lookups: tuple[Access, ...] = ()
 
     @property
     def accesses(self) -> tuple[Access, ...]:
         return self.loads + self.stores
+
+    def walking(self, inner: int) -> tuple[Access, ...]:
+        """Those that are read or written as vectors along dim `inner`: neighbours there are neighbours in memory."""
+        return tuple(a for a in (*self.accesses, *self.lookups) if a.is_unit(inner) and inner not in a.indexed)
 
     @property
     def elements(self) -> Size:
         return sz.product([d.extent for d in self.dims])
 
 
-def domain(call: Call, segment: Segment) -> Domain:
-    """The domain of `segment`; axes that other reductions run over are never merged (the strides of both may be 0 in a result without elements)."""
+def domain(call: Call, segment: Segment, like: "Domain | None" = None) -> Domain:
+    """The domain of `segment`, with the axes in the order of `like` where given.
+
+    Axes that other reductions run over are never merged (the strides of both may be 0 in a result without elements).
+    """
     memory = segment.loads + segment.stores
     randoms = tuple(Buffer(op.output, "random", op.stream, op.linear_strides, sz.const(256)) for op in segment.randoms)
-    buffers = memory + randoms
+    lookups = tuple(Buffer(op.output, "lookup", op.table, op.strides, op.alignment) for op in segment.lookups)
+    buffers = memory + randoms + lookups
+    tables = tuple(_in_order(b, op) for b, op in zip(lookups, segment.lookups))
     reduced = {axis: tuple(axis in op.axes for op in segment.reductions) for axis in segment.axes}
-    reference = max(memory, key=lambda b: (len(b.value.axes), b.kind != "input"))
-    axes = _sorted_axes(call, segment.axes, reference, buffers)
+    reference = max(memory + tables, key=lambda b: (len(b.value.axes), b.kind not in ("input", "lookup"), b.kind != "lookup"))
+    axes = [a for d in like.dims for a in d.axes] if like else _sorted_axes(call, segment.axes, reference, memory + randoms + tables)
     strides = {(b, a): _stride(call, b, a) for b in buffers for a in axes}
     groups: list[list[Axis]] = []
     for axis in axes:
@@ -83,7 +97,17 @@ def domain(call: Call, segment: Segment) -> Domain:
     def access(b: Buffer) -> Access:
         return Access(b, tuple(strides[b, d.axes[-1]] if d.axes else sz.const(0) for d in dims))
 
-    return Domain(dims, tuple(map(access, segment.loads)), tuple(map(access, segment.stores)), tuple(map(access, randoms)))
+    def indexed(op: Lookup) -> Access:
+        own = tuple(d for d, dim in enumerate(dims) if set(dim.axes) & set(op.operands[0].axes))
+        return replace(access(table[op.output.name]), step=op.step, extent=op.extent, indexed=own)
+
+    table = {b.value.name: b for b in lookups}
+    return Domain(dims, *(tuple(map(access, x)) for x in (segment.loads, segment.stores, randoms)), tuple(map(indexed, segment.lookups)))
+
+
+def _in_order(buffer: Buffer, op: Lookup) -> Buffer:
+    """The buffer of a lookup as if its indices were 0, 1, 2...: as near to each other are neighbours in memory."""
+    return replace(buffer, strides=tuple(op.step if s is sz.const(0) else s for s in buffer.strides))
 
 
 def _stride(call: Call, buffer: Buffer, axis: Axis) -> Size:

@@ -174,4 +174,5 @@ class Schedule:
         lines += [f"{where}load {a.buffer.value.name} {list(a.strides)}" for a in self.domain.loads]
         lines += [f"{where}store {a.buffer.value.name} {list(a.strides)}" for a in self.domain.stores]
         lines += [f"{where}random {a.buffer.value.name} {list(a.strides)}" for a in self.domain.randoms]
+        lines += [f"{where}lookup {a.buffer.value.name} {list(a.strides)}" for a in self.domain.lookups]
         return "\n".join(lines)

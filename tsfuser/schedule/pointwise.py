@@ -111,8 +111,8 @@ def _strided(domain: Domain) -> bool:
 def is_wide(call: Call, domain: Domain) -> bool:
     """Whether some offset, or an index rounded up to a whole tile, may pass 2**31."""
     last: Size = domain.elements
-    for a in domain.accesses:
-        reach = sz.const(1)
+    for a in domain.accesses + domain.lookups:
+        reach = sz.const(1) if a.step is None else a.step * a.extent + 1
         for d, dim in enumerate(domain.dims):
             if a.moves(d):
                 reach = reach + dim.extent * a.strides[d]
@@ -128,7 +128,7 @@ def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
     inner = len(domain.dims) - 1
     if machine.kind == "host":
         return host_lanes(call, domain.dims[-1].extent, machine.lanes)
-    walking = [a for a in domain.accesses if a.is_unit(inner)]
+    walking = domain.walking(inner)
     if not walking:
         return 1
     full = [a for a in walking if all(map(a.moves, range(inner)))]
@@ -165,4 +165,4 @@ def row_alignment(a: Access, along: int) -> Size:
     for d in range(len(a.strides)):
         if d != along and a.moves(d):
             alignment = sz.minimum(alignment, sz.pow2(a.strides[d] * a.itemsize))
-    return alignment
+    return alignment if a.step is None else sz.minimum(alignment, sz.pow2(a.step * a.itemsize))

@@ -104,13 +104,15 @@ class _Rows:
 
     @property
     def bytes(self) -> int:
-        """Bytes an element of these."""
-        return sum(a.itemsize for a in self.streamed)
+        """Bytes an element of these, and of what is looked up."""
+        inner = len(self.space.dims) - 1
+        looked_up = [a for a in self.space.lookups if a.moves(inner) or inner in a.indexed]
+        return sum(a.itemsize for a in (*self.streamed, *looked_up))
 
 
-def _rows(call: Call, segment: Segment) -> "tuple[_Rows, list[Reduce], list[Reduce]]":
-    """The rows of a segment, its reductions along them, and those over columns."""
-    space = domain(call, segment)
+def _rows(call: Call, segment: Segment, like: "Domain | None" = None) -> "tuple[_Rows, list[Reduce], list[Reduce]]":
+    """The rows of a segment (the same as those of `like`, where given), its reductions along them, and those over columns."""
+    space = domain(call, segment, like)
     inner = set(space.dims[-1].axes)
     along = [op for op in segment.reductions if set(op.axes) & inner]
     axes = set(along[0].axes) if along else inner
@@ -162,7 +164,7 @@ def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocati
     if not columns:
         return [(segment, _with(apply(rows, params, machine), team=team, near=near), params)]
     first, second, distance = reduction.parted(segment, columns, Axis("parts", _parts(rows, params, machine)), params.vector, allocations)
-    schedule = apply(_rows(call, first)[0], params, machine)
+    schedule = apply(_rows(call, first, rows.space)[0], params, machine)
     schedule = _with(schedule, team=team, near=near, partial=("team" if team else "block", distance))
     return [(first, schedule, params), reduction.finish(call, second, machine)]
 

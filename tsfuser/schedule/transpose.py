@@ -60,7 +60,7 @@ def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> "T
 def _vector(call: Call, domain: Domain, row: int, shared: list[Access]) -> int:
     """Elements of one access, on either side of the tile: 4 bytes, so that a warp reads 128 bytes of 16-bit elements too."""
     col = len(domain.dims) - 1
-    straight = [a for a in domain.accesses if a.is_unit(col)]
+    straight = domain.walking(col)
     widest = max(a.itemsize for a in [*straight, *shared])
     width = sz.const(max(1, 4 // widest))
     for accesses, along in ((straight, col), (shared, row)):

@@ -36,7 +36,8 @@ class Item:
     """A node. `device` is None for what cannot be fused. `loose`: may join, but only a cluster on `device`,
     and never starts one. `after`: positions that must come before. `reads`: value ids that would be
     arguments of a kernel. `makes`: value id -> its uses, not counting those that ask for sizes. `meets`:
-    value ids over which siblings may be merged."""
+    value ids over which siblings may be merged. `apart`: positions, among those `after` which it comes, with
+    which it must not share a cluster."""
 
     after: tuple[int, ...]
     device: "str | None" = None
@@ -44,6 +45,7 @@ class Item:
     reads: tuple[int, ...] = ()
     makes: tuple[tuple[int, int], ...] = ()
     meets: tuple[int, ...] = ()
+    apart: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)
@@ -60,6 +62,7 @@ class _Unit:
     following: list[_Unit] = field(default_factory=list)
     reads: dict[int, int] = field(default_factory=dict)
     makes: dict[int, int] = field(default_factory=dict)
+    apart: list[_Unit] = field(default_factory=list)
     merged: "_Unit | None" = None
 
     def root(self) -> _Unit:
@@ -89,6 +92,7 @@ def clusters(items: Sequence[Item], horizontal: bool = True) -> list[list[int]]:
         for v in item.reads:
             unit.reads[v] = unit.reads.get(v, 0) + 1
         unit.makes = {v: uses for v, uses in item.makes if uses}
+        unit.apart = [units[p] for p in item.apart]
         unit = _join(unit, item, readers, horizontal)
         if item.loose and unit.members == [i]:
             unit.device = None
@@ -120,7 +124,7 @@ def _join(unit: _Unit, item: Item, readers: dict[int, list[_Unit]], horizontal: 
 def _merge(a: _Unit, b: _Unit) -> _Unit:
     """The union of both if it is small enough and acyclic, else `a`. The smaller part is moved into the
     larger one."""
-    if a is b or not _fits(a, b) or _between(a, b) or _between(b, a):
+    if a is b or not _fits(a, b) or _parted(a, b) or _parted(b, a) or _between(a, b) or _between(b, a):
         return a
     keep, gone = (a, b) if len(a.members) >= len(b.members) else (b, a)
     gone.merged = keep
@@ -130,6 +134,7 @@ def _merge(a: _Unit, b: _Unit) -> _Unit:
     for v, uses in gone.reads.items():
         keep.reads[v] = keep.reads.get(v, 0) + uses
     keep.makes.update(gone.makes)
+    keep.apart += gone.apart
     for v in (*gone.reads, *gone.makes):
         if v in keep.makes and v in keep.reads:
             keep.makes[v] -= keep.reads.pop(v)
@@ -163,6 +168,11 @@ def _fits(a: _Unit, b: _Unit) -> bool:
         inside = large.reads.get(v, 0)
         arguments += (inside != uses) - (inside > 0)
     return arguments <= MAX_ARGUMENTS
+
+
+def _parted(a: _Unit, b: _Unit) -> bool:
+    """Whether something in `a` must stay apart from something in `b`."""
+    return any(unit.root() is b for unit in a.apart)
 
 
 def _between(first: _Unit, second: _Unit) -> bool:

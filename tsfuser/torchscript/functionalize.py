@@ -39,7 +39,7 @@ _OTHERS = tuple(
     f"aten::{name}"
     for name in """
         conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d
-        linear addmm addmv addbmm baddbmm mm mv bmm matmul cat stack embedding clone index_select gather
+        linear addmm addmv addbmm baddbmm mm mv bmm matmul cat stack embedding clone
         max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d
         adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d constant_pad_nd
         upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d

@@ -30,7 +30,7 @@ from .graph import (
 )
 from .left_over import NOT_RUN, left_over
 from .outline import outline, reorder
-from .partition import Knowledge, Refusals, Verdict, examine, row_of
+from .partition import Knowledge, Refusals, Verdict, examine, row_of, table_of
 from .views import METADATA, reshape_refusal, sizes_follow, views_of
 
 
@@ -150,6 +150,9 @@ class _Block:
             reader = min(readers[i])
             row = row_of(self.nodes[i])
             reason = reshape_refusal(self.nodes[i]) if row is not None and row[0].reshapes else None
+            looked_up = reader >= 0 and table_of(self.nodes[reader])
+            if looked_up and looked_up.unique() == self.results[i][0].unique():
+                reason = "elements are looked up in it, which has to be in memory"
             inside = len(readers[i]) == 1 and reader >= 0 and self.verdicts[reader].reason is None
             if reason is None and inside:
                 found[i] = reader
@@ -200,7 +203,9 @@ class _Block:
                 (v.unique(), len(v.uses()) - metadata_uses.get(v.unique(), 0)) for v in self.results[i]
             )
             meets = tuple(v.unique() for v in self.operands[i] if self._is_worth_sharing(v))
-            items.append(Item(tuple(sorted(after)), verdict.device, verdict.loose, reads, makes, meets))
+            table = table_of(node)
+            apart = (self.maker[table.unique()],) if table and table.unique() in self.maker else ()
+            items.append(Item(tuple(sorted(after)), verdict.device, verdict.loose, reads, makes, meets, apart))
         return items
 
     def _metadata_uses(self) -> dict[int, int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .. import log
+from .. import log, options
 from ..ir.dtypes import DTYPES
 from ..ops import others, table
 from .evaluate import CONTROL, OPERATIONS, QUESTIONS, is_number, is_plain
@@ -127,12 +127,18 @@ class Knowledge:
 
 
 def row_of(node: Node) -> "tuple[table.Row, Schema] | None":
-    """The node's row in the op table and its schema."""
+    """The node's row in the op table and its schema; None also where an option would have to ask for it."""
     if node.kind() == "prim::Constant":
         return None
     found = schema(node)
     row = table.find(found.name, found.overload) if found else None
-    return (row, found) if row else None
+    return (row, found) if row and (not row.option or options.enabled(row.option)) else None
+
+
+def table_of(node: Node) -> "Value | None":
+    """The operand that the node reads at places which another one holds."""
+    found = row_of(node)
+    return node.inputsAt(found[1].arguments.index(found[0].table)) if found and found[0].table else None
 
 
 def is_ignored(value: Value) -> bool:
@@ -217,7 +223,7 @@ def _unplanned(node: Node, knowledge: Knowledge, computes: bool) -> "str | None"
             continue
         elif any(is_tensor(v) for v in results):
             found = row_of(inner)
-            if found is None or found[0].family == "random" or not (found[0].is_view or computes):
+            if found is None or found[0].family == "random" or found[0].table or not (found[0].is_view or computes):
                 reason = ""
             else:
                 seen = not found[0].is_view and all(knowledge.facts(v).known for v in results if is_tensor(v))
@@ -248,6 +254,9 @@ def _foreign(node: Node) -> str:
     found = schema(node)
     if found and found.writes and table.find(found.name.rstrip("_"), found.overload):
         return f"{found.name} changes its operand in place, where something else than its readers can see it"
+    row = table.find(found.name, found.overload) if found else None
+    if row:
+        return f"{row.name} is fused where PYTORCH_NVFUSER_ENABLE={row.option} asks for it"
     known = others.sentence(node.kind())
     if known is not None:
         return known

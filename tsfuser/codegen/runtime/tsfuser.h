@@ -8,6 +8,7 @@
 #include "complex.h"
 #include "vector.h"
 #include "index.h"
+#include "lookup.h"
 #include "reduce.h"
 #include "team.h"
 #include "fetch.h"

@@ -1,0 +1,439 @@
+"""index_select and gather in groups, where PYTORCH_NVFUSER_ENABLE asks for graph_op_fusion: values, layouts, sizes,
+indices that are out of range, and what stays outside."""
+
+import warnings
+
+import pytest
+import torch
+from support import all_graphs, assert_matches, counted, fuse, groups, kinds, no_fallback, run_python, script
+
+import tsfuser
+from tsfuser import _C, options
+
+pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
+LOOKUPS = {"aten::index_select", "aten::gather"}
+NATIVE = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+HOST = pytest.mark.parametrize("target", ["cpu", "cpu-fibers"])
+
+
+@pytest.fixture(autouse=True)
+def asked():
+    """The option as if it had been set at the import."""
+    _C.register_profiled_kinds(sorted(LOOKUPS))
+    torch.manual_seed(11)
+    with options.override(enable={"graph_op_fusion": ""}):
+        yield
+
+
+def compare(text, *inputs, ops=40, fused=True):
+    """The program of `x, i, y` against eager; all lookups of it are in groups."""
+    source = f"def f({', '.join('xiyz'[: len(inputs)])}):\n    return {text}\n"
+    scripted, plain = script(source), script(source)
+    with torch.jit.fuser("fuser0"):
+        eager = plain(*inputs)
+        exact = plain(*(t.double() if t.is_floating_point() else t for t in inputs))
+    with no_fallback():
+        fuse(scripted, *inputs)
+        result = scripted(*inputs)
+    assert_matches(result, eager, exact, ops=ops)
+    if fused:
+        assert LOOKUPS & {kind for group in groups(scripted) for kind in kinds(group)}
+        assert not any(graph.findAllNodes(kind, True) for graph in all_graphs(scripted) for kind in LOOKUPS)
+    return scripted
+
+
+def indices(shape, below, device, dtype=torch.int64):
+    return torch.randint(0, below, shape, device=device, dtype=dtype)
+
+
+# ---- what is done with what was looked up
+
+SELECTED = {
+    "rows": "(x.index_select(0, i) * 2.0 + y).relu()",
+    "a bias": "x.index_select(0, i) + y[0]",
+    "softmax": "torch.softmax(x.index_select(0, i) * 0.5, 1)",
+    "softmax over the indices": "torch.softmax(x.index_select(0, i) * 0.5, 0)",
+    "layer norm": "torch.layer_norm(x.index_select(0, i) + y, [x.size(1)])",
+    "sum over the indices": "(x.index_select(0, i) * 2.0).sum(0)",
+    "sum over the rest": "(x.index_select(0, i) * 2.0).sum(1)",
+    "sum of all": "(x.index_select(0, i) * y).sum()",
+    "variance": "torch.var(x.index_select(0, i) * 2.0, 1, unbiased=False)",
+    "a reduction and what it is of": "x.index_select(0, i) - x.index_select(0, i).mean(1, keepdim=True)",
+    "neighbours": "(x.index_select(0, i) - x.index_select(0, (i - 1).clamp(min=0))).abs()",
+    "computed indices": "x.index_select(0, x.size(0) - 1 - i).exp() * y",
+    "looked up indices": "x.index_select(0, i.index_select(0, (i * 0).clamp(max=i.size(0) - 1))) + y",
+    "a transposed reader": "(x.index_select(0, i) * 2.0).t() + y.t()",
+    "another dim": "(x.index_select(0, i).unsqueeze(1) * y.unsqueeze(2)).relu()",
+    "split dims": "(x.index_select(0, i) * 2.0).view(i.size(0), 1, -1).relu() + y.unsqueeze(1)",
+    "split before anything else": "x.index_select(0, i).view(-1, 1, x.size(1)).relu() + y.unsqueeze(1)",
+    "a mask": "torch.where(x.index_select(0, i) > 0, y, x.index_select(0, i) * 0.1)",
+    "indices as values": "x.index_select(0, i) * i.unsqueeze(1)",
+}
+SIZES = [(5, 4, 8), (3, 7, 33), (1, 6, 5), (4, 1, 1), (19, 130, 257)]
+
+
+@pytest.mark.parametrize("program", SELECTED)
+def test_index_select(device, target, program):
+    for count, rows, columns in SIZES if target in NATIVE else SIZES[1:2]:
+        if program == "looked up indices" and rows > count:
+            rows = count
+        x, y = torch.randn(rows, columns, device=device), torch.randn(count, columns, device=device)
+        text, i = SELECTED[program], indices((count,), rows, device)
+        if program == "another dim":
+            y = torch.randn(count, 6, device=device)
+        compare(text, x, i, y) if "y" in text else compare(text, x, i)
+
+
+GATHERED = {
+    "along rows": "(torch.gather(x, 0, i) * 2.0 + 1.0).relu()",
+    "along columns": "(torch.gather(x, 1, i) * 2.0 + 1.0).relu()",
+    "along the last dim": "x.gather(-1, i).exp() - 1.0",
+    "softmax": "torch.softmax(x.gather(1, i) * 0.5, 1)",
+    "softmax across": "torch.softmax(x.gather(0, i) * 0.5, 0)",
+    "sum": "(x.gather(1, i) * 2.0).sum(1)",
+    "sum across": "(x.gather(1, i) * 2.0).sum(0)",
+    "sum of all": "(x.gather(0, i) * 2.0).sum()",
+    "both dims": "x.gather(0, i) * x.gather(1, i)",
+    "computed indices": "x.gather(1, (i + 1).clamp(max=x.size(1) - 1)).exp()",
+    "one of each row": "-(torch.log_softmax(x, 1).gather(1, i[:, :1])).squeeze(1) * 2.0",
+    "broadcast afterwards": "x.gather(1, i[:, :1]) * i",
+}
+
+
+@pytest.mark.parametrize("program", GATHERED)
+def test_gather(device, target, program):
+    sizes = [((5, 6), (5, 6)), ((6, 6), (3, 4)), ((130, 65), (130, 33)), ((1, 1), (1, 1)), ((40, 1500), (7, 1400))]
+    for size, wanted in sizes if target in NATIVE else sizes[1:2]:
+        wanted = (size[0], wanted[1]) if program == "one of each row" else wanted
+        compare(GATHERED[program], torch.randn(size, device=device), indices(wanted, min(size), device))
+
+
+def test_a_gathered_dim_may_be_longer_than_its_table(device):
+    x = torch.randn(3, 5, device=device)
+    compare("x.gather(0, i) * 2.0", x, indices((40, 5), 3, device))
+    compare("x.gather(1, i[:, :, None].squeeze(2)) * 2.0", x, indices((2, 70), 5, device))
+
+
+@pytest.mark.parametrize("rank", [1, 3, 5, 8])
+def test_ranks(device, target, rank):
+    sizes = [2, 3, 1, 4, 2, 1, 2, 3][:rank]
+    x = torch.randn(sizes, device=device)
+    for dim in range(-1, rank) if target in NATIVE else [rank // 2]:
+        below = x.size(dim)
+        compare(f"x.index_select({dim}, i) * 2.0 + 1.0", x, indices((3,), below, device))
+        compare(f"x.index_select({dim}, i) * 2.0 + 1.0", x, indices((), below, device))
+        compare(f"torch.gather(x, {dim}, i) * 2.0 + 1.0", x, indices(sizes, below, device))
+
+
+# ---- dtypes and layouts
+
+DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16]
+DTYPES += [torch.float32, torch.float64, torch.complex64, torch.complex128]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("target", NATIVE)
+def test_dtypes(device, dtype, index):
+    x = torch.randn(6, 33, device=device).mul(4).to(dtype)
+    more = "x.index_select(0, i) | x.index_select(0, i)" if dtype == torch.bool else "x.index_select(0, i) * 2"
+    compare(more, x, indices((9,), 6, device, index))
+    compare(more.replace("index_select(0, i)", "gather(1, i)"), x, indices((5, 30), 33, device, index))
+
+
+def test_not_a_number_and_infinities_are_looked_up(device):
+    x = torch.tensor([[float("nan"), 1.0], [float("inf"), -float("inf")]], device=device)
+    compare("x.index_select(0, i) * 2.0", x, indices((7,), 2, device))
+
+
+def laid_out(sizes, layout, device, make):
+    rows, columns = sizes
+    if layout == "permuted":
+        return make((columns, rows)).t()
+    if layout == "expanded rows":
+        return make((1, columns)).expand(rows, columns)
+    if layout == "expanded columns":
+        return make((rows, 1)).expand(rows, columns)
+    if layout == "strided":
+        return make((rows, 2 * columns + 1))[:, 1::2]
+    return make((rows, columns + 3))[:, 3:] if layout == "misaligned" else make((rows, columns))
+
+
+LAYOUTS = ["row-major", "permuted", "expanded rows", "expanded columns", "strided", "misaligned"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("others", LAYOUTS)
+@pytest.mark.parametrize("target", NATIVE)
+def test_layouts(device, layout, others):
+    for rows, columns in ((9, 16), (33, 130)):
+        x = laid_out((rows, columns), layout, device, lambda size: torch.randn(size, device=device))
+        i = laid_out((rows, columns), others, device, lambda size: indices(size, rows, device))
+        for text in ("x.gather(0, i) * 2.0", "x.gather(1, i.clamp(max=x.size(1) - 1)).sum(1)", "torch.softmax(x.gather(0, i), 1)"):
+            compare(text, x, i)
+        y = laid_out((rows, columns), others, device, lambda size: torch.randn(size, device=device))
+        compare("x.index_select(0, i) * y", x, i[:, 0], y)
+        compare("x.index_select(1, i.clamp(max=x.size(1) - 1)) * 2.0", x, i[0])
+        compare("torch.softmax(x.index_select(0, i) + y, 1)", x, i[:, 0], y)
+
+
+@pytest.mark.parametrize("layout", ["permuted", "misaligned"])
+def test_layouts_in_the_shape_of_cuda(device, layout):
+    x = laid_out((40, 36), layout, device, lambda size: torch.randn(size, device=device))
+    compare("x.index_select(0, i) * y.t()", x, indices((50,), 40, device), torch.randn(36, 50, device=device))
+    compare("(x.gather(0, i) * 2.0).sum(0)", x, indices((37, 35), 40, device).t().contiguous().t())
+
+
+def test_channels_last_becomes_row_major_as_in_eager(device):
+    x = torch.randn(2, 8, 5, 7, device=device).to(memory_format=torch.channels_last)
+    compare("x.index_select(1, i).relu() * 2.0", x, indices((4,), 8, device))
+
+
+# ---- sizes that change
+
+
+@pytest.mark.graphs
+def test_a_new_shape_compiles_nothing(device):
+    text = "torch.softmax(x.index_select(0, i) * 0.5 + y, 1)"
+    scripted = script(f"def f(x, i, y):\n    return {text}\n")
+
+    def operands(rows, count, columns=48):
+        return (torch.randn(rows, columns, device=device), indices((count,), rows, device), torch.randn(count, columns, device=device))
+
+    fuse(scripted, *operands(10, 9))
+    scripted(*operands(6, 8))
+    with no_fallback(), counted() as rise:
+        for rows, count in ((11, 5), (3, 700), (500, 2), (64, 64)):
+            x, i, y = operands(rows, count)
+            assert_matches(scripted(x, i, y), torch.softmax(x[i] * 0.5 + y, 1), ops=20)
+    assert rise["kernels_compiled"] == 0 and rise["launches"] == 4
+
+
+@pytest.mark.graphs
+def test_long_rows_and_many(device, target):
+    sizes = [(3, 5, 40000), (4000, 50, 64)] if target in NATIVE else [(2, 3, 9000)]
+    for count, rows, columns in sizes:
+        x, i = torch.randn(rows, columns, device=device), indices((count,), rows, device)
+        compare("torch.softmax(x.index_select(0, i), 1)", x, i)
+        compare("torch.layer_norm(x.index_select(0, i), [x.size(1)])", x, i)
+        compare("x.index_select(0, i).sum(0) * 2.0", x, i)
+
+
+@HOST
+def test_a_table_of_more_than_2_31_elements(device, target):
+    """Of which only the beginning of each row is ever touched."""
+    memory = torch.empty((3 << 30) + 8, dtype=torch.int8)
+    x = memory.as_strided((4, 8), (1 << 30, 1))
+    x.copy_(torch.arange(32).view(4, 8))
+    i = torch.tensor([3, 2, 1, 0, 3])
+    compare("x.index_select(0, i) + 1", x, i)
+    compare("x.gather(0, i.unsqueeze(1).expand(5, 8)) + 1", x, i)
+
+
+@pytest.mark.graphs
+@pytest.mark.parametrize("text", ["x.index_select(0, i) * 2.0", "x.index_select(0, i).sum(0) * 2.0"])
+def test_no_indices(device, text):
+    compare(text, torch.randn(4, 5, device=device), indices((0,), 4, device))
+
+
+@pytest.mark.graphs
+def test_a_table_without_entries_and_no_indices(device):
+    compare("x.index_select(0, i) * 2.0", torch.randn(0, 5, device=device), torch.zeros(0, dtype=torch.int64, device=device))
+
+
+@pytest.mark.graphs
+def test_guards_off(device):
+    """A group serves other index dtypes, ranks of which it knows, and sizes of 1."""
+    scripted = script("def f(x, i):\n    return x.index_select(0, i) * 2.0 + 1.0\n")
+    x = torch.randn(5, 8, device=device)
+    before = torch._C._jit_set_nvfuser_guard_mode(False)
+    try:
+        fuse(scripted, x, indices((4,), 5, device))
+        with no_fallback():
+            for table, i in (
+                (x, indices((4,), 5, device, torch.int32)), (x[:1], indices((3,), 1, device)),
+                (x.half(), indices((1,), 5, device)), (x, indices((), 5, device)), (x.t(), indices((2,), 8, device)),
+            ):  # fmt: skip
+                assert_matches(scripted(table, i), table.index_select(0, i) * 2.0 + 1.0, ops=2)
+    finally:
+        torch._C._jit_set_nvfuser_guard_mode(before)
+
+
+# ---- indices out of range
+
+# on the host only: CUDA's context does not survive one
+WRONG = {
+    "x.index_select(0, i) * 2.0 + 1.0": (5,),
+    "x.index_select(1, i).exp() + 1.0": (7,),
+    "torch.softmax(x.index_select(0, i), 1)": (33,),
+    "(x.index_select(0, i) * 2.0).sum(0)": (200,),
+    "x.gather(1, i) * 2.0 + 1.0": (4, 9),
+    "(x.gather(0, i) * 2.0).sum()": (5, 37),
+    "(x.index_select(0, i * 1 + 0) * 2.0).sum(1)": (5,),
+}
+
+
+def failure(function, *inputs):
+    """Type and text of what a call raises, without the traceback of TorchScript."""
+    with pytest.raises(Exception) as caught:
+        function(*inputs)
+    return type(caught.value), str(caught.value).strip().splitlines()[-1]
+
+
+@HOST
+@pytest.mark.parametrize("text", WRONG)
+def test_an_index_out_of_range_raises_what_eager_raises(device, target, text):
+    source = f"def f(x, i):\n    return {text}\n"
+    scripted, plain = script(source), script(source)
+    x = torch.randn(5, 37, device=device)
+    good = indices(WRONG[text], 5, device)
+    with torch.jit.fuser("fuser0"):
+        expected = plain(x, good)
+    with no_fallback():
+        fuse(scripted, x, good)
+        for wrong in (-1, 37, 1 << 40, -(1 << 62), 5 if "0, i" in text else 37):
+            for place in (0, good.numel() // 2, good.numel() - 1):
+                bad = good.clone()
+                bad.view(-1)[place] = wrong
+                with torch.jit.fuser("fuser0"):
+                    wanted = failure(plain, x, bad)
+                assert failure(scripted, x, bad) == wanted
+        with counted() as rise:
+            assert_matches(scripted(x, good), expected, ops=20)
+        assert rise["launches"] and not rise["fallbacks"]
+
+
+@HOST
+def test_nothing_is_read_where_there_is_no_index(device, target):
+    """Threads and lanes past the end compute indices, too, of nothing: -1 here, in a table of one entry."""
+    for count in (1, 3, 31, 129):
+        i = torch.ones(count, 1, dtype=torch.int64, device=device)
+        compare("x.index_select(0, (i - 1).squeeze(1)) * 2.0", torch.randn(1, 5, device=device), i)
+        compare("(x.index_select(0, (i - 1).squeeze(1)) * 2.0).sum(0)", torch.randn(1, 3, device=device), i)
+        compare("(x.gather(0, i - 1) * 2.0).relu()", torch.randn(1, 1, device=device), i)
+
+
+@HOST
+def test_wrong_indices_of_nothing_are_eagers_to_find(device, target):
+    """A product without elements reads nothing, but the indices are wrong all the same."""
+    scripted = script("def f(x, i, y):\n    return x.index_select(0, i) * y + 1.0\n")
+    x, y, i = torch.randn(4, 1, device=device), torch.randn(1, 0, device=device), indices((3,), 4, device)
+    with tsfuser.fuser(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the group runs unfused
+        for _ in range(4):
+            assert scripted(x, i, y).shape == (3, 0)
+    assert "index out of range" in failure(scripted, x, i + 4, y)[1]
+
+
+@HOST
+def test_one_of_several_kernels_finds_a_wrong_index(device, target):
+    text = "(x.sum(0) * 2.0, x.index_select(0, i).sum(1) + 1.0, y * 3.0)"
+    scripted = script(f"def f(x, i, y):\n    return {text}\n")
+    x, i, y = torch.randn(6, 70, device=device), indices((4,), 6, device), torch.randn(9, device=device)
+    with no_fallback():
+        fuse(scripted, x, i, y)
+        assert "index out of range" in failure(scripted, x, i + 6, y)[1]
+        for mine, eager in zip(scripted(x, i, y), (x.sum(0) * 2.0, x[i].sum(1) + 1.0, y * 3.0)):
+            assert_matches(mine, eager, ops=20)
+
+
+# ---- what stays outside
+
+
+def explained(text, *inputs):
+    """The kinds in groups, and the report as text."""
+    scripted = script(f"def f({', '.join('xiy'[: len(inputs)])}):\n    return {text}\n")
+    fuse(scripted, *inputs)
+    return [kinds(group) for group in groups(scripted)], str(tsfuser.explain(scripted, *inputs))
+
+
+@pytest.mark.graphs
+@pytest.mark.parametrize("op", ["x.index_select(0, i)", "x.gather(0, i[:, None])"])
+def test_without_the_option_nothing_is_looked_up_in_a_group(device, op):
+    x, i = torch.randn(5, 5, device=device), indices((3,), 5, device)
+    with options.override(enable={}):
+        inside, report = explained(f"({op} + 1.0).relu()", x, i)
+    assert inside == [["aten::add", "aten::relu"]]
+    assert "is fused where PYTORCH_NVFUSER_ENABLE=graph_op_fusion asks for it" in report
+
+
+@pytest.mark.graphs
+def test_a_table_that_is_computed_is_another_groups(device):
+    x, i = torch.randn(5, 5, device=device), indices((3,), 5, device)
+    inside, _ = explained("(((x * 2.0).relu()).index_select(0, i) + 1.0).exp()", x, i)
+    assert inside == [["aten::mul", "aten::relu"], ["aten::index_select", "aten::add", "aten::exp"]]
+    compare("(((x * 2.0).relu()).index_select(0, i) + 1.0).exp() * x[:3]", x, i)
+    inside, report = explained("x.exp().index_select(0, i)", x, i)
+    assert inside == [] and "what computes that tensor is no part of the same group" in report
+
+
+@pytest.mark.graphs
+def test_a_view_of_a_table_stays_a_view(device):
+    x, i = torch.randn(5, 7, device=device), indices((3,), 5, device)
+    inside, _ = explained("(x.t().index_select(1, i) + 1.0).exp()", x, i)
+    assert inside == [["aten::index_select", "aten::add", "aten::exp"]]
+    compare("(x.t().index_select(1, i) + 1.0).exp()", x, i)
+    compare("((x * 2.0).t().index_select(1, i) + 1.0).exp()", x, i)
+
+
+@pytest.mark.graphs
+def test_a_table_with_other_readers(device):
+    """nvFuser refuses it: here the table is read by whoever wants to."""
+    x, i = torch.randn(6, 7, device=device), indices((6,), 6, device)
+    compare("x.index_select(0, i) * x + x.sum(0)", x, i)
+    compare("x.index_select(0, i) * x.index_select(0, i * 0)", x, i)
+    square = torch.randn(6, 6, device=device)
+    compare("x.index_select(0, x.sum(0).long() * 0 + i) + x", square, i)
+
+
+@pytest.mark.graphs
+def test_a_table_that_is_changed_in_place_is_read_before_or_after(device):
+    scripted = script("def f(x, i):\n    a = x.index_select(0, i) * 2.0\n    x.add_(1.0)\n    return a + x.index_select(0, i)\n")
+    x, i = torch.randn(5, 7, device=device), indices((3,), 5, device)
+    expected = x[i] * 2.0 + (x[i] + 1.0)
+    with tsfuser.fuser():
+        for _ in range(4):
+            result = scripted(x.clone(), i)
+    assert_matches(result, expected, ops=3)
+
+
+@pytest.mark.graphs
+def test_training_is_left_to_eager(device):
+    scripted = script("def f(x, i):\n    return ((x * 2.0).index_select(0, i) + 1.0).exp().relu()\n")
+    x, i = torch.randn(5, 7, device=device, requires_grad=True), indices((3,), 5, device)
+    with tsfuser.fuser():
+        for _ in range(4):
+            x.grad = None
+            out = scripted(x, i)
+            out.sum().backward()
+    got = x.grad
+    eager = ((x * 2.0).index_select(0, i) + 1.0).exp()
+    x.grad = None
+    eager.sum().backward()
+    assert_matches(out.detach(), eager.detach(), ops=8)
+    assert_matches(got, x.grad, ops=8)
+
+
+PROGRAM = """
+import torch, tsfuser
+
+@torch.jit.script
+def f(x, i):
+    return (x.index_select(0, i) + 1.0).relu()
+
+x, i = torch.randn(5, 7), torch.tensor([4, 0, 4])
+with tsfuser.fuser():
+    for _ in range(3):
+        y = f(x, i)
+assert torch.equal(y, (x[i] + 1.0).relu())
+print(str(f.graph_for(x, i)).partition("with prim::CudaFusionGroup")[2])
+"""
+
+
+@pytest.mark.graphs
+@pytest.mark.parametrize("target", ["cpu"])
+@pytest.mark.parametrize("word", ["graph_op_fusion", "complex"])
+def test_the_environment_asks_for_it(tmp_path, target, word):
+    status, out, err = run_python(tmp_path, PROGRAM, PYTORCH_NVFUSER_ENABLE=word)
+    assert status == 0 and "without a meaning" not in err, err
+    assert ("aten::index_select" in out) == (word == "graph_op_fusion") and "aten::relu" in out
