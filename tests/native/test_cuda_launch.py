@@ -79,10 +79,10 @@ def test_exact_and_class_hits(native, add):
 
 def test_current_stream_is_used(add):
     a = torch.randn(1 << 16, device="cuda")
-    add(a, a)
+    add(a * 2, a)  # what is loaded now does not take time below
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
+        torch.cuda._sleep(500_000_000)
         b = a * 2
         c = add(b, b)
         assert not stream.query()
