@@ -1,5 +1,7 @@
 """Why fusible nodes are in no group: one sentence for each way to be left over."""
 
+import re
+
 import pytest
 
 pytest.importorskip("torch")
@@ -25,7 +27,8 @@ BARRIER = Item(())
             [],
             "it runs on cpu, while the nodes around it run on cuda:0",
         ),
-        ([item(), Item((0,)), item(0, 1)], [[0], [2]], [], "a node that is not fused lies between"),
+        ([item(), Item((0,)), item(0, 1)], [[0], [2]], [], "that is not fused lies between it and the nodes around it that are$"),
+        ([item(), item(0)], [[0], [1]], [], "or their group would have more than"),
         ([item(loose=True)], [], [], "it computes a 0-dim CPU tensor"),
         ([item(), item(0)], [[0, 1]], [], "only hand tensors through"),
         ([item(), Item((0,), "cpu", apart=(0,))], [[0], [1]], [], "elements of a tensor in memory are looked up"),
@@ -34,7 +37,7 @@ BARRIER = Item(())
 )
 def test_each_way_to_be_left_over_has_its_sentence(items, merged, found, sentence):
     reasons = left_over(items, merged, found)
-    assert reasons and any(sentence in reason for reason in reasons.values()), reasons
+    assert reasons and any(re.search(sentence, reason) for reason in reasons.values()), reasons
 
 
 def test_grouped_nodes_and_those_that_cannot_be_fused_get_none():

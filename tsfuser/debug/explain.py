@@ -10,7 +10,7 @@ changes but the counters of `tsfuser.stats()`. Example:
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -23,9 +23,10 @@ from ..ops import others
 from ..runtime.compile import Compiled, kernels_of
 from ..target.driver import memory_bandwidth
 from ..torchscript import passes
-from ..torchscript.evaluate import CONTROL
+from ..torchscript.evaluate import CONTROL, is_plain
 from ..torchscript.functionalize import is_idle_cast
-from ..torchscript.graph import CONSTANT, FALLBACK, GROUP, all_blocks, is_tensor, outputs, schema
+from ..torchscript.graph import CONSTANT, FALLBACK, GROUP, all_blocks, inputs, is_tensor, outputs, schema
+from ..torchscript.left_over import NOT_RUN
 from ..torchscript.parse import parse
 from ..torchscript.partition import Refusals, row_of
 from ..torchscript.planner import group_device
@@ -41,6 +42,7 @@ REPEATS = 5  # of the timed calls; the shortest time counts
 
 _UNSEEN = "one of its tensors was not seen while profiling, as in a branch that did not run:"
 _HANDED_ON = ("aten::__getitem__", "aten::wait")  # of lists and of forks: nothing is computed
+_MAY_COPY = ("aten::reshape", "aten::reshape_as", "aten::flatten")
 _ONLY = "in training only what it differentiates is fused"
 #: What it does know, and does the same.
 _INSTEAD = {
@@ -52,7 +54,10 @@ _INSTEAD = {
     "aten::instance_norm": " (it knows layer_norm and batch_norm)",
 }
 _VIEW = "a view costs no time of its own"
+_RESHAPE = "it gives a view or, where memory has another order, a copy, which is left to torch"
 _WRITE = "whoever holds it has to see that"
+_FORWARD = ", forward"
+_ELSEWHERE = "in a branch, a loop, a fork or a fallback"
 _TRAINING = "in training, without a part that TorchScript's autodiff differentiates"
 
 
@@ -101,15 +106,31 @@ def _undifferentiated(node: Any) -> str:
     if found is not None and found.writes:
         return _in_place(node)
     row = row_of(node)
-    known = others.sentence(name) if row is None else _VIEW if row[0].is_view else None
+    if row is None:
+        known = others.sentence(name)
+    else:
+        known = (_RESHAPE if name in _MAY_COPY else _VIEW) if row[0].is_view else None
     if known is not None:
         return known
     if not _C.is_differentiable(node):
         return f"TorchScript's autodiff knows no derivative of {name}{_INSTEAD.get(name, '')}; {_ONLY}"
-    return (
-        "it stands alone among ops that TorchScript's autodiff does not differentiate, which takes no less "
-        f"than two in a row; {_ONLY}"
-    )
+    if not any(map(_C.is_differentiable, _beside(node))):
+        return (
+            "it stands alone among ops that TorchScript's autodiff does not differentiate: there is nothing to "
+            "fuse it with"
+        )
+    return f"TorchScript's autodiff leaves it out, as it does with ops around views; {_ONLY}"
+
+
+def _beside(node: Any) -> "list[Any]":
+    """The ops that make what a node reads, or read what it makes; of views those that autodiff considers."""
+    makers = [v.node() for v in inputs(node) if is_tensor(v)]
+    readers = [use.user for v in outputs(node) for use in v.uses()]
+    rows = [(n, row_of(n)) for n in makers + readers]
+    return [
+        n for n, row in rows
+        if n.kind() == "prim::ConstantChunk" or n.kind().startswith("aten::") and not (row and row[0].is_view)
+    ]  # fmt: skip
 
 
 def _in_place(node: Any) -> str:
@@ -144,7 +165,10 @@ class _Reader:
 
     def graphs(self, state: Any, title: str = "") -> "Iterator[GraphReport]":
         """The graphs of an executor, and of the differentiable graphs in them, forward and backward."""
-        for plan in state.execution_plans.values():
+        plans = list(state.execution_plans.values())
+        if not plans:
+            yield GraphReport(title, (), (), reached=False)
+        for plan in plans:
             inner = self._states(plan.code.differentiable_op_executor_states)
             seen = self.refusals.get(id(plan.graph))
             self.reported.add(id(plan.graph))
@@ -156,9 +180,9 @@ class _Reader:
                     if seen is None
                     else "inference"
                 )
-                yield self._report(plan.graph, title or outer, seen)
+                yield self._report(plan.graph, title or outer, seen, forward=title.endswith(_FORWARD))
             for k, forward in enumerate(inner, 1):
-                yield from self.graphs(forward, f"differentiated part {k}, forward")
+                yield from self.graphs(forward, f"differentiated part {k}{_FORWARD}")
             for k, backward in enumerate(self._states(plan.code.grad_executor_states), 1):
                 yield from self.graphs(backward, f"differentiated part {k}, backward")
 
@@ -167,9 +191,10 @@ class _Reader:
         if self.incomplete:
             for graph in graphs:
                 if id(graph) not in self.reported and graph.findAllNodes(GROUP, True):
-                    yield self._report(
-                        graph, "in a branch, a loop or a fork, or its backward", self.refusals[id(graph)]
-                    )
+                    found = self._report(graph, _ELSEWHERE, self.refusals[id(graph)])
+                    nodes = [*found.left_out, *(node for group in found.groups for node in group.nodes)]
+                    forward = any(node.place.file for node in nodes)
+                    yield found if forward else replace(found, title=f"{_ELSEWHERE}, backward")
 
     def _states(self, ask: Any) -> "list[Any]":
         """Executors inside of a plan; none where one of them has not run: torch has an internal error for
@@ -180,44 +205,47 @@ class _Reader:
             self.incomplete = True
             return []
 
-    def _report(self, graph: Any, title: str, refusals: "Refusals | None") -> GraphReport:
+    def _report(self, graph: Any, title: str, refusals: "Refusals | None", forward: bool = False) -> GraphReport:
         items: "list[Group | Node | Part]" = []
         makers: "dict[int, frozenset[int]]" = {}
         edges: "set[tuple[int, int]]" = set()
 
         def walk(block: Any, branch: str) -> None:
             for node in block.nodes():
-                fed = frozenset().union(*(makers.get(v.unique(), frozenset()) for v in node.inputs()))
+                data = (v for v in node.inputs() if not is_plain(v.type()))  # no sizes
+                fed = frozenset().union(*(makers.get(v.unique(), frozenset()) for v in data))
                 inner = [b for b in node.blocks() if not any(map(_is_fallback, b.nodes()))]
                 for b in inner:
-                    for v in b.inputs():
-                        makers[v.unique()] = fed
+                    for v, given in zip(list(b.inputs())[1:], inputs(node)[2:]):  # what a loop carries
+                        makers[v.unique()] = makers.get(given.unique(), frozenset())
                     walk(b, (refusals.reason(node) if refusals is not None else "") or branch)
                 self.incomplete |= node.kind() == "prim::fork"  # has an executor of its own
                 if node.kind() == "prim::DifferentiableGraph":
                     item = Part(1 + sum(isinstance(other, Part) for other in items))
                 else:
-                    item = self._item(node, refusals, branch)
+                    item = self._item(node, refusals, branch, forward)
                 if item is not None:
                     items.append(item)
                     edges.update((source, len(items) - 1) for source in fed)
                     fed = frozenset([len(items) - 1])
                 for k, v in enumerate(outputs(node)):
-                    ends = [list(b.outputs()) for b in inner]
-                    through = [
-                        makers.get(e[k].unique(), frozenset()) for e in ends if len(e) == node.outputsSize()
-                    ]
-                    makers[v.unique()] = fed.union(*through) if not inner else frozenset().union(*through)
+                    ends = [list(b.outputs())[-node.outputsSize() :] for b in inner]  # a loop's start with a bool
+                    through = [makers.get(e[k].unique(), frozenset()) for e in ends]
+                    makers[v.unique()] = frozenset().union(*through) if inner else fed
 
         walk(graph, "")
         return GraphReport(title, tuple(items), tuple(sorted(edges)))
 
-    def _item(self, node: Any, refusals: "Refusals | None", branch: str) -> "Group | Node | None":
-        """What stands for the node. `branch`: why the If or Loop around it is not fused as a whole, "" where
-        that was no question."""
+    def _item(
+        self, node: Any, refusals: "Refusals | None", branch: str, forward: bool
+    ) -> "Group | Node | None":
+        """What stands for the node; None for what no one would ask about, like the other ways that a formula of
+        autodiff has. `branch`: why the If or Loop around it is not fused as a whole, "" where that was no
+        question."""
         kind = node.kind()
         if kind == GROUP:
-            return self._group(node)
+            group = self._group(node, forward)
+            return group if group.reached or any(n.place.file for n in group.nodes) else None
         if (
             kind in _HANDED_ON
             or kind in CONTROL
@@ -226,18 +254,21 @@ class _Reader:
         ):
             return None
         reason = refusals.reason(node) if refusals is not None else _undifferentiated(node)
-        if kind.startswith("prim::") and (refusals is None or not reason):
+        place = self.sources.place(node, forward)
+        if kind.startswith("prim::") and (refusals is None or reason in ("", NOT_RUN)):
+            return None
+        if reason == NOT_RUN and not place.file:
             return None
         if not reason and branch:
             reason = f"it is in a branch that could only be fused as a whole: {branch}"
         reason = re.sub(r"^%\S+ was not seen while profiling:", _UNSEEN, reason)
-        return Node(kind, self.sources.place(node), reason or "no reason was noted; please report it")
+        return Node(kind, place, reason or "no reason was noted; please report it")
 
-    def _group(self, node: Any) -> Group:
+    def _group(self, node: Any, forward: bool) -> Group:
         number, subgraph = node.i("cache_id"), node.g("Subgraph")
         inner = (n for block in all_blocks(subgraph) for n in block.nodes())
         nodes = tuple(
-            Node(n.kind(), self.sources.place(n)) for n in inner if not n.kind().startswith("prim::")
+            Node(n.kind(), self.sources.place(n, forward)) for n in inner if not n.kind().startswith("prim::")
         )
         found = self.runs.get(number)
         if not found:
@@ -268,11 +299,11 @@ def _kernels(compiled: "list[Compiled]", launches: "tuple[Timing, ...]", device:
 
 
 def _chosen(params: Any) -> str:
-    """`RowParams(vector=4, persistent=True, warp=0)` -> `rows: vector 4, persistent`."""
+    """`RowParams(vector=4, persistent=True, warp=0)` -> `row: vector 4, persistent`."""
     words = []
     for f in fields(params):
         value = getattr(params, f.name)
-        if value is True:
+        if value is True or value == 1 and f.default is False:  # conditions of a call come as numbers
             words.append(f.name)
         elif value:
             words.append(f"{f.name} {', '.join(value) if isinstance(value, tuple) else value}")

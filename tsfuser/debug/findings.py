@@ -68,11 +68,12 @@ class Part:
 @dataclass(frozen=True)
 class GraphReport:
     """One optimised graph: `items` are its groups, the nodes left out and the differentiated parts, in order;
-    `edges`: which item feeds which."""
+    `edges`: which item feeds which. `reached`: whether it ran; nothing is known of one that did not."""
 
     title: str
     items: "tuple[Group | Node | Part, ...]"
     edges: tuple[tuple[int, int], ...]
+    reached: bool = True
 
     @property
     def groups(self) -> list[Group]:

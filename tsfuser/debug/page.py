@@ -11,7 +11,7 @@ from pathlib import Path
 from ..torchscript.left_over import NOT_RUN
 from .drawing import drawing
 from .findings import Findings, GraphReport, Group
-from .table import UNREACHED, by_reason, count, duration, ops, size, summary
+from .table import UNREACHED, bandwidth, by_reason, count, duration, ops, size, summary
 
 _STYLE = """
 :root { --fused: #1a7f4b; --fused-soft: #e3f4ea; --left: #a4660a; --left-soft: #fdf1dc; --bad: #b3261e;
@@ -34,6 +34,7 @@ table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th { text-align: left; color: var(--soft); font-weight: 500; font-size: 13px; }
 th { white-space: nowrap; } td.why { min-width: 340px; } td code { overflow-wrap: anywhere; }
 th, td { padding: 7px 12px 7px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+tr.top td { border-bottom: 0; padding-bottom: 0; } tr.top + tr td { padding-top: 0; }
 tr:last-child td { border-bottom: 0; }
 td.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 th.number { text-align: right; }
@@ -41,14 +42,15 @@ code, pre { font: 13px/1.55 ui-monospace, Menlo, Consolas, monospace; }
 .tag { display: inline-block; padding: 1px 8px; border-radius: 9px; font-size: 12px; white-space: nowrap; }
 .tag.fused { color: var(--fused); background: var(--fused-soft); }
 .tag.left { color: var(--left); background: var(--left-soft); }
+.tag.idle { color: var(--soft); background: var(--back); }
 .tag.bad { color: var(--bad); background: var(--bad-soft); }
 .where { color: var(--soft); font-size: 13px; }
 details summary { cursor: pointer; color: var(--soft); font-size: 13px; }
-details pre { overflow-x: auto; background: var(--back); padding: 12px; border-radius: 8px; }
+details pre { width: 0; min-width: 100%; overflow-x: auto; background: var(--back); padding: 12px; border-radius: 8px; }
 .source { padding: 8px 0; }
 .source div { display: flex; padding: 0 16px; border-left: 4px solid transparent; }
 .source .no { color: var(--soft); width: 48px; flex: none; text-align: right; padding-right: 16px;
-  user-select: none; }
+  user-select: none; font: 13px/1.55 ui-monospace, Menlo, Consolas, monospace; }
 .source pre { margin: 0; white-space: pre; }
 .source .why { color: var(--soft); margin-left: 24px; font-size: 12px;
   align-self: center; }
@@ -61,7 +63,7 @@ svg text { font: 13px ui-monospace, Menlo, Consolas, monospace; fill: var(--ink)
 svg .box.fused { fill: var(--fused-soft); stroke: var(--fused); }
 svg .box.left { fill: var(--left-soft); stroke: var(--left); }
 svg .box.bad { fill: var(--bad-soft); stroke: var(--bad); }
-svg { display: block; margin: 0 auto; } svg .box.part { fill: var(--back); stroke: var(--line); }
+svg { display: block; margin: 0 auto; height: auto; } svg .box.idle { fill: var(--back); stroke: var(--line); }
 svg .title { font-weight: 600; }
 svg .edge { fill: none; stroke: var(--soft); stroke-width: 1.3; opacity: .7; }
 """
@@ -79,7 +81,7 @@ def page(findings: Findings) -> str:
 
 
 def _head(findings: Findings) -> str:
-    fused = sum(len(g.nodes) for g in findings.groups if not g.refusal)
+    fused = sum(len(g.nodes) for g in findings.groups if g.reached and not g.refusal)
     left = sum(n.reason != NOT_RUN for n in findings.left_out) + sum(len(g.nodes) for g in findings.groups if g.refusal)
     seconds = sum(k.seconds or 0 for g in findings.groups for k in g.kernels)
     time = f" &middot; {duration(seconds)} in kernels" if seconds else ""
@@ -96,7 +98,8 @@ def _head(findings: Findings) -> str:
 def _graph(graph: GraphReport) -> str:
     parts = [f"<h2>{escape(graph.title[:1].upper() + graph.title[1:])}</h2>\n"]
     if not graph.items:
-        return parts[0] + '<div class="card where">Nothing in it works on tensors.</div>\n'
+        what = "Nothing in it works on tensors." if graph.reached else f"{_sentence(UNREACHED)}."
+        return f'{parts[0]}<div class="card where">{what}</div>\n'
     parts.append(f'<div class="card">{drawing(graph)}</div>\n')
     if graph.groups:
         parts.append(_kernels(graph.distinct()))
@@ -108,7 +111,8 @@ def _graph(graph: GraphReport) -> str:
 def _kernels(groups: "list[tuple[Group, int]]") -> str:
     rows = []
     for group, times in groups:
-        tag = f'<span class="tag {"bad" if group.refusal else "fused"}">group {group.number}</span>'
+        kind = "idle" if not group.reached else "bad" if group.refusal else "fused"
+        tag = f'<span class="tag {kind}">group {group.number}</span>'
         names = f"{tag} {escape(ops(group.nodes))}" + (f" ({times} times)" if times > 1 else "")
         if group.refusal:
             rows.append(
@@ -120,15 +124,17 @@ def _kernels(groups: "list[tuple[Group, int]]") -> str:
             launch = k.launch
             numbers = ["", "", ""]
             if launch:
-                rate = f"{launch.bytes / launch.seconds / 1e9:.0f} GB/s" if launch.seconds else ""
+                rate = bandwidth(launch) if launch.seconds else ""
                 share = f" ({k.fraction:.0%})" if k.fraction is not None else ""
                 numbers = [duration(launch.seconds), size(launch.bytes), rate + share]
             shape = f"{launch.grid} x ({launch.block_x}, {launch.block_y})" if launch else "not launched"
             cells = "".join(f'<td class="number">{n}</td>' for n in [shape, *numbers])
+            name = escape(k.name).replace("_", "_<wbr>")
             code = f"<details><summary>code</summary><pre>{escape(k.source)}</pre></details>"
             rows.append(
-                f'<tr><td>{names if i == 0 else ""}</td><td><code>{escape(k.name)}</code><div class="where">'
-                f"segment {k.segment} &middot; {escape(k.schedule)}</div>{code}</td>{cells}</tr>"
+                f'<tr class="top"><td>{names if i == 0 else ""}</td><td><code>{name}</code><div class="where">'
+                f"segment {k.segment} &middot; {escape(k.schedule)}</div></td>{cells}</tr>"
+                f'<tr><td></td><td colspan="5">{code}</td></tr>'
             )
     titles = ("group", "kernel and schedule")
     numbers = ("grid x block", "time", "memory", "bandwidth")

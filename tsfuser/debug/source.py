@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import _C
-from ..torchscript.graph import all_blocks
+from ..torchscript.graph import all_blocks, schema
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
@@ -27,9 +27,13 @@ class Place:
     text: str = ""
     within: str = ""
 
+    @property
+    def outer(self) -> str:
+        """`model.py:12`."""
+        return f"{os.path.basename(self.file)}:{self.line}" if self.file else "no line of the program"
+
     def __str__(self) -> str:
-        where = f"{os.path.basename(self.file)}:{self.line}" if self.file else "no line of the program"
-        return f"{where} (in {self.within})" if self.within else where
+        return f"{self.outer} (in {self.within})" if self.within else self.outer
 
 
 class Sources:
@@ -39,21 +43,52 @@ class Sources:
     def __init__(self, graph: torch._C.Graph):
         inlined = graph.copy()
         torch._C._jit_pass_inline(inlined)
-        nodes = (node for block in all_blocks(inlined) for node in block.nodes())
+        nodes = [node for block in all_blocks(inlined) for node in block.nodes()]
         self._own = {frame for node in nodes for frame in _C.frames(node) if frame[0] == "<string>"}
+        self._homes: "dict[tuple[str, str], set[Place]]" = {}
+        for node in nodes:
+            self._homes.setdefault(_plain(node), set()).add(self.place(node))
 
-    def place(self, node: torch._C.Node) -> Place:
+    def place(self, node: torch._C.Node, forward: bool = False) -> Place:
         """The innermost line of the program that the node stands for; one of torch's own code where the
-        program has none."""
+        program has none. `forward`: an op that a formula of autodiff repeats in a forward graph, where there is
+        but one line with such an op, is from there."""
         frames = _C.frames(node)
         formula = bool(frames) and frames[0][0] == "<string>" and frames[0] not in self._own
-        within = "autodiff's formulas" if formula else ""
-        for file, line, _, text in frames:
+        found = self._line(frames, "autodiff's formulas" if formula else "")
+        if found.file or not frames:
+            return found
+        homes = self._homes.get(_plain(node), set()) if formula and forward else set()
+        if len({(home.file, home.line) for home in homes}) == 1:
+            return min(homes, key=str)
+        through = self._module_line(node, found.within)
+        if through.file or formula:
+            return through
+        file, line, _, text = frames[0]  # a module of torch's own
+        return Place(file, line, text.strip())
+
+    def _line(self, frames: "list[tuple]", within: str) -> Place:
+        """The first of the frames that is the program's own."""
+        for file, line, column, text in frames:
             if file.startswith(_TORCH):
                 within = within or f"{os.path.basename(file)}:{line}"
-            elif file != "<string>" or (file, line, _, text) in self._own:
+            elif file != "<string>" or (file, line, column, text) in self._own:
                 return Place(file, line, text.strip(), within)
-        if frames and not formula:  # a module of torch's own
-            file, line, _, text = frames[0]
-            return Place(file, line, text.strip())
         return Place(within=within)
+
+    def _module_line(self, node: torch._C.Node, within: str) -> Place:
+        """The line that asks for the module whose tensor the node works on: torch forgets who calls what stands
+        in an If without results."""
+        found = Place(within=within)
+        while not found.file and node.inputsSize() and node.inputsAt(0).node().kind() == "prim::GetAttr":
+            node = node.inputsAt(0).node()
+            found = self._line(_C.frames(node), within)
+        return found
+
+
+def _plain(node: torch._C.Node) -> "tuple[str, str]":
+    """`aten::relu_` -> `relu`, and `aten::native_dropout`, as formulas have it, -> `dropout`; and the overload."""
+    name = node.kind().removeprefix("aten::").removeprefix("native_").rstrip("_")
+    name = {"_batch_norm_impl_index": "batch_norm", "max_pool2d_with_indices": "max_pool2d"}.get(name, name)
+    found = schema(node)
+    return name, found.overload if found else ""

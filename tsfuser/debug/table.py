@@ -9,6 +9,7 @@ from collections import Counter
 
 from ..torchscript.left_over import NOT_RUN
 from .findings import Findings, GraphReport, Group, Kernel, Node
+from .observe import Timing
 
 
 UNREACHED = "did not run: its guard did not let the call pass, or the program went another way"
@@ -21,7 +22,8 @@ def text(findings: Findings) -> str:
 
 def summary(findings: Findings) -> str:
     """One line with the counts."""
-    groups = findings.groups
+    groups = [group for group in findings.groups if group.reached]
+    unreached = len(findings.groups) - len(groups)
     left = [node for node in findings.left_out if node.reason != NOT_RUN]
     idle = len(findings.left_out) - len(left)
     fused = sum(len(g.nodes) for g in groups if not g.refusal)
@@ -30,7 +32,14 @@ def summary(findings: Findings) -> str:
     return (
         f"{findings.name}: {count(fused, 'op')} fused in {count(len(groups), 'group')} and "
         f"{count(len(kernels), 'kernel')}, {unfused} not fused"
-    ) + (f", {idle} in branches that did not run" if idle else "")
+    ) + "".join(
+        f", {what}"
+        for n, what in (
+            (idle, f"{idle} in branches that did not run"),
+            (unreached, f"{count(unreached, 'group')} that did not run"),
+        )
+        if n
+    )
 
 
 def count(n: int, what: str) -> str:
@@ -47,7 +56,7 @@ def _graph(graph: GraphReport) -> list[str]:
     for (place, reason), nodes in by_reason(graph.left_out).items():
         lines.append(f"    {ops(nodes)}  at {place}{': ' + place.text if place.text else ''}")
         lines.append(f"      {reason}")
-    return lines if len(lines) > 2 else [*lines, "  nothing to fuse"]
+    return lines if len(lines) > 2 else [*lines, f"  {'nothing to fuse' if graph.reached else UNREACHED}"]
 
 
 def by_reason(nodes: list[Node]) -> dict:
@@ -65,7 +74,7 @@ def ops(nodes) -> str:
 
 
 def _group(group: Group, times: int) -> list[str]:
-    places = dict.fromkeys(str(n.place) for n in group.nodes if n.place.file)
+    places = dict.fromkeys(n.place.outer for n in group.nodes if n.place.file)
     lines = [f"  group {group.number}{f' ({times} times)' if times > 1 else ''}: {ops(group.nodes)}"]
     lines += [f"    from {', '.join(places)}"] if places else []
     lines += [f"    runs unfused: {group.refusal}"] if group.refusal else []
@@ -88,15 +97,20 @@ def measured(kernel: Kernel) -> str:
         size(launch.bytes),
     ]
     if kernel.fraction is not None:
-        parts.append(
-            f"{launch.bytes / launch.seconds / 1e9:.0f} GB/s, {kernel.fraction:.2f} of the device's"
-        )
+        parts.append(f"{bandwidth(launch)}, {kernel.fraction:.2f} of the device's")
     if kernel.registers:
         parts.append(f"{kernel.registers} registers")
     return ", ".join(parts)
 
 
+def bandwidth(launch: Timing) -> str:
+    rate = launch.bytes / launch.seconds / 1e9
+    return f"{rate:.{0 if rate >= 10 else 1}f} GB/s"
+
+
 def duration(seconds: float) -> str:
+    if seconds < 1e-6:
+        return f"{seconds * 1e9:.0f} ns"
     return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
 
 

@@ -157,12 +157,17 @@ class _Block:
             if reason is None and inside:
                 found[i] = reader
                 continue
-            reason = (
-                reason or "a view costs no time of its own, and something outside of groups reads this one"
-            )
+            reason = reason or self._left_view(i)
             self.verdicts[i] = Verdict(reason=reason)
             refusals.add(self.nodes[i], reason)
         return found
+
+    def _left_view(self, i: int) -> str:
+        """Why a view is not in a group that could be."""
+        row = row_of(self.nodes[i])
+        if row is not None and not row[0].is_view:
+            return "it may only hand on its operand, a view, and something outside of groups reads that"
+        return "a view costs no time of its own, and something outside of groups reads this one"
 
     def _readers(self, positions) -> "dict[int, set[int]]":
         """Position -> the positions that read its results, -1 for a reader in another block, or none."""

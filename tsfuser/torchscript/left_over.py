@@ -22,8 +22,25 @@ def left_over(
     outside = [i for i, item in enumerate(items) if item.device is not None and i not in grouped]
     if not outside:
         return {}
-    around = _around(items)
-    return {i: _reason(i, items, home.get(i, (i,)), around, home, grouped) for i in outside}
+    around, above = _around(items), _above(items)
+    return {i: _reason(i, items, home.get(i, (i,)), around, above, home, grouped) for i in outside}
+
+
+def _above(items: Sequence[Item]) -> "list[int]":
+    """For each item, those that it comes after, as bits."""
+    found: "list[int]" = []
+    for item in items:
+        bits = 0
+        for j in item.after:
+            bits |= found[j] | 1 << j
+        found.append(bits)
+    return found
+
+
+def _lies_between(k: int, i: int, j: int, above: "list[int]") -> bool:
+    """Whether `k` comes after one of `i` and `j`, and before the other."""
+    first, last = min(i, j), max(i, j)
+    return bool(above[last] >> k & 1 and above[k] >> first & 1)
 
 
 def _around(items: Sequence[Item]) -> "dict[int, set[int]]":
@@ -43,7 +60,7 @@ def _around(items: Sequence[Item]) -> "dict[int, set[int]]":
     return found
 
 
-def _reason(i, items, cluster, around, home, grouped) -> str:
+def _reason(i, items, cluster, around, above, home, grouped) -> str:
     if items[i].loose:
         return "it computes a 0-dim CPU tensor, which joins a group only if that alone reads it"
     if len(cluster) > 1:
@@ -61,6 +78,9 @@ def _reason(i, items, cluster, around, home, grouped) -> str:
         return "elements of a tensor in memory are looked up: what computes that tensor is no part of the same group"
     if any(len(home.get(j, (j,))) >= MAX_NODES for j in same):
         return f"the group next to it is full: {MAX_NODES} nodes are the most"
+    between = (k for j in same for k in range(min(i, j) + 1, max(i, j)) if _lies_between(k, i, j, above))
+    if any(k not in grouped for k in between):
+        return "a node that is not fused lies between it and the nodes around it that are"
     return (
         "a node that is not fused lies between it and the nodes around it that are, or their group would "
         f"have more than {MAX_ARGUMENTS} tensors"
