@@ -295,6 +295,9 @@ def test_branches_that_did_not_run_are_told_apart(device):
     }
     assert idle == {"aten::cumsum", "aten::tanh", "aten::mm"}
     assert str(found).partition("\n")[0].endswith("0 not fused, 3 in branches that did not run")
+    page = found.to_html()
+    assert page.count('class="box idle"') == 3 and "box left" not in page and "not fused: " not in page
+    assert "did not run: cumsum, mm, tanh" in page
 
 
 def test_a_fork_is_explained(device):

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from html import escape
 
+from ..torchscript.left_over import NOT_RUN
 from .findings import GraphReport, Group, Node, Part
 from .table import UNREACHED, ops
 
 _CHARACTER, _LINE, _PAD, _GAP_X, _GAP_Y = 7.9, 18, 12, 28, 40
 _MOST_LINES = 9  # of ops in a box
 _WIDEST = 40  # characters of a line
-_SMALLEST = 0.7  # scale of a wide drawing; wider ones are scrolled
+_SMALLEST = 0.65  # scale of a wide drawing; wider ones are scrolled
 _LANE = 6  # width that an edge takes in a layer that it passes
 
 
@@ -105,7 +106,7 @@ def _kind(item: "Group | Node | Part") -> "tuple[str, str]":
     if isinstance(item, Part):
         return "idle", "its own graphs, forward and backward, follow"
     if isinstance(item, Node):
-        return "left", item.reason
+        return "idle" if item.reason == NOT_RUN else "left", item.reason
     if not item.reached:
         return "idle", UNREACHED
     return ("bad", item.refusal) if item.refusal else ("fused", ", ".join(k.name for k in item.kernels))

@@ -22,7 +22,7 @@ _STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 1100px; margin: 0 auto; padding: 32px 24px 64px; }
-h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 19px; margin: 36px 0 12px; }
+h1 { font-size: 26px; margin: 0 0 4px; overflow-wrap: anywhere; } h2 { font-size: 19px; margin: 36px 0 12px; }
 p.summary { color: var(--soft); margin: 0 0 20px; }
 .card { background: var(--paper); border: 1px solid var(--line); border-radius: 10px; padding: 16px;
   margin: 12px 0; overflow-x: auto; }
@@ -42,13 +42,13 @@ code, pre { font: 13px/1.55 ui-monospace, Menlo, Consolas, monospace; }
 .tag { display: inline-block; padding: 1px 8px; border-radius: 9px; font-size: 12px; white-space: nowrap; }
 .tag.fused { color: var(--fused); background: var(--fused-soft); }
 .tag.left { color: var(--left); background: var(--left-soft); }
-.tag.idle { color: var(--soft); background: var(--back); }
+.tag.idle { color: var(--soft); background: var(--back); } .tag.left, .tag.idle { white-space: normal; }
 .tag.bad { color: var(--bad); background: var(--bad-soft); }
 .where { color: var(--soft); font-size: 13px; }
 details summary { cursor: pointer; color: var(--soft); font-size: 13px; }
 details pre { width: 0; min-width: 100%; overflow-x: auto; background: var(--back); padding: 12px; border-radius: 8px; }
 .source { padding: 8px 0; }
-.source div { display: flex; padding: 0 16px; border-left: 4px solid transparent; }
+.source div { display: flex; width: max-content; min-width: 100%; padding: 0 16px; border-left: 4px solid transparent; }
 .source .no { color: var(--soft); width: 48px; flex: none; text-align: right; padding-right: 16px;
   user-select: none; font: 13px/1.55 ui-monospace, Menlo, Consolas, monospace; }
 .source pre { margin: 0; white-space: pre; }
@@ -145,9 +145,10 @@ def _kernels(groups: "list[tuple[Group, int]]") -> str:
 def _left(graph: GraphReport) -> str:
     rows = []
     for (place, reason), nodes in by_reason(graph.left_out).items():
+        names = escape(ops(nodes)).replace(" (", "&nbsp;(").replace(" times", "&nbsp;times")  # broken at commas
         line = f"<div><code>{escape(place.text)}</code></div>" if place.text else ""
         rows.append(
-            f'<tr><td><span class="tag left">{escape(ops(nodes))}</span></td>'
+            f'<tr><td><span class="tag {"idle" if reason == NOT_RUN else "left"}">{names}</span></td>'
             f'<td class="why">{escape(_sentence(reason))}</td>'
             f'<td><span class="where">{escape(str(place))}</span>{line}</td></tr>'
         )
@@ -165,7 +166,7 @@ def _program(findings: Findings) -> str:
     for kind, node in _placed(findings):
         if node.place.file:
             entry = lines.setdefault(
-                (node.place.file, node.place.line), {"fused": set(), "left": set(), "text": set()}
+                (node.place.file, node.place.line), {"fused": set(), "left": set(), "idle": set(), "text": set()}
             )
             entry[kind].add(node.kind.removeprefix("aten::"))
             entry["text"].add(node.place.text)
@@ -186,9 +187,9 @@ def _program(findings: Findings) -> str:
 
 
 def _placed(findings: Findings):
-    """(`fused` or `left`, node) for every node."""
+    """(`fused`, `left` or, where it did not run, `idle`, node) for every node."""
     for node in findings.left_out:
-        yield "left", node
+        yield "idle" if node.reason == NOT_RUN else "left", node
     for group in findings.groups:
         for node in group.nodes:
             yield ("left" if group.refusal else "fused"), node
@@ -197,7 +198,9 @@ def _placed(findings: Findings):
 def _line(number: int, text: str, entry: "dict[str, set[str]] | None") -> str:
     kind = why = ""
     if entry:
-        kind = "both" if entry["fused"] and entry["left"] else "fused" if entry["fused"] else "left"
-        why = f"not fused: {', '.join(sorted(entry['left']))}" if entry["left"] else ""
+        marks = [kind for kind in ("fused", "left") if entry[kind]]
+        kind = "both" if len(marks) == 2 else "".join(marks)
+        notes = (("not fused", entry["left"]), ("did not run", entry["idle"]))
+        why = "; ".join(f"{note}: {', '.join(sorted(kinds))}" for note, kinds in notes if kinds)
     note = f'<span class="why">{escape(why)}</span>' if why else ""
     return f'<div class="{kind}"><span class="no">{number}</span><pre>{escape(text) or " "}</pre>{note}</div>'

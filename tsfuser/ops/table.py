@@ -92,15 +92,11 @@ class Row:
     (`structural` holds their names: those annotated in the function) as a plain Python value, and one in
     `symbolic` (ints and int lists whose values need not be part of the class) as `Size`s. `sizes` says what
     the result's sizes are, for several results one word each: `broadcast` of the tensor operands, those of
-    the `first` or of the argument named, `reduced` by the arguments `dim` and `keepdim`, or `own`. `text` is
-    its docs line. Arguments in `fixed` must be constants of the graph: most calls would be refused otherwise.
-    Those in `ignored` are tensors that other implementations look at; the function gets None for them.
-    `writes` holds pairs: a tensor argument that the op changes in place though its schema does not say so,
-    and the bool argument without which it does not.
-    `symbolic` (int lists whose values need not be part of the class) as a list of `Size`. `sizes` says what
-    the result's sizes are: `broadcast` of the tensor operands, those of the `first`, these as `reduced` by
-    the arguments `dim` and `keepdim`, `squeezed`, `unsqueezed`, `permuted`, `viewed` or `flattened`, or `own`. `text` is
-    its docs line. Arguments in `fixed` must be constants of the graph: most calls would be refused otherwise.
+    the `first` or of the argument named, these as `reduced` by the arguments `dim` and `keepdim`, `squeezed`,
+    `unsqueezed`, `permuted`, `viewed` or `flattened`, or `own`. `text` is its docs line. Arguments in `fixed`
+    must be constants of the graph: most calls would be refused otherwise. Those in `ignored` are tensors that
+    other implementations look at; the function gets None for them. `writes` holds pairs: a tensor argument that
+    the op changes in place though its schema does not say so, and the bool argument without which it does not.
     The rank of a `fickle` op's result depends on which sizes are 1. A view that `reshapes` splits and merges dims.
     `option`: the word of PYTORCH_NVFUSER_ENABLE without which the op is left to torch. `table`: the argument that is
     read at places that another one holds, so that it has to be in memory: no result of the op's own group.
