@@ -56,6 +56,14 @@ def test_modules_and_the_ways_that_formulas_do_not_go_are_left_out(device):
 def test_a_reshape_is_not_called_free(device):
     reasons = {n.kind: n.reason for n in explained("gpt", device).graphs[0].left_out}
     assert "copy" in reasons["aten::reshape"] and "costs no time" in reasons["aten::view"]
+    quiet = {n.kind: n.reason for n in explained("encoder", device, training=False).left_out}
+    assert "copy" in quiet["aten::reshape"] and "costs no time" in quiet["aten::transpose"]
+
+
+def test_a_group_that_is_there_twice_has_the_lines_of_both(device):
+    text = str(explained("encoder", device, training=False))
+    lines = line_of("self.dropout(self.merge(mixed))"), line_of("self.dropout(self.shrink(hidden))")
+    assert re.search(r"\(2 times\): .*layer_norm\n    from models.py:%d, models.py:%d\n" % lines, text)
 
 
 def test_ops_that_autodiff_leaves_out_say_why(device):

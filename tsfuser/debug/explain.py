@@ -42,7 +42,6 @@ REPEATS = 5  # of the timed calls; the shortest time counts
 
 _UNSEEN = "one of its tensors was not seen while profiling, as in a branch that did not run:"
 _HANDED_ON = ("aten::__getitem__", "aten::wait")  # of lists and of forks: nothing is computed
-_MAY_COPY = ("aten::reshape", "aten::reshape_as", "aten::flatten")
 _ONLY = "in training only what it differentiates is fused"
 #: What it does know, and does the same.
 _INSTEAD = {
@@ -53,8 +52,6 @@ _INSTEAD = {
     "aten::group_norm": " (it knows layer_norm and batch_norm)",
     "aten::instance_norm": " (it knows layer_norm and batch_norm)",
 }
-_VIEW = "a view costs no time of its own"
-_RESHAPE = "it gives a view or, where memory has another order, a copy, which is left to torch"
 _WRITE = "whoever holds it has to see that"
 _FORWARD = ", forward"
 _ELSEWHERE = "in a branch, a loop, a fork or a fallback"
@@ -106,10 +103,7 @@ def _undifferentiated(node: Any) -> str:
     if found is not None and found.writes:
         return _in_place(node)
     row = row_of(node)
-    if row is None:
-        known = others.sentence(name)
-    else:
-        known = (_RESHAPE if name in _MAY_COPY else _VIEW) if row[0].is_view else None
+    known = others.sentence(name) if row is None else others.left_view(name) if row[0].is_view else None
     if known is not None:
         return known
     if not _C.is_differentiable(node):

@@ -50,7 +50,8 @@ def count(n: int, what: str) -> str:
 def _graph(graph: GraphReport) -> list[str]:
     lines = ["", graph.title]
     for group, times in graph.distinct():
-        lines += _group(group, times)
+        alike = [node for other in graph.groups if other.number == group.number for node in other.nodes]
+        lines += _group(group, times, alike)
     if graph.left_out:
         lines.append("  not fused")
     for (place, reason), nodes in by_reason(graph.left_out).items():
@@ -73,8 +74,9 @@ def ops(nodes) -> str:
     return ", ".join(kind if n == 1 else f"{kind} ({n} times)" for kind, n in counts.items())
 
 
-def _group(group: Group, times: int) -> list[str]:
-    places = dict.fromkeys(n.place.outer for n in group.nodes if n.place.file)
+def _group(group: Group, times: int, alike: list[Node]) -> list[str]:
+    """`alike`: the nodes of all that share its plans."""
+    places = dict.fromkeys(n.place.outer for n in alike if n.place.file)
     lines = [f"  group {group.number}{f' ({times} times)' if times > 1 else ''}: {ops(group.nodes)}"]
     lines += [f"    from {', '.join(places)}"] if places else []
     lines += [f"    runs unfused: {group.refusal}"] if group.refusal else []

@@ -13,6 +13,7 @@ _WINDOW = "pooling and resampling read windows of their operand: they are left t
 _JOIN = "joining tensors is left to torch: groups read its result, and it reads theirs"
 _PART = "a view of a part of a tensor costs no time of its own: groups read such parts where they are"
 _VIEW = "a view costs no time of its own"
+_COPY = "it gives a view or, where memory has another order, a copy, which is left to torch"
 _LOOK_UP = "looking elements up by their indices is left to torch"
 _SORT = "sorting, searching and running sums are left to torch"
 _NEW = "making a new tensor costs next to nothing: groups read its result"
@@ -55,6 +56,11 @@ _SENTENCES = {f"aten::{name}": text for text, names in _WORDS.items() for name i
 def sentence(kind: str) -> "str | None":
     """Why an op of that kind, which has no row, is not fused."""
     return _SENTENCES.get(kind)
+
+
+def left_view(kind: str) -> str:
+    """Why a view that has a row may stay outside of groups."""
+    return _COPY if kind in ("aten::reshape", "aten::reshape_as", "aten::flatten") else _VIEW
 
 
 def is_view(kind: str) -> bool:

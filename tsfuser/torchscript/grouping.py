@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Iterator, NamedTuple, Sequence
 
 from .. import options
+from ..ops import others
 from ..ops.table import Row
 from .cluster import Item, absorb, arrange, clusters
 from .effects import WRITES, Effects, effect, secretly_written
@@ -167,7 +168,7 @@ class _Block:
         row = row_of(self.nodes[i])
         if row is not None and not row[0].is_view:
             return "it may only hand on its operand, a view, and something outside of groups reads that"
-        return "a view costs no time of its own, and something outside of groups reads this one"
+        return f"{others.left_view(self.nodes[i].kind())}; something outside of groups reads it"
 
     def _readers(self, positions) -> "dict[int, set[int]]":
         """Position -> the positions that read its results, -1 for a reader in another block, or none."""
