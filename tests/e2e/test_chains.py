@@ -115,6 +115,7 @@ def test_an_open_guard_refuses_what_needs_gradients(device):
         with counted() as rise:
             out, (gradient,) = train(scripted, (x,))
         want, (expected,) = train(program, (x,), calls=1)
+        assert out.stride() == want.stride(), (x.dtype, x.shape, x.stride())
         assert_matches(out, want, ops=4)
         assert_matches(gradient, expected, ops=6)
         assert rise["fallbacks"] == {}  # no group has been asked

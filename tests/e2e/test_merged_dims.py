@@ -149,7 +149,7 @@ def test_other_sizes_than_were_profiled(device, name):
 
 
 @pytest.mark.parametrize("target", NATIVE)
-@pytest.mark.parametrize("name", ["bias", "transposed", "softmax", "there and back", "rows and columns"])
+@pytest.mark.parametrize("name", ["bias", "transposed", "there and back", "rows and columns"])  # a class of rows that registers keep is narrower
 def test_a_new_shape_of_a_known_class_compiles_nothing(device, name):
     scripted, plain = scripted_pair(any_size(PROGRAMS[name]))
     with no_fallback():

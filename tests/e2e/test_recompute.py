@@ -96,8 +96,9 @@ def test_double_backward(device, program):
     with tsfuser.fuser():
         for _ in range(4):
             train(scripted, (x, w), calls=1)
-        assert torch.autograd.gradcheck(scripted, (x, w))
-        assert torch.autograd.gradgradcheck(scripted, (x, w))
+        numbers = {"nondet_tol": 1e-12}  # not each call is fused
+        assert torch.autograd.gradcheck(scripted, (x, w), **numbers)
+        assert torch.autograd.gradgradcheck(scripted, (x, w), **numbers)
 
 
 def test_a_mask_is_not_drawn_again(device):

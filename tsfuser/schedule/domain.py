@@ -62,8 +62,9 @@ class Domain:
         return self.loads + self.stores
 
     def walking(self, inner: int) -> tuple[Access, ...]:
-        """Those that are read or written as vectors along dim `inner`: neighbours there are neighbours in memory."""
-        return tuple(a for a in (*self.accesses, *self.lookups) if a.is_unit(inner) and inner not in a.indexed)
+        """Those that may be read or written as vectors along dim `inner`: neighbours there are neighbours in memory. Of a lookup that depends on whether its indices are the same
+        along that dim, which an expanded tensor's are."""
+        return tuple(a for a in (*self.accesses, *self.lookups) if a.is_unit(inner))
 
     @property
     def elements(self) -> Size:
