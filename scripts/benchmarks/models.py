@@ -95,6 +95,8 @@ class Trained:
         leaf = inputs[0].detach().requires_grad_()
         autocast = self.case.autocast if autocast is None else autocast
         gradient = torch.randn(self.shape, generator=torch.Generator(DEVICE).manual_seed(1), device=DEVICE)
+        if self.case.channels_last:  # as the next convolution would give it
+            gradient = gradient.contiguous(memory_format=torch.channels_last)
 
         def step():
             module.zero_grad(set_to_none=True)
