@@ -118,6 +118,46 @@ def test_a_mask_is_not_drawn_again(device):
     torch.testing.assert_close(x.grad, expected)
 
 
+def test_the_backward_takes_the_branches_of_the_forward(device):
+    """Though what a group stores of `y` has fewer digits than what it compares."""
+
+    def program(x: Tensor, w: Tensor, v: Tensor):
+        y = torch.softmax(x * w, -1) * 4.0
+        y = y - y.mean(-1, True)
+        z = torch.layer_norm(y, [8]) * w
+        return torch.where(z > 0.3, v * 64.0, v), z * w, torch.where(y > 0.3, v * 64.0, v), y * w
+
+    x, w = (t.detach().bfloat16().requires_grad_() for t in operands(device, (512, 8)))
+    v = torch.ones_like(x, requires_grad=True)
+    scripted = fresh(program)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(4):
+            y, p, z, q = scripted(x, w, v)
+            [first] = torch.autograd.grad(y.sum() + p.sum(), v, retain_graph=True)
+            [second] = torch.autograd.grad(z.sum() + q.sum(), v)
+    assert torch.equal(first, y) and torch.equal(second, z)
+
+
+def test_a_write_to_a_result_is_seen(device):
+    """A result of the program that the backward needs is kept, and not computed again."""
+
+    def program(x: Tensor, w: Tensor):
+        h = x * w
+        y = torch.exp(h)
+        return y, torch.tanh(y * w) * h
+
+    x, w = operands(device)
+    scripted = fresh(program)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(4):
+            y, z = scripted(x, w)
+            z.sum().backward(retain_graph=True)
+        with torch.no_grad():
+            y.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            z.sum().backward()
+
+
 def test_what_is_written_to_before_the_backward(device):
     """Autodiff keeps x + w, not x, and so does the forward."""
 
@@ -151,3 +191,18 @@ def test_the_option(words, stored):
     environment = {**os.environ, "PYTORCH_NVFUSER_DISABLE": words, "PYTHONPATH": str(ROOT)}
     run = subprocess.run([sys.executable, "-c", SWITCHED], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.split() == [str(stored)]
+
+
+def test_what_a_product_of_matrices_reads_is_kept():
+    """Its backward would have it in memory all the same."""
+    from tsfuser.torchscript.recompute import recompute
+
+    def graphs(reader):
+        forward = torch._C.parse_ir("graph(%x : Tensor, %w : Tensor):\n  %n : Tensor = aten::mul(%x, %w)\n  return (%n, %x, %w, %n)")
+        forward.eraseOutput(0)
+        backward = torch._C.parse_ir(f"graph(%x : Tensor, %w : Tensor, %n : Tensor):\n  %g : Tensor = {reader}(%n, %x)\n  return (%g)")
+        return forward, backward
+
+    assert recompute(*graphs("aten::mm"), 0, [], [], [0, 1, 2]) is None
+    *_, kept = recompute(*graphs("aten::mul"), 0, [], [], [0, 1, 2])
+    assert kept == [0, 1]

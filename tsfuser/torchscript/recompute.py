@@ -10,7 +10,8 @@ them, the backward does not read them, and where it is fused computing them take
 
 A kept value also has a gradient of its own, which double backward makes; for one that is dropped there is none (`prim::AutogradZero`): what would
 have come through it comes through those that it is computed of. Inputs of the forward that are not kept stay so: the program may write to them
-before the backward.
+before the backward. So do masks and all else that jumps: a group computes with more digits than it stores, so that the backward could take another
+branch than the forward did.
 """
 
 from __future__ import annotations
@@ -19,11 +20,22 @@ from dataclasses import dataclass
 from typing import Sequence
 
 from .. import log
+from ..ir.dtypes import DTYPES
 from ..ops import table
 from .graph import CONSTANT, Graph, Node, Value, inputs, is_tensor, schema
 
 #: Families of ops each of whose elements follows from elements of the operands, always in the same way.
 ELEMENTWISE = frozenset(("activations", "arithmetic", "casts", "elementwise", "pointwise", "selection"))
+#: Those whose results jump where an operand hardly moves. Casts to integers and divisions that are rounded do, too.
+JUMPS = frozenset(
+    f"aten::{name}"
+    for name in """
+        eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf isfinite isposinf isneginf signbit
+        bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ __rshift__
+        sign sgn copysign heaviside ceil floor round trunc frac floor_divide remainder fmod nextafter threshold hardshrink
+    """.split()
+)
+_FRACTIONAL = frozenset(table.scalar_type_code(DTYPES[name]) for name in (*table.FLOATING, *table.COMPLEX))  # dtypes of numbers with fractions
 
 
 @dataclass(frozen=True)
@@ -61,13 +73,15 @@ def _replace(forward: Graph, backward: Graph, first: Node, kept: Kept) -> "set[i
     for j, argument in zip(kept.outputs, arguments[len(kept.inputs):]):
         saved.setdefault(results[j].debugName(), []).append((j, argument))
     known.update((v.debugName(), saved[v.debugName()][0][1]) for v in given if v.debugName() in saved)
+    returned = {v.debugName() for v in results[: kept.real]}  # in memory anyway
     dropped: "set[int]" = set()
     for node in forward.nodes():
         for value in node.outputs():
             places = saved.get(value.debugName(), [])
             if not places:
                 continue
-            if min(j for j, _ in places) < kept.real or not _is_elementwise(node) or not all(v.debugName() in known or v.node().kind() == CONSTANT for v in inputs(node)):
+            able = _is_elementwise(node) and all(v.debugName() in known or v.node().kind() == CONSTANT for v in inputs(node))
+            if value.debugName() in returned or not able or not all(_is_read_by_groups(argument) for _, argument in places):
                 known[value.debugName()] = places[0][1]
                 continue
             again = known[value.debugName()] = _again(node, backward, first, known)
@@ -77,13 +91,31 @@ def _replace(forward: Graph, backward: Graph, first: Node, kept: Kept) -> "set[i
     return dropped
 
 
+def _is_read_by_groups(argument: Value) -> bool:
+    """Whether ops read an input of the backward that can be in a group with what computes it; others, such as a convolution's, would have it in memory again."""
+    return all(_row(use.user) is not None for use in argument.uses())
+
+
+def _row(node: Node) -> "table.Row | None":
+    found = schema(node)
+    return table.find(node.kind(), found.overload) if found is not None else None
+
+
 def _is_elementwise(node: Node) -> bool:
     """Whether the op may be computed again: it gives the same result, and costs next to nothing where it is fused."""
-    if node.outputsSize() != 1 or not is_tensor(node.output()):
+    if node.outputsSize() != 1 or not is_tensor(node.output()) or node.kind() in JUMPS:
         return False
-    found = schema(node)
-    row = table.find(node.kind(), found.overload) if found is not None else None
-    return row is not None and row.family in ELEMENTWISE
+    found, row = schema(node), _row(node)
+    if row is None or row.family not in ELEMENTWISE or "rounding_mode" in found.arguments:
+        return False
+    return "dtype" not in found.arguments or not _may_be_whole(node.inputsAt(found.arguments.index("dtype")))
+
+
+def _may_be_whole(dtype: Value) -> bool:
+    """Whether `dtype`, an operand, may be one of integers or bool."""
+    if dtype.node().kind() != CONSTANT:
+        return True
+    return dtype.type().kind() != "NoneType" and dtype.toIValue() not in _FRACTIONAL
 
 
 def _again(node: Node, backward: Graph, first: Node, known: "dict[str, Value]") -> Value:
