@@ -355,3 +355,14 @@ def test_many_inputs(device, count):
     scripted = fuse(torch.jit.CompilationUnit(source).f, *inputs)
     assert (len(groups(scripted)) == 1) == (count < 128)
     assert_matches(scripted(*inputs), sum(inputs[1:], inputs[0]) * 2.0, ops=count)
+
+
+@pytest.mark.parametrize("integers", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("floats", [torch.float32, torch.float64], ids=str)
+def test_a_cast_to_integers_and_back_leaves_no_negative_zero(device, floats, integers):
+    def program(x, back, like):
+        return 1.0 / (x.type_as(like).type_as(back) * 1.0)
+
+    x = torch.linspace(-2, 2, 101, dtype=floats, device=device)
+    operands = x, x[:1], x[:1].to(integers)
+    assert torch.equal(fuse(program, *operands)(*operands), program(*operands))

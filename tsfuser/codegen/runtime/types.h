@@ -158,6 +158,20 @@ DEVICE void round_to(bfloat16_t& result, float x) {
 
 #endif
 
+// `x`, an integer that was a float: g++ does not see through, and so does not make one rounding of a cast to
+// integers and back, which would keep NaN, what is out of range, and the sign of a zero.
+template <class T>
+DEVICE T settled(T x) {
+#if defined(__GNUC__) && !defined(__clang__) && !defined(TSFUSER_CUDA)
+#if __GNUC__ >= 12
+  return __builtin_assoc_barrier(x);
+#else
+  asm("" : "+r"(x));
+#endif
+#endif
+  return x;
+}
+
 // The value of `x` as a `To`: complex -> real drops the imaginary part, anything -> bool is `!= 0`, float ->
 // uint8 wraps through int64 as in c10. Out of range float -> int gives what the plain cast gives on the
 // target, as in torch.
@@ -193,6 +207,8 @@ DEVICE To convert(From x) {
   } else if constexpr (sizeof(To) < 4 && From(0.5) != 0) {
     return static_cast<To>(static_cast<int32_t>(x));  // else clang saturates where torch, built by g++, wraps
 #endif
+  } else if constexpr (From(0.5) != 0 && To(0.5) == 0) {
+    return settled(static_cast<To>(x));
   } else {
     return static_cast<To>(x);
   }
