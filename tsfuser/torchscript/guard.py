@@ -9,7 +9,7 @@ Before: `%b = prim::CudaFusionGroup(%x)`. After:
 
 Nothing that a group computes depends on the profiled types: it makes a plan for whatever comes. They choose its nodes, and the guard keeps
 other types from it, for which its fallback may choose better. So a guard that has refused `PATTERNS` patterns of types opens: from then on it
-lets through all that a plan could be made for, and the chain of fallbacks below it ends (csrc_stubs/guard.cpp).
+lets through all that a plan could be made for, and the chain of fallbacks below it ends (csrc_stubs/opening.h).
 
 An output of which only the dtype is asked leaves the group as the number of the dtype, and is not stored."""
 

@@ -6,7 +6,7 @@ them, the backward does not read them, and where it is fused computing them take
 `r = rsqrt(mean(x * x) + eps); y = x * r * w`, of which autodiff keeps x, r, w and x * r:
 
     forward  %n = aten::mul(%x, %r);  ... return (%y, %x, %r, %w, %n)     becomes  ... return (%y, %x, %r, %w)
-    backward(%grad, %x, %r, %w, %n): ... aten::mul(%grad, %n)             becomes  (%grad, %x, %r, %w): %m = aten::mul(%x, %r); ... aten::mul(%grad, %m)
+    backward(%grad, %x, %r, %w, %n): ... aten::mul(%grad, %n)         becomes  (%grad, %x, %r, %w): %m = aten::mul(%x, %r) ... aten::mul(%grad, %m)
 
 A kept value also has a gradient of its own, which double backward makes; for one that is dropped there is none (`prim::AutogradZero`): what would
 have come through it comes through those that it is computed of. Inputs of the forward that are not kept stay so: the program may write to them
@@ -40,8 +40,8 @@ _FRACTIONAL = frozenset(table.scalar_type_code(DTYPES[name]) for name in (*table
 
 @dataclass(frozen=True)
 class Kept:
-    """What the backward gets. Its inputs are a gradient for each of `gradients`, then the forward's inputs `inputs`, then its outputs `outputs`: numbers all. The
-    program sees the first `real` outputs."""
+    """What the backward gets. Its inputs are a gradient for each of `gradients`, then the forward's inputs `inputs`, then its outputs
+    `outputs`: numbers all. The program sees the first `real` outputs."""
 
     real: int
     gradients: Sequence[int]
@@ -49,7 +49,9 @@ class Kept:
     outputs: Sequence[int]
 
 
-def recompute(forward: Graph, backward: Graph, real: int, gradients: Sequence[int], kept_inputs: Sequence[int], kept_outputs: Sequence[int]) -> "tuple[Graph, Graph, list[int], list[int]] | None":
+def recompute(
+    forward: Graph, backward: Graph, real: int, gradients: Sequence[int], kept_inputs: Sequence[int], kept_outputs: Sequence[int]
+) -> "tuple[Graph, Graph, list[int], list[int]] | None":
     """`forward` and `backward`, changed, and `gradients` and `outputs` of what is kept now (`Kept`); None where that would be all."""
     kept = Kept(real, gradients, kept_inputs, kept_outputs)
     first = next(iter(backward.nodes()), None)
