@@ -355,6 +355,10 @@ SECTIONS = {
                 "these are carried out while a plan is made",
                 "e2e/test_view_gradients::test_a_norm_is_one_group_forward_and_one_backward",
                 "e2e/test_view_gradients::test_the_gradient_of_a_mean"),
+        differs("What autodiff keeps for the backward is stored.",
+                "elementwise results of values that are kept anyway are computed again",
+                "e2e/test_recompute::test_a_product_of_what_is_kept_is_not_stored",
+                "e2e/test_recompute::test_the_backward_takes_the_branches_of_the_forward"),
     ),
     "4.1 The guard": (
         same("It looks at dtype, device, rank, requires_grad, order and contiguity of strides, and which"

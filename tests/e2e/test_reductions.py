@@ -5,7 +5,7 @@ Each function holds several reductions, so that few kernels say much; `check` ru
 
 import pytest
 import torch
-from support import assert_matches, groups, no_fallback, script
+from support import assert_matches, fuse, groups, no_fallback, script
 
 import tsfuser
 
@@ -218,3 +218,14 @@ def f(x, y):
 @pytest.mark.parametrize("sizes", [(16, 1000), (1000, 16)])
 def test_rows_and_columns_of_a_product_that_is_nowhere_in_memory(device, sizes):
     check(Fused(PRODUCT), torch.randn(sizes[0], 1, device=device), torch.randn(1, sizes[1], device=device), ops=40)
+
+
+@pytest.mark.parametrize("text", ["x.sum(-1)", "x.sum([1, 2])", "x.mean(1)"])
+@pytest.mark.parametrize("sizes", [(3, 1, 1), (3, 2, 2)], ids=str)
+def test_a_sum_of_negative_zeros_is_positive(device, text, sizes):
+    """It begins at 0, over a dim of size 1, too."""
+    scripted = script(f"def f(x):\n    return torch.signbit({text} * 1.0)\n")
+    x = torch.full(sizes, -0.0, device=device)
+    with tsfuser.fuser(), no_fallback():
+        fuse(scripted, x)
+        assert not scripted(x).any()

@@ -135,7 +135,8 @@ class Builder:
 
     def reduce(self, name: str, combine: str, operand: Value, dims: Sequence[int], keepdim: "bool | Sequence[int]", dtype: DType) -> Value:
         """Reduction of `operand` over `dims` (non-negative), accumulated in `dtype.register`; the result is dense and row-major. `keepdim` says
-        whether reduced dims stay as size 1, or which of them do. Without an axis to reduce it is a copy; a distance from the mean is then 0, or NaN."""
+        whether reduced dims stay as size 1, or which of them do. Without an axis to reduce it is a copy; a distance from the mean is then 0, or NaN, and a sum, which begins at 0,
+        is never -0."""
         axes = tuple(self.axis(operand.dims[d]) for d in dims if operand.dims[d] is not None)
         kept = []
         for d, axis in enumerate(operand.dims):
@@ -145,7 +146,8 @@ class Builder:
                 kept.append(None)
         output = self._new(name, dtype, tuple(kept))
         self._layouts[output.name] = lay.contiguous(self.sizes(output))
-        copy = Pointwise(name, "({0} - {0})" if combine == "squares" else "{0}", (operand,), dtype.register, output)
+        template = "({0} - {0})" if combine == "squares" else "({0} + 0)" if combine == "sum" and dtype.is_floating else "{0}"
+        copy = Pointwise(name, template, (operand,), dtype.register, output)
         self._ops.append(Reduce(name, combine, (operand,), axes, output) if axes else copy)
         return output
 
