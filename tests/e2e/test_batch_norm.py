@@ -122,6 +122,14 @@ def test_layouts(name):
         check(Normed(source), x, parameters(x.size(1)), training, 0.1)
 
 
+@pytest.mark.parametrize("sizes", [(1, 2, 2, 1), (1, 12, 3, 1), (3, 5, 1, 1)], ids=str)
+def test_strides_of_dims_of_size_1_do_not_count(sizes):
+    source = FORWARD.replace("x * 2.0", "x").replace(" + x", "")
+    for order in ((3, 2, 1, 0), (0, 2, 3, 1)):
+        back = [order.index(d) for d in range(4)]
+        check(Normed(source), tensor(*(sizes[d] for d in order)).permute(back), parameters(sizes[1]), True, 0.1)
+
+
 NATIVE = """
 def f(x, w, b, m, v, training: bool):
     y, mean, rstd = torch.native_batch_norm(x * 2.0, w, b, m, v, training, 0.1, 1e-5)

@@ -191,6 +191,14 @@ class Builder:
         self._layouts[value.name] = make(self.sizes(value))
         return value
 
+    def in_packed_format_of(self, value: Value, other: Value) -> Value:
+        """The same where strides of dims of size 1 do not count: channels-last also where `other` fills memory in that order, and not row-major."""
+        layout = self._layouts[other.name]
+        if lay.is_contiguous(self.call, layout) or not lay.is_packed_channels_last(self.call, layout):
+            return self.in_format_of(value, other)
+        self._layouts[value.name] = lay.channels_last(self.sizes(value))
+        return value
+
     def has_format(self, value: Value) -> bool:
         """Whether `value` lies row-major or channels-last in memory."""
         layout = self._layouts[value.name]

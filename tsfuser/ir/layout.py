@@ -77,6 +77,12 @@ def is_channels_last(call: Call, layout: Layout) -> bool:
     return True
 
 
+def is_packed_channels_last(call: Call, layout: Layout) -> bool:
+    """Whether memory holds nothing but the elements, channels-last."""
+    rank = len(layout.sizes)
+    return rank in (4, 5) and _is_packed(call, layout, (1, *reversed(range(2, rank)), 0))
+
+
 def is_dense(call: Call, layout: Layout) -> bool:
     """Whether the elements fill a block of memory without gap or overlap, in any order of dims."""
     if layout.dense:

@@ -53,7 +53,9 @@ def scaled(b: Builder, name: str, x: Value, mean: Value, rstd: Value, weight, bi
 def _in_memory(b: Builder, value: Value, input: Value, known_to_be_native: bool) -> Value:
     """The result `value` in the memory format that eager gives it: on the CPU and by cuDNN channels-last or row-major, else as `input` lies. Raises Refusal where
     that would depend on whether cuDNN takes the call."""
-    if b.device == "cpu" or b.has_format(input):
+    if b.device == "cpu":
+        return b.in_packed_format_of(value, input)
+    if b.has_format(input):
         return b.in_format_of(value, input)
     if known_to_be_native:
         return b.like(value, input)
