@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import assert_matches, counted, no_fallback, script
+from support import counted, no_fallback, script
 from test_batch_norm import tensor
 from test_reductions import Fused, check, single_nodes  # noqa: F401
 

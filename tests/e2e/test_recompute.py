@@ -206,3 +206,17 @@ def test_what_a_product_of_matrices_reads_is_kept():
     assert recompute(*graphs("aten::mm"), 0, [], [], [0, 1, 2]) is None
     *_, kept = recompute(*graphs("aten::mul"), 0, [], [], [0, 1, 2])
     assert kept == [0, 1]
+
+
+def test_a_cast_to_what_may_be_integers_is_kept():
+    """It would jump. What has a gradient is no integer."""
+    from tsfuser.torchscript.recompute import recompute
+
+    def graphs(gradients):
+        forward = torch._C.parse_ir("graph(%x : Tensor, %w : Tensor):\n  %n : Tensor = aten::type_as(%x, %w)\n  return (%x, %w, %n)")
+        names = "".join(f"%g{k} : Tensor, " for k in range(gradients))
+        return forward, torch._C.parse_ir(f"graph({names}%x : Tensor, %w : Tensor, %n : Tensor):\n  %r : Tensor = aten::mul(%n, %x)\n  return (%r)")
+
+    assert recompute(*graphs(0), 0, [], [], [0, 1, 2]) is None
+    *_, gradients, kept = recompute(*graphs(1), 0, [2], [], [0, 1, 2])
+    assert (gradients, kept) == ([], [0, 1])

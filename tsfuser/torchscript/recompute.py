@@ -23,6 +23,7 @@ from .. import log
 from ..ir.dtypes import DTYPES
 from ..ops import table
 from .graph import CONSTANT, Graph, Node, Value, inputs, is_tensor, schema
+from .partition import row_of
 
 #: Families of ops each of whose elements follows from elements of the operands, always in the same way.
 ELEMENTWISE = frozenset(("activations", "arithmetic", "casts", "elementwise", "pointwise", "selection"))
@@ -82,7 +83,8 @@ def _replace(forward: Graph, backward: Graph, first: Node, kept: Kept) -> "set[i
             places = saved.get(value.debugName(), [])
             if not places:
                 continue
-            able = _is_elementwise(node) and all(v.debugName() in known or v.node().kind() == CONSTANT for v in inputs(node))
+            fractional = not _follows_another(node) or all(j in kept.gradients for j, _ in places)  # what has a gradient has fractions
+            able = fractional and _is_elementwise(node) and all(v.debugName() in known or v.node().kind() == CONSTANT for v in inputs(node))
             if value.debugName() in returned or not able or not all(_is_read_by_groups(argument) for _, argument in places):
                 known[value.debugName()] = places[0][1]
                 continue
@@ -95,22 +97,22 @@ def _replace(forward: Graph, backward: Graph, first: Node, kept: Kept) -> "set[i
 
 def _is_read_by_groups(argument: Value) -> bool:
     """Whether ops read an input of the backward that can be in a group with what computes it; others, such as a convolution's, would have it in memory again."""
-    return all(_row(use.user) is not None for use in argument.uses())
-
-
-def _row(node: Node) -> "table.Row | None":
-    found = schema(node)
-    return table.find(node.kind(), found.overload) if found is not None else None
+    return all(row_of(use.user) is not None for use in argument.uses())
 
 
 def _is_elementwise(node: Node) -> bool:
     """Whether the op may be computed again: it gives the same result, and costs next to nothing where it is fused."""
     if node.outputsSize() != 1 or not is_tensor(node.output()) or node.kind() in JUMPS:
         return False
-    found, row = schema(node), _row(node)
-    if row is None or row.family not in ELEMENTWISE or "rounding_mode" in found.arguments:
+    found, row = schema(node), row_of(node)
+    if row is None or row[0].family not in ELEMENTWISE or "rounding_mode" in found.arguments:
         return False
     return "dtype" not in found.arguments or not _may_be_whole(node.inputsAt(found.arguments.index("dtype")))
+
+
+def _follows_another(node: Node) -> bool:
+    """Whether the op casts to the dtype of a tensor, which may be one of integers."""
+    return node.kind() == "aten::type_as" or (node.kind() == "aten::to" and "other" in schema(node).arguments)
 
 
 def _may_be_whole(dtype: Value) -> bool:
