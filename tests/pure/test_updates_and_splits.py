@@ -14,6 +14,7 @@ from tsfuser.ir.call import Call
 from tsfuser.ir.fusion import Axis, Empty, Reshape
 from tsfuser.ir.text import read
 from tsfuser.ir.verify import verify
+from tsfuser.ir.views import merged, split, view
 from tsfuser.ops.table import find
 
 
@@ -62,9 +63,9 @@ def grouped(count):
     """x minus the sums of its groups of columns."""
 
     def program(b, x):
-        halves = b.split(x, 1, count)
+        halves = split(b, x, 1, count)
         sums = b.reduce("sum", "sum", halves, [2], True, FLOAT)
-        return b.merged(b.pointwise("sub", "({0} - {1})", (halves, sums), FLOAT), 1, x.dims[1])
+        return merged(b, b.pointwise("sub", "({0} - {1})", (halves, sums), FLOAT), 1, x.dims[1])
 
     return program
 
@@ -177,7 +178,7 @@ def test_a_merged_dim_in_two_ways_is_read_twice():
 
     def program(b, x):
         y = relu(b, x)
-        return add(b, reshaped(b, y, 36), reshaped(b, b.view("t", y, y.dims[::-1], b.layout(y).strides[::-1]), 36))
+        return add(b, reshaped(b, y, 36), reshaped(b, view(b, "t", y, y.dims[::-1], b.layout(y).strides[::-1]), 36))
 
     call, fusion = build(program, tensor(6, 6))
     assert verify(fusion) is None and len(fusion.inputs) == 2 and not reshapes(fusion)

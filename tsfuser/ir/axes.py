@@ -150,3 +150,11 @@ class Axes:
             trial[d] = root if trial[d] is None else self.join(trial[d], root)
         dims[:] = trial
         return True
+
+
+def loop_strides(loops: "Sequence[Sequence[Axis | None]]", strides: Sequence[sz.Size]) -> tuple[sz.Size, ...]:
+    """The strides of all loops over dims of `strides`, where `loops[d]` are those over dim d, outermost first."""
+    found = []
+    for own, stride in zip(loops, strides):
+        found += [stride * sz.product([loop.extent for loop in own[k + 1 :]]) for k in range(len(own))]
+    return tuple(found)

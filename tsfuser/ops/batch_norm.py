@@ -12,6 +12,7 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import UINT8, DType
 from ..ir.fusion import Empty, Value
+from ..ir.views import placed
 from .reduction import RECIPROCAL, mean_of, squares, total, without
 from .table import FLOATING, composite
 
@@ -36,7 +37,7 @@ def of_channels(b: Builder, value: "Value | None", input: Value) -> "Value | Non
         return None
     if len(value.dims) != 1 or not b.call.decide(sz.eq(b.sizes(value)[0], b.sizes(input)[1])):
         raise Refusal("a parameter that has not one number a channel is an error in eager")
-    return b.placed(value, 1, len(input.dims))
+    return placed(b, value, 1, len(input.dims))
 
 
 def scaled(b: Builder, name: str, x: Value, mean: Value, rstd: Value, weight, bias, dtype: DType) -> Value:
@@ -51,8 +52,8 @@ def scaled(b: Builder, name: str, x: Value, mean: Value, rstd: Value, weight, bi
 
 
 def _in_memory(b: Builder, value: Value, input: Value, known_to_be_native: bool) -> Value:
-    """The result `value` in the memory format that eager gives it: on the CPU and by cuDNN channels-last or row-major, else as `input` lies. Raises Refusal where
-    that would depend on whether cuDNN takes the call."""
+    """The result `value` in the memory format that eager gives it: on the CPU and by cuDNN channels-last or row-major, else as `input` lies. Raises
+    Refusal where that would depend on whether cuDNN takes the call."""
     if b.device == "cpu":
         return b.in_packed_format_of(value, input)
     if b.has_format(input):
@@ -152,7 +153,9 @@ def batch_norm_impl_index(
 # ---- derivatives
 
 
-def _backward(b: Builder, grad: Value, input: Value, weight, mean: "Value | None", rstd: "Value | None", training: bool, mask: list, saved: DType) -> tuple:
+def _backward(
+    b: Builder, grad: Value, input: Value, weight, mean: "Value | None", rstd: "Value | None", training: bool, mask: list, saved: DType
+) -> tuple:
     """The gradients of input, weight and bias that `mask` asks for."""
     register = input.dtype.register
     if grad.dtype is not input.dtype:

@@ -11,6 +11,7 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import DType
 from ..ir.fusion import Value
+from ..ir.views import merged, split, view
 from .batch_norm import check_channels, of_channels, scaled
 from .normalization import gradient
 from .reduction import RECIPROCAL, squares, without
@@ -19,12 +20,12 @@ from .table import FLOATING, composite
 
 def _split(b: Builder, value: "Value | None", groups: int) -> "Value | None":
     """[N, C, ...] as [N, groups, C / groups, ...]."""
-    return None if value is None else b.split(value, 1, groups)
+    return None if value is None else split(b, value, 1, groups)
 
 
 def _joined(b: Builder, value: Value, input: Value) -> Value:
     """The inverse, in the memory format that eager gives a result of `input`."""
-    result = b.merged(value, 1, input.dims[1])
+    result = merged(b, value, 1, input.dims[1])
     return b.in_format_of(result, input) if b.device == "cpu" else b.contiguous(result)
 
 
@@ -90,7 +91,7 @@ def native_group_norm_backward(
         gradients[0] = _joined(b, gradient(b, "group_norm_backward", dy, hat, rstd, scale, dims, input.dtype, centered=True), input)
     if output_mask[1]:
         product = b.pointwise("mul", "({0} * {1})", (dy, hat), hat.dtype)
-        gradients[1] = b.merged(b.reduce("sum", "sum", product, outer, False, weight.dtype), 0, input.dims[1])
+        gradients[1] = merged(b, b.reduce("sum", "sum", product, outer, False, weight.dtype), 0, input.dims[1])
     if output_mask[2]:
         gradients[2] = b.reduce("sum", "sum", grad_out, [d for d in range(len(input.dims)) if d != 1], False, weight.dtype)
     return tuple(gradients)
@@ -100,4 +101,4 @@ def _of_groups(b: Builder, value: Value, x: Value) -> Value:
     """Statistics [N, groups] beside `x`."""
     if len(value.dims) != 2 or not all(b.call.decide(sz.eq(own, size)) for own, size in zip(b.sizes(value), b.sizes(x))):
         raise Refusal("statistics that are not one a group are an error in eager")
-    return b.view("view", value, (*value.dims, *[None] * (len(x.dims) - 2)), [sz.const(1)] * len(x.dims))
+    return view(b, "view", value, (*value.dims, *[None] * (len(x.dims) - 2)), [sz.const(1)] * len(x.dims))

@@ -13,6 +13,8 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.fusion import Value
 from ..ir.layout import Layout, contiguous
+from ..ir.rematerialize import rematerialized
+from ..ir.views import read_as, regrouped, through_memory, view
 from .table import ALL, COMPLEX, NUMERIC, composite
 
 
@@ -26,7 +28,7 @@ def dim_of(rank: int, dim: int) -> int:
 
 def _permuted(b: Builder, name: str, self: Value, order: Sequence[int]) -> Value:
     strides = b.layout(self).strides
-    return b.view(name, self, [self.dims[d] for d in order], [strides[d] for d in order])
+    return view(b, name, self, [self.dims[d] for d in order], [strides[d] for d in order])
 
 
 def _swapped(b: Builder, name: str, self: Value, first: int, second: int) -> Value:
@@ -106,7 +108,7 @@ def unsqueeze(b: Builder, self, dim: int) -> Value:
     dims, strides = list(self.dims), list(layout.strides)
     dims.insert(dim, None)
     strides.insert(dim, step)
-    return b.view("unsqueeze", self, dims, strides)
+    return view(b, "unsqueeze", self, dims, strides)
 
 
 @composite("aten::squeeze", "", "dim", "dims", dtypes=ALL, sizes="squeezed", fickle=True)
@@ -144,7 +146,7 @@ def _expanded(b: Builder, self: Value, sizes: Sequence["sz.Size"], axes: Sequenc
             own, stride = axes[d] or b.fresh_axis(size), sz.const(0)
         dims.insert(0, own)
         strides.insert(0, stride)
-    return b.view("expand", self, dims, strides)
+    return view(b, "expand", self, dims, strides)
 
 
 @composite("aten::expand", dtypes=ALL, sizes="own", symbolic=("size",))
@@ -222,18 +224,18 @@ def _by_pieces(b: Builder, name: str, self: Value, pieces: list, places: "list[i
         dims = [None if k < 0 else axes[k] for k in places]
         steps = [sz.const(1) if k < 0 else strides[k] for k in places]
         if all(len(old) == len(sizes) == 1 for old, sizes in pieces):
-            return b.view(name, self, dims, steps)
+            return view(b, name, self, dims, steps)
         if b.is_read(self):
-            return b.read_as(name, self, dims, steps)
-        again = b.again(self, into)
-        if again is not None:
-            return b.view(name, again, dims, steps)
+            return read_as(b, name, self, dims, steps)
+        copy = rematerialized(b, self, into)
+        if copy is not None:
+            return view(b, name, copy, dims, steps)
     flat = [size for _, sizes in pieces for size in sizes]
     where = _layout(flat, strides, places) if walks else contiguous([sz.const(1) if k < 0 else flat[k] for k in places])
-    axes = b.regrouped(self, [d for old, _ in pieces for d in old], flat)
+    axes = regrouped(b, self, [d for old, _ in pieces for d in old], flat)
     if axes is None:
-        return b.through_memory(self, where)
-    return b.view(name, self, [None if k < 0 else axes[k] for k in places], where.strides, not walks)
+        return through_memory(b, self, where)
+    return view(b, name, self, [None if k < 0 else axes[k] for k in places], where.strides, not walks)
 
 
 def _layout(sizes: list, strides: list, places: "list[int]") -> Layout:

@@ -1,0 +1,92 @@
+"""Values in other dims: what eager does as views is a relabeling of axes.
+
+In: a value of a Draft and the dims that it is to have. Out: that value with its axes in those dims, or an argument read once more, over other axes;
+where no loops are those of both shapes, what is stored in the one and read in the other. Example, x[N, C] as [N, C, 1]:
+
+    view(draft, "unsqueeze", x, (*x.dims, None), (*draft.layout(x).strides, sz.const(1)))
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Sequence
+
+from . import size as sz
+from .draft import Draft
+from .fusion import Axis, Pointwise, Reshape, Value
+from .layout import Layout
+from ..errors import Refusal
+
+
+def view(draft: Draft, name: str, value: Value, dims: "Sequence[Axis | None]", strides: Sequence[sz.Size], copies: bool = False) -> Value:
+    """`value` with its axes as the dims `dims` and further axes along which it does not change: a relabeling, nothing in memory. `strides` are
+    those of eager's view, or of the copy that eager makes where it `copies`."""
+    output = draft.new(name, value.dtype, dims, Layout(draft.extents(dims), tuple(strides)))
+    draft.ops.append(Pointwise(name, "{0}", (value,), None, output))
+    draft.views.add(output.name)
+    if draft.is_read(value) and not copies:
+        draft.sources[output.name] = draft.sources[value.name]
+    return output
+
+
+def read_as(draft: Draft, name: str, value: Value, dims: "Sequence[Axis | None]", strides: Sequence[sz.Size]) -> Value:
+    """A view of what `is_read`, over other axes, by which the input is read once more."""
+    source = draft.sources[value.name]
+    output = draft.new(name, value.dtype, dims, Layout(draft.extents(dims), tuple(strides)))
+    draft.rereads.append(replace(source, value=output, strides=tuple(strides)))
+    draft.sources[output.name] = source
+    draft.views.add(output.name)
+    return output
+
+
+def placed(draft: Draft, value: Value, at: int, rank: int) -> Value:
+    """`value`, of one dim, as a tensor of `rank` dims of which it is dim `at`: what a channel's number becomes beside [N, C, H, W]."""
+    return _relabeled(draft, value, [value.dims[0] if d == at else None for d in range(rank)])
+
+
+def split(draft: Draft, value: Value, dim: int, count: int) -> Value:
+    """`value` with dim `dim` as two, the first of size `count`; the axis is split in the whole group."""
+    axis, size = value.dims[dim], draft.sizes(value)[dim]
+    if count < 1 or draft.call.decide(size % count):
+        raise Refusal("a dimension that cannot be split evenly is an error in eager")
+    if count == 1 or axis is None:
+        pair = (None, axis)
+    elif draft.call.decide(sz.eq(size, count)):
+        pair = (axis, None)
+    else:
+        pair = regrouped(draft, value, [dim], [sz.const(count), sz.divided(size, count)])
+        if pair is None:  # it is of loops that do not fit
+            return split(draft, through_memory(draft, value, draft.layout(value)), dim, count)
+    return _relabeled(draft, value, (*value.dims[:dim], *pair, *value.dims[dim + 1 :]))
+
+
+def merged(draft: Draft, value: Value, dim: int, axis: "Axis | None") -> Value:
+    """`value` with dims `dim` and `dim + 1`, the halves of one like `axis`, as one again."""
+    loops = [part for a in value.dims[dim : dim + 2] if a is not None for part in draft.axes.parts(a)]
+    if loops and loops != draft.axes.parts(axis):
+        axis = draft.axes.whole(loops, axis.extent)
+    return _relabeled(draft, value, (*value.dims[:dim], axis, *value.dims[dim + 2 :]))
+
+
+def regrouped(draft: Draft, value: Value, dims: Sequence[int], sizes: Sequence[sz.Size]) -> "list[Axis] | None":
+    """The axes of dims of `sizes`, not 1, that have the elements of the dims `dims` of `value` in order: of the same loops, which are cut in the
+    whole group; None where no loops are those of both."""
+    shares = draft.axes.shared_out([value.dims[d] for d in dims], sizes)
+    return None if shares is None else list(map(draft.axes.whole, shares, sizes))
+
+
+def through_memory(draft: Draft, value: Value, layout: Layout) -> Value:
+    """`value` stored, and read with dims of the sizes of `layout`, which is eager's, over axes of their own."""
+    stored = _relabeled(draft, value, value.dims)
+    dims = [None if draft.call.decide(sz.eq(size, 1)) else draft.fresh_axis(size) for size in layout.sizes]
+    output = draft.new("reshape", value.dtype, dims, layout)
+    draft.ops.append(Reshape("reshape", (stored,), output))
+    draft.views.add(output.name)
+    return output
+
+
+def _relabeled(draft: Draft, value: Value, dims: "Sequence[Axis | None]") -> Value:
+    """`value` in other dims, as a row-major copy that may leave the group."""
+    output = draft.new("view", value.dtype, dims)
+    draft.ops.append(Pointwise("view", "{0}", (value,), None, output))
+    return output
