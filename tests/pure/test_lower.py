@@ -9,8 +9,9 @@ from tsfuser.codegen.emit import source, struct_layout
 from tsfuser.lower import index as ix
 from tsfuser.lower.index import Const, Var
 from tsfuser.lower.literals import literal
-from tsfuser.lower.loop_ir import For, If, Load, Param, Store, Uniform
-from tsfuser.lower.loop_ir import statements
+from tsfuser.lower.kernel import Param
+from tsfuser.lower.loop_ir import For, If, Load, Store, Uniform
+from tsfuser.lower.traverse import statements
 from tsfuser.ir.dtypes import COMPLEX64, DOUBLE, FLOAT, INT8, INT64
 from tsfuser.schedule.loops import Schedule
 from tsfuser.schedule.machine import HOST
@@ -123,7 +124,8 @@ def test_partial_sums_and_their_finish():
     assert "offer_x<Sum" in source(kernels(lambda b, x: total(b, x, [1]), tensor(64, 1 << 12))[0])
 
 
-SHAPES = [((7, 5, 3), (3,)), ((7, 5, 3), (5, 1)), ((1, 5, 1), (7, 5, 3)), ((), (4,)), ((), ()), ((0, 3), (3,)), ((1,), (1,)), ((2, 3, 4, 5, 6), (3, 1, 5, 1))]
+SHAPES = [((7, 5, 3), (3,)), ((7, 5, 3), (5, 1)), ((1, 5, 1), (7, 5, 3)), ((), (4,)), ((), ()), ((0, 3), (3,)), ((1,), (1,)),
+          ((2, 3, 4, 5, 6), (3, 1, 5, 1))]  # fmt: skip
 
 
 @pytest.mark.parametrize("machine", [None, HOST], ids=["gpu", "host"])

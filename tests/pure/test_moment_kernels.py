@@ -9,7 +9,8 @@ from tsfuser.codegen.emit import source
 from tsfuser.ir import size as sz
 from tsfuser.ir.text import read
 from tsfuser.ir.verify import verify
-from tsfuser.lower.loop_ir import Load, statements
+from tsfuser.lower.loop_ir import Load
+from tsfuser.lower.traverse import statements
 from tsfuser.lower.pipeline import lower
 from tsfuser.ops.batch_norm import _backward, _forward, of_channels
 from tsfuser.ops.reduction import squares
@@ -53,7 +54,10 @@ def traffic(call, found, x):
     return count
 
 
-READS = pytest.mark.parametrize("layout, machine, reads", [(tensor, GPU, 1), (channels_last, GPU, 2), (rows_of_channels, GPU, 2), (tensor, HOST, 3), (channels_last, HOST, 3)])
+READS = pytest.mark.parametrize(
+    "layout, machine, reads",
+    [(tensor, GPU, 1), (channels_last, GPU, 2), (rows_of_channels, GPU, 2), (tensor, HOST, 3), (channels_last, HOST, 3)],
+)
 
 
 @READS
@@ -128,8 +132,8 @@ def test_no_term_is_no_squares_of_a_single_element():
     assert "x0 - x0" in source(kernel)
 
 
-SHAPES = [((70, 3, 5), [0, 2]), ((70, 2, 4), [0, 2]), ((9, 3, 2100), [0, 2]), ((5, 3, 17), [0, 2]), ((1100, 3), [0]), ((4, 0, 3), [0, 2]), ((0, 4, 3), [0, 2]),
-          ((3, 1, 40), [0, 2]), ((5, 7, 66, 3), [0, 2])]  # fmt: skip
+SHAPES = [((70, 3, 5), [0, 2]), ((70, 2, 4), [0, 2]), ((9, 3, 2100), [0, 2]), ((5, 3, 17), [0, 2]), ((1100, 3), [0]), ((4, 0, 3), [0, 2]),
+          ((0, 4, 3), [0, 2]), ((3, 1, 40), [0, 2]), ((5, 7, 66, 3), [0, 2])]  # fmt: skip
 
 
 @MACHINES

@@ -6,7 +6,8 @@ import pytest
 
 from programs import add, relu, tensor, total
 from tsfuser.ir.dtypes import DOUBLE, HALF
-from tsfuser.lower.loop_ir import Load, statements
+from tsfuser.lower.loop_ir import Load
+from tsfuser.lower.traverse import statements
 from tsfuser.schedule.machine import GPU, HOST
 from walk import planned, walk
 
@@ -59,7 +60,9 @@ def selected(b, x, index, y):
 
 @MACHINES
 @pytest.mark.parametrize("columns", [1, 2, 4, 5, 8, 33, 64])
-@pytest.mark.parametrize("place", [dict(), dict(alignment=4), dict(strides=(66, 1)), dict(strides=(1, 9)), dict(strides=(0, 1)), dict(strides=(64, 2))])
+@pytest.mark.parametrize(
+    "place", [dict(), dict(alignment=4), dict(strides=(66, 1)), dict(strides=(1, 9)), dict(strides=(0, 1)), dict(strides=(64, 2))]
+)
 def test_rows_of_a_table_are_read_as_vectors_where_its_addresses_allow(machine, columns, place):
     x, index, y = tensor(9, columns, **place), tensor(7, dtype="int64"), tensor(7, columns)
     walk(*planned(selected, x, index, y, machine=machine))

@@ -6,9 +6,10 @@ In: Loop IR. Out: source text that includes `tsfuser.h` and defines one kernel. 
 from __future__ import annotations
 
 from ..lower.index import Const, Var, mul
+from ..lower.kernel import Kernel, Param
 from ..lower.loop_ir import (
-    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, Draw, Fetch, FetchGroup, FillTile, For, If, Kernel, Let, Load, Pack, Param, Place, Scratch, SetLane, Stmt, Store,
-    TeamReduce, TeamSlots, Uniform,
+    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, Draw, Fetch, FetchGroup, FillTile, For, If, Let, Load, Pack, Place,
+    Scratch, SetLane, Stmt, Store, TeamReduce, TeamSlots, Uniform,
 )  # fmt: skip
 
 _START = "random"  # the kernel's name for where its random numbers begin
@@ -24,7 +25,8 @@ def source(kernel: Kernel) -> str:
     tiles += [f"  index_check {_CHECK}(args.{p.name});" for p in kernel.params if p.source == ("flag",)]
     bounds = f"{kernel.threads}, {kernel.resident}" if kernel.resident else kernel.threads
     turn = ["  let_next_start();"] if kernel.leads else ["  wait_for_turn();"] if kernel.follows else []
-    lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", "", f"{'TEAM_' if kernel.teams else ''}KERNEL({kernel.name}, Args, {bounds}) {{"]
+    head = f"{'TEAM_' if kernel.teams else ''}KERNEL({kernel.name}, Args, {bounds}) {{"
+    lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", "", head]
     return "\n".join([*lines, *turn, *tiles, *_block(kernel.body, 1), "}", ""])
 
 
@@ -174,8 +176,9 @@ def _team_reduce(s: TeamReduce) -> list[str]:
 
 
 _PRINT = {
-    Let: _let, Load: _load, Place: _place, Uniform: _uniform, Draw: _draw, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane, Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier, FillTile: _fill_tile,
-    Accumulator: _accumulator, Accumulate: _accumulate, BlockReduce: _block_reduce, TeamSlots: _team_slots, TeamReduce: _team_reduce, Fetch: _fetch, FetchGroup: _fetch_group,
+    Let: _let, Load: _load, Place: _place, Uniform: _uniform, Draw: _draw, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane,
+    Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier, FillTile: _fill_tile, Accumulator: _accumulator,
+    Accumulate: _accumulate, BlockReduce: _block_reduce, TeamSlots: _team_slots, TeamReduce: _team_reduce, Fetch: _fetch, FetchGroup: _fetch_group,
 }  # fmt: skip
 
 
@@ -192,8 +195,8 @@ def struct_layout(params: tuple[Param, ...]) -> tuple[list[int], int]:
 
 
 _FIELD = {
-    "bool": (1, 1), "uint8_t": (1, 1), "int8_t": (1, 1), "int16_t": (2, 2), "half_t": (2, 2), "bfloat16_t": (2, 2), "int32_t": (4, 4), "float": (4, 4),
-    "int64_t": (8, 8), "double": (8, 8), "complex_t<float>": (8, 8), "complex_t<double>": (16, 16), "random_state": (32, 8),
+    "bool": (1, 1), "uint8_t": (1, 1), "int8_t": (1, 1), "int16_t": (2, 2), "half_t": (2, 2), "bfloat16_t": (2, 2), "int32_t": (4, 4),
+    "float": (4, 4), "int64_t": (8, 8), "double": (8, 8), "complex_t<float>": (8, 8), "complex_t<double>": (16, 16), "random_state": (32, 8),
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Where the threads of a block meet to combine what they have accumulated.
 
-In: the reductions of a loop. Out: the statements that combine their accumulators over the block, and the shared memory that these take. Example: two sums
-over a row of 256 threads are one BlockReduce, whose totals lie at bytes 0 and 128.
+In: the reductions of a loop. Out: the statements that combine their accumulators over the block, and the shared memory that these take. Example:
+two sums over a row of 256 threads are one BlockReduce, whose totals lie at bytes 0 and 128.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from ..ir.fusion import Reduce
 from ..schedule.loops import Reduction
 from ..schedule.machine import EXCHANGED
 from .combine import COMBINATIONS, accumulator, totals
-from .loop_ir import Barrier, BlockReduce, Stmt, TeamReduce, Total, statements
+from .loop_ir import Barrier, BlockReduce, Stmt, TeamReduce, Total
+from .traverse import statements
 
 
 def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: int, start: int = 0) -> list[Stmt]:
@@ -38,8 +39,8 @@ SLOTS = "slots"  # a kernel's name for where its blocks meet
 
 
 def teamed(totals: "Sequence[Total]", at: int, word: int, threads: int) -> "tuple[list[Stmt], int]":
-    """The combination over the blocks of a team of `totals`, which each of them has combined: (statements, first word after those that they take, which begin at `word`).
-    Shared memory before byte `at` is in use."""
+    """The combination over the blocks of a team of `totals`, which each of them has combined: (statements, first word after those that they take,
+    which begin at `word`). Shared memory before byte `at` is in use."""
     places, words, at = [], [], -(-at // 16) * 16
     for t in totals:
         size = t.bytes // 32  # of one accumulator

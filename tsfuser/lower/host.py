@@ -13,7 +13,8 @@ from dataclasses import replace
 from . import index as ix
 from .combine import COMBINATIONS
 from .index import Const, Expr, Var
-from .loop_ir import Accumulate, Accumulator, Compute, Draw, For, Let, Load, Stmt, Uniform, defined, rewrite_indices, statements, with_bodies
+from .loop_ir import Accumulate, Accumulator, Compute, Draw, For, Let, Load, Stmt, Uniform
+from .traverse import defined, rewrite_indices, statements, with_bodies
 from .passes import conjuncts, without_guards
 
 Body = "tuple[Stmt, ...]"

@@ -1,6 +1,7 @@
 """The first step of lowering: scalar loops with one load, compute and store statement for each that the segment has.
 
-In: Segment, Schedule. Out: a Kernel whose innermost loop holds the whole algorithm, guarded where a split does not divide. Example, before any other pass:
+In: Segment, Schedule. Out: a Kernel whose innermost loop holds the whole algorithm, guarded where a split does not divide. Example, before any
+other pass:
 
     for lane in 4:  { x0_m = x0[i0 + lane] if i0 + lane < n; x0 = x0_m; add_0 = x0 + 1; out0[i0 + lane] = add_0 if ... }
 """
@@ -21,7 +22,9 @@ from .combine import COMBINATIONS, accumulator, total_of, totals
 from .exchange import combined, exchanged
 from .index import Expr, Var
 from .literals import literal
-from .loop_ir import Barrier, Compute, FillTile, For, If, Kernel, Let, Load, Param, Place, Stmt, Store, Tile, Uniform, used
+from .kernel import Kernel, Param, Tile
+from .loop_ir import Barrier, Compute, FillTile, For, If, Let, Load, Place, Stmt, Store, Uniform
+from .traverse import used
 
 
 class Params:
@@ -147,8 +150,9 @@ def kernel_of(name: str, segment: Segment, schedule: Schedule, params: Params, b
     shared = max((t.offset + t.bytes for t in tiles), default=0)
     shared = max(shared, exchanged(body))
     return Kernel(name, tuple(params.fields.values()), tuple(launch + body), params.index, extent["block"],
-                  extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared, schedule.grain, schedule.resident,
-                  bool(how and how.team), schedule.threads > 1 and bool(how and how.partial), schedule.threads > 1 and bool(how and how.follows))
+                  extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared,
+                  schedule.grain, schedule.resident, bool(how and how.team), schedule.threads > 1 and bool(how and how.partial),
+                  schedule.threads > 1 and bool(how and how.follows))
 
 
 def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: Params, schedule: Schedule, registers) -> list[Stmt]:
@@ -281,7 +285,8 @@ def load(access: Access, at: Indices, params: Params, schedule: Schedule, regist
         line, spot = (row, col) if schedule.threads == 1 else (col, row)
         read = Load(memory, value.dtype.ctype, tile.name, ix.add(ix.mul(line, tile.pitch), spot), shared=True)
     else:
-        read = Load(memory, value.dtype.ctype, _pointer(access, params, "const "), _offset(access, at, params, schedule), _guard(access, at, schedule))
+        pointer, offset = _pointer(access, params, "const "), _offset(access, at, params, schedule)
+        read = Load(memory, value.dtype.ctype, pointer, offset, _guard(access, at, schedule))
     return [read, Compute(value.name, register, convert, (memory,))]
 
 
@@ -351,7 +356,8 @@ def store(access: Access, at: Indices, params: Params, schedule: Schedule, reduc
              if not access.moves(d) and not (dim.extent.is_const and dim.extent.a == 1) and dim.name not in reduced]
     guard = ix.both([g.condition for g in at.guards if not g.dims <= reduced] + first)
     value = access.buffer.value
-    return Store(_pointer(access, params, ""), value.dtype.ctype, value.dtype.register.ctype, _offset(access, at, params, schedule), value.name, guard)
+    pointer, offset = _pointer(access, params, ""), _offset(access, at, params, schedule)
+    return Store(pointer, value.dtype.ctype, value.dtype.register.ctype, offset, value.name, guard)
 
 
 _CACHE_LINE = 16  # elements of four bytes: rows of a tile of the host begin in different sets of its cache

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from . import index as ix
 from .index import Bin, Const, Expr, Var
-from .loop_ir import Accumulate, Array, Compute, For, If, Let, Load, Pack, Place, SetLane, Stmt, Store, Uniform, defined, rewrite_indices, statements, used, with_bodies
+from .loop_ir import Accumulate, Array, Compute, For, If, Let, Load, Pack, Place, SetLane, Stmt, Store, Uniform
+from .traverse import defined, rewrite_indices, statements, used, with_bodies
 
 Body = "tuple[Stmt, ...]"
 
@@ -52,7 +53,8 @@ def _once(body: list[Stmt]) -> Body:
 
 
 def vectorize(body: Body, counts: "dict[Expr, str] | None" = None) -> Body:
-    """`for lane in 4: x = p[i + lane]` -> one vector load before the loop; likewise for stores after it. `counts` names the numbers of valid lanes."""
+    """`for lane in 4: x = p[i + lane]` -> one vector load before the loop; likewise for stores after it. `counts` names the numbers of valid
+    lanes."""
     counts = {} if counts is None else counts
     result: list[Stmt] = []
     for s in body:
@@ -139,7 +141,8 @@ def hoist(body: Body, outer: "frozenset[Stmt]" = frozenset()) -> Body:
     present = set(outer)
 
     def put(s: Stmt) -> None:
-        same = replace(s, guard=None) if isinstance(s, (Load, Place)) else s  # loops of one extent differ in whether a load out of them asks if they run
+        # loops of one extent differ in whether a load out of them asks if they run
+        same = replace(s, guard=None) if isinstance(s, (Load, Place)) else s
         if same not in present:
             result.append(s)
             if _is_pure(s):

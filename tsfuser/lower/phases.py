@@ -1,9 +1,11 @@
 """The loop nest of a row schedule: reduce, give the result to all threads of the row, go over the row again.
 
-In: a segment in which results depend on reductions. Out: a Kernel with one loop a *phase*; each phase computes what it needs from the loads, and later passes keep in registers
-what phases share. Example, softmax:
+In: a segment in which results depend on reductions. Out: a Kernel with one loop a *phase*; each phase computes what it needs from the loads, and
+later passes keep in registers what phases share. Example, softmax:
 
-    for u, lane: { x0 = ...; max[lane] = max(max[lane], x0) };  combine;  for u, lane: { x0; e = exp(x0 - max); sum[lane] += e };  combine;  for u, lane: { x0; e; y = e / sum; store }
+    for u, lane: { x0 = ...; max[lane] = max(max[lane], x0) };  combine
+    for u, lane: { x0; e = exp(x0 - max); sum[lane] += e };  combine
+    for u, lane: { x0; e; y = e / sum; store }
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from .accumulate import accumulation, conversion
 from .combine import COMBINATIONS, accumulator, total_of, totals
 from .exchange import SLOTS, combined, exchanged, teamed
 from .index import Expr, Var
-from .loop_ir import Accumulator, Array, BlockReduce, Compute, Fetch, FetchGroup, For, Kernel, Load, Scratch, SetLane, Stmt, Store, TeamSlots, Tile, Total, used
+from .kernel import Kernel, Tile
+from .loop_ir import Accumulator, Array, BlockReduce, Compute, Fetch, FetchGroup, For, Load, Scratch, SetLane, Stmt, Store, TeamSlots, Total
+from .traverse import used
 from .nest import Params, compute, indices, kernel_of, load, lookup, looped, needed, store, uniform
 from .passes import rename
 
@@ -90,21 +94,26 @@ class _Rows:
         return phase
 
     def _peaks(self) -> "dict[int, tuple[Reduce, Reduce]]":
-        """For a phase that does nothing but look for the largest x, if the next does nothing but add up exp(x - largest): both. Blocks that meet after the second only find out
-        less than the largest of their own part in between."""
+        """For a phase that does nothing but look for the largest x, if the next does nothing but add up exp(x - largest): both. Blocks that meet
+        after the second only find out less than the largest of their own part in between."""
         found = {}
         made = {op.output.name: op for op in self.segment.ops}
         for phase in range(max(self.phase.values())):
             (reductions, _), (sums, stores) = self.goals(phase), self.goals(phase + 1)
-            if len(reductions) != 1 or len(sums) != 1 or stores or reductions[0].combine != "max" or sums[0].combine != "sum" or not {*reductions, *sums} <= set(self.along):
+            if len(reductions) != 1 or len(sums) != 1 or stores or not {*reductions, *sums} <= set(self.along):
+                continue
+            if reductions[0].combine != "max" or sums[0].combine != "sum":
                 continue
             if any(self.phase[op.output.name] == phase + 1 and not self.varies(op.output) for op in self.segment.ops if op not in reductions):
                 continue
             late = [op for op in self.ops_for({sums[0].operands[0].name}) if self.phase[op.output.name] == phase + 1]
             templates = [op.template if isinstance(op, Pointwise) else "" for op in late]
-            if len(late) == 2 and templates[0] == "({0} - {1})" and templates[1] in ("exp({0})", "exp_16bit({0})") and made.get(late[0].operands[1].name) is reductions[0]:
-                if late[1].operands[0] is late[0].output and self.phase[late[0].operands[0].name] <= phase and reductions[0].output.dtype.is_floating:
-                    found[phase] = reductions[0], sums[0]
+            if len(late) != 2 or templates[0] != "({0} - {1})" or templates[1] not in ("exp({0})", "exp_16bit({0})"):
+                continue
+            if made.get(late[0].operands[1].name) is not reductions[0] or late[1].operands[0] is not late[0].output:
+                continue
+            if self.phase[late[0].operands[0].name] <= phase and reductions[0].output.dtype.is_floating:
+                found[phase] = reductions[0], sums[0]
         return found
 
     def at_column(self) -> Expr:
@@ -116,7 +125,8 @@ class _Rows:
         return at
 
     def place(self, turn: Expr) -> Expr:
-        """Index in shared memory of the element that a thread works on in `turn`: two turns have room there, and a thread's vectors lie a block apart."""
+        """Index in shared memory of the element that a thread works on in `turn`: two turns have room there, and a thread's vectors lie a block
+        apart."""
         at: Expr = ix.mod(turn, 2)
         for loop in self.loops[:-1]:
             at = ix.add(ix.mul(at, loop.extent.a), Var(loop.name))
@@ -133,7 +143,8 @@ class _Rows:
         made: list[Stmt] = list(at.lets)
         for access in self.near:
             [read, *_] = load(access, at, self.params, self.schedule, {}, None)
-            made.append(Fetch(_near(access), place, read.buffer, read.offset, self.lane.extent.a, ix.both([more, *([read.guard] if read.guard is not None else [])])))
+            guard = ix.both([more, *([read.guard] if read.guard is not None else [])])
+            made.append(Fetch(_near(access), place, read.buffer, read.offset, self.lane.extent.a, guard))
         return [*looped(made, self.loops[:-1], self.params), FetchGroup()]
 
     def tiles(self, start: int) -> list[Tile]:
@@ -163,12 +174,12 @@ class _Rows:
         """The reductions that can be accumulated, over rows or columns, and the results along a row that can be stored in `phase`."""
         reductions = [op for op in self.segment.reductions if self.phase[op.operands[0].name] == phase]
         columns = {op.output.name for op in self.columns}
-        stores = [a for a in self.schedule.domain.stores if a.buffer.value.name not in columns and self.varies(a.buffer.value) and self.phase[a.buffer.value.name] == phase]
-        return reductions, stores
+        stores = [a for a in self.schedule.domain.stores if a.buffer.value.name not in columns and self.varies(a.buffer.value)]
+        return reductions, [a for a in stores if self.phase[a.buffer.value.name] == phase]
 
     def keepable(self) -> set[str]:
-        """Names of the values that cost much to compute and are needed in several phases, which registers keep where the row is in registers anyway, and
-        memory where `memory` is."""
+        """Names of the values that cost much to compute and are needed in several phases, which registers keep where the row is in registers
+        anyway, and memory where `memory` is."""
         long = [x for x in self.loops if not (x.extent.is_const and x.extent.a == 1)]
         if not self.memory and (not long or any(x.bind == "serial" for x in long)):  # without loops, what is known stays known
             return set()
@@ -177,7 +188,8 @@ class _Rows:
         for phase in range(max(self.phase.values()) + 1):
             reductions, stores = self.goals(phase)
             ops = self.ops_for({op.operands[0].name for op in reductions} | {a.buffer.value.name for a in stores}, found)
-            costly = {op.output.name for op in ops if isinstance(op, Pointwise) and _COSTLY.search(op.template) or self.memory and isinstance(op, Random) or isinstance(op, Lookup)}
+            computed = {op.output.name for op in ops if isinstance(op, Pointwise) and _COSTLY.search(op.template)}
+            costly = computed | {op.output.name for op in ops if self.memory and isinstance(op, Random) or isinstance(op, Lookup)}
             found |= costly & seen
             seen |= costly
         return found
@@ -206,8 +218,8 @@ class _Rows:
                 extent = next((x.extent.a for x in self.loops if x.bind == "unroll"), 1)
                 self.arrays.append(Array(array, f"vec<{self.registers[op.output.name]}, {self.lane.extent.a}>", 1, extent))
                 ops.append(SetLane(f"{array}[{index}]", lane, op.output.name))
-        loads = [s for a in self.schedule.domain.loads if a.buffer.value.name in wanted and self.varies(a.buffer.value) for s in self.loads[a.buffer.value.name]]
-        return loads + ops
+        read = [a.buffer.value for a in self.schedule.domain.loads if a.buffer.value.name in wanted and self.varies(a.buffer.value)]
+        return [s for value in read for s in self.loads[value.name]] + ops
 
     def at_row(self) -> Expr:
         """Index of an element in its row."""
@@ -298,7 +310,8 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
             largest, name = rows.peaks[phase - 1][0], f"{op.output.name}_peaked"
             rows.known.append(Compute(largest.output.name, rows.registers[largest.output.name], "largest_of({0})", (name,), (name,), "0"))
             result = result.replace("{0}", "sum_of({0})")
-        rows.known.append(Compute(part.get(op.output.name, op.output.name), op.output.dtype.register.ctype, result, (name,), (name,), rows.each or "0"))
+        output = part.get(op.output.name, op.output.name)
+        rows.known.append(Compute(output, op.output.dtype.register.ctype, result, (name,), (name,), rows.each or "0"))
     body += [store(a, rows.at, rows.params, rows.schedule) for a in stores]
     arrays, rows.arrays = rows.arrays, []
     return [*arrays, *before, *looped(body, rows.loops, rows.params), *packs, *after]
@@ -317,7 +330,8 @@ def _row_stores(rows: _Rows) -> list[Stmt]:
     loops = [x for x in rows.loops if x.name == rows.each]
     gone = {x: ix.Const(0) for x in rows.schedule.reduction.loops if x != rows.each}
     done = indices(rows.schedule, rows.params, gone, "_out")
-    first = ix.both(ix.less(x, 1) for x in [Var(next(x.name for x in rows.schedule.loops if x.bind == "thread.x")), *([done.of[rows.team.part]] if rows.team else [])])
+    thread = Var(next(x.name for x in rows.schedule.loops if x.bind == "thread.x"))
+    first = ix.both(ix.less(x, 1) for x in [thread, *([done.of[rows.team.part]] if rows.team else [])])
     stores = []
     for access in rows.schedule.domain.stores:
         if not rows.varies(access.buffer.value):

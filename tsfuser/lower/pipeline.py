@@ -11,7 +11,7 @@ from typing import Callable
 
 from ..schedule.loops import Schedule
 from ..segment import Segment
-from .loop_ir import Kernel
+from .kernel import Kernel
 from .host import chunk, draw, peel
 from .nest import nest
 from .passes import bound, flatten, hoist, stage, vectorize

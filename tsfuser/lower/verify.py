@@ -1,13 +1,17 @@
 """What must hold of Loop IR after every pass.
 
-In: a Kernel. Out: None, or the first thing wrong with it as a sentence. Example: `lower(segment, schedule, name, after=lambda step, k: print(step, verify(k)))`.
+In: a Kernel. Out: None, or the first thing wrong with it as a sentence. Example:
+
+    lower(segment, schedule, name, after=lambda step, kernel: print(step, verify(kernel)))
 """
 
 from __future__ import annotations
 
 import re
 
-from .loop_ir import Barrier, BlockReduce, For, If, Kernel, Stmt, Store, TeamReduce, defined, used
+from .kernel import Kernel
+from .loop_ir import Barrier, BlockReduce, For, If, Stmt, Store, TeamReduce
+from .traverse import defined, used
 
 
 def verify(kernel: Kernel) -> "str | None":

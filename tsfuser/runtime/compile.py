@@ -19,7 +19,7 @@ from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.call import Call
 from ..ir.fusion import Fusion
-from ..lower.loop_ir import Kernel, Param
+from ..lower.kernel import Kernel, Param
 from ..lower.pipeline import lower
 from ..schedule import accepts, choose, expanded
 from ..schedule.machine import GPU, HOST, Machine
@@ -54,7 +54,8 @@ def compile_fusion(call: Call, fusion: Fusion, device: str) -> Plan:
     start = time.perf_counter()
     compiled, allocations = kernels_of(call, fusion, device)
     plan = _plan(call, fusion, allocations.temporaries, compiled, device)
-    log.write("kernel_cache", f"planned {len(compiled)} kernel{'s' * (len(compiled) != 1)} in {1e3 * (time.perf_counter() - start):.1f} ms", plan, log.UPDATE)
+    took = 1e3 * (time.perf_counter() - start)
+    log.write("kernel_cache", f"planned {len(compiled)} kernel{'s' * (len(compiled) != 1)} in {took:.1f} ms", plan, log.UPDATE)
     dumps.show("launch_param", "plan", plan)
     return plan
 
@@ -151,8 +152,8 @@ def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], dev
     results = tuple(("allocation", spots[i] if kind == "empty" else i) if kind in ("output", "empty") else (kind, i) for kind, i in fusion.results)
     updates = tuple((u.index, u.counted) for u in fusion.updates)
     keepalive = tuple(c.function for c in compiled)
-    return Plan(len(call.leaves), tuple(program.instructions), tuple(program.checks), allocations, launches, results, "", len(fusion.randoms), updates, keepalive,
-                lambda: _text(call, tensors, compiled))
+    return Plan(len(call.leaves), tuple(program.instructions), tuple(program.checks), allocations, launches, results, "", len(fusion.randoms),
+                updates, keepalive, lambda: _text(call, tensors, compiled))
 
 
 def _launch(program: Program, compiled: Compiled, device: str) -> Launch:

@@ -1,0 +1,74 @@
+"""A kernel: a body of Loop IR, its arguments and how it is launched.
+
+In: made by `pipeline.lower`. Out: what `codegen.emit` prints as C++ and a plan launches; `str(kernel)` is pseudo-C to read. Example:
+
+    Kernel("fused_add", params, body, "int", grid, block_x, block_y, 128)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir.size import Size
+from .loop_ir import Stmt
+from .text import lines
+
+
+@dataclass(frozen=True)
+class Param:
+    """A field of the kernel's argument struct. `source` tells the plan how to fill it: `("input", i)`, `("update", i)` (an argument that is stored
+    to), `("allocation", k)`, `("cleared", k)` (an allocation that is zero when the kernel starts), `("size", Size)`, `("number", i, dtype name)`,
+    `("element", i)`, `("random",)`, `("flag",)` (what a kernel on the host sets where it finds an index out of range)."""
+
+    name: str
+    ctype: str
+    source: tuple
+
+    @property
+    def is_pointer(self) -> bool:
+        return self.source[0] in ("input", "update", "allocation", "cleared", "flag")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A square tile in shared memory at byte `offset`: `rows` rows of `pitch` elements of `ctype`."""
+
+    name: str
+    ctype: str
+    itemsize: int
+    rows: int
+    pitch: int
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * self.pitch * self.itemsize
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: launch sizes are symbolic. `index` is the C type of indices; `shared` in bytes; `grain` is how many blocks make a task of
+    the host's thread pool; `resident`: how many blocks registers must leave room for on a multiprocessor, 0 for any number; `teams`: all blocks run
+    at the same time; `leads`: the next kernel finishes what this one begins, and may be set up while it runs; `follows`: it is such a next one."""
+
+    name: str
+    params: tuple[Param, ...]
+    body: tuple[Stmt, ...]
+    index: str
+    grid: Size
+    block_x: Size
+    block_y: Size
+    threads: int
+    tiles: tuple[Tile, ...] = ()
+    shared: "Size | int" = 0
+    grain: int = 1
+    resident: int = 0
+    teams: bool = False
+    leads: bool = False
+    follows: bool = False
+
+    def __str__(self) -> str:
+        """Indented pseudo-C, one line a statement."""
+        params = ", ".join(f"{p.ctype} {p.name}" for p in self.params)
+        launch = f"  grid {self.grid}, block {self.block_x} x {self.block_y}, shared {self.shared} bytes"
+        return "\n".join([f"kernel {self.name}({params})", launch, *lines(self.body, 1)])

@@ -1,0 +1,106 @@
+"""What statements of Loop IR read, define and hold.
+
+In: a statement, or a body of them. Out: names, the statements inside, or the statement with other bodies or indices. Example:
+
+    used(Load("x", "float", "args.x0", Var("i"))) == {"i"}
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .index import Expr, as_expr, names, substitute
+from .loop_ir import (
+    Accumulate, Barrier, BlockReduce, Compute, Draw, Fetch, FetchGroup, FillTile, For, If, Let, Load, Place, Scratch, SetLane, Stmt, Store,
+    TeamReduce, TeamSlots, Uniform,
+)  # fmt: skip
+
+
+def defined(s: Stmt) -> "str | None":
+    """The name that a statement defines."""
+    return None if isinstance(s, (Store, SetLane, Barrier, FillTile, For, If, Accumulate, BlockReduce, TeamReduce, Fetch, FetchGroup)) else s.name
+
+
+def used(s: Stmt) -> frozenset[str]:
+    """The names that a statement reads."""
+    if isinstance(s, Let):
+        return names(s.value)
+    if isinstance(s, Scratch):
+        return names(s.elements)
+    if isinstance(s, FillTile):
+        return names(s.offset) | names(s.stride) | names(s.rows) | names(s.columns)
+    if isinstance(s, Load):
+        return names(s.offset) | names(s.guard) | names(s.count)
+    if isinstance(s, Place):
+        return names(s.step) | names(s.guard) | {s.index, s.flag}
+    if isinstance(s, Uniform):
+        return names(s.offset) | {s.state}
+    if isinstance(s, Draw):
+        return names(s.offset) | names(s.count) | {s.state}
+    if isinstance(s, Compute):
+        return frozenset(s.operands) | (names(as_expr(s.lane)) if s.vectors else frozenset())
+    if isinstance(s, Store):
+        return names(s.offset) | names(s.guard) | names(s.count) | {s.value}
+    if isinstance(s, SetLane):
+        return frozenset((s.name, s.lane, s.value))
+    if isinstance(s, Accumulate):
+        return names(s.guard) | names(s.lane) | {s.name, s.value}
+    if isinstance(s, Fetch):
+        return names(s.place) | names(s.offset) | names(s.guard) | {s.near}
+    if isinstance(s, TeamSlots):
+        return names(s.team) | names(s.parts) | names(s.part) | names(s.turn)
+    if isinstance(s, (BlockReduce, TeamReduce)):
+        return frozenset(t.name for t in s.totals) | (frozenset((s.slots,)) if isinstance(s, TeamReduce) else frozenset())
+    if isinstance(s, For):
+        inner = frozenset().union(*map(used, s.body)) if s.body else frozenset()
+        return (inner | names(s.extent)) - {s.var}
+    if isinstance(s, If):
+        return names(s.condition).union(*map(used, s.yes + s.no))
+    return frozenset()
+
+
+def statements(body: "tuple[Stmt, ...]"):
+    """All statements of `body`, also those inside others."""
+    for s in body:
+        yield s
+        if isinstance(s, For):
+            yield from statements(s.body)
+        elif isinstance(s, If):
+            yield from statements(s.yes + s.no)
+
+
+def with_bodies(s: Stmt, f) -> Stmt:
+    """`s` with `f` applied to the bodies it holds."""
+    if isinstance(s, For):
+        return replace(s, body=f(s.body))
+    if isinstance(s, If):
+        return replace(s, yes=f(s.yes), no=f(s.no))
+    return s
+
+
+def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
+    """`s` with index variables substituted."""
+    if isinstance(s, Let):
+        return replace(s, value=substitute(s.value, table))
+    if isinstance(s, (Load, Store)):
+        offset, guard, count = (substitute(e, table) for e in (s.offset, s.guard, s.count))
+        return replace(s, offset=offset, guard=guard, count=count)
+    if isinstance(s, Place):
+        return replace(s, guard=substitute(s.guard, table))
+    if isinstance(s, Uniform):
+        return replace(s, offset=substitute(s.offset, table))
+    if isinstance(s, Draw):
+        return replace(s, offset=substitute(s.offset, table), count=substitute(s.count, table))
+    if isinstance(s, Fetch):
+        place, offset, guard = (substitute(e, table) for e in (s.place, s.offset, s.guard))
+        return replace(s, place=place, offset=offset, guard=guard)
+    if isinstance(s, TeamSlots):
+        team, parts, part, turn = (substitute(e, table) for e in (s.team, s.parts, s.part, s.turn))
+        return replace(s, team=team, parts=parts, part=part, turn=turn)
+    if isinstance(s, For):
+        return replace(s, extent=substitute(s.extent, table), body=tuple(rewrite_indices(x, table) for x in s.body))
+    if isinstance(s, Accumulate):
+        return replace(s, guard=substitute(s.guard, table), lane=substitute(s.lane, table))
+    if isinstance(s, Compute) and s.vectors:
+        return replace(s, lane=substitute(as_expr(s.lane), table))
+    return s
