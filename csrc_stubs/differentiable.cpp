@@ -24,16 +24,7 @@ using Kept = std::tuple<GraphPtr, GraphPtr, std::vector<int64_t>, std::vector<in
 
 // Sets the graphs of `node`, the forward's outputs that are kept, and those that a gradient comes for.
 void keep_less(Node* node) {
-  const PythonCall python;
-  if (!python) {
-    return;
-  }
-  release_now();
-  const py::object pass = recompute_callback().get();
-  if (!pass) {
-    return;
-  }
-  try {
+  const auto set = [node](const py::object& pass) {
     const py::object result =
         pass(node->g(c10::attr::Subgraph)->copy(), node->g(c10::attr::ReverseSubgraph)->copy(),
              node->i(c10::attr::f_real_outputs), node->is(c10::attr::df_input_vjps),
@@ -45,12 +36,9 @@ void keep_less(Node* node) {
       node->is_(c10::attr::df_input_vjps, gradients);
       node->is_(c10::attr::df_input_captured_outputs, outputs);
     }
-  } catch (py::error_already_set& error) {
-    dispose(error, "tsfuser differentiable graphs");
-  } catch (const py::cast_error&) {
-    PyErr_SetString(PyExc_TypeError, "tsfuser's pass over differentiable graphs returned something else than graphs");
-    PyErr_WriteUnraisable(pass.ptr());
-  }
+  };
+  with_callback(recompute_callback(), "tsfuser differentiable graphs",
+                "tsfuser's pass over differentiable graphs returned something else than graphs", set);
 }
 
 }  // namespace

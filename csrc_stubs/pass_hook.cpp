@@ -93,26 +93,13 @@ void pre_pass(GraphPtr& graph) {
     return;
   }
   const GraphPtr copy = graph->copy();
-  const PythonCall python;
-  if (!python) {
-    return;
-  }
-  release_now();
-  const py::object pass = pass_callback().get();
-  if (!pass) {
-    return;
-  }
-  try {
-    const py::object result = pass(copy);
-    if (!result.is_none()) {
-      graph = result.cast<GraphPtr>();
-    }
-  } catch (py::error_already_set& error) {
-    dispose(error, "tsfuser graph pass");
-  } catch (const py::cast_error&) {
-    PyErr_SetString(PyExc_TypeError, "tsfuser's graph pass returned something else than a graph");
-    PyErr_WriteUnraisable(pass.ptr());
-  }
+  with_callback(pass_callback(), "tsfuser graph pass", "tsfuser's graph pass returned something else than a graph",
+                [&](const py::object& pass) {
+                  const py::object result = pass(copy);
+                  if (!result.is_none()) {
+                    graph = result.cast<GraphPtr>();
+                  }
+                });
 }
 
 }  // namespace

@@ -78,6 +78,27 @@ void forget_other_threads() {
   new (&door().mutex) std::mutex;
 }
 
+void with_callback(const Callback& callback, const char* where, const char* mistake,
+                   const std::function<void(const py::object&)>& use) {
+  const PythonCall python;
+  if (!python) {
+    return;
+  }
+  release_now();
+  const py::object fn = callback.get();
+  if (!fn) {
+    return;
+  }
+  try {
+    use(fn);
+  } catch (py::error_already_set& error) {
+    dispose(error, where);
+  } catch (const py::cast_error&) {
+    PyErr_SetString(PyExc_TypeError, mistake);
+    PyErr_WriteUnraisable(fn.ptr());
+  }
+}
+
 void dispose(py::error_already_set& error, const char* where) {
   if (error.matches(PyExc_KeyboardInterrupt)) {
     PyErr_SetInterrupt();

@@ -7,6 +7,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <functional>
 #include <optional>
 
 namespace tsfuser {
@@ -60,6 +61,13 @@ class Callback {
  private:
   PyObject* fn_ = nullptr;
 };
+
+// `use(fn)` with the GIL held, where `callback` is set to fn. What is raised has nobody to go to: exceptions of
+// fn are disposed of, and where its result does not cast, `mistake` goes to stderr. Example:
+//     with_callback(pass_callback(), "tsfuser graph pass", "no graph came back",
+//                   [&](const py::object& pass) { graph = pass(graph).cast<GraphPtr>(); });
+void with_callback(const Callback& callback, const char* where, const char* mistake,
+                   const std::function<void(const py::object&)>& use);
 
 // Disposes of a Python exception that has nobody to go to: KeyboardInterrupt is raised again in the main
 // thread, others are written to stderr. With the GIL held.

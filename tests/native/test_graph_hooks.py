@@ -71,6 +71,25 @@ def test_pass_that_raises_changes_nothing(native, executor, monkeypatch):
     assert [str(e) for e in unraisable] == ["half-way"]
 
 
+@pytest.mark.parametrize("answer", [None, "not graphs", RuntimeError("half-way")])
+def test_pass_over_differentiable_graphs_that_returns_none_changes_nothing(native, executor, monkeypatch, answer):
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda event: unraisable.append(event.exc_type))
+
+    def spoil(forward, backward, *numbers):
+        node = forward.findNode("aten::relu")
+        node.output().replaceAllUsesWith(node.inputsAt(0))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    native.set_recompute(spoil)
+    native.set_enabled(True)
+    f, a = scripted(), torch.full((3,), -2.0, requires_grad=True)
+    assert [f(a, torch.ones(3)).tolist() for _ in range(4)] == [[1, 1, 1]] * 4
+    assert unraisable == ([] if answer is None else [TypeError] if answer == "not graphs" else [RuntimeError])
+
+
 def test_disabled_pass_is_not_called(native, executor):
     called = []
     native.set_pass(called.append)
