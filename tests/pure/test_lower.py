@@ -8,8 +8,8 @@ from programs import add, build, kernels, relu, stages, tensor, total
 from tsfuser.codegen.emit import source, struct_layout
 from tsfuser.lower import index as ix
 from tsfuser.lower.index import Const, Var
-from tsfuser.lower.literals import literal
 from tsfuser.lower.kernel import Param
+from tsfuser.lower.literals import literal
 from tsfuser.lower.loop_ir import For, If, Load, Store, Uniform
 from tsfuser.lower.traverse import statements
 from tsfuser.ir.dtypes import COMPLEX64, DOUBLE, FLOAT, INT8, INT64

@@ -10,8 +10,8 @@ from tsfuser.ir import size as sz
 from tsfuser.ir.text import read
 from tsfuser.ir.verify import verify
 from tsfuser.lower.loop_ir import Load
-from tsfuser.lower.traverse import statements
 from tsfuser.lower.pipeline import lower
+from tsfuser.lower.traverse import statements
 from tsfuser.ops.batch_norm import _backward, _forward, of_channels
 from tsfuser.ops.reduction import squares
 from tsfuser.schedule import expanded

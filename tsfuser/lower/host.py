@@ -14,8 +14,8 @@ from . import index as ix
 from .combine import COMBINATIONS
 from .index import Const, Expr, Var
 from .loop_ir import Accumulate, Accumulator, Compute, Draw, For, Let, Load, Stmt, Uniform
-from .traverse import defined, rewrite_indices, statements, with_bodies
 from .passes import conjuncts, without_guards
+from .traverse import defined, rewrite_indices, statements, with_bodies
 
 Body = "tuple[Stmt, ...]"
 

@@ -21,8 +21,8 @@ from .accumulate import accumulation, conversion
 from .combine import COMBINATIONS, accumulator, total_of, totals
 from .exchange import combined, exchanged
 from .index import Expr, Var
-from .literals import literal
 from .kernel import Kernel, Param, Tile
+from .literals import literal
 from .loop_ir import Barrier, Compute, FillTile, For, If, Let, Load, Place, Stmt, Store, Uniform
 from .traverse import used
 

@@ -26,9 +26,9 @@ from .exchange import SLOTS, combined, exchanged, teamed
 from .index import Expr, Var
 from .kernel import Kernel, Tile
 from .loop_ir import Accumulator, Array, BlockReduce, Compute, Fetch, FetchGroup, For, Load, Scratch, SetLane, Stmt, Store, TeamSlots, Total
-from .traverse import used
 from .nest import Params, compute, indices, kernel_of, load, lookup, looped, needed, store, uniform
 from .passes import rename
+from .traverse import used
 
 
 _COSTLY = re.compile(r"\b(?!(?:convert|nan_max|nan_min|fabs|relu|smaller)\b)[a-z_]\w*(?:<\w+>)?\(")  # a call of more than an instruction or two

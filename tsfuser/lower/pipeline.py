@@ -11,8 +11,8 @@ from typing import Callable
 
 from ..schedule.loops import Schedule
 from ..segment import Segment
-from .kernel import Kernel
 from .host import chunk, draw, peel
+from .kernel import Kernel
 from .nest import nest
 from .passes import bound, flatten, hoist, stage, vectorize
 from .phases import nest_rows
