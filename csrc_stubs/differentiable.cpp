@@ -2,12 +2,13 @@
 //
 // No pass sees both graphs of a prim::DifferentiableGraph: each has an executor of its own. But the operation of the node is made when
 // both are attributes of it, and no executor has them yet. So torch's operator is replaced by one that hands the graphs to Python before
-// it makes the same operation (tsfuser/torchscript/recompute.py).
+// it makes the same operation (tsfuser/torchscript/differentiable.py).
 
 #include "hooks.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/passes/constant_propagation.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
 #include <memory>
@@ -25,8 +26,11 @@ using Kept = std::tuple<GraphPtr, GraphPtr, std::vector<int64_t>, std::vector<in
 // Sets the graphs of `node`, the forward's outputs that are kept, and those that a gradient comes for.
 void keep_less(Node* node) {
   const auto set = [node](const py::object& pass) {
+    GraphPtr plain = node->g(c10::attr::Subgraph)->copy();
+    torch::jit::ConstantPropagation(plain);  // autodiff's formulas ask what is known by now
+    plain_forms(*plain);
     const py::object result =
-        pass(node->g(c10::attr::Subgraph)->copy(), node->g(c10::attr::ReverseSubgraph)->copy(),
+        pass(plain, node->g(c10::attr::ReverseSubgraph)->copy(),
              node->i(c10::attr::f_real_outputs), node->is(c10::attr::df_input_vjps),
              node->is(c10::attr::df_input_captured_inputs), node->is(c10::attr::df_input_captured_outputs));
     if (!result.is_none()) {
@@ -37,13 +41,13 @@ void keep_less(Node* node) {
       node->is_(c10::attr::df_input_captured_outputs, outputs);
     }
   };
-  with_callback(recompute_callback(), "tsfuser differentiable graphs",
+  with_callback(differentiable_callback(), "tsfuser differentiable graphs",
                 "tsfuser's pass over differentiable graphs returned something else than graphs", set);
 }
 
 }  // namespace
 
-Callback& recompute_callback() {
+Callback& differentiable_callback() {
   static Callback* c = new Callback;
   return *c;
 }

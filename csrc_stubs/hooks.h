@@ -11,7 +11,9 @@
 #include <vector>
 
 namespace torch::jit {
+struct Graph;
 struct Node;
+struct Value;
 }
 
 namespace tsfuser {
@@ -22,7 +24,7 @@ extern std::atomic<bool> guard_mode;
 Callback& pass_callback();
 Callback& planner_callback();
 Callback& reporter_callback();
-Callback& recompute_callback();
+Callback& differentiable_callback();
 
 // The guard's operation for the profiled types of its inputs; it opens (opening.h) after so many `patterns`, where that is not 0
 // (guard.cpp).
@@ -39,6 +41,13 @@ void register_differentiable_graphs();  // differentiable.cpp
 // nobody can tell (in_place.cpp). The kinds are told once, before the first graph.
 void set_in_place_kinds(const std::vector<std::string>& in_place, const std::vector<std::string>& fresh);
 void make_functional(torch::jit::Node* node);
+// Whether all that reads the value makes new tensors of it, or numbers.
+bool is_only_read(const torch::jit::Value* value);
+
+// Gives the ops around the node, in the graph that torch is about to profile, a form that autodiff has a formula for, and back
+// (differentiable_forms.cpp).
+void make_differentiable(torch::jit::Node* node);
+void plain_forms(torch::jit::Graph& graph);
 
 // The functions of tsfuser._C that take or return graphs (pass_hook.cpp).
 void bind_graphs(py::module_& m);

@@ -258,6 +258,16 @@ void set_in_place_kinds(const std::vector<std::string>& in_place, const std::vec
   });
 }
 
+bool is_only_read(const Value* value) {
+  return std::all_of(value->uses().begin(), value->uses().end(), [](const Use& use) {
+    const Node* reader = use.user;
+    if (reader->kind() == c10::prim::profile && reader->outputs().size() == 1) {
+      return is_only_read(reader->output());
+    }
+    return known().fresh.count(reader->kind()) != 0 || reader->kind() == c10::aten::size;
+  });
+}
+
 void make_functional(Node* node) {
   if (known().in_place.count(node->kind()) && may_rewrite(node) &&
       (!has_other_tensor(node) || stays_as_it_is(node))) {

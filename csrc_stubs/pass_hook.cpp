@@ -17,7 +17,12 @@
 #include <string>
 #include <tuple>
 #include <unordered_set>
+#include <utility>
 #include <vector>
+
+namespace torch::jit::tensorexpr {
+TORCH_API bool& getTEGenerateBlockCode();  // of tensorexpr/kernel.h, which includes all of NNC
+}
 
 namespace tsfuser {
 
@@ -77,10 +82,17 @@ std::vector<Frame> frames(const torch::jit::Node& node) {
   return result;
 }
 
-// Torch asks while it walks over its own copy of a graph, about to put profile nodes in.
+// Torch asks while it walks over its own copy of a graph, about to put profile nodes in, about the ops that neither autodiff nor NNC
+// knows. NNC knows all that are fused; while it generates code for "blocks", two ops only. Nothing else is read from that switch where
+// NNC is off.
+bool ask_about_all(bool on) {
+  return std::exchange(torch::jit::tensorexpr::getTEGenerateBlockCode(), on);
+}
+
 bool is_profiled(const torch::jit::Node* node) {
   if (pass_enabled.load(std::memory_order_relaxed)) {
     make_functional(const_cast<torch::jit::Node*>(node));
+    make_differentiable(const_cast<torch::jit::Node*>(node));
   }
   const std::shared_lock<std::shared_mutex> lock(profiled().mutex);
   return profiled().kinds.count(node->kind()) != 0;
@@ -93,6 +105,7 @@ void pre_pass(GraphPtr& graph) {
     return;
   }
   const GraphPtr copy = graph->copy();
+  plain_forms(*copy);
   with_callback(pass_callback(), "tsfuser graph pass", "tsfuser's graph pass returned something else than a graph",
                 [&](const py::object& pass) {
                   const py::object result = pass(copy);
@@ -128,6 +141,8 @@ void register_pass_hooks() {
 
 void bind_graphs(py::module_& m) {
   m.def("register_profiled_kinds", &profile_kinds);
+  m.def("ask_about_all", &ask_about_all,
+        "Whether torch asks about all ops that autodiff does not know, as it profiles; only while NNC is off. Returns the state before.");
   m.def("set_in_place_kinds", &set_in_place_kinds, py::arg("in_place"), py::arg("fresh"),
         "Ops that are made functional before autodiff, and those that make what they may write to.");
   m.def("frames", &frames,

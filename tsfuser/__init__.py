@@ -27,20 +27,19 @@ from .debug.report import reset, stats, warn
 from .errors import TsfuserWarning
 from .knobs import disable, enable, enabled, fuser
 from .ops import table
-from .torchscript import functionalize, passes, planner, recompute
+from .torchscript import differentiable, functionalize, passes, planner
 
 __all__ = [
     "TsfuserWarning", "check", "disable", "enable", "enabled", "explain", "fuser", "options", "reset", "stats",
 ]  # fmt: skip
 
 _ops = {row.name for row in table.all_rows() if not row.option or options.enabled(row.option)}
-_C.register_profiled_kinds(sorted(_ops | set(functionalize.KINDS)))
+_C.register_profiled_kinds(sorted(_ops | set(functionalize.KINDS) | {"aten::conv2d", "prim::ConstantChunk", "prim::ListConstruct"}))
 _C.set_in_place_kinds(functionalize.EARLY, functionalize.fresh_kinds())
 _C.set_pass(passes.fuse)
 _C.set_planner(planner.plan)
 _C.set_reporter(warn)
-if not options.disabled("recompute"):
-    _C.set_recompute(recompute.recompute)
+_C.set_differentiable(differentiable.rewrite)
 _C.set_fallback_enabled(options.fallback_enabled())
 knobs.install()
 if options.dump("dump_eff_bandwidth"):

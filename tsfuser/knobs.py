@@ -28,6 +28,7 @@ def _apply() -> None:
     """Tell C++ what the state says."""
     _C.set_enabled(options.fusion_enabled())
     _C.set_guard_mode(_state.guard_mode)
+    _C.ask_about_all(options.fusion_enabled() and not torch._C._jit_texpr_fuser_enabled())
     if options.fusion_enabled() and torch.version.cuda:
         _prepare_cuda()
 
@@ -46,6 +47,19 @@ def _swap(name: str, value: Any) -> bool:
         setattr(_state, name, bool(value))
         _apply()
     return before
+
+
+_set_texpr_fuser_enabled = torch._C._jit_set_texpr_fuser_enabled
+
+
+def set_texpr_fuser_enabled(value: bool) -> None:
+    """torch's own switch of NNC. While that is off, torch is made to ask about more ops as it profiles (csrc_stubs/pass_hook.cpp), which would
+    confuse NNC."""
+    with _lock:
+        if value:
+            _C.ask_about_all(False)
+        _set_texpr_fuser_enabled(value)
+        _apply()
 
 
 def can_be_enabled() -> bool:
@@ -144,6 +158,7 @@ def install() -> None:
     """Replace torch's stubs, and tell C++ the state that the environment asks for."""
     for name, function in FUNCTIONS.items():
         setattr(torch._C, name, function)
+    torch._C._jit_set_texpr_fuser_enabled = set_texpr_fuser_enabled
     _apply()
 
 

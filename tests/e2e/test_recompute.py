@@ -195,7 +195,7 @@ def test_the_option(words, stored):
 
 def test_what_a_product_of_matrices_reads_is_kept():
     """Its backward would have it in memory all the same."""
-    from tsfuser.torchscript.recompute import recompute
+    from tsfuser.torchscript.differentiable import rewrite
 
     def graphs(reader):
         forward = torch._C.parse_ir("graph(%x : Tensor, %w : Tensor):\n  %n : Tensor = aten::mul(%x, %w)\n  return (%n, %x, %w, %n)")
@@ -203,20 +203,25 @@ def test_what_a_product_of_matrices_reads_is_kept():
         backward = torch._C.parse_ir(f"graph(%x : Tensor, %w : Tensor, %n : Tensor):\n  %g : Tensor = {reader}(%n, %x)\n  return (%g)")
         return forward, backward
 
-    assert recompute(*graphs("aten::mm"), 0, [], [], [0, 1, 2]) is None
-    *_, kept = recompute(*graphs("aten::mul"), 0, [], [], [0, 1, 2])
-    assert kept == [0, 1]
+    def kept(reader):
+        forward, *_ = rewrite(*graphs(reader), 0, [], [], [0, 1, 2])
+        return [value.node().kind() for value in forward.outputs()]
+
+    assert kept("aten::mm") == ["prim::Param", "aten::mul"]  # x, n
+    assert kept("aten::mul") == ["prim::Param", "prim::Param"]  # x, w
 
 
 def test_a_cast_to_what_may_be_integers_is_kept():
     """It would jump. What has a gradient is no integer."""
-    from tsfuser.torchscript.recompute import recompute
+    from tsfuser.torchscript.differentiable import rewrite
 
     def graphs(gradients):
         forward = torch._C.parse_ir("graph(%x : Tensor, %w : Tensor):\n  %n : Tensor = aten::type_as(%x, %w)\n  return (%x, %w, %n)")
         names = "".join(f"%g{k} : Tensor, " for k in range(gradients))
         return forward, torch._C.parse_ir(f"graph({names}%x : Tensor, %w : Tensor, %n : Tensor):\n  %r : Tensor = aten::mul(%n, %x)\n  return (%r)")
 
-    assert recompute(*graphs(0), 0, [], [], [0, 1, 2]) is None
-    *_, gradients, kept = recompute(*graphs(1), 0, [2], [], [0, 1, 2])
+    forward, *_ = rewrite(*graphs(0), 0, [], [], [0, 1, 2])
+    assert [value.node().kind() for value in forward.outputs()] == ["prim::Param", "aten::type_as"]  # x, n
+    forward, _, gradients, kept = rewrite(*graphs(1), 0, [2], [], [0, 1, 2])
+    assert [value.node().kind() for value in forward.outputs()] == ["prim::Param", "prim::Param"]  # x, w
     assert (gradients, kept) == ([], [0, 1])

@@ -83,7 +83,7 @@ def test_pass_over_differentiable_graphs_that_returns_none_changes_nothing(nativ
             raise answer
         return answer
 
-    native.set_recompute(spoil)
+    native.set_differentiable(spoil)
     native.set_enabled(True)
     f, a = scripted(), torch.full((3,), -2.0, requires_grad=True)
     assert [f(a, torch.ones(3)).tolist() for _ in range(4)] == [[1, 1, 1]] * 4

@@ -45,9 +45,9 @@ _HANDED_ON = ("aten::__getitem__", "aten::wait")  # of lists and of forks: nothi
 _ONLY = "in training only what it differentiates is fused"
 #: What it does know, and does the same.
 _INSTEAD = {
-    "aten::to": " (it knows type_as, and the casts of autocast)",
-    "aten::where": " with a number (it knows torch.where of two tensors)",
-    "aten::masked_fill": " (it knows torch.where of two tensors, and adding a mask of 0 and -inf)",
+    "aten::to": " (it knows type_as, and casts to a floating dtype whose results are only read)",
+    "aten::where": " with a number that is computed (it knows torch.where of two tensors, or with a number of the code)",
+    "aten::masked_fill": " with a value that is computed (it knows numbers of the code, and torch.where of two tensors)",
     "aten::var_mean": " (it knows var and mean)",
     "aten::group_norm": " (it knows layer_norm and batch_norm)",
     "aten::instance_norm": " (it knows layer_norm and batch_norm)",

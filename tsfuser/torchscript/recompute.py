@@ -1,7 +1,6 @@
 """The backward computes again what costs less to compute than to keep.
 
-In: the two graphs of a `prim::DifferentiableGraph`, as autodiff has made them, and which values of the forward it keeps for the backward. Out: both
-graphs with fewer outputs kept, or None. What is dropped are elementwise results of values that are kept anyway: the forward does not write
+In: `Kept`, of a differentiable graph. Out: the same with a backward that needs fewer of the values that are kept, and which it does not. These are elementwise results of values that are kept anyway: the forward does not write
 them, the backward does not read them, and where it is fused computing them takes next to no time. Example, for
 `r = rsqrt(mean(x * x) + eps); y = x * r * w`, of which autodiff keeps x, r, w and x * r:
 
@@ -16,13 +15,10 @@ branch than the forward did.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Sequence
-
-from .. import log
 from ..ir.dtypes import DTYPES
 from ..ops import table
 from .graph import CONSTANT, Graph, Node, Value, inputs, is_tensor, schema
+from .kept import Kept
 from .partition import row_of
 
 #: Families of ops each of whose elements follows from elements of the operands, always in the same way.
@@ -39,46 +35,17 @@ JUMPS = frozenset(
 _FRACTIONAL = frozenset(table.scalar_type_code(DTYPES[name]) for name in (*table.FLOATING, *table.COMPLEX))  # dtypes of numbers with fractions
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What the backward gets. Its inputs are a gradient for each of `gradients`, then the forward's inputs `inputs`, then its outputs
-    `outputs`: numbers all. The program sees the first `real` outputs."""
-
-    real: int
-    gradients: Sequence[int]
-    inputs: Sequence[int]
-    outputs: Sequence[int]
-
-
-def recompute(
-    forward: Graph, backward: Graph, real: int, gradients: Sequence[int], kept_inputs: Sequence[int], kept_outputs: Sequence[int]
-) -> "tuple[Graph, Graph, list[int], list[int]] | None":
-    """`forward` and `backward`, changed, and `gradients` and `outputs` of what is kept now (`Kept`); None where that would be all."""
-    kept = Kept(real, gradients, kept_inputs, kept_outputs)
-    first = next(iter(backward.nodes()), None)
-    if first is None or len(list(backward.inputs())) != len(gradients) + len(kept_inputs) + len(kept_outputs):
-        return None
-    dropped = _replace(forward, backward, first, kept)
-    if not dropped:
-        return None
-    _erase(forward, backward, first, kept, dropped)
-    log.write("graph_fuser", f"The backward computes {len(dropped)} of {len(kept_outputs)} results of the forward again", str(backward))
-    left = {j: j - sum(d < j for d in dropped) for j in (*gradients, *kept_outputs) if j not in dropped}
-    return forward, backward, [left[j] for j in gradients if j in left], [left[j] for j in kept_outputs if j in left]
-
-
-def _replace(forward: Graph, backward: Graph, first: Node, kept: Kept) -> "set[int]":
+def compute_again(kept: Kept) -> "set[int]":
     """Has the backward compute what it can; the outputs of the forward that it needs no more."""
-    arguments = list(backward.inputs())[len(kept.gradients):]
-    given, results = list(forward.inputs()), list(forward.outputs())
-    known = {given[i].debugName(): a for i, a in zip(kept.inputs, arguments)}
+    known = {value.debugName(): argument for value, argument in kept.of_inputs()}
     saved: "dict[str, list[tuple[int, Value]]]" = {}
-    for j, argument in zip(kept.outputs, arguments[len(kept.inputs):]):
-        saved.setdefault(results[j].debugName(), []).append((j, argument))
-    known.update((v.debugName(), saved[v.debugName()][0][1]) for v in given if v.debugName() in saved)
-    returned = {v.debugName() for v in results[: kept.real]}  # in memory anyway
+    for j, value, argument in kept.of_outputs():
+        saved.setdefault(value.debugName(), []).append((j, argument))
+    known.update((v.debugName(), saved[v.debugName()][0][1]) for v in kept.forward.inputs() if v.debugName() in saved)
+    returned = {v.debugName() for v in list(kept.forward.outputs())[: kept.real]}  # in memory anyway
+    first = next(iter(kept.backward.nodes()))
     dropped: "set[int]" = set()
-    for node in forward.nodes():
+    for node in kept.forward.nodes():
         for value in node.outputs():
             places = saved.get(value.debugName(), [])
             if not places:
@@ -88,7 +55,7 @@ def _replace(forward: Graph, backward: Graph, first: Node, kept: Kept) -> "set[i
             if value.debugName() in returned or not able or not all(_is_read_by_groups(argument) for _, argument in places):
                 known[value.debugName()] = places[0][1]
                 continue
-            again = known[value.debugName()] = _again(node, backward, first, known)
+            again = known[value.debugName()] = _again(node, kept.backward, first, known)
             for j, argument in places:
                 argument.replaceAllUsesWith(again)
                 dropped.add(j)
@@ -130,17 +97,3 @@ def _again(node: Node, backward: Graph, first: Node, known: "dict[str, Value]") 
     copy = backward.createClone(node, lambda v: known[v.debugName()])
     copy.insertBefore(first)
     return copy.output()
-
-
-def _erase(forward: Graph, backward: Graph, first: Node, kept: Kept, dropped: "set[int]") -> None:
-    """Takes the outputs `dropped` from the forward, and all that belongs to them from the backward's inputs."""
-    for numbers, start in ((kept.outputs, len(kept.gradients) + len(kept.inputs)), (kept.gradients, 0)):
-        for k in reversed([k for k, j in enumerate(numbers) if j in dropped]):
-            argument = list(backward.inputs())[start + k]
-            if list(argument.uses()):  # a gradient
-                zero = backward.create("prim::AutogradZero", [], 1)
-                zero.insertBefore(first)
-                argument.replaceAllUsesWith(zero.output())
-            backward.eraseInput(start + k)
-    for j in sorted(dropped, reverse=True):
-        forward.eraseOutput(j)

@@ -1,0 +1,203 @@
+// Ops that TorchScript's autodiff knows no derivative of, written as ops that it knows one of, before torch profiles a graph (by the hook
+// of in_place.cpp), and so before it differentiates it:
+//
+//     aten::to(%x, 6, 0, 0, None)            aten::to(%x, None, 6, 0, 0)          the overload with an optional device
+//     aten::where(%c, %x, -1e4)              aten::where(%c, %x, {-1e4})          a tensor that stands for a Python number
+//     aten::masked_fill(%x, %c, -1e4)        aten::type_as(aten::where(%c, {-1e4}, %x), %x)
+//
+// `plain_forms` writes them as they were, for passes and groups, and for all that is not differentiated.
+
+#include "hooks.h"
+
+#include <ATen/ScalarOps.h>
+#include <torch/csrc/jit/ir/constants.h>
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <optional>
+#include <vector>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Block;
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Value;
+
+bool is_tensor(const Value* value) {
+  return value->type()->kind() == c10::TypeKind::TensorType;
+}
+
+bool is_false(const Value* value) {
+  const auto constant = torch::jit::toIValue(value);
+  return constant && constant->isBool() && !constant->toBool();
+}
+
+bool is_none(const Value* value) {
+  const auto constant = torch::jit::toIValue(value);
+  return constant && constant->isNone();
+}
+
+bool is_fractional(const Value* dtype) {
+  const auto constant = torch::jit::toIValue(dtype);
+  return constant && constant->isInt() && at::isFloatingType(static_cast<at::ScalarType>(constant->toInt()));
+}
+
+// The number, of the code and real, that a value is.
+std::optional<at::Scalar> real_number(const Value* value) {
+  const auto constant = torch::jit::toIValue(value);
+  if (!constant || !(constant->isDouble() || constant->isInt() || constant->isBool())) {
+    return std::nullopt;
+  }
+  return constant->toScalar();
+}
+
+// The number that a tensor constant, perhaps behind a profile node, stands for in type promotion.
+std::optional<at::Scalar> number_of(const Value* value) {
+  if (value->node()->kind() == c10::prim::profile && value->node()->inputs().size() == 1) {
+    return number_of(value->node()->input());
+  }
+  const auto constant = torch::jit::toIValue(value);
+  if (!constant || !constant->isTensor() || !constant->toTensor().defined() ||
+      !constant->toTensor().unsafeGetTensorImpl()->is_wrapped_number()) {
+    return std::nullopt;
+  }
+  return constant->toTensor().item();
+}
+
+// torch pools constants that are equal, and would take a tensor of no dims for a number of the same value.
+bool has_such_tensor(const Block* block, const at::Tensor& like) {
+  for (const Node* node : block->nodes()) {
+    if (node->kind() == c10::prim::Constant && is_tensor(node->output())) {
+      const auto other = torch::jit::toIValue(node->output());
+      if (other && other->isTensor() && other->toTensor().defined() && other->toTensor().dim() == 0 &&
+          other->toTensor().scalar_type() == like.scalar_type() &&
+          !other->toTensor().unsafeGetTensorImpl()->is_wrapped_number()) {
+        return true;
+      }
+    }
+    for (const Block* inner : node->blocks()) {
+      if (has_such_tensor(inner, like)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// A tensor constant for the number, placed before `node`; null where that could be mistaken for another.
+Value* tensor_of(at::Scalar number, Node* node) {
+  Graph& graph = *node->owningGraph();
+  at::Tensor tensor = at::scalar_to_tensor(number);
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  if (has_such_tensor(graph.block(), tensor)) {
+    return nullptr;
+  }
+  const torch::jit::WithInsertPoint before(node);
+  return graph.insertConstant(tensor);
+}
+
+// Has `made` take the place of `node`, which stays, without readers, since torch holds on to it.
+void replace(Node* node, Node* made) {
+  made->copyMetadata(node);
+  made->insertAfter(node);
+  node->output()->replaceAllUsesWith(made->output());
+}
+
+void cast(Node* node) {  // aten::to(Tensor, int dtype, bool non_blocking, bool copy, int? memory_format)
+  const bool plain = node->inputs().size() == 5 && is_fractional(node->input(1)) && is_false(node->input(2)) &&
+                     is_false(node->input(3)) && is_none(node->input(4));
+  if (!plain || !is_only_read(node->output())) {  // its memory may be that of its operand
+    return;
+  }
+  Graph& graph = *node->owningGraph();
+  const torch::jit::WithInsertPoint before(node);
+  Value* anywhere = graph.insertConstant(c10::IValue());
+  replace(node, graph.create(c10::aten::to, {node->input(0), anywhere, node->input(1), node->input(2), node->input(3)}, 1));
+}
+
+void where(Node* node) {  // aten::where(Tensor condition, Tensor or number, Tensor or number)
+  for (const size_t k : {1, 2}) {
+    if (const auto number = real_number(node->input(k)); number && is_tensor(node->input(3 - k))) {
+      if (Value* tensor = tensor_of(*number, node)) {
+        node->replaceInput(k, tensor);
+      }
+      return;
+    }
+  }
+}
+
+void masked_fill(Node* node) {  // aten::masked_fill(Tensor, Tensor mask, Tensor or number)
+  const auto number = real_number(node->input(2));
+  Value* tensor = number ? tensor_of(*number, node) : nullptr;
+  if (!tensor) {
+    return;
+  }
+  Graph& graph = *node->owningGraph();
+  Node* chosen = graph.create(c10::aten::where, {node->input(1), tensor, node->input(0)}, 1);
+  chosen->copyMetadata(node);
+  chosen->insertAfter(node);
+  Node* cast = graph.create(c10::aten::type_as, {chosen->output(), node->input(0)}, 1);
+  node->output()->replaceAllUsesWith(cast->output());
+  cast->copyMetadata(node);
+  cast->insertAfter(chosen);
+}
+
+// aten::where(%c, %x, {-1e4})  ->  aten::where(%c, %x, -1e4)
+void number_again(Node* node) {
+  for (const size_t k : {1, 2}) {
+    if (const auto number = number_of(node->input(k))) {
+      const torch::jit::WithInsertPoint before(node);
+      node->replaceInput(k, node->owningGraph()->insertConstant(*number));
+    }
+  }
+}
+
+// aten::to(%x, None, 6, 0, 0)  ->  aten::to(%x, 6, 0, 0, None)
+void overload_again(Node* node) {
+  if (node->inputs().size() != 5 || !is_none(node->input(1)) || is_none(node->input(2))) {
+    return;
+  }
+  Node* made = node->owningGraph()->create(
+      c10::aten::to, {node->input(0), node->input(2), node->input(3), node->input(4), node->input(1)}, 1);
+  made->output()->setType(node->output()->type());
+  made->copyMetadata(node);
+  made->insertBefore(node);
+  node->output()->replaceAllUsesWith(made->output());
+  node->destroy();
+}
+
+void plain_forms(Block* block) {
+  const std::vector<Node*> nodes(block->nodes().begin(), block->nodes().end());
+  for (Node* node : nodes) {
+    for (Block* inner : node->blocks()) {
+      plain_forms(inner);
+    }
+    if (node->kind() == c10::aten::where) {
+      number_again(node);
+    } else if (node->kind() == c10::aten::to) {
+      overload_again(node);
+    }
+  }
+}
+
+}  // namespace
+
+void make_differentiable(Node* node) {
+  if (node->outputs().size() != 1 || node->output()->uses().empty()) {
+    return;
+  }
+  if (node->kind() == c10::aten::to) {
+    cast(node);
+  } else if (node->kind() == c10::aten::where && node->inputs().size() == 3) {
+    where(node);
+  } else if (node->kind() == c10::aten::masked_fill) {
+    masked_fill(node);
+  }
+}
+
+void plain_forms(Graph& graph) {
+  plain_forms(graph.block());
+}
+
+}  // namespace tsfuser

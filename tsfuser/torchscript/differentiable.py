@@ -1,0 +1,29 @@
+"""What is done about a `prim::DifferentiableGraph`: the one place where forward and backward are seen together (csrc_stubs/differentiable.cpp).
+
+In: the two graphs, as autodiff has made them, and the numbers of what the forward keeps for the backward (`Kept`). Out: both, changed, with the
+numbers that then hold; None where nothing changes. Each graph is optimised, and fused, on its own after that.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from .. import log, options
+from . import formulas, recompute
+from .graph import Graph
+from .kept import Kept
+
+
+def rewrite(
+    forward: Graph, backward: Graph, real: int, gradients: Sequence[int], kept_inputs: Sequence[int], kept_outputs: Sequence[int]
+) -> "tuple[Graph, Graph, list[int], list[int]] | None":
+    """`forward` and `backward`, and `gradients` and `outputs` of what is kept now (`Kept`)."""
+    kept = Kept(forward, backward, real, gradients, kept_inputs, kept_outputs)
+    if not list(backward.nodes()) or not kept.is_whole():
+        return None
+    formulas.put_right(kept)
+    again = set() if options.disabled("recompute") else recompute.compute_again(kept)
+    dropped = again | kept.unused()
+    if dropped:
+        log.write("graph_fuser", f"The backward needs {len(dropped)} of {len(kept_outputs)} kept results no more", str(backward))
+    return forward, backward, *kept.drop(dropped)

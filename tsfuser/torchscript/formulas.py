@@ -1,0 +1,124 @@
+"""Autodiff's formulas, put right where they are wrong, or ask for more than they need.
+
+In: `Kept`, of a differentiable graph. Out: its backward, changed in place:
+
+  - The gradient of `where(c, x, y)` is `grad * c.type_as(grad)`: NaN where `grad` is infinite and `c` is not. It becomes `where(c, grad, 0)`, as in
+    eager.
+  - The gradient of a cast goes to the device and the dtype that the operand had. Where the forward names no device, it is that of the gradient, and what
+    is left, a cast, can be fused.
+  - Softmax and casts to another tensor's dtype keep their operand for its dtype alone. Another value that is kept and has that dtype, as the
+    result of a softmax has, is asked instead.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .graph import CONSTANT, Node, Value, all_blocks, inputs, schema
+from .kept import Kept
+
+
+def put_right(kept: Kept) -> None:
+    """Rewrites the backward; the forward stays."""
+    stands_for = {argument.debugName(): value for value, argument in kept.of_inputs()}
+    stands_for.update((argument.debugName(), value) for _, value, argument in kept.of_outputs())
+    conditions = {node.inputsAt(0).debugName() for node in kept.forward.nodes() if node.kind() == "aten::where"}
+    moves = any(_names_a_device(node) for node in kept.forward.nodes())
+    for block in list(all_blocks(kept.backward)):
+        for node in list(block.nodes()):
+            if node.kind() == "aten::mul":
+                _choose(kept, node, stands_for, conditions)
+            elif node.kind() == "aten::to" and not moves:
+                _cast_in_place(kept, node, stands_for)
+    _ask_others_for_dtypes(kept)
+
+
+def _replace(kept: Kept, node: Node, kind: str, operands: "list[Value]") -> None:
+    new = kept.backward.create(kind, operands, 1)
+    new.copyMetadata(node)
+    new.insertBefore(node)
+    new.output().setType(node.output().type())
+    node.output().replaceAllUsesWith(new.output())
+    node.destroy()
+
+
+def _choose(kept: Kept, node: Node, stands_for: "dict[str, Value]", conditions: "set[str]") -> None:
+    """`grad * c.type_as(grad)` -> `where(c, grad, 0)`; with `c.bitwise_not()` the other way round."""
+    for gradient, mask in (inputs(node)[:2], inputs(node)[1::-1]):
+        cast = mask.node()
+        if cast.kind() != "aten::type_as" or cast.inputsAt(1).debugName() != gradient.debugName():
+            continue
+        condition, swapped = cast.inputsAt(0), False
+        if condition.node().kind() == "aten::bitwise_not":
+            condition, swapped = condition.node().inputsAt(0), True
+        known = stands_for.get(condition.debugName())
+        if known is None or known.debugName() not in conditions:
+            continue
+        zero = kept.backward.create(CONSTANT, [], 1)
+        zero.i_("value", 0)
+        zero.output().setType(torch._C.IntType.get())
+        zero.insertBefore(node)
+        pair = [zero.output(), gradient] if swapped else [gradient, zero.output()]
+        return _replace(kept, node, "aten::where", [condition, *pair])
+
+
+def _names_a_device(node: Node) -> bool:
+    """Whether the node moves a tensor to a device that an operand names."""
+    found = schema(node)
+    if node.kind() not in ("aten::to", "aten::type_as") or found is None:
+        return list(node.blocks()) != []
+    if "device" not in found.arguments:
+        return False
+    device = node.inputsAt(found.arguments.index("device"))
+    return device.node().kind() != CONSTANT or device.type().kind() != "NoneType"
+
+
+def _cast_in_place(kept: Kept, node: Node, stands_for: "dict[str, Value]") -> None:
+    """`grad.to(device, dtype)`, of the operand's, -> `grad.to(dtype)`."""
+    if schema(node).overload != "device":
+        return
+    gradient, device, *rest = inputs(node)
+    known = stands_for.get(device.debugName())
+    if known is not None and known.node().kind() == "prim::device":
+        _replace(kept, node, "aten::to", [gradient, *rest])
+
+
+def _ask_others_for_dtypes(kept: Kept) -> None:
+    """Has values that are kept for their dtype stood in for by others that are kept anyway."""
+    same = _equal_dtypes(kept)
+    asked = [(value, argument) for _, value, argument in kept.of_outputs() if _is_asked_for_dtype(argument)]
+    names = {argument.debugName() for _, argument in asked}
+    others = [*kept.of_inputs(), *((value, argument) for _, value, argument in kept.of_outputs())]
+    for value, argument in asked:
+        for other, witness in others:
+            if witness.debugName() not in names and same.get(other.debugName()) == same.get(value.debugName(), ""):
+                argument.replaceAllUsesWith(witness)
+                break
+
+
+def _is_asked_for_dtype(argument: Value) -> bool:
+    """Whether nothing but the dtype of `argument` is asked for."""
+    uses = list(argument.uses())
+    return bool(uses) and all(u.user.kind() == "prim::dtype" or (u.user.kind() == "aten::type_as" and u.offset == 1) for u in uses)
+
+
+def _equal_dtypes(kept: Kept) -> "dict[str, str]":
+    """Value of the forward -> the first one that surely has its dtype, and its device. Only values with a gradient count, which have fractions."""
+    results = list(kept.forward.outputs())
+    moving = {results[j].debugName() for j in kept.gradients}
+    same: "dict[str, str]" = {}
+
+    def join(a: Value, b: Value) -> None:
+        one, two = (same.setdefault(v.debugName(), v.debugName()) for v in (a, b))
+        same.update((name, one) for name, root in list(same.items()) if root == two)
+
+    for node in kept.forward.nodes():
+        if node.kind() == "aten::type_as":
+            join(node.output(), node.inputsAt(1))
+        elif node.kind() in ("aten::softmax", "aten::log_softmax") and node.inputsAt(2).type().kind() == "NoneType":
+            join(node.output(), node.inputsAt(0))
+        elif node.kind() == "aten::where" and node.output().debugName() in moving:
+            tensors = [v for v in inputs(node)[1:] if v.type().kind() == "TensorType"]
+            if len(tensors) == 1:  # the other is a number, and real
+                join(node.output(), tensors[0])
+    return same
