@@ -27,14 +27,14 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 import torch
 from batch import collecting, load
-from random_world import REFUSALS, generate, noisy, outcome, run_plain
+from random_world import REFUSALS, epsilons, generate, noisy, outcome, run_plain
 from support import EPSILON, counted, script
 
 import tsfuser
 from tsfuser import options
 
 PROFILED = 3  # calls until torch has optimised a function, in training
-TRIALS = 2  # runs with noise
+TRIALS = 3  # runs with noise
 MODES = ({}, {}, {"single": True}, {"guards": False}, {"horizontal": False})
 BROKEN = ("failed to plan", "failed on kernel", "cannot load")  # refusals that are mistakes of ours
 
@@ -79,8 +79,9 @@ def expectation(program, call, device):
     """Name -> (eager's tensor, the exact one, how far off it may be: None for not at all). Raises ValueError
     where eager's results are not finite."""
     plain = run_plain(program, call, device)
-    exact, still = noisy(program, call, None)
-    shaken = [noisy(program, call, seed)[0] for seed in range(1, TRIALS + 1)]
+    roundings, still = epsilons(program, call)
+    exact = noisy(program, call)
+    shaken = [noisy(program, call, roundings, seed) for seed in range(1, TRIALS + 1)]
     found = {}
     for name, eager in plain.items():
         wanted = exact[name]
