@@ -9,12 +9,14 @@ running the program in double with noise as large as the roundings of eager's dt
     print(program.source())
 """
 
+import contextlib
 import random
 import warnings
 from dataclasses import dataclass, replace
 
 import torch
 from random_ops import dtypes, statement
+from roundings import Shaken
 from support import EPSILON, copy_of
 
 LARGEST = 64.0  # values beyond make sin and exp amplify rounding errors
@@ -285,8 +287,8 @@ def run_plain(program, call, device="cpu"):
     return outcome(space["f"], program.arguments(call, device), program.gradients)
 
 
-def outcome(function, arguments, gradients):
-    """Named tensors: results, gradients, and the inputs after the call."""
+def outcome(function, arguments, gradients, backward=None):
+    """Named tensors: results, gradients, and the inputs after the call. `backward`: a context for the backward."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         results = list(function(*arguments))
@@ -295,7 +297,9 @@ def outcome(function, arguments, gradients):
     leaves = [a for a in inputs if a.requires_grad]
     ends = [t for t in results if t.requires_grad]
     if gradients and leaves and ends:
-        grads = torch.autograd.grad(ends, leaves, [incoming(t) for t in ends], allow_unused=True)
+        given = [incoming(t) for t in ends]
+        with backward or contextlib.nullcontext():
+            grads = torch.autograd.grad(ends, leaves, given, allow_unused=True)
         found |= {f"gradient {k}": g for k, g in enumerate(grads) if g is not None}
     found |= {f"input {k} afterwards": t for k, t in enumerate(inputs) if not t.requires_grad}
     return {name: t.detach() for name, t in found.items()}
@@ -307,32 +311,37 @@ def incoming(result):
     return steps.reshape(result.shape).to(result.dtype)
 
 
-def noisy(program, call, seed):
-    """The outcome in double where each inexact value is off by some roundings of its eager dtype; exactly
-    for seed None."""
-    world = World(program.inputs, program.arguments(call), program.gradients)
-    generator = torch.Generator().manual_seed(seed or 0)
+def epsilons(program, call):
+    """Of each statement the epsilon of eager's dtype, None where the value is exact or a view; and the names of the
+    values that are exact in the end."""
+    world, found = World(program.inputs, program.arguments(call), program.gradients), []
+    for name, st in program.statements:
+        assert world.step(name, st)
+        target = name or st.operands[0]
+        still = target in world.exact or st.kind == "view"
+        found.append(None if still else EPSILON.get(world.plain[target].dtype))
+    return found, world.exact
+
+
+def noisy(program, call, roundings=None, seed=0):
+    """The outcome in double; where there are `roundings`, the epsilon of each statement, each op of it is off by such
+    and each one of the backward by those of the registers."""
+    shaken = Shaken(seed)
 
     def function(*arguments):
-        values = dict(zip(world.plain, arguments))
-        for name, st in program.statements:
-            assert world.step(name, st)
-            result = execute(name, _wide_text(st.text()), values, torch.float64)
-            target = name or st.operands[0]
-            if seed is not None and target not in world.exact and st.kind != "view":
-                shaken = _shaken(result, world.plain[target].dtype, generator)
-                if name:
-                    values[name] = shaken
-                elif result.is_floating_point():
-                    result.mul_(shaken.detach() / torch.where(result == 0, 1, result).detach())
+        values = dict(zip([i.name for i in program.inputs] + ["s", "n"], arguments))
+        for (name, st), epsilon in zip(program.statements, roundings or [None] * len(program.statements)):
+            with shaken.by(epsilon):
+                execute(name, _wide_text(st.text()), values, torch.float64)
         return [values[name] for name in program.results]
 
     arguments = [_copied(a) for a in program.arguments(call)]
-    return outcome(function, arguments, program.gradients), world.exact
+    backward = shaken.by(_register(program) if roundings else None)
+    with shaken if roundings else contextlib.nullcontext():
+        return outcome(function, arguments, program.gradients, backward)
 
 
-def _shaken(x, dtype, generator):
-    if not x.is_floating_point() or dtype not in EPSILON:
-        return x
-    noise = torch.rand(x.shape, generator=generator, dtype=torch.float64) * 2 - 1
-    return x * (1 + 2 * EPSILON[dtype] * noise)
+def _register(program):
+    """The epsilon of the registers that gradients are computed in: double's where all leaves are double."""
+    least = torch.float64 if all(i.dtype == torch.float64 for i in program.inputs if i.leaf) else torch.float32
+    return EPSILON[least]

@@ -26,6 +26,63 @@ def test_strides_are_those_of_eager(device, case):
     torch.testing.assert_close(mine, plain)
 
 
+#: Of `x`, expanded, in float, and `y`, transposed, in double. On the CPU eager casts `x` before it looks at
+#: strides: the copy is not expanded, and decides; `where` and `float_power` cast it on each device.
+PROMOTED = (
+    "x + y", "y + x", "torch.add(x, y, alpha=2)", "torch.logaddexp(x, y)", "torch.maximum(x, y)", "x < y",
+    "torch.logical_and(x, y)", "torch.atan2(x, y)", "torch.pow(x * x + 1, y)", "torch.float_power(x * x + 1, y)",
+    "torch.addcmul(x, y, y)", "torch.clamp(x, y)", "torch.where(z > 2, x, y)", "torch.where(y > 2, x, y)",
+    "torch.xlogy(x, y)", "h + x", "h * y", "x.to(torch.float64) + y", "x.clone() + y", "torch.ones_like(x) + y",
+)  # fmt: skip
+
+
+def test_operands_of_other_dtypes_decide_about_strides_as_in_eager(device):
+    source = f"def f(x, y, h, z):\n    return ({', '.join(PROMOTED)})\n"
+    x = torch.rand(1, 1, 8, 4, device=device).expand(33, 1, 8, 4)
+    y = torch.rand(4, 8, 1, 33, device=device, dtype=torch.float64).permute(3, 2, 1, 0)
+    given = x, y, x[:1].half().expand(33, 1, 8, 4), torch.rand((), device=device)
+    space = {"torch": torch}
+    exec(source, space)
+    scripted = fuse(script(source), *given)
+    with no_fallback():
+        found = {case: t.stride() for case, t in zip(PROMOTED, scripted(*given))}
+    assert found == {case: t.stride() for case, t in zip(PROMOTED, space["f"](*given))}
+    assert len(groups(scripted)) == 1
+
+
+@pytest.mark.parametrize("call", ["threshold_backward(g, x, 0.25)", "leaky_relu_backward(g, x, 0.1, False)"])
+def test_a_gradient_lies_in_memory_as_what_decides_its_sign(device, call):
+    source = f"def f(g, x):\n    return torch.ops.aten.{call} * 2.0\n"
+    g, x = torch.randn(5, 7, device=device), torch.randn(7, 5, device=device).t()
+    space = {"torch": torch}
+    exec(source, space)
+    scripted = fuse(script(source), g, x)
+    with no_fallback():
+        mine, plain = scripted(g, x), space["f"](g, x)
+    assert groups(scripted) and mine.stride() == plain.stride() == x.stride()
+    torch.testing.assert_close(mine, plain)
+
+
+#: (sizes, strides): dims of size 1 whose strides are those of no dense tensor.
+ODD = (((4, 5, 1), (5, 1, 7)), ((1, 5, 1, 3), (2, 3, 40, 1)), ((5, 1, 4), (8, 1, 2)), ((1, 3), (1, 2)))
+
+
+@pytest.mark.parametrize("sizes, strides", ODD)
+def test_dims_of_size_1_lie_as_in_eager_beside_numbers_and_in_copies(device, sizes, strides):
+    cases = ("x + 1.5", "x * s", "torch.sigmoid(x)", "x.clone()", "x.double()", "torch.zeros_like(x)",
+             "torch.clamp(x, 0.1, 0.9)", "torch.pow(x, 2)", "torch.sin(i)", "x.unsqueeze(-1).view(x.size(0), -1) + 1.5")  # fmt: skip
+    source = f"def f(x, i, s: float):\n    return ({', '.join(cases)})\n"
+    x = torch.rand(99, device=device).as_strided(sizes, strides)
+    given = x, torch.ones(99, device=device, dtype=torch.int32).as_strided(sizes, strides), 0.5
+    space = {"torch": torch}
+    exec(source, space)
+    scripted = fuse(script(source.replace("x, i,", "x: Tensor, i: Tensor,")), *given)
+    with no_fallback():
+        found = {case: t.stride() for case, t in zip(cases, scripted(*given))}
+    assert groups(scripted)
+    assert found == {case: t.stride() for case, t in zip(cases, space["f"](*given))}
+
+
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 def test_rms_norm_keeps_channels_last(device, layout):
     x = torch.randn(2, 3, 4, 5, device=device).contiguous(memory_format=layout)

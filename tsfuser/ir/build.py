@@ -11,7 +11,7 @@ sizes that broadcast against each other become one axis, and the equality is a d
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Callable, Sequence
 
 from . import layout as lay
 from . import size as sz
@@ -25,6 +25,7 @@ from .rematerialize import rematerialized
 from .views import through_memory
 from ..errors import Refusal
 
+_WITHOUT_DIMS = lay.Layout((), (), dense=True)
 _NUMBER_DTYPE = {"bool": BOOL, "int": INT64, "float": DOUBLE, "complex": COMPLEX128}
 
 
@@ -35,7 +36,7 @@ class Builder(Draft):
         super().__init__(call)
         self.device = device
         self.default_dtype = default_dtype
-        self._pointwise_layouts: dict[tuple, lay.Layout] = {}  # memo: (sizes, layouts of the operands) -> that of the result
+        self._known_layouts: dict[tuple, lay.Layout] = {}  # memo: (sizes, layouts of the operands) -> that of the result; (layout,) -> that of a copy
 
     # ---- inputs
 
@@ -93,11 +94,12 @@ class Builder(Draft):
     # ---- operations
 
     def pointwise(self, name: str, template: str, operands: Sequence[Value], dtype: DType, compute: DType | None = None,
-                  own_types: bool = False) -> Value:  # fmt: skip
+                  own_types: bool = False, layouts: "Sequence[lay.Layout] | None" = None) -> Value:  # fmt: skip
         """An elementwise op: operands broadcast, are converted to `compute` (default: `dtype.register`; not at all if `own_types`) and
-        `template` gives the result in `dtype.register`."""
+        `template` gives the result in `dtype.register`. `layouts`, if given, are those from which the result's follows, not those of the tensors among
+        the operands."""
         dims, operands = self._broadcast(operands)
-        output = self.new(name, dtype, dims, self._pointwise_layout(dims, operands))
+        output = self.new(name, dtype, dims, self._pointwise_layout(dims, self._layouts_of(operands) if layouts is None else layouts))
         compute = None if own_types else (compute or dtype).register
         self.ops.append(Pointwise(name, template, tuple(operands), compute, output))
         return output
@@ -109,7 +111,7 @@ class Builder(Draft):
         template = f"convert<{dtype.register.ctype}>({{0}})"
         if dtype.register is not dtype:
             template = f"convert<float>(convert<{dtype.ctype}>({{0}}))"
-        return self.pointwise("to", template, (value,), dtype, value.dtype)
+        return self.copied(self.pointwise("to", template, (value,), dtype, value.dtype, layouts=()), value)
 
     def reduce(self, name: str, combine: str, operand: Value, dims: Sequence[int], keepdim: "bool | Sequence[int]", dtype: DType) -> Value:
         """Reduction of `operand` over `dims` (non-negative), accumulated in `dtype.register`; the result is dense and row-major. `keepdim` says
@@ -132,7 +134,7 @@ class Builder(Draft):
         """Random numbers in [0, 1), one for each element of `like`: 24 random bits each in float32, 53 in float64, the only dtypes. They are
         counted in the order of memory, so that neighbours there, which a thread holds, share a Philox block whatever the layout."""
         assert dtype in (FLOAT, DOUBLE), dtype
-        output = self.new("uniform", dtype, like.dims, self._pointwise_layout(like.dims, (like,)))
+        output = self.copied(self.new("uniform", dtype, like.dims), like)
         self.ops.append(Random("uniform", 0, (like,), output, self.layout(output).strides))
         return output
 
@@ -177,7 +179,13 @@ class Builder(Draft):
 
     def like(self, value: Value, other: Value) -> Value:
         """`value`, which an op of the caller has just made, in the layout of an elementwise result of `other`."""
-        self.layouts[value.name] = self._pointwise_layout(value.dims, (other,))
+        self.layouts[value.name] = self._pointwise_layout(value.dims, self._layouts_of((other,)))
+        return value
+
+    def copied(self, value: Value, other: Value) -> Value:
+        """`value`, which an op of the caller has just made, in the layout of a copy of `other`."""
+        (layout,) = self._layouts_of((other,), numbers=True)
+        self.layouts[value.name] = self._known((layout,), lambda: lay.copied(self.call, layout))
         return value
 
     def in_format_of(self, value: Value, other: Value) -> Value:
@@ -199,15 +207,35 @@ class Builder(Draft):
         layout = self.layout(value)
         return lay.is_contiguous(self.call, layout) or lay.is_channels_last(self.call, layout)
 
-    def _pointwise_layout(self, dims: "Sequence[Axis | None]", operands: Sequence[Value]) -> lay.Layout:
-        """That of an elementwise result of `dims`."""
-        sizes = self.extents(dims)
-        layouts = tuple(dict.fromkeys(self.layout(v) for v in operands if not v.is_number and v.dims))
+    def cast_layouts(self, operands: Sequence[Value], dtype: DType) -> tuple[lay.Layout, ...]:
+        """The layouts of `operands`, which are tensors or numbers, those of another dtype being cast to `dtype` first."""
+        own = self._layouts_of(operands, numbers=True)
+        return tuple(
+            layout if v.dtype is dtype or not layout.sizes else self._known((layout,), lambda layout=layout: lay.copied(self.call, layout))
+            for v, layout in zip(operands, own)
+        )
+
+    def promoted_layouts(self, operands: Sequence[Value], dtype: DType) -> tuple[lay.Layout, ...]:
+        """The layouts of `operands` as eager's iterator meets them in an op that promotes them to `dtype`: on the CPU it casts them first, elsewhere
+        while it computes."""
+        return self.cast_layouts(operands, dtype) if self.device == "cpu" else self._layouts_of(operands, numbers=True)
+
+    def _layouts_of(self, operands: Sequence[Value], numbers: bool = False) -> tuple[lay.Layout, ...]:
+        """The layouts of `operands`; numbers, which are tensors without dims to eager's iterator, only where it sees them."""
+        return tuple(_WITHOUT_DIMS if v.is_number else self.layout(v) for v in operands if numbers or not v.is_number)
+
+    def _pointwise_layout(self, dims: "Sequence[Axis | None]", layouts: Sequence[lay.Layout]) -> lay.Layout:
+        """That of an elementwise result of `dims` of operands that lie in memory by `layouts`."""
+        sizes, layouts = self.extents(dims), tuple(dict.fromkeys(layouts))
         if not layouts:
             return lay.contiguous(sizes)
-        if (sizes, layouts) not in self._pointwise_layouts:
-            self._pointwise_layouts[sizes, layouts] = lay.pointwise(self.call, sizes, layouts)
-        return self._pointwise_layouts[sizes, layouts]
+        return self._known((sizes, layouts), lambda: lay.pointwise(self.call, sizes, layouts))
+
+    def _known(self, key: tuple, make: "Callable[[], lay.Layout]") -> lay.Layout:
+        """What `make` gives, the same layout each time for a `key`."""
+        if key not in self._known_layouts:
+            self._known_layouts[key] = make()
+        return self._known_layouts[key]
 
     # ---- outputs
 

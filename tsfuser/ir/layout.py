@@ -3,7 +3,8 @@
 In: sizes and strides of the operands of an elementwise op. Out: sizes and strides of the tensor that eager would allocate. The rule
 (ATen/TensorIterator.cpp, `compute_fast_setup_type` and `reorder_dimensions`): equal shapes that are all contiguous, all channels-last, or all
 dense with equal strides, keep their strides; else dimensions are sorted by stride, the first operand that tells two dimensions apart deciding.
-Example: channels-last plus a bias of one axis stays channels-last.
+Example: channels-last plus a bias of one axis stays channels-last. On the CPU it does not see an operand of another dtype than the common one, but
+the copy that it makes of it in that dtype (`compute_types`): `copied`.
 """
 
 from __future__ import annotations
@@ -98,20 +99,34 @@ def is_dense(call: Call, layout: Layout) -> bool:
 
 
 def pointwise(call: Call, sizes: tuple[Size, ...], operands: Sequence[Layout]) -> Layout:
-    """The layout of an elementwise result of shape `sizes` (the operands' broadcast shape)."""
-    first = operands[0]
-    if all(o is first for o in operands) and first.dense and first.sizes == sizes:
+    """The layout of an elementwise result of shape `sizes` (the operands' broadcast shape). Beside an operand without dims, a number say, shapes are
+    not equal, and dims are sorted: unless there are some of size 1, that says nothing new."""
+    if not sizes:
+        return contiguous(sizes)
+    given, operands = operands, [o for o in operands if o.sizes]
+    first, ones = operands[0], any(call.decide(sz.eq(size, 1)) for size in sizes)
+    if not ones and all(o is first for o in operands) and first.dense and first.sizes == sizes:
         return first
-    if all(_same(call, o.sizes, sizes) for o in operands):
+    if ones and len(operands) < len(given):
+        if all(_same(call, o.sizes, sizes) and _same(call, o.strides, contiguous(sizes).strides) for o in operands):
+            return contiguous(sizes)
+    elif all(_same(call, o.sizes, sizes) for o in operands):
         if all(is_contiguous(call, o) for o in operands):
             return contiguous(sizes)
-        if len(sizes) == 4 and any(call.decide(sz.eq(size, 1)) for size in sizes):
-            # without a dim of size 1 the strides are these anyway
+        if len(sizes) == 4 and ones:  # without a dim of size 1 the strides are these anyway
             if all(_is_packed(call, o, (1, 3, 2, 0)) for o in operands):
                 return channels_last(sizes)
         if all(_same(call, o.strides, first.strides) for o in operands) and is_dense(call, first):
             return Layout(sizes, first.strides, dense=True)
     return _allocate(sizes, _sorted_dims(call, sizes, operands))
+
+
+def copied(call: Call, layout: Layout) -> Layout:
+    """The layout of a copy or cast of a tensor (ATen/TensorConversions.cpp, `_to_copy`): what is dense keeps its strides, also those of dims of
+    size 1; of all else the dims are sorted (ATen/ExpandUtils.cpp, `infer_dense_strides`), and what was expanded is no longer."""
+    if is_dense(call, layout):
+        return layout
+    return _allocate(layout.sizes, _sorted_dims(call, layout.sizes, [layout]))
 
 
 def _same(call: Call, a: Sequence[Size], b: Sequence[Size]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.fusion import Value
-from .elementwise import round_number
+from .elementwise import promoted, round_number
 from .table import FLOATING, composite
 
 
@@ -54,7 +54,8 @@ def celu(b: Builder, self, alpha) -> Value:
 @composite("aten::hardtanh", dtypes=FLOATING)
 def hardtanh(b: Builder, self, min_val, max_val) -> Value:
     """`self` between two bounds"""
-    return b.pointwise("hardtanh", "clamp({0}, {1}, {2})", (self, min_val, max_val), self.dtype)
+    made = b.pointwise("hardtanh", "clamp({0}, {1}, {2})", (self, min_val, max_val), self.dtype, layouts=())
+    return b.copied(made, self)  # eager's is made by empty_like
 
 
 @composite("aten::hardshrink", dtypes=FLOATING)
@@ -75,8 +76,8 @@ def logit(b: Builder, self, eps=None) -> Value:
     """`log(x / (1 - x))` of `self`, clamped to [eps, 1 - eps]"""
     dtype = b.floating(self.dtype)
     if eps is None:
-        return b.pointwise("logit", "log({0} / (1 - {0}))", (self,), dtype)
-    return b.pointwise("logit", "logit({0}, {1})", (self, eps), dtype)
+        return promoted(b, "logit", "log({0} / (1 - {0}))", (self,), dtype)
+    return promoted(b, "logit", "logit({0}, {1})", (self,), dtype, numbers=(eps,))
 
 
 @composite("aten::_prelu_kernel", dtypes=FLOATING)

@@ -10,7 +10,7 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import COMPLEX64, DOUBLE, FLOAT, DType
 from ..ir.fusion import Value
-from .elementwise import binary, elementwise, fit
+from .elementwise import binary, elementwise, promoted
 from .table import ALL, BOOLEAN, COMPLEX, FLOATING, INTEGRAL, NUMERIC, REAL, composite
 
 _KINDS = "bifc"
@@ -80,7 +80,7 @@ def _scaled_sum(
     if dtype.kind == "b" or alpha.dtype.kind == "b":
         raise Refusal("alpha with bools is not supported")
     template = scaled.get(dtype.kind, scaled["f"])
-    return b.pointwise(name, template, (*fit(b, (first, second), dtype), alpha), dtype)
+    return promoted(b, name, template, (first, second), dtype, numbers=(alpha,))
 
 
 @composite("aten::abs", dtypes=NUMERIC + COMPLEX)
@@ -170,23 +170,23 @@ def _pow(b: Builder, self, exponent) -> Value:
     if dtype.kind == "b":
         raise Refusal("pow of bools is not supported")
     if exponent.literal == 1 and not self.is_number:
-        return b.pointwise("pow", "{0}", (self,), dtype)
+        return promoted(b, "pow", "{0}", (self,), dtype)
     if dtype.kind == "i":
         if exponent.is_number and (exponent.literal is None or exponent.literal < 0):
             raise Refusal("the exponent of an integer power is not known to be at least 0")
-        return elementwise(b, "pow", "int_pow({0}, {1})", (self, exponent))
+        return elementwise(b, "pow", "int_pow({0}, {1})", (self, exponent), scalars=False)
     if exponent.literal in _POWERS:
-        return b.pointwise("pow", _POWERS[exponent.literal], fit(b, (self,), dtype), dtype)
-    return elementwise(
-        b, "pow", "pow_number({0}, {1})" if exponent.is_number else "pow({0}, {1})", (self, exponent)
-    )
+        return promoted(b, "pow", _POWERS[exponent.literal], (self,), dtype)
+    template = "pow_number({0}, {1})" if exponent.is_number else "pow({0}, {1})"
+    return elementwise(b, "pow", template, (self, exponent), scalars=False)
 
 
 @composite("aten::float_power", "Tensor_Tensor", "Tensor_Scalar", "Scalar", dtypes=REAL)
 def float_power(b: Builder, self, exponent) -> Value:
     """`self ** exponent` in double"""
     template = "pow_number({0}, {1})" if exponent.is_number else "pow({0}, {1})"
-    result = b.pointwise("float_power", template, (self, exponent), DOUBLE)
+    operands = (self, exponent)
+    result = b.pointwise("float_power", template, operands, DOUBLE, layouts=b.cast_layouts(operands, DOUBLE))
     return b.contiguous(result) if self.is_number else result
 
 
@@ -204,7 +204,7 @@ def addcmul(b: Builder, self, tensor1, tensor2, value=None) -> Value:
         template = "wrap_add({0}, wrap_mul(wrap_mul({3}, {1}), {2}))"
     elif is_literal(value, 1):
         template = "({0} + {1} * {2})"
-    return b.pointwise("addcmul", template, (*fit(b, (self, tensor1, tensor2), dtype), value), dtype)
+    return promoted(b, "addcmul", template, (self, tensor1, tensor2), dtype, numbers=(value,))
 
 
 @composite("aten::addcdiv", dtypes=REAL)
@@ -216,9 +216,8 @@ def addcdiv(b: Builder, self, tensor1, tensor2, value=None) -> Value:
     ):
         raise Refusal("addcdiv of integers is an error in eager")
     value = b.literal(1) if value is None else value
-    return b.pointwise(
-        "addcdiv", "({0} + {3} * {1} / {2})", (*fit(b, (self, tensor1, tensor2), dtype), value), dtype
-    )
+    template = "({0} + {3} * {1} / {2})"
+    return promoted(b, "addcdiv", template, (self, tensor1, tensor2), dtype, numbers=(value,))
 
 
 @composite("aten::lerp", "Scalar", "Tensor", dtypes=FLOATING)

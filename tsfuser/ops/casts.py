@@ -30,7 +30,7 @@ def _cast(b: Builder, self: Value, dtype: DType, copy: bool = False) -> Value:
     if self.dtype.is_complex and not dtype.is_complex:
         raise Refusal("a cast from complex drops the imaginary part with a warning")
     if copy and dtype is self.dtype:
-        return b.pointwise("copy", "{0}", (self,), dtype)
+        return b.copied(b.pointwise("copy", "{0}", (self,), dtype, layouts=()), self)
     return b.cast(self, dtype)
 
 
@@ -127,7 +127,8 @@ def filled(b: Builder, name: str, like: Value, value: Value, dtype: DType) -> Va
     elif value.dtype.is_complex and not dtype.is_complex:
         raise Refusal(f"{name} with a complex number in {dtype}")
     check_range(value, dtype, f"the value of {name}")
-    return b.pointwise(name, f"convert<{dtype.register.ctype}>({{1}})", (like, value), dtype, own_types=True)
+    template = f"convert<{dtype.register.ctype}>({{1}})"
+    return b.copied(b.pointwise(name, template, (like, value), dtype, own_types=True, layouts=()), like)
 
 
 def _like(name: str, number: int) -> None:

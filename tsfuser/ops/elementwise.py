@@ -77,10 +77,11 @@ def elementwise(
     rule: str = DEFAULT,
     dtypes: Sequence[str] = ALL,
     exact: bool = False,
+    scalars: bool = True,
 ) -> Value:
     """One pointwise op over `operands` in their common dtype, by `rule`, which must be one of `dtypes`.
     `templates` maps the kind of that dtype (`f b i c`) to an expression; `f` serves kinds that are
-    absent. `exact`: see `fit`."""
+    absent. `exact`: see `fit`; `scalars`: see `promoted`."""
     compute = b.promote(*operands)
     if compute.name not in dtypes:
         raise Refusal(f"{name} in {compute} is not supported")
@@ -88,8 +89,33 @@ def elementwise(
         compute = b.floating(compute)
     if isinstance(templates, dict):
         templates = templates.get(compute.kind, templates["f"])
-    operands = fit(b, operands, compute, exact=exact or rule == COMPARE)
-    return b.pointwise(name, templates, operands, BOOL if rule == COMPARE else compute, compute)
+    result = BOOL if rule == COMPARE else compute
+    return promoted(b, name, templates, operands, compute, result, (), exact or rule == COMPARE, scalars)
+
+
+def promoted(
+    b: Builder,
+    name: str,
+    template: str,
+    operands: Sequence[Value],
+    dtype: DType,
+    result: "DType | None" = None,
+    numbers: Sequence[Value] = (),
+    exact: bool = False,
+    scalars: bool = True,
+) -> Value:
+    """A pointwise op of `operands` in their common dtype `dtype`, and of `numbers`, which do not count for that; the
+    result has the dtype `result`, or `dtype`. `scalars`: whether numbers among the operands are tensors without
+    dims to eager's iterator, as in `x + 1`, or the op's own.
+
+    The result lies in memory as where an iterator of eager's has `promote_inputs_to_common_dtype`. All those
+    have it that take several dtypes (TensorIterator.cpp: `BINARY_OP_CONFIG`, `COMPARISON_OP_CONFIG`,
+    `UNARY_FLOAT_OP_CONFIG`, `build_ternary_op`; clamp, threshold_backward): arithmetic, powers, comparisons,
+    logic, bits, extrema, clamp, addcmul, addcdiv, derivatives. `where` and `float_power` cast by themselves, on
+    each device; lerp, heaviside, prelu and gelu's derivative take one dtype only."""
+    layouts = b.promoted_layouts([v for v in operands if scalars or not v.is_number], dtype)
+    given = (*fit(b, operands, dtype, exact), *numbers)
+    return b.pointwise(name, template, given, result or dtype, dtype, layouts=layouts)
 
 
 def fit(b: Builder, operands: Sequence[Value], dtype: DType, exact: bool = False) -> tuple[Value, ...]:

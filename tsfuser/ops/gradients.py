@@ -7,7 +7,7 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import BOOL
 from ..ir.fusion import Value
-from .elementwise import elementwise, fit, round_number
+from .elementwise import elementwise, promoted, round_number
 from .table import FLOATING, NUMERIC, REAL, composite
 
 
@@ -36,9 +36,9 @@ _gradient_of_output("tanh", "({0} * (1 - {1} * {1}))")
 _gradient_of_output("sigmoid", "({0} * (1 - {1}) * {1})")
 
 
-def _with_numbers(b: Builder, name: str, template: str, grad: Value, self: Value, *numbers: Value) -> Value:
-    dtype = b.promote(grad, self)
-    return b.pointwise(name, template, (*fit(b, (grad, self), dtype), *numbers), dtype)
+def _with_numbers(b: Builder, name: str, template: str, first: Value, second: Value, *numbers: Value) -> Value:
+    dtype = b.promote(first, second)
+    return promoted(b, name, template, (first, second), dtype, numbers=numbers)
 
 
 def _check_same(grad: Value, self: Value) -> None:
@@ -68,7 +68,8 @@ def threshold_backward(b: Builder, grad_output, self, threshold) -> Value:
     """`self <= threshold ? 0 : grad_output`"""
     dtype = b.promote(grad_output, self)
     threshold = round_number(b, threshold, dtype) if dtype.is_floating else threshold
-    return _with_numbers(b, "threshold_backward", "({1} <= {2} ? 0 : {0})", grad_output, self, threshold)
+    # as in leaky_relu's, the layout of `self` comes first
+    return _with_numbers(b, "threshold_backward", "({0} <= {2} ? 0 : {1})", self, grad_output, threshold)
 
 
 @composite("aten::leaky_relu_backward", dtypes=FLOATING)
@@ -76,9 +77,8 @@ def leaky_relu_backward(
     b: Builder, grad_output, self, negative_slope, self_is_result: bool = False
 ) -> Value:
     """`self > 0 ? grad_output : grad_output * slope`"""
-    return _with_numbers(
-        b, "leaky_relu_backward", "({1} > 0 ? {0} : {0} * {2})", grad_output, self, negative_slope
-    )
+    template = "({0} > 0 ? {1} : {1} * {2})"
+    return _with_numbers(b, "leaky_relu_backward", template, self, grad_output, negative_slope)
 
 
 @composite("aten::softplus_backward", dtypes=FLOATING)

@@ -32,7 +32,7 @@ def clamp(b: Builder, self, min=None, max=None) -> Value:
         if len(bounds) == 2
         else ("nan_max({0}, {1})" if max is None else "nan_min({0}, {1})")
     )
-    return elementwise(b, "clamp", template, (self, *bounds))
+    return elementwise(b, "clamp", template, (self, *bounds), scalars=False)
 
 
 def _check_bounds(b: Builder, self: Value, *bounds: Value) -> None:
@@ -45,14 +45,14 @@ def _check_bounds(b: Builder, self: Value, *bounds: Value) -> None:
 def clamp_min(b: Builder, self, min) -> Value:
     """`max(self, min)`, NaN if either is"""
     _check_bounds(b, self, min)
-    return elementwise(b, "clamp_min", "nan_max({0}, {1})", (self, min))
+    return elementwise(b, "clamp_min", "nan_max({0}, {1})", (self, min), scalars=False)
 
 
 @composite("aten::clamp_max", "", "Tensor", dtypes=NUMERIC)
 def clamp_max(b: Builder, self, max) -> Value:
     """`min(self, max)`, NaN if either is"""
     _check_bounds(b, self, max)
-    return elementwise(b, "clamp_max", "nan_min({0}, {1})", (self, max))
+    return elementwise(b, "clamp_max", "nan_min({0}, {1})", (self, max), scalars=False)
 
 
 def select(b: Builder, name: str, condition: Value, yes: Value, no: Value, dtype: DType) -> Value:
@@ -61,9 +61,9 @@ def select(b: Builder, name: str, condition: Value, yes: Value, no: Value, dtype
         check_range(value, dtype, f"a number of {name}")
     ctype = dtype.register.ctype
     template = f"({{0}} ? convert<{ctype}>({{1}}) : convert<{ctype}>({{2}}))"
-    return b.pointwise(
-        name, template, (condition, *fit(b, (yes, no), dtype, exact=True)), dtype, own_types=True
-    )
+    layouts = (*b.cast_layouts((condition,), BOOL), *b.cast_layouts((yes, no), dtype))
+    operands = (condition, *fit(b, (yes, no), dtype, exact=True))
+    return b.pointwise(name, template, operands, dtype, own_types=True, layouts=layouts)
 
 
 @composite("aten::where", "self", "ScalarSelf", "ScalarOther", "Scalar", dtypes=ALL)
@@ -103,7 +103,8 @@ def nan_to_num(b: Builder, self, nan=None, posinf=None, neginf=None) -> Value:
     numbers = [
         b.literal(default) if v is None else round_number(b, v, self.dtype) for v, default in defaults
     ]
-    return b.pointwise("nan_to_num", "nan_to_num({0}, {1}, {2}, {3})", (self, *numbers), self.dtype)
+    made = b.pointwise("nan_to_num", "nan_to_num({0}, {1}, {2}, {3})", (self, *numbers), self.dtype, layouts=())
+    return b.copied(made, self)
 
 
 @composite("aten::heaviside", dtypes=BOOLEAN + NUMERIC)

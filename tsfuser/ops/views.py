@@ -215,14 +215,16 @@ def _by_pieces(b: Builder, name: str, self: Value, pieces: list, places: "list[i
     if not walks and not copies:
         raise Refusal("a view that merges dims which memory does not walk as one is an error in eager")
     strides = [layout.strides[old[-1]] * sz.product(sizes[k + 1 :]) for old, sizes in pieces for k in range(len(sizes))]
+    flat = [size for _, sizes in pieces for size in sizes]
+    base = layout.strides[-1] if self.dims else sz.const(1)
+    where = _layout(flat, strides, places, base) if walks else contiguous([sz.const(1) if k < 0 else flat[k] for k in places])
     if not merged or walks and b.is_read(self):
         axes, into = [], {}
         for old, sizes in pieces:
             first = b.axis(self.dims[old[0]])
             into[first] = (first,) if len(old) == len(sizes) == 1 else tuple(map(b.fresh_axis, sizes))
             axes += into[first]
-        dims = [None if k < 0 else axes[k] for k in places]
-        steps = [sz.const(1) if k < 0 else strides[k] for k in places]
+        dims, steps = [None if k < 0 else axes[k] for k in places], where.strides
         if all(len(old) == len(sizes) == 1 for old, sizes in pieces):
             return view(b, name, self, dims, steps)
         if b.is_read(self):
@@ -230,19 +232,18 @@ def _by_pieces(b: Builder, name: str, self: Value, pieces: list, places: "list[i
         copy = rematerialized(b, self, into)
         if copy is not None:
             return view(b, name, copy, dims, steps)
-    flat = [size for _, sizes in pieces for size in sizes]
-    where = _layout(flat, strides, places) if walks else contiguous([sz.const(1) if k < 0 else flat[k] for k in places])
     axes = regrouped(b, self, [d for old, _ in pieces for d in old], flat)
     if axes is None:
         return through_memory(b, self, where)
     return view(b, name, self, [None if k < 0 else axes[k] for k in places], where.strides, not walks)
 
 
-def _layout(sizes: list, strides: list, places: "list[int]") -> Layout:
-    """That of eager's view with dims of `sizes` and `strides` in their `places`: a dim of size 1 would walk over
-    all that is inside of it."""
+def _layout(sizes: list, strides: list, places: "list[int]", base: "sz.Size") -> Layout:
+    """That of eager's view with dims of `sizes` and `strides` in their `places` (ATen/TensorUtils.cpp, `computeStride`):
+    a dim of size 1 would walk over all that is inside of it, the last one by `base`, the stride of the viewed
+    tensor's last dim."""
     shape = [sz.const(1) if k < 0 else sizes[k] for k in places]
-    steps = [sz.const(1) if k < 0 else strides[k] for k in places]
+    steps = [base if k < 0 else strides[k] for k in places]
     for d in reversed(range(len(places) - 1)):
         if places[d] < 0:
             steps[d] = steps[d + 1] * shape[d + 1]

@@ -1,0 +1,146 @@
+"""Shakes each op of a program, forward and backward, by as much as rounding may put its result off.
+
+In: a program in double, run under `Shaken`. Out: what it gives where each op is as wrong as one of a dtype with that
+`epsilon` may be. The formulas (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 2.2 and 4.2), `d` being
+of the size of `2 epsilon`: an elementwise op gives `y (1 + d)`; a sum `y + d sum(|x|)`, since terms that cancel leave
+far less than their roundings; what takes a mean away is off by that mean's error, the same one everywhere. Example:
+
+    with Shaken(seed) as shaken, shaken.by(2.0**-23):
+        x.sum()
+"""
+
+import contextlib
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+
+class Shaken(TorchDispatchMode):
+    """Shakes what runs inside of one of its `by`."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.epsilon = None
+        self.generator = torch.Generator().manual_seed(seed)
+
+    @contextlib.contextmanager
+    def by(self, epsilon):
+        """Roundings of that size; None for none."""
+        before, self.epsilon = self.epsilon, epsilon
+        try:
+            yield
+        finally:
+            self.epsilon = before
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs, place = kwargs or {}, func.overloadpacket
+        written = [r.alias_info and r.alias_info.is_write for r in func._schema.returns]
+        is_view = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
+        out = func(*args, **kwargs)
+        if self.epsilon is None or is_view:
+            return out
+        outs = list(out) if isinstance(out, tuple) else [out]
+        args = [a.double() if isinstance(a, torch.Tensor) else a for a in args]
+        for k, y in enumerate(outs):
+            if not isinstance(y, torch.Tensor) or y.dtype != torch.float64:
+                continue
+            summed = _SUMMED[place](func, args, kwargs, outs) if k == 0 and place in _SUMMED else []
+            shaken = y * (1 + 2 * self.epsilon * self._random(y))
+            for magnitude in summed:  # never by next to nothing: there may be one element only
+                d = self._random(magnitude)
+                shaken = shaken + self.epsilon * (d + d.sign()) * magnitude
+            outs[k] = y.copy_(shaken) if written[k] else shaken
+        return type(out)(outs) if isinstance(out, tuple) else outs[0]
+
+    def _random(self, x):
+        return torch.rand(x.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
+
+
+# ---- op -> the magnitudes of what its first result sums; one of fewer elements is shared by many of the result's
+
+
+def _of_sum(func, args, kwargs, outs):
+    return [func(*(a.abs() if isinstance(a, torch.Tensor) else a for a in args), **kwargs)]
+
+
+def _of_product_and_sum(func, args, kwargs, outs):
+    return [args[0].abs() + (outs[0] - args[0]).abs()]
+
+
+def _of_logsumexp(func, args, kwargs, outs):
+    return [args[0].abs().amax(*args[1:])]
+
+
+def _of_log_softmax(func, args, kwargs, outs):
+    return [args[0].abs().amax(args[1], True)]
+
+
+def _of_softmax_backward(func, args, kwargs, outs):
+    grad, y, dim = args[:3]
+    return [y * (grad.abs() + (grad * y).abs().sum(dim, True))]
+
+
+def _of_log_softmax_backward(func, args, kwargs, outs):
+    grad, y, dim = args[:3]
+    return [grad.abs() + y.exp() * grad.abs().sum(dim, True)]
+
+
+def _of_layer_norm(func, args, kwargs, outs):
+    x, sizes = args[:2]
+    return [outs[2] * x.abs().mean(list(range(-len(sizes), 0)), True)]
+
+
+def _of_batch_norm(func, args, kwargs, outs):
+    x = args[0]
+    return [_of_channels(outs[2], x) * x.abs().mean(_but_channels(x), True)]
+
+
+def _of_group_norm(func, args, kwargs, outs):
+    x, groups = args[0], args[6]
+    return [(outs[2][..., None] * x.abs().reshape(len(x), groups, -1)).mean(2, True).expand(-1, -1, x.size(1) // groups)
+            .reshape(*x.shape[:2], *[1] * (x.dim() - 2))]  # fmt: skip
+
+
+def _of_layer_norm_backward(func, args, kwargs, outs):
+    grad, x, sizes, mean, rstd = args[:5]
+    dims = list(range(-len(sizes), 0))
+    return _of_normal_backward(grad, (x - mean) * rstd, rstd, dims)
+
+
+def _of_batch_norm_backward(func, args, kwargs, outs):
+    grad, x, mean, rstd = args[0], args[1], *(_of_channels(v, args[1]) for v in args[5:7])
+    return _of_normal_backward(grad, (x - mean) * rstd, rstd, _but_channels(x))
+
+
+def _of_group_norm_backward(func, args, kwargs, outs):
+    grad, x, mean, rstd, groups = *args[:4], args[8]
+    grad, rows = (v.reshape(len(x), groups, -1) for v in (grad, x))
+    hat = (rows - mean[..., None]) * rstd[..., None]
+    found = _of_normal_backward(grad, hat, rstd[..., None], [2])
+    return [m.expand_as(rows).reshape(x.shape) for m in found]
+
+
+def _of_normal_backward(grad, hat, rstd, dims):
+    """Of `rstd (g - mean(g) - hat mean(g hat))`."""
+    slope = (grad * hat).abs().mean(dims, True)
+    return [rstd * grad.abs().mean(dims, True), rstd * (grad.abs() + hat.abs() * slope)]
+
+
+def _but_channels(x):
+    return [d for d in range(x.dim()) if d != 1]
+
+
+def _of_channels(value, x):
+    return value.reshape(-1, *[1] * (x.dim() - 2))
+
+
+_SUMMED = dict.fromkeys((aten.sum, aten.mean, aten.cumsum), _of_sum) | {
+    aten.addcmul: _of_product_and_sum, aten.addcdiv: _of_product_and_sum, aten.lerp: _of_product_and_sum,
+    aten.logsumexp: _of_logsumexp, aten._log_softmax: _of_log_softmax,
+    aten._softmax_backward_data: _of_softmax_backward, aten._log_softmax_backward_data: _of_log_softmax_backward,
+    aten.native_layer_norm: _of_layer_norm, aten.native_layer_norm_backward: _of_layer_norm_backward,
+    aten.native_batch_norm: _of_batch_norm, aten.native_batch_norm_backward: _of_batch_norm_backward,
+    aten.native_group_norm: _of_group_norm, aten.native_group_norm_backward: _of_group_norm_backward,
+}  # fmt: skip
