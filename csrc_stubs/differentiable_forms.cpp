@@ -3,7 +3,7 @@
 //
 //     aten::to(%x, 6, 0, 0, None)            aten::to(%x, None, 6, 0, 0)          the overload with an optional device
 //     aten::where(%c, %x, -1e4)              aten::where(%c, %x, {-1e4})          a tensor that stands for a Python number
-//     aten::masked_fill(%x, %c, -1e4)        aten::type_as(aten::where(%c, {-1e4}, %x), %x)
+//     aten::masked_fill(%x, %c, -1e4)        aten::contiguous(aten::type_as(aten::where(%c, {-1e4}, %x), %x), 0)
 //
 // `plain_forms` writes them as they were, for passes and groups, and for all that is not differentiated.
 
@@ -13,6 +13,7 @@
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -128,8 +129,8 @@ void where(Node* node) {  // aten::where(Tensor condition, Tensor or number, Ten
 }
 
 void masked_fill(Node* node) {  // aten::masked_fill(Tensor, Tensor mask, Tensor or number)
-  const auto number = real_number(node->input(2));
-  Value* tensor = number ? tensor_of(*number, node) : nullptr;
+  const auto number = real_number(node->input(2));  // autodiff keeps the operand of the cast, which is the result: nobody may write to it
+  Value* tensor = number && is_only_read(node->output()) ? tensor_of(*number, node) : nullptr;
   if (!tensor) {
     return;
   }
@@ -138,9 +139,14 @@ void masked_fill(Node* node) {  // aten::masked_fill(Tensor, Tensor mask, Tensor
   chosen->copyMetadata(node);
   chosen->insertAfter(node);
   Node* cast = graph.create(c10::aten::type_as, {chosen->output(), node->input(0)}, 1);
-  node->output()->replaceAllUsesWith(cast->output());
   cast->copyMetadata(node);
   cast->insertAfter(chosen);
+  const torch::jit::WithInsertPoint behind(cast->next());
+  Value* row_major = graph.insertConstant(static_cast<int64_t>(at::MemoryFormat::Contiguous));
+  Node* made = graph.create(c10::aten::contiguous, {cast->output(), row_major}, 1);
+  made->copyMetadata(node);
+  made->insertAfter(row_major->node());
+  node->output()->replaceAllUsesWith(made->output());
 }
 
 // aten::where(%c, %x, {-1e4})  ->  aten::where(%c, %x, -1e4)
@@ -167,6 +173,45 @@ void overload_again(Node* node) {
   node->destroy();
 }
 
+// The value that a profile node stands before.
+Value* behind_profiles(Value* value) {
+  while (value->node()->kind() == c10::prim::profile && value->node()->inputs().size() == 1) {
+    value = value->node()->input();
+  }
+  return value;
+}
+
+// Whether nothing reads the value, perhaps behind profile nodes, but `reader`, and what asks for its size.
+bool is_read_by(const Value* value, const Node* reader) {
+  return std::all_of(value->uses().begin(), value->uses().end(), [reader](const torch::jit::Use& use) {
+    const Node* user = use.user;
+    return user == reader || user->kind() == c10::aten::size ||
+           (user->kind() == c10::prim::profile && user->outputs().size() == 1 && is_read_by(user->output(), reader));
+  });
+}
+
+// aten::contiguous(aten::type_as(aten::where(%c, -1e4, %x), %x), 0)  ->  aten::masked_fill(%x, %c, -1e4)
+void masked_fill_again(Node* node) {
+  const auto format = torch::jit::toIValue(node->input(1));
+  Node* cast = behind_profiles(node->input(0))->node();
+  if (!format || !format->isInt() || format->toInt() != static_cast<int64_t>(at::MemoryFormat::Contiguous) ||
+      cast->kind() != c10::aten::type_as) {
+    return;
+  }
+  Node* chosen = behind_profiles(cast->input(0))->node();
+  if (chosen->kind() != c10::aten::where || chosen->inputs().size() != 3 || !real_number(chosen->input(1)) ||
+      behind_profiles(cast->input(1)) != behind_profiles(chosen->input(2)) || !is_read_by(chosen->output(), cast) ||
+      !is_read_by(cast->output(), node)) {
+    return;
+  }
+  Node* made = node->owningGraph()->create(c10::aten::masked_fill, {chosen->input(2), chosen->input(0), chosen->input(1)}, 1);
+  made->output()->setType(node->output()->type());
+  made->copyMetadata(node);
+  made->insertAfter(chosen);
+  chosen->output()->replaceAllUsesWith(made->output());
+  node->output()->replaceAllUsesWith(made->output());
+}
+
 void plain_forms(Block* block) {
   const std::vector<Node*> nodes(block->nodes().begin(), block->nodes().end());
   for (Node* node : nodes) {
@@ -177,6 +222,8 @@ void plain_forms(Block* block) {
       number_again(node);
     } else if (node->kind() == c10::aten::to) {
       overload_again(node);
+    } else if (node->kind() == c10::aten::contiguous) {
+      masked_fill_again(node);
     }
   }
 }

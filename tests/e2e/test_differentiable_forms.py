@@ -211,3 +211,39 @@ def test_nnc_finds_all_as_it_was_when_it_is_on():
         torch._C._jit_set_texpr_fuser_enabled(False)
         assert asks()
     assert not asks()
+
+
+def test_a_result_may_be_written_to_before_the_backward(device):
+    """Eager keeps it for no backward."""
+
+    def program(x: Tensor, mask: Tensor):
+        y = (x * 2.0).masked_fill(mask, 0.5)
+        z = torch.where(mask, x * 3.0, 0.5)
+        return y, z
+
+    x, _, mask = operands(device)
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        for _ in range(4):
+            x.grad = None
+            y, z = scripted(x, mask)
+            with torch.no_grad():
+                y.zero_()
+                z.zero_()
+            (y.sum() + z.sum()).backward()
+    assert torch.equal(x.grad, torch.where(mask, 0.0, 2.0) + torch.where(mask, 3.0, 0.0))
+
+
+@pytest.mark.parametrize("body", ["(x * 2).masked_fill(m, 0.5) * w + x", "torch.tanh(x.masked_fill(m, 2.0)) * 3", "torch.where(m, x * 2, 1.0) + 1"])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_strides_are_those_of_eager(device, body, transposed):
+    """`masked_fill` gives a row-major tensor whatever the layouts, `where` does not."""
+    x, w, mask = operands(device, sizes=(5, 5))
+    x, mask = (x.detach().t().requires_grad_(), mask.t()) if transposed else (x, mask)
+    source = f"def f(x: Tensor, w: Tensor, m: Tensor):\n    return {body}\n"
+    space = {"torch": torch, "Tensor": Tensor}
+    exec(source, space)
+    scripted = torch.jit.CompilationUnit(source).f
+    with tsfuser.fuser():
+        for _ in range(4):
+            assert scripted(x, w, mask).stride() == space["f"](x, w, mask).stride()

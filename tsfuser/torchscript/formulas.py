@@ -14,8 +14,12 @@ from __future__ import annotations
 
 import torch
 
-from .graph import CONSTANT, Node, Value, all_blocks, inputs, schema
+from .graph import CONSTANT, Node, Value, all_blocks, inputs, is_tensor, schema
 from .kept import Kept
+
+#: Ops of one tensor, and numbers, that give its dtype where that has fractions.
+_KEEP_DTYPE = frozenset(f"aten::{name}" for name in "where mul add sub div neg exp tanh sigmoid relu gelu silu sqrt rsqrt reciprocal dropout".split())
+_SOFTMAX = ("aten::softmax", "aten::log_softmax")  # whose last operand may be a dtype
 
 
 def put_right(kept: Kept) -> None:
@@ -115,10 +119,11 @@ def _equal_dtypes(kept: Kept) -> "dict[str, str]":
     for node in kept.forward.nodes():
         if node.kind() == "aten::type_as":
             join(node.output(), node.inputsAt(1))
-        elif node.kind() in ("aten::softmax", "aten::log_softmax") and node.inputsAt(2).type().kind() == "NoneType":
+        elif node.kind() == "aten::contiguous" or (node.kind() in _SOFTMAX and node.inputsAt(2).type().kind() == "NoneType"):
             join(node.output(), node.inputsAt(0))
-        elif node.kind() == "aten::where" and node.output().debugName() in moving:
-            tensors = [v for v in inputs(node)[1:] if v.type().kind() == "TensorType"]
-            if len(tensors) == 1:  # the other is a number, and real
+        elif node.kind() in _KEEP_DTYPE and node.output().debugName() in moving:
+            operands = inputs(node)[node.kind() == "aten::where":]
+            tensors = [v for v in operands if is_tensor(v)]
+            if len(tensors) == 1 and not any(v.type().kind() in ("ComplexType", "NumberType") for v in operands):
                 join(node.output(), tensors[0])
     return same
