@@ -2,6 +2,7 @@
 // of in_place.cpp), and so before it differentiates it:
 //
 //     aten::to(%x, 6, 0, 0, None)            aten::to(%x, None, 6, 0, 0)          the overload with an optional device
+//     aten::square(%x)                       aten::pow(%x, 2)                     which it is
 //     aten::where(%c, %x, -1e4)              aten::where(%c, %x, {-1e4})          a tensor that stands for a Python number
 //     aten::masked_fill(%x, %c, -1e4)        aten::contiguous(aten::type_as(aten::where(%c, {-1e4}, %x), %x), 0)
 //
@@ -115,6 +116,12 @@ void cast(Node* node) {  // aten::to(Tensor, int dtype, bool non_blocking, bool 
   const torch::jit::WithInsertPoint before(node);
   Value* anywhere = graph.insertConstant(c10::IValue());
   replace(node, graph.create(c10::aten::to, {node->input(0), anywhere, node->input(1), node->input(2), node->input(3)}, 1));
+}
+
+void square(Node* node) {
+  Graph& graph = *node->owningGraph();
+  const torch::jit::WithInsertPoint before(node);
+  replace(node, graph.create(c10::aten::pow, {node->input(0), graph.insertConstant(2)}, 1));
 }
 
 void where(Node* node) {  // aten::where(Tensor condition, Tensor or number, Tensor or number)
@@ -236,6 +243,8 @@ void make_differentiable(Node* node) {
   }
   if (node->kind() == c10::aten::to) {
     cast(node);
+  } else if (node->kind() == c10::aten::square) {
+    square(node);
   } else if (node->kind() == c10::aten::where && node->inputs().size() == 3) {
     where(node);
   } else if (node->kind() == c10::aten::masked_fill) {

@@ -37,7 +37,11 @@ def narrowed(x: Tensor, w: Tensor, mask: Tensor):
     return torch.tanh((x * w).to(torch.bfloat16) * 2).float() * w
 
 
-PROGRAMS = [chosen, chosen_first, filled, filled_with_infinity, widened, narrowed]
+def squared(x: Tensor, w: Tensor, mask: Tensor):
+    return x * torch.rsqrt(torch.square(x).mean(-1, keepdim=True) + 1e-6) * w
+
+
+PROGRAMS = [squared, chosen, chosen_first, filled, filled_with_infinity, widened, narrowed]
 
 
 def operands(device, dtype=torch.float32, sizes=(6, 33)):
@@ -75,7 +79,7 @@ def test_gradients(device, program, dtype):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_nothing_is_left_out_of_the_groups(device, program):
     scripted, graphs = graphs_of(program, operands(device, torch.bfloat16))
-    outside = {n.kind() for graph in graphs for n in graph.nodes()} & {"aten::to", "aten::where", "aten::masked_fill", "aten::softmax"}
+    outside = {n.kind() for graph in graphs for n in graph.nodes()} & {"aten::to", "aten::square", "aten::where", "aten::masked_fill", "aten::softmax"}
     assert not outside
     assert sum(len(graph.findAllNodes(GROUP, True)) for graph in graphs) == 2  # one forward, one backward
     assert "prim::DifferentiableGraph" in str(scripted.graph_for(*operands(device, torch.bfloat16)))
