@@ -324,8 +324,8 @@ def epsilons(program, call):
 
 
 def noisy(program, call, roundings=None, seed=0):
-    """The outcome in double; where there are `roundings`, the epsilon of each statement, each op of it is off by such
-    and each one of the backward by those of the registers."""
+    """The outcome in double; where there are `roundings`, the epsilon of each statement, each op of it is off by such, and
+    each one of the backward by those of the registers, or of eager's gradients, which have the dtypes of the values."""
     shaken = Shaken(seed)
 
     def function(*arguments):
@@ -336,7 +336,7 @@ def noisy(program, call, roundings=None, seed=0):
         return [values[name] for name in program.results]
 
     arguments = [_copied(a) for a in program.arguments(call)]
-    backward = shaken.by(_register(program) if roundings else None)
+    backward = shaken.by(max([_register(program), *filter(None, roundings)]) if roundings else None)
     with shaken if roundings else contextlib.nullcontext():
         return outcome(function, arguments, program.gradients, backward)
 

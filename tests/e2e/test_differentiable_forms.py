@@ -248,6 +248,11 @@ def test_strides_are_those_of_eager(device, body, transposed):
     space = {"torch": torch, "Tensor": Tensor}
     exec(source, space)
     scripted = torch.jit.CompilationUnit(source).f
-    with tsfuser.fuser():
-        for _ in range(4):
-            assert scripted(x, w, mask).stride() == space["f"](x, w, mask).stride()
+    want = space["f"](x, w, mask)
+    [expected] = torch.autograd.grad(want.t().contiguous().sum(), x)
+    for _ in range(4):
+        with tsfuser.fuser():
+            got = scripted(x, w, mask)
+            [gradient] = torch.autograd.grad(got.t().contiguous().sum(), x)
+        assert got.stride() == want.stride()
+    assert gradient.stride() == expected.stride()  # while torch profiles they are those of `where`

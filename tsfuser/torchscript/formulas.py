@@ -2,7 +2,7 @@
 
 In: `Kept`, of a differentiable graph. Out: its backward, changed in place:
 
-  - The gradient of `where(c, x, y)` is `grad * c.type_as(grad)`: NaN where `grad` is infinite and `c` is not. It becomes `where(c, grad, 0)`, as in
+  - The gradient of `where(c, x, y)` is `grad * c.type_as(grad)`: NaN where `grad` is infinite and y was chosen. It becomes `where(c, grad, 0)`, as in
     eager.
   - The gradient of a cast goes to the device and the dtype that the operand had. Where the forward names no device, it is that of the gradient, and what
     is left, a cast, can be fused.
@@ -26,7 +26,11 @@ def put_right(kept: Kept) -> None:
     """Rewrites the backward; the forward stays."""
     stands_for = {argument.debugName(): value for value, argument in kept.of_inputs()}
     stands_for.update((argument.debugName(), value) for _, value, argument in kept.of_outputs())
-    conditions = {node.inputsAt(0).debugName() for node in kept.forward.nodes() if node.kind() == "aten::where"}
+    conditions: "dict[str, bool]" = {}  # name -> whether a fill in the form of a `where` has it
+    for node in kept.forward.nodes():
+        if node.kind() == "aten::where":
+            name = node.inputsAt(0).debugName()
+            conditions[name] = _is_fill(node) and conditions.get(name, True)
     moves = any(_names_a_device(node) for node in kept.forward.nodes())
     for block in list(all_blocks(kept.backward)):
         for node in list(block.nodes()):
@@ -46,8 +50,8 @@ def _replace(kept: Kept, node: Node, kind: str, operands: "list[Value]") -> None
     node.destroy()
 
 
-def _choose(kept: Kept, node: Node, stands_for: "dict[str, Value]", conditions: "set[str]") -> None:
-    """`grad * c.type_as(grad)` -> `where(c, grad, 0)`; with `c.bitwise_not()` the other way round."""
+def _choose(kept: Kept, node: Node, stands_for: "dict[str, Value]", conditions: "dict[str, bool]") -> None:
+    """`grad * c.type_as(grad)` -> `where(c, grad, 0)`; with `c.bitwise_not()` the other way round, or `grad.masked_fill(c, 0)`, which is row-major."""
     for gradient, mask in (inputs(node)[:2], inputs(node)[1::-1]):
         cast = mask.node()
         if cast.kind() != "aten::type_as" or cast.inputsAt(1).debugName() != gradient.debugName():
@@ -62,8 +66,16 @@ def _choose(kept: Kept, node: Node, stands_for: "dict[str, Value]", conditions: 
         zero.i_("value", 0)
         zero.output().setType(torch._C.IntType.get())
         zero.insertBefore(node)
+        if swapped and conditions[known.debugName()]:
+            return _replace(kept, node, "aten::masked_fill", [gradient, condition, zero.output()])
         pair = [zero.output(), gradient] if swapped else [gradient, zero.output()]
         return _replace(kept, node, "aten::where", [condition, *pair])
+
+
+def _is_fill(node: Node) -> bool:
+    """Whether the `where` is what `masked_fill` has become: all that reads it makes it a row-major tensor of the dtype of its second operand."""
+    casts = [use.user for use in node.output().uses() if use.user.kind() == "aten::type_as" and use.offset == 0]
+    return bool(casts) and all(use.user.kind() == "aten::contiguous" for cast in casts for use in cast.output().uses())
 
 
 def _names_a_device(node: Node) -> bool:

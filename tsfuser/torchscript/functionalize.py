@@ -21,7 +21,8 @@ from .shapes import common_device, infer_missing_types
 
 
 def _in_place_kinds() -> "tuple[str, ...]":
-    names = dict.fromkeys(f"{row.name}_" for row in table.all_rows() if not row.is_view)
+    """`masked_fill_` is none of them: it leaves the layout of its target, while `masked_fill` gives a row-major tensor."""
+    names = dict.fromkeys(f"{row.name}_" for row in table.all_rows() if not row.is_view and row.name != "aten::masked_fill")
     return tuple(name for name in names if torch._C._jit_get_schemas_for_operator(name))
 
 
