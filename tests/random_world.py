@@ -312,14 +312,15 @@ def incoming(result):
 
 
 def epsilons(program, call):
-    """Of each statement the epsilon of eager's dtype, None where the value is exact or a view; and the names of the
-    values that are exact in the end."""
+    """Of each statement the largest epsilon of eager's dtypes, of its result and of what it computes of its operands on the way;
+    None where the value is exact or a view. And the names of the values that are exact in the end."""
     world, found = World(program.inputs, program.arguments(call), program.gradients), []
     for name, st in program.statements:
         assert world.step(name, st)
         target = name or st.operands[0]
         still = target in world.exact or st.kind == "view"
-        found.append(None if still else EPSILON.get(world.plain[target].dtype))
+        dtypes = [world.plain[n].dtype for n in (target, *st.operands) if isinstance(world.plain.get(n), torch.Tensor)]
+        found.append(None if still else max((EPSILON[t] for t in dtypes if t in EPSILON), default=None))
     return found, world.exact
 
 
