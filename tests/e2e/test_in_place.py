@@ -328,3 +328,21 @@ def test_modules_with_optional_parts(device):
         assert_matches(out, expected, ops=20)
         assert_matches(got, wanted, ops=20)
         assert in_place_ops(scripted) == []
+
+
+def test_filling_in_place_leaves_the_layout(device):
+    """`masked_fill` would give a row-major tensor."""
+
+    def program(x: Tensor, m: Tensor):
+        y = x * 2.0 + 1.0
+        y.masked_fill_(m, 0.5)
+        return y
+
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        for shape in ((3, 4), (3, 4), (3, 4), (5, 2)):
+            x = torch.rand(shape, device=device).t()
+            m = torch.rand(x.shape, device=device) > 0.5
+            got, want = scripted(x, m), program(x, m)
+            assert torch.equal(got, want) and got.stride() == want.stride()
+        assert "write that to have it fused" in str(tsfuser.explain(scripted, x, m))

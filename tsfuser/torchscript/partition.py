@@ -251,15 +251,14 @@ def _foreign(node: Node) -> str:
     """The reason for a node without a row; nothing is said of constants, control flow and the like."""
     if node.kind().startswith("prim::") or not any(is_tensor(v) for v in outputs(node)):
         return ""
-    found = schema(node)
+    found, known = schema(node), others.sentence(node.kind())
+    if known is not None:
+        return known
     if found and found.writes and table.find(found.name.rstrip("_"), found.overload):
         return f"{found.name} changes its operand in place, where something else than its readers can see it"
     row = table.find(found.name, found.overload) if found else None
     if row:
         return f"{row.name} is fused where PYTORCH_NVFUSER_ENABLE={row.option} asks for it"
-    known = others.sentence(node.kind())
-    if known is not None:
-        return known
     overload = f".{found.overload}" if found and found.overload else ""
     return f"{node.kind()}{overload} is not in the op table (docs/ops.md lists what is)"
 
