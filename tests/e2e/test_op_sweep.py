@@ -63,7 +63,7 @@ def of(dtypes, short):
         counts = {target: of_dtype[dtype] for target, of_dtype in short.items() if dtype in of_dtype}
         return pytest.param(dtype, counts, id=str(dtype)[6:], marks=[] if counts else pytest.mark.long)
 
-    return pytest.mark.parametrize("dtype, counts", map(parameter, dtypes))
+    return pytest.mark.parametrize("dtype, counts", [parameter(dtype) for dtype in dtypes])
 
 
 @pytest.fixture
