@@ -95,7 +95,11 @@ def all_graphs(scripted):
             found.append(plan.graph)
             for inner in plan.code.differentiable_op_executor_states():
                 visit(inner)
-            for inner in plan.code.grad_executor_states():
+            try:
+                backward = plan.code.grad_executor_states()
+            except RuntimeError:  # a backward that no call has run has no plan, for which torch asserts
+                continue
+            for inner in backward:
                 visit(inner)
 
     visit(scripted.get_debug_state())
@@ -125,7 +129,7 @@ EPSILON = {
     torch.float32: 2.0**-23,
     torch.float64: 2.0**-52,
 }
-EPSILON |= {torch.complex64: 2.0**-23, torch.complex128: 2.0**-52}
+EPSILON |= {torch.complex32: 2.0**-10, torch.complex64: 2.0**-23, torch.complex128: 2.0**-52}
 ULPS = 8  # an elementary function's error: libm and CUDA give 1 to 4 ulps, on either side
 
 

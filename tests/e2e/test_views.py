@@ -41,6 +41,7 @@ PROGRAMS = {
     "split and bias": "(torch.cat([x, x], 1) + torch.cat([y, y], 1)[:1]).view(-1, 2, x.size(1)).sum(0) * x.sum(0)",
     "unflatten": "(torch.cat([x, x], 0) * 2.0).unflatten(0, [2, -1]).relu() + y",
     "flatten of a view that adds a dim": "(x.unsqueeze(1).flatten(1) * 2.0).relu() + y",
+    "flatten of what has no dims": "(x.sum() * 2.0).flatten() + y",
     "outer product of sums": "(x.sum(1) * 2.0).unsqueeze(1) * x.sum(1).unsqueeze(0)",
 }
 

@@ -74,7 +74,9 @@ def _scaled_sum(
     b: Builder, name: str, plain: dict, scaled: dict, first: Value, second: Value, alpha: "Value | None"
 ) -> Value:
     dtype = b.promote(first, second)
-    if alpha is None or is_literal(alpha, 1):
+    if dtype.is_complex:  # eager multiplies by alpha even if it is 1: the infinity of (inf + 1j) times (1 + 0j) makes a NaN
+        alpha = b.literal(1) if alpha is None else alpha
+    elif alpha is None or is_literal(alpha, 1):
         return elementwise(b, name, plain, (first, second))
     check_number(alpha, dtype, "alpha")
     if dtype.kind == "b" or alpha.dtype.kind == "b":

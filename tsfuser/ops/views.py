@@ -19,9 +19,10 @@ from .table import ALL, COMPLEX, NUMERIC, composite
 
 
 def dim_of(rank: int, dim: int) -> int:
-    """A dim that counts from the end or the start, counted from the start."""
+    """A dim that counts from the end or the start, counted from the start. Where there is none, 0 and -1 name it."""
+    rank = max(rank, 1)
     dim = dim + rank if dim < 0 else dim
-    if not 0 <= dim < max(rank, 1):
+    if not 0 <= dim < rank:
         raise Refusal("a dim out of range is an error in eager")
     return dim
 
@@ -287,5 +288,7 @@ def flatten(b: Builder, self, start_dim: int = 0, end_dim: int = -1) -> Value:
 @composite("aten::unflatten", "int", dtypes=ALL, sizes="own", symbolic=("sizes",), reshapes=True)
 def unflatten(b: Builder, self, dim: int, sizes: list) -> Value:
     """`self` with the dim `dim` as several of `sizes`"""
+    if not self.dims:
+        raise Refusal("unflatten of a tensor without dims is an error in eager")
     dim, have = dim_of(len(self.dims), dim), list(b.sizes(self))
     return _reshaped(b, "unflatten", self, [*have[:dim], *sizes, *have[dim + 1 :]])

@@ -72,17 +72,53 @@ DEVICE bool is_finite(complex_t<T> a) {
   return is_finite(a.re) && is_finite(a.im);
 }
 
+// Products for the functions below. A factor of 0 wins over infinity and NaN, as annex G of the C standard has
+// it, and what grows overflows only where the product does: from LARGE on it is multiplied in four parts, and
+// sinh and cosh are half of exp.
+constexpr int LARGE = 80;
+
+template <class T>
+DEVICE T times_exp(T factor, T x, T scale = T(1)) {
+  if (factor == 0) return factor;
+  if (!(x > LARGE)) return factor * (exp(x) * scale);
+  const T part = exp(x / 4);
+  return factor * (part * scale) * part * part * part;
+}
+template <class T>
+DEVICE T times_cosh(T factor, T x) {
+  if (factor == 0) return factor;
+  return fabs(x) > LARGE ? times_exp(factor, fabs(x), T(0.5)) : factor * cosh(x);
+}
+template <class T>
+DEVICE T times_sinh(T factor, T x) {
+  if (factor == 0 || x == 0) return T(0);
+  return fabs(x) > LARGE ? times_exp(copysign(T(1), x) * factor, fabs(x), T(0.5)) : factor * sinh(x);
+}
+
+// sin(inf - infj) is NaN and an infinity whose sign C leaves open: torch's is that of `x` on CUDA, + with glibc.
+template <class T>
+DEVICE T open_infinity(T x) {
+#if defined(TSFUSER_CUDA)
+  return x;
+#else
+  return fabs(x);
+#endif
+}
+
 template <class T>
 DEVICE complex_t<T> exp(complex_t<T> a) {
-  const T size = exp(a.re);
-  if (a.im == 0) return {size, a.im};
-  return {size * cos(a.im), size * sin(a.im)};
+  if (a.im == 0) return {exp(a.re), a.im};
+  if (is_finite(a.im)) return {times_exp(cos(a.im), a.re), times_exp(sin(a.im), a.re)};
+  if (a.re == -infinity<T>()) return {T(0), T(0)};
+  return {a.re == infinity<T>() ? a.re : not_a_number<T>(), not_a_number<T>()};
 }
 template <class T>
 DEVICE complex_t<T> sin(complex_t<T> a) {
-  return {sin(a.re) * cosh(a.im), cos(a.re) * sinh(a.im)};
+  if (is_inf(a.im) && !is_finite(a.re)) return {not_a_number<T>(), open_infinity(a.im)};
+  return {times_cosh(sin(a.re), a.im), times_sinh(cos(a.re), a.im)};
 }
 template <class T>
 DEVICE complex_t<T> cos(complex_t<T> a) {
-  return {cos(a.re) * cosh(a.im), -(sin(a.re) * sinh(a.im))};
+  if (is_inf(a.im) && !is_finite(a.re)) return {infinity<T>(), not_a_number<T>()};
+  return {times_cosh(cos(a.re), a.im), -times_sinh(sin(a.re), a.im)};
 }
