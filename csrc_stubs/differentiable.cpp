@@ -9,8 +9,11 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/constant_propagation.h>
+#include <torch/csrc/jit/passes/dead_code_elimination.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
+#include <algorithm>
 #include <memory>
 #include <tuple>
 #include <vector>
@@ -45,6 +48,50 @@ void keep_less(Node* node) {
                 "tsfuser's pass over differentiable graphs returned something else than graphs", set);
 }
 
+bool is_complex(const c10::TypePtr& type) {
+  return type->kind() == c10::TypeKind::ComplexType || type->kind() == c10::TypeKind::NumberType;
+}
+
+bool is_complex(const c10::IValue& value) {
+  return value.isComplexDouble() || (value.isTensor() && value.toTensor().defined() && value.toTensor().is_complex());
+}
+
+bool has_complex_numbers(const torch::jit::Block* block) {
+  for (const Node* node : block->nodes()) {
+    for (const auto* value : node->outputs()) {
+      if (is_complex(value->type())) {
+        return true;
+      }
+    }
+    for (const auto* inner : node->blocks()) {
+      if (has_complex_numbers(inner)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// `operation`, of the node, but for complex numbers: autodiff's formulas do not conjugate, so that eager's autograd differentiates these.
+torch::jit::Operation with_eager_gradients(const Node& node, torch::jit::Operation operation) {
+  const GraphPtr plain = node.g(c10::attr::Subgraph)->copy();
+  while (plain->outputs().size() > static_cast<size_t>(node.i(c10::attr::f_real_outputs))) {
+    plain->eraseOutput(plain->outputs().size() - 1);
+  }
+  torch::jit::EliminateDeadCode(plain);
+  const auto code = std::make_shared<torch::jit::Code>(plain, "");
+  const size_t inputs = plain->inputs().size();
+  const bool always = has_complex_numbers(plain->block());
+  return [=](torch::jit::Stack& stack) mutable {
+    const auto given = torch::jit::last(stack, inputs);
+    if (always || std::any_of(given.begin(), given.end(), [](const c10::IValue& value) { return is_complex(value); })) {
+      torch::jit::InterpreterState(*code).run(stack);
+    } else {
+      operation(stack);
+    }
+  };
+}
+
 }  // namespace
 
 Callback& differentiable_callback() {
@@ -65,7 +112,7 @@ void register_differentiable_graphs() {
         if (pass_enabled.load(std::memory_order_relaxed)) {
           keep_less(const_cast<Node*>(node));  // the executor's own copy of the graph
         }
-        return original->getOperation(node);
+        return with_eager_gradients(*node, original->getOperation(node));
       },
       c10::AliasAnalysisKind::INTERNAL_SPECIAL_CASE));
 }

@@ -2,9 +2,8 @@
 // of in_place.cpp), and so before it differentiates it:
 //
 //     aten::to(%x, 6, 0, 0, None)            aten::to(%x, None, 6, 0, 0)          the overload with an optional device
-//     aten::square(%x)                       aten::pow(%x, 2)                     which it is
 //     aten::where(%c, %x, -1e4)              aten::where(%c, %x, {-1e4})          a tensor that stands for a Python number
-//     aten::masked_fill(%x, %c, -1e4)        aten::contiguous(aten::type_as(aten::where(%c, {-1e4}, %x), %x), 0)
+//     aten::masked_fill(%x, %c, -1e4)        aten::contiguous(aten::where(%c, aten::type_as({-1e4}, %x), %x), 0)
 //
 // `plain_forms` writes them as they were, for passes and groups, and for all that is not differentiated.
 
@@ -118,12 +117,6 @@ void cast(Node* node) {  // aten::to(Tensor, int dtype, bool non_blocking, bool 
   replace(node, graph.create(c10::aten::to, {node->input(0), anywhere, node->input(1), node->input(2), node->input(3)}, 1));
 }
 
-void square(Node* node) {
-  Graph& graph = *node->owningGraph();
-  const torch::jit::WithInsertPoint before(node);
-  replace(node, graph.create(c10::aten::pow, {node->input(0), graph.insertConstant(2)}, 1));
-}
-
 void where(Node* node) {  // aten::where(Tensor condition, Tensor or number, Tensor or number)
   for (const size_t k : {1, 2}) {
     if (const auto number = real_number(node->input(k)); number && is_tensor(node->input(3 - k))) {
@@ -136,23 +129,22 @@ void where(Node* node) {  // aten::where(Tensor condition, Tensor or number, Ten
 }
 
 void masked_fill(Node* node) {  // aten::masked_fill(Tensor, Tensor mask, Tensor or number)
-  const auto number = real_number(node->input(2));  // autodiff keeps the operand of the cast, which is the result: nobody may write to it
+  const auto number = real_number(node->input(2));
   Value* tensor = number && is_only_read(node->output()) ? tensor_of(*number, node) : nullptr;
   if (!tensor) {
     return;
   }
   Graph& graph = *node->owningGraph();
-  Node* chosen = graph.create(c10::aten::where, {node->input(1), tensor, node->input(0)}, 1);
-  chosen->copyMetadata(node);
-  chosen->insertAfter(node);
-  Node* cast = graph.create(c10::aten::type_as, {chosen->output(), node->input(0)}, 1);
-  cast->copyMetadata(node);
-  cast->insertAfter(chosen);
-  const torch::jit::WithInsertPoint behind(cast->next());
+  const auto put = [&](c10::Symbol kind, at::ArrayRef<Value*> inputs, Node* before) {
+    Node* made = graph.create(kind, inputs, 1);
+    made->copyMetadata(node);
+    return made->insertAfter(before);
+  };
+  Node* value = put(c10::aten::type_as, {tensor, node->input(0)}, node);
+  Node* chosen = put(c10::aten::where, {node->input(1), value->output(), node->input(0)}, value);
+  const torch::jit::WithInsertPoint behind(chosen->next());
   Value* row_major = graph.insertConstant(static_cast<int64_t>(at::MemoryFormat::Contiguous));
-  Node* made = graph.create(c10::aten::contiguous, {cast->output(), row_major}, 1);
-  made->copyMetadata(node);
-  made->insertAfter(row_major->node());
+  Node* made = put(c10::aten::contiguous, {chosen->output(), row_major}, row_major->node());
   node->output()->replaceAllUsesWith(made->output());
 }
 
@@ -197,21 +189,20 @@ bool is_read_by(const Value* value, const Node* reader) {
   });
 }
 
-// aten::contiguous(aten::type_as(aten::where(%c, -1e4, %x), %x), 0)  ->  aten::masked_fill(%x, %c, -1e4)
+// aten::contiguous(aten::where(%c, aten::type_as({-1e4}, %x), %x), 0)  ->  aten::masked_fill(%x, %c, -1e4)
 void masked_fill_again(Node* node) {
-  const auto format = torch::jit::toIValue(node->input(1));
-  Node* cast = behind_profiles(node->input(0))->node();
-  if (!format || !format->isInt() || format->toInt() != static_cast<int64_t>(at::MemoryFormat::Contiguous) ||
-      cast->kind() != c10::aten::type_as) {
+  Node* chosen = behind_profiles(node->input(0))->node();
+  if (chosen->kind() != c10::aten::where || chosen->inputs().size() != 3 || !is_read_by(chosen->output(), node)) {
     return;
   }
-  Node* chosen = behind_profiles(cast->input(0))->node();
-  if (chosen->kind() != c10::aten::where || chosen->inputs().size() != 3 || !real_number(chosen->input(1)) ||
-      behind_profiles(cast->input(1)) != behind_profiles(chosen->input(2)) || !is_read_by(chosen->output(), cast) ||
-      !is_read_by(cast->output(), node)) {
+  const Node* cast = behind_profiles(chosen->input(1))->node();
+  const auto number = cast->kind() == c10::aten::type_as ? number_of(cast->input(0)) : std::nullopt;
+  if (!number) {  // a program of torch's own does not cast such constants
     return;
   }
-  Node* made = node->owningGraph()->create(c10::aten::masked_fill, {chosen->input(2), chosen->input(0), chosen->input(1)}, 1);
+  Graph& graph = *node->owningGraph();
+  const torch::jit::WithInsertPoint before(chosen);
+  Node* made = graph.create(c10::aten::masked_fill, {chosen->input(2), chosen->input(0), graph.insertConstant(*number)}, 1);
   made->output()->setType(node->output()->type());
   made->copyMetadata(node);
   made->insertAfter(chosen);
@@ -243,8 +234,6 @@ void make_differentiable(Node* node) {
   }
   if (node->kind() == c10::aten::to) {
     cast(node);
-  } else if (node->kind() == c10::aten::square) {
-    square(node);
   } else if (node->kind() == c10::aten::where && node->inputs().size() == 3) {
     where(node);
   } else if (node->kind() == c10::aten::masked_fill) {

@@ -26,11 +26,8 @@ def put_right(kept: Kept) -> None:
     """Rewrites the backward; the forward stays."""
     stands_for = {argument.debugName(): value for value, argument in kept.of_inputs()}
     stands_for.update((argument.debugName(), value) for _, value, argument in kept.of_outputs())
-    conditions: "dict[str, bool]" = {}  # name -> whether a fill in the form of a `where` has it
-    for node in kept.forward.nodes():
-        if node.kind() == "aten::where":
-            name = node.inputsAt(0).debugName()
-            conditions[name] = _is_fill(node) and conditions.get(name, True)
+    conditions = {node.inputsAt(0).debugName(): False for node in kept.forward.nodes() if node.kind() == "aten::where"}
+    conditions |= {node.inputsAt(1).debugName(): True for node in kept.forward.nodes() if node.kind() == "aten::masked_fill"}
     moves = any(_names_a_device(node) for node in kept.forward.nodes())
     for block in list(all_blocks(kept.backward)):
         for node in list(block.nodes()):
@@ -70,12 +67,6 @@ def _choose(kept: Kept, node: Node, stands_for: "dict[str, Value]", conditions: 
             return _replace(kept, node, "aten::masked_fill", [gradient, condition, zero.output()])
         pair = [zero.output(), gradient] if swapped else [gradient, zero.output()]
         return _replace(kept, node, "aten::where", [condition, *pair])
-
-
-def _is_fill(node: Node) -> bool:
-    """Whether the `where` is what `masked_fill` has become: all that reads it makes it a row-major tensor of the dtype of its second operand."""
-    casts = [use.user for use in node.output().uses() if use.user.kind() == "aten::type_as" and use.offset == 0]
-    return bool(casts) and all(use.user.kind() == "aten::contiguous" for cast in casts for use in cast.output().uses())
 
 
 def _names_a_device(node: Node) -> bool:
@@ -131,7 +122,7 @@ def _equal_dtypes(kept: Kept) -> "dict[str, str]":
     for node in kept.forward.nodes():
         if node.kind() == "aten::type_as":
             join(node.output(), node.inputsAt(1))
-        elif node.kind() == "aten::contiguous" or (node.kind() in _SOFTMAX and node.inputsAt(2).type().kind() == "NoneType"):
+        elif node.kind() in ("aten::contiguous", "aten::masked_fill") or (node.kind() in _SOFTMAX and node.inputsAt(2).type().kind() == "NoneType"):
             join(node.output(), node.inputsAt(0))
         elif node.kind() in _KEEP_DTYPE and node.output().debugName() in moving:
             operands = inputs(node)[node.kind() == "aten::where":]

@@ -1,6 +1,7 @@
 """The backward computes again what costs less to compute than to keep.
 
-In: `Kept`, of a differentiable graph. Out: the same with a backward that needs fewer of the values that are kept, and which it does not. These are elementwise results of values that are kept anyway: the forward does not write
+In: `Kept`, of a differentiable graph. Out: the same with a backward that needs fewer of the values that are kept, and which it does not. These are
+elementwise results of values that are kept anyway: the forward does not write
 them, the backward does not read them, and where it is fused computing them takes next to no time. Example, for
 `r = rsqrt(mean(x * x) + eps); y = x * r * w`, of which autodiff keeps x, r, w and x * r:
 
@@ -63,7 +64,8 @@ def compute_again(kept: Kept) -> "set[int]":
 
 
 def _is_read_by_groups(argument: Value) -> bool:
-    """Whether ops read an input of the backward that can be in a group with what computes it; others, such as a convolution's, would have it in memory again."""
+    """Whether ops read an input of the backward that can be in a group with what computes it; others, such as a convolution's, would have it in
+    memory again."""
     return all(row_of(use.user) is not None for use in argument.uses())
 
 
