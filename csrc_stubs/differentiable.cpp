@@ -9,8 +9,6 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/constant_propagation.h>
-#include <torch/csrc/jit/passes/dead_code_elimination.h>
-#include <torch/csrc/jit/runtime/interpreter.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
 #include <algorithm>
@@ -48,10 +46,6 @@ void keep_less(Node* node) {
                 "tsfuser's pass over differentiable graphs returned something else than graphs", set);
 }
 
-bool is_complex(const c10::TypePtr& type) {
-  return type->kind() == c10::TypeKind::ComplexType || type->kind() == c10::TypeKind::NumberType;
-}
-
 bool is_complex(const c10::IValue& value) {
   return value.isComplexDouble() || (value.isTensor() && value.toTensor().defined() && value.toTensor().is_complex());
 }
@@ -59,7 +53,7 @@ bool is_complex(const c10::IValue& value) {
 bool has_complex_numbers(const torch::jit::Block* block) {
   for (const Node* node : block->nodes()) {
     for (const auto* value : node->outputs()) {
-      if (is_complex(value->type())) {
+      if (value->type()->kind() == c10::TypeKind::ComplexType) {
         return true;
       }
     }
@@ -72,22 +66,59 @@ bool has_complex_numbers(const torch::jit::Block* block) {
   return false;
 }
 
-// `operation`, of the node, but for complex numbers: autodiff's formulas do not conjugate, so that eager's autograd differentiates these.
-torch::jit::Operation with_eager_gradients(const Node& node, torch::jit::Operation operation) {
-  const GraphPtr plain = node.g(c10::attr::Subgraph)->copy();
-  while (plain->outputs().size() > static_cast<size_t>(node.i(c10::attr::f_real_outputs))) {
-    plain->eraseOutput(plain->outputs().size() - 1);
+// Whether a differentiable graph that the check guards computes with complex numbers of its own.
+bool guards_complex_numbers(const Node& check) {
+  for (const auto& use : check.outputs().back()->uses()) {
+    for (const auto* block : use.user->blocks()) {
+      for (const Node* node : block->nodes()) {
+        if (node->kind() == c10::prim::DifferentiableGraph && has_complex_numbers(node->g(c10::attr::Subgraph)->block())) {
+          return true;
+        }
+      }
+    }
   }
-  torch::jit::EliminateDeadCode(plain);
-  const auto code = std::make_shared<torch::jit::Code>(plain, "");
-  const size_t inputs = plain->inputs().size();
-  const bool always = has_complex_numbers(plain->block());
+  return false;
+}
+
+// Operators of graphs that were made before point to the one that is replaced, which stays.
+void replace_operator(c10::Symbol kind, torch::jit::Operation (*make)(const Node*), std::shared_ptr<torch::jit::Operator>& original) {
+  const auto found = torch::jit::getAllOperatorsFor(kind);
+  if (found.size() != 1) {  // not the torch that we know
+    return;
+  }
+  original = found.front();
+  torch::jit::deregisterOperator(original->schema());
+  torch::jit::registerOperator(torch::jit::Operator(kind, make, c10::AliasAnalysisKind::INTERNAL_SPECIAL_CASE));
+}
+
+std::shared_ptr<torch::jit::Operator>& original_graph() {
+  static auto* o = new std::shared_ptr<torch::jit::Operator>;
+  return *o;
+}
+
+std::shared_ptr<torch::jit::Operator>& original_check() {
+  static auto* o = new std::shared_ptr<torch::jit::Operator>;
+  return *o;
+}
+
+torch::jit::Operation make_graph(const Node* node) {
+  if (pass_enabled.load(std::memory_order_relaxed)) {
+    keep_less(const_cast<Node*>(node));  // the executor's own copy of the graph
+  }
+  return original_graph()->getOperation(node);
+}
+
+// Autodiff's formulas do not conjugate: complex numbers are not for its graphs, but for eager's autograd.
+torch::jit::Operation make_check(const Node* node) {
+  const size_t inputs = node->inputs().size();
+  const bool always = guards_complex_numbers(*node);
+  auto check = original_check()->getOperation(node);
   return [=](torch::jit::Stack& stack) mutable {
     const auto given = torch::jit::last(stack, inputs);
-    if (always || std::any_of(given.begin(), given.end(), [](const c10::IValue& value) { return is_complex(value); })) {
-      torch::jit::InterpreterState(*code).run(stack);
-    } else {
-      operation(stack);
+    const bool complex = always || std::any_of(given.begin(), given.end(), [](const c10::IValue& value) { return is_complex(value); });
+    check(stack);
+    if (complex) {
+      stack.back() = false;
     }
   };
 }
@@ -100,21 +131,8 @@ Callback& differentiable_callback() {
 }
 
 void register_differentiable_graphs() {
-  const auto found = torch::jit::getAllOperatorsFor(c10::prim::DifferentiableGraph);
-  if (found.size() != 1) {  // not the torch that we know
-    return;
-  }
-  static const auto original = found.front();  // nodes of graphs that were made before point to it
-  torch::jit::deregisterOperator(original->schema());
-  torch::jit::registerOperator(torch::jit::Operator(
-      c10::prim::DifferentiableGraph,
-      [](const Node* node) {
-        if (pass_enabled.load(std::memory_order_relaxed)) {
-          keep_less(const_cast<Node*>(node));  // the executor's own copy of the graph
-        }
-        return with_eager_gradients(*node, original->getOperation(node));
-      },
-      c10::AliasAnalysisKind::INTERNAL_SPECIAL_CASE));
+  replace_operator(c10::prim::DifferentiableGraph, make_graph, original_graph());
+  replace_operator(c10::Symbol::fromQualString("prim::RequiresGradCheck"), make_check, original_check());
 }
 
 }  // namespace tsfuser

@@ -252,3 +252,20 @@ def test_strict_fusion_names_what_is_not_fused(device):
     with tsfuser.fuser(), pytest.raises(RuntimeError, match="unfused operators(.|\n)*aten::cumsum"):
         for _ in range(4):
             scripted(x)
+
+
+def test_a_group_stays_within_a_no_grad_block(device):
+    """Outside of it its results would ask for gradients."""
+
+    def program(w: torch.Tensor):
+        with torch.no_grad():
+            a = torch.tanh(w)
+        return a * 2.0, a * 3.0
+
+    w = torch.rand(3, 4, device=device, requires_grad=True)
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        for _ in range(5):
+            got, want = scripted(w), program(w)
+            assert not any(t.requires_grad for t in got)
+            assert all(map(torch.allclose, got, want))

@@ -37,6 +37,8 @@ _WITH_GRAPH = frozenset(
 _SECRET_WRITERS = frozenset(row.name for row in table.all_rows() if row.writes)
 #: Kinds that return a list of numbers that nothing else holds.
 _NEW_LISTS = frozenset(("aten::mul", "aten::add", "prim::ListConstruct"))
+#: Kinds that may switch gradients on or off.
+_SWITCHES = frozenset(("prim::Enter", "prim::Exit", "aten::set_grad_enabled"))
 #: aten ops that act on more than their arguments.
 _ACTING = frozenset(f"aten::{name}" for name in "warn save wait seed manual_seed set_grad_enabled".split())
 #: aten ops that may return their operand itself, though their schemas do not say so.
@@ -161,13 +163,14 @@ class Effects:
     def order(self, nodes: "list[Node]") -> "dict[int, list[int]]":
         """Position of each node that is held in order -> positions of earlier nodes that it must follow.
         Writers and actors stand in a row; a node that touches written memory stays between its neighbours
-        in that row."""
+        in that row. So do all nodes where one switches gradients on or off, or enters a `with` that might."""
         after: dict[int, list[int]] = {}
         last: "int | None" = None
         readers: list[int] = []
+        switched = any(node.kind() in _SWITCHES for node in nodes)
         for i, node in enumerate(nodes):
             kind = effect(node)
-            if kind == PURE and not self._touches_written(node):
+            if kind == PURE and not switched and not self._touches_written(node):
                 continue
             after[i] = [] if last is None else [last]
             if kind == PURE:
