@@ -2,7 +2,7 @@
 //
 // No pass sees both graphs of a prim::DifferentiableGraph: each has an executor of its own. But the operation of the node is made when
 // both are attributes of it, and no executor has them yet. So torch's operator is replaced by one that hands the graphs to Python before
-// it makes the same operation (tsfuser/torchscript/differentiable.py).
+// it makes the same operation (tsfuser/torchscript/differentiable.py). The check that stands before such a graph is replaced, too.
 
 #include "hooks.h"
 
@@ -110,9 +110,12 @@ torch::jit::Operation make_graph(const Node* node) {
 
 // Autodiff's formulas do not conjugate: complex numbers are not for its graphs, but for eager's autograd.
 torch::jit::Operation make_check(const Node* node) {
+  auto check = original_check()->getOperation(node);
+  if (!pass_enabled.load(std::memory_order_relaxed)) {
+    return check;
+  }
   const size_t inputs = node->inputs().size();
   const bool always = guards_complex_numbers(*node);
-  auto check = original_check()->getOperation(node);
   return [=](torch::jit::Stack& stack) mutable {
     const auto given = torch::jit::last(stack, inputs);
     const bool complex = always || std::any_of(given.begin(), given.end(), [](const c10::IValue& value) { return is_complex(value); });

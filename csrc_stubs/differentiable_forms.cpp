@@ -8,10 +8,10 @@
 // `plain_forms` writes them as they were, for passes and groups, and for all that is not differentiated.
 
 #include "hooks.h"
+#include "nodes.h"
 
 #include <ATen/ScalarOps.h>
 #include <torch/csrc/jit/ir/constants.h>
-#include <torch/csrc/jit/ir/ir.h>
 
 #include <algorithm>
 #include <optional>
@@ -24,10 +24,6 @@ using torch::jit::Block;
 using torch::jit::Graph;
 using torch::jit::Node;
 using torch::jit::Value;
-
-bool is_tensor(const Value* value) {
-  return value->type()->kind() == c10::TypeKind::TensorType;
-}
 
 bool is_false(const Value* value) {
   const auto constant = torch::jit::toIValue(value);
@@ -55,10 +51,7 @@ std::optional<at::Scalar> real_number(const Value* value) {
 
 // The number that a tensor constant, perhaps behind a profile node, stands for in type promotion.
 std::optional<at::Scalar> number_of(const Value* value) {
-  if (value->node()->kind() == c10::prim::profile && value->node()->inputs().size() == 1) {
-    return number_of(value->node()->input());
-  }
-  const auto constant = torch::jit::toIValue(value);
+  const auto constant = torch::jit::toIValue(behind_profile(value));
   if (!constant || !constant->isTensor() || !constant->toTensor().defined() ||
       !constant->toTensor().unsafeGetTensorImpl()->is_wrapped_number()) {
     return std::nullopt;
@@ -172,30 +165,22 @@ void overload_again(Node* node) {
   node->destroy();
 }
 
-// The value that a profile node stands before.
-Value* behind_profiles(Value* value) {
-  while (value->node()->kind() == c10::prim::profile && value->node()->inputs().size() == 1) {
-    value = value->node()->input();
-  }
-  return value;
-}
-
 // Whether nothing reads the value, perhaps behind profile nodes, but `reader`, and what asks for its size.
 bool is_read_by(const Value* value, const Node* reader) {
   return std::all_of(value->uses().begin(), value->uses().end(), [reader](const torch::jit::Use& use) {
     const Node* user = use.user;
     return user == reader || user->kind() == c10::aten::size ||
-           (user->kind() == c10::prim::profile && user->outputs().size() == 1 && is_read_by(user->output(), reader));
+           (is_profile(user) && is_read_by(user->output(), reader));
   });
 }
 
 // aten::contiguous(aten::where(%c, aten::type_as({-1e4}, %x), %x), 0)  ->  aten::masked_fill(%x, %c, -1e4)
 void masked_fill_again(Node* node) {
-  Node* chosen = behind_profiles(node->input(0))->node();
+  Node* chosen = const_cast<Node*>(behind_profile(node->input(0))->node());
   if (chosen->kind() != c10::aten::where || chosen->inputs().size() != 3 || !is_read_by(chosen->output(), node)) {
     return;
   }
-  const Node* cast = behind_profiles(chosen->input(1))->node();
+  const Node* cast = behind_profile(chosen->input(1))->node();
   const auto number = cast->kind() == c10::aten::type_as ? number_of(cast->input(0)) : std::nullopt;
   if (!number) {  // a program of torch's own does not cast such constants
     return;

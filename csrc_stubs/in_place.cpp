@@ -13,9 +13,9 @@
 // elements that nobody reads, which torch's dead code elimination drops before autodiff.
 
 #include "hooks.h"
+#include "nodes.h"
 
 #include <torch/csrc/jit/ir/constants.h>
-#include <torch/csrc/jit/ir/ir.h>
 
 #include <algorithm>
 #include <mutex>
@@ -44,17 +44,6 @@ Known& known() {
 }
 
 std::once_flag told;
-
-bool is_tensor(const Value* value) {
-  return value->type()->kind() == c10::TypeKind::TensorType;
-}
-
-// The value that a profile node stands before.
-const Value* behind_profile(const Value* value) {
-  return value->node()->kind() == c10::prim::profile && value->node()->inputs().size() == 1
-             ? value->node()->input()
-             : value;
-}
 
 // Whether the memory of the value is new, and reached through the value only.
 bool is_fresh(const Value* value) {
@@ -261,7 +250,7 @@ void set_in_place_kinds(const std::vector<std::string>& in_place, const std::vec
 bool is_only_read(const Value* value) {
   return std::all_of(value->uses().begin(), value->uses().end(), [](const Use& use) {
     const Node* reader = use.user;
-    if (reader->kind() == c10::prim::profile && reader->outputs().size() == 1) {
+    if (is_profile(reader)) {
       return is_only_read(reader->output());
     }
     return known().fresh.count(reader->kind()) != 0 || reader->kind() == c10::aten::size;

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from support import assert_matches, fresh, no_fallback, train
+from opsweep import plain
+from support import assert_matches, fresh, no_fallback, script, train
 from torch import Tensor
 
 import tsfuser
@@ -44,6 +45,12 @@ def operands(device, dtype=torch.float32, sizes=(6, 33)):
     generator = torch.Generator().manual_seed(5)
     x, w = (torch.randn(s, generator=generator).to(device, dtype).requires_grad_() for s in (sizes, sizes[-1:]))
     return x, w, (torch.rand(sizes, generator=generator) > 0.4).to(device)
+
+
+def functions(body):
+    """A function of that body, as Python and scripted."""
+    source = f"def f(x: Tensor, w: Tensor, m: Tensor):\n    return {body}\n"
+    return plain(source), script(source)
 
 
 def graphs_of(program, arguments):
@@ -134,8 +141,8 @@ def test_dtypes_follow_the_rules_of_python_numbers(device, dtype):
     with tsfuser.fuser(), no_fallback():
         for _ in range(4):
             got = scripted(x, z, mask)
-    for mine, plain in zip(got, program(x, z, mask)):
-        assert mine.dtype == plain.dtype and torch.equal(mine, plain)
+    for mine, theirs in zip(got, program(x, z, mask)):
+        assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
 
 
 def test_a_tensor_of_the_same_value_is_no_number(device):
@@ -240,11 +247,8 @@ def test_strides_are_those_of_eager(device, body, transposed):
     """`masked_fill` gives a row-major tensor whatever the layouts, `where` does not."""
     x, w, mask = operands(device, sizes=(5, 5))
     x, mask = (x.detach().t().requires_grad_(), mask.t()) if transposed else (x, mask)
-    source = f"def f(x: Tensor, w: Tensor, m: Tensor):\n    return {body}\n"
-    space = {"torch": torch, "Tensor": Tensor}
-    exec(source, space)
-    scripted = torch.jit.CompilationUnit(source).f
-    want = space["f"](x, w, mask)
+    eager, scripted = functions(body)
+    want = eager(x, w, mask)
     [expected] = torch.autograd.grad(want.t().contiguous().sum(), x)
     for _ in range(4):
         with tsfuser.fuser():
@@ -262,22 +266,19 @@ def test_gradients_of_complex_numbers_are_eagers(device, body, dtype):
     """Autodiff's formulas conjugate nothing."""
     _, w, m = operands(device)
     x = torch.randn(m.shape, dtype=dtype, device=device, requires_grad=True)
-    source = f"def f(x: Tensor, w: Tensor, m: Tensor):\n    return {body}\n"
-    space = {"torch": torch, "Tensor": Tensor}
-    exec(source, space)
-    scripted = torch.jit.CompilationUnit(source).f
+    eager, scripted = functions(body)
 
     def gradients(function):
         out = function(x, w, m)
         incoming = torch.full_like(out, 1 + 2j if out.is_complex() else 1.5)
         return torch.autograd.grad(out, (x, w), incoming, allow_unused=True)
 
-    expected = gradients(space["f"])
+    expected = gradients(eager)
     with tsfuser.fuser():
         for _ in range(4):
-            for mine, plain in zip(gradients(scripted), expected):
-                assert (mine is None) == (plain is None)
-                assert mine is None or torch.allclose(mine, plain, rtol=1e-5)
+            for mine, theirs in zip(gradients(scripted), expected):
+                assert (mine is None) == (theirs is None)
+                assert mine is None or torch.allclose(mine, theirs, rtol=1e-5)
 
 
 def test_large_integers_are_not_filled_through_a_float(device):

@@ -75,9 +75,9 @@ def count(request, target, counts):
     return counts[here] if here in counts else pytest.skip("runs with --long")
 
 
-def swept(place, dtype, count, training=False, limits=False, **options):
+def swept(place, dtype, count, training=False, limits=False, ops=None, **options):
     """(op, program) of all ops for a dtype, but for what crashes torch alone."""
-    for info in named():
+    for info in ops or named():
         supported = info.supported_backward_dtypes if training else info.supported_dtypes
         if title(info) in RANDOM or dtype not in supported(place):
             continue
@@ -144,15 +144,10 @@ def test_without_guards_a_group_serves_other_dtypes_and_numbers(request, place, 
     everything = request.config.getoption("--long")
     if target == "cpu-fibers" and not everything:
         pytest.skip("runs with --long")
-    mine = {title(info) for info in named()[part::PARTS]}
-    tally = Tally()
+    ops, tally = named()[part::PARTS], Tally()
     with single_nodes(guards=False):
-        pairs = [
-            pair
-            for dtype in (DTYPES if everything else (torch.float32, torch.int64))
-            for pair in swept(place, dtype, None if everything else 1, dynamic=True)
-            if pair[0] in mine
-        ]
+        dtypes, count = (DTYPES, None) if everything else ((torch.float32, torch.int64), 1)
+        pairs = [pair for dtype in dtypes for pair in swept(place, dtype, count, ops=ops, dynamic=True)]
         sweep(sorted(pairs, key=lambda pair: pair[0]), tally, shared=True)
     check(tally, f"part {part} of {PARTS} on {target} without guards")
 

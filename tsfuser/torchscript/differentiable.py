@@ -1,7 +1,7 @@
 """What is done about a `prim::DifferentiableGraph`: the one place where forward and backward are seen together (csrc_stubs/differentiable.cpp).
 
 In: the two graphs, as autodiff has made them, and the numbers of what the forward keeps for the backward (`Kept`). Out: both, changed, with the
-numbers that then hold; None where nothing changes. Each graph is optimised, and fused, on its own after that.
+numbers that then hold; None where they are not what torch is known to make. Each graph is optimised, and fused, on its own after that.
 """
 
 from __future__ import annotations

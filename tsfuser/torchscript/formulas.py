@@ -12,9 +12,11 @@ In: `Kept`, of a differentiable graph. Out: its backward, changed in place:
 
 from __future__ import annotations
 
+from typing import Callable
+
 import torch
 
-from .graph import CONSTANT, Node, Value, all_blocks, inputs, is_tensor, schema
+from .graph import CONSTANT, Node, Value, all_blocks, blocks, inputs, is_tensor, schema
 from .kept import Kept
 
 #: Ops of one tensor, and numbers, that give its dtype where that has fractions.
@@ -70,11 +72,11 @@ def _choose(kept: Kept, node: Node, stands_for: "dict[str, Value]", conditions: 
 
 
 def _names_a_device(node: Node) -> bool:
-    """Whether the node moves a tensor to a device that an operand names."""
-    found = schema(node)
-    if node.kind() not in ("aten::to", "aten::type_as") or found is None:
-        return list(node.blocks()) != []
-    if "device" not in found.arguments:
+    """Whether the node, or one inside of it, may move a tensor to a device that an operand names."""
+    if blocks(node):
+        return True
+    found = schema(node) if node.kind() == "aten::to" else None
+    if found is None or "device" not in found.arguments:
         return False
     device = node.inputsAt(found.arguments.index("device"))
     return device.node().kind() != CONSTANT or device.type().kind() != "NoneType"
@@ -92,15 +94,14 @@ def _cast_in_place(kept: Kept, node: Node, stands_for: "dict[str, Value]") -> No
 
 def _ask_others_for_dtypes(kept: Kept) -> None:
     """Has values that are kept for their dtype stood in for by others that are kept anyway."""
-    same = _equal_dtypes(kept)
-    asked = [(value, argument) for _, value, argument in kept.of_outputs() if _is_asked_for_dtype(argument)]
+    first = _equal_dtypes(kept)
+    values = [*kept.of_inputs(), *((value, argument) for _, value, argument in kept.of_outputs())]
+    asked = [(value, argument) for value, argument in values if _is_asked_for_dtype(argument)]
     names = {argument.debugName() for _, argument in asked}
-    others = [*kept.of_inputs(), *((value, argument) for _, value, argument in kept.of_outputs())]
+    witnesses = {first(value): argument for value, argument in values if argument.debugName() not in names}
     for value, argument in asked:
-        for other, witness in others:
-            if witness.debugName() not in names and same.get(other.debugName()) == same.get(value.debugName(), ""):
-                argument.replaceAllUsesWith(witness)
-                break
+        if first(value) in witnesses:
+            argument.replaceAllUsesWith(witnesses[first(value)])
 
 
 def _is_asked_for_dtype(argument: Value) -> bool:
@@ -109,15 +110,22 @@ def _is_asked_for_dtype(argument: Value) -> bool:
     return bool(uses) and all(u.user.kind() == "prim::dtype" or (u.user.kind() == "aten::type_as" and u.offset == 1) for u in uses)
 
 
-def _equal_dtypes(kept: Kept) -> "dict[str, str]":
-    """Value of the forward -> the first one that surely has its dtype, and its device. Only values with a gradient count, which have fractions."""
+def _equal_dtypes(kept: Kept) -> "Callable[[Value], str]":
+    """Value of the forward -> the name of the first one that surely has its dtype and device. Only values with a gradient count, which have
+    fractions."""
     results = list(kept.forward.outputs())
     moving = {results[j].debugName() for j in kept.gradients}
-    same: "dict[str, str]" = {}
+    same: "dict[str, str]" = {}  # name -> that of one before with the same dtype
 
-    def join(a: Value, b: Value) -> None:
-        one, two = (same.setdefault(v.debugName(), v.debugName()) for v in (a, b))
-        same.update((name, one) for name, root in list(same.items()) if root == two)
+    def first(value: Value) -> str:
+        name = value.debugName()
+        while name in same:
+            name = same[name]
+        return name
+
+    def join(result: Value, operand: Value) -> None:
+        if first(result) != first(operand):
+            same[first(result)] = first(operand)
 
     for node in kept.forward.nodes():
         if node.kind() == "aten::type_as":
@@ -129,4 +137,4 @@ def _equal_dtypes(kept: Kept) -> "dict[str, str]":
             tensors = [v for v in operands if is_tensor(v)]
             if len(tensors) == 1 and not any(v.type().kind() in ("ComplexType", "NumberType") for v in operands):
                 join(node.output(), tensors[0])
-    return same
+    return first
