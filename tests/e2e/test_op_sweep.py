@@ -24,7 +24,7 @@ SHORT = {
 }
 BRIEF = {"cpu": {torch.float32: 1}, "cpu-fibers": {torch.float16: 1}}
 BRIEFER = {"cpu": {torch.float32: 1}, "cpu-fibers": {}}
-PARTS = 4  # of the ops, for tests in which the samples of an op meet
+PARTS = 8  # of the ops, which run side by side
 RANDOM = {"nn.functional.dropout", "rand_like", "randn_like"}  # other numbers than eager's, see test_random
 _DECIMALS = "aten::round.decimals is not in the op table"
 _INDICES = "the overload gives the places of the extrema, too, and is not in the op table"
@@ -57,27 +57,35 @@ REFUSED = {
 
 
 def of(dtypes, short):
-    """Runs a test for each of the dtypes; those without samples in `short` are of the long form alone."""
-
-    def parameter(dtype):
+    """Runs a test for each of the dtypes: a few samples of all ops, as `short` has it, or with --long all of them, by parts of the ops."""
+    parameters = [pytest.param(dtype, None, part, id=f"{dtype}-{part}"[6:], marks=pytest.mark.long) for dtype in dtypes for part in range(PARTS)]
+    for dtype in dtypes:
         counts = {target: of_dtype[dtype] for target, of_dtype in short.items() if dtype in of_dtype}
-        return pytest.param(dtype, counts, id=str(dtype)[6:], marks=[] if counts else pytest.mark.long)
-
-    return pytest.mark.parametrize("dtype, counts", [parameter(dtype) for dtype in dtypes])
+        if counts:
+            parameters.append(pytest.param(dtype, counts, None, id=str(dtype)[6:]))
+    return pytest.mark.parametrize("dtype, counts, part", parameters)
 
 
 @pytest.fixture
 def count(request, target, counts):
     """How many samples of an op; None for all."""
-    if request.config.getoption("--long"):
+    if counts is None:
         return None
+    if request.config.getoption("--long"):
+        pytest.skip("the parts have these samples, too")
     here = "cpu" if target == "cuda" else target
     return counts[here] if here in counts else pytest.skip("runs with --long")
 
 
-def swept(place, dtype, count, training=False, limits=False, ops=None, **options):
-    """(op, program) of all ops for a dtype, but for what crashes torch alone."""
-    for info in ops or named():
+@pytest.fixture
+def ops(part):
+    """The ops of a part."""
+    return named() if part is None else named()[part::PARTS]
+
+
+def swept(ops, place, dtype, count, training=False, limits=False, **options):
+    """(op, program) of `ops` for a dtype, but for what crashes torch alone."""
+    for info in ops:
         supported = info.supported_backward_dtypes if training else info.supported_dtypes
         if title(info) in RANDOM or dtype not in supported(place):
             continue
@@ -107,47 +115,47 @@ def swept_alone(programs, what, **options):
 
 
 @of(DTYPES, SHORT)
-def test_an_op_gives_what_eager_gives(place, target, dtype, count):
-    programs = swept(place, dtype, count)
+def test_an_op_gives_what_eager_gives(place, target, dtype, count, ops):
+    programs = swept(ops, place, dtype, count)
     if count is None:
-        programs = itertools.chain(programs, swept(place, dtype, None, reference=True))
+        programs = itertools.chain(programs, swept(ops, place, dtype, None, reference=True))
     tally = swept_alone(programs, f"{dtype} on {target}")
-    taken = {title(i) for i in named() if str(dtype)[6:] in row_of(i).dtypes}
+    taken = {title(i) for i in ops if str(dtype)[6:] in row_of(i).dtypes}
     never = {op for op in tally.ran if op in taken and not tally.fused[op]}
     assert never <= REFUSED.keys(), f"never fused: {sorted(never - REFUSED.keys())}"
 
 
 @of(FLOATING, BRIEF)
-def test_gradients(place, target, dtype, count):
-    programs = swept(place, dtype, count, training=True)
+def test_gradients(place, target, dtype, count, ops):
+    programs = swept(ops, place, dtype, count, training=True)
     swept_alone(programs, f"{dtype} on {target} with gradients", gradients=True, roundings=8)
 
 
 @of(DTYPES, BRIEFER)
-def test_ops_in_place(place, target, dtype, count):
-    swept_alone(swept(place, dtype, count, inplace=True), f"{dtype} on {target} in place")
+def test_ops_in_place(place, target, dtype, count, ops):
+    swept_alone(swept(ops, place, dtype, count, inplace=True), f"{dtype} on {target} in place")
 
 
 @of(FLOATING, BRIEFER)
-def test_limits_infinities_and_nan(place, target, dtype, count):
-    swept_alone(swept(place, dtype, count, limits=True), f"{dtype} on {target}, limits")
+def test_limits_infinities_and_nan(place, target, dtype, count, ops):
+    swept_alone(swept(ops, place, dtype, count, limits=True), f"{dtype} on {target}, limits")
 
 
 @of(DTYPES, BRIEFER)
-def test_other_layouts(place, target, dtype, count):
-    programs = ((op, transposed(program)) for op, program in swept(place, dtype, count))
+def test_other_layouts(place, target, dtype, count, ops):
+    programs = ((op, transposed(program)) for op, program in swept(ops, place, dtype, count))
     swept_alone(programs, f"{dtype} on {target}, transposed")
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_without_guards_a_group_serves_other_dtypes_and_numbers(request, place, target, part):
+def test_without_guards_a_group_serves_other_dtypes_and_numbers(request, place, target, ops, part):
     everything = request.config.getoption("--long")
     if target == "cpu-fibers" and not everything:
         pytest.skip("runs with --long")
-    ops, tally = named()[part::PARTS], Tally()
+    tally = Tally()
     with single_nodes(guards=False):
         dtypes, count = (DTYPES, None) if everything else ((torch.float32, torch.int64), 1)
-        pairs = [pair for dtype in dtypes for pair in swept(place, dtype, count, ops=ops, dynamic=True)]
+        pairs = [pair for dtype in dtypes for pair in swept(ops, place, dtype, count, dynamic=True)]
         sweep(sorted(pairs, key=lambda pair: pair[0]), tally, shared=True)
     check(tally, f"part {part} of {PARTS} on {target} without guards")
 

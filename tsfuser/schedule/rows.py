@@ -198,11 +198,12 @@ def _chosen(call: Call, segment: Segment, rows: _Rows, given: RowParams, machine
     bytes_each = vector * rows.bytes
     unroll, shallow = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), _depth(FLIGHT, bytes_each)), SHALLOW
     if given.columns:  # as much as registers hold, so that what threads do together costs each element less
-        shallow = next((u for u in ((4, 2) if given.near else (8, 4, 2)) if _held(rows, replace(given, unroll=u)) <= REGISTERS), 1)
-        unroll = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), shallow)
+        held = [u for u in ((4, 3, 2) if given.near else (8, 6, 4, 3, 2)) if _held(rows, replace(given, unroll=u)) <= REGISTERS] or [1]
+        shallow, deep = held[0], next((u for u in held if u & (u - 1) == 0), 1)
+        unroll = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), deep)
     if call.decide(sz.le(vectors, 32 * shallow)):
         warp = call.decide(sz.minimum(sz.nextpow2(vectors), 32))
-        unroll, depth = call.decide(sz.nextpow2(sz.ceildiv(vectors, 32))), _depth(FLIGHT_ALONE, bytes_each)
+        unroll, depth = call.decide(_bucket(sz.ceildiv(vectors, 32))), _depth(FLIGHT_ALONE, bytes_each)
         several = unroll == 1 < depth and len(rows.space.dims) > len(rows.along)
         near = given.near and not several
         params = replace(given, unroll=depth if several else unroll, persistent=True, warp=warp, several=several, threads=SMALL, near=near)
@@ -271,6 +272,13 @@ def _held(rows: _Rows, params: RowParams) -> int:
     if params.near:  # one vector after the other is taken from shared memory
         return params.vector * (along * (4 * params.columns + 4) + rows.bytes) // 4
     return params.vector * along * (deep * rows.bytes + 4 * params.columns + 4) // 4
+
+
+def _bucket(vectors: Size) -> Size:
+    """The smallest of 1, 2, 3, 4, 6, 8, 12... that is not below `vectors`: of a thread's places a third are empty at most."""
+    most = sz.nextpow2(vectors)
+    quarter = sz.binary("div", most, 4)
+    return most - quarter * sz.le(vectors, most - quarter)
 
 
 def _depth(flight: int, bytes_each: int) -> int:
