@@ -301,7 +301,7 @@ def sum_to_size(b: Builder, self, size: "list | None") -> Value:
             raise Refusal("sum_to_size to sizes that do not broadcast to those of the operand")
         summed.append(d)
         kept.append(d)
-    if not summed:
-        return self
     dtype = INT64 if self.dtype.kind in "bi" else self.dtype
+    if not summed:
+        return self if size else b.cast(self, dtype)  # eager sums to no dims whatever there is
     return b.reduce("sum", "sum", self, summed, kept, dtype)

@@ -8,6 +8,9 @@ them, the backward does not read them, and where it is fused computing them take
     forward  %n = aten::mul(%x, %r);  ... return (%y, %x, %r, %w, %n)     becomes  ... return (%y, %x, %r, %w)
     backward(%grad, %x, %r, %w, %n): ... aten::mul(%grad, %n)         becomes  (%grad, %x, %r, %w): %m = aten::mul(%x, %r) ... aten::mul(%grad, %m)
 
+What is computed again may take several ops, and the forward keeps the narrow operand of a cast to float32 rather than the cast, where nothing that is
+fused has made that operand, so that it is in memory as it is: `silu(linear(x))` under autocast, of which autodiff keeps float32 copies.
+
 A kept value also has a gradient of its own, which double backward makes; for one that is dropped there is none (`prim::AutogradZero`): what would
 have come through it comes through those that it is computed of. Inputs of the forward that are not kept stay so: the program may write to them
 before the backward. So do masks and all else that jumps: a group computes with more digits than it stores, so that the backward could take another
@@ -18,7 +21,8 @@ from __future__ import annotations
 
 from ..ir.dtypes import DTYPES
 from ..ops import table
-from .graph import CONSTANT, Graph, Node, Value, inputs, is_tensor, schema
+from .effects import may_return_operand
+from .graph import CONSTANT, Graph, Node, Value, inputs, is_tensor, outputs, schema
 from .kept import Kept
 from .partition import row_of
 
@@ -33,6 +37,8 @@ JUMPS = frozenset(
         sign sgn copysign heaviside ceil floor round trunc frac floor_divide remainder fmod nextafter threshold hardshrink
     """.split()
 )
+STEPS = 8  # ops at most that a value is computed again by
+LEAVES = 3  # tensors at most that these read
 _FRACTIONAL = frozenset(table.scalar_type_code(DTYPES[name]) for name in (*table.FLOATING, *table.COMPLEX))  # dtypes of numbers with fractions
 
 
@@ -43,7 +49,7 @@ def compute_again(kept: Kept) -> "set[int]":
     for j, value, argument in kept.of_outputs():
         saved.setdefault(value.debugName(), []).append((j, argument))
     known.update((v.debugName(), saved[v.debugName()][0][1]) for v in kept.forward.inputs() if v.debugName() in saved)
-    returned = {v.debugName() for v in list(kept.forward.outputs())[: kept.real]}  # in memory anyway
+    returned = {v.debugName() for v in list(kept.forward.outputs())[: kept.real]}
     first = next(iter(kept.backward.nodes()))
     dropped: "set[int]" = set()
     for node in kept.forward.nodes():
@@ -52,21 +58,82 @@ def compute_again(kept: Kept) -> "set[int]":
             if not places:
                 continue
             fractional = not _follows_another(node) or all(j in kept.gradients for j, _ in places)  # what has a gradient has fractions
-            able = fractional and _is_elementwise(node) and all(v.debugName() in known or v.node().kind() == CONSTANT for v in inputs(node))
-            if value.debugName() in returned or not able or not all(_is_read_by_groups(argument) for _, argument in places):
+            in_memory = value.debugName() in returned or not _is_read_by_groups(value)
+            stays = in_memory or not fractional or not all(_is_read_by_groups(argument) for _, argument in places)
+            narrow = None if stays else _narrow_operand(node, returned)
+            if narrow is not None and narrow.debugName() not in known and narrow.debugName() not in saved:
+                known[narrow.debugName()] = places[0][1]
+                again = known[value.debugName()] = _keep_instead(kept, node, *places.pop(0), first)
+            elif stays or not _is_computable(node, known, [STEPS], set()):
                 known[value.debugName()] = places[0][1]
                 continue
-            again = known[value.debugName()] = _again(node, kept.backward, first, known)
+            else:
+                again = _again(node, kept.backward, first, known)
             for j, argument in places:
                 argument.replaceAllUsesWith(again)
                 dropped.add(j)
     return dropped
 
 
-def _is_read_by_groups(argument: Value) -> bool:
-    """Whether ops read an input of the backward that can be in a group with what computes it; others, such as a convolution's, would have it in
-    memory again."""
-    return all(row_of(use.user) is not None for use in argument.uses())
+def _is_computable(node: Node, known: "dict[str, Value]", steps: "list[int]", leaves: "set[str]") -> bool:
+    """Whether a few elementwise ops compute the node's result of what is known, which is little to read."""
+    steps[0] -= 1
+    if steps[0] < 0 or not _is_elementwise(node):
+        return False
+    for v in inputs(node):
+        if v.debugName() in known:
+            leaves.update([v.debugName()] if is_tensor(v) else [])
+        elif v.node().kind() != CONSTANT and (_follows_another(v.node()) or not _is_computable(v.node(), known, steps, leaves)):
+            return False
+    return len(leaves) <= LEAVES
+
+
+def _narrow_operand(node: Node, returned: "set[str]") -> "Value | None":
+    """What the node casts to float32 for autocast, where that is in memory of its own and nobody else's."""
+    if node.kind() != "aten::_autocast_to_full_precision":
+        return None
+    operand = node.inputsAt(0)
+    maker = operand.node()
+    if not maker.kind().startswith("aten::") or row_of(maker) is not None or may_return_operand(maker) or operand.debugName() in returned:
+        return None
+    shared = any(may_return_operand(use.user) and use.user.kind() != node.kind() for use in operand.uses())
+    return None if shared else operand
+
+
+def _keep_instead(kept: Kept, cast: Node, j: int, argument: Value, first: Node) -> Value:
+    """Has output `j` of the forward, for which `argument` stands in the backward, be the operand of `cast`; the cast in the backward."""
+    backward, operand = kept.backward, cast.inputsAt(0)
+    again = _again(cast, backward, first, {operand.debugName(): argument})
+    argument.replaceAllUsesWith(again)
+    again.node().replaceInput(0, argument)
+    kept.forward.return_node().replaceInput(j, operand)
+    if j in kept.gradients:  # which comes in the narrow dtype now, if it does
+        gradient = list(backward.inputs())[list(kept.gradients).index(j)]
+        wide = backward.create("prim::GradOf", [], 1)
+        wide.s_("name", cast.kind())
+        wide.insertBefore(first)
+        gradient.replaceAllUsesWith(wide.output())
+        wide.addInput(gradient)
+        block = wide.addBlock()
+        made = backward.createClone(again.node(), lambda v: gradient if v.debugName() == argument.debugName() else v)
+        made.insertBefore(block.returnNode())
+        block.registerOutput(made.output())
+    return again
+
+
+def _is_read_by_groups(value: Value) -> bool:
+    """Whether the value, and all views of it, are read by ops that can be in a group with what computes it; others, such as a product of matrices,
+    have it in memory."""
+    return all(_is_read_in_group(use.user) for use in value.uses())
+
+
+def _is_read_in_group(node: Node) -> bool:
+    if not node.kind().startswith("aten::"):
+        return True  # a graph's end, which says what is kept
+    found = row_of(node)
+    if found is None:
+        return node.kind() == "aten::size"
+    return not found[0].is_view or all(_is_read_by_groups(v) for v in outputs(node))
 
 
 def _is_elementwise(node: Node) -> bool:
