@@ -225,3 +225,109 @@ def test_a_cast_to_what_may_be_integers_is_kept():
     forward, _, gradients, kept = rewrite(*graphs(1), 0, [2], [], [0, 1, 2])
     assert [value.node().kind() for value in forward.outputs()] == ["prim::Param", "prim::Param"]  # x, w
     assert (gradients, kept) == ([], [0, 1])
+
+
+def gated_linear(x: Tensor, w: Tensor, v: Tensor):
+    """SwiGLU: under autocast both products are narrow, and multiplied in float32."""
+    return torch.nn.functional.silu(torch.nn.functional.linear(x, w)) * torch.nn.functional.linear(x, v)
+
+
+def autocast_tensors(device):
+    generator = torch.Generator().manual_seed(12)
+    return [torch.randn(s, generator=generator).to(device).requires_grad_() for s in ((6, 16), (24, 16), (24, 16))]
+
+
+def kept_under_autocast(device):
+    """What the forward of `gated_linear` keeps that has its result's sizes, as (kind of what made it, dtype)."""
+    from tsfuser.torchscript import differentiable
+
+    rewritten, whole = [], differentiable.recompute.compute_again
+
+    def watched(kept):
+        dropped = whole(kept)
+        rewritten.append([v.node().kind() for j, v, _ in kept.of_outputs() if j not in dropped])
+        return dropped
+
+    scripted, tensors = fresh(gated_linear), autocast_tensors(device)
+    differentiable.recompute.compute_again = watched
+    try:
+        with tsfuser.fuser(), torch.autocast(device, torch.bfloat16):
+            for _ in range(3):
+                scripted(*tensors).float().sum().backward()
+    finally:
+        differentiable.recompute.compute_again = whole
+    return rewritten[0]
+
+
+def test_under_autocast_the_narrow_product_is_kept(device):
+    kept = kept_under_autocast(device)
+    assert kept.count("aten::linear") == 2  # silu's operand, and the other factor
+    assert "aten::_autocast_to_full_precision" not in kept
+
+
+def test_gradients_under_autocast(device):
+    scripted, tensors = fresh(gated_linear), autocast_tensors(device)
+
+    def run(function, calls=1):
+        for _ in range(calls):
+            for t in tensors:
+                t.grad = None
+            with torch.autocast(device, torch.bfloat16):
+                out = function(*tensors)
+            out.float().square().sum().backward()
+        return [out.detach().float(), *(t.grad for t in tensors)]  # TorchScript's autocast multiplies in float32
+
+    with tsfuser.fuser(), no_fallback():
+        got = run(scripted, 4)
+    for mine, theirs in zip(got, run(gated_linear)):
+        assert mine.dtype == theirs.dtype
+        assert (mine - theirs).abs().max() < 2e-2 * theirs.abs().max()
+
+
+def test_second_derivatives_under_autocast(device):
+    """Through the narrow product, too, whose gradient comes in its dtype."""
+    scripted, tensors = fresh(gated_linear), autocast_tensors(device)
+
+    def second(function):
+        with torch.autocast(device, torch.bfloat16):
+            out = function(*tensors)
+        first = torch.autograd.grad(out.float().square().sum(), tensors, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), tensors)
+
+    expected = second(gated_linear)
+    with tsfuser.fuser():
+        for _ in range(4):
+            got = second(scripted)
+    for mine, theirs in zip(got, expected):
+        assert (mine - theirs).abs().max() < 0.05 * theirs.abs().max()
+
+
+def test_what_a_product_reads_is_not_computed_again(device):
+    """It is in memory anyway."""
+    from tsfuser.torchscript.differentiable import rewrite
+
+    forward = torch._C.parse_ir(
+        "graph(%x : Tensor, %w : Tensor):\n  %n : Tensor = aten::mul(%x, %w)\n  %y : Tensor = aten::mm(%n, %w)\n  return (%y, %x, %w, %n)"
+    )
+    backward = torch._C.parse_ir("graph(%x : Tensor, %w : Tensor, %n : Tensor):\n  %g : Tensor = aten::mul(%n, %x)\n  return (%g)")
+    forward, *_ = rewrite(forward, backward, 1, [], [], [1, 2, 3])
+    assert [v.node().kind() for v in forward.outputs()] == ["aten::mm", "prim::Param", "aten::mul"]
+
+
+def test_a_cast_to_the_dtype_that_a_tensor_has_is_not_stored(device):
+    """It is the tensor, as in eager."""
+
+    def program(x: Tensor, w: Tensor):
+        wide = x.float()
+        return wide, torch.tanh(wide * w) * wide
+
+    x, w = (t.detach() for t in operands(device))
+    scripted = fresh(program)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(3):
+            wide, y = scripted(x, w)
+    assert wide.data_ptr() == x.data_ptr()
+    assert_matches(y, program(x, w)[1], ops=40)
+    with tsfuser.fuser():
+        narrow, y = scripted(x.bfloat16(), w)
+    assert narrow.dtype == torch.float32 and torch.equal(narrow, x.bfloat16().float())

@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import options
 from ..errors import TsfuserWarning
-from .graph import Graph, Node, Value, all_blocks, is_tensor
+from .graph import Graph, Node, Value, all_blocks, insert, is_tensor
 
 LEAST_RANK = 4  # of the operand of a linear that is split
 
@@ -56,11 +56,7 @@ def _split(graph: Graph, node: Node, split: Any) -> None:
 
 
 def _insert(graph: Graph, place: Node, kind: str, *operands: Value) -> Value:
-    """The result of a new node in front of `place`, as from its source line."""
-    node = graph.create(kind, list(operands), 1)
-    node.copyMetadata(place)
-    node.insertBefore(place)
-    return node.output()
+    return insert(graph, place, kind, list(operands)).output()
 
 
 def _split_linear(graph: Graph, node: Node) -> "tuple[Value, Value]":

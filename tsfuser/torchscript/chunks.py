@@ -13,7 +13,7 @@ import torch
 
 from .. import options
 from .effects import Effects
-from .graph import Block, Facts, Graph, Node, Value, all_blocks, inputs, is_tensor, outputs, refine
+from .graph import Block, Facts, Graph, Node, Value, all_blocks, inputs, insert, is_tensor, outputs, refine
 from .partition import Knowledge, examine, row_of
 
 CHUNK = "prim::ConstantChunk"
@@ -102,17 +102,17 @@ def _broadcast(graph: Graph, place: Node, values: "list[Value]") -> "list[Value]
     """The values as views of one common size."""
     if len(values) < 2:
         return values
-    packed = _insert(graph, place, "prim::ListConstruct", values)
+    packed = insert(graph, place, "prim::ListConstruct", values)
     packed.output().setType(_LIST_OF_TENSORS)
-    both = _insert(graph, place, "aten::broadcast_tensors", [packed.output()])
+    both = insert(graph, place, "aten::broadcast_tensors", [packed.output()])
     both.output().setType(_LIST_OF_TENSORS)
-    unpacked = _insert(graph, place, "prim::ListUnpack", [both.output()], len(values))
+    unpacked = insert(graph, place, "prim::ListUnpack", [both.output()], len(values))
     return outputs(unpacked)
 
 
 def _chunk_of(graph: Graph, chunk: Node, place: Node, value: Value, like: Value) -> Node:
     """The chunk of another value than before; `like`: of the same dtype and device."""
-    made = _insert(graph, place, CHUNK, [value], chunk.outputsSize())
+    made = insert(graph, place, CHUNK, [value], chunk.outputsSize())
     made.i_("chunks", chunk.i("chunks"))
     made.i_("dim", chunk.i("dim"))
     for part, before in zip(outputs(made), outputs(chunk)):
@@ -127,11 +127,11 @@ def _sizes(graph: Graph, place: Node, values: "list[Value]"):
 
     def of(asked: Node) -> Value:
         if not made:
-            each = [_insert(graph, place, "aten::size", [v]).output() for v in values]
+            each = [insert(graph, place, "aten::size", [v]).output() for v in values]
             for size in each:
                 size.setType(asked.output().type())
             if len(each) > 1:
-                each = [_insert(graph, place, "prim::BroadcastSizes", each).output()]
+                each = [insert(graph, place, "prim::BroadcastSizes", each).output()]
                 each[0].setType(asked.output().type())
             made.append(each[0])
         return made[0]
@@ -147,10 +147,3 @@ def _facts(value: Value) -> Facts:
 def _loose(value: Value):
     """Its type without sizes and strides."""
     return refine(torch._C.TensorType.get(), _facts(value))
-
-
-def _insert(graph: Graph, place: Node, kind: str, operands: "list[Value]", results: int = 1) -> Node:
-    node = graph.create(kind, operands, results)
-    node.copyMetadata(place)
-    node.insertBefore(place)
-    return node

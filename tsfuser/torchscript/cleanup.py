@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 
 from .effects import WRITES, effect, remove_dead_code
-from .graph import Graph, Node, facts, inputs, outputs
-from .no_ops import is_no_op, stays_inside
+from .graph import CONSTANT, Graph, Node, facts, inputs, outputs
+from .no_ops import is_idle_cast, is_no_op, stays_inside
+from .operands import is_packing
 
 
 def clean(subgraph: Graph, merge: bool = True) -> None:
@@ -44,6 +45,31 @@ def merge_equal_outputs(group: Node) -> None:
             subgraph.eraseOutput(i)
 
 
+def release_idle_casts(graph: Graph, group: Node) -> None:
+    """Has the graph, not the group, return an input of the group in the dtype that it has: no copy, as in eager. A call with another dtype has it
+    cast there."""
+    subgraph = group.g("Subgraph")
+    given = {v.unique(): i for i, v in enumerate(subgraph.inputs())}
+    for i, result in reversed(list(enumerate(list(subgraph.outputs())))):
+        node = result.node()
+        if result.unique() in given or not is_idle_cast(node):
+            continue
+        tensors = [v for v in inputs(node) if v.node().kind() != CONSTANT]
+        if not all(v.unique() in given for v in tensors):
+            continue
+        outer = {v.unique(): group.inputsAt(given[v.unique()]) for v in tensors}
+        for v in inputs(node):
+            if v.unique() not in outer:
+                constant = graph.createClone(v.node(), lambda _: _)
+                outer[v.unique()] = constant.insertBefore(group).output()
+        cast = graph.createClone(node, lambda v: outer[v.unique()])
+        cast.insertBefore(group)
+        group.outputsAt(i).replaceAllUsesWith(cast.output())
+        group.eraseOutput(i)
+        subgraph.eraseOutput(i)
+    remove_dead_code(subgraph)
+
+
 def writers(subgraph: Graph) -> list[Node]:
     """The nodes that change their operands."""
     return [node for node in subgraph.nodes() if effect(node) == WRITES]
@@ -64,6 +90,6 @@ def is_needed(nodes: list[Node], subgraph: Graph, output: int) -> bool:
 
 
 def size_of_work(subgraph: Graph) -> int:
-    """How many nodes compute something, for tensors as they were profiled."""
-    working = (n for n in subgraph.nodes() if not n.kind().startswith("prim::"))
-    return sum(not (is_no_op(n, lambda v: facts(v.type()).dtype) and stays_inside(n)) for n in working)
+    """How many nodes compute something, for tensors as they were profiled; a change of layout counts for two."""
+    working = [n for n in subgraph.nodes() if not n.kind().startswith("prim::")]
+    return sum(is_packing(n) + (not (is_no_op(n, lambda v: facts(v.type()).dtype) and stays_inside(n))) for n in working)

@@ -60,6 +60,14 @@ def outputs(node: Node) -> list[Value]:
     return [node.outputsAt(i) for i in range(node.outputsSize())]
 
 
+def insert(graph: Graph, place: Node, kind: str, operands: "list[Value]", results: int = 1) -> Node:
+    """A new node before `place`, with its source lines."""
+    node = graph.create(kind, operands, results)
+    node.copyMetadata(place)
+    node.insertBefore(place)
+    return node
+
+
 def blocks(node: Node) -> list[Block]:
     """The blocks of a node (of an If, a Loop...), without asking nodes that cannot have any."""
     return [] if node.kind().startswith(_LEAVES) else list(node.blocks())

@@ -30,6 +30,7 @@ from .graph import (
     outputs,
 )
 from .left_over import NOT_RUN, left_over
+from .operands import is_packing
 from .outline import outline, reorder
 from .partition import Knowledge, Refusals, Verdict, examine, row_of, table_of
 from .views import METADATA, reshape_refusal, sizes_follow, views_of
@@ -243,8 +244,10 @@ class _Block:
 
     def _is_worth_it(self, members: "Sequence[int]") -> bool:
         """Whether the cluster becomes a group: it has two nodes (one, in single-node mode) and does more
-        than to hand tensors through."""
+        than to hand tensors through, or changes a layout, which torch is slow at."""
         working = [n for i in members for n in _unfolded(self.nodes[i]) if n.kind().startswith("aten::")]
+        if any(is_packing(n) for n in working):
+            return True
         if len(working) < (1 if options.state.single_node_mode else 2):
             return False
         return not all(self._is_idle(n) for n in working)

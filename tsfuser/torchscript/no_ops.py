@@ -11,7 +11,8 @@ from typing import Callable
 from ..ir.dtypes import DTYPES
 from ..ops.table import UNKNOWN
 from .effects import may_return_operand
-from .graph import Node, Value, constant_of, is_constant
+from .graph import Node, Value, constant_of, facts, is_constant
+from .partition import row_of
 
 #: kind -> the number (argument 1) that leaves argument 0 as it is
 _NEUTRAL = {"aten::add": 0, "aten::sub": 0, "aten::mul": 1, "aten::div": 1}
@@ -34,6 +35,20 @@ def is_no_op(node: Node, dtype_of: "Callable[[Value], str | None]") -> bool:
     if dtype is None or not dtype.is_floating:
         return False
     return number == 1 or (math.copysign(1.0, number) < 0) == (kind == "aten::add")
+
+
+def is_idle_cast(node: Node) -> bool:
+    """Whether the node gives back its operand, a tensor that was profiled in the dtype that it casts to."""
+    found = row_of(node)
+    if found is None or found[0].family != "casts" or not may_return_operand(node):
+        return False
+    row, its_schema = found
+    if "copy" in its_schema.arguments:
+        copy = node.inputsAt(its_schema.arguments.index("copy"))
+        if not is_constant(copy) or constant_of(copy):
+            return False
+    dtypes = {facts(v.type()).dtype for v in (node.inputsAt(0), node.output())}
+    return len(dtypes) == 1 and None not in dtypes
 
 
 def stays_inside(node: Node) -> bool:

@@ -14,6 +14,7 @@ Order of `PASSES`, and why:
   lower_simple_tuples   before anything asks who reads a value: a tuple hides the readers of its items
   drop_idle_casts       before groups: what gives back its operand would stand between its neighbours
   functionalize         before types are inferred: it makes ops whose results were never profiled
+  pack_operands         before types are inferred, too: it makes copies, for groups to make
   infer_missing_types   before groups: a node with an untyped value is not fused
   split_biases          where an option asks for it; after the types, since it looks at sizes
   move_chunks           after the types too; a node behind a chunk may be grouped with what reads the chunk
@@ -51,6 +52,7 @@ from .effects import Effects, remove_dead_code
 from .functionalize import drop_idle_casts, functionalize
 from .graph import CONSTANT, GROUP, Graph, Value, facts, is_tensor
 from .grouping import Group, make_groups
+from .operands import pack_operands
 from .outline import inline
 from .partition import Refusals
 from .profile import remove_profile_nodes
@@ -95,6 +97,8 @@ def _clean_groups(work: Work) -> None:
     for group in work.groups:
         cleanup.clean(group.node.g("Subgraph"), merge=not group.written)
         cleanup.merge_equal_outputs(group.node)
+        if not group.written:
+            cleanup.release_idle_casts(work.graph, group.node)
         cleanup.drop_unused_inputs(group.node)
 
 
@@ -151,6 +155,7 @@ PASSES = (
     ("lower_simple_tuples", lambda work: _C.lower_simple_tuples(work.graph)),
     ("drop_idle_casts", lambda work: drop_idle_casts(work.graph)),
     ("functionalize", lambda work: functionalize(work.graph)),
+    ("pack_operands", lambda work: pack_operands(work.graph)),
     ("infer_missing_types", lambda work: infer_missing_types(work.graph)),
     ("split_biases", lambda work: split_biases(work.graph)),
     ("move_chunks", lambda work: move_chunks(work.graph)),
@@ -220,7 +225,7 @@ def _run(work: Work) -> None:
             return
 
 
-_AFTER_GROUPS = frozenset(name for name, _ in PASSES[8:])
+_AFTER_GROUPS = frozenset(name for name, _ in PASSES[9:])
 
 
 def identity(subgraph: Graph) -> str:

@@ -1,0 +1,126 @@
+"""Operands of batched matrix products, laid out by the groups that make them."""
+
+import pytest
+import torch
+from support import assert_matches, fresh, groups, kinds, no_fallback, train
+from torch import Tensor
+
+import tsfuser
+from tsfuser.torchscript import operands, passes
+
+
+def attend(x: Tensor, w: Tensor):
+    """Attention with heads that are views of `x`."""
+    n, t, c = x.shape
+    q = (x * 2.0).view(n, t, 4, c // 4).transpose(1, 2)
+    k = (x + 1.0).view(n, t, 4, c // 4).transpose(1, 2)
+    v = (x - w).view(n, t, 4, c // 4).transpose(1, 2)
+    scores = torch.softmax(torch.matmul(q, k.transpose(-2, -1)) * 0.1, -1)
+    return torch.matmul(scores, v).transpose(1, 2).reshape(n, t, c)
+
+
+def tensors(device, sizes=(4, 24, 64), gradients=False):
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randn(s, generator=generator).to(device).requires_grad_(gradients) for s in (sizes, sizes[-1:])]
+
+
+def copies(scripted):
+    return [kind for g in groups(scripted) for kind in kinds(g) if kind == "aten::clone"]
+
+
+def test_operands_leave_the_group_row_by_row(device):
+    x, w = tensors(device)
+    scripted = fresh(attend)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(3):
+            got = scripted(x, w)
+    assert_matches(got, attend(x, w), attend(x.double(), w.double()), ops=400)
+    assert len(copies(scripted)) == 3  # q, k and v
+    assert any({"aten::mul", "aten::clone"} <= set(kinds(g)) for g in groups(scripted))
+
+
+@pytest.mark.parametrize("sizes", [(4, 24, 64), (1, 24, 256), (3, 7, 260), (2, 1, 64), (0, 5, 64)])
+def test_other_sizes_of_the_same_program(device, sizes):
+    scripted = fresh(attend)
+    with tsfuser.fuser():
+        for given in ((4, 24, 64), sizes):
+            x, w = tensors(device, given)
+            for _ in range(3):
+                got = scripted(x, w)
+            assert_matches(got, attend(x, w), attend(x.double(), w.double()), ops=400)
+            assert got.stride() == attend(x, w).stride()
+
+
+def test_gradients(device):
+    def program(q: Tensor, w: Tensor):
+        """A product in a differentiable graph; its operand's heads are not one walk through memory."""
+        h = torch.tanh(q * w)
+        s = torch.softmax(torch.matmul(h, h * 0.5) * 0.125, -1)
+        return torch.sigmoid(s) * s
+
+    generator = torch.Generator().manual_seed(6)
+    q = torch.randn(2, 32, 4, 32, generator=generator).to(device).transpose(1, 2).detach()
+    assert not q.is_contiguous()
+    q.requires_grad_()
+    w = torch.randn(32, generator=generator).to(device).requires_grad_()
+    scripted = fresh(program)
+    with tsfuser.fuser(), no_fallback(), passes.watching() as seen:
+        out, gradients = train(scripted, (q, w))
+    assert any(operands.is_packing(n) for o in seen for n in o.graph.findAllNodes("aten::clone", True)) or any(
+        "aten::clone" in str(n.g("Subgraph")) for o in seen for n in o.graph.findAllNodes("prim::CudaFusionGroup", True)
+    )
+    want, expected = train(program, (q, w), calls=1)
+    exact, exact_gradients = train(program, [t.detach().double().requires_grad_() for t in (q, w)], calls=1)
+    for got, eager, true in zip([out, *gradients], [want, *expected], [exact, *exact_gradients]):
+        assert_matches(got, eager, true, ops=4000)
+        assert got.stride() == eager.stride()
+
+
+def graph_of(shape, strides):
+    both = f"Float({', '.join(map(str, shape))}, strides=[{', '.join(map(str, strides))}], requires_grad=0, device=cpu)"
+    return torch._C.parse_ir(f"graph(%a : {both}, %b : {both}):\n  %c : Tensor = aten::matmul(%a, %b)\n  return (%c)")
+
+
+@pytest.mark.parametrize(
+    "shape, strides, made",
+    [
+        ((8, 4, 32, 32), (4096, 1024, 32, 1), []),  # row-major
+        ((8, 4, 32, 32), (4096, 1024, 1, 32), []),  # each matrix transposed
+        ((8, 4, 32, 32), (4096, 32, 128, 1), ["aten::clone"]),  # heads
+        ((8, 4, 32, 32), (4096, 32, 1, 128), ["aten::transpose", "aten::clone", "aten::transpose"]),
+        ((8, 1, 32, 32), (1024, 1, 32, 1), []),  # a batch dim of size 1 has any stride
+        ((8, 4, 32, 32), (8192, 2048, 64, 2), ["aten::clone"]),  # no dim that products could read
+        ((32, 32, 32), (1024, 32, 1), []),
+        ((64, 64), (1, 64), []),  # no batch
+        ((2, 2, 4, 4), (32, 4, 8, 1), []),  # too small to be worth a kernel
+    ],
+)
+def test_what_is_copied(shape, strides, made):
+    graph = operands.pack_operands(graph_of(shape, strides))
+    found = [n.kind() for n in graph.nodes() if n.kind().startswith("aten::")]
+    assert found == [*made, *made, "aten::matmul"]
+
+
+def test_one_copy_for_two_products():
+    typed = "Float(8, 4, 32, 32, strides=[4096, 32, 128, 1], requires_grad=0, device=cpu)"
+    graph = torch._C.parse_ir(
+        f"graph(%a : {typed}):\n  %c : Tensor = aten::matmul(%a, %a)\n  %d : Tensor = aten::matmul(%a, %c)\n  return (%d)"
+    )
+    operands.pack_operands(graph)
+    assert [n.kind() for n in graph.nodes() if n.kind().startswith("aten::")] == ["aten::clone", "aten::matmul", "aten::matmul"]
+    a = torch.randn(8, 32, 4, 32).transpose(1, 2)
+    run = torch._C._create_function_from_graph("f", graph)
+    torch.testing.assert_close(run(a), a @ (a @ a))
+
+
+def test_a_copy_in_row_major_order(device):
+    def program(x: Tensor):
+        return (x * 2.0).t().clone(memory_format=torch.contiguous_format), x.t().clone(memory_format=torch.contiguous_format) + 1.0
+
+    x = torch.randn(33, 65, device=device)
+    scripted = fresh(program)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(3):
+            got = scripted(x)
+    for mine, theirs in zip(got, program(x)):
+        assert torch.equal(mine, theirs) and mine.stride() == theirs.stride()
