@@ -1,9 +1,11 @@
-// The operators that a fused graph calls: prim::CudaFusionGuard, prim::CudaFusionGroup, prim::add_optional.
+// The operators that a fused graph calls: prim::CudaFusionGuard, prim::CudaFusionGroup, prim::add_optional,
+// tsfuser::is_positive.
 
 #include "group.h"
 #include "hooks.h"
 
 #include <ATen/ops/add.h>
+#include <ATen/ops/gt.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
@@ -50,6 +52,14 @@ void add_optional(Stack& stack) {
   }
 }
 
+// Where the first operand, the result of a batch norm whose operands and saved statistics follow, is positive. What is fused computes it of those.
+void is_positive(Stack& stack) {
+  constexpr size_t operands = 11;
+  const at::Tensor result = torch::jit::peek(stack, 0, operands).toTensor();
+  torch::jit::drop(stack, operands);
+  torch::jit::push(stack, at::gt(result, 0));
+}
+
 }  // namespace
 
 void register_operators() {
@@ -59,7 +69,12 @@ void register_operators() {
        torch::jit::Operator("prim::CudaFusionGuard(...) -> bool", make_guard,
                             c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("prim::add_optional(Tensor(a) input, Tensor? bias) -> Tensor(a)", add_optional,
-                            c10::AliasAnalysisKind::FROM_SCHEMA)});
+                            c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator(
+           "tsfuser::is_positive(Tensor result, int impl_index, Tensor input, Tensor? weight, Tensor? bias, "
+           "Tensor? running_mean, Tensor? running_var, Tensor save_mean, Tensor save_invstd, bool training, "
+           "float eps) -> Tensor",
+           is_positive, c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 
 }  // namespace tsfuser

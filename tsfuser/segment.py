@@ -193,9 +193,9 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Cal
             return None
         later = reductions_of([v for v in pending(outputs + rest) if v not in followers + columns])
         read = {b.value.name for b in slice_of(values + [r.output for r in ready if r.output.name in members])[1]}
-        for value in pending(outputs):  # what reads the same data is stored on the way
+        for value in pending(outputs):  # what reads the same data, all or one number a row, is stored on the way
             alone = not reductions_of([value]) and value.name not in without
-            if alone and set(value.axes) == full and read & {b.value.name for b in slice_of([value])[1]}:
+            if alone and set(value.axes) in (full, across) and read & {b.value.name for b in slice_of([value])[1]}:
                 values.append(value)
         return values + columns + [r.output for r in ready if r.output.name in members and (r.output.name in stored or r.output.name in later)]
 

@@ -155,6 +155,11 @@ def _chunks(items, size):
     return iter(lambda: list(itertools.islice(items, size)), [])
 
 
+def _shares(a, b):
+    """Whether both are the same memory."""
+    return all(isinstance(t, torch.Tensor) for t in (a, b)) and a.dtype == b.dtype and a.data_ptr() == b.data_ptr()
+
+
 @pytest.mark.parametrize("dtype", FUSED)
 def test_rows_fused_by_torchscript(device, dtype):
     wrong, ran = [], 0
@@ -171,7 +176,8 @@ def test_rows_fused_by_torchscript(device, dtype):
             fused = {node.kind() for group in groups(function) for node in group.g("Subgraph").nodes()}
             for sample, result in zip(chunk, results):
                 ran += 1
-                if sample.row.name not in fused:
+                same = sample.row.family == "casts" and any(result is x or _shares(result, x) for x in inputs)
+                if sample.row.name not in fused and not same:  # a cast to the dtype that a tensor has is the tensor
                     wrong.append(f"{sample} was not fused")
                 wrong += filter(None, [mismatch(sample, result)])
     finally:

@@ -99,7 +99,7 @@ def test_gradients(sources, device, result):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("result", RESULTS)
-@pytest.mark.parametrize("count, columns", [(57, 520), (3, 1000), (9, 1024)])
+@pytest.mark.parametrize("count, columns", [(57, 776), (3, 1000), (9, 1024)])
 def test_a_block_alone_fetches_its_next_row(small, device, monkeypatch, result, dtype, count, columns):
     """Where registers that hold the parameters' gradients leave too few for rows."""
     monkeypatch.setattr(rows, "BEHIND", 1 << 30)

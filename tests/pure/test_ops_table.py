@@ -64,7 +64,7 @@ def test_two_rows_for_one_overload_are_an_error():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r.name}.{r.overloads[0]}")
 def test_a_row_is_well_formed(row):
-    assert re.fullmatch(r"(aten|prim)::\w+", row.name)
+    assert re.fullmatch(r"(aten|prim|tsfuser)::\w+", row.name)
     assert row.dtypes and set(row.dtypes) <= set(DTYPES) and len(set(row.dtypes)) == len(row.dtypes)
     known = {"broadcast", "first", "own", "reduced", "squeezed", "unsqueezed", "permuted", "viewed", "flattened", *inspect.signature(row.evaluate).parameters}
     assert {row.sizes} <= known if isinstance(row.sizes, str) else set(row.sizes) <= known

@@ -8,9 +8,10 @@ Batch Normalization, 2015). The derivative is that of layer_norm with the sums o
 from __future__ import annotations
 
 from ..errors import Refusal
+from ..ir import layout as lay
 from ..ir import size as sz
 from ..ir.build import Builder
-from ..ir.dtypes import UINT8, DType
+from ..ir.dtypes import BOOL, HALF, UINT8, DType
 from ..ir.fusion import Empty, Value
 from ..ir.views import placed
 from .reduction import RECIPROCAL, mean_of, squares, total, without
@@ -172,7 +173,10 @@ def _backward(
         else:
             operands, template = (grad, rstd), "{0} * {1}"
         template = f"({template} * {{{len(operands)}}})" if factor else f"({template})"
-        gradients[0] = b.in_format_of(b.pointwise("batch_norm_backward", template, (*operands, *factor), input.dtype), input)
+        result = b.pointwise("batch_norm_backward", template, (*operands, *factor), input.dtype)
+        # outside training eager's kernel for channels-last input is elementwise over the gradient (ATen/native/cuda/Normalization.cu)
+        over_gradient = not training and b.device != "cpu" and not lay.is_contiguous(b.call, b.layout(input))
+        gradients[0] = b.like(result, grad) if over_gradient else b.in_format_of(result, input)
     dtype = saved if weight is None else weight.dtype
     if weight is None and b.device != "cpu" and (mask[1] or mask[2]):
         raise Refusal("gradients of parameters that are not there")
@@ -220,6 +224,22 @@ def batch_norm_impl_index_backward(
     return native_batch_norm_backward(
         b, grad_output, input, weight, running_mean, running_var, save_mean, save_var_transform, train, eps, output_mask
     )
+
+
+@composite("tsfuser::is_positive", dtypes=FLOATING, sizes="first")
+def is_positive(
+    b: Builder, result, impl_index: int, input, weight, bias, running_mean, running_var, save_mean, save_invstd, training: bool, eps
+) -> Value:
+    """Whether `result`, of a batch norm, is positive, from the norm's operands; the derivative of relu asks"""
+    register, kept = input.dtype.register, (save_mean, save_invstd) if training else (running_mean, running_var)
+    if impl_index != 0 or None in kept or any(v.dtype is not register for v in kept):  # another's arithmetic, or statistics that are rounded
+        return b.pointwise("gt", "({0} > 0)", (result,), BOOL, result.dtype)
+    mean, rstd, weight, bias = (of_channels(b, v, input) for v in (*kept, weight, bias))
+    if not training:
+        rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (rstd, eps), register)
+    y = scaled(b, "batch_norm", input, mean, rstd, weight, bias, register)
+    least = "0.5f * 5.9604644775390625e-08f" if input.dtype is HALF else "0"  # below half of the smallest number it was rounded to 0
+    return b.like(b.pointwise("gt", f"({{0}} > {least})", (y,), BOOL, register), result)
 
 
 # ---- statistics of each channel of each image

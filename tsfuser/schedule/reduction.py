@@ -162,7 +162,8 @@ def _choose(call: Call, segment: Segment, space: Domain, reduced: list[Dim], mac
         return ReductionParams(inner, lanes, 1, 1, False, False, wide)
     threads = 256
     kept = sum((3 if op.combine in MOMENTS else 1 if inner else unroll) * max(1, op.output.dtype.register.itemsize // 4) for op in segment.reductions)
-    registers = vector * kept + unroll * loaded // 4 + OTHERS
+    hoisted = [a for a in space.loads if a not in streamed and a.moves(len(space.dims) - 1)]  # what all rows share
+    registers = vector * (kept + len(hoisted)) + unroll * loaded // 4 + OTHERS
     resident = machine.registers // (threads * max(64, -(-registers // 8) * 8))
     return ReductionParams(inner, vector, unroll, threads, False, is_whole(call, space, vector), wide, resident=max(1, resident))
 

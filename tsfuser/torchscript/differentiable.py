@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Sequence
 
 from .. import log, options
-from . import formulas, recompute
+from . import formulas, recompute, signs
 from .graph import Graph
 from .kept import Kept
 
@@ -22,6 +22,8 @@ def rewrite(
     if not list(backward.nodes()) or not kept.is_whole():
         return None
     formulas.put_right(kept)
+    if not options.disabled("recompute"):
+        kept = signs.ask_operands(kept)
     again = set() if options.disabled("recompute") else recompute.compute_again(kept)
     dropped = again | kept.unused()
     if dropped:
