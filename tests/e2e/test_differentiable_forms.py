@@ -278,7 +278,7 @@ def test_gradients_of_complex_numbers_are_eagers(device, body, dtype):
         for _ in range(4):
             for mine, theirs in zip(gradients(scripted), expected):
                 assert (mine is None) == (theirs is None)
-                assert mine is None or torch.allclose(mine, theirs, rtol=1e-5)
+                assert mine is None or torch.allclose(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_large_integers_are_not_filled_through_a_float(device):
@@ -303,7 +303,11 @@ def test_what_looks_like_masked_fill_is_left_as_it_is(device):
 
     _, _, m = operands(device)
     x = torch.ones(m.shape, dtype=torch.float16, device=device)
+    try:
+        expected = program(x, m)
+    except RuntimeError:
+        pytest.skip("eager raises, as torch 2.11 does on CUDA")
     scripted = fresh(program)
     with tsfuser.fuser():
         for _ in range(4):
-            assert torch.equal(scripted(x, m), program(x, m))
+            assert torch.equal(scripted(x, m), expected)
