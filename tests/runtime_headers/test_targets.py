@@ -129,6 +129,21 @@ def test_the_longest_unused_files_go_first(cache):
     assert [path for path in paths if path.exists()] == [paths[0], paths[1], paths[9]]
 
 
+def test_all_files_are_looked_at_once_an_hour(cache):
+    def made_by_another_process(key):
+        other = DiskCache(cache.directory, limit=150)
+        return other.get(key, ".txt", write("x" * 100))
+
+    first = made_by_another_process(1)
+    second = made_by_another_process(2)
+    assert first.exists() and second.exists()  # too much, but the first process has just looked
+    marker = cache.directory / "trimmed"
+    os.utime(marker, (marker.stat().st_mtime - 4000,) * 2)
+    os.utime(first, (1000, 1000))
+    third = made_by_another_process(3)
+    assert third.exists() and not first.exists()
+
+
 # ---- the host
 
 

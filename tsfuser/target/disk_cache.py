@@ -27,6 +27,7 @@ from . import counters
 from ..errors import TsfuserWarning
 
 _LAYOUT = "1"  # changes when the meaning of a stored file does
+_OFTEN = 3600  # seconds between two looks at all files
 _MAKING = "making-"  # folders of files that are not finished
 
 
@@ -76,7 +77,7 @@ class DiskCache:
         with self._lock:
             self._making.pop(path.name, None)
             trim, self._trimmed = not self._trimmed, True
-        if trim:
+        if trim and self._is_due():
             self.trim()
         return path
 
@@ -94,8 +95,19 @@ class DiskCache:
         """Forgets a file that turned out to be broken."""
         path.unlink(missing_ok=True)
 
+    def _is_due(self) -> bool:
+        """Whether no process has trimmed within an hour: to look at thousands of files takes longer than to compile one."""
+        marker = self.directory / "trimmed"
+        try:
+            if time.time() - marker.stat().st_mtime < _OFTEN:
+                return False
+        except FileNotFoundError:
+            pass
+        marker.touch()
+        return True
+
     def trim(self) -> None:
-        """Deletes the longest unused files until the rest takes at most `limit` bytes. Runs once a process,
+        """Deletes the longest unused files until the rest takes at most `limit` bytes. Runs once a process at most,
         when it has compiled something."""
         files = [(status.st_mtime, status.st_size, path) for path, status in self._entries("??/*")]
         for folder, status in self._entries(f"{_MAKING}*"):  # left by a process that was killed
