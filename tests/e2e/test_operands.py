@@ -124,3 +124,23 @@ def test_a_copy_in_row_major_order(device):
             got = scripted(x)
     for mine, theirs in zip(got, program(x)):
         assert torch.equal(mine, theirs) and mine.stride() == theirs.stride()
+
+
+def test_an_operand_that_is_written_to_between_two_products(device):
+    """A copy made for the first would be out of date."""
+
+    def program(x: Tensor, w: Tensor):
+        h = x.view(4, 24, 4, 16).transpose(1, 2)
+        t = h.transpose(-2, -1)
+        first = torch.matmul(h, t)
+        x.add_(1.0)
+        return first * 0.5, torch.matmul(h, t) * 0.5, x + w
+
+    x, w = tensors(device)
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        for _ in range(4):
+            mine, theirs = x.clone(), x.clone()
+            got, want = scripted(mine, w), program(theirs, w)
+            for a, b in zip((*got, mine), (*want, theirs)):
+                assert_matches(a, b, ops=400)

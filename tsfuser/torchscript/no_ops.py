@@ -42,7 +42,7 @@ def is_idle_cast(node: Node) -> bool:
     found = row_of(node)
     if found is None or found[0].family != "casts" or not may_return_operand(node):
         return False
-    row, its_schema = found
+    its_schema = found[1]
     if "copy" in its_schema.arguments:
         copy = node.inputsAt(its_schema.arguments.index("copy"))
         if not is_constant(copy) or constant_of(copy):

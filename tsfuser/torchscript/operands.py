@@ -7,14 +7,15 @@
 becomes
     %r = aten::transpose(%k, -1, -2);  %c = aten::clone(%r, 0);  %m = aten::transpose(%c, -1, -2);  %s = aten::matmul(%q, %m)
 
-In: a graph with types. Out: the same graph, with copies where the profiled strides ask for them. The result of a product does not depend on the
-strides of its operands, and other strides in a later call cost a copy, no more. The dim whose neighbours are neighbours in memory stays so: products read
-either."""
+In: a graph with types. Out: the same graph, with copies where the profiled strides ask for them, but of tensors that something in the graph may write to.
+The result of a product does not depend on the strides of its operands, and other strides in a later call cost a copy, no more. The dim whose neighbours
+are neighbours in memory stays so: products read either."""
 
 from __future__ import annotations
 
 from ..ops.casts import ROW_MAJOR
-from .graph import Graph, Node, Value, all_blocks, constant_of, insert, is_constant
+from .effects import Effects
+from .graph import Graph, Node, Value, all_blocks, constant_of, inputs, insert, is_constant
 
 PRODUCT = "aten::matmul"
 _LEAST = 1 << 12  # elements of what is worth another kernel's launch
@@ -22,14 +23,15 @@ _LEAST = 1 << 12  # elements of what is worth another kernel's launch
 
 def pack_operands(graph: Graph) -> Graph:
     """Inserts the copies."""
+    effects = None
     for block in all_blocks(graph):
         packed: "dict[int, Value]" = {}
-        for node in [n for n in block.nodes() if n.kind() == PRODUCT]:
-            given = [node.inputsAt(k) for k in (0, 1)]
-            if not _are_batches(*given):
-                continue
-            for k, value in enumerate(given):
-                if needs_copy(value):
+        for node in [n for n in block.nodes() if n.kind() == PRODUCT and _are_batches(*inputs(n))]:
+            for k, value in enumerate(inputs(node)):
+                if not needs_copy(value):
+                    continue
+                effects = effects or Effects(graph)
+                if not effects.is_written(value):
                     if value.unique() not in packed:
                         packed[value.unique()] = _packed(graph, node, value)
                     node.replaceInput(k, packed[value.unique()])

@@ -128,11 +128,9 @@ def _is_read_by_groups(value: Value) -> bool:
 
 
 def _is_read_in_group(node: Node) -> bool:
-    if not node.kind().startswith("aten::"):
-        return True  # a graph's end, which says what is kept
     found = row_of(node)
-    if found is None:
-        return node.kind() == "aten::size"
+    if found is None:  # a graph's end says what is kept; others ask what is known without the elements
+        return node.kind() in ("prim::Return", "prim::dtype", "aten::size")
     return not found[0].is_view or all(_is_read_by_groups(v) for v in outputs(node))
 
 
