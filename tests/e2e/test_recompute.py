@@ -331,3 +331,24 @@ def test_a_cast_to_the_dtype_that_a_tensor_has_is_not_stored(device):
     with tsfuser.fuser():
         narrow, y = scripted(x.bfloat16(), w)
     assert narrow.dtype == torch.float32 and torch.equal(narrow, x.bfloat16().float())
+
+
+def test_what_no_gradient_passes_through_asks_for_none(device):
+    """TorchScript differentiates a part of a program whose inputs ask for no gradient, and has a view in it ask for one that it cannot get."""
+
+    def program(x: Tensor, c: Tensor):
+        v = torch.std(c * 0.5, [-1], unbiased=False, keepdim=False)
+        return torch.exp(-x * x), torch.sigmoid(v * 2.0) * v, v.squeeze()
+
+    x, _ = operands(device)
+    c = torch.randn(5, 1, device=device)
+    scripted = fresh(program)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(4):
+            got = scripted(x, c)
+    want = program(x, c)
+    assert [t.requires_grad for t in got] == [True, False, False]
+    for mine, theirs in zip(got, want):
+        assert_matches(mine, theirs, ops=8)
+    [gradient] = torch.autograd.grad(got[0].sum(), x)
+    assert_matches(gradient, torch.autograd.grad(want[0].sum(), x)[0], ops=8)

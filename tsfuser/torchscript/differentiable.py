@@ -21,6 +21,8 @@ def rewrite(
     kept = Kept(forward, backward, real, gradients, kept_inputs, kept_outputs)
     if not list(backward.nodes()) or not kept.is_whole():
         return None
+    if kept.gives_nothing():  # torch would have what it keeps, and views of that, ask for gradients
+        return forward, backward, *kept.drop_all()
     formulas.put_right(kept)
     if not options.disabled("recompute"):
         kept = signs.ask_operands(kept)

@@ -26,6 +26,11 @@ class Kept:
     inputs: Sequence[int]
     outputs: Sequence[int]
 
+    def gives_nothing(self) -> bool:
+        """Whether no input of the forward gets a gradient."""
+        [result] = self.backward.outputs()
+        return result.node().kind() == "prim::TupleConstruct" and result.node().inputsSize() == 0
+
     def is_whole(self) -> bool:
         """Whether the numbers account for all that the backward gets."""
         return len(list(self.backward.inputs())) == len(self.gradients) + len(self.inputs) + len(self.outputs)
@@ -39,6 +44,23 @@ class Kept:
         """(number of the output, value of the forward, what stands for it in the backward)."""
         results, arguments = list(self.forward.outputs()), list(self.backward.inputs())[len(self.gradients) + len(self.inputs):]
         return ((j, results[j], argument) for j, argument in zip(self.outputs, arguments))
+
+    def gives_nothing(self) -> bool:
+        """Whether no input of the forward gets a gradient."""
+        results = [result.node() for result in self.backward.outputs()]
+        return all(node.kind() == "prim::TupleConstruct" and node.inputsSize() == 0 for node in results)
+
+    def drop_all(self) -> "tuple[list[int], list[int]]":
+        """Takes from both graphs all that is kept, of a backward that gives nothing. Returns the numbers `gradients` and `outputs` of what is left: none."""
+        for node in reversed(list(self.backward.nodes())):
+            if not node.hasUses():
+                node.destroy()
+        given = len(self.gradients) + len(self.inputs)
+        for k in reversed((*range(len(self.gradients)), *range(given, given + len(self.outputs)))):
+            self.backward.eraseInput(k)
+        for j in reversed(range(self.real, len(list(self.forward.outputs())))):
+            self.forward.eraseOutput(j)
+        return [], []
 
     def unused(self) -> "set[int]":
         """The outputs that only the backward might read, and does not."""
