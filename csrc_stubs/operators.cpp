@@ -1,5 +1,5 @@
 // The operators that a fused graph calls: prim::CudaFusionGuard, prim::CudaFusionGroup, prim::add_optional,
-// tsfuser::is_positive.
+// tsfuser::is_positive, tsfuser::packed.
 
 #include "group.h"
 #include "hooks.h"
@@ -54,10 +54,22 @@ void add_optional(Stack& stack) {
 
 // Where the first operand, the result of a batch norm whose operands and saved statistics follow, is positive. What is fused computes it of those.
 void is_positive(Stack& stack) {
-  constexpr size_t operands = 11;
+  constexpr size_t operands = 8;
   const at::Tensor result = torch::jit::peek(stack, 0, operands).toTensor();
   torch::jit::drop(stack, operands);
   torch::jit::push(stack, at::gt(result, 0));
+}
+
+// A copy without gaps, in which the one of the last two dims stays inside whose neighbours are nearer in memory.
+void packed(Stack& stack) {
+  const at::Tensor self = torch::jit::pop(stack).toTensor();
+  if (self.layout() != at::kStrided || self.dim() < 2) {
+    torch::jit::push(stack, self.clone());
+  } else if (self.stride(-2) < self.stride(-1)) {
+    torch::jit::push(stack, self.transpose(-2, -1).clone(at::MemoryFormat::Contiguous).transpose(-2, -1));
+  } else {
+    torch::jit::push(stack, self.clone(at::MemoryFormat::Contiguous));
+  }
 }
 
 }  // namespace
@@ -72,9 +84,10 @@ void register_operators() {
                             c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator(
            "tsfuser::is_positive(Tensor result, int impl_index, Tensor input, Tensor? weight, Tensor? bias, "
-           "Tensor? running_mean, Tensor? running_var, Tensor save_mean, Tensor save_invstd, bool training, "
-           "float eps) -> Tensor",
-           is_positive, c10::AliasAnalysisKind::FROM_SCHEMA)});
+           "Tensor save_mean, Tensor save_invstd, bool training) -> Tensor",
+           is_positive, c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator("tsfuser::packed(Tensor self) -> Tensor", packed,
+                            c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 
 }  // namespace tsfuser

@@ -193,6 +193,7 @@ UNLISTED = {
     "aten::type_as": "another form of to",
     "prim::add_optional": _INNER,
     "tsfuser::is_positive": "made of relu's gradient: test_signs",
+    "tsfuser::packed": "made of operands of matrix products: test_operands",
 }
 
 

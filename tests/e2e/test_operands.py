@@ -7,6 +7,7 @@ from torch import Tensor
 
 import tsfuser
 from tsfuser.torchscript import operands, passes
+from tsfuser.torchscript.operands import PACKED
 
 
 def attend(x: Tensor, w: Tensor):
@@ -25,7 +26,7 @@ def tensors(device, sizes=(4, 24, 64), gradients=False):
 
 
 def copies(scripted):
-    return [kind for g in groups(scripted) for kind in kinds(g) if kind == "aten::clone"]
+    return [kind for g in groups(scripted) for kind in kinds(g) if kind == "tsfuser::packed"]
 
 
 def test_operands_leave_the_group_row_by_row(device):
@@ -36,7 +37,7 @@ def test_operands_leave_the_group_row_by_row(device):
             got = scripted(x, w)
     assert_matches(got, attend(x, w), attend(x.double(), w.double()), ops=400)
     assert len(copies(scripted)) == 3  # q, k and v
-    assert any({"aten::mul", "aten::clone"} <= set(kinds(g)) for g in groups(scripted))
+    assert any({"aten::mul", "tsfuser::packed"} <= set(kinds(g)) for g in groups(scripted))
 
 
 @pytest.mark.parametrize("sizes", [(4, 24, 64), (1, 24, 256), (3, 7, 260), (2, 1, 64), (0, 5, 64)])
@@ -66,9 +67,7 @@ def test_gradients(device):
     scripted = fresh(program)
     with tsfuser.fuser(), no_fallback(), passes.watching() as seen:
         out, gradients = train(scripted, (q, w))
-    assert any(operands.is_packing(n) for o in seen for n in o.graph.findAllNodes("aten::clone", True)) or any(
-        "aten::clone" in str(n.g("Subgraph")) for o in seen for n in o.graph.findAllNodes("prim::CudaFusionGroup", True)
-    )
+    assert any("tsfuser::packed" in str(n.g("Subgraph")) for o in seen for n in o.graph.findAllNodes("prim::CudaFusionGroup", True))
     want, expected = train(program, (q, w), calls=1)
     exact, exact_gradients = train(program, [t.detach().double().requires_grad_() for t in (q, w)], calls=1)
     for got, eager, true in zip([out, *gradients], [want, *expected], [exact, *exact_gradients]):
@@ -86,10 +85,10 @@ def graph_of(shape, strides):
     [
         ((8, 4, 32, 32), (4096, 1024, 32, 1), []),  # row-major
         ((8, 4, 32, 32), (4096, 1024, 1, 32), []),  # each matrix transposed
-        ((8, 4, 32, 32), (4096, 32, 128, 1), ["aten::clone"]),  # heads
-        ((8, 4, 32, 32), (4096, 32, 1, 128), ["aten::transpose", "aten::clone", "aten::transpose"]),
+        ((8, 4, 32, 32), (4096, 32, 128, 1), [PACKED]),  # heads
+        ((8, 4, 32, 32), (4096, 32, 1, 128), [PACKED]),
         ((8, 1, 32, 32), (1024, 1, 32, 1), []),  # a batch dim of size 1 has any stride
-        ((8, 4, 32, 32), (8192, 2048, 64, 2), ["aten::clone"]),  # no dim that products could read
+        ((8, 4, 32, 32), (8192, 2048, 64, 2), [PACKED]),  # no dim that products could read
         ((32, 32, 32), (1024, 32, 1), []),
         ((64, 64), (1, 64), []),  # no batch
         ((2, 2, 4, 4), (32, 4, 8, 1), []),  # too small to be worth a kernel
@@ -97,7 +96,7 @@ def graph_of(shape, strides):
 )
 def test_what_is_copied(shape, strides, made):
     graph = operands.pack_operands(graph_of(shape, strides))
-    found = [n.kind() for n in graph.nodes() if n.kind().startswith("aten::")]
+    found = [n.kind() for n in graph.nodes()]
     assert found == [*made, *made, "aten::matmul"]
 
 
@@ -107,7 +106,7 @@ def test_one_copy_for_two_products():
         f"graph(%a : {typed}):\n  %c : Tensor = aten::matmul(%a, %a)\n  %d : Tensor = aten::matmul(%a, %c)\n  return (%d)"
     )
     operands.pack_operands(graph)
-    assert [n.kind() for n in graph.nodes() if n.kind().startswith("aten::")] == ["aten::clone", "aten::matmul", "aten::matmul"]
+    assert [n.kind() for n in graph.nodes()] == [PACKED, "aten::matmul", "aten::matmul"]
     a = torch.randn(8, 32, 4, 32).transpose(1, 2)
     run = torch._C._create_function_from_graph("f", graph)
     torch.testing.assert_close(run(a), a @ (a @ a))
@@ -144,3 +143,34 @@ def test_an_operand_that_is_written_to_between_two_products(device):
             got, want = scripted(mine, w), program(theirs, w)
             for a, b in zip((*got, mine), (*want, theirs)):
                 assert_matches(a, b, ops=400)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (0, 2, 3, 1), (3, 2, 1, 0)])
+def test_the_layout_of_a_copy(device, order):
+    """In groups, and in torch's own hands."""
+    typed = torch._C.parse_ir("graph(%x : Tensor):\n  %a : Tensor = tsfuser::packed(%x)\n  %b : Tensor = aten::neg(%a)\n  return (%b)")
+    plain = torch._C.parse_ir("graph(%x : Tensor):\n  %a : Tensor = tsfuser::packed(%x)\n  return (%a)")
+    x = torch.randn(3, 4, 5, 6, device=device).permute(order)
+    alone = torch._C._create_function_from_graph("alone", plain)(x)
+    assert torch.equal(alone, x) and alone.data_ptr() != x.data_ptr()
+    assert min(alone.stride()[-2:]) == 1 and (alone.stride(-2) == 1) == (x.stride(-2) < x.stride(-1))
+    fused = torch._C._create_function_from_graph("fused", typed)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(3):
+            got = fused(x)
+    assert torch.equal(got, -x) and got.stride() == alone.stride()
+
+
+def test_operands_of_another_rank_or_layout_later(device):
+    def program(q: Tensor, k: Tensor):
+        return torch.matmul(q, k)
+
+    scripted = fresh(program)
+    q, k = torch.randn(2, 4, 32, 64, device=device), torch.randn(2, 32, 4, 64, device=device).permute(0, 2, 3, 1)
+    with tsfuser.fuser():
+        for _ in range(4):
+            torch.testing.assert_close(scripted(q, k), q @ k)
+        for a, b in ((q[0, 0], k[0, 0, :, 0]), (q[0, 0, 0], k[0, 0, :, 0]), (q[0], k), (q[0, 0], k[0, 0])):
+            torch.testing.assert_close(scripted(a, b), a @ b)
+        sparse = q[0, 0].to_sparse()
+        torch.testing.assert_close(scripted(sparse, k[0, 0]), sparse @ k[0, 0])

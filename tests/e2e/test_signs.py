@@ -102,6 +102,44 @@ def test_the_backward_takes_the_branches_of_the_forward(device, dtype, training)
     assert 0 < (y > 0).sum() < y.numel()
 
 
+def test_running_statistics_that_move_before_the_backward(device):
+    """The branches of an evaluation are those that it took."""
+    x, w, b, mean, var = operands(device)
+    gradient = torch.randn_like(x)
+
+    def run(function):
+        moved, spread = mean.clone(), var.clone()
+        y = function(x, w, b, moved, spread, False)
+        F.batch_norm(x.detach() * 3 + 1, moved, spread, training=True, momentum=0.5)
+        return [y.detach(), *torch.autograd.grad(y, (x, w, b), gradient)]
+
+    scripted, want = fresh(normed), run(normed)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(4):
+            got = run(scripted)
+    for mine, theirs in zip(got, want):
+        assert_matches(mine, theirs, ops=4000)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_an_operand_that_the_forward_makes_is_not_read_rounded(device, dtype, training):
+    """The forward's group has it with more digits than the backward would read."""
+
+    def program(x: Tensor, w: Tensor, b: Tensor, mean: Tensor, var: Tensor, training: bool):
+        y = torch.relu(F.batch_norm(torch.tanh(x), mean, var, w, b, training=training))
+        return y, y * 1.0
+
+    x, w, b, mean, var = operands(device, dtype, (8, 3, 64, 64))
+    scripted = fresh(program)
+    with tsfuser.fuser(), no_fallback(), passes.watching() as seen:
+        for _ in range(4):
+            y, z = scripted(x, w, b, mean.clone(), var.clone(), training)
+            [counted] = torch.autograd.grad(z, b, torch.ones_like(z))
+    assert asked(seen) == 0
+    assert torch.equal(counted, (y > 0).sum((0, 2, 3)).float())
+
+
 def test_a_bias_that_is_written_to_before_the_backward(device):
     x, w, b, mean, var = operands(device)
     gradient = torch.randn_like(x)

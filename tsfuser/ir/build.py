@@ -188,6 +188,11 @@ class Builder(Draft):
         self.layouts[value.name] = self._known((layout,), lambda: lay.copied(self.call, layout))
         return value
 
+    def packed(self, value: Value, other: Value) -> Value:
+        """`value`, which an op of the caller has just made, row-major in memory but for the last two dims, the nearer of which in `other` is inside."""
+        self.layouts[value.name] = lay.packed(self.call, self.layout(other))
+        return value
+
     def in_format_of(self, value: Value, other: Value) -> Value:
         """`value`, which an op of the caller has just made, channels-last in memory where `other` would be, else row-major."""
         make = lay.channels_last if lay.is_channels_last(self.call, self.layout(other)) else lay.contiguous

@@ -57,6 +57,14 @@ def _is_packed(call: Call, layout: Layout, inner_to_outer: Iterable[int]) -> boo
     return True
 
 
+def packed(call: Call, layout: Layout) -> Layout:
+    """Row-major, or with the last two dims exchanged where the strides of `layout` are."""
+    rank = len(layout.sizes)
+    if rank < 2 or not call.decide(sz.lt(layout.strides[-2], layout.strides[-1])):
+        return contiguous(layout.sizes)
+    return _allocate(layout.sizes, (rank - 2, rank - 1, *reversed(range(rank - 2))))
+
+
 def channels_last(sizes: Sequence[Size]) -> Layout:
     """Dim 1 innermost, the others in their order, of 4 or 5 dims."""
     return _allocate(tuple(sizes), (1, *reversed(range(2, len(sizes))), 0))

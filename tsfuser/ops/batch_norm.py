@@ -227,16 +227,13 @@ def batch_norm_impl_index_backward(
 
 
 @composite("tsfuser::is_positive", dtypes=FLOATING, sizes="first")
-def is_positive(
-    b: Builder, result, impl_index: int, input, weight, bias, running_mean, running_var, save_mean, save_invstd, training: bool, eps
-) -> Value:
-    """Whether `result`, of a batch norm, is positive, from the norm's operands; the derivative of relu asks"""
-    register, kept = input.dtype.register, (save_mean, save_invstd) if training else (running_mean, running_var)
-    if impl_index != 0 or None in kept or any(v.dtype is not register for v in kept):  # another's arithmetic, or statistics that are rounded
+def is_positive(b: Builder, result, impl_index: int, input, weight, bias, save_mean, save_invstd, training: bool) -> Value:
+    """Whether `result`, of a batch norm in training, is positive, from the norm's operands; the derivative of relu asks"""
+    register, kept = input.dtype.register, (save_mean, save_invstd)
+    known = training and impl_index == 0 and None not in kept and all(v.dtype is register for v in kept)
+    if not known:  # running statistics may have moved; another's arithmetic; statistics that are rounded
         return b.pointwise("gt", "({0} > 0)", (result,), BOOL, result.dtype)
     mean, rstd, weight, bias = (of_channels(b, v, input) for v in (*kept, weight, bias))
-    if not training:
-        rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (rstd, eps), register)
     y = scaled(b, "batch_norm", input, mean, rstd, weight, bias, register)
     least = "0.5f * 5.9604644775390625e-08f" if input.dtype is HALF else "0"  # below half of the smallest number it was rounded to 0
     return b.like(b.pointwise("gt", f"({{0}} > {least})", (y,), BOOL, register), result)

@@ -101,6 +101,12 @@ def clone(b: Builder, self, memory_format: "int | None" = None) -> Value:
     return _cast(b, self, self.dtype, copy=True)
 
 
+@composite("tsfuser::packed", dtypes=ALL, sizes="first")
+def packed(b: Builder, self) -> Value:
+    """A copy of `self` without gaps, as products of matrices read their operands"""
+    return b.packed(b.pointwise("copy", "{0}", (self,), self.dtype, layouts=()), self)
+
+
 @composite("aten::_autocast_to_reduced_precision", dtypes=ALL, sizes="first")
 def autocast_to_reduced_precision(
     b: Builder, self, cuda_enabled: bool, cpu_enabled: bool, cuda_dtype: int, cpu_dtype: int

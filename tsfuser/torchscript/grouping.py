@@ -246,7 +246,7 @@ class _Block:
         """Whether the cluster becomes a group: it has two nodes (one, in single-node mode) and does more
         than to hand tensors through, or changes a layout, which torch is slow at."""
         working = [n for i in members for n in _unfolded(self.nodes[i]) if n.kind().startswith("aten::")]
-        if any(is_packing(n) for n in working):
+        if any(is_packing(self.nodes[i]) for i in members):
             return True
         if len(working) < (1 if options.state.single_node_mode else 2):
             return False

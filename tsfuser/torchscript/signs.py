@@ -3,10 +3,12 @@ the backward need not read the result as well.
 
 In: `Kept`, of a differentiable graph. Out: the same, where of `%y = aten::relu(%n)`, %n a result of `aten::_batch_norm_impl_index`, the backward's
 
-    %m = aten::gt(%y, %zero)    becomes    %m = tsfuser::is_positive(%y, %impl_index, %x, %weight, %bias, %mean, %var, %save1, %save2, %training, %eps)
+    %m = aten::gt(%y, %zero)    becomes    %m = tsfuser::is_positive(%y, %impl_index, %x, %weight, %bias, %save1, %save2, %training)
 
 Of %y then only the dtype is asked. The norm's derivative has all of these operands but the bias, which the program may write to before the backward: the forward keeps
-a copy, one number a channel. A fused forward and a fused backward compute the same number, and so take the same branch; what is not fused compares %y, as before.
+a copy, one number a channel. Only where %x is in memory when the norm reads it, and not made by the norm's group, with more digits than are stored: then a
+fused forward and a fused backward compute the same number, and take the same branch. What is not fused compares %y, as before, and so does evaluation, whose
+statistics another norm may have moved before the backward.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import replace
 
 from .graph import CONSTANT, Graph, Node, Value, all_blocks, constant_of, inputs, insert, is_constant, is_tensor
 from .kept import Kept
+from .partition import row_of
 
 NORM, DERIVATIVE = "aten::_batch_norm_impl_index", "aten::_batch_norm_impl_index_backward"
 
@@ -42,12 +45,15 @@ def _norm_behind(result: Value) -> "Node | None":
     if result.node().kind() != "aten::relu":
         return None
     operand = result.node().inputsAt(0)
-    return operand.node() if operand.node().kind() == NORM and operand.debugName() == operand.node().outputsAt(0).debugName() else None
+    norm = operand.node()
+    if norm.kind() != NORM or operand.debugName() != norm.outputsAt(0).debugName():
+        return None
+    return norm if row_of(norm.inputsAt(0).node()) is None else None  # else its group may make it
 
 
 def _ask(kept: Kept, comparison: Node, norm: Node, derivative: Node) -> Kept:
-    index, input, _, weight, mean, var, save_mean, save_invstd, training, eps = inputs(derivative)[:10]
-    given = [index, input, weight, norm.inputsAt(2), mean, var, save_mean, save_invstd, training, eps]
+    index, input, _, weight, _, _, save_mean, save_invstd, training = inputs(derivative)[:9]
+    given = [index, input, weight, norm.inputsAt(2), save_mean, save_invstd, training]
     if not all(_is_at_hand(kept, v) for k, v in enumerate(given) if k != 3):
         return kept
     if given[3].node().kind() != CONSTANT:
