@@ -25,7 +25,7 @@ from tsfuser.ops import table
 
 PROFILED = 3  # inference is fused in call 2, training in call 3
 CHUNK = 400  # programs alive at a time
-#: What eager computes with constants of float, in double, too.
+#: What eager computes with constants of float on CUDA, in double, too.
 FLOAT_CONSTANTS = {"nn.functional.hardsigmoid", "nn.functional.hardswish"}
 STEPS = 24  # operations behind one element of a sample's result: its sums are of up to some hundred terms
 WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
@@ -207,7 +207,7 @@ def _check(case, tally, gradients, roundings):
     elif _kinds(case.scripted) - case.program.around:
         tally.fused[case.name] += 1
     eager = case.eager
-    if case.name in FLOAT_CONSTANTS and case.program.arguments[0].dtype == torch.float64:
+    if case.name in FLOAT_CONSTANTS and case.program.arguments[0].is_cuda and eager[0].dtype == torch.float64:
         actual, eager = ([t.float() for t in results] for results in (actual, eager))
     problem = _compared(actual, eager, case.exact, roundings)
     if problem:

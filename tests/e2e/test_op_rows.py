@@ -97,7 +97,7 @@ def test_a_row_serves_a_dtype(cases, name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32])
 @pytest.mark.parametrize(
     "sizes, wanted",
-    [((4, 8), (8,)), ((4, 8), (4, 1)), ((2, 4, 8), (4, 1)), ((4, 8), ()), ((2, 1, 8), (1, 8))],
+    [((4, 8), (8,)), ((4, 8), (4, 1)), ((2, 4, 8), (4, 1)), ((4, 8), ()), ((), ()), ((2, 1, 8), (1, 8))],
 )
 def test_sum_to_size(dtype, sizes, wanted):
     x = torch.randint(-9, 9, sizes).to(dtype)  # whole numbers: sums are exact in any order

@@ -10,6 +10,7 @@ from support import ROOT, assert_matches, fresh, no_fallback, train
 from torch import Tensor
 
 import tsfuser
+from tsfuser.torchscript import passes
 from tsfuser.torchscript.graph import GROUP
 
 
@@ -314,25 +315,6 @@ def test_what_a_product_reads_is_not_computed_again(device):
     assert [v.node().kind() for v in forward.outputs()] == ["aten::mm", "prim::Param", "aten::mul"]
 
 
-def test_a_cast_to_the_dtype_that_a_tensor_has_is_not_stored(device):
-    """It is the tensor, as in eager."""
-
-    def program(x: Tensor, w: Tensor):
-        wide = x.float()
-        return wide, torch.tanh(wide * w) * wide
-
-    x, w = (t.detach() for t in operands(device))
-    scripted = fresh(program)
-    with tsfuser.fuser(), no_fallback():
-        for _ in range(3):
-            wide, y = scripted(x, w)
-    assert wide.data_ptr() == x.data_ptr()
-    assert_matches(y, program(x, w)[1], ops=40)
-    with tsfuser.fuser():
-        narrow, y = scripted(x.bfloat16(), w)
-    assert narrow.dtype == torch.float32 and torch.equal(narrow, x.bfloat16().float())
-
-
 def test_what_no_gradient_passes_through_asks_for_none(device):
     """TorchScript differentiates a part of a program whose inputs ask for no gradient, and has a view in it ask for one that it cannot get."""
 
@@ -352,3 +334,27 @@ def test_what_no_gradient_passes_through_asks_for_none(device):
         assert_matches(mine, theirs, ops=8)
     [gradient] = torch.autograd.grad(got[0].sum(), x)
     assert_matches(gradient, torch.autograd.grad(want[0].sum(), x)[0], ops=8)
+
+
+def test_what_autocast_need_not_cast_is_the_tensor_itself(device):
+    """Read in the group, too, it would be a result of it, and copied."""
+    graph = torch._C.parse_ir(
+        """graph(%x : Tensor):
+             %yes : bool = prim::Constant[value=1]()
+             %wide : Tensor = aten::_autocast_to_full_precision(%x, %yes, %yes)
+             %square : Tensor = aten::mul(%wide, %wide)
+             %y : Tensor = aten::exp(%square)
+             %both : (Tensor, Tensor) = prim::TupleConstruct(%wide, %y)
+             return (%both)"""
+    )
+    function = torch._C._create_function_from_graph("cast", graph)
+    x = torch.randn(5, 33, device=device)
+    with tsfuser.fuser(), no_fallback(), passes.watching() as seen:
+        for _ in range(3):
+            wide, y = function(x)
+        assert wide.data_ptr() == x.data_ptr() and torch.allclose(y, torch.exp(x * x))
+        for _ in range(3):
+            wide, y = function(x.bfloat16())
+    assert wide.dtype == torch.float32 and torch.equal(wide, x.bfloat16().float())
+    [group] = [g for o in seen[:1] for g in o.graph.findAllNodes(GROUP, True)]
+    assert group.outputsSize() == 1

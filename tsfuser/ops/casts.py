@@ -11,7 +11,7 @@ from .arithmetic import check_range
 from .elementwise import round_number
 from .table import ALL, composite, scalar_type
 
-ROW_MAJOR, _PRESERVE = 0, 1  # c10::MemoryFormat::Contiguous, Preserve
+_ROW_MAJOR, _PRESERVE = 0, 1  # c10::MemoryFormat::Contiguous, Preserve
 
 
 def check_options(b: Builder, layout=None, device=None, pin_memory=None, memory_format=None) -> None:
@@ -95,7 +95,7 @@ def to_copy(
 @composite("aten::clone", dtypes=ALL, sizes="first")
 def clone(b: Builder, self, memory_format: "int | None" = None) -> Value:
     """A new tensor with the values of `self`"""
-    if memory_format == ROW_MAJOR:
+    if memory_format == _ROW_MAJOR:
         return b.pointwise("copy", "{0}", (self,), self.dtype, layouts=())
     check_options(b, memory_format=memory_format)
     return _cast(b, self, self.dtype, copy=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from .effects import WRITES, effect, remove_dead_code
-from .graph import CONSTANT, Graph, Node, facts, inputs, outputs
-from .no_ops import is_idle_cast, is_no_op, stays_inside
+from .graph import CONSTANT, Graph, Node, constant_near, facts, inputs, outputs
+from .no_ops import gives_operand_back, is_no_op, stays_inside
 from .operands import is_packing
 
 
@@ -52,16 +52,13 @@ def release_idle_casts(graph: Graph, group: Node) -> None:
     given = {v.unique(): i for i, v in enumerate(subgraph.inputs())}
     for i, result in reversed(list(enumerate(list(subgraph.outputs())))):
         node = result.node()
-        if result.unique() in given or not is_idle_cast(node):
+        if result.unique() in given or not gives_operand_back(node):
             continue
         tensors = [v for v in inputs(node) if v.node().kind() != CONSTANT]
         if not all(v.unique() in given for v in tensors):
             continue
         outer = {v.unique(): group.inputsAt(given[v.unique()]) for v in tensors}
-        for v in inputs(node):
-            if v.unique() not in outer:
-                constant = graph.createClone(v.node(), lambda _: _)
-                outer[v.unique()] = constant.insertBefore(group).output()
+        outer.update((v.unique(), constant_near(graph, group, v)) for v in inputs(node) if v.unique() not in outer)
         cast = graph.createClone(node, lambda v: outer[v.unique()])
         cast.insertBefore(group)
         group.outputsAt(i).replaceAllUsesWith(cast.output())

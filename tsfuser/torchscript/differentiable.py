@@ -24,9 +24,10 @@ def rewrite(
     if kept.gives_nothing():  # torch would have what it keeps, and views of that, ask for gradients
         return forward, backward, *kept.drop_all()
     formulas.put_right(kept)
+    again: "set[int]" = set()
     if not options.disabled("recompute"):
         kept = signs.ask_operands(kept)
-    again = set() if options.disabled("recompute") else recompute.compute_again(kept)
+        again = recompute.compute_again(kept)
     dropped = again | kept.unused()
     if dropped:
         log.write("graph_fuser", f"The backward needs {len(dropped)} of {len(kept_outputs)} kept results no more", str(backward))

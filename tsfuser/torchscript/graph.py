@@ -68,6 +68,11 @@ def insert(graph: Graph, place: Node, kind: str, operands: "list[Value]", result
     return node
 
 
+def constant_near(graph: Graph, place: Node, constant: Value) -> Value:
+    """A copy of a constant, from wherever it is, before `place`."""
+    return graph.createClone(constant.node(), lambda v: v).insertBefore(place).output()
+
+
 def blocks(node: Node) -> list[Block]:
     """The blocks of a node (of an If, a Loop...), without asking nodes that cannot have any."""
     return [] if node.kind().startswith(_LEAVES) else list(node.blocks())

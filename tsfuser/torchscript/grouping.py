@@ -10,7 +10,6 @@ from typing import Iterator, NamedTuple, Sequence
 
 from .. import options
 from ..ops import others
-from ..ops.table import Row
 from .cluster import Item, absorb, arrange, clusters
 from .effects import WRITES, Effects, effect, secretly_written
 from .evaluate import CONTROL
@@ -30,6 +29,7 @@ from .graph import (
     outputs,
 )
 from .left_over import NOT_RUN, left_over
+from .no_ops import keeps_dtype
 from .operands import is_packing
 from .outline import outline, reorder
 from .partition import Knowledge, Refusals, Verdict, examine, row_of, table_of
@@ -255,11 +255,7 @@ class _Block:
     def _is_idle(self, node: Node) -> bool:
         """Whether the node is a view, or a cast to the dtype that its operand has."""
         found = row_of(node)
-        if found is None or found[0].is_view:
-            return True
-        row: Row = found[0]
-        tensors = [v for v in (node.inputsAt(0), node.outputsAt(0)) if is_tensor(v)]
-        return row.family == "casts" and len({self.knowledge.facts(v).dtype for v in tensors}) == 1
+        return found is None or found[0].is_view or keeps_dtype(node)
 
 
 def _unfolded(node: Node) -> list[Node]:

@@ -26,11 +26,6 @@ class Kept:
     inputs: Sequence[int]
     outputs: Sequence[int]
 
-    def gives_nothing(self) -> bool:
-        """Whether no input of the forward gets a gradient."""
-        [result] = self.backward.outputs()
-        return result.node().kind() == "prim::TupleConstruct" and result.node().inputsSize() == 0
-
     def is_whole(self) -> bool:
         """Whether the numbers account for all that the backward gets."""
         return len(list(self.backward.inputs())) == len(self.gradients) + len(self.inputs) + len(self.outputs)

@@ -11,7 +11,7 @@ from typing import Callable
 from ..ir.dtypes import DTYPES
 from ..ops.table import UNKNOWN
 from .effects import may_return_operand
-from .graph import Node, Value, constant_of, facts, is_constant
+from .graph import Node, Value, constant_of, facts, is_constant, is_tensor, schema
 from .partition import row_of
 
 #: kind -> the number (argument 1) that leaves argument 0 as it is
@@ -37,18 +37,22 @@ def is_no_op(node: Node, dtype_of: "Callable[[Value], str | None]") -> bool:
     return number == 1 or (math.copysign(1.0, number) < 0) == (kind == "aten::add")
 
 
-def is_idle_cast(node: Node) -> bool:
-    """Whether the node gives back its operand, a tensor that was profiled in the dtype that it casts to."""
+def keeps_dtype(node: Node) -> bool:
+    """Whether the node is a cast, or a copy, that gives the dtype that its operand was profiled in."""
     found = row_of(node)
-    if found is None or found[0].family != "casts" or not may_return_operand(node):
+    if found is None or found[0].family != "casts":
         return False
-    its_schema = found[1]
-    if "copy" in its_schema.arguments:
-        copy = node.inputsAt(its_schema.arguments.index("copy"))
-        if not is_constant(copy) or constant_of(copy):
-            return False
-    dtypes = {facts(v.type()).dtype for v in (node.inputsAt(0), node.output())}
+    dtypes = {facts(v.type()).dtype for v in (node.inputsAt(0), node.output()) if is_tensor(v)}
     return len(dtypes) == 1 and None not in dtypes
+
+
+def gives_operand_back(node: Node) -> bool:
+    """Whether the node is a cast that returns its operand itself, for the dtypes that were profiled."""
+    if not keeps_dtype(node) or not may_return_operand(node):
+        return False
+    arguments = schema(node).arguments
+    copy = node.inputsAt(arguments.index("copy")) if "copy" in arguments else None
+    return copy is None or (is_constant(copy) and not constant_of(copy))
 
 
 def stays_inside(node: Node) -> bool:

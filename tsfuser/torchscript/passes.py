@@ -225,7 +225,8 @@ def _run(work: Work) -> None:
             return
 
 
-_AFTER_GROUPS = frozenset(name for name, _ in PASSES[9:])
+_NAMES = [name for name, _ in PASSES]
+_AFTER_GROUPS = frozenset(_NAMES[_NAMES.index("make_groups"):])
 
 
 def identity(subgraph: Graph) -> str:

@@ -5,17 +5,17 @@ In: `Kept`, of a differentiable graph. Out: the same, where of `%y = aten::relu(
 
     %m = aten::gt(%y, %zero)    becomes    %m = tsfuser::is_positive(%y, %impl_index, %x, %weight, %bias, %save1, %save2, %training)
 
-Of %y then only the dtype is asked. The norm's derivative has all of these operands but the bias, which the program may write to before the backward: the forward keeps
-a copy, one number a channel. Only where %x is in memory when the norm reads it, and not made by the norm's group, with more digits than are stored: then a
-fused forward and a fused backward compute the same number, and take the same branch. What is not fused compares %y, as before, and so does evaluation, whose
-statistics another norm may have moved before the backward.
+Of %y then only the dtype is asked. The norm's derivative has all of these operands but the bias, which the program may write to before the
+backward: the forward keeps a copy, one number a channel. Only where %x is in memory when the norm reads it, and not made by the norm's group,
+with more digits than are stored: then a fused forward and a fused backward compute the same number, and take the same branch. What is not fused
+compares %y, as before, and so does evaluation, whose statistics another norm may have moved before the backward.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from .graph import CONSTANT, Graph, Node, Value, all_blocks, constant_of, inputs, insert, is_constant, is_tensor
+from .graph import CONSTANT, Node, Value, all_blocks, constant_near, constant_of, inputs, insert, is_constant, is_tensor
 from .kept import Kept
 from .partition import row_of
 
@@ -60,7 +60,7 @@ def _ask(kept: Kept, comparison: Node, norm: Node, derivative: Node) -> Kept:
         if not is_tensor(given[3]):  # perhaps None
             return kept
         kept, given[3] = _copied(kept, norm, given[3])
-    operands = [_near(kept.backward, comparison, v) for v in given]
+    operands = [constant_near(kept.backward, comparison, v) if v.node().kind() == CONSTANT else v for v in given]
     asked = insert(kept.backward, comparison, "tsfuser::is_positive", [comparison.inputsAt(0), *operands])
     comparison.output().replaceAllUsesWith(asked.output())
     comparison.destroy()
@@ -69,7 +69,7 @@ def _ask(kept: Kept, comparison: Node, norm: Node, derivative: Node) -> Kept:
 
 def _is_at_hand(kept: Kept, value: Value) -> bool:
     """Whether the backward has the value at its beginning."""
-    return value.node().kind() in (CONSTANT, "prim::Param") and (value.node().kind() == CONSTANT or value.node() == kept.backward.param_node())
+    return value.node().kind() == CONSTANT or value.node() == kept.backward.param_node()
 
 
 def _copied(kept: Kept, norm: Node, bias: Value) -> "tuple[Kept, Value]":
@@ -81,10 +81,3 @@ def _copied(kept: Kept, norm: Node, bias: Value) -> "tuple[Kept, Value]":
     forward.setInsertPoint(forward.return_node())
     number = forward.registerOutput(copy)
     return replace(kept, outputs=[*kept.outputs, number]), kept.backward.addInput()
-
-
-def _near(backward: Graph, place: Node, value: Value) -> Value:
-    """The value, or a constant of its own before `place`."""
-    if value.node().kind() != CONSTANT:
-        return value
-    return backward.createClone(value.node(), lambda v: v).insertBefore(place).output()
