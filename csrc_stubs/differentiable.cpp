@@ -13,6 +13,8 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -24,6 +26,45 @@ using torch::jit::Node;
 using GraphPtr = std::shared_ptr<Graph>;
 using Kept = std::tuple<GraphPtr, GraphPtr, std::vector<int64_t>, std::vector<int64_t>>;
 
+// The dims of a tensor of that type, outermost first, where its elements fill memory in an order that is not row-major; else none.
+std::vector<int64_t> order_of(const c10::TypePtr& type) {
+  const auto tensor = type->cast<c10::TensorType>();
+  const auto sizes = tensor ? tensor->sizes().concrete_sizes() : std::nullopt;
+  const auto strides = tensor ? tensor->strides().concrete_sizes() : std::nullopt;
+  if (!sizes || !strides) {
+    return {};
+  }
+  std::vector<int64_t> order(sizes->size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return (*strides)[a] > (*strides)[b]; });
+  int64_t step = 1;
+  for (auto d = order.rbegin(); d != order.rend(); ++d) {
+    if ((*sizes)[*d] != 1 && (*strides)[*d] != step) {
+      return {};
+    }
+    step *= (*sizes)[*d];
+  }
+  return std::is_sorted(order.begin(), order.end()) ? std::vector<int64_t>() : order;
+}
+
+// Whether the program computes the value, so that nobody sees the strides of its gradient.
+bool is_made(const torch::jit::Value* value) {
+  const Node* maker = value->node();
+  if (maker->kind().toQualString() == std::string("prim::RequiresGradCheck")) {
+    return is_made(maker->input(value->offset()));
+  }
+  return maker->kind() != c10::prim::Param && maker->kind() != c10::prim::GetAttr;
+}
+
+// For each gradient that the backward gives, the order of what it is the gradient of, as it was profiled; none where the program is given that.
+std::vector<std::vector<int64_t>> orders_of_gradients(const Node* node) {
+  std::vector<std::vector<int64_t>> orders;
+  for (const int64_t i : node->is(c10::attr::df_output_vjps)) {
+    orders.push_back(is_made(node->input(i)) ? order_of(node->input(i)->type()) : std::vector<int64_t>());
+  }
+  return orders;
+}
+
 // Sets the graphs of `node`, the forward's outputs that are kept, and those that a gradient comes for.
 void keep_less(Node* node) {
   const auto set = [node](const py::object& pass) {
@@ -33,7 +74,7 @@ void keep_less(Node* node) {
     const py::object result =
         pass(plain, node->g(c10::attr::ReverseSubgraph)->copy(),
              node->i(c10::attr::f_real_outputs), node->is(c10::attr::df_input_vjps),
-             node->is(c10::attr::df_input_captured_inputs), node->is(c10::attr::df_input_captured_outputs));
+             node->is(c10::attr::df_input_captured_inputs), node->is(c10::attr::df_input_captured_outputs), orders_of_gradients(node));
     if (!result.is_none()) {
       const auto [forward, backward, gradients, outputs] = result.cast<Kept>();
       node->g_(c10::attr::Subgraph, forward);

@@ -6,15 +6,26 @@
 //     aten::masked_fill(%x, %c, -1e4)        aten::contiguous(aten::where(%c, aten::type_as({-1e4}, %x), %x), 0)
 //
 // `plain_forms` writes them as they were, for passes and groups, and for all that is not differentiated.
+//
+// And a cast of autocast that several ops read, of a tensor that is not made by ops with derivatives, becomes one for each:
+//
+//     %c = aten::_autocast_to_full_precision(%x, 1, 0)    and    %d = aten::_autocast_to_reduced_precision(%x, 0, 0, 1, 1)
+//                                                                %e = aten::_autocast_to_full_precision(%d, 1, 0)
+//
+// A cast may hand out its operand. Where readers are in several differentiable graphs, one of them would return the cast; torch lets none return
+// what may be one of its inputs, and takes the cast out, with all that follows from it. %d is off, and gives %x back: by its last numbers, which
+// differ from reader to reader, torch takes %c and %e for different.
 
 #include "hooks.h"
 #include "nodes.h"
 
 #include <ATen/ScalarOps.h>
 #include <torch/csrc/jit/ir/constants.h>
+#include <torch/csrc/jit/runtime/autodiff.h>
 
 #include <algorithm>
 #include <optional>
+#include <unordered_set>
 #include <vector>
 
 namespace tsfuser {
@@ -141,6 +152,73 @@ void masked_fill(Node* node) {  // aten::masked_fill(Tensor, Tensor mask, Tensor
   node->output()->replaceAllUsesWith(made->output());
 }
 
+bool is_view(const Node* node) {  // that autodiff leaves out of its graphs
+  static const std::unordered_set<c10::Symbol> kinds = {c10::aten::view,      c10::aten::view_as, c10::aten::reshape,  c10::aten::reshape_as,
+                                                        c10::aten::transpose, c10::aten::expand,  c10::aten::expand_as};
+  return kinds.count(node->kind()) != 0;
+}
+
+bool is_cast(const Node* node) {  // that autocast makes
+  return node->kind() == c10::aten::_autocast_to_full_precision || node->kind() == c10::aten::_autocast_to_reduced_precision;
+}
+
+bool is_idle_cast(const Node* node) {
+  return is_cast(node) && is_false(node->input(1)) && is_false(node->input(2));
+}
+
+bool may_be_inside(const Node* node) {  // of a differentiable graph
+  return torch::jit::isDifferentiable(node) && !is_view(node);
+}
+
+constexpr size_t kReaders = 8;  // that get a cast of their own, at most: there are more scalar types
+
+// aten::_autocast_to_*_precision(Tensor, bool, ...). Readers before `here` stay: torch has put profile nodes before them, and will put none before what
+// is new there, without which it makes no differentiable graph.
+void own_cast_each(Node* node, const Node* here) {
+  if (may_be_inside(behind_profile(node->input(0))->node())) {
+    return;
+  }
+  std::vector<torch::jit::Use> uses = node->output()->uses();
+  uses.erase(std::remove_if(uses.begin(), uses.end(), [](const torch::jit::Use& use) { return !may_be_inside(use.user); }), uses.end());
+  Graph& graph = *node->owningGraph();
+  int64_t number = 0;
+  for (size_t i = 0; i < std::min(uses.size(), kReaders); ++i) {
+    Node* reader = uses[i].user;
+    if (i == 0 || reader->isBefore(here)) {
+      continue;
+    }
+    const torch::jit::WithInsertPoint before(reader);
+    Value* off = graph.insertConstant(false);
+    Value* differs = graph.insertConstant(++number);
+    Value* given = const_cast<Value*>(behind_profile(node->input(0)));
+    Node* same = graph.insertNode(graph.create(c10::aten::_autocast_to_reduced_precision, {given, off, off, differs, differs}, 1));
+    Node* own = graph.insertNode(graph.createClone(node, [](Value* value) { return value; }));
+    own->replaceInput(0, same->output());
+    reader->replaceInput(uses[i].offset, own->output());
+  }
+}
+
+void own_casts(Block* block, const Node* here) {
+  const std::vector<Node*> nodes(block->nodes().begin(), block->nodes().end());
+  for (Node* node : nodes) {
+    for (Block* inner : node->blocks()) {
+      own_casts(inner, here);
+    }
+    if (is_cast(node)) {
+      own_cast_each(node, here);
+    }
+  }
+}
+
+// Whether this is the first time that the graph is seen here. Marks it: no copy of a graph has what is noted at its end.
+bool is_new(Graph& graph) {
+  static const auto seen = c10::Symbol::attr("seen");
+  Node* end = graph.return_node();
+  const bool found = end->hasAttribute(seen);
+  end->i_(seen, 1);
+  return !found;
+}
+
 // aten::where(%c, %x, {-1e4})  ->  aten::where(%c, %x, -1e4)
 void number_again(Node* node) {
   for (const size_t k : {1, 2}) {
@@ -195,6 +273,44 @@ void masked_fill_again(Node* node) {
   node->output()->replaceAllUsesWith(made->output());
 }
 
+bool are_equal(const Node* cast, const Node* other) {
+  if (cast->kind() != other->kind() || cast->inputs().size() != other->inputs().size()) {
+    return false;
+  }
+  for (size_t i = 1; i < cast->inputs().size(); ++i) {
+    const auto number = torch::jit::toIValue(cast->input(i));
+    const auto same = torch::jit::toIValue(other->input(i));
+    if (!number || !same || *number != *same) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// A cast of idle casts of %x  ->  the cast of %x that there is; autodiff may have put either first
+void one_cast_again(Node* node) {
+  const auto behind = [](Value* value) { return const_cast<Value*>(behind_profile(value)); };
+  Value* given = node->input(0);
+  while (is_idle_cast(behind(given)->node())) {
+    given = behind(given)->node()->input(0);
+  }
+  if (given == node->input(0)) {
+    return;
+  }
+  node->replaceInput(0, given);
+  std::vector<torch::jit::Use> uses = behind(given)->uses();
+  for (size_t i = 0; i < uses.size(); ++i) {
+    Node* other = uses[i].user;
+    if (is_profile(other)) {
+      const auto more = other->output()->uses();
+      uses.insert(uses.end(), more.begin(), more.end());
+    } else if (other != node && is_cast(other) && other->owningBlock() == node->owningBlock() && are_equal(other, node)) {
+      const bool first = other->isBefore(node);
+      (first ? node : other)->output()->replaceAllUsesWith((first ? other : node)->output());
+    }
+  }
+}
+
 void plain_forms(Block* block) {
   const std::vector<Node*> nodes(block->nodes().begin(), block->nodes().end());
   for (Node* node : nodes) {
@@ -207,6 +323,8 @@ void plain_forms(Block* block) {
       overload_again(node);
     } else if (node->kind() == c10::aten::contiguous) {
       masked_fill_again(node);
+    } else if (is_cast(node)) {
+      one_cast_again(node);
     }
   }
 }
@@ -214,6 +332,9 @@ void plain_forms(Block* block) {
 }  // namespace
 
 void make_differentiable(Node* node) {
+  if (is_new(*node->owningGraph())) {
+    own_casts(node->owningGraph()->block(), node);
+  }
   if (node->outputs().size() != 1 || node->output()->uses().empty()) {
     return;
   }

@@ -1,5 +1,5 @@
 // The operators that a fused graph calls: prim::CudaFusionGuard, prim::CudaFusionGroup, prim::add_optional,
-// tsfuser::is_positive, tsfuser::packed.
+// tsfuser::is_positive, tsfuser::packed, tsfuser::laid_out.
 
 #include "group.h"
 #include "hooks.h"
@@ -72,6 +72,11 @@ void packed(Stack& stack) {
   }
 }
 
+// The tensor itself, of which the order of dims in memory is wished for: only a group, which stores it anyway, heeds that.
+void laid_out(Stack& stack) {
+  torch::jit::drop(stack, 1);
+}
+
 }  // namespace
 
 void register_operators() {
@@ -87,6 +92,8 @@ void register_operators() {
            "Tensor save_mean, Tensor save_invstd, bool training) -> Tensor",
            is_positive, c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("tsfuser::packed(Tensor self) -> Tensor", packed,
+                            c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator("tsfuser::laid_out(Tensor(a) self, int[] order) -> Tensor(a)", laid_out,
                             c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 

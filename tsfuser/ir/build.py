@@ -193,6 +193,11 @@ class Builder(Draft):
         self.layouts[value.name] = lay.packed(self.call, self.layout(other))
         return value
 
+    def laid_out(self, value: Value, order: Sequence[int]) -> Value:
+        """`value`, which an op of the caller has just made, with its dims in that `order` in memory, outermost first, without gaps."""
+        self.layouts[value.name] = lay.laid_out(self.sizes(value), order)
+        return value
+
     def in_format_of(self, value: Value, other: Value) -> Value:
         """`value`, which an op of the caller has just made, channels-last in memory where `other` would be, else row-major."""
         make = lay.channels_last if lay.is_channels_last(self.call, self.layout(other)) else lay.contiguous

@@ -65,6 +65,11 @@ def packed(call: Call, layout: Layout) -> Layout:
     return _allocate(layout.sizes, (rank - 2, rank - 1, *reversed(range(rank - 2))))
 
 
+def laid_out(sizes: Sequence[Size], order: Sequence[int]) -> Layout:
+    """Without gaps, with the dims in that `order`, outermost first."""
+    return _allocate(tuple(sizes), tuple(reversed(order)))
+
+
 def channels_last(sizes: Sequence[Size]) -> Layout:
     """Dim 1 innermost, the others in their order, of 4 or 5 dims."""
     return _allocate(tuple(sizes), (1, *reversed(range(2, len(sizes))), 0))

@@ -107,6 +107,14 @@ def packed(b: Builder, self) -> Value:
     return b.packed(b.pointwise("copy", "{0}", (self,), self.dtype, layouts=()), self)
 
 
+@composite("tsfuser::laid_out", dtypes=ALL, sizes="first")
+def laid_out(b: Builder, self, order: "list[int]") -> Value:
+    """`self` with its dims in that `order` in memory, outermost first, where it has as many"""
+    if len(order) != len(self.dims):
+        return self
+    return b.laid_out(b.pointwise("copy", "{0}", (self,), self.dtype, layouts=()), order)
+
+
 @composite("aten::_autocast_to_reduced_precision", dtypes=ALL, sizes="first")
 def autocast_to_reduced_precision(
     b: Builder, self, cuda_enabled: bool, cpu_enabled: bool, cuda_dtype: int, cpu_dtype: int

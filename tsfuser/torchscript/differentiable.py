@@ -10,14 +10,22 @@ from typing import Sequence
 
 from .. import log, options
 from . import formulas, recompute, signs
+from .gradients import lay_out
 from .graph import Graph
 from .kept import Kept
 
 
 def rewrite(
-    forward: Graph, backward: Graph, real: int, gradients: Sequence[int], kept_inputs: Sequence[int], kept_outputs: Sequence[int]
+    forward: Graph,
+    backward: Graph,
+    real: int,
+    gradients: Sequence[int],
+    kept_inputs: Sequence[int],
+    kept_outputs: Sequence[int],
+    orders: "Sequence[Sequence[int]]" = (),
 ) -> "tuple[Graph, Graph, list[int], list[int]] | None":
-    """`forward` and `backward`, and `gradients` and `outputs` of what is kept now (`Kept`)."""
+    """`forward` and `backward`, and `gradients` and `outputs` of what is kept now (`Kept`). `orders`: for each result of the backward the order in
+    memory, outermost first, of the dims of what it is the gradient of; empty where that is row-major, unknown, or given to the program."""
     kept = Kept(forward, backward, real, gradients, kept_inputs, kept_outputs)
     if not list(backward.nodes()) or not kept.is_whole():
         return None
@@ -28,6 +36,7 @@ def rewrite(
     if not options.disabled("recompute"):
         kept = signs.ask_operands(kept)
         again = recompute.compute_again(kept)
+    lay_out(backward, orders)
     dropped = again | kept.unused()
     if dropped:
         log.write("graph_fuser", f"The backward needs {len(dropped)} of {len(kept_outputs)} kept results no more", str(backward))

@@ -142,6 +142,6 @@ def drop_idle_casts(graph: Graph) -> Graph:
 
 def is_idle_cast(node: Node) -> bool:
     """Whether the node is a cast of autocast that is constantly off."""
-    if node.kind() != "aten::_autocast_to_full_precision":
+    if not node.kind().startswith("aten::_autocast_to_"):
         return False
-    return all(is_constant(v) and constant_of(v) is False for v in inputs(node)[1:])
+    return all(is_constant(v) and constant_of(v) is False for v in inputs(node)[1:3])

@@ -26,7 +26,7 @@ Order of `PASSES`, and why:
   replace_dtype_only    after size-only outputs, which may be asked for their dtypes, too
   guard_groups          after all changes of the groups' outputs, since the fallback copies the subgraph
   merge_views           after all groups are final: what is outside now stays there
-  tidy                  drops what has no reader any more
+  tidy                  drops wishes for layouts that no group heeds, and what has no reader any more
   name_groups           last: the cache id stands for the final text
 
 The types that stay on values of the outer graph are wiped by the executor, later; those in subgraphs stay.
@@ -50,6 +50,7 @@ from .bias import split_biases
 from .chunks import move_chunks
 from .effects import Effects, remove_dead_code
 from .functionalize import drop_idle_casts, functionalize
+from .gradients import drop_wishes
 from .graph import CONSTANT, GROUP, Graph, Value, facts, is_tensor
 from .grouping import Group, make_groups
 from .operands import pack_operands
@@ -141,6 +142,7 @@ def _guard_groups(work: Work) -> None:
 
 
 def _tidy(work: Work) -> None:
+    drop_wishes(work.graph)
     remove_dead_code(work.graph)
 
 

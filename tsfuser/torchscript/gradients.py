@@ -1,0 +1,45 @@
+"""Gradients in the layout of what they are the gradients of.
+
+Eager leaves a gradient in whatever layout its ops give. A gradient of `view(n, t, h, d).transpose(1, 2)` that is row-major costs the backward of the view a
+copy, and one with the last dims exchanged makes a product of matrices copy it twice. A group stores its results anyway, in any layout. Before:
+
+    %grad_x = aten::mul(%g, %c);  return (%grad_x)
+becomes
+    %grad_x = aten::mul(%g, %c);  %l = tsfuser::laid_out(%grad_x, [0, 2, 1, 3]);  return (%l)
+
+In: the backward of a differentiable graph, and for each of its results the order of dims to be wished for. Out: the same graph. Only a group heeds the
+wish; elsewhere the op gives its operand back."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from .graph import Graph, Node, Value, all_blocks, inputs, insert, is_tensor
+
+LAID_OUT = "tsfuser::laid_out"
+
+
+def lay_out(backward: Graph, orders: "Sequence[Sequence[int]]") -> None:
+    """Inserts the wishes; `orders` are empty where there is none."""
+    for end in {result.node() for result in backward.outputs()}:
+        if end.kind() != "prim::TupleConstruct" or end.inputsSize() != len(orders):
+            continue
+        for k, (gradient, order) in enumerate(zip(inputs(end), orders)):
+            if order and is_tensor(gradient):
+                wish = insert(backward, end, LAID_OUT, [gradient, _numbers(backward, end, order)])
+                end.replaceInput(k, wish.output())
+
+
+def drop_wishes(graph: Graph) -> None:
+    """Drops those that are in no group."""
+    for block in all_blocks(graph):
+        for node in [n for n in block.nodes() if n.kind() == LAID_OUT]:
+            node.output().replaceAllUsesWith(node.inputsAt(0))
+            node.destroy()
+
+
+def _numbers(graph: Graph, place: Node, numbers: "Sequence[int]") -> Value:
+    """A constant list before `place`."""
+    made = graph.insertConstant(list(numbers))
+    made.node().moveBefore(place)
+    return made
