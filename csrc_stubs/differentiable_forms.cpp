@@ -210,15 +210,6 @@ void own_casts(Block* block, const Node* here) {
   }
 }
 
-// Whether this is the first time that the graph is seen here. Marks it: no copy of a graph has what is noted at its end.
-bool is_new(Graph& graph) {
-  static const auto seen = c10::Symbol::attr("seen");
-  Node* end = graph.return_node();
-  const bool found = end->hasAttribute(seen);
-  end->i_(seen, 1);
-  return !found;
-}
-
 // aten::where(%c, %x, {-1e4})  ->  aten::where(%c, %x, -1e4)
 void number_again(Node* node) {
   for (const size_t k : {1, 2}) {
@@ -332,9 +323,6 @@ void plain_forms(Block* block) {
 }  // namespace
 
 void make_differentiable(Node* node) {
-  if (is_new(*node->owningGraph())) {
-    own_casts(node->owningGraph()->block(), node);
-  }
   if (node->outputs().size() != 1 || node->output()->uses().empty()) {
     return;
   }
@@ -345,6 +333,10 @@ void make_differentiable(Node* node) {
   } else if (node->kind() == c10::aten::masked_fill) {
     masked_fill(node);
   }
+}
+
+void own_casts(Graph& graph, const Node* here) {
+  own_casts(graph.block(), here);
 }
 
 void plain_forms(Graph& graph) {

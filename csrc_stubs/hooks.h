@@ -48,6 +48,9 @@ bool is_only_read(const torch::jit::Value* value);
 // (differentiable_forms.cpp).
 void make_differentiable(torch::jit::Node* node);
 void plain_forms(torch::jit::Graph& graph);
+// Once a graph, at the first node that torch asks about: a cast for each reader of casts that several differentiable graphs would read
+// (differentiable_forms.cpp).
+void own_casts(torch::jit::Graph& graph, const torch::jit::Node* here);
 
 // The functions of tsfuser._C that take or return graphs (pass_hook.cpp).
 void bind_graphs(py::module_& m);

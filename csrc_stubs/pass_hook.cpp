@@ -89,8 +89,21 @@ bool ask_about_all(bool on) {
   return std::exchange(torch::jit::tensorexpr::getTEGenerateBlockCode(), on);
 }
 
+// Whether this is the first time that torch asks about a node of the graph. Marks it: no copy of a graph has what is noted at its end.
+bool is_new(torch::jit::Graph& graph) {
+  static const auto asked = c10::Symbol::attr("asked");
+  torch::jit::Node* end = graph.return_node();
+  const bool found = end->hasAttribute(asked);
+  end->i_(asked, 1);
+  return !found;
+}
+
 bool is_profiled(const torch::jit::Node* node) {
   if (pass_enabled.load(std::memory_order_relaxed)) {
+    torch::jit::Graph& graph = *const_cast<torch::jit::Node*>(node)->owningGraph();
+    if (is_new(graph)) {
+      own_casts(graph, node);
+    }
     make_functional(const_cast<torch::jit::Node*>(node));
     make_differentiable(const_cast<torch::jit::Node*>(node));
   }
