@@ -11,7 +11,7 @@ from torch import Tensor
 
 import tsfuser
 from tsfuser.torchscript import passes
-from tsfuser.torchscript.graph import GROUP
+from tsfuser.torchscript.graph import GROUP, is_tensor
 
 
 def rms_norm(x: Tensor, w: Tensor):
@@ -68,6 +68,17 @@ def test_gradients(device, program):
     exact, exact_gradients = train(program, [t.detach().double().requires_grad_() for t in (x, w)], calls=1)
     for got, eager, true in zip([out, *gradients], [want, *expected], [exact, *exact_gradients]):
         assert_matches(got, eager, true, ops=80, precision=torch.bfloat16 if program is mixed else None)
+
+
+@pytest.mark.parametrize("program", [centred, rms_norm])
+def test_the_backward_reads_a_value_once(device, program):
+    """Autodiff keeps each operand of each op: `d * d` and `d / s` keep d three times."""
+    x, w = operands(device)
+    with tsfuser.fuser(), passes.watching() as seen:
+        train(fresh(program), (x, w), calls=4)
+    groups = [n for o in seen for n in o.graph.findAllNodes(GROUP, True)]
+    whole = [sum(is_tensor(v) and v.type().sizes() == list(x.shape) for v in n.g("Subgraph").inputs()) for n in groups]
+    assert max(whole) == 2  # the gradient and d, or x
 
 
 def test_a_product_of_what_is_kept_is_not_stored(device):

@@ -31,6 +31,7 @@ def rewrite(
         return None
     if kept.gives_nothing():  # torch would have what it keeps, and views of that, ask for gradients
         return forward, backward, *kept.drop_all()
+    kept.join()
     formulas.put_right(kept)
     again: "set[int]" = set()
     if not options.disabled("recompute"):

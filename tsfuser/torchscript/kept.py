@@ -40,6 +40,14 @@ class Kept:
         results, arguments = list(self.forward.outputs()), list(self.backward.inputs())[len(self.gradients) + len(self.inputs):]
         return ((j, results[j], argument) for j, argument in zip(self.outputs, arguments))
 
+    def join(self) -> None:
+        """Has the backward read a value that is kept several times, as both operands of `x * x` are, in one place. The others are `unused` then."""
+        first = {value.unique(): argument for value, argument in self.of_inputs()}
+        for _, value, argument in self.of_outputs():
+            other = first.setdefault(value.unique(), argument)
+            if other.unique() != argument.unique():
+                argument.replaceAllUsesWith(other)
+
     def gives_nothing(self) -> bool:
         """Whether no input of the forward gets a gradient."""
         results = [result.node() for result in self.backward.outputs()]
