@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..lower.index import Const, Var, mul
 from ..lower.kernel import Kernel, Param
 from ..lower.loop_ir import (
-    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, Draw, Fetch, FetchGroup, FillTile, For, If, Let, Load, Pack, Place,
+    Accumulate, Accumulator, Array, Barrier, BlockReduce, ColumnReduce, Compute, Draw, Fetch, FetchGroup, FillTile, For, If, Let, Load, Pack, Place,
     Scratch, SetLane, Stmt, Store, TeamReduce, TeamSlots, Uniform,
 )  # fmt: skip
 
@@ -175,10 +175,19 @@ def _team_reduce(s: TeamReduce) -> list[str]:
     return [*offers, *takes, "meet_team();", *(f"receive_team({t.name}, shared + {at});" for _, (t, _, at) in totals)]
 
 
+def _column_reduce(s: ColumnReduce) -> list[str]:
+    shape = f"{s.columns}, {s.warps}"
+    offers = [f"offer_y<{t.combine}>({t.name}, shared + {t.offset});" for t in s.totals]
+    gathers = [f"gather_columns<{t.combine}, {shape}>({t.name}, shared + {t.offset});" for t in s.totals]
+    receives = [f"receive_columns<{shape}>({t.name}, shared + {t.offset});" for t in s.totals]
+    return [*offers, "meet_columns();", *gathers, "meet_columns();", *receives]
+
+
 _PRINT = {
     Let: _let, Load: _load, Place: _place, Uniform: _uniform, Draw: _draw, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane,
     Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier, FillTile: _fill_tile, Accumulator: _accumulator,
-    Accumulate: _accumulate, BlockReduce: _block_reduce, TeamSlots: _team_slots, TeamReduce: _team_reduce, Fetch: _fetch, FetchGroup: _fetch_group,
+    Accumulate: _accumulate, BlockReduce: _block_reduce, TeamSlots: _team_slots, TeamReduce: _team_reduce,
+    ColumnReduce: _column_reduce, Fetch: _fetch, FetchGroup: _fetch_group,
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Where the threads of a block meet to combine what they have accumulated.
 
 In: the reductions of a loop. Out: the statements that combine their accumulators over the block, and the shared memory that these take. Example:
-two sums over a row of 256 threads are one BlockReduce, whose totals lie at bytes 0 and 128.
+two sums over a row of 256 threads are one BlockReduce, whose totals lie at bytes 0 and 128; over 16 columns of as many threads one ColumnReduce, at bytes 0 and 576.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..ir.fusion import Reduce
 from ..schedule.loops import Reduction
 from ..schedule.machine import EXCHANGED
 from .combine import COMBINATIONS, accumulator, totals
-from .loop_ir import Barrier, BlockReduce, Stmt, TeamReduce, Total
+from .loop_ir import Barrier, BlockReduce, ColumnReduce, Stmt, TeamReduce, Total
 from .traverse import statements
 
 
@@ -22,7 +22,10 @@ def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: 
     at = start
     for name, op in totals(ops).items():
         wide, how_combined = accumulator(op, threads, how.brief), COMBINATIONS[op.combine]
-        size = how_combined.bytes(wide) * lanes * (threads if how.axis == "y" else 32)
+        if how.columns:
+            size = -(-column_bytes(op, how.columns, threads) // 16) * 16
+        else:
+            size = how_combined.bytes(wide) * lanes * (threads if how.axis == "y" else 32)
         if at + size > EXCHANGED and groups[-1]:
             groups.append([])
             at = start
@@ -31,8 +34,16 @@ def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: 
     made: list[Stmt] = []
     for group in groups:
         made += [Barrier()] if made else []  # what the last group exchanged has been read
-        made.append(BlockReduce(tuple(group), how.axis, fold, how.warp, max(1, threads // 32)))
+        if how.columns:
+            made.append(ColumnReduce(tuple(group), how.columns, threads // 32))
+        else:
+            made.append(BlockReduce(tuple(group), how.axis, fold, how.warp, max(1, threads // 32)))
     return made
+
+
+def column_bytes(op: Reduce, columns: int, threads: int) -> int:
+    """Shared memory in which the threads of a block combine `op` of `columns` columns: what each warp has, and what all have together."""
+    return COMBINATIONS[op.combine].bytes(accumulator(op, threads)) * columns * (threads // 32 + 1)
 
 
 SLOTS = "slots"  # a kernel's name for where its blocks meet
@@ -56,6 +67,8 @@ def exchanged(body: list[Stmt]) -> int:
     for s in statements(body):
         if isinstance(s, BlockReduce) and not s.warp:
             ends += [(s.half if s.turn else 0) + t.offset + t.bytes for t in s.totals]
+        if isinstance(s, ColumnReduce):
+            ends += [t.offset + t.bytes for t in s.totals]
         if isinstance(s, TeamReduce):
             ends += [at + -(-t.bytes // 512) * 16 for at, t in zip(s.shared, s.totals)]
     return max(ends)

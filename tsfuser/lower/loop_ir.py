@@ -246,6 +246,16 @@ class BlockReduce:
 
 
 @dataclass(frozen=True)
+class ColumnReduce:
+    """The threads along y of a block of `warps` warps combine all `totals` of its `columns` columns, and every thread gets the results of its own; what
+    they have combined lies behind what they exchange."""
+
+    totals: tuple[Total, ...]
+    columns: int
+    warps: int
+
+
+@dataclass(frozen=True)
 class Barrier:
     """All threads of the block wait for each other; shared memory is visible after it."""
 
@@ -285,5 +295,5 @@ class If:
 
 Stmt = Union[
     Let, Load, Place, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator, BlockReduce, TeamSlots, TeamReduce,
-    Fetch, FetchGroup, Barrier, FillTile, For, If,
+    ColumnReduce, Fetch, FetchGroup, Barrier, FillTile, For, If,
 ]  # fmt: skip

@@ -11,13 +11,13 @@ later passes keep in registers what phases share. Example, softmax:
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 
 from ..ir import size as sz
 from ..ir.fusion import Lookup, Op, Pointwise, Random, Reduce, Value
 from ..schedule.domain import Access
 from ..schedule.loops import Fuse, Schedule
+from ..schedule.rows import is_costly
 from ..segment import Segment
 from . import index as ix
 from .accumulate import accumulation, conversion
@@ -31,8 +31,6 @@ from .passes import rename
 from .traverse import used
 
 
-_COSTLY = re.compile(r"\b(?!(?:convert|nan_max|nan_min|fabs|relu|smaller)\b)[a-z_]\w*(?:<\w+>)?\(")  # a call of more than an instruction or two
-
 _WIDEST = 16  # bytes of the widest type, complex_t<double>
 
 
@@ -43,7 +41,8 @@ class _Rows:
         self.segment, self.schedule = segment, schedule
         self.params = Params(schedule)
         self.at = indices(schedule, self.params)
-        self.along = [op for op in segment.reductions if set(op.axes) & set(schedule.domain.dims[-1].axes)]
+        inner = set(schedule.domain.dims[-1].axes)
+        self.along = [op for op in segment.reductions if bool(set(op.axes) & inner) == (schedule.reduction.axis == "x")]
         self.axes = set(self.along[0].axes)
         self.columns = [op for op in segment.reductions if op not in self.along]
         self.reduced = {d.name for d in schedule.domain.dims if set(d.axes) & self.axes}
@@ -68,7 +67,7 @@ class _Rows:
         self.keep = self.keepable() - {op.output.name for _, summed in self.peaks.values() for op in self.ops_for({summed.operands[0].name})}
         self.kept: dict[str, str] = {}  # of these, those that have been computed -> their array
         self.arrays: list[Stmt] = []  # arrays to be declared
-        self.each = schedule.reduction.each
+        self.each = schedule.reduction.each  # a loop of its own, or that over lanes
         self.count = schedule.loop(self.each).extent.a if self.each else 1  # rows that a thread works on at the same time
         self.known: list[Stmt] = []  # what a row has one of, computed so far
         self.exchanged = 0  # bytes of shared memory in which threads have met so far; nobody has to wait to use others
@@ -188,7 +187,7 @@ class _Rows:
         for phase in range(max(self.phase.values()) + 1):
             reductions, stores = self.goals(phase)
             ops = self.ops_for({op.operands[0].name for op in reductions} | {a.buffer.value.name for a in stores}, found)
-            computed = {op.output.name for op in ops if isinstance(op, Pointwise) and _COSTLY.search(op.template)}
+            computed = {op.output.name for op in ops if is_costly(op)}
             costly = computed | {op.output.name for op in ops if self.memory and isinstance(op, Random) or isinstance(op, Lookup)}
             found |= costly & seen
             seen |= costly
@@ -198,7 +197,7 @@ class _Rows:
         """Statements for what `names` need along a row, in order; those that registers are to keep are written there."""
         operations = self.ops_for(names, self.kept)
         wanted = names | {v.name for op in operations for v in op.operands}
-        index = next((x.name for x in self.loops if x.bind == "unroll"), "0")
+        index = next((x.name for x in self.loops if x.bind == "unroll" and x.extent.a > 1), "0")
         lane = self.lane.name if self.lane.extent.a > 1 else "0"
         ops: list[Stmt] = []
         for name in [n for n in self.kept if n in wanted]:
@@ -286,8 +285,8 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
     body: list[Stmt] = [*rows.at.lets, *rows.known, *(rename(s, part) for s in rows.slice_of(wanted))]
     before: list[Stmt] = []
     packs: list[Stmt] = []
-    lanes, count = rows.lane.extent.a, rows.count
-    at = ix.add(ix.mul(Var(rows.each), lanes), Var(rows.lane.name)) if rows.each else Var(rows.lane.name)
+    lanes, count, several = rows.lane.extent.a, rows.count, rows.each not in ("", rows.lane.name)
+    at = ix.add(ix.mul(Var(rows.each), lanes), Var(rows.lane.name)) if several else Var(rows.lane.name)
     along = [op for op in reductions if op in rows.along]
     after = combined(along, rows.schedule.reduction, rows.schedule.threads, count, count, rows.exchanged) if along else []
     if rows.team and after and phase not in rows.peaks:
@@ -301,7 +300,7 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
         outside = ix.both(g.condition for g in rows.at.guards if not g.dims <= rows.reduced)
         body += accumulation(f"{op.output.name}_total", op, rows.registers, accumulator(op, threads, brief), 0, rows.at_column(), outside).body
     for name, op in totals(along).items():
-        made = accumulation(name, op, rows.registers, accumulator(op, threads, brief), lanes * count, at, guard, bool(rows.each), threads > 1)
+        made = accumulation(name, op, rows.registers, accumulator(op, threads, brief), lanes * count if several else lanes, at, guard, several, threads > 1)
         before, body, packs = before + made.before, body + made.body, packs + made.after
     for op in along:
         result = COMBINATIONS[op.combine].result(accumulator(op, threads, brief).ctype, op.output.dtype.register.ctype)
@@ -330,7 +329,7 @@ def _row_stores(rows: _Rows) -> list[Stmt]:
     loops = [x for x in rows.loops if x.name == rows.each]
     gone = {x: ix.Const(0) for x in rows.schedule.reduction.loops if x != rows.each}
     done = indices(rows.schedule, rows.params, gone, "_out")
-    thread = Var(next(x.name for x in rows.schedule.loops if x.bind == "thread.x"))
+    thread = Var(next(x.name for x in rows.schedule.loops if x.bind == f"thread.{rows.schedule.reduction.axis}"))
     first = ix.both(ix.less(x, 1) for x in [thread, *([done.of[rows.team.part]] if rows.team else [])])
     stores = []
     for access in rows.schedule.domain.stores:

@@ -9,7 +9,7 @@ In: a body. Out: indented pseudo-C, one line a statement. Example:
 from __future__ import annotations
 
 from .loop_ir import (
-    Accumulate, Accumulator, Array, Barrier, BlockReduce, Compute, Draw, Fetch, FetchGroup, FillTile, For, If, Let, Load, Pack, Place,
+    Accumulate, Accumulator, Array, Barrier, BlockReduce, ColumnReduce, Compute, Draw, Fetch, FetchGroup, FillTile, For, If, Let, Load, Pack, Place,
     Scratch, SetLane, Stmt, Store, TeamReduce, TeamSlots, Uniform,
 )  # fmt: skip
 
@@ -67,7 +67,9 @@ def _line(s: Stmt) -> str:
         return "wait for all but the last group" if s.wait else "end of a group"
     if isinstance(s, TeamSlots):
         return f"{s.name} = {s.words} words of {s.memory} for part {s.part} of {s.parts}, team {s.team}, turn {s.turn}"
-    if isinstance(s, (BlockReduce, TeamReduce)):
+    if isinstance(s, (BlockReduce, TeamReduce, ColumnReduce)):
         over = f"threads {s.axis}" if isinstance(s, BlockReduce) else f"blocks at {s.slots}"
+        if isinstance(s, ColumnReduce):
+            over = f"threads y of {s.columns} columns"
         return ", ".join(f"{t.name} := {t.combine}" for t in s.totals) + f" over {over}"
     raise TypeError(s)

@@ -11,14 +11,15 @@ from dataclasses import replace
 
 from .index import Expr, as_expr, names, substitute
 from .loop_ir import (
-    Accumulate, Barrier, BlockReduce, Compute, Draw, Fetch, FetchGroup, FillTile, For, If, Let, Load, Place, Scratch, SetLane, Stmt, Store,
+    Accumulate, Barrier, BlockReduce, ColumnReduce, Compute, Draw, Fetch, FetchGroup, FillTile, For, If, Let, Load, Place, Scratch, SetLane, Stmt, Store,
     TeamReduce, TeamSlots, Uniform,
 )  # fmt: skip
 
 
 def defined(s: Stmt) -> "str | None":
     """The name that a statement defines."""
-    return None if isinstance(s, (Store, SetLane, Barrier, FillTile, For, If, Accumulate, BlockReduce, TeamReduce, Fetch, FetchGroup)) else s.name
+    nameless = (Store, SetLane, Barrier, FillTile, For, If, Accumulate, BlockReduce, TeamReduce, ColumnReduce, Fetch, FetchGroup)
+    return None if isinstance(s, nameless) else s.name
 
 
 def used(s: Stmt) -> frozenset[str]:
@@ -49,7 +50,7 @@ def used(s: Stmt) -> frozenset[str]:
         return names(s.place) | names(s.offset) | names(s.guard) | {s.near}
     if isinstance(s, TeamSlots):
         return names(s.team) | names(s.parts) | names(s.part) | names(s.turn)
-    if isinstance(s, (BlockReduce, TeamReduce)):
+    if isinstance(s, (BlockReduce, TeamReduce, ColumnReduce)):
         return frozenset(t.name for t in s.totals) | (frozenset((s.slots,)) if isinstance(s, TeamReduce) else frozenset())
     if isinstance(s, For):
         inner = frozenset().union(*map(used, s.body)) if s.body else frozenset()

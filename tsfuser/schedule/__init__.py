@@ -11,6 +11,7 @@ from ..ir.call import Call
 from ..segment import Allocations, Segment
 from . import pointwise, reduction, rows, transpose
 from .domain import domain
+from .following import scheduler
 from .loops import Schedule
 from .machine import Machine
 from .moments import expanded
@@ -29,7 +30,9 @@ class Stage:
 
 def choose(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> list[Stage]:
     """The first scheduler that takes the segment. Raises Refusal where none does."""
-    if segment.reductions and (rows.follows(segment) or rows.suits(call, segment, machine)):
+    if segment.reductions and rows.follows(segment):
+        return [Stage(*stage) for stage in scheduler(call, segment, machine).stages(call, segment, machine, allocations)]
+    if segment.reductions and rows.suits(call, segment, machine):
         return [Stage(*stage) for stage in rows.stages(call, segment, machine, allocations)]
     if segment.reductions:
         return [Stage(*stage) for stage in reduction.stages(call, segment, machine, allocations)]
@@ -43,4 +46,4 @@ def choose(call: Call, segment: Segment, machine: Machine, allocations: Allocati
 
 def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
     """Why a segment in which results depend on reductions is not one kernel; None if it is."""
-    return rows.accepts(call, segment, machine)
+    return scheduler(call, segment, machine).accepts(call, segment, machine)

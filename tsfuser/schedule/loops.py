@@ -72,7 +72,7 @@ class Reduction:
     """`loops` are those that a thread accumulates over, outermost first; the threads along `axis` (`x` or `y`) of the block then combine. `partial`:
     the loop that numbers the splits and the elements between their results, None where the result is final. `phases`: results go back to all
     threads, which walk over the data again for what follows from them. `warp`: how many threads a row has where they are neighbours in a warp, else 0. `each`: the unrolled
-    loop over the rows that a thread works on at the same time, if there are several. `brief`: on the host, whether a thread adds up so few that float loses nothing. `team`: where several blocks share a row; `near`: the loads of which
+    loop over the rows that a thread works on at the same time, if there are several. `brief`: on the host, whether a thread adds up so few that float loses nothing. `team`: where several blocks share a row; `columns`: of a block, where the threads along `y` combine and all of them get the results; `near`: the loads of which
     shared memory keeps what this turn of the loop over rows needs, and fetches what the next does; `follows`: it combines what the kernel before it has left."""
 
     loops: tuple[str, ...]
@@ -83,6 +83,7 @@ class Reduction:
     each: str = ""
     brief: bool = False
     team: "Team | None" = None
+    columns: int = 0
     near: tuple[str, ...] = ()
     follows: bool = False
 

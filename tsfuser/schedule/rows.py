@@ -11,12 +11,13 @@ Example: layer_norm over 1024 floats: 64 threads a row, four float4 each.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from ..ir import size as sz
 from ..ir.call import Call
 from ..ir.dtypes import INT64
-from ..ir.fusion import MOMENTS, Axis, Reduce, Value
+from ..ir.fusion import MOMENTS, Axis, Pointwise, Reduce, Value
 from ..ir.size import Size
 from ..segment import Allocations, Segment
 from . import reduction
@@ -152,6 +153,14 @@ def follows(segment: Segment) -> bool:
     return any(v.name in reduced for op in segment.ops for v in op.operands)
 
 
+_COSTLY = re.compile(r"\b(?!(?:convert|nan_max|nan_min|fabs|relu|smaller)\b)[a-z_]\w*(?:<\w+>)?\(")  # a call of more than an instruction or two
+
+
+def is_costly(op) -> bool:
+    """Whether what `op` computes is worth keeping where it is needed again."""
+    return isinstance(op, Pointwise) and _COSTLY.search(op.template) is not None
+
+
 def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> list[tuple[Segment, Schedule, object]]:
     """The kernels that compute `segment`."""
     rows, _, columns = _rows(call, segment)
@@ -203,7 +212,7 @@ def _chosen(call: Call, segment: Segment, rows: _Rows, given: RowParams, machine
         unroll = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), deep)
     if call.decide(sz.le(vectors, 32 * shallow)):
         warp = call.decide(sz.minimum(sz.nextpow2(vectors), 32))
-        unroll, depth = call.decide(_bucket(sz.ceildiv(vectors, 32))), _depth(FLIGHT_ALONE, bytes_each)
+        unroll, depth = call.decide(bucket(sz.ceildiv(vectors, 32))), _depth(FLIGHT_ALONE, bytes_each)
         several = unroll == 1 < depth and len(rows.space.dims) > len(rows.along)
         near = given.near and not several
         params = replace(given, unroll=depth if several else unroll, persistent=True, warp=warp, several=several, threads=SMALL, near=near)
@@ -274,7 +283,7 @@ def _held(rows: _Rows, params: RowParams) -> int:
     return params.vector * along * (deep * rows.bytes + 4 * params.columns + 4) // 4
 
 
-def _bucket(vectors: Size) -> Size:
+def bucket(vectors: Size) -> Size:
     """The smallest of 1, 2, 3, 4, 6, 8, 12... that is not below `vectors`: of a thread's places a third are empty at most."""
     most = sz.nextpow2(vectors)
     quarter = sz.binary("div", most, 4)

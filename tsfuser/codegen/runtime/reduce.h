@@ -250,6 +250,37 @@ DEVICE void meet_y() {
   if (blockDim.y > 1) __syncthreads();
 }
 
+// Along y, where every thread wants the result: after `offer_y` and `meet_columns` each of `Warps` warps, a power of two, combines some of the block's `Columns` columns and leaves
+// them behind what was offered; once they have met again each thread takes those of its own.
+template <int Columns, int Warps, class T>
+DEVICE T* gathered(char* memory) {
+  return reinterpret_cast<T*>(memory) + Warps * Columns;
+}
+
+DEVICE int thread_of_block() {
+  return threadIdx.y * blockDim.x + threadIdx.x;
+}
+
+template <class Op, int Columns, int Warps, class T, int M>
+DEVICE void gather_columns(const T (&)[M], char* memory) {
+  const int lane = thread_of_block() % 32;
+  const T* const offered = reinterpret_cast<const T*>(memory) + lane % Warps * Columns;
+  for (int column = thread_of_block() / 32; column < Columns; column += Warps) {
+    const T total = combine_lanes<Op>(offered[column], Warps);
+    if (lane == 0) gathered<Columns, Warps, T>(memory)[column] = total;
+  }
+}
+
+DEVICE void meet_columns() {
+  __syncthreads();
+}
+
+template <int Columns, int Warps, class T, int M>
+DEVICE void receive_columns(T (&value)[M], char* memory) {
+#pragma unroll
+  for (int lane = 0; lane < M; ++lane) value[lane] = gathered<Columns, Warps, T>(memory)[threadIdx.x * M + lane];
+}
+
 #else
 
 // A block of the host is one thread.

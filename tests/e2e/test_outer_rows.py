@@ -1,0 +1,170 @@
+"""Norms whose reductions keep the contiguous dim: a small machine takes what has a few columns."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support import assert_matches, counted, no_fallback
+from test_batch_norm import FORWARD, Normed, parameters, tensor
+from test_batch_norm import check as check_batch_norm
+from test_reductions import Fused, check, single_nodes  # noqa: F401
+
+import tsfuser
+from tsfuser.runtime import compile as pipeline
+from tsfuser.schedule import outer_rows
+
+GRADIENTS = """
+def f(x, w, b, m, v, training: bool, momentum: float):
+    return torch.relu(torch.batch_norm(x * 2.0, w, b, m, v, training, momentum, 1e-5, True))
+"""
+CENTRED = """
+def f(x):
+    y = x * 0.5
+    mean = y.mean(0, True)
+    return (y - mean) * torch.rsqrt(((y - mean) * (y - mean)).mean(0, True) + 1e-5), mean
+"""
+SOFTMAX = """
+def f(x):
+    y = torch.softmax(x * 0.5, 1)
+    return y, y.sum(1)
+"""
+
+
+def last(*sizes, device, dtype=torch.float32):
+    return tensor(*sizes, device=device, dtype=dtype).contiguous(memory_format=torch.channels_last)
+
+
+def trained(function, x, parameters):
+    """Result, running statistics and the gradients of x, weight and bias."""
+    leaves = [p.detach().clone(memory_format=torch.preserve_format).requires_grad_() for p in (x, *parameters[:2])]
+    statistics = [p.clone() for p in parameters[2:]]
+    y = function(*leaves, *statistics, True, 0.1)
+    y.backward(last(*y.shape, device=y.device, dtype=y.dtype))
+    return [y.detach(), *statistics, *(p.grad for p in leaves)]
+
+
+@pytest.fixture
+def taken(target, place, monkeypatch):
+    """Parameters of the schedule each time that it is applied; it has to be, once at least."""
+    if target == "cpu":
+        pytest.skip("the host's cache keeps what it reads twice")
+    made, apply, machine = [], outer_rows.apply, pipeline._machine
+    monkeypatch.setattr(outer_rows, "THREADS", 128)
+    monkeypatch.setattr(pipeline, "_machine", lambda device: replace(machine(device), multiprocessors=4))
+    monkeypatch.setattr(outer_rows, "apply", lambda slabs, params, machine: made.append(params) or apply(slabs, params, machine))
+    tsfuser.reset()
+    yield made
+    tsfuser.reset()
+    assert made
+
+
+SHAPES = {"one block": (3, 160, 4, 5), "wide slabs": (2, 500, 3, 2), "odd columns": (3, 77, 4, 5), "many rows": (4, 72, 5, 11)}  # of x
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_forward_with_running_statistics(taken, place, shape):
+    """One kernel, and what follows the norm in it."""
+    sizes = SHAPES[shape]
+    function, x = Normed(FORWARD), last(*sizes, device=place)
+    check_batch_norm(function, x, parameters(sizes[1], place), True, 0.1)
+    assert len(taken) == 1
+    with tsfuser.fuser(), counted() as rise:
+        function.scripted(x, *(p.clone() for p in parameters(sizes[1], place)), True, 0.1)
+    assert rise["launches"] == 1 and not rise["fallbacks"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", [(3, 128, 4, 5), (4, 64, 3, 7)], ids=str)
+def test_dtypes(taken, place, sizes, dtype):
+    x = last(*sizes, device=place, dtype=dtype)
+    check_batch_norm(Normed(FORWARD), x, parameters(sizes[1], place, torch.promote_types(dtype, torch.float32)), True, 0.1)
+
+
+@pytest.mark.parametrize("shape, dtype", [*((shape, torch.float32) for shape in list(SHAPES)[:3]), ("one block", torch.bfloat16)], ids=str)
+def test_gradients(taken, place, shape, dtype):
+    """Of x, weight and bias in one kernel too."""
+    sizes = SHAPES[shape]
+    function, x, own = Normed(GRADIENTS), last(*sizes, device=place, dtype=dtype), parameters(sizes[1], place)
+    with tsfuser.fuser(), no_fallback():
+        actual = [trained(function.scripted, x, own) for _ in range(4)][-1]
+    eager, exact = trained(function.plain, x, own), trained(function.plain, x.double(), [p.double() for p in own])
+    for a, e, r in zip(actual, eager, exact):
+        assert_matches(a, e, r, ops=64, precision=dtype)
+    assert len(taken) == 2
+
+
+def test_a_gradient_is_one_kernel(taken, place, device):
+    function, x = Normed(GRADIENTS), last(4, 72, 5, 4, device=place).requires_grad_()
+    w, b, m, v = parameters(72, place)
+    leaves = [x, w.requires_grad_(), b.requires_grad_()]
+    with tsfuser.fuser():
+        for _ in range(4):
+            with counted() as rise:
+                y = function.scripted(*leaves, m, v, True, 0.1)
+                torch.autograd.grad(y, leaves, torch.ones_like(y))
+    assert rise["launches"] == 2 and not rise["fallbacks"]
+
+
+def test_a_new_length_compiles_nothing(taken, place):
+    function = Normed(FORWARD)
+    for rows, compiled in ((18, 1), (17, 0), (19, 0)):
+        with counted() as rise:
+            check_batch_norm(function, last(4, 40, rows, 5, device=place), parameters(40, place), True, 0.1)
+        assert rise["kernels_compiled"] + rise["disk_hits"] == compiled, rows
+
+
+def test_dims_around_the_reduced_one(taken, place):
+    """A softmax of which each image has slabs of its own."""
+    for sizes in ((3, 50, 40), (2, 260, 33), (5, 2, 64), (1, 300, 40), (40, 20, 3), (9, 30, 1)):
+        check(Fused(SOFTMAX), tensor(*sizes, device=place))
+
+
+@pytest.mark.parametrize("rows, columns", [(2, 130), (33, 97), (200, 34)])
+def test_any_number_of_rows(taken, place, rows, columns):
+    check(Fused(CENTRED), tensor(rows, columns, device=place))
+
+
+@pytest.mark.parametrize("sizes", [(40, 3, 64), (150, 3, 64)], ids=str)
+def test_tensors_that_are_not_dense(taken, place, sizes):
+    x = tensor(*sizes, device=place)
+    check(Fused(CENTRED), x[:, 1])
+    check(Fused(CENTRED), x[:, :2, 5:])
+    check(Fused(CENTRED), x[::2, :1].expand(-1, 2, -1), strides=False)
+    check(Fused(CENTRED), x.transpose(0, 1).reshape(3, -1, 32).transpose(0, 1))
+
+
+@pytest.mark.parametrize("rows", [90, 150])
+def test_infinities_and_nan_stay_in_their_columns(taken, place, rows):
+    x = tensor(2, rows, 64, device=place)
+    x[0, rows - 1, 1], x[0, 0, 3], x[1, 77, 5], x[1, :, 7] = float("inf"), float("nan"), float("-inf"), float("-inf")
+    x[0, : rows // 2, 9] = float("-inf")
+    check(Fused(SOFTMAX), x)
+    check(Fused(CENTRED), x.flatten(0, 1))
+
+
+@pytest.mark.parametrize("sizes", [(4, 64, 4, 7), (8, 32, 5, 9)], ids=str)
+def test_a_large_mean_costs_no_accuracy(taken, place, sizes):
+    x = last(*sizes, device=place) + 1e4
+    function = Normed("def f(x, m, v):\n    return torch.relu(torch.batch_norm(x, None, None, m, v, True, 0.1, 1e-5, False)) * 2.0\n")
+    m, v = parameters(sizes[1], place)[2:]
+    mine, plain, exact = (m.clone(), v.clone()), (m.clone(), v.clone()), (m.double(), v.double())
+    with tsfuser.fuser():
+        for _ in range(2):
+            actual = function.scripted(x, *(mine := (m.clone(), v.clone())))
+    results = zip((actual, *mine), (function.plain(x, *plain), *plain), (function.plain(x.double(), *exact), *exact))
+    for a, e, r in results:
+        assert float((a - r).abs().max()) <= 2 * float((e - r).abs().max()) + 2e-6 * float(r.abs().max())
+
+
+def test_what_does_not_fit_is_read_twice(place, target, monkeypatch):
+    """Too many rows, or too few columns: the reasons are sentences, and the result is right."""
+    if target == "cpu":
+        pytest.skip("the host's cache keeps what it reads twice")
+    machine = pipeline._machine
+    monkeypatch.setattr(pipeline, "_machine", lambda device: replace(machine(device), multiprocessors=4))
+    monkeypatch.setattr(outer_rows, "apply", lambda *_: pytest.fail("this does not fit"))
+    monkeypatch.setattr(outer_rows, "THREADS", 64)
+    tsfuser.reset()
+    check(Fused(CENTRED), tensor(1500, 20, device=place))
+    check(Fused(CENTRED), tensor(64, 4, device=place))
+    tsfuser.reset()

@@ -1,0 +1,49 @@
+"""What becomes of norms along outer dims of many sizes: one kernel where the chip keeps a slab, and why not where it does not."""
+
+import pytest
+from programs import build, kernels, stages, tensor
+
+from tsfuser.codegen.emit import source
+from tsfuser.schedule import accepts
+from tsfuser.schedule.machine import GPU
+from tsfuser.schedule.outer_rows import OuterRowParams
+from tsfuser.segment import Allocations, segments
+
+
+def centred(builder, x):
+    """x less its mean, by its deviation, along all but the last dim."""
+    dims = list(range(len(x.dims) - 1))
+    mean, squares = (builder.reduce(word, word, x, dims, True, x.dtype) for word in ("mean", "squares"))
+    distance = builder.pointwise("sub", "({0} - {1})", (x, mean), x.dtype)
+    return builder.pointwise("mul", "({0} * rsqrt({1}))", (distance, squares), x.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("rows", [2, 96, 512, 1000, 1024])
+def test_one_kernel_of_columns_that_the_chip_keeps(rows, dtype):
+    sizes = (rows, (1 << 26) // rows // 8 * 8)
+    [stage] = stages(*build(centred, tensor(*sizes, dtype=dtype)))[0]
+    params = stage.params
+    assert isinstance(params, OuterRowParams) and eval(repr(params)) == params
+    assert params.threads % 32 == 0 and params.depth >= rows
+    [kernel] = kernels(centred, tensor(*sizes, dtype=dtype))
+    assert source(kernel).count("load<") >= 1 and kernel.shared <= GPU.shared // params.resident - 1024
+
+
+@pytest.mark.parametrize("sizes", [(1 << 20, 512), (1024, 64), (16384, 16384)])
+def test_what_is_not_one_kernel_says_why(sizes):
+    call, fusion = build(centred, tensor(*sizes))
+    said = []
+    segments(call, fusion, Allocations(1), lambda s: said.append(accepts(call, s, GPU)) or said[-1])
+    assert said[0] and said[0].startswith("its reduced dimensions are not the contiguous ones, and ")
+    assert len(kernels(centred, tensor(*sizes))) > 1
+
+
+def test_slabs_of_each_image():
+    """Kept dims outside the reduced one make more slabs."""
+    [stage] = stages(*build(lambda b, x: _along(b, x, 1), tensor(64, 500, 256)))[0]
+    assert isinstance(stage.params, OuterRowParams)
+
+
+def _along(builder, x, dim):
+    return builder.pointwise("sub", "({0} - {1})", (x, builder.reduce("amax", "max", x, [dim], True, x.dtype)), x.dtype)

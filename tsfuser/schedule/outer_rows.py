@@ -1,0 +1,212 @@
+"""The outer row schedule: normalisations whose reductions run over all but the contiguous dim, every element read once.
+
+In: a segment whose reductions run over the same dims, of which none is the contiguous one, and results along these dims that depend on them, as a batch norm of a channels-last
+tensor. Out: one kernel for a GPU. A block owns a *slab* of columns, narrow but as wide as memory is read at a time: `across` threads with `vector` columns each, and `down` rows of
+such threads, each of which keeps `unroll` vectors of each tensor in registers. They combine along y, get the results of their columns back and go over what they keep
+again. Longer columns are left to the reduction schedule, after which everything is read once more: blocks that share a slab, and meet in memory, were slower (0.45 of a copy's
+bandwidth on an H200, where reading twice makes 0.64).
+Example: batch_norm over [1024, 65536] floats: 4 by 64 threads a block, 16 float4 each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..ir import size as sz
+from ..ir.call import Call
+from ..ir.fusion import MOMENTS
+from ..ir.size import Size
+from ..segment import Allocations, Segment
+from . import rows
+from .domain import Access, Domain, domain
+from .loops import Reduction, Schedule
+from .machine import EXCHANGED, Machine
+from .pointwise import is_wide, vector_width
+
+SLAB = 64  # bytes of a row of a slab at least: what memory reads at a time, where neighbours read what lies beside it
+WIDEST = 32  # threads along a row of a slab
+THREADS = 256  # of a block
+DEPTHS = (32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  # vectors of each tensor that a thread keeps, at most
+FLIGHT = 64  # bytes of input that a thread asks for, where columns are short
+RESIDENT = 16  # blocks that registers are kept free for at most
+UNROLL = 4  # of these, that it asks for before it waits for any
+REGISTERS = 128  # of a thread
+OTHERS = 28  # of these, for all but data
+CROWD = 2  # blocks that share a multiprocessor at least, so that one has work while another waits
+
+
+@dataclass(frozen=True)
+class OuterRowParams:
+    """`vector`: columns an access; `across`, `down`: threads of a block along a row of a slab and along its columns; `unroll`: vectors a thread keeps of each tensor; `resident`: blocks
+    that share a multiprocessor; `exact`: the threads' vectors fill a column exactly; `even`: slabs fill a row; `wide`: 64-bit indices."""
+
+    vector: int
+    across: int
+    down: int
+    unroll: int
+    resident: int
+    exact: bool = False
+    even: bool = False
+    wide: bool = False
+
+    persistent = True
+    team = False
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return self.across * self.down
+
+    @property
+    def columns(self) -> int:
+        """Of a slab."""
+        return self.across * self.vector
+
+    @property
+    def depth(self) -> int:
+        """Rows of a slab that a block keeps."""
+        return self.down * self.unroll
+
+
+@dataclass(frozen=True)
+class _Slabs:
+    """A domain of which the dims called `along` are reduced."""
+
+    space: Domain
+    along: tuple[str, ...]
+
+    @property
+    def length(self) -> Size:
+        """Elements of a column."""
+        return sz.product([d.extent for d in self.space.dims if d.name in self.along])
+
+    def count(self, columns: int) -> Size:
+        """Slabs of so many columns."""
+        *outer, inner = [d.extent for d in self.space.dims if d.name not in self.along]
+        return sz.product([*outer, sz.ceildiv(inner, columns)])
+
+    @property
+    def streamed(self) -> list[Access]:
+        """The tensors that are read along columns."""
+        reduced = [d for d, dim in enumerate(self.space.dims) if dim.name in self.along]
+        return [a for a in self.space.loads if any(map(a.moves, reduced))]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of the narrowest tensor that is read along columns."""
+        return min((a.itemsize for a in self.streamed), default=4)
+
+
+def _slabs(call: Call, segment: Segment) -> "_Slabs | None":
+    """The slabs of a segment; None where its reductions are others."""
+    space, axes = domain(call, segment), {axis for op in segment.reductions for axis in op.axes}
+    if not axes or axes & set(space.dims[-1].axes) or any(set(op.axes) != axes for op in segment.reductions):
+        return None
+    return _Slabs(space, tuple(d.name for d in space.dims if set(d.axes) & axes))
+
+
+def applies(call: Call, segment: Segment, machine: Machine) -> bool:
+    """Whether this is the schedule to ask about a segment in which results depend on reductions."""
+    return machine.kind == "gpu" and _slabs(call, segment) is not None
+
+
+def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
+    """None, or why the segment is not one pass over slabs."""
+    slabs = _slabs(call, segment)
+    if not call.decide(sz.lt(0, slabs.space.elements)):
+        return "it has no elements"
+    params = choose(call, segment, machine)
+    if params is None:
+        return "its reduced dimensions are not the contiguous ones, and a block does not keep what they hold"
+    if call.decide(sz.lt(slabs.count(params.columns), machine.multiprocessors // 2)):
+        return "its reduced dimensions are not the contiguous ones, and the columns that are left too few to keep the machine busy"
+    return None
+
+
+def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> "list[tuple[Segment, Schedule, OuterRowParams]]":
+    """The kernel that computes `segment`."""
+    params = choose(call, segment, machine)
+    return [(segment, apply(_slabs(call, segment), params, machine), params)]
+
+
+def choose(call: Call, segment: Segment, machine: Machine) -> "OuterRowParams | None":
+    """The widest slabs of which there still are as many as keep the machine busy; None where columns are too long, or threads have no room for what they exchange."""
+    slabs = _slabs(call, segment)
+    vector = vector_width(call, slabs.space, machine)
+    halves = [v for v in (vector, vector // 2) if v]  # wide vectors of narrow numbers leave too few registers
+    params = next((params for v in halves if (params := _kept_by_block(call, segment, slabs, v, machine))), None)
+    if params is None or _exchanged(segment, params.columns, params.threads) > EXCHANGED:
+        return None
+    exact = bool(call.decide(sz.eq(slabs.length, params.depth)))
+    even = bool(call.decide(sz.eq(slabs.space.dims[-1].extent % params.columns, 0)))
+    return replace(params, exact=exact, even=even, wide=is_wide(call, slabs.space))
+
+
+def _kept_by_block(call: Call, segment: Segment, slabs: _Slabs, vector: int, machine: Machine) -> "OuterRowParams | None":
+    """With vectors of so many columns; None where columns are too long for them."""
+    across = call.decide(sz.minimum(sz.nextpow2(sz.ceildiv(slabs.space.dims[-1].extent, vector)), WIDEST))
+    least = min(across, 1 << (-(-SLAB // (vector * slabs.itemsize)) - 1).bit_length())
+    deepest = next((u for u in DEPTHS if _held(segment, slabs, vector, u) <= REGISTERS), 0)
+    flight = max(1, min(deepest, UNROLL, FLIGHT // (vector * max(1, sum(a.itemsize for a in slabs.streamed)))))
+    while across >= least:
+        down = max(1, THREADS // across)
+        narrower = across > least and call.decide(sz.lt(slabs.count(across * vector), machine.multiprocessors * CROWD))
+        if not narrower and call.decide(sz.le(slabs.length, down * deepest)):
+            down = max(call.decide(sz.minimum(sz.nextpow2(sz.ceildiv(slabs.length, flight)), down)), 32 // across)
+            unroll = call.decide(rows.bucket(sz.ceildiv(slabs.length, down)))
+            registers = max(64, -(-_held(segment, slabs, vector, unroll) // 8) * 8)
+            resident = min(machine.registers // registers, machine.crowd) // (across * down)
+            return OuterRowParams(vector, across, down, unroll, max(1, min(RESIDENT, resident)))
+        across //= 2
+    return None
+
+
+def _held(segment: Segment, slabs: _Slabs, vector: int, unroll: int) -> int:
+    """Registers of a thread for its part of a slab, for what is computed of it and kept, and for what a column has one of."""
+    inner = len(slabs.space.dims) - 1
+    bytes_each = sum(a.itemsize if a.moves(inner) else -(-4 // vector) for a in slabs.streamed)
+    bytes_each += sum(a.itemsize for a in slabs.space.lookups) + 4 * len(slabs.space.randoms) + 4 * _kept(segment)
+    shared = [a for a in slabs.space.loads if a not in slabs.streamed and a.moves(inner)]
+    numbers = 1 + len(shared) + sum(max(1, op.output.dtype.register.itemsize // 4) for op in segment.reductions)
+    return vector * (unroll * bytes_each // 4 + numbers) + OTHERS
+
+
+def _kept(segment: Segment) -> int:
+    """Values that cost much to compute, on which a reduction depends: registers keep them for what follows."""
+    wanted = {v.name for op in segment.reductions for v in op.operands}
+    found = 0
+    for op in reversed(segment.ops):
+        if op.output.name in wanted:
+            wanted |= {v.name for v in op.operands}
+            found += rows.is_costly(op)
+    return found
+
+
+def _exchanged(segment: Segment, columns: int, threads: int) -> int:
+    """Bytes of shared memory in which the threads of a block meet, at most."""
+    return sum(-(-n * columns * (threads // 32 + 1) // 16) * 16 for n in _numbers(segment))
+
+
+def _numbers(segment: Segment) -> list[int]:
+    """Bytes of each accumulator of a column; moments of the same data share one."""
+    sizes = {}
+    for op in segment.reductions:
+        shared = op.combine in MOMENTS
+        sizes[op.operands if shared else op.output] = op.output.dtype.register.itemsize * (4 if shared else 1)
+    return list(sizes.values())
+
+
+def apply(slabs: _Slabs, params: OuterRowParams, machine: Machine) -> Schedule:
+    schedule = Schedule.over(slabs.space, params.threads, params.wide)
+    *outer, col = [x.name for x in schedule.loops if x.name not in slabs.along]
+    schedule, walk = schedule.reorder(*outer, *slabs.along, col), slabs.along[0]
+    if len(slabs.along) > 1:
+        schedule, walk = schedule.fuse_all(list(slabs.along), "walk"), "walk"
+    schedule = schedule.split(walk, params.down, ("u", "ty"), exact=params.exact, times=params.unroll)
+    slabs_across = sz.ceildiv(schedule.loop(col).extent, params.columns)
+    schedule = schedule.split(col, params.columns, ("slab", "spot"), exact=params.even, times=slabs_across, whole=True)
+    schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
+    schedule = schedule.reorder(*outer, "slab", "ty", "tx", "u", "lane").fuse_all([*outer, "slab"], "block")
+    schedule = schedule.bind(block="block", tx="thread_x", ty="thread_y", u="unroll", lane="vector")
+    reduction = Reduction(("u", "lane"), "y", phases=True, each="lane", columns=params.columns)
+    return replace(schedule, resident=params.resident, reduction=reduction)
