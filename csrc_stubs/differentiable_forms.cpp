@@ -14,7 +14,8 @@
 //
 // A cast may hand out its operand. Where readers are in several differentiable graphs, one of them would return the cast; torch lets none return
 // what may be one of its inputs, and takes the cast out, with all that follows from it. %d is off, and gives %x back: by its last numbers, which
-// differ from reader to reader, torch takes %c and %e for different.
+// differ from reader to reader, torch takes %c and %e for different. %e may stand far behind %c: autocast makes a cast for each reader, and torch has
+// merged those of %x because nothing writes to it.
 
 #include "hooks.h"
 #include "nodes.h"
