@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LENGTHS = (32, 128, 768, 4096, 16384, 65536, 1 << 20)
-IMAGES = (4096, 16384, 65536, 1 << 20)
+IMAGES = (512, 4096, 16384, 65536, 1 << 20)
 
 
 def sum_inner(x: Tensor) -> Tensor:
