@@ -9,7 +9,7 @@ import tsfuser
 from tsfuser.torchscript import passes
 from tsfuser.torchscript.gradients import LAID_OUT
 
-pytestmark = pytest.mark.graphs
+pytestmark = [pytest.mark.graphs, pytest.mark.filterwarnings("error::tsfuser.errors.TsfuserWarning")]
 
 
 def heads(x: Tensor, w: Tensor):

@@ -115,7 +115,7 @@ def test_a_new_length_compiles_nothing(taken, place):
 
 def test_dims_around_the_reduced_one(taken, place):
     """A softmax of which each image has slabs of its own."""
-    for sizes in ((3, 50, 40), (2, 260, 33), (5, 2, 64), (1, 300, 40), (40, 20, 3), (9, 30, 1)):
+    for sizes in ((3, 50, 40), (2, 260, 33), (5, 2, 64), (1, 300, 40), (40, 20, 3), (9, 30, 1), (66, 2, 3)):
         check(Fused(SOFTMAX), tensor(*sizes, device=place))
 
 

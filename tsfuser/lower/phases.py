@@ -67,7 +67,8 @@ class _Rows:
         self.keep = self.keepable() - {op.output.name for _, summed in self.peaks.values() for op in self.ops_for({summed.operands[0].name})}
         self.kept: dict[str, str] = {}  # of these, those that have been computed -> their array
         self.arrays: list[Stmt] = []  # arrays to be declared
-        self.each = schedule.reduction.each  # a loop of its own, or that over lanes
+        alone = all(x.extent == sz.const(1) for x in self.loops)  # no loop is made, in which what is known would have to be known again
+        self.each = "" if alone else schedule.reduction.each  # a loop of its own, or that over lanes
         self.count = schedule.loop(self.each).extent.a if self.each else 1  # rows that a thread works on at the same time
         self.known: list[Stmt] = []  # what a row has one of, computed so far
         self.exchanged = 0  # bytes of shared memory in which threads have met so far; nobody has to wait to use others

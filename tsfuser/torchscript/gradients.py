@@ -5,7 +5,7 @@ copy, and one with the last dims exchanged makes a product of matrices copy it t
 
     %grad_x = aten::mul(%g, %c);  return (%grad_x)
 becomes
-    %grad_x = aten::mul(%g, %c);  %l = tsfuser::laid_out(%grad_x, [0, 2, 1, 3]);  return (%l)
+    %grad_x = aten::mul(%g, %c);  %l = prim::GradOf(%grad_x) block0: tsfuser::laid_out(%grad_x, [0, 2, 1, 3]);  return (%l)
 
 In: the backward of a differentiable graph, and for each of its results the order of dims to be wished for. Out: the same graph. Only a group heeds the
 wish; elsewhere the op gives its operand back."""
@@ -20,14 +20,18 @@ LAID_OUT = "tsfuser::laid_out"
 
 
 def lay_out(backward: Graph, orders: "Sequence[Sequence[int]]") -> None:
-    """Inserts the wishes; `orders` are empty where there is none."""
+    """Inserts the wishes, each in a `prim::GradOf`, which torch drops where the gradient is a zero without elements; `orders` are empty where there is none."""
     for end in {result.node() for result in backward.outputs()}:
         if end.kind() != "prim::TupleConstruct" or end.inputsSize() != len(orders):
             continue
         for k, (gradient, order) in enumerate(zip(inputs(end), orders)):
             if order and is_tensor(gradient):
-                wish = insert(backward, end, LAID_OUT, [gradient, _numbers(backward, end, order)])
-                end.replaceInput(k, wish.output())
+                whole = insert(backward, end, "prim::GradOf", [gradient])
+                whole.s_("name", LAID_OUT)
+                block = whole.addBlock()
+                wish = block.addNode(LAID_OUT, [gradient, _numbers(backward, whole, order)])
+                block.registerOutput(wish.output())
+                end.replaceInput(k, whole.output())
 
 
 def drop_wishes(graph: Graph) -> None:
