@@ -9,7 +9,7 @@ import tsfuser
 from tsfuser.torchscript import passes
 from tsfuser.torchscript.gradients import LAID_OUT
 
-pytestmark = [pytest.mark.graphs, pytest.mark.filterwarnings("error::tsfuser.errors.TsfuserWarning")]
+pytestmark = pytest.mark.graphs
 
 
 def heads(x: Tensor, w: Tensor):
@@ -91,7 +91,10 @@ def test_what_the_program_is_given_has_no_wish(device):
     assert not made
 
 
-def test_second_derivatives(device):
+def test_second_derivatives(device, monkeypatch):
+    """Where some gradients are zeros without elements, which no op takes."""
+    failures = []
+    monkeypatch.setattr(passes, "_give_up", failures.append)
     arguments = [t.detach().double().requires_grad_() for t in tensors(device, (2, 3, 8))(heads)]
     scripted = fresh(heads)
     with tsfuser.fuser():
@@ -99,6 +102,7 @@ def test_second_derivatives(device):
             scripted(*arguments).sum().backward()
         assert torch.autograd.gradcheck(scripted, arguments, nondet_tol=1e-12)
         assert torch.autograd.gradgradcheck(scripted, arguments, nondet_tol=1e-12)
+    assert not failures
 
 
 def test_another_rank_in_a_later_call(device):
