@@ -182,15 +182,14 @@ void own_cast_each(Node* node, const Node* here) {
   std::vector<torch::jit::Use> uses = node->output()->uses();
   uses.erase(std::remove_if(uses.begin(), uses.end(), [](const torch::jit::Use& use) { return !may_be_inside(use.user); }), uses.end());
   Graph& graph = *node->owningGraph();
-  int64_t number = 0;
-  for (size_t i = 0; i < std::min(uses.size(), kReaders); ++i) {
+  for (size_t i = 1; i < std::min(uses.size(), kReaders); ++i) {  // the first keeps what is there
     Node* reader = uses[i].user;
-    if (i == 0 || reader->isBefore(here)) {
+    if (reader->isBefore(here)) {
       continue;
     }
     const torch::jit::WithInsertPoint before(reader);
     Value* off = graph.insertConstant(false);
-    Value* differs = graph.insertConstant(++number);
+    Value* differs = graph.insertConstant(static_cast<int64_t>(i));
     Value* given = const_cast<Value*>(behind_profile(node->input(0)));
     Node* same = graph.insertNode(graph.create(c10::aten::_autocast_to_reduced_precision, {given, off, off, differs, differs}, 1));
     Node* own = graph.insertNode(graph.createClone(node, [](Value* value) { return value; }));

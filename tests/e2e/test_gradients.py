@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import assert_matches, fresh, groups, kinds, no_fallback, train
+from support import assert_matches, fresh, kinds, no_fallback, train
 from torch import Tensor
 
 import tsfuser

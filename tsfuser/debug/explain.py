@@ -293,7 +293,7 @@ def _kernels(compiled: "list[Compiled]", launches: "tuple[Timing, ...]", device:
 
 
 def _chosen(params: Any) -> str:
-    """`RowParams(vector=4, persistent=True, warp=0)` -> `row: vector 4, persistent`."""
+    """`OuterRowParams(vector=4, across=8, exact=False)` -> `outer row: vector 4, across 8`."""
     words = []
     for f in fields(params):
         value = getattr(params, f.name)
@@ -301,7 +301,8 @@ def _chosen(params: Any) -> str:
             words.append(f.name)
         elif value:
             words.append(f"{f.name} {', '.join(value) if isinstance(value, tuple) else value}")
-    return f"{type(params).__name__.removesuffix('Params').lower()}: {', '.join(words)}"
+    name = re.sub(r"\B[A-Z]", r" \g<0>", type(params).__name__.removesuffix("Params"))
+    return f"{name.lower()}: {', '.join(words)}"
 
 
 def described(value: Any) -> Arg:

@@ -10,7 +10,7 @@ from typing import Sequence
 
 from ..ir.fusion import Reduce
 from ..schedule.loops import Reduction
-from ..schedule.machine import EXCHANGED
+from ..schedule.machine import EXCHANGED, column_bytes
 from .combine import COMBINATIONS, accumulator, totals
 from .loop_ir import Barrier, BlockReduce, ColumnReduce, Stmt, TeamReduce, Total
 from .traverse import statements
@@ -23,7 +23,7 @@ def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: 
     for name, op in totals(ops).items():
         wide, how_combined = accumulator(op, threads, how.brief), COMBINATIONS[op.combine]
         if how.columns:
-            size = -(-column_bytes(op, how.columns, threads) // 16) * 16
+            size = column_bytes(how_combined.bytes(wide), how.columns, threads)
         else:
             size = how_combined.bytes(wide) * lanes * (threads if how.axis == "y" else 32)
         if at + size > EXCHANGED and groups[-1]:
@@ -39,11 +39,6 @@ def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: 
         else:
             made.append(BlockReduce(tuple(group), how.axis, fold, how.warp, max(1, threads // 32)))
     return made
-
-
-def column_bytes(op: Reduce, columns: int, threads: int) -> int:
-    """Shared memory in which the threads of a block combine `op` of `columns` columns: what each warp has, and what all have together."""
-    return COMBINATIONS[op.combine].bytes(accumulator(op, threads)) * columns * (threads // 32 + 1)
 
 
 SLOTS = "slots"  # a kernel's name for where its blocks meet

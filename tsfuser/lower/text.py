@@ -26,6 +26,9 @@ def lines(body: tuple[Stmt, ...], depth: int) -> list[str]:
     return result
 
 
+_MET = {BlockReduce: "threads {0.axis}", ColumnReduce: "threads y of {0.columns} columns", TeamReduce: "blocks at {0.slots}"}
+
+
 def _line(s: Stmt) -> str:
     if isinstance(s, Let):
         return f"{s.name} = {s.value}"
@@ -68,8 +71,6 @@ def _line(s: Stmt) -> str:
     if isinstance(s, TeamSlots):
         return f"{s.name} = {s.words} words of {s.memory} for part {s.part} of {s.parts}, team {s.team}, turn {s.turn}"
     if isinstance(s, (BlockReduce, TeamReduce, ColumnReduce)):
-        over = f"threads {s.axis}" if isinstance(s, BlockReduce) else f"blocks at {s.slots}"
-        if isinstance(s, ColumnReduce):
-            over = f"threads y of {s.columns} columns"
+        over = _MET[type(s)].format(s)
         return ", ".join(f"{t.name} := {t.combine}" for t in s.totals) + f" over {over}"
     raise TypeError(s)

@@ -34,3 +34,8 @@ class Machine:
 GPU = Machine("gpu")
 HOST = Machine("host")
 EXCHANGED = 32768  # bytes of shared memory in which a block exchanges at a time at most; every GPU has 48 KB
+
+
+def column_bytes(accumulator: int, columns: int, threads: int) -> int:
+    """Bytes of shared memory in which the threads of a block combine accumulators of so many bytes, one a column: what each warp has, and what all have together."""
+    return -(-accumulator * columns * (threads // 32 + 1) // 16) * 16

@@ -20,7 +20,7 @@ from ..segment import Allocations, Segment
 from . import rows
 from .domain import Access, Domain, domain
 from .loops import Reduction, Schedule
-from .machine import EXCHANGED, Machine
+from .machine import EXCHANGED, Machine, column_bytes
 from .pointwise import is_wide, vector_width
 
 SLAB = 64  # bytes of a row of a slab at least: what memory reads at a time, where neighbours read what lies beside it
@@ -99,8 +99,11 @@ class _Slabs:
 
 def _slabs(call: Call, segment: Segment) -> "_Slabs | None":
     """The slabs of a segment; None where its reductions are others."""
-    space, axes = domain(call, segment), {axis for op in segment.reductions for axis in op.axes}
-    if not axes or axes & set(space.dims[-1].axes) or any(set(op.axes) != axes for op in segment.reductions):
+    axes = {axis for op in segment.reductions for axis in op.axes}
+    if not axes or any(set(op.axes) != axes for op in segment.reductions):
+        return None
+    space = domain(call, segment)
+    if axes & set(space.dims[-1].axes):
         return None
     return _Slabs(space, tuple(d.name for d in space.dims if set(d.axes) & axes))
 
@@ -184,7 +187,7 @@ def _kept(segment: Segment) -> int:
 
 def _exchanged(segment: Segment, columns: int, threads: int) -> int:
     """Bytes of shared memory in which the threads of a block meet, at most."""
-    return sum(-(-n * columns * (threads // 32 + 1) // 16) * 16 for n in _numbers(segment))
+    return sum(column_bytes(n, columns, threads) for n in _numbers(segment))
 
 
 def _numbers(segment: Segment) -> list[int]:
