@@ -61,10 +61,12 @@ void profile_kinds(const std::vector<std::string>& names) {
 // A line of source: file, line, column, text.
 using Frame = std::tuple<std::string, size_t, size_t, std::string>;
 
-// Where a node comes from: its own place, then those of the calls around it that were inlined.
+// Where a node comes from: its own place, then those of the calls around it that were inlined. The code of a module that was
+// loaded is made from what was saved; the lines from which that was made are saved with it.
 std::vector<Frame> frames(const torch::jit::Node& node) {
   std::vector<Frame> result;
-  const auto add = [&](const torch::jit::SourceRange& range) {
+  const auto add = [&](const torch::jit::SourceRange& own) {
+    const auto range = own.findSourceRangeThatGenerated().value_or(own);
     if (const auto place = range.file_line_col()) {
       const auto& source = range.source();
       const auto& [file, line, column] = *place;

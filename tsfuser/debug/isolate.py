@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Sequence
 
@@ -50,9 +51,12 @@ def _gradient(result: torch.Tensor) -> torch.Tensor:
 
 
 def scripted(fn: Any) -> Any:
-    """`fn` if it is scripted already, else what `torch.jit.script` makes of it."""
+    """`fn` if it is scripted already, else what `torch.jit.script` makes of it; of a method of a module,
+    what it makes of the module."""
     if isinstance(fn, (torch.jit.ScriptFunction, torch.jit.ScriptModule, torch._C.ScriptMethod)):
         return fn
+    if inspect.ismethod(fn) and isinstance(fn.__self__, torch.nn.Module):
+        return getattr(torch.jit.script(fn.__self__), fn.__name__)
     if isinstance(fn, torch.nn.Module) or callable(fn):
         return torch.jit.script(fn)
     raise TypeError(f"a scripted function or module is wanted, not a {type(fn).__name__}")
@@ -64,8 +68,8 @@ def isolate(fn: Any, args: Sequence[Any], kwargs: "dict[str, Any]") -> Iterator[
     they were before."""
     fn = scripted(fn)
     method = fn.forward if isinstance(fn, torch.jit.ScriptModule) else fn
-    given = _bound(method, args, kwargs)
     owner = fn if isinstance(fn, torch.jit.ScriptModule) else getattr(method, "owner", None)
+    given = _bound(method, args, kwargs, own=0 if owner is None else 1)
     own = () if owner is None else (_twin(owner),)
     name = fn.original_name if isinstance(fn, torch.jit.ScriptModule) else method.name
     graph = method.graph.copy()
@@ -91,9 +95,10 @@ def _twin(module: Any) -> Any:
     return twin
 
 
-def _bound(method: Any, args: Sequence[Any], kwargs: "dict[str, Any]") -> tuple[Any, ...]:
-    """All arguments in order, `self` left out, defaults filled in."""
-    declared = [a for a in method.schema.arguments if a.name != "self"]
+def _bound(method: Any, args: Sequence[Any], kwargs: "dict[str, Any]", own: int) -> tuple[Any, ...]:
+    """All arguments in order, defaults filled in; without the first `own` ones: the module, whatever the
+    method calls it."""
+    declared = method.schema.arguments[own:]
     if len(args) > len(declared):
         raise TypeError(f"{method.name} takes {len(declared)} arguments, {len(args)} were given")
     given = dict(zip((a.name for a in declared), args))

@@ -6,7 +6,9 @@ files: a node of `torch/nn/functional.py` is led back to the line that called it
 
 from __future__ import annotations
 
+import linecache
 import os
+import re
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +17,8 @@ from .. import _C
 from ..torchscript.graph import all_blocks, schema
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+#: Torch's own files where a module was saved, which may have been elsewhere.
+_INSTALLED = re.compile(r".*[/\\](site|dist)-packages[/\\]torch[/\\]")
 
 
 @dataclass(frozen=True)
@@ -65,15 +69,15 @@ class Sources:
         if through.file or formula:
             return through
         file, line, _, text = frames[0]  # a module of torch's own
-        return Place(file, line, text.strip())
+        return Place(file, line, _text(file, line, text))
 
     def _line(self, frames: "list[tuple]", within: str) -> Place:
         """The first of the frames that is the program's own."""
         for file, line, column, text in frames:
-            if file.startswith(_TORCH):
+            if file.startswith(_TORCH) or _INSTALLED.match(file):
                 within = within or f"{os.path.basename(file)}:{line}"
             elif file != "<string>" or (file, line, column, text) in self._own:
-                return Place(file, line, text.strip(), within)
+                return Place(file, line, _text(file, line, text), within)
         return Place(within=within)
 
     def _module_line(self, node: torch._C.Node, within: str) -> Place:
@@ -84,6 +88,12 @@ class Sources:
             node = node.inputsAt(0).node()
             found = self._line(_C.frames(node), within)
         return found
+
+
+def _text(file: str, line: int, text: str) -> str:
+    """The line. Tracing notes Python's stack in its place: "model.py(12): forward"."""
+    traced = text.startswith(f"{file}({line}): ")
+    return (linecache.getline(file, line) if traced else text).strip()
 
 
 def _plain(node: torch._C.Node) -> "tuple[str, str]":
