@@ -29,6 +29,11 @@ _WITHOUT_DIMS = lay.Layout((), (), dense=True)
 _NUMBER_DTYPE = {"bool": BOOL, "int": INT64, "float": DOUBLE, "complex": COMPLEX128}
 
 
+def rounded(template: str, dtype: DType) -> str:
+    """`template`, whose result is rounded to `dtype`: registers keep 16-bit floats as float."""
+    return template if dtype.register is dtype else f"convert<float>(convert<{dtype.ctype}>({template}))"
+
+
 class Builder(Draft):
     """A Draft as the op table fills it. `default_dtype` is torch's default floating dtype; `device` is where the group runs (`cpu`, `cuda:0`)."""
 
@@ -108,9 +113,7 @@ class Builder(Draft):
         """`value` as `dtype`, rounded to it; `value` itself if it has that dtype."""
         if value.dtype is dtype:
             return value
-        template = f"convert<{dtype.register.ctype}>({{0}})"
-        if dtype.register is not dtype:
-            template = f"convert<float>(convert<{dtype.ctype}>({{0}}))"
+        template = f"convert<{dtype.register.ctype}>({{0}})" if dtype.register is dtype else rounded("{0}", dtype)
         return self.copied(self.pointwise("to", template, (value,), dtype, value.dtype, layouts=()), value)
 
     def reduce(self, name: str, combine: str, operand: Value, dims: Sequence[int], keepdim: "bool | Sequence[int]", dtype: DType) -> Value:
