@@ -62,6 +62,12 @@ class Segment:
         return tuple(op for op in self.ops if isinstance(op, Reduce))
 
     @property
+    def uses_reductions(self) -> bool:
+        """Whether something in it depends on one of its reductions, so that data may be needed twice."""
+        reduced = {op.output.name for op in self.reductions}
+        return any(v.name in reduced for op in self.ops for v in op.operands)
+
+    @property
     def randoms(self) -> tuple[Random, ...]:
         """Its random ops; another segment may compute the same ones again."""
         return tuple(op for op in self.ops if isinstance(op, Random))
@@ -119,9 +125,9 @@ def _row_major(sizes: tuple[Size, ...]) -> tuple[Size, ...]:
     return tuple(reversed(strides))
 
 
-def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Callable[[Segment], str | None]") -> tuple[Segment, ...]:
-    """The segments of `fusion` in an order that respects their dependences; temporaries between them are added to `allocations`. `accepts` says why
-    a segment in which results depend on reductions cannot be one kernel; None if it can."""
+def segments(call: Call, fusion: Fusion, allocations: Allocations, is_one_pass: Callable[[Segment], bool]) -> tuple[Segment, ...]:
+    """The segments of `fusion` in an order that respects their dependences; temporaries between them are added to `allocations`. `is_one_pass` says
+    whether a segment in which results depend on reductions can be one pass over memory."""
     producer = {op.output.name: op for op in fusion.ops}
     position = {op.output.name: i for i, op in enumerate(fusion.ops)}
     stored = {o.value.name: Buffer(o.value, "allocation", k, o.steps, sz.const(256)) for k, o in enumerate(fusion.outputs)}
@@ -202,15 +208,15 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations, accepts: "Cal
     def fitting(op: Reduce) -> "list[Value] | None":
         """What one pass over the rows of `op` stores: all that it could, or as much of it as is accepted; None for nothing."""
         values = rows(op)
-        if not values or accepts(segment(values)) is None:
+        if not values or is_one_pass(segment(values)):
             return values
         without = {v.name for v in values}
         for name in sorted(without, key=position.get):
             values = rows(op, without - {name})
-            if values and accepts(segment(values)) is None:
+            if values and is_one_pass(segment(values)):
                 without.discard(name)
         values = rows(op, without)
-        return values if values and accepts(segment(values)) is None else None
+        return values if values and is_one_pass(segment(values)) else None
 
     def plain(op: Reduce) -> list[Value]:
         """Reductions over the same axes that need no other, and what reads the same data, stored on the way."""

@@ -4,9 +4,8 @@ from tsfuser.ir.build import Builder
 from tsfuser.ir.call import Call, ScalarArg, TensorArg
 from tsfuser.lower.pipeline import lower
 from tsfuser.lower.verify import verify
-from tsfuser.schedule import accepts, choose, expanded
+from tsfuser.schedule import choose
 from tsfuser.schedule.machine import GPU
-from tsfuser.segment import Allocations, segments
 
 
 def row_major(sizes):
@@ -34,9 +33,8 @@ def build(program, *args, device="cuda:0"):
 
 def stages(call, fusion, machine=GPU):
     """All stages that the schedulers choose, and the temporaries they asked for."""
-    allocations = Allocations(len(fusion.outputs))
-    found = [s for segment in segments(call, expanded(call, fusion, machine), allocations, lambda s: accepts(call, s, machine)) for s in choose(call, segment, machine, allocations)]
-    return found, allocations.temporaries
+    found, allocations = choose(call, fusion, machine)
+    return [stage for _, stage in found], allocations.temporaries
 
 
 def kernels(program, *args, machine=GPU):

@@ -11,8 +11,9 @@ from tsfuser.ir.dtypes import DOUBLE, INT64
 from tsfuser.ir.fusion import Lookup, Pointwise, Random, Value
 from tsfuser.ir.text import read
 from tsfuser.ir.verify import verify
-from tsfuser.schedule import accepts, expanded
+from tsfuser.schedule import expanded
 from tsfuser.schedule.machine import GPU
+from tsfuser.schedule.schedulers import is_one_pass
 from tsfuser.segment import Allocations, segments
 
 
@@ -90,7 +91,7 @@ def test_layout_of_the_first_operand_that_decides():
 
 def split(program, *args):
     call, fusion = build(program, *args)
-    return segments(call, expanded(call, fusion, GPU), Allocations(len(fusion.outputs)), lambda s: accepts(call, s, GPU))
+    return segments(call, expanded(call, fusion, GPU), Allocations(len(fusion.outputs)), lambda s: is_one_pass(call, s, GPU))
 
 
 def test_pointwise_outputs_of_fewer_axes_ride_along():

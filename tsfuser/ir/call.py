@@ -11,7 +11,8 @@ reuses the plan for every later call that answers all of them alike. Example:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Union
+from functools import wraps
+from typing import Any, Callable, Union
 
 from . import size as sz
 from .dtypes import DTYPES, DType
@@ -99,6 +100,7 @@ class Call:
         self.leaves: list[int] = []
         self._first: list[int] = []
         self._memo: dict[int, int] = {}
+        self._results: dict[tuple, Any] = {}  # of functions that are `once_a_call`
         for arg in self.args:
             self._first.append(len(self.leaves))
             self.leaves.extend(leaves_of(arg))
@@ -130,3 +132,21 @@ class Call:
         if not size.is_const:
             self.decisions.setdefault(size, value)
         return value
+
+    def remembered(self, function: Callable, arguments: tuple) -> Any:
+        """`function(self, *arguments)`, computed once for equal arguments."""
+        key = (function, arguments)
+        if key not in self._results:
+            self._results[key] = function(self, *arguments)
+        return self._results[key]
+
+
+def once_a_call(function: Callable) -> Callable:
+    """A function of a call and of values that can be hashed, computed once for equal ones. It must depend on
+    nothing else."""
+
+    @wraps(function)
+    def remembering(call: Call, *arguments):
+        return call.remembered(function, arguments)
+
+    return remembering

@@ -21,9 +21,9 @@ from ..ir.call import Call
 from ..ir.fusion import Fusion
 from ..lower.kernel import Kernel, Param
 from ..lower.pipeline import lower
-from ..schedule import accepts, choose, expanded
+from ..schedule import choose
 from ..schedule.machine import GPU, HOST, Machine
-from ..segment import Allocations, Segment, segments
+from ..segment import Allocations, Segment
 from ..target.cuda import CudaTarget
 from ..target.disk_cache import DiskCache
 from ..target.function import Function
@@ -63,16 +63,14 @@ def compile_fusion(call: Call, fusion: Fusion, device: str) -> Plan:
 def kernels_of(call: Call, fusion: Fusion, device: str) -> "tuple[list[Compiled], Allocations]":
     """The kernels of `fusion`, loaded, in the order of their launches, and what they want allocated. Raises Refusal or CompileError."""
     machine = _machine(device)
-    allocations = Allocations(len(fusion.outputs))
-    parts = segments(call, expanded(call, fusion, machine), allocations, lambda segment: accepts(call, segment, machine))
     dumps.show("fusion_ir", "fusion", fusion)
     for word in ("fusion_args", "kernel_args", "print_args"):
         dumps.show(word, "arguments of the first call of a class", "\n".join(map(str, call.args)))
+    stages, allocations = choose(call, fusion, machine)
     lowered = []
-    for part, segment in enumerate(parts):
-        for stage in choose(call, segment, machine, allocations):
-            lowered.append((part, stage.params, *_lower(stage.segment, stage.schedule, device)))
-            dumps.show("scheduler_params", stage.segment.name, stage.params)
+    for part, stage in stages:
+        lowered.append((part, stage.params, *_lower(stage.segment, stage.schedule, device)))
+        dumps.show("scheduler_params", stage.segment.name, stage.params)
     loaded = functions([(source, kernel.name) for *_, kernel, source in lowered], device)
     return [Compiled(*fields, function) for fields, function in zip(lowered, loaded)], allocations
 

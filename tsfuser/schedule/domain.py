@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..ir import size as sz
-from ..ir.call import Call
+from ..ir.call import Call, once_a_call
 from ..ir.fusion import Axis, Lookup
 from ..ir.size import Size
 from ..segment import Buffer, Segment
@@ -71,6 +71,7 @@ class Domain:
         return sz.product([d.extent for d in self.dims])
 
 
+@once_a_call
 def domain(call: Call, segment: Segment, like: "Domain | None" = None) -> Domain:
     """The domain of `segment`, with the axes in the order of `like` where given.
 

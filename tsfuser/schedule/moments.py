@@ -18,9 +18,9 @@ from ..ir import size as sz
 from ..ir.call import Call
 from ..ir.fusion import MOMENTS, Fusion, Op, Pointwise, Reduce, Value, extent
 from ..segment import Allocations, Segment, segments
-from .following import scheduler
 from .machine import Machine
-
+from .proposal import Proposal
+from .schedulers import is_one_pass, propose
 
 
 def expanded(call: Call, fusion: Fusion, machine: Machine) -> Fusion:
@@ -32,7 +32,7 @@ def expanded(call: Call, fusion: Fusion, machine: Machine) -> Fusion:
     trial = _rewritten(fusion, set(found))
     if machine.kind == "host":  # its compiler vectorises sums, which take less time than the divisions of moments even where they are read again
         return trial
-    parts = segments(call, trial, Allocations(len(fusion.outputs)), lambda s: scheduler(call, s, machine).accepts(call, s, machine))
+    parts = segments(call, trial, Allocations(len(fusion.outputs)), lambda s: is_one_pass(call, s, machine))
     chosen = {key for key, op in found.items() if any(_keeps(call, part, _names(op), machine) for part in parts)}
     return trial if len(chosen) == len(found) else _rewritten(fusion, chosen)
 
@@ -62,11 +62,11 @@ def _names(op: Reduce) -> tuple[str, str]:
 
 
 def _keeps(call: Call, segment: Segment, names: tuple[str, str], machine: Machine) -> bool:
-    """Whether `segment` does both sums, and the second without memory; blocks that share a row would have to wait for each other once more."""
+    """Whether `segment` does both sums, and the second without memory."""
     if not {op.output.name for op in segment.reductions} >= set(names):
         return False
-    params = scheduler(call, segment, machine).choose(call, segment, machine)
-    return params is not None and params.persistent and not params.team
+    proposal = propose(call, segment, machine)
+    return isinstance(proposal, Proposal) and proposal.rereads_are_free
 
 
 def _rewritten(fusion: Fusion, chosen: set) -> Fusion:

@@ -16,12 +16,13 @@ from ..ir import size as sz
 from ..ir.call import Call
 from ..ir.fusion import MOMENTS
 from ..ir.size import Size
-from ..segment import Allocations, Segment
+from ..segment import Segment
 from . import rows
 from .domain import Access, Domain, domain
 from .loops import Reduction, Schedule
 from .machine import EXCHANGED, Machine, column_bytes
 from .pointwise import is_wide, vector_width
+from .proposal import Proposal, Stage
 
 SLAB = 64  # bytes of a row of a slab at least: what memory reads at a time, where neighbours read what lies beside it
 WIDEST = 32  # threads along a row of a slab
@@ -48,9 +49,6 @@ class OuterRowParams:
     exact: bool = False
     even: bool = False
     wide: bool = False
-
-    persistent = True
-    team = False
 
     @property
     def threads(self) -> int:
@@ -108,33 +106,27 @@ def _slabs(call: Call, segment: Segment) -> "_Slabs | None":
     return _Slabs(space, tuple(d.name for d in space.dims if set(d.axes) & axes))
 
 
-def applies(call: Call, segment: Segment, machine: Machine) -> bool:
-    """Whether this is the schedule to ask about a segment in which results depend on reductions."""
-    return machine.kind == "gpu" and _slabs(call, segment) is not None
-
-
-def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
-    """None, or why the segment is not one pass over slabs."""
+def propose(call: Call, segment: Segment, machine: Machine) -> "Proposal | str":
+    """Takes segments in which results depend on reductions over all but the contiguous dim."""
+    if not segment.uses_reductions:
+        return "nothing depends on a reduction"
+    if machine.kind != "gpu":
+        return "it is a schedule for GPUs"
     slabs = _slabs(call, segment)
+    if slabs is None:
+        return "its reductions run over the contiguous dim, or over different dims"
     if not call.decide(sz.lt(0, slabs.space.elements)):
         return "it has no elements"
-    params = choose(call, segment, machine)
+    params = choose(call, segment, slabs, machine)
     if params is None:
-        return "its reduced dimensions are not the contiguous ones, and a block does not keep what they hold"
+        return "its reduced dims have more elements than a block can keep"
     if call.decide(sz.lt(slabs.count(params.columns), machine.multiprocessors // 2)):
-        return "its reduced dimensions are not the contiguous ones, and the columns that are left too few to keep the machine busy"
-    return None
+        return "the dims that are not reduced have too few elements to keep the machine busy"
+    return Proposal(params, lambda _: [Stage(segment, apply(slabs, params, machine), params)], rereads_are_free=True)
 
 
-def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> "list[tuple[Segment, Schedule, OuterRowParams]]":
-    """The kernel that computes `segment`."""
-    params = choose(call, segment, machine)
-    return [(segment, apply(_slabs(call, segment), params, machine), params)]
-
-
-def choose(call: Call, segment: Segment, machine: Machine) -> "OuterRowParams | None":
+def choose(call: Call, segment: Segment, slabs: _Slabs, machine: Machine) -> "OuterRowParams | None":
     """The widest slabs of which there still are as many as keep the machine busy; None where columns are too long, or threads have no room for what they exchange."""
-    slabs = _slabs(call, segment)
     vector = vector_width(call, slabs.space, machine)
     halves = [v for v in (vector, vector // 2) if v]  # wide vectors of narrow numbers leave too few registers
     params = next((params for v in halves if (params := _kept_by_block(call, segment, slabs, v, machine))), None)

@@ -13,9 +13,10 @@ from ..ir import size as sz
 from ..ir.call import Call
 from ..ir.size import Size
 from ..segment import Segment
-from .domain import Access, Domain
+from .domain import Access, Domain, domain
 from .loops import Schedule
 from .machine import HOST, Machine
+from .proposal import Proposal, Stage
 
 
 LOOPED_FLIGHT = 64  # bytes of input a thread has under way where it goes on from row to row
@@ -33,9 +34,13 @@ class PointwiseParams:
     looped: bool = False
 
 
-def accepts(segment: Segment) -> "str | None":
-    """None, or why not."""
-    return "it holds a reduction" if segment.reductions else None
+def propose(call: Call, segment: Segment, machine: Machine) -> "Proposal | str":
+    """Takes every segment without reductions."""
+    if segment.reductions:
+        return "it has reductions"
+    space = domain(call, segment)
+    params = choose(call, segment, space, machine)
+    return Proposal(params, lambda _: [Stage(segment, apply(space, params, machine), params)])
 
 
 def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> PointwiseParams:

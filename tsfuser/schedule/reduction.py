@@ -23,6 +23,7 @@ from .domain import Dim, Domain, domain
 from .loops import Reduction, Schedule
 from .machine import Machine
 from .pointwise import host_lanes, is_whole, is_wide, vector_width, with_grain
+from .proposal import Proposal, Stage
 
 LEAST = 16  # turns of a thread below which a split, which is another kernel, would cost more than it gains
 SHORTEST = 2  # turns that a split has
@@ -67,16 +68,27 @@ class _Shape:
     chunk: Size
 
 
-def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> list[tuple[Segment, Schedule, ReductionParams]]:
-    """The kernels that compute `segment`."""
+def propose(call: Call, segment: Segment, machine: Machine) -> "Proposal | str":
+    """Takes every segment of reductions on which nothing in it depends."""
+    if not segment.reductions:
+        return "it has no reduction"
+    if segment.uses_reductions:
+        return "something depends on its reductions"
     space, kept, reduced, params, shape = _plan(call, segment, machine)
-    if not call.decide(sz.lt(1, shape.splits)):
-        return [(segment, apply(space, kept, reduced, params, shape, None), params)]
-    params = replace(params, split=True)
+    if call.decide(sz.lt(1, shape.splits)):
+        params = replace(params, split=True)
+        return Proposal(params, lambda allocations: _split(call, segment, machine, params, shape, allocations))
+    return Proposal(params, lambda _: [Stage(segment, apply(space, kept, reduced, params, shape, None), params)])
+
+
+def _split(
+    call: Call, segment: Segment, machine: Machine, params: ReductionParams, shape: _Shape, allocations: Allocations
+) -> list[Stage]:
+    """Two kernels: partial results, then their combination."""
     multiple = 1 if params.inner else params.vector  # each split begins at a whole access
     first, second, distance = parted(segment, segment.reductions, Axis("splits", shape.splits), multiple, allocations)
     space, kept, reduced, _, _ = _plan(call, first, machine)
-    return [(first, apply(space, kept, reduced, params, shape, distance), params), finish(call, second, machine)]
+    return [Stage(first, apply(space, kept, reduced, params, shape, distance), params), finish(call, second, machine)]
 
 
 def parted(segment: Segment, ops, axis: Axis, multiple: int, allocations: Allocations) -> tuple[Segment, Segment, Size]:
@@ -112,11 +124,11 @@ def _partial(op: Reduce, ops) -> list[Reduce]:
     return [replace(op, name=part, combine=part, output=replace(first, name=f"{part}_of_{first.name}")) for part in PARTIAL_MOMENTS]
 
 
-def finish(call: Call, segment: Segment, machine: Machine) -> tuple[Segment, Schedule, ReductionParams]:
+def finish(call: Call, segment: Segment, machine: Machine) -> Stage:
     """The kernel that combines partial results."""
     space, kept, reduced, params, shape = _plan(call, segment, machine, small=True)
     schedule = apply(space, kept, reduced, params, shape, None)
-    return segment, replace(schedule, reduction=replace(schedule.reduction, follows=True)), params
+    return Stage(segment, replace(schedule, reduction=replace(schedule.reduction, follows=True)), params)
 
 
 def _plan(call: Call, segment: Segment, machine: Machine, small: bool = False) -> "tuple[Domain, list[Dim], list[Dim], ReductionParams, _Shape]":

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, replace
 
 from ..ir import size as sz
-from ..ir.call import Call
+from ..ir.call import Call, once_a_call
 from ..ir.dtypes import INT64
 from ..ir.fusion import MOMENTS, Axis, Pointwise, Reduce, Value
 from ..ir.size import Size
@@ -25,6 +25,7 @@ from .domain import Access, Domain, domain
 from .loops import Reduction, Schedule, Team
 from .machine import EXCHANGED, Machine
 from .pointwise import is_whole, is_wide, vector_width, with_grain
+from .proposal import Proposal, Stage
 
 LARGEST = 512  # threads of a row: more would leave too few registers to each
 DEEPEST = 8  # vectors of each tensor that a thread keeps
@@ -113,14 +114,33 @@ class _Rows:
 
 def _rows(call: Call, segment: Segment, like: "Domain | None" = None) -> "tuple[_Rows, list[Reduce], list[Reduce]]":
     """The rows of a segment (the same as those of `like`, where given), its reductions along them, and those over columns."""
-    space = domain(call, segment, like)
+    space = domain(call, segment) if like is None else domain(call, segment, like)
     inner = set(space.dims[-1].axes)
     along = [op for op in segment.reductions if set(op.axes) & inner]
     axes = set(along[0].axes) if along else inner
     return _Rows(space, tuple(d.name for d in space.dims if set(d.axes) & axes)), along, [op for op in segment.reductions if op not in along]
 
 
-def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
+def propose(call: Call, segment: Segment, machine: Machine) -> "Proposal | str":
+    """Takes segments whose reductions run over the contiguous dim; where nothing depends on these, only if a row
+    is in one piece."""
+    if not segment.reductions:
+        return "it has no reduction"
+    reason = _refusal(call, segment, machine)
+    if reason is not None:
+        return reason
+    rows, _, columns = _rows(call, segment)
+    if len(rows.along) > 1 and not segment.uses_reductions:
+        return "its rows are in several pieces, and nothing depends on its reductions"
+    params = choose(call, segment, machine)
+    return Proposal(
+        params,
+        lambda allocations: _stages(call, segment, machine, params, allocations),
+        rereads_are_free=params.persistent and not params.team,
+    )
+
+
+def _refusal(call: Call, segment: Segment, machine: Machine) -> "str | None":
     """None, or why the segment is not one pass over rows."""
     rows, along, columns = _rows(call, segment)
     if not along or (len(rows.along) > 1 and (machine.kind == "host" or columns)):
@@ -142,17 +162,6 @@ def accepts(call: Call, segment: Segment, machine: Machine) -> "str | None":
     return None
 
 
-def suits(call: Call, segment: Segment, machine: Machine) -> bool:
-    """Whether reductions on which nothing depends are better off here than in the reduction schedule: where a row is in one piece."""
-    return accepts(call, segment, machine) is None and len(_rows(call, segment)[0].along) == 1
-
-
-def follows(segment: Segment) -> bool:
-    """Whether something in the segment depends on one of its reductions, so that rows are needed twice."""
-    reduced = {op.output.name for op in segment.reductions}
-    return any(v.name in reduced for op in segment.ops for v in op.operands)
-
-
 _COSTLY = re.compile(r"\b(?!(?:convert|nan_max|nan_min|fabs|relu|smaller)\b)[a-z_]\w*(?:<\w+>)?\(")  # a call of more than an instruction or two
 
 
@@ -161,27 +170,27 @@ def is_costly(op) -> bool:
     return isinstance(op, Pointwise) and _COSTLY.search(op.template) is not None
 
 
-def stages(call: Call, segment: Segment, machine: Machine, allocations: Allocations) -> list[tuple[Segment, Schedule, object]]:
+def _stages(call: Call, segment: Segment, machine: Machine, params: RowParams, allocations: Allocations) -> list[Stage]:
     """The kernels that compute `segment`."""
     rows, _, columns = _rows(call, segment)
-    params = choose(call, segment, machine)
     team, near = None, rows.near if params.near else ()
     if params.team:
         words = WORDS * len(segment.reductions)
         room = Axis("slots", sz.const(2 * words * _blocks(params, machine)))
         team = Team("team", "part", allocations.new(Value("slots", INT64, (room,))).index, words)
     if not columns:
-        return [(segment, _with(apply(rows, params, machine), team=team, near=near), params)]
+        return [Stage(segment, _with(apply(rows, params, machine), team=team, near=near), params)]
     first, second, distance = reduction.parted(segment, columns, Axis("parts", _parts(rows, params, machine)), params.vector, allocations)
     schedule = apply(_rows(call, first, rows.space)[0], params, machine)
     schedule = _with(schedule, team=team, near=near, partial=("team" if team else "block", distance))
-    return [(first, schedule, params), reduction.finish(call, second, machine)]
+    return [Stage(first, schedule, params), reduction.finish(call, second, machine)]
 
 
 def _with(schedule: Schedule, **what) -> Schedule:
     return replace(schedule, reduction=replace(schedule.reduction, **what))
 
 
+@once_a_call
 def choose(call: Call, segment: Segment, machine: Machine) -> RowParams:
     """A warp a row while its threads can keep the row, so that nobody waits at a barrier; else threads first, then registers: as many threads as have a
     vector to do. With columns, which leave registers for few threads, shared memory keeps the row where that brings more of it under way, and fetches the next one meanwhile."""
@@ -220,7 +229,7 @@ def _chosen(call: Call, segment: Segment, rows: _Rows, given: RowParams, machine
         params = replace(given, unroll=4, threads=LARGEST, near=False)
         if call.decide(sz.le(unroll, DEEPEST)):
             params = replace(given, unroll=call.decide(unroll), persistent=True, threads=LARGEST)
-        if not _fits(rows, params) and not given.near and follows(segment):
+        if not _fits(rows, params) and not given.near and segment.uses_reductions:
             params = _shared(call, rows, given, machine) or params
     across, _ = _block(rows.length, params)
     if params.columns and params.persistent and not params.team:  # a turn of all blocks should find room at once

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from ..ir import size as sz
 from ..ir.call import Call
 from ..segment import Segment
-from .domain import Access, Domain
+from .domain import Access, Domain, domain
 from .loops import Schedule
 from .machine import Machine
 from .pointwise import is_wide, row_alignment
+from .proposal import Proposal, Stage
 
 SHARED_BYTES = 48 * 1024  # what a block gets without asking the driver for more
 SMALLEST = 16  # a tile over fewer rows or columns would be mostly air
@@ -33,10 +34,21 @@ class TransposeParams:
     wide: bool
 
 
-def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> "TransposeParams | None":
+def propose(call: Call, segment: Segment, machine: Machine) -> "Proposal | str":
+    """Takes segments some of whose operands are contiguous along another dim than the outputs are."""
+    if segment.reductions:
+        return "it has reductions"
+    space = domain(call, segment)
+    params = choose(call, space, machine)
+    if params is None:
+        return "no operand is transposed, or its dims are short"
+    return Proposal(params, lambda _: [Stage(segment, apply(space, params, machine), params)])
+
+
+def choose(call: Call, domain: Domain, machine: Machine) -> "TransposeParams | None":
     """The parameters, or None where no input needs a tile or it would not pay."""
     col = len(domain.dims) - 1
-    if col < 1 or segment.reductions:
+    if col < 1:
         return None
     odd = [a for a in domain.loads if a.moves(col) and not a.is_unit(col)]
     counts = {d: [a for a in odd if a.is_unit(d)] for d in range(col)}

@@ -1,0 +1,30 @@
+"""From a Fusion to the kernels that compute it.
+
+In: a Fusion. Out: the stages of all its segments, in the order of their launches, and what they want
+allocated. Example: `stages, allocations = choose(call, fusion, GPU)`.
+"""
+
+from __future__ import annotations
+
+from ..errors import Refusal
+from ..ir.call import Call
+from ..ir.fusion import Fusion
+from ..segment import Allocations, segments
+from .machine import Machine
+from .moments import expanded
+from .proposal import Proposal, Stage
+from .schedulers import is_one_pass, propose
+
+
+def choose(call: Call, fusion: Fusion, machine: Machine) -> "tuple[list[tuple[int, Stage]], Allocations]":
+    """(number of the segment, stage) for each kernel, and the allocations. Raises Refusal where no scheduler
+    takes a segment."""
+    allocations = Allocations(len(fusion.outputs))
+    found = []
+    parts = segments(call, expanded(call, fusion, machine), allocations, lambda s: is_one_pass(call, s, machine))
+    for number, segment in enumerate(parts):
+        proposal = propose(call, segment, machine)
+        if not isinstance(proposal, Proposal):
+            raise Refusal(f"no schedule takes {segment.name} ({proposal})")
+        found += [(number, stage) for stage in proposal.stages(allocations)]
+    return found, allocations

@@ -1,0 +1,35 @@
+"""All schedulers in one ordered tuple.
+
+In: a Segment. Out: the Proposal of the first scheduler that takes it. Example:
+`propose(call, segment, GPU).stages(allocations)`.
+"""
+
+from __future__ import annotations
+
+from ..ir.call import Call, once_a_call
+from ..segment import Segment
+from . import outer_rows, pointwise, reduction, rows, transpose
+from .machine import Machine
+from .proposal import Proposal
+
+#: Tried in this order. Each has `propose(call, segment, machine)`, which gives a Proposal or the reason why
+#: not. The special ones come first: a tile for transposed operands, one pass where results depend on
+#: reductions; what is left is a plain reduction or pointwise.
+SCHEDULERS = (transpose, pointwise, outer_rows, rows, reduction)
+
+
+@once_a_call
+def propose(call: Call, segment: Segment, machine: Machine) -> "Proposal | str":
+    """The first proposal for `segment` as one pass over memory, or why no scheduler makes one."""
+    reasons = []
+    for scheduler in SCHEDULERS:
+        found = scheduler.propose(call, segment, machine)
+        if isinstance(found, Proposal):
+            return found
+        reasons.append(f"{scheduler.__name__.rpartition('.')[2]}: {found}")
+    return "; ".join(reasons)
+
+
+def is_one_pass(call: Call, segment: Segment, machine: Machine) -> bool:
+    """Whether some scheduler takes `segment`."""
+    return isinstance(propose(call, segment, machine), Proposal)
