@@ -4,6 +4,7 @@
 #include "group.h"
 #include "hooks.h"
 #include "observe.h"
+#include "optimised.h"
 #include "python.h"
 
 #include <pybind11/stl.h>
@@ -214,6 +215,7 @@ PYBIND11_MODULE(_C, m) {
   hook_into_torch();
   bind_plan(m);
   bind_graphs(m);
+  bind_optimised(m);
   m.def("set_enabled", [](bool on) { pass_enabled = on; });
   m.def("enabled", [] { return pass_enabled.load(); });
   m.def("set_pass", [](py::object fn) { return pass_callback().set(std::move(fn)); });

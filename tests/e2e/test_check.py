@@ -100,3 +100,33 @@ def test_the_functions_own_executor_is_left_alone(device):
     assert tsfuser.check(scripted, *operands(device))
     with pytest.raises(RuntimeError, match="optimized_plan_"):  # it never ran
         scripted.get_debug_state()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_program_without_a_group_is_not_equal_but_says_why(device, gradients):
+    def product(x):
+        return torch.cumsum(torch.mm(x, x), 0)
+
+    report = tsfuser.check(fresh(product), torch.rand(4, 4, device=device, requires_grad=gradients))
+    assert not report and report.difference is None and report.compared == ()
+    text = str(report)
+    assert text.startswith("product: nothing was compared: it has no group\n") and "all equal" not in text
+    assert "a matrix product is left to torch" in text and "running sums are left to torch" in text
+
+
+def test_a_program_that_ran_unfused_is_not_equal(device, monkeypatch):
+    def fails(*_):
+        raise tsfuser.errors.Refusal("it is Friday")
+
+    tsfuser.reset()
+    monkeypatch.setattr("tsfuser.torchscript.planner.compile_fusion", fails)
+    with pytest.warns(tsfuser.TsfuserWarning, match="it is Friday"):
+        report = tsfuser.check(fresh(program), *operands(device, gradients=False))
+    tsfuser.reset()
+    assert not report and str(report).startswith("program: nothing was compared: no group ran fused\n")
+    assert "ran unfused: it is Friday" in str(report)
+
+
+def test_random_numbers_alone_are_not_said_to_be_equal(device):
+    report = tsfuser.check(fresh(dropped), torch.rand(50, device=device))
+    assert report and "no group was compared" in str(report) and "all equal" not in str(report)

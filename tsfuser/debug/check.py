@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from .. import _C
-from .explain import CALLS, described
+from .caveat import caveat
+from .explain import CALLS, described, explain
 from .isolate import isolate
 from .observe import Run, observing
-from .table import count
+from .table import UNREACHED, count, left_out
 
 _EPSILON = {
     torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-23, torch.float64: 2.0**-52,
@@ -45,26 +46,28 @@ class Difference:
 
 @dataclass(frozen=True)
 class Report:
-    """True where nothing differs. `compared`: groups that ran fused and were compared; `random`: groups that
-    were not, as fused random numbers are others than eager's; `unfused`: reasons of those that did not run
-    fused."""
+    """True where groups ran fused and nothing differs. `compared`: groups that ran fused and were compared;
+    `random`: groups that were not, as fused random numbers are others than eager's; `unfused`: reasons of
+    those that did not run fused; `nothing`: why no group ran fused at all, "" where one did; `caveat`: why
+    the function itself runs unfused, "" where it does not."""
 
     name: str
     compared: tuple[int, ...]
     random: tuple[int, ...]
     unfused: "tuple[tuple[int, str], ...]"
     difference: "Difference | None"
+    nothing: str = ""
+    caveat: str = ""
 
     def __bool__(self) -> bool:
-        return self.difference is None
+        return self.difference is None and not self.nothing
 
     def __str__(self) -> str:
         if self.difference:
             return str(self.difference)
-        parts = [
-            f"{self.name}: {count(len(self.compared), 'group')} compared, "
-            "all equal within their dtypes' precision"
-        ]
+        equal = f"{count(len(self.compared), 'group')} compared, all equal within their dtypes' precision"
+        parts = [f"{self.name}: {self.nothing or (equal if self.compared else 'no group was compared')}"]
+        parts += [f"but {self.caveat}; a copy was compared"] if self.caveat else []
         parts += [f"group {g} has random numbers and was not compared" for g in self.random]
         parts += [f"group {g} ran unfused: {reason}" for g, reason in self.unfused]
         return "\n".join(parts)
@@ -73,7 +76,8 @@ class Report:
 def check(fn: Any, *args: Any, **kwargs: Any) -> Report:
     """Runs `fn(*args)`, forward and, where results require gradients, backward, on copies, until it is fused.
     Then each group runs twice in one more call, fused and node by node, from equal arguments and random
-    states. Nothing of the caller's changes but the counters of `tsfuser.stats()`."""
+    states. Nothing of the caller's changes but the counters of `tsfuser.stats()`. Raises what `fn` raises, and
+    TypeError for arguments that it does not take; warns as `explain` does."""
     compared, random, unfused = {}, {}, {}
     differences: "list[Difference]" = []
 
@@ -93,9 +97,23 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> Report:
             twin.step()
         with observing(look, unfused=True):
             twin.step()
-        name = twin.name
     first = differences[0] if differences else None
-    return Report(name, tuple(compared), tuple(random), tuple(unfused.items()), first)
+    ran = bool(compared or random)
+    nothing = "" if ran else _why_nothing(bool(unfused), fn, args, kwargs)
+    return Report(
+        twin.name, tuple(compared), tuple(random), tuple(unfused.items()), first, nothing, caveat(twin, ran)
+    )
+
+
+def _why_nothing(unfused: bool, fn: Any, args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> str:
+    """Why no group ran fused: what `explain` says, unless there were groups that ran `unfused`."""
+    if unfused:
+        return "nothing was compared: no group ran fused"
+    found = explain(fn, *args, **kwargs)
+    if found.groups:
+        return f"nothing was compared: its {count(len(found.groups), 'group')} {UNREACHED}"
+    left = [line for graph in found.graphs for line in left_out(graph)]
+    return "\n".join(["nothing was compared: it has no group", *left])
 
 
 def _is_random(group: int) -> bool:

@@ -30,6 +30,7 @@ from ..torchscript.left_over import NOT_RUN
 from ..torchscript.parse import parse
 from ..torchscript.partition import Refusals, row_of
 from ..torchscript.planner import group_device
+from .caveat import caveat
 from .findings import Findings, GraphReport, Group, Kernel, Node, Part
 from .isolate import isolate
 from .observe import Run, Timing, observing
@@ -75,7 +76,8 @@ class Explanation(Findings):
 def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     """What tsfuser makes of `fn(*args)`: a scripted function, module or method, or what `torch.jit.script`
     takes. It is run some ten times on copies; where results require gradients, backward as well. Raises what
-    `fn` raises, and TypeError for arguments that it does not take."""
+    `fn` raises, and TypeError for arguments that it does not take. Warns, once a function, where torch has
+    optimised `fn` before without groups, so that it runs unfused itself."""
     runs: "dict[int, list[Run]]" = {}
     with isolate(fn, args, kwargs) as twin, torch.jit.fuser("fuser2"):
         sources = Sources(twin.graph)
@@ -88,7 +90,8 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
                     runs = {group: _shortest(found) for group, found in runs.items()}
         reader = _Reader(sources, {id(o.graph): o.refusals for o in outcomes}, runs)
         reports = [*reader.graphs(twin.function.get_debug_state()), *reader.rest(o.graph for o in outcomes)]
-        return Explanation(twin.name, tuple(reports))
+    fused = any(group.kernels for report in reports for group in report.groups)
+    return Explanation(twin.name, tuple(reports), caveat(twin, fused))
 
 
 def _is_fallback(node: Any) -> bool:

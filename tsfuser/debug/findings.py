@@ -94,10 +94,12 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class Findings:
-    """`name`: of the function; its optimised graphs, outer ones first."""
+    """`name`: of the function; its optimised graphs, outer ones first; why the function itself does not run
+    as they say, "" where it does."""
 
     name: str
     graphs: tuple[GraphReport, ...]
+    caveat: str = ""
 
     @property
     def groups(self) -> list[Group]:

@@ -20,10 +20,11 @@ import torch
 
 @dataclass
 class Isolated:
-    """`graph`: the program as scripted, nothing inlined. `function` runs it, on `owner` (the copied module,
-    if there is one) and copies of what was `given`."""
+    """`method`: the function itself, or a module's method. `graph`: the program as scripted, nothing inlined.
+    `function` runs it, on `owner` (the copied module, if there is one) and copies of what was `given`."""
 
     name: str
+    method: Any
     graph: torch._C.Graph
     function: Any
     owner: tuple[Any, ...]
@@ -78,7 +79,7 @@ def isolate(fn: Any, args: Sequence[Any], kwargs: "dict[str, Any]") -> Iterator[
     before = torch._C._jit_set_num_profiled_runs(1)
     try:
         with torch.random.fork_rng(devices=sorted(devices)):
-            yield Isolated(name, graph, function, own, given)
+            yield Isolated(name, method, graph, function, own, given)
     finally:
         torch._C._jit_set_num_profiled_runs(before)
 

@@ -86,8 +86,9 @@ def _head(findings: Findings) -> str:
     seconds = sum(k.seconds or 0 for g in findings.groups for k in g.kernels)
     time = f" &middot; {duration(seconds)} in kernels" if seconds else ""
     line = escape(summary(findings).partition(": ")[2])
+    caveat = f'<p class="tag bad">{escape(_sentence(findings.caveat))}.</p>' if findings.caveat else ""
     return (
-        f'<h1>{escape(findings.name)}</h1><p class="summary">{line}{time}</p>'
+        f'<h1>{escape(findings.name)}</h1><p class="summary">{line}{time}</p>{caveat}'
         f'<div class="bar"><div class="fused" style="flex:{fused}"></div>'
         f'<div class="left" style="flex:{left}"></div></div><div class="legend">'
         f'<span><i style="background:var(--fused)"></i>{count(fused, "op")} fused</span>'

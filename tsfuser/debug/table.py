@@ -17,7 +17,8 @@ UNREACHED = "did not run: its guard did not let the call pass, or the program we
 
 def text(findings: Findings) -> str:
     """The whole table."""
-    return "\n".join([summary(findings), *(line for g in findings.graphs for line in _graph(g))])
+    said = [f"  but {findings.caveat}; what follows is a copy's"] if findings.caveat else []
+    return "\n".join([summary(findings), *said, *(line for g in findings.graphs for line in _graph(g))])
 
 
 def summary(findings: Findings) -> str:
@@ -52,12 +53,17 @@ def _graph(graph: GraphReport) -> list[str]:
     for group, times in graph.distinct():
         alike = [node for other in graph.groups if other.number == group.number for node in other.nodes]
         lines += _group(group, times, alike)
-    if graph.left_out:
-        lines.append("  not fused")
+    lines += ["  not fused", *left_out(graph)] if graph.left_out else []
+    return lines if len(lines) > 2 else [*lines, f"  {'nothing to fuse' if graph.reached else UNREACHED}"]
+
+
+def left_out(graph: GraphReport) -> list[str]:
+    """Two lines for what is left out of groups at a place: the ops, and why."""
+    lines = []
     for (place, reason), nodes in by_reason(graph.left_out).items():
         lines.append(f"    {ops(nodes)}  at {place}{': ' + place.text if place.text else ''}")
         lines.append(f"      {reason}")
-    return lines if len(lines) > 2 else [*lines, f"  {'nothing to fuse' if graph.reached else UNREACHED}"]
+    return lines
 
 
 def by_reason(nodes: list[Node]) -> dict:

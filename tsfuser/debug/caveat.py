@@ -1,0 +1,47 @@
+"""Whether what `explain` and `check` find of a copy is true of the function itself.
+
+They run a copy, which torch optimises anew. The function itself keeps what torch made of it in its first calls, and
+all modules of one class share that: where fusion was off then, it stays unfused. In: the copy, once it has
+run. Out: a sentence, "" where the copy speaks for the function. Example:
+
+    caveat(twin, fused=True)  # -> "block itself runs unfused: torch optimised it when fusion was off..."
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+from .. import _C
+from ..errors import TsfuserWarning
+from .isolate import Isolated
+
+_lock = threading.Lock()
+_told: "set[int]" = set()  # registry: hashes of what the user was warned of
+
+
+def caveat(twin: Isolated, fused: bool) -> str:
+    """`fused`: whether groups of the copy ran fused. Warns as well, once a function, on behalf of the caller's
+    caller."""
+    if not fused or _C.optimised(twin.method, _trains(twin)) != "unfused":
+        return ""
+    owned = hasattr(twin.method, "owner")
+    said = (
+        f"{twin.name} itself runs unfused: torch optimised it when fusion was off, or for arguments of which nothing "
+        f"could be fused, and keeps what it made{', for all modules of this class' if owned else ''}. Switch "
+        "fusion on before its first call, or have torch forget what it made: call "
+        f"{f'{twin.method.name}.' if owned else ''}_debug_flush_compilation_cache() of it"
+    )
+    key = hash((said, str(twin.graph)))
+    with _lock:
+        new = key not in _told
+        _told.add(key)
+    if new:
+        warnings.warn(said, TsfuserWarning, stacklevel=3)
+    return said
+
+
+def _trains(twin: Isolated) -> bool:
+    """Whether autodiff has a part in the call."""
+    plans = twin.function.get_debug_state().execution_plans.values()
+    return any(plan.graph.findAllNodes("prim::DifferentiableGraph", True) for plan in plans)
