@@ -5,7 +5,7 @@ itself. Example:
 
     with tsfuser.fuser():          # or torch.jit.fuser("fuser2")
         for _ in range(4):
-            y = scripted(x)        # from the third call on, fused
+            y = scripted(x)        # from the second call on, fused; in training from the third
 """
 
 import torch

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import threading
 from typing import Any, Callable, Iterator
 
@@ -17,6 +18,7 @@ import torch
 
 from . import _C, options
 from .debug import observe
+from .ops import table
 from .runtime.compile import expect_cuda
 
 _state = options.state
@@ -109,7 +111,14 @@ def horizontal_mode() -> bool:
 
 
 def set_skip_node_kind(kind: str, flip: bool) -> bool:
-    """Whether nodes of `kind` ("aten::add") were left out of fusion; `flip` changes that."""
+    """Whether nodes of `kind` ("aten::add") were left out of fusion; `flip` changes that. nvFuser's names of
+    views ("prim::view_copy") stand for torch's. ValueError for a kind that torch does not know."""
+    kind = re.sub(r"^prim::(\w+)_copy$", r"aten::\1", kind)
+    names = {row.name for row in table.all_rows()}
+    known = "::" in kind and torch._C._jit_get_schemas_for_operator(kind)
+    if kind not in names and not known:
+        like = options.did_you_mean(kind, sorted(names)) or "; a kind of node is like aten::add"
+        raise ValueError(f"no op is called {kind!r}{like}")
     with _lock:
         skipped = kind in _state.skip_kinds
         if flip:
@@ -121,7 +130,13 @@ def set_comparison_callback(run_fallback: bool, callback: Callable) -> None:
     """From now on `callback(fused outputs, unfused outputs, graph text)` is called after each group that ran
     fused, in place of a callback set before. With `run_fallback` the group's nodes run too, on copies of the
     arguments and from the same random state; without, the unfused outputs are []. What the callback raises
-    reaches the caller of the scripted function, as RuntimeError."""
+    reaches the caller of the scripted function, as RuntimeError. TypeError where `callback` cannot be
+    called."""
+    if not callable(callback):
+        raise TypeError(
+            f"the comparison callback is a {type(callback).__name__}, which cannot be called; a function is wanted: "
+            "callback(fused outputs, unfused outputs, graph text)"
+        )
 
     def tell(run: observe.Run) -> None:
         if not run.reason:

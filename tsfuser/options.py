@@ -8,12 +8,14 @@ is True.
 from __future__ import annotations
 
 import contextlib
+import difflib
+import importlib.util
 import os
 import re
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 from .errors import TsfuserWarning
 
@@ -72,8 +74,21 @@ ACTING = {
 }
 
 
+#: The logs that tsfuser writes; other names are files of torch's own.
+LOGS = ("graph_fuser", "partition", "parser", "manager", "kernel_cache")
+
+
 class OptionError(ValueError):
     """An environment variable holds something unknown; the message lists what is known."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: `"; did you mean 'cuda_kernel'?"`, or "" where nothing is
+    like it. A name without its namespace is like the full one."""
+    names = {name.lower(): name for name in known}
+    names |= {name.rpartition("::")[2]: full for name, full in names.items()}
+    close = difflib.get_close_matches(word.lower(), names, 1)
+    return f"; did you mean {names[close[0]]!r}?" if close else ""
 
 
 def _words(known: Mapping[str, str]) -> Callable[[str], dict[str, str]]:
@@ -84,7 +99,8 @@ def _words(known: Mapping[str, str]) -> Callable[[str], dict[str, str]]:
         for item in filter(None, (part.strip() for part in re.split(r",(?![^(]*\))", text))):
             match = re.fullmatch(r"(\w+)(?:\((.*)\))?", item)
             if not match or match[1] not in known:
-                raise OptionError(f"unknown option {item!r}; known are: {', '.join(sorted(known))}")
+                like = did_you_mean(match[1] if match else item, known)
+                raise OptionError(f"unknown option {item!r}{like}; known are: {', '.join(sorted(known))}")
             chosen[match[1]] = match[2] or ""
         return chosen
 
@@ -108,20 +124,24 @@ def _number(text: str) -> int:
         raise OptionError(f"{text!r} is not an integer") from None
 
 
-def _optional_number(text: str) -> int | None:
-    return _number(text) if text.strip() else None
+def _from(first: int, last: int, what: str) -> Callable[[str], "int | None"]:
+    """A parser of `what`, a number from `first` to `last`; None where there is none."""
 
+    def parse(text: str) -> "int | None":
+        if not text.strip():
+            return None
+        number = _number(text)
+        if not first <= number <= last:
+            raise OptionError(f"{text!r} is not {what} from {first} to {last}")
+        return number
 
-def _level(text: str) -> int | None:
-    if text.strip() and text.strip() not in "01234":
-        raise OptionError(f"{text!r} is not a level from 0 to 4")
-    return _optional_number(text)
+    return parse
 
 
 def _one_of(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:
-            raise OptionError(f"{text!r} is none of: {', '.join(names)}")
+            raise OptionError(f"{text!r} is none of: {', '.join(names)}{did_you_mean(text, names)}")
         return text
 
     return parse
@@ -133,8 +153,26 @@ def _log_levels(text: str) -> dict[str, int]:
     levels = {}
     for item in filter(None, text.split(":")):
         level = item.rfind(">") + 1
-        levels[os.path.splitext(item[level:])[0]] = level
+        stem = os.path.splitext(item[level:])[0]
+        if item[:level] not in ("", ">", ">>"):
+            raise OptionError(f"{item!r} has an unknown level; there are: {stem}, >{stem} and >>{stem}")
+        if stem not in LOGS and not _is_file_of_torch(stem):
+            raise OptionError(
+                f"unknown log {stem!r}{did_you_mean(stem, LOGS)}; known are: {', '.join(LOGS)}, and the names of "
+                "torch's own source files, separated by colons"
+            )
+        levels[stem] = level
     return levels
+
+
+def _is_file_of_torch(stem: str) -> bool:
+    """Whether torch, which reads the same variable, has a source file of the name, as its headers tell."""
+    found = importlib.util.find_spec("torch")
+    folders = found.submodule_search_locations if found is not None else None
+    if not folders or not re.fullmatch(r"\w+", stem):
+        return False
+    headers = Path(folders[0], "include", "torch", "csrc")
+    return not headers.is_dir() or any(headers.rglob(f"{stem}.h"))
 
 
 @dataclass(frozen=True)
@@ -163,9 +201,9 @@ TABLE = (
            "graph_fuser: graphs before and after; >graph_fuser: after each pass; >partition: why nodes are "
            "not fused; parser: groups and what is made of them; manager: which group gets a plan; >kernel_cache: "
            "plans; >>kernel_cache: each run of a group."),
-    Option("max_registers", "PYTORCH_NVFUSER_MAX_REG_COUNT", None, _optional_number,
-           "The most registers that a thread of a CUDA kernel may have."),
-    Option("opt_level", "PYTORCH_NVFUSER_JIT_OPT_LEVEL", None, _level,
+    Option("max_registers", "PYTORCH_NVFUSER_MAX_REG_COUNT", None, _from(1, 255, "a number of registers"),
+           "The most registers that a thread of a CUDA kernel may have, 1 to 255."),
+    Option("opt_level", "PYTORCH_NVFUSER_JIT_OPT_LEVEL", None, _from(0, 4, "a level"),
            "How much ptxas optimises CUDA kernels, 0 to 4; its own default is 3."),
     Option("trace", "PYTORCH_NVFUSER_TRACE", "", str,
            "Accepted with a note: torch.profiler shows each run of a group, as run_fused_kernel."),

@@ -100,6 +100,55 @@ def test_skipped_kinds_flip():
         skip("aten::add")
 
 
+@pytest.mark.parametrize(
+    "kind, said",
+    [
+        ("aten::ad", "did you mean 'aten::add'"),
+        ("aten::Relu", "did you mean 'aten::relu'"),
+        ("add", "did you mean 'aten::add'"),
+        ("softmx", "did you mean 'aten::softmax'"),
+        ("nothing like it", "a kind of node is like aten::add"),
+        ("prim::nonsense_copy", "no op is called 'aten::nonsense'"),
+    ],
+)
+def test_an_unknown_node_kind_is_an_error(kind, said):
+    for flip in (True, False):
+        with pytest.raises(ValueError, match=said):
+            torch._C._jit_set_nvfuser_skip_node_kind(kind, flip)
+    assert options.state.skip_kinds == set()
+
+
+@pytest.mark.parametrize("kind, held", [("prim::view_copy", "aten::view"), ("aten::mm", "aten::mm")])
+def test_nvfusers_names_of_views_and_ops_that_are_not_fused_may_be_skipped(kind, held):
+    skip = torch._C._jit_set_nvfuser_skip_node_kind
+    assert skip(kind, True) is False and options.state.skip_kinds == {held}
+    assert skip(kind, True) is True and options.state.skip_kinds == set()
+
+
+@pytest.mark.parametrize("callback", [None, 3, "print", [print]])
+def test_a_comparison_callback_that_cannot_be_called_is_an_error(device, callback):
+    seen = []
+    torch._C._jit_nvfuser_set_comparison_callback(True, lambda *got: seen.append(got))
+    try:
+        with pytest.raises(TypeError, match="cannot be called; a function is wanted"):
+            torch._C._jit_nvfuser_set_comparison_callback(True, callback)
+        fuse(add_relu, torch.rand(4, device=device))
+        assert seen  # the one that was set before still is
+    finally:
+        torch._C._jit_nvfuser_clear_comparison_callback()
+
+
+def test_reset_forgets_plans_but_groups_stay(device):
+    x = torch.rand(3, 5, device=device)
+    scripted = fuse(add_relu, x)
+    before = tsfuser.stats()["groups"]
+    assert before >= 1
+    tsfuser.reset()
+    rest = {name: n for name, n in tsfuser.stats().items() if name != "groups"}
+    assert tsfuser.stats()["groups"] == before and not any(rest.values())
+    assert torch.equal(scripted(x), add_relu(x)) and tsfuser.stats()["plans_built"] == 1
+
+
 @pytest.mark.parametrize("run_fallback", [True, False])
 def test_comparison_callback_gets_both_results_and_the_graph(device, run_fallback):
     x = torch.rand(3, 5, device=device)

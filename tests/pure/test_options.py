@@ -91,6 +91,42 @@ def test_numbers_and_choices_are_checked():
         options.read({"TSFUSER_HOST_LAUNCH": "threads"})
 
 
+@pytest.mark.parametrize("text", ["-5", "0", "256", "-1", "many"])
+def test_a_number_of_registers_that_no_kernel_can_have_is_an_error(text):
+    reason = "is not an integer" if text == "many" else "is not a number of registers from 1 to 255"
+    with pytest.raises(options.OptionError, match=f"PYTORCH_NVFUSER_MAX_REG_COUNT: '{text}' {reason}"):
+        options.read({"PYTORCH_NVFUSER_MAX_REG_COUNT": text})
+
+
+@pytest.mark.parametrize("text, count", [("1", 1), ("64", 64), ("255", 255), (" ", None)])
+def test_numbers_of_registers(text, count):
+    assert options.read({"PYTORCH_NVFUSER_MAX_REG_COUNT": text})["max_registers"] == count
+
+
+@pytest.mark.parametrize(
+    "variable, text, like",
+    [
+        ("PYTORCH_NVFUSER_DUMP", "cuda_kernal", "cuda_kernel"),
+        ("PYTORCH_NVFUSER_DUMP", "fusion_ir,Kernel_IR", "kernel_ir"),
+        ("PYTORCH_NVFUSER_DUMP", "ptxx(1)", "ptx"),
+        ("PYTORCH_NVFUSER_DISABLE", "falback", "fallback"),
+        ("PYTORCH_NVFUSER_ENABLE", "graph_ops_fusion", "graph_op_fusion"),
+        ("PYTORCH_JIT_LOG_LEVEL", "graph_fuser:>partitions", "partition"),
+        ("PYTORCH_JIT_LOG_LEVEL", ">>kernelcache", "kernel_cache"),
+        ("TSFUSER_HOST_LAUNCH", "fiber", "fibers"),
+    ],
+)
+def test_a_word_that_is_nearly_right_is_asked_back(variable, text, like):
+    with pytest.raises(options.OptionError, match=f"^{variable}: .*did you mean '{like}'\\?"):
+        options.read({variable: text})
+
+
+def test_nothing_is_asked_back_where_nothing_is_like_it():
+    with pytest.raises(options.OptionError) as error:
+        options.read({"PYTORCH_NVFUSER_DUMP": "xyzzy"})
+    assert "did you mean" not in str(error.value)
+
+
 def test_a_question_about_an_unknown_word_is_an_error():
     """A layer that asks for a mistyped word would else never print."""
     for question in (options.dump, options.disabled):
@@ -122,6 +158,35 @@ def test_log_levels_have_torchs_grammar():
         "log_levels"
     ]
     assert levels == {"partition": 1, "graph_fuser": 0, "kernel_cache": 2}
+
+
+def test_files_of_torchs_own_may_be_logged():
+    """torch reads the same variable."""
+    text = "dead_code_elimination:>profiling_graph_executor_impl:>>irparser"
+    assert set(options.read({"PYTORCH_JIT_LOG_LEVEL": text})["log_levels"]) == {
+        "dead_code_elimination", "profiling_graph_executor_impl", "irparser"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["nonsense", "partition,graph_fuser", "graph_fuser:1", "*"])
+def test_an_unknown_log_is_an_error_that_lists_all(text):
+    with pytest.raises(options.OptionError, match=r"PYTORCH_JIT_LOG_LEVEL: unknown log .*graph_fuser, partition"):
+        options.read({"PYTORCH_JIT_LOG_LEVEL": text})
+
+
+def test_an_unknown_level_of_a_log_is_an_error():
+    with pytest.raises(options.OptionError, match="unknown level; there are: partition, >partition and >>part"):
+        options.read({"PYTORCH_JIT_LOG_LEVEL": ">>>partition"})
+
+
+def test_the_logs_are_those_that_are_written():
+    """By the names that `log.write` and `log.enabled` get, in all files."""
+    import re
+    from pathlib import Path
+
+    files = Path(options.__file__).parent.rglob("*.py")
+    found = {m for f in files for m in re.findall(r'log\.(?:write|enabled)\(\s*"(\w+)"', f.read_text())}
+    assert found == set(options.LOGS)
 
 
 def test_log_writes_title_and_text_when_asked(capsys):

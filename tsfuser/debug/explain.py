@@ -38,7 +38,7 @@ from .page import page
 from .source import Sources
 from .table import text
 
-CALLS = 4  # inference is fused in call 2, training in call 3, and its backward in call 4 at the latest
+CALLS = 4  # inference is fused in call 2, training in call 3, forward and backward, and fallbacks one later
 REPEATS = 5  # of the timed calls; the shortest time counts
 
 _UNSEEN = "one of its tensors was not seen while profiling, as in a branch that did not run:"

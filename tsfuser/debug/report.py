@@ -18,14 +18,16 @@ _HINT = "The result is right, but slower; PYTORCH_NVFUSER_DISABLE=fallback raise
 
 
 def stats() -> Mapping[str, Any]:
-    """Counts since the import or the last `reset()`: `groups`, `plans_built`, `exact_hits`, `class_hits`,
-    `launches`, `kernels_compiled`, `disk_hits` (integers) and `fallbacks` (reason -> calls)."""
+    """`groups`: how many groups there are. And counts since the import or the last `reset()`: `plans_built`,
+    `exact_hits`, `class_hits`, `launches`, `kernels_compiled`, `disk_hits` (integers) and `fallbacks`
+    (reason -> calls)."""
     return {**_C.stats(), **counters.snapshot()}
 
 
 def reset() -> None:
-    """Forget all plans and loaded kernels, and set the counters to 0. Safe while other threads run groups;
-    kernels on disk stay."""
+    """Forget all plans and loaded kernels, and set the counters to 0. Safe while other threads run groups.
+    Groups stay, as functions hold them: `groups` in `stats()` is as before, and their next calls make new
+    plans. Kernels on disk stay."""
     _C.reset()
     pipeline.forget()
     counters.reset()
