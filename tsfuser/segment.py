@@ -7,7 +7,7 @@ and its outputs; outputs of a subset of its axes ride along. Example: `y = x + b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Callable, NamedTuple
 
 from .ir import size as sz
@@ -125,23 +125,52 @@ def _row_major(sizes: tuple[Size, ...]) -> tuple[Size, ...]:
     return tuple(reversed(strides))
 
 
-def segments(call: Call, fusion: Fusion, allocations: Allocations, is_one_pass: Callable[[Segment], bool]) -> tuple[Segment, ...]:
-    """The segments of `fusion` in an order that respects their dependences; temporaries between them are added to `allocations`. `is_one_pass` says
-    whether a segment in which results depend on reductions can be one pass over memory."""
-    producer = {op.output.name: op for op in fusion.ops}
-    position = {op.output.name: i for i, op in enumerate(fusion.ops)}
-    stored = {o.value.name: Buffer(o.value, "allocation", k, o.steps, sz.const(256)) for k, o in enumerate(fusion.outputs)}
-    stored |= {u.value.name: Buffer(u.value, "update", u.index, u.strides, u.alignment) for u in fusion.updates}
-    memory = {i.value.name: _input_buffer(i) for i in fusion.inputs}
-    result: list[Segment] = []
-    stages = _stages(fusion)
+def segments(
+    call: Call, fusion: Fusion, allocations: Allocations, is_one_pass: Callable[[Segment], bool]
+) -> tuple[Segment, ...]:
+    """The segments of `fusion` in an order that respects their dependences; temporaries between them are added to
+    `allocations`. `is_one_pass` says whether a segment in which results depend on reductions can be one pass
+    over memory."""
+    cut = _Cut(_Dependences.of(fusion), allocations, {i.value.name: _input_buffer(i) for i in fusion.inputs})
+    levels = _levels(fusion)
+    for k, level in enumerate(levels):
+        later = [value for other in levels[k + 1 :] for value in other.outputs]
+        for op in level.ready:  # one pass over rows first: it may take along reductions that stand earlier
+            _add_pass_with_results(cut, level, later, op, is_one_pass)
+        for op in level.ready:
+            _add_pass_with_results(cut, level, later, op, is_one_pass)
+            if _is_awaited(cut, level, op):
+                cut.add(_plain_pass(cut, level, op))
+        unstored = [v for v in dict.fromkeys(level.outputs) if cut.is_pending(v) or cut.memory[v.name].kind == "input"]
+        for values in _by_space(call, unstored):
+            cut.add(values)
+        for op in level.reshapes:
+            source = cut.memory[op.operands[0].name]
+            cut.memory[op.output.name] = replace(source, value=op.output, strides=_row_major(_sizes(op.output)))
+    return tuple(cut.segments)
 
-    def buffer(value: Value) -> Buffer:
-        """Where `value` goes: a group output if it is one, else a temporary."""
-        return stored[value.name] if value.name in stored else allocations.new(value)
 
-    def slice_of(roots: list[Value]) -> tuple[list[Op], list[Buffer]]:
-        """The ops between memory and `roots`, and the buffers they read."""
+@dataclass(frozen=True)
+class _Dependences:
+    """Who makes which value of a Fusion (`producer`, by name), in which order (`position`), and where the results
+    of the group go (`stored`)."""
+
+    producer: dict[str, Op]
+    position: dict[str, int]
+    stored: dict[str, Buffer]
+
+    @staticmethod
+    def of(fusion: Fusion) -> "_Dependences":
+        stored = {
+            o.value.name: Buffer(o.value, "allocation", k, o.steps, sz.const(256)) for k, o in enumerate(fusion.outputs)
+        }
+        stored |= {u.value.name: Buffer(u.value, "update", u.index, u.strides, u.alignment) for u in fusion.updates}
+        return _Dependences(
+            {op.output.name: op for op in fusion.ops}, {op.output.name: i for i, op in enumerate(fusion.ops)}, stored
+        )
+
+    def between(self, memory: dict[str, Buffer], roots: list[Value]) -> "tuple[list[Op], list[Buffer]]":
+        """The ops between memory and `roots`, in order, and the buffers that they read."""
         seen: set[str] = set()
         ops: list[Op] = []
         loads: dict[str, Buffer] = {}
@@ -154,106 +183,149 @@ def segments(call: Call, fusion: Fusion, allocations: Allocations, is_one_pass: 
             if value.name in memory:
                 loads[value.name] = memory[value.name]
                 continue
-            op = producer[value.name]
+            op = self.producer[value.name]
             ops.append(op)
             stack.extend(op.operands)
-        ops.sort(key=lambda op: position[op.output.name])
+        ops.sort(key=lambda op: self.position[op.output.name])
         return ops, list(loads.values())
 
-    def segment(values: list[Value]) -> Segment:
-        """A segment that stores `values`."""
-        ops, loads = slice_of(values)
-        stores = tuple(Buffer(v, "allocation", -1, _row_major(_sizes(v)), sz.const(256)) if v.name not in stored else buffer(v) for v in values)
+
+@dataclass
+class _Cut:
+    """A Fusion while it is cut: what is in memory already (by the name of its value), and the segments so far."""
+
+    dependences: _Dependences
+    allocations: Allocations
+    memory: dict[str, Buffer]
+    segments: list[Segment] = field(default_factory=list)
+
+    def is_pending(self, value: Value) -> bool:
+        """Whether `value` is not in memory yet."""
+        return value.name not in self.memory
+
+    def pending(self, values: list[Value]) -> list[Value]:
+        """Those that are not in memory yet, each once."""
+        return [v for v in dict.fromkeys(values) if self.is_pending(v)]
+
+    def reductions(self, values: list[Value]) -> set[str]:
+        """Names of the reductions between memory and `values`, those that give them included."""
+        return {op.output.name for op in self.dependences.between(self.memory, values)[0] if isinstance(op, Reduce)}
+
+    def reads(self, values: list[Value]) -> set[str]:
+        """Names of the tensors in memory that are read to compute `values`."""
+        return {b.value.name for b in self.dependences.between(self.memory, values)[1]}
+
+    def segment(self, values: list[Value]) -> Segment:
+        """A segment that stores `values`; the buffers of temporaries have no number yet."""
+        ops, loads = self.dependences.between(self.memory, values)
+        stored = self.dependences.stored
+        stores = tuple(stored[v.name] if v.name in stored else _unnumbered(v) for v in values)
         return Segment(tuple(ops), _ordered(loads), stores, _axes(ops, loads))
 
-    def add(values: list[Value]) -> None:
-        made = segment(values)
-        stores = tuple(b if b.index >= 0 else allocations.new(b.value) for b in made.stores)
-        result.append(replace(made, stores=stores))
-        memory.update((b.value.name, b) for b in stores)
+    def add(self, values: list[Value]) -> None:
+        """Makes the next segment: from now on `values` are in memory."""
+        made = self.segment(values)
+        stores = tuple(b if b.index >= 0 else self.allocations.new(b.value) for b in made.stores)
+        self.segments.append(replace(made, stores=stores))
+        self.memory.update((b.value.name, b) for b in stores)
 
-    def pending(values: list[Value]) -> list[Value]:
-        return [v for v in dict.fromkeys(values) if v.name not in memory]
 
-    def reductions_of(values: list[Value]) -> set[str]:
-        """Names of the reductions between memory and `values`, those that give them included."""
-        return {op.output.name for op in slice_of(values)[0] if isinstance(op, Reduce)}
+def _unnumbered(value: Value) -> Buffer:
+    """A temporary that may never be allocated."""
+    return Buffer(value, "allocation", -1, _row_major(_sizes(value)), sz.const(256))
 
-    def rows(op: Reduce, without: "set[str]" = frozenset()) -> "list[Value] | None":
-        """What one pass over the rows of `op` could store: reductions over the same axes, also of one another's results, all that follows
-        from them, and reductions of that over the other axes, but for the results `without`; None where nothing follows."""
-        members: set[str] = set()
-        for r in ready:
-            if isinstance(r, Reduce) and r.output.name not in memory and _like(r, op) and reductions_of([r.output]) <= members | {r.output.name}:
-                members.add(r.output.name)
-        if op.output.name not in members:
-            return None
-        full, across = set(op.operands[0].axes), set(op.operands[0].axes) - set(op.axes)
-        followers = [v for v in pending(outputs) if reductions_of([v]) and reductions_of([v]) <= members and set(v.axes) <= full]
-        followers = [v for v in followers if v.name not in without]
-        values = [v for v in followers if v.name not in members]
-        columns = [r.output for r in ready if awaited(r) and r.output.name not in without and set(r.operands[0].axes) == full and set(r.axes) == across
-                   and across and reductions_of([r.operands[0]]) <= members]
-        nested = any(len(reductions_of([r.output])) > 1 for r in ready if r.output.name in members)
-        if not values and not nested:
-            return None
-        later = reductions_of([v for v in pending(outputs + rest) if v not in followers + columns])
-        read = {b.value.name for b in slice_of(values + [r.output for r in ready if r.output.name in members])[1]}
-        for value in pending(outputs):  # what reads the same data, all or one number a row, is stored on the way
-            alone = not reductions_of([value]) and value.name not in without
-            if alone and set(value.axes) in (full, across) and read & {b.value.name for b in slice_of([value])[1]}:
-                values.append(value)
-        return values + columns + [r.output for r in ready if r.output.name in members and (r.output.name in stored or r.output.name in later)]
 
-    def fitting(op: Reduce) -> "list[Value] | None":
-        """What one pass over the rows of `op` stores: all that it could, or as much of it as is accepted; None for nothing."""
-        values = rows(op)
-        if not values or is_one_pass(segment(values)):
-            return values
+def _is_awaited(cut: _Cut, level: "_Level", op: Op) -> bool:
+    """Whether `op` is a reduction that is not in memory and that an output needs."""
+    if not isinstance(op, Reduce) or not cut.is_pending(op.output):
+        return False
+    return op.output.name in cut.reductions(cut.pending(level.outputs))
+
+
+def _add_pass_with_results(
+    cut: _Cut, level: "_Level", later: list[Value], op: Op, is_one_pass: Callable[[Segment], bool]
+) -> None:
+    """Adds the segment that does reduction `op` and what depends on it in one pass, if there is one: all that such
+    a pass could store, or as much of it as `is_one_pass` accepts."""
+    if not _is_awaited(cut, level, op):
+        return
+    values = _pass_with_results(cut, level, later, op)
+    if values and not is_one_pass(cut.segment(values)):
         without = {v.name for v in values}
-        for name in sorted(without, key=position.get):
-            values = rows(op, without - {name})
-            if values and is_one_pass(segment(values)):
+        for name in sorted(without, key=cut.dependences.position.get):
+            values = _pass_with_results(cut, level, later, op, without - {name})
+            if values and is_one_pass(cut.segment(values)):
                 without.discard(name)
-        values = rows(op, without)
-        return values if values and is_one_pass(segment(values)) else None
-
-    def plain(op: Reduce) -> list[Value]:
-        """Reductions over the same axes that need no other, and what reads the same data, stored on the way."""
-        same = [r for r in ready if isinstance(r, Reduce) and r.output.name not in memory and _like(r, op) and len(reductions_of([r.output])) == 1]
-        values = [r.output for r in same]
-        ops, loads = slice_of(values)
-        axes, read = set(_axes(ops, loads)), {b.value.name for b in loads}
-        for value in pending(outputs):
-            if set(value.axes) == axes and not reductions_of([value]) and read & {b.value.name for b in slice_of([value])[1]}:
-                values.append(value)
-        return values
-
-    def awaited(op: Op) -> bool:
-        return isinstance(op, Reduce) and op.output.name not in memory and op.output.name in reductions_of(pending(outputs))
-
-    for k, (ready, outputs, reshapes) in enumerate(stages):
-        rest = [v for stage in stages[k + 1 :] for v in stage.outputs]
-        for op in ready:  # rows first: their pass may take along reductions that stand earlier
-            if awaited(op):
-                values = fitting(op)
-                if values:
-                    add(values)
-        for op in ready:
-            if awaited(op):
-                values = fitting(op)
-                if values:
-                    add(values)
-                if awaited(op):
-                    add(plain(op))
-        for group in _by_space(call, [v for v in dict.fromkeys(outputs) if v.name not in memory or memory[v.name].kind == "input"]):
-            add(group)
-        for op in reshapes:
-            memory[op.output.name] = replace(memory[op.operands[0].name], value=op.output, strides=_row_major(_sizes(op.output)))
-    return tuple(result)
+        values = _pass_with_results(cut, level, later, op, without)
+        if values and not is_one_pass(cut.segment(values)):
+            return
+    if values:
+        cut.add(values)
 
 
-class _Stage(NamedTuple):
+def _pass_with_results(
+    cut: _Cut, level: "_Level", later: list[Value], op: Reduce, without: "set[str] | frozenset[str]" = frozenset()
+) -> list[Value]:
+    """What one pass over the data of `op` could store: reductions over the same axes, also of one another's results;
+    all that depends on them; and reductions of that over the other axes; but for the results `without`. Empty
+    where nothing depends on a reduction."""
+    members = _members(cut, level, op)
+    if op.output.name not in members:
+        return []
+    full, kept = set(op.operands[0].axes), set(op.operands[0].axes) - set(op.axes)
+    dependents = [v for v in cut.pending(level.outputs) if v.name not in without and set(v.axes) <= full]
+    dependents = [v for v in dependents if (needed := cut.reductions([v])) and needed <= members]
+    values = [v for v in dependents if v.name not in members]
+    reductions = [r.output for r in level.ready if r.output.name in members]
+    if not values and all(len(cut.reductions([r])) == 1 for r in reductions):
+        return []
+    columns = [
+        r.output
+        for r in level.ready
+        if _is_awaited(cut, level, r)
+        and kept
+        and r.output.name not in without
+        and set(r.operands[0].axes) == full
+        and set(r.axes) == kept
+        and cut.reductions([r.operands[0]]) <= members
+    ]
+    needed_later = cut.reductions([v for v in cut.pending(level.outputs + later) if v not in dependents + columns])
+    values += _on_the_way(cut, level, values + reductions, (full, kept), without)
+    stored = cut.dependences.stored
+    return values + columns + [r for r in reductions if r.name in stored or r.name in needed_later]
+
+
+def _members(cut: _Cut, level: "_Level", op: Reduce) -> set[str]:
+    """Names of the reductions over the axes of `op` that need no reductions but one another."""
+    members: set[str] = set()
+    for r in level.ready:
+        if isinstance(r, Reduce) and cut.is_pending(r.output) and _like(r, op):
+            if cut.reductions([r.output]) <= members | {r.output.name}:
+                members.add(r.output.name)
+    return members
+
+
+def _on_the_way(
+    cut: _Cut, level: "_Level", values: list[Value], axes: "tuple[set[Axis], ...]", without: "set[str] | frozenset[str]" = frozenset()
+) -> list[Value]:
+    """The outputs without reductions, along one of `axes`, that read data which `values` read, too."""
+    read = cut.reads(values)
+    return [
+        v
+        for v in cut.pending(level.outputs)
+        if v.name not in without and set(v.axes) in axes and not cut.reductions([v]) and read & cut.reads([v])
+    ]
+
+
+def _plain_pass(cut: _Cut, level: "_Level", op: Reduce) -> list[Value]:
+    """Reductions over the same axes as `op` that need no other, and outputs that read the same data."""
+    same = [r.output for r in level.ready if isinstance(r, Reduce) and cut.is_pending(r.output) and _like(r, op)]
+    values = [v for v in same if len(cut.reductions([v])) == 1]
+    ops, loads = cut.dependences.between(cut.memory, values)
+    return values + _on_the_way(cut, level, values, (set(_axes(ops, loads)),))
+
+
+class _Level(NamedTuple):
     """`outputs` are to be stored, by the ops that are `ready`; the operands of `reshapes` are among them."""
 
     ready: "list[Op]"
@@ -261,18 +333,18 @@ class _Stage(NamedTuple):
     reshapes: "list[Reshape]"
 
 
-def _stages(fusion: Fusion) -> "list[_Stage]":
+def _levels(fusion: Fusion) -> "list[_Level]":
     """The ops that can be computed before anything that is stored is read back, those that wait for it once, and so on."""
-    stage: dict[str, int] = {}
+    level: dict[str, int] = {}
     for op in fusion.ops:
-        stage[op.output.name] = max([stage.get(v.name, 0) for v in op.operands], default=0) + isinstance(op, Reshape)
+        level[op.output.name] = max([level.get(v.name, 0) for v in op.operands], default=0) + isinstance(op, Reshape)
     stored = [o.value for o in fusion.outputs] + [u.value for u in fusion.updates]
     result = []
-    for k in range(max(stage.values(), default=0) + 1):
-        reshapes = [op for op in fusion.ops if isinstance(op, Reshape) and stage[op.output.name] == k + 1]
-        ready = [op for op in fusion.ops if stage[op.output.name] <= k and not isinstance(op, Reshape)]
-        outputs = [v for v in stored if stage.get(v.name, 0) == k] + [op.operands[0] for op in reshapes]
-        result.append(_Stage(ready, outputs, reshapes))
+    for k in range(max(level.values(), default=0) + 1):
+        reshapes = [op for op in fusion.ops if isinstance(op, Reshape) and level[op.output.name] == k + 1]
+        ready = [op for op in fusion.ops if level[op.output.name] <= k and not isinstance(op, Reshape)]
+        outputs = [v for v in stored if level.get(v.name, 0) == k] + [op.operands[0] for op in reshapes]
+        result.append(_Level(ready, outputs, reshapes))
     return result
 
 
