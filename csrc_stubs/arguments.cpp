@@ -6,6 +6,7 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <cstring>
@@ -38,6 +39,13 @@ DispatchKeySet watching_keys() {
                          DispatchKey::FuncTorchDynamicLayerFrontMode,
                          DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::FuncTorchBatched,
                          DispatchKey::FuncTorchVmapMode, DispatchKey::FuncTorchGradWrapper});
+}
+
+// Whether forward-mode AD carries a tangent along with the tensor, or with what it is a view of. Takes torch's lock only where one
+// may be there.
+bool has_tangent(const at::Tensor& tensor) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  return meta && (meta->fw_grad_ || meta->is_view_) && meta->fw_grad(/*level=*/0, tensor).defined();
 }
 
 template <class T>
@@ -171,7 +179,9 @@ const char* refuse_tensor(const at::Tensor& tensor) {
   }
   static const DispatchKeySet plain = plain_keys();
   if (C10_LIKELY((tensor.key_set().raw_repr() & ~plain.raw_repr()) == 0)) {
-    return nullptr;
+    return C10_UNLIKELY(has_tangent(tensor))
+               ? "a tensor argument has a tangent of forward-mode AD, which fused kernels do not compute"
+               : nullptr;
   }
   if (tensor.is_conj() || tensor.is_neg()) {
     return "a tensor argument is a lazy conjugate or negative";
@@ -186,15 +196,21 @@ const char* refuse_tensor(const at::Tensor& tensor) {
          "...)";
 }
 
+const char* refuse_mode() {
+  static const DispatchKeySet watching = watching_keys();
+  return C10_UNLIKELY(c10::impl::tls_local_dispatch_key_set().included_.has_any(watching))
+             ? "a dispatch mode or a functorch transform watches the ops of this thread"
+             : nullptr;
+}
+
 const char* gather(at::ArrayRef<c10::IValue> inputs, Arguments& out) {
   out.structure.clear();
   out.leaves.clear();
   out.addresses.clear();
   out.device = c10::Device(c10::DeviceType::CPU);
   out.has_cpu_array = false;
-  static const DispatchKeySet watching = watching_keys();
-  if (C10_UNLIKELY(c10::impl::tls_local_dispatch_key_set().included_.has_any(watching))) {
-    return "a dispatch mode or a functorch transform watches the ops of this thread";
+  if (const char* reason = refuse_mode()) {
+    return reason;
   }
   // What a Python float or an integer division promotes to is part of a plan.
   out.structure.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));

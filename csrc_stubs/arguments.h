@@ -32,6 +32,9 @@ const char* gather(at::ArrayRef<c10::IValue> inputs, Arguments& arguments);
 // Null if a kernel may read the tensor by address, sizes and strides; else the reason.
 const char* refuse_tensor(const at::Tensor& tensor);
 
+// Null, or why each op of this thread has to go through torch's dispatcher.
+const char* refuse_mode();
+
 // `float32` for torch.float32; null for dtypes that kernels do not know.
 const char* dtype_name(c10::ScalarType dtype);
 std::optional<c10::ScalarType> dtype_from_name(const std::string& name);

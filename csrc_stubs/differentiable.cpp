@@ -2,17 +2,24 @@
 //
 // No pass sees both graphs of a prim::DifferentiableGraph: each has an executor of its own. But the operation of the node is made when
 // both are attributes of it, and no executor has them yet. So torch's operator is replaced by one that hands the graphs to Python before
-// it makes the same operation (tsfuser/torchscript/differentiable.py). The check that stands before such a graph is replaced, too.
+// it makes the same operation (tsfuser/torchscript/differentiable.py). The check that stands before such a graph is replaced, too, and
+// sends calls that autodiff's graphs would compute wrongly to the fallback: those of complex numbers, of tensors with tangents, and
+// under functorch's transforms.
 
+#include "arguments.h"
 #include "hooks.h"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/constant_propagation.h>
+#include <torch/csrc/jit/passes/shape_analysis.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <optional>
 #include <tuple>
@@ -109,17 +116,59 @@ bool has_complex_numbers(const torch::jit::Block* block) {
 }
 
 // Whether a differentiable graph that the check guards computes with complex numbers of its own.
-bool guards_complex_numbers(const Node& check) {
-  for (const auto& use : check.outputs().back()->uses()) {
-    for (const auto* block : use.user->blocks()) {
-      for (const Node* node : block->nodes()) {
-        if (node->kind() == c10::prim::DifferentiableGraph && has_complex_numbers(node->g(c10::attr::Subgraph)->block())) {
-          return true;
-        }
-      }
+bool guards_complex_numbers(const torch::jit::Block& block) {
+  return std::any_of(block.nodes().begin(), block.nodes().end(), [](const Node* node) {
+    return node->kind() == c10::prim::DifferentiableGraph && has_complex_numbers(node->g(c10::attr::Subgraph)->block());
+  });
+}
+
+// Whether autodiff's graphs would lose what eager's ops do with the value: they compute on detached tensors, whose tangents are gone,
+// and their formulas do not conjugate.
+bool needs_eager(const c10::IValue& value) {
+  return is_complex(value) || (value.isTensor() && value.toTensor().defined() && refuse_tensor(value.toTensor()));
+}
+
+bool needs_eager(at::ArrayRef<c10::IValue> values) {
+  return refuse_mode() || std::any_of(values.begin(), values.end(), [](const c10::IValue& value) { return needs_eager(value); });
+}
+
+// What torch calls where a differentiable graph may not run. What needs eager's autograd runs one op at a time: torch would make a
+// differentiable graph of it again, the check of which would refuse the next such call, and so on.
+class Fallback : public torch::jit::GraphFunction {
+ public:
+  Fallback(const torch::jit::GraphFunction& torchs, bool always_plain)
+      : GraphFunction(torchs.qualname(), torchs.graph(), nullptr), always_plain_(always_plain) {}
+
+  using GraphFunction::call;
+  bool call(torch::jit::Stack& stack, std::optional<size_t> bail_out, c10::function_ref<void(const torch::jit::Code&)> run) override {
+    if (!always_plain_ && !needs_eager(torch::jit::last(stack, num_inputs()))) {
+      return GraphFunction::call(stack, bail_out, run);
+    }
+    std::call_once(made_, [this] {
+      const GraphPtr copy = graph()->copy();
+      eager_forms(*copy);
+      torch::jit::EraseShapeInformation(copy);
+      code_ = std::make_unique<torch::jit::Code>(copy, name());
+    });
+    run(*code_);
+    return true;
+  }
+
+ private:
+  const bool always_plain_;
+  std::once_flag made_;
+  std::unique_ptr<torch::jit::Code> code_;
+};
+
+// Has the calls of fallbacks in the block, which is of the executor's own copy of a graph, go to `Fallback`.
+void divert_fallbacks(torch::jit::Block& block, bool always_plain) {
+  for (Node* node : block.nodes()) {
+    const auto type = node->kind() == c10::prim::CallFunction ? node->input(0)->type()->cast<c10::FunctionType>() : nullptr;
+    const auto* torchs = type ? torch::jit::tryToGraphFunction(*type->function()) : nullptr;
+    if (torchs && !dynamic_cast<const Fallback*>(torchs)) {  // neither is ever destroyed: types point to functions
+      node->input(0)->setType(c10::FunctionType::create(new Fallback(*torchs, always_plain)));
     }
   }
-  return false;
 }
 
 // Operators of graphs that were made before point to the one that is replaced, which stays.
@@ -150,19 +199,24 @@ torch::jit::Operation make_graph(const Node* node) {
   return original_graph()->getOperation(node);
 }
 
-// Autodiff's formulas do not conjugate: complex numbers are not for its graphs, but for eager's autograd.
+// The check sends what needs eager's autograd to the fallback.
 torch::jit::Operation make_check(const Node* node) {
   auto check = original_check()->getOperation(node);
   if (!pass_enabled.load(std::memory_order_relaxed)) {
     return check;
   }
+  bool never = false;
+  for (const auto& use : node->outputs().back()->uses()) {
+    if (use.user->kind() == c10::prim::If) {
+      never = guards_complex_numbers(*use.user->blocks()[0]);
+      divert_fallbacks(*use.user->blocks()[1], never);
+    }
+  }
   const size_t inputs = node->inputs().size();
-  const bool always = guards_complex_numbers(*node);
   return [=](torch::jit::Stack& stack) mutable {
-    const auto given = torch::jit::last(stack, inputs);
-    const bool complex = always || std::any_of(given.begin(), given.end(), [](const c10::IValue& value) { return is_complex(value); });
+    const bool refused = never || needs_eager(torch::jit::last(stack, inputs));
     check(stack);
-    if (complex) {
+    if (refused) {
       stack.back() = false;
     }
   };

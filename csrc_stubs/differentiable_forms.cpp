@@ -320,6 +320,19 @@ void plain_forms(Block* block) {
   }
 }
 
+void drop_idle_casts(Block* block) {
+  const std::vector<Node*> nodes(block->nodes().begin(), block->nodes().end());
+  for (Node* node : nodes) {
+    for (Block* inner : node->blocks()) {
+      drop_idle_casts(inner);
+    }
+    if (is_idle_cast(node)) {
+      node->output()->replaceAllUsesWith(node->input(0));
+      node->destroy();
+    }
+  }
+}
+
 }  // namespace
 
 void make_differentiable(Node* node) {
@@ -341,6 +354,11 @@ void own_casts(Graph& graph, const Node* here) {
 
 void plain_forms(Graph& graph) {
   plain_forms(graph.block());
+}
+
+void eager_forms(Graph& graph) {
+  plain_forms(graph.block());
+  drop_idle_casts(graph.block());
 }
 
 }  // namespace tsfuser

@@ -5,6 +5,9 @@
 // or 0, the order of the strides, and contiguity where it was profiled. Sizes, pointers and aliases stay
 // free. Example: a group profiled with Float(4, 8, strides=[8, 1], device=cpu) takes any contiguous float
 // matrix without a size 1 or 0. A guard that has refused many patterns of types opens (opening.h).
+//
+// A tensor that no kernel can read (sparse, with a tangent, of a functorch transform) passes: the group runs its nodes one by one.
+// A fallback would be profiled with a type that says nothing of that, and its guard would refuse the next such call, and so on.
 
 #include "arguments.h"
 #include "hooks.h"
@@ -95,12 +98,16 @@ bool strides_agree(const Expected& e, at::IntArrayRef sizes, at::IntArrayRef str
   return true;
 }
 
+bool is_unreadable(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && refuse_tensor(value.toTensor());
+}
+
 bool agrees(const Expected& e, const c10::IValue& value, bool grad_mode) {
   if (!e.known || !value.isTensor()) {
     return false;
   }
   const at::Tensor& tensor = value.toTensor();
-  if (refuse_tensor(tensor) || tensor.dim() != e.rank ||
+  if (!tensor.defined() || tensor.dim() != e.rank ||
       (e.dtype >= 0 && static_cast<int16_t>(tensor.scalar_type()) != e.dtype) ||
       (e.has_device && tensor.device() != e.device) ||
       (e.requires_grad >= 0 && (grad_mode && tensor.requires_grad()) != (e.requires_grad != 0))) {
@@ -134,6 +141,9 @@ torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types, size_t p
       const auto inputs = torch::jit::last(stack, count);
       const bool grad_mode = c10::GradMode::is_enabled();
       for (size_t i = 0; pass && i < count; ++i) {
+        if (C10_UNLIKELY(is_unreadable(inputs[i]))) {
+          break;
+        }
         pass = agrees(expected[i], inputs[i], grad_mode);
       }
       if (!pass && opening && opening->admits(inputs, grad_mode, admission.pattern)) {

@@ -48,6 +48,8 @@ bool is_only_read(const torch::jit::Value* value);
 // (differentiable_forms.cpp).
 void make_differentiable(torch::jit::Node* node);
 void plain_forms(torch::jit::Graph& graph);
+// The plain forms of a graph that autodiff does not see, without the casts that serve it alone (vmap knows no such op).
+void eager_forms(torch::jit::Graph& graph);
 // Once a graph, at the first node that torch asks about: a cast for each reader of casts that several differentiable graphs would read
 // (differentiable_forms.cpp).
 void own_casts(torch::jit::Graph& graph, const torch::jit::Node* here);

@@ -1,6 +1,7 @@
 // Graphs, as torch's executor gives them and as Python asks for them: the pre-pass, the predicate that says
 // which nodes to profile, and the graph passes that torch has in C++ only.
 
+#include "arguments.h"
 #include "group.h"
 #include "hooks.h"
 
@@ -101,7 +102,7 @@ bool is_new(torch::jit::Graph& graph) {
 }
 
 bool is_profiled(const torch::jit::Node* node) {
-  if (pass_enabled.load(std::memory_order_relaxed)) {
+  if (pass_enabled.load(std::memory_order_relaxed) && !refuse_mode()) {  // functorch knows no batches of casts of autocast
     torch::jit::Graph& graph = *const_cast<torch::jit::Node*>(node)->owningGraph();
     if (is_new(graph)) {
       own_casts(graph, node);

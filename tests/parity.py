@@ -379,8 +379,9 @@ SECTIONS = {
              "native/test_guard::test_unknown_sizes_are_not_checked",
              "e2e/test_dynamic::test_a_new_shape_of_a_known_class_compiles_nothing"),
         differs("It lets tensors through that kernels cannot read.",
-                "sparse, nested and the like do not pass",
-                "native/test_guard::test_tensors_that_kernels_cannot_read_do_not_pass"),
+                "it does, and the group runs its nodes one by one: sparse, of functorch, with a tangent",
+                "native/test_guard::test_tensors_that_kernels_cannot_read_pass_to_be_run_unfused",
+                "e2e/test_transforms::test_what_was_profiled_without_gradients"),
     ),
     "4.2 Guard mode off": (
         same("Every tensor passes.",
