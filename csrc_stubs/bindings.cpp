@@ -3,6 +3,7 @@
 #include "counters.h"
 #include "group.h"
 #include "hooks.h"
+#include "interrupts.h"
 #include "observe.h"
 #include "optimised.h"
 #include "python.h"
@@ -172,6 +173,7 @@ py::list plans_of(int64_t id) {
 
 void after_fork() {
   forget_other_threads();
+  interrupts_after_fork();
   groups_after_fork();
 }
 
@@ -212,6 +214,7 @@ void bind_plan(py::module_& m) {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "tsfuser's native side: pass hook, guard, group lookup, launch";
+  remember_main_thread(py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>());
   hook_into_torch();
   bind_plan(m);
   bind_graphs(m);
@@ -232,6 +235,7 @@ PYBIND11_MODULE(_C, m) {
         "called after each run of a group; a launch is (kernel, seconds, bytes, grid, block x, block y, "
         "shared bytes).");
   m.def("set_fallback_enabled", [](bool on) { fallback_enabled = on; });
+  m.def("interrupted", &interrupted, "Whether Ctrl-C asks this thread to stop planning.");
   m.def("stats", &stats);
   m.def("reset", &reset);
   py::module_::import("atexit").attr("register")(py::cpp_function(&close_python));

@@ -105,6 +105,9 @@ void Group::run_now(torch::jit::Stack& stack, size_t input_count) {
       if (miss.kind) {
         report(miss.kind, miss.reason);
       }
+      if (miss.interrupted) {
+        return run_interrupted(stack, miss.reason);
+      }
       if (!miss.call) {
         return run_unfused(stack, miss.reason);
       }
@@ -189,6 +192,8 @@ Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValu
       kind = "refusal";
       reason = plan->refusal;
     }
+  } catch (const PlannerInterrupted& interrupted) {
+    return {nullptr, nullptr, interrupted.what(), true};
   } catch (const PlannerAbsent& absent) {
     return {nullptr, nullptr, absent.what()};
   } catch (const PlannerError& error) {
@@ -264,6 +269,14 @@ bool Group::send_back(torch::jit::Stack& stack, const std::string& reason) {
   }
   interpret(stack);
   return true;
+}
+
+// Not counted as a fallback, and no error where those are: KeyboardInterrupt comes when the call has returned.
+void Group::run_interrupted(torch::jit::Stack& stack, const std::string& reason) {
+  if (why_unfused) {
+    *why_unfused = reason;
+  }
+  interpret(stack);
 }
 
 void Group::run_unfused(torch::jit::Stack& stack, const std::string& reason) {

@@ -57,6 +57,7 @@ class Group {
     Call call;
     const char* kind;
     std::string reason;
+    bool interrupted = false;
   };
 
   Call find_class(const Arguments& arguments);
@@ -70,6 +71,7 @@ class Group {
   // have run, is interpreted. False where the call came otherwise.
   bool send_back(torch::jit::Stack& stack, const std::string& reason);
   void run_unfused(torch::jit::Stack& stack, const std::string& reason);
+  void run_interrupted(torch::jit::Stack& stack, const std::string& reason);
   void report(const char* kind, const std::string& reason);
   const torch::jit::Code& unfused_code();
 
@@ -93,11 +95,15 @@ void reset_groups();
 void groups_after_fork();
 
 // planner.cpp, the calls into Python. What Python raised comes as PlannerError, with its reason;
-// PlannerAbsent says that nobody could be asked this time.
+// PlannerAbsent says that nobody could be asked this time, PlannerInterrupted that Ctrl-C ended the planning: the
+// call runs unfused, even where that is an error otherwise, and the next one plans again.
 struct PlannerError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 struct PlannerAbsent : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+struct PlannerInterrupted : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 std::shared_ptr<const Plan> plan_in_python(int64_t group, at::ArrayRef<c10::IValue> inputs);

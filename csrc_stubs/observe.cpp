@@ -1,6 +1,7 @@
 #include "observe.h"
 
 #include "group.h"
+#include "interrupts.h"
 
 #include <ATen/Context.h>
 #include <c10/core/Event.h>
@@ -8,6 +9,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <chrono>
+#include <optional>
 #include <utility>
 
 namespace tsfuser {
@@ -131,10 +133,14 @@ void tell(const Group& group, const std::string& reason, const Values& inputs, c
     return;
   }
   std::string failure;
+  std::optional<HeldInterrupts> held;  // of a failure only: the callback is the user's, and stops at Ctrl-C
   try {
     function(group.id, reason, to_python(inputs), to_python(outputs), to_python(unfused), to_python(times));
     return;
   } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) {
+      return held.emplace().keep(error);
+    }
     failure = error.what();
   }
   TORCH_CHECK(false, "the callback that looks at fused groups raised ", failure);

@@ -2,6 +2,7 @@
 
 #include "group.h"
 #include "hooks.h"
+#include "interrupts.h"
 #include "python.h"
 
 #include <ATen/core/List.h>
@@ -64,6 +65,7 @@ std::string reason_of(py::error_already_set& error) {
 }
 
 std::shared_ptr<const Plan> ask(const py::object& planner, int64_t group, at::ArrayRef<c10::IValue> inputs) {
+  HeldInterrupts held;
   try {
     release_now();
     py::tuple args(inputs.size());
@@ -76,9 +78,9 @@ std::shared_ptr<const Plan> ask(const py::object& planner, int64_t group, at::Ar
     }
     return plan;
   } catch (py::error_already_set& error) {
-    if (!error.matches(PyExc_Exception)) {  // KeyboardInterrupt, SystemExit
-      dispose(error, "tsfuser planner");
-      throw PlannerAbsent("planning was interrupted");
+    if (!error.matches(PyExc_Exception)) {  // Interrupted, SystemExit
+      held.keep(error);
+      throw PlannerInterrupted("planning was interrupted");
     }
     throw PlannerError(reason_of(error));
   } catch (const py::cast_error&) {
@@ -109,10 +111,11 @@ void report_in_python(const char* kind, int64_t group, const std::string& reason
   if (!reporter) {
     return;
   }
+  HeldInterrupts held;
   try {
     reporter(kind, group, reason);
   } catch (py::error_already_set& error) {
-    dispose(error, "tsfuser reporter");
+    dispose(error, held, "tsfuser reporter");
   }
 }
 

@@ -1,5 +1,7 @@
 #include "python.h"
 
+#include "interrupts.h"
+
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -84,6 +86,7 @@ void with_callback(const Callback& callback, const char* where, const char* mist
   if (!python) {
     return;
   }
+  HeldInterrupts held;
   release_now();
   const py::object fn = callback.get();
   if (!fn) {
@@ -92,18 +95,18 @@ void with_callback(const Callback& callback, const char* where, const char* mist
   try {
     use(fn);
   } catch (py::error_already_set& error) {
-    dispose(error, where);
+    dispose(error, held, where);
   } catch (const py::cast_error&) {
     PyErr_SetString(PyExc_TypeError, mistake);
     PyErr_WriteUnraisable(fn.ptr());
   }
 }
 
-void dispose(py::error_already_set& error, const char* where) {
-  if (error.matches(PyExc_KeyboardInterrupt)) {
-    PyErr_SetInterrupt();
-  } else {
+void dispose(py::error_already_set& error, HeldInterrupts& held, const char* where) {
+  if (error.matches(PyExc_Exception)) {
     error.discard_as_unraisable(where);
+  } else {
+    held.keep(error);
   }
 }
 

@@ -63,14 +63,16 @@ class Callback {
 };
 
 // `use(fn)` with the GIL held, where `callback` is set to fn. What is raised has nobody to go to: exceptions of
-// fn are disposed of, and where its result does not cast, `mistake` goes to stderr. Example:
+// fn are disposed of, Ctrl-C is kept until it has returned, and where its result does not cast, `mistake` goes to stderr. Example:
 //     with_callback(pass_callback(), "tsfuser graph pass", "no graph came back",
 //                   [&](const py::object& pass) { graph = pass(graph).cast<GraphPtr>(); });
 void with_callback(const Callback& callback, const char* where, const char* mistake,
                    const std::function<void(const py::object&)>& use);
 
-// Disposes of a Python exception that has nobody to go to: KeyboardInterrupt is raised again in the main
-// thread, others are written to stderr. With the GIL held.
-void dispose(py::error_already_set& error, const char* where);
+class HeldInterrupts;  // interrupts.h
+
+// Disposes of a Python exception that has nobody to go to: what is no `Exception` (SystemExit, KeyboardInterrupt)
+// is raised again in the caller, others are written to stderr. With the GIL held.
+void dispose(py::error_already_set& error, HeldInterrupts& held, const char* where);
 
 }  // namespace tsfuser

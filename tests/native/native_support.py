@@ -29,6 +29,7 @@ KERNELS = r"""
 #include <cstdint>
 #include <cstring>
 #include <atomic>
+#include <csignal>
 #include <pthread.h>
 #include <unistd.h>
 #include <sys/syscall.h>
@@ -55,6 +56,8 @@ KERNEL(threads) {  // each block writes which thread ran it
     usleep(2000);
   }
 }
+
+KERNEL(interrupt) { kill(getpid(), SIGINT); }
 
 struct Parameters { int64_t* out; };
 KERNEL(parameters) {
@@ -83,7 +86,7 @@ def compile_kernels(folder) -> dict:
         [*compiler.split(), "-O1", "-shared", "-fPIC", str(source), "-o", str(library)], check=True
     )
     loaded = ctypes.CDLL(str(library))
-    names = ("add", "copy", "threads", "parameters")
+    names = ("add", "copy", "threads", "parameters", "interrupt")
     return {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value for name in names}
 
 

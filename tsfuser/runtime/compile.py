@@ -28,7 +28,7 @@ from ..target.cuda import CudaTarget
 from ..target.disk_cache import DiskCache
 from ..target.function import Function
 from ..target.host import HostTarget
-from . import dumps
+from . import dumps, interrupts
 from .plan import Launch, Plan, Program
 
 _lock = threading.Lock()
@@ -69,6 +69,7 @@ def kernels_of(call: Call, fusion: Fusion, device: str) -> "tuple[list[Compiled]
     stages, allocations = choose(call, fusion, machine)
     lowered = []
     for part, stage in stages:
+        interrupts.check()
         lowered.append((part, stage.params, *_lower(stage.segment, stage.schedule, device)))
         dumps.show("scheduler_params", stage.segment.name, stage.params)
     loaded = functions([(source, kernel.name) for *_, kernel, source in lowered], device)

@@ -45,6 +45,7 @@ import torch
 
 from .. import _C, log, options
 from ..errors import TsfuserWarning
+from ..runtime import interrupts
 from . import cleanup, guard, sizes
 from .bias import split_biases
 from .chunks import move_chunks
@@ -202,6 +203,7 @@ def _fuse(graph: Graph, refusals: Refusals) -> Graph:
         work = Work(graph.copy(), refusals)
         _run(work)
     except Exception as error:
+        interrupts.pass_on(error)
         _give_up(error)
         return graph
     if not work.groups:

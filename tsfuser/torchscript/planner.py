@@ -11,13 +11,15 @@ import traceback
 from .. import _C, log
 from ..errors import CompileError, Refusal
 from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
+from ..runtime import interrupts
 from ..runtime.compile import compile_fusion
 from ..runtime.plan import Plan, refused
 from .parse import parse
 
 
 def plan(group_id: int, args: tuple) -> "_C.Plan":
-    """The native plan of group `group_id` for calls like this one. Never raises: what goes wrong becomes the plan's refusal."""
+    """The native plan of group `group_id` for calls like this one. Raises nothing but `Interrupted`: what goes wrong becomes the plan's
+    refusal."""
     call = Call(tuple(map(describe, args)))
     try:
         device = group_device(call)
@@ -31,6 +33,7 @@ def plan(group_id: int, args: tuple) -> "_C.Plan":
     except (Refusal, CompileError) as error:
         result = refused(call, str(error))
     except Exception as error:  # a mistake of ours must not break the user's program
+        interrupts.pass_on(error)
         log.write("kernel_cache", f"planning group {group_id} failed", traceback.format_exc())
         result = refused(call, f"tsfuser failed to plan it ({type(error).__name__}: {error})")
     return native(result)
