@@ -423,7 +423,7 @@ SECTIONS = {
              "native/test_native::test_number_of_plans_is_bounded"),
         differs("Kernels are kept on disk with the option `kernel_db`.",
                 "always",
-                "runtime_headers/test_targets::test_a_file_is_made_once_and_then_hit"),
+                "runtime_headers/test_disk_cache::test_a_file_is_made_once_and_then_hit"),
     ),
     "5.2 What code is specialised on": (
         same("Rank, dtype, broadcasts, contiguity, order, vector width and index type; not the sizes.",

@@ -12,6 +12,7 @@ import difflib
 import importlib.util
 import os
 import re
+import tempfile
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -218,13 +219,13 @@ TABLE = (
 
 
 def read(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The value of every option, by name. Raises OptionError, with the variable's name, on text that does
-    not parse."""
+    """The value of every option, by name; an empty variable counts as unset. Raises OptionError, with the
+    variable's name, on text that does not parse."""
     values = {}
     for option in TABLE:
-        text = environ.get(option.variable)
+        text = environ.get(option.variable, "").strip()
         try:
-            values[option.name] = option.default if text is None else option.parse(text)
+            values[option.name] = option.parse(text) if text else option.default
         except OptionError as error:
             raise OptionError(f"{option.variable}: {error}") from None
     return values
@@ -294,7 +295,11 @@ def fallback_enabled() -> bool:
 
 
 def cache_dir() -> Path:
-    return _values["cache_dir"].expanduser()
+    """Where compiled kernels are kept."""
+    try:
+        return _values["cache_dir"].expanduser()
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / f"tsfuser-{os.geteuid()}"
 
 
 def host_launch() -> str:

@@ -11,6 +11,20 @@ def test_nothing_set_gives_the_defaults():
     assert values["cache_dir"].name == "tsfuser" and values["host_launch"] == "block"
 
 
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_variable_counts_as_unset(text):
+    assert options.read({row.variable: text for row in options.TABLE}) == options.read({})
+
+
+def test_a_user_without_a_home_has_a_cache(monkeypatch):
+    def homeless(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(type(options.get("cache_dir")), "expanduser", homeless)
+    with options.override(cache_dir=options.read({})["cache_dir"]):
+        assert options.cache_dir().is_absolute() and "~" not in str(options.cache_dir())
+
+
 def test_the_table_is_small_and_has_no_name_twice():
     assert len(options.TABLE) < 25
     for column in ("name", "variable"):

@@ -77,7 +77,7 @@ vectorising = pytest.mark.skipif(not _vectorising(), reason="needs g++, glibc 2.
 @pytest.mark.parametrize("ctype", TYPES)
 @pytest.mark.parametrize("name", UNARY + BINARY)
 def test_loops_call_the_vector_functions(name, ctype):
-    library = harness.TARGETS["host"].compile(SOURCE, "exp_float").read_bytes()
+    library = harness.TARGETS["host"].compile(SOURCE, "exp_float").content
     assert re.search(rf"_ZGV[bcde]N\d+v+_{name}{'f' if ctype == 'float' else ''}\b".encode(), library)
 
 

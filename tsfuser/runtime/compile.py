@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Sequence
 
 from .. import log, options
@@ -111,8 +112,8 @@ def function(source: str, name: str, device: str) -> Function:
     key = (f"{device} {options.host_launch()}", source)
     if key not in _functions:
         target = _target(device, options.host_launch())
-        path = target.compile(source, name, device) if device != "cpu" else target.compile(source, name)
-        loaded = target.load(path, name, device)
+        stored = target.compile(source, name, device) if device != "cpu" else target.compile(source, name)
+        loaded = target.load(stored, name, device)
         with _lock:
             _functions.setdefault(key, loaded)
     return _functions[key]
@@ -130,8 +131,13 @@ def forget() -> None:
 
 
 @lru_cache(maxsize=None)
+def _disk_cache(directory: Path) -> DiskCache:
+    return DiskCache(directory)
+
+
+@lru_cache(maxsize=None)
 def _target(device: str, launch: str):
-    cache = DiskCache(options.cache_dir())
+    cache = _disk_cache(options.cache_dir())
     if device == "cpu":
         return HostTarget(cache, fibers=launch == "fibers", opt_level=1 if launch == "fibers" else 3)
     numbers = {name: options.get(name) for name in ("max_registers", "opt_level")}

@@ -1,11 +1,11 @@
 """CUDA tensors: CuPy's NVRTC compiles a kernel to a cubin. The only file that imports CuPy.
 
-In: kernel source. Out: the cubin in the disk cache, then its function on a device. Compiling needs neither
+In: kernel source. Out: the cubin, kept in the disk cache, then its function on a device. Compiling needs neither
 GPU nor driver. Example:
 
     target = CudaTarget(DiskCache(options.cache_dir()))
-    path = target.compile_for(source, "fused_add", arch=90)
-    function = target.load(path, "fused_add", "cuda:0")
+    stored = target.compile_for(source, "fused_add", arch=90)
+    function = target.load(stored, "fused_add", "cuda:0")
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import driver
-from .disk_cache import DiskCache
+from .disk_cache import DiskCache, Stored
 from .function import RUNTIME, Function, headers_digest
 from .. import log
 from ..errors import CompileError, Refusal
@@ -64,25 +64,26 @@ class CudaTarget:
         self._functions: dict[tuple[Path, str, int], Function] = {}
         self._start = threading.Lock()  # held from the first `start` on
 
-    def compile(self, source: str, name: str, device: str = "cuda:0") -> Path:
+    def compile(self, source: str, name: str, device: str = "cuda:0") -> Stored:
         """The binary of kernel `name` for `device`. Raises `Refusal` without CuPy, NVRTC or a driver,
         `CompileError` where NVRTC does not take the source."""
         return self.compile_for(source, name, driver.capability(_index(device)))
 
-    def compile_for(self, source: str, name: str, arch: int) -> Path:
+    def compile_for(self, source: str, name: str, arch: int) -> Stored:
         """The same for compute capability `arch` (90 for 9.0): a cubin, or PTX where this NVRTC is older
         than the device."""
         key = (self.name, source, headers_digest(), self._options, arch, installation())
         return self.cache.get(key, ".cubin", lambda output: self._run(source, name, arch, output))
 
-    def load(self, path: Path, name: str, device: str) -> Function:
-        """Kernel `name` of the binary at `path` on `device`."""
-        key = (path, name, _index(device))
+    def load(self, stored: Stored, name: str, device: str) -> Function:
+        """Kernel `name` of a binary on `device`. Raises `CompileError` where the driver does not take it (and
+        drops the file)."""
+        key = (stored.path, name, _index(device))
         if key not in self._functions:
             try:
-                self._functions[key] = driver.load(path.read_bytes(), name, key[2])
-            except (OSError, driver.DriverError) as error:
-                self.cache.drop(path)
+                self._functions[key] = driver.load(stored.content, name, key[2])
+            except driver.DriverError as error:
+                self.cache.drop(stored)
                 raise CompileError(f"cannot load kernel {name} on {device}: {error}") from error
         return self._functions[key]
 
@@ -137,8 +138,7 @@ class CudaTarget:
         try:
             binary, _ = _compile(source, name, arch, self._options)
         except CompileError as error:
-            kept = self.cache.directory / f"failed-{name}.cu"
-            kept.write_text(source)
+            kept = self.cache.keep(f"failed-{name}.cu", source)
             raise CompileError(f"NVRTC failed on kernel {name} (source: {kept}):\n{error}") from None
         output.write_bytes(binary)
 
@@ -161,7 +161,7 @@ def installation() -> str:
         raise Refusal(f"CUDA tensors need CuPy: {_INSTALL}")
     folders = list(wheels.submodule_search_locations or ()) if wheels else []
     libraries = [p for folder in folders for p in sorted(Path(folder).glob("*/lib/libnvrtc.so*"))]
-    toolkit = Path(os.environ.get("CUDA_PATH", "/usr/local/cuda")) / "lib64" / "libnvrtc.so"
+    toolkit = Path(os.environ.get("CUDA_PATH") or "/usr/local/cuda") / "lib64" / "libnvrtc.so"
     places = [Path(cupy.origin), *libraries, Path(sys.prefix) / "lib" / "libnvrtc.so", toolkit]
     found = [(os.path.realpath(p), p.stat()) for p in places if p.exists()]
     return repr([(path, status.st_size, status.st_mtime_ns) for path, status in found])

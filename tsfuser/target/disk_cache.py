@@ -1,18 +1,22 @@
 """Compiled kernels on disk, shared by processes and kept between runs.
 
-In: a key (anything printable that decides the content) and a function that makes the file. Out: the path of
-the file. Example:
+In: a key (anything printable that decides the content) and a function that makes the file. Out: its content,
+checked. Example:
 
     cache = DiskCache(options.cache_dir())
-    path = cache.get(("host", source, flags), ".so", lambda temporary: compile(source, temporary))
+    stored = cache.get(("host", source, flags), ".so", lambda temporary: compile(source, temporary))
+    stored.content  # what the compiler wrote
 
 A file appears under its name by an atomic rename, so readers see all of it or nothing, and processes that
-make the same file at once replace it by its equal. Files are dropped, longest unused first, once they
+make the same file at once replace it by its equal. Each file ends in a seal of its content and its key (see
+seal.py), so a damaged file, or the file of another key, is made anew. Only files that nobody but the user and
+root can change are used, since their content is run. Files are dropped, longest unused first, once they
 exceed `limit` bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -20,80 +24,143 @@ import tempfile
 import threading
 import time
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Iterator
 
-from . import counters
-from ..errors import TsfuserWarning
+from . import counters, seal
+from .. import log
+from ..errors import CompileError, TsfuserWarning
 
 _LAYOUT = "1"  # changes when the meaning of a stored file does
 _OFTEN = 3600  # seconds between two looks at all files
-_MAKING = "making-"  # folders of files that are not finished
+_MAKING = "making-"  # files that are not finished
+_ADVICE = "set TSFUSER_CACHE_DIR to a directory of yours that nobody else can write"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file of the cache. `content` has been checked, and stays what it is whatever happens to the file."""
+
+    path: Path
+    content: bytes = field(repr=False)
 
 
 class DiskCache:
-    """The cache in `directory`; where that cannot be written, a directory of this process alone takes its
-    place, with one warning."""
+    """The cache in `directory`. Where that belongs to somebody else, others can write it, or it cannot be
+    written, new files go to a directory of this process alone, with one warning."""
 
     def __init__(self, directory: "Path | str", limit: int = 1 << 30):
         self.limit = limit
-        self._asked = Path(directory)
-        self._root: Path | None = None
-        self._lock = threading.Lock()
-        self._making: dict[str, threading.Lock] = {}
+        self._asked = Path(directory).absolute()
+        self._places: list[Path] = []  # where files are looked for; new ones go to the last
+        self._private: "tempfile.TemporaryDirectory | None" = None  # removed when the process ends
+        self._lock = threading.RLock()
+        self._making: dict[tuple[int, str], threading.Lock] = {}
         self._trimmed = False
+        self._warned = False
 
     @property
     def directory(self) -> Path:
-        """Where the files are, created on first use."""
-        with self._lock:
-            if self._root is None:
-                self._root = self._open()
-            return self._root
+        """Where new files go, created on first use."""
+        return self._open()[-1]
 
-    def path(self, key: object, suffix: str) -> Path:
-        """Where the file of `key` is, or will be."""
-        digest = hashlib.sha256(repr((_LAYOUT, key)).encode()).hexdigest()
-        return self.directory / digest[:2] / (digest[2:40] + suffix)
-
-    def get(self, key: object, suffix: str, make: Callable[[Path], None]) -> Path:
+    def get(self, key: object, suffix: str, make: Callable[[Path], None]) -> Stored:
         """The file of `key`; `make` writes it to the path it is given if it is not there yet. Threads that
-        ask for one key at once make it once."""
-        path = self.path(key, suffix)
-        if self._present(path):
+        ask for one key at once make it once. Raises what `make` raises, and `CompileError` where there is no
+        room for temporary files."""
+        name, digest = _name(key, suffix)
+        stored = self._find(name, digest)
+        if stored:
             counters.count("disk_hits")
-            return path
+            return stored
+        asked = (os.getpid(), name)  # a lock that is held at a fork is held for ever in the child
         with self._lock:
-            making = self._making.setdefault(path.name, threading.Lock())
-        with making:
-            if self._present(path):
-                return path
-            with tempfile.TemporaryDirectory(prefix=_MAKING, dir=self.directory) as scratch:
-                temporary = Path(scratch) / path.name
-                make(temporary)
-                path.parent.mkdir(exist_ok=True)
-                os.replace(temporary, path)
-            counters.count("kernels_compiled")
-        with self._lock:
-            self._making.pop(path.name, None)
-            trim, self._trimmed = not self._trimmed, True
-        if trim and self._is_due():
-            self.trim()
-        return path
+            making = self._making.setdefault(asked, threading.Lock())
+        try:
+            with making:
+                stored = self._find(name, digest)
+                return stored or self._store(name, digest, _made(make, Path(name).name))
+        finally:
+            with self._lock:
+                self._making.pop(asked, None)
 
     def first_time(self, key: object) -> bool:
-        """Whether no process has asked this with `key` since the cache was empty."""
-        path = self.path(key, ".asked")
-        path.parent.mkdir(exist_ok=True)
+        """Whether no process has asked this with `key` since the cache was empty. Raises `OSError` where the
+        directory cannot be written."""
+        path = self.directory / _name(key, ".asked")[0]
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         try:
-            path.touch(exist_ok=False)
+            path.touch(mode=0o600, exist_ok=False)
         except FileExistsError:
             return False
         return True
 
-    def drop(self, path: Path) -> None:
-        """Forgets a file that turned out to be broken."""
-        path.unlink(missing_ok=True)
+    def keep(self, name: str, text: str) -> str:
+        """Writes `text` where a user can look at it, under `name`. Returns the path, or why there is none."""
+        path = self.directory / name
+        try:
+            path.write_text(text)
+            return str(path)
+        except OSError as error:
+            return f"not kept, {error.strerror}"
+
+    def drop(self, stored: Stored) -> None:
+        """Forgets a file that turned out to be of no use."""
+        with contextlib.suppress(OSError):
+            stored.path.unlink()
+
+    def trim(self) -> None:
+        """Deletes the longest unused files until the rest takes at most `limit` bytes. Runs once a process at most,
+        when it has compiled something."""
+        found = [*self._entries("??/*"), *self._entries("failed-*")]
+        files = [(status.st_mtime, status.st_size, path) for path, status in found]
+        for path, status in self._entries(f"{_MAKING}*"):  # left by a process that was killed
+            if time.time() - status.st_mtime > 3600:
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else _unlink(path)
+        excess = sum(size for _, size, _ in files) - self.limit
+        for _, size, path in sorted(files):
+            if excess <= 0:
+                break
+            _unlink(path)
+            excess -= size
+
+    def _find(self, name: str, digest: bytes) -> "Stored | None":
+        """The file if it is there, whole, and nobody else's; its time of last use becomes now."""
+        for place in self._open():
+            path = place / name
+            try:
+                content, reason = seal.read(path, digest)
+            except OSError:  # most often it is not there
+                continue
+            if content is not None:
+                with contextlib.suppress(OSError):  # readable, owned by root
+                    os.utime(path)
+                return Stored(path, content)
+            if reason == seal.BROKEN:
+                log.write("kernel_cache", f"{path} is damaged and is made anew", level=log.UPDATE)
+            else:
+                self._warn(f"{path} is not used, since it {reason}; delete it")
+        return None
+
+    def _store(self, name: str, digest: bytes, content: bytes) -> Stored:
+        """Writes the file. Where that fails, this process goes on without it."""
+        counters.count("kernels_compiled")
+        path = self.directory / name
+        try:
+            _write(path, seal.sealed(content, digest))
+        except OSError as error:
+            self._use_private(f"cannot write to {path.parents[1]} ({error.strerror})")
+            path = self.directory / name
+            with contextlib.suppress(OSError):
+                _write(path, seal.sealed(content, digest))
+        with self._lock:
+            trim, self._trimmed = not self._trimmed, True
+        if trim:
+            with contextlib.suppress(OSError):
+                if self._is_due():
+                    self.trim()
+        return Stored(path, content)
 
     def _is_due(self) -> bool:
         """Whether no process has trimmed within an hour: to look at thousands of files takes longer than to compile one."""
@@ -103,22 +170,8 @@ class DiskCache:
                 return False
         except FileNotFoundError:
             pass
-        marker.touch()
+        marker.touch(mode=0o600)
         return True
-
-    def trim(self) -> None:
-        """Deletes the longest unused files until the rest takes at most `limit` bytes. Runs once a process at most,
-        when it has compiled something."""
-        files = [(status.st_mtime, status.st_size, path) for path, status in self._entries("??/*")]
-        for folder, status in self._entries(f"{_MAKING}*"):  # left by a process that was killed
-            if time.time() - status.st_mtime > 3600:
-                shutil.rmtree(folder, ignore_errors=True)
-        excess = sum(size for _, size, _ in files) - self.limit
-        for _, size, path in sorted(files):
-            if excess <= 0:
-                break
-            path.unlink(missing_ok=True)
-            excess -= size
 
     def _entries(self, pattern: str) -> Iterator[tuple[Path, os.stat_result]]:
         """Files and folders with their state, without those that other processes delete meanwhile."""
@@ -128,29 +181,73 @@ class DiskCache:
             except FileNotFoundError:
                 continue
 
-    @staticmethod
-    def _present(path: Path) -> bool:
-        """Whether the file is there; its time of last use becomes now."""
-        try:
-            if path.stat().st_size == 0:  # a crash of the machine can leave an empty file behind a rename
-                return False
-            os.utime(path)
-        except FileNotFoundError:
-            return False
-        except OSError:  # readable, owned by someone else
-            pass
-        return True
+    def _open(self) -> list[Path]:
+        """The places, chosen on first use."""
+        with self._lock:
+            if not self._places:
+                try:
+                    self._asked.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    reason = seal.distrust(self._asked.stat())
+                    reason = reason and f"{self._asked} {reason}"
+                except OSError as error:
+                    reason = f"cannot write to {self._asked} ({error.strerror})"
+                if reason:
+                    self._use_private(reason)
+                else:
+                    self._places = [self._asked]
+            return list(self._places)
 
-    def _open(self) -> Path:
-        try:
-            self._asked.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self._asked):
-                pass
-            return self._asked
-        except OSError as error:
-            fallback = tempfile.TemporaryDirectory(prefix="tsfuser-")
-            self._fallback = fallback  # removed when the process ends
-            reason = f"cannot write to {self._asked} ({error.strerror})"
-            advice = "set TSFUSER_CACHE_DIR to a directory that can be written"
-            warnings.warn(f"compiled kernels are not kept: {reason}; {advice}", TsfuserWarning, stacklevel=2)
-            return Path(fallback.name)
+    def _use_private(self, reason: str) -> None:
+        """From now on new files go to a directory of this process alone; raises `CompileError` where there
+        can be none."""
+        with self._lock:
+            if self._private is None:
+                try:
+                    self._private = tempfile.TemporaryDirectory(prefix="tsfuser-")
+                except OSError as error:
+                    raise CompileError(f"{reason}, nor to a temporary directory ({error.strerror})") from None
+                self._places.append(Path(self._private.name))
+        self._warn(f"compiled kernels are not kept: {reason}; {_ADVICE}")
+
+    def _warn(self, text: str) -> None:
+        """Tells the user once."""
+        with self._lock:
+            warned, self._warned = self._warned, True
+        if not warned:
+            warnings.warn(text, TsfuserWarning, stacklevel=2)
+
+
+def _name(key: object, suffix: str) -> tuple[str, bytes]:
+    """Where in the directory the file of `key` is, or will be, and what its seal says of the key."""
+    digest = hashlib.sha256(repr((_LAYOUT, key)).encode()).digest()
+    return f"{digest.hex()[:2]}/{digest.hex()[2:40]}{suffix}", digest
+
+
+def _made(make: Callable[[Path], None], name: str) -> bytes:
+    """What `make` writes to a file."""
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix="tsfuser-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise CompileError(f"cannot write temporary files ({error.strerror})") from None
+    with scratch as folder:
+        path = Path(folder) / name
+        make(path)
+        return path.read_bytes()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Makes `path` hold `data`, at once for every reader."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    number, temporary = tempfile.mkstemp(prefix=_MAKING, dir=path.parents[1])  # only the user may read or write it
+    try:
+        with open(number, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        _unlink(Path(temporary))
+        raise
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

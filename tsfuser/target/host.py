@@ -1,6 +1,6 @@
 """CPU tensors: the system's C++ compiler builds a kernel into a shared library.
 
-In: kernel source. Out: the library in the disk cache, then the address of its function
+In: kernel source. Out: the library, kept in the disk cache, then the address of its function
 `void NAME(const void* args, int64_t grid, int64_t block_x, int64_t block_y, int64_t shared, int64_t begin,
 int64_t end)`. Example:
 
@@ -20,7 +20,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .disk_cache import DiskCache
+from . import shared_library
+from .disk_cache import DiskCache, Stored
 from .function import RUNTIME, Function, headers_digest
 from ..errors import CompileError, Refusal
 
@@ -55,7 +56,7 @@ class HostTarget:
         linux = ("-Wl,--no-undefined", "-nostdlib") if sys.platform == "linux" else ()
         return (*chosen, "-std=c++17", "-w", "-pipe", *_NUMERICS, "-shared", "-fPIC", *linux)
 
-    def compile(self, source: str, name: str) -> Path:
+    def compile(self, source: str, name: str) -> Stored:
         """The shared library of kernel `name`. Raises `Refusal` where there is no compiler, `CompileError`
         where it fails."""
         compiler = find_compiler()
@@ -63,18 +64,19 @@ class HostTarget:
         key = (self.name, source, headers_digest(), flags, _GCC, _identity(compiler), cpu_identity())
         return self.cache.get(key, ".so", lambda output: self._run(compiler, flags, source, name, output))
 
-    def load(self, path: Path, name: str, device: str = "cpu") -> Function:
-        """The function `name` of the library at `path`. Raises `CompileError` where the file is broken (and
-        drops it)."""
-        if (path, name) not in self._functions:
+    def load(self, stored: Stored, name: str, device: str = "cpu") -> Function:
+        """The function `name` of a library. Raises `CompileError` where it cannot be loaded (and drops the
+        file)."""
+        key = (stored.path, name)
+        if key not in self._functions:
             try:
-                library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+                library = shared_library.load(stored.content, name)
                 handle = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
             except (OSError, AttributeError) as error:
-                self.cache.drop(path)
+                self.cache.drop(stored)
                 raise CompileError(f"cannot load kernel {name}: {error}") from error
-            self._functions[path, name] = Function(handle, library)
-        return self._functions[path, name]
+            self._functions[key] = Function(handle, library)
+        return self._functions[key]
 
     def _run(self, compiler: tuple, flags: tuple, source: str, name: str, output: Path) -> None:
         text = output.with_name(f"{name}.cpp")
@@ -84,8 +86,7 @@ class HostTarget:
         pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         done = subprocess.run(command, **pipes, text=True)
         if done.returncode:
-            kept = self.cache.directory / f"failed-{name}.cpp"
-            shutil.copyfile(text, kept)
+            kept = self.cache.keep(f"failed-{name}.cpp", source)
             failure = f"{shlex.join(compiler)} failed on kernel {name} (source: {kept})"
             raise CompileError(f"{failure}:\n{done.stdout}")
 
