@@ -12,7 +12,7 @@ from typing import Sequence
 from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.build import Builder
-from ..ir.dtypes import BOOL, INT64, UINT8, DType
+from ..ir.dtypes import BOOL, DOUBLE, INT64, UINT8, DType
 from ..ir.fusion import Value
 from .table import ALL, FLOATING, REAL, composite, scalar_type
 
@@ -45,10 +45,10 @@ def mean_of(b: Builder, value: Value, dims: Sequence[int], keepdim: bool = True)
     return b.pointwise("mean", f"({{0}} * {RECIPROCAL})", (summed, b.count(value, dims)), summed.dtype)
 
 
-def squares(b: Builder, value: Value, dims: Sequence[int]) -> tuple[Value, Value]:
-    """(mean, sum of squared distances from it) over `dims`, which stay as size 1, in the accumulation dtype: one pass over the data, or what
-    schedule/moments.py makes of it."""
-    return tuple(b.reduce(part, part, value, dims, True, value.dtype.register) for part in ("mean", "squares"))
+def squares(b: Builder, value: Value, dims: Sequence[int], dtype: "DType | None" = None) -> tuple[Value, Value]:
+    """(mean, sum of squared distances from it) over `dims`, which stay as size 1, in `dtype`, else the accumulation
+    dtype: one pass over the data, or what schedule/moments.py makes of it."""
+    return tuple(b.reduce(part, part, value, dims, True, dtype or value.dtype.register) for part in ("mean", "squares"))
 
 
 def narrow(b: Builder, name: str, value: Value, dtype: DType) -> Value:
@@ -183,11 +183,14 @@ def _check_named(dim) -> None:
 
 # ---- variance
 
+#: Devices on which eager computes variances in double, so that squares of float32 values do not overflow.
+VARIANCES_IN_DOUBLE = ("cpu",)
+
 
 def _moments(b: Builder, self, dim, unbiased, correction) -> tuple[Value, Value, list[int]]:
     """Variance and mean with reduced dims as size 1, in the accumulation dtype, and the dims. The divisor is never negative, as in eager."""
     dims = normalized(self, dim)
-    mean_value, summed = squares(b, self, dims)
+    mean_value, summed = squares(b, self, dims, DOUBLE if b.device in VARIANCES_IN_DOUBLE else None)
     less = correction if correction is not None else b.literal(1 if unbiased else 0)
     template = "({0} / ({1} > {2} ? {1} - {2} : 0))"
     return b.pointwise("var", template, (summed, b.count(self, dims), less), summed.dtype), mean_value, dims
@@ -229,6 +232,8 @@ def _norm(b: Builder, self: Value, p: "Value | None", dim, keepdim: bool, dtype:
         raise Refusal(f"a norm of {self.dtype} in {wanted}")
     dims, register = normalized(self, dim), wanted.register
     size = b.pointwise("abs", "fabs({0})", (self,), register)
+    if order != 0 and not math.isnan(order) and all(self.dims[d] is None for d in dims):
+        return without(b, "norm", size, dims, keepdim, wanted)  # of one element, whose square may overflow
     if math.isinf(order):
         _check_not_empty(b, self, dims)
         return b.reduce("norm", "max" if order > 0 else "min", size, dims, keepdim, wanted)

@@ -4,10 +4,10 @@ In: a Fusion whose means and sums of squared distances are single reductions (`m
 pass. Out: the Fusion in which those that a row schedule can keep on the chip, and all on the host, are two,
 whose second pass over a row costs no memory: it adds up distances from the mean that the first has found,
 and what rounding left of that mean, by which both are corrected (Chan, Golub, LeVeque, Algorithms for
-Computing the Sample Variance, 1983; not for 16-bit values, which are coarser than that). Example: of
-`squares = reduce squares of x`
+Computing the Sample Variance, 1983; not for values with fewer digits than the sums). Example: of
+`squares = reduce squares of x`, with a power of two `s` near 1 / n
 
-    mean = sum(x) / n;  distance = x - mean;  drift = sum(distance) / n;  squares = sum(distance * distance) - drift * drift * n
+    mean = sum(x * s) / (n * s);  distance = x - mean;  drift = sum(distance) / n;  squares = sum(distance * distance) - drift * drift * n
 """
 
 from __future__ import annotations
@@ -102,8 +102,14 @@ def _two_passes(op: Reduce, mean: "Value | None", squares: "Value | None") -> li
     def summed(name: str, operand: Value) -> Value:
         return add(Reduce("sum", "sum", (operand,), op.axes, value(name, like.dims)))
 
-    coarse = x.dtype.itemsize == 2  # a true quotient next: equal values have no variance
-    first = pointwise("mean", "({0} / {1})", (summed(names[0], x), count), mean if coarse and mean is not None else value(f"mean_of_{names[0]}", like.dims))
+    # a sum of values near the largest number would overflow, where their mean does not
+    share = pointwise("mul", "({0} * sum_scale({1}))", (x, count), value(f"share_of_{names[0]}", x.dims))
+    sum_ = summed(names[0], share)
+    coarse = x.dtype.itemsize < dtype.itemsize  # a true quotient next: equal values have no variance
+    if coarse and mean is not None:  # NaN where a term is infinite, as eager's updates of a mean leave it
+        first = pointwise("mean", "(scaled_mean({0}, {1}) + ({0} - {0}))", (sum_, count), mean)
+    else:
+        first = pointwise("mean", "scaled_mean({0}, {1})", (sum_, count), value(f"mean_of_{names[0]}", like.dims))
     if squares is None and coarse:
         return ops
     distance = pointwise("sub", "({0} - {1})", (x, first), value(f"distance_of_{names[0]}", x.dims))
@@ -114,9 +120,10 @@ def _two_passes(op: Reduce, mean: "Value | None", squares: "Value | None") -> li
             pointwise("squares", "{0}", (total,), squares)
             return ops
     drift = pointwise("mean", "({0} * (1 / {1}))", (summed(f"drift_of_{names[0]}", distance), count), value(f"mean_drift_of_{names[0]}", like.dims))
-    if squares is not None:
+    if squares is not None:  # where the squares overflow, so may the correction: inf, not inf - inf
         less = pointwise("mul", "({0} * {0} * {1})", (drift, count), value(f"less_of_{names[0]}", like.dims))
-        pointwise("sub", "({0} - {1} < 0 ? 0 : {0} - {1})", (total, less), squares)
+        rest = "({0} - {1} < 0 ? 0 : {0} - {1})"
+        pointwise("sub", f"(is_finite({{0}}) ? {rest} : {{0}})", (total, less), squares)
     if mean is not None:
         pointwise("add", "({0} + {1})", (first, drift), mean)
     return ops

@@ -58,6 +58,12 @@ DEVICE T infinity() {
 }
 
 template <class T>
+DEVICE T largest() {
+  if constexpr (sizeof(T) == 4) return bit_cast<T>(0x7f7fffffu);
+  else return bit_cast<T>(static_cast<uint64_t>(0x7fefffffffffffffull));
+}
+
+template <class T>
 DEVICE T not_a_number() {
   if constexpr (sizeof(T) == 4) return bit_cast<T>(0x7fc00000u);
   else return bit_cast<T>(static_cast<uint64_t>(0x7ff8000000000000ull));
@@ -75,6 +81,21 @@ template <class T>
 DEVICE bool is_finite(T x) {
   return fabs(x) < infinity<T>();
 }
+// A power of two, at most 1 / n: a sum of n terms times it does not overflow, and is rounded as without it.
+DEVICE float sum_scale(float n) {
+  return bit_cast<float>(bit_cast<uint32_t>(1 / n) & 0x7f800000u);
+}
+DEVICE double sum_scale(double n) {
+  return bit_cast<double>(bit_cast<uint64_t>(1 / n) & 0x7ff0000000000000ull);
+}
+
+// The mean of n terms from the sum of all times sum_scale(n): finite where that sum is, whatever rounding does.
+template <class T>
+DEVICE T scaled_mean(T sum, T n) {
+  const T mean = sum / (n * sum_scale(n));
+  return is_inf(mean) && is_finite(sum) ? copysign(largest<T>(), sum) : mean;
+}
+
 template <class T>
 DEVICE bool is_negative(T x) {  // also -0 and negative NaN
   return copysign(T(1), x) < 0;

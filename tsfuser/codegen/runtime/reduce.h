@@ -49,9 +49,10 @@ DEVICE T count_of(const moments<T>& of) {
   return of.count;
 }
 
+// NaN where a term is infinite, as in eager, whichever thread has it: the squares are NaN then.
 template <class T>
 DEVICE T mean_of(const moments<T>& of) {
-  return of.count > 0 ? of.origin + of.rest : not_a_number<T>();
+  return of.count > 0 && of.squares == of.squares ? of.origin + of.rest : not_a_number<T>();
 }
 
 template <class T>
