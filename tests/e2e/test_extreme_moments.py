@@ -13,6 +13,7 @@ from test_moments import PLACES, as_on_a_gpu  # noqa: F401
 from test_reductions import Fused, single_nodes, tuples  # noqa: F401
 
 import tsfuser
+from tsfuser.ops import reduction
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 HUGE = {torch.float32: 1e30, torch.float64: 1e300, torch.bfloat16: 1e30}
@@ -116,3 +117,16 @@ def test_the_norm_of_one_huge_value_is_its_size(device, order):
     x = torch.tensor([[1e30], [-1e30], [-2.0], [0.0], [float("-inf")]], device=device)
     for a, e in zip(*run(function, x)):
         assert torch.equal(a, e)
+
+
+def test_moments_of_the_same_data_in_two_dtypes(target, device, monkeypatch):
+    """A layer norm adds up in float, a variance on the CPU in double."""
+    monkeypatch.setattr(reduction, "VARIANCES_IN_DOUBLE", ("cpu",))
+    tsfuser.reset()
+    norm = "torch.native_layer_norm(x, [64], w, w, 1e-5)"
+    function = Fused(f"def f(x, w):\n    y, m, r = {norm}\n    return y, m, torch.std(x, [1], True)\n")
+    x = values("normal", (9, 64), device, torch.float32)
+    for scale in (1.0, 1e30):
+        actual, eager = run(function, x * scale, torch.ones(64, device=device))
+        torch.testing.assert_close(actual[2], eager[2])
+    assert (actual[0] == 1).all()

@@ -79,8 +79,13 @@ def total_of(op: Reduce, ops: "Sequence[Reduce]") -> str:
     """The name of the accumulator of `op`, one of `ops`: that of the first one which shares it."""
     first = op
     if COMBINATIONS[op.combine].part:
-        first = next(other for other in ops if COMBINATIONS[other.combine].part and (other.operands, set(other.axes)) == (op.operands, set(op.axes)))
+        first = next(x for x in ops if COMBINATIONS[x.combine].part and _terms(x) == _terms(op))
     return f"{first.output.name}_total"
+
+
+def _terms(op: Reduce) -> tuple:
+    """What `op` adds up, in which dtype."""
+    return op.operands, set(op.axes), op.output.dtype.register
 
 
 def accumulator(op: Reduce, threads: int, brief: bool = False) -> DType:

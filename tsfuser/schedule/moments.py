@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from ..ir import size as sz
 from ..ir.call import Call
+from ..ir.dtypes import DType
 from ..ir.fusion import MOMENTS, Fusion, Op, Pointwise, Reduce, Value, extent
 from ..segment import Allocations, Segment, segments
 from .machine import Machine
@@ -50,14 +51,15 @@ def _once(fusion: Fusion) -> Fusion:
     return fusion if tuple(ops) == fusion.ops else replace(fusion, ops=tuple(ops))
 
 
-def _key(op: Reduce) -> tuple[Value, frozenset]:
-    """What moments of the same data have in common."""
-    return op.operands[0], frozenset(op.axes)
+def _key(op: Reduce) -> tuple[Value, frozenset, DType]:
+    """What moments of the same data, in the same dtype, have in common."""
+    return op.operands[0], frozenset(op.axes), op.output.dtype
 
 
 def _names(op: Reduce) -> tuple[str, str]:
     """Names of the two sums."""
-    where = "_".join([op.operands[0].name, *sorted(a.name for a in op.axes)])
+    dtype = [op.output.dtype.name] if op.output.dtype is not op.operands[0].dtype.register else []
+    where = "_".join([op.operands[0].name, *sorted(a.name for a in op.axes), *dtype])
     return f"sum_of_{where}", f"squares_of_{where}"
 
 

@@ -112,8 +112,9 @@ def parted(segment: Segment, ops, axis: Axis, multiple: int, allocations: Alloca
 
 
 def _same(a: Reduce, b: Reduce) -> bool:
-    """Whether both are of the same data."""
-    return a.operands == b.operands and set(a.axes) == set(b.axes)
+    """Whether both are of the same data, in the same dtype."""
+    of_data = a.operands == b.operands and set(a.axes) == set(b.axes)
+    return of_data and a.output.dtype.register is b.output.dtype.register
 
 
 def _partial(op: Reduce, ops) -> list[Reduce]:
