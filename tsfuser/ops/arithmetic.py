@@ -105,11 +105,14 @@ def add_optional(b: Builder, input, bias) -> Value:
 
 
 def _check_divisor(b: Builder, dtype: DType, divisor: Value) -> None:
-    """An integer division by zero raises on the CPU, so there the divisor has to be known."""
-    if dtype.kind == "i" and b.device == "cpu" and (divisor.literal is None or divisor.literal == 0):
-        raise Refusal(
-            "integer division raises in eager where the divisor is 0, and the divisor is not known"
-        )
+    """An integer division by zero raises on the CPU, so there the divisor has to be known; on CUDA its result is the
+    machine's, in eager as here."""
+    if dtype.kind != "i":
+        return
+    if divisor.literal is not None and divisor.literal == 0:
+        raise Refusal("integer division by a divisor that is known to be 0")
+    if b.device == "cpu" and divisor.literal is None:
+        raise Refusal("integer division raises in eager where the divisor is 0, and the divisor is not known")
 
 
 @composite("aten::div", "Tensor", "Scalar", "Tensor_mode", "Scalar_mode", dtypes=ALL)
@@ -122,7 +125,7 @@ def div(b: Builder, self, other, rounding_mode: "str | None" = None) -> Value:
     return _whole_division(b, f"{rounding_mode}_div", self, other)
 
 
-@composite("aten::floor_divide", "", "Scalar", dtypes=NUMERIC)
+@composite("aten::floor_divide", "", "Scalar", dtypes=REAL)
 def floor_divide(b: Builder, self, other) -> Value:
     """`floor(self / other)`"""
     return _whole_division(b, "floor_div", self, other)
@@ -133,14 +136,14 @@ def _whole_division(b: Builder, name: str, self: Value, other: Value) -> Value:
     return elementwise(b, name, name + "({0}, {1})", (self, other), dtypes=NUMERIC)
 
 
-@composite("aten::remainder", "Tensor", "Scalar", "Scalar_Tensor", dtypes=NUMERIC)
+@composite("aten::remainder", "Tensor", "Scalar", "Scalar_Tensor", dtypes=REAL)
 def remainder(b: Builder, self, other) -> Value:
     """remainder with the sign of the divisor"""
     _check_divisor(b, b.promote(self, other), other)
     return elementwise(b, "remainder", "floor_mod({0}, {1})", (self, other), dtypes=NUMERIC, exact=True)
 
 
-@composite("aten::fmod", "Tensor", "Scalar", dtypes=NUMERIC)
+@composite("aten::fmod", "Tensor", "Scalar", dtypes=REAL)
 def fmod(b: Builder, self, other) -> Value:
     """remainder with the sign of the dividend"""
     _check_divisor(b, b.promote(self, other), other)

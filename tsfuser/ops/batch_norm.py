@@ -21,14 +21,18 @@ _STATISTICS = ("running_mean", "running_var")
 _IN_TRAINING = tuple((name, "training") for name in _STATISTICS)
 
 
-def check_channels(b: Builder, input: Value, parameters: "list[Value | None]") -> DType:
-    """The dtype of saved statistics. Parameters all have the operand's dtype or, of a 16-bit operand, all float."""
+def check_channels(b: Builder, input: Value, *sets: "tuple[Value | None, ...]") -> DType:
+    """The dtype of saved statistics. Each of `sets` holds parameters that eager's CUDA kernels read in one dtype: the
+    operand's or, beside a 16-bit operand, float. On the CPU all have the same."""
     if len(input.dims) < 2:
         raise Refusal("a batch of less than 2 dimensions is an error in eager")
-    given = {v.dtype for v in parameters if v is not None}
     register = input.dtype.register
-    if not given <= {input.dtype} and given != {register}:
-        raise Refusal(f"a normalisation of {input.dtype} with parameters in {', '.join(sorted(map(str, given)))}")
+    dtypes = [{v.dtype for v in one if v is not None} for one in sets]
+    given = set().union(*dtypes)
+    for found in [given] if b.device == "cpu" else dtypes:
+        if not found <= {input.dtype} and found != {register}:
+            names = ", ".join(sorted(map(str, found)))
+            raise Refusal(f"a normalisation of {input.dtype} with parameters in {names}")
     return register if b.device != "cpu" or register in given else input.dtype
 
 
@@ -109,7 +113,7 @@ def _moved(b: Builder, name: str, running: Value, now: Value, momentum: Value) -
 def _forward(b: Builder, input, weight, bias, running_mean, running_var, training: bool, momentum, eps, in_place: bool = True) -> tuple:
     """Result, and what eager saves for the derivative: mean and 1 / standard deviation, in training. Running statistics change, or their new values
     are further results."""
-    saved = check_channels(b, input, [weight, bias, running_mean, running_var])
+    saved = check_channels(b, input, (weight, bias), (running_mean, running_var))
     _check_pair(running_mean, running_var)
     weight, bias = (of_channels(b, v, input) for v in (weight, bias))
     others = [d for d in range(len(input.dims)) if d != 1]
@@ -210,7 +214,8 @@ def native_batch_norm_backward(
     kept = (save_mean, save_invstd) if train else (running_mean, running_var)
     if None in kept:
         raise Refusal("batch_norm's derivative without the statistics that it needs is an error in eager")
-    saved = check_channels(b, input, [weight, *kept])
+    of_eager = (weight, running_mean, running_var) if b.device != "cpu" else (weight,)  # eager's kernel takes one dtype
+    saved = check_channels(b, input, of_eager, kept)
     mean, rstd = (of_channels(b, v, input) for v in kept)
     if not train:
         rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (rstd, eps), input.dtype.register)
@@ -257,7 +262,13 @@ def is_positive(b: Builder, result, impl_index: int, input, weight, bias, save_m
 # ---- statistics of each channel of each image
 
 
-@composite("aten::instance_norm", dtypes=FLOATING, sizes="first", writes=tuple((name, "use_input_stats") for name in _STATISTICS))
+@composite(
+    "aten::instance_norm",
+    dtypes=FLOATING,
+    sizes="first",
+    writes=tuple((name, "use_input_stats") for name in _STATISTICS),
+    not_empty=True,
+)
 def instance_norm(
     b: Builder,
     input,
@@ -273,7 +284,7 @@ def instance_norm(
     """`(input - mean) / sqrt(var + eps) * weight + bias`, the mean and variance being those over all but the first two dims, or running ones"""
     if len(input.dims) < 3:
         raise Refusal("instance_norm of less than 3 dimensions is an error in eager")
-    check_channels(b, input, [weight, bias, running_mean, running_var])
+    check_channels(b, input, (weight, bias), (running_mean, running_var))
     _check_pair(running_mean, running_var)
     _check_not_empty(b, input)
     if use_input_stats:

@@ -31,7 +31,7 @@ def _joined(b: Builder, value: Value, input: Value) -> Value:
 
 def _checked(b: Builder, input: Value, *parameters: "Value | None") -> DType:
     """The dtype of saved statistics."""
-    saved = check_channels(b, input, list(parameters))
+    saved = check_channels(b, input, parameters)
     if b.call.decide(sz.eq(sz.product(b.sizes(input)), 0)):
         raise Refusal("statistics of an empty batch")
     given = {v.dtype for v in parameters if v is not None}
@@ -49,7 +49,13 @@ def _forward(b: Builder, input: Value, weight, bias, groups: sz.Size, eps: Value
     return result, without(b, "mean", mean, dims, False, saved), without(b, "rstd", rstd, dims, False, saved)
 
 
-@composite("aten::group_norm", dtypes=FLOATING, sizes="first", symbolic=("num_groups",))
+@composite(
+    "aten::group_norm",
+    dtypes=FLOATING,
+    sizes="first",
+    symbolic=("num_groups",),
+    not_empty=True,
+)
 def group_norm(b: Builder, input, num_groups: sz.Size, weight=None, bias=None, eps=None, cudnn_enabled: bool = True) -> Value:
     """`(input - mean) / sqrt(var + eps) * weight + bias` over groups of channels"""
     return _forward(b, input, weight, bias, num_groups, eps)[0]
@@ -62,14 +68,26 @@ def _check_sizes(b: Builder, input: Value, sizes: "tuple[sz.Size, ...]") -> None
         raise Refusal("sizes that are not those of the batch are an error in eager")
 
 
-@composite("aten::native_group_norm", dtypes=FLOATING, sizes=("first", "own", "own"), symbolic=("N", "C", "HxW", "group"))
+@composite(
+    "aten::native_group_norm",
+    dtypes=FLOATING,
+    sizes=("first", "own", "own"),
+    symbolic=("N", "C", "HxW", "group"),
+    not_empty=True,
+)
 def native_group_norm(b: Builder, input, weight, bias, N: sz.Size, C: sz.Size, HxW: sz.Size, group: sz.Size, eps):
     """group_norm, the mean and 1 / standard deviation of each group"""
     _check_sizes(b, input, (N, C, HxW))
     return _forward(b, input, weight, bias, group, eps)
 
 
-@composite("aten::native_group_norm_backward", dtypes=FLOATING, sizes=("input", "weight", "weight"), symbolic=("N", "C", "HxW", "group"))
+@composite(
+    "aten::native_group_norm_backward",
+    dtypes=FLOATING,
+    sizes=("input", "weight", "weight"),
+    symbolic=("N", "C", "HxW", "group"),
+    not_empty=True,
+)
 def native_group_norm_backward(
     b: Builder, grad_out, input, mean, rstd, weight, N: sz.Size, C: sz.Size, HxW: sz.Size, group: sz.Size, output_mask: list
 ):

@@ -100,6 +100,7 @@ class Row:
     The rank of a `fickle` op's result depends on which sizes are 1. A view that `reshapes` splits and merges dims.
     `option`: the word of PYTORCH_NVFUSER_ENABLE without which the op is left to torch. `table`: the argument that is
     read at places that another one holds, so that it has to be in memory: no result of the op's own group.
+    `not_empty`: the first operand must have elements.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Row:
     reshapes: bool = False
     option: str = ""
     table: str = ""
+    not_empty: bool = False
 
     @property
     def is_view(self) -> bool:
@@ -264,6 +266,7 @@ def composite(
     reshapes: bool = False,
     option: str = "",
     table: str = "",
+    not_empty: bool = False,
 ):
     """Makes the decorated function the row of `name`: `f(builder, **arguments by schema name)`. Annotate
     structural arguments; the first line of the docstring becomes the docs line. `composite` may be used
@@ -294,6 +297,7 @@ def composite(
                 reshapes,
                 option,
                 table,
+                not_empty,
             )
         )
         return function

@@ -29,7 +29,7 @@ from .graph import (
     outputs,
 )
 from .left_over import NOT_RUN, left_over
-from .no_ops import keeps_dtype
+from .no_ops import gives_operand_back, keeps_dtype
 from .operands import is_packing
 from .outline import outline, reorder
 from .partition import Knowledge, Refusals, Verdict, examine, row_of, table_of
@@ -253,9 +253,10 @@ class _Block:
         return not all(self._is_idle(n) for n in working)
 
     def _is_idle(self, node: Node) -> bool:
-        """Whether the node is a view, or a cast to the dtype that its operand has."""
+        """Whether the node is a view, or a cast to the dtype that its operand has; in single-node mode a copy is not."""
         found = row_of(node)
-        return found is None or found[0].is_view or keeps_dtype(node)
+        idle = gives_operand_back if options.state.single_node_mode else keeps_dtype
+        return found is None or found[0].is_view or idle(node)
 
 
 def _unfolded(node: Node) -> list[Node]:

@@ -176,6 +176,8 @@ def examine(
     # a gradient that was not asked for is undefined: nobody reads it, or it was profiled as what it is
     results = [v for v in outputs(node) if v.uses() and not (is_tensor(v) and v.type().undefined())]
     reason = _passable(inputs(node), its_schema) or _typed(values + results, knowledge)
+    if reason is None and row.not_empty and 0 in (node.inputsAt(0).type().sizes() or ()):
+        reason = f"{row.name} of no elements has no statistics"
     if reason:
         return Verdict(reason=reason)
     device, loose, reason = _device([v for v in values + results if is_tensor(v)], knowledge)

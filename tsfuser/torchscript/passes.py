@@ -26,6 +26,7 @@ Order of `PASSES`, and why:
   replace_dtype_only    after size-only outputs, which may be asked for their dtypes, too
   guard_groups          after all changes of the groups' outputs, since the fallback copies the subgraph
   merge_views           after all groups are final: what is outside now stays there
+  move_views_out        after that, since it moves views that stay outside
   tidy                  drops wishes for layouts that no group heeds, and what has no reader any more
   name_groups           last: the cache id stands for the final text
 
@@ -59,6 +60,7 @@ from .outline import inline
 from .partition import Refusals
 from .profile import remove_profile_nodes
 from .shapes import infer_missing_types
+from .strict_fusion import move_views_out
 from .views import Split, merge_views, split_views
 
 
@@ -170,6 +172,7 @@ PASSES = (
     ("replace_dtype_only", _replace_dtype_only),
     ("guard_groups", _guard_groups),
     ("merge_views", lambda work: merge_views(work.graph, work.split)),
+    ("move_views_out", lambda work: move_views_out(work.graph)),
     ("tidy", _tidy),
     ("name_groups", _name_groups),
 )

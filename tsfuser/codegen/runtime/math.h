@@ -186,19 +186,28 @@ DEVICE T int_pow(T base, T exponent) {
 
 // ---- division
 
-// Towards zero. An integer divided by 0 gives 0; the lowest integer by -1 wraps.
+// Towards zero. The lowest integer by -1 wraps. Where an integer is divided by 0, CUDA gives what the machine does,
+// as in eager's kernels; the host, where that would be a signal, 0.
 template <class T>
 DEVICE T trunc_div(T a, T b) {
   if constexpr (is_real<T>) return trunc(a / b);
+#if defined(TSFUSER_CUDA)
+  else return static_cast<T>(a / b);
+#else
   else if (b == T(0)) return T(0);
   else return is_signed<T> && b == T(-1) ? wrap_neg(a) : static_cast<T>(a / b);
+#endif
 }
 
 // The remainder of trunc_div; it has the sign of `a`.
 template <class T>
 DEVICE T trunc_mod(T a, T b) {
   if constexpr (is_real<T>) return fmod(a, b);
+#if defined(TSFUSER_CUDA)
+  else return static_cast<T>(a % b);
+#else
   else return b == T(0) || (is_signed<T> && b == T(-1)) ? T(0) : static_cast<T>(a % b);
+#endif
 }
 
 // The remainder that has the sign of `b`.
