@@ -25,8 +25,15 @@ class Statement:
     where: str = ""
     smooth: bool = True
 
-    def text(self):
-        return self.template.format(*self.operands)
+    def text(self, out=""):
+        """`out`: the name of the result, which only statements of several lines have in them."""
+        return self.template.format(*self.operands, out=out)
+
+    def lines(self, name):
+        """What stands in the program."""
+        text = self.text(name)
+        whole = not name or "{out}" in self.template
+        return text.split("\n") if whole else [f"{name} = {text}"]
 
 
 _F = "torch.nn.functional."
@@ -99,8 +106,9 @@ _ROUNDING_IN_PLACE = ("{0}.sigmoid_()", "{0}.tanh_()", "{0}.div_({1} * {1} + 1)"
 FOREIGN = ("torch.cumsum({0}, -1)", "torch.cat([{0}, {0}], -1)", "torch.flip({0}, [-1])", "torch.tril({0})")
 
 
-def statement(rng, values, gradients):
-    """A random statement over `values`, a dict of name to tensor."""
+def statement(rng, values, others=(), left_out=()):
+    """A random statement over `values`, a dict of name to tensor. `others`: (weight, maker) besides those of
+    here, of which some may be `left_out`."""
     names = list(values)
     recent = names[-4:]
     pick = lambda: rng.choice(recent if rng.random() < 0.5 else names)  # noqa: E731
@@ -108,8 +116,9 @@ def statement(rng, values, gradients):
     tensor = values[operands[0]]
     makers = (
         (6, _exact), (6, _smooth), (3, _kinked), (1, _bent), (3, _jumping), (1, _integral), (4, reduction),
-        (3, normal), (5, view), (3, merged), (2, _inplace), (0.5, _foreign),
+        (3, normal), (5, view), (3, merged), (2, _inplace), (0.5, _foreign), *others,
     )  # fmt: skip
+    makers = [(weight, make) for weight, make in makers if make not in left_out]
     (make,) = rng.choices([m for _, m in makers], [weight for weight, _ in makers])
     return make(rng, operands, tensor)
 
@@ -255,7 +264,11 @@ def merged(rng, operands, tensor):
         f"{one}.unsqueeze(-1).reshape_as({{0}}) * 2", f"{one}.view_as({{0}}).permute({order}).reshape(-1) - 1",
         f"{one}.reshape(-1).expand(3, -1).reshape(-1, 2) - 1",
     ]  # fmt: skip
-    rounding = [f"torch.softmax({one} * 0.5, -1)", f"({one} + 1).mean(-1, True) * {one}", f"torch.tanh({one}) + {one}"]
+    rounding = [
+        f"torch.softmax({one} * 0.5, -1)",
+        f"({one} + 1).mean(-1, True) * {one}",
+        f"torch.tanh({one}) + {one}",
+    ]
     template = rng.choice(templates + rounding)
     return Statement(template, operands, exact=template in templates)
 

@@ -1,21 +1,22 @@
 #!/usr/bin/env python3
-"""Random programs, fused against eager.
+"""Random programs, fused against eager and against TorchScript without fusion.
 
-    python tests/random_programs.py --count 20000 --seed 0 --target cpu
-    python tests/random_programs.py --count 5000 --target cuda
-    python tests/random_programs.py --seed 1234 --count 1 --show     the program of one seed, as a script
+    python tests/random_programs.py --seeds 0:20000 --jobs 16 --features all
+    python tests/random_programs.py --seeds 0:5000 --target cuda --jobs 4
+    python tests/random_programs.py --seeds 1234:1235 --show     the program of one seed, as a script
 
-The program of a seed is always the same one; its seed also chooses the modes that it runs in. Kernels are
-compiled in batches. A program that differs is cut down to the least that still differs and printed as a
-script of its own. Exit status 1: there was one.
+The program of a seed is always the same one; its seed also chooses the modes that it runs in (guards off,
+groups of one node, no horizontal fusion) and, where there are `--features` (random_families.py), which of
+them it has. Kernels are compiled in batches, in processes of their own: one that dies is reported with its
+seed, and the rest goes on in another. What TorchScript without fusion gives, too, is no difference. A
+program that differs is cut down to the least that still differs and printed as a script of its own. Exit
+status 1: there was one.
 """
 
 import argparse
 import contextlib
-import faulthandler
 import os
 import sys
-import tempfile
 import time
 import traceback
 import warnings
@@ -27,14 +28,15 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 import torch
 from batch import collecting, load
-from random_world import REFUSALS, epsilons, generate, noisy, outcome, run_plain
-from support import EPSILON, counted, script
+from random_compare import adds_gradients, compare, expectation, last_roundings
+from random_families import FEATURES, features_of
+from random_world import REFUSALS, generate
+from support import counted, script
 
 import tsfuser
 from tsfuser import options
 
 PROFILED = 3  # calls until torch has optimised a function, in training
-TRIALS = 3  # runs with noise
 MODES = ({}, {}, {"single": True}, {"guards": False}, {"horizontal": False})
 BROKEN = ("failed to plan", "failed on kernel", "cannot load")  # refusals that are mistakes of ours
 
@@ -49,6 +51,8 @@ class Run:
     expected: list = None
     wrong: str = ""
     own: bool = False  # whether TorchScript raises without fusion, too
+    launches: int = 0  # in one call of each kind
+    excused: str = ""  # what is other than in eager, but also without fusion
 
 
 @contextlib.contextmanager
@@ -73,91 +77,6 @@ def target(name):
     with options.override(host_launch="fibers" if name == "cpu-fibers" else "block"):
         tsfuser.reset()
         yield "cuda" if name == "cuda" else "cpu"
-
-
-def expectation(program, call, device):
-    """Name -> (eager's tensor, the exact one, how far off it may be: None for not at all). Raises ValueError
-    where eager's results are not finite."""
-    plain = run_plain(program, call, device)
-    roundings, still = epsilons(program, call)
-    exact = noisy(program, call)
-    shaken = [noisy(program, call, roundings, seed) for seed in range(1, TRIALS + 1)]
-    found = {}
-    for name, eager in plain.items():
-        if name not in exact:
-            raise ValueError(f"{name} has a gradient in double only")
-        wanted = exact[name]
-        if not eager.is_floating_point():
-            found[name] = eager, wanted, None
-            continue
-        if not bool(torch.isfinite(eager).all() and torch.isfinite(wanted).all()):
-            raise ValueError(f"{name} of eager is not finite")
-        kind, number = name.split()[:2]
-        names = {"result": program.results, "input": [i.name for i in program.inputs]}.get(kind, ())
-        if names and names[int(number)] in still:
-            found[name] = eager, wanted, None
-            continue
-        off = max(_largest(other - wanted) for other in (eager.cpu().double(), *(s[name] for s in shaken)))
-        found[name] = eager, wanted, 4 * off + _roundings(eager.dtype, wanted)
-    return found
-
-
-def _largest(x):
-    return float(x.abs().max()) if x.numel() else 0.0
-
-
-def _roundings(dtype, wanted):
-    """How far off results of `dtype` may be by the last operations on them: one rounding to it, 64 in registers."""
-    return (2 * EPSILON[dtype] + 64 * min(EPSILON[dtype], EPSILON[torch.float32])) * _largest(wanted)
-
-
-def adds_gradients(program):
-    """Whether gradients of several readers of a value may add up. The first one to come decides about the strides of the sum, and
-    within TorchScript's differentiable graphs that is another one than in eager."""
-    read = Counter([n for _, st in program.statements for n in st.operands] + list(program.results))
-    return max(read.values()) > 1
-
-
-def compare(actual, expected, adds_gradients=False):
-    """What is wrong with the outcome of a call; "" for nothing."""
-    if actual.keys() != expected.keys():
-        return f"gives {sorted(actual)}, eager {sorted(expected)}"
-    for name, (eager, exact, allowed) in expected.items():
-        mine = actual[name]
-        said = [(t.dtype, tuple(t.shape), t.device) for t in (mine, eager)]
-        if said[0] != said[1]:
-            return f"{name} is {said[0]}, eager {said[1]}"
-        strides = [[s for n, s in zip(t.shape, t.stride()) if n > 1] for t in (mine, eager)]
-        free = adds_gradients and name.startswith("gradient")
-        if mine.numel() and strides[0] != strides[1] and not free:
-            return f"{name} of {tuple(mine.shape)} has strides {mine.stride()}, eager {eager.stride()}"
-        if allowed is None:
-            wrong = mine != eager
-        else:
-            off = (mine.cpu().double() - exact).abs()
-            wrong = ~(off <= allowed).to(mine.device)
-        if bool(wrong.any()):
-            where = wrong.flatten().nonzero()[:3, 0].tolist()
-            both = [(i, mine.flatten()[i].item(), eager.flatten()[i].item()) for i in where]
-            pairs = [f"[{i}] {a!r}, eager {b!r}" for i, a, b in both]
-            bound = "" if allowed is None else f" (allowed: {allowed:.3g})"
-            return f"{name}: {int(wrong.sum())} of {wrong.numel()} differ{bound}: {'; '.join(pairs)}"
-    return _aliases(actual, expected)
-
-
-def _aliases(actual, expected):
-    """Whether the same tensors share memory."""
-    eager = {name: t for name, (t, _, _) in expected.items()}
-    shared = [_sharing(found) for found in (actual, eager)]
-    return "" if shared[0] == shared[1] else f"share memory: {shared[0]}, in eager: {shared[1]}"
-
-
-def _sharing(tensors):
-    by_place = {}
-    for name, t in tensors.items():
-        if t.numel() and not name.startswith("gradient"):
-            by_place.setdefault(t.untyped_storage().data_ptr(), []).append(name)
-    return sorted(names for names in by_place.values() if len(names) > 1)
 
 
 def prepared(seed, program, device):
@@ -192,7 +111,8 @@ def execute(runs, device, opt_level=1, jobs=1, progress=None):
         if not run.wrong:
             with counted() as rise:
                 _compare(run, device)
-            fused += rise["launches"] > 0
+            run.launches = rise["launches"]
+            fused += run.launches > 0
     for reason, count in tsfuser.stats()["fallbacks"].items():
         reasons[reason] += count
     return fused, reasons
@@ -213,7 +133,7 @@ def _without_fusion(run, device):
 def _last_of(run, call, device):
     """The last of some calls."""
     for _ in range(PROFILED):
-        found = outcome(run.scripted, run.program.arguments(call, device), run.program.gradients)
+        found = run.program.outcome(run.scripted, call, device)
     return found
 
 
@@ -223,10 +143,10 @@ def _compare(run, device):
         before = dict(tsfuser.stats()["fallbacks"])
         for call, expected in enumerate(run.expected):
             try:
-                actual = outcome(run.scripted, run.program.arguments(call, device), run.program.gradients)
+                actual = run.program.outcome(run.scripted, call, device)
                 run.wrong = compare(actual, expected, adds_gradients(run.program))
                 if run.wrong and not compare(actual, _torchscripts_own(run, call, device)):
-                    run.wrong = ""
+                    run.wrong, run.excused = "", run.wrong
             except Exception as error:
                 run.wrong = f"raises {type(error).__name__}: {_last(error)}"
             if run.wrong:
@@ -238,14 +158,18 @@ def _compare(run, device):
 
 
 def _torchscripts_own(run, call, device):
-    """What TorchScript gives with no fuser at all, as `expectation` has it: some gradients of its own formulas are
-    not eager's, and are there where eager has none, as through a cast to bool."""
+    """What TorchScript gives with no fuser at all, as `expectation` has it: some gradients of its own
+    formulas are not eager's, and are there where eager has none, as through a cast to bool. After the same
+    calls, as they decide what it specialises on."""
     with torch.jit.fuser("none"):
-        unfused = _last_of(Run(run.seed, run.program, script(run.program.source())), call, device)
+        plain = Run(run.seed, run.program, script(run.program.source()))
+        for other in range(len(run.program.calls)) if run.program.changes else ():
+            _last_of(plain, other, device)
+        unfused = _last_of(plain, call, device)
     allowed = {name: bound for name, (_, _, bound) in run.expected[call].items()}
     for name, t in unfused.items():
         if t.is_floating_point():
-            allowed.setdefault(name, _roundings(t.dtype, t.cpu().double()))
+            allowed.setdefault(name, last_roundings(t.dtype, t.cpu().double()))
     return {name: (t, t.cpu().double(), allowed.get(name)) for name, t in unfused.items()}
 
 
@@ -270,64 +194,72 @@ def fails(seed, program, device):
     return "" if run.own else run.wrong
 
 
-def sweep(seeds, device, opt_level=1, jobs=1, batch=150, report=print):
-    """Runs the programs of `seeds`; returns the counts and the failed Runs."""
+def sweep(
+    seeds, device, opt_level=1, jobs=1, batch=150, report=print, features=(), finished=None, progress=None
+):
+    """Runs the programs of `seeds`, of the families `features`; returns the counts, the failed Runs and why
+    groups were refused. `finished(counts, seed)` is called after each batch, with its last seed."""
     counts, failed, reasons, start = Counter(), [], Counter(), time.monotonic()
-    place = Path(tempfile.gettempdir()) / f"tsfuser-random-{os.getpid()}.seed"
-    progress = os.open(place, os.O_CREAT | os.O_WRONLY)
     seeds = list(seeds)
     for k in range(0, len(seeds), batch):
-        made = ((seed, generate(seed)) for seed in seeds[k : k + batch])
+        part = seeds[k : k + batch]
+        made = ((seed, generate(seed, features and features_of(seed, features))) for seed in part)
         runs = [run for run in (prepared(s, p, device) for s, p in made if p is not None) if run]
         fused, refused = execute(runs, device, opt_level, jobs, progress)
         reasons += refused
         runs = [run for run in runs if not run.own]
-        counts += Counter(programs=len(runs), fused=fused, seeds=len(seeds[k : k + batch]))
-        counts += Counter(trained=sum(r.program.gradients for r in runs))
+        here = Counter(programs=len(runs), fused=fused, seeds=len(part))
+        here["trained"] = sum(r.program.gradients for r in runs)
+        here["calls"] = sum(len(r.program.calls) for r in runs)
+        here["launches"] = sum(r.launches for r in runs)
+        here["differences"] = sum(bool(r.wrong) for r in runs)
+        here["excused"] = sum(bool(r.excused) for r in runs)
+        here["raises"] = sum("raised in the backward" in call for r in runs for call in r.expected)
+        here.update(f"of {name}" for r in runs for name in r.program.features)
+        counts += here
         for run in runs:
             if run.wrong:
                 failed.append(run)
                 report(f"seed {run.seed}: {run.wrong}")
+        if finished:
+            finished(here, part[-1])
         minutes = (time.monotonic() - start) / 60
         report(
             f"{counts['seeds']} seeds, {counts['programs']} programs ({counts['trained']} with gradients), "
             f"{counts['fused']} fused, {len(failed)} wrong, {counts['programs'] / minutes:.0f} a minute"
         )
-    os.close(progress)
-    place.unlink()
     return counts, failed, reasons
 
 
 def main():
-    from random_shrink import script_of, shrink
+    from random_jobs import Job, run_jobs
 
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--seeds", default="0:1000", help="A:B, from A to B - 1")
+    parser.add_argument("--features", default="", help=f"all, or some of: {', '.join(FEATURES)}")
     parser.add_argument("--target", choices=("cpu", "cpu-fibers", "cuda"), default="cpu")
-    parser.add_argument("--batch", type=int, default=150, help="programs a batch")
-    parser.add_argument("--jobs", type=int, default=1, help="compilers at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--batch", type=int, default=150, help="programs that are compiled together")
     parser.add_argument("--opt", type=int, default=1, help="-O of g++; 1 compiles fast, 3 is what users get")
+    parser.add_argument(
+        "--shrink", type=int, default=10, help="of so many that differ print the least program"
+    )
     parser.add_argument("--show", action="store_true", help="only print the programs, as scripts")
-    parser.add_argument("--no-shrink", action="store_true")
     given = parser.parse_args()
-    faulthandler.enable()
-    seeds = range(given.seed, given.seed + given.count)
-    with target(given.target) as device:
-        if given.show:
-            for program in filter(None, map(generate, seeds)):
-                print(script_of(program, given.target, "as it came"))
-            return
-        counts, failed, reasons = sweep(
-            seeds, device, given.opt, given.jobs, given.batch, lambda line: print(line, flush=True)
-        )
-        for reason, count in reasons.most_common(12):
-            print(f"refused {count} x {reason.splitlines()[0]}")
-        for run in failed[:20]:
-            least, wrong = (run.program, run.wrong) if given.no_shrink else shrink(run, device)
-            print(f"\n# ---- seed {run.seed}\n{script_of(least, given.target, wrong, run.seed)}", flush=True)
-    sys.exit(bool(failed))
+    first, last = map(int, given.seeds.split(":"))
+    features = FEATURES if given.features == "all" else tuple(filter(None, given.features.split(",")))
+    if unknown := set(features) - set(FEATURES):
+        parser.error(f"unknown features: {', '.join(sorted(unknown))}")
+    if given.show:
+        from random_shrink import script_of
+
+        for seed in range(first, last):
+            program = generate(seed, features and features_of(seed, features))
+            print(script_of(program, given.target, "as it came", seed) if program else f"# seed {seed}: none")
+        return
+    job = Job(first, last, features, given.target, given.batch, given.opt)
+    sys.exit(run_jobs(job, given.jobs, given.shrink))
 
 
 if __name__ == "__main__":

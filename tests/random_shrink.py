@@ -38,8 +38,21 @@ def shrink(run, device):
 def _smaller(program):
     """Programs that are one step smaller, the largest steps first."""
     if len(program.calls) > 1:
-        for call in program.calls:
-            yield replace(program, calls=(call,))
+        for k, call in enumerate(program.calls):
+            yield replace(program, calls=(call,), changes=program.changes[k : k + 1])
+            rest = [j for j in range(len(program.calls)) if j != k]
+            yield replace(
+                program, calls=tuple(program.calls[j] for j in rest), changes=_of(program.changes, rest)
+            )
+    for change in {}, *({name: fields} for found in program.changes for name, fields in found.items()):
+        if program.changes and program.changes[1:] != (change,) * (len(program.calls) - 1):
+            yield replace(program, changes=({}, *[change] * (len(program.calls) - 1)))
+    if "autocast" in program.features:
+        yield replace(
+            program, features=tuple(f for f in program.features if f != "autocast") or ("branches",)
+        )
+    if program.written:
+        yield replace(program, written=program.written[1:])
     if len(program.results) > 1:
         for name in program.results:
             yield _pruned(replace(program, results=(name,)))
@@ -48,7 +61,7 @@ def _smaller(program):
     for k, given in enumerate(program.inputs):
         for simpler in (
             replace(given, layout="dense"), replace(given, leaf=False), replace(given, dtype=torch.float32),
-            replace(given, dims=given.dims[1:]),
+            replace(given, dims=given.dims[1:]), replace(given, special=""),
         ):  # fmt: skip
             if simpler != given:
                 yield replace(program, inputs=program.inputs[:k] + (simpler,) + program.inputs[k + 1 :])
@@ -56,6 +69,10 @@ def _smaller(program):
         for size in (2, 3):
             if program.calls[0][name] > size:
                 yield replace(program, calls=tuple({**call, name: size} for call in program.calls))
+
+
+def _of(changes, calls):
+    return tuple(changes[k] for k in calls) if changes else ()
 
 
 def _used(st):
@@ -88,6 +105,7 @@ def _pruned(program):
 
 _SCRIPT = '''\
 # {wrong}
+import contextlib
 import torch, tsfuser
 from torch import Tensor
 
@@ -96,43 +114,65 @@ source = """
 
 {layout}
 
-def arguments(sizes, numbers):
-    return [
-{inputs}
-    ] + numbers
-
 def run(f, given):
-    results = list(f(*given))
+    with torch.autocast(device, torch.bfloat16) if {autocast} else contextlib.nullcontext():
+        results = list(f(*given))
     leaves = [x for x in given if isinstance(x, Tensor) and x.requires_grad]
     ends = [t for t in results if t.requires_grad]
-    if not (leaves and ends):
-        return results + [x for x in given if isinstance(x, Tensor)]
     steps = [((torch.arange(t.numel()) * 7 % 13 - 6) / 4).reshape(t.shape) for t in ends]
     steps = [step.to(t.device, t.dtype) for step, t in zip(steps, ends)]
-    return results + list(torch.autograd.grad(ends, leaves, steps, allow_unused=True))
+    with torch.no_grad():
+        for k in {written}:
+            given[k].logical_not_() if given[k].dtype == torch.bool else given[k].add_(1)
+    found = results + [x for x in given if isinstance(x, Tensor)]
+    if not (leaves and ends):
+        return found
+    try:
+        return found + list(torch.autograd.grad(ends, leaves, steps, allow_unused=True))
+    except RuntimeError as error:
+        return found + [torch.tensor(0), print("backward:", error)]
 
 device = "{device}"
+calls = [
+{calls}]
 {modes}eager = {{"torch": torch, "Tensor": Tensor}}
 exec(source, eager)
-scripted = torch.jit.CompilationUnit(source).f
-for sizes, numbers in {calls}:
+scripted, unfused = torch.jit.CompilationUnit(source).f, torch.jit.CompilationUnit(source).f
+with tsfuser.fuser():
+    for arguments in calls * 2:
+        for _ in range(3):
+            run(scripted, arguments())
+with torch.jit.fuser("none"):
+    for arguments in calls * 2:
+        for _ in range(3):
+            run(unfused, arguments())
+for arguments in calls:
     with tsfuser.fuser():
-        for _ in range(4):
-            fused = run(scripted, arguments(sizes, numbers))
-    for k, (mine, plain) in enumerate(zip(fused, run(eager["f"], arguments(sizes, numbers)))):
-        if mine is None or plain is None:
-            print(k, mine is plain)
-            continue
-        off = (mine.detach().double() - plain.detach().double()).abs().max().item() if plain.numel() else 0
-        print(k, mine.dtype == plain.dtype, mine.stride() == plain.stride(), "largest difference", off)
+        fused = run(scripted, arguments())
+    with torch.jit.fuser("none"):
+        plain = run(unfused, arguments())
+    for k, found in enumerate(zip(fused, plain, run(eager["f"], arguments()), strict=True)):
+        print(k)
+        for name, t in zip(("fused", "unfused", "eager"), found):
+            said = t if t is None else (t.dtype, t.requires_grad, t.stride(), t.flatten()[:8].tolist())
+            print("  ", name, said)
 print(tsfuser.stats()["fallbacks"])
 '''
 
-_LAYOUT = '''\
-def make(shape, dtype, layout, seed, leaf):
+_LAYOUT = """\
+def make(shape, dtype, layout, seed, leaf, special=""):
     low = 0 if dtype in (torch.uint8, torch.bool) else -24
-    x = torch.randint(low, 25, shape, generator=torch.Generator().manual_seed(seed))
-    x = (x > 12 if dtype == torch.bool else (x / 8).to(dtype)).to(device)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(low, 25, shape, generator=generator)
+    x = x > 12 if dtype == torch.bool else (x / 8).to(dtype)
+    if special and x.is_floating_point() and x.numel():
+        f, inf = torch.finfo(dtype), float("inf")
+        limits = [f.max, f.min, f.tiny, f.tiny / 4, -f.tiny / 2]
+        values = {"special": [inf, -inf, float("nan"), -0.0], "limits": limits}[special]
+        which = torch.randint(0, len(values), x.shape, generator=generator)
+        here = torch.rand(x.shape, generator=generator) < 0.25
+        x = torch.where(here, torch.tensor(values, dtype=dtype)[which], x)
+    x = x.to(device)
     if layout == "transposed":
         order = list(range(x.dim()))[::-1]
         x = x.permute(order).contiguous().permute(order)
@@ -145,7 +185,7 @@ def make(shape, dtype, layout, seed, leaf):
     elif layout == "last" and x.dim() == 4:
         x = x.contiguous(memory_format=torch.channels_last)
     return x.requires_grad_(leaf)
-'''
+"""
 _KNOBS = {
     "single": "torch._C._jit_set_nvfuser_single_node_mode({})\n",
     "guards": "torch._C._jit_set_nvfuser_guard_mode({})\n",
@@ -155,17 +195,22 @@ _KNOBS = {
 
 def script_of(program, target, wrong, seed=0):
     """The program as a script."""
-    lines = []
-    for i in program.inputs:
-        shape = ", ".join(f'sizes["{d}"]' if isinstance(d, str) else str(d) for d in i.dims)
-        lines.append(f"        make([{shape}], {i.dtype}, {i.layout!r}, {i.seed}, {i.leaf}),")
-    numbers = [([0.75, 2], [-1.5, 3])[k % 2] for k in range(len(program.calls))]
     return _SCRIPT.format(
         wrong=wrong.replace("\n", "\n# "),
         source=program.source(),
         layout=_LAYOUT,
-        inputs="\n".join(lines),
+        calls="".join(_call(program, k) for k in range(len(program.calls))),
         device="cuda" if target == "cuda" else "cpu",
+        autocast="autocast" in program.features,
+        written=[k for k, i in enumerate(program.inputs) if i.name in program.written],
         modes="".join(_KNOBS[name].format(value) for name, value in MODES[seed % len(MODES)].items()),
-        calls=list(zip(program.calls, numbers)),
     )
+
+
+def _call(program, k):
+    """The arguments of a call, as text."""
+    sizes, lines = program.calls[k], []
+    for i in program.inputs_of(k):
+        shape = tuple(sizes.get(d, d) for d in i.dims)
+        lines.append(f"        make({shape}, {i.dtype}, {i.layout!r}, {i.seed}, {i.leaf}, {i.special!r}),\n")
+    return f"    lambda: [\n{''.join(lines)}        {('0.75, 2', '-1.5, 3')[k % 2]},\n    ],\n"

@@ -15,7 +15,9 @@ import warnings
 from dataclasses import dataclass, replace
 
 import torch
-from random_ops import dtypes, statement
+from random_families import block, changes, product, with_special
+from random_ops import dtypes, merged, normal, reduction, statement
+from random_outcome import outcome
 from roundings import Shaken
 from support import EPSILON, copy_of
 
@@ -28,7 +30,8 @@ REFUSALS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError
 
 @dataclass(frozen=True)
 class Input:
-    """`dims`: names of sizes, or 1."""
+    """`dims`: names of sizes, or 1. `special`: which values beyond ordinary ones it has, a name of a
+    family."""
 
     name: str
     dims: tuple
@@ -36,14 +39,16 @@ class Input:
     layout: str
     seed: int
     leaf: bool = False
+    special: str = ""
 
     def make(self, sizes):
-        """The tensor, on the CPU: multiples of 1/8 from -3 to 3."""
+        """The tensor, on the CPU: multiples of 1/8 from -3 to 3, and what is special."""
         shape = [sizes.get(d, d) for d in self.dims]
         generator = torch.Generator().manual_seed(self.seed)
         low = 0 if self.dtype in (torch.uint8, torch.bool) else -24
         x = torch.randint(low, 25, shape, generator=generator)
         x = x > 12 if self.dtype == torch.bool else (x / 8).to(self.dtype)
+        x = with_special(x, self.special, generator)
         return laid_out(x, self.layout).requires_grad_(self.leaf)
 
 
@@ -65,26 +70,48 @@ def laid_out(x, layout):
 
 @dataclass(frozen=True)
 class Program:
-    """`calls`: sizes of each call. `results`: names that are returned."""
+    """`calls`: sizes of each call. `results`: names that are returned. `changes`: for each call, what is
+    other in its inputs. `written`: inputs that are changed between forward and backward. `features`: the
+    families it is of."""
 
     inputs: tuple
     statements: tuple  # (name of the result, "" for none; Statement)
     results: tuple
     calls: tuple
+    changes: tuple = ()
+    written: tuple = ()
+    features: tuple = ()
 
     @property
     def gradients(self):
-        return any(i.leaf for i in self.inputs)
+        return any(i.leaf for call in range(len(self.calls)) for i in self.inputs_of(call))
+
+    def inputs_of(self, call):
+        """The inputs as they are in a call."""
+        found = self.changes[call] if self.changes else {}
+        return tuple(replace(i, **found.get(i.name, {})) for i in self.inputs)
+
+    def context(self, device):
+        """What the forward runs in."""
+        on = "autocast" in self.features
+        return torch.autocast(device, torch.bfloat16) if on else contextlib.nullcontext()
+
+    def outcome(self, function, call, device, arguments=None, backward=None):
+        """Of one call, as it is on the device; or with `arguments` in double, which has no autocast."""
+        given = self.arguments(call, device) if arguments is None else arguments
+        context = self.context(device) if arguments is None else contextlib.nullcontext()
+        written = [k for k, i in enumerate(self.inputs) if i.name in self.written]
+        return outcome(function, given, self.gradients, backward, context, written, bool(self.features))
 
     def source(self):
         heads = [f"{i.name}: Tensor" for i in self.inputs] + ["s: float", "n: int"]
-        lines = [f"{name} = {st.text()}" if name else st.text() for name, st in self.statements]
+        lines = [line for name, st in self.statements for line in st.lines(name)]
         lines.append(f"return ({', '.join(self.results)},)")
         return f"def f({', '.join(heads)}):\n" + "".join(f"    {line}\n" for line in lines)
 
     def arguments(self, call, device="cpu"):
         """New tensors and numbers for a call."""
-        made = [i.make(self.calls[call]) for i in self.inputs]
+        made = [i.make(self.calls[call]) for i in self.inputs_of(call)]
         if device != "cpu":
             made = [copy_of(x, device).requires_grad_(x.requires_grad) for x in made]
         return [*made, (0.75, -1.5)[call % 2], (2, 3)[call % 2]]
@@ -105,9 +132,11 @@ def _wide_text(text):
 class World:
     """One call of a program, eagerly (`plain`) and in double (`wide`), a statement at a time."""
 
-    def __init__(self, inputs, arguments, gradients):
-        names = [i.name for i in inputs] + ["s", "n"]
-        self.gradients = gradients
+    def __init__(self, program, call, gradients):
+        names, arguments = [i.name for i in program.inputs] + ["s", "n"], program.arguments(call)
+        self.gradients, self.context = gradients, lambda: program.context("cpu")
+        self.special = {"special", "limits"} & set(program.features)
+        self.limits = "limits" in program.features
         self.plain = dict(zip(names, arguments))
         self.wide = {name: _copied(value) for name, value in self.plain.items()}
         self.exact = set(names)
@@ -122,8 +151,9 @@ class World:
         if not self._away_from_jumps(st, exact):
             return False
         try:
-            plain = execute(name, st.text(), self.plain)
-            wide = execute(name, _wide_text(st.text()), self.wide, torch.float64)
+            with self.context():
+                plain = execute(name, st.text(name), self.plain)
+            wide = execute(name, _wide_text(st.text(name)), self.wide, torch.float64)
         except REFUSALS:
             return False
         target = name or used[0]
@@ -144,6 +174,8 @@ class World:
             distance = execute("", st.jump.format(*st.operands), self.wide, torch.float64, value=True).abs()
         except REFUSALS:
             return False
+        if self.special:
+            distance = distance[distance.isfinite()]
         return distance.numel() == 0 or float(distance.detach().min()) > (0 if exact else MARGIN)
 
     def _sound(self, plain, wide, st, exact):
@@ -153,12 +185,15 @@ class World:
             return False
         if plain.shape != wide.shape or (self.gradients and not st.smooth and plain.requires_grad):
             return False
+        if self.special and not plain.is_floating_point() and plain.dtype != torch.bool:
+            return False  # an integer that is made of inf is undefined in C++
         if not plain.is_floating_point():
             if not exact and not st.jump:
                 return False
             return torch.equal(plain, wide)
-        largest = float(plain.detach().double().abs().max()) if plain.numel() else 0.0
-        return largest <= LARGEST
+        finite = plain.detach().double().abs()
+        finite = finite[finite.isfinite()] if self.special else finite
+        return self.limits or finite.numel() == 0 or float(finite.max()) <= LARGEST
 
     def _written(self, target, exact):
         """A value was changed: what shares its memory is as exact as it is."""
@@ -175,7 +210,8 @@ def _copied(value):
 
 
 def _equal(plain, wide):
-    return torch.equal(plain.detach().double(), wide.detach().double())
+    a, b = plain.detach().double(), wide.detach().double()
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def execute(name, text, values, default=None, value=False):
@@ -185,6 +221,11 @@ def execute(name, text, values, default=None, value=False):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            if name and ("\n" in text or text.startswith(f"{name} = ")):
+                own = dict(values)
+                exec(text, {"torch": torch, **own}, own)
+                values[name] = own[name]
+                return values[name]
             if name or value:
                 result = eval(text, {"torch": torch}, values)
                 if name:
@@ -196,21 +237,18 @@ def execute(name, text, values, default=None, value=False):
         torch.set_default_dtype(before)
 
 
-def generate(seed):
-    """The program of a seed; None where the seed gives none."""
-    rng = random.Random(seed)
-    dims = [f"d{k}" for k in range(rng.randint(1, 4))]
-    calls = tuple({d: rng.choice(SIZES) for d in dims} for _ in range(2))
-    if rng.random() < 0.04:
-        calls[0][rng.choice(dims)] = 0
-    gradients = rng.random() < 0.4
-    inputs = tuple(_inputs(rng, dims, gradients))
-    program = Program(inputs, (), (), calls)
-    worlds = [World(inputs, program.arguments(k), gradients) for k in range(len(calls))]
+def generate(seed, features=()):
+    """The program of a seed, of the families `features` (random_families.py); None where the seed gives
+    none."""
+    rng = random.Random(f"{seed} {features}" if features else seed)
+    program, gradients = _start(rng, features)
+    worlds = [World(program, call, gradients) for call in range(len(program.calls))]
     statements = []
-    for _ in range(rng.randint(3, 16)):
+    others = [(12, make) for name, make in (("branches", block), ("autocast", product)) if name in features]
+    left_out = (reduction, normal, merged) if "limits" in features else ()
+    for _ in range(rng.randint(2, 6) if worlds[0].special else rng.randint(3, 16)):
         name = f"v{len(statements)}"
-        st = statement(rng, worlds[0].tensors(), gradients)
+        st = statement(rng, worlds[0].tensors(), others, left_out)
         name = "" if st.kind == "inplace" else name
         if not _accepted(worlds, name, st):
             if st.kind == "inplace":  # half of it may have happened
@@ -220,6 +258,31 @@ def generate(seed):
     results = _results(rng, statements, worlds[0])
     found = replace(program, statements=tuple(statements), results=results)
     return found if len(statements) >= 2 and results and _differentiable(found) else None
+
+
+def _start(rng, features):
+    """A program without statements, and whether it is to have gradients."""
+    dims = [f"d{k}" for k in range(rng.randint(1, 4))]
+    calls = tuple({d: rng.choice(SIZES) for d in dims} for _ in range(3 if "changes" in features else 2))
+    if rng.random() < 0.04:
+        calls[0][rng.choice(dims)] = 0
+    gradients = rng.random() < (0.6 if features else 0.4) or "written" in features
+    inputs = tuple(_inputs(rng, dims, gradients))
+    if "empty" in features:
+        for call in calls:
+            call[rng.choice(dims)] = rng.choice((0, 0, 1, 2))
+        inputs = tuple(replace(i, dims=()) if rng.random() < 0.3 else i for i in inputs)
+    for name in ("special", "limits"):
+        if name in features:
+            chosen = [i.name[0] == "x" and rng.random() < 0.7 for i in inputs]
+            inputs = tuple(replace(i, special=name) if its else i for i, its in zip(inputs, chosen))
+    program = Program(inputs, (), (), calls, features=features)
+    if "changes" in features:
+        program = replace(program, changes=changes(rng, inputs, calls, gradients))
+    if "written" in features:
+        able = [i.name for i in inputs if i.layout != "expanded"]
+        program = replace(program, written=tuple(rng.sample(able, min(len(able), rng.choice((1, 2))))))
+    return program, gradients
 
 
 def _accepted(worlds, name, st):
@@ -236,8 +299,7 @@ def _accepted(worlds, name, st):
 
 
 def _replayed(program):
-    calls = range(len(program.calls))
-    worlds = [World(program.inputs, program.arguments(k), program.gradients) for k in calls]
+    worlds = [World(program, call, program.gradients) for call in range(len(program.calls))]
     return worlds if all(_accepted(worlds, name, st) for name, st in program.statements) else None
 
 
@@ -284,65 +346,48 @@ def run_plain(program, call, device="cpu"):
     """Eager's results."""
     space = {"torch": torch, "Tensor": torch.Tensor}
     exec(program.source(), space)
-    return outcome(space["f"], program.arguments(call, device), program.gradients)
-
-
-def outcome(function, arguments, gradients, backward=None):
-    """Named tensors: results, gradients, and the inputs after the call. `backward`: a context for the backward."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        results = list(function(*arguments))
-    found = {f"result {k}": t for k, t in enumerate(results)}
-    inputs = [a for a in arguments if isinstance(a, torch.Tensor)]
-    leaves = [a for a in inputs if a.requires_grad]
-    ends = [t for t in results if t.requires_grad]
-    if gradients and leaves and ends:
-        given = [incoming(t) for t in ends]
-        with backward or contextlib.nullcontext():
-            grads = torch.autograd.grad(ends, leaves, given, allow_unused=True)
-        found |= {f"gradient {k}": g for k, g in enumerate(grads) if g is not None}
-    found |= {f"input {k} afterwards": t for k, t in enumerate(inputs) if not t.requires_grad}
-    return {name: t.detach() for name, t in found.items()}
-
-
-def incoming(result):
-    """A gradient that is the same in every dtype: multiples of 1/4."""
-    steps = (torch.arange(result.numel(), device=result.device) * 7 % 13 - 6).to(torch.float64) / 4
-    return steps.reshape(result.shape).to(result.dtype)
+    return program.outcome(space["f"], call, device)
 
 
 def epsilons(program, call):
-    """Of each statement the largest epsilon of eager's dtypes, of its result and of what it computes of its operands on the way;
-    None where the value is exact or a view. And the names of the values that are exact in the end."""
-    world, found = World(program.inputs, program.arguments(call), program.gradients), []
+    """Of each statement the largest epsilon of eager's dtypes, of its result and of what it computes of its
+    operands on the way; None where the value is exact or a view. And the names of the values that are exact
+    in the end."""
+    world, found = World(program, call, program.gradients), []
     for name, st in program.statements:
         assert world.step(name, st)
         target = name or st.operands[0]
         still = target in world.exact or st.kind == "view"
-        dtypes = [world.plain[n].dtype for n in (target, *st.operands) if isinstance(world.plain.get(n), torch.Tensor)]
+        dtypes = [
+            world.plain[n].dtype
+            for n in (target, *st.operands)
+            if isinstance(world.plain.get(n), torch.Tensor)
+        ]
         found.append(None if still else max((EPSILON[t] for t in dtypes if t in EPSILON), default=None))
     return found, world.exact
 
 
 def noisy(program, call, roundings=None, seed=0):
-    """The outcome in double; where there are `roundings`, the epsilon of each statement, each op of it is off by such, and
-    each one of the backward by those of the registers, or of eager's gradients, which have the dtypes of the values."""
+    """The outcome in double; where there are `roundings`, the epsilon of each statement, each op of it is
+    off by such, and each one of the backward by those of the registers, or of eager's gradients, which have
+    the dtypes of the values."""
     shaken = Shaken(seed)
 
     def function(*arguments):
         values = dict(zip([i.name for i in program.inputs] + ["s", "n"], arguments))
         for (name, st), epsilon in zip(program.statements, roundings or [None] * len(program.statements)):
             with shaken.by(epsilon):
-                execute(name, _wide_text(st.text()), values, torch.float64)
+                execute(name, _wide_text(st.text(name)), values, torch.float64)
         return [values[name] for name in program.results]
 
     arguments = [_copied(a) for a in program.arguments(call)]
-    backward = shaken.by(max([_register(program), *filter(None, roundings)]) if roundings else None)
+    backward = shaken.by(max([_register(program, call), *filter(None, roundings)]) if roundings else None)
     with shaken if roundings else contextlib.nullcontext():
-        return outcome(function, arguments, program.gradients, backward)
+        return program.outcome(function, call, "cpu", arguments, backward)
 
 
-def _register(program):
+def _register(program, call):
     """The epsilon of the registers that gradients are computed in: double's where all leaves are double."""
-    least = torch.float64 if all(i.dtype == torch.float64 for i in program.inputs if i.leaf) else torch.float32
+    leaves = [i.dtype for i in program.inputs_of(call) if i.leaf]
+    least = torch.float64 if all(dtype == torch.float64 for dtype in leaves) else torch.float32
     return EPSILON[least]

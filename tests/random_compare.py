@@ -1,0 +1,132 @@
+"""What a call of a random program should give, and whether an outcome is that.
+
+In: a Program and the number of a call. Out: eager's tensors with the exact ones and how far off a result
+may be, which is measured: by eager's own error, and by running the program in double with noise as large as
+roundings are. Example:
+
+    expected = expectation(program, 0, "cpu")
+    wrong = compare(outcome, expected)             # "" where nothing is
+"""
+
+from collections import Counter
+
+import torch
+from random_world import epsilons, noisy, run_plain
+from support import EPSILON
+
+TRIALS = 3  # runs with noise
+
+
+def expectation(program, call, device):
+    """Name -> (eager's tensor, the exact one, how far off it may be: None for not at all). Raises ValueError
+    where eager's results are not finite, and the program has no special values."""
+    plain = run_plain(program, call, device)
+    roundings, still = epsilons(program, call)
+    exact = noisy(program, call)
+    shaken = [noisy(program, call, roundings, seed) for seed in range(1, TRIALS + 1)]
+    found = {}
+    for name, eager in plain.items():
+        if name not in exact:
+            raise ValueError(f"{name} has a gradient in double only")
+        wanted = exact[name]
+        if not eager.is_floating_point():
+            found[name] = eager, wanted, None
+            continue
+        special = {"special", "limits"} & set(program.features)
+        if special:
+            others = [eager.cpu().double(), *(s[name] for s in shaken)]
+            found[name] = eager, wanted, _apart(others, wanted, _least(roundings, eager.dtype))
+            continue
+        if not bool(torch.isfinite(eager).all() and torch.isfinite(wanted).all()):
+            raise ValueError(f"{name} of eager is not finite")
+        kind, number = name.split()[:2]
+        names = {"result": program.results, "input": [i.name for i in program.inputs]}.get(kind, ())
+        if names and names[int(number)] in still:
+            found[name] = eager, wanted, None
+            continue
+        off = max(_largest(other - wanted) for other in (eager.cpu().double(), *(s[name] for s in shaken)))
+        found[name] = eager, wanted, 4 * off + last_roundings(eager.dtype, wanted)
+    return found
+
+
+def _least(roundings, dtype):
+    """The largest epsilon that a program has anywhere."""
+    return max([EPSILON[dtype], *filter(None, roundings)])
+
+
+def _apart(others, wanted, epsilon):
+    """How far off each element may be, where some are inf or nan: by a multiple of what `others` are, and by
+    roundings of numbers of ordinary size. Infinite where even the roundings of doubles decide what is
+    finite."""
+    off = torch.stack([(other - wanted).abs() for other in others]).amax(0)
+    ordinary = wanted.abs()[wanted.abs() < 100.0]
+    scale = float(ordinary.max()) if ordinary.numel() else 0.0
+    allowed = 16 * off + 256 * epsilon * (wanted.abs() + scale)
+    unsure = wanted.isfinite() & ~torch.stack(others[1:]).isfinite().all(0)
+    lost = others[0].isfinite() != wanted.isfinite()  # eager's own overflow
+    allowed = torch.where(lost, 256 * epsilon * (wanted.abs() + scale), allowed)
+    return torch.where(unsure, torch.inf, allowed)
+
+
+def _largest(x):
+    return float(x.abs().max()) if x.numel() else 0.0
+
+
+def last_roundings(dtype, wanted):
+    """How far off results of `dtype` may be by the last operations on them: one rounding to it, 64 in
+    registers."""
+    return (2 * EPSILON[dtype] + 64 * min(EPSILON[dtype], EPSILON[torch.float32])) * _largest(wanted)
+
+
+def adds_gradients(program):
+    """Whether gradients of several readers of a value may add up. The first one to come decides about the
+    strides of the sum, and within TorchScript's differentiable graphs that is another one than in eager."""
+    if "branches" in program.features:
+        return True
+    read = Counter([n for _, st in program.statements for n in st.operands] + list(program.results))
+    return max(read.values()) > 1
+
+
+def compare(actual, expected, adds_gradients=False):
+    """What is wrong with the outcome of a call; "" for nothing."""
+    if actual.keys() != expected.keys():
+        return f"gives {sorted(actual)}, eager {sorted(expected)}"
+    for name, (eager, exact, allowed) in expected.items():
+        mine = actual[name]
+        said = [(t.dtype, tuple(t.shape), t.device) for t in (mine, eager)]
+        if said[0] != said[1]:
+            return f"{name} is {said[0]}, eager {said[1]}"
+        strides = [[s for n, s in zip(t.shape, t.stride()) if n > 1] for t in (mine, eager)]
+        free = adds_gradients and name.startswith("gradient")
+        if mine.numel() and strides[0] != strides[1] and not free:
+            return f"{name} of {tuple(mine.shape)} has strides {mine.stride()}, eager {eager.stride()}"
+        if allowed is None:
+            wrong = mine != eager
+        else:
+            off = (mine.cpu().double() - exact).abs()
+            same = (mine == eager) | (mine.isnan() & eager.isnan()) | (mine == exact.to(mine))
+            near = (off <= allowed) | (torch.as_tensor(allowed) == torch.inf)
+            wrong = ~(near.to(mine.device) | same)
+        if bool(wrong.any()):
+            where = wrong.flatten().nonzero()[:3, 0].tolist()
+            both = [(i, mine.flatten()[i].item(), eager.flatten()[i].item()) for i in where]
+            pairs = [f"[{i}] {a!r}, eager {b!r}" for i, a, b in both]
+            number = allowed.flatten()[where[0]].item() if isinstance(allowed, torch.Tensor) else allowed
+            bound = "" if allowed is None else f" (allowed: {number:.3g})"
+            return f"{name}: {int(wrong.sum())} of {wrong.numel()} differ{bound}: {'; '.join(pairs)}"
+    return _aliases(actual, expected)
+
+
+def _aliases(actual, expected):
+    """Whether the same tensors share memory."""
+    eager = {name: t for name, (t, _, _) in expected.items()}
+    shared = [_sharing(found) for found in (actual, eager)]
+    return "" if shared[0] == shared[1] else f"share memory: {shared[0]}, in eager: {shared[1]}"
+
+
+def _sharing(tensors):
+    by_place = {}
+    for name, t in tensors.items():
+        if t.numel() and not name.startswith("gradient"):
+            by_place.setdefault(t.untyped_storage().data_ptr(), []).append(name)
+    return sorted(names for names in by_place.values() if len(names) > 1)

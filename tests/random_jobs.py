@@ -1,0 +1,157 @@
+"""Random programs in processes of their own: one that dies takes no other with it.
+
+In: a `Job`, how many processes. Out: counts on stdout, each difference with its seed, and the least
+programs as scripts. A process is this file: it reads a Job as JSON and prints a line of JSON for each batch
+and difference.
+"""
+
+import dataclasses
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+HANGS = 900  # seconds after which a batch counts as one that hangs
+
+
+@dataclass(frozen=True)
+class Job:
+    """Seeds from `first` to `last` - 1 without `skipped`. With `shrink` only the least program that differs
+    is told."""
+
+    first: int
+    last: int
+    features: tuple
+    target: str
+    batch: int
+    opt: int
+    skipped: tuple = ()
+    shrink: bool = False
+
+
+def run_jobs(job, jobs, shrunk):
+    """The exit status: 1 where something differs or dies."""
+    total, failed, lock, start = Counter(), {}, threading.Lock(), time.monotonic()
+
+    def told(line):
+        with lock:
+            if "counts" in line:
+                total.update(line["counts"])
+                print(summary(total, time.monotonic() - start), flush=True)
+            elif "wrong" in line:
+                failed[line["seed"]] = line["wrong"]
+                print(f"seed {line['seed']}: {line['wrong']}", flush=True)
+            elif "script" in line:
+                print(f"\n# ---- seed {line['seed']}\n{line['script']}", flush=True)
+
+    count = min(job.last - job.first, max(jobs, (job.last - job.first) // max(4 * job.batch, 1)))
+    ends = [job.first + (job.last - job.first) * k // count for k in range(count + 1)]
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda ab: _through(replace(job, first=ab[0], last=ab[1]), told), zip(ends, ends[1:])))
+    print(summary(total, time.monotonic() - start), flush=True)
+    for name in job.features:
+        print(f"  {name}: {total[f'of {name}']} programs")
+    alone = [replace(job, first=seed, last=seed + 1, shrink=True) for seed in sorted(failed)[:shrunk]]
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda one: _run(one, told), alone))
+    return int(bool(failed))
+
+
+def summary(total, seconds):
+    """One line."""
+    t = total
+    return (
+        f"{t['seeds']} seeds, {t['programs']} programs ({t['trained']} with gradients, {t['fused']} fused), "
+        f"{t['calls']} calls, {t['launches']} fused launches, {t['differences']} differences "
+        f"({t['excused']} more without fusion as well), {t['died']} died, {seconds:.0f} s"
+    )
+
+
+def _through(job, told):
+    """The whole job, in another process where one dies."""
+    while job.first < job.last:
+        died, reached = _run(job, told)
+        if died is None:
+            return
+        seed, why = died
+        told({"seed": seed, "wrong": why})
+        told({"counts": {"died": 1}})
+        if seed in job.skipped:
+            return  # it dies whatever it runs
+        job = replace(job, first=reached, skipped=(*job.skipped, seed))
+
+
+def _run(job, told):
+    """((seed, why) where the process died, the first seed of the batch that was not finished)."""
+    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **os.environ}
+    cache = Path(tempfile.gettempdir()) / f"tsfuser-tests-{os.getuid()}"
+    environment.setdefault("TSFUSER_CACHE_DIR", str(cache))
+    reached, ended = job.first, False
+    with tempfile.TemporaryDirectory() as folder:
+        progress, errors = Path(folder, "seed"), Path(folder, "errors")
+        command = [sys.executable, __file__, json.dumps(dataclasses.asdict(job)), str(progress)]
+        with open(errors, "w") as stderr:
+            child = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
+            )
+            for text in child.stdout:
+                if text.startswith('{"'):
+                    line = json.loads(text)
+                    reached, ended = line.get("reached", reached), "ended" in line
+                    told(line)
+            status = child.wait()
+        if ended and status == 0:
+            return None, reached
+        seed = (
+            int(progress.read_text().split()[0]) if progress.exists() and progress.stat().st_size else reached
+        )
+        name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        return (seed, f"the process died: {name}: {errors.read_text()[-1500:]}"), reached
+
+
+def _tell(**line):
+    print(json.dumps(line), flush=True)
+
+
+def main():
+    """A process."""
+    import random_programs
+    from random_shrink import script_of, shrink
+
+    faulthandler.enable()
+    given = json.loads(sys.argv[1])
+    job = Job(**{**given, "features": tuple(given["features"]), "skipped": tuple(given["skipped"])})
+    progress = os.open(sys.argv[2], os.O_CREAT | os.O_WRONLY)
+    seeds = [seed for seed in range(job.first, job.last) if seed not in job.skipped]
+
+    def finished(counts, seed):
+        faulthandler.cancel_dump_traceback_later()
+        faulthandler.dump_traceback_later(HANGS, exit=True)
+        if not job.shrink:
+            _tell(counts=counts, reached=seed + 1)
+
+    faulthandler.dump_traceback_later(HANGS, exit=True)
+    with random_programs.target(job.target) as device:
+        counts, failed, _ = random_programs.sweep(
+            seeds, device, job.opt, 1, job.batch, lambda text: None, job.features, finished, progress
+        )
+        for run in failed:
+            if job.shrink:
+                program, wrong = shrink(run, device)
+                _tell(seed=run.seed, script=script_of(program, job.target, wrong, run.seed))
+            else:
+                _tell(seed=run.seed, wrong=run.wrong)
+    _tell(ended=True)
+
+
+if __name__ == "__main__":
+    main()

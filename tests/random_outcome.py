@@ -1,0 +1,48 @@
+"""One call of a function, forward and backward, as named tensors.
+
+In: a function and its arguments. Out: what it gives, gradients, and what became of the inputs. Example:
+
+    outcome(f, [x, 0.5], gradients=True)  # -> {"result 0": ..., "gradient 0": ...}
+"""
+
+import contextlib
+import warnings
+
+import torch
+
+
+def outcome(function, arguments, gradients, backward=None, context=None, written=(), asks=False):
+    """Named tensors: results, gradients, and the inputs after the call. `context`, `backward`: contexts of
+    the forward and the backward. `written`: numbers of the arguments that are changed between them; that
+    the backward then raises is part of the outcome. `asks`: so is which results require gradients."""
+    with warnings.catch_warnings(), context or contextlib.nullcontext():
+        warnings.simplefilter("ignore")
+        results = list(function(*arguments))
+    found = {f"result {k}": t for k, t in enumerate(results)}
+    inputs = [a for a in arguments if isinstance(a, torch.Tensor)]
+    leaves = [a for a in inputs if a.requires_grad]
+    ends = [t for t in results if t.requires_grad]
+    if asks:
+        found |= {f"requires {k}": torch.tensor(t.requires_grad) for k, t in enumerate(results)}
+    given = [incoming(t) for t in ends]
+    with torch.no_grad():
+        for k in written:
+            arguments[k].logical_not_() if arguments[k].dtype == torch.bool else arguments[k].add_(1)
+    if gradients and leaves and ends:
+        try:
+            with backward or contextlib.nullcontext():
+                grads = torch.autograd.grad(ends, leaves, given, allow_unused=True)
+        except RuntimeError:
+            if not written:
+                raise
+            grads = []
+            found["raised in the backward"] = torch.tensor(True)
+        found |= {f"gradient {k}": g for k, g in enumerate(grads) if g is not None}
+    found |= {f"input {k} afterwards": t for k, t in enumerate(inputs) if not t.requires_grad}
+    return {name: t.detach() for name, t in found.items()}
+
+
+def incoming(result):
+    """A gradient that is the same in every dtype: multiples of 1/4."""
+    steps = (torch.arange(result.numel(), device=result.device) * 7 % 13 - 6).to(torch.float64) / 4
+    return steps.reshape(result.shape).to(result.dtype)
