@@ -89,32 +89,43 @@ def adds_gradients(program):
 
 def compare(actual, expected, adds_gradients=False):
     """What is wrong with the outcome of a call; "" for nothing."""
-    if actual.keys() != expected.keys():
-        return f"gives {sorted(actual)}, eager {sorted(expected)}"
-    for name, (eager, exact, allowed) in expected.items():
-        mine = actual[name]
-        said = [(t.dtype, tuple(t.shape), t.device) for t in (mine, eager)]
-        if said[0] != said[1]:
-            return f"{name} is {said[0]}, eager {said[1]}"
-        strides = [[s for n, s in zip(t.shape, t.stride()) if n > 1] for t in (mine, eager)]
+    return next(iter(differences(actual, expected, adds_gradients).values()), "")
+
+
+def differences(actual, expected, adds_gradients=False):
+    """Name -> what is wrong with it; "" stands for which tensors share memory."""
+    found = {name: f"{name} is not there in eager" for name in actual if name not in expected}
+    for name, wanted in expected.items():
         free = adds_gradients and name.startswith("gradient")
-        if mine.numel() and strides[0] != strides[1] and not free:
-            return f"{name} of {tuple(mine.shape)} has strides {mine.stride()}, eager {eager.stride()}"
-        if allowed is None:
-            wrong = mine != eager
-        else:
-            off = (mine.cpu().double() - exact).abs()
-            same = (mine == eager) | (mine.isnan() & eager.isnan()) | (mine == exact.to(mine))
-            near = (off <= allowed) | (torch.as_tensor(allowed) == torch.inf)
-            wrong = ~(near.to(mine.device) | same)
-        if bool(wrong.any()):
-            where = wrong.flatten().nonzero()[:3, 0].tolist()
-            both = [(i, mine.flatten()[i].item(), eager.flatten()[i].item()) for i in where]
-            pairs = [f"[{i}] {a!r}, eager {b!r}" for i, a, b in both]
-            number = allowed.flatten()[where[0]].item() if isinstance(allowed, torch.Tensor) else allowed
-            bound = "" if allowed is None else f" (allowed: {number:.3g})"
-            return f"{name}: {int(wrong.sum())} of {wrong.numel()} differ{bound}: {'; '.join(pairs)}"
-    return _aliases(actual, expected)
+        what = _difference(name, actual[name], *wanted, free) if name in actual else f"{name} is missing"
+        if what:
+            found[name] = what
+    return found or {name: what for name, what in (("", _aliases(actual, expected)),) if what}
+
+
+def _difference(name, mine, eager, exact, allowed, free):
+    """Of one tensor. `free`: it may have other strides."""
+    said = [(t.dtype, tuple(t.shape), t.device) for t in (mine, eager)]
+    if said[0] != said[1]:
+        return f"{name} is {said[0]}, eager {said[1]}"
+    strides = [[s for n, s in zip(t.shape, t.stride()) if n > 1] for t in (mine, eager)]
+    if mine.numel() and strides[0] != strides[1] and not free:
+        return f"{name} of {tuple(mine.shape)} has strides {mine.stride()}, eager {eager.stride()}"
+    if allowed is None:
+        wrong = mine != eager
+    else:
+        off = (mine.cpu().double() - exact).abs()
+        same = (mine == eager) | (mine.isnan() & eager.isnan()) | (mine == exact.to(mine))
+        near = (off <= allowed) | (torch.as_tensor(allowed) == torch.inf)
+        wrong = ~(near.to(mine.device) | same)
+    if not bool(wrong.any()):
+        return ""
+    where = wrong.flatten().nonzero()[:3, 0].tolist()
+    both = [(i, mine.flatten()[i].item(), eager.flatten()[i].item()) for i in where]
+    pairs = [f"[{i}] {a!r}, eager {b!r}" for i, a, b in both]
+    number = allowed.flatten()[where[0]].item() if isinstance(allowed, torch.Tensor) else allowed
+    bound = "" if allowed is None else f" (allowed: {number:.3g})"
+    return f"{name}: {int(wrong.sum())} of {wrong.numel()} differ{bound}: {'; '.join(pairs)}"
 
 
 def _aliases(actual, expected):

@@ -28,7 +28,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 import torch
 from batch import collecting, load
-from random_compare import adds_gradients, compare, expectation, last_roundings
+from random_compare import adds_gradients, differences, expectation, last_roundings
 from random_families import FEATURES, features_of
 from random_world import REFUSALS, generate
 from support import counted, script
@@ -121,7 +121,7 @@ def execute(runs, device, opt_level=1, jobs=1, progress=None):
 def _without_fusion(run, device):
     """What TorchScript raises without fusion; "" for nothing."""
     try:
-        with torch.jit.fuser("fuser0"):
+        with torch.jit.fuser("none"):
             run.scripted = script(run.program.source())
             for call in range(len(run.program.calls)):
                 _last_of(run, call, device)
@@ -144,11 +144,17 @@ def _compare(run, device):
         for call, expected in enumerate(run.expected):
             try:
                 actual = run.program.outcome(run.scripted, call, device)
-                run.wrong = compare(actual, expected, adds_gradients(run.program))
-                if run.wrong and not compare(actual, _torchscripts_own(run, call, device)):
-                    run.wrong, run.excused = "", run.wrong
+                free = adds_gradients(run.program)
+                wrong = differences(actual, expected, free)
+                if wrong:  # each tensor may be eager's or TorchScript's
+                    own = differences(actual, _torchscripts_own(run, call, device), free)
+                    run.excused = next(iter(wrong.values()))
+                    run.wrong = next((what for name, what in wrong.items() if name in own), "")
             except Exception as error:
                 run.wrong = f"raises {type(error).__name__}: {_last(error)}"
+                if _without_fusion(run, device) == run.wrong:
+                    run.wrong, run.excused = "", run.wrong
+                    return
             if run.wrong:
                 run.wrong = f"call {call}: {run.wrong}"
                 return

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from random_ops import Statement
-from random_programs import compare, expectation
+from random_compare import compare, expectation
 from random_world import Input, Program
 
 #: Terms whose sum is 0 but for roundings.
