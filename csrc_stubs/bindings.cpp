@@ -112,7 +112,7 @@ std::shared_ptr<Plan> make_plan(int32_t leaf_count,
                                 const std::vector<std::shared_ptr<Launch>>& launches,
                                 const std::vector<std::pair<std::string, int32_t>>& results,
                                 std::string refusal, py::object keepalive, int32_t random,
-                                const std::vector<std::pair<int32_t, bool>>& updates) {
+                                const std::vector<std::pair<int32_t, bool>>& updates, int32_t drawn) {
   auto plan = std::make_shared<Plan>();
   plan->program = make_program(leaf_count, instructions, checks);
   for (const auto& [name, sizes, strides] : allocations) {
@@ -130,10 +130,29 @@ std::shared_ptr<Plan> make_plan(int32_t leaf_count,
     plan->updates.push_back({index, counted});
   }
   plan->random = random;
+  plan->drawn = drawn;
   plan->refusal = std::move(refusal);
   plan->verify();
   plan->keepalive = keepalive.is_none() ? nullptr : keepalive.release().ptr();
   return plan;
+}
+
+std::vector<at::Tensor> run_plan(const std::shared_ptr<Plan>& plan,
+                                 const std::vector<at::Tensor>& tensors) {
+  torch::jit::Stack stack(tensors.begin(), tensors.end());
+  Arguments arguments;
+  std::vector<int64_t> values;
+  const char* refusal = gather(stack, arguments);
+  refusal = refusal ? refusal : plan->mismatch(stack);
+  if (refusal || !plan->refusal.empty() || !evaluate(plan->program, arguments.leaves, values)) {
+    throw py::value_error(refusal ? refusal : "the plan does not serve these tensors");
+  }
+  run(*prepare(plan, arguments, std::move(values)), arguments, stack, tensors.size());
+  std::vector<at::Tensor> results;
+  for (const c10::IValue& result : stack) {
+    results.push_back(result.toTensor());
+  }
+  return results;
 }
 
 py::dict stats() {
@@ -199,7 +218,7 @@ void bind_plan(py::module_& m) {
       .def(py::init(&make_plan), py::arg("leaf_count"), py::arg("instructions"), py::arg("checks"),
            py::arg("allocations"), py::arg("launches"), py::arg("results"), py::arg("refusal") = "",
            py::arg("keepalive") = py::none(), py::arg("random") = 0,
-           py::arg("updates") = std::vector<std::pair<int32_t, bool>>())
+           py::arg("updates") = std::vector<std::pair<int32_t, bool>>(), py::arg("drawn") = -1)
       .def_readonly("refusal", &Plan::refusal)
       .def(
           "evaluate",
@@ -207,7 +226,10 @@ void bind_plan(py::module_& m) {
             std::vector<int64_t> values;
             return evaluate(plan.program, leaves, values) ? std::make_optional(values) : std::nullopt;
           },
-          "The values array for a leaf vector, or None if a check does not hold.");
+          "The values array for a leaf vector, or None if a check does not hold.")
+      .def("run", &run_plan, py::arg("tensors"),
+           "The results of a call outside of any group. `tensors` have the dtypes and devices that the plan "
+           "was made for; ValueError where it does not serve their sizes.");
 }
 
 }  // namespace

@@ -178,6 +178,7 @@ void Plan::verify() const {
     after = check.instructions;
   }
   const auto is_value = [&](int32_t index) { return below(index, known); };
+  require(drawn == -1 || is_value(drawn), "what is drawn is not among the values");
   for (const Allocation& a : allocations) {
     require(a.sizes.size() == a.strides.size(), "an allocation has not as many strides as sizes");
     require(std::all_of(a.sizes.begin(), a.sizes.end(), is_value), "a size is not among the values");
@@ -309,6 +310,11 @@ std::shared_ptr<const PreparedCall> prepare(std::shared_ptr<const Plan> plan, co
                               values[launch->block_y], values[launch->shared], values[launch->grain],
                               offset});
   }
+  if (plan->drawn >= 0) {  // eager's ops draw also where nothing comes of it
+    call->drawn = static_cast<uint64_t>(values[plan->drawn]);
+  } else if (!call->launches.empty()) {
+    call->drawn = static_cast<uint64_t>(plan->random);
+  }
   call->values = std::move(values);
   call->plan = std::move(plan);
   return call;
@@ -340,8 +346,8 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
   }
   std::copy(call.args.begin(), call.args.end(), args);
   RandomState random;
-  if (C10_UNLIKELY(plan.random > 0) && !call.launches.empty()) {
-    random = draw_random(device, plan.random);
+  if (C10_UNLIKELY(call.drawn > 0)) {
+    random = draw_random(device, call.drawn);
   }
   void* stream = nullptr;
   if (device.is_cuda() && !call.launches.empty()) {

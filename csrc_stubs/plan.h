@@ -92,6 +92,7 @@ struct Plan {
   std::vector<Result> results;
   std::vector<Update> updates;
   int32_t random = 0;         // random ops, each of which has a stream of its own in every call
+  int32_t drawn = -1;         // where the ops' numbers are eager's: position of the Philox blocks that a call takes
   std::string refusal;        // non-empty: calls of this class run unfused
   void* keepalive = nullptr;  // PyObject*, owned
 
@@ -132,6 +133,7 @@ struct PreparedCall {
   uint64_t hash = 0;
   std::vector<int64_t> dims;             // sizes then strides of each allocation
   std::vector<PreparedLaunch> launches;  // those with a grid of 0 are left out
+  uint64_t drawn = 0;                    // Philox blocks by which the generator advances
   std::vector<char> args;                // parameter buffers with the integers filled in
 
   bool serves(const Arguments& arguments) const;
@@ -161,8 +163,8 @@ struct OutOfRange : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// random.cpp: takes `ops` streams from torch's default generator of the device. Throws RandomError.
-RandomState draw_random(c10::Device device, int32_t ops);
+// random.cpp: takes `blocks` Philox blocks from torch's default generator of the device. Throws RandomError.
+RandomState draw_random(c10::Device device, uint64_t blocks);
 
 // Allocates, launches, and replaces the call's inputs on the stack by its outputs. On an exception the stack
 // is as it was, but for arguments that a kernel has updated: there it holds copies, so that who runs the ops

@@ -4,7 +4,7 @@
 // CUDA: the state that torch's kernels start from; the offset advances by 4 for each random op. A kernel
 // gives each op a value of Philox's low counter words of its own, offset / 4 + its number, and tells elements
 // apart by the high words, so 4 is enough for any number of elements, and no later kernel meets the numbers
-// again. CPU: one draw is the key of a Philox sequence that only this call sees.
+// again. Where the numbers are to be eager's, the offset advances as eager's ops make it. CPU: one draw is the key of a Philox sequence that only this call sees.
 
 #include "plan.h"
 
@@ -30,14 +30,14 @@ PhiloxCudaState philox_cuda_state() {
   return found;
 }
 
-RandomState draw_cuda(c10::Device device, int32_t ops) {
+RandomState draw_cuda(c10::Device device, uint64_t blocks) {
   const PhiloxCudaState draw = philox_cuda_state();
   if (!draw) {
     throw RandomError("this torch does not give out the state of its CUDA random generator");
   }
   at::Generator generator = at::globalContext().defaultGenerator(device);
   const std::lock_guard<std::mutex> lock(generator.mutex());
-  const at::PhiloxCudaState state = draw(generator.unsafeGetGeneratorImpl(), 4 * static_cast<uint64_t>(ops));
+  const at::PhiloxCudaState state = draw(generator.unsafeGetGeneratorImpl(), 4 * blocks);
   if (!state.captured_) {
     return {state.seed_.val, state.offset_.val, 0, 0};
   }
@@ -49,14 +49,14 @@ RandomState draw_cuda(c10::Device device, int32_t ops) {
 
 }  // namespace
 
-RandomState draw_random(c10::Device device, int32_t ops) {
+RandomState draw_random(c10::Device device, uint64_t blocks) {
   if (device.is_cpu()) {
     auto* generator = at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator());
     const std::lock_guard<std::mutex> lock(generator->mutex_);
     return {generator->random64(), 0, 0, 0};
   }
   try {
-    return draw_cuda(device, ops);
+    return draw_cuda(device, blocks);
   } catch (const c10::Error&) {  // captured by other means than torch's own: eager has the same to say
     throw RandomError("the CUDA graph being captured does not know torch's random generator");
   }

@@ -35,7 +35,7 @@ __all__ = [
 
 _ops = {row.name for row in table.all_rows() if not row.option or options.enabled(row.option)}
 _C.register_profiled_kinds(sorted(_ops | set(functionalize.KINDS) | {"aten::conv2d", "prim::ConstantChunk", "prim::ListConstruct"}))
-_C.set_in_place_kinds(functionalize.EARLY, functionalize.fresh_kinds())
+_C.set_in_place_kinds(functionalize.early_kinds(), functionalize.fresh_kinds())
 _C.set_pass(passes.fuse)
 _C.set_planner(planner.plan)
 _C.set_reporter(warn)

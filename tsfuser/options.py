@@ -64,6 +64,7 @@ ENABLE = {
     "kernel_db": "Always on: kernels are kept on disk.",
     "linear_decomposition": "The bias of a `linear` of four dims or more is added in a group.",
     "conv_decomposition": "The bias of a `conv2d` is added in a group.",
+    "eager_random": "Random numbers in groups are eager's, bit for bit. On CUDA; else random ops are left to torch.",
     "graph_op_fusion": "`index_select` and `gather` are fused, outside of training.",
     **_inert("kernel_profile warn_register_spill"),
 }

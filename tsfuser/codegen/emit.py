@@ -65,10 +65,19 @@ def _place(s: Place) -> list[str]:
 
 
 def _uniform(s: Uniform) -> list[str]:
+    if s.walk:
+        return _eager(s)
     arguments = f"{_START}, {s.stream}, {s.offset}"
     if s.lanes > 1:
         return _assign(f"vec<{s.ctype}, {s.lanes}>", s.name, f"uniform<{s.ctype}, {s.lanes}>({arguments})")
     return _assign(s.ctype, s.name, f"uniform<{s.ctype}>({arguments})")
+
+
+def _eager(s: Uniform) -> list[str]:
+    law, arguments = f"eager_{s.law}<{s.ctype}>", ", ".join([_START, *s.walk, str(s.offset)])
+    if s.lanes > 1:
+        return _assign(f"vec<{s.ctype}, {s.lanes}>", s.name, f"eager_numbers<{law}, {s.lanes}>({arguments})")
+    return _assign(s.ctype, s.name, f"eager_number<{law}>({arguments})")
 
 
 def _draw(s: Draw) -> list[str]:

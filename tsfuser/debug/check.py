@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import _C
+from .. import _C, options
 from .caveat import caveat
 from .explain import CALLS, described, explain
 from .isolate import isolate
@@ -47,8 +47,8 @@ class Difference:
 @dataclass(frozen=True)
 class Report:
     """True where groups ran fused and nothing differs. `compared`: groups that ran fused and were compared;
-    `random`: groups that were not, as fused random numbers are others than eager's; `unfused`: reasons of
-    those that did not run fused; `nothing`: why no group ran fused at all, "" where one did; `caveat`: why
+    `random`: groups that were not, as fused random numbers are others than eager's, unless these are asked
+    for; `unfused`: reasons of those that did not run fused; `nothing`: why no group ran fused at all, "" where one did; `caveat`: why
     the function itself runs unfused, "" where it does not."""
 
     name: str
@@ -84,7 +84,7 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> Report:
     def look(run: Run) -> None:
         if run.reason:
             unfused[run.group] = run.reason
-        elif _is_random(run.group):
+        elif _is_random(run.group) and not options.enabled("eager_random"):
             random[run.group] = None
         else:
             compared[run.group] = None

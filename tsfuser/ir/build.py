@@ -35,10 +35,12 @@ def rounded(template: str, dtype: DType) -> str:
 
 
 class Builder(Draft):
-    """A Draft as the op table fills it. `default_dtype` is torch's default floating dtype; `device` is where the group runs (`cpu`, `cuda:0`)."""
+    """A Draft as the op table fills it. `default_dtype` is torch's default floating dtype; `device` is where the group runs (`cpu`, `cuda:0`); `eager`, given
+    where random numbers are to be eager's, gives the `eager_random.Grid` of its kernels on a device, or raises Refusal."""
 
-    def __init__(self, call: Call, device: str, default_dtype: DType = FLOAT):
+    def __init__(self, call: Call, device: str, default_dtype: DType = FLOAT, eager: "Callable | None" = None):
         super().__init__(call)
+        self.eager = eager
         self.device = device
         self.default_dtype = default_dtype
         self._known_layouts: dict[tuple, lay.Layout] = {}  # memo: (sizes, layouts of the operands) -> that of the result; (layout,) -> that of a copy
@@ -285,13 +287,13 @@ class Builder(Draft):
             raise Refusal("a Python number cannot leave a group")
         if value.name in self.views:
             raise Refusal("a view leaves the group, which would return a copy")
-        if not value.dims and self.device != "cpu" and self._is_on_cpu(value):
+        if not value.dims and self.device != "cpu" and self.is_on_cpu(value):
             raise Refusal("a result of 0-dim CPU tensors alone is on the CPU, and leaves a group on another device")
         self.results.append(("output", len(self.outputs)))
         where = self.layout(value)
         self.outputs.append(Output(value, where.sizes, where.strides, where.strides))
 
-    def _is_on_cpu(self, value: Value) -> bool:
+    def is_on_cpu(self, value: Value) -> bool:
         """Whether eager computes `value` on the CPU, beside tensors of a group on another device."""
         read = {value.name}.union(v.name for op in self.needed([value]) for v in op.operands)
         sources = [i.by_value for i in self.inputs.values() if i.value.name in read]

@@ -37,6 +37,7 @@ class Draft:
         self.layouts: dict[str, lay.Layout] = {}  # value name -> layout that eager would give it
         self.sources: dict[str, TensorInput] = {}  # name of an input, or of a view of one -> that input
         self.views: set[str] = set()  # names of values that must not leave the group: eager's may be views of others
+        self.drawn: "sz.Size | None" = None  # Philox blocks that eager's random ops have taken so far
         self._count = 0
 
     def axis(self, axis: Axis) -> Axis:

@@ -32,7 +32,7 @@ def finish(draft: Draft) -> Fusion:
     ops = tuple(map(new.op, ops))
     outputs = tuple(replace(o, value=new.value(o.value), steps=new.strides(o.value, o.strides)) for o in draft.outputs)
     updates = tuple(replace(u, value=new.value(u.value), strides=new.strides(u.value, u.strides)) for u in draft.updates)
-    fusion = Fusion(inputs, numbers, ops, outputs, tuple(draft.results), updates)
+    fusion = Fusion(inputs, numbers, ops, outputs, tuple(draft.results), updates, draft.drawn)
     _check_lookups(draft, fusion)
     return fusion
 

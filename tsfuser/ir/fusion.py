@@ -105,16 +105,28 @@ class Reduce:
 
 
 @dataclass(frozen=True)
+class Walk:
+    """Which of eager's random numbers an element gets (ir/eager_random.py): the Philox blocks before it in the group's
+    part of the generator's sequence, the threads of eager's kernel, and how many neighbours a thread takes at once."""
+
+    counter: Size
+    threads: Size
+    width: Size
+
+
+@dataclass(frozen=True)
 class Random:
     """`output[i]` = a uniform random number in [0, 1), one for each element of the operand, whose values do not matter. It depends on the seed and
     offset of the call, on `stream` (the ops of a Fusion have streams 0, 1, ...), and on the element's place in a dense tensor of the operand's
-    layout (`linear_strides`, one step a dim of the output): so it is the same in every kernel that computes it."""
+    layout (`linear_strides`, one step a dim of the output): so it is the same in every kernel that computes it. With a `walk` it is eager's number,
+    in (0, 1], or a normal one where `name` says `normal`, and the stream does not matter."""
 
     name: str
     stream: int
     operands: tuple[Value, ...]
     output: Value
     linear_strides: tuple[Size, ...]
+    walk: "Walk | None" = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +192,8 @@ class Empty:
 @dataclass(frozen=True)
 class Fusion:
     """`results` gives the group's outputs in order: `("output", k)` for `outputs[k]`, `("input", i)` for argument `i` itself, `("integer", n)`
-    for a plain number, `("empty", dtype name)` for a tensor of sizes (0,), `("undefined", 0)` for a gradient that was not asked for."""
+    for a plain number, `("empty", dtype name)` for a tensor of sizes (0,), `("undefined", 0)` for a gradient that was not asked for. `drawn`: the
+    Philox blocks by which eager's generator advances, where random numbers are eager's."""
 
     inputs: tuple[TensorInput, ...]
     numbers: tuple[NumberInput, ...]
@@ -188,6 +201,7 @@ class Fusion:
     outputs: tuple[Output, ...]
     results: "tuple[tuple[str, int | str], ...]"
     updates: tuple[Update, ...] = ()
+    drawn: "Size | None" = None
 
     def __str__(self) -> str:
         """Code that builds the Fusion, one statement an op; `ir.text.read` runs it."""
@@ -229,13 +243,16 @@ def _code(fusion: Fusion) -> str:
     updates = "".join(f"    update({u.value.name}, {u.index}, {_sizes(u.strides)}, {u.alignment.text()}, {u.counted}),\n" for u in fusion.updates)
     parts = [("inputs", inputs), ("numbers", numbers), ("ops", ops), ("outputs", outputs), ("updates", updates)]
     lines += [f"{name} = (\n{text})" if text else f"{name} = ()" for name, text in parts]
-    return "\n".join(lines + [f"fusion = Fusion(inputs, numbers, ops, outputs, {fusion.results!r}, updates)"])
+    drawn = "" if fusion.drawn is None else f", {_size(fusion.drawn)}"
+    return "\n".join(lines + [f"fusion = Fusion(inputs, numbers, ops, outputs, {fusion.results!r}, updates{drawn})"])
 
 
 def _leaves(fusion: Fusion) -> list[Size]:
     sizes = [a.extent for a in fusion.axes]
     sizes += [v.size for op in fusion.ops for v in op.operands if v.size is not None]
     sizes += [step for op in fusion.randoms for step in op.linear_strides]
+    sizes += [size for op in fusion.randoms if op.walk for size in (op.walk.counter, op.walk.threads, op.walk.width)]
+    sizes += [] if fusion.drawn is None else [fusion.drawn]
     sizes += [size for op in fusion.lookups for size in (*op.strides, op.step, op.extent, op.alignment)]
     for i in fusion.inputs:
         sizes += [*i.strides, i.alignment]
@@ -257,8 +274,12 @@ def _tuple(items: list[str]) -> str:
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
+def _size(size: Size) -> str:
+    return f"const({size.a})" if size.is_const else size.text()
+
+
 def _sizes(sizes) -> str:
-    return _tuple([f"const({s.a})" if s.is_const else s.text() for s in sizes])
+    return _tuple(list(map(_size, sizes)))
 
 
 def _tensor(value: Value) -> str:
@@ -271,13 +292,18 @@ def _operand(value: Value) -> str:
     return value.name if value.literal is None else f"literal({value.literal!r}, {value.dtype})"
 
 
+def _walk(op: Random) -> str:
+    walk = op.walk
+    return f", walk({', '.join(map(_size, (walk.counter, walk.threads, walk.width)))})" if walk else ""
+
+
 def statement(op: Op) -> str:
     """The op as `ir.text.read` takes it: `pointwise('relu', 'relu({0})', (add_0,), float32, relu_1)`."""
     operands = _tuple([_operand(v) for v in op.operands])
     if isinstance(op, Reduce):
         return f"reduce({op.name!r}, {op.combine!r}, {operands}, {_tuple([a.name for a in op.axes])}, {op.output.name})"
     if isinstance(op, Random):
-        return f"random({op.name!r}, {op.stream}, {operands}, {op.output.name}, {_sizes(op.linear_strides)})"
+        return f"random({op.name!r}, {op.stream}, {operands}, {op.output.name}, {_sizes(op.linear_strides)}{_walk(op)})"
     if isinstance(op, Reshape):
         return f"reshape({op.name!r}, {operands}, {op.output.name})"
     if isinstance(op, Lookup):

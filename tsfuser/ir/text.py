@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from . import size as sz
 from .dtypes import DTYPES
-from .fusion import Axis, Fusion, Lookup, NumberInput, Output, Pointwise, Random, Reduce, Reshape, TensorInput, Update, Value, extent
+from .fusion import Axis, Fusion, Lookup, NumberInput, Output, Pointwise, Random, Reduce, Reshape, TensorInput, Update, Value, Walk, extent
 
 
 def read(text: str) -> Fusion:
@@ -19,7 +19,7 @@ def read(text: str) -> Fusion:
               "nextpow2": sz.nextpow2, "const": sz.const}  # fmt: skip
     names |= {"axis": lambda name, extent: Axis(name, sz.as_size(extent)), "tensor": Value, "Fusion": Fusion, "output": Output, "input": TensorInput}
     names |= {"number": lambda name, dtype: Value(name, dtype, None), "number_input": NumberInput, "pointwise": Pointwise, "reduce": Reduce, "random": Random, "update": Update,
-              "reshape": Reshape, "lookup": Lookup}  # fmt: skip
+              "reshape": Reshape, "lookup": Lookup, "walk": Walk}  # fmt: skip
     names |= {"literal": lambda value, dtype: Value(repr(value), dtype, None, value), "extent": extent, "inf": float("inf"), "nan": float("nan")}
     exec(compile(text, "<fusion>", "exec"), {"__builtins__": {}, "True": True, "False": False}, names)  # noqa: S102
     return names["fusion"]

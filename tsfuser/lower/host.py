@@ -130,7 +130,7 @@ def draw(body: Body) -> Body:
 
 def _drawn(loop: For) -> list[Stmt]:
     own = {defined(s) for s in loop.body}
-    steady = [s for s in loop.body if isinstance(s, Uniform) and ix.coefficient(s.offset, loop.var) == Const(1)]
+    steady = [s for s in loop.body if isinstance(s, Uniform) and not s.walk and ix.coefficient(s.offset, loop.var) == Const(1)]
     wanted = [s for s in steady if not ix.names(s.offset) & own]
     if not wanted:
         return [loop]

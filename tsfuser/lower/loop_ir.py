@@ -57,7 +57,8 @@ class Place:
 @dataclass(frozen=True)
 class Uniform:
     """`name` = the random number of `stream` with index `offset`, in [0, 1); with `lanes` > 1 a vector of neighbours. `state` names the field
-    that says where the call's numbers begin."""
+    that says where the call's numbers begin. With a `walk` (counter, threads and width, as text) it is eager's number, by its `law`: `uniform`, in (0, 1], or
+    `normal`."""
 
     name: str
     ctype: str
@@ -65,6 +66,8 @@ class Uniform:
     stream: int
     offset: Expr
     lanes: int = 1
+    law: str = "uniform"
+    walk: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -302,7 +302,8 @@ def uniform(op: Random, at: Indices, params: Params, schedule: Schedule, registe
     access = next(a for a in schedule.domain.randoms if a.buffer.value.name == name)
     registers[name] = ctype
     state = params.field("random", "random_state", ("random",))
-    drawn = Uniform(f"{name}_m", ctype, state, op.stream, _offset(access, at, params, schedule))
+    walk = (op.walk.counter, op.walk.threads, op.walk.width) if op.walk else ()
+    drawn = Uniform(f"{name}_m", ctype, state, op.stream, _offset(access, at, params, schedule), 1, op.name, tuple(map(params.count, walk)))
     return [drawn, Compute(name, ctype, "{0}", (drawn.name,))]
 
 

@@ -39,7 +39,7 @@ def _line(s: Stmt) -> str:
     if isinstance(s, Place):
         return f"{s.name} = {s.index} * {s.step} if {'' if s.guard is None else f'{s.guard} and '}{s.index} in {s.extent}"
     if isinstance(s, Uniform):
-        return f"{s.name} = uniform {s.stream} at {s.offset}{f' .. +{s.lanes}' if s.lanes > 1 else ''}"
+        return f"{s.name} = {s.law} {', '.join(s.walk) or s.stream} at {s.offset}{f' .. +{s.lanes}' if s.lanes > 1 else ''}"
     if isinstance(s, Draw):
         return f"{s.name}[] = {s.count} of uniform {s.stream} at {s.offset}"
     if isinstance(s, Compute):

@@ -1,14 +1,18 @@
 """Random numbers and dropout, over `Builder.uniform`.
 
 In: a tensor, a probability. Out: results with eager's distribution, not its numbers; `manual_seed` makes
-both reproducible. Example, dropout of x:
+both reproducible. Where the builder is to have eager's numbers, they are these, bit for bit: its
+walks (ir/eager_random.py) and its roundings. Example, dropout of x:
 
     keep = uniform(x) < 1 - p;  y = x * keep * (1 / (1 - p))
 """
 
 from __future__ import annotations
 
+import struct
+
 from ..errors import Refusal
+from ..ir import eager_random
 from ..ir.build import Builder
 from ..ir.dtypes import BFLOAT16, BOOL, DOUBLE, FLOAT, HALF, DType
 from ..ir.fusion import Value
@@ -29,6 +33,9 @@ def rand_like(
     """Uniform random numbers in [0, 1)"""
     check_options(b, layout, device, pin_memory, memory_format)
     wanted = _wanted("rand_like", self, dtype)
+    if b.eager:  # 1 becomes 0, also what is 1 when it has been rounded
+        numbers = eager_random.numbers(b, "uniform", self, wanted.register, wanted.itemsize)
+        return b.pointwise("rand", "({0} == 1 ? 0 : {0})", (b.cast(numbers, wanted),), wanted)
     if wanted in (FLOAT, DOUBLE):
         return b.uniform(self, wanted)
     # as many bits as the dtype holds, as eager on the CPU: rounding 24 bits would give 1
@@ -50,6 +57,9 @@ def randn_like(
     check_options(b, layout, device, pin_memory, memory_format)
     wanted = _wanted("randn_like", self, dtype)
     own = wanted.register
+    if b.eager:  # adding the mean, 0, turns -0 to 0
+        numbers = eager_random.numbers(b, "normal", self, own, wanted.itemsize)
+        return b.cast(b.pointwise("randn", "({0} + 0)", (numbers,), own), wanted)
     turn = "6.283185307179586" + ("f" if own is FLOAT else "")
     template = f"(sqrt(-2 * log(1 - {{0}})) * cos({turn} * {{1}}))"
     return b.pointwise("randn", template, (b.uniform(self, own), b.uniform(self, own)), wanted)
@@ -85,6 +95,8 @@ def _dropped(b: Builder, input: Value, p: Value) -> tuple[Value, Value]:
     nothing here could tell."""
     if input.dtype.name not in FLOATING:
         raise Refusal(f"dropout of a {input.dtype} tensor is not supported")
+    if b.eager:
+        return _dropped_as_eager(b, input, p.literal)
     uniform = b.uniform(input)
     if p.literal is None:
         mask = b.pointwise("mask", "({0} < 1 - {1})", (uniform, p), BOOL, FLOAT)
@@ -96,3 +108,28 @@ def _dropped(b: Builder, input: Value, p: Value) -> tuple[Value, Value]:
     mask = b.pointwise("mask", "({0} < {1})", (uniform, b.literal(keep)), BOOL, FLOAT)
     scale = b.literal(1 / keep if keep else 0.0)
     return b.pointwise("dropout", "({0} * {1} * {2})", (input, mask, scale), input.dtype), mask
+
+
+def _dropped_as_eager(b: Builder, input: Value, p: "float | None") -> tuple[Value, Value]:
+    """The same with eager's numbers: all but float64 compares and scales in float, which 1 - p is rounded to
+    before the scale is computed. Where p is 0 or 1, eager's dropout draws nothing."""
+    if p is None:
+        raise Refusal("eager's random numbers for a dropout whose probability is not a constant")
+    if not 0 <= p <= 1:
+        raise Refusal(f"dropout with probability {p} is an error in eager")
+    own = input.dtype.register
+    keep = _rounded(1.0 - p, own)
+    if p in (0, 1):
+        mask = b.pointwise(
+            "mask", f"convert<bool>({'false' if p else 'true'})", (input,), BOOL, own_types=True
+        )
+        return b.pointwise("dropout", "({0} * 0)" if p else "{0}", (input,), input.dtype), mask
+    scale = b.literal(_rounded(1.0 / keep, own))
+    uniform = eager_random.dropout_numbers(b, input)
+    mask = b.pointwise("mask", "({0} < {1})", (uniform, b.literal(keep)), BOOL, own)
+    result = b.pointwise("dropout", "rounded_product({0} * {1}, {2})", (input, mask, scale), own)
+    return b.cast(result, input.dtype), mask
+
+
+def _rounded(number: float, dtype: DType) -> float:
+    return number if dtype is DOUBLE else struct.unpack("f", struct.pack("f", number))[0]

@@ -136,14 +136,20 @@ class Row:
                 raise Refusal(f"{self.name} of a complex number is not supported")
         return self.evaluate(builder, **args)
 
-    def refusal(self, args: "dict[str, NodeArg]", device: str = "cuda:0") -> "str | None":
+    def refusal(
+        self, args: "dict[str, NodeArg]", device: str = "cuda:0", eager: "Callable | None" = None
+    ) -> "str | None":
         """Why a node with these arguments cannot be fused; None if it can, or if too little is known to
-        say."""
-        result = self.infer(args, device)
+        say. `eager` is that of a Builder."""
+        result = self.infer(args, device, eager=eager)
         return result if isinstance(result, str) else None
 
     def infer(
-        self, args: "dict[str, NodeArg]", device: str = "cuda:0", default: DType = FLOAT
+        self,
+        args: "dict[str, NodeArg]",
+        device: str = "cuda:0",
+        default: DType = FLOAT,
+        eager: "Callable | None" = None,
     ) -> "tuple[tuple[str, int | None], ...] | str | None":
         """Dtype name and rank (None: unknown) of each result: `(("float32", 2),)`, None for one that is no tensor; a string
         says why the node is refused; None: too little is known.
@@ -155,6 +161,7 @@ class Row:
             tuple(sorted((name, _frozen(arg)) for name, arg in args.items())),
             device or "cuda:0",
             default,
+            eager,
         )
 
     def _accept(self, name: str, dtype: str) -> None:
@@ -167,7 +174,7 @@ def _frozen(arg: NodeArg) -> NodeArg:
 
 
 @lru_cache(maxsize=8192)
-def _infer(row: Row, args: "tuple[tuple[str, NodeArg], ...]", device: str, default: DType):
+def _infer(row: Row, args: "tuple[tuple[str, NodeArg], ...]", device: str, default: DType, eager):
     try:
         for name, arg in args:
             if arg.kind == "tensor" and arg.dtype is not None and name not in row.ignored:
@@ -176,7 +183,7 @@ def _infer(row: Row, args: "tuple[tuple[str, NodeArg], ...]", device: str, defau
                 raise Refusal(f"`{name}` of {row.name} is not a constant")
         if row.reshapes and "other" in dict(args):
             return _reshaped_as(dict(args))
-        trial = _trial(row, args, device, default)
+        trial = _trial(row, args, device, default, eager)
         if trial is None:
             return None
         builder, values = trial
@@ -199,7 +206,7 @@ def _kind_of_result(result: "Value | Empty | int | None", fickle: bool) -> "tupl
     return (result.dtype.name, 1) if isinstance(result, Empty) else None
 
 
-def _trial(row: Row, args, device: str, default: DType) -> "tuple[Builder, dict[str, Any]] | None":
+def _trial(row: Row, args, device: str, default: DType, eager) -> "tuple[Builder, dict[str, Any]] | None":
     """A builder and the row's arguments in it; None if something needed is unknown."""
     described, build_args = [], {}
     for name, arg in args:
@@ -228,7 +235,7 @@ def _trial(row: Row, args, device: str, default: DType) -> "tuple[Builder, dict[
             return None
         else:
             build_args[name] = lambda b, value=arg.constant: value
-    builder = Builder(Call(tuple(described)), device, default)
+    builder = Builder(Call(tuple(described)), device, default, eager)
     return builder, {name: make(builder) for name, make in build_args.items()}
 
 

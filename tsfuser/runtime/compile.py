@@ -156,9 +156,10 @@ def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], dev
     launches = tuple(_launch(program, c, device) for c in compiled)
     results = tuple(("allocation", spots[i] if kind == "empty" else i) if kind in ("output", "empty") else (kind, i) for kind, i in fusion.results)
     updates = tuple((u.index, u.counted) for u in fusion.updates)
+    drawn = -1 if fusion.drawn is None else program.position(fusion.drawn)
     keepalive = tuple(c.function for c in compiled)
     return Plan(len(call.leaves), tuple(program.instructions), tuple(program.checks), allocations, launches, results, "", len(fusion.randoms),
-                updates, keepalive, lambda: _text(call, tensors, compiled))
+                updates, drawn, keepalive, lambda: _text(call, tensors, compiled))
 
 
 def _launch(program: Program, compiled: Compiled, device: str) -> Launch:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Callable
 
+from .. import _C
 from ..ir.call import Call
 from ..ir.size import Size, as_size
 
@@ -32,7 +33,8 @@ class Launch:
 @dataclass(frozen=True)
 class Plan:
     """`checks`: (k, position, expected): after k instructions the value must be as expected, or the plan does not serve the call. A plan with a `refusal`
-    sends its calls to the fallback. `random`: how many random ops each call makes, 0 for none. `updates`: the arguments whose memory kernels
+    sends its calls to the fallback. `random`: how many random ops each call makes, 0 for none; where their numbers are to be eager's, `drawn` is the position
+    of the Philox blocks that they take, else -1. `updates`: the arguments whose memory kernels
     write, and whether their version counts it."""
 
     leaf_count: int
@@ -44,11 +46,21 @@ class Plan:
     refusal: str = ""
     random: int = 0
     updates: tuple[tuple[int, bool], ...] = ()
+    drawn: int = -1
     keepalive: object = field(default=None, repr=False, compare=False)
     describe: "Callable[[], str] | None" = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         return self.describe() if self.describe else f"refused: {self.refusal}"
+
+
+def native(plan: Plan) -> "_C.Plan":
+    """The plan as C++ takes it."""
+    launches = [
+        _C.Launch(x.kind, x.function, x.name, x.grid, x.block_x, x.block_y, x.shared, x.grain, x.args_bytes, list(x.args)) for x in plan.launches
+    ]
+    return _C.Plan(plan.leaf_count, list(plan.instructions), list(plan.checks), list(plan.allocations), launches, list(plan.results), plan.refusal,
+                   plan.keepalive, plan.random, list(plan.updates), plan.drawn)  # fmt: skip
 
 
 class Program:

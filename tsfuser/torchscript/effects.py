@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 
+from .. import options
 from ..ops import table
 from .graph import Graph, Node, Value, all_blocks, blocks, constant_of, inputs, is_constant, is_tensor, outputs, schema
 
@@ -66,6 +67,14 @@ def effect(node: Node) -> int:
     if found is None or found.writes or secretly_written(node):
         return WRITES
     return PURE
+
+
+def draws(node: Node) -> bool:
+    """Whether the node, or one inside, takes random numbers."""
+    inner = [node.g("Subgraph")] if node.kind() in _WITH_GRAPH else blocks(node)
+    if inner:
+        return any(draws(n) for block in inner for n in block.nodes())
+    return node.isNondeterministic()
 
 
 def secretly_written(node: Node) -> list[Value]:
@@ -163,13 +172,15 @@ class Effects:
     def order(self, nodes: "list[Node]") -> "dict[int, list[int]]":
         """Position of each node that is held in order -> positions of earlier nodes that it must follow.
         Writers and actors stand in a row; a node that touches written memory stays between its neighbours
-        in that row. So do all nodes where one switches gradients on or off, or enters a `with` that might."""
+        in that row. So do all nodes where one switches gradients on or off, or enters a `with` that might. Where
+        random numbers are to be eager's, ops that draw them stand in the row."""
         after: dict[int, list[int]] = {}
         last: "int | None" = None
         readers: list[int] = []
         switched = any(node.kind() in _SWITCHES for node in nodes)
+        drawing = options.enabled("eager_random")
         for i, node in enumerate(nodes):
-            kind = effect(node)
+            kind = ACTS if drawing and draws(node) else effect(node)
             if kind == PURE and not switched and not self._touches_written(node):
                 continue
             after[i] = [] if last is None else [last]

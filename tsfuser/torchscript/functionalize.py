@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import torch
 
-from .. import _C
+from .. import _C, options
 from ..ops import table
 from .effects import SECRET_VIEWS, Effects
 from .graph import Graph, Node, all_blocks, constant_of, inputs, is_constant, is_tensor, schema
@@ -68,10 +68,22 @@ def fresh_kinds() -> "list[str]":
     )
 
 
+def early_kinds() -> "list[str]":
+    """Those of `EARLY` that are rewritten."""
+    return [kind for kind in EARLY if kind not in _only_in_place()]
+
+
+def _only_in_place() -> "frozenset[str]":
+    """In-place kinds whose random numbers are not those of their functional form: eager's dropout in place draws a
+    Bernoulli tensor."""
+    rows = table.all_rows() if options.enabled("eager_random") else ()
+    return frozenset(f"{row.name}_" for row in rows if row.family == "random")
+
+
 def functionalize(graph: Graph) -> Graph:
     """Rewrites the in-place nodes of `KINDS` whose target is made in the graph and aliased by nothing else;
     torch's alias analysis decides. A graph about which that analysis is wrong is left alone."""
-    kinds = frozenset(KINDS)
+    kinds = frozenset(KINDS) - _only_in_place()
     wanted = any(node.kind() in kinds for block in all_blocks(graph) for node in block.nodes())
     if not wanted or Effects(graph).misled:
         return graph

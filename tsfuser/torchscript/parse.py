@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import torch
 
+from .. import options
 from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.build import Builder
@@ -20,6 +21,7 @@ from ..ir.call import Call, ListArg, OtherArg, ScalarArg, TensorArg
 from ..ir.dtypes import DTYPES
 from ..ir.fusion import Empty, Fusion, Value
 from ..ops import table
+from ..runtime import eager_random
 from .evaluate import CONTROL, OPERATIONS, QUESTIONS, is_number, run_control
 from .no_ops import is_no_op, stays_inside
 
@@ -36,7 +38,8 @@ _UNDEFINED = object()  # a result that eager leaves undefined
 
 def parse(graph: torch._C.Graph, call: Call, device: str) -> Fusion:
     """The Fusion that `graph` computes for calls like `call`. Raises Refusal."""
-    builder = Builder(call, device, DTYPES[str(torch.get_default_dtype()).removeprefix("torch.")])
+    eager = eager_random.grid_of if options.enabled("eager_random") else None
+    builder = Builder(call, device, DTYPES[str(torch.get_default_dtype()).removeprefix("torch.")], eager)
     values: dict[str, object] = {v.debugName(): _Argument(i) for i, v in enumerate(graph.inputs())}
     for result in _run(builder, graph.nodes(), values, graph.outputs()):
         result = builder.tensor(result.index) if isinstance(result, _Argument) else result

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 import torch
 
 from .. import log, options
+from ..errors import Refusal
 from ..ir.dtypes import DTYPES
 from ..ops import others, table
+from ..runtime import eager_random
 from .evaluate import CONTROL, OPERATIONS, QUESTIONS, is_number, is_plain
 from .graph import (
     CONSTANT,
@@ -182,8 +184,19 @@ def examine(
         return Verdict(reason=reason)
     device, loose, reason = _device([v for v in values + results if is_tensor(v)], knowledge)
     if reason is None:
-        reason = row.refusal(arguments(node, its_schema, knowledge), device)
+        reason = _refused(node, row, arguments(node, its_schema, knowledge), device)
     return Verdict(device, loose, reason)
+
+
+def _refused(node: Node, row: table.Row, given: "dict[str, table.NodeArg]", device: str) -> "str | None":
+    """Why the row does not take the node, or does not have the random numbers that are asked for."""
+    if row.family != "random" or not options.enabled("eager_random") or not node.isNondeterministic():
+        return row.refusal(given, device)
+    try:
+        eager_random.grid_of(device)
+    except Refusal as refusal:
+        return f"{row.name} is left to torch: {refusal}"
+    return row.refusal(given, device, eager_random.grid_of)
 
 
 def _control(node: Node, knowledge: Knowledge) -> Verdict:

@@ -13,7 +13,7 @@ from ..errors import CompileError, Refusal
 from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
 from ..runtime import interrupts
 from ..runtime.compile import compile_fusion
-from ..runtime.plan import Plan, refused
+from ..runtime.plan import native, refused
 from .parse import parse
 
 
@@ -59,9 +59,3 @@ def group_device(call: Call) -> str:
     if len(devices) > 1:
         raise Refusal(f"its tensors are on {' and '.join(sorted(devices))}")
     return devices.pop() if devices else "cpu"
-
-
-def native(plan: Plan) -> "_C.Plan":
-    """The plan as C++ takes it."""
-    launches = [_C.Launch(x.kind, x.function, x.name, x.grid, x.block_x, x.block_y, x.shared, x.grain, x.args_bytes, list(x.args)) for x in plan.launches]
-    return _C.Plan(plan.leaf_count, list(plan.instructions), list(plan.checks), list(plan.allocations), launches, list(plan.results), plan.refusal, plan.keepalive, plan.random, list(plan.updates))

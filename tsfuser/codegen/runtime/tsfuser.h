@@ -14,3 +14,4 @@
 #include "fetch.h"
 #include "math.h"
 #include "philox.h"
+#include "eager_random.h"
