@@ -48,8 +48,8 @@ class Difference:
 class Report:
     """True where groups ran fused and nothing differs. `compared`: groups that ran fused and were compared;
     `random`: groups that were not, as fused random numbers are others than eager's, unless these are asked
-    for; `unfused`: reasons of those that did not run fused; `nothing`: why no group ran fused at all, "" where one did; `caveat`: why
-    the function itself runs unfused, "" where it does not."""
+    for; `unfused`: reasons of those that did not run fused; `nothing`: why no group ran fused at all, "" where one did;
+    `caveat`: why the function itself runs unfused, "" where it does not."""
 
     name: str
     compared: tuple[int, ...]
