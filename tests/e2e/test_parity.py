@@ -5,6 +5,7 @@ import torch
 from support import assert_matches, fuse, groups, kinds, no_fallback, script
 
 import tsfuser
+from tsfuser import options
 
 pytestmark = pytest.mark.graphs
 
@@ -23,6 +24,66 @@ def test_inference_is_fused_in_the_second_call_and_training_in_the_third(device)
                     out.sum().backward()
                 launches.append(tsfuser.stats()["launches"] > before)
     assert launches == [False, True, True, False, False, True]
+
+
+def test_names_in_a_graph(device):
+    """Views and added biases have aten's names, not `prim::*_copy` and `prim::add_optional`."""
+    body = "y = torch.nn.functional.linear(x * 2.0, w, b).relu()\n    return (y.unsqueeze(0) + 1.0).tanh()"
+    inputs = [torch.rand(shape, device=device) for shape in ((2, 3, 4, 8), (5, 8), (5,))]
+    with options.override(enable={"linear_decomposition": ""}):
+        scripted = fuse(script(f"def f(x, w, b):\n    {body}\n"), *inputs)
+    text = str(scripted.graph_for(*inputs))
+    assert "aten::unsqueeze" in text and "_copy" not in text and "add_optional" not in text
+    assert any("aten::unsqueeze" in kinds(group) for group in groups(scripted))
+
+
+BRANCHES = """
+def f(x, w, other: bool):
+    if other:
+        y = torch.mm(torch.sigmoid(x) * 4.0, w)
+        y = y.relu() * 2.0
+    else:
+        y = torch.tanh(x) * 3.0
+    return y
+"""
+
+
+def test_groups_of_a_branch_that_did_not_run(device):
+    """What follows from the types of inputs is fused, what reads a product that has not been seen is not."""
+    x = torch.rand(4, 4, device=device)
+    scripted = fuse(script(BRANCHES), x, x, False)
+    found = sorted(map(kinds, groups(scripted)))
+    assert found == [["aten::sigmoid", "aten::mul"], ["aten::tanh", "aten::mul"]]
+    assert_matches(scripted(x, x, True), (torch.mm(torch.sigmoid(x) * 4.0, x)).relu() * 2.0, ops=8)
+
+
+def test_a_reduction_over_a_dim_that_changes(device):
+    source = "def f(x, i: int):\n    return (x.sum(i) * 2.0 + 1.0).relu()\n"
+    scripted, x = script(source), torch.rand(4, 4, 4, device=device)
+    with tsfuser.fuser():
+        for i in (0, 1, 2, 0, 1, 2):
+            assert_matches(scripted(x, i), (x.sum(i) * 2.0 + 1.0).relu(), ops=4)
+    [group] = groups(scripted)
+    assert kinds(group)[-4:] == ["aten::sum", "aten::mul", "aten::add", "aten::relu"]
+
+
+def changed_behind_autograd(x):
+    y = torch.exp(x)
+    y.add_(1.0)
+    return y * 2.0
+
+
+def test_a_functional_form_raises_no_version_error(device):
+    """README names this among the limits: eager's backward finds that the result of exp has been changed."""
+    x = torch.rand(4, 4, device=device, requires_grad=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        changed_behind_autograd(x).sum().backward()
+    with tsfuser.fuser():
+        scripted = script("def f(x):\n    y = torch.exp(x)\n    y.add_(1.0)\n    return y * 2.0\n")
+        for _ in range(4):
+            x.grad = None
+            scripted(x).sum().backward()
+            assert_matches(x.grad, 2 * torch.exp(x.detach()), ops=4)
 
 
 def test_chunks_are_strided_inputs_of_a_group(device):
