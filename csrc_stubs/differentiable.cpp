@@ -8,9 +8,10 @@
 
 #include "arguments.h"
 #include "hooks.h"
+#include "nodes.h"
 
+#include <c10/core/GradMode.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/constant_propagation.h>
 #include <torch/csrc/jit/passes/shape_analysis.h>
@@ -137,7 +138,9 @@ bool needs_eager(at::ArrayRef<c10::IValue> values) {
 class Fallback : public torch::jit::GraphFunction {
  public:
   Fallback(const torch::jit::GraphFunction& torchs, bool always_plain)
-      : GraphFunction(torchs.qualname(), torchs.graph(), nullptr), always_plain_(always_plain) {}
+      : GraphFunction(torchs.qualname(), torchs.graph(), nullptr), always_plain_(always_plain) {
+    keep_casts(*this);
+  }
 
   using GraphFunction::call;
   bool call(torch::jit::Stack& stack, std::optional<size_t> bail_out, c10::function_ref<void(const torch::jit::Code&)> run) override {
@@ -159,17 +162,6 @@ class Fallback : public torch::jit::GraphFunction {
   std::once_flag made_;
   std::unique_ptr<torch::jit::Code> code_;
 };
-
-// Has the calls of fallbacks in the block, which is of the executor's own copy of a graph, go to `Fallback`.
-void divert_fallbacks(torch::jit::Block& block, bool always_plain) {
-  for (Node* node : block.nodes()) {
-    const auto type = node->kind() == c10::prim::CallFunction ? node->input(0)->type()->cast<c10::FunctionType>() : nullptr;
-    const auto* torchs = type ? torch::jit::tryToGraphFunction(*type->function()) : nullptr;
-    if (torchs && !dynamic_cast<const Fallback*>(torchs)) {  // neither is ever destroyed: types point to functions
-      node->input(0)->setType(c10::FunctionType::create(new Fallback(*torchs, always_plain)));
-    }
-  }
-}
 
 // Operators of graphs that were made before point to the one that is replaced, which stays.
 void replace_operator(c10::Symbol kind, torch::jit::Operation (*make)(const Node*), std::shared_ptr<torch::jit::Operator>& original) {
@@ -199,7 +191,8 @@ torch::jit::Operation make_graph(const Node* node) {
   return original_graph()->getOperation(node);
 }
 
-// The check sends what needs eager's autograd to the fallback.
+// The check sends what needs eager's autograd to the fallback, and what needs none: a result of a differentiable graph requires a
+// gradient in whatever mode.
 torch::jit::Operation make_check(const Node* node) {
   auto check = original_check()->getOperation(node);
   if (!pass_enabled.load(std::memory_order_relaxed)) {
@@ -207,14 +200,18 @@ torch::jit::Operation make_check(const Node* node) {
   }
   bool never = false;
   for (const auto& use : node->outputs().back()->uses()) {
-    if (use.user->kind() == c10::prim::If) {
-      never = guards_complex_numbers(*use.user->blocks()[0]);
-      divert_fallbacks(*use.user->blocks()[1], never);
+    for (const auto* block : use.user->blocks()) {
+      never |= guards_complex_numbers(*block);
+    }
+  }
+  for (const auto& [call, torchs] : fallbacks(*node)) {
+    if (!dynamic_cast<Fallback*>(torchs)) {  // neither is ever destroyed: types point to functions
+      call->input(0)->setType(c10::FunctionType::create(new Fallback(*torchs, never)));
     }
   }
   const size_t inputs = node->inputs().size();
   return [=](torch::jit::Stack& stack) mutable {
-    const bool refused = never || needs_eager(torch::jit::last(stack, inputs));
+    const bool refused = never || !c10::GradMode::is_enabled() || needs_eager(torch::jit::last(stack, inputs));
     check(stack);
     if (refused) {
       stack.back() = false;

@@ -91,6 +91,18 @@ bool all_after(const std::vector<Use>& uses, const Node* node) {
                      [node](const Use& use) { return use.user == node || use.user->isAfter(node); });
 }
 
+bool has_other_tensor(const Node* node) {
+  return node->inputs().size() > 1 && is_tensor(node->input(1));
+}
+
+// Whether the value is made of a list of tensors (aten::cat): torch does not ask whether these require a gradient before it runs a
+// differentiable graph, whose results do require one. Alone, as before an op in place, the op is in none.
+bool is_made_of_list(const Value* value) {
+  const auto inputs = behind_profile(value)->node()->inputs();
+  return std::any_of(inputs.begin(), inputs.end(),
+                     [](const Value* input) { return input->type()->isSubtypeOf(*c10::ListType::ofTensors()); });
+}
+
 // Whether nobody can tell the tensor that the node writes to from a new one: it was made in this block,
 // under the same gradient mode, and the node is the first to read it.
 bool may_rewrite(const Node* node) {
@@ -98,16 +110,15 @@ bool may_rewrite(const Node* node) {
     return false;
   }
   const Value* target = node->input(0);
+  if (is_made_of_list(target) || (has_other_tensor(node) && is_made_of_list(node->input(1)))) {
+    return false;
+  }
   return target->node()->owningBlock() == node->owningBlock() && is_fresh(target) &&
          all_after(target->uses(), node) && same_gradients(target->node(), node);
 }
 
 bool writes_to(const Use& use) {
   return use.offset == 0 && known().in_place.count(use.user->kind()) != 0;
-}
-
-bool has_other_tensor(const Node* node) {
-  return node->inputs().size() > 1 && is_tensor(node->input(1));
 }
 
 // The readers of what a node writes to, from the node on: those of the tensor and of the result.

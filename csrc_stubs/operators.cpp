@@ -3,6 +3,7 @@
 
 #include "group.h"
 #include "hooks.h"
+#include "nodes.h"
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/gt.h>
@@ -40,6 +41,9 @@ Operation make_guard(const Node* node) {
   const size_t inputs = node->inputs().size();
   TORCH_CHECK(types.size() == inputs, "prim::CudaFusionGuard has ", inputs, " inputs and ", types.size(),
               " types");
+  for (const auto& [call, fallback] : fallbacks(*node)) {
+    keep_casts(*fallback);
+  }
   static const auto patterns = c10::Symbol::attr("patterns");
   return guard_operation(types, node->hasAttribute(patterns) ? node->i(patterns) : 0);
 }

@@ -96,7 +96,11 @@ def functionalize(graph: Graph) -> Graph:
         changed = bool(nodes) and _C.remove_tensor_mutation(graph, nodes)
         if changed:
             for node in _with_one_result(graph):
-                if node.output().unique() not in before and sum(map(is_tensor, inputs(node))) > 1:
+                if node.output().unique() in before:
+                    continue
+                if node.kind() == "aten::full_like":
+                    _fill(graph, node)
+                elif sum(map(is_tensor, inputs(node))) > 1:
                     _cast_to_target(graph, node)
             infer_missing_types(graph)
     return graph
@@ -104,6 +108,16 @@ def functionalize(graph: Graph) -> Graph:
 
 def _with_one_result(graph: Graph) -> "list[Node]":
     return [node for block in all_blocks(graph) for node in block.nodes() if node.outputsSize() == 1]
+
+
+def _fill(graph: Graph, node: Node) -> None:
+    """`full_like`, which torch makes of `fill_`, -> `fill`, whose result requires a gradient, of zeros, where the target does."""
+    made = graph.create("aten::fill", inputs(node)[:2], 1)
+    made.copyMetadata(node)
+    made.insertBefore(node)
+    made.output().setType(node.output().type())
+    node.output().replaceAllUsesWith(made.output())
+    node.destroy()
 
 
 def _cast_to_target(graph: Graph, node: Node) -> None:
