@@ -24,6 +24,7 @@
 #include <numeric>
 #include <optional>
 #include <tuple>
+#include <unordered_set>
 #include <vector>
 
 namespace tsfuser {
@@ -116,10 +117,42 @@ bool has_complex_numbers(const torch::jit::Block* block) {
   return false;
 }
 
-// Whether a differentiable graph that the check guards computes with complex numbers of its own.
-bool guards_complex_numbers(const torch::jit::Block& block) {
-  return std::any_of(block.nodes().begin(), block.nodes().end(), [](const Node* node) {
-    return node->kind() == c10::prim::DifferentiableGraph && has_complex_numbers(node->g(c10::attr::Subgraph)->block());
+// Whether the value, which a differentiable graph gets, may require a gradient: the check says what was profiled.
+bool may_require_gradient(const torch::jit::Value* value, const Node& check) {
+  if (value->node() != &check) {
+    return is_tensor(value);
+  }
+  const auto type = check.tys(c10::attr::types).at(value->offset())->cast<c10::TensorType>();
+  return !type || type->requiresGrad().value_or(true);
+}
+
+// Whether a tensor that bounds a clamp may require a gradient in the differentiable graph: autodiff gives it none.
+bool loses_gradients(const Node& differentiable, const Node& check) {
+  const Graph& graph = *differentiable.g(c10::attr::Subgraph);
+  std::unordered_set<const torch::jit::Value*> moving;
+  for (size_t i = 0; i < graph.inputs().size(); ++i) {
+    if (may_require_gradient(differentiable.input(i), check)) {
+      moving.insert(graph.inputs()[i]);
+    }
+  }
+  for (const Node* node : graph.nodes()) {
+    const auto inputs = node->inputs();
+    const auto moves = [&moving](const torch::jit::Value* value) { return moving.count(value) != 0; };
+    if (node->kind() == c10::aten::clamp && std::any_of(inputs.begin() + 1, inputs.end(), moves)) {
+      return true;
+    }
+    if (!node->blocks().empty() || std::any_of(inputs.begin(), inputs.end(), moves)) {
+      moving.insert(node->outputs().begin(), node->outputs().end());
+    }
+  }
+  return false;
+}
+
+// Whether a differentiable graph of the block computes what autodiff's formulas are wrong about, whatever the call.
+bool is_for_eager(const torch::jit::Block& block, const Node& check) {
+  return std::any_of(block.nodes().begin(), block.nodes().end(), [&check](const Node* node) {
+    return node->kind() == c10::prim::DifferentiableGraph &&
+           (has_complex_numbers(node->g(c10::attr::Subgraph)->block()) || loses_gradients(*node, check));
   });
 }
 
@@ -201,7 +234,7 @@ torch::jit::Operation make_check(const Node* node) {
   bool never = false;
   for (const auto& use : node->outputs().back()->uses()) {
     for (const auto* block : use.user->blocks()) {
-      never |= guards_complex_numbers(*block);
+      never |= is_for_eager(*block, *node);
     }
   }
   for (const auto& [call, torchs] : fallbacks(*node)) {

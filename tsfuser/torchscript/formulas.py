@@ -4,6 +4,7 @@ In: `Kept`, of a differentiable graph. Out: its backward, changed in place:
 
   - The gradient of `where(c, x, y)` is `grad * c.type_as(grad)`: NaN where `grad` is infinite and y was chosen. It becomes `where(c, grad, 0)`, as in
     eager.
+  - The gradient of `max(x, y)` is none for both where they are equal. Each gets half of it, as in eager; `min` likewise.
   - The gradient of a cast goes to the device and the dtype that the operand had. Where the forward names no device, it is that of the gradient, and what
     is left, a cast, can be fused.
   - Softmax and casts to another tensor's dtype keep their operand for its dtype alone. Another value that is kept and has that dtype, as the
@@ -24,17 +25,22 @@ _KEEP_DTYPE = frozenset(f"aten::{name}" for name in "where mul add sub div neg e
 _SOFTMAX = ("aten::softmax", "aten::log_softmax")  # whose last operand may be a dtype
 
 
+#: comparison of autodiff's formula -> the op, and the comparison by which an operand loses
+_EXTREMES = {"aten::gt": ("aten::max", "aten::lt"), "aten::lt": ("aten::min", "aten::gt")}
+
+
 def put_right(kept: Kept) -> None:
     """Rewrites the backward; the forward stays."""
     stands_for = {argument.debugName(): value for value, argument in kept.of_inputs()}
     stands_for.update((argument.debugName(), value) for _, value, argument in kept.of_outputs())
     conditions = {node.inputsAt(0).debugName(): False for node in kept.forward.nodes() if node.kind() == "aten::where"}
     conditions |= {node.inputsAt(1).debugName(): True for node in kept.forward.nodes() if node.kind() == "aten::masked_fill"}
+    extremes = {(node.kind(), _names(inputs(node))) for node in kept.forward.nodes() if node.kind() in ("aten::max", "aten::min")}
     moves = any(_names_a_device(node) for node in kept.forward.nodes())
     for block in list(all_blocks(kept.backward)):
         for node in list(block.nodes()):
             if node.kind() == "aten::mul":
-                _choose(kept, node, stands_for, conditions)
+                _choose(kept, node, stands_for, conditions) or _share_ties(kept, node, stands_for, extremes)
             elif node.kind() == "aten::to" and not moves:
                 _cast_in_place(kept, node, stands_for)
     _ask_others_for_dtypes(kept)
@@ -49,7 +55,7 @@ def _replace(kept: Kept, node: Node, kind: str, operands: "list[Value]") -> None
     node.destroy()
 
 
-def _choose(kept: Kept, node: Node, stands_for: "dict[str, Value]", conditions: "dict[str, bool]") -> None:
+def _choose(kept: Kept, node: Node, stands_for: "dict[str, Value]", conditions: "dict[str, bool]") -> bool:
     """`grad * c.type_as(grad)` -> `where(c, grad, 0)`; with `c.bitwise_not()` the other way round, or `grad.masked_fill(c, 0)`, which is row-major."""
     for gradient, mask in (inputs(node)[:2], inputs(node)[1::-1]):
         cast = mask.node()
@@ -61,14 +67,47 @@ def _choose(kept: Kept, node: Node, stands_for: "dict[str, Value]", conditions: 
         known = stands_for.get(condition.debugName())
         if known is None or known.debugName() not in conditions:
             continue
-        zero = kept.backward.create(CONSTANT, [], 1)
-        zero.i_("value", 0)
-        zero.output().setType(torch._C.IntType.get())
-        zero.insertBefore(node)
+        zero = _number(kept, node, 0)
+        pair = [zero, gradient] if swapped else [gradient, zero]
         if swapped and conditions[known.debugName()]:
-            return _replace(kept, node, "aten::masked_fill", [gradient, condition, zero.output()])
-        pair = [zero.output(), gradient] if swapped else [gradient, zero.output()]
-        return _replace(kept, node, "aten::where", [condition, *pair])
+            _replace(kept, node, "aten::masked_fill", [gradient, condition, zero])
+        else:
+            _replace(kept, node, "aten::where", [condition, *pair])
+        return True
+    return False
+
+
+def _share_ties(kept: Kept, node: Node, stands_for: "dict[str, Value]", extremes: "set[tuple[str, frozenset[str]]]") -> None:
+    """`grad * (x > y).type_as(grad)`, of `max(x, y)`, -> `where(x < y, 0, where(x == y, grad / 2, grad))`; of `min` the other way round."""
+    for gradient, mask in (inputs(node)[:2], inputs(node)[1::-1]):
+        cast = mask.node()
+        compare = cast.inputsAt(0).node() if cast.kind() == "aten::type_as" else cast
+        if compare.kind() not in _EXTREMES or cast.inputsAt(1).debugName() != gradient.debugName():
+            continue
+        pair, (extreme, loses) = inputs(compare), _EXTREMES[compare.kind()]
+        operands = [stands_for.get(v.debugName()) for v in pair]
+        if None in operands or (extreme, _names(operands)) not in extremes:
+            continue
+        half = _insert(kept, node, "aten::div", [gradient, _number(kept, node, 2)])
+        shared = _insert(kept, node, "aten::where", [_insert(kept, node, "aten::eq", pair), half, gradient])
+        return _replace(kept, node, "aten::where", [_insert(kept, node, loses, pair), _number(kept, node, 0), shared])
+
+
+def _names(values: "list[Value]") -> "frozenset[str]":
+    return frozenset(value.debugName() for value in values)
+
+
+def _insert(kept: Kept, place: Node, kind: str, operands: "list[Value]") -> Value:
+    new = kept.backward.create(kind, operands, 1)
+    new.copyMetadata(place)
+    return new.insertBefore(place).output()
+
+
+def _number(kept: Kept, place: Node, number: int) -> Value:
+    new = kept.backward.create(CONSTANT, [], 1)
+    new.i_("value", number)
+    new.output().setType(torch._C.IntType.get())
+    return new.insertBefore(place).output()
 
 
 def _names_a_device(node: Node) -> bool:

@@ -1,0 +1,122 @@
+"""Gradients of what chooses among tensors: bounds that require one, ties, NaN and infinities, as in eager."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from support import fresh
+
+import tsfuser
+
+pytestmark = pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")
+PARTS = torch.tensor([-1.0, 0.0, 1.0, math.nan, math.inf, -math.inf])
+
+
+def clamp(x, a, b):
+    return torch.clamp(x * 1.5, a * 1.5, b * 1.5) * 2.0
+
+
+def clamp_to_inputs(x, a, b):
+    return torch.clamp(x * 1.5, a, b) * 2.0
+
+
+def clamp_from_below(x, a, b):
+    return torch.clamp(x * 1.5, a * 1.5) * 2.0 + b
+
+
+def clamp_from_above(x, a, b):
+    return torch.clamp(x * 1.5, None, b * 1.5) * 2.0 + a
+
+
+def clamp_min(x, a, b):
+    return torch.clamp_min(x * 1.5, a * 1.5) * 2.0 + b
+
+
+def clamp_max(x, a, b):
+    return torch.clamp_max(x * 1.5, b * 1.5) * 2.0 + a
+
+
+def maximum(x, a, b):
+    return torch.maximum(x * 1.5, a * 1.5) * 2.0 + b
+
+
+def minimum(x, a, b):
+    return torch.minimum(x * 1.5, a * 1.5) * 2.0 + b
+
+
+def max_of_two(x, a, b):
+    return torch.max(x * 1.5, a * 1.5) * 2.0 + b
+
+
+def min_of_two(x, a, b):
+    return torch.min(x * 1.5, a * 1.5) * 2.0 + b
+
+
+def max_of_one(x, a, b):
+    y = x * 1.5
+    return torch.max(y, y) * a + b
+
+
+def max_and_min(x, a, b):
+    y, z = x * 1.5, a * 1.5
+    return torch.max(y, z) * 2.0 + torch.min(y, z) * b
+
+
+PROGRAMS = (
+    clamp,
+    clamp_to_inputs,
+    clamp_from_below,
+    clamp_from_above,
+    clamp_min,
+    clamp_max,
+    maximum,
+    minimum,
+    max_of_two,
+    min_of_two,
+    max_of_one,
+    max_and_min,
+)
+
+
+def train(function, tensors, asked):
+    leaves = [t.clone().requires_grad_(a) for t, a in zip(tensors, asked)]
+    out = function(*leaves)
+    out.backward(torch.arange(1.0, out.numel() + 1, device=out.device).reshape(out.shape).to(out.dtype))
+    return [out.detach(), *(t.grad for t in leaves)]
+
+
+def compare(program, tensors, asked):
+    scripted = fresh(program)
+    expected = train(program, tensors, asked)
+    with tsfuser.fuser():
+        for _ in range(4):
+            got = train(scripted, tensors, asked)
+    for mine, theirs in zip(got, expected):
+        assert (mine is None) == (theirs is None)
+        if theirs is not None:
+            assert mine.dtype == theirs.dtype and torch.allclose(mine, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("asked", [a for a in itertools.product((True, False), repeat=3) if any(a)], ids=str)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_gradients(device, program, asked):
+    tensors = torch.cartesian_prod(PARTS, PARTS, PARTS).to(device).unbind(1)
+    compare(program, tensors, asked)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_gradients_of_broadcast_operands(device, program):
+    generator = torch.Generator().manual_seed(1)
+    sizes = ((4, 8), (8,), (4, 1))
+    compare(program, [torch.randint(-2, 3, s, generator=generator).to(device, torch.float64) for s in sizes], (True, True, True))
+
+
+def test_ties_are_fused(device):
+    from support import groups
+
+    scripted = fresh(max_of_two)
+    with tsfuser.fuser():
+        for _ in range(4):
+            train(scripted, [torch.zeros(8, device=device)] * 3, (True, True, True))
+    assert len(groups(scripted)) == 2
