@@ -11,6 +11,7 @@ import tempfile
 
 import pytest
 
+os.environ.setdefault("TSFUSER_PROGRESS", "0")  # what tests look for on stderr does not depend on the machine
 os.environ.setdefault(
     "TSFUSER_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"tsfuser-tests-{os.getuid()}")
 )
@@ -101,16 +102,16 @@ def device(target, monkeypatch, nvrtc):
     if target != "cpu-fibers":
         yield target
         return
-    for_host = HostTarget.compile
+    for_host = HostTarget.find
 
-    def for_both(self, source, name):
+    def for_both(self, source, name, *rest):
         if nvrtc is not None and source not in _compiled:
             _compiled.add(source)
             for architecture in ARCHITECTURES:
                 nvrtc.resources(source, name, architecture)  # raises CompileError; touches no counter
-        return for_host(self, source, name)
+        return for_host(self, source, name, *rest)
 
-    monkeypatch.setattr(HostTarget, "compile", for_both)
+    monkeypatch.setattr(HostTarget, "find", for_both)
     tsfuser.reset()  # plans of the other mode
     with options.override(host_launch="fibers"):
         yield "cpu"

@@ -213,6 +213,12 @@ TABLE = (
            "Accepted with a note: there is no library to load."),
     Option("cache_dir", "TSFUSER_CACHE_DIR", Path("~/.cache/tsfuser"), Path,
            "Where compiled kernels are kept; processes may share it."),
+    Option("compile_timeout", "TSFUSER_COMPILE_TIMEOUT", 120, _from(1, 1_000_000, "a number of seconds"),
+           "The seconds that the compiler of a kernel may take. A compiler that takes longer is ended, and its "
+           "group runs unfused."),
+    Option("progress", "TSFUSER_PROGRESS", True, _switch,
+           "Whether a wait of more than 2 s for compilers is shown on stderr: by a line that changes in a "
+           "terminal, by one line in a log."),
     Option("host_launch", "TSFUSER_HOST_LAUNCH", "block", _one_of("block", "fibers"),
            "How kernels for CPU tensors run: block is a loop over blocks; fibers, for tests, the launch "
            "shape of CUDA."),

@@ -23,11 +23,12 @@ def broken(device, monkeypatch):
     from tsfuser.errors import CompileError
     from tsfuser.target import cuda, host
 
-    def fail(self, source, name, *rest):
+    def fail(self, source, name, *rest, **stop):
         raise CompileError(f"the compiler failed on kernel {name}")
 
-    monkeypatch.setattr(host.HostTarget, "compile", fail)
-    monkeypatch.setattr(cuda.CudaTarget, "compile", fail)
+    for target in (host.HostTarget, cuda.CudaTarget):
+        monkeypatch.setattr(target, "find", lambda self, *rest: None)
+        monkeypatch.setattr(target, "compile", fail)
     tsfuser.reset()
     yield
     tsfuser.reset()

@@ -1,5 +1,5 @@
-"""Ctrl-C while our Python runs: it is raised in the caller of the group, always, and breaks nothing. Each caller
-of Python (planner, reporter, pass, observer) gets the signal at its worst moment."""
+"""Ctrl-C while our Python runs: it is raised in the caller of the group, always, and breaks nothing. Each
+caller of Python (planner, reporter, pass, observer) gets the signal at its worst moment."""
 
 import os
 import signal
@@ -88,7 +88,7 @@ def test_a_plan_that_is_ready_all_the_same_is_used(native, kernels):
 
 
 def test_an_interrupt_that_is_due_before_planning_is_kept_as_well(native, kernels):
-    """It comes while C++ runs, here in a kernel: Python has noted it as the next group's planner is called."""
+    """It comes while C++ runs, here in a kernel: Python has noted it when the next planner is called."""
     asked = []
 
     def planner(group, args):

@@ -5,15 +5,18 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from tsfuser import options
 from tsfuser.errors import CompileError, Refusal
-from tsfuser.runtime import compile as pipeline
+from tsfuser.runtime import compilers
 from tsfuser.target import cuda
 from tsfuser.target.cuda import CudaTarget
 from tsfuser.target.disk_cache import DiskCache
+from tsfuser.target.job import Stopped
 
 NAME = "tsfuser starts NVRTC"
 needs_cupy = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")
@@ -125,20 +128,74 @@ def test_start_says_nothing_where_there_is_no_cupy(cache, monkeypatch, capfd):
 # ---- the kernels of one plan
 
 
+class Target:
+    """Kernels are their names; `make(name)` stands for the compiler."""
+
+    def __init__(self, make, disk=()):
+        self.make, self.disk, self.compiled = make, disk, []
+        self.cache = self
+        self.directory = "nowhere"
+
+    def find(self, source, name, device):
+        return name if name in self.disk else None
+
+    def compile(self, source, name, device, stop):
+        self.stop = stop
+        self.compiled.append(name)
+        self.make(name)
+        return name
+
+
 def test_kernels_of_a_plan_are_compiled_at_the_same_time(monkeypatch):
     """Each waits until the other has begun; the order stays."""
     meeting = threading.Barrier(2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    monkeypatch.setattr(pipeline, "function", lambda source, name, device: (meeting.wait(60), name)[1])
-    assert pipeline.functions([("source", "first"), ("source", "second")], "cpu") == ["first", "second"]
+    target = Target(lambda name: meeting.wait(60))
+    assert compilers.binaries(target, [("a", "first"), ("b", "second")], "cpu") == ["first", "second"]
 
 
-def test_the_failure_of_one_kernel_is_that_of_the_plan(monkeypatch):
-    def function(source, name, device):
+def test_the_failure_of_one_kernel_is_that_of_the_plan_and_ends_the_others():
+    stopped = []
+
+    def make(name):
         if name == "second":
             raise CompileError("the second one")
-        return name
+        while True:
+            time.sleep(0.01)
+            try:
+                target.stop.check()
+            except Stopped:
+                stopped.append(name)
+                raise
 
-    monkeypatch.setattr(pipeline, "function", function)
+    target = Target(make)
     with pytest.raises(CompileError, match="the second one"):
-        pipeline.functions([("source", name) for name in ("first", "second", "third")], "cpu")
+        compilers.binaries(target, [("source", name) for name in ("first", "second")], "cpu")
+    assert stopped == ["first"]
+
+
+def test_what_is_on_disk_is_not_compiled():
+    target = Target(lambda name: None, disk={"first"})
+    assert compilers.binaries(target, [("a", "first"), ("b", "second"), ("a", "first")], "cpu") == ["first", "second", "first"]
+    assert target.compiled == ["second"]
+
+
+def test_a_compiler_in_this_process_that_hangs_is_given_up(monkeypatch):
+    """NVRTC cannot be ended."""
+    over = threading.Event()
+    monkeypatch.setattr(compilers, "_MARGIN", -1)
+    try:
+        with options.override(compile_timeout=2), pytest.raises(CompileError, match="did not finish kernel slow in 2 s"):
+            compilers.binaries(Target(lambda name: over.wait(60)), [("source", "slow")], "cpu")
+    finally:
+        over.set()
+
+
+def test_without_threads_kernels_are_compiled_one_by_one(monkeypatch):
+    """As at the exit of the interpreter."""
+
+    def submit(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(compilers.ThreadPoolExecutor, "submit", submit)
+    assert compilers.binaries(Target(lambda name: None), [("a", "first"), ("b", "second")], "cpu") == ["first", "second"]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tsfuser.errors import CompileError, Refusal
-from tsfuser.target import counters, cuda, driver, host
+from tsfuser.target import counters, cuda, driver, job
 from tsfuser.target.cuda import CudaTarget
 from tsfuser.target.disk_cache import DiskCache
 from tsfuser.target.host import HostTarget
@@ -142,7 +142,7 @@ def test_options_and_modes_are_other_binaries(cache):
 
 def test_a_hit_starts_no_compiler(cache, monkeypatch):
     HostTarget(cache).compile(ADD_RELU, "add_relu")
-    monkeypatch.setattr(host.subprocess, "run", None)
+    monkeypatch.setattr(job.subprocess, "Popen", None)
     HostTarget(cache).compile(ADD_RELU, "add_relu")
 
 

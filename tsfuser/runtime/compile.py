@@ -5,10 +5,8 @@ In: a Fusion and the call it was built for. Out: a Plan that serves every call o
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -29,7 +27,7 @@ from ..target.cuda import CudaTarget
 from ..target.disk_cache import DiskCache
 from ..target.function import Function
 from ..target.host import HostTarget
-from . import dumps, interrupts
+from . import compilers, dumps, interrupts
 from .plan import Launch, Plan, Program
 
 _lock = threading.Lock()
@@ -100,23 +98,16 @@ def _lower(segment: Segment, schedule, device: str) -> tuple:
 
 
 def functions(kernels: Sequence[tuple[str, str]], device: str) -> list[Function]:
-    """The loaded kernels of (source, name) pairs, compiled at the same time: compilers let go of the GIL."""
-    if len(kernels) <= 1:
-        return [function(*kernel, device) for kernel in kernels]
-    with ThreadPoolExecutor(min(len(kernels), len(os.sched_getaffinity(0))), "tsfuser compiles") as pool:
-        return list(pool.map(lambda kernel: function(*kernel, device), kernels))
-
-
-def function(source: str, name: str, device: str) -> Function:
-    """The loaded kernel; each source is compiled once in this process, and once on this disk."""
-    key = (f"{device} {options.host_launch()}", source)
-    if key not in _functions:
-        target = _target(device, options.host_launch())
-        stored = target.compile(source, name, device) if device != "cpu" else target.compile(source, name)
+    """The loaded kernels of (source, name) pairs; each source is compiled once in this process, and once on this disk. Raises Refusal,
+    CompileError, Interrupted."""
+    target, where = _target(device, options.host_launch()), f"{device} {options.host_launch()}"
+    known = {source: _functions.get((where, source)) for source, _ in kernels}
+    missing = [kernel for kernel in kernels if known[kernel[0]] is None]
+    for (source, name), stored in zip(missing, compilers.binaries(target, missing, device)):
         loaded = target.load(stored, name, device)
         with _lock:
-            _functions.setdefault(key, loaded)
-    return _functions[key]
+            known[source] = _functions.setdefault((where, source), loaded)
+    return [known[source] for source, _ in kernels]
 
 
 def expect_cuda() -> None:
@@ -139,7 +130,8 @@ def _disk_cache(directory: Path) -> DiskCache:
 def _target(device: str, launch: str):
     cache = _disk_cache(options.cache_dir())
     if device == "cpu":
-        return HostTarget(cache, fibers=launch == "fibers", opt_level=1 if launch == "fibers" else 3)
+        level = 1 if launch == "fibers" else 3
+        return HostTarget(cache, fibers=launch == "fibers", opt_level=level, seconds=options.get("compile_timeout"))
     numbers = {name: options.get(name) for name in ("max_registers", "opt_level")}
     return CudaTarget(cache, fma=not options.disabled("fma"), **numbers)
 

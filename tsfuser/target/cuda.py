@@ -1,7 +1,7 @@
 """CUDA tensors: CuPy's NVRTC compiles a kernel to a cubin. The only file that imports CuPy.
 
-In: kernel source. Out: the cubin, kept in the disk cache, then its function on a device. Compiling needs neither
-GPU nor driver. Example:
+In: kernel source. Out: the cubin, kept in the disk cache, then its function on a device. Compiling needs
+neither GPU nor driver. Example:
 
     target = CudaTarget(DiskCache(options.cache_dir()))
     stored = target.compile_for(source, "fused_add", arch=90)
@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import driver
-from .disk_cache import DiskCache, Stored
+from .disk_cache import DiskCache, Stored, remember, remembered
 from .function import RUNTIME, Function, headers_digest
+from .job import Stop
 from .. import log
 from ..errors import CompileError, Refusal
 
@@ -64,16 +65,31 @@ class CudaTarget:
         self._functions: dict[tuple[Path, str, int], Function] = {}
         self._start = threading.Lock()  # held from the first `start` on
 
-    def compile(self, source: str, name: str, device: str = "cuda:0") -> Stored:
+    def compile(self, source: str, name: str, device: str = "cuda:0", stop: "Stop | None" = None) -> Stored:
         """The binary of kernel `name` for `device`. Raises `Refusal` without CuPy, NVRTC or a driver,
-        `CompileError` where NVRTC does not take the source."""
+        `CompileError` where NVRTC does not take the source, `job.Stopped`: NVRTC itself cannot be stopped."""
+        if stop is not None:
+            stop.check()
         return self.compile_for(source, name, driver.capability(_index(device)))
 
     def compile_for(self, source: str, name: str, arch: int) -> Stored:
         """The same for compute capability `arch` (90 for 9.0): a cubin, or PTX where this NVRTC is older
         than the device."""
-        key = (self.name, source, headers_digest(), self._options, arch, installation())
-        return self.cache.get(key, ".cubin", lambda output: self._run(source, name, arch, output))
+        found = installation()
+        key = self._key(source, arch, found)
+        stored = self.cache.get(key, ".cubin", lambda output: self._run(source, name, arch, output))
+        remember(self.cache, self.name, found)
+        return stored
+
+    def find(self, source: str, name: str, device: str = "cuda:0") -> "Stored | None":
+        """The binary of a kernel if it is on disk. Needs no CuPy: without it, what the last one made is as
+        good."""
+        found = remembered(self.cache, self.name, installation)
+        arch = driver.capability(_index(device))
+        return self.cache.find(self._key(source, arch, found), ".cubin") if found else None
+
+    def _key(self, source: str, arch: int, found: str) -> tuple:
+        return self.name, source, headers_digest(), self._options, arch, found
 
     def load(self, stored: Stored, name: str, device: str) -> Function:
         """Kernel `name` of a binary on `device`. Raises `CompileError` where the driver does not take it (and

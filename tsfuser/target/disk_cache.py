@@ -30,7 +30,7 @@ from typing import Callable, Iterator
 
 from . import counters, seal
 from .. import log
-from ..errors import CompileError, TsfuserWarning
+from ..errors import CompileError, Refusal, TsfuserWarning
 
 _LAYOUT = "1"  # changes when the meaning of a stored file does
 _OFTEN = 3600  # seconds between two looks at all files
@@ -84,6 +84,24 @@ class DiskCache:
         finally:
             with self._lock:
                 self._making.pop(asked, None)
+
+    def find(self, key: object, suffix: str) -> "Stored | None":
+        """The file of `key` if it is there."""
+        stored = self._find(*_name(key, suffix))
+        if stored:
+            counters.count("disk_hits")
+        return stored
+
+    def put(self, key: object, suffix: str, content: bytes) -> None:
+        """Makes `content` the file of `key`, if the directory can be written."""
+        name, digest = _name(key, suffix)
+        with contextlib.suppress(OSError):
+            _write(self.directory / name, seal.sealed(content, digest))
+
+    def text(self, key: object) -> "str | None":
+        """The text that was `put` under `key`."""
+        stored = self._find(*_name(key, ".txt"))
+        return stored.content.decode() if stored else None
 
     def first_time(self, key: object) -> bool:
         """Whether no process has asked this with `key` since the cache was empty. Raises `OSError` where the
@@ -251,3 +269,18 @@ def _write(path: Path, data: bytes) -> None:
 def _unlink(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
+
+
+def remember(cache: DiskCache, target: str, compiler: str) -> None:
+    """Notes which compiler has made the latest kernels of `target`."""
+    key = ("compiler", target)
+    if cache.text(key) != compiler:
+        cache.put(key, ".txt", compiler.encode())
+
+
+def remembered(cache: DiskCache, target: str, ask: Callable[[], str]) -> "str | None":
+    """What tells the compiler of `target` from others, as `ask` says, or as was noted where there is no compiler."""
+    try:
+        return ask()
+    except (Refusal, OSError):
+        return cache.text(("compiler", target))

@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import platform
-import shlex
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
-from . import shared_library
-from .disk_cache import DiskCache, Stored
+from . import cxx, shared_library
+from .cxx import find_compiler, is_gcc  # noqa: F401 (tests ask here)
+from .disk_cache import DiskCache, Stored, remember, remembered
 from .function import RUNTIME, Function, headers_digest
-from ..errors import CompileError, Refusal
+from .job import Stop
+from ..errors import CompileError
 
 #: Numbers come out as eager's do: no fused multiply-add where the program has two ops. Neither errno nor
 #: floating-point traps are read by anyone; without them sqrt is an instruction and comparisons vectorise.
@@ -41,13 +39,14 @@ _NATIVE = {"x86_64": ("-march=native",), "aarch64": ("-mcpu=native",), "arm64": 
 
 class HostTarget:
     """Compiles for this machine's CPU. `fibers`: the launch shape of the GPU, for tests. `opt_level` is the
-    digit after -O."""
+    digit after -O, `seconds` what a kernel may take."""
 
-    def __init__(self, cache: DiskCache, opt_level: int = 3, fibers: bool = False):
+    def __init__(self, cache: DiskCache, opt_level: int = 3, fibers: bool = False, seconds: float = 120):
         self.cache = cache
         self.name = "fibers" if fibers else "host"
         self._mode = "-DTSFUSER_FIBERS" if fibers else "-DTSFUSER_HOST"
         self._opt_level = opt_level
+        self._seconds = seconds
         self._functions: dict[tuple[Path, str], Function] = {}
 
     def flags(self) -> tuple[str, ...]:
@@ -56,13 +55,22 @@ class HostTarget:
         linux = ("-Wl,--no-undefined", "-nostdlib") if sys.platform == "linux" else ()
         return (*chosen, "-std=c++17", "-w", "-pipe", *_NUMERICS, "-shared", "-fPIC", *linux)
 
-    def compile(self, source: str, name: str) -> Stored:
-        """The shared library of kernel `name`. Raises `Refusal` where there is no compiler, `CompileError`
-        where it fails."""
+    def find(self, source: str, name: str, device: str = "cpu") -> "Stored | None":
+        """The shared library of a kernel if it is on disk. Needs no compiler: where there is none, what the
+        last one has made is as good."""
+        compiler = remembered(self.cache, self.name, lambda: cxx.identity(find_compiler()))
+        return self.cache.find(self._key(source, compiler), ".so") if compiler else None
+
+    def compile(self, source: str, name: str, device: str = "cpu", stop: "Stop | None" = None) -> Stored:
+        """The same, made if it is not there. Raises `Refusal` where there is no compiler, `CompileError`
+        where it fails, `job.Stopped`."""
         compiler = find_compiler()
-        flags = self.flags()
-        key = (self.name, source, headers_digest(), flags, _GCC, _identity(compiler), cpu_identity())
-        return self.cache.get(key, ".so", lambda output: self._run(compiler, flags, source, name, output))
+        identity = cxx.identity(compiler)
+        stored = self.cache.get(
+            self._key(source, identity), ".so", lambda output: self._run(compiler, source, name, output, stop)
+        )
+        remember(self.cache, self.name, identity)
+        return stored
 
     def load(self, stored: Stored, name: str, device: str = "cpu") -> Function:
         """The function `name` of a library. Raises `CompileError` where it cannot be loaded (and drops the
@@ -74,57 +82,22 @@ class HostTarget:
                 handle = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
             except (OSError, AttributeError) as error:
                 self.cache.drop(stored)
-                raise CompileError(f"cannot load kernel {name}: {error}") from error
+                raise CompileError(f"cannot load kernel {name}: {error}. {cxx.advice()}") from error
             self._functions[key] = Function(handle, library)
         return self._functions[key]
 
-    def _run(self, compiler: tuple, flags: tuple, source: str, name: str, output: Path) -> None:
+    def _key(self, source: str, compiler: str) -> tuple:
+        return self.name, source, headers_digest(), self.flags(), _GCC, compiler, cpu_identity()
+
+    def _run(self, compiler: tuple, source: str, name: str, output: Path, stop: "Stop | None") -> None:
         text = output.with_name(f"{name}.cpp")
         text.write_text(source)
-        options = (*flags, *(_GCC if is_gcc(compiler) else ()), "-iquote", str(RUNTIME))
-        command = [*compiler, *options, str(text), "-o", str(output), *_LIBRARIES]
-        pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        done = subprocess.run(command, **pipes, text=True)
-        if done.returncode:
+        options = (*self.flags(), "-iquote", str(RUNTIME), str(text), *_LIBRARIES)
+        try:
+            cxx.run(compiler, options, _GCC, name, output, self._seconds, stop)
+        except CompileError as error:
             kept = self.cache.keep(f"failed-{name}.cpp", source)
-            failure = f"{shlex.join(compiler)} failed on kernel {name} (source: {kept})"
-            raise CompileError(f"{failure}:\n{done.stdout}")
-
-
-@functools.lru_cache(maxsize=None)
-def _find(chosen: str, search_path: str) -> tuple[str, ...]:
-    if chosen:
-        command = shlex.split(chosen)
-        if command and shutil.which(command[0], path=search_path):
-            return tuple(command)
-        raise Refusal(f"CXX is set to {chosen!r}, which is not a program; set it to a C++17 compiler")
-    for name in ("c++", "g++", "clang++"):
-        found = shutil.which(name, path=search_path)
-        if found:
-            return (found,)
-    raise Refusal("CPU tensors need a C++17 compiler: install g++ or clang++, or set CXX to one")
-
-
-def find_compiler() -> tuple[str, ...]:
-    """The command of the C++ compiler: `$CXX` (may hold options), else c++, g++ or clang++ of the PATH.
-    Raises `Refusal`."""
-    return _find(os.environ.get("CXX", ""), os.environ.get("PATH", os.defpath))
-
-
-@functools.lru_cache(maxsize=None)
-def _identity(compiler: tuple[str, ...]) -> str:
-    """What tells one installed compiler from another, without starting it (which takes longer than loading
-    a kernel)."""
-    path = os.path.realpath(shutil.which(compiler[0]) or compiler[0])
-    status = os.stat(path)
-    return f"{path} {status.st_size} {status.st_mtime_ns} {compiler[1:]}"
-
-
-@functools.lru_cache(maxsize=None)
-def is_gcc(compiler: tuple[str, ...]) -> bool:
-    """Whether the compiler takes the options of GCC alone; clang calls itself g++ and c++, too."""
-    version = subprocess.run([*compiler, "--version"], stdout=subprocess.PIPE, text=True).stdout
-    return "Free Software Foundation" in version
+            raise CompileError(f"{error}\nThe source is {kept}") from None
 
 
 @functools.lru_cache(maxsize=None)
