@@ -103,6 +103,7 @@ Program make_program(int32_t leaf_count,
   return program;
 }
 
+using LimitTuple = std::tuple<int32_t, std::pair<int64_t, int64_t>, std::pair<double, double>, bool, bool>;
 using AllocationTuple = std::tuple<std::string, std::vector<int32_t>, std::vector<int32_t>>;
 
 std::shared_ptr<Plan> make_plan(int32_t leaf_count,
@@ -112,7 +113,8 @@ std::shared_ptr<Plan> make_plan(int32_t leaf_count,
                                 const std::vector<std::shared_ptr<Launch>>& launches,
                                 const std::vector<std::pair<std::string, int32_t>>& results,
                                 std::string refusal, py::object keepalive, int32_t random,
-                                const std::vector<std::pair<int32_t, bool>>& updates, int32_t drawn) {
+                                const std::vector<std::pair<int32_t, bool>>& updates, int32_t drawn,
+                                const std::vector<LimitTuple>& limits) {
   auto plan = std::make_shared<Plan>();
   plan->program = make_program(leaf_count, instructions, checks);
   for (const auto& [name, sizes, strides] : allocations) {
@@ -128,6 +130,9 @@ std::shared_ptr<Plan> make_plan(int32_t leaf_count,
   }
   for (const auto& [index, counted] : updates) {
     plan->updates.push_back({index, counted});
+  }
+  for (const auto& [index, whole, real, nan, infinite] : limits) {
+    plan->limits.push_back({index, whole.first, whole.second, real.first, real.second, nan, infinite});
   }
   plan->random = random;
   plan->drawn = drawn;
@@ -218,7 +223,8 @@ void bind_plan(py::module_& m) {
       .def(py::init(&make_plan), py::arg("leaf_count"), py::arg("instructions"), py::arg("checks"),
            py::arg("allocations"), py::arg("launches"), py::arg("results"), py::arg("refusal") = "",
            py::arg("keepalive") = py::none(), py::arg("random") = 0,
-           py::arg("updates") = std::vector<std::pair<int32_t, bool>>(), py::arg("drawn") = -1)
+           py::arg("updates") = std::vector<std::pair<int32_t, bool>>(), py::arg("drawn") = -1,
+           py::arg("limits") = std::vector<LimitTuple>())
       .def_readonly("refusal", &Plan::refusal)
       .def(
           "evaluate",

@@ -103,7 +103,8 @@ Value* tensor_of(at::Scalar number, Node* node) {
   return graph.insertConstant(tensor);
 }
 
-// Has `made` take the place of `node`, which stays, without readers, since torch holds on to it.
+// Has `made` take the place of `node`, which stays, without readers, since torch holds on to it. It runs while
+// torch profiles, and raises the error of a number that does not fit into a dtype.
 void replace(Node* node, Node* made) {
   made->copyMetadata(node);
   made->insertAfter(node);
@@ -126,7 +127,9 @@ void where(Node* node) {  // aten::where(Tensor condition, Tensor or number, Ten
   for (const size_t k : {1, 2}) {
     if (const auto number = real_number(node->input(k)); number && is_tensor(node->input(3 - k))) {
       if (Value* tensor = tensor_of(*number, node)) {
-        node->replaceInput(k, tensor);
+        Node* made = node->owningGraph()->create(c10::aten::where, node->inputs(), 1);
+        made->replaceInput(k, tensor);
+        replace(node, made);
       }
       return;
     }

@@ -220,6 +220,9 @@ void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, t
   if (!plan.refusal.empty() || plan.failed()) {
     return run_unfused(stack, plan.refusal.empty() ? plan.failure() : plan.refusal);
   }
+  if (C10_UNLIKELY(!plan.admits(torch::jit::last(stack, input_count)))) {
+    return run_beyond_limits(stack);
+  }
   if (const char* reason = plan.conflict(arguments, torch::jit::last(stack, input_count))) {
     return run_unfused(stack, reason);
   }
@@ -277,6 +280,16 @@ void Group::run_interrupted(torch::jit::Stack& stack, const std::string& reason)
     *why_unfused = reason;
   }
   interpret(stack);
+}
+
+void Group::run_beyond_limits(torch::jit::Stack& stack) {
+  interpret(stack);
+  // The limits are narrower than eager's here and there, so that it may have raised nothing.
+  const char* reason = "a number is beyond what the plan is made for";
+  counters().add_fallback(reason);
+  if (why_unfused) {
+    *why_unfused = reason;
+  }
 }
 
 void Group::run_unfused(torch::jit::Stack& stack, const std::string& reason) {

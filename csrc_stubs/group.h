@@ -70,6 +70,8 @@ class Group {
   // Where the guard was open for a call that has no plan: the guard lets no more of them in, and this one, which its fallback would
   // have run, is interpreted. False where the call came otherwise.
   bool send_back(torch::jit::Stack& stack, const std::string& reason);
+  // With a number that eager rejects, most likely: its error is raised.
+  void run_beyond_limits(torch::jit::Stack& stack);
   void run_unfused(torch::jit::Stack& stack, const std::string& reason);
   void run_interrupted(torch::jit::Stack& stack, const std::string& reason);
   void report(const char* kind, const std::string& reason);

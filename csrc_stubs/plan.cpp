@@ -12,6 +12,7 @@
 #include <c10/util/complex.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <optional>
@@ -73,6 +74,12 @@ void put_number(char* at, SlotKind kind, const c10::IValue& value) {
       return put<c10::complex<float>>(at, c10::complex<float>(number_of(value)));
     default: return put<c10::complex<double>>(at, number_of(value));
   }
+}
+
+// Whether C++ can look at the number that the value is, or holds.
+bool is_number(const c10::IValue& value) {
+  return value.isScalar() ||
+         (value.isTensor() && value.toTensor().dim() == 0 && value.toTensor().is_cpu());
 }
 
 at::Tensor allocate(c10::Device device, c10::ScalarType dtype, at::IntArrayRef sizes,
@@ -239,6 +246,11 @@ const char* Plan::mismatch(at::ArrayRef<c10::IValue> inputs) const {
       return "a result is not among the group's inputs";
     }
   }
+  for (const Limit& limit : limits) {
+    if (!below(limit.index, inputs.size()) || !is_number(inputs[limit.index])) {
+      return "what has a limit is not among the group's numbers";
+    }
+  }
   for (const Update& update : updates) {
     if (!below(update.index, inputs.size()) || !inputs[update.index].isTensor()) {
       return "what is to be changed in place is not among the group's tensors";
@@ -259,6 +271,26 @@ const char* Plan::conflict(const Arguments& arguments, at::ArrayRef<c10::IValue>
     }
   }
   return nullptr;
+}
+
+bool Limit::admits(const c10::IValue& given) const {
+  const c10::IValue number = given.isTensor() ? c10::IValue(given.toTensor().item()) : given;
+  const auto within = [this](double x) {
+    return std::isfinite(x) ? least <= x && x <= most : std::isnan(x) ? nan : infinite;
+  };
+  if (number.isDouble()) {
+    return within(number.toDouble());
+  }
+  if (number.isComplexDouble()) {
+    return within(number.toComplexDouble().real()) && within(number.toComplexDouble().imag());
+  }
+  const int64_t whole = integer_of(number);
+  return low <= whole && whole <= high;
+}
+
+bool Plan::admits(at::ArrayRef<c10::IValue> inputs) const {
+  return std::all_of(limits.begin(), limits.end(),
+                     [&inputs](const Limit& limit) { return limit.admits(inputs[limit.index]); });
 }
 
 bool Plan::mark_failed(const std::string& reason) const {

@@ -85,12 +85,23 @@ struct Update {
   bool counted;
 };
 
+// A number argument has to be within these bounds, or a call runs unfused (tsfuser/ir/limits.py).
+struct Limit {
+  int32_t index;
+  int64_t low, high;   // of an int or a bool
+  double least, most;  // of a float, and of each part of a complex number
+  bool nan, infinite;  // whether these are allowed, too
+
+  bool admits(const c10::IValue& number) const;
+};
+
 struct Plan {
   Program program;
   std::vector<Allocation> allocations;
   std::vector<std::shared_ptr<const Launch>> launches;
   std::vector<Result> results;
   std::vector<Update> updates;
+  std::vector<Limit> limits;
   int32_t random = 0;         // random ops, each of which has a stream of its own in every call
   int32_t drawn = -1;         // where the ops' numbers are eager's: position of the Philox blocks that a call takes
   std::string refusal;        // non-empty: calls of this class run unfused
@@ -107,6 +118,9 @@ struct Plan {
 
   // Null, or why no kernel may write the arguments of this call.
   const char* conflict(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs) const;
+
+  // Whether the numbers of this call are within the limits.
+  bool admits(at::ArrayRef<c10::IValue> inputs) const;
 
   // A launch failed: remembered, so that it is not tried again. True for the first to say so.
   bool mark_failed(const std::string& reason) const;

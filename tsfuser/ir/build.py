@@ -19,6 +19,7 @@ from .call import Call, ScalarArg, TensorArg
 from .draft import Draft
 from .dtypes import BOOL, COMPLEX128, DOUBLE, FLOAT, INT64, DType
 from .finish import finish
+from .limits import Limit
 from .fusion import Axis, Empty, Fusion, Lookup, NumberInput, Output, Pointwise, Random, Reduce, TensorInput, Update, Value, extent
 from .promotion import result_type
 from .rematerialize import rematerialized
@@ -87,6 +88,32 @@ class Builder(Draft):
     def count(self, value: Value, dims: Sequence[int]) -> Value:
         """The number of elements of `value` along `dims`, as a number."""
         return extent(sz.product([self.sizes(value)[d] for d in dims]))
+
+    def limit(self, value: "Value | None", limit: "Limit | None", what: str) -> None:
+        """Sends calls in which the number `value` is beyond `limit` to the ops themselves, which raise eager's error. A number
+        of the graph is checked now: raises Refusal. `what` names it. Tensors have no limit."""
+        if value is None or limit is None or not value.is_number:
+            return
+        if value.literal is not None:
+            if not limit.admits(value.literal):
+                raise Refusal(f"{what}, {value.literal}, is out of range: an error in eager")
+        elif value.size is not None:
+            size, decide = value.size, self.call.decide
+            if not (decide(sz.le(limit.low, size)) and decide(sz.le(size, limit.high))):
+                raise Refusal(f"{what}, a size of the call, is out of range: an error in eager")
+        else:
+            index = next(n.index for n in self.numbers.values() if n.value is value)
+            self.call.limits[index, limit] = None
+
+    def limit_element(self, value: Value, limit: "Limit | None", what: str) -> None:
+        """The same for the element of the 0-dim tensor `value`, which eager takes as a number. C++ looks at it on the CPU
+        only: raises Refusal elsewhere, if an element of its dtype may be beyond the limit."""
+        found = self.input_of(value)
+        if limit is None or limit.admits_all(value.dtype):
+            return
+        if found is None or self.call.args[found.index].device != "cpu":
+            raise Refusal(f"{what}, a {value.dtype} tensor, may be out of range: an error in eager")
+        self.call.limits[found.index, limit] = None
 
     # ---- types
 

@@ -16,6 +16,7 @@ from typing import Any, Callable, Union
 
 from . import size as sz
 from .dtypes import DTYPES, DType
+from .limits import Limit
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,12 @@ def leaves_of(arg: Arg) -> tuple[int, ...]:
 
 @dataclass
 class Call:
-    """Arguments, leaf vector, and the decisions so far (`Size` -> value, in order)."""
+    """Arguments, leaf vector, and the decisions so far (`Size` -> value, in order). `limits` are those of number
+    arguments: (index of the argument, `Limit`), in order. Calls beyond them run unfused."""
 
     args: tuple[Arg, ...]
     decisions: dict[sz.Size, int] = field(default_factory=dict)
+    limits: "dict[tuple[int, Limit], None]" = field(default_factory=dict)
 
     def __post_init__(self):
         self.leaves: list[int] = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.fusion import Value
-from .elementwise import promoted, round_number
+from ..ir.limits import between, largest
+from .elementwise import converted, promoted, round_number
 from .table import FLOATING, composite
 
 
@@ -21,6 +22,7 @@ def gelu(b: Builder, self, approximate: str = "none") -> Value:
 @composite("aten::leaky_relu", dtypes=FLOATING)
 def leaky_relu(b: Builder, self, negative_slope) -> Value:
     """`self > 0 ? self : self * slope`"""
+    converted(b, "leaky_relu", self.dtype, negative_slope)
     return b.pointwise("leaky_relu", "({0} > 0 ? {0} : {0} * {1})", (self, negative_slope), self.dtype)
 
 
@@ -34,26 +36,29 @@ def log_sigmoid(b: Builder, self) -> Value:
 @composite("aten::softplus", dtypes=FLOATING)
 def softplus(b: Builder, self, beta, threshold) -> Value:
     """`log1p(exp(self * beta)) / beta`; `self` where `self * beta > threshold`"""
+    converted(b, "softplus", self.dtype, beta, threshold)
     return b.pointwise("softplus", "softplus({0}, {1}, {2})", (self, beta, threshold), self.dtype)
 
 
 @composite("aten::elu", dtypes=FLOATING)
 def elu(b: Builder, self, alpha, scale, input_scale) -> Value:
     """`scale * (self > 0 ? self : alpha * expm1(self * input_scale))`"""
+    converted(b, "elu", self.dtype, alpha, scale, input_scale)
     return b.pointwise("elu", "elu({0}, {1}, {2}, {3})", (self, alpha, scale, input_scale), self.dtype)
 
 
 @composite("aten::celu", dtypes=FLOATING)
 def celu(b: Builder, self, alpha) -> Value:
     """`self > 0 ? self : alpha * expm1(self / alpha)`"""
-    if alpha.literal == 0:
-        raise Refusal("celu with alpha 0 is an error in eager")
+    most = largest(self.dtype)
+    b.limit(alpha, between(1 / most, most), "alpha of celu")  # 1 / alpha has to be finite, too
     return b.pointwise("celu", "celu({0}, {1})", (self, alpha), self.dtype)
 
 
 @composite("aten::hardtanh", dtypes=FLOATING)
 def hardtanh(b: Builder, self, min_val, max_val) -> Value:
     """`self` between two bounds"""
+    converted(b, "hardtanh", self.dtype, min_val, max_val)
     made = b.pointwise("hardtanh", "clamp({0}, {1}, {2})", (self, min_val, max_val), self.dtype, layouts=())
     return b.copied(made, self)  # eager's is made by empty_like
 
@@ -61,6 +66,7 @@ def hardtanh(b: Builder, self, min_val, max_val) -> Value:
 @composite("aten::hardshrink", dtypes=FLOATING)
 def hardshrink(b: Builder, self, lambd) -> Value:
     """0 where `abs(self) <= lambd`, else `self`"""
+    converted(b, "hardshrink", self.dtype, lambd)
     lambd = round_number(b, lambd, self.dtype)
     return b.pointwise("hardshrink", "(fabs({0}) <= {1} ? 0 : {0})", (self, lambd), self.dtype)
 
@@ -68,6 +74,7 @@ def hardshrink(b: Builder, self, lambd) -> Value:
 @composite("aten::softshrink", dtypes=FLOATING)
 def softshrink(b: Builder, self, lambd) -> Value:
     """`self` moved towards 0 by `lambd`"""
+    b.limit(lambd, between(0.0, largest(self.dtype)), "lambd of softshrink")
     return b.pointwise("softshrink", "softshrink({0}, {1})", (self, lambd), self.dtype)
 
 

@@ -10,7 +10,8 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import COMPLEX64, DOUBLE, FLOAT, DType
 from ..ir.fusion import Value
-from .elementwise import binary, elementwise, promoted
+from ..ir.limits import convertible, without_lowest
+from .elementwise import binary, converted, elementwise, promoted
 from .table import ALL, BOOLEAN, COMPLEX, FLOATING, INTEGRAL, NUMERIC, REAL, composite
 
 _KINDS = "bifc"
@@ -28,26 +29,14 @@ def is_literal(value: "Value | None", number) -> bool:
     return value is not None and value.is_number and value.literal is not None and value.literal == number
 
 
-def check_number(value: "Value | None", dtype: DType, what: str) -> None:
-    """Refuses a number of a higher kind than `dtype` (2.5 beside integers) and integers that do not fit
+def check_number(b: Builder, value: "Value | None", dtype: DType, what: str) -> None:
+    """Refuses a number of a higher kind than `dtype` (2.5 beside integers) and numbers that do not fit
     into it: eager raises."""
     if value is None:
         return
     if _KINDS.index(value.dtype.kind) > _KINDS.index(dtype.kind):
         raise Refusal(f"{what} is a {value.dtype} beside a result in {dtype}")
-    check_range(value, dtype, what)
-
-
-def check_range(value: Value, dtype: DType, what: str) -> None:
-    """Refuses a known number that does not fit into the integer `dtype`; negative ones wrap in uint8."""
-    if value.literal is None or dtype.kind != "i":
-        return
-    bits = 8 * dtype.itemsize
-    low, high = -(1 << bits - 1), (1 << bits - 1) - 1
-    if dtype.name == "uint8":
-        low, high = 1 - (1 << bits), (1 << bits) - 1
-    if not low <= value.literal <= high:
-        raise Refusal(f"{what}, {value.literal}, does not fit into {dtype}")
+    b.limit(value, convertible(dtype), what)
 
 
 @composite("aten::add", "Tensor", "Scalar", dtypes=ALL)
@@ -59,6 +48,8 @@ def add(b: Builder, self, other, alpha=None) -> Value:
 @composite("aten::sub", "Tensor", "Scalar", dtypes=ALL)
 def sub(b: Builder, self, other, alpha=None) -> Value:
     """`self - alpha * other`"""
+    if alpha is not None and alpha.dtype.kind == "i":  # eager adds -alpha
+        b.limit(alpha, without_lowest(None), "alpha")
     if self.dtype.kind == "b" or other.dtype.kind == "b":
         raise Refusal("subtraction with a bool is an error in eager")
     return _scaled_sum(b, "sub", _SUB, _SUB_SCALED, self, other, alpha)
@@ -78,9 +69,10 @@ def _scaled_sum(
         alpha = b.literal(1) if alpha is None else alpha
     elif alpha is None or is_literal(alpha, 1):
         return elementwise(b, name, plain, (first, second))
-    check_number(alpha, dtype, "alpha")
+    check_number(b, alpha, dtype, "alpha")
     if dtype.kind == "b" or alpha.dtype.kind == "b":
         raise Refusal("alpha with bools is not supported")
+    converted(b, name, dtype, first, second)  # which is a number, if either
     template = scaled.get(dtype.kind, scaled["f"])
     return promoted(b, name, template, (first, second), dtype, numbers=(alpha,))
 
@@ -174,6 +166,7 @@ def _pow(b: Builder, self, exponent) -> Value:
     dtype = b.promote(self, exponent)
     if dtype.kind == "b":
         raise Refusal("pow of bools is not supported")
+    converted(b, "pow", dtype, exponent)
     if exponent.literal == 1 and not self.is_number:
         return promoted(b, "pow", "{0}", (self,), dtype)
     if dtype.kind == "i":
@@ -202,7 +195,7 @@ def float_power(b: Builder, self, exponent) -> Value:
 def addcmul(b: Builder, self, tensor1, tensor2, value=None) -> Value:
     """`self + value * tensor1 * tensor2`"""
     dtype = b.promote(self, tensor1, tensor2)
-    check_number(value, dtype, "value")
+    check_number(b, value, dtype, "value")
     value = b.literal(1) if value is None else value
     template = "({0} + {3} * {1} * {2})"
     if dtype.kind == "i":
@@ -230,4 +223,5 @@ def lerp(b: Builder, self, end, weight) -> Value:
     """`self + weight * (end - self)`, computed from the nearer end"""
     if end.dtype is not self.dtype or not (weight.is_number or weight.dtype is self.dtype):
         raise Refusal("lerp of different dtypes is an error in eager")
+    b.limit(weight, convertible(self.dtype), "the weight of lerp")
     return b.pointwise("lerp", "lerp({0}, {1}, {2})", (self, end, weight), self.dtype)

@@ -7,8 +7,8 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import BFLOAT16, FLOAT, HALF, DType
 from ..ir.fusion import Value
-from .arithmetic import check_range
-from .elementwise import round_number
+from ..ir.limits import convertible
+from .elementwise import converted, round_number
 from .table import ALL, composite, scalar_type
 
 _ROW_MAJOR, _PRESERVE = 0, 1  # c10::MemoryFormat::Contiguous, Preserve
@@ -138,11 +138,11 @@ def autocast_to_full_precision(b: Builder, self, cuda_enabled: bool, cpu_enabled
 
 def filled(b: Builder, name: str, like: Value, value: Value, dtype: DType) -> Value:
     """A tensor of the sizes and layout of `like` that holds `value` everywhere."""
+    converted(b, name, dtype, value)
     if dtype.is_floating:
         value = round_number(b, value, dtype)
     elif value.dtype.is_complex and not dtype.is_complex:
         raise Refusal(f"{name} with a complex number in {dtype}")
-    check_range(value, dtype, f"the value of {name}")
     template = f"convert<{dtype.register.ctype}>({{1}})"
     return b.copied(b.pointwise(name, template, (like, value), dtype, own_types=True, layouts=()), like)
 
@@ -187,4 +187,6 @@ def fill(b: Builder, self, value) -> Value:
     """A tensor like `self` that holds `value`"""
     if value.dims:
         raise Refusal("fill with a value that has dimensions is an error in eager")
+    if not value.is_number and (found := b.input_of(value)) is not None and found.by_value:
+        b.limit_element(value, convertible(self.dtype), "the value of fill")  # on one device eager casts
     return filled(b, "fill", self, value, self.dtype)

@@ -15,6 +15,7 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import BFLOAT16, BOOL, HALF, DType
 from ..ir.fusion import Value
+from ..ir.limits import convertible
 from .table import ALL, REAL, Row, register
 
 DEFAULT = "default"  #: the promoted dtype of the operands
@@ -41,13 +42,14 @@ def binary(
     rule: str = DEFAULT,
     dtypes: Sequence[str] = REAL,
     overloads: Sequence[str] = ("Tensor", "Scalar"),
+    exact: bool = False,
     **by_kind: str,
 ) -> None:
-    """The row of `aten::name(self, other)`, both Tensors or one of them a Scalar."""
+    """The row of `aten::name(self, other)`, both Tensors or one of them a Scalar. `exact`: see `fit`."""
     templates = _templates(template, by_kind)
 
     def evaluate(b: Builder, self: Value, other: Value) -> Value:
-        return elementwise(b, name, templates, (self, other), rule, dtypes)
+        return elementwise(b, name, templates, (self, other), rule, dtypes, exact)
 
     register(
         Row(
@@ -104,8 +106,8 @@ def promoted(
     exact: bool = False,
     scalars: bool = True,
 ) -> Value:
-    """A pointwise op of `operands` in their common dtype `dtype`, and of `numbers`, which do not count for that; the
-    result has the dtype `result`, or `dtype`. `scalars`: whether numbers among the operands are tensors without
+    """A pointwise op of `operands` in their common dtype `dtype`, and of `numbers`, which do not count for that, and which
+    eager converts to it; the result has the dtype `result`, or `dtype`. `scalars`: whether numbers among the operands are tensors without
     dims to eager's iterator, as in `x + 1`, or the op's own.
 
     The result lies in memory as where an iterator of eager's has `promote_inputs_to_common_dtype`. All those
@@ -113,9 +115,16 @@ def promoted(
     `UNARY_FLOAT_OP_CONFIG`, `build_ternary_op`; clamp, threshold_backward): arithmetic, powers, comparisons,
     logic, bits, extrema, clamp, addcmul, addcdiv, derivatives. `where` and `float_power` cast by themselves, on
     each device; lerp, heaviside, prelu and gelu's derivative take one dtype only."""
+    converted(b, name, dtype, *numbers)
     layouts = b.promoted_layouts([v for v in operands if scalars or not v.is_number], dtype)
     given = (*fit(b, operands, dtype, exact), *numbers)
     return b.pointwise(name, template, given, result or dtype, dtype, layouts=layouts)
+
+
+def converted(b: Builder, name: str, dtype: DType, *numbers: "Value | None") -> None:
+    """Says that eager's op converts `numbers` to `dtype`, with an error where one does not fit."""
+    for number in numbers:
+        b.limit(number, convertible(dtype), f"a number of {name}")
 
 
 def fit(b: Builder, operands: Sequence[Value], dtype: DType, exact: bool = False) -> tuple[Value, ...]:

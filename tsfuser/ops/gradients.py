@@ -7,8 +7,12 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import BOOL
 from ..ir.fusion import Value
-from .elementwise import elementwise, promoted, round_number
+from ..ir.limits import Limit
+from .elementwise import converted, elementwise, promoted, round_number
 from .table import FLOATING, NUMERIC, REAL, composite
+
+
+_NOT_NEGATIVE = Limit(low=0, least=0.0)
 
 
 def _gradient(name: str, template: str) -> None:
@@ -67,6 +71,7 @@ def gelu_backward(b: Builder, grad_output, self, approximate: str = "none") -> V
 def threshold_backward(b: Builder, grad_output, self, threshold) -> Value:
     """`self <= threshold ? 0 : grad_output`"""
     dtype = b.promote(grad_output, self)
+    converted(b, "threshold_backward", dtype, threshold)
     threshold = round_number(b, threshold, dtype) if dtype.is_floating else threshold
     # as in leaky_relu's, the layout of `self` comes first
     return _with_numbers(b, "threshold_backward", "({0} <= {2} ? 0 : {1})", self, grad_output, threshold)
@@ -77,6 +82,8 @@ def leaky_relu_backward(
     b: Builder, grad_output, self, negative_slope, self_is_result: bool = False
 ) -> Value:
     """`self > 0 ? grad_output : grad_output * slope`"""
+    if self_is_result:
+        b.limit(negative_slope, _NOT_NEGATIVE, "the slope of a leaky_relu in place")
     template = "({0} > 0 ? {1} : {1} * {2})"
     return _with_numbers(b, "leaky_relu_backward", template, self, grad_output, negative_slope)
 
@@ -94,6 +101,8 @@ def elu_backward(
     b: Builder, grad_output, alpha, scale, input_scale, is_result: bool, self_or_result
 ) -> Value:
     """`grad_output` times the derivative of elu, from its argument or its result"""
+    if is_result:
+        b.limit(alpha, _NOT_NEGATIVE, "alpha of an elu in place")
     function = "elu_backward_of_result" if is_result else "elu_backward"
     template = function + "({0}, {1}, {2}, {3}, {4})"
     return _with_numbers(b, "elu_backward", template, grad_output, self_or_result, alpha, scale, input_scale)
@@ -102,6 +111,7 @@ def elu_backward(
 @composite("aten::hardtanh_backward", dtypes=FLOATING)
 def hardtanh_backward(b: Builder, grad_output, self, min_val, max_val) -> Value:
     """`grad_output` where `self` is between the bounds, else 0"""
+    converted(b, "hardtanh_backward", self.dtype, min_val, max_val)
     min_val, max_val = (round_number(b, v, self.dtype) for v in (min_val, max_val))
     template = "({1} <= {2} || {1} >= {3} ? 0 : {0})"
     return _with_numbers(b, "hardtanh_backward", template, grad_output, self, min_val, max_val)
@@ -110,6 +120,7 @@ def hardtanh_backward(b: Builder, grad_output, self, min_val, max_val) -> Value:
 @composite("aten::hardshrink_backward", dtypes=FLOATING)
 def hardshrink_backward(b: Builder, grad_out, self, lambd) -> Value:
     """0 where `abs(self) <= lambd`, else `grad_out`"""
+    converted(b, "hardshrink_backward", self.dtype, lambd)
     lambd = round_number(b, lambd, self.dtype)
     return _with_numbers(b, "hardshrink_backward", "(fabs({1}) <= {2} ? 0 : {0})", grad_out, self, lambd)
 

@@ -16,15 +16,23 @@ from .reduction import RECIPROCAL, mean_of, narrow, squares
 from .table import FLOATING, composite
 
 
-def inner(b: Builder, input: Value, shape: list) -> list[int]:
-    """The dims of `input` that `shape` names, the last ones, whose sizes it must have."""
+def inner(b: Builder, input: Value, shape: list, *parameters: "Value | None") -> list[int]:
+    """The last dims of `input`, whose sizes are `shape`, as are those of the `parameters`."""
     first = len(input.dims) - len(shape or ())
     if not shape or first < 0:
         raise Refusal("a normalized shape that does not fit its operand is an error in eager")
     for size, own in zip(shape, b.sizes(input)[first:]):
         if not b.call.decide(sz.eq(own, size)):
             raise Refusal("a normalized shape that does not fit its operand is an error in eager")
+    sizes = b.sizes(input)[first:]
+    for value in parameters:
+        if value is not None and not (len(value.dims) == len(shape) and _equal(b, b.sizes(value), sizes)):
+            raise Refusal("a parameter that is not of the normalized shape is an error in eager")
     return list(range(first, len(input.dims)))
+
+
+def _equal(b: Builder, sizes: tuple, others: tuple) -> bool:
+    return all(b.call.decide(sz.eq(size, other)) for size, other in zip(sizes, others))
 
 
 def _check_parameters(b: Builder, input: Value, *parameters: "Value | None") -> DType:
@@ -38,7 +46,7 @@ def _check_parameters(b: Builder, input: Value, *parameters: "Value | None") -> 
 
 def _layer_norm(b: Builder, input: Value, shape: list, weight, bias, eps: Value) -> tuple[Value, Value, Value]:
     """Result, mean and 1 / standard deviation; the latter two in the accumulation dtype, with reduced dims as size 1."""
-    dims = inner(b, input, shape)
+    dims = inner(b, input, shape, weight, bias)
     mean, summed = squares(b, input, dims)
     template = f"rsqrt({{0}} * {RECIPROCAL} + {{2}})"
     rstd = b.pointwise("rstd", template, (summed, b.count(input, dims), eps), summed.dtype)
@@ -70,7 +78,7 @@ def native_layer_norm_backward(
     if grad_out.dtype is not input.dtype:
         raise Refusal(f"a gradient in {grad_out.dtype} of a layer_norm in {input.dtype}")
     _check_parameters(b, input, weight, bias)
-    dims, register = inner(b, input, normalized_shape), input.dtype.register
+    dims, register = inner(b, input, normalized_shape, weight, bias), input.dtype.register
     outer = list(range(dims[0]))
     hat = b.pointwise("normalized", "(({0} - {1}) * {2})", (input, mean, rstd), register)
     gradients: "list[Value | None]" = [None, None, None]

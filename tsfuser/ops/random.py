@@ -16,8 +16,12 @@ from ..ir import eager_random
 from ..ir.build import Builder
 from ..ir.dtypes import BFLOAT16, BOOL, DOUBLE, FLOAT, HALF, DType
 from ..ir.fusion import Value
+from ..ir.limits import between
 from .casts import check_options
 from .table import ALL, FLOATING, composite, scalar_type
+
+
+_PROBABILITY = between(0.0, 1.0)
 
 
 @composite("aten::rand_like", dtypes=ALL, sizes="first")
@@ -76,6 +80,7 @@ def _wanted(name: str, self: Value, dtype: "int | None") -> DType:
 @composite("aten::dropout", dtypes=ALL, sizes="first")
 def dropout(b: Builder, input, p, train: bool) -> Value:
     """`input * mask / (1 - p)`, a random mask being true at a rate of `1 - p`; `input` outside training"""
+    b.limit(p, _PROBABILITY, "the probability of dropout")
     if not train or p.literal == 0:
         return input
     return _dropped(b, input, p)[0]
@@ -91,10 +96,10 @@ def native_dropout(b: Builder, input, p, train: "bool | None") -> tuple[Value, V
 
 
 def _dropped(b: Builder, input: Value, p: Value) -> tuple[Value, Value]:
-    """The result and the mask. A `p` outside of [0, 1] is an error in eager; where it is not a constant,
-    nothing here could tell."""
+    """The result and the mask."""
     if input.dtype.name not in FLOATING:
         raise Refusal(f"dropout of a {input.dtype} tensor is not supported")
+    b.limit(p, _PROBABILITY, "the probability of dropout")
     if b.eager:
         return _dropped_as_eager(b, input, p.literal)
     uniform = b.uniform(input)
@@ -102,8 +107,6 @@ def _dropped(b: Builder, input: Value, p: Value) -> tuple[Value, Value]:
         mask = b.pointwise("mask", "({0} < 1 - {1})", (uniform, p), BOOL, FLOAT)
         template = "({0} * {1} * ({2} < 1 ? 1 / (1 - {2}) : 0))"
         return b.pointwise("dropout", template, (input, mask, p), input.dtype), mask
-    if not 0 <= p.literal <= 1:
-        raise Refusal(f"dropout with probability {p.literal} is an error in eager")
     keep = 1.0 - p.literal
     mask = b.pointwise("mask", "({0} < {1})", (uniform, b.literal(keep)), BOOL, FLOAT)
     scale = b.literal(1 / keep if keep else 0.0)
@@ -115,8 +118,6 @@ def _dropped_as_eager(b: Builder, input: Value, p: "float | None") -> tuple[Valu
     before the scale is computed. Where p is 0 or 1, eager's dropout draws nothing."""
     if p is None:
         raise Refusal("eager's random numbers for a dropout whose probability is not a constant")
-    if not 0 <= p <= 1:
-        raise Refusal(f"dropout with probability {p} is an error in eager")
     own = input.dtype.register
     keep = _rounded(1.0 - p, own)
     if p in (0, 1):

@@ -23,6 +23,8 @@ def normalized(value: Value, dims: "int | Sequence[int] | None") -> list[int]:
     rank = len(value.dims)
     if rank == 0:
         raise Refusal("a reduction of a tensor without dimensions")
+    if rank > 64:
+        raise Refusal("a reduction of more than 64 dimensions is an error in eager")
     if isinstance(dims, int):
         dims = [dims]
     found = [d + rank if d < 0 else d for d in dims or range(rank)]

@@ -24,7 +24,7 @@ def _check_weight(input: Value, weight: "Value | None") -> None:
 
 def _rms_norm(b: Builder, input: Value, shape: list, weight, eps) -> tuple[Value, Value]:
     """Result and 1 / root of the mean square."""
-    dims, register = inner(b, input, shape), input.dtype.register
+    dims, register = inner(b, input, shape, weight), input.dtype.register
     _check_weight(input, weight)
     eps = b.literal(_EPSILON[register]) if eps is None else eps
     square = mean_of(b, b.pointwise("square", "({0} * {0})", (input,), register), dims)
@@ -52,7 +52,7 @@ def fused_rms_norm(b: Builder, input, normalized_shape: list, weight, eps):
 @composite("aten::_fused_rms_norm_backward", dtypes=FLOATING, sizes=("input", "weight"), symbolic=("normalized_shape",))
 def fused_rms_norm_backward(b: Builder, grad_out, input, normalized_shape: list, rstd, weight, output_mask: list):
     """The gradients of rms_norm that `output_mask` asks for"""
-    dims, register = inner(b, input, normalized_shape), input.dtype.register
+    dims, register = inner(b, input, normalized_shape, weight), input.dtype.register
     _check_weight(input, weight)
     if grad_out.dtype is not input.dtype:
         raise Refusal(f"a gradient in {grad_out.dtype} of an rms_norm in {input.dtype}")

@@ -6,8 +6,9 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import BOOL, DType
 from ..ir.fusion import Value
-from .arithmetic import check_number, check_range
-from .elementwise import binary, elementwise, fit, round_number
+from ..ir.limits import convertible, largest
+from .arithmetic import check_number
+from .elementwise import binary, converted, elementwise, fit, round_number
 from .table import ALL, BOOLEAN, FLOATING, NUMERIC, REAL, composite
 
 # NaN if either operand is NaN.
@@ -36,9 +37,7 @@ def clamp(b: Builder, self, min=None, max=None) -> Value:
 
 
 def _check_bounds(b: Builder, self: Value, *bounds: Value) -> None:
-    dtype = b.promote(self, *bounds)
-    for bound in bounds:
-        check_range(bound, dtype, "a bound of clamp")
+    converted(b, "clamp", b.promote(self, *bounds), *bounds)
 
 
 @composite("aten::clamp_min", "", "Tensor", dtypes=NUMERIC)
@@ -57,8 +56,7 @@ def clamp_max(b: Builder, self, max) -> Value:
 
 def select(b: Builder, name: str, condition: Value, yes: Value, no: Value, dtype: DType) -> Value:
     """`condition ? yes : no` in `dtype`, each operand coming in its own type."""
-    for value in (yes, no):
-        check_range(value, dtype, f"a number of {name}")
+    converted(b, name, dtype, yes, no)
     ctype = dtype.register.ctype
     template = f"({{0}} ? convert<{ctype}>({{1}}) : convert<{ctype}>({{2}}))"
     layouts = (*b.cast_layouts((condition,), BOOL), *b.cast_layouts((yes, no), dtype))
@@ -81,16 +79,10 @@ def masked_fill(b: Builder, self, mask, value) -> Value:
         raise Refusal("the mask of `masked_fill` is not bool")
     if value.dims:
         raise Refusal("masked_fill with a value that has dimensions is an error in eager")
-    check_number(value, self.dtype, "the value of masked_fill")
+    check_number(b, value, self.dtype, "the value of masked_fill")
+    if not value.is_number:
+        b.limit_element(value, convertible(self.dtype), "the value of masked_fill")
     return b.contiguous(select(b, "masked_fill", mask, value, self, self.dtype))
-
-
-_LARGEST = {
-    "float16": 65504.0,
-    "bfloat16": 3.3895313892515355e38,
-    "float32": 3.4028234663852886e38,
-    "float64": 1.7976931348623157e308,
-}
 
 
 @composite("aten::nan_to_num", dtypes=REAL)
@@ -98,8 +90,8 @@ def nan_to_num(b: Builder, self, nan=None, posinf=None, neginf=None) -> Value:
     """`self` with numbers for NaN, inf and -inf: 0 and the largest and lowest of its dtype unless given"""
     if self.dtype.name not in FLOATING:
         return b.pointwise("nan_to_num", "{0}", (self,), self.dtype)
-    largest = _LARGEST[self.dtype.name]
-    defaults = zip((nan, posinf, neginf), (0.0, largest, -largest))
+    most = largest(self.dtype)
+    defaults = zip((nan, posinf, neginf), (0.0, most, -most))
     numbers = [
         b.literal(default) if v is None else round_number(b, v, self.dtype) for v, default in defaults
     ]
@@ -118,7 +110,7 @@ def heaviside(b: Builder, self, values) -> Value:
 @composite("aten::threshold", dtypes=NUMERIC)
 def threshold(b: Builder, self, threshold, value) -> Value:
     """`self <= threshold ? value : self`"""
-    check_number(threshold, self.dtype, "the threshold")
-    check_number(value, self.dtype, "the value")
+    check_number(b, threshold, self.dtype, "the threshold")
+    check_number(b, value, self.dtype, "the value")
     threshold = round_number(b, threshold, self.dtype) if self.dtype.is_floating else threshold
     return b.pointwise("threshold", "({0} <= {1} ? {2} : {0})", (self, threshold, value), self.dtype)

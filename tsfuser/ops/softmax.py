@@ -7,6 +7,7 @@ Formulas: `softmax = exp(x - max) / sum(exp(x - max))` and `log_softmax = x - ma
 from __future__ import annotations
 
 from ..errors import Refusal
+from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import FLOAT, HALF, DType
 from ..ir.fusion import Value
@@ -74,6 +75,10 @@ def internal_log_softmax(b: Builder, self, dim: int, half_to_float: bool) -> Val
 def _check_gradient(b: Builder, grad: Value, output: Value, dtype: DType) -> None:
     if grad.dtype is not output.dtype:
         raise Refusal("softmax's gradient and result in different dtypes are an error in eager")
+    if len(grad.dims) != len(output.dims) or not all(
+        b.call.decide(sz.eq(x, y)) for x, y in zip(b.sizes(grad), b.sizes(output))
+    ):
+        raise Refusal("softmax's gradient and result of different sizes are an error in eager")
     if dtype is not grad.dtype and (grad.dtype is not FLOAT or dtype is not HALF or b.device == "cpu"):
         raise Refusal(f"a gradient of softmax from {grad.dtype} to {dtype}")
 

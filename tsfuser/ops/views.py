@@ -117,6 +117,8 @@ def squeeze(b: Builder, self, dim: "int | list | None" = None) -> Value:
     """`self` without those of the dims `dim` (default: all) that are of size 1"""
     rank = len(self.dims)
     named = range(rank) if dim is None else [dim_of(rank, d) for d in ([dim] if isinstance(dim, int) else dim)]
+    if len(set(named)) < len(named):
+        raise Refusal("squeeze with a dim named twice is an error in eager")
     kept = [d for d in range(rank) if self.dims[d] is not None or d not in named]
     return _permuted(b, "squeeze", self, kept)
 
@@ -166,9 +168,11 @@ def expand_as(b: Builder, self, other) -> Value:
 
 
 def _complete(b: Builder, self: Value, sizes: Sequence["sz.Size"]) -> list:
-    """`sizes` with the one that is -1 computed from the others."""
+    """`sizes` with the one that is -1 computed from the others; below -1 they are an error in eager."""
     sizes, decide = [sz.as_size(s) for s in sizes], b.call.decide
     open_dims = [d for d, size in enumerate(sizes) if decide(sz.lt(size, 0))]
+    if not all(decide(sz.eq(sizes[d], -1)) for d in open_dims):
+        raise Refusal("a negative size is an error in eager")
     if len(open_dims) > 1:
         raise Refusal("two sizes of -1 are an error in eager")
     if open_dims:

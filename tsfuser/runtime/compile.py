@@ -151,7 +151,7 @@ def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], dev
     drawn = -1 if fusion.drawn is None else program.position(fusion.drawn)
     keepalive = tuple(c.function for c in compiled)
     return Plan(len(call.leaves), tuple(program.instructions), tuple(program.checks), allocations, launches, results, "", len(fusion.randoms),
-                updates, drawn, keepalive, lambda: _text(call, tensors, compiled))
+                updates, drawn, tuple(call.limits), keepalive, lambda: _text(call, tensors, compiled))
 
 
 def _launch(program: Program, compiled: Compiled, device: str) -> Launch:

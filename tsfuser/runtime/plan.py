@@ -11,6 +11,7 @@ from typing import Callable
 
 from .. import _C
 from ..ir.call import Call
+from ..ir.limits import Limit
 from ..ir.size import Size, as_size
 
 
@@ -35,7 +36,7 @@ class Plan:
     """`checks`: (k, position, expected): after k instructions the value must be as expected, or the plan does not serve the call. A plan with a `refusal`
     sends its calls to the fallback. `random`: how many random ops each call makes, 0 for none; where their numbers are to be eager's, `drawn` is the position
     of the Philox blocks that they take, else -1. `updates`: the arguments whose memory kernels
-    write, and whether their version counts it."""
+    write, and whether their version counts it. `limits`: the arguments that have to be within a limit; calls beyond run unfused."""
 
     leaf_count: int
     instructions: tuple[tuple[str, int, int], ...] = ()
@@ -47,6 +48,7 @@ class Plan:
     random: int = 0
     updates: tuple[tuple[int, bool], ...] = ()
     drawn: int = -1
+    limits: tuple[tuple[int, Limit], ...] = ()
     keepalive: object = field(default=None, repr=False, compare=False)
     describe: "Callable[[], str] | None" = field(default=None, repr=False, compare=False)
 
@@ -59,8 +61,9 @@ def native(plan: Plan) -> "_C.Plan":
     launches = [
         _C.Launch(x.kind, x.function, x.name, x.grid, x.block_x, x.block_y, x.shared, x.grain, x.args_bytes, list(x.args)) for x in plan.launches
     ]
+    limits = [(index, (x.low, x.high), (x.least, x.most), x.nan, x.infinite) for index, x in plan.limits]
     return _C.Plan(plan.leaf_count, list(plan.instructions), list(plan.checks), list(plan.allocations), launches, list(plan.results), plan.refusal,
-                   plan.keepalive, plan.random, list(plan.updates), plan.drawn)  # fmt: skip
+                   plan.keepalive, plan.random, list(plan.updates), plan.drawn, limits)  # fmt: skip
 
 
 class Program:
