@@ -381,6 +381,7 @@ def _incoming(result):
 
 @dataclass
 class Tally:
+    trials: int = 0
     checks: int = 0
     errors: int = 0
     alone: list = field(default_factory=list)
@@ -388,7 +389,8 @@ class Tally:
     wrong: list = field(default_factory=list)
 
     def __str__(self):
-        said = f"{self.checks} checks of {len(self.fused)} functions, {self.errors} of them errors in eager"
+        said = f"{self.checks} checks of {self.trials} functions, {self.errors} of them errors in eager"
+        said += f", {self.fused.total()} functions fused"
         return said + (f", {len(self.alone)} as torch alone has it" if self.alone else "")
 
 
@@ -413,8 +415,10 @@ def sweep(trials, tally, gradients=False):
 
 
 def _check(trial, scripted, tally, gradients):
+    tally.trials += 1
     outcome(scripted, trial.valid, gradients)
-    tally.fused[trial.name] += bool(groups(scripted))
+    if groups(scripted):
+        tally.fused[trial.name] += 1
     eager, alone = trial.eager, []
     for arguments in trial.changed:
         expected, actual = outcome(eager, arguments, gradients), outcome(scripted, arguments, gradients)
