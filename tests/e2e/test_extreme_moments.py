@@ -1,8 +1,8 @@
 """Variances, means and norms of huge, infinite and NaN values, wherever threads and blocks meet.
 
-Squares that overflow make a variance infinite, not NaN; on the CPU, where eager adds up variances in double, only
-where the result itself overflows. A mean of values with an infinite one among them is NaN, as eager's updates of a
-mean leave it, in every dtype and whichever thread reads that value.
+Squares that overflow make a variance infinite, not NaN; on the CPU, where eager adds up variances in double,
+only where the result itself overflows. A mean of values with an infinite one among them is NaN, as eager's
+updates of a mean leave it, in every dtype and whichever thread reads that value.
 """
 
 import pytest
@@ -47,7 +47,8 @@ def test_squares_that_overflow(target, device, dtype, place):
         elif k < 4:
             assert torch.equal(torch.isinf(a), torch.isinf(e)) and not torch.isnan(a).any(), k
             finite = torch.isfinite(e)
-            torch.testing.assert_close(a[finite], e[finite], rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=0)
+            rtol = 1e-2 if dtype == torch.bfloat16 else 1e-4
+            torch.testing.assert_close(a[finite], e[finite], rtol=rtol, atol=0)
         else:
             exact = x.double().mean(dim)
             assert ((a.double() - exact).abs() <= 0.01 * HUGE[dtype]).all(), k
@@ -113,7 +114,8 @@ def test_norms_of_values_whose_squares_overflow(device, dtype, norm):
 @pytest.mark.parametrize("order", ["1", "2", "3", "inf", "-1"])
 def test_the_norm_of_one_huge_value_is_its_size(device, order):
     p = f'float("{order}")'
-    function = Fused(f"def f(x):\n    return torch.linalg.vector_norm(x, {p}, [1]), torch.norm(x, {p}, [1], True)\n")
+    norms = f"torch.linalg.vector_norm(x, {p}, [1]), torch.norm(x, {p}, [1], True)"
+    function = Fused(f"def f(x):\n    return {norms}\n")
     x = torch.tensor([[1e30], [-1e30], [-2.0], [0.0], [float("-inf")]], device=device)
     for a, e in zip(*run(function, x)):
         assert torch.equal(a, e)

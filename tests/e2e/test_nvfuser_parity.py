@@ -1,4 +1,4 @@
-"""What nvFuser fused and eager accepts: dtypes of batch norm, division of integers, copies in single-node mode."""
+"""What nvFuser fused: batch norm of mixed dtypes, division of integers, copies in single-node mode."""
 
 import pytest
 import torch
@@ -79,8 +79,8 @@ INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 
 
 def integers(dtype, device):
-    """Every pair of some dividends and divisors, the ends of the range among them; the last divisor is 0. Eager's
-    division of the lowest number by -1 ends the process on the CPU."""
+    """Every pair of some dividends and divisors, the ends of the range among them; the last divisor is 0.
+    Eager's division of the lowest number by -1 ends the process on the CPU."""
     info = torch.iinfo(dtype)
     dividends = [-7, -1, 0, 1, 7, info.min + 1, info.max] + [info.min] * (device != "cpu")
     divisors = [-3, -1, 1, 2, 3, info.max] + [info.min] * (info.min < 0)
@@ -152,7 +152,8 @@ def test_a_copy_alone_is_a_group_in_single_node_mode(device, copy):
     fuse(scripted, x)
     actual = scripted(x)
     assert len(groups(scripted)) == 1
-    assert torch.equal(actual, x) and actual.stride() == x.clone().stride() and actual.data_ptr() != x.data_ptr()
+    assert torch.equal(actual, x) and actual.stride() == x.clone().stride()
+    assert actual.data_ptr() != x.data_ptr()
 
 
 @pytest.mark.parametrize("cast", ["x.to(torch.float32)", "x.float()", "x.type_as(x)"])

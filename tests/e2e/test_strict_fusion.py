@@ -1,5 +1,5 @@
-"""`torch.jit.strict_fusion` accepts views of a group's result, which are made outside of groups, and still names
-what is not fused."""
+"""`torch.jit.strict_fusion` accepts views of a group's result, which are made outside of groups, and still
+names what is not fused."""
 
 import pytest
 import torch
@@ -46,9 +46,10 @@ def read_behind(x, z):
     return torch.mm(x, y)
 
 
-@pytest.mark.parametrize(
-    "program", [expand, expand_as, view, two_views, sizes, beside_the_result, read_behind], ids=lambda f: f.__name__
-)
+VIEWS = [expand, expand_as, view, two_views, sizes, beside_the_result, read_behind]
+
+
+@pytest.mark.parametrize("program", VIEWS, ids=lambda f: f.__name__)
 def test_views_of_a_groups_result_are_accepted(device, program):
     x, z = torch.randn(4, 5, device=device), torch.randn(3, 4, 5, device=device)
     scripted = fuse(program, x, z)

@@ -97,8 +97,8 @@ def add_optional(b: Builder, input, bias) -> Value:
 
 
 def _check_divisor(b: Builder, dtype: DType, divisor: Value) -> None:
-    """An integer division by zero raises on the CPU, so there the divisor has to be known; on CUDA its result is the
-    machine's, in eager as here."""
+    """An integer division by zero raises on the CPU, so there the divisor has to be known; on CUDA its result is
+    the machine's, in eager as here."""
     if dtype.kind != "i":
         return
     if divisor.literal is not None and divisor.literal == 0:

@@ -22,8 +22,8 @@ _IN_TRAINING = tuple((name, "training") for name in _STATISTICS)
 
 
 def check_channels(b: Builder, input: Value, *sets: "tuple[Value | None, ...]") -> DType:
-    """The dtype of saved statistics. Each of `sets` holds parameters that eager's CUDA kernels read in one dtype: the
-    operand's or, beside a 16-bit operand, float. On the CPU all have the same."""
+    """The dtype of saved statistics. Each of `sets` holds parameters that eager's CUDA kernels read in one dtype:
+    the operand's or, beside a 16-bit operand, float. On the CPU all have the same."""
     if len(input.dims) < 2:
         raise Refusal("a batch of less than 2 dimensions is an error in eager")
     register = input.dtype.register
@@ -214,8 +214,9 @@ def native_batch_norm_backward(
     kept = (save_mean, save_invstd) if train else (running_mean, running_var)
     if None in kept:
         raise Refusal("batch_norm's derivative without the statistics that it needs is an error in eager")
-    of_eager = (weight, running_mean, running_var) if b.device != "cpu" else (weight,)  # eager's kernel takes one dtype
-    saved = check_channels(b, input, of_eager, kept)
+    # eager's CUDA kernel reads these in one dtype, whether it uses them or not
+    together = (weight, running_mean, running_var) if b.device != "cpu" else (weight,)
+    saved = check_channels(b, input, together, kept)
     mean, rstd = (of_channels(b, v, input) for v in kept)
     if not train:
         rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (rstd, eps), input.dtype.register)

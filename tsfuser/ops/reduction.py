@@ -47,10 +47,13 @@ def mean_of(b: Builder, value: Value, dims: Sequence[int], keepdim: bool = True)
     return b.pointwise("mean", f"({{0}} * {RECIPROCAL})", (summed, b.count(value, dims)), summed.dtype)
 
 
-def squares(b: Builder, value: Value, dims: Sequence[int], dtype: "DType | None" = None) -> tuple[Value, Value]:
-    """(mean, sum of squared distances from it) over `dims`, which stay as size 1, in `dtype`, else the accumulation
-    dtype: one pass over the data, or what schedule/moments.py makes of it."""
-    return tuple(b.reduce(part, part, value, dims, True, dtype or value.dtype.register) for part in ("mean", "squares"))
+def squares(
+    b: Builder, value: Value, dims: Sequence[int], dtype: "DType | None" = None
+) -> tuple[Value, Value]:
+    """(mean, sum of squared distances from it) over `dims`, which stay as size 1, in `dtype`, else the
+    accumulation dtype: one pass over the data, or what schedule/moments.py makes of it."""
+    dtype = dtype or value.dtype.register
+    return tuple(b.reduce(part, part, value, dims, True, dtype) for part in ("mean", "squares"))
 
 
 def narrow(b: Builder, name: str, value: Value, dtype: DType) -> Value:

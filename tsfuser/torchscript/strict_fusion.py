@@ -1,8 +1,9 @@
 """Moves views of groups' results out of `with torch.jit.strict_fusion():`.
 
-In: a graph whose groups are guarded. Out: the same graph. Torch complains of every node between the `prim::Enter` and
-the `prim::Exit` of that block which is not inside of a guarded group. A view costs nothing and stays outside of
-groups, since it has to share memory: where only what comes behind the block reads it, it can be made there as well.
+In: a graph whose groups are guarded. Out: the same graph. Torch complains of every node between the
+`prim::Enter` and the `prim::Exit` of that block which is not inside of a guarded group. A view costs nothing and
+stays outside of groups, since it has to share memory: where only what comes behind the block reads it, it can be
+made there as well.
 Example:
 
     prim::Enter(%c); %y = prim::If(%guard) ...; %z = aten::expand(%y, %sizes); %_ = prim::Exit(%c)
@@ -20,7 +21,7 @@ _STRICT = "__torch__.torch.jit.strict_fusion"
 
 
 def move_views_out(graph: Graph) -> None:
-    """Moves views of groups' results, and the sizes that only they read, behind the strict blocks that they end."""
+    """Moves views of groups' results, and the sizes that only they read, behind the strict blocks."""
     for block in list(all_blocks(graph)):
         nodes = list(block.nodes())
         for end in nodes:

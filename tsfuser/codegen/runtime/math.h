@@ -89,7 +89,7 @@ DEVICE double sum_scale(double n) {
   return bit_cast<double>(bit_cast<uint64_t>(1 / n) & 0x7ff0000000000000ull);
 }
 
-// The mean of n terms from the sum of all times sum_scale(n): finite where that sum is, whatever rounding does.
+// The mean of n terms from the sum of all times sum_scale(n): finite where that sum is.
 template <class T>
 DEVICE T scaled_mean(T sum, T n) {
   const T mean = sum / (n * sum_scale(n));
@@ -186,8 +186,8 @@ DEVICE T int_pow(T base, T exponent) {
 
 // ---- division
 
-// Towards zero. The lowest integer by -1 wraps. Where an integer is divided by 0, CUDA gives what the machine does,
-// as in eager's kernels; the host, where that would be a signal, 0.
+// Towards zero. The lowest integer by -1 wraps. Where an integer is divided by 0, CUDA gives what the machine
+// does, as in eager's kernels; the host, where that would be a signal, 0.
 template <class T>
 DEVICE T trunc_div(T a, T b) {
   if constexpr (is_real<T>) return trunc(a / b);
