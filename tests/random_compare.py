@@ -75,7 +75,8 @@ def _largest(x):
 def last_roundings(dtype, wanted):
     """How far off results of `dtype` may be by the last operations on them: one rounding to it, 64 in
     registers."""
-    return (2 * EPSILON[dtype] + 64 * min(EPSILON[dtype], EPSILON[torch.float32])) * _largest(wanted)
+    finite = wanted[wanted.isfinite()]
+    return (2 * EPSILON[dtype] + 64 * min(EPSILON[dtype], EPSILON[torch.float32])) * _largest(finite)
 
 
 def adds_gradients(program):
