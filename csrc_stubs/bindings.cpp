@@ -176,6 +176,10 @@ py::dict stats() {
   return result;
 }
 
+std::pair<size_t, size_t> set_plan_limits(size_t process, size_t group) {
+  return {plan_limits().process.exchange(process), plan_limits().group.exchange(group)};
+}
+
 void reset() {
   {
     const py::gil_scoped_release released;
@@ -264,6 +268,8 @@ PYBIND11_MODULE(_C, m) {
         "shared bytes).");
   m.def("set_fallback_enabled", [](bool on) { fallback_enabled = on; });
   m.def("interrupted", &interrupted, "Whether Ctrl-C asks this thread to stop planning.");
+  m.def("set_plan_limits", &set_plan_limits, py::arg("process"), py::arg("group"),
+        "How many plans the groups of the process keep together, and one of them at most. Returns what it was.");
   m.def("stats", &stats);
   m.def("reset", &reset);
   py::module_::import("atexit").attr("register")(py::cpp_function(&close_python));

@@ -120,43 +120,12 @@ void Group::run_now(torch::jit::Stack& stack, size_t input_count) {
 
 Group::Call Group::find_class(const Arguments& arguments) {
   static thread_local std::vector<int64_t> values;
-  std::shared_ptr<const Plan> found;
-  {
-    const std::shared_lock<std::shared_mutex> lock(mutex_);
-    for (const auto& structure : structures_) {
-      if (structure->key != arguments.structure) {
-        continue;
-      }
-      for (const auto& plan : structure->plans) {
-        if (evaluate(plan->program, arguments.leaves, values)) {
-          found = plan;
-          break;
-        }
-      }
-      break;
-    }
-  }
+  std::shared_ptr<const Plan> found = plans_.find(arguments, values);
   if (!found) {
     return nullptr;
   }
   counters().add(Count::ClassHits, found->refusal.empty());
   return prepare(std::move(found), arguments, values);
-}
-
-// None where the group has met too many structures.
-std::shared_ptr<Structure> Group::structure_of(const Arguments& arguments) {
-  const std::unique_lock<std::shared_mutex> lock(mutex_);
-  for (const auto& s : structures_) {
-    if (s->key == arguments.structure) {
-      return s;
-    }
-  }
-  if (structures_.size() >= most_structures) {
-    return nullptr;
-  }
-  structures_.push_back(std::make_shared<Structure>());
-  structures_.back()->key = arguments.structure;
-  return structures_.back();
 }
 
 Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs) {
@@ -167,11 +136,9 @@ Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValu
   if (Call call = find_class(arguments)) {  // planned while we waited
     return {std::move(call), nullptr, {}};
   }
-  const auto structure = structure_of(arguments);
-  if (!structure || structure->plans.size() >= most_plans) {
-    return {nullptr, "limit",
-            structure ? "more classes of calls than a group keeps plans for"
-                      : "more kinds of arguments than a group keeps plans for"};
+  const auto room = plans_.make_room(group_count());
+  if (!room) {
+    return {nullptr, "limit", "more classes of calls than a group keeps plans for"};
   }
   const char* kind = nullptr;
   std::string reason;
@@ -201,10 +168,7 @@ Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValu
     reason = error.what();
     plan = refused(arguments, reason);
   }
-  {
-    const std::unique_lock<std::shared_mutex> guard(mutex_);
-    structure->plans.push_back(plan);
-  }
+  plans_.add(*room, arguments, plan);
   counters().add(Count::PlansBuilt, plan->refusal.empty());
   std::vector<int64_t> values;
   evaluate(plan->program, arguments.leaves, values);
@@ -214,6 +178,7 @@ Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValu
 void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
                          size_t input_count) {
   const Plan& plan = *call.plan;
+  plans_.use(plan);
   if (!plan.refusal.empty() && send_back(stack, plan.refusal)) {
     return;
   }
@@ -306,7 +271,7 @@ void Group::interpret(torch::jit::Stack& stack) { torch::jit::InterpreterState(u
 
 void Group::report(const char* kind, const std::string& reason) {
   {
-    const std::unique_lock<std::shared_mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> lock(reports_mutex_);
     if (reported_.size() >= most_reports || !reported_.insert(kind + (": " + reason)).second) {
       return;
     }
@@ -316,25 +281,16 @@ void Group::report(const char* kind, const std::string& reason) {
 }
 
 void Group::reset() {
-  std::vector<std::shared_ptr<Structure>> structures;  // destroyed after the lock is gone
-  const std::unique_lock<std::shared_mutex> lock(mutex_);
-  structures.swap(structures_);
+  plans_.clear();
+  const std::lock_guard<std::mutex> lock(reports_mutex_);
   reported_.clear();
 }
 
 void Group::after_fork() {
-  new (&mutex_) std::shared_mutex;
+  plans_.after_fork();
+  new (&reports_mutex_) std::mutex;
   new (&planning_) std::mutex;
   new (&code_mutex_) std::mutex;
-}
-
-std::vector<std::shared_ptr<const Plan>> Group::plans() {
-  std::vector<std::shared_ptr<const Plan>> all;
-  const std::shared_lock<std::shared_mutex> lock(mutex_);
-  for (const auto& s : structures_) {
-    all.insert(all.end(), s->plans.begin(), s->plans.end());
-  }
-  return all;
 }
 
 Group* group_by_text(std::shared_ptr<torch::jit::Graph> graph, const std::string& text) {

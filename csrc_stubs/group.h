@@ -8,13 +8,12 @@
 // 1 and 2 never take the GIL.
 #pragma once
 
-#include "plan.h"
+#include "plan_table.h"
 
 #include <atomic>
 #include <memory>
 #include <mutex>
 #include <set>
-#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -26,12 +25,6 @@ struct Code;
 namespace tsfuser {
 
 extern std::atomic<bool> fallback_enabled;
-
-// Calls whose arguments have the same kinds, dtypes, devices and ranks; their plans differ by class.
-struct Structure {
-  std::vector<uint64_t> key;
-  std::vector<std::shared_ptr<const Plan>> plans;
-};
 
 class Group {
  public:
@@ -48,7 +41,7 @@ class Group {
   const int64_t id;
   const std::string text;
   const std::shared_ptr<torch::jit::Graph> graph;
-  std::vector<std::shared_ptr<const Plan>> plans();
+  std::vector<std::shared_ptr<const Plan>> plans() { return plans_.all(); }
 
  private:
   using Call = std::shared_ptr<const PreparedCall>;
@@ -62,7 +55,6 @@ class Group {
 
   Call find_class(const Arguments& arguments);
   Miss plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs);
-  std::shared_ptr<Structure> structure_of(const Arguments& arguments);
 
   void run_now(torch::jit::Stack& stack, size_t input_count);
   void run_prepared(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
@@ -77,10 +69,10 @@ class Group {
   void report(const char* kind, const std::string& reason);
   const torch::jit::Code& unfused_code();
 
-  static constexpr size_t most_plans = 256, most_structures = 256, most_reports = 64;
+  static constexpr size_t most_reports = 64;
 
-  std::shared_mutex mutex_;  // of what follows, never held while waiting for the GIL
-  std::vector<std::shared_ptr<Structure>> structures_;
+  PlanTable plans_;
+  std::mutex reports_mutex_;  // of what follows, never held while waiting for the GIL
   std::set<std::string> reported_;
 
   std::mutex planning_;  // held while Python plans; waited for without the GIL

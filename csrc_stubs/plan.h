@@ -106,6 +106,7 @@ struct Plan {
   int32_t drawn = -1;         // where the ops' numbers are eager's: position of the Philox blocks that a call takes
   std::string refusal;        // non-empty: calls of this class run unfused
   void* keepalive = nullptr;  // PyObject*, owned
+  mutable std::atomic<uint64_t> last_used{0};  // in the time of its PlanTable
 
   Plan() = default;
   Plan(const Plan&) = delete;

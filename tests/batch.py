@@ -51,6 +51,7 @@ def load(kernels, opt_level=1, jobs=2):
     """Compiles what `collecting` found and hands it to tsfuser, whose plans are made anew. A kernel that does
     not compile in its batch is left to tsfuser, which says what is wrong with it."""
     tsfuser.reset()
+    pipeline._functions.most = max(pipeline._functions.most, len(kernels))
     by_device = {}
     for source, (name, device) in kernels.items():
         by_device.setdefault(device, []).append((source, name))
@@ -61,7 +62,7 @@ def load(kernels, opt_level=1, jobs=2):
         with ThreadPoolExecutor(jobs) as pool:
             for loaded in pool.map(lambda part: _compile(target, part, device), parts):
                 for source, function in loaded.items():
-                    pipeline._functions[f"{device} {options.host_launch()}", source] = function
+                    pipeline._functions.add(pipeline._key(source, device), function)
 
 
 def _target(device, opt_level):

@@ -117,20 +117,33 @@ def test_many_libraries_of_one_function_name_are_told_apart(cache, monkeypatch, 
     """Neither the path nor the number of a file is a library's identity: both come again."""
     if not from_memory:
         monkeypatch.delattr(os, "memfd_create")
-    values = []
+    functions = []
     for k in range(12):
         source = f'extern "C" int number() {{ return {k}; }}'
-        handle = HostTarget(cache).load(HostTarget(cache).compile(source, "number"), "number").handle
-        values.append(ctypes.CFUNCTYPE(ctypes.c_int)(handle)())
-    assert values == list(range(12))
+        functions.append(HostTarget(cache).load(HostTarget(cache).compile(source, "number"), "number"))
+    assert list(map(called, functions)) == list(range(12))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_library_is_unloaded_when_nobody_holds_its_function(cache):
+    stored = HostTarget(cache).compile('extern "C" int only_here() { return 7; }', "only_here")
+    function = HostTarget(cache).load(stored, "only_here")
+    assert "only_here" in Path("/proc/self/maps").read_text() and called(function) == 7
+    del function
+    assert "only_here" not in Path("/proc/self/maps").read_text()
+
+
+def called(function):
+    """What a function without arguments returns."""
+    return ctypes.CFUNCTYPE(ctypes.c_int)(function.handle)()
 
 
 def test_a_loaded_kernel_does_not_mind_what_becomes_of_its_file(cache):
     """Cut in place, a mapped file would end the process with SIGBUS."""
     stored = HostTarget(cache).compile('extern "C" int number() { return 7; }', "number")
-    handle = HostTarget(cache).load(stored, "number").handle
+    function = HostTarget(cache).load(stored, "number")
     os.truncate(stored.path, 0)
-    assert ctypes.CFUNCTYPE(ctypes.c_int)(handle)() == 7
+    assert called(function) == 7
 
 
 def test_options_and_modes_are_other_binaries(cache):

@@ -102,8 +102,8 @@ class Call:
     def __post_init__(self):
         self.leaves: list[int] = []
         self._first: list[int] = []
-        self._memo: dict[int, int] = {}
         self._results: dict[tuple, Any] = {}  # of functions that are `once_a_call`
+        self._memo: dict[sz.Size, int] = {}
         for arg in self.args:
             self._first.append(len(self.leaves))
             self.leaves.extend(leaves_of(arg))

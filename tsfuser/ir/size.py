@@ -1,14 +1,17 @@
 """Size expressions: integers that are computed from the sizes, strides and pointers of one call.
 
-In: leaves of a call. Out: `Size` trees, interned (equal trees are one object), evaluated by Python while a plan is built
+In: leaves of a call. Out: `Size` trees, interned (equal trees that live are one object), evaluated by Python while a plan is built
 and by C++ on every later call. Example: `ceildiv(leaf(0, "s0_0") * 4, 128)`.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Callable, Sequence
+from weakref import WeakValueDictionary
 
 _FAR = 1 << 62  # "divisible by everything": the alignment of the integer 0
 
@@ -96,7 +99,11 @@ class Size:
     __repr__ = __str__
 
 
-_interned: dict[tuple, Size] = {}  # cache: one object per tree, so `is` compares trees
+#: Cache: one object per tree, so `is` compares trees. A tree that nobody holds is dropped; the numbers in a key
+#: stay those of its operands as long as the tree lives, since it holds them.
+_interned: "WeakValueDictionary[tuple, Size]" = WeakValueDictionary()
+_recent: "deque[Size]" = deque(maxlen=1 << 14)  # what one plan drops, the next one needs
+_lock = threading.Lock()
 
 
 def _node(op, a, b=None) -> Size:
@@ -105,7 +112,9 @@ def _node(op, a, b=None) -> Size:
     if node is None:
         parts = [x.order if isinstance(x, Size) else x for x in (op, a, b)]
         order = int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "big")
-        node = _interned.setdefault(key, Size(op, a, b, order))
+        with _lock:
+            node = _interned.setdefault(key, Size(op, a, b, order))
+        _recent.append(node)
     return node
 
 
@@ -220,23 +229,23 @@ def divided(size: "Size | int", by: "Size | int") -> Size:
     return binary("div", size, by) if found is None else found
 
 
-def evaluate(size: Size, leaves: Sequence[int], memo: dict[int, int] | None = None) -> int:
-    """The value of `size` for one call's leaf vector. `memo` (by `id`) may be shared between evaluations of one call.
+def evaluate(size: Size, leaves: Sequence[int], memo: dict[Size, int] | None = None) -> int:
+    """The value of `size` for one call's leaf vector. `memo` may be shared between evaluations of one call.
     Iterative, since a size may be as deep as a program is long."""
     memo = {} if memo is None else memo
     stack = [size]
     while stack:
         node = stack[-1]
-        if id(node) in memo:
+        if node in memo:
             stack.pop()
         elif node.op == "const":
-            memo[id(node)] = node.a
+            memo[node] = node.a
         elif node.op == "leaf":
-            memo[id(node)] = leaves[node.a]
+            memo[node] = leaves[node.a]
         else:
-            pending = [x for x in (node.a, node.b) if id(x) not in memo]
+            pending = [x for x in (node.a, node.b) if x not in memo]
             if pending:
                 stack.extend(pending)
             else:
-                memo[id(node)] = OPERATIONS[node.op](memo[id(node.a)], memo[id(node.b)])
-    return memo[id(size)]
+                memo[node] = OPERATIONS[node.op](memo[node.a], memo[node.b])
+    return memo[size]

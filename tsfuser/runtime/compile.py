@@ -5,7 +5,7 @@ In: a Fusion and the call it was built for. Out: a Plan that serves every call o
 
 from __future__ import annotations
 
-import threading
+import hashlib
 import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,13 +25,12 @@ from ..schedule.machine import GPU, HOST, Machine
 from ..segment import Allocations, Segment
 from ..target.cuda import CudaTarget
 from ..target.disk_cache import DiskCache
-from ..target.function import Function
+from ..target.function import Function, RecentFunctions
 from ..target.host import HostTarget
 from . import compilers, dumps, interrupts
 from .plan import Launch, Plan, Program
 
-_lock = threading.Lock()
-_functions: dict[tuple[str, str], Function] = {}  # cache: (device, source) -> loaded kernel
+_functions = RecentFunctions(1024)  # cache: `_key` -> loaded kernel
 
 
 @dataclass(frozen=True)
@@ -100,14 +99,17 @@ def _lower(segment: Segment, schedule, device: str) -> tuple:
 def functions(kernels: Sequence[tuple[str, str]], device: str) -> list[Function]:
     """The loaded kernels of (source, name) pairs; each source is compiled once in this process, and once on this disk. Raises Refusal,
     CompileError, Interrupted."""
-    target, where = _target(device, options.host_launch()), f"{device} {options.host_launch()}"
-    known = {source: _functions.get((where, source)) for source, _ in kernels}
+    target = _target(device, options.host_launch())
+    known = {source: _functions.get(_key(source, device)) for source, _ in kernels}
     missing = [kernel for kernel in kernels if known[kernel[0]] is None]
     for (source, name), stored in zip(missing, compilers.binaries(target, missing, device)):
-        loaded = target.load(stored, name, device)
-        with _lock:
-            known[source] = _functions.setdefault((where, source), loaded)
+        known[source] = _functions.add(_key(source, device), target.load(stored, name, device))
     return [known[source] for source, _ in kernels]
+
+
+def _key(source: str, device: str) -> tuple[str, bytes]:
+    """By what a loaded kernel is found; the whole source would be kept as long as the kernel."""
+    return f"{device} {options.host_launch()}", hashlib.sha256(source.encode()).digest()
 
 
 def expect_cuda() -> None:
@@ -117,8 +119,7 @@ def expect_cuda() -> None:
 
 def forget() -> None:
     """Drops the kernels that are loaded; those on disk stay."""
-    with _lock:
-        _functions.clear()
+    _functions.clear()
 
 
 @lru_cache(maxsize=None)

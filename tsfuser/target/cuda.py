@@ -27,6 +27,9 @@ from .job import Stop
 from .. import log
 from ..errors import CompileError, Refusal
 
+#: Nobody knows which CUDA graphs hold a kernel, so none is ever unloaded; this is the most that a process loads.
+_MOST = 16384
+
 _INSTALL = "pip install tsfuser[cuda12] or tsfuser[cuda13], the one that fits torch.version.cuda"
 
 
@@ -93,9 +96,11 @@ class CudaTarget:
 
     def load(self, stored: Stored, name: str, device: str) -> Function:
         """Kernel `name` of a binary on `device`. Raises `CompileError` where the driver does not take it (and
-        drops the file)."""
+        drops the file), `Refusal` where the process has loaded too many."""
         key = (stored.path, name, _index(device))
         if key not in self._functions:
+            if len(self._functions) >= _MOST:
+                raise Refusal(f"this process has loaded {_MOST} CUDA kernels, and loads no more")
             try:
                 self._functions[key] = driver.load(stored.content, name, key[2])
             except driver.DriverError as error:

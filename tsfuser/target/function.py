@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import threading
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Hashable
 
 RUNTIME = Path(__file__).parent.parent / "codegen" / "runtime"
 
@@ -22,6 +25,42 @@ class Function:
     registers: int = 0
     local_bytes: int = 0
     waits: bool = False
+
+
+class RecentFunctions:
+    """The functions used last, at most `most`, by what they were made from. One that is dropped lives as long as
+    a plan holds it."""
+
+    def __init__(self, most: int):
+        self.most = most
+        self._functions: "OrderedDict[Hashable, Function]" = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    def get(self, key: Hashable) -> "Function | None":
+        """The function of `key`, or None."""
+        with self._lock:
+            found = self._functions.get(key)
+            if found is not None:
+                self._functions.move_to_end(key)
+            return found
+
+    def add(self, key: Hashable, function: Function) -> Function:
+        """Keeps `function`; returns the one that was there before, if any."""
+        dropped = []  # unloaded after the lock is gone
+        with self._lock:
+            function = self._functions.setdefault(key, function)
+            while len(self._functions) > self.most:
+                dropped.append(self._functions.popitem(last=False))
+        return function
+
+    def clear(self) -> None:
+        """Drops all."""
+        with self._lock:
+            functions, self._functions = self._functions, OrderedDict()
+        functions.clear()
 
 
 @functools.lru_cache(maxsize=None)

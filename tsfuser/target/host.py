@@ -15,6 +15,7 @@ import functools
 import platform
 import sys
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from . import cxx, shared_library
 from .cxx import find_compiler, is_gcc  # noqa: F401 (tests ask here)
@@ -47,7 +48,7 @@ class HostTarget:
         self._mode = "-DTSFUSER_FIBERS" if fibers else "-DTSFUSER_HOST"
         self._opt_level = opt_level
         self._seconds = seconds
-        self._functions: dict[tuple[Path, str], Function] = {}
+        self._libraries: "WeakValueDictionary[Path, ctypes.CDLL]" = WeakValueDictionary()
 
     def flags(self) -> tuple[str, ...]:
         """Options of the compiler, the include path left out."""
@@ -73,18 +74,17 @@ class HostTarget:
         return stored
 
     def load(self, stored: Stored, name: str, device: str = "cpu") -> Function:
-        """The function `name` of a library. Raises `CompileError` where it cannot be loaded (and drops the
-        file)."""
-        key = (stored.path, name)
-        if key not in self._functions:
-            try:
-                library = shared_library.load(stored.content, name)
-                handle = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-            except (OSError, AttributeError) as error:
-                self.cache.drop(stored)
-                raise CompileError(f"cannot load kernel {name}: {error}. {cxx.advice()}") from error
-            self._functions[key] = Function(handle, library)
-        return self._functions[key]
+        """The function `name` of a library, which is unloaded when nobody holds one of its functions any more.
+        Raises `CompileError` where it cannot be loaded (and drops the file)."""
+        library = self._libraries.get(stored.path)
+        try:
+            library = library or shared_library.load(stored.content, name)
+            handle = shared_library.address(library, name)
+        except OSError as error:
+            self.cache.drop(stored)
+            raise CompileError(f"cannot load kernel {name}: {error}. {cxx.advice()}") from error
+        self._libraries[stored.path] = library
+        return Function(handle, library)
 
     def _key(self, source: str, compiler: str) -> tuple:
         return self.name, source, headers_digest(), self.flags(), _GCC, compiler, cpu_identity()

@@ -10,12 +10,14 @@ import ctypes
 import itertools
 import os
 import tempfile
+import weakref
+from _ctypes import dlclose, dlsym
 
 _count = itertools.count()
 
 
 def load(content: bytes, name: str) -> ctypes.CDLL:
-    """The library; `name` is for debuggers. Raises `OSError` where it cannot be loaded."""
+    """The library, unloaded when nobody holds the object any more; `name` is for debuggers. Raises `OSError` where it cannot be loaded."""
     if hasattr(os, "memfd_create"):
         try:
             return _load_from_memory(content, name)
@@ -25,6 +27,12 @@ def load(content: bytes, name: str) -> ctypes.CDLL:
         file.write(content)
         file.flush()
         return _open(file.name)
+
+
+def address(library: ctypes.CDLL, name: str) -> int:
+    """Where function `name` is. Raises `OSError` where there is none. What `library.name` gives instead holds the
+    library in a cycle."""
+    return dlsym(library._handle, name)
 
 
 def _load_from_memory(content: bytes, name: str) -> ctypes.CDLL:
@@ -42,4 +50,7 @@ def _distinct(number: int) -> str:
 
 
 def _open(path: str) -> ctypes.CDLL:
-    return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    # Not at the exit of the process: other threads may still run kernels.
+    weakref.finalize(library, dlclose, library._handle).atexit = False
+    return library
