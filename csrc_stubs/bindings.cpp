@@ -269,7 +269,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_fallback_enabled", [](bool on) { fallback_enabled = on; });
   m.def("interrupted", &interrupted, "Whether Ctrl-C asks this thread to stop planning.");
   m.def("set_plan_limits", &set_plan_limits, py::arg("process"), py::arg("group"),
-        "How many plans the groups of the process keep together, and one of them at most. Returns what it was.");
+        "How many plans the groups of the process keep together, and one of them at most. Returns what it "
+        "was.");
   m.def("stats", &stats);
   m.def("reset", &reset);
   py::module_::import("atexit").attr("register")(py::cpp_function(&close_python));

@@ -13,7 +13,8 @@ std::atomic<size_t> plans_of_process{0};
 size_t limit_of_group(size_t groups) {
   const PlanLimits& limits = plan_limits();
   const size_t most = limits.group, all = limits.process;
-  return plans_of_process < all ? most : std::min(most, std::max(all / std::max<size_t>(groups, 1), limits.least));
+  const size_t share = std::max(all / std::max<size_t>(groups, 1), limits.least);
+  return plans_of_process < all ? most : std::min(most, share);
 }
 
 }  // namespace

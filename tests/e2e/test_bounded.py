@@ -1,4 +1,4 @@
-"""Over days of ever-new dtypes, ranks and layouts: what a process keeps is bounded, and results stay right."""
+"""Over days of ever-new dtypes, ranks and layouts, what a process keeps is bounded and results are right."""
 
 import random
 import warnings
@@ -108,7 +108,8 @@ def drive(calls):
     gc.collect()
     plans = sum(len(_C.group_plans(g)) for g in range(tsfuser.stats()["groups"]))
     memory = int(open("/proc/self/statm").read().split()[1]) * 4096
-    return tsfuser.stats()["plans_built"], plans, len(sz._interned), len(pipeline._functions), sys.getallocatedblocks(), memory
+    kept = plans, len(sz._interned), len(pipeline._functions), sys.getallocatedblocks(), memory
+    return tsfuser.stats()["plans_built"], *kept
 
 first, last = drive(3000), drive(4000)
 print(first, last, file=sys.stderr)
@@ -124,7 +125,7 @@ assert last[5] - first[5] < 2 << 20, "memory"
 
 @pytest.mark.parametrize("guard", [False, True])
 def test_ever_new_dtypes_ranks_and_layouts_leave_nothing_behind(tmp_path, guard):
-    status, out, err = run_python(tmp_path, SOURCE.replace("GUARD", str(guard)))
+    status, _, err = run_python(tmp_path, SOURCE.replace("GUARD", str(guard)))
     assert status == 0, err
 
 

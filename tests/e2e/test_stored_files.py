@@ -1,5 +1,5 @@
-"""Programs whose kernels on disk are damaged, are another's, or are where they should not be: they give the right
-result, fused, and live on."""
+"""Programs whose kernels on disk are damaged, are another's, or are where they should not be: they give the
+right result, fused, and live on."""
 
 import os
 import shutil

@@ -91,8 +91,9 @@ def test_threads_that_ask_at_once_make_it_once(cache):
 def program(source, *arguments, **options):
     """A process that runs `source` with `cache`, which is in the directory of the first argument."""
     environment = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parents[1]}"}
-    begin = "import conftest, sys\nfrom tsfuser.target.disk_cache import DiskCache\ncache = DiskCache(sys.argv[1])\n"
-    command = [sys.executable, "-c", begin + source, *map(str, arguments)]
+    begin = "import conftest, sys\nfrom tsfuser.target.disk_cache import DiskCache\n"
+    source = f"{begin}cache = DiskCache(sys.argv[1])\n{source}"
+    command = [sys.executable, "-c", source, *map(str, arguments)]
     return subprocess.Popen(command, env=environment, text=True, **options)
 
 
@@ -158,7 +159,8 @@ def test_all_files_are_looked_at_once_an_hour(cache):
     first = made_by_another_process(1)
     second = made_by_another_process(2)
     third = made_by_another_process(3)
-    assert first.exists() and second.exists() and third.exists()  # too much, but the first process has just looked
+    # too much, but the first process has just looked
+    assert first.exists() and second.exists() and third.exists()
     marker = cache.directory / "trimmed"
     os.utime(marker, (marker.stat().st_mtime - 4000,) * 2)
     os.utime(first, (1000, 1000))

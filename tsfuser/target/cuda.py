@@ -27,7 +27,7 @@ from .job import Stop
 from .. import log
 from ..errors import CompileError, Refusal
 
-#: Nobody knows which CUDA graphs hold a kernel, so none is ever unloaded; this is the most that a process loads.
+#: The most kernels that a process loads: nobody knows which CUDA graphs hold one, so none is ever unloaded.
 _MOST = 16384
 
 _INSTALL = "pip install tsfuser[cuda12] or tsfuser[cuda13], the one that fits torch.version.cuda"

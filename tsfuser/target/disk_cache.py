@@ -129,8 +129,8 @@ class DiskCache:
             stored.path.unlink()
 
     def trim(self) -> None:
-        """Deletes the longest unused files until the rest takes at most `limit` bytes. Runs once a process at most,
-        when it has compiled something."""
+        """Deletes the longest unused files until the rest takes at most `limit` bytes. Runs once a process at
+        most, when it has compiled something."""
         found = [*self._entries("??/*"), *self._entries("failed-*")]
         files = [(status.st_mtime, status.st_size, path) for path, status in found]
         for path, status in self._entries(f"{_MAKING}*"):  # left by a process that was killed
@@ -181,7 +181,8 @@ class DiskCache:
         return Stored(path, content)
 
     def _is_due(self) -> bool:
-        """Whether no process has trimmed within an hour: to look at thousands of files takes longer than to compile one."""
+        """Whether no process has trimmed within an hour: to look at thousands of files takes longer than to
+        compile one."""
         marker = self.directory / "trimmed"
         try:
             if time.time() - marker.stat().st_mtime < _OFTEN:
@@ -256,7 +257,8 @@ def _made(make: Callable[[Path], None], name: str) -> bytes:
 def _write(path: Path, data: bytes) -> None:
     """Makes `path` hold `data`, at once for every reader."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    number, temporary = tempfile.mkstemp(prefix=_MAKING, dir=path.parents[1])  # only the user may read or write it
+    # Only the user may read or write what mkstemp makes.
+    number, temporary = tempfile.mkstemp(prefix=_MAKING, dir=path.parents[1])
     try:
         with open(number, "wb") as file:
             file.write(data)

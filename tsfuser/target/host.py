@@ -74,8 +74,8 @@ class HostTarget:
         return stored
 
     def load(self, stored: Stored, name: str, device: str = "cpu") -> Function:
-        """The function `name` of a library, which is unloaded when nobody holds one of its functions any more.
-        Raises `CompileError` where it cannot be loaded (and drops the file)."""
+        """The function `name` of a library, which is unloaded when nobody holds one of its functions any
+        more. Raises `CompileError` where it cannot be loaded (and drops the file)."""
         library = self._libraries.get(stored.path)
         try:
             library = library or shared_library.load(stored.content, name)

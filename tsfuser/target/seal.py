@@ -1,7 +1,7 @@
 """What stands at the end of a stored file, so that a file whose content is run is the one that was written.
 
-In: content and the digest of its key. Out: the content followed by its seal: a mark, the length, and the sha256
-of key and content. Example:
+In: content and the digest of its key. Out: the content followed by its seal: a mark, the length, and the
+sha256 of key and content. Example:
 
     path.write_bytes(sealed(content, key))
     read(path, key)  # (content, None), or (None, why not)

@@ -17,7 +17,8 @@ _count = itertools.count()
 
 
 def load(content: bytes, name: str) -> ctypes.CDLL:
-    """The library, unloaded when nobody holds the object any more; `name` is for debuggers. Raises `OSError` where it cannot be loaded."""
+    """The library, unloaded when nobody holds the object any more; `name` is for debuggers. Raises `OSError`
+    where it cannot be loaded."""
     if hasattr(os, "memfd_create"):
         try:
             return _load_from_memory(content, name)
@@ -30,8 +31,8 @@ def load(content: bytes, name: str) -> ctypes.CDLL:
 
 
 def address(library: ctypes.CDLL, name: str) -> int:
-    """Where function `name` is. Raises `OSError` where there is none. What `library.name` gives instead holds the
-    library in a cycle."""
+    """Where function `name` is. Raises `OSError` where there is none. What `library.name` gives instead holds
+    the library in a cycle."""
     return dlsym(library._handle, name)
 
 
