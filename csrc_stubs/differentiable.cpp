@@ -12,6 +12,7 @@
 
 #include <c10/core/GradMode.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/constant_propagation.h>
 #include <torch/csrc/jit/passes/shape_analysis.h>
@@ -148,11 +149,40 @@ bool loses_gradients(const Node& differentiable, const Node& check) {
   return false;
 }
 
+// Whether the program may see the memory of a value of a differentiable graph, whose results the If around it returns.
+bool is_seen(const torch::jit::Value* value, const Node& differentiable) {
+  const size_t results = differentiable.i(c10::attr::f_real_outputs);
+  const Node& choice = *differentiable.owningBlock()->owningNode();
+  return value->node()->kind() == c10::prim::Param || std::any_of(value->uses().begin(), value->uses().end(), [&](const torch::jit::Use& use) {
+    if (use.user->kind() != c10::prim::Return) {
+      return !only_reads(*use.user);
+    }
+    const auto& outer = differentiable.outputs();
+    return use.offset < results && std::any_of(outer[use.offset]->uses().begin(), outer[use.offset]->uses().end(), [&](const torch::jit::Use& given) {
+      return given.user->kind() != c10::prim::Return || !is_only_read(choice.output(given.offset));
+    });
+  });
+}
+
+// Whether eager would return one tensor where autodiff's forward of a dropout that may drop nothing returns two.
+bool shares_memory(const Node& differentiable) {
+  static const auto dropout = c10::Symbol::fromQualString("aten::native_dropout");
+  const auto nodes = differentiable.g(c10::attr::Subgraph)->nodes();
+  return std::any_of(nodes.begin(), nodes.end(), [&differentiable](const Node* node) {
+    if (node->kind() != dropout) {
+      return false;
+    }
+    const auto rate = torch::jit::toIValue(node->input(1));
+    const bool may_drop_nothing = !rate || !rate->isDouble() || rate->toDouble() == 0;
+    return may_drop_nothing && is_seen(node->input(0), differentiable) && is_seen(node->output(0), differentiable);
+  });
+}
+
 // Whether a differentiable graph of the block computes what autodiff's formulas are wrong about, whatever the call.
 bool is_for_eager(const torch::jit::Block& block, const Node& check) {
   return std::any_of(block.nodes().begin(), block.nodes().end(), [&check](const Node* node) {
     return node->kind() == c10::prim::DifferentiableGraph &&
-           (has_complex_numbers(node->g(c10::attr::Subgraph)->block()) || loses_gradients(*node, check));
+           (has_complex_numbers(node->g(c10::attr::Subgraph)->block()) || loses_gradients(*node, check) || shares_memory(*node));
   });
 }
 

@@ -41,7 +41,8 @@ void register_differentiable_graphs();  // differentiable.cpp
 // nobody can tell (in_place.cpp). The kinds are told once, before the first graph.
 void set_in_place_kinds(const std::vector<std::string>& in_place, const std::vector<std::string>& fresh);
 void make_functional(torch::jit::Node* node);
-// Whether all that reads the value makes new tensors of it, or numbers.
+// Whether the reader makes new tensors of its operands, or numbers; and whether all that reads the value does.
+bool only_reads(const torch::jit::Node& reader);
 bool is_only_read(const torch::jit::Value* value);
 
 // Gives the ops around the node, in the graph that torch is about to profile, a form that autodiff has a formula for, and back

@@ -258,14 +258,13 @@ void set_in_place_kinds(const std::vector<std::string>& in_place, const std::vec
   });
 }
 
+bool only_reads(const Node& reader) {
+  return is_profile(&reader) ? is_only_read(reader.output())
+                             : known().fresh.count(reader.kind()) != 0 || reader.kind() == c10::aten::size;
+}
+
 bool is_only_read(const Value* value) {
-  return std::all_of(value->uses().begin(), value->uses().end(), [](const Use& use) {
-    const Node* reader = use.user;
-    if (is_profile(reader)) {
-      return is_only_read(reader->output());
-    }
-    return known().fresh.count(reader->kind()) != 0 || reader->kind() == c10::aten::size;
-  });
+  return std::all_of(value->uses().begin(), value->uses().end(), [](const Use& use) { return only_reads(*use.user); });
 }
 
 void make_functional(Node* node) {

@@ -318,3 +318,35 @@ def test_equal_dropouts_are_not_merged_in_training(device):
     assert len(groups(scripted)) == 2
     assert torch.equal(x.grad * 2, out)  # 2 * (first mask - second mask), twice
     close((out == 0).double().mean().item(), 0.5, 0.5, out.numel())
+
+
+def both(x, w):
+    y = x * w
+    return y, torch.nn.functional.dropout(y, 0.0, True)
+
+
+def both_and_more(x, w):
+    y = x * w
+    z = torch.nn.functional.dropout(y, 0.0, True)
+    return y, z, torch.relu(z) * 2.0
+
+
+def written(x, w):
+    y = x * w
+    z = torch.nn.functional.dropout(y, 0.0, True)
+    z.add_(1.0)
+    return y, z
+
+
+@pytest.mark.parametrize("grad", (False, True))
+@pytest.mark.parametrize("program", (both, both_and_more, written))
+def test_a_dropout_that_drops_nothing_hands_its_operand_on(device, program, grad):
+    scripted = fresh(program)
+    for _ in range(5):
+        x = torch.rand(4, 4, device=device).requires_grad_(grad)
+        with tsfuser.fuser():
+            out = scripted(x, torch.ones_like(x))
+        assert out[0].data_ptr() == out[1].data_ptr()
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(out, program(x, torch.ones_like(x))))
+        if grad:
+            sum(t.sum() for t in out).backward()
