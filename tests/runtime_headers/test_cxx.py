@@ -3,6 +3,7 @@ kernels that are on disk need no compiler."""
 
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -141,3 +142,12 @@ def test_a_cuda_kernel_on_disk_needs_no_cupy(cache, monkeypatch):
     assert CudaTarget(cache).find(ONE, "one").content == b"a cubin"
     with pytest.raises(Refusal, match="need CuPy"):
         CudaTarget(cache).compile(ONE, "one")
+
+
+def test_a_full_disk_is_no_mistake_of_ours(cache, monkeypatch):
+    def full(self, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(CompileError, match="cannot write temporary files to .*No space left"):
+        HostTarget(cache).compile(ONE, "one")

@@ -91,7 +91,10 @@ class HostTarget:
 
     def _run(self, compiler: tuple, source: str, name: str, output: Path, stop: "Stop | None") -> None:
         text = output.with_name(f"{name}.cpp")
-        text.write_text(source)
+        try:
+            text.write_text(source)
+        except OSError as error:
+            raise CompileError(f"cannot write temporary files to {text.parent} ({error.strerror})") from None
         options = (*self.flags(), "-iquote", str(RUNTIME), str(text), *_LIBRARIES)
         try:
             cxx.run(compiler, options, _GCC, name, output, self._seconds, stop)
