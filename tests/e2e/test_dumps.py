@@ -106,7 +106,7 @@ class At90:
         return self.target.ptx_for(source, name, 90)
 
     def cubin(self, source, name, device):
-        return self.target.compile_for(source, name, 90).read_bytes()
+        return self.target.compile_for(source, name, 90).content
 
 
 def test_nvrtc_takes_the_full_source_and_gives_ptx_and_cubin(nvrtc, source, tmp_path, monkeypatch, capsys):
