@@ -171,13 +171,15 @@ def test_fork_while_another_thread_plans():
     out = check(
         run("""
         torch.set_num_threads(1)
+        begun = threading.Event()
         def planner(group, args):
+            begun.set()
             time.sleep(0.5)
             return s.add_plan(native, kernels)
         native.set_planner(planner)
         thread = threading.Thread(target=lambda: f(a, a))
         thread.start()
-        time.sleep(0.1)
+        begun.wait(60)  # before that the thread may hold locks of torch's executor, which the child never gets
         child = os.fork()
         if child == 0:
             right = torch.equal(f(a, a), a + a)
