@@ -9,6 +9,7 @@
 #include "python.h"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>  // tensors as arguments
 
 #include <pthread.h>
 
