@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 import tsfuser
 from tsfuser import options
 from tsfuser.errors import CompileError, Refusal
-from tsfuser.runtime import compile as pipeline
+from tsfuser.planning import compile as pipeline
 from tsfuser.target.disk_cache import DiskCache
 from tsfuser.target.host import HostTarget
 

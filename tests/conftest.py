@@ -5,6 +5,7 @@ and, where there is one, "cuda". `--long` turns the sweeps marked `long` on and 
 random programs and of samples of ops.
 """
 
+import importlib.util
 import os
 import sys
 import tempfile
@@ -39,11 +40,7 @@ def pytest_configure(config):
 
 
 def _has_hypothesis():
-    try:
-        import hypothesis  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("hypothesis") is not None
 
 
 def pytest_collection_modifyitems(config, items):
@@ -94,8 +91,9 @@ def device(target, monkeypatch, nvrtc):
     """A device string for `torch.rand(..., device=device)`; the mode of the host target is set while the
     test runs. The kernels of "cpu-fibers" are those that a GPU would get, so each is compiled by NVRTC for
     all architectures as well."""
-    import tsfuser
     from support import ARCHITECTURES
+
+    import tsfuser
     from tsfuser import options
     from tsfuser.target.host import HostTarget
 

@@ -1,6 +1,7 @@
 """What the tests of random ops share: bounds of statistics, and shapes.
 
-Statistics are over fixed seeds, so a test passes always or never. Bounds are 5 standard deviations: of right measurements, one of 2 million is outside.
+Statistics are over fixed seeds, so a test passes always or never. Bounds are 5 standard deviations: of right
+measurements, one of 2 million is outside.
 """
 
 import math

@@ -90,9 +90,10 @@ def _is_equal(scripted, function, x):
 
 
 def main():
-    import tsfuser
     from support import fresh
-    from tsfuser.runtime import eager_random
+
+    import tsfuser
+    from tsfuser.planning import eager_random
 
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {eager_random.grid_of('cuda:0')}")
     failed = 0

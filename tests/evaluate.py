@@ -93,9 +93,7 @@ class Batch:
             buffers[f"out{k}"] = stored[-1]
         pointers = (ctypes.c_void_p * len(buffers))(*(b.data_ptr() for b in buffers.values()))
         extents = [call.value(a.extent) for a in fusion.axes]
-        getattr(self._library, f"case_{function}")(
-            pointers, (ctypes.c_int64 * (len(extents) or 1))(*extents)
-        )
+        getattr(self._library, f"case_{function}")(pointers, (ctypes.c_int64 * (len(extents) or 1))(*extents))
         return [stored[i] if kind == "output" else arguments[i] for kind, i in fusion.results]
 
 
@@ -151,7 +149,9 @@ def _op(op, strides, extents):
         (operand,) = op.operands
         term = f"convert<{register}>({operand.name}[{_offset(strides[operand.name])}])"
         if op.combine != "sum":
-            first = f"{register} n = 0, mean = 0; " + " ".join(_loops(op.axes, extents, f"mean += {term}; n += 1;"))
+            first = f"{register} n = 0, mean = 0; " + " ".join(
+                _loops(op.axes, extents, f"mean += {term}; n += 1;")
+            )
             distance = f"const {register} d = {term} - mean; squares += d * d;"
             second = f"{register} squares = 0; " + " ".join(_loops(op.axes, extents, distance))
             return _loops(op.output.axes, extents, f"{first} mean /= n; {second} {target} = {op.combine};")
@@ -163,8 +163,6 @@ def _op(op, strides, extents):
         if v.literal is not None:
             operand = literal(v.literal, wanted)
         else:
-            operand = (
-                f"convert<{wanted.ctype}>({v.name}[{'0' if v.is_number else _offset(strides[v.name])}])"
-            )
+            operand = f"convert<{wanted.ctype}>({v.name}[{'0' if v.is_number else _offset(strides[v.name])}])"
         text = text.replace(f"{{{k}}}", operand)
     return _loops(op.output.axes, extents, f"{target} = {text};")

@@ -8,9 +8,9 @@ from collections import deque
 import torch
 from support import kinds
 
-from tsfuser.torchscript import passes
-from tsfuser.torchscript.graph import GROUP
-from tsfuser.torchscript.partition import Refusals
+from tsfuser.frontends.torchscript import passes
+from tsfuser.graph.wrapper import GROUP
+from tsfuser.grouping.support import Refusals
 
 CUDA, CPU = "cuda:0", "cpu"
 

@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable, Optional
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ class Residual(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, *layers: nn.Module):
         super().__init__()
         self.layers, self.relu = nn.Sequential(*layers), nn.ReLU(inplace=True)
-        self.shortcut: Optional[nn.Module] = None
+        self.shortcut: nn.Module | None = None
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(conv1x1(inputs, outputs, stride), nn.BatchNorm2d(outputs))
 
@@ -158,9 +158,7 @@ class GptBlock(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = RmsNorm(width), RmsNorm(width)
-        self.query, self.key, self.value, self.merge = (
-            nn.Linear(width, width, bias=False) for _ in range(4)
-        )
+        self.query, self.key, self.value, self.merge = (nn.Linear(width, width, bias=False) for _ in range(4))
         hidden = 8 * width // 3
         self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
         self.down = nn.Linear(hidden, width, bias=False)
@@ -188,26 +186,26 @@ class Model:
 
     make: Callable
     call: Callable
-    small: "tuple[int, ...]"
-    large: "tuple[int, ...]"
-    second: "tuple[int, ...]"
+    small: tuple[int, ...]
+    large: tuple[int, ...]
+    second: tuple[int, ...]
 
 
-def _images(n: int, channels: int, side: int, *_: int) -> "tuple[Tensor, ...]":
+def _images(n: int, channels: int, side: int, *_: int) -> tuple[Tensor, ...]:
     return (torch.randn(n, channels, side, side),)
 
 
-def _sequence(n: int, length: int, width: int, heads: int) -> "tuple[Tensor, ...]":
+def _sequence(n: int, length: int, width: int, heads: int) -> tuple[Tensor, ...]:
     mask = torch.zeros(n, 1, 1, length)
     mask[0, ..., -1] = -10000.0
     return torch.randn(n, length, width), mask
 
 
-def _steps(n: int, length: int, width: int, _: int) -> "tuple[Tensor, ...]":
+def _steps(n: int, length: int, width: int, _: int) -> tuple[Tensor, ...]:
     return (torch.randn(length, n, width),)
 
 
-def _tokens(n: int, length: int, width: int, heads: int) -> "tuple[Tensor, ...]":
+def _tokens(n: int, length: int, width: int, heads: int) -> tuple[Tensor, ...]:
     half = width // heads // 2
     angles = torch.arange(length)[:, None] * 10000.0 ** (-torch.arange(half) / half)
     both = torch.cat((angles, angles), -1)
@@ -215,7 +213,7 @@ def _tokens(n: int, length: int, width: int, heads: int) -> "tuple[Tensor, ...]"
     return torch.randn(n, length, width), both.cos(), both.sin(), mask
 
 
-MODELS: "dict[str, Model]" = {
+MODELS: dict[str, Model] = {
     "resnet_basic": Model(
         lambda n, c, s: basic_block(c, c), _images, (2, 8, 6), (128, 64, 56), (3, 8, 5)
     ),

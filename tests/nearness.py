@@ -13,8 +13,8 @@ from support import EPSILON, ULPS, relevant_strides, worst
 def difference(actual, eager, exact, steps, roundings=1, scale=1.0):
     """Integers, bools, dtype, shape, strides, NaN and infinities are equal; numbers are as near to `exact` as
     twice eager's, plus `steps` operations in the register's dtype on numbers of at least `scale`, plus
-    `roundings` to the result's own dtype. Of a complex number this holds for each part; it is as large as both
-    together, but for an infinity."""
+    `roundings` to the result's own dtype. Of a complex number this holds for each part; it is as large as
+    both together, but for an infinity."""
     said = [(str(t.dtype)[6:], tuple(t.shape), t.device.type) for t in (actual, eager)]
     if said[0] != said[1]:
         return f"is {said[0]}, eager {said[1]}"

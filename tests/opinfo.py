@@ -8,6 +8,7 @@ is no tensor is a constant or, if asked, an argument where it is a number, and t
             script(program.source)(*program.arguments)
 """
 
+import importlib.util
 import math
 import sys
 import types
@@ -18,16 +19,13 @@ import torch
 
 from tsfuser.ops import table
 
-
 #: Ops that TorchScript turns into another one before fusion.
 KERNELS = {"nn.functional.prelu": ("_prelu_kernel",)}
 
 
 def op_db():
     """torch's OpInfos. They live in a test module that imports a package of which nothing is needed here."""
-    try:
-        import expecttest  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("expecttest") is None:
         stand_in = types.ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase
         sys.modules["expecttest"] = stand_in
@@ -149,9 +147,7 @@ def _program(info, sample, dynamic, inplace, training):
         for a in writer.arguments
     ]
     around = {"aten::add"} if row.is_view else {"aten::mul", "aten::__or__"} - {row.name} if inplace else ()
-    return Program(
-        source, writer.arguments, f"{' '.join(lines)} with {', '.join(shown)}", frozenset(around)
-    )
+    return Program(source, writer.arguments, f"{' '.join(lines)} with {', '.join(shown)}", frozenset(around))
 
 
 def programs(info, dtype, device, count=None, reference=False, dynamic=False, inplace=False, training=False):

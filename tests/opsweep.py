@@ -34,9 +34,9 @@ WIDER |= {torch.complex64: torch.complex128}
 
 @dataclass
 class Tally:
-    """`wrong`: sentences; `own`: the same, where TorchScript alone gives it, too; `unsure`: where eager gives it
-    of the same numbers in other strides. `ran`, `fused`, `refused`: samples by op; `reasons` of refusals at run
-    time."""
+    """`wrong`: sentences; `own`: the same, where TorchScript alone gives it, too; `unsure`: where eager gives
+    it of the same numbers in other strides. `ran`, `fused`, `refused`: samples by op; `reasons` of refusals
+    at run time."""
 
     wrong: list = field(default_factory=list)
     own: list = field(default_factory=list)
@@ -159,8 +159,8 @@ def _kinds(scripted):
 
 
 def _exactly(program, gradients):
-    """The same in double, on the CPU: on CUDA eager computes with constants of float now and then, and its kernels for
-    different sizes give different results of infinities."""
+    """The same in double, on the CPU: on CUDA eager computes with constants of float now and then, and its
+    kernels for different sizes give different results of infinities."""
     source = program.source.replace("cuda", "cpu")
     for narrow, wide in WIDER.items():
         source = source.replace(f"{narrow},", f"{wide},").replace(f"{narrow})", f"{wide})")
@@ -220,10 +220,11 @@ def _check(case, tally, gradients, roundings):
 
 
 def _otherwise(actual, case, gradients):
-    """Eager's results, with elements of `actual` where eager gives the same for another layout of its arguments.
-    Its vector code, of dense tensors, and its scalar code, of all others and of what a vector leaves over, do not
-    agree in all special values: fmod(1e308, 1e-308) is 0 in a tensor of 7, NaN in one of 8 elements, and a complex
-    product overflows in another part, as one has fused multiplications and the other not."""
+    """Eager's results, with elements of `actual` where eager gives the same for another layout of its
+    arguments. Its vector code, of dense tensors, and its scalar code, of all others and of what a vector
+    leaves over, do not agree in all special values: fmod(1e308, 1e-308) is 0 in a tensor of 7, NaN in one of
+    8 elements, and a complex product overflows in another part, as one has fused multiplications and the
+    other not."""
     results = list(case.eager)
     for lay_out in (torch.Tensor.contiguous, _in_steps):
         arguments = [lay_out(a) if isinstance(a, torch.Tensor) else a for a in case.program.arguments]
@@ -261,7 +262,8 @@ def _compared(actual, eager, exact, roundings):
 
 @contextlib.contextmanager
 def single_nodes(guards=True):
-    """Groups of one node, of ops that an option asks for as well; with guards, or without. Autodiff leaves no op to eager."""
+    """Groups of one node, of ops that an option asks for as well; with guards, or without. Autodiff leaves no
+    op to eager."""
     optional = [row for row in table.all_rows() if row.option]
     tsfuser._C.register_profiled_kinds([row.name for row in optional])
     single = torch._C._jit_set_nvfuser_single_node_mode(True)

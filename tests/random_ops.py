@@ -111,7 +111,7 @@ def statement(rng, values, others=(), left_out=()):
     here, of which some may be `left_out`."""
     names = list(values)
     recent = names[-4:]
-    pick = lambda: rng.choice(recent if rng.random() < 0.5 else names)  # noqa: E731
+    pick = lambda: rng.choice(recent if rng.random() < 0.5 else names)
     operands = (pick(), pick(), pick())
     tensor = values[operands[0]]
     makers = (

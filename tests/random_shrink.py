@@ -87,7 +87,7 @@ def _without(program, k):
         yield replace(program, statements=rest)
         return
     for other in dict.fromkeys(_used(st)):
-        swap = lambda o: other if o == name else o  # noqa: E731, B023
+        swap = lambda o: other if o == name else o
         moved = tuple((n, replace(s, operands=tuple(map(swap, s.operands)))) for n, s in rest)
         results = tuple(dict.fromkeys(r for r in map(swap, program.results) if r.startswith("v")))
         yield _pruned(replace(program, statements=moved, results=results))

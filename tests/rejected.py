@@ -1,8 +1,9 @@
 """Calls of warm functions with arguments that eager may reject.
 
-In: an OpInfo or a row. Out: `Trial`s. The function of a trial takes all that it can as arguments. It is called with
-valid ones until it is fused, then with changed ones: numbers at the edges of all dtypes and beyond, lists of other
-items and lengths, tensors of other sizes and dtypes, and the errors of torch's own list. Example:
+In: an OpInfo or a row. Out: `Trial`s. The function of a trial takes all that it can as arguments. It is
+called with valid ones until it is fused, then with changed ones: numbers at the edges of all dtypes and
+beyond, lists of other items and lengths, tensors of other sizes and dtypes, and the errors of torch's own
+list. Example:
 
     tally = Tally()
     sweep(trials([info], torch.float32), tally)
@@ -13,13 +14,13 @@ import itertools
 import math
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Callable
 
 import torch
 from batch import collecting, load
 from nearness import difference
-from opinfo import NotExpressible, _Writer, _callee, row_of, title
+from opinfo import NotExpressible, _callee, _Writer, row_of, title
 from rows import _constant
 from samples import _OWN_TESTS, _choices, _is_mask, operation, schema_of
 from support import copy_of, groups, script
@@ -75,8 +76,8 @@ UNSAFE = {
 
 @dataclass
 class Trial:
-    """`make` gives the function, scripted anew; `eager` is what eager runs; `text` says what it calls. `valid` are
-    arguments, and `changed` is a list of other ones."""
+    """`make` gives the function, scripted anew; `eager` is what eager runs; `text` says what it calls.
+    `valid` are arguments, and `changed` is a list of other ones."""
 
     name: str
     text: str
@@ -156,8 +157,8 @@ def rejected_programs(info, device="cpu"):
 
 
 def changes(arguments, cross=True, tensors=True):
-    """Arguments of which one is changed, or one number and the dtype of all tensors. `tensors`: whether a tensor
-    may be changed alone."""
+    """Arguments of which one is changed, or one number and the dtype of all tensors. `tensors`: whether a
+    tensor may be changed alone."""
     for k, value in enumerate(arguments):
         if isinstance(value, torch.Tensor) and not tensors:
             continue
@@ -215,8 +216,8 @@ def _tensors(value):
 
 
 def trials(infos, most=3, cross=True, device="cpu"):
-    """Trials of the ops: all errors of torch's list, and changes of `most` programs each. Second: errors for which
-    no valid program was found."""
+    """Trials of the ops: all errors of torch's list, and changes of `most` programs each. Second: errors for
+    which no valid program was found."""
     found, lost = [], []
     for info in infos:
         valid = valid_programs(info, (torch.float32, torch.int64, torch.bool, torch.complex64), device)
@@ -349,8 +350,8 @@ def plain(source):
 
 
 def outcome(function, arguments, gradients=False):
-    """("gives", tensors); or ("raises", the exception's type, its last line). `gradients`: the backward runs, too;
-    other tests look at what it gives."""
+    """("gives", tensors); or ("raises", the exception's type, its last line). `gradients`: the backward runs,
+    too; other tests look at what it gives."""
     arguments = [_leaf(a, gradients) for a in arguments]
     try:
         out = function(*arguments)

@@ -1,9 +1,10 @@
 """Shakes each op of a program, forward and backward, by as much as rounding may put its result off.
 
-In: a program in double, run under `Shaken`. Out: what it gives where each op is as wrong as one of a dtype with that
-`epsilon` may be. The formulas (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 2.2 and 4.2), `d` being
-of the size of `2 epsilon`: an elementwise op gives `y (1 + d)`; a sum `y + d sum(|x|)`, since terms that cancel leave
-far less than their roundings; what takes a mean away is off by that mean's error, the same one everywhere. Example:
+In: a program in double, run under `Shaken`. Out: what it gives where each op is as wrong as one of a dtype
+with that `epsilon` may be. The formulas (Higham, Accuracy and Stability of Numerical Algorithms, 2002, 2.2
+and 4.2), `d` being of the size of `2 epsilon`: an elementwise op gives `y (1 + d)`; a sum `y + d sum(|x|)`,
+since terms that cancel leave far less than their roundings; what takes a mean away is off by that mean's
+error, the same one everywhere. Example:
 
     with Shaken(seed) as shaken, shaken.by(2.0**-23):
         x.sum()
@@ -58,7 +59,8 @@ class Shaken(TorchDispatchMode):
         return torch.rand(x.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
 
 
-# ---- op -> the magnitudes of what its first result sums; one of fewer elements is shared by many of the result's
+# ---- op -> the magnitudes of what its first result sums; one of fewer elements is shared by many of the
+# result's
 
 
 def _of_sum(func, args, kwargs, outs):

@@ -87,7 +87,17 @@ _POSITIVE = {
     ("softplus", "threshold"),
     ("softplus_backward", "threshold"),
 }
-_OWN_TESTS = {"reduction", "normalization", "batch_norm", "group_norm", "rms_norm", "softmax", "random", "lookup"}  # families whose samples are made in their tests
+# families whose samples are made in their tests
+_OWN_TESTS = {
+    "reduction",
+    "normalization",
+    "batch_norm",
+    "group_norm",
+    "rms_norm",
+    "softmax",
+    "random",
+    "lookup",
+}
 
 
 @dataclass

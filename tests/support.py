@@ -153,9 +153,7 @@ def assert_matches(actual, eager, reference=None, ops=1, strides=True, precision
     fused, plain = actual.to(wide), eager.to(wide)
     exact = plain if reference is None else reference.to(wide)
     same = (fused == plain) | (torch.isnan(fused) & torch.isnan(plain))
-    allowed = (
-        tolerance(precision or actual.dtype, ops) * exact.abs().clamp(min=1) + 2 * (plain - exact).abs()
-    )
+    allowed = tolerance(precision or actual.dtype, ops) * exact.abs().clamp(min=1) + 2 * (plain - exact).abs()
     near = torch.isfinite(plain) & ((fused - exact).abs() <= allowed)
     assert bool((same | near).all()), worst(~(same | near), actual, eager)
 

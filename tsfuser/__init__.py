@@ -10,6 +10,8 @@ itself. Example:
 
 import torch
 
+from .version import __version__
+
 try:
     from . import _C
 except ImportError as error:
@@ -25,16 +27,21 @@ from .debug.check import check
 from .debug.explain import explain
 from .debug.report import reset, stats, warn
 from .errors import TsfuserWarning
+from .frontends.torchscript import passes
+from .frontends.torchscript.training import differentiable
+from .graph import functionalize
 from .knobs import disable, enable, enabled, fuser
 from .ops import table
-from .torchscript import differentiable, functionalize, passes, planner
+from .planning import planner
 
 __all__ = [
-    "TsfuserWarning", "check", "disable", "enable", "enabled", "explain", "fuser", "options", "reset", "stats",
+    "TsfuserWarning", "__version__", "check", "disable", "enable", "enabled", "explain", "fuser", "options", "reset", "stats",
 ]  # fmt: skip
 
 _ops = {row.name for row in table.all_rows() if not row.option or options.enabled(row.option)}
-_C.register_profiled_kinds(sorted(_ops | set(functionalize.KINDS) | {"aten::conv2d", "prim::ConstantChunk", "prim::ListConstruct"}))
+_C.register_profiled_kinds(
+    sorted(_ops | set(functionalize.KINDS) | {"aten::conv2d", "prim::ConstantChunk", "prim::ListConstruct"})
+)
 _C.set_in_place_kinds(functionalize.early_kinds(), functionalize.fresh_kinds())
 _C.set_pass(passes.fuse)
 _C.set_planner(planner.plan)
@@ -46,3 +53,8 @@ if options.dump("dump_eff_bandwidth"):
     bandwidth.start()
 if log.enabled("kernel_cache", log.DEBUG):
     runs.start()
+
+
+def __dir__() -> "list[str]":
+    """The public names; submodules are reached by importing them."""
+    return sorted(__all__)

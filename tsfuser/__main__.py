@@ -15,7 +15,7 @@ from .debug.calls import collected
 from .debug.explain import explain
 
 
-def main(arguments: "list[str] | None" = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """The exit status: 0, or 1 where nothing was explained."""
     parser = argparse.ArgumentParser(prog="python -m tsfuser", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -30,7 +30,7 @@ def main(arguments: "list[str] | None" = None) -> int:
     return _explain(chosen.script, chosen.function, chosen.html)
 
 
-def _explain(script: Path, wanted: "str | None", html: "Path | None") -> int:
+def _explain(script: Path, wanted: str | None, html: Path | None) -> int:
     sys.argv = [str(script)]
     sys.path.insert(0, str(script.resolve().parent))
     with collected() as calls:

@@ -1,12 +1,13 @@
 """The errors and warnings of tsfuser.
 
-In: a reason, as a sentence. Out: exceptions that carry it unchanged to `explain`, to warnings and to the user.
+In: a reason, as a sentence. Out: exceptions that carry it unchanged to `explain`, to warnings and to the
+user.
 """
 
 
 class Refusal(Exception):
-    """Something that tsfuser does not fuse, with the reason as a sentence. Never reaches the user as an exception unless
-    fallback is disabled."""
+    """Something that tsfuser does not fuse, with the reason as a sentence. Never reaches the user as an
+    exception unless fallback is disabled."""
 
 
 class CompileError(RuntimeError):

@@ -12,14 +12,15 @@ import contextlib
 import functools
 import re
 import threading
-from typing import Any, Callable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from . import _C, options
 from .debug import observe
 from .ops import table
-from .runtime.compile import expect_cuda
+from .planning.compile import expect_cuda
 
 _state = options.state
 _lock = threading.Lock()
@@ -35,7 +36,7 @@ def _apply() -> None:
         _prepare_cuda()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _prepare_cuda() -> None:
     """Has the compiler for CUDA start as soon as CUDA is in use: now, or when torch initialises it."""
     torch.cuda._lazy_call(expect_cuda)
@@ -55,8 +56,8 @@ _set_texpr_fuser_enabled = torch._C._jit_set_texpr_fuser_enabled
 
 
 def set_texpr_fuser_enabled(value: bool) -> None:
-    """torch's own switch of NNC. While that is off, torch is made to ask about more ops as it profiles (csrc_stubs/pass_hook.cpp), which would
-    confuse NNC."""
+    """torch's own switch of NNC. While that is off, torch is made to ask about more ops as it profiles
+    (csrc_stubs/torchscript/pass_hook.cpp), which would confuse NNC."""
     with _lock:
         if value:
             _C.ask_about_all(False)

@@ -1,9 +1,9 @@
 """Logs chosen by PYTORCH_JIT_LOG_LEVEL, in torch's grammar.
 
-In: a stem that nvFuser's users know (`graph_fuser`, `partition`, `manager`, `parser`, `kernel_cache`), a title, a text. Out:
-lines on stderr. Example: `PYTORCH_JIT_LOG_LEVEL=graph_fuser` makes `write("graph_fuser", "Before Fusion",
-graph)` print `[graph_fuser] Before Fusion:` and the graph below it, unchanged, so that it can be cut out and
-parsed again.
+In: a stem that nvFuser's users know (`graph_fuser`, `partition`, `manager`, `parser`, `kernel_cache`), a
+title, a text. Out: lines on stderr. Example: `PYTORCH_JIT_LOG_LEVEL=graph_fuser` makes `write("graph_fuser",
+"Before Fusion", graph)` print `[graph_fuser] Before Fusion:` and the graph below it, unchanged, so that it
+can be cut out and parsed again.
 """
 
 from __future__ import annotations

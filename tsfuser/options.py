@@ -14,9 +14,10 @@ import os
 import re
 import tempfile
 import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from .errors import TsfuserWarning
 
@@ -126,10 +127,10 @@ def _number(text: str) -> int:
         raise OptionError(f"{text!r} is not an integer") from None
 
 
-def _from(first: int, last: int, what: str) -> Callable[[str], "int | None"]:
+def _from(first: int, last: int, what: str) -> Callable[[str], int | None]:
     """A parser of `what`, a number from `first` to `last`; None where there is none."""
 
-    def parse(text: str) -> "int | None":
+    def parse(text: str) -> int | None:
         if not text.strip():
             return None
         number = _number(text)

@@ -1,14 +1,16 @@
 """Cuts a Fusion into segments, each of which becomes one kernel.
 
-In: a Fusion. Out: ordered `Segment`s with what each reads from and writes to memory. A pointwise segment computes everything between memory
-and its outputs; outputs of a subset of its axes ride along. Example: `y = x + b; z = b * 2` over axes (r, c) and (c): one segment,
-`z` stored by the first row only. What is reshaped is stored by the segments of one stage, and read along other axes in the next.
+In: a Fusion. Out: ordered `Segment`s with what each reads from and writes to memory. A pointwise segment
+computes everything between memory and its outputs; outputs of a subset of its axes ride along. Example: `y =
+x + b; z = b * 2` over axes (r, c) and (c): one segment, `z` stored by the first row only. What is reshaped is
+stored by the segments of one stage, and read along other axes in the next.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 from .ir import size as sz
 from .ir.call import Call
@@ -18,9 +20,10 @@ from .ir.size import Size
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor in memory: `kind` is `input` (group argument `index`), `allocation` (number `index` of the plan), `update` (the memory of group argument `index`, stored to), `lookup` (the same as `input`, read at places that `value`'s
-    operand names) or `random` (no memory at all: the linear index of stream `index`), with one stride (elements) a dim of
-    `value`. `alignment` is in bytes."""
+    """A tensor in memory: `kind` is `input` (group argument `index`), `allocation` (number `index` of the
+    plan), `update` (the memory of group argument `index`, stored to), `lookup` (the same as `input`, read at
+    places that `value`'s operand names) or `random` (no memory at all: the linear index of stream `index`),
+    with one stride (elements) a dim of `value`. `alignment` is in bytes."""
 
     value: Value
     kind: str
@@ -39,8 +42,8 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Segment:
-    """`ops` in order, `loads` and `stores`, over `axes` (its iteration space). Its Reduce ops run all over the same axes, or, in a pass over rows, some over
-    all the others."""
+    """`ops` in order, `loads` and `stores`, over `axes` (its iteration space). Its Reduce ops run all over
+    the same axes, or, in a pass over rows, some over all the others."""
 
     ops: tuple[Op, ...]
     loads: tuple[Buffer, ...]
@@ -96,14 +99,16 @@ class Temporary:
 
 
 class Allocations:
-    """The tensors that a plan allocates: the group's outputs first, then temporaries as segments and schedules ask for them."""
+    """The tensors that a plan allocates: the group's outputs first, then temporaries as segments and
+    schedules ask for them."""
 
     def __init__(self, outputs: int):
         self.outputs = outputs
         self.temporaries: list[Temporary] = []
 
     def new(self, value: Value, multiple: int = 1) -> Buffer:
-        """A row-major temporary that holds `value`, dense but for its first dim, whose stride is rounded up to a `multiple` of elements."""
+        """A row-major temporary that holds `value`, dense but for its first dim, whose stride is rounded up
+        to a `multiple` of elements."""
         sizes = _sizes(value)
         strides = _row_major(sizes)
         if multiple > 1:
@@ -128,9 +133,9 @@ def _row_major(sizes: tuple[Size, ...]) -> tuple[Size, ...]:
 def segments(
     call: Call, fusion: Fusion, allocations: Allocations, is_one_pass: Callable[[Segment], bool]
 ) -> tuple[Segment, ...]:
-    """The segments of `fusion` in an order that respects their dependences; temporaries between them are added to
-    `allocations`. `is_one_pass` says whether a segment in which results depend on reductions can be one pass
-    over memory."""
+    """The segments of `fusion` in an order that respects their dependences; temporaries between them are
+    added to `allocations`. `is_one_pass` says whether a segment in which results depend on reductions can be
+    one pass over memory."""
     cut = _Cut(_Dependences.of(fusion), allocations, {i.value.name: _input_buffer(i) for i in fusion.inputs})
     levels = _levels(fusion)
     for k, level in enumerate(levels):
@@ -141,35 +146,44 @@ def segments(
             _add_pass_with_results(cut, level, later, op, is_one_pass)
             if _is_awaited(cut, level, op):
                 cut.add(_plain_pass(cut, level, op))
-        unstored = [v for v in dict.fromkeys(level.outputs) if cut.is_pending(v) or cut.memory[v.name].kind == "input"]
+        unstored = [
+            v for v in dict.fromkeys(level.outputs) if cut.is_pending(v) or cut.memory[v.name].kind == "input"
+        ]
         for values in _by_space(call, unstored):
             cut.add(values)
         for op in level.reshapes:
             source = cut.memory[op.operands[0].name]
-            cut.memory[op.output.name] = replace(source, value=op.output, strides=_row_major(_sizes(op.output)))
+            cut.memory[op.output.name] = replace(
+                source, value=op.output, strides=_row_major(_sizes(op.output))
+            )
     return tuple(cut.segments)
 
 
 @dataclass(frozen=True)
 class _Dependences:
-    """Who makes which value of a Fusion (`producer`, by name), in which order (`position`), and where the results
-    of the group go (`stored`)."""
+    """Who makes which value of a Fusion (`producer`, by name), in which order (`position`), and where the
+    results of the group go (`stored`)."""
 
     producer: dict[str, Op]
     position: dict[str, int]
     stored: dict[str, Buffer]
 
     @staticmethod
-    def of(fusion: Fusion) -> "_Dependences":
+    def of(fusion: Fusion) -> _Dependences:
         stored = {
-            o.value.name: Buffer(o.value, "allocation", k, o.steps, sz.const(256)) for k, o in enumerate(fusion.outputs)
+            o.value.name: Buffer(o.value, "allocation", k, o.steps, sz.const(256))
+            for k, o in enumerate(fusion.outputs)
         }
-        stored |= {u.value.name: Buffer(u.value, "update", u.index, u.strides, u.alignment) for u in fusion.updates}
+        stored |= {
+            u.value.name: Buffer(u.value, "update", u.index, u.strides, u.alignment) for u in fusion.updates
+        }
         return _Dependences(
-            {op.output.name: op for op in fusion.ops}, {op.output.name: i for i, op in enumerate(fusion.ops)}, stored
+            {op.output.name: op for op in fusion.ops},
+            {op.output.name: i for i, op in enumerate(fusion.ops)},
+            stored,
         )
 
-    def between(self, memory: dict[str, Buffer], roots: list[Value]) -> "tuple[list[Op], list[Buffer]]":
+    def between(self, memory: dict[str, Buffer], roots: list[Value]) -> tuple[list[Op], list[Buffer]]:
         """The ops between memory and `roots`, in order, and the buffers that they read."""
         seen: set[str] = set()
         ops: list[Op] = []
@@ -192,7 +206,8 @@ class _Dependences:
 
 @dataclass
 class _Cut:
-    """A Fusion while it is cut: what is in memory already (by the name of its value), and the segments so far."""
+    """A Fusion while it is cut: what is in memory already (by the name of its value), and the segments so
+    far."""
 
     dependences: _Dependences
     allocations: Allocations
@@ -209,7 +224,11 @@ class _Cut:
 
     def reductions(self, values: list[Value]) -> set[str]:
         """Names of the reductions between memory and `values`, those that give them included."""
-        return {op.output.name for op in self.dependences.between(self.memory, values)[0] if isinstance(op, Reduce)}
+        return {
+            op.output.name
+            for op in self.dependences.between(self.memory, values)[0]
+            if isinstance(op, Reduce)
+        }
 
     def reads(self, values: list[Value]) -> set[str]:
         """Names of the tensors in memory that are read to compute `values`."""
@@ -235,7 +254,7 @@ def _unnumbered(value: Value) -> Buffer:
     return Buffer(value, "allocation", -1, _row_major(_sizes(value)), sz.const(256))
 
 
-def _is_awaited(cut: _Cut, level: "_Level", op: Op) -> bool:
+def _is_awaited(cut: _Cut, level: _Level, op: Op) -> bool:
     """Whether `op` is a reduction that is not in memory and that an output needs."""
     if not isinstance(op, Reduce) or not cut.is_pending(op.output):
         return False
@@ -243,10 +262,10 @@ def _is_awaited(cut: _Cut, level: "_Level", op: Op) -> bool:
 
 
 def _add_pass_with_results(
-    cut: _Cut, level: "_Level", later: list[Value], op: Op, is_one_pass: Callable[[Segment], bool]
+    cut: _Cut, level: _Level, later: list[Value], op: Op, is_one_pass: Callable[[Segment], bool]
 ) -> None:
-    """Adds the segment that does reduction `op` and what depends on it in one pass, if there is one: all that such
-    a pass could store, or as much of it as `is_one_pass` accepts."""
+    """Adds the segment that does reduction `op` and what depends on it in one pass, if there is one: all that
+    such a pass could store, or as much of it as `is_one_pass` accepts."""
     if not _is_awaited(cut, level, op):
         return
     values = _pass_with_results(cut, level, later, op)
@@ -264,11 +283,11 @@ def _add_pass_with_results(
 
 
 def _pass_with_results(
-    cut: _Cut, level: "_Level", later: list[Value], op: Reduce, without: "set[str] | frozenset[str]" = frozenset()
+    cut: _Cut, level: _Level, later: list[Value], op: Reduce, without: set[str] | frozenset[str] = frozenset()
 ) -> list[Value]:
-    """What one pass over the data of `op` could store: reductions over the same axes, also of one another's results;
-    all that depends on them; and reductions of that over the other axes; but for the results `without`. Empty
-    where nothing depends on a reduction."""
+    """What one pass over the data of `op` could store: reductions over the same axes, also of one another's
+    results; all that depends on them; and reductions of that over the other axes; but for the results
+    `without`. Empty where nothing depends on a reduction."""
     members = _members(cut, level, op)
     if op.output.name not in members:
         return []
@@ -289,13 +308,15 @@ def _pass_with_results(
         and set(r.axes) == kept
         and cut.reductions([r.operands[0]]) <= members
     ]
-    needed_later = cut.reductions([v for v in cut.pending(level.outputs + later) if v not in dependents + columns])
+    needed_later = cut.reductions(
+        [v for v in cut.pending(level.outputs + later) if v not in dependents + columns]
+    )
     values += _on_the_way(cut, level, values + reductions, (full, kept), without)
     stored = cut.dependences.stored
     return values + columns + [r for r in reductions if r.name in stored or r.name in needed_later]
 
 
-def _members(cut: _Cut, level: "_Level", op: Reduce) -> set[str]:
+def _members(cut: _Cut, level: _Level, op: Reduce) -> set[str]:
     """Names of the reductions over the axes of `op` that need no reductions but one another."""
     members: set[str] = set()
     for r in level.ready:
@@ -306,7 +327,11 @@ def _members(cut: _Cut, level: "_Level", op: Reduce) -> set[str]:
 
 
 def _on_the_way(
-    cut: _Cut, level: "_Level", values: list[Value], axes: "tuple[set[Axis], ...]", without: "set[str] | frozenset[str]" = frozenset()
+    cut: _Cut,
+    level: _Level,
+    values: list[Value],
+    axes: tuple[set[Axis], ...],
+    without: set[str] | frozenset[str] = frozenset(),
 ) -> list[Value]:
     """The outputs without reductions, along one of `axes`, that read data which `values` read, too."""
     read = cut.reads(values)
@@ -317,9 +342,11 @@ def _on_the_way(
     ]
 
 
-def _plain_pass(cut: _Cut, level: "_Level", op: Reduce) -> list[Value]:
+def _plain_pass(cut: _Cut, level: _Level, op: Reduce) -> list[Value]:
     """Reductions over the same axes as `op` that need no other, and outputs that read the same data."""
-    same = [r.output for r in level.ready if isinstance(r, Reduce) and cut.is_pending(r.output) and _like(r, op)]
+    same = [
+        r.output for r in level.ready if isinstance(r, Reduce) and cut.is_pending(r.output) and _like(r, op)
+    ]
     values = [v for v in same if len(cut.reductions([v])) == 1]
     ops, loads = cut.dependences.between(cut.memory, values)
     return values + _on_the_way(cut, level, values, (set(_axes(ops, loads)),))
@@ -328,16 +355,19 @@ def _plain_pass(cut: _Cut, level: "_Level", op: Reduce) -> list[Value]:
 class _Level(NamedTuple):
     """`outputs` are to be stored, by the ops that are `ready`; the operands of `reshapes` are among them."""
 
-    ready: "list[Op]"
-    outputs: "list[Value]"
-    reshapes: "list[Reshape]"
+    ready: list[Op]
+    outputs: list[Value]
+    reshapes: list[Reshape]
 
 
-def _levels(fusion: Fusion) -> "list[_Level]":
-    """The ops that can be computed before anything that is stored is read back, those that wait for it once, and so on."""
+def _levels(fusion: Fusion) -> list[_Level]:
+    """The ops that can be computed before anything that is stored is read back, those that wait for it once,
+    and so on."""
     level: dict[str, int] = {}
     for op in fusion.ops:
-        level[op.output.name] = max([level.get(v.name, 0) for v in op.operands], default=0) + isinstance(op, Reshape)
+        level[op.output.name] = max([level.get(v.name, 0) for v in op.operands], default=0) + isinstance(
+            op, Reshape
+        )
     stored = [o.value for o in fusion.outputs] + [u.value for u in fusion.updates]
     result = []
     for k in range(max(level.values(), default=0) + 1):
@@ -367,13 +397,15 @@ def _axes(ops: list[Op], loads: list[Buffer]) -> tuple[Axis, ...]:
 
 
 def _by_space(call: Call, values: list[Value]) -> list[list[Value]]:
-    """Groups values that one pointwise kernel can store: those whose axes are a subset of the largest one's. A subset rides along
-    only if no axis it lacks has size 0, since then nothing would run."""
+    """Groups values that one pointwise kernel can store: those whose axes are a subset of the largest one's.
+    A subset rides along only if no axis it lacks has size 0, since then nothing would run."""
     groups: list[list[Value]] = []
     for value in sorted(values, key=lambda v: -len(v.axes)):
         for group in groups:
             host = set(group[0].axes)
-            if host >= set(value.axes) and all(call.decide(sz.lt(0, a.extent)) for a in host - set(value.axes)):
+            if host >= set(value.axes) and all(
+                call.decide(sz.lt(0, a.extent)) for a in host - set(value.axes)
+            ):
                 group.append(value)
                 break
         else:

@@ -54,8 +54,8 @@ def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: 
 
 @dataclass(frozen=True)
 class Family:
-    """`trained`: measured with its backward too. `layout`: where the reduced dim is. `rows`: operands after x that
-    have the size of a row, or of the channels. `statistics`: buffers."""
+    """`trained`: measured with its backward too. `layout`: where the reduced dim is. `rows`: operands after x
+    that have the size of a row, or of the channels. `statistics`: buffers."""
 
     function: object
     trained: bool = False
@@ -81,11 +81,13 @@ class Family:
     def tensors(self, length, total, dtype, device):
         """Random operands, without gradients."""
         sizes = self.shape(length, total)
-        x = (torch.randn(sizes, device=device) + (not self.trained)).to(dtype)  # else the rounding of a sum near 0 would say nothing
+        # else the rounding of a sum near 0 would say nothing
+        x = (torch.randn(sizes, device=device) + (not self.trained)).to(dtype)
         if self.layout == "channels last":
             x = x.contiguous(memory_format=torch.channels_last)
         row = sizes[1] if self.layout.startswith("channels") else sizes[-1]
-        kept = torch.float32 if self.statistics else dtype  # autocast leaves the parameters of a batch norm as they are
+        # autocast leaves the parameters of a batch norm as they are
+        kept = torch.float32 if self.statistics else dtype
         made = [x] + [torch.randn(row, device=device).to(kept) for _ in range(self.rows)]
         return made + [torch.rand(row, device=device) + 0.5 for _ in range(self.statistics)]
 

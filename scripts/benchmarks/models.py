@@ -23,7 +23,7 @@ from .training import WARM_UP, attempt
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
-import models  # noqa: E402
+import models
 
 DROPOUT = 0.1  # while timed; results are compared without
 

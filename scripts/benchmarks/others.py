@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 import tsfuser
+from tsfuser.frontends.torchscript import passes
 from tsfuser.ir.call import Call, TensorArg
-from tsfuser.runtime import compile as pipeline
+from tsfuser.planning import compile as pipeline
+from tsfuser.planning.parse import parse
 from tsfuser.target.function import Function
-from tsfuser.torchscript import passes
-from tsfuser.torchscript.parse import parse
 
 from . import timing
 from .peers import PEERS
@@ -73,17 +73,13 @@ def pointwise(peers, settings, quick):
     rows, side = (256, 64) if quick else (65536, 8192) if CUDA else (4096, 2048)
     for dtype in (torch.float32, torch.bfloat16) if CUDA else (torch.float32,):
         yield bandwidth("chain", chain, ((rows, 1024), (1024,)), 1, peers, settings, dtype=dtype)
-        yield bandwidth(
-            "transposed", transposed_add, ((side, side),) * 2, 1.5, peers, settings, dtype=dtype
-        )
+        yield bandwidth("transposed", transposed_add, ((side, side),) * 2, 1.5, peers, settings, dtype=dtype)
 
 
 def on_cpu(peers, settings, quick):
     """The chain on CPU tensors, beside eager and TorchScript; torch.compile takes long to build it here."""
     chosen = {k: p for k, p in peers.items() if k in ("eager", "script", "tsfuser")}
-    result = bandwidth(
-        "chain", chain, ((256 if quick else 4096, 1024), (1024,)), 1, chosen, settings, "cpu"
-    )
+    result = bandwidth("chain", chain, ((256 if quick else 4096, 1024), (1024,)), 1, chosen, settings, "cpu")
     result.name = "cpu"
     yield result
 
@@ -156,7 +152,9 @@ def compile_time(nodes):
     fused = passes.fuse(graph)
     passed = time.perf_counter() - start
     ids = [node.i("cache_id") for node in fused.findAllNodes("prim::CudaFusionGroup", True)]
-    with mock.patch.object(pipeline, "function", lambda source, name, device: Function(0, None)):
+    with mock.patch.object(
+        pipeline, "functions", lambda kernels, device: [Function(0, None) for _ in kernels]
+    ):
         start = time.perf_counter()
         for group in ids:
             call = Call((TensorArg("float32", "cuda:0", (512, 512), (512, 1)),))

@@ -105,9 +105,7 @@ class Static:
         if key == "tsfuser" and (wrong := wrong_by(self.block, self.settings.shape)) > 64:
             raise ArithmeticError(f"wrong result: {wrong:.3g} roundings from float64")
         with peer.context():
-            step = step_of(
-                peer.prepare(self.block.function, self.block.numbers), self.tensors, self.gradient
-            )
+            step = step_of(peer.prepare(self.block.function, self.block.numbers), self.tensors, self.gradient)
             start, _ = seconds(lambda: [step() for _ in range(WARM_UP)] and None)
             its = steps_per_second(step, self.settings.steps, self.settings.repeats)
         self.steps[key] = step

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import EPSILON, fresh, no_fallback, script, train
-from test_reductions import Fused, double, single_nodes, tuples  # noqa: F401
+from test_reductions import Fused, double, tuples
 
 import tsfuser
 
@@ -152,7 +152,8 @@ def primitives_block(x, w, b):
 
 def batch_norm_block(x, w, b):
     y = x * 1.0
-    return F.batch_norm(y, None, None, w, b, training=True) * 2.0  # no relu: its step would show a rounding as a whole gradient
+    # no relu: its step would show a rounding as a whole gradient
+    return F.batch_norm(y, None, None, w, b, training=True) * 2.0
 
 
 BLOCKS = [

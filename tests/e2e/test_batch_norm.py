@@ -1,9 +1,9 @@
-"""Batch and instance norm in and outside training, against eager and against eager in double: results, running statistics, gradients."""
+"""Batch and instance norm in and outside training, against eager and against eager in double: results,
+running statistics, gradients."""
 
 import pytest
 import torch
 from support import assert_matches, counted, fuse, groups, kinds, no_fallback, script
-from test_reductions import single_nodes  # noqa: F401
 
 import tsfuser
 
@@ -42,11 +42,14 @@ def tuples(x):
 
 
 def check(function, x, parameters, *rest, ops=16, calls=2):
-    """Calls `function`, each time on fresh copies of the parameters, and compares results and what has become of the parameters."""
+    """Calls `function`, each time on fresh copies of the parameters, and compares results and what has become
+    of the parameters."""
 
     def run(f, *inputs):
         own = [None if p is None else p.clone() for p in inputs[1:]]
-        return [*tuples(f(inputs[0], *own, *rest)), *(p for p in own if p is not None)], [p._version for p in own if p is not None]
+        return [*tuples(f(inputs[0], *own, *rest)), *(p for p in own if p is not None)], [
+            p._version for p in own if p is not None
+        ]
 
     with tsfuser.fuser(), no_fallback():
         for _ in range(calls):
@@ -60,7 +63,13 @@ def check(function, x, parameters, *rest, ops=16, calls=2):
         elif e.dtype == torch.uint8 and x.is_cuda:
             assert a.numel() == 0
         else:
-            assert_matches(a, e, None if e.dtype == torch.uint8 or r.shape != e.shape else r, ops=ops, precision=x.dtype if a.is_floating_point() else None)
+            assert_matches(
+                a,
+                e,
+                None if e.dtype == torch.uint8 or r.shape != e.shape else r,
+                ops=ops,
+                precision=x.dtype if a.is_floating_point() else None,
+            )
     assert versions == eager_versions
     return actual
 
@@ -87,7 +96,9 @@ def test_dtypes(target, device, dtype):
         check(function, x, parameters(3, device), False, 0.1)
 
 
-@pytest.mark.parametrize("sizes", [(5, 3), (1, 1, 2), (1, 3, 4), (7, 1, 3, 1), (2, 33, 17), (3, 2, 3, 2, 5)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(5, 3), (1, 1, 2), (1, 3, 4), (7, 1, 3, 1), (2, 33, 17), (3, 2, 3, 2, 5)], ids=str
+)
 def test_sizes(target, device, sizes):
     if target == "cpu-fibers" and sizes not in ((1, 1, 2), (2, 33, 17)):
         pytest.skip("on the other targets")
@@ -127,7 +138,9 @@ def test_strides_of_dims_of_size_1_do_not_count(sizes):
     source = FORWARD.replace("x * 2.0", "x").replace(" + x", "")
     for order in ((3, 2, 1, 0), (0, 2, 3, 1)):
         back = [order.index(d) for d in range(4)]
-        check(Normed(source), tensor(*(sizes[d] for d in order)).permute(back), parameters(sizes[1]), True, 0.1)
+        check(
+            Normed(source), tensor(*(sizes[d] for d in order)).permute(back), parameters(sizes[1]), True, 0.1
+        )
 
 
 NATIVE = """
@@ -193,7 +206,9 @@ def test_instance_norm(target, device, dtype):
 
 def test_a_large_mean_costs_no_accuracy(device):
     x = tensor(8, 3, 700, device=device) + 1e4
-    function = Normed("def f(x, m, v):\n    return torch.relu(torch.batch_norm(x, None, None, m, v, True, 0.1, 1e-5, False)) * 2.0\n")
+    function = Normed(
+        "def f(x, m, v):\n    return torch.relu(torch.batch_norm(x, None, None, m, v, True, 0.1, 1e-5, False)) * 2.0\n"
+    )
     m, v = (p.clone() for p in parameters(3, device)[2:])
     with tsfuser.fuser(), no_fallback():
         for _ in range(3):
@@ -247,12 +262,12 @@ def test_statistics_that_share_memory_are_left_to_eager(device):
 
 def test_a_failed_compile_changes_the_statistics_once(device, monkeypatch):
     from tsfuser.errors import CompileError
-    from tsfuser.runtime import compile as pipeline
+    from tsfuser.planning import compile as pipeline
 
     def fail(*args):
         raise CompileError("the compiler failed")
 
-    monkeypatch.setattr(pipeline, "function", fail)
+    monkeypatch.setattr(pipeline, "functions", fail)
     function = Normed(FORWARD)
     x, (w, b, m, v) = tensor(4, 3, 5, device=device), parameters(3, device)
     tsfuser.reset()
@@ -308,7 +323,10 @@ def f(x, m, v):
 def trained(function, x, parameters, *rest, calls=1):
     """Result, running statistics and the gradients of x, weight and bias."""
     for _ in range(calls):
-        leaves = [None if p is None else p.detach().clone(memory_format=torch.preserve_format).requires_grad_() for p in (x, *parameters[:2])]
+        leaves = [
+            None if p is None else p.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+            for p in (x, *parameters[:2])
+        ]
         statistics = [p.clone() for p in parameters[2:]]
         y = function(*leaves, *statistics, *rest)
         y.backward(tensor(*y.shape, seed=9).to(y.device, y.dtype))
@@ -363,9 +381,15 @@ def test_gradients_that_are_masked_off(device):
     fused, plain = script(MASKED), script(MASKED)
     dy, x = tensor(4, 3, 5, device=device), tensor(4, 3, 5, device=device, seed=1)
     w, mean, m, v = parameters(3, device)
-    masks = [[True] * 3] * 3 + [[True, False, False], [False, True, False], [False, False, True], [True, True, False]]
+    masks = [[True] * 3] * 3 + [
+        [True, False, False],
+        [False, True, False],
+        [False, False, True],
+        [True, True, False],
+    ]
     for training in (True, False):
-        saved = (mean, v) if training else (m, torch.rsqrt(v + 1e-5))  # eager's CUDA kernels take one or the other, by the mask
+        # eager's CUDA kernels take one or the other, by the mask
+        saved = (mean, v) if training else (m, torch.rsqrt(v + 1e-5))
         inputs = (dy, x, w, *saved, m, v)
         for mask in masks:
             eager = plain(*inputs, training, mask)
@@ -380,7 +404,10 @@ def test_gradients_that_are_masked_off(device):
 def test_gradcheck():
     source = FORWARD.replace("torch.relu(y)", "y * y")
     function = script(source)
-    x, w, b = (p.requires_grad_() for p in (tensor(3, 2, 2, dtype=torch.float64), *parameters(2, dtype=torch.float64)[:2]))
+    x, w, b = (
+        p.requires_grad_()
+        for p in (tensor(3, 2, 2, dtype=torch.float64), *parameters(2, dtype=torch.float64)[:2])
+    )
     m, v = parameters(2, dtype=torch.float64)[2:]
     with tsfuser.fuser(), no_fallback():
         for _ in range(3):
@@ -389,7 +416,8 @@ def test_gradcheck():
 
 
 def test_a_module(target, device):
-    """Its counter, and its statistics over some steps, of which the first are profiled and the last are fused."""
+    """Its counter, and its statistics over some steps, of which the first are profiled and the last are
+    fused."""
     if target == "cpu-fibers":
         pytest.skip("on the other targets")
 

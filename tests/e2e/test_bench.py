@@ -11,10 +11,10 @@ from support import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from benchmarks import accuracy, chart, report, training  # noqa: E402
-from benchmarks.blocks import BLOCKS, SHAPE  # noqa: E402
-from benchmarks.kernels import FAMILIES  # noqa: E402
-from benchmarks.peers import PEERS, available  # noqa: E402
+from benchmarks import accuracy, chart, report, training
+from benchmarks.blocks import BLOCKS, SHAPE
+from benchmarks.kernels import FAMILIES
+from benchmarks.peers import PEERS, available
 
 
 def run(script, *arguments):

@@ -11,7 +11,7 @@ from support import assert_matches, fuse, run_python
 import tsfuser
 from tsfuser import _C
 from tsfuser.ir import size as sz
-from tsfuser.runtime import compile as pipeline
+from tsfuser.planning import compile as pipeline
 
 
 def program(x, y):
@@ -69,7 +69,7 @@ import gc, random, sys, warnings, weakref
 import torch, tsfuser
 from tsfuser import _C
 from tsfuser.ir import size as sz
-from tsfuser.runtime import compile as pipeline
+from tsfuser.planning import compile as pipeline
 from tsfuser.target.host import HostTarget
 
 warnings.simplefilter("ignore")
@@ -131,6 +131,7 @@ def test_ever_new_dtypes_ranks_and_layouts_leave_nothing_behind(tmp_path, guard)
 
 def test_a_size_lives_as_long_as_somebody_holds_it(monkeypatch):
     monkeypatch.setattr(sz, "_recent", type(sz._recent)(maxlen=0))
+    gc.collect()  # what other tests left must not go in between
     before = len(sz._interned)
     a = sz.leaf(123456, "a") * 7 + 8
     assert a is sz.leaf(123456, "a") * 7 + 8

@@ -1,13 +1,14 @@
-"""Programs that see many ranks, dtypes and layouts: the chain of guards and fallbacks that a call passes stays short."""
+"""Programs that see many ranks, dtypes and layouts: the chain of guards and fallbacks that a call passes
+stays short."""
 
 import pytest
 import torch
 from support import CALLS, assert_matches, counted, fresh, fuse, no_fallback, script, train
 
 import tsfuser
-from tsfuser.torchscript import passes
-from tsfuser.torchscript.graph import GUARD
-from tsfuser.torchscript.guard import PATTERNS
+from tsfuser.frontends.torchscript import passes
+from tsfuser.frontends.torchscript.guard import PATTERNS
+from tsfuser.graph.wrapper import GUARD
 
 pytestmark = pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")
 
@@ -91,19 +92,22 @@ def test_gradients_of_many_patterns(device):
 
     scripted = fresh(trained)
     with tsfuser.fuser(), passes.watching() as seen:
-        for repeat in range(2):
+        for _ in range(2):
             made = len(seen)
             for x in patterns(device, (torch.float32, torch.float64, torch.float16)):
                 x = x.detach().requires_grad_()
                 y = torch.randn(x.shape[-1], device=device).to(x.dtype).requires_grad_()
                 out, gradients = train(scripted, (x, y))
                 want, expected = train(trained, (x, y), calls=1)
-                exact, precise = train(trained, [v.detach().double().requires_grad_() for v in (x, y)], calls=1)
+                exact, precise = train(
+                    trained, [v.detach().double().requires_grad_() for v in (x, y)], calls=1
+                )
                 assert_matches(out, want, exact, ops=8)
                 for got, eager, reference in zip(gradients, expected, precise):
                     assert_matches(got, eager, reference, ops=8 * x.numel(), strides=False)
     levels = [o for o in seen if guards(o.graph)]
-    assert len(levels) <= 4 * (1 + PATTERNS) and len(seen) == made  # forward and backward, each level profiled in both
+    # forward and backward, each level profiled in both
+    assert len(levels) <= 4 * (1 + PATTERNS) and len(seen) == made
 
 
 def test_an_open_guard_refuses_what_needs_gradients(device):
@@ -120,7 +124,9 @@ def test_an_open_guard_refuses_what_needs_gradients(device):
         assert rise["fallbacks"] == {}  # no group has been asked
 
 
-@pytest.mark.parametrize("make", [lambda x: x.to_sparse(), lambda x: torch.nested.nested_tensor([x, x]), lambda x: x.to("meta")])
+@pytest.mark.parametrize(
+    "make", [lambda x: x.to_sparse(), lambda x: torch.nested.nested_tensor([x, x]), lambda x: x.to("meta")]
+)
 def test_an_open_guard_refuses_what_kernels_cannot_read(device, make):
     def doubled(x):
         return (x * 2.0).abs() * 1.5
@@ -134,7 +140,7 @@ def test_an_open_guard_refuses_what_kernels_cannot_read(device, make):
             assert got.layout == want.layout and got.is_nested == want.is_nested and got.device == want.device
             if not x.is_meta:
                 assert all(torch.equal(a, b) for a, b in zip(parts(got), parts(want)))
-    assert rise["fallbacks"] == {}
+    assert rise["launches"] == 0 and sum(rise["fallbacks"].values()) == CALLS, rise["fallbacks"]
 
 
 def parts(x):
@@ -142,7 +148,8 @@ def parts(x):
 
 
 def test_what_the_open_group_cannot_do_goes_back_to_the_fallback(device):
-    """Of a half, `to` gives the view itself, which must not leave a group: no plan, where a fallback has a group of the rest."""
+    """Of a half, `to` gives the view itself, which must not leave a group: no plan, where a fallback has a
+    group of the rest."""
 
     def program(x, y):
         return (x * 2).t().to(torch.float16), (x + y).relu()

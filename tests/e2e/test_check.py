@@ -5,7 +5,7 @@ import torch
 from support import fresh
 
 import tsfuser
-from tsfuser.runtime import compile as pipeline
+from tsfuser.planning import compile as pipeline
 
 pytestmark = pytest.mark.graphs
 
@@ -75,7 +75,7 @@ def test_random_groups_are_not_compared_and_refused_ones_are_named(device, monke
         raise tsfuser.errors.Refusal("it is Friday")
 
     tsfuser.reset()
-    monkeypatch.setattr("tsfuser.torchscript.planner.compile_fusion", fails)
+    monkeypatch.setattr("tsfuser.planning.planner.compile_fusion", fails)
     with pytest.warns(tsfuser.TsfuserWarning, match="it is Friday"):
         report = tsfuser.check(fresh(program), *operands(device, gradients=False))
     tsfuser.reset()
@@ -119,7 +119,7 @@ def test_a_program_that_ran_unfused_is_not_equal(device, monkeypatch):
         raise tsfuser.errors.Refusal("it is Friday")
 
     tsfuser.reset()
-    monkeypatch.setattr("tsfuser.torchscript.planner.compile_fusion", fails)
+    monkeypatch.setattr("tsfuser.planning.planner.compile_fusion", fails)
     with pytest.warns(tsfuser.TsfuserWarning, match="it is Friday"):
         report = tsfuser.check(fresh(program), *operands(device, gradients=False))
     tsfuser.reset()

@@ -1,12 +1,11 @@
-"""Plans that serve many calls: a scripted function is called with a long sequence of differing sizes, layouts, alignments and numbers, and each
-result is compared with eager's.
+"""Plans that serve many calls: a scripted function is called with a long sequence of differing sizes,
+layouts, alignments and numbers, and each result is compared with eager's.
 
-The guard is off, so that one group gets whatever comes, and most calls are served by a plan that was made for another call of its class. A
-sequence draws its sizes and layouts from a few, so that classes recur.
+The guard is off, so that one group gets whatever comes, and most calls are served by a plan that was made for
+another call of its class. A sequence draws its sizes and layouts from a few, so that classes recur.
 """
 
 import random
-import typing
 
 import pytest
 import torch
@@ -59,7 +58,9 @@ def blank(shape, dtype, generator):
     if dtype == torch.bool:
         return torch.rand(shape, generator=generator) < 0.5
     if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape, generator=generator, dtype=torch.complex64 if dtype.is_complex else torch.float32).to(dtype)
+        return torch.randn(
+            shape, generator=generator, dtype=torch.complex64 if dtype.is_complex else torch.float32
+        ).to(dtype)
     return torch.randint(-9, 9, shape, generator=generator).to(dtype)
 
 
@@ -131,7 +132,9 @@ class Calls:
         """One tensor a dtype; their shapes broadcast."""
         r = self.random
         if not self.full or r.random() < 0.8:
-            self.full = [r.choice(self.sizes[: 5 if max(self.ranks) < 3 else 3]) for _ in range(max(self.ranks))]
+            self.full = [
+                r.choice(self.sizes[: 5 if max(self.ranks) < 3 else 3]) for _ in range(max(self.ranks))
+            ]
         result = []
         for k, (rank, dtype) in enumerate(zip(self.ranks, self.dtypes)):
             shape = [1 if r.random() < 0.06 else size for size in self.full[len(self.full) - rank :]]
@@ -145,7 +148,9 @@ class Calls:
     def part(self, k, *shapes):
         """Sizes that a tensor of the broadcast of `shapes` can be summed to, for list argument `k`."""
         sizes = list(torch.broadcast_shapes(*shapes))[self.usually(f"start {k}", [0, 0, 1]) :]
-        return [1 if self.usually(f"one {k} {d}", [False, False, True]) else size for d, size in enumerate(sizes)]
+        return [
+            1 if self.usually(f"one {k} {d}", [False, False, True]) else size for d, size in enumerate(sizes)
+        ]
 
 
 def on(x, device):
@@ -188,7 +193,8 @@ PROGRAMS = {
     "sums": (SUMS, [(torch.float32,) * 2, (torch.float16,) * 2]),
     "sums_of_sums": (SUMS_OF_SUMS, [(torch.float32,) * 2]),
 }
-ROUNDED = ("mixed", "sums", "sums_of_sums")  # programs that cast: in float64 throughout they would compute something else
+# programs that cast: in float64 throughout they would compute something else
+ROUNDED = ("mixed", "sums", "sums_of_sums")
 
 
 @pytest.fixture(autouse=True)
@@ -201,18 +207,24 @@ def unguarded():
 
 
 def closeness(name, args, theirs):
-    """The arguments `ops`, `strides` and `precision` of `assert_matches`: a sum has as many roundings as terms, of which most cancel."""
+    """The arguments `ops`, `strides` and `precision` of `assert_matches`: a sum has as many roundings as
+    terms, of which most cancel."""
     terms = sum(a.numel() for a in args if isinstance(a, torch.Tensor)) if "sum" in name else 0
-    low = [a.dtype for a in args if isinstance(a, torch.Tensor) and a.dtype in (torch.float16, torch.bfloat16)]
+    low = [
+        a.dtype for a in args if isinstance(a, torch.Tensor) and a.dtype in (torch.float16, torch.bfloat16)
+    ]
     return 6 + terms // 16, True, low[0] if low and theirs.is_floating_point() else None
 
 
 def describe(args):
-    return [(a.dtype, tuple(a.shape), a.stride(), a.data_ptr() % 64) if isinstance(a, torch.Tensor) else a for a in args]
+    return [
+        (a.dtype, tuple(a.shape), a.stride(), a.data_ptr() % 64) if isinstance(a, torch.Tensor) else a
+        for a in args
+    ]
 
 
 def eager_of(source):
-    space = {"torch": torch, "List": typing.List}
+    space = {"torch": torch, "List": list}
     exec(source, space)
     return space["f"]
 
@@ -233,19 +245,29 @@ def compare(name, seed, count, device):
                 try:
                     assert_matches(mine, theirs, reference, *closeness(name, args, theirs))
                 except AssertionError as error:
-                    raise AssertionError(f"result {i} of call {k} of {name} {seed}: {describe(args)}: {error}") from error
+                    raise AssertionError(
+                        f"result {i} of call {k} of {name} {seed}: {describe(args)}: {error}"
+                    ) from error
     return rise
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_of_a_sequence_of_calls(device, name, target, request):
-    seeds, count = (range(100), 60) if request.config.getoption("--long") else (range(1), 10 if target == "cpu-fibers" else 20)
+    seeds, count = (
+        (range(100), 60)
+        if request.config.getoption("--long")
+        else (range(1), 10 if target == "cpu-fibers" else 20)
+    )
     assert sum(compare(name, seed, count, device)["class_hits"] for seed in seeds) > 0
 
 
 def test_gradients_of_a_sequence_of_calls(device, target, request):
     """Forward and backward groups; which dims are summed depends on sizes that the plans have not seen."""
-    seeds, count = (range(30), 40) if request.config.getoption("--long") else (range(1), 3 if target == "cpu-fibers" else 10)
+    seeds, count = (
+        (range(30), 40)
+        if request.config.getoption("--long")
+        else (range(1), 3 if target == "cpu-fibers" else 10)
+    )
     eager = eager_of(TRAINED)
     for seed in seeds:
         tsfuser.reset()
@@ -281,6 +303,10 @@ def test_a_sum_to_sizes_that_do_not_fit_raises():
         scripted = script("def f(x, s: List[int]):\n    return (x * 2).sum_to_size(s)\n")
         for _ in range(3):
             scripted(torch.rand(3, 4), [1, 4])
-        for x, sizes in ((torch.rand(1, 4), [3, 4]), (torch.rand(3, 4), [2, 4]), (torch.rand(3, 4), [1, 3, 4])):
+        for x, sizes in (
+            (torch.rand(1, 4), [3, 4]),
+            (torch.rand(3, 4), [2, 4]),
+            (torch.rand(3, 4), [1, 3, 4]),
+        ):
             with pytest.raises(RuntimeError):
                 scripted(x, sizes)

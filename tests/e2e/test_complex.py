@@ -1,5 +1,5 @@
-"""Complex numbers against eager, infinities and NaN by their parts: (nan+infj) is not (inf+nanj). All run with
-the fallback off, so what is compared ran fused."""
+"""Complex numbers against eager, infinities and NaN by their parts: (nan+infj) is not (inf+nanj). All run
+with the fallback off, so what is compared ran fused."""
 
 import itertools
 import math

@@ -1,5 +1,5 @@
-"""Ctrl-C at random moments of planning and compiling: KeyboardInterrupt reaches the caller each time, the next
-call runs fused, no compiler is left. And compilers that hang or are slow, from the user's side."""
+"""Ctrl-C at random moments of planning and compiling: KeyboardInterrupt reaches the caller each time, the
+next call runs fused, no compiler is left. And compilers that hang or are slow, from the user's side."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""Casts, `where` with a number and `masked_fill`, which TorchScript's autodiff knows no derivative of, in training."""
+"""Casts, `where` with a number and `masked_fill`, which TorchScript's autodiff knows no derivative of, in
+training."""
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 import tsfuser
 from tsfuser import _C
-from tsfuser.torchscript.graph import GROUP
+from tsfuser.graph.wrapper import GROUP
 
 INF = float("inf")
 
@@ -43,7 +44,9 @@ PROGRAMS = [chosen, chosen_first, filled, filled_with_infinity, widened, narrowe
 
 def operands(device, dtype=torch.float32, sizes=(6, 33)):
     generator = torch.Generator().manual_seed(5)
-    x, w = (torch.randn(s, generator=generator).to(device, dtype).requires_grad_() for s in (sizes, sizes[-1:]))
+    x, w = (
+        torch.randn(s, generator=generator).to(device, dtype).requires_grad_() for s in (sizes, sizes[-1:])
+    )
     return x, w, (torch.rand(sizes, generator=generator) > 0.4).to(device)
 
 
@@ -55,7 +58,7 @@ def functions(body):
 
 def graphs_of(program, arguments):
     """The scripted function, trained, and the graphs that the pass saw."""
-    from tsfuser.torchscript import passes
+    from tsfuser.frontends.torchscript import passes
 
     scripted = fresh(program)
     with tsfuser.fuser(), passes.watching() as seen:
@@ -74,7 +77,13 @@ def test_gradients(device, program, dtype):
     want, expected = train(program, arguments, calls=1)
     wide = [t.detach().double().requires_grad_() for t in arguments[:2]]
     exact, exact_gradients = train(program, (*wide, arguments[2]), calls=1)
-    precision = torch.bfloat16 if program is narrowed else torch.float32 if dtype == torch.float64 and program is widened else None
+    precision = (
+        torch.bfloat16
+        if program is narrowed
+        else torch.float32
+        if dtype == torch.float64 and program is widened
+        else None
+    )
     for got, eager, true in zip([out, *gradients], [want, *expected], [exact, *exact_gradients]):
         assert_matches(got, eager, true, ops=80, precision=precision)
 
@@ -82,7 +91,11 @@ def test_gradients(device, program, dtype):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_nothing_is_left_out_of_the_groups(device, program):
     scripted, graphs = graphs_of(program, operands(device, torch.bfloat16))
-    outside = {n.kind() for graph in [*graphs, scripted.graph_for(*operands(device, torch.bfloat16))] for n in graph.nodes()} & {"aten::to", "aten::where", "aten::masked_fill", "aten::softmax"}
+    outside = {
+        n.kind()
+        for graph in [*graphs, scripted.graph_for(*operands(device, torch.bfloat16))]
+        for n in graph.nodes()
+    } & {"aten::to", "aten::where", "aten::masked_fill", "aten::softmax"}
     assert not outside
     assert sum(len(graph.findAllNodes(GROUP, True)) for graph in graphs) == 2  # one forward, one backward
     assert "prim::DifferentiableGraph" in str(scripted.graph_for(*operands(device, torch.bfloat16)))
@@ -122,7 +135,11 @@ def kept_elements(program, arguments):
     """How many elements of the size of x the groups of the forward store, and of which dtypes."""
     _, graphs = graphs_of(program, arguments)
     [group] = graphs[0].findAllNodes(GROUP, True)
-    return sorted(str(v.type().dtype()) for v in group.g("Subgraph").outputs() if v.type().sizes() == list(arguments[0].shape))
+    return sorted(
+        str(v.type().dtype())
+        for v in group.g("Subgraph").outputs()
+        if v.type().sizes() == list(arguments[0].shape)
+    )
 
 
 @pytest.mark.parametrize("program", [chosen, filled])
@@ -133,7 +150,13 @@ def test_an_operand_that_is_asked_for_its_dtype_is_not_stored(device, program):
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.float16])
 def test_dtypes_follow_the_rules_of_python_numbers(device, dtype):
     def program(x: Tensor, z: Tensor, mask: Tensor):
-        return torch.where(mask, x, 1.5), torch.where(mask, 2, x), torch.where(mask, z, 1.5), torch.where(mask, 1, z), x.masked_fill(mask, 1)
+        return (
+            torch.where(mask, x, 1.5),
+            torch.where(mask, 2, x),
+            torch.where(mask, z, 1.5),
+            torch.where(mask, 1, z),
+            x.masked_fill(mask, 1),
+        )
 
     _, _, mask = operands(device)
     x, z = torch.ones(mask.shape, dtype=dtype, device=device), torch.ones([], dtype=dtype, device=device)
@@ -193,7 +216,14 @@ def test_double_backward(device, program):
 def test_other_dtypes_in_later_calls(device):
     scripted = fresh(widened)
     with tsfuser.fuser():
-        for dtype in (torch.bfloat16, torch.bfloat16, torch.bfloat16, torch.float32, torch.float64, torch.float16):
+        for dtype in (
+            torch.bfloat16,
+            torch.bfloat16,
+            torch.bfloat16,
+            torch.float32,
+            torch.float64,
+            torch.float16,
+        ):
             x, w, mask = operands(device, dtype)
             scripted(x, w, mask).sum().backward()
             got = x.grad
@@ -241,7 +271,14 @@ def test_a_result_may_be_written_to_before_the_backward(device):
     assert torch.equal(x.grad, torch.where(mask, 0.0, 2.0) + torch.where(mask, 3.0, 0.0))
 
 
-@pytest.mark.parametrize("body", ["(x * 2).masked_fill(m, 0.5) * w + x", "torch.tanh(x.masked_fill(m, 2.0)) * 3", "torch.where(m, x * 2, 1.0) + 1"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "(x * 2).masked_fill(m, 0.5) * w + x",
+        "torch.tanh(x.masked_fill(m, 2.0)) * 3",
+        "torch.where(m, x * 2, 1.0) + 1",
+    ],
+)
 @pytest.mark.parametrize("transposed", [True, False])
 def test_strides_are_those_of_eager(device, body, transposed):
     """`masked_fill` gives a row-major tensor whatever the layouts, `where` does not."""
@@ -259,7 +296,14 @@ def test_strides_are_those_of_eager(device, body, transposed):
 
 
 @pytest.mark.parametrize(
-    "body", ["torch.where(m, x, 1.5) * 2j", "x.masked_fill(m, 0.5) * 2j", "torch.where(m, x, 1.5) * w", "x.masked_fill(m, 1.0) * w", "x * w * w"]
+    "body",
+    [
+        "torch.where(m, x, 1.5) * 2j",
+        "x.masked_fill(m, 0.5) * 2j",
+        "torch.where(m, x, 1.5) * w",
+        "x.masked_fill(m, 1.0) * w",
+        "x * w * w",
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float32])
 def test_gradients_of_complex_numbers_are_eagers(device, body, dtype):
@@ -317,8 +361,8 @@ def test_what_looks_like_masked_fill_is_left_as_it_is(device):
 
 
 class Parted(torch.nn.Module):
-    """Both graphs read the same casts of `c`; the view between them parts them. Torch asks tsfuser about nodes that NNC does not know: the attribute;
-    casts before that stay."""
+    """Both graphs read the same casts of `c`; the view between them parts them. Torch asks tsfuser about
+    nodes that NNC does not know: the attribute; casts before that stay."""
 
     def __init__(self):
         super().__init__()
@@ -337,15 +381,18 @@ class Whole(Parted):
 
 def narrow_tensors(device):
     generator = torch.Generator().manual_seed(6)
-    x, y = (torch.randn(9, 9, generator=generator).to(device, torch.bfloat16).requires_grad_() for _ in range(2))
+    x, y = (
+        torch.randn(9, 9, generator=generator).to(device, torch.bfloat16).requires_grad_() for _ in range(2)
+    )
     return x, y, torch.randn(9, generator=generator).to(device, torch.bfloat16).requires_grad_()
 
 
 def autocast_training(module, tensors, kind):
     """Result and gradients of the scripted module, its graph, and those that the pass saw."""
-    from tsfuser.torchscript import passes
+    from tsfuser.frontends.torchscript import passes
 
-    torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()  # else it shares what was compiled for the last of its class
+    # else it shares what was compiled for the last of its class
+    torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
     scripted = torch.jit.script(module)
     with tsfuser.fuser(), passes.watching() as seen, torch.autocast(kind, torch.bfloat16):
         for _ in range(4):
@@ -382,7 +429,9 @@ def test_no_graph_loses_its_ops_to_a_shared_cast(device):
 
 def test_in_one_graph_there_is_one_cast(device):
     """Each reader had its own before autodiff."""
-    _, graph, graphs = autocast_training(Whole().to(device), narrow_tensors(device), torch.device(device).type)
+    _, graph, graphs = autocast_training(
+        Whole().to(device), narrow_tensors(device), torch.device(device).type
+    )
     assert len(graph.findAllNodes("prim::DifferentiableGraph", True)) == 1
     casts = [n for g in (graphs[0], *(n.g("Subgraph") for n in graphs[0].findAllNodes("prim::CudaFusionGroup", True)))
              for n in g.nodes() if n.kind() == "aten::_autocast_to_full_precision"]  # fmt: skip

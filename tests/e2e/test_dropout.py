@@ -1,7 +1,7 @@
-"""Dropout in groups: the rate of what is kept, one mask for all who see it, special probabilities and modes, training."""
+"""Dropout in groups: the rate of what is kept, one mask for all who see it, special probabilities and modes,
+training."""
 
 import math
-from typing import Optional
 
 import pytest
 import torch
@@ -64,7 +64,8 @@ def both_sums(x, row):
 
 @pytest.mark.parametrize("shape", [(67, 131), (2048, 8), (5, 4096)], ids=str)
 def test_all_kernels_of_a_plan_see_the_same_mask(device, shape):
-    """Sums over different dims need several kernels, which draw the numbers again: here 0 or 4, weighted by the column."""
+    """Sums over different dims need several kernels, which draw the numbers again: here 0 or 4, weighted by
+    the column."""
     x, row = ones(shape, device), torch.arange(1.0, shape[1] + 1, device=device)
     scripted = fuse(both_sums, x, row)
     assert len(groups(scripted)) == 1
@@ -110,7 +111,8 @@ def grouped(x):
 
 
 def test_dropout_before_a_group_norm(device):
-    """A norm over groups of channels splits the channels of all values; each element still has a number of its own."""
+    """A norm over groups of channels splits the channels of all values; each element still has a number of
+    its own."""
     x = ones((4, 6, 8, 16), device)
     scripted = fuse(grouped, x)
     out, y = scripted(x)
@@ -157,15 +159,15 @@ def test_evaluation_is_exact_and_draws_nothing(device):
     assert torch.equal(scripted(x, False), (x + x) * 3.0)
 
 
-def native(x, train: Optional[bool]):  # a constant None is an internal error in torch's own passes
+def native(x, train: bool | None):  # a constant None is an internal error in torch's own passes
     y, mask = torch.native_dropout(x + x, 0.5, train)
     return y * 1.0, mask
 
 
 def test_native_dropout(device):
     x = torch.randn(33, 65, device=device)
-    for train in (True, None):
-        y, mask = fuse(native, x, train)(x, train)
+    for training in (True, None):
+        y, mask = fuse(native, x, training)(x, training)
         assert mask.dtype is torch.bool and 0 < mask.sum() < mask.numel()
         assert torch.equal(y, (x + x) * mask * 2.0)
     y, mask = fuse(native, x, False)(x, False)
@@ -204,7 +206,8 @@ def test_dropout_in_place(device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_the_backward_has_the_mask_of_the_forward(device, dtype):
     x, bias, residual = (torch.rand(s, device=device).to(dtype) for s in ((37, 65), (65,), (37, 65)))
-    x, bias, residual = (x + 8).requires_grad_(), bias.requires_grad_(), residual.requires_grad_()  # what is kept is seen
+    # what is kept is seen
+    x, bias, residual = (x + 8).requires_grad_(), bias.requires_grad_(), residual.requires_grad_()
     scripted = fresh(bias_dropout_add)
     with tsfuser.fuser():
         train(scripted, (x, bias, residual))
@@ -265,7 +268,8 @@ def test_checkpointing(device, reentrant):
     inputs = [torch.randn(s, device=device, requires_grad=True) for s in ((37, 65), (65,), (37, 65))]
     scripted = fresh(bias_dropout_add)
     with tsfuser.fuser():
-        if not reentrant:  # this kind compares what is saved, which changes once, when torch has profiled the function
+        # this kind compares what is saved, which changes once, when torch has profiled the function
+        if not reentrant:
             train(scripted, inputs)
         for _ in range(4):
             out, (gx, _, _) = gradient(lambda *xs: again(scripted, *xs, reentrant=reentrant), *inputs)
@@ -278,7 +282,8 @@ def test_checkpointing(device, reentrant):
 
 
 def test_checkpointed_blocks_are_run_again_in_reverse_order(device):
-    """Each with the state of the generator from before its first run; numbers drawn after them are those of a plain step."""
+    """Each with the state of the generator from before its first run; numbers drawn after them are those of a
+    plain step."""
     scripted, (x, bias, residual) = trained(device=device)
 
     def step(call):
@@ -295,7 +300,9 @@ def test_checkpointed_blocks_are_run_again_in_reverse_order(device):
 
 def test_sizes_only_outputs_leave_no_dropout_behind(device):
     """Autodiff asks for the sizes of the dropped values and of the mask; they are not stored for that."""
-    x, bias, residual = (torch.randn(s, device=device, requires_grad=True) for s in ((37, 65), (65,), (37, 65)))
+    x, bias, residual = (
+        torch.randn(s, device=device, requires_grad=True) for s in ((37, 65), (65,), (37, 65))
+    )
     scripted = fresh(bias_dropout_add)
     with tsfuser.fuser():
         train(scripted, (x, bias, residual))

@@ -8,8 +8,8 @@ from support import fuse, run_python
 
 import tsfuser
 from tsfuser import options
-from tsfuser.runtime import compile as pipeline
-from tsfuser.runtime import dumps
+from tsfuser.planning import compile as pipeline
+from tsfuser.planning import dumps
 
 PROGRAM = """
 import os

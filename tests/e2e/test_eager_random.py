@@ -12,13 +12,13 @@ from support import counted, fresh, fuse, groups, kinds, no_fallback, run_python
 import tsfuser
 from tsfuser import options
 from tsfuser.errors import Refusal
+from tsfuser.grouping.support import Refusals
 from tsfuser.ir.build import Builder
 from tsfuser.ir.call import Call, TensorArg
 from tsfuser.ir.eager_random import Grid
 from tsfuser.ir.text import read
 from tsfuser.ops import table
-from tsfuser.runtime import eager_random
-from tsfuser.torchscript.partition import Refusals
+from tsfuser.planning import eager_random
 
 BLOCKS = 3  # of a grid, few, so that small tensors are larger than it
 SEED = 11
@@ -342,7 +342,7 @@ def test_without_a_gpu_the_reason_is_that_nothing_was_compared(eager):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     refusals = Refusals()
-    from tsfuser.torchscript import passes
+    from tsfuser.frontends.torchscript import passes
 
     passes.fuse(graph(XY, "%a = aten::dropout(%x, 0.5, True)\n%r = aten::mul(%a, %y)", "%r"), refusals)
     assert any("could not be compared" in sentence for _, sentence in refusals.entries)

@@ -151,7 +151,7 @@ def test_a_group_that_runs_unfused_says_why(device, monkeypatch):
         raise tsfuser.errors.Refusal("it is Friday")
 
     tsfuser.reset()
-    monkeypatch.setattr("tsfuser.torchscript.planner.compile_fusion", refuses)
+    monkeypatch.setattr("tsfuser.planning.planner.compile_fusion", refuses)
     with pytest.warns(tsfuser.TsfuserWarning, match="it is Friday"):
         found = tsfuser.explain(fresh(program), *operands(device))
     tsfuser.reset()

@@ -56,7 +56,12 @@ def test_a_method_may_call_its_module_anything(device, tmp_path, made):
                 continue  # a method of Python's own, that calls the traced one
             found = tsfuser.explain(form, x)
             (group,) = found.groups
-            assert [n.kind for n in group.nodes] == ["aten::add", "aten::relu", "aten::layer_norm", "aten::mul"]
+            assert [n.kind for n in group.nodes] == [
+                "aten::add",
+                "aten::relu",
+                "aten::layer_norm",
+                "aten::mul",
+            ]
             assert len(group.kernels) >= 1 and (report := tsfuser.check(form, x)), report
         if made not in ("traced", "as it is"):
             assert len(tsfuser.explain(module.other, x, 0.5).groups) == 1

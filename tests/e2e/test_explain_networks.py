@@ -30,7 +30,8 @@ def line_of(text):
 
 
 def test_ops_in_a_branch_of_a_module_have_the_line_that_calls_it(device):
-    """Torch forgets the callers of what stands in an If without results, as `num_batches_tracked.add_(1)` does."""
+    """Torch forgets the callers of what stands in an If without results, as `num_batches_tracked.add_(1)`
+    does."""
     counts = [n for n in explained("resnet_basic", device).left_out if n.kind == "aten::add_"]
     assert {n.place.line for n in counts} == {line_of("out = self.layers(x)")}
     assert all(n.place.within.startswith("batchnorm.py:") for n in counts)
@@ -97,7 +98,8 @@ def test_what_a_loop_carries_is_drawn_as_such(device):
 
 
 def test_a_part_that_did_not_run_is_said_to(device):
-    """The first turn of a loop is called with a state that requires no gradient, which its part does not take."""
+    """The first turn of a loop is called with a state that requires no gradient, which its part does not
+    take."""
     found = explained("lstm", device)
     idle = [g for g in found.graphs if not g.reached]
     assert [g.title for g in idle] == ["differentiated part 1, forward"]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from support import no_fallback
 from test_accuracy import values
-from test_moments import PLACES, as_on_a_gpu  # noqa: F401
-from test_reductions import Fused, single_nodes, tuples  # noqa: F401
+from test_moments import PLACES
+from test_reductions import Fused, tuples
 
 import tsfuser
 from tsfuser.ops import reduction

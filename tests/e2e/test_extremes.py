@@ -109,7 +109,11 @@ def test_gradients(device, program, asked):
 def test_gradients_of_broadcast_operands(device, program):
     generator = torch.Generator().manual_seed(1)
     sizes = ((4, 8), (8,), (4, 1))
-    compare(program, [torch.randint(-2, 3, s, generator=generator).to(device, torch.float64) for s in sizes], (True, True, True))
+    compare(
+        program,
+        [torch.randint(-2, 3, s, generator=generator).to(device, torch.float64) for s in sizes],
+        (True, True, True),
+    )
 
 
 def test_ties_are_fused(device):

@@ -97,7 +97,7 @@ def test_an_unsupported_tensor_runs_unfused(device):
 
 
 def test_an_error_in_the_pass_leaves_the_program_as_it_was(device, monkeypatch):
-    from tsfuser.torchscript import passes
+    from tsfuser.frontends.torchscript import passes
 
     def broken_pass(work):
         for node in list(work.graph.nodes())[::-1]:
@@ -105,7 +105,7 @@ def test_an_error_in_the_pass_leaves_the_program_as_it_was(device, monkeypatch):
                 node.output().replaceAllUsesWith(next(work.graph.inputs()))
         raise KeyError(f"a pass went wrong on {device}")
 
-    monkeypatch.setattr(passes, "PASSES", (*passes.PASSES[:-1], ("broken", broken_pass)))
+    monkeypatch.setattr(passes, "PASSES", (*passes.PASSES[:-1], passes.Pass("broken", broken_pass)))
     monkeypatch.setattr(passes, "_warned", set())
     x, y = torch.randn(16, 64, device=device), torch.randn(64, device=device)
     seen = []
@@ -120,7 +120,7 @@ def test_an_error_in_the_pass_leaves_the_program_as_it_was(device, monkeypatch):
 
 
 def test_an_error_in_the_planner_runs_unfused(device):
-    from tsfuser.torchscript import planner
+    from tsfuser.planning import planner
 
     def broken_planner(group_id, args):
         raise KeyError("a plan went wrong")

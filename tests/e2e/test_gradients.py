@@ -6,8 +6,8 @@ from support import assert_matches, fresh, kinds, no_fallback, train
 from torch import Tensor
 
 import tsfuser
-from tsfuser.torchscript import passes
-from tsfuser.torchscript.gradients import LAID_OUT
+from tsfuser.frontends.torchscript import passes
+from tsfuser.frontends.torchscript.training.gradient_layout import LAID_OUT
 
 pytestmark = pytest.mark.graphs
 
@@ -33,7 +33,8 @@ def tensors(device, sizes=(3, 10, 32), dtype=torch.float32):
     generator = torch.Generator().manual_seed(7)
     width = {heads: sizes[2] // 4, last_exchanged: sizes[1]}
     return lambda program: [
-        torch.randn(s, generator=generator).to(device, dtype).requires_grad_() for s in (sizes, (width.get(program, sizes[2]),))
+        torch.randn(s, generator=generator).to(device, dtype).requires_grad_()
+        for s in (sizes, (width.get(program, sizes[2]),))
     ]
 
 
@@ -44,7 +45,12 @@ def wished(program, arguments):
         for _ in range(4):
             scripted(*arguments).sum().backward()
     graphs = [outcome.graph for outcome in seen]
-    made = [g for graph in graphs for g in graph.findAllNodes("prim::CudaFusionGroup", True) if LAID_OUT in kinds(g)]
+    made = [
+        g
+        for graph in graphs
+        for g in graph.findAllNodes("prim::CudaFusionGroup", True)
+        if LAID_OUT in kinds(g)
+    ]
     assert not any(graph.findAllNodes(LAID_OUT, True) for graph in graphs)  # none is left outside
     return scripted, made
 
@@ -87,7 +93,9 @@ def test_gradients(device, program, dtype):
 def test_what_the_program_is_given_has_no_wish(device):
     """The caller would see the strides."""
     x, w = tensors(device)(given)
-    scripted, made = wished(given, (x.detach().transpose(0, 2).requires_grad_(), torch.ones(3, device=device, requires_grad=True)))
+    scripted, made = wished(
+        given, (x.detach().transpose(0, 2).requires_grad_(), torch.ones(3, device=device, requires_grad=True))
+    )
     assert not made
 
 
@@ -107,6 +115,7 @@ def test_second_derivatives(device, monkeypatch):
 
 def test_another_rank_in_a_later_call(device):
     """The order is for the rank that was profiled; the group of another rank has no wish to heed."""
+
     def program(x: Tensor, w: Tensor):
         h = (x * 2.0).transpose(0, 1)
         return torch.tanh(h * w) * torch.sigmoid(h) * w

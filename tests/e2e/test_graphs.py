@@ -114,7 +114,8 @@ def test_an_in_place_op_with_a_tensor_that_nothing_else_reads_joins_the_group(de
 
     x, w = torch.rand(4, 6, device=device), torch.rand(4, 6, device=device)
     scripted = fuse(program, x, w)
-    computing = [kind for kind in kinds(*groups(scripted)) if kind != "aten::type_as"]  # which keeps y's dtype
+    # which keeps y's dtype
+    computing = [kind for kind in kinds(*groups(scripted)) if kind != "aten::type_as"]
     assert computing == ["aten::mul", "aten::add", "aten::pow", "aten::clamp"]
     torch.testing.assert_close(scripted(x, w), program(x, w))
 

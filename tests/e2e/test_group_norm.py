@@ -1,10 +1,11 @@
-"""Group norm and its derivative, against eager and against eager in double: channels that are split into groups, and put together again."""
+"""Group norm and its derivative, against eager and against eager in double: channels that are split into
+groups, and put together again."""
 
 import pytest
 import torch
 from support import counted, no_fallback, script
 from test_batch_norm import tensor
-from test_reductions import Fused, check, single_nodes  # noqa: F401
+from test_reductions import Fused, check
 
 import tsfuser
 
@@ -38,7 +39,11 @@ def test_any_number_of_groups(target, device, memory_format):
     assert {"aten::group_norm", "aten::native_group_norm"} <= function.kinds
 
 
-@pytest.mark.parametrize("sizes, groups", [((5, 4), 2), ((1, 1, 3), 1), ((3, 4, 1), 4), ((2, 66, 17), 33), ((2, 4, 3, 1, 5), 2)], ids=str)
+@pytest.mark.parametrize(
+    "sizes, groups",
+    [((5, 4), 2), ((1, 1, 3), 1), ((3, 4, 1), 4), ((2, 66, 17), 33), ((2, 4, 3, 1, 5), 2)],
+    ids=str,
+)
 def test_sizes(target, device, sizes, groups):
     if target == "cpu-fibers" and groups != 33:
         pytest.skip("on the other targets")
@@ -60,12 +65,15 @@ def test_layouts(name):
         "sliced": tensor(4, 8, 5, 12)[:, ::2, :, ::2],
         "expanded": tensor(4, 1, 5, 6).expand(4, 4, 5, 6),
     }[name]
-    source = "def f(x, w, b):\n    return torch.group_norm(x, 2, w, b, 1e-5), torch.group_norm(x, 2), x * 2.0\n"
+    source = (
+        "def f(x, w, b):\n    return torch.group_norm(x, 2, w, b, 1e-5), torch.group_norm(x, 2), x * 2.0\n"
+    )
     check(Fused(source), x, *(tensor(4, seed=k) for k in (1, 2)))
 
 
 def test_channels_are_split_for_everything_in_the_group(device):
-    """What else runs over the channels: softmax and sums along them, another norm, a tensor of one number a channel."""
+    """What else runs over the channels: softmax and sums along them, another norm, a tensor of one number a
+    channel."""
     source = """
 def f(x, w, b):
     y = torch.group_norm(x, 3, w, b, 1e-5)
@@ -107,7 +115,17 @@ def test_gradients_in_other_dtypes(dtype):
     x, w, _ = inputs(3, 6, 11, dtype=dtype)
     for weight in (w, w.float()) if dtype.itemsize == 2 else (w,):
         _, mean, rstd = torch.native_group_norm(x, weight, None, 3, 6, 11, 3, 1e-5)
-        check(Fused(BACKWARD), tensor(3, 6, 11, dtype=dtype, seed=5), x, weight, mean, rstd, 3, [True, True, True], ops=64)
+        check(
+            Fused(BACKWARD),
+            tensor(3, 6, 11, dtype=dtype, seed=5),
+            x,
+            weight,
+            mean,
+            rstd,
+            3,
+            [True, True, True],
+            ops=64,
+        )
 
 
 def test_a_large_mean_costs_no_accuracy():

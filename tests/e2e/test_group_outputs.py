@@ -3,14 +3,14 @@ the dtype are asked, results that must be tensors of their own."""
 
 import pytest
 import torch
-from handwritten import XY, FULL, fuse_graph, fused, graph, typed
+from handwritten import FULL, XY, fuse_graph, fused, graph, typed
 from support import CALLS, assert_matches, fresh, fuse, groups, kinds, stored, train
 
 import tsfuser
 from tsfuser.errors import Refusal
+from tsfuser.graph.wrapper import GROUP
 from tsfuser.ir.call import Call, TensorArg
-from tsfuser.torchscript.graph import GROUP
-from tsfuser.torchscript.parse import parse
+from tsfuser.planning.parse import parse
 
 pytestmark = pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")
 
@@ -183,9 +183,7 @@ def test_size_and_dtype_outputs_are_right_behind_a_failing_guard(device):
                 )
                 got, want = scripted(x, b), program(x, b)
                 assert (
-                    torch.equal(got[0], want[0])
-                    and tuple(got[1]) == tuple(want[1])
-                    and got[2:4] == want[2:4]
+                    torch.equal(got[0], want[0]) and tuple(got[1]) == tuple(want[1]) and got[2:4] == want[2:4]
                 )
 
 

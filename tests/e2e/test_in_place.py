@@ -2,7 +2,6 @@
 be: results, gradients and what is left in the inputs are eager's."""
 
 import random
-from typing import Optional
 
 import pytest
 import torch
@@ -156,9 +155,7 @@ def test_a_view_sees_the_write(device):
         y.relu_()
         return v * 2.0 + 1.0
 
-    assert in_place_ops(compare(f, grown(4, 4, device=device), grown(4, 4, device=device))) == [
-        "aten::relu_"
-    ]
+    assert in_place_ops(compare(f, grown(4, 4, device=device), grown(4, 4, device=device))) == ["aten::relu_"]
 
 
 def test_what_was_read_before_keeps_its_value(device):
@@ -306,7 +303,7 @@ def test_modules_with_optional_parts(device):
     """A shortcut that is None, or not: the write is to a new tensor either way."""
 
     class Block(nn.Module):
-        def __init__(self, shortcut: Optional[nn.Module]):
+        def __init__(self, shortcut: nn.Module | None):
             super().__init__()
             self.linear, self.shortcut = nn.Linear(4, 4), shortcut
 

@@ -1,6 +1,7 @@
-"""Every in-place op of the table, profiled one way and called in another: under autocast, in other dtypes, with gradients and without.
-An op in place keeps the dtype of its tensor under autocast, while the functional form would be cast; its result requires a gradient, which may
-be zeros, where its tensor does, and none where no input does. What is made functional is as before."""
+"""Every in-place op of the table, profiled one way and called in another: under autocast, in other dtypes,
+with gradients and without. An op in place keeps the dtype of its tensor under autocast, while the functional
+form would be cast; its result requires a gradient, which may be zeros, where its tensor does, and none where
+no input does. What is made functional is as before."""
 
 import functools
 
@@ -9,7 +10,7 @@ import torch
 from support import fresh, script
 
 import tsfuser
-from tsfuser.torchscript.functionalize import KINDS
+from tsfuser.graph.functionalize import KINDS
 
 pytestmark = pytest.mark.filterwarnings("ignore::tsfuser.TsfuserWarning")
 MAKERS = ("torch.sin(x)", "torch.mm(x, s)")
@@ -23,7 +24,9 @@ def calls():
         for schema in torch._C._jit_get_schemas_for_operator(kind):
             needed = [a for a in schema.arguments[1:] if not a.has_default_value()]
             known = all(str(a.type) in VALUES for a in needed) and str(schema.arguments[0].type) == "Tensor"
-            given = ", ".join((f"{a.name}=" if a.kwarg_only else "") + VALUES.get(str(a.type), "") for a in needed)
+            given = ", ".join(
+                (f"{a.name}=" if a.kwarg_only else "") + VALUES.get(str(a.type), "") for a in needed
+            )
             name = kind.removeprefix("aten::")
             if known and hasattr(torch.Tensor, name):
                 yield f"v.{name}({given})"
@@ -51,7 +54,12 @@ def same(mine, theirs):
     if mine is None or theirs is None or mine[:2] != theirs[:2]:
         return mine is theirs
     pairs = [p for p in zip(mine[2:], theirs[2:]) if p[1] is not None]
-    return all(a is not None and a.dtype == b.dtype and torch.allclose(a.double(), b.double(), rtol=0.05, atol=0.05, equal_nan=True) for a, b in pairs)
+    return all(
+        a is not None
+        and a.dtype == b.dtype
+        and torch.allclose(a.double(), b.double(), rtol=0.05, atol=0.05, equal_nan=True)
+        for a, b in pairs
+    )
 
 
 def given(device):
@@ -74,7 +82,12 @@ def problems(call, device):
                 attempt(mine, x, s, trained, profiled_so)
             with torch.jit.fuser("fuser0"):
                 attempt(plain, x, s, trained, profiled_so)
-            for dtypes in ((DTYPES[1], DTYPES[0]), (DTYPES[1], DTYPES[1]), (DTYPES[0], DTYPES[1]), (DTYPES[2], DTYPES[0])):
+            for dtypes in (
+                (DTYPES[1], DTYPES[0]),
+                (DTYPES[1], DTYPES[1]),
+                (DTYPES[0], DTYPES[1]),
+                (DTYPES[2], DTYPES[0]),
+            ):
                 for autocast, grad in ((True, False), (True, True), (False, not trained)):
                     state = (x.to(dtypes[0]), s.to(dtypes[1]), grad, autocast)
                     expected = attempt(names["f"], *state)
@@ -85,7 +98,18 @@ def problems(call, device):
                     with torch.jit.fuser("fuser0"):
                         unfused = attempt(plain, *state)
                     if not same(got, unfused):
-                        found.append((maker, trained, profiled_so, dtypes, autocast, grad, got and got[:2], expected[:2]))
+                        found.append(
+                            (
+                                maker,
+                                trained,
+                                profiled_so,
+                                dtypes,
+                                autocast,
+                                grad,
+                                got and got[:2],
+                                expected[:2],
+                            )
+                        )
     return found
 
 

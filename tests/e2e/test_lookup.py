@@ -1,5 +1,5 @@
-"""index_select and gather in groups, where PYTORCH_NVFUSER_ENABLE asks for graph_op_fusion: values, layouts, sizes,
-indices that are out of range, and what stays outside."""
+"""index_select and gather in groups, where PYTORCH_NVFUSER_ENABLE asks for graph_op_fusion: values, layouts,
+sizes, indices that are out of range, and what stays outside."""
 
 import warnings
 
@@ -102,7 +102,13 @@ GATHERED = {
 
 @pytest.mark.parametrize("program", GATHERED)
 def test_gather(device, target, program):
-    sizes = [((5, 6), (5, 6)), ((6, 6), (3, 4)), ((130, 65), (130, 33)), ((1, 1), (1, 1)), ((40, 1500), (7, 1400))]
+    sizes = [
+        ((5, 6), (5, 6)),
+        ((6, 6), (3, 4)),
+        ((130, 65), (130, 33)),
+        ((1, 1), (1, 1)),
+        ((40, 1500), (7, 1400)),
+    ]
     for size, wanted in sizes if target in NATIVE else sizes[1:2]:
         wanted = (size[0], wanted[1]) if program == "one of each row" else wanted
         compare(GATHERED[program], torch.randn(size, device=device), indices(wanted, min(size), device))
@@ -127,7 +133,16 @@ def test_ranks(device, target, rank):
 
 # ---- dtypes and layouts
 
-DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16]
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+]
 DTYPES += [torch.float32, torch.float64, torch.complex64, torch.complex128]
 
 
@@ -136,7 +151,9 @@ DTYPES += [torch.float32, torch.float64, torch.complex64, torch.complex128]
 @pytest.mark.parametrize("target", NATIVE)
 def test_dtypes(device, dtype, index):
     x = torch.randn(6, 33, device=device).mul(4).to(dtype)
-    more = "x.index_select(0, i) | x.index_select(0, i)" if dtype == torch.bool else "x.index_select(0, i) * 2"
+    more = (
+        "x.index_select(0, i) | x.index_select(0, i)" if dtype == torch.bool else "x.index_select(0, i) * 2"
+    )
     compare(more, x, indices((9,), 6, device, index))
     compare(more.replace("index_select(0, i)", "gather(1, i)"), x, indices((5, 30), 33, device, index))
 
@@ -169,7 +186,11 @@ def test_layouts(device, layout, others):
     for rows, columns in ((9, 16), (33, 130)):
         x = laid_out((rows, columns), layout, device, lambda size: torch.randn(size, device=device))
         i = laid_out((rows, columns), others, device, lambda size: indices(size, rows, device))
-        for text in ("x.gather(0, i) * 2.0", "x.gather(1, i.clamp(max=x.size(1) - 1)).sum(1)", "torch.softmax(x.gather(0, i), 1)"):
+        for text in (
+            "x.gather(0, i) * 2.0",
+            "x.gather(1, i.clamp(max=x.size(1) - 1)).sum(1)",
+            "torch.softmax(x.gather(0, i), 1)",
+        ):
             compare(text, x, i)
         y = laid_out((rows, columns), others, device, lambda size: torch.randn(size, device=device))
         compare("x.index_select(0, i) * y", x, i[:, 0], y)
@@ -198,7 +219,11 @@ def test_a_new_shape_compiles_nothing(device):
     scripted = script(f"def f(x, i, y):\n    return {text}\n")
 
     def operands(rows, count, columns=48):
-        return (torch.randn(rows, columns, device=device), indices((count,), rows, device), torch.randn(count, columns, device=device))
+        return (
+            torch.randn(rows, columns, device=device),
+            indices((count,), rows, device),
+            torch.randn(count, columns, device=device),
+        )
 
     fuse(scripted, *operands(10, 9))
     scripted(*operands(6, 8))
@@ -238,7 +263,11 @@ def test_no_indices(device, text):
 
 @pytest.mark.graphs
 def test_a_table_without_entries_and_no_indices(device):
-    compare("x.index_select(0, i) * 2.0", torch.randn(0, 5, device=device), torch.zeros(0, dtype=torch.int64, device=device))
+    compare(
+        "x.index_select(0, i) * 2.0",
+        torch.randn(0, 5, device=device),
+        torch.zeros(0, dtype=torch.int64, device=device),
+    )
 
 
 @pytest.mark.graphs
@@ -388,7 +417,9 @@ def test_a_table_with_other_readers(device):
 
 @pytest.mark.graphs
 def test_a_table_that_is_changed_in_place_is_read_before_or_after(device):
-    scripted = script("def f(x, i):\n    a = x.index_select(0, i) * 2.0\n    x.add_(1.0)\n    return a + x.index_select(0, i)\n")
+    scripted = script(
+        "def f(x, i):\n    a = x.index_select(0, i) * 2.0\n    x.add_(1.0)\n    return a + x.index_select(0, i)\n"
+    )
     x, i = torch.randn(5, 7, device=device), indices((3,), 5, device)
     expected = x[i] * 2.0 + (x[i] + 1.0)
     with tsfuser.fuser():

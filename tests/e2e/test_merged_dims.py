@@ -1,4 +1,5 @@
-"""Reshapes that merge dims of computed values: in a group, the merged dim is walked by the loops of its parts."""
+"""Reshapes that merge dims of computed values: in a group, the merged dim is walked by the loops of its
+parts."""
 
 import pytest
 import torch
@@ -105,14 +106,17 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_tensors_in_other_layouts(device, name, layout):
     x, y, z = operands(device)
-    if not any(view in PROGRAMS[name] for view in (".view(", "view_as")):  # eager refuses to view what is not dense
+    # eager refuses to view what is not dense
+    if not any(view in PROGRAMS[name] for view in (".view(", "view_as")):
         compare(name, LAYOUTS[layout](x), y, z)
     compare(name, x, y[:1].expand(60), z.t().contiguous().t())
 
 
 @pytest.mark.parametrize("target", NATIVE)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("name", ["residual", "softmax", "no nesting", "norms of rows and columns", "layer norm"])
+@pytest.mark.parametrize(
+    "name", ["residual", "softmax", "no nesting", "norms of rows and columns", "layer norm"]
+)
 def test_other_dtypes(device, name, dtype):
     compare(name, *operands(device, dtype=dtype))
 
@@ -121,7 +125,10 @@ def test_other_dtypes(device, name, dtype):
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.complex64], ids=str)
 def test_values_that_are_not_floating(device, dtype):
     x, y, z = (torch.randint(0, 2, v.shape, device=device).to(dtype) for v in operands(device))
-    for text in ("(x * y.view(6, 10)).flatten(1) == z", "(x * y.view(6, 10)).reshape(5, 48) != z.view(5, 48)"):
+    for text in (
+        "(x * y.view(6, 10)).flatten(1) == z",
+        "(x * y.view(6, 10)).reshape(5, 48) != z.view(5, 48)",
+    ):
         scripted, plain = scripted_pair(text)
         with no_fallback():
             assert torch.equal(fuse(scripted, x, y, z)(x, y, z), plain(x, y, z))
@@ -133,15 +140,28 @@ def test_values_that_are_not_floating(device, dtype):
 
 def any_size(text):
     """The program for an `x` of other sizes."""
-    return text.replace("4, 60", "x.size(0), x.size(1) * x.size(2)").replace("4, 6, 10", "x.size(0), x.size(1), x.size(2)")
+    return text.replace("4, 60", "x.size(0), x.size(1) * x.size(2)").replace(
+        "4, 6, 10", "x.size(0), x.size(1), x.size(2)"
+    )
 
 
 @pytest.mark.parametrize("target", NATIVE)
-@pytest.mark.parametrize("name", ["flatten", "flatten all", "bias", "what is broadcast", "softmax", "sum", "transposed"])
+@pytest.mark.parametrize(
+    "name", ["flatten", "flatten all", "bias", "what is broadcast", "softmax", "sum", "transposed"]
+)
 def test_other_sizes_than_were_profiled(device, name):
     scripted, plain = scripted_pair(any_size(PROGRAMS[name]))
     fuse(scripted, *operands(device))
-    for sizes in ((4, 6, 1), (4, 1, 10), (1, 6, 10), (1, 1, 1), (3, 5, 7), (0, 6, 10), (4, 0, 10), (4, 6, 10)):
+    for sizes in (
+        (4, 6, 1),
+        (4, 1, 10),
+        (1, 6, 10),
+        (1, 1, 1),
+        (3, 5, 7),
+        (0, 6, 10),
+        (4, 0, 10),
+        (4, 6, 10),
+    ):
         x, y, z = operands(device, sizes)
         with tsfuser.fuser(), torch.no_grad():
             result = scripted(x, y, z)
@@ -149,7 +169,8 @@ def test_other_sizes_than_were_profiled(device, name):
 
 
 @pytest.mark.parametrize("target", NATIVE)
-@pytest.mark.parametrize("name", ["bias", "transposed", "there and back", "rows and columns"])  # a class of rows that registers keep is narrower
+# a class of rows that registers keep is narrower
+@pytest.mark.parametrize("name", ["bias", "transposed", "there and back", "rows and columns"])
 def test_a_new_shape_of_a_known_class_compiles_nothing(device, name):
     scripted, plain = scripted_pair(any_size(PROGRAMS[name]))
     with no_fallback():
@@ -157,7 +178,9 @@ def test_a_new_shape_of_a_known_class_compiles_nothing(device, name):
         with counted() as rise:
             for sizes in ((16, 48, 64), (8, 80, 96), (8, 32, 48), (24, 48, 80)):
                 x, y, z = operands(device, sizes)
-                assert_matches(scripted(x, y, z), plain(x, y, z), plain(x.double(), y.double(), z.double()), ops=60)
+                assert_matches(
+                    scripted(x, y, z), plain(x, y, z), plain(x.double(), y.double(), z.double()), ops=60
+                )
     assert rise["kernels_compiled"] == rise["plans_built"] == 0 and rise["class_hits"] == 4
 
 
@@ -182,7 +205,9 @@ def test_a_merged_value_is_not_stored_for_its_sizes(device, body):
 
 
 def test_splits_that_nest_in_one_call_and_not_in_the_next(device):
-    scripted, plain = (script("def f(x, n: int):\n    return (x * 2.0).view(n, -1).relu() + 1.0\n") for _ in range(2))
+    scripted, plain = (
+        script("def f(x, n: int):\n    return (x * 2.0).view(n, -1).relu() + 1.0\n") for _ in range(2)
+    )
     with no_fallback():
         fuse(scripted, torch.randn(4, 6, 10, device=device), 8)
         for n in (8, 4, 2, 24, 5, 16, 240, 1, 48, 80):
@@ -204,7 +229,10 @@ def test_a_view_that_eager_refuses_raises_its_error(device):
 
 
 @pytest.mark.parametrize("target", NATIVE)
-@pytest.mark.parametrize("text", ["(x * 2.0).flatten(2).relu()", "(x * 2.0).reshape(2, 12, 5) + 1.0", "(x * 2.0).flatten(0, 1).relu()"])
+@pytest.mark.parametrize(
+    "text",
+    ["(x * 2.0).flatten(2).relu()", "(x * 2.0).reshape(2, 12, 5) + 1.0", "(x * 2.0).flatten(0, 1).relu()"],
+)
 def test_strides_are_those_of_eagers_view_or_copy(device, text):
     for layout in (torch.contiguous_format, torch.channels_last):
         x = torch.randn(2, 3, 4, 5, device=device).contiguous(memory_format=layout)

@@ -1,10 +1,11 @@
-"""Means and variances that one pass finds, wherever its threads and blocks meet: accuracy, NaN and infinities, few elements."""
+"""Means and variances that one pass finds, wherever its threads and blocks meet: accuracy, NaN and
+infinities, few elements."""
 
 import pytest
 import torch
 from support import assert_matches, no_fallback
 from test_accuracy import assert_no_worse, compare, values
-from test_reductions import Fused, check, single_nodes  # noqa: F401
+from test_reductions import Fused, check
 
 import tsfuser
 from tsfuser.ops import reduction
@@ -84,7 +85,11 @@ def test_equal_values_have_no_variance(device):
                 assert var.abs().max() == 0 and std.abs().max() == 0 and (mean == torch.tensor(number)).all()
 
 
-@pytest.mark.parametrize("shape, dim", [((4, 1, 1), [1, 2]), ((1, 5), [0]), ((0, 3), [0]), ((3, 0, 2), [0]), ((2, 3, 0), [0, 2])], ids=str)
+@pytest.mark.parametrize(
+    "shape, dim",
+    [((4, 1, 1), [1, 2]), ((1, 5), [0]), ((0, 3), [0]), ((3, 0, 2), [0]), ((2, 3, 0), [0, 2])],
+    ids=str,
+)
 def test_one_element_or_none(device, shape, dim):
     if device == "cuda" and 0 in shape:
         pytest.skip("torch 2.11's own var of empty float64 tensors fails on CUDA")
@@ -98,7 +103,9 @@ def test_what_is_not_asked_for(device):
     """Only the mean, only the variance, and both twice."""
     x = values("offset", (66, 3, 5), device, torch.float32)
     alone = Fused("def f(x):\n    m = torch.var_mean(x, [0, 2])[1]\n    return m * 2.0, torch.relu(x)\n")
-    twice = Fused("def f(x):\n    v, m = torch.var_mean(x, [0, 2])\n    w, n = torch.var_mean(x, [2, 0], False)\n    return v, m, w, n\n")
+    twice = Fused(
+        "def f(x):\n    v, m = torch.var_mean(x, [0, 2])\n    w, n = torch.var_mean(x, [2, 0], False)\n    return v, m, w, n\n"
+    )
     for function in (alone, twice):
         assert_no_worse(function, x, roundings=4)
     results = check(twice, torch.randn(66, 3, 5, device=device))

@@ -1,10 +1,11 @@
-"""Softmax and normalisations fused by TorchScript, forward and backward, against eager and against eager in double."""
+"""Softmax and normalisations fused by TorchScript, forward and backward, against eager and against eager in
+double."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from support import assert_matches, fresh, groups, kinds, no_fallback, script, train
-from test_reductions import COLUMNS, Fused, check, single_nodes  # noqa: F401
+from test_reductions import COLUMNS, Fused, check
 
 import tsfuser
 
@@ -26,7 +27,10 @@ def tensor(*sizes, device="cpu", dtype=torch.float32, seed=0):
 
 
 def rows_of(columns, rows, device, dtype=torch.float32):
-    return [tensor(rows, columns, device=device, dtype=dtype) * 2 + 1, *(tensor(columns, device=device, dtype=dtype, seed=k) for k in (1, 2))]
+    return [
+        tensor(rows, columns, device=device, dtype=dtype) * 2 + 1,
+        *(tensor(columns, device=device, dtype=dtype, seed=k) for k in (1, 2)),
+    ]
 
 
 def test_rows_of_any_length(device):
@@ -106,12 +110,16 @@ def test_statistics_of_channels(device, dtype, memory_format):
 
 def test_a_large_mean_costs_no_accuracy(device):
     x = tensor(4, 4096, device=device) + 1e4
-    function = script("def f(x):\n    return torch.layer_norm(x, [x.size(-1)]), torch.var(x, [1]), torch.std(x), torch.mean(x, [1])\n")
+    function = script(
+        "def f(x):\n    return torch.layer_norm(x, [x.size(-1)]), torch.var(x, [1]), torch.std(x), torch.mean(x, [1])\n"
+    )
     with tsfuser.fuser(), no_fallback():
         for _ in range(3):
             actual = function(x)
     for a, e, r in zip(actual, function_of(x), function_of(x.double())):
-        assert float((a.double() - r).abs().max()) <= 2 * float((e.double() - r).abs().max()) + 2e-6 * float(r.abs().max())
+        assert float((a.double() - r).abs().max()) <= 2 * float((e.double() - r).abs().max()) + 2e-6 * float(
+            r.abs().max()
+        )
 
 
 def function_of(x):
@@ -145,7 +153,12 @@ def test_derivative_of_fused_rms_norm(mask, dtype):
     dy = tensor(5, 9, dtype=torch.float64, seed=7)
     wanted = torch.autograd.grad(torch.rms_norm(x, [9], w, 1e-5), (x, w), dy)
     rstd = torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5).detach()
-    given = [dy.to(dtype), x.detach().to(dtype), rstd.to(torch.promote_types(dtype, torch.float32)), w.detach().to(dtype)]
+    given = [
+        dy.to(dtype),
+        x.detach().to(dtype),
+        rstd.to(torch.promote_types(dtype, torch.float32)),
+        w.detach().to(dtype),
+    ]
     with no_fallback():
         results = RMS_BACKWARD(*given, mask)
     assert [r is not None for r in results] == mask
@@ -235,12 +248,16 @@ TRAINED = [layer_norm, layer_norm_over_two, layer_norm_without_bias, layer_norm_
            primitives, variance, block]  # fmt: skip
 BACKWARDS = {"layer_norm": "aten::native_layer_norm_backward", "softmax": "aten::_softmax_backward_data", "log_softmax": "aten::_log_softmax_backward_data",
              "block": "aten::native_layer_norm_backward"}  # fmt: skip
-BACKWARDS |= {name: "aten::native_layer_norm_backward" for name in ("layer_norm_without_bias", "layer_norm_without_parameters")}
+BACKWARDS |= dict.fromkeys(
+    ("layer_norm_without_bias", "layer_norm_without_parameters"), "aten::native_layer_norm_backward"
+)
 
 
 def trained(function, columns, device, dtype):
     count = function.__code__.co_argcount
-    made = [tensor(4, 7, columns, device=device, dtype=dtype)] + [tensor(columns, device=device, dtype=dtype, seed=k) for k in range(1, count)]
+    made = [tensor(4, 7, columns, device=device, dtype=dtype)] + [
+        tensor(columns, device=device, dtype=dtype, seed=k) for k in range(1, count)
+    ]
     return [x.requires_grad_() for x in made]
 
 
@@ -256,7 +273,12 @@ def check_training(function, scripted, inputs, ops=32):
 
 @pytest.mark.parametrize("function", TRAINED, ids=lambda f: f.__name__)
 def test_forward_and_backward(target, device, function):
-    if target == "cpu-fibers" and function in (layer_norm_without_bias, layer_norm_without_parameters, primitives, softmax_outer):
+    if target == "cpu-fibers" and function in (
+        layer_norm_without_bias,
+        layer_norm_without_parameters,
+        primitives,
+        softmax_outer,
+    ):
         pytest.skip("on the other targets")
     scripted = fresh(function)
     check_training(function, scripted, trained(function, 260, device, torch.float32))

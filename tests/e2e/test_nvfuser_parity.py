@@ -3,7 +3,6 @@
 import pytest
 import torch
 from support import assert_matches, fuse, groups, kinds, script
-from test_reductions import single_nodes  # noqa: F401
 
 import tsfuser
 from tsfuser.ops import table

@@ -157,7 +157,11 @@ def _chunks(items, size):
 
 def _shares(a, b):
     """Whether both are the same memory."""
-    return all(isinstance(t, torch.Tensor) for t in (a, b)) and a.dtype == b.dtype and a.data_ptr() == b.data_ptr()
+    return (
+        all(isinstance(t, torch.Tensor) for t in (a, b))
+        and a.dtype == b.dtype
+        and a.data_ptr() == b.data_ptr()
+    )
 
 
 @pytest.mark.parametrize("dtype", FUSED)
@@ -167,9 +171,7 @@ def test_rows_fused_by_torchscript(device, dtype):
     try:
         for number, chunk in enumerate(_chunks(_fusible(dtype, device), 24)):
             text, inputs = graph_of(chunk)
-            function = torch._C._create_function_from_graph(
-                f"rows_{dtype}_{number}", torch._C.parse_ir(text)
-            )
+            function = torch._C._create_function_from_graph(f"rows_{dtype}_{number}", torch._C.parse_ir(text))
             with tsfuser.fuser(), no_fallback():
                 for _ in range(3):
                     results = function(*inputs)
@@ -177,7 +179,8 @@ def test_rows_fused_by_torchscript(device, dtype):
             for sample, result in zip(chunk, results):
                 ran += 1
                 same = sample.row.family == "casts" and any(result is x or _shares(result, x) for x in inputs)
-                if sample.row.name not in fused and not same:  # a cast to the dtype that a tensor has is the tensor
+                # a cast to the dtype that a tensor has is the tensor
+                if sample.row.name not in fused and not same:
                     wrong.append(f"{sample} was not fused")
                 wrong += filter(None, [mismatch(sample, result)])
     finally:

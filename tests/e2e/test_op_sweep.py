@@ -57,8 +57,13 @@ REFUSED = {
 
 
 def of(dtypes, short):
-    """Runs a test for each of the dtypes: a few samples of all ops, as `short` has it, or with --long all of them, by parts of the ops."""
-    parameters = [pytest.param(dtype, None, part, id=f"{dtype}-{part}"[6:], marks=pytest.mark.long) for dtype in dtypes for part in range(PARTS)]
+    """Runs a test for each of the dtypes: a few samples of all ops, as `short` has it, or with --long all of
+    them, by parts of the ops."""
+    parameters = [
+        pytest.param(dtype, None, part, id=f"{dtype}-{part}"[6:], marks=pytest.mark.long)
+        for dtype in dtypes
+        for part in range(PARTS)
+    ]
     for dtype in dtypes:
         counts = {target: of_dtype[dtype] for target, of_dtype in short.items() if dtype in of_dtype}
         if counts:

@@ -6,8 +6,9 @@ from support import assert_matches, fresh, groups, kinds, no_fallback, train
 from torch import Tensor
 
 import tsfuser
-from tsfuser.torchscript import operands, passes
-from tsfuser.torchscript.operands import PACKED
+from tsfuser.frontends.torchscript import passes
+from tsfuser.graph import matmul_operands as operands
+from tsfuser.graph.matmul_operands import PACKED
 
 
 def attend(x: Tensor, w: Tensor):
@@ -22,7 +23,9 @@ def attend(x: Tensor, w: Tensor):
 
 def tensors(device, sizes=(4, 24, 64), gradients=False):
     generator = torch.Generator().manual_seed(5)
-    return [torch.randn(s, generator=generator).to(device).requires_grad_(gradients) for s in (sizes, sizes[-1:])]
+    return [
+        torch.randn(s, generator=generator).to(device).requires_grad_(gradients) for s in (sizes, sizes[-1:])
+    ]
 
 
 def copies(scripted):
@@ -67,7 +70,11 @@ def test_gradients(device):
     scripted = fresh(program)
     with tsfuser.fuser(), no_fallback(), passes.watching() as seen:
         out, gradients = train(scripted, (q, w))
-    assert any("tsfuser::packed" in str(n.g("Subgraph")) for o in seen for n in o.graph.findAllNodes("prim::CudaFusionGroup", True))
+    assert any(
+        "tsfuser::packed" in str(n.g("Subgraph"))
+        for o in seen
+        for n in o.graph.findAllNodes("prim::CudaFusionGroup", True)
+    )
     want, expected = train(program, (q, w), calls=1)
     exact, exact_gradients = train(program, [t.detach().double().requires_grad_() for t in (q, w)], calls=1)
     for got, eager, true in zip([out, *gradients], [want, *expected], [exact, *exact_gradients]):
@@ -77,7 +84,9 @@ def test_gradients(device):
 
 def graph_of(shape, strides):
     both = f"Float({', '.join(map(str, shape))}, strides=[{', '.join(map(str, strides))}], requires_grad=0, device=cpu)"
-    return torch._C.parse_ir(f"graph(%a : {both}, %b : {both}):\n  %c : Tensor = aten::matmul(%a, %b)\n  return (%c)")
+    return torch._C.parse_ir(
+        f"graph(%a : {both}, %b : {both}):\n  %c : Tensor = aten::matmul(%a, %b)\n  return (%c)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +123,9 @@ def test_one_copy_for_two_products():
 
 def test_a_copy_in_row_major_order(device):
     def program(x: Tensor):
-        return (x * 2.0).t().clone(memory_format=torch.contiguous_format), x.t().clone(memory_format=torch.contiguous_format) + 1.0
+        return (x * 2.0).t().clone(memory_format=torch.contiguous_format), x.t().clone(
+            memory_format=torch.contiguous_format
+        ) + 1.0
 
     x = torch.randn(33, 65, device=device)
     scripted = fresh(program)
@@ -148,7 +159,9 @@ def test_an_operand_that_is_written_to_between_two_products(device):
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (0, 2, 3, 1), (3, 2, 1, 0)])
 def test_the_layout_of_a_copy(device, order):
     """In groups, and in torch's own hands."""
-    typed = torch._C.parse_ir("graph(%x : Tensor):\n  %a : Tensor = tsfuser::packed(%x)\n  %b : Tensor = aten::neg(%a)\n  return (%b)")
+    typed = torch._C.parse_ir(
+        "graph(%x : Tensor):\n  %a : Tensor = tsfuser::packed(%x)\n  %b : Tensor = aten::neg(%a)\n  return (%b)"
+    )
     plain = torch._C.parse_ir("graph(%x : Tensor):\n  %a : Tensor = tsfuser::packed(%x)\n  return (%a)")
     x = torch.randn(3, 4, 5, 6, device=device).permute(order)
     alone = torch._C._create_function_from_graph("alone", plain)(x)
@@ -166,7 +179,10 @@ def test_operands_of_another_rank_or_layout_later(device):
         return torch.matmul(q, k)
 
     scripted = fresh(program)
-    q, k = torch.randn(2, 4, 32, 64, device=device), torch.randn(2, 32, 4, 64, device=device).permute(0, 2, 3, 1)
+    q, k = (
+        torch.randn(2, 4, 32, 64, device=device),
+        torch.randn(2, 32, 4, 64, device=device).permute(0, 2, 3, 1),
+    )
     with tsfuser.fuser():
         for _ in range(4):
             torch.testing.assert_close(scripted(q, k), q @ k)

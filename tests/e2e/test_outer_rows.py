@@ -7,10 +7,10 @@ import torch
 from support import assert_matches, counted, no_fallback
 from test_batch_norm import FORWARD, Normed, parameters, tensor
 from test_batch_norm import check as check_batch_norm
-from test_reductions import Fused, check, single_nodes  # noqa: F401
+from test_reductions import Fused, check
 
 import tsfuser
-from tsfuser.runtime import compile as pipeline
+from tsfuser.planning import compile as pipeline
 from tsfuser.schedule import outer_rows
 
 GRADIENTS = """
@@ -36,7 +36,9 @@ def last(*sizes, device, dtype=torch.float32):
 
 def trained(function, x, parameters):
     """Result, running statistics and the gradients of x, weight and bias."""
-    leaves = [p.detach().clone(memory_format=torch.preserve_format).requires_grad_() for p in (x, *parameters[:2])]
+    leaves = [
+        p.detach().clone(memory_format=torch.preserve_format).requires_grad_() for p in (x, *parameters[:2])
+    ]
     statistics = [p.clone() for p in parameters[2:]]
     y = function(*leaves, *statistics, True, 0.1)
     y.backward(last(*y.shape, device=y.device, dtype=y.dtype))
@@ -51,14 +53,24 @@ def taken(target, place, monkeypatch):
     made, apply, machine = [], outer_rows.apply, pipeline._machine
     monkeypatch.setattr(outer_rows, "THREADS", 128)
     monkeypatch.setattr(pipeline, "_machine", lambda device: replace(machine(device), multiprocessors=4))
-    monkeypatch.setattr(outer_rows, "apply", lambda slabs, params, machine: made.append(params) or apply(slabs, params, machine))
+    monkeypatch.setattr(
+        outer_rows,
+        "apply",
+        lambda slabs, params, machine: made.append(params) or apply(slabs, params, machine),
+    )
     tsfuser.reset()
     yield made
     tsfuser.reset()
     assert made
 
 
-SHAPES = {"one block": (3, 160, 4, 5), "wide slabs": (2, 500, 3, 2), "odd columns": (3, 77, 4, 5), "many rows": (4, 72, 5, 11)}  # of x
+# of x
+SHAPES = {
+    "one block": (3, 160, 4, 5),
+    "wide slabs": (2, 500, 3, 2),
+    "odd columns": (3, 77, 4, 5),
+    "many rows": (4, 72, 5, 11),
+}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -77,17 +89,26 @@ def test_forward_with_running_statistics(taken, place, shape):
 @pytest.mark.parametrize("sizes", [(3, 128, 4, 5), (4, 64, 3, 7)], ids=str)
 def test_dtypes(taken, place, sizes, dtype):
     x = last(*sizes, device=place, dtype=dtype)
-    check_batch_norm(Normed(FORWARD), x, parameters(sizes[1], place, torch.promote_types(dtype, torch.float32)), True, 0.1)
+    check_batch_norm(
+        Normed(FORWARD), x, parameters(sizes[1], place, torch.promote_types(dtype, torch.float32)), True, 0.1
+    )
 
 
-@pytest.mark.parametrize("shape, dtype", [*((shape, torch.float32) for shape in list(SHAPES)[:3]), ("one block", torch.bfloat16)], ids=str)
+@pytest.mark.parametrize(
+    "shape, dtype",
+    [*((shape, torch.float32) for shape in list(SHAPES)[:3]), ("one block", torch.bfloat16)],
+    ids=str,
+)
 def test_gradients(taken, place, shape, dtype):
     """Of x, weight and bias in one kernel too."""
     sizes = SHAPES[shape]
     function, x, own = Normed(GRADIENTS), last(*sizes, device=place, dtype=dtype), parameters(sizes[1], place)
     with tsfuser.fuser(), no_fallback():
         actual = [trained(function.scripted, x, own) for _ in range(4)][-1]
-    eager, exact = trained(function.plain, x, own), trained(function.plain, x.double(), [p.double() for p in own])
+    eager, exact = (
+        trained(function.plain, x, own),
+        trained(function.plain, x.double(), [p.double() for p in own]),
+    )
     for a, e, r in zip(actual, eager, exact):
         assert_matches(a, e, r, ops=64, precision=dtype)
     assert len(taken) == 2
@@ -136,7 +157,12 @@ def test_tensors_that_are_not_dense(taken, place, sizes):
 @pytest.mark.parametrize("rows", [90, 150])
 def test_infinities_and_nan_stay_in_their_columns(taken, place, rows):
     x = tensor(2, rows, 64, device=place)
-    x[0, rows - 1, 1], x[0, 0, 3], x[1, 77, 5], x[1, :, 7] = float("inf"), float("nan"), float("-inf"), float("-inf")
+    x[0, rows - 1, 1], x[0, 0, 3], x[1, 77, 5], x[1, :, 7] = (
+        float("inf"),
+        float("nan"),
+        float("-inf"),
+        float("-inf"),
+    )
     x[0, : rows // 2, 9] = float("-inf")
     check(Fused(SOFTMAX), x)
     check(Fused(CENTRED), x.flatten(0, 1))
@@ -145,13 +171,17 @@ def test_infinities_and_nan_stay_in_their_columns(taken, place, rows):
 @pytest.mark.parametrize("sizes", [(4, 64, 4, 7), (8, 32, 5, 9)], ids=str)
 def test_a_large_mean_costs_no_accuracy(taken, place, sizes):
     x = last(*sizes, device=place) + 1e4
-    function = Normed("def f(x, m, v):\n    return torch.relu(torch.batch_norm(x, None, None, m, v, True, 0.1, 1e-5, False)) * 2.0\n")
+    function = Normed(
+        "def f(x, m, v):\n    return torch.relu(torch.batch_norm(x, None, None, m, v, True, 0.1, 1e-5, False)) * 2.0\n"
+    )
     m, v = parameters(sizes[1], place)[2:]
     mine, plain, exact = (m.clone(), v.clone()), (m.clone(), v.clone()), (m.double(), v.double())
     with tsfuser.fuser():
         for _ in range(2):
             actual = function.scripted(x, *(mine := (m.clone(), v.clone())))
-    results = zip((actual, *mine), (function.plain(x, *plain), *plain), (function.plain(x.double(), *exact), *exact))
+    results = zip(
+        (actual, *mine), (function.plain(x, *plain), *plain), (function.plain(x.double(), *exact), *exact)
+    )
     for a, e, r in results:
         assert float((a - r).abs().max()) <= 2 * float((e - r).abs().max()) + 2e-6 * float(r.abs().max())
 

@@ -76,7 +76,7 @@ def test_the_state_of_the_generator_advances(device):
 
 def test_other_random_ops_go_on_after_a_group(device):
     """Eager numbers after a fused call depend on the seed alone, and are not those that it used."""
-    x, y = ones((1024,), device), torch.zeros(1024, device=device)
+    x = ones((1024,), device)
     scripted = fuse(noise, x)
     torch.manual_seed(3)
     mine, eager = scripted(x), torch.rand(1024, device=device)
@@ -231,8 +231,8 @@ def test_ops_of_one_function_are_independent(device):
 
 
 def test_numbers_do_not_depend_on_gaps_alignment_and_the_order_of_dims(device):
-    """A tensor cut out of a larger one, at an odd address, or expanded gets the numbers of a dense one; one of
-    another order of dims gets them in the order of its memory, as in eager."""
+    """A tensor cut out of a larger one, at an odd address, or expanded gets the numbers of a dense one; one
+    of another order of dims gets them in the order of its memory, as in eager."""
     x = torch.randn(3, 5, 6, 7, device=device)
     shifted = torch.empty(x.numel() + 1, device=device)[1:].view(x.shape).copy_(x)
     cut = torch.zeros(3, 5, 6, 9, device=device)[..., 1:8].copy_(x)

@@ -1,15 +1,15 @@
 """Random programs against eager, a few dozen here and two thousand with --long; `tests/random_programs.py`
 runs as many as one likes. A failure prints a script."""
 
-import random_jobs
 import pytest
+import random_jobs
 from random_families import FEATURES, features_of
 from random_jobs import Job, run_jobs
 from random_programs import sweep
 from random_shrink import script_of, shrink
 from random_world import generate
 
-from tsfuser.runtime import compile as pipeline
+from tsfuser.planning import compile as pipeline
 
 COUNT = {"cpu": 60, "cpu-fibers": 30}
 #: Seeds of programs that failed once: strides of masked_fill, of a number's power, of expanded bools, of

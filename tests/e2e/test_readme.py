@@ -96,10 +96,15 @@ def test_the_example_of_explain(target, environment, tmp_path):
     script, expected = re.findall(r"```(?:python)?\n(.*?)```", section, re.S)[:2]
     (tmp_path / "block.py").write_text(script.replace("torch.rand(2048", "torch.rand(64"))
     source = "import sys, runpy\nsys.argv = ['tsfuser', 'explain', 'block.py']\nrunpy.run_module('tsfuser', run_name='__main__')"
-    status, out, err = run_python(tmp_path, f"import os\nos.chdir({str(tmp_path)!r})\n{source}\n", **environment)
+    status, out, err = run_python(
+        tmp_path, f"import os\nos.chdir({str(tmp_path)!r})\n{source}\n", **environment
+    )
     assert status == 0, err
     shapes = "pointwise:|row:|grid"
-    kept = [[line for line in text.split("\n") if line and not re.match(rf"\s+({shapes})", line)] for text in (out, expected)]
+    kept = [
+        [line for line in text.split("\n") if line and not re.match(rf"\s+({shapes})", line)]
+        for text in (out, expected)
+    ]
     assert kept[0] == kept[1] and len(kept[0]) > 8
 
 

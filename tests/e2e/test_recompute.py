@@ -10,8 +10,8 @@ from support import ROOT, assert_matches, fresh, no_fallback, train
 from torch import Tensor
 
 import tsfuser
-from tsfuser.torchscript import passes
-from tsfuser.torchscript.graph import GROUP, is_tensor
+from tsfuser.frontends.torchscript import passes
+from tsfuser.graph.wrapper import GROUP, is_tensor
 
 
 def rms_norm(x: Tensor, w: Tensor):
@@ -49,13 +49,20 @@ def operands(device, sizes=(7, 65)):
 
 def forward_tensors(scripted, x, w):
     """How many tensors of all elements the groups of the forward store."""
-    from tsfuser.torchscript import passes
+    from tsfuser.frontends.torchscript import passes
 
     with tsfuser.fuser(), passes.watching() as seen:
         for _ in range(3):
             train(scripted, (x, w), calls=1)
-    [subgraph] = [n.g("Subgraph") for o in seen for n in o.graph.findAllNodes(GROUP, True) if "exp" in str(n.g("Subgraph")) or "rsqrt" in str(n.g("Subgraph")) or "gelu(" in str(n.g("Subgraph"))][:1]
-    return sum(v.type().kind() == "TensorType" and v.type().sizes() == list(x.shape) for v in subgraph.outputs())
+    [subgraph] = [
+        n.g("Subgraph")
+        for o in seen
+        for n in o.graph.findAllNodes(GROUP, True)
+        if "exp" in str(n.g("Subgraph")) or "rsqrt" in str(n.g("Subgraph")) or "gelu(" in str(n.g("Subgraph"))
+    ][:1]
+    return sum(
+        v.type().kind() == "TensorType" and v.type().sizes() == list(x.shape) for v in subgraph.outputs()
+    )
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -77,7 +84,10 @@ def test_the_backward_reads_a_value_once(device, program):
     with tsfuser.fuser(), passes.watching() as seen:
         train(fresh(program), (x, w), calls=4)
     groups = [n for o in seen for n in o.graph.findAllNodes(GROUP, True)]
-    whole = [sum(is_tensor(v) and v.type().sizes() == list(x.shape) for v in n.g("Subgraph").inputs()) for n in groups]
+    whole = [
+        sum(is_tensor(v) and v.type().sizes() == list(x.shape) for v in n.g("Subgraph").inputs())
+        for n in groups
+    ]
     assert max(whole) == 2  # the gradient and d, or x
 
 
@@ -201,18 +211,29 @@ print(forward_tensors(fresh(rms_norm), *operands("cpu")))
 @pytest.mark.parametrize("words, stored", [("", 1), ("recompute", 2)])
 def test_the_option(words, stored):
     environment = {**os.environ, "PYTORCH_NVFUSER_DISABLE": words, "PYTHONPATH": str(ROOT)}
-    run = subprocess.run([sys.executable, "-c", SWITCHED], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", SWITCHED],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert run.stdout.split() == [str(stored)]
 
 
 def test_what_a_product_of_matrices_reads_is_kept():
     """Its backward would have it in memory all the same."""
-    from tsfuser.torchscript.differentiable import rewrite
+    from tsfuser.frontends.torchscript.training.differentiable import rewrite
 
     def graphs(reader):
-        forward = torch._C.parse_ir("graph(%x : Tensor, %w : Tensor):\n  %n : Tensor = aten::mul(%x, %w)\n  return (%n, %x, %w, %n)")
+        forward = torch._C.parse_ir(
+            "graph(%x : Tensor, %w : Tensor):\n  %n : Tensor = aten::mul(%x, %w)\n  return (%n, %x, %w, %n)"
+        )
         forward.eraseOutput(0)
-        backward = torch._C.parse_ir(f"graph(%x : Tensor, %w : Tensor, %n : Tensor):\n  %g : Tensor = {reader}(%n, %x)\n  return (%g)")
+        backward = torch._C.parse_ir(
+            f"graph(%x : Tensor, %w : Tensor, %n : Tensor):\n  %g : Tensor = {reader}(%n, %x)\n  return (%g)"
+        )
         return forward, backward
 
     def kept(reader):
@@ -225,12 +246,16 @@ def test_what_a_product_of_matrices_reads_is_kept():
 
 def test_a_cast_to_what_may_be_integers_is_kept():
     """It would jump. What has a gradient is no integer."""
-    from tsfuser.torchscript.differentiable import rewrite
+    from tsfuser.frontends.torchscript.training.differentiable import rewrite
 
     def graphs(gradients):
-        forward = torch._C.parse_ir("graph(%x : Tensor, %w : Tensor):\n  %n : Tensor = aten::type_as(%x, %w)\n  return (%x, %w, %n)")
+        forward = torch._C.parse_ir(
+            "graph(%x : Tensor, %w : Tensor):\n  %n : Tensor = aten::type_as(%x, %w)\n  return (%x, %w, %n)"
+        )
         names = "".join(f"%g{k} : Tensor, " for k in range(gradients))
-        return forward, torch._C.parse_ir(f"graph({names}%x : Tensor, %w : Tensor, %n : Tensor):\n  %r : Tensor = aten::mul(%n, %x)\n  return (%r)")
+        return forward, torch._C.parse_ir(
+            f"graph({names}%x : Tensor, %w : Tensor, %n : Tensor):\n  %r : Tensor = aten::mul(%n, %x)\n  return (%r)"
+        )
 
     forward, *_ = rewrite(*graphs(0), 0, [], [], [0, 1, 2])
     assert [value.node().kind() for value in forward.outputs()] == ["prim::Param", "aten::type_as"]  # x, n
@@ -246,12 +271,14 @@ def gated_linear(x: Tensor, w: Tensor, v: Tensor):
 
 def autocast_tensors(device):
     generator = torch.Generator().manual_seed(12)
-    return [torch.randn(s, generator=generator).to(device).requires_grad_() for s in ((6, 16), (24, 16), (24, 16))]
+    return [
+        torch.randn(s, generator=generator).to(device).requires_grad_() for s in ((6, 16), (24, 16), (24, 16))
+    ]
 
 
 def kept_under_autocast(device):
     """What the forward of `gated_linear` keeps that has its result's sizes, as (kind of what made it, dtype)."""
-    from tsfuser.torchscript import differentiable
+    from tsfuser.frontends.torchscript.training import differentiable
 
     rewritten, whole = [], differentiable.recompute.compute_again
 
@@ -287,7 +314,8 @@ def test_gradients_under_autocast(device):
             with torch.autocast(device, torch.bfloat16):
                 out = function(*tensors)
             out.float().square().sum().backward()
-        return [out.detach().float(), *(t.grad for t in tensors)]  # TorchScript's autocast multiplies in float32
+        # TorchScript's autocast multiplies in float32
+        return [out.detach().float(), *(t.grad for t in tensors)]
 
     with tsfuser.fuser(), no_fallback():
         got = run(scripted, 4)
@@ -316,18 +344,21 @@ def test_second_derivatives_under_autocast(device):
 
 def test_what_a_product_reads_is_not_computed_again(device):
     """It is in memory anyway."""
-    from tsfuser.torchscript.differentiable import rewrite
+    from tsfuser.frontends.torchscript.training.differentiable import rewrite
 
     forward = torch._C.parse_ir(
         "graph(%x : Tensor, %w : Tensor):\n  %n : Tensor = aten::mul(%x, %w)\n  %y : Tensor = aten::mm(%n, %w)\n  return (%y, %x, %w, %n)"
     )
-    backward = torch._C.parse_ir("graph(%x : Tensor, %w : Tensor, %n : Tensor):\n  %g : Tensor = aten::mul(%n, %x)\n  return (%g)")
+    backward = torch._C.parse_ir(
+        "graph(%x : Tensor, %w : Tensor, %n : Tensor):\n  %g : Tensor = aten::mul(%n, %x)\n  return (%g)"
+    )
     forward, *_ = rewrite(forward, backward, 1, [], [], [1, 2, 3])
     assert [v.node().kind() for v in forward.outputs()] == ["aten::mm", "prim::Param", "aten::mul"]
 
 
 def test_what_no_gradient_passes_through_asks_for_none(device):
-    """TorchScript differentiates a part of a program whose inputs ask for no gradient, and has a view in it ask for one that it cannot get."""
+    """TorchScript differentiates a part of a program whose inputs ask for no gradient, and has a view in it
+    ask for one that it cannot get."""
 
     def program(x: Tensor, c: Tensor):
         v = torch.std(c * 0.5, [-1], unbiased=False, keepdim=False)

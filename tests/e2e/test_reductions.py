@@ -1,6 +1,7 @@
 """Reductions fused by TorchScript, against eager and against eager in double.
 
-Each function holds several reductions, so that few kernels say much; `check` runs it fused, without a fallback.
+Each function holds several reductions, so that few kernels say much; `check` runs it fused, without a
+fallback.
 """
 
 import pytest
@@ -50,7 +51,14 @@ def check(function, *inputs, calls=3, ops=16, strides=True):
     eager = tuples(function.plain(*inputs))
     exact = tuples(function.plain(*map(double, inputs)))
     for a, e, r in zip(actual, eager, exact):
-        assert_matches(a, e, r, ops=ops, strides=strides, precision=floating[0] if floating and a.is_floating_point() else None)
+        assert_matches(
+            a,
+            e,
+            r,
+            ops=ops,
+            strides=strides,
+            precision=floating[0] if floating and a.is_floating_point() else None,
+        )
     return actual
 
 
@@ -74,7 +82,9 @@ def test_every_reduction_over_rows(device, dtype):
     assert "aten::var" in function.kinds
 
 
-@pytest.mark.parametrize("dims, keepdim", [([0], True), ([0, 2], False), ([-1, 1], True), ([1], False)], ids=str)
+@pytest.mark.parametrize(
+    "dims, keepdim", [([0], True), ([0, 2], False), ([-1, 1], True), ([1], False)], ids=str
+)
 def test_every_reduction_over_any_dims(device, dims, keepdim):
     function = Fused(MANY)
     check(function, torch.randn(6, 5, 9, device=device), dims, keepdim)
@@ -203,7 +213,10 @@ def test_long_sums_are_as_exact_as_those_of_eager():
 
 
 def test_few_long_rows_are_split_over_blocks(device):
-    check(Fused("def f(x):\n    return torch.softmax(x, -1), torch.var(x), torch.mean(x)\n"), torch.randn(2, 70001, device=device))
+    check(
+        Fused("def f(x):\n    return torch.softmax(x, -1), torch.var(x), torch.mean(x)\n"),
+        torch.randn(2, 70001, device=device),
+    )
 
 
 PRODUCT = """
@@ -217,7 +230,12 @@ def f(x, y):
 
 @pytest.mark.parametrize("sizes", [(16, 1000), (1000, 16)])
 def test_rows_and_columns_of_a_product_that_is_nowhere_in_memory(device, sizes):
-    check(Fused(PRODUCT), torch.randn(sizes[0], 1, device=device), torch.randn(1, sizes[1], device=device), ops=40)
+    check(
+        Fused(PRODUCT),
+        torch.randn(sizes[0], 1, device=device),
+        torch.randn(1, sizes[1], device=device),
+        ops=40,
+    )
 
 
 @pytest.mark.parametrize("text", ["x.sum(-1)", "x.sum([1, 2])", "x.mean(1)"])

@@ -1,8 +1,8 @@
 """Arguments that eager rejects, on functions that were profiled and fused with valid ones.
 
 Each call raises what eager raises, or gives what eager gives. The eager of the same torch is asked; no text
-is compared. First the errors of torch's own list and changes of its samples, then every number of every row at
-the edges of all dtypes and beyond, then calls by name. Run with -s for the counts.
+is compared. First the errors of torch's own list and changes of its samples, then every number of every row
+at the edges of all dtypes and beyond, then calls by name. Run with -s for the counts.
 """
 
 import contextlib

@@ -1,7 +1,8 @@
 """Residual networks outside training: 16-bit results are as near to float64 as eager's.
 
 The statistics of a batch norm that was never trained, a mean of 0 and a variance of 1, make it a product with
-1 / sqrt(1 + eps), which is 1 in 16 bits. In float it is not, and decides how ties of the following sum are rounded.
+1 / sqrt(1 + eps), which is 1 in 16 bits. In float it is not, and decides how ties of the following sum are
+rounded.
 """
 
 import pytest
@@ -66,7 +67,11 @@ def test_a_stack_of_blocks_is_as_near_to_float64_as_eagers(target, device, train
     x = torch.randn(8, 32, 7, 7, generator=generator).relu()
 
     def of(dtype):
-        return [x.to(device, dtype), *(p.to(device) for p in parameters), [k.to(device, dtype) for k in kernels]]
+        return [
+            x.to(device, dtype),
+            *(p.to(device) for p in parameters),
+            [k.to(device, dtype) for k in kernels],
+        ]
 
     exact = script(STACK)(x.double(), *(p.double() for p in parameters), [k.double() for k in kernels])
     inputs = of(torch.bfloat16)

@@ -1,9 +1,10 @@
-"""The bounds of the random tests: what cancels is allowed the roundings of its terms, and not many times as much."""
+"""The bounds of the random tests: what cancels is allowed the roundings of its terms, and not many times as
+much."""
 
 import pytest
 import torch
-from random_ops import Statement
 from random_compare import compare, expectation
+from random_ops import Statement
 from random_world import Input, Program
 
 #: Terms whose sum is 0 but for roundings.
@@ -19,7 +20,11 @@ TERMS = (
 @pytest.mark.parametrize("terms", TERMS)
 def test_a_sum_that_cancels_is_allowed_the_roundings_of_its_terms(terms, reduced, dtype):
     x = Input("x", ("a", "b"), dtype, "dense", 7)
-    made = Statement(terms, ("x",)), Statement(f"{{0}}.{reduced}", ("v0",)), Statement(f"{{0}}.abs().{reduced}", ("v0",))
+    made = (
+        Statement(terms, ("x",)),
+        Statement(f"{{0}}.{reduced}", ("v0",)),
+        Statement(f"{{0}}.abs().{reduced}", ("v0",)),
+    )
     statements = tuple((f"v{k}", st) for k, st in enumerate(made))
     expected = expectation(Program((x,), statements, ("v1", "v2"), ({"a": 4, "b": 16},)), 0, "cpu")
     found = {name: eager for name, (eager, _, _) in expected.items()}

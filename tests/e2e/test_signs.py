@@ -1,7 +1,5 @@
 """The derivative of relu behind a batch norm, which computes where the result is positive."""
 
-from typing import Optional
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +7,7 @@ from support import assert_matches, fresh, kinds, no_fallback
 from torch import Tensor
 
 import tsfuser
-from tsfuser.torchscript import passes
+from tsfuser.frontends.torchscript import passes
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
@@ -19,12 +17,12 @@ def normed(x: Tensor, w: Tensor, b: Tensor, mean: Tensor, var: Tensor, training:
     return torch.relu(y) * 0.5
 
 
-def scaled(x: Tensor, w: Tensor, b: Optional[Tensor], mean: Tensor, var: Tensor, training: bool):
+def scaled(x: Tensor, w: Tensor, b: Tensor | None, mean: Tensor, var: Tensor, training: bool):
     y = F.batch_norm(x, mean, var, w, training=training)
     return torch.relu(y) * 0.5
 
 
-def perhaps(x: Tensor, w: Optional[Tensor], b: Optional[Tensor], mean: Tensor, var: Tensor, training: bool):
+def perhaps(x: Tensor, w: Tensor | None, b: Tensor | None, mean: Tensor, var: Tensor, training: bool):
     y = F.batch_norm(x, mean, var, w, b, training=training)
     return torch.relu(y) * 0.5
 
@@ -39,7 +37,9 @@ def operands(device, dtype=torch.float32, sizes=(4, 6, 9, 11), channels_last=Fal
     generator = torch.Generator().manual_seed(9)
 
     def normal(*sizes):
-        return torch.randn(*sizes, generator=generator).to(device, dtype if dtype == torch.float64 else torch.float32)
+        return torch.randn(*sizes, generator=generator).to(
+            device, dtype if dtype == torch.float64 else torch.float32
+        )
 
     x = normal(*sizes).to(dtype)
     x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
@@ -81,13 +81,15 @@ def test_gradients(device, dtype, channels_last, training):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_backward_takes_the_branches_of_the_forward(device, dtype, training):
-    """Many results lie near 0, or are 0 once they are rounded. The gradient of the shift counts those that are positive."""
+    """Many results lie near 0, or are 0 once they are rounded. The gradient of the shift counts those that
+    are positive."""
     x, w, b, mean, var = operands(device, dtype, (16, 4, 32, 32))
     with torch.no_grad():
         x.copy_((x * 4).round() / 16)
         b.zero_()
         w.copy_(torch.tensor([1e-3, -1e-7, 3e-8, 0.0]))
         mean.zero_()
+
     def program(x: Tensor, w: Tensor, b: Tensor, mean: Tensor, var: Tensor, training: bool):
         y = torch.relu(F.batch_norm(x, mean, var, w, b, training=training))
         return y, y * 1.0
@@ -173,7 +175,9 @@ def test_second_derivatives(device):
 
     def second(function):
         x, w, b, mean, var = tensors
-        [first] = torch.autograd.grad((function(x, w, b, mean.clone(), var.clone(), True) ** 2).sum(), x, create_graph=True)
+        [first] = torch.autograd.grad(
+            (function(x, w, b, mean.clone(), var.clone(), True) ** 2).sum(), x, create_graph=True
+        )
         return torch.autograd.grad((first**2).sum(), x)[0]
 
     want = second(normed)

@@ -1,4 +1,5 @@
-"""Rows that several blocks share: small blocks and a small machine make teams of rows of a few thousand elements, and several turns of few rows."""
+"""Rows that several blocks share: small blocks and a small machine make teams of rows of a few thousand
+elements, and several turns of few rows."""
 
 from dataclasses import replace
 
@@ -9,11 +10,11 @@ from test_batch_norm import FORWARD as BATCH_NORM
 from test_batch_norm import check as check_batch_norm
 from test_batch_norm import parameters
 from test_normalization import ROWS, rows_of, tensor
-from test_reductions import Fused, check, double, single_nodes  # noqa: F401
+from test_reductions import Fused, check, double
 
 import tsfuser
 from tsfuser.codegen import emit
-from tsfuser.runtime import compile as pipeline
+from tsfuser.planning import compile as pipeline
 from tsfuser.schedule import rows
 
 
@@ -64,7 +65,13 @@ def test_any_number_of_rows(sources, device, sizes):
 def test_infinities_and_nan_stay_in_their_rows(sources, device):
     x = tensor(9, 4100, device=device)
     x[1, 4099], x[3, 0], x[5, 77], x[7] = float("inf"), float("nan"), float("-inf"), float("-inf")
-    x[2, :3000], x[4, 1000:], x[6, 1:], x[8, :4099] = float("-inf"), float("-inf"), float("-inf"), float("-inf")  # all that some blocks see
+    # all that some blocks see
+    x[2, :3000], x[4, 1000:], x[6, 1:], x[8, :4099] = (
+        float("-inf"),
+        float("-inf"),
+        float("-inf"),
+        float("-inf"),
+    )
     x[6, 0] = float("inf")
     check(Fused(SOFTMAX), x)
 
@@ -77,9 +84,18 @@ def test_the_largest_and_the_sum_of_powers_take_one_meeting(sources, device, fun
 
 def test_a_largest_that_others_want_too_is_known_at_once(sources, device):
     """What is added up is not exp(x - largest) alone, or something else is made of the largest in between."""
-    sums = ["(x - m).exp().sum(-1), (x - m).sum(-1)", "((x - m) * 0.5).exp().sum(-1)", "(x - m).exp().sum(-1), x - m", "(m - x).exp().sum(-1)", "(x - m * 2.0).exp().sum(-1)"]
+    sums = [
+        "(x - m).exp().sum(-1), (x - m).sum(-1)",
+        "((x - m) * 0.5).exp().sum(-1)",
+        "(x - m).exp().sum(-1), x - m",
+        "(m - x).exp().sum(-1)",
+        "(x - m * 2.0).exp().sum(-1)",
+    ]
     for result in sums:
-        check(Fused(f"def f(x):\n    m = x.amax(-1, True)\n    return {result}\n"), tensor(5, 4100, device=device))
+        check(
+            Fused(f"def f(x):\n    m = x.amax(-1, True)\n    return {result}\n"),
+            tensor(5, 4100, device=device),
+        )
 
 
 def test_rows_that_do_not_lie_side_by_side(sources, device):
@@ -114,7 +130,10 @@ def check_gradients(result, inputs):
     inputs = [x.requires_grad_() for x in inputs]
     with tsfuser.fuser(), no_fallback():
         out, gradients = train(fused.scripted, inputs)
-    eager, exact = train(fused.plain, inputs), train(fused.plain, [double(x.detach()).requires_grad_() for x in inputs])
+    eager, exact = (
+        train(fused.plain, inputs),
+        train(fused.plain, [double(x.detach()).requires_grad_() for x in inputs]),
+    )
     for a, e, r in zip([out, *gradients], [eager[0], *eager[1]], [exact[0], *exact[1]]):
         assert_matches(a, e, r, ops=64)
 
@@ -122,7 +141,9 @@ def check_gradients(result, inputs):
 @pytest.mark.parametrize("sizes", [(3, 5, 40, 52), (7, 2, 33, 31), (2, 9, 6000)], ids=str)
 def test_channels_of_a_batch_norm(sources, device, sizes):
     """A channel is a row of as many pieces as the batch has images."""
-    check_batch_norm(Normed(BATCH_NORM), tensor(*sizes, device=device), parameters(sizes[1], device), True, 0.1)
+    check_batch_norm(
+        Normed(BATCH_NORM), tensor(*sizes, device=device), parameters(sizes[1], device), True, 0.1
+    )
 
 
 def test_dropout_draws_what_one_block_would(sources, device, monkeypatch):

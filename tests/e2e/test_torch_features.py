@@ -2,7 +2,6 @@
 
 import io
 import threading
-from typing import List, Optional, Tuple
 
 import pytest
 import torch
@@ -92,14 +91,12 @@ def test_autocast(device):
         with torch.jit.fuser("none"):
             plain = fresh(mixed)
             unfused = [plain(x, w) for _ in range(3)][-1]
-        assert (
-            len(groups(scripted)) == 1
-        )  # looked at here: a function has an executor for each autocast mode
+        assert len(groups(scripted)) == 1  # looked at here: a function has an executor for each autocast mode
     assert_matches(out, unfused, ops=4)
 
 
 def test_an_optional_tensor_that_comes_and_goes(xy):
-    def program(x, y, bias: Optional[torch.Tensor]):
+    def program(x, y, bias: torch.Tensor | None):
         if bias is not None:
             y = y + bias
         return (x + y).relu()
@@ -113,7 +110,7 @@ def test_an_optional_tensor_that_comes_and_goes(xy):
 
 
 def test_tensors_in_lists_and_tuples(xy):
-    def program(xs: List[torch.Tensor], pair: Tuple[torch.Tensor, float]):
+    def program(xs: list[torch.Tensor], pair: tuple[torch.Tensor, float]):
         a = xs[0] * 2.0 + pair[0]
         return [a.relu(), a * pair[1]], (a.tanh(), pair[1])
 
@@ -135,7 +132,7 @@ def threads(count, work):
         try:
             start.wait()
             work(i)
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             errors.append(error)
 
     pool = [threading.Thread(target=body, args=(i,)) for i in range(count)]
@@ -150,9 +147,7 @@ def threads(count, work):
 
 def test_eight_threads_call_one_function_with_mixed_shapes(target, device, request):
     """1,000 calls a thread; fewer where each call is slow (fibers)."""
-    calls = (
-        1000 if request.config.getoption("--long") or target == "cuda" else 300 if target == "cpu" else 40
-    )
+    calls = 1000 if request.config.getoption("--long") or target == "cuda" else 300 if target == "cpu" else 40
     shapes = [(3, 5), (16, 64), (16, 63), (1, 7), (33, 128), (128, 33), (2, 2), (5, 1)]
     data = [(torch.randn(s, device=device), torch.randn(s[1:], device=device)) for s in shapes]
     expected = [program(*pair) for pair in data]

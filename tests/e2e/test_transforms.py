@@ -1,5 +1,5 @@
-"""Forward-mode AD and functorch's transforms, of what was profiled and trained without them: tangents, gradients and batches are eager's,
-and such calls make no new graphs, however many come."""
+"""Forward-mode AD and functorch's transforms, of what was profiled and trained without them: tangents,
+gradients and batches are eager's, and such calls make no new graphs, however many come."""
 
 import contextlib
 import functools
@@ -11,7 +11,7 @@ from support import assert_matches, fresh, train
 
 import tsfuser
 from tsfuser import _C
-from tsfuser.torchscript.passes import watching
+from tsfuser.frontends.torchscript.passes import watching
 
 pytestmark = [pytest.mark.filterwarnings("ignore::tsfuser.TsfuserWarning"), pytest.mark.graphs]
 
@@ -129,7 +129,9 @@ def gradient(f, x, y, t):
 
 
 def gradients_of_a_batch(f, x, y, t):
-    return torch.func.vmap(torch.func.grad(lambda a, b: f(a, b).sum()))(torch.stack([x, t]), torch.stack([y, x]))
+    return torch.func.vmap(torch.func.grad(lambda a, b: f(a, b).sum()))(
+        torch.stack([x, t]), torch.stack([y, x])
+    )
 
 
 def vjp(f, x, y, t):
@@ -250,7 +252,11 @@ def test_an_open_guard_sees_tangents(device):
 
 
 @pytest.mark.parametrize("trained", (False, True))
-@pytest.mark.parametrize("make", (torch.conj, lambda z: z.conj().imag, torch.Tensor.to_sparse, lambda z: z), ids=("conj", "neg", "sparse", "complex"))
+@pytest.mark.parametrize(
+    "make",
+    (torch.conj, lambda z: z.conj().imag, torch.Tensor.to_sparse, lambda z: z),
+    ids=("conj", "neg", "sparse", "complex"),
+)
 def test_tensors_that_no_kernel_reads_make_no_graphs_call_after_call(make, trained):
     def program(x, y):
         return torch.tanh(x * y) * x

@@ -188,13 +188,10 @@ def test_random_shapes_compile_what_one_shape_does(target, device, definition):
         for i in range(20):
             step(i)
     assert (
-        rise["plans_built"] == rise["kernels_compiled"] == rise["disk_hits"] == 0
-        and rise["fallbacks"] == {}
+        rise["plans_built"] == rise["kernels_compiled"] == rise["disk_hits"] == 0 and rise["fallbacks"] == {}
     )
     assert rise["launches"] >= 40
-    assert (
-        len(all_graphs(scripted)) == 3
-    )  # one plan: the guards let all shapes through, and no fallback ran
+    assert len(all_graphs(scripted)) == 3  # one plan: the guards let all shapes through, and no fallback ran
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

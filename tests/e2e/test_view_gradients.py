@@ -1,5 +1,5 @@
-"""The training graphs of programs written from primitives: autodiff's formulas of means, variances and views are
-one group, and the sizes that it asks for cost no memory."""
+"""The training graphs of programs written from primitives: autodiff's formulas of means, variances and views
+are one group, and the sizes that it asks for cost no memory."""
 
 import pytest
 import torch
@@ -126,8 +126,8 @@ def test_gradients_through_views(device, text):
 
 
 def test_a_norm_stores_nothing_for_its_sizes(device):
-    """The mask, the normalisation's input and the root, which the backward reads (it computes the quotient again), and the
-    result."""
+    """The mask, the normalisation's input and the root, which the backward reads (it computes the quotient
+    again), and the result."""
     scripted = torch.jit.script(rms_norm)
     with tsfuser.fuser():
         train(scripted, [*block_inputs(device), 2, 0.0, True], calls=4)

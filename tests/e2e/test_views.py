@@ -46,7 +46,6 @@ PROGRAMS = {
 }
 
 
-
 def operand(device, sizes, layout, dtype=torch.float32):
     rows, columns = sizes
     if layout == "row-major":
@@ -76,7 +75,7 @@ def compare(text, *inputs, fused=True):
 
 VIEWS = {
     f"aten::{name}"
-    for name in"""
+    for name in """
         unsqueeze squeeze permute transpose t movedim swapaxes swapdims expand expand_as view reshape flatten
         unflatten view_as
     """.split()
@@ -243,7 +242,9 @@ def test_a_view_of_what_is_written_sees_the_write(device, body):
 def test_positive_hands_its_operand_on(device):
     scripted = script("def f(x):\n    return torch.positive(x), torch.positive(x + 1.0) * 2.0\n")
     x = torch.randn(5, 7, device=device)
-    assert [kinds(group) for group in groups(fuse(scripted, x))] == [["aten::add", "aten::positive", "aten::mul"]]
+    assert [kinds(group) for group in groups(fuse(scripted, x))] == [
+        ["aten::add", "aten::positive", "aten::mul"]
+    ]
     assert scripted(x)[0].data_ptr() == x.data_ptr()
 
 

@@ -7,10 +7,10 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from support import assert_matches, counted, fuse, groups, no_fallback, train  # noqa: E402
+from support import assert_matches, counted, fuse, groups, no_fallback, train
 
-import tsfuser  # noqa: E402
-from tsfuser.debug.observe import observing  # noqa: E402
+import tsfuser
+from tsfuser.debug.observe import observing
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_streams_in_threads():
                     out = scripted(x, y)
                 torch.cuda.current_stream().synchronize()
                 assert_matches(out, expected, ops=3)
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             errors.append(error)
 
     pool = [threading.Thread(target=work) for _ in range(4)]

@@ -11,14 +11,14 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-import torch.nn.functional as F  # noqa: E402
-from eager_random_report import INPUTS, OPS, SHAPES  # noqa: E402
-from support import copy_of, counted, fresh, fuse, groups, kinds, no_fallback, run_python, train  # noqa: E402
+import torch.nn.functional as F
+from eager_random_report import INPUTS, OPS, SHAPES
+from support import copy_of, counted, fresh, fuse, groups, kinds, no_fallback, run_python, train
 
-import tsfuser  # noqa: E402
-from tsfuser import options  # noqa: E402
-from tsfuser.ir.eager_random import Grid  # noqa: E402
-from tsfuser.runtime import eager_random  # noqa: E402
+import tsfuser
+from tsfuser import options
+from tsfuser.ir.eager_random import Grid
+from tsfuser.planning import eager_random
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 RANDOM = {"aten::dropout", "aten::native_dropout", "aten::rand_like", "aten::randn_like"}

@@ -10,10 +10,10 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-import torch.nn.functional as F  # noqa: E402
-from support import counted, fresh, fuse, groups, no_fallback, train  # noqa: E402
+import torch.nn.functional as F
+from support import counted, fresh, fuse, groups, no_fallback, train
 
-import tsfuser  # noqa: E402
+import tsfuser
 
 
 @pytest.fixture(autouse=True)

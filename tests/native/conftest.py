@@ -6,14 +6,19 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-import native_support as support  # noqa: E402
+import native_support as support
 
 
 @pytest.fixture
 def native():
     """The extension with empty caches, and with the callbacks that were set before put back afterwards."""
     native = support.extension()
-    before = native.set_planner(None), native.set_reporter(None), native.set_pass(None), native.set_differentiable(None)
+    before = (
+        native.set_planner(None),
+        native.set_reporter(None),
+        native.set_pass(None),
+        native.set_differentiable(None),
+    )
     enabled, guard_mode = native.enabled(), native.guard_mode()
     native.reset()
     yield native

@@ -120,8 +120,8 @@ def test_threads_without_a_context(native, add):
 
 @pytest.mark.parametrize("kernel", ["add", "add_and_slot"])
 def test_a_thread_that_loses_its_context(native, kernel):
-    """Its first call finds none, and later ones find that it is gone, though it was there: the launch, and before it the
-    clearing of slots, take the primary one."""
+    """Its first call finds none, and later ones find that it is gone, though it was there: the launch, and
+    before it the clearing of slots, take the primary one."""
     native.set_planner(lambda group, args: plan(native, args, kernel))
     add, a = group_function(ADD, 2), torch.randn(100, device="cuda")
     assert right(add, a)

@@ -53,9 +53,7 @@ def test_tensors_that_kernels_cannot_read_run_unfused(native, add, reports, make
     )
     if not result.is_meta:
         dense = result.to_dense() if result.is_sparse else result
-        assert torch.equal(
-            dense.detach(), (expected.to_dense() if expected.is_sparse else expected).detach()
-        )
+        assert torch.equal(dense.detach(), (expected.to_dense() if expected.is_sparse else expected).detach())
     assert [(kind, words in reason) for kind, reason in reports] == [("input", True)]
     assert list(native.stats()["fallbacks"].values()) == [2]
 
@@ -144,9 +142,7 @@ def test_planner_that_raises_is_asked_once_for_the_structure(native, reports, er
     for n in (3, 4, 5):
         a = torch.randn(n)
         assert torch.equal(f(a, a), a + a)
-    assert (
-        len(asked) == 1 and reports == [("planner", reason)] and native.stats()["fallbacks"] == {reason: 3}
-    )
+    assert len(asked) == 1 and reports == [("planner", reason)] and native.stats()["fallbacks"] == {reason: 3}
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,9 @@ def test_pass_that_raises_changes_nothing(native, executor, monkeypatch):
 
 
 @pytest.mark.parametrize("answer", [None, "not graphs", RuntimeError("half-way")])
-def test_pass_over_differentiable_graphs_that_returns_none_changes_nothing(native, executor, monkeypatch, answer):
+def test_pass_over_differentiable_graphs_that_returns_none_changes_nothing(
+    native, executor, monkeypatch, answer
+):
     unraisable = []
     monkeypatch.setattr(sys, "unraisablehook", lambda event: unraisable.append(event.exc_type))
 

@@ -14,7 +14,9 @@ def type_of(t):
 
 def guard(*types, patterns=None):
     values = ", ".join(f"%a{i} : Tensor" for i in range(len(types)))
-    check = group_function(f"graph({values}):\n  return (%a0)", len(types), guard=list(types), patterns=patterns)
+    check = group_function(
+        f"graph({values}):\n  return (%a0)", len(types), guard=list(types), patterns=patterns
+    )
     for _ in range(2 if patterns else 0):  # torch makes its operators anew for the second call
         check(*[torch.empty(0, device="meta")] * len(types))
     return check
@@ -151,12 +153,23 @@ UNREADABLE = [
 
 @pytest.mark.parametrize("make", UNREADABLE)
 def test_tensors_that_kernels_cannot_read_pass_to_be_run_unfused(native, make):
-    """A fallback would be profiled with a type that says nothing of what they are: its guard would refuse the next one, and so on."""
+    """A fallback would be profiled with a type that says nothing of what they are: its guard would refuse the
+    next one, and so on."""
     t = torch.randn(2, 3)
     with forward_ad.dual_level():
         x = make(t)
-        assert guard(type_of(t))(x) and guard(type_of(t), type_of(t))(t, x) and not guard(type_of(t), type_of(t))(t.int(), x)
-    if isinstance(x, torch.Tensor) and x.layout == torch.strided and not x.is_meta and not x.is_complex() and not x.is_neg():
+        assert (
+            guard(type_of(t))(x)
+            and guard(type_of(t), type_of(t))(t, x)
+            and not guard(type_of(t), type_of(t))(t.int(), x)
+        )
+    if (
+        isinstance(x, torch.Tensor)
+        and x.layout == torch.strided
+        and not x.is_meta
+        and not x.is_complex()
+        and not x.is_neg()
+    ):
         assert guard(type_of(t))(x) and not guard(type_of(t.int()))(x)  # its level is over
 
 
@@ -211,6 +224,8 @@ def test_an_open_guard_takes_what_kernels_can_read(native, make):
 def test_what_cannot_pass_an_open_guard_opens_none(native):
     check = guard(type_of(torch.randn(2, 3)), patterns=1)
     for rank in range(1, 6):
-        assert not check(torch.randn([2] * rank, requires_grad=True)) and check(torch.randn([2] * rank).to_sparse())
+        assert not check(torch.randn([2] * rank, requires_grad=True)) and check(
+            torch.randn([2] * rank).to_sparse()
+        )
     assert not check(torch.randn(3))
     assert check(torch.randn(2, 3, 4))

@@ -12,7 +12,7 @@ from native_support import ADD, add_plan, group_function, refusing_plan
 
 
 class Interrupted(BaseException):
-    """As in tsfuser.runtime.interrupts."""
+    """As in tsfuser.planning.interrupts."""
 
     cause = None
 

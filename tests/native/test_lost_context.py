@@ -75,20 +75,29 @@ int main() {
 """
 
 
-@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch brings the real driver along; test_cuda_launch asks that")
+@pytest.mark.skipif(
+    torch.version.cuda is not None,
+    reason="this torch brings the real driver along; test_cuda_launch asks that",
+)
 def test_a_thread_that_loses_its_context_takes_the_primary_one(tmp_path):
     """A `!` follows each call of the driver that found none."""
     torch_lib = Path(torch.__file__).parent / "lib"
     (tmp_path / "driver.cpp").write_text(DRIVER)
     (tmp_path / "main.cpp").write_text(PROGRAM)
     compiler = (os.environ.get("CXX") or "g++").split()
-    subprocess.run([*compiler, "-shared", "-fPIC", "driver.cpp", "-o", "libcuda.so.1"], cwd=tmp_path, check=True)
+    subprocess.run(
+        [*compiler, "-shared", "-fPIC", "driver.cpp", "-o", "libcuda.so.1"], cwd=tmp_path, check=True
+    )
     includes = [f"-I{path}" for path in (ROOT / "csrc_stubs", *include_paths())]
     sources = ["main.cpp", str(ROOT / "csrc_stubs" / "launch_cuda.cpp")]
     libraries = [f"-L{torch_lib}", "-Wl,--allow-shlib-undefined", "-lc10", "-ltorch_cpu", "-ldl", "-pthread"]
-    subprocess.run([*compiler, "-std=c++20", *includes, *sources, "-o", "main", *libraries], cwd=tmp_path, check=True)
+    subprocess.run(
+        [*compiler, "-std=c++20", *includes, *sources, "-o", "main", *libraries], cwd=tmp_path, check=True
+    )
     environment = {**os.environ, "LD_LIBRARY_PATH": f"{tmp_path}:{torch_lib}"}
-    said = subprocess.run([tmp_path / "main"], env=environment, check=True, capture_output=True, text=True).stdout
+    said = subprocess.run(
+        [tmp_path / "main"], env=environment, check=True, capture_output=True, text=True
+    ).stdout
     assert said.splitlines() == [
         "ask! ask clear clear! clear launch! launch cooperative! cooperative overlapped! overlapped raise launch "
         "cuMemsetD8Async failed for kernel memset: CUDA_ERROR_INVALID_VALUE (invalid argument)"

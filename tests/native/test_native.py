@@ -237,9 +237,7 @@ def test_plan_keeps_its_object_until_it_is_dropped(native, kernels):
 
 def test_outputs_have_the_planned_dtype_sizes_and_strides(native):
     graph = "graph(%a : Tensor):\n  return (%a, %a, %a)"
-    program = [
-        ("const", k, 0) for k in (2, 3, 0, 1)
-    ]  # values 3..6 behind the three leaves of one 1-d tensor
+    program = [("const", k, 0) for k in (2, 3, 0, 1)]  # values 3..6 behind the three leaves of one 1-d tensor
     allocations = [("float64", [3, 4], [6, 3]), ("bool", [3, 4], [5, 6]), ("complex64", [], [])]
     native.set_planner(
         lambda group, args: native.Plan(

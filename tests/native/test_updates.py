@@ -22,7 +22,9 @@ def update_plan(native, kernels, counted=True, also=()):
     args = [(0, "input", 0), (8, "input", 1), (16, "update", 0), (24, "int64", 0)]
     program = [("const", 128, 0), ("ceildiv", 0, 6), ("const", 0, 0), ("const", 1, 0)]
     launch = native.Launch("host", kernels["add"], "add", 7, 6, 9, 8, 9, 32, args)
-    return native.Plan(6, program, [], [("float32", [0], [9])], [launch, *also], [("input", 0)], updates=[(0, counted)])
+    return native.Plan(
+        6, program, [], [("float32", [0], [9])], [launch, *also], [("input", 0)], updates=[(0, counted)]
+    )
 
 
 @pytest.mark.parametrize("counted", [True, False])

@@ -24,7 +24,9 @@ def build(program, *args, device="cuda:0"):
     """The Call and the Fusion of `program(builder, *values)`, which returns one value or a tuple."""
     call = Call(args)
     builder = Builder(call, device)
-    values = [builder.number(i) if isinstance(a, ScalarArg) else builder.tensor(i) for i, a in enumerate(args)]
+    values = [
+        builder.number(i) if isinstance(a, ScalarArg) else builder.tensor(i) for i, a in enumerate(args)
+    ]
     results = program(builder, *values)
     for result in results if isinstance(results, tuple) else (results,):
         builder.output(result)
@@ -44,7 +46,10 @@ def kernels(program, *args, machine=GPU):
         complaint = verify(kernel)
         assert complaint is None, f"after {step}: {complaint}\n{kernel}"
 
-    return [lower(s.segment, s.schedule, s.segment.name, check) for s in stages(*build(program, *args), machine)[0]]
+    return [
+        lower(s.segment, s.schedule, s.segment.name, check)
+        for s in stages(*build(program, *args), machine)[0]
+    ]
 
 
 def add(builder, x, y):

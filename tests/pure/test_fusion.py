@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-
 from programs import add, build, relu, stages, tensor, total
+
 from tsfuser.errors import Refusal
 from tsfuser.ir.call import ScalarArg
 from tsfuser.ir.dtypes import DOUBLE, INT64
@@ -34,7 +34,9 @@ def test_text_rebuilds_the_fusion():
 
 def test_literals_survive_the_text():
     for number in (True, 3, -2.5, float("inf"), 1e-30):
-        _, fusion = build(lambda b, x: b.pointwise("add", "({0} + {1})", (x, b.literal(number)), x.dtype), tensor(4))
+        _, fusion = build(
+            lambda b, x: b.pointwise("add", "({0} + {1})", (x, b.literal(number)), x.dtype), tensor(4)
+        )
         assert read(str(fusion)) == fusion
 
 
@@ -91,7 +93,12 @@ def test_layout_of_the_first_operand_that_decides():
 
 def split(program, *args):
     call, fusion = build(program, *args)
-    return segments(call, expanded(call, fusion, GPU), Allocations(len(fusion.outputs)), lambda s: is_one_pass(call, s, GPU))
+    return segments(
+        call,
+        expanded(call, fusion, GPU),
+        Allocations(len(fusion.outputs)),
+        lambda s: is_one_pass(call, s, GPU),
+    )
 
 
 def test_pointwise_outputs_of_fewer_axes_ride_along():
@@ -174,7 +181,10 @@ def test_a_lookup_survives_the_text_and_its_table_is_no_input():
     assert read(str(fusion)).axes == op.output.axes  # none for the rows of the table
 
 
-@pytest.mark.parametrize("change, complaint", [(dict(strides=()), "0 strides"), (dict(operands=(Value("other", INT64, ()),)), "before it is defined")])
+@pytest.mark.parametrize(
+    "change, complaint",
+    [(dict(strides=()), "0 strides"), (dict(operands=(Value("other", INT64, ()),)), "before it is defined")],
+)
 def test_a_damaged_lookup_does_not_verify(change, complaint):
     _, fusion = build(looked_up, tensor(5, 8), tensor(3, dtype="int64"), tensor(3, 8))
     ops = tuple(replace(op, **change) if isinstance(op, Lookup) else op for op in fusion.ops)
@@ -196,5 +206,7 @@ def test_what_is_looked_up_in_is_in_memory():
 ])  # fmt: skip
 def test_a_damaged_random_op_does_not_verify(change, complaint):
     _, fusion = build(noisy, tensor(4, 8), tensor(8))
-    ops = tuple(replace(op, **change) if isinstance(op, Random) and op.stream == 0 else op for op in fusion.ops)
+    ops = tuple(
+        replace(op, **change) if isinstance(op, Random) and op.stream == 0 else op for op in fusion.ops
+    )
     assert complaint in verify(replace(fusion, ops=ops))

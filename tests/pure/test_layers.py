@@ -1,5 +1,5 @@
-"""The layers of docs and architecture, held by the imports: only to the left, no cycle, no torch below
-runtime, CuPy in one file."""
+"""The layers of the package, held by the imports: only to the left, no cycle, no torch below `graph`, CuPy in
+one file. So what front ends share (`graph`, `grouping`, `planning`) knows no front end."""
 
 import ast
 import subprocess
@@ -11,11 +11,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tsfuser"
 LAYERS = (
-    ("errors", "options", "log"), ("ir",), ("ops",), ("segment",), ("schedule",), ("lower",), ("codegen",),
-    ("target",), ("runtime",), ("torchscript",), ("debug",), ("knobs",), ("integrations",), ("__main__",),
+    ("version", "errors", "options", "log"), ("ir",), ("ops",), ("segment",), ("schedule",), ("lower",), ("codegen",),
+    ("target",), ("graph",), ("planning",), ("grouping",), ("frontends",), ("debug",), ("knobs",), ("__main__",),
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-STANDARD_LIBRARY_ONLY = RANK["runtime"]  # layers below this one
+STANDARD_LIBRARY_ONLY = RANK["graph"]  # layers below this one
 
 
 def name_of(path, package=PACKAGE):
@@ -67,7 +67,9 @@ def problems(package=PACKAGE):
         if ("_C",) in own:
             others.add("torch")
         if RANK[here[0]] < STANDARD_LIBRARY_ONLY:
-            foreign = others - sys.stdlib_module_names - ({"cupy", "cuda"} if here == ("target", "cuda") else set())
+            foreign = (
+                others - sys.stdlib_module_names - ({"cupy", "cuda"} if here == ("target", "cuda") else set())
+            )
             found += [f"{name} imports {other}" for other in sorted(foreign)]
         elif "cupy" in others:
             found.append(f"{name} imports cupy")
@@ -104,7 +106,7 @@ def test_imports_go_only_to_the_left():
         ("ir/a.py", "import tsfuser.codegen.emit", "ir.a imports codegen.emit, which is above it"),
         ("ir/a.py", "from . import b\n", "import cycle: ir.a -> ir.b -> ir.a"),
         ("ops/a.py", "def f():\n    import torch", "ops.a imports torch"),
-        ("runtime/a.py", "import cupy", "runtime.a imports cupy"),
+        ("planning/a.py", "import cupy", "planning.a imports cupy"),
         ("codegen/a.py", "from .. import _C", "codegen.a imports torch"),
         ("new/a.py", "", "new.a belongs to no layer"),
     ],
@@ -122,7 +124,7 @@ def test_a_breach_is_found(tmp_path, path, text, problem):
     assert problem in problems(tmp_path)
 
 
-def test_layers_below_runtime_load_without_torch_and_cupy():
+def test_layers_below_graph_load_without_torch_and_cupy():
     """All of them are imported in a process where torch, numpy and cupy do not exist."""
     names = [".".join(("tsfuser",) + name_of(p)) for p in sorted(PACKAGE.rglob("*.py"))]
     low = [n for n in names if n != "tsfuser" and RANK[n.split(".")[1]] < STANDARD_LIBRARY_ONLY]

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tsfuser.torchscript.cluster import MAX_NODES, Item
-from tsfuser.torchscript.left_over import left_over
+from tsfuser.grouping.cluster import MAX_NODES, Item
+from tsfuser.grouping.unfused_reasons import left_over
 
 
 def item(*after, device="cpu", meets=(), loose=False):
@@ -27,11 +27,21 @@ BARRIER = Item(())
             [],
             "it runs on cpu, while the nodes around it run on cuda:0",
         ),
-        ([item(), Item((0,)), item(0, 1)], [[0], [2]], [], "that is not fused lies between it and the nodes around it that are$"),
+        (
+            [item(), Item((0,)), item(0, 1)],
+            [[0], [2]],
+            [],
+            "that is not fused lies between it and the nodes around it that are$",
+        ),
         ([item(), item(0)], [[0], [1]], [], "or their group would have more than"),
         ([item(loose=True)], [], [], "it computes a 0-dim CPU tensor"),
         ([item(), item(0)], [[0, 1]], [], "only hand tensors through"),
-        ([item(), Item((0,), "cpu", apart=(0,))], [[0], [1]], [], "elements of a tensor in memory are looked up"),
+        (
+            [item(), Item((0,), "cpu", apart=(0,))],
+            [[0], [1]],
+            [],
+            "elements of a tensor in memory are looked up",
+        ),
         ([item(), item(), item(0, 1)], [[0, 1, 2]], [[0, 2]], "it is a view that something outside"),
     ],
 )

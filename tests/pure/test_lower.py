@@ -3,16 +3,16 @@
 import random
 
 import pytest
-
 from programs import add, build, kernels, relu, stages, tensor, total
+
 from tsfuser.codegen.emit import source, struct_layout
+from tsfuser.ir.dtypes import COMPLEX64, DOUBLE, FLOAT, INT8, INT64
 from tsfuser.lower import index as ix
 from tsfuser.lower.index import Const, Var
 from tsfuser.lower.kernel import Param
 from tsfuser.lower.literals import literal
 from tsfuser.lower.loop_ir import For, If, Load, Store, Uniform
 from tsfuser.lower.traverse import statements
-from tsfuser.ir.dtypes import COMPLEX64, DOUBLE, FLOAT, INT8, INT64
 from tsfuser.schedule.loops import Schedule
 from tsfuser.schedule.machine import HOST
 from tsfuser.schedule.pointwise import PointwiseParams
@@ -25,7 +25,11 @@ def accesses(kernel):
 
 def test_contiguous_tensors_are_one_dimension():
     [kernel] = kernels(add, tensor(4, 8, 16), tensor(4, 8, 16))
-    assert not any("%" in line or "/" in line.partition("//")[0] for line in source(kernel).splitlines()[4:] if "include" not in line)
+    assert not any(
+        "%" in line or "/" in line.partition("//")[0]
+        for line in source(kernel).splitlines()[4:]
+        if "include" not in line
+    )
     assert set(accesses(kernel).values()) == {4}
 
 
@@ -34,7 +38,9 @@ def test_a_bias_is_loaded_outside_the_row_loop():
     assert text.index("x1_m") < text.index("x0_m")
 
 
-@pytest.mark.parametrize("dtype, lanes", [("float32", 4), ("bfloat16", 8), ("float64", 2), ("uint8", 16), ("complex128", 1)])
+@pytest.mark.parametrize(
+    "dtype, lanes", [("float32", 4), ("bfloat16", 8), ("float64", 2), ("uint8", 16), ("complex128", 1)]
+)
 def test_accesses_are_16_bytes(dtype, lanes):
     [kernel] = kernels(relu, tensor(1024, dtype=dtype))
     assert set(accesses(kernel).values()) == {lanes}
@@ -52,7 +58,8 @@ def test_an_odd_row_pitch_narrows_the_access():
 
 
 def affine(builder, x, mean, scale, weight, bias):
-    """As eval or the second pass of a batch norm: four operands of the size of a row beside one that has all elements."""
+    """As eval or the second pass of a batch norm: four operands of the size of a row beside one that has all
+    elements."""
     near = builder.pointwise("sub", "({0} - {1})", (x, mean), FLOAT)
     normal = builder.pointwise("mul", "({0} * {1})", (near, scale), FLOAT)
     return builder.pointwise("addcmul", "({0} * {1} + {2})", (normal, weight, bias), x.dtype)
@@ -74,7 +81,9 @@ def test_few_elements_more_do_not_narrow_the_access_to_the_many():
     assert set(accesses(kernel).values()) == {4}
 
 
-@pytest.mark.parametrize("dtype, vector, unroll", [("float32", 1, 8), ("bfloat16", 1, 8), ("bfloat16", 2, 8), ("float32", 4, 4)])
+@pytest.mark.parametrize(
+    "dtype, vector, unroll", [("float32", 1, 8), ("bfloat16", 1, 8), ("bfloat16", 2, 8), ("float32", 4, 4)]
+)
 def test_narrow_accesses_are_more_in_flight(dtype, vector, unroll):
     columns = 100000 * vector + (vector if vector < 4 else 0)
     [stage] = stages(*build(lambda b, x: total(b, x, [0]), tensor(512, columns, dtype=dtype)))[0]
@@ -175,7 +184,10 @@ def test_index_expressions_fold():
 
 def test_literals_are_exact():
     assert literal(0.1, FLOAT) == "0.1f" and literal(0.1, DOUBLE) == "0.1" and literal(3, FLOAT) == "3.0f"
-    assert literal(float("nan"), FLOAT) == "not_a_number<float>()" and literal(-1e300, FLOAT) == "-infinity<float>()"
+    assert (
+        literal(float("nan"), FLOAT) == "not_a_number<float>()"
+        and literal(-1e300, FLOAT) == "-infinity<float>()"
+    )
     assert literal(300, INT8) == "int8_t(44ll)" or "44" in literal(300, INT8)
     assert "9223372036854775807" in literal(-(1 << 63), INT64)
     assert literal(1j, COMPLEX64) == "complex_t<float>(0.0f, 1.0f)"
@@ -212,7 +224,8 @@ def test_random_numbers_are_drawn_in_vectors(dtype, lanes):
 
 @pytest.mark.parametrize("sizes, strides", [((64, 128), (1, 64)), ((64, 32, 16), (512, 1, 32))])
 def test_a_random_number_is_counted_in_the_order_of_memory(sizes, strides):
-    """So a transposed or channels-last tensor is one dim, and a lane's neighbours come out of the same Philox block."""
+    """So a transposed or channels-last tensor is one dim, and a lane's neighbours come out of the same Philox
+    block."""
     program = build(noisy, tensor(*sizes, strides=strides))
     [stage] = stages(*program)[0]
     assert len(stage.schedule.domain.dims) == 1

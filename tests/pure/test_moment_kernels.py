@@ -3,8 +3,9 @@
 import math
 
 import pytest
-
 from programs import build, kernels, stages, tensor
+from walk import planned, walk
+
 from tsfuser.codegen.emit import source
 from tsfuser.ir import size as sz
 from tsfuser.ir.text import read
@@ -16,7 +17,6 @@ from tsfuser.ops.batch_norm import _backward, _forward, of_channels
 from tsfuser.ops.reduction import squares
 from tsfuser.schedule import expanded
 from tsfuser.schedule.machine import GPU, HOST
-from walk import planned, walk
 
 MACHINES = pytest.mark.parametrize("machine", [GPU, HOST], ids=["gpu", "host"])
 
@@ -50,13 +50,22 @@ def traffic(call, found, x):
     count = {"load": 0, "store": 0}
     for stage in found:
         for word, buffers in (("load", stage.segment.loads), ("store", stage.segment.stores)):
-            count[word] += sum(call.value(sz.product([a.extent for a in b.value.axes])) == math.prod(x.sizes) for b in buffers)
+            count[word] += sum(
+                call.value(sz.product([a.extent for a in b.value.axes])) == math.prod(x.sizes)
+                for b in buffers
+            )
     return count
 
 
 READS = pytest.mark.parametrize(
     "layout, machine, reads",
-    [(tensor, GPU, 1), (channels_last, GPU, 2), (rows_of_channels, GPU, 2), (tensor, HOST, 3), (channels_last, HOST, 3)],
+    [
+        (tensor, GPU, 1),
+        (channels_last, GPU, 2),
+        (rows_of_channels, GPU, 2),
+        (tensor, HOST, 3),
+        (channels_last, HOST, 3),
+    ],
 )
 
 
@@ -79,12 +88,17 @@ def test_how_often_its_derivative_reads_each_operand(layout, machine, reads):
 
 
 @LAYOUTS
-@pytest.mark.parametrize("sizes", [(32, 32, 56, 56), (32, 64, 56, 56), (32, 32, 112, 112), (8, 64, 112, 112), (128, 32, 28, 28)])
+@pytest.mark.parametrize(
+    "sizes", [(32, 32, 56, 56), (32, 64, 56, 56), (32, 32, 112, 112), (8, 64, 112, 112), (128, 32, 28, 28)]
+)
 def test_few_channels_keep_all_of_a_gpu_busy(layout, sizes):
-    call, fusion = build(moments([d for d in range(4 if layout is not rows_of_channels else 2) if d != 1]), layout(*sizes))
+    call, fusion = build(
+        moments([d for d in range(4 if layout is not rows_of_channels else 2) if d != 1]), layout(*sizes)
+    )
     found, _ = stages(call, fusion)
     kernel = lower(found[0].segment, found[0].schedule, "k")
-    assert call.value(kernel.grid) >= 256  # two blocks a multiprocessor, or nearly so, each thread with 64 bytes in flight
+    # two blocks a multiprocessor, or nearly so, each thread with 64 bytes in flight
+    assert call.value(kernel.grid) >= 256
     assert all(s.lanes == 4 for s in statements(kernel.body) if isinstance(s, Load) and s.buffer == "args.x0")
 
 
@@ -107,7 +121,9 @@ def test_lanes_share_the_count_of_their_terms():
 
 
 def test_coarse_terms_are_counted_from_0():
-    fine, coarse = (source(kernels(moments([0]), tensor(1 << 20, dtype=dtype))[0]) for dtype in ("float32", "bfloat16"))
+    fine, coarse = (
+        source(kernels(moments([0]), tensor(1 << 20, dtype=dtype))[0]) for dtype in ("float32", "bfloat16")
+    )
     assert "_total_origin[4]" in fine and "_total_origin[" not in coarse
 
 
@@ -142,8 +158,12 @@ def test_what_threads_touch(sizes, dims, machine):
     walk(*planned(moments(dims), tensor(*sizes), machine=machine))
 
 
-@pytest.mark.parametrize("sizes", [(9, 3, 84), (5, 2, 10, 30), (3, 5, 7), (40, 2, 10_000), (3, 1, 100_001)], ids=str)
-@pytest.mark.parametrize("program, images, channels", [(forward, 1, 4), (backward, 2, 3)], ids=["forward", "backward"])
+@pytest.mark.parametrize(
+    "sizes", [(9, 3, 84), (5, 2, 10, 30), (3, 5, 7), (40, 2, 10_000), (3, 1, 100_001)], ids=str
+)
+@pytest.mark.parametrize(
+    "program, images, channels", [(forward, 1, 4), (backward, 2, 3)], ids=["forward", "backward"]
+)
 def test_what_threads_touch_in_channels(sizes, program, images, channels):
     """A channel is a row of as many pieces as there are images; long ones take a team."""
     few = math.prod(sizes) < 10_000

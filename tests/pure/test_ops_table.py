@@ -66,7 +66,18 @@ def test_two_rows_for_one_overload_are_an_error():
 def test_a_row_is_well_formed(row):
     assert re.fullmatch(r"(aten|prim|tsfuser)::\w+", row.name)
     assert row.dtypes and set(row.dtypes) <= set(DTYPES) and len(set(row.dtypes)) == len(row.dtypes)
-    known = {"broadcast", "first", "own", "reduced", "squeezed", "unsqueezed", "permuted", "viewed", "flattened", *inspect.signature(row.evaluate).parameters}
+    known = {
+        "broadcast",
+        "first",
+        "own",
+        "reduced",
+        "squeezed",
+        "unsqueezed",
+        "permuted",
+        "viewed",
+        "flattened",
+        *inspect.signature(row.evaluate).parameters,
+    }
     assert {row.sizes} <= known if isinstance(row.sizes, str) else set(row.sizes) <= known
     assert not row.structural & row.symbolic
     assert row.text or row.name in ("aten::zeros_like", "aten::ones_like") or row.name.endswith("_backward")

@@ -99,9 +99,7 @@ def test_numbers_and_choices_are_checked():
         options.OptionError, match="PYTORCH_NVFUSER_DISABLE_FALLBACK: 'yes' is not an integer"
     ):
         options.read({"PYTORCH_NVFUSER_DISABLE_FALLBACK": "yes"})
-    with pytest.raises(
-        options.OptionError, match="TSFUSER_HOST_LAUNCH: 'threads' is none of: block, fibers"
-    ):
+    with pytest.raises(options.OptionError, match="TSFUSER_HOST_LAUNCH: 'threads' is none of: block, fibers"):
         options.read({"TSFUSER_HOST_LAUNCH": "threads"})
 
 
@@ -184,12 +182,16 @@ def test_files_of_torchs_own_may_be_logged():
 
 @pytest.mark.parametrize("text", ["nonsense", "partition,graph_fuser", "graph_fuser:1", "*"])
 def test_an_unknown_log_is_an_error_that_lists_all(text):
-    with pytest.raises(options.OptionError, match=r"PYTORCH_JIT_LOG_LEVEL: unknown log .*graph_fuser, partition"):
+    with pytest.raises(
+        options.OptionError, match=r"PYTORCH_JIT_LOG_LEVEL: unknown log .*graph_fuser, partition"
+    ):
         options.read({"PYTORCH_JIT_LOG_LEVEL": text})
 
 
 def test_an_unknown_level_of_a_log_is_an_error():
-    with pytest.raises(options.OptionError, match="unknown level; there are: partition, >partition and >>part"):
+    with pytest.raises(
+        options.OptionError, match="unknown level; there are: partition, >partition and >>part"
+    ):
         options.read({"PYTORCH_JIT_LOG_LEVEL": ">>>partition"})
 
 

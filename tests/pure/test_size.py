@@ -28,7 +28,9 @@ def test_evaluation_equals_python():
                "div": lambda a, b: a // b if b else 0, "ceildiv": lambda a, b: -(-a // b) if b else 0}  # fmt: skip
     for _ in range(300):
         leaves = [generator.randrange(1, 50) for _ in range(3)]
-        trees = [(sz.leaf(i, f"n{i}"), v) for i, v in enumerate(leaves)] + [(sz.const(c), c) for c in (0, 1, 4)]
+        trees = [(sz.leaf(i, f"n{i}"), v) for i, v in enumerate(leaves)] + [
+            (sz.const(c), c) for c in (0, 1, 4)
+        ]
         for _ in range(8):
             op = generator.choice(sorted(meaning))
             (a, x), (b, y) = generator.choice(trees), generator.choice(trees)
@@ -53,7 +55,15 @@ def test_quotient_strips_a_visible_factor():
 
 
 def test_leaves_follow_the_order_of_arguments():
-    call = Call((TensorArg("float32", "cpu", (3, 5), (5, 1), 64), ScalarArg("float"), ScalarArg("int", 7), ListArg("int", (8, 9)), OtherArg(None)))
+    call = Call(
+        (
+            TensorArg("float32", "cpu", (3, 5), (5, 1), 64),
+            ScalarArg("float"),
+            ScalarArg("int", 7),
+            ListArg("int", (8, 9)),
+            OtherArg(None),
+        )
+    )
     assert call.leaves == [3, 5, 5, 1, 64, 7, 8, 9]
     asked = [call.size(0, 1), call.stride(0, 0), call.alignment(0), call.item(2), call.item(3, 1)]
     assert [call.value(s) for s in asked] == [5, 5, 64, 7, 9]

@@ -1,4 +1,5 @@
-"""What becomes of norms along outer dims of many sizes: one kernel where the chip keeps a slab, and why not where it does not."""
+"""What becomes of norms along outer dims of many sizes: one kernel where the chip keeps a slab, and why not
+where it does not."""
 
 import pytest
 from programs import build, kernels, stages, tensor
@@ -54,4 +55,6 @@ def test_slabs_of_each_image():
 
 
 def _along(builder, x, dim):
-    return builder.pointwise("sub", "({0} - {1})", (x, builder.reduce("amax", "max", x, [dim], True, x.dtype)), x.dtype)
+    return builder.pointwise(
+        "sub", "({0} - {1})", (x, builder.reduce("amax", "max", x, [dim], True, x.dtype)), x.dtype
+    )

@@ -4,13 +4,13 @@ import contextlib
 from dataclasses import replace
 
 import pytest
-
 from programs import add, build, relu, stages, tensor, total
+
 from tsfuser.errors import Refusal
-from tsfuser.ir.dtypes import FLOAT, UINT8
 from tsfuser.ir import size as sz
 from tsfuser.ir.axes import Axes
 from tsfuser.ir.call import Call
+from tsfuser.ir.dtypes import FLOAT, UINT8
 from tsfuser.ir.fusion import Axis, Empty, Reshape
 from tsfuser.ir.text import read
 from tsfuser.ir.verify import verify
@@ -87,7 +87,9 @@ def test_a_split_into_one_is_none(count):
 
 
 def test_axes_that_meet_are_split_alike():
-    call, fusion = build(lambda b, x, y: add(b, grouped(3)(b, x), grouped(3)(b, y)), tensor(4, 12), tensor(4, 12))
+    call, fusion = build(
+        lambda b, x, y: add(b, grouped(3)(b, x), grouped(3)(b, y)), tensor(4, 12), tensor(4, 12)
+    )
     assert [call.value(a.extent) for a in fusion.axes] == [4, 3, 4] and verify(fusion) is None
 
 
@@ -165,7 +167,12 @@ def reshapes(fusion):
 
 def test_what_meets_a_merged_dim_is_cut_as_it_is():
     """A bias and a residual are read along the dims that were merged."""
-    call, fusion = build(lambda b, x, y, z: add(b, add(b, reshaped(b, relu(b, x), 4, 30), y), z), tensor(4, 5, 6), tensor(30), tensor(4, 30))
+    call, fusion = build(
+        lambda b, x, y, z: add(b, add(b, reshaped(b, relu(b, x), 4, 30), y), z),
+        tensor(4, 5, 6),
+        tensor(30),
+        tensor(4, 30),
+    )
     assert verify(fusion) is None and read(str(fusion)) == fusion and not reshapes(fusion)
     assert [call.value(a.extent) for a in fusion.axes] == [4, 5, 6]
     assert [[call.value(s) for s in i.strides] for i in fusion.inputs] == [[30, 6, 1], [6, 1], [30, 6, 1]]
@@ -178,7 +185,9 @@ def test_a_merged_dim_in_two_ways_is_read_twice():
 
     def program(b, x):
         y = relu(b, x)
-        return add(b, reshaped(b, y, 36), reshaped(b, view(b, "t", y, y.dims[::-1], b.layout(y).strides[::-1]), 36))
+        return add(
+            b, reshaped(b, y, 36), reshaped(b, view(b, "t", y, y.dims[::-1], b.layout(y).strides[::-1]), 36)
+        )
 
     call, fusion = build(program, tensor(6, 6))
     assert verify(fusion) is None and len(fusion.inputs) == 2 and not reshapes(fusion)

@@ -1,23 +1,27 @@
-"""What the threads of a kernel touch: nothing out of bounds, nothing misaligned, every element of a result once."""
+"""What the threads of a kernel touch: nothing out of bounds, nothing misaligned, every element of a result
+once."""
 
 import random
 
 import pytest
-
 from programs import add, relu, tensor, total
+from walk import planned, walk
+
 from tsfuser.ir.dtypes import DOUBLE, HALF
 from tsfuser.lower.loop_ir import Load
 from tsfuser.lower.traverse import statements
 from tsfuser.schedule.machine import GPU, HOST
-from walk import planned, walk
 
 MACHINES = pytest.mark.parametrize("machine", [GPU, HOST], ids=["gpu", "host"])
 
 
 @MACHINES
 def test_an_operand_that_does_not_move_along_the_reduced_axis(machine):
-    """Its vector load leaves the loop, and the length of that load must not share a name with that of the store."""
-    walk(*planned(lambda b, x, y: total(b, add(b, x, y), [0]), tensor(300, 1), tensor(1, 30), machine=machine))
+    """Its vector load leaves the loop, and the length of that load must not share a name with that of the
+    store."""
+    walk(
+        *planned(lambda b, x, y: total(b, add(b, x, y), [0]), tensor(300, 1), tensor(1, 30), machine=machine)
+    )
 
 
 def test_splits_of_an_odd_number_of_sums_begin_aligned():
@@ -30,13 +34,26 @@ def test_splits_of_an_odd_number_of_sums_begin_aligned():
 @MACHINES
 def test_no_element_of_an_empty_operand_is_read(machine):
     """Expanded to size 0: nothing moves, so the load leaves the loop over the reduced dims."""
-    walk(*planned(lambda b, x, y: total(b, add(b, x, y), [0]), tensor(0, 1, strides=(0, 0)), tensor(8), machine=machine))
+    walk(
+        *planned(
+            lambda b, x, y: total(b, add(b, x, y), [0]),
+            tensor(0, 1, strides=(0, 0)),
+            tensor(8),
+            machine=machine,
+        )
+    )
     walk(*planned(lambda b, x: total(b, relu(b, x), [0]), tensor(0, strides=(0,)), machine=machine))
 
 
 @MACHINES
 def test_a_reduced_axis_between_kept_ones_of_size_0(machine):
-    walk(*planned(lambda b, x: total(b, relu(b, x), [1], True), tensor(32, 17, 0, strides=(17, 1, 1)), machine=machine))
+    walk(
+        *planned(
+            lambda b, x: total(b, relu(b, x), [1], True),
+            tensor(32, 17, 0, strides=(17, 1, 1)),
+            machine=machine,
+        )
+    )
 
 
 @MACHINES
@@ -54,14 +71,28 @@ def test_sums_of_sums_come_after_all_that_they_need(machine):
 
 
 def selected(b, x, index, y):
-    rows = b.lookup("index_select", x, 0, index, (index.dims[0], None if x.dims[1] is None else b.fresh_axis(x.dims[1].extent)))
+    rows = b.lookup(
+        "index_select",
+        x,
+        0,
+        index,
+        (index.dims[0], None if x.dims[1] is None else b.fresh_axis(x.dims[1].extent)),
+    )
     return add(b, rows, y)
 
 
 @MACHINES
 @pytest.mark.parametrize("columns", [1, 2, 4, 5, 8, 33, 64])
 @pytest.mark.parametrize(
-    "place", [dict(), dict(alignment=4), dict(strides=(66, 1)), dict(strides=(1, 9)), dict(strides=(0, 1)), dict(strides=(64, 2))]
+    "place",
+    [
+        dict(),
+        dict(alignment=4),
+        dict(strides=(66, 1)),
+        dict(strides=(1, 9)),
+        dict(strides=(0, 1)),
+        dict(strides=(64, 2)),
+    ],
 )
 def test_rows_of_a_table_are_read_as_vectors_where_its_addresses_allow(machine, columns, place):
     x, index, y = tensor(9, columns, **place), tensor(7, dtype="int64"), tensor(7, columns)
@@ -72,7 +103,11 @@ def test_rows_of_a_table_are_read_as_vectors_where_its_addresses_allow(machine, 
 
 def test_rows_of_a_dense_table_are_read_as_vectors():
     def widths(*args):
-        return {s.lanes for s in statements(planned(selected, *args)[2][0].body) if isinstance(s, Load) and s.buffer == "args.x0"}
+        return {
+            s.lanes
+            for s in statements(planned(selected, *args)[2][0].body)
+            if isinstance(s, Load) and s.buffer == "args.x0"
+        }
 
     index, y = tensor(7, dtype="int64"), tensor(7, 64)
     assert widths(tensor(9, 64), index, y) == {4}
@@ -125,12 +160,16 @@ def strides_of(r, sizes):
 def arguments(r):
     """Two tensors that broadcast."""
     base = [r.choice([0, 1, 2, 3, 4, 5, 8, 17, 33]) for _ in range(4)]
-    dtypes = r.choice([("float32", "float32"), ("float16", "float32"), ("bfloat16", "bfloat16"), ("int8", "float16")])
+    dtypes = r.choice(
+        [("float32", "float32"), ("float16", "float32"), ("bfloat16", "bfloat16"), ("int8", "float16")]
+    )
     ranks = r.choice([(1, 1), (2, 2), (2, 1), (3, 3), (3, 2), (4, 4), (4, 1)])
     made = []
     for rank, dtype in zip(ranks, dtypes):
         sizes = [1 if r.random() < 0.08 else n for n in base[4 - rank :]]
-        made.append(tensor(*sizes, dtype=dtype, strides=strides_of(r, sizes), alignment=r.choice([256, 16, 8, 4])))
+        made.append(
+            tensor(*sizes, dtype=dtype, strides=strides_of(r, sizes), alignment=r.choice([256, 16, 8, 4]))
+        )
     return made
 
 

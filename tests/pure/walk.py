@@ -1,13 +1,15 @@
 """Walks through a program's kernels thread by thread and checks what their threads touch.
 
-In: the stages of a call and their allocations. Out: nothing, or an AssertionError where an access leaves its tensor, is less aligned than its width,
-or an element is stored twice or never. Example: `walk(*planned(program, tensor(4, 8)))`.
+In: the stages of a call and their allocations. Out: nothing, or an AssertionError where an access leaves its
+tensor, is less aligned than its width, or an element is stored twice or never. Example:
+`walk(*planned(program, tensor(4, 8)))`.
 """
 
 from collections import Counter
 from dataclasses import replace
 
 from programs import build, stages
+
 from tsfuser.ir import size as sz
 from tsfuser.lower import index as ix
 from tsfuser.lower.loop_ir import Fetch, For, If, Let, Load, Place, Store
@@ -15,8 +17,26 @@ from tsfuser.lower.pipeline import lower
 from tsfuser.lower.verify import verify
 from tsfuser.schedule.machine import GPU
 
-_ITEM = {"bool": 1, "uint8_t": 1, "int8_t": 1, "half_t": 2, "bfloat16_t": 2, "int32_t": 4, "float": 4, "int64_t": 8, "double": 8}
-_OPERATORS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "<": int.__lt__, "/": int.__floordiv__, "%": int.__mod__, "min": min}
+_ITEM = {
+    "bool": 1,
+    "uint8_t": 1,
+    "int8_t": 1,
+    "half_t": 2,
+    "bfloat16_t": 2,
+    "int32_t": 4,
+    "float": 4,
+    "int64_t": 8,
+    "double": 8,
+}
+_OPERATORS = {
+    "+": int.__add__,
+    "-": int.__sub__,
+    "*": int.__mul__,
+    "<": int.__lt__,
+    "/": int.__floordiv__,
+    "%": int.__mod__,
+    "min": min,
+}
 
 
 def planned(program, *args, machine=GPU):
@@ -34,13 +54,15 @@ def planned(program, *args, machine=GPU):
 
 
 def walk(call, allocations, kernels, whole=True):
-    """All threads if `whole`, which then have to store every element; else the first and last few blocks, threads and iterations."""
+    """All threads if `whole`, which then have to store every element; else the first and last few blocks,
+    threads and iterations."""
     walker = _Walker(call, [tuple([call.value(x) for x in part] for part in a) for a in allocations], whole)
     for kernel in kernels:
         walker.kernel(kernel)
     assert max(walker.stored.values(), default=1) == 1, f"stored twice: {walker.stored.most_common(3)}"
     if whole:
-        met = {p.source[1] for kernel in kernels for p in kernel.params if p.source[0] == "cleared"}  # where blocks meet
+        # where blocks meet
+        met = {p.source[1] for kernel in kernels for p in kernel.params if p.source[0] == "cleared"}
         for k, (sizes, _) in enumerate(walker.allocations):
             if k in met:
                 continue
@@ -60,13 +82,21 @@ class _Walker:
     def kernel(self, kernel):
         self.tiles = {t.name: t for t in kernel.tiles}
         self.where = {f"args.{p.name}": p.source for p in kernel.params if p.is_pointer}
-        fields = {f"args.{p.name}": self.call.value(p.source[1]) for p in kernel.params if p.source[0] == "size"}
+        fields = {
+            f"args.{p.name}": self.call.value(p.source[1]) for p in kernel.params if p.source[0] == "size"
+        }
         grid, x, y = (self.call.value(size) for size in (kernel.grid, kernel.block_x, kernel.block_y))
         assert grid == 0 or 0 < x * y <= max(kernel.threads, 1)
         for block in self.some(grid):
             for ty in self.some(y):
                 for tx in self.some(x):
-                    names = {"blockIdx.x": block, "threadIdx.x": tx, "threadIdx.y": ty, "blockDim.x": x, "blockDim.y": y}
+                    names = {
+                        "blockIdx.x": block,
+                        "threadIdx.x": tx,
+                        "threadIdx.y": ty,
+                        "blockDim.x": x,
+                        "blockDim.y": y,
+                    }
                     self.body(kernel.body, {**fields, **names})
 
     def body(self, body, env):
@@ -76,27 +106,35 @@ class _Walker:
             elif isinstance(s, Place):
                 env[_key(s.name, env)] = self.place(s, env)
             elif isinstance(s, For):
-                for env[s.var] in self.some(evaluate(s.extent, env)):
+                for i in self.some(evaluate(s.extent, env)):
+                    env[s.var] = i
                     self.body(s.body, env)
             elif isinstance(s, If):
                 self.body(s.yes if evaluate(s.condition, env) else s.no, env)
             elif isinstance(s, Fetch):
                 self.fetch(s, env)
-            elif isinstance(s, (Load, Store)) and not s.shared and (s.guard is None or evaluate(s.guard, env)):
+            elif (
+                isinstance(s, (Load, Store)) and not s.shared and (s.guard is None or evaluate(s.guard, env))
+            ):
                 count = s.lanes if s.count is None else max(0, min(s.lanes, evaluate(s.count, env)))
                 self.access(s, evaluate(s.offset, env), count)
 
     def place(self, s, env):
-        """As if all indices were the largest that there may be: what is touched then is in bounds, and aligned."""
+        """As if all indices were the largest that there may be: what is touched then is in bounds, and
+        aligned."""
         largest = int(s.extent) if s.extent.isdigit() else env[s.extent]
         return (largest - 1) * evaluate(s.step, env) if s.guard is None or evaluate(s.guard, env) else -1
 
     def fetch(self, s, env):
         """What is fetched lies in the tensor, and its copy in its tile, aligned."""
         tile, place = self.tiles[s.near], evaluate(s.place, env)
-        assert 0 <= place <= tile.rows * tile.pitch - s.lanes and place % s.lanes == 0, f"{s} fills [{place}, +{s.lanes}] of {tile}"
+        assert 0 <= place <= tile.rows * tile.pitch - s.lanes and place % s.lanes == 0, (
+            f"{s} fills [{place}, +{s.lanes}] of {tile}"
+        )
         if s.guard is None or evaluate(s.guard, env):
-            self.access(Load("", tile.ctype, s.buffer, s.offset, lanes=s.lanes), evaluate(s.offset, env), s.lanes)
+            self.access(
+                Load("", tile.ctype, s.buffer, s.offset, lanes=s.lanes), evaluate(s.offset, env), s.lanes
+            )
 
     def access(self, s, offset, count):
         kind, k = self.where[s.buffer]
@@ -109,7 +147,9 @@ class _Walker:
         assert count == 0 or 0 <= offset <= end - count, f"{s} touches [{offset}, +{count}] of {end}"
         width = min(16, s.lanes * _ITEM[s.ctype])
         whole = s.lanes > 1 and count == s.lanes
-        assert not whole or (offset * _ITEM[s.ctype] % width == 0 and alignment % width == 0), f"{s} is misaligned at {offset}"
+        assert not whole or (offset * _ITEM[s.ctype] % width == 0 and alignment % width == 0), (
+            f"{s} is misaligned at {offset}"
+        )
         if isinstance(s, Store) and kind == "allocation":
             self.stored.update((k, offset + lane) for lane in range(count))
 

@@ -35,7 +35,9 @@ KERNEL(fold_{t}, Args_fold_{t}, 1) {{
 DTYPES = {"uint8_t": torch.uint8, "int16_t": torch.int16, "float": torch.float32, "double": torch.float64}
 
 
-@pytest.mark.parametrize("first, count", [(0, 256), (1, 256), (4098, 7), (4099, 1), (5, 0), ((1 << 34) - 3, 255)])
+@pytest.mark.parametrize(
+    "first, count", [(0, 256), (1, 256), (4098, 7), (4099, 1), (5, 0), ((1 << 34) - 3, 255)]
+)
 def test_numbers_drawn_together_are_those_drawn_one_by_one(first, count):
     y, one = torch.full((2, 257), -1.0)
     harness.Kernel(SOURCE, "drawn", "host")(y, one, 5, 8, 0, 0, first, count, grid=1)

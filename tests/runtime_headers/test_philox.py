@@ -69,7 +69,9 @@ def draw(kind, ctype, n, mode, seed=5, offset=8, within=0, captured=0, stream=1,
 @pytest.mark.parametrize("n", WIDTHS)
 @pytest.mark.parametrize("ctype", DTYPES)
 def test_a_vector_is_its_lanes(ctype, n, first, mode):
-    assert torch.equal(draw("vector", ctype, n, mode, first=first), draw("scalar", ctype, n, mode, first=first))
+    assert torch.equal(
+        draw("vector", ctype, n, mode, first=first), draw("scalar", ctype, n, mode, first=first)
+    )
 
 
 @pytest.mark.parametrize("mode", harness.HERE)
@@ -108,7 +110,9 @@ def test_a_captured_kernel_reads_seed_and_offset_from_memory(n, mode):
     memory = torch.tensor([6, 8], dtype=torch.int64, device=harness.device(mode))
     for offset in (8, 16):
         memory[1] = offset
-        found = draw("vector", "float", n, mode, memory.data_ptr(), memory.data_ptr() + 8, within=12, captured=1)
+        found = draw(
+            "vector", "float", n, mode, memory.data_ptr(), memory.data_ptr() + 8, within=12, captured=1
+        )
         assert torch.equal(found, draw("vector", "float", n, mode, 6, offset + 12))
 
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from tsfuser import options
-from tsfuser.runtime import progress
-from tsfuser.runtime.progress import Progress
+from tsfuser.planning import progress
+from tsfuser.planning.progress import Progress
 
 
 class Stream(io.StringIO):

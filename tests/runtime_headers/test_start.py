@@ -12,7 +12,7 @@ import pytest
 
 from tsfuser import options
 from tsfuser.errors import CompileError, Refusal
-from tsfuser.runtime import compilers
+from tsfuser.planning import compilers
 from tsfuser.target import cuda
 from tsfuser.target.cuda import CudaTarget
 from tsfuser.target.disk_cache import DiskCache
@@ -53,7 +53,12 @@ def wait():
 def started(tmp_path, rest, cache="cache"):
     """What a process prints that starts NVRTC and goes on with `rest`; it ends well and says nothing else."""
     source = STARTED.format(root=str(Path(__file__).parents[2]), cache=str(tmp_path / cache)) + rest
-    done = subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", source], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", source],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()
 
@@ -61,7 +66,10 @@ def started(tmp_path, rest, cache="cache"):
 @needs_cupy
 def test_nvrtc_starts_in_a_thread_where_no_process_has_started_it_before(tmp_path):
     loaded = "import torch; print('libnvrtc.so' in open('/proc/self/maps').read())"
-    if subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True).stdout.strip() == "True":
+    if (
+        subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True).stdout.strip()
+        == "True"
+    ):
         pytest.skip("this torch loads NVRTC itself")
     begin = """
 [t.join() for t in threads]
@@ -176,7 +184,11 @@ def test_the_failure_of_one_kernel_is_that_of_the_plan_and_ends_the_others():
 
 def test_what_is_on_disk_is_not_compiled():
     target = Target(lambda name: None, disk={"first"})
-    assert compilers.binaries(target, [("a", "first"), ("b", "second"), ("a", "first")], "cpu") == ["first", "second", "first"]
+    assert compilers.binaries(target, [("a", "first"), ("b", "second"), ("a", "first")], "cpu") == [
+        "first",
+        "second",
+        "first",
+    ]
     assert target.compiled == ["second"]
 
 
@@ -185,7 +197,10 @@ def test_a_compiler_in_this_process_that_hangs_is_given_up(monkeypatch):
     over = threading.Event()
     monkeypatch.setattr(compilers, "_MARGIN", -1)
     try:
-        with options.override(compile_timeout=2), pytest.raises(CompileError, match="did not finish kernel slow in 2 s"):
+        with (
+            options.override(compile_timeout=2),
+            pytest.raises(CompileError, match="did not finish kernel slow in 2 s"),
+        ):
             compilers.binaries(Target(lambda name: over.wait(60)), [("source", "slow")], "cpu")
     finally:
         over.set()
@@ -198,4 +213,7 @@ def test_without_threads_kernels_are_compiled_one_by_one(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(compilers.ThreadPoolExecutor, "submit", submit)
-    assert compilers.binaries(Target(lambda name: None), [("a", "first"), ("b", "second")], "cpu") == ["first", "second"]
+    assert compilers.binaries(Target(lambda name: None), [("a", "first"), ("b", "second")], "cpu") == [
+        "first",
+        "second",
+    ]

@@ -1,6 +1,7 @@
 """Prints a Kernel as C++ for both targets.
 
-In: Loop IR. Out: source text that includes `tsfuser.h` and defines one kernel. One method a statement; values keep the names of their ops.
+In: Loop IR. Out: source text that includes `tsfuser.h` and defines one kernel. One method a statement; values
+keep the names of their ops.
 """
 
 from __future__ import annotations
@@ -8,8 +9,30 @@ from __future__ import annotations
 from ..lower.index import Const, Var, mul
 from ..lower.kernel import Kernel, Param
 from ..lower.loop_ir import (
-    Accumulate, Accumulator, Array, Barrier, BlockReduce, ColumnReduce, Compute, Draw, Fetch, FetchGroup, FillTile, For, If, Let, Load, Pack, Place,
-    Scratch, SetLane, Stmt, Store, TeamReduce, TeamSlots, Uniform,
+    Accumulate,
+    Accumulator,
+    Array,
+    Barrier,
+    BlockReduce,
+    ColumnReduce,
+    Compute,
+    Draw,
+    Fetch,
+    FetchGroup,
+    FillTile,
+    For,
+    If,
+    Let,
+    Load,
+    Pack,
+    Place,
+    Scratch,
+    SetLane,
+    Stmt,
+    Store,
+    TeamReduce,
+    TeamSlots,
+    Uniform,
 )  # fmt: skip
 
 _START = "random"  # the kernel's name for where its random numbers begin
@@ -20,8 +43,15 @@ def source(kernel: Kernel) -> str:
     """The translation unit of `kernel`."""
     fields = [f"  {p.ctype} {p.name};" for p in kernel.params] or ["  char unused;"]
     tiles = ["  SHARED_MEMORY(shared);"] if kernel.shared else []
-    tiles += [f"  {t.ctype}* const {t.name} = reinterpret_cast<{t.ctype}*>(shared + {t.offset});" for t in kernel.tiles]
-    tiles += [f"  const random_start {_START} = start_of(args.{p.name});" for p in kernel.params if p.ctype == "random_state"]
+    tiles += [
+        f"  {t.ctype}* const {t.name} = reinterpret_cast<{t.ctype}*>(shared + {t.offset});"
+        for t in kernel.tiles
+    ]
+    tiles += [
+        f"  const random_start {_START} = start_of(args.{p.name});"
+        for p in kernel.params
+        if p.ctype == "random_state"
+    ]
     tiles += [f"  index_check {_CHECK}(args.{p.name});" for p in kernel.params if p.source == ("flag",)]
     bounds = f"{kernel.threads}, {kernel.resident}" if kernel.resident else kernel.threads
     turn = ["  let_next_start();"] if kernel.leads else ["  wait_for_turn();"] if kernel.follows else []
@@ -44,16 +74,28 @@ def _let(s: Let) -> list[str]:
 
 
 def _address(pointer: str, offset) -> str:
-    return pointer if offset == Const(0) else f"{pointer} + {offset}" if isinstance(offset, (Var, Const)) else f"{pointer} + ({offset})"
+    return (
+        pointer
+        if offset == Const(0)
+        else f"{pointer} + {offset}"
+        if isinstance(offset, (Var, Const))
+        else f"{pointer} + ({offset})"
+    )
 
 
 def _load(s: Load) -> list[str]:
     if s.shared and s.lanes > 1:
-        return _assign(f"vec<{s.ctype}, {s.lanes}>", s.name, f"load<{s.lanes}>({_address(s.buffer, s.offset)})")
+        return _assign(
+            f"vec<{s.ctype}, {s.lanes}>", s.name, f"load<{s.lanes}>({_address(s.buffer, s.offset)})"
+        )
     address = _address(s.buffer, s.offset)
     if s.lanes > 1:
         given = "" if s.guard is None else f", {s.guard}"
-        call = f"load<{s.lanes}>({address}{given})" if s.count is None else f"load_upto<{s.lanes}>({address}, {s.count})"
+        call = (
+            f"load<{s.lanes}>({address}{given})"
+            if s.count is None
+            else f"load_upto<{s.lanes}>({address}, {s.count})"
+        )
         return _assign(f"vec<{s.ctype}, {s.lanes}>", s.name, call)
     value = f"load_bool({address})" if s.ctype == "bool" else f"{s.buffer}[{s.offset}]"
     return _assign(s.ctype, s.name, value if s.guard is None else f"{s.guard} ? {value} : {s.ctype}{{}}")
@@ -61,7 +103,11 @@ def _load(s: Load) -> list[str]:
 
 def _place(s: Place) -> list[str]:
     known = f"{_CHECK}({s.index}, {s.extent})"
-    return _assign(s.ctype, s.name, f"{known if s.guard is None else f'{s.guard} && {known}'} ? {mul(s.index, s.step)} : -1")
+    return _assign(
+        s.ctype,
+        s.name,
+        f"{known if s.guard is None else f'{s.guard} && {known}'} ? {mul(s.index, s.step)} : -1",
+    )
 
 
 def _uniform(s: Uniform) -> list[str]:
@@ -96,7 +142,11 @@ def _store(s: Store) -> list[str]:
     address = _address(s.buffer, s.offset)
     if s.lanes > 1:
         value = s.value if s.register == s.ctype else f"convert_lanes<{s.ctype}>({s.value})"
-        call = f"store({address}, {value});" if s.count is None else f"store_upto({address}, {value}, {s.count});"
+        call = (
+            f"store({address}, {value});"
+            if s.count is None
+            else f"store_upto({address}, {value}, {s.count});"
+        )
         return [call if s.guard is None else f"if ({s.guard}) {call}"]
     value = s.value if s.register == s.ctype else f"convert<{s.ctype}>({s.value})"
     target = f"{s.buffer}[{s.offset}] = {value};"
@@ -121,9 +171,18 @@ def _scratch(s: Scratch) -> list[str]:
 
 
 def _for(s: For) -> list[str]:
-    hint = {"rows": ["#pragma unroll 1"], "unroll": ["#pragma unroll"], "vector": ["#pragma unroll"], "simd": ["SIMD_LOOP"]}.get(s.bind, [])
+    hint = {
+        "rows": ["#pragma unroll 1"],
+        "unroll": ["#pragma unroll"],
+        "vector": ["#pragma unroll"],
+        "simd": ["SIMD_LOOP"],
+    }.get(s.bind, [])
     hint = ["LANE_LOOP"] if s.bind == "simd" and isinstance(s.extent, Const) else hint
-    index = "int32_t" if s.bind in ("unroll", "vector") or (s.bind == "serial" and isinstance(s.extent, Const)) else "int64_t"
+    index = (
+        "int32_t"
+        if s.bind in ("unroll", "vector") or (s.bind == "serial" and isinstance(s.extent, Const))
+        else "int64_t"
+    )
     head = f"for ({index} {s.var} = 0; {s.var} < {s.extent}; ++{s.var}) {{"
     return [*hint, head, *_block(s.body, 1), "}"]
 
@@ -137,11 +196,16 @@ def _barrier(s: Barrier) -> list[str]:
 
 
 def _fill_tile(s: FillTile) -> list[str]:
-    return [f"fill_tile<{s.pitch}>({s.tile}, {_address(s.buffer, s.offset)}, {s.stride}, {s.rows}, {s.columns});"]
+    return [
+        f"fill_tile<{s.pitch}>({s.tile}, {_address(s.buffer, s.offset)}, {s.stride}, {s.rows}, {s.columns});"
+    ]
 
 
 def _accumulator(s: Accumulator) -> list[str]:
-    return [f"{s.ctype} {s.name}[{s.lanes}];", f"for (int32_t lane = 0; lane < {s.lanes}; ++lane) {s.name}[lane] = {s.identity};"]
+    return [
+        f"{s.ctype} {s.name}[{s.lanes}];",
+        f"for (int32_t lane = 0; lane < {s.lanes}; ++lane) {s.name}[lane] = {s.identity};",
+    ]
 
 
 def _accumulate(s: Accumulate) -> list[str]:
@@ -160,7 +224,10 @@ def _block_reduce(s: BlockReduce) -> list[str]:
     half = f"{s.turn} % 2 * {s.half} + " if s.turn else ""
     offers = [f"offer_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {half}{t.offset});" for t in s.totals]
     warps = f", {s.warps}" if s.axis == "x" else ""
-    takes = [f"take_{s.axis}<{t.combine}{warps}{lanes}>({t.name}, shared + {half}{t.offset}, {t.identity});" for t in s.totals]
+    takes = [
+        f"take_{s.axis}<{t.combine}{warps}{lanes}>({t.name}, shared + {half}{t.offset}, {t.identity});"
+        for t in s.totals
+    ]
     return [*fold, *offers, f"meet_{s.axis}();", *takes]
 
 
@@ -174,14 +241,24 @@ def _fetch_group(s: FetchGroup) -> list[str]:
 
 
 def _team_slots(s: TeamSlots) -> list[str]:
-    return [f"const team_slots {s.name} = slots_of<{s.words}>({s.memory}, {s.team}, {s.parts}, {s.part}, {s.turn});"]
+    return [
+        f"const team_slots {s.name} = slots_of<{s.words}>({s.memory}, {s.team}, {s.parts}, {s.part}, {s.turn});"
+    ]
 
 
 def _team_reduce(s: TeamReduce) -> list[str]:
     totals = [(k % s.warps, found) for k, found in enumerate(zip(s.totals, s.words, s.shared))]
     offers = [f"offer_team<{k}>({t.name}, {s.slots}, {word});" for k, (t, word, _) in totals]
-    takes = [f"take_team<{t.combine}, {k}>({t.name}, {s.slots}, {word}, shared + {at}, {t.identity});" for k, (t, word, at) in totals]
-    return [*offers, *takes, "meet_team();", *(f"receive_team({t.name}, shared + {at});" for _, (t, _, at) in totals)]
+    takes = [
+        f"take_team<{t.combine}, {k}>({t.name}, {s.slots}, {word}, shared + {at}, {t.identity});"
+        for k, (t, word, at) in totals
+    ]
+    return [
+        *offers,
+        *takes,
+        "meet_team();",
+        *(f"receive_team({t.name}, shared + {at});" for _, (t, _, at) in totals),
+    ]
 
 
 def _column_reduce(s: ColumnReduce) -> list[str]:

@@ -9,8 +9,9 @@ Python calls, with copies of the arguments of its first call (and of its first o
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Iterator
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ class Recorded:
 
     function: Any
     args: tuple[Any, ...]
-    kwargs: "dict[str, Any]"
+    kwargs: dict[str, Any]
     gradients: bool
 
     @property
@@ -36,9 +37,9 @@ class Recorded:
 
 
 @contextlib.contextmanager
-def collected() -> "Iterator[list[Recorded]]":
+def collected() -> Iterator[list[Recorded]]:
     """Collects within the block. A function that is called by a scripted one is part of that."""
-    calls: "dict[tuple[int, bool], Recorded]" = {}
+    calls: dict[tuple[int, bool], Recorded] = {}
     kinds = (torch.jit.ScriptFunction, torch.jit.RecursiveScriptModule)
     before = [kind.__call__ for kind in kinds]
 
@@ -55,7 +56,7 @@ def collected() -> "Iterator[list[Recorded]]":
 
     for kind, call in zip(kinds, before):
         kind.__call__ = watched(call)
-    found: "list[Recorded]" = []
+    found: list[Recorded] = []
     try:
         yield found
     finally:

@@ -1,8 +1,8 @@
 """Whether what `explain` and `check` find of a copy is true of the function itself.
 
-They run a copy, which torch optimises anew. The function itself keeps what torch made of it in its first calls, and
-all modules of one class share that: where fusion was off then, it stays unfused. In: the copy, once it has
-run. Out: a sentence, "" where the copy speaks for the function. Example:
+They run a copy, which torch optimises anew. The function itself keeps what torch made of it in its first
+calls, and all modules of one class share that: where fusion was off then, it stays unfused. In: the copy,
+once it has run. Out: a sentence, "" where the copy speaks for the function. Example:
 
     caveat(twin, fused=True)  # -> "block itself runs unfused: torch optimised it when fusion was off..."
 """
@@ -17,12 +17,12 @@ from ..errors import TsfuserWarning
 from .isolate import Isolated
 
 _lock = threading.Lock()
-_told: "set[int]" = set()  # registry: hashes of what the user was warned of
+_told: set[int] = set()  # registry: hashes of what the user was warned of
 
 
 def caveat(twin: Isolated, fused: bool) -> str:
-    """`fused`: whether groups of the copy ran fused. Warns as well, once a function, on behalf of the caller's
-    caller."""
+    """`fused`: whether groups of the copy ran fused. Warns as well, once a function, on behalf of the
+    caller's caller."""
     if not fused or _C.optimised(twin.method, _trains(twin)) != "unfused":
         return ""
     owned = hasattr(twin.method, "owner")

@@ -48,14 +48,14 @@ class Difference:
 class Report:
     """True where groups ran fused and nothing differs. `compared`: groups that ran fused and were compared;
     `random`: groups that were not, as fused random numbers are others than eager's, unless these are asked
-    for; `unfused`: reasons of those that did not run fused; `nothing`: why no group ran fused at all, "" where one did;
-    `caveat`: why the function itself runs unfused, "" where it does not."""
+    for; `unfused`: reasons of those that did not run fused; `nothing`: why no group ran fused at all, ""
+    where one did; `caveat`: why the function itself runs unfused, "" where it does not."""
 
     name: str
     compared: tuple[int, ...]
     random: tuple[int, ...]
-    unfused: "tuple[tuple[int, str], ...]"
-    difference: "Difference | None"
+    unfused: tuple[tuple[int, str], ...]
+    difference: Difference | None
     nothing: str = ""
     caveat: str = ""
 
@@ -76,10 +76,10 @@ class Report:
 def check(fn: Any, *args: Any, **kwargs: Any) -> Report:
     """Runs `fn(*args)`, forward and, where results require gradients, backward, on copies, until it is fused.
     Then each group runs twice in one more call, fused and node by node, from equal arguments and random
-    states. Nothing of the caller's changes but the counters of `tsfuser.stats()`. Raises what `fn` raises, and
-    TypeError for arguments that it does not take; warns as `explain` does."""
+    states. Nothing of the caller's changes but the counters of `tsfuser.stats()`. Raises what `fn` raises,
+    and TypeError for arguments that it does not take; warns as `explain` does."""
     compared, random, unfused = {}, {}, {}
-    differences: "list[Difference]" = []
+    differences: list[Difference] = []
 
     def look(run: Run) -> None:
         if run.reason:
@@ -105,7 +105,7 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> Report:
     )
 
 
-def _why_nothing(unfused: bool, fn: Any, args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> str:
+def _why_nothing(unfused: bool, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Why no group ran fused: what `explain` says, unless there were groups that ran `unfused`."""
     if unfused:
         return "nothing was compared: no group ran fused"
@@ -121,7 +121,7 @@ def _is_random(group: int) -> bool:
     return any(node.isNondeterministic() for node in _C.group_graph(group).nodes())
 
 
-def compare(run: Run) -> "Difference | None":
+def compare(run: Run) -> Difference | None:
     """The first result that differs."""
     for k, (fused, plain) in enumerate(zip(run.results, run.unfused)):
         found = _difference(fused, plain, _terms(run))
@@ -138,7 +138,7 @@ def _terms(run: Run) -> int:
     return nodes + int(max(sizes, default=1) ** 0.5)
 
 
-def _difference(fused: Any, plain: Any, terms: int) -> "tuple[float, float, str] | None":
+def _difference(fused: Any, plain: Any, terms: int) -> tuple[float, float, str] | None:
     """Worst difference, what is allowed, and a sentence; None where they agree."""
     if not isinstance(plain, torch.Tensor) or not isinstance(fused, torch.Tensor):
         same = fused == plain or (fused is None and plain is None)

@@ -1,13 +1,13 @@
 """A graph as SVG: groups and nodes left out as boxes, in layers, with lines from makers to readers.
 
-In: a `GraphReport`. Out: an `<svg>` element; colours come from the page's classes `fused`, `left`, `bad`, `idle`.
-Example: two groups around a matrix product are three boxes, one below the other."""
+In: a `GraphReport`. Out: an `<svg>` element; colours come from the page's classes `fused`, `left`, `bad`,
+`idle`. Example: two groups around a matrix product are three boxes, one below the other."""
 
 from __future__ import annotations
 
 from html import escape
 
-from ..torchscript.left_over import NOT_RUN
+from ..grouping.unfused_reasons import NOT_RUN
 from .findings import GraphReport, Group, Node, Part
 from .table import UNREACHED, ops
 
@@ -25,8 +25,8 @@ def drawing(graph: GraphReport) -> str:
     layers, routes = _layers(graph)
     sizes += [(_LANE, 0.0)] * (1 + max(map(max, layers)) - len(sizes))
     width = max(sum(sizes[i][0] + _GAP_X for i in layer) for layer in layers) + _GAP_X
-    places: "dict[int, tuple[float, float]]" = {}
-    feet: "dict[int, float]" = {}  # where the layer ends that an item is in
+    places: dict[int, tuple[float, float]] = {}
+    feet: dict[int, float] = {}  # where the layer ends that an item is in
     y = float(_PAD)
     for layer in layers:
         x = (width - sum(sizes[i][0] for i in layer) - _GAP_X * (len(layer) - 1)) / 2
@@ -46,7 +46,7 @@ def drawing(graph: GraphReport) -> str:
     )
 
 
-def _layers(graph: GraphReport) -> "tuple[list[list[int]], list[list[int]]]":
+def _layers(graph: GraphReport) -> tuple[list[list[int]], list[list[int]]]:
     """Items by the longest path that leads to them, in a layer as near below their makers as they come; and
     for each edge what it goes through. Where it passes a layer, a number behind those of the items stands for
     its lane, so that it does not run under a box."""
@@ -58,10 +58,10 @@ def _layers(graph: GraphReport) -> "tuple[list[list[int]], list[list[int]]]":
         if i not in made:  # weights' casts, say: near those who read them, not all in one row
             readers = [depth[b] - 1 for a, b in graph.edges if a == i]
             depth[i] = min(readers, default=depth[i - 1] if i else 0)
-    layers: "list[list[int]]" = [[] for _ in range(max(depth) + 1)]
+    layers: list[list[int]] = [[] for _ in range(max(depth) + 1)]
     for i, d in enumerate(depth):
         layers[d].append(i)
-    lanes: "dict[tuple[int, int], int]" = {}  # (maker, layer): its edges share a lane
+    lanes: dict[tuple[int, int], int] = {}  # (maker, layer): its edges share a lane
     routes = []
     for a, b in graph.edges:
         passed = range(depth[a] + 1, depth[b])
@@ -70,18 +70,18 @@ def _layers(graph: GraphReport) -> "tuple[list[list[int]], list[list[int]]]":
                 lanes[a, d] = len(graph.items) + len(lanes)
                 layers[d].append(lanes[a, d])
         routes.append([a, *(lanes[a, d] for d in passed), b])
-    makers: "dict[int, set[int]]" = {}
+    makers: dict[int, set[int]] = {}
     for route in routes:
         for a, b in zip(route, route[1:]):
             makers.setdefault(b, set()).add(a)
-    rank: "dict[int, float]" = {}
+    rank: dict[int, float] = {}
     for layer in layers:
         layer.sort(key=lambda i: sum(rank[a] for a in makers[i]) / len(makers[i]) if makers.get(i) else i)
         rank.update((i, k - len(layer) / 2) for k, i in enumerate(layer))
     return layers, routes
 
 
-def _text(item: "Group | Node | Part") -> "list[str]":
+def _text(item: Group | Node | Part) -> list[str]:
     if isinstance(item, Part):
         return [f"differentiated part {item.number}"]
     if isinstance(item, Node):
@@ -101,7 +101,7 @@ def _cut(name: str) -> str:
     return name if len(name) <= _WIDEST else name[: _WIDEST - 3] + "..."
 
 
-def _kind(item: "Group | Node | Part") -> "tuple[str, str]":
+def _kind(item: Group | Node | Part) -> tuple[str, str]:
     """The class of its box, and what shows while the pointer is over it."""
     if isinstance(item, Part):
         return "idle", "its own graphs, forward and backward, follow"
@@ -113,7 +113,7 @@ def _kind(item: "Group | Node | Part") -> "tuple[str, str]":
 
 
 def _box(
-    item: "Group | Node | Part", lines: "list[str]", place: "tuple[float, float]", size: "tuple[float, float]"
+    item: Group | Node | Part, lines: list[str], place: tuple[float, float], size: tuple[float, float]
 ) -> str:
     (x, y), (w, h) = place, size
     kind, hint = _kind(item)
@@ -127,9 +127,9 @@ def _box(
     return f"<g><title>{escape(hint)}</title>{box}{rows}</g>"
 
 
-def _edge(stops: "list[tuple[float, float, float, float, float]]") -> str:
-    """A curve from the bottom of the first box to the top of the last, straight down where it is in a layer, whose
-    end is the fifth number of a stop."""
+def _edge(stops: list[tuple[float, float, float, float, float]]) -> str:
+    """A curve from the bottom of the first box to the top of the last, straight down where it is in a layer,
+    whose end is the fifth number of a stop."""
     x, y, w, h, _ = stops[0]
     d = f"M{x + w / 2:.0f} {y + h:.0f}"
     for (x1, _, w1, _, foot), (x2, y2, w2, _, _) in zip(stops, stops[1:]):

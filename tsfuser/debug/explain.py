@@ -10,26 +10,28 @@ changes but the counters of `tsfuser.stats()`. Example:
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import torch
 
 from .. import _C
 from ..errors import CompileError, Refusal
+from ..frontends.torchscript import passes
+from ..graph.evaluate import CONTROL, is_plain
+from ..graph.functionalize import is_idle_cast
+from ..graph.rows import row_of
+from ..graph.wrapper import CONSTANT, FALLBACK, GROUP, all_blocks, inputs, is_tensor, outputs, schema
+from ..grouping.support import Refusals
+from ..grouping.unfused_reasons import NOT_RUN
 from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
 from ..ops import others
-from ..runtime.compile import Compiled, kernels_of
+from ..planning.compile import Compiled, kernels_of
+from ..planning.parse import parse
+from ..planning.planner import group_device
 from ..target.driver import memory_bandwidth
-from ..torchscript import passes
-from ..torchscript.evaluate import CONTROL, is_plain
-from ..torchscript.functionalize import is_idle_cast
-from ..torchscript.graph import CONSTANT, FALLBACK, GROUP, all_blocks, inputs, is_tensor, outputs, schema
-from ..torchscript.left_over import NOT_RUN
-from ..torchscript.parse import parse
-from ..torchscript.partition import Refusals, row_of
-from ..torchscript.planner import group_device
 from .caveat import caveat
 from .findings import Findings, GraphReport, Group, Kernel, Node, Part
 from .isolate import isolate
@@ -65,7 +67,7 @@ class Explanation(Findings):
     def __str__(self) -> str:
         return text(self)
 
-    def to_html(self, path: "str | Path | None" = None) -> str:
+    def to_html(self, path: str | Path | None = None) -> str:
         """One page without external files; also written to `path` if one is given."""
         made = page(self)
         if path is not None:
@@ -78,7 +80,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     takes. It is run some ten times on copies; where results require gradients, backward as well. Raises what
     `fn` raises, and TypeError for arguments that it does not take. Warns, once a function, where torch has
     optimised `fn` before without groups, so that it runs unfused itself."""
-    runs: "dict[int, list[Run]]" = {}
+    runs: dict[int, list[Run]] = {}
     with isolate(fn, args, kwargs) as twin, torch.jit.fuser("fuser2"):
         sources = Sources(twin.graph)
         with passes.watching() as outcomes:
@@ -119,7 +121,7 @@ def _undifferentiated(node: Any) -> str:
     return f"TorchScript's autodiff leaves it out, as it does with ops around views; {_ONLY}"
 
 
-def _beside(node: Any) -> "list[Any]":
+def _beside(node: Any) -> list[Any]:
     """The ops that make what a node reads, or read what it makes; of views those that autodiff considers."""
     makers = [v.node() for v in inputs(node) if is_tensor(v)]
     readers = [use.user for v in outputs(node) for use in v.uses()]
@@ -144,7 +146,7 @@ def _in_place(node: Any) -> str:
     )
 
 
-def _shortest(runs: "list[Run]") -> "list[Run]":
+def _shortest(runs: list[Run]) -> list[Run]:
     """The last run, with the shortest time of each launch."""
     last = runs[-1]
     alike = [r.launches for r in runs if [x.kernel for x in r.launches] == [x.kernel for x in last.launches]]
@@ -155,12 +157,12 @@ def _shortest(runs: "list[Run]") -> "list[Run]":
 class _Reader:
     """Turns execution plans into reports."""
 
-    def __init__(self, sources: Sources, refusals: "dict[int, Refusals]", runs: "dict[int, list[Run]]"):
+    def __init__(self, sources: Sources, refusals: dict[int, Refusals], runs: dict[int, list[Run]]):
         self.sources, self.refusals, self.runs = sources, refusals, runs
-        self.reported: "set[int]" = set()
+        self.reported: set[int] = set()
         self.incomplete = False
 
-    def graphs(self, state: Any, title: str = "") -> "Iterator[GraphReport]":
+    def graphs(self, state: Any, title: str = "") -> Iterator[GraphReport]:
         """The graphs of an executor, and of the differentiable graphs in them, forward and backward."""
         plans = list(state.execution_plans.values())
         if not plans:
@@ -171,11 +173,7 @@ class _Reader:
             self.reported.add(id(plan.graph))
             if seen is not None or not title:
                 outer = (
-                    "around the differentiated parts"
-                    if inner
-                    else _TRAINING
-                    if seen is None
-                    else "inference"
+                    "around the differentiated parts" if inner else _TRAINING if seen is None else "inference"
                 )
                 yield self._report(plan.graph, title or outer, seen, forward=title.endswith(_FORWARD))
             for k, forward in enumerate(inner, 1):
@@ -183,7 +181,7 @@ class _Reader:
             for k, backward in enumerate(self._states(plan.code.grad_executor_states), 1):
                 yield from self.graphs(backward, f"differentiated part {k}, backward")
 
-    def rest(self, graphs: "Iterator[Any]") -> "Iterator[GraphReport]":
+    def rest(self, graphs: Iterator[Any]) -> Iterator[GraphReport]:
         """Graphs that were optimised, but that torch does not let us find from the top."""
         if self.incomplete:
             for graph in graphs:
@@ -193,7 +191,7 @@ class _Reader:
                     forward = any(node.place.file for node in nodes)
                     yield found if forward else replace(found, title=f"{_ELSEWHERE}, backward")
 
-    def _states(self, ask: Any) -> "list[Any]":
+    def _states(self, ask: Any) -> list[Any]:
         """Executors inside of a plan; none where one of them has not run: torch has an internal error for
         it."""
         try:
@@ -202,10 +200,12 @@ class _Reader:
             self.incomplete = True
             return []
 
-    def _report(self, graph: Any, title: str, refusals: "Refusals | None", forward: bool = False) -> GraphReport:
-        items: "list[Group | Node | Part]" = []
-        makers: "dict[int, frozenset[int]]" = {}
-        edges: "set[tuple[int, int]]" = set()
+    def _report(
+        self, graph: Any, title: str, refusals: Refusals | None, forward: bool = False
+    ) -> GraphReport:
+        items: list[Group | Node | Part] = []
+        makers: dict[int, frozenset[int]] = {}
+        edges: set[tuple[int, int]] = set()
 
         def walk(block: Any, branch: str) -> None:
             for node in block.nodes():
@@ -226,18 +226,17 @@ class _Reader:
                     edges.update((source, len(items) - 1) for source in fed)
                     fed = frozenset([len(items) - 1])
                 for k, v in enumerate(outputs(node)):
-                    ends = [list(b.outputs())[-node.outputsSize() :] for b in inner]  # a loop's start with a bool
+                    # a loop's start with a bool
+                    ends = [list(b.outputs())[-node.outputsSize() :] for b in inner]
                     through = [makers.get(e[k].unique(), frozenset()) for e in ends]
                     makers[v.unique()] = frozenset().union(*through) if inner else fed
 
         walk(graph, "")
         return GraphReport(title, tuple(items), tuple(sorted(edges)))
 
-    def _item(
-        self, node: Any, refusals: "Refusals | None", branch: str, forward: bool
-    ) -> "Group | Node | None":
-        """What stands for the node; None for what no one would ask about, like the other ways that a formula of
-        autodiff has. `branch`: why the If or Loop around it is not fused as a whole, "" where that was no
+    def _item(self, node: Any, refusals: Refusals | None, branch: str, forward: bool) -> Group | Node | None:
+        """What stands for the node; None for what no one would ask about, like the other ways that a formula
+        of autodiff has. `branch`: why the If or Loop around it is not fused as a whole, "" where that was no
         question."""
         kind = node.kind()
         if kind == GROUP:
@@ -283,7 +282,7 @@ class _Reader:
         return Group(number, device, nodes, arguments, tuple(_kernels(compiled, run.launches, device)))
 
 
-def _kernels(compiled: "list[Compiled]", launches: "tuple[Timing, ...]", device: str) -> "Iterator[Kernel]":
+def _kernels(compiled: list[Compiled], launches: tuple[Timing, ...], device: str) -> Iterator[Kernel]:
     """Each kernel with its launch; those with nothing to do were not launched."""
     peak = memory_bandwidth(int(device.partition(":")[2] or 0)) if device.startswith("cuda") else None
     waiting = list(launches)

@@ -32,11 +32,11 @@ class Kernel:
     schedule: str
     source: str
     registers: int
-    launch: "Timing | None" = None
-    fraction: "float | None" = None
+    launch: Timing | None = None
+    fraction: float | None = None
 
     @property
-    def seconds(self) -> "float | None":
+    def seconds(self) -> float | None:
         return self.launch.seconds if self.launch else None
 
     @property
@@ -71,7 +71,7 @@ class GraphReport:
     `edges`: which item feeds which. `reached`: whether it ran; nothing is known of one that did not."""
 
     title: str
-    items: "tuple[Group | Node | Part, ...]"
+    items: tuple[Group | Node | Part, ...]
     edges: tuple[tuple[int, int], ...]
     reached: bool = True
 
@@ -83,9 +83,9 @@ class GraphReport:
     def left_out(self) -> list[Node]:
         return [item for item in self.items if isinstance(item, Node)]
 
-    def distinct(self) -> "list[tuple[Group, int]]":
+    def distinct(self) -> list[tuple[Group, int]]:
         """Its groups, those that share their plans once, with how often they are there."""
-        times: "dict[int, int]" = {}
+        times: dict[int, int] = {}
         for group in self.groups:
             times[group.number] = times.get(group.number, 0) + 1
         first = {group.number: group for group in reversed(self.groups)}

@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ class Isolated:
     owner: tuple[Any, ...]
     given: tuple[Any, ...]
 
-    def step(self) -> "tuple[list[torch.Tensor], list[torch.Tensor | None]]":
+    def step(self) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
         """One forward and, where results require gradients, backward. Returns the result tensors and the
         gradients of the arguments and parameters."""
         arguments = (*self.owner, *clones(self.given))
@@ -64,7 +65,7 @@ def scripted(fn: Any) -> Any:
 
 
 @contextlib.contextmanager
-def isolate(fn: Any, args: Sequence[Any], kwargs: "dict[str, Any]") -> Iterator[Isolated]:
+def isolate(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Isolated]:
     """The twin of `fn`. Within the block torch's random generators go their own way; after it they are as
     they were before."""
     fn = scripted(fn)
@@ -96,7 +97,7 @@ def _twin(module: Any) -> Any:
     return twin
 
 
-def _bound(method: Any, args: Sequence[Any], kwargs: "dict[str, Any]", own: int) -> tuple[Any, ...]:
+def _bound(method: Any, args: Sequence[Any], kwargs: dict[str, Any], own: int) -> tuple[Any, ...]:
     """All arguments in order, defaults filled in; without the first `own` ones: the module, whatever the
     method calls it."""
     declared = method.schema.arguments[own:]
@@ -128,7 +129,7 @@ def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     return value
 
 
-def tensors(value: Any) -> "list[torch.Tensor]":
+def tensors(value: Any) -> list[torch.Tensor]:
     """The tensors in a value, those of modules included."""
     found: list[torch.Tensor] = []
     mapped(value, lambda t: found.append(t))
@@ -138,13 +139,13 @@ def tensors(value: Any) -> "list[torch.Tensor]":
     return found
 
 
-def clones(values: Sequence[Any]) -> "list[Any]":
+def clones(values: Sequence[Any]) -> list[Any]:
     """Copies with the same strides, offsets and requires_grad; tensors that share memory share it again."""
     storages: dict[int, torch.UntypedStorage] = {}
     return [mapped(v, lambda t: _clone(t, storages)) for v in values]
 
 
-def _clone(tensor: torch.Tensor, storages: "dict[int, torch.UntypedStorage]") -> torch.Tensor:
+def _clone(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
     plain = tensor.layout == torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter)
     if (
         not plain

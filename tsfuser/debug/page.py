@@ -8,7 +8,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from ..torchscript.left_over import NOT_RUN
+from ..grouping.unfused_reasons import NOT_RUN
 from .drawing import drawing
 from .findings import Findings, GraphReport, Group
 from .table import UNREACHED, bandwidth, by_reason, count, duration, ops, size, summary
@@ -82,7 +82,9 @@ def page(findings: Findings) -> str:
 
 def _head(findings: Findings) -> str:
     fused = sum(len(g.nodes) for g in findings.groups if g.reached and not g.refusal)
-    left = sum(n.reason != NOT_RUN for n in findings.left_out) + sum(len(g.nodes) for g in findings.groups if g.refusal)
+    left = sum(n.reason != NOT_RUN for n in findings.left_out) + sum(
+        len(g.nodes) for g in findings.groups if g.refusal
+    )
     seconds = sum(k.seconds or 0 for g in findings.groups for k in g.kernels)
     time = f" &middot; {duration(seconds)} in kernels" if seconds else ""
     line = escape(summary(findings).partition(": ")[2])
@@ -109,7 +111,7 @@ def _graph(graph: GraphReport) -> str:
     return "".join(parts)
 
 
-def _kernels(groups: "list[tuple[Group, int]]") -> str:
+def _kernels(groups: list[tuple[Group, int]]) -> str:
     rows = []
     for group, times in groups:
         kind = "idle" if not group.reached else "bad" if group.refusal else "fused"
@@ -146,7 +148,8 @@ def _kernels(groups: "list[tuple[Group, int]]") -> str:
 def _left(graph: GraphReport) -> str:
     rows = []
     for (place, reason), nodes in by_reason(graph.left_out).items():
-        names = escape(ops(nodes)).replace(" (", "&nbsp;(").replace(" times", "&nbsp;times")  # broken at commas
+        # broken at commas
+        names = escape(ops(nodes)).replace(" (", "&nbsp;(").replace(" times", "&nbsp;times")
         line = f"<div><code>{escape(place.text)}</code></div>" if place.text else ""
         rows.append(
             f'<tr><td><span class="tag {"idle" if reason == NOT_RUN else "left"}">{names}</span></td>'
@@ -163,11 +166,12 @@ def _sentence(reason: str) -> str:
 
 def _program(findings: Findings) -> str:
     """The lines of the program around those that are in the graphs."""
-    lines: "dict[tuple[str, int], dict[str, set[str]]]" = {}
+    lines: dict[tuple[str, int], dict[str, set[str]]] = {}
     for kind, node in _placed(findings):
         if node.place.file:
             entry = lines.setdefault(
-                (node.place.file, node.place.line), {"fused": set(), "left": set(), "idle": set(), "text": set()}
+                (node.place.file, node.place.line),
+                {"fused": set(), "left": set(), "idle": set(), "text": set()},
             )
             entry[kind].add(node.kind.removeprefix("aten::"))
             entry["text"].add(node.place.text)
@@ -196,7 +200,7 @@ def _placed(findings: Findings):
             yield ("left" if group.refusal else "fused"), node
 
 
-def _line(number: int, text: str, entry: "dict[str, set[str]] | None") -> str:
+def _line(number: int, text: str, entry: dict[str, set[str]] | None) -> str:
     kind = why = ""
     if entry:
         marks = [kind for kind in ("fused", "left") if entry[kind]]

@@ -7,11 +7,12 @@ for each failure. Example: `stats()["fallbacks"]` -> `{"aten::add of uint8 tenso
 from __future__ import annotations
 
 import warnings
-from typing import Any, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 from .. import _C, options
 from ..errors import TsfuserWarning
-from ..runtime import compile as pipeline
+from ..planning import compile as pipeline
 from ..target import counters
 
 _HINT = "The result is right, but slower; PYTORCH_NVFUSER_DISABLE=fallback raises the error instead."

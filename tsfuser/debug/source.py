@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import _C
-from ..torchscript.graph import all_blocks, schema
+from ..graph.wrapper import all_blocks, schema
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 #: Torch's own files where a module was saved, which may have been elsewhere.
@@ -49,14 +49,14 @@ class Sources:
         torch._C._jit_pass_inline(inlined)
         nodes = [node for block in all_blocks(inlined) for node in block.nodes()]
         self._own = {frame for node in nodes for frame in _C.frames(node) if frame[0] == "<string>"}
-        self._homes: "dict[tuple[str, str], set[Place]]" = {}
+        self._homes: dict[tuple[str, str], set[Place]] = {}
         for node in nodes:
             self._homes.setdefault(_plain(node), set()).add(self.place(node))
 
     def place(self, node: torch._C.Node, forward: bool = False) -> Place:
         """The innermost line of the program that the node stands for; one of torch's own code where the
-        program has none. `forward`: an op that a formula of autodiff repeats in a forward graph, where there is
-        but one line with such an op, is from there."""
+        program has none. `forward`: an op that a formula of autodiff repeats in a forward graph, where there
+        is but one line with such an op, is from there."""
         frames = _C.frames(node)
         formula = bool(frames) and frames[0][0] == "<string>" and frames[0] not in self._own
         found = self._line(frames, "autodiff's formulas" if formula else "")
@@ -71,7 +71,7 @@ class Sources:
         file, line, _, text = frames[0]  # a module of torch's own
         return Place(file, line, _text(file, line, text))
 
-    def _line(self, frames: "list[tuple]", within: str) -> Place:
+    def _line(self, frames: list[tuple], within: str) -> Place:
         """The first of the frames that is the program's own."""
         for file, line, column, text in frames:
             if file.startswith(_TORCH) or _INSTALLED.match(file):
@@ -81,8 +81,8 @@ class Sources:
         return Place(within=within)
 
     def _module_line(self, node: torch._C.Node, within: str) -> Place:
-        """The line that asks for the module whose tensor the node works on: torch forgets who calls what stands
-        in an If without results."""
+        """The line that asks for the module whose tensor the node works on: torch forgets who calls what
+        stands in an If without results."""
         found = Place(within=within)
         while not found.file and node.inputsSize() and node.inputsAt(0).node().kind() == "prim::GetAttr":
             node = node.inputsAt(0).node()
@@ -96,8 +96,9 @@ def _text(file: str, line: int, text: str) -> str:
     return (linecache.getline(file, line) if traced else text).strip()
 
 
-def _plain(node: torch._C.Node) -> "tuple[str, str]":
-    """`aten::relu_` -> `relu`, and `aten::native_dropout`, as formulas have it, -> `dropout`; and the overload."""
+def _plain(node: torch._C.Node) -> tuple[str, str]:
+    """`aten::relu_` -> `relu`, and `aten::native_dropout`, as formulas have it, -> `dropout`; and the
+    overload."""
     name = node.kind().removeprefix("aten::").removeprefix("native_").rstrip("_")
     name = {"_batch_norm_impl_index": "batch_norm", "max_pool2d_with_indices": "max_pool2d"}.get(name, name)
     found = schema(node)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..torchscript.left_over import NOT_RUN
+from ..grouping.unfused_reasons import NOT_RUN
 from .findings import Findings, GraphReport, Group, Kernel, Node
 from .observe import Timing
-
 
 UNREACHED = "did not run: its guard did not let the call pass, or the program went another way"
 

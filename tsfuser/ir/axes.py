@@ -1,31 +1,34 @@
 """Which axes are one: sizes that broadcast against each other are walked by one loop.
 
-In: axes as operands meet. Out: the axis that stands for each. Two axes along which one value varies are never joined: in `x + x.sum(1)` on a
-square x, the sums vary along x's first axis but meet its second, and one loop cannot walk both. `clash` tells; the builder then computes one of
-the operands a second time, over axes of its own.
+In: axes as operands meet. Out: the axis that stands for each. Two axes along which one value varies are never
+joined: in `x + x.sum(1)` on a square x, the sums vary along x's first axis but meet its second, and one loop
+cannot walk both. `clash` tells; the builder then computes one of the operands a second time, over axes of its
+own.
 
-An axis may be several loops, in the whole build: the channels of a group norm are groups and channels of a group, the axis of a merged dim those
-of the dims that were merged. Values keep the one axis until the end; then `parts` gives the loops that it is. Where two such axes are joined, both
-become the finest pieces that each is made of: 4 * 6 and 2 * 12 are 2 * 2 * 6. `(2, 6)` and `(3, 4)` have no such pieces: they clash.
+An axis may be several loops, in the whole build: the channels of a group norm are groups and channels of a
+group, the axis of a merged dim those of the dims that were merged. Values keep the one axis until the end;
+then `parts` gives the loops that it is. Where two such axes are joined, both become the finest pieces that
+each is made of: 4 * 6 and 2 * 12 are 2 * 2 * 6. `(2, 6)` and `(3, 4)` have no such pieces: they clash.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from collections.abc import Callable, Sequence
 
+from ..errors import Refusal
 from . import size as sz
 from .call import Call
 from .fusion import Axis, Value
-from ..errors import Refusal
 
 
 class Axes:
     """The axes of one build; `fresh` makes new ones."""
 
-    def __init__(self, call: Call, fresh: "Callable[[sz.Size], Axis]"):
+    def __init__(self, call: Call, fresh: Callable[[sz.Size], Axis]):
         self.call, self.fresh = call, fresh
         self._joined: dict[Axis, Axis] = {}  # axis -> the axis it was joined to
-        self._pieces: dict[Axis, tuple[Axis, ...]] = {}  # axis that stands for itself -> what it is made of, outermost first
+        # axis that stands for itself -> what it is made of, outermost first
+        self._pieces: dict[Axis, tuple[Axis, ...]] = {}
         self._holders: dict[Axis, set[str]] = {}  # loop -> names of the values that vary along it
 
     def root(self, axis: Axis) -> Axis:
@@ -37,7 +40,11 @@ class Axes:
     def parts(self, axis: Axis) -> list[Axis]:
         """The loops that `axis` is, outermost first."""
         root = self.root(axis)
-        return [part for piece in self._pieces[root] for part in self.parts(piece)] if root in self._pieces else [root]
+        return (
+            [part for piece in self._pieces[root] for part in self.parts(piece)]
+            if root in self._pieces
+            else [root]
+        )
 
     def is_split(self, axis: Axis) -> bool:
         """Whether `axis` is several loops."""
@@ -51,7 +58,8 @@ class Axes:
         return value
 
     def clash(self, a: Axis, b: Axis) -> bool:
-        """Whether some value varies along both, so that they must not be joined, or they are of loops that cannot be."""
+        """Whether some value varies along both, so that they must not be joined, or they are of loops that
+        cannot be."""
         a, b = self.root(a), self.root(b)
         if a == b:
             return False
@@ -66,16 +74,19 @@ class Axes:
         """Whether two axes, which stand for themselves, have a loop in common."""
         return a == b or bool(self._pieces) and not set(self.parts(a)).isdisjoint(self.parts(b))
 
-    def _held(self, part: Axis) -> "set[str]":
+    def _held(self, part: Axis) -> set[str]:
         return self._holders.get(part, set())
 
     def join(self, a: Axis, b: Axis) -> Axis:
-        """The one axis that stands for both, which do not clash, from now on; raises Refusal if their sizes differ in this call."""
+        """The one axis that stands for both, which do not clash, from now on; raises Refusal if their sizes
+        differ in this call."""
         a, b = self.root(a), self.root(b)
         if a == b:
             return a
         if not self.call.decide(sz.eq(a.extent, b.extent)):
-            raise Refusal(f"sizes {self.call.value(a.extent)} and {self.call.value(b.extent)} do not broadcast")
+            raise Refusal(
+                f"sizes {self.call.value(a.extent)} and {self.call.value(b.extent)} do not broadcast"
+            )
         if self.is_split(a) or self.is_split(b):
             for p, q in self._paired(a, b):
                 self.join(p, q)
@@ -84,22 +95,25 @@ class Axes:
         self._holders.setdefault(a, set()).update(self._holders.pop(b, ()))
         return a
 
-    def _paired(self, a: Axis, b: Axis) -> "list[tuple[Axis, Axis]] | None":
-        """The loops of two axes of one size side by side, which are cut as it takes; None where their pieces do not nest."""
+    def _paired(self, a: Axis, b: Axis) -> list[tuple[Axis, Axis]] | None:
+        """The loops of two axes of one size side by side, which are cut as it takes; None where their pieces
+        do not nest."""
         mine = self.parts(a)
         shares, pairs = self.shared_out([b], [p.extent for p in mine]), []
         for p, share in zip(mine, shares or ()):
             if len(share) > 1 and not self.is_split(p):
                 self._pieces[p] = self._cut(p, [q.extent for q in share])
             own = self.parts(p)
-            if len(own) != len(share) or not all(self.call.decide(sz.eq(x.extent, y.extent)) for x, y in zip(own, share)):
+            if len(own) != len(share) or not all(
+                self.call.decide(sz.eq(x.extent, y.extent)) for x, y in zip(own, share)
+            ):
                 return None  # a loop of both that was cut on the way
             pairs += zip(own, share)
         return None if shares is None else pairs
 
-    def shared_out(self, axes: Sequence[Axis], sizes: Sequence[sz.Size]) -> "list[list[Axis]] | None":
-        """The loops of `axes`, in order, as those of dims of `sizes`, of as many elements and not 1, cut where they must be; None where
-        the sizes do not nest."""
+    def shared_out(self, axes: Sequence[Axis], sizes: Sequence[sz.Size]) -> list[list[Axis]] | None:
+        """The loops of `axes`, in order, as those of dims of `sizes`, of as many elements and not 1, cut
+        where they must be; None where the sizes do not nest."""
         decide, result = self.call.decide, []
         waiting = [part for axis in reversed(axes) for part in reversed(self.parts(axis))]
         for size in sizes:
@@ -135,15 +149,18 @@ class Axes:
         self._pieces[axis] = tuple(loops)
         return axis
 
-    def align(self, dims: "list[Axis | None]", value: Value) -> bool:
-        """Broadcasts `value` against `dims`, which are changed, aligned at the right; False if that would let one loop walk two dims of a
-        value, and `dims` are as they were."""
+    def align(self, dims: list[Axis | None], value: Value) -> bool:
+        """Broadcasts `value` against `dims`, which are changed, aligned at the right; False if that would let
+        one loop walk two dims of a value, and `dims` are as they were."""
         trial = list(dims)
         for d, axis in enumerate(value.dims, len(dims) - len(value.dims)):
             if axis is None:
                 continue
             root = self.root(axis)
-            if any(other is not None and e != d and self._meet(self.root(other), root) for e, other in enumerate(trial)):
+            if any(
+                other is not None and e != d and self._meet(self.root(other), root)
+                for e, other in enumerate(trial)
+            ):
                 return False
             if trial[d] is not None and self.clash(trial[d], root):
                 return False
@@ -152,8 +169,9 @@ class Axes:
         return True
 
 
-def loop_strides(loops: "Sequence[Sequence[Axis | None]]", strides: Sequence[sz.Size]) -> tuple[sz.Size, ...]:
-    """The strides of all loops over dims of `strides`, where `loops[d]` are those over dim d, outermost first."""
+def loop_strides(loops: Sequence[Sequence[Axis | None]], strides: Sequence[sz.Size]) -> tuple[sz.Size, ...]:
+    """The strides of all loops over dims of `strides`, where `loops[d]` are those over dim d, outermost
+    first."""
     found = []
     for own, stride in zip(loops, strides):
         found += [stride * sz.product([loop.extent for loop in own[k + 1 :]]) for k in range(len(own))]

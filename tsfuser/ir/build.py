@@ -1,7 +1,8 @@
 """Builds a Fusion for one class of calls: inputs, operations, outputs.
 
-In: a `Call`; the op table then calls `pointwise`, `cast`, `reduce`. Out: `finish()` gives the Fusion. Axes are joined as operands meet (`axes`):
-sizes that broadcast against each other become one axis, and the equality is a decision of the call. Example:
+In: a `Call`; the op table then calls `pointwise`, `cast`, `reduce`. Out: `finish()` gives the Fusion. Axes
+are joined as operands meet (`axes`): sizes that broadcast against each other become one axis, and the
+equality is a decision of the call. Example:
 
     b = Builder(call, "cpu")
     x, y = b.tensor(0), b.tensor(1)
@@ -11,20 +12,34 @@ sizes that broadcast against each other become one axis, and the equality is a d
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from collections.abc import Callable, Sequence
 
+from ..errors import Refusal
 from . import layout as lay
 from . import size as sz
 from .call import Call, ScalarArg, TensorArg
 from .draft import Draft
 from .dtypes import BOOL, COMPLEX128, DOUBLE, FLOAT, INT64, DType
 from .finish import finish
+from .fusion import (
+    Axis,
+    Empty,
+    Fusion,
+    Lookup,
+    NumberInput,
+    Output,
+    Pointwise,
+    Random,
+    Reduce,
+    TensorInput,
+    Update,
+    Value,
+    extent,
+)
 from .limits import Limit
-from .fusion import Axis, Empty, Fusion, Lookup, NumberInput, Output, Pointwise, Random, Reduce, TensorInput, Update, Value, extent
 from .promotion import result_type
 from .rematerialize import rematerialized
 from .views import through_memory
-from ..errors import Refusal
 
 _WITHOUT_DIMS = lay.Layout((), (), dense=True)
 _NUMBER_DTYPE = {"bool": BOOL, "int": INT64, "float": DOUBLE, "complex": COMPLEX128}
@@ -36,15 +51,17 @@ def rounded(template: str, dtype: DType) -> str:
 
 
 class Builder(Draft):
-    """A Draft as the op table fills it. `default_dtype` is torch's default floating dtype; `device` is where the group runs (`cpu`, `cuda:0`); `eager`, given
-    where random numbers are to be eager's, gives the `eager_random.Grid` of its kernels on a device, or raises Refusal."""
+    """A Draft as the op table fills it. `default_dtype` is torch's default floating dtype; `device` is where
+    the group runs (`cpu`, `cuda:0`); `eager`, given where random numbers are to be eager's, gives the
+    `eager_random.Grid` of its kernels on a device, or raises Refusal."""
 
-    def __init__(self, call: Call, device: str, default_dtype: DType = FLOAT, eager: "Callable | None" = None):
+    def __init__(self, call: Call, device: str, default_dtype: DType = FLOAT, eager: Callable | None = None):
         super().__init__(call)
         self.eager = eager
         self.device = device
         self.default_dtype = default_dtype
-        self._known_layouts: dict[tuple, lay.Layout] = {}  # memo: (sizes, layouts of the operands) -> that of the result; (layout,) -> that of a copy
+        # memo: (sizes, layouts of the operands) -> that of the result; (layout,) -> that of a copy
+        self._known_layouts: dict[tuple, lay.Layout] = {}
 
     # ---- inputs
 
@@ -77,21 +94,23 @@ class Builder(Draft):
             self.numbers[index] = NumberInput(Value(f"n{index}", _NUMBER_DTYPE[arg.kind], None), index)
         return self.numbers[index].value
 
-    def literal(self, value: "bool | int | float | complex") -> Value:
+    def literal(self, value: bool | int | float | complex) -> Value:
         """A number that is part of the code."""
         return Value(repr(value), _NUMBER_DTYPE[type(value).__name__], None, value)
 
-    def extent(self, size: "sz.Size | int") -> Value:
-        """A size of the call, or one computed from sizes, as an integer number for arithmetic: `x / b.extent(n)`."""
+    def extent(self, size: sz.Size | int) -> Value:
+        """A size of the call, or one computed from sizes, as an integer number for arithmetic: `x /
+        b.extent(n)`."""
         return extent(size)
 
     def count(self, value: Value, dims: Sequence[int]) -> Value:
         """The number of elements of `value` along `dims`, as a number."""
         return extent(sz.product([self.sizes(value)[d] for d in dims]))
 
-    def limit(self, value: "Value | None", limit: "Limit | None", what: str) -> None:
-        """Sends calls in which the number `value` is beyond `limit` to the ops themselves, which raise eager's error. A number
-        of the graph is checked now: raises Refusal. `what` names it. Tensors have no limit."""
+    def limit(self, value: Value | None, limit: Limit | None, what: str) -> None:
+        """Sends calls in which the number `value` is beyond `limit` to the ops themselves, which raise
+        eager's error. A number of the graph is checked now: raises Refusal. `what` names it. Tensors have no
+        limit."""
         if value is None or limit is None or not value.is_number:
             return
         if value.literal is not None:
@@ -105,9 +124,9 @@ class Builder(Draft):
             index = next(n.index for n in self.numbers.values() if n.value is value)
             self.call.limits[index, limit] = None
 
-    def limit_element(self, value: Value, limit: "Limit | None", what: str) -> None:
-        """The same for the element of the 0-dim tensor `value`, which eager takes as a number. C++ looks at it on the CPU
-        only: raises Refusal elsewhere, if an element of its dtype may be beyond the limit."""
+    def limit_element(self, value: Value, limit: Limit | None, what: str) -> None:
+        """The same for the element of the 0-dim tensor `value`, which eager takes as a number. C++ looks at
+        it on the CPU only: raises Refusal elsewhere, if an element of its dtype may be beyond the limit."""
         found = self.input_of(value)
         if limit is None or limit.admits_all(value.dtype):
             return
@@ -128,12 +147,17 @@ class Builder(Draft):
     # ---- operations
 
     def pointwise(self, name: str, template: str, operands: Sequence[Value], dtype: DType, compute: DType | None = None,
-                  own_types: bool = False, layouts: "Sequence[lay.Layout] | None" = None) -> Value:  # fmt: skip
-        """An elementwise op: operands broadcast, are converted to `compute` (default: `dtype.register`; not at all if `own_types`) and
-        `template` gives the result in `dtype.register`. `layouts`, if given, are those from which the result's follows, not those of the tensors among
-        the operands."""
+                  own_types: bool = False, layouts: Sequence[lay.Layout] | None = None) -> Value:  # fmt: skip
+        """An elementwise op: operands broadcast, are converted to `compute` (default: `dtype.register`; not
+        at all if `own_types`) and `template` gives the result in `dtype.register`. `layouts`, if given, are
+        those from which the result's follows, not those of the tensors among the operands."""
         dims, operands = self._broadcast(operands)
-        output = self.new(name, dtype, dims, self._pointwise_layout(dims, self._layouts_of(operands) if layouts is None else layouts))
+        output = self.new(
+            name,
+            dtype,
+            dims,
+            self._pointwise_layout(dims, self._layouts_of(operands) if layouts is None else layouts),
+        )
         compute = None if own_types else (compute or dtype).register
         self.ops.append(Pointwise(name, template, tuple(operands), compute, output))
         return output
@@ -142,13 +166,24 @@ class Builder(Draft):
         """`value` as `dtype`, rounded to it; `value` itself if it has that dtype."""
         if value.dtype is dtype:
             return value
-        template = f"convert<{dtype.register.ctype}>({{0}})" if dtype.register is dtype else rounded("{0}", dtype)
+        template = (
+            f"convert<{dtype.register.ctype}>({{0}})" if dtype.register is dtype else rounded("{0}", dtype)
+        )
         return self.copied(self.pointwise("to", template, (value,), dtype, value.dtype, layouts=()), value)
 
-    def reduce(self, name: str, combine: str, operand: Value, dims: Sequence[int], keepdim: "bool | Sequence[int]", dtype: DType) -> Value:
-        """Reduction of `operand` over `dims` (non-negative), accumulated in `dtype.register`; the result is dense and row-major. `keepdim` says
-        whether reduced dims stay as size 1, or which of them do. Without an axis to reduce it is a copy; a distance from the mean is then 0, or NaN,
-        and a sum, which begins at 0, is never -0."""
+    def reduce(
+        self,
+        name: str,
+        combine: str,
+        operand: Value,
+        dims: Sequence[int],
+        keepdim: bool | Sequence[int],
+        dtype: DType,
+    ) -> Value:
+        """Reduction of `operand` over `dims` (non-negative), accumulated in `dtype.register`; the result is
+        dense and row-major. `keepdim` says whether reduced dims stay as size 1, or which of them do. Without
+        an axis to reduce it is a copy; a distance from the mean is then 0, or NaN, and a sum, which begins at
+        0, is never -0."""
         axes = tuple(self.axis(operand.dims[d]) for d in dims if operand.dims[d] is not None)
         kept = []
         for d, axis in enumerate(operand.dims):
@@ -157,22 +192,30 @@ class Builder(Draft):
             elif keepdim if isinstance(keepdim, int) else d in keepdim:
                 kept.append(None)
         output = self.new(name, dtype, kept)
-        template = "({0} - {0})" if combine == "squares" else "({0} + 0)" if combine == "sum" and dtype.is_floating else "{0}"
+        template = (
+            "({0} - {0})"
+            if combine == "squares"
+            else "({0} + 0)"
+            if combine == "sum" and dtype.is_floating
+            else "{0}"
+        )
         copy = Pointwise(name, template, (operand,), dtype.register, output)
         self.ops.append(Reduce(name, combine, (operand,), axes, output) if axes else copy)
         return output
 
     def uniform(self, like: Value, dtype: DType = FLOAT) -> Value:
-        """Random numbers in [0, 1), one for each element of `like`: 24 random bits each in float32, 53 in float64, the only dtypes. They are
-        counted in the order of memory, so that neighbours there, which a thread holds, share a Philox block whatever the layout."""
+        """Random numbers in [0, 1), one for each element of `like`: 24 random bits each in float32, 53 in
+        float64, the only dtypes. They are counted in the order of memory, so that neighbours there, which a
+        thread holds, share a Philox block whatever the layout."""
         assert dtype in (FLOAT, DOUBLE), dtype
         output = self.copied(self.new("uniform", dtype, like.dims), like)
         self.ops.append(Random("uniform", 0, (like,), output, self.layout(output).strides))
         return output
 
-    def lookup(self, name: str, table: Value, dim: int, index: Value, dims: "Sequence[Axis | None]") -> Value:
-        """The elements of `table`, an argument, of which `index` names the place in dim `dim`: one for each place of the other dims in the result's
-        `dims`, none of which may be larger than the table's. The result is row-major."""
+    def lookup(self, name: str, table: Value, dim: int, index: Value, dims: Sequence[Axis | None]) -> Value:
+        """The elements of `table`, an argument, of which `index` names the place in dim `dim`: one for each
+        place of the other dims in the result's `dims`, none of which may be larger than the table's. The
+        result is row-major."""
         source, where = self.input_of(table), self.input_of(index)
         if source is None:
             raise Refusal("what is looked up in is computed in its group, and not in memory")
@@ -181,18 +224,23 @@ class Builder(Draft):
         strides = tuple(sz.const(0) if d == dim else stride for d, stride in enumerate(source.strides))
         output = self.new(name, table.dtype, dims)
         extent = self.call.size(source.index, dim)
-        self.ops.append(Lookup(name, source.index, (index,), output, strides, source.strides[dim], extent, source.alignment))
+        self.ops.append(
+            Lookup(
+                name, source.index, (index,), output, strides, source.strides[dim], extent, source.alignment
+            )
+        )
         return output
 
-    def _broadcast(self, operands: Sequence[Value]) -> "tuple[tuple[Axis | None, ...], tuple[Value, ...]]":
-        """The dims of the broadcast of `operands`, and these, or what stands for those that could not be aligned."""
+    def _broadcast(self, operands: Sequence[Value]) -> tuple[tuple[Axis | None, ...], tuple[Value, ...]]:
+        """The dims of the broadcast of `operands`, and these, or what stands for those that could not be
+        aligned."""
         dims: list[Axis | None] = [None] * max((len(v.dims) for v in operands if not v.is_number), default=0)
         met = []
         for v in operands:
             met.append(v if v.is_number or self.axes.align(dims, v) else self._aligned(dims, v))
         return tuple(dims), tuple(met)
 
-    def _aligned(self, dims: "list[Axis | None]", value: Value) -> Value:
+    def _aligned(self, dims: list[Axis | None], value: Value) -> Value:
         """What stands for `value`, which could not be aligned with `dims`, and can."""
         copy = rematerialized(self, value)
         if copy is not None and self.axes.align(dims, copy):
@@ -205,12 +253,14 @@ class Builder(Draft):
     # ---- layouts of results
 
     def contiguous(self, value: Value) -> Value:
-        """`value`, which an op of the caller has just made, row-major in memory, as eager's normalisations and softmax leave it."""
+        """`value`, which an op of the caller has just made, row-major in memory, as eager's normalisations
+        and softmax leave it."""
         self.layouts[value.name] = lay.contiguous(self.sizes(value))
         return value
 
     def like(self, value: Value, other: Value) -> Value:
-        """`value`, which an op of the caller has just made, in the layout of an elementwise result of `other`."""
+        """`value`, which an op of the caller has just made, in the layout of an elementwise result of
+        `other`."""
         self.layouts[value.name] = self._pointwise_layout(value.dims, self._layouts_of((other,)))
         return value
 
@@ -221,23 +271,27 @@ class Builder(Draft):
         return value
 
     def packed(self, value: Value, other: Value) -> Value:
-        """`value`, which an op of the caller has just made, row-major in memory but for the last two dims, the nearer of which in `other` is inside."""
+        """`value`, which an op of the caller has just made, row-major in memory but for the last two dims,
+        the nearer of which in `other` is inside."""
         self.layouts[value.name] = lay.packed(self.call, self.layout(other))
         return value
 
     def laid_out(self, value: Value, order: Sequence[int]) -> Value:
-        """`value`, which an op of the caller has just made, with its dims in that `order` in memory, outermost first, without gaps."""
+        """`value`, which an op of the caller has just made, with its dims in that `order` in memory,
+        outermost first, without gaps."""
         self.layouts[value.name] = lay.laid_out(self.sizes(value), order)
         return value
 
     def in_format_of(self, value: Value, other: Value) -> Value:
-        """`value`, which an op of the caller has just made, channels-last in memory where `other` would be, else row-major."""
+        """`value`, which an op of the caller has just made, channels-last in memory where `other` would be,
+        else row-major."""
         make = lay.channels_last if lay.is_channels_last(self.call, self.layout(other)) else lay.contiguous
         self.layouts[value.name] = make(self.sizes(value))
         return value
 
     def in_packed_format_of(self, value: Value, other: Value) -> Value:
-        """The same where strides of dims of size 1 do not count: channels-last also where `other` fills memory in that order, and not row-major."""
+        """The same where strides of dims of size 1 do not count: channels-last also where `other` fills
+        memory in that order, and not row-major."""
         layout = self.layout(other)
         if lay.is_contiguous(self.call, layout) or not lay.is_packed_channels_last(self.call, layout):
             return self.in_format_of(value, other)
@@ -250,30 +304,40 @@ class Builder(Draft):
         return lay.is_contiguous(self.call, layout) or lay.is_channels_last(self.call, layout)
 
     def cast_layouts(self, operands: Sequence[Value], dtype: DType) -> tuple[lay.Layout, ...]:
-        """The layouts of `operands`, which are tensors or numbers, those of another dtype being cast to `dtype` first."""
+        """The layouts of `operands`, which are tensors or numbers, those of another dtype being cast to
+        `dtype` first."""
         own = self._layouts_of(operands, numbers=True)
         return tuple(
-            layout if v.dtype is dtype or not layout.sizes else self._known((layout,), lambda layout=layout: lay.copied(self.call, layout))
+            layout
+            if v.dtype is dtype or not layout.sizes
+            else self._known((layout,), lambda layout=layout: lay.copied(self.call, layout))
             for v, layout in zip(operands, own)
         )
 
     def promoted_layouts(self, operands: Sequence[Value], dtype: DType) -> tuple[lay.Layout, ...]:
-        """The layouts of `operands` as eager's iterator meets them in an op that promotes them to `dtype`: on the CPU it casts them first, elsewhere
-        while it computes."""
-        return self.cast_layouts(operands, dtype) if self.device == "cpu" else self._layouts_of(operands, numbers=True)
+        """The layouts of `operands` as eager's iterator meets them in an op that promotes them to `dtype`: on
+        the CPU it casts them first, elsewhere while it computes."""
+        return (
+            self.cast_layouts(operands, dtype)
+            if self.device == "cpu"
+            else self._layouts_of(operands, numbers=True)
+        )
 
     def _layouts_of(self, operands: Sequence[Value], numbers: bool = False) -> tuple[lay.Layout, ...]:
-        """The layouts of `operands`; numbers, which are tensors without dims to eager's iterator, only where it sees them."""
-        return tuple(_WITHOUT_DIMS if v.is_number else self.layout(v) for v in operands if numbers or not v.is_number)
+        """The layouts of `operands`; numbers, which are tensors without dims to eager's iterator, only where
+        it sees them."""
+        return tuple(
+            _WITHOUT_DIMS if v.is_number else self.layout(v) for v in operands if numbers or not v.is_number
+        )
 
-    def _pointwise_layout(self, dims: "Sequence[Axis | None]", layouts: Sequence[lay.Layout]) -> lay.Layout:
+    def _pointwise_layout(self, dims: Sequence[Axis | None], layouts: Sequence[lay.Layout]) -> lay.Layout:
         """That of an elementwise result of `dims` of operands that lie in memory by `layouts`."""
         sizes, layouts = self.extents(dims), tuple(dict.fromkeys(layouts))
         if not layouts:
             return lay.contiguous(sizes)
         return self._known((sizes, layouts), lambda: lay.pointwise(self.call, sizes, layouts))
 
-    def _known(self, key: tuple, make: "Callable[[], lay.Layout]") -> lay.Layout:
+    def _known(self, key: tuple, make: Callable[[], lay.Layout]) -> lay.Layout:
         """What `make` gives, the same layout each time for a `key`."""
         if key not in self._known_layouts:
             self._known_layouts[key] = make()
@@ -282,8 +346,8 @@ class Builder(Draft):
     # ---- outputs
 
     def update(self, target: Value, value: Value, counted: bool) -> None:
-        """Stores `value`, made by the caller from `target` and other operands, into the memory of `target`; see `Update`. Nothing else in the group
-        may read `target`."""
+        """Stores `value`, made by the caller from `target` and other operands, into the memory of `target`;
+        see `Update`. Nothing else in the group may read `target`."""
         found = self.input_of(target)
         if found is None or found.by_value:
             raise Refusal("a tensor that is changed in place is not an argument of the group")
@@ -296,11 +360,17 @@ class Builder(Draft):
                 raise Refusal("a tensor that is changed in place overlaps itself")
         self.updates.append(Update(value, found.index, found.strides, found.alignment, counted))
 
-    def output(self, value: "Value | Empty | int | None") -> None:
-        """The next result of the group. A value that was returned before is returned as the same tensor, as eager does for a cast
-        to the dtype that a tensor has. None is an undefined tensor."""
+    def output(self, value: Value | Empty | int | None) -> None:
+        """The next result of the group. A value that was returned before is returned as the same tensor, as
+        eager does for a cast to the dtype that a tensor has. None is an undefined tensor."""
         if not isinstance(value, Value):
-            self.results.append(("undefined", 0) if value is None else ("integer", value) if isinstance(value, int) else ("empty", value.dtype.name))
+            self.results.append(
+                ("undefined", 0)
+                if value is None
+                else ("integer", value)
+                if isinstance(value, int)
+                else ("empty", value.dtype.name)
+            )
             return
         argument = self.input_of(value)
         if argument is not None:
@@ -315,7 +385,9 @@ class Builder(Draft):
         if value.name in self.views:
             raise Refusal("a view leaves the group, which would return a copy")
         if not value.dims and self.device != "cpu" and self.is_on_cpu(value):
-            raise Refusal("a result of 0-dim CPU tensors alone is on the CPU, and leaves a group on another device")
+            raise Refusal(
+                "a result of 0-dim CPU tensors alone is on the CPU, and leaves a group on another device"
+            )
         self.results.append(("output", len(self.outputs)))
         where = self.layout(value)
         self.outputs.append(Output(value, where.sizes, where.strides, where.strides))

@@ -1,8 +1,9 @@
-"""One call of a group as the planner sees it: argument descriptions, the leaf vector, and the decisions taken on it.
+"""One call of a group as the planner sees it: argument descriptions, the leaf vector, and the decisions taken
+on it.
 
-In: what C++ knows of the arguments. Out: symbolic sizes with concrete values behind them. Whatever the planner branches on
-goes through `decide`, which records the question with its answer; together these are the *class* of the call, and C++
-reuses the plan for every later call that answers all of them alike. Example:
+In: what C++ knows of the arguments. Out: symbolic sizes with concrete values behind them. Whatever the
+planner branches on goes through `decide`, which records the question with its answer; together these are the
+*class* of the call, and C++ reuses the plan for every later call that answers all of them alike. Example:
 
     call = Call((TensorArg("float32", "cuda:0", (4, 8), (8, 1), 16),))
     call.decide(lt(call.size(0, 1), 128))   # True, and remembered
@@ -10,9 +11,10 @@ reuses the plan for every later call that answers all of them alike. Example:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Callable, Union
+from typing import Any, Union
 
 from . import size as sz
 from .dtypes import DTYPES, DType
@@ -21,8 +23,8 @@ from .limits import Limit
 
 @dataclass(frozen=True)
 class TensorArg:
-    """A tensor: dtype name, device (`cpu`, `cuda:0`), sizes and strides in elements, and `alignment`, the largest power
-    of two up to 256 that divides its address."""
+    """A tensor: dtype name, device (`cpu`, `cuda:0`), sizes and strides in elements, and `alignment`, the
+    largest power of two up to 256 that divides its address."""
 
     dtype: str
     device: str
@@ -49,11 +51,11 @@ class TensorArg:
 
 @dataclass(frozen=True)
 class ScalarArg:
-    """A Python number; `kind` is `bool`, `int`, `float` or `complex`. Only bools and ints have a value that a plan may depend on;
-    `value` is None for the others."""
+    """A Python number; `kind` is `bool`, `int`, `float` or `complex`. Only bools and ints have a value that a
+    plan may depend on; `value` is None for the others."""
 
     kind: str
-    value: "bool | int | None" = None
+    value: bool | int | None = None
 
     def __str__(self) -> str:
         """`int 3`, `float`."""
@@ -72,15 +74,15 @@ class ListArg:
 class OtherArg:
     """An argument of which the plan depends on the whole value: None or a string."""
 
-    value: "str | None"
+    value: str | None
 
 
 Arg = Union[TensorArg, ScalarArg, ListArg, OtherArg]
 
 
 def leaves_of(arg: Arg) -> tuple[int, ...]:
-    """The integers that an argument adds to the leaf vector, in the order that C++ gathers them: sizes, strides and alignment
-    of a tensor; the value of a bool or int; the items of a list; nothing for others."""
+    """The integers that an argument adds to the leaf vector, in the order that C++ gathers them: sizes,
+    strides and alignment of a tensor; the value of a bool or int; the items of a list; nothing for others."""
     if isinstance(arg, TensorArg):
         return (*arg.sizes, *arg.strides, arg.alignment)
     if isinstance(arg, ScalarArg):
@@ -92,12 +94,12 @@ def leaves_of(arg: Arg) -> tuple[int, ...]:
 
 @dataclass
 class Call:
-    """Arguments, leaf vector, and the decisions so far (`Size` -> value, in order). `limits` are those of number
-    arguments: (index of the argument, `Limit`), in order. Calls beyond them run unfused."""
+    """Arguments, leaf vector, and the decisions so far (`Size` -> value, in order). `limits` are those of
+    number arguments: (index of the argument, `Limit`), in order. Calls beyond them run unfused."""
 
     args: tuple[Arg, ...]
     decisions: dict[sz.Size, int] = field(default_factory=dict)
-    limits: "dict[tuple[int, Limit], None]" = field(default_factory=dict)
+    limits: dict[tuple[int, Limit], None] = field(default_factory=dict)
 
     def __post_init__(self):
         self.leaves: list[int] = []
@@ -122,13 +124,15 @@ class Call:
 
     def item(self, i: int, k: int = 0) -> sz.Size:
         """Value of int or bool argument `i`, or item `k` of list argument `i`."""
-        return sz.leaf(self._first[i] + k, f"int{i}" if isinstance(self.args[i], ScalarArg) else f"int{i}_{k}")
+        return sz.leaf(
+            self._first[i] + k, f"int{i}" if isinstance(self.args[i], ScalarArg) else f"int{i}_{k}"
+        )
 
     def value(self, size: sz.Size) -> int:
         """The value of `size` in this call, without making the class depend on it."""
         return sz.evaluate(size, self.leaves, self._memo)
 
-    def decide(self, size: "sz.Size | int") -> int:
+    def decide(self, size: sz.Size | int) -> int:
         """The value of `size`, on which the plan depends from now on."""
         size = sz.as_size(size)
         value = self.value(size)

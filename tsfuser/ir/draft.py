@@ -1,7 +1,7 @@
 """A Fusion while it is built: its parts so far, over axes that are still being joined and cut.
 
-In: the `Call` it is built for. Out: new axes and values, and the lists that `build`, `views` and `rematerialize` add to; `finish` makes the Fusion of
-them. Example, `relu` of argument 0:
+In: the `Call` it is built for. Out: new axes and values, and the lists that `build`, `views` and
+`rematerialize` add to; `finish` makes the Fusion of them. Example, `relu` of argument 0:
 
     x = draft.inputs[0].value
     y = draft.new("relu", x.dtype, x.dims, draft.layout(x))     # relu_0
@@ -10,7 +10,7 @@ them. Example, `relu` of argument 0:
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 from . import layout as lay
 from . import size as sz
@@ -21,8 +21,8 @@ from .fusion import Axis, NumberInput, Op, Output, TensorInput, Update, Value
 
 
 class Draft:
-    """What there is of one Fusion. A value keeps the dims that it was made with: `axis` says what stands for an axis by now. Strides are those of
-    the dims, not yet of the loops that a dim may be."""
+    """What there is of one Fusion. A value keeps the dims that it was made with: `axis` says what stands for
+    an axis by now. Strides are those of the dims, not yet of the loops that a dim may be."""
 
     def __init__(self, call: Call):
         self.call = call
@@ -32,12 +32,13 @@ class Draft:
         self.numbers: dict[int, NumberInput] = {}  # by number of the argument
         self.ops: list[Op] = []
         self.outputs: list[Output] = []
-        self.results: "list[tuple[str, int | str]]" = []
+        self.results: list[tuple[str, int | str]] = []
         self.updates: list[Update] = []
         self.layouts: dict[str, lay.Layout] = {}  # value name -> layout that eager would give it
         self.sources: dict[str, TensorInput] = {}  # name of an input, or of a view of one -> that input
-        self.views: set[str] = set()  # names of values that must not leave the group: eager's may be views of others
-        self.drawn: "sz.Size | None" = None  # Philox blocks that eager's random ops have taken so far
+        # names of values that must not leave the group: eager's may be views of others
+        self.views: set[str] = set()
+        self.drawn: sz.Size | None = None  # Philox blocks that eager's random ops have taken so far
         self._count = 0
 
     def axis(self, axis: Axis) -> Axis:
@@ -49,14 +50,16 @@ class Draft:
         self._count += 1
         return Axis(f"e{self._count - 1}", extent)
 
-    def new(self, name: str, dtype: DType, dims: "Sequence[Axis | None]", layout: "lay.Layout | None" = None) -> Value:
+    def new(
+        self, name: str, dtype: DType, dims: Sequence[Axis | None], layout: lay.Layout | None = None
+    ) -> Value:
         """A value with a name of its own, row-major if no `layout` is given."""
         self._count += 1
         value = self.axes.hold(Value(f"{name}_{self._count - 1}", dtype, tuple(dims)))
         self.layouts[value.name] = lay.contiguous(self.sizes(value)) if layout is None else layout
         return value
 
-    def extents(self, dims: "Sequence[Axis | None]") -> tuple[sz.Size, ...]:
+    def extents(self, dims: Sequence[Axis | None]) -> tuple[sz.Size, ...]:
         """The sizes of dims."""
         return tuple(sz.const(1) if a is None else self.axis(a).extent for a in dims)
 
@@ -86,6 +89,6 @@ class Draft:
                 names.update(v.name for v in op.operands)
         return ops[::-1]
 
-    def input_of(self, value: Value) -> "TensorInput | None":
+    def input_of(self, value: Value) -> TensorInput | None:
         """The input that `value` is, None for a computed one."""
         return next((i for i in self.inputs.values() if i.value is value), None)

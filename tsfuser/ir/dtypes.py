@@ -1,6 +1,7 @@
 """The element types and their promotion.
 
-In: dtype names as torch prints them without the prefix. Out: `DType` rows.  Example: `promote(INT32, HALF) is HALF`.
+In: dtype names as torch prints them without the prefix. Out: `DType` rows.  Example: `promote(INT32, HALF) is
+HALF`.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from dataclasses import dataclass, field
 class DType:
     """One element type.
 
-    `name` is torch's (`float32`), `itemsize` is in bytes, `ctype` is the type in generated source and in memory,
-    `kind` is one of `b` bool, `i` integer, `f` floating, `c` complex. `register` names the dtype that arithmetic
-    uses: float for the 16-bit floats, itself otherwise.
+    `name` is torch's (`float32`), `itemsize` is in bytes, `ctype` is the type in generated source and in
+    memory, `kind` is one of `b` bool, `i` integer, `f` floating, `c` complex. `register` names the dtype that
+    arithmetic uses: float for the 16-bit floats, itself otherwise.
     """
 
     name: str
     itemsize: int
     ctype: str
     kind: str
-    register: "DType" = field(default=None, repr=False, compare=False)
+    register: DType = field(default=None, repr=False, compare=False)
 
     def __post_init__(self):
         if self.register is None:
@@ -57,7 +58,10 @@ BFLOAT16 = DType("bfloat16", 2, "bfloat16_t", "f", FLOAT)
 COMPLEX64 = DType("complex64", 8, "complex_t<float>", "c")
 COMPLEX128 = DType("complex128", 16, "complex_t<double>", "c")
 
-DTYPES = {d.name: d for d in (BOOL, UINT8, INT8, INT16, INT32, INT64, HALF, BFLOAT16, FLOAT, DOUBLE, COMPLEX64, COMPLEX128)}
+DTYPES = {
+    d.name: d
+    for d in (BOOL, UINT8, INT8, INT16, INT32, INT64, HALF, BFLOAT16, FLOAT, DOUBLE, COMPLEX64, COMPLEX128)
+}
 
 _RANK = {"b": 0, "i": 1, "f": 2, "c": 3}
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import Refusal
 from . import layout as lay
 from . import size as sz
 from .build import Builder
 from .dtypes import DOUBLE, FLOAT, DType
 from .fusion import Random, Value, Walk
 from .size import Size
-from ..errors import Refusal
 
 _BLOCK = 256  # threads of a block in both kernels
 _WORDS = 4  # of a Philox block; an offset of the generator counts words

@@ -1,7 +1,8 @@
 """The last step of a build: canonical axes, and no dead ops.
 
-In: a Draft, whose values have the axes that they were made with. Out: its Fusion, in which each axis is the loops that it was joined to or cut into,
-named `a0`, `a1`... as they appear. Raises Refusal where no kernel could do the same as eager. Example, x + y with y of one dim:
+In: a Draft, whose values have the axes that they were made with. Out: its Fusion, in which each axis is the
+loops that it was joined to or cut into, named `a0`, `a1`... as they appear. Raises Refusal where no kernel
+could do the same as eager. Example, x + y with y of one dim:
 
     x0 over (a0_0, a0_1), x1 over (a1_0,), where a1_0 was joined to a0_1     ->     x0 over (a0, a1), x1 over (a1,)
 """
@@ -9,14 +10,14 @@ named `a0`, `a1`... as they appear. Raises Refusal where no kernel could do the 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Sequence
 
+from ..errors import Refusal
 from . import size as sz
 from .axes import Axes, loop_strides
 from .draft import Draft
 from .fusion import Axis, Fusion, Lookup, Op, Random, Reduce, Value
-from ..errors import Refusal
 
 
 def finish(draft: Draft) -> Fusion:
@@ -27,27 +28,36 @@ def finish(draft: Draft) -> Fusion:
     live = {v.name for v in stored}.union(v.name for op in ops for v in op.operands)
     new = _Canonical(draft.axes)
     read = [i for i in draft.reads if i.value.name in live]
-    inputs = tuple(replace(i, value=new.value(i.value), strides=new.strides(i.value, i.strides)) for i in read)
+    inputs = tuple(
+        replace(i, value=new.value(i.value), strides=new.strides(i.value, i.strides)) for i in read
+    )
     numbers = tuple(n for n in draft.numbers.values() if n.value.name in live)
     ops = tuple(map(new.op, ops))
-    outputs = tuple(replace(o, value=new.value(o.value), steps=new.strides(o.value, o.strides)) for o in draft.outputs)
-    updates = tuple(replace(u, value=new.value(u.value), strides=new.strides(u.value, u.strides)) for u in draft.updates)
+    outputs = tuple(
+        replace(o, value=new.value(o.value), steps=new.strides(o.value, o.strides)) for o in draft.outputs
+    )
+    updates = tuple(
+        replace(u, value=new.value(u.value), strides=new.strides(u.value, u.strides)) for u in draft.updates
+    )
     fusion = Fusion(inputs, numbers, ops, outputs, tuple(draft.results), updates, draft.drawn)
     _check_lookups(draft, fusion)
     return fusion
 
 
 def _check_updates(draft: Draft, ops: Sequence[Op]) -> None:
-    """Refuses other readers of a tensor than the op that makes what it becomes: they might read before or after."""
+    """Refuses other readers of a tensor than the op that makes what it becomes: they might read before or
+    after."""
     for update in draft.updates:
         read = {i.value.name for i in draft.reads if i.index == update.index}
-        if any(op.output is not update.value and not read.isdisjoint(v.name for v in op.operands) for op in ops):
+        if any(
+            op.output is not update.value and not read.isdisjoint(v.name for v in op.operands) for op in ops
+        ):
             raise Refusal("a tensor that is changed in place has other readers in its group")
 
 
 def _check_lookups(draft: Draft, fusion: Fusion) -> None:
-    """Refuses lookups whose indices might not all be looked at, or that might not be the first to fail: eager has to say which index is out of
-    range."""
+    """Refuses lookups whose indices might not all be looked at, or that might not be the first to fail: eager
+    has to say which index is out of range."""
     if not fusion.lookups:
         return
     if draft.updates:
@@ -58,7 +68,8 @@ def _check_lookups(draft: Draft, fusion: Fusion) -> None:
 
 
 class _Canonical:
-    """What stands in the Fusion for axes, values and ops of a draft; axes are named in the order in which they are asked for."""
+    """What stands in the Fusion for axes, values and ops of a draft; axes are named in the order in which
+    they are asked for."""
 
     def __init__(self, axes: Axes):
         self._axes = axes
@@ -66,11 +77,13 @@ class _Canonical:
         self._values: dict[str, Value] = {}
         self._streams = itertools.count()
 
-    def loops(self, axis: "Axis | None") -> "tuple[Axis | None, ...]":
+    def loops(self, axis: Axis | None) -> tuple[Axis | None, ...]:
         """The loops over a dim, outermost first."""
         if axis is None:
             return (None,)
-        return tuple(self._loops.setdefault(p, Axis(f"a{len(self._loops)}", p.extent)) for p in self._axes.parts(axis))
+        return tuple(
+            self._loops.setdefault(p, Axis(f"a{len(self._loops)}", p.extent)) for p in self._axes.parts(axis)
+        )
 
     def strides(self, value: Value, strides: Sequence[sz.Size]) -> tuple[sz.Size, ...]:
         """The strides of the loops over the dims of `value`, whose strides are given."""
@@ -91,7 +104,9 @@ class _Canonical:
         if isinstance(op, Reduce):
             return replace(op, axes=tuple(loop for a in op.axes for loop in self.loops(a)))
         if isinstance(op, Random):
-            return replace(op, stream=next(self._streams), linear_strides=self.strides(old.output, op.linear_strides))
+            return replace(
+                op, stream=next(self._streams), linear_strides=self.strides(old.output, op.linear_strides)
+            )
         if isinstance(op, Lookup):
             return replace(op, strides=self.strides(old.output, op.strides))
         return op

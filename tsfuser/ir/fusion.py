@@ -1,6 +1,7 @@
 """The Fusion: what a group computes, as operations on values over symbolic axes, with no word about how.
 
-In: built by `build.Builder`. Out: an immutable record that schedulers read. Example, `relu(x + 1)` over two axes:
+In: built by `build.Builder`. Out: an immutable record that schedulers read. Example, `relu(x + 1)` over two
+axes:
 
     Fusion(axes=(a0, a1), inputs=(TensorInput(x0, 0, ...),), ops=(Pointwise("add", ...), Pointwise("relu", ...)),
            outputs=(Output(relu_1, ...),))
@@ -30,15 +31,16 @@ class Axis:
 class Value:
     """A tensor or a number.
 
-    `dims` has one entry a dimension: its `Axis`, or None for a dimension of size 1. A 0-dim tensor has `()`; a Python number
-    has None, and `literal` if its value is known, or `size` if it is one of the call's sizes. `dtype` is the logical one: a float16 value lives in registers as float.
+    `dims` has one entry a dimension: its `Axis`, or None for a dimension of size 1. A 0-dim tensor has `()`;
+    a Python number has None, and `literal` if its value is known, or `size` if it is one of the call's sizes.
+    `dtype` is the logical one: a float16 value lives in registers as float.
     """
 
     name: str
     dtype: DType
-    dims: "tuple[Axis | None, ...] | None"
-    literal: "bool | int | float | complex | None" = None
-    size: "Size | None" = None
+    dims: tuple[Axis | None, ...] | None
+    literal: bool | int | float | complex | None = None
+    size: Size | None = None
 
     @property
     def is_number(self) -> bool:
@@ -53,7 +55,7 @@ class Value:
         return hash(self.name)
 
 
-def extent(size: "Size | int") -> Value:
+def extent(size: Size | int) -> Value:
     """A size of the call as a number."""
     size = as_size(size)
     return Value(f"extent({size.text()})", INT64, None, size=size)
@@ -61,8 +63,8 @@ def extent(size: "Size | int") -> Value:
 
 @dataclass(frozen=True)
 class TensorInput:
-    """Group argument `index`, read at `sum(i_d * strides[d])`. `by_value`: a 0-dim CPU tensor beside CUDA tensors, whose element
-    travels as a kernel argument."""
+    """Group argument `index`, read at `sum(i_d * strides[d])`. `by_value`: a 0-dim CPU tensor beside CUDA
+    tensors, whose element travels as a kernel argument."""
 
     value: Value
     index: int
@@ -81,21 +83,22 @@ class NumberInput:
 
 @dataclass(frozen=True)
 class Pointwise:
-    """`output[i] = template(operands[i])`. `{0}`, `{1}`... in the template stand for the operands converted to `compute` (to their own
-    register type where None); the result is of `output.dtype.register`'s type."""
+    """`output[i] = template(operands[i])`. `{0}`, `{1}`... in the template stand for the operands converted
+    to `compute` (to their own register type where None); the result is of `output.dtype.register`'s type."""
 
     name: str
     template: str
     operands: tuple[Value, ...]
-    compute: "DType | None"
+    compute: DType | None
     output: Value
 
 
 @dataclass(frozen=True)
 class Reduce:
-    """`output = reduction of operand over axes`, by `combine` (`sum`), accumulated in `output.dtype.register`. A reduced dim is
-    None in the output, or missing. `mean` and `squares` (the sum of squared distances from the mean) of one operand are found in one pass; of the four
-    operands that are the `PARTIAL_MOMENTS` of parts of the data, they are those of all of it."""
+    """`output = reduction of operand over axes`, by `combine` (`sum`), accumulated in
+    `output.dtype.register`. A reduced dim is None in the output, or missing. `mean` and `squares` (the sum of
+    squared distances from the mean) of one operand are found in one pass; of the four operands that are the
+    `PARTIAL_MOMENTS` of parts of the data, they are those of all of it."""
 
     name: str
     combine: str
@@ -106,8 +109,9 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Walk:
-    """Which of eager's random numbers an element gets (ir/eager_random.py): the Philox blocks before it in the group's
-    part of the generator's sequence, the threads of eager's kernel, and how many neighbours a thread takes at once."""
+    """Which of eager's random numbers an element gets (ir/eager_random.py): the Philox blocks before it in
+    the group's part of the generator's sequence, the threads of eager's kernel, and how many neighbours a
+    thread takes at once."""
 
     counter: Size
     threads: Size
@@ -116,23 +120,24 @@ class Walk:
 
 @dataclass(frozen=True)
 class Random:
-    """`output[i]` = a uniform random number in [0, 1), one for each element of the operand, whose values do not matter. It depends on the seed and
-    offset of the call, on `stream` (the ops of a Fusion have streams 0, 1, ...), and on the element's place in a dense tensor of the operand's
-    layout (`linear_strides`, one step a dim of the output): so it is the same in every kernel that computes it. With a `walk` it is eager's number,
-    in (0, 1], or a normal one where `name` says `normal`, and the stream does not matter."""
+    """`output[i]` = a uniform random number in [0, 1), one for each element of the operand, whose values do
+    not matter. It depends on the seed and offset of the call, on `stream` (the ops of a Fusion have streams
+    0, 1, ...), and on the element's place in a dense tensor of the operand's layout (`linear_strides`, one
+    step a dim of the output): so it is the same in every kernel that computes it. With a `walk` it is eager's
+    number, in (0, 1], or a normal one where `name` says `normal`, and the stream does not matter."""
 
     name: str
     stream: int
     operands: tuple[Value, ...]
     output: Value
     linear_strides: tuple[Size, ...]
-    walk: "Walk | None" = None
+    walk: Walk | None = None
 
 
 @dataclass(frozen=True)
 class Reshape:
-    """`output` = the elements of the operand, in row-major order, along dims of its own: what is stored in the one shape and read in the other, where
-    no loops are those of both."""
+    """`output` = the elements of the operand, in row-major order, along dims of its own: what is stored in
+    the one shape and read in the other, where no loops are those of both."""
 
     name: str
     operands: tuple[Value, ...]
@@ -141,8 +146,9 @@ class Reshape:
 
 @dataclass(frozen=True)
 class Lookup:
-    """`output[i]` = the element of tensor argument `table` at `sum(i_d * strides[d]) + index[i] * step`, where `index`, the operand, says how far to go along
-    a dim of the table that no loop walks: at least 0 and less than `extent`, or the call is an error. `alignment` is the table's."""
+    """`output[i]` = the element of tensor argument `table` at `sum(i_d * strides[d]) + index[i] * step`,
+    where `index`, the operand, says how far to go along a dim of the table that no loop walks: at least 0 and
+    less than `extent`, or the call is an error. `alignment` is the table's."""
 
     name: str
     table: int
@@ -156,13 +162,18 @@ class Lookup:
 
 Op = Union[Pointwise, Reduce, Random, Reshape, Lookup]
 MOMENTS = ("mean", "squares")  #: reductions that share an accumulator
-PARTIAL_MOMENTS = ("count", "origin", "rest", "squares")  #: what is left of a part of the data, whose mean is `origin + rest`
+PARTIAL_MOMENTS = (
+    "count",
+    "origin",
+    "rest",
+    "squares",
+)  #: what is left of a part of the data, whose mean is `origin + rest`
 
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that the group returns: `value` stored with `sizes` and `strides` (elements). `steps` are the strides of the value's own dims, of which there
-    are more where a dim of the tensor is two axes."""
+    """A tensor that the group returns: `value` stored with `sizes` and `strides` (elements). `steps` are the
+    strides of the value's own dims, of which there are more where a dim of the tensor is two axes."""
 
     value: Value
     sizes: tuple[Size, ...]
@@ -172,8 +183,8 @@ class Output:
 
 @dataclass(frozen=True)
 class Update:
-    """`value` stored into the memory of tensor argument `index`, as running statistics are. `counted`: the argument's version goes
-    up by one, as an in-place op of autograd's makes it."""
+    """`value` stored into the memory of tensor argument `index`, as running statistics are. `counted`: the
+    argument's version goes up by one, as an in-place op of autograd's makes it."""
 
     value: Value
     index: int
@@ -191,17 +202,18 @@ class Empty:
 
 @dataclass(frozen=True)
 class Fusion:
-    """`results` gives the group's outputs in order: `("output", k)` for `outputs[k]`, `("input", i)` for argument `i` itself, `("integer", n)`
-    for a plain number, `("empty", dtype name)` for a tensor of sizes (0,), `("undefined", 0)` for a gradient that was not asked for. `drawn`: the
-    Philox blocks by which eager's generator advances, where random numbers are eager's."""
+    """`results` gives the group's outputs in order: `("output", k)` for `outputs[k]`, `("input", i)` for
+    argument `i` itself, `("integer", n)` for a plain number, `("empty", dtype name)` for a tensor of sizes
+    (0,), `("undefined", 0)` for a gradient that was not asked for. `drawn`: the Philox blocks by which
+    eager's generator advances, where random numbers are eager's."""
 
     inputs: tuple[TensorInput, ...]
     numbers: tuple[NumberInput, ...]
     ops: tuple[Op, ...]
     outputs: tuple[Output, ...]
-    results: "tuple[tuple[str, int | str], ...]"
+    results: tuple[tuple[str, int | str], ...]
     updates: tuple[Update, ...] = ()
-    drawn: "Size | None" = None
+    drawn: Size | None = None
 
     def __str__(self) -> str:
         """Code that builds the Fusion, one statement an op; `ir.text.read` runs it."""
@@ -236,22 +248,41 @@ def _code(fusion: Fusion) -> str:
         lines.append(f"{n.value.name} = number({n.value.name!r}, {n.value.dtype})")
     for op in fusion.ops:
         lines.append(f"{op.output.name} = {_tensor(op.output)}")
-    inputs = "".join(f"    input({i.value.name}, {i.index}, {_sizes(i.strides)}, {i.alignment.text()}, {i.by_value}),\n" for i in fusion.inputs)
+    inputs = "".join(
+        f"    input({i.value.name}, {i.index}, {_sizes(i.strides)}, {i.alignment.text()}, {i.by_value}),\n"
+        for i in fusion.inputs
+    )
     numbers = "".join(f"    number_input({n.value.name}, {n.index}),\n" for n in fusion.numbers)
     ops = "".join(f"    {statement(op)},\n" for op in fusion.ops)
-    outputs = "".join(f"    output({o.value.name}, {_sizes(o.sizes)}, {_sizes(o.strides)}, {_sizes(o.steps)}),\n" for o in fusion.outputs)
-    updates = "".join(f"    update({u.value.name}, {u.index}, {_sizes(u.strides)}, {u.alignment.text()}, {u.counted}),\n" for u in fusion.updates)
-    parts = [("inputs", inputs), ("numbers", numbers), ("ops", ops), ("outputs", outputs), ("updates", updates)]
+    outputs = "".join(
+        f"    output({o.value.name}, {_sizes(o.sizes)}, {_sizes(o.strides)}, {_sizes(o.steps)}),\n"
+        for o in fusion.outputs
+    )
+    updates = "".join(
+        f"    update({u.value.name}, {u.index}, {_sizes(u.strides)}, {u.alignment.text()}, {u.counted}),\n"
+        for u in fusion.updates
+    )
+    parts = [
+        ("inputs", inputs),
+        ("numbers", numbers),
+        ("ops", ops),
+        ("outputs", outputs),
+        ("updates", updates),
+    ]
     lines += [f"{name} = (\n{text})" if text else f"{name} = ()" for name, text in parts]
     drawn = "" if fusion.drawn is None else f", {_size(fusion.drawn)}"
-    return "\n".join(lines + [f"fusion = Fusion(inputs, numbers, ops, outputs, {fusion.results!r}, updates{drawn})"])
+    return "\n".join(
+        lines + [f"fusion = Fusion(inputs, numbers, ops, outputs, {fusion.results!r}, updates{drawn})"]
+    )
 
 
 def _leaves(fusion: Fusion) -> list[Size]:
     sizes = [a.extent for a in fusion.axes]
     sizes += [v.size for op in fusion.ops for v in op.operands if v.size is not None]
     sizes += [step for op in fusion.randoms for step in op.linear_strides]
-    sizes += [size for op in fusion.randoms if op.walk for size in (op.walk.counter, op.walk.threads, op.walk.width)]
+    sizes += [
+        size for op in fusion.randoms if op.walk for size in (op.walk.counter, op.walk.threads, op.walk.width)
+    ]
     sizes += [] if fusion.drawn is None else [fusion.drawn]
     sizes += [size for op in fusion.lookups for size in (*op.strides, op.step, op.extent, op.alignment)]
     for i in fusion.inputs:

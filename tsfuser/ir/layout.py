@@ -1,16 +1,17 @@
 """Strides of results, by the rule of torch's TensorIterator.
 
-In: sizes and strides of the operands of an elementwise op. Out: sizes and strides of the tensor that eager would allocate. The rule
-(ATen/TensorIterator.cpp, `compute_fast_setup_type` and `reorder_dimensions`): equal shapes that are all contiguous, all channels-last, or all
-dense with equal strides, keep their strides; else dimensions are sorted by stride, the first operand that tells two dimensions apart deciding.
-Example: channels-last plus a bias of one axis stays channels-last. On the CPU it does not see an operand of another dtype than the common one, but
-the copy that it makes of it in that dtype (`compute_types`): `copied`.
+In: sizes and strides of the operands of an elementwise op. Out: sizes and strides of the tensor that eager
+would allocate. The rule (ATen/TensorIterator.cpp, `compute_fast_setup_type` and `reorder_dimensions`): equal
+shapes that are all contiguous, all channels-last, or all dense with equal strides, keep their strides; else
+dimensions are sorted by stride, the first operand that tells two dimensions apart deciding. Example:
+channels-last plus a bias of one axis stays channels-last. On the CPU it does not see an operand of another
+dtype than the common one, but the copy that it makes of it in that dtype (`compute_types`): `copied`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Iterable, Sequence
 
 from . import size as sz
 from .call import Call
@@ -19,8 +20,8 @@ from .size import Size
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Sizes and strides (elements) of a tensor. `dense` says that the strides are known to be a permutation without gaps, because
-    we made them."""
+    """Sizes and strides (elements) of a tensor. `dense` says that the strides are known to be a permutation
+    without gaps, because we made them."""
 
     sizes: tuple[Size, ...]
     strides: tuple[Size, ...]
@@ -76,8 +77,9 @@ def channels_last(sizes: Sequence[Size]) -> Layout:
 
 
 def is_channels_last(call: Call, layout: Layout) -> bool:
-    """Whether torch takes the strides for channels-last (c10/core/MemoryFormat.h, `is_channels_last_strides_2d`): each dim, from the channels on, walks at
-    least as far as the one before reaches. What may as well be row-major is."""
+    """Whether torch takes the strides for channels-last (c10/core/MemoryFormat.h,
+    `is_channels_last_strides_2d`): each dim, from the channels on, walks at least as far as the one before
+    reaches. What may as well be row-major is."""
     rank, strides = len(layout.sizes), layout.strides
     if rank not in (4, 5) or call.decide(sz.eq(strides[1], 0)):
         return False
@@ -112,8 +114,9 @@ def is_dense(call: Call, layout: Layout) -> bool:
 
 
 def pointwise(call: Call, sizes: tuple[Size, ...], operands: Sequence[Layout]) -> Layout:
-    """The layout of an elementwise result of shape `sizes` (the operands' broadcast shape). Beside an operand without dims, a number say, shapes are
-    not equal, and dims are sorted: unless there are some of size 1, that says nothing new."""
+    """The layout of an elementwise result of shape `sizes` (the operands' broadcast shape). Beside an operand
+    without dims, a number say, shapes are not equal, and dims are sorted: unless there are some of size 1,
+    that says nothing new."""
     if not sizes:
         return contiguous(sizes)
     given, operands = operands, [o for o in operands if o.sizes]
@@ -121,7 +124,10 @@ def pointwise(call: Call, sizes: tuple[Size, ...], operands: Sequence[Layout]) -
     if not ones and all(o is first for o in operands) and first.dense and first.sizes == sizes:
         return first
     if ones and len(operands) < len(given):
-        if all(_same(call, o.sizes, sizes) and _same(call, o.strides, contiguous(sizes).strides) for o in operands):
+        if all(
+            _same(call, o.sizes, sizes) and _same(call, o.strides, contiguous(sizes).strides)
+            for o in operands
+        ):
             return contiguous(sizes)
     elif all(_same(call, o.sizes, sizes) for o in operands):
         if all(is_contiguous(call, o) for o in operands):
@@ -135,8 +141,9 @@ def pointwise(call: Call, sizes: tuple[Size, ...], operands: Sequence[Layout]) -
 
 
 def copied(call: Call, layout: Layout) -> Layout:
-    """The layout of a copy or cast of a tensor (ATen/TensorConversions.cpp, `_to_copy`): what is dense keeps its strides, also those of dims of
-    size 1; of all else the dims are sorted (ATen/ExpandUtils.cpp, `infer_dense_strides`), and what was expanded is no longer."""
+    """The layout of a copy or cast of a tensor (ATen/TensorConversions.cpp, `_to_copy`): what is dense keeps
+    its strides, also those of dims of size 1; of all else the dims are sorted (ATen/ExpandUtils.cpp,
+    `infer_dense_strides`), and what was expanded is no longer."""
     if is_dense(call, layout):
         return layout
     return _allocate(layout.sizes, _sorted_dims(call, layout.sizes, [layout]))

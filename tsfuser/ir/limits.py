@@ -1,7 +1,7 @@
 """Which numbers an argument may be: beyond them eager raises an error, or does something that no kernel does.
 
-In: a dtype, or bounds. Out: a `Limit`. A number that the graph holds is checked when a plan is made. C++ checks the
-numbers of each call (csrc_stubs/plan.h); a call beyond a limit runs the ops themselves. Example:
+In: a dtype, or bounds. Out: a `Limit`. A number that the graph holds is checked when a plan is made. C++
+checks the numbers of each call (csrc_stubs/plan.h); a call beyond a limit runs the ops themselves. Example:
 
     convertible(DTYPES["uint8"])   # integers from -255 to 255, floats from 0 to 255, no NaN
     between(0.0, 1.0)              # a probability
@@ -24,8 +24,8 @@ _LOWEST_INT, _HIGHEST_INT = -(1 << 63), (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Limit:
-    """An int is from `low` to `high`. A float, or each part of a complex number, is from `least` to `most`; it may be
-    NaN if `nan`, and infinite if `infinite`."""
+    """An int is from `low` to `high`. A float, or each part of a complex number, is from `least` to `most`;
+    it may be NaN if `nan`, and infinite if `infinite`."""
 
     low: int = _LOWEST_INT
     high: int = _HIGHEST_INT
@@ -43,7 +43,7 @@ class Limit:
             return self.admits(0 if dtype.name == "uint8" else -(1 << bits)) and self.admits((1 << bits) - 1)
         return self.nan and self.infinite and self.admits(-largest(dtype)) and self.admits(largest(dtype))
 
-    def admits(self, number: "bool | int | float | complex") -> bool:
+    def admits(self, number: bool | int | float | complex) -> bool:
         """Whether the number is within the limit."""
         if isinstance(number, int):
             return self.low <= number <= self.high
@@ -60,9 +60,10 @@ def largest(dtype: DType) -> float:
     return _LARGEST[size][dtype.name] if size == 2 else _LARGEST[size]
 
 
-def convertible(dtype: DType) -> "Limit | None":
-    """The numbers that c10::Scalar::to converts to `dtype` without the error of an overflow; None if it converts all.
-    Negative ints wrap in unsigned dtypes. 2.0**63, which passes that check for int64, is beyond the limit."""
+def convertible(dtype: DType) -> Limit | None:
+    """The numbers that c10::Scalar::to converts to `dtype` without the error of an overflow; None if it
+    converts all. Negative ints wrap in unsigned dtypes. 2.0**63, which passes that check for int64, is beyond
+    the limit."""
     if dtype.kind == "b":
         return None
     if dtype.kind != "i":
@@ -81,7 +82,7 @@ def between(least: float, most: float) -> Limit:
     return Limit(math.ceil(low), min(math.floor(high), _HIGHEST_INT), least, most, nan=False, infinite=False)
 
 
-def without_lowest(limit: "Limit | None") -> Limit:
+def without_lowest(limit: Limit | None) -> Limit:
     """The same without the lowest int64, which is its own negative."""
     limit = limit or Limit()
     return replace(limit, low=max(limit.low, _LOWEST_INT + 1))

@@ -5,7 +5,7 @@ In: values and the default dtype. Out: a DType. Example: an int32 tensor and the
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 from ..errors import Refusal
 from .dtypes import COMPLEX64, COMPLEX128, DOUBLE, HALF, DType, promote
@@ -15,7 +15,8 @@ _KIND_ORDER = {"b": 0, "i": 1, "f": 2, "c": 3}
 
 
 def result_type(values: Sequence[Value], default: DType) -> DType:
-    """Tensors with dims first; 0-dim tensors, then numbers count only if of a higher kind (bool < integer < floating < complex)."""
+    """Tensors with dims first; 0-dim tensors, then numbers count only if of a higher kind (bool < integer <
+    floating < complex)."""
     result: DType | None = None
     for rank in ("number", "zero", "dims"):
         members = [v.dtype for v in values if _standing(v) == rank]

@@ -1,7 +1,9 @@
-"""A value computed a second time, because one loop cannot walk two of its dims, or memory is walked otherwise.
+"""A value computed a second time, because one loop cannot walk two of its dims, or memory is walked
+otherwise.
 
-In: a value of a Draft. Out: its copy, over axes of its own or over finer ones: the ops that it depends on once more, from inputs that are read
-once more. Example, the transpose of `y = x + 1` beside `y` itself, x[N, N]:
+In: a value of a Draft. Out: its copy, over axes of its own or over finer ones: the ops that it depends on
+once more, from inputs that are read once more. Example, the transpose of `y = x + 1` beside `y` itself, x[N,
+N]:
 
     y = add(x over (a, b), 1)
     rematerialized(draft, y) = add(x over (c, d), 1)      # y + y.t(): then c is joined to b and d to a, where a and b must not be one
@@ -9,9 +11,9 @@ once more. Example, the transpose of `y = x + 1` beside `y` itself, x[N, N]:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Sequence
 
 from . import size as sz
 from .axes import loop_strides
@@ -22,12 +24,17 @@ from .layout import Layout
 MAX_REPEATED = 64  # ops that are computed twice because a value meets itself along another dim
 
 
-def rematerialized(draft: Draft, value: Value, into: "dict[Axis, tuple[Axis, ...]] | None" = None) -> "Value | None":
-    """`value` computed a second time, from inputs that are read a second time: over axes of its own, or, where `into` is given, over the same axes
-    but for those that it splits into several, outermost first. None where that cannot be done, or costs too much."""
+def rematerialized(
+    draft: Draft, value: Value, into: dict[Axis, tuple[Axis, ...]] | None = None
+) -> Value | None:
+    """`value` computed a second time, from inputs that are read a second time: over axes of its own, or,
+    where `into` is given, over the same axes but for those that it splits into several, outermost first. None
+    where that cannot be done, or costs too much."""
     copy = _Copy(draft, into)
     cone = copy.cone(value)
-    if into is not None and any(draft.axes.is_split(a) for v in (value, *(v for op in cone for v in op.operands)) for a in v.axes):
+    if into is not None and any(
+        draft.axes.is_split(a) for v in (value, *(v for op in cone for v in op.operands)) for a in v.axes
+    ):
         return None
     if len(cone) > MAX_REPEATED or any(isinstance(op, Random) for op in cone):
         return None
@@ -38,14 +45,15 @@ def rematerialized(draft: Draft, value: Value, into: "dict[Axis, tuple[Axis, ...
 class _Copy:
     """What stands in the copy for axes and values; `into` as in `rematerialized`."""
 
-    def __init__(self, draft: Draft, into: "dict[Axis, tuple[Axis, ...]] | None"):
+    def __init__(self, draft: Draft, into: dict[Axis, tuple[Axis, ...]] | None):
         self.draft, self.into = draft, into
         self._axes: dict[Axis, tuple[Axis, ...]] = dict(into or {})
         self._values: dict[str, Value] = {}
         self._inputs = {i.value.name: i for i in draft.reads}
 
     def cone(self, value: Value) -> list[Op]:
-        """The ops that `value` depends on and the copy cannot share, in order. What is stored on the way is read once more."""
+        """The ops that `value` depends on and the copy cannot share, in order. What is stored on the way is
+        read once more."""
         needed, cone = {value.name}, []
         for op in reversed(self.draft.ops):
             if op.output.name in needed and not self._is_shared(op.output):
@@ -73,7 +81,9 @@ class _Copy:
             return self.draft.fresh_axis(root.extent)
         return axes.whole([self._split(part)[0] for part in axes.parts(root)], root.extent)
 
-    def _walk(self, value: Value, strides: Sequence[sz.Size]) -> "tuple[list[Axis | None], tuple[sz.Size, ...]]":
+    def _walk(
+        self, value: Value, strides: Sequence[sz.Size]
+    ) -> tuple[list[Axis | None], tuple[sz.Size, ...]]:
         """The dims of the copy of `value`, and its strides where those of `value` are `strides`."""
         parts = [(None,) if a is None else self._split(a) for a in value.dims]
         return list(chain.from_iterable(parts)), loop_strides(parts, strides)
@@ -85,7 +95,9 @@ class _Copy:
         if value.name not in self._values:
             layout = self.draft.layout(value)
             dims, strides = self._walk(value, layout.strides)
-            new = self.draft.new(value.name, value.dtype, dims, Layout(self.draft.extents(dims), strides, layout.dense))
+            new = self.draft.new(
+                value.name, value.dtype, dims, Layout(self.draft.extents(dims), strides, layout.dense)
+            )
             if value.name in self._inputs:
                 self.draft.rereads.append(replace(self._inputs[value.name], value=new, strides=strides))
             self._values[value.name] = new

@@ -1,16 +1,16 @@
 """Size expressions: integers that are computed from the sizes, strides and pointers of one call.
 
-In: leaves of a call. Out: `Size` trees, interned (equal trees that live are one object), evaluated by Python while a plan is built
-and by C++ on every later call. Example: `ceildiv(leaf(0, "s0_0") * 4, 128)`.
+In: leaves of a call. Out: `Size` trees, interned (equal trees that live are one object), evaluated by Python
+while a plan is built and by C++ on every later call. Example: `ceildiv(leaf(0, "s0_0") * 4, 128)`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Callable, Sequence
 from weakref import WeakValueDictionary
 
 _FAR = 1 << 62  # "divisible by everything": the alignment of the integer 0
@@ -46,13 +46,15 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "//", "mod": "%"}
 
 @dataclass(frozen=True, eq=False)
 class Size:
-    """A node: `op` is `const` (value in `a`), `leaf` (position in the call's leaf vector in `a`, name in `b`) or a key of
-    `OPERATIONS` with `Size` operands. Build nodes with the functions below or with operators; never directly."""
+    """A node: `op` is `const` (value in `a`), `leaf` (position in the call's leaf vector in `a`, name in `b`)
+    or a key of `OPERATIONS` with `Size` operands. Build nodes with the functions below or with operators;
+    never directly."""
 
     op: str
-    a: "Size | int"
-    b: "Size | str | None" = None
-    order: int = 0  # where it stands among the operands of a sum or product; the same in every process, as generated code is
+    a: Size | int
+    b: Size | str | None = None
+    # where it stands among the operands of a sum or product; the same in every process, as generated code is
+    order: int = 0
 
     def __add__(self, other):
         return binary("add", self, other)
@@ -101,8 +103,8 @@ class Size:
 
 #: Cache: one object per tree, so `is` compares trees. A tree that nobody holds is dropped; the numbers in a key
 #: stay those of its operands as long as the tree lives, since it holds them.
-_interned: "WeakValueDictionary[tuple, Size]" = WeakValueDictionary()
-_recent: "deque[Size]" = deque(maxlen=1 << 14)  # what one plan drops, the next one needs
+_interned: WeakValueDictionary[tuple, Size] = WeakValueDictionary()
+_recent: deque[Size] = deque(maxlen=1 << 14)  # what one plan drops, the next one needs
 _lock = threading.Lock()
 
 
@@ -127,11 +129,11 @@ def leaf(position: int, name: str) -> Size:
     return _node("leaf", position, name)
 
 
-def as_size(x: "Size | int") -> Size:
+def as_size(x: Size | int) -> Size:
     return x if isinstance(x, Size) else const(x)
 
 
-def binary(op: str, a: "Size | int", b: "Size | int") -> Size:
+def binary(op: str, a: Size | int, b: Size | int) -> Size:
     """`op(a, b)`, folded where both are constants or one is neutral; sums and products are ordered, so that
     `a * b` and `b * a` are one object."""
     a, b = as_size(a), as_size(b)
@@ -196,14 +198,14 @@ def nextpow2(a) -> Size:
     return const(_nextpow2(a.a)) if a.is_const else _node("nextpow2", a, const(0))
 
 
-def product(sizes: Sequence["Size | int"]) -> Size:
+def product(sizes: Sequence[Size | int]) -> Size:
     result = const(1)
     for s in sizes:
         result = result * s
     return result
 
 
-def quotient(size: "Size | int", by: "Size | int") -> "Size | None":
+def quotient(size: Size | int, by: Size | int) -> Size | None:
     """`size / by` where `by` is visibly a factor of `size`, else None."""
     size, by = as_size(size), as_size(by)
     if size is by:
@@ -223,7 +225,7 @@ def quotient(size: "Size | int", by: "Size | int") -> "Size | None":
     return None
 
 
-def divided(size: "Size | int", by: "Size | int") -> Size:
+def divided(size: Size | int, by: Size | int) -> Size:
     """`size / by`, which is known to be whole, as simply as it can be written."""
     found = quotient(size, by)
     return binary("div", size, by) if found is None else found

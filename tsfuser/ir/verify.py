@@ -10,7 +10,7 @@ import re
 from .fusion import Fusion, Lookup, Pointwise, Random, Reshape, Value
 
 
-def verify(fusion: Fusion) -> "str | None":
+def verify(fusion: Fusion) -> str | None:
     """None if `fusion` is well-formed."""
     known: dict[str, Value] = {}
     for i in fusion.inputs:
@@ -47,7 +47,7 @@ def verify(fusion: Fusion) -> "str | None":
     return None
 
 
-def _dims(op) -> "str | None":
+def _dims(op) -> str | None:
     if len(set(op.output.axes)) < len(op.output.axes):
         return f"{op.output.name} has two dims along one axis"
     operands = set().union(*(v.axes for v in op.operands))
@@ -61,13 +61,21 @@ def _dims(op) -> "str | None":
     if isinstance(op, Random):
         if len(op.linear_strides) != len(op.output.dims):
             return f"{op.output.name} has {len(op.output.dims)} dims and {len(op.linear_strides)} steps"
-        return None if set(op.output.axes) == operands else f"{op.output.name} does not vary over the axes of its operand"
+        return (
+            None
+            if set(op.output.axes) == operands
+            else f"{op.output.name} does not vary over the axes of its operand"
+        )
     if isinstance(op, Reshape):
         return None
     if isinstance(op, Lookup):
         if len(op.strides) != len(op.output.dims):
             return f"{op.output.name} has {len(op.output.dims)} dims and {len(op.strides)} strides"
-        return None if set(op.output.axes) >= operands else f"{op.output.name} does not vary over the axes of its index"
+        return (
+            None
+            if set(op.output.axes) >= operands
+            else f"{op.output.name} does not vary over the axes of its index"
+        )
     if not set(op.axes) <= operands or set(op.output.axes) != operands - set(op.axes):
         return f"{op.output.name}: axes of the reduction do not fit"
     return None

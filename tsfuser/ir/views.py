@@ -1,26 +1,35 @@
 """Values in other dims: what eager does as views is a relabeling of axes.
 
-In: a value of a Draft and the dims that it is to have. Out: that value with its axes in those dims, or an argument read once more, over other axes;
-where no loops are those of both shapes, what is stored in the one and read in the other. Example, x[N, C] as [N, C, 1]:
+In: a value of a Draft and the dims that it is to have. Out: that value with its axes in those dims, or an
+argument read once more, over other axes; where no loops are those of both shapes, what is stored in the one
+and read in the other. Example, x[N, C] as [N, C, 1]:
 
     view(draft, "unsqueeze", x, (*x.dims, None), (*draft.layout(x).strides, sz.const(1)))
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Sequence
 
+from ..errors import Refusal
 from . import size as sz
 from .draft import Draft
 from .fusion import Axis, Pointwise, Reshape, Value
 from .layout import Layout
-from ..errors import Refusal
 
 
-def view(draft: Draft, name: str, value: Value, dims: "Sequence[Axis | None]", strides: Sequence[sz.Size], copies: bool = False) -> Value:
-    """`value` with its axes as the dims `dims` and further axes along which it does not change: a relabeling, nothing in memory. `strides` are
-    those of eager's view, or of the copy that eager makes where it `copies`."""
+def view(
+    draft: Draft,
+    name: str,
+    value: Value,
+    dims: Sequence[Axis | None],
+    strides: Sequence[sz.Size],
+    copies: bool = False,
+) -> Value:
+    """`value` with its axes as the dims `dims` and further axes along which it does not change: a relabeling,
+    nothing in memory. `strides` are those of eager's view, or of the copy that eager makes where it `copies`.
+    """
     output = draft.new(name, value.dtype, dims, Layout(draft.extents(dims), tuple(strides)))
     draft.ops.append(Pointwise(name, "{0}", (value,), None, output))
     draft.views.add(output.name)
@@ -29,7 +38,9 @@ def view(draft: Draft, name: str, value: Value, dims: "Sequence[Axis | None]", s
     return output
 
 
-def read_as(draft: Draft, name: str, value: Value, dims: "Sequence[Axis | None]", strides: Sequence[sz.Size]) -> Value:
+def read_as(
+    draft: Draft, name: str, value: Value, dims: Sequence[Axis | None], strides: Sequence[sz.Size]
+) -> Value:
     """A view of what `is_read`, over other axes, by which the input is read once more."""
     source = draft.sources[value.name]
     output = draft.new(name, value.dtype, dims, Layout(draft.extents(dims), tuple(strides)))
@@ -40,7 +51,8 @@ def read_as(draft: Draft, name: str, value: Value, dims: "Sequence[Axis | None]"
 
 
 def placed(draft: Draft, value: Value, at: int, rank: int) -> Value:
-    """`value`, of one dim, as a tensor of `rank` dims of which it is dim `at`: what a channel's number becomes beside [N, C, H, W]."""
+    """`value`, of one dim, as a tensor of `rank` dims of which it is dim `at`: what a channel's number
+    becomes beside [N, C, H, W]."""
     return _relabeled(draft, value, [value.dims[0] if d == at else None for d in range(rank)])
 
 
@@ -60,7 +72,7 @@ def split(draft: Draft, value: Value, dim: int, count: int) -> Value:
     return _relabeled(draft, value, (*value.dims[:dim], *pair, *value.dims[dim + 1 :]))
 
 
-def merged(draft: Draft, value: Value, dim: int, axis: "Axis | None") -> Value:
+def merged(draft: Draft, value: Value, dim: int, axis: Axis | None) -> Value:
     """`value` with dims `dim` and `dim + 1`, the halves of one like `axis`, as one again."""
     loops = [part for a in value.dims[dim : dim + 2] if a is not None for part in draft.axes.parts(a)]
     if loops and loops != draft.axes.parts(axis):
@@ -68,9 +80,9 @@ def merged(draft: Draft, value: Value, dim: int, axis: "Axis | None") -> Value:
     return _relabeled(draft, value, (*value.dims[:dim], axis, *value.dims[dim + 2 :]))
 
 
-def regrouped(draft: Draft, value: Value, dims: Sequence[int], sizes: Sequence[sz.Size]) -> "list[Axis] | None":
-    """The axes of dims of `sizes`, not 1, that have the elements of the dims `dims` of `value` in order: of the same loops, which are cut in the
-    whole group; None where no loops are those of both."""
+def regrouped(draft: Draft, value: Value, dims: Sequence[int], sizes: Sequence[sz.Size]) -> list[Axis] | None:
+    """The axes of dims of `sizes`, not 1, that have the elements of the dims `dims` of `value` in order: of
+    the same loops, which are cut in the whole group; None where no loops are those of both."""
     shares = draft.axes.shared_out([value.dims[d] for d in dims], sizes)
     return None if shares is None else list(map(draft.axes.whole, shares, sizes))
 
@@ -85,7 +97,7 @@ def through_memory(draft: Draft, value: Value, layout: Layout) -> Value:
     return output
 
 
-def _relabeled(draft: Draft, value: Value, dims: "Sequence[Axis | None]") -> Value:
+def _relabeled(draft: Draft, value: Value, dims: Sequence[Axis | None]) -> Value:
     """`value` in other dims, as a row-major copy that may leave the group."""
     output = draft.new("view", value.dtype, dims)
     draft.ops.append(Pointwise("view", "{0}", (value,), None, output))

@@ -1,1 +1,2 @@
-"""From a Segment and its Schedule to Loop IR: `nest` builds the loops, then each pass rewrites them; `pipeline` has the order."""
+"""From a Segment and its Schedule to Loop IR: `nest` builds the loops, then each pass rewrites them;
+`pipeline` has the order."""

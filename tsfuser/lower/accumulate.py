@@ -35,34 +35,65 @@ def conversion(have: str, want: str) -> str:
     return "{0}" if have == want else f"convert<{want}>({{0}})"
 
 
-def accumulation(name: str, op: Reduce, registers: "dict[str, str]", wide: DType, lanes: int, at: Expr, guard: "Expr | None", apart: bool = False, masked: bool = False) -> Accumulation:  # fmt: skip
-    """Accumulators `name`, `lanes` of them, of which a term goes to number `at`, in dtype `wide`. Operands have the C types `registers`; a term counts where `guard` holds.
-    `apart`: lanes have not all seen as many terms, even where that does not depend on them. `masked`: other terms become the identity, where a branch would cost more: a compiler
-    moves all that leads to the term behind it, lane by lane."""
+def accumulation(name: str, op: Reduce, registers: dict[str, str], wide: DType, lanes: int, at: Expr, guard: Expr | None, apart: bool = False, masked: bool = False) -> Accumulation:  # fmt: skip
+    """Accumulators `name`, `lanes` of them, of which a term goes to number `at`, in dtype `wide`. Operands
+    have the C types `registers`; a term counts where `guard` holds. `apart`: lanes have not all seen as many
+    terms, even where that does not depend on them. `masked`: other terms become the identity, where a branch
+    would cost more: a compiler moves all that leads to the term behind it, lane by lane."""
     combination = COMBINATIONS[op.combine]
     term = name.removesuffix("_total") + "_term"
     if combination.part and len(op.operands) == 1:
-        convert = Compute(term, wide.ctype, conversion(registers[op.operands[0].name], wide.ctype), (op.operands[0].name,))
+        convert = Compute(
+            term, wide.ctype, conversion(registers[op.operands[0].name], wide.ctype), (op.operands[0].name,)
+        )
         centred = op.operands[0].dtype.itemsize >= wide.itemsize
-        return _moments(name, convert, wide, lanes, at, guard, centred, not apart and not ix.names(guard) & ix.names(at))
+        return _moments(
+            name, convert, wide, lanes, at, guard, centred, not apart and not ix.names(guard) & ix.names(at)
+        )
     ctype = combination.ctype(wide)
     if combination.part:  # what other blocks have left
-        made = Compute(term, ctype, f"moments_of<{wide.ctype}>({{0}}, {{1}}, {{2}}, {{3}})", tuple(v.name for v in op.operands))
+        made = Compute(
+            term,
+            ctype,
+            f"moments_of<{wide.ctype}>({{0}}, {{1}}, {{2}}, {{3}})",
+            tuple(v.name for v in op.operands),
+        )
     else:
         made = Compute(term, ctype, conversion(registers[op.operands[0].name], ctype), (op.operands[0].name,))
     start = Accumulator(name, ctype, lanes, combination.start(wide))
-    return Accumulation([start], [made, Accumulate(name, at, combination.template, term, guard, combination.start(wide) if masked else "")], [])
+    return Accumulation(
+        [start],
+        [
+            made,
+            Accumulate(
+                name, at, combination.template, term, guard, combination.start(wide) if masked else ""
+            ),
+        ],
+        [],
+    )
 
 
-def _moments(name: str, term: Compute, wide: DType, lanes: int, at: Expr, guard: "Expr | None", centred: bool, shared: bool) -> Accumulation:
-    """`place = term - origin; distance = place - rest; rest += distance / count; squares += distance (place - rest)`. `centred`: the origin is a thread's first term, else
-    0; `shared`: one count for all lanes."""
+def _moments(
+    name: str,
+    term: Compute,
+    wide: DType,
+    lanes: int,
+    at: Expr,
+    guard: Expr | None,
+    centred: bool,
+    shared: bool,
+) -> Accumulation:
+    """`place = term - origin; distance = place - rest; rest += distance / count; squares += distance (place -
+    rest)`. `centred`: the origin is a thread's first term, else 0; `shared`: one count for all lanes."""
     count, origin, rest, squares = (f"{name}_{part}" for part in ("count", "origin", "rest", "squares"))
     distance, left, share = (f"{name}_{word}" for word in ("distance", "left", "share"))
     place = f"{name}_place" if centred else term.name
     at_count = ix.Const(0) if shared else at
     own = [rest, squares, *([origin] if centred else [])]
-    before: list[Stmt] = [Accumulator(count, wide.ctype, 1 if shared else lanes, "0"), *(Accumulator(x, wide.ctype, lanes, "0") for x in own)]
+    before: list[Stmt] = [
+        Accumulator(count, wide.ctype, 1 if shared else lanes, "0"),
+        *(Accumulator(x, wide.ctype, lanes, "0") for x in own),
+    ]
     body: list[Stmt] = [
         Accumulate(count, at_count, "({0} + 1)", "1", guard),
         Compute(share, wide.ctype, "reciprocal({0})", (count,), (count,), at_count),
@@ -75,5 +106,14 @@ def _moments(name: str, term: Compute, wide: DType, lanes: int, at: Expr, guard:
     body.append(Accumulate(rest, at, f"({{0}} + {{1}} * {share})", distance, guard))
     body.append(Compute(left, wide.ctype, "({1} - {0})", (rest, place), (rest,), at))
     body.append(Accumulate(squares, at, f"({{0}} + {{1}} * {distance})", left, guard))
-    parts = [f"{count}[{'0' if shared else 'lane'}]", f"{origin}[lane]" if centred else "0", f"{rest}[lane]", f"{squares}[lane]"]
-    return Accumulation(before, body, [Accumulator(name, f"moments<{wide.ctype}>", lanes, f"moments_of<{wide.ctype}>({', '.join(parts)})")])
+    parts = [
+        f"{count}[{'0' if shared else 'lane'}]",
+        f"{origin}[lane]" if centred else "0",
+        f"{rest}[lane]",
+        f"{squares}[lane]",
+    ]
+    return Accumulation(
+        before,
+        body,
+        [Accumulator(name, f"moments<{wide.ctype}>", lanes, f"moments_of<{wide.ctype}>({', '.join(parts)})")],
+    )

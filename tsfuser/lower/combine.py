@@ -1,15 +1,15 @@
 """How the combinations of a reduction are spelled.
 
-In: the `combine` word of a Reduce. Out: its `Combination`. A new one is one row here and its functor in runtime/reduce.h.
-`mean`, `squares` (the sum of squared distances from the mean) and what partial results need are parts of one accumulator (`moments`), which reductions of the same
-operands share.
+In: the `combine` word of a Reduce. Out: its `Combination`. A new one is one row here and its functor in
+runtime/reduce.h. `mean`, `squares` (the sum of squared distances from the mean) and what partial results need
+are parts of one accumulator (`moments`), which reductions of the same operands share.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Sequence
 
 from ..ir.dtypes import COMPLEX64, COMPLEX128, DOUBLE, FLOAT, DType
 from ..ir.fusion import Reduce
@@ -18,8 +18,9 @@ from .literals import literal
 
 @dataclass(frozen=True)
 class Combination:
-    """`template` combines an accumulator with a value, `functor` (runtime/reduce.h) two accumulators; `identity` changes nothing (for a largest or
-    smallest value an infinity, or the end of the integers' range). `part`: the result is that part of an accumulator of moments."""
+    """`template` combines an accumulator with a value, `functor` (runtime/reduce.h) two accumulators;
+    `identity` changes nothing (for a largest or smallest value an infinity, or the end of the integers'
+    range). `part`: the result is that part of an accumulator of moments."""
 
     template: str
     functor: str
@@ -47,7 +48,11 @@ class Combination:
         if value in (math.inf, -math.inf) and not dtype.is_floating:
             bits = 8 * dtype.itemsize
             signed = dtype.is_integral and dtype.name != "uint8"
-            low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, 1 if dtype.kind == "b" else (1 << bits) - 1)
+            low, high = (
+                (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+                if signed
+                else (0, 1 if dtype.kind == "b" else (1 << bits) - 1)
+            )
             value = high if value > 0 else low
         return literal(value, dtype)
 
@@ -67,15 +72,15 @@ COMBINATIONS = {
 }
 
 
-def totals(ops: "Sequence[Reduce]") -> "dict[str, Reduce]":
+def totals(ops: Sequence[Reduce]) -> dict[str, Reduce]:
     """The accumulators that `ops` need, each with the first op that reads it: name -> op."""
-    found: "dict[str, Reduce]" = {}
+    found: dict[str, Reduce] = {}
     for op in ops:
         found.setdefault(total_of(op, ops), op)
     return found
 
 
-def total_of(op: Reduce, ops: "Sequence[Reduce]") -> str:
+def total_of(op: Reduce, ops: Sequence[Reduce]) -> str:
     """The name of the accumulator of `op`, one of `ops`: that of the first one which shares it."""
     first = op
     if COMBINATIONS[op.combine].part:
@@ -89,9 +94,11 @@ def _terms(op: Reduce) -> tuple:
 
 
 def accumulator(op: Reduce, threads: int, brief: bool = False) -> DType:
-    """The dtype in which a thread accumulates. A block of the host is one thread, which adds up long chains, where float would lose what a GPU's
-    many short chains keep; it adds up some in float and these in double (`host.chunk`). `brief`: so few that
-    there is nothing to add up in double."""
+    """The dtype in which a thread accumulates. A block of the host is one thread, which adds up long chains,
+    where float would lose what a GPU's many short chains keep; it adds up some in float and these in double
+    (`host.chunk`). `brief`: so few that there is nothing to add up in double."""
     dtype = op.output.dtype.register
-    wider = {FLOAT: DOUBLE, COMPLEX64: COMPLEX128} if threads == 1 and not brief and op.combine == "sum" else {}
+    wider = (
+        {FLOAT: DOUBLE, COMPLEX64: COMPLEX128} if threads == 1 and not brief and op.combine == "sum" else {}
+    )
     return wider.get(dtype, dtype)

@@ -1,12 +1,13 @@
 """Where the threads of a block meet to combine what they have accumulated.
 
-In: the reductions of a loop. Out: the statements that combine their accumulators over the block, and the shared memory that these take. Example:
-two sums over a row of 256 threads are one BlockReduce, whose totals lie at bytes 0 and 128; over 16 columns of as many threads one ColumnReduce, at bytes 0 and 576.
+In: the reductions of a loop. Out: the statements that combine their accumulators over the block, and the
+shared memory that these take. Example: two sums over a row of 256 threads are one BlockReduce, whose totals
+lie at bytes 0 and 128; over 16 columns of as many threads one ColumnReduce, at bytes 0 and 576.
 """
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 from ..ir.fusion import Reduce
 from ..schedule.loops import Reduction
@@ -16,8 +17,11 @@ from .loop_ir import Barrier, BlockReduce, ColumnReduce, Stmt, TeamReduce, Total
 from .traverse import statements
 
 
-def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: int, start: int = 0) -> list[Stmt]:
-    """The combinations of the `lanes` accumulators of each of `ops` over the block, in one exchange where they fit."""
+def combined(
+    ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: int, start: int = 0
+) -> list[Stmt]:
+    """The combinations of the `lanes` accumulators of each of `ops` over the block, in one exchange where
+    they fit."""
     groups: list[list[Total]] = [[]]
     at = start
     for name, op in totals(ops).items():
@@ -44,9 +48,10 @@ def combined(ops: list[Reduce], how: Reduction, threads: int, lanes: int, fold: 
 SLOTS = "slots"  # a kernel's name for where its blocks meet
 
 
-def teamed(totals: "Sequence[Total]", at: int, word: int, threads: int) -> "tuple[list[Stmt], int]":
-    """The combination over the blocks of a team of `totals`, which each of them has combined: (statements, first word after those that they take,
-    which begin at `word`). Shared memory before byte `at` is in use."""
+def teamed(totals: Sequence[Total], at: int, word: int, threads: int) -> tuple[list[Stmt], int]:
+    """The combination over the blocks of a team of `totals`, which each of them has combined: (statements,
+    first word after those that they take, which begin at `word`). Shared memory before byte `at` is in use.
+    """
     places, words, at = [], [], -(-at // 16) * 16
     for t in totals:
         size = t.bytes // 32  # of one accumulator

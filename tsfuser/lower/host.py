@@ -21,8 +21,8 @@ Body = "tuple[Stmt, ...]"
 
 
 def peel(body: Body) -> Body:
-    """Cuts serial loops in two where all but the last iterations need no bound on their lanes: a trip count that is known
-    is what lets the compiler keep accumulators in registers."""
+    """Cuts serial loops in two where all but the last iterations need no bound on their lanes: a trip count
+    that is known is what lets the compiler keep accumulators in registers."""
     result: list[Stmt] = []
     known: dict[Expr, Let] = {}
     for s in body:
@@ -31,8 +31,11 @@ def peel(body: Body) -> Body:
     return tuple(result)
 
 
-def _peeled(loop: For, known: "dict[Expr, Let]") -> list[Stmt]:
-    lanes = next((s for s in loop.body if isinstance(s, For) and s.bind == "simd" and isinstance(s.extent, Const)), None)
+def _peeled(loop: For, known: dict[Expr, Let]) -> list[Stmt]:
+    lanes = next(
+        (s for s in loop.body if isinstance(s, For) and s.bind == "simd" and isinstance(s.extent, Const)),
+        None,
+    )
     if lanes is None:
         return [loop]
     local: dict[str, Expr] = {}
@@ -44,7 +47,10 @@ def _peeled(loop: For, known: "dict[Expr, Let]") -> list[Stmt]:
     for s in statements(lanes.body):
         for c in conjuncts(getattr(s, "guard", None)):
             index = ix.substitute(c.a, local)
-            steady = ix.coefficient(index, lanes.var) == Const(1) and ix.coefficient(index, loop.var) == lanes.extent
+            steady = (
+                ix.coefficient(index, lanes.var) == Const(1)
+                and ix.coefficient(index, loop.var) == lanes.extent
+            )
             start = ix.substitute(index, {lanes.var: Const(0), loop.var: Const(0)})
             if steady and not (ix.names(start) | ix.names(c.b)) & inside:
                 bounds[c] = ix.div(ix.sub(c.b, start), lanes.extent)
@@ -67,7 +73,8 @@ TURNS = 16  # float additions to an accumulator before it is added to one of dou
 
 
 def chunk(body: Body) -> Body:
-    """Adds floats in float, 16 times, and then to the accumulators of double: converting each would take longer than adding it."""
+    """Adds floats in float, 16 times, and then to the accumulators of double: converting each would take
+    longer than adding it."""
     result: list[Stmt] = []
     for s in body:
         s = with_bodies(s, chunk)
@@ -76,7 +83,10 @@ def chunk(body: Body) -> Body:
 
 
 def _chunked(loop: For) -> list[Stmt]:
-    lanes = next((s for s in loop.body if isinstance(s, For) and s.bind == "simd" and isinstance(s.extent, Const)), None)
+    lanes = next(
+        (s for s in loop.body if isinstance(s, For) and s.bind == "simd" and isinstance(s.extent, Const)),
+        None,
+    )
     if lanes is None or any(lanes.var in ix.names(getattr(s, "guard", None)) for s in lanes.body):
         return [loop]  # `peel` leaves few turns with bounds
     sums = {s.value: s for s in lanes.body if isinstance(s, Accumulate) and s.combine == _SUM}
@@ -115,7 +125,8 @@ DRAWN = 256  # random numbers that are drawn at a time: few enough to stay in th
 
 
 def draw(body: Body) -> Body:
-    """Random numbers of a simd loop are drawn before it, so that each run of Philox gives all its numbers and runs beside others:
+    """Random numbers of a simd loop are drawn before it, so that each run of Philox gives all its numbers and
+    runs beside others:
 
     for lane in n: u = uniform(at + lane); S   ->   for piece in n / 256:
                                                         u_drawn[] = 256 of uniform(at + piece * 256)
@@ -130,7 +141,11 @@ def draw(body: Body) -> Body:
 
 def _drawn(loop: For) -> list[Stmt]:
     own = {defined(s) for s in loop.body}
-    steady = [s for s in loop.body if isinstance(s, Uniform) and not s.walk and ix.coefficient(s.offset, loop.var) == Const(1)]
+    steady = [
+        s
+        for s in loop.body
+        if isinstance(s, Uniform) and not s.walk and ix.coefficient(s.offset, loop.var) == Const(1)
+    ]
     wanted = [s for s in steady if not ix.names(s.offset) & own]
     if not wanted:
         return [loop]
@@ -138,7 +153,9 @@ def _drawn(loop: For) -> list[Stmt]:
     piece, lane = f"{loop.var}_piece", Var(loop.var)
     start: Expr = Const(0) if short else ix.mul(Var(piece), DRAWN)
     count = loop.extent if short else Var(f"{piece}_end")
-    before: list[Stmt] = [] if short else [Let(count.name, "int64_t", ix.minimum(DRAWN, ix.sub(loop.extent, start)))]
+    before: list[Stmt] = (
+        [] if short else [Let(count.name, "int64_t", ix.minimum(DRAWN, ix.sub(loop.extent, start)))]
+    )
     most = loop.extent.value if short else DRAWN
     for s in wanted:
         offset = ix.substitute(s.offset, {loop.var: start})

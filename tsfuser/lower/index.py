@@ -1,6 +1,7 @@
 """Index expressions of generated code: integers built from loop variables, kernel arguments and constants.
 
-In: `Var`s and Python ints. Out: trees that fold as they are built and print as C. Example: `add(mul(Var("row"), Var("cols")), Var("lane"))`.
+In: `Var`s and Python ints. Out: trees that fold as they are built and print as C. Example:
+`add(mul(Var("row"), Var("cols")), Var("lane"))`.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ class Const:
 
 @dataclass(frozen=True)
 class Bin:
-    """`op` is `+`, `-`, `*`, `/`, `%`, `<`, `>`, `&&` or `min`; indices are not negative, so `/` and `%` are plain."""
+    """`op` is `+`, `-`, `*`, `/`, `%`, `<`, `>`, `&&` or `min`; indices are not negative, so `/` and `%` are
+    plain."""
 
     op: str
-    a: "Expr"
-    b: "Expr"
+    a: Expr
+    b: Expr
 
     def __str__(self) -> str:
         if self.op == "min":
@@ -42,9 +44,9 @@ class Bin:
 
 @dataclass(frozen=True)
 class Select:
-    condition: "Expr"
-    yes: "Expr"
-    no: "Expr"
+    condition: Expr
+    yes: Expr
+    no: Expr
 
     def __str__(self) -> str:
         return f"({self.condition} ? {self.yes} : {self.no})"
@@ -63,7 +65,7 @@ def _wrap(e: Expr, op: str, right: bool) -> str:
     return str(e) if plain else f"({e})"
 
 
-def as_expr(x: "Expr | int | str") -> Expr:
+def as_expr(x: Expr | int | str) -> Expr:
     if isinstance(x, int):
         return Const(x)
     return Var(x) if isinstance(x, str) else x
@@ -112,7 +114,7 @@ def minimum(a, b) -> Expr:
     return Bin("min", as_expr(a), as_expr(b))
 
 
-def both(conditions) -> "Expr | None":
+def both(conditions) -> Expr | None:
     """The conjunction of `conditions`, None for no condition."""
     result = None
     for c in conditions:
@@ -120,7 +122,7 @@ def both(conditions) -> "Expr | None":
     return result
 
 
-def names(e: "Expr | None") -> frozenset[str]:
+def names(e: Expr | None) -> frozenset[str]:
     """Variables that occur in `e`."""
     if e is None or isinstance(e, Const):
         return frozenset()
@@ -130,7 +132,7 @@ def names(e: "Expr | None") -> frozenset[str]:
     return frozenset().union(*map(names, parts))
 
 
-def substitute(e: "Expr | None", table: dict[str, Expr]) -> "Expr | None":
+def substitute(e: Expr | None, table: dict[str, Expr]) -> Expr | None:
     """`e` with variables replaced, folded again."""
     if e is None or isinstance(e, Const):
         return e
@@ -143,7 +145,7 @@ def substitute(e: "Expr | None", table: dict[str, Expr]) -> "Expr | None":
     return fold(a, b) if fold else Bin(e.op, a, b)
 
 
-def coefficient(e: Expr, name: str) -> "Expr | None":
+def coefficient(e: Expr, name: str) -> Expr | None:
     """The factor of variable `name` in `e`, which is linear in it; None if it is not."""
     if name not in names(e):
         return Const(0)

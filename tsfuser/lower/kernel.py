@@ -1,6 +1,7 @@
 """A kernel: a body of Loop IR, its arguments and how it is launched.
 
-In: made by `pipeline.lower`. Out: what `codegen.emit` prints as C++ and a plan launches; `str(kernel)` is pseudo-C to read. Example:
+In: made by `pipeline.lower`. Out: what `codegen.emit` prints as C++ and a plan launches; `str(kernel)` is
+pseudo-C to read. Example:
 
     Kernel("fused_add", params, body, "int", grid, block_x, block_y, 128)
 """
@@ -16,9 +17,10 @@ from .text import lines
 
 @dataclass(frozen=True)
 class Param:
-    """A field of the kernel's argument struct. `source` tells the plan how to fill it: `("input", i)`, `("update", i)` (an argument that is stored
-    to), `("allocation", k)`, `("cleared", k)` (an allocation that is zero when the kernel starts), `("size", Size)`, `("number", i, dtype name)`,
-    `("element", i)`, `("random",)`, `("flag",)` (what a kernel on the host sets where it finds an index out of range)."""
+    """A field of the kernel's argument struct. `source` tells the plan how to fill it: `("input", i)`,
+    `("update", i)` (an argument that is stored to), `("allocation", k)`, `("cleared", k)` (an allocation that
+    is zero when the kernel starts), `("size", Size)`, `("number", i, dtype name)`, `("element", i)`,
+    `("random",)`, `("flag",)` (what a kernel on the host sets where it finds an index out of range)."""
 
     name: str
     ctype: str
@@ -47,9 +49,11 @@ class Tile:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel: launch sizes are symbolic. `index` is the C type of indices; `shared` in bytes; `grain` is how many blocks make a task of
-    the host's thread pool; `resident`: how many blocks registers must leave room for on a multiprocessor, 0 for any number; `teams`: all blocks run
-    at the same time; `leads`: the next kernel finishes what this one begins, and may be set up while it runs; `follows`: it is such a next one."""
+    """One kernel: launch sizes are symbolic. `index` is the C type of indices; `shared` in bytes; `grain` is
+    how many blocks make a task of the host's thread pool; `resident`: how many blocks registers must leave
+    room for on a multiprocessor, 0 for any number; `teams`: all blocks run at the same time; `leads`: the
+    next kernel finishes what this one begins, and may be set up while it runs; `follows`: it is such a next
+    one."""
 
     name: str
     params: tuple[Param, ...]
@@ -60,7 +64,7 @@ class Kernel:
     block_y: Size
     threads: int
     tiles: tuple[Tile, ...] = ()
-    shared: "Size | int" = 0
+    shared: Size | int = 0
     grain: int = 1
     resident: int = 0
     teams: bool = False

@@ -1,6 +1,7 @@
 """C spellings of numbers.
 
-In: a Python number and the dtype it is used as. Out: a literal of exactly that type. Example: `literal(0.1, FLOAT) == "0.1f"`.
+In: a Python number and the dtype it is used as. Out: a literal of exactly that type. Example: `literal(0.1,
+FLOAT) == "0.1f"`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import math
 from ..ir.dtypes import COMPLEX64, DOUBLE, FLOAT, DType
 
 
-def literal(value: "bool | int | float | complex", dtype: DType) -> str:
-    """`value` converted to `dtype` as torch converts a Python scalar (a float loses its fraction where an integer is wanted)."""
+def literal(value: bool | int | float | complex, dtype: DType) -> str:
+    """`value` converted to `dtype` as torch converts a Python scalar (a float loses its fraction where an
+    integer is wanted)."""
     dtype = dtype.register
     if dtype.kind == "c":
         part = FLOAT if dtype is COMPLEX64 else DOUBLE

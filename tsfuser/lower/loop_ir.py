@@ -1,7 +1,7 @@
 """Loop IR: the statements of one kernel, target-independent, a step before C++.
 
-In: built by `nest` and `phases`, rewritten by the passes. Out: the body of a `kernel.Kernel`, which `codegen.emit` prints as C++. Example, a copy
-of n elements:
+In: built by `nest` and `phases`, rewritten by the passes. Out: the body of a `kernel.Kernel`, which
+`codegen.emit` prints as C++. Example, a copy of n elements:
 
     For("i", Var("args.n"), "serial", (Load("x", "float", "args.x0", Var("i")), Store("args.y0", "float", "float", Var("i"), "x")))
 """
@@ -25,25 +25,26 @@ class Let:
 
 @dataclass(frozen=True)
 class Load:
-    """`name = buffer[offset]`, of memory type `ctype`; 0 where `guard` is false. With `lanes` > 1 a vector, of which only the first `count` elements
-    are in bounds. `shared`: from the tile `buffer` in shared memory; `own`: of which nobody but this thread writes
-    what it reads, and not while it is read."""
+    """`name = buffer[offset]`, of memory type `ctype`; 0 where `guard` is false. With `lanes` > 1 a vector,
+    of which only the first `count` elements are in bounds. `shared`: from the tile `buffer` in shared memory;
+    `own`: of which nobody but this thread writes what it reads, and not while it is read."""
 
     name: str
     ctype: str
     buffer: str
     offset: Expr
-    guard: "Expr | None" = None
+    guard: Expr | None = None
     lanes: int = 1
-    count: "Expr | None" = None
+    count: Expr | None = None
     shared: bool = False
     own: bool = False
 
 
 @dataclass(frozen=True)
 class Place:
-    """`name = index * step`, where `index`, a value, is checked: it has to be at least 0 and less than `extent`, a number,
-    or else `name` is -1 and the call an error, of which `flag` is told. -1, with nothing checked, where `guard` is false."""
+    """`name = index * step`, where `index`, a value, is checked: it has to be at least 0 and less than
+    `extent`, a number, or else `name` is -1 and the call an error, of which `flag` is told. -1, with nothing
+    checked, where `guard` is false."""
 
     name: str
     ctype: str
@@ -51,14 +52,14 @@ class Place:
     step: Expr
     extent: str
     flag: str
-    guard: "Expr | None" = None
+    guard: Expr | None = None
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """`name` = the random number of `stream` with index `offset`, in [0, 1); with `lanes` > 1 a vector of neighbours. `state` names the field
-    that says where the call's numbers begin. With a `walk` (counter, threads and width, as text) it is eager's number, by its `law`: `uniform`, in (0, 1], or
-    `normal`."""
+    """`name` = the random number of `stream` with index `offset`, in [0, 1); with `lanes` > 1 a vector of
+    neighbours. `state` names the field that says where the call's numbers begin. With a `walk` (counter,
+    threads and width, as text) it is eager's number, by its `law`: `uniform`, in (0, 1], or `normal`."""
 
     name: str
     ctype: str
@@ -85,30 +86,30 @@ class Draw:
 
 @dataclass(frozen=True)
 class Compute:
-    """`ctype name = template(operands)`; operands are names or literals, `vectors` the names among them that are vectors to be indexed by the
-    lane."""
+    """`ctype name = template(operands)`; operands are names or literals, `vectors` the names among them that
+    are vectors to be indexed by the lane."""
 
     name: str
     ctype: str
     template: str
     operands: tuple[str, ...]
     vectors: tuple[str, ...] = ()
-    lane: "Expr | str" = ""
+    lane: Expr | str = ""
 
 
 @dataclass(frozen=True)
 class Store:
-    """`buffer[offset] = value` where `guard` holds; with `lanes` > 1 the first `count` elements of a vector. `ctype` is the memory type, `register`
-    that of the value."""
+    """`buffer[offset] = value` where `guard` holds; with `lanes` > 1 the first `count` elements of a vector.
+    `ctype` is the memory type, `register` that of the value."""
 
     buffer: str
     ctype: str
     register: str
     offset: Expr
     value: str
-    guard: "Expr | None" = None
+    guard: Expr | None = None
     lanes: int = 1
-    count: "Expr | None" = None
+    count: Expr | None = None
     shared: bool = False
 
 
@@ -132,7 +133,8 @@ class SetLane:
 
 @dataclass(frozen=True)
 class Array:
-    """Registers `name`: `extent` elements of `ctype` (vectors of `lanes` if more than 1), one an iteration of an unrolled loop."""
+    """Registers `name`: `extent` elements of `ctype` (vectors of `lanes` if more than 1), one an iteration of
+    an unrolled loop."""
 
     name: str
     ctype: str
@@ -142,7 +144,8 @@ class Array:
 
 @dataclass(frozen=True)
 class Scratch:
-    """An array in the memory of a block of the host, behind `elements` of `bytes` bytes; a kernel's `shared` says how long that memory is."""
+    """An array in the memory of a block of the host, behind `elements` of `bytes` bytes; a kernel's `shared`
+    says how long that memory is."""
 
     name: str
     ctype: str
@@ -152,7 +155,8 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Accumulator:
-    """Registers `name` of `ctype`, one for each of `lanes`, initially `identity`, which may depend on `lane`, the number of its lane."""
+    """Registers `name` of `ctype`, one for each of `lanes`, initially `identity`, which may depend on `lane`,
+    the number of its lane."""
 
     name: str
     ctype: str
@@ -162,21 +166,21 @@ class Accumulator:
 
 @dataclass(frozen=True)
 class Accumulate:
-    """`name[lane] = combine(name[lane], value)` where `guard` holds; `{0}` and `{1}` in `combine` stand for the two. With `identity`, that is
-    combined where it does not, without a branch."""
+    """`name[lane] = combine(name[lane], value)` where `guard` holds; `{0}` and `{1}` in `combine` stand for
+    the two. With `identity`, that is combined where it does not, without a branch."""
 
     name: str
-    lane: "Expr"
+    lane: Expr
     combine: str
     value: str
-    guard: "Expr | None" = None
+    guard: Expr | None = None
     identity: str = ""
 
 
 @dataclass(frozen=True)
 class Total:
-    """Accumulators `name`, combined by functor `combine`, which leaves what is combined with `identity` as it is; threads meet in the `bytes` of
-    shared memory at `offset`."""
+    """Accumulators `name`, combined by functor `combine`, which leaves what is combined with `identity` as it
+    is; threads meet in the `bytes` of shared memory at `offset`."""
 
     name: str
     combine: str
@@ -187,15 +191,15 @@ class Total:
 
 @dataclass(frozen=True)
 class Fetch:
-    """`near[place]` in shared memory = a vector of `lanes` elements at `buffer[offset]`, zeros where `guard` is false; it is there when a later
-    FetchGroup says so, and only for the thread that asked for it."""
+    """`near[place]` in shared memory = a vector of `lanes` elements at `buffer[offset]`, zeros where `guard`
+    is false; it is there when a later FetchGroup says so, and only for the thread that asked for it."""
 
     near: str
     place: Expr
     buffer: str
     offset: Expr
     lanes: int
-    guard: "Expr | None" = None
+    guard: Expr | None = None
 
 
 @dataclass(frozen=True)
@@ -207,8 +211,8 @@ class FetchGroup:
 
 @dataclass(frozen=True)
 class TeamSlots:
-    """`name`: where the blocks that share a row meet in memory, in this turn: `parts` blocks, of which this is number `part`, each with room for
-    `words` words."""
+    """`name`: where the blocks that share a row meet in memory, in this turn: `parts` blocks, of which this
+    is number `part`, each with room for `words` words."""
 
     name: str
     memory: str
@@ -221,8 +225,9 @@ class TeamSlots:
 
 @dataclass(frozen=True)
 class TeamReduce:
-    """All blocks that meet in `slots` combine the totals that each has, and every thread gets the result. `words`: where those of each total begin;
-    `shared`: the same in shared memory, in bytes. `warps`: of a block, who share the totals out."""
+    """All blocks that meet in `slots` combine the totals that each has, and every thread gets the result.
+    `words`: where those of each total begin; `shared`: the same in shared memory, in bytes. `warps`: of a
+    block, who share the totals out."""
 
     totals: tuple[Total, ...]
     slots: str
@@ -233,11 +238,12 @@ class TeamReduce:
 
 @dataclass(frozen=True)
 class BlockReduce:
-    """The threads along `axis` combine all `totals` at once: along `x` all of them get the result, along `y` the first. All threads of the block
-    take part. `fold`: the accumulators of a thread are combined first, into so many results; 0 for none of that. `warp`: how many threads a row has
-    where they are neighbours in a warp, who need neither shared memory nor barrier; else 0. `warps`: the most that a row may have, a power of two.
-    `turn`: the loop around it, whose turns use two halves of shared memory, `half` bytes each, by turns: nobody overwrites what others still
-    read."""
+    """The threads along `axis` combine all `totals` at once: along `x` all of them get the result, along `y`
+    the first. All threads of the block take part. `fold`: the accumulators of a thread are combined first,
+    into so many results; 0 for none of that. `warp`: how many threads a row has where they are neighbours in
+    a warp, who need neither shared memory nor barrier; else 0. `warps`: the most that a row may have, a power
+    of two. `turn`: the loop around it, whose turns use two halves of shared memory, `half` bytes each, by
+    turns: nobody overwrites what others still read."""
 
     totals: tuple[Total, ...]
     axis: str
@@ -250,8 +256,8 @@ class BlockReduce:
 
 @dataclass(frozen=True)
 class ColumnReduce:
-    """The threads along y of a block of `warps` warps combine all `totals` of its `columns` columns, and every thread gets the results of its own; what
-    they have combined lies behind what they exchange."""
+    """The threads along y of a block of `warps` warps combine all `totals` of its `columns` columns, and
+    every thread gets the results of its own; what they have combined lies behind what they exchange."""
 
     totals: tuple[Total, ...]
     columns: int
@@ -265,7 +271,8 @@ class Barrier:
 
 @dataclass(frozen=True)
 class FillTile:
-    """On the host, tile[row * pitch + column] from `columns` lines of `rows` elements at `buffer` + `offset`, `stride` elements apart."""
+    """On the host, tile[row * pitch + column] from `columns` lines of `rows` elements at `buffer` + `offset`,
+    `stride` elements apart."""
 
     tile: str
     pitch: int
@@ -278,13 +285,13 @@ class FillTile:
 
 @dataclass(frozen=True)
 class For:
-    """A loop over `var` from 0 to `extent` - 1; `bind` is `rows` (all threads of a block take the same turns), `serial`, `unroll`, `vector` or
-    `simd`."""
+    """A loop over `var` from 0 to `extent` - 1; `bind` is `rows` (all threads of a block take the same
+    turns), `serial`, `unroll`, `vector` or `simd`."""
 
     var: str
     extent: Expr
     bind: str
-    body: "tuple[Stmt, ...]"
+    body: tuple[Stmt, ...]
 
 
 @dataclass(frozen=True)
@@ -292,8 +299,8 @@ class If:
     """`yes` where `condition`, which is the same for all threads of a block, holds, else `no`."""
 
     condition: Expr
-    yes: "tuple[Stmt, ...]"
-    no: "tuple[Stmt, ...]"
+    yes: tuple[Stmt, ...]
+    no: tuple[Stmt, ...]
 
 
 Stmt = Union[

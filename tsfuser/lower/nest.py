@@ -1,7 +1,8 @@
-"""The first step of lowering: scalar loops with one load, compute and store statement for each that the segment has.
+"""The first step of lowering: scalar loops with one load, compute and store statement for each that the
+segment has.
 
-In: Segment, Schedule. Out: a Kernel whose innermost loop holds the whole algorithm, guarded where a split does not divide. Example, before any
-other pass:
+In: Segment, Schedule. Out: a Kernel whose innermost loop holds the whole algorithm, guarded where a split
+does not divide. Example, before any other pass:
 
     for lane in 4:  { x0_m = x0[i0 + lane] if i0 + lane < n; x0 = x0_m; add_0 = x0 + 1; out0[i0 + lane] = add_0 if ... }
 """
@@ -68,12 +69,15 @@ class Params:
 
     def _launches(self, size: Size) -> bool:
         """Whether a launch dimension is a factor of `size`."""
-        return size in self._launch or (size.op == "mul" and (self._launches(size.a) or self._launches(size.b)))
+        return size in self._launch or (
+            size.op == "mul" and (self._launches(size.a) or self._launches(size.b))
+        )
 
 
 @dataclass(frozen=True)
 class Guard:
-    """`condition` must hold for the elements of domain dims `dims` to exist; `inside` says that it does for the whole tile."""
+    """`condition` must hold for the elements of domain dims `dims` to exist; `inside` says that it does for
+    the whole tile."""
 
     condition: Expr
     dims: frozenset[str]
@@ -99,19 +103,21 @@ def nest(segment: Segment, schedule: Schedule, name: str) -> Kernel:
     if not cut:
         return kernel_of(name, segment, schedule, params, guarded, tiles)
     inside = ix.both(g.inside for g in cut)  # most tiles are whole, and do without bounds
-    whole = _body(segment, schedule, params, tiles, replace(at, guards=tuple(g for g in at.guards if g not in cut)))
+    whole = _body(
+        segment, schedule, params, tiles, replace(at, guards=tuple(g for g in at.guards if g not in cut))
+    )
     body = [*needed(at.lets, ix.names(inside)), If(inside, tuple(whole), tuple(guarded))]
     return kernel_of(name, segment, schedule, params, body, tiles)
 
 
-def _lane_guards(schedule: Schedule, at: "Indices") -> tuple[Guard, ...]:
+def _lane_guards(schedule: Schedule, at: Indices) -> tuple[Guard, ...]:
     """The bounds on the lanes of the host's outer reductions, which its compiler vectorises without them."""
     lane = next((x.name for x in schedule.loops if x.bind == "simd"), "")
     outer = schedule.reduction is not None and lane not in schedule.reduction.loops
     return tuple(g for g in at.guards if outer and lane in ix.names(g.condition))
 
 
-def _body(segment: Segment, schedule: Schedule, params: Params, tiles: list[Tile], at: "Indices") -> list[Stmt]:
+def _body(segment: Segment, schedule: Schedule, params: Params, tiles: list[Tile], at: Indices) -> list[Stmt]:
     """The statements of a thread, with the bounds that `at` has."""
     registers: dict[str, str] = {}  # value name -> its C type in registers
     body: list[Stmt] = list(at.lets)
@@ -127,7 +133,11 @@ def _body(segment: Segment, schedule: Schedule, params: Params, tiles: list[Tile
             body += lookup(op, at, params, schedule, registers)
     loops = [x for x in schedule.loops if x.bind in ("serial", "unroll", "vector", "simd")]
     reductions = {op.output.name: op for op in segment.reductions}
-    body += [store(a, at, params, schedule) for a in schedule.domain.stores if a.buffer.value.name not in reductions]
+    body += [
+        store(a, at, params, schedule)
+        for a in schedule.domain.stores
+        if a.buffer.value.name not in reductions
+    ]
     if reductions:
         return _reduced(list(reductions.values()), body, loops, at, params, schedule, registers)
     fill = [*_fill_tiles(schedule, params, tiles, bool(at.guards)), Barrier()] if tiles else []
@@ -140,29 +150,52 @@ def looped(body: list[Stmt], loops, params: Params) -> list[Stmt]:
     return body
 
 
-def kernel_of(name: str, segment: Segment, schedule: Schedule, params: Params, body: list[Stmt], tiles: list[Tile]) -> Kernel:
+def kernel_of(
+    name: str, segment: Segment, schedule: Schedule, params: Params, body: list[Stmt], tiles: list[Tile]
+) -> Kernel:
     places = {"block": "blockIdx.x", "thread.x": "threadIdx.x", "thread.y": "threadIdx.y"}
     launch = [Let(x.name, params.index, Var(places[x.bind])) for x in schedule.loops if x.bind in places]
     extent = {x.bind: x.extent for x in schedule.loops}
-    launch += [Let(f"block_{axis}", params.index, Var(f"blockDim.{axis}")) for axis in "xy"  # signed, unlike CUDA's own
-               if f"thread.{axis}" in extent and not extent[f"thread.{axis}"].is_const]
+    # signed, unlike CUDA's own
+    launch += [
+        Let(f"block_{axis}", params.index, Var(f"blockDim.{axis}"))
+        for axis in "xy"
+        if f"thread.{axis}" in extent and not extent[f"thread.{axis}"].is_const
+    ]
     how = schedule.reduction
     shared = max((t.offset + t.bytes for t in tiles), default=0)
     shared = max(shared, exchanged(body))
-    return Kernel(name, tuple(params.fields.values()), tuple(launch + body), params.index, extent["block"],
-                  extent.get("thread.x", sz.const(1)), extent.get("thread.y", sz.const(1)), schedule.threads, tuple(tiles), shared,
-                  schedule.grain, schedule.resident, bool(how and how.team), schedule.threads > 1 and bool(how and how.partial),
-                  schedule.threads > 1 and bool(how and how.follows))
+    return Kernel(
+        name,
+        tuple(params.fields.values()),
+        tuple(launch + body),
+        params.index,
+        extent["block"],
+        extent.get("thread.x", sz.const(1)),
+        extent.get("thread.y", sz.const(1)),
+        schedule.threads,
+        tuple(tiles),
+        shared,
+        schedule.grain,
+        schedule.resident,
+        bool(how and how.team),
+        schedule.threads > 1 and bool(how and how.partial),
+        schedule.threads > 1 and bool(how and how.follows),
+    )
 
 
-def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: Params, schedule: Schedule, registers) -> list[Stmt]:
-    """Accumulators, the loops of a thread around `body`, the combination over the block, and the stores of the results."""
+def _reduced(
+    ops: list[Reduce], body: list[Stmt], loops, at: Indices, params: Params, schedule: Schedule, registers
+) -> list[Stmt]:
+    """Accumulators, the loops of a thread around `body`, the combination over the block, and the stores of
+    the results."""
     how = schedule.reduction
     reduced = {d.name for d in schedule.domain.dims if d.axes and d.axes[0] in ops[0].axes}
     guard = ix.both(g.condition for g in at.guards if g.dims & reduced)
     lane = next((x for x in loops if x.bind in ("vector", "simd")), None)
     fold = lane is not None and lane.name in how.loops  # else each lane is an output of its own
-    many = next((x for x in loops if x.bind == "unroll" and x.name in how.loops), None)  # short chains round less
+    # short chains round less
+    many = next((x for x in loops if x.bind == "unroll" and x.name in how.loops), None)
     depth = many.extent.a if many is not None and not fold and schedule.threads > 1 else 1
     width = lane.extent.a if lane else 1
     at_result: Expr = Var(lane.name) if lane and not fold else ix.Const(0)
@@ -178,7 +211,8 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
     after: list[Stmt] = []
     for name, op in totals(ops).items():
         wide = accumulator(op, schedule.threads, how.brief)
-        if COMBINATIONS[op.combine].part and (width > 1 or many is None):  # these share what a chain costs, and round little
+        # these share what a chain costs, and round little
+        if COMBINATIONS[op.combine].part and (width > 1 or many is None):
             made = accumulation(name, op, registers, wide, width, at_term, guard)
         elif COMBINATIONS[op.combine].part:
             made = accumulation(name, op, registers, wide, many.extent.a, Var(many.name), guard, apart=True)
@@ -186,18 +220,43 @@ def _reduced(ops: list[Reduce], body: list[Stmt], loops, at: "Indices", params: 
             made = accumulation(name, op, registers, wide, width * depth, at_lane, guard)
         before, body, packs = before + made.before, body + made.body, packs + made.after
     for op in ops:
-        combination, name, register = COMBINATIONS[op.combine], total_of(op, ops), op.output.dtype.register.ctype
+        combination, name, register = (
+            COMBINATIONS[op.combine],
+            total_of(op, ops),
+            op.output.dtype.register.ctype,
+        )
         wide = accumulator(op, schedule.threads, how.brief)
         access = next(a for a in schedule.domain.stores if a.buffer.value.name == op.output.name)
         write = store(access, done, params, schedule, reduced)
         if how.partial is not None:
-            write = replace(write, offset=ix.add(ix.mul(done.of[how.partial[0]], params.size(how.partial[1], "part_stride")), write.offset))
+            write = replace(
+                write,
+                offset=ix.add(
+                    ix.mul(done.of[how.partial[0]], params.size(how.partial[1], "part_stride")), write.offset
+                ),
+            )
         write = replace(write, guard=ix.both([first, *([write.guard] if write.guard else [])]))
-        after += [Compute(op.output.name, register, combination.result(wide.ctype, register), (name,), (name,), at_result), write]
+        after += [
+            Compute(
+                op.output.name,
+                register,
+                combination.result(wide.ctype, register),
+                (name,),
+                (name,),
+                at_result,
+            ),
+            write,
+        ]
     lets = needed(done.lets, frozenset().union(*map(used, after)))
     chains = fold or depth > 1 or (width == 1 and many is not None)
     combine = combined(ops, how, schedule.threads, results, results if chains else 0)
-    return [*before, *looped(body, loops, params), *packs, *combine, *looped([*lets, *after], [lane] if lane and not fold else [], params)]
+    return [
+        *before,
+        *looped(body, loops, params),
+        *packs,
+        *combine,
+        *looped([*lets, *after], [lane] if lane and not fold else [], params),
+    ]
 
 
 def needed(lets, names: frozenset[str]) -> list[Let]:
@@ -210,13 +269,18 @@ def needed(lets, names: frozenset[str]) -> list[Let]:
     return kept
 
 
-def indices(schedule: Schedule, params: Params, override: "dict[str, Expr] | None" = None, suffix: str = "") -> Indices:
-    """Domain indices from loop variables, by the schedule's relations backwards. `override` fixes the index of a loop that exists only between
-    relations; `suffix` keeps names apart where indices are needed twice."""
+def indices(
+    schedule: Schedule, params: Params, override: dict[str, Expr] | None = None, suffix: str = ""
+) -> Indices:
+    """Domain indices from loop variables, by the schedule's relations backwards. `override` fixes the index
+    of a loop that exists only between relations; `suffix` keeps names apart where indices are needed twice.
+    """
     of: dict[str, Expr] = {x.name: Var(x.name) for x in schedule.loops}
     of.update(override or {})
     lanes = [x.name for x in schedule.loops if x.bind in ("vector", "simd")]
-    covered = {x.name: frozenset() for x in schedule.loops} | {d.name: frozenset((d.name,)) for d in schedule.domain.dims}
+    covered = {x.name: frozenset() for x in schedule.loops} | {
+        d.name: frozenset((d.name,)) for d in schedule.domain.dims
+    }
     for relation in schedule.relations:  # forwards: which domain dims a loop covers
         if isinstance(relation, Split):
             covered[relation.inner] = covered[relation.parent]
@@ -239,18 +303,27 @@ def indices(schedule: Schedule, params: Params, override: "dict[str, Expr] | Non
         if isinstance(relation, Split):
             if relation.parent in (override or {}):
                 continue
-            start = ix.mul(of[relation.outer], params.size(relation.by, f"{relation.inner}_size")) if relation.outer else ix.Const(0)
+            start = (
+                ix.mul(of[relation.outer], params.size(relation.by, f"{relation.inner}_size"))
+                if relation.outer
+                else ix.Const(0)
+            )
             of[relation.parent] = name(relation.parent, ix.add(start, of[relation.inner]))
             if not relation.exact:
                 extent = params.size(relation.extent, f"{relation.parent}_size")
-                end = ix.mul(ix.add(of[relation.outer], 1), params.size(relation.by, f"{relation.inner}_size"))
+                end = ix.mul(
+                    ix.add(of[relation.outer], 1), params.size(relation.by, f"{relation.inner}_size")
+                )
                 last = of[relation.parent]
                 if relation.whole:
                     last = ix.substitute(last, {lane: ix.Const(0) for lane in lanes})
-                guards.append(Guard(ix.less(last, extent), covered[relation.parent], ix.less(end, ix.add(extent, 1))))
+                guards.append(
+                    Guard(ix.less(last, extent), covered[relation.parent], ix.less(end, ix.add(extent, 1)))
+                )
         else:
             by = params.size(relation.by, f"{relation.inner}_size")
-            start = ix.substitute(of[relation.into], {lane: ix.Const(0) for lane in lanes})  # lanes never cross from one piece to the next
+            # lanes never cross from one piece to the next
+            start = ix.substitute(of[relation.into], {lane: ix.Const(0) for lane in lanes})
             outer = of[relation.outer] = name(relation.outer, ix.div(start, by))
             of[relation.inner] = name(relation.inner, ix.sub(of[relation.into], ix.mul(outer, by)))
     return Indices(tuple(lets), of, tuple(guards))
@@ -266,13 +339,15 @@ def _offset(access: Access, at: Indices, params: Params, schedule: Schedule) -> 
     return offset
 
 
-def _guard(access: Access, at: Indices, schedule: Schedule) -> "Expr | None":
+def _guard(access: Access, at: Indices, schedule: Schedule) -> Expr | None:
     """The bounds of the dims in which `access` moves."""
     moving = {dim.name for d, dim in enumerate(schedule.domain.dims) if access.moves(d)}
     return ix.both(g.condition for g in at.guards if g.dims & moving)
 
 
-def load(access: Access, at: Indices, params: Params, schedule: Schedule, registers, tile: "Tile | None") -> list[Stmt]:
+def load(
+    access: Access, at: Indices, params: Params, schedule: Schedule, registers, tile: Tile | None
+) -> list[Stmt]:
     value = access.buffer.value
     memory = f"{value.name}_m"
     register = registers[value.name] = value.dtype.register.ctype
@@ -296,18 +371,31 @@ def _pointer(access: Access, params: Params, qualifier: str) -> str:
     return params.field(name, f"{qualifier}{b.value.dtype.ctype}*", (b.kind, b.index))
 
 
-def uniform(op: Random, at: Indices, params: Params, schedule: Schedule, registers: dict[str, str]) -> list[Stmt]:
+def uniform(
+    op: Random, at: Indices, params: Params, schedule: Schedule, registers: dict[str, str]
+) -> list[Stmt]:
     """The random number of an element: like a load, of which only the offset is used."""
     name, ctype = op.output.name, op.output.dtype.ctype
     access = next(a for a in schedule.domain.randoms if a.buffer.value.name == name)
     registers[name] = ctype
     state = params.field("random", "random_state", ("random",))
     walk = (op.walk.counter, op.walk.threads, op.walk.width) if op.walk else ()
-    drawn = Uniform(f"{name}_m", ctype, state, op.stream, _offset(access, at, params, schedule), 1, op.name, tuple(map(params.count, walk)))
+    drawn = Uniform(
+        f"{name}_m",
+        ctype,
+        state,
+        op.stream,
+        _offset(access, at, params, schedule),
+        1,
+        op.name,
+        tuple(map(params.count, walk)),
+    )
     return [drawn, Compute(name, ctype, "{0}", (drawn.name,))]
 
 
-def lookup(op: Lookup, at: Indices, params: Params, schedule: Schedule, registers: dict[str, str]) -> list[Stmt]:
+def lookup(
+    op: Lookup, at: Indices, params: Params, schedule: Schedule, registers: dict[str, str]
+) -> list[Stmt]:
     """An element at the place that the op's operand says: a load, with a place where there is an operand."""
     name, ctype, [index] = op.output.name, op.output.dtype.ctype, op.operands
     access = next(a for a in schedule.domain.lookups if a.buffer.value.name == name)
@@ -345,16 +433,25 @@ def _operand(value: Value, op: Pointwise, params: Params, registers: dict[str, s
     if value.size is not None:
         return f"convert<{wanted.ctype}>({params.count(value.size)})"
     if value.is_number:
-        text, own = params.field(value.name, value.dtype.ctype, ("number", int(value.name[1:]), value.dtype.name)), value.dtype.ctype
+        text, own = (
+            params.field(value.name, value.dtype.ctype, ("number", int(value.name[1:]), value.dtype.name)),
+            value.dtype.ctype,
+        )
     else:
         text, own = value.name, registers[value.name]
     return text if own == wanted.ctype else f"convert<{wanted.ctype}>({text})"
 
 
-def store(access: Access, at: Indices, params: Params, schedule: Schedule, reduced: "set[str]" = frozenset()) -> Store:
-    """A store by one of the iterations that share the element: the first along each dim that the tensor lacks. Dims in `reduced` are gone."""
-    first = [ix.less(at.of[dim.name], 1) for d, dim in enumerate(schedule.domain.dims)
-             if not access.moves(d) and not (dim.extent.is_const and dim.extent.a == 1) and dim.name not in reduced]
+def store(
+    access: Access, at: Indices, params: Params, schedule: Schedule, reduced: set[str] = frozenset()
+) -> Store:
+    """A store by one of the iterations that share the element: the first along each dim that the tensor
+    lacks. Dims in `reduced` are gone."""
+    first = [
+        ix.less(at.of[dim.name], 1)
+        for d, dim in enumerate(schedule.domain.dims)
+        if not access.moves(d) and not (dim.extent.is_const and dim.extent.a == 1) and dim.name not in reduced
+    ]
     guard = ix.both([g.condition for g in at.guards if not g.dims <= reduced] + first)
     value = access.buffer.value
     pointer, offset = _pointer(access, params, ""), _offset(access, at, params, schedule)
@@ -365,25 +462,36 @@ _CACHE_LINE = 16  # elements of four bytes: rows of a tile of the host begin in 
 
 
 def _tiles(schedule: Schedule) -> list[Tile]:
-    """Shared-memory tiles of the loads that the schedule places there, a vector of padding a row against bank conflicts."""
+    """Shared-memory tiles of the loads that the schedule places there, a vector of padding a row against bank
+    conflicts."""
     lanes = next((x.extent.a for x in schedule.loops if x.bind == "vector"), _CACHE_LINE)
     tiles, offset = [], 0
     for access in schedule.domain.loads:
         if access.buffer.value.name in schedule.shared:
             dtype = access.buffer.value.dtype
-            tile = Tile(f"{access.buffer.value.name}_tile", dtype.ctype, dtype.itemsize, schedule.tile_size, schedule.tile_size + lanes, offset)
+            tile = Tile(
+                f"{access.buffer.value.name}_tile",
+                dtype.ctype,
+                dtype.itemsize,
+                schedule.tile_size,
+                schedule.tile_size + lanes,
+                offset,
+            )
             tiles.append(tile)
             offset += -(-tile.bytes // 16) * 16
     return tiles
 
 
 def _fill_tiles(schedule: Schedule, params: Params, tiles: list[Tile], guarded: bool) -> list[Stmt]:
-    """Reads each tile along the axis that is contiguous in its tensor: the threads and lanes run over rows, the loop over columns."""
+    """Reads each tile along the axis that is contiguous in its tensor: the threads and lanes run over rows,
+    the loop over columns."""
     row, col = schedule.tile
     if schedule.threads == 1:
         return _fill_host_tiles(schedule, params, tiles, guarded)
     step = next(x.extent for x in schedule.loops if x.bind == "thread.y").a
-    thread_x, thread_y = (next(x.name for x in schedule.loops if x.bind == b) for b in ("thread.x", "thread.y"))
+    thread_x, thread_y = (
+        next(x.name for x in schedule.loops if x.bind == b) for b in ("thread.x", "thread.y")
+    )
     lane = next(x for x in schedule.loops if x.bind == "vector")
     along = ix.add(ix.mul(Var(thread_x), lane.extent.a), Var(lane.name))
     column = ix.add(ix.mul(Var("k"), step), Var(thread_y))
@@ -394,9 +502,26 @@ def _fill_tiles(schedule: Schedule, params: Params, tiles: list[Tile], guarded: 
         access = next(a for a in schedule.domain.loads if f"{a.buffer.value.name}_tile" == tile.name)
         register = f"{access.buffer.value.name}_t"
         guard = _guard(access, at, schedule) if guarded else None
-        body.append(Load(f"{register}_m", tile.ctype, _pointer(access, params, "const "), _offset(access, at, params, schedule), guard))
+        body.append(
+            Load(
+                f"{register}_m",
+                tile.ctype,
+                _pointer(access, params, "const "),
+                _offset(access, at, params, schedule),
+                guard,
+            )
+        )
         body.append(Compute(register, tile.ctype, "{0}", (f"{register}_m",)))
-        stores.append(Store(tile.name, tile.ctype, tile.ctype, ix.add(ix.mul(column, tile.pitch), along), register, shared=True))
+        stores.append(
+            Store(
+                tile.name,
+                tile.ctype,
+                tile.ctype,
+                ix.add(ix.mul(column, tile.pitch), along),
+                register,
+                shared=True,
+            )
+        )
     inner = For(lane.name, ix.Const(lane.extent.a), "vector", tuple(body + stores))
     return [For("k", ix.Const(schedule.tile_size // step), "unroll", (inner,))]
 
@@ -404,15 +529,29 @@ def _fill_tiles(schedule: Schedule, params: Params, tiles: list[Tile], guarded: 
 def _fill_host_tiles(schedule: Schedule, params: Params, tiles: list[Tile], guarded: bool) -> list[Stmt]:
     """The same by one thread, which leaves each tile as the loop over columns reads it."""
     at = indices(schedule, params, {name: ix.Const(0) for name in schedule.tile}, "_t")
-    row, col = ({r.parent for r in schedule.relations if isinstance(r, Split) and r.inner == name} for name in schedule.tile)
+    row, col = (
+        {r.parent for r in schedule.relations if isinstance(r, Split) and r.inner == name}
+        for name in schedule.tile
+    )
     counts = []
     for dims in (row, col):
-        bounds = [ix.sub(g.condition.b, g.condition.a) for g in at.guards if g.dims == dims] if guarded else []
+        bounds = (
+            [ix.sub(g.condition.b, g.condition.a) for g in at.guards if g.dims == dims] if guarded else []
+        )
         counts.append(ix.minimum(schedule.tile_size, bounds[0]) if bounds else ix.Const(schedule.tile_size))
     fills: list[Stmt] = []
     for tile in tiles:
         access = next(a for a in schedule.domain.loads if f"{a.buffer.value.name}_tile" == tile.name)
         d = next(d for d, dim in enumerate(schedule.domain.dims) if dim.name in col)
         stride = params.size(access.strides[d], f"{access.buffer.value.name}_stride{d}")
-        fills.append(FillTile(tile.name, tile.pitch, _pointer(access, params, "const "), _offset(access, at, params, schedule), stride, *counts))
+        fills.append(
+            FillTile(
+                tile.name,
+                tile.pitch,
+                _pointer(access, params, "const "),
+                _offset(access, at, params, schedule),
+                stride,
+                *counts,
+            )
+        )
     return [*at.lets, *fills]

@@ -1,7 +1,9 @@
-"""The passes of Loop IR; each is a function from statements to statements, unchanged input giving the same meaning.
+"""The passes of Loop IR; each is a function from statements to statements, unchanged input giving the same
+meaning.
 
-`vectorize`: a vector loop's loads and stores become single accesses. `hoist`: what a loop does not change leaves it. `bound`: guards of plain loops
-become their trip counts. `stage`: unrolled loops issue all loads before the first use. `flatten`: loops of one iteration vanish.
+`vectorize`: a vector loop's loads and stores become single accesses. `hoist`: what a loop does not change
+leaves it. `bound`: guards of plain loops become their trip counts. `stage`: unrolled loops issue all loads
+before the first use. `flatten`: loops of one iteration vanish.
 """
 
 from __future__ import annotations
@@ -10,13 +12,27 @@ from dataclasses import dataclass, field, replace
 
 from . import index as ix
 from .index import Bin, Const, Expr, Var
-from .loop_ir import Accumulate, Array, Compute, For, If, Let, Load, Pack, Place, SetLane, Stmt, Store, Uniform
+from .loop_ir import (
+    Accumulate,
+    Array,
+    Compute,
+    For,
+    If,
+    Let,
+    Load,
+    Pack,
+    Place,
+    SetLane,
+    Stmt,
+    Store,
+    Uniform,
+)
 from .traverse import defined, rewrite_indices, statements, used, with_bodies
 
 Body = "tuple[Stmt, ...]"
 
 
-def conjuncts(e: "Expr | None") -> list[Expr]:
+def conjuncts(e: Expr | None) -> list[Expr]:
     """The conditions whose conjunction is `e`."""
     if e is None:
         return []
@@ -52,9 +68,9 @@ def _once(body: list[Stmt]) -> Body:
 # ---- vectorize
 
 
-def vectorize(body: Body, counts: "dict[Expr, str] | None" = None) -> Body:
-    """`for lane in 4: x = p[i + lane]` -> one vector load before the loop; likewise for stores after it. `counts` names the numbers of valid
-    lanes."""
+def vectorize(body: Body, counts: dict[Expr, str] | None = None) -> Body:
+    """`for lane in 4: x = p[i + lane]` -> one vector load before the loop; likewise for stores after it.
+    `counts` names the numbers of valid lanes."""
     counts = {} if counts is None else counts
     result: list[Stmt] = []
     for s in body:
@@ -68,7 +84,8 @@ def vectorize(body: Body, counts: "dict[Expr, str] | None" = None) -> Body:
 
 @dataclass
 class _Vector:
-    """The three parts that a vector loop falls into; `counts` are the named numbers of valid lanes of the whole kernel."""
+    """The three parts that a vector loop falls into; `counts` are the named numbers of valid lanes of the
+    whole kernel."""
 
     loop: For
     counts: dict[Expr, str]
@@ -76,8 +93,9 @@ class _Vector:
     lane: list[Stmt] = field(default_factory=list)
     after: list[Stmt] = field(default_factory=list)
 
-    def bounds(self, guard: "Expr | None") -> "tuple[Expr | None, Expr | None]":
-        """What `guard` leaves: a condition on the whole vector, or the number of its leading lanes as a named value; None for neither."""
+    def bounds(self, guard: Expr | None) -> tuple[Expr | None, Expr | None]:
+        """What `guard` leaves: a condition on the whole vector, or the number of its leading lanes as a named
+        value; None for neither."""
         var, lanes = self.loop.var, self.loop.extent
         varying = [c for c in conjuncts(guard) if var in ix.names(c)]
         uniform = ix.both(c for c in conjuncts(guard) if var not in ix.names(c))
@@ -101,14 +119,24 @@ def _vectorized(loop: For, counts: dict[Expr, str]) -> list[Stmt]:
     vectors: dict[str, str] = {}  # name of a load -> of its vector
     lanes = loop.extent.value
     for s in loop.body:
-        if isinstance(s, Load) and ix.coefficient(s.offset, loop.var) == Const(1) and not (ix.names(s.offset) - {loop.var}) & varying:
+        if (
+            isinstance(s, Load)
+            and ix.coefficient(s.offset, loop.var) == Const(1)
+            and not (ix.names(s.offset) - {loop.var}) & varying
+        ):
             base = ix.substitute(s.offset, {loop.var: Const(0)})
             vectors[s.name] = f"{s.name.removesuffix('_m')}_v"
             guard, count = v.bounds(s.guard)
-            v.before.append(replace(s, name=vectors[s.name], offset=base, guard=guard, lanes=lanes, count=count))
+            v.before.append(
+                replace(s, name=vectors[s.name], offset=base, guard=guard, lanes=lanes, count=count)
+            )
         elif isinstance(s, Uniform) and ix.coefficient(s.offset, loop.var) == Const(1):
             vectors[s.name] = f"{s.name.removesuffix('_m')}_v"
-            v.before.append(replace(s, name=vectors[s.name], offset=ix.substitute(s.offset, {loop.var: Const(0)}), lanes=lanes))
+            v.before.append(
+                replace(
+                    s, name=vectors[s.name], offset=ix.substitute(s.offset, {loop.var: Const(0)}), lanes=lanes
+                )
+            )
         elif isinstance(s, Store) and ix.coefficient(s.offset, loop.var) == Const(1):
             packed = f"{s.value}_o"
             v.before.append(Pack(packed, s.register, lanes))
@@ -116,11 +144,20 @@ def _vectorized(loop: For, counts: dict[Expr, str]) -> list[Stmt]:
             base = ix.substitute(s.offset, {loop.var: Const(0)})
             guard, count = v.bounds(s.guard)
             v.after.append(replace(s, offset=base, value=packed, guard=guard, lanes=lanes, count=count))
-        elif isinstance(s, Store) and ix.coefficient(s.offset, loop.var) == Const(0) and s.value not in varying:
+        elif (
+            isinstance(s, Store) and ix.coefficient(s.offset, loop.var) == Const(0) and s.value not in varying
+        ):
             v.after.append(replace(s, guard=ix.substitute(s.guard, {loop.var: Const(0)})))
         elif isinstance(s, Compute) and vectors.keys() & set(s.operands):
             own = tuple(vectors.get(n, n) for n in s.operands)
-            v.lane.append(replace(s, operands=own, vectors=tuple(vectors[n] for n in s.operands if n in vectors), lane=loop.var))
+            v.lane.append(
+                replace(
+                    s,
+                    operands=own,
+                    vectors=tuple(vectors[n] for n in s.operands if n in vectors),
+                    lane=loop.var,
+                )
+            )
             varying.add(s.name)
         elif used(s) & varying:
             v.lane.append(s)
@@ -135,8 +172,9 @@ def _vectorized(loop: For, counts: dict[Expr, str]) -> list[Stmt]:
 # ---- hoist
 
 
-def hoist(body: Body, outer: "frozenset[Stmt]" = frozenset()) -> Body:
-    """Moves statements out of loops that do not change them; what is there already, in this scope or around it (`outer`), is not computed again."""
+def hoist(body: Body, outer: frozenset[Stmt] = frozenset()) -> Body:
+    """Moves statements out of loops that do not change them; what is there already, in this scope or around
+    it (`outer`), is not computed again."""
     result: list[Stmt] = []
     present = set(outer)
 
@@ -164,14 +202,21 @@ def hoist(body: Body, outer: "frozenset[Stmt]" = frozenset()) -> Body:
 
 
 def _is_pure(s: Stmt) -> bool:
-    """Whether the statement gives the same value wherever it stands. A read of shared memory or of an accumulator does not."""
-    return isinstance(s, (Let, Place, Uniform)) or (isinstance(s, Compute) and not s.vectors) or (isinstance(s, Load) and (s.own or not s.shared))
+    """Whether the statement gives the same value wherever it stands. A read of shared memory or of an
+    accumulator does not."""
+    return (
+        isinstance(s, (Let, Place, Uniform))
+        or (isinstance(s, Compute) and not s.vectors)
+        or (isinstance(s, Load) and (s.own or not s.shared))
+    )
 
 
 def _hoisted(loop: For) -> tuple[list[Stmt], For]:
     inside: set[str] = {loop.var} | {defined(s) for s in loop.body if isinstance(s, Pack)}
     before, kept = [], []
-    may_be_empty = not isinstance(loop.extent, Const) and any(isinstance(s, Accumulate) for s in statements(loop.body))
+    may_be_empty = not isinstance(loop.extent, Const) and any(
+        isinstance(s, Accumulate) for s in statements(loop.body)
+    )
     for s in loop.body:
         if _is_pure(s) and not (used(s) & inside):
             before.append(_if_run(s, loop.extent) if may_be_empty and isinstance(s, (Load, Place)) else s)
@@ -182,8 +227,9 @@ def _hoisted(loop: For) -> tuple[list[Stmt], For]:
     return before, replace(loop, body=tuple(kept))
 
 
-def _if_run(load: "Load | Place", extent: Expr) -> "Load | Place":
-    """`load` for a loop that may have no iteration, as where a reduced dim is empty: then there is no element to read."""
+def _if_run(load: Load | Place, extent: Expr) -> Load | Place:
+    """`load` for a loop that may have no iteration, as where a reduced dim is empty: then there is no element
+    to read."""
     runs = ix.less(0, extent)  # load_upto takes no guard beside its count
     if isinstance(load, Load) and load.count is not None:
         return replace(load, count=ix.Select(runs, load.count, Const(0)))
@@ -194,7 +240,8 @@ def _if_run(load: "Load | Place", extent: Expr) -> "Load | Place":
 
 
 def bound(body: Body) -> Body:
-    """`for i in n: if base + i < end: S` -> `i_end = min(n, end - base); for i in i_end: S` in serial and simd loops."""
+    """`for i in n: if base + i < end: S` -> `i_end = min(n, end - base); for i in i_end: S` in serial and
+    simd loops."""
     result: list[Stmt] = []
     ends: dict[Expr, Let] = {}  # loops that follow one another may end alike
     for s in body:
@@ -205,17 +252,25 @@ def bound(body: Body) -> Body:
     return tuple(result)
 
 
-def _bounded(loop: For, ends: "dict[Expr, Let]") -> tuple[list[Stmt], For]:
+def _bounded(loop: For, ends: dict[Expr, Let]) -> tuple[list[Stmt], For]:
     local: dict[str, Expr] = {}
     for s in loop.body:
         if isinstance(s, Let):
             local[s.name] = ix.substitute(s.value, local)
-    inside = {defined(s) for s in loop.body} | {loop.var} | {s.var for s in statements(loop.body) if isinstance(s, For)}
+    inside = (
+        {defined(s) for s in loop.body}
+        | {loop.var}
+        | {s.var for s in statements(loop.body) if isinstance(s, For)}
+    )
     found: dict[Expr, Expr] = {}  # guard -> the same in terms of what is known before the loop
     for s in statements(loop.body):
         for c in conjuncts(getattr(s, "guard", None)):
             index = ix.substitute(c.a, local)
-            if c.b != Const(1) and ix.coefficient(index, loop.var) == Const(1) and not (ix.names(index) - {loop.var}) & inside:
+            if (
+                c.b != Const(1)
+                and ix.coefficient(index, loop.var) == Const(1)
+                and not (ix.names(index) - {loop.var}) & inside
+            ):
                 found[c] = index
     if not found:
         return [], loop
@@ -246,14 +301,14 @@ def without_guards(body: Body, drop: set[Expr]) -> Body:
 
 
 def stage(body: Body) -> Body:
-    """`for u in 4: x = load; use(x)` -> `for u in 4: x[u] = load; for u in 4: use(x[u])`, so that the loads are in flight together. Loops over the
-    same `u` that follow one another share what they load."""
+    """`for u in 4: x = load; use(x)` -> `for u in 4: x[u] = load; for u in 4: use(x[u])`, so that the loads
+    are in flight together. Loops over the same `u` that follow one another share what they load."""
     unrolled = [s for s in body if isinstance(s, For) and s.bind == "unroll"]
     result: list[Stmt] = []
     kept: dict[Stmt, str] = {}  # a statement of some loop's front -> its array
     for s in body:
         if isinstance(s, For) and s.bind == "unroll":
-            later = [x for x in unrolled[unrolled.index(s) + 1:] if x.var == s.var and x.extent == s.extent]
+            later = [x for x in unrolled[unrolled.index(s) + 1 :] if x.var == s.var and x.extent == s.extent]
             result.extend(_staged(s, later, kept))
         else:
             result.append(with_bodies(s, stage))
@@ -270,7 +325,11 @@ def _front(loop: For) -> tuple[list[Stmt], list[Stmt]]:
         if isinstance(s, Place) or (isinstance(s, Compute) and s.name in places):
             places |= used(s)
     for s in loop.body:
-        early = isinstance(s, (Let, Place, Uniform)) or (isinstance(s, Load) and not s.shared) or (isinstance(s, Compute) and s.name in places)
+        early = (
+            isinstance(s, (Let, Place, Uniform))
+            or (isinstance(s, Load) and not s.shared)
+            or (isinstance(s, Compute) and s.name in places)
+        )
         if early and not (used(s) & late):
             front.append(s)
         else:
@@ -280,7 +339,7 @@ def _front(loop: For) -> tuple[list[Stmt], list[Stmt]]:
     return front, back
 
 
-def _staged(loop: For, later: list[For], kept: "dict[Stmt, str]") -> list[Stmt]:
+def _staged(loop: For, later: list[For], kept: dict[Stmt, str]) -> list[Stmt]:
     front, back = _front(loop)
     shared = {s for x in later for s in _front(x)[0]}
     if not back or not (any(isinstance(s, (Load, Uniform)) for s in front) or kept.keys() & set(front)):
@@ -308,7 +367,11 @@ def rename(s: Stmt, table: dict[str, str]) -> Stmt:
     if isinstance(s, Place):
         s = replace(s, index=table.get(s.index, s.index))
     if isinstance(s, Compute):
-        s = replace(s, operands=tuple(table.get(n, n) for n in s.operands), vectors=tuple(table.get(n, n) for n in s.vectors))
+        s = replace(
+            s,
+            operands=tuple(table.get(n, n) for n in s.operands),
+            vectors=tuple(table.get(n, n) for n in s.vectors),
+        )
     if isinstance(s, (Store, SetLane)):
         s = replace(s, value=table.get(s.value, s.value))
     if isinstance(s, For):

@@ -1,13 +1,14 @@
 """The order of lowering.
 
-In: Segment, Schedule. Out: the finished Kernel. `vectorize` comes before `hoist`, since a vector load of a broadcast operand leaves the row loop
-as a whole; `bound` after `hoist`, since a loop's bound may only use what is computed before it; `stage` last, since it splits loops.
+In: Segment, Schedule. Out: the finished Kernel. `vectorize` comes before `hoist`, since a vector load of a
+broadcast operand leaves the row loop as a whole; `bound` after `hoist`, since a loop's bound may only use
+what is computed before it; `stage` last, since it splits loops.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Callable
 
 from ..schedule.loops import Schedule
 from ..segment import Segment
@@ -31,8 +32,11 @@ PASSES: tuple[tuple[str, Callable], ...] = (
 ON_HOST = ("peel", "chunk", "draw")  # passes for kernels whose blocks are one thread
 
 
-def lower(segment: Segment, schedule: Schedule, name: str, after: "Callable[[str, Kernel], None] | None" = None) -> Kernel:
-    """The kernel that computes `segment` as `schedule` says. `after(step, kernel)` sees every intermediate form, for dumps and checks."""
+def lower(
+    segment: Segment, schedule: Schedule, name: str, after: Callable[[str, Kernel], None] | None = None
+) -> Kernel:
+    """The kernel that computes `segment` as `schedule` says. `after(step, kernel)` sees every intermediate
+    form, for dumps and checks."""
     start = nest_rows if schedule.reduction is not None and schedule.reduction.phases else nest
     kernel = start(segment, schedule, name)
     if after:

@@ -9,8 +9,30 @@ In: a body. Out: indented pseudo-C, one line a statement. Example:
 from __future__ import annotations
 
 from .loop_ir import (
-    Accumulate, Accumulator, Array, Barrier, BlockReduce, ColumnReduce, Compute, Draw, Fetch, FetchGroup, FillTile, For, If, Let, Load, Pack, Place,
-    Scratch, SetLane, Stmt, Store, TeamReduce, TeamSlots, Uniform,
+    Accumulate,
+    Accumulator,
+    Array,
+    Barrier,
+    BlockReduce,
+    ColumnReduce,
+    Compute,
+    Draw,
+    Fetch,
+    FetchGroup,
+    FillTile,
+    For,
+    If,
+    Let,
+    Load,
+    Pack,
+    Place,
+    Scratch,
+    SetLane,
+    Stmt,
+    Store,
+    TeamReduce,
+    TeamSlots,
+    Uniform,
 )  # fmt: skip
 
 
@@ -26,7 +48,11 @@ def lines(body: tuple[Stmt, ...], depth: int) -> list[str]:
     return result
 
 
-_MET = {BlockReduce: "threads {0.axis}", ColumnReduce: "threads y of {0.columns} columns", TeamReduce: "blocks at {0.slots}"}
+_MET = {
+    BlockReduce: "threads {0.axis}",
+    ColumnReduce: "threads y of {0.columns} columns",
+    TeamReduce: "blocks at {0.slots}",
+}
 
 
 def _line(s: Stmt) -> str:
@@ -62,7 +88,9 @@ def _line(s: Stmt) -> str:
         return f"{s.name}[{s.lanes}] := {s.identity}"
     if isinstance(s, Accumulate):
         now = f"{s.name}[{s.lane}]"
-        return f"{now} := {s.combine.replace('{0}', now).replace('{1}', s.value)}" + (f" if {s.guard}" if s.guard is not None else "")
+        return f"{now} := {s.combine.replace('{0}', now).replace('{1}', s.value)}" + (
+            f" if {s.guard}" if s.guard is not None else ""
+        )
     if isinstance(s, Fetch):
         when = f" if {s.guard}" if s.guard is not None else ""
         return f"fetch {s.near}[{s.place}] = {s.buffer}[{s.offset} .. +{s.lanes}]{when}"

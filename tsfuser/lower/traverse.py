@@ -1,6 +1,7 @@
 """What statements of Loop IR read, define and hold.
 
-In: a statement, or a body of them. Out: names, the statements inside, or the statement with other bodies or indices. Example:
+In: a statement, or a body of them. Out: names, the statements inside, or the statement with other bodies or
+indices. Example:
 
     used(Load("x", "float", "args.x0", Var("i"))) == {"i"}
 """
@@ -11,14 +12,46 @@ from dataclasses import replace
 
 from .index import Expr, as_expr, names, substitute
 from .loop_ir import (
-    Accumulate, Barrier, BlockReduce, ColumnReduce, Compute, Draw, Fetch, FetchGroup, FillTile, For, If, Let, Load, Place, Scratch, SetLane, Stmt, Store,
-    TeamReduce, TeamSlots, Uniform,
+    Accumulate,
+    Barrier,
+    BlockReduce,
+    ColumnReduce,
+    Compute,
+    Draw,
+    Fetch,
+    FetchGroup,
+    FillTile,
+    For,
+    If,
+    Let,
+    Load,
+    Place,
+    Scratch,
+    SetLane,
+    Stmt,
+    Store,
+    TeamReduce,
+    TeamSlots,
+    Uniform,
 )  # fmt: skip
 
 
-def defined(s: Stmt) -> "str | None":
+def defined(s: Stmt) -> str | None:
     """The name that a statement defines."""
-    nameless = (Store, SetLane, Barrier, FillTile, For, If, Accumulate, BlockReduce, TeamReduce, ColumnReduce, Fetch, FetchGroup)
+    nameless = (
+        Store,
+        SetLane,
+        Barrier,
+        FillTile,
+        For,
+        If,
+        Accumulate,
+        BlockReduce,
+        TeamReduce,
+        ColumnReduce,
+        Fetch,
+        FetchGroup,
+    )
     return None if isinstance(s, nameless) else s.name
 
 
@@ -51,7 +84,9 @@ def used(s: Stmt) -> frozenset[str]:
     if isinstance(s, TeamSlots):
         return names(s.team) | names(s.parts) | names(s.part) | names(s.turn)
     if isinstance(s, (BlockReduce, TeamReduce, ColumnReduce)):
-        return frozenset(t.name for t in s.totals) | (frozenset((s.slots,)) if isinstance(s, TeamReduce) else frozenset())
+        return frozenset(t.name for t in s.totals) | (
+            frozenset((s.slots,)) if isinstance(s, TeamReduce) else frozenset()
+        )
     if isinstance(s, For):
         inner = frozenset().union(*map(used, s.body)) if s.body else frozenset()
         return (inner | names(s.extent)) - {s.var}
@@ -60,7 +95,7 @@ def used(s: Stmt) -> frozenset[str]:
     return frozenset()
 
 
-def statements(body: "tuple[Stmt, ...]"):
+def statements(body: tuple[Stmt, ...]):
     """All statements of `body`, also those inside others."""
     for s in body:
         yield s
@@ -99,7 +134,9 @@ def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
         team, parts, part, turn = (substitute(e, table) for e in (s.team, s.parts, s.part, s.turn))
         return replace(s, team=team, parts=parts, part=part, turn=turn)
     if isinstance(s, For):
-        return replace(s, extent=substitute(s.extent, table), body=tuple(rewrite_indices(x, table) for x in s.body))
+        return replace(
+            s, extent=substitute(s.extent, table), body=tuple(rewrite_indices(x, table) for x in s.body)
+        )
     if isinstance(s, Accumulate):
         return replace(s, guard=substitute(s.guard, table), lane=substitute(s.lane, table))
     if isinstance(s, Compute) and s.vectors:

@@ -14,10 +14,15 @@ from .loop_ir import Barrier, BlockReduce, ColumnReduce, For, If, Stmt, Store, T
 from .traverse import defined, used
 
 
-def verify(kernel: Kernel) -> "str | None":
-    """None if every name is defined before its use and in scope, defined once in its scope, and no barrier stands in a loop."""
+def verify(kernel: Kernel) -> str | None:
+    """None if every name is defined before its use and in scope, defined once in its scope, and no barrier
+    stands in a loop."""
     fields = {f"args.{p.name}" for p in kernel.params}
-    known = fields | {t.name for t in kernel.tiles} | {"blockIdx.x", "threadIdx.x", "threadIdx.y", "blockDim.x", "blockDim.y"}
+    known = (
+        fields
+        | {t.name for t in kernel.tiles}
+        | {"blockIdx.x", "threadIdx.x", "threadIdx.y", "blockDim.x", "blockDim.y"}
+    )
     if len(fields) != len(kernel.params):
         return "two fields of the argument struct have one name"
     return _body(kernel.body, known, False)
@@ -28,7 +33,7 @@ def _base(name: str) -> str:
     return name.partition("[")[0]
 
 
-def _body(body: "tuple[Stmt, ...]", known: set[str], looped: bool) -> "str | None":
+def _body(body: tuple[Stmt, ...], known: set[str], looped: bool) -> str | None:
     known = set(known)
     here: set[str] = set()
     for s in body:
@@ -54,7 +59,7 @@ def _body(body: "tuple[Stmt, ...]", known: set[str], looped: bool) -> "str | Non
     return None
 
 
-def _inner(s: Stmt, known: set[str], looped: bool) -> "str | None":
+def _inner(s: Stmt, known: set[str], looped: bool) -> str | None:
     if isinstance(s, For):
         return _body(s.body, known | {s.var}, looped or s.bind != "rows")
     if isinstance(s, If):

@@ -24,12 +24,12 @@ _SUB_SCALED = {"f": "({0} - {2} * {1})", "i": "wrap_sub({0}, wrap_mul({2}, {1}))
 binary("mul", "({0} * {1})", dtypes=ALL, integer="wrap_mul({0}, {1})", boolean="({0} && {1})")
 
 
-def is_literal(value: "Value | None", number) -> bool:
+def is_literal(value: Value | None, number) -> bool:
     """Whether `value` is the known number `number`."""
     return value is not None and value.is_number and value.literal is not None and value.literal == number
 
 
-def check_number(b: Builder, value: "Value | None", dtype: DType, what: str) -> None:
+def check_number(b: Builder, value: Value | None, dtype: DType, what: str) -> None:
     """Refuses a number of a higher kind than `dtype` (2.5 beside integers) and numbers that do not fit
     into it: eager raises."""
     if value is None:
@@ -62,10 +62,11 @@ def rsub(b: Builder, self, other, alpha=None) -> Value:
 
 
 def _scaled_sum(
-    b: Builder, name: str, plain: dict, scaled: dict, first: Value, second: Value, alpha: "Value | None"
+    b: Builder, name: str, plain: dict, scaled: dict, first: Value, second: Value, alpha: Value | None
 ) -> Value:
     dtype = b.promote(first, second)
-    if dtype.is_complex:  # eager multiplies by alpha even if it is 1: the infinity of (inf + 1j) times (1 + 0j) makes a NaN
+    # eager multiplies by alpha even if it is 1: the infinity of (inf + 1j) times (1 + 0j) makes a NaN
+    if dtype.is_complex:
         alpha = b.literal(1) if alpha is None else alpha
     elif alpha is None or is_literal(alpha, 1):
         return elementwise(b, name, plain, (first, second))
@@ -97,8 +98,8 @@ def add_optional(b: Builder, input, bias) -> Value:
 
 
 def _check_divisor(b: Builder, dtype: DType, divisor: Value) -> None:
-    """An integer division by zero raises on the CPU, so there the divisor has to be known; on CUDA its result is
-    the machine's, in eager as here."""
+    """An integer division by zero raises on the CPU, so there the divisor has to be known; on CUDA its result
+    is the machine's, in eager as here."""
     if dtype.kind != "i":
         return
     if divisor.literal is not None and divisor.literal == 0:
@@ -108,7 +109,7 @@ def _check_divisor(b: Builder, dtype: DType, divisor: Value) -> None:
 
 
 @composite("aten::div", "Tensor", "Scalar", "Tensor_mode", "Scalar_mode", dtypes=ALL)
-def div(b: Builder, self, other, rounding_mode: "str | None" = None) -> Value:
+def div(b: Builder, self, other, rounding_mode: str | None = None) -> Value:
     """`self / other`, rounded towards zero (`trunc`), down (`floor`) or not at all"""
     if rounding_mode is None:
         return elementwise(b, "div", "({0} / {1})", (self, other), "float")

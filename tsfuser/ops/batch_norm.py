@@ -1,8 +1,9 @@
 """Batch and instance normalisation, in and outside training, and their derivatives.
 
-In: a batch whose dim 1 counts the channels. Out: the batch with each channel's mean and variance taken out. In training they come from the batch,
-and running statistics, where there are any, follow them in place: `r = (1 - momentum) r + momentum s`, the variance with n - 1 (Ioffe, Szegedy,
-Batch Normalization, 2015). The derivative is that of layer_norm with the sums over all dims but the channels.
+In: a batch whose dim 1 counts the channels. Out: the batch with each channel's mean and variance taken out.
+In training they come from the batch, and running statistics, where there are any, follow them in place: `r =
+(1 - momentum) r + momentum s`, the variance with n - 1 (Ioffe, Szegedy, Batch Normalization, 2015). The
+derivative is that of layer_norm with the sums over all dims but the channels.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _STATISTICS = ("running_mean", "running_var")
 _IN_TRAINING = tuple((name, "training") for name in _STATISTICS)
 
 
-def check_channels(b: Builder, input: Value, *sets: "tuple[Value | None, ...]") -> DType:
-    """The dtype of saved statistics. Each of `sets` holds parameters that eager's CUDA kernels read in one dtype:
-    the operand's or, beside a 16-bit operand, float. On the CPU all have the same."""
+def check_channels(b: Builder, input: Value, *sets: tuple[Value | None, ...]) -> DType:
+    """The dtype of saved statistics. Each of `sets` holds parameters that eager's CUDA kernels read in one
+    dtype: the operand's or, beside a 16-bit operand, float. On the CPU all have the same."""
     if len(input.dims) < 2:
         raise Refusal("a batch of less than 2 dimensions is an error in eager")
     register = input.dtype.register
@@ -36,7 +37,7 @@ def check_channels(b: Builder, input: Value, *sets: "tuple[Value | None, ...]") 
     return register if b.device != "cpu" or register in given else input.dtype
 
 
-def of_channels(b: Builder, value: "Value | None", input: Value) -> "Value | None":
+def of_channels(b: Builder, value: Value | None, input: Value) -> Value | None:
     """One number a channel, beside `input`, whose dim 1 counts the channels."""
     if value is None:
         return None
@@ -50,7 +51,7 @@ def scaled(b: Builder, name: str, x: Value, mean: Value, rstd: Value, weight, bi
     return b.pointwise(name, *_scaled(x, mean, rstd, weight, bias), dtype)
 
 
-def _scaled(x: Value, mean: Value, rstd: Value, weight, bias) -> "tuple[str, list[Value]]":
+def _scaled(x: Value, mean: Value, rstd: Value, weight, bias) -> tuple[str, list[Value]]:
     """Template and operands of `scaled`."""
     operands = [v for v in (x, mean, rstd, weight, bias) if v is not None]
     template = "(({0} - {1}) * {2})"
@@ -61,25 +62,31 @@ def _scaled(x: Value, mean: Value, rstd: Value, weight, bias) -> "tuple[str, lis
     return template, operands
 
 
-def _scaled_by_running(b: Builder, name: str, x: Value, mean: Value, rstd: Value, weight, bias, dtype: DType) -> Value:
-    """`scaled`, by running statistics: a 16-bit result is rounded here, as eager rounds it, and not only where it
-    is stored. Running statistics of 0 and 1 make the factor 1 / sqrt(1 + eps). In 16 bits `x` times that is `x`; in
-    float it is a little less, and where `x + y` lies halfway between two 16-bit numbers, as it often does, the sum
-    would always be rounded towards 0. That makes a residual network smaller by 6e-4 a block."""
+def _scaled_by_running(
+    b: Builder, name: str, x: Value, mean: Value, rstd: Value, weight, bias, dtype: DType
+) -> Value:
+    """`scaled`, by running statistics: a 16-bit result is rounded here, as eager rounds it, and not only
+    where it is stored. Running statistics of 0 and 1 make the factor 1 / sqrt(1 + eps). In 16 bits `x` times
+    that is `x`; in float it is a little less, and where `x + y` lies halfway between two 16-bit numbers, as
+    it often does, the sum would always be rounded towards 0. That makes a residual network smaller by 6e-4 a
+    block."""
     template, operands = _scaled(x, mean, rstd, weight, bias)
     return b.pointwise(name, rounded(template, dtype), operands, dtype)
 
 
 def _in_memory(b: Builder, value: Value, input: Value, known_to_be_native: bool) -> Value:
-    """The result `value` in the memory format that eager gives it: on the CPU and by cuDNN channels-last or row-major, else as `input` lies. Raises
-    Refusal where that would depend on whether cuDNN takes the call."""
+    """The result `value` in the memory format that eager gives it: on the CPU and by cuDNN channels-last or
+    row-major, else as `input` lies. Raises Refusal where that would depend on whether cuDNN takes the call.
+    """
     if b.device == "cpu":
         return b.in_packed_format_of(value, input)
     if b.has_format(input):
         return b.in_format_of(value, input)
     if known_to_be_native:
         return b.like(value, input)
-    raise Refusal("a batch norm, perhaps cuDNN's, of a tensor that is neither contiguous nor channels-last, whose strides it might not keep")
+    raise Refusal(
+        "a batch norm, perhaps cuDNN's, of a tensor that is neither contiguous nor channels-last, whose strides it might not keep"
+    )
 
 
 def _check_pair(running_mean, running_var) -> None:
@@ -95,13 +102,16 @@ def _check_not_empty(b: Builder, input: Value) -> None:
 def _statistics(b: Builder, input: Value, dims: list[int], eps: Value) -> tuple[Value, Value, Value]:
     """Mean, 1 / standard deviation and unbiased variance over `dims`, which stay as size 1."""
     mean, summed = squares(b, input, dims)
-    rstd = b.pointwise("rstd", f"rsqrt({{0}} * {RECIPROCAL} + {{2}})", (summed, b.count(input, dims), eps), summed.dtype)
+    rstd = b.pointwise(
+        "rstd", f"rsqrt({{0}} * {RECIPROCAL} + {{2}})", (summed, b.count(input, dims), eps), summed.dtype
+    )
     unbiased = b.pointwise("var", "({0} / ({1} - 1))", (summed, b.count(input, dims)), summed.dtype)
     return mean, rstd, unbiased
 
 
 def _moved(b: Builder, name: str, running: Value, now: Value, momentum: Value) -> Value:
-    """Running statistics, one number a channel, moved towards `now`, whose dim 1 counts the channels and whose other dims are 1."""
+    """Running statistics, one number a channel, moved towards `now`, whose dim 1 counts the channels and
+    whose other dims are 1."""
     if momentum is None:
         raise Refusal("running statistics without a momentum")
     now = without(b, "view", now, [d for d in range(len(now.dims)) if d != 1], False, now.dtype)
@@ -110,9 +120,20 @@ def _moved(b: Builder, name: str, running: Value, now: Value, momentum: Value) -
     return b.pointwise(name, "({1} * {2} + {0} * (1 - {2}))", (running, now, momentum), running.dtype)
 
 
-def _forward(b: Builder, input, weight, bias, running_mean, running_var, training: bool, momentum, eps, in_place: bool = True) -> tuple:
-    """Result, and what eager saves for the derivative: mean and 1 / standard deviation, in training. Running statistics change, or their new values
-    are further results."""
+def _forward(
+    b: Builder,
+    input,
+    weight,
+    bias,
+    running_mean,
+    running_var,
+    training: bool,
+    momentum,
+    eps,
+    in_place: bool = True,
+) -> tuple:
+    """Result, and what eager saves for the derivative: mean and 1 / standard deviation, in training. Running
+    statistics change, or their new values are further results."""
     saved = check_channels(b, input, (weight, bias), (running_mean, running_var))
     _check_pair(running_mean, running_var)
     weight, bias = (of_channels(b, v, input) for v in (weight, bias))
@@ -120,7 +141,11 @@ def _forward(b: Builder, input, weight, bias, running_mean, running_var, trainin
     if training:
         _check_not_empty(b, input)
         mean, rstd, unbiased = _statistics(b, input, others, eps)
-        running = [] if running_mean is None else [(running_mean, "running_mean", mean), (running_var, "running_var", unbiased)]
+        running = (
+            []
+            if running_mean is None
+            else [(running_mean, "running_mean", mean), (running_var, "running_var", unbiased)]
+        )
         moved = [_moved(b, name, old, now, momentum) for old, name, now in running]
         if in_place:
             for (old, _, _), new in zip(running, moved):
@@ -132,49 +157,110 @@ def _forward(b: Builder, input, weight, bias, running_mean, running_var, trainin
         rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (var, eps), input.dtype.register)
     native = weight is None or bias is None or len(input.dims) < 3
     scale = scaled if training else _scaled_by_running
-    result = _in_memory(b, scale(b, "batch_norm", input, mean, rstd, weight, bias, input.dtype), input, native)
+    result = _in_memory(
+        b, scale(b, "batch_norm", input, mean, rstd, weight, bias, input.dtype), input, native
+    )
     if not training and b.device == "cpu":
         return result, Empty(saved), Empty(saved)
-    kept = result, without(b, "mean", mean, others, False, saved), without(b, "rstd", rstd, others, False, saved)
+    kept = (
+        result,
+        without(b, "mean", mean, others, False, saved),
+        without(b, "rstd", rstd, others, False, saved),
+    )
     return kept if in_place else (*kept, *moved)
 
 
 @composite("aten::batch_norm", dtypes=FLOATING, sizes="first", writes=_IN_TRAINING)
 def batch_norm(
-    b: Builder, input, weight, bias, running_mean, running_var, training: bool, momentum, eps, cudnn_enabled: bool
+    b: Builder,
+    input,
+    weight,
+    bias,
+    running_mean,
+    running_var,
+    training: bool,
+    momentum,
+    eps,
+    cudnn_enabled: bool,
 ) -> Value:
-    """`(input - mean) / sqrt(var + eps) * weight + bias` with one mean and variance a channel, in training those of the batch"""
+    """`(input - mean) / sqrt(var + eps) * weight + bias` with one mean and variance a channel, in training
+    those of the batch"""
     return _forward(b, input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
 
 
 @composite("aten::native_batch_norm", dtypes=FLOATING, sizes=("first", "own", "own"), writes=_IN_TRAINING)
 @composite("aten::_native_batch_norm_legit", "", "no_stats", dtypes=FLOATING, sizes=("first", "own", "own"))
-def native_batch_norm(b: Builder, input, weight, bias, running_mean=None, running_var=None, training: bool = True, momentum=None, eps=None):
+def native_batch_norm(
+    b: Builder,
+    input,
+    weight,
+    bias,
+    running_mean=None,
+    running_var=None,
+    training: bool = True,
+    momentum=None,
+    eps=None,
+):
     """batch_norm; in training with the mean and 1 / standard deviation of each channel"""
     return _forward(b, input, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
-@composite("aten::_native_batch_norm_legit_functional", dtypes=FLOATING, sizes=("first", "own", "own", "running_mean", "running_var"))
-def native_batch_norm_functional(b: Builder, input, weight, bias, running_mean, running_var, training: bool, momentum, eps):
-    """native_batch_norm in training that leaves its operands alone; the new running statistics are results, too"""
+@composite(
+    "aten::_native_batch_norm_legit_functional",
+    dtypes=FLOATING,
+    sizes=("first", "own", "own", "running_mean", "running_var"),
+)
+def native_batch_norm_functional(
+    b: Builder, input, weight, bias, running_mean, running_var, training: bool, momentum, eps
+):
+    """native_batch_norm in training that leaves its operands alone; the new running statistics are results,
+    too"""
     if not training:
         raise Refusal("new running statistics outside training")
-    return _forward(b, input, weight, bias, running_mean, running_var, training, momentum, eps, in_place=False)
+    return _forward(
+        b, input, weight, bias, running_mean, running_var, training, momentum, eps, in_place=False
+    )
 
 
-@composite("aten::_batch_norm_impl_index", dtypes=FLOATING, sizes=("first", "own", "own", "own", "own"), writes=_IN_TRAINING)
+@composite(
+    "aten::_batch_norm_impl_index",
+    dtypes=FLOATING,
+    sizes=("first", "own", "own", "own", "own"),
+    writes=_IN_TRAINING,
+)
 def batch_norm_impl_index(
-    b: Builder, input, weight, bias, running_mean, running_var, training: bool, momentum, eps, cudnn_enabled: bool
+    b: Builder,
+    input,
+    weight,
+    bias,
+    running_mean,
+    running_var,
+    training: bool,
+    momentum,
+    eps,
+    cudnn_enabled: bool,
 ):
     """native_batch_norm, an empty reserve, and 0, which names the implementation"""
-    return *_forward(b, input, weight, bias, running_mean, running_var, training, momentum, eps), Empty(UINT8), 0
+    return (
+        *_forward(b, input, weight, bias, running_mean, running_var, training, momentum, eps),
+        Empty(UINT8),
+        0,
+    )
 
 
 # ---- derivatives
 
 
 def _backward(
-    b: Builder, grad: Value, input: Value, weight, mean: "Value | None", rstd: "Value | None", training: bool, mask: list, saved: DType
+    b: Builder,
+    grad: Value,
+    input: Value,
+    weight,
+    mean: Value | None,
+    rstd: Value | None,
+    training: bool,
+    mask: list,
+    saved: DType,
 ) -> tuple:
     """The gradients of input, weight and bias that `mask` asks for."""
     register = input.dtype.register
@@ -184,16 +270,20 @@ def _backward(
     hat = b.pointwise("normalized", "(({0} - {1}) * {2})", (input, mean, rstd), register)
     slope = total(b, "sum", b.pointwise("mul", "({0} * {1})", (grad, hat), register), others)
     shift = total(b, "sum", grad, others)
-    gradients: "list[Value | None]" = [None, None, None]
+    gradients: list[Value | None] = [None, None, None]
     if mask[0]:
         factor = [] if weight is None else [of_channels(b, weight, input)]
         if training:
-            operands, template = (grad, rstd, shift, hat, slope, b.count(input, others)), "({0} - ({2} + {3} * {4}) * (1 / {5})) * {1}"
+            operands, template = (
+                (grad, rstd, shift, hat, slope, b.count(input, others)),
+                "({0} - ({2} + {3} * {4}) * (1 / {5})) * {1}",
+            )
         else:
             operands, template = (grad, rstd), "{0} * {1}"
         template = f"({template} * {{{len(operands)}}})" if factor else f"({template})"
         result = b.pointwise("batch_norm_backward", template, (*operands, *factor), input.dtype)
-        # outside training eager's kernel for channels-last input is elementwise over the gradient (ATen/native/cuda/Normalization.cu)
+        # outside training eager's kernel for channels-last input is elementwise over the gradient
+        # (ATen/native/cuda/Normalization.cu)
         over_gradient = not training and b.device != "cpu" and not lay.is_contiguous(b.call, b.layout(input))
         gradients[0] = b.like(result, grad) if over_gradient else b.in_format_of(result, input)
     dtype = saved if weight is None else weight.dtype
@@ -208,7 +298,17 @@ def _backward(
 
 @composite("aten::native_batch_norm_backward", dtypes=FLOATING, sizes=("input", "weight", "weight"))
 def native_batch_norm_backward(
-    b: Builder, grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train: bool, eps, output_mask: list
+    b: Builder,
+    grad_out,
+    input,
+    weight,
+    running_mean,
+    running_var,
+    save_mean,
+    save_invstd,
+    train: bool,
+    eps,
+    output_mask: list,
 ):
     """The gradients of batch_norm that `output_mask` asks for"""
     kept = (save_mean, save_invstd) if train else (running_mean, running_var)
@@ -223,7 +323,12 @@ def native_batch_norm_backward(
     return _backward(b, grad_out, input, weight, mean, rstd, train, output_mask, saved)
 
 
-@composite("aten::_batch_norm_impl_index_backward", dtypes=FLOATING, sizes=("input", "weight", "weight"), ignored=("reservedSpace",))
+@composite(
+    "aten::_batch_norm_impl_index_backward",
+    dtypes=FLOATING,
+    sizes=("input", "weight", "weight"),
+    ignored=("reservedSpace",),
+)
 def batch_norm_impl_index_backward(
     b: Builder,
     impl_index: int,
@@ -243,20 +348,34 @@ def batch_norm_impl_index_backward(
     if impl_index != 0:
         raise Refusal("batch_norm's derivative belongs to another implementation")
     return native_batch_norm_backward(
-        b, grad_output, input, weight, running_mean, running_var, save_mean, save_var_transform, train, eps, output_mask
+        b,
+        grad_output,
+        input,
+        weight,
+        running_mean,
+        running_var,
+        save_mean,
+        save_var_transform,
+        train,
+        eps,
+        output_mask,
     )
 
 
 @composite("tsfuser::is_positive", dtypes=FLOATING, sizes="first")
-def is_positive(b: Builder, result, impl_index: int, input, weight, bias, save_mean, save_invstd, training: bool) -> Value:
-    """Whether `result`, of a batch norm in training, is positive, from the norm's operands; the derivative of relu asks"""
+def is_positive(
+    b: Builder, result, impl_index: int, input, weight, bias, save_mean, save_invstd, training: bool
+) -> Value:
+    """Whether `result`, of a batch norm in training, is positive, from the norm's operands; the derivative of
+    relu asks"""
     register, kept = input.dtype.register, (save_mean, save_invstd)
     known = training and impl_index == 0 and None not in kept and all(v.dtype is register for v in kept)
     if not known:  # running statistics may have moved; another's arithmetic; statistics that are rounded
         return b.pointwise("gt", "({0} > 0)", (result,), BOOL, result.dtype)
     mean, rstd, weight, bias = (of_channels(b, v, input) for v in (*kept, weight, bias))
     y = scaled(b, "batch_norm", input, mean, rstd, weight, bias, register)
-    least = "0.5f * 5.9604644775390625e-08f" if input.dtype is HALF else "0"  # below half of the smallest number it was rounded to 0
+    # below half of the smallest number it was rounded to 0
+    least = "0.5f * 5.9604644775390625e-08f" if input.dtype is HALF else "0"
     return b.like(b.pointwise("gt", f"({{0}} > {least})", (y,), BOOL, register), result)
 
 
@@ -282,7 +401,8 @@ def instance_norm(
     eps,
     cudnn_enabled: bool,
 ) -> Value:
-    """`(input - mean) / sqrt(var + eps) * weight + bias`, the mean and variance being those over all but the first two dims, or running ones"""
+    """`(input - mean) / sqrt(var + eps) * weight + bias`, the mean and variance being those over all but the
+    first two dims, or running ones"""
     if len(input.dims) < 3:
         raise Refusal("instance_norm of less than 3 dimensions is an error in eager")
     check_channels(b, input, (weight, bias), (running_mean, running_var))
@@ -291,8 +411,16 @@ def instance_norm(
     if use_input_stats:
         mean, rstd, unbiased = _statistics(b, input, list(range(2, len(input.dims))), eps)
         if running_mean is not None:
-            b.update(running_mean, _moved(b, "running_mean", running_mean, mean_of(b, mean, [0]), momentum), counted=True)
-            b.update(running_var, _moved(b, "running_var", running_var, mean_of(b, unbiased, [0]), momentum), counted=True)
+            b.update(
+                running_mean,
+                _moved(b, "running_mean", running_mean, mean_of(b, mean, [0]), momentum),
+                counted=True,
+            )
+            b.update(
+                running_var,
+                _moved(b, "running_var", running_var, mean_of(b, unbiased, [0]), momentum),
+                counted=True,
+            )
     else:
         if running_mean is None:
             raise Refusal("instance_norm without any statistics is an error in eager")

@@ -41,7 +41,7 @@ def to_dtype(
     dtype: int,
     non_blocking: bool = False,
     copy: bool = False,
-    memory_format: "int | None" = None,
+    memory_format: int | None = None,
 ) -> Value:
     """`self` in another dtype"""
     check_options(b, memory_format=memory_format)
@@ -50,7 +50,7 @@ def to_dtype(
 
 @composite("aten::to", "prim_dtype", dtypes=ALL, sizes="first")
 def to_prim_dtype(
-    b: Builder, self, dtype: "int | None" = None, non_blocking: bool = False, copy: bool = False
+    b: Builder, self, dtype: int | None = None, non_blocking: bool = False, copy: bool = False
 ) -> Value:
     """`self` in another dtype, or as it is"""
     return _cast(b, self, self.dtype if dtype is None else scalar_type(dtype), copy)
@@ -63,7 +63,7 @@ def to_other(
     other,
     non_blocking: bool = False,
     copy: bool = False,
-    memory_format: "int | None" = None,
+    memory_format: int | None = None,
 ) -> Value:
     """`self` in the dtype of `other`"""
     check_options(b, memory_format=memory_format)
@@ -80,12 +80,12 @@ def type_as(b: Builder, self, other) -> Value:
 def to_copy(
     b: Builder,
     self,
-    dtype: "int | None" = None,
-    layout: "int | None" = None,
-    device: "str | None" = None,
-    pin_memory: "bool | None" = None,
+    dtype: int | None = None,
+    layout: int | None = None,
+    device: str | None = None,
+    pin_memory: bool | None = None,
     non_blocking: bool = False,
-    memory_format: "int | None" = None,
+    memory_format: int | None = None,
 ) -> Value:
     """A new tensor with the values of `self`, in `dtype`"""
     check_options(b, layout, device, pin_memory, memory_format)
@@ -93,7 +93,7 @@ def to_copy(
 
 
 @composite("aten::clone", dtypes=ALL, sizes="first")
-def clone(b: Builder, self, memory_format: "int | None" = None) -> Value:
+def clone(b: Builder, self, memory_format: int | None = None) -> Value:
     """A new tensor with the values of `self`"""
     if memory_format == _ROW_MAJOR:
         return b.pointwise("copy", "{0}", (self,), self.dtype, layouts=())
@@ -108,7 +108,7 @@ def packed(b: Builder, self) -> Value:
 
 
 @composite("tsfuser::laid_out", dtypes=ALL, sizes="first")
-def laid_out(b: Builder, self, order: "list[int]") -> Value:
+def laid_out(b: Builder, self, order: list[int]) -> Value:
     """`self` with its dims in that `order` in memory, outermost first, where it has as many"""
     if len(order) != len(self.dims):
         return self
@@ -152,11 +152,11 @@ def _like(name: str, number: int) -> None:
     def evaluate(
         b: Builder,
         self,
-        dtype: "int | None" = None,
-        layout: "int | None" = None,
-        device: "str | None" = None,
-        pin_memory: "bool | None" = None,
-        memory_format: "int | None" = None,
+        dtype: int | None = None,
+        layout: int | None = None,
+        device: str | None = None,
+        pin_memory: bool | None = None,
+        memory_format: int | None = None,
     ) -> Value:
         check_options(b, layout, device, pin_memory, memory_format)
         return filled(b, name, self, b.literal(number), self.dtype if dtype is None else scalar_type(dtype))
@@ -171,11 +171,11 @@ def full_like(
     b: Builder,
     self,
     fill_value,
-    dtype: "int | None" = None,
-    layout: "int | None" = None,
-    device: "str | None" = None,
-    pin_memory: "bool | None" = None,
-    memory_format: "int | None" = None,
+    dtype: int | None = None,
+    layout: int | None = None,
+    device: str | None = None,
+    pin_memory: bool | None = None,
+    memory_format: int | None = None,
 ) -> Value:
     """A tensor like `self` that holds `fill_value`"""
     check_options(b, layout, device, pin_memory, memory_format)

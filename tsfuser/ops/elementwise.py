@@ -9,7 +9,7 @@ Example:
 from __future__ import annotations
 
 import struct
-from typing import Sequence
+from collections.abc import Sequence
 
 from ..errors import Refusal
 from ..ir.build import Builder
@@ -64,7 +64,7 @@ def binary(
     )
 
 
-def _templates(template: str, by_kind: "dict[str, str]") -> "dict[str, str]":
+def _templates(template: str, by_kind: dict[str, str]) -> dict[str, str]:
     unknown = set(by_kind) - {"boolean", "integer", "complex"}
     if unknown:
         raise TypeError(f"unknown kinds {unknown}")
@@ -74,7 +74,7 @@ def _templates(template: str, by_kind: "dict[str, str]") -> "dict[str, str]":
 def elementwise(
     b: Builder,
     name: str,
-    templates: "str | dict[str, str]",
+    templates: str | dict[str, str],
     operands: Sequence[Value],
     rule: str = DEFAULT,
     dtypes: Sequence[str] = ALL,
@@ -101,27 +101,27 @@ def promoted(
     template: str,
     operands: Sequence[Value],
     dtype: DType,
-    result: "DType | None" = None,
+    result: DType | None = None,
     numbers: Sequence[Value] = (),
     exact: bool = False,
     scalars: bool = True,
 ) -> Value:
-    """A pointwise op of `operands` in their common dtype `dtype`, and of `numbers`, which do not count for that, and which
-    eager converts to it; the result has the dtype `result`, or `dtype`. `scalars`: whether numbers among the operands are tensors without
-    dims to eager's iterator, as in `x + 1`, or the op's own.
+    """A pointwise op of `operands` in their common dtype `dtype`, and of `numbers`, which do not count for
+    that, and which eager converts to it; the result has the dtype `result`, or `dtype`. `scalars`: whether
+    numbers among the operands are tensors without dims to eager's iterator, as in `x + 1`, or the op's own.
 
     The result lies in memory as where an iterator of eager's has `promote_inputs_to_common_dtype`. All those
     have it that take several dtypes (TensorIterator.cpp: `BINARY_OP_CONFIG`, `COMPARISON_OP_CONFIG`,
     `UNARY_FLOAT_OP_CONFIG`, `build_ternary_op`; clamp, threshold_backward): arithmetic, powers, comparisons,
-    logic, bits, extrema, clamp, addcmul, addcdiv, derivatives. `where` and `float_power` cast by themselves, on
-    each device; lerp, heaviside, prelu and gelu's derivative take one dtype only."""
+    logic, bits, extrema, clamp, addcmul, addcdiv, derivatives. `where` and `float_power` cast by themselves,
+    on each device; lerp, heaviside, prelu and gelu's derivative take one dtype only."""
     converted(b, name, dtype, *numbers)
     layouts = b.promoted_layouts([v for v in operands if scalars or not v.is_number], dtype)
     given = (*fit(b, operands, dtype, exact), *numbers)
     return b.pointwise(name, template, given, result or dtype, dtype, layouts=layouts)
 
 
-def converted(b: Builder, name: str, dtype: DType, *numbers: "Value | None") -> None:
+def converted(b: Builder, name: str, dtype: DType, *numbers: Value | None) -> None:
     """Says that eager's op converts `numbers` to `dtype`, with an error where one does not fit."""
     for number in numbers:
         b.limit(number, convertible(dtype), f"a number of {name}")

@@ -11,7 +11,6 @@ from ..ir.limits import Limit
 from .elementwise import converted, elementwise, promoted, round_number
 from .table import FLOATING, NUMERIC, REAL, composite
 
-
 _NOT_NEGATIVE = Limit(low=0, least=0.0)
 
 
@@ -40,7 +39,9 @@ _gradient_of_output("tanh", "({0} * (1 - {1} * {1}))")
 _gradient_of_output("sigmoid", "({0} * (1 - {1}) * {1})")
 
 
-def _with_numbers(b: Builder, name: str, template: str, first: Value, second: Value, *numbers: Value) -> Value:
+def _with_numbers(
+    b: Builder, name: str, template: str, first: Value, second: Value, *numbers: Value
+) -> Value:
     dtype = b.promote(first, second)
     return promoted(b, name, template, (first, second), dtype, numbers=numbers)
 
@@ -78,9 +79,7 @@ def threshold_backward(b: Builder, grad_output, self, threshold) -> Value:
 
 
 @composite("aten::leaky_relu_backward", dtypes=FLOATING)
-def leaky_relu_backward(
-    b: Builder, grad_output, self, negative_slope, self_is_result: bool = False
-) -> Value:
+def leaky_relu_backward(b: Builder, grad_output, self, negative_slope, self_is_result: bool = False) -> Value:
     """`self > 0 ? grad_output : grad_output * slope`"""
     if self_is_result:
         b.limit(negative_slope, _NOT_NEGATIVE, "the slope of a leaky_relu in place")

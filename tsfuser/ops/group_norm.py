@@ -1,7 +1,8 @@
 """Group normalisation and its derivative: layer norm over each group of channels.
 
-In: a batch [N, C, ...] and a number of groups. Out: each of the N * groups rows with its mean and variance taken out, scaled by channel (Wu, He,
-Group Normalization, 2018). The axis of the channels is split into groups and the channels of a group: strides say where each lies.
+In: a batch [N, C, ...] and a number of groups. Out: each of the N * groups rows with its mean and variance
+taken out, scaled by channel (Wu, He, Group Normalization, 2018). The axis of the channels is split into
+groups and the channels of a group: strides say where each lies.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .reduction import RECIPROCAL, squares, without
 from .table import FLOATING, composite
 
 
-def _split(b: Builder, value: "Value | None", groups: int) -> "Value | None":
+def _split(b: Builder, value: Value | None, groups: int) -> Value | None:
     """[N, C, ...] as [N, groups, C / groups, ...]."""
     return None if value is None else split(b, value, 1, groups)
 
@@ -29,7 +30,7 @@ def _joined(b: Builder, value: Value, input: Value) -> Value:
     return b.in_format_of(result, input) if b.device == "cpu" else b.contiguous(result)
 
 
-def _checked(b: Builder, input: Value, *parameters: "Value | None") -> DType:
+def _checked(b: Builder, input: Value, *parameters: Value | None) -> DType:
     """The dtype of saved statistics."""
     saved = check_channels(b, input, parameters)
     if b.call.decide(sz.eq(sz.product(b.sizes(input)), 0)):
@@ -38,13 +39,19 @@ def _checked(b: Builder, input: Value, *parameters: "Value | None") -> DType:
     return input.dtype if given <= {input.dtype} else saved
 
 
-def _forward(b: Builder, input: Value, weight, bias, groups: sz.Size, eps: Value) -> tuple[Value, Value, Value]:
+def _forward(
+    b: Builder, input: Value, weight, bias, groups: sz.Size, eps: Value
+) -> tuple[Value, Value, Value]:
     """Result, mean and 1 / standard deviation [N, groups]; the number of groups is part of the class."""
     saved, groups = _checked(b, input, weight, bias), b.call.decide(groups)
-    x, weight, bias = (_split(b, v, groups) for v in (input, of_channels(b, weight, input), of_channels(b, bias, input)))
+    x, weight, bias = (
+        _split(b, v, groups) for v in (input, of_channels(b, weight, input), of_channels(b, bias, input))
+    )
     dims = list(range(2, len(x.dims)))
     mean, summed = squares(b, x, dims)
-    rstd = b.pointwise("rstd", f"rsqrt({{0}} * {RECIPROCAL} + {{2}})", (summed, b.count(x, dims), eps), summed.dtype)
+    rstd = b.pointwise(
+        "rstd", f"rsqrt({{0}} * {RECIPROCAL} + {{2}})", (summed, b.count(x, dims), eps), summed.dtype
+    )
     result = _joined(b, scaled(b, "group_norm", x, mean, rstd, weight, bias, input.dtype), input)
     return result, without(b, "mean", mean, dims, False, saved), without(b, "rstd", rstd, dims, False, saved)
 
@@ -56,12 +63,14 @@ def _forward(b: Builder, input: Value, weight, bias, groups: sz.Size, eps: Value
     symbolic=("num_groups",),
     not_empty=True,
 )
-def group_norm(b: Builder, input, num_groups: sz.Size, weight=None, bias=None, eps=None, cudnn_enabled: bool = True) -> Value:
+def group_norm(
+    b: Builder, input, num_groups: sz.Size, weight=None, bias=None, eps=None, cudnn_enabled: bool = True
+) -> Value:
     """`(input - mean) / sqrt(var + eps) * weight + bias` over groups of channels"""
     return _forward(b, input, weight, bias, num_groups, eps)[0]
 
 
-def _check_sizes(b: Builder, input: Value, sizes: "tuple[sz.Size, ...]") -> None:
+def _check_sizes(b: Builder, input: Value, sizes: tuple[sz.Size, ...]) -> None:
     """The batch, channels and elements of a channel that a call names are those of `input`."""
     own = b.sizes(input)
     if not all(b.call.decide(sz.eq(x, y)) for x, y in zip(sizes, (own[0], own[1], sz.product(own[2:])))):
@@ -75,7 +84,9 @@ def _check_sizes(b: Builder, input: Value, sizes: "tuple[sz.Size, ...]") -> None
     symbolic=("N", "C", "HxW", "group"),
     not_empty=True,
 )
-def native_group_norm(b: Builder, input, weight, bias, N: sz.Size, C: sz.Size, HxW: sz.Size, group: sz.Size, eps):
+def native_group_norm(
+    b: Builder, input, weight, bias, N: sz.Size, C: sz.Size, HxW: sz.Size, group: sz.Size, eps
+):
     """group_norm, the mean and 1 / standard deviation of each group"""
     _check_sizes(b, input, (N, C, HxW))
     return _forward(b, input, weight, bias, group, eps)
@@ -89,7 +100,17 @@ def native_group_norm(b: Builder, input, weight, bias, N: sz.Size, C: sz.Size, H
     not_empty=True,
 )
 def native_group_norm_backward(
-    b: Builder, grad_out, input, mean, rstd, weight, N: sz.Size, C: sz.Size, HxW: sz.Size, group: sz.Size, output_mask: list
+    b: Builder,
+    grad_out,
+    input,
+    mean,
+    rstd,
+    weight,
+    N: sz.Size,
+    C: sz.Size,
+    HxW: sz.Size,
+    group: sz.Size,
+    output_mask: list,
 ):
     """The gradients of group_norm that `output_mask` asks for"""
     _check_sizes(b, input, (N, C, HxW))
@@ -103,20 +124,30 @@ def native_group_norm_backward(
     dims, outer = list(range(2, len(x.dims))), [0, *range(3, len(x.dims))]
     mean, rstd = (_of_groups(b, v, x) for v in (mean, rstd))
     hat = b.pointwise("normalized", "(({0} - {1}) * {2})", (x, mean, rstd), input.dtype.register)
-    gradients: "list[Value | None]" = [None, None, None]
+    gradients: list[Value | None] = [None, None, None]
     if output_mask[0]:
         scale = _split(b, of_channels(b, weight, input), group)
-        gradients[0] = _joined(b, gradient(b, "group_norm_backward", dy, hat, rstd, scale, dims, input.dtype, centered=True), input)
+        gradients[0] = _joined(
+            b,
+            gradient(b, "group_norm_backward", dy, hat, rstd, scale, dims, input.dtype, centered=True),
+            input,
+        )
     if output_mask[1]:
         product = b.pointwise("mul", "({0} * {1})", (dy, hat), hat.dtype)
-        gradients[1] = merged(b, b.reduce("sum", "sum", product, outer, False, weight.dtype), 0, input.dims[1])
+        gradients[1] = merged(
+            b, b.reduce("sum", "sum", product, outer, False, weight.dtype), 0, input.dims[1]
+        )
     if output_mask[2]:
-        gradients[2] = b.reduce("sum", "sum", grad_out, [d for d in range(len(input.dims)) if d != 1], False, weight.dtype)
+        gradients[2] = b.reduce(
+            "sum", "sum", grad_out, [d for d in range(len(input.dims)) if d != 1], False, weight.dtype
+        )
     return tuple(gradients)
 
 
 def _of_groups(b: Builder, value: Value, x: Value) -> Value:
     """Statistics [N, groups] beside `x`."""
-    if len(value.dims) != 2 or not all(b.call.decide(sz.eq(own, size)) for own, size in zip(b.sizes(value), b.sizes(x))):
+    if len(value.dims) != 2 or not all(
+        b.call.decide(sz.eq(own, size)) for own, size in zip(b.sizes(value), b.sizes(x))
+    ):
         raise Refusal("statistics that are not one a group are an error in eager")
     return view(b, "view", value, (*value.dims, *[None] * (len(x.dims) - 2)), [sz.const(1)] * len(x.dims))

@@ -1,8 +1,8 @@
 """Elements at places that a tensor of indices holds, over `Builder.lookup`; where PYTORCH_NVFUSER_ENABLE asks
 for `graph_op_fusion`, as in nvFuser.
 
-In: a tensor in memory, a dim of it, indices. Out: a result whose dims are those of the indices. Example, rows 2
-and 0 of x[3, 4]:
+In: a tensor in memory, a dim of it, indices. Out: a result whose dims are those of the indices. Example, rows
+2 and 0 of x[3, 4]:
 
     index_select(x, 0, [2, 0])[i, j] = x[index[i], j]      gather(x, 0, index)[i, j] = x[index[i, j], j]
 

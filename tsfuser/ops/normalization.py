@@ -1,7 +1,8 @@
 """Layer normalisation and its derivative, from means and sums of squared distances in the accumulation dtype.
 
-The derivative of `y = xh w + b`, `xh = (x - mean) rstd`, with `g = dy w` over n elements: `dx = rstd (g - mean(g) - xh mean(g xh))`,
-`dw = sum(dy xh)`, `db = sum(dy)` (Ba, Kiros, Hinton, Layer Normalization, 2016; torch's `layer_norm_backward`).
+The derivative of `y = xh w + b`, `xh = (x - mean) rstd`, with `g = dy w` over n elements: `dx = rstd (g -
+mean(g) - xh mean(g xh))`, `dw = sum(dy xh)`, `db = sum(dy)` (Ba, Kiros, Hinton, Layer Normalization, 2016;
+torch's `layer_norm_backward`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .reduction import RECIPROCAL, mean_of, narrow, squares
 from .table import FLOATING, composite
 
 
-def inner(b: Builder, input: Value, shape: list, *parameters: "Value | None") -> list[int]:
+def inner(b: Builder, input: Value, shape: list, *parameters: Value | None) -> list[int]:
     """The last dims of `input`, whose sizes are `shape`, as are those of the `parameters`."""
     first = len(input.dims) - len(shape or ())
     if not shape or first < 0:
@@ -35,17 +36,23 @@ def _equal(b: Builder, sizes: tuple, others: tuple) -> bool:
     return all(b.call.decide(sz.eq(size, other)) for size, other in zip(sizes, others))
 
 
-def _check_parameters(b: Builder, input: Value, *parameters: "Value | None") -> DType:
-    """The dtype of saved statistics. Parameters have the operand's dtype; on the CPU those of a 16-bit operand may be in float."""
+def _check_parameters(b: Builder, input: Value, *parameters: Value | None) -> DType:
+    """The dtype of saved statistics. Parameters have the operand's dtype; on the CPU those of a 16-bit
+    operand may be in float."""
     given = {v.dtype for v in parameters if v is not None}
     register = input.dtype.register
     if not given <= {input.dtype} and (b.device != "cpu" or given != {register}):
-        raise Refusal(f"a normalisation of {input.dtype} with parameters in {', '.join(sorted(map(str, given)))}")
+        raise Refusal(
+            f"a normalisation of {input.dtype} with parameters in {', '.join(sorted(map(str, given)))}"
+        )
     return register if b.device != "cpu" or register in given else input.dtype
 
 
-def _layer_norm(b: Builder, input: Value, shape: list, weight, bias, eps: Value) -> tuple[Value, Value, Value]:
-    """Result, mean and 1 / standard deviation; the latter two in the accumulation dtype, with reduced dims as size 1."""
+def _layer_norm(
+    b: Builder, input: Value, shape: list, weight, bias, eps: Value
+) -> tuple[Value, Value, Value]:
+    """Result, mean and 1 / standard deviation; the latter two in the accumulation dtype, with reduced dims as
+    size 1."""
     dims = inner(b, input, shape, weight, bias)
     mean, summed = squares(b, input, dims)
     template = f"rsqrt({{0}} * {RECIPROCAL} + {{2}})"
@@ -62,7 +69,9 @@ def layer_norm(
     return _layer_norm(b, input, normalized_shape, weight, bias, eps)[0]
 
 
-@composite("aten::native_layer_norm", dtypes=FLOATING, sizes=("first", "own", "own"), symbolic=("normalized_shape",))
+@composite(
+    "aten::native_layer_norm", dtypes=FLOATING, sizes=("first", "own", "own"), symbolic=("normalized_shape",)
+)
 def native_layer_norm(b: Builder, input, normalized_shape: list, weight=None, bias=None, eps=None):
     """layer_norm, the mean and 1 / standard deviation"""
     saved = _check_parameters(b, input, weight, bias)
@@ -70,7 +79,12 @@ def native_layer_norm(b: Builder, input, normalized_shape: list, weight=None, bi
     return result, narrow(b, "mean", mean, saved), narrow(b, "rstd", rstd, saved)
 
 
-@composite("aten::native_layer_norm_backward", dtypes=FLOATING, sizes=("input", "weight", "bias"), symbolic=("normalized_shape",))
+@composite(
+    "aten::native_layer_norm_backward",
+    dtypes=FLOATING,
+    sizes=("input", "weight", "bias"),
+    symbolic=("normalized_shape",),
+)
 def native_layer_norm_backward(
     b: Builder, grad_out, input, normalized_shape: list, mean, rstd, weight, bias, output_mask: list
 ):
@@ -81,9 +95,11 @@ def native_layer_norm_backward(
     dims, register = inner(b, input, normalized_shape, weight, bias), input.dtype.register
     outer = list(range(dims[0]))
     hat = b.pointwise("normalized", "(({0} - {1}) * {2})", (input, mean, rstd), register)
-    gradients: "list[Value | None]" = [None, None, None]
+    gradients: list[Value | None] = [None, None, None]
     if output_mask[0]:
-        gradients[0] = gradient(b, "layer_norm_backward", grad_out, hat, rstd, weight, dims, input.dtype, centered=True)
+        gradients[0] = gradient(
+            b, "layer_norm_backward", grad_out, hat, rstd, weight, dims, input.dtype, centered=True
+        )
     if output_mask[1]:
         product = b.pointwise("mul", "({0} * {1})", (grad_out, hat), register)
         gradients[1] = parameter_gradient(b, product, outer, input if weight is None else weight)
@@ -92,7 +108,9 @@ def native_layer_norm_backward(
     return tuple(gradients)
 
 
-def gradient(b: Builder, name, grad: Value, hat: Value, rstd: Value, weight, dims, dtype: DType, centered: bool) -> Value:
+def gradient(
+    b: Builder, name, grad: Value, hat: Value, rstd: Value, weight, dims, dtype: DType, centered: bool
+) -> Value:
     """`rstd * (g - mean(g) - hat * mean(g * hat))`, without `mean(g)` where the mean was not subtracted."""
     register = hat.dtype
     g = grad if weight is None else b.pointwise("mul", "({0} * {1})", (grad, weight), register)
@@ -100,7 +118,9 @@ def gradient(b: Builder, name, grad: Value, hat: Value, rstd: Value, weight, dim
     if not centered:
         return b.contiguous(b.pointwise(name, "(({0} - {1} * {2}) * {3})", (g, hat, slope, rstd), dtype))
     shift = mean_of(b, g, dims)
-    return b.contiguous(b.pointwise(name, "(({0} - {1} - {2} * {3}) * {4})", (g, shift, hat, slope, rstd), dtype))
+    return b.contiguous(
+        b.pointwise(name, "(({0} - {1} - {2} * {3}) * {4})", (g, shift, hat, slope, rstd), dtype)
+    )
 
 
 def parameter_gradient(b: Builder, term: Value, outer: list[int], like: Value) -> Value:

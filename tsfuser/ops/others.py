@@ -55,7 +55,7 @@ _WORDS = {
 _SENTENCES = {f"aten::{name}": text for text, names in _WORDS.items() for name in names.split()}
 
 
-def sentence(kind: str) -> "str | None":
+def sentence(kind: str) -> str | None:
     """Why an op of that kind, which has no row, is not fused."""
     return _SENTENCES.get(kind)
 
@@ -70,6 +70,6 @@ def is_view(kind: str) -> bool:
     return _SENTENCES.get(kind) in (_PART, _VIEW)
 
 
-def kinds() -> "list[str]":
+def kinds() -> list[str]:
     """All that have a sentence."""
     return sorted(_SENTENCES)

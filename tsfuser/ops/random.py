@@ -20,7 +20,6 @@ from ..ir.limits import between
 from .casts import check_options
 from .table import ALL, FLOATING, composite, scalar_type
 
-
 _PROBABILITY = between(0.0, 1.0)
 
 
@@ -28,11 +27,11 @@ _PROBABILITY = between(0.0, 1.0)
 def rand_like(
     b: Builder,
     self,
-    dtype: "int | None" = None,
-    layout: "int | None" = None,
-    device: "str | None" = None,
-    pin_memory: "bool | None" = None,
-    memory_format: "int | None" = None,
+    dtype: int | None = None,
+    layout: int | None = None,
+    device: str | None = None,
+    pin_memory: bool | None = None,
+    memory_format: int | None = None,
 ) -> Value:
     """Uniform random numbers in [0, 1)"""
     check_options(b, layout, device, pin_memory, memory_format)
@@ -51,11 +50,11 @@ def rand_like(
 def randn_like(
     b: Builder,
     self,
-    dtype: "int | None" = None,
-    layout: "int | None" = None,
-    device: "str | None" = None,
-    pin_memory: "bool | None" = None,
-    memory_format: "int | None" = None,
+    dtype: int | None = None,
+    layout: int | None = None,
+    device: str | None = None,
+    pin_memory: bool | None = None,
+    memory_format: int | None = None,
 ) -> Value:
     """Normal random numbers of mean 0 and variance 1, from two uniform ones each (Box and Muller 1958)"""
     check_options(b, layout, device, pin_memory, memory_format)
@@ -69,7 +68,7 @@ def randn_like(
     return b.pointwise("randn", template, (b.uniform(self, own), b.uniform(self, own)), wanted)
 
 
-def _wanted(name: str, self: Value, dtype: "int | None") -> DType:
+def _wanted(name: str, self: Value, dtype: int | None) -> DType:
     """The dtype of the result."""
     wanted = self.dtype if dtype is None else scalar_type(dtype)
     if wanted.name not in FLOATING:
@@ -87,7 +86,7 @@ def dropout(b: Builder, input, p, train: bool) -> Value:
 
 
 @composite("aten::native_dropout", dtypes=ALL, sizes="first")
-def native_dropout(b: Builder, input, p, train: "bool | None") -> tuple[Value, Value]:
+def native_dropout(b: Builder, input, p, train: bool | None) -> tuple[Value, Value]:
     """As `dropout`, with the mask; a copy and a mask of true outside training"""
     if train is False:
         mask = b.pointwise("mask", "convert<bool>(true)", (input,), BOOL, own_types=True)
@@ -113,7 +112,7 @@ def _dropped(b: Builder, input: Value, p: Value) -> tuple[Value, Value]:
     return b.pointwise("dropout", "({0} * {1} * {2})", (input, mask, scale), input.dtype), mask
 
 
-def _dropped_as_eager(b: Builder, input: Value, p: "float | None") -> tuple[Value, Value]:
+def _dropped_as_eager(b: Builder, input: Value, p: float | None) -> tuple[Value, Value]:
     """The same with eager's numbers: all but float64 compares and scales in float, which 1 - p is rounded to
     before the scale is computed. Where p is 0 or 1, eager's dropout draws nothing."""
     if p is None:

@@ -1,13 +1,13 @@
 """Reductions, and the sums and moments that normalisations are made of.
 
-Sums are accumulated in float, in double for double and in int64 for integers. A variance is the mean of squared distances from the mean,
-never a difference of squares.
+Sums are accumulated in float, in double for double and in int64 for integers. A variance is the mean of
+squared distances from the mean, never a difference of squares.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Sequence
+from collections.abc import Sequence
 
 from ..errors import Refusal
 from ..ir import size as sz
@@ -17,9 +17,9 @@ from ..ir.fusion import Value
 from .table import ALL, FLOATING, REAL, composite, scalar_type
 
 
-def normalized(value: Value, dims: "int | Sequence[int] | None") -> list[int]:
-    """The dims of a reduction of `value`, sorted and not negative; None and an empty list mean all. Raises Refusal for a tensor without dims, as
-    nvFuser did, and for what is an error in eager."""
+def normalized(value: Value, dims: int | Sequence[int] | None) -> list[int]:
+    """The dims of a reduction of `value`, sorted and not negative; None and an empty list mean all. Raises
+    Refusal for a tensor without dims, as nvFuser did, and for what is an error in eager."""
     rank = len(value.dims)
     if rank == 0:
         raise Refusal("a reduction of a tensor without dimensions")
@@ -47,9 +47,7 @@ def mean_of(b: Builder, value: Value, dims: Sequence[int], keepdim: bool = True)
     return b.pointwise("mean", f"({{0}} * {RECIPROCAL})", (summed, b.count(value, dims)), summed.dtype)
 
 
-def squares(
-    b: Builder, value: Value, dims: Sequence[int], dtype: "DType | None" = None
-) -> tuple[Value, Value]:
+def squares(b: Builder, value: Value, dims: Sequence[int], dtype: DType | None = None) -> tuple[Value, Value]:
     """(mean, sum of squared distances from it) over `dims`, which stay as size 1, in `dtype`, else the
     accumulation dtype: one pass over the data, or what schedule/moments.py makes of it."""
     dtype = dtype or value.dtype.register
@@ -68,7 +66,7 @@ def without(b: Builder, name: str, value: Value, dims: Sequence[int], keepdim: b
     return b.reduce(name, "sum", value, dims, False, dtype)
 
 
-def _operand(b: Builder, self: Value, dtype: "int | None") -> tuple[Value, DType]:
+def _operand(b: Builder, self: Value, dtype: int | None) -> tuple[Value, DType]:
     """The operand of a sum or product rounded to the dtype asked for, and that dtype; integers become int64."""
     wanted = scalar_type(dtype) if dtype is not None else INT64 if self.dtype.kind in "bi" else self.dtype
     if wanted is BOOL or (self.dtype.is_complex and not wanted.is_complex):
@@ -80,14 +78,16 @@ def _operand(b: Builder, self: Value, dtype: "int | None") -> tuple[Value, DType
 
 
 @composite("aten::sum", "", "dim_IntList", dtypes=ALL, sizes="reduced")
-def sum_(b: Builder, self, dim: "list | None" = None, keepdim: bool = False, dtype: "int | None" = None) -> Value:
+def sum_(b: Builder, self, dim: list | None = None, keepdim: bool = False, dtype: int | None = None) -> Value:
     """The sum over `dim`, or over all elements"""
     operand, wanted = _operand(b, self, dtype)
     return b.reduce("sum", "sum", operand, normalized(self, dim), keepdim, wanted)
 
 
 @composite("aten::nansum", dtypes=REAL, sizes="reduced")
-def nansum(b: Builder, self, dim: "list | None" = None, keepdim: bool = False, dtype: "int | None" = None) -> Value:
+def nansum(
+    b: Builder, self, dim: list | None = None, keepdim: bool = False, dtype: int | None = None
+) -> Value:
     """The sum over `dim`, or over all elements, NaN counting as 0"""
     operand, wanted = _operand(b, self, dtype)
     numbers = b.pointwise("nan_to_num", "({0} == {0} ? {0} : 0)", (operand,), operand.dtype)
@@ -95,14 +95,14 @@ def nansum(b: Builder, self, dim: "list | None" = None, keepdim: bool = False, d
 
 
 @composite("aten::prod", "", "dim_int", dtypes=ALL, sizes="reduced")
-def prod(b: Builder, self, dim: "int | None" = None, keepdim: bool = False, dtype: "int | None" = None) -> Value:
+def prod(b: Builder, self, dim: int | None = None, keepdim: bool = False, dtype: int | None = None) -> Value:
     """The product over `dim`, or over all elements"""
     operand, wanted = _operand(b, self, dtype)
     return b.reduce("prod", "prod", operand, normalized(self, dim), keepdim, wanted)
 
 
 @composite("aten::mean", "", "dim", dtypes=ALL, sizes="reduced")
-def mean(b: Builder, self, dim: "list | None" = None, keepdim: bool = False, dtype: "int | None" = None) -> Value:
+def mean(b: Builder, self, dim: list | None = None, keepdim: bool = False, dtype: int | None = None) -> Value:
     """The sum over `dim` divided by the number of elements"""
     operand, wanted = _operand(b, self, dtype)
     if dtype is None and self.dtype.kind in "bi" or wanted.kind in "bi":
@@ -151,7 +151,7 @@ def min_(b: Builder, self) -> Value:
 
 
 @composite("aten::aminmax", sizes=("reduced", "reduced"))
-def aminmax(b: Builder, self, dim: "int | None" = None, keepdim: bool = False):
+def aminmax(b: Builder, self, dim: int | None = None, keepdim: bool = False):
     """The smallest and the largest element along `dim`; NaN if there is one"""
     if dim is None and keepdim:
         raise Refusal("aminmax over all dimensions that stays of their number")
@@ -168,14 +168,14 @@ def _truth(b: Builder, name: str, self: Value, dim, keepdim: bool) -> Value:
 
 
 @composite("aten::any", "", "dim", "dims", dtypes=ALL, sizes="reduced")
-def any_(b: Builder, self, dim: "int | list | None" = None, keepdim: bool = False) -> Value:
+def any_(b: Builder, self, dim: int | list | None = None, keepdim: bool = False) -> Value:
     """Whether an element along `dim` is not 0"""
     _check_named(dim)
     return _truth(b, "any", self, dim, keepdim)
 
 
 @composite("aten::all", "", "dim", "dims", dtypes=ALL, sizes="reduced")
-def all_(b: Builder, self, dim: "int | list | None" = None, keepdim: bool = False) -> Value:
+def all_(b: Builder, self, dim: int | list | None = None, keepdim: bool = False) -> Value:
     """Whether all elements along `dim` are not 0"""
     _check_named(dim)
     return _truth(b, "all", self, dim, keepdim)
@@ -193,7 +193,8 @@ VARIANCES_IN_DOUBLE = ("cpu",)
 
 
 def _moments(b: Builder, self, dim, unbiased, correction) -> tuple[Value, Value, list[int]]:
-    """Variance and mean with reduced dims as size 1, in the accumulation dtype, and the dims. The divisor is never negative, as in eager."""
+    """Variance and mean with reduced dims as size 1, in the accumulation dtype, and the dims. The divisor is
+    never negative, as in eager."""
     dims = normalized(self, dim)
     mean_value, summed = squares(b, self, dims, DOUBLE if b.device in VARIANCES_IN_DOUBLE else None)
     less = correction if correction is not None else b.literal(1 if unbiased else 0)
@@ -204,11 +205,13 @@ def _moments(b: Builder, self, dim, unbiased, correction) -> tuple[Value, Value,
 def _spread(name: str, root: bool, with_mean: bool) -> None:
     """The row of var, std, var_mean or std_mean."""
 
-    @composite(f"aten::{name}", "", "dim", "correction", dtypes=FLOATING, sizes=("reduced",) * (1 + with_mean))
+    @composite(
+        f"aten::{name}", "", "dim", "correction", dtypes=FLOATING, sizes=("reduced",) * (1 + with_mean)
+    )
     def evaluate(
         b: Builder,
         self,
-        dim: "list | None" = None,
+        dim: list | None = None,
         unbiased: bool = True,
         keepdim: bool = False,
         correction=None,
@@ -228,7 +231,7 @@ for _name in ("var", "std", "var_mean", "std_mean"):
 # ---- norms
 
 
-def _norm(b: Builder, self: Value, p: "Value | None", dim, keepdim: bool, dtype: "int | None") -> Value:
+def _norm(b: Builder, self: Value, p: Value | None, dim, keepdim: bool, dtype: int | None) -> Value:
     order = 2.0 if p is None else p.literal
     if order is None:
         raise Refusal("a norm whose order is not a constant")
@@ -258,15 +261,23 @@ def _norm(b: Builder, self: Value, p: "Value | None", dim, keepdim: bool, dtype:
     return b.pointwise("norm", "sqrt({0})", (summed,), wanted)
 
 
-@composite("aten::norm", "Scalar", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype", dtypes=FLOATING, sizes="reduced")
-def norm(b: Builder, self, p=None, dim: list = (), keepdim: bool = False, dtype: "int | None" = None) -> Value:
+@composite(
+    "aten::norm",
+    "Scalar",
+    "ScalarOpt_dim",
+    "ScalarOpt_dim_dtype",
+    "ScalarOpt_dtype",
+    dtypes=FLOATING,
+    sizes="reduced",
+)
+def norm(b: Builder, self, p=None, dim: list = (), keepdim: bool = False, dtype: int | None = None) -> Value:
     """The norm of order `p` along `dim`"""
     return _norm(b, self, p, dim, keepdim, dtype)
 
 
 @composite("aten::linalg_vector_norm", dtypes=FLOATING, sizes="reduced")
 def vector_norm(
-    b: Builder, self, ord=None, dim: "list | None" = None, keepdim: bool = False, dtype: "int | None" = None
+    b: Builder, self, ord=None, dim: list | None = None, keepdim: bool = False, dtype: int | None = None
 ) -> Value:
     """The norm of order `ord` along `dim`"""
     return _norm(b, self, ord, dim, keepdim, dtype)
@@ -286,7 +297,9 @@ def logsumexp(b: Builder, self, dim: list, keepdim: bool = False) -> Value:
     largest = b.reduce("amax", "max", x, dims, True, wanted.register)
     origin = b.pointwise("finite", "({0} - {0} == 0 ? {0} : 0)", (largest,), largest.dtype)
     power = b.pointwise("exp", "exp({0} - {1})", (x, origin), largest.dtype)
-    result = b.pointwise("logsumexp", "(log({0}) + {1})", (total(b, "sum", power, dims), origin), largest.dtype)
+    result = b.pointwise(
+        "logsumexp", "(log({0}) + {1})", (total(b, "sum", power, dims), origin), largest.dtype
+    )
     return without(b, "logsumexp", result, dims, keepdim, wanted)
 
 
@@ -295,7 +308,7 @@ def logsumexp(b: Builder, self, dim: list, keepdim: bool = False) -> Value:
 
 @composite("aten::sum_to_size", dtypes=ALL, sizes="own", symbolic=("size",))
 @composite("aten::_grad_sum_to_size", dtypes=ALL, sizes="own", symbolic=("size",))
-def sum_to_size(b: Builder, self, size: "list | None") -> Value:
+def sum_to_size(b: Builder, self, size: list | None) -> Value:
     """`self` summed over leading dims and over dims that become 1, so that its sizes are `size`"""
     if size is None:
         return self

@@ -1,7 +1,8 @@
 """Normalisation by the root mean square, and its derivative.
 
-In: rows over the last dims. Out: `x rstd w` with `rstd = 1 / sqrt(mean(x^2) + eps)` (Zhang, Sennrich, Root Mean Square Layer Normalization, 2019).
-With `g = dy w` and `xh = x rstd`: `dx = rstd (g - xh mean(g xh))`, `dw = sum(dy xh)`.
+In: rows over the last dims. Out: `x rstd w` with `rstd = 1 / sqrt(mean(x^2) + eps)` (Zhang, Sennrich, Root
+Mean Square Layer Normalization, 2019). With `g = dy w` and `xh = x rstd`: `dx = rstd (g - xh mean(g xh))`,
+`dw = sum(dy xh)`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from .normalization import gradient, inner, parameter_gradient
 from .reduction import mean_of
 from .table import FLOATING, composite
 
-_EPSILON = {FLOAT: 2.0**-23, DOUBLE: 2.0**-52}  # numeric_limits<T>::epsilon(), where a row has no eps of its own
+# numeric_limits<T>::epsilon(), where a row has no eps of its own
+_EPSILON = {FLOAT: 2.0**-23, DOUBLE: 2.0**-52}
 
 
-def _check_weight(input: Value, weight: "Value | None") -> None:
+def _check_weight(input: Value, weight: Value | None) -> None:
     if weight is not None and weight.dtype is not input.dtype:
         raise Refusal(f"rms_norm of {input.dtype} with a weight in {weight.dtype}")
 
@@ -49,8 +51,15 @@ def fused_rms_norm(b: Builder, input, normalized_shape: list, weight, eps):
     return b.in_format_of(result, input) if b.device == "cpu" else b.contiguous(result), rstd
 
 
-@composite("aten::_fused_rms_norm_backward", dtypes=FLOATING, sizes=("input", "weight"), symbolic=("normalized_shape",))
-def fused_rms_norm_backward(b: Builder, grad_out, input, normalized_shape: list, rstd, weight, output_mask: list):
+@composite(
+    "aten::_fused_rms_norm_backward",
+    dtypes=FLOATING,
+    sizes=("input", "weight"),
+    symbolic=("normalized_shape",),
+)
+def fused_rms_norm_backward(
+    b: Builder, grad_out, input, normalized_shape: list, rstd, weight, output_mask: list
+):
     """The gradients of rms_norm that `output_mask` asks for"""
     dims, register = inner(b, input, normalized_shape, weight), input.dtype.register
     _check_weight(input, weight)
@@ -59,9 +68,11 @@ def fused_rms_norm_backward(b: Builder, grad_out, input, normalized_shape: list,
     if weight is None and output_mask[1]:
         raise Refusal("the gradient of a weight that is not there")
     hat = b.pointwise("normalized", "({0} * {1})", (input, rstd), register)
-    gradients: "list[Value | None]" = [None, None]
+    gradients: list[Value | None] = [None, None]
     if output_mask[0]:
-        gradients[0] = gradient(b, "rms_norm_backward", grad_out, hat, rstd, weight, dims, input.dtype, centered=False)
+        gradients[0] = gradient(
+            b, "rms_norm_backward", grad_out, hat, rstd, weight, dims, input.dtype, centered=False
+        )
     if output_mask[1]:
         product = b.pointwise("mul", "({0} * {1})", (grad_out, hat), register)
         gradients[1] = parameter_gradient(b, product, list(range(dims[0])), weight)

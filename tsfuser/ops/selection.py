@@ -92,10 +92,10 @@ def nan_to_num(b: Builder, self, nan=None, posinf=None, neginf=None) -> Value:
         return b.pointwise("nan_to_num", "{0}", (self,), self.dtype)
     most = largest(self.dtype)
     defaults = zip((nan, posinf, neginf), (0.0, most, -most))
-    numbers = [
-        b.literal(default) if v is None else round_number(b, v, self.dtype) for v, default in defaults
-    ]
-    made = b.pointwise("nan_to_num", "nan_to_num({0}, {1}, {2}, {3})", (self, *numbers), self.dtype, layouts=())
+    numbers = [b.literal(default) if v is None else round_number(b, v, self.dtype) for v, default in defaults]
+    made = b.pointwise(
+        "nan_to_num", "nan_to_num({0}, {1}, {2}, {3})", (self, *numbers), self.dtype, layouts=()
+    )
     return b.copied(made, self)
 
 

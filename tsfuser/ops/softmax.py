@@ -1,7 +1,8 @@
 """Softmax, its logarithm, and their derivatives as autograd calls them.
 
-Formulas: `softmax = exp(x - max) / sum(exp(x - max))` and `log_softmax = x - max - log(sum(exp(x - max)))`; derivatives from the products
-`y (dy - sum(y dy))` and `dy - exp(y) sum(dy)` (torch/csrc/autograd, `softmax_backward`; Goodfellow et al., Deep Learning, 6.2.2.3).
+Formulas: `softmax = exp(x - max) / sum(exp(x - max))` and `log_softmax = x - max - log(sum(exp(x - max)))`;
+derivatives from the products `y (dy - sum(y dy))` and `dy - exp(y) sum(dy)` (torch/csrc/autograd,
+`softmax_backward`; Goodfellow et al., Deep Learning, 6.2.2.3).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _softmax(b: Builder, x: Value, dim: int, dtype: DType, log: bool) -> Value:
     return b.contiguous(b.pointwise("softmax", "({0} * {1})", (power, scale), dtype))
 
 
-def _cast(b: Builder, self: Value, dtype: "int | None") -> Value:
+def _cast(b: Builder, self: Value, dtype: int | None) -> Value:
     """The operand in the dtype asked for, as eager casts it first."""
     self = self if dtype is None else b.cast(self, scalar_type(dtype))
     if not self.dtype.is_floating:
@@ -39,14 +40,14 @@ def _cast(b: Builder, self: Value, dtype: "int | None") -> Value:
 
 
 @composite("aten::softmax", "int", dtypes=REAL, sizes="first")
-def softmax(b: Builder, self, dim: int, dtype: "int | None" = None) -> Value:
+def softmax(b: Builder, self, dim: int, dtype: int | None = None) -> Value:
     """`exp(self)` divided by its sum along `dim`"""
     x = _cast(b, self, dtype)
     return _softmax(b, x, dim, x.dtype, log=False)
 
 
 @composite("aten::log_softmax", "int", dtypes=REAL, sizes="first")
-def log_softmax(b: Builder, self, dim: int, dtype: "int | None" = None) -> Value:
+def log_softmax(b: Builder, self, dim: int, dtype: int | None = None) -> Value:
     """The logarithm of softmax"""
     x = _cast(b, self, dtype)
     return _softmax(b, x, dim, x.dtype, log=True)

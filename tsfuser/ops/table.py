@@ -10,9 +10,10 @@ line and its test. Example of a row:
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any
 
 from ..errors import Refusal
 from ..ir.build import Builder
@@ -77,8 +78,8 @@ class NodeArg:
     """
 
     kind: str
-    dtype: "str | None" = None
-    rank: "int | None" = None
+    dtype: str | None = None
+    rank: int | None = None
     constant: Any = UNKNOWN
 
 
@@ -95,19 +96,19 @@ class Row:
     the `first` or of the argument named, these as `reduced` by the arguments `dim` and `keepdim`, `squeezed`,
     `unsqueezed`, `permuted`, `viewed` or `flattened`, or `own`. `text` is its docs line. Arguments in `fixed`
     must be constants of the graph: most calls would be refused otherwise. Those in `ignored` are tensors that
-    other implementations look at; the function gets None for them. `writes` holds pairs: a tensor argument that
-    the op changes in place though its schema does not say so, and the bool argument without which it does not.
-    The rank of a `fickle` op's result depends on which sizes are 1. A view that `reshapes` splits and merges dims.
-    `option`: the word of PYTORCH_NVFUSER_ENABLE without which the op is left to torch. `table`: the argument that is
-    read at places that another one holds, so that it has to be in memory: no result of the op's own group.
-    `not_empty`: the first operand must have elements.
+    other implementations look at; the function gets None for them. `writes` holds pairs: a tensor argument
+    that the op changes in place though its schema does not say so, and the bool argument without which it
+    does not. The rank of a `fickle` op's result depends on which sizes are 1. A view that `reshapes` splits
+    and merges dims. `option`: the word of PYTORCH_NVFUSER_ENABLE without which the op is left to torch.
+    `table`: the argument that is read at places that another one holds, so that it has to be in memory: no
+    result of the op's own group. `not_empty`: the first operand must have elements.
     """
 
     name: str
     overloads: tuple[str, ...]
     dtypes: tuple[str, ...]
     evaluate: Callable = field(repr=False, compare=False)
-    sizes: "str | tuple[str, ...]"
+    sizes: str | tuple[str, ...]
     family: str
     text: str
     structural: frozenset[str] = frozenset()
@@ -126,7 +127,7 @@ class Row:
         """Whether eager's result shares the memory of the operand, so that it must not leave a group."""
         return self.family == "views"
 
-    def build(self, builder: Builder, /, **args) -> "Value | tuple[Value, ...]":
+    def build(self, builder: Builder, /, **args) -> Value | tuple[Value, ...]:
         """The op's value(s) in `builder`. Raises Refusal with the reason where it cannot be exactly what
         eager gives."""
         for name, arg in args.items():
@@ -137,8 +138,8 @@ class Row:
         return self.evaluate(builder, **args)
 
     def refusal(
-        self, args: "dict[str, NodeArg]", device: str = "cuda:0", eager: "Callable | None" = None
-    ) -> "str | None":
+        self, args: dict[str, NodeArg], device: str = "cuda:0", eager: Callable | None = None
+    ) -> str | None:
         """Why a node with these arguments cannot be fused; None if it can, or if too little is known to
         say. `eager` is that of a Builder."""
         result = self.infer(args, device, eager=eager)
@@ -146,13 +147,13 @@ class Row:
 
     def infer(
         self,
-        args: "dict[str, NodeArg]",
+        args: dict[str, NodeArg],
         device: str = "cuda:0",
         default: DType = FLOAT,
-        eager: "Callable | None" = None,
-    ) -> "tuple[tuple[str, int | None], ...] | str | None":
-        """Dtype name and rank (None: unknown) of each result: `(("float32", 2),)`, None for one that is no tensor; a string
-        says why the node is refused; None: too little is known.
+        eager: Callable | None = None,
+    ) -> tuple[tuple[str, int | None], ...] | str | None:
+        """Dtype name and rank (None: unknown) of each result: `(("float32", 2),)`, None for one that is no
+        tensor; a string says why the node is refused; None: too little is known.
 
         A trial build of the row over a call with dims of size 2, so nothing is said twice.
         """
@@ -174,7 +175,7 @@ def _frozen(arg: NodeArg) -> NodeArg:
 
 
 @lru_cache(maxsize=8192)
-def _infer(row: Row, args: "tuple[tuple[str, NodeArg], ...]", device: str, default: DType, eager):
+def _infer(row: Row, args: tuple[tuple[str, NodeArg], ...], device: str, default: DType, eager):
     try:
         for name, arg in args:
             if arg.kind == "tensor" and arg.dtype is not None and name not in row.ignored:
@@ -194,19 +195,19 @@ def _infer(row: Row, args: "tuple[tuple[str, NodeArg], ...]", device: str, defau
     return tuple(_kind_of_result(result, row.fickle) for result in results)
 
 
-def _reshaped_as(args: "dict[str, NodeArg]") -> "tuple[tuple[str, int], ...] | None":
+def _reshaped_as(args: dict[str, NodeArg]) -> tuple[tuple[str, int], ...] | None:
     """What `view_as` gives: made-up sizes of its operands do not fit each other."""
     dtype, rank = args["self"].dtype, args["other"].rank
     return None if dtype is None or rank is None else ((dtype, rank),)
 
 
-def _kind_of_result(result: "Value | Empty | int | None", fickle: bool) -> "tuple[str, int | None] | None":
+def _kind_of_result(result: Value | Empty | int | None, fickle: bool) -> tuple[str, int | None] | None:
     if isinstance(result, Value):
         return result.dtype.name, None if fickle else len(result.dims)
     return (result.dtype.name, 1) if isinstance(result, Empty) else None
 
 
-def _trial(row: Row, args, device: str, default: DType, eager) -> "tuple[Builder, dict[str, Any]] | None":
+def _trial(row: Row, args, device: str, default: DType, eager) -> tuple[Builder, dict[str, Any]] | None:
     """A builder and the row's arguments in it; None if something needed is unknown."""
     described, build_args = [], {}
     for name, arg in args:
@@ -242,7 +243,7 @@ def _trial(row: Row, args, device: str, default: DType, eager) -> "tuple[Builder
 _rows: dict[tuple[str, str], Row] = {}  # registry: (kind, overload) -> row
 
 
-def find(kind: str, overload: str = "") -> "Row | None":
+def find(kind: str, overload: str = "") -> Row | None:
     """The row of an operator, e.g. `find("aten::add", "Tensor")`."""
     return _rows.get((kind, overload))
 
@@ -264,11 +265,11 @@ def composite(
     name: str,
     *overloads: str,
     dtypes: Sequence[str] = REAL,
-    sizes: "str | tuple[str, ...]" = "broadcast",
+    sizes: str | tuple[str, ...] = "broadcast",
     symbolic: Sequence[str] = (),
     fixed: Sequence[str] = (),
     ignored: Sequence[str] = (),
-    writes: "Sequence[tuple[str, str]]" = (),
+    writes: Sequence[tuple[str, str]] = (),
     fickle: bool = False,
     reshapes: bool = False,
     option: str = "",
@@ -276,7 +277,7 @@ def composite(
     not_empty: bool = False,
 ):
     """Makes the decorated function the row of `name`: `f(builder, **arguments by schema name)`. Annotate
-    structural arguments; the first line of the docstring becomes the docs line. `composite` may be used
+    structural arguments; the first paragraph of the docstring becomes the docs line. `composite` may be used
     several times on one function."""
 
     def decorate(function):
@@ -284,7 +285,7 @@ def composite(
         structural = frozenset(p.name for p in parameters if p.annotation is not p.empty) - frozenset(
             symbolic
         )
-        text = (inspect.getdoc(function) or "").partition("\n")[0]
+        text = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
         family = function.__module__.rpartition(".")[2]
         register(
             Row(

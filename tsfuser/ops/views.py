@@ -2,11 +2,11 @@
 
 A result has the axes of its operand in other dims, dims of size 1 more or less, or further axes along which
 it does not change; a reshape cuts the loops of its operand as both shapes need it. A result never leaves a
-group: the partition keeps a view whose result leaves outside, where it stays a view (torchscript/views.py)."""
+group: the partition keeps a view whose result leaves outside, where it stays a view (grouping/views.py)."""
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 from ..errors import Refusal
 from ..ir import size as sz
@@ -19,7 +19,8 @@ from .table import ALL, COMPLEX, NUMERIC, composite
 
 
 def dim_of(rank: int, dim: int) -> int:
-    """A dim that counts from the end or the start, counted from the start. Where there is none, 0 and -1 name it."""
+    """A dim that counts from the end or the start, counted from the start. Where there is none, 0 and -1 name
+    it."""
     rank = max(rank, 1)
     dim = dim + rank if dim < 0 else dim
     if not 0 <= dim < rank:
@@ -85,7 +86,7 @@ def t(b: Builder, self) -> Value:
 
 
 @composite("aten::movedim", "int", "intlist", dtypes=ALL, sizes="own")
-def movedim(b: Builder, self, source: "int | list", destination: "int | list") -> Value:
+def movedim(b: Builder, self, source: int | list, destination: int | list) -> Value:
     """`self` with the dims `source` moved to where `destination` says"""
     rank = len(self.dims)
     sources = [dim_of(rank, d) for d in ([source] if isinstance(source, int) else source)]
@@ -113,10 +114,12 @@ def unsqueeze(b: Builder, self, dim: int) -> Value:
 
 
 @composite("aten::squeeze", "", "dim", "dims", dtypes=ALL, sizes="squeezed", fickle=True)
-def squeeze(b: Builder, self, dim: "int | list | None" = None) -> Value:
+def squeeze(b: Builder, self, dim: int | list | None = None) -> Value:
     """`self` without those of the dims `dim` (default: all) that are of size 1"""
     rank = len(self.dims)
-    named = range(rank) if dim is None else [dim_of(rank, d) for d in ([dim] if isinstance(dim, int) else dim)]
+    named = (
+        range(rank) if dim is None else [dim_of(rank, d) for d in ([dim] if isinstance(dim, int) else dim)]
+    )
     if len(set(named)) < len(named):
         raise Refusal("squeeze with a dim named twice is an error in eager")
     kept = [d for d in range(rank) if self.dims[d] is not None or d not in named]
@@ -126,7 +129,7 @@ def squeeze(b: Builder, self, dim: "int | list | None" = None) -> Value:
 # ---- more elements
 
 
-def _expanded(b: Builder, self: Value, sizes: Sequence["sz.Size"], axes: Sequence) -> Value:
+def _expanded(b: Builder, self: Value, sizes: Sequence[sz.Size], axes: Sequence) -> Value:
     """`self` expanded to `sizes`, in which -1 stands for the size that there is; `axes` are those of new
     elements (None: a new one)."""
     leading = len(sizes) - len(self.dims)
@@ -167,7 +170,7 @@ def expand_as(b: Builder, self, other) -> Value:
 # ---- split and merged dims
 
 
-def _complete(b: Builder, self: Value, sizes: Sequence["sz.Size"]) -> list:
+def _complete(b: Builder, self: Value, sizes: Sequence[sz.Size]) -> list:
     """`sizes` with the one that is -1 computed from the others; below -1 they are an error in eager."""
     sizes, decide = [sz.as_size(s) for s in sizes], b.call.decide
     open_dims = [d for d, size in enumerate(sizes) if decide(sz.lt(size, 0))]
@@ -184,7 +187,7 @@ def _complete(b: Builder, self: Value, sizes: Sequence["sz.Size"]) -> list:
     return sizes
 
 
-def _reshaped(b: Builder, name: str, self: Value, sizes: Sequence["sz.Size"], copies: bool = True) -> Value:
+def _reshaped(b: Builder, name: str, self: Value, sizes: Sequence[sz.Size], copies: bool = True) -> Value:
     """`self` with its elements, in row-major order, as a tensor of `sizes`: old and new dims are matched
     from the left, in the smallest pieces that have equally many elements. Eager `copies` what is no view of
     memory, or raises an error."""
@@ -207,22 +210,34 @@ def _reshaped(b: Builder, name: str, self: Value, sizes: Sequence["sz.Size"], co
         pieces.append((old[first:i], [sizes[d] for d in new[start:j]]))
     if i < len(old) or j < len(new):
         raise Refusal("a reshape to another number of elements, or of none")
-    return _by_pieces(b, name, self, pieces, [new.index(d) if d in new else -1 for d in range(len(sizes))], copies)
+    return _by_pieces(
+        b, name, self, pieces, [new.index(d) if d in new else -1 for d in range(len(sizes))], copies
+    )
 
 
-def _by_pieces(b: Builder, name: str, self: Value, pieces: list, places: "list[int]", copies: bool) -> Value:
-    """`self` reshaped: each piece takes some of its dims, neighbours of sizes other than 1, to as many elements
-    in dims of the given sizes, also not 1; `places` says which of the latter each dim of the result is, -1 for
-    those of size 1. Where dims are only split, or memory is walked as one, axes of its own leave those of all
-    else as they are; else the loops become those of both shapes."""
+def _by_pieces(b: Builder, name: str, self: Value, pieces: list, places: list[int], copies: bool) -> Value:
+    """`self` reshaped: each piece takes some of its dims, neighbours of sizes other than 1, to as many
+    elements in dims of the given sizes, also not 1; `places` says which of the latter each dim of the result
+    is, -1 for those of size 1. Where dims are only split, or memory is walked as one, axes of its own leave
+    those of all else as they are; else the loops become those of both shapes."""
     layout, merged = b.layout(self), [pair for old, _ in pieces for pair in zip(old, old[1:])]
-    walks = all(b.call.decide(sz.eq(layout.strides[i], layout.strides[j] * layout.sizes[j])) for i, j in merged)
+    walks = all(
+        b.call.decide(sz.eq(layout.strides[i], layout.strides[j] * layout.sizes[j])) for i, j in merged
+    )
     if not walks and not copies:
         raise Refusal("a view that merges dims which memory does not walk as one is an error in eager")
-    strides = [layout.strides[old[-1]] * sz.product(sizes[k + 1 :]) for old, sizes in pieces for k in range(len(sizes))]
+    strides = [
+        layout.strides[old[-1]] * sz.product(sizes[k + 1 :])
+        for old, sizes in pieces
+        for k in range(len(sizes))
+    ]
     flat = [size for _, sizes in pieces for size in sizes]
     base = layout.strides[-1] if self.dims else sz.const(1)
-    where = _layout(flat, strides, places, base) if walks else contiguous([sz.const(1) if k < 0 else flat[k] for k in places])
+    where = (
+        _layout(flat, strides, places, base)
+        if walks
+        else contiguous([sz.const(1) if k < 0 else flat[k] for k in places])
+    )
     if not merged or walks and b.is_read(self):
         axes, into = [], {}
         for old, sizes in pieces:
@@ -243,10 +258,10 @@ def _by_pieces(b: Builder, name: str, self: Value, pieces: list, places: "list[i
     return view(b, name, self, [None if k < 0 else axes[k] for k in places], where.strides, not walks)
 
 
-def _layout(sizes: list, strides: list, places: "list[int]", base: "sz.Size") -> Layout:
-    """That of eager's view with dims of `sizes` and `strides` in their `places` (ATen/TensorUtils.cpp, `computeStride`):
-    a dim of size 1 would walk over all that is inside of it, the last one by `base`, the stride of the viewed
-    tensor's last dim."""
+def _layout(sizes: list, strides: list, places: list[int], base: sz.Size) -> Layout:
+    """That of eager's view with dims of `sizes` and `strides` in their `places` (ATen/TensorUtils.cpp,
+    `computeStride`): a dim of size 1 would walk over all that is inside of it, the last one by `base`, the
+    stride of the viewed tensor's last dim."""
     shape = [sz.const(1) if k < 0 else sizes[k] for k in places]
     steps = [base if k < 0 else strides[k] for k in places]
     for d in reversed(range(len(places) - 1)):
@@ -257,7 +272,7 @@ def _layout(sizes: list, strides: list, places: "list[int]", base: "sz.Size") ->
 
 def _reshape(kind: str) -> None:
     @composite(kind, dtypes=ALL, sizes="viewed", symbolic=("size", "shape"), reshapes=True)
-    def evaluate(b: Builder, self, size: "list | None" = None, shape: "list | None" = None) -> Value:
+    def evaluate(b: Builder, self, size: list | None = None, shape: list | None = None) -> Value:
         """The elements of `self`, in row-major order, as a tensor of other sizes"""
         return _reshaped(b, "view", self, shape if size is None else size, kind == "aten::reshape")
 

@@ -16,12 +16,14 @@ from .proposal import Proposal, Stage
 from .schedulers import is_one_pass, propose
 
 
-def choose(call: Call, fusion: Fusion, machine: Machine) -> "tuple[list[tuple[int, Stage]], Allocations]":
+def choose(call: Call, fusion: Fusion, machine: Machine) -> tuple[list[tuple[int, Stage]], Allocations]:
     """(number of the segment, stage) for each kernel, and the allocations. Raises Refusal where no scheduler
     takes a segment."""
     allocations = Allocations(len(fusion.outputs))
     found = []
-    parts = segments(call, expanded(call, fusion, machine), allocations, lambda s: is_one_pass(call, s, machine))
+    parts = segments(
+        call, expanded(call, fusion, machine), allocations, lambda s: is_one_pass(call, s, machine)
+    )
     for number, segment in enumerate(parts):
         proposal = propose(call, segment, machine)
         if not isinstance(proposal, Proposal):

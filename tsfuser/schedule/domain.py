@@ -1,7 +1,8 @@
 """The iteration space of a segment, with as few dimensions as memory allows.
 
-In: a Segment. Out: a `Domain`: dimensions in memory order, neighbours merged wherever every tensor walks them as one, and for each buffer
-its stride in each. Example: a contiguous [B, T, C] plus a bias [C] is a domain of two dims, B*T and C.
+In: a Segment. Out: a `Domain`: dimensions in memory order, neighbours merged wherever every tensor walks them
+as one, and for each buffer its stride in each. Example: a contiguous [B, T, C] plus a bias [C] is a domain of
+two dims, B*T and C.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ class Dim:
 
 @dataclass(frozen=True)
 class Access:
-    """A buffer with its stride in each dim of the domain (elements; constant 0 where it does not move). A lookup goes `step` elements for each of its index, which
-    is less than `extent` and differs along the dims `indexed`."""
+    """A buffer with its stride in each dim of the domain (elements; constant 0 where it does not move). A
+    lookup goes `step` elements for each of its index, which is less than `extent` and differs along the dims
+    `indexed`."""
 
     buffer: Buffer
     strides: tuple[Size, ...]
-    step: "Size | None" = None
-    extent: "Size | None" = None
+    step: Size | None = None
+    extent: Size | None = None
     indexed: tuple[int, ...] = ()
 
     @property
@@ -48,8 +50,9 @@ class Access:
 
 @dataclass(frozen=True)
 class Domain:
-    """`dims` from outermost to innermost; `loads`, `stores`, `randoms` and `lookups` in the segment's order. A random op walks along its linear
-    index as if that were memory, a lookup along the dims of its table but the one that its index is of."""
+    """`dims` from outermost to innermost; `loads`, `stores`, `randoms` and `lookups` in the segment's order.
+    A random op walks along its linear index as if that were memory, a lookup along the dims of its table but
+    the one that its index is of."""
 
     dims: tuple[Dim, ...]
     loads: tuple[Access, ...]
@@ -62,8 +65,9 @@ class Domain:
         return self.loads + self.stores
 
     def walking(self, inner: int) -> tuple[Access, ...]:
-        """Those that may be read or written as vectors along dim `inner`: neighbours there are neighbours in memory. Of a lookup that depends on whether its indices are the same
-        along that dim, which an expanded tensor's are."""
+        """Those that may be read or written as vectors along dim `inner`: neighbours there are neighbours in
+        memory. Of a lookup that depends on whether its indices are the same along that dim, which an expanded
+        tensor's are."""
         return tuple(a for a in (*self.accesses, *self.lookups) if a.is_unit(inner))
 
     @property
@@ -72,24 +76,36 @@ class Domain:
 
 
 @once_a_call
-def domain(call: Call, segment: Segment, like: "Domain | None" = None) -> Domain:
+def domain(call: Call, segment: Segment, like: Domain | None = None) -> Domain:
     """The domain of `segment`, with the axes in the order of `like` where given.
 
-    Axes that other reductions run over are never merged (the strides of both may be 0 in a result without elements).
+    Axes that other reductions run over are never merged (the strides of both may be 0 in a result without
+    elements).
     """
     memory = segment.loads + segment.stores
-    randoms = tuple(Buffer(op.output, "random", op.stream, op.linear_strides, sz.const(256)) for op in segment.randoms)
+    randoms = tuple(
+        Buffer(op.output, "random", op.stream, op.linear_strides, sz.const(256)) for op in segment.randoms
+    )
     lookups = tuple(Buffer(op.output, "lookup", op.table, op.strides, op.alignment) for op in segment.lookups)
     buffers = memory + randoms + lookups
     tables = tuple(_in_order(b, op) for b, op in zip(lookups, segment.lookups))
     reduced = {axis: tuple(axis in op.axes for op in segment.reductions) for axis in segment.axes}
-    reference = max(memory + tables, key=lambda b: (len(b.value.axes), b.kind not in ("input", "lookup"), b.kind != "lookup"))
-    axes = [a for d in like.dims for a in d.axes] if like else _sorted_axes(call, segment.axes, reference, memory + randoms + tables)
+    reference = max(
+        memory + tables,
+        key=lambda b: (len(b.value.axes), b.kind not in ("input", "lookup"), b.kind != "lookup"),
+    )
+    axes = (
+        [a for d in like.dims for a in d.axes]
+        if like
+        else _sorted_axes(call, segment.axes, reference, memory + randoms + tables)
+    )
     strides = {(b, a): _stride(call, b, a) for b in buffers for a in axes}
     groups: list[list[Axis]] = []
     for axis in axes:
         same_side = groups and reduced[groups[-1][-1]] == reduced[axis]
-        if same_side and all(_walk_as_one(call, strides[b, groups[-1][-1]], strides[b, axis], axis) for b in buffers):
+        if same_side and all(
+            _walk_as_one(call, strides[b, groups[-1][-1]], strides[b, axis], axis) for b in buffers
+        ):
             groups[-1].append(axis)
         else:
             groups.append([axis])
@@ -104,11 +120,16 @@ def domain(call: Call, segment: Segment, like: "Domain | None" = None) -> Domain
         return replace(access(table[op.output.name]), step=op.step, extent=op.extent, indexed=own)
 
     table = {b.value.name: b for b in lookups}
-    return Domain(dims, *(tuple(map(access, x)) for x in (segment.loads, segment.stores, randoms)), tuple(map(indexed, segment.lookups)))
+    return Domain(
+        dims,
+        *(tuple(map(access, x)) for x in (segment.loads, segment.stores, randoms)),
+        tuple(map(indexed, segment.lookups)),
+    )
 
 
 def _in_order(buffer: Buffer, op: Lookup) -> Buffer:
-    """The buffer of a lookup as if its indices were 0, 1, 2...: as near to each other are neighbours in memory."""
+    """The buffer of a lookup as if its indices were 0, 1, 2...: as near to each other are neighbours in
+    memory."""
     return replace(buffer, strides=tuple(op.step if s is sz.const(0) else s for s in buffer.strides))
 
 
@@ -130,7 +151,8 @@ def _walk_as_one(call: Call, outer: Size, inner: Size, axis: Axis) -> bool:
 
 
 def _sorted_axes(call: Call, axes, reference: Buffer, buffers) -> list[Axis]:
-    """Axes from outermost to innermost in the memory of `reference`; those it lacks come first, ordered by the other buffers."""
+    """Axes from outermost to innermost in the memory of `reference`; those it lacks come first, ordered by
+    the other buffers."""
     order = [reference] + [b for b in buffers if b is not reference]
 
     def inner_first(a: Axis, b: Axis) -> bool:

@@ -1,7 +1,7 @@
 """Schedules: named loops over a domain, and what each is bound to.
 
-In: a Domain. Out: a `Schedule`, built by `split`, `fuse`, `reorder` and `bind`, each of which returns a new one. A schedule never says
-what is computed. Example:
+In: a Domain. Out: a `Schedule`, built by `split`, `fuse`, `reorder` and `bind`, each of which returns a new
+one. A schedule never says what is computed. Example:
 
     s = Schedule.over(domain).split("i0", by=128, into=("block", "thread")).bind(block="block", thread="thread.x")
 """
@@ -31,8 +31,9 @@ class Loop:
 
 @dataclass(frozen=True)
 class Split:
-    """`parent = outer * by + inner`, or just `inner` where `outer` is empty. `exact`: `by` divides the parent's extent, so that no guard is needed.
-    `whole`: the vector does, so that the lanes of one are all inside or all outside."""
+    """`parent = outer * by + inner`, or just `inner` where `outer` is empty. `exact`: `by` divides the
+    parent's extent, so that no guard is needed. `whole`: the vector does, so that the lanes of one are all
+    inside or all outside."""
 
     parent: str
     outer: str
@@ -58,8 +59,9 @@ Relation = Union[Split, Fuse]
 
 @dataclass(frozen=True)
 class Team:
-    """Blocks that share a row: loop `team` numbers the rows that are worked on at the same time, `part` the blocks of one. `slots`: the plan's allocation, zeroed, in which
-    blocks meet; `words`: 4-byte words that a block leaves there in a turn, at most."""
+    """Blocks that share a row: loop `team` numbers the rows that are worked on at the same time, `part` the
+    blocks of one. `slots`: the plan's allocation, zeroed, in which blocks meet; `words`: 4-byte words that a
+    block leaves there in a turn, at most."""
 
     team: str
     part: str
@@ -69,20 +71,24 @@ class Team:
 
 @dataclass(frozen=True)
 class Reduction:
-    """`loops` are those that a thread accumulates over, outermost first; the threads along `axis` (`x` or `y`) of the block then combine. `partial`:
-    the loop that numbers the splits and the elements between their results, None where the result is final. `phases`: results go back to all
-    threads, which walk over the data again for what follows from them. `warp`: how many threads a row has where they are neighbours in a warp, else 0. `each`: the unrolled
-    loop over the rows that a thread works on at the same time, if there are several. `brief`: on the host, whether a thread adds up so few that float loses nothing. `team`: where several blocks share a row; `columns`: of a block, where the threads along `y` combine and all of them get the results; `near`: the loads of which
-    shared memory keeps what this turn of the loop over rows needs, and fetches what the next does; `follows`: it combines what the kernel before it has left."""
+    """`loops` are those that a thread accumulates over, outermost first; the threads along `axis` (`x` or
+    `y`) of the block then combine. `partial`: the loop that numbers the splits and the elements between their
+    results, None where the result is final. `phases`: results go back to all threads, which walk over the
+    data again for what follows from them. `warp`: how many threads a row has where they are neighbours in a
+    warp, else 0. `each`: the unrolled loop over the rows that a thread works on at the same time, if there
+    are several. `brief`: on the host, whether a thread adds up so few that float loses nothing. `team`: where
+    several blocks share a row; `columns`: of a block, where the threads along `y` combine and all of them get
+    the results; `near`: the loads of which shared memory keeps what this turn of the loop over rows needs,
+    and fetches what the next does; `follows`: it combines what the kernel before it has left."""
 
     loops: tuple[str, ...]
     axis: str
-    partial: "tuple[str, Size] | None" = None
+    partial: tuple[str, Size] | None = None
     phases: bool = False
     warp: int = 0
     each: str = ""
     brief: bool = False
-    team: "Team | None" = None
+    team: Team | None = None
     columns: int = 0
     near: tuple[str, ...] = ()
     follows: bool = False
@@ -90,10 +96,11 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`loops` outermost first; `relations` in the order they were applied. `threads` is the largest block; `wide` asks for 64-bit indices.
-    `shared` names the loads that go through a square tile of `tile_size` in shared memory, whose row and column loops are `tile` (see
-    `transpose`). `grain`: how many blocks make one task of the host's thread pool. `resident`: how many
-    blocks registers must leave room for on a multiprocessor, 0 for any number."""
+    """`loops` outermost first; `relations` in the order they were applied. `threads` is the largest block;
+    `wide` asks for 64-bit indices. `shared` names the loads that go through a square tile of `tile_size` in
+    shared memory, whose row and column loops are `tile` (see `transpose`). `grain`: how many blocks make one
+    task of the host's thread pool. `resident`: how many blocks registers must leave room for on a
+    multiprocessor, 0 for any number."""
 
     domain: Domain
     loops: tuple[Loop, ...]
@@ -101,24 +108,30 @@ class Schedule:
     threads: int = 1
     wide: bool = False
     shared: tuple[str, ...] = ()
-    tile: "tuple[str, str] | None" = None
+    tile: tuple[str, str] | None = None
     tile_size: int = 0
-    grain: "Size | int" = 1
+    grain: Size | int = 1
     resident: int = 0
-    reduction: "Reduction | None" = None
+    reduction: Reduction | None = None
 
     @staticmethod
-    def over(domain: Domain, threads: int = 1, wide: bool = False) -> "Schedule":
+    def over(domain: Domain, threads: int = 1, wide: bool = False) -> Schedule:
         return Schedule(domain, tuple(Loop(d.name, d.extent) for d in domain.dims), (), threads, wide)
 
     def loop(self, name: str) -> Loop:
         return next(x for x in self.loops if x.name == name)
 
     def split(
-        self, name: str, by: "Size | int", into: tuple[str, str], exact: bool = False, times: "Size | int | None" = None, whole: bool = False
-    ) -> "Schedule":
-        """Replaces loop `name` by an outer and an inner one of `by` iterations. `times` is the trip count of the outer one where the caller knows it
-        better: more than enough, or exact by a decision."""
+        self,
+        name: str,
+        by: Size | int,
+        into: tuple[str, str],
+        exact: bool = False,
+        times: Size | int | None = None,
+        whole: bool = False,
+    ) -> Schedule:
+        """Replaces loop `name` by an outer and an inner one of `by` iterations. `times` is the trip count of
+        the outer one where the caller knows it better: more than enough, or exact by a decision."""
         by = sz.as_size(by)
         old = self.loop(name)
         outer = sz.quotient(old.extent, by) if exact else sz.ceildiv(old.extent, by)
@@ -128,18 +141,24 @@ class Schedule:
         relation = Split(name, *into, by, old.extent, exact, whole)
         return self._replaced((name,), pair, relation)
 
-    def fuse(self, outer: str, inner: str, into: str) -> "Schedule":
+    def fuse(self, outer: str, inner: str, into: str) -> Schedule:
         """Replaces two neighbouring loops by one."""
         a, b = self.loop(outer), self.loop(inner)
         assert self.loops.index(b) == self.loops.index(a) + 1, f"{outer} and {inner} are not neighbours"
-        return self._replaced((outer, inner), (Loop(into, a.extent * b.extent),), Fuse(into, outer, inner, b.extent))
+        return self._replaced(
+            (outer, inner), (Loop(into, a.extent * b.extent),), Fuse(into, outer, inner, b.extent)
+        )
 
-    def fuse_all(self, names: list[str], into: str) -> "Schedule":
+    def fuse_all(self, names: list[str], into: str) -> Schedule:
         """Fuses neighbouring loops, left to right; a single one gets a new name only."""
         s = self
         if len(names) == 1:
             old = self.loop(names[0])
-            return s._replaced((old.name,), (replace(old, name=into),), Split(old.name, "", into, old.extent, old.extent, exact=True))
+            return s._replaced(
+                (old.name,),
+                (replace(old, name=into),),
+                Split(old.name, "", into, old.extent, old.extent, exact=True),
+            )
         current = names[0]
         for k, name in enumerate(names[1:], 1):
             target = into if k == len(names) - 1 else f"{into}_{k}"
@@ -147,24 +166,24 @@ class Schedule:
             current = target
         return s
 
-    def reorder(self, *names: str) -> "Schedule":
+    def reorder(self, *names: str) -> Schedule:
         """Puts the loops in the given order (all of them)."""
         assert sorted(names) == sorted(x.name for x in self.loops), names
         return replace(self, loops=tuple(self.loop(n) for n in names))
 
-    def bind(self, **what: str) -> "Schedule":
+    def bind(self, **what: str) -> Schedule:
         """`bind(row="block")`: what each loop becomes; dots are written as underscores (`thread_x`)."""
         bound = {name: value.replace("_", ".") for name, value in what.items()}
         assert all(v in BINDINGS for v in bound.values()), what
         return replace(self, loops=tuple(replace(x, bind=bound.get(x.name, x.bind)) for x in self.loops))
 
-    def with_single(self, name: str) -> "Schedule":
+    def with_single(self, name: str) -> Schedule:
         """With an outermost loop `name` that runs once."""
         return replace(self, loops=(Loop(name, sz.const(1)), *self.loops))
 
-    def _replaced(self, names: tuple[str, ...], loops: tuple[Loop, ...], relation: Relation) -> "Schedule":
+    def _replaced(self, names: tuple[str, ...], loops: tuple[Loop, ...], relation: Relation) -> Schedule:
         at = self.loops.index(self.loop(names[0]))
-        new = self.loops[:at] + loops + self.loops[at + len(names):]
+        new = self.loops[:at] + loops + self.loops[at + len(names) :]
         return replace(self, loops=new, relations=self.relations + (relation,))
 
     def __str__(self) -> str:

@@ -1,7 +1,8 @@
 """What schedulers know of the machine they plan for.
 
-In: the kind of device. Out: a `Machine`. The numbers are those of the H200 where a GPU is meant (132 multiprocessors, 4.3 TB/s measured). They steer
-choices and never change results, so one record serves all GPUs; only what bounds how many blocks can wait for each other is that of the device: its number of
+In: the kind of device. Out: a `Machine`. The numbers are those of the H200 where a GPU is meant (132
+multiprocessors, 4.3 TB/s measured). They steer choices and never change results, so one record serves all
+GPUs; only what bounds how many blocks can wait for each other is that of the device: its number of
 multiprocessors, and how much shared memory and how many threads these have.
 """
 
@@ -12,11 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """`kind` is `gpu` or `host`. `flight`: bytes of input that one thread should have under way to cover memory latency (measured: more costs
-    registers and gains nothing); `access`: bytes of its widest memory access; `threads`: of a block; `chunk`: elements
-    that a host block works on; `lanes`: elements that a loop of the host's reductions takes side by side, enough to hide how long an
-    addition takes; `registers`, bytes of `shared` memory and threads (`crowd`) that a multiprocessor has
-    room for; `task`: elements that make a task of the host's thread pool (torch's grain size)."""
+    """`kind` is `gpu` or `host`. `flight`: bytes of input that one thread should have under way to cover
+    memory latency (measured: more costs registers and gains nothing); `access`: bytes of its widest memory
+    access; `threads`: of a block; `chunk`: elements that a host block works on; `lanes`: elements that a loop
+    of the host's reductions takes side by side, enough to hide how long an addition takes; `registers`, bytes
+    of `shared` memory and threads (`crowd`) that a multiprocessor has room for; `task`: elements that make a
+    task of the host's thread pool (torch's grain size)."""
 
     kind: str
     multiprocessors: int = 132
@@ -37,5 +39,6 @@ EXCHANGED = 32768  # bytes of shared memory in which a block exchanges at a time
 
 
 def column_bytes(accumulator: int, columns: int, threads: int) -> int:
-    """Bytes of shared memory in which the threads of a block combine accumulators of so many bytes, one a column: what each warp has, and what all have together."""
+    """Bytes of shared memory in which the threads of a block combine accumulators of so many bytes, one a
+    column: what each warp has, and what all have together."""
     return -(-accumulator * columns * (threads // 32 + 1) // 16) * 16

@@ -31,16 +31,20 @@ def expanded(call: Call, fusion: Fusion, machine: Machine) -> Fusion:
     if not found:
         return fusion
     trial = _rewritten(fusion, set(found))
-    if machine.kind == "host":  # its compiler vectorises sums, which take less time than the divisions of moments even where they are read again
+    # its compiler vectorises sums, which take less time than the divisions of moments even where they are
+    # read again
+    if machine.kind == "host":
         return trial
     parts = segments(call, trial, Allocations(len(fusion.outputs)), lambda s: is_one_pass(call, s, machine))
-    chosen = {key for key, op in found.items() if any(_keeps(call, part, _names(op), machine) for part in parts)}
+    chosen = {
+        key for key, op in found.items() if any(_keeps(call, part, _names(op), machine) for part in parts)
+    }
     return trial if len(chosen) == len(found) else _rewritten(fusion, chosen)
 
 
 def _once(fusion: Fusion) -> Fusion:
     """Moments that are asked for twice are copied: `fusion` itself where none are."""
-    known: "dict[tuple, Value]" = {}
+    known: dict[tuple, Value] = {}
     ops: list[Op] = []
     for op in fusion.ops:
         if isinstance(op, Reduce) and op.combine in MOMENTS:
@@ -75,7 +79,11 @@ def _rewritten(fusion: Fusion, chosen: set) -> Fusion:
     """`fusion` with the moments of `chosen` in two passes."""
     ops: list[Op] = []
     done: set = set()
-    wanted = {(_key(op), op.combine): op.output for op in fusion.ops if isinstance(op, Reduce) and op.combine in MOMENTS}
+    wanted = {
+        (_key(op), op.combine): op.output
+        for op in fusion.ops
+        if isinstance(op, Reduce) and op.combine in MOMENTS
+    }
     for op in fusion.ops:
         if not (isinstance(op, Reduce) and op.combine in MOMENTS and _key(op) in chosen):
             ops.append(op)
@@ -85,7 +93,7 @@ def _rewritten(fusion: Fusion, chosen: set) -> Fusion:
     return replace(fusion, ops=tuple(ops))
 
 
-def _two_passes(op: Reduce, mean: "Value | None", squares: "Value | None") -> list[Op]:
+def _two_passes(op: Reduce, mean: Value | None, squares: Value | None) -> list[Op]:
     """The ops that compute what is asked for of the moments of `op`."""
     [x], like = op.operands, op.output
     dtype, count, names = like.dtype, extent(sz.product([a.extent for a in op.axes])), _names(op)
@@ -111,7 +119,9 @@ def _two_passes(op: Reduce, mean: "Value | None", squares: "Value | None") -> li
     if coarse and mean is not None:  # NaN where a term is infinite, as eager's updates of a mean leave it
         first = pointwise("mean", "(scaled_mean({0}, {1}) + ({0} - {0}))", (sum_, count), mean)
     else:
-        first = pointwise("mean", "scaled_mean({0}, {1})", (sum_, count), value(f"mean_of_{names[0]}", like.dims))
+        first = pointwise(
+            "mean", "scaled_mean({0}, {1})", (sum_, count), value(f"mean_of_{names[0]}", like.dims)
+        )
     if squares is None and coarse:
         return ops
     distance = pointwise("sub", "({0} - {1})", (x, first), value(f"distance_of_{names[0]}", x.dims))
@@ -121,7 +131,12 @@ def _two_passes(op: Reduce, mean: "Value | None", squares: "Value | None") -> li
         if coarse:
             pointwise("squares", "{0}", (total,), squares)
             return ops
-    drift = pointwise("mean", "({0} * (1 / {1}))", (summed(f"drift_of_{names[0]}", distance), count), value(f"mean_drift_of_{names[0]}", like.dims))
+    drift = pointwise(
+        "mean",
+        "({0} * (1 / {1}))",
+        (summed(f"drift_of_{names[0]}", distance), count),
+        value(f"mean_drift_of_{names[0]}", like.dims),
+    )
     if squares is not None:  # where the squares overflow, so may the correction: inf, not inf - inf
         less = pointwise("mul", "({0} * {0} * {1})", (drift, count), value(f"less_of_{names[0]}", like.dims))
         rest = "({0} - {1} < 0 ? 0 : {0} - {1})"

@@ -1,11 +1,14 @@
-"""The outer row schedule: normalisations whose reductions run over all but the contiguous dim, every element read once.
+"""The outer row schedule: normalisations whose reductions run over all but the contiguous dim, every element
+read once.
 
-In: a segment whose reductions run over the same dims, of which none is the contiguous one, and results along these dims that depend on them, as a batch norm of a channels-last
-tensor. Out: one kernel for a GPU. A block owns a *slab* of columns, narrow but as wide as memory is read at a time: `across` threads with `vector` columns each, and `down` rows of
-such threads, each of which keeps `unroll` vectors of each tensor in registers. They combine along y, get the results of their columns back and go over what they keep
-again. Longer columns are left to the reduction schedule, after which everything is read once more: blocks that share a slab, and meet in memory, were slower (0.45 of a copy's
-bandwidth on an H200, where reading twice makes 0.64).
-Example: batch_norm over [1024, 65536] floats: 4 by 64 threads a block, 16 float4 each.
+In: a segment whose reductions run over the same dims, of which none is the contiguous one, and results along
+these dims that depend on them, as a batch norm of a channels-last tensor. Out: one kernel for a GPU. A block
+owns a *slab* of columns, narrow but as wide as memory is read at a time: `across` threads with `vector`
+columns each, and `down` rows of such threads, each of which keeps `unroll` vectors of each tensor in
+registers. They combine along y, get the results of their columns back and go over what they keep again.
+Longer columns are left to the reduction schedule, after which everything is read once more: blocks that share
+a slab, and meet in memory, were slower (0.45 of a copy's bandwidth on an H200, where reading twice makes
+0.64). Example: batch_norm over [1024, 65536] floats: 4 by 64 threads a block, 16 float4 each.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from .machine import EXCHANGED, Machine, column_bytes
 from .pointwise import is_wide, vector_width
 from .proposal import Proposal, Stage
 
-SLAB = 64  # bytes of a row of a slab at least: what memory reads at a time, where neighbours read what lies beside it
+# bytes of a row of a slab at least: what memory reads at a time, where neighbours read what lies beside it
+SLAB = 64
 WIDEST = 32  # threads along a row of a slab
 THREADS = 256  # of a block
 DEPTHS = (32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  # vectors of each tensor that a thread keeps, at most
@@ -38,8 +42,9 @@ CROWD = 2  # blocks that share a multiprocessor at least, so that one has work w
 
 @dataclass(frozen=True)
 class OuterRowParams:
-    """`vector`: columns an access; `across`, `down`: threads of a block along a row of a slab and along its columns; `unroll`: vectors a thread keeps of each tensor; `resident`: blocks
-    that share a multiprocessor; `exact`: the threads' vectors fill a column exactly; `even`: slabs fill a row; `wide`: 64-bit indices."""
+    """`vector`: columns an access; `across`, `down`: threads of a block along a row of a slab and along its
+    columns; `unroll`: vectors a thread keeps of each tensor; `resident`: blocks that share a multiprocessor;
+    `exact`: the threads' vectors fill a column exactly; `even`: slabs fill a row; `wide`: 64-bit indices."""
 
     vector: int
     across: int
@@ -95,7 +100,7 @@ class _Slabs:
         return min((a.itemsize for a in self.streamed), default=4)
 
 
-def _slabs(call: Call, segment: Segment) -> "_Slabs | None":
+def _slabs(call: Call, segment: Segment) -> _Slabs | None:
     """The slabs of a segment; None where its reductions are others."""
     axes = {axis for op in segment.reductions for axis in op.axes}
     if not axes or any(set(op.axes) != axes for op in segment.reductions):
@@ -106,7 +111,7 @@ def _slabs(call: Call, segment: Segment) -> "_Slabs | None":
     return _Slabs(space, tuple(d.name for d in space.dims if set(d.axes) & axes))
 
 
-def propose(call: Call, segment: Segment, machine: Machine) -> "Proposal | str":
+def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     """Takes segments in which results depend on reductions over all but the contiguous dim."""
     if not segment.uses_reductions:
         return "nothing depends on a reduction"
@@ -122,14 +127,19 @@ def propose(call: Call, segment: Segment, machine: Machine) -> "Proposal | str":
         return "its reduced dims have more elements than a block can keep"
     if call.decide(sz.lt(slabs.count(params.columns), machine.multiprocessors // 2)):
         return "the dims that are not reduced have too few elements to keep the machine busy"
-    return Proposal(params, lambda _: [Stage(segment, apply(slabs, params, machine), params)], rereads_are_free=True)
+    return Proposal(
+        params, lambda _: [Stage(segment, apply(slabs, params, machine), params)], rereads_are_free=True
+    )
 
 
-def choose(call: Call, segment: Segment, slabs: _Slabs, machine: Machine) -> "OuterRowParams | None":
-    """The widest slabs of which there still are as many as keep the machine busy; None where columns are too long, or threads have no room for what they exchange."""
+def choose(call: Call, segment: Segment, slabs: _Slabs, machine: Machine) -> OuterRowParams | None:
+    """The widest slabs of which there still are as many as keep the machine busy; None where columns are too
+    long, or threads have no room for what they exchange."""
     vector = vector_width(call, slabs.space, machine)
     halves = [v for v in (vector, vector // 2) if v]  # wide vectors of narrow numbers leave too few registers
-    params = next((params for v in halves if (params := _kept_by_block(call, segment, slabs, v, machine))), None)
+    params = next(
+        (params for v in halves if (params := _kept_by_block(call, segment, slabs, v, machine))), None
+    )
     if params is None or _exchanged(segment, params.columns, params.threads) > EXCHANGED:
         return None
     exact = bool(call.decide(sz.eq(slabs.length, params.depth)))
@@ -137,17 +147,25 @@ def choose(call: Call, segment: Segment, slabs: _Slabs, machine: Machine) -> "Ou
     return replace(params, exact=exact, even=even, wide=is_wide(call, slabs.space))
 
 
-def _kept_by_block(call: Call, segment: Segment, slabs: _Slabs, vector: int, machine: Machine) -> "OuterRowParams | None":
+def _kept_by_block(
+    call: Call, segment: Segment, slabs: _Slabs, vector: int, machine: Machine
+) -> OuterRowParams | None:
     """With vectors of so many columns; None where columns are too long for them."""
     across = call.decide(sz.minimum(sz.nextpow2(sz.ceildiv(slabs.space.dims[-1].extent, vector)), WIDEST))
     least = min(across, 1 << (-(-SLAB // (vector * slabs.itemsize)) - 1).bit_length())
     deepest = next((u for u in DEPTHS if _held(segment, slabs, vector, u) <= REGISTERS), 0)
-    flight = max(1, min(deepest, UNROLL, FLIGHT // (vector * max(1, sum(a.itemsize for a in slabs.streamed)))))
+    flight = max(
+        1, min(deepest, UNROLL, FLIGHT // (vector * max(1, sum(a.itemsize for a in slabs.streamed))))
+    )
     while across >= least:
         down = max(1, THREADS // across)
-        narrower = across > least and call.decide(sz.lt(slabs.count(across * vector), machine.multiprocessors * CROWD))
+        narrower = across > least and call.decide(
+            sz.lt(slabs.count(across * vector), machine.multiprocessors * CROWD)
+        )
         if not narrower and call.decide(sz.le(slabs.length, down * deepest)):
-            down = max(call.decide(sz.minimum(sz.nextpow2(sz.ceildiv(slabs.length, flight)), down)), 32 // across)
+            down = max(
+                call.decide(sz.minimum(sz.nextpow2(sz.ceildiv(slabs.length, flight)), down)), 32 // across
+            )
             unroll = call.decide(rows.bucket(sz.ceildiv(slabs.length, down)))
             registers = max(64, -(-_held(segment, slabs, vector, unroll) // 8) * 8)
             resident = min(machine.registers // registers, machine.crowd) // (across * down)
@@ -157,12 +175,17 @@ def _kept_by_block(call: Call, segment: Segment, slabs: _Slabs, vector: int, mac
 
 
 def _held(segment: Segment, slabs: _Slabs, vector: int, unroll: int) -> int:
-    """Registers of a thread for its part of a slab, for what is computed of it and kept, and for what a column has one of."""
+    """Registers of a thread for its part of a slab, for what is computed of it and kept, and for what a
+    column has one of."""
     inner = len(slabs.space.dims) - 1
     bytes_each = sum(a.itemsize if a.moves(inner) else -(-4 // vector) for a in slabs.streamed)
-    bytes_each += sum(a.itemsize for a in slabs.space.lookups) + 4 * len(slabs.space.randoms) + 4 * _kept(segment)
+    bytes_each += (
+        sum(a.itemsize for a in slabs.space.lookups) + 4 * len(slabs.space.randoms) + 4 * _kept(segment)
+    )
     shared = [a for a in slabs.space.loads if a not in slabs.streamed and a.moves(inner)]
-    numbers = 1 + len(shared) + sum(max(1, op.output.dtype.register.itemsize // 4) for op in segment.reductions)
+    numbers = (
+        1 + len(shared) + sum(max(1, op.output.dtype.register.itemsize // 4) for op in segment.reductions)
+    )
     return vector * (unroll * bytes_each // 4 + numbers) + OTHERS
 
 
@@ -199,7 +222,9 @@ def apply(slabs: _Slabs, params: OuterRowParams, machine: Machine) -> Schedule:
         schedule, walk = schedule.fuse_all(list(slabs.along), "walk"), "walk"
     schedule = schedule.split(walk, params.down, ("u", "ty"), exact=params.exact, times=params.unroll)
     slabs_across = sz.ceildiv(schedule.loop(col).extent, params.columns)
-    schedule = schedule.split(col, params.columns, ("slab", "spot"), exact=params.even, times=slabs_across, whole=True)
+    schedule = schedule.split(
+        col, params.columns, ("slab", "spot"), exact=params.even, times=slabs_across, whole=True
+    )
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
     schedule = schedule.reorder(*outer, "slab", "ty", "tx", "u", "lane").fuse_all([*outer, "slab"], "block")
     schedule = schedule.bind(block="block", tx="thread_x", ty="thread_y", u="unroll", lane="vector")

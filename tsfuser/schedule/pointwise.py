@@ -1,8 +1,9 @@
 """The pointwise schedule: every element once, in 16-byte pieces, several of them in flight.
 
-In: a segment without reductions. Out: a two-dimensional tiling: columns are the innermost merged dim, rows all others; one row only where memory merges
-entirely. A thread owns `vector` neighbouring columns of `unroll` rows (or `unroll` pieces of the one row), so that an operand that is broadcast along rows is
-loaded once, and no element costs a division. Example: x[B, T, C] + bias[C] -> rows B*T, columns C.
+In: a segment without reductions. Out: a two-dimensional tiling: columns are the innermost merged dim, rows
+all others; one row only where memory merges entirely. A thread owns `vector` neighbouring columns of `unroll`
+rows (or `unroll` pieces of the one row), so that an operand that is broadcast along rows is loaded once, and
+no element costs a division. Example: x[B, T, C] + bias[C] -> rows B*T, columns C.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from .loops import Schedule
 from .machine import HOST, Machine
 from .proposal import Proposal, Stage
 
-
 LOOPED_FLIGHT = 64  # bytes of input a thread has under way where it goes on from row to row
 
 
 @dataclass(frozen=True)
 class PointwiseParams:
-    """`vector`: elements an access; `unroll`: accesses a thread has in flight of each tensor; `threads`: of a block; `wide`: 64-bit indices; `looped`: a thread
-    goes on from row to row, with what all rows share in registers."""
+    """`vector`: elements an access; `unroll`: accesses a thread has in flight of each tensor; `threads`: of a
+    block; `wide`: 64-bit indices; `looped`: a thread goes on from row to row, with what all rows share in
+    registers."""
 
     vector: int
     unroll: int
@@ -34,7 +35,7 @@ class PointwiseParams:
     looped: bool = False
 
 
-def propose(call: Call, segment: Segment, machine: Machine) -> "Proposal | str":
+def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     """Takes every segment without reductions."""
     if segment.reductions:
         return "it has reductions"
@@ -44,17 +45,29 @@ def propose(call: Call, segment: Segment, machine: Machine) -> "Proposal | str":
 
 
 def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> PointwiseParams:
-    """Vector width by alignment; unroll so that `machine.flight` bytes of input are under way, less where registers would run out."""
+    """Vector width by alignment; unroll so that `machine.flight` bytes of input are under way, less where
+    registers would run out."""
     wide = is_wide(call, domain)
     if machine.kind == "host":
         return PointwiseParams(1, 1, 1, wide)
     vector = vector_width(call, domain, machine)
     inner = len(domain.dims) - 1
-    streamed = [a for a in domain.accesses if a.moves(inner) and (inner == 0 or any(a.moves(d) for d in range(inner)))]
+    streamed = [
+        a for a in domain.accesses if a.moves(inner) and (inner == 0 or any(a.moves(d) for d in range(inner)))
+    ]
     bytes_each = vector * max(sum(a.itemsize for a in streamed if a in domain.loads), 1)
-    if sum(a.itemsize for a in domain.loads if a.moves(inner) and a not in streamed) > sum(a.itemsize for a in streamed):
-        return PointwiseParams(vector, 1 << (max(1, min(4, LOOPED_FLIGHT // bytes_each)).bit_length() - 1), machine.threads, wide, looped=True)
-    live = vector * (len(domain.loads) + len(domain.stores) + len(segment.ops) // 8)  # a rough count of registers an access needs
+    if sum(a.itemsize for a in domain.loads if a.moves(inner) and a not in streamed) > sum(
+        a.itemsize for a in streamed
+    ):
+        return PointwiseParams(
+            vector,
+            1 << (max(1, min(4, LOOPED_FLIGHT // bytes_each)).bit_length() - 1),
+            machine.threads,
+            wide,
+            looped=True,
+        )
+    # a rough count of registers an access needs
+    live = vector * (len(domain.loads) + len(domain.stores) + len(segment.ops) // 8)
     unroll = min(4, max(1, machine.flight // bytes_each), max(1, 96 // live))
     return PointwiseParams(vector, 1 << (unroll.bit_length() - 1), machine.threads, wide)
 
@@ -64,8 +77,9 @@ def apply(domain: Domain, params: PointwiseParams, machine: Machine) -> Schedule
     return _host(schedule, machine) if machine.kind == "host" else _gpu(schedule, params, machine)
 
 
-def _rows(schedule: Schedule) -> tuple[Schedule, "str | None", str]:
-    """The schedule with all outer loops fused, and the names of the row loop (None without one) and the column loop."""
+def _rows(schedule: Schedule) -> tuple[Schedule, str | None, str]:
+    """The schedule with all outer loops fused, and the names of the row loop (None without one) and the
+    column loop."""
     *outer, col = [x.name for x in schedule.loops]
     if len(outer) > 1:
         schedule = schedule.fuse_all(outer, "row")
@@ -78,19 +92,41 @@ def _gpu(schedule: Schedule, params: PointwiseParams, machine: Machine) -> Sched
     v, u = params.vector, params.unroll
     if row is None:
         schedule = schedule.split(col, params.threads * v * u, ("block", "piece"))
-        schedule = schedule.split("piece", params.threads * v, ("u", "spot"), exact=True).split("spot", v, ("tx", "lane"), exact=True)
-        return schedule.reorder("block", "tx", "u", "lane").bind(block="block", tx="thread_x", u="unroll", lane="vector")
+        schedule = schedule.split("piece", params.threads * v, ("u", "spot"), exact=True).split(
+            "spot", v, ("tx", "lane"), exact=True
+        )
+        return schedule.reorder("block", "tx", "u", "lane").bind(
+            block="block", tx="thread_x", u="unroll", lane="vector"
+        )
     columns = schedule.loop(col).extent
     across = sz.minimum(sz.nextpow2(sz.ceildiv(columns, v)), 32)
     down = sz.binary("div", params.threads, across)
-    schedule = schedule.split(col, across * v, ("col_block", "spot"), whole=True).split("spot", v, ("tx", "lane"), exact=True)
+    schedule = schedule.split(col, across * v, ("col_block", "spot"), whole=True).split(
+        "spot", v, ("tx", "lane"), exact=True
+    )
     bound, turns = {"tx": "thread_x", "ty": "thread_y", "u": "unroll", "lane": "vector", "block": "block"}, []
     if params.looped:
-        wanted = sz.maximum(sz.binary("div", machine.multiprocessors * machine.crowd // params.threads, schedule.loop("col_block").extent), 1)
+        wanted = sz.maximum(
+            sz.binary(
+                "div",
+                machine.multiprocessors * machine.crowd // params.threads,
+                schedule.loop("col_block").extent,
+            ),
+            1,
+        )
         blocks = sz.minimum(wanted, sz.ceildiv(schedule.loop(row).extent, down * u))
-        schedule, row, turns, bound["r"] = schedule.split(row, blocks * (down * u), ("r", "beat")), "beat", ["r"], "serial"
-    schedule = schedule.split(row, down * u, ("row_block", "rows"), exact=params.looped).split("rows", down, ("u", "ty"), exact=True)
-    schedule = schedule.reorder("row_block", "col_block", "ty", "tx", *turns, "u", "lane").fuse("row_block", "col_block", "block")
+        schedule, row, turns, bound["r"] = (
+            schedule.split(row, blocks * (down * u), ("r", "beat")),
+            "beat",
+            ["r"],
+            "serial",
+        )
+    schedule = schedule.split(row, down * u, ("row_block", "rows"), exact=params.looped).split(
+        "rows", down, ("u", "ty"), exact=True
+    )
+    schedule = schedule.reorder("row_block", "col_block", "ty", "tx", *turns, "u", "lane").fuse(
+        "row_block", "col_block", "block"
+    )
     return schedule.bind(**bound)
 
 
@@ -101,8 +137,11 @@ def _host(schedule: Schedule, machine: Machine) -> Schedule:
     if row is None:
         schedule = schedule.split(col, machine.chunk, ("block", "lane")).bind(block="block", lane="simd")
         return replace(schedule, grain=machine.task // machine.chunk)
-    side = machine.chunk if not _strided(schedule.domain) else 64  # a square of cache lines where an operand is transposed
-    rows = sz.maximum(1, sz.binary("div", side * side if side == 64 else side, sz.maximum(sz.minimum(columns, side), 1)))
+    # a square of cache lines where an operand is transposed
+    side = machine.chunk if not _strided(schedule.domain) else 64
+    rows = sz.maximum(
+        1, sz.binary("div", side * side if side == 64 else side, sz.maximum(sz.minimum(columns, side), 1))
+    )
     schedule = schedule.split(col, side, ("col_block", "lane")).split(row, rows, ("row_block", "u"))
     schedule = schedule.reorder("row_block", "col_block", "u", "lane").fuse("row_block", "col_block", "block")
     return replace(schedule.bind(block="block", u="serial", lane="simd"), grain=machine.task // machine.chunk)
@@ -126,10 +165,10 @@ def is_wide(call: Call, domain: Domain) -> bool:
 
 
 def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
-    """Elements of one access. At most `machine.access` bytes of the widest dtype of a tensor that has all elements, since others are read from a cache, and no more than every
-    address allows.
-    Tensors that do not walk along the inner dim do not count; strided ones are read one by one in any case. On a GPU rows are never cut within a vector: their
-    addresses would seldom allow a wide one."""
+    """Elements of one access. At most `machine.access` bytes of the widest dtype of a tensor that has all
+    elements, since others are read from a cache, and no more than every address allows. Tensors that do not
+    walk along the inner dim do not count; strided ones are read one by one in any case. On a GPU rows are
+    never cut within a vector: their addresses would seldom allow a wide one."""
     inner = len(domain.dims) - 1
     if machine.kind == "host":
         return host_lanes(call, domain.dims[-1].extent, machine.lanes)
@@ -147,7 +186,8 @@ def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
 
 
 def host_lanes(call: Call, extent: Size, most: int) -> int:
-    """Elements of `extent` that a loop of the host takes side by side; the compiler makes vectors of them, for which no address is wrong."""
+    """Elements of `extent` that a loop of the host takes side by side; the compiler makes vectors of them,
+    for which no address is wrong."""
     return call.decide(sz.maximum(sz.minimum(sz.nextpow2(extent), most), 1))
 
 
@@ -155,7 +195,9 @@ def with_grain(schedule: Schedule) -> Schedule:
     """`schedule` of a reduction with as many blocks to a task of the host's threads as make it worth a task."""
     if schedule.threads > 1:
         return schedule
-    each = sz.maximum(sz.binary("div", schedule.domain.elements, sz.maximum(schedule.loop("block").extent, 1)), 1)
+    each = sz.maximum(
+        sz.binary("div", schedule.domain.elements, sz.maximum(schedule.loop("block").extent, 1)), 1
+    )
     return replace(schedule, grain=sz.maximum(sz.binary("div", HOST.task, each), 1))
 
 
@@ -165,7 +207,8 @@ def is_whole(call: Call, domain: Domain, vector: int) -> bool:
 
 
 def row_alignment(a: Access, along: int) -> Size:
-    """The largest power of two, in bytes, that divides the address of the first element of every row along dim `along`."""
+    """The largest power of two, in bytes, that divides the address of the first element of every row along
+    dim `along`."""
     alignment = a.buffer.alignment
     for d in range(len(a.strides)):
         if d != along and a.moves(d):

@@ -6,8 +6,8 @@ In: the decisions of one scheduler. Out: a `Proposal`, whose `stages` are the ke
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Callable
 
 from ..segment import Allocations, Segment
 from .loops import Schedule
@@ -26,9 +26,9 @@ class Stage:
 class Proposal:
     """`params`: what the scheduler decided, for dumps and tests. `stages`: gives the kernels that compute the
     segment, in the order of their launches; temporaries between them are added to the allocations.
-    `rereads_are_free`: what a kernel reads stays on the chip until its last use, so another pass over it costs
-    no memory."""
+    `rereads_are_free`: what a kernel reads stays on the chip until its last use, so another pass over it
+    costs no memory."""
 
     params: object
-    stages: Callable[[Allocations], "list[Stage]"] = field(repr=False, compare=False)
+    stages: Callable[[Allocations], list[Stage]] = field(repr=False, compare=False)
     rereads_are_free: bool = False

@@ -27,8 +27,12 @@ from .proposal import Proposal, Stage
 
 LEAST = 16  # turns of a thread below which a split, which is another kernel, would cost more than it gains
 SHORTEST = 2  # turns that a split has
-FLIGHT = 64  # bytes of input a thread has under way: few blocks are resident, so each thread has more to do than in a pointwise kernel
-STRIP = 128  # columns that the host adds up at the same time: with fewer, the processor would not see a stream to fetch ahead
+# bytes of input a thread has under way: few blocks are resident, so each thread has more to do than in a
+# pointwise kernel
+FLIGHT = 64
+# columns that the host adds up at the same time: with fewer, the processor would not see a stream to fetch
+# ahead
+STRIP = 128
 DEEPEST = 8  # accesses a thread has under way, where they are narrow
 OTHERS = 16  # registers of a thread for all but data
 WAVES = 4  # blocks a multiprocessor that hide latency
@@ -37,9 +41,11 @@ BUSY = 1024  # threads a multiprocessor that do: where there are as many columns
 
 @dataclass(frozen=True)
 class ReductionParams:
-    """`inner`: the contiguous dim is reduced; `vector`: elements an access; `unroll`: accesses in flight; `threads`: of a block; `split`: two kernels;
-    `deep`: of several reduced dims the unrolled loop is along the outer ones, not the contiguous one; `cut`: so are the splits; `whole`: a vector is never cut by the end of a row; `wide`: 64-bit indices;
-    `resident`: blocks that share a multiprocessor: a compiler that is not told saves registers and waits for each load before the next."""
+    """`inner`: the contiguous dim is reduced; `vector`: elements an access; `unroll`: accesses in flight;
+    `threads`: of a block; `split`: two kernels; `deep`: of several reduced dims the unrolled loop is along
+    the outer ones, not the contiguous one; `cut`: so are the splits; `whole`: a vector is never cut by the
+    end of a row; `wide`: 64-bit indices; `resident`: blocks that share a multiprocessor: a compiler that is
+    not told saves registers and waits for each load before the next."""
 
     inner: bool
     vector: int
@@ -68,7 +74,7 @@ class _Shape:
     chunk: Size
 
 
-def propose(call: Call, segment: Segment, machine: Machine) -> "Proposal | str":
+def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     """Takes every segment of reductions on which nothing in it depends."""
     if not segment.reductions:
         return "it has no reduction"
@@ -77,38 +83,66 @@ def propose(call: Call, segment: Segment, machine: Machine) -> "Proposal | str":
     space, kept, reduced, params, shape = _plan(call, segment, machine)
     if call.decide(sz.lt(1, shape.splits)):
         params = replace(params, split=True)
-        return Proposal(params, lambda allocations: _split(call, segment, machine, params, shape, allocations))
-    return Proposal(params, lambda _: [Stage(segment, apply(space, kept, reduced, params, shape, None), params)])
+        return Proposal(
+            params, lambda allocations: _split(call, segment, machine, params, shape, allocations)
+        )
+    return Proposal(
+        params, lambda _: [Stage(segment, apply(space, kept, reduced, params, shape, None), params)]
+    )
 
 
 def _split(
-    call: Call, segment: Segment, machine: Machine, params: ReductionParams, shape: _Shape, allocations: Allocations
+    call: Call,
+    segment: Segment,
+    machine: Machine,
+    params: ReductionParams,
+    shape: _Shape,
+    allocations: Allocations,
 ) -> list[Stage]:
     """Two kernels: partial results, then their combination."""
     multiple = 1 if params.inner else params.vector  # each split begins at a whole access
-    first, second, distance = parted(segment, segment.reductions, Axis("splits", shape.splits), multiple, allocations)
+    first, second, distance = parted(
+        segment, segment.reductions, Axis("splits", shape.splits), multiple, allocations
+    )
     space, kept, reduced, _, _ = _plan(call, first, machine)
-    return [Stage(first, apply(space, kept, reduced, params, shape, distance), params), finish(call, second, machine)]
+    return [
+        Stage(first, apply(space, kept, reduced, params, shape, distance), params),
+        finish(call, second, machine),
+    ]
 
 
-def parted(segment: Segment, ops, axis: Axis, multiple: int, allocations: Allocations) -> tuple[Segment, Segment, Size]:
-    """`segment` with the reductions `ops` in two steps: (the segment that leaves one result of each a step of `axis`, the one that combines these, elements from one such
-    result to the next, a multiple of `multiple`). The first sees its results as tensors without that axis; the schedule tells where each begins."""
+def parted(
+    segment: Segment, ops, axis: Axis, multiple: int, allocations: Allocations
+) -> tuple[Segment, Segment, Size]:
+    """`segment` with the reductions `ops` in two steps: (the segment that leaves one result of each a step of
+    `axis`, the one that combines these, elements from one such result to the next, a multiple of `multiple`).
+    The first sees its results as tensors without that axis; the schedule tells where each begins."""
     stores = {b.value.name: b for b in segment.stores}
-    partials: "dict[str, Buffer]" = {}
+    partials: dict[str, Buffer] = {}
     second, first = [], [op for op in segment.ops if op not in ops]
     for op in ops:
         sources = _partial(op, ops)
         for source in (s for s in sources if s.output.name not in partials):
             dtype = op.output.dtype.register
-            partials[source.output.name] = allocations.new(Value(f"{source.output.name}_partial", dtype, (axis, *op.output.dims)), multiple)
+            partials[source.output.name] = allocations.new(
+                Value(f"{source.output.name}_partial", dtype, (axis, *op.output.dims)), multiple
+            )
             first.append(replace(source, output=Value(source.output.name, dtype, op.output.dims)))
-        second.append(replace(op, operands=tuple(partials[s.output.name].value for s in sources), axes=(axis,)))
-    early = {name: replace(b, strides=b.strides[1:], value=replace(b.value, dims=b.value.dims[1:], name=name)) for name, b in partials.items()}
+        second.append(
+            replace(op, operands=tuple(partials[s.output.name].value for s in sources), axes=(axis,))
+        )
+    early = {
+        name: replace(b, strides=b.strides[1:], value=replace(b.value, dims=b.value.dims[1:], name=name))
+        for name, b in partials.items()
+    }
     targets = tuple(stores.pop(op.output.name) for op in second)
     first = replace(segment, ops=tuple(first), stores=(*stores.values(), *early.values()))
     distance = next(iter(partials.values())).strides[0]
-    return first, Segment(tuple(second), tuple(partials.values()), targets, (axis, *second[0].output.axes)), distance
+    return (
+        first,
+        Segment(tuple(second), tuple(partials.values()), targets, (axis, *second[0].output.axes)),
+        distance,
+    )
 
 
 def _same(a: Reduce, b: Reduce) -> bool:
@@ -118,11 +152,15 @@ def _same(a: Reduce, b: Reduce) -> bool:
 
 
 def _partial(op: Reduce, ops) -> list[Reduce]:
-    """The reductions of a part of the data from which `op`, one of `ops`, is combined: itself, or all that moments need, once for those that share it."""
+    """The reductions of a part of the data from which `op`, one of `ops`, is combined: itself, or all that
+    moments need, once for those that share it."""
     if op.combine not in MOMENTS:
         return [op]
     first = next(other for other in ops if other.combine in MOMENTS and _same(op, other)).output
-    return [replace(op, name=part, combine=part, output=replace(first, name=f"{part}_of_{first.name}")) for part in PARTIAL_MOMENTS]
+    return [
+        replace(op, name=part, combine=part, output=replace(first, name=f"{part}_of_{first.name}"))
+        for part in PARTIAL_MOMENTS
+    ]
 
 
 def finish(call: Call, segment: Segment, machine: Machine) -> Stage:
@@ -132,7 +170,9 @@ def finish(call: Call, segment: Segment, machine: Machine) -> Stage:
     return Stage(segment, replace(schedule, reduction=replace(schedule.reduction, follows=True)), params)
 
 
-def _plan(call: Call, segment: Segment, machine: Machine, small: bool = False) -> "tuple[Domain, list[Dim], list[Dim], ReductionParams, _Shape]":
+def _plan(
+    call: Call, segment: Segment, machine: Machine, small: bool = False
+) -> tuple[Domain, list[Dim], list[Dim], ReductionParams, _Shape]:
     space = domain(call, segment)
     kept, reduced = _sides(space, segment.reductions[0])
     params = _choose(call, segment, space, reduced, machine)
@@ -141,16 +181,23 @@ def _plan(call: Call, segment: Segment, machine: Machine, small: bool = False) -
     return space, kept, reduced, params, _shape(space, kept, reduced, params, machine, small)
 
 
-def _deep(call: Call, space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionParams, machine: Machine) -> ReductionParams:
-    """`params` with the way in which several reduced dims are walked: short rows leave nothing to unroll or split, so outer dims are where there is enough of
-    them."""
+def _deep(
+    call: Call, space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionParams, machine: Machine
+) -> ReductionParams:
+    """`params` with the way in which several reduced dims are walked: short rows leave nothing to unroll or
+    split, so outer dims are where there is enough of them."""
     outer = _extent(space, reduced[:-1])
     if not call.decide(sz.le(params.unroll, outer)):
         return params
     shape = _shape(space, kept, reduced, replace(params, deep=True), machine, False)
     wanted = _wanted(space, kept, params, shape.across, machine)
-    along, below = sz.binary("div", outer, params.unroll), sz.ceildiv(space.dims[-1].extent, shape.across * params.vector)
-    return replace(params, deep=True, cut=bool(call.decide(sz.le(sz.minimum(wanted, below), sz.minimum(wanted, along)))))
+    along, below = (
+        sz.binary("div", outer, params.unroll),
+        sz.ceildiv(space.dims[-1].extent, shape.across * params.vector),
+    )
+    return replace(
+        params, deep=True, cut=bool(call.decide(sz.le(sz.minimum(wanted, below), sz.minimum(wanted, along))))
+    )
 
 
 def _sides(space: Domain, op: Reduce) -> tuple[list[Dim], list[Dim]]:
@@ -163,26 +210,43 @@ def _extent(space: Domain, dims: list[Dim]) -> Size:
     return sz.product([d.extent for d in dims])
 
 
-def _choose(call: Call, segment: Segment, space: Domain, reduced: list[Dim], machine: Machine) -> ReductionParams:
+def _choose(
+    call: Call, segment: Segment, space: Domain, reduced: list[Dim], machine: Machine
+) -> ReductionParams:
     inner = space.dims[-1] in reduced
     wide = is_wide(call, space)
     vector = vector_width(call, space, machine)
-    streamed = [a for a in space.loads if a.moves(len(space.dims) - 1) and any(a.moves(d) for d, dim in enumerate(space.dims) if dim in reduced)]
+    streamed = [
+        a
+        for a in space.loads
+        if a.moves(len(space.dims) - 1)
+        and any(a.moves(d) for d, dim in enumerate(space.dims) if dim in reduced)
+    ]
     loaded = vector * sum(a.itemsize for a in streamed)
     unroll = 1 << (min(DEEPEST, max(1, FLIGHT // max(loaded, 1))).bit_length() - 1)
     if machine.kind == "host":
         lanes = vector if inner else host_lanes(call, space.dims[-1].extent, STRIP)
         return ReductionParams(inner, lanes, 1, 1, False, False, wide)
     threads = 256
-    kept = sum((3 if op.combine in MOMENTS else 1 if inner else unroll) * max(1, op.output.dtype.register.itemsize // 4) for op in segment.reductions)
-    hoisted = [a for a in space.loads if a not in streamed and a.moves(len(space.dims) - 1)]  # what all rows share
+    kept = sum(
+        (3 if op.combine in MOMENTS else 1 if inner else unroll)
+        * max(1, op.output.dtype.register.itemsize // 4)
+        for op in segment.reductions
+    )
+    # what all rows share
+    hoisted = [a for a in space.loads if a not in streamed and a.moves(len(space.dims) - 1)]
     registers = vector * (kept + len(hoisted)) + unroll * loaded // 4 + OTHERS
     resident = machine.registers // (threads * max(64, -(-registers // 8) * 8))
-    return ReductionParams(inner, vector, unroll, threads, False, is_whole(call, space, vector), wide, resident=max(1, resident))
+    return ReductionParams(
+        inner, vector, unroll, threads, False, is_whole(call, space, vector), wide, resident=max(1, resident)
+    )
 
 
-def _shape(space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionParams, machine: Machine, small: bool) -> _Shape:
-    """Sizes as programs: they follow the call, the kernel does not. `small`: what is read lies in the cache, so that blocks may be narrow."""
+def _shape(
+    space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionParams, machine: Machine, small: bool
+) -> _Shape:
+    """Sizes as programs: they follow the call, the kernel does not. `small`: what is read lies in the cache,
+    so that blocks may be narrow."""
     cells = _cells(space, kept, params)
     lanes = sz.nextpow2(cells)
     most = sz.const(params.threads if params.inner else min(32, params.threads))
@@ -214,7 +278,8 @@ def _shape(space: Domain, kept: list[Dim], reduced: list[Dim], params: Reduction
 
 
 def _cells(space: Domain, kept: list[Dim], params: ReductionParams) -> Size:
-    """Accesses along the contiguous dim; on a GPU, where that is kept, along all kept dims: threads go on from one row of it to the next."""
+    """Accesses along the contiguous dim; on a GPU, where that is kept, along all kept dims: threads go on
+    from one row of it to the next."""
     if params.inner or params.threads == 1:
         return sz.ceildiv(space.dims[-1].extent, params.vector)
     return sz.ceildiv(_extent(space, kept), params.vector)
@@ -227,14 +292,28 @@ def _wanted(space: Domain, kept: list[Dim], params: ReductionParams, across: Siz
     else:
         rest = _extent(space, [d for d in kept if d is not space.dims[-1]]) if params.threads == 1 else 1
         blocks = sz.ceildiv(_cells(space, kept, params), across) * rest
-    return sz.binary("div", machine.multiprocessors * WAVES if machine.kind == "gpu" else 8, sz.maximum(blocks, 1))
+    return sz.binary(
+        "div", machine.multiprocessors * WAVES if machine.kind == "gpu" else 8, sz.maximum(blocks, 1)
+    )
 
 
-def apply(space: Domain, kept: list[Dim], reduced: list[Dim], params: ReductionParams, shape: _Shape, partial: "Size | None") -> Schedule:
+def apply(
+    space: Domain,
+    kept: list[Dim],
+    reduced: list[Dim],
+    params: ReductionParams,
+    shape: _Shape,
+    partial: Size | None,
+) -> Schedule:
     """`partial`: elements between the partial results of two splits, None where the result is final."""
     schedule = Schedule.over(space, params.threads, params.wide)
     build = _inner if params.inner else _outer
-    return with_grain(replace(build(schedule, [d.name for d in kept], [d.name for d in reduced], params, shape, partial), resident=params.resident))
+    return with_grain(
+        replace(
+            build(schedule, [d.name for d in kept], [d.name for d in reduced], params, shape, partial),
+            resident=params.resident,
+        )
+    )
 
 
 def _fused(schedule: Schedule, names: list[str], into: str) -> tuple[Schedule, str]:
@@ -251,15 +330,24 @@ def _outer(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     schedule, walk, parts = _parted(schedule, walk, shape, partial, False)
     schedule = schedule.split(col, shape.across * params.vector, ("col_block", "spot"), whole=params.whole)
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
-    schedule = schedule.split(walk, shape.down * params.unroll, ("r", "round"), exact=params.threads == 1).split("round", shape.down, ("u", "ty"), exact=True)
+    schedule = schedule.split(
+        walk, shape.down * params.unroll, ("r", "round"), exact=params.threads == 1
+    ).split("round", shape.down, ("u", "ty"), exact=True)
     schedule = schedule.reorder(*rows, *parts, "col_block", "ty", "tx", "r", "u", "lane")
     schedule = schedule.fuse_all([*rows, *parts, "col_block"], "block")
-    schedule = schedule.bind(block="block", tx="thread_x", ty="thread_y", r="serial", u="unroll", lane=params.lanes)
-    return replace(schedule, reduction=Reduction(("r", "u"), "y", None if partial is None else ("part", partial)))
+    schedule = schedule.bind(
+        block="block", tx="thread_x", ty="thread_y", r="serial", u="unroll", lane=params.lanes
+    )
+    return replace(
+        schedule, reduction=Reduction(("r", "u"), "y", None if partial is None else ("part", partial))
+    )
 
 
-def _parted(schedule: Schedule, walk: str, shape: _Shape, partial, whole: bool) -> tuple[Schedule, str, list[str]]:
-    """The reduced loop cut into chunks, one a split, if there are several: (schedule, loop over a chunk, loops over chunks)."""
+def _parted(
+    schedule: Schedule, walk: str, shape: _Shape, partial, whole: bool
+) -> tuple[Schedule, str, list[str]]:
+    """The reduced loop cut into chunks, one a split, if there are several: (schedule, loop over a chunk,
+    loops over chunks)."""
     if partial is None:
         return schedule, walk, []
     return schedule.split(walk, shape.chunk, ("part", "step"), whole=whole), "step", ["part"]
@@ -284,7 +372,9 @@ def _inner(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     if params.deep:
         schedule = schedule.split(step, shape.across * params.vector, ("r", "spot"), whole=params.whole)
     else:
-        schedule = schedule.split(step, shape.across * (params.vector * params.unroll), ("r", "round"), whole=params.whole)
+        schedule = schedule.split(
+            step, shape.across * (params.vector * params.unroll), ("r", "round"), whole=params.whole
+        )
         schedule = schedule.split("round", shape.across * params.vector, ("u", "spot"), exact=True)
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
     threads = ["tx"]
@@ -295,4 +385,6 @@ def _inner(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     schedule = schedule.reorder(*blocks, *threads, *serial)
     schedule = schedule.fuse_all(blocks, "block") if blocks else schedule.with_single("block")
     schedule = schedule.bind(**bound)
-    return replace(schedule, reduction=Reduction(tuple(serial), "x", None if partial is None else ("part", partial)))
+    return replace(
+        schedule, reduction=Reduction(tuple(serial), "x", None if partial is None else ("part", partial))
+    )

@@ -1,12 +1,14 @@
 """The row schedule: normalisations and softmax, every row read once where it fits into registers.
 
-In: a segment whose reductions run over the contiguous dim, and results that depend on them. On a GPU they may run over outer dims as well (a row then has pieces, as a
-channel of a batch has), or some over all other dims instead (*columns*, as the gradients of a normalisation's parameters do). Out: one kernel, or two. The threads of a row reduce together, get the
-result back and go over the row again: in registers (*persistent*: a thread keeps `unroll` vectors of each tensor) or, for rows too long, in memory.
-Short rows share a block; a long one is shared by the blocks of a *team*, who meet in memory after each reduction and go over many rows: all run at the same time, and
-fetch their part of the next row into shared memory while they work on this one. With
-columns, a block goes over many rows too and adds up its part of the columns in registers; a second kernel adds up the parts.
-Example: layer_norm over 1024 floats: 64 threads a row, four float4 each.
+In: a segment whose reductions run over the contiguous dim, and results that depend on them. On a GPU they may
+run over outer dims as well (a row then has pieces, as a channel of a batch has), or some over all other dims
+instead (*columns*, as the gradients of a normalisation's parameters do). Out: one kernel, or two. The threads
+of a row reduce together, get the result back and go over the row again: in registers (*persistent*: a thread
+keeps `unroll` vectors of each tensor) or, for rows too long, in memory. Short rows share a block; a long one
+is shared by the blocks of a *team*, who meet in memory after each reduction and go over many rows: all run at
+the same time, and fetch their part of the next row into shared memory while they work on this one. With
+columns, a block goes over many rows too and adds up its part of the columns in registers; a second kernel
+adds up the parts. Example: layer_norm over 1024 floats: 64 threads a row, four float4 each.
 """
 
 from __future__ import annotations
@@ -31,16 +33,22 @@ LARGEST = 512  # threads of a row: more would leave too few registers to each
 DEEPEST = 8  # vectors of each tensor that a thread keeps
 SHALLOW = 8  # the same in a row that a warp or less has for itself
 SMALL = 128  # threads of a block of such rows
-FLIGHT = 64  # bytes of input that a thread asks for before it waits for any, so that what threads do together costs each element less
+# bytes of input that a thread asks for before it waits for any, so that what threads do together costs each
+# element less
+FLIGHT = 64
 FLIGHT_ALONE = 32  # the same where several rows make them up
 REGISTERS = 96  # of a thread, that may hold input and columns
 TALL = 256  # threads of a block with columns, so that there are not too many parts to add up
 OTHERS = 24  # registers for everything else
 BRIEF = 16  # additions to an accumulator of the host below which it is float
-LONG = 65536  # elements of a row from which several blocks a row are worth two passes and another kernel, where rows are few
+# elements of a row from which several blocks a row are worth two passes and another kernel, where rows are
+# few
+LONG = 65536
 TEAM = 512  # threads of a block of a team
 CROWD = 3  # such blocks that share a multiprocessor, so that one has work while others wait
-TEAMS = 2  # that run at the same time at least, where there are as many rows: blocks that are too few for another team would be idle
+# that run at the same time at least, where there are as many rows: blocks that are too few for another team
+# would be idle
+TEAMS = 2
 SHARE = 48  # registers of a thread of a team that may hold columns
 BEHIND = 49152  # bytes of rows that a multiprocessor should have under way
 SPARED = 8  # registers more that may hold columns where nothing is kept but these
@@ -51,11 +59,15 @@ WORDS = 8  # 4-byte words of the widest accumulator, moments of double
 
 @dataclass(frozen=True)
 class RowParams:
-    """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor, of one row or (`several`) of as many; `persistent`: in registers from first to last use;
-    `warp`: threads of a short row, several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that nothing needs a bound; `whole`: at
-    least, every vector is all inside or all outside the row; `columns`: how many reductions run over the other dims; `threads`: of a block at most;
-    `rows`: of a block with columns, where a row has more than a warp; `team`: several blocks share a row, of which a thread has `rounds` times `unroll` vectors; `near`: shared memory fetches the next row meanwhile; `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit indices;
-    `brief`: few elements a row, to be added up in float."""
+    """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor, of one row or
+    (`several`) of as many; `persistent`: in registers from first to last use; `warp`: threads of a short row,
+    several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that nothing
+    needs a bound; `whole`: at least, every vector is all inside or all outside the row; `columns`: how many
+    reductions run over the other dims; `threads`: of a block at most; `rows`: of a block with columns, where
+    a row has more than a warp; `team`: several blocks share a row, of which a thread has `rounds` times
+    `unroll` vectors; `near`: shared memory fetches the next row meanwhile; `resident`: blocks that share a
+    multiprocessor, where that matters; `wide`: 64-bit indices; `brief`: few elements a row, to be added up in
+    float."""
 
     vector: int
     unroll: int
@@ -97,7 +109,9 @@ class _Rows:
         """The tensors that are read from memory, and not again for every row."""
         inner = len(self.space.dims) - 1
         across = [d for d, dim in enumerate(self.space.dims) if dim.name not in self.along]
-        return [a for a in self.space.loads if a.moves(inner) and (not across or any(a.moves(d) for d in across))]
+        return [
+            a for a in self.space.loads if a.moves(inner) and (not across or any(a.moves(d) for d in across))
+        ]
 
     @property
     def near(self) -> tuple[str, ...]:
@@ -112,18 +126,25 @@ class _Rows:
         return sum(a.itemsize for a in (*self.streamed, *looked_up))
 
 
-def _rows(call: Call, segment: Segment, like: "Domain | None" = None) -> "tuple[_Rows, list[Reduce], list[Reduce]]":
-    """The rows of a segment (the same as those of `like`, where given), its reductions along them, and those over columns."""
+def _rows(
+    call: Call, segment: Segment, like: Domain | None = None
+) -> tuple[_Rows, list[Reduce], list[Reduce]]:
+    """The rows of a segment (the same as those of `like`, where given), its reductions along them, and those
+    over columns."""
     space = domain(call, segment) if like is None else domain(call, segment, like)
     inner = set(space.dims[-1].axes)
     along = [op for op in segment.reductions if set(op.axes) & inner]
     axes = set(along[0].axes) if along else inner
-    return _Rows(space, tuple(d.name for d in space.dims if set(d.axes) & axes)), along, [op for op in segment.reductions if op not in along]
+    return (
+        _Rows(space, tuple(d.name for d in space.dims if set(d.axes) & axes)),
+        along,
+        [op for op in segment.reductions if op not in along],
+    )
 
 
-def propose(call: Call, segment: Segment, machine: Machine) -> "Proposal | str":
-    """Takes segments whose reductions run over the contiguous dim; where nothing depends on these, only if a row
-    is in one piece."""
+def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
+    """Takes segments whose reductions run over the contiguous dim; where nothing depends on these, only if a
+    row is in one piece."""
     if not segment.reductions:
         return "it has no reduction"
     reason = _refusal(call, segment, machine)
@@ -140,7 +161,7 @@ def propose(call: Call, segment: Segment, machine: Machine) -> "Proposal | str":
     )
 
 
-def _refusal(call: Call, segment: Segment, machine: Machine) -> "str | None":
+def _refusal(call: Call, segment: Segment, machine: Machine) -> str | None:
     """None, or why the segment is not one pass over rows."""
     rows, along, columns = _rows(call, segment)
     if not along or (len(rows.along) > 1 and (machine.kind == "host" or columns)):
@@ -151,7 +172,10 @@ def _refusal(call: Call, segment: Segment, machine: Machine) -> "str | None":
     if not call.decide(sz.lt(0, rows.space.elements)):
         return "it has no elements"
     few = machine.multiprocessors // 2 if machine.kind == "gpu" else 2
-    if call.decide(sz.both(sz.lt(rows.count, few), sz.lt(LONG, rows.length))) and not choose(call, segment, machine).team:
+    if (
+        call.decide(sz.both(sz.lt(rows.count, few), sz.lt(LONG, rows.length)))
+        and not choose(call, segment, machine).team
+    ):
         return "its rows are long and too few to keep the machine busy"
     if any(op.combine in MOMENTS for op in columns):
         return "moments of columns are three numbers each, which would not fit into registers"
@@ -162,7 +186,8 @@ def _refusal(call: Call, segment: Segment, machine: Machine) -> "str | None":
     return None
 
 
-_COSTLY = re.compile(r"\b(?!(?:convert|nan_max|nan_min|fabs|relu|smaller)\b)[a-z_]\w*(?:<\w+>)?\(")  # a call of more than an instruction or two
+# a call of more than an instruction or two
+_COSTLY = re.compile(r"\b(?!(?:convert|nan_max|nan_min|fabs|relu|smaller)\b)[a-z_]\w*(?:<\w+>)?\(")
 
 
 def is_costly(op) -> bool:
@@ -170,7 +195,9 @@ def is_costly(op) -> bool:
     return isinstance(op, Pointwise) and _COSTLY.search(op.template) is not None
 
 
-def _stages(call: Call, segment: Segment, machine: Machine, params: RowParams, allocations: Allocations) -> list[Stage]:
+def _stages(
+    call: Call, segment: Segment, machine: Machine, params: RowParams, allocations: Allocations
+) -> list[Stage]:
     """The kernels that compute `segment`."""
     rows, _, columns = _rows(call, segment)
     team, near = None, rows.near if params.near else ()
@@ -180,7 +207,9 @@ def _stages(call: Call, segment: Segment, machine: Machine, params: RowParams, a
         team = Team("team", "part", allocations.new(Value("slots", INT64, (room,))).index, words)
     if not columns:
         return [Stage(segment, _with(apply(rows, params, machine), team=team, near=near), params)]
-    first, second, distance = reduction.parted(segment, columns, Axis("parts", _parts(rows, params, machine)), params.vector, allocations)
+    first, second, distance = reduction.parted(
+        segment, columns, Axis("parts", _parts(rows, params, machine)), params.vector, allocations
+    )
     schedule = apply(_rows(call, first, rows.space)[0], params, machine)
     schedule = _with(schedule, team=team, near=near, partial=("team" if team else "block", distance))
     return [Stage(first, schedule, params), reduction.finish(call, second, machine)]
@@ -192,8 +221,10 @@ def _with(schedule: Schedule, **what) -> Schedule:
 
 @once_a_call
 def choose(call: Call, segment: Segment, machine: Machine) -> RowParams:
-    """A warp a row while its threads can keep the row, so that nobody waits at a barrier; else threads first, then registers: as many threads as have a
-    vector to do. With columns, which leave registers for few threads, shared memory keeps the row where that brings more of it under way, and fetches the next one meanwhile."""
+    """A warp a row while its threads can keep the row, so that nobody waits at a barrier; else threads first,
+    then registers: as many threads as have a vector to do. With columns, which leave registers for few
+    threads, shared memory keeps the row where that brings more of it under way, and fetches the next one
+    meanwhile."""
     rows, _, columns = _rows(call, segment)
     vector = vector_width(call, rows.space, machine)
     whole = machine.kind == "gpu" and is_whole(call, rows.space, vector)
@@ -201,22 +232,39 @@ def choose(call: Call, segment: Segment, machine: Machine) -> RowParams:
     if machine.kind == "host":
         return replace(given, brief=call.decide(sz.le(rows.length, machine.lanes * BRIEF)))
     params = _chosen(call, segment, rows, given, machine)
-    if not given.columns or params.warp or not whole or min((a.itemsize for a in rows.streamed), default=0) * vector < FETCHED:
+    if (
+        not given.columns
+        or params.warp
+        or not whole
+        or min((a.itemsize for a in rows.streamed), default=0) * vector < FETCHED
+    ):
         return params
-    if _fits(rows, params) and not params.team and params.resident * params.threads * params.unroll * vector * rows.bytes >= BEHIND:
+    if (
+        _fits(rows, params)
+        and not params.team
+        and params.resident * params.threads * params.unroll * vector * rows.bytes >= BEHIND
+    ):
         return params
     near = _chosen(call, segment, rows, replace(given, near=True), machine)
     return near if near.near and near.resident > 0 and _fits(rows, near) else params
 
 
 def _chosen(call: Call, segment: Segment, rows: _Rows, given: RowParams, machine: Machine) -> RowParams:
-    """`choose` with what is `given`; no block is resident where shared memory has no room for what one is to fetch."""
+    """`choose` with what is `given`; no block is resident where shared memory has no room for what one is to
+    fetch."""
     vector = given.vector
     vectors = sz.ceildiv(rows.length, vector)
     bytes_each = vector * rows.bytes
-    unroll, shallow = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), _depth(FLIGHT, bytes_each)), SHALLOW
+    unroll, shallow = (
+        sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), _depth(FLIGHT, bytes_each)),
+        SHALLOW,
+    )
     if given.columns:  # as much as registers hold, so that what threads do together costs each element less
-        held = [u for u in ((4, 3, 2) if given.near else (8, 6, 4, 3, 2)) if _held(rows, replace(given, unroll=u)) <= REGISTERS] or [1]
+        held = [
+            u
+            for u in ((4, 3, 2) if given.near else (8, 6, 4, 3, 2))
+            if _held(rows, replace(given, unroll=u)) <= REGISTERS
+        ] or [1]
         shallow, deep = held[0], next((u for u in held if u & (u - 1) == 0), 1)
         unroll = sz.maximum(sz.nextpow2(sz.ceildiv(vectors, LARGEST)), deep)
     if call.decide(sz.le(vectors, 32 * shallow)):
@@ -224,7 +272,15 @@ def _chosen(call: Call, segment: Segment, rows: _Rows, given: RowParams, machine
         unroll, depth = call.decide(bucket(sz.ceildiv(vectors, 32))), _depth(FLIGHT_ALONE, bytes_each)
         several = unroll == 1 < depth and len(rows.space.dims) > len(rows.along)
         near = given.near and not several
-        params = replace(given, unroll=depth if several else unroll, persistent=True, warp=warp, several=several, threads=SMALL, near=near)
+        params = replace(
+            given,
+            unroll=depth if several else unroll,
+            persistent=True,
+            warp=warp,
+            several=several,
+            threads=SMALL,
+            near=near,
+        )
     else:
         params = replace(given, unroll=4, threads=LARGEST, near=False)
         if call.decide(sz.le(unroll, DEEPEST)):
@@ -232,7 +288,8 @@ def _chosen(call: Call, segment: Segment, rows: _Rows, given: RowParams, machine
         if not _fits(rows, params) and not given.near and segment.uses_reductions:
             params = _shared(call, rows, given, machine) or params
     across, _ = _block(rows.length, params)
-    if params.columns and params.persistent and not params.team:  # a turn of all blocks should find room at once
+    # a turn of all blocks should find room at once
+    if params.columns and params.persistent and not params.team:
         threads = params.threads if params.warp else call.decide(sz.nextpow2(across))
         down = 1 if params.warp else max(1, TALL // threads)
         threads *= down
@@ -240,31 +297,54 @@ def _chosen(call: Call, segment: Segment, rows: _Rows, given: RowParams, machine
         resident = max(1, machine.registers // (most * threads))
         if params.near:
             meeting = EXCHANGE if down == 1 and not params.warp else EXCHANGED
-            resident = min(resident, machine.shared // (2 * threads * params.vector * params.unroll * rows.bytes + meeting))
+            resident = min(
+                resident,
+                machine.shared // (2 * threads * params.vector * params.unroll * rows.bytes + meeting),
+            )
         params = replace(params, threads=threads, rows=down, resident=resident)
     step = across * (params.vector * (1 if params.several else params.unroll * params.rounds))
-    fills = sz.eq(rows.length, step) if params.persistent and not params.team else sz.eq(rows.length % step, 0)
+    fills = (
+        sz.eq(rows.length, step) if params.persistent and not params.team else sz.eq(rows.length % step, 0)
+    )
     return replace(params, exact=bool(call.decide(fills)))
 
 
-def _shared(call: Call, rows: _Rows, given: RowParams, machine: Machine) -> "RowParams | None":
-    """For rows that need several blocks; None where all blocks together are too few for one. As many blocks share a multiprocessor as leave each two vectors a
-    thread; with columns, which take registers, there is one."""
+def _shared(call: Call, rows: _Rows, given: RowParams, machine: Machine) -> RowParams | None:
+    """For rows that need several blocks; None where all blocks together are too few for one. As many blocks
+    share a multiprocessor as leave each two vectors a thread; with columns, which take registers, there is
+    one."""
     if not given.whole:  # what is fetched is a vector or nothing
         given = replace(given, vector=1, whole=True)
     for resident in range(1 if given.columns else min(CROWD, machine.crowd // TEAM), 0, -1):
-        vectors = min(8, (machine.shared // resident - EXCHANGE) // (2 * TEAM * given.vector * max(rows.bytes, 1)))
+        vectors = min(
+            8, (machine.shared // resident - EXCHANGE) // (2 * TEAM * given.vector * max(rows.bytes, 1))
+        )
         if given.columns:
             vectors = min(vectors, SHARE // (given.vector * given.columns))
         if vectors < 1 or (vectors < 2 and resident > 1):
             continue
         all_vectors = sz.ceildiv(rows.length, TEAM * given.vector)
-        vectors = call.decide(sz.ceildiv(all_vectors, sz.ceildiv(all_vectors, vectors)))  # as much for the last block as for the others
+        # as much for the last block as for the others
+        vectors = call.decide(sz.ceildiv(all_vectors, sz.ceildiv(all_vectors, vectors)))
         unroll = vectors  # columns are kept in registers, which a loop would not do
-        if not given.columns and any(a.moves(len(rows.space.dims) - 1) and a not in rows.streamed for a in rows.space.loads):
-            unroll = next((u for u in (3, 2) if vectors % u == 0), 1)  # else what all rows share would take registers, since loads come first
-        params = replace(given, unroll=unroll, rounds=vectors // unroll, persistent=True, team=True, threads=TEAM, near=True, resident=resident)
-        if call.decide(sz.le(_sharers(rows, params) * sz.minimum(rows.count, TEAMS), _blocks(params, machine))):
+        if not given.columns and any(
+            a.moves(len(rows.space.dims) - 1) and a not in rows.streamed for a in rows.space.loads
+        ):
+            # else what all rows share would take registers, since loads come first
+            unroll = next((u for u in (3, 2) if vectors % u == 0), 1)
+        params = replace(
+            given,
+            unroll=unroll,
+            rounds=vectors // unroll,
+            persistent=True,
+            team=True,
+            threads=TEAM,
+            near=True,
+            resident=resident,
+        )
+        if call.decide(
+            sz.le(_sharers(rows, params) * sz.minimum(rows.count, TEAMS), _blocks(params, machine))
+        ):
             return params
     return None
 
@@ -281,11 +361,14 @@ def _sharers(rows: _Rows, params: RowParams) -> Size:
 
 def _fits(rows: _Rows, params: RowParams) -> bool:
     """Whether the chip keeps a row, and what is added up over rows."""
-    return params.persistent and (not params.columns or params.team or _held(rows, params) <= REGISTERS + SPARED * params.near)
+    return params.persistent and (
+        not params.columns or params.team or _held(rows, params) <= REGISTERS + SPARED * params.near
+    )
 
 
 def _held(rows: _Rows, params: RowParams) -> int:
-    """Registers of a thread for its part of a row, or of several, for what it adds up over rows, and for what all rows share."""
+    """Registers of a thread for its part of a row, or of several, for what it adds up over rows, and for what
+    all rows share."""
     deep, along = (params.unroll, 1) if params.several else (1, params.unroll)
     if params.near:  # one vector after the other is taken from shared memory
         return params.vector * (along * (4 * params.columns + 4) + rows.bytes) // 4
@@ -293,7 +376,8 @@ def _held(rows: _Rows, params: RowParams) -> int:
 
 
 def bucket(vectors: Size) -> Size:
-    """The smallest of 1, 2, 3, 4, 6, 8, 12... that is not below `vectors`: of a thread's places a third are empty at most."""
+    """The smallest of 1, 2, 3, 4, 6, 8, 12... that is not below `vectors`: of a thread's places a third are
+    empty at most."""
     most = sz.nextpow2(vectors)
     quarter = sz.binary("div", most, 4)
     return most - quarter * sz.le(vectors, most - quarter)
@@ -305,7 +389,8 @@ def _depth(flight: int, bytes_each: int) -> int:
 
 
 def _parts(rows: _Rows, params: RowParams, machine: Machine) -> Size:
-    """Blocks that go over all rows together, as many as run at the same time, with two turns each at least; or teams."""
+    """Blocks that go over all rows together, as many as run at the same time, with two turns each at least;
+    or teams."""
     if params.team:
         return sz.minimum(rows.count, sz.binary("div", _blocks(params, machine), _sharers(rows, params)))
     _, down = _block(rows.length, params)
@@ -322,24 +407,52 @@ def apply(rows: _Rows, params: RowParams, machine: Machine) -> Schedule:
     across, down = _block(rows.length, params)
     step = across * params.vector
     if params.team:
-        schedule = schedule.split(col, step * (params.unroll * params.rounds), ("part", "share"), exact=params.exact, times=_sharers(rows, params), whole=params.whole)
-        schedule = schedule.split("share", step * params.unroll, ("r", "round"), exact=True).split("round", step, ("u", "spot"), exact=True)
+        schedule = schedule.split(
+            col,
+            step * (params.unroll * params.rounds),
+            ("part", "share"),
+            exact=params.exact,
+            times=_sharers(rows, params),
+            whole=params.whole,
+        )
+        schedule = schedule.split("share", step * params.unroll, ("r", "round"), exact=True).split(
+            "round", step, ("u", "spot"), exact=True
+        )
         serial = ["r", "u", "lane"]
     elif params.persistent:
         times = 1 if params.several else params.unroll
-        schedule = schedule.split(col, step, ("u" if times > 1 else "once", "spot"), exact=params.exact, times=times, whole=params.whole)
+        schedule = schedule.split(
+            col,
+            step,
+            ("u" if times > 1 else "once", "spot"),
+            exact=params.exact,
+            times=times,
+            whole=params.whole,
+        )
         serial = ["u" if times > 1 else "once", "lane"]
     else:
         turn = step * params.unroll
         times = sz.ceildiv(schedule.loop(col).extent, turn)
-        schedule = schedule.split(col, turn, ("r", "round"), exact=params.exact, times=times, whole=params.whole)
+        schedule = schedule.split(
+            col, turn, ("r", "round"), exact=params.exact, times=times, whole=params.whole
+        )
         schedule = schedule.split("round", step, ("u", "spot"), exact=True)
         serial = ["r", "u", "lane"]
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
-    bound = {"tx": "thread_x", "ty": "thread_y", "u": "unroll", "lane": "simd" if params.threads == 1 else "vector", "block": "block"}
+    bound = {
+        "tx": "thread_x",
+        "ty": "thread_y",
+        "u": "unroll",
+        "lane": "simd" if params.threads == 1 else "vector",
+        "block": "block",
+    }
     blocks, threads = ["block"], ["tx"]
     if params.team:
-        schedule = _teams(schedule, outer, _parts(rows, params, machine)).reorder("team", "part", "turn", "ty", "tx", *serial).fuse("team", "part", "block")
+        schedule = (
+            _teams(schedule, outer, _parts(rows, params, machine))
+            .reorder("team", "part", "turn", "ty", "tx", *serial)
+            .fuse("team", "part", "block")
+        )
         bound["turn"] = "rows"
     elif outer:
         schedule = schedule.reorder(*outer, *threads, *serial)
@@ -349,7 +462,9 @@ def apply(rows: _Rows, params: RowParams, machine: Machine) -> Schedule:
         each, own = (down * params.unroll, "rows") if params.several else (down, "ty")
         if params.columns:
             parts = _parts(rows, params, machine)
-            schedule = schedule.split(row, parts * each, ("turn", "beat")).split("beat", each, ("block", own), exact=True)
+            schedule = schedule.split(row, parts * each, ("turn", "beat")).split(
+                "beat", each, ("block", own), exact=True
+            )
             blocks, bound["turn"] = ["block", "turn"], "rows"
         else:
             schedule = schedule.split(row, each, ("block", own), exact=params.threads == 1)
@@ -361,7 +476,11 @@ def apply(rows: _Rows, params: RowParams, machine: Machine) -> Schedule:
         schedule = schedule.reorder(*threads, *serial).with_single("block")
     schedule = schedule.bind(**bound)
     each = "u" if params.several else ""
-    schedule = replace(schedule, resident=params.resident, reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp, each=each, brief=params.brief))
+    schedule = replace(
+        schedule,
+        resident=params.resident,
+        reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp, each=each, brief=params.brief),
+    )
     return with_grain(schedule)
 
 

@@ -19,7 +19,7 @@ SCHEDULERS = (transpose, pointwise, outer_rows, rows, reduction)
 
 
 @once_a_call
-def propose(call: Call, segment: Segment, machine: Machine) -> "Proposal | str":
+def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     """The first proposal for `segment` as one pass over memory, or why no scheduler makes one."""
     reasons = []
     for scheduler in SCHEDULERS:

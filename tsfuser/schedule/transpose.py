@@ -1,7 +1,8 @@
 """The transpose schedule: operands whose innermost axes disagree meet in a tile of shared memory.
 
-In: a segment whose outputs walk along one axis and some of whose inputs along another. Out: square tiles over the two; the odd inputs are read along their own axis into
-shared memory and used along the outputs'. Example: x[R, C] + y[C, R].t().
+In: a segment whose outputs walk along one axis and some of whose inputs along another. Out: square tiles over
+the two; the odd inputs are read along their own axis into shared memory and used along the outputs'. Example:
+x[R, C] + y[C, R].t().
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ SMALLEST = 16  # a tile over fewer rows or columns would be mostly air
 
 @dataclass(frozen=True)
 class TransposeParams:
-    """`row`: the dim along which the inputs `shared` are contiguous; `tile`: its side; `vector`: elements an access; `threads`: of a block;
-    `wide`: 64-bit indices."""
+    """`row`: the dim along which the inputs `shared` are contiguous; `tile`: its side; `vector`: elements an
+    access; `threads`: of a block; `wide`: 64-bit indices."""
 
     row: int
     shared: tuple[str, ...]
@@ -34,7 +35,7 @@ class TransposeParams:
     wide: bool
 
 
-def propose(call: Call, segment: Segment, machine: Machine) -> "Proposal | str":
+def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     """Takes segments some of whose operands are contiguous along another dim than the outputs are."""
     if segment.reductions:
         return "it has reductions"
@@ -45,7 +46,7 @@ def propose(call: Call, segment: Segment, machine: Machine) -> "Proposal | str":
     return Proposal(params, lambda _: [Stage(segment, apply(space, params, machine), params)])
 
 
-def choose(call: Call, domain: Domain, machine: Machine) -> "TransposeParams | None":
+def choose(call: Call, domain: Domain, machine: Machine) -> TransposeParams | None:
     """The parameters, or None where no input needs a tile or it would not pay."""
     col = len(domain.dims) - 1
     if col < 1:
@@ -70,7 +71,8 @@ def choose(call: Call, domain: Domain, machine: Machine) -> "TransposeParams | N
 
 
 def _vector(call: Call, domain: Domain, row: int, shared: list[Access]) -> int:
-    """Elements of one access, on either side of the tile: 4 bytes, so that a warp reads 128 bytes of 16-bit elements too."""
+    """Elements of one access, on either side of the tile: 4 bytes, so that a warp reads 128 bytes of 16-bit
+    elements too."""
     col = len(domain.dims) - 1
     straight = domain.walking(col)
     widest = max(a.itemsize for a in [*straight, *shared])
@@ -91,7 +93,9 @@ def apply(domain: Domain, params: TransposeParams, machine: Machine) -> Schedule
     if machine.kind == "host":
         return _host(schedule, others, row, col, params, machine)
     step = params.threads * params.vector // params.tile
-    schedule = schedule.split(col, params.tile, ("col_block", "col")).split(row, params.tile, ("row_block", "row"))
+    schedule = schedule.split(col, params.tile, ("col_block", "col")).split(
+        row, params.tile, ("row_block", "row")
+    )
     schedule = schedule.split("col", params.vector, ("tx", "lane"), exact=True)
     schedule = schedule.split("row", step, ("u", "ty"), exact=True)
     schedule = schedule.reorder(*others, "row_block", "col_block", "ty", "tx", "u", "lane")
@@ -100,10 +104,16 @@ def apply(domain: Domain, params: TransposeParams, machine: Machine) -> Schedule
     return replace(schedule, shared=params.shared, tile=("row", "col"), tile_size=params.tile)
 
 
-def _host(schedule: Schedule, others: list[str], row: str, col: str, params: TransposeParams, machine: Machine) -> Schedule:
+def _host(
+    schedule: Schedule, others: list[str], row: str, col: str, params: TransposeParams, machine: Machine
+) -> Schedule:
     """A block is a tile, which stays in the nearest cache; the odd inputs come there by whole cache lines."""
-    schedule = schedule.split(col, params.tile, ("col_block", "col")).split(row, params.tile, ("row_block", "row"))
+    schedule = schedule.split(col, params.tile, ("col_block", "col")).split(
+        row, params.tile, ("row_block", "row")
+    )
     schedule = schedule.reorder(*others, "row_block", "col_block", "row", "col")
-    schedule = schedule.fuse_all([*others, "row_block", "col_block"], "block").bind(block="block", row="serial", col="simd")
+    schedule = schedule.fuse_all([*others, "row_block", "col_block"], "block").bind(
+        block="block", row="serial", col="simd"
+    )
     grain = max(1, machine.task // params.tile**2)
     return replace(schedule, shared=params.shared, tile=("row", "col"), tile_size=params.tile, grain=grain)

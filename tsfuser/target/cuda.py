@@ -20,12 +20,12 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import log
+from ..errors import CompileError, Refusal
 from . import driver
 from .disk_cache import DiskCache, Stored, remember, remembered
 from .function import RUNTIME, Function, headers_digest
 from .job import Stop
-from .. import log
-from ..errors import CompileError, Refusal
 
 #: The most kernels that a process loads: nobody knows which CUDA graphs hold one, so none is ever unloaded.
 _MOST = 16384
@@ -56,8 +56,8 @@ class CudaTarget:
         self,
         cache: DiskCache,
         fma: bool = True,
-        max_registers: "int | None" = None,
-        opt_level: "int | None" = None,
+        max_registers: int | None = None,
+        opt_level: int | None = None,
     ):
         self.cache = cache
         self._options = ("-std=c++17", "-default-device", "-minimal", f"--fmad={str(fma).lower()}")
@@ -68,7 +68,7 @@ class CudaTarget:
         self._functions: dict[tuple[Path, str, int], Function] = {}
         self._start = threading.Lock()  # held from the first `start` on
 
-    def compile(self, source: str, name: str, device: str = "cuda:0", stop: "Stop | None" = None) -> Stored:
+    def compile(self, source: str, name: str, device: str = "cuda:0", stop: Stop | None = None) -> Stored:
         """The binary of kernel `name` for `device`. Raises `Refusal` without CuPy, NVRTC or a driver,
         `CompileError` where NVRTC does not take the source, `job.Stopped`: NVRTC itself cannot be stopped."""
         if stop is not None:
@@ -84,7 +84,7 @@ class CudaTarget:
         remember(self.cache, self.name, found)
         return stored
 
-    def find(self, source: str, name: str, device: str = "cuda:0") -> "Stored | None":
+    def find(self, source: str, name: str, device: str = "cuda:0") -> Stored | None:
         """The binary of a kernel if it is on disk. Needs no CuPy: without it, what the last one made is as
         good."""
         found = remembered(self.cache, self.name, installation)
@@ -169,7 +169,7 @@ def _index(device: str) -> int:
     return int(device.partition(":")[2] or 0)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def installation() -> str:
     """What tells one installed CuPy and NVRTC from another without importing them (0.1 s): where they are,
     their size and date. Raises `Refusal` where there is no CuPy."""
@@ -205,7 +205,7 @@ def _start_nvrtc() -> None:
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _nvrtc():
     """CuPy's bindings of NVRTC, with the library loaded; raises `Refusal` where one of them is not
     there."""
@@ -221,7 +221,7 @@ def _nvrtc():
         return nvrtc
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def supported_archs() -> tuple[int, ...]:
     """Compute capabilities that this NVRTC compiles for, ascending."""
     return tuple(sorted(_nvrtc().getSupportedArchs()))

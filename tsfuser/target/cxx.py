@@ -16,11 +16,11 @@ import shlex
 import shutil
 import signal
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
-from . import job
 from ..errors import CompileError, Refusal
+from . import job
 
 _WANTED = "a C++17 compiler for this machine, such as g++ or clang++"
 
@@ -52,7 +52,7 @@ def advice() -> str:
     return f"Set CXX to {_WANTED}"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _find(chosen: str, search_path: str) -> tuple[str, ...]:
     if chosen:
         try:
@@ -75,7 +75,7 @@ def find_compiler() -> tuple[str, ...]:
     return _find(os.environ.get("CXX", "").strip(), os.environ.get("PATH", os.defpath))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def identity(compiler: tuple[str, ...]) -> str:
     """What tells one installed compiler from another, without starting it (which takes longer than loading
     a kernel)."""
@@ -87,7 +87,7 @@ def identity(compiler: tuple[str, ...]) -> str:
 _versions: dict[tuple[str, ...], str] = {}  # cache: command -> what it says of its version
 
 
-def is_gcc(compiler: tuple[str, ...], seconds: float = 120, stop: "job.Stop | None" = None) -> bool:
+def is_gcc(compiler: tuple[str, ...], seconds: float = 120, stop: job.Stop | None = None) -> bool:
     """Whether the compiler takes the options of GCC alone; clang calls itself g++ and c++, too. Raises what
     `job.run` does."""
     if compiler not in _versions:
@@ -98,7 +98,7 @@ def is_gcc(compiler: tuple[str, ...], seconds: float = 120, stop: "job.Stop | No
 
 def run(
     compiler: Sequence[str], options: Sequence[str], gcc_options: Sequence[str], name: str, output: Path,
-    seconds: float, stop: "job.Stop | None" = None,
+    seconds: float, stop: job.Stop | None = None,
 ) -> None:  # fmt: skip
     """Has the compiler write `output`, the library of kernel `name`. Raises `CompileError`, with what can be
     done, where it does not, and `job.Stopped`."""

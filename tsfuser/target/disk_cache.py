@@ -24,13 +24,13 @@ import tempfile
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Iterator
 
-from . import counters, seal
 from .. import log
 from ..errors import CompileError, Refusal, TsfuserWarning
+from . import counters, seal
 
 _LAYOUT = "1"  # changes when the meaning of a stored file does
 _OFTEN = 3600  # seconds between two looks at all files
@@ -50,11 +50,11 @@ class DiskCache:
     """The cache in `directory`. Where that belongs to somebody else, others can write it, or it cannot be
     written, new files go to a directory of this process alone, with one warning."""
 
-    def __init__(self, directory: "Path | str", limit: int = 1 << 30):
+    def __init__(self, directory: Path | str, limit: int = 1 << 30):
         self.limit = limit
         self._asked = Path(directory).absolute()
         self._places: list[Path] = []  # where files are looked for; new ones go to the last
-        self._private: "tempfile.TemporaryDirectory | None" = None  # removed when the process ends
+        self._private: tempfile.TemporaryDirectory | None = None  # removed when the process ends
         self._lock = threading.RLock()
         self._making: dict[tuple[int, str], threading.Lock] = {}
         self._trimmed = False
@@ -85,7 +85,7 @@ class DiskCache:
             with self._lock:
                 self._making.pop(asked, None)
 
-    def find(self, key: object, suffix: str) -> "Stored | None":
+    def find(self, key: object, suffix: str) -> Stored | None:
         """The file of `key` if it is there."""
         stored = self._find(*_name(key, suffix))
         if stored:
@@ -98,7 +98,7 @@ class DiskCache:
         with contextlib.suppress(OSError):
             _write(self.directory / name, seal.sealed(content, digest))
 
-    def text(self, key: object) -> "str | None":
+    def text(self, key: object) -> str | None:
         """The text that was `put` under `key`."""
         stored = self._find(*_name(key, ".txt"))
         return stored.content.decode() if stored else None
@@ -143,7 +143,7 @@ class DiskCache:
             _unlink(path)
             excess -= size
 
-    def _find(self, name: str, digest: bytes) -> "Stored | None":
+    def _find(self, name: str, digest: bytes) -> Stored | None:
         """The file if it is there, whole, and nobody else's; its time of last use becomes now."""
         for place in self._open():
             path = place / name
@@ -280,8 +280,9 @@ def remember(cache: DiskCache, target: str, compiler: str) -> None:
         cache.put(key, ".txt", compiler.encode())
 
 
-def remembered(cache: DiskCache, target: str, ask: Callable[[], str]) -> "str | None":
-    """What tells the compiler of `target` from others, as `ask` says, or as was noted where there is no compiler."""
+def remembered(cache: DiskCache, target: str, ask: Callable[[], str]) -> str | None:
+    """What tells the compiler of `target` from others, as `ask` says, or as was noted where there is no
+    compiler."""
     try:
         return ask()
     except (Refusal, OSError):

@@ -10,13 +10,14 @@ from __future__ import annotations
 import ctypes
 import functools
 
-from .function import Function
 from ..errors import Refusal
+from .function import Function
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _SHARED_OPTIN = 75, 76, 97  # CUdevice_attribute
 _MULTIPROCESSORS, _THREADS_OF_MULTIPROCESSOR, _SHARED_OF_MULTIPROCESSOR = 16, 39, 81
 _MEMORY_KILOHERTZ, _MEMORY_BITS = 36, 37
-_STATIC_SHARED, _LOCAL_BYTES, _REGISTERS, _PTX_VERSION, _MAX_DYNAMIC_SHARED = 1, 3, 4, 5, 8  # CUfunction_attribute
+# CUfunction_attribute
+_STATIC_SHARED, _LOCAL_BYTES, _REGISTERS, _PTX_VERSION, _MAX_DYNAMIC_SHARED = 1, 3, 4, 5, 8
 _CAPTURE_RELAXED = 2  # CUstreamCaptureMode
 
 
@@ -24,7 +25,7 @@ class DriverError(RuntimeError):
     """A driver call failed; the message has its name and the driver's reason."""
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _library() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL("libcuda.so.1")
@@ -55,28 +56,28 @@ def _device_attribute(index: int, attribute: int) -> int:
     return value.value
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def capability(index: int) -> int:
     """Compute capability of device `index` as one number: 90 for 9.0."""
     return _device_attribute(index, _CAPABILITY_MAJOR) * 10 + _device_attribute(index, _CAPABILITY_MINOR)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def multiprocessors(index: int) -> tuple[int, int, int]:
     """(multiprocessors of device `index`, bytes of shared memory of each, threads that each has room for)."""
     wanted = (_MULTIPROCESSORS, _SHARED_OF_MULTIPROCESSOR, _THREADS_OF_MULTIPROCESSOR)
     return tuple(_device_attribute(index, attribute) for attribute in wanted)
 
 
-@functools.lru_cache(maxsize=None)
-def memory_bandwidth(index: int) -> "float | None":
+@functools.cache
+def memory_bandwidth(index: int) -> float | None:
     """Bytes a second that the memory of device `index` moves at most: two transfers a clock over the width of
     its bus, as nvFuser counts it; None where the driver does not tell."""
     clock, bits = _device_attribute(index, _MEMORY_KILOHERTZ), _device_attribute(index, _MEMORY_BITS)
     return 2 * clock * 1e3 * bits / 8 or None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _context(index: int) -> ctypes.c_void_p:
     """The primary context of device `index`, kept until the process ends."""
     context = ctypes.c_void_p()
@@ -96,7 +97,9 @@ def load(image: bytes, name: str, index: int) -> Function:
         _call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
         dynamic = _device_attribute(index, _SHARED_OPTIN) - _function_attribute(function, _STATIC_SHARED)
         _call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, dynamic)
-        registers, local, version = (_function_attribute(function, a) for a in (_REGISTERS, _LOCAL_BYTES, _PTX_VERSION))
+        registers, local, version = (
+            _function_attribute(function, a) for a in (_REGISTERS, _LOCAL_BYTES, _PTX_VERSION)
+        )
         return Function(function.value, module, registers, local, version >= 90)
     finally:
         _call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))

@@ -6,9 +6,9 @@ import functools
 import hashlib
 import threading
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Hashable
 
 RUNTIME = Path(__file__).parent.parent / "codegen" / "runtime"
 
@@ -17,8 +17,8 @@ RUNTIME = Path(__file__).parent.parent / "codegen" / "runtime"
 class Function:
     """`handle` is a CUfunction or the address of a host function, valid as long as `keepalive` lives. Of a
     CUDA kernel also what one thread uses: `registers`, and `local_bytes` of spilled registers and local
-    arrays; and whether it `waits` for the kernel before it by itself (`wait_for_turn` in runtime/kernel.h), so
-    that it may be set up while that one runs."""
+    arrays; and whether it `waits` for the kernel before it by itself (`wait_for_turn` in runtime/kernel.h),
+    so that it may be set up while that one runs."""
 
     handle: int
     keepalive: object = field(repr=False, compare=False)
@@ -33,13 +33,13 @@ class RecentFunctions:
 
     def __init__(self, most: int):
         self.most = most
-        self._functions: "OrderedDict[Hashable, Function]" = OrderedDict()
+        self._functions: OrderedDict[Hashable, Function] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._functions)
 
-    def get(self, key: Hashable) -> "Function | None":
+    def get(self, key: Hashable) -> Function | None:
         """The function of `key`, or None."""
         with self._lock:
             found = self._functions.get(key)
@@ -63,7 +63,7 @@ class RecentFunctions:
         functions.clear()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def headers_digest() -> str:
     """sha256 of all runtime headers, part of every kernel's key in the disk cache."""
     digest = hashlib.sha256()

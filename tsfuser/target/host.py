@@ -17,12 +17,12 @@ import sys
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from ..errors import CompileError
 from . import cxx, shared_library
-from .cxx import find_compiler, is_gcc  # noqa: F401 (tests ask here)
+from .cxx import find_compiler
 from .disk_cache import DiskCache, Stored, remember, remembered
 from .function import RUNTIME, Function, headers_digest
 from .job import Stop
-from ..errors import CompileError
 
 #: Numbers come out as eager's do: no fused multiply-add where the program has two ops. Neither errno nor
 #: floating-point traps are read by anyone; without them sqrt is an instruction and comparisons vectorise.
@@ -48,7 +48,7 @@ class HostTarget:
         self._mode = "-DTSFUSER_FIBERS" if fibers else "-DTSFUSER_HOST"
         self._opt_level = opt_level
         self._seconds = seconds
-        self._libraries: "WeakValueDictionary[Path, ctypes.CDLL]" = WeakValueDictionary()
+        self._libraries: WeakValueDictionary[Path, ctypes.CDLL] = WeakValueDictionary()
 
     def flags(self) -> tuple[str, ...]:
         """Options of the compiler, the include path left out."""
@@ -56,13 +56,13 @@ class HostTarget:
         linux = ("-Wl,--no-undefined", "-nostdlib") if sys.platform == "linux" else ()
         return (*chosen, "-std=c++17", "-w", "-pipe", *_NUMERICS, "-shared", "-fPIC", *linux)
 
-    def find(self, source: str, name: str, device: str = "cpu") -> "Stored | None":
+    def find(self, source: str, name: str, device: str = "cpu") -> Stored | None:
         """The shared library of a kernel if it is on disk. Needs no compiler: where there is none, what the
         last one has made is as good."""
         compiler = remembered(self.cache, self.name, lambda: cxx.identity(find_compiler()))
         return self.cache.find(self._key(source, compiler), ".so") if compiler else None
 
-    def compile(self, source: str, name: str, device: str = "cpu", stop: "Stop | None" = None) -> Stored:
+    def compile(self, source: str, name: str, device: str = "cpu", stop: Stop | None = None) -> Stored:
         """The same, made if it is not there. Raises `Refusal` where there is no compiler, `CompileError`
         where it fails, `job.Stopped`."""
         compiler = find_compiler()
@@ -89,7 +89,7 @@ class HostTarget:
     def _key(self, source: str, compiler: str) -> tuple:
         return self.name, source, headers_digest(), self.flags(), _GCC, compiler, cpu_identity()
 
-    def _run(self, compiler: tuple, source: str, name: str, output: Path, stop: "Stop | None") -> None:
+    def _run(self, compiler: tuple, source: str, name: str, output: Path, stop: Stop | None) -> None:
         text = output.with_name(f"{name}.cpp")
         try:
             text.write_text(source)
@@ -103,7 +103,7 @@ class HostTarget:
             raise CompileError(f"{error}\nThe source is {kept}") from None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def cpu_identity() -> str:
     """What `-march=native` depends on: the model and features of the first CPU where the system tells
     them."""

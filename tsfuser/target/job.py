@@ -19,8 +19,8 @@ import select
 import signal
 import subprocess
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
 
 class Stopped(Exception):
@@ -70,7 +70,7 @@ class Stop:
                 self._running.discard(process)
 
 
-def run(command: Sequence[str], folder: Path, seconds: float, stop: "Stop | None" = None) -> tuple[int, str]:
+def run(command: Sequence[str], folder: Path, seconds: float, stop: Stop | None = None) -> tuple[int, str]:
     """The exit status of `command`, and what it wrote to stdout and stderr, in whatever encoding. Raises
     `Stopped`, `TimedOut`, and OSError where it cannot be started. No process is left when it raises."""
     stop = stop or Stop()

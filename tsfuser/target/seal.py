@@ -29,7 +29,7 @@ def sealed(content: bytes, key: bytes) -> bytes:
     return content + _seal(content, key)
 
 
-def read(path: Path, key: bytes) -> "tuple[bytes | None, str | None]":
+def read(path: Path, key: bytes) -> tuple[bytes | None, str | None]:
     """(content, None) of a file that is whole and can be trusted, else (None, reason). Raises `OSError` where
     it cannot be read."""
     # Who puts a pipe there must not make us wait.
@@ -48,7 +48,7 @@ def read(path: Path, key: bytes) -> "tuple[bytes | None, str | None]":
         return (content, None) if found == _seal(content, key) else (None, BROKEN)
 
 
-def distrust(status: os.stat_result) -> "str | None":
+def distrust(status: os.stat_result) -> str | None:
     """Why others than the user and root may have written this file or directory, or None."""
     if status.st_uid not in (0, os.geteuid()):
         return f"belongs to another user (number {status.st_uid})"

@@ -1,6 +1,7 @@
 // Activation functions and their derivatives. Included by math.h, whose functions they use.
 //
-// In: registers of one floating type. Out: eager torch's formula for it. Example: `relu(NAN)` is NaN, `gelu(0.0f) == 0`.
+// In: registers of one floating type. Out: eager torch's formula for it. Example: `relu(NAN)` is NaN,
+// `gelu(0.0f) == 0`.
 #pragma once
 
 #include "math.h"
@@ -77,8 +78,8 @@ DEVICE T gelu_backward(T grad, T x) {
   return grad * (cdf + x * density);
 }
 #if defined(TSFUSER_HOST)
-// With one exponential for both: erfc(z) = exp(-z^2) P(1 / (1 + p z)), the form of Abramowitz and Stegun 7.1.26, P fitted to a relative
-// error of 1.4e-7.
+// With one exponential for both: erfc(z) = exp(-z^2) P(1 / (1 + p z)), the form of Abramowitz and Stegun
+// 7.1.26, P fitted to a relative error of 1.4e-7.
 DEVICE float gelu_backward(float grad, float x) {
   const float e = exp(-0.5f * x * x);
   const float t = 1 / (1 + 0.3275911f * 0.70710678f * fabs(x));

@@ -72,9 +72,9 @@ DEVICE bool is_finite(complex_t<T> a) {
   return is_finite(a.re) && is_finite(a.im);
 }
 
-// Products for the functions below. A factor of 0 wins over infinity and NaN, as annex G of the C standard has
-// it, and what grows overflows only where the product does: from LARGE on it is multiplied in four parts, and
-// sinh and cosh are half of exp.
+// Products for the functions below. A factor of 0 wins over infinity and NaN, as annex G of the C standard
+// has it, and what grows overflows only where the product does: from LARGE on it is multiplied in four parts,
+// and sinh and cosh are half of exp.
 constexpr int LARGE = 80;
 
 template <class T>
@@ -95,7 +95,8 @@ DEVICE T times_sinh(T factor, T x) {
   return fabs(x) > LARGE ? times_exp(copysign(T(1), x) * factor, fabs(x), T(0.5)) : factor * sinh(x);
 }
 
-// sin(inf - infj) is NaN and an infinity whose sign C leaves open: torch's is that of `x` on CUDA, + with glibc.
+// sin(inf - infj) is NaN and an infinity whose sign C leaves open: torch's is that of `x` on CUDA, + with
+// glibc.
 template <class T>
 DEVICE T open_infinity(T x) {
 #if defined(TSFUSER_CUDA)

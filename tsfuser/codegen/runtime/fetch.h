@@ -1,7 +1,8 @@
 // Copies from memory into shared memory that run beside the thread which asked for them.
 //
-// In: a place in shared memory that only this thread reads, an address, whether to read it. Out: the N elements there, zeros where it is not to be read, once
-// `fetch_wait` says so: it waits for all groups but the last. Example:
+// In: a place in shared memory that only this thread reads, an address, whether to read it. Out: the N
+// elements there, zeros where it is not to be read, once `fetch_wait` says so: it waits for all groups but
+// the last. Example:
 //
 //     fetch<4>(near, x + i, i < n);  fetch_group();      // this turn's
 //     fetch<4>(near + 4, x + j, j < n);  fetch_group();  // the next one's

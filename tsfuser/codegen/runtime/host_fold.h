@@ -1,7 +1,8 @@
 // The accumulators of a thread of the host, combined into one.
 //
-// In: an array of N accumulators. Out: their combination in its first element. Floats stay in vector registers, halved until one is left:
-// what was stored as a long vector is slow to read back in parts. Example: `fold_all<Sum>(total)`.
+// In: an array of N accumulators. Out: their combination in its first element. Floats stay in vector
+// registers, halved until one is left: what was stored as a long vector is slow to read back in parts.
+// Example: `fold_all<Sum>(total)`.
 #pragma once
 
 #include "types.h"

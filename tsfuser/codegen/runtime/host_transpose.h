@@ -1,7 +1,8 @@
 // Tiles that are read along one axis and used along the other.
 //
-// In: `columns` lines of `rows` elements, `stride` elements apart. Out: tile[row * Pitch + column]. Squares of N by N are transposed in
-// vectors: in log2(N) steps, each of which interleaves the first half of the vectors with the second. Example:
+// In: `columns` lines of `rows` elements, `stride` elements apart. Out: tile[row * Pitch + column]. Squares
+// of N by N are transposed in vectors: in log2(N) steps, each of which interleaves the first half of the
+// vectors with the second. Example:
 //
 //     fill_tile<80>(x_tile, args.x + start, args.x_stride, 64, 64);
 #pragma once

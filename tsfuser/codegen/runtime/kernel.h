@@ -25,7 +25,8 @@ static __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
-// Until the kernel before this one is done and what it has written is visible. Half a microsecond a block, so not for kernels of many short blocks.
+// Until the kernel before this one is done and what it has written is visible. Half a microsecond a block, so
+// not for kernels of many short blocks.
 static __device__ __forceinline__ void wait_for_turn() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -4,8 +4,8 @@
 //     const float x = in_range(index, count) ? table[index] : 0;
 //
 // An index out of range is an error. On the GPU it is a device-side assertion, as in eager, at the end of the
-// kernel, so that reads need not wait for one another. On the host the kernel sets the flag of the call, which
-// then goes to eager's ops for their exception.
+// kernel, so that reads need not wait for one another. On the host the kernel sets the flag of the call,
+// which then goes to eager's ops for their exception.
 #pragma once
 
 #include "types.h"

@@ -162,7 +162,8 @@ DEVICE T shift_right(T a, T by) {
   return a < T(0) ? T(-1) : T(0);
 }
 
-// exp of a float, exact enough for what becomes a 16-bit float: off by |x| 2^-23 relative, and results below 2^-126 are 0.
+// exp of a float, exact enough for what becomes a 16-bit float: off by |x| 2^-23 relative, and results below
+// 2^-126 are 0.
 DEVICE float exp_16bit(float x) {
 #if defined(TSFUSER_CUDA)
   float result;

@@ -1,8 +1,9 @@
 // Combining what the threads of a block have accumulated.
 //
-// In: an array of accumulators a thread. Out: the combination along x, in every thread, or along y, in those of the first row. Threads offer what they
-// have in shared memory, meet, and take what others offered; every exchange has memory of its own, which nobody overwrites. All threads of the block take
-// part; those of a row (same threadIdx.y) are a power of two, or whole warps. Example:
+// In: an array of accumulators a thread. Out: the combination along x, in every thread, or along y, in those
+// of the first row. Threads offer what they have in shared memory, meet, and take what others offered; every
+// exchange has memory of its own, which nobody overwrites. All threads of the block take part; those of a row
+// (same threadIdx.y) are a power of two, or whole warps. Example:
 //
 //     offer_x<Sum>(total, shared);
 //     meet_x();
@@ -27,8 +28,8 @@ COMBINER(Any, a || b)
 COMBINER(All, a && b)
 #undef COMBINER
 
-// How many terms there were, their mean `origin + rest`, and the sum of their squared distances from it. The origin is some term, or 0: what is found out
-// is small beside a large mean, and rounds accordingly.
+// How many terms there were, their mean `origin + rest`, and the sum of their squared distances from it. The
+// origin is some term, or 0: what is found out is small beside a large mean, and rounds accordingly.
 template <class T>
 struct moments {
   T count = 0, origin = 0, rest = 0, squares = 0;
@@ -117,7 +118,8 @@ DEVICE T sum_of(const peaked<T>& of) {
   return of.sum;
 }
 
-// Of disjoint sets of x (Milakov, Gimelshein, Online normalizer calculation for softmax, 2018). Where all x of a set are -inf, as of an empty one, its sum is no number.
+// Of disjoint sets of x (Milakov, Gimelshein, Online normalizer calculation for softmax, 2018). Where all x
+// of a set are -inf, as of an empty one, its sum is no number.
 struct Peaked {
   template <class T>
   DEVICE_MEMBER static T beside(const peaked<T>& set, T largest) {
@@ -135,7 +137,8 @@ struct Peaked {
 #include "host_fold.h"
 #endif
 
-// The accumulators of a thread, N / Results neighbours into each of the first `Results`; in a tree, which rounds less than a chain.
+// The accumulators of a thread, N / Results neighbours into each of the first `Results`; in a tree, which
+// rounds less than a chain.
 template <class Op, int Results, class T, int N>
 DEVICE void fold_lanes(T (&value)[N]) {
 #if defined(TSFUSER_HOST)
@@ -219,7 +222,8 @@ DEVICE int warp_rows() {
   return blockDim.x < 32 ? 32 / blockDim.x : 1;
 }
 
-// Along y, of which the block has a power of two: the rows of a warp are combined first; its first row offers its first N accumulators.
+// Along y, of which the block has a power of two: the rows of a warp are combined first; its first row offers
+// its first N accumulators.
 template <class Op, int N = 0, class T, int M>
 DEVICE void offer_y(T (&value)[M], char* memory) {
   constexpr int count = N ? N : M;
@@ -251,8 +255,9 @@ DEVICE void meet_y() {
   if (blockDim.y > 1) __syncthreads();
 }
 
-// Along y, where every thread wants the result: after `offer_y` and `meet_columns` each of `Warps` warps, a power of two, combines some of the block's `Columns` columns and leaves
-// them behind what was offered; once they have met again each thread takes those of its own.
+// Along y, where every thread wants the result: after `offer_y` and `meet_columns` each of `Warps` warps, a
+// power of two, combines some of the block's `Columns` columns and leaves them behind what was offered; once
+// they have met again each thread takes those of its own.
 template <int Columns, int Warps, class T>
 DEVICE T* gathered(char* memory) {
   return reinterpret_cast<T*>(memory) + Warps * Columns;

@@ -1,9 +1,10 @@
 // Blocks that share a row, a team, meet in global memory.
 //
-// In: what a block has combined, one value in every thread. Out: the same combined over the blocks of the team, in every thread. A block publishes the
-// 4-byte words of its value, each beside a tag that says in which turn it was written, as one 8-byte store: who reads the tag has the word, so that no fence
-// and no counter is needed. Slots begin as 0; turns take two sets of them by turns, since nobody is more than one turn ahead. All blocks of the grid must run
-// at the same time (a cooperative launch). Example, of one total:
+// In: what a block has combined, one value in every thread. Out: the same combined over the blocks of the
+// team, in every thread. A block publishes the 4-byte words of its value, each beside a tag that says in
+// which turn it was written, as one 8-byte store: who reads the tag has the word, so that no fence and no
+// counter is needed. Slots begin as 0; turns take two sets of them by turns, since nobody is more than one
+// turn ahead. All blocks of the grid must run at the same time (a cooperative launch). Example, of one total:
 //
 //     const team_slots slots = slots_of<4>(args.slots, team, parts, part, turn);
 //     offer_team<0>(total, slots, 0);
@@ -65,8 +66,9 @@ DEVICE void offer_team(const T (&value)[M], const team_slots& slots, int word) {
   for (int i = 0; i < words_of<T>; ++i) publish(slots.at + (word + i) * slots.parts + slots.part, uint64_t{slots.tag} << 32 | bits[i]);
 }
 
-// Warp `Warp` waits for all blocks and leaves in `shared` what they have together, combined in an order that does not change from run to run. A lane looks at
-// several slots at a time where registers allow it, since each look takes most of a microsecond; and no more at those that it has.
+// Warp `Warp` waits for all blocks and leaves in `shared` what they have together, combined in an order that
+// does not change from run to run. A lane looks at several slots at a time where registers allow it, since
+// each look takes most of a microsecond; and no more at those that it has.
 template <class Op, int Warp, class T, int M>
 DEVICE void take_team(const T (&)[M], const team_slots& slots, int word, char* shared, just<T> identity) {
   if (threadIdx.x / 32 != Warp) return;

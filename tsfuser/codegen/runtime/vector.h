@@ -59,7 +59,8 @@ struct vector_access {
   using type = typename word<width>::type;
 };
 
-// A word, or zero where it is not `wanted`. In assembler: the compiler would look into it and clear 16-bit lanes one by one.
+// A word, or zero where it is not `wanted`. In assembler: the compiler would look into it and clear 16-bit
+// lanes one by one.
 template <class Word>
 DEVICE Word load_word(const Word* pointer, bool wanted) {
   return wanted ? *pointer : Word{};

@@ -1,0 +1,25 @@
+// Launches of host kernels: blocks [0, grid) of a loop, spread over torch's own threads.
+
+#include "call/plan.h"
+
+#include <ATen/Parallel.h>
+
+namespace tsfuser {
+
+using HostKernel = void (*)(const void* args, int64_t grid, int64_t block_x, int64_t block_y, int64_t shared,
+                            int64_t begin, int64_t end);
+
+void launch_host(const PreparedLaunch& launch, const char* args) {
+  const auto kernel = reinterpret_cast<HostKernel>(launch.launch->function);
+  const auto blocks = [&](int64_t begin, int64_t end) {
+    kernel(args, launch.grid, launch.block_x, launch.block_y, launch.shared, begin, end);
+  };
+  const int64_t grain = std::max<int64_t>(launch.grain, 1);
+  if (launch.grid <= grain || launch.launch->cleared >= 0) {
+    blocks(0, launch.grid);
+  } else {
+    at::parallel_for(0, launch.grid, grain, blocks);
+  }
+}
+
+}  // namespace tsfuser

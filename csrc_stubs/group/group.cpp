@@ -1,0 +1,343 @@
+#include "group/group.h"
+
+#include "call/counters.h"
+#include "call/exact_cache.h"
+#include "group/guard_widening.h"
+#include "group/observe.h"
+#include "group/python.h"
+
+#include <ATen/record_function.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/passes/shape_analysis.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
+
+#include <new>
+#include <utility>
+
+namespace tsfuser {
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<Group*> groups;  // by id
+  std::map<std::string, Group*> by_text;
+};
+
+// Leaked, like the groups: other threads may run groups while the process exits.
+Registry& registry() {
+  static Registry* r = new Registry;
+  return *r;
+}
+
+// Set while this thread is inside the planner, which may itself run scripted functions.
+thread_local bool planning = false;
+
+// Where an observed run leaves why it went unfused; null for others.
+thread_local std::string* why_unfused = nullptr;
+
+struct Planning {
+  const bool before = std::exchange(planning, true);
+  ~Planning() { planning = before; }
+};
+
+// Python may run scripted functions, with guards of their own.
+struct KeepAdmission {
+  const Admission before = last_admission();
+  ~KeepAdmission() { last_admission() = before; }
+};
+
+std::shared_ptr<const Plan> refused(const Arguments& arguments, std::string reason) {
+  auto plan = std::make_shared<Plan>();
+  plan->program.leaf_count = static_cast<int32_t>(arguments.leaves.size());
+  plan->refusal = std::move(reason);
+  return plan;
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+}  // namespace
+
+std::atomic<bool> fallback_enabled{true};
+
+Group::Group(int64_t id, std::shared_ptr<torch::jit::Graph> graph, std::string text)
+    : id(id), text(std::move(text)), graph(std::move(graph)) {}
+
+void Group::run(torch::jit::Stack& stack, size_t input_count) {
+  if (C10_UNLIKELY(observing.load(std::memory_order_relaxed))) {
+    return run_observed(*this, stack, input_count);
+  }
+  run_now(stack, input_count);
+}
+
+std::string Group::run_unobserved(torch::jit::Stack& stack, size_t input_count) {
+  struct Notes {
+    std::string reason;
+    std::string* const before = std::exchange(why_unfused, &reason);
+    ~Notes() { why_unfused = before; }
+  } notes;
+  run_now(stack, input_count);
+  return notes.reason;
+}
+
+void Group::run_now(torch::jit::Stack& stack, size_t input_count) {
+  if (planning) {
+    return run_unfused(stack, "called while a plan is being made on this thread");
+  }
+  static thread_local Arguments arguments;
+  const auto inputs = torch::jit::last(stack, input_count);
+  if (const char* reason = gather(inputs, arguments)) {
+    report("input", reason);
+    return run_unfused(stack, reason);
+  }
+  ExactTable& exact = ExactTable::mine();
+  const PreparedCall* call = exact.find(this, arguments);
+  if (call) {
+    counters().add(Count::ExactHits, call->plan->refusal.empty());
+  } else {
+    const uint64_t epoch = ExactTable::epoch();
+    Call found = find_class(arguments);
+    if (!found) {
+      Miss miss = plan_anew(arguments, inputs);
+      if (miss.kind && send_back(stack, miss.reason)) {
+        return;
+      }
+      if (miss.kind) {
+        report(miss.kind, miss.reason);
+      }
+      if (miss.interrupted) {
+        return run_interrupted(stack, miss.reason);
+      }
+      if (!miss.call) {
+        return run_unfused(stack, miss.reason);
+      }
+      found = std::move(miss.call);
+    }
+    call = exact.insert(this, epoch, std::move(found));
+  }
+  run_prepared(*call, arguments, stack, input_count);
+}
+
+Group::Call Group::find_class(const Arguments& arguments) {
+  static thread_local std::vector<int64_t> values;
+  std::shared_ptr<const Plan> found = plans_.find(arguments, values);
+  if (!found) {
+    return nullptr;
+  }
+  counters().add(Count::ClassHits, found->refusal.empty());
+  return prepare(std::move(found), arguments, values);
+}
+
+Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs) {
+  const KeepAdmission of_this_call;
+  // Whoever waits for `planning_` has let go of the GIL, so its holder may wait for the GIL.
+  const WithoutGil no_gil;
+  const std::lock_guard<std::mutex> lock(planning_);
+  if (Call call = find_class(arguments)) {  // planned while we waited
+    return {std::move(call), nullptr, {}};
+  }
+  const auto room = plans_.make_room(group_count());
+  if (!room) {
+    return {nullptr, "limit", "more classes of calls than a group keeps plans for"};
+  }
+  const char* kind = nullptr;
+  std::string reason;
+  std::shared_ptr<const Plan> plan;
+  try {
+    const Planning mark;
+    const DuringCapture unsafe_calls_allowed(arguments.device.is_cuda());
+    plan = plan_in_python(id, inputs);
+    const char* mismatch = plan->mismatch(inputs);
+    std::vector<int64_t> values;
+    if (!mismatch && !evaluate(plan->program, arguments.leaves, values)) {
+      mismatch = "its checks do not hold for the call that it was made for";
+    }
+    if (mismatch) {
+      throw PlannerError(std::string("the plan is wrong: ") + mismatch);
+    }
+    if (!plan->refusal.empty()) {
+      kind = "refusal";
+      reason = plan->refusal;
+    }
+  } catch (const PlannerInterrupted& interrupted) {
+    return {nullptr, nullptr, interrupted.what(), true};
+  } catch (const PlannerAbsent& absent) {
+    return {nullptr, nullptr, absent.what()};
+  } catch (const PlannerError& error) {
+    kind = "planner";
+    reason = error.what();
+    plan = refused(arguments, reason);
+  }
+  plans_.add(*room, arguments, plan);
+  counters().add(Count::PlansBuilt, plan->refusal.empty());
+  std::vector<int64_t> values;
+  evaluate(plan->program, arguments.leaves, values);
+  return {prepare(std::move(plan), arguments, std::move(values)), kind, std::move(reason)};
+}
+
+void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
+                         size_t input_count) {
+  const Plan& plan = *call.plan;
+  plans_.use(plan);
+  if (!plan.refusal.empty() && send_back(stack, plan.refusal)) {
+    return;
+  }
+  if (!plan.refusal.empty() || plan.failed()) {
+    return run_unfused(stack, plan.refusal.empty() ? plan.failure() : plan.refusal);
+  }
+  if (C10_UNLIKELY(!plan.admits(torch::jit::last(stack, input_count)))) {
+    return run_beyond_limits(stack);
+  }
+  if (const char* reason = plan.conflict(arguments, torch::jit::last(stack, input_count))) {
+    return run_unfused(stack, reason);
+  }
+  const char* kind = "memory";
+  std::string reason = "not enough memory for the outputs of a fused group", detail;
+  try {
+    RECORD_FUNCTION("run_fused_kernel", c10::ArrayRef<const c10::IValue>());
+    const size_t launches = tsfuser::run(call, arguments, stack, input_count);
+    counters().add(Count::Launches, static_cast<int64_t>(launches));
+    return;
+  } catch (const LaunchError& error) {
+    kind = plan.mark_failed(error.what()) ? "launch" : nullptr;  // another thread has reported it
+    reason = error.what();
+  } catch (const OutOfRange&) {
+    return interpret(stack);  // the ops find it, too, and raise what they raise: no failure of ours
+  } catch (const RandomError& error) {
+    kind = nullptr;  // as it should be, and over when the capture is: nothing to warn about
+    reason = error.what();
+  } catch (const c10::Error& error) {
+    detail = ": " + first_line(error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+  }
+  // From here on the call may be gone: a report may run anything, even a reset.
+  if (kind) {
+    report(kind, reason + detail);
+  }
+  run_unfused(stack, reason);
+}
+
+const torch::jit::Code& Group::unfused_code() {
+  const std::lock_guard<std::mutex> lock(code_mutex_);
+  if (!code_) {
+    auto copy = graph->copy();
+    torch::jit::EraseShapeInformation(copy);
+    code_ = std::make_shared<torch::jit::Code>(copy, "tsfuser_unfused");
+  }
+  return *code_;
+}
+
+bool Group::send_back(torch::jit::Stack& stack, const std::string& reason) {
+  const Admission admission = std::exchange(last_admission(), {});
+  if (!admission.opening || !admission.opening->send_back(admission.pattern)) {
+    return false;
+  }
+  if (why_unfused) {
+    *why_unfused = reason;
+  }
+  interpret(stack);
+  return true;
+}
+
+// Not counted as a fallback, and no error where those are: KeyboardInterrupt comes when the call has
+// returned.
+void Group::run_interrupted(torch::jit::Stack& stack, const std::string& reason) {
+  if (why_unfused) {
+    *why_unfused = reason;
+  }
+  interpret(stack);
+}
+
+void Group::run_beyond_limits(torch::jit::Stack& stack) {
+  interpret(stack);
+  // The limits are narrower than eager's here and there, so that it may have raised nothing.
+  const char* reason = "a number is beyond what the plan is made for";
+  counters().add_fallback(reason);
+  if (why_unfused) {
+    *why_unfused = reason;
+  }
+}
+
+void Group::run_unfused(torch::jit::Stack& stack, const std::string& reason) {
+  counters().add_fallback(reason);
+  if (why_unfused) {
+    *why_unfused = reason;
+  }
+  TORCH_CHECK(fallback_enabled.load(std::memory_order_relaxed),
+              "tsfuser does not run this group fused: ", reason, "\n(its fallback is disabled)\n", text);
+  interpret(stack);
+}
+
+void Group::interpret(torch::jit::Stack& stack) { torch::jit::InterpreterState(unfused_code()).run(stack); }
+
+void Group::report(const char* kind, const std::string& reason) {
+  {
+    const std::lock_guard<std::mutex> lock(reports_mutex_);
+    if (reported_.size() >= most_reports || !reported_.insert(kind + (": " + reason)).second) {
+      return;
+    }
+  }
+  const Planning mark;  // what Python does with the report is not ours to fuse
+  report_in_python(kind, id, reason);
+}
+
+void Group::reset() {
+  plans_.clear();
+  const std::lock_guard<std::mutex> lock(reports_mutex_);
+  reported_.clear();
+}
+
+void Group::after_fork() {
+  plans_.after_fork();
+  new (&reports_mutex_) std::mutex;
+  new (&planning_) std::mutex;
+  new (&code_mutex_) std::mutex;
+}
+
+Group* group_by_text(std::shared_ptr<torch::jit::Graph> graph, const std::string& text) {
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  Group*& group = registry().by_text[text];
+  if (!group) {
+    group = new Group(static_cast<int64_t>(registry().groups.size()), graph->copy(), text);
+    registry().groups.push_back(group);
+  }
+  return group;
+}
+
+Group* group_by_id(int64_t id) {
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  return id >= 0 && id < static_cast<int64_t>(registry().groups.size()) ? registry().groups[id] : nullptr;
+}
+
+Group& known_group(int64_t id) {
+  Group* group = group_by_id(id);
+  if (!group) {
+    throw std::out_of_range("tsfuser knows no group " + std::to_string(id));  // IndexError in Python
+  }
+  return *group;
+}
+
+size_t group_count() {
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  return registry().groups.size();
+}
+
+void reset_groups() {
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  for (Group* group : registry().groups) {
+    group->reset();
+  }
+  ExactTable::next_epoch();
+  ExactTable::mine().clear();
+  last_admission() = {};
+}
+
+void groups_after_fork() {
+  new (&registry().mutex) std::mutex;
+  counters().after_fork();
+  for (Group* group : registry().groups) {
+    group->after_fork();
+  }
+}
+
+}  // namespace tsfuser

@@ -1,0 +1,107 @@
+// A group of ops that runs as one: its plans, their lookup, and the way out when there is none.
+//
+// In: the interpreter's stack. Out: the same stack with the inputs replaced by the outputs. A call goes
+//   1 exact hit: this thread saw the leaf vector before -> everything is ready, launch
+//   2 class hit: some plan's checks hold                -> evaluate its size program, launch, remember for 1
+//   3 miss: Python makes a plan, once                   -> as 2
+//   otherwise the subgraph is interpreted, with a reason that `stats` counts.
+// 1 and 2 never take the GIL.
+#pragma once
+
+#include "call/plan.h"
+#include "call/plan_table.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace torch::jit {
+struct Graph;
+struct Code;
+}  // namespace torch::jit
+
+namespace tsfuser {
+
+extern std::atomic<bool> fallback_enabled;
+
+class Group {
+ public:
+  Group(int64_t id, std::shared_ptr<torch::jit::Graph> graph, std::string text);
+
+  void run(torch::jit::Stack& stack, size_t input_count);
+  // The same without telling the observer (observe.h). Returns why it ran unfused, or "".
+  std::string run_unobserved(torch::jit::Stack& stack, size_t input_count);
+  // Runs the nodes one by one, as they stand in the subgraph.
+  void interpret(torch::jit::Stack& stack);
+  void reset();
+  void after_fork();
+
+  const int64_t id;
+  const std::string text;
+  const std::shared_ptr<torch::jit::Graph> graph;
+  std::vector<std::shared_ptr<const Plan>> plans() { return plans_.all(); }
+
+ private:
+  using Call = std::shared_ptr<const PreparedCall>;
+  // What a miss came to: a call to run, or none; and what to report, if anything.
+  struct Miss {
+    Call call;
+    const char* kind;
+    std::string reason;
+    bool interrupted = false;
+  };
+
+  Call find_class(const Arguments& arguments);
+  Miss plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs);
+
+  void run_now(torch::jit::Stack& stack, size_t input_count);
+  void run_prepared(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
+                    size_t input_count);
+  // Where the guard was open for a call that has no plan: the guard lets no more of them in, and this one,
+  // which its fallback would have run, is interpreted. False where the call came otherwise.
+  bool send_back(torch::jit::Stack& stack, const std::string& reason);
+  // With a number that eager rejects, most likely: its error is raised.
+  void run_beyond_limits(torch::jit::Stack& stack);
+  void run_unfused(torch::jit::Stack& stack, const std::string& reason);
+  void run_interrupted(torch::jit::Stack& stack, const std::string& reason);
+  void report(const char* kind, const std::string& reason);
+  const torch::jit::Code& unfused_code();
+
+  static constexpr size_t most_reports = 64;
+
+  PlanTable plans_;
+  std::mutex reports_mutex_;  // of what follows, never held while waiting for the GIL
+  std::set<std::string> reported_;
+
+  std::mutex planning_;  // held while Python plans; waited for without the GIL
+  std::mutex code_mutex_;
+  std::shared_ptr<const torch::jit::Code> code_;
+};
+
+// The process-wide registry. Equal texts are one group; groups live as long as the process.
+Group* group_by_text(std::shared_ptr<torch::jit::Graph> graph, const std::string& text);
+Group* group_by_id(int64_t id);  // null if there is none
+Group& known_group(int64_t id);  // throws std::out_of_range
+size_t group_count();
+void reset_groups();
+void groups_after_fork();
+
+// planner.cpp, the calls into Python. What Python raised comes as PlannerError, with its reason;
+// PlannerAbsent says that nobody could be asked this time, PlannerInterrupted that Ctrl-C ended the
+// planning: the call runs unfused, even where that is an error otherwise, and the next one plans again.
+struct PlannerError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+struct PlannerAbsent : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+struct PlannerInterrupted : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+std::shared_ptr<const Plan> plan_in_python(int64_t group, at::ArrayRef<c10::IValue> inputs);
+void report_in_python(const char* kind, int64_t group, const std::string& reason);
+
+}  // namespace tsfuser

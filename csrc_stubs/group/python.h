@@ -1,0 +1,79 @@
+// The door to Python: who may call it, how its objects are let go, and how it closes.
+//
+// Rules. No lock of this extension is held by a thread that waits for the GIL, unless every thread that
+// waits for that lock has let go of the GIL first. No Python object is released where the GIL's state is not
+// known.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <functional>
+#include <optional>
+
+namespace tsfuser {
+
+namespace py = pybind11;
+
+// The GIL for one call into Python, from any thread. False once the interpreter shuts down: then Python must
+// not be touched. Example: `PythonCall python; if (python) fn(1);`
+class PythonCall {
+ public:
+  PythonCall();
+  ~PythonCall();
+  PythonCall(const PythonCall&) = delete;
+  explicit operator bool() const { return gil_.has_value(); }
+
+ private:
+  std::optional<py::gil_scoped_acquire> gil_;
+};
+
+// Lets go of the GIL if this thread has it.
+class WithoutGil {
+ public:
+  WithoutGil();
+
+ private:
+  std::optional<py::gil_scoped_release> released_;
+};
+
+// Gives up one reference, at the next `release_now`. Needs no GIL.
+void release_later(PyObject* object);
+// With the GIL held.
+void release_now();
+
+// Called at the interpreter's exit with the GIL held: no call enters Python any more, and those inside get
+// some seconds to finish.
+void close_python();
+// In the child of a fork only the forking thread lives on.
+void forget_other_threads();
+
+// A callable that Python may replace at any time; never destroyed by C++.
+class Callback {
+ public:
+  // With the GIL held. Returns what was set before, or None.
+  py::object set(py::object fn) {
+    PyObject* old = fn_;
+    fn_ = fn.is_none() ? nullptr : fn.release().ptr();
+    return old ? py::reinterpret_steal<py::object>(old) : py::none();
+  }
+  py::object get() const { return py::reinterpret_borrow<py::object>(fn_); }
+
+ private:
+  PyObject* fn_ = nullptr;
+};
+
+// `use(fn)` with the GIL held, where `callback` is set to fn. What is raised has nobody to go to: exceptions
+// of fn are disposed of, Ctrl-C is kept until it has returned, and where its result does not cast, `mistake`
+// goes to stderr. Example:
+//     with_callback(pass_callback(), "tsfuser graph pass", "no graph came back",
+//                   [&](const py::object& pass) { graph = pass(graph).cast<GraphPtr>(); });
+void with_callback(const Callback& callback, const char* where, const char* mistake,
+                   const std::function<void(const py::object&)>& use);
+
+class HeldInterrupts;  // interrupts.h
+
+// Disposes of a Python exception that has nobody to go to: what is no `Exception` (SystemExit,
+// KeyboardInterrupt) is raised again in the caller, others are written to stderr. With the GIL held.
+void dispose(py::error_already_set& error, HeldInterrupts& held, const char* where);
+
+}  // namespace tsfuser

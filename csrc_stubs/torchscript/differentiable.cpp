@@ -1,0 +1,321 @@
+// What TorchScript's autodiff keeps from the forward to the backward, where Python may have a say.
+//
+// No pass sees both graphs of a prim::DifferentiableGraph: each has an executor of its own. But the
+// operation of the node is made when both are attributes of it, and no executor has them yet. So torch's
+// operator is replaced by one that hands the graphs to Python before it makes the same operation
+// (tsfuser/frontends/torchscript/training/differentiable.py). The check that stands before such a graph is
+// replaced, too, and sends calls that autodiff's graphs would compute wrongly to the fallback: those of
+// complex numbers, of tensors with tangents, and under functorch's transforms.
+
+#include "call/arguments.h"
+#include "torchscript/hooks.h"
+#include "torchscript/nodes.h"
+
+#include <c10/core/GradMode.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/jit/ir/constants.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/passes/constant_propagation.h>
+#include <torch/csrc/jit/passes/shape_analysis.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
+#include <torch/csrc/jit/runtime/operator.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <tuple>
+#include <unordered_set>
+#include <vector>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Graph;
+using torch::jit::Node;
+using GraphPtr = std::shared_ptr<Graph>;
+using Kept = std::tuple<GraphPtr, GraphPtr, std::vector<int64_t>, std::vector<int64_t>>;
+
+// The dims of a tensor of that type, outermost first, where its elements fill memory in an order that is not
+// row-major; else none.
+std::vector<int64_t> order_of(const c10::TypePtr& type) {
+  const auto tensor = type->cast<c10::TensorType>();
+  const auto sizes = tensor ? tensor->sizes().concrete_sizes() : std::nullopt;
+  const auto strides = tensor ? tensor->strides().concrete_sizes() : std::nullopt;
+  if (!sizes || !strides) {
+    return {};
+  }
+  std::vector<int64_t> order(sizes->size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return (*strides)[a] > (*strides)[b]; });
+  int64_t step = 1;
+  for (auto d = order.rbegin(); d != order.rend(); ++d) {
+    if ((*sizes)[*d] != 1 && (*strides)[*d] != step) {
+      return {};
+    }
+    step *= (*sizes)[*d];
+  }
+  return std::is_sorted(order.begin(), order.end()) ? std::vector<int64_t>() : order;
+}
+
+// Whether the program computes the value, so that nobody sees the strides of its gradient.
+bool is_made(const torch::jit::Value* value) {
+  static const auto check = c10::Symbol::fromQualString("prim::RequiresGradCheck");
+  const Node* maker = value->node();
+  if (maker->kind() == check) {
+    return is_made(maker->input(value->offset()));
+  }
+  return maker->kind() != c10::prim::Param && maker->kind() != c10::prim::GetAttr;
+}
+
+// For each gradient that the backward gives, the order of what it is the gradient of, as it was profiled;
+// none where the program is given that.
+std::vector<std::vector<int64_t>> orders_of_gradients(const Node* node) {
+  std::vector<std::vector<int64_t>> orders;
+  for (const int64_t i : node->is(c10::attr::df_output_vjps)) {
+    orders.push_back(is_made(node->input(i)) ? order_of(node->input(i)->type()) : std::vector<int64_t>());
+  }
+  return orders;
+}
+
+// Sets the graphs of `node`, the forward's outputs that are kept, and those that a gradient comes for.
+void keep_less(Node* node) {
+  const auto set = [node](const py::object& pass) {
+    GraphPtr plain = node->g(c10::attr::Subgraph)->copy();
+    torch::jit::ConstantPropagation(plain);  // autodiff's formulas ask what is known by now
+    plain_forms(*plain);
+    const py::object result =
+        pass(plain, node->g(c10::attr::ReverseSubgraph)->copy(), node->i(c10::attr::f_real_outputs),
+             node->is(c10::attr::df_input_vjps), node->is(c10::attr::df_input_captured_inputs),
+             node->is(c10::attr::df_input_captured_outputs), orders_of_gradients(node));
+    if (!result.is_none()) {
+      const auto [forward, backward, gradients, outputs] = result.cast<Kept>();
+      node->g_(c10::attr::Subgraph, forward);
+      node->g_(c10::attr::ReverseSubgraph, backward);
+      node->is_(c10::attr::df_input_vjps, gradients);
+      node->is_(c10::attr::df_input_captured_outputs, outputs);
+    }
+  };
+  with_callback(differentiable_callback(), "tsfuser differentiable graphs",
+                "tsfuser's pass over differentiable graphs returned something else than graphs", set);
+}
+
+bool is_complex(const c10::IValue& value) {
+  return value.isComplexDouble() ||
+         (value.isTensor() && value.toTensor().defined() && value.toTensor().is_complex());
+}
+
+bool has_complex_numbers(const torch::jit::Block* block) {
+  for (const Node* node : block->nodes()) {
+    for (const auto* value : node->outputs()) {
+      if (value->type()->kind() == c10::TypeKind::ComplexType) {
+        return true;
+      }
+    }
+    for (const auto* inner : node->blocks()) {
+      if (has_complex_numbers(inner)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// Whether the value, which a differentiable graph gets, may require a gradient: the check says what was
+// profiled.
+bool may_require_gradient(const torch::jit::Value* value, const Node& check) {
+  if (value->node() != &check) {
+    return is_tensor(value);
+  }
+  const auto type = check.tys(c10::attr::types).at(value->offset())->cast<c10::TensorType>();
+  return !type || type->requiresGrad().value_or(true);
+}
+
+// Whether a tensor that bounds a clamp may require a gradient in the differentiable graph: autodiff gives it
+// none.
+bool loses_gradients(const Node& differentiable, const Node& check) {
+  const Graph& graph = *differentiable.g(c10::attr::Subgraph);
+  std::unordered_set<const torch::jit::Value*> moving;
+  for (size_t i = 0; i < graph.inputs().size(); ++i) {
+    if (may_require_gradient(differentiable.input(i), check)) {
+      moving.insert(graph.inputs()[i]);
+    }
+  }
+  for (const Node* node : graph.nodes()) {
+    const auto inputs = node->inputs();
+    const auto moves = [&moving](const torch::jit::Value* value) { return moving.count(value) != 0; };
+    if (node->kind() == c10::aten::clamp && std::any_of(inputs.begin() + 1, inputs.end(), moves)) {
+      return true;
+    }
+    if (!node->blocks().empty() || std::any_of(inputs.begin(), inputs.end(), moves)) {
+      moving.insert(node->outputs().begin(), node->outputs().end());
+    }
+  }
+  return false;
+}
+
+// Whether the program may see the memory of a value of a differentiable graph, whose results the If around
+// it returns.
+bool is_seen(const torch::jit::Value* value, const Node& differentiable) {
+  const size_t results = differentiable.i(c10::attr::f_real_outputs);
+  const Node& choice = *differentiable.owningBlock()->owningNode();
+  return value->node()->kind() == c10::prim::Param ||
+         std::any_of(value->uses().begin(), value->uses().end(), [&](const torch::jit::Use& use) {
+           if (use.user->kind() != c10::prim::Return) {
+             return !only_reads(*use.user);
+           }
+           const auto& outer = differentiable.outputs();
+           return use.offset < results &&
+                  std::any_of(
+                      outer[use.offset]->uses().begin(), outer[use.offset]->uses().end(),
+                      [&](const torch::jit::Use& given) {
+                        return given.user->kind() != c10::prim::Return ||
+                               !is_only_read(choice.output(given.offset));
+                      });
+         });
+}
+
+// Whether eager would return one tensor where autodiff's forward of a dropout that may drop nothing returns
+// two.
+bool shares_memory(const Node& differentiable) {
+  static const auto dropout = c10::Symbol::fromQualString("aten::native_dropout");
+  const auto nodes = differentiable.g(c10::attr::Subgraph)->nodes();
+  return std::any_of(nodes.begin(), nodes.end(), [&differentiable](const Node* node) {
+    if (node->kind() != dropout) {
+      return false;
+    }
+    const auto rate = torch::jit::toIValue(node->input(1));
+    const bool may_drop_nothing = !rate || !rate->isDouble() || rate->toDouble() == 0;
+    return may_drop_nothing && is_seen(node->input(0), differentiable) &&
+           is_seen(node->output(0), differentiable);
+  });
+}
+
+// Whether a differentiable graph of the block computes what autodiff's formulas are wrong about, whatever
+// the call.
+bool is_for_eager(const torch::jit::Block& block, const Node& check) {
+  return std::any_of(block.nodes().begin(), block.nodes().end(), [&check](const Node* node) {
+    return node->kind() == c10::prim::DifferentiableGraph &&
+           (has_complex_numbers(node->g(c10::attr::Subgraph)->block()) || loses_gradients(*node, check) ||
+            shares_memory(*node));
+  });
+}
+
+// Whether autodiff's graphs would lose what eager's ops do with the value: they compute on detached tensors,
+// whose tangents are gone, and their formulas do not conjugate.
+bool needs_eager(const c10::IValue& value) {
+  return is_complex(value) ||
+         (value.isTensor() && value.toTensor().defined() && refuse_tensor(value.toTensor()));
+}
+
+bool needs_eager(at::ArrayRef<c10::IValue> values) {
+  return refuse_mode() || std::any_of(values.begin(), values.end(),
+                                      [](const c10::IValue& value) { return needs_eager(value); });
+}
+
+// What torch calls where a differentiable graph may not run. What needs eager's autograd runs one op at a
+// time: torch would make a differentiable graph of it again, the check of which would refuse the next such
+// call, and so on.
+class Fallback : public torch::jit::GraphFunction {
+ public:
+  Fallback(const torch::jit::GraphFunction& torchs, bool always_plain)
+      : GraphFunction(torchs.qualname(), torchs.graph(), nullptr), always_plain_(always_plain) {
+    keep_casts(*this);
+  }
+
+  using GraphFunction::call;
+  bool call(torch::jit::Stack& stack, std::optional<size_t> bail_out,
+            c10::function_ref<void(const torch::jit::Code&)> run) override {
+    if (!always_plain_ && !needs_eager(torch::jit::last(stack, num_inputs()))) {
+      return GraphFunction::call(stack, bail_out, run);
+    }
+    std::call_once(made_, [this] {
+      const GraphPtr copy = graph()->copy();
+      eager_forms(*copy);
+      torch::jit::EraseShapeInformation(copy);
+      code_ = std::make_unique<torch::jit::Code>(copy, name());
+    });
+    run(*code_);
+    return true;
+  }
+
+ private:
+  const bool always_plain_;
+  std::once_flag made_;
+  std::unique_ptr<torch::jit::Code> code_;
+};
+
+// Operators of graphs that were made before point to the one that is replaced, which stays.
+void replace_operator(c10::Symbol kind, torch::jit::Operation (*make)(const Node*),
+                      std::shared_ptr<torch::jit::Operator>& original) {
+  const auto found = torch::jit::getAllOperatorsFor(kind);
+  if (found.size() != 1) {  // not the torch that we know
+    return;
+  }
+  original = found.front();
+  torch::jit::deregisterOperator(original->schema());
+  torch::jit::registerOperator(
+      torch::jit::Operator(kind, make, c10::AliasAnalysisKind::INTERNAL_SPECIAL_CASE));
+}
+
+std::shared_ptr<torch::jit::Operator>& original_graph() {
+  static auto* o = new std::shared_ptr<torch::jit::Operator>;
+  return *o;
+}
+
+std::shared_ptr<torch::jit::Operator>& original_check() {
+  static auto* o = new std::shared_ptr<torch::jit::Operator>;
+  return *o;
+}
+
+torch::jit::Operation make_graph(const Node* node) {
+  if (pass_enabled.load(std::memory_order_relaxed)) {
+    keep_less(const_cast<Node*>(node));  // the executor's own copy of the graph
+  }
+  return original_graph()->getOperation(node);
+}
+
+// The check sends what needs eager's autograd to the fallback, and what needs none: a result of a
+// differentiable graph requires a gradient in whatever mode.
+torch::jit::Operation make_check(const Node* node) {
+  auto check = original_check()->getOperation(node);
+  if (!pass_enabled.load(std::memory_order_relaxed)) {
+    return check;
+  }
+  bool never = false;
+  for (const auto& use : node->outputs().back()->uses()) {
+    for (const auto* block : use.user->blocks()) {
+      never |= is_for_eager(*block, *node);
+    }
+  }
+  for (const auto& [call, torchs] : fallbacks(*node)) {
+    if (!dynamic_cast<Fallback*>(torchs)) {  // neither is ever destroyed: types point to functions
+      call->input(0)->setType(c10::FunctionType::create(new Fallback(*torchs, never)));
+    }
+  }
+  const size_t inputs = node->inputs().size();
+  return [=](torch::jit::Stack& stack) mutable {
+    const bool refused =
+        never || !c10::GradMode::is_enabled() || needs_eager(torch::jit::last(stack, inputs));
+    check(stack);
+    if (refused) {
+      stack.back() = false;
+    }
+  };
+}
+
+}  // namespace
+
+Callback& differentiable_callback() {
+  static Callback* c = new Callback;
+  return *c;
+}
+
+void register_differentiable_graphs() {
+  replace_operator(c10::prim::DifferentiableGraph, make_graph, original_graph());
+  replace_operator(c10::Symbol::fromQualString("prim::RequiresGradCheck"), make_check, original_check());
+}
+
+}  // namespace tsfuser

@@ -1,0 +1,50 @@
+// What the rewriters of graphs that torch is about to profile ask of values.
+#pragma once
+
+#include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <utility>
+#include <vector>
+
+namespace tsfuser {
+
+inline bool is_tensor(const torch::jit::Value* value) {
+  return value->type()->kind() == c10::TypeKind::TensorType;
+}
+
+inline bool is_profile(const torch::jit::Node* node) {
+  return node->kind() == c10::prim::profile && node->inputs().size() == 1 && node->outputs().size() == 1;
+}
+
+// The value that a profile node stands before.
+inline const torch::jit::Value* behind_profile(const torch::jit::Value* value) {
+  return is_profile(value->node()) ? value->node()->input() : value;
+}
+
+// The calls of fallbacks, and the functions called, where a check fails: an If reads the check's last
+// result.
+inline std::vector<std::pair<torch::jit::Node*, torch::jit::GraphFunction*>> fallbacks(
+    const torch::jit::Node& check) {
+  std::vector<std::pair<torch::jit::Node*, torch::jit::GraphFunction*>> found;
+  for (const auto& use : check.outputs().back()->uses()) {
+    if (use.user->kind() != c10::prim::If) {
+      continue;
+    }
+    for (torch::jit::Node* node : use.user->blocks()[1]->nodes()) {
+      const auto type = node->kind() == c10::prim::CallFunction
+                            ? node->input(0)->type()->cast<c10::FunctionType>()
+                            : nullptr;
+      if (auto* function = type ? torch::jit::tryToGraphFunction(*type->function()) : nullptr) {
+        found.emplace_back(node, function);
+      }
+    }
+  }
+  return found;
+}
+
+// Torch would put casts of autocast into the fallback once more. The graph that it is of has them, and ops
+// that were in place, which get none, may be functional by now.
+inline void keep_casts(torch::jit::GraphFunction& fallback) { fallback._set_ignore_amp(true); }
+
+}  // namespace tsfuser

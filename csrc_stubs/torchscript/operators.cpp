@@ -1,0 +1,105 @@
+// The operators that a fused graph calls: prim::CudaFusionGuard, prim::CudaFusionGroup, prim::add_optional,
+// tsfuser::is_positive, tsfuser::packed, tsfuser::laid_out.
+
+#include "group/group.h"
+#include "torchscript/hooks.h"
+#include "torchscript/nodes.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/gt.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Node;
+using torch::jit::Operation;
+using torch::jit::Stack;
+
+// The graph pass stores the group's id; a graph that comes from elsewhere (a file, a test) has only the
+// subgraph.
+Group* group_of(const Node* node) {
+  static const auto cache_id = c10::Symbol::attr("cache_id");
+  if (node->hasAttribute(cache_id)) {
+    Group* group = group_by_id(node->i(cache_id));
+    TORCH_CHECK(group, "tsfuser knows no group ", node->i(cache_id));
+    return group;
+  }
+  const auto subgraph = node->g(c10::attr::Subgraph);
+  return group_by_text(subgraph, subgraph->toString(/*print_source_locations=*/false));
+}
+
+Operation make_group(const Node* node) {
+  Group* group = group_of(node);
+  const size_t inputs = node->inputs().size();
+  return [group, inputs](Stack& stack) { group->run(stack, inputs); };
+}
+
+Operation make_guard(const Node* node) {
+  const auto& types = node->tys(c10::attr::types);
+  const size_t inputs = node->inputs().size();
+  TORCH_CHECK(types.size() == inputs, "prim::CudaFusionGuard has ", inputs, " inputs and ", types.size(),
+              " types");
+  for (const auto& [call, fallback] : fallbacks(*node)) {
+    keep_casts(*fallback);
+  }
+  static const auto patterns = c10::Symbol::attr("patterns");
+  return guard_operation(types, node->hasAttribute(patterns) ? node->i(patterns) : 0);
+}
+
+void add_optional(Stack& stack) {
+  const c10::IValue bias = torch::jit::pop(stack);
+  if (!bias.isNone()) {
+    at::Tensor input = torch::jit::pop(stack).toTensor();
+    torch::jit::push(stack, at::add(input, bias.toTensor()));
+  }
+}
+
+// Where the first operand, the result of a batch norm whose operands and saved statistics follow, is
+// positive. What is fused computes it of those.
+void is_positive(Stack& stack) {
+  constexpr size_t operands = 8;
+  const at::Tensor result = torch::jit::peek(stack, 0, operands).toTensor();
+  torch::jit::drop(stack, operands);
+  torch::jit::push(stack, at::gt(result, 0));
+}
+
+// A copy without gaps, in which the one of the last two dims stays inside whose neighbours are nearer in
+// memory.
+void packed(Stack& stack) {
+  const at::Tensor self = torch::jit::pop(stack).toTensor();
+  if (self.layout() != at::kStrided || self.dim() < 2) {
+    torch::jit::push(stack, self.clone());
+  } else if (self.stride(-2) < self.stride(-1)) {
+    torch::jit::push(stack, self.transpose(-2, -1).clone(at::MemoryFormat::Contiguous).transpose(-2, -1));
+  } else {
+    torch::jit::push(stack, self.clone(at::MemoryFormat::Contiguous));
+  }
+}
+
+// The tensor itself, of which the order of dims in memory is wished for: only a group, which stores it
+// anyway, heeds that.
+void laid_out(Stack& stack) { torch::jit::drop(stack, 1); }
+
+}  // namespace
+
+void register_operators() {
+  static const torch::jit::RegisterOperators registered(
+      {torch::jit::Operator(c10::prim::CudaFusionGroup, make_group,
+                            c10::AliasAnalysisKind::INTERNAL_SPECIAL_CASE),
+       torch::jit::Operator("prim::CudaFusionGuard(...) -> bool", make_guard,
+                            c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator("prim::add_optional(Tensor(a) input, Tensor? bias) -> Tensor(a)", add_optional,
+                            c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator(
+           "tsfuser::is_positive(Tensor result, int impl_index, Tensor input, Tensor? weight, Tensor? bias, "
+           "Tensor save_mean, Tensor save_invstd, bool training) -> Tensor",
+           is_positive, c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator("tsfuser::packed(Tensor self) -> Tensor", packed,
+                            c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator("tsfuser::laid_out(Tensor(a) self, int[] order) -> Tensor(a)", laid_out,
+                            c10::AliasAnalysisKind::FROM_SCHEMA)});
+}
+
+}  // namespace tsfuser

@@ -1,0 +1,106 @@
+// What torch has made of a scripted function so far. Torch optimises a function once, and keeps that: a
+// function that was optimised while fusion was off has no groups, and gets none. In: a function, method or
+// module type's method. Out: "", "fused" or "unfused".
+
+#include "torchscript/optimised.h"
+
+#include <torch/csrc/jit/api/compilation_unit.h>
+#include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/api/method.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Block;
+using torch::jit::GraphExecutor;
+
+// What a graph holds, in all its blocks.
+struct Contents {
+  bool groups = false;
+  bool differentiable = false;
+  std::vector<GraphExecutor*> fallbacks;  // of what runs where a check of the arguments fails
+};
+
+void look(Block* block, Contents& found) {
+  static const auto group = c10::Symbol::fromQualString("prim::CudaFusionGroup");
+  static const auto fallback = c10::Symbol::attr("fallback");
+  for (torch::jit::Node* node : block->nodes()) {
+    found.groups |= node->kind() == group;
+    found.differentiable |= node->kind() == c10::prim::DifferentiableGraph;
+    if (node->kind() == c10::prim::Constant && node->hasAttribute(fallback)) {
+      const auto type = node->output()->type()->cast<c10::FunctionType>();
+      auto* function = type ? torch::jit::tryToGraphFunction(*type->function()) : nullptr;
+      if (function != nullptr) {
+        found.fallbacks.push_back(&function->get_executor());
+      }
+    }
+    for (Block* inner : node->blocks()) {
+      look(inner, found);
+    }
+  }
+}
+
+const char* state(GraphExecutor& executor, bool training);
+
+// What a call that reaches all of them finds: groups, else something that is still to be optimised, else
+// neither.
+const char* state(const std::vector<GraphExecutor*>& executors, bool training) {
+  const char* result = "unfused";
+  for (GraphExecutor* executor : executors) {
+    const std::string one = state(*executor, training);
+    if (one == "fused") {
+      return "fused";
+    }
+    result = one.empty() ? "" : result;
+  }
+  return result;
+}
+
+// `training`: whether autodiff has a part in the call. One without passes by what was optimised for
+// training, to its fallback.
+const char* state(GraphExecutor& executor, bool training) {
+  if (!executor.isOptimized()) {
+    return "";
+  }
+  const torch::jit::GraphExecutorState debug = executor.getDebugState();
+  if (debug.execution_plans.empty()) {
+    return "";
+  }
+  torch::jit::ExecutionPlan plan = debug.execution_plans.begin()->second;
+  Contents found;
+  look(plan.graph->block(), found);
+  if (training != found.differentiable && !found.fallbacks.empty()) {
+    return state(found.fallbacks, training);
+  }
+  return found.groups ? "fused" : state(plan.code.diff_graph_op_executors(), false);
+}
+
+std::string optimised(torch::jit::Function& function, bool training) {
+  const py::gil_scoped_release released;  // another thread may hold the executor's lock, and wait for Python
+  auto* graph = torch::jit::tryToGraphFunction(function);
+  return graph == nullptr ? "" : state(graph->get_executor(), training);
+}
+
+}  // namespace
+
+void bind_optimised(py::module_& m) {
+  constexpr const char* doc =
+      "What torch has made of the function: '' where it is still to be optimised, else 'fused' or "
+      "'unfused'.";
+  m.def(
+      "optimised",
+      [](const torch::jit::StrongFunctionPtr& f, bool training) {
+        return optimised(*f.function_, training);
+      },
+      doc);
+  m.def("optimised", [](const torch::jit::Method& method, bool training) {
+    return optimised(method.function(), training);
+  });
+}
+
+}  // namespace tsfuser

@@ -1,0 +1,67 @@
+"""Puts a group behind a guard, with the original nodes as the fallback (behaviour.md 4 and 8.5).
+
+Before: `%b = prim::CudaFusionGroup(%x)`. After:
+
+    %ok : bool = prim::CudaFusionGuard[types=[Float(4, 8, ...)]](%x)
+    %b = prim::If(%ok)
+      block0(): %c = prim::CudaFusionGroup(%x)   -> (%c)
+      block1(): %d = prim::FallbackGraph(%x)     -> (%d)
+
+Nothing that a group computes depends on the profiled types: it makes a plan for whatever comes. They choose
+its nodes, and the guard keeps other types from it, for which its fallback may choose better. So a guard that
+has refused `PATTERNS` patterns of types opens: from then on it lets through all that a plan could be made
+for, and the chain of fallbacks below it ends (csrc_stubs/group/guard_widening.h).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...graph.rows import is_ignored
+from ...graph.wrapper import CONSTANT, FALLBACK, GUARD, Graph, Node, facts, inputs, is_tensor, outputs
+
+#: Patterns of types that a guard sends to its fallback before it opens.
+PATTERNS = 4
+_BOOL = torch._C.BoolType.get()
+
+
+def guard(graph: Graph, group: Node) -> str | None:
+    """Builds the guard, the If and the fallback around the group. Returns the reason if that cannot be
+    done, and changes nothing."""
+    inner = list(group.g("Subgraph").inputs())
+    tensors = [
+        v
+        for v, i in zip(inputs(group), inner)
+        if is_tensor(v) and v.node().kind() != CONSTANT and not is_ignored(i)
+    ]
+    for v in tensors:
+        if not facts(v.type()).known:
+            return f"the dtype, device or rank of %{v.debugName()} is unknown"
+    check = graph.create(GUARD, tensors, 1)
+    check.tys_("types", [v.type() for v in tensors])
+    check.i_("patterns", PATTERNS)
+    check.output().setType(_BOOL)
+    check.insertBefore(group)
+    choice = graph.create("prim::If", [check.output()], group.outputsSize())
+    choice.insertAfter(check)
+    fused, unfused = choice.addBlock(), choice.addBlock()
+    fallback = _fallback(graph, group)
+    fallback.insertBefore(unfused.returnNode())
+    for inner, outer, other in zip(outputs(group), outputs(choice), outputs(fallback)):
+        outer.copyMetadata(inner)
+        inner.replaceAllUsesWith(outer)
+        other.setType(inner.type())
+    group.moveBefore(fused.returnNode())
+    for inner, other in zip(outputs(group), outputs(fallback)):
+        fused.registerOutput(inner)
+        unfused.registerOutput(other)
+    return None
+
+
+def _fallback(graph: Graph, group: Node) -> Node:
+    """A node that runs a copy of the subgraph on its own, untyped, so that it is profiled anew."""
+    copy = group.g("Subgraph").copy()
+    torch._C._jit_pass_erase_shape_information(copy)
+    node = graph.create(FALLBACK, inputs(group), group.outputsSize())
+    node.g_("Subgraph", copy)
+    return node

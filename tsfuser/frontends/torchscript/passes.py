@@ -1,0 +1,122 @@
+"""The graph pass: from TorchScript's profiled graph to one with guarded fusion groups.
+
+In: a graph with `prim::profile` nodes, as the profiling executor hands it to the pre-pass in inference, in
+the forward and the backward of a differentiable graph, and in fallbacks. Out: a new graph, or the same
+object if nothing is to be fused. Example:
+
+    %2 = prim::profile[...](%x);  %3 = aten::add(%2, 1.0, 1);  %4 = aten::relu(%3)
+becomes
+    %7 = prim::CudaFusionGuard[types=[...]](%x)
+    %8 = prim::If(%7) block0: prim::CudaFusionGroup(%x)  block1: prim::FallbackGraph(%x)
+
+`PASSES` are the shared ones of `grouping/passes.py` with three of this front end: `remove_profile_nodes`
+comes first, since profile nodes stand between producers and consumers and carry the types that all else
+needs; `guard_groups` after all changes of the groups' outputs, since a fallback copies the subgraph;
+`move_views_out` after the views are where they stay.
+
+The types that stay on values of the outer graph are wiped by the executor, later; those in subgraphs stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ... import log
+from ...errors import TsfuserWarning
+from ...graph.wrapper import Graph
+from ...grouping.passes import BEFORE_GROUPS, FINISH, MAKE_GROUPS, SETTLE, Pass, Work, give_back, run
+from ...grouping.support import Refusals
+from ...planning import interrupts
+from . import guard
+from .profile import remove_profile_nodes
+from .strict_fusion import move_views_out
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A graph as the pass has left it, and why nodes are not in groups."""
+
+    graph: Graph
+    refusals: Refusals
+
+
+_watchers: list[list[Outcome]] = []  # registry: where outcomes go while someone is `watching`
+_warned: set[str] = set()  # registry: failures of the pass that were reported
+
+
+def _guard_groups(work: Work) -> None:
+    guarded = []
+    for group in work.groups:
+        reason = guard.guard(work.graph, group.node)
+        if reason is None:
+            guarded.append(group)
+        else:
+            work.refusals.add(group.node, reason)
+            give_back(work, group, reason)
+    work.groups = guarded
+
+
+PASSES = (
+    Pass("remove_profile_nodes", lambda work: remove_profile_nodes(work.graph), needs_groups=False),
+    *BEFORE_GROUPS,
+    *MAKE_GROUPS,
+    Pass("guard_groups", _guard_groups),
+    *SETTLE,
+    Pass("move_views_out", lambda work: move_views_out(work.graph)),
+    *FINISH,
+)
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[list[Outcome]]:
+    """Collects the outcomes of all graphs that the pass sees within the block, in whatever thread."""
+    seen: list[Outcome] = []
+    _watchers.append(seen)
+    try:
+        yield seen
+    finally:
+        _watchers[:] = [other for other in _watchers if other is not seen]
+
+
+def fuse(graph: Graph, into: Refusals | None = None) -> Graph:
+    """A new graph with fusion groups, or `graph` itself, unchanged, if there is nothing to fuse or a pass
+    fails; the latter is reported by one TsfuserWarning."""
+    refusals = Refusals() if into is None else into
+    result = _fuse(graph, refusals)
+    for seen in tuple(_watchers):
+        seen.append(Outcome(result, refusals))
+    return result
+
+
+def _fuse(graph: Graph, refusals: Refusals) -> Graph:
+    if log.enabled("graph_fuser"):
+        log.write("graph_fuser", "Before Fusion", str(graph))
+    try:
+        work = Work(graph.copy(), refusals)
+        run(work, PASSES)
+    except Exception as error:
+        interrupts.pass_on(error)
+        _give_up(error)
+        return graph
+    if not work.groups:
+        return graph
+    if log.enabled("graph_fuser"):
+        log.write("graph_fuser", "Before Compilation", str(work.graph))
+    return work.graph
+
+
+def _give_up(error: Exception) -> None:
+    """Warns, once for each kind of failure."""
+    text = f"{type(error).__name__}: {error}".split("\n")[0]
+    log.write("graph_fuser", "The pass failed", traceback.format_exc())
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(
+            f"the fusion pass gave up on a graph, which runs unfused ({text}); please report it",
+            TsfuserWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,204 @@
+"""Autodiff's formulas, put right where they are wrong, or ask for more than they need.
+
+In: `Kept`, of a differentiable graph. Out: its backward, changed in place:
+
+  - The gradient of `where(c, x, y)` is `grad * c.type_as(grad)`: NaN where `grad` is infinite and y was chosen. It becomes `where(c, grad, 0)`, as in
+    eager.
+  - The gradient of `max(x, y)` is none for both where they are equal. Each gets half of it, as in eager; `min` likewise.
+  - The gradient of a cast goes to the device and the dtype that the operand had. Where the forward names no device, it is that of the gradient, and what
+    is left, a cast, can be fused.
+  - Softmax and casts to another tensor's dtype keep their operand for its dtype alone. Another value that is kept and has that dtype, as the
+    result of a softmax has, is asked instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ....graph.wrapper import CONSTANT, Node, Value, all_blocks, blocks, inputs, is_tensor, schema
+from .saved import Kept
+
+#: Ops of one tensor, and numbers, that give its dtype where that has fractions.
+_KEEP_DTYPE = frozenset(
+    f"aten::{name}"
+    for name in "where mul add sub div neg exp tanh sigmoid relu gelu silu sqrt rsqrt reciprocal dropout".split()
+)
+_SOFTMAX = ("aten::softmax", "aten::log_softmax")  # whose last operand may be a dtype
+
+
+#: comparison of autodiff's formula -> the op, and the comparison by which an operand loses
+_EXTREMES = {"aten::gt": ("aten::max", "aten::lt"), "aten::lt": ("aten::min", "aten::gt")}
+
+
+def put_right(kept: Kept) -> None:
+    """Rewrites the backward; the forward stays."""
+    stands_for = {argument.debugName(): value for value, argument in kept.of_inputs()}
+    stands_for.update((argument.debugName(), value) for _, value, argument in kept.of_outputs())
+    conditions = {
+        node.inputsAt(0).debugName(): False for node in kept.forward.nodes() if node.kind() == "aten::where"
+    }
+    conditions |= {
+        node.inputsAt(1).debugName(): True
+        for node in kept.forward.nodes()
+        if node.kind() == "aten::masked_fill"
+    }
+    extremes = {
+        (node.kind(), _names(inputs(node)))
+        for node in kept.forward.nodes()
+        if node.kind() in ("aten::max", "aten::min")
+    }
+    moves = any(_names_a_device(node) for node in kept.forward.nodes())
+    for block in list(all_blocks(kept.backward)):
+        for node in list(block.nodes()):
+            if node.kind() == "aten::mul":
+                _choose(kept, node, stands_for, conditions) or _share_ties(kept, node, stands_for, extremes)
+            elif node.kind() == "aten::to" and not moves:
+                _cast_in_place(kept, node, stands_for)
+    _ask_others_for_dtypes(kept)
+
+
+def _replace(kept: Kept, node: Node, kind: str, operands: list[Value]) -> None:
+    new = kept.backward.create(kind, operands, 1)
+    new.copyMetadata(node)
+    new.insertBefore(node)
+    new.output().setType(node.output().type())
+    node.output().replaceAllUsesWith(new.output())
+    node.destroy()
+
+
+def _choose(kept: Kept, node: Node, stands_for: dict[str, Value], conditions: dict[str, bool]) -> bool:
+    """`grad * c.type_as(grad)` -> `where(c, grad, 0)`; with `c.bitwise_not()` the other way round, or
+    `grad.masked_fill(c, 0)`, which is row-major."""
+    for gradient, mask in (inputs(node)[:2], inputs(node)[1::-1]):
+        cast = mask.node()
+        if cast.kind() != "aten::type_as" or cast.inputsAt(1).debugName() != gradient.debugName():
+            continue
+        condition, swapped = cast.inputsAt(0), False
+        if condition.node().kind() == "aten::bitwise_not":
+            condition, swapped = condition.node().inputsAt(0), True
+        known = stands_for.get(condition.debugName())
+        if known is None or known.debugName() not in conditions:
+            continue
+        zero = _number(kept, node, 0)
+        pair = [zero, gradient] if swapped else [gradient, zero]
+        if swapped and conditions[known.debugName()]:
+            _replace(kept, node, "aten::masked_fill", [gradient, condition, zero])
+        else:
+            _replace(kept, node, "aten::where", [condition, *pair])
+        return True
+    return False
+
+
+def _share_ties(
+    kept: Kept, node: Node, stands_for: dict[str, Value], extremes: set[tuple[str, frozenset[str]]]
+) -> None:
+    """`grad * (x > y).type_as(grad)`, of `max(x, y)`, -> `where(x < y, 0, where(x == y, grad / 2, grad))`; of
+    `min` the other way round."""
+    for gradient, mask in (inputs(node)[:2], inputs(node)[1::-1]):
+        cast = mask.node()
+        compare = cast.inputsAt(0).node() if cast.kind() == "aten::type_as" else cast
+        if compare.kind() not in _EXTREMES or cast.inputsAt(1).debugName() != gradient.debugName():
+            continue
+        pair, (extreme, loses) = inputs(compare), _EXTREMES[compare.kind()]
+        operands = [stands_for.get(v.debugName()) for v in pair]
+        if None in operands or (extreme, _names(operands)) not in extremes:
+            continue
+        half = _insert(kept, node, "aten::div", [gradient, _number(kept, node, 2)])
+        shared = _insert(kept, node, "aten::where", [_insert(kept, node, "aten::eq", pair), half, gradient])
+        return _replace(
+            kept, node, "aten::where", [_insert(kept, node, loses, pair), _number(kept, node, 0), shared]
+        )
+
+
+def _names(values: list[Value]) -> frozenset[str]:
+    return frozenset(value.debugName() for value in values)
+
+
+def _insert(kept: Kept, place: Node, kind: str, operands: list[Value]) -> Value:
+    new = kept.backward.create(kind, operands, 1)
+    new.copyMetadata(place)
+    return new.insertBefore(place).output()
+
+
+def _number(kept: Kept, place: Node, number: int) -> Value:
+    new = kept.backward.create(CONSTANT, [], 1)
+    new.i_("value", number)
+    new.output().setType(torch._C.IntType.get())
+    return new.insertBefore(place).output()
+
+
+def _names_a_device(node: Node) -> bool:
+    """Whether the node, or one inside of it, may move a tensor to a device that an operand names."""
+    if blocks(node):
+        return True
+    found = schema(node) if node.kind() == "aten::to" else None
+    if found is None or "device" not in found.arguments:
+        return False
+    device = node.inputsAt(found.arguments.index("device"))
+    return device.node().kind() != CONSTANT or device.type().kind() != "NoneType"
+
+
+def _cast_in_place(kept: Kept, node: Node, stands_for: dict[str, Value]) -> None:
+    """`grad.to(device, dtype)`, of the operand's, -> `grad.to(dtype)`."""
+    if schema(node).overload != "device":
+        return
+    gradient, device, *rest = inputs(node)
+    known = stands_for.get(device.debugName())
+    if known is not None and known.node().kind() == "prim::device":
+        _replace(kept, node, "aten::to", [gradient, *rest])
+
+
+def _ask_others_for_dtypes(kept: Kept) -> None:
+    """Has values that are kept for their dtype stood in for by others that are kept anyway."""
+    first = _equal_dtypes(kept)
+    values = [*kept.of_inputs(), *((value, argument) for _, value, argument in kept.of_outputs())]
+    asked = [(value, argument) for value, argument in values if _is_asked_for_dtype(argument)]
+    names = {argument.debugName() for _, argument in asked}
+    witnesses = {first(value): argument for value, argument in values if argument.debugName() not in names}
+    for value, argument in asked:
+        if first(value) in witnesses:
+            argument.replaceAllUsesWith(witnesses[first(value)])
+
+
+def _is_asked_for_dtype(argument: Value) -> bool:
+    """Whether nothing but the dtype of `argument` is asked for."""
+    uses = list(argument.uses())
+    return bool(uses) and all(
+        u.user.kind() == "prim::dtype" or (u.user.kind() == "aten::type_as" and u.offset == 1) for u in uses
+    )
+
+
+def _equal_dtypes(kept: Kept) -> Callable[[Value], str]:
+    """Value of the forward -> the name of the first one that surely has its dtype and device. Only values
+    with a gradient count, which have fractions."""
+    results = list(kept.forward.outputs())
+    moving = {results[j].debugName() for j in kept.gradients}
+    same: dict[str, str] = {}  # name -> that of one before with the same dtype
+
+    def first(value: Value) -> str:
+        name = value.debugName()
+        while name in same:
+            name = same[name]
+        return name
+
+    def join(result: Value, operand: Value) -> None:
+        if first(result) != first(operand):
+            same[first(result)] = first(operand)
+
+    for node in kept.forward.nodes():
+        if node.kind() == "aten::type_as":
+            join(node.output(), node.inputsAt(1))
+        elif node.kind() in ("aten::contiguous", "aten::masked_fill") or (
+            node.kind() in _SOFTMAX and node.inputsAt(2).type().kind() == "NoneType"
+        ):
+            join(node.output(), node.inputsAt(0))
+        elif node.kind() in _KEEP_DTYPE and node.output().debugName() in moving:
+            operands = inputs(node)[node.kind() == "aten::where" :]
+            tensors = [v for v in operands if is_tensor(v)]
+            if len(tensors) == 1 and not any(
+                v.type().kind() in ("ComplexType", "NumberType") for v in operands
+            ):
+                join(node.output(), tensors[0])
+    return first

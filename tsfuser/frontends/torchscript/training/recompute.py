@@ -1,0 +1,185 @@
+"""The backward computes again what costs less to compute than to keep.
+
+In: `Kept`, of a differentiable graph. Out: the same with a backward that needs fewer of the values that are
+kept, and which it does not. These are elementwise results of values that are kept anyway: the forward does
+not write them, the backward does not read them, and where it is fused computing them takes next to no time.
+Example, for `r = rsqrt(mean(x * x) + eps); y = x * r * w`, of which autodiff keeps x, r, w and x * r:
+
+    forward  %n = aten::mul(%x, %r);  ... return (%y, %x, %r, %w, %n)     becomes  ... return (%y, %x, %r, %w)
+    backward(%grad, %x, %r, %w, %n): ... aten::mul(%grad, %n)         becomes  (%grad, %x, %r, %w): %m = aten::mul(%x, %r) ... aten::mul(%grad, %m)
+
+What is computed again may take several ops, and the forward keeps the narrow operand of a cast to float32
+rather than the cast, where nothing that is fused has made that operand, so that it is in memory as it is:
+`silu(linear(x))` under autocast, of which autodiff keeps float32 copies.
+
+A kept value also has a gradient of its own, which double backward makes; for one that is dropped there is
+none (`prim::AutogradZero`): what would have come through it comes through those that it is computed of.
+Inputs of the forward that are not kept stay so: the program may write to them before the backward. So do
+masks and all else that jumps: a group computes with more digits than it stores, so that the backward could
+take another branch than the forward did.
+"""
+
+from __future__ import annotations
+
+from ....graph.effects import may_return_operand
+from ....graph.rows import row_of
+from ....graph.wrapper import CONSTANT, Graph, Node, Value, inputs, is_tensor, outputs, schema
+from ....ir.dtypes import DTYPES
+from ....ops import table
+from .saved import Kept
+
+#: Families of ops each of whose elements follows from elements of the operands, always in the same way.
+ELEMENTWISE = frozenset(("activations", "arithmetic", "casts", "elementwise", "pointwise", "selection"))
+#: Those whose results jump where an operand hardly moves. Casts to integers and divisions that are rounded do, too.
+JUMPS = frozenset(
+    f"aten::{name}"
+    for name in """
+        eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf isfinite isposinf isneginf signbit
+        bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ __rshift__
+        sign sgn copysign heaviside ceil floor round trunc frac floor_divide remainder fmod nextafter threshold hardshrink
+    """.split()
+)
+STEPS = 8  # ops at most that a value is computed again by
+LEAVES = 3  # tensors at most that these read
+# dtypes of numbers with fractions
+_FRACTIONAL = frozenset(table.scalar_type_code(DTYPES[name]) for name in (*table.FLOATING, *table.COMPLEX))
+
+
+def compute_again(kept: Kept) -> set[int]:
+    """Has the backward compute what it can; the outputs of the forward that it needs no more."""
+    known = {value.debugName(): argument for value, argument in kept.of_inputs()}
+    saved: dict[str, list[tuple[int, Value]]] = {}
+    for j, value, argument in kept.of_outputs():
+        saved.setdefault(value.debugName(), []).append((j, argument))
+    known.update(
+        (v.debugName(), saved[v.debugName()][0][1]) for v in kept.forward.inputs() if v.debugName() in saved
+    )
+    returned = {v.debugName() for v in list(kept.forward.outputs())[: kept.real]}
+    first = next(iter(kept.backward.nodes()))
+    dropped: set[int] = set()
+    for node in kept.forward.nodes():
+        for value in node.outputs():
+            places = saved.get(value.debugName(), [])
+            if not places:
+                continue
+            # what has a gradient has fractions
+            fractional = not _follows_another(node) or all(j in kept.gradients for j, _ in places)
+            in_memory = value.debugName() in returned or not _is_read_by_groups(value)
+            stays = (
+                in_memory or not fractional or not all(_is_read_by_groups(argument) for _, argument in places)
+            )
+            narrow = None if stays else _narrow_operand(node, returned)
+            if narrow is not None and narrow.debugName() not in known and narrow.debugName() not in saved:
+                known[narrow.debugName()] = places[0][1]
+                again = known[value.debugName()] = _keep_instead(kept, node, *places.pop(0), first)
+            elif stays or not _is_computable(node, known, [STEPS], set()):
+                known[value.debugName()] = places[0][1]
+                continue
+            else:
+                again = _again(node, kept.backward, first, known)
+            for j, argument in places:
+                argument.replaceAllUsesWith(again)
+                dropped.add(j)
+    return dropped
+
+
+def _is_computable(node: Node, known: dict[str, Value], steps: list[int], leaves: set[str]) -> bool:
+    """Whether a few elementwise ops compute the node's result of what is known, which is little to read."""
+    steps[0] -= 1
+    if steps[0] < 0 or not _is_elementwise(node):
+        return False
+    for v in inputs(node):
+        if v.debugName() in known:
+            leaves.update([v.debugName()] if is_tensor(v) else [])
+        elif v.node().kind() != CONSTANT and (
+            _follows_another(v.node()) or not _is_computable(v.node(), known, steps, leaves)
+        ):
+            return False
+    return len(leaves) <= LEAVES
+
+
+def _narrow_operand(node: Node, returned: set[str]) -> Value | None:
+    """What the node casts to float32 for autocast, where that is in memory of its own and nobody else's."""
+    if node.kind() != "aten::_autocast_to_full_precision":
+        return None
+    operand = node.inputsAt(0)
+    maker = operand.node()
+    if (
+        not maker.kind().startswith("aten::")
+        or row_of(maker) is not None
+        or may_return_operand(maker)
+        or operand.debugName() in returned
+    ):
+        return None
+    shared = any(may_return_operand(use.user) and use.user.kind() != node.kind() for use in operand.uses())
+    return None if shared else operand
+
+
+def _keep_instead(kept: Kept, cast: Node, j: int, argument: Value, first: Node) -> Value:
+    """Has output `j` of the forward, for which `argument` stands in the backward, be the operand of `cast`;
+    the cast in the backward."""
+    backward, operand = kept.backward, cast.inputsAt(0)
+    again = _again(cast, backward, first, {operand.debugName(): argument})
+    argument.replaceAllUsesWith(again)
+    again.node().replaceInput(0, argument)
+    kept.forward.return_node().replaceInput(j, operand)
+    if j in kept.gradients:  # which comes in the narrow dtype now, if it does
+        gradient = list(backward.inputs())[list(kept.gradients).index(j)]
+        wide = backward.create("prim::GradOf", [], 1)
+        wide.s_("name", cast.kind())
+        wide.insertBefore(first)
+        gradient.replaceAllUsesWith(wide.output())
+        wide.addInput(gradient)
+        block = wide.addBlock()
+        made = backward.createClone(
+            again.node(), lambda v: gradient if v.debugName() == argument.debugName() else v
+        )
+        made.insertBefore(block.returnNode())
+        block.registerOutput(made.output())
+    return again
+
+
+def _is_read_by_groups(value: Value) -> bool:
+    """Whether the value, and all views of it, are read by ops that can be in a group with what computes it;
+    others, such as a product of matrices, have it in memory."""
+    return all(_is_read_in_group(use.user) for use in value.uses())
+
+
+def _is_read_in_group(node: Node) -> bool:
+    found = row_of(node)
+    if found is None:  # a graph's end says what is kept; others ask what is known without the elements
+        return node.kind() in ("prim::Return", "prim::dtype", "aten::size")
+    return not found[0].is_view or all(_is_read_by_groups(v) for v in outputs(node))
+
+
+def _is_elementwise(node: Node) -> bool:
+    """Whether the op may be computed again: it gives the same result, and costs next to nothing where it is
+    fused."""
+    if node.outputsSize() != 1 or not is_tensor(node.output()) or node.kind() in JUMPS:
+        return False
+    found, row = schema(node), row_of(node)
+    if row is None or row[0].family not in ELEMENTWISE or "rounding_mode" in found.arguments:
+        return False
+    return "dtype" not in found.arguments or not _may_be_whole(node.inputsAt(found.arguments.index("dtype")))
+
+
+def _follows_another(node: Node) -> bool:
+    """Whether the op casts to the dtype of a tensor, which may be one of integers."""
+    return node.kind() == "aten::type_as" or (node.kind() == "aten::to" and "other" in schema(node).arguments)
+
+
+def _may_be_whole(dtype: Value) -> bool:
+    """Whether `dtype`, an operand, may be one of integers or bool."""
+    if dtype.node().kind() != CONSTANT:
+        return True
+    return dtype.type().kind() != "NoneType" and dtype.toIValue() not in _FRACTIONAL
+
+
+def _again(node: Node, backward: Graph, first: Node, known: dict[str, Value]) -> Value:
+    """The result of `node`, of the forward, computed at the beginning of the backward, before `first`."""
+    for v in inputs(node):
+        if v.debugName() not in known:
+            known[v.debugName()] = _again(v.node(), backward, first, known)
+    copy = backward.createClone(node, lambda v: known[v.debugName()])
+    copy.insertBefore(first)
+    return copy.output()

@@ -1,0 +1,105 @@
+"""The derivative of relu asks where its result is positive. Behind a batch norm that follows from what the
+norm's own derivative reads, so that the backward need not read the result as well.
+
+In: `Kept`, of a differentiable graph. Out: the same, where of `%y = aten::relu(%n)`, %n a result of
+`aten::_batch_norm_impl_index`, the backward's
+
+    %m = aten::gt(%y, %zero)    becomes    %m = tsfuser::is_positive(%y, %impl_index, %x, %weight, %bias, %save1, %save2, %training)
+
+Of %y then only the dtype is asked. The norm's derivative has all of these operands but the bias, which the
+program may write to before the backward: the forward keeps a copy, one number a channel. Only where %x is in
+memory when the norm reads it, and not made by the norm's group, with more digits than are stored: then a
+fused forward and a fused backward compute the same number, and take the same branch. What is not fused
+compares %y, as before, and so does evaluation, whose statistics another norm may have moved before the
+backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ....graph.rows import row_of
+from ....graph.wrapper import (
+    CONSTANT,
+    Node,
+    Value,
+    all_blocks,
+    constant_near,
+    constant_of,
+    inputs,
+    insert,
+    is_constant,
+    is_tensor,
+)
+from .saved import Kept
+
+NORM, DERIVATIVE = "aten::_batch_norm_impl_index", "aten::_batch_norm_impl_index_backward"
+
+
+def ask_operands(kept: Kept) -> Kept:
+    """`kept` with another backward, and with copies of biases that it needs."""
+    arguments = {argument.debugName(): (value, argument) for _, value, argument in kept.of_outputs()}
+    nodes = [node for block in all_blocks(kept.backward) for node in block.nodes()]
+    derivatives = {node.inputsAt(0).debugName(): node for node in nodes if node.kind() == DERIVATIVE}
+    for node in nodes:
+        if (
+            node.kind() == "aten::gt"
+            and node.inputsAt(0).debugName() in arguments
+            and _is_zero(node.inputsAt(1))
+        ):
+            norm = _norm_behind(arguments[node.inputsAt(0).debugName()][0])
+            index = norm and next(
+                (a for v, a in arguments.values() if v.debugName() == norm.outputsAt(4).debugName()), None
+            )
+            if index is not None and index.debugName() in derivatives:
+                kept = _ask(kept, node, norm, derivatives[index.debugName()])
+    return kept
+
+
+def _is_zero(value: Value) -> bool:
+    return is_constant(value) and constant_of(value) == 0
+
+
+def _norm_behind(result: Value) -> Node | None:
+    """The batch norm that relu gave `result` of."""
+    if result.node().kind() != "aten::relu":
+        return None
+    operand = result.node().inputsAt(0)
+    norm = operand.node()
+    if norm.kind() != NORM or operand.debugName() != norm.outputsAt(0).debugName():
+        return None
+    return norm if row_of(norm.inputsAt(0).node()) is None else None  # else its group may make it
+
+
+def _ask(kept: Kept, comparison: Node, norm: Node, derivative: Node) -> Kept:
+    index, input, _, weight, _, _, save_mean, save_invstd, training = inputs(derivative)[:9]
+    given = [index, input, weight, norm.inputsAt(2), save_mean, save_invstd, training]
+    if not all(_is_at_hand(kept, v) for k, v in enumerate(given) if k != 3):
+        return kept
+    if given[3].node().kind() != CONSTANT:
+        if not is_tensor(given[3]):  # perhaps None
+            return kept
+        kept, given[3] = _copied(kept, norm, given[3])
+    operands = [
+        constant_near(kept.backward, comparison, v) if v.node().kind() == CONSTANT else v for v in given
+    ]
+    asked = insert(kept.backward, comparison, "tsfuser::is_positive", [comparison.inputsAt(0), *operands])
+    comparison.output().replaceAllUsesWith(asked.output())
+    comparison.destroy()
+    return kept
+
+
+def _is_at_hand(kept: Kept, value: Value) -> bool:
+    """Whether the backward has the value at its beginning."""
+    return value.node().kind() == CONSTANT or value.node() == kept.backward.param_node()
+
+
+def _copied(kept: Kept, norm: Node, bias: Value) -> tuple[Kept, Value]:
+    """`kept` with a copy of `bias` at its end, and what stands for that in the backward."""
+    forward = kept.forward
+    forward.setInsertPoint(norm)
+    nothing = forward.insertConstant(None)
+    copy = insert(forward, norm, "aten::clone", [bias, nothing]).output()
+    forward.setInsertPoint(forward.return_node())
+    number = forward.registerOutput(copy)
+    return replace(kept, outputs=[*kept.outputs, number]), kept.backward.addInput()

@@ -1,0 +1,95 @@
+"""What the forward of a `prim::DifferentiableGraph` keeps for its backward.
+
+In: both graphs, as autodiff has made them, and the numbers that tie them. Out: `Kept`, which says which value
+is which, and drops what the backward needs no more. Example, of a forward that returns (%y, %x, %n) and keeps
+the last two:
+
+    backward(%grad_y, %grad_n, %x, %n)    and after `drop({2})`    backward(%grad_y, %x)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from ....graph.wrapper import Graph, Value
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the backward gets. Its inputs are a gradient for each of `gradients`, then the forward's inputs
+    `inputs`, then its outputs `outputs`: numbers all. The program sees the first `real` outputs."""
+
+    forward: Graph
+    backward: Graph
+    real: int
+    gradients: Sequence[int]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+
+    def is_whole(self) -> bool:
+        """Whether the numbers account for all that the backward gets."""
+        return len(list(self.backward.inputs())) == len(self.gradients) + len(self.inputs) + len(self.outputs)
+
+    def of_inputs(self) -> Iterator[tuple[Value, Value]]:
+        """(value of the forward, what stands for it in the backward) for its inputs."""
+        given, arguments = list(self.forward.inputs()), list(self.backward.inputs())[len(self.gradients) :]
+        return zip((given[i] for i in self.inputs), arguments)
+
+    def of_outputs(self) -> Iterator[tuple[int, Value, Value]]:
+        """(number of the output, value of the forward, what stands for it in the backward)."""
+        results, arguments = (
+            list(self.forward.outputs()),
+            list(self.backward.inputs())[len(self.gradients) + len(self.inputs) :],
+        )
+        return ((j, results[j], argument) for j, argument in zip(self.outputs, arguments))
+
+    def join(self) -> None:
+        """Has the backward read a value that is kept several times, as both operands of `x * x` are, in one
+        place. The others are `unused` then."""
+        first = {value.unique(): argument for value, argument in self.of_inputs()}
+        for _, value, argument in self.of_outputs():
+            other = first.setdefault(value.unique(), argument)
+            if other.unique() != argument.unique():
+                argument.replaceAllUsesWith(other)
+
+    def gives_nothing(self) -> bool:
+        """Whether no input of the forward gets a gradient."""
+        results = [result.node() for result in self.backward.outputs()]
+        return all(node.kind() == "prim::TupleConstruct" and node.inputsSize() == 0 for node in results)
+
+    def drop_all(self) -> tuple[list[int], list[int]]:
+        """Takes from both graphs all that is kept, of a backward that gives nothing. Returns the numbers
+        `gradients` and `outputs` of what is left: none."""
+        for node in reversed(list(self.backward.nodes())):
+            if not node.hasUses():
+                node.destroy()
+        given = len(self.gradients) + len(self.inputs)
+        for k in reversed((*range(len(self.gradients)), *range(given, given + len(self.outputs)))):
+            self.backward.eraseInput(k)
+        for j in reversed(range(self.real, len(list(self.forward.outputs())))):
+            self.forward.eraseOutput(j)
+        return [], []
+
+    def unused(self) -> set[int]:
+        """The outputs that only the backward might read, and does not."""
+        return {j for j, _, argument in self.of_outputs() if j >= self.real and not list(argument.uses())}
+
+    def drop(self, dropped: Collection[int]) -> tuple[list[int], list[int]]:
+        """Takes the outputs `dropped` from the forward, and all that belongs to them from the backward's
+        inputs. Returns the numbers `gradients` and `outputs` of what is left."""
+        first = next(iter(self.backward.nodes()))
+        for numbers, start in ((self.outputs, len(self.gradients) + len(self.inputs)), (self.gradients, 0)):
+            for k in reversed([k for k, j in enumerate(numbers) if j in dropped]):
+                argument = list(self.backward.inputs())[start + k]
+                if list(argument.uses()):  # a gradient
+                    zero = self.backward.create("prim::AutogradZero", [], 1)
+                    zero.insertBefore(first)
+                    argument.replaceAllUsesWith(zero.output())
+                self.backward.eraseInput(start + k)
+        for j in sorted(dropped, reverse=True):
+            self.forward.eraseOutput(j)
+        left = {
+            j: j - sum(d < j for d in dropped) for j in (*self.gradients, *self.outputs) if j not in dropped
+        }
+        return [left[j] for j in self.gradients if j in left], [left[j] for j in self.outputs if j in left]

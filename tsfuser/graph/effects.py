@@ -1,0 +1,212 @@
+"""The order that nodes of a block must keep, beyond who reads whose results.
+
+In: the nodes of a block. Out: for each node the earlier nodes that must stay before it, and the nodes that
+must not be fused because their results may share memory with something that is written. Only nodes that
+write, or that touch what is written somewhere, are held in order; everything else may move freely, so a
+graph without writers costs no alias analysis. Example: in
+
+    %y = aten::relu(%x);  %z = aten::add_(%x, %b, %1);  %w = aten::neg(%x)
+
+`add_` stays after `relu`, and `neg` after `add_`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .. import options
+from ..ops import table
+from .wrapper import (
+    Graph,
+    Node,
+    Value,
+    all_blocks,
+    blocks,
+    constant_of,
+    inputs,
+    is_constant,
+    is_tensor,
+    outputs,
+    schema,
+)
+
+#: prim kinds that neither write nor print nor raise. All other prim kinds are held in order.
+_PURE = frozenset(
+    f"prim::{name}"
+    for name in """
+        Constant ListConstruct ListUnpack TupleConstruct TupleUnpack TupleIndex TupleSlice DictConstruct
+        NumToTensor dtype device layout is_cuda is_cpu is_sparse requires_grad itemsize data type
+        isinstance min max abs rangelist unchecked_cast unchecked_unwrap_optional Uninitialized GetAttr
+        TypeCheck ConstantChunk AutogradZero AutogradAdd AutogradAllZero AutogradAnyNonZero
+        AutogradAllNonZero BroadcastSizes ReductionSizes ChunkSizes CudaFusionGuard
+        FusionGroup TensorExprGroup
+""".split()
+)
+#: Kinds that do what their `Subgraph` does.
+_WITH_GRAPH = frozenset(
+    f"prim::{name}" for name in ("FallbackGraph", "DifferentiableGraph", "FunctionalGraph", "CudaFusionGroup")
+)
+#: Kinds that write to operands though their schemas do not say so: batch norm, to its running statistics.
+_SECRET_WRITERS = frozenset(row.name for row in table.all_rows() if row.writes)
+#: Kinds that return a list of numbers that nothing else holds.
+_NEW_LISTS = frozenset(("aten::mul", "aten::add", "prim::ListConstruct"))
+#: Kinds that may switch gradients on or off.
+_SWITCHES = frozenset(("prim::Enter", "prim::Exit", "aten::set_grad_enabled"))
+#: aten ops that act on more than their arguments.
+_ACTING = frozenset(f"aten::{name}" for name in "warn save wait seed manual_seed set_grad_enabled".split())
+#: aten ops that may return their operand itself, though their schemas do not say so.
+SECRET_VIEWS = frozenset(
+    f"aten::{name}"
+    for name in "type_as sum_to_size dropout feature_dropout alpha_dropout feature_alpha_dropout".split()
+)
+
+PURE, ACTS, WRITES = range(3)
+
+
+def effect(node: Node) -> int:
+    """PURE: may move wherever its operands are. ACTS: prints or raises. WRITES: may change memory, and
+    nothing is known of which."""
+    kind = node.kind()
+    if kind in _PURE:
+        return PURE
+    inner = [node.g("Subgraph")] if kind in _WITH_GRAPH else blocks(node)
+    if inner:
+        found = max((effect(n) for block in inner for n in block.nodes()), default=PURE)
+        return PURE if found == WRITES and _keeps_to_itself(node) else found
+    if kind == "prim::RaiseException" or kind == "prim::Print" or kind in _ACTING:
+        return ACTS
+    found = schema(node) if kind.startswith(("aten::", "tsfuser::")) else None
+    if found is None or found.writes or secretly_written(node):
+        return WRITES
+    return PURE
+
+
+def draws(node: Node) -> bool:
+    """Whether the node, or one inside, takes random numbers."""
+    inner = [node.g("Subgraph")] if node.kind() in _WITH_GRAPH else blocks(node)
+    if inner:
+        return any(draws(n) for block in inner for n in block.nodes())
+    return node.isNondeterministic()
+
+
+def secretly_written(node: Node) -> list[Value]:
+    """The operands that the node changes though its schema does not say so."""
+    if node.kind() not in _SECRET_WRITERS:
+        return []
+    found = schema(node)
+    row = table.find(found.name, found.overload) if found else None
+    written = []
+    for target, switch in row.writes if row else ():
+        value, flag = (node.inputsAt(found.arguments.index(name)) for name in (target, switch))
+        off = is_constant(flag) and constant_of(flag) is False
+        if not off and value.type().kind() != "NoneType":
+            written.append(value)
+    return written
+
+
+def remove_dead_code(graph: Graph) -> None:
+    """Drops nodes that nobody reads; ops that write, secretly or not, stay. torch's usual pass knows only
+    what schemas say."""
+    if _has_secret_writers(graph):
+        torch._C._jit_pass_dce_graph(graph)  # asks alias analysis
+    else:
+        torch._C._jit_pass_dce(graph)
+
+
+def _has_secret_writers(graph: Graph) -> bool:
+    nodes = [node for block in all_blocks(graph) for node in block.nodes()]
+    inner = (node.g("Subgraph") for node in nodes if node.kind() in _WITH_GRAPH)
+    return any(node.kind() in _SECRET_WRITERS for node in nodes) or any(map(_has_secret_writers, inner))
+
+
+def _keeps_to_itself(node: Node) -> bool:
+    """Whether all that happens in an If or Loop is that lists are filled which were made in it."""
+    inner, waiting = [], blocks(node)
+    while waiting:
+        for n in waiting.pop().nodes():
+            inner.append(n)
+            waiting += blocks(n)
+    lists = {n.output().unique() for n in inner if n.kind() in _NEW_LISTS}
+    acting = [n for n in inner if not blocks(n) and effect(n) != PURE]
+    return all(n.kind() == "aten::_set_item" and n.inputsAt(0).unique() in lists for n in acting)
+
+
+def may_return_operand(node: Node) -> bool:
+    """Whether a result of the node may be its operand, or a view of it."""
+    found = schema(node)
+    return node.kind() in SECRET_VIEWS or (found is not None and found.aliases)
+
+
+class Effects:
+    """The effects of a whole graph: made once, asked for each block."""
+
+    def __init__(self, graph: Graph):
+        all_nodes = [node for block in all_blocks(graph) for node in block.nodes()]
+        writes = any(effect(node) == WRITES for node in all_nodes)
+        self._aliases = graph.alias_db() if writes else None
+        self._written: dict[int, bool] = {}
+        #: Whether something writes to a secret view or behind its back, so that alias analysis is wrong
+        #: about the graph.
+        self.misled = False
+        secret = [node for node in all_nodes if node.kind() in SECRET_VIEWS] if writes else []
+        self._secrets = [v for node in all_nodes for v in secretly_written(node)] if writes else []
+        if any(v.node().kind().startswith("aten::") for v in self._secrets):
+            self.misled = True  # computed here: its node may join a group, and be gone
+        else:
+            touched = (v for node in secret for v in (node.inputsAt(0), node.output()))
+            self.misled = any(self.is_written(v) for v in touched)
+
+    def is_written(self, value: Value) -> bool:
+        """Whether anything in the graph may write to memory that the value may share; where alias analysis
+        is misled, this may be so for any value."""
+        if self._aliases is None:
+            return False
+        if self.misled:
+            return True
+        key = value.unique()
+        if key not in self._written:
+            self._written[key] = self._aliases.has_writers(value) or any(
+                self._aliases.may_contain_alias(value, w) for w in self._secrets
+            )
+        return self._written[key]
+
+    def learn(self, values: list[Value], written: bool) -> None:
+        """Says whether values are written that were made after the analysis."""
+        self._written.update((v.unique(), written) for v in values)
+
+    def may_return_written(self, node: Node) -> bool:
+        """Whether a result of the node may be a view of a tensor that is written: a group would return a
+        copy."""
+        if self._aliases is None or not may_return_operand(node):
+            return False
+        operands = inputs(node)[:1] if node.kind() == "aten::type_as" else inputs(node)
+        return any(self.is_written(v) for v in operands + outputs(node) if is_tensor(v))
+
+    def order(self, nodes: list[Node]) -> dict[int, list[int]]:
+        """Position of each node that is held in order -> positions of earlier nodes that it must follow.
+        Writers and actors stand in a row; a node that touches written memory stays between its neighbours in
+        that row. So do all nodes where one switches gradients on or off, or enters a `with` that might. Where
+        random numbers are to be eager's, ops that draw them stand in the row."""
+        after: dict[int, list[int]] = {}
+        last: int | None = None
+        readers: list[int] = []
+        switched = any(node.kind() in _SWITCHES for node in nodes)
+        drawing = options.enabled("eager_random")
+        for i, node in enumerate(nodes):
+            kind = ACTS if drawing and draws(node) else effect(node)
+            if kind == PURE and not switched and not self._touches_written(node):
+                continue
+            after[i] = [] if last is None else [last]
+            if kind == PURE:
+                readers.append(i)
+            else:
+                after[i] += readers
+                last, readers = i, []
+        return after
+
+    def _touches_written(self, node: Node) -> bool:
+        if self._aliases is None or node.kind() == "prim::Constant":
+            return False
+        if any(self.is_written(v) for v in inputs(node)):
+            return True
+        return any(self._touches_written(inner) for block in blocks(node) for inner in block.nodes())

@@ -1,0 +1,178 @@
+"""Turns in-place ops into their functional forms, where no one can see the difference (behaviour.md 1.3).
+
+Before: `y = x * 2; y += 1`. After: `y = x * 2; z = y + 1`. `x += 1` on a graph input stays: the caller sees
+it. So does `y += w` where `y + w` would be of another dtype than `y`, and what is of an unknown one; where
+both are tensors, a cast to the dtype of `y` follows, for operands of other dtypes that a later call may
+bring. Most is rewritten before torch profiles and differentiates the graph, by the extension
+(csrc_stubs/torchscript/in_place.cpp), which is told kinds from here; this pass takes what alias analysis
+allows beyond that."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from .. import _C, options
+from ..ops import table
+from .effects import SECRET_VIEWS, Effects
+from .rows import Knowledge, arguments
+from .types import common_device, infer_missing_types
+from .wrapper import Graph, Node, all_blocks, constant_of, inputs, is_constant, is_tensor, schema
+
+
+def _in_place_kinds() -> tuple[str, ...]:
+    """`masked_fill_` is none of them: it leaves the layout of its target, while `masked_fill` gives a
+    row-major tensor."""
+    names = dict.fromkeys(
+        f"{row.name}_" for row in table.all_rows() if not row.is_view and row.name != "aten::masked_fill"
+    )
+    return tuple(name for name in names if torch._C._jit_get_schemas_for_operator(name))
+
+
+KINDS = _in_place_kinds()  #: the in-place forms of the ops in the table, `aten::add_`
+#: Those that the extension rewrites, before any dtype is known: nvFuser's, and some that keep a dtype.
+EARLY = tuple(
+    f"aten::{name}_"
+    for name in """
+        add sub mul div sigmoid tanh celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu relu6
+        relu rrelu selu silu dropout mish clamp clamp_min clamp_max neg exp sqrt rsqrt threshold
+""".split()
+)
+#: Ops without a row, and of them those whose results never share memory with a tensor that is there already.
+_OTHERS = tuple(
+    f"aten::{name}"
+    for name in """
+        conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d
+        linear addmm addmv addbmm baddbmm mm mv bmm matmul cat stack embedding clone
+        max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d
+        adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d constant_pad_nd
+        upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
+        upsample_bicubic2d upsample_trilinear3d
+        zeros ones empty full rand randn zeros_like ones_like empty_like full_like rand_like randn_like
+""".split()
+)
+
+
+def fresh_kinds() -> list[str]:
+    """Ops whose results are new tensors whatever the arguments: no view, no cast, which may hand its operand
+    on, and no dropout, which does outside of training."""
+    with_rows = {
+        row.name for row in table.all_rows() if not row.is_view and row.family not in ("casts", "random")
+    }
+    return sorted(
+        name
+        for name in (with_rows | set(_OTHERS)) - SECRET_VIEWS - {"aten::_grad_sum_to_size"}
+        if not any(
+            r.alias_info is not None
+            for schema in torch._C._jit_get_schemas_for_operator(name)
+            if not name.endswith("_") and not any(a.is_out for a in schema.arguments)
+            for r in schema.returns
+        )
+    )
+
+
+def early_kinds() -> list[str]:
+    """Those of `EARLY` that are rewritten."""
+    return [kind for kind in EARLY if kind not in _only_in_place()]
+
+
+def _only_in_place() -> frozenset[str]:
+    """In-place kinds whose random numbers are not those of their functional form: eager's dropout in place
+    draws a Bernoulli tensor."""
+    rows = table.all_rows() if options.enabled("eager_random") else ()
+    return frozenset(f"{row.name}_" for row in rows if row.family == "random")
+
+
+def functionalize(graph: Graph) -> Graph:
+    """Rewrites the in-place nodes of `KINDS` whose target is made in the graph and aliased by nothing else;
+    torch's alias analysis decides. A graph about which that analysis is wrong is left alone."""
+    kinds = frozenset(KINDS) - _only_in_place()
+    wanted = any(node.kind() in kinds for block in all_blocks(graph) for node in block.nodes())
+    if not wanted or Effects(graph).misled:
+        return graph
+    changed = True
+    while changed:  # the types of what was rewritten decide about what follows
+        knowledge = Knowledge()
+        nodes = [node for block in all_blocks(graph) for node in block.nodes() if node.kind() in kinds]
+        nodes = [node for node in nodes if _keeps_dtype(node, knowledge)]
+        before = {node.output().unique() for node in _with_one_result(graph)}
+        changed = bool(nodes) and _C.remove_tensor_mutation(graph, nodes)
+        if changed:
+            for node in _with_one_result(graph):
+                if node.output().unique() in before:
+                    continue
+                if node.kind() == "aten::full_like":
+                    _fill(graph, node)
+                elif sum(map(is_tensor, inputs(node))) > 1:
+                    _cast_to_target(graph, node)
+            infer_missing_types(graph)
+    return graph
+
+
+def _with_one_result(graph: Graph) -> list[Node]:
+    return [node for block in all_blocks(graph) for node in block.nodes() if node.outputsSize() == 1]
+
+
+def _fill(graph: Graph, node: Node) -> None:
+    """`full_like`, which torch makes of `fill_`, -> `fill`, whose result requires a gradient, of zeros, where
+    the target does."""
+    made = graph.create("aten::fill", inputs(node)[:2], 1)
+    made.copyMetadata(node)
+    made.insertBefore(node)
+    made.output().setType(node.output().type())
+    node.output().replaceAllUsesWith(made.output())
+    node.destroy()
+
+
+def _cast_to_target(graph: Graph, node: Node) -> None:
+    """Readers of a functional op read its result in the dtype of what the in-place op wrote to. The profiled
+    operands have one dtype; those of a later call, in a fallback, may have several."""
+    cast = graph.create("aten::type_as", [node.output(), node.inputsAt(0)], 1)
+    cast.copyMetadata(node)
+    node.output().replaceAllUsesWith(cast.insertAfter(node).output())
+    cast.replaceInput(0, node.output())
+
+
+def _keeps_dtype(node: Node, knowledge: Knowledge) -> bool:
+    """Whether the functional form gives a tensor of the dtype that the in-place op leaves in its target."""
+    found = schema(node)
+    functional = _functional(found.name, found.overload) if found else None
+    device = common_device(node, knowledge)
+    if functional is None or device is None or len(functional[1]) != len(found.arguments):
+        return False
+    row, names = functional
+    given = zip(names, arguments(node, found, knowledge).values())
+    results = row.infer(dict(given), device, knowledge.default)
+    target = knowledge.facts(node.inputsAt(0)).dtype
+    return isinstance(results, tuple) and results[0] is not None and results[0][0] == target
+
+
+@cache
+def _functional(name: str, overload: str) -> tuple[table.Row, tuple[str, ...]] | None:
+    """The row of an in-place op without its underscore, and the names of its arguments, which may be others
+    than the in-place op's."""
+    for known in (overload, f"Tensor_{overload}"):  # pow_.Tensor, pow.Tensor_Tensor
+        row = table.find(name[:-1], known)
+        for form in torch._C._jit_get_schemas_for_operator(name[:-1]) if row else ():
+            if form.overload_name == known:
+                return row, tuple(argument.name for argument in form.arguments)
+    return None
+
+
+def drop_idle_casts(graph: Graph) -> Graph:
+    """Readers of a cast that is switched off read its operand, which is what it gives back. The extension
+    puts such casts before autodiff for what they do backward."""
+    for block in all_blocks(graph):
+        for node in list(block.nodes()):
+            if is_idle_cast(node):
+                node.output().replaceAllUsesWith(node.inputsAt(0))
+                node.destroy()
+    return graph
+
+
+def is_idle_cast(node: Node) -> bool:
+    """Whether the node is a cast of autocast that is constantly off."""
+    if not node.kind().startswith("aten::_autocast_to_"):
+        return False
+    return all(is_constant(v) and constant_of(v) is False for v in inputs(node)[1:3])

@@ -1,0 +1,32 @@
+"""The rewrites of a typed graph before its groups are chosen, in order.
+
+In: a graph whose values carry types. Out: the same graph, changed in place, on which more nodes can be
+grouped. Order of `REWRITES`, and why:
+
+  lower_simple_tuples   before anything asks who reads a value: a tuple hides the readers of its items
+  drop_idle_casts       what gives back its operand would stand between its neighbours
+  functionalize         before types are inferred: it makes ops whose results were never profiled
+  pack_operands         before types are inferred, too: it makes copies, for groups to make
+  infer_missing_types   before groups: a node with an untyped value is not fused
+  split_biases          where an option asks for it; after the types, since it looks at sizes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .. import _C
+from .bias import split_biases
+from .functionalize import drop_idle_casts, functionalize
+from .matmul_operands import pack_operands
+from .types import infer_missing_types
+from .wrapper import Graph
+
+REWRITES: tuple[tuple[str, Callable[[Graph], object]], ...] = (
+    ("lower_simple_tuples", _C.lower_simple_tuples),
+    ("drop_idle_casts", drop_idle_casts),
+    ("functionalize", functionalize),
+    ("pack_operands", pack_operands),
+    ("infer_missing_types", infer_missing_types),
+    ("split_biases", split_biases),
+)

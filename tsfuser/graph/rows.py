@@ -1,0 +1,91 @@
+"""A node of a graph and its row in the op table.
+
+In: a node. Out: its row and its arguments, as the table wants to see them. Example:
+`row_of(node)[0].name` -> "aten::relu".
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .. import options
+from ..ir.dtypes import DTYPES
+from ..ops import table
+from .wrapper import Facts, Node, Schema, Value, constant_of, facts, is_constant, schema
+
+_NUMBERS = {
+    "IntType": "int",
+    "FloatType": "float",
+    "BoolType": "bool",
+    "ComplexType": "complex",
+    "NumberType": None,
+}
+
+
+class Knowledge:
+    """Facts of values while one graph is partitioned; asked once per value, as bindings are slow."""
+
+    def __init__(self):
+        self._facts: dict[int, Facts] = {}
+        self._args: dict[int, table.NodeArg] = {}
+        self.default = DTYPES[str(torch.get_default_dtype())[6:]]
+
+    def facts(self, value: Value) -> Facts:
+        key = value.unique()
+        if key not in self._facts:
+            self._facts[key] = facts(value.type())
+        return self._facts[key]
+
+    def arg(self, value: Value) -> table.NodeArg:
+        """The value as the op table wants to see it."""
+        key = value.unique()
+        if key not in self._args:
+            self._args[key] = self._describe(value)
+        return self._args[key]
+
+    def forget(self, value: Value) -> None:
+        """After the value's type has changed."""
+        self._facts.pop(value.unique(), None)
+        self._args.pop(value.unique(), None)
+
+    def _describe(self, value: Value) -> table.NodeArg:
+        kind = value.type().kind()
+        if kind == "TensorType":
+            found = self.facts(value)
+            return table.NodeArg("tensor", found.dtype, found.rank)
+        constant = constant_of(value) if is_constant(value) else table.UNKNOWN
+        if kind in _NUMBERS:
+            return table.NodeArg("number", _NUMBERS[kind], None, constant)
+        names = {"ListType": "list", "NoneType": "none", "StringType": "string"}
+        return table.NodeArg(names.get(kind, "other"), None, None, constant)
+
+
+def row_of(node: Node) -> tuple[table.Row, Schema] | None:
+    """The node's row in the op table and its schema; None also where an option would have to ask for it."""
+    if node.kind() == "prim::Constant":
+        return None
+    found = schema(node)
+    row = table.find(found.name, found.overload) if found else None
+    return (row, found) if row and (not row.option or options.enabled(row.option)) else None
+
+
+def table_of(node: Node) -> Value | None:
+    """The operand that the node reads at places which another one holds."""
+    found = row_of(node)
+    return node.inputsAt(found[1].arguments.index(found[0].table)) if found and found[0].table else None
+
+
+def is_ignored(value: Value) -> bool:
+    """Whether all readers of a value take it for an argument that fused ops ignore."""
+    users = [(use.user, use.offset) for use in value.uses()]
+    return bool(users) and all(_ignores(node, offset) for node, offset in users)
+
+
+def _ignores(node: Node, offset: int) -> bool:
+    found = row_of(node)
+    return found is not None and bool(found[0].ignored) and found[1].arguments[offset] in found[0].ignored
+
+
+def arguments(node: Node, found: Schema, knowledge: Knowledge) -> dict[str, table.NodeArg]:
+    """The node's arguments by schema name."""
+    return {name: knowledge.arg(node.inputsAt(i)) for i, name in enumerate(found.arguments)}

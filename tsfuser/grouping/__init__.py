@@ -1,0 +1,1 @@
+"""Which nodes of a graph go together into a group, and why others do not."""

@@ -1,0 +1,268 @@
+"""Finds the groups of a graph and outlines them: partition, effects, clusters and outline put together,
+block by block.
+
+In: a typed graph without profile nodes. Out: the same graph with `prim::CudaFusionGroup` nodes, also in the
+blocks of Ifs and Loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from .. import options
+from ..graph.effects import WRITES, Effects, effect, secretly_written
+from ..graph.evaluate import CONTROL
+from ..graph.identities import gives_operand_back, keeps_dtype
+from ..graph.matmul_operands import is_packing
+from ..graph.rows import Knowledge, row_of, table_of
+from ..graph.wrapper import (
+    CONSTANT,
+    LIST,
+    Block,
+    Graph,
+    Node,
+    Value,
+    blocks,
+    inputs,
+    is_constant,
+    is_plain_list,
+    is_tensor,
+    operands,
+    outputs,
+)
+from ..ops import others
+from .cluster import Item, absorb, arrange, clusters
+from .outline import outline, reorder
+from .support import Refusals, Verdict, examine
+from .unfused_reasons import NOT_RUN, left_over
+from .views import METADATA, reshape_refusal, sizes_follow, views_of
+
+
+class Group(NamedTuple):
+    """A group node, and whether something writes to one of its outputs in place, or it writes to its inputs."""
+
+    node: Node
+    written: bool
+
+
+def make_groups(graph: Graph, effects: Effects, refusals: Refusals) -> list[Group]:
+    """Outlines all groups of the graph; returns them, the last of a block first. Why nodes were refused is
+    left in `refusals`."""
+    knowledge = Knowledge()
+    made: list[Group] = []
+    # Inner blocks first: the alias analysis knows no node that is made later.
+    for block in reversed(list(_separate_blocks(graph, knowledge))):
+        made += reversed(_Block(block, effects, knowledge, refusals).outline(graph))
+        if block is not graph and not _ran(block):
+            for node in block.nodes():
+                if any(map(is_tensor, outputs(node))):
+                    refusals.add(node, NOT_RUN)
+    return made
+
+
+def _ran(block: Block) -> bool:
+    """Whether the block ran while profiling: then what it returns has sizes. Types that were inferred have
+    none."""
+    values = [*block.outputs(), *(v for node in block.nodes() for v in outputs(node))]
+    tensors = [v for v in values if is_tensor(v)]
+    return not tensors or any(v.type().strides() is not None for v in tensors)
+
+
+def _separate_blocks(graph: Graph, knowledge: Knowledge) -> Iterator[Graph | Block]:
+    """The blocks that have groups of their own: not those of an If or Loop that can be part of a group."""
+    waiting: list[Graph | Block] = [graph]
+    while waiting:
+        block = waiting.pop()
+        yield block
+        for node in block.nodes():
+            if node.kind() not in CONTROL or examine(node, knowledge).reason is not None:
+                waiting += blocks(node)
+
+
+class _Block:
+    """One block while its groups are made. Positions are those of the nodes before."""
+
+    def __init__(self, block: Graph | Block, effects: Effects, knowledge: Knowledge, refusals: Refusals):
+        self.block = block
+        self.nodes: list[Node] = list(block.nodes())
+        self.effects, self.knowledge, self.refusals = effects, knowledge, refusals
+        self.operands: list[list[Value]] = [operands(node) for node in self.nodes]
+        self.results: list[list[Value]] = [outputs(node) for node in self.nodes]
+        self.maker: dict[int, int] = {}  # value -> position, constants left out: they are always there
+        for i, node in enumerate(self.nodes):
+            if node.kind() != CONSTANT:
+                self.maker.update((v.unique(), i) for v in self.results[i])
+        self.changed: dict[int, set[int]] = {}  # value -> positions of the nodes that change it secretly
+        for i, node in enumerate(self.nodes):
+            for v in secretly_written(node):
+                self.changed.setdefault(v.unique(), set()).add(i)
+        self.verdicts = [self._examine(i, node, refusals) for i, node in enumerate(self.nodes)]
+        self.views = self._fusible_views(refusals)
+        self.order = effects.order(self.nodes)
+
+    def outline(self, graph: Graph) -> list[Group]:
+        if not any(verdict.reason is None for verdict in self.verdicts):
+            return []
+        items = self._items()
+        merged = clusters(items, options.state.horizontal_mode)
+        found = [self._without_leaving_views(members) for members in merged]
+        found = [members for members in absorb(found, self._candidates()) if self._is_worth_it(members)]
+        for i, reason in left_over(items, merged, found).items():
+            self.refusals.add(self.nodes[i], reason)
+        if not found:
+            return []
+        pieces = arrange(items, found)
+        reorder(self.block, [self.nodes[i] for piece in pieces for i in piece])
+        made = []
+        for members in found:
+            written = any(self.effects.is_written(v) for i in members for v in self.results[i])
+            writes = any(effect(self.nodes[i]) == WRITES for i in members)
+            group = outline(graph, [self.nodes[i] for i in members])
+            self.effects.learn(outputs(group), written)
+            made.append(Group(group, written or writes))
+        return made
+
+    def _examine(self, i: int, node: Node, refusals: Refusals) -> Verdict:
+        verdict = examine(node, self.knowledge, options.state.skip_kinds)
+        if verdict.reason is None:
+            shared = operands(node) + outputs(node) if node.kind() in CONTROL else []
+            written = any(self.effects.is_written(v) for v in shared if is_tensor(v))
+            if written or self.effects.may_return_written(node):
+                verdict = Verdict(reason="its result may share memory with a tensor that is changed in place")
+            elif any(is_plain_list(v) and self.effects.is_written(v) for v in inputs(node)):
+                verdict = Verdict(reason="it reads a list that is changed in place")
+            elif any(self.changed.get(v.unique(), set()) - {i} for v in self.operands[i]):
+                verdict = Verdict(reason="it reads running statistics that another op changes")
+        if verdict.reason:
+            refusals.add(node, verdict.reason)
+        return verdict
+
+    def _fusible_views(self, refusals: Refusals) -> dict[int, int]:
+        """Position -> position of the only reader, of the views that may be in a group: with that reader.
+        The verdicts of the others change."""
+        found: dict[int, int] = {}
+        views = views_of(self.nodes)
+        readers = self._readers(views)
+        for i in sorted(views, reverse=True):
+            if self.verdicts[i].reason is not None:
+                continue
+            data = {j for j in readers[i] if j < 0 or self.nodes[j].kind() not in METADATA}
+            if data and len(data) < len(readers[i]) and sizes_follow(self.results[i][0], self.knowledge):
+                readers[i] = data
+            reader = min(readers[i])
+            row = row_of(self.nodes[i])
+            reason = reshape_refusal(self.nodes[i]) if row is not None and row[0].reshapes else None
+            looked_up = reader >= 0 and table_of(self.nodes[reader])
+            if looked_up and looked_up.unique() == self.results[i][0].unique():
+                reason = "elements are looked up in it, which has to be in memory"
+            inside = len(readers[i]) == 1 and reader >= 0 and self.verdicts[reader].reason is None
+            if reason is None and inside:
+                found[i] = reader
+                continue
+            reason = reason or self._left_view(i)
+            self.verdicts[i] = Verdict(reason=reason)
+            refusals.add(self.nodes[i], reason)
+        return found
+
+    def _left_view(self, i: int) -> str:
+        """Why a view is not in a group that could be."""
+        row = row_of(self.nodes[i])
+        if row is not None and not row[0].is_view:
+            return "it may only hand on its operand, a view, and something outside of groups reads that"
+        return f"{others.left_view(self.nodes[i].kind())}; something outside of groups reads it"
+
+    def _readers(self, positions) -> dict[int, set[int]]:
+        """Position -> the positions that read its results, -1 for a reader in another block, or none."""
+        found: dict[int, set[int]] = {i: set() for i in positions}
+        uses = {i: sum(len(v.uses()) for v in self.results[i]) for i in positions}
+        for j, values in enumerate(self.operands):
+            for v in values:
+                i = self.maker.get(v.unique())
+                if i in found:
+                    found[i].add(j)
+                    uses[i] -= 1
+        for i, elsewhere in uses.items():
+            if elsewhere or not found[i]:
+                found[i].add(-1)
+        return found
+
+    def _without_leaving_views(self, members: list[int]) -> list[int]:
+        """A cluster without the views whose reader is elsewhere: they would leave it as copies. Nothing
+        inside follows them."""
+        kept = set(members)
+        for i in reversed(members):
+            if i in self.views and self.views[i] not in kept:
+                kept.remove(i)
+        return sorted(kept)
+
+    def _items(self) -> list[Item]:
+        metadata_uses = self._metadata_uses()
+        items = []
+        for i, node in enumerate(self.nodes):
+            verdict = self.verdicts[i]
+            after = {self.maker[v.unique()] for v in self.operands[i] if v.unique() in self.maker}
+            after.update(self.order.get(i, ()))
+            if verdict.reason is not None:
+                items.append(Item(tuple(after)))
+                continue
+            reads = tuple(v.unique() for v in self.operands[i] if not is_constant(v))
+            makes = tuple(
+                (v.unique(), len(v.uses()) - metadata_uses.get(v.unique(), 0)) for v in self.results[i]
+            )
+            meets = tuple(v.unique() for v in self.operands[i] if self._is_worth_sharing(v))
+            table = table_of(node)
+            apart = (self.maker[table.unique()],) if table and table.unique() in self.maker else ()
+            items.append(
+                Item(tuple(sorted(after)), verdict.device, verdict.loose, reads, makes, meets, apart)
+            )
+        return items
+
+    def _metadata_uses(self) -> dict[int, int]:
+        """Value -> how many nodes of the block ask for its sizes or dtype only."""
+        counts: dict[int, int] = {}
+        for node, read in zip(self.nodes, self.operands):
+            if node.kind() in METADATA:
+                counts[read[0].unique()] = counts.get(read[0].unique(), 0) + 1
+        return counts
+
+    def _is_worth_sharing(self, value: Value) -> bool:
+        """Whether two nodes that read this value save something when they are in one group: it is a tensor
+        in memory."""
+        return is_tensor(value) and self.knowledge.facts(value)[1:] != ("cpu", 0)
+
+    def _candidates(self) -> dict[int, set[int]]:
+        """Nodes that may only join the cluster that alone reads their results, with those readers: 0-dim CPU
+        arithmetic, whose results would leave a CUDA group on the wrong device, lists of numbers, and
+        views."""
+        wanted = []
+        for i, node in enumerate(self.nodes):
+            loose = self.verdicts[i].reason is None and self.verdicts[i].loose
+            numbers = node.kind() == LIST and self.operands[i] and is_plain_list(self.results[i][0])
+            if i not in self.order and (
+                loose or (numbers and not self.effects.is_written(self.results[i][0]))
+            ):
+                wanted.append(i)
+        return {**self._readers(wanted), **{i: {reader} for i, reader in self.views.items()}}
+
+    def _is_worth_it(self, members: Sequence[int]) -> bool:
+        """Whether the cluster becomes a group: it has two nodes (one, in single-node mode) and does more
+        than to hand tensors through, or changes a layout, which torch is slow at."""
+        working = [n for i in members for n in _unfolded(self.nodes[i]) if n.kind().startswith("aten::")]
+        if any(is_packing(self.nodes[i]) for i in members):
+            return True
+        if len(working) < (1 if options.state.single_node_mode else 2):
+            return False
+        return not all(self._is_idle(n) for n in working)
+
+    def _is_idle(self, node: Node) -> bool:
+        """Whether the node is a view, or a cast to the dtype that its operand has; in single-node mode a copy
+        is not."""
+        found = row_of(node)
+        idle = gives_operand_back if options.state.single_node_mode else keeps_dtype
+        return found is None or found[0].is_view or idle(node)
+
+
+def _unfolded(node: Node) -> list[Node]:
+    """The node, or those in its blocks."""
+    inner = [n for block in blocks(node) for n in block.nodes()]
+    return [m for n in inner for m in _unfolded(n)] if inner else [node]

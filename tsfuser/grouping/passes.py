@@ -1,0 +1,171 @@
+"""The passes that make groups, as ordered lists that a front end puts together.
+
+In: a graph whose values carry types. Out: the same graph with `prim::CudaFusionGroup` nodes. A front end runs
+`BEFORE_GROUPS`, `MAKE_GROUPS`, its guards, `SETTLE` and `FINISH`. Order, and why:
+
+  rewrites              see graph/rewrites.py
+  move_chunks           after the types; a node behind a chunk may be grouped with what reads the chunk
+  split_views           before groups: a view with two readers could not be inside and outside
+  make_groups           the choice of nodes, with all types known
+  clean_groups          before size arithmetic is made, and before a fallback is copied from the subgraph
+  drop_size_only        after cleaning (fewer nodes to follow), before guards: a fallback has the outputs
+  inline_small_groups   what cleaning left with nothing to win returns to the graph
+  replace_dtype_only    after size-only outputs, which may be asked for their dtypes, too
+  (guards)              after all changes of the groups' outputs, since a fallback copies the subgraph
+  merge_views           after all groups are final: what is outside now stays there
+  tidy                  drops layout hints that no group heeds, and what has no reader any more
+  name_groups           last: the cache id stands for the final text
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from .. import _C, log, options
+from ..graph import cleanup
+from ..graph.effects import Effects, remove_dead_code
+from ..graph.layout_hints import drop_layout_hints
+from ..graph.rewrites import REWRITES
+from ..graph.wrapper import CONSTANT, GROUP, Graph, Value, facts, is_tensor
+from . import sizes
+from .chunks import move_chunks
+from .dtype_only import replace_dtype_only_outputs
+from .groups import Group, make_groups
+from .outline import inline
+from .support import Refusals
+from .views import Split, merge_views, split_views
+
+
+@dataclass
+class Work:
+    """What the passes share: the graph, its groups from the last to the first (inner blocks before outer
+    ones), and where the refusals go."""
+
+    graph: Graph
+    refusals: Refusals
+    groups: list[Group] = field(default_factory=list)
+    effects: Effects | None = None
+    split: Split = field(default_factory=Split)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One step. `needs_groups`: it has nothing to do where there are no groups, nor have those behind it."""
+
+    name: str
+    run: Callable[[Work], object]
+    needs_groups: bool = True
+
+
+def run(work: Work, passes: Sequence[Pass]) -> None:
+    """Runs `passes`, up to the one that leaves no group; dumps the graph after each at level `>`, and its
+    time at `>>`."""
+    for step in passes:
+        start = time.perf_counter()
+        step.run(work)
+        if log.enabled("graph_fuser", log.DEBUG):
+            took = (time.perf_counter() - start) * 1e3
+            log.write("graph_fuser", f"{step.name} took {took:.1f} ms", "", log.DEBUG)
+        if log.enabled("graph_fuser", log.UPDATE):
+            log.write("graph_fuser", f"After {step.name}", str(work.graph), log.UPDATE)
+        if step.needs_groups and not work.groups:
+            return
+
+
+def _make_groups(work: Work) -> None:
+    work.effects = Effects(work.graph)
+    work.groups = make_groups(work.graph, work.effects, work.refusals)
+
+
+def _split_views(work: Work) -> None:
+    work.split = split_views(work.graph, Effects(work.graph))
+
+
+def _clean_groups(work: Work) -> None:
+    for group in work.groups:
+        cleanup.clean(group.node.g("Subgraph"), merge=not group.written)
+        cleanup.merge_equal_outputs(group.node)
+        if not group.written:
+            cleanup.release_idle_casts(work.graph, group.node)
+        cleanup.drop_unused_inputs(group.node)
+
+
+def _drop_size_only(work: Work) -> None:
+    queries = sizes.Queries(work.graph, work.effects)
+    work.groups = [g for g in work.groups if sizes.drop_size_only_outputs(work.graph, g.node, queries)]
+
+
+def _inline_small_groups(work: Work) -> None:
+    least = 1 if options.state.single_node_mode else 2
+    small = [g for g in work.groups if cleanup.size_of_work(g.node.g("Subgraph")) < least]
+    work.groups = [g for g in work.groups if g not in small]
+    for group in small:
+        give_back(work, group, "once dead and repeated work was gone, its group had less than two ops")
+
+
+def give_back(work: Work, group: Group, reason: str) -> None:
+    """Puts the group's nodes back into the graph, with the reason."""
+    for node in group.node.g("Subgraph").nodes():
+        if node.kind() != CONSTANT:
+            work.refusals.add(node, reason)
+    inline(work.graph, group.node)
+
+
+def _replace_dtype_only(work: Work) -> None:
+    for group in work.groups:
+        replace_dtype_only_outputs(work.graph, group.node)
+
+
+def _tidy(work: Work) -> None:
+    drop_layout_hints(work.graph)
+    remove_dead_code(work.graph)
+
+
+def _name_groups(work: Work) -> None:
+    for node in work.graph.findAllNodes(GROUP, True):
+        subgraph = node.g("Subgraph")
+        node.i_("cache_id", _C.group_id(subgraph, identity(subgraph)))
+
+
+def identity(subgraph: Graph) -> str:
+    """The text under which groups share their plans: the nodes under canonical names, without sizes and
+    source lines, and dtype, device and rank of each input."""
+    canonical = torch._C._jit_pass_canonicalize(subgraph, False)
+    torch._C._jit_pass_erase_shape_information(canonical)
+    types = [_describe(v) for v in subgraph.inputs()]
+    return f"# {', '.join(types)}\n{canonical.str(False)}"
+
+
+def _describe(value: Value) -> str:
+    """An input's type as `float32[2 dims] on cpu`, or `int`."""
+    if not is_tensor(value):
+        return str(value.type())
+    dtype, device, rank = facts(value.type())
+    return f"{dtype}[{rank} dims] on {device}"
+
+
+def _on_graph(name: str, rewrite: Callable[[Graph], object]) -> Pass:
+    return Pass(name, lambda work: rewrite(work.graph), needs_groups=False)
+
+
+BEFORE_GROUPS = (
+    *(_on_graph(name, rewrite) for name, rewrite in REWRITES),
+    _on_graph("move_chunks", move_chunks),
+    Pass("split_views", _split_views, needs_groups=False),
+)
+MAKE_GROUPS = (
+    Pass("make_groups", _make_groups),
+    Pass("clean_groups", _clean_groups),
+    Pass("drop_size_only", _drop_size_only),
+    Pass("inline_small_groups", _inline_small_groups),
+    Pass("replace_dtype_only", _replace_dtype_only),
+)
+SETTLE = (Pass("merge_views", lambda work: merge_views(work.graph, work.split)),)
+FINISH = (
+    Pass("tidy", _tidy),
+    Pass("name_groups", _name_groups),
+)

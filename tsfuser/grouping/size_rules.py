@@ -1,0 +1,91 @@
+"""Size arithmetic for ops that change the number of dims, or their order.
+
+In: a node of a group whose row names one of `RULES`. Out: a `Derived` name for the sizes of its result, and
+the node outside of the group that computes them: `tsfuser::reduced_sizes(sizes, [1], True)`. It stands
+before the guard, so it must be right for operands of any rank and for arguments of any value; the operators
+(csrc_stubs/torchscript/sizes.cpp) look at what they get, and nothing that was profiled goes in."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..graph.rows import row_of
+from ..graph.wrapper import LIST, Graph, Node, Value, constant_of, inputs, is_constant
+
+#: rule -> the operator, and the arguments of the op, by schema name, that it takes after the sizes
+RULES = {
+    "reduced": ("tsfuser::reduced_sizes", ("dim", "keepdim")),
+    "squeezed": ("tsfuser::squeezed_sizes", ("dim",)),
+    "unsqueezed": ("tsfuser::unsqueezed_sizes", ("dim",)),
+    "permuted": ("tsfuser::permuted_sizes", ("dims",)),
+    "viewed": ("tsfuser::viewed_sizes", ("size", "shape")),
+    "flattened": ("tsfuser::flattened_sizes", ("start_dim", "end_dim")),
+}
+_ABSENT = {"keepdim": False}  # what stands for an argument that an overload lacks; None for all others
+_INTS = torch._C.ListType(torch._C.IntType.get())
+_UNKNOWN = object()  # an argument that the group computes
+
+
+class Derived(NamedTuple):
+    """The sizes that an op makes of those named `of`. An argument is a constant (a list as a tuple), or
+    `Outer`, or a tuple with such items."""
+
+    of: frozenset
+    rule: str
+    arguments: tuple
+
+
+class Outer(NamedTuple):
+    """An input of the group, by the number of the value inside."""
+
+    inner: int
+
+
+def derived(node: Node, rule: str, of: frozenset, outer: dict[int, Value]) -> Derived | None:
+    """The name of the sizes of the node's result; None if they depend on what is computed in the group.
+    `outer`: number of an input of the subgraph -> the value outside."""
+    _, schema = row_of(node)
+    arguments = []
+    for name in RULES[rule][1]:
+        if name not in schema.arguments:
+            arguments.append(_ABSENT.get(name))
+            continue
+        where = schema.arguments.index(name)
+        found = _argument(node.inputsAt(where), outer)
+        single = schema.types[where] in ("int", "Optional[int]") and rule in ("reduced", "squeezed")
+        arguments.append((found,) if single and found is not None else found)
+    if any(a is _UNKNOWN or (isinstance(a, tuple) and _UNKNOWN in a) for a in arguments):
+        return None
+    return Derived(of, rule, tuple(arguments))
+
+
+def _argument(value: Value, outer: dict[int, Value]):
+    if is_constant(value):
+        return constant_of(value)
+    if value.unique() in outer:
+        return Outer(value.unique())
+    if value.node().kind() == LIST:
+        return tuple(_argument(v, outer) for v in inputs(value.node()))
+    return _UNKNOWN
+
+
+def emit(graph: Graph, before: Node, name: Derived, sizes: Value, outer: dict[int, Value]) -> Value:
+    """The value of `name`, computed before a node from the `sizes` that it is derived from."""
+
+    def insert(kind: str, operands: list[Value], type_) -> Value:
+        node = graph.create(kind, operands, 1)
+        node.output().setType(type_)
+        return node.insertBefore(before).output()
+
+    def value(argument) -> Value:
+        if isinstance(argument, Outer):
+            return outer[argument.inner]
+        if isinstance(argument, tuple):
+            return insert(LIST, [value(item) for item in argument], _INTS)
+        graph.setInsertPoint(before)
+        return graph.insertConstant(argument)
+
+    operator = RULES[name.rule][0]
+    return insert(operator, [sizes, *map(value, name.arguments)], _INTS)

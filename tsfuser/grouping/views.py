@@ -1,0 +1,142 @@
+"""Views in groups: inside, a view is a relabeling of axes; what leaves a group must be the view that eager
+gives, never a copy.
+
+Before: `%t = aten::t(%p)`, of which a fusible op and the caller read. After: `%t1 = aten::t(%p)` for the op,
+and `%t2 = aten::t(%p)` for the caller, so that each copy has one kind of reader: the first joins the group
+of its only reader, the second stays outside, on the group's output. What was split in vain is merged again
+at the end. "View" is here also an op that may hand its operand on, like a cast to the same dtype, where the
+operand is a view, and a branch that chooses among views."""
+
+from __future__ import annotations
+
+from ..graph.effects import Effects, may_return_operand
+from ..graph.evaluate import CONTROL
+from ..graph.rows import Knowledge, row_of
+from ..graph.wrapper import (
+    Block,
+    Graph,
+    Node,
+    Value,
+    all_blocks,
+    facts,
+    inputs,
+    is_tensor,
+    operands,
+    outputs,
+)
+from .support import examine
+
+#: Readers for each of which a view is split; with more it stays outside.
+MAX_READERS = 8
+#: How far up a graph the sizes of a view are followed. A value may be reached on many ways, so this is small.
+MAX_DEPTH = 8
+#: Kinds that ask a tensor for its sizes or dtype only.
+METADATA = frozenset(("aten::size", "prim::dtype", "aten::dim"))
+
+
+def views_of(nodes: list[Node]) -> set[int]:
+    """Positions of the nodes of a block whose results may be views inside a group."""
+    found: set[int] = set()
+    made: set[int] = set()
+    for i, node in enumerate(nodes):
+        if node.outputsSize() != 1 or not is_tensor(node.output()):
+            continue
+        if _gives_view(node, made):
+            found.add(i)
+            made.add(node.output().unique())
+    return found
+
+
+def _gives_view(node: Node, views: set[int]) -> bool:
+    """Whether the result may share memory with an operand, where `views` are values that do."""
+    if node.kind() not in CONTROL:
+        row = row_of(node)
+        return (row is not None and row[0].is_view) or _hands_on(node, views)
+    for block in node.blocks():
+        nodes, own = list(block.nodes()), set(views)
+        own.update(v.unique() for v in block.inputs())
+        made = {v.unique() for n in nodes for v in outputs(n)}
+        own.update(nodes[i].output().unique() for i in views_of(nodes))
+        if any(is_tensor(v) and (v.unique() in own or v.unique() not in made) for v in block.outputs()):
+            return True
+    return False
+
+
+def _hands_on(node: Node, views: set[int]) -> bool:
+    """Whether the result may be the node's operand, which is a view."""
+    if not node.inputsSize() or node.inputsAt(0).unique() not in views or not may_return_operand(node):
+        return False
+    before, after = facts(node.inputsAt(0).type()).dtype, facts(node.output().type()).dtype
+    return before is None or before == after
+
+
+def sizes_follow(value: Value, knowledge: Knowledge, depth: int = 0) -> bool:
+    """Whether the sizes of a value can be told without it, wherever it is computed (`sizes`)."""
+    row = row_of(value.node())
+    if row is None or examine(value.node(), knowledge).reason is not None:
+        return value.node().kind() not in CONTROL
+    if row[0].sizes == "own" or depth > MAX_DEPTH:
+        return False
+    tensors = [v for v in inputs(value.node()) if is_tensor(v)]
+    tensors = tensors if row[0].sizes == "broadcast" else tensors[:1]
+    return all(sizes_follow(v, knowledge, depth + 1) for v in tensors)
+
+
+def reshape_refusal(node: Node) -> str | None:
+    """Why a node that reshapes cannot be in a group, by the sizes that were profiled; None if it can."""
+    sizes = node.inputsAt(0).type().sizes()
+    if sizes is None or node.output().type().sizes() is None:
+        return "sizes that it was not seen with are reshaped"
+    return "no elements are reshaped" if 0 in sizes else None
+
+
+class Split:
+    """The copies of views that `split_views` made: for each, the values that were one."""
+
+    def __init__(self):
+        self.family: dict[int, int] = {}
+
+
+def split_views(graph: Graph, effects: Effects) -> Split:
+    """Gives each fusible reader of a view a copy of its own, where nothing is written."""
+    split, knowledge = Split(), Knowledge()
+    for block in all_blocks(graph):
+        nodes = list(block.nodes())
+        for i in sorted(views_of(nodes), reverse=True):
+            if not any(effects.is_written(v) for v in operands(nodes[i]) + outputs(nodes[i]) if is_tensor(v)):
+                _split(graph, block, nodes[i], knowledge, split)
+    return split
+
+
+def _split(graph: Graph, block: Graph | Block, node: Node, knowledge: Knowledge, split: Split) -> None:
+    uses = node.output().uses()
+    here = {v.unique() for n in block.nodes() for v in outputs(n)} if len(uses) > 1 else set()
+    local = [u for u in uses if u.user.outputsSize() and u.user.outputsAt(0).unique() in here]
+    fusible = [u for u in local if examine(u.user, knowledge).reason is None]
+    if len(uses) < 2 or not fusible or len(fusible) > MAX_READERS:
+        return
+    own = node.output().unique()
+    outside = len(uses) - len(fusible)
+    if outside and sizes_follow(node.output(), knowledge):
+        outside -= sum(use.user.kind() in METADATA for use in uses)
+    for use in fusible if outside else fusible[1:]:
+        copy = graph.createClone(node, lambda v: v)
+        copy.insertAfter(node)
+        use.user.replaceInput(use.offset, copy.output())
+        split.family[copy.output().unique()] = split.family.setdefault(own, own)
+
+
+def merge_views(graph: Graph, split: Split) -> None:
+    """Copies of one view that ended up side by side outside of groups become one again."""
+    if not split.family:
+        return
+    for block in all_blocks(graph):
+        first: dict[tuple, Node] = {}
+        for node in list(block.nodes()):
+            key = split.family.get(node.output().unique()) if node.outputsSize() == 1 else None
+            if key is None:
+                continue
+            same = first.setdefault((key, node.kind(), *(v.unique() for v in inputs(node))), node)
+            if same is not node:
+                node.output().replaceAllUsesWith(same.output())
+                node.destroy()

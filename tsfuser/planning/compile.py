@@ -1,0 +1,223 @@
+"""The pipeline in one screen: Fusion -> segments -> schedules -> Loop IR -> source -> binary -> Plan.
+
+In: a Fusion and the call it was built for. Out: a Plan that serves every call of the same class. Example:
+`compile_fusion(call, fusion, "cuda:0")`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from .. import log, options
+from ..codegen import emit
+from ..errors import Refusal
+from ..ir import size as sz
+from ..ir.call import Call
+from ..ir.fusion import Fusion
+from ..lower.kernel import Kernel, Param
+from ..lower.pipeline import lower
+from ..schedule import choose
+from ..schedule.machine import GPU, HOST, Machine
+from ..segment import Allocations, Segment
+from ..target.cuda import CudaTarget
+from ..target.disk_cache import DiskCache
+from ..target.function import Function, RecentFunctions
+from ..target.host import HostTarget
+from . import compilers, dumps, interrupts
+from .plan import Launch, Plan, Program
+
+_functions = RecentFunctions(1024)  # cache: `_key` -> loaded kernel
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel, all the way: for dumps and `explain`. `part`: the number of the fusion's segment that it
+    belongs to; `segment`: what of it this kernel does."""
+
+    part: int
+    params: object
+    segment: Segment
+    schedule: object
+    kernel: Kernel
+    source: str
+    function: Function
+
+
+def compile_fusion(call: Call, fusion: Fusion, device: str) -> Plan:
+    """The plan of `fusion` for calls like `call`. Raises Refusal or CompileError."""
+    start = time.perf_counter()
+    compiled, allocations = kernels_of(call, fusion, device)
+    plan = _plan(call, fusion, allocations.temporaries, compiled, device)
+    took = 1e3 * (time.perf_counter() - start)
+    log.write(
+        "kernel_cache",
+        f"planned {len(compiled)} kernel{'s' * (len(compiled) != 1)} in {took:.1f} ms",
+        plan,
+        log.UPDATE,
+    )
+    dumps.show("launch_param", "plan", plan)
+    return plan
+
+
+def kernels_of(call: Call, fusion: Fusion, device: str) -> tuple[list[Compiled], Allocations]:
+    """The kernels of `fusion`, loaded, in the order of their launches, and what they want allocated. Raises
+    Refusal or CompileError."""
+    machine = _machine(device)
+    dumps.show("fusion_ir", "fusion", fusion)
+    for word in ("fusion_args", "kernel_args", "print_args"):
+        dumps.show(word, "arguments of the first call of a class", "\n".join(map(str, call.args)))
+    stages, allocations = choose(call, fusion, machine)
+    lowered = []
+    for part, stage in stages:
+        interrupts.check()
+        lowered.append((part, stage.params, *_lower(stage.segment, stage.schedule, device)))
+        dumps.show("scheduler_params", stage.segment.name, stage.params)
+    loaded = functions([(source, kernel.name) for *_, kernel, source in lowered], device)
+    return [Compiled(*fields, function) for fields, function in zip(lowered, loaded)], allocations
+
+
+def _machine(device: str) -> Machine:
+    """What schedulers plan for; blocks that wait for each other must not be more than `device` can run at the
+    same time."""
+    if device == "cpu":
+        return HOST if options.host_launch() == "block" else GPU
+    try:
+        count, shared, crowd = CudaTarget.multiprocessors(device)
+    except Refusal:  # no driver: what is planned here does not run here
+        return GPU
+    return replace(GPU, multiprocessors=count, shared=shared, crowd=crowd)
+
+
+def _lower(segment: Segment, schedule, device: str) -> tuple:
+    """All of a Compiled but its function."""
+    kernel = lower(segment, schedule, segment.name)
+    source = emit.source(kernel)
+    dumps.show("segmented_fusion", kernel.name, segment)
+    dumps.show("kernel_ir", kernel.name, kernel)
+    if dumps.wants_kernels():
+        dumps.kernel(
+            kernel.name, source, device, None if device == "cpu" else _target(device, options.host_launch())
+        )
+    return segment, schedule, kernel, source
+
+
+def functions(kernels: Sequence[tuple[str, str]], device: str) -> list[Function]:
+    """The loaded kernels of (source, name) pairs; each source is compiled once in this process, and once on
+    this disk. Raises Refusal, CompileError, Interrupted."""
+    target = _target(device, options.host_launch())
+    known = {source: _functions.get(_key(source, device)) for source, _ in kernels}
+    missing = [kernel for kernel in kernels if known[kernel[0]] is None]
+    for (source, name), stored in zip(missing, compilers.binaries(target, missing, device)):
+        known[source] = _functions.add(_key(source, device), target.load(stored, name, device))
+    return [known[source] for source, _ in kernels]
+
+
+def _key(source: str, device: str) -> tuple[str, bytes]:
+    """By what a loaded kernel is found; the whole source would be kept as long as the kernel."""
+    return f"{device} {options.host_launch()}", hashlib.sha256(source.encode()).digest()
+
+
+def expect_cuda() -> None:
+    """Called when CUDA tensors are likely to come: starts their compiler, in a thread of its own."""
+    _target("cuda:0", options.host_launch()).start()
+
+
+def forget() -> None:
+    """Drops the kernels that are loaded; those on disk stay."""
+    _functions.clear()
+
+
+@cache
+def _disk_cache(directory: Path) -> DiskCache:
+    return DiskCache(directory)
+
+
+@cache
+def _target(device: str, launch: str):
+    cache = _disk_cache(options.cache_dir())
+    if device == "cpu":
+        level = 1 if launch == "fibers" else 3
+        return HostTarget(
+            cache, fibers=launch == "fibers", opt_level=level, seconds=options.get("compile_timeout")
+        )
+    numbers = {name: options.get(name) for name in ("max_registers", "opt_level")}
+    return CudaTarget(cache, fma=not options.disabled("fma"), **numbers)
+
+
+def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], device: str) -> Plan:
+    program = Program(call)
+    program.check_decisions()
+    tensors = [(o.value.dtype.name, o.sizes, o.strides) for o in fusion.outputs]
+    tensors += [(t.value.dtype.name, t.sizes, t.strides) for t in temporaries]
+    empties = list(dict.fromkeys(what for kind, what in fusion.results if kind == "empty"))
+    spots = {dtype: len(tensors) + k for k, dtype in enumerate(empties)}
+    tensors += [(dtype, (0,), (1,)) for dtype in empties]
+    allocations = tuple(
+        (d, tuple(map(program.position, s)), tuple(map(program.position, st))) for d, s, st in tensors
+    )
+    launches = tuple(_launch(program, c, device) for c in compiled)
+    results = tuple(
+        ("allocation", spots[i] if kind == "empty" else i) if kind in ("output", "empty") else (kind, i)
+        for kind, i in fusion.results
+    )
+    updates = tuple((u.index, u.counted) for u in fusion.updates)
+    drawn = -1 if fusion.drawn is None else program.position(fusion.drawn)
+    keepalive = tuple(c.function for c in compiled)
+    return Plan(
+        len(call.leaves),
+        tuple(program.instructions),
+        tuple(program.checks),
+        allocations,
+        launches,
+        results,
+        "",
+        len(fusion.randoms),
+        updates,
+        drawn,
+        tuple(call.limits),
+        keepalive,
+        lambda: _text(call, tensors, compiled),
+    )
+
+
+def _launch(program: Program, compiled: Compiled, device: str) -> Launch:
+    kernel = compiled.kernel
+    offsets, size = emit.struct_layout(kernel.params)
+    args = tuple((offset, *_argument(program, p)) for offset, p in zip(offsets, kernel.params))
+    sizes = (kernel.grid, kernel.block_x, kernel.block_y, kernel.shared, kernel.grain)
+    overlaps = kernel.follows and compiled.function.waits and not options.disabled("overlap")
+    kind = "host" if device == "cpu" else "overlapped" if overlaps else "cuda"
+    return Launch(kind, compiled.function.handle, kernel.name, *map(program.position, sizes), size, args)
+
+
+_NUMBER_KINDS = {"bool": "bool", "int64": "int64_number", "float64": "float64", "complex128": "complex128"}
+
+
+def _argument(program: Program, param: Param) -> tuple[str, int]:
+    """How C++ fills a field: kind and index."""
+    kind, *what = param.source
+    if kind == "size":
+        return ("int64" if param.ctype == "int64_t" else "int32"), program.position(what[0])
+    if kind == "number":
+        return _NUMBER_KINDS[what[1]], what[0]
+    return kind, what[0] if what else 0
+
+
+def _text(call: Call, tensors, compiled: list[Compiled]) -> str:
+    lines = [
+        f"allocate {k}: {d}[{', '.join(map(str, s))}] strides [{', '.join(map(str, st))}]"
+        for k, (d, s, st) in enumerate(tensors)
+    ]
+    for c in compiled:
+        k = c.kernel
+        sizes = [call.value(sz.as_size(x)) for x in (k.grid, k.block_x, k.block_y)]
+        lines.append(
+            f"launch {k.name}: grid {k.grid} (now {sizes[0]}), block {sizes[1]} x {sizes[2]}, shared {k.shared} bytes, "
+            f"{len(k.params)} arguments, {c.function.registers} registers"
+        )
+    return "\n".join(lines)

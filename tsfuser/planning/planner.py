@@ -1,0 +1,62 @@
+"""What C++ calls when no plan serves a call.
+
+In: a group and the description of its arguments. Out: a native plan; a refusal or a failed compile gives a
+plan that sends the class to the fallback, warned about once. Example: `plan(3, (("tensor", "float32",
+"cuda:0", (4, 8), (8, 1), 256),))`.
+"""
+
+from __future__ import annotations
+
+import traceback
+
+from .. import _C, log
+from ..errors import CompileError, Refusal
+from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
+from . import interrupts
+from .compile import compile_fusion
+from .parse import parse
+from .plan import native, refused
+
+
+def plan(group_id: int, args: tuple) -> _C.Plan:
+    """The native plan of group `group_id` for calls like this one. Raises nothing but `Interrupted`: what
+    goes wrong becomes the plan's refusal."""
+    call = Call(tuple(map(describe, args)))
+    try:
+        device = group_device(call)
+        arguments = "\n".join(map(str, call.args))
+        log.write("manager", f"group {group_id} gets a plan for a class of calls", arguments)
+        log.write("kernel_cache", f"planning group {group_id} for", arguments, log.UPDATE)
+        fusion = parse(_C.group_graph(group_id), call, device)
+        if log.enabled("parser"):
+            log.write("parser", f"group {group_id}", f"{_C.group_graph(group_id)}is\n{fusion}")
+        result = compile_fusion(call, fusion, device)
+    except (Refusal, CompileError) as error:
+        result = refused(call, str(error))
+    except Exception as error:  # a mistake of ours must not break the user's program
+        interrupts.pass_on(error)
+        log.write("kernel_cache", f"planning group {group_id} failed", traceback.format_exc())
+        result = refused(call, f"tsfuser failed to plan it ({type(error).__name__}: {error})")
+    return native(result)
+
+
+def describe(arg: tuple) -> Arg:
+    """C++'s description of an argument as an `ir.call` record."""
+    kind, *rest = arg
+    if kind == "tensor":
+        dtype, device, sizes, strides, alignment = rest
+        return TensorArg(dtype, device, tuple(sizes), tuple(strides), alignment)
+    if kind == "scalar":
+        return ScalarArg(*rest)
+    if kind == "list":
+        return ListArg(rest[0], tuple(rest[1]))
+    return OtherArg(rest[0])
+
+
+def group_device(call: Call) -> str:
+    """The device that all tensors share, where 0-dim CPU tensors count only among themselves. Raises Refusal."""
+    tensors = [a for a in call.args if isinstance(a, TensorArg)]
+    devices = {a.device for a in tensors if a.device != "cpu" or a.rank > 0}
+    if len(devices) > 1:
+        raise Refusal(f"its tensors are on {' and '.join(sorted(devices))}")
+    return devices.pop() if devices else "cpu"
