@@ -1,5 +1,6 @@
 """Over days of ever-new dtypes, ranks and layouts, what a process keeps is bounded and results are right."""
 
+import gc
 import random
 import warnings
 from concurrent.futures import ThreadPoolExecutor
