@@ -1,4 +1,4 @@
-"""Fixtures and options of all tests.
+"""Fixtures and options of all tests; helpers are in kit/.
 
 `device` runs a test once a target: "cpu", "cpu-fibers" (the CUDA launch shape on the host, a fiber a thread)
 and, where there is one, "cuda". `--long` turns the sweeps marked `long` on and raises the number of
@@ -91,9 +91,8 @@ def device(target, monkeypatch, nvrtc):
     """A device string for `torch.rand(..., device=device)`; the mode of the host target is set while the
     test runs. The kernels of "cpu-fibers" are those that a GPU would get, so each is compiled by NVRTC for
     all architectures as well."""
-    from support import ARCHITECTURES
-
     import tsfuser
+    from kit.support import ARCHITECTURES
     from tsfuser import options
     from tsfuser.target.host import HostTarget
 

@@ -1,4 +1,4 @@
-"""Training steps of the networks of tests/models.py: forward and backward in eager, compiled and fused.
+"""Training steps of the networks of tests/kit/models.py: forward and backward in eager, compiled and fused.
 
 In: the name of a case and peers. Out: a `Result`, with device times after `profile`. Example:
 
@@ -6,7 +6,7 @@ In: the name of a case and peers. Out: a `Result`, with device times after `prof
     measured.profile(copy_bandwidth())
     print(measured.result.table())
 
-Sizes are those of `large` in tests/models.py on a CUDA device, of `small` elsewhere."""
+Sizes are those of `large` in tests/kit/models.py on a CUDA device, of `small` elsewhere."""
 
 import copy
 import sys
@@ -23,7 +23,7 @@ from .training import WARM_UP, attempt
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
-import models
+from kit import models
 
 DROPOUT = 0.1  # while timed; results are compared without
 

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from support import EPSILON, fresh, no_fallback, script, train
 from test_reductions import Fused, double, tuples
 
 import tsfuser
+from kit.support import EPSILON, fresh, no_fallback, script, train
 
 LOW = [torch.float32, torch.bfloat16]
 

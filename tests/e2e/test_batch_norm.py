@@ -3,9 +3,9 @@ running statistics, gradients."""
 
 import pytest
 import torch
-from support import assert_matches, counted, fuse, groups, kinds, no_fallback, script
 
 import tsfuser
+from kit.support import assert_matches, counted, fuse, groups, kinds, no_fallback, script
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 FORWARD = """

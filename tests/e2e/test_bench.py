@@ -7,7 +7,8 @@ import sys
 
 import pytest
 import torch
-from support import ROOT
+
+from kit.support import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 

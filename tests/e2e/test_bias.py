@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support import all_graphs, assert_matches, fuse, groups, kinds
 
+from kit.support import all_graphs, assert_matches, fuse, groups, kinds
 from tsfuser import options
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning"), pytest.mark.graphs]

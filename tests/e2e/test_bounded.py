@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from support import assert_matches, fuse, run_python
 
 import tsfuser
+from kit.support import assert_matches, fuse, run_python
 from tsfuser import _C
 from tsfuser.ir import size as sz
 from tsfuser.planning import compile as pipeline

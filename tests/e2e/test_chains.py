@@ -3,9 +3,9 @@ stays short."""
 
 import pytest
 import torch
-from support import CALLS, assert_matches, counted, fresh, fuse, no_fallback, script, train
 
 import tsfuser
+from kit.support import CALLS, assert_matches, counted, fresh, fuse, no_fallback, script, train
 from tsfuser.frontends.torchscript import passes
 from tsfuser.frontends.torchscript.guard import PATTERNS
 from tsfuser.graph.wrapper import GUARD

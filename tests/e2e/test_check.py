@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from support import fresh
 
 import tsfuser
+from kit.support import fresh
 from tsfuser.planning import compile as pipeline
 
 pytestmark = pytest.mark.graphs

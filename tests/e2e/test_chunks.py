@@ -3,9 +3,9 @@ eager's, for broadcasts that come later as well."""
 
 import pytest
 import torch
-from support import all_graphs, assert_matches, fresh, fuse, groups, kinds, no_fallback, train
 
 import tsfuser
+from kit.support import all_graphs, assert_matches, fresh, fuse, groups, kinds, no_fallback, train
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning"), pytest.mark.graphs]
 

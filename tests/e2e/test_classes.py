@@ -9,9 +9,9 @@ import random
 
 import pytest
 import torch
-from support import assert_matches, counted, no_fallback, script, train
 
 import tsfuser
+from kit.support import assert_matches, counted, no_fallback, script, train
 
 BIAS = """
 def f(x, y):

@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from nearness import difference
-from support import fuse, groups, no_fallback
+
+from kit.nearness import difference
+from kit.support import fuse, groups, no_fallback
 
 DTYPES = [torch.complex64, torch.complex128]
 PARTS = [math.inf, -math.inf, math.nan, 0.0, 1.0, -2.5]

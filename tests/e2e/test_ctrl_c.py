@@ -4,9 +4,9 @@ next call runs fused, no compiler is left. And compilers that hang or are slow, 
 import json
 
 import pytest
-from support import run_python
 
 import tsfuser
+from kit.support import run_python
 
 TRIES = """
 import importlib.util, json, os, random, signal, subprocess, sys, threading, time, warnings

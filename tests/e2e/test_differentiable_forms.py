@@ -3,11 +3,11 @@ training."""
 
 import pytest
 import torch
-from opsweep import plain
-from support import assert_matches, fresh, no_fallback, script, train
 from torch import Tensor
 
 import tsfuser
+from kit.opsweep import plain
+from kit.support import assert_matches, fresh, no_fallback, script, train
 from tsfuser import _C
 from tsfuser.graph.wrapper import GROUP
 

@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from distribution import SHAPES, close, ones, state_of
-from support import assert_matches, counted, fresh, fuse, groups, kinds, no_fallback, train
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import tsfuser
+from kit.distribution import SHAPES, close, ones, state_of
+from kit.support import assert_matches, counted, fresh, fuse, groups, kinds, no_fallback, train
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,9 @@ import re
 
 import pytest
 import torch
-from support import fuse, run_python
 
 import tsfuser
+from kit.support import fuse, run_python
 from tsfuser import options
 from tsfuser.planning import compile as pipeline
 from tsfuser.planning import dumps

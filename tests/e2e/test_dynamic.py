@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from support import assert_matches, counted, fuse, groups, no_fallback
+
+from kit.support import assert_matches, counted, fuse, groups, no_fallback
 
 
 @pytest.fixture(autouse=True)

@@ -5,11 +5,11 @@ order numbers are drawn."""
 import pytest
 import torch
 import torch.nn.functional as F
-from aten_random import Generator
-from handwritten import CPU, XY, fused, graph, typed
-from support import counted, fresh, fuse, groups, kinds, no_fallback, run_python, train
 
 import tsfuser
+from kit.aten_random import Generator
+from kit.handwritten import CPU, XY, fused, graph, typed
+from kit.support import counted, fresh, fuse, groups, kinds, no_fallback, run_python, train
 from tsfuser import options
 from tsfuser.errors import Refusal
 from tsfuser.grouping.support import Refusals

@@ -5,9 +5,9 @@ import re
 
 import pytest
 import torch
-from support import FORKED, fresh, run_python, script
 
 import tsfuser
+from kit.support import FORKED, fresh, run_python, script
 from tsfuser.ops import others
 
 pytestmark = pytest.mark.graphs

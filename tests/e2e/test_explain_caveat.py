@@ -4,9 +4,9 @@ import warnings
 
 import pytest
 import torch
-from support import fresh
 
 import tsfuser
+from kit.support import fresh
 from tsfuser.debug import caveat
 
 pytestmark = pytest.mark.graphs

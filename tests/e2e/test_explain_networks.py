@@ -2,12 +2,12 @@
 
 import re
 
-import models
 import pytest
 import torch
-from support import fresh
 
 import tsfuser
+from kit import models
+from kit.support import fresh
 from tsfuser.debug.drawing import drawing
 from tsfuser.debug.findings import GraphReport, Node
 from tsfuser.debug.source import Place

@@ -7,12 +7,12 @@ updates of a mean leave it, in every dtype and whichever thread reads that value
 
 import pytest
 import torch
-from support import no_fallback
 from test_accuracy import values
 from test_moments import PLACES
 from test_reductions import Fused, tuples
 
 import tsfuser
+from kit.support import no_fallback
 from tsfuser.ops import reduction
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
-from support import fresh
 
 import tsfuser
+from kit.support import fresh
 
 pytestmark = pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")
 PARTS = torch.tensor([-1.0, 0.0, 1.0, math.nan, math.inf, -math.inf])
@@ -117,7 +117,7 @@ def test_gradients_of_broadcast_operands(device, program):
 
 
 def test_ties_are_fused(device):
-    from support import groups
+    from kit.support import groups
 
     scripted = fresh(max_of_two)
     with tsfuser.fuser():

@@ -5,9 +5,9 @@ import warnings
 
 import pytest
 import torch
-from support import assert_matches, counted, fuse, groups, no_fallback, run_python
 
 import tsfuser
+from kit.support import assert_matches, counted, fuse, groups, no_fallback, run_python
 from tsfuser import _C
 
 HINT = "PYTORCH_NVFUSER_DISABLE=fallback"

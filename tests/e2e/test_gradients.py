@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from support import assert_matches, fresh, kinds, no_fallback, train
 from torch import Tensor
 
 import tsfuser
+from kit.support import assert_matches, fresh, kinds, no_fallback, train
 from tsfuser.frontends.torchscript import passes
 from tsfuser.frontends.torchscript.training.gradient_layout import LAID_OUT
 

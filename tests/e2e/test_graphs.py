@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from support import all_graphs, fuse, groups, kinds, no_fallback, script
 
 import tsfuser
+from kit.support import all_graphs, fuse, groups, kinds, no_fallback, script
 
 
 def chain(x, y):
@@ -25,7 +25,7 @@ def test_a_chain_is_one_group_behind_a_guard(xy):
 
 
 def test_nothing_is_fused_when_off(xy):
-    from support import fresh
+    from kit.support import fresh
 
     scripted = fresh(chain)
     for _ in range(4):

@@ -3,11 +3,11 @@ groups, and put together again."""
 
 import pytest
 import torch
-from support import counted, no_fallback, script
 from test_batch_norm import tensor
 from test_reductions import Fused, check
 
 import tsfuser
+from kit.support import counted, no_fallback, script
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 FORWARD = """

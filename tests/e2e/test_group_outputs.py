@@ -3,10 +3,10 @@ the dtype are asked, results that must be tensors of their own."""
 
 import pytest
 import torch
-from handwritten import FULL, XY, fuse_graph, fused, graph, typed
-from support import CALLS, assert_matches, fresh, fuse, groups, kinds, stored, train
 
 import tsfuser
+from kit.handwritten import FULL, XY, fuse_graph, fused, graph, typed
+from kit.support import CALLS, assert_matches, fresh, fuse, groups, kinds, stored, train
 from tsfuser.errors import Refusal
 from tsfuser.graph.wrapper import GROUP
 from tsfuser.ir.call import Call, TensorArg

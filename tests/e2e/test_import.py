@@ -1,7 +1,7 @@
 """The import: harmless, quick, possible without CuPy and GPU, twice, in a thread and in a fork. Each in a
 process of its own."""
 
-from support import run_python
+from kit.support import run_python
 
 PROGRAM = """
 def program(x):

@@ -5,10 +5,10 @@ import random
 
 import pytest
 import torch
-from support import all_graphs, assert_matches, fresh, groups, kinds, no_fallback, stored, train
 from torch import Tensor, nn
 
 import tsfuser
+from kit.support import all_graphs, assert_matches, fresh, groups, kinds, no_fallback, stored, train
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning"), pytest.mark.graphs]
 

@@ -7,9 +7,9 @@ import functools
 
 import pytest
 import torch
-from support import fresh, script
 
 import tsfuser
+from kit.support import fresh, script
 from tsfuser.graph.functionalize import KINDS
 
 pytestmark = pytest.mark.filterwarnings("ignore::tsfuser.TsfuserWarning")

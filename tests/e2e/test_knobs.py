@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from support import fuse
 
 import tsfuser
+from kit.support import fuse
 from tsfuser import _C, knobs, options
 
 FLAGS = (

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from support import fuse, groups, kinds, no_fallback, relevant_strides, script
+
+from kit.support import fuse, groups, kinds, no_fallback, relevant_strides, script
 
 CASES = (
     "(x * 2).masked_fill(x > 0.5, 1.0) + 0", "torch.pow(2.0, x * 2)", "torch.float_power(2.0, x * 2)",

@@ -5,9 +5,19 @@ import warnings
 
 import pytest
 import torch
-from support import all_graphs, assert_matches, counted, fuse, groups, kinds, no_fallback, run_python, script
 
 import tsfuser
+from kit.support import (
+    all_graphs,
+    assert_matches,
+    counted,
+    fuse,
+    groups,
+    kinds,
+    no_fallback,
+    run_python,
+    script,
+)
 from tsfuser import _C, options
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]

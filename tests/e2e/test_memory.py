@@ -5,7 +5,8 @@ since a mistake kills them. (On a GPU: compute-sanitizer.)"""
 import ctypes
 
 import pytest
-from support import run_python
+
+from kit.support import run_python
 
 PROGRAM = """
 import ctypes, mmap

@@ -4,9 +4,9 @@ parts."""
 import pytest
 import torch
 import torch.nn.functional as F
-from support import assert_matches, counted, fuse, groups, kinds, no_fallback, script, train
 
 import tsfuser
+from kit.support import assert_matches, counted, fuse, groups, kinds, no_fallback, script, train
 
 pytestmark = pytest.mark.graphs
 

@@ -4,12 +4,12 @@ its class is known."""
 
 import copy
 
-import models
 import pytest
 import torch
-from support import EPSILON, counted, kinds, no_fallback
 
 import tsfuser
+from kit import models
+from kit.support import EPSILON, counted, kinds, no_fallback
 from tsfuser.frontends.torchscript import passes
 from tsfuser.graph.wrapper import GROUP
 

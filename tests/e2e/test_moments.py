@@ -3,11 +3,11 @@ infinities, few elements."""
 
 import pytest
 import torch
-from support import assert_matches, no_fallback
 from test_accuracy import assert_no_worse, compare, values
 from test_reductions import Fused, check
 
 import tsfuser
+from kit.support import assert_matches, no_fallback
 from tsfuser.ops import reduction
 
 MOMENTS = """

@@ -4,10 +4,10 @@ double."""
 import pytest
 import torch
 import torch.nn.functional as F
-from support import assert_matches, fresh, groups, kinds, no_fallback, script, train
 from test_reductions import COLUMNS, Fused, check
 
 import tsfuser
+from kit.support import assert_matches, fresh, groups, kinds, no_fallback, script, train
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 

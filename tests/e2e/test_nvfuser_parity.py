@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from support import assert_matches, fuse, groups, kinds, script
 
 import tsfuser
+from kit.support import assert_matches, fuse, groups, kinds, script
 from tsfuser.ops import table
 from tsfuser.ops.table import NodeArg
 

@@ -4,8 +4,8 @@ noticed."""
 
 import pytest
 import torch
-from support import ARCHITECTURES, fuse, no_fallback
 
+from kit.support import ARCHITECTURES, fuse, no_fallback
 from tsfuser.errors import CompileError
 
 

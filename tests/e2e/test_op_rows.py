@@ -9,12 +9,12 @@ import itertools
 
 import pytest
 import torch
-from evaluate import Batch
-from rows import all_rows, build, graph_of, has_numbers, mismatch, tame
-from samples import samples, schema_of
-from support import groups, no_fallback
 
 import tsfuser
+from kit.evaluate import Batch
+from kit.rows import all_rows, build, graph_of, has_numbers, mismatch, tame
+from kit.samples import samples, schema_of
+from kit.support import groups, no_fallback
 from tsfuser.errors import Refusal
 from tsfuser.ir.build import Builder
 from tsfuser.ir.call import Call, ListArg, TensorArg

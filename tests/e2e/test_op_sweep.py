@@ -9,8 +9,9 @@ import itertools
 
 import pytest
 import torch
-from opinfo import extremal, named, op_db, programs, row_of, rows, title, transposed
-from opsweep import Tally, single_nodes, sweep
+
+from kit.opinfo import extremal, named, op_db, programs, row_of, rows, title, transposed
+from kit.opsweep import Tally, single_nodes, sweep
 
 DTYPES = (
     torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.int8,

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from support import assert_matches, fresh, groups, kinds, no_fallback, train
 from torch import Tensor
 
 import tsfuser
+from kit.support import assert_matches, fresh, groups, kinds, no_fallback, train
 from tsfuser.frontends.torchscript import passes
 from tsfuser.graph import matmul_operands as operands
 from tsfuser.graph.matmul_operands import PACKED

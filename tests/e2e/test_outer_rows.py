@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import assert_matches, counted, no_fallback
 from test_batch_norm import FORWARD, Normed, parameters, tensor
 from test_batch_norm import check as check_batch_norm
 from test_reductions import Fused, check
 
 import tsfuser
+from kit.support import assert_matches, counted, no_fallback
 from tsfuser.planning import compile as pipeline
 from tsfuser.schedule import outer_rows
 

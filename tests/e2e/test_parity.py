@@ -1,10 +1,10 @@
-"""Behaviours of nvFuser that no other test names; `tests/parity.py` lists all."""
+"""Behaviours of nvFuser that no other test names; `tests/kit/parity.py` lists all."""
 
 import pytest
 import torch
-from support import assert_matches, fuse, groups, kinds, no_fallback, script
 
 import tsfuser
+from kit.support import assert_matches, fuse, groups, kinds, no_fallback, script
 from tsfuser import options
 
 pytestmark = pytest.mark.graphs

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 import torch
-from handwritten import CPU, CUDA, FULL, XY, fuse_graph, fused, graph, typed
-from support import kinds
 
 import tsfuser
+from kit.handwritten import CPU, CUDA, FULL, XY, fuse_graph, fused, graph, typed
+from kit.support import kinds
 from tsfuser import _C
 from tsfuser.errors import Refusal
 from tsfuser.frontends.torchscript import passes

@@ -5,7 +5,8 @@ import math
 
 import pytest
 import torch
-from support import assert_matches, counted, fuse, groups, no_fallback
+
+from kit.support import assert_matches, counted, fuse, groups, no_fallback
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.int32, torch.int64]

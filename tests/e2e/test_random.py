@@ -6,8 +6,9 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from distribution import SHAPES, SIGMAS, close, correlation, ones, set_state, state_of
-from support import counted, fuse, groups, kinds, no_fallback
+
+from kit.distribution import SHAPES, SIGMAS, close, correlation, ones, set_state, state_of
+from kit.support import counted, fuse, groups, kinds, no_fallback
 
 
 @pytest.fixture(autouse=True)

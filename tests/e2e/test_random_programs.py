@@ -1,14 +1,14 @@
-"""Random programs against eager, a few dozen here and two thousand with --long; `tests/random_programs.py`
+"""Random programs against eager, a few dozen here and two thousand with --long; `tests/kit/random_programs.py`
 runs as many as one likes. A failure prints a script."""
 
 import pytest
-import random_jobs
-from random_families import FEATURES, features_of
-from random_jobs import Job, run_jobs
-from random_programs import sweep
-from random_shrink import script_of, shrink
-from random_world import generate
 
+from kit import random_jobs
+from kit.random_families import FEATURES, features_of
+from kit.random_jobs import Job, run_jobs
+from kit.random_programs import sweep
+from kit.random_shrink import script_of, shrink
+from kit.random_world import generate
 from tsfuser.planning import compile as pipeline
 
 COUNT = {"cpu": 60, "cpu-fibers": 30}

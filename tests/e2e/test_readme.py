@@ -4,8 +4,8 @@ device."""
 import re
 
 import pytest
-from support import ROOT, run_python
 
+from kit.support import ROOT, run_python
 from tsfuser import options
 
 FORWARD = """

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 import torch
-from support import ROOT, assert_matches, fresh, no_fallback, train
 from torch import Tensor
 
 import tsfuser
+from kit.support import ROOT, assert_matches, fresh, no_fallback, train
 from tsfuser.frontends.torchscript import passes
 from tsfuser.graph.wrapper import GROUP, is_tensor
 
@@ -202,7 +202,7 @@ def test_what_is_written_to_before_the_backward(device):
 
 
 SWITCHED = """
-import sys; sys.path.insert(0, "tests"); sys.path.insert(0, "tests/e2e")
+import sys; sys.path[:0] = ["tests", "tests/e2e"]
 from test_recompute import forward_tensors, fresh, operands, rms_norm
 print(forward_tensors(fresh(rms_norm), *operands("cpu")))
 """

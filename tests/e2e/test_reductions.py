@@ -6,9 +6,9 @@ fallback.
 
 import pytest
 import torch
-from support import assert_matches, fuse, groups, no_fallback, script
 
 import tsfuser
+from kit.support import assert_matches, fuse, groups, no_fallback, script
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 COLUMNS = [1, 2, 3, 17, 31, 33, 100, 1000, 4097, 70000]

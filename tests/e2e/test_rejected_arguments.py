@@ -11,12 +11,12 @@ import warnings
 
 import pytest
 import torch
-from opinfo import named
-from opsweep import single_nodes
-from rejected import Tally, differs, outcome, plain, row_trials, sweep, trials
-from support import counted, groups, script
 
 import tsfuser
+from kit.opinfo import named
+from kit.opsweep import single_nodes
+from kit.rejected import Tally, differs, outcome, plain, row_trials, sweep, trials
+from kit.support import counted, groups, script
 from tsfuser.ops import table
 
 PARTS = 8  # of the ops; without --long the first trial of each op

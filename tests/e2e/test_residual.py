@@ -7,9 +7,9 @@ rounded.
 
 import pytest
 import torch
-from support import groups, kinds, no_fallback, script
 
 import tsfuser
+from kit.support import groups, kinds, no_fallback, script
 
 HALVES = [torch.float16, torch.bfloat16]
 NORMS = {

@@ -3,9 +3,10 @@ much."""
 
 import pytest
 import torch
-from random_compare import compare, expectation
-from random_ops import Statement
-from random_world import Input, Program
+
+from kit.random_compare import compare, expectation
+from kit.random_ops import Statement
+from kit.random_world import Input, Program
 
 #: Terms whose sum is 0 but for roundings.
 TERMS = (

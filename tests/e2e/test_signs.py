@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from support import assert_matches, fresh, kinds, no_fallback
 from torch import Tensor
 
 import tsfuser
+from kit.support import assert_matches, fresh, kinds, no_fallback
 from tsfuser.frontends.torchscript import passes
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

@@ -5,7 +5,8 @@ import os
 import shutil
 
 import pytest
-from support import run_python
+
+from kit.support import run_python
 
 SOURCE = """
 import torch, tsfuser

@@ -3,9 +3,9 @@ names what is not fused."""
 
 import pytest
 import torch
-from support import fresh, fuse, groups
 
 import tsfuser
+from kit.support import fresh, fuse, groups
 
 
 def expand(x, z):

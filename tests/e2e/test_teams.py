@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import assert_matches, no_fallback, train
 from test_batch_norm import FORWARD as BATCH_NORM
 from test_batch_norm import check as check_batch_norm
 from test_batch_norm import parameters
@@ -13,6 +12,7 @@ from test_normalization import ROWS, rows_of, tensor
 from test_reductions import Fused, check, double
 
 import tsfuser
+from kit.support import assert_matches, no_fallback, train
 from tsfuser.codegen import emit
 from tsfuser.planning import compile as pipeline
 from tsfuser.schedule import rows

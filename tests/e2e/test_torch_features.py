@@ -5,9 +5,9 @@ import threading
 
 import pytest
 import torch
-from support import FORKED, assert_matches, counted, fresh, fuse, groups, no_fallback, script
 
 import tsfuser
+from kit.support import FORKED, assert_matches, counted, fresh, fuse, groups, no_fallback, script
 
 
 def program(x, y):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from support import assert_matches, counted, fresh, groups, no_fallback, train
 
 import tsfuser
+from kit.support import assert_matches, counted, fresh, groups, no_fallback, train
 
 
 @pytest.fixture(autouse=True)

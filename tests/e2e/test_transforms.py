@@ -7,9 +7,9 @@ import functools
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from support import assert_matches, fresh, train
 
 import tsfuser
+from kit.support import assert_matches, fresh, train
 from tsfuser import _C
 from tsfuser.frontends.torchscript.passes import watching
 

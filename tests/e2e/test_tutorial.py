@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from functorch.compile import memory_efficient_fusion
-from support import all_graphs, assert_matches, counted, fresh, groups, kinds, no_fallback, run_python
+
+from kit.support import all_graphs, assert_matches, counted, fresh, groups, kinds, no_fallback, run_python
 
 pytestmark = pytest.mark.graphs
 

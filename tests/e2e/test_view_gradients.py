@@ -4,9 +4,9 @@ are one group, and the sizes that it asks for cost no memory."""
 import pytest
 import torch
 import torch.nn.functional as F
-from support import assert_matches, groups, kinds, script, stored, train
 
 import tsfuser
+from kit.support import assert_matches, groups, kinds, script, stored, train
 
 pytestmark = pytest.mark.graphs
 

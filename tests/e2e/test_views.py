@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from support import assert_matches, fuse, groups, kinds, no_fallback, script
+
+from kit.support import assert_matches, fuse, groups, kinds, no_fallback, script
 
 pytestmark = pytest.mark.graphs
 

@@ -7,9 +7,8 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from support import assert_matches, counted, fuse, groups, no_fallback, train
-
 import tsfuser
+from kit.support import assert_matches, counted, fuse, groups, no_fallback, train
 from tsfuser.debug.observe import observing
 
 

@@ -12,10 +12,10 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 import torch.nn.functional as F
-from eager_random_report import INPUTS, OPS, SHAPES
-from support import copy_of, counted, fresh, fuse, groups, kinds, no_fallback, run_python, train
 
 import tsfuser
+from kit.eager_random_report import INPUTS, OPS, SHAPES
+from kit.support import copy_of, counted, fresh, fuse, groups, kinds, no_fallback, run_python, train
 from tsfuser import options
 from tsfuser.ir.eager_random import Grid
 from tsfuser.planning import eager_random

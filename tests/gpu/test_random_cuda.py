@@ -11,9 +11,9 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 import torch.nn.functional as F
-from support import counted, fresh, fuse, groups, no_fallback, train
 
 import tsfuser
+from kit.support import counted, fresh, fuse, groups, no_fallback, train
 
 
 @pytest.fixture(autouse=True)

@@ -1,12 +1,8 @@
 """Fixtures: the extension alone, without a Python planner, and host kernels from the system compiler."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-import native_support as support
+from kit import native_support as support
 
 
 @pytest.fixture

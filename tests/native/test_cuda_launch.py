@@ -6,7 +6,8 @@ import threading
 
 import pytest
 import torch
-from native_support import ADD, group_function
+
+from kit.native_support import ADD, group_function
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 import torch
-from native_support import ADD, add_plan, group_function, refusing_plan
+
+from kit.native_support import ADD, add_plan, group_function, refusing_plan
 
 
 @pytest.fixture

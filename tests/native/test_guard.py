@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from native_support import group_function
+
+from kit.native_support import group_function
 
 
 def type_of(t):

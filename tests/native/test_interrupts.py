@@ -8,7 +8,8 @@ import time
 
 import pytest
 import torch
-from native_support import ADD, add_plan, group_function, refusing_plan
+
+from kit.native_support import ADD, add_plan, group_function, refusing_plan
 
 
 class Interrupted(BaseException):

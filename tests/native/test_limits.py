@@ -7,7 +7,8 @@ import math
 
 import pytest
 import torch
-from native_support import group_function
+
+from kit.native_support import group_function
 
 GRAPH = """
 graph(%a : Tensor, %v : {}):

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from native_support import ROOT
 from torch.utils.cpp_extension import include_paths
+
+from kit.native_support import ROOT
 
 DRIVER = r"""
 #include <cstddef>

@@ -4,8 +4,8 @@ import random
 
 import pytest
 import torch
-from native_support import ADD, add_plan, group_function, refusing_plan
 
+from kit.native_support import ADD, add_plan, group_function, refusing_plan
 from tsfuser.ir.size import OPERATIONS
 
 

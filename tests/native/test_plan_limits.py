@@ -6,7 +6,8 @@ import weakref
 
 import pytest
 import torch
-from native_support import ADD, group_function
+
+from kit.native_support import ADD, group_function
 
 #: What a test sets, and what groups share at least however many there are.
 GROUP, LEAST = 32, 16

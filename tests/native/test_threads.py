@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from native_support import ADD, add_plan, group_function
 
-HERE = Path(__file__).parent
+from kit.native_support import ADD, add_plan, group_function
+
+TESTS = Path(__file__).resolve().parents[1]
 
 
 def test_threads_that_miss_at_once_build_one_plan(native, kernels):
@@ -93,8 +94,9 @@ def run(code: str, timeout=120) -> subprocess.CompletedProcess:
         import atexit, os, sys, tempfile, threading, time
         late = []  # called after the extension is told of the exit: callbacks run last in, first out
         atexit.register(lambda: [fn() for fn in late])
-        sys.path[:0] = [{str(HERE)!r}]
-        import torch, native_support as s
+        sys.path[:0] = [{str(TESTS)!r}]
+        import torch
+        from kit import native_support as s
         native = s.extension()
         kernels = s.compile_kernels(tempfile.mkdtemp())
         native.set_planner(lambda group, args: s.add_plan(native, kernels))

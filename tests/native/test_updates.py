@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from native_support import group_function
+
+from kit.native_support import group_function
 
 ADD_IN_PLACE = """
 graph(%a : Tensor, %b : Tensor):

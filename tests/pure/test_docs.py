@@ -18,8 +18,7 @@ def test_the_tables_are_those_of_the_code(script):
 
 
 def test_the_tests_that_parity_names_exist():
-    sys.path.insert(0, str(ROOT / "tests"))
-    from parity import SECTIONS
+    from kit.parity import SECTIONS
 
     known, missing = {}, []
     for name in (test for section in SECTIONS.values() for row in section for test in row.tests):

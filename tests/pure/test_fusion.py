@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from programs import add, build, relu, stages, tensor, total
 
+from kit.programs import add, build, relu, stages, tensor, total
 from tsfuser.errors import Refusal
 from tsfuser.ir.call import ScalarArg
 from tsfuser.ir.dtypes import DOUBLE, INT64

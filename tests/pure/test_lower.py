@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from programs import add, build, kernels, relu, stages, tensor, total
 
+from kit.programs import add, build, kernels, relu, stages, tensor, total
 from tsfuser.codegen.emit import source, struct_layout
 from tsfuser.ir.dtypes import COMPLEX64, DOUBLE, FLOAT, INT8, INT64
 from tsfuser.lower import index as ix

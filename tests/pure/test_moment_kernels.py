@@ -3,9 +3,9 @@
 import math
 
 import pytest
-from programs import build, kernels, stages, tensor
-from walk import planned, walk
 
+from kit.programs import build, kernels, stages, tensor
+from kit.walk import planned, walk
 from tsfuser.codegen.emit import source
 from tsfuser.ir import size as sz
 from tsfuser.ir.text import read

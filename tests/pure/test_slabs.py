@@ -2,8 +2,8 @@
 where it does not."""
 
 import pytest
-from programs import build, kernels, stages, tensor
 
+from kit.programs import build, kernels, stages, tensor
 from tsfuser.codegen.emit import source
 from tsfuser.schedule import propose
 from tsfuser.schedule.machine import GPU

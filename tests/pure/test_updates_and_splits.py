@@ -4,8 +4,8 @@ import contextlib
 from dataclasses import replace
 
 import pytest
-from programs import add, build, relu, stages, tensor, total
 
+from kit.programs import add, build, relu, stages, tensor, total
 from tsfuser.errors import Refusal
 from tsfuser.ir import size as sz
 from tsfuser.ir.axes import Axes

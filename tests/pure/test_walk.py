@@ -4,9 +4,9 @@ once."""
 import random
 
 import pytest
-from programs import add, relu, tensor, total
-from walk import planned, walk
 
+from kit.programs import add, relu, tensor, total
+from kit.walk import planned, walk
 from tsfuser.ir.dtypes import DOUBLE, HALF
 from tsfuser.lower.loop_ir import Load
 from tsfuser.lower.traverse import statements

@@ -24,7 +24,7 @@ ARCHITECTURES = (
     100,
     120,
 )  # compute capabilities for which NVRTC compiles every kernel of the tests
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 #: Two groups, one of them in a forked call, as source for `script`.
 FORKED = """
 def inner(x):

@@ -1,8 +1,9 @@
 """What the host's loops are built from gives what the plain form of it gives."""
 
-import harness
 import pytest
 import torch
+
+from kit import harness
 
 SOURCE = """#include "tsfuser.h"
 struct Args_drawn { float* y; float* one; random_state state; int64_t first; int64_t count; };

@@ -5,9 +5,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import harness
 import pytest
 import torch
+
+from kit import harness
 
 WITH_THREADS = [mode for mode in harness.HERE if mode != "host"]
 
@@ -141,8 +142,8 @@ def test_mistakes_abort_with_a_message(mistake):
     kernel = f"struct Args {{ int64_t n; }};\nKERNEL({mistake}, Args, {most}) {{ {body} }}"
     source = f'#include "tsfuser.h"\n{kernel}'
     launch = f"harness.Kernel({source!r}, {mistake!r}, 'fibers')(0, grid=1, block=(8, 1), shared=32)"
-    program = f"import conftest, harness\n{launch}"
-    root = Path(__file__).resolve().parents[2]
-    environment = {"PYTHONPATH": f"{Path(__file__).parent}:{root}", "PATH": "/usr/bin:/bin"}
+    program = f"import conftest\nfrom kit import harness\n{launch}"
+    folders = Path(__file__).resolve().parents  # of conftest, kit and tsfuser
+    environment = {"PYTHONPATH": ":".join(map(str, folders[:3])), "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert done.returncode < 0 and message in done.stderr and mistake in done.stderr, done.stderr

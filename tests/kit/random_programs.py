@@ -1,9 +1,9 @@
-#!/usr/bin/env python3
 """Random programs, fused against eager and against TorchScript without fusion.
 
-    python tests/random_programs.py --seeds 0:20000 --jobs 16 --features all
-    python tests/random_programs.py --seeds 0:5000 --target cuda --jobs 4
-    python tests/random_programs.py --seeds 1234:1235 --show     the program of one seed, as a script
+    export PYTHONPATH=.:tests
+    python -m kit.random_programs --seeds 0:20000 --jobs 16 --features all
+    python -m kit.random_programs --seeds 0:5000 --target cuda --jobs 4
+    python -m kit.random_programs --seeds 1234:1235 --show     the program of one seed, as a script
 
 The program of a seed is always the same one; its seed also chooses the modes that it runs in (guards off,
 groups of one node, no horizontal fusion) and, where there are `--features` (random_families.py), which of
@@ -22,18 +22,15 @@ import traceback
 import warnings
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
 import torch
-from batch import collecting, load
-from random_compare import adds_gradients, differences, expectation, last_roundings
-from random_families import FEATURES, features_of
-from random_world import REFUSALS, generate
-from support import counted, script
 
 import tsfuser
+from kit.batch import collecting, load
+from kit.random_compare import adds_gradients, differences, expectation, last_roundings
+from kit.random_families import FEATURES, features_of
+from kit.random_world import REFUSALS, generate
+from kit.support import counted, script
 from tsfuser import options
 
 PROFILED = 3  # calls until torch has optimised a function, in training
@@ -248,7 +245,7 @@ def sweep(
 
 
 def main():
-    from random_jobs import Job, run_jobs
+    from kit.random_jobs import Job, run_jobs
 
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
@@ -268,7 +265,7 @@ def main():
     if unknown := set(features) - set(FEATURES):
         parser.error(f"unknown features: {', '.join(sorted(unknown))}")
     if given.show:
-        from random_shrink import script_of
+        from kit.random_shrink import script_of
 
         for seed in range(first, last):
             program = generate(seed, features and features_of(seed, features))

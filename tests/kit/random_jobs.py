@@ -1,7 +1,7 @@
 """Random programs in processes of their own: one that dies takes no other with it.
 
 In: a `Job`, how many processes. Out: counts on stdout, each difference with its seed, and the least
-programs as scripts. A process is this file: it reads a Job as JSON and prints a line of JSON for each batch
+programs as scripts. A process is this module: it reads a Job as JSON and prints a line of JSON for each batch
 and difference.
 """
 
@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+PATHS = [str(folder) for folder in Path(__file__).resolve().parents[1:3]]  # of kit and of tsfuser
 HANGS = 900  # seconds after which a batch counts as one that hangs
 
 
@@ -95,10 +96,17 @@ def _run(job, told):
     environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **os.environ}
     cache = Path(tempfile.gettempdir()) / f"tsfuser-tests-{os.getuid()}"
     environment.setdefault("TSFUSER_CACHE_DIR", str(cache))
+    environment["PYTHONPATH"] = os.pathsep.join([*PATHS, environment.get("PYTHONPATH", "")])
     reached, ended = job.first, False
     with tempfile.TemporaryDirectory() as folder:
         progress, errors = Path(folder, "seed"), Path(folder, "errors")
-        command = [sys.executable, __file__, json.dumps(dataclasses.asdict(job)), str(progress)]
+        command = [
+            sys.executable,
+            "-m",
+            "kit.random_jobs",
+            json.dumps(dataclasses.asdict(job)),
+            str(progress),
+        ]
         with open(errors, "w") as stderr:
             child = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
@@ -124,8 +132,8 @@ def _tell(**line):
 
 def main():
     """A process."""
-    import random_programs
-    from random_shrink import script_of, shrink
+    from kit import random_programs
+    from kit.random_shrink import script_of, shrink
 
     faulthandler.enable()
     given = json.loads(sys.argv[1])

@@ -19,7 +19,7 @@ import torch
 from tsfuser.ir.fusion import Reduce
 from tsfuser.lower.literals import literal
 
-RUNTIME = Path(__file__).resolve().parent.parent / "tsfuser" / "codegen" / "runtime"
+RUNTIME = Path(__file__).resolve().parents[2] / "tsfuser" / "codegen" / "runtime"
 HEADERS = ("types.h", "math.h", "activations.h", "complex.h")
 _MEMORY = {"half_t": torch.float16, "bfloat16_t": torch.bfloat16}
 

@@ -10,7 +10,8 @@ import random
 import re
 
 import torch
-from random_ops import Statement
+
+from kit.random_ops import Statement
 
 #: branches: functions with branches, loops, lists and tuples. autocast: to bfloat16, with matrix products.
 #: changes: dtype, rank, layout and requires_grad of inputs change from call to call. written: inputs are

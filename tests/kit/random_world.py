@@ -15,11 +15,12 @@ import warnings
 from dataclasses import dataclass, replace
 
 import torch
-from random_families import block, changes, product, with_special
-from random_ops import dtypes, merged, normal, reduction, statement
-from random_outcome import outcome
-from roundings import Shaken
-from support import EPSILON, copy_of
+
+from kit.random_families import block, changes, product, with_special
+from kit.random_ops import dtypes, merged, normal, reduction, statement
+from kit.random_outcome import outcome
+from kit.roundings import Shaken
+from kit.support import EPSILON, copy_of
 
 LARGEST = 64.0  # values beyond make sin and exp amplify rounding errors
 MARGIN = 2.0**-5  # how far an inexact value must be from a jump

@@ -10,8 +10,9 @@ and tsfuser only. Example:
 from dataclasses import replace
 
 import torch
-from random_programs import MODES, fails
-from random_world import valid
+
+from kit.random_programs import MODES, fails
+from kit.random_world import valid
 
 ATTEMPTS = 150  # programs tried, each compiled
 

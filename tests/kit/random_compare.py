@@ -11,8 +11,9 @@ roundings are. Example:
 from collections import Counter
 
 import torch
-from random_world import epsilons, noisy, run_plain
-from support import EPSILON
+
+from kit.random_world import epsilons, noisy, run_plain
+from kit.support import EPSILON
 
 TRIALS = 3  # runs with noise
 

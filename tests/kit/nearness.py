@@ -7,7 +7,8 @@ double one: what is fused may be off as far as eager is, and by roundings that a
 """
 
 import torch
-from support import EPSILON, ULPS, relevant_strides, worst
+
+from kit.support import EPSILON, ULPS, relevant_strides, worst
 
 
 def difference(actual, eager, exact, steps, roundings=1, scale=1.0):

@@ -8,10 +8,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import harness
 import pytest
 import torch
 
+from kit import harness
 from tsfuser.errors import CompileError, Refusal
 from tsfuser.target import counters, cuda, driver, job
 from tsfuser.target.cuda import CudaTarget

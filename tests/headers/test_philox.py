@@ -1,8 +1,9 @@
 """Philox gives the published numbers, and a vector of them is what its lanes give one by one."""
 
-import harness
 import pytest
 import torch
+
+from kit import harness
 
 #: counter, key and result of the known-answer tests of Random123 for philox4x32-10
 KNOWN = [

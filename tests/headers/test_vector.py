@@ -1,9 +1,9 @@
 """Vectors move exactly the elements they should, whatever their width."""
 
-import harness
 import pytest
 import torch
 
+from kit import harness
 from tsfuser.ir.dtypes import DTYPES
 
 NAMES = ("bool", "int16", "float16", "float32", "float64", "complex128")

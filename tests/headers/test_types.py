@@ -3,11 +3,11 @@
 import itertools
 import platform
 
-import harness
 import numpy as np
 import pytest
 import torch
 
+from kit import harness
 from tsfuser.ir.dtypes import DTYPES
 
 

@@ -2,7 +2,7 @@
 exit status is 0 where all are equal. `OPS`, `SHAPES` and `INPUTS` are also those of
 gpu/test_eager_random_cuda.py.
 
-    PYTHONPATH=.:tests python tests/eager_random_report.py
+    PYTHONPATH=.:tests python -m kit.eager_random_report
 """
 
 import os
@@ -90,9 +90,8 @@ def _is_equal(scripted, function, x):
 
 
 def main():
-    from support import fresh
-
     import tsfuser
+    from kit.support import fresh
     from tsfuser.planning import eager_random
 
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {eager_random.grid_of('cuda:0')}")

@@ -18,14 +18,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from batch import collecting, load
-from nearness import difference
-from opinfo import NotExpressible, _callee, _Writer, row_of, title
-from rows import _constant
-from samples import _OWN_TESTS, _choices, _is_mask, operation, schema_of
-from support import copy_of, groups, script
 
 import tsfuser
+from kit.batch import collecting, load
+from kit.nearness import difference
+from kit.opinfo import NotExpressible, _callee, _Writer, row_of, title
+from kit.rows import _constant
+from kit.samples import _OWN_TESTS, _choices, _is_mask, operation, schema_of
+from kit.support import copy_of, groups, script
 
 CALLS = 4  # until a function is fused, in training, too
 FLOATS = [

@@ -9,8 +9,8 @@ Example:
 from dataclasses import replace
 
 import torch
-from samples import Sample
 
+from kit.samples import Sample
 from tsfuser.errors import Refusal
 from tsfuser.ir.build import Builder
 from tsfuser.ir.call import Call, ScalarArg, TensorArg

@@ -8,8 +8,7 @@ tensor, is less aligned than its width, or an element is stored twice or never. 
 from collections import Counter
 from dataclasses import replace
 
-from programs import build, stages
-
+from kit.programs import build, stages
 from tsfuser.ir import size as sz
 from tsfuser.lower import index as ix
 from tsfuser.lower.loop_ir import Fetch, For, If, Let, Load, Place, Store

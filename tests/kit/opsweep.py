@@ -15,11 +15,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
-from batch import collecting, load
-from nearness import difference
-from support import copy_of, counted, groups, kinds, script
 
 import tsfuser
+from kit.batch import collecting, load
+from kit.nearness import difference
+from kit.support import copy_of, counted, groups, kinds, script
 from tsfuser import options
 from tsfuser.ops import table
 

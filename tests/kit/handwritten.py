@@ -6,8 +6,8 @@ Example: `graph({"%x": FULL}, "%a = aten::relu(%x)", "%a")`.
 from collections import deque
 
 import torch
-from support import kinds
 
+from kit.support import kinds
 from tsfuser.frontends.torchscript import passes
 from tsfuser.graph.wrapper import GROUP
 from tsfuser.grouping.support import Refusals
