@@ -125,3 +125,22 @@ def place(target):
     with options.override(host_launch="fibers" if target == "cpu-fibers" else "block"):
         yield "cuda" if target == "cuda" else "cpu"
     tsfuser.reset()
+
+
+@pytest.fixture
+def single_nodes():
+    """A group of one op is a group, too."""
+    import torch
+
+    previous = torch._C._jit_set_nvfuser_single_node_mode(True)
+    yield
+    torch._C._jit_set_nvfuser_single_node_mode(previous)
+
+
+@pytest.fixture
+def as_on_a_gpu(target, monkeypatch):
+    """Threads of `cpu-fibers` add up in the dtype of a GPU's, which eager's do on CUDA only."""
+    from tsfuser.ops import reduction
+
+    if target == "cpu-fibers":
+        monkeypatch.setattr(reduction, "VARIANCES_IN_DOUBLE", ())

@@ -7,48 +7,20 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from test_reductions import Fused, double, tuples
 
 import tsfuser
-from kit.support import EPSILON, fresh, no_fallback, script, train
+from kit.accuracy import assert_no_worse, compare, values
+from kit.reductions import Fused
+from kit.support import fresh, no_fallback, script, train
+
+pytestmark = pytest.mark.usefixtures("single_nodes")
 
 LOW = [torch.float32, torch.bfloat16]
-
-
-def assert_no_worse(function, *inputs, roundings=1):
-    """Each result of the `Fused` function is, at worst, twice as far from float64 as eager's is, and
-    `roundings` of the largest result."""
-    with tsfuser.fuser(), no_fallback():
-        for _ in range(3):
-            actual = tuples(function.scripted(*inputs))
-    assert function.kinds, "nothing was fused"
-    eager, exact = tuples(function.plain(*inputs)), tuples(function.plain(*map(double, inputs)))
-    for k, (a, e, r) in enumerate(zip(actual, eager, exact)):
-        compare(a, e, r, roundings, f"result {k}")
-
-
-def compare(actual, eager, exact, roundings, what):
-    assert (actual.dtype, actual.shape) == (eager.dtype, eager.shape), what
-    finite = torch.isfinite(exact)
-    assert torch.equal(torch.isfinite(actual), torch.isfinite(eager)), what
-    mine, theirs = ((x.double() - exact)[finite].abs().max().item() for x in (actual, eager))
-    allowed = 2 * theirs + roundings * EPSILON[actual.dtype] * exact[finite].abs().max().item()
-    assert mine <= allowed, f"{what} is off by {mine:.3g}, eager's by {theirs:.3g}, allowed {allowed:.3g}"
 
 
 def terms(target, request):
     """How many terms a sum has here: 2^24 in the long run, fewer where a fiber does the work of a thread."""
     return 1 << (16 if target == "cpu-fibers" else 24 if request.config.getoption("--long") else 20)
-
-
-def values(kind, shape, device, dtype, seed=0):
-    """`positive`: in [0, 1). `normal`: their sum is near 0. `offset`: a mean of 1e4 and a deviation of 1."""
-    generator = torch.Generator().manual_seed(seed)
-    if kind == "positive":
-        made = torch.rand(shape, generator=generator)
-    else:
-        made = torch.randn(shape, generator=generator) + (1e4 if kind == "offset" else 0.0)
-    return made.to(device, dtype)
 
 
 SUMS = """

@@ -7,13 +7,14 @@ updates of a mean leave it, in every dtype and whichever thread reads that value
 
 import pytest
 import torch
-from test_accuracy import values
-from test_moments import PLACES
-from test_reductions import Fused, tuples
 
 import tsfuser
+from kit.accuracy import PLACES, values
+from kit.reductions import Fused, tuples
 from kit.support import no_fallback
 from tsfuser.ops import reduction
+
+pytestmark = pytest.mark.usefixtures("single_nodes", "as_on_a_gpu")
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 HUGE = {torch.float32: 1e30, torch.float64: 1e300, torch.bfloat16: 1e30}

@@ -3,11 +3,12 @@ groups, and put together again."""
 
 import pytest
 import torch
-from test_batch_norm import tensor
-from test_reductions import Fused, check
 
 import tsfuser
+from kit.reductions import Fused, check, tensor
 from kit.support import counted, no_fallback, script
+
+pytestmark = pytest.mark.usefixtures("single_nodes")
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 FORWARD = """

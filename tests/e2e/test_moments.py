@@ -3,34 +3,19 @@ infinities, few elements."""
 
 import pytest
 import torch
-from test_accuracy import assert_no_worse, compare, values
-from test_reductions import Fused, check
 
 import tsfuser
+from kit.accuracy import PLACES, assert_no_worse, compare, values
+from kit.reductions import Fused, check
 from kit.support import assert_matches, no_fallback
-from tsfuser.ops import reduction
+
+pytestmark = pytest.mark.usefixtures("single_nodes", "as_on_a_gpu")
 
 MOMENTS = """
 def f(x, dim: List[int]):
     var, mean = torch.var_mean(x, dim, True, True)
     return var, mean, (x - mean) * torch.rsqrt(var + 1e-5), torch.std(x, dim, False)
 """
-PLACES = {
-    "splits of outer dims": ((66, 2, 5), [0, 2]),
-    "splits of the inner dim": ((4, 2, 16388), [0, 2]),
-    "several outer dims": ((6, 2, 19, 3, 7), [0, 2, 4]),
-    "columns": ((4200, 3), [0]),
-    "columns in vectors": ((2100, 20), [0]),
-    "lanes that differ": ((70001,), [0]),
-    "rows too long for registers": ((3, 17000), [1]),
-}
-
-
-@pytest.fixture(autouse=True)
-def as_on_a_gpu(target, monkeypatch):
-    """Threads of `cpu-fibers` add up in the dtype of a GPU's, which eager's do on CUDA only."""
-    if target == "cpu-fibers":
-        monkeypatch.setattr(reduction, "VARIANCES_IN_DOUBLE", ())
 
 
 @pytest.mark.parametrize("place", PLACES)

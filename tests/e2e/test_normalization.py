@@ -4,33 +4,12 @@ double."""
 import pytest
 import torch
 import torch.nn.functional as F
-from test_reductions import COLUMNS, Fused, check
 
 import tsfuser
+from kit.reductions import COLUMNS, DTYPES, ROWS, Fused, check, rows_of, tensor
 from kit.support import assert_matches, fresh, groups, kinds, no_fallback, script, train
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-
-ROWS = """
-def f(x, w, b):
-    n = [x.size(-1)]
-    s = torch.softmax(x, -1)
-    y = torch.layer_norm(x, n, w, b, 1e-5)
-    z, mean, rstd = torch.native_layer_norm(x * 2, n, w, b, 1e-5)
-    return y, s, torch.log_softmax(x, -1), torch.rms_norm(x, n, w, 1e-5), z, mean, rstd, s * y
-"""
-
-
-def tensor(*sizes, device="cpu", dtype=torch.float32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(sizes, generator=generator, dtype=torch.float64).to(device, dtype)
-
-
-def rows_of(columns, rows, device, dtype=torch.float32):
-    return [
-        tensor(rows, columns, device=device, dtype=dtype) * 2 + 1,
-        *(tensor(columns, device=device, dtype=dtype, seed=k) for k in (1, 2)),
-    ]
+pytestmark = pytest.mark.usefixtures("single_nodes")
 
 
 def test_rows_of_any_length(device):

@@ -8,6 +8,8 @@ from kit.support import assert_matches, fuse, groups, kinds, script
 from tsfuser.ops import table
 from tsfuser.ops.table import NodeArg
 
+pytestmark = pytest.mark.usefixtures("single_nodes")
+
 # ---- batch norm
 
 ORDER = ("weight", "bias", "running_mean", "running_var")

@@ -4,14 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_batch_norm import FORWARD, Normed, parameters, tensor
-from test_batch_norm import check as check_batch_norm
-from test_reductions import Fused, check
 
 import tsfuser
+from kit.batch_norms import FORWARD, Normed, parameters
+from kit.batch_norms import check as check_batch_norm
+from kit.reductions import Fused, check, tensor
 from kit.support import assert_matches, counted, no_fallback
 from tsfuser.planning import compile as pipeline
 from tsfuser.schedule import outer_rows
+
+pytestmark = pytest.mark.usefixtures("single_nodes")
 
 GRADIENTS = """
 def f(x, w, b, m, v, training: bool, momentum: float):

@@ -8,58 +8,10 @@ import pytest
 import torch
 
 import tsfuser
-from kit.support import assert_matches, fuse, groups, no_fallback, script
+from kit.reductions import DTYPES, Fused, check
+from kit.support import assert_matches, fuse, no_fallback, script
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-COLUMNS = [1, 2, 3, 17, 31, 33, 100, 1000, 4097, 70000]
-
-
-@pytest.fixture(autouse=True)
-def single_nodes():
-    """A group of one op is a group, too."""
-    previous = torch._C._jit_set_nvfuser_single_node_mode(True)
-    yield
-    torch._C._jit_set_nvfuser_single_node_mode(previous)
-
-
-def tuples(x):
-    return x if isinstance(x, tuple) else (x,)
-
-
-def double(x):
-    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-
-
-class Fused:
-    """A function of TorchScript source, once for tsfuser and once, never seen by it, for eager."""
-
-    def __init__(self, source):
-        self.scripted, self.plain = script(source), script(source)
-
-    @property
-    def kinds(self):
-        return {n.kind() for g in groups(self.scripted) for n in g.g("Subgraph").nodes()}
-
-
-def check(function, *inputs, calls=3, ops=16, strides=True):
-    """Calls the `Fused` function without a fallback and compares; the precision is that of the inputs."""
-    floating = [x.dtype for x in inputs if isinstance(x, torch.Tensor) and x.is_floating_point()]
-    with tsfuser.fuser(), no_fallback():
-        for _ in range(calls):
-            actual = tuples(function.scripted(*inputs))
-    assert function.kinds
-    eager = tuples(function.plain(*inputs))
-    exact = tuples(function.plain(*map(double, inputs)))
-    for a, e, r in zip(actual, eager, exact):
-        assert_matches(
-            a,
-            e,
-            r,
-            ops=ops,
-            strides=strides,
-            precision=floating[0] if floating and a.is_floating_point() else None,
-        )
-    return actual
+pytestmark = pytest.mark.usefixtures("single_nodes")
 
 
 MANY = """

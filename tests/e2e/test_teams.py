@@ -5,17 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_batch_norm import FORWARD as BATCH_NORM
-from test_batch_norm import check as check_batch_norm
-from test_batch_norm import parameters
-from test_normalization import ROWS, rows_of, tensor
-from test_reductions import Fused, check, double
 
 import tsfuser
+from kit.batch_norms import FORWARD as BATCH_NORM
+from kit.batch_norms import check as check_batch_norm
+from kit.batch_norms import parameters
+from kit.reductions import ROWS, Fused, check, double, rows_of, tensor
 from kit.support import assert_matches, no_fallback, train
 from tsfuser.codegen import emit
 from tsfuser.planning import compile as pipeline
 from tsfuser.schedule import rows
+
+pytestmark = pytest.mark.usefixtures("single_nodes")
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import torch
 
 from kit import harness
 from tsfuser.target import host
-from tsfuser.target.function import RUNTIME
 from tsfuser.target.cxx import is_gcc
+from tsfuser.target.function import RUNTIME
 from tsfuser.target.host import cpu_identity, find_compiler
 
 UNARY = "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh".split()
