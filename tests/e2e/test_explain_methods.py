@@ -40,7 +40,7 @@ MADE = {
     "frozen": lambda m, path: frozen(torch.jit.script(m), ["other"]),
     "frozen and loaded": lambda m, path: loaded(frozen(torch.jit.script(m), ["other"]), path),
     "loaded and frozen": lambda m, path: frozen(loaded(torch.jit.script(m), path), ["other"]),
-    "traced": lambda m, path: torch.jit.trace(m, (torch.ones(3, 6),)),
+    "traced": lambda m, path: torch.jit.trace(m, (torch.ones_like(m.weight).expand(3, 6),)),
     "as it is": lambda m, path: m,
 }
 
@@ -48,7 +48,7 @@ MADE = {
 @pytest.mark.parametrize("made", MADE)
 def test_a_method_may_call_its_module_anything(device, tmp_path, made):
     torch.manual_seed(0)
-    module = MADE[made](Named().to("cpu"), tmp_path / "m.pt").to(device)
+    module = MADE[made](Named().to(device), tmp_path / "m.pt")
     x = torch.rand(3, 6, device=device)
     with torch.no_grad():
         for form in (module, module.forward):
@@ -90,7 +90,7 @@ def test_a_functions_own_argument_may_be_called_self(device):
 @pytest.mark.parametrize("made", MADE)
 def test_lines_are_the_users(device, tmp_path, made):
     """After saving, too: not those of the code that torch.jit.load compiles."""
-    module = MADE[made](Named(), tmp_path / "m.pt").to(device)
+    module = MADE[made](Named().to(device), tmp_path / "m.pt")
     with torch.no_grad():
         found = tsfuser.explain(module, torch.rand(3, 6, device=device))
     places = {n.kind: n.place for group in found.groups for n in group.nodes}

@@ -34,6 +34,8 @@ def check_channels(b: Builder, input: Value, *sets: tuple[Value | None, ...]) ->
         if not found <= {input.dtype} and found != {register}:
             names = ", ".join(sorted(map(str, found)))
             raise Refusal(f"a normalisation of {input.dtype} with parameters in {names}")
+    if b.device != "cpu" and len(dtypes) > 1 and dtypes[0] == {register} and dtypes[1] - {register}:
+        raise Refusal("cuDNN, which eager asks, wants running statistics in the dtype of the weight")
     return register if b.device != "cpu" or register in given else input.dtype
 
 

@@ -36,7 +36,11 @@ def _checked(b: Builder, input: Value, *parameters: Value | None) -> DType:
     if b.call.decide(sz.eq(sz.product(b.sizes(input)), 0)):
         raise Refusal("statistics of an empty batch")
     given = {v.dtype for v in parameters if v is not None}
-    return input.dtype if given <= {input.dtype} else saved
+    if given <= {input.dtype}:
+        return input.dtype
+    if b.device != "cpu":
+        raise Refusal("a group_norm on CUDA whose parameters have another dtype is an error in eager")
+    return saved
 
 
 def _forward(
