@@ -27,6 +27,7 @@ from .debug.check import check
 from .debug.explain import explain
 from .debug.report import reset, stats, warn
 from .errors import TsfuserWarning
+from .frontends.dynamo import door
 from .frontends.torchscript import passes
 from .frontends.torchscript.training import differentiable
 from .graph import functionalize
@@ -49,6 +50,7 @@ _C.set_reporter(warn)
 _C.set_differentiable(differentiable.rewrite)
 _C.set_fallback_enabled(options.fallback_enabled())
 knobs.install()
+door.open_door()
 if options.dump("dump_eff_bandwidth"):
     bandwidth.start()
 if log.enabled("kernel_cache", log.DEBUG):

@@ -5,6 +5,7 @@
 #include "group/interrupts.h"
 #include "group/observe.h"
 #include "group/python.h"
+#include "interpreter/graph_program.h"
 #include "torchscript/hooks.h"
 #include "torchscript/optimised.h"
 
@@ -252,6 +253,7 @@ PYBIND11_MODULE(_C, m) {
   bind_plan(m);
   bind_graphs(m);
   bind_optimised(m);
+  bind_graph_program(m);
   m.def("set_enabled", [](bool on) { pass_enabled = on; });
   m.def("enabled", [] { return pass_enabled.load(); });
   m.def("set_pass", [](py::object fn) { return pass_callback().set(std::move(fn)); });

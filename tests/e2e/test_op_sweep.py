@@ -190,6 +190,7 @@ UNLISTED = {
     "aten::_grad_sum_to_size": _INNER,
     "aten::_log_softmax": _INNER,
     "aten::_native_batch_norm_legit_functional": _INNER,
+    "aten::_native_batch_norm_legit_no_training": _INNER,
     "aten::_softmax": _INNER,
     "aten::_to_copy": _INNER,
     "aten::native_dropout": "random: test_dropout",

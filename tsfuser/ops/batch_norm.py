@@ -224,6 +224,12 @@ def native_batch_norm_functional(
     )
 
 
+@composite("aten::_native_batch_norm_legit_no_training", dtypes=FLOATING, sizes=("first", "own", "own"))
+def native_batch_norm_no_training(b: Builder, input, weight, bias, running_mean, running_var, momentum, eps):
+    """native_batch_norm outside training"""
+    return _forward(b, input, weight, bias, running_mean, running_var, False, momentum, eps)
+
+
 @composite(
     "aten::_batch_norm_impl_index",
     dtypes=FLOATING,

@@ -1,0 +1,202 @@
+#include "interpreter/graph_program.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/python/pybind.h>  // graphs and tensors as arguments
+#include <torch/csrc/jit/runtime/interpreter.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/torch_dispatch_mode.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tsfuser {
+namespace {
+
+using Order = std::vector<int64_t>;  // dims, from the outermost in memory to the innermost
+
+c10::IValue argument(PyObject* object) {
+  if (THPVariable_Check(object)) {
+    return THPVariable_Unpack(object);
+  }
+  if (PyBool_Check(object)) {
+    return object == Py_True;
+  }
+  if (PyLong_Check(object)) {
+    const long long value = PyLong_AsLongLong(object);
+    if (value == -1 && PyErr_Occurred()) {
+      throw py::error_already_set();
+    }
+    return static_cast<int64_t>(value);
+  }
+  if (PyFloat_Check(object)) {
+    return PyFloat_AsDouble(object);
+  }
+  if (object == Py_None) {
+    return {};
+  }
+  throw py::type_error(std::string("a graph takes tensors and numbers, not a ") + Py_TYPE(object)->tp_name);
+}
+
+py::object result(const c10::IValue& value) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    return tensor.defined() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)) : py::none();
+  }
+  if (value.isInt()) {
+    return py::int_(value.toInt());
+  }
+  if (value.isBool()) {
+    return py::bool_(value.toBool());
+  }
+  if (value.isDouble()) {
+    return py::float_(value.toDouble());
+  }
+  if (value.isNone()) {
+    return py::none();
+  }
+  throw py::type_error("a graph returns tensors and numbers, not a " + value.tagKind());
+}
+
+// The tensor, or a copy of it, without gaps and with its dims in that order.
+at::Tensor in_order(const at::Tensor& tensor, const Order& order) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided ||
+      tensor.dim() != static_cast<int64_t>(order.size())) {
+    return tensor;
+  }
+  bool same = true;
+  int64_t expected = 1;
+  for (size_t k = order.size(); k-- > 0;) {
+    const int64_t size = tensor.size(order[k]);
+    if (size == 0) {
+      return tensor;
+    }
+    same = same && (size == 1 || tensor.stride(order[k]) == expected);
+    expected *= size;
+  }
+  if (C10_LIKELY(same)) {
+    return tensor;
+  }
+  std::vector<int64_t> strides(order.size());
+  expected = 1;
+  for (size_t k = order.size(); k-- > 0;) {
+    strides[order[k]] = expected;
+    expected *= tensor.size(order[k]);
+  }
+  return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
+}
+
+class GraphProgram {
+ public:
+  GraphProgram(std::shared_ptr<torch::jit::Graph> graph, std::vector<at::Tensor> constants,
+               std::vector<std::pair<size_t, size_t>> updates, std::vector<std::optional<size_t>> results,
+               std::vector<std::optional<Order>> orders, py::object modes_may_be_hidden)
+      : graph_(std::move(graph)),
+        code_(graph_, "tsfuser_graph"),
+        constants_(std::move(constants)),
+        updates_(std::move(updates)),
+        results_(std::move(results)),
+        orders_(std::move(orders)),
+        modes_may_be_hidden_(std::move(modes_may_be_hidden)) {
+    const size_t inputs = graph_->inputs().size(), outputs = graph_->outputs().size();
+    bool right = constants_.size() <= inputs && orders_.size() == outputs;
+    for (const auto& [input, output] : updates_) {
+      right = right && input + constants_.size() < inputs && output < outputs;
+    }
+    for (const auto& index : results_) {
+      right = right && (!index || *index < outputs);
+    }
+    if (!right) {
+      throw py::value_error("a program's constants, updates, results or orders do not fit its graph");
+    }
+  }
+
+  py::tuple call(const py::list& args) {
+    torch::jit::Stack stack;
+    const size_t count = graph_->inputs().size() - constants_.size();
+    if (args.size() != count) {
+      throw py::value_error("a graph of " + std::to_string(count) + " inputs was given " +
+                            std::to_string(args.size()));
+    }
+    stack.reserve(graph_->inputs().size() + 8);
+    for (size_t i = 0; i < count; ++i) {
+      stack.push_back(argument(PyList_GET_ITEM(args.ptr(), i)));
+    }
+    if (PyList_SetSlice(args.ptr(), 0, static_cast<Py_ssize_t>(count), nullptr) != 0) {
+      throw py::error_already_set();
+    }
+    const bool hide =
+        c10::impl::TorchDispatchModeTLS::any_modes_set() && modes_may_be_hidden_().cast<bool>();
+    run(stack, hide);
+    py::tuple results(results_.size());
+    for (size_t i = 0; i < results_.size(); ++i) {
+      results[i] = results_[i] ? result(stack[*results_[i]]) : py::none();
+    }
+    return results;
+  }
+
+ private:
+  void run(torch::jit::Stack& stack, bool hide) {
+    std::optional<torch::torch_dispatch_mode::StashTorchDispatchStackGuard> hidden;
+    if (hide) {
+      hidden.emplace();
+    }
+    const py::gil_scoped_release no_gil;
+    // AOTAutograd has differentiated the graph, and sees to views and to version counters.
+    const at::NoGradGuard no_grad;
+    std::optional<at::AutoDispatchBelowADInplaceOrView> below;
+    if (!c10::impl::TorchDispatchModeTLS::any_modes_set()) {
+      below.emplace();
+    }
+    std::vector<at::Tensor> targets;
+    for (const auto& update : updates_) {
+      targets.push_back(stack[update.first].toTensor());
+    }
+    stack.insert(stack.end(), constants_.begin(), constants_.end());
+    torch::jit::InterpreterState(code_).run(stack);
+    for (size_t i = 0; i < updates_.size(); ++i) {
+      targets[i].copy_(stack[updates_[i].second].toTensor());
+    }
+    for (size_t i = 0; i < orders_.size(); ++i) {
+      if (orders_[i] && stack[i].isTensor()) {
+        const at::Tensor& tensor = stack[i].toTensor();
+        at::Tensor ordered = in_order(tensor, *orders_[i]);
+        if (!ordered.is_same(tensor)) {
+          stack[i] = std::move(ordered);
+        }
+      }
+    }
+  }
+
+  const std::shared_ptr<torch::jit::Graph> graph_;
+  const torch::jit::Code code_;
+  const std::vector<at::Tensor> constants_;
+  const std::vector<std::pair<size_t, size_t>> updates_;  // of an argument, by an output of the graph
+  const std::vector<std::optional<size_t>> results_;      // outputs of the graph; none: None
+  const std::vector<std::optional<Order>> orders_;        // by output of the graph
+  const py::object modes_may_be_hidden_;
+};
+
+}  // namespace
+
+void bind_graph_program(py::module_& m) {
+  py::class_<GraphProgram, std::shared_ptr<GraphProgram>>(m, "GraphProgram")
+      .def(py::init<std::shared_ptr<torch::jit::Graph>, std::vector<at::Tensor>,
+                    std::vector<std::pair<size_t, size_t>>, std::vector<std::optional<size_t>>,
+                    std::vector<std::optional<Order>>, py::object>(),
+           py::arg("graph"), py::arg("constants"), py::arg("updates"), py::arg("results"), py::arg("orders"),
+           py::arg("modes_may_be_hidden"))
+      .def("__call__", &GraphProgram::call, py::arg("args"),
+           "The results for a list of tensors and numbers, which is emptied. ValueError for another number "
+           "of arguments.");
+}
+
+}  // namespace tsfuser

@@ -1,0 +1,331 @@
+"""`torch.compile(model, backend="tsfuser")`: trains and infers as eager does, whatever the sizes.
+
+Most tests look at graphs more than at kernels, so they leave the fibers to `--long`."""
+
+import copy
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compiled_models import MODELS
+from support import ROOT, assert_matches
+from torch import nn
+
+import tsfuser
+from tsfuser.errors import TsfuserWarning
+
+pytestmark = pytest.mark.graphs
+BACKEND = "tsfuser"
+TERMS = 400  # the longest sums of the models: a convolution of 7 x 7 over 8 images
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """Graphs and plans of other tests are forgotten; what runs unfused is an error."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    tsfuser.reset()
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TsfuserWarning)
+        yield
+    torch._dynamo.reset()
+
+
+def compiled(function, **choices):
+    return torch.compile(function, backend=BACKEND, **choices)
+
+
+def outcome(model, function, x):
+    """Outputs, gradients of `x` and of the parameters, and buffers after a step of training."""
+    x = x.clone().requires_grad_(x.is_floating_point())
+    out = function(x)
+    out = out if isinstance(out, tuple) else (out,)
+    model.zero_grad()
+    generator = torch.Generator().manual_seed(17)
+    weights = [
+        torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o.device, o.dtype) for o in out
+    ]
+    torch.autograd.backward(out, weights)
+    leaves = ([x] if x.requires_grad else []) + list(model.parameters())
+    return [
+        *(o.detach() for o in out),
+        *(leaf.grad for leaf in leaves),
+        *(b.clone() for b in model.buffers()),
+    ]
+
+
+def assert_all_match(actual, eager, exact, ops=TERMS):
+    assert len(actual) == len(eager) == len(exact)
+    for ours, plain, reference in zip(actual, eager, exact):
+        assert_matches(ours, plain, reference, ops)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_train_and_infer_as_in_eager_and_new_sizes_compile_nothing(name, device):
+    make_model, make_input = MODELS[name]
+    eager = make_model().to(device)
+    model, exact = copy.deepcopy(eager), copy.deepcopy(eager).double()
+    function = compiled(model, dynamic=True)
+    kernels = []
+    for size in (4, 6, 9, 12):
+        x = make_input(size).to(device)
+        wide = x.double() if x.is_floating_point() else x
+        assert_all_match(outcome(model, function, x), outcome(eager, eager, x), outcome(exact, exact, wide))
+        found = tsfuser.stats()
+        assert found["fallbacks"] == {} and found["launches"] > 0
+        kernels.append(found["kernels_compiled"] + found["disk_hits"])
+    assert kernels[1] == kernels[-1], kernels
+    for each in (model, eager, exact):
+        each.eval()
+    with torch.no_grad():
+        assert_all_match(*([o] if torch.is_tensor(o) else o for o in (function(x), eager(x), exact(wide))))
+
+
+def test_all_of_a_graph_is_fused_from_its_first_call_on(device):
+    """AOTAutograd watches that call with a dispatch mode, at which a group would step aside."""
+    x = torch.randn(8, 16, device=device)
+    assert_matches(compiled(lambda x: torch.softmax(x * 2, -1) + 1)(x), torch.softmax(x * 2, -1) + 1, ops=8)
+    found = tsfuser.stats()
+    assert found["plans_built"] == found["launches"] == 1 and found["fallbacks"] == {}
+
+
+def test_other_dispatch_modes_see_the_ops():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            seen.append(op)
+            return op(*args, **(kwargs or {}))
+
+    function = compiled(lambda x: torch.tanh(x * 2) + 1)
+    x = torch.randn(4)
+    function(x)
+    with Watching(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", TsfuserWarning)  # it runs unfused, and says so
+        result = function(x)
+    assert_matches(result, torch.tanh(x * 2) + 1)
+    assert torch.ops.aten.tanh.default in seen
+
+
+@pytest.mark.parametrize(
+    "choices, words",
+    [
+        (
+            {"options": {"fast": True}},
+            "no option 'fast'; its options are skip, horizontal, single_node, recompute",
+        ),
+        ({"options": {"horizontal": 1}}, "'horizontal' cannot be 1: it is True or False"),
+        ({"options": {"skip": ["gelu"]}}, "like 'aten::gelu'"),
+        ({"mode": "reduce-overhead"}, "no mode 'reduce-overhead'"),
+    ],
+)
+def test_choices_without_a_meaning_are_errors(choices, words):
+    with pytest.raises(Exception, match=words):
+        compiled(lambda x: x.exp() + 1, **choices)(torch.ones(2))
+
+
+def test_what_is_skipped_stays_out_of_groups():
+    x = torch.randn(8)
+    assert_matches(compiled(lambda x: x.exp() + 1, options={"skip": ["aten::exp"]})(x), x.exp() + 1)
+    assert tsfuser.stats()["launches"] == 0
+    torch._dynamo.reset()
+    compiled(lambda x: x.exp() + 1)(x)
+    assert tsfuser.stats()["launches"] == 1
+
+
+def test_graphs_break_and_go_on():
+    def function(x):
+        y = torch.sin(x) * 2
+        torch._dynamo.graph_break()
+        return torch.relu(y) + x
+
+    x = torch.randn(4, 5)
+    assert_matches(compiled(function)(x), function(x), ops=4)
+    assert tsfuser.stats()["launches"] == 2
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compiled(function, fullgraph=True)(x)
+
+
+def test_inference_modes_autocast_and_accumulation(device):
+    eager = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.LayerNorm(16)).to(device)
+    model = copy.deepcopy(eager)
+    function = compiled(model)
+    x = torch.randn(6, 16, device=device)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert_matches(function(x), eager(x), ops=TERMS)
+    for _ in range(3):
+        for each in (function, eager):
+            each(x).square().sum().backward()
+    for ours, plain in zip(model.parameters(), eager.parameters()):
+        assert_matches(ours.grad, plain.grad, ops=TERMS)
+    with torch.autocast(device.split(":")[0], torch.bfloat16):
+        ours, plain = function(x), eager(x)
+    exact = copy.deepcopy(eager).double()(x.double())
+    assert_matches(ours, plain, exact, ops=TERMS, precision=torch.bfloat16)
+    assert tsfuser.stats()["fallbacks"] == {}
+
+
+def test_inputs_that_change_in_place_and_views_of_them():
+    def function(x, y):
+        x.mul_(2).add_(1)
+        y[0].copy_(torch.sin(x[1]) + y[1])
+        return x.t() + 1, x[0], y.view(-1)
+
+    ours = [torch.randn(4, 4), torch.randn(4, 4)]
+    eager = [x.clone() for x in ours]
+    version = ours[0]._version
+    for made, plain in zip((*compiled(function)(*ours), *ours), (*function(*eager), *eager)):
+        assert_matches(made, plain, ops=4)
+        ours[0] += 1
+        eager[0] += 1
+    assert ours[0]._version - version > 5
+
+
+def test_inputs_that_change_places():
+    def function(x, y):
+        kept = x * 1
+        x.copy_(y)
+        y.copy_(kept)
+
+    x, y = torch.ones(3), torch.zeros(3)
+    compiled(function)(x, y)
+    assert x.tolist() == [0] * 3 and y.tolist() == [1] * 3
+
+
+def test_a_dropout_drops_at_its_rate_follows_the_seed_and_has_one_mask_both_ways(device):
+    function = compiled(lambda x: F.dropout(x * 2, 0.25) + 0)
+    x = torch.ones(1000, 100, device=device, requires_grad=True)
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        runs.append(function(x))
+    assert torch.equal(*runs)  # the first call, too
+    y = function(x)
+    y.sum().backward()
+    assert torch.equal(y != 0, x.grad != 0) and not torch.equal(y, runs[0])
+    # 100,000 draws: five standard deviations of the rate
+    assert abs((y != 0).double().mean().item() - 0.75) < 5 * (0.25 * 0.75 / x.numel()) ** 0.5
+    assert tsfuser.stats()["launches"] > 0
+
+
+def test_sizes_are_arithmetic_of_the_graph():
+    def function(x, y):
+        return (
+            (x * y.shape[0] + x.shape[1]).softmax(-1).reshape(-1) * x.numel(),
+            x.shape[0] * 2 + 1,
+            x.shape[0] // 2,
+        )
+
+    whole = compiled(function, dynamic=True, fullgraph=True)
+    for n in (3, 5, 8):
+        ours, plain = (f(torch.ones(n, n + 1), torch.ones(n)) for f in (whole, function))
+        assert_matches(ours[0], plain[0], ops=16)
+        assert ours[1:] == plain[1:]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_negative_zero_stays_apart_from_zero():
+    def function(x):
+        return torch.where(x > 0, 0.0, -0.0) * x.abs(), torch.where(x > 0, -0.0, 0.0) * x.abs()
+
+    x = torch.randn(16)
+    for ours, plain in zip(compiled(function)(x), function(x)):
+        assert torch.equal(torch.signbit(ours), torch.signbit(plain))
+
+
+@torch.library.custom_op("tsfuser_tests::add_one_", mutates_args=("x",))
+def add_one_(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+def test_what_no_graph_of_torchscript_holds_runs_between_its_pieces():
+    def function(x):
+        y = x.exp() * 2
+        torch.ops.tsfuser_tests.add_one_(y)  # a higher-order op, once functional
+        z = y.relu() + 1
+        z = torch.cond(z.sum() > 0, lambda z: z.sin() + 1, lambda z: z.cos() * 2, (z,))
+        return z.tanh() * 2
+
+    x = torch.randn(5)
+    assert_matches(compiled(function, fullgraph=True)(x), function(x), ops=16)
+    assert tsfuser.stats()["launches"] >= 2
+
+
+def test_numbers_that_tensors_hold():
+    function = compiled(lambda x: torch.relu(x) * x.sum().item() + 1)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for x in (torch.rand(4), torch.arange(4)):
+            assert_matches(function(x), torch.relu(x) * x.sum().item() + 1, ops=8)
+
+
+def test_activation_checkpoints_draw_the_mask_again():
+    from torch.utils.checkpoint import checkpoint
+
+    def function(x):
+        return checkpoint(lambda x: F.dropout(x * 1.0, 0.5) * 2, x, use_reentrant=False)
+
+    x = torch.ones(64, 8, requires_grad=True)
+    y = compiled(function)(x)
+    y.sum().backward()
+    assert torch.equal(y != 0, x.grad != 0)
+
+
+def _python(source, folder, *paths):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    return subprocess.run(
+        [sys.executable, "-c", source], cwd=folder, env=environment, capture_output=True, text=True
+    )
+
+
+_CALL = """
+import torch
+{line}
+x = torch.randn(8)
+result = torch.compile(lambda x: torch.tanh(x * 2) + 1, backend="tsfuser")(x)
+torch.testing.assert_close(result, torch.tanh(x * 2) + 1)
+import tsfuser
+assert tsfuser.stats()["launches"] == 1, tsfuser.stats()
+"""
+
+
+def test_an_installed_tsfuser_is_found_without_an_import(tmp_path):
+    """The metadata are those that pip would write from pyproject.toml."""
+    from setuptools.config.pyprojecttoml import read_configuration
+
+    points = read_configuration(ROOT / "pyproject.toml", expand=False)["project"]["entry-points"]
+    info = tmp_path / "tsfuser-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tsfuser\nVersion: 0\n")
+    lines = [
+        f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in found.items()) for group, found in points.items()
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    done = _python(_CALL.format(line=""), tmp_path, ROOT, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import tsfuser", "import torch._dynamo; torch._dynamo.list_backends(); import tsfuser"],
+    ids=["before", "after"],
+)
+def test_a_checkout_is_found_once_it_is_imported(tmp_path, line):
+    package = tmp_path / "tsfuser"
+    package.symlink_to(Path(tsfuser.__file__).parent)  # no metadata beside it
+    done = _python(_CALL.format(line=line), tmp_path, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_import_leaves_torch_dynamo_alone():
+    done = _python("import torch; import tsfuser, sys; assert 'torch._dynamo' not in sys.modules", ROOT, ROOT)
+    assert done.returncode == 0, done.stderr

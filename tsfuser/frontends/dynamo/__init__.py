@@ -1,0 +1,19 @@
+"""`torch.compile(model, backend="tsfuser")`: AOTAutograd's FX graphs in, one callable a graph out.
+
+compile.py    what torch.compile calls: AOTAutograd, partitioner, and what compiles one FX graph
+settings.py   `options={...}` of torch.compile
+translate.py  an FX graph of ATen ops as a typed torch._C.Graph; arguments.py, sizes.py, types.py: its parts
+split.py      cuts a graph around nodes that cannot be translated
+passes.py     the passes that make groups, those of the other front ends without guards
+program.py    the callable: torch's interpreter runs the graph
+door.py       how torch finds the backend by its name
+"""
+
+__all__ = ["backend"]
+
+
+def backend(module, inputs, **choices):
+    """What the entry point names: see `compile.py`, which is imported when the first graph comes."""
+    from .compile import backend as compile_module
+
+    return compile_module(module, inputs, **choices)

@@ -1,0 +1,58 @@
+"""What torch.compile calls for `backend="tsfuser"`.
+
+In: an FX graph of what TorchDynamo has captured, and example inputs. Out: a callable. AOTAutograd makes the
+forward and the backward graph of ATen ops, without in-place ops; the min-cut partitioner chooses what the
+forward saves, and what the backward computes again. Example: `torch.compile(model, backend="tsfuser")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...planning.compile import expect_cuda
+from . import settings as its_settings
+from .program import compile_graph
+
+
+def backend(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The compiled module. Raises ValueError for options and modes that have no meaning here."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+
+    settings = its_settings.read(options)
+    if mode not in (None, "default"):
+        raise ValueError(f"tsfuser has no mode {mode!r}; leave it out, or take 'default'")
+    _prepare_cuda()
+    compiler = partial(_compile, settings)
+    partition = min_cut_rematerialization_partition if settings.recompute else default_partition
+    return aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        inference_compiler=compiler,
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
+    )(module, inputs)
+
+
+def _compile(
+    settings: its_settings.Settings, module: fx.GraphModule, inputs: Sequence[Any]
+) -> Callable[[list], Any]:
+    return compile_graph(module, settings)
+
+
+@cache
+def _prepare_cuda() -> None:
+    """Has the compiler for CUDA start as soon as CUDA is in use: now, or when torch initialises it."""
+    if torch.version.cuda:
+        torch.cuda._lazy_call(expect_cuda)

@@ -1,0 +1,28 @@
+"""The passes that make groups in a graph of torch.compile: the shared ones, with neither profile nor guard.
+
+In: a typed graph. Out: the same graph with `prim::CudaFusionGroup` nodes, each of which makes a plan for
+whatever comes, and no types on values outside of groups, which were those of one call.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ... import log
+from ...graph.wrapper import Graph
+from ...grouping.passes import BEFORE_GROUPS, FINISH, MAKE_GROUPS, SETTLE, Work, run
+from ...grouping.support import Refusals
+
+PASSES = (*BEFORE_GROUPS, *MAKE_GROUPS, *SETTLE, *FINISH)
+
+
+def fuse(graph: Graph) -> Refusals:
+    """Makes the groups; returns why nodes are in none."""
+    refusals = Refusals()
+    if log.enabled("graph_fuser"):
+        log.write("graph_fuser", "Before Fusion", str(graph))
+    run(Work(graph, refusals), PASSES)
+    if log.enabled("graph_fuser"):
+        log.write("graph_fuser", "Before Compilation", str(graph))
+    torch._C._jit_pass_erase_shape_information(graph)
+    return refusals

@@ -1,0 +1,109 @@
+"""The callable of one FX graph.
+
+In: the graph's module. Out: a function of a list of arguments, which it empties, as AOTAutograd wants it. One
+call of C++ where all of the graph could be translated; else Python runs the pieces, and what lies between.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from ... import _C, log
+from ...errors import TsfuserWarning
+from ...planning import interrupts
+from .passes import fuse
+from .settings import Settings, applied
+from .split import split
+from .translate import Translation, translate
+
+
+def compile_graph(module: fx.GraphModule, settings: Settings) -> Callable[[list], Any]:
+    """The boxed function. What goes wrong here is warned about, and the module runs as it is."""
+    try:
+        return boxed(_whole(module, settings))
+    except Exception as error:  # a mistake of ours must not break the user's program
+        interrupts.pass_on(error)
+        text = f"{type(error).__name__}: {error}".split("\n")[0]
+        warnings.warn(
+            f"tsfuser gave up on a graph of torch.compile, which runs unfused ({text}); please report it",
+            TsfuserWarning,
+            stacklevel=2,
+        )
+        return boxed(lambda args: _unfused(module, args))
+
+
+def boxed(function: Callable[[list], Any]) -> Callable[[list], Any]:
+    """The function, marked as one that empties its list of arguments."""
+
+    def call(args: list) -> Any:
+        return function(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def _whole(module: fx.GraphModule, settings: Settings) -> Callable[[list], Any]:
+    translation = translate(module)
+    if not translation.foreign:
+        return _program(translation, settings)
+    for node, reason in translation.foreign.items():
+        log.write("partition", f"{node} is left to Python: {reason}", "")
+    pieces = split(module, translation.foreign)
+    for name, piece in pieces.translatable():
+        found = translate(piece)
+        if not found.foreign:
+            setattr(pieces.module, name, Piece(_program(found, settings), _is_single(piece)))
+    return lambda args: _unfused(pieces.module, args)
+
+
+class Piece(torch.nn.Module):
+    """A program in the place of a submodule."""
+
+    def __init__(self, program: Callable[[list], tuple], single: bool):
+        super().__init__()
+        self.program, self.single = program, single
+
+    def forward(self, *args):
+        results = self.program(list(args))
+        return results[0] if self.single else results
+
+
+def _program(translation: Translation, settings: Settings) -> _C.GraphProgram:
+    with applied(settings):
+        fuse(translation.graph)
+    return _C.GraphProgram(
+        translation.graph,
+        translation.constants,
+        translation.updates,
+        translation.results,
+        translation.orders,
+        _modes_may_be_hidden,
+    )
+
+
+def _is_single(module: fx.GraphModule) -> bool:
+    """Whether the module returns one value, and no tuple."""
+    (last,) = (node for node in module.graph.nodes if node.op == "output")
+    return isinstance(last.args[0], fx.Node)
+
+
+def _unfused(module: fx.GraphModule, args: list) -> Any:
+    given = list(args)
+    args.clear()
+    return module(*given)
+
+
+def _modes_may_be_hidden() -> bool:
+    """Whether all dispatch modes of this thread say that the inside of a compiled graph is none of their
+    business, as the one does with which AOTAutograd watches the first call of a graph for custom ops."""
+    return all(
+        getattr(mode, "ignore_compile_internals", lambda: False)()
+        or type(mode).__name__ == "_AnalyzeCustomOpInputOutputMode"  # of torch 2.11, which has no such method
+        for mode in _get_current_dispatch_mode_stack()
+    )

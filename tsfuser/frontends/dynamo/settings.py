@@ -1,0 +1,84 @@
+"""What `torch.compile(..., backend="tsfuser", options={...})` may say.
+
+In: a dict. Out: `Settings`; ValueError for a name or a value that has no meaning, with all that have one.
+Example: `read({"skip": ["aten::gelu"]}).skip` -> `frozenset({"aten::gelu"})`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ... import options
+
+_lock = threading.Lock()  # of `options.state` while one graph's groups are chosen
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`skip`: kinds of ops that stay out of groups, `horizontal`: ops that only share an operand join one
+    group, `single_node`: one op is a group, too, `recompute`: the backward computes again what is cheap,
+    instead of reading what the forward has saved. None: as nvFuser's knobs say at that time."""
+
+    skip: frozenset[str] | None = None
+    horizontal: bool | None = None
+    single_node: bool | None = None
+    recompute: bool = True
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("it is True or False")
+    return value
+
+
+def _kinds(value: Any) -> frozenset[str]:
+    kinds = (value,) if isinstance(value, str) else tuple(value)
+    for kind in kinds:
+        if not isinstance(kind, str) or "::" not in kind:
+            raise ValueError("it is a list of kinds of ops, like 'aten::gelu'")
+    return frozenset(kinds)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "skip": _kinds,
+    "horizontal": _flag,
+    "single_node": _flag,
+    "recompute": _flag,
+}
+
+
+def read(given: Mapping[str, Any] | None) -> Settings:
+    """The settings. Raises ValueError."""
+    values = {}
+    for name, value in (given or {}).items():
+        if name not in _READERS:
+            raise ValueError(f"tsfuser has no option {name!r}; its options are {', '.join(_READERS)}")
+        try:
+            values[name] = _READERS[name](value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"tsfuser's option {name!r} cannot be {value!r}: {error}") from None
+    return Settings(**values)
+
+
+@contextlib.contextmanager
+def applied(settings: Settings) -> Iterator[None]:
+    """While groups are chosen: the knobs as the settings say."""
+    state = options.state
+    wanted = {
+        "skip_kinds": None if settings.skip is None else set(settings.skip),
+        "horizontal_mode": settings.horizontal,
+        "single_node_mode": settings.single_node,
+    }
+    with _lock:
+        before = {name: getattr(state, name) for name, value in wanted.items() if value is not None}
+        try:
+            for name in before:
+                setattr(state, name, wanted[name])
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(state, name, value)

@@ -1,0 +1,51 @@
+"""Cuts an FX graph around nodes that cannot be part of a torch._C.Graph.
+
+In: a module, and those nodes. Out: a module of submodules, in the order of the nodes: pieces that can be
+translated, and what stands between them. Example: `a; b; f; c`, where f is Python's, gives three: `a; b`, `f`
+and `c`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+
+from torch import fx
+from torch.fx.passes.split_module import split_module
+
+
+@dataclass
+class Pieces:
+    """`module` calls its submodules; those in `names` hold nothing that cannot be translated."""
+
+    module: fx.GraphModule
+    names: frozenset[str]
+
+    def translatable(self) -> Iterator[tuple[str, fx.GraphModule]]:
+        for name in sorted(self.names):
+            found = getattr(self.module, name, None)
+            if isinstance(found, fx.GraphModule):
+                yield name, found
+
+
+def split(module: fx.GraphModule, foreign: Container[fx.Node]) -> Pieces:
+    """The pieces, in the order of the graph."""
+    piece: dict[fx.Node, int] = {}
+    outside: set[int] = set()
+    current = 0
+    for node in module.graph.nodes:
+        if node.op in ("placeholder", "get_attr", "output"):
+            continue
+        if node.target is operator.getitem and node.args[0] in piece:
+            piece[node] = piece[node.args[0]]  # tuples do not cross from one piece to another
+            continue
+        if (node in foreign) != (current in outside):
+            current += 1
+            if node in foreign:
+                outside.add(current)
+        piece[node] = current
+    whole = split_module(module, module, lambda node: piece[node], keep_original_order=True)
+    count = max(piece.values(), default=-1) + 1
+    names = frozenset(f"submod_{k}" for k in range(count) if k not in outside)
+    return Pieces(whole, names)

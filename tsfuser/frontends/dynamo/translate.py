@@ -1,0 +1,271 @@
+"""An FX graph of ATen ops, as AOTAutograd hands it over, to a typed torch._C.Graph.
+
+In: an fx.GraphModule whose nodes carry `meta["val"]`. Out: a `Translation`: the graph, with the tensors that
+the module owns as further inputs; which outputs are results, and which are written to inputs at the end. Or
+the nodes that no such graph can hold, with the reasons. Example:
+
+    add = torch.ops.aten.add.Tensor(primals_1, 2)
+becomes
+    %4 : Float(4, 8, device=cpu) = aten::add(%primals_1, %2, %3)
+
+A node is translated by its overload's schema, and TorchScript has to find the same overload: it looks for one
+that takes the arguments, and a number instead of a tensor makes it another one.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...errors import Refusal
+from ...graph.wrapper import outputs, schema
+from . import sizes
+from .arguments import Arguments
+from .types import order_of, type_of
+
+_INT = torch._C.IntType.get()
+_COPY = torch.ops.aten.copy_.default
+
+
+@dataclass
+class Translation:
+    """`constants` are the last inputs of `graph`. `results`: an output of the graph each, None for None.
+    `updates`: (input, output that is copied to it). `orders`: of dims in memory, by output, None where any
+    will do. `foreign`: node -> why it cannot be part of a graph; the rest means nothing where there are
+    some."""
+
+    graph: torch._C.Graph
+    constants: list[torch.Tensor] = field(default_factory=list)
+    results: list[int | None] = field(default_factory=list)
+    updates: list[tuple[int, int]] = field(default_factory=list)
+    orders: list[list[int] | None] = field(default_factory=list)
+    foreign: dict[fx.Node, str] = field(default_factory=dict)
+
+
+def translate(module: fx.GraphModule) -> Translation:
+    """Translates all of the module's graph, or finds all that cannot be."""
+    return _Translator(module).run()
+
+
+def last_copies(graph: fx.Graph) -> list[fx.Node]:
+    """The copies to inputs behind all else: AOTAutograd's last step for tensors that the program changes."""
+    found = []
+    for node in reversed(graph.nodes):
+        if node.op == "output":
+            continue
+        if node.target is not _COPY or node.users or len(node.args) != 2 or node.kwargs:
+            break
+        target, source = node.args
+        if not isinstance(target, fx.Node) or target.op != "placeholder" or not isinstance(source, fx.Node):
+            break
+        found.append(node)
+    return found[::-1]
+
+
+class _Translator:
+    def __init__(self, module: fx.GraphModule):
+        self.module = module
+        self.graph = torch._C.Graph()
+        self.values: dict[fx.Node, Any] = {}  # a value, or a tuple of those
+        self.arguments = Arguments(self.graph, self.values)
+        self.made = Translation(self.graph)
+        self.inputs: dict[fx.Node, int] = {}
+        self.numbers: dict[int, int] = {}  # value -> which output it is
+
+    def run(self) -> Translation:
+        nodes = list(self.module.graph.nodes)
+        for node in nodes:
+            if node.op == "placeholder":
+                self._input(node)
+        owned = [node for node in nodes if node.op == "get_attr"]
+        for node in owned:
+            self._attribute(node)
+        copies = last_copies(self.module.graph)
+        for node in nodes:
+            if node.op in ("placeholder", "get_attr", "output") or node in copies:
+                continue
+            try:
+                self.values[node] = self._node(node)
+            except Refusal as refusal:
+                self._leave(node, str(refusal))
+        if not self.made.foreign:
+            self._outputs(nodes[-1], copies)
+        return self.made
+
+    def _input(self, node: fx.Node) -> None:
+        value = self.graph.addInput()
+        type_ = type_of(node.meta.get("val"))
+        self.inputs[node] = len(self.inputs)
+        if type_ is not None:
+            value.setType(type_)
+            self.values[node] = value
+
+    def _attribute(self, node: fx.Node) -> None:
+        """A tensor that the module owns; others, like modules, are for nodes that are left out."""
+        found = self.module
+        for name in str(node.target).split("."):
+            found = getattr(found, name)
+        if isinstance(found, torch.Tensor):
+            value = self.graph.addInput()
+            value.setType(type_of(found))
+            self.values[node] = value
+            self.made.constants.append(found.detach())
+
+    def _leave(self, node: fx.Node, reason: str) -> None:
+        """What reads the node is looked at as if it were an input."""
+        self.made.foreign[node] = reason
+        found = node.meta.get("val")
+        several = isinstance(found, (list, tuple))
+        values = []
+        for item in found if several else [found]:
+            value, type_ = self.graph.addInput(), type_of(item)
+            value.setType(type_ or torch._C.NoneType.get())
+            values.append(value if type_ is not None else None)
+        self.values[node] = tuple(values) if several else values[0]
+
+    def _node(self, node: fx.Node) -> Any:
+        target = node.target
+        if target is operator.getitem:
+            return self._item(node)
+        if node.op != "call_function":
+            raise Refusal(f"a node of kind {node.op}")
+        if target in sizes.QUESTIONS or target in sizes.ARITHMETIC or target is sizes.SUM:
+            return self._size(node)
+        if not isinstance(target, torch._ops.OpOverload):
+            raise Refusal(f"{getattr(target, '__name__', target)} is Python's, no op of torch's dispatcher")
+        if target is torch.ops.aten._local_scalar_dense.default:
+            return self._number(node)
+        return self._op(node, target)
+
+    def _item(self, node: fx.Node) -> Any:
+        source, at = node.args
+        values = self.values.get(source) if isinstance(source, fx.Node) else None
+        if not isinstance(values, tuple) or not isinstance(at, int):
+            raise Refusal("an item of what is no list of values")
+        if values[at] is None:
+            raise Refusal("an item that is neither a tensor nor a number")
+        return values[at]
+
+    def _size(self, node: fx.Node) -> torch._C.Value:
+        """Size arithmetic, of ints."""
+        if type_of(node.meta.get("val")) is not _INT:
+            raise Refusal("a number that sizes decide, but no int")
+        given = node.args[0] if node.target is sizes.SUM else node.args
+        values = [self.arguments.make(a, _INT) for a in given]
+        asks = node.target in sizes.QUESTIONS
+        if not all(v.type().kind() == "IntType" for v in values[asks:]) or node.kwargs:
+            raise Refusal("arithmetic of sizes with something else than ints")
+        if node.target is sizes.SUM:
+            total = values[0]
+            for value in values[1:]:
+                total = self._append("aten::add", [total, value], [_INT])[0]
+            return total
+        kind = (sizes.QUESTIONS if asks else sizes.ARITHMETIC)[node.target]
+        return self._append(kind, values, [_INT])[0]
+
+    def _number(self, node: fx.Node) -> torch._C.Value:
+        """`item()`, which has the type of the tensor's elements."""
+        type_ = type_of(node.meta.get("val"))
+        if type_ is None or type_.kind() not in sizes.ITEMS:
+            raise Refusal("a number of unknown type, from a tensor")
+        return self._append(sizes.ITEMS[type_.kind()], [self.arguments.of_node(node.args[0])], [type_])[0]
+
+    def _op(self, node: fx.Node, op: torch._ops.OpOverload) -> Any:
+        """A node of the op's kind; a tuple of values where it has several results, or a list."""
+        its_schema = op._schema
+        if its_schema.is_mutable:
+            raise Refusal(f"{op} changes its operands in place")
+        values = [
+            self.arguments.make(given, argument.type)
+            for given, argument in zip(_complete(node, its_schema), its_schema.arguments)
+        ]
+        found, listed = node.meta.get("val"), False
+        if len(its_schema.returns) == 1:
+            listed = its_schema.returns[0].type.kind() == "ListType"
+            results = [found]
+        else:
+            results = list(found) if isinstance(found, (list, tuple)) else []
+        if len(results) != len(its_schema.returns) or not results:
+            raise Refusal(f"{op} returns nothing that a graph can hold")
+        types = [its_schema.returns[0].type] if listed else [_result_type(v) for v in results]
+        made = self._append(its_schema.name, values, types, op)
+        if listed:
+            return self._unpacked(made[0], found)
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def _unpacked(self, value: torch._C.Value, found: Any) -> tuple:
+        if not isinstance(found, (list, tuple)):
+            raise Refusal("a list of unknown length")
+        return tuple(self._append("prim::ListUnpack", [value], [_result_type(v) for v in found]))
+
+    def _append(self, kind: str, values: list, types: list, op=None) -> list[torch._C.Value]:
+        node = self.graph.create(kind, values, len(types))
+        self.graph.appendNode(node)
+        for value, type_ in zip(outputs(node), types):
+            value.setType(type_)
+        if op is not None and (reason := _is_other_overload(node, values, op)):
+            node.destroy()
+            raise Refusal(reason)
+        return outputs(node)
+
+    def _outputs(self, last: fx.Node, copies: list[fx.Node]) -> None:
+        """Registers the outputs: the results, and what is copied to inputs."""
+        given = last.args[0]
+        for item in given if isinstance(given, (list, tuple)) else [given]:
+            self.made.results.append(None if item is None else self._output(item))
+        for node in copies:
+            target, source = node.args
+            self.made.updates.append((self.inputs[target], self._output(source)))
+
+    def _output(self, item: Any) -> int:
+        value = self.arguments.make(item, _INT)  # of a node, or a plain number
+        known = self.numbers.get(value.unique())
+        if known is not None:
+            return known
+        found = item.meta.get("val") if isinstance(item, fx.Node) else None
+        own = isinstance(found, torch.Tensor) and item.op not in ("placeholder", "get_attr")
+        self.graph.registerOutput(value)
+        self.made.orders.append(order_of(found) if own else None)
+        self.numbers[value.unique()] = len(self.made.orders) - 1
+        return self.numbers[value.unique()]
+
+
+def _result_type(value: Any):
+    type_ = type_of(value)
+    return type_ if type_ is not None else torch._C.NoneType.get()
+
+
+def _complete(node: fx.Node, its_schema) -> list[Any]:
+    """The arguments in the schema's order, with defaults."""
+    given = list(node.args)
+    for argument in its_schema.arguments[len(given) :]:
+        if argument.name in node.kwargs:
+            given.append(node.kwargs[argument.name])
+        elif argument.has_default_value():
+            given.append(argument.default_value)
+        else:
+            raise Refusal(f"`{argument.name}` is missing")
+    return given
+
+
+def _is_other_overload(node: torch._C.Node, values: list, op: torch._ops.OpOverload) -> str | None:
+    """Why TorchScript would not run this op; None if it does."""
+    found = schema(node)
+    own = op._schema
+    if found is None:
+        return f"TorchScript knows no {op} for these arguments"
+    if found.name == own.name and found.overload == own.overload_name:
+        return None
+    number = [  # `x + 2` is add.Tensor in FX, and add.Scalar here
+        argument.type.kind() == "TensorType" and value.type().kind() != "TensorType"
+        for argument, value in zip(own.arguments, values)
+    ]
+    names = tuple(argument.name for argument in own.arguments)
+    same = found.name == own.name and found.arguments == names and any(number)
+    if same and all(t in ("number", "Scalar") for t, n in zip(found.types, number) if n):
+        return None
+    return f"TorchScript takes {found.name}.{found.overload} for {op}"

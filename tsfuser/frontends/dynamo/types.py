@@ -1,0 +1,65 @@
+"""Types of FX values, as TorchScript writes them.
+
+In: the `meta["val"]` of an FX node: a FakeTensor, a SymInt, a number. Out: a torch._C type; for tensors with
+dtype, device and the sizes of the traced call, as a profile would have them: a symbolic size is its hint.
+The groups that are chosen by them serve other sizes as well. Example: `type_of(fake)` ->
+`Float(4, 8, device=cpu)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_TENSOR = torch._C.TensorType.get()
+_NUMBERS = (
+    ((bool, torch.SymBool), torch._C.BoolType.get()),
+    ((int, torch.SymInt), torch._C.IntType.get()),
+    ((float, torch.SymFloat), torch._C.FloatType.get()),
+)
+
+
+def hint(size: Any) -> int | None:
+    """The int that a size is, or was when it was traced; None for one that data decides."""
+    if isinstance(size, int):
+        return size
+    node = size.node
+    return int(node.hint) if node.has_hint() else None
+
+
+def type_of(value: Any):
+    """The type of a tensor or number; None for all else."""
+    if isinstance(value, torch.Tensor):
+        return tensor_type(value)
+    for kinds, type_ in _NUMBERS:
+        if isinstance(value, kinds):
+            return type_
+    return None
+
+
+def tensor_type(tensor: torch.Tensor):
+    """The type of a tensor; one that is not strided has none of the facts that a group needs."""
+    if tensor.layout != torch.strided:
+        return _TENSOR
+    sizes = [hint(size) for size in tensor.shape]
+    return _TENSOR.with_dtype(tensor.dtype).with_device(tensor.device).with_sizes(sizes)
+
+
+def order_of(tensor: torch.Tensor) -> list[int] | None:
+    """The dims from the outermost in memory to the innermost, where the tensor has no gaps and no overlaps;
+    else None."""
+    if tensor.layout != torch.strided:
+        return None
+    sizes, strides = [hint(x) for x in tensor.shape], [hint(x) for x in tensor.stride()]
+    if None in sizes or None in strides or 0 in sizes:
+        return None
+    # dims of size 1 may have any stride: they stay where they are
+    order = sorted(range(len(sizes)), key=lambda d: (-strides[d], sizes[d] == 1, d))
+    wide = [d for d in order if sizes[d] != 1]
+    expected = 1
+    for d in reversed(wide):
+        if strides[d] != expected:
+            return None
+        expected *= sizes[d]
+    return order
