@@ -13,6 +13,7 @@
 
 #include <c10/core/GradMode.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/constant_propagation.h>
@@ -270,11 +271,49 @@ std::shared_ptr<torch::jit::Operator>& original_check() {
   return *o;
 }
 
-torch::jit::Operation make_graph(const Node* node) {
-  if (pass_enabled.load(std::memory_order_relaxed)) {
-    keep_less(const_cast<Node*>(node));  // the executor's own copy of the graph
+// The results of a differentiable graph that may be views of a value inside of it. Torch lets none of them
+// share memory with another, or with an input.
+std::vector<size_t> views_given(const Node& differentiable) {
+  const auto results = differentiable.g(c10::attr::Subgraph)->outputs();
+  std::vector<size_t> views;
+  for (size_t i = 0; i < static_cast<size_t>(differentiable.i(c10::attr::f_real_outputs)); ++i) {
+    const auto* schema = results[i]->node()->maybeSchema();
+    if (schema && schema->returns().size() == 1 && schema->returns()[0].alias_info()) {
+      views.push_back(i);
+    }
   }
-  return original_graph()->getOperation(node);
+  return views;
+}
+
+// Makes of a view of a tensor that nobody else has a tensor of its own, on the same memory. Who writes to
+// the view would be told that it is one of a leaf, since what it is a view of has no history.
+void release_view(c10::IValue& value) {
+  const at::Tensor& view = value.toTensor();
+  if (!view.defined() || !view.is_view() || !view.requires_grad()) {
+    return;
+  }
+  at::Tensor own = view.tensor_data();  // counts its versions together with the view
+  torch::autograd::impl::set_gradient_edge(own, torch::autograd::impl::gradient_edge(view));
+  value = std::move(own);
+}
+
+torch::jit::Operation make_graph(const Node* node) {
+  if (!pass_enabled.load(std::memory_order_relaxed)) {
+    return original_graph()->getOperation(node);
+  }
+  keep_less(const_cast<Node*>(node));  // the executor's own copy of the graph
+  auto run = original_graph()->getOperation(node);
+  auto views = views_given(*node);
+  if (views.empty()) {
+    return run;
+  }
+  const size_t results = node->outputs().size();
+  return [=](torch::jit::Stack& stack) mutable {
+    run(stack);
+    for (const size_t i : views) {
+      release_view(torch::jit::peek(stack, i, results));
+    }
+  };
 }
 
 // The check sends what needs eager's autograd to the fallback, and what needs none: a result of a

@@ -165,3 +165,32 @@ def off(value, reference):
     """The mean square error, in units of the mean square."""
     difference = value.double() - reference
     return float((difference.square().mean() / reference.square().mean().clamp(min=1e-12)).sqrt())
+
+
+class Stack(torch.nn.Module):
+    def __init__(self, layers, dropout):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([models.EncoderLayer(32, 2, dropout) for _ in range(layers)])
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor):
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.0])
+def test_every_layer_of_an_encoder_is_fused_under_autocast(device, dropout):
+    """Autodiff takes all of it, so that no norm runs outside of groups, whichever layer it is of."""
+    forget_types()
+    layers = 6
+    scripted = torch.jit.script(Stack(layers, dropout).to(device))
+    inputs = (torch.randn(2, 6, 32, device=device), torch.zeros(6, 6, device=device))
+    with tsfuser.fuser(), passes.watching() as seen:
+        for _ in range(CALLS):
+            step(scripted, inputs, torch.bfloat16)
+    graphs = [outcome.graph for outcome in seen]
+    fused = [kind for graph in graphs for node in graph.findAllNodes(GROUP, True) for kind in kinds(node)]
+    for kind in ("aten::native_layer_norm", "aten::native_layer_norm_backward"):
+        assert fused.count(kind) == 2 * layers
+        assert not any(node for graph in graphs for node in graph.findAllNodes(kind, True))
+    assert fused.count("aten::softmax") == layers

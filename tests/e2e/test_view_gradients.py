@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import tsfuser
-from kit.support import assert_matches, groups, kinds, script, stored, train
+from kit.support import assert_matches, fresh, groups, kinds, script, stored, train
 
 pytestmark = pytest.mark.graphs
 
@@ -191,3 +191,67 @@ SIZE_OPERATORS = [
 @pytest.mark.parametrize("name, arguments, wanted", SIZE_OPERATORS)
 def test_size_arithmetic(name, arguments, wanted):
     assert getattr(torch.ops.tsfuser, name)(*arguments) == wanted
+
+
+# ---- views of what a differentiable graph has made, written in place
+
+
+def written_inside(x, w):
+    made = torch.erfc(x)
+    other = torch.cos(made)
+    view = made.squeeze()
+    view.div_(x * x + 1)
+    return other, view
+
+
+def returned(x, w):
+    return (x * w + 1.0).unsqueeze(0), torch.exp(x)
+
+
+def written_and_read(x, w):
+    view = (torch.exp(x) * w).unsqueeze(-1)
+    view.mul_(w.unsqueeze(-1))
+    return view * 2.0, torch.sigmoid(x)
+
+
+@pytest.mark.parametrize("function", [written_inside, returned, written_and_read])
+def test_a_view_of_what_a_graph_has_made_may_be_written_to(device, function):
+    """It has the gradient of what was written, though the graph keeps no history of what it is a view of. The
+    caller writes, too."""
+
+    def gradients(program, dtype=torch.float32):
+        generator = torch.Generator().manual_seed(4)
+        sizes = [] if function is written_inside else [5]
+        x, w = (torch.rand(sizes, generator=generator).to(device, dtype).requires_grad_() for _ in range(2))
+        results = program(x, w)
+        view = results[1 if function is written_inside else 0]
+        view.mul_(3.0)
+        return [*results, *torch.autograd.grad(view.sum(), (x, w), allow_unused=True)]
+
+    exact, expected = gradients(function, torch.float64), gradients(function)
+    scripted = fresh(function)
+    with tsfuser.fuser():
+        for _ in range(4):
+            results = gradients(scripted)
+    for mine, plain, reference in zip(results, expected, exact):
+        assert (mine is None) == (plain is None)
+        if plain is not None:
+            assert_matches(mine, plain, reference, ops=20)
+
+
+def test_a_view_shares_its_versions_with_what_the_backward_reads(device):
+    """Where the graph keeps what was written to, the backward says so, as eager's does."""
+
+    def program(x, w):
+        made = torch.mm(x, w)
+        view = torch.relu(made).t()
+        return view, torch.sigmoid(made)
+
+    x, w = (torch.rand(4, 4, device=device).requires_grad_() for _ in range(2))
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        for _ in range(4):
+            view, _ = scripted(x, w)
+            view.mul_(2.0)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                view.sum().backward()
