@@ -37,7 +37,7 @@ DUMP = {
     "cubin": "Writes its machine code to `__tmp_kernelN.cubin`, for CUDA tensors.",
     "fusion_ir": "Each group as a Fusion, the program of tensor operations that kernels are made from.",
     "segmented_fusion": "The segments of it, each of which becomes a kernel.",
-    "scheduler_params": "The parameters that the scheduler chose for each segment.",
+    "scheduler_params": "The parameters that the scheduler chose for each segment, and its schedule.",
     "kernel_ir": "Each kernel as a loop nest, before it is written as C++.",
     "launch_param": "Allocations, grids, blocks, shared memory, and the registers of a thread.",
     "fusion_args": "The arguments of the first call of each class.",

@@ -1,15 +1,20 @@
 """PYTORCH_NVFUSER_DUMP: the code of kernels, what NVRTC makes of it, and the bandwidth of launches."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
 import tsfuser
 from kit.support import fuse, run_python
-from tsfuser import options
+from tsfuser import options, segment
+from tsfuser.ir.call import Call, TensorArg
 from tsfuser.planning import compile as pipeline
 from tsfuser.planning import dumps
+from tsfuser.planning import plan as plans
+from tsfuser.planning.parse import parse
+from tsfuser.target.function import Function
 
 PROGRAM = """
 import os
@@ -141,7 +146,47 @@ def test_segments_arguments_and_runs_are_readable(target, tmp_path):
     )  # fmt: skip
     assert status == 0, err
     assert re.search(r"print_args: .*\n\nfloat32\[64, 64\] on c", out)
-    assert re.search(r"  load  x0\n  pointwise\('add'.*\n  pointwise\('relu'.*\n  store relu_1\n", out)
+    [text] = re.findall(r"segmented_fusion: .*\n\n((?:.|\n)*?\n\))\n", out)
+    part = segment.read(text)
+    assert [op.name for op in part.ops] == ["add", "relu"] and str(part) == text
     assert re.search(r"\[kernel_cache\] planning group 0 for:\nfloat32\[64, 64\] on c", err)
     assert "[kernel_cache] planned 1 kernel in" in err and "[kernel_cache] group 0 ran: fused_add_relu" in err
     assert "[manager] group 0 gets a plan" in err and "[parser] group 0:\ngraph(" in err
+
+
+@pytest.fixture
+def planned():
+    """The plan of a sum over the columns of x + 1, for a device that need not be there."""
+    graph = torch._C.parse_ir(
+        """graph(%x : Float(65536, 1024, strides=[1024, 1], requires_grad=0, device=cuda:0)):
+          %one : int = prim::Constant[value=1]()
+          %dims : int[] = prim::Constant[value=[0]]()
+          %no : bool = prim::Constant[value=0]()
+          %none : NoneType = prim::Constant()
+          %y : Float(65536, 1024, strides=[1024, 1], device=cuda:0) = aten::add(%x, %one, %one)
+          %z : Float(1024, strides=[1], requires_grad=0, device=cuda:0) = aten::sum(%y, %dims, %no, %none)
+          return (%z)"""
+    )
+    call = Call((TensorArg("float32", "cuda:0", (65536, 1024), (1024, 1)),))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "functions", lambda kernels, device: [Function(1, None) for _ in kernels])
+        return pipeline.compile_fusion(call, parse(graph, call, "cuda:0"), "cuda:0")
+
+
+def test_a_plan_is_read_back_and_verified(planned):
+    assert plans.read(repr(planned)) == planned and plans.verify(planned) is None
+    first, *rest = planned.launches
+    wrong = replace(planned, launches=(replace(first, grid=9999), *rest))
+    assert plans.read(repr(wrong)) == wrong != planned
+    assert "a launch parameter is not among the values" in plans.verify(wrong)
+
+
+def test_the_dump_of_a_plan_defines_each_size_once(planned):
+    """The launch sizes of a sum over columns are nested formulas, of which several lines have need."""
+    lines = str(planned).splitlines()
+    defined = [line.partition(" = ")[0] for line in lines if " = " in line]
+    assert len(defined) == len(set(defined)) > 5 and max(map(len, lines)) < 200
+    for line in (line for line in lines if line.startswith(("allocate", "launch"))):
+        assert not re.search(r"[*/(](?!now)|ceildiv", line), line
+    assert re.search(r"^blocks = \w+ \* \w+  # now \d+$", str(planned), re.M)
+    assert re.search(r"launch fused_add_sum: grid blocks \(now \d+\), block threads_x \(now", str(planned))

@@ -41,7 +41,8 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "nextpow2": lambda a, b: _nextpow2(a),  # smallest power of two not below a
 }
 
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "//", "mod": "%"}
+#: those that Python writes between their operands
+INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "//", "mod": "%"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +94,8 @@ class Size:
             return str(self.a)
         if self.op == "leaf":
             return self.b
-        if self.op in _INFIX:
-            return f"({self.a.text()} {_INFIX[self.op]} {self.b.text()})"
+        if self.op in INFIX:
+            return f"({self.a.text()} {INFIX[self.op]} {self.b.text()})"
         operands = self.a.text() if self.op in ("pow2", "nextpow2") else f"{self.a.text()}, {self.b.text()}"
         return f"{self.op}({operands})"
 

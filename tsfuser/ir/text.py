@@ -8,6 +8,8 @@ In: what `str(fusion)` printed, Python over the names below and nothing else. Ou
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import size as sz
 from .dtypes import DTYPES
 from .fusion import (
@@ -30,7 +32,14 @@ from .fusion import (
 
 def read(text: str) -> Fusion:
     """The Fusion that `text` builds. Raises SyntaxError or NameError where it is not such code."""
-    names = {d.name: d for d in DTYPES.values()}
+    names = vocabulary()
+    exec(compile(text, "<fusion>", "exec"), {"__builtins__": {}, "True": True, "False": False}, names)
+    return names["fusion"]
+
+
+def vocabulary() -> dict[str, Any]:
+    """What the names in such code mean."""
+    names: dict[str, Any] = {d.name: d for d in DTYPES.values()}
     names |= {"leaf": sz.leaf, "ceildiv": sz.ceildiv, "min": sz.minimum, "max": sz.maximum, "eq": sz.eq, "lt": sz.lt, "le": sz.le, "pow2": sz.pow2,
               "nextpow2": sz.nextpow2, "const": sz.const}  # fmt: skip
     names |= {
@@ -48,5 +57,4 @@ def read(text: str) -> Fusion:
         "inf": float("inf"),
         "nan": float("nan"),
     }
-    exec(compile(text, "<fusion>", "exec"), {"__builtins__": {}, "True": True, "False": False}, names)
-    return names["fusion"]
+    return names

@@ -16,7 +16,6 @@ from pathlib import Path
 from .. import log, options
 from ..codegen import emit
 from ..errors import Refusal
-from ..ir import size as sz
 from ..ir.call import Call
 from ..ir.fusion import Fusion
 from ..lower.kernel import Kernel, Param
@@ -29,6 +28,7 @@ from ..target.disk_cache import DiskCache
 from ..target.function import Function, RecentFunctions
 from ..target.host import HostTarget
 from . import compilers, dumps, interrupts
+from .describe import Allocated, described
 from .plan import Launch, Plan, Program
 
 _functions = RecentFunctions(1024)  # cache: `_key` -> loaded kernel
@@ -76,7 +76,7 @@ def kernels_of(call: Call, fusion: Fusion, device: str) -> tuple[list[Compiled],
     for part, stage in stages:
         interrupts.check()
         lowered.append((part, stage.params, *_lower(stage.segment, stage.schedule, device)))
-        dumps.show("scheduler_params", stage.segment.name, stage.params)
+        dumps.show("scheduler_params", stage.segment.name, f"{stage.params}\n\n{stage.schedule}")
     loaded = functions([(source, kernel.name) for *_, kernel, source in lowered], device)
     return [Compiled(*fields, function) for fields, function in zip(lowered, loaded)], allocations
 
@@ -181,8 +181,14 @@ def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], dev
         drawn,
         tuple(call.limits),
         keepalive,
-        lambda: _text(call, tensors, compiled),
+        lambda: described(call, _allocated(fusion, tensors, temporaries), compiled),
     )
+
+
+def _allocated(fusion: Fusion, tensors: list, temporaries) -> list[Allocated]:
+    """What the plan allocates, with names for `describe`."""
+    names = [o.value.name for o in fusion.outputs] + [t.value.name for t in temporaries]
+    return [Allocated(name, *t) for name, t in zip([*names, *["empty"] * len(tensors)], tensors)]
 
 
 def _launch(program: Program, compiled: Compiled, device: str) -> Launch:
@@ -206,18 +212,3 @@ def _argument(program: Program, param: Param) -> tuple[str, int]:
     if kind == "number":
         return _NUMBER_KINDS[what[1]], what[0]
     return kind, what[0] if what else 0
-
-
-def _text(call: Call, tensors, compiled: list[Compiled]) -> str:
-    lines = [
-        f"allocate {k}: {d}[{', '.join(map(str, s))}] strides [{', '.join(map(str, st))}]"
-        for k, (d, s, st) in enumerate(tensors)
-    ]
-    for c in compiled:
-        k = c.kernel
-        sizes = [call.value(sz.as_size(x)) for x in (k.grid, k.block_x, k.block_y)]
-        lines.append(
-            f"launch {k.name}: grid {k.grid} (now {sizes[0]}), block {sizes[1]} x {sizes[2]}, shared {k.shared} bytes, "
-            f"{len(k.params)} arguments, {c.function.registers} registers"
-        )
-    return "\n".join(lines)

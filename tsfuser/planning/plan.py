@@ -2,7 +2,8 @@
 
 In: sizes as expressions, kernels, results. Out: a `Plan` of plain tuples, whose sizes are positions in one
 *values* array: the call's leaves first, then one result an instruction. `str(plan)` shows allocations, grids,
-blocks and arguments. Example of a program: `("mul", 0, 1), ("ceildiv", 6, 7)`.
+blocks and arguments; `repr(plan)` is code: `read(repr(plan)) == plan`. Example of a program: `("mul", 0, 1),
+("ceildiv", 6, 7)`.
 """
 
 from __future__ import annotations
@@ -57,6 +58,21 @@ class Plan:
 
     def __str__(self) -> str:
         return self.describe() if self.describe else f"refused: {self.refusal}"
+
+
+def read(text: str) -> Plan:
+    """The Plan that `repr` has printed, without its kernels' memory."""
+    return eval(text, {"Plan": Plan, "Launch": Launch, "Limit": Limit, "inf": float("inf")})
+
+
+def verify(plan: Plan) -> str | None:
+    """None if `plan` is well-formed: every position, argument and allocation that it names is there. C++ asks
+    the same before it takes a plan."""
+    try:
+        native(plan)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def native(plan: Plan) -> _C.Plan:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Union
 
 from ..ir import size as sz
+from ..ir.code import code
 from ..ir.size import Size
 from .domain import Domain
 
@@ -187,12 +188,5 @@ class Schedule:
         return replace(self, loops=new, relations=self.relations + (relation,))
 
     def __str__(self) -> str:
-        lines = []
-        for depth, loop in enumerate(self.loops):
-            lines.append(f"{'  ' * depth}for {loop.name} in {loop.extent}:  # {loop.bind}")
-        where = "  " * len(self.loops)
-        lines += [f"{where}load {a.buffer.value.name} {list(a.strides)}" for a in self.domain.loads]
-        lines += [f"{where}store {a.buffer.value.name} {list(a.strides)}" for a in self.domain.stores]
-        lines += [f"{where}random {a.buffer.value.name} {list(a.strides)}" for a in self.domain.randoms]
-        lines += [f"{where}lookup {a.buffer.value.name} {list(a.strides)}" for a in self.domain.lookups]
-        return "\n".join(lines)
+        """Code that builds the schedule; `verify.read` runs it."""
+        return code(self)

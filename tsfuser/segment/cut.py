@@ -12,122 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from .ir import size as sz
-from .ir.call import Call
-from .ir.fusion import Axis, Fusion, Lookup, Op, Random, Reduce, Reshape, TensorInput, Value, statement
-from .ir.size import Size
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """A tensor in memory: `kind` is `input` (group argument `index`), `allocation` (number `index` of the
-    plan), `update` (the memory of group argument `index`, stored to), `lookup` (the same as `input`, read at
-    places that `value`'s operand names) or `random` (no memory at all: the linear index of stream `index`),
-    with one stride (elements) a dim of `value`. `alignment` is in bytes."""
-
-    value: Value
-    kind: str
-    index: int
-    strides: tuple[Size, ...]
-    alignment: Size
-    by_value: bool = False
-
-    def stride(self, axis: Axis) -> Size:
-        """Elements between neighbours along `axis`, 0 where the tensor lacks it."""
-        for own, stride in zip(self.value.dims, self.strides):
-            if own is not None and own == axis:
-                return stride
-        return sz.const(0)
-
-
-@dataclass(frozen=True)
-class Segment:
-    """`ops` in order, `loads` and `stores`, over `axes` (its iteration space). Its Reduce ops run all over
-    the same axes, or, in a pass over rows, some over all the others."""
-
-    ops: tuple[Op, ...]
-    loads: tuple[Buffer, ...]
-    stores: tuple[Buffer, ...]
-    axes: tuple[Axis, ...]
-
-    def __str__(self) -> str:
-        """What it reads, does and writes, and over which axes; an op is written as in a Fusion."""
-        over = ", ".join(f"{axis.name} of {axis.extent.text()}" for axis in self.axes)
-        lines = [f"over {over}" if over else "of one element"]
-        lines += [f"  load  {buffer.value.name}" for buffer in self.loads]
-        lines += [f"  {statement(op)}" for op in self.ops]
-        lines += [f"  store {buffer.value.name}" for buffer in self.stores]
-        return "\n".join(lines)
-
-    @property
-    def reductions(self) -> tuple[Reduce, ...]:
-        """Its reductions."""
-        return tuple(op for op in self.ops if isinstance(op, Reduce))
-
-    @property
-    def uses_reductions(self) -> bool:
-        """Whether something in it depends on one of its reductions, so that data may be needed twice."""
-        reduced = {op.output.name for op in self.reductions}
-        return any(v.name in reduced for op in self.ops for v in op.operands)
-
-    @property
-    def randoms(self) -> tuple[Random, ...]:
-        """Its random ops; another segment may compute the same ones again."""
-        return tuple(op for op in self.ops if isinstance(op, Random))
-
-    @property
-    def lookups(self) -> tuple[Lookup, ...]:
-        """Its lookups; another segment may do the same ones again."""
-        return tuple(op for op in self.ops if isinstance(op, Lookup))
-
-    @property
-    def name(self) -> str:
-        """Kernel name: after the distinct ops, in order."""
-        words = list(dict.fromkeys(op.name for op in self.ops)) or ["copy"]
-        tail = [f"and_{len(words) - 5}_more"] if len(words) > 6 else words[5:]
-        return "_".join(["fused", *words[:5], *tail])
-
-
-@dataclass(frozen=True)
-class Temporary:
-    """A tensor between segments: `value`, row-major, as plan allocation `index`."""
-
-    value: Value
-    sizes: tuple[Size, ...]
-    strides: tuple[Size, ...]
-    index: int
-
-
-class Allocations:
-    """The tensors that a plan allocates: the group's outputs first, then temporaries as segments and
-    schedules ask for them."""
-
-    def __init__(self, outputs: int):
-        self.outputs = outputs
-        self.temporaries: list[Temporary] = []
-
-    def new(self, value: Value, multiple: int = 1) -> Buffer:
-        """A row-major temporary that holds `value`, dense but for its first dim, whose stride is rounded up
-        to a `multiple` of elements."""
-        sizes = _sizes(value)
-        strides = _row_major(sizes)
-        if multiple > 1:
-            strides = (sz.ceildiv(strides[0], multiple) * multiple, *strides[1:])
-        temporary = Temporary(value, sizes, strides, self.outputs + len(self.temporaries))
-        self.temporaries.append(temporary)
-        return Buffer(value, "allocation", temporary.index, temporary.strides, sz.const(256))
-
-
-def _sizes(value: Value) -> tuple[Size, ...]:
-    return tuple(sz.const(1) if a is None else a.extent for a in value.dims)
-
-
-def _row_major(sizes: tuple[Size, ...]) -> tuple[Size, ...]:
-    strides, step = [], sz.const(1)
-    for size in reversed(sizes):
-        strides.append(step)
-        step = step * size
-    return tuple(reversed(strides))
+from ..ir import size as sz
+from ..ir.call import Call
+from ..ir.fusion import Axis, Fusion, Op, Reduce, Reshape, TensorInput, Value
+from .records import Allocations, Buffer, Segment, row_major, sizes_of
 
 
 def segments(
@@ -154,7 +42,7 @@ def segments(
         for op in level.reshapes:
             source = cut.memory[op.operands[0].name]
             cut.memory[op.output.name] = replace(
-                source, value=op.output, strides=_row_major(_sizes(op.output))
+                source, value=op.output, strides=row_major(sizes_of(op.output))
             )
     return tuple(cut.segments)
 
@@ -251,7 +139,7 @@ class _Cut:
 
 def _unnumbered(value: Value) -> Buffer:
     """A temporary that may never be allocated."""
-    return Buffer(value, "allocation", -1, _row_major(_sizes(value)), sz.const(256))
+    return Buffer(value, "allocation", -1, row_major(sizes_of(value)), sz.const(256))
 
 
 def _is_awaited(cut: _Cut, level: _Level, op: Op) -> bool:

@@ -1,0 +1,90 @@
+"""What must hold of every Schedule, and how one is read back from its text.
+
+In: a Schedule, or what `str(schedule)` has printed. Out: None or the first thing wrong with it as a sentence;
+the Schedule. Example: `verify(read(str(schedule)))`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ..ir import size as sz
+from ..ir.code import read as read_record
+from ..ir.size import Size
+from ..segment import Buffer
+from .domain import Access, Dim, Domain
+from .loops import BINDINGS, Fuse, Loop, Reduction, Schedule, Split, Team
+
+_ONCE = ("block", "thread.x", "thread.y", "rows", "vector", "simd")  # bindings that one loop has at most
+
+
+def read(text: str) -> Schedule:
+    """The Schedule that `str` has printed."""
+    return read_record(text, Schedule, Domain, Dim, Access, Buffer, Loop, Split, Fuse, Reduction, Team)
+
+
+def verify(schedule: Schedule) -> str | None:
+    """None if the relations lead from the dims of the domain to the loops, each of which is bound to
+    something, and what the schedule names is there."""
+    names = [x.name for x in schedule.loops]
+    complaint = _relations(schedule) or _bindings(schedule)
+    if complaint:
+        return complaint
+    loads = {a.buffer.value.name for a in schedule.domain.loads}
+    if missing := sorted({*schedule.shared} - loads):
+        return f"{missing[0]} is to be shared, but not loaded"
+    how = schedule.reduction
+    if how is None:
+        return None
+    if missing := [x for x in how.loops if x not in names]:
+        return f"there is no loop {missing[0]} to accumulate over"
+    if how.each and how.each not in names:
+        return f"there is no loop {how.each} over rows"
+    if missing := sorted({*how.near} - loads):
+        return f"{missing[0]} is to be fetched, but not loaded"
+    if f"thread.{how.axis}" not in {x.bind for x in schedule.loops}:
+        return f"no threads along {how.axis} combine"
+    return None
+
+
+def _relations(schedule: Schedule) -> str | None:
+    """Replays the relations: from the domain's dims, by name, to the loops. What a loop that is split gives
+    outside may be more than its quotient (`times` of `Schedule.split`), so that its extent is not known."""
+    known: dict[str, Size | None] = {d.name: d.extent for d in schedule.domain.dims}
+    for r in schedule.relations:
+        split = isinstance(r, Split)
+        used = (r.parent,) if split else (r.outer, r.inner)
+        made = {r.outer: None, r.inner: r.by} if split else {r.into: None}
+        made.pop("", None)
+        if split and (r.parent not in known or known[r.parent] not in (None, r.extent)):
+            return f"{r.parent} of extent {r.extent} is split, but there is no such loop"
+        for x in used:
+            known.pop(x, None)  # fused with a loop that runs once and comes from no dim, it may be new
+        if twice := [x for x in made if x in known]:
+            return f"there are two loops {twice[0]}"
+        known |= made
+    loops = {x.name: x.extent for x in schedule.loops}
+    if len(loops) < len(schedule.loops):
+        return "two loops have one name"
+    if added := [x for x in loops if x not in known and loops[x] is not sz.const(1)]:
+        return f"{added[0]} comes from no dim of the domain"
+    if lost := [x for x in known if x not in loops]:
+        return f"{lost[0]} is no loop of the schedule"
+    wrong = [x for x in known if known[x] not in (None, loops[x])]
+    return f"{wrong[0]} has another extent than its relations give it" if wrong else None
+
+
+def _bindings(schedule: Schedule) -> str | None:
+    """Each loop is bound to what there is, and those of which there is one, once."""
+    counts = Counter(x.bind for x in schedule.loops)
+    for bind, n in counts.items():
+        if bind not in BINDINGS:
+            return f"nothing is called {bind}"
+        if n > 1 and bind in _ONCE:
+            return f"{n} loops are bound to {bind}"
+    if not counts["block"]:
+        return "no loop is bound to blocks"
+    for x in schedule.loops:
+        if x.bind in ("unroll", "vector") and not x.extent.is_const:
+            return f"{x.name} is {x.bind}, but its extent is known only at run time"
+    return None

@@ -1,0 +1,11 @@
+"""From a Fusion to segments, each of which becomes one kernel: `records` says what a segment is, `cut` makes
+them, `verify` checks one.
+
+In: a Fusion. Out: ordered Segments. Example: `segments(call, fusion, Allocations(1), is_one_pass)`.
+"""
+
+from .cut import segments
+from .records import Allocations, Buffer, Segment, Temporary, read
+from .verify import verify
+
+__all__ = ["Allocations", "Buffer", "Segment", "Temporary", "read", "segments", "verify"]

@@ -1,0 +1,132 @@
+"""What a segment is: the ops of one kernel, and the tensors in memory around them.
+
+In: made by `cut.segments`. Out: frozen records that schedulers read. `str(segment)` is code that `read` runs:
+`read(str(s)) == s`. Example of a segment that adds one:
+
+    Segment((pointwise('add', '({0} + {1})', (x0, literal(1.0, float64)), float32, add_0),),
+            (Buffer(x0, 'input', 0, (const(1),), align0),), (Buffer(add_0, 'allocation', 0, ...),), (a0,))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir import size as sz
+from ..ir.code import code
+from ..ir.code import read as read_record
+from ..ir.fusion import Axis, Lookup, Op, Random, Reduce, Value
+from ..ir.size import Size
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor in memory: `kind` is `input` (group argument `index`), `allocation` (number `index` of the
+    plan), `update` (the memory of group argument `index`, stored to), `lookup` (the same as `input`, read at
+    places that `value`'s operand names) or `random` (no memory at all: the linear index of stream `index`),
+    with one stride (elements) a dim of `value`. `alignment` is in bytes."""
+
+    value: Value
+    kind: str
+    index: int
+    strides: tuple[Size, ...]
+    alignment: Size
+    by_value: bool = False
+
+    def stride(self, axis: Axis) -> Size:
+        """Elements between neighbours along `axis`, 0 where the tensor lacks it."""
+        for own, stride in zip(self.value.dims, self.strides):
+            if own is not None and own == axis:
+                return stride
+        return sz.const(0)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """`ops` in order, `loads` and `stores`, over `axes` (its iteration space). Its Reduce ops run all over
+    the same axes, or, in a pass over rows, some over all the others."""
+
+    ops: tuple[Op, ...]
+    loads: tuple[Buffer, ...]
+    stores: tuple[Buffer, ...]
+    axes: tuple[Axis, ...]
+
+    def __str__(self) -> str:
+        """Code that builds the segment; `read` runs it."""
+        return code(self)
+
+    @property
+    def reductions(self) -> tuple[Reduce, ...]:
+        """Its reductions."""
+        return tuple(op for op in self.ops if isinstance(op, Reduce))
+
+    @property
+    def uses_reductions(self) -> bool:
+        """Whether something in it depends on one of its reductions, so that data may be needed twice."""
+        reduced = {op.output.name for op in self.reductions}
+        return any(v.name in reduced for op in self.ops for v in op.operands)
+
+    @property
+    def randoms(self) -> tuple[Random, ...]:
+        """Its random ops; another segment may compute the same ones again."""
+        return tuple(op for op in self.ops if isinstance(op, Random))
+
+    @property
+    def lookups(self) -> tuple[Lookup, ...]:
+        """Its lookups; another segment may do the same ones again."""
+        return tuple(op for op in self.ops if isinstance(op, Lookup))
+
+    @property
+    def name(self) -> str:
+        """Kernel name: after the distinct ops, in order."""
+        words = list(dict.fromkeys(op.name for op in self.ops)) or ["copy"]
+        tail = [f"and_{len(words) - 5}_more"] if len(words) > 6 else words[5:]
+        return "_".join(["fused", *words[:5], *tail])
+
+
+@dataclass(frozen=True)
+class Temporary:
+    """A tensor between segments: `value`, row-major, as plan allocation `index`."""
+
+    value: Value
+    sizes: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    index: int
+
+
+class Allocations:
+    """The tensors that a plan allocates: the group's outputs first, then temporaries as segments and
+    schedules ask for them."""
+
+    def __init__(self, outputs: int):
+        self.outputs = outputs
+        self.temporaries: list[Temporary] = []
+
+    def new(self, value: Value, multiple: int = 1) -> Buffer:
+        """A row-major temporary that holds `value`, dense but for its first dim, whose stride is rounded up
+        to a `multiple` of elements."""
+        sizes = sizes_of(value)
+        strides = row_major(sizes)
+        if multiple > 1:
+            strides = (sz.ceildiv(strides[0], multiple) * multiple, *strides[1:])
+        temporary = Temporary(value, sizes, strides, self.outputs + len(self.temporaries))
+        self.temporaries.append(temporary)
+        return Buffer(value, "allocation", temporary.index, temporary.strides, sz.const(256))
+
+
+def sizes_of(value: Value) -> tuple[Size, ...]:
+    """The sizes of a tensor that holds `value`."""
+    return tuple(sz.const(1) if a is None else a.extent for a in value.dims)
+
+
+def row_major(sizes: tuple[Size, ...]) -> tuple[Size, ...]:
+    """The strides of a dense tensor of `sizes`."""
+    strides, step = [], sz.const(1)
+    for size in reversed(sizes):
+        strides.append(step)
+        step = step * size
+    return tuple(reversed(strides))
+
+
+def read(text: str) -> Segment:
+    """The Segment that `str` has printed."""
+    return read_record(text, Segment, Buffer)
