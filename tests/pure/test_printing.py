@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from programs import add, build, relu, stages, tensor, total
 
+from kit.programs import add, build, relu, stages, tensor, total
 from tsfuser import segment
 from tsfuser.ir import size as sz
 from tsfuser.ir.code import SizeNames
