@@ -43,7 +43,11 @@ _ops = {row.name for row in table.all_rows() if not row.option or options.enable
 _C.register_profiled_kinds(
     sorted(_ops | set(functionalize.KINDS) | {"aten::conv2d", "prim::ConstantChunk", "prim::ListConstruct"})
 )
-_C.set_in_place_kinds(functionalize.early_kinds(), functionalize.fresh_kinds())
+_C.set_op_facts(
+    in_place=functionalize.early_kinds(),
+    fresh=functionalize.fresh_kinds(),
+    excluded=[row.name for row in table.all_rows() if row.autodiff_excludes],
+)
 _C.set_pass(passes.fuse)
 _C.set_planner(planner.plan)
 _C.set_reporter(warn)

@@ -24,6 +24,7 @@
 
 #include "torchscript/hooks.h"
 #include "torchscript/nodes.h"
+#include "torchscript/op_facts.h"
 
 #include <ATen/ScalarOps.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -31,7 +32,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <unordered_set>
 #include <vector>
 
 namespace tsfuser {
@@ -162,13 +162,6 @@ void masked_fill(Node* node) {  // aten::masked_fill(Tensor, Tensor mask, Tensor
   node->output()->replaceAllUsesWith(made->output());
 }
 
-bool is_view(const Node* node) {  // that autodiff leaves out of its graphs
-  static const std::unordered_set<c10::Symbol> kinds = {
-      c10::aten::view,      c10::aten::view_as, c10::aten::reshape,  c10::aten::reshape_as,
-      c10::aten::transpose, c10::aten::expand,  c10::aten::expand_as};
-  return kinds.count(node->kind()) != 0;
-}
-
 bool is_cast(const Node* node) {  // that autocast makes
   return node->kind() == c10::aten::_autocast_to_full_precision ||
          node->kind() == c10::aten::_autocast_to_reduced_precision;
@@ -179,7 +172,7 @@ bool is_idle_cast(const Node* node) {
 }
 
 bool may_be_inside(const Node* node) {  // of a differentiable graph
-  return torch::jit::isDifferentiable(node) && !is_view(node);
+  return torch::jit::isDifferentiable(node) && op_facts().excluded.count(node->kind()) == 0;
 }
 
 constexpr size_t kReaders = 8;  // that get a cast of their own, at most: there are more scalar types

@@ -39,8 +39,7 @@ void register_pass_hooks();             // pass_hook.cpp
 void register_differentiable_graphs();  // differentiable.cpp
 
 // Makes the node functional, in the graph that torch is about to profile, where it is an in-place op and
-// nobody can tell (in_place.cpp). The kinds are told once, before the first graph.
-void set_in_place_kinds(const std::vector<std::string>& in_place, const std::vector<std::string>& fresh);
+// nobody can tell (in_place.cpp).
 void make_functional(torch::jit::Node* node);
 // Replaces each dropout whose probability is the constant 0 by its operand, which eager returns too.
 // Autodiff's forward of such a node returns a copy, so what reads both could not be differentiated.

@@ -14,13 +14,12 @@
 
 #include "torchscript/hooks.h"
 #include "torchscript/nodes.h"
+#include "torchscript/op_facts.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 
 #include <algorithm>
-#include <mutex>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 namespace tsfuser {
@@ -31,19 +30,6 @@ using torch::jit::Graph;
 using torch::jit::Node;
 using torch::jit::Use;
 using torch::jit::Value;
-using Kinds = std::unordered_set<c10::Symbol>;
-
-struct Known {
-  Kinds in_place;  // ops to rewrite
-  Kinds fresh;     // ops whose results share memory with nothing that is there already
-};
-
-Known& known() {
-  static Known* k = new Known;  // leaked: threads may ask as long as they run
-  return *k;
-}
-
-std::once_flag told;
 
 // Whether the memory of the value is new, and reached through the value only.
 bool is_fresh(const Value* value) {
@@ -52,7 +38,7 @@ bool is_fresh(const Value* value) {
     const Value* operand = behind_profile(maker->input(0));
     return operand->uses().size() == 1 && maker->input(0)->uses().size() == 1 && is_fresh(operand);
   }
-  return known().fresh.count(maker->kind()) != 0;
+  return op_facts().fresh.count(maker->kind()) != 0;
 }
 
 // Whether the node may switch gradients on or off. An op that writes while they are off leaves the tensor's
@@ -117,7 +103,9 @@ bool may_rewrite(const Node* node) {
          all_after(target->uses(), node) && same_gradients(target->node(), node);
 }
 
-bool writes_to(const Use& use) { return use.offset == 0 && known().in_place.count(use.user->kind()) != 0; }
+bool writes_to(const Use& use) {
+  return use.offset == 0 && op_facts().in_place.count(use.user->kind()) != 0;
+}
 
 // The readers of what a node writes to, from the node on: those of the tensor and of the result.
 std::vector<Use> later_readers(const Node* node, std::vector<Use> uses) {
@@ -154,8 +142,8 @@ bool stays_as_it_is(const Node* node) {
   }
   return std::all_of(readers.begin(), readers.end(), [](const Use& use) {
     const auto kind = use.user->kind();
-    return known().fresh.count(kind) || kind == c10::aten::size ||
-           (use.offset > 0 && known().in_place.count(kind));
+    return op_facts().fresh.count(kind) || kind == c10::aten::size ||
+           (use.offset > 0 && op_facts().in_place.count(kind));
   });
 }
 
@@ -245,20 +233,10 @@ void rewrite(Node* node) {
 
 }  // namespace
 
-void set_in_place_kinds(const std::vector<std::string>& in_place, const std::vector<std::string>& fresh) {
-  std::call_once(told, [&] {
-    for (const std::string& name : in_place) {
-      known().in_place.insert(c10::Symbol::fromQualString(name));
-    }
-    for (const std::string& name : fresh) {
-      known().fresh.insert(c10::Symbol::fromQualString(name));
-    }
-  });
-}
-
 bool only_reads(const Node& reader) {
-  return is_profile(&reader) ? is_only_read(reader.output())
-                             : known().fresh.count(reader.kind()) != 0 || reader.kind() == c10::aten::size;
+  return is_profile(&reader)
+             ? is_only_read(reader.output())
+             : op_facts().fresh.count(reader.kind()) != 0 || reader.kind() == c10::aten::size;
 }
 
 bool is_only_read(const Value* value) {
@@ -267,7 +245,7 @@ bool is_only_read(const Value* value) {
 }
 
 void make_functional(Node* node) {
-  if (known().in_place.count(node->kind()) && may_rewrite(node) &&
+  if (op_facts().in_place.count(node->kind()) && may_rewrite(node) &&
       (!has_other_tensor(node) || stays_as_it_is(node))) {
     rewrite(node);
   }

@@ -4,6 +4,7 @@
 #include "call/arguments.h"
 #include "group/group.h"
 #include "torchscript/hooks.h"
+#include "torchscript/op_facts.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/ir/ir.h>
@@ -33,15 +34,6 @@ namespace {
 
 using torch::jit::Graph;
 using GraphPtr = std::shared_ptr<Graph>;
-using Kinds = std::unordered_set<c10::Symbol>;
-
-Kinds symbols(const std::vector<std::string>& names) {
-  Kinds kinds;
-  for (const std::string& name : names) {
-    kinds.insert(c10::Symbol::fromQualString(name));
-  }
-  return kinds;
-}
 
 struct ProfiledKinds {
   std::shared_mutex mutex;
@@ -161,8 +153,14 @@ void bind_graphs(py::module_& m) {
   m.def("ask_about_all", &ask_about_all,
         "Whether torch asks about all ops that autodiff does not know, as it profiles; only while NNC is "
         "off. Returns the state before.");
-  m.def("set_in_place_kinds", &set_in_place_kinds, py::arg("in_place"), py::arg("fresh"),
-        "Ops that are made functional before autodiff, and those that make what they may write to.");
+  m.def(
+      "set_op_facts",
+      [](const std::vector<std::string>& in_place, const std::vector<std::string>& fresh,
+         const std::vector<std::string>& excluded) {
+        set_op_facts({symbols(in_place), symbols(fresh), symbols(excluded)});
+      },
+      py::arg("in_place"), py::arg("fresh"), py::arg("excluded"),
+      "What the op table says about kinds of nodes (torchscript/op_facts.h).");
   m.def("frames", &frames,
         "Where a node comes from, innermost first: (file, line, column, text of the line).");
   m.def(

@@ -27,7 +27,7 @@ from ..graph.wrapper import CONSTANT, FALLBACK, GROUP, all_blocks, inputs, is_te
 from ..grouping.support import Refusals
 from ..grouping.unfused_reasons import NOT_RUN
 from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
-from ..ops import others
+from ..ops import others, table
 from ..planning.compile import Compiled, kernels_of
 from ..planning.parse import parse
 from ..planning.planner import group_device
@@ -46,15 +46,6 @@ REPEATS = 5  # of the timed calls; the shortest time counts
 _UNSEEN = "one of its tensors was not seen while profiling, as in a branch that did not run:"
 _HANDED_ON = ("aten::__getitem__", "aten::wait")  # of lists and of forks: nothing is computed
 _ONLY = "in training only what it differentiates is fused"
-#: What it does know, and does the same.
-_INSTEAD = {
-    "aten::to": " (it knows type_as, and casts to a floating dtype whose results are only read)",
-    "aten::where": " with a number that is computed (it knows torch.where of two tensors, or with a number of the code)",
-    "aten::masked_fill": " with a value that is computed (it knows numbers of the code, and torch.where of two tensors)",
-    "aten::var_mean": " (it knows var and mean)",
-    "aten::group_norm": " (it knows layer_norm and batch_norm)",
-    "aten::instance_norm": " (it knows layer_norm and batch_norm)",
-}
 _WRITE = "whoever holds it has to see that"
 _FORWARD = ", forward"
 _ELSEWHERE = "in a branch, a loop, a fork or a fallback"
@@ -112,7 +103,8 @@ def _undifferentiated(node: Any) -> str:
     if known is not None:
         return known
     if not _C.is_differentiable(node):
-        return f"TorchScript's autodiff knows no derivative of {name}{_INSTEAD.get(name, '')}; {_ONLY}"
+        instead = next((f" {r.instead}" for r in table.all_rows() if r.name == name and r.instead), "")
+        return f"TorchScript's autodiff knows no derivative of {name}{instead}; {_ONLY}"
     if not any(map(_C.is_differentiable, _beside(node))):
         return (
             "it stands alone among ops that TorchScript's autodiff does not differentiate: there is nothing to "

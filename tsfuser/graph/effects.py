@@ -12,10 +12,13 @@ graph without writers costs no alias analysis. Example: in
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import torch
 
 from .. import options
 from ..ops import table
+from .rows import row_of
 from .wrapper import (
     Graph,
     Node,
@@ -56,8 +59,8 @@ _SWITCHES = frozenset(("prim::Enter", "prim::Exit", "aten::set_grad_enabled"))
 _ACTING = frozenset(f"aten::{name}" for name in "warn save wait seed manual_seed set_grad_enabled".split())
 #: aten ops that may return their operand itself, though their schemas do not say so.
 SECRET_VIEWS = frozenset(
-    f"aten::{name}"
-    for name in "type_as sum_to_size dropout feature_dropout alpha_dropout feature_alpha_dropout".split()
+    [row.name for row in table.all_rows() if row.secret_view]
+    + [f"aten::{name}" for name in "feature_dropout alpha_dropout feature_alpha_dropout".split()]
 )
 
 PURE, ACTS, WRITES = range(3)
@@ -179,7 +182,11 @@ class Effects:
         copy."""
         if self._aliases is None or not may_return_operand(node):
             return False
-        operands = inputs(node)[:1] if node.kind() == "aten::type_as" else inputs(node)
+        found = row_of(node)
+        names = found[1].arguments if found else ()
+        operands = [
+            v for v, name in zip_longest(inputs(node), names) if not found or name != found[0].dtype_from
+        ]
         return any(self.is_written(v) for v in operands + outputs(node) if is_tensor(v))
 
     def order(self, nodes: list[Node]) -> dict[int, list[int]]:

@@ -15,41 +15,33 @@ import torch
 
 from .. import _C, options
 from ..ops import table
-from .effects import SECRET_VIEWS, Effects
+from .effects import Effects
 from .rows import Knowledge, arguments
 from .types import common_device, infer_missing_types
 from .wrapper import Graph, Node, all_blocks, constant_of, inputs, is_constant, is_tensor, schema
 
 
 def _in_place_kinds() -> tuple[str, ...]:
-    """`masked_fill_` is none of them: it leaves the layout of its target, while `masked_fill` gives a
-    row-major tensor."""
     names = dict.fromkeys(
-        f"{row.name}_" for row in table.all_rows() if not row.is_view and row.name != "aten::masked_fill"
+        f"{row.name}_" for row in table.all_rows() if not row.is_view and not row.in_place_differs
     )
     return tuple(name for name in names if torch._C._jit_get_schemas_for_operator(name))
 
 
 KINDS = _in_place_kinds()  #: the in-place forms of the ops in the table, `aten::add_`
-#: Those that the extension rewrites, before any dtype is known: nvFuser's, and some that keep a dtype.
-EARLY = tuple(
-    f"aten::{name}_"
-    for name in """
-        add sub mul div sigmoid tanh celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu relu6
-        relu rrelu selu silu dropout mish clamp clamp_min clamp_max neg exp sqrt rsqrt threshold
-""".split()
-)
-#: Ops without a row, and of them those whose results never share memory with a tensor that is there already.
+#: In-place kinds that the extension rewrites, before any dtype is known; one op has no row.
+EARLY = (*dict.fromkeys(f"{row.name}_" for row in table.all_rows() if row.in_place_early), "aten::rrelu_")
+#: Ops without a row whose results never share memory with a tensor that is there already.
 _OTHERS = tuple(
     f"aten::{name}"
     for name in """
         conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d
-        linear addmm addmv addbmm baddbmm mm mv bmm matmul cat stack embedding clone
+        linear addmm addmv addbmm baddbmm mm mv bmm matmul cat stack embedding
         max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d
         adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d constant_pad_nd
         upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
         upsample_bicubic2d upsample_trilinear3d
-        zeros ones empty full rand randn zeros_like ones_like empty_like full_like rand_like randn_like
+        zeros ones empty full rand randn empty_like
 """.split()
 )
 
@@ -57,12 +49,12 @@ _OTHERS = tuple(
 def fresh_kinds() -> list[str]:
     """Ops whose results are new tensors whatever the arguments: no view, no cast, which may hand its operand
     on, and no dropout, which does outside of training."""
-    with_rows = {
-        row.name for row in table.all_rows() if not row.is_view and row.family not in ("casts", "random")
+    with_rows = {row.name for row in table.all_rows() if not row.is_view} - {
+        row.name for row in table.all_rows() if not row.fresh
     }
     return sorted(
         name
-        for name in (with_rows | set(_OTHERS)) - SECRET_VIEWS - {"aten::_grad_sum_to_size"}
+        for name in with_rows | set(_OTHERS)
         if not any(
             r.alias_info is not None
             for schema in torch._C._jit_get_schemas_for_operator(name)

@@ -15,27 +15,22 @@ from .effects import may_return_operand
 from .rows import row_of
 from .wrapper import Node, Value, constant_of, facts, is_constant, is_tensor, schema
 
-#: kind -> the number (argument 1) that leaves argument 0 as it is
-_NEUTRAL = {"aten::add": 0, "aten::sub": 0, "aten::mul": 1, "aten::div": 1}
-
 
 def is_no_op(node: Node, dtype_of: Callable[[Value], str | None]) -> bool:
     """Whether the node adds 0 or multiplies by 1 and the dtype stays. `x + 0.0` and `x - -0.0` are not
     (they turn -0.0 into 0.0), nor is true division of integers, nor a complex product (inf * 0)."""
-    kind = node.kind()
-    if kind not in _NEUTRAL or node.inputsSize() < 2:
+    found = row_of(node) if node.inputsSize() >= 2 else None
+    if found is None or not found[0].identity:
         return False
-    number = _number(node.inputsAt(1))
-    if number is UNKNOWN or number != _NEUTRAL[kind] or isinstance(number, complex):
+    number, dtype = _number(node.inputsAt(1)), DTYPES.get(dtype_of(node.inputsAt(0)))
+    if number is UNKNOWN or dtype is None or dtype.kind not in found[0].identity:
         return False
-    if node.inputsSize() == 3 and _number(node.inputsAt(2)) not in (1, True):
+    if node.inputsSize() == 3 and _number(node.inputsAt(2)) not in (1, True):  # `alpha`
         return False
-    dtype = DTYPES.get(dtype_of(node.inputsAt(0)))
-    if dtype is not None and dtype.is_integral:
-        return isinstance(number, int) and kind != "aten::div"
-    if dtype is None or not dtype.is_floating:
-        return False
-    return number == 1 or (math.copysign(1.0, number) < 0) == (kind == "aten::add")
+    neutral = found[0].identity[dtype.kind]
+    if dtype.kind == "i":
+        return isinstance(number, int) and number == neutral
+    return number == neutral and math.copysign(1.0, number) == math.copysign(1.0, neutral)
 
 
 def keeps_dtype(node: Node) -> bool:

@@ -10,7 +10,7 @@ from .elementwise import converted, promoted, round_number
 from .table import FLOATING, composite
 
 
-@composite("aten::gelu", dtypes=FLOATING)
+@composite("aten::gelu", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True)
 def gelu(b: Builder, self, approximate: str = "none") -> Value:
     """`self` times the normal distribution function of it, or its approximation by tanh"""
     if approximate not in ("none", "tanh"):
@@ -19,35 +19,35 @@ def gelu(b: Builder, self, approximate: str = "none") -> Value:
     return b.pointwise("gelu", template, (self,), self.dtype)
 
 
-@composite("aten::leaky_relu", dtypes=FLOATING)
+@composite("aten::leaky_relu", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True)
 def leaky_relu(b: Builder, self, negative_slope) -> Value:
     """`self > 0 ? self : self * slope`"""
     converted(b, "leaky_relu", self.dtype, negative_slope)
     return b.pointwise("leaky_relu", "({0} > 0 ? {0} : {0} * {1})", (self, negative_slope), self.dtype)
 
 
-@composite("aten::log_sigmoid", dtypes=FLOATING)
+@composite("aten::log_sigmoid", dtypes=FLOATING, smooth=True, keeps_dtype=True)
 def log_sigmoid(b: Builder, self) -> Value:
     """`-log(1 + exp(-self))`"""
     result = b.pointwise("log_sigmoid", "log_sigmoid({0})", (self,), self.dtype)
     return b.contiguous(result) if b.device == "cpu" else result  # as eager's is, there alone
 
 
-@composite("aten::softplus", dtypes=FLOATING)
+@composite("aten::softplus", dtypes=FLOATING, smooth=True, keeps_dtype=True)
 def softplus(b: Builder, self, beta, threshold) -> Value:
     """`log1p(exp(self * beta)) / beta`; `self` where `self * beta > threshold`"""
     converted(b, "softplus", self.dtype, beta, threshold)
     return b.pointwise("softplus", "softplus({0}, {1}, {2})", (self, beta, threshold), self.dtype)
 
 
-@composite("aten::elu", dtypes=FLOATING)
+@composite("aten::elu", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True)
 def elu(b: Builder, self, alpha, scale, input_scale) -> Value:
     """`scale * (self > 0 ? self : alpha * expm1(self * input_scale))`"""
     converted(b, "elu", self.dtype, alpha, scale, input_scale)
     return b.pointwise("elu", "elu({0}, {1}, {2}, {3})", (self, alpha, scale, input_scale), self.dtype)
 
 
-@composite("aten::celu", dtypes=FLOATING)
+@composite("aten::celu", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True)
 def celu(b: Builder, self, alpha) -> Value:
     """`self > 0 ? self : alpha * expm1(self / alpha)`"""
     most = largest(self.dtype)
@@ -55,7 +55,7 @@ def celu(b: Builder, self, alpha) -> Value:
     return b.pointwise("celu", "celu({0}, {1})", (self, alpha), self.dtype)
 
 
-@composite("aten::hardtanh", dtypes=FLOATING)
+@composite("aten::hardtanh", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True)
 def hardtanh(b: Builder, self, min_val, max_val) -> Value:
     """`self` between two bounds"""
     converted(b, "hardtanh", self.dtype, min_val, max_val)
@@ -63,7 +63,7 @@ def hardtanh(b: Builder, self, min_val, max_val) -> Value:
     return b.copied(made, self)  # eager's is made by empty_like
 
 
-@composite("aten::hardshrink", dtypes=FLOATING)
+@composite("aten::hardshrink", dtypes=FLOATING, keeps_dtype=True, in_place_early=True)
 def hardshrink(b: Builder, self, lambd) -> Value:
     """0 where `abs(self) <= lambd`, else `self`"""
     converted(b, "hardshrink", self.dtype, lambd)
@@ -71,14 +71,14 @@ def hardshrink(b: Builder, self, lambd) -> Value:
     return b.pointwise("hardshrink", "(fabs({0}) <= {1} ? 0 : {0})", (self, lambd), self.dtype)
 
 
-@composite("aten::softshrink", dtypes=FLOATING)
+@composite("aten::softshrink", dtypes=FLOATING, smooth=True, keeps_dtype=True)
 def softshrink(b: Builder, self, lambd) -> Value:
     """`self` moved towards 0 by `lambd`"""
     b.limit(lambd, between(0.0, largest(self.dtype)), "lambd of softshrink")
     return b.pointwise("softshrink", "softshrink({0}, {1})", (self, lambd), self.dtype)
 
 
-@composite("aten::logit")
+@composite("aten::logit", smooth=True, keeps_dtype=True)
 def logit(b: Builder, self, eps=None) -> Value:
     """`log(x / (1 - x))` of `self`, clamped to [eps, 1 - eps]"""
     dtype = b.floating(self.dtype)
@@ -87,7 +87,7 @@ def logit(b: Builder, self, eps=None) -> Value:
     return promoted(b, "logit", "logit({0}, {1})", (self,), dtype, numbers=(eps,))
 
 
-@composite("aten::_prelu_kernel", dtypes=FLOATING)
+@composite("aten::_prelu_kernel", dtypes=FLOATING, smooth=True, keeps_dtype=True)
 def prelu_kernel(b: Builder, self, weight) -> Value:
     """`self > 0 ? self : weight * self`"""
     if self.dtype is not weight.dtype:

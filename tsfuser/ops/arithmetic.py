@@ -21,7 +21,15 @@ _ADD_SCALED = {"f": "({0} + {2} * {1})", "i": "wrap_add({0}, wrap_mul({2}, {1}))
 _SUB = {"f": "({0} - {1})", "i": "wrap_sub({0}, {1})"}
 _SUB_SCALED = {"f": "({0} - {2} * {1})", "i": "wrap_sub({0}, wrap_mul({2}, {1}))"}
 
-binary("mul", "({0} * {1})", dtypes=ALL, integer="wrap_mul({0}, {1})", boolean="({0} && {1})")
+binary(
+    "mul",
+    "({0} * {1})",
+    dtypes=ALL,
+    integer="wrap_mul({0}, {1})",
+    boolean="({0} && {1})",
+    in_place_early=True,
+    identity={"f": 1.0, "i": 1},
+)
 
 
 def is_literal(value: Value | None, number) -> bool:
@@ -39,13 +47,31 @@ def check_number(b: Builder, value: Value | None, dtype: DType, what: str) -> No
     b.limit(value, convertible(dtype), what)
 
 
-@composite("aten::add", "Tensor", "Scalar", dtypes=ALL)
+@composite(
+    "aten::add",
+    "Tensor",
+    "Scalar",
+    dtypes=ALL,
+    smooth=True,
+    keeps_dtype=True,
+    in_place_early=True,
+    identity={"f": -0.0, "i": 0},
+)
 def add(b: Builder, self, other, alpha=None) -> Value:
     """`self + alpha * other`; on bool `or`"""
     return _scaled_sum(b, "add", _ADD, _ADD_SCALED, self, other, alpha)
 
 
-@composite("aten::sub", "Tensor", "Scalar", dtypes=ALL)
+@composite(
+    "aten::sub",
+    "Tensor",
+    "Scalar",
+    dtypes=ALL,
+    smooth=True,
+    keeps_dtype=True,
+    in_place_early=True,
+    identity={"f": 0.0, "i": 0},
+)
 def sub(b: Builder, self, other, alpha=None) -> Value:
     """`self - alpha * other`"""
     if alpha is not None and alpha.dtype.kind == "i":  # eager adds -alpha
@@ -55,7 +81,7 @@ def sub(b: Builder, self, other, alpha=None) -> Value:
     return _scaled_sum(b, "sub", _SUB, _SUB_SCALED, self, other, alpha)
 
 
-@composite("aten::rsub", "Tensor", "Scalar", dtypes=ALL)
+@composite("aten::rsub", "Tensor", "Scalar", dtypes=ALL, smooth=True, keeps_dtype=True)
 def rsub(b: Builder, self, other, alpha=None) -> Value:
     """`other - alpha * self`"""
     return sub(b, other, self, alpha)
@@ -78,7 +104,7 @@ def _scaled_sum(
     return promoted(b, name, template, (first, second), dtype, numbers=(alpha,))
 
 
-@composite("aten::abs", dtypes=NUMERIC + COMPLEX)
+@composite("aten::abs", dtypes=NUMERIC + COMPLEX, smooth=True, keeps_dtype=True)
 def abs(b: Builder, self) -> Value:
     """magnitude of `self`"""
     if self.dtype.is_complex:
@@ -88,7 +114,7 @@ def abs(b: Builder, self) -> Value:
     return elementwise(b, "abs", {"f": "fabs({0})", "i": "wrap_abs({0})"}, (self,))
 
 
-@composite("prim::add_optional", dtypes=ALL)
+@composite("prim::add_optional", dtypes=ALL, smooth=True, keeps_dtype=True, fresh=False)
 def add_optional(b: Builder, input, bias) -> Value:
     """`input + bias`, or `input` where there is no bias"""
     return input if bias is None else add(b, input, bias)
@@ -108,7 +134,18 @@ def _check_divisor(b: Builder, dtype: DType, divisor: Value) -> None:
         raise Refusal("integer division raises in eager where the divisor is 0, and the divisor is not known")
 
 
-@composite("aten::div", "Tensor", "Scalar", "Tensor_mode", "Scalar_mode", dtypes=ALL)
+@composite(
+    "aten::div",
+    "Tensor",
+    "Scalar",
+    "Tensor_mode",
+    "Scalar_mode",
+    dtypes=ALL,
+    smooth=True,
+    keeps_dtype=True,
+    in_place_early=True,
+    identity={"f": 1.0},
+)
 def div(b: Builder, self, other, rounding_mode: str | None = None) -> Value:
     """`self / other`, rounded towards zero (`trunc`), down (`floor`) or not at all"""
     if rounding_mode is None:
@@ -118,7 +155,7 @@ def div(b: Builder, self, other, rounding_mode: str | None = None) -> Value:
     return _whole_division(b, f"{rounding_mode}_div", self, other)
 
 
-@composite("aten::floor_divide", "", "Scalar", dtypes=REAL)
+@composite("aten::floor_divide", "", "Scalar", dtypes=REAL, keeps_dtype=True)
 def floor_divide(b: Builder, self, other) -> Value:
     """`floor(self / other)`"""
     return _whole_division(b, "floor_div", self, other)
@@ -129,14 +166,14 @@ def _whole_division(b: Builder, name: str, self: Value, other: Value) -> Value:
     return elementwise(b, name, name + "({0}, {1})", (self, other), dtypes=NUMERIC)
 
 
-@composite("aten::remainder", "Tensor", "Scalar", "Scalar_Tensor", dtypes=REAL)
+@composite("aten::remainder", "Tensor", "Scalar", "Scalar_Tensor", dtypes=REAL, keeps_dtype=True)
 def remainder(b: Builder, self, other) -> Value:
     """remainder with the sign of the divisor"""
     _check_divisor(b, b.promote(self, other), other)
     return elementwise(b, "remainder", "floor_mod({0}, {1})", (self, other), dtypes=NUMERIC, exact=True)
 
 
-@composite("aten::fmod", "Tensor", "Scalar", dtypes=REAL)
+@composite("aten::fmod", "Tensor", "Scalar", dtypes=REAL, keeps_dtype=True)
 def fmod(b: Builder, self, other) -> Value:
     """remainder with the sign of the dividend"""
     _check_divisor(b, b.promote(self, other), other)
@@ -156,7 +193,9 @@ _POWERS = {
 }
 
 
-@composite("aten::pow", "Tensor_Tensor", "Tensor_Scalar", "Scalar", dtypes=REAL)
+@composite(
+    "aten::pow", "Tensor_Tensor", "Tensor_Scalar", "Scalar", dtypes=REAL, smooth=True, keeps_dtype=True
+)
 def pow(b: Builder, self, exponent) -> Value:
     """`self ** exponent`; integers stay integers"""
     result = _pow(b, self, exponent)
@@ -180,7 +219,7 @@ def _pow(b: Builder, self, exponent) -> Value:
     return elementwise(b, "pow", template, (self, exponent), scalars=False)
 
 
-@composite("aten::float_power", "Tensor_Tensor", "Tensor_Scalar", "Scalar", dtypes=REAL)
+@composite("aten::float_power", "Tensor_Tensor", "Tensor_Scalar", "Scalar", dtypes=REAL, smooth=True)
 def float_power(b: Builder, self, exponent) -> Value:
     """`self ** exponent` in double"""
     template = "pow_number({0}, {1})" if exponent.is_number else "pow({0}, {1})"
@@ -192,7 +231,7 @@ def float_power(b: Builder, self, exponent) -> Value:
 # ---- three operands
 
 
-@composite("aten::addcmul", dtypes=NUMERIC)
+@composite("aten::addcmul", dtypes=NUMERIC, smooth=True, keeps_dtype=True)
 def addcmul(b: Builder, self, tensor1, tensor2, value=None) -> Value:
     """`self + value * tensor1 * tensor2`"""
     dtype = b.promote(self, tensor1, tensor2)
@@ -206,7 +245,7 @@ def addcmul(b: Builder, self, tensor1, tensor2, value=None) -> Value:
     return promoted(b, "addcmul", template, (self, tensor1, tensor2), dtype, numbers=(value,))
 
 
-@composite("aten::addcdiv", dtypes=REAL)
+@composite("aten::addcdiv", dtypes=REAL, smooth=True, keeps_dtype=True)
 def addcdiv(b: Builder, self, tensor1, tensor2, value=None) -> Value:
     """`self + value * tensor1 / tensor2`"""
     dtype = b.promote(self, tensor1, tensor2)
@@ -219,7 +258,7 @@ def addcdiv(b: Builder, self, tensor1, tensor2, value=None) -> Value:
     return promoted(b, "addcdiv", template, (self, tensor1, tensor2), dtype, numbers=(value,))
 
 
-@composite("aten::lerp", "Scalar", "Tensor", dtypes=FLOATING)
+@composite("aten::lerp", "Scalar", "Tensor", dtypes=FLOATING, smooth=True, keeps_dtype=True)
 def lerp(b: Builder, self, end, weight) -> Value:
     """`self + weight * (end - self)`, computed from the nearer end"""
     if end.dtype is not self.dtype or not (weight.is_number or weight.dtype is self.dtype):

@@ -395,6 +395,7 @@ def is_positive(
     dtypes=FLOATING,
     sizes="first",
     writes=tuple((name, "use_input_stats") for name in _STATISTICS),
+    instead="(it knows layer_norm and batch_norm)",
     not_empty=True,
 )
 def instance_norm(

@@ -11,6 +11,7 @@ from ..ir.limits import convertible
 from .elementwise import converted, round_number
 from .table import ALL, composite, scalar_type
 
+_KNOWN = "(it knows type_as, and casts to a floating dtype whose results are only read)"
 _ROW_MAJOR, _PRESERVE = 0, 1  # c10::MemoryFormat::Contiguous, Preserve
 
 
@@ -34,7 +35,7 @@ def _cast(b: Builder, self: Value, dtype: DType, copy: bool = False) -> Value:
     return b.cast(self, dtype)
 
 
-@composite("aten::to", "dtype", dtypes=ALL, sizes="first")
+@composite("aten::to", "dtype", dtypes=ALL, sizes="first", smooth=True, fresh=False, instead=_KNOWN)
 def to_dtype(
     b: Builder,
     self,
@@ -48,7 +49,7 @@ def to_dtype(
     return _cast(b, self, scalar_type(dtype), copy)
 
 
-@composite("aten::to", "prim_dtype", dtypes=ALL, sizes="first")
+@composite("aten::to", "prim_dtype", dtypes=ALL, sizes="first", smooth=True, fresh=False)
 def to_prim_dtype(
     b: Builder, self, dtype: int | None = None, non_blocking: bool = False, copy: bool = False
 ) -> Value:
@@ -56,7 +57,7 @@ def to_prim_dtype(
     return _cast(b, self, self.dtype if dtype is None else scalar_type(dtype), copy)
 
 
-@composite("aten::to", "other", dtypes=ALL, sizes="first")
+@composite("aten::to", "other", dtypes=ALL, sizes="first", smooth=True, fresh=False, dtype_from="other")
 def to_other(
     b: Builder,
     self,
@@ -70,13 +71,15 @@ def to_other(
     return _cast(b, self, other.dtype, copy)
 
 
-@composite("aten::type_as", dtypes=ALL, sizes="first")
+@composite(
+    "aten::type_as", dtypes=ALL, sizes="first", smooth=True, fresh=False, secret_view=True, dtype_from="other"
+)
 def type_as(b: Builder, self, other) -> Value:
     """`self` in the dtype of `other`"""
     return _cast(b, self, other.dtype)
 
 
-@composite("aten::_to_copy", dtypes=ALL, sizes="first")
+@composite("aten::_to_copy", dtypes=ALL, sizes="first", smooth=True)
 def to_copy(
     b: Builder,
     self,
@@ -92,7 +95,7 @@ def to_copy(
     return _cast(b, self, self.dtype if dtype is None else scalar_type(dtype), copy=True)
 
 
-@composite("aten::clone", dtypes=ALL, sizes="first")
+@composite("aten::clone", dtypes=ALL, sizes="first", smooth=True)
 def clone(b: Builder, self, memory_format: int | None = None) -> Value:
     """A new tensor with the values of `self`"""
     if memory_format == _ROW_MAJOR:
@@ -101,13 +104,13 @@ def clone(b: Builder, self, memory_format: int | None = None) -> Value:
     return _cast(b, self, self.dtype, copy=True)
 
 
-@composite("tsfuser::packed", dtypes=ALL, sizes="first")
+@composite("tsfuser::packed", dtypes=ALL, sizes="first", smooth=True)
 def packed(b: Builder, self) -> Value:
     """A copy of `self` without gaps, as products of matrices read their operands"""
     return b.packed(b.pointwise("copy", "{0}", (self,), self.dtype, layouts=()), self)
 
 
-@composite("tsfuser::laid_out", dtypes=ALL, sizes="first")
+@composite("tsfuser::laid_out", dtypes=ALL, sizes="first", smooth=True, fresh=False)
 def laid_out(b: Builder, self, order: list[int]) -> Value:
     """`self` with its dims in that `order` in memory, outermost first, where it has as many"""
     if len(order) != len(self.dims):
@@ -115,7 +118,7 @@ def laid_out(b: Builder, self, order: list[int]) -> Value:
     return b.laid_out(b.pointwise("copy", "{0}", (self,), self.dtype, layouts=()), order)
 
 
-@composite("aten::_autocast_to_reduced_precision", dtypes=ALL, sizes="first")
+@composite("aten::_autocast_to_reduced_precision", dtypes=ALL, sizes="first", smooth=True, fresh=False)
 def autocast_to_reduced_precision(
     b: Builder, self, cuda_enabled: bool, cpu_enabled: bool, cuda_dtype: int, cpu_dtype: int
 ) -> Value:
@@ -126,7 +129,7 @@ def autocast_to_reduced_precision(
     return _cast(b, self, scalar_type(cpu_dtype if on_cpu else cuda_dtype))
 
 
-@composite("aten::_autocast_to_full_precision", dtypes=ALL, sizes="first")
+@composite("aten::_autocast_to_full_precision", dtypes=ALL, sizes="first", smooth=True, fresh=False)
 def autocast_to_full_precision(b: Builder, self, cuda_enabled: bool, cpu_enabled: bool) -> Value:
     """16-bit `self` in float32"""
     enabled = cpu_enabled if b.device == "cpu" else cuda_enabled
@@ -148,7 +151,7 @@ def filled(b: Builder, name: str, like: Value, value: Value, dtype: DType) -> Va
 
 
 def _like(name: str, number: int) -> None:
-    @composite(f"aten::{name}", dtypes=ALL, sizes="first")
+    @composite(f"aten::{name}", dtypes=ALL, sizes="first", smooth=True)
     def evaluate(
         b: Builder,
         self,
@@ -166,7 +169,7 @@ _like("zeros_like", 0)
 _like("ones_like", 1)
 
 
-@composite("aten::full_like", dtypes=ALL, sizes="first")
+@composite("aten::full_like", dtypes=ALL, sizes="first", smooth=True)
 def full_like(
     b: Builder,
     self,
@@ -182,7 +185,7 @@ def full_like(
     return filled(b, "full_like", self, fill_value, self.dtype if dtype is None else scalar_type(dtype))
 
 
-@composite("aten::fill", "Scalar", "Tensor", dtypes=ALL, sizes="first")
+@composite("aten::fill", "Scalar", "Tensor", dtypes=ALL, sizes="first", smooth=True)
 def fill(b: Builder, self, value) -> Value:
     """A tensor like `self` that holds `value`"""
     if value.dims:

@@ -9,14 +9,14 @@ Example:
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import BFLOAT16, BOOL, HALF, DType
 from ..ir.fusion import Value
 from ..ir.limits import convertible
-from .table import ALL, REAL, Row, register
+from .table import ALL, BOOLEAN, INTEGRAL, REAL, Row, register
 
 DEFAULT = "default"  #: the promoted dtype of the operands
 FLOAT = "float"  #: as DEFAULT, but bool and integers become the default floating dtype
@@ -24,7 +24,13 @@ COMPARE = "compare"  #: computed in the promoted dtype, the result is bool
 
 
 def unary(
-    name: str, template: str, rule: str = DEFAULT, dtypes: Sequence[str] = REAL, **by_kind: str
+    name: str,
+    template: str,
+    rule: str = DEFAULT,
+    dtypes: Sequence[str] = REAL,
+    in_place_early: bool = False,
+    smooth: bool = True,
+    **by_kind: str,
 ) -> None:
     """The row of `aten::name(Tensor self)`. `by_kind` gives other templates: `boolean=`, `integer=`,
     `complex=`."""
@@ -33,7 +39,7 @@ def unary(
     def evaluate(b: Builder, self: Value) -> Value:
         return elementwise(b, name, templates, (self,), rule, dtypes)
 
-    register(Row(f"aten::{name}", ("",), tuple(dtypes), evaluate, "broadcast", "pointwise", f"`{template}`"))
+    _register(name, ("",), template, rule, dtypes, evaluate, smooth, in_place_early=in_place_early)
 
 
 def binary(
@@ -43,6 +49,9 @@ def binary(
     dtypes: Sequence[str] = REAL,
     overloads: Sequence[str] = ("Tensor", "Scalar"),
     exact: bool = False,
+    smooth: bool = True,
+    in_place_early: bool = False,
+    identity: Mapping[str, float] | None = None,
     **by_kind: str,
 ) -> None:
     """The row of `aten::name(self, other)`, both Tensors or one of them a Scalar. `exact`: see `fit`."""
@@ -51,17 +60,34 @@ def binary(
     def evaluate(b: Builder, self: Value, other: Value) -> Value:
         return elementwise(b, name, templates, (self, other), rule, dtypes, exact)
 
-    register(
-        Row(
-            f"aten::{name}",
-            tuple(overloads),
-            tuple(dtypes),
-            evaluate,
-            "broadcast",
-            "pointwise",
-            f"`{template}`",
-        )
+    facts = {"in_place_early": in_place_early, "identity": identity or {}}
+    _register(name, overloads, template, rule, dtypes, evaluate, smooth, **facts)
+
+
+def _register(
+    name: str,
+    overloads: Sequence[str],
+    template: str,
+    rule: str,
+    dtypes: Sequence[str],
+    evaluate: Callable,
+    smooth: bool,
+    **facts,
+) -> None:
+    """Adds the row. A result that is bool, or that whole numbers alone have, is not smooth."""
+    fractional = rule != COMPARE and not set(dtypes) <= {*BOOLEAN, *INTEGRAL}
+    facts |= {"smooth": smooth and fractional, "keeps_dtype": fractional}
+    row = Row(
+        f"aten::{name}",
+        tuple(overloads),
+        tuple(dtypes),
+        evaluate,
+        "broadcast",
+        "pointwise",
+        f"`{template}`",
+        **facts,
     )
+    register(row)
 
 
 def _templates(template: str, by_kind: dict[str, str]) -> dict[str, str]:

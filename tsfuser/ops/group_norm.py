@@ -65,6 +65,7 @@ def _forward(
     dtypes=FLOATING,
     sizes="first",
     symbolic=("num_groups",),
+    instead="(it knows layer_norm and batch_norm)",
     not_empty=True,
 )
 def group_norm(

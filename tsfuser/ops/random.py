@@ -76,7 +76,15 @@ def _wanted(name: str, self: Value, dtype: int | None) -> DType:
     return wanted
 
 
-@composite("aten::dropout", dtypes=ALL, sizes="first")
+@composite(
+    "aten::dropout",
+    dtypes=ALL,
+    sizes="first",
+    fresh=False,
+    secret_view=True,
+    keeps_dtype=True,
+    in_place_early=True,
+)
 def dropout(b: Builder, input, p, train: bool) -> Value:
     """`input * mask / (1 - p)`, a random mask being true at a rate of `1 - p`; `input` outside training"""
     b.limit(p, _PROBABILITY, "the probability of dropout")
@@ -85,7 +93,8 @@ def dropout(b: Builder, input, p, train: bool) -> Value:
     return _dropped(b, input, p)[0]
 
 
-@composite("aten::native_dropout", dtypes=ALL, sizes="first")
+# Not fresh: autodiff's forward has it for a dropout, which may return its operand.
+@composite("aten::native_dropout", dtypes=ALL, sizes="first", fresh=False)
 def native_dropout(b: Builder, input, p, train: bool | None) -> tuple[Value, Value]:
     """As `dropout`, with the mask; a copy and a mask of true outside training"""
     if train is False:

@@ -206,7 +206,13 @@ def _spread(name: str, root: bool, with_mean: bool) -> None:
     """The row of var, std, var_mean or std_mean."""
 
     @composite(
-        f"aten::{name}", "", "dim", "correction", dtypes=FLOATING, sizes=("reduced",) * (1 + with_mean)
+        f"aten::{name}",
+        "",
+        "dim",
+        "correction",
+        dtypes=FLOATING,
+        sizes=("reduced",) * (1 + with_mean),
+        instead="(it knows var and mean)" if with_mean and not root else "",
     )
     def evaluate(
         b: Builder,
@@ -306,8 +312,8 @@ def logsumexp(b: Builder, self, dim: list, keepdim: bool = False) -> Value:
 # ---- undoing a broadcast
 
 
-@composite("aten::sum_to_size", dtypes=ALL, sizes="own", symbolic=("size",))
-@composite("aten::_grad_sum_to_size", dtypes=ALL, sizes="own", symbolic=("size",))
+@composite("aten::sum_to_size", dtypes=ALL, sizes="own", symbolic=("size",), fresh=False, secret_view=True)
+@composite("aten::_grad_sum_to_size", dtypes=ALL, sizes="own", symbolic=("size",), fresh=False)
 def sum_to_size(b: Builder, self, size: list | None) -> Value:
     """`self` summed over leading dims and over dims that become 1, so that its sizes are `size`"""
     if size is None:

@@ -11,6 +11,9 @@ from .arithmetic import check_number
 from .elementwise import binary, converted, elementwise, fit, round_number
 from .table import ALL, BOOLEAN, FLOATING, NUMERIC, REAL, composite
 
+_WHERE = "with a number that is computed (it knows torch.where of two tensors, or with a number of the code)"
+_FILL = "with a value that is computed (it knows numbers of the code, and torch.where of two tensors)"
+
 # NaN if either operand is NaN.
 binary("maximum", "nan_max({0}, {1})", overloads=("",), boolean="({0} || {1})")
 binary("minimum", "nan_min({0}, {1})", overloads=("",), boolean="({0} && {1})")
@@ -21,7 +24,7 @@ binary("fmax", "fmax({0}, {1})", overloads=("",), integer="nan_max({0}, {1})", b
 binary("fmin", "fmin({0}, {1})", overloads=("",), integer="nan_min({0}, {1})", boolean="({0} && {1})")
 
 
-@composite("aten::clamp", "", "Tensor", dtypes=NUMERIC)
+@composite("aten::clamp", "", "Tensor", dtypes=NUMERIC, smooth=True, keeps_dtype=True, in_place_early=True)
 def clamp(b: Builder, self, min=None, max=None) -> Value:
     """`min(max(self, lower), upper)`; NaN if any of the three is"""
     if min is None and max is None:
@@ -40,14 +43,18 @@ def _check_bounds(b: Builder, self: Value, *bounds: Value) -> None:
     converted(b, "clamp", b.promote(self, *bounds), *bounds)
 
 
-@composite("aten::clamp_min", "", "Tensor", dtypes=NUMERIC)
+@composite(
+    "aten::clamp_min", "", "Tensor", dtypes=NUMERIC, smooth=True, keeps_dtype=True, in_place_early=True
+)
 def clamp_min(b: Builder, self, min) -> Value:
     """`max(self, min)`, NaN if either is"""
     _check_bounds(b, self, min)
     return elementwise(b, "clamp_min", "nan_max({0}, {1})", (self, min), scalars=False)
 
 
-@composite("aten::clamp_max", "", "Tensor", dtypes=NUMERIC)
+@composite(
+    "aten::clamp_max", "", "Tensor", dtypes=NUMERIC, smooth=True, keeps_dtype=True, in_place_early=True
+)
 def clamp_max(b: Builder, self, max) -> Value:
     """`min(self, max)`, NaN if either is"""
     _check_bounds(b, self, max)
@@ -64,7 +71,9 @@ def select(b: Builder, name: str, condition: Value, yes: Value, no: Value, dtype
     return b.pointwise(name, template, operands, dtype, own_types=True, layouts=layouts)
 
 
-@composite("aten::where", "self", "ScalarSelf", "ScalarOther", "Scalar", dtypes=ALL)
+@composite(
+    "aten::where", "self", "ScalarSelf", "ScalarOther", "Scalar", dtypes=ALL, smooth=True, instead=_WHERE, keeps_dtype=True
+)
 def where(b: Builder, condition, self, other) -> Value:
     """`condition ? self : other`"""
     if condition.dtype is not BOOL:
@@ -72,7 +81,9 @@ def where(b: Builder, condition, self, other) -> Value:
     return select(b, "where", condition, self, other, b.promote(self, other))
 
 
-@composite("aten::masked_fill", "Scalar", "Tensor", dtypes=ALL)
+@composite(
+    "aten::masked_fill", "Scalar", "Tensor", dtypes=ALL, smooth=True, instead=_FILL, keeps_dtype=True, in_place_differs=True
+)
 def masked_fill(b: Builder, self, mask, value) -> Value:
     """`mask ? value : self`"""
     if mask.dtype is not BOOL:
@@ -85,7 +96,7 @@ def masked_fill(b: Builder, self, mask, value) -> Value:
     return b.contiguous(select(b, "masked_fill", mask, value, self, self.dtype))
 
 
-@composite("aten::nan_to_num", dtypes=REAL)
+@composite("aten::nan_to_num", dtypes=REAL, smooth=True, keeps_dtype=True)
 def nan_to_num(b: Builder, self, nan=None, posinf=None, neginf=None) -> Value:
     """`self` with numbers for NaN, inf and -inf: 0 and the largest and lowest of its dtype unless given"""
     if self.dtype.name not in FLOATING:
@@ -99,7 +110,7 @@ def nan_to_num(b: Builder, self, nan=None, posinf=None, neginf=None) -> Value:
     return b.copied(made, self)
 
 
-@composite("aten::heaviside", dtypes=BOOLEAN + NUMERIC)
+@composite("aten::heaviside", dtypes=BOOLEAN + NUMERIC, keeps_dtype=True)
 def heaviside(b: Builder, self, values) -> Value:
     """0 below, 1 above and `values` at zero"""
     if self.dtype is not values.dtype:
@@ -107,7 +118,7 @@ def heaviside(b: Builder, self, values) -> Value:
     return b.pointwise("heaviside", "({0} == 0 ? {1} : ({0} > 0))", (self, values), self.dtype)
 
 
-@composite("aten::threshold", dtypes=NUMERIC)
+@composite("aten::threshold", dtypes=NUMERIC, keeps_dtype=True, in_place_early=True)
 def threshold(b: Builder, self, threshold, value) -> Value:
     """`self <= threshold ? value : self`"""
     check_number(b, threshold, self.dtype, "the threshold")

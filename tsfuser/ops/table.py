@@ -10,7 +10,7 @@ line and its test. Example of a row:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -102,6 +102,18 @@ class Row:
     and merges dims. `option`: the word of PYTORCH_NVFUSER_ENABLE without which the op is left to torch.
     `table`: the argument that is read at places that another one holds, so that it has to be in memory: no
     result of the op's own group. `not_empty`: the first operand must have elements.
+
+    Facts that graph passes and the extension ask for:
+    `smooth`: each element of the result is a continuous function of elements of the operands, so that the
+    backward may compute it again. `keeps_dtype`: of one floating tensor and real numbers the result has that
+    tensor's dtype. `dtype_from`: a tensor argument that is used only for its dtype, which the result has.
+    `identity`: by the kind of the dtype (`f`, `i`), the second operand that leaves the first as it is, bit
+    for bit. `fresh`: the result never shares memory with a tensor that was there before, whatever the
+    arguments. `secret_view`: it may return its operand itself, though its schema does not say so.
+    `in_place_early`: its in-place form becomes functional before any dtype is known. `in_place_differs`: the
+    in-place form leaves another layout than this op gives. `autodiff_excludes`: a view that torch's autodiff
+    differentiates, but takes out of its graphs where it is at their ends. `instead` continues the sentence
+    "TorchScript's autodiff knows no derivative of ..." with what it does know.
     """
 
     name: str
@@ -121,6 +133,16 @@ class Row:
     option: str = ""
     table: str = ""
     not_empty: bool = False
+    smooth: bool = False
+    keeps_dtype: bool = False
+    dtype_from: str = ""
+    identity: Mapping[str, float] = field(default_factory=dict, compare=False)
+    fresh: bool = True
+    secret_view: bool = False
+    in_place_early: bool = False
+    in_place_differs: bool = False
+    autodiff_excludes: bool = False
+    instead: str = ""
 
     @property
     def is_view(self) -> bool:
@@ -266,27 +288,18 @@ def composite(
     *overloads: str,
     dtypes: Sequence[str] = REAL,
     sizes: str | tuple[str, ...] = "broadcast",
-    symbolic: Sequence[str] = (),
-    fixed: Sequence[str] = (),
-    ignored: Sequence[str] = (),
-    writes: Sequence[tuple[str, str]] = (),
-    fickle: bool = False,
-    reshapes: bool = False,
-    option: str = "",
-    table: str = "",
-    not_empty: bool = False,
+    **facts,
 ):
     """Makes the decorated function the row of `name`: `f(builder, **arguments by schema name)`. Annotate
-    structural arguments; the first paragraph of the docstring becomes the docs line. `composite` may be used
-    several times on one function."""
+    structural arguments; the first paragraph of the docstring becomes the docs line. `facts` are further
+    fields of the `Row`. `composite` may be used several times on one function."""
+    for several in ("symbolic", "fixed", "ignored"):
+        facts[several] = frozenset(facts.get(several, ()))
 
     def decorate(function):
         parameters = list(inspect.signature(function).parameters.values())[1:]
-        structural = frozenset(p.name for p in parameters if p.annotation is not p.empty) - frozenset(
-            symbolic
-        )
+        structural = {p.name for p in parameters if p.annotation is not p.empty} - facts["symbolic"]
         text = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
-        family = function.__module__.rpartition(".")[2]
         register(
             Row(
                 name,
@@ -294,18 +307,10 @@ def composite(
                 tuple(dtypes),
                 function,
                 sizes,
-                family,
+                function.__module__.rpartition(".")[2],
                 text,
-                structural,
-                frozenset(symbolic),
-                frozenset(fixed),
-                frozenset(ignored),
-                tuple(writes),
-                fickle,
-                reshapes,
-                option,
-                table,
-                not_empty,
+                frozenset(structural),
+                **facts,
             )
         )
         return function

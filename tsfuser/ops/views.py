@@ -58,7 +58,7 @@ def positive(b: Builder, self) -> Value:
     return _permuted(b, "positive", self, range(len(self.dims)))
 
 
-@composite("aten::transpose", "int", dtypes=ALL, sizes="own")
+@composite("aten::transpose", "int", dtypes=ALL, sizes="own", autodiff_excludes=True)
 def transpose(b: Builder, self, dim0: int, dim1: int) -> Value:
     """`self` with two dims exchanged"""
     return _swapped(b, "transpose", self, dim0, dim1)
@@ -155,13 +155,13 @@ def _expanded(b: Builder, self: Value, sizes: Sequence[sz.Size], axes: Sequence)
     return view(b, "expand", self, dims, strides)
 
 
-@composite("aten::expand", dtypes=ALL, sizes="own", symbolic=("size",))
+@composite("aten::expand", dtypes=ALL, sizes="own", symbolic=("size",), autodiff_excludes=True)
 def expand(b: Builder, self, size: list, implicit: bool = False) -> Value:
     """`self` with dims of size 1, and new leading dims, repeated to `size`"""
     return _expanded(b, self, size, [None] * len(size))
 
 
-@composite("aten::expand_as", dtypes=ALL, sizes="own")
+@composite("aten::expand_as", dtypes=ALL, sizes="own", autodiff_excludes=True)
 def expand_as(b: Builder, self, other) -> Value:
     """`self` expanded to the sizes of `other`"""
     return _expanded(b, self, b.sizes(other), other.dims)
@@ -271,7 +271,9 @@ def _layout(sizes: list, strides: list, places: list[int], base: sz.Size) -> Lay
 
 
 def _reshape(kind: str) -> None:
-    @composite(kind, dtypes=ALL, sizes="viewed", symbolic=("size", "shape"), reshapes=True)
+    @composite(
+        kind, dtypes=ALL, sizes="viewed", symbolic=("size", "shape"), reshapes=True, autodiff_excludes=True
+    )
     def evaluate(b: Builder, self, size: list | None = None, shape: list | None = None) -> Value:
         """The elements of `self`, in row-major order, as a tensor of other sizes"""
         return _reshaped(b, "view", self, shape if size is None else size, kind == "aten::reshape")
@@ -281,13 +283,13 @@ for _kind in ("aten::view", "aten::reshape"):
     _reshape(_kind)
 
 
-@composite("aten::view_as", dtypes=ALL, sizes="own", reshapes=True)
+@composite("aten::view_as", dtypes=ALL, sizes="own", reshapes=True, autodiff_excludes=True)
 def view_as(b: Builder, self, other) -> Value:
     """The elements of `self`, in row-major order, as a tensor of the sizes of `other`"""
     return _reshaped(b, "view", self, b.sizes(other), False)
 
 
-@composite("aten::reshape_as", dtypes=ALL, sizes="own", reshapes=True)
+@composite("aten::reshape_as", dtypes=ALL, sizes="own", reshapes=True, autodiff_excludes=True)
 def reshape_as(b: Builder, self, other) -> Value:
     """The elements of `self`, in row-major order, as a tensor of the sizes of `other`"""
     return _reshaped(b, "view", self, b.sizes(other))

@@ -17,14 +17,10 @@ from collections.abc import Callable
 
 import torch
 
+from ....graph.rows import row_of
 from ....graph.wrapper import CONSTANT, Node, Value, all_blocks, blocks, inputs, is_tensor, schema
 from .saved import Kept
 
-#: Ops of one tensor, and numbers, that give its dtype where that has fractions.
-_KEEP_DTYPE = frozenset(
-    f"aten::{name}"
-    for name in "where mul add sub div neg exp tanh sigmoid relu gelu silu sqrt rsqrt reciprocal dropout".split()
-)
 _SOFTMAX = ("aten::softmax", "aten::log_softmax")  # whose last operand may be a dtype
 
 
@@ -194,7 +190,7 @@ def _equal_dtypes(kept: Kept) -> Callable[[Value], str]:
             node.kind() in _SOFTMAX and node.inputsAt(2).type().kind() == "NoneType"
         ):
             join(node.output(), node.inputsAt(0))
-        elif node.kind() in _KEEP_DTYPE and node.output().debugName() in moving:
+        elif _keeps_dtype(node) and node.output().debugName() in moving:
             operands = inputs(node)[node.kind() == "aten::where" :]
             tensors = [v for v in operands if is_tensor(v)]
             if len(tensors) == 1 and not any(
@@ -202,3 +198,9 @@ def _equal_dtypes(kept: Kept) -> Callable[[Value], str]:
             ):
                 join(node.output(), tensors[0])
     return first
+
+
+def _keeps_dtype(node: Node) -> bool:
+    """Whether the op gives the dtype of its operand, where that is one floating tensor beside numbers."""
+    found = row_of(node)
+    return found is not None and found[0].keeps_dtype

@@ -28,17 +28,6 @@ from ....ir.dtypes import DTYPES
 from ....ops import table
 from .saved import Kept
 
-#: Families of ops each of whose elements follows from elements of the operands, always in the same way.
-ELEMENTWISE = frozenset(("activations", "arithmetic", "casts", "elementwise", "pointwise", "selection"))
-#: Those whose results jump where an operand hardly moves. Casts to integers and divisions that are rounded do, too.
-JUMPS = frozenset(
-    f"aten::{name}"
-    for name in """
-        eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf isfinite isposinf isneginf signbit
-        bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ __rshift__
-        sign sgn copysign heaviside ceil floor round trunc frac floor_divide remainder fmod nextafter threshold hardshrink
-    """.split()
-)
 STEPS = 8  # ops at most that a value is computed again by
 LEAVES = 3  # tensors at most that these read
 # dtypes of numbers with fractions
@@ -155,17 +144,18 @@ def _is_read_in_group(node: Node) -> bool:
 def _is_elementwise(node: Node) -> bool:
     """Whether the op may be computed again: it gives the same result, and costs next to nothing where it is
     fused."""
-    if node.outputsSize() != 1 or not is_tensor(node.output()) or node.kind() in JUMPS:
+    if node.outputsSize() != 1 or not is_tensor(node.output()):
         return False
     found, row = schema(node), row_of(node)
-    if row is None or row[0].family not in ELEMENTWISE or "rounding_mode" in found.arguments:
+    if row is None or not row[0].smooth or "rounding_mode" in found.arguments:
         return False
     return "dtype" not in found.arguments or not _may_be_whole(node.inputsAt(found.arguments.index("dtype")))
 
 
 def _follows_another(node: Node) -> bool:
     """Whether the op casts to the dtype of a tensor, which may be one of integers."""
-    return node.kind() == "aten::type_as" or (node.kind() == "aten::to" and "other" in schema(node).arguments)
+    found = row_of(node)
+    return found is not None and bool(found[0].dtype_from)
 
 
 def _may_be_whole(dtype: Value) -> bool:

@@ -1,0 +1,32 @@
+// What the rows of Python's op table say about kinds of nodes (tsfuser/ops/table.py). Python tells it once,
+// at import, before the first graph; no list of op names is kept here.
+#pragma once
+
+#include <ATen/core/interned_strings.h>
+
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+namespace tsfuser {
+
+using Kinds = std::unordered_set<c10::Symbol>;
+
+struct OpFacts {
+  Kinds in_place;  // in-place ops that become functional before any dtype is known
+  Kinds fresh;     // ops whose results share memory with no tensor that was there before
+  Kinds excluded;  // views that autodiff differentiates, but takes out of its graphs at their ends
+};
+
+inline Kinds symbols(const std::vector<std::string>& names) {
+  Kinds kinds;
+  for (const std::string& name : names) {
+    kinds.insert(c10::Symbol::fromQualString(name));
+  }
+  return kinds;
+}
+
+const OpFacts& op_facts();         // op_facts.cpp
+void set_op_facts(OpFacts facts);  // later calls change nothing
+
+}  // namespace tsfuser
