@@ -73,7 +73,11 @@ def strings_of(text):
     """The string constants of Python code, without docstrings."""
     tree = ast.parse(text)
     said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    return [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in said and isinstance(n.value, str)]
+    return [
+        n.value
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Constant) and id(n) not in said and isinstance(n.value, str)
+    ]
 
 
 def names_in(path, text):
@@ -86,7 +90,7 @@ def names_in(path, text):
     found = {name for s in strings for name in re.findall(r"\b(?:aten|prim|tsfuser)::\w+", s)} & NAMES
     for words in map(str.split, strings):
         ops = {f"aten::{word}" for word in words} & NAMES
-        found |= ops if len(ops) > 1 and 2 * len(ops) >= len(words) else set()
+        found |= ops if len(ops) > 1 and 2 * len(ops) > len(words) else set()
     return {name.partition("::")[2] for name in found}
 
 

@@ -33,7 +33,7 @@ def log_sigmoid(b: Builder, self) -> Value:
     return b.contiguous(result) if b.device == "cpu" else result  # as eager's is, there alone
 
 
-@composite("aten::softplus", dtypes=FLOATING, smooth=True, keeps_dtype=True)
+@composite("aten::softplus", dtypes=FLOATING, keeps_dtype=True)  # it jumps at a small threshold
 def softplus(b: Builder, self, beta, threshold) -> Value:
     """`log1p(exp(self * beta)) / beta`; `self` where `self * beta > threshold`"""
     converted(b, "softplus", self.dtype, beta, threshold)

@@ -72,7 +72,15 @@ def select(b: Builder, name: str, condition: Value, yes: Value, no: Value, dtype
 
 
 @composite(
-    "aten::where", "self", "ScalarSelf", "ScalarOther", "Scalar", dtypes=ALL, smooth=True, instead=_WHERE, keeps_dtype=True
+    "aten::where",
+    "self",
+    "ScalarSelf",
+    "ScalarOther",
+    "Scalar",
+    dtypes=ALL,
+    smooth=True,
+    instead=_WHERE,
+    keeps_dtype=True,
 )
 def where(b: Builder, condition, self, other) -> Value:
     """`condition ? self : other`"""
@@ -82,7 +90,14 @@ def where(b: Builder, condition, self, other) -> Value:
 
 
 @composite(
-    "aten::masked_fill", "Scalar", "Tensor", dtypes=ALL, smooth=True, instead=_FILL, keeps_dtype=True, in_place_differs=True
+    "aten::masked_fill",
+    "Scalar",
+    "Tensor",
+    dtypes=ALL,
+    smooth=True,
+    instead=_FILL,
+    keeps_dtype=True,
+    in_place_differs=True,
 )
 def masked_fill(b: Builder, self, mask, value) -> Value:
     """`mask ? value : self`"""

@@ -1,0 +1,130 @@
+"""What rows say of their ops, against eager: whether a result is smooth, keeps a dtype, is a new tensor, and
+which number changes nothing. The samples of all rows of elementwise ops are tried."""
+
+import pytest
+import torch
+
+from kit.samples import operation, samples, values
+from tsfuser.ops import table
+
+ELEMENTWISE = ("activations", "arithmetic", "pointwise", "selection")
+ROWS = {f"{row.name}.{row.overloads[0]}": row for row in table.all_rows()}
+POINTWISE = [name for name, row in ROWS.items() if row.family in ELEMENTWISE]
+STEP = 1e-12  # by which operands move
+#: Where more digits take another branch without a jump of the result: the neighbour of a number in its dtype.
+NO_JUMP = ("aten::nextafter",)
+#: Operands that are not moved: 0 ** y jumps at y = 0, and only there.
+STILL = {("aten::pow", "exponent"), ("aten::float_power", "exponent")}
+
+
+def eager(sample, arguments=None):
+    """What eager gives, of the arguments themselves; None where it raises."""
+    try:
+        return operation(sample.row.name, sample.overload)(**(arguments or sample.arguments))
+    except RuntimeError:
+        return None
+
+
+def on_a_grid(x):
+    """`x` on multiples of 1/4, where functions jump if they do, without infinities."""
+    return (x.nan_to_num(0.25, 1.5, -1.5).clamp(-30, 30) * 4).round() / 4
+
+
+def moves(sample):
+    """The result of a sample in float64, and with one operand moved a little, for each operand and
+    direction."""
+    arguments = {
+        name: on_a_grid(v) if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+        for name, v in sample.arguments.items()
+    }
+    before = eager(sample, arguments)
+    for name, v in arguments.items() if before is not None else ():
+        if isinstance(v, torch.Tensor) and v.is_floating_point() and (sample.row.name, name) not in STILL:
+            for step in (STEP, -STEP):
+                yield before, eager(sample, {**arguments, name: v + step})
+
+
+def jumps(before, after, finite):
+    """Whether an element changes much; from a finite one to an infinite one, too, unless both are to be
+    `finite`. Near poles everything changes."""
+    far = ((after - before).abs() > 1e-3 * (1 + before.abs())) & (before.abs() < 1e6)
+    far &= ~before.isnan() & ~after.isnan()
+    return bool((far & (after.abs() < 1e6) if finite else far).any())
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_a_smooth_op_does_not_jump_and_others_do(name):
+    row, found = ROWS[name], []
+    for sample in samples(row, ["float64"], mixed=False):
+        if sample.arguments.get("rounding_mode"):  # which the backward never computes again
+            continue
+        for before, after in moves(sample):
+            if not before.is_floating_point():
+                assert not row.smooth, f"{sample} gives {before.dtype}"
+                continue
+            found.append(jumps(before, after, finite=row.smooth))
+            assert not (row.smooth and found[-1]), str(sample)
+    assert row.smooth or not found or any(found) or row.name in NO_JUMP
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.smooth])
+def test_no_smooth_op_gives_whole_numbers(name):
+    """`isreal` gives bools of complex numbers, too. Casts may be asked for integers."""
+    row = ROWS[name]
+    for sample in samples(row, ["float32", "complex64"], mixed=False):
+        numbers = all(v.dtype == torch.bool for v in sample.tensors.values())
+        result = None if numbers or "dtype" in sample.arguments else eager(sample)
+        assert result is None or result.is_floating_point() or result.is_complex(), str(sample)
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_an_op_keeps_a_dtype_or_does_not(name):
+    row, kept = ROWS[name], []
+    for dtype in table.FLOATING:
+        for sample in samples(row, [dtype], mixed=False):
+            dtypes = {v.dtype for v in sample.tensors.values() if v.dtype != torch.bool}
+            result = eager(sample) if dtypes == {getattr(torch, dtype)} else None
+            if result is not None:
+                kept.append(result.dtype == getattr(torch, dtype))
+    if kept:
+        assert row.keeps_dtype == all(kept)
+
+
+def storages(given):
+    given = given if isinstance(given, (tuple, list)) else [given]
+    return {v.untyped_storage().data_ptr() for v in given if isinstance(v, torch.Tensor) and v.numel()}
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.fresh and not row.is_view])
+def test_a_fresh_result_shares_no_memory(name):
+    row = ROWS[name]
+    for sample in samples(row, ["float32", "int32", "bool"], mixed=False):
+        result = eager(sample)
+        assert not storages(result) & storages(list(sample.arguments.values())), str(sample)
+
+
+NEUTRAL = [(name, kind) for name, row in ROWS.items() for kind in row.identity]
+
+
+@pytest.mark.parametrize("name, kind", NEUTRAL)
+def test_an_identity_changes_no_bit(name, kind):
+    row = ROWS[name]
+    number = row.identity[kind]
+    for dtype in table.INTEGRAL if kind == "i" else table.FLOATING:
+        x = values(dtype)
+        y = operation(row.name, "Scalar")(x, number)
+        assert y.dtype == x.dtype and torch.equal(x.view(torch.uint8), y.view(torch.uint8))
+        if kind == "f" and number == 0:  # the zero of the other sign does
+            y = operation(row.name, "Scalar")(x, -number)
+            assert not torch.equal(x.view(torch.uint8), y.view(torch.uint8))
+
+
+def test_there_are_identities():
+    assert {name for name, _ in NEUTRAL} == {f"aten::{n}.Tensor" for n in ("add", "sub", "mul", "div")}
+
+
+def test_ops_that_jump_are_not_computed_again():
+    """Once these were taken for smooth: bools, a jump by 2 pi, one at a threshold, one to infinity."""
+    for name in ("isreal", "atan2", "softplus", "special_entr"):
+        assert not table.find(f"aten::{name}").smooth
+    assert table.find("aten::mul", "Tensor").smooth and table.find("aten::exp").smooth
