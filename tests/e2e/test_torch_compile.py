@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from compiled_models import MODELS
-from support import ROOT, assert_matches
+from kit.compiled_models import MODELS
+from kit.support import ROOT, assert_matches
 from torch import nn
 
 import tsfuser
