@@ -36,7 +36,8 @@ from .ops import table
 from .planning import planner
 
 __all__ = [
-    "TsfuserWarning", "__version__", "check", "disable", "enable", "enabled", "explain", "fuser", "options", "reset", "stats",
+    "TsfuserWarning", "__version__", "check", "disable", "enable", "enabled", "explain", "fuser", "options",
+    "reset", "stats",
 ]  # fmt: skip
 
 _ops = {row.name for row in table.all_rows() if not row.option or options.enabled(row.option)}

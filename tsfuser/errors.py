@@ -11,7 +11,7 @@ class Refusal(Exception):
 
 
 class CompileError(RuntimeError):
-    """A generated kernel did not compile; the message holds the compiler's output and the path of the source."""
+    """A generated kernel did not compile; the message has the compiler's output and the source's path."""
 
 
 class TsfuserWarning(UserWarning):

@@ -135,8 +135,8 @@ def set_comparison_callback(run_fallback: bool, callback: Callable) -> None:
     called."""
     if not callable(callback):
         raise TypeError(
-            f"the comparison callback is a {type(callback).__name__}, which cannot be called; a function is wanted: "
-            "callback(fused outputs, unfused outputs, graph text)"
+            f"the comparison callback is a {type(callback).__name__}, which cannot be called; a function "
+            "is wanted: callback(fused outputs, unfused outputs, graph text)"
         )
 
     def tell(run: observe.Run) -> None:

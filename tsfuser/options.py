@@ -65,7 +65,8 @@ ENABLE = {
     "kernel_db": "Always on: kernels are kept on disk.",
     "linear_decomposition": "The bias of a `linear` of four dims or more is added in a group.",
     "conv_decomposition": "The bias of a `conv2d` is added in a group.",
-    "eager_random": "Random numbers in groups are eager's, bit for bit. On CUDA; else random ops are left to torch.",
+    "eager_random": "Random numbers in groups are eager's, bit for bit. On CUDA; else random ops are "
+    "left to torch.",
     "graph_op_fusion": "`index_select` and `gather` are fused, outside of training.",
     **_inert("kernel_profile warn_register_spill"),
 }
@@ -161,8 +162,8 @@ def _log_levels(text: str) -> dict[str, int]:
             raise OptionError(f"{item!r} has an unknown level; there are: {stem}, >{stem} and >>{stem}")
         if stem not in LOGS and not _is_file_of_torch(stem):
             raise OptionError(
-                f"unknown log {stem!r}{did_you_mean(stem, LOGS)}; known are: {', '.join(LOGS)}, and the names of "
-                "torch's own source files, separated by colons"
+                f"unknown log {stem!r}{did_you_mean(stem, LOGS)}; known are: {', '.join(LOGS)}, and the "
+                "names of torch's own source files, separated by colons"
             )
         levels[stem] = level
     return levels
@@ -202,8 +203,8 @@ TABLE = (
     Option("log_levels", "PYTORCH_JIT_LOG_LEVEL", {}, _log_levels,
            "Logs on stderr, in torch's grammar: file stems between colons, with a > for each level more. "
            "graph_fuser: graphs before and after; >graph_fuser: after each pass; >partition: why nodes are "
-           "not fused; parser: groups and what is made of them; manager: which group gets a plan; >kernel_cache: "
-           "plans; >>kernel_cache: each run of a group."),
+           "not fused; parser: groups and what is made of them; manager: which group gets a plan; "
+           ">kernel_cache: plans; >>kernel_cache: each run of a group."),
     Option("max_registers", "PYTORCH_NVFUSER_MAX_REG_COUNT", None, _from(1, 255, "a number of registers"),
            "The most registers that a thread of a CUDA kernel may have, 1 to 255."),
     Option("opt_level", "PYTORCH_NVFUSER_JIT_OPT_LEVEL", None, _from(0, 4, "a level"),
@@ -215,8 +216,8 @@ TABLE = (
     Option("cache_dir", "TSFUSER_CACHE_DIR", Path("~/.cache/tsfuser"), Path,
            "Where compiled kernels are kept; processes may share it."),
     Option("compile_timeout", "TSFUSER_COMPILE_TIMEOUT", 120, _from(1, 1_000_000, "a number of seconds"),
-           "The seconds that the compiler of a kernel may take. A compiler that takes longer is ended, and its "
-           "group runs unfused."),
+           "The seconds that the compiler of a kernel may take. A compiler that takes longer is ended, "
+           "and its group runs unfused."),
     Option("progress", "TSFUSER_PROGRESS", True, _switch,
            "Whether a wait of more than 2 s for compilers is shown on stderr: by a line that changes in a "
            "terminal, by one line in a log."),

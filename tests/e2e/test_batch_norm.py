@@ -88,14 +88,16 @@ def f(x, w, b, m, v, training: bool):
 """
 INDEXED = """
 def f(x, w, b, m, v, training: bool):
-    y, mean, rstd, reserve, index = torch._batch_norm_impl_index(x * 2.0, w, b, m, v, training, 0.1, 1e-5, False)
+    y, mean, rstd, reserve, index = torch._batch_norm_impl_index(
+        x * 2.0, w, b, m, v, training, 0.1, 1e-5, False)
     return torch.relu(y), mean, rstd, reserve, index
 """
 
 
 FUNCTIONAL = """
 def f(x, w, b, m, v, training: bool):
-    y, mean, rstd, p, q = torch.ops.aten._native_batch_norm_legit_functional(x * 2.0, w, b, m, v, training, 0.1, 1e-5)
+    y, mean, rstd, p, q = torch.ops.aten._native_batch_norm_legit_functional(
+        x * 2.0, w, b, m, v, training, 0.1, 1e-5)
     return torch.relu(y), mean, rstd, p, q
 """
 LEGIT = """
@@ -145,7 +147,8 @@ def test_instance_norm(target, device, dtype):
 def test_a_large_mean_costs_no_accuracy(device):
     x = tensor(8, 3, 700, device=device) + 1e4
     function = Normed(
-        "def f(x, m, v):\n    return torch.relu(torch.batch_norm(x, None, None, m, v, True, 0.1, 1e-5, False)) * 2.0\n"
+        "def f(x, m, v):\n    return torch.relu(torch.batch_norm(x, None, None, m, v, True, 0.1, 1e-5, "
+        "False)) * 2.0\n"
     )
     m, v = (p.clone() for p in parameters(3, device)[2:])
     with tsfuser.fuser(), no_fallback():
@@ -303,7 +306,8 @@ def test_gradients_in_other_dtypes(dtype):
 
 MASKED = """
 def f(dy, x, w, mean, rstd, m, v, training: bool, mask: List[bool]):
-    a, b, c = torch.ops.aten.native_batch_norm_backward(dy * 2.0, x, w, m, v, mean, rstd, training, 1e-5, mask)
+    a, b, c = torch.ops.aten.native_batch_norm_backward(dy * 2.0, x, w, m, v, mean, rstd, training, 1e-5,
+                                                        mask)
     found = [a][:0]
     if mask[0]:
         found.append(a)

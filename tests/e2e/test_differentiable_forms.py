@@ -433,6 +433,7 @@ def test_in_one_graph_there_is_one_cast(device):
         Whole().to(device), narrow_tensors(device), torch.device(device).type
     )
     assert len(graph.findAllNodes("prim::DifferentiableGraph", True)) == 1
-    casts = [n for g in (graphs[0], *(n.g("Subgraph") for n in graphs[0].findAllNodes("prim::CudaFusionGroup", True)))
-             for n in g.nodes() if n.kind() == "aten::_autocast_to_full_precision"]  # fmt: skip
+    inside = [n.g("Subgraph") for n in graphs[0].findAllNodes("prim::CudaFusionGroup", True)]
+    nodes = [n for g in (graphs[0], *inside) for n in g.nodes()]
+    casts = [n for n in nodes if n.kind() == "aten::_autocast_to_full_precision"]
     assert casts and len({n.inputsAt(0).debugName() for n in casts}) == len(casts)

@@ -1,4 +1,4 @@
-"""`explain` and `check` of modules and their methods, whatever a method calls its module, and after saving."""
+"""`explain` and `check` of modules and methods, whatever a method calls its module, and after saving."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`tsfuser.explain` of parts of networks: what autodiff, loops and modules do to lines, reasons and drawings."""
+"""`tsfuser.explain` of parts of networks: autodiff, loops and modules in lines, reasons and drawings."""
 
 import re
 

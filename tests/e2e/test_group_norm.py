@@ -14,13 +14,15 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 FORWARD = """
 def f(x, w, b, groups: int):
     y = torch.group_norm(x * 2.0, groups, w, b, 1e-5)
-    z, mean, rstd = torch.native_group_norm(x, w, b, x.size(0), x.size(1), x.numel() // (x.size(0) * x.size(1)), groups, 1e-5)
+    z, mean, rstd = torch.native_group_norm(x, w, b, x.size(0), x.size(1),
+                                            x.numel() // (x.size(0) * x.size(1)), groups, 1e-5)
     return torch.relu(y) + x, z, mean, rstd
 """
 BACKWARD = """
 def f(dy, x, w, mean, rstd, groups: int, mask: List[bool]):
     n, c = x.size(0), x.size(1)
-    a, b, c = torch.ops.aten.native_group_norm_backward(dy * 2.0, x, mean, rstd, w, n, c, x.numel() // (n * c), groups, mask)
+    a, b, c = torch.ops.aten.native_group_norm_backward(dy * 2.0, x, mean, rstd, w, n, c,
+                                                        x.numel() // (n * c), groups, mask)
     return a, b, c
 """
 
@@ -96,7 +98,10 @@ def test_a_new_number_of_channels_is_not_compiled_again():
 
 
 def test_groups_that_do_not_fit_together_meet_in_memory(device):
-    source = "def f(x, w, b):\n    return torch.group_norm(torch.group_norm(x, 2, w, b, 1e-5) * 2.0, 3, w, b, 1e-5) + x\n"
+    source = (
+        "def f(x, w, b):\n    return torch.group_norm(torch.group_norm(x, 2, w, b, 1e-5) * 2.0, 3, "
+        "w, b, 1e-5) + x\n"
+    )
     check(Fused(source), *inputs(4, 6, 5, device=device), ops=64)
 
 

@@ -90,7 +90,7 @@ def test_the_module_way_conv_norm_relu_and_residual(device):
 
 
 def test_nothing_but_the_result_of_a_relu_is_kept_for_backward(device):
-    """Autodiff keeps the operand of the cast that keeps the dtype; behind a relu that is the relu's result."""
+    """Autodiff keeps the operand of the cast that keeps the dtype; behind a relu, the relu's result."""
 
     def f(x, w, o):
         y = torch.mm(x, w)

@@ -31,9 +31,11 @@ def test_strides_are_those_of_eager(device, case):
 #: strides: the copy is not expanded, and decides; `where` and `float_power` cast it on each device.
 PROMOTED = (
     "x + y", "y + x", "torch.add(x, y, alpha=2)", "torch.logaddexp(x, y)", "torch.maximum(x, y)", "x < y",
-    "torch.logical_and(x, y)", "torch.atan2(x, y)", "torch.pow(x * x + 1, y)", "torch.float_power(x * x + 1, y)",
+    "torch.logical_and(x, y)", "torch.atan2(x, y)", "torch.pow(x * x + 1, y)",
+    "torch.float_power(x * x + 1, y)",
     "torch.addcmul(x, y, y)", "torch.clamp(x, y)", "torch.where(z > 2, x, y)", "torch.where(y > 2, x, y)",
-    "torch.xlogy(x, y)", "h + x", "h * y", "x.to(torch.float64) + y", "x.clone() + y", "torch.ones_like(x) + y",
+    "torch.xlogy(x, y)", "h + x", "h * y", "x.to(torch.float64) + y", "x.clone() + y",
+    "torch.ones_like(x) + y",
 )  # fmt: skip
 
 
@@ -71,7 +73,8 @@ ODD = (((4, 5, 1), (5, 1, 7)), ((1, 5, 1, 3), (2, 3, 40, 1)), ((5, 1, 4), (8, 1,
 @pytest.mark.parametrize("sizes, strides", ODD)
 def test_dims_of_size_1_lie_as_in_eager_beside_numbers_and_in_copies(device, sizes, strides):
     cases = ("x + 1.5", "x * s", "torch.sigmoid(x)", "x.clone()", "x.double()", "torch.zeros_like(x)",
-             "torch.clamp(x, 0.1, 0.9)", "torch.pow(x, 2)", "torch.sin(i)", "x.unsqueeze(-1).view(x.size(0), -1) + 1.5")  # fmt: skip
+             "torch.clamp(x, 0.1, 0.9)", "torch.pow(x, 2)", "torch.sin(i)",
+             "x.unsqueeze(-1).view(x.size(0), -1) + 1.5")  # fmt: skip
     source = f"def f(x, i, s: float):\n    return ({', '.join(cases)})\n"
     x = torch.rand(99, device=device).as_strided(sizes, strides)
     given = x, torch.ones(99, device=device, dtype=torch.int32).as_strided(sizes, strides), 0.5

@@ -291,7 +291,8 @@ def test_guards_off(device):
         with no_fallback():
             for table, i in (
                 (x, indices((4,), 5, device, torch.int32)), (x[:1], indices((3,), 1, device)),
-                (x.half(), indices((1,), 5, device)), (x, indices((), 5, device)), (x.t(), indices((2,), 8, device)),
+                (x.half(), indices((1,), 5, device)), (x, indices((), 5, device)),
+                (x.t(), indices((2,), 8, device)),
             ):  # fmt: skip
                 assert_matches(scripted(table, i), table.index_select(0, i) * 2.0 + 1.0, ops=2)
     finally:
@@ -428,7 +429,8 @@ def test_a_table_with_other_readers(device):
 @pytest.mark.graphs
 def test_a_table_that_is_changed_in_place_is_read_before_or_after(device):
     scripted = script(
-        "def f(x, i):\n    a = x.index_select(0, i) * 2.0\n    x.add_(1.0)\n    return a + x.index_select(0, i)\n"
+        "def f(x, i):\n    a = x.index_select(0, i) * 2.0\n    x.add_(1.0)\n"
+        "    return a + x.index_select(0, i)\n"
     )
     x, i = torch.randn(5, 7, device=device), indices((3,), 5, device)
     expected = x[i] * 2.0 + (x[i] + 1.0)

@@ -47,9 +47,11 @@ SEVERAL = {
     "no nesting, twice": "torch.softmax((x * 2.0).view(5, 48), 1).view(12, 20).sum(1) * 2.0",
     "no nesting, of sums": "(x.sum(0).view(4, 15) * 2.0).relu().sum(1) + x.sum()",
     "rows and columns": "(x * 2.0).flatten(1).relu() + (x * 3.0).transpose(1, 2).reshape(4, 60)",
-    "norms of rows and columns": "torch.softmax(x, 1).flatten(1) * torch.softmax(x.transpose(1, 2), 1).reshape(4, 60)",
+    "norms of rows and columns": "torch.softmax(x, 1).flatten(1) * torch.softmax(x.transpose(1, 2), "
+    "1).reshape(4, 60)",
     "beside a part": "(x * 2.0).flatten(1).relu().unsqueeze(1) * x.sum(1).unsqueeze(2)",
-    "itself without nesting": "((x * 2.0).flatten() + 1.0).view(16, 15) * (x * 2.0).view(16, 15) + (z.reshape(15, 16) * 2.0).t()",
+    "itself without nesting": "((x * 2.0).flatten() + 1.0).view(16, 15) * (x * 2.0).view(16, 15) + "
+    "(z.reshape(15, 16) * 2.0).t()",
 }
 PROGRAMS = {**ONE_KERNEL, **SEVERAL}
 

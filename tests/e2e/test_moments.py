@@ -89,7 +89,8 @@ def test_what_is_not_asked_for(device):
     x = values("offset", (66, 3, 5), device, torch.float32)
     alone = Fused("def f(x):\n    m = torch.var_mean(x, [0, 2])[1]\n    return m * 2.0, torch.relu(x)\n")
     twice = Fused(
-        "def f(x):\n    v, m = torch.var_mean(x, [0, 2])\n    w, n = torch.var_mean(x, [2, 0], False)\n    return v, m, w, n\n"
+        "def f(x):\n    v, m = torch.var_mean(x, [0, 2])\n    w, n = torch.var_mean(x, [2, 0], False)\n"
+        "    return v, m, w, n\n"
     )
     for function in (alone, twice):
         assert_no_worse(function, x, roundings=4)

@@ -16,13 +16,15 @@ pytestmark = pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")
 
 PURE = (
     "{a} + {b}", "{a} - {b}", "{a} * 0.5", "-{a}", "torch.relu({a})", "torch.max({a}, {b})", "{a} + 1.0",
-    "{a} * 1.0", "{a} + {b}[0]", "torch.where({a} > 0, {a}, {b})", "{a}.to(torch.float64)", "{a}.type_as({b})",
+    "{a} * 1.0", "{a} + {b}[0]", "torch.where({a} > 0, {a}, {b})", "{a}.to(torch.float64)",
+    "{a}.type_as({b})",
     "{a}.clone()", "({a} > {b}).to(torch.float64)", "{a}.mm({b}) * 0.0 + {b}", "l[-1] + {a}",
     "{a} + float({b}.size(0) + {a}.dim())",
 )  # fmt: skip
 VIEWS = (
     "{a}.t()", "{a}.view(16).view(4, 4)", "{a}.transpose(0, 1)", "{a}.contiguous()", "{a}[:]",
-    "{a}.detach()", "{a}.expand_as({b})", "{a}.unsqueeze(0).squeeze(0)", "{a}.permute(1, 0)", "{a}.expand(4, -1)",
+    "{a}.detach()", "{a}.expand_as({b})", "{a}.unsqueeze(0).squeeze(0)", "{a}.permute(1, 0)",
+    "{a}.expand(4, -1)",
     "{a}.t().to(torch.float64)", "{a}.reshape(2, 8).reshape(4, 4)", "{a}.flatten().unflatten(0, [4, 4])",
 )  # fmt: skip
 WRITES = (

@@ -75,7 +75,8 @@ def test_softmax_along_any_dim(target, device, name):
 CHANNELS = """
 def f(x, w, b, m, v):
     y = torch.batch_norm(x, w, b, m, v, False, 0.1, 1e-5, False)
-    return y, torch.relu(torch.batch_norm(x, None, b, m, v, False, 0.1, 1e-5, False)), torch.instance_norm(x, w, b, None, None, True, 0.1, 1e-5, False)
+    z = torch.relu(torch.batch_norm(x, None, b, m, v, False, 0.1, 1e-5, False))
+    return y, z, torch.instance_norm(x, w, b, None, None, True, 0.1, 1e-5, False)
 """
 
 
@@ -90,7 +91,8 @@ def test_statistics_of_channels(device, dtype, memory_format):
 def test_a_large_mean_costs_no_accuracy(device):
     x = tensor(4, 4096, device=device) + 1e4
     function = script(
-        "def f(x):\n    return torch.layer_norm(x, [x.size(-1)]), torch.var(x, [1]), torch.std(x), torch.mean(x, [1])\n"
+        "def f(x):\n    return torch.layer_norm(x, [x.size(-1)]), torch.var(x, [1]), torch.std(x), "
+        "torch.mean(x, [1])\n"
     )
     with tsfuser.fuser(), no_fallback():
         for _ in range(3):
@@ -223,9 +225,11 @@ def block(x, w, b):
     return F.layer_norm(F.gelu(x + b, approximate="tanh") + x, [x.size(-1)], w, b)
 
 
-TRAINED = [layer_norm, layer_norm_over_two, layer_norm_without_bias, layer_norm_without_parameters, softmax, softmax_outer, log_softmax, rms_norm,
+TRAINED = [layer_norm, layer_norm_over_two, layer_norm_without_bias, layer_norm_without_parameters, softmax,
+           softmax_outer, log_softmax, rms_norm,
            primitives, variance, block]  # fmt: skip
-BACKWARDS = {"layer_norm": "aten::native_layer_norm_backward", "softmax": "aten::_softmax_backward_data", "log_softmax": "aten::_log_softmax_backward_data",
+BACKWARDS = {"layer_norm": "aten::native_layer_norm_backward", "softmax": "aten::_softmax_backward_data",
+             "log_softmax": "aten::_log_softmax_backward_data",
              "block": "aten::native_layer_norm_backward"}  # fmt: skip
 BACKWARDS |= dict.fromkeys(
     ("layer_norm_without_bias", "layer_norm_without_parameters"), "aten::native_layer_norm_backward"

@@ -83,7 +83,10 @@ def test_gradients(device):
 
 
 def graph_of(shape, strides):
-    both = f"Float({', '.join(map(str, shape))}, strides=[{', '.join(map(str, strides))}], requires_grad=0, device=cpu)"
+    both = (
+        f"Float({', '.join(map(str, shape))}, strides=[{', '.join(map(str, strides))}], "
+        "requires_grad=0, device=cpu)"
+    )
     return torch._C.parse_ir(
         f"graph(%a : {both}, %b : {both}):\n  %c : Tensor = aten::matmul(%a, %b)\n  return (%c)"
     )
@@ -112,7 +115,8 @@ def test_what_is_copied(shape, strides, made):
 def test_one_copy_for_two_products():
     typed = "Float(8, 4, 32, 32, strides=[4096, 32, 128, 1], requires_grad=0, device=cpu)"
     graph = torch._C.parse_ir(
-        f"graph(%a : {typed}):\n  %c : Tensor = aten::matmul(%a, %a)\n  %d : Tensor = aten::matmul(%a, %c)\n  return (%d)"
+        f"graph(%a : {typed}):\n  %c : Tensor = aten::matmul(%a, %a)\n"
+        "  %d : Tensor = aten::matmul(%a, %c)\n  return (%d)"
     )
     operands.pack_operands(graph)
     assert [n.kind() for n in graph.nodes()] == [PACKED, "aten::matmul", "aten::matmul"]
@@ -160,7 +164,8 @@ def test_an_operand_that_is_written_to_between_two_products(device):
 def test_the_layout_of_a_copy(device, order):
     """In groups, and in torch's own hands."""
     typed = torch._C.parse_ir(
-        "graph(%x : Tensor):\n  %a : Tensor = tsfuser::packed(%x)\n  %b : Tensor = aten::neg(%a)\n  return (%b)"
+        "graph(%x : Tensor):\n  %a : Tensor = tsfuser::packed(%x)\n  %b : Tensor = aten::neg(%a)\n"
+        "  return (%b)"
     )
     plain = torch._C.parse_ir("graph(%x : Tensor):\n  %a : Tensor = tsfuser::packed(%x)\n  return (%a)")
     x = torch.randn(3, 4, 5, 6, device=device).permute(order)

@@ -174,7 +174,8 @@ def test_infinities_and_nan_stay_in_their_columns(taken, place, rows):
 def test_a_large_mean_costs_no_accuracy(taken, place, sizes):
     x = last(*sizes, device=place) + 1e4
     function = Normed(
-        "def f(x, m, v):\n    return torch.relu(torch.batch_norm(x, None, None, m, v, True, 0.1, 1e-5, False)) * 2.0\n"
+        "def f(x, m, v):\n    return torch.relu(torch.batch_norm(x, None, None, m, v, True, 0.1, 1e-5, "
+        "False)) * 2.0\n"
     )
     m, v = parameters(sizes[1], place)[2:]
     mine, plain, exact = (m.clone(), v.clone()), (m.clone(), v.clone()), (m.double(), v.double())

@@ -1,5 +1,5 @@
-"""Random programs against eager, a few dozen here and two thousand with --long; `tests/kit/random_programs.py`
-runs as many as one likes. A failure prints a script."""
+"""Random programs against eager, a few dozen here and two thousand with --long;
+`tests/kit/random_programs.py` runs as many as one likes. A failure prints a script."""
 
 import pytest
 

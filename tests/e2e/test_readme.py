@@ -95,7 +95,10 @@ def test_the_example_of_explain(target, environment, tmp_path):
     section = readme[readme.index("## Why is this not fused?") :]
     script, expected = re.findall(r"```(?:python)?\n(.*?)```", section, re.S)[:2]
     (tmp_path / "block.py").write_text(script.replace("torch.rand(2048", "torch.rand(64"))
-    source = "import sys, runpy\nsys.argv = ['tsfuser', 'explain', 'block.py']\nrunpy.run_module('tsfuser', run_name='__main__')"
+    source = (
+        "import sys, runpy\nsys.argv = ['tsfuser', 'explain', 'block.py']\n"
+        "runpy.run_module('tsfuser', run_name='__main__')"
+    )
     status, out, err = run_python(
         tmp_path, f"import os\nos.chdir({str(tmp_path)!r})\n{source}\n", **environment
     )

@@ -254,7 +254,8 @@ def test_a_cast_to_what_may_be_integers_is_kept():
         )
         names = "".join(f"%g{k} : Tensor, " for k in range(gradients))
         return forward, torch._C.parse_ir(
-            f"graph({names}%x : Tensor, %w : Tensor, %n : Tensor):\n  %r : Tensor = aten::mul(%n, %x)\n  return (%r)"
+            f"graph({names}%x : Tensor, %w : Tensor, %n : Tensor):\n  %r : Tensor = aten::mul(%n, %x)\n"
+            "  return (%r)"
         )
 
     forward, *_ = rewrite(*graphs(0), 0, [], [], [0, 1, 2])
@@ -277,7 +278,7 @@ def autocast_tensors(device):
 
 
 def kept_under_autocast(device):
-    """What the forward of `gated_linear` keeps that has its result's sizes, as (kind of what made it, dtype)."""
+    """What the forward of `gated_linear` keeps of its result's sizes: (kind of what made it, dtype)."""
     from tsfuser.frontends.torchscript.training import differentiable
 
     rewritten, whole = [], differentiable.recompute.compute_again
@@ -347,7 +348,8 @@ def test_what_a_product_reads_is_not_computed_again(device):
     from tsfuser.frontends.torchscript.training.differentiable import rewrite
 
     forward = torch._C.parse_ir(
-        "graph(%x : Tensor, %w : Tensor):\n  %n : Tensor = aten::mul(%x, %w)\n  %y : Tensor = aten::mm(%n, %w)\n  return (%y, %x, %w, %n)"
+        "graph(%x : Tensor, %w : Tensor):\n  %n : Tensor = aten::mul(%x, %w)\n"
+        "  %y : Tensor = aten::mm(%n, %w)\n  return (%y, %x, %w, %n)"
     )
     backward = torch._C.parse_ir(
         "graph(%x : Tensor, %w : Tensor, %n : Tensor):\n  %g : Tensor = aten::mul(%n, %x)\n  return (%g)"

@@ -16,9 +16,12 @@ pytestmark = pytest.mark.usefixtures("single_nodes")
 
 MANY = """
 def f(x, dim: List[int], keepdim: bool):
-    return (torch.sum(x, dim, keepdim), torch.mean(x, dim, keepdim), torch.amax(x, dim, keepdim), torch.amin(x, dim, keepdim),
-            torch.var(x, dim, True, keepdim), torch.std(x, dim, False, keepdim), torch.linalg.vector_norm(x, 2, dim, keepdim),
-            torch.linalg.vector_norm(x, 1, dim, keepdim), torch.linalg.vector_norm(x, float("inf"), dim, keepdim))
+    return (torch.sum(x, dim, keepdim), torch.mean(x, dim, keepdim), torch.amax(x, dim, keepdim),
+            torch.amin(x, dim, keepdim),
+            torch.var(x, dim, True, keepdim), torch.std(x, dim, False, keepdim),
+            torch.linalg.vector_norm(x, 2, dim, keepdim),
+            torch.linalg.vector_norm(x, 1, dim, keepdim),
+            torch.linalg.vector_norm(x, float("inf"), dim, keepdim))
 """
 
 
@@ -50,7 +53,8 @@ def test_a_dim_of_size_1(device):
 
 FULL = """
 def f(x):
-    return torch.sum(x), torch.mean(x), torch.max(x), torch.min(x), torch.var(x), torch.std(x, False), torch.norm(x)
+    return (torch.sum(x), torch.mean(x), torch.max(x), torch.min(x), torch.var(x), torch.std(x, False),
+            torch.norm(x))
 """
 
 
@@ -65,10 +69,14 @@ def test_full_reductions(target, device, dtype):
 
 WHOLE = """
 def f(x):
-    return (torch.sum(x), torch.sum(x, [1]), torch.amax(x, [0]), torch.amin(x, [1], True), torch.max(x), torch.min(x), torch.prod(x),
-            torch.prod(x, 0), torch.any(x), torch.all(x), torch.any(x, 1), torch.all(x, 0, True), torch.mean(x, [0], dtype=torch.float32),
-            torch.logsumexp(x, [1]), torch.aminmax(x, dim=1)[0], torch.any(x, [0, 1]), torch.sum(x, dtype=torch.float64), torch.sum(x, [0], dtype=torch.int32),
-            torch.prod(x, 1, dtype=torch.float32), torch.softmax(x, 1, dtype=torch.float32), torch.log_softmax(x, 0, dtype=torch.bfloat16))
+    return (torch.sum(x), torch.sum(x, [1]), torch.amax(x, [0]), torch.amin(x, [1], True), torch.max(x),
+            torch.min(x), torch.prod(x),
+            torch.prod(x, 0), torch.any(x), torch.all(x), torch.any(x, 1), torch.all(x, 0, True),
+            torch.mean(x, [0], dtype=torch.float32),
+            torch.logsumexp(x, [1]), torch.aminmax(x, dim=1)[0], torch.any(x, [0, 1]),
+            torch.sum(x, dtype=torch.float64), torch.sum(x, [0], dtype=torch.int32),
+            torch.prod(x, 1, dtype=torch.float32), torch.softmax(x, 1, dtype=torch.float32),
+            torch.log_softmax(x, 0, dtype=torch.bfloat16))
 """
 
 
@@ -82,11 +90,16 @@ def test_integers(target, device, dtype):
 
 OTHERS = """
 def f(x):
-    return (torch.any(x), torch.all(x, 1, True), torch.prod(x, 1, True), torch.sum(x, [0], dtype=torch.float64), torch.var(x, [0], correction=0),
-            torch.var(x, correction=2), torch.var_mean(x, [1], True, True)[0], torch.std_mean(x, [0], False)[1], torch.norm(x, 1),
-            torch.linalg.vector_norm(x, 0, [1]), torch.linalg.vector_norm(x, float("-inf"), [0], True), torch.var(x, [0], correction=0.5),
-            torch.norm(x, 3, [0], True), torch.linalg.vector_norm(x, -1.5, [1]), torch.logsumexp(x, [0]), torch.logsumexp(x, [0, 1], True),
-            torch.aminmax(x)[0], torch.aminmax(x, dim=1, keepdim=True)[1], torch.nansum(x), torch.nansum(x, [1], True))
+    return (torch.any(x), torch.all(x, 1, True), torch.prod(x, 1, True),
+            torch.sum(x, [0], dtype=torch.float64), torch.var(x, [0], correction=0),
+            torch.var(x, correction=2), torch.var_mean(x, [1], True, True)[0],
+            torch.std_mean(x, [0], False)[1], torch.norm(x, 1),
+            torch.linalg.vector_norm(x, 0, [1]), torch.linalg.vector_norm(x, float("-inf"), [0], True),
+            torch.var(x, [0], correction=0.5),
+            torch.norm(x, 3, [0], True), torch.linalg.vector_norm(x, -1.5, [1]), torch.logsumexp(x, [0]),
+            torch.logsumexp(x, [0, 1], True),
+            torch.aminmax(x)[0], torch.aminmax(x, dim=1, keepdim=True)[1], torch.nansum(x),
+            torch.nansum(x, [1], True))
 """
 
 
@@ -97,8 +110,10 @@ def test_other_forms(dtype):
 
 DTYPED = """
 def f(x):
-    return (torch.sum(x, dtype=torch.float64), torch.sum(x, [0], True, dtype=torch.float16), torch.mean(x, [1], dtype=torch.float64), torch.mean(x, dtype=torch.bfloat16),
-            torch.prod(x, dtype=torch.float32), torch.sum(x, [1], dtype=torch.int64), torch.softmax(x, 0, dtype=torch.float64), torch.log_softmax(x, 1, dtype=torch.float16),
+    return (torch.sum(x, dtype=torch.float64), torch.sum(x, [0], True, dtype=torch.float16),
+            torch.mean(x, [1], dtype=torch.float64), torch.mean(x, dtype=torch.bfloat16),
+            torch.prod(x, dtype=torch.float32), torch.sum(x, [1], dtype=torch.int64),
+            torch.softmax(x, 0, dtype=torch.float64), torch.log_softmax(x, 1, dtype=torch.float16),
             torch.softmax(x, 1, dtype=torch.float32))
 """
 
@@ -117,8 +132,10 @@ def test_dtype_arguments(dtype):
 
 EXTREME = """
 def f(x):
-    return (torch.amax(x, [1]), torch.amin(x, [0]), torch.max(x), torch.min(x), torch.sum(x, [1]), torch.softmax(x, 1), torch.var(x, [1]),
-            torch.log_softmax(x, 1), torch.any(x, 0), torch.linalg.vector_norm(x, float("inf"), [1]), torch.logsumexp(x, [1]), torch.logsumexp(x, [0]),
+    return (torch.amax(x, [1]), torch.amin(x, [0]), torch.max(x), torch.min(x), torch.sum(x, [1]),
+            torch.softmax(x, 1), torch.var(x, [1]),
+            torch.log_softmax(x, 1), torch.any(x, 0), torch.linalg.vector_norm(x, float("inf"), [1]),
+            torch.logsumexp(x, [1]), torch.logsumexp(x, [0]),
             torch.nansum(x, [1]), torch.aminmax(x, dim=0)[0], torch.aminmax(x)[1])
 """
 
@@ -133,7 +150,8 @@ def test_nan_and_infinity(dtype):
 
 EMPTY = """
 def f(x):
-    return (torch.sum(x), torch.sum(x, [0]), torch.sum(x, [-1], True), torch.mean(x), torch.mean(x, [-1]), torch.prod(x), torch.any(x), torch.all(x, -1),
+    return (torch.sum(x), torch.sum(x, [0]), torch.sum(x, [-1], True), torch.mean(x), torch.mean(x, [-1]),
+            torch.prod(x), torch.any(x), torch.all(x, -1),
             torch.var(x, [0]), torch.softmax(x, -1), torch.logsumexp(x, [-1]), torch.nansum(x, [0]))
 """
 

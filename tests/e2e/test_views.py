@@ -39,7 +39,8 @@ PROGRAMS = {
     "view that splits": "torch.cat([x, x], 1).view(-1, 2, x.size(1)).exp() * 2.0",
     "view of a product": "(torch.cat([x, x], 1) * 2.0).view(x.size(0), 2, x.size(1)).exp().sum(1) + y",
     "split softmax": "torch.softmax(torch.cat([x, x], 1) * 2.0, 1).reshape(x.size(0), 2, x.size(1)).exp()",
-    "split and bias": "(torch.cat([x, x], 1) + torch.cat([y, y], 1)[:1]).view(-1, 2, x.size(1)).sum(0) * x.sum(0)",
+    "split and bias": "(torch.cat([x, x], 1) + torch.cat([y, y], 1)[:1]).view(-1, 2, x.size(1)).sum(0) * "
+    "x.sum(0)",
     "unflatten": "(torch.cat([x, x], 0) * 2.0).unflatten(0, [2, -1]).relu() + y",
     "flatten of a view that adds a dim": "(x.unsqueeze(1).flatten(1) * 2.0).relu() + y",
     "flatten of what has no dims": "(x.sum() * 2.0).flatten() + y",

@@ -1,4 +1,4 @@
-"""Batch norms fused by TorchScript, against eager and against eager in double: results and running statistics."""
+"""Batch norms fused by TorchScript, against eager and against eager in double."""
 
 import torch
 

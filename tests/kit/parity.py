@@ -167,7 +167,8 @@ SECTIONS = {
     ),
     "1.9 Cleaning": (
         differs("Ops that change nothing vanish, where the dtype stays.",
-                "From a plan, which knows the dtypes; nvFuser took them from the graph and from the fallback, where other dtypes come.",
+                "From a plan, which knows the dtypes; nvFuser took them from the graph and from the "
+                "fallback, where other dtypes come.",
                 "e2e/test_group_outputs::test_no_ops_inside_a_group_vanish_from_its_plan",
                 "e2e/test_group_outputs::test_integers_keep_a_true_division_and_a_product_with_a_float",
                 "e2e/test_group_outputs::test_what_is_a_no_op_for_one_dtype_converts_another"),
@@ -331,7 +332,8 @@ SECTIONS = {
         same("batch_norm in training and evaluation changes running statistics once.",
              "e2e/test_batch_norm::test_training_and_evaluation",
              "e2e/test_batch_norm::test_readers_of_the_running_statistics_see_what_eager_sees"),
-        same("Parameters and running statistics of a half batch_norm are half or float32, each pair by itself.",
+        same("Parameters and running statistics of a half batch_norm are half or float32, each pair by "
+             "itself.",
              "e2e/test_nvfuser_parity::test_dtypes_of_a_batch_norm_that_eager_takes_on_cuda",
              "e2e/test_nvfuser_parity::test_batch_norm_of_mixed_dtypes"),
         same("instance_norm.",
@@ -354,7 +356,8 @@ SECTIONS = {
              "e2e/test_merged_dims::test_merged_dims_are_part_of_one_kernel",
              "e2e/test_merged_dims::test_what_one_kernel_cannot_do_is_one_group_all_the_same",
              "e2e/test_merged_dims::test_a_view_that_eager_refuses_raises_its_error"),
-        same("index_select and gather along a constant dim, with the option `graph_op_fusion`: from a group's input.",
+        same("index_select and gather along a constant dim, with the option `graph_op_fusion`: from a "
+             "group's input.",
              "e2e/test_lookup::test_index_select",
              "e2e/test_lookup::test_gather",
              "e2e/test_lookup::test_without_the_option_nothing_is_looked_up_in_a_group",
@@ -374,14 +377,16 @@ SECTIONS = {
                 "these are carried out while a plan is made",
                 "e2e/test_view_gradients::test_a_norm_is_one_group_forward_and_one_backward",
                 "e2e/test_view_gradients::test_the_gradient_of_a_mean"),
-        differs("In training, casts with `to`, `where` with a number and `masked_fill` are left to eager's autograd.",
+        differs("In training, casts with `to`, `where` with a number and `masked_fill` are left to "
+                "eager's autograd.",
                 "autodiff gets them in forms that it differentiates",
                 "e2e/test_differentiable_forms::test_nothing_is_left_out_of_the_groups",
                 "e2e/test_differentiable_forms::test_gradients"),
         differs("Complex numbers are differentiated by formulas that do not conjugate.",
                 "eager's autograd differentiates them",
                 "e2e/test_differentiable_forms::test_gradients_of_complex_numbers_are_eagers"),
-        differs("The gradient of `where` is multiplied by the mask: NaN where it is infinite and another operand was chosen.",
+        differs("The gradient of `where` is multiplied by the mask: NaN where it is infinite and another "
+                "operand was chosen.",
                 "it is chosen, too, as in eager",
                 "e2e/test_differentiable_forms::test_a_gradient_that_is_not_finite_stays_where_it_was_chosen"),
         differs("What autodiff keeps for the backward is stored.",
@@ -423,7 +428,8 @@ SECTIONS = {
         same("The fallback is profiled and fused in its turn.",
              "e2e/test_graphs::test_another_rank_fails_the_guard_and_is_fused_in_the_fallback"),
         differs("Each further pattern is one guard more in a chain, without an end while NNC is off.",
-                "After four patterns the first guard lets through all that its group can make a plan for, and the chain ends.",
+                "After four patterns the first guard lets through all that its group can make a plan "
+                "for, and the chain ends.",
                 "e2e/test_chains::test_a_chain_ends",
                 "e2e/test_chains::test_gradients_of_many_patterns",
                 "e2e/test_chains::test_an_open_guard_refuses_what_needs_gradients",

@@ -252,16 +252,20 @@ def merged(rng, operands, tensor):
             f"({{0}} * 2).flatten({a}, {b})", "({0} + {1}).reshape(-1)", "(2 - {0}).view({0}.size(0), -1)",
             f"({{0}} * 2).transpose({a}, {b}).reshape({{0}}.size({b}), -1)",
             f"(-{{0}}).permute({order}).reshape(-1, {{0}}.size({a}))", f"{{0}}.permute({order}).reshape(-1)",
-            f"({{0}} + {{1}}).reshape({{0}}.size({b}), -1)", f"({{0}} * 2).unflatten({a}, [-1, 1]).flatten({a})",
+            f"({{0}} + {{1}}).reshape({{0}}.size({b}), -1)",
+            f"({{0}} * 2).unflatten({a}, [-1, 1]).flatten({a})",
             f"({{0}} * 0.5).reshape(-1, {rng.randint(1, 4)})", "({0} + {0}.sum(-1, True)).flatten()",
         ]
     )  # fmt: skip
     templates = [
         f"{one} + 1", f"({one} + 1).view_as({{0}}) * {{0}}", f"({one} * 0.5).sum(-1)", f"{one} * {{1}}",
         f"({one} + 2).sum(0) * 0.5", f"({one} - 1).reshape(-1) + ({{0}} * 3).transpose({a}, {b}).reshape(-1)",
-        f"({one} * 2).reshape_as({{0}}).permute({order}) + 1", f"({one} + 1).reshape(-1, {rng.randint(1, 4)}) * 2",
-        f"({one} + 1).unsqueeze(0) * {{0}}.sum({a}).unsqueeze(-1)", f"{one}.reshape(-1, {rng.randint(1, 4)}) + 1",
-        f"{one}.unsqueeze(-1).reshape_as({{0}}) * 2", f"{one}.view_as({{0}}).permute({order}).reshape(-1) - 1",
+        f"({one} * 2).reshape_as({{0}}).permute({order}) + 1",
+        f"({one} + 1).reshape(-1, {rng.randint(1, 4)}) * 2",
+        f"({one} + 1).unsqueeze(0) * {{0}}.sum({a}).unsqueeze(-1)",
+        f"{one}.reshape(-1, {rng.randint(1, 4)}) + 1",
+        f"{one}.unsqueeze(-1).reshape_as({{0}}) * 2",
+        f"{one}.view_as({{0}}).permute({order}).reshape(-1) - 1",
         f"{one}.reshape(-1).expand(3, -1).reshape(-1, 2) - 1",
     ]  # fmt: skip
     rounding = [

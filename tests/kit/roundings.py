@@ -101,8 +101,12 @@ def _of_batch_norm(func, args, kwargs, outs):
 
 def _of_group_norm(func, args, kwargs, outs):
     x, groups = args[0], args[6]
-    return [(outs[2][..., None] * x.abs().reshape(len(x), groups, -1)).mean(2, True).expand(-1, -1, x.size(1) // groups)
-            .reshape(*x.shape[:2], *[1] * (x.dim() - 2))]  # fmt: skip
+    return [
+        (outs[2][..., None] * x.abs().reshape(len(x), groups, -1))
+        .mean(2, True)
+        .expand(-1, -1, x.size(1) // groups)
+        .reshape(*x.shape[:2], *[1] * (x.dim() - 2))
+    ]
 
 
 def _of_layer_norm_backward(func, args, kwargs, outs):
@@ -141,7 +145,8 @@ def _of_channels(value, x):
 _SUMMED = dict.fromkeys((aten.sum, aten.mean, aten.cumsum), _of_sum) | {
     aten.addcmul: _of_product_and_sum, aten.addcdiv: _of_product_and_sum, aten.lerp: _of_product_and_sum,
     aten.logsumexp: _of_logsumexp, aten._log_softmax: _of_log_softmax,
-    aten._softmax_backward_data: _of_softmax_backward, aten._log_softmax_backward_data: _of_log_softmax_backward,
+    aten._softmax_backward_data: _of_softmax_backward,
+    aten._log_softmax_backward_data: _of_log_softmax_backward,
     aten.native_layer_norm: _of_layer_norm, aten.native_layer_norm_backward: _of_layer_norm_backward,
     aten.native_batch_norm: _of_batch_norm, aten.native_batch_norm_backward: _of_batch_norm_backward,
     aten.native_group_norm: _of_group_norm, aten.native_group_norm_backward: _of_group_norm_backward,

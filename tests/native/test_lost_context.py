@@ -23,7 +23,9 @@ static int told(const char* what) {
 CALL(cuLaunchKernel, void*, GRID, void*, void**, void**) { return told("launch"); }
 CALL(cuLaunchCooperativeKernel, void*, GRID, void*, void**) { return told("cooperative"); }
 CALL(cuLaunchKernelEx, const void*, void*, void**, void**) { return told("overlapped"); }
-CALL(cuMemsetD8Async, unsigned long long, unsigned char, size_t count, void*) { return count ? told("clear") : 1; }
+CALL(cuMemsetD8Async, unsigned long long, unsigned char, size_t count, void*) {
+  return count ? told("clear") : 1;
+}
 CALL(cuFuncSetAttribute, void*, int, int) { return told("raise"); }
 CALL(cuFuncGetAttribute, int* value, int, void*) { *value = 0; return 0; }
 CALL(cuDeviceGetAttribute, int* value, int, int) { *value = 1 << 17; return 0; }
@@ -39,13 +41,14 @@ CALL(cuGetErrorString, int, const char** text) { *text = "invalid argument"; ret
 """
 
 PROGRAM = r"""
-#include "plan.h"
+#include "call/plan.h"
 #include <cstdio>
 #include <dlfcn.h>
 #include <thread>
 using namespace tsfuser;
 int main() {
-  const auto set_context = reinterpret_cast<int (*)(void*)>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuCtxSetCurrent"));
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOW);
+  const auto set_context = reinterpret_cast<int (*)(void*)>(dlsym(driver, "cuCtxSetCurrent"));
   std::thread([&] {
     char memory[8];
     Launch plain, team, overlapped;
@@ -90,7 +93,7 @@ def test_a_thread_that_loses_its_context_takes_the_primary_one(tmp_path):
         [*compiler, "-shared", "-fPIC", "driver.cpp", "-o", "libcuda.so.1"], cwd=tmp_path, check=True
     )
     includes = [f"-I{path}" for path in (ROOT / "csrc_stubs", *include_paths())]
-    sources = ["main.cpp", str(ROOT / "csrc_stubs" / "launch_cuda.cpp")]
+    sources = ["main.cpp", str(ROOT / "csrc_stubs" / "call" / "launch_cuda.cpp")]
     libraries = [f"-L{torch_lib}", "-Wl,--allow-shlib-undefined", "-lc10", "-ltorch_cpu", "-ldl", "-pthread"]
     subprocess.run(
         [*compiler, "-std=c++20", *includes, *sources, "-o", "main", *libraries], cwd=tmp_path, check=True
@@ -100,6 +103,6 @@ def test_a_thread_that_loses_its_context_takes_the_primary_one(tmp_path):
         [tmp_path / "main"], env=environment, check=True, capture_output=True, text=True
     ).stdout
     assert said.splitlines() == [
-        "ask! ask clear clear! clear launch! launch cooperative! cooperative overlapped! overlapped raise launch "
-        "cuMemsetD8Async failed for kernel memset: CUDA_ERROR_INVALID_VALUE (invalid argument)"
+        "ask! ask clear clear! clear launch! launch cooperative! cooperative overlapped! overlapped "
+        "raise launch cuMemsetD8Async failed for kernel memset: CUDA_ERROR_INVALID_VALUE (invalid argument)"
     ]

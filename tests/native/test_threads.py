@@ -181,7 +181,8 @@ def test_fork_while_another_thread_plans():
         native.set_planner(planner)
         thread = threading.Thread(target=lambda: f(a, a))
         thread.start()
-        begun.wait(60)  # before that the thread may hold locks of torch's executor, which the child never gets
+        # before that the thread may hold locks of torch's executor, which the child never gets
+        begun.wait(60)
         child = os.fork()
         if child == 0:
             right = torch.equal(f(a, a), a + a)

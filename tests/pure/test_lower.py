@@ -134,7 +134,8 @@ def test_partial_sums_and_their_finish():
     assert "offer_x<Sum" in source(kernels(lambda b, x: total(b, x, [1]), tensor(64, 1 << 12))[0])
 
 
-SHAPES = [((7, 5, 3), (3,)), ((7, 5, 3), (5, 1)), ((1, 5, 1), (7, 5, 3)), ((), (4,)), ((), ()), ((0, 3), (3,)), ((1,), (1,)),
+SHAPES = [((7, 5, 3), (3,)), ((7, 5, 3), (5, 1)), ((1, 5, 1), (7, 5, 3)), ((), (4,)), ((), ()),
+          ((0, 3), (3,)), ((1,), (1,)),
           ((2, 3, 4, 5, 6), (3, 1, 5, 1))]  # fmt: skip
 
 
@@ -195,8 +196,10 @@ def test_literals_are_exact():
 
 
 def test_struct_layout_is_that_of_c():
-    params = (Param("flag", "bool", ("number", 0, "bool")), Param("x", "const float*", ("input", 0)), Param("n", "int32_t", ("size", 0)),
-              Param("z", "complex_t<double>", ("number", 1, "complex128")), Param("h", "half_t", ("element", 2)))  # fmt: skip
+    params = (Param("flag", "bool", ("number", 0, "bool")), Param("x", "const float*", ("input", 0)),
+              Param("n", "int32_t", ("size", 0)),
+              Param("z", "complex_t<double>", ("number", 1, "complex128")),
+              Param("h", "half_t", ("element", 2)))  # fmt: skip
     assert struct_layout(params) == ([0, 8, 16, 32, 48], 64)
 
 

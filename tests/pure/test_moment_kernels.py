@@ -1,4 +1,4 @@
-"""Means and variances: how often the data are read, in how many blocks, and which accumulators threads keep."""
+"""Means and variances: how often data are read, in how many blocks, and what threads accumulate."""
 
 import math
 
@@ -148,7 +148,8 @@ def test_no_term_is_no_squares_of_a_single_element():
     assert "x0 - x0" in source(kernel)
 
 
-SHAPES = [((70, 3, 5), [0, 2]), ((70, 2, 4), [0, 2]), ((9, 3, 2100), [0, 2]), ((5, 3, 17), [0, 2]), ((1100, 3), [0]), ((4, 0, 3), [0, 2]),
+SHAPES = [((70, 3, 5), [0, 2]), ((70, 2, 4), [0, 2]), ((9, 3, 2100), [0, 2]), ((5, 3, 17), [0, 2]),
+          ((1100, 3), [0]), ((4, 0, 3), [0, 2]),
           ((0, 4, 3), [0, 2]), ((3, 1, 40), [0, 2]), ((5, 7, 66, 3), [0, 2])]  # fmt: skip
 
 

@@ -25,7 +25,8 @@ def test_constants_and_neutral_elements_fold():
 def test_evaluation_equals_python():
     generator = random.Random(0)
     meaning = {"add": int.__add__, "sub": int.__sub__, "mul": int.__mul__, "min": min, "max": max,
-               "div": lambda a, b: a // b if b else 0, "ceildiv": lambda a, b: -(-a // b) if b else 0}  # fmt: skip
+               "div": lambda a, b: a // b if b else 0,
+               "ceildiv": lambda a, b: -(-a // b) if b else 0}  # fmt: skip
     for _ in range(300):
         leaves = [generator.randrange(1, 50) for _ in range(3)]
         trees = [(sz.leaf(i, f"n{i}"), v) for i, v in enumerate(leaves)] + [

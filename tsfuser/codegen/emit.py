@@ -242,7 +242,8 @@ def _fetch_group(s: FetchGroup) -> list[str]:
 
 def _team_slots(s: TeamSlots) -> list[str]:
     return [
-        f"const team_slots {s.name} = slots_of<{s.words}>({s.memory}, {s.team}, {s.parts}, {s.part}, {s.turn});"
+        f"const team_slots {s.name} = slots_of<{s.words}>({s.memory}, {s.team}, {s.parts}, {s.part}, "
+        f"{s.turn});"
     ]
 
 
@@ -270,8 +271,10 @@ def _column_reduce(s: ColumnReduce) -> list[str]:
 
 
 _PRINT = {
-    Let: _let, Load: _load, Place: _place, Uniform: _uniform, Draw: _draw, Compute: _compute, Store: _store, Pack: _pack, SetLane: _set_lane,
-    Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier, FillTile: _fill_tile, Accumulator: _accumulator,
+    Let: _let, Load: _load, Place: _place, Uniform: _uniform, Draw: _draw, Compute: _compute, Store: _store,
+    Pack: _pack, SetLane: _set_lane,
+    Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier, FillTile: _fill_tile,
+    Accumulator: _accumulator,
     Accumulate: _accumulate, BlockReduce: _block_reduce, TeamSlots: _team_slots, TeamReduce: _team_reduce,
     ColumnReduce: _column_reduce, Fetch: _fetch, FetchGroup: _fetch_group,
 }  # fmt: skip
@@ -290,8 +293,10 @@ def struct_layout(params: tuple[Param, ...]) -> tuple[list[int], int]:
 
 
 _FIELD = {
-    "bool": (1, 1), "uint8_t": (1, 1), "int8_t": (1, 1), "int16_t": (2, 2), "half_t": (2, 2), "bfloat16_t": (2, 2), "int32_t": (4, 4),
-    "float": (4, 4), "int64_t": (8, 8), "double": (8, 8), "complex_t<float>": (8, 8), "complex_t<double>": (16, 16), "random_state": (32, 8),
+    "bool": (1, 1), "uint8_t": (1, 1), "int8_t": (1, 1), "int16_t": (2, 2), "half_t": (2, 2),
+    "bfloat16_t": (2, 2), "int32_t": (4, 4),
+    "float": (4, 4), "int64_t": (8, 8), "double": (8, 8), "complex_t<float>": (8, 8),
+    "complex_t<double>": (16, 16), "random_state": (32, 8),
 }  # fmt: skip
 
 

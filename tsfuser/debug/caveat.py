@@ -26,10 +26,11 @@ def caveat(twin: Isolated, fused: bool) -> str:
     if not fused or _C.optimised(twin.method, _trains(twin)) != "unfused":
         return ""
     owned = hasattr(twin.method, "owner")
+    everywhere = ", for all modules of this class" if owned else ""
     said = (
-        f"{twin.name} itself runs unfused: torch optimised it when fusion was off, or for arguments of which nothing "
-        f"could be fused, and keeps what it made{', for all modules of this class' if owned else ''}. Switch "
-        "fusion on before its first call, or have torch forget what it made: call "
+        f"{twin.name} itself runs unfused: torch optimised it when fusion was off, or for arguments of which "
+        f"nothing could be fused, and keeps what it made{everywhere}. Switch fusion on before its first call, "
+        "or have torch forget what it made: call "
         f"{f'{twin.method.name}.' if owned else ''}_debug_flush_compilation_cache() of it"
     )
     key = hash((said, str(twin.graph)))

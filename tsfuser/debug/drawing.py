@@ -40,7 +40,8 @@ def drawing(graph: GraphReport) -> str:
     boxes = "".join(_box(item, texts[i], places[i], sizes[i]) for i, item in enumerate(graph.items))
     height = y - _GAP_Y + _PAD
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" style="width:clamp({_SMALLEST * width:.0f}px,100%,{width:.0f}px)" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" '
+        f'style="width:clamp({_SMALLEST * width:.0f}px,100%,{width:.0f}px)" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(graph.title)}">'
         f"{edges}{boxes}</svg>"
     )

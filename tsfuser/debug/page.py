@@ -46,9 +46,11 @@ code, pre { font: 13px/1.55 ui-monospace, Menlo, Consolas, monospace; }
 .tag.bad { color: var(--bad); background: var(--bad-soft); }
 .where { color: var(--soft); font-size: 13px; }
 details summary { cursor: pointer; color: var(--soft); font-size: 13px; }
-details pre { width: 0; min-width: 100%; overflow-x: auto; background: var(--back); padding: 12px; border-radius: 8px; }
+details pre { width: 0; min-width: 100%; overflow-x: auto; background: var(--back);
+  padding: 12px; border-radius: 8px; }
 .source { padding: 8px 0; }
-.source div { display: flex; width: max-content; min-width: 100%; padding: 0 16px; border-left: 4px solid transparent; }
+.source div { display: flex; width: max-content; min-width: 100%; padding: 0 16px;
+  border-left: 4px solid transparent; }
 .source .no { color: var(--soft); width: 48px; flex: none; text-align: right; padding-right: 16px;
   user-select: none; font: 13px/1.55 ui-monospace, Menlo, Consolas, monospace; }
 .source pre { margin: 0; white-space: pre; }
@@ -63,7 +65,8 @@ svg text { font: 13px ui-monospace, Menlo, Consolas, monospace; fill: var(--ink)
 svg .box.fused { fill: var(--fused-soft); stroke: var(--fused); }
 svg .box.left { fill: var(--left-soft); stroke: var(--left); }
 svg .box.bad { fill: var(--bad-soft); stroke: var(--bad); }
-svg { display: block; margin: 0 auto; height: auto; } svg .box.idle { fill: var(--back); stroke: var(--line); }
+svg { display: block; margin: 0 auto; height: auto; }
+svg .box.idle { fill: var(--back); stroke: var(--line); }
 svg .title { font-weight: 600; }
 svg .edge { fill: none; stroke: var(--soft); stroke-width: 1.3; opacity: .7; }
 """
@@ -135,8 +138,8 @@ def _kernels(groups: list[tuple[Group, int]]) -> str:
             name = escape(k.name).replace("_", "_<wbr>")
             code = f"<details><summary>code</summary><pre>{escape(k.source)}</pre></details>"
             rows.append(
-                f'<tr class="top"><td>{names if i == 0 else ""}</td><td><code>{name}</code><div class="where">'
-                f"segment {k.segment} &middot; {escape(k.schedule)}</div></td>{cells}</tr>"
+                f'<tr class="top"><td>{names if i == 0 else ""}</td><td><code>{name}</code>'
+                f'<div class="where">segment {k.segment} &middot; {escape(k.schedule)}</div></td>{cells}</tr>'
                 f'<tr><td></td><td colspan="5">{code}</td></tr>'
             )
     titles = ("group", "kernel and schedule")

@@ -90,7 +90,7 @@ def is_needed(nodes: list[Node], subgraph: Graph, output: int) -> bool:
 
 
 def size_of_work(subgraph: Graph) -> int:
-    """How many nodes compute something, for tensors as they were profiled; a change of layout counts for two."""
+    """How many nodes compute something, for tensors as profiled; a change of layout counts for two."""
     working = [n for n in subgraph.nodes() if not n.kind().startswith("prim::")]
     return sum(
         is_packing(n) + (not (is_no_op(n, lambda v: facts(v.type()).dtype) and stays_inside(n)))

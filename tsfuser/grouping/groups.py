@@ -39,7 +39,7 @@ from .views import METADATA, reshape_refusal, sizes_follow, views_of
 
 
 class Group(NamedTuple):
-    """A group node, and whether something writes to one of its outputs in place, or it writes to its inputs."""
+    """A group node, and whether one of its outputs is written to in place, or it writes to its inputs."""
 
     node: Node
     written: bool

@@ -76,7 +76,10 @@ def _reason(i, items, cluster, around, above, home, grouped) -> str:
         devices = " and ".join(sorted({items[j].device for j in near}))
         return f"it runs on {items[i].device}, while the nodes around it run on {devices}"
     if all(j in items[i].apart or i in items[j].apart for j in same):
-        return "elements of a tensor in memory are looked up: what computes that tensor is no part of the same group"
+        return (
+            "elements of a tensor in memory are looked up: what computes that tensor is no part of "
+            "the same group"
+        )
     if any(len(home.get(j, (j,))) >= MAX_NODES for j in same):
         return f"the group next to it is full: {MAX_NODES} nodes are the most"
     between = (k for j in same for k in range(min(i, j) + 1, max(i, j)) if _lies_between(k, i, j, above))

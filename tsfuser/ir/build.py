@@ -146,7 +146,8 @@ class Builder(Draft):
 
     # ---- operations
 
-    def pointwise(self, name: str, template: str, operands: Sequence[Value], dtype: DType, compute: DType | None = None,
+    def pointwise(self, name: str, template: str, operands: Sequence[Value], dtype: DType,
+                  compute: DType | None = None,
                   own_types: bool = False, layouts: Sequence[lay.Layout] | None = None) -> Value:  # fmt: skip
         """An elementwise op: operands broadcast, are converted to `compute` (default: `dtype.register`; not
         at all if `own_types`) and `template` gives the result in `dtype.register`. `layouts`, if given, are

@@ -4,7 +4,8 @@ In: a Draft, whose values have the axes that they were made with. Out: its Fusio
 loops that it was joined to or cut into, named `a0`, `a1`... as they appear. Raises Refusal where no kernel
 could do the same as eager. Example, x + y with y of one dim:
 
-    x0 over (a0_0, a0_1), x1 over (a1_0,), where a1_0 was joined to a0_1     ->     x0 over (a0, a1), x1 over (a1,)
+    x0 over (a0_0, a0_1), x1 over (a1_0,), where a1_0 was joined to a0_1
+    -> x0 over (a0, a1), x1 over (a1,)
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 In: built by `build.Builder`. Out: an immutable record that schedulers read. Example, `relu(x + 1)` over two
 axes:
 
-    Fusion(axes=(a0, a1), inputs=(TensorInput(x0, 0, ...),), ops=(Pointwise("add", ...), Pointwise("relu", ...)),
-           outputs=(Output(relu_1, ...),))
+    Fusion(axes=(a0, a1), inputs=(TensorInput(x0, 0, ...),),
+           ops=(Pointwise("add", ...), Pointwise("relu", ...)), outputs=(Output(relu_1, ...),))
 """
 
 from __future__ import annotations
@@ -314,7 +314,10 @@ def _sizes(sizes) -> str:
 
 
 def _tensor(value: Value) -> str:
-    return f"tensor({value.name!r}, {value.dtype}, {_tuple(['None' if a is None else a.name for a in value.dims])})"
+    return (
+        f"tensor({value.name!r}, {value.dtype}, "
+        f"{_tuple(['None' if a is None else a.name for a in value.dims])})"
+    )
 
 
 def _operand(value: Value) -> str:
@@ -332,9 +335,15 @@ def statement(op: Op) -> str:
     """The op as `ir.text.read` takes it: `pointwise('relu', 'relu({0})', (add_0,), float32, relu_1)`."""
     operands = _tuple([_operand(v) for v in op.operands])
     if isinstance(op, Reduce):
-        return f"reduce({op.name!r}, {op.combine!r}, {operands}, {_tuple([a.name for a in op.axes])}, {op.output.name})"
+        return (
+            f"reduce({op.name!r}, {op.combine!r}, {operands}, {_tuple([a.name for a in op.axes])}, "
+            f"{op.output.name})"
+        )
     if isinstance(op, Random):
-        return f"random({op.name!r}, {op.stream}, {operands}, {op.output.name}, {_sizes(op.linear_strides)}{_walk(op)})"
+        return (
+            f"random({op.name!r}, {op.stream}, {operands}, {op.output.name}, "
+            f"{_sizes(op.linear_strides)}{_walk(op)})"
+        )
     if isinstance(op, Reshape):
         return f"reshape({op.name!r}, {operands}, {op.output.name})"
     if isinstance(op, Lookup):

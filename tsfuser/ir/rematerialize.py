@@ -6,7 +6,9 @@ once more, from inputs that are read once more. Example, the transpose of `y = x
 N]:
 
     y = add(x over (a, b), 1)
-    rematerialized(draft, y) = add(x over (c, d), 1)      # y + y.t(): then c is joined to b and d to a, where a and b must not be one
+    rematerialized(draft, y) = add(x over (c, d), 1)
+
+For y + y.t(), c is joined to b and d to a, where a and b must not be one.
 """
 
 from __future__ import annotations

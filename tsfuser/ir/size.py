@@ -102,8 +102,8 @@ class Size:
     __repr__ = __str__
 
 
-#: Cache: one object per tree, so `is` compares trees. A tree that nobody holds is dropped; the numbers in a key
-#: stay those of its operands as long as the tree lives, since it holds them.
+#: Cache: one object per tree, so `is` compares trees. A tree that nobody holds is dropped; the numbers in a
+#: key stay those of its operands as long as the tree lives, since it holds them.
 _interned: WeakValueDictionary[tuple, Size] = WeakValueDictionary()
 _recent: deque[Size] = deque(maxlen=1 << 14)  # what one plan drops, the next one needs
 _lock = threading.Lock()

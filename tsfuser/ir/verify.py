@@ -37,7 +37,10 @@ def verify(fusion: Fusion) -> str | None:
         if known.get(o.value.name) != o.value:
             return f"output {o.value.name} is not defined"
         if len(o.sizes) != len(o.strides) or len(o.steps) != len(o.value.dims):
-            return f"output {o.value.name} has {len(o.value.dims)} dims, {len(o.sizes)} sizes, {len(o.strides)} strides and {len(o.steps)} steps"
+            return (
+                f"output {o.value.name} has {len(o.value.dims)} dims, {len(o.sizes)} sizes, "
+                f"{len(o.strides)} strides and {len(o.steps)} steps"
+            )
     for u in fusion.updates:
         if known.get(u.value.name) != u.value or all(i.index != u.index for i in fusion.inputs):
             return f"{u.value.name}, or argument {u.index} that it goes to, is not defined"

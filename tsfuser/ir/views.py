@@ -88,7 +88,7 @@ def regrouped(draft: Draft, value: Value, dims: Sequence[int], sizes: Sequence[s
 
 
 def through_memory(draft: Draft, value: Value, layout: Layout) -> Value:
-    """`value` stored, and read with dims of the sizes of `layout`, which is eager's, over axes of their own."""
+    """`value` stored, and read with dims of the sizes of `layout`, eager's, over axes of their own."""
     stored = _relabeled(draft, value, value.dims)
     dims = [None if draft.call.decide(sz.eq(size, 1)) else draft.fresh_axis(size) for size in layout.sizes]
     output = draft.new("reshape", value.dtype, dims, layout)

@@ -35,7 +35,17 @@ def conversion(have: str, want: str) -> str:
     return "{0}" if have == want else f"convert<{want}>({{0}})"
 
 
-def accumulation(name: str, op: Reduce, registers: dict[str, str], wide: DType, lanes: int, at: Expr, guard: Expr | None, apart: bool = False, masked: bool = False) -> Accumulation:  # fmt: skip
+def accumulation(
+    name: str,
+    op: Reduce,
+    registers: dict[str, str],
+    wide: DType,
+    lanes: int,
+    at: Expr,
+    guard: Expr | None,
+    apart: bool = False,
+    masked: bool = False,
+) -> Accumulation:
     """Accumulators `name`, `lanes` of them, of which a term goes to number `at`, in dtype `wide`. Operands
     have the C types `registers`; a term counts where `guard` holds. `apart`: lanes have not all seen as many
     terms, even where that does not depend on them. `masked`: other terms become the identity, where a branch

@@ -2,8 +2,10 @@
 
 In: statements of a kernel for one thread. Out: statements of the same meaning. Example, of `peel`:
 
-    for r in r_size: for lane in 32: if r * 32 + lane < n: S   ->   for r in n / 32: for lane in 32: S
-                                                                    for r in r_size - n / 32: for lane in 32: if ... < n: S
+    for r in r_size: for lane in 32: if r * 32 + lane < n: S
+becomes
+    for r in n / 32: for lane in 32: S
+    for r in r_size - n / 32: for lane in 32: if ... < n: S
 """
 
 from __future__ import annotations

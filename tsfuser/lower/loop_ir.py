@@ -3,7 +3,8 @@
 In: built by `nest` and `phases`, rewritten by the passes. Out: the body of a `kernel.Kernel`, which
 `codegen.emit` prints as C++. Example, a copy of n elements:
 
-    For("i", Var("args.n"), "serial", (Load("x", "float", "args.x0", Var("i")), Store("args.y0", "float", "float", Var("i"), "x")))
+    For("i", Var("args.n"), "serial", (
+        Load("x", "float", "args.x0", Var("i")), Store("args.y0", "float", "float", Var("i"), "x")))
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Pack:
-    """A vector `name` of `lanes` elements of `ctype`, written lane by lane inside the next loop over `lane`."""
+    """A vector `name` of `lanes` elements of `ctype`, written lane by lane in the next loop over `lane`."""
 
     name: str
     ctype: str
@@ -304,6 +305,7 @@ class If:
 
 
 Stmt = Union[
-    Let, Load, Place, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator, BlockReduce, TeamSlots, TeamReduce,
+    Let, Load, Place, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator,
+    BlockReduce, TeamSlots, TeamReduce,
     ColumnReduce, Fetch, FetchGroup, Barrier, FillTile, For, If,
 ]  # fmt: skip

@@ -4,7 +4,8 @@ segment has.
 In: Segment, Schedule. Out: a Kernel whose innermost loop holds the whole algorithm, guarded where a split
 does not divide. Example, before any other pass:
 
-    for lane in 4:  { x0_m = x0[i0 + lane] if i0 + lane < n; x0 = x0_m; add_0 = x0 + 1; out0[i0 + lane] = add_0 if ... }
+    for lane in 4:
+      { x0_m = x0[i0 + lane] if i0 + lane < n; x0 = x0_m; add_0 = x0 + 1; out0[i0 + lane] = add_0 if ... }
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Indices:
-    """The index of every domain dim as an expression of loop variables: `lets` define names that `of` uses."""
+    """The index of every domain dim, of loop variables: `lets` define names that the expressions `of` use."""
 
     lets: tuple[Let, ...]
     of: dict[str, Expr]

@@ -63,9 +63,15 @@ def _line(s: Stmt) -> str:
         when = "".join(f" {word} {e}" for word, e in (("if", s.guard), ("first", s.count)) if e is not None)
         return f"{s.name} = {place}{when}" if isinstance(s, Load) else f"{place} = {s.value}{when}"
     if isinstance(s, Place):
-        return f"{s.name} = {s.index} * {s.step} if {'' if s.guard is None else f'{s.guard} and '}{s.index} in {s.extent}"
+        return (
+            f"{s.name} = {s.index} * {s.step} if "
+            f"{'' if s.guard is None else f'{s.guard} and '}{s.index} in {s.extent}"
+        )
     if isinstance(s, Uniform):
-        return f"{s.name} = {s.law} {', '.join(s.walk) or s.stream} at {s.offset}{f' .. +{s.lanes}' if s.lanes > 1 else ''}"
+        return (
+            f"{s.name} = {s.law} {', '.join(s.walk) or s.stream} at "
+            f"{s.offset}{f' .. +{s.lanes}' if s.lanes > 1 else ''}"
+        )
     if isinstance(s, Draw):
         return f"{s.name}[] = {s.count} of uniform {s.stream} at {s.offset}"
     if isinstance(s, Compute):
@@ -97,7 +103,10 @@ def _line(s: Stmt) -> str:
     if isinstance(s, FetchGroup):
         return "wait for all but the last group" if s.wait else "end of a group"
     if isinstance(s, TeamSlots):
-        return f"{s.name} = {s.words} words of {s.memory} for part {s.part} of {s.parts}, team {s.team}, turn {s.turn}"
+        return (
+            f"{s.name} = {s.words} words of {s.memory} for part {s.part} of {s.parts}, team {s.team}, "
+            f"turn {s.turn}"
+        )
     if isinstance(s, (BlockReduce, TeamReduce, ColumnReduce)):
         over = _MET[type(s)].format(s)
         return ", ".join(f"{t.name} := {t.combine}" for t in s.totals) + f" over {over}"

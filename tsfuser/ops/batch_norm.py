@@ -87,7 +87,8 @@ def _in_memory(b: Builder, value: Value, input: Value, known_to_be_native: bool)
     if known_to_be_native:
         return b.like(value, input)
     raise Refusal(
-        "a batch norm, perhaps cuDNN's, of a tensor that is neither contiguous nor channels-last, whose strides it might not keep"
+        "a batch norm, perhaps cuDNN's, of a tensor that is neither contiguous nor channels-last, whose "
+        "strides it might not keep"
     )
 
 

@@ -10,7 +10,10 @@ _PRODUCT = "a matrix product is left to torch's libraries (cuBLAS, MKL); what is
 _CONVOLUTION = "a convolution is left to torch's libraries (cuDNN, oneDNN); what is around it can be fused"
 _ATTENTION = "attention in one op is left to torch, which has a kernel for all of it"
 _WINDOW = "pooling and resampling read windows of their operand: they are left to torch"
-_FILL = "it leaves the layout of the tensor that it changes, while masked_fill gives a row-major one: write that to have it fused"
+_FILL = (
+    "it leaves the layout of the tensor that it changes, while masked_fill gives a row-major one: "
+    "write that to have it fused"
+)
 _JOIN = "joining tensors is left to torch: groups read its result, and it reads theirs"
 _PART = "a view of a part of a tensor costs no time of its own: groups read such parts where they are"
 _VIEW = "a view costs no time of its own"

@@ -60,14 +60,14 @@ def narrow(b: Builder, name: str, value: Value, dtype: DType) -> Value:
 
 
 def without(b: Builder, name: str, value: Value, dims: Sequence[int], keepdim: bool, dtype: DType) -> Value:
-    """A result that kept its reduced `dims` as size 1, without them unless `keepdim`, as `dtype`, row-major."""
+    """A result that kept its reduced `dims` as size 1: without them unless `keepdim`, `dtype`, row-major."""
     if keepdim:
         return b.contiguous(b.pointwise(name, "{0}", (value,), dtype)) if value.dtype is not dtype else value
     return b.reduce(name, "sum", value, dims, False, dtype)
 
 
 def _operand(b: Builder, self: Value, dtype: int | None) -> tuple[Value, DType]:
-    """The operand of a sum or product rounded to the dtype asked for, and that dtype; integers become int64."""
+    """The operand of a sum or product in the dtype asked for, and that dtype; integers become int64."""
     wanted = scalar_type(dtype) if dtype is not None else INT64 if self.dtype.kind in "bi" else self.dtype
     if wanted is BOOL or (self.dtype.is_complex and not wanted.is_complex):
         raise Refusal(f"a sum or product of {self.dtype} in {wanted} is not supported")

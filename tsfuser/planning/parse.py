@@ -170,7 +170,8 @@ def _concrete(call: Call, given):
         value = call.decide(call.item(given.index))
         return bool(value) if arg.kind == "bool" else value
     raise Refusal(
-        f"argument {given.index} shapes the code but is not an integer, a bool, a list of them, a string or None"
+        f"argument {given.index} shapes the code but is not an integer, a bool, a list of them, a string "
+        "or None"
     )
 
 

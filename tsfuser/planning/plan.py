@@ -93,7 +93,8 @@ def native(plan: Plan) -> _C.Plan:
         for x in plan.launches
     ]
     limits = [(index, (x.low, x.high), (x.least, x.most), x.nan, x.infinite) for index, x in plan.limits]
-    return _C.Plan(plan.leaf_count, list(plan.instructions), list(plan.checks), list(plan.allocations), launches, list(plan.results), plan.refusal,
+    return _C.Plan(plan.leaf_count, list(plan.instructions), list(plan.checks), list(plan.allocations),
+                   launches, list(plan.results), plan.refusal,
                    plan.keepalive, plan.random, list(plan.updates), plan.drawn, limits)  # fmt: skip
 
 

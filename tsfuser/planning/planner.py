@@ -54,7 +54,7 @@ def describe(arg: tuple) -> Arg:
 
 
 def group_device(call: Call) -> str:
-    """The device that all tensors share, where 0-dim CPU tensors count only among themselves. Raises Refusal."""
+    """The device that all tensors share; 0-dim CPU tensors count only among themselves. Raises Refusal."""
     tensors = [a for a in call.args if isinstance(a, TensorArg)]
     devices = {a.device for a in tensors if a.device != "cpu" or a.rank > 0}
     if len(devices) > 1:

@@ -3,7 +3,8 @@
 In: a Domain. Out: a `Schedule`, built by `split`, `fuse`, `reorder` and `bind`, each of which returns a new
 one. A schedule never says what is computed. Example:
 
-    s = Schedule.over(domain).split("i0", by=128, into=("block", "thread")).bind(block="block", thread="thread.x")
+    s = Schedule.over(domain).split("i0", by=128, into=("block", "thread"))
+    s = s.bind(block="block", thread="thread.x")
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from ..ir.code import code
 from ..ir.size import Size
 from .domain import Domain
 
-#: block: grid; thread.*: threads of a block; rows: a loop of as many turns for all threads of a block; serial: a loop; unroll: unrolled, loads first; vector: one memory access of all lanes;
-#: simd: a loop that the host compiler vectorises
+#: block: grid; thread.*: threads of a block; rows: a loop of as many turns for all threads of a block;
+#: serial: a loop; unroll: unrolled, loads first; vector: one memory access of all lanes; simd: a loop that
+#: the host compiler vectorises
 BINDINGS = ("block", "thread.x", "thread.y", "rows", "serial", "unroll", "vector", "simd")
 
 

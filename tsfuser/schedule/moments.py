@@ -7,7 +7,8 @@ and what rounding left of that mean, by which both are corrected (Chan, Golub, L
 Computing the Sample Variance, 1983; not for values with fewer digits than the sums). Example: of
 `squares = reduce squares of x`, with a power of two `s` near 1 / n
 
-    mean = sum(x * s) / (n * s);  distance = x - mean;  drift = sum(distance) / n;  squares = sum(distance * distance) - drift * drift * n
+    mean = sum(x * s) / (n * s);  distance = x - mean;  drift = sum(distance) / n
+    squares = sum(distance * distance) - drift * drift * n
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def _held(segment: Segment, slabs: _Slabs, vector: int, unroll: int) -> int:
 
 
 def _kept(segment: Segment) -> int:
-    """Values that cost much to compute, on which a reduction depends: registers keep them for what follows."""
+    """Values that cost much and on which a reduction depends: registers keep them for what follows."""
     wanted = {v.name for op in segment.reductions for v in op.operands}
     found = 0
     for op in reversed(segment.ops):

@@ -192,7 +192,7 @@ def host_lanes(call: Call, extent: Size, most: int) -> int:
 
 
 def with_grain(schedule: Schedule) -> Schedule:
-    """`schedule` of a reduction with as many blocks to a task of the host's threads as make it worth a task."""
+    """`schedule` of a reduction with so many blocks to a task of the host's threads that it is worth one."""
     if schedule.threads > 1:
         return schedule
     each = sz.maximum(

@@ -60,7 +60,7 @@ class ReductionParams:
 
     @property
     def lanes(self) -> str:
-        """What the loop over lanes becomes: one access, or on the host a loop that the compiler vectorises."""
+        """What the loop over lanes becomes: one access, or a loop that the host's compiler vectorises."""
         return "simd" if self.threads == 1 else "vector"
 
 

@@ -2,13 +2,14 @@
 
 In: `Kept`, of a differentiable graph. Out: its backward, changed in place:
 
-  - The gradient of `where(c, x, y)` is `grad * c.type_as(grad)`: NaN where `grad` is infinite and y was chosen. It becomes `where(c, grad, 0)`, as in
-    eager.
-  - The gradient of `max(x, y)` is none for both where they are equal. Each gets half of it, as in eager; `min` likewise.
-  - The gradient of a cast goes to the device and the dtype that the operand had. Where the forward names no device, it is that of the gradient, and what
-    is left, a cast, can be fused.
-  - Softmax and casts to another tensor's dtype keep their operand for its dtype alone. Another value that is kept and has that dtype, as the
-    result of a softmax has, is asked instead.
+  - The gradient of `where(c, x, y)` is `grad * c.type_as(grad)`: NaN where `grad` is infinite and y was
+    chosen. It becomes `where(c, grad, 0)`, as in eager.
+  - The gradient of `max(x, y)` is none for both where they are equal. Each gets half of it, as in eager;
+    `min` likewise.
+  - The gradient of a cast goes to the device and the dtype that the operand had. Where the forward names no
+    device, it is that of the gradient, and what is left, a cast, can be fused.
+  - Softmax and casts to another tensor's dtype keep their operand for its dtype alone. Another value that is
+    kept and has that dtype, as the result of a softmax has, is asked instead.
 """
 
 from __future__ import annotations

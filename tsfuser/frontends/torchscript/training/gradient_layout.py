@@ -6,7 +6,9 @@ matrices copy it twice. A group stores its results anyway, in any layout. Before
 
     %grad_x = aten::mul(%g, %c);  return (%grad_x)
 becomes
-    %grad_x = aten::mul(%g, %c);  %l = prim::GradOf(%grad_x) block0: tsfuser::laid_out(%grad_x, [0, 2, 1, 3]);  return (%l)
+    %grad_x = aten::mul(%g, %c)
+    %l = prim::GradOf(%grad_x) block0: tsfuser::laid_out(%grad_x, [0, 2, 1, 3])
+    return (%l)
 
 In: the backward of a differentiable graph, and for each of its results the order of dims to be wished for.
 Out: the same graph. Only a group heeds the wish; elsewhere the op gives its operand back."""

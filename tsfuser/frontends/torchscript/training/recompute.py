@@ -5,8 +5,11 @@ kept, and which it does not. These are elementwise results of values that are ke
 not write them, the backward does not read them, and where it is fused computing them takes next to no time.
 Example, for `r = rsqrt(mean(x * x) + eps); y = x * r * w`, of which autodiff keeps x, r, w and x * r:
 
-    forward  %n = aten::mul(%x, %r);  ... return (%y, %x, %r, %w, %n)     becomes  ... return (%y, %x, %r, %w)
-    backward(%grad, %x, %r, %w, %n): ... aten::mul(%grad, %n)         becomes  (%grad, %x, %r, %w): %m = aten::mul(%x, %r) ... aten::mul(%grad, %m)
+    forward  %n = aten::mul(%x, %r);  ... return (%y, %x, %r, %w, %n)
+    backward(%grad, %x, %r, %w, %n):  ... aten::mul(%grad, %n)
+becomes
+    forward  %n = aten::mul(%x, %r);  ... return (%y, %x, %r, %w)
+    backward(%grad, %x, %r, %w):  %m = aten::mul(%x, %r) ... aten::mul(%grad, %m)
 
 What is computed again may take several ops, and the forward keeps the narrow operand of a cast to float32
 rather than the cast, where nothing that is fused has made that operand, so that it is in memory as it is:

@@ -4,7 +4,9 @@ norm's own derivative reads, so that the backward need not read the result as we
 In: `Kept`, of a differentiable graph. Out: the same, where of `%y = aten::relu(%n)`, %n a result of
 `aten::_batch_norm_impl_index`, the backward's
 
-    %m = aten::gt(%y, %zero)    becomes    %m = tsfuser::is_positive(%y, %impl_index, %x, %weight, %bias, %save1, %save2, %training)
+    %m = aten::gt(%y, %zero)
+becomes
+    %m = tsfuser::is_positive(%y, %impl_index, %x, %weight, %bias, %save1, %save2, %training)
 
 Of %y then only the dtype is asked. The norm's derivative has all of these operands but the bias, which the
 program may write to before the backward: the forward keeps a copy, one number a channel. Only where %x is in
