@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from kit.compiled_models import MODELS
-from kit.support import ROOT, assert_matches
 from torch import nn
 
 import tsfuser
+from kit.compiled_models import MODELS
+from kit.support import ROOT, assert_matches
 from tsfuser.errors import TsfuserWarning
 
 pytestmark = pytest.mark.graphs

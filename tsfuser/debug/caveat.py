@@ -29,8 +29,8 @@ def caveat(twin: Isolated, fused: bool) -> str:
     everywhere = ", for all modules of this class" if owned else ""
     said = (
         f"{twin.name} itself runs unfused: torch optimised it when fusion was off, or for arguments of which "
-        f"nothing could be fused, and keeps what it made{everywhere}. Switch fusion on before its first call, "
-        "or have torch forget what it made: call "
+        f"nothing could be fused, and keeps what it made{everywhere}. Switch fusion on before its first "
+        "call, or have torch forget what it made: call "
         f"{f'{twin.method.name}.' if owned else ''}_debug_flush_compilation_cache() of it"
     )
     key = hash((said, str(twin.graph)))

@@ -46,20 +46,6 @@ REPEATS = 5  # of the timed calls; the shortest time counts
 _UNSEEN = "one of its tensors was not seen while profiling, as in a branch that did not run:"
 _HANDED_ON = ("aten::__getitem__", "aten::wait")  # of lists and of forks: nothing is computed
 _ONLY = "in training only what it differentiates is fused"
-<<<<<<< HEAD
-=======
-#: What it does know, and does the same.
-_INSTEAD = {
-    "aten::to": " (it knows type_as, and casts to a floating dtype whose results are only read)",
-    "aten::where": " with a number that is computed (it knows torch.where of two tensors, or with a "
-    "number of the code)",
-    "aten::masked_fill": " with a value that is computed (it knows numbers of the code, and torch.where "
-    "of two tensors)",
-    "aten::var_mean": " (it knows var and mean)",
-    "aten::group_norm": " (it knows layer_norm and batch_norm)",
-    "aten::instance_norm": " (it knows layer_norm and batch_norm)",
-}
->>>>>>> 5f71fb5 (Lines of at most 110 columns: docstrings reworded, tables and sources of tests wrapped; the test of lost contexts compiles call/launch_cuda.cpp)
 _WRITE = "whoever holds it has to see that"
 _FORWARD = ", forward"
 _ELSEWHERE = "in a branch, a loop, a fork or a fallback"

@@ -30,8 +30,8 @@ _OPS = (Pointwise, Reduce, Random, Reshape, Lookup, Walk)  # spelled as a Fusion
 
 class SizeNames:
     """Names for sizes. `lines` defines them, one a line; `of` writes a size by them. `wishes`: sizes, each
-    with the name that it should have if it gets one, or "". All formulas have names if `all_formulas` (but for wishes of ""), else those
-    that occur twice or are long. `taken`: names that mean something else."""
+    with the name that it should have if it gets one, or "". All formulas have names if `all_formulas` (but
+    for wishes of ""), else those that occur twice or are long. `taken`: names that mean something else."""
 
     def __init__(
         self, wishes: Iterable[tuple[str, Size]], taken: Iterable[str] = (), all_formulas: bool = False

@@ -40,8 +40,9 @@ def read(text: str) -> Fusion:
 def vocabulary() -> dict[str, Any]:
     """What the names in such code mean."""
     names: dict[str, Any] = {d.name: d for d in DTYPES.values()}
-    names |= {"leaf": sz.leaf, "ceildiv": sz.ceildiv, "min": sz.minimum, "max": sz.maximum, "eq": sz.eq, "lt": sz.lt, "le": sz.le, "pow2": sz.pow2,
-              "nextpow2": sz.nextpow2, "const": sz.const}  # fmt: skip
+    names |= {"leaf": sz.leaf, "ceildiv": sz.ceildiv, "min": sz.minimum, "max": sz.maximum, "eq": sz.eq,
+              "lt": sz.lt, "le": sz.le, "pow2": sz.pow2, "nextpow2": sz.nextpow2,
+              "const": sz.const}  # fmt: skip
     names |= {
         "axis": lambda name, extent: Axis(name, sz.as_size(extent)),
         "tensor": Value,
@@ -49,7 +50,8 @@ def vocabulary() -> dict[str, Any]:
         "output": Output,
         "input": TensorInput,
     }
-    names |= {"number": lambda name, dtype: Value(name, dtype, None), "number_input": NumberInput, "pointwise": Pointwise, "reduce": Reduce, "random": Random, "update": Update,
+    names |= {"number": lambda name, dtype: Value(name, dtype, None), "number_input": NumberInput,
+              "pointwise": Pointwise, "reduce": Reduce, "random": Random, "update": Update,
               "reshape": Reshape, "lookup": Lookup, "walk": Walk}  # fmt: skip
     names |= {
         "literal": lambda value, dtype: Value(repr(value), dtype, None, value),
