@@ -15,7 +15,6 @@ from kit.support import fresh, no_fallback, script, train
 
 pytestmark = pytest.mark.usefixtures("single_nodes")
 
-pytestmark = pytest.mark.usefixtures("single_node_groups")
 
 LOW = [torch.float32, torch.bfloat16]
 
