@@ -90,7 +90,9 @@ def interrupted(folder, target, training, tries, seed):
     device = "cuda" if target == "cuda" else "cpu"
     source = TRIES.format(tries=tries, seed=seed, device=device, training=training)
     mode = "fibers" if target == "cpu-fibers" else "block"
-    environment = dict(TSFUSER_CACHE_DIR=str(folder / "cache"), TSFUSER_HOST_LAUNCH=mode)
+    environment = dict(
+        TSFUSER_CACHE_DIR=str(folder / "cache"), TSFUSER_HOST_LAUNCH=mode, PYTHONFAULTHANDLER="1"
+    )
     status, out, err = run_python(folder, source, timeout=900, **environment)
     assert status == 0, err
     assert "Exception ignored" not in err, err

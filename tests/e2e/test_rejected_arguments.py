@@ -147,7 +147,8 @@ def guard_mode(on):
 
 
 def compare(source, warm, calls, training, random=False):
-    """Calls the function with `warm` until it is fused, then with each of `calls`; compares with eager."""
+    """Calls the function with `warm` until it is fused, then with each of `calls`; compares with eager, which
+    rejects one at least on the CPU: on CUDA some ops compute in float what they reject there."""
     scripted, eager = script(source), plain(source)
     for _ in range(4):
         outcome(scripted, warm, training)
@@ -159,7 +160,7 @@ def compare(source, warm, calls, training, random=False):
         for _ in range(2):  # the second time there may be a plan
             problem = differs(outcome(scripted, arguments, training), expected, random)
             assert problem is None, f"{arguments[0].dtype}, {arguments[2:]}: {problem}"
-    assert raised
+    assert raised or warm[0].is_cuda
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])

@@ -25,7 +25,7 @@ KERNELS = {"nn.functional.prelu": ("_prelu_kernel",)}
 
 def op_db():
     """torch's OpInfos. They live in a test module that imports a package of which nothing is needed here."""
-    if importlib.util.find_spec("expecttest") is None:
+    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
         stand_in = types.ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase
         sys.modules["expecttest"] = stand_in
