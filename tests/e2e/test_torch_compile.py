@@ -243,6 +243,29 @@ def test_negative_zero_stays_apart_from_zero():
         assert torch.equal(torch.signbit(ours), torch.signbit(plain))
 
 
+def test_losses_are_taken_apart_where_that_leads_to_ops_with_rows():
+    def function(x, y):
+        return F.mse_loss(x, y) + F.smooth_l1_loss(x, y) + F.huber_loss(x, y.tanh())
+
+    x, y = torch.randn(8, 16, requires_grad=True), torch.randn(8, 16)
+    ours, plain, exact = compiled(function)(x, y), function(x, y), function(x.double(), y.double())
+    assert_matches(ours.detach(), plain.detach(), exact.detach(), ops=TERMS)
+    gradients = [torch.autograd.grad(loss, x)[0] for loss in (ours, plain)]
+    assert_matches(*gradients, ops=TERMS)
+    assert tsfuser.stats()["fallbacks"] == {}
+    assert tsfuser.stats()["plans_built"] == 2  # one group forward, one backward
+
+
+def test_tensors_that_the_program_holds_as_constants(device):
+    def function(x, mask):
+        masked = torch.where(mask, x, torch.tensor(float("-inf")))
+        return torch.softmax(masked, -1) * torch.tensor([1.0, 2.0, 3.0, 4.0], device=device)
+
+    x, mask = torch.randn(6, 4, device=device), torch.ones(6, 4, dtype=torch.bool, device=device).tril()
+    assert_matches(compiled(function)(x, mask), function(x, mask), ops=16)
+    assert tsfuser.stats()["plans_built"] == tsfuser.stats()["launches"] == 1
+
+
 @torch.library.custom_op("tsfuser_tests::add_one_", mutates_args=("x",))
 def add_one_(x: torch.Tensor) -> None:
     x.add_(1)

@@ -2,6 +2,7 @@
 
 compile.py    what torch.compile calls: AOTAutograd, partitioner, and what compiles one FX graph
 settings.py   `options={...}` of torch.compile
+decompositions.py, simplify.py   which ops are taken apart, and simpler forms of others
 translate.py  an FX graph of ATen ops as a typed torch._C.Graph; arguments.py, sizes.py, types.py: its parts
 split.py      cuts a graph around nodes that cannot be translated
 passes.py     the passes that make groups, those of the other front ends without guards

@@ -16,6 +16,7 @@ from torch import fx
 
 from ...planning.compile import expect_cuda
 from . import settings as its_settings
+from .decompositions import decompositions
 from .program import compile_graph
 
 
@@ -41,6 +42,7 @@ def backend(
         bw_compiler=compiler,
         inference_compiler=compiler,
         partition_fn=partition,
+        decompositions=decompositions,
         keep_inference_input_mutations=True,
     )(module, inputs)
 

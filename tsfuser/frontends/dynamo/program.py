@@ -19,6 +19,7 @@ from ...errors import TsfuserWarning
 from ...planning import interrupts
 from .passes import fuse
 from .settings import Settings, applied
+from .simplify import simplify
 from .split import split
 from .translate import Translation, translate
 
@@ -49,6 +50,7 @@ def boxed(function: Callable[[list], Any]) -> Callable[[list], Any]:
 
 
 def _whole(module: fx.GraphModule, settings: Settings) -> Callable[[list], Any]:
+    simplify(module)
     translation = translate(module)
     if not translation.foreign:
         return _program(translation, settings)

@@ -113,7 +113,7 @@ class _Translator:
             value = self.graph.addInput()
             value.setType(type_of(found))
             self.values[node] = value
-            self.made.constants.append(found.detach())
+            self.made.constants.append(found)
 
     def _leave(self, node: fx.Node, reason: str) -> None:
         """What reads the node is looked at as if it were an input."""

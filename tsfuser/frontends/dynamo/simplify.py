@@ -1,0 +1,94 @@
+"""Simpler forms of nodes, in the FX graph, before it is translated.
+
+In: a graph of ATen ops that changes nothing in place but inputs, at its end. Out: the same graph, each node
+of `FORMS` in a form that groups take. Example: `where(mask, full([], -inf), x)`, which would fill a tensor of
+one element on the device first, becomes `where(mask, -inf, x)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+aten = torch.ops.aten
+
+
+def simplify(module: fx.GraphModule) -> None:
+    """Changes the module's graph."""
+    graph = module.graph
+    changed = False
+    for node in list(graph.nodes):
+        form = FORMS.get(node.target) if node.op == "call_function" else None
+        changed = (form is not None and form(node)) or changed
+    if changed:
+        graph.eliminate_dead_code()
+        module.recompile()
+
+
+def _hand_on(node: fx.Node) -> bool:
+    """Nothing is differentiated here: who reads a `detach` reads its operand. What leaves the graph stays a
+    tensor of its own."""
+    if any(user.op == "output" or user.target is aten.copy_.default for user in node.users):
+        return False
+    node.replace_all_uses_with(node.args[0])
+    return True
+
+
+def _view(node: fx.Node) -> bool:
+    """`_unsafe_view` differs from `view` for autograd alone."""
+    node.target = aten.view.default
+    return True
+
+
+def _with_number(node: fx.Node) -> bool:
+    """`where` with a number instead of a tensor that holds it, in the dtype of the result."""
+    condition, *choices = node.args
+    for k, choice in enumerate(choices):
+        number = _number(choice)
+        if number is not None and _dtype(choice) == _dtype(choices[1 - k]) == _dtype(node):
+            choices[k] = number
+            node.target = (aten.where.ScalarSelf, aten.where.ScalarOther)[k]
+            node.args = (condition, *choices)
+            return True
+    return False
+
+
+def _number(choice: Any) -> int | float | None:
+    """The int or float that fills a tensor of no dims; None where that is no constant."""
+    if not isinstance(choice, fx.Node):
+        return None
+    found = None
+    if choice.target is aten.full.default and list(choice.args[0]) == []:
+        found = choice.args[1]
+    elif choice.target is aten.scalar_tensor.default:
+        found = choice.args[0]
+    elif choice.target is aten.lift_fresh_copy.default and choice.args[0].op == "get_attr":
+        found = _owned(choice.graph.owning_module, choice.args[0].target)
+    return found if type(found) in (int, float) else None
+
+
+def _owned(module: fx.GraphModule | None, name: str) -> Any:
+    """The element of a tensor of no dims that the module owns, which nothing changes."""
+    found = getattr(module, name, None)
+    if not isinstance(found, torch.Tensor) or found.dim() or found.device.type != "cpu":
+        return None
+    with unset_fake_temporarily():
+        return found.item()
+
+
+def _dtype(value: Any) -> torch.dtype | None:
+    found = value.meta.get("val") if isinstance(value, fx.Node) else None
+    return found.dtype if isinstance(found, torch.Tensor) else None
+
+
+#: op -> what gives a node of it a simpler form, and says whether it did
+FORMS: dict[Any, Callable[[fx.Node], bool]] = {
+    aten.detach.default: _hand_on,
+    aten.alias.default: _hand_on,
+    aten._unsafe_view.default: _view,
+    aten.where.self: _with_number,
+}
