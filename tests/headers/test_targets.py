@@ -54,7 +54,8 @@ def environment(**changed):
     """The environment of a subprocess that imports conftest, with no trace of a CUDA toolkit."""
     here = Path(__file__).parent
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TSFUSER_CACHE_DIR") if name in os.environ}
-    return {**kept, "PYTHONPATH": f"{here}:{here.parents[1]}", **changed}
+    paths = (here, *here.parents[:2])
+    return {**kept, "PYTHONPATH": ":".join(map(str, paths)), **changed}
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 1000])

@@ -84,7 +84,8 @@ DEVICE float gelu_backward(float grad, float x) {
   const float e = exp(-0.5f * x * x);
   const float t = 1 / (1 + 0.3275911f * 0.70710678f * fabs(x));
   const float upper = 0.449072239f + t * (-0.401826245f + t * (0.494535589f + t * -0.140652891f));
-  const float lower = 0.185041354f + t * (0.180884373f + t * (0.20504392f + t * (0.0279017977f + t * upper)));
+  const float lower =
+      0.185041354f + t * (0.180884373f + t * (0.20504392f + t * (0.0279017977f + t * upper)));
   const float tail = 0.5f * e * (t * lower);
   const float cdf = x < 0 ? tail : 1 - tail;
   return grad * (cdf + x * (e * 0.3989422804f));

@@ -73,8 +73,8 @@ DEVICE bool is_finite(complex_t<T> a) {
 }
 
 // Products for the functions below. A factor of 0 wins over infinity and NaN, as annex G of the C standard
-// has it, and what grows overflows only where the product does: from LARGE on it is multiplied in four parts,
-// and sinh and cosh are half of exp.
+// has it, and what grows overflows only where the product does: from LARGE on it is multiplied in four
+// parts, and sinh and cosh are half of exp.
 constexpr int LARGE = 80;
 
 template <class T>

@@ -2,8 +2,8 @@
 //
 // In: where the random numbers of a call start, a walk of tsfuser/ir/eager_random.py, and the index of an
 // element. Out: the number that eager's kernel gives to that element. Eager starts `threads` threads, whose
-// number is the high half of the Philox counter. In each round a thread draws blocks of 4 words; the low half
-// counts them. With a `width` of 1 the words of a block go to elements that are `threads` apart; else a
+// number is the high half of the Philox counter. In each round a thread draws blocks of 4 words; the low
+// half counts them. With a `width` of 1 the words of a block go to elements that are `threads` apart; else a
 // thread takes `width` neighbours a round, ATen's aligned vectors. Example, the third element of a dropout:
 //
 //     float u = eager_number<eager_uniform<float>>(random, counter, threads, width, 2);
@@ -127,8 +127,8 @@ DEVICE typename Law::type eager_number(const random_start& start, int64_t counte
   return Law::number(eager_block(start, counter, at), static_cast<int>(at.word));
 }
 
-// The numbers of N neighbours. Where these are whole blocks, as in a dropout of aligned memory, each block is
-// drawn once.
+// The numbers of N neighbours. Where these are whole blocks, as in a dropout of aligned memory, each block
+// is drawn once.
 template <class Law, int N>
 DEVICE vec<typename Law::type, N> eager_numbers(const random_start& start, int64_t counter, int64_t threads,
                                                 int64_t width, int64_t first) {

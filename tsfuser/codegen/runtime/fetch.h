@@ -18,23 +18,22 @@ DEVICE void fetch(T* near, const T* far, bool wanted) {
   constexpr int bytes = N * sizeof(T);
   const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(near)), taken = wanted ? bytes : 0;
   if constexpr (bytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(far), "r"(taken) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(far), "r"(taken)
+                 : "memory");
   } else if constexpr (bytes == 8) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(place), "l"(far), "r"(taken) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(place), "l"(far), "r"(taken)
+                 : "memory");
   } else if constexpr (bytes == 4) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(place), "l"(far), "r"(taken) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(place), "l"(far), "r"(taken)
+                 : "memory");
   } else {
     store(near, load<N>(far, wanted));
   }
 }
 
-DEVICE void fetch_group() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
+DEVICE void fetch_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-DEVICE void fetch_wait() {
-  asm volatile("cp.async.wait_group 1;" ::: "memory");
-}
+DEVICE void fetch_wait() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
 
 #elif defined(TSFUSER_CUDA) || defined(TSFUSER_FIBERS)
 
@@ -42,9 +41,7 @@ template <int N, class T>
 DEVICE void fetch(T* near, const T* far, bool wanted) {
   store(near, load<N>(far, wanted));
 }
-DEVICE void fetch_group() {
-}
-DEVICE void fetch_wait() {
-}
+DEVICE void fetch_group() {}
+DEVICE void fetch_wait() {}
 
 #endif

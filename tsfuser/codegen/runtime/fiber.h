@@ -70,9 +70,7 @@ static inline void fiber_wait(const char* file, int line, unsigned lanes) {
 }
 
 // Lets the others run, of this block and of all others that run at the same time.
-static inline void fiber_yield() {
-  swapcontext(&fiber_block->current->context, &fiber_block->scheduler);
-}
+static inline void fiber_yield() { swapcontext(&fiber_block->current->context, &fiber_block->scheduler); }
 
 static inline void fiber_entry() {
   FiberBlock& b = *fiber_block;
@@ -166,7 +164,8 @@ static inline bool fiber_run_round(FiberBlock& b) {
   if (!released && (!yielded || b.fruitless > patience)) {
     for (int i = 0; i < b.threads; ++i) {
       if (!b.fibers[i].finished)
-        fiber_abort(yielded ? "waits for blocks that never come" : "waits for threads that never come", &b.fibers[i]);
+        fiber_abort(yielded ? "waits for blocks that never come" : "waits for threads that never come",
+                    &b.fibers[i]);
     }
   }
   return true;
@@ -257,9 +256,7 @@ static inline T fiber_exchange(const char* file, int line, unsigned mask, T valu
   return result;
 }
 
-static inline int fiber_lane() {
-  return fiber_block->current->linear % warpSize;
-}
+static inline int fiber_lane() { return fiber_block->current->linear % warpSize; }
 
 // `lane` if it is in the same segment of `width` lanes as the caller, else the caller's own lane.
 static inline int fiber_same_segment(int lane, int width) {
@@ -285,9 +282,7 @@ static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width
   return fiber_exchange("__shfl_up_sync", 0, mask, value,
                         fiber_same_segment(fiber_lane() - static_cast<int>(delta), width));
 }
-static inline void __syncwarp(unsigned mask = 0xffffffffu) {
-  fiber_wait("__syncwarp", 0, mask);
-}
+static inline void __syncwarp(unsigned mask = 0xffffffffu) { fiber_wait("__syncwarp", 0, mask); }
 
 #define __syncthreads() fiber_wait(__FILE__, __LINE__, 0)
 #define threadIdx (fiber_block->current->thread)
@@ -298,7 +293,7 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu) {
 #define KERNEL(NAME, ARGS, THREADS, ...) FIBER_KERNEL(NAME, ARGS, THREADS, false)
 #define TEAM_KERNEL(NAME, ARGS, THREADS, ...) FIBER_KERNEL(NAME, ARGS, THREADS, true)
 
-#define FIBER_KERNEL(NAME, ARGS, THREADS, TOGETHER)                                                         \
+#define FIBER_KERNEL(NAME, ARGS, THREADS, TOGETHER)                                                        \
   static void NAME##_thread(const ARGS& args);                                                             \
   extern "C" void NAME(const void* packed, int64_t grid, int64_t block_x, int64_t block_y, int64_t shared, \
                        int64_t begin, int64_t end) {                                                       \
@@ -310,9 +305,7 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu) {
   }                                                                                                        \
   static void NAME##_thread(const ARGS& args)
 
-static inline void let_next_start() {
-}
-static inline void wait_for_turn() {
-}
+static inline void let_next_start() {}
+static inline void wait_for_turn() {}
 
 #define SHARED_MEMORY(name) char* const name = fiber_block->shared

@@ -17,10 +17,8 @@ static constexpr index3 threadIdx = {0, 0, 0};
 static constexpr index3 blockDim = {1, 1, 1};
 static constexpr int warpSize = 1;
 
-DEVICE void __syncthreads() {
-}
-DEVICE void __syncwarp(unsigned = 1) {
-}
+DEVICE void __syncthreads() {}
+DEVICE void __syncwarp(unsigned = 1) {}
 
 template <class T>
 DEVICE T __shfl_sync(unsigned, T value, int, int = 1) {
@@ -40,7 +38,7 @@ DEVICE T __shfl_up_sync(unsigned, T value, unsigned, int = 1) {
 }
 
 // The arguments are copied, so that the compiler knows that no store of the kernel changes them.
-#define KERNEL(NAME, ARGS, THREADS, ...)                                                                     \
+#define KERNEL(NAME, ARGS, THREADS, ...)                                                                    \
   DEVICE void NAME##_block(const ARGS& args, index3 blockIdx, index3 gridDim, char* dynamic_shared_memory); \
   extern "C" void NAME(const void* packed, int64_t grid, int64_t, int64_t, int64_t shared, int64_t begin,   \
                        int64_t end) {                                                                       \

@@ -41,14 +41,16 @@ DEVICE T fold_vector(V v) {
     return Op::combine(v[0], v[1]);
   } else {
     const places<__integer_pack(N / 2)...> half;
-    return fold_vector<Op, T, N / 2>(combine_vectors<Op>(part_of<T, N / 2>(v, half, 0), part_of<T, N / 2>(v, half, 1)));
+    return fold_vector<Op, T, N / 2>(
+        combine_vectors<Op>(part_of<T, N / 2>(v, half, 0), part_of<T, N / 2>(v, half, 1)));
   }
 }
 
 template <class Op, class T>
 struct folds_in_vectors {
   enum : bool {
-    known = same_type<Op, Sum>::value || same_type<Op, Product>::value || same_type<Op, Largest>::value || same_type<Op, Smallest>::value,
+    known = same_type<Op, Sum>::value || same_type<Op, Product>::value || same_type<Op, Largest>::value ||
+        same_type<Op, Smallest>::value,
     value = known && (same_type<T, float>::value || same_type<T, double>::value)
   };
 };

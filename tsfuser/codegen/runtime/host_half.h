@@ -64,8 +64,6 @@ extern "C" HIDDEN float widen_one_half(uint32_t bits) noexcept {
   return _ZGVbN4v_widen_half(bits_x4{bits})[0];
 }
 extern "C" HIDDEN uint32_t narrow_one_half(float x) noexcept __asm__("narrow_half");
-extern "C" HIDDEN uint32_t narrow_one_half(float x) noexcept {
-  return _ZGVbN4v_narrow_half(float_x4{x})[0];
-}
+extern "C" HIDDEN uint32_t narrow_one_half(float x) noexcept { return _ZGVbN4v_narrow_half(float_x4{x})[0]; }
 
 #undef HIDDEN

@@ -3,7 +3,7 @@
 // glibc has them on x86-64 (libmvec), and g++ calls them from loops that it vectorises if the scalar
 // function is declared so. They are 5 to 40 times faster, within 4 units in the last place, and exact in
 // what matters besides: NaN, infinities, signed zeros, subnormals and arguments of any size
-// (tests/runtime_headers/test_host_simd.py). Other systems and compilers keep to scalar calls.
+// (tests/headers/test_host_simd.py). Other systems and compilers keep to scalar calls.
 #pragma once
 
 #if defined(__has_include)

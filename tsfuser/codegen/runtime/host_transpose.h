@@ -84,7 +84,8 @@ DEVICE void fill_tile(T* tile, const T* source, int64_t stride, int64_t rows, in
     whole_rows = rows / side * side, whole_columns = columns / side * side;
     for (int64_t column = 0; column < whole_columns; column += side) {
       for (int64_t row = 0; row < whole_rows; row += side)
-        square<T, side>::transpose(tile + row * Pitch + column, Pitch, source + column * stride + row, stride);
+        square<T, side>::transpose(tile + row * Pitch + column, Pitch, source + column * stride + row,
+                                   stride);
     }
   }
   for (int64_t column = 0; column < columns; ++column) {

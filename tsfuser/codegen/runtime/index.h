@@ -8,7 +8,8 @@
 #define SIMD_LOOP
 #define LANE_LOOP
 #else
-#define LANE_LOOP _Pragma("GCC ivdep") _Pragma("GCC unroll 1")  // else g++ would unroll a loop of few iterations, and then make no vectors of it
+// Without the second, g++ would unroll a loop of few iterations, and then make no vectors of it.
+#define LANE_LOOP _Pragma("GCC ivdep") _Pragma("GCC unroll 1")
 #define SIMD_LOOP _Pragma("GCC ivdep")  // inputs and outputs of a kernel never overlap
 #endif
 

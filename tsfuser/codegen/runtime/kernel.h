@@ -1,7 +1,8 @@
 // The frame of a kernel in the three modes.
 //
 //     struct Args { const float* x; float* y; int64_t n; };
-//     KERNEL(fused_relu, Args, 128) {  // name, type of `args`, most threads a block, and, where given, blocks that a multiprocessor must have room for
+//     KERNEL(fused_relu, Args, 128) {  // name, type of `args`, most threads a block, and, where given,
+//     blocks that a multiprocessor must have room for
 //       SHARED_MEMORY(shared);         // char* to the block's dynamic shared memory, aligned to 16 bytes
 //       ...                            // threadIdx, blockIdx, blockDim, gridDim, __syncthreads()
 //     }
@@ -25,8 +26,8 @@ static __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
-// Until the kernel before this one is done and what it has written is visible. Half a microsecond a block, so
-// not for kernels of many short blocks.
+// Until the kernel before this one is done and what it has written is visible. Half a microsecond a block,
+// so not for kernels of many short blocks.
 static __device__ __forceinline__ void wait_for_turn() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

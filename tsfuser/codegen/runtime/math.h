@@ -11,29 +11,27 @@
 #if !defined(TSFUSER_CUDA)
 
 // Declared by their own names, since that is where host_simd.h says which have vector versions.
-#define LIBM_1(NAME)                       \
-  extern "C" double NAME(double) noexcept; \
+#define LIBM_1(NAME)                        \
+  extern "C" double NAME(double) noexcept;  \
   extern "C" float NAME##f(float) noexcept; \
-  DEVICE float NAME(float x) {             \
-    return NAME##f(x);                     \
-  }
+  DEVICE float NAME(float x) { return NAME##f(x); }
 #define LIBM_2(NAME)                               \
   extern "C" double NAME(double, double) noexcept; \
   extern "C" float NAME##f(float, float) noexcept; \
-  DEVICE float NAME(float x, float y) {            \
-    return NAME##f(x, y);                          \
-  }
+  DEVICE float NAME(float x, float y) { return NAME##f(x, y); }
+// clang-format off
 LIBM_1(exp) LIBM_1(exp2) LIBM_1(expm1) LIBM_1(log) LIBM_1(log2) LIBM_1(log10) LIBM_1(log1p) LIBM_1(sqrt)
 LIBM_1(sin) LIBM_1(cos) LIBM_1(tan) LIBM_1(asin) LIBM_1(acos) LIBM_1(atan)
 LIBM_1(sinh) LIBM_1(cosh) LIBM_1(tanh) LIBM_1(asinh) LIBM_1(acosh) LIBM_1(atanh)
 LIBM_1(erf) LIBM_1(erfc) LIBM_1(lgamma) LIBM_1(ceil) LIBM_1(floor) LIBM_1(rint) LIBM_1(trunc) LIBM_1(fabs)
 LIBM_2(pow) LIBM_2(atan2) LIBM_2(fmod) LIBM_2(hypot)
 LIBM_2(copysign) LIBM_2(nextafter) LIBM_2(fmax) LIBM_2(fmin)
+// clang-format on
 #undef LIBM_1
 #undef LIBM_2
 
-template <class T>
-DEVICE T rsqrt(T x) {
+                    template <class T>
+                    DEVICE T rsqrt(T x) {
   return 1 / sqrt(x);
 }
 
@@ -53,20 +51,26 @@ inline constexpr bool is_real = same_type<T, float>::value || same_type<T, doubl
 
 template <class T>
 DEVICE T infinity() {
-  if constexpr (sizeof(T) == 4) return bit_cast<T>(0x7f800000u);
-  else return bit_cast<T>(static_cast<uint64_t>(0x7ff0000000000000ull));
+  if constexpr (sizeof(T) == 4)
+    return bit_cast<T>(0x7f800000u);
+  else
+    return bit_cast<T>(static_cast<uint64_t>(0x7ff0000000000000ull));
 }
 
 template <class T>
 DEVICE T largest() {
-  if constexpr (sizeof(T) == 4) return bit_cast<T>(0x7f7fffffu);
-  else return bit_cast<T>(static_cast<uint64_t>(0x7fefffffffffffffull));
+  if constexpr (sizeof(T) == 4)
+    return bit_cast<T>(0x7f7fffffu);
+  else
+    return bit_cast<T>(static_cast<uint64_t>(0x7fefffffffffffffull));
 }
 
 template <class T>
 DEVICE T not_a_number() {
-  if constexpr (sizeof(T) == 4) return bit_cast<T>(0x7fc00000u);
-  else return bit_cast<T>(static_cast<uint64_t>(0x7ff8000000000000ull));
+  if constexpr (sizeof(T) == 4)
+    return bit_cast<T>(0x7fc00000u);
+  else
+    return bit_cast<T>(static_cast<uint64_t>(0x7ff8000000000000ull));
 }
 
 template <class T>
@@ -82,9 +86,7 @@ DEVICE bool is_finite(T x) {
   return fabs(x) < infinity<T>();
 }
 // A power of two, at most 1 / n: a sum of n terms times it does not overflow, and is rounded as without it.
-DEVICE float sum_scale(float n) {
-  return bit_cast<float>(bit_cast<uint32_t>(1 / n) & 0x7f800000u);
-}
+DEVICE float sum_scale(float n) { return bit_cast<float>(bit_cast<uint32_t>(1 / n) & 0x7f800000u); }
 DEVICE double sum_scale(double n) {
   return bit_cast<double>(bit_cast<uint64_t>(1 / n) & 0x7ff0000000000000ull);
 }
@@ -187,16 +189,19 @@ DEVICE T int_pow(T base, T exponent) {
 
 // ---- division
 
-// Towards zero. The lowest integer by -1 wraps. Where an integer is divided by 0, CUDA gives what the machine
-// does, as in eager's kernels; the host, where that would be a signal, 0.
+// Towards zero. The lowest integer by -1 wraps. Where an integer is divided by 0, CUDA gives what the
+// machine does, as in eager's kernels; the host, where that would be a signal, 0.
 template <class T>
 DEVICE T trunc_div(T a, T b) {
   if constexpr (is_real<T>) return trunc(a / b);
 #if defined(TSFUSER_CUDA)
-  else return static_cast<T>(a / b);
+  else
+    return static_cast<T>(a / b);
 #else
-  else if (b == T(0)) return T(0);
-  else return is_signed<T> && b == T(-1) ? wrap_neg(a) : static_cast<T>(a / b);
+  else if (b == T(0))
+    return T(0);
+  else
+    return is_signed<T> && b == T(-1) ? wrap_neg(a) : static_cast<T>(a / b);
 #endif
 }
 
@@ -205,9 +210,11 @@ template <class T>
 DEVICE T trunc_mod(T a, T b) {
   if constexpr (is_real<T>) return fmod(a, b);
 #if defined(TSFUSER_CUDA)
-  else return static_cast<T>(a % b);
+  else
+    return static_cast<T>(a % b);
 #else
-  else return b == T(0) || (is_signed<T> && b == T(-1)) ? T(0) : static_cast<T>(a % b);
+  else
+    return b == T(0) || (is_signed<T> && b == T(-1)) ? T(0) : static_cast<T>(a % b);
 #endif
 }
 
@@ -262,7 +269,8 @@ DEVICE T nan_min(T a, just<T> b) {
   const T smaller = a < b ? a : b;
   return a != a ? a : smaller;
 }
-#if defined(TSFUSER_CUDA) && __CUDA_ARCH__ >= 800  // one instruction, which gives NaN if either operand is one
+// one instruction, which gives NaN if either operand is one
+#if defined(TSFUSER_CUDA) && __CUDA_ARCH__ >= 800
 DEVICE float nan_max(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
@@ -359,9 +367,7 @@ DEVICE double erfinv(double x) {
   }
   return copysign(y, x);
 }
-DEVICE float erfinv(float x) {
-  return static_cast<float>(erfinv(static_cast<double>(x)));
-}
+DEVICE float erfinv(float x) { return static_cast<float>(erfinv(static_cast<double>(x))); }
 
 #endif
 

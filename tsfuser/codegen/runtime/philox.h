@@ -14,8 +14,8 @@
 #include "vector.h"
 #include "index.h"
 
-// What the launch says of a call's random numbers. In a captured CUDA graph (`captured` is 1, else 0), `seed`
-// and `offset` are addresses, where torch writes before each replay; `within` adds to the offset.
+// What the launch says of a call's random numbers. In a captured CUDA graph (`captured` is 1, else 0),
+// `seed` and `offset` are addresses, where torch writes before each replay; `within` adds to the offset.
 struct random_state {
   uint64_t seed, offset, within, captured;
 };
@@ -100,10 +100,12 @@ DEVICE T uniform(const random_start& start, uint32_t stream, int64_t index) {
 #if defined(TSFUSER_HOST)
 // The numbers of the elements from `first` on, `count` of them, somewhere in `room`, which holds 8 more.
 template <class T, int N>
-DEVICE const T* draw(T (&room)[N], const random_start& start, uint32_t stream, int64_t first, int64_t count) {
+DEVICE const T* draw(T (&room)[N], const random_start& start, uint32_t stream, int64_t first,
+                     int64_t count) {
   enum : int { each = uniform_block<T>::count };
   const uint64_t low = start.low + stream, block = static_cast<uint64_t>(first) / each;
-  const int64_t skip = static_cast<int64_t>(static_cast<uint64_t>(first) % each), blocks = (skip + count + each - 1) / each;
+  const int64_t skip = static_cast<int64_t>(static_cast<uint64_t>(first) % each),
+                blocks = (skip + count + each - 1) / each;
   SIMD_LOOP
   for (int64_t k = 0; k < blocks; ++k) {
     const philox_block words = philox(start.key, low, block + k);
@@ -136,7 +138,8 @@ DEVICE vec<T, N> uniform(const random_start& start, uint32_t stream, int64_t fir
     for (int i = 0; i < count; ++i) numbers[whole * count + i] = uniform_block<T>::number(drawn, i);
   }
 #pragma unroll
-  for (int shift = 1; shift < count; ++shift) {  // no array is indexed by a variable, which would leave the registers
+  // no array is indexed by a variable, which would leave the registers
+  for (int shift = 1; shift < count; ++shift) {
 #pragma unroll
     for (int lane = 0; lane < N; ++lane) {
       if (skip == shift) result[lane] = numbers[lane + shift];

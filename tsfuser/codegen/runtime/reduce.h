@@ -2,8 +2,8 @@
 //
 // In: an array of accumulators a thread. Out: the combination along x, in every thread, or along y, in those
 // of the first row. Threads offer what they have in shared memory, meet, and take what others offered; every
-// exchange has memory of its own, which nobody overwrites. All threads of the block take part; those of a row
-// (same threadIdx.y) are a power of two, or whole warps. Example:
+// exchange has memory of its own, which nobody overwrites. All threads of the block take part; those of a
+// row (same threadIdx.y) are a power of two, or whole warps. Example:
 //
 //     offer_x<Sum>(total, shared);
 //     meet_x();
@@ -13,19 +13,21 @@
 #include "kernel.h"
 #include "math.h"
 
-#define COMBINER(NAME, EXPRESSION)       \
-  struct NAME {                          \
-    template <class T>                   \
+#define COMBINER(NAME, EXPRESSION)             \
+  struct NAME {                                \
+    template <class T>                         \
     DEVICE_MEMBER static T combine(T a, T b) { \
-      return EXPRESSION;                 \
-    }                                    \
+      return EXPRESSION;                       \
+    }                                          \
   };
+// clang-format off
 COMBINER(Sum, a + b)
-COMBINER(Product, a* b)
+COMBINER(Product, a * b)
 COMBINER(Largest, nan_max(a, b))
 COMBINER(Smallest, nan_min(a, b))
 COMBINER(Any, a || b)
 COMBINER(All, a && b)
+// clang-format on
 #undef COMBINER
 
 // How many terms there were, their mean `origin + rest`, and the sum of their squared distances from it. The
@@ -72,9 +74,7 @@ DEVICE T squares_of(const moments<T>& of) {
 }
 
 // 1 / x of a count, to a rounding or two.
-DEVICE double reciprocal(double x) {
-  return 1 / x;
-}
+DEVICE double reciprocal(double x) { return 1 / x; }
 DEVICE float reciprocal(float x) {
 #if defined(TSFUSER_CUDA)
   return __fdividef(1.0f, x);
@@ -87,7 +87,8 @@ DEVICE float reciprocal(float x) {
 struct Moments {
   template <class T>
   DEVICE_MEMBER static moments<T> combine(const moments<T>& a, const moments<T>& b) {
-    const T count = a.count + b.count, share = b.count * reciprocal(count), distance = (b.origin - a.origin) + (b.rest - a.rest);
+    const T count = a.count + b.count, share = b.count * reciprocal(count),
+            distance = (b.origin - a.origin) + (b.rest - a.rest);
     const T squares = a.squares + b.squares + distance * distance * (a.count * share);
     const moments<T> both = moments_of<T>(count, a.origin, a.rest + distance * share, squares);
     return b.count > 0 ? a.count > 0 ? both : b : a;
@@ -167,7 +168,8 @@ DEVICE T exchange(T value, int mask, int width) {
     unsigned words[sizeof(T) / 4];
     copy_bytes(words, &value, sizeof(T));
 #pragma unroll
-    for (unsigned i = 0; i < sizeof(T) / 4; ++i) words[i] = __shfl_xor_sync(0xffffffffu, words[i], mask, width);
+    for (unsigned i = 0; i < sizeof(T) / 4; ++i)
+      words[i] = __shfl_xor_sync(0xffffffffu, words[i], mask, width);
     copy_bytes(&value, words, sizeof(T));
     return value;
   } else {
@@ -210,7 +212,8 @@ DEVICE void take_x(T (&value)[M], char* memory, just<T> identity) {
   if (warps <= 1) return;
   const T* const shared = reinterpret_cast<const T*>(memory) + threadIdx.y * warps;
 #pragma unroll
-  for (int k = 0; k < (N ? N : M); ++k) value[k] = combine_lanes<Op>(lane % Warps < warps ? shared[k * 32 + lane % Warps] : identity, Warps);
+  for (int k = 0; k < (N ? N : M); ++k)
+    value[k] = combine_lanes<Op>(lane % Warps < warps ? shared[k * 32 + lane % Warps] : identity, Warps);
 }
 
 DEVICE void meet_x() {
@@ -218,12 +221,10 @@ DEVICE void meet_x() {
 }
 
 // Rows of a block, which consists of whole warps, that share a warp.
-DEVICE int warp_rows() {
-  return blockDim.x < 32 ? 32 / blockDim.x : 1;
-}
+DEVICE int warp_rows() { return blockDim.x < 32 ? 32 / blockDim.x : 1; }
 
-// Along y, of which the block has a power of two: the rows of a warp are combined first; its first row offers
-// its first N accumulators.
+// Along y, of which the block has a power of two: the rows of a warp are combined first; its first row
+// offers its first N accumulators.
 template <class Op, int N = 0, class T, int M>
 DEVICE void offer_y(T (&value)[M], char* memory) {
   constexpr int count = N ? N : M;
@@ -231,10 +232,12 @@ DEVICE void offer_y(T (&value)[M], char* memory) {
   for (int mask = 16; mask > 0; mask /= 2) {
     if (mask < blockDim.x) break;
 #pragma unroll
-    for (int lane = 0; lane < count; ++lane) value[lane] = Op::combine(value[lane], exchange(value[lane], mask, 32));
+    for (int lane = 0; lane < count; ++lane)
+      value[lane] = Op::combine(value[lane], exchange(value[lane], mask, 32));
   }
   if (threadIdx.y % warp_rows() != 0) return;
-  T* const shared = reinterpret_cast<T*>(memory) + (threadIdx.y / warp_rows() * blockDim.x + threadIdx.x) * count;
+  T* const shared =
+      reinterpret_cast<T*>(memory) + (threadIdx.y / warp_rows() * blockDim.x + threadIdx.x) * count;
 #pragma unroll
   for (int lane = 0; lane < count; ++lane) shared[lane] = value[lane];
 }
@@ -243,11 +246,13 @@ template <class Op, int N = 0, class T, int M>
 DEVICE void take_y(T (&value)[M], char* memory, just<T>) {
   constexpr int count = N ? N : M;
   if (threadIdx.y > 0) return;
-  const int pitch = blockDim.x * count, rows = blockDim.y / warp_rows();  // 8 rows at most, in blocks of 256 threads
+  // 8 rows at most, in blocks of 256 threads
+  const int pitch = blockDim.x * count, rows = blockDim.y / warp_rows();
   const T* const shared = reinterpret_cast<const T*>(memory) + threadIdx.x * count;
   for (int row = 1; row < rows; ++row) {
 #pragma unroll
-    for (int lane = 0; lane < count; ++lane) value[lane] = Op::combine(value[lane], shared[row * pitch + lane]);
+    for (int lane = 0; lane < count; ++lane)
+      value[lane] = Op::combine(value[lane], shared[row * pitch + lane]);
   }
 }
 
@@ -263,9 +268,7 @@ DEVICE T* gathered(char* memory) {
   return reinterpret_cast<T*>(memory) + Warps * Columns;
 }
 
-DEVICE int thread_of_block() {
-  return threadIdx.y * blockDim.x + threadIdx.x;
-}
+DEVICE int thread_of_block() { return threadIdx.y * blockDim.x + threadIdx.x; }
 
 template <class Op, int Columns, int Warps, class T, int M>
 DEVICE void gather_columns(const T (&)[M], char* memory) {
@@ -277,36 +280,30 @@ DEVICE void gather_columns(const T (&)[M], char* memory) {
   }
 }
 
-DEVICE void meet_columns() {
-  __syncthreads();
-}
+DEVICE void meet_columns() { __syncthreads(); }
 
 template <int Columns, int Warps, class T, int M>
 DEVICE void receive_columns(T (&value)[M], char* memory) {
 #pragma unroll
-  for (int lane = 0; lane < M; ++lane) value[lane] = gathered<Columns, Warps, T>(memory)[threadIdx.x * M + lane];
+  for (int lane = 0; lane < M; ++lane)
+    value[lane] = gathered<Columns, Warps, T>(memory)[threadIdx.x * M + lane];
 }
 
 #else
 
 // A block of the host is one thread.
 template <class Op, int Width, int N = 0, class T, int M>
-DEVICE void reduce_warp(T (&)[M]) {
-}
-#define NOTHING_TO_COMBINE(NAME)                        \
-  template <class Op, int N = 0, class T, int M>        \
-  DEVICE void NAME(T (&)[M], char*, just<T> = just<T>()) { \
-  }
+DEVICE void reduce_warp(T (&)[M]) {}
+#define NOTHING_TO_COMBINE(NAME)                 \
+  template <class Op, int N = 0, class T, int M> \
+  DEVICE void NAME(T(&)[M], char*, just<T> = just<T>()) {}
 NOTHING_TO_COMBINE(offer_x)
 NOTHING_TO_COMBINE(offer_y)
 NOTHING_TO_COMBINE(take_y)
 #undef NOTHING_TO_COMBINE
 template <class Op, int Warps, int N = 0, class T, int M>
-DEVICE void take_x(T (&)[M], char*, just<T>) {
-}
-DEVICE void meet_x() {
-}
-DEVICE void meet_y() {
-}
+DEVICE void take_x(T (&)[M], char*, just<T>) {}
+DEVICE void meet_x() {}
+DEVICE void meet_y() {}
 
 #endif

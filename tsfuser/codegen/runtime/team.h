@@ -4,7 +4,8 @@
 // team, in every thread. A block publishes the 4-byte words of its value, each beside a tag that says in
 // which turn it was written, as one 8-byte store: who reads the tag has the word, so that no fence and no
 // counter is needed. Slots begin as 0; turns take two sets of them by turns, since nobody is more than one
-// turn ahead. All blocks of the grid must run at the same time (a cooperative launch). Example, of one total:
+// turn ahead. All blocks of the grid must run at the same time (a cooperative launch). Example, of one
+// total:
 //
 //     const team_slots slots = slots_of<4>(args.slots, team, parts, part, turn);
 //     offer_team<0>(total, slots, 0);
@@ -63,7 +64,8 @@ DEVICE void offer_team(const T (&value)[M], const team_slots& slots, int word) {
   unsigned bits[words_of<T>] = {};
   copy_bytes(bits, value, sizeof(T));
 #pragma unroll
-  for (int i = 0; i < words_of<T>; ++i) publish(slots.at + (word + i) * slots.parts + slots.part, uint64_t{slots.tag} << 32 | bits[i]);
+  for (int i = 0; i < words_of<T>; ++i)
+    publish(slots.at + (word + i) * slots.parts + slots.part, uint64_t{slots.tag} << 32 | bits[i]);
 }
 
 // Warp `Warp` waits for all blocks and leaves in `shared` what they have together, combined in an order that
@@ -82,14 +84,16 @@ DEVICE void take_team(const T (&)[M], const team_slots& slots, int word, char* s
       for (int look = 0; look < looks; ++look) {
 #pragma unroll
         for (int i = 0; i < words; ++i) {
-          if (seen[look][i] >> 32 != slots.tag && first + 32 * look < slots.parts) seen[look][i] = look_at(place + i * slots.parts + 32 * look);
+          if (seen[look][i] >> 32 != slots.tag && first + 32 * look < slots.parts)
+            seen[look][i] = look_at(place + i * slots.parts + 32 * look);
         }
       }
       there = true;
 #pragma unroll
       for (int look = 0; look < looks; ++look) {
 #pragma unroll
-        for (int i = 0; i < words; ++i) there = there && (seen[look][i] >> 32 == slots.tag || first + 32 * look >= slots.parts);
+        for (int i = 0; i < words; ++i)
+          there = there && (seen[look][i] >> 32 == slots.tag || first + 32 * look >= slots.parts);
       }
 #if defined(TSFUSER_FIBERS)
       if (!there) fiber_yield();
@@ -110,9 +114,7 @@ DEVICE void take_team(const T (&)[M], const team_slots& slots, int word, char* s
   if (threadIdx.x % 32 == 0) copy_bytes(shared, &total, sizeof(T));
 }
 
-DEVICE void meet_team() {
-  __syncthreads();
-}
+DEVICE void meet_team() { __syncthreads(); }
 
 template <class T, int M>
 DEVICE void receive_team(T (&value)[M], const char* shared) {

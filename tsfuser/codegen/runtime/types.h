@@ -91,9 +91,7 @@ DEVICE float to_float(half_t x) {
   return result;
 }
 
-DEVICE void round_to(half_t& result, float x) {
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(x));
-}
+DEVICE void round_to(half_t& result, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(x)); }
 
 DEVICE void round_to(bfloat16_t& result, float x) {
 #if __CUDA_ARCH__ >= 800
@@ -107,20 +105,14 @@ DEVICE void round_to(bfloat16_t& result, float x) {
 
 #else
 
-DEVICE float to_float(bfloat16_t x) {
-  return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16);
-}
+DEVICE float to_float(bfloat16_t x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 
 #if defined(TSFUSER_HOST) && defined(__F16C__) && defined(__AVX2__) && !defined(__clang__)
 #include "host_half.h"
 
-DEVICE float to_float(half_t x) {
-  return widen_half(x.bits);
-}
+DEVICE float to_float(half_t x) { return widen_half(x.bits); }
 
-DEVICE void round_to(half_t& result, float x) {
-  result.bits = static_cast<uint16_t>(narrow_half(x));
-}
+DEVICE void round_to(half_t& result, float x) { result.bits = static_cast<uint16_t>(narrow_half(x)); }
 
 #else
 
@@ -205,7 +197,8 @@ DEVICE To convert(From x) {
     return static_cast<uint8_t>(static_cast<int64_t>(x));
 #if !defined(TSFUSER_CUDA)
   } else if constexpr (sizeof(To) < 4 && From(0.5) != 0) {
-    return static_cast<To>(static_cast<int32_t>(x));  // else clang saturates where torch, built by g++, wraps
+    // else clang saturates where torch, built by g++, wraps
+    return static_cast<To>(static_cast<int32_t>(x));
 #endif
   } else if constexpr (From(0.5) != 0 && To(0.5) == 0) {
     return settled(static_cast<To>(x));

@@ -13,19 +13,13 @@
 template <class T, int N>
 struct vec {
   T lanes[N];
-  DEVICE_MEMBER T& operator[](int lane) {
-    return lanes[lane];
-  }
-  DEVICE_MEMBER const T& operator[](int lane) const {
-    return lanes[lane];
-  }
+  DEVICE_MEMBER T& operator[](int lane) { return lanes[lane]; }
+  DEVICE_MEMBER const T& operator[](int lane) const { return lanes[lane]; }
 };
 
 // One bool, as torch reads it: any byte but 0 is true. (And g++ vectorises loops over bytes, not over
 // bools.)
-DEVICE bool load_bool(const bool* pointer) {
-  return *reinterpret_cast<const uint8_t*>(pointer) != 0;
-}
+DEVICE bool load_bool(const bool* pointer) { return *reinterpret_cast<const uint8_t*>(pointer) != 0; }
 
 #if defined(TSFUSER_CUDA)
 
@@ -75,7 +69,8 @@ DEVICE uint4 load_word(const uint4* pointer, bool wanted) {
 }
 DEVICE uint2 load_word(const uint2* pointer, bool wanted) {
   uint2 w;
-  asm("{ .reg .pred p; setp.ne.s32 p, %3, 0; mov.b32 %0, 0; mov.b32 %1, 0; @p ld.global.v2.b32 {%0, %1}, [%2]; }"
+  asm("{ .reg .pred p; setp.ne.s32 p, %3, 0; mov.b32 %0, 0; mov.b32 %1, 0; @p ld.global.v2.b32 {%0, %1}, "
+      "[%2]; }"
       : "=&r"(w.x), "=&r"(w.y)
       : "l"(pointer), "r"(static_cast<int>(wanted)));
   return w;
