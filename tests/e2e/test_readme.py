@@ -90,9 +90,9 @@ def test_dumps_of_the_kernel(target, environment, tmp_path):
 
 
 def test_the_example_of_explain(target, environment, tmp_path):
-    """The script is that of tsfuser's own README, and so is what it prints but for numbers."""
-    readme = (ROOT / "README.md").read_text()
-    section = readme[readme.index("## Why is this not fused?") :]
+    """The script is that of docs/troubleshooting.md, and so is what it prints but for numbers."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    section = page[page.index("\n## Why is this not fused?") :]
     script, expected = re.findall(r"```(?:python)?\n(.*?)```", section, re.S)[:2]
     (tmp_path / "block.py").write_text(script.replace("torch.rand(2048", "torch.rand(64"))
     source = (
@@ -109,6 +109,30 @@ def test_the_example_of_explain(target, environment, tmp_path):
         for text in (out, expected)
     ]
     assert kept[0] == kept[1] and len(kept[0]) > 8
+
+
+def test_the_first_example_of_the_readme(target, environment, tmp_path):
+    """As it stands there: both ops are fused, into one kernel."""
+    [script] = re.findall(r"```python\n(import torch.*?)```", (ROOT / "README.md").read_text(), re.S)
+    status, out, err = run_python(tmp_path, on(target, script) + CHECK.replace("input", "x"), **environment)
+    assert status == 0, err
+    assert "forward: 2 ops fused in 1 group and 1 kernel" in out, out
+
+
+def test_the_torch_compile_line_of_the_readme(target, environment, tmp_path):
+    [line] = re.findall(r"```python\n(model = .*?\n)```", (ROOT / "README.md").read_text(), re.S)
+    source = f"""
+import torch
+import tsfuser
+
+model, x = torch.nn.Sequential(torch.nn.GELU(), torch.nn.Softmax(1)).cuda(), torch.randn(8, 32).cuda()
+expected = model(x)
+{line}
+torch.testing.assert_close(model(x), expected)
+assert tsfuser.stats()["launches"] == 1, tsfuser.stats()
+"""
+    status, out, err = run_python(tmp_path, on(target, source), **environment)
+    assert status == 0, err
 
 
 def test_context_manager_example(target, environment, tmp_path):

@@ -1,6 +1,7 @@
 """What is generated is up to date, and names what is there."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,3 +30,27 @@ def test_the_tests_that_parity_names_exist():
         if function not in known[path]:
             missing.append(name)
     assert not missing
+
+
+def anchor(heading):
+    """The anchor that GitHub gives a heading: `Why is this not fused?` -> `why-is-this-not-fused`."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize(
+    "page", sorted(p.relative_to(ROOT).as_posix() for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+)
+def test_links_lead_to_files_and_headings(page):
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.M | re.S)
+    broken = []
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        path, _, heading = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        headings = re.findall(r"^#+ (.*)$", target.read_text(), re.M) if target.is_file() else []
+        if not target.exists() or (heading and heading not in map(anchor, headings)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
