@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("script", ["ops_table", "options_table", "parity_table"])
-def test_the_tables_are_those_of_the_code(script):
+@pytest.mark.parametrize("script", ["ops_table", "options_table", "parity_table", "architecture_page"])
+def test_what_is_generated_is_what_the_code_gives(script):
     pytest.importorskip("torch")
     done = subprocess.run([sys.executable, ROOT / "scripts" / script, "--check"])
     assert done.returncode == 0, f"run scripts/{script}"
