@@ -99,7 +99,8 @@ class Axes:
         """The loops of two axes of one size side by side, which are cut as it takes; None where their pieces
         do not nest."""
         mine = self.parts(a)
-        shares, pairs = self.shared_out([b], [p.extent for p in mine]), []
+        shares = self.shared_out([b], [p.extent for p in mine])
+        pairs: list[tuple[Axis, Axis]] = []
         for p, share in zip(mine, shares or ()):
             if len(share) > 1 and not self.is_split(p):
                 self._pieces[p] = self._cut(p, [q.extent for q in share])
@@ -117,7 +118,7 @@ class Axes:
         decide, result = self.call.decide, []
         waiting = [part for axis in reversed(axes) for part in reversed(self.parts(axis))]
         for size in sizes:
-            share = []
+            share: list[Axis] = []
             while not share or not decide(sz.eq(size, 1)):
                 if not waiting:
                     return None

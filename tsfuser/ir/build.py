@@ -13,6 +13,7 @@ equality is a decision of the call. Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ..errors import Refusal
 from . import layout as lay
@@ -130,7 +131,8 @@ class Builder(Draft):
         found = self.input_of(value)
         if limit is None or limit.admits_all(value.dtype):
             return
-        if found is None or self.call.args[found.index].device != "cpu":
+        tensor = None if found is None else self.call.args[found.index]
+        if not isinstance(tensor, TensorArg) or tensor.device != "cpu":
             raise Refusal(f"{what}, a {value.dtype} tensor, may be out of range: an error in eager")
         self.call.limits[found.index, limit] = None
 
@@ -311,7 +313,7 @@ class Builder(Draft):
         return tuple(
             layout
             if v.dtype is dtype or not layout.sizes
-            else self._known((layout,), lambda layout=layout: lay.copied(self.call, layout))
+            else self._known((layout,), partial(lay.copied, self.call, layout))
             for v, layout in zip(operands, own)
         )
 

@@ -116,11 +116,16 @@ class Call:
 
     def stride(self, i: int, d: int) -> sz.Size:
         """Stride in elements of dim `d` of tensor argument `i`."""
-        return sz.leaf(self._first[i] + self.args[i].rank + d, f"stride{i}_{d}")
+        return sz.leaf(self._first[i] + self._rank(i) + d, f"stride{i}_{d}")
 
     def alignment(self, i: int) -> sz.Size:
         """Largest power of two up to 256 that divides the address of tensor argument `i`, in bytes."""
-        return sz.leaf(self._first[i] + 2 * self.args[i].rank, f"align{i}")
+        return sz.leaf(self._first[i] + 2 * self._rank(i), f"align{i}")
+
+    def _rank(self, i: int) -> int:
+        tensor = self.args[i]
+        assert isinstance(tensor, TensorArg)
+        return tensor.rank
 
     def item(self, i: int, k: int = 0) -> sz.Size:
         """Value of int or bool argument `i`, or item `k` of list argument `i`."""

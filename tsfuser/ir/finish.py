@@ -33,14 +33,14 @@ def finish(draft: Draft) -> Fusion:
         replace(i, value=new.value(i.value), strides=new.strides(i.value, i.strides)) for i in read
     )
     numbers = tuple(n for n in draft.numbers.values() if n.value.name in live)
-    ops = tuple(map(new.op, ops))
+    kept = tuple(map(new.op, ops))
     outputs = tuple(
         replace(o, value=new.value(o.value), steps=new.strides(o.value, o.strides)) for o in draft.outputs
     )
     updates = tuple(
         replace(u, value=new.value(u.value), strides=new.strides(u.value, u.strides)) for u in draft.updates
     )
-    fusion = Fusion(inputs, numbers, ops, outputs, tuple(draft.results), updates, draft.drawn)
+    fusion = Fusion(inputs, numbers, kept, outputs, tuple(draft.results), updates, draft.drawn)
     _check_lookups(draft, fusion)
     return fusion
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .dtypes import DType
 
-_LARGEST = {
+_LARGEST: dict[int, Any] = {
     2: {"float16": 65504.0, "bfloat16": 3.3895313892515355e38},
     4: 3.4028234663852886e38,
     8: math.nextafter(math.inf, 0),

@@ -111,6 +111,6 @@ class _Copy:
             op = replace(op, strides=self._walk(op.output, op.strides)[1])
         operands = op.operands if isinstance(op, Reshape) else tuple(map(self.value, op.operands))
         new = replace(op, operands=operands, output=self.value(op.output))
-        if isinstance(op, Reduce):
-            return replace(new, axes=tuple(chain.from_iterable(map(self._split, op.axes))))
+        if isinstance(new, Reduce):
+            return replace(new, axes=tuple(chain.from_iterable(map(self._split, new.axes))))
         return new

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 from weakref import WeakValueDictionary
 
 _FAR = 1 << 62  # "divisible by everything": the alignment of the integer 0
@@ -52,8 +53,8 @@ class Size:
     never directly."""
 
     op: str
-    a: Size | int
-    b: Size | str | None = None
+    a: Any
+    b: Any = None
     # where it stands among the operands of a sum or product; the same in every process, as generated code is
     order: int = 0
 

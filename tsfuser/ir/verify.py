@@ -45,7 +45,7 @@ def verify(fusion: Fusion) -> str | None:
         if known.get(u.value.name) != u.value or all(i.index != u.index for i in fusion.inputs):
             return f"{u.value.name}, or argument {u.index} that it goes to, is not defined"
     for kind, k in fusion.results:
-        if kind == "output" and k >= len(fusion.outputs):
+        if kind == "output" and int(k) >= len(fusion.outputs):
             return f"result {k} is not an output"
     return None
 

@@ -61,6 +61,7 @@ def split(draft: Draft, value: Value, dim: int, count: int) -> Value:
     axis, size = value.dims[dim], draft.sizes(value)[dim]
     if count < 1 or draft.call.decide(size % count):
         raise Refusal("a dimension that cannot be split evenly is an error in eager")
+    pair: Sequence[Axis | None] | None
     if count == 1 or axis is None:
         pair = (None, axis)
     elif draft.call.decide(sz.eq(size, count)):

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import Refusal
 from ..ir.build import Builder
-from ..ir.call import Call, ScalarArg, TensorArg
+from ..ir.call import Arg, Call, ScalarArg, TensorArg
 from ..ir.dtypes import DTYPES, FLOAT, DType
 from ..ir.fusion import Empty, Value
 
@@ -231,7 +231,8 @@ def _kind_of_result(result: Value | Empty | int | None, fickle: bool) -> tuple[s
 
 def _trial(row: Row, args, device: str, default: DType, eager) -> tuple[Builder, dict[str, Any]] | None:
     """A builder and the row's arguments in it; None if something needed is unknown."""
-    described, build_args = [], {}
+    described: list[Arg] = []
+    build_args: dict[str, Any] = {}
     for name, arg in args:
         if name in row.ignored:
             build_args[name] = lambda b: None
