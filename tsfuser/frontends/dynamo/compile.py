@@ -17,6 +17,7 @@ from torch import fx
 from ...planning.compile import expect_cuda
 from . import settings as its_settings
 from .decompositions import decompositions
+from .partition import partition
 from .program import compile_graph
 
 
@@ -29,19 +30,17 @@ def backend(
 ) -> Callable[..., Any]:
     """The compiled module. Raises ValueError for options and modes that have no meaning here."""
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
     settings = its_settings.read(options)
     if mode not in (None, "default"):
         raise ValueError(f"tsfuser has no mode {mode!r}; leave it out, or take 'default'")
     _prepare_cuda()
     compiler = partial(_compile, settings)
-    partition = min_cut_rematerialization_partition if settings.recompute else default_partition
     return aot_autograd(
         fw_compiler=compiler,
         bw_compiler=compiler,
         inference_compiler=compiler,
-        partition_fn=partition,
+        partition_fn=partial(partition, recompute=settings.recompute),
         decompositions=decompositions,
         keep_inference_input_mutations=True,
     )(module, inputs)

@@ -14,13 +14,16 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from .updates import move_last, updates
+
 aten = torch.ops.aten
 
 
 def simplify(module: fx.GraphModule) -> None:
     """Changes the module's graph."""
     graph = module.graph
-    changed = False
+    move_last(graph)
+    changed = bool(updates(graph))
     for node in list(graph.nodes):
         form = FORMS.get(node.target) if node.op == "call_function" else None
         changed = (form is not None and form(node)) or changed
@@ -41,6 +44,14 @@ def _hand_on(node: fx.Node) -> bool:
 def _view(node: fx.Node) -> bool:
     """`_unsafe_view` differs from `view` for autograd alone."""
     node.target = aten.view.default
+    return True
+
+
+def _cast(node: fx.Node) -> bool:
+    """A cast of the primitives that numbers become when they vary from call to call."""
+    operand, dtype = node.args
+    node.target = aten._to_copy.default
+    node.args, node.kwargs = (operand,), {"dtype": dtype}
     return True
 
 
@@ -91,4 +102,5 @@ FORMS: dict[Any, Callable[[fx.Node], bool]] = {
     aten.alias.default: _hand_on,
     aten._unsafe_view.default: _view,
     aten.where.self: _with_number,
+    torch.ops.prims.convert_element_type.default: _cast,
 }

@@ -26,9 +26,9 @@ from ...graph.wrapper import outputs, schema
 from . import sizes
 from .arguments import Arguments
 from .types import order_of, type_of
+from .updates import last_updates
 
 _INT = torch._C.IntType.get()
-_COPY = torch.ops.aten.copy_.default
 
 
 @dataclass
@@ -51,21 +51,6 @@ def translate(module: fx.GraphModule) -> Translation:
     return _Translator(module).run()
 
 
-def last_copies(graph: fx.Graph) -> list[fx.Node]:
-    """The copies to inputs behind all else: AOTAutograd's last step for tensors that the program changes."""
-    found = []
-    for node in reversed(graph.nodes):
-        if node.op == "output":
-            continue
-        if node.target is not _COPY or node.users or len(node.args) != 2 or node.kwargs:
-            break
-        target, source = node.args
-        if not isinstance(target, fx.Node) or target.op != "placeholder" or not isinstance(source, fx.Node):
-            break
-        found.append(node)
-    return found[::-1]
-
-
 class _Translator:
     def __init__(self, module: fx.GraphModule):
         self.module = module
@@ -84,7 +69,7 @@ class _Translator:
         owned = [node for node in nodes if node.op == "get_attr"]
         for node in owned:
             self._attribute(node)
-        copies = last_copies(self.module.graph)
+        copies = last_updates(self.module.graph)
         for node in nodes:
             if node.op in ("placeholder", "get_attr", "output") or node in copies:
                 continue

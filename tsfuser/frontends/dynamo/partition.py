@@ -1,0 +1,51 @@
+"""What the forward saves for the backward: torch's partitioners, with one of their mistakes put right.
+
+In: AOTAutograd's joint graph. Out: the forward and the backward. A partitioner may save an input that the
+program changes in place, or a view of it, and have the backward compute again from that. The forward changes
+it last, so that the backward would read what the input has become. Before:
+
+    copy_(primals_1, sigmoid);  return (y, primals_1)
+becomes
+    clone = clone(primals_1);  copy_(primals_1, sigmoid);  return (y, clone)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from .updates import sharing, updates
+
+aten = torch.ops.aten
+
+
+def partition(joint: fx.GraphModule, inputs: Any, *, recompute: bool, num_fwd_outputs: int, **others: Any):
+    """The forward and the backward. `recompute`: by the cheapest cut, else as autograd saves."""
+    from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+
+    divide = min_cut_rematerialization_partition if recompute else default_partition
+    forward, backward = divide(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
+    save_old_values(forward, num_fwd_outputs)
+    return forward, backward
+
+
+def save_old_values(forward: fx.GraphModule, results: int) -> None:
+    """Of what is saved, behind the first `results` outputs, copies are saved where the forward changes it."""
+    graph = forward.graph
+    copies = updates(graph)
+    if not copies:
+        return
+    changed = sharing(graph, [copy.args[0] for copy in copies])
+    (last,) = (node for node in graph.nodes if node.op == "output")
+    returned = list(last.args[0])
+    for k in range(results, len(returned)):
+        if returned[k] in changed:
+            with graph.inserting_before(copies[0]):
+                clone = graph.call_function(aten.clone.default, (returned[k],))
+            clone.meta = dict(returned[k].meta)
+            returned[k] = clone
+    if any(a is not b for a, b in zip(returned, last.args[0])):
+        last.args = (tuple(returned),)
+        forward.recompile()
