@@ -206,18 +206,6 @@ void after_fork() {
   groups_after_fork();
 }
 
-void hook_into_torch() {
-  static const bool once = [] {
-    register_operators();
-    register_size_operators();
-    register_pass_hooks();
-    register_differentiable_graphs();
-    pthread_atfork(nullptr, nullptr, after_fork);
-    return true;
-  }();
-  static_cast<void>(once);
-}
-
 void bind_plan(py::module_& m) {
   py::class_<Launch, std::shared_ptr<Launch>>(m, "Launch")
       .def(py::init(&make_launch), py::arg("kind"), py::arg("function"), py::arg("name"), py::arg("grid"),
@@ -250,6 +238,8 @@ PYBIND11_MODULE(_C, m) {
   remember_main_thread(
       py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>());
   hook_into_torch();
+  static const int watched = pthread_atfork(nullptr, nullptr, after_fork);  // once a process
+  static_cast<void>(watched);
   bind_plan(m);
   bind_graphs(m);
   bind_optimised(m);

@@ -10,6 +10,7 @@
 #include "call/arguments.h"
 #include "torchscript/hooks.h"
 #include "torchscript/nodes.h"
+#include "torchscript/prepare.h"
 
 #include <c10/core/GradMode.h>
 #include <pybind11/stl.h>
@@ -248,29 +249,6 @@ class Fallback : public torch::jit::GraphFunction {
   std::unique_ptr<torch::jit::Code> code_;
 };
 
-// Operators of graphs that were made before point to the one that is replaced, which stays.
-void replace_operator(c10::Symbol kind, torch::jit::Operation (*make)(const Node*),
-                      std::shared_ptr<torch::jit::Operator>& original) {
-  const auto found = torch::jit::getAllOperatorsFor(kind);
-  if (found.size() != 1) {  // not the torch that we know
-    return;
-  }
-  original = found.front();
-  torch::jit::deregisterOperator(original->schema());
-  torch::jit::registerOperator(
-      torch::jit::Operator(kind, make, c10::AliasAnalysisKind::INTERNAL_SPECIAL_CASE));
-}
-
-std::shared_ptr<torch::jit::Operator>& original_graph() {
-  static auto* o = new std::shared_ptr<torch::jit::Operator>;
-  return *o;
-}
-
-std::shared_ptr<torch::jit::Operator>& original_check() {
-  static auto* o = new std::shared_ptr<torch::jit::Operator>;
-  return *o;
-}
-
 // The results of a differentiable graph that may be views of a value inside of it. Torch lets none of them
 // share memory with another, or with an input.
 std::vector<size_t> views_given(const Node& differentiable) {
@@ -297,12 +275,14 @@ void release_view(c10::IValue& value) {
   value = std::move(own);
 }
 
-torch::jit::Operation make_graph(const Node* node) {
+}  // namespace
+
+torch::jit::Operation make_differentiable_graph(const Node* node) {
   if (!pass_enabled.load(std::memory_order_relaxed)) {
-    return original_graph()->getOperation(node);
+    return torchs_operation(node);
   }
   keep_less(const_cast<Node*>(node));  // the executor's own copy of the graph
-  auto run = original_graph()->getOperation(node);
+  auto run = torchs_operation(node);
   auto views = views_given(*node);
   if (views.empty()) {
     return run;
@@ -318,8 +298,8 @@ torch::jit::Operation make_graph(const Node* node) {
 
 // The check sends what needs eager's autograd to the fallback, and what needs none: a result of a
 // differentiable graph requires a gradient in whatever mode.
-torch::jit::Operation make_check(const Node* node) {
-  auto check = original_check()->getOperation(node);
+torch::jit::Operation make_gradient_check(const Node* node) {
+  auto check = torchs_operation(node);
   if (!pass_enabled.load(std::memory_order_relaxed)) {
     return check;
   }
@@ -343,18 +323,6 @@ torch::jit::Operation make_check(const Node* node) {
       stack.back() = false;
     }
   };
-}
-
-}  // namespace
-
-Callback& differentiable_callback() {
-  static Callback* c = new Callback;
-  return *c;
-}
-
-void register_differentiable_graphs() {
-  replace_operator(c10::prim::DifferentiableGraph, make_graph, original_graph());
-  replace_operator(c10::Symbol::fromQualString("prim::RequiresGradCheck"), make_check, original_check());
 }
 
 }  // namespace tsfuser

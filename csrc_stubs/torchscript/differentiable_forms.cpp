@@ -1,20 +1,21 @@
-// Ops that TorchScript's autodiff knows no derivative of, written as ops that it knows one of, before torch
-// profiles a graph (by the hook of in_place.cpp), and so before it differentiates it:
+// Forms of ops that TorchScript's autodiff has a formula for, where it has none for the op as the program
+// has it. `write_differentiable_forms` is a step of prepare.cpp; `plain_forms` writes all as it was, for
+// passes and groups, and for what is not differentiated. `forms` is the table of both.
 //
-//     aten::to(%x, 6, 0, 0, None)            aten::to(%x, None, 6, 0, 0)          the overload with an
-//     optional device aten::where(%c, %x, -1e4)              aten::where(%c, %x, {-1e4})          a tensor
-//     that stands for a Python number aten::masked_fill(%x, %c, -1e4) aten::contiguous(aten::where(%c,
-//     aten::type_as({-1e4}, %x), %x), 0)
-//
-// `plain_forms` writes them as they were, for passes and groups, and for all that is not differentiated.
+//     program                               autodiff
+//     aten::to(%x, 6, 0, 0, None)           aten::to(%x, None, 6, 0, 0)        the overload with a device
+//     aten::where(%c, %x, -1e4)             aten::where(%c, %x, {-1e4})        a tensor that stands for a
+//                                                                              Python number
+//     aten::masked_fill(%x, %c, -1e4)       aten::contiguous(aten::where(%c, aten::type_as({-1e4}, %x), %x),
+//     0)
 //
 // And a cast of autocast that several ops read, of a tensor that is not made by ops with derivatives,
-// becomes one for each:
+// becomes one for each, behind a cast that is off:
 //
-//     %c = aten::_autocast_to_full_precision(%x, 1, 0)    and    %d =
-//     aten::_autocast_to_reduced_precision(%x, 0, 0, 1, 1)
-//                                                                %e = aten::_autocast_to_full_precision(%d,
-//                                                                1, 0)
+//     %c = aten::_autocast_to_full_precision(%x, 1, 0)
+// and
+//     %d = aten::_autocast_to_reduced_precision(%x, 0, 0, 1, 1)
+//     %e = aten::_autocast_to_full_precision(%d, 1, 0)
 //
 // A cast may hand out its operand. Where readers are in several differentiable graphs, one of them would
 // return the cast; torch lets none return what may be one of its inputs, and takes the cast out, with all
@@ -22,9 +23,9 @@
 // reader, torch takes %c and %e for different. %e may stand far behind %c: autocast makes a cast for each
 // reader, and torch has merged those of %x because nothing writes to it.
 
-#include "torchscript/hooks.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
+#include "torchscript/prepare.h"
 
 #include <ATen/ScalarOps.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -116,7 +117,21 @@ void replace(Node* node, Node* made) {
   node->output()->replaceAllUsesWith(made->output());
 }
 
-void cast(Node* node) {  // aten::to(Tensor, int dtype, bool non_blocking, bool copy, int? memory_format)
+bool is_cast(const Node* node) {  // that autocast makes
+  return node->kind() == c10::aten::_autocast_to_full_precision ||
+         node->kind() == c10::aten::_autocast_to_reduced_precision;
+}
+
+bool is_idle_cast(const Node* node) {
+  return is_cast(node) && is_false(node->input(1)) && is_false(node->input(2));
+}
+
+bool may_be_inside(const Node* node) {  // of a differentiable graph
+  return torch::jit::isDifferentiable(node) && op_facts().excluded.count(node->kind()) == 0;
+}
+
+// aten::to(%x, 6, 0, 0, None)  ->  aten::to(%x, None, 6, 0, 0)
+void write_cast(Node* node, const Node*) {
   const bool plain = node->inputs().size() == 5 && is_fractional(node->input(1)) &&
                      is_false(node->input(2)) && is_false(node->input(3)) && is_none(node->input(4));
   if (!plain || !is_only_read(node->output())) {  // its memory may be that of its operand
@@ -129,7 +144,24 @@ void cast(Node* node) {  // aten::to(Tensor, int dtype, bool non_blocking, bool 
                              {node->input(0), anywhere, node->input(1), node->input(2), node->input(3)}, 1));
 }
 
-void where(Node* node) {  // aten::where(Tensor condition, Tensor or number, Tensor or number)
+void restore_cast(Node* node) {
+  if (node->inputs().size() != 5 || !is_none(node->input(1)) || is_none(node->input(2))) {
+    return;
+  }
+  Node* made = node->owningGraph()->create(
+      c10::aten::to, {node->input(0), node->input(2), node->input(3), node->input(4), node->input(1)}, 1);
+  made->output()->setType(node->output()->type());
+  made->copyMetadata(node);
+  made->insertBefore(node);
+  node->output()->replaceAllUsesWith(made->output());
+  node->destroy();
+}
+
+// aten::where(%c, %x, -1e4)  ->  aten::where(%c, %x, {-1e4})
+void write_where(Node* node, const Node*) {
+  if (node->inputs().size() != 3) {
+    return;
+  }
   for (const size_t k : {1, 2}) {
     if (const auto number = real_number(node->input(k)); number && is_tensor(node->input(3 - k))) {
       if (Value* tensor = tensor_of(*number, node)) {
@@ -142,7 +174,17 @@ void where(Node* node) {  // aten::where(Tensor condition, Tensor or number, Ten
   }
 }
 
-void masked_fill(Node* node) {  // aten::masked_fill(Tensor, Tensor mask, Tensor or number)
+void restore_where(Node* node) {
+  for (const size_t k : {1, 2}) {
+    if (const auto number = number_of(node->input(k))) {
+      const torch::jit::WithInsertPoint before(node);
+      node->replaceInput(k, node->owningGraph()->insertConstant(*number));
+    }
+  }
+}
+
+// aten::masked_fill(%x, %c, -1e4)  ->  aten::contiguous(aten::where(%c, aten::type_as({-1e4}, %x), %x), 0)
+void write_masked_fill(Node* node, const Node*) {
   const auto number = real_number(node->input(2));
   Value* tensor = number && is_only_read(node->output()) ? tensor_of(*number, node) : nullptr;
   if (!tensor) {
@@ -162,85 +204,6 @@ void masked_fill(Node* node) {  // aten::masked_fill(Tensor, Tensor mask, Tensor
   node->output()->replaceAllUsesWith(made->output());
 }
 
-bool is_cast(const Node* node) {  // that autocast makes
-  return node->kind() == c10::aten::_autocast_to_full_precision ||
-         node->kind() == c10::aten::_autocast_to_reduced_precision;
-}
-
-bool is_idle_cast(const Node* node) {
-  return is_cast(node) && is_false(node->input(1)) && is_false(node->input(2));
-}
-
-bool may_be_inside(const Node* node) {  // of a differentiable graph
-  return torch::jit::isDifferentiable(node) && op_facts().excluded.count(node->kind()) == 0;
-}
-
-constexpr size_t kReaders = 8;  // that get a cast of their own, at most: there are more scalar types
-
-// aten::_autocast_to_*_precision(Tensor, bool, ...). Readers before `here` stay: torch has put profile nodes
-// before them, and will put none before what is new there, without which it makes no differentiable graph.
-void own_cast_each(Node* node, const Node* here) {
-  if (may_be_inside(behind_profile(node->input(0))->node())) {
-    return;
-  }
-  std::vector<torch::jit::Use> uses = node->output()->uses();
-  uses.erase(std::remove_if(uses.begin(), uses.end(),
-                            [](const torch::jit::Use& use) { return !may_be_inside(use.user); }),
-             uses.end());
-  Graph& graph = *node->owningGraph();
-  for (size_t i = 1; i < std::min(uses.size(), kReaders); ++i) {  // the first keeps what is there
-    Node* reader = uses[i].user;
-    if (reader->isBefore(here)) {
-      continue;
-    }
-    const torch::jit::WithInsertPoint before(reader);
-    Value* off = graph.insertConstant(false);
-    Value* differs = graph.insertConstant(static_cast<int64_t>(i));
-    Value* given = const_cast<Value*>(behind_profile(node->input(0)));
-    Node* same = graph.insertNode(
-        graph.create(c10::aten::_autocast_to_reduced_precision, {given, off, off, differs, differs}, 1));
-    Node* own = graph.insertNode(graph.createClone(node, [](Value* value) { return value; }));
-    own->replaceInput(0, same->output());
-    reader->replaceInput(uses[i].offset, own->output());
-  }
-}
-
-void own_casts_in(Block* block, const Node* here) {
-  const std::vector<Node*> nodes(block->nodes().begin(), block->nodes().end());
-  for (Node* node : nodes) {
-    for (Block* inner : node->blocks()) {
-      own_casts_in(inner, here);
-    }
-    if (is_cast(node)) {
-      own_cast_each(node, here);
-    }
-  }
-}
-
-// aten::where(%c, %x, {-1e4})  ->  aten::where(%c, %x, -1e4)
-void number_again(Node* node) {
-  for (const size_t k : {1, 2}) {
-    if (const auto number = number_of(node->input(k))) {
-      const torch::jit::WithInsertPoint before(node);
-      node->replaceInput(k, node->owningGraph()->insertConstant(*number));
-    }
-  }
-}
-
-// aten::to(%x, None, 6, 0, 0)  ->  aten::to(%x, 6, 0, 0, None)
-void overload_again(Node* node) {
-  if (node->inputs().size() != 5 || !is_none(node->input(1)) || is_none(node->input(2))) {
-    return;
-  }
-  Node* made = node->owningGraph()->create(
-      c10::aten::to, {node->input(0), node->input(2), node->input(3), node->input(4), node->input(1)}, 1);
-  made->output()->setType(node->output()->type());
-  made->copyMetadata(node);
-  made->insertBefore(node);
-  node->output()->replaceAllUsesWith(made->output());
-  node->destroy();
-}
-
 // Whether nothing reads the value, perhaps behind profile nodes, but `reader`, and what asks for its size.
 bool is_read_by(const Value* value, const Node* reader) {
   return std::all_of(value->uses().begin(), value->uses().end(), [reader](const torch::jit::Use& use) {
@@ -250,8 +213,7 @@ bool is_read_by(const Value* value, const Node* reader) {
   });
 }
 
-// aten::contiguous(aten::where(%c, aten::type_as({-1e4}, %x), %x), 0)  ->  aten::masked_fill(%x, %c, -1e4)
-void masked_fill_again(Node* node) {
+void restore_masked_fill(Node* node) {
   Node* chosen = const_cast<Node*>(behind_profile(node->input(0))->node());
   if (chosen->kind() != c10::aten::where || chosen->inputs().size() != 3 ||
       !is_read_by(chosen->output(), node)) {
@@ -273,6 +235,37 @@ void masked_fill_again(Node* node) {
   node->output()->replaceAllUsesWith(made->output());
 }
 
+constexpr size_t kReaders = 8;  // that get a cast of their own, at most: there are more scalar types
+
+// aten::_autocast_to_*_precision(Tensor, bool, ...). Readers before `first` stay: torch has put profile
+// nodes before them, and will put none before what is new there, without which it makes no differentiable
+// graph.
+void write_own_casts(Node* node, const Node* first) {
+  if (may_be_inside(behind_profile(node->input(0))->node())) {
+    return;
+  }
+  std::vector<torch::jit::Use> uses = node->output()->uses();
+  uses.erase(std::remove_if(uses.begin(), uses.end(),
+                            [](const torch::jit::Use& use) { return !may_be_inside(use.user); }),
+             uses.end());
+  Graph& graph = *node->owningGraph();
+  for (size_t i = 1; i < std::min(uses.size(), kReaders); ++i) {  // the first keeps what is there
+    Node* reader = uses[i].user;
+    if (reader->isBefore(first)) {
+      continue;
+    }
+    const torch::jit::WithInsertPoint before(reader);
+    Value* off = graph.insertConstant(false);
+    Value* differs = graph.insertConstant(static_cast<int64_t>(i));
+    Value* given = const_cast<Value*>(behind_profile(node->input(0)));
+    Node* same = graph.insertNode(
+        graph.create(c10::aten::_autocast_to_reduced_precision, {given, off, off, differs, differs}, 1));
+    Node* own = graph.insertNode(graph.createClone(node, [](Value* value) { return value; }));
+    own->replaceInput(0, same->output());
+    reader->replaceInput(uses[i].offset, own->output());
+  }
+}
+
 bool are_equal(const Node* cast, const Node* other) {
   if (cast->kind() != other->kind() || cast->inputs().size() != other->inputs().size()) {
     return false;
@@ -288,7 +281,7 @@ bool are_equal(const Node* cast, const Node* other) {
 }
 
 // A cast of idle casts of %x  ->  the cast of %x that there is; autodiff may have put either first
-void one_cast_again(Node* node) {
+void restore_one_cast(Node* node) {
   const auto behind = [](Value* value) { return const_cast<Value*>(behind_profile(value)); };
   Value* given = node->input(0);
   while (is_idle_cast(behind(given)->node())) {
@@ -312,30 +305,33 @@ void one_cast_again(Node* node) {
   }
 }
 
-void plain_forms_in(Block* block) {
-  const std::vector<Node*> nodes(block->nodes().begin(), block->nodes().end());
-  for (Node* node : nodes) {
-    for (Block* inner : node->blocks()) {
-      plain_forms_in(inner);
-    }
-    if (node->kind() == c10::aten::where) {
-      number_again(node);
-    } else if (node->kind() == c10::aten::to) {
-      overload_again(node);
-    } else if (node->kind() == c10::aten::contiguous) {
-      masked_fill_again(node);
-    } else if (is_cast(node)) {
-      one_cast_again(node);
-    }
-  }
+// A form that autodiff knows, and its inverse.
+struct Form {
+  const char* name;
+  c10::Symbol kind;                              // of the program's node
+  void (*write)(Node* node, const Node* first);  // gives the node's readers the other form
+  c10::Symbol made;                              // the kind by which the inverse finds it
+  void (*restore)(Node* node);
+};
+
+const std::vector<Form>& forms() {
+  static const auto* table = new std::vector<Form>{
+      {"cast", c10::aten::to, write_cast, c10::aten::to, restore_cast},
+      {"where with a number", c10::aten::where, write_where, c10::aten::where, restore_where},
+      {"masked_fill", c10::aten::masked_fill, write_masked_fill, c10::aten::contiguous, restore_masked_fill},
+      // behind the others, whose readers of casts are what autodiff takes by then
+      {"full precision for each reader", c10::aten::_autocast_to_full_precision, write_own_casts,
+       c10::aten::_autocast_to_full_precision, restore_one_cast},
+      {"reduced precision for each reader", c10::aten::_autocast_to_reduced_precision, write_own_casts,
+       c10::aten::_autocast_to_reduced_precision, restore_one_cast},
+  };
+  return *table;
 }
 
-void drop_idle_casts(Block* block) {
-  const std::vector<Node*> nodes(block->nodes().begin(), block->nodes().end());
-  for (Node* node : nodes) {
-    for (Block* inner : node->blocks()) {
-      drop_idle_casts(inner);
-    }
+// The inverse of in_place.cpp's `keep_dtype_of_gradient`, and of what `write_own_casts` leaves: readers of
+// a cast that is off read its operand, which it gives back.
+void drop_idle_casts(Graph& graph) {
+  for (Node* node : all_nodes(graph)) {
     if (is_idle_cast(node)) {
       node->output()->replaceAllUsesWith(node->input(0));
       node->destroy();
@@ -345,26 +341,37 @@ void drop_idle_casts(Block* block) {
 
 }  // namespace
 
-void make_differentiable(Node* node) {
-  if (node->outputs().size() != 1 || node->output()->uses().empty()) {
-    return;
-  }
-  if (node->kind() == c10::aten::to) {
-    cast(node);
-  } else if (node->kind() == c10::aten::where && node->inputs().size() == 3) {
-    where(node);
-  } else if (node->kind() == c10::aten::masked_fill) {
-    masked_fill(node);
+void write_differentiable_forms(Graph& graph, const Node* first) {
+  for (const Form& form : forms()) {
+    for (Node* node : all_nodes(graph)) {
+      if (node->kind() == form.kind && node->outputs().size() == 1 && node->hasUses()) {
+        form.write(node, first);
+      }
+    }
   }
 }
 
-void own_casts(Graph& graph, const Node* here) { own_casts_in(graph.block(), here); }
-
-void plain_forms(Graph& graph) { plain_forms_in(graph.block()); }
+void plain_forms(Graph& graph) {
+  for (auto form = forms().rbegin(); form != forms().rend(); ++form) {
+    for (Node* node : all_nodes(graph)) {
+      if (node->kind() == form->made) {
+        form->restore(node);
+      }
+    }
+  }
+}
 
 void eager_forms(Graph& graph) {
-  plain_forms_in(graph.block());
-  drop_idle_casts(graph.block());
+  plain_forms(graph);
+  drop_idle_casts(graph);
+}
+
+std::vector<std::string> differentiable_forms() {
+  std::vector<std::string> names;
+  for (const Form& form : forms()) {
+    names.emplace_back(form.name);
+  }
+  return names;
 }
 
 }  // namespace tsfuser

@@ -31,36 +31,26 @@ Callback& differentiable_callback();
 // where that is not 0 (guard.cpp).
 torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types, size_t patterns);
 
-// Once a process, when the module is initialised. None of them changes a program while `pass_enabled` is
-// off.
-void register_operators();              // operators.cpp
-void register_size_operators();         // sizes.cpp
-void register_pass_hooks();             // pass_hook.cpp
-void register_differentiable_graphs();  // differentiable.cpp
+// Hooks all into torch, once a process, when the module is initialised (hooks.cpp).
+void hook_into_torch();
+void register_operators();       // operators.cpp
+void register_size_operators();  // sizes.cpp
 
-// Makes the node functional, in the graph that torch is about to profile, where it is an in-place op and
-// nobody can tell (in_place.cpp).
-void make_functional(torch::jit::Node* node);
-// Replaces each dropout whose probability is the constant 0 by its operand, which eager returns too.
-// Autodiff's forward of such a node returns a copy, so what reads both could not be differentiated.
-void hand_through(torch::jit::Block& block);
-// Whether the reader makes new tensors of its operands, or numbers; and whether all that reads the value
-// does.
-bool only_reads(const torch::jit::Node& reader);
-bool is_only_read(const torch::jit::Value* value);
+// What runs the node by torch's own operator, where ours has replaced it.
+torch::jit::Operation torchs_operation(const torch::jit::Node* node);
+// The operators that replace torch's: of a differentiable graph, and of the check before it
+// (differentiable.cpp).
+torch::jit::Operation make_differentiable_graph(const torch::jit::Node* node);
+torch::jit::Operation make_gradient_check(const torch::jit::Node* node);
 
-// Gives the ops around the node, in the graph that torch is about to profile, a form that autodiff has a
-// formula for, and back (differentiable_forms.cpp).
-void make_differentiable(torch::jit::Node* node);
-void plain_forms(torch::jit::Graph& graph);
-// The plain forms of a graph that autodiff does not see, without the casts that serve it alone (vmap knows
-// no such op).
-void eager_forms(torch::jit::Graph& graph);
-// Once a graph, at the first node that torch asks about: a cast for each reader of casts that several
-// differentiable graphs would read (differentiable_forms.cpp).
-void own_casts(torch::jit::Graph& graph, const torch::jit::Node* here);
+// Nodes of these kinds get the types of their tensors profiled, from now on.
+void profile_kinds(const std::vector<std::string>& names);
+// Torch asks the profiling predicate about the ops that neither autodiff nor NNC knows. NNC knows all that
+// are fused; while it generates code for "blocks", two ops only. Nothing else is read from that switch where
+// NNC is off. Returns its state before.
+bool ask_about_all(bool on);
 
-// The functions of tsfuser._C that take or return graphs (pass_hook.cpp).
+// The functions of tsfuser._C that take or return graphs (bindings/graphs.cpp).
 void bind_graphs(py::module_& m);
 
 }  // namespace tsfuser

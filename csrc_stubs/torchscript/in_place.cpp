@@ -7,14 +7,12 @@
 //
 //     %y = aten::conv2d(...);  %s = aten::add(%y, %o, %1);  %t = aten::type_as(%s, %y);  ... readers of %t
 //
-// No pass can be registered so early, but torch asks the predicates of RegisterProfilingNode about each node
-// that neither NNC nor autodiff knows, while it walks over a graph that it has just copied for itself. It
-// holds on to the node meanwhile, so that the node may not go: it is left to write to a tensor of no
-// elements that nobody reads, which torch's dead code elimination drops before autodiff.
+// A step of prepare.cpp, so that no node may go: the op in place is left to write to a tensor of no elements
+// that nobody reads, which torch's dead code elimination drops before autodiff.
 
-#include "torchscript/hooks.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
+#include "torchscript/prepare.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 
@@ -244,23 +242,11 @@ bool is_only_read(const Value* value) {
                      [](const Use& use) { return only_reads(*use.user); });
 }
 
-void make_functional(Node* node) {
-  if (op_facts().in_place.count(node->kind()) && may_rewrite(node) &&
-      (!has_other_tensor(node) || stays_as_it_is(node))) {
-    rewrite(node);
-  }
-}
-
-void hand_through(torch::jit::Block& block) {
-  for (Node* node : block.nodes()) {
-    for (torch::jit::Block* inner : node->blocks()) {
-      hand_through(*inner);
-    }
-    if (node->kind() == c10::aten::dropout) {
-      const auto rate = torch::jit::toIValue(node->input(1));
-      if (rate && rate->isDouble() && rate->toDouble() == 0) {
-        node->output()->replaceAllUsesWith(node->input(0));
-      }
+void make_functional(Graph& graph, const Node*) {
+  for (Node* node : all_nodes(graph)) {
+    if (op_facts().in_place.count(node->kind()) && may_rewrite(node) &&
+        (!has_other_tensor(node) || stays_as_it_is(node))) {
+      rewrite(node);
     }
   }
 }

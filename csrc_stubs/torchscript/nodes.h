@@ -9,6 +9,22 @@
 
 namespace tsfuser {
 
+// The nodes of the graph and of the blocks inside of them, in the order of the program.
+inline void append_nodes(torch::jit::Block* block, std::vector<torch::jit::Node*>& nodes) {
+  for (torch::jit::Node* node : block->nodes()) {
+    nodes.push_back(node);
+    for (torch::jit::Block* inner : node->blocks()) {
+      append_nodes(inner, nodes);
+    }
+  }
+}
+
+inline std::vector<torch::jit::Node*> all_nodes(torch::jit::Graph& graph) {
+  std::vector<torch::jit::Node*> nodes;
+  append_nodes(graph.block(), nodes);
+  return nodes;
+}
+
 inline bool is_tensor(const torch::jit::Value* value) {
   return value->type()->kind() == c10::TypeKind::TensorType;
 }

@@ -5,6 +5,8 @@ import sys
 import pytest
 import torch
 
+from tsfuser.frontends.torchscript.profile import remove_profile_nodes
+
 
 @pytest.fixture
 def executor():
@@ -151,6 +153,72 @@ graph(%a : Tensor):
     native.lower_simple_tuples(graph)
     torch._C._jit_pass_dce(graph)
     assert list(graph.nodes()) == []
+
+
+#: name -> lines of a graph over %x, a mask and constants; a cast has two readers
+FORMS = {
+    "cast": "%r : Tensor = aten::to(%x, %dtype, %off, %off, %none)",
+    "where with a number": "%r : Tensor = aten::where(%mask, %x, %number)",
+    "masked_fill": "%r : Tensor = aten::masked_fill(%x, %mask, %number)",
+    "full precision for each reader": """
+  %c : Tensor = aten::_autocast_to_full_precision(%x, %on, %off)
+  %p : Tensor = aten::relu(%c)
+  %q : Tensor = aten::sigmoid(%c)
+  %r : Tensor = aten::mul(%p, %q)""",
+    "reduced precision for each reader": """
+  %c : Tensor = aten::_autocast_to_reduced_precision(%x, %off, %on, %dtype, %dtype)
+  %p : Tensor = aten::relu(%c)
+  %q : Tensor = aten::sigmoid(%c)
+  %r : Tensor = aten::mul(%p, %q)""",
+}
+
+
+def canonical(graph):
+    torch._C._jit_pass_dce(graph)
+    return torch._C._jit_pass_canonicalize(graph.copy()).str(False)
+
+
+def profile_operands(graph):
+    """Puts a profile node before each tensor that an op reads, as torch does when it profiles."""
+    for node in list(graph.nodes()):
+        for k, value in enumerate(list(node.inputs())):
+            if str(value.type()) == "Tensor" and value.node().kind() != "prim::Constant":
+                between = graph.create("prim::profile", [value], 1)
+                between.ty_("profiled_type", torch._C.TensorType.get())
+                between.insertBefore(node)
+                node.replaceInput(k, between.output())
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_that_autodiff_knows_and_its_inverse(native, name, profiled):
+    graph = torch._C.parse_ir(f"""
+graph(%x : Tensor, %mask : Tensor):
+  %number : float = prim::Constant[value=0.5]()
+  %dtype : int = prim::Constant[value=6]()
+  %on : bool = prim::Constant[value=1]()
+  %off : bool = prim::Constant[value=0]()
+  %none : NoneType = prim::Constant()
+  {FORMS[name]}
+  %s : Tensor = aten::neg(%r)
+  return (%s)
+""")
+    before = canonical(graph)
+    native.write_differentiable_forms(graph)
+    assert canonical(graph) != before
+    ops = [node for node in graph.nodes() if node.kind().startswith("aten::")]
+    assert ops and all(native.is_differentiable(node) for node in ops)
+    casts = [node.output() for node in ops if node.kind().startswith("aten::_autocast")]
+    assert all(len(cast.uses()) == 1 for cast in casts)
+    if profiled:
+        profile_operands(graph)
+    native.plain_forms(graph)
+    remove_profile_nodes(graph)
+    assert canonical(graph) == before
+
+
+def test_every_form_makes_the_round_trip(native):
+    assert list(FORMS) == native.differentiable_forms()
 
 
 def test_add_optional_adds_or_passes_through(native):

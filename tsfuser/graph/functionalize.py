@@ -152,17 +152,6 @@ def _functional(name: str, overload: str) -> tuple[table.Row, tuple[str, ...]] |
     return None
 
 
-def drop_idle_casts(graph: Graph) -> Graph:
-    """Readers of a cast that is switched off read its operand, which is what it gives back. The extension
-    puts such casts before autodiff for what they do backward."""
-    for block in all_blocks(graph):
-        for node in list(block.nodes()):
-            if is_idle_cast(node):
-                node.output().replaceAllUsesWith(node.inputsAt(0))
-                node.destroy()
-    return graph
-
-
 def is_idle_cast(node: Node) -> bool:
     """Whether the node is a cast of autocast that is constantly off."""
     if not node.kind().startswith("aten::_autocast_to_"):

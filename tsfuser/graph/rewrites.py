@@ -4,7 +4,6 @@ In: a graph whose values carry types. Out: the same graph, changed in place, on 
 grouped. Order of `REWRITES`, and why:
 
   lower_simple_tuples   before anything asks who reads a value: a tuple hides the readers of its items
-  drop_idle_casts       what gives back its operand would stand between its neighbours
   functionalize         before types are inferred: it makes ops whose results were never profiled
   pack_operands         before types are inferred, too: it makes copies, for groups to make
   infer_missing_types   before groups: a node with an untyped value is not fused
@@ -17,14 +16,13 @@ from collections.abc import Callable
 
 from .. import _C
 from .bias import split_biases
-from .functionalize import drop_idle_casts, functionalize
+from .functionalize import functionalize
 from .matmul_operands import pack_operands
 from .types import infer_missing_types
 from .wrapper import Graph
 
 REWRITES: tuple[tuple[str, Callable[[Graph], object]], ...] = (
     ("lower_simple_tuples", _C.lower_simple_tuples),
-    ("drop_idle_casts", drop_idle_casts),
     ("functionalize", functionalize),
     ("pack_operands", pack_operands),
     ("infer_missing_types", infer_missing_types),

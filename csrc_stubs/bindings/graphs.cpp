@@ -1,0 +1,90 @@
+// The functions of tsfuser._C that take or return graphs.
+
+#include "group/group.h"
+#include "torchscript/hooks.h"
+#include "torchscript/op_facts.h"
+#include "torchscript/prepare.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/passes/lower_tuples.h>
+#include <torch/csrc/jit/passes/remove_mutation.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/jit/runtime/autodiff.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <unordered_set>
+#include <vector>
+
+namespace tsfuser {
+namespace {
+
+using GraphPtr = std::shared_ptr<torch::jit::Graph>;
+
+// A line of source: file, line, column, text.
+using Frame = std::tuple<std::string, size_t, size_t, std::string>;
+
+// Where a node comes from: its own place, then those of the calls around it that were inlined. The code of a
+// module that was loaded is made from what was saved; the lines from which that was made are saved with it.
+std::vector<Frame> frames(const torch::jit::Node& node) {
+  std::vector<Frame> result;
+  const auto add = [&](const torch::jit::SourceRange& own) {
+    const auto range = own.findSourceRangeThatGenerated().value_or(own);
+    if (const auto place = range.file_line_col()) {
+      const auto& source = range.source();
+      const auto& [file, line, column] = *place;
+      result.emplace_back(file, line, column,
+                          source->get_line(source->lineno_for_offset(range.start())).str());
+    }
+  };
+  add(node.sourceRange());
+  if (const auto& calls = node.callstack()) {
+    auto stack = (*calls)->vec();  // outermost first
+    for (auto call = stack.rbegin(); call != stack.rend(); ++call) {
+      add(std::get<1>(*call));
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+void bind_graphs(py::module_& m) {
+  m.def("register_profiled_kinds", &profile_kinds);
+  m.def("ask_about_all", &ask_about_all,
+        "Whether torch asks about all ops that autodiff does not know, as it profiles; only while NNC is "
+        "off. Returns the state before.");
+  m.def(
+      "set_op_facts",
+      [](const std::vector<std::string>& in_place, const std::vector<std::string>& fresh,
+         const std::vector<std::string>& excluded) {
+        set_op_facts({symbols(in_place), symbols(fresh), symbols(excluded)});
+      },
+      py::arg("in_place"), py::arg("fresh"), py::arg("excluded"),
+      "What the op table says about kinds of nodes (torchscript/op_facts.h).");
+  m.def("frames", &frames,
+        "Where a node comes from, innermost first: (file, line, column, text of the line).");
+  m.def(
+      "is_differentiable", [](const torch::jit::Node& node) { return torch::jit::isDifferentiable(&node); },
+      "Whether TorchScript's autodiff takes the node.");
+  m.def("differentiable_forms", &differentiable_forms,
+        "The names of the forms that autodiff knows, in order.");
+  m.def(
+      "write_differentiable_forms",
+      [](const GraphPtr& graph) { write_differentiable_forms(*graph, *graph->nodes().begin()); },
+      "Gives ops forms that autodiff knows, as in a graph that is about to be profiled.");
+  m.def("plain_forms", [](const GraphPtr& graph) { eager_forms(*graph); }, "Writes all as it was.");
+  m.def("lower_simple_tuples", [](const GraphPtr& graph) { torch::jit::LowerSimpleTuples(graph); });
+  m.def("remove_tensor_mutation", [](const GraphPtr& graph, const std::vector<torch::jit::Node*>& nodes) {
+    const std::unordered_set<torch::jit::Node*> wanted(nodes.begin(), nodes.end());
+    return torch::jit::RemoveTensorMutation(
+        graph, [&wanted](torch::jit::Node* node) { return wanted.count(node) != 0; });
+  });
+  m.def("group_id",
+        [](const GraphPtr& graph, const std::string& text) { return group_by_text(graph, text)->id; });
+  m.def("group_graph", [](int64_t id) { return known_group(id).graph; });
+}
+
+}  // namespace tsfuser

@@ -1,0 +1,158 @@
+// All that is hooked into torch's TorchScript executor, in one place:
+//
+//   the pre-pass                  makes groups of a graph that was profiled, or differentiated (Python)
+//   the profiling predicate       says which nodes to profile; before that prepares the graph (prepare.cpp)
+//   operators                     those that fused graphs call (operators.cpp, sizes.cpp)
+//   prim::DifferentiableGraph,    replaced by operators that make torch's (differentiable.cpp)
+//   prim::RequiresGradCheck
+//   callbacks                     what Python has set
+//
+// None of them changes a program while `pass_enabled` is off.
+
+#include "torchscript/hooks.h"
+#include "call/arguments.h"
+#include "torchscript/op_facts.h"
+#include "torchscript/prepare.h"
+
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/passes/pass_manager.h>
+#include <torch/csrc/jit/runtime/operator.h>
+#include <torch/csrc/jit/runtime/profiling_record.h>
+
+#include <memory>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace torch::jit::tensorexpr {
+TORCH_API bool& getTEGenerateBlockCode();  // of tensorexpr/kernel.h, which includes all of NNC
+}
+
+namespace tsfuser {
+
+std::atomic<bool> pass_enabled{false};
+
+namespace {
+
+using torch::jit::Graph;
+using GraphPtr = std::shared_ptr<Graph>;
+
+struct ProfiledKinds {
+  std::shared_mutex mutex;
+  Kinds kinds;
+};
+
+ProfiledKinds& profiled() {
+  static ProfiledKinds* p = new ProfiledKinds;
+  return *p;
+}
+
+// Whether this is the first time that torch asks about a node of the graph. Marks it: no copy of a graph has
+// what is noted at its end.
+bool is_new(torch::jit::Graph& graph) {
+  static const auto asked = c10::Symbol::attr("asked");
+  torch::jit::Node* end = graph.return_node();
+  const bool found = end->hasAttribute(asked);
+  end->i_(asked, 1);
+  return !found;
+}
+
+// Rewrites the graph when torch asks about its first node; `first` is that node. functorch knows no batches
+// of casts of autocast, which some forms are.
+void prepare_once(const torch::jit::Node* first) {
+  Graph& graph = *const_cast<torch::jit::Node*>(first)->owningGraph();  // torch's own copy, which it changes
+  if (pass_enabled.load(std::memory_order_relaxed) && !refuse_mode() && is_new(graph)) {
+    prepare_for_profiling(graph, first);
+  }
+}
+
+bool is_profiled(const torch::jit::Node* node) {
+  prepare_once(node);
+  const std::shared_lock<std::shared_mutex> lock(profiled().mutex);
+  return profiled().kinds.count(node->kind()) != 0;
+}
+
+// The executor's compile lock is held. Python gets a copy, so that whatever it does half-way leaves the
+// graph as it was.
+void pre_pass(GraphPtr& graph) {
+  if (!pass_enabled.load(std::memory_order_relaxed)) {
+    return;
+  }
+  const GraphPtr copy = graph->copy();
+  eager_forms(*copy);
+  with_callback(pass_callback(), "tsfuser graph pass",
+                "tsfuser's graph pass returned something else than a graph", [&](const py::object& pass) {
+                  const py::object result = pass(copy);
+                  if (!result.is_none()) {
+                    graph = result.cast<GraphPtr>();
+                  }
+                });
+}
+
+// Torch's operators that were replaced. Those of graphs that were made before point to them.
+std::unordered_map<c10::Symbol, std::shared_ptr<torch::jit::Operator>>& replaced() {
+  static auto* r = new std::unordered_map<c10::Symbol, std::shared_ptr<torch::jit::Operator>>;
+  return *r;
+}
+
+void replace_operator(c10::Symbol kind, torch::jit::Operation (*make)(const torch::jit::Node*)) {
+  const auto found = torch::jit::getAllOperatorsFor(kind);
+  if (found.size() != 1) {  // not the torch that we know
+    return;
+  }
+  replaced()[kind] = found.front();
+  torch::jit::deregisterOperator(found.front()->schema());
+  torch::jit::registerOperator(
+      torch::jit::Operator(kind, make, c10::AliasAnalysisKind::INTERNAL_SPECIAL_CASE));
+}
+
+}  // namespace
+
+// Leaked: they may be called as long as any thread runs.
+Callback& pass_callback() {
+  static Callback* c = new Callback;
+  return *c;
+}
+
+Callback& planner_callback() {
+  static Callback* c = new Callback;
+  return *c;
+}
+
+Callback& reporter_callback() {
+  static Callback* c = new Callback;
+  return *c;
+}
+
+Callback& differentiable_callback() {
+  static Callback* c = new Callback;
+  return *c;
+}
+
+bool ask_about_all(bool on) { return std::exchange(torch::jit::tensorexpr::getTEGenerateBlockCode(), on); }
+
+void profile_kinds(const std::vector<std::string>& names) {
+  const std::unique_lock<std::shared_mutex> lock(profiled().mutex);
+  profiled().kinds.merge(symbols(names));
+}
+
+torch::jit::Operation torchs_operation(const torch::jit::Node* node) {
+  return replaced().at(node->kind())->getOperation(node);
+}
+
+void hook_into_torch() {
+  static const bool once = [] {
+    register_operators();
+    register_size_operators();
+    torch::jit::RegisterProfilingNode(is_profiled);
+    torch::jit::registerPrePass(pre_pass);
+    replace_operator(c10::prim::DifferentiableGraph, make_differentiable_graph);
+    replace_operator(c10::Symbol::fromQualString("prim::RequiresGradCheck"), make_gradient_check);
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
+}  // namespace tsfuser

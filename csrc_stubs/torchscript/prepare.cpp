@@ -1,0 +1,57 @@
+// What is done to a graph once, before torch profiles it, and so before it differentiates it.
+//
+// No pass can be registered so early. But torch asks the predicates of RegisterProfilingNode (hooks.cpp)
+// about nodes that neither NNC nor autodiff knows, while it walks over a graph that it has just copied for
+// itself and puts profile nodes before the operands of what it passes. At the first node that it asks about,
+// the steps below rewrite the whole graph; later questions are looked up only. Rules for a step:
+//
+//   - It destroys no node that was there: torch stands at `first`, or at a node around it, and holds on to
+//     it. A node that is replaced stays, without readers, for torch's dead code elimination.
+//   - Readers before `first` keep their operands: torch has put profile nodes before them, and will put none
+//     before what is new there. Of what the steps look for only casts of autocast stand so far in front.
+//   - New nodes stand behind `first`, or right before a reader behind it: torch comes past them.
+
+#include "torchscript/prepare.h"
+#include "torchscript/nodes.h"
+
+#include <torch/csrc/jit/ir/constants.h>
+#include <torch/csrc/jit/ir/ir.h>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Graph;
+using torch::jit::Node;
+
+// Readers of a dropout whose probability is the constant 0 read its operand, which eager returns, too.
+// Autodiff's forward of such a node returns a copy, so what reads both could not be differentiated.
+void hand_through(Graph& graph, const Node*) {
+  for (Node* node : all_nodes(graph)) {
+    if (node->kind() == c10::aten::dropout) {
+      const auto rate = torch::jit::toIValue(node->input(1));
+      if (rate && rate->isDouble() && rate->toDouble() == 0) {
+        node->output()->replaceAllUsesWith(node->input(0));
+      }
+    }
+  }
+}
+
+constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
+    // First: what hands its operand on would hide who else reads, or made, what the others look at.
+    hand_through,
+    // Before the forms: an op that writes keeps autodiff from what it writes to, and is no reader that a
+    // form could be written for.
+    make_functional,
+    // Last: it asks which nodes autodiff takes, as they are by now.
+    write_differentiable_forms,
+};
+
+}  // namespace
+
+void prepare_for_profiling(Graph& graph, const Node* first) {
+  for (const auto step : kSteps) {
+    step(graph, first);
+  }
+}
+
+}  // namespace tsfuser

@@ -1,0 +1,35 @@
+// Rewrites of a graph that torch is about to profile, and what undoes them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace torch::jit {
+struct Graph;
+struct Node;
+struct Value;
+}  // namespace torch::jit
+
+namespace tsfuser {
+
+// Once a graph, at the first node that torch asks about (prepare.cpp).
+void prepare_for_profiling(torch::jit::Graph& graph, const torch::jit::Node* first);
+
+// The steps of it that have files of their own. Ops in place become functional where nobody can tell
+// (in_place.cpp); ops are written in forms that autodiff has a formula for (differentiable_forms.cpp).
+void make_functional(torch::jit::Graph& graph, const torch::jit::Node* first);
+void write_differentiable_forms(torch::jit::Graph& graph, const torch::jit::Node* first);
+
+// The inverse of the forms, in a graph that is profiled, or differentiated, by now.
+void plain_forms(torch::jit::Graph& graph);
+// The same, of a graph that autodiff does not see any more: without the casts that serve it alone.
+void eager_forms(torch::jit::Graph& graph);
+// The names of the forms, in order.
+std::vector<std::string> differentiable_forms();
+
+// Whether the reader makes new tensors of its operands, or numbers; and whether all that reads the value
+// does (in_place.cpp).
+bool only_reads(const torch::jit::Node& reader);
+bool is_only_read(const torch::jit::Value* value);
+
+}  // namespace tsfuser
