@@ -8,7 +8,7 @@ from torch import Tensor
 import tsfuser
 from kit.opsweep import plain
 from kit.support import assert_matches, fresh, no_fallback, script, train
-from tsfuser import _C
+from tsfuser import _C, options
 from tsfuser.graph.wrapper import GROUP
 
 INF = float("inf")
@@ -355,6 +355,21 @@ def test_what_looks_like_masked_fill_is_left_as_it_is(device):
     with tsfuser.fuser():
         for _ in range(4):
             assert torch.equal(scripted(x, m), expected)
+
+
+# ---- the steps over forward and backward
+
+
+def larger(x: Tensor, w: Tensor, mask: Tensor):
+    return torch.max(x * 2.0, w * x)
+
+
+@pytest.mark.parametrize("program, step", [(chosen, "choose_gradients"), (larger, "share_ties")])
+def test_a_step_is_logged_where_it_changes_a_graph(program, step, capsys):
+    with options.override(log_levels={"graph_fuser": 1}):
+        graphs_of(program, operands("cpu"))
+    logged = capsys.readouterr().err
+    assert {name for name in ("choose_gradients", "share_ties") if f"After {name}" in logged} == {step}
 
 
 # ---- casts of autocast that several differentiable graphs read

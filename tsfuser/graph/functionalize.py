@@ -3,9 +3,15 @@
 Before: `y = x * 2; y += 1`. After: `y = x * 2; z = y + 1`. `x += 1` on a graph input stays: the caller sees
 it. So does `y += w` where `y + w` would be of another dtype than `y`, and what is of an unknown one; where
 both are tensors, a cast to the dtype of `y` follows, for operands of other dtypes that a later call may
-bring. Most is rewritten before torch profiles and differentiates the graph, by the extension
-(csrc_stubs/torchscript/in_place.cpp), which is told kinds from here; this pass takes what alias analysis
-allows beyond that."""
+bring.
+
+This pass is torch's own RemoveTensorMutation with a choice of nodes: alias analysis says what nobody can see,
+and types say which ops keep the dtype. Most is rewritten earlier, before torch profiles and differentiates
+the graph (csrc_stubs/torchscript/in_place.cpp), where that pass cannot run: it takes nodes out of the graph
+that torch is walking over, there are no types yet, and what it makes has to suit autodiff. That step has a
+rule of its own, which needs neither, and is narrower: the target is new by the kind of its maker, and the op
+is the first to read it. Which kinds are in place, and new, both are told from here.
+"""
 
 from __future__ import annotations
 

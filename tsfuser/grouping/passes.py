@@ -19,16 +19,16 @@ In: a graph whose values carry types. Out: the same graph with `prim::CudaFusion
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
-from .. import _C, log, options
+from .. import _C, options
 from ..graph import cleanup
 from ..graph.effects import Effects, remove_dead_code
 from ..graph.layout_hints import drop_layout_hints
+from ..graph.passes import Pass
 from ..graph.rewrites import REWRITES
 from ..graph.wrapper import CONSTANT, GROUP, Graph, Value, facts, is_tensor
 from . import sizes
@@ -51,29 +51,13 @@ class Work:
     effects: Effects | None = None
     split: Split = field(default_factory=Split)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether groups were made, and none is left."""
+        return self.effects is not None and not self.groups
 
-@dataclass(frozen=True)
-class Pass:
-    """One step. `needs_groups`: it has nothing to do where there are no groups, nor have those behind it."""
-
-    name: str
-    run: Callable[[Work], object]
-    needs_groups: bool = True
-
-
-def run(work: Work, passes: Sequence[Pass]) -> None:
-    """Runs `passes`, up to the one that leaves no group; dumps the graph after each at level `>`, and its
-    time at `>>`."""
-    for step in passes:
-        start = time.perf_counter()
-        step.run(work)
-        if log.enabled("graph_fuser", log.DEBUG):
-            took = (time.perf_counter() - start) * 1e3
-            log.write("graph_fuser", f"{step.name} took {took:.1f} ms", "", log.DEBUG)
-        if log.enabled("graph_fuser", log.UPDATE):
-            log.write("graph_fuser", f"After {step.name}", str(work.graph), log.UPDATE)
-        if step.needs_groups and not work.groups:
-            return
+    def __str__(self) -> str:
+        return str(self.graph)
 
 
 def _make_groups(work: Work) -> None:
@@ -149,13 +133,13 @@ def _describe(value: Value) -> str:
 
 
 def _on_graph(name: str, rewrite: Callable[[Graph], object]) -> Pass:
-    return Pass(name, lambda work: rewrite(work.graph), needs_groups=False)
+    return Pass(name, lambda work: rewrite(work.graph))
 
 
 BEFORE_GROUPS = (
     *(_on_graph(name, rewrite) for name, rewrite in REWRITES),
     _on_graph("move_chunks", move_chunks),
-    Pass("split_views", _split_views, needs_groups=False),
+    Pass("split_views", _split_views),
 )
 MAKE_GROUPS = (
     Pass("make_groups", _make_groups),

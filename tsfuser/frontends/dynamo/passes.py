@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 
 from ... import log
+from ...graph.passes import run
 from ...graph.wrapper import Graph
-from ...grouping.passes import BEFORE_GROUPS, FINISH, MAKE_GROUPS, SETTLE, Work, run
+from ...grouping.passes import BEFORE_GROUPS, FINISH, MAKE_GROUPS, SETTLE, Work
 from ...grouping.support import Refusals
 
 PASSES = (*BEFORE_GROUPS, *MAKE_GROUPS, *SETTLE, *FINISH)

@@ -27,8 +27,9 @@ from dataclasses import dataclass
 
 from ... import log
 from ...errors import TsfuserWarning
+from ...graph.passes import Pass, run
 from ...graph.wrapper import Graph
-from ...grouping.passes import BEFORE_GROUPS, FINISH, MAKE_GROUPS, SETTLE, Pass, Work, give_back, run
+from ...grouping.passes import BEFORE_GROUPS, FINISH, MAKE_GROUPS, SETTLE, Work, give_back
 from ...grouping.support import Refusals
 from ...planning import interrupts
 from . import guard
@@ -61,7 +62,7 @@ def _guard_groups(work: Work) -> None:
 
 
 PASSES = (
-    Pass("remove_profile_nodes", lambda work: remove_profile_nodes(work.graph), needs_groups=False),
+    Pass("remove_profile_nodes", lambda work: remove_profile_nodes(work.graph)),
     *BEFORE_GROUPS,
     *MAKE_GROUPS,
     Pass("guard_groups", _guard_groups),

@@ -1,15 +1,15 @@
 """Autodiff's formulas, put right where they are wrong, or ask for more than they need.
 
-In: `Kept`, of a differentiable graph. Out: its backward, changed in place:
+In: `Kept`, of a differentiable graph. Out: its backward, changed in place; the forward stays. A step a line:
 
-  - The gradient of `where(c, x, y)` is `grad * c.type_as(grad)`: NaN where `grad` is infinite and y was
-    chosen. It becomes `where(c, grad, 0)`, as in eager.
-  - The gradient of `max(x, y)` is none for both where they are equal. Each gets half of it, as in eager;
-    `min` likewise.
-  - The gradient of a cast goes to the device and the dtype that the operand had. Where the forward names no
-    device, it is that of the gradient, and what is left, a cast, can be fused.
-  - Softmax and casts to another tensor's dtype keep their operand for its dtype alone. Another value that is
-    kept and has that dtype, as the result of a softmax has, is asked instead.
+  - choose_gradients: the gradient of `where(c, x, y)` is `grad * c.type_as(grad)`: NaN where `grad` is
+    infinite and y was chosen. It becomes `where(c, grad, 0)`, as in eager.
+  - share_ties: the gradient of `max(x, y)` is none for both where they are equal. Each gets half of it, as in
+    eager; `min` likewise.
+  - cast_in_place: the gradient of a cast goes to the device and the dtype that the operand had. Where the
+    forward names no device, it is that of the gradient, and what is left, a cast, can be fused.
+  - ask_others_for_dtypes: softmax and casts to another tensor's dtype keep their operand for its dtype alone.
+    Another value that is kept and has that dtype, as the result of a softmax has, is asked instead.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ _SOFTMAX = ("aten::softmax", "aten::log_softmax")  # whose last operand may be a
 _EXTREMES = {"aten::gt": ("aten::max", "aten::lt"), "aten::lt": ("aten::min", "aten::gt")}
 
 
-def put_right(kept: Kept) -> None:
-    """Rewrites the backward; the forward stays."""
-    stands_for = {argument.debugName(): value for value, argument in kept.of_inputs()}
-    stands_for.update((argument.debugName(), value) for _, value, argument in kept.of_outputs())
+def choose_gradients(kept: Kept) -> None:
+    """Of `where` and `masked_fill`."""
+    stands_for = _stands_for(kept)
     conditions = {
         node.inputsAt(0).debugName(): False for node in kept.forward.nodes() if node.kind() == "aten::where"
     }
@@ -41,19 +40,39 @@ def put_right(kept: Kept) -> None:
         for node in kept.forward.nodes()
         if node.kind() == "aten::masked_fill"
     }
+    for node in _nodes(kept, "aten::mul") if conditions else ():
+        _choose(kept, node, stands_for, conditions)
+
+
+def share_ties(kept: Kept) -> None:
+    """Of `max` and `min` of two tensors."""
+    stands_for = _stands_for(kept)
     extremes = {
         (node.kind(), _names(inputs(node)))
         for node in kept.forward.nodes()
         if node.kind() in ("aten::max", "aten::min")
     }
-    moves = any(_names_a_device(node) for node in kept.forward.nodes())
-    for block in list(all_blocks(kept.backward)):
-        for node in list(block.nodes()):
-            if node.kind() == "aten::mul":
-                _choose(kept, node, stands_for, conditions) or _share_ties(kept, node, stands_for, extremes)
-            elif node.kind() == "aten::to" and not moves:
-                _cast_in_place(kept, node, stands_for)
-    _ask_others_for_dtypes(kept)
+    for node in _nodes(kept, "aten::mul") if extremes else ():
+        _share(kept, node, stands_for, extremes)
+
+
+def cast_in_place(kept: Kept) -> None:
+    """Of casts."""
+    stands_for = _stands_for(kept)
+    if not any(_names_a_device(node) for node in kept.forward.nodes()):
+        for node in _nodes(kept, "aten::to"):
+            _cast(kept, node, stands_for)
+
+
+def _stands_for(kept: Kept) -> dict[str, Value]:
+    """Name in the backward -> the value of the forward that is kept."""
+    values = {argument.debugName(): value for value, argument in kept.of_inputs()}
+    values.update((argument.debugName(), value) for _, value, argument in kept.of_outputs())
+    return values
+
+
+def _nodes(kept: Kept, kind: str) -> list[Node]:
+    return [node for block in all_blocks(kept.backward) for node in block.nodes() if node.kind() == kind]
 
 
 def _replace(kept: Kept, node: Node, kind: str, operands: list[Value]) -> None:
@@ -65,7 +84,7 @@ def _replace(kept: Kept, node: Node, kind: str, operands: list[Value]) -> None:
     node.destroy()
 
 
-def _choose(kept: Kept, node: Node, stands_for: dict[str, Value], conditions: dict[str, bool]) -> bool:
+def _choose(kept: Kept, node: Node, stands_for: dict[str, Value], conditions: dict[str, bool]) -> None:
     """`grad * c.type_as(grad)` -> `where(c, grad, 0)`; with `c.bitwise_not()` the other way round, or
     `grad.masked_fill(c, 0)`, which is row-major."""
     for gradient, mask in (inputs(node)[:2], inputs(node)[1::-1]):
@@ -81,14 +100,11 @@ def _choose(kept: Kept, node: Node, stands_for: dict[str, Value], conditions: di
         zero = _number(kept, node, 0)
         pair = [zero, gradient] if swapped else [gradient, zero]
         if swapped and conditions[known.debugName()]:
-            _replace(kept, node, "aten::masked_fill", [gradient, condition, zero])
-        else:
-            _replace(kept, node, "aten::where", [condition, *pair])
-        return True
-    return False
+            return _replace(kept, node, "aten::masked_fill", [gradient, condition, zero])
+        return _replace(kept, node, "aten::where", [condition, *pair])
 
 
-def _share_ties(
+def _share(
     kept: Kept, node: Node, stands_for: dict[str, Value], extremes: set[tuple[str, frozenset[str]]]
 ) -> None:
     """`grad * (x > y).type_as(grad)`, of `max(x, y)`, -> `where(x < y, 0, where(x == y, grad / 2, grad))`; of
@@ -137,7 +153,7 @@ def _names_a_device(node: Node) -> bool:
     return device.node().kind() != CONSTANT or device.type().kind() != "NoneType"
 
 
-def _cast_in_place(kept: Kept, node: Node, stands_for: dict[str, Value]) -> None:
+def _cast(kept: Kept, node: Node, stands_for: dict[str, Value]) -> None:
     """`grad.to(device, dtype)`, of the operand's, -> `grad.to(dtype)`."""
     if schema(node).overload != "device":
         return
@@ -147,7 +163,7 @@ def _cast_in_place(kept: Kept, node: Node, stands_for: dict[str, Value]) -> None
         _replace(kept, node, "aten::to", [gradient, *rest])
 
 
-def _ask_others_for_dtypes(kept: Kept) -> None:
+def ask_others_for_dtypes(kept: Kept) -> None:
     """Has values that are kept for their dtype stood in for by others that are kept anyway."""
     first = _equal_dtypes(kept)
     values = [*kept.of_inputs(), *((value, argument) for _, value, argument in kept.of_outputs())]

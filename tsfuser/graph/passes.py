@@ -1,0 +1,47 @@
+"""Passes: named steps over graphs, in ordered lists.
+
+In: what the steps of a list share (`Work`), and the list. Out: the same, changed in place. Each list argues
+the places of its steps. Example: `run(work, (Pass("tidy", tidy), Pass("name_groups", name_groups)))`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .. import log
+
+
+class Work(Protocol):
+    """What steps share. `str(work)` is what a dump shows: its graphs."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the steps that are left would find nothing to do."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One step: what it is called in logs, and what it does to the work."""
+
+    name: str
+    run: Callable[[Any], object]
+
+
+def run(work: Work, passes: Sequence[Pass]) -> None:
+    """Runs `passes`, up to the one after which the work is done. The log `graph_fuser` has the graphs after
+    each that changed them at level `>`, and the time of each at `>>`."""
+    before = str(work) if log.enabled("graph_fuser", log.UPDATE) else ""
+    for step in passes:
+        start = time.perf_counter()
+        step.run(work)
+        took = (time.perf_counter() - start) * 1e3
+        if log.enabled("graph_fuser", log.DEBUG):
+            log.write("graph_fuser", f"{step.name} took {took:.1f} ms", "", log.DEBUG)
+        if log.enabled("graph_fuser", log.UPDATE) and (after := str(work)) != before:
+            log.write("graph_fuser", f"After {step.name}", after, log.UPDATE)
+            before = after
+        if work.is_done:
+            return
