@@ -16,6 +16,7 @@ from torch import nn
 
 import tsfuser
 from kit.compiled_models import MODELS
+from kit.random_compiled import sweep
 from kit.support import ROOT, assert_matches
 from tsfuser.errors import TsfuserWarning
 
@@ -371,3 +372,10 @@ def test_a_checkout_is_found_once_it_is_imported(tmp_path, line):
 def test_the_import_leaves_torch_dynamo_alone():
     done = _python("import torch; import tsfuser, sys; assert 'torch._dynamo' not in sys.modules", ROOT, ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_random_programs(place):
+    """`python -m kit.random_compiled` runs more of them."""
+    count, failed = sweep(range(8), place)
+    assert count > 4 and not failed, failed
+    assert tsfuser.stats()["launches"] > 0
