@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from .. import _C, options
+from .arguments import described
 from .caveat import caveat
-from .explain import CALLS, described, explain
+from .explain import CALLS, explain
 from .isolate import isolate
 from .observe import Run, observing
 from .table import UNREACHED, count, left_out

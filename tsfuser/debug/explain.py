@@ -26,17 +26,19 @@ from ..graph.rows import row_of
 from ..graph.wrapper import CONSTANT, FALLBACK, GROUP, all_blocks, inputs, is_tensor, outputs, schema
 from ..grouping.support import Refusals
 from ..grouping.unfused_reasons import NOT_RUN
-from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
+from ..ir.call import Call
 from ..ops import others, table
 from ..planning.compile import Compiled, kernels_of
 from ..planning.parse import parse
 from ..planning.planner import group_device
 from ..target.driver import memory_bandwidth
+from .arguments import described
 from .caveat import caveat
 from .findings import Findings, GraphReport, Group, Kernel, Node, Part
 from .isolate import isolate
 from .observe import Run, Timing, observing
 from .page import page
+from .raw import Planned
 from .source import Sources
 from .table import text
 
@@ -268,21 +270,30 @@ class _Reader:
             return Group(number, "", nodes, arguments, (), run.reason)
         try:
             device = group_device(call)
-            compiled, _ = kernels_of(call, parse(_C.group_graph(number), call, device), device)
+            fusion = parse(_C.group_graph(number), call, device)
+            compiled, allocations = kernels_of(call, fusion, device)
         except (Refusal, CompileError) as error:
             return Group(number, "", nodes, arguments, (), str(error))
-        return Group(number, device, nodes, arguments, tuple(_kernels(compiled, run.launches, device)))
+        names = tuple(v.debugName() for v in node.inputs())
+        numbers = tuple(None if isinstance(a, torch.Tensor) else a for a in run.arguments)
+        made = tuple((o.value.dtype.name, o.sizes, o.strides) for o in fusion.outputs)
+        made += tuple((t.value.dtype.name, t.sizes, t.strides) for t in allocations.temporaries)
+        plans = [Planned(number, device, names, numbers, call, made, c.kernel, c.function) for c in compiled]
+        return Group(number, device, nodes, arguments, tuple(_kernels(compiled, run.launches, plans)))
 
 
-def _kernels(compiled: list[Compiled], launches: tuple[Timing, ...], device: str) -> Iterator[Kernel]:
+def _kernels(
+    compiled: list[Compiled], launches: tuple[Timing, ...], plans: list[Planned]
+) -> Iterator[Kernel]:
     """Each kernel with its launch; those with nothing to do were not launched."""
-    peak = memory_bandwidth(int(device.partition(":")[2] or 0)) if device.startswith("cuda") else None
     waiting = list(launches)
-    for c in compiled:
+    for c, plan in zip(compiled, plans):
+        device = plan.device
+        peak = memory_bandwidth(int(device.partition(":")[2] or 0)) if device.startswith("cuda") else None
         launch = waiting.pop(0) if waiting and waiting[0].kernel == c.kernel.name else None
         fraction = launch.bytes / launch.seconds / peak if launch and peak and launch.seconds else None
         yield Kernel(
-            c.part, c.kernel.name, _chosen(c.params), c.source, c.function.registers, launch, fraction
+            c.part, c.kernel.name, _chosen(c.params), c.source, c.function.registers, launch, fraction, plan
         )
 
 
@@ -297,20 +308,3 @@ def _chosen(params: Any) -> str:
             words.append(f"{f.name} {', '.join(value) if isinstance(value, tuple) else value}")
     name = re.sub(r"\B[A-Z]", r" \g<0>", type(params).__name__.removesuffix("Params"))
     return f"{name.lower()}: {', '.join(words)}"
-
-
-def described(value: Any) -> Arg:
-    """A group's argument as plans are made for it."""
-    if isinstance(value, torch.Tensor):
-        address = value.data_ptr()
-        alignment = min(address & -address, 256) if address else 256
-        return TensorArg(
-            str(value.dtype)[6:], str(value.device), tuple(value.shape), value.stride(), alignment
-        )
-    if isinstance(value, (bool, int)):
-        return ScalarArg("bool" if isinstance(value, bool) else "int", value)
-    if isinstance(value, (float, complex)):
-        return ScalarArg(type(value).__name__, None)
-    if isinstance(value, (list, tuple)):
-        return ListArg("bool" if value and isinstance(value[0], bool) else "int", tuple(value))
-    return OtherArg(value if isinstance(value, str) else None)

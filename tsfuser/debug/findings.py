@@ -5,9 +5,11 @@ In: what became of a scripted function. Out: `Findings`, from which `table` and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from .observe import Timing
+from .raw import Launch, Planned
 from .source import Place
 
 
@@ -25,7 +27,7 @@ class Node:
 class Kernel:
     """One launch. `segment`: its number in the group; `schedule`: the parameters that the scheduler chose;
     `seconds` is None where nothing was launched; `fraction`: of the device's memory bandwidth, None where
-    that is unknown."""
+    that is unknown; `plan`: how it is launched."""
 
     segment: int
     name: str
@@ -34,6 +36,49 @@ class Kernel:
     registers: int
     launch: Timing | None = None
     fraction: float | None = None
+    plan: Planned | None = field(default=None, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        """Where it belongs, how it is launched, what it takes, and its source."""
+        return kernel_text(self)
+
+    @property
+    def group(self) -> int:
+        """The number of its group."""
+        return self.plan.group if self.plan else -1
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What `launch` takes, in order: `x.1: float32[64, 64] on cuda:0`."""
+        return self.plan.inputs() if self.plan else ()
+
+    @property
+    def grid(self) -> int:
+        """Blocks of the launch; 0 where there was nothing to compute."""
+        return self.launch.grid if self.launch else 0
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Threads of a block, along x and y."""
+        return (self.launch.block_x, self.launch.block_y) if self.launch else (0, 0)
+
+    def raw(self) -> Any:
+        """A `cupy.RawKernel` of its source, to be launched as `arguments` says. Raises ValueError for a kernel
+        for CPU tensors, which CuPy does not launch, and where there is no CuPy."""
+        return self._planned().raw(self.source)
+
+    def arguments(self, *inputs: Any, tensors: tuple[Any, ...] = ()) -> Launch:
+        """What the plan would launch it with for these inputs of its group, which are as in `inputs`: torch
+        tensors, CuPy arrays and numbers; or for these tensors alone, and numbers as in the call that was
+        explained. `tensors`: those of an earlier kernel's `Launch`, from which a later
+        kernel of the group reads; else new ones. Raises ValueError for inputs that the plan does not serve.
+        """
+        return self._planned().launch(inputs, tensors)
+
+    def _planned(self) -> Planned:
+        if self.plan is None:
+            raise ValueError(f"nothing is known of the plan of {self.name}")
+        return self.plan
 
     @property
     def seconds(self) -> float | None:
@@ -42,6 +87,39 @@ class Kernel:
     @property
     def bytes(self) -> int:
         return self.launch.bytes if self.launch else 0
+
+
+class Kernels(tuple[Kernel, ...]):
+    """Kernels, which print as a table."""
+
+    def __repr__(self) -> str:
+        return kernels_table(self)
+
+    __str__ = __repr__
+
+
+def kernels_table(kernels: tuple[Kernel, ...]) -> str:
+    """A line a kernel: `0  group 0  fused_add_relu  grid 256, block 128 x 1, 24 registers`."""
+    if not kernels:
+        return "no kernels: nothing ran fused"
+    rows = [(str(k), f"group {x.group}", x.name, _launch_text(x)) for k, x in enumerate(kernels)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def kernel_text(kernel: Kernel) -> str:
+    """One kernel with its source."""
+    where = f"{kernel.name}: segment {kernel.segment} of group {kernel.group}"
+    lines = [where, f"  {kernel.schedule}", f"  {_launch_text(kernel)}"]
+    lines += [f"  takes {text}" for text in kernel.inputs]
+    return "\n".join([*lines, "", kernel.source])
+
+
+def _launch_text(kernel: Kernel) -> str:
+    if kernel.launch is None:
+        return "not launched: there was nothing to compute"
+    registers = f", {kernel.registers} registers" if kernel.registers else ""
+    return f"grid {kernel.grid}, block {kernel.block[0]} x {kernel.block[1]}{registers}"
 
 
 @dataclass(frozen=True)
@@ -104,6 +182,12 @@ class Findings:
     @property
     def groups(self) -> list[Group]:
         return [group for graph in self.graphs for group in graph.groups]
+
+    @property
+    def kernels(self) -> Kernels:
+        """The kernels of all groups, in order; those of groups that share their plans once."""
+        first = {group.number: group for group in reversed(self.groups)}
+        return Kernels(k for number in sorted(first) for k in first[number].kernels)
 
     @property
     def left_out(self) -> list[Node]:

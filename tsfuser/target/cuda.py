@@ -19,6 +19,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .. import log
 from ..errors import CompileError, Refusal
@@ -225,6 +226,21 @@ def _nvrtc():
 def supported_archs() -> tuple[int, ...]:
     """Compute capabilities that this NVRTC compiles for, ascending."""
     return tuple(sorted(_nvrtc().getSupportedArchs()))
+
+
+def raw_kernel(source: str, name: str, shared: int, fma: bool, max_registers: int | None) -> Any:
+    """A `cupy.RawKernel` of a source without includes, which may have `shared` bytes of dynamic shared memory.
+    CuPy flushes denormal numbers to 0, which our own kernels do not. Raises `Refusal` without CuPy."""
+    _nvrtc()
+    import cupy
+
+    options = ("-std=c++17", f"--fmad={str(fma).lower()}")
+    if max_registers is not None:
+        options += (f"--maxrregcount={max_registers}",)
+    kernel = cupy.RawKernel(source, name, options)
+    if shared > 48 * 1024:  # more than a block gets without being asked for
+        kernel.max_dynamic_shared_size_bytes = shared
+    return kernel
 
 
 def _compile(
