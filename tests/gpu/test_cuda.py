@@ -220,3 +220,21 @@ def test_many_launches_do_not_leak():
             scripted(x, y)
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == before and rise["exact_hits"] == 1000
+
+
+def test_the_machine_is_that_of_torch():
+    """Kernels are planned for the device as its driver describes it."""
+    from tsfuser.target.cuda import CudaTarget
+
+    machine, known = CudaTarget.machine("cuda:0"), torch.cuda.get_device_properties(0)
+    assert machine.name == known.name
+    assert machine.capability == 10 * known.major + known.minor
+    assert machine.multiprocessors == known.multi_processor_count
+    assert machine.threads_per_multiprocessor == known.max_threads_per_multi_processor
+    assert machine.l2 == known.L2_cache_size
+    assert (
+        machine.shared_per_block
+        <= machine.shared_per_multiprocessor
+        == known.shared_memory_per_multiprocessor
+    )
+    assert machine.bandwidth is None or 1e11 < machine.bandwidth < 2e13

@@ -40,7 +40,7 @@ _OPERATORS = {
 
 def planned(program, *args, machine=GPU):
     """(call, allocations as (sizes, strides), kernels) of `program`, every pass verified."""
-    device = "cpu" if machine.kind == "host" else "cuda:0"
+    device = "cuda:0" if machine.has_threads else "cpu"
     call, fusion = build(program, *(replace(a, device=device) for a in args), device=device)
     found, temporaries = stages(call, fusion, machine)
 

@@ -184,5 +184,5 @@ def test_random_sizes_and_strides(program, request):
         try:
             walk(*planned(program, *args, machine=machine))
         except AssertionError as error:
-            raise AssertionError(f"{args} on {machine.kind}: {error}") from error
+            raise AssertionError(f"{args} on {machine.name}: {error}") from error
         tried += 1

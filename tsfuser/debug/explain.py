@@ -31,7 +31,7 @@ from ..ops import others, table
 from ..planning.compile import Compiled, kernels_of
 from ..planning.parse import parse
 from ..planning.planner import group_device
-from ..target.driver import memory_bandwidth
+from ..target.cuda import CudaTarget
 from .arguments import described
 from .caveat import caveat
 from .findings import Findings, GraphReport, Group, Kernel, Node, Part
@@ -289,7 +289,7 @@ def _kernels(
     waiting = list(launches)
     for c, plan in zip(compiled, plans):
         device = plan.device
-        peak = memory_bandwidth(int(device.partition(":")[2] or 0)) if device.startswith("cuda") else None
+        peak = CudaTarget.machine(device).bandwidth if device.startswith("cuda") else None
         launch = waiting.pop(0) if waiting and waiting[0].kernel == c.kernel.name else None
         fraction = launch.bytes / launch.seconds / peak if launch and peak and launch.seconds else None
         yield Kernel(

@@ -93,12 +93,10 @@ def _terms(op: Reduce) -> tuple:
     return op.operands, set(op.axes), op.output.dtype.register
 
 
-def accumulator(op: Reduce, threads: int, brief: bool = False) -> DType:
+def accumulator(op: Reduce, in_double: bool) -> DType:
     """The dtype in which a thread accumulates. A block of the host is one thread, which adds up long chains,
     where float would lose what a GPU's many short chains keep; it adds up some in float and these in double
-    (`host.chunk`). `brief`: so few that there is nothing to add up in double."""
+    (`host.chunk`)."""
     dtype = op.output.dtype.register
-    wider = (
-        {FLOAT: DOUBLE, COMPLEX64: COMPLEX128} if threads == 1 and not brief and op.combine == "sum" else {}
-    )
+    wider = {FLOAT: DOUBLE, COMPLEX64: COMPLEX128} if in_double and op.combine == "sum" else {}
     return wider.get(dtype, dtype)

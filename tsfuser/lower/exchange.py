@@ -25,7 +25,7 @@ def combined(
     groups: list[list[Total]] = [[]]
     at = start
     for name, op in totals(ops).items():
-        wide, how_combined = accumulator(op, threads, how.brief), COMBINATIONS[op.combine]
+        wide, how_combined = accumulator(op, how.in_double), COMBINATIONS[op.combine]
         if how.columns:
             size = column_bytes(how_combined.bytes(wide), how.columns, threads)
         else:

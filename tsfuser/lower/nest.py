@@ -180,8 +180,8 @@ def kernel_of(
         schedule.grain,
         schedule.resident,
         bool(how and how.team),
-        schedule.threads > 1 and bool(how and how.partial),
-        schedule.threads > 1 and bool(how and how.follows),
+        bool(how and how.leads),
+        bool(how and how.follows),
     )
 
 
@@ -197,7 +197,7 @@ def _reduced(
     fold = lane is not None and lane.name in how.loops  # else each lane is an output of its own
     # short chains round less
     many = next((x for x in loops if x.bind == "unroll" and x.name in how.loops), None)
-    depth = many.extent.a if many is not None and not fold and schedule.threads > 1 else 1
+    depth = many.extent.a if many is not None and not fold else 1
     width = lane.extent.a if lane else 1
     at_result: Expr = Var(lane.name) if lane and not fold else ix.Const(0)
     at_term: Expr = Var(lane.name) if lane else ix.Const(0)
@@ -211,7 +211,7 @@ def _reduced(
     packs: list[Stmt] = []
     after: list[Stmt] = []
     for name, op in totals(ops).items():
-        wide = accumulator(op, schedule.threads, how.brief)
+        wide = accumulator(op, how.in_double)
         # these share what a chain costs, and round little
         if COMBINATIONS[op.combine].part and (width > 1 or many is None):
             made = accumulation(name, op, registers, wide, width, at_term, guard)
@@ -226,7 +226,7 @@ def _reduced(
             total_of(op, ops),
             op.output.dtype.register.ctype,
         )
-        wide = accumulator(op, schedule.threads, how.brief)
+        wide = accumulator(op, how.in_double)
         access = next(a for a in schedule.domain.stores if a.buffer.value.name == op.output.name)
         write = store(access, done, params, schedule, reduced)
         if how.partial is not None:
@@ -358,7 +358,7 @@ def load(
         return [Compute(value.name, register, convert.replace("{0}", field), ())]
     if tile is not None:
         row, col = (at.of[x] for x in schedule.tile)
-        line, spot = (row, col) if schedule.threads == 1 else (col, row)
+        line, spot = (row, col) if schedule.is_vectorised else (col, row)
         read = Load(memory, value.dtype.ctype, tile.name, ix.add(ix.mul(line, tile.pitch), spot), shared=True)
     else:
         pointer, offset = _pointer(access, params, "const "), _offset(access, at, params, schedule)
@@ -487,7 +487,7 @@ def _fill_tiles(schedule: Schedule, params: Params, tiles: list[Tile], guarded: 
     """Reads each tile along the axis that is contiguous in its tensor: the threads and lanes run over rows,
     the loop over columns."""
     row, col = schedule.tile
-    if schedule.threads == 1:
+    if schedule.is_vectorised:
         return _fill_host_tiles(schedule, params, tiles, guarded)
     step = next(x.extent for x in schedule.loops if x.bind == "thread.y").a
     thread_x, thread_y = (

@@ -96,7 +96,7 @@ class _Rows:
             op.output.name: self._statements(op) for op in self._typed() if not isinstance(op, Reduce)
         }
         self.phase = self._phases()
-        self.memory = schedule.threads == 1  # the host's cache keeps a row of what it computed
+        self.memory = schedule.reduction.keep == "memory"
         self.peaks = self._peaks() if self.team else {}
         self.keep = self.keepable() - {
             op.output.name
@@ -411,14 +411,14 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
         meeting, rows.words = teamed(together, exchanged(after), rows.words, rows.schedule.threads)
         after += [*peaked[:1], *meeting]
     rows.exchanged = max(rows.exchanged, exchanged(after))
-    threads, brief = rows.schedule.threads, rows.schedule.reduction.brief
+    in_double = rows.schedule.reduction.in_double
     for op in (op for op in reductions if op in rows.columns):
         outside = ix.both(g.condition for g in rows.at.guards if not g.dims <= rows.reduced)
         body += accumulation(
             f"{op.output.name}_total",
             op,
             rows.registers,
-            accumulator(op, threads, brief),
+            accumulator(op, in_double),
             0,
             rows.at_column(),
             outside,
@@ -428,17 +428,17 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
             name,
             op,
             rows.registers,
-            accumulator(op, threads, brief),
+            accumulator(op, in_double),
             lanes * count if several else lanes,
             at,
             guard,
             several,
-            threads > 1,
+            not rows.schedule.is_vectorised,
         )
         before, body, packs = before + made.before, body + made.body, packs + made.after
     for op in along:
         result = COMBINATIONS[op.combine].result(
-            accumulator(op, threads, brief).ctype, op.output.dtype.register.ctype
+            accumulator(op, in_double).ctype, op.output.dtype.register.ctype
         )
         name = total_of(op, along)
         if phase - 1 in rows.peaks:
@@ -548,7 +548,7 @@ def _turns(rows: _Rows, body: list[Stmt]) -> list[Stmt]:
     for op in rows.columns:
         name, wide, register = (
             f"{op.output.name}_total",
-            accumulator(op, threads),
+            accumulator(op, how.in_double),
             op.output.dtype.register.ctype,
         )
         before.append(Accumulator(name, wide.ctype, lanes, COMBINATIONS[op.combine].start(wide)))

@@ -29,7 +29,7 @@ PASSES: tuple[tuple[str, Callable], ...] = (
     ("draw", draw),
 )
 
-ON_HOST = ("peel", "chunk", "draw")  # passes for kernels whose blocks are one thread
+ON_VECTORS = ("peel", "chunk", "draw")  # passes for loops of which a compiler makes vectors
 
 
 def lower(
@@ -42,7 +42,7 @@ def lower(
     if after:
         after("nest", kernel)
     for step, run in PASSES:
-        if step in ON_HOST and schedule.threads > 1:
+        if step in ON_VECTORS and not schedule.is_vectorised:
             continue
         kernel = replace(kernel, body=run(kernel.body))
         if after:

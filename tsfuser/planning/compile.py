@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -82,15 +82,13 @@ def kernels_of(call: Call, fusion: Fusion, device: str) -> tuple[list[Compiled],
 
 
 def _machine(device: str) -> Machine:
-    """What schedulers plan for; blocks that wait for each other must not be more than `device` can run at the
-    same time."""
+    """What schedulers plan for."""
     if device == "cpu":
         return HOST if options.host_launch() == "block" else GPU
     try:
-        count, shared, crowd = CudaTarget.multiprocessors(device)
+        return CudaTarget.machine(device)
     except Refusal:  # no driver: what is planned here does not run here
         return GPU
-    return replace(GPU, multiprocessors=count, shared=shared, crowd=crowd)
 
 
 def _lower(segment: Segment, schedule, device: str) -> tuple:

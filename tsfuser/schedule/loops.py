@@ -79,10 +79,12 @@ class Reduction:
     results, None where the result is final. `phases`: results go back to all threads, which walk over the
     data again for what follows from them. `warp`: how many threads a row has where they are neighbours in a
     warp, else 0. `each`: the unrolled loop over the rows that a thread works on at the same time, if there
-    are several. `brief`: on the host, whether a thread adds up so few that float loses nothing. `team`: where
-    several blocks share a row; `columns`: of a block, where the threads along `y` combine and all of them get
+    are several. `in_double`: sums of floats are accumulated in double, since a thread adds up long chains.
+    `keep`: where values of a row stay that are needed again, `register` or `memory` (a block's own). `team`:
+    where several blocks share a row; `columns`: of a block, where the threads along `y` combine and all of them get
     the results; `near`: the loads of which shared memory keeps what this turn of the loop over rows needs,
-    and fetches what the next does; `follows`: it combines what the kernel before it has left."""
+    and fetches what the next does; `follows`: it combines what the kernel before it has left; `leads`: it is such
+    a one before, and the next may be set up while it runs."""
 
     loops: tuple[str, ...]
     axis: str
@@ -90,11 +92,13 @@ class Reduction:
     phases: bool = False
     warp: int = 0
     each: str = ""
-    brief: bool = False
+    in_double: bool = False
+    keep: str = "register"
     team: Team | None = None
     columns: int = 0
     near: tuple[str, ...] = ()
     follows: bool = False
+    leads: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,11 @@ class Schedule:
     @staticmethod
     def over(domain: Domain, threads: int = 1, wide: bool = False) -> Schedule:
         return Schedule(domain, tuple(Loop(d.name, d.extent) for d in domain.dims), (), threads, wide)
+
+    @property
+    def is_vectorised(self) -> bool:
+        """Whether a compiler makes vectors of its innermost loop; then a block has one thread."""
+        return any(x.bind == "simd" for x in self.loops)
 
     def loop(self, name: str) -> Loop:
         return next(x for x in self.loops if x.name == name)

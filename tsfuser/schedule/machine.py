@@ -1,9 +1,12 @@
-"""What schedulers know of the machine they plan for.
+"""What schedulers and lowering know of the machine they plan for.
 
-In: the kind of device. Out: a `Machine`. The numbers are those of the H200 where a GPU is meant (132
-multiprocessors, 4.3 TB/s measured). They steer choices and never change results, so one record serves all
-GPUs; only what bounds how many blocks can wait for each other is that of the device: its number of
-multiprocessors, and how much shared memory and how many threads these have.
+In: what the driver tells of a device. Out: a `Machine`. `HOST` is the record of CPU tensors, `GPU` that of an
+H200, for which kernels are planned where there is no driver. A record steers choices and never changes
+results, but for what bounds how many blocks can wait for each other and what fits on a multiprocessor.
+Example:
+
+    device = replace(GPU, name="Tesla T4", capability=75, multiprocessors=40, ...)
+    proposal = propose(call, segment, device)
 """
 
 from __future__ import annotations
@@ -13,28 +16,74 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """`kind` is `gpu` or `host`. `flight`: bytes of input that one thread should have under way to cover
-    memory latency (measured: more costs registers and gains nothing); `access`: bytes of its widest memory
-    access; `threads`: of a block; `chunk`: elements that a host block works on; `lanes`: elements that a loop
-    of the host's reductions takes side by side, enough to hide how long an addition takes; `registers`, bytes
-    of `shared` memory and threads (`crowd`) that a multiprocessor has room for; `task`: elements that make a
-    task of the host's thread pool (torch's grain size)."""
+    """A device. Schedules ask for what it can do, not for what it is called.
 
-    kind: str
-    multiprocessors: int = 132
+    Of the device itself: `capability` (compute capability, 90 for 9.0; 0 where there is none),
+    `multiprocessors`, and what each has room for: `registers` (32-bit), bytes of shared memory
+    (`shared_per_multiprocessor`; one block gets `shared_per_block` at most, and a block takes
+    `shared_reserved` for itself) and threads (`threads_per_multiprocessor`); `l2` (bytes of the last cache),
+    `bandwidth` (bytes a second of its memory, None where unknown).
+
+    Of what a block is: `block_threads` (at most; 1: blocks have no threads that could combine),
+    `vectorises_loops` (its compiler makes vectors of loops, for which no address is wrong).
+
+    Measured on an H200, and taken for all: `flight`: bytes of input that one thread should have under way to
+    cover memory latency (more costs registers and gains nothing); `access`: bytes of its widest memory access;
+    `threads`: of a pointwise block; `waves`: blocks a multiprocessor that hide latency. Of the host: `chunk`:
+    elements that a block works on; `lanes`: elements that a loop of reductions takes side by side, enough to
+    hide how long an addition takes; `task`: elements that make a task of torch's thread pool (its grain
+    size), 0 where blocks need no tasks."""
+
+    name: str
+    capability: int = 0
+    multiprocessors: int = 1
+    registers: int = 65536
+    shared_per_multiprocessor: int = 0
+    shared_per_block: int = 0
+    shared_reserved: int = 1024
+    threads_per_multiprocessor: int = 1
+    l2: int = 0
+    bandwidth: float | None = None
+    block_threads: int = 1024
+    vectorises_loops: bool = False
     flight: int = 16
     access: int = 16
     threads: int = 128
-    registers: int = 65536
-    shared: int = 233472
-    crowd: int = 2048
+    waves: int = 4
     chunk: int = 4096
-    task: int = 32768
     lanes: int = 32
+    task: int = 0
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether a block has threads, which combine through its shared memory."""
+        return self.block_threads > 1
+
+    @property
+    def overlaps_launches(self) -> bool:
+        """Whether a kernel may be set up while the one before it runs."""
+        return self.capability >= 90
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether blocks can combine through each other's shared memory. No schedule does so yet."""
+        return self.capability >= 90
 
 
-GPU = Machine("gpu")
-HOST = Machine("host")
+GPU = Machine(
+    "NVIDIA H200",
+    capability=90,
+    multiprocessors=132,
+    shared_per_multiprocessor=233472,
+    shared_per_block=232448,
+    threads_per_multiprocessor=2048,
+    l2=62914560,
+    bandwidth=4.8e12,
+)
+#: `multiprocessors` and `waves`: torch's pool has more threads, but few blocks a thread even them out.
+HOST = Machine(
+    "host", multiprocessors=4, waves=2, block_threads=1, vectorises_loops=True, threads=1, task=32768
+)
 EXCHANGED = 32768  # bytes of shared memory in which a block exchanges at a time at most; every GPU has 48 KB
 
 

@@ -34,7 +34,7 @@ def expanded(call: Call, fusion: Fusion, machine: Machine) -> Fusion:
     trial = _rewritten(fusion, set(found))
     # its compiler vectorises sums, which take less time than the divisions of moments even where they are
     # read again
-    if machine.kind == "host":
+    if machine.vectorises_loops:
         return trial
     parts = segments(call, trial, Allocations(len(fusion.outputs)), lambda s: is_one_pass(call, s, machine))
     chosen = {

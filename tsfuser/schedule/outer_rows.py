@@ -115,8 +115,8 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     """Takes segments in which results depend on reductions over all but the contiguous dim."""
     if not segment.uses_reductions:
         return "nothing depends on a reduction"
-    if machine.kind != "gpu":
-        return "it is a schedule for GPUs"
+    if not machine.has_threads:
+        return "blocks have no threads that could combine"
     slabs = _slabs(call, segment)
     if slabs is None:
         return "its reductions run over the contiguous dim, or over different dims"
@@ -168,7 +168,9 @@ def _kept_by_block(
             )
             unroll = call.decide(rows.bucket(sz.ceildiv(slabs.length, down)))
             registers = max(64, -(-_held(segment, slabs, vector, unroll) // 8) * 8)
-            resident = min(machine.registers // registers, machine.crowd) // (across * down)
+            resident = min(machine.registers // registers, machine.threads_per_multiprocessor) // (
+                across * down
+            )
             return OuterRowParams(vector, across, down, unroll, max(1, min(RESIDENT, resident)))
         across //= 2
     return None

@@ -16,7 +16,7 @@ from ..ir.size import Size
 from ..segment import Segment
 from .domain import Access, Domain, domain
 from .loops import Schedule
-from .machine import HOST, Machine
+from .machine import Machine
 from .proposal import Proposal, Stage
 
 LOOPED_FLIGHT = 64  # bytes of input a thread has under way where it goes on from row to row
@@ -48,7 +48,7 @@ def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> Po
     """Vector width by alignment; unroll so that `machine.flight` bytes of input are under way, less where
     registers would run out."""
     wide = is_wide(call, domain)
-    if machine.kind == "host":
+    if machine.vectorises_loops:
         return PointwiseParams(1, 1, 1, wide)
     vector = vector_width(call, domain, machine)
     inner = len(domain.dims) - 1
@@ -74,7 +74,7 @@ def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> Po
 
 def apply(domain: Domain, params: PointwiseParams, machine: Machine) -> Schedule:
     schedule = Schedule.over(domain, params.threads, params.wide)
-    return _host(schedule, machine) if machine.kind == "host" else _gpu(schedule, params, machine)
+    return _host(schedule, machine) if machine.vectorises_loops else _gpu(schedule, params, machine)
 
 
 def _rows(schedule: Schedule) -> tuple[Schedule, str | None, str]:
@@ -109,7 +109,7 @@ def _gpu(schedule: Schedule, params: PointwiseParams, machine: Machine) -> Sched
         wanted = sz.maximum(
             sz.binary(
                 "div",
-                machine.multiprocessors * machine.crowd // params.threads,
+                machine.multiprocessors * machine.threads_per_multiprocessor // params.threads,
                 schedule.loop("col_block").extent,
             ),
             1,
@@ -170,7 +170,7 @@ def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
     walk along the inner dim do not count; strided ones are read one by one in any case. On a GPU rows are
     never cut within a vector: their addresses would seldom allow a wide one."""
     inner = len(domain.dims) - 1
-    if machine.kind == "host":
+    if machine.vectorises_loops:
         return host_lanes(call, domain.dims[-1].extent, machine.lanes)
     walking = domain.walking(inner)
     if not walking:
@@ -191,14 +191,14 @@ def host_lanes(call: Call, extent: Size, most: int) -> int:
     return call.decide(sz.maximum(sz.minimum(sz.nextpow2(extent), most), 1))
 
 
-def with_grain(schedule: Schedule) -> Schedule:
-    """`schedule` of a reduction with so many blocks to a task of the host's threads that it is worth one."""
-    if schedule.threads > 1:
+def with_grain(schedule: Schedule, machine: Machine) -> Schedule:
+    """`schedule` of a reduction with so many blocks to a task of a thread pool that it is worth one."""
+    if not machine.task:
         return schedule
     each = sz.maximum(
         sz.binary("div", schedule.domain.elements, sz.maximum(schedule.loop("block").extent, 1)), 1
     )
-    return replace(schedule, grain=sz.maximum(sz.binary("div", HOST.task, each), 1))
+    return replace(schedule, grain=sz.maximum(sz.binary("div", machine.task, each), 1))
 
 
 def is_whole(call: Call, domain: Domain, vector: int) -> bool:

@@ -35,7 +35,6 @@ FLIGHT = 64
 STRIP = 128
 DEEPEST = 8  # accesses a thread has under way, where they are narrow
 OTHERS = 16  # registers of a thread for all but data
-WAVES = 4  # blocks a multiprocessor that hide latency
 BUSY = 1024  # threads a multiprocessor that do: where there are as many columns, nobody shares one
 
 
@@ -57,11 +56,6 @@ class ReductionParams:
     deep: bool = False
     cut: bool = False
     resident: int = 0
-
-    @property
-    def lanes(self) -> str:
-        """What the loop over lanes becomes: one access, or a loop that the host's compiler vectorises."""
-        return "simd" if self.threads == 1 else "vector"
 
 
 @dataclass(frozen=True)
@@ -87,7 +81,7 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
             params, lambda allocations: _split(call, segment, machine, params, shape, allocations)
         )
     return Proposal(
-        params, lambda _: [Stage(segment, apply(space, kept, reduced, params, shape, None), params)]
+        params, lambda _: [Stage(segment, apply(space, kept, reduced, params, shape, machine, None), params)]
     )
 
 
@@ -106,7 +100,7 @@ def _split(
     )
     space, kept, reduced, _, _ = _plan(call, first, machine)
     return [
-        Stage(first, apply(space, kept, reduced, params, shape, distance), params),
+        Stage(first, apply(space, kept, reduced, params, shape, machine, distance), params),
         finish(call, second, machine),
     ]
 
@@ -166,8 +160,12 @@ def _partial(op: Reduce, ops) -> list[Reduce]:
 def finish(call: Call, segment: Segment, machine: Machine) -> Stage:
     """The kernel that combines partial results."""
     space, kept, reduced, params, shape = _plan(call, segment, machine, small=True)
-    schedule = apply(space, kept, reduced, params, shape, None)
-    return Stage(segment, replace(schedule, reduction=replace(schedule.reduction, follows=True)), params)
+    schedule = apply(space, kept, reduced, params, shape, machine, None)
+    return Stage(
+        segment,
+        replace(schedule, reduction=replace(schedule.reduction, follows=machine.overlaps_launches)),
+        params,
+    )
 
 
 def _plan(
@@ -176,7 +174,7 @@ def _plan(
     space = domain(call, segment)
     kept, reduced = _sides(space, segment.reductions[0])
     params = _choose(call, segment, space, reduced, machine)
-    if params.inner and machine.kind == "gpu" and len(reduced) > 1:
+    if params.inner and machine.has_threads and len(reduced) > 1:
         params = _deep(call, space, kept, reduced, params, machine)
     return space, kept, reduced, params, _shape(space, kept, reduced, params, machine, small)
 
@@ -224,7 +222,7 @@ def _choose(
     ]
     loaded = vector * sum(a.itemsize for a in streamed)
     unroll = 1 << (min(DEEPEST, max(1, FLIGHT // max(loaded, 1))).bit_length() - 1)
-    if machine.kind == "host":
+    if machine.vectorises_loops:
         lanes = vector if inner else host_lanes(call, space.dims[-1].extent, STRIP)
         return ReductionParams(inner, lanes, 1, 1, False, False, wide)
     threads = 256
@@ -247,15 +245,15 @@ def _shape(
 ) -> _Shape:
     """Sizes as programs: they follow the call, the kernel does not. `small`: what is read lies in the cache,
     so that blocks may be narrow."""
-    cells = _cells(space, kept, params)
+    cells = _cells(space, kept, params, machine)
     lanes = sz.nextpow2(cells)
     most = sz.const(params.threads if params.inner else min(32, params.threads))
     if small and not params.inner:
         most = sz.minimum(most, sz.nextpow2(sz.ceildiv(cells, machine.multiprocessors)))
-    elif not params.inner and params.threads > 1:
+    elif not params.inner and machine.has_threads:
         sharing = sz.nextpow2(sz.ceildiv(machine.multiprocessors * BUSY, cells))
         most = sz.binary("div", params.threads, sz.minimum(sharing, params.threads // 32))
-    across = sz.minimum(lanes, most) if params.threads > 1 else sz.const(1)
+    across = sz.minimum(lanes, most) if machine.has_threads else sz.const(1)
     down = sz.binary("div", params.threads, across)
     wanted = _wanted(space, kept, params, across, machine)
     col, outer = space.dims[-1].extent, sz.const(1)
@@ -271,16 +269,16 @@ def _shape(
     if params.cut:
         walk, step, most = outer, sz.const(params.unroll), sz.binary("div", outer, params.unroll)
     splits = sz.minimum(wanted, sz.minimum(most, sz.binary("div", turns, SHORTEST))) * sz.le(LEAST, turns)
-    if machine.kind == "host":
+    if machine.task:
         splits = sz.minimum(wanted, sz.binary("div", space.elements, machine.task))
     chunk = sz.ceildiv(sz.ceildiv(walk, sz.maximum(splits, 1)), step) * step
     return _Shape(across, down, sz.maximum(sz.ceildiv(walk, chunk), 1), chunk)
 
 
-def _cells(space: Domain, kept: list[Dim], params: ReductionParams) -> Size:
+def _cells(space: Domain, kept: list[Dim], params: ReductionParams, machine: Machine) -> Size:
     """Accesses along the contiguous dim; on a GPU, where that is kept, along all kept dims: threads go on
     from one row of it to the next."""
-    if params.inner or params.threads == 1:
+    if params.inner or not machine.has_threads:
         return sz.ceildiv(space.dims[-1].extent, params.vector)
     return sz.ceildiv(_extent(space, kept), params.vector)
 
@@ -290,11 +288,9 @@ def _wanted(space: Domain, kept: list[Dim], params: ReductionParams, across: Siz
     if params.inner:
         blocks = sz.ceildiv(_extent(space, kept), sz.binary("div", params.threads, across))
     else:
-        rest = _extent(space, [d for d in kept if d is not space.dims[-1]]) if params.threads == 1 else 1
-        blocks = sz.ceildiv(_cells(space, kept, params), across) * rest
-    return sz.binary(
-        "div", machine.multiprocessors * WAVES if machine.kind == "gpu" else 8, sz.maximum(blocks, 1)
-    )
+        rest = 1 if machine.has_threads else _extent(space, [d for d in kept if d is not space.dims[-1]])
+        blocks = sz.ceildiv(_cells(space, kept, params, machine), across) * rest
+    return sz.binary("div", machine.multiprocessors * machine.waves, sz.maximum(blocks, 1))
 
 
 def apply(
@@ -303,6 +299,7 @@ def apply(
     reduced: list[Dim],
     params: ReductionParams,
     shape: _Shape,
+    machine: Machine,
     partial: Size | None,
 ) -> Schedule:
     """`partial`: elements between the partial results of two splits, None where the result is final."""
@@ -310,19 +307,36 @@ def apply(
     build = _inner if params.inner else _outer
     return with_grain(
         replace(
-            build(schedule, [d.name for d in kept], [d.name for d in reduced], params, shape, partial),
+            build(
+                schedule, [d.name for d in kept], [d.name for d in reduced], params, shape, machine, partial
+            ),
             resident=params.resident,
-        )
+        ),
+        machine,
     )
+
+
+def _combined(loops: tuple[str, ...], axis: str, partial: Size | None, machine: Machine) -> Reduction:
+    """How results are combined; `partial` as for `apply`."""
+    leads = partial is not None and machine.overlaps_launches
+    part = None if partial is None else ("part", partial)
+    return Reduction(loops, axis, part, in_double=not machine.has_threads, leads=leads)
+
+
+def _lanes(machine: Machine) -> str:
+    """What the loop over lanes becomes: one access, or a loop of which the compiler makes vectors."""
+    return "simd" if machine.vectorises_loops else "vector"
 
 
 def _fused(schedule: Schedule, names: list[str], into: str) -> tuple[Schedule, str]:
     return (schedule.fuse_all(names, into), into) if len(names) > 1 else (schedule, names[0])
 
 
-def _outer(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _Shape, partial) -> Schedule:
+def _outer(
+    schedule: Schedule, kept, reduced, params: ReductionParams, shape: _Shape, machine: Machine, partial
+) -> Schedule:
     *rows, col = kept
-    if rows and params.threads > 1:  # a vector never crosses from one row to the next
+    if rows and machine.has_threads:  # a vector never crosses from one row to the next
         schedule = schedule.reorder(*reduced, *kept).fuse_all(kept, "cell")
         rows, col = [], "cell"
     schedule = schedule.reorder(*rows, *reduced, col)
@@ -331,16 +345,14 @@ def _outer(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     schedule = schedule.split(col, shape.across * params.vector, ("col_block", "spot"), whole=params.whole)
     schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
     schedule = schedule.split(
-        walk, shape.down * params.unroll, ("r", "round"), exact=params.threads == 1
+        walk, shape.down * params.unroll, ("r", "round"), exact=not machine.has_threads
     ).split("round", shape.down, ("u", "ty"), exact=True)
     schedule = schedule.reorder(*rows, *parts, "col_block", "ty", "tx", "r", "u", "lane")
     schedule = schedule.fuse_all([*rows, *parts, "col_block"], "block")
     schedule = schedule.bind(
-        block="block", tx="thread_x", ty="thread_y", r="serial", u="unroll", lane=params.lanes
+        block="block", tx="thread_x", ty="thread_y", r="serial", u="unroll", lane=_lanes(machine)
     )
-    return replace(
-        schedule, reduction=Reduction(("r", "u"), "y", None if partial is None else ("part", partial))
-    )
+    return replace(schedule, reduction=_combined(("r", "u"), "y", partial, machine))
 
 
 def _parted(
@@ -353,11 +365,13 @@ def _parted(
     return schedule.split(walk, shape.chunk, ("part", "step"), whole=whole), "step", ["part"]
 
 
-def _inner(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _Shape, partial) -> Schedule:
+def _inner(
+    schedule: Schedule, kept, reduced, params: ReductionParams, shape: _Shape, machine: Machine, partial
+) -> Schedule:
     *outer, col = reduced
     schedule = schedule.reorder(*kept, *outer, col)
     serial = ["r", "u", "lane"]
-    bound = {"tx": "thread_x", "r": "serial", "u": "unroll", "lane": params.lanes, "block": "block"}
+    bound = {"tx": "thread_x", "r": "serial", "u": "unroll", "lane": _lanes(machine), "block": "block"}
     blocks: list[str] = []
     if outer:
         schedule, walk = _fused(schedule, outer, "walk")
@@ -380,11 +394,9 @@ def _inner(schedule: Schedule, kept, reduced, params: ReductionParams, shape: _S
     threads = ["tx"]
     if kept:
         schedule, row = _fused(schedule, kept, "row")
-        schedule = schedule.split(row, shape.down, ("row_block", "ty"), exact=params.threads == 1)
+        schedule = schedule.split(row, shape.down, ("row_block", "ty"), exact=not machine.has_threads)
         blocks, threads, bound["ty"] = ["row_block", *blocks], ["ty", "tx"], "thread_y"
     schedule = schedule.reorder(*blocks, *threads, *serial)
     schedule = schedule.fuse_all(blocks, "block") if blocks else schedule.with_single("block")
     schedule = schedule.bind(**bound)
-    return replace(
-        schedule, reduction=Reduction(tuple(serial), "x", None if partial is None else ("part", partial))
-    )
+    return replace(schedule, reduction=_combined(tuple(serial), "x", partial, machine))

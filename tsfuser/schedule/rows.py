@@ -40,7 +40,7 @@ FLIGHT_ALONE = 32  # the same where several rows make them up
 REGISTERS = 96  # of a thread, that may hold input and columns
 TALL = 256  # threads of a block with columns, so that there are not too many parts to add up
 OTHERS = 24  # registers for everything else
-BRIEF = 16  # additions to an accumulator of the host below which it is float
+SHORT = 16  # additions to an accumulator of the host below which it is float
 # elements of a row from which several blocks a row are worth two passes and another kernel, where rows are
 # few
 LONG = 65536
@@ -66,8 +66,8 @@ class RowParams:
     reductions run over the other dims; `threads`: of a block at most; `rows`: of a block with columns, where
     a row has more than a warp; `team`: several blocks share a row, of which a thread has `rounds` times
     `unroll` vectors; `near`: shared memory fetches the next row meanwhile; `resident`: blocks that share a
-    multiprocessor, where that matters; `wide`: 64-bit indices; `brief`: few elements a row, to be added up in
-    float."""
+    multiprocessor, where that matters; `wide`: 64-bit indices; `in_float`: a thread adds up few elements a
+    row, for which float accumulation suffices."""
 
     vector: int
     unroll: int
@@ -84,7 +84,7 @@ class RowParams:
     near: bool = False
     resident: int = 0
     wide: bool = False
-    brief: bool = False
+    in_float: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,14 +164,14 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
 def _refusal(call: Call, segment: Segment, machine: Machine) -> str | None:
     """None, or why the segment is not one pass over rows."""
     rows, along, columns = _rows(call, segment)
-    if not along or (len(rows.along) > 1 and (machine.kind == "host" or columns)):
+    if not along or (len(rows.along) > 1 and (not machine.has_threads or columns)):
         return "its reduced dimensions are not the contiguous ones"
     added = {op.output.name for op in columns}
     if any(v.name in added for op in segment.ops for v in op.operands):
         return "something depends on what is added up over all rows"
     if not call.decide(sz.lt(0, rows.space.elements)):
         return "it has no elements"
-    few = machine.multiprocessors // 2 if machine.kind == "gpu" else 2
+    few = machine.multiprocessors // 2
     if (
         call.decide(sz.both(sz.lt(rows.count, few), sz.lt(LONG, rows.length)))
         and not choose(call, segment, machine).team
@@ -211,7 +211,13 @@ def _stages(
         segment, columns, Axis("parts", _parts(rows, params, machine)), params.vector, allocations
     )
     schedule = apply(_rows(call, first, rows.space)[0], params, machine)
-    schedule = _with(schedule, team=team, near=near, partial=("team" if team else "block", distance))
+    schedule = _with(
+        schedule,
+        team=team,
+        near=near,
+        partial=("team" if team else "block", distance),
+        leads=machine.overlaps_launches,
+    )
     return [Stage(first, schedule, params), reduction.finish(call, second, machine)]
 
 
@@ -227,10 +233,10 @@ def choose(call: Call, segment: Segment, machine: Machine) -> RowParams:
     meanwhile."""
     rows, _, columns = _rows(call, segment)
     vector = vector_width(call, rows.space, machine)
-    whole = machine.kind == "gpu" and is_whole(call, rows.space, vector)
+    whole = machine.has_threads and is_whole(call, rows.space, vector)
     given = RowParams(vector, 1, False, whole=whole, columns=len(columns), wide=is_wide(call, rows.space))
-    if machine.kind == "host":
-        return replace(given, brief=call.decide(sz.le(rows.length, machine.lanes * BRIEF)))
+    if not machine.has_threads:
+        return replace(given, in_float=call.decide(sz.le(rows.length, machine.lanes * SHORT)))
     params = _chosen(call, segment, rows, given, machine)
     if (
         not given.columns
@@ -287,7 +293,7 @@ def _chosen(call: Call, segment: Segment, rows: _Rows, given: RowParams, machine
             params = replace(given, unroll=call.decide(unroll), persistent=True, threads=LARGEST)
         if not _fits(rows, params) and not given.near and segment.uses_reductions:
             params = _shared(call, rows, given, machine) or params
-    across, _ = _block(rows.length, params)
+    across, _ = _block(rows.length, params, machine)
     # a turn of all blocks should find room at once
     if params.columns and params.persistent and not params.team:
         threads = params.threads if params.warp else call.decide(sz.nextpow2(across))
@@ -297,10 +303,8 @@ def _chosen(call: Call, segment: Segment, rows: _Rows, given: RowParams, machine
         resident = max(1, machine.registers // (most * threads))
         if params.near:
             meeting = EXCHANGE if down == 1 and not params.warp else EXCHANGED
-            resident = min(
-                resident,
-                machine.shared // (2 * threads * params.vector * params.unroll * rows.bytes + meeting),
-            )
+            shared = 2 * threads * params.vector * params.unroll * rows.bytes + meeting
+            resident = min(resident, _sharing(shared, machine))
         params = replace(params, threads=threads, rows=down, resident=resident)
     step = across * (params.vector * (1 if params.several else params.unroll * params.rounds))
     fills = (
@@ -315,9 +319,13 @@ def _shared(call: Call, rows: _Rows, given: RowParams, machine: Machine) -> RowP
     one."""
     if not given.whole:  # what is fetched is a vector or nothing
         given = replace(given, vector=1, whole=True)
-    for resident in range(1 if given.columns else min(CROWD, machine.crowd // TEAM), 0, -1):
+    for resident in range(
+        1 if given.columns else min(CROWD, machine.threads_per_multiprocessor // TEAM), 0, -1
+    ):
         vectors = min(
-            8, (machine.shared // resident - EXCHANGE) // (2 * TEAM * given.vector * max(rows.bytes, 1))
+            8,
+            (machine.shared_per_multiprocessor // resident - EXCHANGE)
+            // (2 * TEAM * given.vector * max(rows.bytes, 1)),
         )
         if given.columns:
             vectors = min(vectors, SHARE // (given.vector * given.columns))
@@ -347,6 +355,13 @@ def _shared(call: Call, rows: _Rows, given: RowParams, machine: Machine) -> RowP
         ):
             return params
     return None
+
+
+def _sharing(shared: int, machine: Machine) -> int:
+    """How many blocks with so many bytes of shared memory, but for what the threads of a row exchange, a
+    multiprocessor has room for."""
+    fits = shared + EXCHANGE <= machine.shared_per_block
+    return machine.shared_per_multiprocessor // shared if fits else 0
 
 
 def _blocks(params: RowParams, machine: Machine) -> int:
@@ -393,7 +408,7 @@ def _parts(rows: _Rows, params: RowParams, machine: Machine) -> Size:
     or teams."""
     if params.team:
         return sz.minimum(rows.count, sz.binary("div", _blocks(params, machine), _sharers(rows, params)))
-    _, down = _block(rows.length, params)
+    _, down = _block(rows.length, params, machine)
     each = down * params.unroll if params.several else down
     return sz.minimum(sz.ceildiv(rows.count, each * 2), _blocks(params, machine))
 
@@ -404,7 +419,7 @@ def apply(rows: _Rows, params: RowParams, machine: Machine) -> Schedule:
     if len(along) > 1:  # a vector never crosses from one piece of a row to the next
         schedule, along = schedule.reorder(*outer, *along).fuse_all(along, "col"), ["col"]
     [col] = along
-    across, down = _block(rows.length, params)
+    across, down = _block(rows.length, params, machine)
     step = across * params.vector
     if params.team:
         schedule = schedule.split(
@@ -443,7 +458,7 @@ def apply(rows: _Rows, params: RowParams, machine: Machine) -> Schedule:
         "tx": "thread_x",
         "ty": "thread_y",
         "u": "unroll",
-        "lane": "simd" if params.threads == 1 else "vector",
+        "lane": "simd" if machine.vectorises_loops else "vector",
         "block": "block",
     }
     blocks, threads = ["block"], ["tx"]
@@ -467,7 +482,7 @@ def apply(rows: _Rows, params: RowParams, machine: Machine) -> Schedule:
             )
             blocks, bound["turn"] = ["block", "turn"], "rows"
         else:
-            schedule = schedule.split(row, each, ("block", own), exact=params.threads == 1)
+            schedule = schedule.split(row, each, ("block", own), exact=not machine.has_threads)
         if params.several:
             schedule = schedule.split("rows", down, ("u", "ty"), exact=True)
             serial = ["u", *serial]
@@ -479,9 +494,22 @@ def apply(rows: _Rows, params: RowParams, machine: Machine) -> Schedule:
     schedule = replace(
         schedule,
         resident=params.resident,
-        reduction=Reduction(tuple(serial), "x", phases=True, warp=params.warp, each=each, brief=params.brief),
+        reduction=Reduction(
+            tuple(serial),
+            "x",
+            phases=True,
+            warp=params.warp,
+            each=each,
+            in_double=not machine.has_threads and not params.in_float,
+            keep=_keep(machine),
+        ),
     )
-    return with_grain(schedule)
+    return with_grain(schedule, machine)
+
+
+def _keep(machine: Machine) -> str:
+    """Where a row's values stay: in registers of its threads, or in the nearest cache."""
+    return "register" if machine.has_threads else "memory"
 
 
 def _teams(schedule: Schedule, outer: list[str], teams: Size) -> Schedule:
@@ -493,9 +521,9 @@ def _teams(schedule: Schedule, outer: list[str], teams: Size) -> Schedule:
     return schedule.split("row", teams, ("turn", "beat")).split("beat", 1, ("team", "ty"), exact=True)
 
 
-def _block(extent: Size, params: RowParams) -> tuple[Size, Size]:
+def _block(extent: Size, params: RowParams, machine: Machine) -> tuple[Size, Size]:
     """Threads along a row, a power of two or a multiple of a warp, and rows of a block."""
-    if params.threads == 1:
+    if not machine.has_threads:
         return sz.const(1), sz.const(1)
     vectors = sz.ceildiv(extent, params.vector)
     if params.team:

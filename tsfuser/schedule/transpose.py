@@ -65,7 +65,7 @@ def choose(call: Call, domain: Domain, machine: Machine) -> TransposeParams | No
     if not shared:
         return None
     names = tuple(a.buffer.value.name for a in shared)
-    if machine.kind == "host":
+    if not machine.has_threads:
         return TransposeParams(row, names, tile, 1, 1, is_wide(call, domain))
     return TransposeParams(row, names, tile, _vector(call, domain, row, shared), 256, is_wide(call, domain))
 
@@ -90,7 +90,7 @@ def apply(domain: Domain, params: TransposeParams, machine: Machine) -> Schedule
     row, col = names[params.row], names[-1]
     others = [n for n in names if n not in (row, col)]
     schedule = schedule.reorder(*others, row, col)
-    if machine.kind == "host":
+    if not machine.has_threads:
         return _host(schedule, others, row, col, params, machine)
     step = params.threads * params.vector // params.tile
     schedule = schedule.split(col, params.tile, ("col_block", "col")).split(

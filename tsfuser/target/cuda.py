@@ -23,6 +23,7 @@ from typing import Any
 
 from .. import log
 from ..errors import CompileError, Refusal
+from ..schedule.machine import Machine
 from . import driver
 from .disk_cache import DiskCache, Stored, remember, remembered
 from .function import RUNTIME, Function, headers_digest
@@ -128,9 +129,9 @@ class CudaTarget:
         return _compile(source, name, arch, self._options, virtual=True)[0]
 
     @staticmethod
-    def multiprocessors(device: str = "cuda:0") -> tuple[int, int, int]:
-        """(multiprocessors of `device`, bytes of shared memory of each, threads that each has room for)."""
-        return driver.multiprocessors(_index(device))
+    def machine(device: str = "cuda:0") -> Machine:
+        """What schedulers know of `device`. Raises `Refusal` without a driver."""
+        return driver.machine(_index(device))
 
     def start(self) -> None:
         """Has a thread start NVRTC, so that the first kernel does not wait for that; once, and not where the

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from dataclasses import replace
 
 from ..errors import Refusal
+from ..schedule.machine import GPU, Machine
 from .function import Function
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _SHARED_OPTIN = 75, 76, 97  # CUdevice_attribute
 _MULTIPROCESSORS, _THREADS_OF_MULTIPROCESSOR, _SHARED_OF_MULTIPROCESSOR = 16, 39, 81
+_REGISTERS_OF_MULTIPROCESSOR, _THREADS_OF_BLOCK, _L2_BYTES, _SHARED_RESERVED = 82, 1, 38, 111
 _MEMORY_KILOHERTZ, _MEMORY_BITS = 36, 37
 # CUfunction_attribute
 _STATIC_SHARED, _LOCAL_BYTES, _REGISTERS, _PTX_VERSION, _MAX_DYNAMIC_SHARED = 1, 3, 4, 5, 8
@@ -63,18 +66,46 @@ def capability(index: int) -> int:
 
 
 @functools.cache
-def multiprocessors(index: int) -> tuple[int, int, int]:
-    """(multiprocessors of device `index`, bytes of shared memory of each, threads that each has room for)."""
-    wanted = (_MULTIPROCESSORS, _SHARED_OF_MULTIPROCESSOR, _THREADS_OF_MULTIPROCESSOR)
-    return tuple(_device_attribute(index, attribute) for attribute in wanted)
+def machine(index: int) -> Machine:
+    """Device `index` as schedulers know it; what the driver does not tell is as on an H200."""
+    return replace(
+        GPU,
+        name=_name(index),
+        capability=capability(index),
+        multiprocessors=_device_attribute(index, _MULTIPROCESSORS),
+        registers=_device_attribute(index, _REGISTERS_OF_MULTIPROCESSOR),
+        shared_per_multiprocessor=_device_attribute(index, _SHARED_OF_MULTIPROCESSOR),
+        shared_per_block=_device_attribute(index, _SHARED_OPTIN),
+        shared_reserved=_device_attribute(index, _SHARED_RESERVED),
+        threads_per_multiprocessor=_device_attribute(index, _THREADS_OF_MULTIPROCESSOR),
+        block_threads=_device_attribute(index, _THREADS_OF_BLOCK),
+        l2=_device_attribute(index, _L2_BYTES),
+        bandwidth=_bandwidth(index),
+    )
 
 
-@functools.cache
-def memory_bandwidth(index: int) -> float | None:
+def _name(index: int) -> str:
+    text = ctypes.create_string_buffer(256)
+    _call("cuDeviceGetName", text, len(text), _device(index))
+    return text.value.decode(errors="replace")
+
+
+#: Bytes a second by the makers' data sheets, of devices whose driver tells no memory clock; the first entry
+#: that the name contains counts.
+_BANDWIDTHS = {
+    "B200": 8.0e12, "GB200": 8.0e12, "B300": 8.0e12, "H200": 4.8e12, "GH200": 4.0e12, "H100 PCIe": 2.04e12,
+    "H100 NVL": 3.9e12, "H100": 3.35e12, "A100-SXM4-40GB": 1.555e12, "A100-PCIE-40GB": 1.555e12,
+    "A100": 2.039e12, "V100": 0.9e12, "L40S": 0.864e12, "L40": 0.864e12, "L4": 0.3e12, "A40": 0.696e12,
+    "A10": 0.6e12, "T4": 0.32e12, "RTX 5090": 1.792e12, "RTX 4090": 1.008e12, "RTX 3090": 0.936e12,
+}  # fmt: skip
+
+
+def _bandwidth(index: int) -> float | None:
     """Bytes a second that the memory of device `index` moves at most: two transfers a clock over the width of
-    its bus, as nvFuser counts it; None where the driver does not tell."""
+    its bus, as nvFuser counts it, or by the data sheet; None where neither tells."""
     clock, bits = _device_attribute(index, _MEMORY_KILOHERTZ), _device_attribute(index, _MEMORY_BITS)
-    return 2 * clock * 1e3 * bits / 8 or None
+    found = (rate for part, rate in _BANDWIDTHS.items() if part in _name(index))
+    return 2 * clock * 1e3 * bits / 8 or next(found, None)
 
 
 @functools.cache
