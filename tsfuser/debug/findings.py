@@ -63,8 +63,8 @@ class Kernel:
         return (self.launch.block_x, self.launch.block_y) if self.launch else (0, 0)
 
     def raw(self) -> Any:
-        """A `cupy.RawKernel` of its source, to be launched as `arguments` says. Raises ValueError for a kernel
-        for CPU tensors, which CuPy does not launch, and where there is no CuPy."""
+        """A `cupy.RawKernel` of its source, to be launched as `arguments` says. Raises ValueError
+        for a kernel for CPU tensors, which CuPy does not launch, and where there is no CuPy."""
         return self._planned().raw(self.source)
 
     def arguments(self, *inputs: Any, tensors: tuple[Any, ...] = ()) -> Launch:

@@ -35,8 +35,8 @@ _FORMATS = {
 
 @dataclass(frozen=True)
 class Launch:
-    """`grid`, `block`, `args` and `shared_mem` (bytes) as a `cupy.RawKernel` takes them; `args` is one struct,
-    whose fields print with their names. `tensors`: what the plan allocates, the group's outputs first.
+    """`grid`, `block`, `args` and `shared_mem` (bytes) as a `cupy.RawKernel` takes them; `args` is one
+    struct, whose fields print with their names. `tensors`: what the plan allocates, the group's outputs first.
     `inputs` are held, since `args` has only their addresses."""
 
     grid: tuple[int, int, int]
@@ -50,7 +50,8 @@ class Launch:
 @dataclass(frozen=True)
 class Planned:
     """A kernel in its plan. `names`: of the group's inputs; `numbers`: their values in the call that was
-    explained, None for tensors; `call`: that for which the plan was made; `allocated`: (dtype name, sizes, strides) of what the plan allocates."""
+    explained, None for tensors; `call`: that for which the plan was made; `allocated`: (dtype name, sizes,
+    strides) of what the plan allocates."""
 
     group: int
     device: str
@@ -109,7 +110,7 @@ class Planned:
         )
 
     def _complete(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """All inputs, where perhaps only the tensors are given. Raises ValueError for another number of them."""
+        """All inputs, where perhaps only the tensors are given. Raises ValueError for any other number."""
         if len(inputs) == len(self.names):
             return inputs
         waiting = list(inputs)

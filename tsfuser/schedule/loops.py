@@ -81,10 +81,10 @@ class Reduction:
     warp, else 0. `each`: the unrolled loop over the rows that a thread works on at the same time, if there
     are several. `in_double`: sums of floats are accumulated in double, since a thread adds up long chains.
     `keep`: where values of a row stay that are needed again, `register` or `memory` (a block's own). `team`:
-    where several blocks share a row; `columns`: of a block, where the threads along `y` combine and all of them get
-    the results; `near`: the loads of which shared memory keeps what this turn of the loop over rows needs,
-    and fetches what the next does; `follows`: it combines what the kernel before it has left; `leads`: it is such
-    a one before, and the next may be set up while it runs."""
+    where several blocks share a row; `columns`: of a block, where the threads along `y` combine and all of them
+    get the results; `near`: the loads of which shared memory keeps what this turn of the loop over rows needs,
+    and fetches what the next does; `follows`: it combines what the kernel before it has left; `leads`: it is
+    such a one before, and the next may be set up while it runs."""
 
     loops: tuple[str, ...]
     axis: str

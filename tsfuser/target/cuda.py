@@ -230,7 +230,7 @@ def supported_archs() -> tuple[int, ...]:
 
 
 def raw_kernel(source: str, name: str, shared: int, fma: bool, max_registers: int | None) -> Any:
-    """A `cupy.RawKernel` of a source without includes, which may have `shared` bytes of dynamic shared memory.
+    """A `cupy.RawKernel` of a source without includes, with `shared` bytes of dynamic shared memory.
     CuPy flushes denormal numbers to 0, which our own kernels do not. Raises `Refusal` without CuPy."""
     _nvrtc()
     import cupy
