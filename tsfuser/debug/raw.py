@@ -36,8 +36,8 @@ _FORMATS = {
 @dataclass(frozen=True)
 class Launch:
     """`grid`, `block`, `args` and `shared_mem` (bytes) as a `cupy.RawKernel` takes them; `args` is one
-    struct, whose fields print with their names. `tensors`: what the plan allocates, the group's outputs first.
-    `inputs` are held, since `args` has only their addresses."""
+    struct, whose fields print with their names. `tensors`: what the plan allocates, the group's outputs
+    first. `inputs` are held, since `args` has only their addresses."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]

@@ -75,16 +75,16 @@ class Team:
 @dataclass(frozen=True)
 class Reduction:
     """`loops` are those that a thread accumulates over, outermost first; the threads along `axis` (`x` or
-    `y`) of the block then combine. `partial`: the loop that numbers the splits and the elements between their
-    results, None where the result is final. `phases`: results go back to all threads, which walk over the
-    data again for what follows from them. `warp`: how many threads a row has where they are neighbours in a
-    warp, else 0. `each`: the unrolled loop over the rows that a thread works on at the same time, if there
-    are several. `in_double`: sums of floats are accumulated in double, since a thread adds up long chains.
-    `keep`: where values of a row stay that are needed again, `register` or `memory` (a block's own). `team`:
-    where several blocks share a row; `columns`: of a block, where the threads along `y` combine and all of them
-    get the results; `near`: the loads of which shared memory keeps what this turn of the loop over rows needs,
-    and fetches what the next does; `follows`: it combines what the kernel before it has left; `leads`: it is
-    such a one before, and the next may be set up while it runs."""
+    `y`) of the block then combine. `partial`: the loop that numbers the splits and the elements between
+    their results, None where the result is final. `phases`: results go back to all threads, which walk over
+    the data again for what follows from them. `warp`: how many threads a row has where they are neighbours
+    in a warp, else 0. `each`: the unrolled loop over the rows that a thread works on at the same time, if
+    there are several. `in_double`: sums of floats are accumulated in double, since a thread adds up long
+    chains. `keep`: where values of a row stay that are needed again, `register` or `memory` (a block's own).
+    `team`: where several blocks share a row; `columns`: of a block, where the threads along `y` combine and
+    all of them get the results; `near`: the loads of which shared memory keeps what this turn of the loop
+    over rows needs, and fetches what the next does; `follows`: it combines what the kernel before it has
+    left; `leads`: it is such a one before, and the next may be set up while it runs."""
 
     loops: tuple[str, ...]
     axis: str

@@ -29,10 +29,10 @@ class Machine:
 
     Measured on an H200, and taken for all: `flight`: bytes of input that one thread should have under way to
     cover memory latency (more costs registers and gains nothing); `access`: bytes of its widest memory
-    access; `threads`: of a pointwise block; `waves`: blocks a multiprocessor that hide latency. Of the host: `chunk`:
-    elements that a block works on; `lanes`: elements that a loop of reductions takes side by side, enough to
-    hide how long an addition takes; `task`: elements that make a task of torch's thread pool (its grain
-    size), 0 where blocks need no tasks."""
+    access; `threads`: of a pointwise block; `waves`: blocks a multiprocessor that hide latency. Of the host:
+    `chunk`: elements that a block works on; `lanes`: elements that a loop of reductions takes side by side,
+    enough to hide how long an addition takes; `task`: elements that make a task of torch's thread pool (its
+    grain size), 0 where blocks need no tasks."""
 
     name: str
     capability: int = 0
