@@ -74,7 +74,7 @@ def changed_behind_autograd(x):
 
 
 def test_a_functional_form_raises_no_version_error(device):
-    """docs/guide.md names this among the limits: eager's backward finds that the result of exp has been changed."""
+    """One of the limits in docs/guide.md: eager's backward finds that the result of exp has been changed."""
     x = torch.rand(4, 4, device=device, requires_grad=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         changed_behind_autograd(x).sum().backward()
