@@ -87,12 +87,19 @@ def nvrtc():
 
 
 @pytest.fixture
-def device(target, monkeypatch, nvrtc):
+def architectures(request):
+    """The compute capabilities for which NVRTC compiles the kernels of a test."""
+    from kit.support import ARCHITECTURES, ARCHITECTURES_OF_EVERY_RUN
+
+    return ARCHITECTURES if request.config.getoption("--long") else ARCHITECTURES_OF_EVERY_RUN
+
+
+@pytest.fixture
+def device(target, monkeypatch, nvrtc, architectures):
     """A device string for `torch.rand(..., device=device)`; the mode of the host target is set while the
-    test runs. The kernels of "cpu-fibers" are those that a GPU would get, so each is compiled by NVRTC for
-    all architectures as well."""
+    test runs. The kernels of "cpu-fibers" are those that a GPU would get, so each is compiled by NVRTC as
+    well, for two architectures, with --long for all."""
     import tsfuser
-    from kit.support import ARCHITECTURES
     from tsfuser import options
     from tsfuser.target.host import HostTarget
 
@@ -104,7 +111,7 @@ def device(target, monkeypatch, nvrtc):
     def for_both(self, source, name, *rest):
         if nvrtc is not None and source not in _compiled:
             _compiled.add(source)
-            for architecture in ARCHITECTURES:
+            for architecture in architectures:
                 nvrtc.resources(source, name, architecture)  # raises CompileError; touches no counter
         return for_host(self, source, name, *rest)
 

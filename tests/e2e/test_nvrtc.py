@@ -1,5 +1,5 @@
 """CUDA kernels are compiled without a GPU, for every architecture that we name. The `device` fixture does so
-with each kernel of the e2e tests; this file says whether it could, and that a broken kernel would be
+with each kernel of the e2e tests, for two of them or with --long for all; this file says whether it could, and that a broken kernel would be
 noticed."""
 
 import pytest
@@ -26,7 +26,7 @@ def test_each_architecture(compiler):
 
 
 @pytest.mark.parametrize("target", ["cpu-fibers"])
-def test_kernels_of_the_tests_go_through_nvrtc(target, device, compiler, monkeypatch):
+def test_kernels_of_the_tests_go_through_nvrtc(target, device, compiler, architectures, monkeypatch):
     taken = []
     monkeypatch.setattr(
         type(compiler),
@@ -39,4 +39,4 @@ def test_kernels_of_the_tests_go_through_nvrtc(target, device, compiler, monkeyp
 
     with no_fallback():
         fuse(program, torch.randn(8, 8))
-    assert taken == [("fused_mul_add_relu", architecture) for architecture in ARCHITECTURES]
+    assert taken == [("fused_mul_add_relu", architecture) for architecture in architectures]
