@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from tsfuser.ir.fusion import Reduce
+from tsfuser.ir.symbols import filled, find
 from tsfuser.lower.literals import literal
 
 RUNTIME = Path(__file__).resolve().parents[2] / "tsfuser" / "codegen" / "runtime"
@@ -157,12 +158,14 @@ def _op(op, strides, extents):
             return _loops(op.output.axes, extents, f"{first} mean /= n; {second} {target} = {op.combine};")
         zero = _loops(op.output.axes, extents, f"{target} = {register}(0);")
         return zero + _loops((*op.output.axes, *op.axes), extents, f"{target} = {target} + {term};")
-    text = op.template
-    for k, v in enumerate(op.operands):
+    operands = []
+    for v in op.operands:
         wanted = (op.compute or v.dtype).register
         if v.literal is not None:
             operand = literal(v.literal, wanted)
         else:
             operand = f"convert<{wanted.ctype}>({v.name}[{'0' if v.is_number else _offset(strides[v.name])}])"
-        text = text.replace(f"{{{k}}}", operand)
+        operands.append(operand)
+    template = find(op.symbol).template(op.compute.kind if op.compute else "f").replace("{ctype}", register)
+    text = filled(template, operands)
     return _loops(op.output.axes, extents, f"{target} = {text};")

@@ -18,7 +18,7 @@ from tsfuser.segment import Allocations, segments
 
 
 def scaled(builder, x, y, n):
-    product = builder.pointwise("mul", "({0} * {1})", (add(builder, x, y), n), x.dtype)
+    product = builder.pointwise("mul", (add(builder, x, y), n), x.dtype)
     return relu(builder, product), total(builder, product, [0], True), x
 
 
@@ -34,9 +34,7 @@ def test_text_rebuilds_the_fusion():
 
 def test_literals_survive_the_text():
     for number in (True, 3, -2.5, float("inf"), 1e-30):
-        _, fusion = build(
-            lambda b, x: b.pointwise("add", "({0} + {1})", (x, b.literal(number)), x.dtype), tensor(4)
-        )
+        _, fusion = build(lambda b, x: b.pointwise("add", (x, b.literal(number)), x.dtype), tensor(4))
         assert read(str(fusion)) == fusion
 
 
@@ -48,7 +46,8 @@ def test_what_is_built_verifies():
     (lambda f: replace(f, ops=f.ops[1:]), "before it is defined"),
     (lambda f: replace(f, ops=f.ops + f.ops[:1]), "defined twice"),
     (lambda f: replace(f, outputs=(replace(f.outputs[0], sizes=()),)), "0 sizes"),
-    (lambda f: replace(f, ops=(replace(f.ops[0], template="({0} + {7})"), *f.ops[1:])), "more holes"),
+    (lambda f: replace(f, ops=(replace(f.ops[0], symbol="lerp"), *f.ops[1:])), "takes more operands"),
+    (lambda f: replace(f, ops=(replace(f.ops[0], symbol="nothing"), *f.ops[1:])), "no symbol nothing"),
 ])  # fmt: skip
 def test_a_damaged_fusion_does_not_verify(damage, complaint):
     assert complaint in verify(damage(scaled_fusion()))

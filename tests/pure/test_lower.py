@@ -61,9 +61,9 @@ def test_an_odd_row_pitch_narrows_the_access():
 def affine(builder, x, mean, scale, weight, bias):
     """As eval or the second pass of a batch norm: four operands of the size of a row beside one that has all
     elements."""
-    near = builder.pointwise("sub", "({0} - {1})", (x, mean), FLOAT)
-    normal = builder.pointwise("mul", "({0} * {1})", (near, scale), FLOAT)
-    return builder.pointwise("addcmul", "({0} * {1} + {2})", (normal, weight, bias), x.dtype)
+    near = builder.pointwise("sub", (x, mean), FLOAT)
+    normal = builder.pointwise("mul", (near, scale), FLOAT)
+    return builder.pointwise("add_product", (bias, normal, weight), x.dtype)
 
 
 def test_what_all_rows_share_stays_in_registers_from_row_to_row():
@@ -207,7 +207,7 @@ def test_struct_layout_is_that_of_c():
 
 
 def noisy(builder, x, *rest):
-    value = builder.pointwise("add", "({0} + {1})", (x, builder.uniform(x)), x.dtype)
+    value = builder.pointwise("add", (x, builder.uniform(x)), x.dtype)
     for other in rest:
         value = add(builder, value, other)
     return value
@@ -267,7 +267,7 @@ def test_kernels_that_repeat_a_random_op_repeat_its_stream():
 def test_the_phases_of_a_row_share_what_is_drawn():
     def program(builder, x):
         y = noisy(builder, x)
-        return builder.pointwise("sub", "({0} - {1})", (y, total(builder, y, [1], keepdim=True)), x.dtype)
+        return builder.pointwise("sub", (y, total(builder, y, [1], keepdim=True)), x.dtype)
 
     [kernel] = kernels(program, tensor(64, 2048))
     assert len(uniforms(kernel)) == 1
@@ -277,8 +277,8 @@ def test_a_row_of_an_element_a_thread_keeps_its_values_under_their_names():
     """Without loops all phases are one scope."""
 
     def program(b, x):
-        y = b.pointwise("exp", "exp({0})", (x,), x.dtype)
-        return b.pointwise("div", "({0} / {1})", (y, total(b, y, [0], True)), x.dtype)
+        y = b.pointwise("exp", (x,), x.dtype)
+        return b.pointwise("div", (y, total(b, y, [0], True)), x.dtype)
 
     [kernel] = kernels(program, tensor(5, alignment=4))
     assert source(kernel).count("exp(") == 1

@@ -12,6 +12,7 @@ from tsfuser.ir.build import Builder
 from tsfuser.ir.call import Call, ListArg, ScalarArg, TensorArg
 from tsfuser.ir.dtypes import BFLOAT16, BOOL, DTYPES, FLOAT, HALF, INT64
 from tsfuser.ir.fusion import Pointwise, Reduce
+from tsfuser.ir.symbols import find as find_symbol
 from tsfuser.ops import others, table
 from tsfuser.ops.elementwise import fit, round_number, rounded
 from tsfuser.ops.table import UNKNOWN, NodeArg, find
@@ -110,7 +111,11 @@ def test_a_template_mentions_each_operand(row, count):
     builder = Builder(call(*((d, (4,)) for d in dtypes)), "cpu")
     builder.output(row.build(builder, **{n: builder.tensor(k) for k, n in enumerate(names)}))
     (op,) = builder.finish().ops
-    fields = {int(f) for _, f, _, _ in string.Formatter().parse(op.template) if f is not None}
+    fields = {
+        int(f)
+        for _, f, _, _ in string.Formatter().parse(find_symbol(op.symbol).template())
+        if f and f.isdigit()
+    }
     assert fields == set(range(count)) == set(range(len(op.operands)))
 
 

@@ -28,7 +28,7 @@ def transposed(b, x, y):
 
 
 def looked_up(b, x):
-    index = b.pointwise("abs", "fabs({0})", (x,), x.dtype)
+    index = b.pointwise("abs", (x,), x.dtype)
     return add(b, index, b.literal(2.5))
 
 

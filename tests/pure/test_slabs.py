@@ -15,8 +15,8 @@ def centred(builder, x):
     """x less its mean, by its deviation, along all but the last dim."""
     dims = list(range(len(x.dims) - 1))
     mean, squares = (builder.reduce(word, word, x, dims, True, x.dtype) for word in ("mean", "squares"))
-    distance = builder.pointwise("sub", "({0} - {1})", (x, mean), x.dtype)
-    return builder.pointwise("mul", "({0} * rsqrt({1}))", (distance, squares), x.dtype)
+    distance = builder.pointwise("sub", (x, mean), x.dtype)
+    return builder.pointwise("mul", (distance, builder.pointwise("rsqrt", (squares,), x.dtype)), x.dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
@@ -55,6 +55,4 @@ def test_slabs_of_each_image():
 
 
 def _along(builder, x, dim):
-    return builder.pointwise(
-        "sub", "({0} - {1})", (x, builder.reduce("amax", "max", x, [dim], True, x.dtype)), x.dtype
-    )
+    return builder.pointwise("sub", (x, builder.reduce("amax", "max", x, [dim], True, x.dtype)), x.dtype)

@@ -65,7 +65,7 @@ def grouped(count):
     def program(b, x):
         halves = split(b, x, 1, count)
         sums = b.reduce("sum", "sum", halves, [2], True, FLOAT)
-        return merged(b, b.pointwise("sub", "({0} - {1})", (halves, sums), FLOAT), 1, x.dims[1])
+        return merged(b, b.pointwise("sub", (halves, sums), FLOAT), 1, x.dims[1])
 
     return program
 

@@ -6,6 +6,8 @@ keep the names of their ops.
 
 from __future__ import annotations
 
+from .. import ops  # noqa: F401  it defines the symbols
+from ..ir.symbols import filled, find
 from ..lower.index import Const, Var, mul
 from ..lower.kernel import Kernel, Param
 from ..lower.loop_ir import (
@@ -132,10 +134,10 @@ def _draw(s: Draw) -> list[str]:
 
 
 def _compute(s: Compute) -> list[str]:
-    text = s.template
-    for k, operand in enumerate(s.operands):
-        text = text.replace(f"{{{k}}}", f"{operand}[{s.lane}]" if operand in s.vectors else operand)
-    return _assign(s.ctype, s.name, text)
+    operands = [f"{x}[{s.lane}]" if x in s.vectors else x for x in s.operands]
+    arguments = [filled(a, operands) for a in s.arguments] or operands
+    template = find(s.symbol).template(s.kind).replace("{ctype}", s.ctype)
+    return _assign(s.ctype, s.name, filled(template, arguments))
 
 
 def _store(s: Store) -> list[str]:
@@ -212,7 +214,7 @@ def _accumulate(s: Accumulate) -> list[str]:
     now = f"{s.name}[{s.lane}]"
     masked = s.guard is not None and s.identity
     value = f"(({s.guard}) ? {s.value} : {s.identity})" if masked else s.value
-    line = f"{now} = {s.combine.replace('{0}', now).replace('{1}', value)};"
+    line = f"{now} = {filled(find(s.combine).template(), (now, value, *s.others))};"
     return [line if s.guard is None or masked else f"if ({s.guard}) {line}"]
 
 

@@ -6,7 +6,7 @@ equality is a decision of the call. Example:
 
     b = Builder(call, "cpu")
     x, y = b.tensor(0), b.tensor(1)
-    b.output(b.pointwise("add", "({0} + {1})", (x, y), b.promote(x, y)))
+    b.output(b.pointwise("add", (x, y), b.promote(x, y)))
     fusion = b.finish()
 """
 
@@ -44,11 +44,6 @@ from .views import through_memory
 
 _WITHOUT_DIMS = lay.Layout((), (), dense=True)
 _NUMBER_DTYPE = {"bool": BOOL, "int": INT64, "float": DOUBLE, "complex": COMPLEX128}
-
-
-def rounded(template: str, dtype: DType) -> str:
-    """`template`, whose result is rounded to `dtype`: registers keep 16-bit floats as float."""
-    return template if dtype.register is dtype else f"convert<float>(convert<{dtype.ctype}>({template}))"
 
 
 class Builder(Draft):
@@ -148,31 +143,37 @@ class Builder(Draft):
 
     # ---- operations
 
-    def pointwise(self, name: str, template: str, operands: Sequence[Value], dtype: DType,
-                  compute: DType | None = None,
-                  own_types: bool = False, layouts: Sequence[lay.Layout] | None = None) -> Value:  # fmt: skip
+    def pointwise(
+        self,
+        symbol: str,
+        operands: Sequence[Value],
+        dtype: DType,
+        compute: DType | None = None,
+        own_types: bool = False,
+        layouts: Sequence[lay.Layout] | None = None,
+        name: str = "",
+    ) -> Value:
         """An elementwise op: operands broadcast, are converted to `compute` (default: `dtype.register`; not
-        at all if `own_types`) and `template` gives the result in `dtype.register`. `layouts`, if given, are
-        those from which the result's follows, not those of the tensors among the operands."""
+        at all if `own_types`) and `symbol` (ir.symbols) gives the result in `dtype.register`. `layouts`, if
+        given, are those from which the result's follows, not those of the tensors among the operands. `name`
+        is that of the result, else the symbol's."""
         dims, operands = self._broadcast(operands)
         output = self.new(
-            name,
+            name or symbol,
             dtype,
             dims,
             self._pointwise_layout(dims, self._layouts_of(operands) if layouts is None else layouts),
         )
         compute = None if own_types else (compute or dtype).register
-        self.ops.append(Pointwise(name, template, tuple(operands), compute, output))
+        self.ops.append(Pointwise(name or symbol, symbol, tuple(operands), compute, output))
         return output
 
     def cast(self, value: Value, dtype: DType) -> Value:
         """`value` as `dtype`, rounded to it; `value` itself if it has that dtype."""
         if value.dtype is dtype:
             return value
-        template = (
-            f"convert<{dtype.register.ctype}>({{0}})" if dtype.register is dtype else rounded("{0}", dtype)
-        )
-        return self.copied(self.pointwise("to", template, (value,), dtype, value.dtype, layouts=()), value)
+        symbol = "convert" if dtype.register is dtype else f"round_to_{dtype}"
+        return self.copied(self.pointwise(symbol, (value,), dtype, value.dtype, layouts=(), name="to"), value)
 
     def reduce(
         self,
@@ -195,14 +196,10 @@ class Builder(Draft):
             elif keepdim if isinstance(keepdim, int) else d in keepdim:
                 kept.append(None)
         output = self.new(name, dtype, kept)
-        template = (
-            "({0} - {0})"
-            if combine == "squares"
-            else "({0} + 0)"
-            if combine == "sum" and dtype.is_floating
-            else "{0}"
-        )
-        copy = Pointwise(name, template, (operand,), dtype.register, output)
+        symbol = "zero_or_nan" if combine == "squares" else "copy"
+        if combine == "sum" and dtype.is_floating:
+            symbol = "without_minus_zero"
+        copy = Pointwise(name, symbol, (operand,), dtype.register, output)
         self.ops.append(Reduce(name, combine, (operand,), axes, output) if axes else copy)
         return output
 

@@ -5,7 +5,7 @@ In: the `Call` it is built for. Out: new axes and values, and the lists that `bu
 
     x = draft.inputs[0].value
     y = draft.new("relu", x.dtype, x.dims, draft.layout(x))     # relu_0
-    draft.ops.append(Pointwise("relu", "relu({0})", (x,), FLOAT, y))
+    draft.ops.append(Pointwise("relu", "relu", (x,), FLOAT, y))
 """
 
 from __future__ import annotations

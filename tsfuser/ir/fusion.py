@@ -83,11 +83,12 @@ class NumberInput:
 
 @dataclass(frozen=True)
 class Pointwise:
-    """`output[i] = template(operands[i])`. `{0}`, `{1}`... in the template stand for the operands converted
-    to `compute` (to their own register type where None); the result is of `output.dtype.register`'s type."""
+    """`output[i] = symbol(operands[i])` (ir.symbols), of the operands converted to `compute` (to their own
+    register type where None); the result is of `output.dtype.register`'s type. `name` is what the kernel calls
+    it: `pow` where the symbol is `square`."""
 
     name: str
-    template: str
+    symbol: str
     operands: tuple[Value, ...]
     compute: DType | None
     output: Value
@@ -332,7 +333,7 @@ def _walk(op: Random) -> str:
 
 
 def statement(op: Op) -> str:
-    """The op as `ir.text.read` takes it: `pointwise('relu', 'relu({0})', (add_0,), float32, relu_1)`."""
+    """The op as `ir.text.read` takes it: `pointwise('relu', 'relu', (add_0,), float32, relu_1)`."""
     operands = _tuple([_operand(v) for v in op.operands])
     if isinstance(op, Reduce):
         return (
@@ -349,4 +350,4 @@ def statement(op: Op) -> str:
     if isinstance(op, Lookup):
         where = _sizes((op.step, op.extent, op.alignment))[1:-1]
         return f"lookup({op.name!r}, {op.table}, {operands}, {op.output.name}, {_sizes(op.strides)}, {where})"
-    return f"pointwise({op.name!r}, {op.template!r}, {operands}, {op.compute}, {op.output.name})"
+    return f"pointwise({op.name!r}, {op.symbol!r}, {operands}, {op.compute}, {op.output.name})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from .fusion import Fusion, Lookup, Pointwise, Random, Reshape, Value
+from .symbols import find
 
 
 def verify(fusion: Fusion) -> str | None:
@@ -55,9 +56,13 @@ def _dims(op) -> str | None:
         return f"{op.output.name} has two dims along one axis"
     operands = set().union(*(v.axes for v in op.operands))
     if isinstance(op, Pointwise):
-        holes = {int(k) for k in re.findall(r"\{(\d+)\}", op.template)}
+        try:
+            templates = find(op.symbol).templates.values()
+        except KeyError:
+            return f"{op.output.name}: there is no symbol {op.symbol}"
+        holes = {int(k) for template in templates for k in re.findall(r"\{(\d+)\}", template)}
         if not holes <= set(range(len(op.operands))):
-            return f"{op.output.name}: template {op.template!r} has more holes than operands"
+            return f"{op.output.name}: the symbol {op.symbol} takes more operands"
         if not set(op.output.axes) >= operands:  # more, where it is expanded
             return f"{op.output.name} does not vary over the axes of its operands"
         return None

@@ -31,7 +31,7 @@ def view(
     nothing in memory. `strides` are those of eager's view, or of the copy that eager makes where it `copies`.
     """
     output = draft.new(name, value.dtype, dims, Layout(draft.extents(dims), tuple(strides)))
-    draft.ops.append(Pointwise(name, "{0}", (value,), None, output))
+    draft.ops.append(Pointwise(name, "copy", (value,), None, output))
     draft.views.add(output.name)
     if draft.is_read(value) and not copies:
         draft.sources[output.name] = draft.sources[value.name]
@@ -101,5 +101,5 @@ def through_memory(draft: Draft, value: Value, layout: Layout) -> Value:
 def _relabeled(draft: Draft, value: Value, dims: Sequence[Axis | None]) -> Value:
     """`value` in other dims, as a row-major copy that may leave the group."""
     output = draft.new("view", value.dtype, dims)
-    draft.ops.append(Pointwise("view", "{0}", (value,), None, output))
+    draft.ops.append(Pointwise("view", "copy", (value,), None, output))
     return output

@@ -13,12 +13,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ir.dtypes import DType
+from ..ir.dtypes import DOUBLE, FLOAT, DType
 from ..ir.fusion import Reduce
+from ..ir.symbols import define
 from . import index as ix
-from .combine import COMBINATIONS
+from .combine import COMBINATIONS, conversion
 from .index import Expr
 from .loop_ir import Accumulate, Accumulator, Compute, Stmt
+
+define("increment", "({0} + 1)", cheap=True)
+define("reciprocal_of_count", "reciprocal({0})")
+define("first_of", "({2} < 1 ? {0} : {1})", cheap=True)
+define("distance_from", "({1} - {0})", cheap=True)
+for _dtype in (FLOAT, DOUBLE):
+    define(f"moments_of_{_dtype}", f"moments_of<{_dtype.ctype}>({{0}}, {{1}}, {{2}}, {{3}})")
 
 
 @dataclass(frozen=True)
@@ -28,11 +36,6 @@ class Accumulation:
     before: list[Stmt]
     body: list[Stmt]
     after: list[Stmt]
-
-
-def conversion(have: str, want: str) -> str:
-    """The template that turns a value of C type `have` into `want`."""
-    return "{0}" if have == want else f"convert<{want}>({{0}})"
 
 
 def accumulation(
@@ -65,7 +68,7 @@ def accumulation(
         made = Compute(
             term,
             ctype,
-            f"moments_of<{wide.ctype}>({{0}}, {{1}}, {{2}}, {{3}})",
+            f"moments_of_{wide}",
             tuple(v.name for v in op.operands),
         )
     else:
@@ -75,9 +78,7 @@ def accumulation(
         [start],
         [
             made,
-            Accumulate(
-                name, at, combination.template, term, guard, combination.start(wide) if masked else ""
-            ),
+            Accumulate(name, at, combination.symbol, term, guard, combination.start(wide) if masked else ""),
         ],
         [],
     )
@@ -105,17 +106,17 @@ def _moments(
         *(Accumulator(x, wide.ctype, lanes, "0") for x in own),
     ]
     body: list[Stmt] = [
-        Accumulate(count, at_count, "({0} + 1)", "1", guard),
-        Compute(share, wide.ctype, "reciprocal({0})", (count,), (count,), at_count),
+        Accumulate(count, at_count, "increment", "1", guard),
+        Compute(share, wide.ctype, "reciprocal_of_count", (count,), (count,), at_count),
         term,
     ]
     if centred:
-        body.append(Accumulate(origin, at, f"({share} < 1 ? {{0}} : {{1}})", term.name, guard))
-        body.append(Compute(place, wide.ctype, "({1} - {0})", (origin, term.name), (origin,), at))
-    body.append(Compute(distance, wide.ctype, "({1} - {0})", (rest, place), (rest,), at))
-    body.append(Accumulate(rest, at, f"({{0}} + {{1}} * {share})", distance, guard))
-    body.append(Compute(left, wide.ctype, "({1} - {0})", (rest, place), (rest,), at))
-    body.append(Accumulate(squares, at, f"({{0}} + {{1}} * {distance})", left, guard))
+        body.append(Accumulate(origin, at, "first_of", term.name, guard, others=(share,)))
+        body.append(Compute(place, wide.ctype, "distance_from", (origin, term.name), (origin,), at))
+    body.append(Compute(distance, wide.ctype, "distance_from", (rest, place), (rest,), at))
+    body.append(Accumulate(rest, at, "add_product", distance, guard, others=(share,)))
+    body.append(Compute(left, wide.ctype, "distance_from", (rest, place), (rest,), at))
+    body.append(Accumulate(squares, at, "add_product", left, guard, others=(distance,)))
     parts = [
         f"{count}[{'0' if shared else 'lane'}]",
         f"{origin}[lane]" if centred else "0",

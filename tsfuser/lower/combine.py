@@ -13,16 +13,22 @@ from dataclasses import dataclass
 
 from ..ir.dtypes import COMPLEX64, COMPLEX128, DOUBLE, FLOAT, DType
 from ..ir.fusion import Reduce
+from ..ir.symbols import define
 from .literals import literal
+
+
+def conversion(have: str, want: str) -> str:
+    """The symbol that turns a value of C type `have` into `want`."""
+    return "copy" if have == want else "convert"
 
 
 @dataclass(frozen=True)
 class Combination:
-    """`template` combines an accumulator with a value, `functor` (runtime/reduce.h) two accumulators;
+    """`symbol` combines an accumulator with a value, `functor` (runtime/reduce.h) two accumulators;
     `identity` changes nothing (for a largest or smallest value an infinity, or the end of the integers'
     range). `part`: the result is that part of an accumulator of moments."""
 
-    template: str
+    symbol: str
     functor: str
     identity: float
     part: str = ""
@@ -36,9 +42,10 @@ class Combination:
         return dtype.itemsize * (4 if self.part else 1)
 
     def result(self, have: str, want: str) -> str:
-        """The template that makes a result of C type `want` of an accumulator of numbers of type `have`."""
-        value = f"{self.part}_of({{0}})" if self.part else "{0}"
-        return value if have == want else f"convert<{want}>({value})"
+        """The symbol that makes a result of C type `want` of an accumulator of numbers of type `have`."""
+        if not self.part:
+            return conversion(have, want)
+        return f"{self.part}_of" if have == want else f"{self.part}_of_converted"
 
     def start(self, dtype: DType) -> str:
         """C text of the identity in `dtype`'s register type."""
@@ -57,18 +64,25 @@ class Combination:
         return literal(value, dtype)
 
 
+define("either", "({0} || {1})", cheap=True)
+define("both", "({0} && {1})", cheap=True)
+define("combine_moments", "Moments::combine({0}, {1})")
+for _part in ("mean", "squares", "count", "origin", "rest", "sum", "largest"):  # of accumulators with parts
+    define(f"{_part}_of", f"{_part}_of({{0}})")
+    define(f"{_part}_of_converted", f"convert<{{ctype}}>({_part}_of({{0}}))")
+
 COMBINATIONS = {
-    "sum": Combination("({0} + {1})", "Sum", 0),
-    "prod": Combination("({0} * {1})", "Product", 1),
-    "max": Combination("nan_max({0}, {1})", "Largest", -math.inf),
-    "min": Combination("nan_min({0}, {1})", "Smallest", math.inf),
-    "any": Combination("({0} || {1})", "Any", 0),
-    "all": Combination("({0} && {1})", "All", 1),
-    "mean": Combination("Moments::combine({0}, {1})", "Moments", 0, "mean"),
-    "squares": Combination("Moments::combine({0}, {1})", "Moments", 0, "squares"),
-    "count": Combination("Moments::combine({0}, {1})", "Moments", 0, "count"),
-    "origin": Combination("Moments::combine({0}, {1})", "Moments", 0, "origin"),
-    "rest": Combination("Moments::combine({0}, {1})", "Moments", 0, "rest"),
+    "sum": Combination("add", "Sum", 0),
+    "prod": Combination("mul", "Product", 1),
+    "max": Combination("maximum", "Largest", -math.inf),
+    "min": Combination("minimum", "Smallest", math.inf),
+    "any": Combination("either", "Any", 0),
+    "all": Combination("both", "All", 1),
+    "mean": Combination("combine_moments", "Moments", 0, "mean"),
+    "squares": Combination("combine_moments", "Moments", 0, "squares"),
+    "count": Combination("combine_moments", "Moments", 0, "count"),
+    "origin": Combination("combine_moments", "Moments", 0, "origin"),
+    "rest": Combination("combine_moments", "Moments", 0, "rest"),
 }
 
 

@@ -93,7 +93,11 @@ def _chunked(loop: For) -> list[Stmt]:
         return [loop]  # `peel` leaves few turns with bounds
     sums = {s.value: s for s in lanes.body if isinstance(s, Accumulate) and s.combine == _SUM}
     floats = {s.name for s in lanes.body if isinstance(s, (Compute, Load)) and s.ctype == "float"}
-    widened = [s for s in lanes.body if isinstance(s, Compute) and s.name in sums and s.template == _WIDEN]
+    widened = [
+        s
+        for s in lanes.body
+        if isinstance(s, Compute) and s.name in sums and s.symbol == "convert" and s.ctype == "double"
+    ]
     terms = {s.name: s for s in widened if s.operands[0] in floats}
     if not terms:
         return [loop]
@@ -101,7 +105,7 @@ def _chunked(loop: For) -> list[Stmt]:
     inner = []
     for s in lanes.body:
         if isinstance(s, Compute) and s.name in terms:
-            s = replace(s, ctype="float", template="{0}")
+            s = replace(s, ctype="float", symbol="copy")
         elif isinstance(s, Accumulate) and s.value in terms:
             s = replace(s, name=parts[s.value])
         inner.append(s)
@@ -113,14 +117,13 @@ def _chunked(loop: For) -> list[Stmt]:
     fold: list[Stmt] = []
     for name, part in parts.items():
         lane = Var(lanes.var)
-        fold += [Compute(name, "double", _WIDEN, (part,), (part,), lane), replace(sums[name], guard=None)]
+        fold += [Compute(name, "double", "convert", (part,), (part,), lane), replace(sums[name], guard=None)]
     before = [Accumulator(part, "float", lanes.extent.value, "0.0f") for part in parts.values()]
     chunks = ix.div(ix.add(loop.extent, TURNS - 1), TURNS)
     return [For(turn, chunks, "serial", (*before, some, replace(lanes, body=tuple(fold))))]
 
 
-_SUM = COMBINATIONS["sum"].template
-_WIDEN = "convert<double>({0})"
+_SUM = COMBINATIONS["sum"].symbol
 
 
 DRAWN = 256  # random numbers that are drawn at a time: few enough to stay in the nearest cache

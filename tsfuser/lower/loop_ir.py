@@ -87,15 +87,18 @@ class Draw:
 
 @dataclass(frozen=True)
 class Compute:
-    """`ctype name = template(operands)`; operands are names or literals, `vectors` the names among them that
-    are vectors to be indexed by the lane."""
+    """`ctype name = symbol(arguments)` (ir.symbols), computed in a dtype of `kind`. `operands` are the names
+    that are read, `vectors` those among them that are vectors to be indexed by the lane; in the arguments,
+    which are the operands where there are none, `{0}` stands for the first operand."""
 
     name: str
     ctype: str
-    template: str
+    symbol: str
     operands: tuple[str, ...]
     vectors: tuple[str, ...] = ()
     lane: Expr | str = ""
+    arguments: tuple[str, ...] = ()
+    kind: str = "f"
 
 
 @dataclass(frozen=True)
@@ -167,8 +170,7 @@ class Accumulator:
 
 @dataclass(frozen=True)
 class Accumulate:
-    """`name[lane] = combine(name[lane], value)` where `guard` holds; `{0}` and `{1}` in `combine` stand for
-    the two. With `identity`, that is combined where it does not, without a branch."""
+    """`name[lane] = combine(name[lane], value, *others)` where `guard` holds; `combine` is a symbol. With `identity`, that is combined where it does not, without a branch."""
 
     name: str
     lane: Expr
@@ -176,6 +178,7 @@ class Accumulate:
     value: str
     guard: Expr | None = None
     identity: str = ""
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -355,7 +355,7 @@ def load(
     convert = conversion(value.dtype.ctype, register)
     if access.buffer.by_value:
         field = params.field(value.name, value.dtype.ctype, ("element", access.buffer.index))
-        return [Compute(value.name, register, convert.replace("{0}", field), ())]
+        return [Compute(value.name, register, convert, (), arguments=(field,))]
     if tile is not None:
         row, col = (at.of[x] for x in schedule.tile)
         line, spot = (row, col) if schedule.is_vectorised else (col, row)
@@ -391,7 +391,7 @@ def uniform(
         op.name,
         tuple(map(params.count, walk)),
     )
-    return [drawn, Compute(name, ctype, "{0}", (drawn.name,))]
+    return [drawn, Compute(name, ctype, "copy", (drawn.name,))]
 
 
 def lookup(
@@ -413,17 +413,17 @@ def lookup(
 
 
 def compute(op: Pointwise, params: Params, registers: dict[str, str]) -> Compute:
-    template, names = op.template, []
-    for k, operand in enumerate(op.operands):
+    """The statement that computes the op of one element."""
+    arguments, names = [], []
+    for operand in op.operands:
         text = _operand(operand, op, params, registers)
         if not operand.is_number:
-            text = text.replace(operand.name, f"\0{len(names)}\0")
+            text = text.replace(operand.name, f"{{{len(names)}}}")
             names.append(operand.name)
-        template = template.replace(f"{{{k}}}", text)
-    for k in range(len(names)):
-        template = template.replace(f"\0{k}\0", f"{{{k}}}")
+        arguments.append(text)
     register = registers[op.output.name] = op.output.dtype.register.ctype
-    return Compute(op.output.name, register, template, tuple(names))
+    kind = op.compute.kind if op.compute else "f"
+    return Compute(op.output.name, register, op.symbol, tuple(names), arguments=tuple(arguments), kind=kind)
 
 
 def _operand(value: Value, op: Pointwise, params: Params, registers: dict[str, str]) -> str:
@@ -512,7 +512,7 @@ def _fill_tiles(schedule: Schedule, params: Params, tiles: list[Tile], guarded: 
                 guard,
             )
         )
-        body.append(Compute(register, tile.ctype, "{0}", (f"{register}_m",)))
+        body.append(Compute(register, tile.ctype, "copy", (f"{register}_m",)))
         stores.append(
             Store(
                 tile.name,

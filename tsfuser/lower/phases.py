@@ -165,12 +165,8 @@ class _Rows:
                 for op in self.ops_for({sums[0].operands[0].name})
                 if self.phase[op.output.name] == phase + 1
             ]
-            templates = [op.template if isinstance(op, Pointwise) else "" for op in late]
-            if (
-                len(late) != 2
-                or templates[0] != "({0} - {1})"
-                or templates[1] not in ("exp({0})", "exp_16bit({0})")
-            ):
+            symbols = [op.symbol if isinstance(op, Pointwise) else "" for op in late]
+            if len(late) != 2 or symbols[0] != "sub" or symbols[1] not in ("exp", "exp_16bit"):
                 continue
             if (
                 made.get(late[0].operands[1].name) is not reductions[0]
@@ -295,7 +291,7 @@ class _Rows:
                 )
                 continue
             place = f"{self.kept[name]}[{index}]"
-            ops.append(Compute(name, self.registers[name], "{0}", (place,), (place,), lane))
+            ops.append(Compute(name, self.registers[name], "copy", (place,), (place,), lane))
         for op in operations:
             ops += self.statements[op.output.name]
             if op.output.name in self.keep:
@@ -447,13 +443,13 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
                 Compute(
                     largest.output.name,
                     rows.registers[largest.output.name],
-                    "largest_of({0})",
+                    "largest_of",
                     (name,),
                     (name,),
                     "0",
                 )
             )
-            result = result.replace("{0}", "sum_of({0})")
+            result = {"copy": "sum_of", "convert": "sum_of_converted"}[result]
         output = part.get(op.output.name, op.output.name)
         rows.known.append(
             Compute(output, op.output.dtype.register.ctype, result, (name,), (name,), rows.each or "0")

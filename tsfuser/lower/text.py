@@ -8,6 +8,9 @@ In: a body. Out: indented pseudo-C, one line a statement. Example:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ..ir.symbols import filled
 from .loop_ir import (
     Accumulate,
     Accumulator,
@@ -55,6 +58,10 @@ _MET = {
 }
 
 
+def _call(symbol: str, operands: Sequence[str]) -> str:
+    return ", ".join(operands) if symbol == "copy" else f"{symbol}({', '.join(operands)})"
+
+
 def _line(s: Stmt) -> str:
     if isinstance(s, Let):
         return f"{s.name} = {s.value}"
@@ -75,7 +82,7 @@ def _line(s: Stmt) -> str:
     if isinstance(s, Draw):
         return f"{s.name}[] = {s.count} of uniform {s.stream} at {s.offset}"
     if isinstance(s, Compute):
-        return f"{s.name} = {s.template.format(*s.operands) if s.operands else s.template}"
+        return f"{s.name} = {_call(s.symbol, [filled(a, s.operands) for a in s.arguments] or s.operands)}"
     if isinstance(s, For):
         return f"for {s.var} in {s.extent} ({s.bind}):"
     if isinstance(s, If):
@@ -94,7 +101,7 @@ def _line(s: Stmt) -> str:
         return f"{s.name}[{s.lanes}] := {s.identity}"
     if isinstance(s, Accumulate):
         now = f"{s.name}[{s.lane}]"
-        return f"{now} := {s.combine.replace('{0}', now).replace('{1}', s.value)}" + (
+        return f"{now} := {_call(s.combine, (now, s.value, *s.others))}" + (
             f" if {s.guard}" if s.guard is not None else ""
         )
     if isinstance(s, Fetch):

@@ -6,8 +6,23 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.fusion import Value
 from ..ir.limits import between, largest
+from ..ir.symbols import define
 from .elementwise import converted, promoted, round_number
 from .table import FLOATING, composite
+
+define("gelu", "gelu({0})")
+define("gelu_tanh", "gelu_tanh({0})")
+define("leaky_relu", "({0} > 0 ? {0} : {0} * {1})", cheap=True)
+define("prelu", "({0} > 0 ? {0} : {1} * {0})", cheap=True)
+define("log_sigmoid", "log_sigmoid({0})")
+define("softplus", "softplus({0}, {1}, {2})")
+define("elu", "elu({0}, {1}, {2}, {3})")
+define("celu", "celu({0}, {1})")
+define("clamp", "clamp({0}, {1}, {2})")
+define("hardshrink", "(fabs({0}) <= {1} ? 0 : {0})", cheap=True)
+define("softshrink", "softshrink({0}, {1})")
+define("logit", "log({0} / (1 - {0}))")
+define("logit_clamped", "logit({0}, {1})")
 
 
 @composite("aten::gelu", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True)
@@ -15,21 +30,21 @@ def gelu(b: Builder, self, approximate: str = "none") -> Value:
     """`self` times the normal distribution function of it, or its approximation by tanh"""
     if approximate not in ("none", "tanh"):
         raise Refusal(f"gelu with approximate={approximate!r}")
-    template = "gelu({0})" if approximate == "none" else "gelu_tanh({0})"
-    return b.pointwise("gelu", template, (self,), self.dtype)
+    symbol = "gelu" if approximate == "none" else "gelu_tanh"
+    return b.pointwise(symbol, (self,), self.dtype, name="gelu")
 
 
 @composite("aten::leaky_relu", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True)
 def leaky_relu(b: Builder, self, negative_slope) -> Value:
     """`self > 0 ? self : self * slope`"""
     converted(b, "leaky_relu", self.dtype, negative_slope)
-    return b.pointwise("leaky_relu", "({0} > 0 ? {0} : {0} * {1})", (self, negative_slope), self.dtype)
+    return b.pointwise("leaky_relu", (self, negative_slope), self.dtype)
 
 
 @composite("aten::log_sigmoid", dtypes=FLOATING, smooth=True, keeps_dtype=True)
 def log_sigmoid(b: Builder, self) -> Value:
     """`-log(1 + exp(-self))`"""
-    result = b.pointwise("log_sigmoid", "log_sigmoid({0})", (self,), self.dtype)
+    result = b.pointwise("log_sigmoid", (self,), self.dtype)
     return b.contiguous(result) if b.device == "cpu" else result  # as eager's is, there alone
 
 
@@ -37,14 +52,14 @@ def log_sigmoid(b: Builder, self) -> Value:
 def softplus(b: Builder, self, beta, threshold) -> Value:
     """`log1p(exp(self * beta)) / beta`; `self` where `self * beta > threshold`"""
     converted(b, "softplus", self.dtype, beta, threshold)
-    return b.pointwise("softplus", "softplus({0}, {1}, {2})", (self, beta, threshold), self.dtype)
+    return b.pointwise("softplus", (self, beta, threshold), self.dtype)
 
 
 @composite("aten::elu", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True)
 def elu(b: Builder, self, alpha, scale, input_scale) -> Value:
     """`scale * (self > 0 ? self : alpha * expm1(self * input_scale))`"""
     converted(b, "elu", self.dtype, alpha, scale, input_scale)
-    return b.pointwise("elu", "elu({0}, {1}, {2}, {3})", (self, alpha, scale, input_scale), self.dtype)
+    return b.pointwise("elu", (self, alpha, scale, input_scale), self.dtype)
 
 
 @composite("aten::celu", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True)
@@ -52,14 +67,14 @@ def celu(b: Builder, self, alpha) -> Value:
     """`self > 0 ? self : alpha * expm1(self / alpha)`"""
     most = largest(self.dtype)
     b.limit(alpha, between(1 / most, most), "alpha of celu")  # 1 / alpha has to be finite, too
-    return b.pointwise("celu", "celu({0}, {1})", (self, alpha), self.dtype)
+    return b.pointwise("celu", (self, alpha), self.dtype)
 
 
 @composite("aten::hardtanh", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True)
 def hardtanh(b: Builder, self, min_val, max_val) -> Value:
     """`self` between two bounds"""
     converted(b, "hardtanh", self.dtype, min_val, max_val)
-    made = b.pointwise("hardtanh", "clamp({0}, {1}, {2})", (self, min_val, max_val), self.dtype, layouts=())
+    made = b.pointwise("clamp", (self, min_val, max_val), self.dtype, layouts=(), name="hardtanh")
     return b.copied(made, self)  # eager's is made by empty_like
 
 
@@ -68,14 +83,14 @@ def hardshrink(b: Builder, self, lambd) -> Value:
     """0 where `abs(self) <= lambd`, else `self`"""
     converted(b, "hardshrink", self.dtype, lambd)
     lambd = round_number(b, lambd, self.dtype)
-    return b.pointwise("hardshrink", "(fabs({0}) <= {1} ? 0 : {0})", (self, lambd), self.dtype)
+    return b.pointwise("hardshrink", (self, lambd), self.dtype)
 
 
 @composite("aten::softshrink", dtypes=FLOATING, smooth=True, keeps_dtype=True)
 def softshrink(b: Builder, self, lambd) -> Value:
     """`self` moved towards 0 by `lambd`"""
     b.limit(lambd, between(0.0, largest(self.dtype)), "lambd of softshrink")
-    return b.pointwise("softshrink", "softshrink({0}, {1})", (self, lambd), self.dtype)
+    return b.pointwise("softshrink", (self, lambd), self.dtype)
 
 
 @composite("aten::logit", smooth=True, keeps_dtype=True)
@@ -83,8 +98,8 @@ def logit(b: Builder, self, eps=None) -> Value:
     """`log(x / (1 - x))` of `self`, clamped to [eps, 1 - eps]"""
     dtype = b.floating(self.dtype)
     if eps is None:
-        return promoted(b, "logit", "log({0} / (1 - {0}))", (self,), dtype)
-    return promoted(b, "logit", "logit({0}, {1})", (self,), dtype, numbers=(eps,))
+        return promoted(b, "logit", (self,), dtype)
+    return promoted(b, "logit_clamped", (self,), dtype, numbers=(eps,), name="logit")
 
 
 @composite("aten::_prelu_kernel", dtypes=FLOATING, smooth=True, keeps_dtype=True)
@@ -92,4 +107,4 @@ def prelu_kernel(b: Builder, self, weight) -> Value:
     """`self > 0 ? self : weight * self`"""
     if self.dtype is not weight.dtype:
         raise Refusal("prelu of different dtypes is an error in eager")
-    return b.pointwise("prelu", "({0} > 0 ? {0} : {1} * {0})", (self, weight), self.dtype)
+    return b.pointwise("prelu", (self, weight), self.dtype)

@@ -11,15 +11,38 @@ from ..ir.build import Builder
 from ..ir.dtypes import COMPLEX64, DOUBLE, FLOAT, DType
 from ..ir.fusion import Value
 from ..ir.limits import convertible, without_lowest
+from ..ir.symbols import define
 from .elementwise import binary, converted, elementwise, promoted
 from .table import ALL, BOOLEAN, COMPLEX, FLOATING, INTEGRAL, NUMERIC, REAL, composite
 
 _KINDS = "bifc"
 
-_ADD = {"f": "({0} + {1})", "i": "wrap_add({0}, {1})", "b": "({0} || {1})"}
-_ADD_SCALED = {"f": "({0} + {2} * {1})", "i": "wrap_add({0}, wrap_mul({2}, {1}))"}
-_SUB = {"f": "({0} - {1})", "i": "wrap_sub({0}, {1})"}
-_SUB_SCALED = {"f": "({0} - {2} * {1})", "i": "wrap_sub({0}, wrap_mul({2}, {1}))"}
+define("add", "({0} + {1})", cheap=True, integer="wrap_add({0}, {1})", boolean="({0} || {1})")
+define("add_scaled", "({0} + {2} * {1})", cheap=True, integer="wrap_add({0}, wrap_mul({2}, {1}))")
+define("sub", "({0} - {1})", cheap=True, integer="wrap_sub({0}, {1})")
+define("sub_scaled", "({0} - {2} * {1})", cheap=True, integer="wrap_sub({0}, wrap_mul({2}, {1}))")
+define("abs", "fabs({0})", cheap=True, integer="wrap_abs({0})")
+define("magnitude", "magnitude({0})")
+define("div", "({0} / {1})", cheap=True)
+define("trunc_div", "trunc_div({0}, {1})")
+define("floor_div", "floor_div({0}, {1})")
+define("remainder", "floor_mod({0}, {1})")
+define("fmod", "trunc_mod({0}, {1})")
+define("int_pow", "int_pow({0}, {1})")
+define("pow", "pow({0}, {1})")
+define("pow_number", "pow_number({0}, {1})")
+define("cube", "({0} * {0} * {0})", cheap=True)
+define("reciprocal_of_square", "(1 / ({0} * {0}))", cheap=True)
+define(
+    "addcmul",
+    "({0} + {3} * {1} * {2})",
+    cheap=True,
+    integer="wrap_add({0}, wrap_mul(wrap_mul({3}, {1}), {2}))",
+)
+define("add_product", "({0} + {1} * {2})", cheap=True)
+define("addcdiv", "({0} + {3} * {1} / {2})", cheap=True)
+define("lerp", "lerp({0}, {1}, {2})")
+define("product", "({0} * {1} * {2})", cheap=True)
 
 binary(
     "mul",
@@ -29,6 +52,7 @@ binary(
     boolean="({0} && {1})",
     in_place_early=True,
     identity={"f": 1.0, "i": 1},
+    cheap=True,
 )
 
 
@@ -59,7 +83,7 @@ def check_number(b: Builder, value: Value | None, dtype: DType, what: str) -> No
 )
 def add(b: Builder, self, other, alpha=None) -> Value:
     """`self + alpha * other`; on bool `or`"""
-    return _scaled_sum(b, "add", _ADD, _ADD_SCALED, self, other, alpha)
+    return _scaled_sum(b, "add", self, other, alpha)
 
 
 @composite(
@@ -78,7 +102,7 @@ def sub(b: Builder, self, other, alpha=None) -> Value:
         b.limit(alpha, without_lowest(None), "alpha")
     if self.dtype.kind == "b" or other.dtype.kind == "b":
         raise Refusal("subtraction with a bool is an error in eager")
-    return _scaled_sum(b, "sub", _SUB, _SUB_SCALED, self, other, alpha)
+    return _scaled_sum(b, "sub", self, other, alpha)
 
 
 @composite("aten::rsub", "Tensor", "Scalar", dtypes=ALL, smooth=True, keeps_dtype=True)
@@ -87,21 +111,18 @@ def rsub(b: Builder, self, other, alpha=None) -> Value:
     return sub(b, other, self, alpha)
 
 
-def _scaled_sum(
-    b: Builder, name: str, plain: dict, scaled: dict, first: Value, second: Value, alpha: Value | None
-) -> Value:
+def _scaled_sum(b: Builder, name: str, first: Value, second: Value, alpha: Value | None) -> Value:
     dtype = b.promote(first, second)
     # eager multiplies by alpha even if it is 1: the infinity of (inf + 1j) times (1 + 0j) makes a NaN
     if dtype.is_complex:
         alpha = b.literal(1) if alpha is None else alpha
     elif alpha is None or is_literal(alpha, 1):
-        return elementwise(b, name, plain, (first, second))
+        return elementwise(b, name, (first, second))
     check_number(b, alpha, dtype, "alpha")
     if dtype.kind == "b" or alpha.dtype.kind == "b":
         raise Refusal("alpha with bools is not supported")
     converted(b, name, dtype, first, second)  # which is a number, if either
-    template = scaled.get(dtype.kind, scaled["f"])
-    return promoted(b, name, template, (first, second), dtype, numbers=(alpha,))
+    return promoted(b, f"{name}_scaled", (first, second), dtype, numbers=(alpha,), name=name)
 
 
 @composite("aten::abs", dtypes=NUMERIC + COMPLEX, smooth=True, keeps_dtype=True)
@@ -109,9 +130,9 @@ def abs(b: Builder, self) -> Value:
     """magnitude of `self`"""
     if self.dtype.is_complex:
         return b.pointwise(
-            "abs", "magnitude({0})", (self,), FLOAT if self.dtype is COMPLEX64 else DOUBLE, self.dtype
+            "magnitude", (self,), FLOAT if self.dtype is COMPLEX64 else DOUBLE, self.dtype, name="abs"
         )
-    return elementwise(b, "abs", {"f": "fabs({0})", "i": "wrap_abs({0})"}, (self,))
+    return elementwise(b, "abs", (self,))
 
 
 @composite("prim::add_optional", dtypes=ALL, smooth=True, keeps_dtype=True, fresh=False)
@@ -149,7 +170,7 @@ def _check_divisor(b: Builder, dtype: DType, divisor: Value) -> None:
 def div(b: Builder, self, other, rounding_mode: str | None = None) -> Value:
     """`self / other`, rounded towards zero (`trunc`), down (`floor`) or not at all"""
     if rounding_mode is None:
-        return elementwise(b, "div", "({0} / {1})", (self, other), "float")
+        return elementwise(b, "div", (self, other), "float")
     if rounding_mode not in ("trunc", "floor"):
         raise Refusal(f"div with rounding_mode {rounding_mode!r}")
     return _whole_division(b, f"{rounding_mode}_div", self, other)
@@ -163,33 +184,33 @@ def floor_divide(b: Builder, self, other) -> Value:
 
 def _whole_division(b: Builder, name: str, self: Value, other: Value) -> Value:
     _check_divisor(b, b.promote(self, other), other)
-    return elementwise(b, name, name + "({0}, {1})", (self, other), dtypes=NUMERIC)
+    return elementwise(b, name, (self, other), dtypes=NUMERIC)
 
 
 @composite("aten::remainder", "Tensor", "Scalar", "Scalar_Tensor", dtypes=REAL, keeps_dtype=True)
 def remainder(b: Builder, self, other) -> Value:
     """remainder with the sign of the divisor"""
     _check_divisor(b, b.promote(self, other), other)
-    return elementwise(b, "remainder", "floor_mod({0}, {1})", (self, other), dtypes=NUMERIC, exact=True)
+    return elementwise(b, "remainder", (self, other), dtypes=NUMERIC, exact=True)
 
 
 @composite("aten::fmod", "Tensor", "Scalar", dtypes=REAL, keeps_dtype=True)
 def fmod(b: Builder, self, other) -> Value:
     """remainder with the sign of the dividend"""
     _check_divisor(b, b.promote(self, other), other)
-    return elementwise(b, "fmod", "trunc_mod({0}, {1})", (self, other), dtypes=NUMERIC, exact=True)
+    return elementwise(b, "fmod", (self, other), dtypes=NUMERIC, exact=True)
 
 
 # ---- powers
 
 # Exponents for which eager has code of its own: pow(-inf, 0.5) is inf, but sqrt(-inf), which it uses, NaN.
 _POWERS = {
-    0.5: "sqrt({0})",
-    2: "({0} * {0})",
-    3: "({0} * {0} * {0})",
-    -0.5: "rsqrt({0})",
-    -1: "(1 / {0})",
-    -2: "(1 / ({0} * {0}))",
+    0.5: "sqrt",
+    2: "square",
+    3: "cube",
+    -0.5: "rsqrt",
+    -1: "reciprocal",
+    -2: "reciprocal_of_square",
 }
 
 
@@ -208,23 +229,25 @@ def _pow(b: Builder, self, exponent) -> Value:
         raise Refusal("pow of bools is not supported")
     converted(b, "pow", dtype, exponent)
     if exponent.literal == 1 and not self.is_number:
-        return promoted(b, "pow", "{0}", (self,), dtype)
+        return promoted(b, "copy", (self,), dtype, name="pow")
     if dtype.kind == "i":
         if exponent.is_number and (exponent.literal is None or exponent.literal < 0):
             raise Refusal("the exponent of an integer power is not known to be at least 0")
-        return elementwise(b, "pow", "int_pow({0}, {1})", (self, exponent), scalars=False)
+        return elementwise(b, "int_pow", (self, exponent), scalars=False, name="pow")
     if exponent.literal in _POWERS:
-        return promoted(b, "pow", _POWERS[exponent.literal], (self,), dtype)
-    template = "pow_number({0}, {1})" if exponent.is_number else "pow({0}, {1})"
-    return elementwise(b, "pow", template, (self, exponent), scalars=False)
+        return promoted(b, _POWERS[exponent.literal], (self,), dtype, name="pow")
+    symbol = "pow_number" if exponent.is_number else "pow"
+    return elementwise(b, symbol, (self, exponent), scalars=False, name="pow")
 
 
 @composite("aten::float_power", "Tensor_Tensor", "Tensor_Scalar", "Scalar", dtypes=REAL, smooth=True)
 def float_power(b: Builder, self, exponent) -> Value:
     """`self ** exponent` in double"""
-    template = "pow_number({0}, {1})" if exponent.is_number else "pow({0}, {1})"
+    symbol = "pow_number" if exponent.is_number else "pow"
     operands = (self, exponent)
-    result = b.pointwise("float_power", template, operands, DOUBLE, layouts=b.cast_layouts(operands, DOUBLE))
+    result = b.pointwise(
+        symbol, operands, DOUBLE, layouts=b.cast_layouts(operands, DOUBLE), name="float_power"
+    )
     return b.contiguous(result) if self.is_number else result
 
 
@@ -237,12 +260,8 @@ def addcmul(b: Builder, self, tensor1, tensor2, value=None) -> Value:
     dtype = b.promote(self, tensor1, tensor2)
     check_number(b, value, dtype, "value")
     value = b.literal(1) if value is None else value
-    template = "({0} + {3} * {1} * {2})"
-    if dtype.kind == "i":
-        template = "wrap_add({0}, wrap_mul(wrap_mul({3}, {1}), {2}))"
-    elif is_literal(value, 1):
-        template = "({0} + {1} * {2})"
-    return promoted(b, "addcmul", template, (self, tensor1, tensor2), dtype, numbers=(value,))
+    symbol = "add_product" if dtype.kind != "i" and is_literal(value, 1) else "addcmul"
+    return promoted(b, symbol, (self, tensor1, tensor2), dtype, numbers=(value,), name="addcmul")
 
 
 @composite("aten::addcdiv", dtypes=REAL, smooth=True, keeps_dtype=True)
@@ -254,8 +273,7 @@ def addcdiv(b: Builder, self, tensor1, tensor2, value=None) -> Value:
     ):
         raise Refusal("addcdiv of integers is an error in eager")
     value = b.literal(1) if value is None else value
-    template = "({0} + {3} * {1} / {2})"
-    return promoted(b, "addcdiv", template, (self, tensor1, tensor2), dtype, numbers=(value,))
+    return promoted(b, "addcdiv", (self, tensor1, tensor2), dtype, numbers=(value,))
 
 
 @composite("aten::lerp", "Scalar", "Tensor", dtypes=FLOATING, smooth=True, keeps_dtype=True)
@@ -264,4 +282,4 @@ def lerp(b: Builder, self, end, weight) -> Value:
     if end.dtype is not self.dtype or not (weight.is_number or weight.dtype is self.dtype):
         raise Refusal("lerp of different dtypes is an error in eager")
     b.limit(weight, convertible(self.dtype), "the weight of lerp")
-    return b.pointwise("lerp", "lerp({0}, {1}, {2})", (self, end, weight), self.dtype)
+    return b.pointwise("lerp", (self, end, weight), self.dtype)

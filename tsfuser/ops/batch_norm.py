@@ -11,12 +11,33 @@ from __future__ import annotations
 from ..errors import Refusal
 from ..ir import layout as lay
 from ..ir import size as sz
-from ..ir.build import Builder, rounded
-from ..ir.dtypes import BOOL, HALF, UINT8, DType
+from ..ir.build import Builder
+from ..ir.dtypes import BFLOAT16, BOOL, HALF, UINT8, DType
 from ..ir.fusion import Empty, Value
+from ..ir.symbols import define, find, rounded
 from ..ir.views import placed
-from .reduction import RECIPROCAL, mean_of, squares, total, without
+from .reduction import mean_of, squares, total, without
 from .table import FLOATING, composite
+
+define("normalize", "(({0} - {1}) * {2})", cheap=True)
+define("rsqrt_of_sum", "rsqrt({0} + {1})")
+define("rsqrt_of_mean", "rsqrt({0} * (1 / {1}) + {2})")
+define("unbiased", "({0} / ({1} - 1))", cheap=True)
+define("moved", "({1} * {2} + {0} * (1 - {2}))", cheap=True)
+define("batch_norm_backward", "(({0} - ({2} + {3} * {4}) * (1 / {5})) * {1})", cheap=True)
+define("batch_norm_backward_weighted", "(({0} - ({2} + {3} * {4}) * (1 / {5})) * {1} * {6})", cheap=True)
+define("is_above_zero", "({0} > 0)", cheap=True)
+define("rounds_above_zero", "({0} > 0.5f * 5.9604644775390625e-08f)", cheap=True)
+#: Whether there are a weight and a bias -> symbol.
+_NORMALIZE = {
+    (False, False): "normalize",
+    (True, False): define("normalize_weight", "((({0} - {1}) * {2}) * {3})", cheap=True),
+    (False, True): define("normalize_bias", "((({0} - {1}) * {2}) + {3})", cheap=True),
+    (True, True): define("normalize_weight_bias", "(((({0} - {1}) * {2}) * {3}) + {4})", cheap=True),
+}
+for _symbol in _NORMALIZE.values():
+    for _dtype in (HALF, BFLOAT16):
+        define(f"{_symbol}_in_{_dtype}", rounded(find(_symbol).template(), _dtype), cheap=True)
 
 _STATISTICS = ("running_mean", "running_var")
 _IN_TRAINING = tuple((name, "training") for name in _STATISTICS)
@@ -50,18 +71,13 @@ def of_channels(b: Builder, value: Value | None, input: Value) -> Value | None:
 
 def scaled(b: Builder, name: str, x: Value, mean: Value, rstd: Value, weight, bias, dtype: DType) -> Value:
     """`(x - mean) * rstd * weight + bias`, of which the last two may be absent."""
-    return b.pointwise(name, *_scaled(x, mean, rstd, weight, bias), dtype)
+    return b.pointwise(*_scaled(x, mean, rstd, weight, bias), dtype, name=name)
 
 
 def _scaled(x: Value, mean: Value, rstd: Value, weight, bias) -> tuple[str, list[Value]]:
-    """Template and operands of `scaled`."""
+    """Symbol and operands of `scaled`."""
     operands = [v for v in (x, mean, rstd, weight, bias) if v is not None]
-    template = "(({0} - {1}) * {2})"
-    if weight is not None:
-        template = f"({template} * {{3}})"
-    if bias is not None:
-        template = f"({template} + {{{len(operands) - 1}}})"
-    return template, operands
+    return _NORMALIZE[weight is not None, bias is not None], operands
 
 
 def _scaled_by_running(
@@ -72,8 +88,9 @@ def _scaled_by_running(
     that is `x`; in float it is a little less, and where `x + y` lies halfway between two 16-bit numbers, as
     it often does, the sum would always be rounded towards 0. That makes a residual network smaller by 6e-4 a
     block."""
-    template, operands = _scaled(x, mean, rstd, weight, bias)
-    return b.pointwise(name, rounded(template, dtype), operands, dtype)
+    symbol, operands = _scaled(x, mean, rstd, weight, bias)
+    symbol = symbol if dtype.register is dtype else f"{symbol}_in_{dtype}"
+    return b.pointwise(symbol, operands, dtype, name=name)
 
 
 def _in_memory(b: Builder, value: Value, input: Value, known_to_be_native: bool) -> Value:
@@ -105,10 +122,8 @@ def _check_not_empty(b: Builder, input: Value) -> None:
 def _statistics(b: Builder, input: Value, dims: list[int], eps: Value) -> tuple[Value, Value, Value]:
     """Mean, 1 / standard deviation and unbiased variance over `dims`, which stay as size 1."""
     mean, summed = squares(b, input, dims)
-    rstd = b.pointwise(
-        "rstd", f"rsqrt({{0}} * {RECIPROCAL} + {{2}})", (summed, b.count(input, dims), eps), summed.dtype
-    )
-    unbiased = b.pointwise("var", "({0} / ({1} - 1))", (summed, b.count(input, dims)), summed.dtype)
+    rstd = b.pointwise("rsqrt_of_mean", (summed, b.count(input, dims), eps), summed.dtype, name="rstd")
+    unbiased = b.pointwise("unbiased", (summed, b.count(input, dims)), summed.dtype, name="var")
     return mean, rstd, unbiased
 
 
@@ -120,7 +135,7 @@ def _moved(b: Builder, name: str, running: Value, now: Value, momentum: Value) -
     now = without(b, "view", now, [d for d in range(len(now.dims)) if d != 1], False, now.dtype)
     if len(running.dims) != 1 or not b.call.decide(sz.eq(b.sizes(running)[0], b.sizes(now)[0])):
         raise Refusal("running statistics that have not one number a channel are an error in eager")
-    return b.pointwise(name, "({1} * {2} + {0} * (1 - {2}))", (running, now, momentum), running.dtype)
+    return b.pointwise("moved", (running, now, momentum), running.dtype, name=name)
 
 
 def _forward(
@@ -157,7 +172,7 @@ def _forward(
         if running_mean is None:
             raise Refusal("batch_norm outside training without running statistics is an error in eager")
         mean, var = (of_channels(b, v, input) for v in (running_mean, running_var))
-        rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (var, eps), input.dtype.register)
+        rstd = b.pointwise("rsqrt_of_sum", (var, eps), input.dtype.register, name="rstd")
     native = weight is None or bias is None or len(input.dims) < 3
     scale = scaled if training else _scaled_by_running
     result = _in_memory(
@@ -276,21 +291,18 @@ def _backward(
     if grad.dtype is not input.dtype:
         raise Refusal(f"a gradient in {grad.dtype} of a normalisation in {input.dtype}")
     others = [d for d in range(len(input.dims)) if d != 1]
-    hat = b.pointwise("normalized", "(({0} - {1}) * {2})", (input, mean, rstd), register)
-    slope = total(b, "sum", b.pointwise("mul", "({0} * {1})", (grad, hat), register), others)
+    hat = b.pointwise("normalize", (input, mean, rstd), register, name="normalized")
+    slope = total(b, "sum", b.pointwise("mul", (grad, hat), register), others)
     shift = total(b, "sum", grad, others)
     gradients: list[Value | None] = [None, None, None]
     if mask[0]:
         factor = [] if weight is None else [of_channels(b, weight, input)]
         if training:
-            operands, template = (
-                (grad, rstd, shift, hat, slope, b.count(input, others)),
-                "({0} - ({2} + {3} * {4}) * (1 / {5})) * {1}",
-            )
+            symbol, operands = "batch_norm_backward", (grad, rstd, shift, hat, slope, b.count(input, others))
         else:
-            operands, template = (grad, rstd), "{0} * {1}"
-        template = f"({template} * {{{len(operands)}}})" if factor else f"({template})"
-        result = b.pointwise("batch_norm_backward", template, (*operands, *factor), input.dtype)
+            symbol, operands = "mul", (grad, rstd)
+        symbol = {"mul": "product"}.get(symbol, f"{symbol}_weighted") if factor else symbol
+        result = b.pointwise(symbol, (*operands, *factor), input.dtype, name="batch_norm_backward")
         # outside training eager's kernel for channels-last input is elementwise over the gradient
         # (ATen/native/cuda/Normalization.cu)
         over_gradient = not training and b.device != "cpu" and not lay.is_contiguous(b.call, b.layout(input))
@@ -328,7 +340,7 @@ def native_batch_norm_backward(
     saved = check_channels(b, input, together, kept)
     mean, rstd = (of_channels(b, v, input) for v in kept)
     if not train:
-        rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (rstd, eps), input.dtype.register)
+        rstd = b.pointwise("rsqrt_of_sum", (rstd, eps), input.dtype.register, name="rstd")
     return _backward(b, grad_out, input, weight, mean, rstd, train, output_mask, saved)
 
 
@@ -380,12 +392,12 @@ def is_positive(
     register, kept = input.dtype.register, (save_mean, save_invstd)
     known = training and impl_index == 0 and None not in kept and all(v.dtype is register for v in kept)
     if not known:  # running statistics may have moved; another's arithmetic; statistics that are rounded
-        return b.pointwise("gt", "({0} > 0)", (result,), BOOL, result.dtype)
+        return b.pointwise("is_above_zero", (result,), BOOL, result.dtype, name="gt")
     mean, rstd, weight, bias = (of_channels(b, v, input) for v in (*kept, weight, bias))
     y = scaled(b, "batch_norm", input, mean, rstd, weight, bias, register)
     # below half of the smallest number it was rounded to 0
-    least = "0.5f * 5.9604644775390625e-08f" if input.dtype is HALF else "0"
-    return b.like(b.pointwise("gt", f"({{0}} > {least})", (y,), BOOL, register), result)
+    symbol = "rounds_above_zero" if input.dtype is HALF else "is_above_zero"
+    return b.like(b.pointwise(symbol, (y,), BOOL, register, name="gt"), result)
 
 
 # ---- statistics of each channel of each image
@@ -435,7 +447,7 @@ def instance_norm(
         if running_mean is None:
             raise Refusal("instance_norm without any statistics is an error in eager")
         mean, var = (of_channels(b, v, input) for v in (running_mean, running_var))
-        rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (var, eps), input.dtype.register)
+        rstd = b.pointwise("rsqrt_of_sum", (var, eps), input.dtype.register, name="rstd")
     weight, bias = (of_channels(b, v, input) for v in (weight, bias))
     scale = scaled if use_input_stats else _scaled_by_running
     return b.contiguous(scale(b, "instance_norm", input, mean, rstd, weight, bias, input.dtype))

@@ -8,8 +8,11 @@ from ..ir.build import Builder
 from ..ir.dtypes import BFLOAT16, FLOAT, HALF, DType
 from ..ir.fusion import Value
 from ..ir.limits import convertible
+from ..ir.symbols import define
 from .elementwise import converted, round_number
 from .table import ALL, composite, scalar_type
+
+define("fill", "convert<{ctype}>({1})", cheap=True)
 
 _KNOWN = "(it knows type_as, and casts to a floating dtype whose results are only read)"
 _ROW_MAJOR, _PRESERVE = 0, 1  # c10::MemoryFormat::Contiguous, Preserve
@@ -31,7 +34,7 @@ def _cast(b: Builder, self: Value, dtype: DType, copy: bool = False) -> Value:
     if self.dtype.is_complex and not dtype.is_complex:
         raise Refusal("a cast from complex drops the imaginary part with a warning")
     if copy and dtype is self.dtype:
-        return b.copied(b.pointwise("copy", "{0}", (self,), dtype, layouts=()), self)
+        return b.copied(b.pointwise("copy", (self,), dtype, layouts=()), self)
     return b.cast(self, dtype)
 
 
@@ -99,7 +102,7 @@ def to_copy(
 def clone(b: Builder, self, memory_format: int | None = None) -> Value:
     """A new tensor with the values of `self`"""
     if memory_format == _ROW_MAJOR:
-        return b.pointwise("copy", "{0}", (self,), self.dtype, layouts=())
+        return b.pointwise("copy", (self,), self.dtype, layouts=())
     check_options(b, memory_format=memory_format)
     return _cast(b, self, self.dtype, copy=True)
 
@@ -107,7 +110,7 @@ def clone(b: Builder, self, memory_format: int | None = None) -> Value:
 @composite("tsfuser::packed", dtypes=ALL, sizes="first", smooth=True)
 def packed(b: Builder, self) -> Value:
     """A copy of `self` without gaps, as products of matrices read their operands"""
-    return b.packed(b.pointwise("copy", "{0}", (self,), self.dtype, layouts=()), self)
+    return b.packed(b.pointwise("copy", (self,), self.dtype, layouts=()), self)
 
 
 @composite("tsfuser::laid_out", dtypes=ALL, sizes="first", smooth=True, fresh=False)
@@ -115,7 +118,7 @@ def laid_out(b: Builder, self, order: list[int]) -> Value:
     """`self` with its dims in that `order` in memory, outermost first, where it has as many"""
     if len(order) != len(self.dims):
         return self
-    return b.laid_out(b.pointwise("copy", "{0}", (self,), self.dtype, layouts=()), order)
+    return b.laid_out(b.pointwise("copy", (self,), self.dtype, layouts=()), order)
 
 
 @composite("aten::_autocast_to_reduced_precision", dtypes=ALL, sizes="first", smooth=True, fresh=False)
@@ -146,8 +149,8 @@ def filled(b: Builder, name: str, like: Value, value: Value, dtype: DType) -> Va
         value = round_number(b, value, dtype)
     elif value.dtype.is_complex and not dtype.is_complex:
         raise Refusal(f"{name} with a complex number in {dtype}")
-    template = f"convert<{dtype.register.ctype}>({{1}})"
-    return b.copied(b.pointwise(name, template, (like, value), dtype, own_types=True, layouts=()), like)
+    made = b.pointwise("fill", (like, value), dtype, own_types=True, layouts=(), name=name)
+    return b.copied(made, like)
 
 
 def _like(name: str, number: int) -> None:

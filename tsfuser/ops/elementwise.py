@@ -16,6 +16,7 @@ from ..ir.build import Builder
 from ..ir.dtypes import BFLOAT16, BOOL, HALF, DType
 from ..ir.fusion import Value
 from ..ir.limits import convertible
+from ..ir.symbols import define
 from .table import ALL, BOOLEAN, INTEGRAL, REAL, Row, register
 
 DEFAULT = "default"  #: the promoted dtype of the operands
@@ -30,14 +31,14 @@ def unary(
     dtypes: Sequence[str] = REAL,
     in_place_early: bool = False,
     smooth: bool = True,
+    cheap: bool = False,
     **by_kind: str,
 ) -> None:
-    """The row of `aten::name(Tensor self)`. `by_kind` gives other templates: `boolean=`, `integer=`,
-    `complex=`."""
-    templates = _templates(template, by_kind)
+    """The row of `aten::name(Tensor self)`, and its symbol. `cheap`, `by_kind`: see `ir.symbols`."""
+    symbol = define(name, template, cheap, **by_kind)
 
     def evaluate(b: Builder, self: Value) -> Value:
-        return elementwise(b, name, templates, (self,), rule, dtypes)
+        return elementwise(b, symbol, (self,), rule, dtypes)
 
     _register(name, ("",), template, rule, dtypes, evaluate, smooth, in_place_early=in_place_early)
 
@@ -52,13 +53,15 @@ def binary(
     smooth: bool = True,
     in_place_early: bool = False,
     identity: Mapping[str, float] | None = None,
+    cheap: bool = False,
     **by_kind: str,
 ) -> None:
-    """The row of `aten::name(self, other)`, both Tensors or one of them a Scalar. `exact`: see `fit`."""
-    templates = _templates(template, by_kind)
+    """The row of `aten::name(self, other)`, both Tensors or one of them a Scalar, and its symbol. `exact`: see
+    `fit`; `cheap`, `by_kind`: see `ir.symbols`."""
+    symbol = define(name, template, cheap, **by_kind)
 
     def evaluate(b: Builder, self: Value, other: Value) -> Value:
-        return elementwise(b, name, templates, (self, other), rule, dtypes, exact)
+        return elementwise(b, symbol, (self, other), rule, dtypes, exact)
 
     facts = {"in_place_early": in_place_early, "identity": identity or {}}
     _register(name, overloads, template, rule, dtypes, evaluate, smooth, **facts)
@@ -90,47 +93,38 @@ def _register(
     register(row)
 
 
-def _templates(template: str, by_kind: dict[str, str]) -> dict[str, str]:
-    unknown = set(by_kind) - {"boolean", "integer", "complex"}
-    if unknown:
-        raise TypeError(f"unknown kinds {unknown}")
-    return {"f": template, **{kind[0]: text for kind, text in by_kind.items()}}
-
-
 def elementwise(
     b: Builder,
-    name: str,
-    templates: str | dict[str, str],
+    symbol: str,
     operands: Sequence[Value],
     rule: str = DEFAULT,
     dtypes: Sequence[str] = ALL,
     exact: bool = False,
     scalars: bool = True,
+    name: str = "",
 ) -> Value:
     """One pointwise op over `operands` in their common dtype, by `rule`, which must be one of `dtypes`.
-    `templates` maps the kind of that dtype (`f b i c`) to an expression; `f` serves kinds that are
-    absent. `exact`: see `fit`; `scalars`: see `promoted`."""
+    `exact`: see `fit`; `scalars`: see `promoted`. `name` is that of the result, else the symbol's."""
     compute = b.promote(*operands)
     if compute.name not in dtypes:
-        raise Refusal(f"{name} in {compute} is not supported")
+        raise Refusal(f"{name or symbol} in {compute} is not supported")
     if rule == FLOAT:
         compute = b.floating(compute)
-    if isinstance(templates, dict):
-        templates = templates.get(compute.kind, templates["f"])
     result = BOOL if rule == COMPARE else compute
-    return promoted(b, name, templates, operands, compute, result, (), exact or rule == COMPARE, scalars)
+    exact = exact or rule == COMPARE
+    return promoted(b, symbol, operands, compute, result, (), exact, scalars, name)
 
 
 def promoted(
     b: Builder,
-    name: str,
-    template: str,
+    symbol: str,
     operands: Sequence[Value],
     dtype: DType,
     result: DType | None = None,
     numbers: Sequence[Value] = (),
     exact: bool = False,
     scalars: bool = True,
+    name: str = "",
 ) -> Value:
     """A pointwise op of `operands` in their common dtype `dtype`, and of `numbers`, which do not count for
     that, and which eager converts to it; the result has the dtype `result`, or `dtype`. `scalars`: whether
@@ -141,10 +135,10 @@ def promoted(
     `UNARY_FLOAT_OP_CONFIG`, `build_ternary_op`; clamp, threshold_backward): arithmetic, powers, comparisons,
     logic, bits, extrema, clamp, addcmul, addcdiv, derivatives. `where` and `float_power` cast by themselves,
     on each device; lerp, heaviside, prelu and gelu's derivative take one dtype only."""
-    converted(b, name, dtype, *numbers)
+    converted(b, name or symbol, dtype, *numbers)
     layouts = b.promoted_layouts([v for v in operands if scalars or not v.is_number], dtype)
     given = (*fit(b, operands, dtype, exact), *numbers)
-    return b.pointwise(name, template, given, result or dtype, dtype, layouts=layouts)
+    return b.pointwise(symbol, given, result or dtype, dtype, layouts=layouts, name=name)
 
 
 def converted(b: Builder, name: str, dtype: DType, *numbers: Value | None) -> None:

@@ -8,42 +8,58 @@ from ..ir.build import Builder
 from ..ir.dtypes import BOOL
 from ..ir.fusion import Value
 from ..ir.limits import Limit
+from ..ir.symbols import define
 from .elementwise import converted, elementwise, promoted, round_number
 from .table import FLOATING, NUMERIC, REAL, composite
+
+define("mish_backward", "mish_backward({0}, {1})")
+define("gelu_backward", "gelu_backward({0}, {1})")
+define("gelu_tanh_backward", "gelu_tanh_backward({0}, {1})")
+define("threshold_backward", "({0} <= {2} ? 0 : {1})", cheap=True)
+define("leaky_relu_backward", "({0} > 0 ? {1} : {1} * {2})", cheap=True)
+define("softplus_backward", "softplus_backward({0}, {1}, {2}, {3})")
+define("elu_backward", "elu_backward({0}, {1}, {2}, {3}, {4})")
+define("elu_backward_of_result", "elu_backward_of_result({0}, {1}, {2}, {3}, {4})")
+define("hardtanh_backward", "({1} <= {2} || {1} >= {3} ? 0 : {0})", cheap=True)
+define("hardshrink_backward", "(fabs({1}) <= {2} ? 0 : {0})", cheap=True)
+define("log_sigmoid_backward", "({0} * sigmoid(-({1})))")
+define("logit_backward", "logit_backward({0}, {1})")
+define("logit_clamped_backward", "logit_backward({0}, {1}, {2})")
 
 _NOT_NEGATIVE = Limit(low=0, least=0.0)
 
 
-def _gradient(name: str, template: str) -> None:
+def _gradient(name: str, template: str, cheap: bool = False) -> None:
     """The row of `aten::name_backward(grad_output, self)`."""
+    symbol = define(f"{name}_backward", template, cheap)
 
     @composite(f"aten::{name}_backward", dtypes=FLOATING)
     def evaluate(b: Builder, grad_output, self) -> Value:
-        return elementwise(b, f"{name}_backward", template, (grad_output, self), dtypes=FLOATING)
+        return elementwise(b, symbol, (grad_output, self), dtypes=FLOATING)
 
 
-def _gradient_of_output(name: str, template: str) -> None:
+def _gradient_of_output(name: str, template: str, cheap: bool = True) -> None:
     """The row of `aten::name_backward(grad_output, output)`."""
+    symbol = define(f"{name}_backward", template, cheap)
 
     @composite(f"aten::{name}_backward", dtypes=FLOATING)
     def evaluate(b: Builder, grad_output, output) -> Value:
-        return elementwise(b, f"{name}_backward", template, (grad_output, output), dtypes=FLOATING)
+        return elementwise(b, symbol, (grad_output, output), dtypes=FLOATING)
 
 
 _gradient("silu", "silu_backward({0}, {1})")
 _gradient("hardswish", "hardswish_backward({0}, {1})")
-_gradient(
-    "hardsigmoid", "({1} > -3 && {1} < 3 ? {0} * (1.0f / 6.0f) : 0)"
-)  # eager too has a float here, for doubles
+# eager too has a float here, for doubles
+_gradient("hardsigmoid", "({1} > -3 && {1} < 3 ? {0} * (1.0f / 6.0f) : 0)", cheap=True)
 _gradient_of_output("tanh", "({0} * (1 - {1} * {1}))")
 _gradient_of_output("sigmoid", "({0} * (1 - {1}) * {1})")
 
 
 def _with_numbers(
-    b: Builder, name: str, template: str, first: Value, second: Value, *numbers: Value
+    b: Builder, symbol: str, first: Value, second: Value, *numbers: Value, name: str = ""
 ) -> Value:
     dtype = b.promote(first, second)
-    return promoted(b, name, template, (first, second), dtype, numbers=numbers)
+    return promoted(b, symbol, (first, second), dtype, numbers=numbers, name=name)
 
 
 def _check_same(grad: Value, self: Value) -> None:
@@ -55,7 +71,7 @@ def _check_same(grad: Value, self: Value) -> None:
 def mish_backward(b: Builder, grad_output, self) -> Value:
     """`grad_output` times the derivative of mish"""
     _check_same(grad_output, self)
-    return _with_numbers(b, "mish_backward", "mish_backward({0}, {1})", grad_output, self)
+    return _with_numbers(b, "mish_backward", grad_output, self)
 
 
 @composite("aten::gelu_backward", dtypes=FLOATING)
@@ -64,8 +80,8 @@ def gelu_backward(b: Builder, grad_output, self, approximate: str = "none") -> V
     if approximate not in ("none", "tanh"):
         raise Refusal(f"gelu_backward with approximate={approximate!r}")
     _check_same(grad_output, self)
-    template = "gelu_backward({0}, {1})" if approximate == "none" else "gelu_tanh_backward({0}, {1})"
-    return _with_numbers(b, "gelu_backward", template, grad_output, self)
+    symbol = "gelu_backward" if approximate == "none" else "gelu_tanh_backward"
+    return _with_numbers(b, symbol, grad_output, self, name="gelu_backward")
 
 
 @composite("aten::threshold_backward", dtypes=NUMERIC)
@@ -75,7 +91,7 @@ def threshold_backward(b: Builder, grad_output, self, threshold) -> Value:
     converted(b, "threshold_backward", dtype, threshold)
     threshold = round_number(b, threshold, dtype) if dtype.is_floating else threshold
     # as in leaky_relu's, the layout of `self` comes first
-    return _with_numbers(b, "threshold_backward", "({0} <= {2} ? 0 : {1})", self, grad_output, threshold)
+    return _with_numbers(b, "threshold_backward", self, grad_output, threshold)
 
 
 @composite("aten::leaky_relu_backward", dtypes=FLOATING)
@@ -83,16 +99,13 @@ def leaky_relu_backward(b: Builder, grad_output, self, negative_slope, self_is_r
     """`self > 0 ? grad_output : grad_output * slope`"""
     if self_is_result:
         b.limit(negative_slope, _NOT_NEGATIVE, "the slope of a leaky_relu in place")
-    template = "({0} > 0 ? {1} : {1} * {2})"
-    return _with_numbers(b, "leaky_relu_backward", template, self, grad_output, negative_slope)
+    return _with_numbers(b, "leaky_relu_backward", self, grad_output, negative_slope)
 
 
 @composite("aten::softplus_backward", dtypes=FLOATING)
 def softplus_backward(b: Builder, grad_output, self, beta, threshold) -> Value:
     """`grad_output * sigmoid(self * beta)`; `grad_output` where `self * beta > threshold`"""
-    return _with_numbers(
-        b, "softplus_backward", "softplus_backward({0}, {1}, {2}, {3})", grad_output, self, beta, threshold
-    )
+    return _with_numbers(b, "softplus_backward", grad_output, self, beta, threshold)
 
 
 @composite("aten::elu_backward", dtypes=FLOATING)
@@ -102,9 +115,9 @@ def elu_backward(
     """`grad_output` times the derivative of elu, from its argument or its result"""
     if is_result:
         b.limit(alpha, _NOT_NEGATIVE, "alpha of an elu in place")
-    function = "elu_backward_of_result" if is_result else "elu_backward"
-    template = function + "({0}, {1}, {2}, {3}, {4})"
-    return _with_numbers(b, "elu_backward", template, grad_output, self_or_result, alpha, scale, input_scale)
+    symbol = "elu_backward_of_result" if is_result else "elu_backward"
+    numbers = (alpha, scale, input_scale)
+    return _with_numbers(b, symbol, grad_output, self_or_result, *numbers, name="elu_backward")
 
 
 @composite("aten::hardtanh_backward", dtypes=FLOATING)
@@ -112,8 +125,7 @@ def hardtanh_backward(b: Builder, grad_output, self, min_val, max_val) -> Value:
     """`grad_output` where `self` is between the bounds, else 0"""
     converted(b, "hardtanh_backward", self.dtype, min_val, max_val)
     min_val, max_val = (round_number(b, v, self.dtype) for v in (min_val, max_val))
-    template = "({1} <= {2} || {1} >= {3} ? 0 : {0})"
-    return _with_numbers(b, "hardtanh_backward", template, grad_output, self, min_val, max_val)
+    return _with_numbers(b, "hardtanh_backward", grad_output, self, min_val, max_val)
 
 
 @composite("aten::hardshrink_backward", dtypes=FLOATING)
@@ -121,7 +133,7 @@ def hardshrink_backward(b: Builder, grad_out, self, lambd) -> Value:
     """0 where `abs(self) <= lambd`, else `grad_out`"""
     converted(b, "hardshrink_backward", self.dtype, lambd)
     lambd = round_number(b, lambd, self.dtype)
-    return _with_numbers(b, "hardshrink_backward", "(fabs({1}) <= {2} ? 0 : {0})", grad_out, self, lambd)
+    return _with_numbers(b, "hardshrink_backward", grad_out, self, lambd)
 
 
 @composite("aten::softshrink_backward", dtypes=FLOATING)
@@ -134,15 +146,15 @@ def softshrink_backward(b: Builder, grad_output, self, lambd) -> Value:
 def log_sigmoid_backward(b: Builder, grad_output, self, buffer) -> Value:
     """`grad_output * sigmoid(-self)`; the buffer is not needed"""
     _check_same(grad_output, self)
-    return _with_numbers(b, "log_sigmoid_backward", "({0} * sigmoid(-({1})))", grad_output, self)
+    return _with_numbers(b, "log_sigmoid_backward", grad_output, self)
 
 
 @composite("aten::logit_backward", dtypes=FLOATING)
 def logit_backward(b: Builder, grad_output, self, eps=None) -> Value:
     """`grad_output / (self * (1 - self))`; 0 outside of [eps, 1 - eps]"""
     if eps is None:
-        return _with_numbers(b, "logit_backward", "logit_backward({0}, {1})", grad_output, self)
-    return _with_numbers(b, "logit_backward", "logit_backward({0}, {1}, {2})", grad_output, self, eps)
+        return _with_numbers(b, "logit_backward", grad_output, self)
+    return _with_numbers(b, "logit_clamped_backward", grad_output, self, eps, name="logit_backward")
 
 
 @composite("aten::native_dropout_backward", dtypes=REAL)
@@ -151,6 +163,6 @@ def native_dropout_backward(b: Builder, grad_output, mask, scale) -> Value:
     if mask.dtype is not BOOL or not grad_output.dtype.is_floating:
         raise Refusal("native_dropout_backward needs a bool mask and a floating gradient")
     made = b.pointwise(
-        "native_dropout_backward", "({0} * {1} * {2})", (grad_output, mask, scale), grad_output.dtype
+        "product", (grad_output, mask, scale), grad_output.dtype, name="native_dropout_backward"
     )
     return made if b.device == "cpu" else b.in_format_of(made, grad_output)

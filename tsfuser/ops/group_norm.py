@@ -15,7 +15,7 @@ from ..ir.fusion import Value
 from ..ir.views import merged, split, view
 from .batch_norm import check_channels, of_channels, scaled
 from .normalization import gradient
-from .reduction import RECIPROCAL, squares, without
+from .reduction import squares, without
 from .table import FLOATING, composite
 
 
@@ -53,9 +53,7 @@ def _forward(
     )
     dims = list(range(2, len(x.dims)))
     mean, summed = squares(b, x, dims)
-    rstd = b.pointwise(
-        "rstd", f"rsqrt({{0}} * {RECIPROCAL} + {{2}})", (summed, b.count(x, dims), eps), summed.dtype
-    )
+    rstd = b.pointwise("rsqrt_of_mean", (summed, b.count(x, dims), eps), summed.dtype, name="rstd")
     result = _joined(b, scaled(b, "group_norm", x, mean, rstd, weight, bias, input.dtype), input)
     return result, without(b, "mean", mean, dims, False, saved), without(b, "rstd", rstd, dims, False, saved)
 
@@ -128,7 +126,7 @@ def native_group_norm_backward(
     x, dy = _split(b, input, group), _split(b, grad_out, group)
     dims, outer = list(range(2, len(x.dims))), [0, *range(3, len(x.dims))]
     mean, rstd = (_of_groups(b, v, x) for v in (mean, rstd))
-    hat = b.pointwise("normalized", "(({0} - {1}) * {2})", (x, mean, rstd), input.dtype.register)
+    hat = b.pointwise("normalize", (x, mean, rstd), input.dtype.register, name="normalized")
     gradients: list[Value | None] = [None, None, None]
     if output_mask[0]:
         scale = _split(b, of_channels(b, weight, input), group)
@@ -138,7 +136,7 @@ def native_group_norm_backward(
             input,
         )
     if output_mask[1]:
-        product = b.pointwise("mul", "({0} * {1})", (dy, hat), hat.dtype)
+        product = b.pointwise("mul", (dy, hat), hat.dtype)
         gradients[1] = merged(
             b, b.reduce("sum", "sum", product, outer, False, weight.dtype), 0, input.dims[1]
         )

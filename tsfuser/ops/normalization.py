@@ -12,9 +12,13 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import DType
 from ..ir.fusion import Value
+from ..ir.symbols import define
 from .batch_norm import scaled
-from .reduction import RECIPROCAL, mean_of, narrow, squares
+from .reduction import mean_of, narrow, squares
 from .table import FLOATING, composite
+
+define("norm_backward", "(({0} - {1} - {2} * {3}) * {4})", cheap=True)
+define("rms_norm_backward", "(({0} - {1} * {2}) * {3})", cheap=True)
 
 
 def inner(b: Builder, input: Value, shape: list, *parameters: Value | None) -> list[int]:
@@ -55,8 +59,7 @@ def _layer_norm(
     size 1."""
     dims = inner(b, input, shape, weight, bias)
     mean, summed = squares(b, input, dims)
-    template = f"rsqrt({{0}} * {RECIPROCAL} + {{2}})"
-    rstd = b.pointwise("rstd", template, (summed, b.count(input, dims), eps), summed.dtype)
+    rstd = b.pointwise("rsqrt_of_mean", (summed, b.count(input, dims), eps), summed.dtype, name="rstd")
     return b.contiguous(scaled(b, "layer_norm", input, mean, rstd, weight, bias, input.dtype)), mean, rstd
 
 
@@ -94,14 +97,14 @@ def native_layer_norm_backward(
     _check_parameters(b, input, weight, bias)
     dims, register = inner(b, input, normalized_shape, weight, bias), input.dtype.register
     outer = list(range(dims[0]))
-    hat = b.pointwise("normalized", "(({0} - {1}) * {2})", (input, mean, rstd), register)
+    hat = b.pointwise("normalize", (input, mean, rstd), register, name="normalized")
     gradients: list[Value | None] = [None, None, None]
     if output_mask[0]:
         gradients[0] = gradient(
             b, "layer_norm_backward", grad_out, hat, rstd, weight, dims, input.dtype, centered=True
         )
     if output_mask[1]:
-        product = b.pointwise("mul", "({0} * {1})", (grad_out, hat), register)
+        product = b.pointwise("mul", (grad_out, hat), register)
         gradients[1] = parameter_gradient(b, product, outer, input if weight is None else weight)
     if output_mask[2]:
         gradients[2] = parameter_gradient(b, grad_out, outer, input if bias is None else bias)
@@ -113,14 +116,12 @@ def gradient(
 ) -> Value:
     """`rstd * (g - mean(g) - hat * mean(g * hat))`, without `mean(g)` where the mean was not subtracted."""
     register = hat.dtype
-    g = grad if weight is None else b.pointwise("mul", "({0} * {1})", (grad, weight), register)
-    slope = mean_of(b, b.pointwise("mul", "({0} * {1})", (g, hat), register), dims)
+    g = grad if weight is None else b.pointwise("mul", (grad, weight), register)
+    slope = mean_of(b, b.pointwise("mul", (g, hat), register), dims)
     if not centered:
-        return b.contiguous(b.pointwise(name, "(({0} - {1} * {2}) * {3})", (g, hat, slope, rstd), dtype))
+        return b.contiguous(b.pointwise("rms_norm_backward", (g, hat, slope, rstd), dtype, name=name))
     shift = mean_of(b, g, dims)
-    return b.contiguous(
-        b.pointwise(name, "(({0} - {1} - {2} * {3}) * {4})", (g, shift, hat, slope, rstd), dtype)
-    )
+    return b.contiguous(b.pointwise("norm_backward", (g, shift, hat, slope, rstd), dtype, name=name))
 
 
 def parameter_gradient(b: Builder, term: Value, outer: list[int], like: Value) -> Value:

@@ -14,11 +14,24 @@ import struct
 from ..errors import Refusal
 from ..ir import eager_random
 from ..ir.build import Builder
-from ..ir.dtypes import BFLOAT16, BOOL, DOUBLE, FLOAT, HALF, DType
+from ..ir.dtypes import BOOL, DOUBLE, FLOAT, DType
 from ..ir.fusion import Value
 from ..ir.limits import between
+from ..ir.symbols import define
 from .casts import check_options
 from .table import ALL, FLOATING, composite, scalar_type
+
+define("below_one", "({0} == 1 ? 0 : {0})", cheap=True)
+define("uniform_in_float16", "(floor({0} * 2048.0f) * 0.00048828125f)")
+define("uniform_in_bfloat16", "(floor({0} * 256.0f) * 0.00390625f)")
+define("normal_in_float32", "(sqrt(-2 * log(1 - {0})) * cos(6.283185307179586f * {1}))")
+define("normal_in_float64", "(sqrt(-2 * log(1 - {0})) * cos(6.283185307179586 * {1}))")
+define("is_kept", "({0} < 1 - {1})", cheap=True)
+define("dropout", "({0} * {1} * ({2} < 1 ? 1 / (1 - {2}) : 0))", cheap=True)
+define("rounded_product", "rounded_product({0} * {1}, {2})")
+define("times_zero", "({0} * 0)", cheap=True)
+define("true", "convert<bool>(true)", cheap=True)
+define("false", "convert<bool>(false)", cheap=True)
 
 _PROBABILITY = between(0.0, 1.0)
 
@@ -38,12 +51,11 @@ def rand_like(
     wanted = _wanted("rand_like", self, dtype)
     if b.eager:  # 1 becomes 0, also what is 1 when it has been rounded
         numbers = eager_random.numbers(b, "uniform", self, wanted.register, wanted.itemsize)
-        return b.pointwise("rand", "({0} == 1 ? 0 : {0})", (b.cast(numbers, wanted),), wanted)
+        return b.pointwise("below_one", (b.cast(numbers, wanted),), wanted, name="rand")
     if wanted in (FLOAT, DOUBLE):
         return b.uniform(self, wanted)
     # as many bits as the dtype holds, as eager on the CPU: rounding 24 bits would give 1
-    steps = {HALF: 2048.0, BFLOAT16: 256.0}[wanted]
-    return b.pointwise("rand", f"(floor({{0}} * {steps}f) * {1 / steps!r}f)", (b.uniform(self),), wanted)
+    return b.pointwise(f"uniform_in_{wanted}", (b.uniform(self),), wanted, name="rand")
 
 
 @composite("aten::randn_like", dtypes=ALL, sizes="first")
@@ -62,10 +74,8 @@ def randn_like(
     own = wanted.register
     if b.eager:  # adding the mean, 0, turns -0 to 0
         numbers = eager_random.numbers(b, "normal", self, own, wanted.itemsize)
-        return b.cast(b.pointwise("randn", "({0} + 0)", (numbers,), own), wanted)
-    turn = "6.283185307179586" + ("f" if own is FLOAT else "")
-    template = f"(sqrt(-2 * log(1 - {{0}})) * cos({turn} * {{1}}))"
-    return b.pointwise("randn", template, (b.uniform(self, own), b.uniform(self, own)), wanted)
+        return b.cast(b.pointwise("without_minus_zero", (numbers,), own, name="randn"), wanted)
+    return b.pointwise(f"normal_in_{own}", (b.uniform(self, own), b.uniform(self, own)), wanted, name="randn")
 
 
 def _wanted(name: str, self: Value, dtype: int | None) -> DType:
@@ -98,8 +108,8 @@ def dropout(b: Builder, input, p, train: bool) -> Value:
 def native_dropout(b: Builder, input, p, train: bool | None) -> tuple[Value, Value]:
     """As `dropout`, with the mask; a copy and a mask of true outside training"""
     if train is False:
-        mask = b.pointwise("mask", "convert<bool>(true)", (input,), BOOL, own_types=True)
-        return b.pointwise("copy", "{0}", (input,), input.dtype), mask
+        mask = b.pointwise("true", (input,), BOOL, own_types=True, name="mask")
+        return b.pointwise("copy", (input,), input.dtype), mask
     return _dropped(b, input, p)
 
 
@@ -112,13 +122,12 @@ def _dropped(b: Builder, input: Value, p: Value) -> tuple[Value, Value]:
         return _dropped_as_eager(b, input, p.literal)
     uniform = b.uniform(input)
     if p.literal is None:
-        mask = b.pointwise("mask", "({0} < 1 - {1})", (uniform, p), BOOL, FLOAT)
-        template = "({0} * {1} * ({2} < 1 ? 1 / (1 - {2}) : 0))"
-        return b.pointwise("dropout", template, (input, mask, p), input.dtype), mask
+        mask = b.pointwise("is_kept", (uniform, p), BOOL, FLOAT, name="mask")
+        return b.pointwise("dropout", (input, mask, p), input.dtype), mask
     keep = 1.0 - p.literal
-    mask = b.pointwise("mask", "({0} < {1})", (uniform, b.literal(keep)), BOOL, FLOAT)
+    mask = b.pointwise("lt", (uniform, b.literal(keep)), BOOL, FLOAT, name="mask")
     scale = b.literal(1 / keep if keep else 0.0)
-    return b.pointwise("dropout", "({0} * {1} * {2})", (input, mask, scale), input.dtype), mask
+    return b.pointwise("product", (input, mask, scale), input.dtype, name="dropout"), mask
 
 
 def _dropped_as_eager(b: Builder, input: Value, p: float | None) -> tuple[Value, Value]:
@@ -129,14 +138,12 @@ def _dropped_as_eager(b: Builder, input: Value, p: float | None) -> tuple[Value,
     own = input.dtype.register
     keep = _rounded(1.0 - p, own)
     if p in (0, 1):
-        mask = b.pointwise(
-            "mask", f"convert<bool>({'false' if p else 'true'})", (input,), BOOL, own_types=True
-        )
-        return b.pointwise("dropout", "({0} * 0)" if p else "{0}", (input,), input.dtype), mask
+        mask = b.pointwise("false" if p else "true", (input,), BOOL, own_types=True, name="mask")
+        return b.pointwise("times_zero" if p else "copy", (input,), input.dtype, name="dropout"), mask
     scale = b.literal(_rounded(1.0 / keep, own))
     uniform = eager_random.dropout_numbers(b, input)
-    mask = b.pointwise("mask", "({0} < {1})", (uniform, b.literal(keep)), BOOL, own)
-    result = b.pointwise("dropout", "rounded_product({0} * {1}, {2})", (input, mask, scale), own)
+    mask = b.pointwise("lt", (uniform, b.literal(keep)), BOOL, own, name="mask")
+    result = b.pointwise("rounded_product", (input, mask, scale), own, name="dropout")
     return b.cast(result, input.dtype), mask
 
 

@@ -14,7 +14,18 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import BOOL, DOUBLE, INT64, UINT8, DType
 from ..ir.fusion import Value
+from ..ir.symbols import define
 from .table import ALL, FLOATING, REAL, composite, scalar_type
+
+#: By the reciprocal of a count: one division a thread, not one a row.
+define("mean", "({0} * (1 / {1}))", cheap=True)
+define("var", "({0} / ({1} > {2} ? {1} - {2} : 0))", cheap=True)
+define("nan_to_zero", "({0} == {0} ? {0} : 0)", cheap=True)
+define("finite_or_zero", "({0} - {0} == 0 ? {0} : 0)", cheap=True)
+define("to_bool", "convert<bool>({0})", cheap=True)
+define("count_nonzero", "({0} != 0 ? 1 : 0)", cheap=True)
+define("exp_of_difference", "exp({0} - {1})")
+define("log_plus", "(log({0}) + {1})")
 
 
 def normalized(value: Value, dims: int | Sequence[int] | None) -> list[int]:
@@ -33,9 +44,6 @@ def normalized(value: Value, dims: int | Sequence[int] | None) -> list[int]:
     return sorted(found)
 
 
-RECIPROCAL = "(1 / {1})"  #: of a count: one division a thread, not one a row
-
-
 def total(b: Builder, name: str, value: Value, dims: Sequence[int], keepdim: bool = True) -> Value:
     """The sum over `dims` in the accumulation dtype: float for 16-bit floats."""
     return b.reduce(name, "sum", value, dims, keepdim, value.dtype.register)
@@ -44,7 +52,7 @@ def total(b: Builder, name: str, value: Value, dims: Sequence[int], keepdim: boo
 def mean_of(b: Builder, value: Value, dims: Sequence[int], keepdim: bool = True) -> Value:
     """The mean over `dims`, in the accumulation dtype."""
     summed = total(b, "sum", value, dims, keepdim)
-    return b.pointwise("mean", f"({{0}} * {RECIPROCAL})", (summed, b.count(value, dims)), summed.dtype)
+    return b.pointwise("mean", (summed, b.count(value, dims)), summed.dtype)
 
 
 def squares(b: Builder, value: Value, dims: Sequence[int], dtype: DType | None = None) -> tuple[Value, Value]:
@@ -56,13 +64,17 @@ def squares(b: Builder, value: Value, dims: Sequence[int], dtype: DType | None =
 
 def narrow(b: Builder, name: str, value: Value, dtype: DType) -> Value:
     """A result in the accumulation dtype as `dtype`; not rounded inside a group."""
-    return value if value.dtype is dtype else b.pointwise(name, "{0}", (value,), dtype)
+    return value if value.dtype is dtype else b.pointwise("copy", (value,), dtype, name=name)
 
 
 def without(b: Builder, name: str, value: Value, dims: Sequence[int], keepdim: bool, dtype: DType) -> Value:
     """A result that kept its reduced `dims` as size 1: without them unless `keepdim`, `dtype`, row-major."""
     if keepdim:
-        return b.contiguous(b.pointwise(name, "{0}", (value,), dtype)) if value.dtype is not dtype else value
+        return (
+            b.contiguous(b.pointwise("copy", (value,), dtype, name=name))
+            if value.dtype is not dtype
+            else value
+        )
     return b.reduce(name, "sum", value, dims, False, dtype)
 
 
@@ -90,7 +102,7 @@ def nansum(
 ) -> Value:
     """The sum over `dim`, or over all elements, NaN counting as 0"""
     operand, wanted = _operand(b, self, dtype)
-    numbers = b.pointwise("nan_to_num", "({0} == {0} ? {0} : 0)", (operand,), operand.dtype)
+    numbers = b.pointwise("nan_to_zero", (operand,), operand.dtype, name="nan_to_num")
     return b.reduce("nansum", "sum", numbers, normalized(self, dim), keepdim, wanted)
 
 
@@ -109,7 +121,7 @@ def mean(b: Builder, self, dim: list | None = None, keepdim: bool = False, dtype
         raise Refusal("a mean of integers is an error in eager")
     dims = normalized(self, dim)
     summed = b.reduce("sum", "sum", operand, dims, keepdim, wanted.register)
-    return b.pointwise("mean", "({0} / {1})", (summed, b.count(self, dims)), wanted)
+    return b.pointwise("div", (summed, b.count(self, dims)), wanted, name="mean")
 
 
 # ---- extremes and truth
@@ -162,7 +174,7 @@ def _truth(b: Builder, name: str, self: Value, dim, keepdim: bool) -> Value:
     """any or all. Eager keeps uint8 there, all else becomes bool."""
     truth = self
     if self.dtype is not BOOL:
-        truth = b.pointwise("nonzero", "convert<bool>({0})", (self,), BOOL, self.dtype)
+        truth = b.pointwise("to_bool", (self,), BOOL, self.dtype, name="nonzero")
     result = b.reduce(name, name, truth, normalized(self, dim), keepdim, BOOL)
     return b.cast(result, UINT8) if self.dtype is UINT8 else result
 
@@ -198,8 +210,7 @@ def _moments(b: Builder, self, dim, unbiased, correction) -> tuple[Value, Value,
     dims = normalized(self, dim)
     mean_value, summed = squares(b, self, dims, DOUBLE if b.device in VARIANCES_IN_DOUBLE else None)
     less = correction if correction is not None else b.literal(1 if unbiased else 0)
-    template = "({0} / ({1} > {2} ? {1} - {2} : 0))"
-    return b.pointwise("var", template, (summed, b.count(self, dims), less), summed.dtype), mean_value, dims
+    return b.pointwise("var", (summed, b.count(self, dims), less), summed.dtype), mean_value, dims
 
 
 def _spread(name: str, root: bool, with_mean: bool) -> None:
@@ -225,7 +236,7 @@ def _spread(name: str, root: bool, with_mean: bool) -> None:
         """The mean of squared distances from the mean, or its root"""
         result, mean_value, dims = _moments(b, self, dim, unbiased, correction)
         if root:
-            result = b.pointwise("std", "sqrt({0})", (result,), result.dtype)
+            result = b.pointwise("sqrt", (result,), result.dtype, name="std")
         result = without(b, name, result, dims, keepdim, self.dtype)
         return (result, without(b, "mean", mean_value, dims, keepdim, self.dtype)) if with_mean else result
 
@@ -245,7 +256,7 @@ def _norm(b: Builder, self: Value, p: Value | None, dim, keepdim: bool, dtype: i
     if not wanted.is_floating or wanted.itemsize < self.dtype.itemsize:
         raise Refusal(f"a norm of {self.dtype} in {wanted}")
     dims, register = normalized(self, dim), wanted.register
-    size = b.pointwise("abs", "fabs({0})", (self,), register)
+    size = b.pointwise("abs", (self,), register)
     if order != 0 and not math.isnan(order) and all(self.dims[d] is None for d in dims):
         return without(b, "norm", size, dims, keepdim, wanted)  # of one element, whose square may overflow
     if math.isinf(order):
@@ -254,17 +265,17 @@ def _norm(b: Builder, self: Value, p: Value | None, dim, keepdim: bool, dtype: i
     if order == 1:
         return b.reduce("norm", "sum", size, dims, keepdim, wanted)
     if order == 0:
-        count = b.pointwise("nonzero", "({0} != 0 ? 1 : 0)", (self,), register)
+        count = b.pointwise("count_nonzero", (self,), register, name="nonzero")
         return b.reduce("norm", "sum", count, dims, keepdim, wanted)
     if math.isnan(order):
         raise Refusal("a norm whose order is not a number")
     if order != 2:
-        power = b.pointwise("pow", "pow({0}, {1})", (size, b.literal(float(order))), register)
+        power = b.pointwise("pow", (size, b.literal(float(order))), register)
         summed = b.reduce("sum", "sum", power, dims, keepdim, register)
-        return b.pointwise("norm", "pow({0}, {1})", (summed, b.literal(1.0 / order)), wanted)
-    squared = b.pointwise("square", "({0} * {0})", (self,), register)
+        return b.pointwise("pow", (summed, b.literal(1.0 / order)), wanted, name="norm")
+    squared = b.pointwise("square", (self,), register)
     summed = b.reduce("sum", "sum", squared, dims, keepdim, register)
-    return b.pointwise("norm", "sqrt({0})", (summed,), wanted)
+    return b.pointwise("sqrt", (summed,), wanted, name="norm")
 
 
 @composite(
@@ -301,11 +312,9 @@ def logsumexp(b: Builder, self, dim: list, keepdim: bool = False) -> Value:
     wanted = b.floating(self.dtype)
     x, dims = b.cast(self, wanted), normalized(self, dim)
     largest = b.reduce("amax", "max", x, dims, True, wanted.register)
-    origin = b.pointwise("finite", "({0} - {0} == 0 ? {0} : 0)", (largest,), largest.dtype)
-    power = b.pointwise("exp", "exp({0} - {1})", (x, origin), largest.dtype)
-    result = b.pointwise(
-        "logsumexp", "(log({0}) + {1})", (total(b, "sum", power, dims), origin), largest.dtype
-    )
+    origin = b.pointwise("finite_or_zero", (largest,), largest.dtype, name="finite")
+    power = b.pointwise("exp_of_difference", (x, origin), largest.dtype, name="exp")
+    result = b.pointwise("log_plus", (total(b, "sum", power, dims), origin), largest.dtype, name="logsumexp")
     return without(b, "logsumexp", result, dims, keepdim, wanted)
 
 

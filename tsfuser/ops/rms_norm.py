@@ -29,12 +29,12 @@ def _rms_norm(b: Builder, input: Value, shape: list, weight, eps) -> tuple[Value
     dims, register = inner(b, input, shape, weight), input.dtype.register
     _check_weight(input, weight)
     eps = b.literal(_EPSILON[register]) if eps is None else eps
-    square = mean_of(b, b.pointwise("square", "({0} * {0})", (input,), register), dims)
-    rstd = b.pointwise("rstd", "rsqrt({0} + {1})", (square, eps), register)
-    template, operands = "({0} * {1})", (input, rstd)
+    square = mean_of(b, b.pointwise("square", (input,), register), dims)
+    rstd = b.pointwise("rsqrt_of_sum", (square, eps), register, name="rstd")
+    symbol, operands = "mul", (input, rstd)
     if weight is not None:
-        template, operands = "({0} * {1} * {2})", (input, rstd, weight)
-    return b.pointwise("rms_norm", template, operands, input.dtype), rstd
+        symbol, operands = "product", (input, rstd, weight)
+    return b.pointwise(symbol, operands, input.dtype, name="rms_norm"), rstd
 
 
 @composite("aten::rms_norm", dtypes=FLOATING, sizes="first", symbolic=("normalized_shape",))
@@ -67,13 +67,13 @@ def fused_rms_norm_backward(
         raise Refusal(f"a gradient in {grad_out.dtype} of an rms_norm in {input.dtype}")
     if weight is None and output_mask[1]:
         raise Refusal("the gradient of a weight that is not there")
-    hat = b.pointwise("normalized", "({0} * {1})", (input, rstd), register)
+    hat = b.pointwise("mul", (input, rstd), register, name="normalized")
     gradients: list[Value | None] = [None, None]
     if output_mask[0]:
         gradients[0] = gradient(
             b, "rms_norm_backward", grad_out, hat, rstd, weight, dims, input.dtype, centered=False
         )
     if output_mask[1]:
-        product = b.pointwise("mul", "({0} * {1})", (grad_out, hat), register)
+        product = b.pointwise("mul", (grad_out, hat), register)
         gradients[1] = parameter_gradient(b, product, list(range(dims[0])), weight)
     return tuple(gradients)

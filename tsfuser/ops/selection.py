@@ -7,18 +7,24 @@ from ..ir.build import Builder
 from ..ir.dtypes import BOOL, DType
 from ..ir.fusion import Value
 from ..ir.limits import convertible, largest
+from ..ir.symbols import define
 from .arithmetic import check_number
 from .elementwise import binary, converted, elementwise, fit, round_number
 from .table import ALL, BOOLEAN, FLOATING, NUMERIC, REAL, composite
+
+define("where", "({0} ? convert<{ctype}>({1}) : convert<{ctype}>({2}))", cheap=True)
+define("nan_to_num", "nan_to_num({0}, {1}, {2}, {3})")
+define("heaviside", "({0} == 0 ? {1} : ({0} > 0))", cheap=True)
+define("threshold", "({0} <= {1} ? {2} : {0})", cheap=True)
 
 _WHERE = "with a number that is computed (it knows torch.where of two tensors, or with a number of the code)"
 _FILL = "with a value that is computed (it knows numbers of the code, and torch.where of two tensors)"
 
 # NaN if either operand is NaN.
-binary("maximum", "nan_max({0}, {1})", overloads=("",), boolean="({0} || {1})")
-binary("minimum", "nan_min({0}, {1})", overloads=("",), boolean="({0} && {1})")
-binary("max", "nan_max({0}, {1})", overloads=("other",), boolean="({0} || {1})")
-binary("min", "nan_min({0}, {1})", overloads=("other",), boolean="({0} && {1})")
+binary("maximum", "nan_max({0}, {1})", overloads=("",), boolean="({0} || {1})", cheap=True)
+binary("minimum", "nan_min({0}, {1})", overloads=("",), boolean="({0} && {1})", cheap=True)
+binary("max", "nan_max({0}, {1})", overloads=("other",), boolean="({0} || {1})", cheap=True)
+binary("min", "nan_min({0}, {1})", overloads=("other",), boolean="({0} && {1})", cheap=True)
 # The other operand if one is NaN.
 binary("fmax", "fmax({0}, {1})", overloads=("",), integer="nan_max({0}, {1})", boolean="({0} || {1})")
 binary("fmin", "fmin({0}, {1})", overloads=("",), integer="nan_min({0}, {1})", boolean="({0} && {1})")
@@ -31,12 +37,8 @@ def clamp(b: Builder, self, min=None, max=None) -> Value:
         raise Refusal("clamp without bounds is an error in eager")
     bounds = [v for v in (min, max) if v is not None]
     _check_bounds(b, self, *bounds)
-    template = (
-        "clamp({0}, {1}, {2})"
-        if len(bounds) == 2
-        else ("nan_max({0}, {1})" if max is None else "nan_min({0}, {1})")
-    )
-    return elementwise(b, "clamp", template, (self, *bounds), scalars=False)
+    symbol = "clamp" if len(bounds) == 2 else "maximum" if max is None else "minimum"
+    return elementwise(b, symbol, (self, *bounds), scalars=False, name="clamp")
 
 
 def _check_bounds(b: Builder, self: Value, *bounds: Value) -> None:
@@ -49,7 +51,7 @@ def _check_bounds(b: Builder, self: Value, *bounds: Value) -> None:
 def clamp_min(b: Builder, self, min) -> Value:
     """`max(self, min)`, NaN if either is"""
     _check_bounds(b, self, min)
-    return elementwise(b, "clamp_min", "nan_max({0}, {1})", (self, min), scalars=False)
+    return elementwise(b, "maximum", (self, min), scalars=False, name="clamp_min")
 
 
 @composite(
@@ -58,17 +60,15 @@ def clamp_min(b: Builder, self, min) -> Value:
 def clamp_max(b: Builder, self, max) -> Value:
     """`min(self, max)`, NaN if either is"""
     _check_bounds(b, self, max)
-    return elementwise(b, "clamp_max", "nan_min({0}, {1})", (self, max), scalars=False)
+    return elementwise(b, "minimum", (self, max), scalars=False, name="clamp_max")
 
 
 def select(b: Builder, name: str, condition: Value, yes: Value, no: Value, dtype: DType) -> Value:
     """`condition ? yes : no` in `dtype`, each operand coming in its own type."""
     converted(b, name, dtype, yes, no)
-    ctype = dtype.register.ctype
-    template = f"({{0}} ? convert<{ctype}>({{1}}) : convert<{ctype}>({{2}}))"
     layouts = (*b.cast_layouts((condition,), BOOL), *b.cast_layouts((yes, no), dtype))
     operands = (condition, *fit(b, (yes, no), dtype, exact=True))
-    return b.pointwise(name, template, operands, dtype, own_types=True, layouts=layouts)
+    return b.pointwise("where", operands, dtype, own_types=True, layouts=layouts, name=name)
 
 
 @composite(
@@ -115,13 +115,11 @@ def masked_fill(b: Builder, self, mask, value) -> Value:
 def nan_to_num(b: Builder, self, nan=None, posinf=None, neginf=None) -> Value:
     """`self` with numbers for NaN, inf and -inf: 0 and the largest and lowest of its dtype unless given"""
     if self.dtype.name not in FLOATING:
-        return b.pointwise("nan_to_num", "{0}", (self,), self.dtype)
+        return b.pointwise("copy", (self,), self.dtype, name="nan_to_num")
     most = largest(self.dtype)
     defaults = zip((nan, posinf, neginf), (0.0, most, -most))
     numbers = [b.literal(default) if v is None else round_number(b, v, self.dtype) for v, default in defaults]
-    made = b.pointwise(
-        "nan_to_num", "nan_to_num({0}, {1}, {2}, {3})", (self, *numbers), self.dtype, layouts=()
-    )
+    made = b.pointwise("nan_to_num", (self, *numbers), self.dtype, layouts=())
     return b.copied(made, self)
 
 
@@ -130,7 +128,7 @@ def heaviside(b: Builder, self, values) -> Value:
     """0 below, 1 above and `values` at zero"""
     if self.dtype is not values.dtype:
         raise Refusal("heaviside of different dtypes is an error in eager")
-    return b.pointwise("heaviside", "({0} == 0 ? {1} : ({0} > 0))", (self, values), self.dtype)
+    return b.pointwise("heaviside", (self, values), self.dtype)
 
 
 @composite("aten::threshold", dtypes=NUMERIC, keeps_dtype=True, in_place_early=True)
@@ -139,4 +137,4 @@ def threshold(b: Builder, self, threshold, value) -> Value:
     check_number(b, threshold, self.dtype, "the threshold")
     check_number(b, value, self.dtype, "the value")
     threshold = round_number(b, threshold, self.dtype) if self.dtype.is_floating else threshold
-    return b.pointwise("threshold", "({0} <= {1} ? {2} : {0})", (self, threshold, value), self.dtype)
+    return b.pointwise("threshold", (self, threshold, value), self.dtype)

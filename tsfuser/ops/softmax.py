@@ -12,23 +12,28 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import FLOAT, HALF, DType
 from ..ir.fusion import Value
+from ..ir.symbols import define
 from .reduction import normalized, total
 from .table import FLOATING, REAL, composite, scalar_type
+
+define("exp_16bit", "exp_16bit({0})")
+define("softmax_backward", "(({0} - {2}) * {1})", cheap=True)
+define("log_softmax_backward", "({0} - exp({1}) * {2})")
 
 
 def _softmax(b: Builder, x: Value, dim: int, dtype: DType, log: bool) -> Value:
     """Softmax of `x` along `dim`, computed in the accumulation dtype of `dtype`, which the result has."""
     dims, register = normalized(x, dim), dtype.register
     largest = b.reduce("amax", "max", x, dims, True, register)
-    shifted = b.pointwise("sub", "({0} - {1})", (x, largest), register)
+    shifted = b.pointwise("sub", (x, largest), register)
     exp = "exp_16bit" if dtype.itemsize == x.dtype.itemsize == 2 else "exp"
-    power = b.pointwise("exp", f"{exp}({{0}})", (shifted,), register)
+    power = b.pointwise(exp, (shifted,), register, name="exp")
     summed = total(b, "sum", power, dims)
     if log:
-        offset = b.pointwise("log", "log({0})", (summed,), register)
-        return b.contiguous(b.pointwise("log_softmax", "({0} - {1})", (shifted, offset), dtype))
-    scale = b.pointwise("reciprocal", "(1 / {0})", (summed,), register)
-    return b.contiguous(b.pointwise("softmax", "({0} * {1})", (power, scale), dtype))
+        offset = b.pointwise("log", (summed,), register)
+        return b.contiguous(b.pointwise("sub", (shifted, offset), dtype, name="log_softmax"))
+    scale = b.pointwise("reciprocal", (summed,), register)
+    return b.contiguous(b.pointwise("mul", (power, scale), dtype, name="softmax"))
 
 
 def _cast(b: Builder, self: Value, dtype: int | None) -> Value:
@@ -89,10 +94,9 @@ def softmax_backward(b: Builder, grad_output, output, dim: int, input_dtype: int
     """`output * (grad_output - sum(output * grad_output))`"""
     dtype = scalar_type(input_dtype)
     _check_gradient(b, grad_output, output, dtype)
-    product = b.pointwise("mul", "({0} * {1})", (grad_output, output), output.dtype.register)
+    product = b.pointwise("mul", (grad_output, output), output.dtype.register)
     summed = total(b, "sum", product, normalized(output, dim))
-    template = "(({0} - {2}) * {1})"
-    return b.contiguous(b.pointwise("softmax_backward", template, (grad_output, output, summed), dtype))
+    return b.contiguous(b.pointwise("softmax_backward", (grad_output, output, summed), dtype))
 
 
 @composite("aten::_log_softmax_backward_data", dtypes=FLOATING, sizes="first")
@@ -101,5 +105,4 @@ def log_softmax_backward(b: Builder, grad_output, output, dim: int, input_dtype:
     dtype = scalar_type(input_dtype)
     _check_gradient(b, grad_output, output, dtype)
     summed = total(b, "sum", grad_output, normalized(output, dim))
-    template = "({0} - exp({1}) * {2})"
-    return b.contiguous(b.pointwise("log_softmax_backward", template, (grad_output, output, summed), dtype))
+    return b.contiguous(b.pointwise("log_softmax_backward", (grad_output, output, summed), dtype))

@@ -19,10 +19,17 @@ from ..ir import size as sz
 from ..ir.call import Call
 from ..ir.dtypes import DType
 from ..ir.fusion import MOMENTS, Fusion, Op, Pointwise, Reduce, Value, extent
+from ..ir.symbols import define
 from ..segment import Allocations, Segment, segments
 from .machine import Machine
 from .proposal import Proposal
 from .schedulers import is_one_pass, propose
+
+define("share_of_sum", "({0} * sum_scale({1}))")
+define("scaled_mean", "scaled_mean({0}, {1})")
+define("scaled_mean_or_nan", "(scaled_mean({0}, {1}) + ({0} - {0}))")
+define("square_times", "({0} * {0} * {1})", cheap=True)
+define("corrected_squares", "(is_finite({0}) ? ({0} - {1} < 0 ? 0 : {0} - {1}) : {0})")
 
 
 def expanded(call: Call, fusion: Fusion, machine: Machine) -> Fusion:
@@ -51,7 +58,7 @@ def _once(fusion: Fusion) -> Fusion:
         if isinstance(op, Reduce) and op.combine in MOMENTS:
             first = known.setdefault((op.combine, *_key(op)), op.output)
             if first is not op.output:
-                op = Pointwise(op.name, "{0}", (first,), first.dtype.register, op.output)
+                op = Pointwise(op.name, "copy", (first,), first.dtype.register, op.output)
         ops.append(op)
     return fusion if tuple(ops) == fusion.ops else replace(fusion, ops=tuple(ops))
 
@@ -107,41 +114,37 @@ def _two_passes(op: Reduce, mean: Value | None, squares: Value | None) -> list[O
         ops.append(made)
         return made.output
 
-    def pointwise(name: str, template: str, operands: tuple[Value, ...], output: Value) -> Value:
-        return add(Pointwise(name, template, operands, dtype.register, output))
+    def pointwise(symbol: str, operands: tuple[Value, ...], output: Value, name: str = "") -> Value:
+        return add(Pointwise(name or symbol, symbol, operands, dtype.register, output))
 
     def summed(name: str, operand: Value) -> Value:
         return add(Reduce("sum", "sum", (operand,), op.axes, value(name, like.dims)))
 
     # a sum of values near the largest number would overflow, where their mean does not
-    share = pointwise("mul", "({0} * sum_scale({1}))", (x, count), value(f"share_of_{names[0]}", x.dims))
+    share = pointwise("share_of_sum", (x, count), value(f"share_of_{names[0]}", x.dims), "mul")
     sum_ = summed(names[0], share)
     coarse = x.dtype.itemsize < dtype.itemsize  # a true quotient next: equal values have no variance
     if coarse and mean is not None:  # NaN where a term is infinite, as eager's updates of a mean leave it
-        first = pointwise("mean", "(scaled_mean({0}, {1}) + ({0} - {0}))", (sum_, count), mean)
+        first = pointwise("scaled_mean_or_nan", (sum_, count), mean, "mean")
     else:
-        first = pointwise(
-            "mean", "scaled_mean({0}, {1})", (sum_, count), value(f"mean_of_{names[0]}", like.dims)
-        )
+        first = pointwise("scaled_mean", (sum_, count), value(f"mean_of_{names[0]}", like.dims), "mean")
     if squares is None and coarse:
         return ops
-    distance = pointwise("sub", "({0} - {1})", (x, first), value(f"distance_of_{names[0]}", x.dims))
+    distance = pointwise("sub", (x, first), value(f"distance_of_{names[0]}", x.dims))
     if squares is not None:
-        square = pointwise("square", "({0} * {0})", (distance,), value(f"square_of_{names[0]}", x.dims))
+        square = pointwise("square", (distance,), value(f"square_of_{names[0]}", x.dims))
         total = summed(names[1], square)
         if coarse:
-            pointwise("squares", "{0}", (total,), squares)
+            pointwise("copy", (total,), squares, "squares")
             return ops
     drift = pointwise(
         "mean",
-        "({0} * (1 / {1}))",
         (summed(f"drift_of_{names[0]}", distance), count),
         value(f"mean_drift_of_{names[0]}", like.dims),
     )
     if squares is not None:  # where the squares overflow, so may the correction: inf, not inf - inf
-        less = pointwise("mul", "({0} * {0} * {1})", (drift, count), value(f"less_of_{names[0]}", like.dims))
-        rest = "({0} - {1} < 0 ? 0 : {0} - {1})"
-        pointwise("sub", f"(is_finite({{0}}) ? {rest} : {{0}})", (total, less), squares)
+        less = pointwise("square_times", (drift, count), value(f"less_of_{names[0]}", like.dims), "mul")
+        pointwise("corrected_squares", (total, less), squares, "sub")
     if mean is not None:
-        pointwise("add", "({0} + {1})", (first, drift), mean)
+        pointwise("add", (first, drift), mean)
     return ops

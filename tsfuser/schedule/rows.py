@@ -13,14 +13,15 @@ adds up the parts. Example: layer_norm over 1024 floats: 64 threads a row, four 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
+from .. import ops  # noqa: F401  it defines the symbols
 from ..ir import size as sz
 from ..ir.call import Call, once_a_call
 from ..ir.dtypes import INT64
 from ..ir.fusion import MOMENTS, Axis, Pointwise, Reduce, Value
 from ..ir.size import Size
+from ..ir.symbols import find
 from ..segment import Allocations, Segment
 from . import reduction
 from .domain import Access, Domain, domain
@@ -186,13 +187,9 @@ def _refusal(call: Call, segment: Segment, machine: Machine) -> str | None:
     return None
 
 
-# a call of more than an instruction or two
-_COSTLY = re.compile(r"\b(?!(?:convert|nan_max|nan_min|fabs|relu|smaller)\b)[a-z_]\w*(?:<\w+>)?\(")
-
-
 def is_costly(op) -> bool:
     """Whether what `op` computes is worth keeping where it is needed again."""
-    return isinstance(op, Pointwise) and _COSTLY.search(op.template) is not None
+    return isinstance(op, Pointwise) and not find(op.symbol).cheap
 
 
 def _stages(
