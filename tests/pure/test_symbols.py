@@ -45,7 +45,7 @@ def test_c_expressions_stand_in_definitions_only():
 
 def test_every_symbol_that_is_used_is_defined():
     known, used = {symbol.name for symbol in all_symbols()}, set()
-    for path, name, call in calls():
+    for _, name, call in calls():
         place = USING.get(name)
         if place is not None and len(call.args) > place and isinstance(call.args[place], ast.Constant):
             used.add(call.args[place].value)

@@ -84,8 +84,8 @@ class NumberInput:
 @dataclass(frozen=True)
 class Pointwise:
     """`output[i] = symbol(operands[i])` (ir.symbols), of the operands converted to `compute` (to their own
-    register type where None); the result is of `output.dtype.register`'s type. `name` is what the kernel calls
-    it: `pow` where the symbol is `square`."""
+    register type where None); the result is of `output.dtype.register`'s type. `name` is what the kernel
+    calls it: `pow` where the symbol is `square`."""
 
     name: str
     symbol: str

@@ -170,7 +170,8 @@ class Accumulator:
 
 @dataclass(frozen=True)
 class Accumulate:
-    """`name[lane] = combine(name[lane], value, *others)` where `guard` holds; `combine` is a symbol. With `identity`, that is combined where it does not, without a branch."""
+    """`name[lane] = combine(name[lane], value, *others)` where `guard` holds; `combine` is a symbol.
+    With `identity`, that is combined where it does not, without a branch."""
 
     name: str
     lane: Expr

@@ -56,8 +56,8 @@ def binary(
     cheap: bool = False,
     **by_kind: str,
 ) -> None:
-    """The row of `aten::name(self, other)`, both Tensors or one of them a Scalar, and its symbol. `exact`: see
-    `fit`; `cheap`, `by_kind`: see `ir.symbols`."""
+    """The row of `aten::name(self, other)`, both Tensors or one of them a Scalar, and its symbol.
+    `exact`: see `fit`; `cheap`, `by_kind`: see `ir.symbols`."""
     symbol = define(name, template, cheap, **by_kind)
 
     def evaluate(b: Builder, self: Value, other: Value) -> Value:
