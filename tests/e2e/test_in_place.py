@@ -44,6 +44,28 @@ def grown(*shape, **options):
     return torch.randn(*shape, **options).requires_grad_()
 
 
+def test_blocks_inside_of_blocks_and_what_follows_them(device):
+    """Torch asks about the op in the branch first; the graph is prepared as a whole then."""
+
+    def f(x, w, deep: bool, mask):
+        z = x
+        if deep:
+            y = torch.mm(x, w)
+            y += 1.0
+            z = torch.where(mask, torch.tanh(y), 0.5)
+        u = z * 2.0
+        u.mul_(w)
+        return torch.sigmoid(torch.where(mask, u, 1.0))
+
+    mask = torch.rand(4, 4) > 0.5
+    x, w = grown(4, 4, device=device), grown(4, 4, device=device)
+    scripted = compare(f, x, w, True, mask.to(device))
+    assert in_place_ops(scripted) == []
+    graph = scripted.graph_for(x, w, True, mask.to(device))
+    assert len(graph.findAllNodes("prim::DifferentiableGraph", True)) == 2
+    assert not graph.findAllNodes("aten::where", True)
+
+
 def test_a_chain_of_writes_is_fused_in_training(device):
     def f(x, w, o):
         y = torch.mm(x, w)
