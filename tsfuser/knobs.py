@@ -57,7 +57,7 @@ _set_texpr_fuser_enabled = torch._C._jit_set_texpr_fuser_enabled
 
 def set_texpr_fuser_enabled(value: bool) -> None:
     """torch's own switch of NNC. While that is off, torch is made to ask about more ops as it profiles
-    (csrc_stubs/torchscript/pass_hook.cpp), which would confuse NNC."""
+    (csrc_stubs/torchscript/hooks.cpp), which would confuse NNC."""
     with _lock:
         if value:
             _C.ask_about_all(False)
