@@ -374,6 +374,13 @@ def test_the_import_leaves_torch_dynamo_alone():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("look", [tsfuser.explain, tsfuser.check])
+def test_explain_and_check_say_that_they_take_scripted_functions_only(look):
+    for function in (compiled(torch.relu), compiled(nn.Linear(2, 2))):
+        with pytest.raises(TypeError, match="torch.compile's.*PYTORCH_JIT_LOG_LEVEL"):
+            look(function, torch.ones(2))
+
+
 def test_random_programs(place):
     """`python -m kit.random_compiled` runs more of them."""
     count, failed = sweep(range(8), place)

@@ -57,6 +57,11 @@ def scripted(fn: Any) -> Any:
     what it makes of the module."""
     if isinstance(fn, (torch.jit.ScriptFunction, torch.jit.ScriptModule, torch._C.ScriptMethod)):
         return fn
+    if hasattr(fn, "_torchdynamo_orig_callable") or hasattr(fn, "_orig_mod"):
+        raise TypeError(
+            "a scripted function or module is wanted, and this one is torch.compile's: there, "
+            "PYTORCH_JIT_LOG_LEVEL='>partition:graph_fuser' shows its graphs, and why ops are not fused"
+        )
     if inspect.ismethod(fn) and isinstance(fn.__self__, torch.nn.Module):
         return getattr(torch.jit.script(fn.__self__), fn.__name__)
     if isinstance(fn, torch.nn.Module) or callable(fn):
