@@ -15,19 +15,16 @@ from pathlib import Path
 
 from .. import log, options
 from ..codegen import emit
-from ..errors import Refusal
 from ..ir.call import Call
 from ..ir.fusion import Fusion
 from ..lower.kernel import Kernel, Param
 from ..lower.pipeline import lower
 from ..schedule import choose
-from ..schedule.machine import GPU, HOST, Machine
+from ..schedule.machine import Machine
 from ..segment import Allocations, Segment
-from ..target.cuda import CudaTarget
 from ..target.disk_cache import DiskCache
 from ..target.function import Function, RecentFunctions
-from ..target.host import HostTarget
-from . import compilers, dumps, interrupts
+from . import compilers, dumps, interrupts, targets
 from .describe import Allocated, described
 from .plan import Launch, Plan, Program
 
@@ -83,12 +80,7 @@ def kernels_of(call: Call, fusion: Fusion, device: str) -> tuple[list[Compiled],
 
 def _machine(device: str) -> Machine:
     """What schedulers plan for."""
-    if device == "cpu":
-        return HOST if options.host_launch() == "block" else GPU
-    try:
-        return CudaTarget.machine(device)
-    except Refusal:  # no driver: what is planned here does not run here
-        return GPU
+    return targets.chosen(device, options.host_launch()).machine(device)
 
 
 def _lower(segment: Segment, schedule, device: str) -> tuple:
@@ -137,14 +129,7 @@ def _disk_cache(directory: Path) -> DiskCache:
 
 @cache
 def _target(device: str, launch: str):
-    cache = _disk_cache(options.cache_dir())
-    if device == "cpu":
-        level = 1 if launch == "fibers" else 3
-        return HostTarget(
-            cache, fibers=launch == "fibers", opt_level=level, seconds=options.get("compile_timeout")
-        )
-    numbers = {name: options.get(name) for name in ("max_registers", "opt_level")}
-    return CudaTarget(cache, fma=not options.disabled("fma"), **numbers)
+    return targets.chosen(device, launch).compiler(_disk_cache(options.cache_dir()))
 
 
 def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], device: str) -> Plan:
