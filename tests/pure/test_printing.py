@@ -6,8 +6,10 @@ import pytest
 
 from kit.programs import add, build, relu, stages, tensor, total
 from tsfuser import segment
+from tsfuser.errors import Refusal
 from tsfuser.ir import size as sz
 from tsfuser.ir.code import SizeNames
+from tsfuser.lower.pipeline import lower
 from tsfuser.schedule import verify as schedule
 from tsfuser.schedule.loops import Loop
 from tsfuser.schedule.machine import GPU, HOST
@@ -125,6 +127,13 @@ def wrong_schedules(s):
     yield replace(s, shared=("x9",)), "x9 is to be shared"
     yield replace(s, reduction=replace(s.reduction, loops=("q",))), "there is no loop q"
     yield replace(s, reduction=replace(s.reduction, near=("x9",))), "x9 is to be fetched"
+    yield replace(s, reduction=replace(s.reduction, scope="room")), "nothing combines in a room"
+    yield replace(s, reduction=replace(s.reduction, scope="block")), "but the scope is block"
+    yield (
+        replace(s, reduction=replace(s.reduction, scope="cooperative", warp=0)),
+        "blocks do not meet in memory",
+    )
+    yield replace(s, reduction=replace(s.reduction, scope="grid", warp=0)), "but none are stored"
 
 
 def test_what_is_wrong_with_a_schedule_is_said():
@@ -132,3 +141,18 @@ def test_what_is_wrong_with_a_schedule_is_said():
     assert schedule.verify(stage.schedule) is None
     for wrong, words in wrong_schedules(stage.schedule):
         assert words in (schedule.verify(wrong) or ""), words
+
+
+@pytest.mark.parametrize(
+    "name, scopes",
+    [("rows", ["warp"]), ("team", ["cooperative"]), ("outer rows", ["block"]), ("splits", ["grid", "block"])],
+)
+def test_a_schedule_says_who_combines(name, scopes):
+    assert [stage.schedule.reduction.scope for stage in staged(name, GPU)] == scopes
+
+
+def test_clusters_are_refused_as_long_as_no_builder_makes_them():
+    [stage] = staged("outer rows", GPU)
+    how = replace(stage.schedule.reduction, scope="cluster")
+    with pytest.raises(Refusal, match="no kernel is built yet whose blocks combine in a cluster"):
+        lower(stage.segment, replace(stage.schedule, reduction=how), "k")

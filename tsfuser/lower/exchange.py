@@ -41,7 +41,8 @@ def combined(
         if how.columns:
             made.append(ColumnReduce(tuple(group), how.columns, threads // 32))
         else:
-            made.append(BlockReduce(tuple(group), how.axis, fold, how.warp, max(1, threads // 32)))
+            warp = how.warp if how.scope == "warp" else 0
+            made.append(BlockReduce(tuple(group), how.axis, fold, warp, max(1, threads // 32)))
     return made
 
 

@@ -179,7 +179,7 @@ def kernel_of(
         shared,
         schedule.grain,
         schedule.resident,
-        bool(how and how.team),
+        bool(how and how.scope == "cooperative"),
         bool(how and how.leads),
         bool(how and how.follows),
     )
@@ -229,7 +229,7 @@ def _reduced(
         wide = accumulator(op, how.in_double)
         access = next(a for a in schedule.domain.stores if a.buffer.value.name == op.output.name)
         write = store(access, done, params, schedule, reduced)
-        if how.partial is not None:
+        if how.scope == "grid":
             write = replace(
                 write,
                 offset=ix.add(

@@ -69,7 +69,8 @@ class _Rows:
         # of an element of the row
         self.guard = ix.both(g.condition for g in self.at.guards if g.dims & self.reduced)
         # 4-byte words through which blocks have met so far
-        self.team, self.words = schedule.reduction.team, 0
+        how = schedule.reduction
+        self.team, self.words = how.team if how.scope == "cooperative" else None, 0
         self.turn = next((x for x in schedule.loops if x.bind == "rows"), None)
         self.near = [
             a
@@ -567,7 +568,9 @@ def _turns(rows: _Rows, body: list[Stmt]) -> list[Stmt]:
     meet = (
         []
         if alone
-        else combined(rows.columns, replace(how, axis="y", warp=0), threads, lanes, 0, 2 * rows.exchanged)
+        else combined(
+            rows.columns, replace(how, axis="y", scope="block"), threads, lanes, 0, 2 * rows.exchanged
+        )
     )
     return [
         *before,

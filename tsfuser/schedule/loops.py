@@ -72,22 +72,31 @@ class Team:
     words: int
 
 
+#: Who combines what threads have accumulated. warp: neighbours in a warp, without shared memory or barrier;
+#: block: the threads of a block; cluster: blocks, through each other's shared memory, which no builder makes
+#: yet; cooperative: blocks that run at the same time, which meet in memory; grid: each block leaves a partial
+#: result in memory, and the next kernel combines these
+SCOPES = ("warp", "block", "cluster", "cooperative", "grid")
+
+
 @dataclass(frozen=True)
 class Reduction:
     """`loops` are those that a thread accumulates over, outermost first; the threads along `axis` (`x` or
-    `y`) of the block then combine. `partial`: the loop that numbers the splits and the elements between
-    their results, None where the result is final. `phases`: results go back to all threads, which walk over
-    the data again for what follows from them. `warp`: how many threads a row has where they are neighbours
-    in a warp, else 0. `each`: the unrolled loop over the rows that a thread works on at the same time, if
-    there are several. `in_double`: sums of floats are accumulated in double, since a thread adds up long
-    chains. `keep`: where values of a row stay that are needed again, `register` or `memory` (a block's own).
-    `team`: where several blocks share a row; `columns`: of a block, where the threads along `y` combine and
-    all of them get the results; `near`: the loads of which shared memory keeps what this turn of the loop
-    over rows needs, and fetches what the next does; `follows`: it combines what the kernel before it has
-    left; `leads`: it is such a one before, and the next may be set up while it runs."""
+    `y`) of the block then combine. `scope`: one of SCOPES; it is that of the reductions along rows where
+    others run over columns, whose scope is the grid. `partial`: the loop that numbers the splits and the
+    elements between their results, None where the result is final. `phases`: results go back to all threads,
+    which walk over the data again for what follows from them. `warp`: how many threads a row has where they
+    are neighbours in a warp, else 0. `each`: the unrolled loop over the rows that a thread works on at the
+    same time, if there are several. `in_double`: sums of floats are accumulated in double, since a thread
+    adds up long chains. `keep`: where values of a row stay that are needed again, `register` or `memory` (a
+    block's own). `team`: where several blocks share a row; `columns`: of a block, where the threads along
+    `y` combine and all of them get the results; `near`: the loads of which shared memory keeps what this
+    turn of the loop over rows needs, and fetches what the next does; `follows`: it combines what the kernel
+    before it has left; `leads`: it is such a one before, and the next may be set up while it runs."""
 
     loops: tuple[str, ...]
     axis: str
+    scope: str = "block"
     partial: tuple[str, Size] | None = None
     phases: bool = False
     warp: int = 0

@@ -320,7 +320,8 @@ def _combined(loops: tuple[str, ...], axis: str, partial: Size | None, machine: 
     """How results are combined; `partial` as for `apply`."""
     leads = partial is not None and machine.overlaps_launches
     part = None if partial is None else ("part", partial)
-    return Reduction(loops, axis, part, in_double=not machine.has_threads, leads=leads)
+    scope = "block" if partial is None else "grid"
+    return Reduction(loops, axis, scope, part, in_double=not machine.has_threads, leads=leads)
 
 
 def _lanes(machine: Machine) -> str:

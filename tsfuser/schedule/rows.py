@@ -494,6 +494,7 @@ def apply(rows: _Rows, params: RowParams, machine: Machine) -> Schedule:
         reduction=Reduction(
             tuple(serial),
             "x",
+            "cooperative" if params.team else "warp" if params.warp else "block",
             phases=True,
             warp=params.warp,
             each=each,

@@ -13,7 +13,7 @@ from ..ir.code import read as read_record
 from ..ir.size import Size
 from ..segment import Buffer
 from .domain import Access, Dim, Domain
-from .loops import BINDINGS, Fuse, Loop, Reduction, Schedule, Split, Team
+from .loops import BINDINGS, SCOPES, Fuse, Loop, Reduction, Schedule, Split, Team
 
 _ONCE = ("block", "thread.x", "thread.y", "rows", "vector", "simd")  # bindings that one loop has at most
 
@@ -42,8 +42,23 @@ def verify(schedule: Schedule) -> str | None:
         return f"there is no loop {how.each} over rows"
     if missing := sorted({*how.near} - loads):
         return f"{missing[0]} is to be fetched, but not loaded"
+    if complaint := _scope(how):
+        return complaint
     if f"thread.{how.axis}" not in {x.bind for x in schedule.loops}:
         return f"no threads along {how.axis} combine"
+    return None
+
+
+def _scope(how: Reduction) -> str | None:
+    """Each scope comes with what it takes, and with nothing of another."""
+    if how.scope not in SCOPES:
+        return f"nothing combines in a {how.scope}"
+    if (how.scope == "warp") != (how.warp > 0):
+        return f"{how.warp} threads of a warp are to combine, but the scope is {how.scope}"
+    if (how.scope == "cooperative") != (how.team is not None):
+        return f"blocks {'do not ' if how.team is None else ''}meet in memory, but the scope is {how.scope}"
+    if how.scope == "grid" and how.partial is None:
+        return "the grid combines partial results, but none are stored"
     return None
 
 
