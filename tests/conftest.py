@@ -135,6 +135,13 @@ def place(target):
 
 
 @pytest.fixture
+def few(target, request):
+    """Whether a test of many kernels leaves most of them to the other targets and to --long: g++ and NVRTC
+    compile each that fibers run, and a fiber does the work of a thread."""
+    return target == "cpu-fibers" and not request.config.getoption("--long")
+
+
+@pytest.fixture
 def single_nodes():
     """A group of one op is a group, too."""
     import torch
