@@ -1,6 +1,6 @@
-"""CUDA kernels are compiled without a GPU, for every architecture that we name. The `device` fixture does so
-with each kernel of the e2e tests, for two of them or with --long for all; this file says whether it could, and that a broken kernel would be
-noticed."""
+"""CUDA kernels are compiled without a GPU. The `device` fixture does so with each kernel of the e2e tests,
+for two architectures or with --long for all; this file says whether it could, and that a broken
+kernel would be noticed."""
 
 import pytest
 import torch

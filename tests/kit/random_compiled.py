@@ -3,10 +3,10 @@
     export PYTHONPATH=.:tests
     python -m kit.random_compiled --seeds 0:1000 [--target cuda] [--features branches,written]
 
-The programs and what they should give are those of `kit.random_programs`, but for strides: those of a result are
-what torch's metadata promise while it traces, which now and then are others than those of its kernels. What
-torch's own `aot_eager` gives, too, is no difference: it runs the same graphs op by op. Exit status 1: there
-was one.
+The programs and what they should give are those of `kit.random_programs`, but for strides: those of a result
+are what torch's metadata promise while it traces, which now and then are others than those of its kernels.
+What torch's own `aot_eager` gives, too, is no difference: it runs the same graphs op by op. Exit status 1:
+there was one.
 """
 
 import argparse
