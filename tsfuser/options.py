@@ -53,8 +53,8 @@ DUMP = {
 DISABLE = {
     "fallback": "A group that cannot run fused raises, with its graph, instead of running unfused.",
     "fma": "No fused multiply-add in CUDA kernels.",
-    "overlap": "No CUDA kernel is set up while the one before it runs.",
-    "recompute": "What autodiff keeps for the backward is kept, also where it could be computed again.",
+    "overlap": "No programmatic dependent launch: no CUDA kernel starts while the one before it runs.",
+    "recompute": "The backward reads all that autodiff saves, and computes nothing again.",
     **_inert(
         "arch_check compile_to_sass grouped_grid_welford_outer_opt index_hoist nvtx predicate_elimination "
         "welford_vectorization magic_zero"
