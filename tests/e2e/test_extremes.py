@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tsfuser
-from kit.support import fresh
+from kit.support import assert_matches, fresh, no_fallback, script
 
 pytestmark = pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")
 PARTS = torch.tensor([-1.0, 0.0, 1.0, math.nan, math.inf, -math.inf])
@@ -124,3 +124,37 @@ def test_ties_are_fused(device):
         for _ in range(4):
             train(scripted, [torch.zeros(8, device=device)] * 3, (True, True, True))
     assert len(groups(scripted)) == 2
+
+
+BOUNDED = {
+    "threshold": "F.threshold(x * 1.0, 0.5, -1.0)",
+    "threshold at zero": "F.threshold(x * 1.0, 0.0, 0.5)",
+    "hardtanh": "F.hardtanh(x * 1.0, -0.5, 0.5)",
+    "clamp": "torch.clamp(x * 1.0, -0.5, 0.5)",
+    "hardshrink": "F.hardshrink(x * 1.0, 0.5)",
+    "softshrink": "F.softshrink(x * 1.0, 0.5)",
+    "leaky_relu": "F.leaky_relu(x * 1.0, 0.1)",
+    "relu": "torch.relu(x * 1.0)",
+    "relu6": "F.relu6(x * 6.0)",
+    "hardswish": "F.hardswish(x * 6.0)",
+    "hardsigmoid": "F.hardsigmoid(x * 6.0)",
+    "abs": "torch.abs(x * 1.0)",
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_gradients_at_the_bounds_of_an_op_are_eagers(device, name):
+    source = BOUNDED[name].replace("F.", "torch.nn.functional.")
+    source = f"def f(x):\n    return {source} * 2.0\n"
+    bounds = torch.tensor([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 0.25, -0.75, 3.0, -3.0], device=device)
+    scripted, found = script(source), []
+    exec(source, {"torch": torch}, eager := {})
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(4):
+            x = bounds.clone().requires_grad_()
+            scripted(x).sum().backward()
+            found.append(x.grad)
+    x = bounds.clone().requires_grad_()
+    eager["f"](x).sum().backward()
+    for gradient in found:
+        assert_matches(gradient, x.grad, ops=4)

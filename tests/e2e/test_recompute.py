@@ -201,6 +201,26 @@ def test_what_is_written_to_before_the_backward(device):
     assert_matches(got, w.grad, ops=80)
 
 
+def test_what_is_cast_to_its_own_dtype_may_be_written_to_before_the_backward(device):
+    """Autodiff keeps the cast's operand, which nothing reads: values are not computed of it again."""
+
+    def program(x: Tensor):
+        v = x.to(torch.float32) - 1.5
+        return torch.pow(2.0, -v * v)
+
+    scripted = fresh(program)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(4):
+            x = torch.linspace(-2, 2, 33, device=device, requires_grad=True)
+            y = scripted(x)
+            with torch.no_grad():
+                x.add_(1)
+            y.sum().backward()
+    x, got = torch.linspace(-2, 2, 33, device=device, requires_grad=True), x.grad
+    program(x).sum().backward()
+    assert_matches(got, x.grad, ops=8)
+
+
 SWITCHED = """
 import sys; sys.path[:0] = ["tests", "tests/e2e"]
 from test_recompute import forward_tensors, fresh, operands, rms_norm
@@ -232,7 +252,8 @@ def test_what_a_product_of_matrices_reads_is_kept():
         )
         forward.eraseOutput(0)
         backward = torch._C.parse_ir(
-            f"graph(%x : Tensor, %w : Tensor, %n : Tensor):\n  %g : Tensor = {reader}(%n, %x)\n  return (%g)"
+            f"graph(%x : Tensor, %w : Tensor, %n : Tensor):\n  %g : Tensor = {reader}(%n, %x)\n"
+            "  %h : Tensor = aten::mul(%g, %w)\n  return (%h)"
         )
         return forward, backward
 
@@ -240,7 +261,7 @@ def test_what_a_product_of_matrices_reads_is_kept():
         forward, *_ = rewrite(*graphs(reader), 0, [], [], [0, 1, 2])
         return [value.node().kind() for value in forward.outputs()]
 
-    assert kept("aten::mm") == ["prim::Param", "aten::mul"]  # x, n
+    assert kept("aten::mm") == ["prim::Param", "prim::Param", "aten::mul"]  # x, w, n
     assert kept("aten::mul") == ["prim::Param", "prim::Param"]  # x, w
 
 
@@ -255,11 +276,15 @@ def test_a_cast_to_what_may_be_integers_is_kept():
         names = "".join(f"%g{k} : Tensor, " for k in range(gradients))
         return forward, torch._C.parse_ir(
             f"graph({names}%x : Tensor, %w : Tensor, %n : Tensor):\n  %r : Tensor = aten::mul(%n, %x)\n"
-            "  return (%r)"
+            "  %s : Tensor = aten::mul(%r, %w)\n  return (%s)"
         )
 
     forward, *_ = rewrite(*graphs(0), 0, [], [], [0, 1, 2])
-    assert [value.node().kind() for value in forward.outputs()] == ["prim::Param", "aten::type_as"]  # x, n
+    assert [value.node().kind() for value in forward.outputs()] == [
+        "prim::Param",
+        "prim::Param",
+        "aten::type_as",
+    ]  # x, w, n
     forward, _, gradients, kept = rewrite(*graphs(1), 0, [2], [], [0, 1, 2])
     assert [value.node().kind() for value in forward.outputs()] == ["prim::Param", "prim::Param"]  # x, w
     assert (gradients, kept) == ([], [0, 1])

@@ -10,6 +10,7 @@ Order of `STEPS`, and why:
   join                  before all that asks who reads what is kept, which may be kept several times
   choose_gradients      autodiff's formulas put right, before anything is computed again or kept in place of
   share_ties              another: for that it counts what they read in the end
+  exclude_bounds
   cast_in_place
   ask_others_for_dtypes behind these: a cast asks for the device of its operand, and then only for its dtype
   ask_norms             before `compute_again`: then a relu's result is only asked for its dtype
@@ -107,6 +108,7 @@ STEPS = (
     _on_kept(Kept.join),
     _on_kept(formulas.choose_gradients),
     _on_kept(formulas.share_ties),
+    _on_kept(formulas.exclude_bounds),
     _on_kept(formulas.cast_in_place),
     _on_kept(formulas.ask_others_for_dtypes),
     Pass("ask_norms", _ask_norms),

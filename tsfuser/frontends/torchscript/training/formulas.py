@@ -6,6 +6,8 @@ In: `Kept`, of a differentiable graph. Out: its backward, changed in place; the 
     infinite and y was chosen. It becomes `where(c, grad, 0)`, as in eager.
   - share_ties: the gradient of `max(x, y)` is none for both where they are equal. Each gets half of it, as in
     eager; `min` likewise.
+  - exclude_bounds: the gradient of `threshold(x, t, v)` passes where x is t, that of `hardtanh` where x is a
+    bound, and none passes NaN. Eager's derivatives are asked instead.
   - cast_in_place: the gradient of a cast goes to the device and the dtype that the operand had. Where the
     forward names no device, it is that of the gradient, and what is left, a cast, can be fused.
   - ask_others_for_dtypes: softmax and casts to another tensor's dtype keep their operand for its dtype alone.
@@ -27,6 +29,10 @@ _SOFTMAX = ("aten::softmax", "aten::log_softmax")  # whose last operand may be a
 
 #: comparison of autodiff's formula -> the op, and the comparison by which an operand loses
 _EXTREMES = {"aten::gt": ("aten::max", "aten::lt"), "aten::lt": ("aten::min", "aten::gt")}
+
+
+#: Ops whose formula compares the operand with bounds, in the order in which eager's derivative takes them.
+_BOUNDED = ("aten::threshold", "aten::hardtanh")
 
 
 def choose_gradients(kept: Kept) -> None:
@@ -54,6 +60,17 @@ def share_ties(kept: Kept) -> None:
     }
     for node in _nodes(kept, "aten::mul") if extremes else ():
         _share(kept, node, stands_for, extremes)
+
+
+def exclude_bounds(kept: Kept) -> None:
+    """Of `threshold` and `hardtanh`."""
+    for node in _nodes(kept, "prim::GradOf"):
+        (block,) = blocks(node)
+        compares = [inner for inner in block.nodes() if inner.kind() in ("aten::ge", "aten::le")]
+        if node.s("name") in _BOUNDED and compares:
+            operands = [node.inputsAt(0), compares[0].inputsAt(0), *(c.inputsAt(1) for c in compares)]
+            made = _insert(kept, block.returnNode(), f"{node.s('name')}_backward", operands)
+            block.returnNode().replaceInput(0, made)
 
 
 def cast_in_place(kept: Kept) -> None:

@@ -43,8 +43,13 @@ def compute_again(kept: Kept) -> set[int]:
     saved: dict[str, list[tuple[int, Value]]] = {}
     for j, value, argument in kept.of_outputs():
         saved.setdefault(value.debugName(), []).append((j, argument))
+    # Autodiff keeps some inputs that no formula reads, as that of `to`. To read one here would forbid the
+    # program to write to it before the backward.
     known.update(
-        (v.debugName(), saved[v.debugName()][0][1]) for v in kept.forward.inputs() if v.debugName() in saved
+        (v.debugName(), argument)
+        for v in kept.forward.inputs()
+        for _, argument in saved.get(v.debugName(), [])[:1]
+        if list(argument.uses())
     )
     returned = {v.debugName() for v in list(kept.forward.outputs())[: kept.real]}
     first = next(iter(kept.backward.nodes()))
