@@ -1,5 +1,5 @@
-"""Rows that several blocks share: small blocks and a small machine make teams of rows of a few thousand
-elements, and several turns of few rows."""
+"""Rows that several blocks share: small blocks and a small machine make cooperative kernels of rows of a few
+thousand elements, and several iterations of few rows."""
 
 from dataclasses import replace
 
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.usefixtures("single_nodes")
 def small(target, device, monkeypatch):
     """Sources of the kernels that are made under a small machine."""
     if target == "cpu":
-        pytest.skip("the host has no teams, and fetches nothing")
+        pytest.skip("the host has no cooperative blocks, and fetches nothing")
     made, source, machine = [], emit.source, pipeline._machine
     monkeypatch.setattr(rows, "LARGEST", 64)
-    monkeypatch.setattr(rows, "TEAM", 64)
+    monkeypatch.setattr(rows, "COOPERATIVE_THREADS", 64)
     monkeypatch.setattr(pipeline, "_machine", lambda device: replace(machine(device), multiprocessors=10))
     monkeypatch.setattr(emit, "source", lambda kernel: made.append(source(kernel)) or made[-1])
     tsfuser.reset()
@@ -36,9 +36,9 @@ def small(target, device, monkeypatch):
 
 @pytest.fixture
 def sources(small):
-    """The same, some of which are of teams."""
+    """The same, some of which are cooperative."""
     yield small
-    assert any("TEAM_KERNEL" in text for text in small)
+    assert any("COOPERATIVE_KERNEL" in text for text in small)
 
 
 @pytest.mark.parametrize("columns", [4001, 8192, 9002])
@@ -80,7 +80,7 @@ def test_infinities_and_nan_stay_in_their_rows(sources, device):
 @pytest.mark.parametrize("function", ["softmax", "log_softmax"])
 def test_the_largest_and_the_sum_of_powers_take_one_meeting(sources, device, function):
     check(Fused(f"def f(x):\n    return torch.{function}(x * 8.0, -1)\n"), tensor(7, 4100, device=device))
-    assert all(text.count("meet_team();") == 1 for text in sources if "TEAM_KERNEL" in text)
+    assert all(text.count("sync_cooperative();") == 1 for text in sources if "COOPERATIVE_KERNEL" in text)
 
 
 def test_a_largest_that_others_want_too_is_known_at_once(sources, device):
@@ -123,7 +123,9 @@ def test_a_block_alone_fetches_its_next_row(small, device, monkeypatch, result, 
     monkeypatch.setattr(rows, "SMALL", 32)
     monkeypatch.setattr(rows, "TALL", 128)
     check_gradients(result, rows_of(columns, count, device, dtype))
-    assert any("fetch_wait" in text for text in small) and not any("TEAM_KERNEL" in text for text in small)
+    assert any("fetch_wait" in text for text in small) and not any(
+        "COOPERATIVE_KERNEL" in text for text in small
+    )
 
 
 def check_gradients(result, inputs):

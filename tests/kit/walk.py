@@ -126,7 +126,7 @@ class _Walker:
 
     def fetch(self, s, env):
         """What is fetched lies in the tensor, and its copy in its tile, aligned."""
-        tile, place = self.tiles[s.near], evaluate(s.place, env)
+        tile, place = self.tiles[s.prefetched], evaluate(s.place, env)
         assert 0 <= place <= tile.rows * tile.pitch - s.lanes and place % s.lanes == 0, (
             f"{s} fills [{place}, +{s.lanes}] of {tile}"
         )

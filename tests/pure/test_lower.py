@@ -130,8 +130,8 @@ def test_an_output_of_fewer_axes_is_stored_once():
 
 def test_partial_sums_and_their_finish():
     first, last = kernels(lambda b, x: total(b, x, [0]), tensor(1 << 16, 64))
-    assert "take_y<Sum" in source(first) and "take_y<Sum" in source(last)
-    assert "offer_x<Sum" in source(kernels(lambda b, x: total(b, x, [1]), tensor(64, 1 << 12))[0])
+    assert "load_partial_y<Sum" in source(first) and "load_partial_y<Sum" in source(last)
+    assert "store_partial_x<Sum" in source(kernels(lambda b, x: total(b, x, [1]), tensor(64, 1 << 12))[0])
 
 
 SHAPES = [((7, 5, 3), (3,)), ((7, 5, 3), (5, 1)), ((1, 5, 1), (7, 5, 3)), ((), (4,)), ((), ()),

@@ -75,7 +75,7 @@ def test_a_launch_fits_the_device(program, machine):
                 assert k.threads <= machine.block_threads, what
                 assert k.shared <= machine.shared_per_block, what
                 assert k.threads * k.resident <= machine.threads_per_multiprocessor, what
-                if k.teams:
+                if k.cooperative:
                     each = k.shared + machine.shared_reserved
                     assert k.resident * each <= machine.shared_per_multiprocessor, what
                     assert call.value(k.grid) <= machine.multiprocessors * k.resident, what
@@ -94,7 +94,7 @@ def test_threads_touch_what_is_theirs(machine):
 
 def team_sizes(machine):
     [k] = kernels(softmax, tensor(64, 1 << 18), machine=machine)
-    return k.teams, k.resident
+    return k.cooperative, k.resident
 
 
 def test_what_a_device_has_room_for_decides():
@@ -108,9 +108,9 @@ def test_what_a_device_has_room_for_decides():
 
 def test_only_devices_that_overlap_launches_say_so_in_kernels():
     first, second = kernels(sums, tensor(65536, 1024), machine=GPU)
-    assert first.leads and second.follows and not (first.follows or second.leads)
+    assert first.leads and second.combines_partials and not (first.combines_partials or second.leads)
     for k in kernels(sums, tensor(65536, 1024), machine=MACHINES[1]):
-        assert not k.leads and not k.follows
+        assert not k.leads and not k.combines_partials
 
 
 def test_the_record_says_what_a_device_can_do():

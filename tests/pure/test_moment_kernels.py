@@ -169,5 +169,5 @@ def test_what_threads_touch_in_channels(sizes, program, images, channels):
     """A channel is a row of as many pieces as there are images; long ones take a team."""
     few = math.prod(sizes) < 10_000
     call, allocations, made = planned(program, *[tensor(*sizes)] * images, *[tensor(sizes[1])] * channels)
-    assert any(kernel.teams for kernel in made) is not few
+    assert any(kernel.cooperative for kernel in made) is not few
     walk(call, allocations, made, whole=few)

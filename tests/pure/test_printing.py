@@ -40,7 +40,7 @@ SAMPLES = {
     "literal": (looked_up, [tensor(7)]),
     "transposed": (transposed, [tensor(64, 64), tensor(64, 64, strides=(1, 64))]),
     "rows": (normed, [tensor(2048, 1000)]),
-    "team": (normed, [tensor(3, 1 << 20)]),
+    "cooperative": (normed, [tensor(3, 1 << 20)]),
     "columns": (columns, [tensor(8192, 512)]),
     "outer rows": (lambda b, x: add(b, x, total(b, x, [0], True)), [tensor(512, 65536)]),
     "splits": (lambda b, x: total(b, x, [0]), [tensor(65536, 1024)]),
@@ -126,12 +126,12 @@ def wrong_schedules(s):
     yield replace(s, loops=(*s.loops[:-1], replace(s.loops[-1], extent=sz.const(64)))), "another extent"
     yield replace(s, shared=("x9",)), "x9 is to be shared"
     yield replace(s, reduction=replace(s.reduction, loops=("q",))), "there is no loop q"
-    yield replace(s, reduction=replace(s.reduction, near=("x9",))), "x9 is to be fetched"
+    yield replace(s, reduction=replace(s.reduction, prefetched=("x9",))), "x9 is to be fetched"
     yield replace(s, reduction=replace(s.reduction, scope="room")), "nothing combines in a room"
     yield replace(s, reduction=replace(s.reduction, scope="block")), "but the scope is block"
     yield (
         replace(s, reduction=replace(s.reduction, scope="cooperative", warp=0)),
-        "blocks do not meet in memory",
+        "blocks do not combine in memory",
     )
     yield replace(s, reduction=replace(s.reduction, scope="grid", warp=0)), "but none are stored"
 
@@ -145,7 +145,12 @@ def test_what_is_wrong_with_a_schedule_is_said():
 
 @pytest.mark.parametrize(
     "name, scopes",
-    [("rows", ["warp"]), ("team", ["cooperative"]), ("outer rows", ["block"]), ("splits", ["grid", "block"])],
+    [
+        ("rows", ["warp"]),
+        ("cooperative", ["cooperative"]),
+        ("outer rows", ["block"]),
+        ("splits", ["grid", "block"]),
+    ],
 )
 def test_a_schedule_says_who_combines(name, scopes):
     assert [stage.schedule.reduction.scope for stage in staged(name, GPU)] == scopes

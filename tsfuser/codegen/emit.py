@@ -18,6 +18,8 @@ from ..lower.loop_ir import (
     BlockReduce,
     ColumnReduce,
     Compute,
+    CooperativeReduce,
+    CooperativeSlots,
     Draw,
     Fetch,
     FetchGroup,
@@ -32,8 +34,6 @@ from ..lower.loop_ir import (
     SetLane,
     Stmt,
     Store,
-    TeamReduce,
-    TeamSlots,
     Uniform,
 )  # fmt: skip
 
@@ -56,10 +56,16 @@ def source(kernel: Kernel) -> str:
     ]
     tiles += [f"  index_check {_CHECK}(args.{p.name});" for p in kernel.params if p.source == ("flag",)]
     bounds = f"{kernel.threads}, {kernel.resident}" if kernel.resident else kernel.threads
-    turn = ["  let_next_start();"] if kernel.leads else ["  wait_for_turn();"] if kernel.follows else []
-    head = f"{'TEAM_' if kernel.teams else ''}KERNEL({kernel.name}, Args, {bounds}) {{"
+    overlap = (
+        ["  launch_dependents();"]
+        if kernel.leads
+        else ["  wait_for_predecessor();"]
+        if kernel.combines_partials
+        else []
+    )
+    head = f"{'COOPERATIVE_' if kernel.cooperative else ''}KERNEL({kernel.name}, Args, {bounds}) {{"
     lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", "", head]
-    return "\n".join([*lines, *turn, *tiles, *_block(kernel.body, 1), "}", ""])
+    return "\n".join([*lines, *overlap, *tiles, *_block(kernel.body, 1), "}", ""])
 
 
 def _block(body: tuple[Stmt, ...], depth: int) -> list[str]:
@@ -223,53 +229,57 @@ def _block_reduce(s: BlockReduce) -> list[str]:
     lanes = f", {s.fold}" if s.fold else ""
     if s.warp:
         return fold + [f"reduce_warp<{t.combine}, {s.warp}{lanes}>({t.name});" for t in s.totals]
-    half = f"{s.turn} % 2 * {s.half} + " if s.turn else ""
-    offers = [f"offer_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {half}{t.offset});" for t in s.totals]
+    half = f"{s.iteration} % 2 * {s.half} + " if s.iteration else ""
+    stores = [
+        f"store_partial_{s.axis}<{t.combine}{lanes}>({t.name}, shared + {half}{t.offset});" for t in s.totals
+    ]
     warps = f", {s.warps}" if s.axis == "x" else ""
-    takes = [
-        f"take_{s.axis}<{t.combine}{warps}{lanes}>({t.name}, shared + {half}{t.offset}, {t.identity});"
+    loads = [
+        f"load_partial_{s.axis}<{t.combine}{warps}{lanes}>"
+        f"({t.name}, shared + {half}{t.offset}, {t.identity});"
         for t in s.totals
     ]
-    return [*fold, *offers, f"meet_{s.axis}();", *takes]
+    return [*fold, *stores, f"sync_{s.axis}();", *loads]
 
 
 def _fetch(s: Fetch) -> list[str]:
     guard = "true" if s.guard is None else s.guard
-    return [f"fetch<{s.lanes}>({_address(s.near, s.place)}, {_address(s.buffer, s.offset)}, {guard});"]
+    return [f"fetch<{s.lanes}>({_address(s.prefetched, s.place)}, {_address(s.buffer, s.offset)}, {guard});"]
 
 
 def _fetch_group(s: FetchGroup) -> list[str]:
     return ["fetch_wait();" if s.wait else "fetch_group();"]
 
 
-def _team_slots(s: TeamSlots) -> list[str]:
+def _cooperative_slots(s: CooperativeSlots) -> list[str]:
     return [
-        f"const team_slots {s.name} = slots_of<{s.words}>({s.memory}, {s.team}, {s.parts}, {s.part}, "
-        f"{s.turn});"
+        f"const cooperative_slots {s.name} = slots_of<{s.words}>("
+        f"{s.memory}, {s.block_set}, {s.parts}, {s.part}, {s.iteration});"
     ]
 
 
-def _team_reduce(s: TeamReduce) -> list[str]:
+def _cooperative_reduce(s: CooperativeReduce) -> list[str]:
     totals = [(k % s.warps, found) for k, found in enumerate(zip(s.totals, s.words, s.shared))]
-    offers = [f"offer_team<{k}>({t.name}, {s.slots}, {word});" for k, (t, word, _) in totals]
-    takes = [
-        f"take_team<{t.combine}, {k}>({t.name}, {s.slots}, {word}, shared + {at}, {t.identity});"
+    stores = [f"store_partial_cooperative<{k}>({t.name}, {s.slots}, {word});" for k, (t, word, _) in totals]
+    loads = [
+        f"load_partial_cooperative<{t.combine}, {k}>"
+        f"({t.name}, {s.slots}, {word}, shared + {at}, {t.identity});"
         for k, (t, word, at) in totals
     ]
     return [
-        *offers,
-        *takes,
-        "meet_team();",
-        *(f"receive_team({t.name}, shared + {at});" for _, (t, _, at) in totals),
+        *stores,
+        *loads,
+        "sync_cooperative();",
+        *(f"receive_cooperative({t.name}, shared + {at});" for _, (t, _, at) in totals),
     ]
 
 
 def _column_reduce(s: ColumnReduce) -> list[str]:
     shape = f"{s.columns}, {s.warps}"
-    offers = [f"offer_y<{t.combine}>({t.name}, shared + {t.offset});" for t in s.totals]
+    stores = [f"store_partial_y<{t.combine}>({t.name}, shared + {t.offset});" for t in s.totals]
     gathers = [f"gather_columns<{t.combine}, {shape}>({t.name}, shared + {t.offset});" for t in s.totals]
     receives = [f"receive_columns<{shape}>({t.name}, shared + {t.offset});" for t in s.totals]
-    return [*offers, "meet_columns();", *gathers, "meet_columns();", *receives]
+    return [*stores, "sync_columns();", *gathers, "sync_columns();", *receives]
 
 
 _PRINT = {
@@ -277,7 +287,8 @@ _PRINT = {
     Pack: _pack, SetLane: _set_lane,
     Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier, FillTile: _fill_tile,
     Accumulator: _accumulator,
-    Accumulate: _accumulate, BlockReduce: _block_reduce, TeamSlots: _team_slots, TeamReduce: _team_reduce,
+    Accumulate: _accumulate, BlockReduce: _block_reduce, CooperativeSlots: _cooperative_slots,
+    CooperativeReduce: _cooperative_reduce,
     ColumnReduce: _column_reduce, Fetch: _fetch, FetchGroup: _fetch_group,
 }  # fmt: skip
 

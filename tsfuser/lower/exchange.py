@@ -13,7 +13,7 @@ from ..ir.fusion import Reduce
 from ..schedule.loops import Reduction
 from ..schedule.machine import EXCHANGED, column_bytes
 from .combine import COMBINATIONS, accumulator, totals
-from .loop_ir import Barrier, BlockReduce, ColumnReduce, Stmt, TeamReduce, Total
+from .loop_ir import Barrier, BlockReduce, ColumnReduce, CooperativeReduce, Stmt, Total
 from .traverse import statements
 
 
@@ -49,8 +49,8 @@ def combined(
 SLOTS = "slots"  # a kernel's name for where its blocks meet
 
 
-def teamed(totals: Sequence[Total], at: int, word: int, threads: int) -> tuple[list[Stmt], int]:
-    """The combination over the blocks of a team of `totals`, which each of them has combined: (statements,
+def combined_over_blocks(totals: Sequence[Total], at: int, word: int, threads: int) -> tuple[list[Stmt], int]:
+    """The combination over the cooperative blocks of `totals`, which each of them has combined: (statements,
     first word after those that they take, which begin at `word`). Shared memory before byte `at` is in use.
     """
     places, words, at = [], [], -(-at // 16) * 16
@@ -59,7 +59,7 @@ def teamed(totals: Sequence[Total], at: int, word: int, threads: int) -> tuple[l
         places.append(at)
         words.append(word)
         at, word = at + -(-size // 16) * 16, word + -(-size // 4)
-    return [TeamReduce(tuple(totals), SLOTS, tuple(words), tuple(places), threads // 32)], word
+    return [CooperativeReduce(tuple(totals), SLOTS, tuple(words), tuple(places), threads // 32)], word
 
 
 def exchanged(body: list[Stmt]) -> int:
@@ -67,9 +67,9 @@ def exchanged(body: list[Stmt]) -> int:
     ends = [0]
     for s in statements(body):
         if isinstance(s, BlockReduce) and not s.warp:
-            ends += [(s.half if s.turn else 0) + t.offset + t.bytes for t in s.totals]
+            ends += [(s.half if s.iteration else 0) + t.offset + t.bytes for t in s.totals]
         if isinstance(s, ColumnReduce):
             ends += [t.offset + t.bytes for t in s.totals]
-        if isinstance(s, TeamReduce):
+        if isinstance(s, CooperativeReduce):
             ends += [at + -(-t.bytes // 512) * 16 for at, t in zip(s.shared, s.totals)]
     return max(ends)

@@ -51,9 +51,9 @@ class Tile:
 class Kernel:
     """One kernel: launch sizes are symbolic. `index` is the C type of indices; `shared` in bytes; `grain` is
     how many blocks make a task of the host's thread pool; `resident`: how many blocks registers must leave
-    room for on a multiprocessor, 0 for any number; `teams`: all blocks run at the same time; `leads`: the
-    next kernel finishes what this one begins, and may be set up while it runs; `follows`: it is such a next
-    one."""
+    room for on a multiprocessor, 0 for any number; `cooperative`: all blocks run at the same time;
+    `leads`: the next kernel combines the partial results of this one, and may be set up while it runs;
+    `combines_partials`: it is such a next one."""
 
     name: str
     params: tuple[Param, ...]
@@ -67,9 +67,9 @@ class Kernel:
     shared: Size | int = 0
     grain: int = 1
     resident: int = 0
-    teams: bool = False
+    cooperative: bool = False
     leads: bool = False
-    follows: bool = False
+    combines_partials: bool = False
 
     def __str__(self) -> str:
         """Indented pseudo-C, one line a statement."""

@@ -196,10 +196,11 @@ class Total:
 
 @dataclass(frozen=True)
 class Fetch:
-    """`near[place]` in shared memory = a vector of `lanes` elements at `buffer[offset]`, zeros where `guard`
-    is false; it is there when a later FetchGroup says so, and only for the thread that asked for it."""
+    """`prefetched[place]` in shared memory = a vector of `lanes` elements at `buffer[offset]`, zeros where
+    `guard` is false; it is there when a later FetchGroup says so, and only for the thread that asked for
+    it."""
 
-    near: str
+    prefetched: str
     place: Expr
     buffer: str
     offset: Expr
@@ -215,21 +216,21 @@ class FetchGroup:
 
 
 @dataclass(frozen=True)
-class TeamSlots:
-    """`name`: where the blocks that share a row meet in memory, in this turn: `parts` blocks, of which this
-    is number `part`, each with room for `words` words."""
+class CooperativeSlots:
+    """`name`: where the blocks that share a row combine in memory, in this iteration: `parts` blocks, of
+    which this is number `part`, each with room for `words` words."""
 
     name: str
     memory: str
-    team: Expr
+    block_set: Expr
     parts: Expr
     part: Expr
-    turn: Expr
+    iteration: Expr
     words: int
 
 
 @dataclass(frozen=True)
-class TeamReduce:
+class CooperativeReduce:
     """All blocks that meet in `slots` combine the totals that each has, and every thread gets the result.
     `words`: where those of each total begin; `shared`: the same in shared memory, in bytes. `warps`: of a
     block, who share the totals out."""
@@ -247,15 +248,15 @@ class BlockReduce:
     the first. All threads of the block take part. `fold`: the accumulators of a thread are combined first,
     into so many results; 0 for none of that. `warp`: how many threads a row has where they are neighbours in
     a warp, who need neither shared memory nor barrier; else 0. `warps`: the most that a row may have, a power
-    of two. `turn`: the loop around it, whose turns use two halves of shared memory, `half` bytes each, by
-    turns: nobody overwrites what others still read."""
+    of two. `iteration`: the loop around it, whose iterations alternate between two halves of shared
+    memory, `half` bytes each: nothing overwrites what others still read."""
 
     totals: tuple[Total, ...]
     axis: str
     fold: int = 0
     warp: int = 0
     warps: int = 1
-    turn: str = ""
+    iteration: str = ""
     half: int = 0
 
 
@@ -291,7 +292,7 @@ class FillTile:
 @dataclass(frozen=True)
 class For:
     """A loop over `var` from 0 to `extent` - 1; `bind` is `rows` (all threads of a block take the same
-    turns), `serial`, `unroll`, `vector` or `simd`."""
+    iterations), `serial`, `unroll`, `vector` or `simd`."""
 
     var: str
     extent: Expr
@@ -310,6 +311,6 @@ class If:
 
 Stmt = Union[
     Let, Load, Place, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator,
-    BlockReduce, TeamSlots, TeamReduce,
+    BlockReduce, CooperativeSlots, CooperativeReduce,
     ColumnReduce, Fetch, FetchGroup, Barrier, FillTile, For, If,
 ]  # fmt: skip

@@ -181,7 +181,7 @@ def kernel_of(
         schedule.resident,
         bool(how and how.scope == "cooperative"),
         bool(how and how.leads),
-        bool(how and how.follows),
+        bool(how and how.combines_partials),
     )
 
 
@@ -358,8 +358,10 @@ def load(
         return [Compute(value.name, register, convert, (), arguments=(field,))]
     if tile is not None:
         row, col = (at.of[x] for x in schedule.tile)
-        line, spot = (row, col) if schedule.is_vectorised else (col, row)
-        read = Load(memory, value.dtype.ctype, tile.name, ix.add(ix.mul(line, tile.pitch), spot), shared=True)
+        line, column = (row, col) if schedule.is_vectorised else (col, row)
+        read = Load(
+            memory, value.dtype.ctype, tile.name, ix.add(ix.mul(line, tile.pitch), column), shared=True
+        )
     else:
         pointer, offset = _pointer(access, params, "const "), _offset(access, at, params, schedule)
         read = Load(memory, value.dtype.ctype, pointer, offset, _guard(access, at, schedule))

@@ -22,7 +22,7 @@ from ..segment import Segment
 from . import index as ix
 from .accumulate import accumulation, conversion
 from .combine import COMBINATIONS, accumulator, total_of, totals
-from .exchange import SLOTS, combined, exchanged, teamed
+from .exchange import SLOTS, combined, combined_over_blocks, exchanged
 from .index import Expr, Var
 from .kernel import Kernel, Tile
 from .loop_ir import (
@@ -30,6 +30,7 @@ from .loop_ir import (
     Array,
     BlockReduce,
     Compute,
+    CooperativeSlots,
     Fetch,
     FetchGroup,
     For,
@@ -38,7 +39,6 @@ from .loop_ir import (
     SetLane,
     Stmt,
     Store,
-    TeamSlots,
     Total,
 )
 from .nest import Params, compute, indices, kernel_of, load, lookup, looped, needed, store, uniform
@@ -70,22 +70,22 @@ class _Rows:
         self.guard = ix.both(g.condition for g in self.at.guards if g.dims & self.reduced)
         # 4-byte words through which blocks have met so far
         how = schedule.reduction
-        self.team, self.words = how.team if how.scope == "cooperative" else None, 0
-        self.turn = next((x for x in schedule.loops if x.bind == "rows"), None)
-        self.near = [
+        self.cooperative, self.words = how.cooperative if how.scope == "cooperative" else None, 0
+        self.iteration = next((x for x in schedule.loops if x.bind == "rows"), None)
+        self.prefetched = [
             a
             for a in schedule.domain.loads
-            if a.buffer.value.name in schedule.reduction.near and not a.buffer.by_value
+            if a.buffer.value.name in schedule.reduction.prefetched and not a.buffer.by_value
         ]
         self.loads: dict[str, list[Stmt]] = {}
         for access in schedule.domain.loads:
             made = load(access, self.at, self.params, schedule, self.registers, None)
-            if access in self.near:  # zeros lie there where there is no element
+            if access in self.prefetched:  # zeros lie there where there is no element
                 made = [
                     replace(
                         made[0],
-                        buffer=_near(access),
-                        offset=self.place(Var(self.turn.name)),
+                        buffer=_prefetched_name(access),
+                        offset=self.place(Var(self.iteration.name)),
                         guard=None,
                         shared=True,
                         own=True,
@@ -98,7 +98,7 @@ class _Rows:
         }
         self.phase = self._phases()
         self.memory = schedule.reduction.keep == "memory"
-        self.peaks = self._peaks() if self.team else {}
+        self.peaks = self._peaks() if self.cooperative else {}
         self.keep = self.keepable() - {
             op.output.name
             for _, summed in self.peaks.values()
@@ -186,10 +186,10 @@ class _Rows:
                 at = ix.add(ix.mul(at, loop.extent.a), Var(loop.name))
         return at
 
-    def place(self, turn: Expr) -> Expr:
-        """Index in shared memory of the element that a thread works on in `turn`: two turns have room there,
+    def place(self, iteration: Expr) -> Expr:
+        """Index in shared memory of the element that a thread works on in `iteration`; two of them fit there,
         and a thread's vectors lie a block apart."""
-        at: Expr = ix.mod(turn, 2)
+        at: Expr = ix.mod(iteration, 2)
         for loop in self.loops[:-1]:
             at = ix.add(ix.mul(at, loop.extent.a), Var(loop.name))
         x, y = (next(x for x in self.schedule.loops if x.bind == bind) for bind in ("thread.x", "thread.y"))
@@ -201,25 +201,29 @@ class _Rows:
         at = ix.add(ix.mul(at, self.schedule.threads), thread)
         return ix.add(ix.mul(at, self.lane.extent.a), Var(self.lane.name))
 
-    def fetched(self, turn: Expr, suffix: str) -> list[Stmt]:
-        """Statements that fetch what `turn` needs, as one group."""
-        at = indices(self.schedule, self.params, {self.turn.name: turn, self.lane.name: ix.Const(0)}, suffix)
-        place = ix.substitute(self.place(turn), {self.lane.name: ix.Const(0)})
-        more = ix.less(turn, self.params.size(self.turn.extent, "turns"))
+    def fetched(self, iteration: Expr, suffix: str) -> list[Stmt]:
+        """Statements that fetch what `iteration` needs, as one group."""
+        at = indices(
+            self.schedule, self.params, {self.iteration.name: iteration, self.lane.name: ix.Const(0)}, suffix
+        )
+        place = ix.substitute(self.place(iteration), {self.lane.name: ix.Const(0)})
+        more = ix.less(iteration, self.params.size(self.iteration.extent, "iterations"))
         made: list[Stmt] = list(at.lets)
-        for access in self.near:
+        for access in self.prefetched:
             [read, *_] = load(access, at, self.params, self.schedule, {}, None)
             guard = ix.both([more, *([read.guard] if read.guard is not None else [])])
-            made.append(Fetch(_near(access), place, read.buffer, read.offset, self.lane.extent.a, guard))
+            made.append(
+                Fetch(_prefetched_name(access), place, read.buffer, read.offset, self.lane.extent.a, guard)
+            )
         return [*looped(made, self.loops[:-1], self.params), FetchGroup()]
 
     def tiles(self, start: int) -> list[Tile]:
         """Where shared memory keeps what is fetched, from byte `start` on."""
         each = math.prod(x.extent.a for x in self.loops) * self.schedule.threads
         tiles = []
-        for access in self.near:
+        for access in self.prefetched:
             dtype = access.buffer.value.dtype
-            tiles.append(Tile(_near(access), dtype.ctype, dtype.itemsize, 2, each, start))
+            tiles.append(Tile(_prefetched_name(access), dtype.ctype, dtype.itemsize, 2, each, start))
             start += -(-tiles[-1].bytes // 16) * 16
         return tiles
 
@@ -351,8 +355,8 @@ class _Rows:
         return [*needed(self.at.lets, frozenset().union(*map(used, found))), *found] if found else []
 
 
-def _near(access: Access) -> str:
-    return f"{access.buffer.value.name}_near"
+def _prefetched_name(access: Access) -> str:
+    return f"{access.buffer.value.name}_prefetched"
 
 
 def nest_rows(segment: Segment, schedule: Schedule, name: str) -> Kernel:
@@ -365,14 +369,14 @@ def nest_rows(segment: Segment, schedule: Schedule, name: str) -> Kernel:
             body, rows.known = body + rows.known, []
         body += _phase(rows, phase)
     body += _row_stores(rows)
-    if rows.team:
+    if rows.cooperative:
         slots = _slots(rows)
         body = [*slots, *(s for s in body if s not in slots)]
-    if rows.near:
-        body = [*rows.fetched(ix.add(Var(rows.turn.name), 1), "_next"), FetchGroup(wait=True), *body]
-    if rows.turn is not None:
-        body = _turns(rows, body)
-    if rows.near:
+    if rows.prefetched:
+        body = [*rows.fetched(ix.add(Var(rows.iteration.name), 1), "_next"), FetchGroup(wait=True), *body]
+    if rows.iteration is not None:
+        body = _iterations(rows, body)
+    if rows.prefetched:
         body = [*rows.fetched(ix.Const(0), "_first"), *body]
     scratch, tiles = rows.scratch(), rows.tiles(-(-exchanged(body) // 128) * 128)
     kernel = kernel_of(name, segment, schedule, rows.params, [*scratch, *body], tiles)
@@ -394,18 +398,20 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
     body: list[Stmt] = [*rows.at.lets, *rows.known, *(rename(s, part) for s in rows.slice_of(wanted))]
     before: list[Stmt] = []
     packs: list[Stmt] = []
-    lanes, count, several = rows.lane.extent.a, rows.count, rows.each not in ("", rows.lane.name)
-    at = ix.add(ix.mul(Var(rows.each), lanes), Var(rows.lane.name)) if several else Var(rows.lane.name)
+    lanes, count, multi_row = rows.lane.extent.a, rows.count, rows.each not in ("", rows.lane.name)
+    at = ix.add(ix.mul(Var(rows.each), lanes), Var(rows.lane.name)) if multi_row else Var(rows.lane.name)
     along = [op for op in reductions if op in rows.along]
     after = (
         combined(along, rows.schedule.reduction, rows.schedule.threads, count, count, rows.exchanged)
         if along
         else []
     )
-    if rows.team and after and phase not in rows.peaks:
+    if rows.cooperative and after and phase not in rows.peaks:
         peaked = _peaked(*rows.peaks[phase - 1]) if phase - 1 in rows.peaks else []
         together = peaked[1:] or [t for s in after if isinstance(s, BlockReduce) for t in s.totals]
-        meeting, rows.words = teamed(together, exchanged(after), rows.words, rows.schedule.threads)
+        meeting, rows.words = combined_over_blocks(
+            together, exchanged(after), rows.words, rows.schedule.threads
+        )
         after += [*peaked[:1], *meeting]
     rows.exchanged = max(rows.exchanged, exchanged(after))
     in_double = rows.schedule.reduction.in_double
@@ -426,10 +432,10 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
             op,
             rows.registers,
             accumulator(op, in_double),
-            lanes * count if several else lanes,
+            lanes * count if multi_row else lanes,
             at,
             guard,
-            several,
+            multi_row,
             not rows.schedule.is_vectorised,
         )
         before, body, packs = before + made.before, body + made.body, packs + made.after
@@ -491,7 +497,9 @@ def _row_stores(rows: _Rows) -> list[Stmt]:
     thread = Var(
         next(x.name for x in rows.schedule.loops if x.bind == f"thread.{rows.schedule.reduction.axis}")
     )
-    first = ix.both(ix.less(x, 1) for x in [thread, *([done.of[rows.team.part]] if rows.team else [])])
+    first = ix.both(
+        ix.less(x, 1) for x in [thread, *([done.of[rows.cooperative.part]] if rows.cooperative else [])]
+    )
     stores = []
     for access in rows.schedule.domain.stores:
         if not rows.varies(access.buffer.value):
@@ -512,25 +520,31 @@ def _row_stores(rows: _Rows) -> list[Stmt]:
 
 
 def _slots(rows: _Rows) -> list[Stmt]:
-    """Where the blocks of a team meet in this turn."""
-    team = rows.team
-    parts = next(r.by for r in rows.schedule.relations if isinstance(r, Fuse) and r.inner == team.part)
-    memory = rows.params.field(SLOTS, "uint64_t*", ("cleared", team.slots))
-    at = [rows.at.of[team.team], rows.params.size(parts, "parts"), rows.at.of[team.part], Var(rows.turn.name)]
-    made = TeamSlots(SLOTS, memory, *at, team.words)
+    """The slots in which the cooperative blocks of a row combine in this iteration."""
+    cooperative = rows.cooperative
+    parts = next(r.by for r in rows.schedule.relations if isinstance(r, Fuse) and r.inner == cooperative.part)
+    memory = rows.params.field(SLOTS, "uint64_t*", ("cleared", cooperative.slots))
+    at = [
+        rows.at.of[cooperative.block_set],
+        rows.params.size(parts, "parts"),
+        rows.at.of[cooperative.part],
+        Var(rows.iteration.name),
+    ]
+    made = CooperativeSlots(SLOTS, memory, *at, cooperative.words)
     return [*needed(rows.at.lets, used(made)), made]
 
 
-def _turns(rows: _Rows, body: list[Stmt]) -> list[Stmt]:
+def _iterations(rows: _Rows, body: list[Stmt]) -> list[Stmt]:
     """`body`, which does one row, for all rows of the block, and the stores of what has been added up over
     them."""
     how, schedule, threads = rows.schedule.reduction, rows.schedule, rows.schedule.threads
-    turn = rows.turn
-    rounds = rows.params.size(turn.extent, "turns")
+    iteration = rows.iteration
+    rounds = rows.params.size(iteration.extent, "iterations")
     if not rows.columns:
-        return [For(turn.name, rounds, "rows", tuple(body))]
+        return [For(iteration.name, rounds, "rows", tuple(body))]
     body = [
-        replace(s, turn=turn.name, half=rows.exchanged) if isinstance(s, BlockReduce) else s for s in body
+        replace(s, iteration=iteration.name, half=rows.exchanged) if isinstance(s, BlockReduce) else s
+        for s in body
     ]
     loops = [x for x in rows.loops if x.name != rows.each]
     lanes = math.prod(x.extent.a for x in loops)
@@ -574,7 +588,7 @@ def _turns(rows: _Rows, body: list[Stmt]) -> list[Stmt]:
     )
     return [
         *before,
-        For(turn.name, rounds, "rows", tuple(body)),
+        For(iteration.name, rounds, "rows", tuple(body)),
         *meet,
         *looped([*lets, *after], loops, rows.params),
     ]

@@ -19,6 +19,8 @@ from .loop_ir import (
     BlockReduce,
     ColumnReduce,
     Compute,
+    CooperativeReduce,
+    CooperativeSlots,
     Draw,
     Fetch,
     FetchGroup,
@@ -33,8 +35,6 @@ from .loop_ir import (
     SetLane,
     Stmt,
     Store,
-    TeamReduce,
-    TeamSlots,
     Uniform,
 )  # fmt: skip
 
@@ -54,7 +54,7 @@ def lines(body: tuple[Stmt, ...], depth: int) -> list[str]:
 _MET = {
     BlockReduce: "threads {0.axis}",
     ColumnReduce: "threads y of {0.columns} columns",
-    TeamReduce: "blocks at {0.slots}",
+    CooperativeReduce: "blocks at {0.slots}",
 }
 
 
@@ -106,15 +106,15 @@ def _line(s: Stmt) -> str:
         )
     if isinstance(s, Fetch):
         when = f" if {s.guard}" if s.guard is not None else ""
-        return f"fetch {s.near}[{s.place}] = {s.buffer}[{s.offset} .. +{s.lanes}]{when}"
+        return f"fetch {s.prefetched}[{s.place}] = {s.buffer}[{s.offset} .. +{s.lanes}]{when}"
     if isinstance(s, FetchGroup):
         return "wait for all but the last group" if s.wait else "end of a group"
-    if isinstance(s, TeamSlots):
+    if isinstance(s, CooperativeSlots):
         return (
-            f"{s.name} = {s.words} words of {s.memory} for part {s.part} of {s.parts}, team {s.team}, "
-            f"turn {s.turn}"
+            f"{s.name} = {s.words} words of {s.memory} for part {s.part} of {s.parts}, "
+            f"block set {s.block_set}, iteration {s.iteration}"
         )
-    if isinstance(s, (BlockReduce, TeamReduce, ColumnReduce)):
+    if isinstance(s, (BlockReduce, CooperativeReduce, ColumnReduce)):
         over = _MET[type(s)].format(s)
         return ", ".join(f"{t.name} := {t.combine}" for t in s.totals) + f" over {over}"
     raise TypeError(s)

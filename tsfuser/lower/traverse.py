@@ -17,6 +17,8 @@ from .loop_ir import (
     BlockReduce,
     ColumnReduce,
     Compute,
+    CooperativeReduce,
+    CooperativeSlots,
     Draw,
     Fetch,
     FetchGroup,
@@ -30,8 +32,6 @@ from .loop_ir import (
     SetLane,
     Stmt,
     Store,
-    TeamReduce,
-    TeamSlots,
     Uniform,
 )  # fmt: skip
 
@@ -47,7 +47,7 @@ def defined(s: Stmt) -> str | None:
         If,
         Accumulate,
         BlockReduce,
-        TeamReduce,
+        CooperativeReduce,
         ColumnReduce,
         Fetch,
         FetchGroup,
@@ -80,12 +80,12 @@ def used(s: Stmt) -> frozenset[str]:
     if isinstance(s, Accumulate):
         return names(s.guard) | names(s.lane) | {s.name, s.value}
     if isinstance(s, Fetch):
-        return names(s.place) | names(s.offset) | names(s.guard) | {s.near}
-    if isinstance(s, TeamSlots):
-        return names(s.team) | names(s.parts) | names(s.part) | names(s.turn)
-    if isinstance(s, (BlockReduce, TeamReduce, ColumnReduce)):
+        return names(s.place) | names(s.offset) | names(s.guard) | {s.prefetched}
+    if isinstance(s, CooperativeSlots):
+        return names(s.block_set) | names(s.parts) | names(s.part) | names(s.iteration)
+    if isinstance(s, (BlockReduce, CooperativeReduce, ColumnReduce)):
         return frozenset(t.name for t in s.totals) | (
-            frozenset((s.slots,)) if isinstance(s, TeamReduce) else frozenset()
+            frozenset((s.slots,)) if isinstance(s, CooperativeReduce) else frozenset()
         )
     if isinstance(s, For):
         inner = frozenset().union(*map(used, s.body)) if s.body else frozenset()
@@ -130,9 +130,11 @@ def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
     if isinstance(s, Fetch):
         place, offset, guard = (substitute(e, table) for e in (s.place, s.offset, s.guard))
         return replace(s, place=place, offset=offset, guard=guard)
-    if isinstance(s, TeamSlots):
-        team, parts, part, turn = (substitute(e, table) for e in (s.team, s.parts, s.part, s.turn))
-        return replace(s, team=team, parts=parts, part=part, turn=turn)
+    if isinstance(s, CooperativeSlots):
+        block_set, parts, part, iteration = (
+            substitute(e, table) for e in (s.block_set, s.parts, s.part, s.iteration)
+        )
+        return replace(s, block_set=block_set, parts=parts, part=part, iteration=iteration)
     if isinstance(s, For):
         return replace(
             s, extent=substitute(s.extent, table), body=tuple(rewrite_indices(x, table) for x in s.body)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from .kernel import Kernel
-from .loop_ir import Barrier, BlockReduce, ColumnReduce, For, If, Stmt, Store, TeamReduce
+from .loop_ir import Barrier, BlockReduce, ColumnReduce, CooperativeReduce, For, If, Stmt, Store
 from .traverse import defined, used
 
 
@@ -43,7 +43,7 @@ def _body(body: tuple[Stmt, ...], known: set[str], looped: bool) -> str | None:
                 return f"{missing[0]} is used by {s} before it is defined"
         if isinstance(s, Store) and _base(s.buffer) not in known:
             return f"{s.buffer} is stored to but not known"
-        if looped and isinstance(s, (Barrier, BlockReduce, TeamReduce, ColumnReduce)):
+        if looped and isinstance(s, (Barrier, BlockReduce, CooperativeReduce, ColumnReduce)):
             return f"{s} stands in a loop, whose trip count may differ between threads"
         complaint = _inner(s, known, looped)
         if complaint:

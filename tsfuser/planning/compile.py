@@ -179,7 +179,7 @@ def _launch(program: Program, compiled: Compiled, device: str) -> Launch:
     offsets, size = emit.struct_layout(kernel.params)
     args = tuple((offset, *_argument(program, p)) for offset, p in zip(offsets, kernel.params))
     sizes = (kernel.grid, kernel.block_x, kernel.block_y, kernel.shared, kernel.grain)
-    overlaps = kernel.follows and compiled.function.waits and not options.disabled("overlap")
+    overlaps = kernel.combines_partials and compiled.function.waits and not options.disabled("overlap")
     kind = "host" if device == "cpu" else "overlapped" if overlaps else "cuda"
     return Launch(kind, compiled.function.handle, kernel.name, *map(program.position, sizes), size, args)
 

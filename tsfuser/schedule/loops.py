@@ -17,7 +17,7 @@ from ..ir.code import code
 from ..ir.size import Size
 from .domain import Domain
 
-#: block: grid; thread.*: threads of a block; rows: a loop of as many turns for all threads of a block;
+#: block: grid; thread.*: threads of a block; rows: a loop of as many iterations for all threads of a block;
 #: serial: a loop; unroll: unrolled, loads first; vector: one memory access of all lanes; simd: a loop that
 #: the host compiler vectorises
 BINDINGS = ("block", "thread.x", "thread.y", "rows", "serial", "unroll", "vector", "simd")
@@ -61,12 +61,12 @@ Relation = Union[Split, Fuse]
 
 
 @dataclass(frozen=True)
-class Team:
-    """Blocks that share a row: loop `team` numbers the rows that are worked on at the same time, `part` the
-    blocks of one. `slots`: the plan's allocation, zeroed, in which blocks meet; `words`: 4-byte words that a
-    block leaves there in a turn, at most."""
+class Cooperative:
+    """Blocks that share a row: loop `block_set` numbers the rows that are worked on at the same time, `part`
+    the blocks of one. `slots`: the plan's allocation, zeroed, through which the blocks combine; `words`:
+    4-byte words that a block stores there in an iteration, at most."""
 
-    team: str
+    block_set: str
     part: str
     slots: int
     words: int
@@ -74,8 +74,8 @@ class Team:
 
 #: Who combines what threads have accumulated. warp: neighbours in a warp, without shared memory or barrier;
 #: block: the threads of a block; cluster: blocks, through each other's shared memory, which no builder makes
-#: yet; cooperative: blocks that run at the same time, which meet in memory; grid: each block leaves a partial
-#: result in memory, and the next kernel combines these
+#: yet; cooperative: blocks that run at the same time, which combine in memory; grid: each block leaves a
+#: partial result in memory, and the next kernel combines these
 SCOPES = ("warp", "block", "cluster", "cooperative", "grid")
 
 
@@ -89,10 +89,11 @@ class Reduction:
     are neighbours in a warp, else 0. `each`: the unrolled loop over the rows that a thread works on at the
     same time, if there are several. `in_double`: sums of floats are accumulated in double, since a thread
     adds up long chains. `keep`: where values of a row stay that are needed again, `register` or `memory` (a
-    block's own). `team`: where several blocks share a row; `columns`: of a block, where the threads along
-    `y` combine and all of them get the results; `near`: the loads of which shared memory keeps what this
-    turn of the loop over rows needs, and fetches what the next does; `follows`: it combines what the kernel
-    before it has left; `leads`: it is such a one before, and the next may be set up while it runs."""
+    block's own). `cooperative`: where several blocks share a row; `columns`: of a block, where the threads
+    along `y` combine and all of them get the results; `prefetched`: the loads of which shared memory keeps
+    what this iteration of the loop over rows needs, and fetches what the next does; `combines_partials`: it
+    combines the partial results of the kernel before it; `leads`: the next kernel does so with its own, and
+    may be set up while it runs."""
 
     loops: tuple[str, ...]
     axis: str
@@ -103,10 +104,10 @@ class Reduction:
     each: str = ""
     in_double: bool = False
     keep: str = "register"
-    team: Team | None = None
+    cooperative: Cooperative | None = None
     columns: int = 0
-    near: tuple[str, ...] = ()
-    follows: bool = False
+    prefetched: tuple[str, ...] = ()
+    combines_partials: bool = False
     leads: bool = False
 
 

@@ -37,7 +37,7 @@ RESIDENT = 16  # blocks that registers are kept free for at most
 UNROLL = 4  # of these, that it asks for before it waits for any
 REGISTERS = 128  # of a thread
 OTHERS = 28  # of these, for all but data
-CROWD = 2  # blocks that share a multiprocessor at least, so that one has work while another waits
+MIN_BLOCKS_PER_SM = 2  # blocks that share a multiprocessor at least, so that one has work while another waits
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _kept_by_block(
     while across >= least:
         down = max(1, THREADS // across)
         narrower = across > least and call.decide(
-            sz.lt(slabs.count(across * vector), machine.multiprocessors * CROWD)
+            sz.lt(slabs.count(across * vector), machine.multiprocessors * MIN_BLOCKS_PER_SM)
         )
         if not narrower and call.decide(sz.le(slabs.length, down * deepest)):
             down = max(
@@ -225,9 +225,9 @@ def apply(slabs: _Slabs, params: OuterRowParams, machine: Machine) -> Schedule:
     schedule = schedule.split(walk, params.down, ("u", "ty"), exact=params.exact, times=params.unroll)
     slabs_across = sz.ceildiv(schedule.loop(col).extent, params.columns)
     schedule = schedule.split(
-        col, params.columns, ("slab", "spot"), exact=params.even, times=slabs_across, whole=True
+        col, params.columns, ("slab", "chunk"), exact=params.even, times=slabs_across, whole=True
     )
-    schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
+    schedule = schedule.split("chunk", params.vector, ("tx", "lane"), exact=True)
     schedule = schedule.reorder(*outer, "slab", "ty", "tx", "u", "lane").fuse_all([*outer, "slab"], "block")
     schedule = schedule.bind(block="block", tx="thread_x", ty="thread_y", u="unroll", lane="vector")
     reduction = Reduction(("u", "lane"), "y", phases=True, each="lane", columns=params.columns)

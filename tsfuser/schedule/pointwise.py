@@ -92,8 +92,8 @@ def _gpu(schedule: Schedule, params: PointwiseParams, machine: Machine) -> Sched
     v, u = params.vector, params.unroll
     if row is None:
         schedule = schedule.split(col, params.threads * v * u, ("block", "piece"))
-        schedule = schedule.split("piece", params.threads * v, ("u", "spot"), exact=True).split(
-            "spot", v, ("tx", "lane"), exact=True
+        schedule = schedule.split("piece", params.threads * v, ("u", "chunk"), exact=True).split(
+            "chunk", v, ("tx", "lane"), exact=True
         )
         return schedule.reorder("block", "tx", "u", "lane").bind(
             block="block", tx="thread_x", u="unroll", lane="vector"
@@ -101,10 +101,13 @@ def _gpu(schedule: Schedule, params: PointwiseParams, machine: Machine) -> Sched
     columns = schedule.loop(col).extent
     across = sz.minimum(sz.nextpow2(sz.ceildiv(columns, v)), 32)
     down = sz.binary("div", params.threads, across)
-    schedule = schedule.split(col, across * v, ("col_block", "spot"), whole=True).split(
-        "spot", v, ("tx", "lane"), exact=True
+    schedule = schedule.split(col, across * v, ("col_block", "chunk"), whole=True).split(
+        "chunk", v, ("tx", "lane"), exact=True
     )
-    bound, turns = {"tx": "thread_x", "ty": "thread_y", "u": "unroll", "lane": "vector", "block": "block"}, []
+    bound, iterations = (
+        {"tx": "thread_x", "ty": "thread_y", "u": "unroll", "lane": "vector", "block": "block"},
+        [],
+    )
     if params.looped:
         wanted = sz.maximum(
             sz.binary(
@@ -115,16 +118,16 @@ def _gpu(schedule: Schedule, params: PointwiseParams, machine: Machine) -> Sched
             1,
         )
         blocks = sz.minimum(wanted, sz.ceildiv(schedule.loop(row).extent, down * u))
-        schedule, row, turns, bound["r"] = (
-            schedule.split(row, blocks * (down * u), ("r", "beat")),
-            "beat",
+        schedule, row, iterations, bound["r"] = (
+            schedule.split(row, blocks * (down * u), ("r", "group")),
+            "group",
             ["r"],
             "serial",
         )
     schedule = schedule.split(row, down * u, ("row_block", "rows"), exact=params.looped).split(
         "rows", down, ("u", "ty"), exact=True
     )
-    schedule = schedule.reorder("row_block", "col_block", "ty", "tx", *turns, "u", "lane").fuse(
+    schedule = schedule.reorder("row_block", "col_block", "ty", "tx", *iterations, "u", "lane").fuse(
         "row_block", "col_block", "block"
     )
     return schedule.bind(**bound)

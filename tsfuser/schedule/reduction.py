@@ -163,7 +163,7 @@ def finish(call: Call, segment: Segment, machine: Machine) -> Stage:
     schedule = apply(space, kept, reduced, params, shape, machine, None)
     return Stage(
         segment,
-        replace(schedule, reduction=replace(schedule.reduction, follows=machine.overlaps_launches)),
+        replace(schedule, reduction=replace(schedule.reduction, combines_partials=machine.overlaps_launches)),
         params,
     )
 
@@ -262,13 +262,18 @@ def _shape(
     else:
         step, walk = down, _extent(space, reduced)
     if params.deep:
-        turns, most = sz.ceildiv(col, step) * sz.binary("div", outer, params.unroll), sz.ceildiv(walk, step)
+        iterations, most = (
+            sz.ceildiv(col, step) * sz.binary("div", outer, params.unroll),
+            sz.ceildiv(walk, step),
+        )
     else:
-        turns = most = sz.binary("div", walk, step * params.unroll)
-        turns = turns * outer
+        iterations = most = sz.binary("div", walk, step * params.unroll)
+        iterations = iterations * outer
     if params.cut:
         walk, step, most = outer, sz.const(params.unroll), sz.binary("div", outer, params.unroll)
-    splits = sz.minimum(wanted, sz.minimum(most, sz.binary("div", turns, SHORTEST))) * sz.le(LEAST, turns)
+    splits = sz.minimum(wanted, sz.minimum(most, sz.binary("div", iterations, SHORTEST))) * sz.le(
+        LEAST, iterations
+    )
     if machine.task:
         splits = sz.minimum(wanted, sz.binary("div", space.elements, machine.task))
     chunk = sz.ceildiv(sz.ceildiv(walk, sz.maximum(splits, 1)), step) * step
@@ -343,8 +348,8 @@ def _outer(
     schedule = schedule.reorder(*rows, *reduced, col)
     schedule, walk = _fused(schedule, reduced, "walk")
     schedule, walk, parts = _parted(schedule, walk, shape, partial, False)
-    schedule = schedule.split(col, shape.across * params.vector, ("col_block", "spot"), whole=params.whole)
-    schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
+    schedule = schedule.split(col, shape.across * params.vector, ("col_block", "chunk"), whole=params.whole)
+    schedule = schedule.split("chunk", params.vector, ("tx", "lane"), exact=True)
     schedule = schedule.split(
         walk, shape.down * params.unroll, ("r", "round"), exact=not machine.has_threads
     ).split("round", shape.down, ("u", "ty"), exact=True)
@@ -385,13 +390,13 @@ def _inner(
     if not params.cut:
         schedule, step, blocks = _parted(schedule, col, shape, partial, params.whole)
     if params.deep:
-        schedule = schedule.split(step, shape.across * params.vector, ("r", "spot"), whole=params.whole)
+        schedule = schedule.split(step, shape.across * params.vector, ("r", "chunk"), whole=params.whole)
     else:
         schedule = schedule.split(
             step, shape.across * (params.vector * params.unroll), ("r", "round"), whole=params.whole
         )
-        schedule = schedule.split("round", shape.across * params.vector, ("u", "spot"), exact=True)
-    schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
+        schedule = schedule.split("round", shape.across * params.vector, ("u", "chunk"), exact=True)
+    schedule = schedule.split("chunk", params.vector, ("tx", "lane"), exact=True)
     threads = ["tx"]
     if kept:
         schedule, row = _fused(schedule, kept, "row")

@@ -5,10 +5,10 @@ run over outer dims as well (a row then has pieces, as a channel of a batch has)
 instead (*columns*, as the gradients of a normalisation's parameters do). Out: one kernel, or two. The threads
 of a row reduce together, get the result back and go over the row again: in registers (*persistent*: a thread
 keeps `unroll` vectors of each tensor) or, for rows too long, in memory. Short rows share a block; a long one
-is shared by the blocks of a *team*, who meet in memory after each reduction and go over many rows: all run at
-the same time, and fetch their part of the next row into shared memory while they work on this one. With
-columns, a block goes over many rows too and adds up its part of the columns in registers; a second kernel
-adds up the parts. Example: layer_norm over 1024 floats: 64 threads a row, four float4 each.
+is shared by the blocks of a *cooperative* kernel, which combine in memory after each reduction and go over
+many rows: all run at the same time, and fetch their part of the next row into shared memory while they work
+on this one. With columns, a block goes over many rows too and adds up its part of the columns in registers; a
+second kernel adds up the parts. Example: layer_norm over 1024 floats: 64 threads a row, four float4 each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..ir.symbols import find
 from ..segment import Allocations, Segment
 from . import reduction
 from .domain import Access, Domain, domain
-from .loops import Reduction, Schedule, Team
+from .loops import Cooperative, Reduction, Schedule
 from .machine import EXCHANGED, Machine
 from .pointwise import is_whole, is_wide, vector_width, with_grain
 from .proposal import Proposal, Stage
@@ -45,44 +45,44 @@ SHORT = 16  # additions to an accumulator of the host below which it is float
 # elements of a row from which several blocks a row are worth two passes and another kernel, where rows are
 # few
 LONG = 65536
-TEAM = 512  # threads of a block of a team
-CROWD = 3  # such blocks that share a multiprocessor, so that one has work while others wait
-# that run at the same time at least, where there are as many rows: blocks that are too few for another team
-# would be idle
-TEAMS = 2
-SHARE = 48  # registers of a thread of a team that may hold columns
+COOPERATIVE_THREADS = 512  # threads of a cooperative block
+MIN_BLOCKS_PER_SM = 3  # such blocks that share a multiprocessor, so that one has work while others wait
+# sets of cooperative blocks that run at the same time at least, where there are as many rows: blocks that are
+# too few for another set would be idle
+BLOCK_SETS = 2
+SHARE = 48  # registers of a thread of a cooperative block that may hold columns
 BEHIND = 49152  # bytes of rows that a multiprocessor should have under way
 SPARED = 8  # registers more that may hold columns where nothing is kept but these
 FETCHED = 4  # bytes of the narrowest access to memory that shared memory can make by itself
-EXCHANGE = 4096  # bytes of shared memory that a block of a team needs for other things than its part of rows
+EXCHANGE = 4096  # bytes of shared memory that a cooperative block needs besides its part of rows
 WORDS = 8  # 4-byte words of the widest accumulator, moments of double
 
 
 @dataclass(frozen=True)
 class RowParams:
     """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor, of one row or
-    (`several`) of as many; `persistent`: in registers from first to last use; `warp`: threads of a short row,
-    several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that nothing
-    needs a bound; `whole`: at least, every vector is all inside or all outside the row; `columns`: how many
-    reductions run over the other dims; `threads`: of a block at most; `rows`: of a block with columns, where
-    a row has more than a warp; `team`: several blocks share a row, of which a thread has `rounds` times
-    `unroll` vectors; `near`: shared memory fetches the next row meanwhile; `resident`: blocks that share a
-    multiprocessor, where that matters; `wide`: 64-bit indices; `in_float`: a thread adds up few elements a
-    row, for which float accumulation suffices."""
+    (`multi_row`) of as many; `persistent`: in registers from first to last use; `warp`: threads of a short
+    row, several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that
+    nothing needs a bound; `whole`: at least, every vector is all inside or all outside the row; `columns`:
+    how many reductions run over the other dims; `threads`: of a block at most; `rows`: of a block with
+    columns, where a row has more than a warp; `cooperative`: several blocks share a row, of which a thread
+    has `rounds` times `unroll` vectors; `prefetched`: shared memory fetches the next row meanwhile;
+    `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit indices; `in_float`: a
+    thread adds up few elements a row, for which float accumulation suffices."""
 
     vector: int
     unroll: int
     persistent: bool
     warp: int = 0
-    several: bool = False
+    multi_row: bool = False
     exact: bool = False
     whole: bool = False
     columns: int = 0
     threads: int = 1
     rows: int = 1
-    team: bool = False
+    cooperative: bool = False
     rounds: int = 1
-    near: bool = False
+    prefetched: bool = False
     resident: int = 0
     wide: bool = False
     in_float: bool = False
@@ -115,7 +115,7 @@ class _Rows:
         ]
 
     @property
-    def near(self) -> tuple[str, ...]:
+    def prefetched(self) -> tuple[str, ...]:
         """Names of those that shared memory can fetch."""
         return tuple(a.buffer.value.name for a in self.streamed if a.is_unit(len(self.space.dims) - 1))
 
@@ -158,7 +158,7 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     return Proposal(
         params,
         lambda allocations: _stages(call, segment, machine, params, allocations),
-        rereads_are_free=params.persistent and not params.team,
+        rereads_are_free=params.persistent and not params.cooperative,
     )
 
 
@@ -175,7 +175,7 @@ def _refusal(call: Call, segment: Segment, machine: Machine) -> str | None:
     few = machine.multiprocessors // 2
     if (
         call.decide(sz.both(sz.lt(rows.count, few), sz.lt(LONG, rows.length)))
-        and not choose(call, segment, machine).team
+        and not choose(call, segment, machine).cooperative
     ):
         return "its rows are long and too few to keep the machine busy"
     if any(op.combine in MOMENTS for op in columns):
@@ -197,22 +197,30 @@ def _stages(
 ) -> list[Stage]:
     """The kernels that compute `segment`."""
     rows, _, columns = _rows(call, segment)
-    team, near = None, rows.near if params.near else ()
-    if params.team:
+    cooperative, prefetched = None, rows.prefetched if params.prefetched else ()
+    if params.cooperative:
         words = WORDS * len(segment.reductions)
         room = Axis("slots", sz.const(2 * words * _blocks(params, machine)))
-        team = Team("team", "part", allocations.new(Value("slots", INT64, (room,))).index, words)
+        cooperative = Cooperative(
+            "block_set", "part", allocations.new(Value("slots", INT64, (room,))).index, words
+        )
     if not columns:
-        return [Stage(segment, _with(apply(rows, params, machine), team=team, near=near), params)]
+        return [
+            Stage(
+                segment,
+                _with(apply(rows, params, machine), cooperative=cooperative, prefetched=prefetched),
+                params,
+            )
+        ]
     first, second, distance = reduction.parted(
         segment, columns, Axis("parts", _parts(rows, params, machine)), params.vector, allocations
     )
     schedule = apply(_rows(call, first, rows.space)[0], params, machine)
     schedule = _with(
         schedule,
-        team=team,
-        near=near,
-        partial=("team" if team else "block", distance),
+        cooperative=cooperative,
+        prefetched=prefetched,
+        partial=("block_set" if cooperative else "block", distance),
         leads=machine.overlaps_launches,
     )
     return [Stage(first, schedule, params), reduction.finish(call, second, machine)]
@@ -244,12 +252,16 @@ def choose(call: Call, segment: Segment, machine: Machine) -> RowParams:
         return params
     if (
         _fits(rows, params)
-        and not params.team
+        and not params.cooperative
         and params.resident * params.threads * params.unroll * vector * rows.bytes >= BEHIND
     ):
         return params
-    near = _chosen(call, segment, rows, replace(given, near=True), machine)
-    return near if near.near and near.resident > 0 and _fits(rows, near) else params
+    prefetched = _chosen(call, segment, rows, replace(given, prefetched=True), machine)
+    return (
+        prefetched
+        if prefetched.prefetched and prefetched.resident > 0 and _fits(rows, prefetched)
+        else params
+    )
 
 
 def _chosen(call: Call, segment: Segment, rows: _Rows, given: RowParams, machine: Machine) -> RowParams:
@@ -265,7 +277,7 @@ def _chosen(call: Call, segment: Segment, rows: _Rows, given: RowParams, machine
     if given.columns:  # as much as registers hold, so that what threads do together costs each element less
         held = [
             u
-            for u in ((4, 3, 2) if given.near else (8, 6, 4, 3, 2))
+            for u in ((4, 3, 2) if given.prefetched else (8, 6, 4, 3, 2))
             if _held(rows, replace(given, unroll=u)) <= REGISTERS
         ] or [1]
         shallow, deep = held[0], next((u for u in held if u & (u - 1) == 0), 1)
@@ -273,39 +285,41 @@ def _chosen(call: Call, segment: Segment, rows: _Rows, given: RowParams, machine
     if call.decide(sz.le(vectors, 32 * shallow)):
         warp = call.decide(sz.minimum(sz.nextpow2(vectors), 32))
         unroll, depth = call.decide(bucket(sz.ceildiv(vectors, 32))), _depth(FLIGHT_ALONE, bytes_each)
-        several = unroll == 1 < depth and len(rows.space.dims) > len(rows.along)
-        near = given.near and not several
+        multi_row = unroll == 1 < depth and len(rows.space.dims) > len(rows.along)
+        prefetched = given.prefetched and not multi_row
         params = replace(
             given,
-            unroll=depth if several else unroll,
+            unroll=depth if multi_row else unroll,
             persistent=True,
             warp=warp,
-            several=several,
+            multi_row=multi_row,
             threads=SMALL,
-            near=near,
+            prefetched=prefetched,
         )
     else:
-        params = replace(given, unroll=4, threads=LARGEST, near=False)
+        params = replace(given, unroll=4, threads=LARGEST, prefetched=False)
         if call.decide(sz.le(unroll, DEEPEST)):
             params = replace(given, unroll=call.decide(unroll), persistent=True, threads=LARGEST)
-        if not _fits(rows, params) and not given.near and segment.uses_reductions:
+        if not _fits(rows, params) and not given.prefetched and segment.uses_reductions:
             params = _shared(call, rows, given, machine) or params
     across, _ = _block(rows.length, params, machine)
     # a turn of all blocks should find room at once
-    if params.columns and params.persistent and not params.team:
+    if params.columns and params.persistent and not params.cooperative:
         threads = params.threads if params.warp else call.decide(sz.nextpow2(across))
         down = 1 if params.warp else max(1, TALL // threads)
         threads *= down
         most = next((r for r in (64, 80, 96, 128, 168) if r >= _held(rows, params) + OTHERS), 168)
         resident = max(1, machine.registers // (most * threads))
-        if params.near:
+        if params.prefetched:
             meeting = EXCHANGE if down == 1 and not params.warp else EXCHANGED
             shared = 2 * threads * params.vector * params.unroll * rows.bytes + meeting
             resident = min(resident, _sharing(shared, machine))
         params = replace(params, threads=threads, rows=down, resident=resident)
-    step = across * (params.vector * (1 if params.several else params.unroll * params.rounds))
+    step = across * (params.vector * (1 if params.multi_row else params.unroll * params.rounds))
     fills = (
-        sz.eq(rows.length, step) if params.persistent and not params.team else sz.eq(rows.length % step, 0)
+        sz.eq(rows.length, step)
+        if params.persistent and not params.cooperative
+        else sz.eq(rows.length % step, 0)
     )
     return replace(params, exact=bool(call.decide(fills)))
 
@@ -317,18 +331,22 @@ def _shared(call: Call, rows: _Rows, given: RowParams, machine: Machine) -> RowP
     if not given.whole:  # what is fetched is a vector or nothing
         given = replace(given, vector=1, whole=True)
     for resident in range(
-        1 if given.columns else min(CROWD, machine.threads_per_multiprocessor // TEAM), 0, -1
+        1
+        if given.columns
+        else min(MIN_BLOCKS_PER_SM, machine.threads_per_multiprocessor // COOPERATIVE_THREADS),
+        0,
+        -1,
     ):
         vectors = min(
             8,
             (machine.shared_per_multiprocessor // resident - EXCHANGE)
-            // (2 * TEAM * given.vector * max(rows.bytes, 1)),
+            // (2 * COOPERATIVE_THREADS * given.vector * max(rows.bytes, 1)),
         )
         if given.columns:
             vectors = min(vectors, SHARE // (given.vector * given.columns))
         if vectors < 1 or (vectors < 2 and resident > 1):
             continue
-        all_vectors = sz.ceildiv(rows.length, TEAM * given.vector)
+        all_vectors = sz.ceildiv(rows.length, COOPERATIVE_THREADS * given.vector)
         # as much for the last block as for the others
         vectors = call.decide(sz.ceildiv(all_vectors, sz.ceildiv(all_vectors, vectors)))
         unroll = vectors  # columns are kept in registers, which a loop would not do
@@ -342,13 +360,13 @@ def _shared(call: Call, rows: _Rows, given: RowParams, machine: Machine) -> RowP
             unroll=unroll,
             rounds=vectors // unroll,
             persistent=True,
-            team=True,
-            threads=TEAM,
-            near=True,
+            cooperative=True,
+            threads=COOPERATIVE_THREADS,
+            prefetched=True,
             resident=resident,
         )
         if call.decide(
-            sz.le(_sharers(rows, params) * sz.minimum(rows.count, TEAMS), _blocks(params, machine))
+            sz.le(_sharers(rows, params) * sz.minimum(rows.count, BLOCK_SETS), _blocks(params, machine))
         ):
             return params
     return None
@@ -368,21 +386,23 @@ def _blocks(params: RowParams, machine: Machine) -> int:
 
 def _sharers(rows: _Rows, params: RowParams) -> Size:
     """Blocks that share a row."""
-    return sz.ceildiv(rows.length, TEAM * params.vector * params.unroll * params.rounds)
+    return sz.ceildiv(rows.length, COOPERATIVE_THREADS * params.vector * params.unroll * params.rounds)
 
 
 def _fits(rows: _Rows, params: RowParams) -> bool:
     """Whether the chip keeps a row, and what is added up over rows."""
     return params.persistent and (
-        not params.columns or params.team or _held(rows, params) <= REGISTERS + SPARED * params.near
+        not params.columns
+        or params.cooperative
+        or _held(rows, params) <= REGISTERS + SPARED * params.prefetched
     )
 
 
 def _held(rows: _Rows, params: RowParams) -> int:
     """Registers of a thread for its part of a row, or of several, for what it adds up over rows, and for what
     all rows share."""
-    deep, along = (params.unroll, 1) if params.several else (1, params.unroll)
-    if params.near:  # one vector after the other is taken from shared memory
+    deep, along = (params.unroll, 1) if params.multi_row else (1, params.unroll)
+    if params.prefetched:  # one vector after the other is taken from shared memory
         return params.vector * (along * (4 * params.columns + 4) + rows.bytes) // 4
     return params.vector * along * (deep * rows.bytes + 4 * params.columns + 4) // 4
 
@@ -402,11 +422,11 @@ def _depth(flight: int, bytes_each: int) -> int:
 
 def _parts(rows: _Rows, params: RowParams, machine: Machine) -> Size:
     """Blocks that go over all rows together, as many as run at the same time, with two turns each at least;
-    or teams."""
-    if params.team:
+    or sets of cooperative blocks."""
+    if params.cooperative:
         return sz.minimum(rows.count, sz.binary("div", _blocks(params, machine), _sharers(rows, params)))
     _, down = _block(rows.length, params, machine)
-    each = down * params.unroll if params.several else down
+    each = down * params.unroll if params.multi_row else down
     return sz.minimum(sz.ceildiv(rows.count, each * 2), _blocks(params, machine))
 
 
@@ -418,7 +438,7 @@ def apply(rows: _Rows, params: RowParams, machine: Machine) -> Schedule:
     [col] = along
     across, down = _block(rows.length, params, machine)
     step = across * params.vector
-    if params.team:
+    if params.cooperative:
         schedule = schedule.split(
             col,
             step * (params.unroll * params.rounds),
@@ -428,15 +448,15 @@ def apply(rows: _Rows, params: RowParams, machine: Machine) -> Schedule:
             whole=params.whole,
         )
         schedule = schedule.split("share", step * params.unroll, ("r", "round"), exact=True).split(
-            "round", step, ("u", "spot"), exact=True
+            "round", step, ("u", "chunk"), exact=True
         )
         serial = ["r", "u", "lane"]
     elif params.persistent:
-        times = 1 if params.several else params.unroll
+        times = 1 if params.multi_row else params.unroll
         schedule = schedule.split(
             col,
             step,
-            ("u" if times > 1 else "once", "spot"),
+            ("u" if times > 1 else "once", "chunk"),
             exact=params.exact,
             times=times,
             whole=params.whole,
@@ -448,9 +468,9 @@ def apply(rows: _Rows, params: RowParams, machine: Machine) -> Schedule:
         schedule = schedule.split(
             col, turn, ("r", "round"), exact=params.exact, times=times, whole=params.whole
         )
-        schedule = schedule.split("round", step, ("u", "spot"), exact=True)
+        schedule = schedule.split("round", step, ("u", "chunk"), exact=True)
         serial = ["r", "u", "lane"]
-    schedule = schedule.split("spot", params.vector, ("tx", "lane"), exact=True)
+    schedule = schedule.split("chunk", params.vector, ("tx", "lane"), exact=True)
     bound = {
         "tx": "thread_x",
         "ty": "thread_y",
@@ -459,42 +479,42 @@ def apply(rows: _Rows, params: RowParams, machine: Machine) -> Schedule:
         "block": "block",
     }
     blocks, threads = ["block"], ["tx"]
-    if params.team:
+    if params.cooperative:
         schedule = (
-            _teams(schedule, outer, _parts(rows, params, machine))
-            .reorder("team", "part", "turn", "ty", "tx", *serial)
-            .fuse("team", "part", "block")
+            _block_sets(schedule, outer, _parts(rows, params, machine))
+            .reorder("block_set", "part", "iteration", "ty", "tx", *serial)
+            .fuse("block_set", "part", "block")
         )
-        bound["turn"] = "rows"
+        bound["iteration"] = "rows"
     elif outer:
         schedule = schedule.reorder(*outer, *threads, *serial)
         row = outer[0]
         if len(outer) > 1:
             schedule, row = schedule.fuse_all(outer, "row"), "row"
-        each, own = (down * params.unroll, "rows") if params.several else (down, "ty")
+        each, own = (down * params.unroll, "rows") if params.multi_row else (down, "ty")
         if params.columns:
             parts = _parts(rows, params, machine)
-            schedule = schedule.split(row, parts * each, ("turn", "beat")).split(
-                "beat", each, ("block", own), exact=True
+            schedule = schedule.split(row, parts * each, ("iteration", "group")).split(
+                "group", each, ("block", own), exact=True
             )
-            blocks, bound["turn"] = ["block", "turn"], "rows"
+            blocks, bound["iteration"] = ["block", "iteration"], "rows"
         else:
             schedule = schedule.split(row, each, ("block", own), exact=not machine.has_threads)
-        if params.several:
+        if params.multi_row:
             schedule = schedule.split("rows", down, ("u", "ty"), exact=True)
             serial = ["u", *serial]
         schedule = schedule.reorder(*blocks, "ty", *threads, *serial)
     else:
         schedule = schedule.reorder(*threads, *serial).with_single("block")
     schedule = schedule.bind(**bound)
-    each = "u" if params.several else ""
+    each = "u" if params.multi_row else ""
     schedule = replace(
         schedule,
         resident=params.resident,
         reduction=Reduction(
             tuple(serial),
             "x",
-            "cooperative" if params.team else "warp" if params.warp else "block",
+            "cooperative" if params.cooperative else "warp" if params.warp else "block",
             phases=True,
             warp=params.warp,
             each=each,
@@ -510,13 +530,15 @@ def _keep(machine: Machine) -> str:
     return "register" if machine.has_threads else "memory"
 
 
-def _teams(schedule: Schedule, outer: list[str], teams: Size) -> Schedule:
-    """With loops `turn`, `team` and `ty` over the rows."""
+def _block_sets(schedule: Schedule, outer: list[str], block_sets: Size) -> Schedule:
+    """With loops `iteration`, `block_set` and `ty` over the rows."""
     if not outer:
-        return schedule.with_single("ty").with_single("team").with_single("turn")
+        return schedule.with_single("ty").with_single("block_set").with_single("iteration")
     rest = [x.name for x in schedule.loops if x.name not in outer]
     schedule = schedule.reorder(*outer, *rest).fuse_all(outer, "row")
-    return schedule.split("row", teams, ("turn", "beat")).split("beat", 1, ("team", "ty"), exact=True)
+    return schedule.split("row", block_sets, ("iteration", "group")).split(
+        "group", 1, ("block_set", "ty"), exact=True
+    )
 
 
 def _block(extent: Size, params: RowParams, machine: Machine) -> tuple[Size, Size]:
@@ -524,9 +546,9 @@ def _block(extent: Size, params: RowParams, machine: Machine) -> tuple[Size, Siz
     if not machine.has_threads:
         return sz.const(1), sz.const(1)
     vectors = sz.ceildiv(extent, params.vector)
-    if params.team:
-        return sz.const(TEAM), sz.const(1)
+    if params.cooperative:
+        return sz.const(COOPERATIVE_THREADS), sz.const(1)
     if params.warp:
         return sz.const(params.warp), sz.const(params.threads // params.warp)
-    across = sz.ceildiv(sz.ceildiv(vectors, 1 if params.several else params.unroll), 32) * 32
+    across = sz.ceildiv(sz.ceildiv(vectors, 1 if params.multi_row else params.unroll), 32) * 32
     return sz.minimum(across, LARGEST), sz.const(params.rows)

@@ -13,14 +13,14 @@ from ..ir.code import read as read_record
 from ..ir.size import Size
 from ..segment import Buffer
 from .domain import Access, Dim, Domain
-from .loops import BINDINGS, SCOPES, Fuse, Loop, Reduction, Schedule, Split, Team
+from .loops import BINDINGS, SCOPES, Cooperative, Fuse, Loop, Reduction, Schedule, Split
 
 _ONCE = ("block", "thread.x", "thread.y", "rows", "vector", "simd")  # bindings that one loop has at most
 
 
 def read(text: str) -> Schedule:
     """The Schedule that `str` has printed."""
-    return read_record(text, Schedule, Domain, Dim, Access, Buffer, Loop, Split, Fuse, Reduction, Team)
+    return read_record(text, Schedule, Domain, Dim, Access, Buffer, Loop, Split, Fuse, Reduction, Cooperative)
 
 
 def verify(schedule: Schedule) -> str | None:
@@ -40,7 +40,7 @@ def verify(schedule: Schedule) -> str | None:
         return f"there is no loop {missing[0]} to accumulate over"
     if how.each and how.each not in names:
         return f"there is no loop {how.each} over rows"
-    if missing := sorted({*how.near} - loads):
+    if missing := sorted({*how.prefetched} - loads):
         return f"{missing[0]} is to be fetched, but not loaded"
     if complaint := _scope(how):
         return complaint
@@ -55,8 +55,9 @@ def _scope(how: Reduction) -> str | None:
         return f"nothing combines in a {how.scope}"
     if (how.scope == "warp") != (how.warp > 0):
         return f"{how.warp} threads of a warp are to combine, but the scope is {how.scope}"
-    if (how.scope == "cooperative") != (how.team is not None):
-        return f"blocks {'do not ' if how.team is None else ''}meet in memory, but the scope is {how.scope}"
+    if (how.scope == "cooperative") != (how.cooperative is not None):
+        do = "do not " if how.cooperative is None else ""
+        return f"blocks {do}combine in memory, but the scope is {how.scope}"
     if how.scope == "grid" and how.partial is None:
         return "the grid combines partial results, but none are stored"
     return None

@@ -17,8 +17,8 @@ RUNTIME = Path(__file__).parent.parent / "codegen" / "runtime"
 class Function:
     """`handle` is a CUfunction or the address of a host function, valid as long as `keepalive` lives. Of a
     CUDA kernel also what one thread uses: `registers`, and `local_bytes` of spilled registers and local
-    arrays; and whether it `waits` for the kernel before it by itself (`wait_for_turn` in runtime/kernel.h),
-    so that it may be set up while that one runs."""
+    arrays; and whether it `waits` for the kernel before it by itself (`wait_for_predecessor` in
+    runtime/kernel.h), so that it may be set up while that one runs."""
 
     handle: int
     keepalive: object = field(repr=False, compare=False)

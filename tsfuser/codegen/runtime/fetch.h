@@ -4,9 +4,9 @@
 // elements there, zeros where it is not to be read, once `fetch_wait` says so: it waits for all groups but
 // the last. Example:
 //
-//     fetch<4>(near, x + i, i < n);  fetch_group();      // this turn's
-//     fetch<4>(near + 4, x + j, j < n);  fetch_group();  // the next one's
-//     fetch_wait();                                      // near[0 .. 3] is there
+//     fetch<4>(prefetched, x + i, i < n);  fetch_group();      // this iteration's
+//     fetch<4>(prefetched + 4, x + j, j < n);  fetch_group();  // the next one's
+//     fetch_wait();                                      // prefetched[0 .. 3] is there
 #pragma once
 
 #include "vector.h"
@@ -14,9 +14,10 @@
 #if defined(TSFUSER_CUDA) && __CUDA_ARCH__ >= 800
 
 template <int N, class T>
-DEVICE void fetch(T* near, const T* far, bool wanted) {
+DEVICE void fetch(T* prefetched, const T* far, bool wanted) {
   constexpr int bytes = N * sizeof(T);
-  const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(near)), taken = wanted ? bytes : 0;
+  const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(prefetched)),
+                 taken = wanted ? bytes : 0;
   if constexpr (bytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(far), "r"(taken)
                  : "memory");
@@ -27,7 +28,7 @@ DEVICE void fetch(T* near, const T* far, bool wanted) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(place), "l"(far), "r"(taken)
                  : "memory");
   } else {
-    store(near, load<N>(far, wanted));
+    store(prefetched, load<N>(far, wanted));
   }
 }
 
@@ -38,8 +39,8 @@ DEVICE void fetch_wait() { asm volatile("cp.async.wait_group 1;" ::: "memory"); 
 #elif defined(TSFUSER_CUDA) || defined(TSFUSER_FIBERS)
 
 template <int N, class T>
-DEVICE void fetch(T* near, const T* far, bool wanted) {
-  store(near, load<N>(far, wanted));
+DEVICE void fetch(T* prefetched, const T* far, bool wanted) {
+  store(prefetched, load<N>(far, wanted));
 }
 DEVICE void fetch_group() {}
 DEVICE void fetch_wait() {}

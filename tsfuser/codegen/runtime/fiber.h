@@ -5,7 +5,8 @@
 // would have hung or read garbage: threads that do not all reach a barrier, or reach different ones, and
 // writes past the dynamic shared memory. Shared memory starts as 0xFF bytes (NaN in every floating type).
 // Odd blocks run their threads backwards, so that a missing barrier shows in one of two neighbours. Blocks
-// may run in several OS threads; those of a TEAM_KERNEL, who wait for each other, all run in one, by turns.
+// may run in several OS threads; those of a COOPERATIVE_KERNEL wait for each other, so one thread runs them
+// all alternately.
 #pragma once
 
 #include <stdio.h>
@@ -291,7 +292,7 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu) { fiber_wait("__syncw
 #define gridDim (fiber_block->grid)
 
 #define KERNEL(NAME, ARGS, THREADS, ...) FIBER_KERNEL(NAME, ARGS, THREADS, false)
-#define TEAM_KERNEL(NAME, ARGS, THREADS, ...) FIBER_KERNEL(NAME, ARGS, THREADS, true)
+#define COOPERATIVE_KERNEL(NAME, ARGS, THREADS, ...) FIBER_KERNEL(NAME, ARGS, THREADS, true)
 
 #define FIBER_KERNEL(NAME, ARGS, THREADS, TOGETHER)                                                        \
   static void NAME##_thread(const ARGS& args);                                                             \
@@ -305,7 +306,7 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu) { fiber_wait("__syncw
   }                                                                                                        \
   static void NAME##_thread(const ARGS& args)
 
-static inline void let_next_start() {}
-static inline void wait_for_turn() {}
+static inline void launch_dependents() {}
+static inline void wait_for_predecessor() {}
 
 #define SHARED_MEMORY(name) char* const name = fiber_block->shared

@@ -17,10 +17,10 @@
 
 #define KERNEL(NAME, ARGS, ...) \
   extern "C" __global__ void __launch_bounds__(__VA_ARGS__) NAME(const __grid_constant__ ARGS args)
-#define TEAM_KERNEL KERNEL  // all blocks of which run at the same time
+#define COOPERATIVE_KERNEL KERNEL  // all blocks of which run at the same time
 
 // The next kernel of the stream may be set up while this one runs, if it waits for this one by itself.
-static __device__ __forceinline__ void let_next_start() {
+static __device__ __forceinline__ void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
@@ -28,7 +28,7 @@ static __device__ __forceinline__ void let_next_start() {
 
 // Until the kernel before this one is done and what it has written is visible. Half a microsecond a block,
 // so not for kernels of many short blocks.
-static __device__ __forceinline__ void wait_for_turn() {
+static __device__ __forceinline__ void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

@@ -1,13 +1,13 @@
 // Combining what the threads of a block have accumulated.
 //
 // In: an array of accumulators a thread. Out: the combination along x, in every thread, or along y, in those
-// of the first row. Threads offer what they have in shared memory, meet, and take what others offered; every
-// exchange has memory of its own, which nobody overwrites. All threads of the block take part; those of a
-// row (same threadIdx.y) are a power of two, or whole warps. Example:
+// of the first row. Threads store their partial results in shared memory, synchronise, and load those of the
+// others; every exchange has memory of its own, which nothing overwrites. All threads of the block take
+// part; those of a row (same threadIdx.y) are a power of two, or whole warps. Example:
 //
-//     offer_x<Sum>(total, shared);
-//     meet_x();
-//     take_x<Sum, 4>(total, shared, 0.0f);
+//     store_partial_x<Sum>(total, shared);
+//     sync_x();
+//     load_partial_x<Sum, 4>(total, shared, 0.0f);
 #pragma once
 
 #include "kernel.h"
@@ -193,9 +193,9 @@ DEVICE void reduce_warp(T (&value)[M]) {
   for (int lane = 0; lane < (N ? N : M); ++lane) value[lane] = combine_lanes<Op>(value[lane], Width);
 }
 
-// Along x: every warp offers one element for each of the first N accumulators, at most 32 warps a block.
+// Along x: every warp stores one element for each of the first N accumulators, at most 32 warps a block.
 template <class Op, int N = 0, class T, int M>
-DEVICE void offer_x(T (&value)[M], char* memory) {
+DEVICE void store_partial_x(T (&value)[M], char* memory) {
   const int width = blockDim.x < 32 ? blockDim.x : 32;
 #pragma unroll
   for (int lane = 0; lane < (N ? N : M); ++lane) value[lane] = combine_lanes<Op>(value[lane], width);
@@ -207,7 +207,7 @@ DEVICE void offer_x(T (&value)[M], char* memory) {
 
 // `Warps`: a power of two, at least as many as a row has.
 template <class Op, int Warps, int N = 0, class T, int M>
-DEVICE void take_x(T (&value)[M], char* memory, just<T> identity) {
+DEVICE void load_partial_x(T (&value)[M], char* memory, just<T> identity) {
   const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
   if (warps <= 1) return;
   const T* const shared = reinterpret_cast<const T*>(memory) + threadIdx.y * warps;
@@ -216,7 +216,7 @@ DEVICE void take_x(T (&value)[M], char* memory, just<T> identity) {
     value[k] = combine_lanes<Op>(lane % Warps < warps ? shared[k * 32 + lane % Warps] : identity, Warps);
 }
 
-DEVICE void meet_x() {
+DEVICE void sync_x() {
   if (blockDim.x > 32) __syncthreads();
 }
 
@@ -224,9 +224,9 @@ DEVICE void meet_x() {
 DEVICE int warp_rows() { return blockDim.x < 32 ? 32 / blockDim.x : 1; }
 
 // Along y, of which the block has a power of two: the rows of a warp are combined first; its first row
-// offers its first N accumulators.
+// stores its first N accumulators.
 template <class Op, int N = 0, class T, int M>
-DEVICE void offer_y(T (&value)[M], char* memory) {
+DEVICE void store_partial_y(T (&value)[M], char* memory) {
   constexpr int count = N ? N : M;
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) {
@@ -243,7 +243,7 @@ DEVICE void offer_y(T (&value)[M], char* memory) {
 }
 
 template <class Op, int N = 0, class T, int M>
-DEVICE void take_y(T (&value)[M], char* memory, just<T>) {
+DEVICE void load_partial_y(T (&value)[M], char* memory, just<T>) {
   constexpr int count = N ? N : M;
   if (threadIdx.y > 0) return;
   // 8 rows at most, in blocks of 256 threads
@@ -256,13 +256,13 @@ DEVICE void take_y(T (&value)[M], char* memory, just<T>) {
   }
 }
 
-DEVICE void meet_y() {
+DEVICE void sync_y() {
   if (blockDim.y > 1) __syncthreads();
 }
 
-// Along y, where every thread wants the result: after `offer_y` and `meet_columns` each of `Warps` warps, a
-// power of two, combines some of the block's `Columns` columns and leaves them behind what was offered; once
-// they have met again each thread takes those of its own.
+// Along y, where every thread needs the result: after `store_partial_y` and `sync_columns` each of `Warps`
+// warps, a power of two, combines some of the block's `Columns` columns and stores them behind the partial
+// results; after another `sync_columns` each thread loads those of its own columns.
 template <int Columns, int Warps, class T>
 DEVICE T* gathered(char* memory) {
   return reinterpret_cast<T*>(memory) + Warps * Columns;
@@ -273,14 +273,14 @@ DEVICE int thread_of_block() { return threadIdx.y * blockDim.x + threadIdx.x; }
 template <class Op, int Columns, int Warps, class T, int M>
 DEVICE void gather_columns(const T (&)[M], char* memory) {
   const int lane = thread_of_block() % 32;
-  const T* const offered = reinterpret_cast<const T*>(memory) + lane % Warps * Columns;
+  const T* const partials = reinterpret_cast<const T*>(memory) + lane % Warps * Columns;
   for (int column = thread_of_block() / 32; column < Columns; column += Warps) {
-    const T total = combine_lanes<Op>(offered[column], Warps);
+    const T total = combine_lanes<Op>(partials[column], Warps);
     if (lane == 0) gathered<Columns, Warps, T>(memory)[column] = total;
   }
 }
 
-DEVICE void meet_columns() { __syncthreads(); }
+DEVICE void sync_columns() { __syncthreads(); }
 
 template <int Columns, int Warps, class T, int M>
 DEVICE void receive_columns(T (&value)[M], char* memory) {
@@ -297,13 +297,13 @@ DEVICE void reduce_warp(T (&)[M]) {}
 #define NOTHING_TO_COMBINE(NAME)                 \
   template <class Op, int N = 0, class T, int M> \
   DEVICE void NAME(T(&)[M], char*, just<T> = just<T>()) {}
-NOTHING_TO_COMBINE(offer_x)
-NOTHING_TO_COMBINE(offer_y)
-NOTHING_TO_COMBINE(take_y)
+NOTHING_TO_COMBINE(store_partial_x)
+NOTHING_TO_COMBINE(store_partial_y)
+NOTHING_TO_COMBINE(load_partial_y)
 #undef NOTHING_TO_COMBINE
 template <class Op, int Warps, int N = 0, class T, int M>
-DEVICE void take_x(T (&)[M], char*, just<T>) {}
-DEVICE void meet_x() {}
-DEVICE void meet_y() {}
+DEVICE void load_partial_x(T (&)[M], char*, just<T>) {}
+DEVICE void sync_x() {}
+DEVICE void sync_y() {}
 
 #endif

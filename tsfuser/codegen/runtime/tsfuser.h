@@ -10,7 +10,7 @@
 #include "index.h"
 #include "lookup.h"
 #include "reduce.h"
-#include "team.h"
+#include "cooperative.h"
 #include "fetch.h"
 #include "math.h"
 #include "philox.h"

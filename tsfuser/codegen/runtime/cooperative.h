@@ -1,17 +1,17 @@
-// Blocks that share a row, a team, meet in global memory.
+// Cooperative blocks share a row and combine their results in global memory.
 //
-// In: what a block has combined, one value in every thread. Out: the same combined over the blocks of the
-// team, in every thread. A block publishes the 4-byte words of its value, each beside a tag that says in
-// which turn it was written, as one 8-byte store: who reads the tag has the word, so that no fence and no
-// counter is needed. Slots begin as 0; turns take two sets of them by turns, since nobody is more than one
-// turn ahead. All blocks of the grid must run at the same time (a cooperative launch). Example, of one
-// total:
+// In: the result of each block, one value in every thread. Out: the combination over all blocks of the row,
+// in every thread. A block publishes the 4-byte words of its value, each beside a tag that says in which
+// iteration it was written, as one 8-byte store: a thread that reads the tag has the word too, so no fence
+// and no counter is needed. Slots begin as 0. Iterations alternate between two sets of slots, since no block
+// is more than one iteration ahead. All blocks of the grid must run at the same time (a cooperative launch).
+// Example, of one total:
 //
-//     const team_slots slots = slots_of<4>(args.slots, team, parts, part, turn);
-//     offer_team<0>(total, slots, 0);
-//     take_team<Sum, 0>(total, slots, 0, shared, 0.0f);
-//     meet_team();
-//     receive_team(total, shared);
+//     const cooperative_slots slots = slots_of<4>(args.slots, block_set, parts, part, iteration);
+//     store_partial_cooperative<0>(total, slots, 0);
+//     load_partial_cooperative<Sum, 0>(total, slots, 0, shared, 0.0f);
+//     sync_cooperative();
+//     receive_cooperative(total, shared);
 #pragma once
 
 #include "kernel.h"
@@ -19,20 +19,22 @@
 
 #if defined(TSFUSER_CUDA) || defined(TSFUSER_FIBERS)
 
-struct team_slots {
+struct cooperative_slots {
   uint64_t* at;
   int parts, part;
   unsigned tag;
 };
 
-// `Words`: those that a block publishes in a turn.
+// `block_set`: the number of the set of blocks that share a row. `Words`: what a block publishes in an
+// iteration.
 template <int Words>
-DEVICE team_slots slots_of(uint64_t* slots, int64_t team, int parts, int part, int64_t turn) {
-  team_slots made;
-  made.at = slots + (team * 2 + turn % 2) * Words * parts;
+DEVICE cooperative_slots slots_of(uint64_t* slots, int64_t block_set, int parts, int part,
+                                  int64_t iteration) {
+  cooperative_slots made;
+  made.at = slots + (block_set * 2 + iteration % 2) * Words * parts;
   made.parts = parts;
   made.part = part;
-  made.tag = static_cast<unsigned>(turn) + 1;
+  made.tag = static_cast<unsigned>(iteration) + 1;
   return made;
 }
 
@@ -59,7 +61,7 @@ inline constexpr int words_of = (sizeof(T) + 3) / 4;
 
 // By the first thread of warp `Warp`, so that several totals are on their way at the same time.
 template <int Warp, class T, int M>
-DEVICE void offer_team(const T (&value)[M], const team_slots& slots, int word) {
+DEVICE void store_partial_cooperative(const T (&value)[M], const cooperative_slots& slots, int word) {
   if (threadIdx.x != Warp * 32) return;
   unsigned bits[words_of<T>] = {};
   copy_bytes(bits, value, sizeof(T));
@@ -72,7 +74,8 @@ DEVICE void offer_team(const T (&value)[M], const team_slots& slots, int word) {
 // does not change from run to run. A lane looks at several slots at a time where registers allow it, since
 // each look takes most of a microsecond; and no more at those that it has.
 template <class Op, int Warp, class T, int M>
-DEVICE void take_team(const T (&)[M], const team_slots& slots, int word, char* shared, just<T> identity) {
+DEVICE void load_partial_cooperative(const T (&)[M], const cooperative_slots& slots, int word, char* shared,
+                                     just<T> identity) {
   if (threadIdx.x / 32 != Warp) return;
   constexpr int words = words_of<T>, looks = words < 4 ? 4 / words : 1;
   T total = identity;
@@ -114,10 +117,10 @@ DEVICE void take_team(const T (&)[M], const team_slots& slots, int word, char* s
   if (threadIdx.x % 32 == 0) copy_bytes(shared, &total, sizeof(T));
 }
 
-DEVICE void meet_team() { __syncthreads(); }
+DEVICE void sync_cooperative() { __syncthreads(); }
 
 template <class T, int M>
-DEVICE void receive_team(T (&value)[M], const char* shared) {
+DEVICE void receive_cooperative(T (&value)[M], const char* shared) {
   copy_bytes(value, shared, sizeof(T));
 }
 
