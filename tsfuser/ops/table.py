@@ -98,10 +98,10 @@ class Row:
     must be constants of the graph: most calls would be refused otherwise. Those in `ignored` are tensors that
     other implementations look at; the function gets None for them. `writes` holds pairs: a tensor argument
     that the op changes in place though its schema does not say so, and the bool argument without which it
-    does not. The rank of a `fickle` op's result depends on which sizes are 1. A view that `reshapes` splits
-    and merges dims. `option`: the word of PYTORCH_NVFUSER_ENABLE without which the op is left to torch.
-    `table`: the argument that is read at places that another one holds, so that it has to be in memory: no
-    result of the op's own group. `not_empty`: the first operand must have elements.
+    does not. `rank_depends_on_sizes`: the rank of the result depends on which sizes are 1. A view that
+    `reshapes` splits and merges dims. `option`: the word of PYTORCH_NVFUSER_ENABLE without which the op is
+    left to torch. `table`: the argument that is read at places that another one holds, so that it has to be
+    in memory: no result of the op's own group. `not_empty`: the first operand must have elements.
 
     Facts that graph passes and the extension ask for:
     `smooth`: each element of the result is a continuous function of elements of the operands, so that the
@@ -128,7 +128,7 @@ class Row:
     fixed: frozenset[str] = frozenset()
     ignored: frozenset[str] = frozenset()
     writes: tuple[tuple[str, str], ...] = ()
-    fickle: bool = False
+    rank_depends_on_sizes: bool = False
     reshapes: bool = False
     option: str = ""
     table: str = ""
@@ -214,7 +214,7 @@ def _infer(row: Row, args: tuple[tuple[str, NodeArg], ...], device: str, default
     except Refusal as refusal:
         return str(refusal)
     results = results if isinstance(results, tuple) else (results,)
-    return tuple(_kind_of_result(result, row.fickle) for result in results)
+    return tuple(_kind_of_result(result, row.rank_depends_on_sizes) for result in results)
 
 
 def _reshaped_as(args: dict[str, NodeArg]) -> tuple[tuple[str, int], ...] | None:
@@ -223,9 +223,11 @@ def _reshaped_as(args: dict[str, NodeArg]) -> tuple[tuple[str, int], ...] | None
     return None if dtype is None or rank is None else ((dtype, rank),)
 
 
-def _kind_of_result(result: Value | Empty | int | None, fickle: bool) -> tuple[str, int | None] | None:
+def _kind_of_result(
+    result: Value | Empty | int | None, rank_depends_on_sizes: bool
+) -> tuple[str, int | None] | None:
     if isinstance(result, Value):
-        return result.dtype.name, None if fickle else len(result.dims)
+        return result.dtype.name, None if rank_depends_on_sizes else len(result.dims)
     return (result.dtype.name, 1) if isinstance(result, Empty) else None
 
 

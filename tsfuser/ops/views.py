@@ -113,7 +113,7 @@ def unsqueeze(b: Builder, self, dim: int) -> Value:
     return view(b, "unsqueeze", self, dims, strides)
 
 
-@composite("aten::squeeze", "", "dim", "dims", dtypes=ALL, sizes="squeezed", fickle=True)
+@composite("aten::squeeze", "", "dim", "dims", dtypes=ALL, sizes="squeezed", rank_depends_on_sizes=True)
 def squeeze(b: Builder, self, dim: int | list | None = None) -> Value:
     """`self` without those of the dims `dim` (default: all) that are of size 1"""
     rank = len(self.dims)
