@@ -94,7 +94,7 @@ def interrupted(folder, target, training, tries, seed):
         TSFUSER_CACHE_DIR=str(folder / "cache"), TSFUSER_HOST_LAUNCH=mode, PYTHONFAULTHANDLER="1"
     )
     status, out, err = run_python(folder, source, timeout=900, **environment)
-    assert status == 0, err
+    assert status == 0, out + err
     assert "Exception ignored" not in err, err
     found = json.loads(out.splitlines()[-1])
     found.pop("slowest")
