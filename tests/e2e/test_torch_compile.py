@@ -68,20 +68,23 @@ def assert_all_match(actual, eager, exact, ops=TERMS):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_train_and_infer_as_in_eager_and_new_sizes_compile_nothing(name, device):
+def test_models_train_and_infer_as_in_eager_and_new_sizes_compile_nothing(name, device, target):
+    """On the CPU nothing is compiled from the third size on. A schedule for CUDA is made for rows of about
+    the same length: those of 10 are no longer than those of 9 or 12, and no better a multiple."""
     make_model, make_input = MODELS[name]
     eager = make_model().to(device)
     model, exact = copy.deepcopy(eager), copy.deepcopy(eager).double()
     function = compiled(model, dynamic=True)
     kernels = []
-    for size in (4, 6, 9, 12):
+    for size in (4, 6, 9, 12, 10):
         x = make_input(size).to(device)
         wide = x.double() if x.is_floating_point() else x
         assert_all_match(outcome(model, function, x), outcome(eager, eager, x), outcome(exact, exact, wide))
         found = tsfuser.stats()
         assert found["fallbacks"] == {} and found["launches"] > 0
         kernels.append(found["kernels_compiled"] + found["disk_hits"])
-    assert kernels[1] == kernels[-1], kernels
+    settled = 1 if target == "cpu" else 3
+    assert kernels[settled] == kernels[-1], kernels
     for each in (model, eager, exact):
         each.eval()
     with torch.no_grad():
