@@ -37,7 +37,7 @@ from .planning import planner
 
 __all__ = [
     "TsfuserWarning", "__version__", "check", "disable", "enable", "enabled", "explain", "fuser", "options",
-    "reset", "stats",
+    "reset", "stats", "thunder_executor",
 ]  # fmt: skip
 
 _ops = {row.name for row in table.all_rows() if not row.option or options.enabled(row.option)}
@@ -60,6 +60,14 @@ if options.dump("dump_eff_bandwidth"):
     bandwidth.start()
 if log.enabled("kernel_cache", log.DEBUG):
     runs.start()
+
+
+def thunder_executor():
+    """The executor for `thunder.jit(model, executors=[tsfuser.thunder_executor(), ...])`. Raises ImportError
+    where lightning-thunder, which the extra `tsfuser[thunder]` names, is not installed."""
+    from .frontends.thunder import executor
+
+    return executor
 
 
 def __dir__() -> "list[str]":

@@ -55,6 +55,19 @@ def _cast(node: fx.Node) -> bool:
     return True
 
 
+def _number_last(node: fx.Node) -> bool:
+    """`2 - x` as `rsub(x, 2)`, as the op table has numbers behind tensors."""
+    if len(node.args) != 2 or isinstance(node.args[0], fx.Node) or node.kwargs.get("alpha", 1) != 1:
+        return False
+    number, operand = node.args
+    if type(number) not in (int, float) or not isinstance(operand, fx.Node) or _dtype(operand) is torch.bool:
+        return False
+    node.args, node.kwargs = (operand, number), {}
+    if node.target is aten.sub.Tensor:
+        node.target = aten.rsub.Scalar
+    return True
+
+
 def _with_number(node: fx.Node) -> bool:
     """`where` with a number instead of a tensor that holds it, in the dtype of the result."""
     condition, *choices = node.args
@@ -102,5 +115,8 @@ FORMS: dict[Any, Callable[[fx.Node], bool]] = {
     aten.alias.default: _hand_on,
     aten._unsafe_view.default: _view,
     aten.where.self: _with_number,
+    aten.add.Tensor: _number_last,
+    aten.mul.Tensor: _number_last,
+    aten.sub.Tensor: _number_last,
     torch.ops.prims.convert_element_type.default: _cast,
 }

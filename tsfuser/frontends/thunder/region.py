@@ -1,0 +1,69 @@
+"""The callable of a region.
+
+In: symbols, and the proxies that go in and out. Out: a function that thunder calls with tensors and numbers.
+Its program is made at the first call: thunder makes the callable of one region about three times, and calls
+the last. thunder's prologue has tested dtypes and devices, not strides, and under symbolic values not sizes:
+each set of sizes, strides and numbers has a program of its own, up to a limit, behind which the region runs
+unfused.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from thunder.core.proxies import Proxy
+from thunder.core.symbol import BoundSymbol
+
+from ... import log
+from ...errors import TsfuserWarning
+from ...planning import interrupts
+from ..dynamo.program import compile_graph
+from ..dynamo.settings import Settings
+from .retrace import function_of, graph_of
+
+#: Programs of one region. They share plans and kernels, but each is traced.
+MOST_PROGRAMS = 16
+
+
+class RegionCall:
+    """What `tsfuser0` stands for in a trace."""
+
+    def __init__(
+        self, name: str, symbols: Sequence[BoundSymbol], inputs: Sequence[Proxy], outputs: Sequence[Proxy]
+    ):
+        self.name = name
+        self.unfused = function_of(symbols, inputs, outputs)
+        self._programs: dict[tuple, Callable[[list], Any]] = {}
+
+    def __call__(self, *operands: Any) -> Any:
+        # `repr`, as 0.0 and -0.0, and 1 and True, are equal
+        key = tuple([(x.shape, x.stride()) if isinstance(x, torch.Tensor) else repr(x) for x in operands])
+        program = self._programs.get(key)
+        if program is None:
+            program = self._make(key, operands)
+        return program(list(operands))
+
+    def _make(self, key: tuple, operands: Sequence[Any]) -> Callable[[list], Any]:
+        """The program for such operands; what runs the region unfused, where there is none."""
+        if len(self._programs) >= MOST_PROGRAMS:
+            log.write("partition", f"{self.name} runs unfused", f"it has {MOST_PROGRAMS} programs already")
+            return self._run_unfused
+        try:
+            program = compile_graph(graph_of(self.unfused, operands), Settings())
+        except Exception as error:  # a mistake of ours must not break the user's program
+            interrupts.pass_on(error)
+            text = f"{type(error).__name__}: {error}".split("\n")[0]
+            warnings.warn(
+                f"tsfuser gave up on {self.name} of a trace, which runs unfused ({text}); please report it",
+                TsfuserWarning,
+                stacklevel=3,
+            )
+            program = self._run_unfused
+        self._programs[key] = program
+        return program
+
+    def _run_unfused(self, operands: list) -> Any:
+        return self.unfused(*operands)
