@@ -6,6 +6,7 @@
 #include "torchscript/prepare.h"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/jit/frontend/source_range.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/lower_tuples.h>
 #include <torch/csrc/jit/passes/remove_mutation.h>
@@ -49,6 +50,13 @@ std::vector<Frame> frames(const torch::jit::Node& node) {
   return result;
 }
 
+// Has the node stand for a line of source.
+void set_place(torch::jit::Node& node, const std::string& file, size_t line, const std::string& text) {
+  // of a range that is all of its source, messages do not tell the file
+  const auto source = std::make_shared<torch::jit::Source>(text + "\n", file, line);
+  node.setSourceRange({source, 0, text.size()});
+}
+
 }  // namespace
 
 void bind_graphs(py::module_& m) {
@@ -66,6 +74,8 @@ void bind_graphs(py::module_& m) {
       "What the op table says about kinds of nodes (torchscript/op_facts.h).");
   m.def("frames", &frames,
         "Where a node comes from, innermost first: (file, line, column, text of the line).");
+  m.def("set_place", &set_place, py::arg("node"), py::arg("file"), py::arg("line"), py::arg("text"),
+        "Has the node stand for a line of source.");
   m.def(
       "is_differentiable", [](const torch::jit::Node& node) { return torch::jit::isDifferentiable(&node); },
       "Whether TorchScript's autodiff takes the node.");

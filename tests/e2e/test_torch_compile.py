@@ -387,6 +387,17 @@ def test_explain_and_check_say_that_they_take_scripted_functions_only(look):
             look(function, torch.ones(2))
 
 
+def test_errors_name_the_line_of_the_program():
+    def function(x, at):
+        y = x.exp() + 1
+        return torch.index_select(y, 0, at) * 2  # the line that is wrong
+
+    look_up = compiled(function)
+    look_up(torch.ones(3), torch.tensor([0, 2]))
+    with pytest.raises(Exception, match=r"test_torch_compile\.py(.|\n)*the line that is wrong"):
+        look_up(torch.ones(3), torch.tensor([0, 5]))
+
+
 def test_random_programs(place):
     """`python -m kit.random_compiled` runs more of them."""
     count, failed = sweep(range(8), place)

@@ -4,7 +4,8 @@ compile.py    what torch.compile calls: AOTAutograd, partitioner, and what compi
 settings.py   `options={...}` of torch.compile
 partition.py  what the forward saves for the backward
 decompositions.py, simplify.py   which ops are taken apart, and simpler forms of others
-translate.py  an FX graph of ATen ops as a typed torch._C.Graph; arguments.py, sizes.py, types.py: its parts
+translate.py  an FX graph of ATen ops as a typed torch._C.Graph; arguments.py, sizes.py, types.py,
+               places.py: its parts
 updates.py    inputs that the program changes
 split.py      cuts a graph around nodes that cannot be translated
 passes.py     the passes that make groups, those of the other front ends without guards

@@ -21,10 +21,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from ... import _C
 from ...errors import Refusal
 from ...graph.wrapper import outputs, schema
 from . import sizes
 from .arguments import Arguments
+from .places import place_of
 from .types import order_of, type_of
 from .updates import last_updates
 
@@ -60,6 +62,7 @@ class _Translator:
         self.made = Translation(self.graph)
         self.inputs: dict[fx.Node, int] = {}
         self.numbers: dict[int, int] = {}  # value -> which output it is
+        self.place: tuple[str, int, str] | None = None  # of the node that is translated
 
     def run(self) -> Translation:
         nodes = list(self.module.graph.nodes)
@@ -73,6 +76,7 @@ class _Translator:
         for node in nodes:
             if node.op in ("placeholder", "get_attr", "output") or node in copies:
                 continue
+            self.place = place_of(node)
             try:
                 self.values[node] = self._node(node)
             except Refusal as refusal:
@@ -190,6 +194,8 @@ class _Translator:
     def _append(self, kind: str, values: list, types: list, op=None) -> list[torch._C.Value]:
         node = self.graph.create(kind, values, len(types))
         self.graph.appendNode(node)
+        if self.place is not None:
+            _C.set_place(node, *self.place)
         for value, type_ in zip(outputs(node), types):
             value.setType(type_)
         if op is not None and (reason := _is_other_overload(node, values, op)):
