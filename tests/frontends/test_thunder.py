@@ -1,5 +1,6 @@
 """lightning-thunder with tsfuser as an executor: results are eager's, regions are where they pay."""
 
+import importlib
 import importlib.util
 import warnings
 
@@ -28,16 +29,21 @@ def _lend_methods():
             setattr(torch.Tensor, name, method)
 
 
-_lend_methods()
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    try:
-        import thunder
-    except Exception as error:  # a torch that it was not made for
-        pytest.skip(f"lightning-thunder does not load: {error}", allow_module_level=True)
+thunder = region = None  # modules: `loaded` imports them, so that collecting tests imports no thunder
 
-import tsfuser.frontends.thunder  # noqa: E402
-from tsfuser.frontends.thunder import region  # noqa: E402
+
+@pytest.fixture(autouse=True, scope="module")
+def loaded():
+    global thunder, region
+    _lend_methods()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            thunder = importlib.import_module("thunder")
+        except Exception as error:  # a torch that it was not made for
+            pytest.skip(f"lightning-thunder does not load: {error}")
+    region = importlib.import_module("tsfuser.frontends.thunder.region")
+
 
 pytestmark = pytest.mark.graphs
 TERMS = 200  # the longest sums of the models
@@ -332,8 +338,7 @@ def test_batch_norm_trains():
 
 
 def test_thunders_examine_counts_regions():
-    import thunder.examine
-
+    importlib.import_module("thunder.examine")
     jitted, x = jit(lambda x: x.sigmoid() * 2 + 1), torch.randn(4, 8)
     jitted(x)
     found = thunder.examine.get_fusion_symbols(thunder.last_traces(jitted)[-1], False)

@@ -1,9 +1,9 @@
 """Symbols of a trace, as torch runs them.
 
 In: bound symbols, the proxies that they read and those that are asked for. Out: a Python function, which
-calls what thunder's own torch executor would call; and, for given operands, its FX graph of ATen ops. So what a
-symbol means (its casts, its broadcasts, its divisions of integers) is said by thunder alone, and all that can
-be known of ATen ops by the op table. Example: `torch.nn.functional.silu(x)` -> `aten.silu.default(x)`.
+calls what thunder's own torch executor would call; and, for given operands, its FX graph of ATen ops. So
+thunder alone says what a symbol means (its casts, its broadcasts, its divisions of integers), and the op
+table what can be fused. Example: `torch.nn.functional.silu(x)` -> `aten.silu.default(x)`.
 """
 
 from __future__ import annotations
