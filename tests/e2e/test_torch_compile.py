@@ -403,3 +403,23 @@ def test_random_programs(place):
     count, failed = sweep(range(8), place)
     assert count > 4 and not failed, failed
     assert tsfuser.stats()["launches"] > 0
+
+
+@pytest.mark.parametrize("op", [torch.sub, torch.add, torch.mul])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
+def test_a_number_before_the_tensor_joins_its_group(op, dtype):
+    """ATen's `sub(2, x)`, which tracing by torch leaves as it is, has its number behind in the op table."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from tsfuser.frontends.dynamo.program import compile_graph
+    from tsfuser.frontends.dynamo.settings import Settings
+
+    def function(x):
+        return op(2, x) * op(0.5, x)
+
+    x = torch.randn(4, 8).mul(8).to(dtype)
+    program = compile_graph(make_fx(function, tracing_mode="fake")(x), Settings())
+    tsfuser.reset()
+    result = program([x])
+    assert_matches(result[0] if isinstance(result, tuple) else result, function(x), ops=8)
+    assert tsfuser.stats()["launches"] == 1
