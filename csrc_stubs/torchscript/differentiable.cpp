@@ -37,7 +37,7 @@ namespace {
 using torch::jit::Graph;
 using torch::jit::Node;
 using GraphPtr = std::shared_ptr<Graph>;
-using Kept = std::tuple<GraphPtr, GraphPtr, std::vector<int64_t>, std::vector<int64_t>>;
+using SavedValues = std::tuple<GraphPtr, GraphPtr, std::vector<int64_t>, std::vector<int64_t>>;
 
 // The dims of a tensor of that type, outermost first, where its elements fill memory in an order that is not
 // row-major; else none.
@@ -93,7 +93,7 @@ void keep_less(Node* node) {
              node->is(c10::attr::df_input_vjps), node->is(c10::attr::df_input_captured_inputs),
              node->is(c10::attr::df_input_captured_outputs), orders_of_gradients(node));
     if (!result.is_none()) {
-      const auto [forward, backward, gradients, outputs] = result.cast<Kept>();
+      const auto [forward, backward, gradients, outputs] = result.cast<SavedValues>();
       node->g_(c10::attr::Subgraph, forward);
       node->g_(c10::attr::ReverseSubgraph, backward);
       node->is_(c10::attr::df_input_vjps, gradients);

@@ -1,6 +1,6 @@
 """Autodiff's formulas, put right where they are wrong, or ask for more than they need.
 
-In: `Kept`, of a differentiable graph. Out: its backward, changed in place; the forward stays. A step a line:
+In: `SavedValues`, of a differentiable graph. Out: its backward, changed in place. The steps:
 
   - choose_gradients: the gradient of `where(c, x, y)` is `grad * c.type_as(grad)`: NaN where `grad` is
     infinite and y was chosen. It becomes `where(c, grad, 0)`, as in eager.
@@ -10,7 +10,7 @@ In: `Kept`, of a differentiable graph. Out: its backward, changed in place; the 
     bound, and none passes NaN. Eager's derivatives are asked instead.
   - cast_in_place: the gradient of a cast goes to the device and the dtype that the operand had. Where the
     forward names no device, it is that of the gradient, and what is left, a cast, can be fused.
-  - ask_others_for_dtypes: softmax and casts to another tensor's dtype keep their operand for its dtype alone.
+  - read_dtypes_elsewhere: softmax and casts to another tensor's dtype keep their operand for its dtype alone.
     Another value that is kept and has that dtype, as the result of a softmax has, is asked instead.
 """
 
@@ -22,7 +22,7 @@ import torch
 
 from ....graph.rows import row_of
 from ....graph.wrapper import CONSTANT, Node, Value, all_blocks, blocks, inputs, is_tensor, schema
-from .saved import Kept
+from .saved import SavedValues
 
 _SOFTMAX = ("aten::softmax", "aten::log_softmax")  # whose last operand may be a dtype
 
@@ -35,65 +35,65 @@ _EXTREMES = {"aten::gt": ("aten::max", "aten::lt"), "aten::lt": ("aten::min", "a
 _BOUNDED = ("aten::threshold", "aten::hardtanh")
 
 
-def choose_gradients(kept: Kept) -> None:
+def choose_gradients(saved: SavedValues) -> None:
     """Of `where` and `masked_fill`."""
-    stands_for = _stands_for(kept)
+    stands_for = _stands_for(saved)
     conditions = {
-        node.inputsAt(0).debugName(): False for node in kept.forward.nodes() if node.kind() == "aten::where"
+        node.inputsAt(0).debugName(): False for node in saved.forward.nodes() if node.kind() == "aten::where"
     }
     conditions |= {
         node.inputsAt(1).debugName(): True
-        for node in kept.forward.nodes()
+        for node in saved.forward.nodes()
         if node.kind() == "aten::masked_fill"
     }
-    for node in _nodes(kept, "aten::mul") if conditions else ():
-        _choose(kept, node, stands_for, conditions)
+    for node in _nodes(saved, "aten::mul") if conditions else ():
+        _choose(saved, node, stands_for, conditions)
 
 
-def share_ties(kept: Kept) -> None:
+def share_ties(saved: SavedValues) -> None:
     """Of `max` and `min` of two tensors."""
-    stands_for = _stands_for(kept)
+    stands_for = _stands_for(saved)
     extremes = {
         (node.kind(), _names(inputs(node)))
-        for node in kept.forward.nodes()
+        for node in saved.forward.nodes()
         if node.kind() in ("aten::max", "aten::min")
     }
-    for node in _nodes(kept, "aten::mul") if extremes else ():
-        _share(kept, node, stands_for, extremes)
+    for node in _nodes(saved, "aten::mul") if extremes else ():
+        _share(saved, node, stands_for, extremes)
 
 
-def exclude_bounds(kept: Kept) -> None:
+def exclude_bounds(saved: SavedValues) -> None:
     """Of `threshold` and `hardtanh`."""
-    for node in _nodes(kept, "prim::GradOf"):
+    for node in _nodes(saved, "prim::GradOf"):
         (block,) = blocks(node)
         compares = [inner for inner in block.nodes() if inner.kind() in ("aten::ge", "aten::le")]
         if node.s("name") in _BOUNDED and compares:
             operands = [node.inputsAt(0), compares[0].inputsAt(0), *(c.inputsAt(1) for c in compares)]
-            made = _insert(kept, block.returnNode(), f"{node.s('name')}_backward", operands)
+            made = _insert(saved, block.returnNode(), f"{node.s('name')}_backward", operands)
             block.returnNode().replaceInput(0, made)
 
 
-def cast_in_place(kept: Kept) -> None:
+def cast_in_place(saved: SavedValues) -> None:
     """Of casts."""
-    stands_for = _stands_for(kept)
-    if not any(_names_a_device(node) for node in kept.forward.nodes()):
-        for node in _nodes(kept, "aten::to"):
-            _cast(kept, node, stands_for)
+    stands_for = _stands_for(saved)
+    if not any(_names_a_device(node) for node in saved.forward.nodes()):
+        for node in _nodes(saved, "aten::to"):
+            _cast(saved, node, stands_for)
 
 
-def _stands_for(kept: Kept) -> dict[str, Value]:
+def _stands_for(saved: SavedValues) -> dict[str, Value]:
     """Name in the backward -> the value of the forward that is kept."""
-    values = {argument.debugName(): value for value, argument in kept.of_inputs()}
-    values.update((argument.debugName(), value) for _, value, argument in kept.of_outputs())
+    values = {argument.debugName(): value for value, argument in saved.of_inputs()}
+    values.update((argument.debugName(), value) for _, value, argument in saved.of_outputs())
     return values
 
 
-def _nodes(kept: Kept, kind: str) -> list[Node]:
-    return [node for block in all_blocks(kept.backward) for node in block.nodes() if node.kind() == kind]
+def _nodes(saved: SavedValues, kind: str) -> list[Node]:
+    return [node for block in all_blocks(saved.backward) for node in block.nodes() if node.kind() == kind]
 
 
-def _replace(kept: Kept, node: Node, kind: str, operands: list[Value]) -> None:
-    new = kept.backward.create(kind, operands, 1)
+def _replace(saved: SavedValues, node: Node, kind: str, operands: list[Value]) -> None:
+    new = saved.backward.create(kind, operands, 1)
     new.copyMetadata(node)
     new.insertBefore(node)
     new.output().setType(node.output().type())
@@ -101,7 +101,9 @@ def _replace(kept: Kept, node: Node, kind: str, operands: list[Value]) -> None:
     node.destroy()
 
 
-def _choose(kept: Kept, node: Node, stands_for: dict[str, Value], conditions: dict[str, bool]) -> None:
+def _choose(
+    saved: SavedValues, node: Node, stands_for: dict[str, Value], conditions: dict[str, bool]
+) -> None:
     """`grad * c.type_as(grad)` -> `where(c, grad, 0)`; with `c.bitwise_not()` the other way round, or
     `grad.masked_fill(c, 0)`, which is row-major."""
     for gradient, mask in (inputs(node)[:2], inputs(node)[1::-1]):
@@ -114,15 +116,15 @@ def _choose(kept: Kept, node: Node, stands_for: dict[str, Value], conditions: di
         known = stands_for.get(condition.debugName())
         if known is None or known.debugName() not in conditions:
             continue
-        zero = _number(kept, node, 0)
+        zero = _number(saved, node, 0)
         pair = [zero, gradient] if swapped else [gradient, zero]
         if swapped and conditions[known.debugName()]:
-            return _replace(kept, node, "aten::masked_fill", [gradient, condition, zero])
-        return _replace(kept, node, "aten::where", [condition, *pair])
+            return _replace(saved, node, "aten::masked_fill", [gradient, condition, zero])
+        return _replace(saved, node, "aten::where", [condition, *pair])
 
 
 def _share(
-    kept: Kept, node: Node, stands_for: dict[str, Value], extremes: set[tuple[str, frozenset[str]]]
+    saved: SavedValues, node: Node, stands_for: dict[str, Value], extremes: set[tuple[str, frozenset[str]]]
 ) -> None:
     """`grad * (x > y).type_as(grad)`, of `max(x, y)`, -> `where(x < y, 0, where(x == y, grad / 2, grad))`; of
     `min` the other way round."""
@@ -135,10 +137,10 @@ def _share(
         operands = [stands_for.get(v.debugName()) for v in pair]
         if None in operands or (extreme, _names(operands)) not in extremes:
             continue
-        half = _insert(kept, node, "aten::div", [gradient, _number(kept, node, 2)])
-        shared = _insert(kept, node, "aten::where", [_insert(kept, node, "aten::eq", pair), half, gradient])
+        half = _insert(saved, node, "aten::div", [gradient, _number(saved, node, 2)])
+        shared = _insert(saved, node, "aten::where", [_insert(saved, node, "aten::eq", pair), half, gradient])
         return _replace(
-            kept, node, "aten::where", [_insert(kept, node, loses, pair), _number(kept, node, 0), shared]
+            saved, node, "aten::where", [_insert(saved, node, loses, pair), _number(saved, node, 0), shared]
         )
 
 
@@ -146,14 +148,14 @@ def _names(values: list[Value]) -> frozenset[str]:
     return frozenset(value.debugName() for value in values)
 
 
-def _insert(kept: Kept, place: Node, kind: str, operands: list[Value]) -> Value:
-    new = kept.backward.create(kind, operands, 1)
+def _insert(saved: SavedValues, place: Node, kind: str, operands: list[Value]) -> Value:
+    new = saved.backward.create(kind, operands, 1)
     new.copyMetadata(place)
     return new.insertBefore(place).output()
 
 
-def _number(kept: Kept, place: Node, number: int) -> Value:
-    new = kept.backward.create(CONSTANT, [], 1)
+def _number(saved: SavedValues, place: Node, number: int) -> Value:
+    new = saved.backward.create(CONSTANT, [], 1)
     new.i_("value", number)
     new.output().setType(torch._C.IntType.get())
     return new.insertBefore(place).output()
@@ -170,20 +172,20 @@ def _names_a_device(node: Node) -> bool:
     return device.node().kind() != CONSTANT or device.type().kind() != "NoneType"
 
 
-def _cast(kept: Kept, node: Node, stands_for: dict[str, Value]) -> None:
+def _cast(saved: SavedValues, node: Node, stands_for: dict[str, Value]) -> None:
     """`grad.to(device, dtype)`, of the operand's, -> `grad.to(dtype)`."""
     if schema(node).overload != "device":
         return
     gradient, device, *rest = inputs(node)
     known = stands_for.get(device.debugName())
     if known is not None and known.node().kind() == "prim::device":
-        _replace(kept, node, "aten::to", [gradient, *rest])
+        _replace(saved, node, "aten::to", [gradient, *rest])
 
 
-def ask_others_for_dtypes(kept: Kept) -> None:
+def read_dtypes_elsewhere(saved: SavedValues) -> None:
     """Has values that are kept for their dtype stood in for by others that are kept anyway."""
-    first = _equal_dtypes(kept)
-    values = [*kept.of_inputs(), *((value, argument) for _, value, argument in kept.of_outputs())]
+    first = _equal_dtypes(saved)
+    values = [*saved.of_inputs(), *((value, argument) for _, value, argument in saved.of_outputs())]
     asked = [(value, argument) for value, argument in values if _is_asked_for_dtype(argument)]
     names = {argument.debugName() for _, argument in asked}
     witnesses = {first(value): argument for value, argument in values if argument.debugName() not in names}
@@ -200,11 +202,11 @@ def _is_asked_for_dtype(argument: Value) -> bool:
     )
 
 
-def _equal_dtypes(kept: Kept) -> Callable[[Value], str]:
+def _equal_dtypes(saved: SavedValues) -> Callable[[Value], str]:
     """Value of the forward -> the name of the first one that surely has its dtype and device. Only values
     with a gradient count, which have fractions."""
-    results = list(kept.forward.outputs())
-    moving = {results[j].debugName() for j in kept.gradients}
+    results = list(saved.forward.outputs())
+    moving = {results[j].debugName() for j in saved.gradients}
     same: dict[str, str] = {}  # name -> that of one before with the same dtype
 
     def first(value: Value) -> str:
@@ -217,7 +219,7 @@ def _equal_dtypes(kept: Kept) -> Callable[[Value], str]:
         if first(result) != first(operand):
             same[first(result)] = first(operand)
 
-    for node in kept.forward.nodes():
+    for node in saved.forward.nodes():
         if node.kind() == "aten::type_as":
             join(node.output(), node.inputsAt(1))
         elif node.kind() in ("aten::contiguous", "aten::masked_fill") or (

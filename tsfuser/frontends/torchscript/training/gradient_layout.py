@@ -11,7 +11,7 @@ becomes
     return (%l)
 
 In: the backward of a differentiable graph, and for each of its results the order of dims to be wished for.
-Out: the same graph. Only a group heeds the wish; elsewhere the op gives its operand back."""
+Out: the same graph. Only a group heeds the hint; elsewhere the op gives its operand back."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ....graph.layout_hints import LAID_OUT
 from ....graph.wrapper import Graph, Node, Value, inputs, insert, is_tensor
 
 
-def lay_out(backward: Graph, orders: Sequence[Sequence[int]]) -> None:
-    """Inserts the wishes, each in a `prim::GradOf`, which torch drops where the gradient is a zero without
+def add_layout_hints(backward: Graph, orders: Sequence[Sequence[int]]) -> None:
+    """Inserts the hints, each in a `prim::GradOf`, which torch drops where the gradient is a zero without
     elements; `orders` are empty where there is none."""
     for end in {result.node() for result in backward.outputs()}:
         if end.kind() != "prim::TupleConstruct" or end.inputsSize() != len(orders):
@@ -32,8 +32,8 @@ def lay_out(backward: Graph, orders: Sequence[Sequence[int]]) -> None:
                 whole = insert(backward, end, "prim::GradOf", [gradient])
                 whole.s_("name", LAID_OUT)
                 block = whole.addBlock()
-                wish = block.addNode(LAID_OUT, [gradient, _numbers(backward, whole, order)])
-                block.registerOutput(wish.output())
+                hint = block.addNode(LAID_OUT, [gradient, _numbers(backward, whole, order)])
+                block.registerOutput(hint.output())
                 end.replaceInput(k, whole.output())
 
 

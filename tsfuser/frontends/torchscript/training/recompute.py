@@ -1,9 +1,10 @@
 """The backward computes again what costs less to compute than to keep.
 
-In: `Kept`, of a differentiable graph. Out: the same with a backward that needs fewer of the values that are
-kept, and which it does not. These are elementwise results of values that are kept anyway: the forward does
-not write them, the backward does not read them, and where it is fused computing them takes next to no time.
-Example, for `r = rsqrt(mean(x * x) + eps); y = x * r * w`, of which autodiff keeps x, r, w and x * r:
+In: `SavedValues`, of a differentiable graph. Out: the same with a backward that needs fewer of the values
+that are kept, and which it does not. These are elementwise results of values that are kept anyway: the
+forward does not write them, the backward does not read them, and where it is fused computing them takes next
+to no time. Example, for `r = rsqrt(mean(x * x) + eps); y = x * r * w`, of which autodiff keeps x, r, w and
+x * r:
 
     forward  %n = aten::mul(%x, %r);  ... return (%y, %x, %r, %w, %n)
     backward(%grad, %x, %r, %w, %n):  ... aten::mul(%grad, %n)
@@ -29,7 +30,7 @@ from ....graph.rows import row_of
 from ....graph.wrapper import CONSTANT, Graph, Node, Value, inputs, is_tensor, outputs, schema
 from ....ir.dtypes import DTYPES
 from ....ops import table
-from .saved import Kept
+from .saved import SavedValues
 
 STEPS = 8  # ops at most that a value is computed again by
 LEAVES = 3  # tensors at most that these read
@@ -37,43 +38,43 @@ LEAVES = 3  # tensors at most that these read
 _FRACTIONAL = frozenset(table.scalar_type_code(DTYPES[name]) for name in (*table.FLOATING, *table.COMPLEX))
 
 
-def compute_again(kept: Kept) -> set[int]:
+def compute_again(saved: SavedValues) -> set[int]:
     """Has the backward compute what it can; the outputs of the forward that it needs no more."""
-    known = {value.debugName(): argument for value, argument in kept.of_inputs()}
-    saved: dict[str, list[tuple[int, Value]]] = {}
-    for j, value, argument in kept.of_outputs():
-        saved.setdefault(value.debugName(), []).append((j, argument))
+    known = {value.debugName(): argument for value, argument in saved.of_inputs()}
+    places_of: dict[str, list[tuple[int, Value]]] = {}
+    for j, value, argument in saved.of_outputs():
+        places_of.setdefault(value.debugName(), []).append((j, argument))
     # Autodiff keeps some inputs that no formula reads, as that of `to`. To read one here would forbid the
     # program to write to it before the backward.
     known.update(
         (v.debugName(), argument)
-        for v in kept.forward.inputs()
-        for _, argument in saved.get(v.debugName(), [])[:1]
+        for v in saved.forward.inputs()
+        for _, argument in places_of.get(v.debugName(), [])[:1]
         if list(argument.uses())
     )
-    returned = {v.debugName() for v in list(kept.forward.outputs())[: kept.real]}
-    first = next(iter(kept.backward.nodes()))
+    returned = {v.debugName() for v in list(saved.forward.outputs())[: saved.real]}
+    first = next(iter(saved.backward.nodes()))
     dropped: set[int] = set()
-    for node in kept.forward.nodes():
+    for node in saved.forward.nodes():
         for value in node.outputs():
-            places = saved.get(value.debugName(), [])
+            places = places_of.get(value.debugName(), [])
             if not places:
                 continue
             # what has a gradient has fractions
-            fractional = not _follows_another(node) or all(j in kept.gradients for j, _ in places)
+            fractional = not _has_dtype_of_another(node) or all(j in saved.gradients for j, _ in places)
             in_memory = value.debugName() in returned or not _is_read_by_groups(value)
             stays = (
                 in_memory or not fractional or not all(_is_read_by_groups(argument) for _, argument in places)
             )
             narrow = None if stays else _narrow_operand(node, returned)
-            if narrow is not None and narrow.debugName() not in known and narrow.debugName() not in saved:
+            if narrow is not None and narrow.debugName() not in known and narrow.debugName() not in places_of:
                 known[narrow.debugName()] = places[0][1]
-                again = known[value.debugName()] = _keep_instead(kept, node, *places.pop(0), first)
+                again = known[value.debugName()] = _keep_instead(saved, node, *places.pop(0), first)
             elif stays or not _is_computable(node, known, [STEPS], set()):
                 known[value.debugName()] = places[0][1]
                 continue
             else:
-                again = _again(node, kept.backward, first, known)
+                again = _again(node, saved.backward, first, known)
             for j, argument in places:
                 argument.replaceAllUsesWith(again)
                 dropped.add(j)
@@ -89,7 +90,7 @@ def _is_computable(node: Node, known: dict[str, Value], steps: list[int], leaves
         if v.debugName() in known:
             leaves.update([v.debugName()] if is_tensor(v) else [])
         elif v.node().kind() != CONSTANT and (
-            _follows_another(v.node()) or not _is_computable(v.node(), known, steps, leaves)
+            _has_dtype_of_another(v.node()) or not _is_computable(v.node(), known, steps, leaves)
         ):
             return False
     return len(leaves) <= LEAVES
@@ -112,16 +113,16 @@ def _narrow_operand(node: Node, returned: set[str]) -> Value | None:
     return None if shared else operand
 
 
-def _keep_instead(kept: Kept, cast: Node, j: int, argument: Value, first: Node) -> Value:
+def _keep_instead(saved: SavedValues, cast: Node, j: int, argument: Value, first: Node) -> Value:
     """Has output `j` of the forward, for which `argument` stands in the backward, be the operand of `cast`;
     the cast in the backward."""
-    backward, operand = kept.backward, cast.inputsAt(0)
+    backward, operand = saved.backward, cast.inputsAt(0)
     again = _again(cast, backward, first, {operand.debugName(): argument})
     argument.replaceAllUsesWith(again)
     again.node().replaceInput(0, argument)
-    kept.forward.return_node().replaceInput(j, operand)
-    if j in kept.gradients:  # which comes in the narrow dtype now, if it does
-        gradient = list(backward.inputs())[list(kept.gradients).index(j)]
+    saved.forward.return_node().replaceInput(j, operand)
+    if j in saved.gradients:  # which comes in the narrow dtype now, if it does
+        gradient = list(backward.inputs())[list(saved.gradients).index(j)]
         wide = backward.create("prim::GradOf", [], 1)
         wide.s_("name", cast.kind())
         wide.insertBefore(first)
@@ -160,7 +161,7 @@ def _is_elementwise(node: Node) -> bool:
     return "dtype" not in found.arguments or not _may_be_whole(node.inputsAt(found.arguments.index("dtype")))
 
 
-def _follows_another(node: Node) -> bool:
+def _has_dtype_of_another(node: Node) -> bool:
     """Whether the op casts to the dtype of a tensor, which may be one of integers."""
     found = row_of(node)
     return found is not None and bool(found[0].dtype_from)

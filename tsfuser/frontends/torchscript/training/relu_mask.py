@@ -1,7 +1,7 @@
 """The derivative of relu asks where its result is positive. Behind a batch norm that follows from what the
 norm's own derivative reads, so that the backward need not read the result as well.
 
-In: `Kept`, of a differentiable graph. Out: the same, where of `%y = aten::relu(%n)`, %n a result of
+In: `SavedValues`, of a differentiable graph. Out: the same, where of `%y = aten::relu(%n)`, %n a result of
 `aten::_batch_norm_impl_index`, the backward's
 
     %m = aten::gt(%y, %zero)
@@ -33,15 +33,15 @@ from ....graph.wrapper import (
     is_constant,
     is_tensor,
 )
-from .saved import Kept
+from .saved import SavedValues
 
 NORM, DERIVATIVE = "aten::_batch_norm_impl_index", "aten::_batch_norm_impl_index_backward"
 
 
-def ask_operands(kept: Kept) -> Kept:
-    """`kept` with another backward, and with copies of biases that it needs."""
-    arguments = {argument.debugName(): (value, argument) for _, value, argument in kept.of_outputs()}
-    nodes = [node for block in all_blocks(kept.backward) for node in block.nodes()]
+def ask_operands(saved: SavedValues) -> SavedValues:
+    """`saved` with another backward, and with copies of biases that it needs."""
+    arguments = {argument.debugName(): (value, argument) for _, value, argument in saved.of_outputs()}
+    nodes = [node for block in all_blocks(saved.backward) for node in block.nodes()]
     derivatives = {node.inputsAt(0).debugName(): node for node in nodes if node.kind() == DERIVATIVE}
     for node in nodes:
         if (
@@ -54,8 +54,8 @@ def ask_operands(kept: Kept) -> Kept:
                 (a for v, a in arguments.values() if v.debugName() == norm.outputsAt(4).debugName()), None
             )
             if index is not None and index.debugName() in derivatives:
-                kept = _ask(kept, node, norm, derivatives[index.debugName()])
-    return kept
+                saved = _ask(saved, node, norm, derivatives[index.debugName()])
+    return saved
 
 
 def _is_zero(value: Value) -> bool:
@@ -73,35 +73,35 @@ def _norm_behind(result: Value) -> Node | None:
     return norm if row_of(norm.inputsAt(0).node()) is None else None  # else its group may make it
 
 
-def _ask(kept: Kept, comparison: Node, norm: Node, derivative: Node) -> Kept:
+def _ask(saved: SavedValues, comparison: Node, norm: Node, derivative: Node) -> SavedValues:
     index, input, _, weight, _, _, save_mean, save_invstd, training = inputs(derivative)[:9]
     given = [index, input, weight, norm.inputsAt(2), save_mean, save_invstd, training]
-    if not all(_is_at_hand(kept, v) for k, v in enumerate(given) if k != 3):
-        return kept
+    if not all(_is_at_hand(saved, v) for k, v in enumerate(given) if k != 3):
+        return saved
     if given[3].node().kind() != CONSTANT:
         if not is_tensor(given[3]):  # perhaps None
-            return kept
-        kept, given[3] = _copied(kept, norm, given[3])
+            return saved
+        saved, given[3] = _copied(saved, norm, given[3])
     operands = [
-        constant_near(kept.backward, comparison, v) if v.node().kind() == CONSTANT else v for v in given
+        constant_near(saved.backward, comparison, v) if v.node().kind() == CONSTANT else v for v in given
     ]
-    asked = insert(kept.backward, comparison, "tsfuser::is_positive", [comparison.inputsAt(0), *operands])
+    asked = insert(saved.backward, comparison, "tsfuser::is_positive", [comparison.inputsAt(0), *operands])
     comparison.output().replaceAllUsesWith(asked.output())
     comparison.destroy()
-    return kept
+    return saved
 
 
-def _is_at_hand(kept: Kept, value: Value) -> bool:
+def _is_at_hand(saved: SavedValues, value: Value) -> bool:
     """Whether the backward has the value at its beginning."""
-    return value.node().kind() == CONSTANT or value.node() == kept.backward.param_node()
+    return value.node().kind() == CONSTANT or value.node() == saved.backward.param_node()
 
 
-def _copied(kept: Kept, norm: Node, bias: Value) -> tuple[Kept, Value]:
-    """`kept` with a copy of `bias` at its end, and what stands for that in the backward."""
-    forward = kept.forward
+def _copied(saved: SavedValues, norm: Node, bias: Value) -> tuple[SavedValues, Value]:
+    """`saved` with a copy of `bias` at its end, and what stands for that in the backward."""
+    forward = saved.forward
     forward.setInsertPoint(norm)
     nothing = forward.insertConstant(None)
     copy = insert(forward, norm, "aten::clone", [bias, nothing]).output()
     forward.setInsertPoint(forward.return_node())
     number = forward.registerOutput(copy)
-    return replace(kept, outputs=[*kept.outputs, number]), kept.backward.addInput()
+    return replace(saved, outputs=[*saved.outputs, number]), saved.backward.addInput()

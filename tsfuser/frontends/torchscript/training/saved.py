@@ -1,8 +1,8 @@
 """What the forward of a `prim::DifferentiableGraph` keeps for its backward.
 
-In: both graphs, as autodiff has made them, and the numbers that tie them. Out: `Kept`, which says which value
-is which, and drops what the backward needs no more. Example, of a forward that returns (%y, %x, %n) and keeps
-the last two:
+In: both graphs, as autodiff has made them, and the numbers that tie them. Out: `SavedValues`, which says
+which value is which, and drops what the backward needs no more. Example, of a forward that returns (%y, %x,
+%n) and keeps the last two:
 
     backward(%grad_y, %grad_n, %x, %n)    and after `drop({2})`    backward(%grad_y, %x)
 """
@@ -16,7 +16,7 @@ from ....graph.wrapper import Graph, Value
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedValues:
     """What the backward gets. Its inputs are a gradient for each of `gradients`, then the forward's inputs
     `inputs`, then its outputs `outputs`: numbers all. The program sees the first `real` outputs."""
 
