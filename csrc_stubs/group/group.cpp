@@ -229,7 +229,7 @@ const torch::jit::Code& Group::unfused_code() {
 
 bool Group::send_back(torch::jit::Stack& stack, const std::string& reason) {
   const Admission admission = std::exchange(last_admission(), {});
-  if (!admission.opening || !admission.opening->send_back(admission.pattern)) {
+  if (!admission.widening || !admission.widening->send_back(admission.pattern)) {
     return false;
   }
   if (why_unfused) {

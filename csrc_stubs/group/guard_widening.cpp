@@ -52,10 +52,10 @@ bool keep(Slots& slots, uint64_t pattern) {
 
 }  // namespace
 
-Opening::Opening(size_t patterns, std::vector<bool> scalars)
+GuardWidening::GuardWidening(size_t patterns, std::vector<bool> scalars)
     : scalars_(std::move(scalars)), met_(patterns) {}
 
-bool Opening::admits(at::ArrayRef<c10::IValue> inputs, bool grad_mode, uint64_t& pattern) {
+bool GuardWidening::admits(at::ArrayRef<c10::IValue> inputs, bool grad_mode, uint64_t& pattern) {
   if (!can_be_served(inputs, grad_mode)) {
     return false;
   }
@@ -71,11 +71,11 @@ bool Opening::admits(at::ArrayRef<c10::IValue> inputs, bool grad_mode, uint64_t&
   });
 }
 
-bool Opening::send_back(uint64_t pattern) { return keep(sent_back_, pattern); }
+bool GuardWidening::send_back(uint64_t pattern) { return keep(sent_back_, pattern); }
 
 // Also refused: tensors of several devices, and a 0-dim CPU tensor beside CUDA tensors where there was none,
 // since what is computed of such tensors alone is on the CPU.
-bool Opening::can_be_served(at::ArrayRef<c10::IValue> inputs, bool grad_mode) const {
+bool GuardWidening::can_be_served(at::ArrayRef<c10::IValue> inputs, bool grad_mode) const {
   const at::Tensor* on_cuda = nullptr;
   bool on_cpu = false;
   for (size_t i = 0; i < inputs.size(); ++i) {

@@ -21,10 +21,10 @@
 
 namespace tsfuser {
 
-class Opening {
+class GuardWidening {
  public:
   // `scalars`: by input, whether it was profiled as a 0-dim CPU tensor.
-  Opening(size_t patterns, std::vector<bool> scalars);
+  GuardWidening(size_t patterns, std::vector<bool> scalars);
 
   // Whether a call may pass that is not of the guard's types, and which pattern it is. Counts those that may
   // not.
@@ -47,7 +47,7 @@ class Opening {
 // What the guard that this thread ran last has admitted, for the group behind it; null where its types
 // agreed.
 struct Admission {
-  std::shared_ptr<Opening> opening;
+  std::shared_ptr<GuardWidening> widening;
   uint64_t pattern = 0;
 };
 Admission& last_admission();

@@ -4,7 +4,7 @@
 // Only that is checked which the group was made for: dtype, device, rank, requires_grad, which sizes are 1
 // or 0, the order of the strides, and contiguity where it was profiled. Sizes, pointers and aliases stay
 // free. Example: a group profiled with Float(4, 8, strides=[8, 1], device=cpu) takes any contiguous float
-// matrix without a size 1 or 0. A guard that has refused many patterns of types opens (opening.h).
+// matrix without a size 1 or 0. A guard that has refused many patterns of types opens (guard_widening.h).
 //
 // A tensor that no kernel can read (sparse, with a tangent, of a functorch transform) passes: the group runs
 // its nodes one by one. A fallback would be profiled with a type that says nothing of that, and its guard
@@ -132,11 +132,11 @@ torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types, size_t p
     const Expected& e = expected.emplace_back(flatten(type));
     scalars.push_back(e.known && e.rank == 0 && e.has_device && e.device.is_cpu());
   }
-  auto opening = patterns ? std::make_shared<Opening>(patterns, std::move(scalars)) : nullptr;
-  return [expected = std::move(expected), opening = std::move(opening)](torch::jit::Stack& stack) {
+  auto widening = patterns ? std::make_shared<GuardWidening>(patterns, std::move(scalars)) : nullptr;
+  return [expected = std::move(expected), widening = std::move(widening)](torch::jit::Stack& stack) {
     const size_t count = expected.size();
     Admission& admission = last_admission();
-    admission.opening.reset();
+    admission.widening.reset();
     bool pass = true;
     if (guard_mode.load(std::memory_order_relaxed)) {
       const auto inputs = torch::jit::last(stack, count);
@@ -147,8 +147,8 @@ torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types, size_t p
         }
         pass = agrees(expected[i], inputs[i], grad_mode);
       }
-      if (!pass && opening && opening->admits(inputs, grad_mode, admission.pattern)) {
-        admission.opening = opening;
+      if (!pass && widening && widening->admits(inputs, grad_mode, admission.pattern)) {
+        admission.widening = widening;
         pass = true;
       }
     }

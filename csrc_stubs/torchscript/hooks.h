@@ -27,8 +27,8 @@ Callback& planner_callback();
 Callback& reporter_callback();
 Callback& differentiable_callback();
 
-// The guard's operation for the profiled types of its inputs; it opens (opening.h) after so many `patterns`,
-// where that is not 0 (guard.cpp).
+// The guard's operation for the profiled types of its inputs; it opens (guard_widening.h) after so many
+// `patterns`, where that is not 0 (guard.cpp).
 torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types, size_t patterns);
 
 // Hooks all into torch, once a process, when the module is initialised (hooks.cpp).

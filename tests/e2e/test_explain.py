@@ -8,7 +8,7 @@ import torch
 
 import tsfuser
 from kit.support import FORKED, fresh, run_python, script
-from tsfuser.ops import others
+from tsfuser.ops import unsupported
 
 pytestmark = pytest.mark.graphs
 
@@ -66,8 +66,8 @@ def test_groups_have_nodes_kernels_times_and_bytes(device):
 def test_each_node_left_out_has_a_reason_and_its_line(device):
     found = tsfuser.explain(fresh(program), *operands(device))
     assert [(n.kind, n.reason, n.place.text) for n in found.left_out] == [
-        ("aten::mm", others.sentence("aten::mm"), "z = torch.mm(y, w)"),
-        ("aten::cumsum", others.sentence("aten::cumsum"), "return torch.cumsum(u, 0)"),
+        ("aten::mm", unsupported.sentence("aten::mm"), "z = torch.mm(y, w)"),
+        ("aten::cumsum", unsupported.sentence("aten::cumsum"), "return torch.cumsum(u, 0)"),
     ]
     assert found.left_out[0].place.line == line_of("z = torch.mm(y, w)")
     assert found.graphs[0].edges == ((0, 1), (1, 2), (2, 3))
@@ -82,7 +82,7 @@ def test_in_training_forward_and_backward_graphs_are_explained(device):
     part, outside = found.graphs[0].items
     assert part.number == 1 and found.graphs[0].edges == ((0, 1),)
     assert outside.kind == "aten::cumsum"
-    assert outside.reason == others.sentence("aten::cumsum")
+    assert outside.reason == unsupported.sentence("aten::cumsum")
     assert len(found.graphs[1].groups) == 2 and found.graphs[2].groups
     assert all(node.reason and "no reason" not in node.reason for node in found.left_out)
 

@@ -13,7 +13,7 @@ from tsfuser.ir.call import Call, ListArg, ScalarArg, TensorArg
 from tsfuser.ir.dtypes import BFLOAT16, BOOL, DTYPES, FLOAT, HALF, INT64
 from tsfuser.ir.fusion import Pointwise, Reduce
 from tsfuser.ir.symbols import find as find_symbol
-from tsfuser.ops import others, table
+from tsfuser.ops import table, unsupported
 from tsfuser.ops.elementwise import fit, round_number, rounded
 from tsfuser.ops.table import UNKNOWN, NodeArg, find
 
@@ -378,6 +378,8 @@ def test_the_sizes_are_no_part_of_the_class_beyond_their_pattern():
 
 
 def test_ops_without_a_row_have_sentences_and_no_row():
-    assert not {row.name for row in table.all_rows()} & set(others.kinds())
-    assert all(others.sentence(kind) and others.sentence(kind)[0].islower() for kind in others.kinds())
-    assert others.is_view("aten::select") and not others.is_view("aten::mm")
+    assert not {row.name for row in table.all_rows()} & set(unsupported.kinds())
+    assert all(
+        unsupported.sentence(kind) and unsupported.sentence(kind)[0].islower() for kind in unsupported.kinds()
+    )
+    assert unsupported.is_view("aten::select") and not unsupported.is_view("aten::mm")

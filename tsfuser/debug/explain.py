@@ -27,7 +27,7 @@ from ..graph.wrapper import CONSTANT, FALLBACK, GROUP, all_blocks, inputs, is_te
 from ..grouping.support import Refusals
 from ..grouping.unfused_reasons import NOT_RUN
 from ..ir.call import Call
-from ..ops import others, table
+from ..ops import table, unsupported
 from ..planning.compile import Compiled, kernels_of
 from ..planning.parse import parse
 from ..planning.planner import group_device
@@ -101,7 +101,9 @@ def _undifferentiated(node: Any) -> str:
     if found is not None and found.writes:
         return _in_place(node)
     row = row_of(node)
-    known = others.sentence(name) if row is None else others.left_view(name) if row[0].is_view else None
+    known = (
+        unsupported.sentence(name) if row is None else unsupported.left_view(name) if row[0].is_view else None
+    )
     if known is not None:
         return known
     if not _C.is_differentiable(node):

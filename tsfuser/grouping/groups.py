@@ -30,7 +30,7 @@ from ..graph.wrapper import (
     operands,
     outputs,
 )
-from ..ops import others
+from ..ops import unsupported
 from .cluster import Item, absorb, arrange, clusters
 from .outline import outline, reorder
 from .support import Refusals, Verdict, examine
@@ -169,7 +169,7 @@ class _Block:
         row = row_of(self.nodes[i])
         if row is not None and not row[0].is_view:
             return "it may only hand on its operand, a view, and something outside of groups reads that"
-        return f"{others.left_view(self.nodes[i].kind())}; something outside of groups reads it"
+        return f"{unsupported.left_view(self.nodes[i].kind())}; something outside of groups reads it"
 
     def _readers(self, positions) -> dict[int, set[int]]:
         """Position -> the positions that read its results, -1 for a reader in another block, or none."""

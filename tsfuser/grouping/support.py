@@ -28,7 +28,7 @@ from ..graph.wrapper import (
     schema,
 )
 from ..ir.dtypes import DTYPES
-from ..ops import others, table
+from ..ops import table, unsupported
 from ..planning import eager_random
 
 MAX_RANK = 8
@@ -190,7 +190,7 @@ def _foreign(node: Node) -> str:
     """The reason for a node without a row; nothing is said of constants, control flow and the like."""
     if node.kind().startswith("prim::") or not any(is_tensor(v) for v in outputs(node)):
         return ""
-    found, known = schema(node), others.sentence(node.kind())
+    found, known = schema(node), unsupported.sentence(node.kind())
     if known is not None:
         return known
     if found and found.writes and table.find(found.name.rstrip("_"), found.overload):

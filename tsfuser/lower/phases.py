@@ -407,12 +407,12 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
         else []
     )
     if rows.cooperative and after and phase not in rows.peaks:
-        peaked = _peaked(*rows.peaks[phase - 1]) if phase - 1 in rows.peaks else []
-        together = peaked[1:] or [t for s in after if isinstance(s, BlockReduce) for t in s.totals]
+        pair = _online_softmax(*rows.peaks[phase - 1]) if phase - 1 in rows.peaks else []
+        together = pair[1:] or [t for s in after if isinstance(s, BlockReduce) for t in s.totals]
         meeting, rows.words = combined_over_blocks(
             together, exchanged(after), rows.words, rows.schedule.threads
         )
-        after += [*peaked[:1], *meeting]
+        after += [*pair[:1], *meeting]
     rows.exchanged = max(rows.exchanged, exchanged(after))
     in_double = rows.schedule.reduction.in_double
     for op in (op for op in reductions if op in rows.columns):
@@ -445,7 +445,7 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
         )
         name = total_of(op, along)
         if phase - 1 in rows.peaks:
-            largest, name = rows.peaks[phase - 1][0], f"{op.output.name}_peaked"
+            largest, name = rows.peaks[phase - 1][0], f"{op.output.name}_online_softmax"
             rows.known.append(
                 Compute(
                     largest.output.name,
@@ -466,23 +466,23 @@ def _phase(rows: _Rows, phase: int) -> list[Stmt]:
     return [*arrays, *before, *looped(body, rows.loops, rows.params), *packs, *after]
 
 
-def _peaked(largest: Reduce, summed: Reduce) -> list[Accumulator | Total]:
+def _online_softmax(largest: Reduce, summed: Reduce) -> list[Accumulator | Total]:
     """The accumulator that a block makes of its largest x and its sum of exp(x - largest), and what blocks
     exchange of it."""
-    number, name = summed.output.dtype.register, f"{summed.output.name}_peaked"
-    ctype = f"peaked<{number.ctype}>"
+    number, name = summed.output.dtype.register, f"{summed.output.name}_online_softmax"
+    ctype = f"online_softmax<{number.ctype}>"
     made = Accumulator(
         name,
         ctype,
         1,
-        f"peaked_of<{number.ctype}>({largest.output.name}_total[0], {summed.output.name}_total[0])",
+        f"online_softmax_of<{number.ctype}>({largest.output.name}_total[0], {summed.output.name}_total[0])",
     )
     return [
         made,
         Total(
             name,
-            "Peaked",
-            f"peaked_of<{number.ctype}>(-infinity<{number.ctype}>(), 0)",
+            "OnlineSoftmax",
+            f"online_softmax_of<{number.ctype}>(-infinity<{number.ctype}>(), 0)",
             0,
             32 * 2 * number.itemsize,
         ),

@@ -97,40 +97,40 @@ struct Moments {
 
 // The largest of some x, and the sum of exp(x - largest).
 template <class T>
-struct peaked {
+struct online_softmax {
   T largest, sum;
 };
 
 template <class T>
-DEVICE peaked<T> peaked_of(just<T> largest, just<T> sum) {
-  peaked<T> made;
+DEVICE online_softmax<T> online_softmax_of(just<T> largest, just<T> sum) {
+  online_softmax<T> made;
   made.largest = largest;
   made.sum = sum;
   return made;
 }
 
 template <class T>
-DEVICE T largest_of(const peaked<T>& of) {
+DEVICE T largest_of(const online_softmax<T>& of) {
   return of.largest;
 }
 
 template <class T>
-DEVICE T sum_of(const peaked<T>& of) {
+DEVICE T sum_of(const online_softmax<T>& of) {
   return of.sum;
 }
 
 // Of disjoint sets of x (Milakov, Gimelshein, Online normalizer calculation for softmax, 2018). Where all x
 // of a set are -inf, as of an empty one, its sum is no number.
-struct Peaked {
+struct OnlineSoftmax {
   template <class T>
-  DEVICE_MEMBER static T beside(const peaked<T>& set, T largest) {
+  DEVICE_MEMBER static T beside(const online_softmax<T>& set, T largest) {
     if (set.largest == largest) return set.sum;
     return set.largest == -infinity<T>() ? T(0) : set.sum * exp(set.largest - largest);
   }
   template <class T>
-  DEVICE_MEMBER static peaked<T> combine(const peaked<T>& a, const peaked<T>& b) {
+  DEVICE_MEMBER static online_softmax<T> combine(const online_softmax<T>& a, const online_softmax<T>& b) {
     const T largest = nan_max(a.largest, b.largest);
-    return peaked_of<T>(largest, beside(a, largest) + beside(b, largest));
+    return online_softmax_of<T>(largest, beside(a, largest) + beside(b, largest));
   }
 };
 
