@@ -84,6 +84,25 @@ def test_the_arguments_are_those_of_the_plan(found, place, target):
             torch.testing.assert_close(have.double(), want, rtol=2e-5, atol=2e-5)
 
 
+def swapped(x, y):
+    return x + y.t() * 0.5
+
+
+@pytest.mark.parametrize("target", ["cpu"])
+def test_inputs_have_names(target):
+    """The group meets `y` first, so by place it would be the first input."""
+    found = tsfuser.explain(fresh(swapped), torch.rand(8, 8), torch.rand(8, 8))
+    (kernel,) = found.kernels
+    assert [text[:2] for text in kernel.inputs] == ["y.", "x."]
+    x, y = torch.rand(8, 8), torch.rand(8, 8)
+    assert [id(t) for t in kernel.arguments(x=x, y=y).inputs] == [id(y), id(x)]
+    for wrong in (dict(x=x), dict(x=x, z=y), dict(x=x, y=y, z=y)):
+        with pytest.raises(ValueError, match="takes y.1: float32.* x.1: float32.*; given: x"):
+            kernel.arguments(**wrong)
+    with pytest.raises(ValueError, match="by place or by name, not some by each"):
+        kernel.arguments(y, x=x)
+
+
 def test_inputs_of_another_class_are_refused(found, target, device):
     x, w, b = operands(device)
     for kernel in found.kernels:

@@ -67,13 +67,14 @@ class Kernel:
         for a kernel for CPU tensors, which CuPy does not launch, and where there is no CuPy."""
         return self._planned().raw(self.source)
 
-    def arguments(self, *inputs: Any, tensors: tuple[Any, ...] = ()) -> Launch:
-        """What the plan would launch it with for these inputs of its group, which are as in `inputs`: torch
-        tensors, CuPy arrays and numbers; or for these tensors alone, and numbers as in the call that was
-        explained. `tensors`: those of an earlier kernel's `Launch`, from which a later
-        kernel of the group reads; else new ones. Raises ValueError for inputs that the plan does not serve.
+    def arguments(self, *inputs: Any, tensors: tuple[Any, ...] = (), **named: Any) -> Launch:
+        """What the plan would launch it with for these inputs of its group: torch tensors, CuPy arrays and
+        numbers. Their order is that of `inputs`, which need not be the program's: with names (`x=..., y=...`)
+        nothing is swapped. Where only the tensors are given, numbers are as in the call that was explained.
+        `tensors`: those of an earlier kernel's `Launch`, from which a later kernel of the group reads; else
+        new ones. Raises ValueError for inputs that the plan does not serve.
         """
-        return self._planned().launch(inputs, tensors)
+        return self._planned().launch(inputs, tensors, named)
 
     def _planned(self) -> Planned:
         if self.plan is None:

@@ -3,7 +3,7 @@
 In: a planned kernel and the inputs of its group. Out: a `Launch`, which CuPy takes. Example:
 
     kernel = tsfuser.explain(scripted, x).kernels[0]
-    launch = kernel.arguments(x)
+    launch = kernel.arguments(x=x)
     kernel.raw()(launch.grid, launch.block, launch.args, shared_mem=launch.shared_mem)
     launch.tensors[0]  # what the kernel has stored
 """
@@ -85,9 +85,14 @@ class Planned:
         except Refusal as error:
             raise ValueError(str(error)) from None
 
-    def launch(self, inputs: tuple[Any, ...], tensors: tuple[torch.Tensor, ...]) -> Launch:
+    def launch(
+        self, inputs: tuple[Any, ...], tensors: tuple[torch.Tensor, ...], named: dict[str, Any]
+    ) -> Launch:
         """`findings.Kernel.arguments`."""
-        inputs = self._complete(tuple(_torch(x) for x in inputs))
+        given = self._by_name(named) if named and not inputs else inputs
+        if named and inputs:
+            raise ValueError(f"{self.kernel.name} takes its inputs by place or by name, not some by each")
+        inputs = self._complete(tuple(_torch(x) for x in given))
         call = self._call(inputs)
         value = lambda size: call.value(sz.as_size(size))
         tensors = tensors or tuple(
@@ -108,6 +113,17 @@ class Planned:
             tensors,
             inputs,
         )
+
+    def _by_name(self, named: dict[str, Any]) -> tuple[Any, ...]:
+        """Inputs in the group's order. TorchScript's names end in a number where there are several values
+        of one variable (`x.1`): the variable's name does. Raises ValueError for names that are not there."""
+        variables = [name.partition(".")[0] for name in self.names]
+        wanted = [v for v, a in zip(variables, self.call.args) if isinstance(a, TensorArg) or v in named]
+        if sorted(wanted) != sorted(named):
+            raise ValueError(
+                f"{self.kernel.name} takes {', '.join(self.inputs())}; given: {', '.join(named)}"
+            )
+        return tuple(named[v] for v in wanted)
 
     def _complete(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """All inputs, where perhaps only the tensors are given. Raises ValueError for any other number."""
