@@ -45,14 +45,15 @@ class HostTarget:
     def __init__(self, cache: DiskCache, opt_level: int = 3, fibers: bool = False, seconds: float = 120):
         self.cache = cache
         self.name = "fibers" if fibers else "host"
-        self._mode = "-DTSFUSER_FIBERS" if fibers else "-DTSFUSER_HOST"
+        # Fortified, longjmp refuses to go to another stack.
+        self._mode = ("-DTSFUSER_FIBERS", "-U_FORTIFY_SOURCE") if fibers else ("-DTSFUSER_HOST",)
         self._opt_level = opt_level
         self._seconds = seconds
         self._libraries: WeakValueDictionary[Path, ctypes.CDLL] = WeakValueDictionary()
 
     def flags(self) -> tuple[str, ...]:
         """Options of the compiler, the include path left out."""
-        chosen = (self._mode, f"-O{self._opt_level}", *_NATIVE.get(platform.machine(), ()))
+        chosen = (*self._mode, f"-O{self._opt_level}", *_NATIVE.get(platform.machine(), ()))
         linux = ("-Wl,--no-undefined", "-nostdlib") if sys.platform == "linux" else ()
         return (*chosen, "-std=c++17", "-w", "-pipe", *_NUMERICS, "-shared", "-fPIC", *linux)
 

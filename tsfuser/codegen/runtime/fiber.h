@@ -9,6 +9,7 @@
 // all alternately.
 #pragma once
 
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,14 +25,16 @@ struct index3 {
 static constexpr int warpSize = 32;
 
 struct Fiber {
-  ucontext_t context;
+  jmp_buf place;  // where it goes on; unlike swapcontext, _longjmp makes no system call
   index3 thread;
   int linear;
+  bool started;  // has a place, on its stack
   bool finished;
   const char* file;  // barrier that it waits at; null: may run
   int line;
-  unsigned waits_for;          // lanes of its warp that must come to the barrier; 0: the whole block
-  unsigned char exchange[16];  // value offered to the other lanes by a shuffle
+  unsigned waits_for;         // lanes of its warp that must come to the barrier; 0: the whole block
+  unsigned char offered[16];  // value offered to the other lanes by a shuffle
+  unsigned char taken[16];    // the same once all lanes have come: none of them offers another one earlier
 };
 
 // One block while it runs; each OS thread has its own.
@@ -45,9 +48,11 @@ struct FiberBlock {
   index3 block, grid, shape;
   int threads;
   char* shared;
+  char* stacks;
   Fiber* fibers;
   Fiber* current;
-  ucontext_t scheduler;
+  jmp_buf scheduler;
+  ucontext_t start;   // enters fibers for the first time
   int64_t fruitless;  // rounds in which threads looked for another block's word in vain
 };
 
@@ -62,22 +67,43 @@ static thread_local FiberBlock* fiber_block = nullptr;
   abort();
 }
 
+// Goes on in the scheduler; returns when the scheduler goes on here.
+static __attribute__((noinline)) void fiber_leave() {
+  FiberBlock& b = *fiber_block;
+  if (!_setjmp(b.current->place)) _longjmp(b.scheduler, 1);
+}
+
 static inline void fiber_wait(const char* file, int line, unsigned lanes) {
   Fiber* self = fiber_block->current;
   self->file = file;
   self->line = line;
   self->waits_for = lanes;
-  swapcontext(&self->context, &fiber_block->scheduler);
+  fiber_leave();
 }
 
 // Lets the others run, of this block and of all others that run at the same time.
-static inline void fiber_yield() { swapcontext(&fiber_block->current->context, &fiber_block->scheduler); }
+static inline void fiber_yield() { fiber_leave(); }
 
+// A thread of one block after the other: what it is in the next one, the scheduler has changed meanwhile.
 static inline void fiber_entry() {
-  FiberBlock& b = *fiber_block;
-  b.body(b.args);
-  b.current->finished = true;
-  swapcontext(&b.current->context, &b.scheduler);
+  for (;;) {
+    fiber_block->body(fiber_block->args);
+    fiber_block->current->finished = true;
+    fiber_leave();
+  }
+}
+
+// Runs a thread until it waits, yields or returns.
+static __attribute__((noinline)) void fiber_resume(FiberBlock& b, Fiber& f) {
+  b.current = &f;
+  if (_setjmp(b.scheduler)) return;
+  if (f.started) _longjmp(f.place, 1);
+  f.started = true;
+  b.start.uc_stack.ss_sp = b.stacks + f.linear * FiberBlock::stack_bytes;
+  b.start.uc_stack.ss_size = FiberBlock::stack_bytes;
+  b.start.uc_link = nullptr;
+  makecontext(&b.start, fiber_entry, 0);
+  setcontext(&b.start);
 }
 
 // Lets all threads go on that wait at the block's barrier, if all of the block do.
@@ -92,7 +118,7 @@ static inline bool fiber_release_block(FiberBlock& b) {
   for (int i = 0; i < b.threads; ++i) {
     Fiber& f = b.fibers[i];
     if (f.finished) fiber_abort("returned while others wait at a barrier", &f);
-    if (f.line != first->line || strcmp(f.file, first->file))
+    if (f.line != first->line || (f.file != first->file && strcmp(f.file, first->file)))
       fiber_abort("waits at another barrier than thread (0, 0)", &f);
   }
   for (int i = 0; i < b.threads; ++i) b.fibers[i].file = nullptr;
@@ -116,7 +142,11 @@ static inline bool fiber_release_warp(FiberBlock& b, int begin) {
     }
     if (!complete) continue;
     for (int j = 0; j < lanes; ++j) {
-      if (mask >> j & 1) b.fibers[begin + j].file = nullptr;
+      if (!(mask >> j & 1)) continue;
+      Fiber& other = b.fibers[begin + j];
+      other.file = nullptr;
+      memcpy(other.taken, other.offered, sizeof(other.taken));
+      if (other.finished) memset(other.taken, 0xff, sizeof(other.taken));
     }
     released = true;
   }
@@ -129,7 +159,7 @@ static inline bool fiber_release(FiberBlock& b) {
   return released || fiber_release_block(b);
 }
 
-static inline void fiber_start_block(FiberBlock& b, char* stacks) {
+static inline void fiber_start_block(FiberBlock& b) {
   b.fruitless = 0;
   for (int i = 0; i < b.threads; ++i) {
     Fiber& f = b.fibers[i];
@@ -137,11 +167,6 @@ static inline void fiber_start_block(FiberBlock& b, char* stacks) {
     f.linear = i;
     f.finished = false;
     f.file = nullptr;
-    getcontext(&f.context);
-    f.context.uc_stack.ss_sp = stacks + i * FiberBlock::stack_bytes;
-    f.context.uc_stack.ss_size = FiberBlock::stack_bytes;
-    f.context.uc_link = nullptr;
-    makecontext(&f.context, fiber_entry, 0);
   }
 }
 
@@ -153,8 +178,7 @@ static inline bool fiber_run_round(FiberBlock& b) {
   for (int i = 0; i < b.threads; ++i) {
     Fiber& f = b.fibers[b.block.x & 1 ? b.threads - 1 - i : i];
     if (!f.finished && !f.file) {
-      b.current = &f;
-      swapcontext(&b.scheduler, &f.context);
+      fiber_resume(b, f);
       yielded += !f.finished && !f.file;
     }
     alive += !f.finished;
@@ -174,8 +198,9 @@ static inline bool fiber_run_round(FiberBlock& b) {
 
 // What a block needs for itself; the shared memory ends in a canary.
 static inline void fiber_equip(FiberBlock& b, size_t padded) {
+  getcontext(&b.start);
   b.shared = static_cast<char*>(aligned_alloc(64, padded));
-  b.fibers = static_cast<Fiber*>(malloc(b.threads * sizeof(Fiber)));
+  b.fibers = static_cast<Fiber*>(calloc(b.threads, sizeof(Fiber)));
   if (!b.shared || !b.fibers) {
     fprintf(stderr, "tsfuser: no memory for the fibers of kernel %s\n", b.kernel);
     abort();
@@ -210,6 +235,7 @@ static inline void fiber_run(const char* kernel, void (*body)(const void*), cons
     b.grid = {static_cast<unsigned>(grid), 1, 1};
     b.shape = {static_cast<unsigned>(block_x), static_cast<unsigned>(block_y), 1};
     b.threads = threads;
+    b.stacks = static_cast<char*>(stacks) + i * stack_total;
     fiber_equip(b, padded);
   }
   FiberBlock* outer = fiber_block;
@@ -217,7 +243,7 @@ static inline void fiber_run(const char* kernel, void (*body)(const void*), cons
     for (int64_t i = 0; i < at_once; ++i) {
       blocks[i].block = {static_cast<unsigned>(first + i), 0, 0};
       memset(blocks[i].shared, 0xff, padded);
-      fiber_start_block(blocks[i], static_cast<char*>(stacks) + i * stack_total);
+      fiber_start_block(blocks[i]);
     }
     for (bool alive = true; alive;) {
       alive = false;
@@ -245,15 +271,13 @@ template <class T>
 static inline T fiber_exchange(const char* file, int line, unsigned mask, T value, int source) {
   static_assert(sizeof(T) <= 16, "shuffle of a type longer than 16 bytes");
   Fiber* self = fiber_block->current;
-  memcpy(self->exchange, &value, sizeof(T));
+  memcpy(self->offered, &value, sizeof(T));
   fiber_wait(file, line, mask);
   const int warp = self->linear / warpSize * warpSize;
-  const bool there = (mask >> source & 1) && warp + source < fiber_block->threads &&
-                     !fiber_block->fibers[warp + source].finished;
+  const bool there = (mask >> source & 1) && warp + source < fiber_block->threads;
   T result;
   memset(&result, 0xff, sizeof(T));
-  if (there) memcpy(&result, fiber_block->fibers[warp + source].exchange, sizeof(T));
-  fiber_wait(file, line, mask);
+  if (there) memcpy(&result, fiber_block->fibers[warp + source].taken, sizeof(T));
   return result;
 }
 
