@@ -380,13 +380,6 @@ def test_the_import_leaves_torch_dynamo_alone():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("look", [tsfuser.explain, tsfuser.check])
-def test_explain_and_check_say_that_they_take_scripted_functions_only(look):
-    for function in (compiled(torch.relu), compiled(nn.Linear(2, 2))):
-        with pytest.raises(TypeError, match="torch.compile's.*PYTORCH_JIT_LOG_LEVEL"):
-            look(function, torch.ones(2))
-
-
 def test_errors_name_the_line_of_the_program():
     def function(x, at):
         y = x.exp() + 1

@@ -172,13 +172,22 @@ class GraphReport:
 
 
 @dataclass(frozen=True)
+class Break:
+    """Where TorchDynamo ends a graph and leaves what follows to Python, and why, in torch's words."""
+
+    place: Place
+    reason: str
+
+
+@dataclass(frozen=True)
 class Findings:
     """`name`: of the function; its optimised graphs, outer ones first; why the function itself does not run
-    as they say, "" where it does."""
+    as they say, "" where it does; where the graphs of a compiled one break."""
 
     name: str
     graphs: tuple[GraphReport, ...]
     caveat: str = ""
+    breaks: tuple[Break, ...] = ()
 
     @property
     def groups(self) -> list[Group]:

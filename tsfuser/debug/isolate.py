@@ -20,30 +20,37 @@ import torch
 
 
 @dataclass
-class Isolated:
-    """`method`: the function itself, or a module's method. `graph`: the program as scripted, nothing inlined.
-    `function` runs it, on `owner` (the copied module, if there is one) and copies of what was `given`."""
+class Twin:
+    """`call` runs a program on the copied modules of `owner`, and on copies of what was `given`."""
 
     name: str
-    method: Any
-    graph: torch._C.Graph
-    function: Any
     owner: tuple[Any, ...]
     given: tuple[Any, ...]
+    call: Callable[[Sequence[Any]], Any]
 
     def step(self) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
         """One forward and, where results require gradients, backward. Returns the result tensors and the
         gradients of the arguments and parameters."""
-        arguments = (*self.owner, *clones(self.given))
-        leaves = [x for x in tensors(arguments) if x.requires_grad and x.is_leaf]
+        given = clones(self.given)
+        leaves = [x for x in tensors((*self.owner, *given)) if x.requires_grad and x.is_leaf]
         for leaf in leaves:
             leaf.grad = None
-        results = tensors(self.function(*arguments))
+        results = tensors(self.call(given))
         wanted = [r for r in results if r.requires_grad and r.is_floating_point()]
         if not wanted:
             return results, []
         torch.autograd.backward(wanted, [_gradient(r) for r in wanted])
         return results, [leaf.grad for leaf in leaves]
+
+
+@dataclass
+class Isolated(Twin):
+    """`method`: the function itself, or a module's method. `graph`: the program as scripted, nothing inlined.
+    `function` runs it."""
+
+    method: Any
+    graph: torch._C.Graph
+    function: Any
 
 
 def _gradient(result: torch.Tensor) -> torch.Tensor:
@@ -57,11 +64,6 @@ def scripted(fn: Any) -> Any:
     what it makes of the module."""
     if isinstance(fn, (torch.jit.ScriptFunction, torch.jit.ScriptModule, torch._C.ScriptMethod)):
         return fn
-    if hasattr(fn, "_torchdynamo_orig_callable") or hasattr(fn, "_orig_mod"):
-        raise TypeError(
-            "a scripted function or module is wanted, and this one is torch.compile's: there, "
-            "PYTORCH_JIT_LOG_LEVEL='>partition:graph_fuser' shows its graphs, and why ops are not fused"
-        )
     if inspect.ismethod(fn) and isinstance(fn.__self__, torch.nn.Module):
         return getattr(torch.jit.script(fn.__self__), fn.__name__)
     if isinstance(fn, torch.nn.Module) or callable(fn):
@@ -77,20 +79,25 @@ def isolate(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Is
     method = fn.forward if isinstance(fn, torch.jit.ScriptModule) else fn
     owner = fn if isinstance(fn, torch.jit.ScriptModule) else getattr(method, "owner", None)
     given = _bound(method, args, kwargs, own=0 if owner is None else 1)
-    own = () if owner is None else (_twin(owner),)
+    own = () if owner is None else (twin_of(owner),)
     name = fn.original_name if isinstance(fn, torch.jit.ScriptModule) else method.name
     graph = method.graph.copy()
     function = torch._C._create_function_from_graph(name, graph.copy())
-    devices = {x.device.index for x in tensors((*own, *given)) if x.is_cuda}
     before = torch._C._jit_set_num_profiled_runs(1)
     try:
-        with torch.random.fork_rng(devices=sorted(devices)):
-            yield Isolated(name, method, graph, function, own, given)
+        with generators_of((*own, *given)):
+            yield Isolated(name, own, given, lambda copies: function(*own, *copies), method, graph, function)
     finally:
         torch._C._jit_set_num_profiled_runs(before)
 
 
-def _twin(module: Any) -> Any:
+def generators_of(values: Sequence[Any]) -> Any:
+    """A block in which the random generators of the values' devices go their own way."""
+    devices = {x.device.index for x in tensors(values) if x.is_cuda}
+    return torch.random.fork_rng(devices=sorted(devices))
+
+
+def twin_of(module: Any) -> Any:
     """A copy with parameters of its own; a plain deepcopy of a scripted one stays tied to the original's by
     autograd."""
     if not isinstance(module, torch.nn.Module):  # as the owner of a method comes

@@ -74,7 +74,7 @@ svg .edge { fill: none; stroke: var(--soft); stroke-width: 1.3; opacity: .7; }
 
 def page(findings: Findings) -> str:
     """The whole page."""
-    body = [_head(findings), *map(_graph, findings.graphs), _program(findings)]
+    body = [_head(findings), *map(_graph, findings.graphs), _breaks(findings), _program(findings)]
     title = escape(f"tsfuser: {findings.name}")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -112,6 +112,16 @@ def _graph(graph: GraphReport) -> str:
     if graph.left_out:
         parts.append(_left(graph))
     return "".join(parts)
+
+
+def _breaks(findings: Findings) -> str:
+    rows = [
+        f'<tr><td><code>{escape(found.place.text)}</code> <span class="where">{escape(str(found.place))}'
+        f'</span></td><td class="why">{escape(found.reason)}</td></tr>'
+        for found in findings.breaks
+    ]
+    head = '<h2>Graph breaks</h2>\n<div class="card"><table><tr><th>at</th><th>why</th></tr>'
+    return f"{head}{''.join(rows)}</table></div>\n" if rows else ""
 
 
 def _kernels(groups: list[tuple[Group, int]]) -> str:

@@ -17,7 +17,17 @@ UNREACHED = "did not run: its guard did not let the call pass, or the program we
 def text(findings: Findings) -> str:
     """The whole table."""
     said = [f"  but {findings.caveat}; what follows is a copy's"] if findings.caveat else []
-    return "\n".join([summary(findings), *said, *(line for g in findings.graphs for line in _graph(g))])
+    graphs = (line for g in findings.graphs for line in _graph(g))
+    return "\n".join([summary(findings), *said, *graphs, *_breaks(findings)])
+
+
+def _breaks(findings: Findings) -> list[str]:
+    """Two lines for each break."""
+    lines = ["", "graph breaks"] if findings.breaks else []
+    for found in findings.breaks:
+        place = found.place
+        lines += [f"    at {place}{': ' + place.text if place.text else ''}", f"      {found.reason}"]
+    return lines
 
 
 def summary(findings: Findings) -> str:
@@ -37,6 +47,7 @@ def summary(findings: Findings) -> str:
         for n, what in (
             (idle, f"{idle} in branches that did not run"),
             (unreached, f"{count(unreached, 'group')} that did not run"),
+            (len(findings.breaks), count(len(findings.breaks), "graph break")),
         )
         if n
     )

@@ -16,6 +16,7 @@ from torch import fx
 
 from ...planning.compile import expect_cuda
 from . import settings as its_settings
+from . import watch
 from .decompositions import decompositions
 from .partition import partition
 from .program import compile_graph
@@ -35,11 +36,11 @@ def backend(
     if mode not in (None, "default"):
         raise ValueError(f"tsfuser has no mode {mode!r}; leave it out, or take 'default'")
     _prepare_cuda()
-    compiler = partial(_compile, settings)
+    compiler = partial(_compile, settings, watch.arrived(module))
     return aot_autograd(
-        fw_compiler=compiler,
-        bw_compiler=compiler,
-        inference_compiler=compiler,
+        fw_compiler=partial(compiler, "forward"),
+        bw_compiler=partial(compiler, "backward"),
+        inference_compiler=partial(compiler, "inference"),
         partition_fn=partial(partition, recompute=settings.recompute),
         decompositions=decompositions,
         keep_inference_input_mutations=True,
@@ -47,9 +48,13 @@ def backend(
 
 
 def _compile(
-    settings: its_settings.Settings, module: fx.GraphModule, inputs: Sequence[Any]
+    settings: its_settings.Settings,
+    source: watch.Source,
+    role: str,
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
 ) -> Callable[[list], Any]:
-    return compile_graph(module, settings)
+    return compile_graph(module, settings, watch.Origin(source, role))
 
 
 @cache

@@ -20,6 +20,11 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 def place_of(node: fx.Node) -> tuple[str, int, str] | None:
     """File, line, and text of the line; None where no line is known."""
     for file, line, text in reversed(_FRAME.findall(node.meta.get("stack_trace") or "")):
-        if not file.startswith(_TORCH):
+        if not is_of_torch(file):
             return file, int(line), text.strip()
     return None
+
+
+def is_of_torch(file: str) -> bool:
+    """Whether the file is torch's own."""
+    return file.startswith(_TORCH)

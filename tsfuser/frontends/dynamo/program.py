@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ... import _C, log
 from ...errors import TsfuserWarning
+from ...grouping.support import Refusals
 from ...planning import interrupts
+from . import watch
 from .passes import fuse
 from .settings import Settings, applied
 from .simplify import simplify
@@ -24,10 +27,16 @@ from .split import split
 from .translate import Translation, translate
 
 
-def compile_graph(module: fx.GraphModule, settings: Settings) -> Callable[[list], Any]:
-    """The boxed function. What goes wrong here is warned about, and the module runs as it is."""
+def compile_graph(
+    module: fx.GraphModule, settings: Settings, origin: watch.Origin | None = None
+) -> Callable[[list], Any]:
+    """The boxed function. What goes wrong here is warned about, and the module runs as it is. Who is
+    `watching` is told what became of a module that has an `origin`."""
     try:
-        return boxed(_whole(module, settings))
+        compiled = _whole(module, settings)
+        if origin is not None:
+            watch.done(watch.Outcome(origin, compiled.module, compiled.programs, compiled.foreign))
+        return boxed(compiled.call)
     except Exception as error:  # a mistake of ours must not break the user's program
         interrupts.pass_on(error)
         text = f"{type(error).__name__}: {error}".split("\n")[0]
@@ -36,6 +45,8 @@ def compile_graph(module: fx.GraphModule, settings: Settings) -> Callable[[list]
             TsfuserWarning,
             stacklevel=2,
         )
+        if origin is not None:
+            watch.done(watch.Outcome(origin, module, {}, {}, text))
         return boxed(lambda args: _unfused(module, args))
 
 
@@ -49,37 +60,53 @@ def boxed(function: Callable[[list], Any]) -> Callable[[list], Any]:
     return call
 
 
-def _whole(module: fx.GraphModule, settings: Settings) -> Callable[[list], Any]:
+@dataclass
+class _Compiled:
+    """What runs, and what `watch.Outcome` says of it."""
+
+    module: fx.GraphModule
+    call: Callable[[list], Any]
+    programs: dict[str, tuple[Translation, Refusals]]
+    foreign: dict[str, str]
+
+
+def _whole(module: fx.GraphModule, settings: Settings) -> _Compiled:
     simplify(module)
     translation = translate(module)
     if not translation.foreign:
-        return _program(translation, settings)
+        program, refusals = _program(translation, settings)
+        return _Compiled(module, program, {"": (translation, refusals)}, {})
     for node, reason in translation.foreign.items():
         log.write("partition", f"{node} is left to Python: {reason}", "")
     pieces = split(module, translation.foreign)
+    programs = {}
     for name, piece in pieces.translatable():
         found = translate(piece)
         if not found.foreign:
-            setattr(pieces.module, name, Piece(_program(found, settings), _is_single(piece)))
-    return lambda args: _unfused(pieces.module, args)
+            program, refusals = _program(found, settings)
+            setattr(pieces.module, name, Piece(program, piece))
+            programs[name] = (found, refusals)
+    foreign = {node.name: reason for node, reason in translation.foreign.items()}
+    return _Compiled(pieces.module, lambda args: _unfused(pieces.module, args), programs, foreign)
 
 
 class Piece(torch.nn.Module):
     """A program in the place of a submodule."""
 
-    def __init__(self, program: Callable[[list], tuple], single: bool):
+    def __init__(self, program: Callable[[list], tuple], piece: fx.GraphModule):
         super().__init__()
-        self.program, self.single = program, single
+        self.program, self.single = program, _is_single(piece)
 
     def forward(self, *args):
         results = self.program(list(args))
         return results[0] if self.single else results
 
 
-def _program(translation: Translation, settings: Settings) -> _C.GraphProgram:
+def _program(translation: Translation, settings: Settings) -> tuple[_C.GraphProgram, Refusals]:
+    """The program, and why nodes are in no group of it."""
     with applied(settings):
-        fuse(translation.graph)
-    return _C.GraphProgram(
+        refusals = fuse(translation.graph)
+    program = _C.GraphProgram(
         translation.graph,
         translation.constants,
         translation.updates,
@@ -87,6 +114,7 @@ def _program(translation: Translation, settings: Settings) -> _C.GraphProgram:
         translation.orders,
         _modes_may_be_hidden,
     )
+    return program, refusals
 
 
 def _is_single(module: fx.GraphModule) -> bool:

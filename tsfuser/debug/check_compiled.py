@@ -1,0 +1,87 @@
+"""Whether a compiled program gives what eager mode gives.
+
+In: the twin of a compiled program. Out: the first of its results and gradients that is not eager's, and how
+many were compared. torch's own criterion decides, which its accuracy minifier uses: a result may be as far
+from that in float64 as eager's is, a few times. Example:
+
+    difference, count = differs_from_eager(twin)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.utils import same
+
+from .compare import Difference
+from .isolate import generators_of, tensors
+from .isolate_compiled import CompiledTwin
+
+
+def differs_from_eager(twin: CompiledTwin) -> tuple[Difference | None, int]:
+    """Runs the first step of the twin, and one of eager twins. Nothing is compared where random numbers are
+    drawn: compiled code draws others than eager's."""
+    eager, values = twin.eager(False), (*twin.owner, *twin.given)
+    devices = {x.device for x in tensors(values) if x.is_cuda}
+    with generators_of(values):
+        before = _states(devices)
+        ours = twin.step()
+        if any(not torch.equal(a, b) for a, b in zip(before, _states(devices))):
+            return None, 0
+    plain, exact = eager.step(), _exactly(twin)
+    names = [f"{kind} {k}" for kind, found in zip(("result", "gradient"), plain) for k in range(len(found))]
+    flat = [_flat(found) for found in (ours, plain, exact or plain)]
+    for k, (name, *three) in enumerate(zip(names, *flat)):
+        difference = _difference(k, name, *three, exact is not None)
+        if difference is not None:
+            return difference, len(names)
+    return None, len(names)
+
+
+def _states(devices: set[torch.device]) -> list[torch.Tensor]:
+    """Of the random generators."""
+    return [torch.random.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+
+
+def _exactly(twin: CompiledTwin) -> Any:
+    """Results and gradients in float64; None for a program that does not run in it."""
+    try:
+        return twin.eager(True).step()
+    except Exception:
+        return None
+
+
+def _flat(found: tuple[Sequence[Any], Sequence[Any]]) -> list[Any]:
+    return [*found[0], *found[1]]
+
+
+def _difference(k: int, name: str, ours: Any, plain: Any, exact: Any, known: bool) -> Difference | None:
+    said: list[str] = []
+    comparable = _shape(ours) == _shape(plain)
+    tolerance = torch.finfo(plain.dtype).eps ** 0.5 if _is_float(plain) else 0.0
+    if comparable and same(
+        plain,
+        ours,
+        exact if known else None,
+        tol=tolerance,
+        equal_nan=True,
+        log_error=lambda text, *values, **_: said.append(text % values if values else text),
+    ):
+        return None
+    worst = float("inf")
+    if comparable and _is_float(plain):
+        wide = torch.complex128 if plain.is_complex() else torch.float64
+        worst = (ours.detach().to(wide) - plain.detach().to(wide)).abs().max().item()
+    what = said or [f"it has the shape {_shape(ours)}, and eager's {_shape(plain)}"]
+    text = f"{name} of the program is not eager's: {'; '.join(what)}"
+    return Difference(-1, k, worst, tolerance, text)
+
+
+def _shape(value: Any) -> list[int] | None:
+    return list(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())

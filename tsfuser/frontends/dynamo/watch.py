@@ -1,0 +1,91 @@
+"""What becomes of the graphs of torch.compile, for who looks: `tsfuser.explain`, logs, `tsfuser.stats()`.
+
+In: from compile.py, each graph of TorchDynamo; from program.py, what was made of each graph that AOTAutograd
+derived from it. Out: `Outcome`s, to all that are `watching`. Example:
+
+    with watching() as (graphs, outcomes):
+        compiled(x)
+    outcomes[0].origin.role      # "inference"
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from ...grouping.support import Refusals
+from .translate import Translation
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A graph of TorchDynamo, numbered through the process. `broken`: why the program's graph breaks behind
+    it, "" where it does not; `stack`: where, as `traceback` has it, outermost call first."""
+
+    number: int
+    broken: str = ""
+    stack: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a graph of AOTAutograd comes from. `role`: forward, backward or inference."""
+
+    source: Source
+    role: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`module`: what runs: the graph itself, whose only program has the name "", or calls of submodules.
+    `programs`: name -> a typed graph with groups in it, and why nodes are in none. `foreign`: names of nodes
+    that Python runs -> why. `failure`: why all of it runs unfused, "" where it does not."""
+
+    origin: Origin
+    module: fx.GraphModule
+    programs: Mapping[str, tuple[Translation, Refusals]]
+    foreign: Mapping[str, str]
+    failure: str = ""
+
+
+_lock = threading.Lock()
+_watchers: list[tuple[list[Source], list[Outcome]]] = []  # registry
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[tuple[list[Source], list[Outcome]]]:
+    """Collects what comes within the block, in whatever thread."""
+    seen: tuple[list[Source], list[Outcome]] = ([], [])
+    with _lock:
+        _watchers.append(seen)
+    try:
+        yield seen
+    finally:
+        with _lock:
+            _watchers[:] = [other for other in _watchers if other is not seen]
+
+
+def arrived(module: fx.GraphModule) -> Source:
+    """A new graph of TorchDynamo."""
+    reason = getattr(module, "compile_subgraph_reason", None)
+    broken = reason is not None and reason.graph_break
+    source = Source(
+        next(_numbers), reason.reason if broken else "", tuple(reason.user_stack) if broken else ()
+    )
+    for sources, _ in tuple(_watchers):
+        sources.append(source)
+    return source
+
+
+def done(outcome: Outcome) -> None:
+    """What became of a graph that AOTAutograd made."""
+    for _, outcomes in tuple(_watchers):
+        outcomes.append(outcome)
