@@ -69,9 +69,6 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("target", chosen, scope="module")
 
 
-_compiled = set()  # cache: sources that NVRTC has taken in this process
-
-
 @pytest.fixture(scope="session")
 def nvrtc():
     """A CudaTarget that compiles without a GPU; None where there is no NVRTC."""
@@ -87,32 +84,22 @@ def nvrtc():
 
 
 @pytest.fixture
-def architectures(request):
-    """The compute capabilities for which NVRTC compiles the kernels of a test."""
-    from kit.support import ARCHITECTURES, ARCHITECTURES_OF_EVERY_RUN
-
-    return ARCHITECTURES if request.config.getoption("--long") else ARCHITECTURES_OF_EVERY_RUN
-
-
-@pytest.fixture
-def device(target, monkeypatch, nvrtc, architectures):
+def device(target, monkeypatch, request):
     """A device string for `torch.rand(..., device=device)`; the mode of the host target is set while the
-    test runs. The kernels of "cpu-fibers" are those that a GPU would get, so each is compiled by NVRTC as
-    well, for two architectures, with --long for all."""
+    test runs. The kernels of "cpu-fibers" are those that a GPU would get, so NVRTC compiles them, too."""
     import tsfuser
+    from kit import nvrtc
     from tsfuser import options
     from tsfuser.target.host import HostTarget
 
     if target != "cpu-fibers":
         yield target
         return
-    for_host = HostTarget.find
+    for_host, for_gpu = HostTarget.find, nvrtc.compiler()
 
     def for_both(self, source, name, *rest):
-        if nvrtc is not None and source not in _compiled:
-            _compiled.add(source)
-            for architecture in architectures:
-                nvrtc.resources(source, name, architecture)  # raises CompileError; touches no counter
+        if for_gpu is not None:
+            nvrtc.check(for_gpu, source, name, every=request.config.getoption("--long"))
         return for_host(self, source, name, *rest)
 
     monkeypatch.setattr(HostTarget, "find", for_both)

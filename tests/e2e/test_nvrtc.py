@@ -1,12 +1,14 @@
 """CUDA kernels are compiled without a GPU. The `device` fixture does so with each kernel of the e2e tests,
-for two architectures or with --long for all; this file says whether it could, and that a broken
+for one of two architectures or with --long for all; this file says whether it could, and that a broken
 kernel would be noticed."""
 
 import pytest
 import torch
 
-from kit.support import ARCHITECTURES, fuse, no_fallback
+from kit import nvrtc as of_tests
+from kit.support import fuse, no_fallback
 from tsfuser.errors import CompileError
+from tsfuser.target.disk_cache import DiskCache
 
 
 @pytest.fixture
@@ -19,24 +21,29 @@ def compiler(nvrtc):
 def test_each_architecture(compiler):
     source = '#include "tsfuser.h"\nstruct Args { float* out; };\n'
     source += "KERNEL(one, Args, 128) { args.out[threadIdx.x] = 1.0f; }\n"
-    for architecture in ARCHITECTURES:
+    for architecture in of_tests.ARCHITECTURES:
         assert 0 < compiler.resources(source, "one", architecture).registers <= 32
         with pytest.raises(CompileError, match="two"):
             compiler.resources(source.replace("1.0f", "two"), "one", architecture)
 
 
 @pytest.mark.parametrize("target", ["cpu-fibers"])
-def test_kernels_of_the_tests_go_through_nvrtc(target, device, compiler, architectures, monkeypatch):
+def test_kernels_of_the_tests_go_through_nvrtc(target, device, compiler, request, monkeypatch, tmp_path):
     taken = []
-    monkeypatch.setattr(
-        type(compiler),
-        "resources",
-        lambda self, source, name, architecture: taken.append((name, architecture)),
-    )
+    monkeypatch.setattr(type(compiler), "resources", lambda self, *what: taken.append(what))
+    monkeypatch.setattr(of_tests, "TAKEN", DiskCache(tmp_path))
 
     def program(x):
         return (x * 0.123 + 4.0).relu()
 
     with no_fallback():
         fuse(program, torch.randn(8, 8))
-    assert taken == [("fused_mul_add_relu", architecture) for architecture in architectures]
+    [source] = {source for source, *_ in taken}
+    every = request.config.getoption("--long")
+    assert taken == [(source, "fused_mul_add_relu", a) for a in of_tests.chosen(source, every)]
+
+
+def test_half_of_the_kernels_are_compiled_for_each_architecture():
+    found = [of_tests.chosen(f"source {k}", every=False) for k in range(100)]
+    assert all(20 < found.count((a,)) < 80 for a in of_tests.ARCHITECTURES_OF_EVERY_RUN)
+    assert of_tests.chosen("source", every=True) == of_tests.ARCHITECTURES

@@ -17,10 +17,6 @@ import torch
 import tsfuser
 from tsfuser import _C, options
 
-#: Compute capabilities for which NVRTC compiles kernels of the tests: all of them with --long. Those of every
-#: run take both sides of each condition on `__CUDA_ARCH__` in the runtime headers.
-ARCHITECTURES = (75, 80, 90, 100, 120)
-ARCHITECTURES_OF_EVERY_RUN = (75, 90)
 ROOT = Path(__file__).resolve().parents[2]
 #: Two groups, one of them in a forked call, as source for `script`.
 FORKED = """

@@ -1,0 +1,50 @@
+"""NVRTC compiles the kernels that fibers run, which are those that a GPU would get.
+
+In: the source of a kernel. Out: nothing, or `CompileError`. Each source is compiled once on this disk for one of
+two architectures, chosen by its text, so that both see half of all kernels; with --long for all architectures.
+NVRTC optimises as little as it can: the tests ask whether it takes a kernel, not how fast that is. Example:
+
+    check(compiler(), source, "fused_add", every=False)
+"""
+
+import functools
+import os
+import zlib
+
+from tsfuser.errors import Refusal
+from tsfuser.target.cuda import CudaTarget, installation, supported_archs
+from tsfuser.target.disk_cache import DiskCache
+from tsfuser.target.function import headers_digest
+
+#: Compute capabilities for which NVRTC compiles kernels of the tests: all of them with --long. Those of every
+#: run take both sides of each condition on `__CUDA_ARCH__` in the runtime headers.
+ARCHITECTURES = (75, 80, 90, 100, 120)
+ARCHITECTURES_OF_EVERY_RUN = (75, 90)
+#: What NVRTC has taken: texts of no content.
+TAKEN = DiskCache(os.environ["TSFUSER_CACHE_DIR"] + "-nvrtc")
+
+
+@functools.cache
+def compiler():
+    """A CudaTarget that compiles without a GPU, quickly; None where there is no NVRTC."""
+    try:
+        supported_archs()
+    except Refusal:
+        return None
+    return CudaTarget(TAKEN, quick=True)
+
+
+def chosen(source, every):
+    """The architectures for which a kernel is compiled."""
+    if every:
+        return ARCHITECTURES
+    return (ARCHITECTURES_OF_EVERY_RUN[zlib.crc32(source.encode()) % 2],)
+
+
+def check(target, source, name, every):
+    """Has `target` compile a kernel for the chosen architectures. Raises `CompileError`; touches no counter."""
+    for architecture in chosen(source, every):
+        key = ("taken by NVRTC", source, architecture, headers_digest(), installation())
+        if TAKEN.text(key) is None:
+            target.resources(source, name, architecture)
+            TAKEN.put(key, ".txt", b"")
