@@ -170,6 +170,7 @@ py::dict stats() {
   result["exact_hits"] = c.total(Count::ExactHits);
   result["class_hits"] = c.total(Count::ClassHits);
   result["launches"] = c.total(Count::Launches);
+  result["graph_calls"] = c.total(Count::GraphCalls);
   for (const auto& [reason, count] : counters().fallbacks()) {
     fallbacks[py::str(reason)] = count;
   }

@@ -1,5 +1,7 @@
 #include "interpreter/graph_program.h"
 
+#include "call/counters.h"
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
@@ -120,6 +122,7 @@ class GraphProgram {
   }
 
   py::tuple call(const py::list& args) {
+    counters().add(Count::GraphCalls);
     torch::jit::Stack stack;
     const size_t count = graph_->inputs().size() - constants_.size();
     if (args.size() != count) {

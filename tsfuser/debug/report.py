@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import _C, options
 from ..errors import TsfuserWarning
+from ..frontends.dynamo import counts
 from ..planning import compile as pipeline
 from ..target import counters
 
@@ -21,8 +22,10 @@ _HINT = "The result is right, but slower; PYTORCH_NVFUSER_DISABLE=fallback raise
 def stats() -> Mapping[str, Any]:
     """`groups`: how many groups there are. And counts since the import or the last `reset()`: `plans_built`,
     `exact_hits`, `class_hits`, `launches`, `kernels_compiled`, `disk_hits` (integers) and `fallbacks`
-    (reason -> calls)."""
-    return {**_C.stats(), **counters.snapshot()}
+    (reason -> calls). Of torch.compile: `graphs`, forward and backward ones, that were translated, and
+    `graph_calls` (integers; a call of a graph that Python cuts counts once for each piece);
+    `left_to_python` (reason -> nodes) and `graphs_unfused` (reason -> graphs)."""
+    return {**_C.stats(), **counters.snapshot(), **counts.snapshot()}
 
 
 def reset() -> None:
@@ -32,6 +35,7 @@ def reset() -> None:
     _C.reset()
     pipeline.forget()
     counters.reset()
+    counts.reset()
 
 
 def warn(kind: str, group_id: int, reason: str) -> None:

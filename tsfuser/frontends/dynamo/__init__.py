@@ -10,7 +10,7 @@ updates.py    inputs that the program changes
 split.py      cuts a graph around nodes that cannot be translated
 passes.py     the passes that make groups, those of the other front ends without guards
 program.py    the callable: torch's interpreter runs the graph
-watch.py      what became of each graph, for explain, logs and counters
+watch.py      what became of each graph, for explain; logs.py and counts.py: for logs and counters
 door.py       how torch finds the backend by its name
 """
 

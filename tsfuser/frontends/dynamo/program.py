@@ -19,7 +19,7 @@ from ... import _C, log
 from ...errors import TsfuserWarning
 from ...grouping.support import Refusals
 from ...planning import interrupts
-from . import watch
+from . import logs, watch
 from .passes import fuse
 from .settings import Settings, applied
 from .simplify import simplify
@@ -33,9 +33,11 @@ def compile_graph(
     """The boxed function. What goes wrong here is warned about, and the module runs as it is. Who is
     `watching` is told what became of a module that has an `origin`."""
     try:
-        compiled = _whole(module, settings)
         if origin is not None:
-            watch.done(watch.Outcome(origin, compiled.module, compiled.programs, compiled.foreign))
+            logs.arrived(origin, module)
+        compiled = _whole(module, settings, origin)
+        if origin is not None:
+            _tell(watch.Outcome(origin, compiled.module, compiled.programs, compiled.foreign))
         return boxed(compiled.call)
     except Exception as error:  # a mistake of ours must not break the user's program
         interrupts.pass_on(error)
@@ -46,8 +48,13 @@ def compile_graph(
             stacklevel=2,
         )
         if origin is not None:
-            watch.done(watch.Outcome(origin, module, {}, {}, text))
+            _tell(watch.Outcome(origin, module, {}, {}, text))
         return boxed(lambda args: _unfused(module, args))
+
+
+def _tell(outcome: watch.Outcome) -> None:
+    logs.done(outcome)
+    watch.done(outcome)
 
 
 def boxed(function: Callable[[list], Any]) -> Callable[[list], Any]:
@@ -70,20 +77,22 @@ class _Compiled:
     foreign: dict[str, str]
 
 
-def _whole(module: fx.GraphModule, settings: Settings) -> _Compiled:
+def _whole(module: fx.GraphModule, settings: Settings, origin: watch.Origin | None) -> _Compiled:
     simplify(module)
     translation = translate(module)
     if not translation.foreign:
-        program, refusals = _program(translation, settings)
+        program, refusals = _program(translation, settings, origin)
         return _Compiled(module, program, {"": (translation, refusals)}, {})
     for node, reason in translation.foreign.items():
         log.write("partition", f"{node} is left to Python: {reason}", "")
     pieces = split(module, translation.foreign)
+    if origin is not None:
+        logs.cut(origin, pieces.module, translation.foreign)
     programs = {}
     for name, piece in pieces.translatable():
         found = translate(piece)
         if not found.foreign:
-            program, refusals = _program(found, settings)
+            program, refusals = _program(found, settings, origin)
             setattr(pieces.module, name, Piece(program, piece))
             programs[name] = (found, refusals)
     foreign = {node.name: reason for node, reason in translation.foreign.items()}
@@ -102,8 +111,12 @@ class Piece(torch.nn.Module):
         return results[0] if self.single else results
 
 
-def _program(translation: Translation, settings: Settings) -> tuple[_C.GraphProgram, Refusals]:
+def _program(
+    translation: Translation, settings: Settings, origin: watch.Origin | None
+) -> tuple[_C.GraphProgram, Refusals]:
     """The program, and why nodes are in no group of it."""
+    if origin is not None:
+        logs.typed(origin, translation.graph)
     with applied(settings):
         refusals = fuse(translation.graph)
     program = _C.GraphProgram(

@@ -1,4 +1,4 @@
-"""What becomes of the graphs of torch.compile, for who looks: `tsfuser.explain`, logs, `tsfuser.stats()`.
+"""What becomes of the graphs of torch.compile, for `tsfuser.explain`, and counters and logs.
 
 In: from compile.py, each graph of TorchDynamo; from program.py, what was made of each graph that AOTAutograd
 derived from it. Out: `Outcome`s, to all that are `watching`. Example:
@@ -20,6 +20,7 @@ from typing import Any
 from torch import fx
 
 from ...grouping.support import Refusals
+from . import counts
 from .translate import Translation
 
 _numbers = itertools.count(1)
@@ -41,6 +42,9 @@ class Origin:
 
     source: Source
     role: str
+
+    def __str__(self) -> str:
+        return f"graph {self.source.number}, {self.role}"
 
 
 @dataclass(frozen=True)
@@ -87,5 +91,6 @@ def arrived(module: fx.GraphModule) -> Source:
 
 def done(outcome: Outcome) -> None:
     """What became of a graph that AOTAutograd made."""
+    counts.count(outcome.foreign.values(), outcome.failure)
     for _, outcomes in tuple(_watchers):
         outcomes.append(outcome)
