@@ -19,6 +19,8 @@ from kit.compiled_models import MODELS
 from kit.random_compiled import sweep
 from kit.support import ROOT, assert_matches
 from tsfuser.errors import TsfuserWarning
+from tsfuser.planning import compilers, planner
+from tsfuser.planning.compile import compile_fusion
 
 pytestmark = pytest.mark.graphs
 BACKEND = "tsfuser"
@@ -68,7 +70,7 @@ def assert_all_match(actual, eager, exact, ops=TERMS):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_train_and_infer_as_in_eager_and_new_sizes_compile_nothing(name, device, target):
+def test_models_train_and_infer_as_in_eager_and_new_sizes_compile_nothing(name, device, target, monkeypatch):
     """On the CPU nothing is compiled from the third size on. A schedule for CUDA is made for rows of about
     the same length: those of 10 are no longer than those of 9 or 12, and no better a multiple."""
     make_model, make_input = MODELS[name]
@@ -76,12 +78,15 @@ def test_models_train_and_infer_as_in_eager_and_new_sizes_compile_nothing(name, 
     model, exact = copy.deepcopy(eager), copy.deepcopy(eager).double()
     function = compiled(model, dynamic=True)
     kernels = []
+    late = []  # fusions that were not planned when the graph was compiled
+    monkeypatch.setattr(planner, "compile_fusion", lambda *call: late.append(call) or compile_fusion(*call))
     for size in (4, 6, 9, 12, 10):
         x = make_input(size).to(device)
         wide = x.double() if x.is_floating_point() else x
         assert_all_match(outcome(model, function, x), outcome(eager, eager, x), outcome(exact, exact, wide))
         found = tsfuser.stats()
         assert found["fallbacks"] == {} and found["launches"] > 0
+        assert size > 4 or target != "cpu" or not late, late
         kernels.append(found["kernels_compiled"] + found["disk_hits"])
     settled = 1 if target == "cpu" else 3
     assert kernels[settled] == kernels[-1], kernels
@@ -97,6 +102,34 @@ def test_all_of_a_graph_is_fused_from_its_first_call_on(device):
     assert_matches(compiled(lambda x: torch.softmax(x * 2, -1) + 1)(x), torch.softmax(x * 2, -1) + 1, ops=8)
     found = tsfuser.stats()
     assert found["plans_built"] == found["launches"] == 1 and found["fallbacks"] == {}
+
+
+def test_kernels_of_all_groups_are_compiled_before_the_first_call():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from tsfuser.frontends.dynamo.program import compile_graph
+    from tsfuser.frontends.dynamo.settings import Settings
+
+    def function(x, w):
+        y = torch.mm(torch.relu(x) * 2, w)
+        return torch.mm(torch.softmax(y, -1) + 1, w)
+
+    x, w = torch.randn(8, 16), torch.randn(16, 16)
+    program = compile_graph(make_fx(function, tracing_mode="fake")(x, w), Settings())
+    started = [job.future for job in compilers._ahead.jobs.values()]
+    assert len(started) == 2 and tsfuser.stats()["plans_built"] == 0
+    for future in started:
+        future.result(60)
+    made = tsfuser.stats()["kernels_compiled"]
+    assert_matches(program([x, w])[0], function(x, w), ops=64)
+    assert tsfuser.stats()["plans_built"] == 2 and tsfuser.stats()["kernels_compiled"] == made
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_a_first_call_of_another_class_than_expected(start):
+    """A tensor may begin anywhere in its memory, which the traced call does not say."""
+    x = torch.randn(33)[start : start + 32].view(8, 4)
+    assert_matches(compiled(lambda x: x.tanh() * 2 + 1)(x), x.tanh() * 2 + 1, ops=4)
 
 
 def test_other_dispatch_modes_see_the_ops():

@@ -217,3 +217,59 @@ def test_without_threads_kernels_are_compiled_one_by_one(monkeypatch):
         "first",
         "second",
     ]
+
+
+def test_what_was_started_ahead_is_compiled_once(monkeypatch):
+    monkeypatch.setattr(compilers, "_ahead", compilers._Ahead())
+    meeting = threading.Barrier(2)
+    target = Target(lambda name: name == "first" and meeting.wait(60))
+    compilers.start(target, [("a", "first"), ("a", "first")], "cpu")
+    meeting.wait(60)  # it is being compiled while nobody waits
+    assert compilers.binaries(target, [("a", "first"), ("b", "second")], "cpu") == ["first", "second"]
+    assert sorted(target.compiled) == ["first", "second"]
+    assert compilers._ahead.jobs == {}
+
+
+def test_a_failure_ahead_is_that_of_the_plan(monkeypatch):
+    monkeypatch.setattr(compilers, "_ahead", compilers._Ahead())
+
+    def make(name):
+        raise CompileError("as every time")
+
+    target = Target(make)
+    compilers.start(target, [("a", "first")], "cpu")
+    with pytest.raises(CompileError, match="as every time"):
+        compilers.binaries(target, [("a", "first")], "cpu")
+
+
+def test_what_nobody_asked_for_is_dropped(monkeypatch):
+    monkeypatch.setattr(compilers, "_ahead", compilers._Ahead())
+    monkeypatch.setattr(compilers, "_MOST", 2)
+    target = Target(lambda name: None)
+    compilers.start(target, [("a", "first"), ("b", "second"), ("c", "third")], "cpu")
+    assert [kernel[1] for _, kernel, _ in compilers._ahead.jobs] == ["second", "third"]
+    compilers.forget()
+    assert compilers._ahead.jobs == {}
+
+
+_STARTS = """
+import os, threading, time
+from tsfuser.planning import compilers
+os.sched_getaffinity = lambda process: {0, 1}
+begun = threading.Event()
+class Target:
+    def find(self, *kernel): return None
+    def compile(self, source, name, device, stop):
+        print("compiles", name, flush=True)
+        begun.set()
+        time.sleep(0.2)
+compilers.start(Target(), [("", str(k)) for k in range(200)], "cpu")
+begun.wait(60)
+"""
+
+
+def test_the_process_ends_without_what_has_not_begun():
+    root = Path(compilers.__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", _STARTS], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 0 < done.stdout.count("compiles") < 100

@@ -20,6 +20,7 @@ import tsfuser
 from tsfuser import options
 from tsfuser.errors import CompileError, Refusal
 from tsfuser.planning import compile as pipeline
+from tsfuser.planning import compilers
 from tsfuser.target.disk_cache import DiskCache
 from tsfuser.target.host import HostTarget
 
@@ -32,19 +33,22 @@ SIZE = {"cpu": 48, "cuda": 16}
 @contextlib.contextmanager
 def collecting():
     """Yields a dict that gets the kernels asked for inside: source -> (name, device)."""
-    found, compiled = {}, pipeline.functions
+    found, compiled, started = {}, pipeline.functions, compilers.start
 
-    def note(kernels, device):
+    def note(target, kernels, device):
         found.update((source, (name, device)) for source, name in kernels)
+
+    def refuse(kernels, device):
+        note(None, kernels, device)
         raise Refusal("kernels are compiled later, in a batch")
 
-    pipeline.functions = note
+    pipeline.functions, compilers.start = refuse, note
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", tsfuser.TsfuserWarning)
             yield found
     finally:
-        pipeline.functions = compiled
+        pipeline.functions, compilers.start = compiled, started
 
 
 def load(kernels, opt_level=1, jobs=2):

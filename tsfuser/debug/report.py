@@ -13,6 +13,7 @@ from typing import Any
 from .. import _C, options
 from ..errors import TsfuserWarning
 from ..frontends.dynamo import counts
+from ..planning import ahead
 from ..planning import compile as pipeline
 from ..target import counters
 
@@ -33,6 +34,7 @@ def reset() -> None:
     Groups stay, as functions hold them: `groups` in `stats()` is as before, and their next calls make new
     plans. Kernels on disk stay."""
     _C.reset()
+    ahead.forget()
     pipeline.forget()
     counters.reset()
     counts.reset()

@@ -45,11 +45,29 @@ class Compiled:
     function: Function
 
 
+@dataclass(frozen=True)
+class Lowered:
+    """What `fusion` becomes for calls like `call`, up to the source of each kernel: all of its Compiled but
+    the functions."""
+
+    call: Call
+    fusion: Fusion
+    device: str
+    kernels: list[tuple]
+    allocations: Allocations
+
+
 def compile_fusion(call: Call, fusion: Fusion, device: str) -> Plan:
     """The plan of `fusion` for calls like `call`. Raises Refusal or CompileError."""
+    return finish(lower_fusion(call, fusion, device))
+
+
+def finish(lowered: Lowered) -> Plan:
+    """The plan, once its kernels are compiled. Raises Refusal or CompileError."""
     start = time.perf_counter()
-    compiled, allocations = kernels_of(call, fusion, device)
-    plan = _plan(call, fusion, allocations.temporaries, compiled, device)
+    call, fusion, device = lowered.call, lowered.fusion, lowered.device
+    compiled = _loaded(lowered)
+    plan = _plan(call, fusion, lowered.allocations.temporaries, compiled, device)
     took = 1e3 * (time.perf_counter() - start)
     log.write(
         "kernel_cache",
@@ -64,6 +82,12 @@ def compile_fusion(call: Call, fusion: Fusion, device: str) -> Plan:
 def kernels_of(call: Call, fusion: Fusion, device: str) -> tuple[list[Compiled], Allocations]:
     """The kernels of `fusion`, loaded, in the order of their launches, and what they want allocated. Raises
     Refusal or CompileError."""
+    lowered = lower_fusion(call, fusion, device)
+    return _loaded(lowered), lowered.allocations
+
+
+def lower_fusion(call: Call, fusion: Fusion, device: str) -> Lowered:
+    """The fusion with its kernels' sources, in the order of their launches. Raises Refusal."""
     machine = _machine(device)
     dumps.show("fusion_ir", "fusion", fusion)
     for word in ("fusion_args", "kernel_args", "print_args"):
@@ -74,8 +98,22 @@ def kernels_of(call: Call, fusion: Fusion, device: str) -> tuple[list[Compiled],
         interrupts.check()
         lowered.append((part, stage.params, *_lower(stage.segment, stage.schedule, device)))
         dumps.show("scheduler_params", stage.segment.name, f"{stage.params}\n\n{stage.schedule}")
-    loaded = functions([(source, kernel.name) for *_, kernel, source in lowered], device)
-    return [Compiled(*fields, function) for fields, function in zip(lowered, loaded)], allocations
+    return Lowered(call, fusion, device, lowered, allocations)
+
+
+def start(lowered: Lowered) -> None:
+    """Has its kernels compiled in the background, by the time that `finish` wants them."""
+    device = lowered.device
+    missing = [
+        (s, kernel.name) for *_, kernel, s in lowered.kernels if _functions.get(_key(s, device)) is None
+    ]
+    compilers.start(_target(device, options.host_launch()), missing, device)
+
+
+def _loaded(lowered: Lowered) -> list[Compiled]:
+    sources = [(source, kernel.name) for *_, kernel, source in lowered.kernels]
+    loaded = functions(sources, lowered.device)
+    return [Compiled(*fields, function) for fields, function in zip(lowered.kernels, loaded)]
 
 
 def _machine(device: str) -> Machine:
@@ -120,6 +158,7 @@ def expect_cuda() -> None:
 def forget() -> None:
     """Drops the kernels that are loaded; those on disk stay."""
     _functions.clear()
+    compilers.forget()
 
 
 @cache

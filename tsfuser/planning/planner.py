@@ -12,8 +12,9 @@ import traceback
 from .. import _C, log
 from ..errors import CompileError, Refusal
 from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
-from . import interrupts
-from .compile import compile_fusion
+from ..ir.fusion import Fusion
+from . import ahead, interrupts
+from .compile import compile_fusion, finish, lower_fusion, start
 from .parse import parse
 from .plan import native, refused
 
@@ -27,10 +28,8 @@ def plan(group_id: int, args: tuple) -> _C.Plan:
         arguments = "\n".join(map(str, call.args))
         log.write("manager", f"group {group_id} gets a plan for a class of calls", arguments)
         log.write("kernel_cache", f"planning group {group_id} for", arguments, log.UPDATE)
-        fusion = parse(_C.group_graph(group_id), call, device)
-        if log.enabled("parser"):
-            log.write("parser", f"group {group_id}", f"{_C.group_graph(group_id)}is\n{fusion}")
-        result = compile_fusion(call, fusion, device)
+        lowered = ahead.take(group_id, call)
+        result = finish(lowered) if lowered else compile_fusion(call, _fusion(group_id, call, device), device)
     except (Refusal, CompileError) as error:
         result = refused(call, str(error))
     except Exception as error:  # a mistake of ours must not break the user's program
@@ -38,6 +37,30 @@ def plan(group_id: int, args: tuple) -> _C.Plan:
         log.write("kernel_cache", f"planning group {group_id} failed", traceback.format_exc())
         result = refused(call, f"tsfuser failed to plan it ({type(error).__name__}: {error})")
     return native(result)
+
+
+def prepare(group_id: int, args: tuple[Arg, ...]) -> None:
+    """Has the kernels of a group that is going to be called with such arguments compiled in the background,
+    and returns. What goes wrong is left to that call."""
+    call = Call(args)
+    if ahead.knows(group_id, call):
+        return
+    try:
+        device = group_device(call)
+        lowered = lower_fusion(call, _fusion(group_id, call, device), device)
+        start(lowered)
+        ahead.keep(group_id, call, lowered)
+    except Exception as error:
+        interrupts.pass_on(error)
+        log.write("kernel_cache", f"group {group_id} was not planned ahead", error, log.UPDATE)
+
+
+def _fusion(group_id: int, call: Call, device: str) -> Fusion:
+    """What the group computes for such calls. Raises Refusal."""
+    fusion = parse(_C.group_graph(group_id), call, device)
+    if log.enabled("parser"):
+        log.write("parser", f"group {group_id}", f"{_C.group_graph(group_id)}is\n{fusion}")
+    return fusion
 
 
 def describe(arg: tuple) -> Arg:

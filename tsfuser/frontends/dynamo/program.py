@@ -118,7 +118,7 @@ def _program(
     if origin is not None:
         logs.typed(origin, translation.graph)
     with applied(settings):
-        refusals = fuse(translation.graph)
+        refusals = fuse(translation.graph, translation.numbers)
     program = _C.GraphProgram(
         translation.graph,
         translation.constants,

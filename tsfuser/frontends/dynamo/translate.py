@@ -27,7 +27,7 @@ from ...graph.wrapper import outputs, schema
 from . import sizes
 from .arguments import Arguments
 from .places import place_of
-from .types import order_of, type_of
+from .types import hint, order_of, type_of
 from .updates import last_updates
 
 _INT = torch._C.IntType.get()
@@ -37,8 +37,8 @@ _INT = torch._C.IntType.get()
 class Translation:
     """`constants` are the last inputs of `graph`. `results`: an output of the graph each, None for None.
     `updates`: (input, output that is copied to it). `orders`: of dims in memory, by output, None where any
-    will do. `foreign`: node -> why it cannot be part of a graph; the rest means nothing where there are
-    some."""
+    will do. `numbers`: what sizes were in the traced call, by `unique()` of their values. `foreign`: node ->
+    why it cannot be part of a graph; the rest means nothing where there are some."""
 
     graph: torch._C.Graph
     constants: list[torch.Tensor] = field(default_factory=list)
@@ -46,6 +46,7 @@ class Translation:
     updates: list[tuple[int, int]] = field(default_factory=list)
     orders: list[list[int] | None] = field(default_factory=list)
     foreign: dict[fx.Node, str] = field(default_factory=dict)
+    numbers: dict[int, int] = field(default_factory=dict)
 
 
 def translate(module: fx.GraphModule) -> Translation:
@@ -61,7 +62,7 @@ class _Translator:
         self.arguments = Arguments(self.graph, self.values)
         self.made = Translation(self.graph)
         self.inputs: dict[fx.Node, int] = {}
-        self.numbers: dict[int, int] = {}  # value -> which output it is
+        self.returned: dict[int, int] = {}  # value -> which output it is
         self.place: tuple[str, int, str] | None = None  # of the node that is translated
 
     def run(self) -> Translation:
@@ -79,6 +80,7 @@ class _Translator:
             self.place = place_of(node)
             try:
                 self.values[node] = self._node(node)
+                self._note_number(node)
             except Refusal as refusal:
                 self._leave(node, str(refusal))
         if not self.made.foreign:
@@ -92,6 +94,14 @@ class _Translator:
         if type_ is not None:
             value.setType(type_)
             self.values[node] = value
+            self._note_number(node)
+
+    def _note_number(self, node: fx.Node) -> None:
+        value, found = self.values[node], node.meta.get("val")
+        if isinstance(found, torch.SymInt) and isinstance(value, torch._C.Value):
+            number = hint(found)
+            if number is not None:
+                self.made.numbers[value.unique()] = number
 
     def _attribute(self, node: fx.Node) -> None:
         """A tensor that the module owns; others, like modules, are for nodes that are left out."""
@@ -214,15 +224,15 @@ class _Translator:
 
     def _output(self, item: Any) -> int:
         value = self.arguments.make(item, _INT)  # of a node, or a plain number
-        known = self.numbers.get(value.unique())
+        known = self.returned.get(value.unique())
         if known is not None:
             return known
         found = item.meta.get("val") if isinstance(item, fx.Node) else None
         own = isinstance(found, torch.Tensor) and item.op not in ("placeholder", "get_attr")
         self.graph.registerOutput(value)
         self.made.orders.append(order_of(found) if own else None)
-        self.numbers[value.unique()] = len(self.made.orders) - 1
-        return self.numbers[value.unique()]
+        self.returned[value.unique()] = len(self.made.orders) - 1
+        return self.returned[value.unique()]
 
 
 def _result_type(value: Any):

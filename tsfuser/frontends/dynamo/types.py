@@ -1,8 +1,8 @@
 """Types of FX values, as TorchScript writes them.
 
 In: the `meta["val"]` of an FX node: a FakeTensor, a SymInt, a number. Out: a torch._C type; for tensors with
-dtype, device and the sizes of the traced call, as a profile would have them: a symbolic size is its hint.
-The groups that are chosen by them serve other sizes as well. Example: `type_of(fake)` ->
+dtype, device, sizes and strides of the traced call, as a profile would have them: a symbolic size is its
+hint. The groups that are chosen by them serve other sizes as well. Example: `type_of(fake)` ->
 `Float(4, 8, device=cpu)`.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 _TENSOR = torch._C.TensorType.get()
 _NUMBERS = (
@@ -42,8 +43,12 @@ def tensor_type(tensor: torch.Tensor):
     """The type of a tensor; one that is not strided has none of the facts that a group needs."""
     if tensor.layout != torch.strided:
         return _TENSOR
-    sizes = [hint(size) for size in tensor.shape]
-    return _TENSOR.with_dtype(tensor.dtype).with_device(tensor.device).with_sizes(sizes)
+    sizes, strides = [hint(size) for size in tensor.shape], [hint(step) for step in tensor.stride()]
+    if None in sizes or None in strides:
+        return _TENSOR.with_dtype(tensor.dtype).with_device(tensor.device).with_sizes(sizes)
+    with unset_fake_temporarily():
+        like = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device="meta")
+    return torch._C.TensorType.create_from_tensor(like).with_device(tensor.device)
 
 
 def order_of(tensor: torch.Tensor) -> list[int] | None:
