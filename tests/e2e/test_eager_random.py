@@ -103,7 +103,7 @@ def test_numbers_are_those_of_torchs_kernels(fibers, name, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("target", ["cpu-fibers"])
 def test_kernels_compile_for_gpus(device, target, dtype, monkeypatch):
-    """By NVRTC, which the `device` of this target asks for all architectures."""
+    """By NVRTC, to which the `device` of this target hands them."""
     monkeypatch.setattr(eager_random, "grid_of", lambda device: Grid(BLOCKS))
     with options.override(enable={"eager_random": ""}), no_fallback():
         for x in (dense(1, 1024), dense(31, 33).t()):

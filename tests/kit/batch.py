@@ -75,7 +75,7 @@ def _target(device, opt_level):
         target._functions.clear()  # those of the batch before
         return target
     fibers = options.host_launch() == "fibers"
-    return HostTarget(DiskCache(options.cache_dir()), fibers=fibers, opt_level=opt_level)
+    return HostTarget(DiskCache(options.cache_dir()), fibers=fibers, opt_level=0 if fibers else opt_level)
 
 
 def _compile(target, pairs, device):

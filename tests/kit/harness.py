@@ -24,7 +24,7 @@ CACHE = DiskCache(os.environ.get("TSFUSER_CACHE_DIR") or Path(tempfile.gettempdi
 TARGETS = {
     "host": HostTarget(CACHE),
     "scalar": HostTarget(CACHE, opt_level=0),  # no vector functions
-    "fibers": HostTarget(CACHE, opt_level=1, fibers=True),
+    "fibers": HostTarget(CACHE, opt_level=0, fibers=True),
     "cuda": CudaTarget(CACHE),
 }
 HERE = ["host", "fibers"] + (["cuda"] if torch.cuda.is_available() else [])

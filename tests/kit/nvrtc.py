@@ -1,8 +1,9 @@
 """NVRTC compiles the kernels that fibers run, which are those that a GPU would get.
 
-In: the source of a kernel. Out: nothing, or `CompileError`. Each source is compiled once on this disk for one of
-two architectures, chosen by its text, so that both see half of all kernels; with --long for all architectures.
-NVRTC optimises as little as it can: the tests ask whether it takes a kernel, not how fast that is. Example:
+In: the source of a kernel. Out: nothing, or `CompileError`. Each source is compiled once on this disk for one
+of two architectures, chosen by its text, so that both see half of all kernels; with --long for all
+architectures. NVRTC optimises as little as it can: the tests ask whether it takes a kernel, not how fast that
+is. Example:
 
     check(compiler(), source, "fused_add", every=False)
 """
@@ -42,7 +43,8 @@ def chosen(source, every):
 
 
 def check(target, source, name, every):
-    """Has `target` compile a kernel for the chosen architectures. Raises `CompileError`; touches no counter."""
+    """Has `target` compile a kernel for the chosen architectures; touches no counter. Raises
+    `CompileError`."""
     for architecture in chosen(source, every):
         key = ("taken by NVRTC", source, architecture, headers_digest(), installation())
         if TAKEN.text(key) is None:
