@@ -58,7 +58,7 @@ def taken(target, place, monkeypatch):
     monkeypatch.setattr(
         outer_rows,
         "apply",
-        lambda slabs, params, machine: made.append(params) or apply(slabs, params, machine),
+        lambda segment, slabs, params: made.append(params) or apply(segment, slabs, params),
     )
     tsfuser.reset()
     yield made

@@ -264,7 +264,7 @@ def test_kernels_that_repeat_a_random_op_repeat_its_stream():
     assert len([s for s in streams if s]) > 1 and all(s in ([], [0, 1]) for s in streams)
 
 
-def test_the_phases_of_a_row_share_what_is_drawn():
+def test_the_sweeps_over_a_row_share_what_is_drawn():
     def program(builder, x):
         y = noisy(builder, x)
         return builder.pointwise("sub", (y, total(builder, y, [1], keepdim=True)), x.dtype)
@@ -274,7 +274,7 @@ def test_the_phases_of_a_row_share_what_is_drawn():
 
 
 def test_a_row_of_an_element_a_thread_keeps_its_values_under_their_names():
-    """Without loops all phases are one scope."""
+    """Without loops all sweeps are one scope."""
 
     def program(b, x):
         y = b.pointwise("exp", (x,), x.dtype)

@@ -124,9 +124,11 @@ def wrong_schedules(s):
     yield replace(s, loops=(replace(first, bind="warp"), *rest)), "nothing is called warp"
     yield replace(s, loops=(*s.loops[:-1], replace(s.loops[-1], bind="thread.x"))), "2 loops are bound"
     yield replace(s, loops=(*s.loops[:-1], replace(s.loops[-1], extent=sz.const(64)))), "another extent"
-    yield replace(s, shared=("x9",)), "x9 is to be shared"
+    yield s.with_values_in("tile", ["x9"]), "x9, to stay in tile, is not loaded"
+    yield s.with_values_in("prefetched", ["x9"]), "x9, to stay in prefetched, is not loaded"
     yield replace(s, reduction=replace(s.reduction, loops=("q",))), "there is no loop q"
-    yield replace(s, reduction=replace(s.reduction, prefetched=("x9",))), "x9 is to be fetched"
+    yield replace(s, reduction=replace(s.reduction, side_by_side="q")), "there is no loop q"
+    yield replace(s, reduction=replace(s.reduction, side_by_side="lane")), "is accumulated over it"
     yield replace(s, reduction=replace(s.reduction, scope="room")), "nothing combines in a room"
     yield replace(s, reduction=replace(s.reduction, scope="block")), "but the scope is block"
     yield (

@@ -38,21 +38,28 @@ class Accumulation:
     after: list[Stmt]
 
 
+@dataclass(frozen=True)
+class Chains:
+    """The accumulators of a thread: `count` of them, of which a term goes to number `at`. `apart`: they have
+    not all seen as many terms, even where that does not depend on them."""
+
+    count: int
+    at: Expr
+    apart: bool = False
+
+
 def accumulation(
     name: str,
     op: Reduce,
     registers: dict[str, str],
     wide: DType,
-    lanes: int,
-    at: Expr,
+    chains: Chains,
     guard: Expr | None,
-    apart: bool = False,
     masked: bool = False,
 ) -> Accumulation:
-    """Accumulators `name`, `lanes` of them, of which a term goes to number `at`, in dtype `wide`. Operands
-    have the C types `registers`; a term counts where `guard` holds. `apart`: lanes have not all seen as many
-    terms, even where that does not depend on them. `masked`: other terms become the identity, where a branch
-    would cost more: a compiler moves all that leads to the term behind it, lane by lane."""
+    """Accumulators `name` in dtype `wide`. Operands have the C types `registers`; a term counts where `guard`
+    holds. `masked`: other terms become the identity, where a branch would cost more: a compiler moves all
+    that leads to the term behind it, lane by lane."""
     combination = COMBINATIONS[op.combine]
     term = name.removesuffix("_total") + "_term"
     if combination.part and len(op.operands) == 1:
@@ -60,42 +67,25 @@ def accumulation(
             term, wide.ctype, conversion(registers[op.operands[0].name], wide.ctype), (op.operands[0].name,)
         )
         centred = op.operands[0].dtype.itemsize >= wide.itemsize
-        return _moments(
-            name, convert, wide, lanes, at, guard, centred, not apart and not ix.names(guard) & ix.names(at)
-        )
+        return _moments(name, convert, wide, chains, guard, centred)
     ctype = combination.ctype(wide)
     if combination.part:  # what other blocks have left
-        made = Compute(
-            term,
-            ctype,
-            f"moments_of_{wide}",
-            tuple(v.name for v in op.operands),
-        )
+        made = Compute(term, ctype, f"moments_of_{wide}", tuple(v.name for v in op.operands))
     else:
         made = Compute(term, ctype, conversion(registers[op.operands[0].name], ctype), (op.operands[0].name,))
-    start = Accumulator(name, ctype, lanes, combination.start(wide))
-    return Accumulation(
-        [start],
-        [
-            made,
-            Accumulate(name, at, combination.symbol, term, guard, combination.start(wide) if masked else ""),
-        ],
-        [],
-    )
+    identity = combination.start(wide)
+    start = Accumulator(name, ctype, chains.count, identity)
+    add = Accumulate(name, chains.at, combination.symbol, term, guard, identity if masked else "")
+    return Accumulation([start], [made, add], [])
 
 
 def _moments(
-    name: str,
-    term: Compute,
-    wide: DType,
-    lanes: int,
-    at: Expr,
-    guard: Expr | None,
-    centred: bool,
-    shared: bool,
+    name: str, term: Compute, wide: DType, chains: Chains, guard: Expr | None, centred: bool
 ) -> Accumulation:
     """`place = term - origin; distance = place - rest; rest += distance / count; squares += distance (place -
-    rest)`. `centred`: the origin is a thread's first term, else 0; `shared`: one count for all lanes."""
+    rest)`. `centred`: the origin is a thread's first term, else 0."""
+    lanes, at = chains.count, chains.at
+    shared = not chains.apart and not ix.names(guard) & ix.names(at)  # one count for all lanes
     count, origin, rest, squares = (f"{name}_{part}" for part in ("count", "origin", "rest", "squares"))
     distance, left, share = (f"{name}_{word}" for word in ("distance", "left", "share"))
     place = f"{name}_place" if centred else term.name

@@ -1,6 +1,6 @@
 """Loop IR: the statements of one kernel, target-independent, a step before C++.
 
-In: built by `nest` and `phases`, rewritten by the passes. Out: the body of a `kernel.Kernel`, which
+In: built by `nest`, rewritten by the passes. Out: the body of a `kernel.Kernel`, which
 `codegen.emit` prints as C++. Example, a copy of n elements:
 
     For("i", Var("args.n"), "serial", (

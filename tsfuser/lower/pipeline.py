@@ -17,7 +17,6 @@ from .host import chunk, draw, peel
 from .kernel import Kernel
 from .nest import nest
 from .passes import bound, flatten, hoist, stage, vectorize
-from .phases import nest_rows
 
 PASSES: tuple[tuple[str, Callable], ...] = (
     ("flatten", flatten),
@@ -40,8 +39,7 @@ def lower(
     `after(step, kernel)` sees every intermediate form, for dumps and checks."""
     if schedule.reduction is not None and schedule.reduction.scope == "cluster":
         raise Refusal("no kernel is built yet whose blocks combine in a cluster")
-    start = nest_rows if schedule.reduction is not None and schedule.reduction.phases else nest
-    kernel = start(segment, schedule, name)
+    kernel = nest(segment, schedule, name)
     if after:
         after("nest", kernel)
     for step, run in PASSES:

@@ -9,6 +9,7 @@ one. A schedule never says what is computed. Example:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Union
 
@@ -60,16 +61,33 @@ class Fuse:
 Relation = Union[Split, Fuse]
 
 
+#: Where a value stays until its last use. register: with the thread that computed it; scratch: in memory of
+#: the block's own, as long as a row, near its processor; tile: a load, in a square tile of shared memory (see
+#: `transpose`); prefetched: a load, in shared memory, fetched while the threads work on the row before. Any
+#: other value is loaded or computed again by each sweep over the data that needs it
+PLACES = ("register", "scratch", "tile", "prefetched")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The value called `value` stays in `where`, one of PLACES."""
+
+    value: str
+    where: str
+
+
 @dataclass(frozen=True)
 class Cooperative:
     """Blocks that share a row: loop `block_set` numbers the rows that are worked on at the same time, `part`
     the blocks of one. `slots`: the plan's allocation, zeroed, through which the blocks combine; `words`:
-    4-byte words that a block stores there in an iteration, at most."""
+    4-byte words that a block stores there in an iteration, at most. `online_softmax`: names of a maximum m
+    of x and of the sum of exp(x - m), which they combine at once, after the sum."""
 
     block_set: str
     part: str
     slots: int
     words: int
+    online_softmax: tuple[tuple[str, str], ...] = ()
 
 
 #: Who combines what threads have accumulated. warp: neighbours in a warp, without shared memory or barrier;
@@ -84,14 +102,12 @@ class Reduction:
     """`loops` are those that a thread accumulates over, outermost first; the threads along `axis` (`x` or
     `y`) of the block then combine. `scope`: one of SCOPES; it is that of the reductions along rows where
     others run over columns, whose scope is the grid. `partial`: the loop that numbers the splits and the
-    elements between their results, None where the result is final. `phases`: results go back to all threads,
-    which walk over the data again for what follows from them. `warp`: how many threads a row has where they
-    are neighbours in a warp, else 0. `each`: the unrolled loop over the rows that a thread works on at the
-    same time, if there are several. `in_double`: sums of floats are accumulated in double, since a thread
-    adds up long chains. `keep`: where values of a row stay that are needed again, `register` or `memory` (a
-    block's own). `cooperative`: where several blocks share a row; `columns`: of a block, where the threads
-    along `y` combine and all of them get the results; `prefetched`: the loads of which shared memory keeps
-    what this iteration of the loop over rows needs, and fetches what the next does; `combines_partials`: it
+    elements between their results, None where the result is final. `allreduce`: all threads get the results,
+    and walk over the data again for what follows from them. `warp`: how many threads a row has where they are
+    neighbours in a warp, else 0. `side_by_side`: the loop over the results that a thread accumulates at the
+    same time, rows or columns, if there are several. `in_double`: sums of floats are accumulated in double,
+    since a thread adds up long chains. `cooperative`: where several blocks share a row; `columns`: of a
+    block, where the threads along `y` combine and all of them get the results; `combines_partials`: it
     combines the partial results of the kernel before it; `leads`: the next kernel does so with its own, and
     may be set up while it runs."""
 
@@ -99,14 +115,12 @@ class Reduction:
     axis: str
     scope: str = "block"
     partial: tuple[str, Size] | None = None
-    phases: bool = False
+    allreduce: bool = False
     warp: int = 0
-    each: str = ""
+    side_by_side: str = ""
     in_double: bool = False
-    keep: str = "register"
     cooperative: Cooperative | None = None
     columns: int = 0
-    prefetched: tuple[str, ...] = ()
     combines_partials: bool = False
     leads: bool = False
 
@@ -114,17 +128,17 @@ class Reduction:
 @dataclass(frozen=True)
 class Schedule:
     """`loops` outermost first; `relations` in the order they were applied. `threads` is the largest block;
-    `wide` asks for 64-bit indices. `shared` names the loads that go through a square tile of `tile_size` in
-    shared memory, whose row and column loops are `tile` (see `transpose`). `grain`: how many blocks make one
-    task of the host's thread pool. `resident`: how many blocks registers must leave room for on a
-    multiprocessor, 0 for any number."""
+    `wide` asks for 64-bit indices. `placements` say what stays where; loads in tiles, of `tile_size` in both
+    directions, have the row and column loops `tile`. `grain`: how many blocks make one task of the host's
+    thread pool. `resident`: how many blocks registers must leave room for on a multiprocessor, 0 for any
+    number."""
 
     domain: Domain
     loops: tuple[Loop, ...]
     relations: tuple[Relation, ...] = ()
     threads: int = 1
     wide: bool = False
-    shared: tuple[str, ...] = ()
+    placements: tuple[Placement, ...] = ()
     tile: tuple[str, str] | None = None
     tile_size: int = 0
     grain: Size | int = 1
@@ -139,6 +153,19 @@ class Schedule:
     def is_vectorised(self) -> bool:
         """Whether a compiler makes vectors of its innermost loop; then a block has one thread."""
         return any(x.bind == "simd" for x in self.loops)
+
+    @property
+    def loops_of_a_thread(self) -> tuple[Loop, ...]:
+        """The loops inside of a thread, outermost first, but for that over rows, which its block shares."""
+        return tuple(x for x in self.loops if x.bind in ("serial", "unroll", "vector", "simd"))
+
+    def values_in(self, where: str) -> tuple[str, ...]:
+        """Names of the values that stay in `where`."""
+        return tuple(p.value for p in self.placements if p.where == where)
+
+    def with_values_in(self, where: str, names: Iterable[str]) -> Schedule:
+        """`self`, with the values of `names` placed in `where`."""
+        return replace(self, placements=(*self.placements, *(Placement(name, where) for name in names)))
 
     def loop(self, name: str) -> Loop:
         return next(x for x in self.loops if x.name == name)

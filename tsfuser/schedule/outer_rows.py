@@ -20,12 +20,13 @@ from ..ir.call import Call
 from ..ir.fusion import MOMENTS
 from ..ir.size import Size
 from ..segment import Segment
-from . import rows
 from .domain import Access, Domain, domain
 from .loops import Reduction, Schedule
 from .machine import EXCHANGED, Machine, column_bytes
+from .placement import is_costly, with_saved_values
 from .pointwise import is_wide, vector_width
 from .proposal import Proposal, Stage
+from .row_params import bucket
 
 # bytes of a row of a slab at least: what memory reads at a time, where neighbours read what lies beside it
 SLAB = 64
@@ -128,7 +129,7 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     if call.decide(sz.lt(slabs.count(params.columns), machine.multiprocessors // 2)):
         return "the dims that are not reduced have too few elements to keep the machine busy"
     return Proposal(
-        params, lambda _: [Stage(segment, apply(slabs, params, machine), params)], rereads_are_free=True
+        params, lambda _: [Stage(segment, apply(segment, slabs, params), params)], rereads_are_free=True
     )
 
 
@@ -166,7 +167,7 @@ def _kept_by_block(
             down = max(
                 call.decide(sz.minimum(sz.nextpow2(sz.ceildiv(slabs.length, flight)), down)), 32 // across
             )
-            unroll = call.decide(rows.bucket(sz.ceildiv(slabs.length, down)))
+            unroll = call.decide(bucket(sz.ceildiv(slabs.length, down)))
             registers = max(64, -(-_held(segment, slabs, vector, unroll) // 8) * 8)
             resident = min(machine.registers // registers, machine.threads_per_multiprocessor) // (
                 across * down
@@ -198,7 +199,7 @@ def _kept(segment: Segment) -> int:
     for op in reversed(segment.ops):
         if op.output.name in wanted:
             wanted |= {v.name for v in op.operands}
-            found += rows.is_costly(op)
+            found += is_costly(op)
     return found
 
 
@@ -216,7 +217,7 @@ def _numbers(segment: Segment) -> list[int]:
     return list(sizes.values())
 
 
-def apply(slabs: _Slabs, params: OuterRowParams, machine: Machine) -> Schedule:
+def apply(segment: Segment, slabs: _Slabs, params: OuterRowParams) -> Schedule:
     schedule = Schedule.over(slabs.space, params.threads, params.wide)
     *outer, col = [x.name for x in schedule.loops if x.name not in slabs.along]
     schedule, walk = schedule.reorder(*outer, *slabs.along, col), slabs.along[0]
@@ -230,5 +231,6 @@ def apply(slabs: _Slabs, params: OuterRowParams, machine: Machine) -> Schedule:
     schedule = schedule.split("chunk", params.vector, ("tx", "lane"), exact=True)
     schedule = schedule.reorder(*outer, "slab", "ty", "tx", "u", "lane").fuse_all([*outer, "slab"], "block")
     schedule = schedule.bind(block="block", tx="thread_x", ty="thread_y", u="unroll", lane="vector")
-    reduction = Reduction(("u", "lane"), "y", phases=True, each="lane", columns=params.columns)
-    return replace(schedule, resident=params.resident, reduction=reduction)
+    reduction = Reduction(("u",), "y", allreduce=True, side_by_side="lane", columns=params.columns)
+    schedule = replace(schedule, resident=params.resident, reduction=reduction)
+    return with_saved_values(segment, schedule, "register")

@@ -101,7 +101,8 @@ def apply(domain: Domain, params: TransposeParams, machine: Machine) -> Schedule
     schedule = schedule.reorder(*others, "row_block", "col_block", "ty", "tx", "u", "lane")
     schedule = schedule.fuse_all([*others, "row_block", "col_block"], "block")
     schedule = schedule.bind(block="block", tx="thread_x", ty="thread_y", u="unroll", lane="vector")
-    return replace(schedule, shared=params.shared, tile=("row", "col"), tile_size=params.tile)
+    schedule = schedule.with_values_in("tile", params.shared)
+    return replace(schedule, tile=("row", "col"), tile_size=params.tile)
 
 
 def _host(
@@ -116,4 +117,5 @@ def _host(
         block="block", row="serial", col="simd"
     )
     grain = max(1, machine.task // params.tile**2)
-    return replace(schedule, shared=params.shared, tile=("row", "col"), tile_size=params.tile, grain=grain)
+    schedule = schedule.with_values_in("tile", params.shared)
+    return replace(schedule, tile=("row", "col"), tile_size=params.tile, grain=grain)

@@ -13,14 +13,16 @@ from ..ir.code import read as read_record
 from ..ir.size import Size
 from ..segment import Buffer
 from .domain import Access, Dim, Domain
-from .loops import BINDINGS, SCOPES, Cooperative, Fuse, Loop, Reduction, Schedule, Split
+from .loops import BINDINGS, PLACES, SCOPES, Cooperative, Fuse, Loop, Placement, Reduction, Schedule, Split
 
 _ONCE = ("block", "thread.x", "thread.y", "rows", "vector", "simd")  # bindings that one loop has at most
 
 
 def read(text: str) -> Schedule:
     """The Schedule that `str` has printed."""
-    return read_record(text, Schedule, Domain, Dim, Access, Buffer, Loop, Split, Fuse, Reduction, Cooperative)
+    return read_record(
+        text, Schedule, Domain, Dim, Access, Buffer, Loop, Split, Fuse, Placement, Reduction, Cooperative
+    )
 
 
 def verify(schedule: Schedule) -> str | None:
@@ -31,17 +33,23 @@ def verify(schedule: Schedule) -> str | None:
     if complaint:
         return complaint
     loads = {a.buffer.value.name for a in schedule.domain.loads}
-    if missing := sorted({*schedule.shared} - loads):
-        return f"{missing[0]} is to be shared, but not loaded"
+    for placed in schedule.placements:
+        if placed.where not in PLACES:
+            return f"no value stays in {placed.where}"
+        if placed.where in ("tile", "prefetched") and placed.value not in loads:
+            return f"{placed.value}, to stay in {placed.where}, is not loaded"
+    counts = Counter(p.value for p in schedule.placements)
+    if twice := [name for name in counts if counts[name] > 1]:
+        return f"{twice[0]} stays in two places"
     how = schedule.reduction
     if how is None:
         return None
     if missing := [x for x in how.loops if x not in names]:
         return f"there is no loop {missing[0]} to accumulate over"
-    if how.each and how.each not in names:
-        return f"there is no loop {how.each} over rows"
-    if missing := sorted({*how.prefetched} - loads):
-        return f"{missing[0]} is to be fetched, but not loaded"
+    if how.side_by_side and how.side_by_side not in names:
+        return f"there is no loop {how.side_by_side} over rows"
+    if how.side_by_side in how.loops:
+        return f"what is side by side along {how.side_by_side} is accumulated over it"
     if complaint := _scope(how):
         return complaint
     if f"thread.{how.axis}" not in {x.bind for x in schedule.loops}:

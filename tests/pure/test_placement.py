@@ -1,0 +1,103 @@
+"""What stays where is the schedule's word, and lowering obeys."""
+
+from dataclasses import replace
+
+import pytest
+
+from kit.programs import add, build, relu, stages, tensor
+from tsfuser.lower.loop_ir import Array, Compute, Fetch, Scratch
+from tsfuser.lower.pipeline import lower
+from tsfuser.lower.traverse import statements
+from tsfuser.lower.verify import verify
+from tsfuser.schedule.loops import Schedule
+from tsfuser.schedule.machine import GPU, HOST
+from tsfuser.schedule.verify import verify as verify_schedule
+
+
+def softmax(b, x):
+    largest = b.reduce("amax", "max", x, [-1], True, x.dtype)
+    powers = b.pointwise("exp", (b.pointwise("sub", (x, largest), x.dtype),), x.dtype)
+    return b.pointwise("div", (powers, b.reduce("sum", "sum", powers, [-1], True, x.dtype)), x.dtype)
+
+
+def dropped(b, x):
+    """Random numbers, which two sweeps over a row need."""
+    noise = b.pointwise("mul", (x, b.uniform(x)), x.dtype)
+    return add(b, noise, b.reduce("sum", "sum", noise, [-1], True, x.dtype))
+
+
+def transposed(b, x, y):
+    return add(b, x, relu(b, y))
+
+
+SQUARE = [tensor(64, 64), tensor(64, 64, strides=(1, 64))]
+
+
+@pytest.mark.parametrize(
+    "program, args, machine, where, names",
+    [
+        (softmax, [tensor(2048, 512)], GPU, "register", ["exp_2"]),
+        (softmax, [tensor(2048, 512)], HOST, "scratch", ["exp_2"]),
+        (softmax, [tensor(2048, 20000)], GPU, "register", []),  # too long for registers
+        (dropped, [tensor(2048, 512)], HOST, "scratch", ["uniform_0"]),
+        (dropped, [tensor(2048, 512)], GPU, "register", []),  # cheap to draw again
+        (transposed, SQUARE, GPU, "tile", ["x1"]),
+        (transposed, SQUARE, HOST, "tile", ["x1"]),
+        (softmax, [tensor(3, 1 << 20)], GPU, "prefetched", ["x0"]),
+    ],
+)
+def test_a_schedule_says_what_stays_where(program, args, machine, where, names):
+    [stage] = stages(*build(program, *args), machine)[0]
+    assert list(stage.schedule.values_in(where)) == names
+
+
+def computed(kernel, symbol):
+    return [s.name for s in statements(kernel.body) if isinstance(s, Compute) and s.symbol == symbol]
+
+
+def test_what_is_placed_nowhere_is_computed_again():
+    [stage] = stages(*build(softmax, tensor(2048, 512)))[0]
+    saved = lower(stage.segment, stage.schedule, "k")
+    assert len(computed(saved, "exp")) == 1
+    assert any(isinstance(s, Array) and s.name == "exp_2_kept" for s in statements(saved.body))
+    again = lower(stage.segment, replace(stage.schedule, placements=()), "k")
+    assert verify(again) is None
+    assert len(computed(again, "exp")) == 2
+    assert not any(isinstance(s, Array) and s.name.endswith("_kept") for s in statements(again.body))
+
+
+def test_any_value_of_a_row_can_be_saved():
+    """Lowering has no opinion on what is worth a register."""
+    for machine, where, kind in ((GPU, "register", Array), (HOST, "scratch", Scratch)):
+        [stage] = stages(*build(softmax, tensor(2048, 512)), machine)[0]
+        schedule = replace(stage.schedule, placements=()).with_values_in(where, ["exp_2"])
+        kernel = lower(stage.segment, schedule, "k")
+        assert verify(kernel) is None
+        assert [s.name for s in statements(kernel.body) if isinstance(s, kind) and "kept" in s.name] == [
+            "exp_2_kept"
+        ]
+
+
+def test_without_a_placement_nothing_is_fetched():
+    [stage] = stages(*build(softmax, tensor(3, 1 << 20)))[0]
+    fetching = lower(stage.segment, stage.schedule, "k")
+    assert any(isinstance(s, Fetch) for s in statements(fetching.body))
+    plain = lower(stage.segment, replace(stage.schedule, placements=()), "k")
+    assert verify(plain) is None
+    assert not any(isinstance(s, Fetch) for s in statements(plain.body))
+
+
+def test_cooperative_blocks_combine_a_softmax_once():
+    [stage] = stages(*build(softmax, tensor(3, 1 << 20)))[0]
+    assert stage.schedule.reduction.cooperative.online_softmax == (("amax_0", "sum_3"),)
+    assert "OnlineSoftmax" in str(lower(stage.segment, stage.schedule, "k"))
+    how = stage.schedule.reduction
+    twice = replace(how, cooperative=replace(how.cooperative, online_softmax=()))
+    assert "OnlineSoftmax" not in str(lower(stage.segment, replace(stage.schedule, reduction=twice), "k"))
+
+
+def test_a_value_stays_in_one_place():
+    [stage] = stages(*build(softmax, tensor(2048, 512)))[0]
+    schedule: Schedule = stage.schedule
+    assert verify_schedule(schedule.with_values_in("scratch", ["exp_2"])) == "exp_2 stays in two places"
+    assert verify_schedule(schedule.with_values_in("cloud", ["sub_1"])) == "no value stays in cloud"

@@ -1,0 +1,81 @@
+"""Blocks that share a row, and combine in memory.
+
+In: a draft whose schedule is cooperative, and what the threads of each block have combined. Out: the
+combination over the blocks; for a maximum and a sum of exponentials one combination after the sum, of
+(maximum, sum). Example, of softmax:
+
+    sum_5_online_softmax[1] := online_softmax_of<float>(amax_2_total[0], sum_5_total[0])
+    sum_5_online_softmax := OnlineSoftmax over blocks at slots
+    amax_2 = largest_of(sum_5_online_softmax); sum_5 = sum_of(sum_5_online_softmax)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ir.fusion import Reduce
+from ..schedule.loops import Fuse
+from .draft import Draft
+from .exchange import SLOTS, combined_over_blocks, exchanged
+from .index import Var
+from .loop_ir import Accumulator, BlockReduce, Compute, CooperativeSlots, Stmt, Total
+
+
+def combined(draft: Draft, number: int, of_block: Sequence[Stmt]) -> list[Stmt]:
+    """What follows `of_block`, the combination over the threads of a block after sweep `number`."""
+    if number in draft.online_softmax:
+        return []
+    pair = draft.online_softmax.get(number - 1)
+    made = [_accumulator(*pair)] if pair else []
+    totals = (
+        [_total(pair[1])] if pair else [t for s in of_block if isinstance(s, BlockReduce) for t in s.totals]
+    )
+    met, draft.words = combined_over_blocks(totals, exchanged(of_block), draft.words, draft.schedule.threads)
+    return [*made, *met]
+
+
+def results(draft: Draft, number: int, op: Reduce, symbol: str) -> list[Stmt]:
+    """The maximum and the sum `op`, which sweep `number` has accumulated; `symbol` would convert the sum."""
+    largest, _ = draft.online_softmax[number - 1]
+    name, row = _name(op), draft.row_loop or "0"
+    registers = draft.elements.registers
+    of_sum = {"copy": "sum_of", "convert": "sum_of_converted"}[symbol]
+    return [
+        Compute(largest.output.name, registers[largest.output.name], "largest_of", (name,), (name,), "0"),
+        Compute(op.output.name, op.output.dtype.register.ctype, of_sum, (name,), (name,), row),
+    ]
+
+
+def with_slots(draft: Draft, body: list[Stmt]) -> list[Stmt]:
+    """`body`, after the slots in which the blocks of a row combine in this iteration, and what says which."""
+    how = draft.cooperative
+    parts = next(r.by for r in draft.schedule.relations if isinstance(r, Fuse) and r.inner == how.part)
+    made = CooperativeSlots(
+        SLOTS,
+        draft.params.field(SLOTS, "uint64_t*", ("cleared", how.slots)),
+        draft.at.of[how.block_set],
+        draft.params.size(parts, "parts"),
+        draft.at.of[how.part],
+        Var(draft.iteration.name),
+        how.words,
+    )
+    first = [*draft.at.lets_for([made]), made]
+    return [*first, *(s for s in body if s not in first)]
+
+
+def _name(summed: Reduce) -> str:
+    return f"{summed.output.name}_online_softmax"
+
+
+def _accumulator(largest: Reduce, summed: Reduce) -> Accumulator:
+    """What a block makes of its largest x and its sum of exp(x - largest)."""
+    ctype = summed.output.dtype.register.ctype
+    parts = f"{largest.output.name}_total[0], {summed.output.name}_total[0]"
+    return Accumulator(_name(summed), f"online_softmax<{ctype}>", 1, f"online_softmax_of<{ctype}>({parts})")
+
+
+def _total(summed: Reduce) -> Total:
+    """What blocks exchange of it."""
+    number = summed.output.dtype.register
+    identity = f"online_softmax_of<{number.ctype}>(-infinity<{number.ctype}>(), 0)"
+    return Total(_name(summed), "OnlineSoftmax", identity, 0, 32 * 2 * number.itemsize)

@@ -1,0 +1,155 @@
+"""The statements of one element: load, compute, look up, draw a random number, store.
+
+In: an op or an access of a segment, and the index of the element. Out: Loop IR. Example, of `relu(x0)` in
+half:
+
+    x0_m = args.x0[i0]; x0 = convert<float>(x0_m); relu_0 = relu(x0); args.relu_0_out[i0] = relu_0
+"""
+
+from __future__ import annotations
+
+from ..ir.fusion import Lookup, Pointwise, Random, Value
+from ..schedule.domain import Access
+from ..schedule.loops import Schedule
+from . import index as ix
+from .arguments import Params
+from .combine import conversion
+from .index import Expr
+from .indices import Indices
+from .kernel import Tile
+from .literals import literal
+from .loop_ir import Compute, Load, Place, Stmt, Store, Uniform
+
+
+class Elements:
+    """Makes the statements of a kernel's elements. `registers`: the C type of each value made so far, in
+    registers."""
+
+    def __init__(self, schedule: Schedule, params: Params):
+        self.schedule, self.params = schedule, params
+        self.registers: dict[str, str] = {}
+
+    def load(self, access: Access, at: Indices, tile: Tile | None = None) -> list[Stmt]:
+        """From memory, or from `tile`, where the schedule has placed it there."""
+        value = access.buffer.value
+        memory = f"{value.name}_m"
+        register = self.registers[value.name] = value.dtype.register.ctype
+        convert = conversion(value.dtype.ctype, register)
+        if access.buffer.by_value:
+            field = self.params.field(value.name, value.dtype.ctype, ("element", access.buffer.index))
+            return [Compute(value.name, register, convert, (), arguments=(field,))]
+        if tile is None:
+            read = self.read(access, at)
+        else:
+            row, col = (at.of[x] for x in self.schedule.tile)
+            line, column = (row, col) if self.schedule.is_vectorised else (col, row)
+            place = ix.add(ix.mul(line, tile.pitch), column)
+            read = Load(memory, value.dtype.ctype, tile.name, place, shared=True)
+        return [read, Compute(value.name, register, convert, (memory,))]
+
+    def read(self, access: Access, at: Indices) -> Load:
+        """The load from memory alone."""
+        value = access.buffer.value
+        pointer, offset = self.pointer(access, "const "), self.offset(access, at)
+        return Load(f"{value.name}_m", value.dtype.ctype, pointer, offset, self.guard(access, at))
+
+    def store(self, access: Access, at: Indices, reduced: set[str] = frozenset()) -> Store:
+        """A store by one of the iterations that share the element: the first along each dim that the tensor
+        lacks. Dims in `reduced` are gone."""
+        first = [
+            ix.less(at.of[dim.name], 1)
+            for d, dim in enumerate(self.schedule.domain.dims)
+            if not access.moves(d)
+            and not (dim.extent.is_const and dim.extent.a == 1)
+            and dim.name not in reduced
+        ]
+        guard = ix.both([g.condition for g in at.guards if not g.dims <= reduced] + first)
+        value = access.buffer.value
+        pointer, offset = self.pointer(access, ""), self.offset(access, at)
+        return Store(pointer, value.dtype.ctype, value.dtype.register.ctype, offset, value.name, guard)
+
+    def computed(self, op: Pointwise | Random | Lookup, at: Indices) -> list[Stmt]:
+        """The value of an op that is no reduction."""
+        if isinstance(op, Random):
+            return self._uniform(op, at)
+        if isinstance(op, Lookup):
+            return self._lookup(op, at)
+        return [self._pointwise(op)]
+
+    def _uniform(self, op: Random, at: Indices) -> list[Stmt]:
+        """A random number: like a load, of which only the offset is used."""
+        name, ctype = op.output.name, op.output.dtype.ctype
+        access = next(a for a in self.schedule.domain.randoms if a.buffer.value.name == name)
+        self.registers[name] = ctype
+        state = self.params.field("random", "random_state", ("random",))
+        walk = (op.walk.counter, op.walk.threads, op.walk.width) if op.walk else ()
+        offset, counts = self.offset(access, at), tuple(map(self.params.count, walk))
+        drawn = Uniform(f"{name}_m", ctype, state, op.stream, offset, 1, op.name, counts)
+        return [drawn, Compute(name, ctype, "copy", (drawn.name,))]
+
+    def _lookup(self, op: Lookup, at: Indices) -> list[Stmt]:
+        """An element at the place that the op's operand says: a load, with a place where there is an
+        operand."""
+        name, ctype, [index] = op.output.name, op.output.dtype.ctype, op.operands
+        params, dims = self.params, self.schedule.domain.dims
+        access = next(a for a in self.schedule.domain.lookups if a.buffer.value.name == name)
+        register = self.registers[name] = op.output.dtype.register.ctype
+        indexed = {dims[d].name for d in access.indexed}
+        given = ix.both(g.condition for g in at.guards if g.dims & indexed)
+        step, flag = params.size(op.step, f"{name}_step"), params.field("flag", "int32_t*", ("flag",))
+        place = Place(f"{name}_at", params.index, index.name, step, params.count(op.extent), flag, given)
+        table = params.field(f"x{op.table}", f"const {ctype}*", ("input", op.table))
+        offset, guard = self.offset(access, at), self.guard(access, at)
+        inside = ix.both([*([] if guard is None else [guard]), ix.less(-1, place.name)])
+        read = Load(f"{name}_m", ctype, table, ix.add(offset, place.name), inside)
+        return [place, read, Compute(name, register, conversion(ctype, register), (read.name,))]
+
+    def _pointwise(self, op: Pointwise) -> Compute:
+        arguments, names = [], []
+        for operand in op.operands:
+            text = self._operand(operand, op)
+            if not operand.is_number:
+                text = text.replace(operand.name, f"{{{len(names)}}}")
+                names.append(operand.name)
+            arguments.append(text)
+        register = self.registers[op.output.name] = op.output.dtype.register.ctype
+        kind = op.compute.kind if op.compute else "f"
+        return Compute(
+            op.output.name, register, op.symbol, tuple(names), arguments=tuple(arguments), kind=kind
+        )
+
+    def _operand(self, value: Value, op: Pointwise) -> str:
+        """C text of an operand, converted to the op's compute type."""
+        wanted = (op.compute or value.dtype).register
+        if value.literal is not None:
+            return literal(value.literal, wanted)
+        if value.size is not None:
+            return f"convert<{wanted.ctype}>({self.params.count(value.size)})"
+        if value.is_number:
+            source = ("number", int(value.name[1:]), value.dtype.name)
+            text, own = self.params.field(value.name, value.dtype.ctype, source), value.dtype.ctype
+        else:
+            text, own = value.name, self.registers[value.name]
+        return text if own == wanted.ctype else f"convert<{wanted.ctype}>({text})"
+
+    def offset(self, access: Access, at: Indices) -> Expr:
+        """Elements from the start of the buffer."""
+        offset: Expr = ix.Const(0)
+        for d, dim in enumerate(self.schedule.domain.dims):
+            if access.moves(d):
+                stride = self.params.size(access.strides[d], f"{access.buffer.value.name}_stride{d}")
+                offset = ix.add(offset, ix.mul(at.of[dim.name], stride))
+        return offset
+
+    def guard(self, access: Access, at: Indices) -> Expr | None:
+        """The bounds of the dims in which `access` moves."""
+        moving = {dim.name for d, dim in enumerate(self.schedule.domain.dims) if access.moves(d)}
+        return ix.both(g.condition for g in at.guards if g.dims & moving)
+
+    def pointer(self, access: Access, qualifier: str) -> str:
+        """The C expression of the buffer; `qualifier` is `const ` for those that are read."""
+        b = access.buffer
+        name = b.value.name
+        if b.kind != "input" and qualifier == "":
+            name = f"{name}_out"
+        return self.params.field(name, f"{qualifier}{b.value.dtype.ctype}*", (b.kind, b.index))

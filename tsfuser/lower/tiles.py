@@ -1,0 +1,99 @@
+"""Square tiles of shared memory, through which operands go that are contiguous along another dim than the
+results.
+
+In: a Schedule that places loads in tiles. Out: the tiles, and the statements that fill them. Example, of a
+tile of 64 columns by blocks of 256 threads:
+
+    for k in 16 (unroll): x1_tile[(k * 4 + ty) * 65 + tx] = args.x1[...]
+"""
+
+from __future__ import annotations
+
+from ..schedule.domain import Access
+from ..schedule.loops import Split
+from . import index as ix
+from .elements import Elements
+from .index import Var
+from .indices import indices
+from .kernel import Tile
+from .loop_ir import Barrier, Compute, FillTile, For, Load, Stmt, Store
+
+_CACHE_LINE = 16  # elements of four bytes: rows of a tile of the host begin in different sets of its cache
+
+
+def tile_name(value: str) -> str:
+    return f"{value}_tile"
+
+
+def tiles(schedule) -> dict[str, Tile]:
+    """By the name of the value that is loaded; a vector of padding a row avoids bank conflicts."""
+    lanes = next((x.extent.a for x in schedule.loops if x.bind == "vector"), _CACHE_LINE)
+    found: dict[str, Tile] = {}
+    offset = 0
+    for access in schedule.domain.loads:
+        name, dtype = access.buffer.value.name, access.buffer.value.dtype
+        if name in schedule.values_in("tile"):
+            side = schedule.tile_size
+            tile = found[name] = Tile(
+                tile_name(name), dtype.ctype, dtype.itemsize, side, side + lanes, offset
+            )
+            offset += -(-tile.bytes // 16) * 16
+    return found
+
+
+def filled(elements: Elements, found: dict[str, Tile], guarded: bool) -> list[Stmt]:
+    """Fills the tiles, and waits until all of them are there; with bounds if `guarded`."""
+    if not found:
+        return []
+    pairs = [
+        (found[name], access)
+        for access in elements.schedule.domain.loads
+        if (name := access.buffer.value.name) in found
+    ]
+    fill = _by_one_thread if elements.schedule.is_vectorised else _by_threads
+    return [*fill(elements, pairs, guarded), Barrier()]
+
+
+def _by_threads(elements: Elements, pairs: list[tuple[Tile, Access]], guarded: bool) -> list[Stmt]:
+    """Reads each tile along the axis that is contiguous in its tensor: the threads and lanes run over rows,
+    the loop over columns."""
+    schedule = elements.schedule
+    (row, col), bound = schedule.tile, {x.bind: x for x in schedule.loops}
+    step, lane = bound["thread.y"].extent.a, bound["vector"]
+    along = ix.add(ix.mul(Var(bound["thread.x"].name), lane.extent.a), Var(lane.name))
+    column = ix.add(ix.mul(Var("k"), step), Var(bound["thread.y"].name))
+    at = indices(schedule, elements.params, {row: along, col: column}, "_t")
+    body: list[Stmt] = list(at.lets)
+    stores: list[Stmt] = []
+    for tile, access in pairs:
+        register = f"{access.buffer.value.name}_t"
+        guard = elements.guard(access, at) if guarded else None
+        pointer, offset = elements.pointer(access, "const "), elements.offset(access, at)
+        body.append(Load(f"{register}_m", tile.ctype, pointer, offset, guard))
+        body.append(Compute(register, tile.ctype, "copy", (f"{register}_m",)))
+        place = ix.add(ix.mul(column, tile.pitch), along)
+        stores.append(Store(tile.name, tile.ctype, tile.ctype, place, register, shared=True))
+    inner = For(lane.name, ix.Const(lane.extent.a), "vector", tuple(body + stores))
+    return [For("k", ix.Const(schedule.tile_size // step), "unroll", (inner,))]
+
+
+def _by_one_thread(elements: Elements, pairs: list[tuple[Tile, Access]], guarded: bool) -> list[Stmt]:
+    """The same on the host, which leaves each tile as the loop over columns reads it."""
+    schedule = elements.schedule
+    at = indices(schedule, elements.params, {name: ix.Const(0) for name in schedule.tile}, "_t")
+    row, col = (
+        {r.parent for r in schedule.relations if isinstance(r, Split) and r.inner == name}
+        for name in schedule.tile
+    )
+    counts = []
+    for dims in (row, col):
+        bounds = [ix.sub(g.condition.b, g.condition.a) for g in at.guards if g.dims == dims]
+        side = schedule.tile_size
+        counts.append(ix.minimum(side, bounds[0]) if guarded and bounds else ix.Const(side))
+    fills: list[Stmt] = []
+    for tile, access in pairs:
+        d = next(d for d, dim in enumerate(schedule.domain.dims) if dim.name in col)
+        stride = elements.params.size(access.strides[d], f"{access.buffer.value.name}_stride{d}")
+        pointer, offset = elements.pointer(access, "const "), elements.offset(access, at)
+        fills.append(FillTile(tile.name, tile.pitch, pointer, offset, stride, *counts))
+    return [*at.lets, *fills]

@@ -1,0 +1,118 @@
+"""The loops of the row schedule.
+
+In: rows, and `RowParams`. Out: the Schedule. Example, of short rows: a row is split over the threads of a
+warp, and a block has as many rows as it has warps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir import size as sz
+from ..ir.size import Size
+from .loops import Reduction, Schedule
+from .machine import Machine
+from .pointwise import with_grain
+from .row_params import RowParams, block_shape, blocks_per_row, parts_of_all_rows
+from .row_space import Rows
+
+
+def apply(rows: Rows, params: RowParams, machine: Machine) -> Schedule:
+    """The loops of `rows`, without what stays where."""
+    schedule = Schedule.over(rows.space, params.threads, params.wide)
+    outer, along = [x.name for x in schedule.loops if x.name not in rows.along], list(rows.along)
+    if len(along) > 1:  # a vector never crosses from one piece of a row to the next
+        schedule, along = schedule.reorder(*outer, *along).fuse_all(along, "col"), ["col"]
+    across, down = block_shape(rows.length, params, machine)
+    schedule, loops = _along_a_row(schedule, along[0], rows, params, across * params.vector)
+    schedule = _over_rows(schedule, outer, loops, rows, params, down, machine)
+    schedule = schedule.bind(
+        tx="thread_x",
+        ty="thread_y",
+        u="unroll",
+        lane="simd" if machine.vectorises_loops else "vector",
+        block="block",
+        iteration="rows",
+    )
+    how = Reduction(
+        tuple(loops),
+        "x",
+        "cooperative" if params.cooperative else "warp" if params.warp else "block",
+        allreduce=True,
+        warp=params.warp,
+        side_by_side="u" if params.multi_row else "",
+        in_double=not machine.has_threads and not params.in_float,
+    )
+    return with_grain(replace(schedule, resident=params.resident, reduction=how), machine)
+
+
+def _along_a_row(
+    schedule: Schedule, col: str, rows: Rows, params: RowParams, step: Size
+) -> tuple[Schedule, list[str]]:
+    """Splits `col` over blocks, threads and vectors; `step` elements are one vector of each thread. Returns
+    the loops that a thread accumulates over, too."""
+    bounds = {"exact": params.exact, "whole": params.whole}
+    if params.cooperative:
+        each = step * (params.unroll * params.rounds)
+        schedule = schedule.split(
+            col, each, ("part", "share"), times=blocks_per_row(rows, params), **bounds
+        ).split("share", step * params.unroll, ("r", "round"), exact=True)
+        loops = ["r", "u"]
+    elif params.persistent:
+        times = 1 if params.multi_row else params.unroll
+        loops = ["u" if times > 1 else "once"]
+        schedule = schedule.split(col, step, (loops[0], "chunk"), times=times, **bounds)
+    else:
+        turn = step * params.unroll
+        times = sz.ceildiv(schedule.loop(col).extent, turn)
+        schedule = schedule.split(col, turn, ("r", "round"), times=times, **bounds)
+        loops = ["r", "u"]
+    if "r" in loops:
+        schedule = schedule.split("round", step, ("u", "chunk"), exact=True)
+    return schedule.split("chunk", params.vector, ("tx", "lane"), exact=True), [*loops, "lane"]
+
+
+def _over_rows(
+    schedule: Schedule,
+    outer: list[str],
+    loops: list[str],
+    rows: Rows,
+    params: RowParams,
+    down: Size,
+    machine: Machine,
+) -> Schedule:
+    """Splits the loops `outer` over blocks, and over iterations of a block where it has many rows; `loops`
+    are those of a thread along its row."""
+    if params.cooperative:
+        schedule = _block_sets(schedule, outer, parts_of_all_rows(rows, params, machine))
+        schedule = schedule.reorder("block_set", "part", "iteration", "ty", "tx", *loops)
+        return schedule.fuse("block_set", "part", "block")
+    if not outer:
+        return schedule.reorder("tx", *loops).with_single("block")
+    schedule, row = schedule.reorder(*outer, "tx", *loops), outer[0]
+    if len(outer) > 1:
+        schedule, row = schedule.fuse_all(outer, "row"), "row"
+    each, own = (down * params.unroll, "rows") if params.multi_row else (down, "ty")
+    blocks = ["block"]
+    if params.columns:
+        parts = parts_of_all_rows(rows, params, machine)
+        schedule = schedule.split(row, parts * each, ("iteration", "group"))
+        schedule = schedule.split("group", each, ("block", own), exact=True)
+        blocks.append("iteration")
+    else:
+        schedule = schedule.split(row, each, ("block", own), exact=not machine.has_threads)
+    if params.multi_row:
+        schedule = schedule.split("rows", down, ("u", "ty"), exact=True)
+        loops = ["u", *loops]
+    return schedule.reorder(*blocks, "ty", "tx", *loops)
+
+
+def _block_sets(schedule: Schedule, outer: list[str], block_sets: Size) -> Schedule:
+    """With loops `iteration`, `block_set` and `ty` over the rows."""
+    if not outer:
+        return schedule.with_single("ty").with_single("block_set").with_single("iteration")
+    rest = [x.name for x in schedule.loops if x.name not in outer]
+    schedule = schedule.reorder(*outer, *rest).fuse_all(outer, "row")
+    return schedule.split("row", block_sets, ("iteration", "group")).split(
+        "group", 1, ("block_set", "ty"), exact=True
+    )

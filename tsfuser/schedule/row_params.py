@@ -1,0 +1,292 @@
+"""The parameters of the row schedule: threads, vectors and blocks a row.
+
+In: a segment whose reductions run over the contiguous dim, and the machine. Out: `RowParams`. Sizes of the
+launch are formulas of the call's sizes, so that one kernel serves many calls. Example: layer_norm over 1024
+floats has 64 threads a row, four float4 each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..ir import size as sz
+from ..ir.call import Call, once_a_call
+from ..ir.size import Size
+from ..segment import Segment
+from .machine import EXCHANGED, Machine
+from .pointwise import is_whole, is_wide, vector_width
+from .row_space import Rows, rows_of
+
+LARGEST = 512  # threads of a row: more would leave too few registers to each
+DEEPEST = 8  # vectors of each tensor that a thread keeps
+SHALLOW = 8  # the same in a row that a warp or less has for itself
+SMALL = 128  # threads of a block of such rows
+# bytes of input that a thread asks for before it waits for any, so that what threads do together costs each
+# element less
+FLIGHT = 64
+FLIGHT_ALONE = 32  # the same where several rows make them up
+REGISTERS = 96  # of a thread, that may hold input and columns
+TALL = 256  # threads of a block with columns, so that there are not too many parts to add up
+OTHERS = 24  # registers for everything else
+SHORT = 16  # additions to an accumulator of the host below which it is float
+COOPERATIVE_THREADS = 512  # threads of a cooperative block
+MIN_BLOCKS_PER_SM = 3  # such blocks that share a multiprocessor, so that one has work while others wait
+# sets of cooperative blocks that run at the same time at least, where there are as many rows: blocks that are
+# too few for another set would be idle
+BLOCK_SETS = 2
+SHARE = 48  # registers of a thread of a cooperative block that may hold columns
+BEHIND = 49152  # bytes of rows that a multiprocessor should have under way
+SPARED = 8  # registers more that may hold columns where nothing is kept but these
+FETCHED = 4  # bytes of the narrowest access to memory that shared memory can make by itself
+EXCHANGE = 4096  # bytes of shared memory that a cooperative block needs besides its part of rows
+
+
+@dataclass(frozen=True)
+class RowParams:
+    """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor, of one row or
+    (`multi_row`) of as many; `persistent`: in registers from first to last use; `warp`: threads of a short
+    row, several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that
+    nothing needs a bound; `whole`: at least, every vector is all inside or all outside the row; `columns`:
+    how many reductions run over the other dims; `threads`: of a block at most; `rows`: of a block with
+    columns, where a row has more than a warp; `cooperative`: several blocks share a row, of which a thread
+    has `rounds` times `unroll` vectors; `prefetched`: shared memory fetches the next row meanwhile;
+    `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit indices; `in_float`: a
+    thread adds up few elements a row, for which float accumulation suffices."""
+
+    vector: int
+    unroll: int
+    persistent: bool
+    warp: int = 0
+    multi_row: bool = False
+    exact: bool = False
+    whole: bool = False
+    columns: int = 0
+    threads: int = 1
+    rows: int = 1
+    cooperative: bool = False
+    rounds: int = 1
+    prefetched: bool = False
+    resident: int = 0
+    wide: bool = False
+    in_float: bool = False
+
+
+@once_a_call
+def choose(call: Call, segment: Segment, machine: Machine) -> RowParams:
+    """A warp a row while its threads can keep the row, so that nobody waits at a barrier; else threads first,
+    then registers: as many threads as have a vector to do. With columns, which leave registers for few
+    threads, shared memory keeps the row where that brings more of it under way, and fetches the next one
+    meanwhile."""
+    rows, _, columns = rows_of(call, segment)
+    vector = vector_width(call, rows.space, machine)
+    whole = machine.has_threads and is_whole(call, rows.space, vector)
+    given = RowParams(vector, 1, False, whole=whole, columns=len(columns), wide=is_wide(call, rows.space))
+    if not machine.has_threads:
+        return replace(given, in_float=call.decide(sz.le(rows.length, machine.lanes * SHORT)))
+    params = _chosen(call, segment, rows, given, machine)
+    if (
+        not given.columns
+        or params.warp
+        or not whole
+        or min((a.itemsize for a in rows.streamed), default=0) * vector < FETCHED
+    ):
+        return params
+    if (
+        fits(rows, params)
+        and not params.cooperative
+        and params.resident * params.threads * params.unroll * vector * rows.bytes >= BEHIND
+    ):
+        return params
+    prefetched = _chosen(call, segment, rows, replace(given, prefetched=True), machine)
+    return (
+        prefetched if prefetched.prefetched and prefetched.resident > 0 and fits(rows, prefetched) else params
+    )
+
+
+def _chosen(call: Call, segment: Segment, rows: Rows, given: RowParams, machine: Machine) -> RowParams:
+    """`choose` with what is `given`; no block is resident where shared memory has no room for what one is to
+    fetch."""
+    vectors = sz.ceildiv(rows.length, given.vector)
+    unroll = sz.nextpow2(sz.ceildiv(vectors, LARGEST))
+    shallow, deep = SHALLOW, _depth(FLIGHT, given.vector * rows.bytes)
+    if given.columns:  # as much as registers hold, so that what threads do together costs each element less
+        held = [
+            u
+            for u in ((4, 3, 2) if given.prefetched else (8, 6, 4, 3, 2))
+            if _held(rows, replace(given, unroll=u)) <= REGISTERS
+        ] or [1]
+        shallow, deep = held[0], next((u for u in held if u & (u - 1) == 0), 1)
+    if call.decide(sz.le(vectors, 32 * shallow)):
+        params = _of_a_warp(call, rows, given, vectors)
+    else:
+        params = replace(given, unroll=4, threads=LARGEST, prefetched=False)
+        unroll = sz.maximum(unroll, deep)
+        if call.decide(sz.le(unroll, DEEPEST)):
+            params = replace(given, unroll=call.decide(unroll), persistent=True, threads=LARGEST)
+        if not fits(rows, params) and not given.prefetched and segment.uses_reductions:
+            params = _shared(call, rows, given, machine) or params
+    across, _ = block_shape(rows.length, params, machine)
+    if params.columns and params.persistent and not params.cooperative:
+        params = _over_many_rows(call, rows, params, across, machine)
+    step = across * (params.vector * (1 if params.multi_row else params.unroll * params.rounds))
+    fills = (
+        sz.eq(rows.length, step)
+        if params.persistent and not params.cooperative
+        else sz.eq(rows.length % step, 0)
+    )
+    return replace(params, exact=bool(call.decide(fills)))
+
+
+def _of_a_warp(call: Call, rows: Rows, given: RowParams, vectors: Size) -> RowParams:
+    """For rows of so few `vectors` that a warp or less has one for itself."""
+    warp = call.decide(sz.minimum(sz.nextpow2(vectors), 32))
+    unroll = call.decide(bucket(sz.ceildiv(vectors, 32)))
+    depth = _depth(FLIGHT_ALONE, given.vector * rows.bytes)
+    multi_row = unroll == 1 < depth and len(rows.space.dims) > len(rows.along)
+    return replace(
+        given,
+        unroll=depth if multi_row else unroll,
+        persistent=True,
+        warp=warp,
+        multi_row=multi_row,
+        threads=SMALL,
+        prefetched=given.prefetched and not multi_row,
+    )
+
+
+def _over_many_rows(call: Call, rows: Rows, params: RowParams, across: Size, machine: Machine) -> RowParams:
+    """For blocks that add up columns over many rows: an iteration of all of them should find room at once."""
+    threads = params.threads if params.warp else call.decide(sz.nextpow2(across))
+    down = 1 if params.warp else max(1, TALL // threads)
+    threads *= down
+    most = next((r for r in (64, 80, 96, 128, 168) if r >= _held(rows, params) + OTHERS), 168)
+    resident = max(1, machine.registers // (most * threads))
+    if params.prefetched:
+        exchanged = EXCHANGE if down == 1 and not params.warp else EXCHANGED
+        shared = 2 * threads * params.vector * params.unroll * rows.bytes + exchanged
+        resident = min(resident, _sharing(shared, machine))
+    return replace(params, threads=threads, rows=down, resident=resident)
+
+
+def _shared(call: Call, rows: Rows, given: RowParams, machine: Machine) -> RowParams | None:
+    """For rows that need several blocks; None where all blocks together are too few for one. As many blocks
+    share a multiprocessor as leave each two vectors a thread; with columns, which take registers, there is
+    one."""
+    if not given.whole:  # what is fetched is a vector or nothing
+        given = replace(given, vector=1, whole=True)
+    for resident in range(
+        1
+        if given.columns
+        else min(MIN_BLOCKS_PER_SM, machine.threads_per_multiprocessor // COOPERATIVE_THREADS),
+        0,
+        -1,
+    ):
+        vectors = min(
+            8,
+            (machine.shared_per_multiprocessor // resident - EXCHANGE)
+            // (2 * COOPERATIVE_THREADS * given.vector * max(rows.bytes, 1)),
+        )
+        if given.columns:
+            vectors = min(vectors, SHARE // (given.vector * given.columns))
+        if vectors < 1 or (vectors < 2 and resident > 1):
+            continue
+        all_vectors = sz.ceildiv(rows.length, COOPERATIVE_THREADS * given.vector)
+        # as much for the last block as for the others
+        vectors = call.decide(sz.ceildiv(all_vectors, sz.ceildiv(all_vectors, vectors)))
+        unroll = vectors  # columns are kept in registers, which a loop would not do
+        if not given.columns and any(
+            a.moves(len(rows.space.dims) - 1) and a not in rows.streamed for a in rows.space.loads
+        ):
+            # else what all rows share would take registers, since loads come first
+            unroll = next((u for u in (3, 2) if vectors % u == 0), 1)
+        params = replace(
+            given,
+            unroll=unroll,
+            rounds=vectors // unroll,
+            persistent=True,
+            cooperative=True,
+            threads=COOPERATIVE_THREADS,
+            prefetched=True,
+            resident=resident,
+        )
+        if call.decide(
+            sz.le(
+                blocks_per_row(rows, params) * sz.minimum(rows.count, BLOCK_SETS),
+                blocks_at_once(params, machine),
+            )
+        ):
+            return params
+    return None
+
+
+def _sharing(shared: int, machine: Machine) -> int:
+    """How many blocks with so many bytes of shared memory, but for what the threads of a row exchange, a
+    multiprocessor has room for."""
+    fits = shared + EXCHANGE <= machine.shared_per_block
+    return machine.shared_per_multiprocessor // shared if fits else 0
+
+
+def blocks_at_once(params: RowParams, machine: Machine) -> int:
+    """Blocks that run at the same time."""
+    return machine.multiprocessors * params.resident
+
+
+def blocks_per_row(rows: Rows, params: RowParams) -> Size:
+    """Blocks that share a row."""
+    return sz.ceildiv(rows.length, COOPERATIVE_THREADS * params.vector * params.unroll * params.rounds)
+
+
+def fits(rows: Rows, params: RowParams) -> bool:
+    """Whether the chip keeps a row, and what is added up over rows."""
+    return params.persistent and (
+        not params.columns
+        or params.cooperative
+        or _held(rows, params) <= REGISTERS + SPARED * params.prefetched
+    )
+
+
+def _held(rows: Rows, params: RowParams) -> int:
+    """Registers of a thread for its part of a row, or of several, for what it adds up over rows, and for what
+    all rows share."""
+    deep, along = (params.unroll, 1) if params.multi_row else (1, params.unroll)
+    if params.prefetched:  # one vector after the other is taken from shared memory
+        return params.vector * (along * (4 * params.columns + 4) + rows.bytes) // 4
+    return params.vector * along * (deep * rows.bytes + 4 * params.columns + 4) // 4
+
+
+def bucket(vectors: Size) -> Size:
+    """The smallest of 1, 2, 3, 4, 6, 8, 12... that is not below `vectors`: of a thread's places a third are
+    empty at most."""
+    most = sz.nextpow2(vectors)
+    quarter = sz.binary("div", most, 4)
+    return most - quarter * sz.le(vectors, most - quarter)
+
+
+def _depth(flight: int, bytes_each: int) -> int:
+    """Vectors of `bytes_each` that make `flight` bytes; at most 4."""
+    return 1 << (max(1, min(4, flight // max(bytes_each, 1))).bit_length() - 1)
+
+
+def parts_of_all_rows(rows: Rows, params: RowParams, machine: Machine) -> Size:
+    """Blocks that go over all rows together, as many as run at the same time, with two turns each at least;
+    or sets of cooperative blocks."""
+    if params.cooperative:
+        return sz.minimum(
+            rows.count, sz.binary("div", blocks_at_once(params, machine), blocks_per_row(rows, params))
+        )
+    _, down = block_shape(rows.length, params, machine)
+    each = down * params.unroll if params.multi_row else down
+    return sz.minimum(sz.ceildiv(rows.count, each * 2), blocks_at_once(params, machine))
+
+
+def block_shape(extent: Size, params: RowParams, machine: Machine) -> tuple[Size, Size]:
+    """Threads along a row, a power of two or a multiple of a warp, and rows of a block."""
+    if not machine.has_threads:
+        return sz.const(1), sz.const(1)
+    vectors = sz.ceildiv(extent, params.vector)
+    if params.cooperative:
+        return sz.const(COOPERATIVE_THREADS), sz.const(1)
+    if params.warp:
+        return sz.const(params.warp), sz.const(params.threads // params.warp)
+    across = sz.ceildiv(sz.ceildiv(vectors, 1 if params.multi_row else params.unroll), 32) * 32
+    return sz.minimum(across, LARGEST), sz.const(params.rows)

@@ -1,0 +1,73 @@
+"""A domain as rows.
+
+In: a segment whose reductions run over the contiguous dim. Out: `Rows`: the dims of a row, how many rows
+there are, how long they are, and what is read along them. Example: layer_norm over the last dim of x[64, 32,
+1024] is 2048 rows of 1024 elements; batch_norm over x[8, 16, 196] is 16 rows of 1568 elements, in 8 pieces
+each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir import size as sz
+from ..ir.call import Call
+from ..ir.fusion import Reduce
+from ..ir.size import Size
+from ..segment import Segment
+from .domain import Access, Domain, domain
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A domain as rows of the dims called `along`, of which the last is contiguous."""
+
+    space: Domain
+    along: tuple[str, ...]
+
+    @property
+    def length(self) -> Size:
+        """Elements of a row."""
+        return sz.product([d.extent for d in self.space.dims if d.name in self.along])
+
+    @property
+    def count(self) -> Size:
+        """How many rows there are."""
+        return sz.product([d.extent for d in self.space.dims if d.name not in self.along])
+
+    @property
+    def streamed(self) -> list[Access]:
+        """The tensors that are read from memory, and not again for every row."""
+        inner = len(self.space.dims) - 1
+        across = [d for d, dim in enumerate(self.space.dims) if dim.name not in self.along]
+        return [
+            a for a in self.space.loads if a.moves(inner) and (not across or any(a.moves(d) for d in across))
+        ]
+
+    @property
+    def fetchable(self) -> tuple[str, ...]:
+        """Names of those that shared memory can fetch."""
+        return tuple(a.buffer.value.name for a in self.streamed if a.is_unit(len(self.space.dims) - 1))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes an element of these, and of what is looked up."""
+        inner = len(self.space.dims) - 1
+        looked_up = [a for a in self.space.lookups if a.moves(inner) or inner in a.indexed]
+        return sum(a.itemsize for a in (*self.streamed, *looked_up))
+
+
+def rows_of(
+    call: Call, segment: Segment, like: Domain | None = None
+) -> tuple[Rows, list[Reduce], list[Reduce]]:
+    """The rows of a segment (the same as those of `like`, where given), its reductions along them, and those
+    over columns."""
+    space = domain(call, segment) if like is None else domain(call, segment, like)
+    inner = set(space.dims[-1].axes)
+    along = [op for op in segment.reductions if set(op.axes) & inner]
+    axes = set(along[0].axes) if along else inner
+    return (
+        Rows(space, tuple(d.name for d in space.dims if set(d.axes) & axes)),
+        along,
+        [op for op in segment.reductions if op not in along],
+    )

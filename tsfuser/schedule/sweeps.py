@@ -1,0 +1,97 @@
+"""The sweeps over its data that a segment takes.
+
+In: a Segment, and which of its reductions give their results back to all threads. Out: `Sweeps`: what each
+sweep accumulates and stores, and which ops that takes. Example, softmax over rows: sweep 0 accumulates the
+maximum, sweep 1 the sum of the exponentials, and sweep 2 stores. A segment without such reductions takes one
+sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..ir.fusion import Axis, Op, Reduce, Value
+from ..segment import Segment
+from .loops import Schedule
+
+
+@dataclass(frozen=True)
+class Sweeps:
+    """`allreduced`: the reductions whose results all threads get, which run over the axes of a *row*;
+    `final`: the others, on which nothing depends. `level`: for each value, the number of reductions of a row
+    that are done before it."""
+
+    segment: Segment
+    allreduced: tuple[Reduce, ...]
+    level: dict[str, int]
+
+    @cached_property
+    def final(self) -> tuple[Reduce, ...]:
+        return tuple(op for op in self.segment.reductions if op not in self.allreduced)
+
+    @cached_property
+    def row(self) -> frozenset[Axis]:
+        """The axes of a row; none where the whole segment is one sweep."""
+        return frozenset(self.allreduced[0].axes) if self.allreduced else frozenset()
+
+    @cached_property
+    def numbers(self) -> range:
+        """The numbers of the sweeps, with one more than there are where the last one has nothing to do."""
+        return range(max(self.level.values(), default=0) + 1)
+
+    def varies(self, value: Value) -> bool:
+        """Whether the value differs along a row."""
+        return not self.allreduced or bool(set(value.axes) & self.row)
+
+    def reductions(self, number: int) -> list[Reduce]:
+        """Those that sweep `number` accumulates."""
+        return [op for op in self.segment.reductions if self.level[op.operands[0].name] == number]
+
+    def stores(self, number: int) -> list[str]:
+        """Names of the results along a row that sweep `number` stores."""
+        final = {op.output.name for op in self.final}
+        values = [b.value for b in self.segment.stores if b.value.name not in final]
+        return [v.name for v in values if self.varies(v) and self.level[v.name] == number]
+
+    def goals(self, number: int) -> set[str]:
+        """Names of the values that sweep `number` accumulates or stores."""
+        accumulated = {v.name for op in self.reductions(number) for v in op.operands}
+        return accumulated | {*self.stores(number)}
+
+    def ops_for(self, names: Collection[str], known: Collection[str] = frozenset()) -> list[Op]:
+        """The ops along a row between loads, or values in `known`, and `names`, in order."""
+        wanted, ops = set(names), []
+        for op in reversed(self.segment.ops):
+            needed = op.output.name in wanted and op.output.name not in known
+            if needed and not isinstance(op, Reduce) and self.varies(op.output):
+                ops.insert(0, op)
+                wanted |= {v.name for v in op.operands}
+        return ops
+
+    def row_ops(self, number: int) -> list[Op]:
+        """The ops of which a row has one value, and that can be computed before sweep `number`, not
+        sooner."""
+        return [
+            op
+            for op in self.segment.ops
+            if not isinstance(op, Reduce)
+            and not self.varies(op.output)
+            and self.level[op.output.name] == number
+        ]
+
+
+def sweeps_of(segment: Segment, schedule: Schedule) -> Sweeps:
+    """The sweeps of `segment` under `schedule`, whose `allreduce` says whether results go back to all
+    threads: those of the reductions over the contiguous dim, or where the threads along `y` combine, over
+    others."""
+    how, inner = schedule.reduction, set(schedule.domain.dims[-1].axes)
+    allreduced: tuple[Reduce, ...] = ()
+    if how is not None and how.allreduce:
+        allreduced = tuple(op for op in segment.reductions if bool(set(op.axes) & inner) == (how.axis == "x"))
+    level = {b.value.name: 0 for b in segment.loads}
+    for op in segment.ops:
+        before = max((level.get(v.name, 0) for v in op.operands), default=0)
+        level[op.output.name] = before + (op in allreduced)
+    return Sweeps(segment, allreduced, level)
