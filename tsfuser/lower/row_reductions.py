@@ -98,7 +98,8 @@ def stores(draft: Draft) -> list[Stmt]:
     found = [a for a in draft.schedule.domain.stores if not draft.sweeps.varies(a.buffer.value)]
     if not found:
         return []
-    done = indices(draft.schedule, draft.params, {x: ix.Const(0) for x in draft.how.loops}, "_out")
+    gone = {x.name: ix.Const(0) for x in draft.loops if x.name != draft.row_loop}
+    done = indices(draft.schedule, draft.params, gone, "_out")
     firsts = [Var(draft.bound(f"thread.{draft.how.axis}").name)]
     if draft.cooperative:
         firsts.append(done.of[draft.cooperative.part])
