@@ -13,7 +13,9 @@ from tsfuser.ir.verify import verify
 from tsfuser.lower.loop_ir import Load
 from tsfuser.lower.pipeline import lower
 from tsfuser.lower.traverse import statements
-from tsfuser.ops.batch_norm import _backward, _forward, of_channels
+from tsfuser.ops.batch_norm import _forward
+from tsfuser.ops.batch_norm_backward import _backward
+from tsfuser.ops.channels import of_channels
 from tsfuser.ops.reduction import squares
 from tsfuser.schedule import expanded
 from tsfuser.schedule.machine import GPU, HOST

@@ -13,13 +13,11 @@ equality is a decision of the call. Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from ..errors import Refusal
 from . import layout as lay
 from . import size as sz
 from .call import Call, ScalarArg, TensorArg
-from .draft import Draft
 from .dtypes import BOOL, COMPLEX128, DOUBLE, FLOAT, INT64, DType
 from .finish import finish
 from .fusion import (
@@ -40,24 +38,21 @@ from .fusion import (
 from .limits import Limit
 from .promotion import result_type
 from .rematerialize import rematerialized
+from .result_layouts import ResultLayouts
 from .views import through_memory
 
-_WITHOUT_DIMS = lay.Layout((), (), dense=True)
 _NUMBER_DTYPE = {"bool": BOOL, "int": INT64, "float": DOUBLE, "complex": COMPLEX128}
 
 
-class Builder(Draft):
+class Builder(ResultLayouts):
     """A Draft as the op table fills it. `default_dtype` is torch's default floating dtype; `device` is where
     the group runs (`cpu`, `cuda:0`); `eager`, given where random numbers are to be eager's, gives the
     `eager_random.Grid` of its kernels on a device, or raises Refusal."""
 
     def __init__(self, call: Call, device: str, default_dtype: DType = FLOAT, eager: Callable | None = None):
-        super().__init__(call)
+        super().__init__(call, device)
         self.eager = eager
-        self.device = device
         self.default_dtype = default_dtype
-        # memo: (sizes, layouts of the operands) -> that of the result; (layout,) -> that of a copy
-        self._known_layouts: dict[tuple, lay.Layout] = {}
 
     # ---- inputs
 
@@ -162,7 +157,7 @@ class Builder(Draft):
             name or symbol,
             dtype,
             dims,
-            self._pointwise_layout(dims, self._layouts_of(operands) if layouts is None else layouts),
+            self.pointwise_layout(dims, self.layouts_of(operands) if layouts is None else layouts),
         )
         compute = None if own_types else (compute or dtype).register
         self.ops.append(Pointwise(name or symbol, symbol, tuple(operands), compute, output))
@@ -249,99 +244,6 @@ class Builder(Draft):
         if not self.axes.align(dims, copy):
             raise Refusal("values meet along dims that no loops are those of")
         return copy
-
-    # ---- layouts of results
-
-    def contiguous(self, value: Value) -> Value:
-        """`value`, which an op of the caller has just made, row-major in memory, as eager's normalisations
-        and softmax leave it."""
-        self.layouts[value.name] = lay.contiguous(self.sizes(value))
-        return value
-
-    def like(self, value: Value, other: Value) -> Value:
-        """`value`, which an op of the caller has just made, in the layout of an elementwise result of
-        `other`."""
-        self.layouts[value.name] = self._pointwise_layout(value.dims, self._layouts_of((other,)))
-        return value
-
-    def copied(self, value: Value, other: Value) -> Value:
-        """`value`, which an op of the caller has just made, in the layout of a copy of `other`."""
-        (layout,) = self._layouts_of((other,), numbers=True)
-        self.layouts[value.name] = self._known((layout,), lambda: lay.copied(self.call, layout))
-        return value
-
-    def packed(self, value: Value, other: Value) -> Value:
-        """`value`, which an op of the caller has just made, row-major in memory but for the last two dims,
-        the nearer of which in `other` is inside."""
-        self.layouts[value.name] = lay.packed(self.call, self.layout(other))
-        return value
-
-    def laid_out(self, value: Value, order: Sequence[int]) -> Value:
-        """`value`, which an op of the caller has just made, with its dims in that `order` in memory,
-        outermost first, without gaps."""
-        self.layouts[value.name] = lay.laid_out(self.sizes(value), order)
-        return value
-
-    def in_format_of(self, value: Value, other: Value) -> Value:
-        """`value`, which an op of the caller has just made, channels-last in memory where `other` would be,
-        else row-major."""
-        make = lay.channels_last if lay.is_channels_last(self.call, self.layout(other)) else lay.contiguous
-        self.layouts[value.name] = make(self.sizes(value))
-        return value
-
-    def in_packed_format_of(self, value: Value, other: Value) -> Value:
-        """The same where strides of dims of size 1 do not count: channels-last also where `other` fills
-        memory in that order, and not row-major."""
-        layout = self.layout(other)
-        if lay.is_contiguous(self.call, layout) or not lay.is_packed_channels_last(self.call, layout):
-            return self.in_format_of(value, other)
-        self.layouts[value.name] = lay.channels_last(self.sizes(value))
-        return value
-
-    def has_format(self, value: Value) -> bool:
-        """Whether `value` lies row-major or channels-last in memory."""
-        layout = self.layout(value)
-        return lay.is_contiguous(self.call, layout) or lay.is_channels_last(self.call, layout)
-
-    def cast_layouts(self, operands: Sequence[Value], dtype: DType) -> tuple[lay.Layout, ...]:
-        """The layouts of `operands`, which are tensors or numbers, those of another dtype being cast to
-        `dtype` first."""
-        own = self._layouts_of(operands, numbers=True)
-        return tuple(
-            layout
-            if v.dtype is dtype or not layout.sizes
-            else self._known((layout,), partial(lay.copied, self.call, layout))
-            for v, layout in zip(operands, own)
-        )
-
-    def promoted_layouts(self, operands: Sequence[Value], dtype: DType) -> tuple[lay.Layout, ...]:
-        """The layouts of `operands` as eager's iterator meets them in an op that promotes them to `dtype`: on
-        the CPU it casts them first, elsewhere while it computes."""
-        return (
-            self.cast_layouts(operands, dtype)
-            if self.device == "cpu"
-            else self._layouts_of(operands, numbers=True)
-        )
-
-    def _layouts_of(self, operands: Sequence[Value], numbers: bool = False) -> tuple[lay.Layout, ...]:
-        """The layouts of `operands`; numbers, which are tensors without dims to eager's iterator, only where
-        it sees them."""
-        return tuple(
-            _WITHOUT_DIMS if v.is_number else self.layout(v) for v in operands if numbers or not v.is_number
-        )
-
-    def _pointwise_layout(self, dims: Sequence[Axis | None], layouts: Sequence[lay.Layout]) -> lay.Layout:
-        """That of an elementwise result of `dims` of operands that lie in memory by `layouts`."""
-        sizes, layouts = self.extents(dims), tuple(dict.fromkeys(layouts))
-        if not layouts:
-            return lay.contiguous(sizes)
-        return self._known((sizes, layouts), lambda: lay.pointwise(self.call, sizes, layouts))
-
-    def _known(self, key: tuple, make: Callable[[], lay.Layout]) -> lay.Layout:
-        """What `make` gives, the same layout each time for a `key`."""
-        if key not in self._known_layouts:
-            self._known_layouts[key] = make()
-        return self._known_layouts[key]
 
     # ---- outputs
 

@@ -13,7 +13,7 @@ from ..ir.build import Builder
 from ..ir.dtypes import DType
 from ..ir.fusion import Value
 from ..ir.views import merged, split, view
-from .batch_norm import check_channels, of_channels, scaled
+from .channels import check_channels, of_channels, scaled
 from .normalization import gradient
 from .reduction import squares, without
 from .table import FLOATING, composite

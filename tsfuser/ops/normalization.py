@@ -13,7 +13,7 @@ from ..ir.build import Builder
 from ..ir.dtypes import DType
 from ..ir.fusion import Value
 from ..ir.symbols import define
-from .batch_norm import scaled
+from .channels import scaled
 from .reduction import mean_of, narrow, squares
 from .table import FLOATING, composite
 

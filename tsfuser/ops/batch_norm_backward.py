@@ -1,0 +1,148 @@
+"""The derivatives of batch normalisation.
+
+In: the gradient of the result, the operands, and the statistics that forward has used. Out: the gradients of
+input, weight and bias: those of layer_norm with the sums over all dims but the channels. Also what the
+derivative of a relu after the norm asks of the norm's operands.
+"""
+
+from __future__ import annotations
+
+from ..errors import Refusal
+from ..ir import layout as lay
+from ..ir.build import Builder
+from ..ir.dtypes import BOOL, HALF, DType
+from ..ir.fusion import Value
+from ..ir.symbols import define
+from .channels import check_channels, of_channels, scaled
+from .reduction import total, without
+from .table import FLOATING, composite
+
+define("batch_norm_backward", "(({0} - ({2} + {3} * {4}) * (1 / {5})) * {1})", cheap=True)
+define("batch_norm_backward_weighted", "(({0} - ({2} + {3} * {4}) * (1 / {5})) * {1} * {6})", cheap=True)
+define("is_above_zero", "({0} > 0)", cheap=True)
+define("rounds_above_zero", "({0} > 0.5f * 5.9604644775390625e-08f)", cheap=True)
+
+
+def _backward(
+    b: Builder,
+    grad: Value,
+    input: Value,
+    weight,
+    mean: Value | None,
+    rstd: Value | None,
+    training: bool,
+    mask: list,
+    saved: DType,
+) -> tuple:
+    """The gradients of input, weight and bias that `mask` asks for."""
+    register = input.dtype.register
+    if grad.dtype is not input.dtype:
+        raise Refusal(f"a gradient in {grad.dtype} of a normalisation in {input.dtype}")
+    others = [d for d in range(len(input.dims)) if d != 1]
+    hat = b.pointwise("normalize", (input, mean, rstd), register, name="normalized")
+    slope = total(b, "sum", b.pointwise("mul", (grad, hat), register), others)
+    shift = total(b, "sum", grad, others)
+    gradients: list[Value | None] = [None, None, None]
+    if mask[0]:
+        factor = [] if weight is None else [of_channels(b, weight, input)]
+        if training:
+            symbol, operands = "batch_norm_backward", (grad, rstd, shift, hat, slope, b.count(input, others))
+        else:
+            symbol, operands = "mul", (grad, rstd)
+        symbol = {"mul": "product"}.get(symbol, f"{symbol}_weighted") if factor else symbol
+        result = b.pointwise(symbol, (*operands, *factor), input.dtype, name="batch_norm_backward")
+        # outside training eager's kernel for channels-last input is elementwise over the gradient
+        # (ATen/native/cuda/Normalization.cu)
+        over_gradient = not training and b.device != "cpu" and not lay.is_contiguous(b.call, b.layout(input))
+        gradients[0] = b.like(result, grad) if over_gradient else b.in_format_of(result, input)
+    dtype = saved if weight is None else weight.dtype
+    if weight is None and b.device != "cpu" and (mask[1] or mask[2]):
+        raise Refusal("gradients of parameters that are not there")
+    if mask[1]:
+        gradients[1] = without(b, "sum", slope, others, False, dtype)
+    if mask[2]:
+        gradients[2] = without(b, "sum", shift, others, False, dtype)
+    return tuple(gradients)
+
+
+@composite("aten::native_batch_norm_backward", dtypes=FLOATING, sizes=("input", "weight", "weight"))
+def native_batch_norm_backward(
+    b: Builder,
+    grad_out,
+    input,
+    weight,
+    running_mean,
+    running_var,
+    save_mean,
+    save_invstd,
+    train: bool,
+    eps,
+    output_mask: list,
+):
+    """The gradients of batch_norm that `output_mask` asks for"""
+    kept = (save_mean, save_invstd) if train else (running_mean, running_var)
+    if None in kept:
+        raise Refusal("batch_norm's derivative without the statistics that it needs is an error in eager")
+    # eager's CUDA kernel reads these in one dtype, whether it uses them or not
+    together = (weight, running_mean, running_var) if b.device != "cpu" else (weight,)
+    saved = check_channels(b, input, together, kept)
+    mean, rstd = (of_channels(b, v, input) for v in kept)
+    if not train:
+        rstd = b.pointwise("rsqrt_of_sum", (rstd, eps), input.dtype.register, name="rstd")
+    return _backward(b, grad_out, input, weight, mean, rstd, train, output_mask, saved)
+
+
+@composite(
+    "aten::_batch_norm_impl_index_backward",
+    dtypes=FLOATING,
+    sizes=("input", "weight", "weight"),
+    ignored=("reservedSpace",),
+)
+def batch_norm_impl_index_backward(
+    b: Builder,
+    impl_index: int,
+    input,
+    grad_output,
+    weight,
+    running_mean,
+    running_var,
+    save_mean,
+    save_var_transform,
+    train: bool,
+    eps,
+    output_mask: list,
+    reservedSpace,
+):
+    """native_batch_norm_backward, of a result that says that it comes from there"""
+    if impl_index != 0:
+        raise Refusal("batch_norm's derivative belongs to another implementation")
+    return native_batch_norm_backward(
+        b,
+        grad_output,
+        input,
+        weight,
+        running_mean,
+        running_var,
+        save_mean,
+        save_var_transform,
+        train,
+        eps,
+        output_mask,
+    )
+
+
+@composite("tsfuser::is_positive", dtypes=FLOATING, sizes="first")
+def is_positive(
+    b: Builder, result, impl_index: int, input, weight, bias, save_mean, save_invstd, training: bool
+) -> Value:
+    """Whether `result`, of a batch norm in training, is positive, from the norm's operands; the derivative of
+    relu asks"""
+    register, kept = input.dtype.register, (save_mean, save_invstd)
+    known = training and impl_index == 0 and None not in kept and all(v.dtype is register for v in kept)
+    if not known:  # running statistics may have moved; another's arithmetic; statistics that are rounded
+        return b.pointwise("is_above_zero", (result,), BOOL, result.dtype, name="gt")
+    mean, rstd, weight, bias = (of_channels(b, v, input) for v in (*kept, weight, bias))
+    y = scaled(b, "batch_norm", input, mean, rstd, weight, bias, register)
+    # below half of the smallest number it was rounded to 0
+    symbol = "rounds_above_zero" if input.dtype is HALF else "is_above_zero"
+    return b.like(b.pointwise(symbol, (y,), BOOL, register, name="gt"), result)
