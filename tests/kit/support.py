@@ -189,12 +189,12 @@ def counted():
     before, rise = tsfuser.stats(), {}
     yield rise
     after = tsfuser.stats()
-    rise.update({name: after[name] - before[name] for name in after if name != "fallbacks"})
-    rise["fallbacks"] = {
-        k: n - before["fallbacks"].get(k, 0)
-        for k, n in after["fallbacks"].items()
-        if n != before["fallbacks"].get(k, 0)
-    }
+    for name, now in after.items():
+        then = before[name]
+        if isinstance(now, dict):  # reasons, with how often each was met
+            rise[name] = {k: n - then.get(k, 0) for k, n in now.items() if n != then.get(k, 0)}
+        else:
+            rise[name] = now - then
 
 
 def run_python(folder, source, timeout=300, **environment):
