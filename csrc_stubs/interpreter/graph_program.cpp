@@ -3,6 +3,7 @@
 #include "call/counters.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -14,6 +15,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/torch_dispatch_mode.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -96,6 +98,23 @@ at::Tensor in_order(const at::Tensor& tensor, const Order& order) {
   return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
 }
 
+// Whether some tensor of `sources` may lie in the memory of one of `targets`: then their order matters.
+bool share_memory(const std::vector<at::Tensor>& targets, const std::vector<at::Tensor>& sources) {
+  std::vector<const void*> written;
+  written.reserve(targets.size());
+  for (const at::Tensor& target : targets) {
+    if (!target.has_storage()) {
+      return true;
+    }
+    written.push_back(target.storage().unsafeGetStorageImpl());
+  }
+  std::sort(written.begin(), written.end());
+  return std::any_of(sources.begin(), sources.end(), [&](const at::Tensor& source) {
+    return !source.has_storage() ||
+           std::binary_search(written.begin(), written.end(), source.storage().unsafeGetStorageImpl());
+  });
+}
+
 class GraphProgram {
  public:
   GraphProgram(std::shared_ptr<torch::jit::Graph> graph, std::vector<at::Tensor> constants,
@@ -165,9 +184,7 @@ class GraphProgram {
     }
     stack.insert(stack.end(), constants_.begin(), constants_.end());
     torch::jit::InterpreterState(code_).run(stack);
-    for (size_t i = 0; i < updates_.size(); ++i) {
-      targets[i].copy_(stack[updates_[i].second].toTensor());
-    }
+    update(targets, stack);
     for (size_t i = 0; i < orders_.size(); ++i) {
       if (orders_[i] && stack[i].isTensor()) {
         const at::Tensor& tensor = stack[i].toTensor();
@@ -176,6 +193,22 @@ class GraphProgram {
           stack[i] = std::move(ordered);
         }
       }
+    }
+  }
+
+  // Of many tensors at once, as torch does it: the parameters of an optimizer, the statistics of batch
+  // norms.
+  void update(std::vector<at::Tensor>& targets, const torch::jit::Stack& stack) const {
+    std::vector<at::Tensor> sources;
+    sources.reserve(targets.size());
+    for (const auto& update : updates_) {
+      sources.push_back(stack[update.second].toTensor());
+    }
+    if (targets.size() > 1 && !share_memory(targets, sources)) {
+      return at::_foreach_copy_(targets, sources);
+    }
+    for (size_t i = 0; i < targets.size(); ++i) {
+      targets[i].copy_(sources[i]);
     }
   }
 

@@ -3,7 +3,8 @@
 In: torch's registered decompositions. Out: a table for AOTAutograd, which asks it while it traces. Each entry
 tries its decomposition first: where an op without a row turns up, it says `NotImplemented`, and the op stays
 whole, for torch's own kernel. What a row fuses as a whole is never taken apart. Example: `mse_loss` becomes
-`sub`, `pow` and `mean`; `nll_loss_forward`, which looks elements up, stays.
+`sub`, `pow` and `mean`; `nll_loss_forward`, which looks elements up, stays. An op on lists of tensors becomes
+one op a tensor.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ... import options
 from ...ops import table
+from .foreach import foreach_ops, one_by_one
 
 #: How many ops a decomposition may take: what takes more computes something else than elements.
 _MOST = 24
@@ -31,6 +33,7 @@ def decompositions() -> dict[Any, Callable]:
     for op, function in core_aten_decompositions().items():
         if isinstance(op, torch._ops.OpOverload) and not _has_row(op) and not op._schema.is_mutable:
             found[op] = partial(_tried, function)
+    found.update((op, one_by_one(op, element)) for op, element in foreach_ops() if _has_row(element))
     return found
 
 
