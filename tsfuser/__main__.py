@@ -1,8 +1,12 @@
-"""`python -m tsfuser explain script.py [function]`: runs a script and explains the scripted functions in it.
+"""The commands of `python -m tsfuser`: `explain` runs a script and explains the scripted functions in it;
+`config` prints the flags that build a C++ program.
 
-In: a script, run as `python script.py` would. Out: its own output, then a table for each scripted function or
-module that it called from Python, with the arguments of that call; `--html FILE` writes a page as well.
-Example: `python -m tsfuser explain train.py forward --html forward.html`."""
+explain. In: a script, run as `python script.py` would. Out: its own output, then a table for each scripted
+function or module that it called from Python, with the arguments of that call; `--html FILE` writes a page as
+well. Example: `python -m tsfuser explain train.py forward --html forward.html`.
+
+config. Out: one line of words, which a shell splits at spaces, as in `c++ main.cpp $(...)`. Example:
+`python -m tsfuser config --cflags --libs`."""
 
 from __future__ import annotations
 
@@ -13,11 +17,12 @@ from pathlib import Path
 
 from .debug.calls import collected
 from .debug.explain import explain
+from .frontends.libtorch import config
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 0, or 1 where nothing was explained."""
-    parser = argparse.ArgumentParser(prog="python -m tsfuser", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tsfuser")
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser(
         "explain", help="run a script and explain what is fused in it, and what is not"
@@ -26,8 +31,25 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("function", nargs="?", help="only functions and modules of this name")
     pages = "also write a page; a number is put behind FILE's name for the second and later ones"
     command.add_argument("--html", type=Path, metavar="FILE", help=pages)
+    command = commands.add_parser("config", help="print what builds a C++ program that uses tsfuser.h")
+    command.add_argument("--cflags", action="store_true", help="flags for the compiler")
+    command.add_argument("--libs", action="store_true", help="what to link: tsfuser's source and torch")
+    command.add_argument("--cmake", action="store_true", help="the folder of the CMake package, tsfuser_DIR")
     chosen = parser.parse_args(arguments)
+    if chosen.command == "config":
+        return _config(chosen.cflags, chosen.libs, chosen.cmake)
     return _explain(chosen.script, chosen.function, chosen.html)
+
+
+def _config(cflags: bool, libs: bool, cmake: bool) -> int:
+    words = [*config.cflags()] if cflags else []
+    words += config.libs() if libs else []
+    words += [str(config.FOLDER)] if cmake else []
+    if not words:
+        print("config wants --cflags, --libs or --cmake", file=sys.stderr)
+    else:
+        print(" ".join(words))
+    return 0 if words else 2
 
 
 def _explain(script: Path, wanted: str | None, html: Path | None) -> int:

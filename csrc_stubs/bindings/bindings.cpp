@@ -171,6 +171,7 @@ py::dict stats() {
   result["class_hits"] = c.total(Count::ClassHits);
   result["launches"] = c.total(Count::Launches);
   result["graph_calls"] = c.total(Count::GraphCalls);
+  result["python_calls"] = c.total(Count::PythonCalls);
   for (const auto& [reason, count] : counters().fallbacks()) {
     fallbacks[py::str(reason)] = count;
   }

@@ -1,5 +1,6 @@
 #include "group/python.h"
 
+#include "call/counters.h"
 #include "group/interrupts.h"
 
 #include <atomic>
@@ -33,6 +34,8 @@ PythonCall::PythonCall() {
     gil_.emplace();
     if (!door().open.load()) {  // closed while we waited
       gil_.reset();
+    } else {
+      counters().add(Count::PythonCalls);
     }
   }
 }

@@ -1,0 +1,156 @@
+"""C++ programs that link libtorch: a program of checks (libtorch/program.cpp), and the example as its README
+says, both built as a user builds them."""
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kit.support import ROOT
+from tsfuser.__main__ import main
+from tsfuser.frontends.libtorch import embedded
+
+PROGRAM = Path(__file__).parent / "libtorch" / "program.cpp"
+VERSION = torch.__version__.partition("+")[0]
+LIBTORCH = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+class Model(torch.nn.Module):
+    """One group in inference; [n, 32] in and out."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(32)
+        self.scale = torch.nn.Parameter(torch.linspace(0.5, 1.5, 32))
+
+    def forward(self, x):
+        return torch.softmax(torch.tanh(self.norm(x) * self.scale) * 2.0, -1) + torch.relu(self.scale - x)
+
+
+def execute(command, **environment):
+    """Exit status, stdout and stderr of a command in which `python3` is this interpreter."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout, done.stderr
+
+
+def flags(*kinds):
+    status, out, err = execute([sys.executable, "-m", "tsfuser", "config", *kinds])
+    assert status == 0, err
+    return out.split()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder of `program` and `model.pt`."""
+    folder = tmp_path_factory.mktemp("libtorch")
+    torch.jit.script(Model().eval()).save(folder / "model.pt")
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")))
+    words = [compiler, "-O0", PROGRAM, *flags("--cflags", "--libs"), "-o", folder / "program"]
+    status, _, err = execute(words)
+    assert status == 0, err
+    return folder
+
+
+@pytest.mark.parametrize("target", DEVICES)
+def test_threads_run_fused_while_another_holds_python(target, built, tmp_path):
+    """Two modules, one frozen, eight threads and new shapes, with Python's lock in other hands; signals are the
+    program's; after the stop plans still serve, and other calls run unfused."""
+    status, out, err = execute([built / "program", "life", built / "model.pt", tmp_path / "cache", target])
+    assert status == 0 and out.endswith("end of main\n"), f"{out}\n{err}"
+    counts = dict(re.findall(r"^(\w+): (\d+)$", out, re.M))
+    assert int(counts["launches"]) == int(counts["exact_hits"]) + int(counts["class_hits"]) + int(
+        counts["plans_built"]
+    )
+    assert counts["fallbacks"] == "0" and any((tmp_path / "cache").rglob("*"))
+    assert "a process starts Python once" in out
+
+
+def test_errors_say_what_to_do_and_a_start_may_follow(built, tmp_path):
+    """And a process that does not call stop() exits as any other."""
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+    bare.chmod(bare.stat().st_mode | stat.S_IXUSR)
+    status, out, err = execute(
+        [built / "program", "errors", built / "model.pt", "/no/python", shutil.which("true"), bare]
+    )
+    assert status == 0, f"{out}\n{err}"
+    missing, silent, empty, old, option, end = out.splitlines()
+    assert '"/no/python" does not run (No such file or directory); Options::python names' in missing
+    assert "is no Python that runs" in silent
+    assert "has no tsfuser: run `pip install" in empty
+    assert f"compiled with torch 2.9.0, but {sys.executable} has torch {VERSION}" in old
+    assert "-m tsfuser config`" in old
+    assert "'TSFUSER_CACHE_DIRECTORY'; did you mean 'TSFUSER_CACHE_DIR'?" in option
+    assert end == "end of main" and err.count("Error") == 0
+
+
+def test_a_python_of_the_program_is_used_and_left_running(built):
+    status, out, err = execute([built / "program", "own", built / "model.pt", embedded.libpython()])
+    assert status == 0 and out == "end of main\n", f"{out}\n{err}"
+
+
+def test_an_extension_of_another_torch_is_an_error(built, tmp_path):
+    """A package whose extension does not load; it raises before torch is imported, which takes seconds."""
+    folder = tmp_path / "tsfuser" / "frontends" / "libtorch"
+    folder.mkdir(parents=True)
+    shutil.copy(embedded.__file__, folder)
+    text = (ROOT / "tsfuser" / "__init__.py").read_text()
+    text = text.replace("import torch\n", "class torch:\n    __version__ = 'other'\n")
+    (tmp_path / "tsfuser" / "__init__.py").write_text(text)
+    shutil.copy(ROOT / "tsfuser" / "version.py", tmp_path / "tsfuser")
+    status, out, err = execute([built / "program", "start"], PYTHONPATH=str(tmp_path))
+    assert status == 0, err
+    assert "tsfuser's extension does not load with torch other" in out and out.endswith("end of main\n")
+
+
+def test_another_libtorch_is_an_error(tmp_path):
+    other = tmp_path / "libtorch_cpu.so"
+    other.write_bytes(b"")
+    with pytest.raises(RuntimeError, match="the two differ: build the program with"):
+        embedded.check(VERSION, str(other))
+    with pytest.raises(RuntimeError, match="has not loaded libtorch_cpu.so"):
+        embedded.check(VERSION, "")
+    with pytest.raises(RuntimeError, match="compiled with torch 2.9.0"):
+        embedded.check("2.9.0", LIBTORCH)
+    embedded.check(VERSION, LIBTORCH)
+
+
+def test_a_static_python_is_an_error(monkeypatch, tmp_path):
+    values = {"LDLIBRARY": "libpython3.11.a", "LIBDIR": str(tmp_path), "LDVERSION": "3.11"}
+    monkeypatch.setattr(embedded.sysconfig, "get_config_var", values.get)
+    monkeypatch.setattr(embedded.sys, "base_prefix", str(tmp_path))
+    monkeypatch.setattr(embedded, "_mapped", list)
+    with pytest.raises(RuntimeError, match="has no shared library.*built with --enable-shared"):
+        embedded.libpython()
+    (tmp_path / "libpython3.11.so.1.0").write_bytes(b"")
+    assert embedded.libpython() == str((tmp_path / "libpython3.11.so.1.0").resolve())
+
+
+def test_config_wants_to_know_what(capsys):
+    assert main(["config"]) == 2 and "--cmake" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", DEVICES)
+def test_the_example(target, tmp_path):
+    """Its second command builds it; the first one, which installs, is what the other tests stand on."""
+    status, out, err = execute(
+        [ROOT / "examples" / "libtorch" / "build", tmp_path / "server"], PYTHON=sys.executable
+    )
+    assert status == 0, f"{out}\n{err}"
+    status, out, err = execute(
+        [tmp_path / "server" / "server", tmp_path / "server" / "model.pt", target],
+        TSFUSER_CACHE_DIR=str(tmp_path / "cache"),
+    )
+    assert status == 0, f"{out}\n{err}"
+    assert re.search(r"^unfused: \d+ requests a second\nfused: \d+ requests a second\nlargest difference", out)
+    counts = dict(re.findall(r"^(\w+): (\d+)$", out, re.M))
+    assert int(counts["launches"]) > 0 and counts["fallbacks"] == "0"

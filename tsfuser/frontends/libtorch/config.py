@@ -1,0 +1,42 @@
+"""Flags for programs that use tsfuser.h.
+
+In: the torch that this Python imports. Out: lists of words for a C++ compiler, and the folder of the CMake
+package. Example: `cflags()` -> `["-std=c++20", "-I.../cpp", ...]`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from packaging.version import Version
+from torch.utils import cpp_extension
+
+#: tsfuser.h, tsfuser.cpp and the CMake package.
+FOLDER = Path(__file__).parent / "cpp"
+
+
+def cflags() -> list[str]:
+    """For every file that includes tsfuser.h or torch's headers: the C++ standard and the ABI of torch, the
+    headers, and this interpreter, which `tsfuser::Options` has as its default."""
+    standard = "c++20" if Version(torch.__version__) >= Version("2.12") else "c++17"
+    return [
+        f"-std={standard}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        f'-DTSFUSER_PYTHON="{sys.executable}"',
+        f"-I{FOLDER}",
+        *(f"-isystem{path}" for path in cpp_extension.include_paths()),
+    ]
+
+
+def libs() -> list[str]:
+    """For the link: tsfuser's source, which is compiled into the program, and torch's libraries. All of them
+    stay, though the program names no symbol of some: CUDA's kernels register themselves."""
+    folder = Path(torch.__file__).parent / "lib"
+    names = ("torch", "torch_cpu", "torch_cuda", "c10", "c10_cuda")
+    there = [f"-l{name}" for name in names if (folder / f"lib{name}.so").exists()]
+    # what torch's own libraries need of CUDA's they find themselves, when they are loaded
+    search = [f"-L{folder}", f"-Wl,-rpath,{folder}", "-Wl,--allow-shlib-undefined"]
+    keep = ["-Wl,--push-state,--no-as-needed", *there, "-Wl,--pop-state"]
+    return [str(FOLDER / "tsfuser.cpp"), *search, *keep, "-ldl", "-pthread"]
