@@ -1,5 +1,5 @@
-// A server in small: threads that call one scripted module with inputs of changing shape, without tsfuser and
-// then with it.
+// A server in small: threads that call one scripted module with inputs of changing shape, without tsfuser
+// and then with it.
 //
 //     server MODEL [DEVICE]        server model.pt cuda
 #include <ATen/Parallel.h>

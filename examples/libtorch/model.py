@@ -6,7 +6,7 @@ import torch
 
 
 class Block(torch.nn.Module):
-    """A gated block of a transformer: norm, two matrix products, GELU, residual. [batch, words, 64] in and out."""
+    """A gated block: norm, two matrix products, GELU, residual. [batch, words, width] in and out."""
 
     def __init__(self, width: int = 64):
         super().__init__()

@@ -19,6 +19,11 @@ from tsfuser.frontends.libtorch import embedded
 PROGRAM = Path(__file__).parent / "libtorch" / "program.cpp"
 VERSION = torch.__version__.partition("+")[0]
 LIBTORCH = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+try:
+    STATIC = embedded.libpython() and ""
+except RuntimeError as error:
+    STATIC = str(error)
+embeds = pytest.mark.skipif(bool(STATIC), reason=STATIC)
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
@@ -60,10 +65,11 @@ def built(tmp_path_factory):
     return folder
 
 
+@embeds
 @pytest.mark.parametrize("target", DEVICES)
 def test_threads_run_fused_while_another_holds_python(target, built, tmp_path):
-    """Two modules, one frozen, eight threads and new shapes, with Python's lock in other hands; signals are the
-    program's; after the stop plans still serve, and other calls run unfused."""
+    """Two modules, one frozen, eight threads and new shapes, with Python's lock in other hands; signals are
+    the program's; after the stop plans still serve, and other calls run unfused."""
     status, out, err = execute([built / "program", "life", built / "model.pt", tmp_path / "cache", target])
     assert status == 0 and out.endswith("end of main\n"), f"{out}\n{err}"
     counts = dict(re.findall(r"^(\w+): (\d+)$", out, re.M))
@@ -74,6 +80,7 @@ def test_threads_run_fused_while_another_holds_python(target, built, tmp_path):
     assert "a process starts Python once" in out
 
 
+@embeds
 def test_errors_say_what_to_do_and_a_start_may_follow(built, tmp_path):
     """And a process that does not call stop() exits as any other."""
     bare = tmp_path / "python"
@@ -93,11 +100,13 @@ def test_errors_say_what_to_do_and_a_start_may_follow(built, tmp_path):
     assert end == "end of main" and err.count("Error") == 0
 
 
+@embeds
 def test_a_python_of_the_program_is_used_and_left_running(built):
     status, out, err = execute([built / "program", "own", built / "model.pt", embedded.libpython()])
     assert status == 0 and out == "end of main\n", f"{out}\n{err}"
 
 
+@embeds
 def test_an_extension_of_another_torch_is_an_error(built, tmp_path):
     """A package whose extension does not load; it raises before torch is imported, which takes seconds."""
     folder = tmp_path / "tsfuser" / "frontends" / "libtorch"
@@ -139,6 +148,7 @@ def test_config_wants_to_know_what(capsys):
     assert main(["config"]) == 2 and "--cmake" in capsys.readouterr().err
 
 
+@embeds
 @pytest.mark.parametrize("target", DEVICES)
 def test_the_example(target, tmp_path):
     """Its second command builds it; the first one, which installs, is what the other tests stand on."""
@@ -151,6 +161,8 @@ def test_the_example(target, tmp_path):
         TSFUSER_CACHE_DIR=str(tmp_path / "cache"),
     )
     assert status == 0, f"{out}\n{err}"
-    assert re.search(r"^unfused: \d+ requests a second\nfused: \d+ requests a second\nlargest difference", out)
+    assert re.search(
+        r"^unfused: \d+ requests a second\nfused: \d+ requests a second\nlargest difference", out
+    )
     counts = dict(re.findall(r"^(\w+): (\d+)$", out, re.M))
     assert int(counts["launches"]) > 0 and counts["fallbacks"] == "0"

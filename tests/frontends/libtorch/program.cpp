@@ -1,5 +1,5 @@
-// What tests/frontends/test_libtorch.py looks at, from inside of C++ programs. Each line on stdout is a fact;
-// a check that does not hold ends the program with 1.
+// What tests/frontends/test_libtorch.py looks at, from inside of C++ programs. Each line on stdout is a
+// fact; a check that does not hold ends the program with 1.
 //
 //     program life MODEL CACHE DEVICE    start, threads, stop
 //     program errors MODEL PYTHON...     the texts of errors, then a start, and no stop
@@ -44,7 +44,10 @@ Function* python(const char* name) {
 
 // Another shape in each call: `words` by 32.
 at::Tensor input(int words, at::Device device) {
-  return at::arange(words * 32, at::TensorOptions(device).dtype(at::kFloat)).view({words, 32}).mul(0.01).sin();
+  return at::arange(words * 32, at::TensorOptions(device).dtype(at::kFloat))
+      .view({words, 32})
+      .mul(0.01)
+      .sin();
 }
 
 at::Tensor call(torch::jit::Module& module, const at::Tensor& x) {
@@ -166,7 +169,8 @@ void life(const char* path, const char* cache, at::Device device) {
   check(same(before, handlers()), "signals are as they were, at the end");
 }
 
-void failing_start(const std::function<void(tsfuser::Options&)>& change, const char* version = TORCH_VERSION) {
+void failing_start(const std::function<void(tsfuser::Options&)>& change,
+                   const char* version = TORCH_VERSION) {
   tsfuser::Options options;
   change(options);
   try {

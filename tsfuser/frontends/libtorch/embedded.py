@@ -1,7 +1,7 @@
 """What cpp/tsfuser.cpp calls, by the path of this file: importing the package would import torch, and before
 that it must be sure that the program runs with the same torch.
 
-In: strings from C++. Out: a string, or an exception, whose text becomes that of the `tsfuser::Error`. Example:
+In: strings from C++. Out: a string, or an exception, whose text becomes that of `tsfuser::Error`. Example:
 `probe("2.13.0", "/usr/lib/libtorch_cpu.so")`, in a process of its own, before the program loads Python.
 """
 
@@ -20,8 +20,8 @@ from pathlib import Path
 
 
 def probe(compiled_with: str, libtorch: str) -> str:
-    """Checks all that can be checked without loading Python or torch into the program. Returns two lines: this
-    interpreter, and its shared library. RuntimeError where something is missing."""
+    """Checks all that can be checked without loading Python or torch into the program. Returns two lines:
+    this interpreter, and its shared library. RuntimeError where something is missing."""
     check(compiled_with, libtorch)
     return f"{sys.executable}\n{libpython()}"
 
@@ -45,7 +45,8 @@ def check(compiled_with: str, libtorch: str) -> None:
     expected = folder / "lib" / "libtorch_cpu.so"
     if not os.path.samefile(libtorch, expected) and not filecmp.cmp(libtorch, expected, shallow=False):
         raise RuntimeError(
-            f"the program runs with {libtorch}, but tsfuser with {expected}, and the two differ: {build_again}"
+            f"the program runs with {libtorch}, but tsfuser with {expected}, and the two differ: "
+            f"{build_again}"
         )
 
 
@@ -69,8 +70,8 @@ def libpython() -> str:
         if path.exists():
             return str(path.resolve())
     raise RuntimeError(
-        f"{sys.executable} has no shared library ({' or '.join(names)} in {' or '.join(folders)}): install it "
-        f"(as libpython{version} on Debian), or take a Python that was built with --enable-shared"
+        f"{sys.executable} has no shared library ({' or '.join(names)} in {' or '.join(folders)}): install "
+        f"it (as libpython{version} on Debian), or take a Python that was built with --enable-shared"
     )
 
 
@@ -80,7 +81,9 @@ def _mapped() -> list[Path]:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
         return []
-    return [Path(path) for path in dict.fromkeys(re.findall(r"(/\S.*/libpython3\.\d+\w*\.so\S*)$", maps, re.M))]
+    return [
+        Path(path) for path in dict.fromkeys(re.findall(r"(/\S.*/libpython3\.\d+\w*\.so\S*)$", maps, re.M))
+    ]
 
 
 def start(compiled_with: str, libtorch: str, *variables: str) -> str:

@@ -1,7 +1,8 @@
 // Loads Python into a C++ program, on a thread of its own, and calls frontends/libtorch/embedded.py there.
 //
-// In: the path of an interpreter. Out: a Python that waits, without its lock, until something is to be planned.
-// Nothing here is linked to Python or to tsfuser: a program starts where both are missing, and start() says so.
+// In: the path of an interpreter. Out: a Python that waits, without its lock, until something is to be
+// planned. Nothing here is linked to Python or to tsfuser: a program starts where both are missing, and
+// start() says so.
 #include "tsfuser.h"
 
 #include <dlfcn.h>
@@ -338,8 +339,8 @@ void start_python(State& s, const std::string& wanted, const char* compiled_with
   s.process = getpid();
 }
 
-// At the exit of a process that has not called stop(): no thread enters Python any more, and its exit functions
-// run. It is not torn down, as libraries that it uses may be gone already.
+// At the exit of a process that has not called stop(): no thread enters Python any more, and its exit
+// functions run. It is not torn down, as libraries that it uses may be gone already.
 void leave() {
   const Turn turn;
   State& s = state();

@@ -44,14 +44,14 @@ namespace detail {
 void start(const Options& options, const char* compiled_with);
 }
 
-// Switches fusion on, as `tsfuser.enable()` in Python. Takes the seconds that `import torch` takes. Leaves all
-// signals as they are. A Python that the program has started already is used, and not stopped by stop(): then
-// `python` is not looked at. Does nothing while fusion is on. Throws Error.
+// Switches fusion on, as `tsfuser.enable()` in Python. Takes the seconds that `import torch` takes. Leaves
+// all signals as they are. A Python that the program has started already is used, and not stopped by stop():
+// then `python` is not looked at. Does nothing while fusion is on. Throws Error.
 inline void start(const Options& options = {}) { detail::start(options, TORCH_VERSION); }
 
 // What has happened since start(): the names of `tsfuser.stats()`, and of each reason why calls ran unfused
-// as "fallbacks: REASON". `python_calls` is how often C++ has entered Python. This call enters it, too, so it
-// waits while Python holds its lock. Empty before start() and after stop().
+// as "fallbacks: REASON". `python_calls` is how often C++ has entered Python. This call enters it, too, so
+// it waits while Python holds its lock. Empty before start() and after stop().
 std::map<std::string, int64_t> stats();
 
 // Fuses nothing new, waits for threads that make a plan, and ends Python where start() has started it. Calls
