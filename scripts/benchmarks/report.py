@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from .peers import PEERS
 
-_WIDTH = 13  # with six columns, 120
+_WIDTH, _LINE, _NAMES = 13, 120, 29
 
 
 @dataclass
@@ -44,27 +44,37 @@ class Result:
     def of_compile(self, name="tsfuser"):
         """The device time of `name` over torch.compile's, where both have one."""
         mine, other = (self.cells.get(peer, {}).get("gpu us") for peer in (name, "compile"))
-        return mine / other if mine and other else None
+        return mine / other if _is_number(mine) and _is_number(other) else None
+
+    def columns(self):
+        """Those of all cells, in the order of the one that has most."""
+        cells = sorted(self.cells.values(), key=len, reverse=True)
+        return list(dict.fromkeys(column for cell in cells for column in cell if column != "error"))
 
     def table(self):
         """Lines: the title, the columns, a line for each peer."""
-        columns = list(dict.fromkeys(c for cell in self.cells.values() for c in cell if c != "error"))
+        columns = self.columns()
         ours = any(self.ratio(name) is not None for name in self.cells if PEERS[name].ours)
         header = columns + (["of best"] if ours else [])
-        lines = [self.title, f"  {'':<27}" + "".join(f"{c:>{_WIDTH}}" for c in header)]
+        width = min(_WIDTH, (_LINE - _NAMES) // max(len(header), 1))
+        lines = [self.title, f"  {'':<27}" + "".join(f"{c:>{width}}" for c in header)]
         for name, cell in self.cells.items():
-            line = f"  {PEERS[name].title:<27}" + "".join(shown(cell.get(c)) for c in columns)
+            line = f"  {PEERS[name].title:<27}" + "".join(shown(cell.get(c), width) for c in columns)
             if PEERS[name].ours and self.ratio(name) is not None:
-                line += shown(self.ratio(name))
+                line += shown(self.ratio(name), width)
             lines.append(line)
         lines += [f"  {name}: {value}" for name, value in self.facts.items()]
         return "\n".join(lines) + "\n"
 
 
+def _is_number(value):
+    return isinstance(value, (int, float)) and value > 0
+
+
 def shown(value, width=_WIDTH):
-    """A number in its column, with four digits; a dash where there is none."""
-    if value is None:
-        text = "-"
+    """A number in its column, with four digits; a word as it is; a dash where there is nothing."""
+    if value is None or isinstance(value, str):
+        text = value or "-"
     elif isinstance(value, int) or value >= 1000:
         text = f"{value:.0f}"
     else:

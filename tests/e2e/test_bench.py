@@ -12,7 +12,7 @@ from kit.support import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from benchmarks import accuracy, chart, report, training
+from benchmarks import accuracy, chart, compiled, compiled_cases, compiled_child, report, training
 from benchmarks.blocks import BLOCKS, SHAPE
 from benchmarks.kernels import FAMILIES
 from benchmarks.peers import PEERS, available
@@ -96,7 +96,7 @@ def test_a_budget_that_is_used_up_measures_nothing_more(tmp_path):
 
 
 def test_unknown_names_are_refused():
-    for arguments in (("--only", "nothing"), ("--peers", "eager,nobody")):
+    for arguments in (("--only", "timm_vit"), ("--peers", "eager,nobody")):  # the first is --compile's
         done = run("bench", *arguments)
         assert done.returncode == 2 and "not one of" in done.stderr
 
@@ -173,3 +173,80 @@ def test_networks_are_measured_when_asked(tmp_path):
     results = json.loads(path.read_text())["results"]
     assert [r["name"] for r in results] == ["resnet_basic_amp", "lstm"]
     assert all(set(r["peers"]) == {"eager", "tsfuser"} and r["ratio"] > 0 for r in results)
+
+
+def test_a_compiled_model_is_measured_beside_eager():
+    found = []
+    order = {"model": "mlp", "peer": "tsfuser", "large": False, "more": True, "seconds": 300}
+    compiled_child.measure(order, found.append)
+    eager = {k: v for each in found for k, v in each.get("eager", {}).items()}
+    ours = {k: v for each in found for k, v in each.items() if k != "eager"}
+    assert eager["its"] > 0 and ours["its"] > 0 and ours["first s"] > 0
+    assert ours["graphs"] == 1 and ours["shapes"] == 20  # one for all other sizes
+    on_the_cpu = not torch.cuda.is_available()
+    assert (ours["gpu us"] == "n/a") == (eager["kernels"] == "n/a") == on_the_cpu
+
+
+CHILD = """
+import json, sys, time
+order = json.loads(sys.stdin.readline() or "null")
+print("a library's line", flush=True)
+if order and order["peer"] == "compile":
+    print(json.dumps({"first s": 2.5 if order["more"] else 0.5}), flush=True)
+    time.sleep(1000)
+if order and order["model"] == "vae":
+    sys.exit(3)
+if order:
+    print(json.dumps({"eager": {"its": 10.0}}), flush=True)
+    print(json.dumps({"first s": 1.25 if order["more"] else 0.25}), flush=True)
+    if order["more"]:
+        print(json.dumps({"its": 20.0, "graphs": 2, "shapes": 3}), flush=True)
+"""
+
+
+def test_each_process_of_the_compile_bench_ends_in_its_time_and_what_it_told_counts(tmp_path, monkeypatch):
+    child = tmp_path / "child.py"
+    child.write_text(CHILD)
+    monkeypatch.setattr(compiled, "_CHILD", child)
+    monkeypatch.setattr(compiled, "MOST", 1.0)
+    monkeypatch.setattr(compiled, "_SLACK", 0.5)
+    peers = available(PEERS, cuda=False)
+    mlp, vae = compiled.measure(["mlp", "vae"], peers, large=False, deadline=float("inf"))
+    assert mlp.cells["tsfuser"] == {"first s": 1.25, "filled s": 0.25, "its": 20.0, "graphs": 2}
+    assert mlp.cells["eager"] == {"its": 10.0} and mlp.facts == {"tsfuser, shapes": "3 of 20"}
+    slow = mlp.cells["compile"]
+    assert (slow["first s"], slow["filled s"]) == (2.5, 0.5) and "1 s were over" in slow["error"]
+    assert vae.cells["tsfuser"] == {"error": "the process ended with status 3"}
+    assert list(mlp.cells["tsfuser"])[:2] == ["first s", "filled s"]
+    table = mlp.table().splitlines()
+    assert max(map(len, table)) <= 120 and table[-2].startswith("  tsfuser") and "1.25" in table[-2]
+    text = compiled.summary([mlp, vae])
+    assert "first s      0.500 of torch.compile's (less is better, 1 models)" in text
+
+
+def test_the_compile_bench_starts_nothing_when_the_budget_is_used_up(monkeypatch, tmp_path):
+    child = tmp_path / "child.py"
+    child.write_text(CHILD)
+    monkeypatch.setattr(compiled, "_CHILD", child)
+    (result,) = compiled.measure(["mlp"], available(PEERS, cuda=False), large=False, deadline=0.0)
+    assert all("budget" in result.cells[peer]["error"] for peer in ("compile", "tsfuser"))
+
+
+def test_cases_of_the_compile_bench_are_models_of_the_tests_and_those_of_packages():
+    from kit.compiled_models import MODELS
+
+    assert set(compiled_cases.CASES) == set(MODELS)
+    for name, case in compiled_cases.CASES.items():
+        with torch.device("meta"):
+            module = case.module(large=True)
+            module(*case.inputs(True, case.first(True) + 1)), name
+
+
+@pytest.mark.long
+def test_the_compile_bench_runs(tmp_path):
+    path = tmp_path / "compile.json"
+    done = run("bench", "--compile", "--quick", "--only", "mlp,dlrm", "--peers", "tsfuser", "--json", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(path.read_text())["results"]
+    assert [r["name"] for r in results] == ["mlp", "dlrm"]
+    assert all({"first s", "filled s", "its", "graphs"} <= set(r["peers"]["tsfuser"]) for r in results)

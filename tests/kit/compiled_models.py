@@ -9,10 +9,14 @@ from torch import nn
 
 
 class MLP(nn.Module):
-    def __init__(self):
+    def __init__(self, width=12):
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(12, 24), nn.GELU(), nn.LayerNorm(24), nn.Linear(24, 6), nn.Tanh()
+            nn.Linear(width, 2 * width),
+            nn.GELU(),
+            nn.LayerNorm(2 * width),
+            nn.Linear(2 * width, width // 2),
+            nn.Tanh(),
         )
 
     def forward(self, x):
@@ -79,8 +83,8 @@ class GPT(nn.Module):
         self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
-        self.gate, self.up = nn.Linear(width, 32, bias=False), nn.Linear(width, 32, bias=False)
-        self.down = nn.Linear(32, width, bias=False)
+        self.gate, self.up = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * width, width, bias=False)
         self.register_buffer("rates", 1.0 / 100 ** (torch.arange(0, self.width, 2) / self.width))
 
     def rotated(self, x, cos, sin):
@@ -99,6 +103,46 @@ class GPT(nn.Module):
         )
         q, k = self.rotated(q, cos, sin), self.rotated(k, cos, sin)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(n, t, width))
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(nn.Module):
+    """A block with grouped queries and a cache of keys and values, which it fills at `at`, from 0 on if that
+    is None. The tokens that came before are read from the cache."""
+
+    def __init__(self, width=16, heads=4, batch=2, length=16):
+        super().__init__()
+        self.heads, self.pairs, self.width = heads, heads // 2, width // heads
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.query, self.out = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.key, self.value = (nn.Linear(width, width // 2, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, 3 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(3 * width, width, bias=False)
+        self.register_buffer("rates", 1.0 / 100 ** (torch.arange(0, self.width, 2) / self.width))
+        for name in ("keys", "values"):
+            self.register_buffer(name, torch.zeros(batch, self.pairs, length, self.width))
+
+    def rotated(self, x, angles):
+        a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).type_as(x)
+
+    def forward(self, x, at=None):
+        n, t, width = x.shape
+        at = torch.arange(t, device=x.device) if at is None else at
+        y, angles = self.norm1(x), at[:, None] * self.rates.float()
+        q, k, v = (
+            f(y).view(n, t, -1, self.width).transpose(1, 2) for f in (self.query, self.key, self.value)
+        )
+        keys = self.keys.index_copy(2, at, self.rotated(k, angles).type_as(self.keys))
+        values = self.values.index_copy(2, at, v.type_as(self.values))
+        self.keys.copy_(keys.detach())
+        self.values.copy_(values.detach())
+        mask = torch.arange(keys.shape[2], device=x.device) <= at[:, None]
+        keys, values = (c.repeat_interleave(self.heads // self.pairs, 1).type_as(q) for c in (keys, values))
+        y = F.scaled_dot_product_attention(self.rotated(q, angles), keys, values, attn_mask=mask)
         x = x + self.out(y.transpose(1, 2).reshape(n, t, width))
         y = self.norm2(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
@@ -135,6 +179,48 @@ class UNet(nn.Module):
         return self.last(torch.cat((x, y), 1))
 
 
+class VAE(nn.Module):
+    """The noise comes with the input, behind it. Returns what it decodes, and the loss of the code."""
+
+    def __init__(self, width=12, code=4):
+        super().__init__()
+        self.sizes = (width, code)
+        self.encoder = nn.Sequential(nn.Linear(width, 2 * width), nn.LeakyReLU(0.1))
+        self.mean, self.spread = nn.Linear(2 * width, code), nn.Linear(2 * width, code)
+        self.decoder = nn.Sequential(nn.Linear(code, 2 * width), nn.SiLU(), nn.Linear(2 * width, width))
+
+    def forward(self, x):
+        x, noise = x.split(self.sizes, -1)
+        y = self.encoder(x)
+        mean, spread = self.mean(y), self.spread(y)
+        decoded = torch.sigmoid(self.decoder(mean + noise * torch.exp(0.5 * spread)))
+        return decoded, -0.5 * (1 + spread - mean.square() - spread.exp()).sum(-1).mean()
+
+
+class DLRM(nn.Module):
+    """Dense features, rows of embeddings that the signs of some features choose, all their products, and an
+    MLP behind them."""
+
+    def __init__(self, dense=8, width=6, tables=3, rows=4):
+        super().__init__()
+        self.bits = (rows - 1).bit_length()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
+        self.bottom = nn.Sequential(nn.Linear(dense, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+        pairs = (tables + 1) * tables // 2
+        self.top = nn.Sequential(nn.Linear(width + pairs, 16), nn.ReLU(), nn.Linear(16, 1), nn.Sigmoid())
+        self.register_buffer("powers", 2 ** torch.arange(self.bits))
+        self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1))
+
+    def forward(self, x):
+        dense = F.relu(self.bottom(x))
+        signs = x.detach() > 0
+        rows = [(signs[:, k : k + self.bits] * self.powers).sum(1) for k in range(len(self.tables))]
+        found = [table(row[:, None]) for table, row in zip(self.tables, rows)]
+        every = torch.stack([dense, *found], 1)
+        products = (every @ every.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
+        return self.top(torch.cat((dense, products), 1))
+
+
 def _images(n):
     return torch.randn(n, 8, 8, 8)
 
@@ -148,4 +234,7 @@ MODELS = {
     "gpt": (GPT, lambda n: torch.randint(32, (2, n + 2))),
     "lstm": (LSTMCell, lambda n: torch.randn(3, n, 8)),
     "unet": (UNet, _images),
+    "llama": (Llama, lambda n: torch.randn(2, n + 2, 16)),
+    "vae": (VAE, lambda n: torch.randn(n, 16)),
+    "dlrm": (DLRM, lambda n: torch.randn(n, 8)),
 }

@@ -1,0 +1,164 @@
+"""`scripts/bench --compile`: torch.compile with tsfuser beside inductor and eager, model by model.
+
+In: names of cases and peers. Out: a `Result` each, when it is there. Each backend runs in a process of its
+own with folders of its own for compiled kernels: empty ones, and in a second process the same again. The
+next process imports torch while one measures. Example:
+
+    for result in measure(["mlp"], peers, large=False, deadline=float("inf")):
+        print(result.table())
+"""
+
+import contextlib
+import json
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from .compiled_cases import CASES, PACKAGES
+from .report import Result
+from .timing import CUDA
+
+COMPARED = ("eager", "compile", "tsfuser")
+MOST, _SLACK = 75, 5  # seconds for one process, and until it is ended
+_CHILD = Path(__file__).with_name("compiled_child.py")
+_ORDER = ("first s", "filled s", "its", "gpu us", "kernels", "peak MB", "graphs", "new krnls", "error")
+_FOLDERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TSFUSER_CACHE_DIR")
+
+
+class _Child:
+    """A process that imports torch, and waits for an order."""
+
+    def __init__(self, folder):
+        folders = {name: str(Path(folder, name)) for name in _FOLDERS}
+        for path in folders.values():
+            Path(path).mkdir(mode=0o700, exist_ok=True)
+        self.process = subprocess.Popen(
+            [sys.executable, str(_CHILD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **folders},
+            start_new_session=True,  # compilers that it starts end with it
+        )
+
+    def findings(self, order):
+        """What it tells, until it is done or its time is up: then the last is an error."""
+        end = time.monotonic() + order["seconds"] + _SLACK
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        self.process.stdin.close()
+        waiting, output = b"", self.process.stdout.fileno()
+        while True:
+            ready, _, _ = select.select([output], [], [], max(0.0, end - time.monotonic()))
+            read = os.read(output, 1 << 16) if ready else None
+            if not read:
+                break
+            *lines, waiting = (waiting + read).split(b"\n")
+            for line in lines:
+                with contextlib.suppress(ValueError):  # what a library printed
+                    found = json.loads(line)
+                    if isinstance(found, dict):
+                        yield found
+        if read is None:
+            yield {"error": f"not all was measured: {order['seconds']:.0f} s were over"}
+        elif self.process.wait():
+            yield {"error": f"the process ended with status {self.process.returncode}"}
+        self.end()
+
+    def end(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def measure(names, peers, large, deadline):
+    """A Result for each model for which time is left."""
+    with tempfile.TemporaryDirectory(prefix="tsfuser-bench-") as root:
+        orders = [order for name in names for order in _orders(name, peers, large)]
+        waiting = _Child(_folder(root, orders[0])) if orders else None
+        results = {}
+        for k, order in enumerate(orders):
+            left = deadline - time.monotonic()
+            result = results.setdefault(order["model"], _result(order["model"], peers, large))
+            child, waiting = waiting, None
+            if k + 1 < len(orders):
+                waiting = _Child(_folder(root, orders[k + 1]))
+            if left > 2:
+                _do({**order, "seconds": min(MOST, left)}, child, result)
+            else:
+                child.end()
+                result.cells[order["peer"]].setdefault("error", "not measured: the time budget is used up")
+            if k + 1 == len(orders) or orders[k + 1]["model"] != order["model"]:
+                for cell in result.cells.values():
+                    for column in [column for column in _ORDER if column in cell]:
+                        cell[column] = cell.pop(column)
+                yield results[order["model"]]
+
+
+def _orders(name, peers, large):
+    """What the processes of a model do: eager comes with tsfuser."""
+    chosen = [peer for peer in COMPARED if peer in peers]
+    if "tsfuser" in chosen:
+        chosen = [peer for peer in chosen if peer != "eager"]
+    for peer in chosen:
+        for more in (True, False) if peer != "eager" else (True,):
+            yield {"model": name, "peer": peer, "large": large, "more": more}
+
+
+def _folder(root, order):
+    path = Path(root, f"{order['model']}-{order['peer']}")
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def _result(name, peers, large):
+    case = {**CASES, **PACKAGES}[name]
+    details = ["training" if case.trains else "inference"]
+    details += ["bfloat16 autocast" if case.autocast and CUDA else "float32"]
+    shape = list(case.inputs(large, case.first(large))[0].shape)
+    title = ", ".join([case.title, str(shape), *details])
+    return Result(name, title, "its", cells={peer: {} for peer in COMPARED if peer in peers})
+
+
+def _do(order, child, result):
+    cell = result.cells[order["peer"]]
+    for found in child.findings(order):
+        if "eager" in found:
+            result.cells.setdefault("eager", {}).update(found["eager"])
+        elif order["more"]:
+            cell.update(found)
+        elif "first s" in found:
+            cell["filled s"] = found["first s"]
+        else:
+            cell.setdefault("error", found["error"])
+    if (done := cell.pop("shapes", None)) not in (None, 20):
+        result.facts[f"{order['peer']}, shapes"] = f"{done} of 20"
+
+
+#: What is compared with torch.compile's: column -> whether less is better
+_COLUMNS = {"first s": True, "filled s": True, "its": False, "gpu us": True, "peak MB": True}
+
+
+def summary(results):
+    """Geometric means of tsfuser's figures over inductor's, and sums of what twenty sizes needed."""
+    lines = []
+    for column, lower in _COLUMNS.items():
+        pairs = [[r.cells.get(peer, {}).get(column) for peer in ("tsfuser", "compile")] for r in results]
+        pairs = [(a, b) for a, b in pairs if isinstance(a, float) and isinstance(b, float) and a > 0 < b]
+        if pairs:
+            mean = math.exp(sum(math.log(a / b) for a, b in pairs) / len(pairs))
+            better = f"{'less' if lower else 'more'} is better, {len(pairs)} models"
+            lines.append(f"{column:<10}{mean:>8.3f} of torch.compile's ({better})")
+    for column in ("graphs", "new krnls"):
+        found = [[r.cells.get(peer, {}).get(column) for peer in ("tsfuser", "compile")] for r in results]
+        found = [pair for pair in found if None not in pair]
+        if found:
+            ours, other = map(sum, zip(*found))
+            lines.append(f"{column:<10}{ours:>8} for 20 more sizes, torch.compile's {other}")
+    return "\n".join(lines)
