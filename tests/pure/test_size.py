@@ -4,6 +4,7 @@ import random
 
 from tsfuser.ir import size as sz
 from tsfuser.ir.call import Call, ListArg, OtherArg, ScalarArg, TensorArg
+from tsfuser.ir.text import vocabulary
 
 
 def test_equal_trees_are_one_object():
@@ -20,6 +21,16 @@ def test_constants_and_neutral_elements_fold():
     assert sz.const(7) // 2 is sz.const(3)
     assert sz.eq(n, n) is sz.const(1) and sz.lt(n, n) is sz.const(0)
     assert sz.pow2(24) is sz.const(8) and sz.nextpow2(24) is sz.const(32)
+
+
+def test_what_prints_is_python():
+    """Numbers stand on either side of an operator."""
+    n, m = sz.leaf(0, "n"), sz.leaf(1, "m")
+    names = {"n": n, "m": m, **vocabulary()}
+    for op in sorted({*sz.OPERATIONS} - {"pow2", "nextpow2"}):
+        for a, b in ((n, m), (n, sz.const(12)), (sz.const(12), n), (sz.const(12), n // 5)):
+            tree = sz.binary(op, a, b)
+            assert eval(tree.text(), names) is tree, tree.text()
 
 
 def test_evaluation_equals_python():

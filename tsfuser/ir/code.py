@@ -79,8 +79,7 @@ class SizeNames:
         parts = [str(x.a) if x.is_const else self._text[x] for x in _parts(size)]
         if size.op not in INFIX:
             return f"{size.op}({', '.join(parts)})"
-        left = f"const({size.a.a})" if size.a.is_const else parts[0]  # a plain number knows no Size
-        return f"{left} {INFIX[size.op]} {parts[1]}"
+        return f"{parts[0]} {INFIX[size.op]} {parts[1]}"
 
 
 def _parts(size: Size) -> tuple[Size, ...]:

@@ -78,8 +78,14 @@ class Size:
     def __floordiv__(self, other):
         return binary("div", self, other)
 
+    def __rfloordiv__(self, other):
+        return binary("div", other, self)
+
     def __mod__(self, other):
         return binary("mod", self, other)
+
+    def __rmod__(self, other):
+        return binary("mod", other, self)
 
     @property
     def is_const(self) -> bool:

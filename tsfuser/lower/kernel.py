@@ -1,7 +1,7 @@
 """A kernel: a body of Loop IR, its arguments and how it is launched.
 
 In: made by `pipeline.lower`. Out: what `codegen.emit` prints as C++ and a plan launches; `str(kernel)` is
-pseudo-C to read. Example:
+pseudo-C to look at, and `kernel.code()` Python that builds it. Example:
 
     Kernel("fused_add", params, body, "int", grid, block_x, block_y, 128)
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..ir.code import code
 from ..ir.size import Size
 from .loop_ir import Stmt
 from .text import lines
@@ -70,6 +71,10 @@ class Kernel:
     cooperative: bool = False
     leads: bool = False
     combines_partials: bool = False
+
+    def code(self) -> str:
+        """Python that builds the kernel; `verify.read` runs it."""
+        return code(self)
 
     def __str__(self) -> str:
         """Indented pseudo-C, one line a statement."""

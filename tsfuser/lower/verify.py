@@ -1,6 +1,7 @@
-"""What must hold of Loop IR after every pass.
+"""What must hold of Loop IR after every pass, and how a Kernel is read back from its code.
 
-In: a Kernel. Out: None, or the first thing wrong with it as a sentence. Example:
+In: a Kernel, or what `kernel.code()` has made. Out: None, or the first thing wrong with it as a sentence; the
+Kernel. Example:
 
     lower(segment, schedule, name, after=lambda step, kernel: print(step, verify(kernel)))
 """
@@ -8,10 +9,18 @@ In: a Kernel. Out: None, or the first thing wrong with it as a sentence. Example
 from __future__ import annotations
 
 import re
+from typing import get_args
 
-from .kernel import Kernel
-from .loop_ir import Barrier, BlockReduce, ColumnReduce, CooperativeReduce, For, If, Stmt, Store
+from ..ir.code import read as read_record
+from .index import Expr
+from .kernel import Kernel, Param, Tile
+from .loop_ir import Barrier, BlockReduce, ColumnReduce, CooperativeReduce, For, If, Stmt, Store, Total
 from .traverse import defined, used
+
+
+def read(text: str) -> Kernel:
+    """The Kernel that `Kernel.code` has printed."""
+    return read_record(text, Kernel, Param, Tile, Total, *get_args(Stmt), *get_args(Expr))
 
 
 def verify(kernel: Kernel) -> str | None:
