@@ -87,6 +87,12 @@ void PlanTable::add(uint64_t ticket, const Arguments& arguments, PlanPtr plan) {
   ++plans_of_process;
 }
 
+bool PlanTable::has_structure(const Arguments& arguments) {
+  const std::shared_lock<std::shared_mutex> lock(mutex_);
+  return std::any_of(structures_.begin(), structures_.end(),
+                     [&](const Structure& s) { return s.key == arguments.structure; });
+}
+
 std::vector<PlanTable::PlanPtr> PlanTable::all() {
   std::vector<PlanPtr> all;
   const std::shared_lock<std::shared_mutex> lock(mutex_);

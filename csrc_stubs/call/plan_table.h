@@ -43,6 +43,8 @@ class PlanTable {
       plan.last_used.store(now, std::memory_order_relaxed);
     }
   }
+  // Whether there is a plan for calls of this structure: then their sizes vary.
+  bool has_structure(const Arguments& arguments);
   std::vector<PlanPtr> all();
   void clear();
   void after_fork();

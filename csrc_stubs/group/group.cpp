@@ -146,7 +146,7 @@ Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValu
   try {
     const Planning mark;
     const DuringCapture unsafe_calls_allowed(arguments.device.is_cuda());
-    plan = plan_in_python(id, inputs);
+    plan = plan_in_python(id, inputs, plans_.has_structure(arguments));
     const char* mismatch = plan->mismatch(inputs);
     std::vector<int64_t> values;
     if (!mismatch && !evaluate(plan->program, arguments.leaves, values)) {

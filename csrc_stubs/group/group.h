@@ -101,7 +101,7 @@ struct PlannerAbsent : std::runtime_error {
 struct PlannerInterrupted : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-std::shared_ptr<const Plan> plan_in_python(int64_t group, at::ArrayRef<c10::IValue> inputs);
+std::shared_ptr<const Plan> plan_in_python(int64_t group, at::ArrayRef<c10::IValue> inputs, bool varies);
 void report_in_python(const char* kind, int64_t group, const std::string& reason);
 
 }  // namespace tsfuser

@@ -64,7 +64,8 @@ std::string reason_of(py::error_already_set& error) {
   return name == "Refusal" ? text : "the planner failed: " + name + (text.empty() ? "" : ": " + text);
 }
 
-std::shared_ptr<const Plan> ask(const py::object& planner, int64_t group, at::ArrayRef<c10::IValue> inputs) {
+std::shared_ptr<const Plan> ask(const py::object& planner, int64_t group, at::ArrayRef<c10::IValue> inputs,
+                                bool varies) {
   HeldInterrupts held;
   try {
     release_now();
@@ -72,7 +73,7 @@ std::shared_ptr<const Plan> ask(const py::object& planner, int64_t group, at::Ar
     for (size_t i = 0; i < inputs.size(); ++i) {
       args[i] = describe(inputs[i]);
     }
-    auto plan = planner(group, args).cast<std::shared_ptr<Plan>>();
+    auto plan = planner(group, args, varies).cast<std::shared_ptr<Plan>>();
     if (!plan) {
       throw py::cast_error();  // None
     }
@@ -90,7 +91,7 @@ std::shared_ptr<const Plan> ask(const py::object& planner, int64_t group, at::Ar
 
 }  // namespace
 
-std::shared_ptr<const Plan> plan_in_python(int64_t group, at::ArrayRef<c10::IValue> inputs) {
+std::shared_ptr<const Plan> plan_in_python(int64_t group, at::ArrayRef<c10::IValue> inputs, bool varies) {
   const PythonCall python;
   if (!python) {
     throw PlannerAbsent("the Python interpreter is shutting down");
@@ -99,7 +100,7 @@ std::shared_ptr<const Plan> plan_in_python(int64_t group, at::ArrayRef<c10::IVal
   if (!planner) {
     throw PlannerAbsent("no planner is set");
   }
-  return ask(planner, group, inputs);
+  return ask(planner, group, inputs, varies);
 }
 
 void report_in_python(const char* kind, int64_t group, const std::string& reason) {

@@ -310,3 +310,18 @@ def test_a_sum_to_sizes_that_do_not_fit_raises():
         ):
             with pytest.raises(RuntimeError):
                 scripted(x, sizes)
+
+
+@pytest.mark.parametrize("target", ["cpu-fibers"])
+def test_rows_of_many_lengths_take_few_kernels(device, target):
+    """The first length gets a kernel that fits it. From the second on, lengths of one power of two share one:
+    these eight, which that of the first does not fit, fall into three."""
+    with tsfuser.fuser():
+        scripted = script("def f(x):\n    return torch.softmax(x * 0.5, -1)\n")
+        for length in (260, 260, 260):
+            scripted(torch.randn(3, length, device=device))
+        with counted() as rise:
+            for length in (140, 220, 256, 280, 380, 512, 600, 900):
+                x = torch.randn(3, length, device=device)
+                torch.testing.assert_close(scripted(x), torch.softmax(x * 0.5, -1))
+    assert rise["plans_built"] == 3 and not rise["fallbacks"]

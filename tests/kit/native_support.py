@@ -3,7 +3,7 @@
 In: a shape of test. Out: a scripted function that holds one group, and plans that serve it. Example:
 
     f = group_function(ADD, inputs=2)
-    native.set_planner(lambda group, args: add_plan(native, kernels))
+    native.set_planner(lambda group, args, varies: add_plan(native, kernels))
 """
 
 import ctypes

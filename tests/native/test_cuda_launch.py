@@ -57,7 +57,7 @@ def plan(native, args, kernel="add", block=128, shared=0):
 
 @pytest.fixture
 def add(native):
-    native.set_planner(lambda group, args: plan(native, args))
+    native.set_planner(lambda group, args, varies: plan(native, args))
     yield group_function(ADD, 2)
     torch.cuda.synchronize()
 
@@ -123,7 +123,7 @@ def test_threads_without_a_context(native, add):
 def test_a_thread_that_loses_its_context(native, kernel):
     """Its first call finds none, and later ones find that it is gone, though it was there: the launch, and
     before it the clearing of slots, take the primary one."""
-    native.set_planner(lambda group, args: plan(native, args, kernel))
+    native.set_planner(lambda group, args, varies: plan(native, args, kernel))
     add, a = group_function(ADD, 2), torch.randn(100, device="cuda")
     assert right(add, a)
     keep = [add(a, a) for _ in range(8)]
@@ -166,7 +166,7 @@ def test_more_than_48_kilobytes_of_shared_memory(native):
     sizes = iter(
         [96 << 10, 64 << 10]
     )  # the second plan shares the function and must not lower the first one's limit
-    native.set_planner(lambda group, args: plan(native, args, "add_through_shared", 256, next(sizes)))
+    native.set_planner(lambda group, args, varies: plan(native, args, "add_through_shared", 256, next(sizes)))
     first = group_function(ADD, 2, cache_id=native.group_id(torch._C.parse_ir(ADD), "96 KB"))
     second = group_function(ADD, 2, cache_id=native.group_id(torch._C.parse_ir(ADD), "64 KB"))
     a = torch.randn(3000, device="cuda")
@@ -177,7 +177,7 @@ def test_more_than_48_kilobytes_of_shared_memory(native):
 def test_failed_launch_is_remembered_and_the_context_lives(native):
     reports = []
     native.set_reporter(lambda kind, group, reason: reports.append((kind, reason)))
-    native.set_planner(lambda group, args: plan(native, args, block=4096))
+    native.set_planner(lambda group, args, varies: plan(native, args, block=4096))
     f, a = group_function(ADD, 2), torch.randn(5000, device="cuda")
     for _ in range(3):
         assert right(f, a)

@@ -12,7 +12,7 @@ from kit.native_support import ADD, add_plan, group_function, refusing_plan
 @pytest.fixture
 def add(native, kernels):
     """The scripted a + b, with a planner that serves it."""
-    native.set_planner(lambda group, args: add_plan(native, kernels))
+    native.set_planner(lambda group, args, varies: add_plan(native, kernels))
     return group_function(ADD, 2)
 
 
@@ -108,7 +108,7 @@ def test_modes_and_transforms_see_the_ops(native, add):
 
 def test_refusal_is_remembered_and_counted(native, reports):
     asked = []
-    native.set_planner(lambda group, args: asked.append(1) or refusing_plan(native, 6, "too hard"))
+    native.set_planner(lambda group, args, varies: asked.append(1) or refusing_plan(native, 6, "too hard"))
     f, a = group_function(ADD, 2), torch.randn(3)
     for _ in range(3):
         assert torch.equal(f(a, a), a + a)
@@ -134,7 +134,7 @@ class Refusal(Exception):
 def test_planner_that_raises_is_asked_once_for_the_structure(native, reports, error, reason):
     asked = []
 
-    def planner(group, args):
+    def planner(group, args, varies):
         asked.append(1)
         raise error
 
@@ -174,7 +174,7 @@ def test_planner_that_raises_is_asked_once_for_the_structure(native, reports, er
     ],
 )
 def test_wrong_plan_runs_unfused(native, reports, make, words):
-    native.set_planner(lambda group, args: make(native))
+    native.set_planner(lambda group, args, varies: make(native))
     f, a = group_function(ADD, 2), torch.randn(3)
     for _ in range(2):
         assert torch.equal(f(a, a), a + a)
@@ -187,7 +187,7 @@ def test_failed_launch_is_remembered_and_reported_once(native, reports):
     launch = native.Launch("cuda", 1, "some_kernel", 0, 0, 0, 0, 0, 8, [(0, "allocation", 0)])
     groups = []
     native.set_planner(
-        lambda group, args: (
+        lambda group, args, varies: (
             groups.append(group)
             or native.Plan(6, [], [], [("float32", [0], [1])], [launch], [("allocation", 0)])
         )
@@ -211,7 +211,9 @@ def test_out_of_memory_runs_unfused_and_the_plan_lives_on(native, kernels, repor
         ("const", 1, 0),
     ]
     native.set_planner(
-        lambda group, args: native.Plan(6, program, [], [("float32", [10], [11])], [], [("allocation", 0)])
+        lambda group, args, varies: native.Plan(
+            6, program, [], [("float32", [10], [11])], [], [("allocation", 0)]
+        )
     )
     f, large, small = group_function(ADD, 2), torch.randn(11), torch.randn(3)
     for _ in range(2):
@@ -224,7 +226,7 @@ def test_out_of_memory_runs_unfused_and_the_plan_lives_on(native, kernels, repor
 
 @pytest.mark.parametrize("planner", [lambda n: refusing_plan(n, 6, "no such luck"), lambda n: 1 / 0])
 def test_with_fallback_disabled_the_reason_and_the_group_reach_the_caller(native, planner):
-    native.set_planner(lambda group, args: planner(native))
+    native.set_planner(lambda group, args, varies: planner(native))
     native.set_fallback_enabled(False)
     f, a = group_function(ADD, 2), torch.randn(3)
     with pytest.raises(RuntimeError, match="(?s)(no such luck|ZeroDivisionError).*aten::add"):
@@ -234,8 +236,8 @@ def test_with_fallback_disabled_the_reason_and_the_group_reach_the_caller(native
 
 
 def test_interrupted_planning_is_tried_again(native, kernels):
-    def planner(group, args):
-        native.set_planner(lambda group, args: add_plan(native, kernels))
+    def planner(group, args, varies):
+        native.set_planner(lambda group, args, varies: add_plan(native, kernels))
         raise KeyboardInterrupt
 
     native.set_planner(planner)
@@ -274,7 +276,7 @@ def test_reporter_that_raises_harms_nothing(native, monkeypatch):
 def test_scripted_function_called_by_the_planner_does_not_deadlock(native, kernels):
     f, g, a = group_function(ADD, 2), group_function(ADD.replace("value=1", "value=2"), 2), torch.randn(3)
 
-    def planner(group, args):
+    def planner(group, args, varies):
         assert torch.equal(f(a, a), a + a) and torch.equal(g(a, a), 3 * a)
         return add_plan(native, kernels)
 

@@ -54,7 +54,7 @@ def raised_by(call):
 def ask_and_stop(native):
     """A planner that sees the signal at once, and stops."""
 
-    def planner(group, args):
+    def planner(group, args, varies):
         noisy = ctrl_c()
         assert native.interrupted() and noisy
         raise Interrupted
@@ -72,12 +72,12 @@ def test_a_planner_that_stops_leaves_the_interrupt_to_the_caller(native, kernels
         assert isinstance(raised_by(lambda: results.append(f(a, a))), KeyboardInterrupt)
         assert all(torch.equal(result, a + a) for result in results)
         assert native.stats()["fallbacks"] == {} and not native.interrupted()
-        native.set_planner(lambda group, args: add_plan(native, kernels))
+        native.set_planner(lambda group, args, varies: add_plan(native, kernels))
         assert torch.equal(f(a, a), a + a) and native.stats()["plans_built"] == 1
 
 
 def test_a_plan_that_is_ready_all_the_same_is_used(native, kernels):
-    def planner(group, args):
+    def planner(group, args, varies):
         noisy = ctrl_c()
         return noisy and add_plan(native, kernels)
 
@@ -92,7 +92,7 @@ def test_an_interrupt_that_is_due_before_planning_is_kept_as_well(native, kernel
     """It comes while C++ runs, here in a kernel: Python has noted it when the next planner is called."""
     asked = []
 
-    def planner(group, args):
+    def planner(group, args, varies):
         asked.append(native.interrupted())
         return add_plan(native, {"add": kernels["interrupt"]} if len(asked) == 1 else kernels)
 
@@ -117,7 +117,7 @@ def test_the_reporter_is_not_interrupted(native):
         said.append((kind, ctrl_c() and reason))
 
     native.set_reporter(reporter)
-    native.set_planner(lambda group, args: refusing_plan(native, 6, "no such luck"))
+    native.set_planner(lambda group, args, varies: refusing_plan(native, 6, "no such luck"))
     f, a = group_function(ADD, 2), torch.randn(3)
     assert isinstance(raised_by(lambda: f(a, a)), KeyboardInterrupt)
     assert said == [("refusal", "no such luck")]
@@ -157,7 +157,7 @@ def test_the_observer_is_the_users_and_stops_at_once(native, kernels):
         noisy = ctrl_c()
         seen.append(noisy)
 
-    native.set_planner(lambda group, args: add_plan(native, kernels))
+    native.set_planner(lambda group, args, varies: add_plan(native, kernels))
     f, a = group_function(ADD, 2), torch.randn(3)
     native.set_observer(observer)
     try:
@@ -180,7 +180,7 @@ def test_the_programs_own_handler_is_called_once(native):
 def test_who_ignores_the_signal_is_not_stopped_by_it(native, kernels):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def planner(group, args):
+    def planner(group, args, varies):
         ctrl_c()
         assert not native.interrupted()
         return add_plan(native, kernels)
@@ -195,7 +195,7 @@ def test_who_insists_is_heard_at_once(native):
     """A planner that does not stop is left on the third Ctrl-C."""
     reached = []
 
-    def planner(group, args):
+    def planner(group, args, varies):
         for number in range(10):
             os.kill(os.getpid(), signal.SIGINT)
             reached.append(number)
@@ -210,7 +210,7 @@ def test_who_insists_is_heard_at_once(native):
 def test_what_no_code_should_keep_reaches_the_caller(native, error):
     """SystemExit of a handler for SIGTERM, say."""
 
-    def planner(group, args):
+    def planner(group, args, varies):
         noisy = [Noisy() for _ in range(10)]
         if noisy:
             raise error
@@ -224,7 +224,7 @@ def test_a_planner_in_another_thread_stops_and_the_main_thread_raises(native):
     """A backward on a GPU plans in a thread of autograd while the main thread waits."""
     started, asked = threading.Event(), []
 
-    def planner(group, args):
+    def planner(group, args, varies):
         started.set()
         limit = time.monotonic() + 10
         while not native.interrupted() and time.monotonic() < limit:

@@ -22,7 +22,7 @@ def serves(native, kind, number, leaves, nan=False, infinite=False):
     """Whether a plan with limits serves a call with `number`."""
     limits = [(1, (-3, 2**62), (-0.5, 1e10), nan, infinite)]
     plan = native.Plan(leaves, [], [], [], [], [("input", 0)], limits=limits)
-    native.set_planner(lambda group, args: plan)
+    native.set_planner(lambda group, args, varies: plan)
     f, a = group_function(GRAPH.format(kind), 2), torch.randn(4)
     native.reset()
     for _ in range(2):  # the second call is an exact hit
@@ -53,7 +53,7 @@ def test_nan_and_infinities(native, allowed):
 @pytest.mark.parametrize("number", [1j, 0.5 - 0.4j, -1 + 0j, 1 - 1j])
 def test_both_parts_of_a_complex_number(native, number):
     plan = native.Plan(3, [], [], [], [], [("input", 0)], limits=[(1, (0, 1), (-0.5, 1.0), False, False)])
-    native.set_planner(lambda group, args: plan)
+    native.set_planner(lambda group, args, varies: plan)
     f, a = group_function(GRAPH.format("complex"), 2), torch.randn(4)
     inside = min(number.real, number.imag) >= -0.5
     assert torch.equal(f(a, number), a if inside else a * number)
@@ -61,7 +61,7 @@ def test_both_parts_of_a_complex_number(native, number):
 
 def test_the_element_of_a_tensor(native):
     plan = native.Plan(4, [], [], [], [], [("input", 0)], limits=[(1, (0, 7), (0.0, 7.0), False, False)])
-    native.set_planner(lambda group, args: plan)
+    native.set_planner(lambda group, args, varies: plan)
     f, a = group_function(GRAPH.format("Tensor"), 2), torch.randn(4)
     plan_of = {2.0: a, 8.0: a * 8.0}
     for number, wanted in plan_of.items():
@@ -73,7 +73,7 @@ def test_a_limit_of_what_is_no_number_is_a_wrong_plan(native):
         plan = native.Plan(
             3, [], [], [], [], [("input", 0)], limits=[(index, (0, 1), (0.0, 1.0), True, True)]
         )
-        native.set_planner(lambda group, args, plan=plan: plan)
+        native.set_planner(lambda group, args, varies, plan=plan: plan)
         native.reset()
         f, a = group_function(GRAPH.format("float"), 2), torch.randn(4)
         assert torch.equal(f(a, 3.0), a * 3.0)

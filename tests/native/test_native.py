@@ -94,7 +94,7 @@ def test_kernel_argument_that_points_outside_is_refused(native, kernels, slot, w
 def test_exact_hit_class_hit_and_miss(native, kernels):
     calls = []
 
-    def planner(group, args):
+    def planner(group, args, varies):
         calls.append(args)
         return add_plan(native, kernels)
 
@@ -112,7 +112,7 @@ def test_exact_hit_class_hit_and_miss(native, kernels):
 
 def test_call_of_another_class_gets_another_plan(native, kernels):
     native.set_planner(
-        lambda group, args: (
+        lambda group, args, varies: (
             add_plan(native, kernels)
             if args[0][3] == args[1][3]
             else refusing_plan(native, 6, "sizes differ")
@@ -133,7 +133,7 @@ graph(%a : Tensor, %s : str, %l : int[], %n : NoneType):
 """
     seen = []
 
-    def planner(group, args):
+    def planner(group, args, varies):
         seen.append(args)
         return native.Plan(len(args[0][3]) * 2 + 1 + len(args[2][2]), [], [], [], [], [("input", 0)])
 
@@ -154,7 +154,7 @@ graph(%a : Tensor, %s : str, %l : int[], %n : NoneType):
 
 
 def test_many_sizes_stay_right_when_the_exact_table_overflows(native, kernels):
-    native.set_planner(lambda group, args: add_plan(native, kernels))
+    native.set_planner(lambda group, args, varies: add_plan(native, kernels))
     f = group_function(ADD, 2)
     for n in [*range(1, 700), *range(700, 0, -1)]:
         a = torch.full((n,), float(n))
@@ -166,7 +166,7 @@ def test_groups_with_equal_arguments_keep_their_own_plans(native, kernels):
     graph = torch._C.parse_ir(ADD)
     first, second = (native.group_id(graph, text) for text in ("adds", "passes through"))
     through = native.Plan(6, [], [], [], [], [("input", 1)])
-    native.set_planner(lambda group, args: add_plan(native, kernels) if group == first else through)
+    native.set_planner(lambda group, args, varies: add_plan(native, kernels) if group == first else through)
     f, g, a = group_function(ADD, 2, cache_id=first), group_function(ADD, 2, cache_id=second), torch.randn(9)
     for _ in range(3):
         assert torch.equal(f(a, a), a + a) and torch.equal(g(a, a), a)
@@ -176,7 +176,7 @@ def test_groups_with_equal_arguments_keep_their_own_plans(native, kernels):
 def test_number_of_plans_is_bounded(native):
     made = []
 
-    def planner(group, args):
+    def planner(group, args, varies):
         made.append(args)
         return native.Plan(6, [], [(0, 0, args[0][3][0])], [], [], [("input", 0)])
 
@@ -196,7 +196,7 @@ def test_same_text_is_one_group_and_cache_id_names_it(native, kernels):
     assert native.group_text(first) == "some text"
     assert str(native.group_graph(first)) == str(graph)
     seen = []
-    native.set_planner(lambda group, args: seen.append(group) or add_plan(native, kernels))
+    native.set_planner(lambda group, args, varies: seen.append(group) or add_plan(native, kernels))
     a = torch.randn(4)
     group_function(ADD, 2, cache_id=first)(a, a)
     assert seen == [first]
@@ -205,7 +205,7 @@ def test_same_text_is_one_group_and_cache_id_names_it(native, kernels):
 
 
 def test_reset_drops_plans_and_counters(native, kernels):
-    native.set_planner(lambda group, args: add_plan(native, kernels))
+    native.set_planner(lambda group, args, varies: add_plan(native, kernels))
     f, a = group_function(ADD, 2), torch.randn(5)
     f(a, a)
     native.reset()
@@ -222,7 +222,9 @@ def test_plan_keeps_its_object_until_it_is_dropped(native, kernels):
 
     module = Module()
     watch = weakref.ref(module)
-    native.set_planner(lambda group, args, box=[module]: add_plan(native, kernels, keepalive=box.pop()))
+    native.set_planner(
+        lambda group, args, varies, box=[module]: add_plan(native, kernels, keepalive=box.pop())
+    )
     f, a = group_function(ADD, 2), torch.randn(5)
     f(a, a)
     del module
@@ -240,7 +242,7 @@ def test_outputs_have_the_planned_dtype_sizes_and_strides(native):
     program = [("const", k, 0) for k in (2, 3, 0, 1)]  # values 3..6 behind the three leaves of one 1-d tensor
     allocations = [("float64", [3, 4], [6, 3]), ("bool", [3, 4], [5, 6]), ("complex64", [], [])]
     native.set_planner(
-        lambda group, args: native.Plan(
+        lambda group, args, varies: native.Plan(
             3, program, [], allocations, [], [("allocation", k) for k in (0, 1, 2)]
         )
     )
@@ -253,14 +255,16 @@ def test_outputs_have_the_planned_dtype_sizes_and_strides(native):
 
 def test_input_can_be_a_result(native):
     graph = "graph(%a : Tensor, %b : Tensor):\n  return (%b, %a)"
-    native.set_planner(lambda group, args: native.Plan(6, [], [], [], [], [("input", 1), ("input", 0)]))
+    native.set_planner(
+        lambda group, args, varies: native.Plan(6, [], [], [], [], [("input", 1), ("input", 0)])
+    )
     a, b = torch.randn(2), torch.randn(2)
     x, y = group_function(graph, 2)(a, b)
     assert x.data_ptr() == b.data_ptr() and y.data_ptr() == a.data_ptr()
 
 
 def test_grid_of_zero_launches_nothing(native, kernels):
-    native.set_planner(lambda group, args: add_plan(native, kernels))
+    native.set_planner(lambda group, args, varies: add_plan(native, kernels))
     a = torch.randn(0)
     assert group_function(ADD, 2)(a, a).shape == (0,)
     assert native.stats()["launches"] == 0
@@ -272,7 +276,9 @@ def test_kernel_gets_its_launch_parameters(native, kernels):
         "host", kernels["parameters"], "parameters", 3, 4, 5, 6, 3, 8, [(0, "allocation", 0)]
     )
     native.set_planner(
-        lambda group, args: native.Plan(3, program, [], [("int64", [7], [3])], [launch], [("allocation", 0)])
+        lambda group, args, varies: native.Plan(
+            3, program, [], [("int64", [7], [3])], [launch], [("allocation", 0)]
+        )
     )
     result = group_function("graph(%a : Tensor):\n  return (%a)", 1)(torch.randn(1))
     assert result.tolist() == [1, 32, 4, 100, 0, 1]
@@ -283,7 +289,9 @@ def test_blocks_are_spread_over_torchs_threads(native, kernels):
     program = [("const", 16, 0), ("const", 1, 0)]
     launch = native.Launch("host", kernels["threads"], "threads", 3, 4, 4, 4, 4, 8, [(0, "allocation", 0)])
     native.set_planner(
-        lambda group, args: native.Plan(3, program, [], [("int64", [3], [4])], [launch], [("allocation", 0)])
+        lambda group, args, varies: native.Plan(
+            3, program, [], [("int64", [3], [4])], [launch], [("allocation", 0)]
+        )
     )
     result = group_function("graph(%a : Tensor):\n  return (%a)", 1)(torch.randn(1))
     assert len(set(result.tolist())) == torch.get_num_threads()
@@ -297,7 +305,7 @@ def slots_of(native, kernels, graph, inputs, leaves, *slots, random=0):
     launch = native.Launch("host", kernels["copy"], "copy", one, one, one, one, one, 72, args)
     allocation = ("uint8", [leaves], [one])
     native.set_planner(
-        lambda group, args: native.Plan(
+        lambda group, args, varies: native.Plan(
             leaves, program, [], [allocation], [launch], [("allocation", 0)], random=random
         )
     )
@@ -361,7 +369,7 @@ def test_complex_number_element_and_integers_of_the_program(native, kernels):
 
 
 def test_runs_in_inference_mode_and_in_a_backward(native, kernels):
-    native.set_planner(lambda group, args: add_plan(native, kernels))
+    native.set_planner(lambda group, args, varies: add_plan(native, kernels))
     f, a = group_function(ADD, 2), torch.randn(6)
     with torch.inference_mode():
         assert f(a, a).is_inference()
@@ -382,7 +390,7 @@ def test_runs_in_inference_mode_and_in_a_backward(native, kernels):
 
 
 def test_profiler_shows_the_kernels_range(native, kernels):
-    native.set_planner(lambda group, args: add_plan(native, kernels))
+    native.set_planner(lambda group, args, varies: add_plan(native, kernels))
     f, a = group_function(ADD, 2), torch.randn(6)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         f(a, a)

@@ -24,7 +24,7 @@ class Planner:
         self.native, self.made, self.tokens = native, [], weakref.WeakSet()
         native.set_planner(self)
 
-    def __call__(self, group, args):
+    def __call__(self, group, args, varies):
         size, token = args[0][3][0], Token()
         self.made.append(size)
         self.tokens.add(token)
@@ -120,7 +120,7 @@ def test_ranks_and_dtypes_that_are_gone_leave_nothing(native, limits):
     """Each argument of another structure than the last one's: structures are dropped with their plans."""
     made = []
 
-    def planner(group, args):
+    def planner(group, args, varies):
         made.append(args)
         leaves = 2 * (2 * len(args[0][3]) + 1)
         return native.Plan(leaves, [], [], [], [], [("input", 0)])

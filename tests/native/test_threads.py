@@ -18,7 +18,7 @@ TESTS = Path(__file__).resolve().parents[1]
 def test_threads_that_miss_at_once_build_one_plan(native, kernels):
     made = []
 
-    def planner(group, args):
+    def planner(group, args, varies):
         made.append(threading.get_ident())
         time.sleep(0.05)  # lets go of the GIL, so that the others come and wait
         return add_plan(native, kernels)
@@ -38,7 +38,7 @@ def test_threads_that_miss_at_once_build_one_plan(native, kernels):
 
 
 def test_threads_with_mixed_shapes_and_resets(native, kernels):
-    native.set_planner(lambda group, args: add_plan(native, kernels))
+    native.set_planner(lambda group, args, varies: add_plan(native, kernels))
     f, stop = group_function(ADD, 2), threading.Event()
 
     def work(seed):
@@ -64,7 +64,7 @@ def test_threads_with_mixed_shapes_and_resets(native, kernels):
 
 
 def test_reset_reaches_the_tables_of_other_threads(native, kernels):
-    native.set_planner(lambda group, args: add_plan(native, kernels))
+    native.set_planner(lambda group, args, varies: add_plan(native, kernels))
     f, a = group_function(ADD, 2), torch.randn(20)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(f, a, a).result()
@@ -74,7 +74,7 @@ def test_reset_reaches_the_tables_of_other_threads(native, kernels):
 
 
 def test_two_groups_plan_at_once_without_deadlock(native, kernels):
-    def planner(group, args):
+    def planner(group, args, varies):
         time.sleep(0.01)
         return add_plan(native, kernels)
 
@@ -99,7 +99,7 @@ def run(code: str, timeout=120) -> subprocess.CompletedProcess:
         from kit import native_support as s
         native = s.extension()
         kernels = s.compile_kernels(tempfile.mkdtemp())
-        native.set_planner(lambda group, args: s.add_plan(native, kernels))
+        native.set_planner(lambda group, args, varies: s.add_plan(native, kernels))
         f, a = s.group_function(s.ADD, 2), torch.randn(50)
     """
     program = textwrap.dedent(start) + textwrap.dedent(code)
@@ -115,7 +115,7 @@ def check(result):
 def test_exit_waits_for_a_plan_that_is_being_made():
     # What the thread does afterwards is not judged: torch ends badly if threads run ops at exit.
     result = run("""
-        def planner(group, args):
+        def planner(group, args, varies):
             time.sleep(1)
             print("planned", flush=True)
             return s.add_plan(native, kernels)
@@ -138,7 +138,7 @@ def test_calls_after_exit_began_run_unfused():
 def test_exit_with_plans_that_hold_python_objects():
     check(
         run("""
-        native.set_planner(lambda group, args: s.add_plan(native, kernels, keepalive=[kernels, native]))
+        native.set_planner(lambda *_: s.add_plan(native, kernels, keepalive=[kernels, native]))
         native.set_reporter(print)
         native.set_pass(lambda graph: None)
         late.append(lambda: f(a, a))
@@ -174,7 +174,7 @@ def test_fork_while_another_thread_plans():
         run("""
         torch.set_num_threads(1)
         begun = threading.Event()
-        def planner(group, args):
+        def planner(group, args, varies):
             begun.set()
             time.sleep(0.5)
             return s.add_plan(native, kernels)

@@ -30,7 +30,7 @@ def update_plan(native, kernels, counted=True, also=()):
 
 @pytest.mark.parametrize("counted", [True, False])
 def test_a_kernel_changes_an_argument(native, kernels, counted):
-    native.set_planner(lambda group, args: update_plan(native, kernels, counted))
+    native.set_planner(lambda group, args, varies: update_plan(native, kernels, counted))
     f, a, b = group_function(ADD_IN_PLACE, 2), torch.ones(1000), torch.arange(1000.0)
     assert f(a, b) is a or f(a, b).data_ptr() == a.data_ptr()
     calls = native.stats()["launches"]
@@ -39,7 +39,7 @@ def test_a_kernel_changes_an_argument(native, kernels, counted):
 
 
 def test_an_argument_that_shares_memory_is_changed_by_the_original_nodes(native, kernels):
-    native.set_planner(lambda group, args: update_plan(native, kernels))
+    native.set_planner(lambda group, args, varies: update_plan(native, kernels))
     f, memory = group_function(ADD_IN_PLACE, 2), torch.ones(20)
     f(memory[:8], memory[:8])
     (reason,) = native.stats()["fallbacks"]
@@ -54,7 +54,7 @@ def test_a_launch_that_fails_after_the_change_does_not_change_again(native, kern
         pytest.skip("needs a machine where a CUDA launch fails")
     native.set_reporter(lambda *report: None)
     broken = native.Launch("cuda", 1, "some_kernel", 0, 0, 0, 0, 0, 8, [(0, "allocation", 0)])
-    native.set_planner(lambda group, args: update_plan(native, kernels, also=[broken]))
+    native.set_planner(lambda group, args, varies: update_plan(native, kernels, also=[broken]))
     f, a = group_function(ADD_IN_PLACE, 2), torch.ones(5)
     f(a, torch.full((5,), 2.0))
     assert a.tolist() == [3.0] * 5
@@ -64,19 +64,21 @@ def test_a_launch_that_fails_after_the_change_does_not_change_again(native, kern
 
 
 def test_a_number_is_a_result(native):
-    native.set_planner(lambda group, args: native.Plan(6, [], [], [], [], [("integer", 7)]))
+    native.set_planner(lambda group, args, varies: native.Plan(6, [], [], [], [], [("integer", 7)]))
     assert group_function(NUMBER, 2)(torch.ones(3), torch.ones(3)) == 7
 
 
 def test_an_undefined_tensor_is_a_result(native):
-    native.set_planner(lambda group, args: native.Plan(6, [], [], [], [], [("undefined", 0)]))
+    native.set_planner(lambda group, args, varies: native.Plan(6, [], [], [], [], [("undefined", 0)]))
     assert group_function(ADD_IN_PLACE, 2)(torch.ones(3), torch.ones(3)) is None
 
 
 @pytest.mark.parametrize("updates", [[(2, True)], [(-1, True)]])
 def test_an_update_of_no_argument_is_refused(native, updates):
     native.set_reporter(lambda *report: None)
-    native.set_planner(lambda group, args: native.Plan(6, [], [], [], [], [("input", 0)], updates=updates))
+    native.set_planner(
+        lambda group, args, varies: native.Plan(6, [], [], [], [], [("input", 0)], updates=updates)
+    )
     f, a = group_function(ADD_IN_PLACE, 2), torch.ones(3)
     f(a, a)
     assert a.tolist() == [2.0] * 3

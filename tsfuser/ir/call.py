@@ -95,11 +95,14 @@ def leaves_of(arg: Arg) -> tuple[int, ...]:
 @dataclass
 class Call:
     """Arguments, leaf vector, and the decisions so far (`Size` -> value, in order). `limits` are those of
-    number arguments: (index of the argument, `Limit`), in order. Calls beyond them run unfused."""
+    number arguments: (index of the argument, `Limit`), in order. Calls beyond them run unfused. `varies`:
+    sizes were seen to differ from call to call, so that fewer and wider classes are better than kernels
+    that fit one size exactly."""
 
     args: tuple[Arg, ...]
     decisions: dict[sz.Size, int] = field(default_factory=dict)
     limits: dict[tuple[int, Limit], None] = field(default_factory=dict)
+    varies: bool = False
 
     def __post_init__(self):
         self.leaves: list[int] = []

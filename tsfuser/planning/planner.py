@@ -19,10 +19,11 @@ from .parse import parse
 from .plan import native, refused
 
 
-def plan(group_id: int, args: tuple) -> _C.Plan:
-    """The native plan of group `group_id` for calls like this one. Raises nothing but `Interrupted`: what
+def plan(group_id: int, args: tuple, varies: bool) -> _C.Plan:
+    """The native plan of group `group_id` for calls like this one; `varies`: the group has met others, which
+    differed in sizes, strides or values of numbers. Raises nothing but `Interrupted`: what
     goes wrong becomes the plan's refusal."""
-    call = Call(tuple(map(describe, args)))
+    call = Call(tuple(map(describe, args)), varies=varies)
     try:
         device = group_device(call)
         arguments = "\n".join(map(str, call.args))
