@@ -70,7 +70,7 @@ def test_counters_cover_graphs_calls_and_what_is_left_to_python():
 
 
 def test_counters_tell_graphs_that_were_given_up(monkeypatch):
-    def broken(graph):
+    def broken(*given):
         raise RuntimeError("out of order")
 
     monkeypatch.setattr(program, "fuse", broken)
