@@ -1,8 +1,8 @@
 """Fixtures and options of all tests; helpers are in kit/.
 
 `device` runs a test once a target: "cpu", "cpu-fibers" (the CUDA launch shape on the host, a fiber a thread)
-and, where there is one, "cuda". `--long` turns the sweeps marked `long` on and raises the number of
-random programs and of samples of ops.
+and, where there is one, "cuda". `--long` turns the sweeps marked `long` on, runs all cases of
+the tests marked `each_value`, and raises the number of random programs and of samples of ops.
 """
 
 import importlib.util
@@ -27,6 +27,11 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "long: a sweep that runs with --long only")
     config.addinivalue_line(
+        "markers",
+        "each_value: of the combinations of its parameters run as few as have each value of each parameter, "
+        "on each target; with --long all",
+    )
+    config.addinivalue_line(
         "markers", "graphs: about graphs more than kernels; on cpu-fibers with --long or --targets only"
     )
     config.addinivalue_line("filterwarnings", "ignore:`torch.jit.*is deprecated:DeprecationWarning")
@@ -44,11 +49,31 @@ def _has_hypothesis():
 
 
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--long"):
-        skip = pytest.mark.skip(reason="a long sweep; runs with --long")
-        for item in items:
-            if "long" in item.keywords:
+    if config.getoption("--long"):
+        return
+    skip = pytest.mark.skip(reason="a long sweep; runs with --long")
+    combinations = {}
+    for item in items:
+        if "long" in item.keywords:
+            item.add_marker(skip)
+        elif "each_value" in item.keywords:
+            key = item.path, item.originalname, item.callspec.params.get("target")
+            combinations.setdefault(key, []).append(item)
+    for cases in combinations.values():
+        taken = _with_each_value(cases)
+        for item in cases:
+            if item not in taken:
                 item.add_marker(skip)
+
+
+def _with_each_value(items):
+    """As few of the items, all of one test, as have each value of each of its parameters."""
+    values = {item: set(item.callspec.indices.items()) for item in items}
+    missing, taken = set().union(*values.values()), []
+    while missing:
+        taken.append(max(items, key=lambda item: len(values[item] & missing)))
+        missing -= values[taken[-1]]
+    return taken
 
 
 def targets():

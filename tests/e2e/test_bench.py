@@ -1,13 +1,12 @@
 """scripts/bench and scripts/sweep run, with tiny sizes, on the CPU too; what they print, write and draw."""
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 import torch
 
+from kit import prefork
 from kit.support import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -19,9 +18,7 @@ from benchmarks.peers import PEERS, available
 
 
 def run(script, *arguments):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, ROOT / "scripts" / script, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return prefork.run([ROOT / "scripts" / script, *arguments])
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,13 @@
 """What the backward computes again instead of having it kept."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import Tensor
 
 import tsfuser
+from kit import prefork
 from kit.support import ROOT, assert_matches, fresh, no_fallback, train
 from tsfuser.frontends.torchscript import passes
 from tsfuser.graph.wrapper import GROUP, is_tensor
@@ -231,15 +230,8 @@ print(forward_tensors(fresh(rms_norm), *operands("cpu")))
 @pytest.mark.parametrize("words, stored", [("", 1), ("recompute", 2)])
 def test_the_option(words, stored):
     environment = {**os.environ, "PYTORCH_NVFUSER_DISABLE": words, "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        [sys.executable, "-c", SWITCHED],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout.split() == [str(stored)]
+    run = prefork.run(["-c", SWITCHED], env=environment, cwd=ROOT)
+    assert run.stdout.split() == [str(stored)], run.stderr
 
 
 def test_what_a_product_of_matrices_reads_is_kept():

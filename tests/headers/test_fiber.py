@@ -1,14 +1,13 @@
 """The GPU's launch shape on the host: barriers, shuffles, shared memory, and the mistakes it reports."""
 
-import subprocess
-import sys
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from kit import harness
+from kit import harness, prefork
 
 WITH_THREADS = [mode for mode in harness.HERE if mode != "host"]
 
@@ -144,6 +143,6 @@ def test_mistakes_abort_with_a_message(mistake):
     launch = f"harness.Kernel({source!r}, {mistake!r}, 'fibers')(0, grid=1, block=(8, 1), shared=32)"
     program = f"import conftest\nfrom kit import harness\n{launch}"
     folders = Path(__file__).resolve().parents  # of conftest, kit and tsfuser
-    environment = {"PYTHONPATH": ":".join(map(str, folders[:3])), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    environment = {**os.environ, "PYTHONPATH": ":".join(map(str, folders[:3]))}
+    done = prefork.run(["-c", program], env=environment)
     assert done.returncode < 0 and message in done.stderr and mistake in done.stderr, done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kit import prefork
 from tsfuser import options
 from tsfuser.errors import CompileError, Refusal
 from tsfuser.planning import compilers
@@ -270,6 +271,6 @@ begun.wait(60)
 
 def test_the_process_ends_without_what_has_not_begun():
     root = Path(compilers.__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", _STARTS], cwd=root, capture_output=True, text=True)
+    done = prefork.run(["-c", _STARTS], cwd=root)
     assert done.returncode == 0, done.stderr
     assert 0 < done.stdout.count("compiles") < 100

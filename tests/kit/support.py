@@ -7,14 +7,13 @@ Example:
 
 import contextlib
 import os
-import subprocess
-import sys
 import types
 from pathlib import Path
 
 import torch
 
 import tsfuser
+from kit import prefork
 from tsfuser import _C, options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -198,10 +197,10 @@ def counted():
 
 
 def run_python(folder, source, timeout=300, **environment):
-    """Run a program from a file of its own in `folder` (scripting needs the source); returns (exit status,
-    stdout, stderr)."""
+    """Run a program from a file of its own in `folder` (scripting needs the source), in a process of its own;
+    returns (exit status, stdout, stderr)."""
     path = Path(folder) / "program.py"
     path.write_text(source)
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run([sys.executable, path], env=env, capture_output=True, text=True, timeout=timeout)
+    done = prefork.run([path], env=env, timeout=timeout)
     return done.returncode, done.stdout, done.stderr

@@ -1,7 +1,6 @@
 """Several threads in one group, and the process's life: import twice, fork, exit while threads run."""
 
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from kit import prefork
 from kit.native_support import ADD, add_plan, group_function
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -103,7 +103,7 @@ def run(code: str, timeout=120) -> subprocess.CompletedProcess:
         f, a = s.group_function(s.ADD, 2), torch.randn(50)
     """
     program = textwrap.dedent(start) + textwrap.dedent(code)
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=timeout)
+    return prefork.run(["-c", program], timeout=timeout)
 
 
 def check(result):

@@ -2,11 +2,11 @@
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from kit import prefork
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("script", ["ops_table", "options_table", "parity_table", "architecture_page"])
 def test_what_is_generated_is_what_the_code_gives(script):
     pytest.importorskip("torch")
-    done = subprocess.run([sys.executable, ROOT / "scripts" / script, "--check"])
-    assert done.returncode == 0, f"run scripts/{script}"
+    done = prefork.run([ROOT / "scripts" / script, "--check"])
+    assert done.returncode == 0, f"run scripts/{script}\n{done.stderr}"
 
 
 def test_the_tests_that_parity_names_exist():

@@ -1,0 +1,137 @@
+"""Runs Python programs as processes of their own, without each of them importing torch, which takes 2 s.
+
+One process a test run imports torch, and nothing of tsfuser, and forks for each program: the child takes over
+the arguments, environment, folder and output of the program, runs it as `__main__`, and ends as Python does.
+Example:
+
+    done = run(["program.py", "3"], env={**os.environ, "PYTORCH_NVFUSER_DUMP": "cuda_kernels"})
+    done.returncode, done.stdout, done.stderr
+
+A program whose environment says something that torch or Python reads when it starts gets a Python of its own.
+"""
+
+import atexit
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import types
+
+#: Beginnings of the variables that torch, its libraries or Python read when they start.
+READ_AT_START = (
+    "TORCH",
+    "PYTORCH_JIT",
+    "OMP_",
+    "MKL_",
+    "LD_",
+    "MALLOC_",
+    "GLIBC_",
+    "PYTHON",
+    "CUDA_",
+    "ASAN_",
+)
+ALWAYS = {"PYTHONPATH"}  # which the child puts into sys.path itself
+
+
+def run(arguments, env=None, cwd=None, timeout=300):
+    """A `subprocess.CompletedProcess` of `python *arguments`: a file, or `-c` and a program, or `-m` and a
+    module, with its arguments. Raises `subprocess.TimeoutExpired`."""
+    env = dict(os.environ if env is None else env)
+    started = {name: os.environ.get(name) for name in {*env, *os.environ} if name.startswith(READ_AT_START)}
+    if any(env.get(name) != value for name, value in started.items() if name not in ALWAYS):
+        command = [sys.executable, *map(str, arguments)]
+        return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=timeout)
+    with tempfile.TemporaryDirectory(prefix="tsfuser-prefork-") as folder:
+        outputs = [os.path.join(folder, name) for name in ("stdout", "stderr")]
+        request = [list(map(str, arguments)), env, os.fspath(cwd or os.getcwd()), outputs]
+        status = _server().run(request, timeout)
+        said = []
+        for path in outputs:
+            with open(path) as file:
+                said.append(file.read())
+    return subprocess.CompletedProcess(arguments, status, *said)
+
+
+@functools.cache
+def _server():
+    return _Server()
+
+
+class _Server:
+    """The process that forks. Started when first asked; ends with its standard input."""
+
+    def __init__(self):
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        atexit.register(self._process.stdin.close)
+
+    def run(self, request, timeout):
+        """The exit status of a program; negative where a signal ended it."""
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        child = int(self._process.stdout.readline())
+        late = threading.Timer(timeout, os.kill, (child, signal.SIGKILL))
+        late.start()
+        status = int(self._process.stdout.readline())
+        if not late.is_alive():
+            raise subprocess.TimeoutExpired(request[0], timeout)
+        late.cancel()
+        return status
+
+
+def _next_program():
+    """Serves requests; returns in the children alone: what to run."""
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            return request
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    sys.exit()
+
+
+def _become(arguments, env, cwd, outputs):
+    """Makes this process that of a program."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for descriptor, path in zip((1, 2), outputs):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    first = os.path.dirname(os.path.abspath(arguments[0])) if arguments[0][0] != "-" else cwd
+    sys.path[0:1] = [first, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.argv = arguments if arguments[0][0] != "-" else arguments[1:]
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    return main.__dict__
+
+
+def _main():
+    import torch  # noqa: F401
+
+    arguments, *others = _next_program()
+    names = _become(arguments, *others)
+    if arguments[0] == "-m":
+        import runpy
+
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    elif arguments[0] == "-c":
+        sys.argv[0] = "-c"
+        exec(compile(arguments[1], "<string>", "exec"), names)
+    else:
+        names["__file__"] = arguments[0]
+        with open(arguments[0], "rb") as file:
+            exec(compile(file.read(), arguments[0], "exec"), names)
+
+
+if __name__ == "__main__":
+    _main()
