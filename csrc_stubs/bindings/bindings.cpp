@@ -267,6 +267,9 @@ PYBIND11_MODULE(_C, m) {
         "How many plans the groups of the process keep together, and one of them at most. Returns what it "
         "was.");
   m.def("stats", &stats);
+  m.def(
+      "direct_calls", [] { return counters().total(Count::DirectCalls); },
+      "How many differentiable graphs ran directly, without torch's executors.");
   m.def("reset", &reset);
   py::module_::import("atexit").attr("register")(py::cpp_function(&close_python));
 }

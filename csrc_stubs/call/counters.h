@@ -10,8 +10,16 @@
 
 namespace tsfuser {
 
-enum class Count : uint8_t { PlansBuilt, ExactHits, ClassHits, Launches, GraphCalls, PythonCalls };
-constexpr size_t count_kinds = 6;
+enum class Count : uint8_t {
+  PlansBuilt,
+  ExactHits,
+  ClassHits,
+  Launches,
+  GraphCalls,
+  PythonCalls,
+  DirectCalls
+};
+constexpr size_t count_kinds = 7;
 
 // Threads count in lines of their own, so that a hot path that counts is not a hot path that waits.
 class Counters {

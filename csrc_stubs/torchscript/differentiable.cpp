@@ -8,6 +8,7 @@
 // complex numbers, of tensors with tangents, and under functorch's transforms.
 
 #include "call/arguments.h"
+#include "torchscript/direct.h"
 #include "torchscript/hooks.h"
 #include "torchscript/nodes.h"
 #include "torchscript/prepare.h"
@@ -217,19 +218,29 @@ bool needs_eager(at::ArrayRef<c10::IValue> values) {
                                       [](const c10::IValue& value) { return needs_eager(value); });
 }
 
-// What torch calls where a differentiable graph may not run. What needs eager's autograd runs one op at a
-// time: torch would make a differentiable graph of it again, the check of which would refuse the next such
-// call, and so on.
+// What torch calls where a differentiable graph may not run, or runs directly (direct.h). What needs eager's
+// autograd runs one op at a time: torch would make a differentiable graph of it again, the check of which
+// would refuse the next such call, and so on.
 class Fallback : public torch::jit::GraphFunction {
  public:
-  Fallback(const torch::jit::GraphFunction& torchs, bool always_plain)
-      : GraphFunction(torchs.qualname(), torchs.graph(), nullptr), always_plain_(always_plain) {
+  // `direct` lives as long as the check that calls for it; may be null.
+  Fallback(const torch::jit::GraphFunction& torchs, bool always_plain, const DirectGraph* direct)
+      : GraphFunction(torchs.qualname(), torchs.graph(), nullptr),
+        always_plain_(always_plain),
+        direct_(direct) {
     keep_casts(*this);
   }
 
   using GraphFunction::call;
   bool call(torch::jit::Stack& stack, std::optional<size_t> bail_out,
             c10::function_ref<void(const torch::jit::Code&)> run) override {
+    if (direct_ && std::exchange(next_direct(), nullptr) == direct_) {
+      const size_t below = stack.size() - num_inputs();
+      direct_->run(stack);
+      std::vector<c10::IValue> results = torch::jit::pop(stack, stack.size() - below);
+      stack.emplace_back(c10::ivalue::Tuple::create(std::move(results)));
+      return false;  // nothing is left to run
+    }
     if (!always_plain_ && !needs_eager(torch::jit::last(stack, num_inputs()))) {
       return GraphFunction::call(stack, bail_out, run);
     }
@@ -245,6 +256,7 @@ class Fallback : public torch::jit::GraphFunction {
 
  private:
   const bool always_plain_;
+  const DirectGraph* const direct_;
   std::once_flag made_;
   std::unique_ptr<torch::jit::Code> code_;
 };
@@ -281,8 +293,15 @@ torch::jit::Operation make_differentiable_graph(const Node* node) {
   if (!pass_enabled.load(std::memory_order_relaxed)) {
     return torchs_operation(node);
   }
+  if (const auto* same = DirectGraph::being_copied()) {
+    return *same;
+  }
+  const auto direct = DirectGraph::marked(*const_cast<Node*>(node));
   keep_less(const_cast<Node*>(node));  // the executor's own copy of the graph
   auto run = torchs_operation(node);
+  if (direct) {
+    direct->take(*node, run);
+  }
   auto views = views_given(*node);
   if (views.empty()) {
     return run;
@@ -309,9 +328,11 @@ torch::jit::Operation make_gradient_check(const Node* node) {
       never |= is_for_eager(*block, *node);
     }
   }
+  std::shared_ptr<DirectGraph> direct;
   for (const auto& [call, torchs] : fallbacks(*node)) {
     if (!dynamic_cast<Fallback*>(torchs)) {  // neither is ever destroyed: types point to functions
-      call->input(0)->setType(c10::FunctionType::create(new Fallback(*torchs, never)));
+      direct = never ? nullptr : DirectGraph::behind(*node);
+      call->input(0)->setType(c10::FunctionType::create(new Fallback(*torchs, never, direct.get())));
     }
   }
   const size_t inputs = node->inputs().size();
@@ -320,6 +341,9 @@ torch::jit::Operation make_gradient_check(const Node* node) {
         never || !c10::GradMode::is_enabled() || needs_eager(torch::jit::last(stack, inputs));
     check(stack);
     if (refused) {
+      stack.back() = false;
+    } else if (direct && stack.back().toBool() && direct->is_ready()) {
+      next_direct() = direct.get();
       stack.back() = false;
     }
   };

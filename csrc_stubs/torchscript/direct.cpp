@@ -1,0 +1,399 @@
+#include "torchscript/direct.h"
+#include "call/counters.h"
+#include "torchscript/nodes.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
+#include <torch/csrc/jit/python/update_graph_executor_opt.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+namespace tsfuser {
+namespace {
+
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+using torch::jit::Node;
+using torch::jit::Stack;
+using NodePtr = decltype(std::declval<torch::autograd::Node&>().getptr());  // torch has changed the type
+
+const auto& direct_mark() {
+  static const auto mark = c10::Symbol::attr("direct");
+  return mark;
+}
+
+struct Marks {
+  std::mutex mutex;
+  int64_t next = 0;
+  std::map<int64_t, std::weak_ptr<DirectGraph>> graphs;
+};
+
+Marks& marks() {
+  static Marks* m = new Marks;  // leaked: threads may ask as long as they run
+  return *m;
+}
+
+thread_local const torch::jit::Operation* copied = nullptr;
+
+struct Copying {
+  explicit Copying(const torch::jit::Operation& operation) { copied = &operation; }
+  ~Copying() { copied = nullptr; }
+};
+
+bool is_tensor_type(const c10::TypePtr& type) { return type->kind() == c10::TypeKind::TensorType; }
+
+bool has_lists_of_tensors(at::ArrayRef<torch::jit::Value*> values) {
+  return std::any_of(values.begin(), values.end(), [](const torch::jit::Value* value) {
+    return value->type()->isSubtypeOf(*c10::ListType::ofTensors());
+  });
+}
+
+// The only differentiable graph of the If's first block, which gives its results.
+Node* only_graph(Node& choice) {
+  Node* found = nullptr;
+  for (Node* node : choice.blocks()[0]->nodes()) {
+    if (node->kind() == c10::prim::DifferentiableGraph && !found) {
+      found = node;
+    } else if (node->kind() != c10::prim::Drop) {
+      return nullptr;
+    }
+  }
+  return found && choice.blocks()[0]->outputs() == found->outputs() ? found : nullptr;
+}
+
+// Whether the fallback's call takes the inputs of the graph, and gives a tuple of its results.
+bool stands_for(Node& call, Node& graph, const Node& check) {
+  const auto given = call.inputs().slice(1), inputs = graph.inputs();
+  bool same = given.size() == inputs.size();
+  for (size_t i = 0; same && i < given.size(); ++i) {
+    const auto* value = inputs[i]->node() == &check ? check.input(inputs[i]->offset()) : inputs[i];
+    same = value == given[i];
+  }
+  if (!same || call.outputs().size() != 1 || call.output()->uses().size() != 1) {
+    return false;
+  }
+  Node* unpacked = call.output()->uses()[0].user;
+  return unpacked->kind() == c10::prim::TupleUnpack && unpacked->outputs() == call.owningBlock()->outputs();
+}
+
+}  // namespace
+
+// What autograd runs for the backward of a call: as torch's own.
+class DirectBackward : public torch::autograd::Node {
+ public:
+  explicit DirectBackward(std::shared_ptr<const DirectGraph> graph) : graph_(std::move(graph)) {
+    const size_t saved = graph_->saved_inputs_.size() + graph_->saved_outputs_.size();
+    places_.reserve(saved);
+    tensors_.reserve(saved);
+    next_edges_.reserve(graph_->differentiated_.size());
+  }
+
+  static auto make(std::shared_ptr<const DirectGraph> graph) {
+    if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
+      return std::make_shared<DirectBackward>(std::move(graph));
+    } else {
+      return c10::make_intrusive<DirectBackward>(std::move(graph));
+    }
+  }
+
+  void add_differentiated(const c10::IValue& input) {
+    const bool given = input.isTensor() && input.toTensor().defined();
+    add_next_edge(given ? torch::autograd::impl::gradient_edge(input.toTensor()) : torch::autograd::Edge());
+  }
+
+  void save(const c10::IValue& value, size_t position, bool is_output) {
+    places_.push_back({static_cast<uint32_t>(position), value.isTensor()});
+    if (value.isTensor()) {
+      tensors_.emplace_back(value.toTensor(), is_output);
+    } else {
+      others_.push_back(value);
+    }
+  }
+
+  // A gradient comes to this node that is always undefined.
+  void add_undefined_output() { add_input_metadata(Node::undefined_input{}); }
+
+  // The gradient of `output` comes to this node.
+  void add_output(const c10::IValue& value) {
+    at::Tensor output = value.toTensor();
+    if (output.defined() &&
+        (at::isFloatingType(output.scalar_type()) || at::isComplexType(output.scalar_type()))) {
+      torch::autograd::create_gradient_edge(output, getptr());
+      output.set_requires_grad(true);
+    } else {
+      add_undefined_output();
+    }
+  }
+
+  variable_list apply(variable_list&& gradients) override {
+    Stack stack;
+    stack.reserve(gradients.size() + places_.size() + 16);
+    for (at::Tensor& gradient : gradients) {
+      stack.emplace_back(std::move(gradient));
+    }
+    unpack(stack);
+    graph_->run_backward(stack);
+    const auto results = torch::jit::pop(stack).toTuple();
+    variable_list given;
+    given.reserve(results->elements().size());
+    for (const c10::IValue& result : results->elements()) {
+      given.push_back(result.isTensor() ? gradient_of(given.size(), result.toTensor()) : at::Tensor());
+    }
+    return given;
+  }
+
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (SavedVariable& tensor : tensors_) {
+      tensor.reset_data();
+    }
+  }
+
+  std::string name() const override {
+    return "torch::jit::(anonymous namespace)::DifferentiableGraphBackward";
+  }
+
+ private:
+  void unpack(Stack& stack) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const NodePtr self = getptr();
+    const size_t below = stack.size();
+    stack.resize(below + places_.size());
+    auto tensor = tensors_.begin();
+    auto other = others_.begin();
+    for (const Place& place : places_) {
+      if (place.is_tensor) {
+        stack[below + place.position] = (tensor++)->unpack(self);
+      } else {
+        stack[below + place.position] = *other++;
+      }
+    }
+  }
+
+  at::Tensor gradient_of(size_t i, const at::Tensor& gradient) const {
+    if (!task_should_compute_output(i)) {
+      return {};
+    }
+    const auto& edge = next_edge(i);
+    return gradient.defined() || !edge.is_valid()
+               ? gradient
+               : edge.function->input_metadata(edge.input_nr).zeros_like();
+  }
+
+  const std::shared_ptr<const DirectGraph> graph_;
+  struct Place {
+    uint32_t position;
+    bool is_tensor;
+  };
+  c10::SmallVector<Place, 24> places_;  // of what is saved, in order
+  std::vector<SavedVariable> tensors_;
+  c10::SmallVector<c10::IValue, 4> others_;
+};
+
+std::shared_ptr<DirectGraph> DirectGraph::behind(const Node& check) {
+  const auto calls = fallbacks(check);
+  if (calls.size() != 1) {
+    return nullptr;
+  }
+  Node& choice = *calls[0].first->owningBlock()->owningNode();
+  Node* graph = only_graph(choice);
+  if (!graph || !stands_for(*calls[0].first, *graph, check)) {
+    return nullptr;
+  }
+  const auto made = std::make_shared<DirectGraph>();
+  const std::lock_guard<std::mutex> lock(marks().mutex);
+  graph->i_(direct_mark(), marks().next);
+  marks().graphs[marks().next++] = made;
+  return made;
+}
+
+std::shared_ptr<DirectGraph> DirectGraph::marked(Node& node) {
+  if (!node.hasAttribute(direct_mark())) {
+    return nullptr;
+  }
+  const int64_t mark = node.i(direct_mark());
+  node.removeAttribute(direct_mark());
+  const std::lock_guard<std::mutex> lock(marks().mutex);
+  const auto found = marks().graphs.find(mark);
+  if (found == marks().graphs.end()) {
+    return nullptr;
+  }
+  const auto graph = found->second.lock();
+  marks().graphs.erase(found);
+  return graph;
+}
+
+const torch::jit::Operation* DirectGraph::being_copied() { return copied; }
+
+void DirectGraph::take(const Node& node, const torch::jit::Operation& operation) {
+  const auto graph = std::make_shared<torch::jit::Graph>();
+  std::vector<torch::jit::Value*> inputs;
+  Node* alone = graph->createClone(const_cast<Node*>(&node), [&](torch::jit::Value* value) {
+    return graph->addInput()->setType(value->type());
+  });
+  graph->insertNode(alone);
+  for (torch::jit::Value* output : alone->outputs()) {
+    graph->registerOutput(output);
+  }
+  const Copying copying(operation);
+  auto code = std::make_unique<torch::jit::Code>(graph, "");
+  const auto forwards = code->diff_graph_op_executors(), backwards = code->grad_executors();
+  auto& forward = *node.g(c10::attr::Subgraph);
+  const auto& gradients = node.is(c10::attr::df_input_vjps);
+  const bool known = forwards.size() == 1 && backwards.size() == 1 &&
+                     !has_lists_of_tensors(forward.inputs()) && !has_lists_of_tensors(forward.outputs()) &&
+                     std::all_of(gradients.begin(), gradients.end(), [&forward](int64_t i) {
+                       return is_tensor_type(forward.outputs()[i]->type());
+                     });
+  if (!known) {
+    state_ = State::Never;
+    return;
+  }
+  forward_executor_ = forwards[0];
+  backward_executor_ = backwards[0];
+  note_what_is_saved(node);
+  code_ = std::move(code);
+}
+
+void DirectGraph::note_what_is_saved(const Node& node) {
+  auto& forward = *node.g(c10::attr::Subgraph);
+  const auto outputs = forward.outputs();
+  inputs_ = forward.inputs().size();
+  results_ = node.i(c10::attr::f_real_outputs);
+  std::vector<int64_t> numbers;  // of the outputs that the straight line gives; -1: it does not
+  int64_t next = 0;
+  for (size_t j = 0; j < outputs.size(); ++j) {
+    const bool given = j >= results_ && outputs[j]->node() == forward.param_node();
+    numbers.push_back(given ? -1 : next++);
+    if (given) {
+      given_.push_back(j);
+    }
+  }
+  for (const int64_t j : node.is(c10::attr::df_input_vjps)) {
+    gradients_.push_back(numbers[j]);
+  }
+  differentiated_ = node.is(c10::attr::df_output_vjps);
+  size_t position = 0;
+  for (const int64_t i : node.is(c10::attr::df_input_captured_inputs)) {
+    saved_inputs_.push_back({i, position++});
+  }
+  for (const int64_t j : node.is(c10::attr::df_input_captured_outputs)) {
+    if (numbers[j] < 0) {
+      saved_inputs_.push_back({static_cast<int64_t>(outputs[j]->offset()), position++});
+    } else {
+      saved_outputs_.push_back({numbers[j], position++});
+    }
+  }
+}
+
+bool DirectGraph::is_ready() {
+  if (C10_UNLIKELY(state_.load(std::memory_order_acquire) == State::Profiling)) {
+    look_at_plans();
+  }
+  return state_.load(std::memory_order_acquire) == State::Ready && torch::jit::getGraphExecutorOptimize();
+}
+
+void DirectGraph::look_at_plans() {
+  if (!code_ || !forward_executor_->isOptimized() || !backward_executor_->isOptimized() ||
+      !torch::jit::getGraphExecutorOptimize()) {
+    return;
+  }
+  const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock || state_ != State::Profiling) {
+    return;
+  }
+  Stack none;  // only profiling looks at arguments
+  forward_ = StraightLine::of(*forward_executor_->getPlanFor(none).graph, given_);
+  backward_ = StraightLine::of(*backward_executor_->getPlanFor(none).graph);
+  state_.store(forward_ && backward_ ? State::Ready : State::Never, std::memory_order_release);
+}
+
+namespace {
+
+// The tensor without its history, where it has one: its memory and version counter, and nothing else.
+void forget_history(c10::IValue& value) {
+  if (value.isTensor() && value.toTensor().defined()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (tensor.unsafeGetTensorImpl()->autograd_meta() != nullptr) {
+      value = tensor.tensor_data();
+    }
+  }
+}
+
+// The same for all outputs; those that are one tensor stay one.
+void forget_histories(Stack& stack, size_t outputs) {
+  for (size_t i = stack.size() - outputs; i < stack.size(); ++i) {
+    const c10::IValue before = stack[i];
+    forget_history(stack[i]);
+    if (C10_UNLIKELY(!stack[i].is(before))) {
+      for (size_t j = i + 1; j < stack.size(); ++j) {
+        if (stack[j].is(before)) {
+          stack[j] = stack[i];
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void DirectGraph::run(Stack& stack) const {
+  const auto node = DirectBackward::make(shared_from_this());
+  const auto inputs = torch::jit::last(stack, inputs_);
+  for (const int64_t i : differentiated_) {
+    node->add_differentiated(inputs[i]);
+  }
+  for (const Saved& saved : saved_inputs_) {
+    node->save(inputs[saved.index], saved.position, /*is_output=*/false);
+  }
+  if (forward_->has_tensor_ops()) {
+    for (size_t i = stack.size() - inputs_; i < stack.size(); ++i) {
+      forget_history(stack[i]);
+    }
+  }
+  {
+    const at::NoGradGuard no_grad;
+    forward_->run(stack);
+    forget_histories(stack, forward_->outputs());
+  }
+  const auto outputs = torch::jit::last(stack, forward_->outputs());
+  for (const int64_t j : gradients_) {
+    if (j < 0) {
+      node->add_undefined_output();
+    } else {
+      node->add_output(outputs[j]);
+    }
+  }
+  for (const Saved& saved : saved_outputs_) {
+    node->save(outputs[saved.index], saved.position, /*is_output=*/true);
+  }
+  torch::jit::drop(stack, outputs.size() - results_);
+  counters().add(Count::DirectCalls);
+}
+
+void DirectGraph::run_backward(Stack& stack) const {
+  if (c10::GradMode::is_enabled() || !torch::jit::getGraphExecutorOptimize()) {
+    backward_executor_->run(stack);
+  } else {
+    backward_->run(stack);
+  }
+}
+
+const DirectGraph*& next_direct() {
+  static thread_local const DirectGraph* next = nullptr;
+  return next;
+}
+
+}  // namespace tsfuser

@@ -1,0 +1,78 @@
+// A prim::DifferentiableGraph whose forward and backward run without executors and interpreters.
+//
+// Torch's operator runs an executor's plan in an interpreter, forward and backward, on detached copies of
+// what it is given. Once both executors have optimised their graphs, and these are `StraightLine`s, an
+// operator of ours does the same with an autograd node of its own: the same values are saved, in the same
+// order, the same edges made, and errors raised. Torch's operator stays in the program's code, for the calls
+// before that, and for who looks at the graphs in it. So the check before the differentiable graph
+// (differentiable.cpp) sends a call to the fallback, as it does where the graph may not run, and notes that
+// this is one to run directly. What needs a graph of the backward (double backward) runs torch's executor.
+#pragma once
+
+#include "torchscript/straight_line.h"
+
+#include <ATen/core/stack.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace torch::jit {
+struct Code;
+struct GraphExecutor;
+struct Node;
+}  // namespace torch::jit
+
+namespace tsfuser {
+
+class DirectGraph : public std::enable_shared_from_this<DirectGraph> {
+ public:
+  // For the differentiable graph behind the check, where the fallback takes and gives the same; else null.
+  // Marks the node of the graph.
+  static std::shared_ptr<DirectGraph> behind(const torch::jit::Node& check);
+  // The one that the node is marked with; else null.
+  static std::shared_ptr<DirectGraph> marked(torch::jit::Node& node);
+  // Copies of `operation`, that torch has made of the node, are made of copies of the node that `take`
+  // makes.
+  static const torch::jit::Operation* being_copied();
+
+  // Takes hold of the executors in the operation, which torch has made of the node.
+  void take(const torch::jit::Node& node, const torch::jit::Operation& operation);
+  // Whether calls may run directly by now.
+  bool is_ready();
+  // From the inputs to the results of the differentiable graph.
+  void run(torch::jit::Stack& stack) const;
+
+ private:
+  friend class DirectBackward;
+  enum class State : uint8_t { Profiling, Ready, Never };
+
+  void look_at_plans();
+  void note_what_is_saved(const torch::jit::Node& node);
+  void run_backward(torch::jit::Stack& stack) const;
+
+  std::atomic<State> state_{State::Profiling};
+  std::mutex mutex_;                        // of the change to Ready
+  std::unique_ptr<torch::jit::Code> code_;  // holds the executors
+  torch::jit::GraphExecutor* forward_executor_ = nullptr;
+  torch::jit::GraphExecutor* backward_executor_ = nullptr;
+  std::unique_ptr<const StraightLine> forward_, backward_;
+  size_t inputs_ = 0, results_ = 0;  // of the differentiable graph
+  // The forward gives the results and what is saved for the backward. Some of the latter it is given: the
+  // straight line leaves these out, and the inputs themselves are saved.
+  std::vector<size_t> given_;            // outputs that are left out
+  std::vector<int64_t> gradients_;       // outputs that gradients come for; -1: is left out
+  std::vector<int64_t> differentiated_;  // inputs that get a gradient
+  struct Saved {
+    int64_t index;    // of an input, or of an output that is not left out
+    size_t position;  // among the arguments of the backward that are no gradients
+  };
+  std::vector<Saved> saved_inputs_, saved_outputs_;
+};
+
+// Set by a check, for the fallback that runs next on this thread.
+const DirectGraph*& next_direct();
+
+}  // namespace tsfuser

@@ -1,0 +1,91 @@
+// A graph without loops as a list of steps, and what runs it without torch's interpreter.
+//
+// In: an optimised graph, as an executor of torch has made it, and the stack of a call. Out: the same stack
+// with the graph's results in place of its inputs, as the interpreter leaves it. The interpreter sets up a
+// state, registers and a frame for each call, which costs a small graph more than its work. Example: of
+//
+//     %ok = prim::CudaFusionGuard(%x);  %y = prim::If(%ok) block0(): group  block1(): fallback
+//
+// the steps are an op, and a choice of two lists of one step each.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type_base.h>
+#include <ATen/core/stack.h>
+
+#include <memory>
+#include <vector>
+
+namespace torch::jit {
+struct Graph;
+struct GraphFunction;
+}  // namespace torch::jit
+
+namespace tsfuser {
+
+class StraightLine {
+ public:
+  // Of the graph without the outputs of the numbers `left_out`, in order. Null where it has nodes that only
+  // the interpreter knows (loops, attributes, lists of tensors).
+  static std::unique_ptr<const StraightLine> of(torch::jit::Graph& graph,
+                                                const std::vector<size_t>& left_out = {});
+
+  void run(torch::jit::Stack& stack) const;
+  // Whether an op other than a group makes tensors, or hands its operands on.
+  bool has_tensor_ops() const { return has_tensor_ops_; }
+  size_t outputs() const { return body_.results.size(); }
+
+ private:
+  friend class StraightLineBuilder;
+
+  // Where a step finds a value: a register, or a constant. `last`: no later step reads that register.
+  struct Operand {
+    int32_t index = 0;
+    bool constant = false;
+    bool last = false;
+  };
+  struct Step;
+  using Steps = std::vector<Step>;
+  // The blocks of an If: what they run, what they give, and the registers that nobody reads once the branch
+  // is taken.
+  struct Branch {
+    Steps steps;
+    std::vector<Operand> results;
+    std::vector<int32_t> dropped;
+  };
+  enum class Kind : uint8_t {
+    Op,
+    If,
+    Call,
+    TupleConstruct,
+    TupleUnpack,
+    ListConstruct,
+    AllOf,
+    AllDefined,
+    NoneDefined
+  };
+  struct Step {
+    Kind kind = Kind::Op;
+    bool counted = false;  // the op takes the number of its operands from the stack
+    std::vector<Operand> operands;
+    std::vector<int32_t> results;  // registers; -1: nobody reads it
+    torch::jit::Operation op{nullptr};
+    torch::jit::GraphFunction* function = nullptr;
+    c10::TypePtr items;            // of a list
+    std::vector<Branch> branches;  // where the condition holds, and where not
+  };
+  struct Frame;
+
+  void run_steps(const Steps& steps, Frame& frame) const;
+  void choose(const Step& step, Frame& frame) const;
+  bool holds(const Step& step, Frame& frame) const;  // of AllOf, AllDefined and NoneDefined
+  void run_step(const Step& step, Frame& frame) const;
+
+  std::shared_ptr<torch::jit::Graph> graph_;  // which the operations may point to
+  Branch body_;
+  std::vector<c10::IValue> constants_;
+  size_t inputs_ = 0, registers_ = 0;
+  bool has_tensor_ops_ = false;
+};
+
+}  // namespace tsfuser
