@@ -302,12 +302,46 @@ class Turn {
   Python::Object* thread_ = nullptr;
 };
 
+// Gives SIGINT back: Python's module `signal` takes it when it is imported, if it has no handler.
+class Interrupt {
+ public:
+  Interrupt() { sigaction(SIGINT, nullptr, &before_); }
+  ~Interrupt() {
+    struct sigaction now = {};
+    sigaction(SIGINT, nullptr, &now);
+    if (before_.sa_handler == SIG_DFL && (now.sa_handler == SIG_DFL || is_of_python(now))) {
+      sigaction(SIGINT, &before_, nullptr);
+    }
+  }
+  Interrupt(const Interrupt&) = delete;
+
+ private:
+  // A handler that the program sets meanwhile stays.
+  static bool is_of_python(const struct sigaction& action) {
+    const Python* const python = state().python;
+    Dl_info handler = {}, library = {};
+    return python && dladdr(reinterpret_cast<void*>(action.sa_handler), &handler) &&
+           dladdr(reinterpret_cast<void*>(python->IsInitialized), &library) &&
+           handler.dli_fbase == library.dli_fbase;
+  }
+
+  struct sigaction before_ = {};
+};
+
+// What Python's main thread does first: `threading` takes the thread that imports it for the main one, and
+// `signal` takes SIGINT.
+constexpr const char* first_imports = R"(
+import signal, threading
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+)";
+
 // Python's main thread: from Py_InitializeEx to Py_FinalizeEx. In between it waits without Python's lock.
 void live(const OwnPython& python, const std::string& interpreter, std::promise<void> ready,
           std::future<void> end) {
   python.SetProgramName(python.DecodeLocale(interpreter.c_str(), nullptr));  // tells the environment
   python.InitializeEx(0);                                                    // 0: no handlers of signals
-  python.RunSimple("import threading", nullptr);  // takes the thread that imports it for the main one
+  python.RunSimple(first_imports, nullptr);
   Python::Object* const thread = python.SaveThread();
   ready.set_value();
   end.wait();
@@ -365,6 +399,7 @@ void detail::start(const Options& options, const char* compiled_with) {
   if (s.stopped) {
     throw Error("tsfuser: a process starts Python once, and stop() has ended it");
   }
+  const Interrupt stays_the_programs;
   if (!s.python) {
     start_python(s, options.python, compiled_with);
   }
