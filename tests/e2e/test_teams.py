@@ -25,7 +25,7 @@ def small(target, device, monkeypatch):
     if target == "cpu":
         pytest.skip("the host has no cooperative blocks, and fetches nothing")
     made, source, machine = [], emit.source, pipeline._machine
-    monkeypatch.setattr(row_params, "LARGEST", 64)
+    monkeypatch.setattr(row_params, "MAX_ROW_THREADS", 64)
     monkeypatch.setattr(row_params, "COOPERATIVE_THREADS", 64)
     monkeypatch.setattr(pipeline, "_machine", lambda device: replace(machine(device), multiprocessors=10))
     monkeypatch.setattr(emit, "source", lambda kernel: made.append(source(kernel)) or made[-1])
@@ -119,9 +119,9 @@ def test_gradients(sources, device, result):
 @pytest.mark.parametrize("count, columns", [(57, 776), (3, 1000), (9, 1024)])
 def test_a_block_alone_fetches_its_next_row(small, device, monkeypatch, result, dtype, count, columns):
     """Where registers that hold the parameters' gradients leave too few for rows."""
-    monkeypatch.setattr(row_params, "BEHIND", 1 << 30)
-    monkeypatch.setattr(row_params, "SMALL", 32)
-    monkeypatch.setattr(row_params, "TALL", 128)
+    monkeypatch.setattr(row_params, "MIN_BYTES_PER_SM", 1 << 30)
+    monkeypatch.setattr(row_params, "WARP_BLOCK_THREADS", 32)
+    monkeypatch.setattr(row_params, "COLUMN_BLOCK_THREADS", 128)
     check_gradients(result, rows_of(columns, count, device, dtype))
     assert any("fetch_wait" in text for text in small) and not any(
         "COOPERATIVE_KERNEL" in text for text in small
@@ -154,7 +154,7 @@ def test_dropout_draws_what_one_block_would(sources, device, monkeypatch):
     source = "def f(x):\n    return torch.softmax(torch.dropout(x, 0.3, True), -1)\n"
     x, results = tensor(3, 5000, device=device), []
     for largest in (64, 512):
-        monkeypatch.setattr(row_params, "LARGEST", largest)
+        monkeypatch.setattr(row_params, "MAX_ROW_THREADS", largest)
         tsfuser.reset()
         scripted = Fused(source).scripted
         with tsfuser.fuser(), no_fallback():

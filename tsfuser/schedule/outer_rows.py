@@ -1,14 +1,17 @@
-"""The outer row schedule: normalisations whose reductions run over all but the contiguous dim, every element
-read once.
+"""The outer row schedule: normalisations over dims that are not contiguous.
 
-In: a segment whose reductions run over the same dims, of which none is the contiguous one, and results along
-these dims that depend on them, as a batch norm of a channels-last tensor. Out: one kernel for a GPU. A block
-owns a *slab* of columns, narrow but as wide as memory is read at a time: `across` threads with `vector`
-columns each, and `down` rows of such threads, each of which keeps `unroll` vectors of each tensor in
-registers. They combine along y, get the results of their columns back and go over what they keep again.
-Longer columns are left to the reduction schedule, after which everything is read once more: blocks that share
-a slab, and meet in memory, were slower (0.45 of a copy's bandwidth on an H200, where reading twice makes
-0.64). Example: batch_norm over [1024, 65536] floats: 4 by 64 threads a block, 16 float4 each.
+In: a segment whose reductions run over the same dims, none of which is the contiguous one, and results along
+these dims that depend on them, as a batch norm of a channels-last tensor. Out: one kernel for a GPU, which
+reads every element once.
+
+A block owns a *slab* of columns, just wide enough for memory to be read at full speed: `across` threads with
+`vector` columns each, and `down` rows of such threads, each of which keeps `unroll` vectors of each tensor in
+registers. The threads combine along y, get the results of their columns, and sweep over their registers
+again. Columns that do not fit are left to the reduction schedule, and everything is read once more. Blocks
+that share a slab, and combine in memory, were slower: 0.45 of a copy's bandwidth on an H200, and 0.64 for
+reading twice.
+
+Example: batch_norm over [1024, 65536] floats has 4 by 64 threads a block, 16 float4 each.
 """
 
 from __future__ import annotations
@@ -28,17 +31,16 @@ from .pointwise import is_wide, vector_width
 from .proposal import Proposal, Stage
 from .row_params import bucket
 
-# bytes of a row of a slab at least: what memory reads at a time, where neighbours read what lies beside it
-SLAB = 64
-WIDEST = 32  # threads along a row of a slab
-THREADS = 256  # of a block
-DEPTHS = (32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  # vectors of each tensor that a thread keeps, at most
-FLIGHT = 64  # bytes of input that a thread asks for, where columns are short
-RESIDENT = 16  # blocks that registers are kept free for at most
-UNROLL = 4  # of these, that it asks for before it waits for any
-REGISTERS = 128  # of a thread
-OTHERS = 28  # of these, for all but data
-MIN_BLOCKS_PER_SM = 2  # blocks that share a multiprocessor at least, so that one has work while another waits
+MIN_SLAB_BYTES = 64  # bytes of a row of a slab: what memory reads at a time
+MAX_ACROSS = 32  # threads along a row of a slab
+THREADS = 256  # threads of a block
+VECTORS = (32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  # vectors of each tensor that a thread keeps
+LOAD_BYTES = 64  # bytes of input that a thread loads before it waits, where columns are short
+MAX_LOADS = 4  # vectors of each tensor that a thread loads before it waits
+REGISTERS = 128  # registers of a thread
+OTHER_REGISTERS = 28  # of these, for all but data
+MAX_RESIDENT = 16  # blocks of a multiprocessor that registers leave room for
+MIN_BLOCKS_PER_SM = 2  # blocks of a multiprocessor: one has work while another waits
 
 
 @dataclass(frozen=True)
@@ -152,11 +154,11 @@ def _kept_by_block(
     call: Call, segment: Segment, slabs: _Slabs, vector: int, machine: Machine
 ) -> OuterRowParams | None:
     """With vectors of so many columns; None where columns are too long for them."""
-    across = call.decide(sz.minimum(sz.nextpow2(sz.ceildiv(slabs.space.dims[-1].extent, vector)), WIDEST))
-    least = min(across, 1 << (-(-SLAB // (vector * slabs.itemsize)) - 1).bit_length())
-    deepest = next((u for u in DEPTHS if _held(segment, slabs, vector, u) <= REGISTERS), 0)
+    across = call.decide(sz.minimum(sz.nextpow2(sz.ceildiv(slabs.space.dims[-1].extent, vector)), MAX_ACROSS))
+    least = min(across, 1 << (-(-MIN_SLAB_BYTES // (vector * slabs.itemsize)) - 1).bit_length())
+    deepest = next((u for u in VECTORS if _held(segment, slabs, vector, u) <= REGISTERS), 0)
     flight = max(
-        1, min(deepest, UNROLL, FLIGHT // (vector * max(1, sum(a.itemsize for a in slabs.streamed))))
+        1, min(deepest, MAX_LOADS, LOAD_BYTES // (vector * max(1, sum(a.itemsize for a in slabs.streamed))))
     )
     while across >= least:
         down = max(1, THREADS // across)
@@ -172,7 +174,7 @@ def _kept_by_block(
             resident = min(machine.registers // registers, machine.threads_per_multiprocessor) // (
                 across * down
             )
-            return OuterRowParams(vector, across, down, unroll, max(1, min(RESIDENT, resident)))
+            return OuterRowParams(vector, across, down, unroll, max(1, min(MAX_RESIDENT, resident)))
         across //= 2
     return None
 
@@ -189,7 +191,7 @@ def _held(segment: Segment, slabs: _Slabs, vector: int, unroll: int) -> int:
     numbers = (
         1 + len(shared) + sum(max(1, op.output.dtype.register.itemsize // 4) for op in segment.reductions)
     )
-    return vector * (unroll * bytes_each // 4 + numbers) + OTHERS
+    return vector * (unroll * bytes_each // 4 + numbers) + OTHER_REGISTERS
 
 
 def _kept(segment: Segment) -> int:

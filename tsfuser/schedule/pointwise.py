@@ -19,7 +19,7 @@ from .loops import Schedule
 from .machine import Machine
 from .proposal import Proposal, Stage
 
-LOOPED_FLIGHT = 64  # bytes of input a thread has under way where it goes on from row to row
+LOOPED_LOAD_BYTES = 64  # bytes of input a thread has in flight, if it loops over rows
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> Po
     ):
         return PointwiseParams(
             vector,
-            1 << (max(1, min(4, LOOPED_FLIGHT // bytes_each)).bit_length() - 1),
+            1 << (max(1, min(4, LOOPED_LOAD_BYTES // bytes_each)).bit_length() - 1),
             machine.threads,
             wide,
             looped=True,

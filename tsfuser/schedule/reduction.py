@@ -1,13 +1,15 @@
-"""The reduction schedule: one pass over the data, split over blocks where the outputs alone would leave the
+"""The reduction schedule: one sweep over the data, split over blocks where the outputs alone would leave the
 GPU idle.
 
 In: a segment of reductions over the same axes, and of elementwise results that are stored on the way. Out:
-one kernel, or two: the first leaves a partial result for each split, the second combines them. Threads walk
-along the contiguous dim either way. *Inner*: that dim is reduced, and the threads of a row meet in shared
-memory. *Outer*: it is kept, each thread owns `vector` columns, and the rows of the block meet, of which there
-are the fewer the more columns there are. Where outer
-dims are reduced as well, a thread has several rows of them in flight, and splits are parts of them if there
-are enough. Example: the bias gradient of [65536, 1024] is an outer reduction with 66 splits.
+one kernel, or two: the first leaves a partial result for each split, the second combines them. Neighbouring
+threads read neighbouring elements in either of two forms. *Inner*: the contiguous dim is reduced, and the
+threads of a row combine. *Outer*: the contiguous dim is kept; each thread owns `vector` columns, and the
+threads along y combine; the more columns there are, the fewer these. Where outer dims are reduced as well as
+the contiguous one, a thread has several rows of them in flight, and splits are parts of them if there are
+enough.
+
+Example: the bias gradient of [65536, 1024] is an outer reduction with 66 splits.
 """
 
 from __future__ import annotations

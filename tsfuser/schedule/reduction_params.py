@@ -19,17 +19,13 @@ from .domain import Dim, Domain, domain
 from .machine import Machine
 from .pointwise import host_lanes, is_whole, is_wide, vector_width
 
-LEAST = 16  # turns of a thread below which a split, which is another kernel, would cost more than it gains
-SHORTEST = 2  # turns that a split has
-# bytes of input a thread has under way: few blocks are resident, so each thread has more to do than in a
-# pointwise kernel
-FLIGHT = 64
-# columns that the host adds up at the same time: with fewer, the processor would not see a stream to fetch
-# ahead
-STRIP = 128
-DEEPEST = 8  # accesses a thread has under way, where they are narrow
-OTHERS = 16  # registers of a thread for all but data
-BUSY = 1024  # threads a multiprocessor that do: where there are as many columns, nobody shares one
+MIN_ITERATIONS = 16  # of a thread: with fewer, a split costs more than it gains, as it is another kernel
+MIN_SPLIT_ITERATIONS = 2  # iterations of a thread in each split
+LOAD_BYTES = 64  # bytes of input a thread has in flight: there are fewer blocks than in a pointwise kernel
+MAX_HOST_COLUMNS = 128  # columns that the host adds up together: with fewer, the processor would not prefetch
+MAX_UNROLL = 8  # accesses a thread has in flight, where they are narrow
+OTHER_REGISTERS = 16  # registers of a thread for all but data
+BUSY_THREADS_PER_SM = 1024  # enough threads: where there are as many columns, no two threads share one
 
 
 @dataclass(frozen=True)
@@ -120,9 +116,9 @@ def _choose(call: Call, segment: Segment, sides: Sides, machine: Machine) -> Red
         and any(a.moves(d) for d, dim in enumerate(space.dims) if dim in sides.reduced)
     ]
     loaded = vector * sum(a.itemsize for a in streamed)
-    unroll = 1 << (min(DEEPEST, max(1, FLIGHT // max(loaded, 1))).bit_length() - 1)
+    unroll = 1 << (min(MAX_UNROLL, max(1, LOAD_BYTES // max(loaded, 1))).bit_length() - 1)
     if machine.vectorises_loops:
-        lanes = vector if inner else host_lanes(call, sides.columns, STRIP)
+        lanes = vector if inner else host_lanes(call, sides.columns, MAX_HOST_COLUMNS)
         return ReductionParams(inner, lanes, 1, 1, False, False, wide)
     threads = 256
     kept = sum(
@@ -132,7 +128,7 @@ def _choose(call: Call, segment: Segment, sides: Sides, machine: Machine) -> Red
     )
     # what all rows share
     hoisted = [a for a in space.loads if a not in streamed and a.moves(len(space.dims) - 1)]
-    registers = vector * (kept + len(hoisted)) + unroll * loaded // 4 + OTHERS
+    registers = vector * (kept + len(hoisted)) + unroll * loaded // 4 + OTHER_REGISTERS
     resident = machine.registers // (threads * max(64, -(-registers // 8) * 8))
     return ReductionParams(
         inner, vector, unroll, threads, False, is_whole(call, space, vector), wide, resident=max(1, resident)
@@ -147,7 +143,7 @@ def _shape(sides: Sides, params: ReductionParams, machine: Machine, small: bool)
     if small and not params.inner:
         most = sz.minimum(most, sz.nextpow2(sz.ceildiv(cells, machine.multiprocessors)))
     elif not params.inner and machine.has_threads:
-        sharing = sz.nextpow2(sz.ceildiv(machine.multiprocessors * BUSY, cells))
+        sharing = sz.nextpow2(sz.ceildiv(machine.multiprocessors * BUSY_THREADS_PER_SM, cells))
         most = sz.binary("div", params.threads, sz.minimum(sharing, params.threads // 32))
     across = sz.minimum(lanes, most) if machine.has_threads else sz.const(1)
     down = sz.binary("div", params.threads, across)
@@ -165,8 +161,8 @@ def _shape(sides: Sides, params: ReductionParams, machine: Machine, small: bool)
         iterations = iterations * outer
     if params.cut:
         walk, step, most = outer, sz.const(params.unroll), sz.binary("div", outer, params.unroll)
-    splits = sz.minimum(wanted, sz.minimum(most, sz.binary("div", iterations, SHORTEST))) * sz.le(
-        LEAST, iterations
+    splits = sz.minimum(wanted, sz.minimum(most, sz.binary("div", iterations, MIN_SPLIT_ITERATIONS))) * sz.le(
+        MIN_ITERATIONS, iterations
     )
     if machine.task:
         splits = sz.minimum(wanted, sz.binary("div", sides.space.elements, machine.task))

@@ -17,28 +17,27 @@ from .machine import EXCHANGED, Machine
 from .pointwise import is_whole, is_wide, vector_width
 from .row_space import Rows, rows_of
 
-LARGEST = 512  # threads of a row: more would leave too few registers to each
-DEEPEST = 8  # vectors of each tensor that a thread keeps
-SHALLOW = 8  # the same in a row that a warp or less has for itself
-SMALL = 128  # threads of a block of such rows
-# bytes of input that a thread asks for before it waits for any, so that what threads do together costs each
-# element less
-FLIGHT = 64
-FLIGHT_ALONE = 32  # the same where several rows make them up
-REGISTERS = 96  # of a thread, that may hold input and columns
-TALL = 256  # threads of a block with columns, so that there are not too many parts to add up
-OTHERS = 24  # registers for everything else
-SHORT = 16  # additions to an accumulator of the host below which it is float
+MAX_ROW_THREADS = 512  # threads of a row: with more, each would have too few registers
+MAX_VECTORS = 8  # vectors of each tensor that a thread keeps
+MAX_WARP_VECTORS = 8  # the same, where a row has a warp or less
+WARP_BLOCK_THREADS = 128  # threads of a block where a row has a warp or less
+# bytes of input that a thread loads before it waits: with more, combining threads costs less per element
+LOAD_BYTES = 64
+MULTI_ROW_LOAD_BYTES = 32  # the same, where they are of several rows
+DATA_REGISTERS = 96  # registers of a thread for input and columns
+OTHER_REGISTERS = 24  # registers of a thread for everything else
+PREFETCH_REGISTERS = 8  # more registers for columns, where shared memory holds the input
+COLUMN_BLOCK_THREADS = 256  # threads of a block with columns: fewer would leave too many parts to add up
+MAX_FLOAT_ADDITIONS = 16  # additions to an accumulator of the host for which float suffices
 COOPERATIVE_THREADS = 512  # threads of a cooperative block
-MIN_BLOCKS_PER_SM = 3  # such blocks that share a multiprocessor, so that one has work while others wait
-# sets of cooperative blocks that run at the same time at least, where there are as many rows: blocks that are
-# too few for another set would be idle
+COLUMN_REGISTERS = 48  # registers of a thread of a cooperative block for columns
+MIN_BLOCKS_PER_SM = 3  # cooperative blocks of a multiprocessor: one has work while others wait
+# sets of cooperative blocks that run at the same time, where there are as many rows: with fewer, the blocks
+# that do not make a set would be idle
 BLOCK_SETS = 2
-SHARE = 48  # registers of a thread of a cooperative block that may hold columns
-BEHIND = 49152  # bytes of rows that a multiprocessor should have under way
-SPARED = 8  # registers more that may hold columns where nothing is kept but these
-FETCHED = 4  # bytes of the narrowest access to memory that shared memory can make by itself
-EXCHANGE = 4096  # bytes of shared memory that a cooperative block needs besides its part of rows
+MIN_BYTES_PER_SM = 49152  # bytes of rows that the threads of a multiprocessor should hold or load
+MIN_FETCH_BYTES = 4  # bytes of the narrowest asynchronous copy to shared memory
+EXCHANGE_BYTES = 4096  # shared memory of a cooperative block for what its threads exchange
 
 
 @dataclass(frozen=True)
@@ -73,28 +72,28 @@ class RowParams:
 
 @once_a_call
 def choose(call: Call, segment: Segment, machine: Machine) -> RowParams:
-    """A warp a row while its threads can keep the row, so that nobody waits at a barrier; else threads first,
-    then registers: as many threads as have a vector to do. With columns, which leave registers for few
-    threads, shared memory keeps the row where that brings more of it under way, and fetches the next one
+    """One warp per row if the row fits its registers: no thread waits at a barrier. Else as many threads as
+    the row has vectors, and then more registers for each. Columns take registers, so that fewer threads run:
+    if that leaves too few loads in flight, shared memory holds the row, and fetches the next one
     meanwhile."""
     rows, _, columns = rows_of(call, segment)
     vector = vector_width(call, rows.space, machine)
     whole = machine.has_threads and is_whole(call, rows.space, vector)
     given = RowParams(vector, 1, False, whole=whole, columns=len(columns), wide=is_wide(call, rows.space))
     if not machine.has_threads:
-        return replace(given, in_float=call.decide(sz.le(rows.length, machine.lanes * SHORT)))
+        return replace(given, in_float=call.decide(sz.le(rows.length, machine.lanes * MAX_FLOAT_ADDITIONS)))
     params = _chosen(call, segment, rows, given, machine)
     if (
         not given.columns
         or params.warp
         or not whole
-        or min((a.itemsize for a in rows.streamed), default=0) * vector < FETCHED
+        or min((a.itemsize for a in rows.streamed), default=0) * vector < MIN_FETCH_BYTES
     ):
         return params
     if (
         fits(rows, params)
         and not params.cooperative
-        and params.resident * params.threads * params.unroll * vector * rows.bytes >= BEHIND
+        and params.resident * params.threads * params.unroll * vector * rows.bytes >= MIN_BYTES_PER_SM
     ):
         return params
     prefetched = _chosen(call, segment, rows, replace(given, prefetched=True), machine)
@@ -104,25 +103,25 @@ def choose(call: Call, segment: Segment, machine: Machine) -> RowParams:
 
 
 def _chosen(call: Call, segment: Segment, rows: Rows, given: RowParams, machine: Machine) -> RowParams:
-    """`choose` with what is `given`; no block is resident where shared memory has no room for what one is to
+    """`choose` with what is `given`. `resident` is 0 if shared memory has no room for what a block is to
     fetch."""
     vectors = sz.ceildiv(rows.length, given.vector)
-    unroll = sz.nextpow2(sz.ceildiv(vectors, LARGEST))
-    shallow, deep = SHALLOW, _depth(FLIGHT, given.vector * rows.bytes)
+    unroll = sz.nextpow2(sz.ceildiv(vectors, MAX_ROW_THREADS))
+    shallow, deep = MAX_WARP_VECTORS, _depth(LOAD_BYTES, given.vector * rows.bytes)
     if given.columns:  # as much as registers hold, so that what threads do together costs each element less
         held = [
             u
             for u in ((4, 3, 2) if given.prefetched else (8, 6, 4, 3, 2))
-            if _held(rows, replace(given, unroll=u)) <= REGISTERS
+            if _held(rows, replace(given, unroll=u)) <= DATA_REGISTERS
         ] or [1]
         shallow, deep = held[0], next((u for u in held if u & (u - 1) == 0), 1)
     if call.decide(sz.le(vectors, 32 * shallow)):
         params = _of_a_warp(call, rows, given, vectors, shallow)
     else:
-        params = replace(given, unroll=4, threads=LARGEST, prefetched=False)
+        params = replace(given, unroll=4, threads=MAX_ROW_THREADS, prefetched=False)
         unroll = sz.maximum(unroll, deep)
-        if call.decide(sz.le(unroll, DEEPEST)):
-            params = replace(given, unroll=call.decide(unroll), persistent=True, threads=LARGEST)
+        if call.decide(sz.le(unroll, MAX_VECTORS)):
+            params = replace(given, unroll=call.decide(unroll), persistent=True, threads=MAX_ROW_THREADS)
         if not fits(rows, params) and not given.prefetched and segment.uses_reductions:
             params = _shared(call, rows, given, machine) or params
     across, _ = block_shape(rows.length, params, machine)
@@ -140,13 +139,13 @@ def _chosen(call: Call, segment: Segment, rows: Rows, given: RowParams, machine:
 
 
 def _of_a_warp(call: Call, rows: Rows, given: RowParams, vectors: Size, most: int) -> RowParams:
-    """For rows of so few `vectors` that a warp or less has one for itself, with at most `most` a thread. A
+    """For rows of so few `vectors` that a warp, or a part of one, holds a row; a thread has `most` at most. A
     kernel for lengths that vary serves a doubling of them: up to a third slower on an H200 than one that
     fits."""
     warp = call.decide(sz.minimum(sz.nextpow2(vectors), 32))
     each = sz.ceildiv(vectors, 32)
     unroll = call.decide(sz.minimum(sz.nextpow2(each), most) if call.varies else bucket(each))
-    depth = _depth(FLIGHT_ALONE, given.vector * rows.bytes)
+    depth = _depth(MULTI_ROW_LOAD_BYTES, given.vector * rows.bytes)
     multi_row = unroll == 1 < depth and len(rows.space.dims) > len(rows.along)
     return replace(
         given,
@@ -154,30 +153,30 @@ def _of_a_warp(call: Call, rows: Rows, given: RowParams, vectors: Size, most: in
         persistent=True,
         warp=warp,
         multi_row=multi_row,
-        threads=SMALL,
+        threads=WARP_BLOCK_THREADS,
         prefetched=given.prefetched and not multi_row,
     )
 
 
 def _over_many_rows(call: Call, rows: Rows, params: RowParams, across: Size, machine: Machine) -> RowParams:
-    """For blocks that add up columns over many rows: an iteration of all of them should find room at once."""
+    """For blocks that add up columns over many rows: all of them should run at the same time."""
     threads = params.threads if params.warp else call.decide(sz.nextpow2(across))
-    down = 1 if params.warp else max(1, TALL // threads)
+    down = 1 if params.warp else max(1, COLUMN_BLOCK_THREADS // threads)
     threads *= down
-    most = next((r for r in (64, 80, 96, 128, 168) if r >= _held(rows, params) + OTHERS), 168)
+    most = next((r for r in (64, 80, 96, 128, 168) if r >= _held(rows, params) + OTHER_REGISTERS), 168)
     resident = max(1, machine.registers // (most * threads))
     if params.prefetched:
-        exchanged = EXCHANGE if down == 1 and not params.warp else EXCHANGED
+        exchanged = EXCHANGE_BYTES if down == 1 and not params.warp else EXCHANGED
         shared = 2 * threads * params.vector * params.unroll * rows.bytes + exchanged
         resident = min(resident, _sharing(shared, machine))
     return replace(params, threads=threads, rows=down, resident=resident)
 
 
 def _shared(call: Call, rows: Rows, given: RowParams, machine: Machine) -> RowParams | None:
-    """For rows that need several blocks; None where all blocks together are too few for one. As many blocks
-    share a multiprocessor as leave each two vectors a thread; with columns, which take registers, there is
-    one."""
-    if not given.whole:  # what is fetched is a vector or nothing
+    """For rows that need several blocks; None if all blocks that run at the same time are too few for one
+    row. A multiprocessor has as many blocks as leave each thread two vectors; one block with columns, which
+    take registers."""
+    if not given.whole:  # a whole vector is fetched, or nothing
         given = replace(given, vector=1, whole=True)
     for resident in range(
         1
@@ -188,21 +187,21 @@ def _shared(call: Call, rows: Rows, given: RowParams, machine: Machine) -> RowPa
     ):
         vectors = min(
             8,
-            (machine.shared_per_multiprocessor // resident - EXCHANGE)
+            (machine.shared_per_multiprocessor // resident - EXCHANGE_BYTES)
             // (2 * COOPERATIVE_THREADS * given.vector * max(rows.bytes, 1)),
         )
         if given.columns:
-            vectors = min(vectors, SHARE // (given.vector * given.columns))
+            vectors = min(vectors, COLUMN_REGISTERS // (given.vector * given.columns))
         if vectors < 1 or (vectors < 2 and resident > 1):
             continue
         all_vectors = sz.ceildiv(rows.length, COOPERATIVE_THREADS * given.vector)
-        # as much for the last block as for the others
+        # the last block gets as much as the others
         vectors = call.decide(sz.ceildiv(all_vectors, sz.ceildiv(all_vectors, vectors)))
-        unroll = vectors  # columns are kept in registers, which a loop would not do
+        unroll = vectors  # columns stay in registers only if the loop over them is unrolled
         if not given.columns and any(
             a.moves(len(rows.space.dims) - 1) and a not in rows.streamed for a in rows.space.loads
         ):
-            # else what all rows share would take registers, since loads come first
+            # loads come first in an unrolled loop: what all rows share would take too many registers
             unroll = next((u for u in (3, 2) if vectors % u == 0), 1)
         params = replace(
             given,
@@ -225,9 +224,8 @@ def _shared(call: Call, rows: Rows, given: RowParams, machine: Machine) -> RowPa
 
 
 def _sharing(shared: int, machine: Machine) -> int:
-    """How many blocks with so many bytes of shared memory, but for what the threads of a row exchange, a
-    multiprocessor has room for."""
-    fits = shared + EXCHANGE <= machine.shared_per_block
+    """How many blocks of a multiprocessor can have `shared` bytes of shared memory each."""
+    fits = shared + EXCHANGE_BYTES <= machine.shared_per_block
     return machine.shared_per_multiprocessor // shared if fits else 0
 
 
@@ -242,17 +240,17 @@ def blocks_per_row(rows: Rows, params: RowParams) -> Size:
 
 
 def fits(rows: Rows, params: RowParams) -> bool:
-    """Whether the chip keeps a row, and what is added up over rows."""
+    """Whether registers and shared memory hold a row, and the sums of columns."""
     return params.persistent and (
         not params.columns
         or params.cooperative
-        or _held(rows, params) <= REGISTERS + SPARED * params.prefetched
+        or _held(rows, params) <= DATA_REGISTERS + PREFETCH_REGISTERS * params.prefetched
     )
 
 
 def _held(rows: Rows, params: RowParams) -> int:
-    """Registers of a thread for its part of a row, or of several, for what it adds up over rows, and for what
-    all rows share."""
+    """Registers of a thread for its part of its rows, for the sums of columns, and for what all rows
+    share."""
     deep, along = (params.unroll, 1) if params.multi_row else (1, params.unroll)
     if params.prefetched:  # one vector after the other is taken from shared memory
         return params.vector * (along * (4 * params.columns + 4) + rows.bytes) // 4
@@ -260,8 +258,8 @@ def _held(rows: Rows, params: RowParams) -> int:
 
 
 def bucket(vectors: Size) -> Size:
-    """The smallest of 1, 2, 3, 4, 6, 8, 12... that is not below `vectors`: of a thread's places a third are
-    empty at most."""
+    """The smallest of 1, 2, 3, 4, 6, 8, 12... that is not below `vectors`: at most a third of a thread's
+    slots are wasted."""
     most = sz.nextpow2(vectors)
     quarter = sz.binary("div", most, 4)
     return most - quarter * sz.le(vectors, most - quarter)
@@ -273,8 +271,8 @@ def _depth(flight: int, bytes_each: int) -> int:
 
 
 def parts_of_all_rows(rows: Rows, params: RowParams, machine: Machine) -> Size:
-    """Blocks that go over all rows together, as many as run at the same time, with two turns each at least;
-    or sets of cooperative blocks."""
+    """Blocks that share all rows: as many as run at the same time, if each gets two iterations; or sets of
+    cooperative blocks."""
     if params.cooperative:
         return sz.minimum(
             rows.count, sz.binary("div", blocks_at_once(params, machine), blocks_per_row(rows, params))
@@ -294,4 +292,4 @@ def block_shape(extent: Size, params: RowParams, machine: Machine) -> tuple[Size
     if params.warp:
         return sz.const(params.warp), sz.const(params.threads // params.warp)
     across = sz.ceildiv(sz.ceildiv(vectors, 1 if params.multi_row else params.unroll), 32) * 32
-    return sz.minimum(across, LARGEST), sz.const(params.rows)
+    return sz.minimum(across, MAX_ROW_THREADS), sz.const(params.rows)

@@ -1,14 +1,17 @@
-"""The row schedule: normalisations and softmax, every row read once where it fits into registers.
+"""The row schedule: normalisations and softmax over the contiguous dim.
 
-In: a segment whose reductions run over the contiguous dim, and results that depend on them. On a GPU they may
-run over outer dims as well (a row then has pieces, as a channel of a batch has), or some over all other dims
-instead (*columns*, as the gradients of a normalisation's parameters do). Out: one kernel, or two. The threads
-of a row reduce together, get the result back and go over the row again: in registers (*persistent*: a thread
-keeps `unroll` vectors of each tensor) or, for rows too long, in memory. Short rows share a block; a long one
-is shared by the blocks of a *cooperative* kernel, which combine in memory after each reduction and go over
-many rows: all run at the same time, and fetch their part of the next row into shared memory while they work
-on this one. With columns, a block goes over many rows too and adds up its part of the columns in registers; a
-second kernel adds up the parts. Example: layer_norm over 1024 floats: 64 threads a row, four float4 each.
+In: a segment whose reductions run over the contiguous dim, and results that depend on them. On a GPU a row
+may have several pieces, as a channel of a batch has; or other reductions may run over all other dims
+(*columns*), as the gradients of a normalisation's parameters do. Out: one kernel, or two if there are
+columns.
+
+The threads of a row combine, all of them get the result, and they sweep over the row again. A row that fits
+into registers is read once (*persistent*); a longer one is read by each sweep. Short rows share a block. A
+long row is shared by *cooperative* blocks, which run at the same time, combine in memory, and go over many
+rows: while they work on one, shared memory fetches the next. A block with columns goes over many rows too,
+and adds up its part of the columns in registers; the second kernel adds up the parts.
+
+Example: layer_norm over 1024 floats has 64 threads a row, four float4 each.
 """
 
 from __future__ import annotations
@@ -31,9 +34,8 @@ from .row_params import RowParams, blocks_at_once, choose, fits, parts_of_all_ro
 from .row_space import Rows, rows_of
 from .sweeps import sweeps_of
 
-# elements of a row from which several blocks a row are worth two passes and another kernel, where rows are
-# few
-LONG = 65536
+# where rows are few, rows of more elements are worth a kernel with several blocks a row, and one that follows
+LONG_ROW = 65536
 WORDS = 8  # 4-byte words of the widest accumulator, moments of double
 
 
@@ -68,7 +70,7 @@ def _refusal(call: Call, segment: Segment, machine: Machine) -> str | None:
         return "it has no elements"
     few = machine.multiprocessors // 2
     if (
-        call.decide(sz.both(sz.lt(rows.count, few), sz.lt(LONG, rows.length)))
+        call.decide(sz.both(sz.lt(rows.count, few), sz.lt(LONG_ROW, rows.length)))
         and not choose(call, segment, machine).cooperative
     ):
         return "its rows are long and too few to keep the machine busy"

@@ -19,7 +19,7 @@ from .pointwise import is_wide, row_alignment
 from .proposal import Proposal, Stage
 
 SHARED_BYTES = 48 * 1024  # what a block gets without asking the driver for more
-SMALLEST = 16  # a tile over fewer rows or columns would be mostly air
+MIN_SIDE = 16  # rows and columns: with fewer, most of a tile would be empty
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def choose(call: Call, domain: Domain, machine: Machine) -> TransposeParams | No
     shared = counts[row]
     if not shared:
         return None
-    if not all(call.decide(sz.le(SMALLEST, domain.dims[d].extent)) for d in (row, col)):
+    if not all(call.decide(sz.le(MIN_SIDE, domain.dims[d].extent)) for d in (row, col)):
         return None
     tile = 64 if max(a.itemsize for a in shared) <= 4 else 32
     room = SHARED_BYTES // (tile * (tile + 1) * max(a.itemsize for a in shared) + 16)
