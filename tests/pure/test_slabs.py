@@ -5,6 +5,8 @@ import pytest
 
 from kit.programs import build, kernels, stages, tensor
 from tsfuser.codegen.emit import source
+from tsfuser.lower.loop_ir import For
+from tsfuser.lower.traverse import statements
 from tsfuser.schedule import propose
 from tsfuser.schedule.machine import GPU
 from tsfuser.schedule.outer_rows import OuterRowParams
@@ -56,3 +58,20 @@ def test_slabs_of_each_image():
 
 def _along(builder, x, dim):
     return builder.pointwise("sub", (x, builder.reduce("amax", "max", x, [dim], True, x.dtype)), x.dtype)
+
+
+def _softmax(builder, x, dim):
+    powers = builder.pointwise("exp", (_along(builder, x, dim),), x.dtype)
+    total = builder.reduce("sum", "sum", powers, [dim], True, x.dtype)
+    return builder.pointwise("div", (powers, total), x.dtype), total
+
+
+def test_a_thread_with_one_element():
+    """No loop is left then, and what a column has one of, as the sum that is stored, needs no lane. `kernels`
+    verifies that every name is defined."""
+    sizes = (80, 2, 3)
+    [stage] = stages(*build(lambda b, x: _softmax(b, x, 1), tensor(*sizes)))[0]
+    assert isinstance(stage.params, OuterRowParams)
+    assert stage.params.vector == stage.params.unroll == 1
+    [kernel] = kernels(lambda b, x: _softmax(b, x, 1), tensor(*sizes))
+    assert not any(isinstance(s, For) for s in statements(kernel.body))
