@@ -191,7 +191,7 @@ def test_other_dispatch_modes_see_the_ops():
         ),
         ({"options": {"horizontal": 1}}, "'horizontal' cannot be 1: it is True or False"),
         ({"options": {"skip": ["gelu"]}}, "like 'aten::gelu'"),
-        ({"mode": "reduce-overhead"}, "no mode 'reduce-overhead'"),
+        ({"mode": "max-autotune"}, "no mode 'max-autotune'"),
     ],
 )
 def test_choices_without_a_meaning_are_errors(choices, words):

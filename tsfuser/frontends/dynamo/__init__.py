@@ -10,9 +10,12 @@ updates.py    inputs that the program changes
 split.py      cuts a graph around nodes that cannot be translated
 passes.py     the passes that make groups, those of the other front ends without guards
 program.py    the callable: torch's interpreter runs the graph
+cuda_graphs.py   mode="reduce-overhead"
 watch.py      what became of each graph, for explain; logs.py and counts.py: for logs and counters
 door.py       how torch finds the backend by its name
 """
+
+from .cuda_graphs import forget
 
 __all__ = ["backend"]
 
@@ -22,3 +25,6 @@ def backend(module, inputs, **choices):
     from .compile import backend as compile_module
 
     return compile_module(module, inputs, **choices)
+
+
+backend.reset = forget  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it

@@ -17,9 +17,12 @@ from torch import fx
 from ...planning.compile import expect_cuda
 from . import settings as its_settings
 from . import watch
+from .cuda_graphs import CudaGraphs
 from .decompositions import decompositions
 from .partition import partition
 from .program import compile_graph
+
+MODES = (None, "default", "reduce-overhead")
 
 
 def backend(
@@ -33,10 +36,13 @@ def backend(
     from torch._dynamo.backends.common import aot_autograd
 
     settings = its_settings.read(options)
-    if mode not in (None, "default"):
-        raise ValueError(f"tsfuser has no mode {mode!r}; leave it out, or take 'default'")
+    if mode not in MODES:
+        raise ValueError(
+            f"tsfuser has no mode {mode!r}; leave it out, or take 'default' or 'reduce-overhead'"
+        )
     _prepare_cuda()
-    compiler = partial(_compile, settings, watch.arrived(module))
+    graphs = CudaGraphs() if mode == "reduce-overhead" else None
+    compiler = partial(_compile, settings, watch.arrived(module), graphs)
     return aot_autograd(
         fw_compiler=partial(compiler, "forward"),
         bw_compiler=partial(compiler, "backward"),
@@ -50,11 +56,13 @@ def backend(
 def _compile(
     settings: its_settings.Settings,
     source: watch.Source,
+    graphs: CudaGraphs | None,
     role: str,
     module: fx.GraphModule,
     inputs: Sequence[Any],
 ) -> Callable[[list], Any]:
-    return compile_graph(module, settings, watch.Origin(source, role))
+    call = compile_graph(module, settings, watch.Origin(source, role))
+    return call if graphs is None else graphs.recorded(call, module, inputs, role)
 
 
 @cache
