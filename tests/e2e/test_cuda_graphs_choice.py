@@ -3,10 +3,11 @@ mode changes nothing. tests/gpu/test_reduce_overhead.py replays them."""
 
 import pytest
 import torch
+from torch import fx
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import tsfuser
 from kit.support import assert_matches
@@ -69,10 +70,18 @@ def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch, function, devices):
 
 
 def test_sizes_that_vary_are_not_recorded(monkeypatch):
+    varying, real = StatelessSymbolicContext([DimDynamic.DYNAMIC] * 2), torch.empty(5, 4)
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
-        size = mode.from_tensor(torch.empty(5, 4)).shape[0]
-        module = make_fx(lambda n, x: x * n)(size, torch.empty(size, 4, device="cuda"))
-    next(iter(module.graph.nodes)).meta["val"] = size
+        size = mode.from_tensor(real, symbolic_context=varying).shape[0]
+        values = size, torch.empty(size, 4, device="cuda")
+        graph = fx.Graph()
+        nodes = [graph.placeholder(name) for name in ("s0", "x")]
+        nodes.append(graph.call_function(torch.ops.aten.mul.Tensor, (nodes[1], nodes[0])))
+        for node, value in zip(nodes, (*values, values[1])):
+            node.meta["val"] = value
+        graph.output((nodes[-1],))
+    module = fx.GraphModule({}, graph)
+    assert isinstance(size, torch.SymInt)
     assert choose(monkeypatch, module, "inference") == "skipped"
 
 

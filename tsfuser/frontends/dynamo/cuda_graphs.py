@@ -1,7 +1,7 @@
 """`mode="reduce-overhead"`: compiled graphs as CUDA graphs, by torch's own trees of them.
 
 In: the callable of an FX graph, and the graph. Out: a callable that records what it launches and replays it,
-or the same callable where that cannot be: then torch's log `perf_hints` says why, as it does for inductor. Not
+or the same callable where that cannot be: then torch's log `perf_hints` says why, as with inductor. Not
 recorded are graphs whose sizes vary, that touch CPU tensors or several devices, that change an input which is
 neither parameter nor buffer, or that hold ops of Python or ops which a recording cannot hold. Example:
 
