@@ -149,6 +149,7 @@ struct OwnPython : Python {
   void (*InitializeEx)(int);
   int (*RunSimple)(const char*, void*);
   int (*FinalizeEx)();
+  void (*Free)(void*);
 
   explicit OwnPython(void* handle) : Python(handle) {
     find(handle, "Py_DecodeLocale", DecodeLocale);
@@ -156,6 +157,7 @@ struct OwnPython : Python {
     find(handle, "Py_InitializeEx", InitializeEx);
     find(handle, "PyRun_SimpleStringFlags", RunSimple);
     find(handle, "Py_FinalizeEx", FinalizeEx);
+    find(handle, "PyMem_RawFree", Free);
   }
 };
 
@@ -339,14 +341,16 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 // Python's main thread: from Py_InitializeEx to Py_FinalizeEx. In between it waits without Python's lock.
 void live(const OwnPython& python, const std::string& interpreter, std::promise<void> ready,
           std::future<void> end) {
-  python.SetProgramName(python.DecodeLocale(interpreter.c_str(), nullptr));  // tells the environment
-  python.InitializeEx(0);                                                    // 0: no handlers of signals
+  wchar_t* const name = python.DecodeLocale(interpreter.c_str(), nullptr);
+  python.SetProgramName(name);  // tells the environment
+  python.InitializeEx(0);       // 0: no handlers of signals
   python.RunSimple(first_imports, nullptr);
   Python::Object* const thread = python.SaveThread();
   ready.set_value();
   end.wait();
   python.RestoreThread(thread);
   python.FinalizeEx();
+  python.Free(name);
 }
 
 // Loads and starts Python. Throws Error.
