@@ -12,6 +12,7 @@ from torch import nn
 import tsfuser
 from kit.support import assert_matches
 from tsfuser.errors import TsfuserWarning
+from tsfuser.frontends.dynamo.foreach import foreach_ops
 
 BACKEND = "tsfuser"
 
@@ -326,3 +327,9 @@ def test_processes_that_train_together(kind, device):
     assert sorted(rank for rank, *_ in found) == [0, 1]
     for _, launches, graphs, fallbacks in found:
         assert launches > 0 and graphs >= 4 and fallbacks == {}, found
+
+
+def test_looking_for_ops_on_lists_makes_no_second_objects_of_ops():
+    """Tables, torch's and ours, know an overload by its object."""
+    before = torch.ops.aten.add.Tensor
+    assert list(foreach_ops()) and torch.ops.aten.add.Tensor is before

@@ -57,7 +57,8 @@ def _call(op: Any, values: list) -> Any:
 def _of_elements(op: Any, packet: Any) -> Any:
     """The overload of `packet` that takes elements of what `op` takes; None where there is none."""
     wanted = [_element(argument.type) for argument in op._schema.arguments]
-    for overload in map(packet.__getattr__, packet.overloads()):
+    # not packet.__getattr__, which makes another object of an overload, equal to none that others hold
+    for overload in (getattr(packet, name) for name in packet.overloads()):
         own = overload._schema.arguments
         if [str(a.type) for a in own[: len(wanted)]] == wanted and all(
             a.has_default_value() for a in own[len(wanted) :]
