@@ -3,6 +3,7 @@
 Most tests look at graphs more than at kernels, so they leave the fibers to `--long`."""
 
 import copy
+import math
 import os
 import subprocess
 import sys
@@ -13,12 +14,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import tsfuser
 from kit.compiled_models import MODELS
 from kit.random_compiled import sweep
 from kit.support import ROOT, assert_matches
 from tsfuser.errors import TsfuserWarning
+from tsfuser.frontends.dynamo.program import compile_graph
+from tsfuser.frontends.dynamo.settings import Settings
 from tsfuser.planning import compilers, planner
 from tsfuser.planning.compile import compile_fusion
 
@@ -135,11 +140,6 @@ def test_all_of_a_graph_is_fused_from_its_first_call_on(device):
 
 
 def test_kernels_of_all_groups_are_compiled_before_the_first_call():
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    from tsfuser.frontends.dynamo.program import compile_graph
-    from tsfuser.frontends.dynamo.settings import Settings
-
     def function(x, w):
         y = torch.mm(torch.relu(x) * 2, w)
         return torch.mm(torch.softmax(y, -1) + 1, w)
@@ -320,6 +320,19 @@ def test_sizes_are_arithmetic_of_the_graph():
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+def test_floats_that_sizes_decide():
+    def function(x):
+        y = x * 2 / x.shape[1] ** 0.5 + math.sqrt(x.shape[0]) - x.shape[0] / x.shape[1]
+        return y * (x.shape[1] * 0.5 - 1)
+
+    whole = compiled(function, dynamic=True)
+    for n in (3, 5, 8):
+        x = torch.randn(n, 2 * n)
+        assert_matches(whole(x), function(x), function(x.double()), ops=16)
+    found = tsfuser.stats()
+    assert found["left_to_python"] == {} and found["plans_built"] == 1
+
+
 def test_negative_zero_stays_apart_from_zero():
     def function(x):
         return torch.where(x > 0, 0.0, -0.0) * x.abs(), torch.where(x > 0, -0.0, 0.0) * x.abs()
@@ -340,6 +353,26 @@ def test_losses_are_taken_apart_where_that_leads_to_ops_with_rows():
     assert_matches(*gradients, ops=TERMS)
     assert tsfuser.stats()["fallbacks"] == {}
     assert tsfuser.stats()["plans_built"] == 2  # one group forward, one backward
+
+
+def test_decompositions_that_begin_with_constants_and_other_decompositions():
+    def function(x, y):
+        return (
+            F.logsigmoid(x) * 2,
+            F.binary_cross_entropy_with_logits(x, y),
+            F.binary_cross_entropy(x.sigmoid(), y),
+            F.kl_div(x.log_softmax(-1), y),
+        )
+
+    x, y = torch.randn(8, 16, requires_grad=True), torch.rand(8, 16)
+    wide = x.detach().double().requires_grad_()
+    results = [(f(at, t), at) for f, at, t in ((compiled(function), x, y), (function, wide, y.double()))]
+    for ours, exact in zip(*(found for found, _ in results)):
+        assert_matches(ours.detach(), exact.detach().float(), exact.detach(), ops=TERMS)
+    gradients = [torch.autograd.grad(sum(o.sum() for o in found), at)[0] for found, at in results]
+    assert_matches(gradients[0], gradients[1].float(), gradients[1], ops=TERMS)
+    assert tsfuser.stats()["fallbacks"] == {}
+    assert tsfuser.stats()["left_to_python"] == {}
 
 
 def test_tensors_that_the_program_holds_as_constants(device):
@@ -443,6 +476,83 @@ def test_the_import_leaves_torch_dynamo_alone():
     assert done.returncode == 0, done.stderr
 
 
+_watched: list = []  # storages
+_alive: list = []  # how many of them are alive, at each call of the two ops
+
+
+def _count():
+    _alive.append(sum(not ref.expired() for ref in _watched))
+
+
+@torch.library.custom_op("tsfuser_tests::look", mutates_args=())
+def look(x: torch.Tensor) -> torch.Tensor:
+    _count()
+    _watched.append(StorageWeakRef(x.untyped_storage()))
+    return x.clone()
+
+
+@torch.library.custom_op("tsfuser_tests::look_back", mutates_args=())
+def look_back(x: torch.Tensor) -> torch.Tensor:
+    _count()
+    return x.clone()
+
+
+look.register_fake(torch.empty_like)
+look_back.register_fake(torch.empty_like)
+look.register_autograd(lambda context, gradient: look_back(gradient))
+
+
+@pytest.fixture
+def nothing_watched():
+    _watched.clear()
+    _alive.clear()
+
+
+def test_saved_tensors_live_until_their_last_reader(nothing_watched):
+    w = torch.randn(4, 4)
+
+    def function(x):
+        for _ in range(4):
+            x = look((x @ w).tanh())
+        return x
+
+    x = torch.randn(3, 4, requires_grad=True)
+    compiled(function, options={"recompute": False})(x).sum().backward()
+    # forward: the results of tanh, which are saved; backward: those whose gradient is still to come
+    assert _alive == [0, 1, 2, 3] + [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_arguments_live_until_their_last_reader(nothing_watched, in_pieces):
+    def function(x):
+        y = (x.exp() + 1) * 2
+        if in_pieces:
+            torch.ops.tsfuser_tests.add_one_(y)
+        return look(y)
+
+    program = compile_graph(make_fx(function, tracing_mode="fake")(torch.randn(3)), Settings())
+    args = [torch.randn(3)]
+    _watched.append(StorageWeakRef(args[0].untyped_storage()))
+    program(args)
+    assert args == [] and _alive == [0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("name", ["encoder", "residual", "unet"])
+def test_the_peak_of_a_training_step_is_no_higher_than_inductors(name):
+    make_model, make_input = MODELS[name]
+    x = make_input(256 if name == "encoder" else 64).cuda()
+    peaks = []
+    for backend in ("tsfuser", "inductor"):
+        torch._dynamo.reset()
+        function = torch.compile(make_model().cuda(), backend=backend)
+        for _ in range(3):
+            torch.cuda.reset_peak_memory_stats()
+            function(x.clone().requires_grad_()).square().sum().backward()
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[0] <= 1.02 * peaks[1]
+
+
 def test_errors_name_the_line_of_the_program():
     def function(x, at):
         y = x.exp() + 1
@@ -465,10 +575,6 @@ def test_random_programs(place):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
 def test_a_number_before_the_tensor_joins_its_group(op, dtype):
     """ATen's `sub(2, x)`, which tracing by torch leaves as it is, has its number behind in the op table."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    from tsfuser.frontends.dynamo.program import compile_graph
-    from tsfuser.frontends.dynamo.settings import Settings
 
     def function(x):
         return op(2, x) * op(0.5, x)

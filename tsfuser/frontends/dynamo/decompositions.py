@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ... import options
 from ...ops import table
@@ -22,6 +23,16 @@ from .foreach import foreach_ops, one_by_one
 
 #: How many ops a decomposition may take: what takes more computes something else than elements.
 _MOST = 24
+
+#: What makes a tensor without dims of a number; groups take the number.
+_FACTORIES = frozenset(
+    (
+        torch.ops.aten.scalar_tensor.default,
+        torch.ops.aten.full.default,
+        torch.ops.aten.new_full.default,
+        torch.ops.aten.new_zeros.default,
+    )
+)
 
 
 @cache
@@ -46,16 +57,33 @@ def _is_view(op: torch._ops.OpOverload) -> bool:
     return any(r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns)
 
 
+def _is_number(op: torch._ops.OpOverload, result: Any) -> bool:
+    """Whether the op makes a tensor of a number, without reading one."""
+    return isinstance(result, torch.Tensor) and result.dim() == 0 and op in _FACTORIES
+
+
 class _Recorder(TorchDispatchMode):
-    """Notes the ops that run."""
+    """Counts the ops that run: those with rows, and those that stand in the way. Views, and tensors of one
+    element made of a number, are neither."""
 
     def __init__(self):
         super().__init__()
-        self.ops: list[Any] = []
+        self.with_rows = self.others = 0
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        self.ops.append(op)
-        return op(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if _has_row(op):
+            self.with_rows += 1
+        elif op in decompositions():
+            found = decompositions()[op](*args, **kwargs)
+            if found is not NotImplemented:
+                self.with_rows += 1
+                return found
+        result = op(*args, **kwargs)
+        makes_tensors = any(isinstance(x, torch.Tensor) for x in tree_leaves(result))
+        if makes_tensors and not (_has_row(op) or _is_view(op) or _is_number(op, result)):
+            self.others += 1
+        return result
 
 
 def _tried(function: Callable, *args, **kwargs) -> Any:
@@ -65,7 +93,6 @@ def _tried(function: Callable, *args, **kwargs) -> Any:
     recorder = _Recorder()
     with disable_proxy_modes_tracing(), recorder:
         function(*args, **kwargs)
-    leads_to_rows = all(_has_row(op) or _is_view(op) for op in recorder.ops)
-    if leads_to_rows and any(map(_has_row, recorder.ops)) and len(recorder.ops) <= _MOST:
+    if not recorder.others and 0 < recorder.with_rows <= _MOST:
         return function(*args, **kwargs)
     return NotImplemented

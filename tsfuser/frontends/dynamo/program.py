@@ -96,7 +96,9 @@ def _whole(module: fx.GraphModule, settings: Settings, origin: watch.Origin | No
             setattr(pieces.module, name, Piece(program, piece))
             programs[name] = (found, refusals)
     foreign = {node.name: reason for node, reason in translation.foreign.items()}
-    return _Compiled(pieces.module, lambda args: _unfused(pieces.module, args), programs, foreign)
+    return _Compiled(
+        pieces.module, lambda args: fx.Interpreter(pieces.module).boxed_run(args), programs, foreign
+    )
 
 
 class Piece(torch.nn.Module):

@@ -1,7 +1,7 @@
 """Size expressions of an FX graph, as size arithmetic of a torch._C.Graph.
 
 In: a Python function that FX calls with symbolic ints, `operator.mul(s0, 4)`. Out: the kind of node that does
-the same with ints, `aten::mul`. Floats and bools that shapes decide have none.
+the same with ints, `aten::mul`; or with floats. Bools that shapes decide have none.
 """
 
 from __future__ import annotations
@@ -22,6 +22,17 @@ ARITHMETIC: dict[Callable[..., Any], str] = {
     operator.mod: "aten::remainder",
     torch.sym_max: "prim::max",
     torch.sym_min: "prim::min",
+}
+#: The same where the result is a float.
+FLOATS: dict[Callable[..., Any], str] = {
+    torch.sym_float: "aten::Float",
+    operator.add: "aten::add",
+    operator.sub: "aten::sub",
+    operator.mul: "aten::mul",
+    operator.neg: "aten::neg",
+    operator.truediv: "aten::div",
+    operator.pow: "aten::pow",
+    torch._sym_sqrt: "aten::sqrt",
 }
 #: what `sym_sum` sums
 SUM = getattr(torch, "sym_sum", None)

@@ -31,6 +31,7 @@ from .types import hint, order_of, type_of
 from .updates import last_updates
 
 _INT = torch._C.IntType.get()
+_FLOAT = torch._C.FloatType.get()
 
 
 @dataclass
@@ -132,6 +133,8 @@ class _Translator:
             return self._item(node)
         if node.op != "call_function":
             raise Refusal(f"a node of kind {node.op}")
+        if target in sizes.FLOATS and type_of(node.meta.get("val")) is _FLOAT:
+            return self._float(node)
         if target in sizes.QUESTIONS or target in sizes.ARITHMETIC or target is sizes.SUM:
             return self._size(node)
         if not isinstance(target, torch._ops.OpOverload):
@@ -165,6 +168,13 @@ class _Translator:
             return total
         kind = (sizes.QUESTIONS if asks else sizes.ARITHMETIC)[node.target]
         return self._append(kind, values, [_INT])[0]
+
+    def _float(self, node: fx.Node) -> torch._C.Value:
+        """Arithmetic of ints and floats that gives a float."""
+        values = [self.arguments.make(a, _INT if type(a) is int else _FLOAT) for a in node.args]
+        if any(v.type() not in (_INT, _FLOAT) for v in values) or node.kwargs:
+            raise Refusal("arithmetic of sizes with something else than numbers")
+        return self._append(sizes.FLOATS[node.target], values, [_FLOAT])[0]
 
     def _number(self, node: fx.Node) -> torch._C.Value:
         """`item()`, which has the type of the tensor's elements."""
