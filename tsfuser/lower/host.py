@@ -16,8 +16,7 @@ from . import index as ix
 from .combine import COMBINATIONS
 from .index import Const, Expr, Var
 from .loop_ir import Accumulate, Accumulator, Compute, Draw, For, Let, Load, Stmt, Uniform
-from .passes import conjuncts, without_guards
-from .traverse import defined, rewrite_indices, statements, with_bodies
+from .traverse import defined, rewrite_indices, statements, with_bodies, without_guards
 
 Body = "tuple[Stmt, ...]"
 
@@ -47,7 +46,7 @@ def _peeled(loop: For, known: dict[Expr, Let]) -> list[Stmt]:
     inside = {defined(s) for s in loop.body} | {loop.var, lanes.var}
     bounds: dict[Expr, Expr] = {}  # guard -> whole iterations before it
     for s in statements(lanes.body):
-        for c in conjuncts(getattr(s, "guard", None)):
+        for c in ix.conjuncts(getattr(s, "guard", None)):
             index = ix.substitute(c.a, local)
             steady = (
                 ix.coefficient(index, lanes.var) == Const(1)

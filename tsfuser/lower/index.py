@@ -162,3 +162,10 @@ def coefficient(e: Expr, name: str) -> Expr | None:
             b = coefficient(e.b, name)
             return None if b is None else mul(e.a, b)
     return None
+
+
+def conjuncts(e: Expr | None) -> list[Expr]:
+    """The conditions whose conjunction is `e`."""
+    if e is None:
+        return []
+    return conjuncts(e.a) + conjuncts(e.b) if isinstance(e, Bin) and e.op == "&&" else [e]

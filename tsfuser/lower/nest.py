@@ -29,9 +29,9 @@ from .index import Var
 from .indices import Guard, Indices, indices
 from .kernel import Kernel
 from .loop_ir import BlockReduce, For, If, Let, Stmt
-from .passes import rename
 from .saved_values import WIDEST, SavedValues
 from .tiles import filled
+from .traverse import rename
 
 
 def nest(segment: Segment, schedule: Schedule, name: str) -> Kernel:

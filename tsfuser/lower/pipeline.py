@@ -16,7 +16,9 @@ from ..segment import Segment
 from .host import chunk, draw, peel
 from .kernel import Kernel
 from .nest import nest
-from .passes import bound, flatten, hoist, stage, vectorize
+from .passes import bound, flatten, hoist
+from .stage import stage
+from .vectorize import vectorize
 
 PASSES: tuple[tuple[str, Callable], ...] = (
     ("flatten", flatten),

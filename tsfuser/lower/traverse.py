@@ -1,7 +1,7 @@
 """What statements of Loop IR read, define and hold.
 
-In: a statement, or a body of them. Out: names, the statements inside, or the statement with other bodies or
-indices. Example:
+In: a statement, or a body of them. Out: names, the statements inside, or the statement with other bodies,
+names or indices. Example:
 
     used(Load("x", "float", "args.x0", Var("i"))) == {"i"}
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .index import Expr, as_expr, names, substitute
+from .index import Expr, Var, as_expr, both, conjuncts, names, substitute
 from .loop_ir import (
     Accumulate,
     Barrier,
@@ -144,3 +144,56 @@ def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
     if isinstance(s, Compute) and s.vectors:
         return replace(s, lane=substitute(as_expr(s.lane), table))
     return s
+
+
+def rename(s: Stmt, table: dict[str, str]) -> Stmt:
+    """`s` with names replaced, in what it reads and in what it defines."""
+    s = rewrite_indices(s, {k: Var(v) for k, v in table.items()})
+    if isinstance(s, (Let, Load, Place, Uniform, Compute)):
+        s = replace(s, name=table.get(s.name, s.name))
+    if isinstance(s, Place):
+        s = replace(s, index=table.get(s.index, s.index))
+    if isinstance(s, Compute):
+        s = replace(
+            s,
+            operands=tuple(table.get(n, n) for n in s.operands),
+            vectors=tuple(table.get(n, n) for n in s.vectors),
+        )
+    if isinstance(s, (Store, SetLane)):
+        s = replace(s, value=table.get(s.value, s.value))
+    if isinstance(s, For):
+        s = replace(s, body=tuple(rename(x, table) for x in s.body))
+    return s
+
+
+def without_guards(body: tuple[Stmt, ...], drop: set[Expr]) -> tuple[Stmt, ...]:
+    """`body` without the conditions `drop`, which are known to hold."""
+    result = []
+    for s in body:
+        if isinstance(s, For):
+            s = replace(s, body=without_guards(s.body, drop))
+        elif getattr(s, "guard", None) is not None:
+            s = replace(s, guard=both(c for c in conjuncts(s.guard) if c not in drop))
+        result.append(s)
+    return tuple(result)
+
+
+def is_pure(s: Stmt) -> bool:
+    """Whether the statement gives the same value wherever it stands. A read of shared memory or of an
+    accumulator does not."""
+    return (
+        isinstance(s, (Let, Place, Uniform))
+        or (isinstance(s, Compute) and not s.vectors)
+        or (isinstance(s, Load) and (s.own or not s.shared))
+    )
+
+
+def once(body: list[Stmt]) -> tuple[Stmt, ...]:
+    """Without pure statements that repeat an earlier one."""
+    seen: set[Stmt] = set()
+    result = []
+    for s in body:
+        if not (is_pure(s) and s in seen):
+            result.append(s)
+            seen.add(s)
+    return tuple(result)
