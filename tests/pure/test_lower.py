@@ -13,7 +13,9 @@ from tsfuser.lower.index import Const, Var
 from tsfuser.lower.kernel import Param
 from tsfuser.lower.literals import literal
 from tsfuser.lower.loop_ir import For, If, Load, Store, Uniform
+from tsfuser.lower.pipeline import lower
 from tsfuser.lower.traverse import statements
+from tsfuser.lower.verify import verify
 from tsfuser.schedule.loops import Schedule
 from tsfuser.schedule.machine import HOST
 from tsfuser.schedule.pointwise import PointwiseParams
@@ -282,3 +284,10 @@ def test_a_row_of_an_element_a_thread_keeps_its_values_under_their_names():
 
     [kernel] = kernels(program, tensor(5, alignment=4))
     assert source(kernel).count("exp(") == 1
+
+
+def test_a_schedule_may_have_nothing_but_blocks():
+    [stage] = stages(*build(relu, tensor(64)))[0]
+    schedule = Schedule.over(stage.schedule.domain).bind(i0="block")
+    kernel = lower(stage.segment, schedule, "k")
+    assert verify(kernel) is None and "i0 = blockIdx.x" in str(kernel)

@@ -36,7 +36,7 @@ class Draft:
         self.how = schedule.reduction
         self.sweeps = sweeps_of(segment, schedule)
         self.loops = schedule.loops_of_a_thread
-        self.lane = self.loops[-1]
+        self.lane = self.loops[-1] if self.loops else Loop("lane", sz.const(1))
         self.iteration = next((x for x in schedule.loops if x.bind == "rows"), None)
         self.cooperative = self.how.cooperative if self.how else None
         self.tiles = tiles(schedule)
