@@ -160,14 +160,14 @@ bool loses_gradients(const Node& differentiable, const Node& check) {
 }
 
 // Whether the program may see the memory of a value of a differentiable graph, whose results the If around
-// it returns.
-bool is_seen(const torch::jit::Value* value, const Node& differentiable) {
+// it returns. The result of the `dropout` in it is another value.
+bool is_seen(const torch::jit::Value* value, const Node& differentiable, const Node& dropout) {
   const size_t results = differentiable.i(c10::attr::f_real_outputs);
   const Node& choice = *differentiable.owningBlock()->owningNode();
   return value->node()->kind() == c10::prim::Param ||
          std::any_of(value->uses().begin(), value->uses().end(), [&](const torch::jit::Use& use) {
            if (use.user->kind() != c10::prim::Return) {
-             return !only_reads(*use.user);
+             return use.user != &dropout && !only_reads(*use.user);
            }
            const auto& outer = differentiable.outputs();
            return use.offset < results &&
@@ -191,8 +191,8 @@ bool shares_memory(const Node& differentiable) {
     }
     const auto rate = torch::jit::toIValue(node->input(1));
     const bool may_drop_nothing = !rate || !rate->isDouble() || rate->toDouble() == 0;
-    return may_drop_nothing && is_seen(node->input(0), differentiable) &&
-           is_seen(node->output(0), differentiable);
+    return may_drop_nothing && is_seen(node->input(0), differentiable, *node) &&
+           is_seen(node->output(0), differentiable, *node);
   });
 }
 

@@ -357,3 +357,32 @@ def test_a_dropout_that_drops_nothing_hands_its_operand_on(device, program, grad
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(out, program(x, torch.ones_like(x))))
         if grad:
             sum(t.sum() for t in out).backward()
+
+
+def dropped_sum(x, b, p: float):
+    return F.dropout(x * 0.5 + b, p, True)
+
+
+def dropped_softmax(x, b, p: float):
+    return F.dropout(torch.softmax(x + b, -1), p, True)
+
+
+def dropped_and_added(x, b, p: float):
+    return F.dropout((x + b).relu(), p, True) + x
+
+
+@pytest.mark.parametrize("program", (dropped_sum, dropped_softmax, dropped_and_added))
+def test_a_dropout_whose_probability_is_an_argument_trains_fused(device, program):
+    """Only a dropout of 0 hands its operand on, which nobody sees here but the dropout."""
+    scripted, b = fresh(program), torch.rand(8, device=device)
+    with tsfuser.fuser():
+        for _ in range(3):
+            x = torch.rand(4, 8, device=device, requires_grad=True)
+            with counted() as rise:
+                out = scripted(x, b, 0.25)
+                out.sum().backward()
+    assert rise["launches"] >= 2, rise
+    x = torch.rand(4, 8, device=device, requires_grad=True)
+    with tsfuser.fuser():
+        out = scripted(x, b, 0.0)
+    assert_matches(out, program(x, b, 0.0), program(x.double(), b.double(), 0.0), ops=4)

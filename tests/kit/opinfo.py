@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from kit.samples import NORMS
 from tsfuser.ops import table
 
 #: Ops that TorchScript turns into another one before fusion.
@@ -178,10 +179,9 @@ def _transposed(value):
 
 
 #: Ops in which large numbers overflow or not, by the order of what is done.
-ORDERED = {"reduction", "normalization", "batch_norm", "group_norm", "rms_norm"}
-ORDERED |= {"add", "sub", "rsub", "addcmul", "addcdiv", "lerp", "hypot"}
+ORDERED = NORMS | {"reduction", "add", "sub", "rsub", "addcmul", "addcdiv", "lerp", "hypot"}
 #: Of infinities eager's vector code has other means than its scalar code.
-MOMENTS = {"var", "std", "var_mean", "std_mean", "normalization", "batch_norm", "group_norm", "rms_norm"}
+MOMENTS = NORMS | {"var", "std", "var_mean", "std_mean"}
 
 
 def extremal(info, program):

@@ -87,17 +87,9 @@ _POSITIVE = {
     ("softplus", "threshold"),
     ("softplus_backward", "threshold"),
 }
+NORMS = {"normalization", "batch_norm", "batch_norm_backward", "instance_norm", "group_norm", "rms_norm"}
 # families whose samples are made in their tests
-_OWN_TESTS = {
-    "reduction",
-    "normalization",
-    "batch_norm",
-    "group_norm",
-    "rms_norm",
-    "softmax",
-    "random",
-    "lookup",
-}
+_OWN_TESTS = NORMS | {"reduction", "softmax", "random", "lookup"}
 
 
 @dataclass
