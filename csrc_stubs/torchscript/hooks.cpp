@@ -16,6 +16,7 @@
 
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/pass_manager.h>
+#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/csrc/jit/runtime/operator.h>
 #include <torch/csrc/jit/runtime/profiling_record.h>
 
@@ -89,6 +90,10 @@ void pre_pass(GraphPtr& graph) {
                     graph = result.cast<GraphPtr>();
                   }
                 });
+  if (!torch::jit::tensorExprFuserEnabled()) {  // nobody else removes, or reads, those of a graph without
+                                                // groups
+    torch::jit::ProfilingRecord::removeProfilingNodes(graph->block());
+  }
 }
 
 // Torch's operators that were replaced. Those of graphs that were made before point to them.

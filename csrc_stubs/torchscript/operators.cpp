@@ -1,5 +1,5 @@
 // The operators that a fused graph calls: prim::CudaFusionGuard, prim::CudaFusionGroup, prim::add_optional,
-// tsfuser::is_positive, tsfuser::packed, tsfuser::laid_out.
+// tsfuser::is_positive, tsfuser::packed, tsfuser::laid_out, tsfuser::inverse_order.
 
 #include "group/group.h"
 #include "torchscript/hooks.h"
@@ -9,6 +9,10 @@
 #include <ATen/ops/gt.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
 
 namespace tsfuser {
 namespace {
@@ -82,6 +86,17 @@ void packed(Stack& stack) {
 // anyway, heeds that.
 void laid_out(Stack& stack) { torch::jit::drop(stack, 1); }
 
+// The order of dims that a permute by `dims`, each of which may count from the end, is undone with.
+void inverse_order(Stack& stack) {
+  const std::vector<int64_t> dims = torch::jit::pop(stack).toIntVector();
+  const auto rank = static_cast<int64_t>(dims.size());
+  std::vector<int64_t> inverse(dims.size());
+  for (int64_t i = 0; i < rank; ++i) {
+    inverse.at(dims[i] < 0 ? dims[i] + rank : dims[i]) = i;
+  }
+  torch::jit::push(stack, std::move(inverse));
+}
+
 }  // namespace
 
 void register_operators() {
@@ -99,6 +114,8 @@ void register_operators() {
        torch::jit::Operator("tsfuser::packed(Tensor self) -> Tensor", packed,
                             c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("tsfuser::laid_out(Tensor(a) self, int[] order) -> Tensor(a)", laid_out,
+                            c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator("tsfuser::inverse_order(int[] dims) -> int[]", inverse_order,
                             c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import tsfuser
-from kit.support import assert_matches, fresh, groups, kinds, script, stored, train
+from kit.support import all_graphs, assert_matches, fresh, groups, kinds, script, stored, train
 
 pytestmark = pytest.mark.graphs
 
@@ -255,3 +255,50 @@ def test_a_view_shares_its_versions_with_what_the_backward_reads(device):
             view.mul_(2.0)
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 view.sum().backward()
+
+
+# ---- permuted gradients
+
+
+def permuted(x, w):
+    return torch.tanh(x.permute(0, -2, -1, 1) * w).permute(0, 3, 1, 2) * 2.0
+
+
+def permuted_by(x, w, dims: list[int]):
+    return torch.tanh(x.permute(dims) * w) * 2.0
+
+
+@pytest.mark.parametrize("dims", [None, [0, 2, 3, 1], [0, -2, -1, 1], [-1, 0, 1, 2]])
+def test_the_inverse_order_of_a_permute_is_no_loop(device, dims):
+    torch.manual_seed(7)
+    function = permuted if dims is None else permuted_by
+    sizes = (2, 3, 4, 5)
+    x = torch.randn(sizes, device=device, requires_grad=True)
+    last = sizes[(dims or [0, -2, -1, 1])[-1]]
+    inputs = [x, torch.randn(last, device=device, requires_grad=True), *([dims] if dims else [])]
+    scripted = fresh(function)
+    with tsfuser.fuser():
+        out, gradients = train(scripted, inputs)
+    expected, theirs = train(function, inputs, calls=1)
+    assert_matches(out, expected, ops=4)
+    for mine, other in zip(gradients, theirs):
+        assert_matches(mine, other, ops=60)
+        assert mine.stride() == other.stride()
+    backward = [graph for graph in all_graphs(scripted) if "AutogradAllNonZero" in str(graph)]
+    assert backward
+    for graph in backward:
+        assert "prim::Loop" not in str(graph) and "aten::_set_item" not in str(graph)
+
+
+def test_a_graph_without_groups_is_profiled_no_more(device):
+    def products(x, w):
+        return torch.matmul(torch.matmul(x, w), w.t())
+
+    inputs = [torch.randn(4, 4, device=device, requires_grad=True) for _ in range(2)]
+    scripted = fresh(products)
+    with tsfuser.fuser():
+        _, gradients = train(scripted, inputs)
+    for mine, theirs in zip(gradients, train(products, inputs, calls=1)[1]):
+        assert_matches(mine, theirs, ops=60)
+    assert len(all_graphs(scripted)) == 3  # the program's, its forward and its backward
+    assert not any("prim::profile" in str(graph) for graph in all_graphs(scripted))

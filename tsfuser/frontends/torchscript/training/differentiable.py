@@ -12,6 +12,7 @@ that. Order of `STEPS`, and why:
   share_ties              another: for that it counts what they read in the end
   exclude_bounds
   cast_in_place
+  invert_orders
   read_dtypes_elsewhere behind these: a cast asks for the device of its operand, and then only for its dtype
   ask_norms             before `compute_again`: then a relu's result is only asked for its dtype
   compute_again         behind all that changes what the backward reads of what is kept
@@ -110,6 +111,7 @@ STEPS = (
     _on_saved(formulas.share_ties),
     _on_saved(formulas.exclude_bounds),
     _on_saved(formulas.cast_in_place),
+    _on_saved(formulas.invert_orders),
     _on_saved(formulas.read_dtypes_elsewhere),
     Pass("ask_norms", _ask_norms),
     Pass("compute_again", _compute_again),

@@ -12,6 +12,8 @@ In: `SavedValues`, of a differentiable graph. Out: its backward, changed in plac
     forward names no device, it is that of the gradient, and what is left, a cast, can be fused.
   - read_dtypes_elsewhere: softmax and casts to another tensor's dtype keep their operand for its dtype alone.
     Another value that is kept and has that dtype, as the result of a softmax has, is asked instead.
+  - invert_orders: the gradient of `permute` is permuted back, by an order that a loop writes into a list. The
+    order becomes a constant, where that of the forward is one, or an op.
 """
 
 from __future__ import annotations
@@ -21,7 +23,18 @@ from collections.abc import Callable
 import torch
 
 from ....graph.rows import row_of
-from ....graph.wrapper import CONSTANT, Node, Value, all_blocks, blocks, inputs, is_tensor, schema
+from ....graph.wrapper import (
+    CONSTANT,
+    Node,
+    Value,
+    all_blocks,
+    blocks,
+    constant_of,
+    inputs,
+    is_constant,
+    is_tensor,
+    schema,
+)
 from .saved import SavedValues
 
 _SOFTMAX = ("aten::softmax", "aten::log_softmax")  # whose last operand may be a dtype
@@ -79,6 +92,28 @@ def cast_in_place(saved: SavedValues) -> None:
     if not any(_names_a_device(node) for node in saved.forward.nodes()):
         for node in _nodes(saved, "aten::to"):
             _cast(saved, node, stands_for)
+
+
+def invert_orders(saved: SavedValues) -> None:
+    """Of `permute`: `AD_permute_backward(grad, dims)` -> `permute(grad, inverse order)`."""
+    for node in _nodes(saved, "prim::CallFunction"):
+        function = node.inputsAt(0).node()
+        if function.hasAttribute("name") and function.s("name") == "AD_permute_backward":
+            gradient, dims = inputs(node)[1:]
+            if is_constant(dims):
+                saved.backward.setInsertPoint(node)
+                inverse = saved.backward.insertConstant(_inverse(constant_of(dims)))
+            else:
+                inverse = _insert(saved, node, "tsfuser::inverse_order", [dims])
+                inverse.setType(dims.type())
+            _replace(saved, node, "aten::permute", [gradient, inverse])
+
+
+def _inverse(dims: tuple[int, ...]) -> list[int]:
+    inverse = [0] * len(dims)
+    for i, dim in enumerate(dims):
+        inverse[dim] = i
+    return inverse
 
 
 def _stands_for(saved: SavedValues) -> dict[str, Value]:
