@@ -292,19 +292,71 @@ def test_regions_are_made_when_they_are_called(monkeypatch):
     assert len(regions(jitted)) == len(made) == 1
 
 
-def test_dropout_draws_one_mask():
-    """The backward zeroes what the forward has zeroed."""
+def dropped(x, p):
+    return F.dropout(x.sigmoid() * 2 + 1, p) * 3
 
-    def function(x):
-        return F.dropout(x * 2 + 1, 0.5) * 3
 
-    x = torch.ones(64, 64, requires_grad=True)
-    jitted = jit(function)
-    out = jitted(x)
+@pytest.mark.parametrize("p", [0.5, 0.1])
+def test_dropout_draws_one_mask_inside_of_a_region(p, device):
+    """The backward takes the mask of the forward; each call draws another, which the seed decides."""
+    x = torch.ones(64, 64, device=device, requires_grad=True)
+    jitted = jit(dropped)
+    torch.manual_seed(3)
+    out = jitted(x, p)
     out.sum().backward()
     assert torch.equal(out != 0, x.grad != 0)
-    assert 0.4 < (out != 0).double().mean() < 0.6
-    assert regions(jitted)
+    assert abs((out == 0).double().mean() - p) < 0.05
+    values = (x.sigmoid() * 2 + 1).detach().double() * 3 / (1 - p)
+    assert_matches(
+        out.detach(), torch.where(out != 0, values, 0).float(), torch.where(out != 0, values, 0), ops=8
+    )
+    again = jitted(x, p)
+    torch.manual_seed(3)
+    assert not torch.equal(again, out) and torch.equal(jitted(x, p), out)
+    for backward, name in ((False, "tsfuser_dropout"), (True, "tsfuser_dropout_backward")):
+        (found,) = regions(jitted, backward)
+        assert name in [symbol.sym.name for symbol in found.subsymbols]
+
+
+def test_dropout_is_not_computed_again(device):
+    """Its result goes from one region to another, with a product in between, and into the backward."""
+
+    def function(x, weight):
+        h = F.dropout(x.sigmoid() * 2, 0.5)
+        return torch.tanh(h @ weight) * h
+
+    x, weight = (torch.randn(32, 32, device=device, requires_grad=True) for _ in range(2))
+    jitted = jit(function)
+    out = jitted(x, weight)
+    out.sum().backward()
+    mask, gradients = out.detach() != 0, (x.grad, weight.grad)
+    leaves = [v.detach().double().requires_grad_() for v in (x, weight)]
+    h = leaves[0].sigmoid() * 2 * mask / 0.5
+    wanted = torch.tanh(h @ leaves[1]) * h
+    wanted.sum().backward()
+    assert_matches(out.detach(), wanted.detach().float(), wanted.detach(), ops=TERMS)
+    for ours, exact in zip(gradients, leaves):
+        assert_matches(ours, exact.grad.float(), exact.grad, ops=TERMS)
+
+
+def test_two_dropouts_of_one_tensor_are_two():
+    jitted = jit(lambda x: F.dropout(x * 2, 0.5) + F.dropout(x * 2, 0.5))
+    found = jitted(torch.ones(64, 64)).unique().tolist()
+    assert found == [0.0, 4.0, 8.0] and len(regions(jitted)) == 1
+
+
+def test_dropout_without_a_mask_to_draw():
+    """In evaluation, with probabilities of 0 and 1, and with one that varies: thunder's."""
+    x = torch.ones(8, 8)
+    for function in (
+        lambda x: F.dropout(x * 2 + 1, 0.5, training=False),
+        lambda x: F.dropout(x * 2 + 1, 0.0),
+        lambda x: F.dropout(x * 2 + 1, 1.0),
+    ):
+        assert torch.equal(jit(function)(x), function(x))
+    jitted = jit(dropped, cache="symbolic values")
+    for p in (0.5, 0.25):
+        assert set(jitted(x, p).unique().tolist()) <= {0.0, *(dropped(x, 0.0) / (1 - p)).unique().tolist()}
 
 
 def change_between(x):

@@ -25,6 +25,7 @@ from ...grouping.support import examine
 from ...planning import interrupts
 from ..dynamo.simplify import simplify
 from ..dynamo.translate import translate
+from . import dropout
 from .retrace import function_of, graph_of
 
 #: Symbols that change an operand, and the mark that thunder sets where others see that.
@@ -64,6 +65,8 @@ def passable(proxy: Proxy) -> bool:
 
 def _may_be_asked(symbol: BoundSymbol) -> bool:
     sym, results = symbol.sym, symbol.flat_outs
+    if sym.id in dropout.NAMES:
+        return True
     if sym.is_fusion or sym.executor is not None or sym.python_impl is not None:
         return False
     if sym.id in WRITES or has_tags(symbol, _NOT_OURS):
@@ -107,7 +110,7 @@ def _computing_ops(symbol: BoundSymbol) -> int | None:
     results = list({proxy.name: proxy for proxy in symbol.flat_proxy_outs}.values())
     try:
         module = graph_of(function_of([symbol], operands, results), [_example(proxy) for proxy in operands])
-        if any(_is_random(node) for node in module.graph.nodes):
+        if symbol.sym.id not in dropout.NAMES and any(map(_is_random, module.graph.nodes)):
             return None
         simplify(module)
         translation = translate(module)

@@ -23,6 +23,7 @@ from thunder.executors.utils import Region
 from thunder.extend import FusionExecutor
 
 from ...version import __version__
+from . import dropout
 from .claims import EFFECTS, WRITES, Claims, passable
 from .region import RegionCall
 
@@ -36,10 +37,11 @@ class TsfuserExecutor(FusionExecutor):
     def __init__(self):
         super().__init__(NAME, version=__version__)
         self._claims = Claims()
+        dropout.register(self)
 
     def can_execute(self, bsym: BoundSymbol) -> bool:
         """Whether the symbol, as a whole, is claimed."""
-        return self._claims.computing_ops(bsym) is not None
+        return super().can_execute(bsym) or self._claims.computing_ops(bsym) is not None
 
     def can_fuse(self, bsym: BoundSymbol) -> bool:
         """The same: a composite with parts that are not claimed is taken apart."""
