@@ -70,7 +70,7 @@ def _peeled(loop: For, known: dict[Expr, Let]) -> list[Stmt]:
     return [*made, first, replace(loop, extent=ix.sub(loop.extent, done), body=rest)]
 
 
-TURNS = 16  # float additions to an accumulator before it is added to one of double
+FLOAT_ADDITIONS = 16  # to an accumulator of float, before it is added to one of double
 
 
 def chunk(body: Body) -> Body:
@@ -89,7 +89,7 @@ def _chunked(loop: For) -> list[Stmt]:
         None,
     )
     if lanes is None or any(lanes.var in ix.names(getattr(s, "guard", None)) for s in lanes.body):
-        return [loop]  # `peel` leaves few turns with bounds
+        return [loop]  # `peel` leaves few iterations with bounds
     sums = {s.value: s for s in lanes.body if isinstance(s, Accumulate) and s.combine == _SUM}
     floats = {s.name for s in lanes.body if isinstance(s, (Compute, Load)) and s.ctype == "float"}
     widened = [
@@ -108,9 +108,9 @@ def _chunked(loop: For) -> list[Stmt]:
         elif isinstance(s, Accumulate) and s.value in terms:
             s = replace(s, name=parts[s.value])
         inner.append(s)
-    turn = f"{loop.var}_chunk"
-    at = {loop.var: ix.add(ix.mul(Var(turn), TURNS), Var(loop.var))}
-    count = ix.minimum(TURNS, ix.sub(loop.extent, ix.mul(Var(turn), TURNS)))
+    chunk_loop = f"{loop.var}_chunk"
+    at = {loop.var: ix.add(ix.mul(Var(chunk_loop), FLOAT_ADDITIONS), Var(loop.var))}
+    count = ix.minimum(FLOAT_ADDITIONS, ix.sub(loop.extent, ix.mul(Var(chunk_loop), FLOAT_ADDITIONS)))
     body = [replace(lanes, body=tuple(inner)) if s is lanes else s for s in loop.body]
     some = replace(loop, extent=count, body=tuple(rewrite_indices(s, at) for s in body))
     fold: list[Stmt] = []
@@ -118,8 +118,8 @@ def _chunked(loop: For) -> list[Stmt]:
         lane = Var(lanes.var)
         fold += [Compute(name, "double", "convert", (part,), (part,), lane), replace(sums[name], guard=None)]
     before = [Accumulator(part, "float", lanes.extent.value, "0.0f") for part in parts.values()]
-    chunks = ix.div(ix.add(loop.extent, TURNS - 1), TURNS)
-    return [For(turn, chunks, "serial", (*before, some, replace(lanes, body=tuple(fold))))]
+    chunks = ix.div(ix.add(loop.extent, FLOAT_ADDITIONS - 1), FLOAT_ADDITIONS)
+    return [For(chunk_loop, chunks, "serial", (*before, some, replace(lanes, body=tuple(fold))))]
 
 
 _SUM = COMBINATIONS["sum"].symbol

@@ -28,7 +28,7 @@ class Let:
 class Load:
     """`name = buffer[offset]`, of memory type `ctype`; 0 where `guard` is false. With `lanes` > 1 a vector,
     of which only the first `count` elements are in bounds. `shared`: from the tile `buffer` in shared memory;
-    `own`: of which nobody but this thread writes what it reads, and not while it is read."""
+    `own`: only this thread writes what it reads, and not while it is read."""
 
     name: str
     ctype: str

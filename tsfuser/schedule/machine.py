@@ -27,7 +27,7 @@ class Machine:
     Of what a block is: `block_threads` (at most; 1: blocks have no threads that could combine),
     `vectorises_loops` (its compiler makes vectors of loops, for which no address is wrong).
 
-    Measured on an H200, and taken for all: `flight`: bytes of input that one thread should have under way to
+    Measured on an H200, and taken for all: `flight`: bytes of input that one thread should have in flight to
     cover memory latency (more costs registers and gains nothing); `access`: bytes of its widest memory
     access; `threads`: of a pointwise block; `waves`: blocks a multiprocessor that hide latency. Of the host:
     `chunk`: elements that a block works on; `lanes`: elements that a loop of reductions takes side by side,

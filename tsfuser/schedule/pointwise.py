@@ -45,7 +45,7 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
 
 
 def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> PointwiseParams:
-    """Vector width by alignment; unroll so that `machine.flight` bytes of input are under way, less where
+    """Vector width by alignment; unroll so that `machine.flight` bytes of input are in flight, less where
     registers would run out."""
     wide = is_wide(call, domain)
     if machine.vectorises_loops:

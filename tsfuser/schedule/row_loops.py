@@ -63,9 +63,9 @@ def _along_a_row(
         loops = ["u" if times > 1 else "once"]
         schedule = schedule.split(col, step, (loops[0], "chunk"), times=times, **bounds)
     else:
-        turn = step * params.unroll
-        times = sz.ceildiv(schedule.loop(col).extent, turn)
-        schedule = schedule.split(col, turn, ("r", "round"), times=times, **bounds)
+        each = step * params.unroll
+        times = sz.ceildiv(schedule.loop(col).extent, each)
+        schedule = schedule.split(col, each, ("r", "round"), times=times, **bounds)
         loops = ["r", "u"]
     if "r" in loops:
         schedule = schedule.split("round", step, ("u", "chunk"), exact=True)
