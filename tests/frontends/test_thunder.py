@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from packaging.version import Version
 from torch import nn
 
 import tsfuser
@@ -393,5 +394,34 @@ def test_thunders_examine_counts_regions():
     importlib.import_module("thunder.examine")
     jitted, x = jit(lambda x: x.sigmoid() * 2 + 1), torch.randn(4, 8)
     jitted(x)
-    found = thunder.examine.get_fusion_symbols(thunder.last_traces(jitted)[-1], False)
+    trace = thunder.last_traces(jitted)[-1]
+    found = thunder.examine.get_fusion_symbols(trace, False)
     assert [symbol.sym.name for symbol in found] == ["tsfuser0"]
+    [(name, call)] = thunder.examine.get_fusions(trace, False)
+    assert name == "tsfuser0" and torch.equal(call(x)[0], jitted(x))
+
+
+@pytest.mark.skipif(
+    Version(torch.__version__) >= Version("2.12"), reason="thunderfx of thunder 0.2.6 fails on this torch"
+)
+def test_thunderfx_makes_regions_and_none_of_views():
+    thunderfx = importlib.import_module("thunder.dynamo").thunderfx
+    importlib.import_module("tsfuser.frontends.thunder")
+
+    def function(x):
+        return torch.softmax(x.sigmoid() * 2 + 1, -1)
+
+    torch._dynamo.reset()
+    x = torch.randn(4, 8, requires_grad=True)
+    compiled = thunderfx(function, executors=["tsfuser"])
+    out = compiled(x)
+    assert_matches(out.detach(), function(x).detach(), function(x.double()).detach(), ops=32)
+    out.square().sum().backward()
+    ours, x.grad = x.grad, None
+    function(x).square().sum().backward()
+    assert_matches(ours, x.grad, ops=32)
+    assert "tsfuser0(" in str(compiled.last_traces[-1]) and tsfuser.stats()["launches"] >= 2
+    compiled = thunderfx(lone_view, executors=["tsfuser"])
+    assert torch.equal(compiled(x), lone_view(x))
+    assert "tsfuser0(" not in str(compiled.last_traces[-1])
+    torch._dynamo.reset()
