@@ -28,8 +28,8 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "long: a sweep that runs with --long only")
     config.addinivalue_line(
         "markers",
-        "each_value: of the combinations of its parameters run as few as have each value of each parameter, "
-        "on each target; with --long all",
+        "each_value(*pairs): of the combinations of its parameters run as few as have each value of each "
+        "parameter, and of each of the pairs of parameters, on each target; with --long all",
     )
     config.addinivalue_line(
         "markers", "graphs: about graphs more than kernels; on cpu-fibers with --long or --targets only"
@@ -68,10 +68,18 @@ def pytest_collection_modifyitems(config, items):
 
 def _with_each_value(items):
     """As few of the items, all of one test, as have each value of each of its parameters."""
-    values = {item: set(item.callspec.indices.items()) for item in items}
+    pairs = items[0].get_closest_marker("each_value").args
+    values = {}
+    for (
+        item
+    ) in items:  # combinations share the values of a parameter, which need be neither equal nor hashable
+        known = {name: id(value) for name, value in item.callspec.params.items()}
+        values[item] = {*known.items(), *((pair, *map(known.get, pair)) for pair in pairs)}
     missing, taken = set().union(*values.values()), []
     while missing:
-        taken.append(max(items, key=lambda item: len(values[item] & missing)))
+        most = max(len(found & missing) for found in values.values())
+        best = [item for item, found in values.items() if len(found & missing) == most]
+        taken.append(best[31 * len(taken) % len(best)])  # not always the first value of the others
         missing -= values[taken[-1]]
     return taken
 

@@ -67,6 +67,7 @@ def graphs_of(program, arguments):
     return scripted, [outcome.graph for outcome in seen]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_gradients(device, program, dtype):
@@ -295,6 +296,7 @@ def test_strides_are_those_of_eager(device, body, transposed):
     assert gradient.stride() == expected.stride()  # while torch profiles they are those of `where`
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "body",
     [

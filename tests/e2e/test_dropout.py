@@ -24,6 +24,7 @@ def bias_dropout_add(x, bias, residual):
     return F.dropout(x + bias, 0.1, True) + residual
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_keep_rate(device, shape, p):
@@ -345,6 +346,7 @@ def written(x, w):
     return y, z
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("grad", (False, True))
 @pytest.mark.parametrize("program", (both, both_and_more, written))
 def test_a_dropout_that_drops_nothing_hands_its_operand_on(device, program, grad):

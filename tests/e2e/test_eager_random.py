@@ -84,6 +84,7 @@ def noise(x):
     return y, mask, torch.rand_like(x), torch.randn_like(x)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", INPUTS)
 def test_numbers_are_those_of_torchs_kernels(fibers, name, dtype):

@@ -36,11 +36,10 @@ def run(function, x, *rest, calls=2):
     return actual, tuples(function.plain(x, *rest))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("dtype", HUGE, ids=str)
-def test_squares_that_overflow(target, device, dtype, place, few):
-    if few and dtype != torch.float32:
-        pytest.skip("on the other targets, or with --long")
+def test_squares_that_overflow(target, device, dtype, place):
     shape, dim = PLACES[place]
     x = (values("normal", shape, "cpu", torch.float64) * HUGE[dtype]).to(device, dtype)
     actual, eager = run(Fused(SPREADS), x, dim)
@@ -57,12 +56,11 @@ def test_squares_that_overflow(target, device, dtype, place, few):
             assert ((a.double() - exact).abs() <= 0.01 * HUGE[dtype]).all(), k
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_an_infinite_value_leaves_neither_mean_nor_variance(device, dtype, place, few):
+def test_an_infinite_value_leaves_neither_mean_nor_variance(device, dtype, place):
     """The first and the last row have one, in their middle."""
-    if few and dtype != torch.float32:
-        pytest.skip("on the other targets, or with --long")
     shape, dim = PLACES[place]
     x = values("normal", shape, device, dtype)
     bad = torch.zeros([size for d, size in enumerate(shape) if d not in dim], dtype=torch.bool, device=device)
@@ -95,12 +93,11 @@ def norm_of(name):
     return Fused(f"def f(x, w):\n    a, b, c = {NORMS[name]}\n    return a, b, c\n")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_norms_with_an_infinite_value(device, dtype, norm, few):
+def test_norms_with_an_infinite_value(device, dtype, norm):
     """Its row, group or channel becomes NaN, nothing else."""
-    if few and dtype != torch.float32:
-        pytest.skip("on the other targets, or with --long")
     x = values("normal", (4, 64, 64), device, dtype)
     x[1, 5, 17] = float("inf")
     actual, eager = run(norm_of(norm), x, torch.ones(64, device=device, dtype=dtype))
@@ -109,6 +106,7 @@ def test_norms_with_an_infinite_value(device, dtype, norm, few):
         assert torch.equal(torch.isnan(actual[1]), torch.isnan(eager[1]))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("dtype", HUGE, ids=str)
 def test_norms_of_values_whose_squares_overflow(device, dtype, norm):

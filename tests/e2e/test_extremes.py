@@ -98,6 +98,7 @@ def compare(program, tensors, asked):
             assert mine.dtype == theirs.dtype and torch.allclose(mine, theirs, equal_nan=True)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("asked", [a for a in itertools.product((True, False), repeat=3) if any(a)], ids=str)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_gradients(device, program, asked):

@@ -75,6 +75,7 @@ def test_a_gradient_lies_as_what_it_is_of(device, program):
     assert seen[-1] == wanted
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("program", [heads, last_exchanged, given])
 def test_gradients(device, program, dtype):

@@ -3,8 +3,6 @@ with gradients and without. An op in place keeps the dtype of its tensor under a
 form would be cast; its result requires a gradient, which may be zeros, where its tensor does, and none where
 no input does. What is made functional is as before."""
 
-import functools
-
 import pytest
 import torch
 
@@ -67,16 +65,20 @@ def given(device):
     return [(torch.rand(4, 4, generator=generator) * 0.8 + 0.1).to(device) for _ in range(2)]
 
 
-@functools.cache
-def problems(call, device):
-    """Calls that are neither eager's nor unfused TorchScript's, which has an autocast of its own."""
+#: With gradients, under autocast.
+WAYS = ((False, False), (True, False), (False, True), (True, True))
+
+
+def problems(call, device, ways):
+    """Calls that are neither eager's nor unfused TorchScript's, which has an autocast of its own; profiled in
+    the given of `WAYS`, by maker."""
     found = []
     x, s = given(device)
-    for maker in MAKERS:
+    for maker, profiled in ways.items():
         source = f"def f(x, s):\n    v = {maker}\n    {call}\n    return v\n"
         names = {"torch": torch}
         exec(source, names)
-        for trained, profiled_so in ((False, False), (True, False), (False, True), (True, True)):
+        for trained, profiled_so in profiled:
             mine, plain = script(source), script(source)
             with tsfuser.fuser():
                 attempt(mine, x, s, trained, profiled_so)
@@ -113,9 +115,17 @@ def problems(call, device):
     return found
 
 
-@pytest.mark.parametrize("call", list(dict.fromkeys(calls())))
-def test_what_was_profiled_otherwise(call):
-    assert problems(call, "cpu") == []
+CALLS = list(dict.fromkeys(calls()))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_was_profiled_otherwise(call, request):
+    """In one way a maker, another one for the next call; with --long in all."""
+    first = CALLS.index(call)
+    ways = {MAKERS[0]: [WAYS[first % 4]], MAKERS[1]: [WAYS[(first + 2) % 4]]}
+    if request.config.getoption("--long"):
+        ways = dict.fromkeys(MAKERS, WAYS)
+    assert problems(call, "cpu", ways) == []
 
 
 def test_the_calls_are_all_ops():
@@ -179,6 +189,7 @@ def pointwise(x, w):
     return torch.relu(y)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("asked", ((True, True), (True, False), (False, True)), ids=str)
 @pytest.mark.parametrize("program", (cat, stack, added, product, pointwise))
 def test_what_was_trained_requires_a_gradient_only_where_an_input_does(device, program, asked):

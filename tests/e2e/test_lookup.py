@@ -156,6 +156,7 @@ DTYPES = [
 DTYPES += [torch.float32, torch.float64, torch.complex64, torch.complex128]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("target", NATIVE)
@@ -189,6 +190,7 @@ def laid_out(sizes, layout, device, make):
 LAYOUTS = ["row-major", "permuted", "expanded rows", "expanded columns", "strided", "misaligned"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("others", LAYOUTS)
 @pytest.mark.parametrize("target", NATIVE)

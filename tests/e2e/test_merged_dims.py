@@ -103,6 +103,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("target", NATIVE)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -114,6 +115,7 @@ def test_tensors_in_other_layouts(device, name, layout):
     compare(name, x, y[:1].expand(60), z.t().contiguous().t())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("target", NATIVE)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(

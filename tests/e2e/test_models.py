@@ -16,6 +16,7 @@ from tsfuser.graph.wrapper import GROUP
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning"), pytest.mark.graphs]
 
 CALLS = 4
+LONG = pytest.mark.long
 #: name -> (groups at least, what some group of the forward pass does in one piece, and of the backward pass)
 EXPECTED = {
     "resnet_basic": (4, "_batch_norm_impl_index add relu", "gt mul _batch_norm_impl_index_backward"),
@@ -86,11 +87,12 @@ def in_one_piece(groups, ops):
     return any(set(ops.split()) <= {kind.partition("::")[2] for kind in group} for group in groups)
 
 
-@pytest.mark.parametrize("channels_last", [False, True], ids=["channels_first", "channels_last"])
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize(
+    "name, channels_last",
+    [(name, False) for name in EXPECTED]
+    + [("resnet_basic", True), *(pytest.param(n, True, marks=LONG) for n in ("resnet_bottleneck", "unet"))],
+)
 def test_training_is_fused_and_equals_eager(device, name, channels_last):
-    if channels_last and name not in ("resnet_basic", "resnet_bottleneck", "unet"):
-        pytest.skip("it has no channels")
     plain, inputs = made(name, device, channels_last=channels_last)
     module = copy.deepcopy(plain)
     _, result, groups = fused(module, inputs)
@@ -121,7 +123,15 @@ def test_inference_is_fused_and_equals_eager(device, name):
     assert any(outcome.graph.findAllNodes(GROUP, True) for outcome in seen)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet_basic",
+        "encoder",
+        "lstm",
+        *(pytest.param(n, marks=LONG) for n in ("resnet_bottleneck", "unet", "gpt")),
+    ],
+)
 def test_a_new_shape_of_a_known_class_compiles_nothing(device, name):
     module, inputs = made(name, device)
     plain, (_, second) = copy.deepcopy(module), made(name, device, "second")
@@ -182,7 +192,7 @@ class Stack(torch.nn.Module):
 def test_every_layer_of_an_encoder_is_fused_under_autocast(device, dropout):
     """Autodiff takes all of it, so that no norm runs outside of groups, whichever layer it is of."""
     forget_types()
-    layers = 6
+    layers = 3
     scripted = torch.jit.script(Stack(layers, dropout).to(device))
     inputs = (torch.randn(2, 6, 32, device=device), torch.zeros(6, 6, device=device))
     with tsfuser.fuser(), passes.watching() as seen:

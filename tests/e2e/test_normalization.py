@@ -80,6 +80,7 @@ def f(x, w, b, m, v):
 """
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_statistics_of_channels(device, dtype, memory_format):
@@ -126,6 +127,7 @@ def test_fused_rms_norm(target, device, dtype):
         check(Fused(FUSED_RMS), tensor(4, 5, 6, dtype=dtype).transpose(0, 1), tensor(6, dtype=dtype))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("mask", [[True, True], [True, False], [False, True]], ids=str)
 def test_derivative_of_fused_rms_norm(mask, dtype):
@@ -274,6 +276,7 @@ def test_forward_and_backward_in_double(function):
     check_training(function, fresh(function), trained(function, 12, "cpu", torch.float64))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("function", [layer_norm, softmax, log_softmax], ids=lambda f: f.__name__)
 def test_forward_and_backward_in_16_bits(function, dtype):

@@ -47,6 +47,7 @@ def f(x, w, b, m, v, training: bool):
 """
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("dtypes", [dtypes for dtypes, taken in MIXES if taken], ids=str)
 def test_batch_norm_of_mixed_dtypes(device, dtypes, training):
@@ -90,6 +91,7 @@ def integers(dtype, device):
     return x[:, None].expand(len(x), len(y)).contiguous(), y.expand(len(x), len(y)).contiguous()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("division", DIVISIONS)
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_division_of_integers_by_a_tensor(device, dtype, division):

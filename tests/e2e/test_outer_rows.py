@@ -87,6 +87,7 @@ def test_forward_with_running_statistics(taken, place, shape):
     assert rise["launches"] == 1 and not rise["fallbacks"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", [(3, 128, 4, 5), (4, 64, 3, 7)], ids=str)
 def test_dtypes(taken, place, sizes, dtype):

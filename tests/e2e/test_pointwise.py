@@ -113,6 +113,7 @@ def test_layouts_beside_a_contiguous_tensor(device, name):
     check(three_ops, y, x, ops=3)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("shape", [(33, 65), (64, 64), (5, 128, 96)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_transposed_operand(device, shape, dtype):
@@ -134,6 +135,7 @@ def test_channels_last_is_kept(device, shape):
     check(three_ops, torch.randn(shape, device=device), x, ops=3)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
 @pytest.mark.parametrize("offset", [1, 2, 3, 4])
 def test_misaligned_storage(device, dtype, offset):
@@ -203,6 +205,7 @@ def mixed_pair(x, y):
     return (y + x) * y
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int64])
 @pytest.mark.parametrize("zero_dim", [torch.float16, torch.float32, torch.float64, torch.int64, torch.bool])
 def test_zero_dim_operands_do_not_raise_the_dtype_within_a_category(device, dtype, zero_dim):

@@ -151,6 +151,7 @@ def without_randomness(x):
 # ---- distribution
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_uniforms(device, shape, dtype):

@@ -208,6 +208,7 @@ def test_rows_and_columns_of_a_product_that_is_nowhere_in_memory(device, sizes):
     )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("text", ["x.sum(-1)", "x.sum([1, 2])", "x.mean(1)"])
 @pytest.mark.parametrize("sizes", [(3, 1, 1), (3, 2, 2)], ids=str)
 def test_a_sum_of_negative_zeros_is_positive(device, text, sizes):

@@ -163,6 +163,7 @@ def compare(source, warm, calls, training, random=False):
     assert raised or warm[0].is_cuda
 
 
+@pytest.mark.each_value(("name", "guards"))
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("guards", [True, False], ids=["guards", "no guards"])
 @pytest.mark.parametrize("name", CALLS)
@@ -197,6 +198,7 @@ CONSTANTS = {
 }
 
 
+@pytest.mark.each_value(("name", "guards"))
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("guards", [True, False], ids=["guards", "no guards"])
 @pytest.mark.parametrize("name", CONSTANTS)

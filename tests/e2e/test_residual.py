@@ -32,6 +32,7 @@ def fused(function, *inputs):
     return result, {kind for group in groups(function) for kind in kinds(group)}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("parameters", [None, torch.float32], ids=["same", "float32"])
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

@@ -62,6 +62,7 @@ def asked(seen):
     return sum(kind == "tsfuser::is_positive" for g in groups for kind in kinds(g))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -78,6 +79,7 @@ def test_gradients(device, dtype, channels_last, training):
         assert_matches(mine, theirs, true, ops=2000, precision=dtype)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_backward_takes_the_branches_of_the_forward(device, dtype, training):

@@ -114,6 +114,7 @@ def test_gradients(sources, device, result):
     check_gradients(result, rows_of(3500, 13, device))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("count, columns", [(57, 776), (3, 1000), (9, 1024)])

@@ -93,12 +93,14 @@ def check(program, inputs, ops, one_group=True):
         assert_matches(mine, plain, reference, ops=ops + terms.bit_length(), strides=False)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("shapes", BROADCASTS, ids=lambda s: "x".join(map(str, s[0])))
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_gradients(device, program, shapes):
     check(program, inputs_of(shapes, device), ops=12)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("program", [relu, gelu, silu, hardswish], ids=lambda p: p.__name__)
 def test_gradients_in_other_dtypes(device, program, dtype):

@@ -226,6 +226,7 @@ def test_what_was_trained(device, program):
             compare(scripted, program, way, x, y, t)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("program", (pointwise, in_place), ids=lambda f: f.__name__)
 @pytest.mark.parametrize("way", WAYS, ids=lambda f: f.__name__)
 def test_what_was_profiled_so(device, way, program):

@@ -133,12 +133,11 @@ def test_blocks_through_memory_efficient_fusion_train_fused(device, definition):
     assert rise["launches"] >= 16 and rise["kernels_compiled"] == 0 and rise["fallbacks"] == {}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("how", ["scripted", "traced"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda f: f.__name__)
-def test_without_dropout_results_are_eagers(target, device, definition, dtype, how):
-    if target == "cpu-fibers" and (dtype == torch.float16 or (how == "traced" and dtype != torch.float32)):
-        pytest.skip("as bfloat16, and as scripted")
+def test_without_dropout_results_are_eagers(device, definition, dtype, how):
     if how == "traced":
         function = traced(definition, training=False)
     else:
@@ -195,11 +194,10 @@ def test_random_shapes_compile_what_one_shape_does(target, device, definition):
     assert len(all_graphs(scripted)) == 3  # one plan: the guards let all shapes through, and no fallback ran
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda f: f.__name__)
-def test_random_shapes_are_right(target, device, definition, dtype):
-    if target == "cpu-fibers" and dtype != torch.float32:
-        pytest.skip("on the other targets")
+def test_random_shapes_are_right(device, definition, dtype):
     function = functools.partial(fresh(definition), **NUMBERS, training=False)
     inputs, residuals, grad_outputs = random_shapes(5, (4, 5, 256), device, dtype)
     parameters, _ = parameters_of((4, 5, 256), device, dtype)

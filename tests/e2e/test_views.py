@@ -89,6 +89,7 @@ def test_a_view_in_a_group(device, name):
     compare(PROGRAMS[name], operand(device, (5, 7), "row-major"), operand(device, (5, 7), "row-major"))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("target", NATIVE)
 @pytest.mark.parametrize("sizes", [(1, 7), (5, 1), (0, 7), (4, 4)])
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -96,6 +97,7 @@ def test_a_view_of_other_sizes(device, name, sizes):
     compare(PROGRAMS[name], operand(device, sizes, "row-major"), operand(device, sizes, "row-major"))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("target", NATIVE)
 @pytest.mark.parametrize("layout", ["permuted", "expanded", "strided"])
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -90,6 +90,6 @@ KERNEL(copy, Args, 128) {
   store(args.y + threadIdx.x * 8, load<8>(args.x + threadIdx.x * 8));
   store(args.w + threadIdx.x * 16, load<16>(args.z + threadIdx.x * 16));
 }"""
-    ptx = harness.compile_for(source, "copy", 999).content.decode()
+    ptx = harness.compile_for(source, "copy", 999, quick=False).content.decode()
     assert ptx.count("ld.global.v4") + ptx.count("ld.global.nc.v4") == 5, ptx
     assert ptx.count("st.global.v4") == 5, ptx

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kit import nvrtc
 from tsfuser.target.cuda import CudaTarget
 from tsfuser.target.disk_cache import DiskCache
 from tsfuser.target.host import HostTarget, find_compiler
@@ -28,7 +29,10 @@ TARGETS = {
     "cuda": CudaTarget(CACHE),
 }
 HERE = ["host", "fibers"] + (["cuda"] if torch.cuda.is_available() else [])
-ARCHS = (75, 80, 90, 100, 120)
+ARCHS = [
+    arch if arch in nvrtc.ARCHITECTURES_OF_EVERY_RUN else pytest.param(arch, marks=pytest.mark.long)
+    for arch in nvrtc.ARCHITECTURES
+]
 HAS_CUPY = importlib.util.find_spec("cupy") is not None
 
 _HOST_LAUNCH = ctypes.CFUNCTYPE(None, ctypes.c_char_p, *[ctypes.c_int64] * 6)
@@ -74,8 +78,9 @@ def compiler():
     return shutil.which(find_compiler()[0])
 
 
-def compile_for(source, name, arch):
-    """Compiles for a GPU that need not be there; skips the test where CuPy is not installed."""
+def compile_for(source, name, arch, quick=True):
+    """Compiles for a GPU that need not be there, with few optimisations where `quick`; skips the test where
+    CuPy is not installed."""
     if not HAS_CUPY:
         pytest.skip("CuPy is not installed")
-    return TARGETS["cuda"].compile_for(source, name, arch)
+    return (nvrtc.compiler() if quick else TARGETS["cuda"]).compile_for(source, name, arch)

@@ -1,0 +1,41 @@
+"""The marker `each_value`: which combinations of the parameters of a test run by default."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+
+class Item:
+    """What conftest asks of an item of pytest."""
+
+    def __init__(self, pairs, **params):
+        self.marker = SimpleNamespace(args=pairs)
+        self.callspec = SimpleNamespace(params=params)
+
+    def get_closest_marker(self, name):
+        return self.marker
+
+
+@pytest.fixture
+def select(request):
+    [conftest] = [p for p in request.config.pluginmanager.get_plugins() if hasattr(p, "_with_each_value")]
+    return conftest._with_each_value
+
+
+DTYPES, SHAPES, FLAGS = ("float32", "float16", "int32"), ([1, 2], [3], [4, 5], [6]), (False, True)
+
+
+@pytest.mark.parametrize("pairs, most", [((), 5), ((("shape", "flag"),), 9)], ids=["values", "pairs"])
+def test_each_value_is_in_a_combination_and_few_combinations_are_taken(select, pairs, most):
+    found = itertools.product(DTYPES, SHAPES, FLAGS)
+    items = [Item(pairs, dtype=d, shape=s, flag=f) for d, s, f in found]
+    taken = [item.callspec.params for item in select(items)]
+    assert max(map(len, (DTYPES, SHAPES, FLAGS))) <= len(taken) <= most
+    for name, values in dict(dtype=DTYPES, shape=SHAPES, flag=FLAGS).items():
+        assert all(any(params[name] is value for params in taken) for value in values)
+    if pairs:
+        assert all(
+            any(p["shape"] is s and p["flag"] is f for p in taken)
+            for s, f in itertools.product(SHAPES, FLAGS)
+        )
