@@ -1,9 +1,10 @@
-"""The commands of `python -m tsfuser`: `explain` runs a script and explains the scripted functions in it;
-`config` prints the flags that build a C++ program.
+"""The commands of `python -m tsfuser`: `explain` runs a script and explains its scripted and compiled
+functions; `config` prints the flags that build a C++ program.
 
 explain. In: a script, run as `python script.py` would. Out: its own output, then a table for each scripted
-function or module that it called from Python, with the arguments of that call; `--html FILE` writes a page as
-well. Example: `python -m tsfuser explain train.py forward --html forward.html`.
+function or module, or one of `torch.compile(..., backend="tsfuser")`, that it called from Python, with the
+arguments of that call; `--html FILE` writes a page as well. Example:
+`python -m tsfuser explain train.py forward --html forward.html`.
 
 config. Out: one line of words, which a shell splits at spaces, as in `c++ main.cpp $(...)`. Example:
 `python -m tsfuser config --cflags --libs`."""
@@ -66,8 +67,12 @@ def _explain(script: Path, wanted: str | None, html: Path | None) -> int:
             found.to_html(html if number == 1 else html.with_stem(f"{html.stem}{number}"))
     if not chosen:
         names = ", ".join(dict.fromkeys(call.name for call in calls))
-        what = f"no scripted function of the name {wanted} was called; called were: {names}" if names else ""
-        print(what or f"{script} called no scripted function", file=sys.stderr)
+        what = (
+            f"no scripted or compiled function of the name {wanted} was called; called were: {names}"
+            if names
+            else ""
+        )
+        print(what or f"{script} called no scripted or compiled function", file=sys.stderr)
     return 0 if chosen else 1
 
 

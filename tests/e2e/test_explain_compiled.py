@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import tsfuser
+from tsfuser.debug.calls import collected
 from tsfuser.frontends.dynamo import program as dynamo_program
 
 pytestmark = pytest.mark.graphs
@@ -148,6 +149,12 @@ class Decorated(nn.Module):
         return torch.tanh(x * scale) + 1
 
 
+def torchs_in_place():
+    model = nn.Sequential(nn.Tanh(), nn.LayerNorm(6))
+    model.compile(backend="tsfuser")
+    return model
+
+
 def in_place():
     model = Block()
     model.compile(backend="tsfuser")
@@ -161,6 +168,7 @@ def in_place():
         (lambda: compiled(nn.Sequential(nn.Tanh(), nn.LayerNorm(6))), "Sequential", {}),
         (lambda: compiled(nn.LayerNorm(6).forward), "LayerNorm", {}),
         (in_place, "Block", {}),
+        (torchs_in_place, "Sequential", {}),
         (Decorated, "Decorated", {"scale": 2.0}),
         (lambda: compiled(torch.nn.functional.gelu), "gelu", {"approximate": "tanh"}),
         (lambda: compiled(lambda x: x.exp() + 1, options={"recompute": False}), "<lambda>", {}),
@@ -170,6 +178,7 @@ def in_place():
         "torch's module",
         "torch's method",
         "in place",
+        "torch's in place",
         "decorated",
         "torch's function",
         "options",
@@ -177,7 +186,7 @@ def in_place():
 )
 def test_whatever_torch_compile_takes(make, name, given):
     found = tsfuser.explain(make(), torch.randn(4, 6), **given)
-    assert found.name == name and len(found.graphs) in (1, 2)
+    assert found.name == name and len(found.graphs) in (1, 2) and found.graphs[0].items
 
 
 def test_options_are_kept():
@@ -224,3 +233,26 @@ def test_check_finds_what_is_wrong_outside_of_groups(monkeypatch):
 def test_check_leaves_random_programs_to_their_groups():
     report = tsfuser.check(compiled(lambda x: nn.functional.dropout(x.exp() * 2, 0.5) + 1), torch.ones(64))
     assert report.random and report.eager == 0
+
+
+def test_the_compiled_functions_that_a_program_calls_are_collected():
+    with collected() as calls:
+        module = torch.compile(Block(), backend="tsfuser")
+
+        @torch.compile(backend="tsfuser")
+        def scaled(x, *, by):
+            return torch.tanh(x * by)
+
+        in_place = nn.Sequential(nn.Tanh(), nn.Softmax(1))
+        in_place.compile(backend="tsfuser")
+        other = torch.compile(lambda x: x + 1, backend="eager")
+        for n in (4, 5):
+            for function in (module, in_place, other):
+                function(torch.randn(n, 6))
+        scaled(torch.ones(3), by=2.0)
+    assert [call.name for call in calls] == ["Block", "Sequential", "scaled"]
+    assert calls[0].args[0].shape == (4, 6) and calls[2].kwargs == {"by": 2.0}
+    for call in calls:
+        with call.mode():
+            assert tsfuser.explain(call.function, *call.args, **call.kwargs).groups
+    assert "collected" not in torch.compile.__qualname__

@@ -53,7 +53,7 @@ def isolate_compiled(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     from torch._dynamo.eval_frame import innermost_backend
 
     context = _context(fn)
-    choices = _choices(innermost_backend(context.callback), _name(fn))
+    choices = _choices(innermost_backend(context.callback), name_of(fn))
     program, owner = _twin_of(fn)
     given = (*args, *kwargs.values())
 
@@ -68,7 +68,7 @@ def isolate_compiled(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
             for module in owner:
                 module.double()
             values = tuple(mapped(value, _in_float64) for value in given)
-        return Twin(_name(fn), owner, values, functools.partial(call, program))
+        return Twin(name_of(fn), owner, values, functools.partial(call, program))
 
     def backend(module: Any, inputs: Any) -> Any:
         """One of its own, as compiled code is told apart by backends."""
@@ -80,7 +80,7 @@ def isolate_compiled(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         _separate(program), backend=backend, fullgraph=context.fullgraph, dynamic=context._dynamic
     )
     with generators_of((*owner, *given)), _left_as_found(backend):
-        yield CompiledTwin(_name(fn), owner, given, functools.partial(call, again), eager)
+        yield CompiledTwin(name_of(fn), owner, given, functools.partial(call, again), eager)
 
 
 def _in_float64(tensor: torch.Tensor) -> torch.Tensor:
@@ -114,7 +114,8 @@ def _choices(backend: Any, name: str) -> dict[str, Any]:
     return choices
 
 
-def _name(fn: Any) -> str:
+def name_of(fn: Any) -> str:
+    """Of the module's class, or of the function."""
     original = getattr(fn, "_orig_mod", None)
     if original is not None:
         return type(original).__name__
@@ -147,6 +148,8 @@ def _twin_of(fn: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     owner = getattr(original, "__self__", None)
     if isinstance(owner, torch.nn.Module):
         module = twin_of(owner)
+        if original.__func__ is torch.nn.Module._call_impl:  # of `module.compile()`
+            return module, (module,)
         return types.MethodType(original.__func__, module), (module,)
     return _with_copies(original)
 
