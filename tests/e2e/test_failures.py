@@ -122,7 +122,7 @@ def test_an_error_in_the_pass_leaves_the_program_as_it_was(device, monkeypatch):
 def test_an_error_in_the_planner_runs_unfused(device):
     from tsfuser.planning import planner
 
-    def broken_planner(group_id, args):
+    def broken_planner(group_id, args, varies):
         raise KeyError("a plan went wrong")
 
     scripted, x, y = fused_without_a_plan(device)

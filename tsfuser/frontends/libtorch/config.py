@@ -6,6 +6,7 @@ package. Example: `cflags()` -> `["-std=c++20", "-I.../cpp", ...]`.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -38,5 +39,13 @@ def libs() -> list[str]:
     there = [f"-l{name}" for name in names if (folder / f"lib{name}.so").exists()]
     # what torch's own libraries need of CUDA's they find themselves, when they are loaded
     search = [f"-L{folder}", f"-Wl,-rpath,{folder}", "-Wl,--allow-shlib-undefined"]
-    keep = ["-Wl,--push-state,--no-as-needed", *there, "-Wl,--pop-state"]
+    keep = ["-Wl,--push-state,--no-as-needed", *there, *_cpp_runtime(), "-Wl,--pop-state"]
     return [str(FOLDER / "tsfuser.cpp"), *search, *keep, "-ldl", "-pthread"]
+
+
+def _cpp_runtime() -> list[str]:
+    """The C++ standard library that torch runs with. Some compilers link their own into the program, and the
+    two would free what the other one allocated."""
+    maps = Path("/proc/self/maps")
+    text = maps.read_text() if maps.exists() else ""
+    return re.findall(r"(/\S.*/libstdc\+\+\.so\S*)$", text, re.M)[:1]
