@@ -25,27 +25,6 @@ EPSILON = {
 EPSILON |= {torch.complex64: 2.0**-23, torch.complex128: 2.0**-52}
 ULPS = 16  # two libraries' sin, exp or pow and the roundings of a formula; a 16-bit result is rounded once
 
-#: Rows whose formula cancels: their error is measured against the operands (and 1), not against the small
-#: result.
-CANCELLING = {
-    "gelu",
-    "gelu_backward",
-    "lerp",
-    "logaddexp",
-    "logaddexp2",
-    "add",
-    "sub",
-    "rsub",
-    "addcmul",
-    "addcdiv",
-    "special_ndtr",
-    "mish_backward",
-    "silu_backward",
-    "log_sigmoid_backward",
-}
-#: Rows with a multiplication before an addition: eager's kernel may fuse the two, so that only one of us
-#: overflows between them.
-MULTIPLY_ADD = {"add", "sub", "rsub", "addcmul", "addcdiv", "lerp"}
 #: Derivatives at NaN: eager's vector and scalar code differ from each other.
 NAN_UNDEFINED = {
     "hardtanh_backward",
@@ -170,8 +149,8 @@ def _near(sample, result, wanted):
     rounded = wanted.to(result.dtype).to(wide)
     actual, wanted = result.to(wide), wanted.to(wide)
     same = (actual == rounded) | (torch.isnan(actual) & torch.isnan(wanted))
-    scale = wanted.abs()
-    if sample.row.name.partition("::")[2] in CANCELLING:
+    scale = wanted.abs()  # and, where the formula cancels, that of the operands and 1
+    if sample.row.error != "result":
         for t in sample.tensors.values():
             scale = torch.maximum(scale, t.to(wide).abs().nan_to_num(0, 0, 0).clamp(min=1))
     info = torch.finfo(result.dtype)
@@ -188,7 +167,7 @@ def _excused(sample, eager):
         excused |= torch.isnan(sample.arguments.get("self", sample.arguments.get("self_or_result")))
     if name == "log_sigmoid_backward":  # a buffer that underflowed, times an infinite gradient
         excused |= torch.isinf(sample.arguments["grad_output"])
-    if name in MULTIPLY_ADD:
+    if sample.row.error == "contracted":
         for t in sample.tensors.values():
             excused |= t.abs() > torch.finfo(t.dtype).max / 128 if t.is_floating_point() else False
     if name in LONG_QUOTIENT:

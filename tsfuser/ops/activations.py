@@ -25,7 +25,9 @@ define("logit", "log({0} / (1 - {0}))")
 define("logit_clamped", "logit({0}, {1})")
 
 
-@composite("aten::gelu", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True)
+@composite(
+    "aten::gelu", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True, error="operands"
+)
 def gelu(b: Builder, self, approximate: str = "none") -> Value:
     """`self` times the normal distribution function of it, or its approximation by tanh"""
     if approximate not in ("none", "tanh"):

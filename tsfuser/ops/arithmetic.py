@@ -80,6 +80,7 @@ def check_number(b: Builder, value: Value | None, dtype: DType, what: str) -> No
     keeps_dtype=True,
     in_place_early=True,
     identity={"f": -0.0, "i": 0},
+    error="contracted",
 )
 def add(b: Builder, self, other, alpha=None) -> Value:
     """`self + alpha * other`; on bool `or`"""
@@ -95,6 +96,7 @@ def add(b: Builder, self, other, alpha=None) -> Value:
     keeps_dtype=True,
     in_place_early=True,
     identity={"f": 0.0, "i": 0},
+    error="contracted",
 )
 def sub(b: Builder, self, other, alpha=None) -> Value:
     """`self - alpha * other`"""
@@ -105,7 +107,7 @@ def sub(b: Builder, self, other, alpha=None) -> Value:
     return _scaled_sum(b, "sub", self, other, alpha)
 
 
-@composite("aten::rsub", "Tensor", "Scalar", dtypes=ALL, smooth=True, keeps_dtype=True)
+@composite("aten::rsub", "Tensor", "Scalar", dtypes=ALL, smooth=True, keeps_dtype=True, error="contracted")
 def rsub(b: Builder, self, other, alpha=None) -> Value:
     """`other - alpha * self`"""
     return sub(b, other, self, alpha)
@@ -254,7 +256,7 @@ def float_power(b: Builder, self, exponent) -> Value:
 # ---- three operands
 
 
-@composite("aten::addcmul", dtypes=NUMERIC, smooth=True, keeps_dtype=True)
+@composite("aten::addcmul", dtypes=NUMERIC, smooth=True, keeps_dtype=True, error="contracted")
 def addcmul(b: Builder, self, tensor1, tensor2, value=None) -> Value:
     """`self + value * tensor1 * tensor2`"""
     dtype = b.promote(self, tensor1, tensor2)
@@ -264,7 +266,7 @@ def addcmul(b: Builder, self, tensor1, tensor2, value=None) -> Value:
     return promoted(b, symbol, (self, tensor1, tensor2), dtype, numbers=(value,), name="addcmul")
 
 
-@composite("aten::addcdiv", dtypes=REAL, smooth=True, keeps_dtype=True)
+@composite("aten::addcdiv", dtypes=REAL, smooth=True, keeps_dtype=True, error="contracted")
 def addcdiv(b: Builder, self, tensor1, tensor2, value=None) -> Value:
     """`self + value * tensor1 / tensor2`"""
     dtype = b.promote(self, tensor1, tensor2)
@@ -276,7 +278,9 @@ def addcdiv(b: Builder, self, tensor1, tensor2, value=None) -> Value:
     return promoted(b, "addcdiv", (self, tensor1, tensor2), dtype, numbers=(value,))
 
 
-@composite("aten::lerp", "Scalar", "Tensor", dtypes=FLOATING, smooth=True, keeps_dtype=True)
+@composite(
+    "aten::lerp", "Scalar", "Tensor", dtypes=FLOATING, smooth=True, keeps_dtype=True, error="contracted"
+)
 def lerp(b: Builder, self, end, weight) -> Value:
     """`self + weight * (end - self)`, computed from the nearer end"""
     if end.dtype is not self.dtype or not (weight.is_number or weight.dtype is self.dtype):

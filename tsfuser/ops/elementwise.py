@@ -32,6 +32,7 @@ def unary(
     in_place_early: bool = False,
     smooth: bool = True,
     cheap: bool = False,
+    error: str = "result",
     **by_kind: str,
 ) -> None:
     """The row of `aten::name(Tensor self)`, and its symbol. `cheap`, `by_kind`: see `ir.symbols`."""
@@ -40,7 +41,8 @@ def unary(
     def evaluate(b: Builder, self: Value) -> Value:
         return elementwise(b, symbol, (self,), rule, dtypes)
 
-    _register(name, ("",), template, rule, dtypes, evaluate, smooth, in_place_early=in_place_early)
+    facts = {"in_place_early": in_place_early, "error": error}
+    _register(name, ("",), template, rule, dtypes, evaluate, smooth, **facts)
 
 
 def binary(
@@ -54,6 +56,7 @@ def binary(
     in_place_early: bool = False,
     identity: Mapping[str, float] | None = None,
     cheap: bool = False,
+    error: str = "result",
     **by_kind: str,
 ) -> None:
     """The row of `aten::name(self, other)`, both Tensors or one of them a Scalar, and its symbol.
@@ -63,7 +66,7 @@ def binary(
     def evaluate(b: Builder, self: Value, other: Value) -> Value:
         return elementwise(b, symbol, (self, other), rule, dtypes, exact)
 
-    facts = {"in_place_early": in_place_early, "identity": identity or {}}
+    facts = {"in_place_early": in_place_early, "identity": identity or {}, "error": error}
     _register(name, overloads, template, rule, dtypes, evaluate, smooth, **facts)
 
 

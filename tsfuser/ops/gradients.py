@@ -29,11 +29,11 @@ define("logit_clamped_backward", "logit_backward({0}, {1}, {2})")
 _NOT_NEGATIVE = Limit(low=0, least=0.0)
 
 
-def _gradient(name: str, template: str, cheap: bool = False) -> None:
+def _gradient(name: str, template: str, cheap: bool = False, **facts) -> None:
     """The row of `aten::name_backward(grad_output, self)`."""
     symbol = define(f"{name}_backward", template, cheap)
 
-    @composite(f"aten::{name}_backward", dtypes=FLOATING)
+    @composite(f"aten::{name}_backward", dtypes=FLOATING, **facts)
     def evaluate(b: Builder, grad_output, self) -> Value:
         return elementwise(b, symbol, (grad_output, self), dtypes=FLOATING)
 
@@ -47,7 +47,7 @@ def _gradient_of_output(name: str, template: str, cheap: bool = True) -> None:
         return elementwise(b, symbol, (grad_output, output), dtypes=FLOATING)
 
 
-_gradient("silu", "silu_backward({0}, {1})")
+_gradient("silu", "silu_backward({0}, {1})", error="operands")
 _gradient("hardswish", "hardswish_backward({0}, {1})")
 # eager too has a float here, for doubles
 _gradient("hardsigmoid", "({1} > -3 && {1} < 3 ? {0} * (1.0f / 6.0f) : 0)", cheap=True)
@@ -67,14 +67,14 @@ def _check_same(grad: Value, self: Value) -> None:
         raise Refusal(f"a gradient in {grad.dtype} of an operand in {self.dtype}")
 
 
-@composite("aten::mish_backward", dtypes=FLOATING)
+@composite("aten::mish_backward", dtypes=FLOATING, error="operands")
 def mish_backward(b: Builder, grad_output, self) -> Value:
     """`grad_output` times the derivative of mish"""
     _check_same(grad_output, self)
     return _with_numbers(b, "mish_backward", grad_output, self)
 
 
-@composite("aten::gelu_backward", dtypes=FLOATING)
+@composite("aten::gelu_backward", dtypes=FLOATING, error="operands")
 def gelu_backward(b: Builder, grad_output, self, approximate: str = "none") -> Value:
     """`grad_output` times the derivative of gelu"""
     if approximate not in ("none", "tanh"):
@@ -142,7 +142,7 @@ def softshrink_backward(b: Builder, grad_output, self, lambd) -> Value:
     return hardshrink_backward(b, grad_output, self, lambd)
 
 
-@composite("aten::log_sigmoid_backward", dtypes=FLOATING, sizes="first")
+@composite("aten::log_sigmoid_backward", dtypes=FLOATING, sizes="first", error="operands")
 def log_sigmoid_backward(b: Builder, grad_output, self, buffer) -> Value:
     """`grad_output * sigmoid(-self)`; the buffer is not needed"""
     _check_same(grad_output, self)

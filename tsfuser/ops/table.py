@@ -114,6 +114,10 @@ class Row:
     in-place form leaves another layout than this op gives. `autodiff_excludes`: a view that torch's autodiff
     differentiates, but takes out of its graphs where it is at their ends. `instead` continues the sentence
     "TorchScript's autodiff knows no derivative of ..." with what it does know.
+
+    A fact that tests ask for: `error`, what the rounding error of the op's formula is relative to. It is the
+    `result`, or the `operands` where the formula cancels, or `contracted` where it does and eager's kernel
+    may fuse a product with a sum besides, so that only one of the two overflows in between.
     """
 
     name: str
@@ -143,6 +147,7 @@ class Row:
     in_place_differs: bool = False
     autodiff_excludes: bool = False
     instead: str = ""
+    error: str = "result"
 
     @property
     def is_view(self) -> bool:
