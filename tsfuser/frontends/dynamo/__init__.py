@@ -3,12 +3,13 @@
 compile.py    what torch.compile calls: AOTAutograd, partitioner, and what compiles one FX graph
 settings.py   `options={...}` of torch.compile
 partition.py  what the forward saves for the backward
-decompositions.py, simplify.py   which ops are taken apart, and simpler forms of others
+decompositions.py, foreach.py, simplify.py   which ops are taken apart, and simpler forms of others
 translate.py  an FX graph of ATen ops as a typed torch._C.Graph; arguments.py, sizes.py, types.py,
                places.py: its parts
 updates.py    inputs that the program changes
 split.py      cuts a graph around nodes that cannot be translated
 passes.py     the passes that make groups, those of the other front ends without guards
+expected.py   the calls that groups are planned for before they run
 program.py    the callable: torch's interpreter runs the graph
 cuda_graphs.py   mode="reduce-overhead"
 watch.py      what became of each graph, for explain; logs.py and counts.py: for logs and counters
