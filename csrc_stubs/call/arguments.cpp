@@ -169,7 +169,7 @@ std::optional<ScalarType> dtype_from_name(const std::string& name) {
 }
 
 int64_t alignment_of(const void* address) {
-  const auto bits = reinterpret_cast<uintptr_t>(address) | 256;
+  const auto bits = reinterpret_cast<uintptr_t>(address) | most_alignment;
   return static_cast<int64_t>(bits & (~bits + 1));
 }
 

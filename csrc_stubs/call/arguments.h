@@ -3,7 +3,7 @@
 // In: the top of the interpreter's stack. Out: a structure key (what kinds of arguments), a leaf vector
 // (their sizes, strides, alignments and integers), the tensors' addresses and the device; or the reason why
 // no kernel may see them. Example: one float32 CUDA tensor of sizes (4, 8) gives one structure word and
-// leaves [4, 8, 8, 1, 256].
+// leaves [4, 8, 8, 1, 64].
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -39,7 +39,10 @@ const char* refuse_mode();
 const char* dtype_name(c10::ScalarType dtype);
 std::optional<c10::ScalarType> dtype_from_name(const std::string& name);
 
-// Largest power of two, at most 256, that divides the address; 256 for null.
+// Largest power of two, at most `most_alignment`, that divides the address; that for null. No vector of a
+// kernel is wider; and what torch allocates has it, so that calls with new tensors are calls that were made
+// before.
+constexpr int64_t most_alignment = 64;
 int64_t alignment_of(const void* address);
 
 // Two words a multiplication (as in wyhash): the key of a usual call is hashed in some 20 ns.

@@ -152,6 +152,18 @@ def test_alignment_is_looked_at_in_every_call(device):
         assert_matches(scripted(a, x), three_ops(a, x), three_ops(a.double(), x.double()), ops=3)
 
 
+def test_new_tensors_are_no_new_class_of_call(device):
+    """Whatever more than a vector's width their addresses are multiples of."""
+    scripted = fuse(three_ops, torch.randn(1024, device=device), torch.randn(1024, device=device))
+    whole = torch.randn(1024 + 512, device=device)
+    offsets = [k * 16 for k in range(32)]  # multiples of 64 bytes, one of each of 128, 256...
+    with counted() as rise:
+        for offset in offsets:
+            x = whole[offset : offset + 1024]
+            assert_matches(scripted(x, x), three_ops(x, x), three_ops(x.double(), x.double()), ops=3)
+    assert (rise["exact_hits"], rise["class_hits"]) == (len(offsets), 0)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_floating_dtypes(device, dtype):
     x, b = torch.randn(37, 50, device=device).to(dtype), torch.randn(50, device=device).to(dtype)

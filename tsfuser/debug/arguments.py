@@ -17,7 +17,7 @@ def described(value: Any) -> Arg:
     """A group's argument as plans are made for it."""
     if isinstance(value, torch.Tensor):
         address = value.data_ptr()
-        alignment = min(address & -address, 256) if address else 256
+        alignment = min(address & -address, 64) if address else 64
         return TensorArg(
             str(value.dtype)[6:], str(value.device), tuple(value.shape), value.stride(), alignment
         )

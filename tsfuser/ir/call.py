@@ -24,13 +24,13 @@ from .limits import Limit
 @dataclass(frozen=True)
 class TensorArg:
     """A tensor: dtype name, device (`cpu`, `cuda:0`), sizes and strides in elements, and `alignment`, the
-    largest power of two up to 256 that divides its address."""
+    largest power of two up to 64 that divides its address."""
 
     dtype: str
     device: str
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
-    alignment: int = 256
+    alignment: int = 64
 
     def __str__(self) -> str:
         """`float32[4, 8] on cuda:0`, with the strides where they are not those of a dense tensor."""
