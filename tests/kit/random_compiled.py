@@ -73,8 +73,12 @@ def sweep(seeds, device, features=(), batch=50, report=print):
 
 
 def _same(what, other):
-    """Whether the same result of the same call is wrong: by how much is the matter of rounding."""
-    return what.partition(" differ (")[0] == other.partition(" differ (")[0]
+    """Whether the same result of the same call is wrong, or the same call raises: by how much is a matter of
+    rounding, and errors name the backend."""
+    for end in (" raises ", " differ ("):
+        if end in what:
+            return what.partition(end)[0] == other.partition(end)[0] and end in other
+    return what == other
 
 
 def main():
