@@ -5,7 +5,7 @@
 // for no more than its share of them. Where the room is taken, plans that have long been of no use make
 // way. Time is counted in misses: a program that goes round a number of classes for which there is no room
 // misses with some of them in every round, and would else drop in each round what it needs in the next. A
-// call that is under way, or that a thread remembers (exact.h), keeps its plan alive.
+// call that is under way, or that a thread remembers (exact_cache.h), keeps its plan alive.
 #pragma once
 
 #include "call/plan.h"

@@ -5,10 +5,10 @@
 // has a guard of its own, and so on. A guard that has met more than `patterns` patterns of types *opens*: it
 // passes all calls that a group can serve, and the chain of fallbacks below it ends. Not those with tensors
 // that require a gradient, which a group would run one op at a time, without the differentiable graph that a
-// fallback makes. Where no plan can be made for a call that came so, the group runs its nodes one by one,
-// and its guard sends such calls to the fallback from then on (up to `most_sent_back` patterns; later ones
-// run so each time). Example: with `patterns` 4, the tensors float32[2 dims], which the group was made for,
-// then int64[2], float32[3], float32[2] transposed, float64[2] and float32[4]: the last one opens it.
+// fallback makes. If it lets a call in for which no plan can be made, the group runs that call unfused,
+// and the guard sends later calls of its pattern to the fallback (up to `most_sent_back` patterns; later
+// ones run so each time). Example: with `patterns` 4, the tensors float32[2 dims], which the group was made
+// for, then int64[2], float32[3], float32[2] transposed, float64[2] and float32[4]: the last one opens it.
 #pragma once
 
 #include <ATen/core/ivalue.h>

@@ -1,4 +1,4 @@
-"""Takes the bias out of `linear` and `conv2d`, so that its addition joins a group (behaviour.md 1.4, 1.5).
+"""Takes the bias out of `linear` and `conv2d`, so that its addition joins a group.
 
 Only where PYTORCH_NVFUSER_ENABLE asks for it: `linear_decomposition`, `conv_decomposition`. Before: `%o =
 aten::linear(%x, %w, %b)`, where %x has four dims or more (with fewer, libraries add the bias on the way).

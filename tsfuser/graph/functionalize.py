@@ -1,4 +1,4 @@
-"""Turns in-place ops into their functional forms, where no one can see the difference (behaviour.md 1.3).
+"""Turns in-place ops into their functional forms, where no one can see the difference.
 
 Before: `y = x * 2; y += 1`. After: `y = x * 2; z = y + 1`. `x += 1` on a graph input stays: the caller sees
 it. So does `y += w` where `y + w` would be of another dtype than `y`, and what is of an unknown one; where

@@ -1,5 +1,4 @@
-"""Moves elementwise ops from before a chunk to behind it, where they join the groups that read the chunks
-(behaviour.md 1.8).
+"""Moves elementwise ops from before a chunk to behind it, where they join the groups that read the chunks.
 
 Before: `%v = aten::add(%a, %b, 1);  %p, %q = prim::ConstantChunk[chunks=2, dim=1](%v)`. After: `%a0, %a1`
 and `%b0, %b1` are chunks of %a and %b, broadcast to each other, and `%p = aten::add(%a0, %b0, 1)`, `%q`

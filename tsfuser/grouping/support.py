@@ -1,4 +1,4 @@
-"""Which nodes can be fused, and for which device (behaviour.md 2).
+"""Which nodes can be fused, and for which device.
 
 In: a node whose values carry types. Out: a `Verdict`: the device of the group it could join, or the reason,
 as a sentence, why it cannot. Example: `examine(node, horizon).reason` -> "aten::polar is not in the op

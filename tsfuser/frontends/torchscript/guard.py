@@ -1,4 +1,4 @@
-"""Puts a group behind a guard, with the original nodes as the fallback (behaviour.md 4 and 8.5).
+"""Puts a group behind a guard, with the original nodes as the fallback.
 
 Before: `%b = prim::CudaFusionGroup(%x)`. After:
 

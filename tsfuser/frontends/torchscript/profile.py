@@ -1,4 +1,4 @@
-"""Removes profile nodes and puts what they saw on the values as types (behaviour.md 8.7).
+"""Removes profile nodes and puts what they saw on the values as types.
 
 Before: `%2 : Tensor = prim::profile[profiled_type=Float(4, 8, ...)](%x)`, and users of `%2`.
 After: the same users of `%x : Float(4, 8, ...)`.

@@ -8,8 +8,8 @@ that. Order of `STEPS`, and why:
 
   keep_nothing          first: a backward without gradients has nothing for the others
   join                  before all that asks who reads what is kept, which may be kept several times
-  choose_gradients      autodiff's formulas put right, before anything is computed again or kept in place of
-  share_ties              another: for that it counts what they read in the end
+  choose_gradients      these five, up to invert_orders, correct autodiff's formulas. They come before the
+  share_ties            steps that count what the backward reads, which is what the corrected formulas read
   exclude_bounds
   cast_in_place
   invert_orders
