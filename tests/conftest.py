@@ -9,6 +9,7 @@ import importlib.util
 import os
 import sys
 import tempfile
+import warnings
 
 import pytest
 
@@ -70,9 +71,8 @@ def _with_each_value(items):
     """As few of the items, all of one test, as have each value of each of its parameters."""
     pairs = items[0].get_closest_marker("each_value").args
     values = {}
-    for (
-        item
-    ) in items:  # combinations share the values of a parameter, which need be neither equal nor hashable
+    for item in items:
+        # combinations share the values of a parameter, which need be neither equal nor hashable
         known = {name: id(value) for name, value in item.callspec.params.items()}
         values[item] = {*known.items(), *((pair, *map(known.get, pair)) for pair in pairs)}
     missing, taken = set().union(*values.values()), []
@@ -100,6 +100,31 @@ def pytest_generate_tests(metafunc):
         if short and any(metafunc.definition.iter_markers("graphs")):
             chosen.remove("cpu-fibers")
         metafunc.parametrize("target", chosen, scope="module")
+
+
+@pytest.fixture
+def forgotten():
+    """For tests of torch.compile: graphs, plans and counters of other tests are forgotten."""
+    import torch
+
+    import tsfuser
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    tsfuser.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def fused_or_error():
+    """What runs unfused is an error."""
+    import tsfuser
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", tsfuser.TsfuserWarning)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -8,16 +8,8 @@ import torch
 import tsfuser
 from tsfuser.frontends.dynamo import program
 
-pytestmark = pytest.mark.graphs
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten")]
 LOGGER = "tsfuser"  # as TORCH_LOGS names it
-
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    torch._dynamo.reset()
-    tsfuser.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def function(x):

@@ -3,7 +3,6 @@ models as packages have them, with random weights."""
 
 import copy
 import importlib.util
-import warnings
 
 import pytest
 import torch
@@ -12,21 +11,8 @@ from torch import nn
 
 import tsfuser
 from kit.compiled_models import MODELS
-from tsfuser.errors import TsfuserWarning
 
-pytestmark = pytest.mark.graphs
-
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    """Graphs and plans of other tests are forgotten; what runs unfused is an error."""
-    torch._dynamo.reset()
-    tsfuser.reset()
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", TsfuserWarning)
-        yield
-    torch._dynamo.reset()
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten", "fused_or_error")]
 
 
 def losses(model, function, batches):

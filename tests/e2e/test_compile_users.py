@@ -2,7 +2,6 @@
 
 import copy
 import socket
-import warnings
 
 import pytest
 import torch
@@ -11,22 +10,11 @@ from torch import nn
 
 import tsfuser
 from kit.support import assert_matches
-from tsfuser.errors import TsfuserWarning
 from tsfuser.frontends.dynamo.foreach import foreach_ops
 
 BACKEND = "tsfuser"
 
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    """Graphs and plans of other tests are forgotten; what runs unfused is an error."""
-    torch._dynamo.reset()
-    tsfuser.reset()
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", TsfuserWarning)
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
 
 
 def compiled(function, **choices):

@@ -10,16 +10,7 @@ import tsfuser
 from tsfuser.debug.calls import collected
 from tsfuser.frontends.dynamo import program as dynamo_program
 
-pytestmark = pytest.mark.graphs
-
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    torch._dynamo.reset()
-    tsfuser.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten")]
 
 
 def compiled(function, **choices):

@@ -27,22 +27,9 @@ from tsfuser.frontends.dynamo.settings import Settings
 from tsfuser.planning import compilers, planner
 from tsfuser.planning.compile import compile_fusion
 
-pytestmark = pytest.mark.graphs
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten", "fused_or_error")]
 BACKEND = "tsfuser"
 TERMS = 400  # the longest sums of the models: a convolution of 7 x 7 over 8 images
-
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    """Graphs and plans of other tests are forgotten; what runs unfused is an error."""
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    tsfuser.reset()
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", TsfuserWarning)
-        yield
-    torch._dynamo.reset()
 
 
 def compiled(function, **choices):

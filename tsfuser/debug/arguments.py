@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from ..ir.call import Arg, ListArg, OtherArg, ScalarArg, TensorArg
+from ..ir.call import MOST_ALIGNMENT, Arg, ListArg, OtherArg, ScalarArg, TensorArg
 
 
 def described(value: Any) -> Arg:
     """A group's argument as plans are made for it."""
     if isinstance(value, torch.Tensor):
         address = value.data_ptr()
-        alignment = min(address & -address, 64) if address else 64
+        alignment = min(address & -address, MOST_ALIGNMENT) if address else MOST_ALIGNMENT
         return TensorArg(
             str(value.dtype)[6:], str(value.device), tuple(value.shape), value.stride(), alignment
         )

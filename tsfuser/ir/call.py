@@ -20,17 +20,20 @@ from . import size as sz
 from .dtypes import DTYPES, DType
 from .limits import Limit
 
+#: Bytes; more is not told apart, here and in csrc_stubs/call/arguments.h.
+MOST_ALIGNMENT = 64
+
 
 @dataclass(frozen=True)
 class TensorArg:
     """A tensor: dtype name, device (`cpu`, `cuda:0`), sizes and strides in elements, and `alignment`, the
-    largest power of two up to 64 that divides its address."""
+    largest power of two up to `MOST_ALIGNMENT` that divides its address."""
 
     dtype: str
     device: str
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
-    alignment: int = 64
+    alignment: int = MOST_ALIGNMENT
 
     def __str__(self) -> str:
         """`float32[4, 8] on cuda:0`, with the strides where they are not those of a dense tensor."""
@@ -122,7 +125,8 @@ class Call:
         return sz.leaf(self._first[i] + self._rank(i) + d, f"stride{i}_{d}")
 
     def alignment(self, i: int) -> sz.Size:
-        """Largest power of two up to 256 that divides the address of tensor argument `i`, in bytes."""
+        """Largest power of two up to `MOST_ALIGNMENT` that divides the address of tensor argument `i`, in
+        bytes."""
         return sz.leaf(self._first[i] + 2 * self._rank(i), f"align{i}")
 
     def _rank(self, i: int) -> int:

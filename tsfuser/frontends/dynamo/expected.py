@@ -16,7 +16,6 @@ import torch
 from ...graph.wrapper import GROUP, Graph, Value, all_blocks, inputs, is_constant
 from ...ir.call import Arg, ListArg, OtherArg, ScalarArg, TensorArg
 
-_ALIGNMENT = {"cpu": 64}  # bytes; 256 and more elsewhere
 _KINDS = {int: "int", bool: "bool", float: "float", complex: "complex"}
 
 
@@ -57,4 +56,4 @@ def _tensor(type_) -> TensorArg | None:
         return None
     name = str(dtype).removeprefix("torch.")
     place = str(torch.device(device))
-    return TensorArg(name, place, tuple(sizes), tuple(strides), _ALIGNMENT.get(place, 256))
+    return TensorArg(name, place, tuple(sizes), tuple(strides))  # aligned, as what torch allocates
