@@ -18,6 +18,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <future>
 #include <mutex>
 #include <thread>
@@ -353,6 +354,47 @@ void live(const OwnPython& python, const std::string& interpreter, std::promise<
   python.Free(name);
 }
 
+// Signals are the program's: they go to the program's threads, not to one that is started in this scope.
+class SignalsHeldBack {
+ public:
+  SignalsHeldBack() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsHeldBack() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsHeldBack(const SignalsHeldBack&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+// Imports tsfuser, and torch with it, and switches fusion on; returns the Error if that fails. A thread that
+// has no Python thread state of its own leaves it to one that ends here: pybind11 before 3.0.2 keeps, for as
+// long as the thread lives, the thread state in which it was imported, also after that state is deleted.
+std::exception_ptr import_tsfuser(const Python& python, const Strings& arguments, bool inside_python) {
+  std::exception_ptr failure;
+  const auto import = [&] {
+    const Lock lock(python);
+    try {
+      python.call("start", arguments);
+    } catch (const Error&) {
+      failure = std::current_exception();
+    }
+  };
+  if (inside_python) {
+    import();
+  } else {
+    std::thread thread;
+    {
+      const SignalsHeldBack held;
+      thread = std::thread(import);
+    }
+    thread.join();
+  }
+  return failure;
+}
+
 // Loads and starts Python. Throws Error.
 void start_python(State& s, const std::string& wanted, const char* compiled_with) {
   const auto [interpreter, library] = probe(wanted, compiled_with);
@@ -367,11 +409,10 @@ void start_python(State& s, const std::string& wanted, const char* compiled_with
   }
   std::promise<void> ready;
   std::future<void> is_ready = ready.get_future();
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's signals go to the program's threads
-  s.thread = std::thread(live, std::cref(*python), interpreter, std::move(ready), s.end.get_future());
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  {
+    const SignalsHeldBack held;
+    s.thread = std::thread(live, std::cref(*python), interpreter, std::move(ready), s.end.get_future());
+  }
   is_ready.wait();
   s.ours = true;
   s.process = getpid();
@@ -411,14 +452,11 @@ void detail::start(const Options& options, const char* compiled_with) {
   for (const auto& [name, value] : options.variables) {
     arguments.push_back(name + "=" + value);
   }
-  const Lock lock(*s.python);
-  try {
-    s.python.load()->call("start", arguments);
-  } catch (const Error&) {
-    std::atexit(leave);
-    throw;
-  }
+  const std::exception_ptr failure = import_tsfuser(*s.python, arguments, turn.inside_python());
   std::atexit(leave);  // now, so that it runs before the destructors of what Python has loaded
+  if (failure) {
+    std::rethrow_exception(failure);
+  }
   s.on = true;
 }
 
