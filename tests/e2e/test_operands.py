@@ -195,3 +195,35 @@ def test_operands_of_another_rank_or_layout_later(device):
             torch.testing.assert_close(scripted(a, b), a @ b)
         sparse = q[0, 0].to_sparse()
         torch.testing.assert_close(scripted(sparse, k[0, 0]), sparse @ k[0, 0])
+
+
+def turn(x: Tensor, y: Tensor):
+    """A copy into another layout between products, with nothing else to fuse."""
+    return torch.mm(x, y).t().clone(memory_format=torch.contiguous_format)
+
+
+@pytest.mark.parametrize("sizes", [(65, 64), (64, 65), (1, 130), (130, 1), (3, 0)])
+def test_a_copy_into_another_layout_is_a_group_of_its_own(device, sizes):
+    rows, columns = sizes
+    scripted = fresh(turn)
+    with tsfuser.fuser(), no_fallback():
+        for m, n in ((96, 80), (rows, columns)):
+            x, y = torch.randn(m, 8, device=device), torch.randn(8, n, device=device)
+            for _ in range(3):
+                got = scripted(x, y)
+            want = turn(x, y)
+            assert got.equal(want) and got.stride() == want.stride()
+    assert [kinds(g) for g in groups(scripted)] == [["aten::t", "aten::clone"]]
+
+
+def test_a_copy_in_the_same_layout_and_a_small_one_are_torchs(device):
+    def straight(x: Tensor, y: Tensor):
+        return torch.mm(x, y).clone()
+
+    for program, size in ((straight, 96), (turn, 8)):
+        scripted = fresh(program)
+        x = torch.randn(size, size, device=device)
+        with tsfuser.fuser():
+            for _ in range(3):
+                got = scripted(x, x)
+        assert got.equal(program(x, x)) and not groups(scripted)

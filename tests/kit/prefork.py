@@ -116,7 +116,7 @@ def _become(arguments, env, cwd, outputs):
 
 
 def _main():
-    import torch  # noqa: F401
+    import torch
 
     arguments, *others = _next_program()
     names = _become(arguments, *others)

@@ -16,10 +16,12 @@ inside whose neighbours are nearer in memory: products read either."""
 
 from __future__ import annotations
 
+from math import prod
+
 from .effects import Effects
 from .wrapper import Graph, Node, Value, all_blocks, inputs, insert
 
-PRODUCT, PACKED = "aten::matmul", "tsfuser::packed"
+PRODUCT, PACKED, COPY = "aten::matmul", "tsfuser::packed", "aten::clone"
 _LEAST = 1 << 12  # elements of what is worth another kernel's launch
 
 
@@ -43,7 +45,15 @@ def pack_operands(graph: Graph) -> Graph:
 def is_packing(node: Node) -> bool:
     """Whether the node copies a tensor into another layout, which torch is slow at: a group may do nothing
     else."""
+    if node.kind() == COPY:
+        strides = [_shape(value) for value in (node.inputsAt(0), node.output())]
+        return None not in strides[0] + strides[1] and _walk(*strides[0]) != _walk(*strides[1])
     return node.kind() == PACKED
+
+
+def _walk(sizes: list[int], strides: list[int]) -> list[int] | None:
+    """The strides of dims of more than one element; None for a small tensor."""
+    return [step for size, step in zip(sizes, strides) if size != 1] if prod(sizes) >= _LEAST else None
 
 
 def _shape(value: Value) -> tuple[list[int] | None, list[int] | None]:
@@ -62,10 +72,7 @@ def needs_copy(value: Value) -> bool:
     """Whether a product copies the operand (ATen/native/LinearAlgebra.cpp, `_matmul_impl` and
     `prepare_batch_matrix_for_cublas`)."""
     sizes, strides = _shape(value)
-    count = 1
-    for size in sizes:
-        count *= size
-    if count < _LEAST:
+    if prod(sizes) < _LEAST:
         return False
     (rows, columns), (down, along) = sizes[-2:], strides[-2:]
     if not (along == 1 and down >= columns or down == 1 and along >= rows):
