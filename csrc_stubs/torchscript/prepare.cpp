@@ -37,6 +37,8 @@ void hand_through(Graph& graph, const Node*) {
 }
 
 constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
+    // Anywhere: what it changes are numbers only.
+    fold_products,
     // First: what hands its operand on would hide who else reads, or made, what the others look at.
     hand_through,
     // Before the forms: an op that writes keeps autodiff from what it writes to, and is no reader that a

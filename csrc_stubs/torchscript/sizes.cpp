@@ -1,4 +1,5 @@
-// Arithmetic on lists of sizes that stands before a group, for results of which only the sizes are asked.
+// Arithmetic on lists of sizes that stands before a group, for results of which only the sizes are asked;
+// and `product_from` for loops of the program (products.cpp).
 //
 // In: the sizes of an operand, of any rank, since no guard has looked at it yet. Out: those of the result.
 // Dims out of range, which the op itself will complain about, are passed over. Example:
@@ -113,6 +114,15 @@ void flattened_sizes(Stack& stack) {
   torch::jit::push(stack, std::move(sizes));
 }
 
+// `start` times the sizes from number `first` on.
+void product_from(Stack& stack) {
+  int64_t product = torch::jit::pop(stack).toInt();
+  const int64_t first = torch::jit::pop(stack).toInt();
+  const c10::List<int64_t> sizes = torch::jit::pop(stack).toIntList();
+  for (size_t d = first; d < sizes.size(); ++d) product *= sizes.get(d);
+  torch::jit::push(stack, product);
+}
+
 }  // namespace
 
 void register_size_operators() {
@@ -126,6 +136,7 @@ void register_size_operators() {
        Operator("tsfuser::permuted_sizes(int[] sizes, int[]? dims) -> int[]", permuted_sizes, kind),
        Operator("tsfuser::viewed_sizes(int[] sizes, int[]? size, int[]? shape) -> int[]", viewed_sizes,
                 kind),
+       Operator("tsfuser::product_from(int[] sizes, int first, int start) -> int", product_from, kind),
        Operator("tsfuser::flattened_sizes(int[] sizes, int start_dim, int end_dim) -> int[]",
                 flattened_sizes, kind)});
 }
