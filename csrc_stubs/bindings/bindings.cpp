@@ -36,6 +36,7 @@ SlotKind slot_kind(const std::string& name) {
       {"complex128", SlotKind::NumberComplex128},
       {"element", SlotKind::Element},
       {"random", SlotKind::Random},
+      {"seeded", SlotKind::Seeded},
       {"flag", SlotKind::Flag},
   };
   const auto found = kinds.find(name);

@@ -31,7 +31,8 @@ size_t slot_bytes(SlotKind kind) {
     case SlotKind::NumberInt32:
     case SlotKind::NumberFloat32: return 4;
     case SlotKind::NumberComplex128: return 16;
-    case SlotKind::Random: return sizeof(RandomState);
+    case SlotKind::Random:
+    case SlotKind::Seeded: return sizeof(RandomState);
     case SlotKind::Element: return 1;  // as wide as the argument's dtype
     default: return 8;
   }
@@ -107,6 +108,9 @@ void fill_slots(const Launch& launch, char* args, const Arguments& arguments,
       std::memcpy(at, arguments.addresses[slot.index], tensor.itemsize());
     } else if (slot.kind == SlotKind::Random) {
       put(at, random);
+    } else if (slot.kind == SlotKind::Seeded) {
+      const auto seed = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(arguments.addresses[slot.index]));
+      put(at, RandomState{seed, seed + sizeof(int64_t), 0, 1});
     } else if (slot.kind == SlotKind::Flag) {
       put(at, launch.cuda ? nullptr : flag);
     } else {
@@ -230,6 +234,12 @@ const char* Plan::mismatch(at::ArrayRef<c10::IValue> inputs) const {
       if (slot.kind == SlotKind::Input || slot.kind == SlotKind::Update) {
         if (!value.isTensor() || (launch->cuda && !value.toTensor().is_cuda())) {
           return "a kernel takes the address of an input that is not a tensor of its device";
+        }
+      } else if (slot.kind == SlotKind::Seeded) {
+        if (!value.isTensor() || value.toTensor().scalar_type() != at::kLong ||
+            value.toTensor().numel() != 2 || !value.toTensor().is_contiguous() ||
+            (launch->cuda && !value.toTensor().is_cuda())) {
+          return "a kernel takes the seed from an input that is not a tensor of two int64 on its device";
         }
       } else if (slot.kind == SlotKind::Element) {
         if (!value.isTensor() || value.toTensor().dim() != 0 || !value.toTensor().is_cpu() ||

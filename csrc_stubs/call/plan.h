@@ -36,6 +36,7 @@ enum class SlotKind : uint8_t {
   NumberComplex128,
   Element,  // the element of a 0-dim CPU tensor argument, as it lies in memory
   Random,   // where the random numbers of the call begin, a RandomState
+  Seeded,   // the same, of random numbers whose seed and offset a tensor argument holds, two int64
   Flag,     // address of an int32 that a host kernel sets to 1 where it finds an index out of range
 };
 
@@ -169,7 +170,7 @@ struct RandomError : std::runtime_error {
 // Where the random numbers of one call begin, as kernels read it (`random_state` of
 // codegen/runtime/philox.h). While a CUDA graph is captured (1, else 0), seed and offset are device
 // addresses, where torch puts other numbers before each replay, and `within` is how far into the graph's own
-// numbers the call is.
+// numbers the call is. So are they where a tensor holds them.
 struct RandomState {
   uint64_t seed = 0, offset = 0, within = 0, captured = 0;
 };

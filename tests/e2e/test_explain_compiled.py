@@ -222,8 +222,13 @@ def test_check_finds_what_is_wrong_outside_of_groups(monkeypatch):
 
 
 def test_check_leaves_random_programs_to_their_groups():
-    report = tsfuser.check(compiled(lambda x: nn.functional.dropout(x.exp() * 2, 0.5) + 1), torch.ones(64))
+    report = tsfuser.check(compiled(lambda x: torch.rand_like(x.exp() * 2) + 1), torch.ones(64))
     assert report.random and report.eager == 0
+
+
+def test_check_compares_groups_with_a_dropout_whose_seed_is_an_argument():
+    report = tsfuser.check(compiled(lambda x: nn.functional.dropout(x.exp() * 2, 0.5) + 1), torch.ones(64))
+    assert report.compared and not report.random and report.eager == 0
 
 
 def test_the_compiled_functions_that_a_program_calls_are_collected():

@@ -205,6 +205,7 @@ UNLISTED = {
     "prim::add_optional": _INNER,
     "tsfuser::is_positive": "made of relu's gradient: test_signs",
     "tsfuser::packed": "made of operands of matrix products: test_operands",
+    "tsfuser::seeded_dropout": "made of dropouts of torch.compile: test_compile_dropout",
     "tsfuser::laid_out": "a wish of gradients: test_gradients",
 }
 

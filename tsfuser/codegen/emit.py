@@ -37,7 +37,6 @@ from ..lower.loop_ir import (
     Uniform,
 )  # fmt: skip
 
-_START = "random"  # the kernel's name for where its random numbers begin
 _CHECK = "in_range"  # and for what checks its indices
 
 
@@ -50,7 +49,7 @@ def source(kernel: Kernel) -> str:
         for t in kernel.tiles
     ]
     tiles += [
-        f"  const random_start {_START} = start_of(args.{p.name});"
+        f"  const random_start {_start(f'args.{p.name}')} = start_of(args.{p.name});"
         for p in kernel.params
         if p.ctype == "random_state"
     ]
@@ -118,24 +117,29 @@ def _place(s: Place) -> list[str]:
     )
 
 
+def _start(state: str) -> str:
+    """The kernel's name for where the random numbers of a field begin."""
+    return state.removeprefix("args.")
+
+
 def _uniform(s: Uniform) -> list[str]:
     if s.walk:
         return _eager(s)
-    arguments = f"{_START}, {s.stream}, {s.offset}"
+    arguments = f"{_start(s.state)}, {s.stream}, {s.offset}"
     if s.lanes > 1:
         return _assign(f"vec<{s.ctype}, {s.lanes}>", s.name, f"uniform<{s.ctype}, {s.lanes}>({arguments})")
     return _assign(s.ctype, s.name, f"uniform<{s.ctype}>({arguments})")
 
 
 def _eager(s: Uniform) -> list[str]:
-    law, arguments = f"eager_{s.law}<{s.ctype}>", ", ".join([_START, *s.walk, str(s.offset)])
+    law, arguments = f"eager_{s.law}<{s.ctype}>", ", ".join([_start(s.state), *s.walk, str(s.offset)])
     if s.lanes > 1:
         return _assign(f"vec<{s.ctype}, {s.lanes}>", s.name, f"eager_numbers<{law}, {s.lanes}>({arguments})")
     return _assign(s.ctype, s.name, f"eager_number<{law}>({arguments})")
 
 
 def _draw(s: Draw) -> list[str]:
-    call = f"draw({s.name}_room, {_START}, {s.stream}, {s.offset}, {s.count})"
+    call = f"draw({s.name}_room, {_start(s.state)}, {s.stream}, {s.offset}, {s.count})"
     return [f"{s.ctype} {s.name}_room[{s.most + 8}];", f"const {s.ctype}* const {s.name} = {call};"]
 
 

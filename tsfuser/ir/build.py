@@ -207,6 +207,28 @@ class Builder(ResultLayouts):
         self.ops.append(Random("uniform", 0, (like,), output, self.layout(output).strides))
         return output
 
+    def seeded_uniform(self, like: Value, seed: Value, stream: int, order: Sequence[int]) -> Value:
+        """Random numbers in [0, 1) of 24 bits each, one for each element of `like`, counted in the order of
+        a dense tensor whose dims are `order` from the outermost in memory to the innermost: whoever has the
+        same `seed`, an argument that holds two int64, and the same `stream` has the same numbers."""
+        source = self.input_of(seed)
+        if source is None:
+            raise Refusal("a seed that is computed in its group is not in memory")
+        if seed.dtype is not INT64 or len(seed.dims) != 1 or source.by_value:
+            raise Refusal("a seed is a tensor of two int64")
+        if sorted(order) != list(range(len(like.dims))):
+            raise Refusal("the order of dims in memory does not fit the tensor")
+        size, step = self.call.size(source.index, 0), source.strides[0]
+        if not self.call.decide(sz.eq(size, 2)) or not self.call.decide(sz.eq(step, 1)):
+            raise Refusal("a seed is a tensor of two int64")
+        sizes, strides, steps = self.sizes(like), {}, sz.const(1)
+        for d in reversed(order):
+            strides[d], steps = steps, steps * sizes[d]
+        output = self.copied(self.new("uniform", FLOAT, like.dims), like)
+        in_order = tuple(strides[d] for d in range(len(like.dims)))
+        self.ops.append(Random("uniform", stream, (like,), output, in_order, seed=source.index))
+        return output
+
     def lookup(self, name: str, table: Value, dim: int, index: Value, dims: Sequence[Axis | None]) -> Value:
         """The elements of `table`, an argument, of which `index` names the place in dim `dim`: one for each
         place of the other dims in the result's `dims`, none of which may be larger than the table's. The

@@ -105,9 +105,8 @@ class _Canonical:
         if isinstance(op, Reduce):
             return replace(op, axes=tuple(loop for a in op.axes for loop in self.loops(a)))
         if isinstance(op, Random):
-            return replace(
-                op, stream=next(self._streams), linear_strides=self.strides(old.output, op.linear_strides)
-            )
+            stream = next(self._streams) if op.seed is None else op.stream
+            return replace(op, stream=stream, linear_strides=self.strides(old.output, op.linear_strides))
         if isinstance(op, Lookup):
             return replace(op, strides=self.strides(old.output, op.strides))
         return op

@@ -125,7 +125,9 @@ class Random:
     not matter. It depends on the seed and offset of the call, on `stream` (the ops of a Fusion have streams
     0, 1, ...), and on the element's place in a dense tensor of the operand's layout (`linear_strides`, one
     step a dim of the output): so it is the same in every kernel that computes it. With a `walk` it is eager's
-    number, in (0, 1], or a normal one where `name` says `normal`, and the stream does not matter."""
+    number, in (0, 1], or a normal one where `name` says `normal`, and the stream does not matter. With a
+    `seed`, the elements of that tensor argument are seed and offset, and `stream` is any number: then other
+    groups with the same tensor have the same numbers."""
 
     name: str
     stream: int
@@ -133,6 +135,7 @@ class Random:
     output: Value
     linear_strides: tuple[Size, ...]
     walk: Walk | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -224,6 +227,11 @@ class Fusion:
     def randoms(self) -> tuple[Random, ...]:
         """Its random ops."""
         return tuple(op for op in self.ops if isinstance(op, Random))
+
+    @property
+    def drawing(self) -> tuple[Random, ...]:
+        """Its random ops whose numbers are new in each call."""
+        return tuple(op for op in self.randoms if op.seed is None)
 
     @property
     def lookups(self) -> tuple[Lookup, ...]:
@@ -329,6 +337,8 @@ def _operand(value: Value) -> str:
 
 def _walk(op: Random) -> str:
     walk = op.walk
+    if op.seed is not None:
+        return f", seed={op.seed}"
     return f", walk({', '.join(map(_size, (walk.counter, walk.threads, walk.width)))})" if walk else ""
 
 

@@ -32,7 +32,7 @@ def verify(fusion: Fusion) -> str | None:
         if complaint:
             return complaint
         known[op.output.name] = op.output
-    if [op.stream for op in fusion.randoms] != list(range(len(fusion.randoms))):
+    if [op.stream for op in fusion.drawing] != list(range(len(fusion.drawing))):
         return "random ops are not numbered in order"
     for o in fusion.outputs:
         if known.get(o.value.name) != o.value:

@@ -81,7 +81,8 @@ class Elements:
         name, ctype = op.output.name, op.output.dtype.ctype
         access = next(a for a in self.schedule.domain.randoms if a.buffer.value.name == name)
         self.registers[name] = ctype
-        state = self.params.field("random", "random_state", ("random",))
+        source = ("random",) if op.seed is None else ("seeded", op.seed)
+        state = self.params.field(source[0], "random_state", source)
         walk = (op.walk.counter, op.walk.threads, op.walk.width) if op.walk else ()
         offset, counts = self.offset(access, at), tuple(map(self.params.count, walk))
         drawn = Uniform(f"{name}_m", ctype, state, op.stream, offset, 1, op.name, counts)

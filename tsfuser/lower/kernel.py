@@ -21,7 +21,8 @@ class Param:
     """A field of the kernel's argument struct. `source` tells the plan how to fill it: `("input", i)`,
     `("update", i)` (an argument that is stored to), `("allocation", k)`, `("cleared", k)` (an allocation that
     is zero when the kernel starts), `("size", Size)`, `("number", i, dtype name)`, `("element", i)`,
-    `("random",)`, `("flag",)` (what a kernel on the host sets where it finds an index out of range)."""
+    `("random",)`, `("seeded", i)` (where random numbers begin that have argument `i` as their seed),
+    `("flag",)` (what a kernel on the host sets where it finds an index out of range)."""
 
     name: str
     ctype: str

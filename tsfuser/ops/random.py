@@ -113,6 +113,19 @@ def native_dropout(b: Builder, input, p, train: bool | None) -> tuple[Value, Val
     return _dropped(b, input, p)
 
 
+@composite("tsfuser::seeded_dropout", dtypes=ALL, sizes="first", table="seed", smooth=True)
+def seeded_dropout(b: Builder, self, seed, stream: int, p, order: list) -> Value:
+    """As `dropout`, with a mask that follows from `seed`, two integers, and `stream`, a number, so that the
+    backward has the same; `order` holds the dims, the outermost in memory first"""
+    if self.dtype.name not in FLOATING:
+        raise Refusal(f"dropout of a {self.dtype} tensor is not supported")
+    if p.literal is None:
+        raise Refusal("a seeded dropout whose probability is not a constant")
+    b.limit(p, _PROBABILITY, "the probability of dropout")
+    uniform = b.seeded_uniform(self, seed, stream, order)
+    return _masked(b, self, uniform, p.literal)[0]
+
+
 def _dropped(b: Builder, input: Value, p: Value) -> tuple[Value, Value]:
     """The result and the mask."""
     if input.dtype.name not in FLOATING:
@@ -124,7 +137,12 @@ def _dropped(b: Builder, input: Value, p: Value) -> tuple[Value, Value]:
     if p.literal is None:
         mask = b.pointwise("is_kept", (uniform, p), BOOL, FLOAT, name="mask")
         return b.pointwise("dropout", (input, mask, p), input.dtype), mask
-    keep = 1.0 - p.literal
+    return _masked(b, input, uniform, p.literal)
+
+
+def _masked(b: Builder, input: Value, uniform: Value, p: float) -> tuple[Value, Value]:
+    """The result and the mask, by uniform random numbers."""
+    keep = 1.0 - p
     mask = b.pointwise("lt", (uniform, b.literal(keep)), BOOL, FLOAT, name="mask")
     scale = b.literal(1 / keep if keep else 0.0)
     return b.pointwise("product", (input, mask, scale), input.dtype, name="dropout"), mask

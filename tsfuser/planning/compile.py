@@ -198,7 +198,7 @@ def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], dev
         launches,
         results,
         "",
-        len(fusion.randoms),
+        len(fusion.drawing),
         updates,
         drawn,
         tuple(call.limits),

@@ -14,8 +14,9 @@
 #include "vector.h"
 #include "index.h"
 
-// What the launch says of a call's random numbers. In a captured CUDA graph (`captured` is 1, else 0),
-// `seed` and `offset` are addresses, where torch writes before each replay; `within` adds to the offset.
+// What the launch says of a call's random numbers. In a captured CUDA graph, and where a tensor holds the
+// seed (`captured` is 1, else 0), `seed` and `offset` are addresses; torch writes there before each replay.
+// `within` adds to the offset.
 struct random_state {
   uint64_t seed, offset, within, captured;
 };
@@ -31,7 +32,7 @@ DEVICE random_start start_of(const random_state& state) {
     seed = __ldg(reinterpret_cast<const uint64_t*>(seed));
     offset = __ldg(reinterpret_cast<const uint64_t*>(offset));
   }
-#elif defined(TSFUSER_FIBERS)
+#else
   if (state.captured) {
     seed = *reinterpret_cast<const uint64_t*>(seed);
     offset = *reinterpret_cast<const uint64_t*>(offset);

@@ -19,6 +19,7 @@ from . import settings as its_settings
 from . import watch
 from .cuda_graphs import CudaGraphs
 from .decompositions import decompositions
+from .dropout import seed_dropouts
 from .partition import partition
 from .program import compile_graph
 
@@ -61,6 +62,8 @@ def _compile(
     module: fx.GraphModule,
     inputs: Sequence[Any],
 ) -> Callable[[list], Any]:
+    if role == "inference" and settings.recompute:
+        seed_dropouts(module)
     call = compile_graph(module, settings, watch.Origin(source, role))
     return call if graphs is None else graphs.recorded(call, module, inputs, role)
 

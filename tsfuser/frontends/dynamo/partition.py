@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .dropout import seed_dropouts
+from .recomputable import recomputable
 from .updates import sharing, updates
 
 aten = torch.ops.aten
@@ -25,8 +27,14 @@ def partition(joint: fx.GraphModule, inputs: Any, *, recompute: bool, num_fwd_ou
     """The forward and the backward. `recompute`: by the cheapest cut, else as autograd saves."""
     from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
-    divide = min_cut_rematerialization_partition if recompute else default_partition
-    forward, backward = divide(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
+    if recompute:
+        seed_dropouts(joint)
+        with recomputable():
+            forward, backward = min_cut_rematerialization_partition(
+                joint, inputs, num_fwd_outputs=num_fwd_outputs, **others
+            )
+    else:
+        forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
     save_old_values(forward, num_fwd_outputs)
     return forward, backward
 
