@@ -10,7 +10,7 @@ import torch
 
 from .effects import WRITES, effect, remove_dead_code
 from .identities import gives_operand_back, is_no_op, stays_inside
-from .matmul_operands import is_packing
+from .worth import is_worth_a_kernel
 from .wrapper import CONSTANT, Graph, Node, constant_near, facts, inputs, outputs
 
 
@@ -89,10 +89,12 @@ def is_needed(nodes: list[Node], subgraph: Graph, output: int) -> bool:
     return not all(any(v.unique() in seen for v in outputs(node)) for node in nodes)
 
 
-def size_of_work(subgraph: Graph) -> int:
-    """How many nodes compute something, for tensors as profiled; a change of layout counts for two."""
+def size_of_work(subgraph: Graph, reductions: bool) -> int:
+    """How many nodes compute something, for tensors as profiled; what is worth a kernel alone counts for
+    two."""
     working = [n for n in subgraph.nodes() if not n.kind().startswith("prim::")]
     return sum(
-        is_packing(n) + (not (is_no_op(n, lambda v: facts(v.type()).dtype) and stays_inside(n)))
+        is_worth_a_kernel(n, reductions)
+        + (not (is_no_op(n, lambda v: facts(v.type()).dtype) and stays_inside(n)))
         for n in working
     )

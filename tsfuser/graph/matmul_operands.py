@@ -19,10 +19,10 @@ from __future__ import annotations
 from math import prod
 
 from .effects import Effects
-from .wrapper import Graph, Node, Value, all_blocks, inputs, insert
+from .worth import LEAST, shape
+from .wrapper import Graph, Value, all_blocks, inputs, insert
 
-PRODUCT, PACKED, COPY = "aten::matmul", "tsfuser::packed", "aten::clone"
-_LEAST = 1 << 12  # elements of what is worth another kernel's launch
+PRODUCT, PACKED = "aten::matmul", "tsfuser::packed"
 
 
 def pack_operands(graph: Graph) -> Graph:
@@ -42,37 +42,17 @@ def pack_operands(graph: Graph) -> Graph:
     return graph
 
 
-def is_packing(node: Node) -> bool:
-    """Whether the node copies a tensor into another layout, which torch is slow at: a group may do nothing
-    else."""
-    if node.kind() == COPY:
-        strides = [_shape(value) for value in (node.inputsAt(0), node.output())]
-        return None not in strides[0] + strides[1] and _walk(*strides[0]) != _walk(*strides[1])
-    return node.kind() == PACKED
-
-
-def _walk(sizes: list[int], strides: list[int]) -> list[int] | None:
-    """The strides of dims of more than one element; None for a small tensor."""
-    return [step for size, step in zip(sizes, strides) if size != 1] if prod(sizes) >= _LEAST else None
-
-
-def _shape(value: Value) -> tuple[list[int] | None, list[int] | None]:
-    """Sizes and strides as they were profiled; None where one is not known."""
-    sizes, strides = value.type().sizes(), value.type().strides()
-    return (None, None) if sizes is None or strides is None else (sizes, strides)
-
-
 def _are_batches(a: Value, b: Value) -> bool:
     """Whether both have the same batch dims."""
-    first, second = _shape(a)[0], _shape(b)[0]
+    first, second = shape(a)[0], shape(b)[0]
     return first is not None and second is not None and len(first) > 2 and first[:-2] == second[:-2]
 
 
 def needs_copy(value: Value) -> bool:
     """Whether a product copies the operand (ATen/native/LinearAlgebra.cpp, `_matmul_impl` and
     `prepare_batch_matrix_for_cublas`)."""
-    sizes, strides = _shape(value)
-    if prod(sizes) < _LEAST:
+    sizes, strides = shape(value)
+    if prod(sizes) < LEAST:
         return False
     (rows, columns), (down, along) = sizes[-2:], strides[-2:]
     if not (along == 1 and down >= columns or down == 1 and along >= rows):

@@ -13,8 +13,8 @@ from .. import options
 from ..graph.effects import WRITES, Effects, effect, secretly_written
 from ..graph.evaluate import CONTROL
 from ..graph.identities import gives_operand_back, keeps_dtype
-from ..graph.matmul_operands import is_packing
 from ..graph.rows import Knowledge, row_of, table_of
+from ..graph.worth import is_worth_a_kernel
 from ..graph.wrapper import (
     CONSTANT,
     LIST,
@@ -45,14 +45,17 @@ class Group(NamedTuple):
     written: bool
 
 
-def make_groups(graph: Graph, effects: Effects, refusals: Refusals) -> list[Group]:
+def make_groups(
+    graph: Graph, effects: Effects, refusals: Refusals, lone_reductions: bool = False
+) -> list[Group]:
     """Outlines all groups of the graph; returns them, the last of a block first. Why nodes were refused is
-    left in `refusals`."""
+    left in `refusals`. `lone_reductions`: on a GPU a reduction is a group also where nothing is fused with
+    it."""
     knowledge = Knowledge()
     made: list[Group] = []
     # Inner blocks first: the alias analysis knows no node that is made later.
     for block in reversed(list(_separate_blocks(graph, knowledge))):
-        made += reversed(_Block(block, effects, knowledge, refusals).outline(graph))
+        made += reversed(_Block(block, effects, knowledge, refusals).outline(graph, lone_reductions))
         if block is not graph and not _ran(block):
             for node in block.nodes():
                 if any(map(is_tensor, outputs(node))):
@@ -100,13 +103,14 @@ class _Block:
         self.views = self._fusible_views(refusals)
         self.order = effects.order(self.nodes)
 
-    def outline(self, graph: Graph) -> list[Group]:
+    def outline(self, graph: Graph, lone_reductions: bool) -> list[Group]:
         if not any(verdict.reason is None for verdict in self.verdicts):
             return []
         items = self._items()
         merged = clusters(items, options.state.horizontal_mode)
         found = [self._without_leaving_views(members) for members in merged]
-        found = [members for members in absorb(found, self._candidates()) if self._is_worth_it(members)]
+        absorbed = absorb(found, self._candidates())
+        found = [members for members in absorbed if self._is_worth_it(members, lone_reductions)]
         for i, reason in left_over(items, merged, found).items():
             self.refusals.add(self.nodes[i], reason)
         if not found:
@@ -244,11 +248,11 @@ class _Block:
                 wanted.append(i)
         return {**self._readers(wanted), **{i: {reader} for i, reader in self.views.items()}}
 
-    def _is_worth_it(self, members: Sequence[int]) -> bool:
+    def _is_worth_it(self, members: Sequence[int], lone_reductions: bool) -> bool:
         """Whether the cluster becomes a group: it has two nodes (one, in single-node mode) and does more
-        than to hand tensors through, or changes a layout, which torch is slow at."""
+        than to hand tensors through, or does something that torch is slow at."""
         working = [n for i in members for n in _unfolded(self.nodes[i]) if n.kind().startswith("aten::")]
-        if any(is_packing(self.nodes[i]) for i in members):
+        if any(is_worth_a_kernel(self.nodes[i], lone_reductions) for i in members):
             return True
         if len(working) < (1 if options.state.single_node_mode else 2):
             return False

@@ -43,10 +43,12 @@ from .views import Split, merge_views, split_views
 @dataclass
 class Work:
     """What the passes share: the graph, its groups from the last to the first (inner blocks before outer
-    ones), and where the refusals go."""
+    ones), and where the refusals go. `lone_reductions`: on a GPU a reduction is a group, also where nothing
+    is fused with it."""
 
     graph: Graph
     refusals: Refusals
+    lone_reductions: bool = False
     groups: list[Group] = field(default_factory=list)
     effects: Effects | None = None
     split: Split = field(default_factory=Split)
@@ -62,7 +64,7 @@ class Work:
 
 def _make_groups(work: Work) -> None:
     work.effects = Effects(work.graph)
-    work.groups = make_groups(work.graph, work.effects, work.refusals)
+    work.groups = make_groups(work.graph, work.effects, work.refusals, work.lone_reductions)
 
 
 def _split_views(work: Work) -> None:
@@ -85,7 +87,8 @@ def _drop_size_only(work: Work) -> None:
 
 def _inline_small_groups(work: Work) -> None:
     least = 1 if options.state.single_node_mode else 2
-    small = [g for g in work.groups if cleanup.size_of_work(g.node.g("Subgraph")) < least]
+    alone = work.lone_reductions
+    small = [g for g in work.groups if cleanup.size_of_work(g.node.g("Subgraph"), alone) < least]
     work.groups = [g for g in work.groups if g not in small]
     for group in small:
         give_back(work, group, "once dead and repeated work was gone, its group had less than two ops")

@@ -98,7 +98,7 @@ def to_copy(
     return _cast(b, self, self.dtype if dtype is None else scalar_type(dtype), copy=True)
 
 
-@composite("aten::clone", dtypes=ALL, sizes="first", smooth=True)
+@composite("aten::clone", dtypes=ALL, sizes="first", smooth=True, copies=True)
 def clone(b: Builder, self, memory_format: int | None = None) -> Value:
     """A new tensor with the values of `self`"""
     if memory_format == _ROW_MAJOR:
@@ -107,7 +107,7 @@ def clone(b: Builder, self, memory_format: int | None = None) -> Value:
     return _cast(b, self, self.dtype, copy=True)
 
 
-@composite("tsfuser::packed", dtypes=ALL, sizes="first", smooth=True)
+@composite("tsfuser::packed", dtypes=ALL, sizes="first", smooth=True, copies=True)
 def packed(b: Builder, self) -> Value:
     """A copy of `self` without gaps, as products of matrices read their operands"""
     return b.packed(b.pointwise("copy", (self,), self.dtype, layouts=()), self)

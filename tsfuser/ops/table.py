@@ -111,7 +111,8 @@ class Row:
     for bit. `fresh`: the result never shares memory with a tensor that was there before, whatever the
     arguments. `secret_view`: it may return its operand itself, though its schema does not say so.
     `in_place_early`: its in-place form becomes functional before any dtype is known. `in_place_differs`: the
-    in-place form leaves another layout than this op gives. `autodiff_excludes`: a view that torch's autodiff
+    in-place form leaves another layout than this op gives. `copies`: it does nothing but copy its first
+    operand. `autodiff_excludes`: a view that torch's autodiff
     differentiates, but takes out of its graphs where it is at their ends. `instead` continues the sentence
     "TorchScript's autodiff knows no derivative of ..." with what it does know.
 
@@ -145,6 +146,7 @@ class Row:
     secret_view: bool = False
     in_place_early: bool = False
     in_place_differs: bool = False
+    copies: bool = False
     autodiff_excludes: bool = False
     instead: str = ""
     error: str = "result"

@@ -99,9 +99,11 @@ volatile sig_atomic_t interrupts = 0;
 
 void note(int) { interrupts = interrupts + 1; }
 
+constexpr int watched[] = {SIGINT, SIGTERM, SIGPIPE, SIGCHLD, SIGSEGV, SIGUSR1};
+
 std::vector<struct sigaction> handlers() {
   std::vector<struct sigaction> all;
-  for (int number : {SIGINT, SIGTERM, SIGPIPE, SIGCHLD, SIGSEGV, SIGUSR1}) {
+  for (int number : watched) {
     struct sigaction now = {};
     sigaction(number, nullptr, &now);
     all.push_back(now);
@@ -113,6 +115,7 @@ bool same(const std::vector<struct sigaction>& a, const std::vector<struct sigac
   constexpr int asked = SA_SIGINFO | SA_RESTART | SA_ONSTACK | SA_NODEFER;  // the system adds others
   for (size_t i = 0; i < a.size(); ++i) {
     if (a[i].sa_handler != b[i].sa_handler || (a[i].sa_flags & asked) != (b[i].sa_flags & asked)) {
+      std::fprintf(stderr, "signal %d has another handler\n", watched[i]);
       return false;
     }
   }
@@ -123,9 +126,9 @@ void life(const char* path, const char* cache, at::Device device) {
   struct sigaction own = {};
   own.sa_handler = note;
   sigaction(SIGINT, &own, nullptr);
-  const auto before = handlers();
   std::vector<torch::jit::Module> unfused = load(path, device);
-  warm_up(unfused, device);
+  warm_up(unfused, device);  // which starts CUDA, whose handlers are its own
+  const auto before = handlers();
   check(tsfuser::stats().empty(), "nothing is counted before the start");
 
   tsfuser::Options options;

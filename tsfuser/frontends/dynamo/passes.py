@@ -27,7 +27,7 @@ def fuse(graph: Graph, numbers: Mapping[int, int]) -> Refusals:
     refusals = Refusals()
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Fusion", str(graph))
-    run(Work(graph, refusals), PASSES)
+    run(Work(graph, refusals, lone_reductions=True), PASSES)
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Compilation", str(graph))
     for group_id, args in expected_calls(graph, numbers):

@@ -1,0 +1,37 @@
+"""Which ops become groups though nothing is fused with them."""
+
+import pytest
+import torch
+
+import tsfuser  # noqa: F401 (its ops)
+from kit.support import kinds
+from tsfuser.graph.passes import run
+from tsfuser.graph.wrapper import GROUP
+from tsfuser.grouping.passes import BEFORE_GROUPS, MAKE_GROUPS, Work
+from tsfuser.grouping.support import Refusals
+
+SUM = """graph(%x : Float({n}, 128, strides=[128, 1], requires_grad=0, device={device}),
+      %y : Float(128, 64, strides=[64, 1], requires_grad=0, device={device})):
+  %false : bool = prim::Constant[value=0]()
+  %none : NoneType = prim::Constant()
+  %zero : int = prim::Constant[value=0]()
+  %dims : int[] = prim::ListConstruct(%zero)
+  %s : Float(128, strides=[1], requires_grad=0, device={device}) = aten::sum(%x, %dims, %false, %none)
+  %p : Float({n}, 64, strides=[64, 1], requires_grad=0, device={device}) = aten::mm(%x, %y)
+  return (%s, %p)"""
+
+
+@pytest.mark.parametrize(
+    "device, n, reductions, fused",
+    [
+        ("cuda:0", 512, True, True),
+        ("cuda:0", 512, False, False),
+        ("cuda:0", 8, True, False),
+        ("cpu", 512, True, False),
+    ],
+)
+def test_a_reduction_alone(device, n, reductions, fused):
+    graph = torch._C.parse_ir(SUM.format(device=device, n=n))
+    run(Work(graph, Refusals(), lone_reductions=reductions), (*BEFORE_GROUPS, *MAKE_GROUPS))
+    groups = graph.findAllNodes(GROUP, True)
+    assert [kinds(g) for g in groups] == [["prim::ListConstruct", "aten::sum"]] * fused
