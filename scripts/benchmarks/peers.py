@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-import tsfuser  # torch.jit.fuser("fuser2") works again
+import tsfuser  # noqa: F401  # torch.jit.fuser("fuser2") works again
 
 _numbers = itertools.count(1)
 

@@ -6,7 +6,7 @@ import types
 from pathlib import Path
 
 try:
-    import tsfuser
+    import tsfuser  # noqa: F401
 except ImportError:
     package = types.ModuleType("tsfuser")
     package.__path__ = [str(Path(__file__).resolve().parents[2] / "tsfuser")]

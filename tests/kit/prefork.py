@@ -116,7 +116,7 @@ def _become(arguments, env, cwd, outputs):
 
 
 def _main():
-    import torch
+    import torch  # noqa: F401
 
     arguments, *others = _next_program()
     names = _become(arguments, *others)

@@ -1,6 +1,6 @@
 """Fusions and kernels built by hand, for the tests of IR, schedules and lowering."""
 
-import tsfuser.ops
+import tsfuser.ops  # noqa: F401  it defines the symbols
 from tsfuser import segment
 from tsfuser.ir.build import Builder
 from tsfuser.ir.call import Call, ScalarArg, TensorArg

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import tsfuser.ops
+import tsfuser.ops  # noqa: F401  it defines the symbols
 from tsfuser.ir.symbols import all_symbols, define, filled, find
-from tsfuser.lower import accumulate
-from tsfuser.schedule import rows
+from tsfuser.lower import accumulate  # noqa: F401
+from tsfuser.schedule import rows  # noqa: F401  so do schedules and lowering
 
 PACKAGE = Path(__file__).resolve().parents[2] / "tsfuser"
 DEFINING = ("define", "unary", "binary", "_gradient", "_gradient_of_output", "rounded")

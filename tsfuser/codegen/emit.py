@@ -6,7 +6,7 @@ keep the names of their ops.
 
 from __future__ import annotations
 
-from .. import ops
+from .. import ops  # noqa: F401  it defines the symbols
 from ..ir.symbols import filled, find
 from ..lower.index import Const, Var, mul
 from ..lower.kernel import Kernel, Param

@@ -1,5 +1,4 @@
-"""Ops that are worth a kernel of ours though nothing is fused with them, as torch's own takes several times as
-long.
+"""Ops that are worth a kernel of ours though nothing is fused with them, as torch is slow at them.
 
 In: a node with the types of a call that was seen. Out: whether its group may hold nothing else. Example: in
 `mm(x, y).t().clone(memory_format=torch.contiguous_format)`, the clone turns a matrix."""

@@ -7,7 +7,7 @@ registers: `Placement('exp_4', 'register')`, since an exponential costs more tha
 
 from __future__ import annotations
 
-from .. import ops
+from .. import ops  # noqa: F401  it defines the symbols
 from ..ir.fusion import Lookup, Op, Pointwise, Random
 from ..ir.symbols import find
 from ..segment import Segment
