@@ -22,6 +22,7 @@ from .decompositions import decompositions
 from .dropout import seed_dropouts
 from .partition import partition
 from .program import compile_graph
+from .whole_ops import whole_ops
 
 MODES = (None, "default", "reduce-overhead")
 
@@ -44,14 +45,16 @@ def backend(
     _prepare_cuda()
     graphs = CudaGraphs() if mode == "reduce-overhead" else None
     compiler = partial(_compile, settings, watch.arrived(module), graphs)
-    return aot_autograd(
+    compiled = aot_autograd(
         fw_compiler=partial(compiler, "forward"),
         bw_compiler=partial(compiler, "backward"),
         inference_compiler=partial(compiler, "inference"),
         partition_fn=partial(partition, recompute=settings.recompute),
         decompositions=decompositions,
         keep_inference_input_mutations=True,
-    )(module, inputs)
+    )
+    with whole_ops(sizes_vary=any(isinstance(value, torch.SymInt) for value in inputs)):
+        return compiled(module, inputs)
 
 
 def _compile(

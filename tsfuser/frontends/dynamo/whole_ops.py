@@ -1,0 +1,71 @@
+"""Ops that AOTAutograd takes apart before a backend is asked, though torch's kernels do better as a whole.
+
+In: nothing. Out: a context; what is traced in it has these ops whole. They are those that scale images up: their
+parts look elements up, and the backward of a look-up sorts the places that it adds to. Example: the backward of
+`F.interpolate(x, scale_factor=2.0)`, [32, 64, 64, 64] in float32 on an H200, is one `upsample_nearest2d_backward`,
+where sorting and adding take 1.3 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch._C import DispatchKey
+
+aten = torch.ops.aten
+
+_KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+#: Those that take the sizes, or the factors, of the result (overload `vec`), and call those that take both.
+_NAMES = (
+    *(f"upsample_nearest{dims}d" for dims in (1, 2, 3)),
+    *(f"_upsample_nearest_exact{dims}d" for dims in (1, 2, 3)),
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "upsample_trilinear3d",
+    "upsample_bicubic2d",
+)
+
+
+@contextmanager
+def whole_ops(sizes_vary: bool) -> Iterator[None]:
+    """`sizes_vary`: sizes are symbolic; then only ops whose backward is known for such sizes stay whole."""
+    saved = []
+    for name in _NAMES:
+        packet, backward = getattr(aten, name), getattr(aten, f"{name}_backward").default
+        if sizes_vary and DispatchKey.Meta not in backward.py_kernels:
+            continue
+        for op, function in ((packet.vec, _scaled(packet.default)), (packet.default, None)):
+            saved.append((op, dict(op.py_kernels)))
+            _set(op, function)
+    try:
+        yield
+    finally:
+        for op, kernels in saved:
+            op.py_kernels.clear()
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
+
+
+def _set(op: torch._ops.OpOverload, function: Callable | None) -> None:
+    """Has the op run by `function`, or by torch's own kernels."""
+    for key in _KEYS:
+        op.py_kernels.pop(key, None)
+        if function is not None:
+            op.py_kernels[key] = function
+    op._dispatch_cache.clear()
+
+
+def _scaled(op: torch._ops.OpOverload) -> Callable:
+    """The op, called with the sizes of the result or with factors: (input, sizes, align_corners where the op has
+    it, factors)."""
+
+    def call(input, output_size, *others):
+        from torch._decomp.decompositions import upsample_compute_output_size
+
+        *align, factors = others
+        sizes = upsample_compute_output_size(input.size(), output_size, factors)
+        return op(input, sizes, *align, *(factors or [None] * len(sizes)))
+
+    return call
