@@ -1,9 +1,9 @@
 """Ops that AOTAutograd takes apart before a backend is asked, though torch's kernels do better as a whole.
 
-In: nothing. Out: a context; what is traced in it has these ops whole. They are those that scale images up: their
-parts look elements up, and the backward of a look-up sorts the places that it adds to. Example: the backward of
-`F.interpolate(x, scale_factor=2.0)`, [32, 64, 64, 64] in float32 on an H200, is one `upsample_nearest2d_backward`,
-where sorting and adding take 1.3 ms.
+In: nothing. Out: a context; what is traced in it has these ops whole. They are those that scale images up:
+their parts look elements up, and the backward of a look-up sorts the places that it adds to. Example: the
+backward of `F.interpolate(x, scale_factor=2.0)`, [32, 64, 64, 64] in float32 on an H200, is one
+`upsample_nearest2d_backward`, where sorting and adding take 1.3 ms.
 """
 
 from __future__ import annotations
