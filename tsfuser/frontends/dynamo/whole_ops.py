@@ -58,8 +58,8 @@ def _set(op: torch._ops.OpOverload, function: Callable | None) -> None:
 
 
 def _scaled(op: torch._ops.OpOverload) -> Callable:
-    """The op, called with the sizes of the result or with factors: (input, sizes, align_corners where the op has
-    it, factors)."""
+    """The op, called with the sizes of the result or with factors: (input, sizes, align_corners where the op
+    has it, factors)."""
 
     def call(input, output_size, *others):
         from torch._decomp.decompositions import upsample_compute_output_size
