@@ -67,6 +67,7 @@ ENABLE = {
     "conv_decomposition": "The bias of a `conv2d` is added in a group.",
     "eager_random": "Random numbers in groups are eager's, bit for bit. On CUDA; else random ops are "
     "left to torch.",
+    "fast_math": "All ops of float32 take their fast forms ([which](ops.md#fast-forms)). On CUDA.",
     "graph_op_fusion": "`index_select` and `gather` are fused, outside of training.",
     **_inert("kernel_profile warn_register_spill"),
 }

@@ -59,6 +59,12 @@ def test_the_operands_of_a_symbol_are_numbered_without_gaps(symbol):
     assert set().union(*places) in (set(range(count)), {1})  # `fill` looks at no element
 
 
+@pytest.mark.parametrize("symbol", all_symbols(), ids=lambda symbol: symbol.name)
+def test_an_error_grows_by_a_number_for_each_operand(symbol):
+    count = len({int(k) for k in re.findall(r"\{(\d+)\}", symbol.templates["f"])})
+    assert len(symbol.grows) in (0, count) and all(times > 0 for times in symbol.grows)
+
+
 def test_a_symbol_by_the_kind_of_its_dtype():
     assert find("add").template("i") == "wrap_add({0}, {1})" and find("add").template("c") == "({0} + {1})"
     assert find("add").cheap and not find("exp").cheap
@@ -69,7 +75,7 @@ def test_operands_are_filled_in_at_once():
 
 
 def test_a_symbol_means_one_thing():
-    assert define("copy", "{0}", cheap=True) == "copy"
+    assert define("copy", "{0}", cheap=True, grows=(1,)) == "copy"
     with pytest.raises(ValueError, match="copy is defined twice"):
         define("copy", "-{0}")
     with pytest.raises(TypeError, match="unknown kinds"):

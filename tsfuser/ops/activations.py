@@ -6,19 +6,50 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.fusion import Value
 from ..ir.limits import between, largest
-from ..ir.symbols import define
+from ..ir.symbols import CANCELS, Fast, define
 from .elementwise import converted, promoted, round_number
 from .table import FLOATING, composite
 
-define("gelu", "gelu({0})")
-define("gelu_tanh", "gelu_tanh({0})")
-define("leaky_relu", "({0} > 0 ? {0} : {0} * {1})", cheap=True)
-define("prelu", "({0} > 0 ? {0} : {1} * {0})", cheap=True)
-define("log_sigmoid", "log_sigmoid({0})")
-define("softplus", "softplus({0}, {1}, {2})")
-define("elu", "elu({0}, {1}, {2}, {3})")
-define("celu", "celu({0}, {1})")
-define("clamp", "clamp({0}, {1}, {2})")
+_ANY = dict(grows=(CANCELS,))
+# the exact forms cancel where x is far below 0
+define(
+    "gelu",
+    "gelu({0})",
+    **_ANY,
+    fast=Fast("fast_gelu({0})", error=2**-16, exact=2**-22, exact_of="fabs({0})"),
+)
+define(
+    "gelu_tanh",
+    "gelu_tanh({0})",
+    **_ANY,
+    fast=Fast("fast_gelu_tanh({0})", error=2**-16, exact=2**-21.5, exact_of="fabs({0})"),
+)
+define("leaky_relu", "({0} > 0 ? {0} : {0} * {1})", cheap=True, grows=(1, 1))
+define("prelu", "({0} > 0 ? {0} : {1} * {0})", cheap=True, grows=(1, 1))
+define(
+    "log_sigmoid",
+    "log_sigmoid({0})",
+    **_ANY,
+    fast=Fast("fast_log_sigmoid({0})", error=2**-16, exact=2**-21),
+)
+define(
+    "softplus",
+    "softplus({0}, {1}, {2})",
+    fast=Fast("fast_softplus({0}, {1}, {2})", error=2**-16, exact=2**-21),
+)
+define(
+    "elu",
+    "elu({0}, {1}, {2}, {3})",
+    grows=(CANCELS, 1, 1, 1),
+    fast=Fast("fast_elu({0}, {1}, {2}, {3})", error=2**-16, exact=2**-21.5),
+)
+define(
+    "celu",
+    "celu({0}, {1})",
+    grows=(CANCELS, 1),
+    fast=Fast("fast_celu({0}, {1})", error=2**-16, exact=2**-21.5),
+)
+define("clamp", "clamp({0}, {1}, {2})", grows=(1, 1, 1))
 define("hardshrink", "(fabs({0}) <= {1} ? 0 : {0})", cheap=True)
 define("softshrink", "softshrink({0}, {1})")
 define("logit", "log({0} / (1 - {0}))")

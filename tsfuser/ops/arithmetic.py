@@ -11,19 +11,27 @@ from ..ir.build import Builder
 from ..ir.dtypes import COMPLEX64, DOUBLE, FLOAT, DType
 from ..ir.fusion import Value
 from ..ir.limits import convertible, without_lowest
-from ..ir.symbols import define
+from ..ir.symbols import CANCELS, Fast, define
 from .elementwise import binary, converted, elementwise, promoted
 from .table import ALL, BOOLEAN, COMPLEX, FLOATING, INTEGRAL, NUMERIC, REAL, composite
 
 _KINDS = "bifc"
 
-define("add", "({0} + {1})", cheap=True, integer="wrap_add({0}, {1})", boolean="({0} || {1})")
-define("add_scaled", "({0} + {2} * {1})", cheap=True, integer="wrap_add({0}, wrap_mul({2}, {1}))")
-define("sub", "({0} - {1})", cheap=True, integer="wrap_sub({0}, {1})")
-define("sub_scaled", "({0} - {2} * {1})", cheap=True, integer="wrap_sub({0}, wrap_mul({2}, {1}))")
-define("abs", "fabs({0})", cheap=True, integer="wrap_abs({0})")
+_SUM = dict(cheap=True, grows=(CANCELS, CANCELS))
+_SCALED_SUM = dict(cheap=True, grows=(CANCELS, CANCELS, CANCELS))
+define("add", "({0} + {1})", **_SUM, integer="wrap_add({0}, {1})", boolean="({0} || {1})")
+define("add_scaled", "({0} + {2} * {1})", **_SCALED_SUM, integer="wrap_add({0}, wrap_mul({2}, {1}))")
+define("sub", "({0} - {1})", **_SUM, integer="wrap_sub({0}, {1})")
+define("sub_scaled", "({0} - {2} * {1})", **_SCALED_SUM, integer="wrap_sub({0}, wrap_mul({2}, {1}))")
+define("abs", "fabs({0})", cheap=True, grows=(1,), positive=True, integer="wrap_abs({0})")
 define("magnitude", "magnitude({0})")
-define("div", "({0} / {1})", cheap=True)
+define(
+    "div",
+    "({0} / {1})",
+    cheap=True,
+    grows=(1, 1),
+    fast=Fast("fast_divide({0}, {1})", error=2**-21.5, exact=2**-24, algebraic=True),
+)
 define("trunc_div", "trunc_div({0}, {1})")
 define("floor_div", "floor_div({0}, {1})")
 define("remainder", "floor_mod({0}, {1})")
@@ -31,18 +39,19 @@ define("fmod", "trunc_mod({0}, {1})")
 define("int_pow", "int_pow({0}, {1})")
 define("pow", "pow({0}, {1})")
 define("pow_number", "pow_number({0}, {1})")
-define("cube", "({0} * {0} * {0})", cheap=True)
+define("cube", "({0} * {0} * {0})", cheap=True, grows=(3,))
 define("reciprocal_of_square", "(1 / ({0} * {0}))", cheap=True)
 define(
     "addcmul",
     "({0} + {3} * {1} * {2})",
     cheap=True,
+    grows=(CANCELS, CANCELS, CANCELS, CANCELS),
     integer="wrap_add({0}, wrap_mul(wrap_mul({3}, {1}), {2}))",
 )
-define("add_product", "({0} + {1} * {2})", cheap=True)
+define("add_product", "({0} + {1} * {2})", cheap=True, grows=(CANCELS, CANCELS, CANCELS))
 define("addcdiv", "({0} + {3} * {1} / {2})", cheap=True)
-define("lerp", "lerp({0}, {1}, {2})")
-define("product", "({0} * {1} * {2})", cheap=True)
+define("lerp", "lerp({0}, {1}, {2})", grows=(CANCELS, CANCELS, CANCELS))
+define("product", "({0} * {1} * {2})", cheap=True, grows=(1, 1, 1))
 
 binary(
     "mul",
@@ -53,6 +62,7 @@ binary(
     in_place_early=True,
     identity={"f": 1.0, "i": 1},
     cheap=True,
+    grows=(1, 1),
 )
 
 

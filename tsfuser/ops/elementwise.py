@@ -31,12 +31,11 @@ def unary(
     dtypes: Sequence[str] = REAL,
     in_place_early: bool = False,
     smooth: bool = True,
-    cheap: bool = False,
     error: str = "result",
-    **by_kind: str,
+    **facts_of_symbol,
 ) -> None:
-    """The row of `aten::name(Tensor self)`, and its symbol. `cheap`, `by_kind`: see `ir.symbols`."""
-    symbol = define(name, template, cheap, **by_kind)
+    """The row of `aten::name(Tensor self)`, and its symbol. `facts_of_symbol`: see `ir.symbols.define`."""
+    symbol = define(name, template, **facts_of_symbol)
 
     def evaluate(b: Builder, self: Value) -> Value:
         return elementwise(b, symbol, (self,), rule, dtypes)
@@ -55,13 +54,12 @@ def binary(
     smooth: bool = True,
     in_place_early: bool = False,
     identity: Mapping[str, float] | None = None,
-    cheap: bool = False,
     error: str = "result",
-    **by_kind: str,
+    **facts_of_symbol,
 ) -> None:
     """The row of `aten::name(self, other)`, both Tensors or one of them a Scalar, and its symbol.
-    `exact`: see `fit`; `cheap`, `by_kind`: see `ir.symbols`."""
-    symbol = define(name, template, cheap, **by_kind)
+    `exact`: see `fit`; `facts_of_symbol`: see `ir.symbols.define`."""
+    symbol = define(name, template, **facts_of_symbol)
 
     def evaluate(b: Builder, self: Value, other: Value) -> Value:
         return elementwise(b, symbol, (self, other), rule, dtypes, exact)

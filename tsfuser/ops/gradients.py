@@ -8,30 +8,55 @@ from ..ir.build import Builder
 from ..ir.dtypes import BOOL
 from ..ir.fusion import Value
 from ..ir.limits import Limit
-from ..ir.symbols import define
+from ..ir.symbols import CANCELS, Fast, define
 from .elementwise import converted, elementwise, promoted, round_number
 from .table import FLOATING, NUMERIC, REAL, composite
 
 define("mish_backward", "mish_backward({0}, {1})")
-define("gelu_backward", "gelu_backward({0}, {1})")
-define("gelu_tanh_backward", "gelu_tanh_backward({0}, {1})")
+# Derivatives are 0 somewhere, and cancel there: what they are off by is relative to the gradient.
+_PRODUCT = dict(grows=(1, CANCELS))
+define(
+    "gelu_backward",
+    "gelu_backward({0}, {1})",
+    **_PRODUCT,
+    fast=Fast("fast_gelu_backward({0}, {1})", error=2**-17, exact=2**-21, of="fabs({0})"),
+)
+define(
+    "gelu_tanh_backward",
+    "gelu_tanh_backward({0}, {1})",
+    **_PRODUCT,
+    fast=Fast("fast_gelu_tanh_backward({0}, {1})", error=2**-17, exact=2**-20.5, of="fabs({0})"),
+)
 define("threshold_backward", "({0} <= {2} ? 0 : {1})", cheap=True)
 define("leaky_relu_backward", "({0} > 0 ? {1} : {1} * {2})", cheap=True)
-define("softplus_backward", "softplus_backward({0}, {1}, {2}, {3})")
-define("elu_backward", "elu_backward({0}, {1}, {2}, {3}, {4})")
+define(
+    "softplus_backward",
+    "softplus_backward({0}, {1}, {2}, {3})",
+    fast=Fast("fast_softplus_backward({0}, {1}, {2}, {3})", error=2**-16.5, exact=2**-21.5),
+)
+define(
+    "elu_backward",
+    "elu_backward({0}, {1}, {2}, {3}, {4})",
+    fast=Fast("fast_elu_backward({0}, {1}, {2}, {3}, {4})", error=2**-16.5, exact=2**-21.5),
+)
 define("elu_backward_of_result", "elu_backward_of_result({0}, {1}, {2}, {3}, {4})")
 define("hardtanh_backward", "({1} <= {2} || {1} >= {3} ? 0 : {0})", cheap=True)
 define("hardshrink_backward", "(fabs({1}) <= {2} ? 0 : {0})", cheap=True)
-define("log_sigmoid_backward", "({0} * sigmoid(-({1})))")
+define(
+    "log_sigmoid_backward",
+    "({0} * sigmoid(-({1})))",
+    **_PRODUCT,
+    fast=Fast("({0} * fast_sigmoid(-({1})))", error=2**-16.5, exact=2**-21.5),
+)
 define("logit_backward", "logit_backward({0}, {1})")
 define("logit_clamped_backward", "logit_backward({0}, {1}, {2})")
 
 _NOT_NEGATIVE = Limit(low=0, least=0.0)
 
 
-def _gradient(name: str, template: str, cheap: bool = False, **facts) -> None:
+def _gradient(name: str, template: str, cheap: bool = False, fast: Fast | None = None, **facts) -> None:
     """The row of `aten::name_backward(grad_output, self)`."""
-    symbol = define(f"{name}_backward", template, cheap)
+    symbol = define(f"{name}_backward", template, cheap, fast, grows=(1, CANCELS))
 
     @composite(f"aten::{name}_backward", dtypes=FLOATING, **facts)
     def evaluate(b: Builder, grad_output, self) -> Value:
@@ -40,15 +65,24 @@ def _gradient(name: str, template: str, cheap: bool = False, **facts) -> None:
 
 def _gradient_of_output(name: str, template: str, cheap: bool = True) -> None:
     """The row of `aten::name_backward(grad_output, output)`."""
-    symbol = define(f"{name}_backward", template, cheap)
+    symbol = define(f"{name}_backward", template, cheap, grows=(1, CANCELS))
 
     @composite(f"aten::{name}_backward", dtypes=FLOATING)
     def evaluate(b: Builder, grad_output, output) -> Value:
         return elementwise(b, symbol, (grad_output, output), dtypes=FLOATING)
 
 
-_gradient("silu", "silu_backward({0}, {1})", error="operands")
-_gradient("hardswish", "hardswish_backward({0}, {1})")
+_gradient(
+    "silu",
+    "silu_backward({0}, {1})",
+    error="operands",
+    fast=Fast("fast_silu_backward({0}, {1})", error=2**-17, exact=2**-19.5, of="fabs({0})"),
+)
+_gradient(
+    "hardswish",
+    "hardswish_backward({0}, {1})",
+    fast=Fast("fast_hardswish_backward({0}, {1})", error=2**-21.5, exact=2**-22, of="fabs({0})"),
+)
 # eager too has a float here, for doubles
 _gradient("hardsigmoid", "({1} > -3 && {1} < 3 ? {0} * (1.0f / 6.0f) : 0)", cheap=True)
 _gradient_of_output("tanh", "({0} * (1 - {1} * {1}))")

@@ -4,39 +4,131 @@ In: nothing. Out: rows; a template is the op's whole meaning, and names in it ar
 `codegen/runtime/math.h` or of the C library.
 """
 
+from ..ir.symbols import CANCELS, Fast
 from .elementwise import COMPARE, FLOAT, binary, unary
 from .table import ALL, BOOLEAN, COMPLEX, FLOATING, INTEGRAL, NUMERIC
 
+# How many times as large the relative error of x is in the result f(x) at most, x f'(x) / f(x), as far as x
+# and f(x) are finite and not 0 in float32.
+_EXP = (104,)
+_ANY = dict(grows=(CANCELS,))
+
 # Results of the operand's dtype.
-unary("neg", "-({0})", dtypes=NUMERIC + COMPLEX, integer="wrap_neg({0})", in_place_early=True, cheap=True)
+unary(
+    "neg",
+    "-({0})",
+    dtypes=NUMERIC + COMPLEX,
+    integer="wrap_neg({0})",
+    in_place_early=True,
+    cheap=True,
+    grows=(1,),
+)
 unary("sign", "signum({0})", boolean="{0}", smooth=False)
 unary("sgn", "signum({0})", boolean="{0}", smooth=False)
-unary("square", "({0} * {0})", dtypes=NUMERIC + COMPLEX, integer="wrap_mul({0}, {0})", cheap=True)
+unary(
+    "square",
+    "({0} * {0})",
+    dtypes=NUMERIC + COMPLEX,
+    integer="wrap_mul({0}, {0})",
+    cheap=True,
+    grows=(2,),
+    positive=True,
+)
 unary("ceil", "ceil({0})", dtypes=NUMERIC, integer="{0}", smooth=False)
 unary("floor", "floor({0})", dtypes=NUMERIC, integer="{0}", smooth=False)
 unary("round", "rint({0})", dtypes=NUMERIC, integer="{0}", smooth=False)  # half to even
 unary("trunc", "trunc({0})", dtypes=NUMERIC, integer="{0}", smooth=False)
 unary("frac", "({0} - trunc({0}))", dtypes=FLOATING, smooth=False)
-unary("relu", "relu({0})", dtypes=NUMERIC, in_place_early=True, cheap=True)
-unary("silu", "silu({0})", dtypes=FLOATING, in_place_early=True)
-unary("mish", "mish({0})", dtypes=FLOATING, in_place_early=True)
-unary("selu", "selu({0})", dtypes=FLOATING, in_place_early=True)
-unary("hardswish", "hardswish({0})", dtypes=FLOATING, in_place_early=True)
-unary("hardsigmoid", "hardsigmoid({0})", dtypes=FLOATING, in_place_early=True)
+unary("relu", "relu({0})", dtypes=NUMERIC, in_place_early=True, cheap=True, grows=(1,), positive=True)
+unary(
+    "silu",
+    "silu({0})",
+    dtypes=FLOATING,
+    in_place_early=True,
+    grows=_EXP,
+    fast=Fast("fast_silu({0})", error=2**-16.5, exact=2**-21.5),
+)
+unary(
+    "mish",
+    "mish({0})",
+    dtypes=FLOATING,
+    in_place_early=True,
+    **_ANY,
+    fast=Fast("fast_mish({0})", error=2**-16, exact=2**-21),
+)
+unary(
+    "selu",
+    "selu({0})",
+    dtypes=FLOATING,
+    in_place_early=True,
+    **_ANY,
+    fast=Fast("fast_selu({0})", error=2**-16.5, exact=2**-22),
+)
+unary(
+    "hardswish",
+    "hardswish({0})",
+    dtypes=FLOATING,
+    in_place_early=True,
+    **_ANY,
+    fast=Fast("fast_hardswish({0})", error=2**-22, exact=2**-22.5),
+)
+unary(
+    "hardsigmoid",
+    "hardsigmoid({0})",
+    dtypes=FLOATING,
+    in_place_early=True,
+    **_ANY,
+    fast=Fast("fast_hardsigmoid({0})", error=2**-22, exact=2**-22.5),
+    positive=True,
+)
 unary("relu6", "clamp({0}, 0, 6)", dtypes=FLOATING, in_place_early=True)
 unary("bitwise_not", "~{0}", dtypes=BOOLEAN + INTEGRAL, boolean="!{0}", cheap=True)
 
 # Integers become the default floating dtype.
-unary("exp", "exp({0})", FLOAT, ALL, in_place_early=True)
+unary(
+    "exp",
+    "exp({0})",
+    FLOAT,
+    ALL,
+    in_place_early=True,
+    grows=_EXP,
+    fast=Fast("fast_exp({0})", error=2**-16.5, exact=2**-22),
+    positive=True,
+)
 unary("exp2", "exp2({0})", FLOAT)
-unary("expm1", "expm1({0})", FLOAT)
-unary("log", "log({0})", FLOAT)
-unary("log2", "log2({0})", FLOAT)
-unary("log10", "log10({0})", FLOAT)
-unary("log1p", "log1p({0})", FLOAT)
-unary("sqrt", "sqrt({0})", FLOAT, in_place_early=True)
-unary("rsqrt", "rsqrt({0})", FLOAT, in_place_early=True)
-unary("reciprocal", "(1 / {0})", FLOAT, ALL, complex="reciprocal({0})", cheap=True)
+unary("expm1", "expm1({0})", FLOAT, **_ANY, fast=Fast("fast_expm1({0})", error=2**-16.5, exact=2**-22))
+unary("log", "log({0})", FLOAT, **_ANY, fast=Fast("fast_log({0})", error=2**-18, exact=2**-22))
+unary(
+    "log2", "log2({0})", FLOAT, **_ANY, fast=Fast("(fast_log({0}) * 1.44269504f)", error=2**-18, exact=2**-22)
+)
+unary(
+    "log10",
+    "log10({0})",
+    FLOAT,
+    **_ANY,
+    fast=Fast("(fast_log({0}) * 0.43429448f)", error=2**-18, exact=2**-22),
+)
+unary("log1p", "log1p({0})", FLOAT, **_ANY, fast=Fast("fast_log1p({0})", error=2**-17.5, exact=2**-22))
+unary(
+    "sqrt",
+    "sqrt({0})",
+    FLOAT,
+    in_place_early=True,
+    grows=(0.5,),
+    fast=Fast("fast_sqrt({0})", error=2**-22, exact=2**-24, algebraic=True),
+    positive=True,
+)
+unary("rsqrt", "rsqrt({0})", FLOAT, in_place_early=True, grows=(0.5,), positive=True)
+unary(
+    "reciprocal",
+    "(1 / {0})",
+    FLOAT,
+    ALL,
+    complex="reciprocal({0})",
+    cheap=True,
+    grows=(1,),
+    fast=Fast("fast_divide(1.0f, {0})", error=2**-21.5, exact=2**-24, algebraic=True),
+)
 unary("sin", "sin({0})", FLOAT, ALL)
 unary("cos", "cos({0})", FLOAT, ALL)
 unary("tan", "tan({0})", FLOAT)
@@ -45,7 +137,14 @@ unary("acos", "acos({0})", FLOAT)
 unary("atan", "atan({0})", FLOAT)
 unary("sinh", "sinh({0})", FLOAT)
 unary("cosh", "cosh({0})", FLOAT)
-unary("tanh", "tanh({0})", FLOAT, in_place_early=True)
+unary(
+    "tanh",
+    "tanh({0})",
+    FLOAT,
+    in_place_early=True,
+    grows=(1,),
+    fast=Fast("fast_tanh({0})", error=2**-17, exact=2**-22),
+)
 unary("asinh", "asinh({0})", FLOAT)
 unary("acosh", "acosh({0})", FLOAT)
 unary("atanh", "atanh({0})", FLOAT)
@@ -53,7 +152,15 @@ unary("erf", "erf({0})", FLOAT)
 unary("erfc", "erfc({0})", FLOAT)
 unary("erfinv", "erfinv({0})", FLOAT)
 unary("lgamma", "lgamma({0})", FLOAT)
-unary("sigmoid", "sigmoid({0})", FLOAT, in_place_early=True)
+unary(
+    "sigmoid",
+    "sigmoid({0})",
+    FLOAT,
+    in_place_early=True,
+    grows=_EXP,
+    fast=Fast("fast_sigmoid({0})", error=2**-16.5, exact=2**-21.5),
+    positive=True,
+)
 unary("sinc", "sinc({0})", FLOAT)
 unary("deg2rad", "deg2rad({0})", FLOAT)
 unary("rad2deg", "rad2deg({0})", FLOAT)

@@ -7,12 +7,12 @@ from ..ir.build import Builder
 from ..ir.dtypes import BOOL, DType
 from ..ir.fusion import Value
 from ..ir.limits import convertible, largest
-from ..ir.symbols import define
+from ..ir.symbols import CANCELS, define
 from .arithmetic import check_number
 from .elementwise import binary, converted, elementwise, fit, round_number
 from .table import ALL, BOOLEAN, FLOATING, NUMERIC, REAL, composite
 
-define("where", "({0} ? convert<{ctype}>({1}) : convert<{ctype}>({2}))", cheap=True)
+define("where", "({0} ? convert<{ctype}>({1}) : convert<{ctype}>({2}))", cheap=True, grows=(CANCELS, 1, 1))
 define("nan_to_num", "nan_to_num({0}, {1}, {2}, {3})")
 define("heaviside", "({0} == 0 ? {1} : ({0} > 0))", cheap=True)
 define("threshold", "({0} <= {1} ? {2} : {0})", cheap=True)
@@ -20,11 +20,12 @@ define("threshold", "({0} <= {1} ? {2} : {0})", cheap=True)
 _WHERE = "with a number that is computed (it knows torch.where of two tensors, or with a number of the code)"
 _FILL = "with a value that is computed (it knows numbers of the code, and torch.where of two tensors)"
 
+_CHOICE = dict(cheap=True, grows=(1, 1))
 # NaN if either operand is NaN.
-binary("maximum", "nan_max({0}, {1})", overloads=("",), boolean="({0} || {1})", cheap=True)
-binary("minimum", "nan_min({0}, {1})", overloads=("",), boolean="({0} && {1})", cheap=True)
-binary("max", "nan_max({0}, {1})", overloads=("other",), boolean="({0} || {1})", cheap=True)
-binary("min", "nan_min({0}, {1})", overloads=("other",), boolean="({0} && {1})", cheap=True)
+binary("maximum", "nan_max({0}, {1})", overloads=("",), boolean="({0} || {1})", **_CHOICE)
+binary("minimum", "nan_min({0}, {1})", overloads=("",), boolean="({0} && {1})", **_CHOICE)
+binary("max", "nan_max({0}, {1})", overloads=("other",), boolean="({0} || {1})", **_CHOICE)
+binary("min", "nan_min({0}, {1})", overloads=("other",), boolean="({0} && {1})", **_CHOICE)
 # The other operand if one is NaN.
 binary("fmax", "fmax({0}, {1})", overloads=("",), integer="nan_max({0}, {1})", boolean="({0} || {1})")
 binary("fmin", "fmin({0}, {1})", overloads=("",), integer="nan_min({0}, {1})", boolean="({0} && {1})")

@@ -12,13 +12,22 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import FLOAT, HALF, DType
 from ..ir.fusion import Value
-from ..ir.symbols import define
+from ..ir.symbols import CANCELS, Fast, define
 from .reduction import normalized, total
 from .table import FLOATING, REAL, composite, scalar_type
 
-define("exp_16bit", "exp_16bit({0})")
-define("softmax_backward", "(({0} - {2}) * {1})", cheap=True)
-define("log_softmax_backward", "({0} - exp({1}) * {2})")
+# The largest term is exp(0) = 1: errors of the others, and of their sum, are no larger in its logarithm.
+define("log_of_exponentials", "log({0})", grows=(1,))
+define("log_softmax", "({0} - {1})", cheap=True, grows=(1, 1))  # neither of which is above 0
+define("softmax_backward", "(({0} - {2}) * {1})", cheap=True, grows=(CANCELS, 1, CANCELS))
+define(
+    "log_softmax_backward",
+    "({0} - exp({1}) * {2})",
+    grows=(CANCELS, CANCELS, CANCELS),
+    fast=Fast(
+        "({0} - fast_exp({1}) * {2})", error=2**-16.5, exact=2**-22, of="(fabs({0}) + exp({1}) * fabs({2}))"
+    ),
+)
 
 
 def _softmax(b: Builder, x: Value, dim: int, dtype: DType, log: bool) -> Value:
@@ -26,12 +35,11 @@ def _softmax(b: Builder, x: Value, dim: int, dtype: DType, log: bool) -> Value:
     dims, register = normalized(x, dim), dtype.register
     largest = b.reduce("amax", "max", x, dims, True, register)
     shifted = b.pointwise("sub", (x, largest), register)
-    exp = "exp_16bit" if dtype.itemsize == x.dtype.itemsize == 2 else "exp"
-    power = b.pointwise(exp, (shifted,), register, name="exp")
+    power = b.pointwise("exp", (shifted,), register)
     summed = total(b, "sum", power, dims)
     if log:
-        offset = b.pointwise("log", (summed,), register)
-        return b.contiguous(b.pointwise("sub", (shifted, offset), dtype, name="log_softmax"))
+        offset = b.pointwise("log_of_exponentials", (summed,), register, name="log")
+        return b.contiguous(b.pointwise("log_softmax", (shifted, offset), dtype))
     scale = b.pointwise("reciprocal", (summed,), register)
     return b.contiguous(b.pointwise("mul", (power, scale), dtype, name="softmax"))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from .. import log, options
 from ..codegen import emit
+from ..ir.budgets import with_fast_forms
 from ..ir.call import Call
 from ..ir.fusion import Fusion
 from ..lower.kernel import Kernel, Param
@@ -89,6 +90,8 @@ def kernels_of(call: Call, fusion: Fusion, device: str) -> tuple[list[Compiled],
 def lower_fusion(call: Call, fusion: Fusion, device: str) -> Lowered:
     """The fusion with its kernels' sources, in the order of their launches. Raises Refusal."""
     machine = _machine(device)
+    if machine.has_fast_forms:
+        fusion = with_fast_forms(fusion, everywhere=options.enabled("fast_math"))
     dumps.show("fusion_ir", "fusion", fusion)
     for word in ("fusion_args", "kernel_args", "print_args"):
         dumps.show(word, "arguments of the first call of a class", "\n".join(map(str, call.args)))

@@ -25,7 +25,8 @@ class Machine:
     `bandwidth` (bytes a second of its memory, None where unknown).
 
     Of what a block is: `block_threads` (at most; 1: blocks have no threads that could combine),
-    `vectorises_loops` (its compiler makes vectors of loops, for which no address is wrong).
+    `vectorises_loops` (its compiler makes vectors of loops, for which no address is wrong),
+    `has_fast_forms` (it has the instructions that fast forms of ops are made of, `ir.symbols.Fast`).
 
     Measured on an H200, and taken for all: `flight`: bytes of input that one thread should have in flight to
     cover memory latency (more costs registers and gains nothing); `access`: bytes of its widest memory
@@ -46,6 +47,7 @@ class Machine:
     bandwidth: float | None = None
     block_threads: int = 1024
     vectorises_loops: bool = False
+    has_fast_forms: bool = True
     flight: int = 16
     access: int = 16
     threads: int = 128
@@ -82,7 +84,14 @@ GPU = Machine(
 )
 #: `multiprocessors` and `waves`: torch's pool has more threads, but few blocks a thread even them out.
 HOST = Machine(
-    "host", multiprocessors=4, waves=2, block_threads=1, vectorises_loops=True, threads=1, task=32768
+    "host",
+    multiprocessors=4,
+    waves=2,
+    block_threads=1,
+    vectorises_loops=True,
+    has_fast_forms=False,
+    threads=1,
+    task=32768,
 )
 EXCHANGED = 32768  # bytes of shared memory in which a block exchanges at a time at most; every GPU has 48 KB
 

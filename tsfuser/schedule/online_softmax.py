@@ -8,6 +8,7 @@ goes on with the maximum of its own part, and blocks combine (m, sum) after the 
 from __future__ import annotations
 
 from ..ir.fusion import Pointwise, Reduce
+from ..ir.symbols import find
 from .sweeps import Sweeps
 
 
@@ -35,8 +36,8 @@ def _is_exp_of_distance(sweeps: Sweeps, largest: Reduce, summed: Reduce, number:
     """Whether all that is computed between the two is exp(x - largest), of an x that is known before."""
     terms = sweeps.ops_for({summed.operands[0].name})
     late = [op for op in terms if sweeps.level[op.output.name] == number + 1]
-    symbols = [op.symbol if isinstance(op, Pointwise) else "" for op in late]
-    if len(late) != 2 or symbols[0] != "sub" or symbols[1] not in ("exp", "exp_16bit"):
+    symbols = [find(op.symbol).exact if isinstance(op, Pointwise) else "" for op in late]
+    if symbols != ["sub", "exp"]:
         return False
     distance, exponential = late
     return (

@@ -164,18 +164,6 @@ DEVICE T shift_right(T a, T by) {
   return a < T(0) ? T(-1) : T(0);
 }
 
-// exp of a float, exact enough for what becomes a 16-bit float: off by |x| 2^-23 relative, and results below
-// 2^-126 are 0.
-DEVICE float exp_16bit(float x) {
-#if defined(TSFUSER_CUDA)
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
-  return result;
-#else
-  return exp(x);
-#endif
-}
-
 template <class T>
 DEVICE T int_pow(T base, T exponent) {
   if (exponent < T(0)) return base == T(1) ? T(1) : base == T(-1) ? (exponent & 1 ? T(-1) : T(1)) : T(0);

@@ -13,5 +13,6 @@
 #include "cooperative.h"
 #include "fetch.h"
 #include "math.h"
+#include "fast.h"
 #include "philox.h"
 #include "eager_random.h"
