@@ -11,23 +11,12 @@ from packaging.version import Version
 from torch import nn
 
 import tsfuser
+from kit import thunders
 from kit.support import assert_matches
 from tsfuser.errors import TsfuserWarning
 
 if importlib.util.find_spec("thunder") is None:
     pytest.skip("lightning-thunder is not installed", allow_module_level=True)
-
-
-def _lend_methods():
-    """Tensor methods that thunder 0.2.6 looks up by name, and torch 2.13 no longer has."""
-    for name in ("align_as", "align_to", "has_names", "refine_names", "rename"):
-        if not hasattr(torch.Tensor, name):
-
-            def method(self, *args, **kwargs):
-                raise NotImplementedError
-
-            method.__name__ = name
-            setattr(torch.Tensor, name, method)
 
 
 thunder = region = None  # modules: `loaded` imports them, so that collecting tests imports no thunder
@@ -36,13 +25,10 @@ thunder = region = None  # modules: `loaded` imports them, so that collecting te
 @pytest.fixture(autouse=True, scope="module")
 def loaded():
     global thunder, region
-    _lend_methods()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            thunder = importlib.import_module("thunder")
-        except Exception as error:  # a torch that it was not made for
-            pytest.skip(f"lightning-thunder does not load: {error}")
+    try:
+        thunder = thunders.load()
+    except ImportError as error:
+        pytest.skip(str(error))
     region = importlib.import_module("tsfuser.frontends.thunder.region")
 
 
@@ -68,7 +54,7 @@ def jit(function, **choices):
 def regions(jitted, backward=False):
     """The symbols of the regions of the last trace."""
     traces = thunder.last_backward_traces(jitted) if backward else thunder.last_traces(jitted)
-    return [symbol for symbol in traces[-1].bound_symbols if symbol.sym.is_fusion]
+    return thunders.regions(traces[-1])
 
 
 class RMSNorm(nn.Module):

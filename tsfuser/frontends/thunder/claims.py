@@ -1,13 +1,14 @@
 """Which symbols of a trace are claimed.
 
-In: a bound symbol. Out: how many ops that compute torch runs for it, all of which the op table has; None
-where it is left to thunder's other executors. Whole composites are asked about first, as thunder asks; what
-is not claimed is taken apart, and its parts are asked about. Example: `softmax` is claimed as
-`aten::_softmax`; of `linear` nothing is.
+In: a bound symbol. Out: a `Claim`: how many ops that compute torch runs for it, all of which the op table
+has; or the reason why it is left to thunder's other executors. Whole composites are asked about first, as
+thunder asks; what is not claimed is taken apart, and its parts are asked about. Example: `softmax` is claimed
+as `aten::_softmax`; `linear` is not: "aten::addmm is not in the op table".
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from thunder.core.prims import OpTags, PrimIDs
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.trace import TraceCtx, tracectx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ... import log
 from ...graph.rows import Knowledge, row_of
 from ...graph.wrapper import Graph, Node, is_tensor, outputs
 from ...grouping.support import examine
@@ -36,23 +39,42 @@ _NUMBERS = (int, float, bool)
 _MOST = 4096  # answers that are kept
 
 
+@dataclass(frozen=True)
+class Claim:
+    """`ops`: how many ops of torch compute elements, and do not just view them; `reason`: why the symbol is
+    not claimed, None where it is."""
+
+    ops: int = 0
+    reason: str | None = None
+
+
 class Claims:
     """Answers, each kept for symbols that differ in nothing but names."""
 
     def __init__(self):
-        self._known: dict[Any, int | None] = {}
+        self._known: dict[Any, Claim] = {}
 
-    def computing_ops(self, symbol: BoundSymbol) -> int | None:
-        """How many ops of torch compute elements, and do not just view them; None: not claimed."""
-        if not _may_be_asked(symbol):
-            return None
+    def claim(self, symbol: BoundSymbol) -> Claim:
+        """What the symbol is claimed as, or why it is not."""
+        with tracectx(
+            TraceCtx(None)
+        ):  # under symbolic values, a proxy asked for its shape adds a symbol to the trace
+            return self._claim(symbol)
+
+    def _claim(self, symbol: BoundSymbol) -> Claim:
+        reason = _out_of_question(symbol)
+        if reason is not None:
+            return Claim(reason=reason)
         key = _key(symbol)
         if key is None:
-            return _computing_ops(symbol)
+            return _claim(symbol)
         if key not in self._known:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            self._known[key] = _computing_ops(symbol)
+            self._known[key] = _claim(symbol)
+            if log.enabled("partition", log.UPDATE) and self._known[key].reason:
+                text = f"{symbol.sym.name} is not fused: {self._known[key].reason}"
+                log.write("partition", text, str(symbol).rstrip(), log.UPDATE)
         return self._known[key]
 
 
@@ -63,21 +85,22 @@ def passable(proxy: Proxy) -> bool:
     )
 
 
-def _may_be_asked(symbol: BoundSymbol) -> bool:
-    sym, results = symbol.sym, symbol.flat_outs
+def _out_of_question(symbol: BoundSymbol) -> str | None:
+    """Why nothing more is asked about a symbol; None where there is more to ask."""
+    sym, operands, results = symbol.sym, symbol.flat_proxy_args, symbol.flat_outs
     if sym.id in dropout.NAMES:
-        return True
+        return None
     if sym.is_fusion or sym.executor is not None or sym.python_impl is not None:
-        return False
+        return "another executor, or Python, runs it"
     if sym.id in WRITES or has_tags(symbol, _NOT_OURS):
-        return False
-    operands = symbol.flat_proxy_args
-    return (
-        any(type(proxy) is TensorProxy for proxy in operands)
-        and all(map(passable, operands))
-        and bool(results)
-        and all(type(result) is TensorProxy for result in results)
-    )
+        return "it changes an operand, waits for the device, or draws random numbers"
+    if not any(type(proxy) is TensorProxy for proxy in operands):
+        return "it takes no tensor"
+    if not all(map(passable, operands)):
+        return "it takes something besides tensors and numbers"
+    if not results or not all(type(result) is TensorProxy for result in results):
+        return "it returns something besides tensors"
+    return None
 
 
 def _key(symbol: BoundSymbol) -> Any:
@@ -105,19 +128,21 @@ def sizes_of(proxy: TensorProxy) -> tuple[int, ...]:
     return tuple(int(getattr(size, "value", size)) for size in proxy.shape)
 
 
-def _computing_ops(symbol: BoundSymbol) -> int | None:
+def _claim(symbol: BoundSymbol) -> Claim:
     operands = list({proxy.name: proxy for proxy in symbol.flat_proxy_args}.values())
     results = list({proxy.name: proxy for proxy in symbol.flat_proxy_outs}.values())
     try:
         module = graph_of(function_of([symbol], operands, results), [_example(proxy) for proxy in operands])
         if symbol.sym.id not in dropout.NAMES and any(map(_is_random, module.graph.nodes)):
-            return None
+            return Claim(reason="it draws random numbers")
         simplify(module)
         translation = translate(module)
-        return None if translation.foreign else _count(translation.graph)
+        if translation.foreign:
+            return Claim(reason=next(iter(translation.foreign.values())))
+        return _of_ops(translation.graph)
     except Exception as error:  # what thunder's torch executor cannot run on such tensors is not ours either
         interrupts.pass_on(error)
-        return None
+        return Claim(reason=f"torch cannot trace it ({type(error).__name__}: {error})".split("\n")[0])
 
 
 def _example(proxy: Proxy) -> Any:
@@ -133,15 +158,16 @@ def _is_random(node: torch.fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def _count(graph: Graph) -> int | None:
+def _of_ops(graph: Graph) -> Claim:
     knowledge, count = Knowledge(), 0
     for node in graph.nodes():
         if not any(map(is_tensor, outputs(node))):
             continue
-        if examine(node, knowledge).reason is not None:
-            return None
+        reason = examine(node, knowledge).reason
+        if reason is not None:
+            return Claim(reason=reason or f"{node.kind()} computes no tensor")
         count += _computes(node)
-    return count
+    return Claim(count)
 
 
 def _computes(node: Node) -> bool:

@@ -41,7 +41,7 @@ class TsfuserExecutor(FusionExecutor):
 
     def can_execute(self, bsym: BoundSymbol) -> bool:
         """Whether the symbol, as a whole, is claimed."""
-        return super().can_execute(bsym) or self._claims.computing_ops(bsym) is not None
+        return super().can_execute(bsym) or self._claims.claim(bsym).reason is None
 
     def can_fuse(self, bsym: BoundSymbol) -> bool:
         """The same: a composite with parts that are not claimed is taken apart."""
@@ -88,8 +88,8 @@ class TsfuserExecutor(FusionExecutor):
         return len(node.group_bsyms) > 1 or self.can_fuse(node.group_bsyms[0])
 
     def _is_worth_it(self, symbols: Sequence[BoundSymbol]) -> bool:
-        found = [self._claims.computing_ops(symbol) for symbol in symbols]
-        return None not in found and sum(found) >= _LEAST
+        found = [self._claims.claim(symbol) for symbol in symbols]
+        return all(claim.reason is None for claim in found) and sum(claim.ops for claim in found) >= _LEAST
 
 
 def _writes(symbol: BoundSymbol) -> bool:

@@ -4,7 +4,7 @@ In: symbols, and the proxies that go in and out. Out: a function that thunder ca
 Its program is made at the first call: thunder makes the callable of one region about three times, and calls
 the last. thunder's prologue has tested dtypes and devices, not strides, and under symbolic values not sizes:
 each set of sizes, strides and numbers has a program of its own, up to a limit, behind which the region runs
-unfused.
+unfused. The kernels of the first program may have sizes as numbers; those of later ones serve all sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...errors import TsfuserWarning
 from ...planning import interrupts
 from ..dynamo.program import compile_graph
 from ..dynamo.settings import Settings
-from .retrace import function_of, graph_of
+from .retrace import function_of, graph_of, say_sizes
 
 #: Programs of one region. They share plans and kernels, but each is traced.
 MOST_PROGRAMS = 16
@@ -52,7 +52,10 @@ class RegionCall:
             log.write("partition", f"{self.name} runs unfused", f"it has {MOST_PROGRAMS} programs already")
             return self._run_unfused
         try:
-            program = compile_graph(graph_of(self.unfused, operands), Settings())
+            module = graph_of(self.unfused, operands)
+            if self._programs:  # the sizes vary
+                say_sizes(module)
+            program = compile_graph(module, Settings())
         except Exception as error:  # a mistake of ours must not break the user's program
             interrupts.pass_on(error)
             text = f"{type(error).__name__}: {error}".split("\n")[0]

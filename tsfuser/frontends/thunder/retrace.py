@@ -61,3 +61,39 @@ def _fake(operand: Any, mode: FakeTensorMode) -> Any:
     if not isinstance(operand, torch.Tensor):
         return operand
     return torch.empty_strided(operand.shape, operand.stride(), dtype=operand.dtype, device=operand.device)
+
+
+def say_sizes(module: fx.GraphModule) -> None:
+    """Sizes that `expand` has as numbers, as those of inputs of the same size, in the graph of one set of
+    sizes. So `expand(x, [3, 8])` for a batch of 3 and of 5 is one graph, whose kernels are compiled once."""
+    graph = module.graph
+    values = {node: node.meta.get("val") for node in graph.find_nodes(op="placeholder")}
+    tensors = {node: tuple(value.shape) for node, value in values.items() if isinstance(value, torch.Tensor)}
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.expand.default):
+        own = node.args[0].meta["val"].shape
+        wanted = tuple(node.meta["val"].shape)
+        sizes = list(node.args[1])
+        for dim, size in enumerate(wanted):
+            grows = dim < len(wanted) - len(own) or own[dim - len(wanted)] != size
+            if grows and size > 1 and sizes[dim] == size:
+                sizes[dim] = _size_of(tensors, wanted, dim, node)
+        node.args = (node.args[0], sizes)
+
+
+def _size_of(
+    tensors: dict[fx.Node, tuple[int, ...]], wanted: tuple[int, ...], dim: int, reader: fx.Node
+) -> fx.Node | int:
+    """The size of `wanted` in `dim` as that of the input that is most like it; the number for none."""
+    found = [
+        ((shape == wanted, k - len(shape) == dim - len(wanted)), tensor, k)
+        for tensor, shape in tensors.items()
+        for k in range(len(shape))
+        if shape[k] == wanted[dim]
+    ]
+    if not found:
+        return wanted[dim]
+    _, tensor, k = max(found, key=lambda entry: entry[0])
+    with reader.graph.inserting_before(reader):
+        node = reader.graph.call_function(torch.ops.aten.sym_size.int, (tensor, k))
+    node.meta["val"] = wanted[dim]
+    return node

@@ -1,0 +1,261 @@
+"""thunder's own list of ops through `thunder.jit`, forward and backward, against torch and double.
+
+    export PYTHONPATH=.:tests
+    python -m kit.thunder_ops [--part 0:8] [--count 1] [--dtype float32] [--device cuda]
+
+Each op stands between products with 1, which are claimed, so that it shares a region with them if it is
+claimed. Prints, for each op, whether all of it ran in regions, a part, or nothing, and why the rest stayed
+outside. What thunder's torch executor gives, too, is no difference: it gives thunder's ops their meaning.
+Exit status 1: there was one.
+"""
+
+import argparse
+import contextlib
+import itertools
+import sys
+import warnings
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+import tsfuser
+from kit import thunders
+from kit.batch import collecting, load
+from kit.nearness import difference
+from kit.opsweep import STEPS, evaluate
+
+CHUNK = 40  # programs whose kernels are compiled together
+ROUNDINGS = 8  # of a gradient
+COPIES = ("mul", "logical_or")  # symbols that stand before and after the op
+WHOLE, PART, NONE = "all of it", "a part", "nothing"
+#: Results that are other numbers each time, or what memory held before.
+LEFT_OUT = ("dropout", "rand", "bernoulli", "multinomial", "normal", "uniform", "empty", "exponential")
+
+
+@dataclass
+class Tally:
+    """`ran`: op -> how much of its samples ran in regions, counted; `stayed`: op -> symbol that ran outside
+    -> why; `left`: op -> why no sample of it was run; `wrong`: (op, what)."""
+
+    ran: dict[str, Counter] = field(default_factory=lambda: defaultdict(Counter))
+    stayed: dict[str, dict] = field(default_factory=lambda: defaultdict(dict))
+    left: dict[str, str] = field(default_factory=dict)
+    wrong: list = field(default_factory=list)
+
+    def of(self, kind):
+        """The ops of which all samples ran so."""
+        return [name for name, found in self.ran.items() if set(found) == {kind}]
+
+    def __str__(self):
+        samples = sum(sum(found.values()) for found in self.ran.values())
+        whole, none = self.of(WHOLE), self.of(NONE)
+        part = len(self.ran) - len(whole) - len(none)
+        said = (
+            f"{samples} samples of {len(self.ran)} ops: {len(whole)} ops whole in regions, {part} in part, "
+        )
+        return said + f"{len(none)} outside; {len(self.left)} not run; {len(self.wrong)} wrong"
+
+
+@dataclass
+class _Case:
+    name: str
+    program: object  # of thunder's op
+    arguments: list
+    plain: list  # what thunder's torch executor gives
+    eager: list
+    exact: list
+    jitted: object = None
+
+
+def sweep(infos, dtype, count=1, device="cpu", report=print):
+    """The Tally of samples of thunder's OpInfos."""
+    tally, reasons = Tally(), {}
+    cases = itertools.chain.from_iterable(_cases(info, dtype, count, device, tally) for info in infos)
+    while part := list(itertools.islice(cases, CHUNK)):
+        for case in part:
+            case.jitted = _jit(case.program, ["tsfuser"])
+        with collecting() as kernels, _noted(reasons):
+            for case in part:
+                _outcome(case.jitted, case.arguments)
+        load(kernels)
+        for case in part:
+            _check(case, tally, reasons, report)
+        report(str(tally))
+    return tally
+
+
+def _jit(program, executors):
+    return thunders.load().jit(program, executors=executors)
+
+
+@contextlib.contextmanager
+def _noted(reasons):
+    """While this is open, `reasons` gets what each symbol was not claimed for, by its name."""
+    claims = thunders.load().extend.get_executor("tsfuser")._claims
+    original = claims.claim
+
+    def claim(symbol):
+        found = original(symbol)
+        if found.reason is not None and symbol.sym.executor is None:
+            reasons.setdefault(symbol.sym.name, found.reason)
+        return found
+
+    claims.claim = claim
+    try:
+        yield
+    finally:
+        del claims.claim
+
+
+def _check(case, tally, reasons, report):
+    before = tsfuser.stats()["launches"]
+    found = _outcome(case.jitted, case.arguments)
+    launched = tsfuser.stats()["launches"] > before
+    what = _problem(found, case.plain, case.exact) and _problem(found, case.eager, case.exact)
+    if what:
+        tally.wrong.append((case.name, what))
+        report(f"{case.name}: {[getattr(a, 'shape', a) for a in case.arguments]}: {what}")
+        return
+    thunder = thunders.load()
+    traces = [thunder.last_traces(case.jitted)[-1]]
+    traces += [trace for trace in thunder.last_backward_traces(case.jitted)[-1:] if trace is not None]
+    inside = sum(len(region.subsymbols) for trace in traces for region in thunders.regions(trace))
+    stayed = [symbol.sym.name for symbol in thunders.outside(traces[0])]
+    stayed = [name for name in stayed if name not in COPIES or name == case.name]
+    kind = NONE
+    if launched and inside > 2:  # the products beside it are two
+        kind = PART if stayed else WHOLE
+    tally.ran[case.name][kind] += 1
+    for name in stayed:
+        tally.stayed[case.name].setdefault(name, _reason(name, reasons))
+
+
+def _reason(name, reasons):
+    """thunder's torch executor calls a prim `torch_pad_prim_impl`."""
+    known = (reasons.get(found) for found in (name, name.removeprefix("torch_").removesuffix("_prim_impl")))
+    return next(filter(None, known), "it would be alone in its region")
+
+
+def _cases(info, dtype, count, device, tally):
+    if any(word in info.name for word in LEFT_OUT):
+        tally.left[info.name] = "its results are other numbers each time"
+        return
+    if info.torch_reference is None:
+        tally.left[info.name] = "thunder has no torch function to compare it with"
+        return
+    if dtype not in info.dtypes():
+        tally.left[info.name] = f"it does not take {dtype}"
+        return
+    try:
+        samples = list(info.sample_inputs(device, dtype))
+    except Exception as error:
+        tally.left[info.name] = f"its samples cannot be made: {error}"
+        return
+    samples = [sample for sample in samples if _tensors(sample)]
+    tally.left[info.name] = "no sample of it takes a tensor and runs without tsfuser"
+    step, made = max(1, len(samples) // count), 0
+    for sample in samples[step // 2 :: step] + samples[: step // 2]:
+        if made == count:
+            break
+        arguments, program = _between(info.op, sample)
+        _, reference = _between(info.torch_reference, sample)
+        try:
+            eager = evaluate(reference, arguments, True)
+            plain = evaluate(_jit(program, []), arguments, True)
+        except Exception:  # a sample of an error, or what thunder itself cannot
+            continue
+        tally.left.pop(info.name, None)
+        made += 1
+        yield _Case(info.name, program, arguments, plain, eager, _exactly(reference, arguments, eager))
+
+
+def _exactly(reference, arguments, eager):
+    """The results in double; eager's where the op takes no double."""
+    wide = [a.double() if a.is_floating_point() else a for a in arguments]
+    try:
+        found = evaluate(reference, wide, True)
+    except Exception:
+        found = []
+    return found if len(found) == len(eager) else eager
+
+
+def _tensors(sample):
+    flat, _ = tree_flatten((sample.args, sample.kwargs))
+    return [k for k, value in enumerate(flat) if isinstance(value, torch.Tensor)]
+
+
+def _between(op, sample):
+    """The tensors of a sample, and a function of them: copies of what the op gives for copies of them."""
+    flat, form = tree_flatten((sample.args, sample.kwargs))
+    places = _tensors(sample)
+
+    def program(*tensors):
+        operands = list(flat)
+        for place, tensor in zip(places, tensors):
+            operands[place] = _copy(tensor)
+        args, kwargs = tree_unflatten(operands, form)
+        out = op(*args, **kwargs)
+        return tuple(map(_copy, out)) if isinstance(out, (tuple, list)) else _copy(out)
+
+    return [flat[place].detach() for place in places], program
+
+
+def _copy(tensor):
+    return torch.logical_or(tensor, tensor) if tensor.dtype == torch.bool else tensor * 1
+
+
+def _outcome(function, arguments):
+    """The results, or what was raised."""
+    try:
+        return evaluate(function, arguments, True)
+    except Exception as error:
+        return error
+
+
+def _problem(found, eager, exact):
+    if isinstance(found, Exception):
+        return f"raises {type(found).__name__}: {str(found).strip().partition(chr(10))[0]}"
+    if len(found) != len(eager):
+        return f"{len(found)} results, without tsfuser {len(eager)}"
+    for k, (ours, plain, wide) in enumerate(zip(found, eager, exact)):
+        if ours.shape == plain.shape and ours.stride() != plain.stride():
+            ours = torch.empty_like(plain, dtype=ours.dtype).copy_(ours)  # thunder promises no strides
+        wide = wide if wide.shape == plain.shape else plain
+        what = difference(ours, plain, wide, STEPS, ROUNDINGS)
+        if what:
+            return f"result {k} {what}"
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--part", default="0:1", help="part k of n")
+    parser.add_argument("--only", help="names of ops, between commas")
+    parser.add_argument("--count", type=int, default=1, help="samples an op")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    first, step = map(int, arguments.part.split(":"))
+    warnings.simplefilter("ignore")
+    thunder = thunders.load()
+    from thunder.tests.opinfos import opinfos
+
+    chosen = opinfos[first::step]
+    if arguments.only:
+        chosen = [info for info in opinfos if info.name in arguments.only.split(",")]
+    dtype = thunder.dtypes.to_dtype(getattr(torch, arguments.dtype))
+    tally = sweep(chosen, dtype, arguments.count, arguments.device, lambda text: print(text, flush=True))
+    for name, found in tally.ran.items():
+        kinds = ", ".join(f"{kind} ({number})" for kind, number in found.items())
+        stayed = "; ".join(f"{symbol}: {reason}" for symbol, reason in tally.stayed[name].items())
+        print(f"  {name}: {kinds} in regions{'; outside: ' if stayed else ''}{stayed}")
+    for name, reason in tally.left.items():
+        print(f"  {name}: not run: {reason}")
+    print(tally)
+    return 1 if tally.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
