@@ -1,4 +1,4 @@
-"""The cases of `scripts/sweep`: reductions, softmax and norms over rows of many lengths.
+"""The cases of `scripts/sweep`: reductions, softmax and norms over rows of many lengths, and pointwise ops.
 
 In: a family, a length of what is reduced, a number of elements, a dtype. Out: a function and its tensors.
 Example:
@@ -14,6 +14,7 @@ from torch import Tensor
 
 LENGTHS = (32, 128, 768, 4096, 16384, 65536, 1 << 20)
 IMAGES = (512, 4096, 16384, 65536, 1 << 20)
+COLUMNS = (4096,)  # of pointwise ops
 
 
 def sum_inner(x: Tensor) -> Tensor:
@@ -50,6 +51,38 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     return torch.relu(F.batch_norm(x, mean, variance, weight, bias, training=True))
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return (x * 0.5 + 0.25) * torch.sigmoid(x)
+
+
+def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(x + bias)
+
+
+def bias_gelu_tanh(x: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(x + bias, approximate="tanh")
+
+
+def silu(x: Tensor) -> Tensor:
+    return F.silu(x)
+
+
+def tanh(x: Tensor) -> Tensor:
+    return torch.tanh(x)
+
+
+def hardswish(x: Tensor) -> Tensor:
+    return F.hardswish(x)
+
+
+def softplus(x: Tensor) -> Tensor:
+    return F.softplus(x)
+
+
+def quotient(x: Tensor, divisor: Tensor) -> Tensor:
+    return x / (divisor * divisor + 1.0)
 
 
 @dataclass(frozen=True)
@@ -103,4 +136,12 @@ FAMILIES = {
     "rms_norm": Family(rms_norm, True, rows=1),
     "batch_norm": Family(batch_norm, True, "channels", 2, 2, IMAGES),
     "batch_norm_last": Family(batch_norm, True, "channels last", 2, 2, IMAGES),
+    "sigmoid": Family(sigmoid, True, lengths=COLUMNS),
+    "bias_gelu": Family(bias_gelu, True, rows=1, lengths=COLUMNS),
+    "bias_gelu_tanh": Family(bias_gelu_tanh, True, rows=1, lengths=COLUMNS),
+    "silu": Family(silu, True, lengths=COLUMNS),
+    "tanh": Family(tanh, True, lengths=COLUMNS),
+    "hardswish": Family(hardswish, True, lengths=COLUMNS),
+    "softplus": Family(softplus, lengths=COLUMNS),
+    "quotient": Family(quotient, rows=1, lengths=COLUMNS),
 }
