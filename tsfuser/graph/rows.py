@@ -11,7 +11,18 @@ import torch
 from .. import options
 from ..ir.dtypes import DTYPES
 from ..ops import table
-from .wrapper import Facts, Node, Schema, Value, constant_of, facts, is_constant, schema
+from .wrapper import (
+    Facts,
+    Node,
+    Schema,
+    Value,
+    constant_of,
+    facts,
+    inputs,
+    is_constant,
+    is_tensor_list,
+    schema,
+)
 
 _NUMBERS = {
     "IntType": "int",
@@ -53,6 +64,9 @@ class Knowledge:
         if kind == "TensorType":
             found = self.facts(value)
             return table.NodeArg("tensor", found.dtype, found.rank)
+        if is_tensor_list(value):
+            items = tuple(map(self.arg, inputs(value.node())))
+            return table.NodeArg("tensors", items=items)
         constant = constant_of(value) if is_constant(value) else table.UNKNOWN
         if kind in _NUMBERS:
             return table.NodeArg("number", _NUMBERS[kind], None, constant)

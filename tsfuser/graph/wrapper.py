@@ -187,3 +187,16 @@ def constant_of(value: Value) -> Any:
         return tuple(v.toIValue() for v in inputs(node))
     found = value.toIValue()
     return tuple(found) if isinstance(found, list) else found
+
+
+def is_tensor_list(value: Value) -> bool:
+    """Whether the value is a list of tensors that its node makes, which nothing but one op reads."""
+    node = value.node()
+    if node.kind() != LIST or not node.inputsSize() or len(value.uses()) != 1:
+        return False
+    return all(map(is_tensor, inputs(node)))
+
+
+def with_items(values: list[Value]) -> list[Value]:
+    """`values` with the items of those that are lists of tensors instead of the lists."""
+    return [item for v in values for item in (inputs(v.node()) if is_tensor_list(v) else [v])]

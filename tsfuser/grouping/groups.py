@@ -7,6 +7,7 @@ blocks of Ifs and Loops."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from .. import options
@@ -27,8 +28,10 @@ from ..graph.wrapper import (
     is_constant,
     is_plain_list,
     is_tensor,
+    is_tensor_list,
     operands,
     outputs,
+    with_items,
 )
 from ..ops import unsupported
 from .cluster import Item, absorb, arrange, clusters
@@ -89,7 +92,7 @@ class _Block:
         self.block = block
         self.nodes: list[Node] = list(block.nodes())
         self.effects, self.knowledge, self.refusals = effects, knowledge, refusals
-        self.operands: list[list[Value]] = [operands(node) for node in self.nodes]
+        self.operands: list[list[Value]] = [_data(node) for node in self.nodes]
         self.results: list[list[Value]] = [outputs(node) for node in self.nodes]
         self.maker: dict[int, int] = {}  # value -> position, constants left out: they are always there
         for i, node in enumerate(self.nodes):
@@ -115,7 +118,7 @@ class _Block:
             self.refusals.add(self.nodes[i], reason)
         if not found:
             return []
-        pieces = arrange(items, found)
+        pieces = arrange([self._with_lists(i, item) for i, item in enumerate(items)], found)
         reorder(self.block, [self.nodes[i] for piece in pieces for i in piece])
         made = []
         for members in found:
@@ -133,7 +136,9 @@ class _Block:
             written = any(self.effects.is_written(v) for v in shared if is_tensor(v))
             if written or self.effects.may_return_written(node):
                 verdict = Verdict(reason="its result may share memory with a tensor that is changed in place")
-            elif any(is_plain_list(v) and self.effects.is_written(v) for v in inputs(node)):
+            elif any(
+                (is_plain_list(v) or is_tensor_list(v)) and self.effects.is_written(v) for v in inputs(node)
+            ):
                 verdict = Verdict(reason="it reads a list that is changed in place")
             elif any(self.changed.get(v.unique(), set()) - {i} for v in self.operands[i]):
                 verdict = Verdict(reason="it reads running statistics that another op changes")
@@ -204,22 +209,30 @@ class _Block:
         items = []
         for i, node in enumerate(self.nodes):
             verdict = self.verdicts[i]
-            after = {self.maker[v.unique()] for v in self.operands[i] if v.unique() in self.maker}
+            read = [v for v in self.operands[i] if not is_tensor_list(v)]
+            after = {self.maker[v.unique()] for v in read if v.unique() in self.maker}
             after.update(self.order.get(i, ()))
             if verdict.reason is not None:
                 items.append(Item(tuple(after)))
                 continue
-            reads = tuple(v.unique() for v in self.operands[i] if not is_constant(v))
+            reads = tuple(v.unique() for v in read if not is_constant(v))
             makes = tuple(
                 (v.unique(), len(v.uses()) - metadata_uses.get(v.unique(), 0)) for v in self.results[i]
             )
-            meets = tuple(v.unique() for v in self.operands[i] if self._is_worth_sharing(v))
+            row = row_of(node)
+            joins = row is not None and row[0].joins
+            meets = () if joins else tuple(v.unique() for v in read if self._is_worth_sharing(v))
             table = table_of(node)
             apart = (self.maker[table.unique()],) if table and table.unique() in self.maker else ()
             items.append(
                 Item(tuple(sorted(after)), verdict.device, verdict.loose, reads, makes, meets, apart)
             )
         return items
+
+    def _with_lists(self, i: int, item: Item) -> Item:
+        """`item` after all that its node needs, also lists of tensors, and what such a list holds."""
+        needed = {self.maker[v.unique()] for v in inputs(self.nodes[i]) if v.unique() in self.maker}
+        return replace(item, after=tuple(sorted({*item.after, *needed})))
 
     def _metadata_uses(self) -> dict[int, int]:
         """Value -> how many nodes of the block ask for its sizes or dtype only."""
@@ -241,12 +254,14 @@ class _Block:
         wanted = []
         for i, node in enumerate(self.nodes):
             loose = self.verdicts[i].reason is None and self.verdicts[i].loose
-            numbers = node.kind() == LIST and self.operands[i] and is_plain_list(self.results[i][0])
-            if i not in self.order and (
-                loose or (numbers and not self.effects.is_written(self.results[i][0]))
-            ):
+            listed = node.kind() == LIST and inputs(node) and self._is_kept(self.results[i][0])
+            if i not in self.order and (loose or listed):
                 wanted.append(i)
         return {**self._readers(wanted), **{i: {reader} for i, reader in self.views.items()}}
+
+    def _is_kept(self, value: Value) -> bool:
+        """Whether a list is one of numbers or tensors that nothing writes to."""
+        return (is_plain_list(value) or is_tensor_list(value)) and not self.effects.is_written(value)
 
     def _is_worth_it(self, members: Sequence[int], lone_reductions: bool) -> bool:
         """Whether the cluster becomes a group: it has two nodes (one, in single-node mode) and does more
@@ -259,11 +274,23 @@ class _Block:
         return not all(self._is_idle(n) for n in working)
 
     def _is_idle(self, node: Node) -> bool:
-        """Whether the node is a view, or a cast to the dtype that its operand has; in single-node mode a copy
-        is not."""
+        """Whether the node is a view, or only copies: torch does that as fast. In single-node mode a copy is
+        no idle node."""
         found = row_of(node)
-        idle = gives_operand_back if options.state.single_node_mode else keeps_dtype
-        return found is None or found[0].is_view or idle(node)
+        if found is None or found[0].is_view:
+            return True
+        if options.state.single_node_mode:
+            return gives_operand_back(node)
+        return found[0].joins or keeps_dtype(node)
+
+
+def _data(node: Node) -> list[Value]:
+    """What a node reads: of a list of tensors, which costs nothing, its reader reads the items and the list
+    itself."""
+    if node.kind() == LIST and is_tensor_list(node.output()):
+        return []
+    lists = [v for v in inputs(node) if is_tensor_list(v)]
+    return with_items(operands(node)) + lists if lists else operands(node)
 
 
 def _unfolded(node: Node) -> list[Node]:

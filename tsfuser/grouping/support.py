@@ -23,9 +23,11 @@ from ..graph.wrapper import (
     is_constant,
     is_plain_list,
     is_tensor,
+    is_tensor_list,
     operands,
     outputs,
     schema,
+    with_items,
 )
 from ..ir.dtypes import DTYPES
 from ..ops import table, unsupported
@@ -96,6 +98,7 @@ def examine(node: Node, knowledge: Knowledge, skip_kinds: frozenset[str] | set[s
     values = [v for name, v in zip(its_schema.arguments, inputs(node)) if name not in row.ignored]
     # a gradient that was not asked for is undefined: nobody reads it, or it was profiled as what it is
     results = [v for v in outputs(node) if v.uses() and not (is_tensor(v) and v.type().undefined())]
+    values = with_items(values)
     reason = _passable(inputs(node), its_schema) or _typed(values + results, knowledge)
     if reason is None and row.not_empty and 0 in (node.inputsAt(0).type().sizes() or ()):
         reason = f"{row.name} of no elements has no statistics"
@@ -205,7 +208,7 @@ def _foreign(node: Node) -> str:
 def _passable(values: list[Value], found: Schema) -> str | None:
     """Why an argument cannot enter a group."""
     for name, value in zip(found.arguments, values):
-        if is_tensor(value) or is_constant(value) or is_plain_list(value):
+        if is_tensor(value) or is_constant(value) or is_plain_list(value) or is_tensor_list(value):
             continue
         type_ = str(value.type().annotation_str)
         if type_ not in _PASSABLE:

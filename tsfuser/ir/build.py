@@ -33,12 +33,12 @@ from .fusion import (
     TensorInput,
     Update,
     Value,
-    extent,
 )
 from .limits import Limit
 from .promotion import result_type
 from .rematerialize import rematerialized
 from .result_layouts import ResultLayouts
+from .values import extent
 from .views import through_memory
 
 _NUMBER_DTYPE = {"bool": BOOL, "int": INT64, "float": DOUBLE, "complex": COMPLEX128}

@@ -18,7 +18,8 @@ from ..errors import Refusal
 from . import size as sz
 from .axes import Axes, loop_strides
 from .draft import Draft
-from .fusion import Axis, Fusion, Lookup, Op, Random, Reduce, Value
+from .fusion import Axis, Fusion, Lookup, Op, Random, Reduce, Reshape, Value, Within
+from .values import Window
 
 
 def finish(draft: Draft) -> Fusion:
@@ -30,7 +31,13 @@ def finish(draft: Draft) -> Fusion:
     new = _Canonical(draft.axes)
     read = [i for i in draft.reads if i.value.name in live]
     inputs = tuple(
-        replace(i, value=new.value(i.value), strides=new.strides(i.value, i.strides)) for i in read
+        replace(
+            i,
+            value=new.value(i.value),
+            strides=new.strides(i.value, i.strides),
+            windows=tuple(map(new.window, i.windows)),
+        )
+        for i in read
     )
     numbers = tuple(n for n in draft.numbers.values() if n.value.name in live)
     kept = tuple(map(new.op, ops))
@@ -100,6 +107,10 @@ class _Canonical:
             self._values[value.name] = new
         return self._values[value.name]
 
+    def window(self, window: Window) -> Window:
+        """The same places, along loops."""
+        return replace(window, axes=tuple(loop for a in window.axes for loop in self.loops(a)))
+
     def op(self, old: Op) -> Op:
         op = replace(old, operands=tuple(map(self.value, old.operands)), output=self.value(old.output))
         if isinstance(op, Reduce):
@@ -109,4 +120,9 @@ class _Canonical:
             return replace(op, stream=stream, linear_strides=self.strides(old.output, op.linear_strides))
         if isinstance(op, Lookup):
             return replace(op, strides=self.strides(old.output, op.strides))
+        if isinstance(op, Within):
+            return replace(op, window=self.window(op.window))
+        if isinstance(op, Reshape) and op.strides is not None:
+            strides, windows = self.strides(old.output, op.strides), tuple(map(self.window, op.windows))
+            return replace(op, strides=strides, windows=windows)
         return op

@@ -12,65 +12,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Union
 
-from .dtypes import INT64, DType
-from .size import Size, as_size
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A loop extent, shared by all values that have it."""
-
-    name: str
-    extent: Size
-
-    def __hash__(self):
-        return hash(self.name)
-
-
-@dataclass(frozen=True)
-class Value:
-    """A tensor or a number.
-
-    `dims` has one entry a dimension: its `Axis`, or None for a dimension of size 1. A 0-dim tensor has `()`;
-    a Python number has None, and `literal` if its value is known, or `size` if it is one of the call's sizes.
-    `dtype` is the logical one: a float16 value lives in registers as float.
-    """
-
-    name: str
-    dtype: DType
-    dims: tuple[Axis | None, ...] | None
-    literal: bool | int | float | complex | None = None
-    size: Size | None = None
-
-    @property
-    def is_number(self) -> bool:
-        return self.dims is None
-
-    @property
-    def axes(self) -> tuple[Axis, ...]:
-        """The axes over which the value varies, outermost dimension first."""
-        return tuple(a for a in self.dims or () if a is not None)
-
-    def __hash__(self):
-        return hash(self.name)
-
-
-def extent(size: Size | int) -> Value:
-    """A size of the call as a number."""
-    size = as_size(size)
-    return Value(f"extent({size.text()})", INT64, None, size=size)
+from .dtypes import DType
+from .size import Size, const
+from .values import Axis, Value, Window
 
 
 @dataclass(frozen=True)
 class TensorInput:
-    """Group argument `index`, read at `sum(i_d * strides[d])`. `by_value`: a 0-dim CPU tensor beside CUDA
-    tensors, whose element travels as a kernel argument."""
+    """Group argument `index`, read at `offset + sum(i_d * strides[d])`, only where all `windows` are; its
+    elements elsewhere are not defined, and no op whose result is used depends on them. `by_value`: a 0-dim
+    CPU tensor beside CUDA tensors, whose element travels as a kernel argument."""
 
     value: Value
     index: int
     strides: tuple[Size, ...]
     alignment: Size
     by_value: bool = False
+    offset: Size = const(0)
+    windows: tuple[Window, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,11 +100,15 @@ class Random:
 @dataclass(frozen=True)
 class Reshape:
     """`output` = the elements of the operand, in row-major order, along dims of its own: what is stored in
-    the one shape and read in the other, where no loops are those of both."""
+    the one shape and read in the other, where no loops are those of both. With `strides` it is read as a
+    `TensorInput` is."""
 
     name: str
     operands: tuple[Value, ...]
     output: Value
+    strides: tuple[Size, ...] | None = None
+    offset: Size = const(0)
+    windows: tuple[Window, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -164,7 +127,17 @@ class Lookup:
     alignment: Size
 
 
-Op = Union[Pointwise, Reduce, Random, Reshape, Lookup]
+@dataclass(frozen=True)
+class Within:
+    """`output[i]` = whether `i` is in the `window`."""
+
+    name: str
+    window: Window
+    output: Value
+    operands: tuple[Value, ...] = ()
+
+
+Op = Union[Pointwise, Reduce, Random, Reshape, Lookup, Within]
 MOMENTS = ("mean", "squares")  #: reductions that share an accumulator
 PARTIAL_MOMENTS = (
     "count",
@@ -258,7 +231,8 @@ def _code(fusion: Fusion) -> str:
     for op in fusion.ops:
         lines.append(f"{op.output.name} = {_tensor(op.output)}")
     inputs = "".join(
-        f"    input({i.value.name}, {i.index}, {_sizes(i.strides)}, {i.alignment.text()}, {i.by_value}),\n"
+        f"    input({i.value.name}, {i.index}, {_sizes(i.strides)}, {i.alignment.text()}, {i.by_value}"
+        f"{_windows(i.offset, i.windows)}),\n"
         for i in fusion.inputs
     )
     numbers = "".join(f"    number_input({n.value.name}, {n.index}),\n" for n in fusion.numbers)
@@ -295,7 +269,12 @@ def _leaves(fusion: Fusion) -> list[Size]:
     sizes += [] if fusion.drawn is None else [fusion.drawn]
     sizes += [size for op in fusion.lookups for size in (*op.strides, op.step, op.extent, op.alignment)]
     for i in fusion.inputs:
-        sizes += [*i.strides, i.alignment]
+        sizes += [*i.strides, i.alignment, i.offset, *_bounds(i.windows)]
+    for op in fusion.ops:
+        if isinstance(op, Within):
+            sizes += _bounds((op.window,))
+        elif isinstance(op, Reshape):
+            sizes += [*(op.strides or ()), op.offset, *_bounds(op.windows)]
     for o in fusion.outputs:
         sizes += [*o.sizes, *o.strides, *o.steps]
     for u in fusion.updates:
@@ -308,6 +287,10 @@ def _leaves(fusion: Fusion) -> list[Size]:
         elif not size.is_const:
             sizes += [size.a, size.b]
     return sorted(found, key=lambda leaf: leaf.a)
+
+
+def _bounds(windows: tuple[Window, ...]) -> list[Size]:
+    return [size for window in windows for size in window.ends]
 
 
 def _tuple(items: list[str]) -> str:
@@ -342,6 +325,19 @@ def _walk(op: Random) -> str:
     return f", walk({', '.join(map(_size, (walk.counter, walk.threads, walk.width)))})" if walk else ""
 
 
+def _window(window: Window) -> str:
+    axes = _tuple([axis.name for axis in window.axes])
+    stop = None if window.stop is None else _size(window.stop)
+    return f"window({axes}, {_size(window.start)}, {stop})"
+
+
+def _windows(offset: Size, windows: tuple[Window, ...]) -> str:
+    """The last arguments of what is read in windows; nothing where all is read."""
+    if offset is const(0) and not windows:
+        return ""
+    return f", {_size(offset)}, {_tuple(list(map(_window, windows)))}"
+
+
 def statement(op: Op) -> str:
     """The op as `ir.text.read` takes it: `pointwise('relu', 'relu', (add_0,), float32, relu_1)`."""
     operands = _tuple([_operand(v) for v in op.operands])
@@ -356,7 +352,10 @@ def statement(op: Op) -> str:
             f"{_sizes(op.linear_strides)}{_walk(op)})"
         )
     if isinstance(op, Reshape):
-        return f"reshape({op.name!r}, {operands}, {op.output.name})"
+        read = f", {_sizes(op.strides)}{_windows(op.offset, op.windows)}" if op.strides is not None else ""
+        return f"reshape({op.name!r}, {operands}, {op.output.name}{read})"
+    if isinstance(op, Within):
+        return f"within({op.name!r}, {_window(op.window)}, {op.output.name})"
     if isinstance(op, Lookup):
         where = _sizes((op.step, op.extent, op.alignment))[1:-1]
         return f"lookup({op.name!r}, {op.table}, {operands}, {op.output.name}, {_sizes(op.strides)}, {where})"

@@ -26,8 +26,9 @@ from .fusion import (
     Update,
     Value,
     Walk,
-    extent,
+    Within,
 )
+from .values import Window, extent
 
 
 def read(text: str) -> Fusion:
@@ -52,7 +53,8 @@ def vocabulary() -> dict[str, Any]:
     }
     names |= {"number": lambda name, dtype: Value(name, dtype, None), "number_input": NumberInput,
               "pointwise": Pointwise, "reduce": Reduce, "random": Random, "update": Update,
-              "reshape": Reshape, "lookup": Lookup, "walk": Walk}  # fmt: skip
+              "reshape": Reshape, "lookup": Lookup, "walk": Walk,
+              "window": Window, "within": Within}  # fmt: skip
     names |= {
         "literal": lambda value, dtype: Value(repr(value), dtype, None, value),
         "extent": extent,

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 
-from .fusion import Fusion, Lookup, Pointwise, Random, Reshape, Value
+from .dtypes import BOOL
+from .fusion import Fusion, Lookup, Pointwise, Random, Reshape, Value, Within
 from .symbols import find
+from .values import Window
 
 
 def verify(fusion: Fusion) -> str | None:
@@ -17,6 +19,8 @@ def verify(fusion: Fusion) -> str | None:
     for i in fusion.inputs:
         if len(i.strides) != len(i.value.dims):
             return f"{i.value.name} has {len(i.value.dims)} dims and {len(i.strides)} strides"
+        if not _walks(i.value, i.windows):
+            return f"{i.value.name} does not vary over the axes of its window"
         known[i.value.name] = i.value
     for n in fusion.numbers:
         if not n.value.is_number:
@@ -51,6 +55,11 @@ def verify(fusion: Fusion) -> str | None:
     return None
 
 
+def _walks(value: Value, windows: tuple[Window, ...]) -> bool:
+    """Whether `value` varies over all axes of `windows`."""
+    return all(set(window.axes) <= set(value.axes) for window in windows)
+
+
 def _dims(op) -> str | None:
     if len(set(op.output.axes)) < len(op.output.axes):
         return f"{op.output.name} has two dims along one axis"
@@ -74,8 +83,14 @@ def _dims(op) -> str | None:
             if set(op.output.axes) == operands
             else f"{op.output.name} does not vary over the axes of its operand"
         )
+    if isinstance(op, Within):
+        good = op.output.axes == op.window.axes and op.output.dtype is BOOL
+        return None if good else f"{op.output.name} does not vary over the axes of its window"
     if isinstance(op, Reshape):
-        return None
+        if op.strides is not None and len(op.strides) != len(op.output.dims):
+            return f"{op.output.name} has {len(op.output.dims)} dims and {len(op.strides)} strides"
+        good = _walks(op.output, op.windows)
+        return None if good else f"{op.output.name} does not vary over the axes of its window"
     if isinstance(op, Lookup):
         if len(op.strides) != len(op.output.dims):
             return f"{op.output.name} has {len(op.output.dims)} dims and {len(op.strides)} strides"

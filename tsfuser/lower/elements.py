@@ -8,7 +8,11 @@ half:
 
 from __future__ import annotations
 
-from ..ir.fusion import Lookup, Pointwise, Random, Value
+from dataclasses import replace
+
+from ..ir import size as sz
+from ..ir.fusion import Lookup, Pointwise, Random, Value, Within
+from ..ir.values import Window
 from ..schedule.domain import Access
 from ..schedule.loops import Schedule
 from . import index as ix
@@ -18,7 +22,7 @@ from .index import Expr
 from .indices import Indices
 from .kernel import Tile
 from .literals import literal
-from .loop_ir import Compute, Load, Place, Stmt, Store, Uniform
+from .loop_ir import Compute, Let, Load, Place, Stmt, Store, Uniform
 
 
 class Elements:
@@ -39,13 +43,48 @@ class Elements:
             field = self.params.field(value.name, value.dtype.ctype, ("element", access.buffer.index))
             return [Compute(value.name, register, convert, (), arguments=(field,))]
         if tile is None:
+            window, known = self._window(access, at)
             read = self.read(access, at)
+            guard = ix.both([*ix.conjuncts(read.guard), *known])
+            return [*window, replace(read, guard=guard), Compute(value.name, register, convert, (memory,))]
         else:
             row, col = (at.of[x] for x in self.schedule.tile)
             line, column = (row, col) if self.schedule.is_vectorised else (col, row)
             place = ix.add(ix.mul(line, tile.pitch), column)
             read = Load(memory, value.dtype.ctype, tile.name, place, shared=True)
         return [read, Compute(value.name, register, convert, (memory,))]
+
+    def _window(self, access: Access, at: Indices) -> tuple[list[Stmt], list[Expr]]:
+        """The statement that tells whether an element is in all windows of `access`, and the condition that
+        it has made."""
+        value, windows = access.buffer.value, access.buffer.windows
+        inside = ix.both([c for w in windows for c in self._bounds(w, at, value.name)])
+        if inside is None:
+            return [], []
+        return [Let(f"{value.name}_in", "bool", inside)], [ix.Var(f"{value.name}_in")]
+
+    def _bounds(self, window: Window, at: Indices, name: str) -> list[Expr]:
+        """The conditions under which an element is in `window`. The lanes of a vector are in it together."""
+        domain = self.schedule.domain
+        lanes = {x.name: ix.Const(0) for x in self.schedule.loops if x.bind == "vector"}
+        steps, scale = domain.numbered(window)
+        place: Expr = ix.Const(0)
+        for dim, step in zip(domain.dims, steps):
+            index = ix.substitute(at.of[dim.name], lanes)
+            place = ix.add(place, ix.mul(index, self.params.size(step, f"{name}_step")))
+        conditions = []
+        if window.start is not sz.const(0):
+            start = self.params.size(window.start * scale, f"{name}_start")
+            conditions.append(ix.less(start, ix.add(place, 1)))
+        if window.stop is not None:
+            conditions.append(ix.less(place, self.params.size(window.stop * scale, f"{name}_stop")))
+        return conditions
+
+    def _within(self, op: Within, at: Indices) -> Let:
+        """Whether the element is in the window of `op`."""
+        name, ctype = op.output.name, op.output.dtype.ctype
+        self.registers[name] = ctype
+        return Let(name, ctype, ix.both(self._bounds(op.window, at, name)) or ix.Const(1))
 
     def read(self, access: Access, at: Indices) -> Load:
         """The load from memory alone."""
@@ -68,12 +107,14 @@ class Elements:
         pointer, offset = self.pointer(access, ""), self.offset(access, at)
         return Store(pointer, value.dtype.ctype, value.dtype.register.ctype, offset, value.name, guard)
 
-    def computed(self, op: Pointwise | Random | Lookup, at: Indices) -> list[Stmt]:
+    def computed(self, op: Pointwise | Random | Lookup | Within, at: Indices) -> list[Stmt]:
         """The value of an op that is no reduction."""
         if isinstance(op, Random):
             return self._uniform(op, at)
         if isinstance(op, Lookup):
             return self._lookup(op, at)
+        if isinstance(op, Within):
+            return [self._within(op, at)]
         return [self._pointwise(op)]
 
     def _uniform(self, op: Random, at: Indices) -> list[Stmt]:
@@ -135,7 +176,7 @@ class Elements:
 
     def offset(self, access: Access, at: Indices) -> Expr:
         """Elements from the start of the buffer."""
-        offset: Expr = ix.Const(0)
+        offset: Expr = self.params.size(access.buffer.offset, f"{access.buffer.value.name}_offset")
         for d, dim in enumerate(self.schedule.domain.dims):
             if access.moves(d):
                 stride = self.params.size(access.strides[d], f"{access.buffer.value.name}_stride{d}")

@@ -46,7 +46,7 @@ def _peeled(loop: For, known: dict[Expr, Let]) -> list[Stmt]:
     inside = {defined(s) for s in loop.body} | {loop.var, lanes.var}
     bounds: dict[Expr, Expr] = {}  # guard -> whole iterations before it
     for s in statements(lanes.body):
-        for c in ix.conjuncts(getattr(s, "guard", None)):
+        for c in ix.bounds(getattr(s, "guard", None)):
             index = ix.substitute(c.a, local)
             steady = (
                 ix.coefficient(index, lanes.var) == Const(1)

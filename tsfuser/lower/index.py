@@ -169,3 +169,8 @@ def conjuncts(e: Expr | None) -> list[Expr]:
     if e is None:
         return []
     return conjuncts(e.a) + conjuncts(e.b) if isinstance(e, Bin) and e.op == "&&" else [e]
+
+
+def bounds(e: Expr | None) -> list[Bin]:
+    """Those of the conditions of `e` that say that an index is less than something."""
+    return [c for c in conjuncts(e) if isinstance(c, Bin) and c.op == "<"]

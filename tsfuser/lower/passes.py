@@ -109,7 +109,7 @@ def _bounded(loop: For, ends: dict[Expr, Let]) -> tuple[list[Stmt], For]:
     )
     found: dict[Expr, Expr] = {}  # guard -> the same in terms of what is known before the loop
     for s in statements(loop.body):
-        for c in ix.conjuncts(getattr(s, "guard", None)):
+        for c in ix.bounds(getattr(s, "guard", None)):
             index = ix.substitute(c.a, local)
             if (
                 c.b != Const(1)

@@ -10,6 +10,7 @@ from . import (
     gradients,
     group_norm,
     instance_norm,
+    joins,
     lookup,
     normalization,
     pointwise,

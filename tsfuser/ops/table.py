@@ -72,15 +72,22 @@ def scalar_type_code(dtype: DType) -> int:
 class NodeArg:
     """What is known of an operator's argument while the graph is partitioned.
 
-    `kind` is `tensor`, `number` (bool, int, float or complex, also where it is structural), `list`, `none`,
-    `string` or `other`. `dtype` is a dtype's name for a tensor and `bool`, `int`, `float` or `complex` for
-    a number; None where unknown. `constant` is the value (lists as tuples), if it is known.
+    `kind` is `tensor`, `tensors` (a list of the `items`), `number` (bool, int, float or complex, also where
+    it is structural), `list`, `none`, `string` or `other`. `dtype` is a dtype's name for a tensor and `bool`,
+    `int`, `float` or `complex` for a number; None where unknown. `constant` is the value (lists as tuples),
+    if it is known.
     """
 
     kind: str
     dtype: str | None = None
     rank: int | None = None
     constant: Any = UNKNOWN
+    items: tuple[NodeArg, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[NodeArg, ...]:
+        """The tensors that it is, or holds."""
+        return (self,) if self.kind == "tensor" else self.items
 
 
 @dataclass(frozen=True)
@@ -156,14 +163,20 @@ class Row:
         """Whether eager's result shares the memory of the operand, so that it must not leave a group."""
         return self.family == "views"
 
+    @property
+    def joins(self) -> bool:
+        """Whether the op copies its operands into one tensor, and computes nothing."""
+        return self.family == "joins"
+
     def build(self, builder: Builder, /, **args) -> Value | tuple[Value, ...]:
         """The op's value(s) in `builder`. Raises Refusal with the reason where it cannot be exactly what
         eager gives."""
-        for name, arg in args.items():
-            if isinstance(arg, Value) and not arg.is_number:
-                self._accept(name, arg.dtype.name)
-            elif isinstance(arg, Value) and arg.dtype.is_complex and COMPLEX[0] not in self.dtypes:
-                raise Refusal(f"{self.name} of a complex number is not supported")
+        for name, given in args.items():
+            for arg in given if isinstance(given, list) else [given]:
+                if isinstance(arg, Value) and not arg.is_number:
+                    self._accept(name, arg.dtype.name)
+                elif isinstance(arg, Value) and arg.dtype.is_complex and COMPLEX[0] not in self.dtypes:
+                    raise Refusal(f"{self.name} of a complex number is not supported")
         return self.evaluate(builder, **args)
 
     def refusal(
@@ -207,8 +220,9 @@ def _frozen(arg: NodeArg) -> NodeArg:
 def _infer(row: Row, args: tuple[tuple[str, NodeArg], ...], device: str, default: DType, eager):
     try:
         for name, arg in args:
-            if arg.kind == "tensor" and arg.dtype is not None and name not in row.ignored:
-                row._accept(name, arg.dtype)
+            for tensor in arg.tensors if name not in row.ignored else ():
+                if tensor.dtype is not None:
+                    row._accept(name, tensor.dtype)
             if name in row.fixed and arg.kind != "none" and arg.constant is UNKNOWN:
                 raise Refusal(f"`{name}` of {row.name} is not a constant")
         if row.reshapes and "other" in dict(args):
@@ -238,6 +252,12 @@ def _kind_of_result(
     return (result.dtype.name, 1) if isinstance(result, Empty) else None
 
 
+def _small(tensor: NodeArg, device: str) -> TensorArg:
+    """A tensor of that dtype and rank with dims of size 2."""
+    strides = tuple(2**d for d in reversed(range(tensor.rank)))
+    return TensorArg(tensor.dtype, device, (2,) * tensor.rank, strides)
+
+
 def _trial(row: Row, args, device: str, default: DType, eager) -> tuple[Builder, dict[str, Any]] | None:
     """A builder and the row's arguments in it; None if something needed is unknown."""
     described: list[Arg] = []
@@ -245,13 +265,15 @@ def _trial(row: Row, args, device: str, default: DType, eager) -> tuple[Builder,
     for name, arg in args:
         if name in row.ignored:
             build_args[name] = lambda b: None
-        elif arg.kind == "tensor":
-            if arg.dtype is None or arg.rank is None:
+        elif arg.kind in ("tensor", "tensors"):
+            if any(tensor.dtype is None or tensor.rank is None for tensor in arg.tensors):
                 return None
-            described.append(
-                TensorArg(arg.dtype, device, (2,) * arg.rank, tuple(2**d for d in reversed(range(arg.rank))))
-            )
-            build_args[name] = lambda b, i=len(described) - 1: b.tensor(i)
+            first = len(described)
+            described += [_small(tensor, device) for tensor in arg.tensors]
+            if arg.kind == "tensor":
+                build_args[name] = lambda b, i=first: b.tensor(i)
+            else:
+                build_args[name] = lambda b, at=range(first, len(described)): [b.tensor(i) for i in at]
         elif arg.kind == "number" and name not in row.structural | row.symbolic:
             if arg.constant is not UNKNOWN:
                 build_args[name] = lambda b, value=arg.constant: b.literal(value)

@@ -41,7 +41,7 @@ _WORDS = {
         pixel_shuffle pixel_unshuffle constant_pad_nd pad reflection_pad1d reflection_pad2d
         replication_pad1d replication_pad2d""",
     _FILL: "masked_fill_",
-    _JOIN: "cat concat stack hstack vstack dstack",
+    _JOIN: "concatenate hstack vstack dstack",
     _PART: """select slice narrow unbind split split_with_sizes chunk tensor_split diagonal as_strided
         unsafe_chunk unsafe_split""",
     _VIEW: """detach alias broadcast_to broadcast_tensors contiguous""",

@@ -104,6 +104,11 @@ def movedim(b: Builder, self, source: int | list, destination: int | list) -> Va
 @composite("aten::unsqueeze", dtypes=ALL, sizes="unsqueezed")
 def unsqueeze(b: Builder, self, dim: int) -> Value:
     """`self` with a dim of size 1 more"""
+    return unsqueezed(b, self, dim)
+
+
+def unsqueezed(b: Builder, self: Value, dim: int) -> Value:
+    """`self` with a dim of size 1 more"""
     dim = dim_of(len(self.dims) + 1, dim)
     layout = b.layout(self)
     step = layout.sizes[dim] * layout.strides[dim] if dim < len(self.dims) else sz.const(1)

@@ -128,8 +128,10 @@ def _build(builder: Builder, node: torch._C.Node, inputs: list) -> tuple:
     return tuple(_UNDEFINED if r is None else r for r in (result if isinstance(result, tuple) else (result,)))
 
 
-def _value(builder: Builder, given) -> Value | None:
-    """A tensor or number for the algorithm; None stays None."""
+def _value(builder: Builder, given) -> Value | list | None:
+    """A tensor or number for the algorithm, or a list of those; None stays None."""
+    if isinstance(given, list):
+        return [_value(builder, item) for item in given]
     if isinstance(given, _Argument):
         arg = builder.call.args[given.index]
         if isinstance(arg, TensorArg):

@@ -13,6 +13,7 @@ from ..ir import size as sz
 from ..ir.call import Call, once_a_call
 from ..ir.fusion import Axis, Lookup
 from ..ir.size import Size
+from ..ir.values import Window
 from ..segment import Buffer, Segment
 
 
@@ -52,13 +53,14 @@ class Access:
 class Domain:
     """`dims` from outermost to innermost; `loads`, `stores`, `randoms` and `lookups` in the segment's order.
     A random op walks along its linear index as if that were memory, a lookup along the dims of its table but
-    the one that its index is of."""
+    the one that its index is of. `windows`: those of loads, and by which values are chosen."""
 
     dims: tuple[Dim, ...]
     loads: tuple[Access, ...]
     stores: tuple[Access, ...]
     randoms: tuple[Access, ...] = ()
     lookups: tuple[Access, ...] = ()
+    windows: tuple[Window, ...] = ()
 
     @property
     def accesses(self) -> tuple[Access, ...]:
@@ -73,6 +75,23 @@ class Domain:
     @property
     def elements(self) -> Size:
         return sz.product([d.extent for d in self.dims])
+
+    def numbered(self, window: Window) -> tuple[tuple[Size, ...], Size]:
+        """How places along a window's dim are numbered: the steps of the number in each dim of the domain,
+        and how many neighbours in memory have one place in common, by which all numbers are multiplied."""
+        scale = sz.const(1)
+        for dim in self.dims:
+            if window.axes[-1] in dim.axes:
+                scale = sz.product([a.extent for a in dim.axes[dim.axes.index(window.axes[-1]) + 1 :]])
+        steps = []
+        for dim in self.dims:
+            own = [k for k, axis in enumerate(window.axes) if axis in dim.axes]
+            last = len(window.axes) - 1
+            inside = [a.extent for a in window.axes[own[-1] + 1 :]] if own else []
+            steps.append(
+                sz.const(0) if not own else sz.const(1) if own[-1] == last else sz.product(inside) * scale
+            )
+        return tuple(steps), scale
 
 
 @once_a_call
@@ -103,8 +122,10 @@ def domain(call: Call, segment: Segment, like: Domain | None = None) -> Domain:
     groups: list[list[Axis]] = []
     for axis in axes:
         same_side = groups and reduced[groups[-1][-1]] == reduced[axis]
-        if same_side and all(
-            _walk_as_one(call, strides[b, groups[-1][-1]], strides[b, axis], axis) for b in buffers
+        if (
+            same_side
+            and all(_walk_as_one(call, strides[b, groups[-1][-1]], strides[b, axis], axis) for b in buffers)
+            and all(_stay_in(w, groups[-1][-1], axis) for w in segment.windows)
         ):
             groups[-1].append(axis)
         else:
@@ -124,6 +145,7 @@ def domain(call: Call, segment: Segment, like: Domain | None = None) -> Domain:
         dims,
         *(tuple(map(access, x)) for x in (segment.loads, segment.stores, randoms)),
         tuple(map(indexed, segment.lookups)),
+        segment.windows,
     )
 
 
@@ -148,6 +170,14 @@ def _walk_as_one(call: Call, outer: Size, inner: Size, axis: Axis) -> bool:
     if outer is zero or inner is zero:
         return outer is inner
     return bool(call.decide(sz.eq(outer, inner * axis.extent)))
+
+
+def _stay_in(window: Window, outer: Axis, inner: Axis) -> bool:
+    """Whether two axes that are merged leave the places of the window neighbours."""
+    axes = window.axes
+    if outer in axes and inner in axes:
+        return axes.index(outer) + 1 == axes.index(inner)
+    return outer == axes[-1] or (outer not in axes and inner not in axes)
 
 
 def _sorted_axes(call: Call, axes, reference: Buffer, buffers) -> list[Axis]:

@@ -18,8 +18,9 @@ from dataclasses import replace
 from ..ir import size as sz
 from ..ir.call import Call
 from ..ir.dtypes import DType
-from ..ir.fusion import MOMENTS, Fusion, Op, Pointwise, Reduce, Value, extent
+from ..ir.fusion import MOMENTS, Fusion, Op, Pointwise, Reduce, Value
 from ..ir.symbols import define
+from ..ir.values import extent
 from ..segment import Allocations, Segment, segments
 from .machine import Machine
 from .proposal import Proposal

@@ -159,7 +159,7 @@ def is_wide(call: Call, domain: Domain) -> bool:
     """Whether some offset, or an index rounded up to a whole tile, may pass 2**31."""
     last: Size = domain.elements
     for a in domain.accesses + domain.lookups:
-        reach = sz.const(1) if a.step is None else a.step * a.extent + 1
+        reach = sz.maximum(a.buffer.offset, 0) + (1 if a.step is None else a.step * a.extent + 1)
         for d, dim in enumerate(domain.dims):
             if a.moves(d):
                 reach = reach + dim.extent * a.strides[d]
@@ -182,6 +182,7 @@ def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
     width: Size = sz.const(max(1, machine.access // max(a.itemsize for a in full or walking)))
     for a in walking:
         width = sz.minimum(width, sz.binary("div", row_alignment(a, inner), a.itemsize))
+    width = sz.minimum(width, window_alignment(domain, inner))
     columns = domain.dims[-1].extent
     if len(domain.dims) > 1:
         width = sz.minimum(width, sz.pow2(columns))
@@ -217,3 +218,18 @@ def row_alignment(a: Access, along: int) -> Size:
         if d != along and a.moves(d):
             alignment = sz.minimum(alignment, sz.pow2(a.strides[d] * a.itemsize))
     return alignment if a.step is None else sz.minimum(alignment, sz.pow2(a.step * a.itemsize))
+
+
+def window_alignment(domain: Domain, along: int) -> Size:
+    """The largest power of two by which elements along dim `along` can be grouped so that no window cuts
+    through a group."""
+    alignment = sz.pow2(0)
+    for window in domain.windows:
+        steps, scale = domain.numbered(window)
+        if steps[along] is sz.const(0):
+            continue
+        if steps[along] is not sz.const(1):
+            return sz.const(1)
+        for size in (*(end * scale for end in window.ends), *(s for d, s in enumerate(steps) if d != along)):
+            alignment = sz.minimum(alignment, sz.pow2(size))
+    return alignment

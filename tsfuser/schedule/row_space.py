@@ -47,7 +47,8 @@ class Rows:
     @property
     def fetchable(self) -> tuple[str, ...]:
         """Names of those that shared memory can fetch."""
-        return tuple(a.buffer.value.name for a in self.streamed if a.is_unit(len(self.space.dims) - 1))
+        inner = len(self.space.dims) - 1
+        return tuple(a.buffer.value.name for a in self.streamed if a.is_unit(inner) and not a.buffer.windows)
 
     @property
     def bytes(self) -> int:

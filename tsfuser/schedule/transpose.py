@@ -15,7 +15,7 @@ from ..segment import Segment
 from .domain import Access, Domain, domain
 from .loops import Schedule
 from .machine import Machine
-from .pointwise import is_wide, row_alignment
+from .pointwise import is_wide, row_alignment, window_alignment
 from .proposal import Proposal, Stage
 
 SHARED_BYTES = 48 * 1024  # what a block gets without asking the driver for more
@@ -51,7 +51,7 @@ def choose(call: Call, domain: Domain, machine: Machine) -> TransposeParams | No
     col = len(domain.dims) - 1
     if col < 1:
         return None
-    odd = [a for a in domain.loads if a.moves(col) and not a.is_unit(col)]
+    odd = [a for a in domain.loads if a.moves(col) and not a.is_unit(col) and not a.buffer.windows]
     counts = {d: [a for a in odd if a.is_unit(d)] for d in range(col)}
     row = max(counts, key=lambda d: len(counts[d]))
     shared = counts[row]
@@ -76,7 +76,7 @@ def _vector(call: Call, domain: Domain, row: int, shared: list[Access]) -> int:
     col = len(domain.dims) - 1
     straight = domain.walking(col)
     widest = max(a.itemsize for a in [*straight, *shared])
-    width = sz.const(max(1, 4 // widest))
+    width = sz.minimum(max(1, 4 // widest), window_alignment(domain, col))
     for accesses, along in ((straight, col), (shared, row)):
         for a in accesses:
             width = sz.minimum(width, sz.binary("div", row_alignment(a, along), a.itemsize))

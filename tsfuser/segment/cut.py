@@ -40,10 +40,7 @@ def segments(
         for values in _by_space(call, unstored):
             cut.add(values)
         for op in level.reshapes:
-            source = cut.memory[op.operands[0].name]
-            cut.memory[op.output.name] = replace(
-                source, value=op.output, strides=row_major(sizes_of(op.output))
-            )
+            cut.memory[op.output.name] = _reshaped(cut.memory[op.operands[0].name], op)
     return tuple(cut.segments)
 
 
@@ -272,7 +269,24 @@ def _like(a: Reduce, b: Reduce) -> bool:
 
 
 def _input_buffer(i: TensorInput) -> Buffer:
-    return Buffer(i.value, "input", i.index, i.strides, i.alignment, i.by_value)
+    alignment = _alignment_at(i.offset, i.alignment, i.value)
+    return Buffer(i.value, "input", i.index, i.strides, alignment, i.by_value, i.offset, i.windows)
+
+
+def _reshaped(source: Buffer, op: Reshape) -> Buffer:
+    """`source`, which is row-major, as `op` reads it."""
+    strides = row_major(sizes_of(op.output)) if op.strides is None else op.strides
+    alignment = _alignment_at(op.offset, source.alignment, op.output)
+    return replace(
+        source, value=op.output, strides=strides, alignment=alignment, offset=op.offset, windows=op.windows
+    )
+
+
+def _alignment_at(offset: sz.Size, alignment: sz.Size, value: Value) -> sz.Size:
+    """Bytes that divide the address of an element, from those that divide the buffer's."""
+    if offset is sz.const(0):
+        return alignment
+    return sz.minimum(alignment, sz.pow2(offset * value.dtype.itemsize))
 
 
 def _ordered(buffers: list[Buffer]) -> tuple[Buffer, ...]:

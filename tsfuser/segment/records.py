@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from ..ir import size as sz
 from ..ir.code import code
 from ..ir.code import read as read_record
-from ..ir.fusion import Axis, Lookup, Op, Random, Reduce, Value
+from ..ir.fusion import Axis, Lookup, Op, Random, Reduce, Value, Within
 from ..ir.size import Size
+from ..ir.values import Window
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Buffer:
     """A tensor in memory: `kind` is `input` (group argument `index`), `allocation` (number `index` of the
     plan), `update` (the memory of group argument `index`, stored to), `lookup` (the same as `input`, read at
     places that `value`'s operand names) or `random` (no memory at all: the linear index of stream `index`),
-    with one stride (elements) a dim of `value`. `alignment` is in bytes."""
+    with one stride (elements) a dim of `value`. `alignment` is in bytes. `offset` and `windows` as in
+    `fusion.TensorInput`."""
 
     value: Value
     kind: str
@@ -31,6 +33,8 @@ class Buffer:
     strides: tuple[Size, ...]
     alignment: Size
     by_value: bool = False
+    offset: Size = sz.const(0)
+    windows: tuple[Window, ...] = ()
 
     def stride(self, axis: Axis) -> Size:
         """Elements between neighbours along `axis`, 0 where the tensor lacks it."""
@@ -76,9 +80,15 @@ class Segment:
         return tuple(op for op in self.ops if isinstance(op, Lookup))
 
     @property
+    def windows(self) -> tuple[Window, ...]:
+        """In which it reads, or by which it chooses."""
+        read = [window for buffer in self.loads for window in buffer.windows]
+        return tuple(dict.fromkeys([*read, *(op.window for op in self.ops if isinstance(op, Within))]))
+
+    @property
     def name(self) -> str:
         """Kernel name: after the distinct ops, in order."""
-        words = list(dict.fromkeys(op.name for op in self.ops)) or ["copy"]
+        words = list(dict.fromkeys(op.name for op in self.ops if not isinstance(op, Within))) or ["copy"]
         tail = [f"and_{len(words) - 5}_more"] if len(words) > 6 else words[5:]
         return "_".join(["fused", *words[:5], *tail])
 

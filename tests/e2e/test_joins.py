@@ -1,0 +1,258 @@
+"""cat and stack in groups: values, sizes, dtypes, layouts, and what stays outside."""
+
+import warnings
+
+import pytest
+import torch
+
+import tsfuser
+from kit.support import all_graphs, assert_matches, counted, fuse, groups, kinds, no_fallback, script
+
+pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
+JOINS = {"aten::cat", "aten::concat", "aten::stack"}
+NATIVE = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(7)
+
+
+def joined(scripted):
+    """Whether all that a program joins is joined in groups."""
+    inside = {kind for group in groups(scripted) for kind in kinds(group)}
+    outside = any(graph.findAllNodes(kind, True) for graph in all_graphs(scripted) for kind in JOINS)
+    return bool(JOINS & inside) and not outside
+
+
+def compare(text, *inputs, ops=20, fused=True, scripted=None):
+    """The program of `x, y, z` against eager; all that it joins is joined in groups."""
+    source = f"def f({', '.join('xyz'[: len(inputs)])}):\n    return {text}\n"
+    scripted, plain = scripted or script(source), script(source)
+    with torch.jit.fuser("fuser0"), torch.no_grad():
+        eager = plain(*inputs)
+        exact = plain(*(t.double() if t.is_floating_point() else t for t in inputs))
+    with no_fallback(), torch.no_grad():
+        fuse(scripted, *inputs)
+        result = scripted(*inputs)
+    assert_matches(result, eager, exact, ops=ops)
+    if fused:
+        assert joined(scripted)
+    return scripted
+
+
+ROTATED = "x * y + torch.cat((-x[..., x.size(-1) // 2 :], x[..., : x.size(-1) // 2]), -1) * z"
+PROGRAMS = {  # of x[2, 6, 8], y[2, 6, 8]
+    "rows": "torch.cat((x.exp(), y), 0) * 2.0",
+    "middle": "torch.cat((x, y.exp(), x + y), 1) * 2.0",
+    "columns": "torch.cat((x * 2.0, y + 1.0), -1).relu()",
+    "of one": "torch.cat((x * 2.0,), 1) + 1.0",
+    "of eight": "torch.cat((x, y, x, y, x + y, y, x, x * y), 1).exp()",
+    "twice the same": "torch.cat((x, x), 1) * torch.cat((y, y), 1)",
+    "of a cat": "torch.cat((torch.cat((x, y.exp()), 2), torch.cat((y, x), 2)), 2) * 3.0",
+    "of a cat along another dim": "torch.cat((torch.cat((x, y.exp()), 2), torch.cat((y, x), 2)), 1) * 3.0",
+    "of columns and a sum": "torch.cat((x, x.sum(-1, keepdim=True)), -1) * 2.0",
+    "of sums along the dim": "torch.cat((x.sum(0), y.sum(0)), 1) * 2.0",
+    "of normalised rows": "torch.cat((torch.softmax(x, -1), torch.softmax(y, -1)), -1) * 2.0",
+    "of normalised rows, by rows": "torch.cat((torch.softmax(x, -1), y), 0) * 2.0",
+    "of what is broadcast": "torch.cat((x[:, :1] + 1.0, y), 1) * 2.0",
+    "of numbers broadcast": "torch.cat((torch.zeros_like(x) + 1.0, y), 2) * 2.0",
+    "transposed": "torch.cat((x.transpose(1, 2) * 2.0, y.transpose(1, 2)), 1) + 1.0",
+    "read transposed": "torch.cat((x, y), 1).transpose(1, 2) * 2.0 + x[:1, :1, :1]",
+    "with itself transposed": "torch.cat((x[0, :, :6] * 2.0, x[0, :, :6].t()), 1) + 1.0",
+    "merged dims": "(torch.cat((x * 2.0, y), 1).view(x.size(0), -1) + 1.0).relu()",
+    "split dims": "torch.cat((x * 2.0, y), 2).view(x.size(0), x.size(1), 4, -1).relu() + 1.0",
+    "split and merged dims": "torch.cat((x * 2.0, y), 1).view(x.size(0), 3, -1).relu() + 1.0",
+    "sum along it": "(torch.cat((x, y), -1) * 2.0).sum(-1)",
+    "sum along another": "(torch.cat((x, y), -1) * 2.0).sum(1)",
+    "sum of all": "(torch.cat((x, y), 1) * 2.0).sum()",
+    "softmax": "torch.softmax(torch.cat((x, y * 2.0), -1) * 0.5, -1)",
+    "softmax along another": "torch.softmax(torch.cat((x, y * 2.0), -1) * 0.5, 1)",
+    "layer norm": "torch.layer_norm(torch.cat((x, y + 1.0), -1) * 2.0, [x.size(-1) + y.size(-1)])",
+    "variance": "torch.var(torch.cat((x, y), 1) * 2.0, 1, unbiased=False)",
+    "stacked in front": "torch.stack((x * 2.0, y), 0) + 1.0",
+    "stacked in between": "torch.stack((x * 2.0, y), 2) + 1.0",
+    "stacked behind": "torch.stack((x, y * 2.0, x), -1) + 1.0",
+    "stacked and flattened": "torch.stack((x * y - x, x * y + y), -1).flatten(-2) * 2.0",
+    "concat": "torch.concat((x, y * 2.0), 1) + 1.0",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_values(device, target, program):
+    for shape in ((2, 6, 8), (3, 6, 12), (2, 6, 7)):
+        if shape[2] == 7 and "split dims" in program or "[0, :, :6]" in PROGRAMS[program] and shape[2] < 6:
+            continue
+        x, y = torch.randn(shape, device=device), torch.randn(shape, device=device)
+        compare(PROGRAMS[program], x, y)
+
+
+def rotary(device, shape, dtype=torch.float32):
+    return [torch.randn(s, device=device).to(dtype) for s in (shape, shape[2:], shape[2:])]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_rotary_embedding_is_one_kernel_for_all_shapes_of_a_class(device, target, dtype):
+    scripted = script(f"def f(x, y, z):\n    return {ROTATED}\n")
+    compare(ROTATED, *rotary(device, (2, 3, 5, 16), dtype), scripted=scripted)
+    for shape in ((2, 3, 5, 16), (3, 2, 7, 32), (4, 5, 9, 64)):
+        with counted() as rise, torch.no_grad():
+            scripted(*rotary(device, shape, dtype))
+        assert (rise["launches"], rise["plans_built"], rise["kernels_compiled"]) == (1, 0, 0)
+        compare(ROTATED, *rotary(device, shape, dtype), scripted=scripted)
+
+
+def test_vectors_end_where_a_piece_does(device, target):
+    for half in (1, 2, 3, 4, 6, 8, 12, 16):
+        compare(ROTATED, *rotary(device, (2, 2, 3, 2 * half), torch.bfloat16))
+    for left, right in ((4, 4), (4, 3), (3, 5), (8, 12), (1, 7), (0, 8), (8, 0), (1, 1), (0, 1), (1, 0)):
+        x, y = torch.randn(3, left, device=device), torch.randn(3, right, device=device)
+        compare("torch.cat((x * 2.0, y), 1) + 1.0", x, y)
+        compare("torch.cat((y, x * 2.0), -1) + 1.0", x, y)
+        compare("torch.cat((x * 2.0, y, x), 0) + 1.0", x.t(), y.t())
+
+
+def test_what_lies_around_a_piece_is_not_read(device, target):
+    """Memory around each operand is NaN, and 0 times a wrong element would not be 0."""
+    memory = torch.full((64, 64), float("nan"), device=device)
+    memory[8:12, 8:14], memory[20:24, 8:24] = 1.0, 2.0
+    for columns in (slice(8, 14), slice(8, 12), slice(9, 12)):
+        x, y = memory[8:12, columns], memory[20:24, 8:24]
+        compare("torch.cat((x * 2.0, y), 1) + 1.0", x, y)
+        compare("torch.cat((y * 2.0, x, y), 1).sum(1) + 1.0", x, y)
+
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64]
+DTYPES += [torch.bool, torch.complex64, torch.complex128]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(device, target, dtype):
+    def made(*shape):
+        return (torch.randn(shape, device=device) * 3).to(dtype)
+
+    compare("torch.cat((x, y), 1) == torch.cat((y, x), 1)", made(5, 4), made(5, 8))
+    compare("torch.stack((x, y), 1) == z", made(5, 4), made(5, 4), made(1))
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.float32, torch.bfloat16),
+        (torch.float16, torch.int64),
+        (torch.int32, torch.bool),
+        (torch.float16, torch.bfloat16),
+        (torch.complex64, torch.float64),
+    ],
+)
+def test_dtypes_are_promoted(device, target, dtypes):
+    x, y = ((torch.randn(3, 5, device=device) * 1000).to(dtype) for dtype in dtypes)
+    compare("torch.cat((x, y), 1) + torch.cat((x, y), 1)", x, y)
+    compare("torch.stack((y, x), -1) + 1", x, y)
+
+
+def formats(device):
+    plain = torch.randn(2, 4, 3, 5, device=device)
+    last = plain.contiguous(memory_format=torch.channels_last)
+    yield plain, plain
+    yield last, last
+    yield plain, last
+    yield last.transpose(2, 3), last.transpose(2, 3)
+    yield plain[:, ::2], plain[:, 1::2]
+    yield plain.expand(2, 4, 3, 5)[:1].expand(2, 4, 3, 5), last
+    yield plain[:, :, :1, :1], last[:, :, :1, :1]
+    yield plain[:, :1], last[:, :1]
+
+
+@pytest.mark.parametrize("dim", [0, 1, 3, -2, -4])
+def test_memory_formats(device, target, dim):
+    for x, y in formats(device):
+        compare(f"torch.cat((x, y), {dim}) * 2.0", x, y)
+        compare(f"torch.stack((x * 2.0, y), {dim}) * 1.0", x, y)
+    x = torch.randn(2, 3, 4, 5, 6, device=device).contiguous(memory_format=torch.channels_last_3d)
+    compare(f"torch.cat((x, x * 2.0), {dim}) * 2.0", x)
+
+
+def test_empty_tensors_of_one_dim(device, target):
+    empty, x = torch.randn(0, device=device), torch.randn(5, device=device)
+    compare("torch.cat((x, y, x)) * 2.0", empty, x)
+    compare("torch.cat((x, y)) * 2.0", empty, empty)
+    y = torch.randn(3, 4, device=device)
+    compare("torch.cat((x, y, y), 1) * 2.0", empty, y, fused=False)  # eager skips what has another rank
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 3), (3, 1), (1, 1)])
+def test_sizes_of_0_and_1(device, target, shape):
+    x, y = torch.randn(shape, device=device), torch.randn(shape, device=device)
+    for dim in (0, 1):
+        compare(f"torch.cat((x * 2.0, y), {dim}) + 1.0", x, y)
+        compare(f"torch.stack((x * 2.0, y), {dim}) + 1.0", x, y)
+    compare("torch.stack((x.sum(), y.sum())) + 1.0", x, y)
+
+
+def test_a_list_that_is_too_long_is_left_to_torch(device):
+    x = torch.randn(3, 4, device=device)
+    scripted = compare(f"(torch.cat(({'x, ' * 9}), 1) * 2.0).relu()", x, fused=False)
+    assert not joined(scripted)
+
+
+def test_joining_tensors_alone_is_left_to_torch(device):
+    x, y = torch.randn(3, 4, device=device), torch.randn(3, 4, device=device)
+    for text in (
+        "torch.cat((x, y), 1)",
+        "torch.stack((x, y), 1).unsqueeze(1)",
+        "torch.cat((x.t(), y.t()), 1)",
+    ):
+        scripted = fuse(script(f"def f(x, y):\n    return {text}\n"), x, y)
+        assert not groups(scripted)
+    # what is read by one op of a group does not have to be in it for another one's sake
+    mixed = fuse(script("def f(x, y):\n    return torch.cat((x, y), 1), (x * 2.0).relu() + y\n"), x, y)
+    assert [JOINS & set(kinds(group)) for group in groups(mixed)] == [set()]
+
+
+def test_a_list_with_two_readers_is_left_to_torch(device):
+    source = """
+def f(x, y):
+    both = [x * 2.0, y + 1.0]
+    return torch.cat(both, 0).relu() + 1.0, torch.cat(both, 1).relu() + 1.0
+"""
+    x, y = torch.randn(3, 3, device=device), torch.randn(3, 3, device=device)
+    scripted = fuse(script(source), x, y)
+    for result, eager in zip(scripted(x, y), script(source)(x, y)):
+        assert_matches(result, eager, ops=4)
+
+
+def test_a_list_that_changes_is_left_to_torch(device):
+    source = """
+def f(x, y):
+    both = [x * 2.0]
+    both.append(y + 1.0)
+    return torch.cat(both, 0).relu() + 1.0
+"""
+    x, y = torch.randn(3, 3, device=device), torch.randn(3, 3, device=device)
+    scripted = fuse(script(source), x, y)
+    assert_matches(scripted(x, y), script(source)(x, y), ops=4)
+
+
+@pytest.mark.filterwarnings("default::tsfuser.TsfuserWarning")
+def test_sizes_that_do_not_fit_are_eagers_error(device):
+    text = "torch.cat((x * 2.0, y), 1) + 1.0"
+    scripted = compare(text, torch.randn(3, 4, device=device), torch.randn(3, 2, device=device))
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        scripted(torch.randn(3, 4, device=device), torch.randn(2, 2, device=device))
+
+
+def test_what_torch_compile_joins(device):
+    def program(x, y):
+        turned = torch.cat((-x[..., 4:], x[..., :4]), -1) * y
+        return turned + x, torch.stack((x * 2.0, y), 1).relu()
+
+    x, y = torch.randn(3, 8, device=device), torch.randn(3, 8, device=device)
+    compiled = torch.compile(program, backend="tsfuser")
+    for rows in (3, 5):
+        x, y = torch.randn(rows, 8, device=device), torch.randn(rows, 8, device=device)
+        with warnings.catch_warnings(), counted() as rise:
+            warnings.simplefilter("error", tsfuser.TsfuserWarning)
+            for result, eager in zip(compiled(x, y), program(x, y)):
+                assert_matches(result, eager, ops=4)
+    assert rise["launches"] <= 2

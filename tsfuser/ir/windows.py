@@ -1,0 +1,36 @@
+"""Values that are parts of one another: what eager copies to, or from, a range of places of another tensor.
+
+In: values of a Draft. Out: a value over an axis of another size, whose elements are chosen by their place;
+nothing is stored on the way, but where a value cannot be computed along another axis. Example, cat((x, y), 1)
+with x[N, 3] and y[N, 5]:
+
+    cat[i, j] = x[i, j] if j < 3 else y[i, j - 3]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .draft import Draft
+from .dtypes import BOOL
+from .fusion import Axis, Value, Within
+from .rematerialize import moved
+from .values import Window
+from .views import through_memory
+
+
+def placed(draft: Draft, value: Value, dim: int, window: Window) -> Value:
+    """`value` along the axis of `window` in dim `dim`, where its elements lie in the window; not defined
+    elsewhere. What is of size 1 there stays so."""
+    copy = moved(draft, value, dim, window)
+    if copy is None:
+        copy = moved(draft, through_memory(draft, value, draft.layout(value)), dim, window)
+    assert copy is not None, "what is read from memory can be read anywhere"
+    return copy
+
+
+def within(draft: Draft, dims: Sequence[Axis | None], dim: int, window: Window) -> Value:
+    """Whether a place in dim `dim` of a tensor of `dims`, over the axis of `window`, is in the window."""
+    output = draft.new("within", BOOL, (dims[dim], *(None for _ in dims[dim + 1 :])))
+    draft.ops.append(Within("within", window, output))
+    return output

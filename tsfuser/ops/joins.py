@@ -1,0 +1,111 @@
+"""Tensors side by side in one: an element is chosen from one of them by its place, and read where it is.
+
+In: tensors of equal sizes but for one dim. Out: a tensor with all their elements along that dim. Example:
+
+    cat((x, y), 0)[i] = x[i] if i < len(x) else y[i - len(x)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import Refusal
+from ..ir import layout as lay
+from ..ir import size as sz
+from ..ir.build import Builder
+from ..ir.fusion import Value
+from ..ir.layout import Layout
+from ..ir.values import Window
+from ..ir.windows import placed, within
+from .table import ALL, composite
+from .views import dim_of, unsqueezed
+
+#: With more, a kernel would ask for most elements from which tensor they come for longer than it reads them.
+MAX_PIECES = 8
+
+
+def _check(b: Builder, name: str, tensors: Sequence[Value]) -> None:
+    if not tensors:
+        raise Refusal(f"{name} of no tensors is an error in eager")
+    if len(tensors) > MAX_PIECES:
+        raise Refusal(f"{name} of more than {MAX_PIECES} tensors is left to torch")
+    if len({len(v.dims) for v in tensors}) > 1:
+        raise Refusal(f"{name} of tensors of different numbers of dims is left to torch")
+    if b.device != "cpu" and any(not v.dims and b.is_on_cpu(v) for v in tensors):
+        raise Refusal(f"{name} of 0-dim CPU tensors gives a CPU tensor")
+
+
+def _joined(b: Builder, name: str, tensors: Sequence[Value], dim: int) -> Value:
+    """`tensors` behind one another along dim `dim`."""
+    _check_sizes(b, name, tensors, dim)
+    dtype, sizes = b.promote(*tensors), [b.sizes(v)[dim] for v in tensors]
+    total = sum(sizes, sz.const(0))
+    if b.call.decide(sz.eq(total, 1)):  # all others are empty
+        pieces, axis = [v for v in tensors if v.dims[dim] is None], None
+    else:
+        pieces, axis = list(tensors), b.fresh_axis(total)
+    dims = [axis if d == dim else None for d in range(len(tensors[0].dims))]
+    ends = [sum(sizes[:k], sz.const(0)) for k in range(len(sizes))][1:]
+    if axis is not None:
+        windows = [Window((axis,), start, stop) for start, stop in zip([sz.const(0), *ends], [*ends, None])]
+        pieces = [placed(b, v, dim, window) for v, window in zip(pieces, windows)]
+    pieces = [b.cast(v, dtype) for v in pieces]
+    if len(pieces) == 1:
+        return b.pointwise("copy", pieces, dtype, own_types=True, layouts=(), name=name)
+    result = pieces[-1]
+    for piece, stop in reversed(list(zip(pieces, ends))):
+        here = within(b, dims, dim, Window((axis,), sz.const(0), stop))
+        result = b.pointwise("where", (here, piece, result), dtype, own_types=True, layouts=(), name=name)
+    return result
+
+
+def _check_sizes(b: Builder, name: str, tensors: Sequence[Value], dim: int) -> None:
+    for v in tensors[1:]:
+        for d, (first, own) in enumerate(zip(tensors[0].dims, v.dims)):
+            if d != dim and (first is None) != (own is None):
+                raise Refusal(f"{name} of tensors of different sizes is an error in eager")
+
+
+def _layout(b: Builder, tensors: Sequence[Value], sizes: Sequence[sz.Size]) -> Layout:
+    """Channels-last where all tensors are, else row-major (ATen/native/TensorShape.cpp,
+    `cat_compute_output_memory_format`)."""
+    same = all(lay.is_channels_last(b.call, b.layout(v)) for v in tensors)
+    return lay.channels_last(sizes) if same else lay.contiguous(sizes)
+
+
+def _cat(kind: str) -> None:
+    name = kind.removeprefix("aten::")
+
+    @composite(kind, dtypes=ALL, sizes="own")
+    def evaluate(b: Builder, tensors, dim: int = 0) -> Value:
+        """`tensors`, at most 8, behind one another along `dim`"""
+        _check(b, name, tensors)
+        if not tensors[0].dims:
+            raise Refusal(f"{name} of tensors without dims is an error in eager")
+        made = _joined(b, "cat", tensors, dim_of(len(tensors[0].dims), dim))
+        b.layouts[made.name] = _layout(b, tensors, b.sizes(made))
+        return made
+
+
+for _kind in ("aten::cat", "aten::concat"):
+    _cat(_kind)
+
+
+@composite("aten::stack", dtypes=ALL, sizes="own")
+def stack(b: Builder, tensors, dim: int = 0) -> Value:
+    """`tensors`, at most 8, of equal sizes, along a new dim `dim`"""
+    _check(b, "stack", tensors)
+    rank = len(tensors[0].dims)
+    dim = dim_of(rank + 1, dim)
+    layers = [unsqueezed(b, v, dim) for v in tensors]
+    made = _joined(b, "stack", layers, dim)
+    if dim == rank:
+        b.layouts[made.name] = _layout(b, layers, b.sizes(made))
+        return made
+    # eager joins along the dim that is there, and splits it
+    sizes = list(b.sizes(made))
+    count, length = sizes[dim : dim + 2]
+    joined = _layout(b, tensors, [*sizes[:dim], count * length, *sizes[dim + 2 :]])
+    strides = [*joined.strides[:dim], joined.strides[dim] * length, *joined.strides[dim:]]
+    b.layouts[made.name] = Layout(tuple(sizes), tuple(strides), dense=True)
+    return made
