@@ -30,6 +30,7 @@ PARTS = 8  # of the ops, which run side by side
 RANDOM = {"nn.functional.dropout", "rand_like", "randn_like"}  # other numbers than eager's, see test_random
 _DECIMALS = "aten::round.decimals is not in the op table"
 _INDICES = "the overload gives the places of the extrema, too, and is not in the op table"
+_WINDOWS = "a padding that reads windows of its operand"
 _DIVISION = "a division by unknown integers raises on the CPU where one is 0, which a kernel cannot"
 #: Ops that are not fused, or not in some dtypes, and why not. A refusal that is not listed is a failure.
 REFUSED = {
@@ -46,6 +47,10 @@ REFUSED = {
     "norm.nuc": "a norm of matrices",
     "nn.functional.prelu": "aten::prelu is not in the op table; only what it is made of",
     "nextafter": "of 16-bit numbers: the next one is not that of float",
+    "nn.functional.pad.circular": _WINDOWS,
+    "nn.functional.pad.reflect": _WINDOWS,
+    "nn.functional.pad.replicate": _WINDOWS,
+    "nn.functional.pad.replicate_negative": _WINDOWS,
     "round.decimals_0": _DECIMALS,
     "round.decimals_3": _DECIMALS,
     "round.decimals_neg_3": _DECIMALS,
@@ -182,8 +187,8 @@ UNLISTED = {
         f"aten::{name}_backward": _GRADIENT
         for name in """
             _batch_norm_impl_index _fused_rms_norm elu gelu hardshrink hardsigmoid hardswish hardtanh
-            leaky_relu log_sigmoid logit mish native_batch_norm native_group_norm native_layer_norm sigmoid
-            silu softplus softshrink tanh threshold
+            leaky_relu log_sigmoid logit mish native_batch_norm native_group_norm native_layer_norm select
+            sigmoid silu slice softplus softshrink tanh threshold
         """.split()
     },
     "aten::_log_softmax_backward_data": _GRADIENT,
@@ -198,6 +203,7 @@ UNLISTED = {
     "aten::_softmax": _INNER,
     "aten::_to_copy": _INNER,
     "aten::native_dropout": "random: test_dropout",
+    "aten::concat": "another name of cat",
     "aten::special_logsumexp": "another name of logsumexp",
     "aten::swapaxes": "another name of transpose",
     "aten::swapdims": "another name of transpose",

@@ -155,15 +155,23 @@ def programs(info, dtype, device, count=None, reference=False, dynamic=False, in
     """Programs of `count` samples of `dtype`: of all where None, of torch's longer list if `reference`.
     `training`: with a second op, as autodiff wants it."""
     make = info.reference_inputs if reference else info.sample_inputs
-    found = [s for s in make(device, dtype, requires_grad=False) if isinstance(s.input, torch.Tensor)]
+    found = [s for s in make(device, dtype, requires_grad=False) if _tensors(s.input)]
+    if training or inplace or dynamic:
+        found = [s for s in found if isinstance(s.input, torch.Tensor)]
     if count is not None:  # those with elements, from all over the list
-        found = [s for s in found if s.input.dim() and s.input.numel() > 1] or found
+        found = [s for s in found if all(t.dim() and t.numel() > 1 for t in _tensors(s.input))] or found
         found = found[:: max(len(found) // count, 1)][:count]
     for sample in found:
         try:
             yield _program(info, sample, dynamic, inplace, training)
         except NotExpressible:
             continue
+
+
+def _tensors(given):
+    """The tensors of a sample's first argument, which may be a list."""
+    listed = given if isinstance(given, (list, tuple)) else [given]
+    return listed if all(isinstance(t, torch.Tensor) for t in listed) else []
 
 
 def transposed(program):

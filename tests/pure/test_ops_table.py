@@ -382,4 +382,4 @@ def test_ops_without_a_row_have_sentences_and_no_row():
     assert all(
         unsupported.sentence(kind) and unsupported.sentence(kind)[0].islower() for kind in unsupported.kinds()
     )
-    assert unsupported.is_view("aten::select") and not unsupported.is_view("aten::mm")
+    assert unsupported.is_view("aten::unbind") and not unsupported.is_view("aten::mm")

@@ -269,7 +269,8 @@ class _Block:
         working = [n for i in members for n in _unfolded(self.nodes[i]) if n.kind().startswith("aten::")]
         if any(is_worth_a_kernel(self.nodes[i], lone_reductions) for i in members):
             return True
-        if len(working) < (1 if options.state.single_node_mode else 2):
+        least = 1 if options.state.single_node_mode else 2
+        if sum(not _is_part(n) for n in working) < least:
             return False
         return not all(self._is_idle(n) for n in working)
 
@@ -291,6 +292,12 @@ def _data(node: Node) -> list[Value]:
         return []
     lists = [v for v in inputs(node) if is_tensor_list(v)]
     return with_items(operands(node)) + lists if lists else operands(node)
+
+
+def _is_part(node: Node) -> bool:
+    """Whether the node is a view of a part of a tensor, which one op alone reads as well outside."""
+    found = row_of(node)
+    return found is not None and found[0].family == "parts"
 
 
 def _unfolded(node: Node) -> list[Node]:

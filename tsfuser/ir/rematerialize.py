@@ -11,13 +11,13 @@ N]:
 For y + y.t(), c is joined to b and d to a, where a and b must not be one. What is a part of another tensor,
 or has parts of its own, is such a copy along a dim of another size:
 
-    moved(draft, y, 1, Window((e,), 3, None))[i, j] = y[i, j - 3] over (a, e) = add(x over (a, e), 1)
+    moved(draft, y, 1, Move(e, 3))[i, j] = y[i, j - 3] over (a, e) = add(x over (a, e), 1)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -49,14 +49,25 @@ def rematerialized(
     return copy.value(value)
 
 
-def moved(draft: Draft, value: Value, dim: int, window: Window) -> Value | None:
-    """`value` computed a second time along the axis of `window` in dim `dim`, so that its elements lie in the
-    window. It is not defined elsewhere, and nothing is read there. `value` itself where the dim is of size 1.
-    None where that cannot be done, or costs too much."""
+@dataclass(frozen=True)
+class Move:
+    """How a dim of a value becomes another one, over `axis` (None: of size 1): its element `i` is that of the
+    value at `i * step - start`. With a `window` there is none outside of it."""
+
+    axis: Axis | None
+    start: sz.Size
+    window: Window | None = None
+    step: int = 1
+
+
+def moved(draft: Draft, value: Value, dim: int, move: Move) -> Value | None:
+    """`value` computed a second time with `move` of its dim `dim`: not defined outside of the window, and
+    nothing is read there. `value` itself where the dim is of size 1. None where that cannot be done, or costs
+    too much."""
     if value.dims[dim] is None:
         return value
     own = draft.axis(value.dims[dim])
-    copy = _Copy(draft, {own: window.axes}, window)
+    copy = _Copy(draft, {own: (move.axis,)}, move)
     cone = copy.cone(value)
     loops = set(draft.axes.parts(own))
     over = {draft.axis(a) for v in (value, *(v for op in cone for v in op.operands)) for a in v.axes}
@@ -64,19 +75,23 @@ def moved(draft: Draft, value: Value, dim: int, window: Window) -> Value | None:
         return None  # some loop of the dim is walked by other dims, too
     if len(cone) > MAX_REPEATED or any(isinstance(op, (Random, Reduce, Lookup)) for op in cone):
         return None
-    if any(own in map(draft.axis, w.axes) and len(w.axes) > 1 for w in copy.windows(value, cone)):
-        return None
+    plain = move.axis is not None and move.step == 1
+    for window in copy.windows(value, cone):
+        if own in map(draft.axis, window.axes) and (len(window.axes) > 1 or not plain):
+            return None
     draft.ops += map(copy.op, cone)
     return copy.value(value)
 
 
 class _Copy:
-    """What stands in the copy for axes and values; `into` as in `rematerialized`. With a `window`
-    the axis of `into` becomes another one, along which the copy lies there."""
+    """What stands in the copy for axes and values; `into` as in `rematerialized`. With a `move` the axis of
+    `into` becomes its axis."""
 
-    def __init__(self, draft: Draft, into: dict[Axis, tuple[Axis, ...]] | None, window: Window | None = None):
-        self.draft, self.into, self.window = draft, into, window
-        self._axes: dict[Axis, tuple[Axis, ...]] = dict(into or {})
+    def __init__(
+        self, draft: Draft, into: Mapping[Axis, tuple[Axis | None, ...]] | None, move: Move | None = None
+    ):
+        self.draft, self.into, self.move = draft, into, move
+        self._axes: dict[Axis, tuple[Axis | None, ...]] = dict(into or {})
         self._values: dict[str, Value] = {}
         self._inputs = {i.value.name: i for i in draft.reads}
 
@@ -103,7 +118,7 @@ class _Copy:
             return True
         return self.into is not None and all(self._split(a) == (self.draft.axis(a),) for a in value.axes)
 
-    def _split(self, axis: Axis) -> tuple[Axis, ...]:
+    def _split(self, axis: Axis) -> tuple[Axis | None, ...]:
         """What the copy has instead of `axis`, outermost first."""
         root = self.draft.axis(axis)
         if root not in self._axes:
@@ -122,7 +137,14 @@ class _Copy:
     ) -> tuple[list[Axis | None], tuple[sz.Size, ...]]:
         """The dims of the copy of `value`, and its strides where those of `value` are `strides`."""
         parts = [(None,) if a is None else self._split(a) for a in value.dims]
+        if self.move is not None:
+            strides = [s * self.move.step if d == self._at(value) else s for d, s in enumerate(strides)]
         return list(chain.from_iterable(parts)), loop_strides(parts, strides)
+
+    def _at(self, value: Value) -> int | None:
+        """The dim of `value` that is moved."""
+        dims = [a is not None and self.draft.axis(a) in (self.into or ()) for a in value.dims]
+        return dims.index(True) if True in dims else None
 
     def value(self, value: Value) -> Value:
         """The copy of `value`."""
@@ -131,14 +153,13 @@ class _Copy:
         if value.name not in self._values:
             layout = self.draft.layout(value)
             dims, strides = self._walk(value, layout.strides)
+            dense = layout.dense and self.move is None
             new = self.draft.new(
-                value.name, value.dtype, dims, Layout(self.draft.extents(dims), strides, layout.dense)
+                value.name, value.dtype, dims, Layout(self.draft.extents(dims), strides, dense)
             )
             if value.name in self._inputs:
                 read = self._inputs[value.name]
-                self.draft.rereads.append(
-                    replace(read, value=new, strides=strides, **self._place(read, strides, value))
-                )
+                self.draft.rereads.append(replace(read, value=new, **self._place(read, read.strides, value)))
             self._values[value.name] = new
         return self._values[value.name]
 
@@ -158,29 +179,31 @@ class _Copy:
     def _reshape(self, op: Reshape) -> Reshape:
         """The copy of `op`, which reads what is stored for the first one."""
         new = replace(op, output=self.value(op.output))
-        if self.window is None and op.strides is None:
+        if self.move is None and op.strides is None:
             return new
         strides = op.strides or contiguous(self.draft.sizes(op.output)).strides
-        steps = self._walk(op.output, strides)[1]
-        return replace(new, strides=steps, **self._place(op, steps, op.output))
+        return replace(new, **self._place(op, strides, op.output))
 
     def _place(
         self, read: TensorInput | Reshape, strides: Sequence[sz.Size], before: Value
     ) -> dict[str, Any]:
-        """Where and in which windows the copy of `before`, which is in memory, is read by `strides`."""
-        windows = tuple(map(self._within, read.windows))
-        if self.window is None:
-            return {"windows": windows}
-        ((own, _),) = (self.into or {}).items()
-        at = [a is not None and self.draft.axis(a) == own for a in before.dims].index(True)
-        offset = read.offset - self.window.start * strides[at]
-        return {"offset": offset, "windows": (*windows, self.window)}
+        """Where and in which windows the copy of `before` is read, which is in memory by `strides`."""
+        made: dict[str, Any] = {
+            "strides": self._walk(before, strides)[1],
+            "windows": tuple(map(self._within, read.windows)),
+        }
+        if self.move is None:
+            return made
+        made["offset"] = read.offset - self.move.start * strides[self._at(before) or 0]
+        if self.move.window is not None:
+            made["windows"] = (*made["windows"], self.move.window)
+        return made
 
     def _within(self, window: Window) -> Window:
         """The same places of the copy."""
         axes = [self.draft.axis(a) for a in window.axes]
-        split = tuple(chain.from_iterable(map(self._split, axes)))
-        if self.window is None or axes[0] not in (self.into or {}):
+        split = tuple(a for axis in axes for a in self._split(axis) if a is not None)
+        if self.move is None or axes[0] not in (self.into or {}):
             return replace(window, axes=split)
-        by, stop = self.window.start, axes[0].extent if window.stop is None else window.stop
+        by, stop = self.move.start, axes[0].extent if window.stop is None else window.stop
         return Window(split, window.start + by, stop + by)

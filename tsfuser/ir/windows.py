@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from . import size as sz
 from .draft import Draft
 from .dtypes import BOOL
 from .fusion import Axis, Value, Within
-from .rematerialize import moved
+from .rematerialize import Move, moved
 from .values import Window
 from .views import through_memory
 
@@ -22,9 +23,20 @@ from .views import through_memory
 def placed(draft: Draft, value: Value, dim: int, window: Window) -> Value:
     """`value` along the axis of `window` in dim `dim`, where its elements lie in the window; not defined
     elsewhere. What is of size 1 there stays so."""
-    copy = moved(draft, value, dim, window)
+    return _moved(draft, value, dim, Move(window.axes[0], window.start, window))
+
+
+def part(draft: Draft, value: Value, dim: int, start: sz.Size, size: sz.Size, step: int = 1) -> Value:
+    """`size` of the elements of `value` along dim `dim`, those at `start`, `start + step`..., of which there
+    are as many."""
+    axis = None if draft.call.decide(sz.eq(size, 1)) else draft.fresh_axis(size)
+    return _moved(draft, value, dim, Move(axis, sz.const(0) - start, step=step))
+
+
+def _moved(draft: Draft, value: Value, dim: int, move: Move) -> Value:
+    copy = moved(draft, value, dim, move)
     if copy is None:
-        copy = moved(draft, through_memory(draft, value, draft.layout(value)), dim, window)
+        copy = moved(draft, through_memory(draft, value, draft.layout(value)), dim, move)
     assert copy is not None, "what is read from memory can be read anywhere"
     return copy
 

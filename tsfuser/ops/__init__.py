@@ -13,6 +13,8 @@ from . import (
     joins,
     lookup,
     normalization,
+    paddings,
+    parts,
     pointwise,
     random,
     reduction,

@@ -102,8 +102,9 @@ class Row:
     the result's sizes are, for several results one word each: `broadcast` of the tensor operands, those of
     the `first` or of the argument named, these as `reduced` by the arguments `dim` and `keepdim`, `squeezed`,
     `unsqueezed`, `permuted`, `viewed` or `flattened`, or `own`. `text` is its docs line. Arguments in `fixed`
-    must be constants of the graph: most calls would be refused otherwise. Those in `ignored` are tensors that
-    other implementations look at; the function gets None for them. `writes` holds pairs: a tensor argument
+    must be constants of the graph: most calls would be refused otherwise; those in
+    `only` must be these. Those in `ignored` are tensors that other implementations look at; the function gets
+    None for them. `writes` holds pairs: a tensor argument
     that the op changes in place though its schema does not say so, and the bool argument without which it
     does not. `rank_depends_on_sizes`: the rank of the result depends on which sizes are 1. A view that
     `reshapes` splits and merges dims. `option`: the word of PYTORCH_NVFUSER_ENABLE without which the op is
@@ -138,6 +139,7 @@ class Row:
     structural: frozenset[str] = frozenset()
     symbolic: frozenset[str] = frozenset()
     fixed: frozenset[str] = frozenset()
+    only: Mapping[str, Any] = field(default_factory=dict, compare=False)
     ignored: frozenset[str] = frozenset()
     writes: tuple[tuple[str, str], ...] = ()
     rank_depends_on_sizes: bool = False
@@ -161,7 +163,7 @@ class Row:
     @property
     def is_view(self) -> bool:
         """Whether eager's result shares the memory of the operand, so that it must not leave a group."""
-        return self.family == "views"
+        return self.family in ("views", "parts")
 
     @property
     def joins(self) -> bool:
@@ -225,6 +227,8 @@ def _infer(row: Row, args: tuple[tuple[str, NodeArg], ...], device: str, default
                     row._accept(name, tensor.dtype)
             if name in row.fixed and arg.kind != "none" and arg.constant is UNKNOWN:
                 raise Refusal(f"`{name}` of {row.name} is not a constant")
+            if name in row.only and arg.constant != row.only[name]:
+                raise Refusal(f"{row.name} is fused with {name}={row.only[name]!r} only")
         if row.reshapes and "other" in dict(args):
             return _reshaped_as(dict(args))
         trial = _trial(row, args, device, default, eager)

@@ -38,11 +38,11 @@ _WORDS = {
         _adaptive_avg_pool2d_backward max_pool2d_with_indices_backward avg_pool2d_backward
         upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
         upsample_bicubic2d upsample_trilinear3d grid_sampler grid_sampler_2d im2col col2im unfold fold
-        pixel_shuffle pixel_unshuffle constant_pad_nd pad reflection_pad1d reflection_pad2d
+        pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d
         replication_pad1d replication_pad2d""",
     _FILL: "masked_fill_",
     _JOIN: "concatenate hstack vstack dstack",
-    _PART: """select slice narrow unbind split split_with_sizes chunk tensor_split diagonal as_strided
+    _PART: """unbind split split_with_sizes chunk tensor_split diagonal as_strided
         unsafe_chunk unsafe_split""",
     _VIEW: """detach alias broadcast_to broadcast_tensors contiguous""",
     _LOOK_UP: """index take take_along_dim embedding embedding_bag masked_select nonzero

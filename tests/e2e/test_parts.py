@@ -1,0 +1,195 @@
+"""Parts of tensors and paddings in groups: slices, selected places, their gradients."""
+
+import warnings
+
+import pytest
+import torch
+
+from kit.support import all_graphs, assert_matches, counted, fuse, groups, kinds, no_fallback, script
+
+pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
+KINDS = {f"aten::{name}" for name in ("slice", "select", "narrow", "pad", "constant_pad_nd")}
+KINDS |= {"aten::slice_backward", "aten::select_backward"}
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(7)
+
+
+def compare(text, *inputs, ops=20, fused=True):
+    """The program of `x, y, z` against eager; all parts are taken in groups."""
+    source = f"def f({', '.join('xyz'[: len(inputs)])}):\n    return {text}\n"
+    scripted, plain = script(source), script(source)
+    with torch.jit.fuser("fuser0"), torch.no_grad():
+        eager = plain(*inputs)
+        exact = plain(*(t.double() if t.is_floating_point() else t for t in inputs))
+    with no_fallback(), torch.no_grad():
+        fuse(scripted, *inputs)
+        result = scripted(*inputs)
+    assert_matches(result, eager, exact, ops=ops)
+    if fused:
+        assert KINDS & {kind for group in groups(scripted) for kind in kinds(group)}
+        assert not any(graph.findAllNodes(kind, True) for graph in all_graphs(scripted) for kind in KINDS)
+    return scripted
+
+
+PROGRAMS = {  # of x[4, 6, 8], y[4, 6, 8]
+    "halves": "(x * 2.0)[..., :4] * torch.sigmoid((x + y)[..., 4:])",
+    "rotated": "x * y + torch.cat((-(x * y)[..., 4:], (x * y)[..., :4]), -1) * 2.0",
+    "odd places": "(x * 2.0)[..., 1:6] + (y + 1.0)[..., 3:]",
+    "every second": "(x * 2.0)[..., ::2] * (y * 2.0)[..., 1::2]",
+    "every third": "(x * 2.0)[:, ::3] * (y * 2.0)[:, 1::3]",
+    "from the end": "(x * 2.0)[:, -4:-1] + (y * 2.0)[:, :3]",
+    "beyond the end": "(x * 2.0)[:, 2:100] + 1.0",
+    "of length 1": "(x * 2.0)[:, 2:3] + y",
+    "of a slice": "(x * 2.0)[:, 1:5][:, 1:3][..., 2:6] + 1.0",
+    "selected": "(x * 2.0)[1] + y",
+    "selected from the end": "(x * 2.0)[:, -1] + (y + 1.0)[:, 0]",
+    "selected twice": "(x * 2.0)[:, 1, 2] + (y + 1.0)[:, 0, -1]",
+    "a difference": "(x * y)[:, 1:] - (x * y)[:, :-1]",
+    "narrow": "(x * 2.0).narrow(1, 1, 4).relu() + 1.0",
+    "of a sum": "(x.sum(0) * 2.0)[1:4] + 1.0",
+    "of a softmax": "torch.softmax(x, -1)[..., 2:5] * 2.0",
+    "of rows of a softmax": "torch.softmax(x, -1)[:, 2:5] * 2.0",
+    "with a sum": "(x * 2.0)[..., 2:7].sum(-1) + 1.0",
+    "of a cat": "(torch.cat((x * 2.0, y), -1) + 1.0)[..., 4:12] * 2.0",
+    "of a cat, all of one": "(torch.cat((x * 2.0, y), 1) + 1.0)[:, 6:] * 2.0",
+    "every second of a cat": "(torch.cat((x * 2.0, y), -1) + 1.0)[..., ::2] * 2.0",
+    "selected from a cat": "(torch.cat((x * 2.0, y), -1) + 1.0)[..., 9] * 2.0",
+    "transposed": "(x * 2.0).transpose(1, 2)[:, 2:6] + 1.0",
+    "merged": "((x * 2.0)[:, 1:4].reshape(4, -1) + 1.0).relu()",
+    "split": "((x * 2.0)[:, 1:5].reshape(4, 2, 2, -1) + 1.0).relu()",
+    "of a view": "((x * 2.0).view(4, 2, 3, 8)[:, :, 1:] + 1.0).relu()",
+    "of merged dims": "((x * 2.0).view(4, -1)[:, 5:17] + 1.0).relu()",
+    "heads": "(x + y).view(4, 6, 2, 4).transpose(1, 2)[..., 2:] * 2.0 "
+    "- (x + y).view(4, 6, 2, 4).transpose(1, 2)[..., :2]",
+    "padded": "torch.constant_pad_nd(x * 2.0, [1, 2], 0.5) + 1.0",
+    "padded rows": "torch.constant_pad_nd(x * 2.0, [0, 0, 2, 1], 1.0) + 1.0",
+    "padded and cut": "torch.constant_pad_nd(x * 2.0, [-2, 3, 1, -1], 1.0) + 1.0",
+    "padded with 0": "torch.constant_pad_nd(x, [4, 4]) * 2.0",
+    "all dims padded": "torch.constant_pad_nd(x * 2.0, [1, 1, 2, 2, 3, 0], 1.0) + 1.0",
+    "pad": "torch.nn.functional.pad(x * 2.0, [1, 2]) + 1.0",
+    "padded sums": "torch.constant_pad_nd(x.sum(-1, keepdim=True), [1, 2], 0.5) + 1.0",
+    "sum of padded": "(torch.constant_pad_nd(x * 2.0, [4, 4], 1.0) * 2.0).sum(-1)",
+    "shifted": "x + torch.constant_pad_nd((x * 2.0)[:, :-1], [0, 0, 1, 0], 0.0)",
+    "a slice's gradient": "torch.ops.aten.slice_backward(x * 2.0, [4, 6, 16], 2, 4, 12, 1) + 1.0",
+    "a slice's gradient at the end": "torch.ops.aten.slice_backward(x * 2.0, [4, 16, 8], 1, -6, "
+    "9223372036854775807, 1) + 1.0",
+    "two slices' gradients": "torch.ops.aten.slice_backward(x * 2.0, [4, 6, 16], 2, 0, 8, 1) + "
+    "torch.ops.aten.slice_backward(y * 3.0, [4, 6, 16], 2, 8, 16, 1)",
+    "a place's gradient": "torch.ops.aten.select_backward(x * 2.0, [4, 5, 6, 8], 1, -2) + 1.0",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_values(device, target, program):
+    x, y = torch.randn(4, 6, 8, device=device), torch.randn(4, 6, 8, device=device)
+    compare(PROGRAMS[program], x, y)
+
+
+def test_one_plan_serves_all_sizes_and_places_of_a_class(device, target):
+    source = """
+def f(x, start: int, length: int):
+    y = (x * 2.0).narrow(1, start, length)
+    return torch.cat((y + 1.0, y), 1) * 2.0
+"""
+    scripted, plain = script(source), script(source)
+    with no_fallback(), torch.no_grad():
+        fuse(scripted, torch.randn(3, 13, device=device), 1, 7)
+        scripted(torch.randn(3, 15, device=device), 3, 5)
+        for columns, start, length in ((17, 5, 9), (23, 7, 11), (33, 9, 13)):
+            x = torch.randn(3, columns, device=device)
+            with counted() as rise:
+                result = scripted(x, start, length)
+            assert (rise["launches"], rise["kernels_compiled"]) == (1, 0)
+            with torch.jit.fuser("fuser0"):
+                assert_matches(result, plain(x, start, length), ops=4)
+
+
+@pytest.mark.parametrize("end", [3, 4, 6, 100, -1, -2, -7, 0])
+@pytest.mark.parametrize("start", [0, 1, 2, 4, 6, 9, -1, -3, -9])
+def test_ends_of_slices(device, start, end):
+    for columns in (6, 1, 0):
+        compare(f"(x * 2.0)[:, {start}:{end}] * 2.0", torch.randn(5, columns, device=device))
+
+
+def test_errors_are_eagers(device):
+    for text, right, wrong in (
+        ("(x * 2.0)[:, 4] + 1.0", (3, 5), (3, 4)),
+        ("(x * 2.0).narrow(1, 2, 3) + 1.0", (3, 5), (3, 4)),
+        ("torch.constant_pad_nd(x * 2.0, [-3, 0, 1, 1], 1.0) + 1.0", (3, 5), (3, 2)),
+    ):
+        scripted = compare(text, torch.randn(right, device=device))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises((RuntimeError, IndexError)):
+                scripted(torch.randn(wrong, device=device))
+
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64, torch.bool, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes_of_paddings(device, target, dtype):
+    x = (torch.randn(4, 6, device=device) * 3).to(dtype)
+    for value in (1, 2.5, True):
+        compare(f"torch.constant_pad_nd(x, [1, 2], {value}) == x[0, 0]", x)
+
+
+def test_other_modes_are_left_to_torch(device):
+    def program(x):
+        return torch.nn.functional.pad(x * 2.0 + 1.0, [1, 1], "reflect") * 2.0 + 1.0
+
+    x = torch.randn(2, 3, 5, device=device)
+    scripted = fuse(program, x)
+    assert [set(kinds(group)) for group in groups(scripted)] == [{"aten::mul", "aten::add"}] * 2
+    assert_matches(scripted(x), program(x), ops=4)
+
+
+def test_formats_of_paddings(device, target):
+    x = torch.randn(2, 4, 3, 5, device=device)
+    for y in (x, x.contiguous(memory_format=torch.channels_last), x.transpose(1, 2), x[..., ::2]):
+        compare("torch.constant_pad_nd(y * 2.0, [1, 2, 1, 0], 1.0) * x[0, 0, 0, 0]".replace("y", "x"), y)
+        compare("torch.nn.functional.pad(x, [1, 2, 1, 0]) * 2.0", y)
+
+
+def test_what_lies_around_a_part_is_not_read(device, target):
+    memory = torch.full((64, 64), float("nan"), device=device)
+    memory[8:12, 8:16] = 1.0
+    for columns in (slice(8, 16), slice(8, 12), slice(9, 12)):
+        x = memory[8:12, columns]
+        compare("torch.constant_pad_nd(x * 2.0, [4, 4, 4, 4], 0.0).sum(1)", x)
+        compare("torch.constant_pad_nd((x + 1.0)[:, 1:-1], [8, 8], 0.0) * 2.0", x)
+
+
+def test_a_part_that_leaves_its_group_stays_a_view(device):
+    def program(x):
+        y = x * 2.0
+        return y, y[:, 1:].relu() + 1.0, y[:, 2:]
+
+    x = torch.randn(4, 6, device=device)
+    scripted = fuse(program, x)
+    y, _, part = scripted(x)
+    assert part.data_ptr() == y.data_ptr() + 2 * y.element_size() and part._base is not None
+
+
+def test_rotary_embedding_backward_is_one_kernel(device):
+    def program(x, cos, sin):
+        left, right = x[..., : x.size(-1) // 2], x[..., x.size(-1) // 2 :]
+        return x * cos + torch.cat((-right, left), -1) * sin
+
+    compiled = torch.compile(program, backend="tsfuser", dynamic=True)
+    cos, sin = torch.randn(5, 16, device=device), torch.randn(5, 16, device=device)
+    for batch in (2, 3):
+        x = torch.randn(batch, 3, 5, 16, device=device)
+        given = torch.randn_like(x)
+        ours, eagers = x.clone().requires_grad_(), x.clone().requires_grad_()
+        with counted() as rise:
+            result = compiled(ours, cos, sin)
+            result.backward(given)
+        eager = program(eagers, cos, sin)
+        eager.backward(given)
+        assert_matches(result.detach(), eager.detach(), ops=4)
+        assert_matches(ours.grad, eagers.grad, ops=4)
+        assert rise["launches"] == 2
