@@ -123,6 +123,18 @@ CASES = {
         lambda big, n: (torch.randn(n, 256 if big else 8),),
         (4, 4096),
     ),
+    "rotary": Case(
+        "rotary embedding alone: slices, cat",
+        lambda big: kit.Rotary(64 if big else 8),
+        lambda big, n: (torch.randn(32 if big else 2, 12 if big else 3, n, 64 if big else 8),),
+        (4, 1024),
+    ),
+    "shuffle": Case(
+        "channel shuffle alone: chunk, cat, view, transpose",
+        lambda big: kit.Shuffled(116 if big else 8),
+        _images(8, 116, 28),
+        (4, 128),
+    ),
 }
 
 

@@ -266,6 +266,7 @@ def test_only_views_hand_their_operand_through():
 def returns_operand(row, schema, dtype):
     """Whether the row hands an operand through when numbers are 1 and what is optional is absent."""
     answers = {"Tensor": NodeArg("tensor", dtype, 2), "str": NodeArg("string", constant="none")}
+    answers["List[int]"] = NodeArg("list", constant=(1,))
     answers |= {name: NodeArg("number", "int", None, 1) for name in ("number", "int", "float", "bool")}
     args = {a.name: answers.get(str(a.real_type.annotation_str), NodeArg("none")) for a in schema.arguments}
     trial = table._trial(row, tuple(sorted(args.items())), CPU, table.FLOAT, None)

@@ -225,6 +225,38 @@ def _images(n):
     return torch.randn(n, 8, 8, 8)
 
 
+class Rotary(nn.Module):
+    """What attention with rotary embedding does with its queries and keys, halves as coordinates."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.register_buffer("rates", 1.0 / 100 ** (torch.arange(0, width, 2) / width))
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        angles = torch.arange(x.size(2), device=x.device)[:, None] * self.rates
+        angles = torch.cat((angles, angles), -1)
+        cos, sin = angles.cos().type_as(x), angles.sin().type_as(x)
+        half = x.size(-1) // 2
+        return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin * self.scale.type_as(x)
+
+
+class Shuffled(nn.Module):
+    """The branches of a ShuffleNet unit: one half of the channels changes, then both are mixed."""
+
+    def __init__(self, channels=8):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((channels // 2, 1, 1), 0.5))
+        self.bias = nn.Parameter(torch.zeros(channels // 2, 1, 1))
+
+    def forward(self, x):
+        left, right = x.chunk(2, 1)
+        right = F.relu(right * self.weight.type_as(x) + self.bias.type_as(x))
+        n, channels, height, width = x.shape
+        both = torch.cat((left, right), 1).view(n, 2, channels // 2, height, width)
+        return F.silu(both.transpose(1, 2).reshape(n, channels, height, width))
+
+
 #: name -> (class, inputs for a batch of so many)
 MODELS = {
     "mlp": (MLP, lambda n: torch.randn(n, 12)),
@@ -237,4 +269,6 @@ MODELS = {
     "llama": (Llama, lambda n: torch.randn(2, n + 2, 16)),
     "vae": (VAE, lambda n: torch.randn(n, 16)),
     "dlrm": (DLRM, lambda n: torch.randn(n, 8)),
+    "rotary": (Rotary, lambda n: torch.randn(2, 3, n + 2, 8)),
+    "shuffle": (Shuffled, _images),
 }
