@@ -66,8 +66,9 @@ std::vector<int64_t> order_of(const c10::TypePtr& type) {
 // Whether the program computes the value, so that nobody sees the strides of its gradient.
 bool is_made(const torch::jit::Value* value) {
   static const auto check = c10::Symbol::fromQualString("prim::RequiresGradCheck");
+  static const auto checked = c10::Symbol::fromQualString("tsfuser::checked_batch");
   const Node* maker = value->node();
-  if (maker->kind() == check) {
+  if (maker->kind() == check || maker->kind() == checked) {
     return is_made(maker->input(value->offset()));
   }
   return maker->kind() != c10::prim::Param && maker->kind() != c10::prim::GetAttr;

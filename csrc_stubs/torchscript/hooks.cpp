@@ -2,7 +2,7 @@
 //
 //   the pre-pass                  makes groups of a graph that was profiled, or differentiated (Python)
 //   the profiling predicate       says which nodes to profile; before that prepares the graph (prepare.cpp)
-//   operators                     those that fused graphs call (operators.cpp, sizes.cpp)
+//   operators                     those that fused graphs call (operators.cpp, sizes.cpp, counts.cpp)
 //   prim::DifferentiableGraph,    replaced by operators that make torch's (differentiable.cpp)
 //   prim::RequiresGradCheck
 //   callbacks                     what Python has set
@@ -11,6 +11,7 @@
 
 #include "torchscript/hooks.h"
 #include "call/arguments.h"
+#include "torchscript/counts.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 
@@ -151,6 +152,7 @@ void hook_into_torch() {
   static const bool once = [] {
     register_operators();
     register_size_operators();
+    register_count_operators();
     torch::jit::RegisterProfilingNode(is_profiled);
     torch::jit::registerPrePass(pre_pass);
     replace_operator(c10::prim::DifferentiableGraph, make_differentiable_graph);

@@ -1,5 +1,5 @@
 // The operators that a fused graph calls: prim::CudaFusionGuard, prim::CudaFusionGroup, prim::add_optional,
-// tsfuser::is_positive, tsfuser::packed, tsfuser::laid_out, tsfuser::inverse_order.
+// tsfuser::is_positive, tsfuser::packed, tsfuser::laid_out, tsfuser::inverse_order, tsfuser::checked_batch.
 
 #include "group/group.h"
 #include "torchscript/hooks.h"
@@ -9,8 +9,10 @@
 #include <ATen/ops/gt.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
+#include <torch/csrc/jit/runtime/jit_exception.h>
 
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -97,6 +99,29 @@ void inverse_order(Stack& stack) {
   torch::jit::push(stack, std::move(inverse));
 }
 
+// The batch itself. While training, one with a single value a channel is an error, as it is for what the
+// program had in this place: "builtins.ValueError", with the sizes where the message has "{}".
+void checked_batch(Stack& stack) {
+  const c10::IValue error = torch::jit::pop(stack), message = torch::jit::pop(stack);
+  if (!torch::jit::pop(stack).toBool()) {
+    return;
+  }
+  const auto sizes = stack.back().toTensor().sizes();
+  TORCH_CHECK_INDEX(!sizes.empty(), "list index out of range");
+  int64_t values = sizes[0];
+  for (size_t d = 2; d < sizes.size(); ++d) {
+    values *= sizes[d];
+  }
+  if (values == 1) {
+    std::string text = message.toStringRef();
+    const size_t place = text.find("{}");
+    if (place != std::string::npos) {
+      text.replace(place, 2, c10::str(c10::IValue(sizes)));
+    }
+    throw torch::jit::JITException(text, error.toStringRef());
+  }
+}
+
 }  // namespace
 
 void register_operators() {
@@ -115,6 +140,9 @@ void register_operators() {
                             c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("tsfuser::laid_out(Tensor(a) self, int[] order) -> Tensor(a)", laid_out,
                             c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator(
+           "tsfuser::checked_batch(Tensor(a) batch, bool training, str message, str error) -> Tensor(a)",
+           checked_batch, c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("tsfuser::inverse_order(int[] dims) -> int[]", inverse_order,
                             c10::AliasAnalysisKind::FROM_SCHEMA)});
 }

@@ -12,6 +12,7 @@
 //   - New nodes stand behind `first`, or right before a reader behind it: torch comes past them.
 
 #include "torchscript/prepare.h"
+#include "torchscript/counts.h"
 #include "torchscript/nodes.h"
 
 #include <torch/csrc/jit/ir/constants.h>
@@ -39,6 +40,10 @@ void hand_through(Graph& graph, const Node*) {
 constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
     // Anywhere: what it changes are numbers only.
     fold_products,
+    // Behind it.
+    check_batches,
+    // Before the ops in place, of which it takes some.
+    defer_counts,
     // First: what hands its operand on would hide who else reads, or made, what the others look at.
     hand_through,
     // Before the forms: an op that writes keeps autodiff from what it writes to, and is no reader that a

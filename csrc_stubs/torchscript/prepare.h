@@ -15,10 +15,12 @@ namespace tsfuser {
 // Once a graph, at the first node that torch asks about (prepare.cpp).
 void prepare_for_profiling(torch::jit::Graph& graph, const torch::jit::Node* first);
 
-// The steps of it that have files of their own. Loops that multiply sizes become one op (products.cpp); ops
-// in place become functional where nobody can tell (in_place.cpp); ops are written in forms that autodiff
-// has a formula for (differentiable_forms.cpp).
+// The steps of it that have files of their own. Loops that multiply sizes become one op (products.cpp), and
+// so does batch norm's check of its batch (batch_checks.cpp); ops in place become functional where nobody
+// can tell (in_place.cpp); ops are written in forms that autodiff has a formula for
+// (differentiable_forms.cpp).
 void fold_products(torch::jit::Graph& graph, const torch::jit::Node* first);
+void check_batches(torch::jit::Graph& graph, const torch::jit::Node* first);
 void make_functional(torch::jit::Graph& graph, const torch::jit::Node* first);
 void write_differentiable_forms(torch::jit::Graph& graph, const torch::jit::Node* first);
 

@@ -33,7 +33,7 @@ from .wrapper import (
     schema,
 )
 
-#: prim kinds that neither write nor print nor raise. All other prim kinds are held in order.
+#: Kinds that neither write nor print nor raise. All other prim kinds are held in order.
 _PURE = frozenset(
     f"prim::{name}"
     for name in """
@@ -44,7 +44,7 @@ _PURE = frozenset(
         AutogradAllNonZero BroadcastSizes ReductionSizes ChunkSizes CudaFusionGuard
         FusionGroup TensorExprGroup
 """.split()
-)
+) | {"tsfuser::counts"}  # as it takes any number of operands, its schema says nothing
 #: Kinds that do what their `Subgraph` does.
 _WITH_GRAPH = frozenset(
     f"prim::{name}" for name in ("FallbackGraph", "DifferentiableGraph", "FunctionalGraph", "CudaFusionGroup")
@@ -117,9 +117,10 @@ def remove_dead_code(graph: Graph) -> None:
 
 
 def _has_secret_writers(graph: Graph) -> bool:
-    nodes = [node for block in all_blocks(graph) for node in block.nodes()]
-    inner = (node.g("Subgraph") for node in nodes if node.kind() in _WITH_GRAPH)
-    return any(node.kind() in _SECRET_WRITERS for node in nodes) or any(map(_has_secret_writers, inner))
+    if any(graph.findNode(kind, True) is not None for kind in _SECRET_WRITERS):
+        return True
+    inner = (node.g("Subgraph") for kind in _WITH_GRAPH for node in graph.findAllNodes(kind, True))
+    return any(map(_has_secret_writers, inner))
 
 
 def _keeps_to_itself(node: Node) -> bool:

@@ -190,8 +190,9 @@ def refusal(node: Node, device: str) -> str | None:
 
 
 def _foreign(node: Node) -> str:
-    """The reason for a node without a row; nothing is said of constants, control flow and the like."""
-    if node.kind().startswith("prim::") or not any(is_tensor(v) for v in outputs(node)):
+    """The reason for a node without a row; nothing is said of constants, control flow, what other passes have
+    made of nodes, and the like."""
+    if node.kind().startswith(("prim::", "tsfuser::")) or not any(is_tensor(v) for v in outputs(node)):
         return ""
     found, known = schema(node), unsupported.sentence(node.kind())
     if known is not None:

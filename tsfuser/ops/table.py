@@ -201,17 +201,26 @@ class Row:
 
         A trial build of the row over a call with dims of size 2, so nothing is said twice.
         """
-        return _infer(
-            self,
-            tuple(sorted((name, _frozen(arg)) for name, arg in args.items())),
-            device or "cuda:0",
-            default,
-            eager,
-        )
+        described = tuple(sorted((name, _frozen(arg)) for name, arg in args.items()))
+        device = device or "cuda:0"
+        alike = tuple((name, self._with_any_number(name, arg)) for name, arg in described)
+        result = None if alike == described else _infer(self, alike, device, default, eager)
+        return result if isinstance(result, tuple) else _infer(self, described, device, default, eager)
+
+    def _with_any_number(self, name: str, arg: NodeArg) -> NodeArg:
+        """The argument, of which nothing but the type is known where it is a float of usual size: a row that
+        takes any number takes this one, so that thousands of constants are one trial."""
+        number = arg.constant
+        usual = arg.kind == "number" and isinstance(number, float) and 1e-6 < abs(number) < 1e6
+        fixed = name in self.fixed or name in self.structural | self.symbolic
+        return _ANY_FLOAT if usual and not fixed else arg
 
     def _accept(self, name: str, dtype: str) -> None:
         if dtype not in self.dtypes:
             raise Refusal(f"{self.name} with a {dtype} `{name}` is not supported")
+
+
+_ANY_FLOAT = NodeArg("number", "float")
 
 
 def _frozen(arg: NodeArg) -> NodeArg:

@@ -1,0 +1,191 @@
+// What a program adds to counters of its modules is added at its end, all at once. Before:
+//
+//     %on : bool = prim::GetAttr[name="training"](%norm)
+//      = prim::If(%on)
+//       block0():
+//         %n : Tensor = prim::GetAttr[name="num_batches_tracked"](%norm);  %s = aten::add_(%n, 1, 1)  -> ()
+//
+// After, with the If left to write to a tensor of no elements:
+//
+//     %c0 : Capsule = tsfuser::counts(%x)                                   the program's arguments
+//     %m : Tensor = prim::GetAttr[name="num_batches_tracked"](%norm);  %c1 = tsfuser::count(%c0, %m, 1, %on)
+//     ...
+//     tsfuser::add_counts(%c1)                                              at the end
+//
+// So 53 batch norms on a GPU launch one kernel for their counters, and on a CPU none. Only where nothing of
+// the graph can read a counter: `may_defer`. A step of prepare.cpp.
+
+#include "torchscript/counts.h"
+#include "torchscript/nodes.h"
+#include "torchscript/op_facts.h"
+
+#include <torch/csrc/jit/ir/constants.h>
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Block;
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Value;
+
+bool is_int(const Value* value) {
+  const auto constant = torch::jit::toIValue(value);
+  return constant && constant->isInt();
+}
+
+bool is_one(const Value* value) { return is_int(value) && torch::jit::toIValue(value)->toInt() == 1; }
+
+// aten::add_(%counter, number, 1) of a module's tensor, the result of which nobody reads
+bool is_count(const Node* node) {
+  return node->kind() == c10::aten::add_ && node->inputs().size() == 3 && !node->hasUses() &&
+         node->input(0)->node()->kind() == c10::prim::GetAttr && is_tensor(node->input(0)) &&
+         is_int(node->input(1)) && is_one(node->input(2));
+}
+
+// The If, of the graph's own block, that the node is run by where its condition holds; null where the node
+// is in the graph's own block, and `graph.return_node()` where it is elsewhere.
+Node* choice_of(Node* node, Graph& graph) {
+  Block* block = node->owningBlock();
+  if (block == graph.block()) {
+    return nullptr;
+  }
+  Node* choice = block->owningNode();
+  const bool known = choice->kind() == c10::prim::If && choice->owningBlock() == graph.block() &&
+                     choice->blocks()[0] == block;
+  return known ? choice : graph.return_node();
+}
+
+// Whether the counter can be read before the If.
+bool can_be_moved(const Node* count, const Node* choice) {
+  const Value* owner = count->input(0)->node()->input();
+  return choice == nullptr || owner->node()->owningBlock() == choice->owningBlock();
+}
+
+bool holds_tensors(const c10::TypePtr& type) {
+  const auto inner = type->containedTypes();
+  return type->isSubtypeOf(*c10::TensorType::get()) || type->kind() == c10::TypeKind::AnyType ||
+         (type->kind() != c10::TypeKind::ClassType &&
+          std::any_of(inner.begin(), inner.end(), holds_tensors));
+}
+
+bool is_object(const Value* value) {
+  const auto kind = value->type()->kind();
+  return kind == c10::TypeKind::ClassType || kind == c10::TypeKind::InterfaceType;
+}
+
+// Whether only batch norms read the value, which is no counter then: torch takes none for a statistic.
+bool is_statistic(const Value* value) {
+  return std::all_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
+    return is_profile(use.user) ? is_statistic(use.user->output())
+                                : use.user->kind() == c10::aten::batch_norm && use.offset > 0;
+  });
+}
+
+bool is_counted_only(const Value* value) {
+  return std::all_of(value->uses().begin(), value->uses().end(),
+                     [](const torch::jit::Use& use) { return use.offset == 0 && is_count(use.user); });
+}
+
+// Whether what the node reads of a module is no counter, by whatever name, or is only counted.
+bool reads_no_counter(const Node* attribute) {
+  const Value* value = attribute->output();
+  const auto type = attribute->input()->type()->cast<c10::ClassType>();
+  if (!holds_tensors(value->type())) {
+    return true;
+  }
+  const auto slot = type ? type->findAttributeSlot(attribute->s(c10::attr::name)) : std::nullopt;
+  return slot && (type->is_parameter(*slot) || is_counted_only(value) || is_statistic(value));
+}
+
+// Whether the node does what its schema says, or only hands values on.
+bool is_known(const Node* node) {
+  static const Kinds kinds = {c10::prim::Constant,      c10::prim::If,         c10::prim::Loop,
+                              c10::prim::ListConstruct, c10::prim::ListUnpack, c10::prim::TupleConstruct,
+                              c10::prim::TupleUnpack,   c10::prim::profile};
+  return kinds.count(node->kind()) != 0 || node->maybeSchema() != nullptr;
+}
+
+bool may_defer(Graph& graph, const std::vector<Node*>& nodes) {
+  const auto inputs = graph.inputs();
+  return std::all_of(inputs.begin(), inputs.end(),
+                     [](const Value* input) {
+                       return is_object(input) || is_tensor(input) || !holds_tensors(input->type());
+                     }) &&
+         std::none_of(graph.outputs().begin(), graph.outputs().end(), is_object) &&
+         std::all_of(nodes.begin(), nodes.end(), [](const Node* node) {
+           return node->kind() == c10::prim::GetAttr
+                      ? reads_no_counter(node)
+                      : is_known(node) &&
+                            std::none_of(node->inputs().begin(), node->inputs().end(), is_object);
+         });
+}
+
+// The counts of the graph, and nodes that hold them together.
+class Chain {
+ public:
+  explicit Chain(Graph& graph) : graph_(graph) {
+    std::vector<Value*> given;
+    std::copy_if(graph.inputs().begin(), graph.inputs().end(), std::back_inserter(given), is_tensor);
+    last_ = make("counts", given)->output();
+    last_->setType(c10::CapsuleType::get());
+    graph.prependNode(last_->node());
+  }
+
+  void add(Node* count, Node* choice) {
+    Node* before = choice ? choice : count;
+    const torch::jit::WithInsertPoint here(before);
+    Node* counter =
+        graph_.insertNode(graph_.createClone(count->input(0)->node(), [](Value* value) { return value; }));
+    Value* on = choice ? choice->input(0) : graph_.insertConstant(true);
+    Value* number = graph_.insertConstant(torch::jit::toIValue(count->input(1))->toInt());
+    Node* made = graph_.insertNode(make("count", {last_, counter->output(), number, on}));
+    last_ = made->output()->setType(c10::CapsuleType::get());
+    const torch::jit::WithInsertPoint there(count);
+    Value* none = graph_.insertConstant(std::vector<int64_t>{0});
+    count->replaceInput(0, graph_.insert(c10::aten::new_empty, {count->input(0), none}));
+  }
+
+  void end() {
+    Node* added = graph_.create(c10::Symbol::fromQualString("tsfuser::add_counts"), {last_}, 0);
+    graph_.appendNode(added);
+  }
+
+ private:
+  Node* make(const char* name, at::ArrayRef<Value*> inputs) {
+    return graph_.create(c10::Symbol::fromQualString(std::string("tsfuser::") + name), inputs, 1);
+  }
+
+  Graph& graph_;
+  Value* last_;
+};
+
+}  // namespace
+
+void defer_counts(Graph& graph, const Node*) {
+  const auto nodes = all_nodes(graph);
+  std::vector<std::pair<Node*, Node*>> counts;
+  for (Node* node : nodes) {
+    Node* choice = is_count(node) ? choice_of(node, graph) : graph.return_node();
+    if (choice != graph.return_node() && can_be_moved(node, choice)) {
+      counts.emplace_back(node, choice);
+    }
+  }
+  if (counts.size() < 2 || !may_defer(graph, nodes)) {
+    return;
+  }
+  Chain chain(graph);
+  for (const auto& [count, choice] : counts) {
+    chain.add(count, choice);
+  }
+  chain.end();
+}
+
+}  // namespace tsfuser

@@ -1,0 +1,187 @@
+"""What batch norms count and check, in training: the counters that are added to at the end of a graph
+(csrc_stubs/torchscript/deferred_counts.cpp), and the checks of batches that are ops (batch_checks.cpp)."""
+
+import copy
+
+import pytest
+import torch
+
+import tsfuser
+from kit.support import all_graphs
+
+SIZES = (2, 3, 4, 5)
+
+
+class Block(torch.nn.Module):
+    """Two batch norms side by side, as where a residual network halves its images; in double, since gradients
+    of batch norms of few values are small differences of large numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.norm1 = torch.nn.Conv2d(3, 3, 1, bias=False), torch.nn.BatchNorm2d(3)
+        self.conv2, self.norm2 = torch.nn.Conv2d(3, 3, 1, bias=False), torch.nn.BatchNorm2d(3)
+
+    def forward(self, x):
+        a = self.norm1(self.conv1(x))
+        return torch.relu(a + self.norm2(self.conv2(x)))
+
+
+class Shared(Block):
+    """One batch norm, twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm2 = self.norm1
+
+
+class Reading(Block):
+    def forward(self, x):
+        a = self.norm1(self.conv1(x))
+        return torch.relu(a + self.norm2(self.conv2(x))) * self.norm1.num_batches_tracked
+
+
+class Aliased(Block):
+    """The counter is read by another name."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", self.norm1.num_batches_tracked)
+
+    def forward(self, x):
+        a = self.norm1(self.conv1(x))
+        return torch.relu(a + self.norm2(self.conv2(x))) * self.seen
+
+
+class Given(Block):
+    """The counter is an argument."""
+
+    def forward(self, x, counter):
+        a = self.norm1(self.conv1(x))
+        return torch.relu(a + self.norm2(self.conv2(x))) * counter
+
+
+class Cumulative(Block):
+    def __init__(self):
+        super().__init__()
+        self.norm1.momentum = None
+
+
+class Shrinking(Block):
+    """The second batch norm gets fewer values than the first."""
+
+    def forward(self, x):
+        a = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(a.mean([2, 3], True))))
+
+
+def nodes(scripted, kind):
+    return [n for graph in all_graphs(scripted) for n in graph.findAllNodes(kind, True)]
+
+
+def pair(kind, device):
+    torch.manual_seed(0)
+    module = kind().to(device, torch.float64)
+    other = copy.deepcopy(module)
+    if kind is Aliased:
+        assert other.seen is other.norm1.num_batches_tracked
+    return module, torch.jit.script(other)
+
+
+def arguments(module, x):
+    return (x, module.norm1.num_batches_tracked) if isinstance(module, Given) else (x,)
+
+
+def counter(module):
+    return module.norm1.num_batches_tracked
+
+
+def step(module, arguments):
+    module.zero_grad()
+    result = module(*arguments)
+    result.square().sum().backward()
+    return result.detach(), [p.grad for p in module.parameters() if p.grad is not None]
+
+
+def assert_same_state(scripted, module):
+    for (name, actual), expected in zip(scripted.named_buffers(), module.buffers()):
+        torch.testing.assert_close(actual, expected, msg=lambda text, name=name: f"{name}: {text}")
+        if actual.dtype == torch.int64:
+            assert actual._version == expected._version, name
+
+
+def train(kind, device, calls=6):
+    module, scripted = pair(kind, device)
+    for _ in range(calls):
+        x = torch.randn(SIZES, device=device, dtype=torch.float64)
+        expected = step(module, arguments(module, x))
+        given = (x, counter(scripted)) if kind is Given else (x,)
+        with tsfuser.fuser():
+            actual = step(scripted, given)
+        torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-9)
+        assert_same_state(scripted, module)
+    return module, scripted
+
+
+def test_counters_are_added_to_together(device):
+    _, scripted = train(Block, device)
+    assert len(nodes(scripted, "tsfuser::count")) == 2 and len(nodes(scripted, "tsfuser::add_counts")) == 1
+    assert not nodes(scripted, "aten::add_")
+
+
+def test_checks_of_batches_are_ops(device):
+    _, scripted = train(Block, device)
+    assert len(nodes(scripted, "tsfuser::checked_batch")) == 2
+    assert not nodes(scripted, "prim::RaiseException")
+
+
+def test_a_module_that_counts_twice(device):
+    _, scripted = train(Shared, device)
+    assert counter(scripted).item() == 12
+
+
+@pytest.mark.parametrize("kind", [Reading, Aliased, Cumulative])
+def test_counters_that_the_program_reads_are_added_to_at_once(kind):
+    _, scripted = train(kind, "cpu")
+    assert not nodes(scripted, "tsfuser::count") and nodes(scripted, "aten::add_")
+
+
+def test_a_counter_that_is_an_argument_is_added_to_at_once(device):
+    _, scripted = train(Given, device)
+    assert nodes(scripted, "tsfuser::count")
+
+
+def test_evaluation_counts_nothing(device):
+    module, scripted = train(Block, device)
+    module.eval(), scripted.eval()
+    x = torch.randn(1, 3, 1, 1, device=device, dtype=torch.float64)
+    with tsfuser.fuser():
+        for _ in range(4):
+            torch.testing.assert_close(scripted(x), module(x), rtol=1e-7, atol=1e-9)
+    assert_same_state(scripted, module)
+    module.train(), scripted.train()
+    x = torch.randn(SIZES, device=device, dtype=torch.float64)
+    with tsfuser.fuser():
+        torch.testing.assert_close(scripted(x), module(x), rtol=1e-7, atol=1e-9)
+    assert_same_state(scripted, module)
+
+
+def test_what_was_counted_before_an_error_is_counted(device):
+    module, scripted = train(Shrinking, device)
+    assert nodes(scripted, "tsfuser::checked_batch")
+    one = torch.randn(1, 3, 4, 5, device=device, dtype=torch.float64)
+    message = r"Expected more than 1 value per channel when training, got input size"
+    with pytest.raises(ValueError, match=message):
+        module(one)
+    with pytest.raises(torch.jit.Error, match=rf"builtins.ValueError: {message} \[1, 3, 1, 1\]"):
+        with tsfuser.fuser():
+            scripted(one)
+    assert_same_state(scripted, module)
+
+
+def test_counters_under_inference_mode(device):
+    module, scripted = train(Block, device)
+    x = torch.randn(SIZES, device=device, dtype=torch.float64)
+    with torch.inference_mode(), tsfuser.fuser():
+        for _ in range(3):
+            torch.testing.assert_close(scripted(x), module(x), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(counter(scripted), counter(module))
