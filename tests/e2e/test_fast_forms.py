@@ -4,7 +4,9 @@ place of the exact one, of which half is the rounding to 16 bits itself; on the 
 import pytest
 import torch
 
+import tsfuser
 from kit.support import fuse, no_fallback
+from tsfuser import options
 
 #: Those whose kernels have fast forms.
 TARGETS = ["cpu-fibers", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -140,3 +142,19 @@ def test_derivatives(device, dtype):
         exact = space["g"] * own(space["x"]) if own else eval(name, space)
         cancelled = space["g"].abs() * 2**-17 / places(exact, dtype)
         check(name, space["x"], mine.cpu(), plain.cpu(), exact, cancelled)
+
+
+def test_float32_is_exact_unless_fast_math_asks_otherwise(device):
+    def program(x):
+        return torch.sigmoid(x) * 0.5
+
+    x = torch.linspace(-40, 40, 10_000, device=device)
+    exact = torch.sigmoid(x.double()) * 0.5
+    off = {}
+    for asked in ({}, {"fast_math": ""}):
+        tsfuser.reset()  # plans of the other choice
+        with options.override(enable=asked), no_fallback():
+            result = fuse(program, x)(x)
+        off[bool(asked)] = ((result.double() - exact) / exact).abs().max().item()
+    tsfuser.reset()
+    assert off[False] < 2**-21 < off[True] < 2**-16.5

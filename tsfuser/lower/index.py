@@ -28,16 +28,16 @@ class Const:
 
 @dataclass(frozen=True)
 class Bin:
-    """`op` is `+`, `-`, `*`, `/`, `%`, `<`, `>`, `&&` or `min`; indices are not negative, so `/` and `%` are
-    plain."""
+    """`op` is `+`, `-`, `*`, `/`, `%`, `<`, `>`, `&&`, `min` or `quotient`; indices are not negative, so `/`
+    and `%` are plain."""
 
     op: str
     a: Expr
     b: Expr
 
     def __str__(self) -> str:
-        if self.op == "min":
-            return f"smaller({self.a}, {self.b})"
+        if self.op in _CALLED:
+            return f"{_CALLED[self.op]}({self.a}, {self.b})"
         left, right = _wrap(self.a, self.op, False), _wrap(self.b, self.op, True)
         return f"{left} {self.op} {right}"
 
@@ -54,11 +54,12 @@ class Select:
 
 Expr = Union[Var, Const, Bin, Select]
 
+_CALLED = {"min": "smaller", "quotient": "quotient"}  # op -> its function in codegen/runtime/index.h
 _PRECEDENCE = {"*": 3, "/": 3, "%": 3, "+": 2, "-": 2, "<": 1, ">": 1, "&&": 0}
 
 
 def _wrap(e: Expr, op: str, right: bool) -> str:
-    if not isinstance(e, Bin) or e.op == "min":
+    if not isinstance(e, Bin) or e.op in _CALLED:
         return str(e)
     inner, outer = _PRECEDENCE[e.op], _PRECEDENCE[op]
     plain = inner > outer or (inner == outer and not right and op in "+*&&-")
@@ -101,6 +102,12 @@ def div(a, b) -> Expr:
     return a if b == Const(1) else Bin("/", a, b)
 
 
+def quotient(a, b) -> Expr:
+    """`a / b` of indices that are surely not negative, by fewer instructions."""
+    a, b = as_expr(a), as_expr(b)
+    return a if b == Const(1) else Bin("quotient", a, b)
+
+
 def mod(a, b) -> Expr:
     a, b = as_expr(a), as_expr(b)
     return Const(0) if b == Const(1) else Bin("%", a, b)
@@ -141,7 +148,7 @@ def substitute(e: Expr | None, table: dict[str, Expr]) -> Expr | None:
     if isinstance(e, Select):
         return Select(*(substitute(x, table) for x in (e.condition, e.yes, e.no)))
     a, b = substitute(e.a, table), substitute(e.b, table)
-    fold = {"+": add, "-": sub, "*": mul, "/": div, "%": mod}.get(e.op)
+    fold = {"+": add, "-": sub, "*": mul, "/": div, "%": mod, "quotient": quotient}.get(e.op)
     return fold(a, b) if fold else Bin(e.op, a, b)
 
 

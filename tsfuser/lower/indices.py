@@ -94,7 +94,7 @@ def indices(
         else:
             by = params.size(relation.by, f"{relation.inner}_size")
             # lanes never cross from one piece to the next
-            outer = of[relation.outer] = name(relation.outer, ix.div(first_lane(of[relation.into]), by))
+            outer = of[relation.outer] = name(relation.outer, ix.quotient(first_lane(of[relation.into]), by))
             of[relation.inner] = name(relation.inner, ix.sub(of[relation.into], ix.mul(outer, by)))
     return Indices(tuple(lets), of, tuple(guards))
 

@@ -20,6 +20,15 @@ DEVICE int64_t smaller(A a, B b) {
 }
 DEVICE int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 
+// a / b, neither of which is negative: a GPU takes 7 instructions fewer for numbers without signs.
+template <class A, class B>
+DEVICE int64_t quotient(A a, B b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) / static_cast<uint64_t>(b));
+}
+DEVICE int32_t quotient(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
+}
+
 // The first `count` elements at `pointer`, in one piece where all N are there; the other lanes are zero.
 template <int N, class T>
 DEVICE vec<T, N> load_upto(const T* pointer, int32_t count) {
