@@ -228,9 +228,12 @@ class Fallback : public torch::jit::GraphFunction {
   Fallback(const torch::jit::GraphFunction& torchs, bool always_plain, const DirectGraph* direct)
       : GraphFunction(torchs.qualname(), torchs.graph(), nullptr),
         always_plain_(always_plain),
+        inputs_(torchs.num_inputs()),
         direct_(direct) {
     keep_casts(*this);
   }
+
+  size_t num_inputs() const override { return inputs_; }
 
   using GraphFunction::call;
   bool call(torch::jit::Stack& stack, std::optional<size_t> bail_out,
@@ -257,6 +260,7 @@ class Fallback : public torch::jit::GraphFunction {
 
  private:
   const bool always_plain_;
+  const size_t inputs_;
   const DirectGraph* const direct_;
   std::once_flag made_;
   std::unique_ptr<torch::jit::Code> code_;

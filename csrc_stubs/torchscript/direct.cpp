@@ -322,22 +322,24 @@ void DirectGraph::look_at_plans() {
 
 namespace {
 
+bool has_history(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() &&
+         value.toTensor().unsafeGetTensorImpl()->autograd_meta() != nullptr;
+}
+
 // The tensor without its history, where it has one: its memory and version counter, and nothing else.
 void forget_history(c10::IValue& value) {
-  if (value.isTensor() && value.toTensor().defined()) {
-    const at::Tensor& tensor = value.toTensor();
-    if (tensor.unsafeGetTensorImpl()->autograd_meta() != nullptr) {
-      value = tensor.tensor_data();
-    }
+  if (has_history(value)) {
+    value = value.toTensor().tensor_data();
   }
 }
 
 // The same for all outputs; those that are one tensor stay one.
 void forget_histories(Stack& stack, size_t outputs) {
   for (size_t i = stack.size() - outputs; i < stack.size(); ++i) {
-    const c10::IValue before = stack[i];
-    forget_history(stack[i]);
-    if (C10_UNLIKELY(!stack[i].is(before))) {
+    if (C10_UNLIKELY(has_history(stack[i]))) {
+      const c10::IValue before = stack[i];
+      forget_history(stack[i]);
       for (size_t j = i + 1; j < stack.size(); ++j) {
         if (stack[j].is(before)) {
           stack[j] = stack[i];

@@ -18,6 +18,7 @@
 #include <ATen/core/jit_type.h>
 #include <ATen/core/stack.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/SmallVector.h>
 
 namespace tsfuser {
 
@@ -40,8 +41,9 @@ struct Expected {
   int8_t requires_grad = -1;
   bool has_device = false;
   c10::Device device{c10::DeviceType::CPU};
-  std::vector<Dim> order;  // from fastest to slowest, unknown ones left out
-  std::vector<Extent> extents;
+  // Inside, for usual ranks: between two runs of a guard a network has used up the cache.
+  c10::SmallVector<Dim, 4> order;  // from fastest to slowest, unknown ones left out
+  c10::SmallVector<Extent, 8> extents;
 };
 
 Extent extent_of(int64_t size) { return size == 0 ? Extent::Zero : size == 1 ? Extent::One : Extent::Other; }

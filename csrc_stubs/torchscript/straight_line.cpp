@@ -115,8 +115,8 @@ class StraightLineBuilder {
   }
 
   template <class List>
-  std::vector<Operand> operands(const List& values, Values& live) {
-    std::vector<Operand> found(values.size());
+  StraightLine::Operands operands(const List& values, Values& live) {
+    StraightLine::Operands found(values.size());
     for (size_t i = values.size(); i-- > 0;) {
       found[i] = operand(values[i], live);
     }

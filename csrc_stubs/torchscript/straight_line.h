@@ -12,6 +12,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type_base.h>
 #include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
 
 #include <memory>
 #include <vector>
@@ -44,13 +45,15 @@ class StraightLine {
     bool constant = false;
     bool last = false;
   };
+  // Inside of their steps, for usual numbers: between two runs a network has used up the cache.
+  using Operands = c10::SmallVector<Operand, 10>;
   struct Step;
   using Steps = std::vector<Step>;
   // The blocks of an If: what they run, what they give, and the registers that nobody reads once the branch
   // is taken.
   struct Branch {
     Steps steps;
-    std::vector<Operand> results;
+    Operands results;
     std::vector<int32_t> dropped;
   };
   enum class Kind : uint8_t {
@@ -67,8 +70,8 @@ class StraightLine {
   struct Step {
     Kind kind = Kind::Op;
     bool counted = false;  // the op takes the number of its operands from the stack
-    std::vector<Operand> operands;
-    std::vector<int32_t> results;  // registers; -1: nobody reads it
+    Operands operands;
+    c10::SmallVector<int32_t, 6> results;  // registers; -1: nobody reads it
     torch::jit::Operation op{nullptr};
     torch::jit::GraphFunction* function = nullptr;
     c10::TypePtr items;            // of a list
