@@ -42,6 +42,13 @@ def compare(text, *inputs, ops=20, fused=True, scripted=None):
 
 
 ROTATED = "x * y + torch.cat((-x[..., x.size(-1) // 2 :], x[..., : x.size(-1) // 2]), -1) * z"
+
+
+def merged(name):
+    """Heads that are brought side by side, as after attention."""
+    return f"({name}.view(-1, 6, 4, {name}.size(2) // 4).transpose(1, 2) * 2.0).transpose(1, 2).flatten(2)"
+
+
 PROGRAMS = {  # of x[2, 6, 8], y[2, 6, 8]
     "rows": "torch.cat((x.exp(), y), 0) * 2.0",
     "middle": "torch.cat((x, y.exp(), x + y), 1) * 2.0",
@@ -63,6 +70,9 @@ PROGRAMS = {  # of x[2, 6, 8], y[2, 6, 8]
     "merged dims": "(torch.cat((x * 2.0, y), 1).view(x.size(0), -1) + 1.0).relu()",
     "split dims": "torch.cat((x * 2.0, y), 2).view(x.size(0), x.size(1), 4, -1).relu() + 1.0",
     "split and merged dims": "torch.cat((x * 2.0, y), 1).view(x.size(0), 3, -1).relu() + 1.0",
+    "of merged heads": f"torch.cat(({merged('x')}, {merged('y')}, x), 2) + 1.0",
+    "of merged heads behind": f"torch.cat((x, {merged('x')}), 2) + 1.0",
+    "of merged heads at an odd place": f"torch.cat((x[..., :3], {merged('x')}), 2) + 1.0",
     "sum along it": "(torch.cat((x, y), -1) * 2.0).sum(-1)",
     "sum along another": "(torch.cat((x, y), -1) * 2.0).sum(1)",
     "sum of all": "(torch.cat((x, y), 1) * 2.0).sum()",
@@ -81,7 +91,12 @@ PROGRAMS = {  # of x[2, 6, 8], y[2, 6, 8]
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_values(device, target, program):
     for shape in ((2, 6, 8), (3, 6, 12), (2, 6, 7)):
-        if shape[2] == 7 and "split dims" in program or "[0, :, :6]" in PROGRAMS[program] and shape[2] < 6:
+        if (
+            shape[2] == 7
+            and ("split dims" in program or "heads" in program)
+            or "[0, :, :6]" in PROGRAMS[program]
+            and shape[2] < 6
+        ):
             continue
         x, y = torch.randn(shape, device=device), torch.randn(shape, device=device)
         compare(PROGRAMS[program], x, y)
@@ -256,3 +271,12 @@ def test_what_torch_compile_joins(device):
             for result, eager in zip(compiled(x, y), program(x, y)):
                 assert_matches(result, eager, ops=4)
     assert rise["launches"] <= 2
+
+
+def test_merged_heads_side_by_side_are_one_kernel(device, target):
+    text = f"torch.cat(({merged('x')}, {merged('y')}, x), 2) + 1.0"
+    scripted = compare(text, torch.randn(2, 6, 16, device=device), torch.randn(2, 6, 16, device=device))
+    for shape in ((2, 6, 16), (3, 6, 32)):
+        with counted() as rise, torch.no_grad():
+            scripted(torch.randn(shape, device=device), torch.randn(shape, device=device))
+        assert (rise["launches"], rise["kernels_compiled"]) == (1, 0)

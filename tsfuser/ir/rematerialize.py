@@ -67,31 +67,62 @@ def moved(draft: Draft, value: Value, dim: int, move: Move) -> Value | None:
     if value.dims[dim] is None:
         return value
     own = draft.axis(value.dims[dim])
-    copy = _Copy(draft, {own: (move.axis,)}, move)
-    cone = copy.cone(value)
+    moves = {own: move}
+    cone = _Copy(draft, moves=moves).cone(value)
     loops = set(draft.axes.parts(own))
     over = {draft.axis(a) for v in (value, *(v for op in cone for v in op.operands)) for a in v.axes}
-    if any(a != own and not loops.isdisjoint(draft.axes.parts(a)) for a in over):
-        return None  # some loop of the dim is walked by other dims, too
-    if len(cone) > MAX_REPEATED or any(isinstance(op, (Random, Reduce, Lookup)) for op in cone):
+    others = [a for a in over if a != own and not loops.isdisjoint(draft.axes.parts(a))]
+    if others:  # some loop of the dim is walked by other dims, too
+        moves = _moves_of_loops(draft, own, move, others)
+    copy = _Copy(draft, moves=moves)
+    cone = copy.cone(value)
+    if not moves or len(cone) > MAX_REPEATED or any(isinstance(op, (Random, Reduce, Lookup)) for op in cone):
         return None
     plain = move.axis is not None and move.step == 1
     for window in copy.windows(value, cone):
-        if own in map(draft.axis, window.axes) and (len(window.axes) > 1 or not plain):
+        if moves.keys() & set(map(draft.axis, window.axes)) and (len(window.axes) > 1 or not plain):
             return None
     draft.ops += map(copy.op, cone)
     return copy.value(value)
 
 
+def _moves_of_loops(draft: Draft, own: Axis, move: Move, others: Sequence[Axis]) -> dict[Axis, Move]:
+    """The moves of axis `own` and of the outermost of its loops, where `others` walk these one by one: a
+    window that begins at a head, of so many heads, is one of elements and of heads. Else empty."""
+    axes, decide = draft.axes, draft.call.decide
+    first, *rest = axes.parts(own)
+    if move.axis is None or move.window is None or any(first in axes.parts(a) and a != first for a in others):
+        return {}
+    inner = sz.product([loop.extent for loop in rest])
+    if decide(move.start % inner) or decide(move.axis.extent % inner):
+        return {}
+    shares = axes.shared_out([move.axis], [sz.divided(move.axis.extent, inner), *(a.extent for a in rest)])
+    if shares is None or any(len(share) > 1 for share in shares):
+        return {}
+    (outer,), *pairs = shares
+    for (loop,), known in zip(pairs, rest):
+        if axes.clash(known, loop):
+            return {}
+        axes.join(known, loop)
+    stop = None if move.window.stop is None else sz.divided(move.window.stop, inner)
+    start = sz.const(0) if move.start is sz.const(0) else sz.divided(move.start, inner)
+    return {own: move, first: Move(outer, start, Window((outer,), start, stop))}
+
+
 class _Copy:
-    """What stands in the copy for axes and values; `into` as in `rematerialized`. With a `move` the axis of
-    `into` becomes its axis."""
+    """What stands in the copy for axes and values; `into` as in `rematerialized`; or the `moves`
+    of some axes, which become others."""
 
     def __init__(
-        self, draft: Draft, into: Mapping[Axis, tuple[Axis | None, ...]] | None, move: Move | None = None
+        self,
+        draft: Draft,
+        into: Mapping[Axis, tuple[Axis, ...]] | None = None,
+        moves: Mapping[Axis, Move] | None = None,
     ):
-        self.draft, self.into, self.move = draft, into, move
+        self.draft, self.moves = draft, moves or {}
+        self.own = into is None and moves is None  # axes of its own
         self._axes: dict[Axis, tuple[Axis | None, ...]] = dict(into or {})
+        self._axes |= {axis: (move.axis,) for axis, move in self.moves.items()}
         self._values: dict[str, Value] = {}
         self._inputs = {i.value.name: i for i in draft.reads}
 
@@ -116,13 +147,13 @@ class _Copy:
         """Whether the copy has the same axes, so that the value itself will do."""
         if value.is_number or not value.axes:
             return True
-        return self.into is not None and all(self._split(a) == (self.draft.axis(a),) for a in value.axes)
+        return not self.own and all(self._split(a) == (self.draft.axis(a),) for a in value.axes)
 
     def _split(self, axis: Axis) -> tuple[Axis | None, ...]:
         """What the copy has instead of `axis`, outermost first."""
         root = self.draft.axis(axis)
         if root not in self._axes:
-            self._axes[root] = (self._fresh(root) if self.into is None else root,)
+            self._axes[root] = (self._fresh(root) if self.own else root,)
         return self._axes[root]
 
     def _fresh(self, root: Axis) -> Axis:
@@ -137,14 +168,16 @@ class _Copy:
     ) -> tuple[list[Axis | None], tuple[sz.Size, ...]]:
         """The dims of the copy of `value`, and its strides where those of `value` are `strides`."""
         parts = [(None,) if a is None else self._split(a) for a in value.dims]
-        if self.move is not None:
-            strides = [s * self.move.step if d == self._at(value) else s for d, s in enumerate(strides)]
+        if at := self._moved(value):
+            strides = [s * at[1].step if d == at[0] else s for d, s in enumerate(strides)]
         return list(chain.from_iterable(parts)), loop_strides(parts, strides)
 
-    def _at(self, value: Value) -> int | None:
-        """The dim of `value` that is moved."""
-        dims = [a is not None and self.draft.axis(a) in (self.into or ()) for a in value.dims]
-        return dims.index(True) if True in dims else None
+    def _moved(self, value: Value) -> tuple[int, Move] | None:
+        """The dim of `value` that is moved, and how."""
+        for d, axis in enumerate(value.dims or ()):
+            if axis is not None and self.draft.axis(axis) in self.moves:
+                return d, self.moves[self.draft.axis(axis)]
+        return None
 
     def value(self, value: Value) -> Value:
         """The copy of `value`."""
@@ -153,7 +186,7 @@ class _Copy:
         if value.name not in self._values:
             layout = self.draft.layout(value)
             dims, strides = self._walk(value, layout.strides)
-            dense = layout.dense and self.move is None
+            dense = layout.dense and not self.moves
             new = self.draft.new(
                 value.name, value.dtype, dims, Layout(self.draft.extents(dims), strides, dense)
             )
@@ -179,7 +212,7 @@ class _Copy:
     def _reshape(self, op: Reshape) -> Reshape:
         """The copy of `op`, which reads what is stored for the first one."""
         new = replace(op, output=self.value(op.output))
-        if self.move is None and op.strides is None:
+        if not self.moves and op.strides is None:
             return new
         strides = op.strides or contiguous(self.draft.sizes(op.output)).strides
         return replace(new, **self._place(op, strides, op.output))
@@ -192,18 +225,17 @@ class _Copy:
             "strides": self._walk(before, strides)[1],
             "windows": tuple(map(self._within, read.windows)),
         }
-        if self.move is None:
-            return made
-        made["offset"] = read.offset - self.move.start * strides[self._at(before) or 0]
-        if self.move.window is not None:
-            made["windows"] = (*made["windows"], self.move.window)
+        if at := self._moved(before):
+            made["offset"] = read.offset - at[1].start * strides[at[0]]
+            if at[1].window is not None:
+                made["windows"] = (*made["windows"], at[1].window)
         return made
 
     def _within(self, window: Window) -> Window:
         """The same places of the copy."""
         axes = [self.draft.axis(a) for a in window.axes]
         split = tuple(a for axis in axes for a in self._split(axis) if a is not None)
-        if self.move is None or axes[0] not in (self.into or {}):
+        if axes[0] not in self.moves:
             return replace(window, axes=split)
-        by, stop = self.move.start, axes[0].extent if window.stop is None else window.stop
+        by, stop = self.moves[axes[0]].start, axes[0].extent if window.stop is None else window.stop
         return Window(split, window.start + by, stop + by)
