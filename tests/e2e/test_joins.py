@@ -9,7 +9,7 @@ import tsfuser
 from kit.support import all_graphs, assert_matches, counted, fuse, groups, kinds, no_fallback, script
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
-JOINS = {"aten::cat", "aten::concat", "aten::stack"}
+JOINS = {"aten::cat", "aten::concat", "aten::stack", "aten::roll", "aten::flip"}
 NATIVE = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
 
@@ -84,6 +84,25 @@ PROGRAMS = {  # of x[2, 6, 8], y[2, 6, 8]
     "stacked in between": "torch.stack((x * 2.0, y), 2) + 1.0",
     "stacked behind": "torch.stack((x, y * 2.0, x), -1) + 1.0",
     "stacked and flattened": "torch.stack((x * y - x, x * y + y), -1).flatten(-2) * 2.0",
+    "rolled": "torch.roll(x * 2.0, [1], [1]) + y",
+    "rolled back": "torch.roll(x * 2.0, [-3], [-1]) + y",
+    "rolled far": "torch.roll(x * 2.0, [20], [1]) + torch.roll(y, [-20], [2])",
+    "not rolled": "torch.roll(x * 2.0, [0], [1]) + y",
+    "rolled windows": "torch.roll(x * y, [-1, -2], [1, 2]) * 2.0",
+    "rolled as one": "torch.roll(x * 2.0, 5) + y",
+    "rolled sums": "torch.roll(x.sum(2), [2], [1]) * 2.0",
+    "sum of rolled": "(torch.roll(x * 2.0, [2], [2]) * y).sum(2)",
+    "rolled softmax": "torch.roll(torch.softmax(x, -1), [2], [1]) * 2.0",
+    "rolled there and back": "torch.roll(torch.roll(x * 2.0, [2], [2]) + 1.0, [-2], [2]) * y",
+    "flipped": "torch.flip(x * 2.0, [1]) + y",
+    "flipped rows and columns": "torch.flip(x * 2.0, [0, -1]) + y",
+    "flipped and read": "torch.flip(x, [2]) * x + y",
+    "sum of flipped": "(torch.flip(x * 2.0, [2]) * y).sum(2)",
+    "sum of flipped rows": "(torch.flip(x * 2.0, [1]) * y).sum(1)",
+    "flipped softmax": "torch.flip(torch.softmax(x, -1), [2]) * 2.0",
+    "flipped cat": "torch.flip(torch.cat((x * 2.0, y), 2), [2]) * 2.0",
+    "flipped part": "torch.flip((x * 2.0)[..., 1:], [2]) + 1.0",
+    "flipped twice": "torch.flip(torch.flip(x * 2.0, [2]) + 1.0, [2]) * 2.0",
     "concat": "torch.concat((x, y * 2.0), 1) + 1.0",
 }
 
@@ -184,6 +203,8 @@ def test_memory_formats(device, target, dim):
     for x, y in formats(device):
         compare(f"torch.cat((x, y), {dim}) * 2.0", x, y)
         compare(f"torch.stack((x * 2.0, y), {dim}) * 1.0", x, y)
+        compare(f"torch.roll(x, [1], [{dim}]) * 2.0", x)
+        compare(f"torch.flip(y, [{dim}]) * 2.0", x, y)
     x = torch.randn(2, 3, 4, 5, 6, device=device).contiguous(memory_format=torch.channels_last_3d)
     compare(f"torch.cat((x, x * 2.0), {dim}) * 2.0", x)
 
@@ -202,6 +223,7 @@ def test_sizes_of_0_and_1(device, target, shape):
     for dim in (0, 1):
         compare(f"torch.cat((x * 2.0, y), {dim}) + 1.0", x, y)
         compare(f"torch.stack((x * 2.0, y), {dim}) + 1.0", x, y)
+        compare(f"torch.roll(x * 2.0, [1], [{dim}]) + torch.flip(x * 3.0, [{dim}])", x)
     compare("torch.stack((x.sum(), y.sum())) + 1.0", x, y)
 
 

@@ -33,6 +33,14 @@ def part(draft: Draft, value: Value, dim: int, start: sz.Size, size: sz.Size, st
     return _moved(draft, value, dim, Move(axis, sz.const(0) - start, step=step))
 
 
+def flipped(draft: Draft, value: Value, dim: int) -> Value:
+    """`value` with the elements along dim `dim` in reverse order."""
+    if value.dims[dim] is None:
+        return value
+    size = draft.sizes(value)[dim]
+    return _moved(draft, value, dim, Move(draft.fresh_axis(size), 1 - size, step=-1))
+
+
 def _moved(draft: Draft, value: Value, dim: int, move: Move) -> Value:
     copy = moved(draft, value, dim, move)
     if copy is None:

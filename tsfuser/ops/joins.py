@@ -1,8 +1,10 @@
 """Tensors side by side in one: an element is chosen from one of them by its place, and read where it is.
 
-In: tensors of equal sizes but for one dim. Out: a tensor with all their elements along that dim. Example:
+In: tensors of equal sizes but for one dim. Out: a tensor with all their elements along that dim. A tensor
+that is rolled or flipped has its own elements in another order. Example:
 
     cat((x, y), 0)[i] = x[i] if i < len(x) else y[i - len(x)]
+    flip(x, [0])[i] = x[len(x) - 1 - i]
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from ..ir.build import Builder
 from ..ir.fusion import Value
 from ..ir.layout import Layout
 from ..ir.values import Window
-from ..ir.windows import placed, within
+from ..ir.windows import flipped, placed, within
+from .parts import part_of
 from .table import ALL, composite
-from .views import dim_of, unsqueezed
+from .views import dim_of, reshaped, unsqueezed
 
 #: With more, a kernel would ask for most elements from which tensor they come for longer than it reads them.
 MAX_PIECES = 8
@@ -109,3 +112,56 @@ def stack(b: Builder, tensors, dim: int = 0) -> Value:
     strides = [*joined.strides[:dim], joined.strides[dim] * length, *joined.strides[dim:]]
     b.layouts[made.name] = Layout(tuple(sizes), tuple(strides), dense=True)
     return made
+
+
+# ---- the elements of one tensor in another order
+
+
+def _copy(b: Builder, name: str, value: Value) -> Value:
+    return b.pointwise("copy", (value,), value.dtype, own_types=True, layouts=(), name=name)
+
+
+def _rolled(b: Builder, value: Value, dim: int, shift: sz.Size) -> Value:
+    """`value` with its elements shifted along `dim`, in the layout of the CPU's kernel, which joins two
+    parts."""
+    size, decide = b.sizes(value)[dim], b.call.decide
+    first = (0 - shift) % size if decide(sz.lt(shift, 0)) else (size - shift % size) % size
+    if value.dims[dim] is None or decide(sz.eq(first, 0)):
+        return _copy(b, "roll", value)
+    ranges = [(first, size - first), (sz.const(0), first)]
+    parts = [part_of(b, "roll", value, dim, start, length) for start, length in ranges]
+    made = _joined(b, "roll", parts, dim)
+    b.layouts[made.name] = _layout(b, parts, b.sizes(value))
+    return made
+
+
+@composite("aten::roll", dtypes=ALL, sizes="own", symbolic=("shifts",), fixed=("dims",))
+def roll(b: Builder, self, shifts: list, dims: list = ()) -> Value:
+    """`self` with its elements shifted along `dims`, or as one dim; what leaves at an end comes in at the
+    other"""
+    sizes = b.sizes(self)
+    if any(b.call.decide(sz.eq(size, 0)) for size in sizes):
+        return b.copied(_copy(b, "roll", self), self)
+    if len(shifts) != len(dims or (0,)):
+        raise Refusal("roll by another number of shifts than there are dims is an error in eager")
+    made = self
+    if not dims:
+        flat = reshaped(b, "roll", self, [sz.product(sizes)])
+        return b.contiguous(
+            _copy(b, "roll", reshaped(b, "roll", _rolled(b, flat, 0, sz.as_size(shifts[0])), sizes))
+        )
+    for dim, shift in zip(dims, shifts):
+        made = _rolled(b, made, dim_of(len(self.dims), dim), sz.as_size(shift))
+    return made if b.device == "cpu" else b.contiguous(made)
+
+
+@composite("aten::flip", dtypes=ALL, sizes="first", fixed=("dims",))
+def flip(b: Builder, self, dims: list) -> Value:
+    """`self` with its elements in reverse order along `dims`"""
+    named = [dim_of(len(self.dims), d) for d in dims]
+    if len(set(named)) < len(named):
+        raise Refusal("flip of a dim named twice is an error in eager")
+    made = self
+    for dim in named if self.dims else ():
+        made = flipped(b, made, dim)
+    return b.copied(_copy(b, "flip", made), self)

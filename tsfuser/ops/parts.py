@@ -18,7 +18,7 @@ from .table import ALL, composite
 from .views import dim_of
 
 
-def _part(
+def part_of(
     b: Builder, name: str, self: Value, dim: int, start: sz.Size, size: sz.Size, step: int = 1
 ) -> Value:
     """`size` elements of `self` along `dim`, from `start` on."""
@@ -61,7 +61,7 @@ def slice_(b: Builder, self, dim: int = 0, start: int | None = None, end: int | 
     first = _clamped(b, start, size, sz.const(0))
     last = _clamped(b, end, size, size)
     length = last - first if b.call.decide(sz.lt(first, last)) else sz.const(0)
-    return _part(b, "slice", self, dim, first, sz.ceildiv(length, step), step)
+    return part_of(b, "slice", self, dim, first, sz.ceildiv(length, step), step)
 
 
 @composite("aten::narrow", dtypes=ALL, sizes="own", symbolic=("start", "length"), fixed=("dim",))
@@ -73,7 +73,7 @@ def narrow(b: Builder, self, dim: int, start: int, length: int) -> Value:
     decide = b.call.decide
     if decide(sz.lt(first, 0)) or decide(sz.lt(length, 0)) or not decide(sz.le(first + length, size)):
         raise Refusal("narrow to a part that there is not is an error in eager")
-    return _part(b, "narrow", self, dim, first, length)
+    return part_of(b, "narrow", self, dim, first, length)
 
 
 @composite("aten::select", "int", dtypes=ALL, sizes="own", symbolic=("index",), fixed=("dim",))
@@ -84,7 +84,7 @@ def select(b: Builder, self, dim: int, index: int) -> Value:
     place = counted(b, index, size)
     if b.call.decide(sz.lt(place, 0)) or not b.call.decide(sz.lt(place, size)):
         raise Refusal("select of a place that there is not is an error in eager")
-    made = _part(b, "select", self, dim, place, sz.const(1))
+    made = part_of(b, "select", self, dim, place, sz.const(1))
     kept = [d for d in range(len(self.dims)) if d != dim]
     strides = b.layout(made).strides
     return view(b, "select", made, [made.dims[d] for d in kept], [strides[d] for d in kept])

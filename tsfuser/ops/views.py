@@ -192,7 +192,7 @@ def _complete(b: Builder, self: Value, sizes: Sequence[sz.Size]) -> list:
     return sizes
 
 
-def _reshaped(b: Builder, name: str, self: Value, sizes: Sequence[sz.Size], copies: bool = True) -> Value:
+def reshaped(b: Builder, name: str, self: Value, sizes: Sequence[sz.Size], copies: bool = True) -> Value:
     """`self` with its elements, in row-major order, as a tensor of `sizes`: old and new dims are matched
     from the left, in the smallest pieces that have equally many elements. Eager `copies` what is no view of
     memory, or raises an error."""
@@ -281,7 +281,7 @@ def _reshape(kind: str) -> None:
     )
     def evaluate(b: Builder, self, size: list | None = None, shape: list | None = None) -> Value:
         """The elements of `self`, in row-major order, as a tensor of other sizes"""
-        return _reshaped(b, "view", self, shape if size is None else size, kind == "aten::reshape")
+        return reshaped(b, "view", self, shape if size is None else size, kind == "aten::reshape")
 
 
 for _kind in ("aten::view", "aten::reshape"):
@@ -291,13 +291,13 @@ for _kind in ("aten::view", "aten::reshape"):
 @composite("aten::view_as", dtypes=ALL, sizes="own", reshapes=True, autodiff_excludes=True)
 def view_as(b: Builder, self, other) -> Value:
     """The elements of `self`, in row-major order, as a tensor of the sizes of `other`"""
-    return _reshaped(b, "view", self, b.sizes(other), False)
+    return reshaped(b, "view", self, b.sizes(other), False)
 
 
 @composite("aten::reshape_as", dtypes=ALL, sizes="own", reshapes=True, autodiff_excludes=True)
 def reshape_as(b: Builder, self, other) -> Value:
     """The elements of `self`, in row-major order, as a tensor of the sizes of `other`"""
-    return _reshaped(b, "view", self, b.sizes(other))
+    return reshaped(b, "view", self, b.sizes(other))
 
 
 @composite("aten::flatten", "using_ints", dtypes=ALL, sizes="flattened", reshapes=True)
@@ -308,7 +308,7 @@ def flatten(b: Builder, self, start_dim: int = 0, end_dim: int = -1) -> Value:
     if start > end:
         raise Refusal("flatten of no dims is an error in eager")
     merged = sz.product(sizes[start : end + 1])
-    return _reshaped(b, "flatten", self, [*sizes[:start], merged, *sizes[end + 1 :]])
+    return reshaped(b, "flatten", self, [*sizes[:start], merged, *sizes[end + 1 :]])
 
 
 @composite("aten::unflatten", "int", dtypes=ALL, sizes="own", symbolic=("sizes",), reshapes=True)
@@ -317,4 +317,4 @@ def unflatten(b: Builder, self, dim: int, sizes: list) -> Value:
     if not self.dims:
         raise Refusal("unflatten of a tensor without dims is an error in eager")
     dim, have = dim_of(len(self.dims), dim), list(b.sizes(self))
-    return _reshaped(b, "unflatten", self, [*have[:dim], *sizes, *have[dim + 1 :]])
+    return reshaped(b, "unflatten", self, [*have[:dim], *sizes, *have[dim + 1 :]])
