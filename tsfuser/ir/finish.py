@@ -18,7 +18,7 @@ from ..errors import Refusal
 from . import size as sz
 from .axes import Axes, loop_strides
 from .draft import Draft
-from .fusion import Axis, Fusion, Lookup, Op, Random, Reduce, Reshape, Value, Within
+from .fusion import Axis, Fusion, Lookup, Op, Random, Reduce, Reshape, TensorInput, Value, Within
 from .values import Window
 
 
@@ -29,16 +29,7 @@ def finish(draft: Draft) -> Fusion:
     _check_updates(draft, ops)
     live = {v.name for v in stored}.union(v.name for op in ops for v in op.operands)
     new = _Canonical(draft.axes)
-    read = [i for i in draft.reads if i.value.name in live]
-    inputs = tuple(
-        replace(
-            i,
-            value=new.value(i.value),
-            strides=new.strides(i.value, i.strides),
-            windows=tuple(map(new.window, i.windows)),
-        )
-        for i in read
-    )
+    inputs = _inputs([i for i in draft.reads if i.value.name in live], new)
     numbers = tuple(n for n in draft.numbers.values() if n.value.name in live)
     kept = tuple(map(new.op, ops))
     outputs = tuple(
@@ -50,6 +41,22 @@ def finish(draft: Draft) -> Fusion:
     fusion = Fusion(inputs, numbers, kept, outputs, tuple(draft.results), updates, draft.drawn)
     _check_lookups(draft, fusion)
     return fusion
+
+
+def _inputs(read: Sequence[TensorInput], new: _Canonical) -> tuple[TensorInput, ...]:
+    """What is read, each argument once for the same loops: an argument that has been read along others may
+    in the end be read along the same."""
+    inputs: dict[TensorInput, TensorInput] = {}
+    for i in read:
+        made = replace(
+            i,
+            value=new.value(i.value),
+            strides=new.strides(i.value, i.strides),
+            windows=tuple(map(new.window, i.windows)),
+        )
+        nameless = replace(made, value=replace(made.value, name=""))
+        new.replace(i.value, inputs.setdefault(nameless, made).value)
+    return tuple(inputs.values())
 
 
 def _check_updates(draft: Draft, ops: Sequence[Op]) -> None:
@@ -96,6 +103,10 @@ class _Canonical:
     def strides(self, value: Value, strides: Sequence[sz.Size]) -> tuple[sz.Size, ...]:
         """The strides of the loops over the dims of `value`, whose strides are given."""
         return loop_strides([self.loops(a) for a in value.dims], strides)
+
+    def replace(self, value: Value, other: Value) -> None:
+        """Has `other`, of the Fusion, stand for `value`."""
+        self._values[value.name] = other
 
     def value(self, value: Value) -> Value:
         if value.is_number:

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from . import norms
 from .dropout import seed_dropouts
 from .recomputable import recomputable
+from .simplify import without_detach
 from .updates import sharing, updates
 
 aten = torch.ops.aten
@@ -28,11 +30,14 @@ def partition(joint: fx.GraphModule, inputs: Any, *, recompute: bool, num_fwd_ou
     from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
     if recompute:
+        without_detach(joint)
         seed_dropouts(joint)
+        norms.expand(joint)
         with recomputable():
             forward, backward = min_cut_rematerialization_partition(
                 joint, inputs, num_fwd_outputs=num_fwd_outputs, **others
             )
+        norms.collapse(forward)
     else:
         forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
     save_old_values(forward, num_fwd_outputs)

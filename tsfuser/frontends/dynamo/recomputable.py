@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import threading
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import torch
+from torch import fx
 from torch._functorch import partitioners
+
+from . import norms
+from .types import hint
 
 #: Computed from elements alone, at the cost of reading them.
 _RECOMPUTABLE = (torch.ops.tsfuser.seeded_dropout,)
@@ -46,8 +51,33 @@ def _install() -> None:
     partitioners.get_default_op_list = op_list
 
 
+class _OpTypes(partitioners.OpTypes):
+    """Torch's lists, and ours."""
+
+    def is_fusible(self, node: fx.Node) -> bool:
+        """Whether what goes into the node, or comes out, need not be stored. A norm's operand need not where
+        it is computed from one tensor of its size: to read that one instead costs no more."""
+        operand = norms.operand_of(node)
+        return super().is_fusible(node) or (operand is not None and self._is_of_one(operand))
+
+    def _is_of_one(self, node: fx.Node) -> bool:
+        size = _size(node)
+        large = [x for x in node.all_input_nodes if 4 * _size(x) > size]
+        return len(large) == 1 and self.is_recomputable(node)
+
+
+def _size(node: fx.Node) -> int:
+    """In bytes; 0 where data decide."""
+    found = node.meta.get("val")
+    if not isinstance(found, torch.Tensor):
+        return 0
+    sizes = [hint(s) for s in found.shape]
+    return 0 if None in sizes else math.prod(sizes) * found.element_size()  # type: ignore[arg-type]
+
+
 def _with_ours(found: partitioners.OpTypes) -> partitioners.OpTypes:
     ours = type(found.recomputable_ops)(_RECOMPUTABLE)
-    return dataclasses.replace(
-        found, fusible_ops=found.fusible_ops | ours, recomputable_ops=found.recomputable_ops | ours
-    )
+    lists = {f.name: getattr(found, f.name) for f in dataclasses.fields(found)}
+    for name in ("fusible_ops", "recomputable_ops"):
+        lists[name] = lists[name] | ours
+    return _OpTypes(**lists)

@@ -32,6 +32,16 @@ def simplify(module: fx.GraphModule) -> None:
         module.recompile()
 
 
+def without_detach(joint: fx.GraphModule) -> None:
+    """Changes a joint graph before it is divided. Autograd saves the result of an op detached, and the
+    partitioner, which takes a `detach` for an op that must not run twice, would have each of them saved."""
+    for node in list(joint.graph.nodes):
+        if node.op == "call_function" and FORMS.get(node.target) is _hand_on:
+            _hand_on(node)
+    joint.graph.eliminate_dead_code()
+    joint.recompile()
+
+
 def _hand_on(node: fx.Node) -> bool:
     """Nothing is differentiated here: who reads a `detach` reads its operand. What leaves the graph stays a
     tensor of its own."""

@@ -1,0 +1,144 @@
+"""What the forward of a compiled program saves for its backward, and what the backward computes again."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kit.support import assert_matches
+
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten", "fused_or_error")]
+
+TERMS = 400
+
+
+def saved_by(function, *args):
+    """The result, and the sizes of what else autograd has saved than that, the arguments and parameters."""
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        result = function(*args)
+    known = {t.data_ptr() for t in (result, *args, *(getattr(function, "parameters", list)()))}
+    return result, [tuple(t.shape) for t in saved if t.data_ptr() not in known]
+
+
+def assert_trains(model, x, saved, dynamic=None):
+    """Results and gradients are as near to float64 as eager's; of the size of `x` are that many saved."""
+    runs = []
+    plain, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    compiled = torch.compile(model, backend="tsfuser", dynamic=dynamic)
+    for each, call, given in ((model, compiled, x), (plain, plain, x), (exact, exact, x.double())):
+        given = given.detach().requires_grad_()
+        y, sizes = saved_by(call, given)
+        if call is compiled:
+            assert sizes.count(tuple(x.shape)) == saved, sizes
+        y.square().mean().backward()
+        runs.append([y.detach(), given.grad, *(p.grad for p in each.parameters())])
+    for ours, eager, reference in zip(*runs):
+        assert_matches(ours, eager, reference, TERMS)
+
+
+class LayerNormed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(24), nn.Linear(24, 24)
+
+    def forward(self, x):
+        return self.linear(F.gelu(self.norm(x * 2)))
+
+
+class Modulated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.scale = nn.LayerNorm(24, elementwise_affine=False), nn.Linear(24, 24)
+
+    def forward(self, x):
+        return x.tanh() * self.norm(x * 2) * self.scale(x).sigmoid()
+
+
+class GroupNormed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.conv = nn.GroupNorm(3, 6), nn.Conv2d(6, 6, 3, padding=1)
+
+    def forward(self, x):
+        return self.conv(F.silu(self.norm(x * 2)))
+
+
+class BatchNormed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(6), nn.Conv2d(6, 6, 3, padding=1)
+
+    def forward(self, x):
+        return self.conv(F.silu(self.norm(x * 2)))
+
+
+class Rectified(BatchNormed):
+    def forward(self, x):
+        return self.conv(torch.relu(self.norm(x * 2)))
+
+
+ROWS, IMAGES = (32, 24), (3, 6, 10, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "make, shape, saved",  # the operand of the product, at most
+    [
+        (LayerNormed, ROWS, 1),
+        (Modulated, ROWS, 1),
+        (GroupNormed, IMAGES, 1),
+        (BatchNormed, IMAGES, 1),
+        (Rectified, IMAGES, 1),
+    ],
+)
+def test_the_result_of_a_norm_is_computed_again(make, shape, saved, dtype, device):
+    torch.manual_seed(1)
+    assert_trains(make().to(device, dtype), torch.randn(shape, device=device, dtype=dtype), saved)
+
+
+@pytest.mark.parametrize("make, shape", [(LayerNormed, ROWS), (GroupNormed, IMAGES), (BatchNormed, IMAGES)])
+def test_with_sizes_that_vary(make, shape, device):
+    torch.manual_seed(2)
+    assert_trains(make().to(device), torch.randn(shape, device=device), 1 + (make is GroupNormed), True)
+
+
+def test_images_in_channels_last(device):
+    torch.manual_seed(3)
+    for make in (GroupNormed, BatchNormed, Rectified):
+        x = torch.randn(IMAGES, device=device).to(memory_format=torch.channels_last)
+        model = make().to(device, memory_format=torch.channels_last)
+        assert_trains(model, x, 1)
+
+
+def test_half_precision_keeps_what_its_statistics_would_round(device):
+    torch.manual_seed(4)
+    for make, shape in ((LayerNormed, ROWS), (Modulated, ROWS), (Rectified, IMAGES)):
+        torch._dynamo.reset()
+        model, x = make().to(device, torch.bfloat16), torch.randn(shape, device=device).bfloat16()
+        y = torch.compile(model, backend="tsfuser")(x.requires_grad_())
+        y.float().square().mean().backward()
+        ours, x.grad = x.grad, None
+        model(x).float().square().mean().backward()
+        exact = copy.deepcopy(model).double()
+        wide = x.detach().double().requires_grad_()
+        exact(wide).square().mean().backward()
+        assert_matches(ours, x.grad, wide.grad, TERMS)
+
+
+def test_results_that_ops_save_of_themselves_are_not_saved_where_operands_are(device):
+    """tanh saves its result, detached; so do sigmoid and exp."""
+
+    def function(x, y):
+        return (torch.tanh(x) * torch.sigmoid(y)).exp()
+
+    x, y = (torch.randn(16, 8, device=device, requires_grad=True) for _ in range(2))
+    out, sizes = saved_by(torch.compile(function, backend="tsfuser"), x, y)
+    assert sizes == []
+    out.sum().backward()
+    ours, x.grad, y.grad = (x.grad, y.grad), None, None
+    function(x, y).sum().backward()
+    assert_matches(ours[0], x.grad, ops=TERMS)
+    assert_matches(ours[1], y.grad, ops=TERMS)
