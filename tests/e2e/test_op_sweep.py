@@ -212,6 +212,7 @@ UNLISTED = {
     "tsfuser::is_positive": "made of relu's gradient: test_signs",
     "tsfuser::packed": "made of operands of matrix products: test_operands",
     "tsfuser::seeded_dropout": "made of dropouts of torch.compile: test_compile_dropout",
+    "tsfuser::store": "made of copies at the end of compiled graphs: test_compile_in_place",
     "tsfuser::laid_out": "a wish of gradients: test_gradients",
 }
 

@@ -271,7 +271,8 @@ class Builder(ResultLayouts):
 
     def update(self, target: Value, value: Value, counted: bool) -> None:
         """Stores `value`, made by the caller from `target` and other operands, into the memory of `target`;
-        see `Update`. Nothing else in the group may read `target`."""
+        see `Update`. What else in the group reads `target` has to do so where `value` is stored, element by
+        element."""
         found = self.input_of(target)
         if found is None or found.by_value:
             raise Refusal("a tensor that is changed in place is not an argument of the group")
@@ -279,6 +280,13 @@ class Builder(ResultLayouts):
             raise Refusal("a tensor is changed in place twice in one group")
         if value.dtype is not target.dtype or len(value.dims) != len(target.dims):
             raise Refusal("a tensor that is changed in place gets another dtype or rank")
+        if all(op.output is not value for op in self.ops):
+            raise Refusal("a tensor that is changed in place gets what its group has not computed")
+        dims = list(target.dims)
+        if not self.axes.align(dims, value) or any(
+            (a is None) != (d is None) for a, d in zip(value.dims, target.dims)
+        ):
+            raise Refusal("a tensor that is changed in place gets other sizes")
         for axis, stride in zip(target.dims, found.strides):
             if axis is not None and self.call.decide(sz.eq(stride, 0)):
                 raise Refusal("a tensor that is changed in place overlaps itself")

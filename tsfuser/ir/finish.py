@@ -18,7 +18,20 @@ from ..errors import Refusal
 from . import size as sz
 from .axes import Axes, loop_strides
 from .draft import Draft
-from .fusion import Axis, Fusion, Lookup, Op, Random, Reduce, Reshape, TensorInput, Value, Within
+from .fusion import (
+    Axis,
+    Fusion,
+    Lookup,
+    Op,
+    Pointwise,
+    Random,
+    Reduce,
+    Reshape,
+    TensorInput,
+    Update,
+    Value,
+    Within,
+)
 from .values import Window
 
 
@@ -26,7 +39,6 @@ def finish(draft: Draft) -> Fusion:
     """The Fusion, with every axis replaced by what it was joined to or cut into, and dead ops dropped."""
     stored = [o.value for o in draft.outputs] + [u.value for u in draft.updates]
     ops = draft.needed(stored)
-    _check_updates(draft, ops)
     live = {v.name for v in stored}.union(v.name for op in ops for v in op.operands)
     new = _Canonical(draft.axes)
     inputs = _inputs([i for i in draft.reads if i.value.name in live], new)
@@ -39,6 +51,7 @@ def finish(draft: Draft) -> Fusion:
         replace(u, value=new.value(u.value), strides=new.strides(u.value, u.strides)) for u in draft.updates
     )
     fusion = Fusion(inputs, numbers, kept, outputs, tuple(draft.results), updates, draft.drawn)
+    _check_updates(fusion)
     _check_lookups(draft, fusion)
     return fusion
 
@@ -59,15 +72,38 @@ def _inputs(read: Sequence[TensorInput], new: _Canonical) -> tuple[TensorInput, 
     return tuple(inputs.values())
 
 
-def _check_updates(draft: Draft, ops: Sequence[Op]) -> None:
+def _check_updates(fusion: Fusion) -> None:
     """Refuses other readers of a tensor than the op that makes what it becomes: they might read before or
-    after."""
-    for update in draft.updates:
-        read = {i.value.name for i in draft.reads if i.index == update.index}
-        if any(
-            op.output is not update.value and not read.isdisjoint(v.name for v in op.operands) for op in ops
-        ):
-            raise Refusal("a tensor that is changed in place has other readers in its group")
+    after. Where all is elementwise, in one loop nest, each reads before it stores."""
+    stored = [v.name for v in _stored(fusion)]
+    for update in fusion.updates:
+        if stored.count(update.value.name) > 1:
+            raise Refusal("a tensor that is changed in place gets what goes elsewhere as well")
+        read = [i for i in fusion.inputs if i.index == update.index]
+        names = {i.value.name for i in read}
+        others = [op for op in fusion.ops if op.output.name != update.value.name]
+        if any(not names.isdisjoint(v.name for v in op.operands) for op in others):
+            if not (all(_is_where(i, update) for i in read) and _is_elementwise(fusion)):
+                raise Refusal("a tensor that is changed in place has other readers in its group")
+
+
+def _stored(fusion: Fusion) -> list[Value]:
+    return [*(o.value for o in fusion.outputs), *(u.value for u in fusion.updates)]
+
+
+def _is_where(read: TensorInput, update: Update) -> bool:
+    """Whether each element is read where, in the same iteration, it is stored."""
+    here = (read.value.dims, read.strides) == (update.value.dims, update.strides)
+    return here and read.offset == sz.const(0) and not read.windows
+
+
+def _is_elementwise(fusion: Fusion) -> bool:
+    """Whether one element of each result is computed from one element of each operand, all in one pass over
+    the axes that each result has."""
+    axes = set(fusion.axes)
+    return all(isinstance(op, (Pointwise, Random)) for op in fusion.ops) and all(
+        set(v.axes) == axes for v in _stored(fusion)
+    )
 
 
 def _check_lookups(draft: Draft, fusion: Fusion) -> None:

@@ -113,6 +113,13 @@ def packed(b: Builder, self) -> Value:
     return b.packed(b.pointwise("copy", (self,), self.dtype, layouts=()), self)
 
 
+@composite("tsfuser::store", dtypes=ALL, sizes="first", fresh=False)
+def store(b: Builder, self, value) -> Value:
+    """`value` in the memory of `self`, which is returned"""
+    b.update(self, value, counted=False)
+    return self
+
+
 @composite("tsfuser::laid_out", dtypes=ALL, sizes="first", smooth=True, fresh=False)
 def laid_out(b: Builder, self, order: list[int]) -> Value:
     """`self` with its dims in that `order` in memory, outermost first, where it has as many"""

@@ -29,4 +29,15 @@ def choose(call: Call, fusion: Fusion, machine: Machine) -> tuple[list[tuple[int
         if not isinstance(proposal, Proposal):
             raise Refusal(f"no schedule takes {segment.name} ({proposal})")
         found += [(number, stage) for stage in proposal.stages(allocations)]
+    _check_updates([stage for _, stage in found])
     return found, allocations
+
+
+def _check_updates(stages: list[Stage]) -> None:
+    """Refuses kernels that would read an argument which an earlier one has changed."""
+    changed: set[int] = set()
+    for stage in stages:
+        loads = {b.index for b in stage.segment.loads if b.kind == "input"}
+        if not changed.isdisjoint(loads | {op.table for op in stage.segment.lookups}):
+            raise Refusal("a tensor that is changed in place would be read afterwards")
+        changed |= {b.index for b in stage.segment.stores if b.kind == "update"}

@@ -7,7 +7,7 @@ partition.py  what the forward saves for the backward; recomputable.py, norms.py
 decompositions.py, foreach.py, simplify.py   which ops are taken apart, and simpler forms of others
 translate.py  an FX graph of ATen ops as a typed torch._C.Graph; arguments.py, sizes.py, types.py,
                places.py: its parts
-updates.py    inputs that the program changes
+updates.py    inputs that the program changes; in_place.py: groups that write there
 split.py      cuts a graph around nodes that cannot be translated
 passes.py     the passes that make groups, those of the other front ends without guards
 expected.py   the calls that groups are planned for before they run

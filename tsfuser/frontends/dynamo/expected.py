@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from ...graph.wrapper import GROUP, Graph, Value, all_blocks, inputs, is_constant
+from ...graph.wrapper import GROUP, Graph, Node, Value, all_blocks, inputs, is_constant
 from ...ir.call import Arg, ListArg, OtherArg, ScalarArg, TensorArg
 
 _KINDS = {int: "int", bool: "bool", float: "float", complex: "complex"}
@@ -24,9 +24,15 @@ def expected_calls(graph: Graph, numbers: Mapping[int, int]) -> Iterator[tuple[i
     for block in all_blocks(graph):
         for node in block.nodes():
             if node.kind() == GROUP:
-                found = tuple(_argument(value, numbers) for value in inputs(node))
-                if None not in found:
-                    yield node.i("cache_id"), found  # type: ignore[misc]
+                found = expected_arguments(node, numbers)
+                if found is not None:
+                    yield node.i("cache_id"), found
+
+
+def expected_arguments(group: Node, numbers: Mapping[int, int]) -> tuple[Arg, ...] | None:
+    """Those of one group; None where not all are known."""
+    found = tuple(_argument(value, numbers) for value in inputs(group))
+    return None if None in found else found  # type: ignore[return-value]
 
 
 def _argument(value: Value, numbers: Mapping[int, int]) -> Arg | None:

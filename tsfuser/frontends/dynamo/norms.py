@@ -96,7 +96,7 @@ _NORMS: dict[Any, tuple[Any, int, Callable[..., fx.Node | None]]] = {
 
 
 #: Where norms and their gradients have the norm's operand.
-_OPERAND = {op: 0 for op in _NORMS} | {gradient: 1 for gradient, *_ in _NORMS.values()}
+_OPERAND = dict.fromkeys(_NORMS, 0) | {gradient: 1 for gradient, *_ in _NORMS.values()}
 
 
 def operand_of(node: fx.Node) -> fx.Node | None:

@@ -6,31 +6,42 @@ whatever comes, and no types on values outside of groups, which were those of on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from ... import log
 from ...graph.passes import run
-from ...graph.wrapper import Graph
 from ...grouping.passes import BEFORE_GROUPS, FINISH, MAKE_GROUPS, SETTLE, Work
 from ...grouping.support import Refusals
 from ...planning.planner import prepare
 from .expected import expected_calls
+from .in_place import write_in_place
+from .translate import Translation
 
-PASSES = (*BEFORE_GROUPS, *MAKE_GROUPS, *SETTLE, *FINISH)
+PASSES = (*BEFORE_GROUPS, *MAKE_GROUPS, *SETTLE)
 
 
-def fuse(graph: Graph, numbers: Mapping[int, int]) -> Refusals:
-    """Makes the groups, and has their kernels compiled in the background; returns why nodes are in none.
-    `numbers`: what sizes were in the traced call, by `unique()` of their values."""
-    refusals = Refusals()
+def fuse(translation: Translation) -> Refusals:
+    """Makes the groups, some of which do updates of the translation, and has their kernels compiled in the
+    background; returns why nodes are in none."""
+    graph, refusals = translation.graph, Refusals()
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Fusion", str(graph))
-    run(Work(graph, refusals, lone_reductions=True), PASSES)
+    work = Work(graph, refusals, lone_reductions=True)
+    run(work, PASSES)
+    _write_in_place(translation)
+    run(work, FINISH)
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Compilation", str(graph))
-    for group_id, args in expected_calls(graph, numbers):
+    for group_id, args in expected_calls(graph, translation.numbers):
         prepare(group_id, args)
     torch._C._jit_pass_erase_shape_information(graph)
     return refusals
+
+
+def _write_in_place(translation: Translation) -> None:
+    """Has groups do the updates that they can; what they return then is the input, as it lies."""
+    left = write_in_place(translation.graph, translation.updates, translation.results, translation.numbers)
+    for update in translation.updates:
+        if update not in left:
+            translation.orders[update[1]] = None
+    translation.updates = left

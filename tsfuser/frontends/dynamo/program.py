@@ -120,7 +120,7 @@ def _program(
     if origin is not None:
         logs.typed(origin, translation.graph)
     with applied(settings):
-        refusals = fuse(translation.graph, translation.numbers)
+        refusals = fuse(translation)
     program = _C.GraphProgram(
         translation.graph,
         translation.constants,

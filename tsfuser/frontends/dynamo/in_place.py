@@ -1,0 +1,127 @@
+"""Groups that write into the graph's inputs, where a copy at the graph's end would do so.
+
+In: a typed graph with groups, and the copies to inputs that end the program. Out: the same graph, where the
+group that makes a new value stores it in the place of the old one, if nobody asks for the old one any more;
+and the copies that are left. Parameters and states of an optimizer are then written once. Before:
+
+    %new = prim::CudaFusionGroup(%parameter, %gradient)              parameter.copy_(new) at the end
+becomes, with `tsfuser::store(%parameter, %sum)` as the last node of the group,
+    %parameter' = prim::CudaFusionGroup(%parameter, %gradient)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ... import log
+from ...errors import Refusal
+from ...graph.wrapper import CONSTANT, GROUP, Graph, Node, Value, inputs, is_tensor, outputs, schema
+from ...grouping.passes import identity
+from ...ir.call import Call
+from ...planning.parse import parse
+from ...planning.planner import group_device
+from .expected import expected_arguments
+
+_STORE = "tsfuser::store"
+
+Update = tuple[int, int]
+
+
+def write_in_place(
+    graph: Graph, updates: Sequence[Update], results: Collection[int | None], numbers: Mapping[int, int]
+) -> list[Update]:
+    """Changes groups; returns the updates that are left: (input, output that is copied to it). `results`:
+    outputs that are returned, `numbers`: as of `expected_calls`."""
+    wanted = _candidates(graph, updates, results)
+    refused: dict[object, bool] = {}
+    done: set[Update] = set()
+    for group, found in wanted.items():
+        if _store(graph, group, found, numbers, refused):
+            done.update(found)
+    return [update for update in updates if update not in done]
+
+
+def _candidates(
+    graph: Graph, updates: Sequence[Update], results: Collection[int | None]
+) -> dict[Node, list[Update]]:
+    """By group, those of the updates that it could do, as far as the rest of the graph goes."""
+    nodes = list(graph.nodes())
+    places = {v.unique(): at for at, node in enumerate(nodes) for v in outputs(node)}
+    given, returned = list(graph.inputs()), list(graph.outputs())
+    sources = [returned[source].unique() for _, source in updates]
+    found: dict[int, list[Update]] = {}
+    for target, source in updates:
+        old, new = given[target], returned[source]
+        if new.node().kind() != GROUP or source in results or sources.count(new.unique()) > 1:
+            continue
+        at = places[new.unique()]
+        shared = _sharing(nodes, old)
+        used_later = any(not shared.isdisjoint(v.unique() for v in inputs(node)) for node in nodes[at + 1 :])
+        viewed = any(v.unique() in shared and v.unique() != old.unique() for v in inputs(nodes[at]))
+        if _is_alike(old, new) and not used_later and not viewed and shared.isdisjoint(sources):
+            if len(new.uses()) == 1:  # who else reads the new value may read it after the next group
+                found.setdefault(at, []).append((target, source))
+    return {nodes[at]: list(group) for at, group in found.items()}
+
+
+def _sharing(nodes: Sequence[Node], value: Value) -> set[int]:
+    """The values that may share the memory of an input: itself, and views of it."""
+    found = {value.unique()}
+    for node in nodes:
+        if node.kind() in (GROUP, CONSTANT) or found.isdisjoint(v.unique() for v in inputs(node)):
+            continue
+        known = schema(node)
+        if known is None or known.aliases:
+            found.update(v.unique() for v in outputs(node))
+    return found
+
+
+def _is_alike(old: Value, new: Value) -> bool:
+    """Whether the one tensor has the dtype, the device and, in the traced call, the sizes of the other."""
+    a, b = old.type(), new.type()
+    if not (is_tensor(old) and is_tensor(new)) or None in (a.sizes(), a.dtype(), a.device()):
+        return False
+    return (a.sizes(), a.dtype(), a.device()) == (b.sizes(), b.dtype(), b.device())
+
+
+def _store(
+    graph: Graph,
+    group: Node,
+    updates: Sequence[Update],
+    numbers: Mapping[int, int],
+    refused: dict[object, bool],
+) -> bool:
+    """Has the group store its results, where it can do so in one kernel; whether it can."""
+    before = group.g("Subgraph")
+    subgraph, arguments = before.copy(), inputs(group)
+    given, returned = list(graph.inputs()), list(graph.outputs())
+    for target, source in updates:
+        old = given[target]
+        where = next((k for k, v in enumerate(arguments) if v.unique() == old.unique()), None)
+        if where is None:
+            return False  # what is not read need not be like it in a later call
+        result = next(k for k, v in enumerate(outputs(group)) if v.unique() == returned[source].unique())
+        node = subgraph.create(_STORE, [list(subgraph.inputs())[where], list(subgraph.outputs())[result]], 1)
+        subgraph.appendNode(node)
+        node.output().setType(old.type())
+        subgraph.return_node().replaceInput(result, node.output())
+    args = expected_arguments(group, numbers)
+    if args is None:
+        return False
+    key = (identity(subgraph), args)
+    if key not in refused:
+        refused[key] = _is_refused(subgraph, args)
+    if refused[key]:
+        return False
+    group.g_("Subgraph", subgraph)
+    return True
+
+
+def _is_refused(subgraph: Graph, args: tuple) -> bool:
+    call = Call(args)
+    try:
+        parse(subgraph, call, group_device(call))
+    except Refusal as refusal:
+        log.write("partition", f"a group does not write in place: {refusal}", "")
+        return True
+    return False
