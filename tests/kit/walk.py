@@ -27,12 +27,20 @@ _ITEM = {
     "int64_t": 8,
     "double": 8,
 }
+
+
+def _quotient(a, b):
+    assert a >= 0 and b > 0, f"a quotient of {a} and {b}, which C++ takes as numbers without signs"
+    return a // b
+
+
 _OPERATORS = {
     "+": int.__add__,
     "-": int.__sub__,
     "*": int.__mul__,
     "<": int.__lt__,
     "/": int.__floordiv__,
+    "quotient": _quotient,
     "%": int.__mod__,
     "min": min,
 }
