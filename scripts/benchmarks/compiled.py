@@ -1,4 +1,5 @@
-"""`scripts/bench --compile`: torch.compile with tsfuser beside inductor and eager, model by model.
+"""`scripts/bench --compile`: torch.compile with tsfuser beside inductor and eager, model by model; and
+`scripts/bench --thunder`: the same with lightning-thunder and its executors.
 
 In: names of cases and peers. Out: a `Result` each, when it is there. Each backend runs in a process of its
 own with folders of its own for compiled kernels: empty ones, and in a second process the same again. The
@@ -22,9 +23,12 @@ from pathlib import Path
 
 from .compiled_cases import CASES, PACKAGES
 from .report import Result
+from .thunder_cases import CASES as OF_THUNDER
+from .thunder_cases import EXECUTORS
 from .timing import CUDA
 
 COMPARED = ("eager", "compile", "tsfuser")
+WITH_THUNDER = ("eager", *EXECUTORS)
 MOST, _SLACK = 75, 5  # seconds for one process, and until it is ended
 _CHILD = Path(__file__).with_name("compiled_child.py")
 _ORDER = ("first s", "filled s", "its", "gpu us", "kernels", "peak MB", "graphs", "new krnls", "error")
@@ -78,7 +82,7 @@ class _Child:
 
 
 def measure(names, peers, large, deadline):
-    """A Result for each model for which time is left."""
+    """A Result for each model for which time is left; `peers` are of COMPARED, or of WITH_THUNDER."""
     with tempfile.TemporaryDirectory(prefix="tsfuser-bench-") as root:
         orders = [order for name in names for order in _orders(name, peers, large)]
         waiting = _Child(_folder(root, orders[0])) if orders else None
@@ -103,12 +107,17 @@ def measure(names, peers, large, deadline):
 
 def _orders(name, peers, large):
     """What the processes of a model do: eager comes with tsfuser."""
-    chosen = [peer for peer in COMPARED if peer in peers]
-    if "tsfuser" in chosen:
+    chosen = [peer for peer in dict.fromkeys((*COMPARED, *WITH_THUNDER)) if peer in peers]
+    if any(peer.endswith("tsfuser") for peer in chosen):
         chosen = [peer for peer in chosen if peer != "eager"]
     for peer in chosen:
         for more in (True, False) if peer != "eager" else (True,):
-            yield {"model": name, "peer": peer, "large": large, "more": more}
+            order = {"model": name, "peer": peer, "large": large, "more": more}
+            yield {**order, "thunder": _of_thunder(peers)}
+
+
+def _of_thunder(peers):
+    return any(peer in EXECUTORS for peer in peers)
 
 
 def _folder(root, order):
@@ -118,12 +127,15 @@ def _folder(root, order):
 
 
 def _result(name, peers, large):
-    case = {**CASES, **PACKAGES}[name]
+    of_thunder = _of_thunder(peers)
+    case = (OF_THUNDER if of_thunder else {**CASES, **PACKAGES})[name]
     details = ["training" if case.trains else "inference"]
-    details += ["bfloat16 autocast" if case.autocast and CUDA else "float32"]
+    narrow = "bfloat16" if of_thunder else "bfloat16 autocast" if case.autocast else "float32"
+    details += [narrow if CUDA else "float32"]
     shape = list(case.inputs(large, case.first(large))[0].shape)
     title = ", ".join([case.title, str(shape), *details])
-    return Result(name, title, "its", cells={peer: {} for peer in COMPARED if peer in peers})
+    compared = WITH_THUNDER if of_thunder else COMPARED
+    return Result(name, title, "its", cells={peer: {} for peer in compared if peer in peers})
 
 
 def _do(order, child, result):

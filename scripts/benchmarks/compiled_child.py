@@ -1,9 +1,9 @@
 """One model with one backend of torch.compile, in a process of its own.
 
 In: a line of JSON on stdin, once torch is imported and the device has started: model, peer (`eager`,
-`compile`, `tsfuser`), `large`, `more` (whether later steps are measured, too, or just the first one),
-`seconds`. Out: a line of JSON for each thing that was measured, so that what is there when the time is up
-counts. Example:
+`compile`, `tsfuser`; with `thunder` models and peers are those of thunder_cases.py), `large`, `more`
+(whether later steps are measured, too, or just the first one), `seconds`. Out: a line of JSON for each thing
+that was measured, so that what is there when the time is up counts. Example:
 
     {"first s": 3.1}
     {"its": 410.2}
@@ -26,6 +26,7 @@ if __name__ == "__main__":
 import torch
 
 import tsfuser
+from benchmarks import thunder_cases
 from benchmarks.accuracy import beyond
 from benchmarks.compiled_cases import CASES, PACKAGES
 from benchmarks.timing import CUDA, DEVICE, kernels, seconds
@@ -37,8 +38,8 @@ SHAPES = 20
 class Model:
     """A case on the device."""
 
-    def __init__(self, name, large):
-        self.case, self.large = {**CASES, **PACKAGES}[name], large
+    def __init__(self, name, large, cases):
+        self.case, self.large = cases[name], large
         self.module = self.case.module(large).to(DEVICE)
         self.autocast = self.case.autocast and CUDA
 
@@ -52,8 +53,7 @@ class Model:
         if dtype is not None:
             module = module.to(dtype)
             inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
-        run = torch.compile(module, backend=BACKENDS[peer]) if peer in BACKENDS else module
-        return self.stepping(run, module, inputs, autocast)
+        return self.stepping(with_peer(peer, module), module, inputs, autocast)
 
     def stepping(self, run, module, inputs, autocast):
         gradients = []
@@ -80,17 +80,28 @@ class Model:
         return training if self.case.trains else inference
 
 
+def with_peer(peer, module):
+    """What is called in place of the module."""
+    if peer in BACKENDS:
+        return torch.compile(module, backend=BACKENDS[peer])
+    return thunder_cases.jitted(peer, module) if peer in thunder_cases.EXECUTORS else module
+
+
 def measure(order, tell):
     """Does what `order` says; `tell` gets each finding. With tsfuser comes eager, in cells of its own."""
     deadline = time.monotonic() + order["seconds"]
-    model, peer = Model(order["model"], order["large"]), order["peer"]
+    peer, of_thunder = order["peer"], order.get("thunder", False)
+    if of_thunder:
+        thunder_cases.load()  # imports, as those of torch, are no part of a first step
+    cases = thunder_cases.CASES if of_thunder else {**CASES, **PACKAGES}
+    model, ours = Model(order["model"], order["large"], cases), peer.endswith("tsfuser")
     n = model.case.first(model.large)
     steps, tells = {"eager": model.step(n)}, {"eager": tell, peer: tell}
-    if peer == "tsfuser":
+    if ours:
         tells["eager"] = lambda found: tell({"eager": found})
     for _ in range(3):  # the device, its allocator and its libraries start
         steps["eager"]()
-    if order["more"] and peer != "compile":
+    if order["more"] and (ours or peer == "eager"):
         later(steps["eager"], tells["eager"], model.large)
     if peer != "eager":
         steps[peer] = model.step(n, peer)
@@ -98,9 +109,9 @@ def measure(order, tell):
         tell({"first s": took})
     if not order["more"]:
         return
-    if peer == "compile":
+    if not ours and peer != "eager":
         del steps["eager"]
-    if peer == "tsfuser" and (wrong := wrong_by(model, n, peer)) > 64:
+    if ours and (wrong := wrong_by(model, n, peer)) > 64:
         raise ArithmeticError(f"wrong result: {wrong:.3g} roundings beyond eager's")
     if peer != "eager":
         later(steps[peer], tell, model.large)
@@ -108,7 +119,7 @@ def measure(order, tell):
         if time.monotonic() < deadline:
             profile(step, tells[name])
     steps.clear()
-    if peer != "eager":
+    if peer != "eager" and not of_thunder:
         shapes(model, peer, tell, deadline)
 
 
@@ -116,7 +127,8 @@ def wrong_by(model, n, peer):
     """How far the results of a first step are off, beyond eager's: from float64, with autocast float32."""
     exact = model.step(n, dtype=torch.float32 if model.autocast else torch.float64)()
     found = [[x.double() for x in step()] for step in (model.step(n, peer), model.step(n))]
-    dtype = torch.bfloat16 if model.autocast else torch.float32
+    narrow = model.autocast or any(p.dtype == torch.bfloat16 for p in model.module.parameters())
+    dtype = torch.bfloat16 if narrow else torch.float32
     return beyond(*found, [x.double() for x in exact], dtype)
 
 

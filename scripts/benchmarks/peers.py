@@ -108,6 +108,14 @@ PEERS = {
 }
 
 
+#: What `scripts/bench --thunder` compares besides; thunder_cases.py runs them.
+THUNDER = {
+    "thunder": Peer("thunder, own executors", None),
+    "thunder_compile": Peer("thunder + torch.compile", None),
+    "thunder_tsfuser": Peer("thunder + tsfuser", None, ours=True),
+}
+
+
 def available(names, cuda):
     """The peers of `names` that this machine can run, in the order of PEERS."""
     return {name: peer for name, peer in PEERS.items() if name in names and (cuda or not peer.cuda_only)}

@@ -10,9 +10,12 @@ JSON. Example:
 import json
 from dataclasses import dataclass, field
 
-from .peers import PEERS
+from .peers import PEERS, THUNDER
 
 _WIDTH, _LINE, _NAMES = 13, 120, 29
+
+
+_PEERS = {**PEERS, **THUNDER}
 
 
 @dataclass
@@ -31,7 +34,7 @@ class Result:
 
     def best_peer(self):
         """The peer, not ours, with the best value; None where none has one."""
-        found = [name for name in self.cells if not PEERS[name].ours and self.value(name) is not None]
+        found = [name for name in self.cells if not _PEERS[name].ours and self.value(name) is not None]
         return (min if self.lower else max)(found, key=self.value) if found else None
 
     def ratio(self, name="tsfuser"):
@@ -54,13 +57,13 @@ class Result:
     def table(self):
         """Lines: the title, the columns, a line for each peer."""
         columns = self.columns()
-        ours = any(self.ratio(name) is not None for name in self.cells if PEERS[name].ours)
+        ours = any(self.ratio(name) is not None for name in self.cells if _PEERS[name].ours)
         header = columns + (["of best"] if ours else [])
         width = min(_WIDTH, (_LINE - _NAMES) // max(len(header), 1))
         lines = [self.title, f"  {'':<27}" + "".join(f"{c:>{width}}" for c in header)]
         for name, cell in self.cells.items():
-            line = f"  {PEERS[name].title:<27}" + "".join(shown(cell.get(c), width) for c in columns)
-            if PEERS[name].ours and self.ratio(name) is not None:
+            line = f"  {_PEERS[name].title:<27}" + "".join(shown(cell.get(c), width) for c in columns)
+            if _PEERS[name].ours and self.ratio(name) is not None:
                 line += shown(self.ratio(name), width)
             lines.append(line)
         lines += [f"  {name}: {value}" for name, value in self.facts.items()]
@@ -98,14 +101,14 @@ def summary(results):
             mine.get("of floor"),
         )
         line = f"{result.name:<23}{result.measure:>12}" + "".join(shown(value, 12) for value in values)
-        lines.append(f"{line}  {PEERS[best].title}")
+        lines.append(f"{line}  {_PEERS[best].title}")
     return "\n".join(lines)
 
 
 def errors(results):
     """A line for each peer that failed, with the last line of its error."""
     failed = [
-        (r.name, PEERS[name].title, cell["error"])
+        (r.name, _PEERS[name].title, cell["error"])
         for r in results
         for name, cell in r.cells.items()
         if "error" in cell

@@ -11,7 +11,16 @@ from kit.support import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from benchmarks import accuracy, chart, compiled, compiled_cases, compiled_child, report, training
+from benchmarks import (
+    accuracy,
+    chart,
+    compiled,
+    compiled_cases,
+    compiled_child,
+    report,
+    thunder_cases,
+    training,
+)
 from benchmarks.blocks import BLOCKS, SHAPE
 from benchmarks.kernels import FAMILIES
 from benchmarks.peers import PEERS, available
@@ -247,3 +256,20 @@ def test_the_compile_bench_runs(tmp_path):
     results = json.loads(path.read_text())["results"]
     assert [r["name"] for r in results] == ["mlp", "dlrm"]
     assert all({"first s", "filled s", "its", "graphs"} <= set(r["peers"]["tsfuser"]) for r in results)
+
+
+def test_the_thunder_bench_says_why_it_measures_nothing(monkeypatch):
+    monkeypatch.setattr(thunder_cases.importlib.util, "find_spec", lambda name: None)
+    assert "lightning-thunder is not installed: pip install" in thunder_cases.missing()
+
+
+@pytest.mark.long
+def test_the_thunder_bench_runs(tmp_path):
+    if reason := thunder_cases.missing():
+        pytest.skip(reason)
+    path = tmp_path / "thunder.json"
+    done = run("bench", "--thunder", "--quick", "--only", "norms", "--json", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = json.loads(path.read_text())["results"]
+    cells = result["peers"]
+    assert all(cells[peer]["its"] > 0 for peer in ("eager", "thunder", "thunder_compile", "thunder_tsfuser"))

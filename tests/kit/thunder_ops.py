@@ -3,8 +3,8 @@
     export PYTHONPATH=.:tests
     python -m kit.thunder_ops [--part 0:8] [--count 1] [--dtype float32] [--device cuda]
 
-Each op stands between products with 1, which are claimed, so that it shares a region with them if it is
-claimed. Prints, for each op, whether all of it ran in regions, a part, or nothing, and why the rest stayed
+Each op stands between negations, two by two, which are claimed, so that it shares a region with them if it
+is claimed. Prints, for each op, whether all of it ran in regions, a part, or nothing, and why the rest stayed
 outside. What thunder's torch executor gives, too, is no difference: it gives thunder's ops their meaning.
 Exit status 1: there was one.
 """
@@ -26,9 +26,10 @@ from kit.batch import collecting, load
 from kit.nearness import difference
 from kit.opsweep import STEPS, evaluate
 
+ATTEMPTS = 8  # samples that thunder itself may refuse before an op counts as not run
 CHUNK = 40  # programs whose kernels are compiled together
 ROUNDINGS = 8  # of a gradient
-COPIES = ("mul", "logical_or")  # symbols that stand before and after the op
+COPIES = ("neg", "logical_or")  # symbols that stand before and after the op
 WHOLE, PART, NONE = "all of it", "a part", "nothing"
 #: Results that are other numbers each time, or what memory held before.
 LEFT_OUT = ("dropout", "rand", "bernoulli", "multinomial", "normal", "uniform", "empty", "exponential")
@@ -66,7 +67,15 @@ class _Case:
     plain: list  # what thunder's torch executor gives
     eager: list
     exact: list
+    gradients: bool  # whether thunder has a backward for it
     jitted: object = None
+
+    def outcome(self):
+        """The results, or what was raised."""
+        try:
+            return evaluate(self.jitted, self.arguments, self.gradients)
+        except Exception as error:
+            return error
 
 
 def sweep(infos, dtype, count=1, device="cpu", report=print):
@@ -78,7 +87,7 @@ def sweep(infos, dtype, count=1, device="cpu", report=print):
             case.jitted = _jit(case.program, ["tsfuser"])
         with collecting() as kernels, _noted(reasons):
             for case in part:
-                _outcome(case.jitted, case.arguments)
+                case.outcome()
         load(kernels)
         for case in part:
             _check(case, tally, reasons, report)
@@ -111,7 +120,7 @@ def _noted(reasons):
 
 def _check(case, tally, reasons, report):
     before = tsfuser.stats()["launches"]
-    found = _outcome(case.jitted, case.arguments)
+    found = case.outcome()
     launched = tsfuser.stats()["launches"] > before
     what = _problem(found, case.plain, case.exact) and _problem(found, case.eager, case.exact)
     if what:
@@ -119,17 +128,20 @@ def _check(case, tally, reasons, report):
         report(f"{case.name}: {[getattr(a, 'shape', a) for a in case.arguments]}: {what}")
         return
     thunder = thunders.load()
-    traces = [thunder.last_traces(case.jitted)[-1]]
-    traces += [trace for trace in thunder.last_backward_traces(case.jitted)[-1:] if trace is not None]
-    inside = sum(len(region.subsymbols) for trace in traces for region in thunders.regions(trace))
-    stayed = [symbol.sym.name for symbol in thunders.outside(traces[0])]
-    stayed = [name for name in stayed if name not in COPIES or name == case.name]
+    trace = thunder.last_traces(case.jitted)[-1]
+    stayed = _names(thunders.outside(trace), case.name)
+    inside = _names(symbol for region in thunders.regions(trace) for symbol in region.subsymbols)
     kind = NONE
-    if launched and inside > 2:  # the products beside it are two
+    if launched and (inside or not stayed):
         kind = PART if stayed else WHOLE
     tally.ran[case.name][kind] += 1
     for name in stayed:
         tally.stayed[case.name].setdefault(name, _reason(name, reasons))
+
+
+def _names(symbols, op=None):
+    """Names of symbols, without those of the copies around an op."""
+    return [s.sym.name for s in symbols if s.sym.name not in COPIES or s.sym.name == op]
 
 
 def _reason(name, reasons):
@@ -154,31 +166,48 @@ def _cases(info, dtype, count, device, tally):
         tally.left[info.name] = f"its samples cannot be made: {error}"
         return
     samples = [sample for sample in samples if _tensors(sample)]
+    samples.sort(key=_is_small)
     tally.left[info.name] = "no sample of it takes a tensor and runs without tsfuser"
     step, made = max(1, len(samples) // count), 0
-    for sample in samples[step // 2 :: step] + samples[: step // 2]:
+    for sample in (samples[::step] + samples)[: count + ATTEMPTS]:
         if made == count:
             break
-        arguments, program = _between(info.op, sample)
-        _, reference = _between(info.torch_reference, sample)
+        case = _case(info, sample)
+        if case is not None:
+            tally.left.pop(info.name, None)
+            made += 1
+            yield case
+
+
+def _case(info, sample):
+    """None for a sample of an error, and for what thunder itself cannot."""
+    arguments, program = _between(info.op, sample)
+    _, reference = _between(info.torch_reference, sample)
+    for gradients in (True, False):
         try:
-            eager = evaluate(reference, arguments, True)
-            plain = evaluate(_jit(program, []), arguments, True)
-        except Exception:  # a sample of an error, or what thunder itself cannot
+            eager = evaluate(reference, arguments, gradients)
+            plain = evaluate(_jit(program, []), arguments, gradients)
+        except Exception:
             continue
-        tally.left.pop(info.name, None)
-        made += 1
-        yield _Case(info.name, program, arguments, plain, eager, _exactly(reference, arguments, eager))
+        exact = _exactly(reference, arguments, eager, gradients)
+        return _Case(info.name, program, arguments, plain, eager, exact, gradients)
+    return None
 
 
-def _exactly(reference, arguments, eager):
+def _exactly(reference, arguments, eager, gradients):
     """The results in double; eager's where the op takes no double."""
     wide = [a.double() if a.is_floating_point() else a for a in arguments]
     try:
-        found = evaluate(reference, wide, True)
+        found = evaluate(reference, wide, gradients)
     except Exception:
         found = []
     return found if len(found) == len(eager) else eager
+
+
+def _is_small(sample):
+    """Whether groups would have nothing to gain: no element, or just one."""
+    flat, _ = tree_flatten((sample.args, sample.kwargs))
+    return any(isinstance(value, torch.Tensor) and value.numel() < 2 for value in flat)
 
 
 def _tensors(sample):
@@ -203,15 +232,7 @@ def _between(op, sample):
 
 
 def _copy(tensor):
-    return torch.logical_or(tensor, tensor) if tensor.dtype == torch.bool else tensor * 1
-
-
-def _outcome(function, arguments):
-    """The results, or what was raised."""
-    try:
-        return evaluate(function, arguments, True)
-    except Exception as error:
-        return error
+    return torch.logical_or(tensor, tensor) if tensor.dtype == torch.bool else tensor.neg().neg()
 
 
 def _problem(found, eager, exact):
