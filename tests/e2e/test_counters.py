@@ -60,6 +60,24 @@ class Given(Block):
         return torch.relu(a + self.norm2(self.conv2(x))) * counter
 
 
+seen = []
+
+
+@torch.jit.ignore
+def look(x: torch.Tensor) -> torch.Tensor:
+    """Reads the counters of `Watched`, which is no operand."""
+    seen.append([n.item() for n in Watched.counters])
+    return x
+
+
+class Watched(Block):
+    counters = []
+
+    def forward(self, x):
+        a = look(self.norm1(self.conv1(x)))
+        return torch.relu(a + self.norm2(self.conv2(x)))
+
+
 class Cumulative(Block):
     def __init__(self):
         super().__init__()
@@ -143,6 +161,17 @@ def test_a_module_that_counts_twice(device):
 def test_counters_that_the_program_reads_are_added_to_at_once(kind):
     _, scripted = train(kind, "cpu")
     assert not nodes(scripted, "tsfuser::count") and nodes(scripted, "aten::add_")
+
+
+def test_counters_that_python_reads_are_added_to_at_once():
+    module, scripted = pair(Watched, "cpu")
+    for each in (module, scripted):
+        Watched.counters = [each.norm1.num_batches_tracked, each.norm2.num_batches_tracked]
+        seen.clear()
+        with tsfuser.fuser():
+            for _ in range(3):
+                each(torch.randn(SIZES, dtype=torch.float64))
+        assert seen == [[1, 0], [2, 1], [3, 2]]
 
 
 def test_a_counter_that_is_an_argument_is_added_to_at_once(device):
