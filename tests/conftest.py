@@ -36,6 +36,7 @@ def pytest_configure(config):
         "markers", "graphs: about graphs more than kernels; on cpu-fibers with --long or --targets only"
     )
     config.addinivalue_line("filterwarnings", "ignore:`torch.jit.*is deprecated:DeprecationWarning")
+    config.pluginmanager.register(_Failures(config))
     if "hypothesis" in sys.modules or _has_hypothesis():
         from hypothesis import HealthCheck, settings
 
@@ -43,6 +44,18 @@ def pytest_configure(config):
         settings.register_profile("quick", max_examples=200, derandomize=True, **common)
         settings.register_profile("long", max_examples=2000, **common)
         settings.load_profile("long" if config.getoption("--long") else "quick")
+
+
+class _Failures:
+    """Names what failed at once: a run that is cut off prints no summary."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def pytest_runtest_logreport(self, report):
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            reporter.write_line(f"\nFAILED {report.nodeid} ({report.when})")
 
 
 def _has_hypothesis():

@@ -77,6 +77,16 @@ def traced(device, bias):
     return [node for node in graph.nodes if node.op == "call_function" and node.target.__name__ != "getitem"]
 
 
+@pytest.mark.parametrize("device, ops", [("cuda", ["convolution", "view", "add"]), ("cpu", ["convolution"])])
+def test_on_a_gpu_a_bias_is_an_addition(device, ops):
+    with FakeTensorMode():
+        tensors = [torch.empty(s, device=device) for s in ((2, 3, 5, 6), (4, 3, 3, 3), (4,))]
+        graph = make_fx(torch.nn.functional.conv2d, decompositions())(*tensors).graph
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    assert [node.target.overloadpacket.__name__ for node in nodes] == ops
+    assert (nodes[0].args[2] is None) is (device == "cuda")
+
+
 @pytest.mark.parametrize("device, bias, ops", [("cuda", True, 2), ("cuda", False, 1), ("cpu", True, 1)])
 def test_on_a_gpu_the_gradient_of_a_bias_is_a_sum(device, bias, ops):
     nodes = traced(device, bias)

@@ -45,11 +45,20 @@ def decompositions() -> dict[Any, Callable]:
         if isinstance(op, torch._ops.OpOverload) and not _has_row(op) and not op._schema.is_mutable:
             found[op] = partial(_tried, function)
     found.update((op, one_by_one(op, element)) for op, element in foreach_ops() if _has_row(element))
-    found[torch.ops.aten.convolution_backward.default] = _bias_apart
+    found[torch.ops.aten.convolution.default] = _bias_added
+    found[torch.ops.aten.convolution_backward.default] = _bias_summed
     return found
 
 
-def _bias_apart(gradient, input, weight, bias_sizes, *others):
+def _bias_added(input, weight, bias, *others):
+    """A convolution on a GPU, which adds its bias in a kernel of its own: an addition that a group takes."""
+    if bias is None or input.device.type != "cuda":
+        return NotImplemented
+    result = torch.ops.aten.convolution.default(input, weight, None, *others)
+    return result + bias.view([-1] + [1] * (result.dim() - 2))
+
+
+def _bias_summed(gradient, input, weight, bias_sizes, *others):
     """A convolution's backward on a GPU, where its own sum for the bias is slow: a sum that a group takes."""
     *choices, wanted = others
     empty = any(isinstance(size, int) and size == 0 for size in (*gradient.shape, *input.shape))
