@@ -12,6 +12,7 @@ from tsfuser.ir import size as sz
 from tsfuser.ir.code import SizeNames
 from tsfuser.lower import verify as kernel
 from tsfuser.lower.pipeline import lower
+from tsfuser.ops import table
 from tsfuser.schedule import verify as schedule
 from tsfuser.schedule.loops import Loop
 from tsfuser.schedule.machine import GPU, HOST
@@ -31,6 +32,18 @@ def transposed(b, x, y):
     return add(b, x, relu(b, y))
 
 
+def joined(b, x, y):
+    rows = table.find("aten::cat").build(b, tensors=[relu(b, x), y], dim=-1)
+    return add(b, rows, b.literal(2.5))
+
+
+def sums_joined(b, x, y):
+    sums = b.reduce("sum", "sum", x, [1], False, x.dtype)
+    heads = table.find("aten::cat").build(b, tensors=[sums, relu(b, y)], dim=0)
+    padded = table.find("aten::constant_pad_nd").build(b, self=heads, pad=[1, sz.const(3)], value=None)
+    return table.find("aten::flip").build(b, self=padded, dims=[0])
+
+
 def looked_up(b, x):
     index = b.pointwise("abs", (x,), x.dtype)
     return add(b, index, b.literal(2.5))
@@ -46,6 +59,10 @@ SAMPLES = {
     "columns": (columns, [tensor(8192, 512)]),
     "outer rows": (lambda b, x: add(b, x, total(b, x, [0], True)), [tensor(512, 65536)]),
     "splits": (lambda b, x: total(b, x, [0]), [tensor(65536, 1024)]),
+    "joined": (joined, [tensor(64, 24), tensor(64, 40)]),
+    "joined rows": (lambda b, x, y: total(b, joined(b, x, y), [-1]), [tensor(64, 24), tensor(64, 40)]),
+    "joined heads": (joined, [tensor(8, 4, 24), tensor(8, 4, 40)]),
+    "sums joined": (sums_joined, [tensor(64, 24), tensor(40)]),
     "a scalar": (lambda b, x: relu(b, x), [tensor()]),
 }
 EVERY = pytest.mark.parametrize("name", SAMPLES)
