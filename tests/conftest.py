@@ -35,6 +35,10 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "graphs: about graphs more than kernels; on cpu-fibers with --long or --targets only"
     )
+    config.addinivalue_line(
+        "markers",
+        "optimized: a module about what g++ makes of kernels at -O3; others have -O1 without --long",
+    )
     config.addinivalue_line("filterwarnings", "ignore:`torch.jit.*is deprecated:DeprecationWarning")
     config.pluginmanager.register(_Failures(config))
     if "hypothesis" in sys.modules or _has_hypothesis():
@@ -113,6 +117,19 @@ def pytest_generate_tests(metafunc):
         if short and any(metafunc.definition.iter_markers("graphs")):
             chosen.remove("cpu-fibers")
         metafunc.parametrize("target", chosen, scope="module")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def optimization(request):
+    """How much g++ optimises kernels for the CPU: as users get them, or in less time."""
+    if request.path.parent.name not in ("e2e", "frontends", "gpu"):  # others start no pipeline
+        yield
+        return
+    from kit import quick
+
+    users = request.config.getoption("--long") or request.node.get_closest_marker("optimized")
+    with quick.level(quick.USERS if users else quick.QUICK):
+        yield
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from kit.accuracy import assert_no_worse, compare, values
 from kit.reductions import Fused
 from kit.support import fresh, no_fallback, script, train
 
-pytestmark = pytest.mark.usefixtures("single_nodes")
+pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("single_nodes")]
 
 
 LOW = [torch.float32, torch.bfloat16]

@@ -9,7 +9,7 @@ import torch
 import tsfuser
 from kit.support import assert_matches, fresh, no_fallback, script
 
-pytestmark = pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")
+pytestmark = [pytest.mark.optimized, pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
 PARTS = torch.tensor([-1.0, 0.0, 1.0, math.nan, math.inf, -math.inf])
 
 

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 
 import tsfuser
 from kit.reductions import COLUMNS, DTYPES, ROWS, Fused, check, rows_of, tensor
-from kit.support import assert_matches, fresh, groups, kinds, no_fallback, script, train
+from kit.support import assert_matches, fresh, groups, kinds, no_fallback, train
 
-pytestmark = pytest.mark.usefixtures("single_nodes")
+pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("single_nodes")]
 
 
 def test_rows_of_any_length(device):
@@ -87,25 +87,6 @@ def test_statistics_of_channels(device, dtype, memory_format):
     x = tensor(4, 3, 5, 6, device=device, dtype=dtype).contiguous(memory_format=memory_format)
     w, b, m = (tensor(3, device=device, dtype=dtype, seed=k) for k in (1, 2, 3))
     check(Fused(CHANNELS), x, w, b, m, (tensor(3, device=device, seed=4).abs() + 0.5).to(dtype))
-
-
-def test_a_large_mean_costs_no_accuracy(device):
-    x = tensor(4, 4096, device=device) + 1e4
-    function = script(
-        "def f(x):\n    return torch.layer_norm(x, [x.size(-1)]), torch.var(x, [1]), torch.std(x), "
-        "torch.mean(x, [1])\n"
-    )
-    with tsfuser.fuser(), no_fallback():
-        for _ in range(3):
-            actual = function(x)
-    for a, e, r in zip(actual, function_of(x), function_of(x.double())):
-        assert float((a.double() - r).abs().max()) <= 2 * float((e.double() - r).abs().max()) + 2e-6 * float(
-            r.abs().max()
-        )
-
-
-def function_of(x):
-    return torch.layer_norm(x, [x.size(-1)]), torch.var(x, [1]), torch.std(x), torch.mean(x, [1])
 
 
 FUSED_RMS = """
@@ -271,7 +252,9 @@ def test_forward_and_backward(target, device, function):
     assert groups(scripted) and (wanted is None or any(wanted in kinds(g) for g in groups(scripted)))
 
 
-@pytest.mark.parametrize("function", TRAINED, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "function", [layer_norm, softmax_outer, log_softmax, variance], ids=lambda f: f.__name__
+)
 def test_forward_and_backward_in_double(function):
     check_training(function, fresh(function), trained(function, 12, "cpu", torch.float64))
 

@@ -8,6 +8,8 @@ import torch
 
 from kit.support import assert_matches, counted, fuse, groups, no_fallback
 
+pytestmark = pytest.mark.optimized
+
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.int32, torch.int64]
 SMALL = [torch.uint8, torch.int8, torch.int16]  # wrap around in arithmetic

@@ -11,7 +11,7 @@ import tsfuser
 from kit.reductions import DTYPES, Fused, check
 from kit.support import assert_matches, fuse, no_fallback, script
 
-pytestmark = pytest.mark.usefixtures("single_nodes")
+pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("single_nodes")]
 
 
 MANY = """

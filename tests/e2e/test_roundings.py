@@ -8,6 +8,8 @@ from kit.random_compare import compare, expectation
 from kit.random_ops import Statement
 from kit.random_world import Input, Program
 
+pytestmark = pytest.mark.optimized
+
 #: Terms whose sum is 0 but for roundings.
 TERMS = (
     "torch.layer_norm({0}, [{0}.size(-1)], eps=0.25)", "torch.group_norm({0}, 1, eps=0.25)",

@@ -57,6 +57,10 @@ class HostTarget:
         linux = ("-Wl,--no-undefined", "-nostdlib") if sys.platform == "linux" else ()
         return (*chosen, "-std=c++17", "-w", "-pipe", *_NUMERICS, "-shared", "-fPIC", *linux)
 
+    def _include(self) -> tuple[str, ...]:
+        """Where the runtime headers are; tests have them precompiled, too."""
+        return "-iquote", str(RUNTIME)
+
     def find(self, source: str, name: str, device: str = "cpu") -> Stored | None:
         """The shared library of a kernel if it is on disk. Needs no compiler: where there is none, what the
         last one has made is as good."""
@@ -96,7 +100,7 @@ class HostTarget:
             text.write_text(source)
         except OSError as error:
             raise CompileError(f"cannot write temporary files to {text.parent} ({error.strerror})") from None
-        options = (*self.flags(), "-iquote", str(RUNTIME), str(text), *_LIBRARIES)
+        options = (*self.flags(), *self._include(), str(text), *_LIBRARIES)
         try:
             cxx.run(compiler, options, _GCC, name, output, self._seconds, stop)
         except CompileError as error:

@@ -1,0 +1,98 @@
+"""Kernels for CPU tensors, compiled in two thirds of the time that users' take, for the same numbers.
+
+In: a test run. Out: g++ makes its kernels at -O1, and reads the runtime headers precompiled. What g++ does at
+-O3 alone, to vectorise and to call libmvec, is for the modules marked `optimized`, for programs that tests
+start, for kernels written by hand (harness.py), and for --long. Example:
+
+    with level(QUICK):
+        scripted(x)
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import tsfuser
+from tsfuser.errors import CompileError, Refusal
+from tsfuser.planning import compile as pipeline
+from tsfuser.planning import targets
+from tsfuser.target import cxx
+from tsfuser.target.function import RUNTIME, headers_digest
+from tsfuser.target.host import _GCC, HostTarget
+
+#: Digits after -O: of most tests, and of users.
+QUICK, USERS = 1, 3
+HEADERS = Path(os.environ["TSFUSER_CACHE_DIR"] + "-headers")
+
+
+class QuickHost(HostTarget):
+    """A HostTarget whose kernels of blocks are compiled at `level`, which tests change."""
+
+    level = QUICK
+
+    def flags(self):
+        if self.name == "host":
+            self._opt_level = QuickHost.level
+        return super().flags()
+
+    def _include(self):
+        return (*precompiled(cxx.find_compiler(), self.flags()), *super()._include())
+
+
+def _install():
+    """From now on, tsfuser compiles its kernels for the CPU so in this process."""
+    targets.HostTarget = QuickHost
+    pipeline._target.cache_clear()
+    with contextlib.suppress(Refusal):
+        precompiled.compiler = cxx.find_compiler()  # not those that tests put in its place
+
+
+@contextlib.contextmanager
+def level(digit):
+    """Inside, kernels are compiled at -O`digit`; those that were loaded before are forgotten."""
+    if targets.HostTarget is not QuickHost:
+        _install()
+    before, QuickHost.level = QuickHost.level, digit
+    tsfuser.reset()
+    try:
+        yield
+    finally:
+        QuickHost.level = before
+        tsfuser.reset()
+
+
+@functools.cache
+def precompiled(compiler, flags):
+    """Options by which g++ finds the runtime headers precompiled, made once on this disk. None for other
+    compilers, and where g++ cannot read what it wrote."""
+    try:
+        if compiler != precompiled.compiler or not cxx.is_gcc(compiler):
+            return ()
+        key = repr((headers_digest(), cxx.identity(compiler), flags))
+        folder = HEADERS / hashlib.sha256(key.encode()).hexdigest()[:16]
+        if not (folder / "tsfuser.h.gch").exists():
+            _precompile((*compiler, *_GCC, *flags), folder)
+        return ("-iquote", str(folder))
+    except (CompileError, OSError, subprocess.SubprocessError):
+        return ()
+
+
+precompiled.compiler = None
+
+
+def _precompile(command, folder):
+    """Raises `CalledProcessError` where g++ does not make the header, or does not find it then."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = Path(scratch) / "tsfuser.h.gch"
+        run = functools.partial(subprocess.run, check=True, capture_output=True, timeout=120)
+        without_link = [word for word in command if word not in ("-shared", "-nostdlib")]
+        run([*without_link, "-x", "c++-header", str(RUNTIME / "tsfuser.h"), "-o", str(made)])
+        user = Path(scratch) / "user.cpp"
+        user.write_text('#include "tsfuser.h"\n')  # found in `scratch` alone
+        run([*command, "-fsyntax-only", "-iquote", scratch, str(user)])
+        os.replace(made, folder / made.name)
