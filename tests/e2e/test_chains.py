@@ -10,7 +10,7 @@ from tsfuser.frontends.torchscript import passes
 from tsfuser.frontends.torchscript.guard import PATTERNS
 from tsfuser.graph.wrapper import GUARD
 
-pytestmark = pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")
+pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning"), pytest.mark.graphs]
 
 LAYOUTS = (lambda x: x, lambda x: x.transpose(0, -1), lambda x: x[..., ::2], lambda x: x[:1])
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)

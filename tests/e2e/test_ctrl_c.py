@@ -9,9 +9,10 @@ import tsfuser
 from kit.support import run_python
 
 TRIES = """
-import importlib.util, json, os, random, signal, subprocess, sys, threading, time, warnings
+import faulthandler, importlib.util, json, os, random, signal, subprocess, sys, threading, time, warnings
 import torch, tsfuser
 
+faulthandler.enable()
 warnings.simplefilter("error", tsfuser.TsfuserWarning)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 random.seed({seed})
@@ -95,9 +96,7 @@ def interrupted(folder, target, training, tries, seed):
     device = "cuda" if target == "cuda" else "cpu"
     source = TRIES.format(tries=tries, seed=seed, device=device, training=training)
     mode = "fibers" if target == "cpu-fibers" else "block"
-    environment = dict(
-        TSFUSER_CACHE_DIR=str(folder / "cache"), TSFUSER_HOST_LAUNCH=mode, PYTHONFAULTHANDLER="1"
-    )
+    environment = dict(TSFUSER_CACHE_DIR=str(folder / "cache"), TSFUSER_HOST_LAUNCH=mode)
     status, out, err = run_python(folder, source, timeout=900, **environment)
     assert status == 0, out + err
     assert "Exception ignored" not in err, err

@@ -11,6 +11,8 @@ from kit.support import assert_matches, fresh, no_fallback, script, train
 from tsfuser import _C, options
 from tsfuser.graph.wrapper import GROUP
 
+pytestmark = pytest.mark.graphs
+
 INF = float("inf")
 
 

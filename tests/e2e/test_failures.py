@@ -10,6 +10,8 @@ import tsfuser
 from kit.support import assert_matches, counted, fuse, groups, no_fallback, run_python
 from tsfuser import _C
 
+pytestmark = pytest.mark.graphs
+
 HINT = "PYTORCH_NVFUSER_DISABLE=fallback"
 
 

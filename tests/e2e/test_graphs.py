@@ -6,6 +6,8 @@ import torch
 import tsfuser
 from kit.support import all_graphs, fuse, groups, kinds, no_fallback, script
 
+pytestmark = pytest.mark.graphs
+
 
 def chain(x, y):
     return ((x + y) * 2.0).relu()

@@ -12,7 +12,7 @@ from tsfuser.graph.wrapper import GROUP
 from tsfuser.ir.call import Call, TensorArg
 from tsfuser.planning.parse import parse
 
-pytestmark = pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")
+pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning"), pytest.mark.graphs]
 
 
 # ---- cleaning

@@ -10,7 +10,7 @@ import tsfuser
 from kit.support import fresh, script
 from tsfuser.graph.functionalize import KINDS
 
-pytestmark = pytest.mark.filterwarnings("ignore::tsfuser.TsfuserWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::tsfuser.TsfuserWarning"), pytest.mark.graphs]
 MAKERS = ("torch.sin(x)", "torch.mm(x, s)")
 VALUES = {"Tensor": "s", "number": "0.5", "float": "0.5", "int": "1", "bool": "False"}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -7,6 +7,8 @@ import tsfuser
 from kit.support import fuse
 from tsfuser import _C, knobs, options
 
+pytestmark = pytest.mark.graphs
+
 FLAGS = (
     torch._C._jit_can_fuse_on_cpu, torch._C._jit_can_fuse_on_gpu, torch._C._jit_texpr_fuser_enabled,
     torch._C._jit_llga_enabled, knobs.enabled, _C.enabled,

@@ -23,14 +23,16 @@ def test_each_architecture(compiler):
     source += "KERNEL(one, Args, 128) { args.out[threadIdx.x] = 1.0f; }\n"
     for architecture in of_tests.ARCHITECTURES:
         assert 0 < compiler.resources(source, "one", architecture).registers <= 32
-        with pytest.raises(CompileError, match="two"):
-            compiler.resources(source.replace("1.0f", "two"), "one", architecture)
+        for way in (compiler.resources, compiler.ptx_for):
+            with pytest.raises(CompileError, match="two"):
+                way(source.replace("1.0f", "two"), "one", architecture)
 
 
 @pytest.mark.parametrize("target", ["cpu-fibers"])
 def test_kernels_of_the_tests_go_through_nvrtc(target, device, compiler, request, monkeypatch, tmp_path):
     taken = []
-    monkeypatch.setattr(type(compiler), "resources", lambda self, *what: taken.append(what))
+    for how in ("resources", "ptx_for"):
+        monkeypatch.setattr(type(compiler), how, lambda self, *what: taken.append(what))
     monkeypatch.setattr(of_tests, "TAKEN", DiskCache(tmp_path))
 
     def program(x):
@@ -47,3 +49,11 @@ def test_half_of_the_kernels_are_compiled_for_each_architecture():
     found = [of_tests.chosen(f"source {k}", every=False) for k in range(100)]
     assert all(20 < found.count((a,)) < 80 for a in of_tests.ARCHITECTURES_OF_EVERY_RUN)
     assert of_tests.chosen("source", every=True) == of_tests.ARCHITECTURES
+
+
+def test_ptxas_sees_a_quarter_of_the_kernels_of_each_architecture():
+    sources = [f"source {k}" for k in range(400)]
+    for architecture in of_tests.ARCHITECTURES_OF_EVERY_RUN:
+        own = [s for s in sources if of_tests.chosen(s, every=False) == (architecture,)]
+        assert 20 < sum(of_tests.assembled(s, every=False) for s in own) < 80
+    assert of_tests.assembled("source", every=True)

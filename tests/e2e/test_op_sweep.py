@@ -209,11 +209,11 @@ UNLISTED = {
     "aten::swapdims": "another name of transpose",
     "aten::type_as": "another form of to",
     "prim::add_optional": _INNER,
-    "tsfuser::is_positive": "made of relu's gradient: test_signs",
-    "tsfuser::packed": "made of operands of matrix products: test_operands",
+    "tsfuser::is_positive": "made of relu's gradient: test_relu_mask",
+    "tsfuser::packed": "made of operands of matrix products: test_matmul_operands",
     "tsfuser::seeded_dropout": "made of dropouts of torch.compile: test_compile_dropout",
     "tsfuser::store": "made of copies at the end of compiled graphs: test_compile_in_place",
-    "tsfuser::laid_out": "a wish of gradients: test_gradients",
+    "tsfuser::laid_out": "the layout of gradients: test_gradient_layout",
 }
 
 

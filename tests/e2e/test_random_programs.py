@@ -114,5 +114,5 @@ def test_the_command_runs_processes_and_counts(capsys):
 
 def test_a_process_that_dies_at_once_is_given_up(capsys):
     """A real one, which finds nothing to do with batches of 0."""
-    assert run_jobs(Job(5, 9, (), "cpu", 0, 1), 1, 0) == 1
+    assert run_jobs(Job(5, 6, (), "cpu", 0, 1), 1, 0) == 1
     assert "seed 5: the process died: exit status 1" in capsys.readouterr().out

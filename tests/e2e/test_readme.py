@@ -8,6 +8,8 @@ import pytest
 from kit.support import ROOT, run_python
 from tsfuser import options
 
+pytestmark = pytest.mark.graphs
+
 FORWARD = """
 import torch
 import tsfuser

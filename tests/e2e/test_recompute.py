@@ -12,6 +12,8 @@ from kit.support import ROOT, assert_matches, fresh, no_fallback, train
 from tsfuser.frontends.torchscript import passes
 from tsfuser.graph.wrapper import GROUP, is_tensor
 
+pytestmark = pytest.mark.graphs
+
 
 def rms_norm(x: Tensor, w: Tensor):
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * w

@@ -19,6 +19,8 @@ from kit.rejected import Tally, differs, outcome, plain, row_trials, sweep, tria
 from kit.support import counted, groups, script
 from tsfuser.ops import table
 
+pytestmark = pytest.mark.graphs
+
 PARTS = 8  # of the ops; without --long the first trial of each op
 MODES = {"guards": {}, "no guards": {"guards": False}, "training": {"training": True}}
 
@@ -39,20 +41,16 @@ def swept(found, what, guards=True, training=False):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_errors_of_torchs_list_and_changed_samples(request, place, target, part, mode):
+def test_errors_of_torchs_list_and_changed_samples(request, place, part, mode):
     everything = request.config.getoption("--long")
-    if target == "cpu-fibers" and not everything:
-        pytest.skip("runs with --long")
     most, cross = (3, True) if everything else (1, False)
     found, _ = trials(named()[part::PARTS], most, cross, place)
     swept(found, f"part {part} of {PARTS}, {mode}", **MODES[mode])
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_numbers_at_the_edges_of_all_dtypes_and_beyond(request, place, target, mode):
+def test_numbers_at_the_edges_of_all_dtypes_and_beyond(request, place, mode):
     everything = request.config.getoption("--long")
-    if target == "cpu-fibers" and not everything:
-        pytest.skip("runs with --long")
     dtypes = (
         ("float32", "float64", "float16", "int64", "uint8", "complex64")
         if everything

@@ -7,6 +7,8 @@ import torch
 import tsfuser
 from kit.support import fresh, fuse, groups
 
+pytestmark = pytest.mark.graphs
+
 
 def expand(x, z):
     with torch.jit.strict_fusion():

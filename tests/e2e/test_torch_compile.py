@@ -5,8 +5,6 @@ Most tests look at graphs more than at kernels, so they leave the fibers to `--l
 import copy
 import math
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import tsfuser
+from kit import prefork
 from kit.compiled_models import MODELS
 from kit.random_compiled import sweep
 from kit.support import ROOT, assert_matches
@@ -412,9 +411,7 @@ def test_activation_checkpoints_draw_the_mask_again():
 def _python(source, folder, *paths):
     others = filter(None, [os.environ.get("PYTHONPATH")])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, paths), *others])}
-    return subprocess.run(
-        [sys.executable, "-c", source], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    return prefork.run(["-c", source], env=environment, cwd=folder)
 
 
 _CALL = """

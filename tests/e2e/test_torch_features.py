@@ -9,6 +9,8 @@ import torch
 import tsfuser
 from kit.support import FORKED, assert_matches, counted, fresh, fuse, groups, no_fallback, script
 
+pytestmark = pytest.mark.graphs
+
 
 def program(x, y):
     return (x + y).sigmoid() * x

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -28,7 +27,8 @@ KERNEL(one, Args, 128) { args.out[threadIdx.x] = 1.0f; }"""
 
 
 STARTED = """
-import os, sys, threading
+import os, sys, threading, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
 sys.path.insert(0, {root!r})
 import torch, tsfuser
 from tsfuser.target.cuda import CudaTarget
@@ -54,12 +54,7 @@ def wait():
 def started(tmp_path, rest, cache="cache"):
     """What a process prints that starts NVRTC and goes on with `rest`; it ends well and says nothing else."""
     source = STARTED.format(root=str(Path(__file__).parents[2]), cache=str(tmp_path / cache)) + rest
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", source],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = prefork.run(["-c", source])
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()
 
@@ -67,10 +62,7 @@ def started(tmp_path, rest, cache="cache"):
 @needs_cupy
 def test_nvrtc_starts_in_a_thread_where_no_process_has_started_it_before(tmp_path):
     loaded = "import torch; print('libnvrtc.so' in open('/proc/self/maps').read())"
-    if (
-        subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True).stdout.strip()
-        == "True"
-    ):
+    if prefork.run(["-c", loaded]).stdout.strip() == "True":
         pytest.skip("this torch loads NVRTC itself")
     begin = """
 [t.join() for t in threads]

@@ -8,8 +8,10 @@ is no tensor is a constant or, if asked, an argument where it is a number, and t
             script(program.source)(*program.arguments)
 """
 
+import functools
 import importlib.util
 import math
+import random
 import sys
 import types
 import unittest
@@ -24,15 +26,34 @@ from tsfuser.ops import table
 KERNELS = {"nn.functional.prelu": ("_prelu_kernel",)}
 
 
+@functools.cache
 def op_db():
     """torch's OpInfos. They live in a test module that imports a package of which nothing is needed here."""
     if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
         stand_in = types.ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase
         sys.modules["expecttest"] = stand_in
+    from torch.testing._internal import common_utils
     from torch.testing._internal.common_methods_invocations import op_db as infos
+    from torch.testing._internal.opinfo import core
 
+    # Four fifths of the time of a sweep: for each sample torch looks for its own test on the stack, in source
+    # files, and notes the stack of each seed for a CUDA that may start later.
+    common_utils.extract_test_fn = core.extract_test_fn = lambda: None
+    common_utils.set_rng_seed = _seed
     return infos
+
+
+def _seed(seed):
+    """`torch.testing._internal.common_utils.set_rng_seed`."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+    if importlib.util.find_spec("numpy"):
+        import numpy
+
+        numpy.random.seed(seed)
 
 
 def rows():

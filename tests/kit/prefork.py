@@ -12,6 +12,7 @@ A program whose environment says something that torch or Python reads when it st
 
 import atexit
 import functools
+import gc
 import json
 import os
 import signal
@@ -118,6 +119,8 @@ def _become(arguments, env, cwd, outputs):
 def _main():
     import torch  # noqa: F401
 
+    gc.collect()
+    gc.freeze()  # else a child that ends looks through all of torch, in pages that it has to copy for that
     arguments, *others = _next_program()
     names = _become(arguments, *others)
     if arguments[0] == "-m":

@@ -251,7 +251,7 @@ def _is_mask(row, name):
 def samples(row, dtypes=table.ALL, mixed=True):
     """Calls of all overloads of `row`: each dtype for all tensors, then (if `mixed`) different dtypes and
     0-dim tensors. Numbers and structural arguments vary one at a time."""
-    if row.family in _OWN_TESTS or row.name == "tsfuser::laid_out":  # test_gradients
+    if row.family in _OWN_TESTS or row.name == "tsfuser::laid_out":  # test_gradient_layout
         return
     for overload in row.overloads:
         schema = schema_of(row.name, overload)

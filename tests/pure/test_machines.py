@@ -92,15 +92,15 @@ def test_threads_touch_what_is_theirs(machine):
         walk(*planned(program, tensor(*shape), machine=machine), whole=False)
 
 
-def team_sizes(machine):
+def cooperative_rows(machine):
     [k] = kernels(softmax, tensor(64, 1 << 18), machine=machine)
     return k.cooperative, k.resident
 
 
 def test_what_a_device_has_room_for_decides():
     """A T4 has room for two blocks of 512 threads, and a fourth of the shared memory."""
-    assert team_sizes(GPU) == (True, 3)
-    assert not team_sizes(MACHINES[0])[0] or team_sizes(MACHINES[0])[1] <= 2
+    assert cooperative_rows(GPU) == (True, 3)
+    assert not cooperative_rows(MACHINES[0])[0] or cooperative_rows(MACHINES[0])[1] <= 2
     few, many = (kernels(sums, tensor(65536, 256), machine=m)[0] for m in (MACHINES[-1], GPU))
     call, _ = build(sums, tensor(65536, 256))
     assert call.value(few.grid) < call.value(many.grid)

@@ -168,7 +168,7 @@ def test_what_threads_touch(sizes, dims, machine):
     "program, images, channels", [(forward, 1, 4), (backward, 2, 3)], ids=["forward", "backward"]
 )
 def test_what_threads_touch_in_channels(sizes, program, images, channels):
-    """A channel is a row of as many pieces as there are images; long ones take a team."""
+    """A channel is a row of as many pieces as there are images; long ones take cooperative blocks."""
     few = math.prod(sizes) < 10_000
     call, allocations, made = planned(program, *[tensor(*sizes)] * images, *[tensor(sizes[1])] * channels)
     assert any(kernel.cooperative for kernel in made) is not few

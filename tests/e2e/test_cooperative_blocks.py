@@ -110,7 +110,7 @@ RESULTS = ["torch.layer_norm(x * 0.5, [x.size(-1)], w, b)", "torch.log_softmax(x
 
 @pytest.mark.parametrize("result", RESULTS)
 def test_gradients(sources, device, result):
-    """With the parameters' gradients, which a team adds up over its rows."""
+    """With the parameters' gradients, which the blocks of a row add up over its rows."""
     check_gradients(result, rows_of(3500, 13, device))
 
 
