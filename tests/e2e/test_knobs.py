@@ -105,7 +105,7 @@ def test_skipped_kinds_flip():
 @pytest.mark.parametrize(
     "kind, said",
     [
-        ("aten::ad", "did you mean 'aten::add'"),
+        ("aten::addd", "did you mean 'aten::add'"),
         ("aten::Relu", "did you mean 'aten::relu'"),
         ("add", "did you mean 'aten::add'"),
         ("softmx", "did you mean 'aten::softmax'"),
