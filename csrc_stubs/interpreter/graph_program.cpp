@@ -115,6 +115,36 @@ bool share_memory(const std::vector<at::Tensor>& targets, const std::vector<at::
   });
 }
 
+// By storage, the version counters of the tensors on the stack.
+using Versions = std::vector<std::pair<const c10::StorageImpl*, c10::VariableVersion>>;
+
+Versions versions_of(const torch::jit::Stack& stack) {
+  Versions found;
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().has_storage() &&
+        !value.toTensor().is_inference()) {
+      const at::Tensor& tensor = value.toTensor();
+      found.emplace_back(tensor.storage().unsafeGetStorageImpl(),
+                         tensor.unsafeGetTensorImpl()->version_counter());
+    }
+  }
+  return found;
+}
+
+// A view of an input shares its version, as views of autograd do: who saves it for the backward is told that
+// the input has changed since.
+void share_version(const at::Tensor& result, const Versions& versions) {
+  if (!result.defined() || !result.has_storage() || result.is_inference()) {
+    return;
+  }
+  for (const auto& [storage, version] : versions) {
+    if (storage == result.storage().unsafeGetStorageImpl()) {
+      result.unsafeGetTensorImpl()->set_version_counter(version);
+      return;
+    }
+  }
+}
+
 class GraphProgram {
  public:
   GraphProgram(std::shared_ptr<torch::jit::Graph> graph, std::vector<at::Tensor> constants,
@@ -178,6 +208,7 @@ class GraphProgram {
     if (!c10::impl::TorchDispatchModeTLS::any_modes_set()) {
       below.emplace();
     }
+    const Versions versions = views_.empty() ? Versions() : versions_of(stack);
     std::vector<at::Tensor> targets;
     for (const auto& update : updates_) {
       targets.push_back(stack[update.first].toTensor());
@@ -192,6 +223,11 @@ class GraphProgram {
         if (!ordered.is_same(tensor)) {
           stack[i] = std::move(ordered);
         }
+      }
+    }
+    for (const size_t i : views_) {
+      if (stack[i].isTensor()) {
+        share_version(stack[i].toTensor(), versions);
       }
     }
   }
@@ -212,6 +248,21 @@ class GraphProgram {
     }
   }
 
+  // Outputs that may be views: results of ops whose schemas say so.
+  static std::vector<size_t> views_of(const torch::jit::Graph& graph) {
+    std::vector<size_t> found;
+    for (size_t i = 0; i < graph.outputs().size(); ++i) {
+      const torch::jit::Node* node = graph.outputs()[i]->node();
+      const auto* schema = node->maybeSchema();
+      if (node->kind() == c10::prim::ListUnpack ||
+          (schema && std::any_of(schema->returns().begin(), schema->returns().end(),
+                                 [](const c10::Argument& a) { return a.alias_info() != nullptr; }))) {
+        found.push_back(i);
+      }
+    }
+    return found;
+  }
+
   const std::shared_ptr<torch::jit::Graph> graph_;
   const torch::jit::Code code_;
   const std::vector<at::Tensor> constants_;
@@ -219,6 +270,7 @@ class GraphProgram {
   const std::vector<std::optional<size_t>> results_;      // outputs of the graph; none: None
   const std::vector<std::optional<Order>> orders_;        // by output of the graph
   const py::object modes_may_be_hidden_;
+  const std::vector<size_t> views_ = views_of(*graph_);  // outputs that may be views
 };
 
 }  // namespace

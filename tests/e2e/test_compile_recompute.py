@@ -142,3 +142,13 @@ def test_results_that_ops_save_of_themselves_are_not_saved_where_operands_are(de
     function(x, y).sum().backward()
     assert_matches(ours[0], x.grad, ops=TERMS)
     assert_matches(ours[1], y.grad, ops=TERMS)
+
+
+def test_a_view_that_is_saved_tells_that_its_base_has_changed(device):
+    """As in eager: what the backward would read is not what the forward has read."""
+    x = torch.randn(5, 3, device=device, requires_grad=True)
+    y = torch.compile(lambda x: F.relu6(x.t()) * 2, backend="tsfuser")(x)
+    with torch.no_grad():
+        x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
