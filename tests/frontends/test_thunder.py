@@ -332,16 +332,19 @@ def test_two_dropouts_of_one_tensor_are_two():
     assert found == [0.0, 4.0, 8.0] and len(regions(jitted)) == 1
 
 
-def test_dropout_without_a_mask_to_draw():
+@pytest.mark.parametrize("gradients", [False, True])
+def test_dropout_without_a_mask_to_draw(gradients):
     """In evaluation, with probabilities of 0 and 1, and with one that varies: thunder's."""
-    x = torch.ones(8, 8)
+    x = torch.ones(8, 8, requires_grad=gradients)
     for function in (
         lambda x: F.dropout(x * 2 + 1, 0.5, training=False),
         lambda x: F.dropout(x * 2 + 1, 0.0),
         lambda x: F.dropout(x * 2 + 1, 1.0),
     ):
-        assert torch.equal(jit(function)(x), function(x))
-    jitted = jit(dropped, cache="symbolic values")
+        jitted = jit(function)
+        assert torch.equal(jitted(x), function(x))
+        assert "tsfuser_dropout" not in str(thunder.last_traces(jitted)[-1])
+    jitted, x = jit(dropped, cache="symbolic values"), torch.ones(8, 8)
     for p in (0.5, 0.25):
         assert set(jitted(x, p).unique().tolist()) <= {0.0, *(dropped(x, 0.0) / (1 - p)).unique().tolist()}
 

@@ -90,6 +90,8 @@ def _out_of_question(symbol: BoundSymbol) -> str | None:
     sym, operands, results = symbol.sym, symbol.flat_proxy_args, symbol.flat_outs
     if sym.id in dropout.NAMES:
         return None
+    if sym.id == dropout.torchs_dropout.id:  # claimed as a whole, it would get the gradient rule, which draws
+        return "a dropout that draws no mask, or one with numbers that vary, is thunder's"
     if sym.is_fusion or sym.executor is not None or sym.python_impl is not None:
         return "another executor, or Python, runs it"
     if sym.id in WRITES or has_tags(symbol, _NOT_OURS):
