@@ -177,6 +177,17 @@ def test_views_alone_make_no_region(function):
     assert regions(jitted) == []
 
 
+@pytest.mark.parametrize("asked, count", [({}, 1), ({"fusion_type": "consecutive"}, 0)], ids=str)
+def test_ops_with_a_product_between_them_are_one_region(asked, count):
+    def function(x, first, second):
+        return F.silu(F.linear(x, first)) * F.linear(x, second)
+
+    inputs = [torch.randn(8, 8) for _ in range(3)]
+    jitted = jit(function, **asked)
+    assert_matches(jitted(*inputs), function(*inputs), function(*(x.double() for x in inputs)), ops=32)
+    assert len(regions(jitted)) == count
+
+
 def test_views_join_regions_that_compute():
     jitted, x = jit(lambda x: (x * 2).view(2, 16).transpose(0, 1) + 1), torch.randn(4, 8)
     assert_matches(jitted(x), (x * 2).view(2, 16).transpose(0, 1) + 1, strides=False)

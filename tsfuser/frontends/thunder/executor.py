@@ -12,12 +12,13 @@ import time
 from collections.abc import Sequence
 
 from thunder.core import prims, utils
+from thunder.core.compile_data import get_compile_option
 from thunder.core.proxies import unvariableify
 from thunder.core.rematerialization import rematerialize
 from thunder.core.symbol import BoundSymbol, has_tags
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace
 from thunder.core.transform_common import dce
-from thunder.executors.data_dependent_partition import Node, consecutive_fusion, fuse_bound_symbols
+from thunder.executors.data_dependent_partition import Node, consecutive_fusion, dataflow_fusion
 from thunder.executors.passes import update_fusion_call_ctx
 from thunder.executors.utils import Region
 from thunder.extend import FusionExecutor
@@ -62,7 +63,11 @@ class TsfuserExecutor(FusionExecutor):
         start = time.perf_counter_ns()
         producers, consumers = utils.producers_and_consumers(trace)
         changes = any(_writes(symbol) for symbol in trace.bound_symbols)
-        fuse = consecutive_fusion if changes else fuse_bound_symbols
+        # thunder's default would leave `silu(linear(x)) * linear(x)` in two parts
+        asked = get_compile_option(
+            "fusion_type", "Which symbols join a region: consecutive ones, or dataflow"
+        )
+        fuse = consecutive_fusion if changes or asked == "consecutive" else dataflow_fusion
         groups = fuse(trace, self._go_together)
         made: list[BoundSymbol] = []
         count = 0
