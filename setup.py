@@ -4,6 +4,7 @@ In: an environment with torch 2.11 or later and a C++ compiler; no CUDA toolkit,
 Out: the package. Example: `pip install --no-build-isolation .`
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -37,6 +38,15 @@ def units() -> list[str]:
     return paths
 
 
+def cpp_runtime() -> list[str]:
+    """Link arguments for the C++ standard library that torch, which is imported, runs with. Some compilers
+    link their own into the extension, and where there are two in a process, an error that one raises ends it."""
+    maps = Path("/proc/self/maps")
+    text = maps.read_text() if maps.exists() else ""
+    [found] = re.findall(r"(/\S.*/libstdc\+\+\.so\S*)$", text, re.M)[:1] or [""]
+    return ["-Wl,--push-state,--no-as-needed", found, "-Wl,--pop-state"] if found else []
+
+
 def extension_build() -> dict:
     """`setup` arguments that build the extension; ends the set-up where torch is missing or too old."""
     try:
@@ -54,6 +64,7 @@ def extension_build() -> dict:
         units(),
         include_dirs=[str(SOURCES.resolve())],
         extra_compile_args=["-O2", "-g0", "-fopenmp", "-fvisibility=hidden", "-Wall"],
+        extra_link_args=cpp_runtime(),
         depends=sorted(str(path) for pattern in ("*/*.h", "*/*.cpp") for path in SOURCES.glob(pattern)),
     )
     return {

@@ -7,6 +7,7 @@
 #include "torchscript/counts.h"
 #include "call/arguments.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
@@ -53,7 +54,8 @@ bool may_be_one_op(const std::vector<Addition>& counts) {
          std::all_of(counts.begin(), counts.end(), [&counts](const Addition& count) {
            const at::Tensor &first = counts[0].counter, &counter = count.counter;
            return count.number == counts[0].number && counter.is_cuda() && !refuse_tensor(counter) &&
-                  counter.device() == first.device() && counter.scalar_type() == first.scalar_type();
+                  counter.device() == first.device() && counter.scalar_type() == first.scalar_type() &&
+                  !counter.is_inference() && !counter.requires_grad();
          });
 }
 
@@ -100,7 +102,12 @@ class Counts : public torch::CustomClassHolder {
       for (const Addition& count : others) {
         counters.push_back(count.counter);
       }
-      return at::_ops::_foreach_add__Scalar::call(counters, others[0].number);
+      const at::AutoDispatchBelowADInplaceOrView guard;  // torch would raise some versions twice
+      at::_ops::_foreach_add__Scalar::call(counters, others[0].number);
+      for (const at::Tensor& counter : counters) {
+        counter.unsafeGetTensorImpl()->bump_version();
+      }
+      return;
     }
     std::for_each(others.begin(), others.end(), add_now);
   }

@@ -204,8 +204,10 @@ class Row:
         described = tuple(sorted((name, _frozen(arg)) for name, arg in args.items()))
         device = device or "cuda:0"
         alike = tuple((name, self._with_any_number(name, arg)) for name, arg in described)
-        result = None if alike == described else _infer(self, alike, device, default, eager)
-        return result if isinstance(result, tuple) else _infer(self, described, device, default, eager)
+        result, has_limits = (None, True) if alike == described else _infer(self, alike, device, default, eager)
+        if isinstance(result, tuple) and not has_limits:
+            return result
+        return _infer(self, described, device, default, eager)[0]
 
     def _with_any_number(self, name: str, arg: NodeArg) -> NodeArg:
         """The argument, of which nothing but the type is known where it is a float of usual size: a row that
@@ -229,6 +231,7 @@ def _frozen(arg: NodeArg) -> NodeArg:
 
 @lru_cache(maxsize=8192)
 def _infer(row: Row, args: tuple[tuple[str, NodeArg], ...], device: str, default: DType, eager):
+    """The result of `Row.infer`, and whether numbers have limits there."""
     try:
         for name, arg in args:
             for tensor in arg.tensors if name not in row.ignored else ():
@@ -239,16 +242,17 @@ def _infer(row: Row, args: tuple[tuple[str, NodeArg], ...], device: str, default
             if name in row.only and arg.constant != row.only[name]:
                 raise Refusal(f"{row.name} is fused with {name}={row.only[name]!r} only")
         if row.reshapes and "other" in dict(args):
-            return _reshaped_as(dict(args))
+            return _reshaped_as(dict(args)), False
         trial = _trial(row, args, device, default, eager)
         if trial is None:
-            return None
+            return None, False
         builder, values = trial
         results = row.build(builder, **values)
     except Refusal as refusal:
-        return str(refusal)
+        return str(refusal), False
     results = results if isinstance(results, tuple) else (results,)
-    return tuple(_kind_of_result(result, row.rank_depends_on_sizes) for result in results)
+    kinds = tuple(_kind_of_result(result, row.rank_depends_on_sizes) for result in results)
+    return kinds, bool(builder.call.limits)
 
 
 def _reshaped_as(args: dict[str, NodeArg]) -> tuple[tuple[str, int], ...] | None:

@@ -182,9 +182,6 @@ DEVICE float fast_silu_backward(float grad, float x) {
   const sigmoids s = sigmoids_of(x * -1.44269504f);
   return grad * s.lower * (1.0f + x * s.upper);
 }
-DEVICE float fast_hardswish_backward(float grad, float x) {
-  return x <= -3 ? 0.0f : x < 3 ? grad * (x * 0.33333334f + 0.5f) : grad;
-}
 DEVICE float fast_softplus_backward(float grad, float x, float beta, float threshold) {
   const float z = fast_exp(x * beta);
   return x * beta > threshold ? grad : approx_divide(grad * z, z + 1);

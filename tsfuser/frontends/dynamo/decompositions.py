@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from ... import options
 from ...ops import table
 from .foreach import foreach_ops, one_by_one
+from .whole_ops import stays_whole
 
 #: How many ops a decomposition may take: what takes more computes something else than elements.
 _MOST = 24
@@ -42,7 +43,9 @@ def decompositions() -> dict[Any, Callable]:
 
     found = {}
     for op, function in core_aten_decompositions().items():
-        if isinstance(op, torch._ops.OpOverload) and not _has_row(op) and not op._schema.is_mutable:
+        if not isinstance(op, torch._ops.OpOverload) or stays_whole(op):
+            continue
+        if not _has_row(op) and not op._schema.is_mutable:
             found[op] = partial(_tried, function)
     found.update((op, one_by_one(op, element)) for op, element in foreach_ops() if _has_row(element))
     found[torch.ops.aten.convolution.default] = _bias_added

@@ -28,6 +28,11 @@ _NAMES = (
 )
 
 
+def stays_whole(op: torch._ops.OpOverload) -> bool:
+    """Whether the op, once `whole_ops` has left it whole, is not to be taken apart elsewhere."""
+    return op._schema.name.removeprefix("aten::") in _NAMES
+
+
 @contextmanager
 def whole_ops(sizes_vary: bool) -> Iterator[None]:
     """`sizes_vary`: sizes are symbolic; then only ops whose backward is known for such sizes stay whole."""
