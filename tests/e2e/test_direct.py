@@ -106,7 +106,8 @@ def test_the_graph_is_kept_or_freed(ready):
         result = scripted(*inputs).sum()
     first = torch.autograd.grad(result, inputs, retain_graph=True)
     second = torch.autograd.grad(result, inputs)
-    assert all(torch.equal(a, b) for a, b in zip(first, second))
+    for a, b in zip(first, second):  # the first backward of a kind may run unfused
+        assert_matches(a, b, ops=20)
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         torch.autograd.grad(result, inputs)
 
@@ -161,7 +162,8 @@ def test_hooks_of_saved_tensors(device):
     with Directly(1):
         after, seen = packed(scripted, inputs)
     assert seen == seen_before and "unpack" in seen
-    assert all(torch.equal(a, b) for a, b in zip(before, after))
+    for a, b in zip(before, after):
+        assert_matches(a, b, ops=20)
 
 
 def test_a_saved_tensor_that_is_written_to(ready):
