@@ -40,7 +40,7 @@ def units() -> list[str]:
 
 def cpp_runtime() -> list[str]:
     """Link arguments for the C++ standard library that torch, which is imported, runs with. Some compilers
-    link their own into the extension, and where there are two in a process, an error that one raises ends it."""
+    link their own into the extension; with two in a process, an error that one raises ends it."""
     maps = Path("/proc/self/maps")
     text = maps.read_text() if maps.exists() else ""
     [found] = re.findall(r"(/\S.*/libstdc\+\+\.so\S*)$", text, re.M)[:1] or [""]

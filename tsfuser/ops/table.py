@@ -204,7 +204,9 @@ class Row:
         described = tuple(sorted((name, _frozen(arg)) for name, arg in args.items()))
         device = device or "cuda:0"
         alike = tuple((name, self._with_any_number(name, arg)) for name, arg in described)
-        result, has_limits = (None, True) if alike == described else _infer(self, alike, device, default, eager)
+        result, has_limits = (
+            (None, True) if alike == described else _infer(self, alike, device, default, eager)
+        )
         if isinstance(result, tuple) and not has_limits:
             return result
         return _infer(self, described, device, default, eager)[0]
