@@ -6,7 +6,16 @@ import pytest
 import torch
 
 import tsfuser
-from kit.support import all_graphs, assert_matches, counted, fuse, groups, kinds, no_fallback, script
+from kit.support import (
+    all_graphs,
+    assert_matches,
+    counted,
+    fuse,
+    fused_as_eager,
+    groups,
+    kinds,
+    script,
+)
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
 JOINS = {"aten::cat", "aten::concat", "aten::stack", "aten::roll", "aten::flip"}
@@ -27,15 +36,7 @@ def joined(scripted):
 
 def compare(text, *inputs, ops=20, fused=True, scripted=None):
     """The program of `x, y, z` against eager; all that it joins is joined in groups."""
-    source = f"def f({', '.join('xyz'[: len(inputs)])}):\n    return {text}\n"
-    scripted, plain = scripted or script(source), script(source)
-    with torch.jit.fuser("fuser0"), torch.no_grad():
-        eager = plain(*inputs)
-        exact = plain(*(t.double() if t.is_floating_point() else t for t in inputs))
-    with no_fallback(), torch.no_grad():
-        fuse(scripted, *inputs)
-        result = scripted(*inputs)
-    assert_matches(result, eager, exact, ops=ops)
+    scripted = fused_as_eager(text, *inputs, ops=ops, scripted=scripted)
     if fused:
         assert joined(scripted)
     return scripted

@@ -5,7 +5,17 @@ import warnings
 import pytest
 import torch
 
-from kit.support import all_graphs, assert_matches, counted, fuse, groups, kinds, no_fallback, script
+from kit.support import (
+    all_graphs,
+    assert_matches,
+    counted,
+    fuse,
+    fused_as_eager,
+    groups,
+    kinds,
+    no_fallback,
+    script,
+)
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
 KINDS = {f"aten::{name}" for name in ("slice", "select", "narrow", "pad", "constant_pad_nd")}
@@ -19,15 +29,7 @@ def seeded():
 
 def compare(text, *inputs, ops=20, fused=True):
     """The program of `x, y, z` against eager; all parts are taken in groups."""
-    source = f"def f({', '.join('xyz'[: len(inputs)])}):\n    return {text}\n"
-    scripted, plain = script(source), script(source)
-    with torch.jit.fuser("fuser0"), torch.no_grad():
-        eager = plain(*inputs)
-        exact = plain(*(t.double() if t.is_floating_point() else t for t in inputs))
-    with no_fallback(), torch.no_grad():
-        fuse(scripted, *inputs)
-        result = scripted(*inputs)
-    assert_matches(result, eager, exact, ops=ops)
+    scripted = fused_as_eager(text, *inputs, ops=ops)
     if fused:
         assert KINDS & {kind for group in groups(scripted) for kind in kinds(group)}
         assert not any(graph.findAllNodes(kind, True) for graph in all_graphs(scripted) for kind in KINDS)

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import warnings
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from torch import nn
 import tsfuser
 from kit import thunders
 from kit.support import assert_matches
+from kit.thunders import strict  # noqa: F401  a fixture of all tests here
 from tsfuser.errors import TsfuserWarning
 
 if importlib.util.find_spec("thunder") is None:
@@ -34,17 +34,6 @@ def loaded():
 
 pytestmark = pytest.mark.graphs
 TERMS = 200  # the longest sums of the models
-
-
-@pytest.fixture(autouse=True)
-def strict():
-    """What runs unfused is an error."""
-    tsfuser.reset()
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", TsfuserWarning)
-        yield
 
 
 def jit(function, **choices):

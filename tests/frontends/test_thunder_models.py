@@ -1,7 +1,6 @@
 """The networks of lightning-thunder's own tests, nanoGPT and Llama 2, with tsfuser as an executor."""
 
 import importlib.util
-import warnings
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 import tsfuser
 from kit import thunders
 from kit.support import assert_matches
-from tsfuser.errors import TsfuserWarning
+from kit.thunders import strict  # noqa: F401  a fixture of all tests here
 
 if importlib.util.find_spec("thunder") is None:
     pytest.skip("lightning-thunder is not installed", allow_module_level=True)
@@ -29,17 +28,6 @@ def loaded():
         llama2 = importlib.import_module("thunder.tests.llama2_model")
     except ImportError as error:
         pytest.skip(str(error))
-
-
-@pytest.fixture(autouse=True)
-def strict():
-    """What runs unfused is an error."""
-    tsfuser.reset()
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", TsfuserWarning)
-        yield
 
 
 def gpt_config():

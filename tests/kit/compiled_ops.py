@@ -41,10 +41,10 @@ def sweep(infos, dtype, count=1, report=print):
         load(kernels)
         for function, (name, program, eager, exact) in zip(functions, part):
             before = tsfuser.stats()["launches"]
-            what = _problem(_outcome(function, program), eager, exact)
+            what = problem(_outcome(function, program), eager, exact)
             ran["programs"] += 1
             ran["fused"] += tsfuser.stats()["launches"] > before
-            if what and _problem(_outcome(_compiled(program, "aot_eager"), program), eager, exact) is None:
+            if what and problem(_outcome(_compiled(program, "aot_eager"), program), eager, exact) is None:
                 wrong.append((name, what))
                 report(f"{name}: {program.text}: {what}")
         report(f"{ran['programs']} programs, {ran['fused']} fused, {len(wrong)} wrong")
@@ -80,14 +80,16 @@ def _outcome(function, program):
         return error
 
 
-def _problem(found, eager, exact):
+def problem(found, eager, exact):
+    """How results, or an exception, differ from eager's; None if they do not. Strides may, as neither torch's
+    metadata nor thunder promise those of a result."""
     if isinstance(found, Exception):
         return f"raises {type(found).__name__}: {str(found).strip().partition(chr(10))[0]}"
     if len(found) != len(eager):
         return f"{len(found)} results, eager {len(eager)}"
     for k, (ours, plainly, wide) in enumerate(zip(found, eager, exact)):
         if ours.shape == plainly.shape and ours.stride() != plainly.stride():
-            ours = torch.empty_like(plainly, dtype=ours.dtype).copy_(ours)  # as torch's metadata promise
+            ours = torch.empty_like(plainly, dtype=ours.dtype).copy_(ours)
         what = difference(ours, plainly, wide if wide.shape == plainly.shape else plainly, STEPS, ROUNDINGS)
         if what:
             return f"result {k} {what}"

@@ -204,3 +204,18 @@ def run_python(folder, source, timeout=300, **environment):
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     done = prefork.run([path], env=env, timeout=timeout)
     return done.returncode, done.stdout, done.stderr
+
+
+def fused_as_eager(text, *inputs, ops=20, scripted=None):
+    """The scripted program of the expression `text` of `x`, `y`, `z`, once it has run fused and been compared
+    with eager; `scripted`: take that one, which has run before."""
+    source = f"def f({', '.join('xyz'[: len(inputs)])}):\n    return {text}\n"
+    scripted, plain = scripted or script(source), script(source)
+    with torch.jit.fuser("fuser0"), torch.no_grad():
+        eager = plain(*inputs)
+        exact = plain(*(t.double() if t.is_floating_point() else t for t in inputs))
+    with no_fallback(), torch.no_grad():
+        fuse(scripted, *inputs)
+        result = scripted(*inputs)
+    assert_matches(result, eager, exact, ops=ops)
+    return scripted

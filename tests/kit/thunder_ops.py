@@ -23,12 +23,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 import tsfuser
 from kit import thunders
 from kit.batch import collecting, load
-from kit.nearness import difference
-from kit.opsweep import STEPS, evaluate
+from kit.compiled_ops import problem
+from kit.opsweep import evaluate
 
 ATTEMPTS = 8  # samples that thunder itself may refuse before an op counts as not run
 CHUNK = 40  # programs whose kernels are compiled together
-ROUNDINGS = 8  # of a gradient
 COPIES = ("neg", "logical_or")  # symbols that stand before and after the op
 WHOLE, PART, NONE = "all of it", "a part", "nothing"
 #: Results that are other numbers each time, or what memory held before.
@@ -122,7 +121,7 @@ def _check(case, tally, reasons, report):
     before = tsfuser.stats()["launches"]
     found = case.outcome()
     launched = tsfuser.stats()["launches"] > before
-    what = _problem(found, case.plain, case.exact) and _problem(found, case.eager, case.exact)
+    what = problem(found, case.plain, case.exact) and problem(found, case.eager, case.exact)
     if what:
         tally.wrong.append((case.name, what))
         report(f"{case.name}: {[getattr(a, 'shape', a) for a in case.arguments]}: {what}")
@@ -233,21 +232,6 @@ def _between(op, sample):
 
 def _copy(tensor):
     return torch.logical_or(tensor, tensor) if tensor.dtype == torch.bool else tensor.neg().neg()
-
-
-def _problem(found, eager, exact):
-    if isinstance(found, Exception):
-        return f"raises {type(found).__name__}: {str(found).strip().partition(chr(10))[0]}"
-    if len(found) != len(eager):
-        return f"{len(found)} results, without tsfuser {len(eager)}"
-    for k, (ours, plain, wide) in enumerate(zip(found, eager, exact)):
-        if ours.shape == plain.shape and ours.stride() != plain.stride():
-            ours = torch.empty_like(plain, dtype=ours.dtype).copy_(ours)  # thunder promises no strides
-        wide = wide if wide.shape == plain.shape else plain
-        what = difference(ours, plain, wide, STEPS, ROUNDINGS)
-        if what:
-            return f"result {k} {what}"
-    return None
 
 
 def main():

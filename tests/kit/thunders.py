@@ -6,7 +6,11 @@ Example: `thunder = load()`, then `thunder.jit(function, executors=["tsfuser"])`
 import importlib
 import warnings
 
+import pytest
 import torch
+
+import tsfuser
+from tsfuser.errors import TsfuserWarning
 
 #: Tensor methods that thunder 0.2.6 looks up by name, and torch 2.13 no longer has.
 _DROPPED = ("align_as", "align_to", "has_names", "refine_names", "rename")
@@ -43,3 +47,14 @@ def outside(trace):
     return [
         symbol for symbol in trace.bound_symbols if not symbol.sym.is_fusion and symbol.sym.name not in QUIET
     ]
+
+
+@pytest.fixture(autouse=True)
+def strict():
+    """What runs unfused is an error."""
+    tsfuser.reset()
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", TsfuserWarning)
+        yield
