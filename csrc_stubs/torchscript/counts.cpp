@@ -7,7 +7,6 @@
 #include "torchscript/counts.h"
 #include "call/arguments.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
@@ -59,6 +58,25 @@ bool may_be_one_op(const std::vector<Addition>& counts) {
          });
 }
 
+// torch's op for many tensors raises a version once or more often, by its route and device; the counter's
+// own op raises it once.
+void add_together(const std::vector<Addition>& counts) {
+  std::vector<at::Tensor> counters;
+  std::vector<int64_t> versions;
+  for (const Addition& count : counts) {
+    counters.push_back(count.counter);
+    versions.push_back(count.counter._version());
+  }
+  at::_ops::_foreach_add__Scalar::call(counters, counts[0].number);
+  for (size_t i = 0; i < counters.size(); ++i) {
+    c10::VariableVersion version = counters[i].unsafeGetTensorImpl()->version_counter();  // shared
+    version.set_version(versions[i]);
+  }
+  for (const at::Tensor& counter : counters) {
+    counter.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
 class Counts : public torch::CustomClassHolder {
  public:
   // `given`: the arguments of the program. It may read them, so that what is of their memory is added at
@@ -98,15 +116,7 @@ class Counts : public torch::CustomClassHolder {
       }
     }
     if (others.size() > 1 && may_be_one_op(others)) {
-      std::vector<at::Tensor> counters;
-      for (const Addition& count : others) {
-        counters.push_back(count.counter);
-      }
-      const at::AutoDispatchBelowADInplaceOrView guard;  // torch would raise some versions twice
-      at::_ops::_foreach_add__Scalar::call(counters, others[0].number);
-      for (const at::Tensor& counter : counters) {
-        counter.unsafeGetTensorImpl()->bump_version();
-      }
+      add_together(others);
       return;
     }
     std::for_each(others.begin(), others.end(), add_now);
