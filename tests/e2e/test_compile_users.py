@@ -1,14 +1,13 @@
 """What users of torch.compile do beside calling it, with `backend="tsfuser"`: equal to eager."""
 
 import copy
-import socket
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import tsfuser
+from kit.parallel import Block, train_together
 from kit.support import assert_matches
 from tsfuser.frontends.dynamo.foreach import foreach_ops
 
@@ -19,38 +18,6 @@ pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
 
 def compiled(function, **choices):
     return torch.compile(function, backend=BACKEND, **choices)
-
-
-class Block(nn.Module):
-    """A layer with a residual, and a buffer that it counts calls and sums up in."""
-
-    def __init__(self, width=8, rate=0.0):
-        super().__init__()
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.norm = nn.LayerNorm(width)
-        self.rate = rate
-        self.register_buffer("seen", torch.zeros(()))
-        self.register_buffer("mean", torch.zeros(width))
-
-    def forward(self, x):
-        if self.training:
-            self.seen += 1
-            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
-        y = F.gelu(self.up(self.norm(x) - self.mean))
-        return x + F.dropout(self.down(y), self.rate, self.training)
-
-
-class Blocks(nn.Module):
-    """Torch does not compile frames of its own `nn.Sequential`, where hooks of others call it."""
-
-    def __init__(self, width, count):
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(width) for _ in range(count))
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x
 
 
 def assert_trains_alike(ours, eager, x, steps=2):
@@ -232,89 +199,15 @@ def test_tensors_of_the_cpu_and_of_a_gpu_in_one_graph():
     assert tsfuser.stats()["fallbacks"] == {} and tsfuser.stats()["launches"] >= 2
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_a_model_on_two_gpus():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = Block().to("cuda:0"), Block().to("cuda:1")
-
-        def forward(self, x):
-            return self.second(self.first(x).to("cuda:1")) * 2
-
-    eager = Two()
-    model = copy.deepcopy(eager)
-    assert_trains_alike((compiled(model), model), (eager, eager), torch.randn(6, 8, device="cuda:0"))
-    alone = Block().to("cuda:1")
-    x = torch.randn(6, 8, device="cuda:1")
-    assert_matches(compiled(copy.deepcopy(alone).eval())(x).detach(), alone.eval()(x).detach(), ops=64)
-    assert tsfuser.stats()["fallbacks"] == {}
-
-
-def _free_port():
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]
-
-
-def _train_in_parallel(rank, world, port, kind, device, results):
-    """One process; its gradients, and those of eager."""
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    address = f"tcp://localhost:{port}"
-    backend = "nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=address, rank=rank, world_size=world)
-    place = f"cuda:{rank}" if device == "cuda" else "cpu"
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    torch.manual_seed(0)
-    eager = Blocks(300, 2).to(place)
-    model = copy.deepcopy(eager)
-    if kind == "ddp":
-        from torch.nn.parallel import DistributedDataParallel
-
-        # in two buckets of 1 MB, at which torch cuts the graph
-        model, eager = (DistributedDataParallel(m, bucket_cap_mb=1) for m in (model, eager))
-        function = torch.compile(model, backend=BACKEND)
-    else:
-        from torch.distributed.fsdp import fully_shard
-
-        for block in model.blocks:
-            block.compile(backend=BACKEND)
-        for each in (model, eager):
-            for block in each.blocks:
-                fully_shard(block)
-            fully_shard(each)
-        function = model
-    for step in range(2):
-        torch.manual_seed(10 * step + rank)
-        x = torch.randn(8, 300, device=place)
-        for each in (function, eager):
-            each(x).square().mean().backward()
-    for a, b in zip(model.parameters(), eager.parameters()):
-        a, b = (g.full_tensor() if hasattr(g, "full_tensor") else g for g in (a.grad, b.grad))
-        torch.testing.assert_close(a, b)
-    found = tsfuser.stats()
-    results.put((rank, found["launches"], found["graphs"], dict(found["fallbacks"])))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 @pytest.mark.long
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no torch.distributed")
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_processes_that_train_together(kind, device):
-    if device == "cuda" and torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    context = torch.multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    torch.multiprocessing.spawn(_train_in_parallel, (2, _free_port(), kind, device, results), nprocs=2)
-    found = [results.get() for _ in range(2)]
-    assert sorted(rank for rank, *_ in found) == [0, 1]
-    for _, launches, graphs, fallbacks in found:
-        assert launches > 0 and graphs >= 4 and fallbacks == {}, found
+def test_processes_that_train_together(kind, tmp_path):
+    """tests/gpu/test_two_devices.py has them on two GPUs."""
+    found = train_together(kind, "cpu", tmp_path, seconds=240)
+    assert [each.error for each in found] == ["", ""]
+    for each in found:
+        assert each.launches > 0 and each.graphs >= 4 and each.fallbacks == {}, found
 
 
 def test_looking_for_ops_on_lists_makes_no_second_objects_of_ops():
