@@ -28,6 +28,11 @@ def compiled(function, **choices):
     return torch.compile(function, backend="tsfuser", **choices)
 
 
+def results(value):
+    """The tensors that a function returned: none, one or some."""
+    return [] if value is None else [value] if isinstance(value, torch.Tensor) else list(value)
+
+
 OPTIMIZERS = {
     "adam": (lambda p: torch.optim.Adam(p, lr=1e-2, foreach=True), 3),
     "adamw": (lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True, weight_decay=0.1), 3),
@@ -130,6 +135,18 @@ def test_what_is_read_afterwards_is_read_before(device):
         x.div_(2).add_(total)
         return total
 
+    def normalised(x, y):
+        x.add_(y)
+        return torch.softmax(x.float(), -1)
+
+    def beside_a_sum(x, y):
+        x.add_(y)
+        return torch.atan2(x, torch.std(y, [1, 0], unbiased=False, keepdim=True) + 1)
+
+    def centred(x, y):
+        x.mul_(y)
+        return x - x.mean(0), x.sum(1)
+
     square = torch.randn(4, 4, device=device)
     for function, args in (
         (swapped, (square, square + 1)),
@@ -138,15 +155,17 @@ def test_what_is_read_afterwards_is_read_before(device):
         (viewed, (square,)),
         (broadcast, (square, square + 3)),
         (summed, (square,)),
+        (normalised, (square, square + 1)),
+        (beside_a_sum, (square, square + 2)),
+        (centred, (square, square + 3)),
     ):
         torch._dynamo.reset()
         ours, plain = [a.clone() for a in args], [a.clone() for a in args]
         run = compiled(function)
         for _ in range(2):
             found, expected = run(*ours), function(*plain)
-            for a, b in zip([*ours, found], [*plain, expected]):
-                if b is not None:
-                    assert_matches(a, b, ops=30)
+            for a, b in zip([*ours, *results(found)], [*plain, *results(expected)]):
+                assert_matches(a, b, ops=30)
 
 
 def test_sizes_that_vary(device):

@@ -74,13 +74,14 @@ def _inputs(read: Sequence[TensorInput], new: _Canonical) -> tuple[TensorInput, 
 
 def _check_updates(fusion: Fusion) -> None:
     """Refuses other readers of a tensor than the op that makes what it becomes: they might read before or
-    after. Where all is elementwise, in one loop nest, each reads before it stores."""
+    after. So might readers of what it becomes, in loops that compute that once more. Where all is
+    elementwise, in one loop nest, each reads before it stores."""
     stored = [v.name for v in _stored(fusion)]
     for update in fusion.updates:
         if stored.count(update.value.name) > 1:
             raise Refusal("a tensor that is changed in place gets what goes elsewhere as well")
         read = [i for i in fusion.inputs if i.index == update.index]
-        names = {i.value.name for i in read}
+        names = {i.value.name for i in read} | ({update.value.name} if read else set())
         others = [op for op in fusion.ops if op.output.name != update.value.name]
         if any(not names.isdisjoint(v.name for v in op.operands) for op in others):
             if not (all(_is_where(i, update) for i in read) and _is_elementwise(fusion)):
