@@ -6,8 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from kit.support import assert_matches
+from tsfuser.frontends.dynamo import softmaxes
+from tsfuser.frontends.dynamo.simplify import without_detach
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten", "fused_or_error")]
 
@@ -152,3 +155,63 @@ def test_a_view_that_is_saved_tells_that_its_base_has_changed(device):
         x.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+class Attention(nn.Module):
+    """Softmax in float32 of what is narrower, as autocast has it."""
+
+    def __init__(self, log, dropout=0.0):
+        super().__init__()
+        self.query, self.log, self.dropout = nn.Linear(24, 24), log, dropout
+
+    def forward(self, x):
+        scores = self.query(x) @ x.transpose(-2, -1)
+        wide = scores.to(torch.promote_types(scores.dtype, torch.float32)) / 3
+        p = F.log_softmax(wide, -1) if self.log else F.softmax(wide, -1)
+        return F.dropout(p, self.dropout).to(x.dtype) @ x
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("log", [False, True])
+def test_a_softmax_is_computed_again_from_operands_of_16_bits(log, dynamic, device):
+    torch.manual_seed(5)
+    plain = Attention(log).to(device, torch.bfloat16)
+    exact, x = copy.deepcopy(plain).double(), torch.randn(3, 10, 24, device=device).bfloat16()
+    runs, found = [], []
+    compiled = torch.compile(plain, backend="tsfuser", dynamic=dynamic)
+    for call, given in ((compiled, x), (plain, x), (exact, x.double())):
+        given = given.detach().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t) or t, lambda t: t):
+            y = call(given)
+        if call is compiled:  # two of them: scores, and what is multiplied
+            wide = [t.dtype for t in found if t.shape == (3, 10, 10)]
+            assert wide.count(torch.bfloat16) <= 2 and torch.float32 not in wide
+        y.square().mean().backward()
+        runs.append([y.detach(), given.grad])
+    for ours, eager, reference in zip(*runs):
+        assert_matches(ours, eager, reference, TERMS)
+
+
+@pytest.mark.parametrize("op", [torch.softmax, torch.log_softmax])
+def test_a_softmax_whose_result_is_saved_stays_whole(op):
+    def step(x, w, g):
+        y = op(x * 3, 1)
+        return y, *torch.autograd.grad(y @ w, [x, w], g)
+
+    x, w, g = torch.randn(5, 4), torch.randn(4, 6), torch.randn(5, 6)
+    joint = make_fx(step, tracing_mode="fake")(x.requires_grad_(), w.requires_grad_(), g)
+    without_detach(joint)
+    before = [node.target for node in joint.graph.nodes]
+    softmaxes.expand(joint)
+    assert before != [node.target for node in joint.graph.nodes]
+    for ours, eager in zip(joint(x, w, g), step(x, w, g)):
+        assert_matches(ours, eager, ops=TERMS)
+    softmaxes.collapse(joint)
+    assert before == [node.target for node in joint.graph.nodes]
+
+
+def test_a_softmax_of_nothing(device):
+    x = torch.ones(3, 0, device=device, requires_grad=True)
+    y = torch.compile(lambda x: F.softmax(x * 2, 1) * 3, backend="tsfuser")(x)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == (3, 0)

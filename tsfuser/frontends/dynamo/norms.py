@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode
-from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.utils._pytree import tree_leaves
+
+from .insert import Insert, is_alike
 
 aten = torch.ops.aten
 
@@ -30,21 +29,8 @@ _NORM, _RESULT = "tsfuser_norm", "tsfuser_result_of_norm"  # in `meta`: the numb
 _EXACT = (torch.float32, torch.float64)  # statistics that are not rounded
 
 
-class _Ops:
-    """Inserts nodes before another one, with their `meta`."""
-
-    def __init__(self, before: fx.Node, like: fx.Node):
-        self.before = before
-        self.meta = {k: v for k, v in like.meta.items() if k in ("stack_trace", "nn_module_stack", "custom")}
-
-    def __call__(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        with self.before.graph.inserting_before(self.before):
-            node = self.before.graph.call_function(op, args, kwargs)
-        values = fx.node.map_arg(args, lambda n: n.meta["val"])
-        tensors = [v for v in tree_leaves(values) if isinstance(v, torch.Tensor)]
-        with detect_fake_mode(tensors):
-            node.meta = {**self.meta, "val": op(*values, **kwargs)}
-        return node
+class _Ops(Insert):
+    """Inserts what results of norms are made of."""
 
     def scaled(self, x: fx.Node, mean: fx.Node | None, rstd: fx.Node, weight: Any, bias: Any) -> fx.Node:
         """`(x - mean) * rstd * weight + bias`, of which all but `x` and `rstd` may be absent."""
@@ -133,17 +119,12 @@ def _expand(norm: fx.Node, number: int, result: fx.Node, statistics: list, make:
     made = make(ops, statistics, *norm.args)
     if made is not None and made.meta["val"].dtype != result.meta["val"].dtype:
         made = ops(aten._to_copy.default, made, dtype=result.meta["val"].dtype)
-    if made is None or not _is_alike(made.meta["val"], result.meta["val"]):
+    if made is None or not is_alike(made.meta["val"], result.meta["val"]):
         return
     norm.meta[_NORM] = made.meta[_RESULT] = number
     result.replace_all_uses_with(made)
     if [user.target for user in made.users].count(aten.relu.default) == 1:
         _mask_by_operand(made)
-
-
-def _is_alike(made: torch.Tensor, result: torch.Tensor) -> bool:
-    pairs = [*zip(made.shape, result.shape), *zip(made.stride(), result.stride())]
-    return made.dim() == result.dim() and all(statically_known_true(a == b) for a, b in pairs)
 
 
 def _mask_by_operand(result: fx.Node) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from . import norms
+from . import norms, softmaxes
 from .dropout import seed_dropouts
 from .recomputable import recomputable
 from .simplify import without_detach
@@ -33,11 +33,13 @@ def partition(joint: fx.GraphModule, inputs: Any, *, recompute: bool, num_fwd_ou
         without_detach(joint)
         seed_dropouts(joint)
         norms.expand(joint)
+        softmaxes.expand(joint)
         with recomputable():
             forward, backward = min_cut_rematerialization_partition(
                 joint, inputs, num_fwd_outputs=num_fwd_outputs, **others
             )
         norms.collapse(forward)
+        softmaxes.collapse(forward)
     else:
         forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
     save_old_values(forward, num_fwd_outputs)

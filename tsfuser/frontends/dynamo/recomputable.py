@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch._functorch import partitioners
 
-from . import norms
+from . import norms, softmaxes
 from .types import hint
 
 #: Computed from elements alone, at the cost of reading them.
@@ -57,6 +57,8 @@ class _OpTypes(partitioners.OpTypes):
     def is_fusible(self, node: fx.Node) -> bool:
         """Whether what goes into the node, or comes out, need not be stored. A norm's operand need not where
         it is computed from one tensor of its size: to read that one instead costs no more."""
+        if softmaxes.reads_result(node):
+            return True
         operand = norms.operand_of(node)
         return super().is_fusible(node) or (operand is not None and self._is_of_one(operand))
 
