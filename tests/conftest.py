@@ -37,7 +37,7 @@ def pytest_configure(config):
     )
     config.addinivalue_line(
         "markers",
-        "optimized: a module about what g++ makes of kernels at -O3; others have -O1 without --long",
+        "optimized: a module about what g++ makes of kernels at -O3; others have -O0 without --long",
     )
     config.addinivalue_line("filterwarnings", "ignore:`torch.jit.*is deprecated:DeprecationWarning")
     config.pluginmanager.register(_Failures(config))

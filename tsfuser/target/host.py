@@ -40,7 +40,9 @@ _NATIVE = {"x86_64": ("-march=native",), "aarch64": ("-mcpu=native",), "arm64": 
 
 class HostTarget:
     """Compiles for this machine's CPU. `fibers`: the launch shape of the GPU, for tests. `opt_level` is the
-    digit after -O, `seconds` what a kernel may take."""
+    digit after -O, `seconds` what a kernel may take, `libraries` what kernels are linked to."""
+
+    libraries: tuple[str, ...] = _LIBRARIES
 
     def __init__(self, cache: DiskCache, opt_level: int = 3, fibers: bool = False, seconds: float = 120):
         self.cache = cache
@@ -100,7 +102,7 @@ class HostTarget:
             text.write_text(source)
         except OSError as error:
             raise CompileError(f"cannot write temporary files to {text.parent} ({error.strerror})") from None
-        options = (*self.flags(), *self._include(), str(text), *_LIBRARIES)
+        options = (*self.flags(), *self._include(), str(text), *self.libraries)
         try:
             cxx.run(compiler, options, _GCC, name, output, self._seconds, stop)
         except CompileError as error:

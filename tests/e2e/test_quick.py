@@ -1,0 +1,61 @@
+"""How tests compile kernels in less time (kit/quick.py) takes place: all works without it, too."""
+
+import subprocess
+
+import pytest
+import torch
+
+from kit import harness, quick
+from tsfuser.errors import Refusal
+from tsfuser.target import cxx
+from tsfuser.target.disk_cache import DiskCache
+
+
+@pytest.fixture
+def gcc(tmp_path):
+    """The command of a g++ that reads a header which it has precompiled."""
+    try:
+        command = cxx.find_compiler()
+    except Refusal:
+        pytest.skip("no C++ compiler")
+    header, user, folder = tmp_path / "one.h", tmp_path / "user.cpp", tmp_path / "precompiled"
+    header.write_text("struct One {};\n")
+    user.write_text('#include "one.h"\nOne one;\n')
+    folder.mkdir()
+    write = [*command, "-x", "c++-header", str(header), "-o", str(folder / "one.h.gch")]
+    read = [*command, "-fsyntax-only", "-iquote", str(folder), str(user)]
+    if not cxx.is_gcc(command) or not _passes(write):
+        pytest.skip("not g++")
+    header.unlink()
+    return command if _passes(read) else pytest.skip("this g++ reads no precompiled header")
+
+
+def _passes(command):
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("fibers", [False, True])
+@pytest.mark.parametrize("level", [quick.QUICK, quick.USERS])
+def test_headers_are_precompiled(gcc, monkeypatch, tmp_path, fibers, level):
+    monkeypatch.setattr(quick, "HEADERS", tmp_path / "headers")
+    monkeypatch.setattr(quick.precompiled, "compiler", gcc)
+    monkeypatch.setattr(quick.QuickHost, "level", level)
+    quick.precompiled.cache_clear()
+    flags = quick.QuickHost(DiskCache(tmp_path / "cache"), fibers=fibers).flags()
+    assert quick.precompiled(gcc, flags)[0] == "-iquote"
+    quick.precompiled.cache_clear()
+
+
+def test_a_quick_kernel_calls_the_math_library(monkeypatch, tmp_path):
+    """Which it is not linked to: the loader finds its functions."""
+    source = """#include "tsfuser.h"
+struct Args { const double* x; double* out; };
+KERNEL(gamma_of, Args, 128) { args.out[0] = lgamma(args.x[0]); }"""
+    monkeypatch.setattr(quick.QuickHost, "level", quick.QUICK)
+    target = quick.QuickHost(DiskCache(tmp_path / "cache"))
+    function = target.load(target.compile(source, "gamma_of"), "gamma_of")
+    kernel = harness.Kernel.__new__(harness.Kernel)  # how a kernel is launched
+    kernel.target, kernel.function = "host", function
+    x, out = torch.tensor([4.0], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    kernel(x, out, grid=1)
+    assert torch.allclose(out, torch.lgamma(x))
