@@ -65,12 +65,14 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> Report:
     seen = Seen()
     if (by_torch := compiled(fn)) is not None:
         from .check_compiled import differs_from_eager  # needs torch._dynamo, which is loaded already
+        from .recompile_limit import beyond_limit
 
+        said = beyond_limit(by_torch, args, kwargs)
         with isolate_compiled(by_torch, args, kwargs) as twin:
             whole, eager = differs_from_eager(twin)
             with observing(seen.look, unfused=True):
                 twin.step()
-        return _report(twin.name, seen, whole, eager, "", (fn, args, kwargs))
+        return _report(twin.name, seen, whole, eager, said, (fn, args, kwargs))
     with isolate(fn, args, kwargs) as twin, torch.jit.fuser("fuser2"):
         for _ in range(CALLS):
             twin.step()

@@ -77,13 +77,15 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
 def _explain_compiled(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Explanation:
     from ..frontends.dynamo import watch  # needs torch._dynamo, which is loaded already
     from .explain_compiled import breaks_of, reports_of
+    from .recompile_limit import beyond_limit
 
+    beyond = beyond_limit(fn, args, kwargs)
     with isolate_compiled(fn, args, kwargs) as twin:
         with watch.watching() as (graphs, outcomes):
             twin.step()
             runs = timed_runs(twin)
         reader = GraphReader(Sources(torch._C.Graph()), runs)
-        return Explanation(twin.name, reports_of(outcomes, reader), breaks=breaks_of(graphs))
+        return Explanation(twin.name, reports_of(outcomes, reader), beyond, breaks_of(graphs))
 
 
 def timed_runs(twin: Twin) -> dict[int, list[Run]]:

@@ -22,7 +22,7 @@ import torch
 
 from .isolate import Twin, generators_of, mapped, twin_of
 
-_TORCH_COMPILE = "_torchdynamo_orig_callable"
+TORCH_COMPILE = "_torchdynamo_orig_callable"
 
 
 @dataclass
@@ -40,10 +40,10 @@ def compiled(fn: Any) -> Any:
     inner = getattr(fn, "_compiled_call_impl", None) if isinstance(fn, torch.nn.Module) else None
     if inner is not None:
         return inner
-    if hasattr(fn, _TORCH_COMPILE) or hasattr(fn, "_orig_mod"):
+    if hasattr(fn, TORCH_COMPILE) or hasattr(fn, "_orig_mod"):
         return fn
     forward = getattr(fn, "forward", None) if isinstance(fn, torch.nn.Module) else None
-    return forward if hasattr(forward, _TORCH_COMPILE) else None
+    return forward if hasattr(forward, TORCH_COMPILE) else None
 
 
 @contextlib.contextmanager
@@ -52,7 +52,7 @@ def isolate_compiled(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     Raises TypeError where another backend than tsfuser compiles it."""
     from torch._dynamo.eval_frame import innermost_backend
 
-    context = _context(fn)
+    context = context_of(fn)
     choices = _choices(innermost_backend(context.callback), name_of(fn))
     program, owner = _twin_of(fn)
     given = (*args, *kwargs.values())
@@ -88,7 +88,7 @@ def _in_float64(tensor: torch.Tensor) -> torch.Tensor:
     return exact.requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else exact
 
 
-def _context(fn: Any) -> Any:
+def context_of(fn: Any) -> Any:
     """torch's record of how `fn` was compiled."""
     found = getattr(fn, "dynamo_ctx", None)
     if found is None:
@@ -119,16 +119,16 @@ def name_of(fn: Any) -> str:
     original = getattr(fn, "_orig_mod", None)
     if original is not None:
         return type(original).__name__
-    owner = getattr(_original(fn), "__self__", None)
+    owner = getattr(original_of(fn), "__self__", None)
     name = getattr(fn, "__name__", type(fn).__name__)
-    return type(owner).__name__ if name in ("_call_impl", "forward") and owner is not None else name
+    return type(owner).__name__ if name.endswith(("call_impl", "forward")) and owner is not None else name
 
 
-def _original(fn: Any) -> Any:
+def original_of(fn: Any) -> Any:
     """The module or function that was compiled."""
     if hasattr(fn, "_orig_mod"):
         return fn._orig_mod
-    found = getattr(fn, _TORCH_COMPILE)
+    found = getattr(fn, TORCH_COMPILE)
     if inspect.ismethod(fn):  # the decorator stands in the class
         return types.MethodType(found, fn.__self__)
     from torch._dynamo import external_utils
@@ -141,7 +141,7 @@ def _original(fn: Any) -> Any:
 
 def _twin_of(fn: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The program on copies of its modules, and those copies."""
-    original = _original(fn)
+    original = original_of(fn)
     if isinstance(original, torch.nn.Module):
         module = twin_of(original)
         return module, (module,)
@@ -178,16 +178,24 @@ def _with_copies(function: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 def _separate(program: Any) -> Any:
     """What is given to torch.compile. torch counts what it has compiled by code objects, so functions, and
     the `forward`s of the user's modules, get their own."""
+    from torch._dynamo.external_utils import wrap_inline
+
     owner = getattr(program, "__self__", program)
     for module in owner.modules() if isinstance(owner, torch.nn.Module) else ():
-        forward, own = type(module).forward, not type(module).__module__.startswith("torch.")
-        if own and isinstance(forward, types.FunctionType):
+        forward = type(module).forward
+        if not _is_torchs(module) and isinstance(forward, types.FunctionType):
             vars(module).setdefault("forward", types.MethodType(_with_code_of_its_own(forward), module))
     if isinstance(program, types.FunctionType):
         return _with_code_of_its_own(program)
     if inspect.ismethod(program) and isinstance(program.__func__, types.FunctionType):
         return types.MethodType(_with_code_of_its_own(program.__func__), program.__self__)
-    return program
+    if isinstance(program, torch.nn.Module) and not _is_torchs(program):
+        return program
+    return _with_code_of_its_own(wrap_inline(program))  # as torch does, with one code object for all
+
+
+def _is_torchs(module: torch.nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
 
 
 def _with_code_of_its_own(function: types.FunctionType) -> types.FunctionType:
