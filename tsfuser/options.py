@@ -53,6 +53,7 @@ DUMP = {
 DISABLE = {
     "fallback": "A group that cannot run fused raises, with its graph, instead of running unfused.",
     "fma": "No fused multiply-add in CUDA kernels.",
+    "clusters": "No blocks of CUDA kernels combine in each other's shared memory.",
     "overlap": "No programmatic dependent launch: no CUDA kernel starts while the one before it runs.",
     "recompute": "The backward reads all that autodiff saves, and computes nothing again.",
     **_inert(
@@ -61,6 +62,8 @@ DISABLE = {
     ),
 }
 ENABLE = {
+    "clusters": "Blocks of CUDA kernels combine in each other's shared memory, on devices of compute "
+    "capability 9.0 and later.",
     "complex": "Always on: complex numbers are fused.",
     "kernel_db": "Always on: kernels are kept on disk.",
     "linear_decomposition": "The bias of a `linear` of four dims or more is added in a group.",

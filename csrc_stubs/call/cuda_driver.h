@@ -19,7 +19,9 @@ constexpr int device_max_shared_bytes_optin = 97;  // CU_DEVICE_ATTRIBUTE_MAX_SH
 constexpr int capture_mode_relaxed = 2;            // CU_STREAM_CAPTURE_MODE_RELAXED
 constexpr long long shared_bytes_without_optin = 48 << 10;
 
+constexpr int attribute_cluster = 4;              // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 constexpr int attribute_overlap = 6;              // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+constexpr int launch_with_version = 11080;        // the first driver that has cuLaunchKernelEx
 constexpr int overlap_in_graphs_version = 12030;  // the first driver that captures such launches
 
 struct LaunchAttribute {
@@ -28,6 +30,9 @@ struct LaunchAttribute {
   union {
     char bytes[64];
     int allowed;
+    struct {
+      unsigned x, y, z;
+    } cluster;
   } value;
 };
 
@@ -42,7 +47,8 @@ struct Driver {
   Result (*launch_kernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                           Stream, void** parameters, void** extra);
   Result (*launch_with)(const LaunchConfig*, Function, void** parameters,
-                        void** extra);  // null before CUDA 12.3
+                        void** extra);  // null before CUDA 11.8
+  bool overlaps_in_graphs;
   Result (*launch_cooperative)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                unsigned, Stream, void** parameters);
   Result (*fill_bytes)(unsigned long long memory, unsigned char value, size_t count, Stream);

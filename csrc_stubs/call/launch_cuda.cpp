@@ -1,5 +1,5 @@
-// Launches on CUDA: cuLaunchKernel, or cuLaunchCooperativeKernel where blocks wait for each other, by a
-// driver that is opened when the first kernel runs.
+// Launches on CUDA: cuLaunchKernel, cuLaunchCooperativeKernel where all blocks wait for each other, or
+// cuLaunchKernelEx where those of a cluster do, by a driver that is opened when the first kernel runs.
 
 #include "call/cuda_driver.h"
 #include "call/plan.h"
@@ -32,9 +32,10 @@ const cuda::Driver& driver() {
     int known = 0;
     version(&known);
     d.launch_with = nullptr;
-    if (known >= cuda::overlap_in_graphs_version) {
+    if (known >= cuda::launch_with_version) {
       resolve(library, "cuLaunchKernelEx", d.launch_with);
     }
+    d.overlaps_in_graphs = known >= cuda::overlap_in_graphs_version;
     resolve(library, "cuLaunchCooperativeKernel", d.launch_cooperative);
     resolve(library, "cuMemsetD8Async", d.fill_bytes);
     resolve(library, "cuFuncGetAttribute", d.function_get_attribute);
@@ -123,6 +124,29 @@ void raise_shared_memory(const Launch& launch, int ordinal) {
   launch.shared_memory_raised.store(true, std::memory_order_release);
 }
 
+// Blocks in clusters, or set up while the kernel before runs, or both.
+cuda::Result launch_with_attributes(const PreparedLaunch& prepared, cuda::LaunchConfig config,
+                                    void** parameters) {
+  const cuda::Driver& d = driver();
+  if (!d.launch_with) {
+    throw LaunchError("clusters need a driver of CUDA 11.8 or later");
+  }
+  cuda::LaunchAttribute attributes[2] = {};
+  config.attributes = attributes;
+  if (prepared.cluster > 1) {
+    cuda::LaunchAttribute& clusters = attributes[config.attribute_count++];
+    clusters.id = cuda::attribute_cluster;
+    clusters.value.cluster = {static_cast<unsigned>(prepared.cluster), 1, 1};
+  }
+  if (prepared.launch->overlaps && d.overlaps_in_graphs) {
+    cuda::LaunchAttribute& overlap = attributes[config.attribute_count++];
+    overlap.id = cuda::attribute_overlap;
+    overlap.value.allowed = 1;
+  }
+  const auto function = static_cast<cuda::Function>(prepared.launch->function);
+  return d.launch_with(&config, function, parameters, nullptr);
+}
+
 }  // namespace
 
 void launch_cuda(const PreparedLaunch& prepared, char* args, void* stream, int device) {
@@ -147,11 +171,8 @@ void launch_cuda(const PreparedLaunch& prepared, char* args, void* stream, int d
     if (launch.cleared >= 0) {
       return d.launch_cooperative(function, grid, 1, 1, x, y, 1, shared, on, parameters);
     }
-    if (launch.overlaps && d.launch_with) {
-      cuda::LaunchAttribute overlap{cuda::attribute_overlap, {}, {}};
-      overlap.value.allowed = 1;
-      const cuda::LaunchConfig config{grid, 1, 1, x, y, 1, shared, on, &overlap, 1};
-      return d.launch_with(&config, function, parameters, nullptr);
+    if (prepared.cluster > 1 || (launch.overlaps && d.overlaps_in_graphs)) {
+      return launch_with_attributes(prepared, {grid, 1, 1, x, y, 1, shared, on, nullptr, 0}, parameters);
     }
     return d.launch_kernel(function, grid, 1, 1, x, y, 1, shared, on, parameters, nullptr);
   };

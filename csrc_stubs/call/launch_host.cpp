@@ -1,4 +1,5 @@
-// Launches of host kernels: blocks [0, grid) of a loop, spread over torch's own threads.
+// Launches of host kernels: blocks [0, grid) of a loop, spread over torch's own threads; by one thread where
+// blocks wait for each other, as fibers do.
 
 #include "call/plan.h"
 
@@ -15,7 +16,7 @@ void launch_host(const PreparedLaunch& launch, const char* args) {
     kernel(args, launch.grid, launch.block_x, launch.block_y, launch.shared, begin, end);
   };
   const int64_t grain = std::max<int64_t>(launch.grain, 1);
-  if (launch.grid <= grain || launch.launch->cleared >= 0) {
+  if (launch.grid <= grain || launch.launch->cleared >= 0 || launch.cluster > 1) {
     blocks(0, launch.grid);
   } else {
     at::parallel_for(0, launch.grid, grain, blocks);

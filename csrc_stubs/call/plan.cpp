@@ -198,6 +198,8 @@ void Plan::verify() const {
     for (int32_t index : {launch->grid, launch->block_x, launch->block_y, launch->shared, launch->grain}) {
       require(is_value(index), "a launch parameter is not among the values");
     }
+    require(launch->cluster == -1 || is_value(launch->cluster),
+            "a launch parameter is not among the values");
     for (const auto* slots : {&launch->integers, &launch->slots}) {
       for (const Slot& slot : *slots) {
         require(slot.offset >= 0 && slot.offset + slot_bytes(slot.kind) <= launch->args_bytes,
@@ -351,7 +353,7 @@ std::shared_ptr<const PreparedCall> prepare(std::shared_ptr<const Plan> plan, co
     }
     call->launches.push_back({launch.get(), values[launch->grid], values[launch->block_x],
                               values[launch->block_y], values[launch->shared], values[launch->grain],
-                              offset});
+                              launch->cluster < 0 ? 1 : values[launch->cluster], offset});
   }
   if (plan->drawn >= 0) {  // eager's ops draw also where nothing comes of it
     call->drawn = static_cast<uint64_t>(values[plan->drawn]);

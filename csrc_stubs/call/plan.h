@@ -62,6 +62,7 @@ struct Launch {
   std::vector<Slot> integers;  // filled when a call is prepared
   std::vector<Slot> slots;     // filled at each call
   bool updates = false;        // some slot is an Update
+  int32_t cluster = -1;        // position of the blocks of a cluster, or -1: it has no clusters
   // The allocation of its Cleared slot, or -1. Blocks of a kernel that has one meet there, so that all of
   // them run at the same time.
   int32_t cleared = -1;
@@ -138,6 +139,7 @@ struct Plan {
 struct PreparedLaunch {
   const Launch* launch;
   int64_t grid, block_x, block_y, shared, grain;
+  int64_t cluster;     // blocks of a cluster, 1 where there are none
   size_t args_offset;  // into PreparedCall::args
 };
 

@@ -130,19 +130,77 @@ MISTAKES = {
         "waits for threads that never come",
     ),
     "overflow": ("SHARED_MEMORY(m); m[blockDim.x * 4 + threadIdx.x] = 0;", "past the end of shared memory"),
+    "not_begun": (
+        "SHARED_MEMORY(m); store_in_cluster(m, 1 - block_in_cluster(), 1u); sync_cluster();",
+        "writes to a block that has not begun or has returned",
+    ),
+    "no_barrier_of_the_cluster": (
+        "SHARED_MEMORY(m); begin_cluster(); await_cluster();"
+        " store_in_cluster(m, 1 - block_in_cluster(), 1u); __syncthreads();",
+        "writes to a block that has not begun or has returned",
+    ),
+    "never_arrived": ("await_cluster();", "waits for its cluster without having arrived"),
+    "one_block_only": (
+        "if (block_in_cluster()) return; sync_cluster();",
+        "waits for blocks that never come",
+    ),
+    "half_a_cluster": ("", "launched with blocks 0 to 2, in clusters of 4"),
     "too_many_threads": ("", "launched with 8 threads a block, allows 1 to 4"),
 }
+
+CLUSTERS = ("not_begun", "no_barrier_of_the_cluster", "never_arrived", "one_block_only", "half_a_cluster")
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_abort_with_a_message(mistake):
     body, message = MISTAKES[mistake]
     most = 4 if mistake == "too_many_threads" else 8
-    kernel = f"struct Args {{ int64_t n; }};\nKERNEL({mistake}, Args, {most}) {{ {body} }}"
-    source = f'#include "tsfuser.h"\n{kernel}'
-    launch = f"harness.Kernel({source!r}, {mistake!r}, 'fibers')(0, grid=1, block=(8, 1), shared=32)"
+    blocks = 4 if mistake == "half_a_cluster" else 2
+    frame = f"CLUSTER_KERNEL({mistake}, Args, {blocks}, {most})"
+    grid = 2 if mistake in CLUSTERS else 1
+    frame = frame if grid == 2 else f"KERNEL({mistake}, Args, {most})"
+    source = f'#include "tsfuser.h"\nstruct Args {{ int64_t n; }};\n{frame} {{ {body} }}'
+    launch = f"harness.Kernel({source!r}, {mistake!r}, 'fibers')(0, grid={grid}, block=(8, 1), shared=32)"
     program = f"import conftest\nfrom kit import harness\n{launch}"
     folders = Path(__file__).resolve().parents  # of conftest, kit and tsfuser
     environment = {**os.environ, "PYTHONPATH": ":".join(map(str, folders[:3]))}
     done = prefork.run(["-c", program], env=environment)
     assert done.returncode < 0 and message in done.stderr and mistake in done.stderr, done.stderr
+
+
+CLUSTER_SUMS = """#include "tsfuser.h"
+struct Args { const double* x; double* y; int64_t blocks; int64_t rounds; };
+// The sum of each cluster's elements, one a block, in each round; every thread of every block stores it.
+CLUSTER_KERNEL(cluster_sums, Args, args.blocks, 64) {
+  SHARED_MEMORY(memory);
+  begin_cluster();
+  await_cluster();
+  for (int64_t round = 0; round < args.rounds; ++round) {
+    double total[1] = {args.x[blockIdx.x] * (round + 1)};
+    char* const place = memory + round % 2 * room_in_cluster<double>;
+    store_partial_cluster<1>(total, place);
+    sync_cluster();
+    load_partial_cluster<Sum>(total, place, 0.0);
+    args.y[(round * gridDim.x + blockIdx.x) * 64 + threadIdx.x] = total[0];
+  }
+}"""
+
+
+def cluster_sums(source, blocks, rounds=5):
+    x = torch.randint(-99, 99, (3, blocks), dtype=torch.float64)
+    y = torch.zeros(rounds, 3, blocks, 64, dtype=torch.float64)
+    kernel = harness.Kernel(source, "cluster_sums", "fibers")
+    kernel(x, y, blocks, rounds, grid=3 * blocks, block=(64, 1), shared=2 * 128)
+    factors = torch.arange(1, rounds + 1, dtype=torch.float64)
+    return y, (factors[:, None] * x.sum(1)).view(rounds, 3, 1, 1).expand_as(y)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 7, 8, 16])
+def test_blocks_of_a_cluster_combine(blocks):
+    y, expected = cluster_sums(CLUSTER_SUMS, blocks)
+    assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("arch", harness.ARCHS)
+def test_cluster_sums_compile_for(arch):
+    harness.compile_for(CLUSTER_SUMS, "cluster_sums", arch)

@@ -284,6 +284,28 @@ def test_kernel_gets_its_launch_parameters(native, kernels):
     assert result.tolist() == [1, 32, 4, 100, 0, 1]
 
 
+@pytest.mark.parametrize("cluster, runs", [(0, 1), (1, 16), (-1, 16)])
+def test_blocks_of_clusters_stay_in_one_thread(native, kernels, cluster, runs):
+    """Values: 3 is 16 blocks, 4 is 1; -1 means no clusters, and a cluster of 1 block needs no other."""
+    program = [("const", 16, 0), ("const", 1, 0)]
+    args = [(0, "allocation", 0)]
+    of = -1 if cluster < 0 else 3 + cluster
+    launch = native.Launch("host", kernels["threads"], "threads", 3, 4, 4, 4, 4, 8, args, of)
+    native.set_planner(
+        lambda group, args, varies: native.Plan(
+            3, program, [], [("int64", [3], [4])], [launch], [("allocation", 0)]
+        )
+    )
+    result = group_function("graph(%a : Tensor):\n  return (%a)", 1)(torch.randn(1))
+    assert len(set(result.tolist())) <= runs and (cluster != 0 or len(set(result.tolist())) == 1)
+
+
+def test_a_cluster_is_among_the_values(native, kernels):
+    launch = native.Launch("host", kernels["threads"], "threads", 0, 0, 0, 0, 0, 8, [], 3)
+    with pytest.raises(ValueError, match="a launch parameter is not among the values"):
+        native.Plan(3, [], [], [], [launch], [])
+
+
 @pytest.mark.skipif(torch.get_num_threads() < 2, reason="torch runs one thread")
 def test_blocks_are_spread_over_torchs_threads(native, kernels):
     program = [("const", 16, 0), ("const", 1, 0)]

@@ -33,9 +33,10 @@ MACHINES = (
     device("NVIDIA B200", 100, 148, 228 << 10, 2048),
     device("NVIDIA GeForce RTX 5090", 120, 170, 100 << 10, 1536),
     device("a slice of a GPU", 90, 16, 228 << 10, 2048),
+    *(replace(GPU, cluster_blocks=n, multiprocessors=m) for n, m in ((8, 132), (16, 132), (8, 4))),
 )
 EVERY = pytest.mark.parametrize(
-    "machine", MACHINES, ids=[f"sm_{m.capability}x{m.multiprocessors}" for m in MACHINES]
+    "machine", MACHINES, ids=[f"sm_{m.capability}x{m.multiprocessors}x{m.cluster_blocks}" for m in MACHINES]
 )
 
 
@@ -75,6 +76,13 @@ def test_a_launch_fits_the_device(program, machine):
                 assert k.threads <= machine.block_threads, what
                 assert k.shared <= machine.shared_per_block, what
                 assert k.threads * k.resident <= machine.threads_per_multiprocessor, what
+                if k.cluster:
+                    blocks = call.value(k.cluster)
+                    assert 0 < blocks <= min(machine.cluster_blocks, 16 * k.resident), what
+                    assert blocks <= machine.multiprocessors * k.resident, what
+                    assert call.value(k.grid) > 0 and call.value(k.grid) % blocks == 0, what
+                    each = k.shared + machine.shared_reserved
+                    assert k.resident * each <= machine.shared_per_multiprocessor, what
                 if k.cooperative:
                     each = k.shared + machine.shared_reserved
                     assert k.resident * each <= machine.shared_per_multiprocessor, what
@@ -85,6 +93,8 @@ def test_a_launch_fits_the_device(program, machine):
 def test_threads_touch_what_is_theirs(machine):
     for program, shape in (
         (softmax, (3, 70_000)),
+        (softmax, (150, 33_333)),
+        (columns, (150, 40_000)),
         (columns, (2000, 1024)),
         (channels, (64, 4096)),
         (sums, (5000, 96)),
@@ -101,7 +111,7 @@ def test_what_a_device_has_room_for_decides():
     """A T4 has room for two blocks of 512 threads, and a fourth of the shared memory."""
     assert cooperative_rows(GPU) == (True, 3)
     assert not cooperative_rows(MACHINES[0])[0] or cooperative_rows(MACHINES[0])[1] <= 2
-    few, many = (kernels(sums, tensor(65536, 256), machine=m)[0] for m in (MACHINES[-1], GPU))
+    few, many = (kernels(sums, tensor(65536, 256), machine=m)[0] for m in (MACHINES[7], GPU))
     call, _ = build(sums, tensor(65536, 256))
     assert call.value(few.grid) < call.value(many.grid)
 

@@ -7,7 +7,6 @@ import pytest
 from kit.programs import add, build, relu, stages, tensor, total
 from tsfuser import segment
 from tsfuser.codegen.emit import source
-from tsfuser.errors import Refusal
 from tsfuser.ir import size as sz
 from tsfuser.ir.code import SizeNames
 from tsfuser.lower import verify as kernel
@@ -56,6 +55,8 @@ SAMPLES = {
     "transposed": (transposed, [tensor(64, 64), tensor(64, 64, strides=(1, 64))]),
     "rows": (normed, [tensor(2048, 1000)]),
     "cooperative": (normed, [tensor(3, 1 << 20)]),
+    "clusters": (normed, [tensor(300, 50_000)]),
+    "columns of clusters": (columns, [tensor(300, 50_000)]),
     "columns": (columns, [tensor(8192, 512)]),
     "outer rows": (lambda b, x: add(b, x, total(b, x, [0], True)), [tensor(512, 65536)]),
     "splits": (lambda b, x: total(b, x, [0]), [tensor(65536, 1024)]),
@@ -162,7 +163,7 @@ def wrong_schedules(s):
     yield replace(s, reduction=replace(s.reduction, scope="block")), "but the scope is block"
     yield (
         replace(s, reduction=replace(s.reduction, scope="cooperative", warp=0)),
-        "blocks do not combine in memory",
+        "blocks do not share a row",
     )
     yield replace(s, reduction=replace(s.reduction, scope="grid", warp=0)), "but none are stored"
 
@@ -187,8 +188,17 @@ def test_a_schedule_says_who_combines(name, scopes):
     assert [stage.schedule.reduction.scope for stage in staged(name, GPU)] == scopes
 
 
-def test_clusters_are_refused_as_long_as_no_builder_makes_them():
-    [stage] = staged("outer rows", GPU)
-    how = replace(stage.schedule.reduction, scope="cluster")
-    with pytest.raises(Refusal, match="no kernel is built yet whose blocks combine in a cluster"):
-        lower(stage.segment, replace(stage.schedule, reduction=how), "k")
+@pytest.mark.parametrize("name", ["clusters", "columns of clusters"])
+def test_blocks_of_a_cluster_combine_where_the_device_makes_them(name):
+    stages = staged(name, replace(GPU, cluster_blocks=8))
+    assert stages[0].schedule.reduction.scope == "cluster"
+    assert "cluster" not in {stage.schedule.reduction.scope for stage in staged(name, GPU)}
+    for stage in stages:
+        assert schedule.read(str(stage.schedule)) == stage.schedule
+        made = lower(stage.segment, stage.schedule, "k")
+        again = kernel.read(made.code())
+        assert again == made and source(again) == source(made) and str(again) == str(made)
+    made = lower(stages[0].segment, stages[0].schedule, "k")
+    assert "clusters of" in str(made) and "over blocks of the cluster" in str(made)
+    alone = replace(stages[0].schedule.reduction, cooperative=None)
+    assert "blocks do not share a row" in schedule.verify(replace(stages[0].schedule, reduction=alone))

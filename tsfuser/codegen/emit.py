@@ -14,8 +14,10 @@ from ..lower.loop_ir import (
     Accumulate,
     Accumulator,
     Array,
+    AwaitCluster,
     Barrier,
     BlockReduce,
+    ClusterReduce,
     ColumnReduce,
     Compute,
     CooperativeReduce,
@@ -62,9 +64,14 @@ def source(kernel: Kernel) -> str:
         if kernel.combines_partials
         else []
     )
-    head = f"{'COOPERATIVE_' if kernel.cooperative else ''}KERNEL({kernel.name}, Args, {bounds}) {{"
+    frame, begin = "KERNEL", []
+    if kernel.cooperative:
+        frame = "COOPERATIVE_KERNEL"
+    if kernel.cluster:
+        frame, bounds, begin = "CLUSTER_KERNEL", f"{kernel.parts}, {bounds}", ["  begin_cluster();"]
+    head = f"{frame}({kernel.name}, Args, {bounds}) {{"
     lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", "", head]
-    return "\n".join([*lines, *overlap, *tiles, *_block(kernel.body, 1), "}", ""])
+    return "\n".join([*lines, *overlap, *begin, *tiles, *_block(kernel.body, 1), "}", ""])
 
 
 def _block(body: tuple[Stmt, ...], depth: int) -> list[str]:
@@ -278,6 +285,20 @@ def _cooperative_reduce(s: CooperativeReduce) -> list[str]:
     ]
 
 
+def _await_cluster(s: AwaitCluster) -> list[str]:
+    return ["await_cluster();"]
+
+
+def _cluster_reduce(s: ClusterReduce) -> list[str]:
+    half = f"{s.iteration} % 2 * {s.half} + " if s.iteration else ""
+    totals = [(k % s.warps, t, f"shared + {half}{at}") for k, (t, at) in enumerate(zip(s.totals, s.shared))]
+    return [
+        *(f"store_partial_cluster<{warp}>({t.name}, {place});" for warp, t, place in totals),
+        "sync_cluster();",
+        *(f"load_partial_cluster<{t.combine}>({t.name}, {place}, {t.identity});" for _, t, place in totals),
+    ]
+
+
 def _column_reduce(s: ColumnReduce) -> list[str]:
     shape = f"{s.columns}, {s.warps}"
     stores = [f"store_partial_y<{t.combine}>({t.name}, shared + {t.offset});" for t in s.totals]
@@ -292,7 +313,7 @@ _PRINT = {
     Array: _array, Scratch: _scratch, For: _for, If: _if, Barrier: _barrier, FillTile: _fill_tile,
     Accumulator: _accumulator,
     Accumulate: _accumulate, BlockReduce: _block_reduce, CooperativeSlots: _cooperative_slots,
-    CooperativeReduce: _cooperative_reduce,
+    CooperativeReduce: _cooperative_reduce, AwaitCluster: _await_cluster, ClusterReduce: _cluster_reduce,
     ColumnReduce: _column_reduce, Fetch: _fetch, FetchGroup: _fetch_group,
 }  # fmt: skip
 

@@ -73,6 +73,8 @@ class Planned:
                 f"{self.kernel.name} is a kernel for CPU tensors, which CuPy does not launch: explain the "
                 "program with CUDA tensors, on a machine with a GPU"
             )
+        if self.kernel.cluster:
+            raise ValueError(f"{self.kernel.name} is launched in clusters, which CuPy cannot do")
         shared = self.call.value(sz.as_size(self.kernel.shared))
         try:
             return cuda.raw_kernel(

@@ -1,6 +1,6 @@
-"""Blocks that share a row, and combine in memory.
+"""Blocks that share a row, and combine in memory, or as a cluster in each other's shared memory.
 
-In: a draft whose schedule is cooperative, and what the threads of each block have combined. Out: the
+In: a draft whose blocks share rows, and what the threads of each block have combined. Out: the
 combination over the blocks; for a maximum and a sum of exponentials one combination after the sum, of
 (maximum, sum). Example, of softmax:
 
@@ -14,11 +14,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.fusion import Reduce
+from ..ir.size import Size
 from ..schedule.loops import Fuse
 from .draft import Draft
-from .exchange import SLOTS, combined_over_blocks, exchanged
+from .exchange import SLOTS, combined_over_blocks, combined_over_cluster, exchanged
 from .index import Var
-from .loop_ir import Accumulator, BlockReduce, Compute, CooperativeSlots, Stmt, Total
+from .loop_ir import (
+    Accumulator,
+    AwaitCluster,
+    BlockReduce,
+    ClusterReduce,
+    Compute,
+    CooperativeSlots,
+    Stmt,
+    Total,
+)  # fmt: skip
+from .traverse import statements
 
 
 def combined(draft: Draft, number: int, of_block: Sequence[Stmt]) -> list[Stmt]:
@@ -30,7 +41,10 @@ def combined(draft: Draft, number: int, of_block: Sequence[Stmt]) -> list[Stmt]:
     totals = (
         [_total(pair[1])] if pair else [t for s in of_block if isinstance(s, BlockReduce) for t in s.totals]
     )
-    met, draft.words = combined_over_blocks(totals, exchanged(of_block), draft.words, draft.schedule.threads)
+    at, threads = exchanged(of_block), draft.schedule.threads
+    if draft.how.scope == "cluster":
+        return [*made, *combined_over_cluster(totals, max(at, draft.exchanged), threads)]
+    met, draft.words = combined_over_blocks(totals, at, draft.words, threads)
     return [*made, *met]
 
 
@@ -49,18 +63,30 @@ def results(draft: Draft, number: int, op: Reduce, symbol: str) -> list[Stmt]:
 def with_slots(draft: Draft, body: list[Stmt]) -> list[Stmt]:
     """`body`, after the slots in which the blocks of a row combine in this iteration, and what says which."""
     how = draft.cooperative
-    parts = next(r.by for r in draft.schedule.relations if isinstance(r, Fuse) and r.inner == how.part)
     made = CooperativeSlots(
         SLOTS,
         draft.params.field(SLOTS, "uint64_t*", ("cleared", how.slots)),
         draft.at.of[how.block_set],
-        draft.params.size(parts, "parts"),
+        draft.params.size(parts(draft), "parts"),
         draft.at.of[how.part],
         Var(draft.iteration.name),
         how.words,
     )
     first = [*draft.at.lets_for([made]), made]
     return [*first, *(s for s in body if s not in first)]
+
+
+def parts(draft: Draft) -> Size:
+    """Blocks that share a row."""
+    return next(
+        r.by for r in draft.schedule.relations if isinstance(r, Fuse) and r.inner == draft.cooperative.part
+    )
+
+
+def with_cluster(body: list[Stmt]) -> list[Stmt]:
+    """`body`, in which nobody writes to other blocks before they have begun."""
+    at = next(k for k, s in enumerate(body) if any(isinstance(x, ClusterReduce) for x in statements((s,))))
+    return [*body[:at], AwaitCluster(), *body[at:]]
 
 
 def _name(summed: Reduce) -> str:

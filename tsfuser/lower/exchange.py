@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from ..ir.fusion import Reduce
 from ..schedule.loops import Reduction
-from ..schedule.machine import EXCHANGED, column_bytes
+from ..schedule.machine import CLUSTER_BLOCKS, EXCHANGED, column_bytes
 from .combine import COMBINATIONS, accumulator, totals
-from .loop_ir import Barrier, BlockReduce, ColumnReduce, CooperativeReduce, Stmt, Total
+from .loop_ir import Barrier, BlockReduce, ClusterReduce, ColumnReduce, CooperativeReduce, Stmt, Total
 from .traverse import statements
 
 
@@ -62,6 +62,21 @@ def combined_over_blocks(totals: Sequence[Total], at: int, word: int, threads: i
     return [CooperativeReduce(tuple(totals), SLOTS, tuple(words), tuple(places), threads // 32)], word
 
 
+def combined_over_cluster(totals: Sequence[Total], at: int, threads: int) -> list[Stmt]:
+    """The combination over the blocks of a cluster of `totals`, which each of them has combined. Shared
+    memory before byte `at` is in use."""
+    places, at = [], -(-at // 16) * 16
+    for t in totals:
+        places.append(at)
+        at += _room_in_cluster(t)
+    return [ClusterReduce(tuple(totals), tuple(places), threads // 32)]
+
+
+def _room_in_cluster(total: Total) -> int:
+    """Bytes in which the blocks of a cluster exchange one accumulator each (runtime/cluster.h)."""
+    return -(-total.bytes // 32 // 4) * 4 * CLUSTER_BLOCKS
+
+
 def exchanged(body: list[Stmt]) -> int:
     """Bytes of shared memory in which threads meet."""
     ends = [0]
@@ -72,4 +87,7 @@ def exchanged(body: list[Stmt]) -> int:
             ends += [t.offset + t.bytes for t in s.totals]
         if isinstance(s, CooperativeReduce):
             ends += [at + -(-t.bytes // 512) * 16 for at, t in zip(s.shared, s.totals)]
+        if isinstance(s, ClusterReduce):
+            start = s.half if s.iteration else 0
+            ends += [start + at + _room_in_cluster(t) for at, t in zip(s.shared, s.totals)]
     return max(ends)

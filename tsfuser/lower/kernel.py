@@ -53,9 +53,10 @@ class Tile:
 class Kernel:
     """One kernel: launch sizes are symbolic. `index` is the C type of indices; `shared` in bytes; `grain` is
     how many blocks make a task of the host's thread pool; `resident`: how many blocks registers must leave
-    room for on a multiprocessor, 0 for any number; `cooperative`: all blocks run at the same time;
-    `leads`: the next kernel combines the partial results of this one, and may be set up while it runs;
-    `combines_partials`: it is such a next one."""
+    room for on a multiprocessor, 0 for any number; `cooperative`: all blocks run at the same time; `cluster`:
+    so many neighbouring blocks do, and reach each other's shared memory, 0 where none do; `parts`: the C
+    expression for their number; `leads`: the next kernel combines the partial results of this one, and may be
+    set up while it runs; `combines_partials`: it is such a next one."""
 
     name: str
     params: tuple[Param, ...]
@@ -70,6 +71,8 @@ class Kernel:
     grain: int = 1
     resident: int = 0
     cooperative: bool = False
+    cluster: Size | int = 0
+    parts: str = ""
     leads: bool = False
     combines_partials: bool = False
 
@@ -81,4 +84,5 @@ class Kernel:
         """Indented pseudo-C, one line a statement."""
         params = ", ".join(f"{p.ctype} {p.name}" for p in self.params)
         launch = f"  grid {self.grid}, block {self.block_x} x {self.block_y}, shared {self.shared} bytes"
+        launch += f", clusters of {self.cluster}" if self.cluster else ""
         return "\n".join([f"kernel {self.name}({params})", launch, *lines(self.body, 1)])

@@ -243,6 +243,24 @@ class CooperativeReduce:
 
 
 @dataclass(frozen=True)
+class AwaitCluster:
+    """All blocks of the cluster have begun, so that others may write to their shared memory."""
+
+
+@dataclass(frozen=True)
+class ClusterReduce:
+    """All blocks of a cluster combine the totals that each has, and every thread gets the result. `shared`:
+    where each total begins in shared memory, in bytes. `warps`: of a block, who share the totals out.
+    `iteration`, `half`: as of a BlockReduce."""
+
+    totals: tuple[Total, ...]
+    shared: tuple[int, ...]
+    warps: int
+    iteration: str = ""
+    half: int = 0
+
+
+@dataclass(frozen=True)
 class BlockReduce:
     """The threads along `axis` combine all `totals` at once: along `x` all of them get the result, along `y`
     the first. All threads of the block take part. `fold`: the accumulators of a thread are combined first,
@@ -311,6 +329,6 @@ class If:
 
 Stmt = Union[
     Let, Load, Place, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator,
-    BlockReduce, CooperativeSlots, CooperativeReduce,
+    BlockReduce, CooperativeSlots, CooperativeReduce, AwaitCluster, ClusterReduce,
     ColumnReduce, Fetch, FetchGroup, Barrier, FillTile, For, If,
 ]  # fmt: skip

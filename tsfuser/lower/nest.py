@@ -28,7 +28,7 @@ from .final_reductions import FinalReductions
 from .index import Var
 from .indices import Guard, Indices, indices
 from .kernel import Kernel
-from .loop_ir import BlockReduce, For, If, Let, Stmt
+from .loop_ir import BlockReduce, ClusterReduce, For, If, Let, Stmt
 from .saved_values import WIDEST, SavedValues
 from .tiles import filled
 from .traverse import rename
@@ -67,10 +67,12 @@ def _body(draft: Draft) -> list[Stmt]:
             body, draft.row_values = body + draft.row_values, []
         body += _sweep(draft, saved, number)
     body += row_reductions.stores(draft)
-    if draft.cooperative:
+    if draft.cooperative and draft.how.scope == "cooperative":
         body = cooperative.with_slots(draft, body)
     if draft.iteration is not None:
         body = _over_rows(draft, body)
+    if draft.how is not None and draft.how.scope == "cluster":
+        body = cooperative.with_cluster(body)
     fill = filled(draft.elements, draft.tiles, bool(draft.at.guards))
     return [*saved.scratch(), *fill, *body]
 
@@ -103,11 +105,11 @@ def _over_rows(draft: Draft, body: list[Stmt]) -> list[Stmt]:
     loop = draft.iteration
     body = [*prefetch.before_a_row(draft), *body]
     count = draft.params.size(loop.extent, "iterations")
-    if draft.sweeps.final:  # their accumulators live on, and no barrier is to stand between two rows
-        body = [
-            replace(s, iteration=loop.name, half=draft.exchanged) if isinstance(s, BlockReduce) else s
-            for s in body
-        ]
+    # no barrier of a cluster stands between two rows, and none of a block where columns' accumulators live on
+    halved = (BlockReduce, ClusterReduce) if draft.sweeps.final else ClusterReduce
+    body = [
+        replace(s, iteration=loop.name, half=draft.exchanged) if isinstance(s, halved) else s for s in body
+    ]
     final = FinalReductions(draft)
     loops = [*final.before, For(loop.name, count, "rows", tuple(body)), *final.results()]
     return [*prefetch.before_the_rows(draft), *loops]
@@ -129,6 +131,7 @@ def _kernel(name: str, draft: Draft, body: list[Stmt]) -> Kernel:
     tiles = [*draft.tiles.values(), *prefetch.tiles(draft, -(-met // 128) * 128)]
     scratch = len(draft.schedule.values_in("scratch"))
     row = schedule.domain.dims[-1].extent
+    cluster = cooperative.parts(draft) if how is not None and how.scope == "cluster" else 0
     return Kernel(
         name,
         tuple(params.fields.values()),
@@ -143,6 +146,8 @@ def _kernel(name: str, draft: Draft, body: list[Stmt]) -> Kernel:
         schedule.grain,
         schedule.resident,
         bool(how and how.scope == "cooperative"),
+        cluster,
+        str(params.size(cluster, "parts")) if cluster else "",
         bool(how and how.leads),
         bool(how and how.combines_partials),
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..errors import Refusal
 from ..schedule.loops import Schedule
 from ..segment import Segment
 from .host import chunk, draw, peel
@@ -37,10 +36,8 @@ ON_VECTORS = ("peel", "chunk", "draw")  # passes for loops of which a compiler m
 def lower(
     segment: Segment, schedule: Schedule, name: str, after: Callable[[str, Kernel], None] | None = None
 ) -> Kernel:
-    """The kernel that computes `segment` as `schedule` says. Raises Refusal for what no builder makes.
-    `after(step, kernel)` sees every intermediate form, for dumps and checks."""
-    if schedule.reduction is not None and schedule.reduction.scope == "cluster":
-        raise Refusal("no kernel is built yet whose blocks combine in a cluster")
+    """The kernel that computes `segment` as `schedule` says. `after(step, kernel)` sees every intermediate
+    form, for dumps and checks."""
     kernel = nest(segment, schedule, name)
     if after:
         after("nest", kernel)

@@ -15,8 +15,10 @@ from .loop_ir import (
     Accumulate,
     Accumulator,
     Array,
+    AwaitCluster,
     Barrier,
     BlockReduce,
+    ClusterReduce,
     ColumnReduce,
     Compute,
     CooperativeReduce,
@@ -55,6 +57,7 @@ _MET = {
     BlockReduce: "threads {0.axis}",
     ColumnReduce: "threads y of {0.columns} columns",
     CooperativeReduce: "blocks at {0.slots}",
+    ClusterReduce: "blocks of the cluster",
 }
 
 
@@ -95,6 +98,8 @@ def _line(s: Stmt) -> str:
         return f"{s.name}[{s.lane}] = {s.value}"
     if isinstance(s, Barrier):
         return "barrier"
+    if isinstance(s, AwaitCluster):
+        return "wait until the blocks of the cluster have begun"
     if isinstance(s, FillTile):
         return f"{s.tile} = {s.columns} lines of {s.rows} at {s.buffer}[{s.offset}], {s.stride} apart"
     if isinstance(s, Accumulator):
@@ -114,7 +119,7 @@ def _line(s: Stmt) -> str:
             f"{s.name} = {s.words} words of {s.memory} for part {s.part} of {s.parts}, "
             f"block set {s.block_set}, iteration {s.iteration}"
         )
-    if isinstance(s, (BlockReduce, CooperativeReduce, ColumnReduce)):
+    if isinstance(s, tuple(_MET)):
         over = _MET[type(s)].format(s)
         return ", ".join(f"{t.name} := {t.combine}" for t in s.totals) + f" over {over}"
     raise TypeError(s)

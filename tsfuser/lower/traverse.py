@@ -13,8 +13,10 @@ from dataclasses import replace
 from .index import Expr, Var, as_expr, both, conjuncts, names, substitute
 from .loop_ir import (
     Accumulate,
+    AwaitCluster,
     Barrier,
     BlockReduce,
+    ClusterReduce,
     ColumnReduce,
     Compute,
     CooperativeReduce,
@@ -48,6 +50,8 @@ def defined(s: Stmt) -> str | None:
         Accumulate,
         BlockReduce,
         CooperativeReduce,
+        AwaitCluster,
+        ClusterReduce,
         ColumnReduce,
         Fetch,
         FetchGroup,
@@ -83,7 +87,7 @@ def used(s: Stmt) -> frozenset[str]:
         return names(s.place) | names(s.offset) | names(s.guard) | {s.prefetched}
     if isinstance(s, CooperativeSlots):
         return names(s.block_set) | names(s.parts) | names(s.part) | names(s.iteration)
-    if isinstance(s, (BlockReduce, CooperativeReduce, ColumnReduce)):
+    if isinstance(s, (BlockReduce, CooperativeReduce, ClusterReduce, ColumnReduce)):
         return frozenset(t.name for t in s.totals) | (
             frozenset((s.slots,)) if isinstance(s, CooperativeReduce) else frozenset()
         )

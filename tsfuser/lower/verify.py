@@ -14,8 +14,22 @@ from typing import get_args
 from ..ir.code import read as read_record
 from .index import Expr
 from .kernel import Kernel, Param, Tile
-from .loop_ir import Barrier, BlockReduce, ColumnReduce, CooperativeReduce, For, If, Stmt, Store, Total
+from .loop_ir import (
+    AwaitCluster,
+    Barrier,
+    BlockReduce,
+    ClusterReduce,
+    ColumnReduce,
+    CooperativeReduce,
+    For,
+    If,
+    Stmt,
+    Store,
+    Total,
+)  # fmt: skip
 from .traverse import defined, used
+
+_BARRIERS = (Barrier, BlockReduce, CooperativeReduce, AwaitCluster, ClusterReduce, ColumnReduce)
 
 
 def read(text: str) -> Kernel:
@@ -52,7 +66,7 @@ def _body(body: tuple[Stmt, ...], known: set[str], looped: bool) -> str | None:
                 return f"{missing[0]} is used by {s} before it is defined"
         if isinstance(s, Store) and _base(s.buffer) not in known:
             return f"{s.buffer} is stored to but not known"
-        if looped and isinstance(s, (Barrier, BlockReduce, CooperativeReduce, ColumnReduce)):
+        if looped and isinstance(s, _BARRIERS):
             return f"{s} stands in a loop, whose trip count may differ between threads"
         complaint = _inner(s, known, looped)
         if complaint:

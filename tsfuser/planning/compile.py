@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from ..ir.fusion import Fusion
 from ..lower.kernel import Kernel, Param
 from ..lower.pipeline import lower
 from ..schedule import choose
-from ..schedule.machine import Machine
+from ..schedule.machine import PORTABLE_CLUSTER_BLOCKS, Machine
 from ..segment import Allocations, Segment
 from ..target.disk_cache import DiskCache
 from ..target.function import Function, RecentFunctions
@@ -121,7 +121,10 @@ def _loaded(lowered: Lowered) -> list[Compiled]:
 
 def _machine(device: str) -> Machine:
     """What schedulers plan for."""
-    return targets.chosen(device, options.host_launch()).machine(device)
+    machine = targets.chosen(device, options.host_launch()).machine(device)
+    if machine.has_clusters and options.enabled("clusters") and not options.disabled("clusters"):
+        return replace(machine, cluster_blocks=PORTABLE_CLUSTER_BLOCKS)
+    return machine
 
 
 def _lower(segment: Segment, schedule, device: str) -> tuple:
@@ -223,7 +226,10 @@ def _launch(program: Program, compiled: Compiled, device: str) -> Launch:
     sizes = (kernel.grid, kernel.block_x, kernel.block_y, kernel.shared, kernel.grain)
     overlaps = kernel.combines_partials and compiled.function.waits and not options.disabled("overlap")
     kind = "host" if device == "cpu" else "overlapped" if overlaps else "cuda"
-    return Launch(kind, compiled.function.handle, kernel.name, *map(program.position, sizes), size, args)
+    cluster = program.position(kernel.cluster) if kernel.cluster else -1
+    return Launch(
+        kind, compiled.function.handle, kernel.name, *map(program.position, sizes), size, args, cluster
+    )
 
 
 _NUMBER_KINDS = {"bool": "bool", "int64": "int64_number", "float64": "float64", "complex128": "complex128"}

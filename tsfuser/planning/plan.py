@@ -20,7 +20,8 @@ from ..ir.size import Size, as_size
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch: positions of its launch sizes, and how to fill its `args_bytes` of arguments:
-    (offset, kind, index)."""
+    (offset, kind, index). `cluster`: the position of the number of blocks of a cluster, -1 where there are no
+    clusters."""
 
     kind: str
     function: int
@@ -32,6 +33,7 @@ class Launch:
     grain: int
     args_bytes: int
     args: tuple[tuple[int, str, int], ...]
+    cluster: int = -1
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ def native(plan: Plan) -> _C.Plan:
             x.grain,
             x.args_bytes,
             list(x.args),
+            x.cluster,
         )
         for x in plan.launches
     ]

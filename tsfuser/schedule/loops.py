@@ -79,21 +79,21 @@ class Placement:
 @dataclass(frozen=True)
 class Cooperative:
     """Blocks that share a row: loop `block_set` numbers the rows that are worked on at the same time, `part`
-    the blocks of one. `slots`: the plan's allocation, zeroed, through which the blocks combine; `words`:
-    4-byte words that a block stores there in an iteration, at most. `online_softmax`: names of a maximum m
-    of x and of the sum of exp(x - m), which they combine at once, after the sum."""
+    the blocks of one. `slots`: the plan's allocation, zeroed, through which the blocks combine, -1 for those
+    of a cluster; `words`: 4-byte words that a block stores there in an iteration, at most. `online_softmax`:
+    names of a maximum m of x and of the sum of exp(x - m), which they combine at once, after the sum."""
 
     block_set: str
     part: str
-    slots: int
-    words: int
+    slots: int = -1
+    words: int = 0
     online_softmax: tuple[tuple[str, str], ...] = ()
 
 
 #: Who combines what threads have accumulated. warp: neighbours in a warp, without shared memory or barrier;
-#: block: the threads of a block; cluster: blocks, through each other's shared memory, which no builder makes
-#: yet; cooperative: blocks that run at the same time, which combine in memory; grid: each block leaves a
-#: partial result in memory, and the next kernel combines these
+#: block: the threads of a block; cluster: neighbouring blocks, through each other's shared memory;
+#: cooperative: blocks that run at the same time, which combine in memory; grid: each block leaves a partial
+#: result in memory, and the next kernel combines these
 SCOPES = ("warp", "block", "cluster", "cooperative", "grid")
 
 

@@ -25,8 +25,9 @@ class Machine:
     `bandwidth` (bytes a second of its memory, None where unknown).
 
     Of what a block is: `block_threads` (at most; 1: blocks have no threads that could combine),
-    `vectorises_loops` (its compiler makes vectors of loops, for which no address is wrong),
-    `has_fast_forms` (it has the instructions that fast forms of ops are made of, `ir.symbols.Fast`).
+    `cluster_blocks` (of a cluster at most; 0: schedules make none), `vectorises_loops` (its compiler makes
+    vectors of loops, for which no address is wrong), `has_fast_forms` (it has the instructions that fast
+    forms of ops are made of, `ir.symbols.Fast`).
 
     Measured on an H200, and taken for all: `flight`: bytes of input that one thread should have in flight to
     cover memory latency (more costs registers and gains nothing); `access`: bytes of its widest memory
@@ -46,6 +47,7 @@ class Machine:
     l2: int = 0
     bandwidth: float | None = None
     block_threads: int = 1024
+    cluster_blocks: int = 0
     vectorises_loops: bool = False
     has_fast_forms: bool = True
     flight: int = 16
@@ -68,7 +70,7 @@ class Machine:
 
     @property
     def has_clusters(self) -> bool:
-        """Whether blocks can combine through each other's shared memory. No schedule does so yet."""
+        """Whether blocks can combine through each other's shared memory."""
         return self.capability >= 90
 
 
@@ -93,6 +95,8 @@ HOST = Machine(
     threads=1,
     task=32768,
 )
+CLUSTER_BLOCKS = 16  # of a cluster at most, on any device
+PORTABLE_CLUSTER_BLOCKS = 8  # of a cluster that every device with clusters has room for
 EXCHANGED = 32768  # bytes of shared memory in which a block exchanges at a time at most; every GPU has 48 KB
 
 

@@ -26,7 +26,7 @@ from ..segment import Segment
 from .domain import Access, Domain, domain
 from .loops import Reduction, Schedule
 from .machine import EXCHANGED, Machine, column_bytes
-from .placement import is_costly, with_saved_values
+from .placement import costly_terms, with_saved_values
 from .pointwise import is_wide, vector_width
 from .proposal import Proposal, Stage
 from .row_params import bucket
@@ -185,24 +185,15 @@ def _held(segment: Segment, slabs: _Slabs, vector: int, unroll: int) -> int:
     inner = len(slabs.space.dims) - 1
     bytes_each = sum(a.itemsize if a.moves(inner) else -(-4 // vector) for a in slabs.streamed)
     bytes_each += (
-        sum(a.itemsize for a in slabs.space.lookups) + 4 * len(slabs.space.randoms) + 4 * _kept(segment)
+        sum(a.itemsize for a in slabs.space.lookups)
+        + 4 * len(slabs.space.randoms)
+        + 4 * costly_terms(segment)
     )
     shared = [a for a in slabs.space.loads if a not in slabs.streamed and a.moves(inner)]
     numbers = (
         1 + len(shared) + sum(max(1, op.output.dtype.register.itemsize // 4) for op in segment.reductions)
     )
     return vector * (unroll * bytes_each // 4 + numbers) + OTHER_REGISTERS
-
-
-def _kept(segment: Segment) -> int:
-    """Values that cost much and on which a reduction depends: registers keep them for what follows."""
-    wanted = {v.name for op in segment.reductions for v in op.operands}
-    found = 0
-    for op in reversed(segment.ops):
-        if op.output.name in wanted:
-            wanted |= {v.name for v in op.operands}
-            found += is_costly(op)
-    return found
 
 
 def _exchanged(segment: Segment, columns: int, threads: int) -> int:

@@ -20,6 +20,17 @@ def is_costly(op: Op) -> bool:
     return isinstance(op, Pointwise) and not find(op.symbol).cheap
 
 
+def costly_terms(segment: Segment) -> int:
+    """Values that cost much and on which a reduction depends: registers keep them for what follows."""
+    wanted = {v.name for op in segment.reductions for v in op.operands}
+    found = 0
+    for op in reversed(segment.ops):
+        if op.output.name in wanted:
+            wanted |= {v.name for v in op.operands}
+            found += is_costly(op)
+    return found
+
+
 def with_saved_values(segment: Segment, schedule: Schedule, where: str) -> Schedule:
     """`schedule` with the costly values that several sweeps need saved in `where`, `register` or `scratch`:
     registers hold them where they hold the row anyway."""

@@ -37,7 +37,13 @@ def apply(rows: Rows, params: RowParams, machine: Machine) -> Schedule:
     how = Reduction(
         tuple(loops),
         "x",
-        "cooperative" if params.cooperative else "warp" if params.warp else "block",
+        "cluster"
+        if params.cluster
+        else "cooperative"
+        if params.cooperative
+        else "warp"
+        if params.warp
+        else "block",
         allreduce=True,
         warp=params.warp,
         side_by_side="u" if params.multi_row else "",
@@ -54,10 +60,12 @@ def _along_a_row(
     bounds = {"exact": params.exact, "whole": params.whole}
     if params.cooperative:
         each = step * (params.unroll * params.rounds)
-        schedule = schedule.split(
-            col, each, ("part", "share"), times=blocks_per_row(rows, params), **bounds
-        ).split("share", step * params.unroll, ("r", "round"), exact=True)
-        loops = ["r", "u"]
+        schedule = schedule.split(col, each, ("part", "share"), times=blocks_per_row(rows, params), **bounds)
+        if params.in_registers:
+            schedule, loops = schedule.split("share", step, ("u", "chunk"), exact=True), ["u"]
+        else:
+            schedule = schedule.split("share", step * params.unroll, ("r", "round"), exact=True)
+            loops = ["r", "u"]
     elif params.persistent:
         times = 1 if params.multi_row else params.unroll
         loops = ["u" if times > 1 else "once"]
@@ -84,8 +92,10 @@ def _over_rows(
     """Splits the loops `outer` over blocks, and over iterations of a block where it has many rows; `loops`
     are those of a thread along its row."""
     if params.cooperative:
-        schedule = _block_sets(schedule, outer, parts_of_all_rows(rows, params, machine))
-        schedule = schedule.reorder("block_set", "part", "iteration", "ty", "tx", *loops)
+        block_sets = None if params.in_registers else parts_of_all_rows(rows, params, machine)
+        schedule = _block_sets(schedule, outer, block_sets)
+        iterations = [] if params.in_registers else ["iteration"]
+        schedule = schedule.reorder("block_set", "part", *iterations, "ty", "tx", *loops)
         return schedule.fuse("block_set", "part", "block")
     if not outer:
         return schedule.reorder("tx", *loops).with_single("block")
@@ -107,12 +117,15 @@ def _over_rows(
     return schedule.reorder(*blocks, "ty", "tx", *loops)
 
 
-def _block_sets(schedule: Schedule, outer: list[str], block_sets: Size) -> Schedule:
-    """With loops `iteration`, `block_set` and `ty` over the rows."""
+def _block_sets(schedule: Schedule, outer: list[str], block_sets: Size | None) -> Schedule:
+    """With loops `iteration`, `block_set` and `ty` over the rows; without iterations where each row has
+    blocks of its own."""
     if not outer:
-        return schedule.with_single("ty").with_single("block_set").with_single("iteration")
+        schedule = schedule.with_single("ty").with_single("block_set")
+        return schedule if block_sets is None else schedule.with_single("iteration")
     rest = [x.name for x in schedule.loops if x.name not in outer]
     schedule = schedule.reorder(*outer, *rest).fuse_all(outer, "row")
-    return schedule.split("row", block_sets, ("iteration", "group")).split(
-        "group", 1, ("block_set", "ty"), exact=True
-    )
+    row = "row"
+    if block_sets is not None:
+        schedule, row = schedule.split("row", block_sets, ("iteration", "group")), "group"
+    return schedule.split(row, 1, ("block_set", "ty"), exact=True)

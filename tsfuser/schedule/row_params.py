@@ -14,6 +14,7 @@ from ..ir.call import Call, once_a_call
 from ..ir.size import Size
 from ..segment import Segment
 from .machine import EXCHANGED, Machine
+from .placement import costly_terms
 from .pointwise import is_whole, is_wide, vector_width
 from .row_space import Rows, rows_of
 
@@ -37,6 +38,10 @@ MIN_BLOCKS_PER_SM = 3  # cooperative blocks of a multiprocessor: one has work wh
 BLOCK_SETS = 2
 MIN_BYTES_PER_SM = 49152  # bytes of rows that the threads of a multiprocessor should hold or load
 MIN_FETCH_BYTES = 4  # bytes of the narrowest asynchronous copy to shared memory
+CLUSTER_REGISTERS = 32  # registers of a thread of a cluster that holds its row in registers, for all but that
+CLUSTER_BLOCKS_PER_SM = (2, 1)  # such blocks of a multiprocessor: several where registers have room for a row
+MAX_CLUSTER_VECTORS = 32  # vectors of each tensor that such a thread keeps
+GPC = 16  # multiprocessors among which the blocks of a cluster lie, on any device that has clusters
 EXCHANGE_BYTES = 4096  # shared memory of a cooperative block for what its threads exchange
 
 
@@ -48,9 +53,9 @@ class RowParams:
     nothing needs a bound; `whole`: at least, every vector is all inside or all outside the row; `columns`:
     how many reductions run over the other dims; `threads`: of a block at most; `rows`: of a block with
     columns, where a row has more than a warp; `cooperative`: several blocks share a row, of which a thread
-    has `rounds` times `unroll` vectors; `prefetched`: shared memory fetches the next row meanwhile;
-    `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit indices; `in_float`: a
-    thread adds up few elements a row, for which float accumulation suffices."""
+    has `rounds` times `unroll` vectors; `cluster`: these are a cluster; `prefetched`: shared memory fetches
+    the next row meanwhile; `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit
+    indices; `in_float`: a thread adds up few elements a row, for which float accumulation suffices."""
 
     vector: int
     unroll: int
@@ -63,11 +68,17 @@ class RowParams:
     threads: int = 1
     rows: int = 1
     cooperative: bool = False
+    cluster: bool = False
     rounds: int = 1
     prefetched: bool = False
     resident: int = 0
     wide: bool = False
     in_float: bool = False
+
+    @property
+    def in_registers(self) -> bool:
+        """Whether the blocks of a cluster keep one row, in registers, and no block goes over several."""
+        return self.cluster and not self.prefetched
 
 
 @once_a_call
@@ -123,7 +134,11 @@ def _chosen(call: Call, segment: Segment, rows: Rows, given: RowParams, machine:
         if call.decide(sz.le(unroll, MAX_VECTORS)):
             params = replace(given, unroll=call.decide(unroll), persistent=True, threads=MAX_ROW_THREADS)
         if not fits(rows, params) and not given.prefetched and segment.uses_reductions:
-            params = _shared(call, rows, given, machine) or params
+            params = (
+                _clustered(call, segment, rows, given, machine)
+                or _shared(call, rows, given, machine)
+                or params
+            )
     across, _ = block_shape(rows.length, params, machine)
     if params.columns and params.persistent and not params.cooperative:
         params = _over_many_rows(call, rows, params, across, machine)
@@ -172,10 +187,70 @@ def _over_many_rows(call: Call, rows: Rows, params: RowParams, across: Size, mac
     return replace(params, threads=threads, rows=down, resident=resident)
 
 
+def _clustered(
+    call: Call, segment: Segment, rows: Rows, given: RowParams, machine: Machine
+) -> RowParams | None:
+    """For rows that the blocks of a cluster hold, and so many of them that all multiprocessors have work;
+    else None. In registers where these have room, and nothing is added up over rows; then several clusters
+    share the multiprocessors, and one loads while another combines or stores. Else in shared memory."""
+    if not machine.cluster_blocks:
+        return None
+    if not given.columns:
+        params = _in_registers(call, segment, rows, given, machine)
+        if params is not None:
+            return params
+    return _shared(call, rows, replace(given, cluster=True), machine)
+
+
+def _in_registers(
+    call: Call, segment: Segment, rows: Rows, given: RowParams, machine: Machine
+) -> RowParams | None:
+    inner = len(rows.space.dims) - 1
+    common = [a.itemsize for a in rows.space.loads if a not in rows.streamed and a.moves(inner)]
+    each = given.vector * (rows.bytes + sum(common) + 4 * costly_terms(segment))
+    for resident in CLUSTER_BLOCKS_PER_SM:
+        room = machine.registers // (resident * COOPERATIVE_THREADS) - CLUSTER_REGISTERS
+        most = min(MAX_CLUSTER_VECTORS, 4 * room // max(each, 1))
+        if most < 1 or resident * COOPERATIVE_THREADS > machine.threads_per_multiprocessor:
+            continue
+        params = replace(
+            given,
+            unroll=most,
+            persistent=True,
+            cooperative=True,
+            cluster=True,
+            threads=COOPERATIVE_THREADS,
+            resident=resident,
+        )
+        if not _fits_cluster(call, rows, params, machine):
+            continue
+        if call.varies:
+            return params
+        vectors = sz.ceildiv(rows.length, COOPERATIVE_THREADS * given.vector)
+        # the last block gets as much as the others
+        return replace(params, unroll=call.decide(sz.ceildiv(vectors, blocks_per_row(rows, params))))
+    return None
+
+
+def _fits_cluster(call: Call, rows: Rows, params: RowParams, machine: Machine) -> bool:
+    """Whether a row has no more blocks than a cluster, and all rows have as many as the device has
+    multiprocessors."""
+    blocks = blocks_per_row(rows, params)
+    most = min(machine.cluster_blocks, _of_gpc(machine) * params.resident)
+    return bool(
+        call.decide(sz.le(blocks, most)) and call.decide(sz.le(machine.multiprocessors, rows.count * blocks))
+    )
+
+
+def _of_gpc(machine: Machine) -> int:
+    """Multiprocessors among which the blocks of a cluster lie."""
+    return min(GPC, machine.multiprocessors)
+
+
 def _shared(call: Call, rows: Rows, given: RowParams, machine: Machine) -> RowParams | None:
     """For rows that need several blocks; None if all blocks that run at the same time are too few for one
-    row. A multiprocessor has as many blocks as leave each thread two vectors; one block with columns, which
-    take registers."""
+    row, or a cluster, where that is `given`. A multiprocessor has as many blocks as leave each thread two
+    vectors; one block with columns, which take registers."""
     if not given.whole:  # a whole vector is fetched, or nothing
         given = replace(given, vector=1, whole=True)
     for resident in range(
@@ -213,7 +288,10 @@ def _shared(call: Call, rows: Rows, given: RowParams, machine: Machine) -> RowPa
             prefetched=True,
             resident=resident,
         )
-        if call.decide(
+        if given.cluster:
+            if _fits_cluster(call, rows, params, machine):
+                return params
+        elif call.decide(
             sz.le(
                 blocks_per_row(rows, params) * sz.minimum(rows.count, BLOCK_SETS),
                 blocks_at_once(params, machine),
@@ -273,6 +351,10 @@ def _depth(flight: int, bytes_each: int) -> int:
 def parts_of_all_rows(rows: Rows, params: RowParams, machine: Machine) -> Size:
     """Blocks that share all rows: as many as run at the same time, if each gets two iterations; or sets of
     cooperative blocks."""
+    if params.cluster:
+        own = _of_gpc(machine)
+        clusters = sz.binary("div", own * params.resident, blocks_per_row(rows, params))
+        return sz.minimum(rows.count, clusters * (machine.multiprocessors // own))
     if params.cooperative:
         return sz.minimum(
             rows.count, sz.binary("div", blocks_at_once(params, machine), blocks_per_row(rows, params))

@@ -8,7 +8,8 @@ columns.
 The threads of a row combine, all of them get the result, and they sweep over the row again. A row that fits
 into registers is read once (*persistent*); a longer one is read by each sweep. Short rows share a block. A
 long row is shared by *cooperative* blocks, which run at the same time, combine in memory, and go over many
-rows: while they work on one, shared memory fetches the next. A block with columns goes over many rows too,
+rows: while they work on one, shared memory fetches the next. Where it has room in so few blocks that they can
+be a *cluster*, they combine in each other's shared memory. A block with columns goes over many rows too,
 and adds up its part of the columns in registers; the second kernel adds up the parts.
 
 Example: layer_norm over 1024 floats has 64 threads a row, four float4 each.
@@ -54,7 +55,7 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     return Proposal(
         params,
         lambda allocations: _stages(call, segment, machine, params, allocations),
-        rereads_are_free=params.persistent and not params.cooperative,
+        rereads_are_free=params.persistent and (not params.cooperative or params.in_registers),
     )
 
 
@@ -89,7 +90,9 @@ def _stages(
     """The kernels that compute `segment`."""
     rows, _, columns = rows_of(call, segment)
     cooperative = None
-    if params.cooperative:
+    if params.cluster:
+        cooperative = Cooperative("block_set", "part")
+    elif params.cooperative:
         words = WORDS * len(segment.reductions)
         room = Axis("slots", sz.const(2 * words * blocks_at_once(params, machine)))
         slots = allocations.new(Value("slots", INT64, (room,))).index

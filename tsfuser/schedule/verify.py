@@ -63,9 +63,9 @@ def _scope(how: Reduction) -> str | None:
         return f"nothing combines in a {how.scope}"
     if (how.scope == "warp") != (how.warp > 0):
         return f"{how.warp} threads of a warp are to combine, but the scope is {how.scope}"
-    if (how.scope == "cooperative") != (how.cooperative is not None):
+    if (how.scope in ("cluster", "cooperative")) != (how.cooperative is not None):
         do = "do not " if how.cooperative is None else ""
-        return f"blocks {do}combine in memory, but the scope is {how.scope}"
+        return f"blocks {do}share a row, but the scope is {how.scope}"
     if how.scope == "grid" and how.partial is None:
         return "the grid combines partial results, but none are stored"
     return None

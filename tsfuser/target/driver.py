@@ -21,6 +21,7 @@ _REGISTERS_OF_MULTIPROCESSOR, _THREADS_OF_BLOCK, _L2_BYTES, _SHARED_RESERVED = 8
 _MEMORY_KILOHERTZ, _MEMORY_BITS = 36, 37
 # CUfunction_attribute
 _STATIC_SHARED, _LOCAL_BYTES, _REGISTERS, _PTX_VERSION, _MAX_DYNAMIC_SHARED = 1, 3, 4, 5, 8
+_ANY_CLUSTER = 14  # clusters of up to 16 blocks, if the device has room for them
 _CAPTURE_RELAXED = 2  # CUstreamCaptureMode
 
 
@@ -118,7 +119,7 @@ def _context(index: int) -> ctypes.c_void_p:
 
 def load(image: bytes, name: str, index: int) -> Function:
     """Kernel `name` of the cubin or PTX text `image` on device `index`; it may use all the shared memory
-    that a block can have."""
+    that a block can have, and clusters of 16 blocks where the device has clusters."""
     mode = ctypes.c_int(_CAPTURE_RELAXED)
     _call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
     _call("cuCtxPushCurrent_v2", _context(index))
@@ -128,6 +129,8 @@ def load(image: bytes, name: str, index: int) -> Function:
         _call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
         dynamic = _device_attribute(index, _SHARED_OPTIN) - _function_attribute(function, _STATIC_SHARED)
         _call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, dynamic)
+        if capability(index) >= 90:
+            _call("cuFuncSetAttribute", function, _ANY_CLUSTER, 1)
         registers, local, version = (
             _function_attribute(function, a) for a in (_REGISTERS, _LOCAL_BYTES, _PTX_VERSION)
         )

@@ -5,8 +5,8 @@
 // would have hung or read garbage: threads that do not all reach a barrier, or reach different ones, and
 // writes past the dynamic shared memory. Shared memory starts as 0xFF bytes (NaN in every floating type).
 // Odd blocks run their threads backwards, so that a missing barrier shows in one of two neighbours. Blocks
-// may run in several OS threads; those of a COOPERATIVE_KERNEL wait for each other, so one thread runs them
-// all alternately.
+// may run in several OS threads; those of a COOPERATIVE_KERNEL, or of a cluster, wait for each other, so one
+// thread runs them all alternately.
 #pragma once
 
 #include <setjmp.h>
@@ -35,6 +35,7 @@ struct Fiber {
   unsigned waits_for;         // lanes of its warp that must come to the barrier; 0: the whole block
   unsigned char offered[16];  // value offered to the other lanes by a shuffle
   unsigned char taken[16];    // the same once all lanes have come: none of them offers another one earlier
+  int64_t arrivals;           // at the barrier of its cluster
 };
 
 // One block while it runs; each OS thread has its own.
@@ -52,8 +53,12 @@ struct FiberBlock {
   Fiber* fibers;
   Fiber* current;
   jmp_buf scheduler;
-  ucontext_t start;   // enters fibers for the first time
-  int64_t fruitless;  // rounds in which threads looked for another block's word in vain
+  ucontext_t start;    // enters fibers for the first time
+  int64_t fruitless;   // rounds in which threads looked for another block's word in vain
+  FiberBlock* first;   // of the blocks that run at the same time
+  int together, rank;  // how many these are, and the number of this one among them
+  int64_t arrived;     // how often threads came to the barrier of the cluster, in the first of its blocks
+  bool runs;           // some of its threads have begun, and not all have returned
 };
 
 static thread_local FiberBlock* fiber_block = nullptr;
@@ -83,6 +88,29 @@ static inline void fiber_wait(const char* file, int line, unsigned lanes) {
 
 // Lets the others run, of this block and of all others that run at the same time.
 static inline void fiber_yield() { fiber_leave(); }
+
+// The barrier of a cluster, in two steps as on the GPU: nobody goes on from the second before all threads of
+// all blocks have done the first.
+static inline void fiber_arrive() {
+  ++fiber_block->current->arrivals;
+  ++fiber_block->first->arrived;
+}
+
+static inline void fiber_await() {
+  const FiberBlock& first = *fiber_block->first;
+  const int64_t all = int64_t{first.threads} * first.together;
+  const int64_t wanted = fiber_block->current->arrivals * all;
+  if (wanted == 0) fiber_abort("waits for its cluster without having arrived", fiber_block->current);
+  while (first.arrived < wanted) fiber_yield();
+}
+
+// The same place in the shared memory of block `rank` of the cluster, which must be there.
+static inline char* fiber_shared_of(char* place, int rank) {
+  const FiberBlock& other = fiber_block->first[rank];
+  if (rank < 0 || rank >= fiber_block->together || !other.runs)
+    fiber_abort("writes to a block that has not begun or has returned", fiber_block->current);
+  return other.shared + (place - fiber_block->shared);
+}
 
 // A thread of one block after the other: what it is in the next one, the scheduler has changed meanwhile.
 static inline void fiber_entry() {
@@ -160,13 +188,15 @@ static inline bool fiber_release(FiberBlock& b) {
 }
 
 static inline void fiber_start_block(FiberBlock& b) {
-  b.fruitless = 0;
+  b.fruitless = b.arrived = 0;
+  b.runs = false;
   for (int i = 0; i < b.threads; ++i) {
     Fiber& f = b.fibers[i];
     f.thread = {i % b.shape.x, i / b.shape.x, 0};
     f.linear = i;
     f.finished = false;
     f.file = nullptr;
+    f.arrivals = 0;
   }
 }
 
@@ -175,6 +205,7 @@ static inline bool fiber_run_round(FiberBlock& b) {
   constexpr int64_t patience = 1 << 20;
   int alive = 0, yielded = 0;
   fiber_block = &b;
+  b.runs = true;
   for (int i = 0; i < b.threads; ++i) {
     Fiber& f = b.fibers[b.block.x & 1 ? b.threads - 1 - i : i];
     if (!f.finished && !f.file) {
@@ -183,7 +214,7 @@ static inline bool fiber_run_round(FiberBlock& b) {
     }
     alive += !f.finished;
   }
-  if (!alive) return false;
+  if (!alive) return b.runs = false;
   const bool released = fiber_release(b);
   b.fruitless = released ? 0 : b.fruitless + 1;
   if (!released && (!yielded || b.fruitless > patience)) {
@@ -194,6 +225,13 @@ static inline bool fiber_run_round(FiberBlock& b) {
     }
   }
   return true;
+}
+
+// The same, for as long as the block needs no other, so that a missing barrier between blocks shows.
+static inline bool fiber_run_far(FiberBlock& b) {
+  bool alive = fiber_run_round(b);
+  while (alive && b.fruitless == 0) alive = fiber_run_round(b);
+  return alive;
 }
 
 // What a block needs for itself; the shared memory ends in a canary.
@@ -207,17 +245,21 @@ static inline void fiber_equip(FiberBlock& b, size_t padded) {
   }
 }
 
-// The blocks from `begin` to `end`: one after the other or, `together`, at the same time.
+// The blocks from `begin` to `end`, of which `at_once` neighbours run at the same time.
 static inline void fiber_run(const char* kernel, void (*body)(const void*), const void* args,
                              int64_t most_threads, int64_t grid, int64_t block_x, int64_t block_y,
-                             int64_t shared, int64_t begin, int64_t end, bool together) {
+                             int64_t shared, int64_t begin, int64_t end, int64_t at_once) {
   const int threads = static_cast<int>(block_x * block_y);
   if (threads < 1 || threads > most_threads) {
     fprintf(stderr, "tsfuser: kernel %s launched with %d threads a block, allows 1 to %d\n", kernel, threads,
             static_cast<int>(most_threads));
     abort();
   }
-  const int64_t at_once = together ? end - begin : 1;
+  if (at_once < 1 || (end - begin) % at_once || begin % at_once) {
+    fprintf(stderr, "tsfuser: kernel %s launched with blocks %d to %d, in clusters of %d\n", kernel,
+            static_cast<int>(begin), static_cast<int>(end), static_cast<int>(at_once));
+    abort();
+  }
   const size_t padded = (static_cast<size_t>(shared) + 63) / 64 * 64 + FiberBlock::canary_bytes;
   const size_t stack_total = threads * FiberBlock::stack_bytes;
   FiberBlock* blocks = static_cast<FiberBlock*>(calloc(at_once, sizeof(FiberBlock)));
@@ -235,6 +277,9 @@ static inline void fiber_run(const char* kernel, void (*body)(const void*), cons
     b.grid = {static_cast<unsigned>(grid), 1, 1};
     b.shape = {static_cast<unsigned>(block_x), static_cast<unsigned>(block_y), 1};
     b.threads = threads;
+    b.first = blocks;
+    b.together = static_cast<int>(at_once);
+    b.rank = static_cast<int>(i);
     b.stacks = static_cast<char*>(stacks) + i * stack_total;
     fiber_equip(b, padded);
   }
@@ -247,7 +292,7 @@ static inline void fiber_run(const char* kernel, void (*body)(const void*), cons
     }
     for (bool alive = true; alive;) {
       alive = false;
-      for (int64_t i = 0; i < at_once; ++i) alive |= fiber_run_round(blocks[i]);
+      for (int64_t i = 0; i < at_once; ++i) alive |= fiber_run_far(blocks[i]);
     }
     for (int64_t i = 0; i < at_once; ++i) {
       fiber_block = &blocks[i];
@@ -315,10 +360,11 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu) { fiber_wait("__syncw
 #define blockDim (fiber_block->shape)
 #define gridDim (fiber_block->grid)
 
-#define KERNEL(NAME, ARGS, THREADS, ...) FIBER_KERNEL(NAME, ARGS, THREADS, false)
-#define COOPERATIVE_KERNEL(NAME, ARGS, THREADS, ...) FIBER_KERNEL(NAME, ARGS, THREADS, true)
+#define KERNEL(NAME, ARGS, THREADS, ...) FIBER_KERNEL(NAME, ARGS, THREADS, 1)
+#define COOPERATIVE_KERNEL(NAME, ARGS, THREADS, ...) FIBER_KERNEL(NAME, ARGS, THREADS, end - begin)
+#define CLUSTER_KERNEL(NAME, ARGS, BLOCKS, THREADS, ...) FIBER_KERNEL(NAME, ARGS, THREADS, BLOCKS)
 
-#define FIBER_KERNEL(NAME, ARGS, THREADS, TOGETHER)                                                        \
+#define FIBER_KERNEL(NAME, ARGS, THREADS, AT_ONCE)                                                         \
   static void NAME##_thread(const ARGS& args);                                                             \
   extern "C" void NAME(const void* packed, int64_t grid, int64_t block_x, int64_t block_y, int64_t shared, \
                        int64_t begin, int64_t end) {                                                       \
@@ -326,7 +372,7 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu) { fiber_wait("__syncw
     memcpy(&args, packed, sizeof(args));                                                                   \
     fiber_run(                                                                                             \
         #NAME, [](const void* p) { NAME##_thread(*static_cast<const ARGS*>(p)); }, &args, THREADS, grid,   \
-        block_x, block_y, shared, begin, end, TOGETHER);                                                   \
+        block_x, block_y, shared, begin, end, AT_ONCE);                                                    \
   }                                                                                                        \
   static void NAME##_thread(const ARGS& args)
 

@@ -18,6 +18,8 @@
 #define KERNEL(NAME, ARGS, ...) \
   extern "C" __global__ void __launch_bounds__(__VA_ARGS__) NAME(const __grid_constant__ ARGS args)
 #define COOPERATIVE_KERNEL KERNEL  // all blocks of which run at the same time
+// `BLOCKS`, of the arguments, neighbouring blocks are a cluster: as many as it is launched with.
+#define CLUSTER_KERNEL(NAME, ARGS, BLOCKS, ...) KERNEL(NAME, ARGS, __VA_ARGS__)
 
 // The next kernel of the stream may be set up while this one runs, if it waits for this one by itself.
 static __device__ __forceinline__ void launch_dependents() {

@@ -10,6 +10,7 @@
 #include "index.h"
 #include "lookup.h"
 #include "reduce.h"
+#include "cluster.h"
 #include "cooperative.h"
 #include "fetch.h"
 #include "math.h"

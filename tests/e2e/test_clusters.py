@@ -1,0 +1,184 @@
+"""Rows that the blocks of a cluster share: small blocks and a small machine make clusters for rows of a few
+thousand elements."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tsfuser
+from kit.batch_norms import FORWARD as BATCH_NORM
+from kit.batch_norms import Normed, parameters
+from kit.batch_norms import check as check_batch_norm
+from kit.reductions import ROWS, Fused, check, double, rows_of, tensor
+from kit.support import assert_matches, no_fallback, train
+from tsfuser import options
+from tsfuser.codegen import emit
+from tsfuser.planning import compile as pipeline
+from tsfuser.schedule import row_params
+
+pytestmark = pytest.mark.usefixtures("single_nodes")
+
+
+@pytest.fixture
+def small(target, device, monkeypatch):
+    """Sources of the kernels that are made under a small machine with clusters."""
+    if target == "cpu":
+        pytest.skip("the host has no clusters")
+    if target == "cuda" and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("the device has no clusters")
+    made, source, machine = [], emit.source, pipeline._machine
+    monkeypatch.setattr(row_params, "MAX_ROW_THREADS", 64)
+    monkeypatch.setattr(row_params, "COOPERATIVE_THREADS", 64)
+    monkeypatch.setattr(row_params, "MAX_CLUSTER_VECTORS", 8)
+    monkeypatch.setattr(pipeline, "_machine", lambda device: replace(machine(device), multiprocessors=10))
+    monkeypatch.setattr(emit, "source", lambda kernel: made.append(source(kernel)) or made[-1])
+    tsfuser.reset()
+    with options.override(enable={"clusters": ""}):
+        yield made
+    tsfuser.reset()
+
+
+def in_clusters(sources):
+    return ["CLUSTER_KERNEL" in text for text in sources]
+
+
+@pytest.fixture(params=["registers", "shared memory"])
+def clusters(small, request, monkeypatch):
+    """The same, of clusters that keep rows in registers, or in shared memory."""
+    if request.param == "shared memory":
+        monkeypatch.setattr(row_params, "_in_registers", lambda *given: None)
+    yield small
+    assert any(in_clusters(small))
+    fetched = [text for text in small if "CLUSTER_KERNEL" in text and "fetch_wait" in text]
+    assert bool(fetched) is (request.param == "shared memory")
+
+
+@pytest.mark.parametrize("columns", [4001, 8002, 9000])
+def test_norms_and_softmax(clusters, device, columns):
+    check(Fused(ROWS), *rows_of(columns, 11, device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_any_dtype(clusters, device, dtype):
+    check(Fused(ROWS), *rows_of(5008, 7, device, dtype))
+
+
+SOFTMAX = """
+def f(x):
+    y = torch.softmax(x * 0.5, -1)
+    return y, y.sum(-1)
+"""
+
+
+@pytest.mark.parametrize("sizes", [(40, 3000), (3, 2, 4100), (10, 2052)], ids=str)
+def test_any_number_of_rows(clusters, device, sizes):
+    check(Fused(SOFTMAX), tensor(*sizes, device=device))
+
+
+def test_infinities_and_nan_stay_in_their_rows(clusters, device):
+    x, inf = tensor(9, 4100, device=device), float("inf")
+    x[1, 4099], x[3, 0], x[5, 77], x[7] = inf, float("nan"), -inf, -inf
+    # all that some blocks see
+    x[2, :3000], x[4, 1000:], x[6, 1:], x[8, :4099] = -inf, -inf, -inf, -inf
+    x[6, 0] = inf
+    check(Fused(SOFTMAX), x)
+
+
+@pytest.mark.parametrize("function", ["softmax", "log_softmax"])
+def test_the_largest_and_the_sum_of_powers_take_one_exchange(clusters, device, function):
+    check(Fused(f"def f(x):\n    return torch.{function}(x * 8.0, -1)\n"), tensor(7, 4100, device=device))
+    assert all(text.count("sync_cluster();") == 1 for text in clusters if "CLUSTER_KERNEL" in text)
+
+
+def test_many_reductions_of_a_row(clusters, device):
+    """More totals than a block has warps, which share the exchange out."""
+    source = (
+        "def f(x):\n    return x * x.sum(-1, True), x.amax(-1), x.amin(-1), (x * x).sum(-1), x.mean(-1)\n"
+    )
+    check(Fused(source), tensor(7, 4100, device=device))
+
+
+RESULTS = ["torch.layer_norm(x * 0.5, [x.size(-1)], w, b)", "torch.log_softmax(x * 0.5, -1) * w + b"]
+
+
+@pytest.mark.parametrize("result", RESULTS)
+def test_gradients(small, device, result):
+    """With the parameters' gradients, which the blocks of a cluster add up over its rows."""
+    fused = Fused(f"def f(x, w, b):\n    return {result}\n")
+    inputs = [x.requires_grad_() for x in rows_of(3500, 13, device)]
+    with tsfuser.fuser(), no_fallback():
+        out, gradients = train(fused.scripted, inputs)
+    eager, exact = (
+        train(fused.plain, inputs),
+        train(fused.plain, [double(x.detach()).requires_grad_() for x in inputs]),
+    )
+    for a, e, r in zip([out, *gradients], [eager[0], *eager[1]], [exact[0], *exact[1]]):
+        assert_matches(a, e, r, ops=64)
+    assert any("fetch_wait" in text for text in small if "CLUSTER_KERNEL" in text)
+
+
+@pytest.mark.parametrize("sizes", [(3, 5, 40, 52), (4, 5, 33, 31), (2, 9, 4000)], ids=str)
+def test_channels_of_a_batch_norm(clusters, device, sizes):
+    """A channel is a row of as many pieces as the batch has images."""
+    check_batch_norm(
+        Normed(BATCH_NORM), tensor(*sizes, device=device), parameters(sizes[1], device), True, 0.1
+    )
+
+
+BATCH_NORM_BACKWARD = """
+def f(g, x, w, m, v, mean, rstd):
+    a, b, c = torch.ops.aten.native_batch_norm_backward(
+        g * 2.0, x, w, m, v, mean, rstd, True, 1e-5, [True, True, True])
+    return a, b, c
+"""
+
+
+@pytest.mark.parametrize("sizes", [(3, 5, 32, 36), (5, 3, 23, 31)], ids=str)
+def test_gradients_of_channels(clusters, device, sizes):
+    x, (w, b, m, v) = tensor(*sizes, device=device), parameters(sizes[1], device)
+    _, mean, rstd = torch.native_batch_norm(x, w, b, None, None, True, 0.1, 1e-5)
+    check(Fused(BATCH_NORM_BACKWARD), tensor(*sizes, device=device, seed=9), x, w, m, v, mean, rstd, ops=64)
+
+
+def test_dropout_draws_what_one_block_would(clusters, device, monkeypatch):
+    """A row's random numbers do not depend on who works on it."""
+    source = "def f(x):\n    return torch.softmax(torch.dropout(x, 0.3, True), -1)\n"
+    x, results = tensor(5, 5000, device=device), []
+    for largest in (64, 512):
+        monkeypatch.setattr(row_params, "MAX_ROW_THREADS", largest)
+        tsfuser.reset()
+        scripted = Fused(source).scripted
+        with tsfuser.fuser(), no_fallback():
+            for _ in range(3):
+                torch.manual_seed(7)
+                out = scripted(x)
+        results.append(out)
+    torch.testing.assert_close(*results)
+
+
+def test_lengths_that_vary_share_kernels(small, device):
+    """Once lengths vary, another one compiles nothing as long as its rows fit a cluster; the blocks of longer
+    ones are cooperative."""
+    function = Fused("def f(x):\n    return torch.softmax(x * 0.5, -1)\n")
+    for columns in (4100, 4400, 6004):
+        check(function, tensor(30, columns, device=device))
+    assert all(in_clusters(small))
+    known = len(small)
+    for rows, columns in ((30, 4800), (31, 7776), (77, 9084), (12, 5112)):
+        check(function, tensor(rows, columns, device=device))
+    assert len(small) == known
+    check(function, tensor(30, 30000, device=device))
+    assert len(small) == known + 1 and "COOPERATIVE_KERNEL" in small[-1]
+
+
+def test_few_rows_have_as_many_blocks_as_there_is_work_for(small, device):
+    check(Fused(SOFTMAX), tensor(2, 4100, device=device))
+    assert not any(in_clusters(small))
+
+
+@pytest.mark.parametrize("enable, disable", [({}, {}), ({"clusters": ""}, {"clusters": ""})], ids=str)
+def test_clusters_are_asked_for_and_not_switched_off(small, device, enable, disable):
+    with options.override(enable=enable, disable=disable):
+        check(Fused(SOFTMAX), tensor(11, 4100, device=device))
+    assert small and not any(in_clusters(small))
