@@ -4,6 +4,7 @@
 #include "torchscript/hooks.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
+#include "torchscript/twins.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/frontend/source_range.h>
@@ -81,6 +82,7 @@ void bind_graphs(py::module_& m) {
       "Whether TorchScript's autodiff takes the node.");
   m.def("differentiable_forms", &differentiable_forms,
         "The names of the forms that autodiff knows, in order.");
+  m.def("twins", &twins, "Kinds of ops of ours that autodiff takes, and which ops they stand for.");
   m.def(
       "write_differentiable_forms",
       [](const GraphPtr& graph) { write_differentiable_forms(*graph, *graph->nodes().begin()); },

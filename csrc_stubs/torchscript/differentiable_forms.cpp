@@ -9,6 +9,8 @@
 //     aten::masked_fill(%x, %c, -1e4)       aten::contiguous(aten::where(%c, aten::type_as({-1e4}, %x), %x),
 //     0)
 //
+// Views become their twins (twins.h), which autodiff takes.
+//
 // And a cast of autocast that several ops read, of a tensor that is not made by ops with derivatives,
 // becomes one for each, behind a cast that is off:
 //
@@ -26,6 +28,7 @@
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
+#include "torchscript/twins.h"
 
 #include <ATen/ScalarOps.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -305,6 +308,17 @@ void restore_one_cast(Node* node) {
   }
 }
 
+// aten::view(%x, %sizes)  ->  tsfuser::view(%x, %sizes), wherever it stands: torch profiles the operands of
+// both.
+void write_twins(Graph& graph) {
+  for (Node* node : all_nodes(graph)) {
+    const auto twin = twin_of(*node);
+    if (twin != c10::Symbol() && node->hasUses()) {
+      replace(node, graph.create(twin, node->inputs(), 1));
+    }
+  }
+}
+
 // A form that autodiff knows, and its inverse.
 struct Form {
   const char* name;
@@ -342,6 +356,7 @@ void drop_idle_casts(Graph& graph) {
 }  // namespace
 
 void write_differentiable_forms(Graph& graph, const Node* first) {
+  write_twins(graph);
   for (const Form& form : forms()) {
     for (Node* node : all_nodes(graph)) {
       if (node->kind() == form.kind && node->outputs().size() == 1 && node->hasUses()) {
@@ -352,6 +367,7 @@ void write_differentiable_forms(Graph& graph, const Node* first) {
 }
 
 void plain_forms(Graph& graph) {
+  restore_twins(graph);
   for (auto form = forms().rbegin(); form != forms().rend(); ++form) {
     for (Node* node : all_nodes(graph)) {
       if (node->kind() == form->made) {

@@ -14,6 +14,7 @@
 #include "torchscript/counts.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
+#include "torchscript/twins.h"
 
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/pass_manager.h>
@@ -153,6 +154,10 @@ void hook_into_torch() {
     register_operators();
     register_size_operators();
     register_count_operators();
+    register_twins();
+    for (const auto& [twin, original] : twins()) {
+      profile_kinds({twin});
+    }
     torch::jit::RegisterProfilingNode(is_profiled);
     torch::jit::registerPrePass(pre_pass);
     replace_operator(c10::prim::DifferentiableGraph, make_differentiable_graph);

@@ -15,7 +15,7 @@ using Kinds = std::unordered_set<c10::Symbol>;
 struct OpFacts {
   Kinds in_place;  // in-place ops that become functional before any dtype is known
   Kinds fresh;     // ops whose results share memory with no tensor that was there before
-  Kinds excluded;  // views that autodiff differentiates, but takes out of its graphs at their ends
+  Kinds excluded;  // views that autodiff differentiates, but keeps out of its graphs
 };
 
 inline Kinds symbols(const std::vector<std::string>& names) {

@@ -67,10 +67,15 @@ def test_modules_and_the_ways_that_formulas_do_not_go_are_left_out(device):
 
 
 def test_a_reshape_is_not_called_free(device):
-    reasons = {n.kind: n.reason for n in explained("gpt", device).graphs[0].left_out}
+    reasons = {n.kind: n.reason for n in explained("gpt", device, training=False).left_out}
     assert "copy" in reasons["aten::reshape"] and "costs no time" in reasons["aten::view"]
     quiet = {n.kind: n.reason for n in explained("encoder", device, training=False).left_out}
     assert "copy" in quiet["aten::reshape"] and "costs no time" in quiet["aten::transpose"]
+
+
+def test_views_are_differentiated_with_what_is_around_them(device):
+    left_out = {n.kind for n in explained("encoder", device).graphs[0].left_out}
+    assert not left_out & {"aten::view", "aten::reshape", "aten::transpose"}
 
 
 def test_a_group_that_is_there_twice_has_the_lines_of_both(device):

@@ -221,6 +221,33 @@ def test_every_form_makes_the_round_trip(native):
     assert list(FORMS) == native.differentiable_forms()
 
 
+VIEWS = {
+    "view": "%r : Tensor = aten::view(%x, %sizes)",
+    "reshape": "%r : Tensor = aten::reshape(%x, %sizes)",
+    "transpose": "%r : Tensor = aten::transpose(%x, %first, %last)",
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_becomes_its_twin_and_a_view_again(native, name):
+    graph = torch._C.parse_ir(f"""
+graph(%x : Tensor, %sizes : int[]):
+  %first : int = prim::Constant[value=0]()
+  %last : int = prim::Constant[value=-1]()
+  {VIEWS[name]}
+  %s : Tensor = aten::relu(%r)
+  return (%s)
+""")
+    before = canonical(graph)
+    native.write_differentiable_forms(graph)
+    torch._C._jit_pass_dce(graph)
+    [twin] = [node for node in graph.nodes() if node.kind().startswith("tsfuser::")]
+    assert twin.kind() == f"tsfuser::{name}" and native.is_differentiable(twin)
+    assert dict(native.twins())[twin.kind()] == f"aten::{name}"
+    native.plain_forms(graph)
+    assert canonical(graph) == before
+
+
 def test_add_optional_adds_or_passes_through(native):
     graph = torch._C.parse_ir("""
 graph(%a : Tensor, %b : Tensor?):

@@ -75,6 +75,9 @@ class GraphReader:
         """`refusals` is None for a graph that the pass has not seen: one around what autodiff
         differentiates. `forward`: of a differentiated part."""
         found = Items()
+        if refusals is None:
+            graph = graph.copy()
+            _C.plain_forms(graph)
         self.read(graph, found, refusals, forward)
         return found.report(title)
 

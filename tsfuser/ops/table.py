@@ -121,7 +121,7 @@ class Row:
     `in_place_early`: its in-place form becomes functional before any dtype is known. `in_place_differs`: the
     in-place form leaves another layout than this op gives. `copies`: it does nothing but copy its first
     operand. `autodiff_excludes`: a view that torch's autodiff
-    differentiates, but takes out of its graphs where it is at their ends. `instead` continues the sentence
+    differentiates, but keeps out of its graphs. `instead` continues the sentence
     "TorchScript's autodiff knows no derivative of ..." with what it does know.
 
     A fact that tests ask for: `error`, what the rounding error of the op's formula is relative to. It is the

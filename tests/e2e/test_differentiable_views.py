@@ -1,0 +1,138 @@
+"""Views in training: TorchScript's autodiff takes their twins, so that what is before and behind a view is in
+one differentiable graph. What shares memory in eager shares it here, and gradients are eager's."""
+
+import pytest
+import torch
+
+import tsfuser
+from kit.opsweep import plain
+from kit.support import assert_matches, fresh, groups, kinds, no_fallback, script, train
+
+pytestmark = pytest.mark.graphs
+
+
+def functions(body):
+    """A function of these lines, as Python and scripted. The parameter of masked_fill is what torch asks
+    tsfuser about."""
+    lines = "".join(f"    {line.strip()}\n" for line in body.split(";"))
+    source = f"def f(x: Tensor, w: Tensor, m: Tensor):\n    x = x.masked_fill(m, 0.5)\n{lines}"
+    return plain(source), script(source)
+
+
+def operands(layout="row-major", needed=(True, True)):
+    generator = torch.Generator().manual_seed(3)
+    x, w = (torch.randn(4, 6, generator=generator, dtype=torch.float64) for _ in range(2))
+    x = x.t().contiguous().t() if layout == "column-major" else x
+    mask = torch.rand(4, 6, generator=generator) > 0.7
+    return x.requires_grad_(needed[0]), w.requires_grad_(needed[1]), mask
+
+
+ONE_GROUP = [
+    "return torch.tanh(torch.relu(x * w).view(2, -1) * 2.0)",
+    "return torch.tanh(torch.relu(x * w).view(2, 3, 4) * 2.0).view(4, 6) + 1.0",
+    "return torch.sigmoid(torch.tanh(x * w).transpose(0, 1) * 2.0)",
+    "return torch.sigmoid(torch.tanh(x * w).reshape(-1, 2).transpose(0, 1) * 2.0)",
+]
+
+
+@pytest.mark.parametrize("body", ONE_GROUP)
+def test_a_view_does_not_part_a_group(device, body):
+    eager, scripted = functions(body)
+    inputs = [t.to(device).detach().requires_grad_(t.requires_grad) for t in operands()]
+    with tsfuser.fuser(), no_fallback():
+        out, gradients = train(scripted, inputs)
+    want, expected = train(eager, inputs, calls=1)
+    assert len(groups(scripted)) == 2  # one forward, one backward
+    assert not any(kind.startswith("tsfuser::") for group in groups(scripted) for kind in kinds(group))
+    for got, plain_ in zip([out, *gradients], [want, *expected]):
+        assert_matches(got, plain_, ops=40)
+
+
+def outcome(function, tensors, written):
+    """What can be seen of a call, in which the result number `written` is written to, and of its backward."""
+    try:
+        outs = list(function(*tensors))
+        seen = [[(t.requires_grad, t.shape, t.dtype, t.stride()) for t in outs]]
+        memory = [t.untyped_storage().data_ptr() for t in [*outs, *tensors]]
+        seen.append([memory.index(place) for place in memory])
+        if written is not None:
+            outs[written].mul_(3.0)
+        values = [t.detach().clone() for t in outs]
+        weights = [torch.arange(t.numel(), dtype=t.dtype).view(t.shape) for t in outs]
+        moving = [(t * v).sum() for t, v in zip(outs, weights) if t.requires_grad]
+        leaves = [t for t in tensors if t.requires_grad]
+        gradients = torch.autograd.grad(sum(moving), leaves, allow_unused=True) if moving else []
+        return seen, [*values, *gradients]
+    except RuntimeError as error:
+        return str(error), []
+
+
+ALIASES = [
+    "y = torch.tanh(x * w); z = y.view(2, -1); return y, z * 1.0, z",
+    "y = torch.tanh(x * w); z = y.view(2, -1); return z, z.sum()",
+    "z = torch.tanh(x * w).view(2, -1).transpose(0, 1); return z, z * 2.0",
+    "z = x.view(2, -1) if x.is_contiguous() else x.reshape(2, -1); return z, torch.tanh(z * 2.0)",
+    "y = torch.tanh(x * w); return y.view(-1), y.transpose(0, 1), y * 2.0",
+    "y = x * w; z = y.view(2, -1); z.add_(1.0); return torch.tanh(y) * 2.0, z",
+    "y = x * w * 2.0; z = y.view(2, -1); y.add_(1.0); return torch.tanh(z) * 2.0, y",
+    "y = x * w * 2.0; z = y.transpose(0, 1); z.mul_(2.0); return y + 1.0, z",
+    "u = x * w * 1.5; y = u.reshape(-1); y.add_(1.0); return y, u * 2.0",
+    "u = (x * w).transpose(0, 1); y = u.reshape(-1); y.add_(1.0); return y, u * 2.0",
+    "y = torch.tanh(x * w).view(-1); return y.detach(), y * 2.0",
+    "y = (x > 0).view(-1); return torch.tanh(x * w).view(-1) * y.transpose(0, 0), y",
+]
+
+
+@pytest.mark.parametrize("written", [None, 0, 1])
+@pytest.mark.parametrize("layout", ["row-major", "column-major"])
+@pytest.mark.parametrize("body", ALIASES)
+def test_memory_is_shared_as_in_eager(body, layout, written):
+    """Where eager raises since a saved tensor was written to, the gradient here may be that of what was
+    computed."""
+    for needed in ((True, True), (True, False), (False, True), (False, False)):
+        eager, scripted = functions(body)
+        with tsfuser.fuser():
+            for _ in range(4):
+                seen, values = outcome(scripted, operands(layout, needed), written)
+        expected, wanted = outcome(eager, operands(layout, needed), written)
+        if isinstance(expected, str):
+            assert isinstance(seen, str) or "modified by an inplace operation" in expected
+            continue
+        assert seen == expected
+        for mine, theirs in zip(values, wanted):
+            assert (mine is None) == (theirs is None)
+            assert mine is None or torch.allclose(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_double_backward_through_views(device):
+    _, scripted = functions(ONE_GROUP[1])
+    x, w, m = (t.to(device).detach().requires_grad_(t.requires_grad) for t in operands())
+    with tsfuser.fuser():
+        for _ in range(4):
+            scripted(x, w, m).sum().backward()
+        assert torch.autograd.gradcheck(lambda x, w: scripted(x, w, m), (x, w), nondet_tol=1e-12)
+        assert torch.autograd.gradgradcheck(lambda x, w: scripted(x, w, m), (x, w), nondet_tol=1e-12)
+
+
+def test_sizes_that_change_from_call_to_call(device):
+    def program(x, w, m):
+        y = torch.tanh(x.masked_fill(m, 0.5) * w).view(x.size(1), -1)
+        return torch.sigmoid(y.transpose(0, 1) * 2.0)
+
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        for rows, columns in ((4, 6), (4, 6), (4, 6), (3, 5), (7, 2), (1, 5), (6, 1), (0, 4)):
+            x, w = (torch.randn(rows, columns, device=device).requires_grad_() for _ in range(2))
+            out, gradients = train(scripted, (x, w, x > 0.5), calls=1)
+            want, expected = train(program, (x, w, x > 0.5), calls=1)
+            for got, plain_ in zip([out, *gradients], [want, *expected]):
+                assert_matches(got, plain_, ops=40)
+
+
+def test_a_size_that_does_not_fit_raises_as_in_eager(device):
+    _, scripted = functions("return torch.tanh((x * w).view(5, -1) * 2.0)")
+    x, w, m = (t.to(device) for t in operands())
+    with tsfuser.fuser():
+        for _ in range(4):
+            with pytest.raises(RuntimeError, match="invalid for input of size 24"):
+                scripted(x, w, m)
