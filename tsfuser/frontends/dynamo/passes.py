@@ -15,14 +15,15 @@ from ...grouping.support import Refusals
 from ...planning.planner import prepare
 from .expected import expected_calls
 from .in_place import write_in_place
+from .order import free_early
 from .translate import Translation
 
 PASSES = (*BEFORE_GROUPS, *MAKE_GROUPS, *SETTLE)
 
 
-def fuse(translation: Translation) -> Refusals:
+def fuse(translation: Translation, owns_inputs: bool = False) -> Refusals:
     """Makes the groups, some of which do updates of the translation, and has their kernels compiled in the
-    background; returns why nodes are in none."""
+    background; returns why nodes are in none. `owns_inputs`: nobody else holds them."""
     graph, refusals = translation.graph, Refusals()
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Fusion", str(graph))
@@ -30,6 +31,8 @@ def fuse(translation: Translation) -> Refusals:
     run(work, PASSES)
     _write_in_place(translation)
     run(work, FINISH)
+    if owns_inputs:
+        free_early(graph)
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Compilation", str(graph))
     for group_id, args in expected_calls(graph, translation.numbers):

@@ -120,7 +120,7 @@ def _program(
     if origin is not None:
         logs.typed(origin, translation.graph)
     with applied(settings):
-        refusals = fuse(translation)
+        refusals = fuse(translation, origin is not None and origin.role == "backward")
     program = _C.GraphProgram(
         translation.graph,
         translation.constants,
