@@ -173,7 +173,7 @@ def test_other_dispatch_modes_see_the_ops():
     [
         (
             {"options": {"fast": True}},
-            "no option 'fast'; its options are skip, horizontal, single_node, recompute",
+            "no option 'fast'; its options are skip, horizontal, single_node, recompute, channels_last",
         ),
         ({"options": {"horizontal": 1}}, "'horizontal' cannot be 1: it is True or False"),
         ({"options": {"skip": ["gelu"]}}, "like 'aten::gelu'"),

@@ -35,3 +35,27 @@ def test_a_reduction_alone(device, n, reductions, fused):
     run(Work(graph, Refusals(), lone_reductions=reductions), (*BEFORE_GROUPS, *MAKE_GROUPS))
     groups = graph.findAllNodes(GROUP, True)
     assert [kinds(g) for g in groups] == [["prim::ListConstruct", "aten::sum"]] * fused
+
+
+ADDITION = """graph(%x : Float(64, 128, strides=[128, 1], requires_grad=0, device={device}),
+      %y : Float(64, 128, strides={strides}, requires_grad=0, device={device})):
+  %one : int = prim::Constant[value=1]()
+  %s : Float(64, 128, strides=[128, 1], requires_grad=0, device={device}) = aten::add(%x, %y, %one)
+  %p : Float(64, 64, strides=[64, 1], requires_grad=0, device={device}) = aten::mm(%s, %s)
+  return (%s, %p)"""
+
+
+@pytest.mark.parametrize(
+    "device, strides, fused",
+    [
+        ("cuda:0", "[1, 64]", True),
+        ("cuda:0", "[128, 1]", False),
+        ("cuda:0", "[0, 1]", False),
+        ("cuda:0", "[256, 1]", False),
+        ("cpu", "[1, 64]", False),
+    ],
+)
+def test_an_addition_across_a_layout_alone(device, strides, fused):
+    graph = torch._C.parse_ir(ADDITION.format(device=device, strides=strides))
+    run(Work(graph, Refusals(), lone_reductions=True), (*BEFORE_GROUPS, *MAKE_GROUPS))
+    assert [kinds(g) for g in graph.findAllNodes(GROUP, True)] == [["aten::add"]] * fused

@@ -8,23 +8,38 @@ from __future__ import annotations
 from math import prod
 
 from .rows import row_of
-from .wrapper import Node, Value, facts
+from .wrapper import Node, Value, facts, inputs, is_tensor
 
 LEAST = 1 << 12  # elements of what is worth another kernel's launch
 
 
 def is_worth_a_kernel(node: Node, reductions: bool) -> bool:
-    """Whether the node copies a tensor into another layout or, with `reductions`, reduces one on a GPU."""
+    """Whether the node copies a tensor into another layout or, with `reductions`, on a GPU reduces one, or
+    reads one across the layout of an elementwise result, which torch does without a tile of shared memory."""
     found = row_of(node)
-    if found is None or not (found[0].copies or reductions and found[0].family == "reduction"):
+    if found is None or not (found[0].copies or reductions):
         return False
-    operand = node.inputsAt(0)
-    sizes, _ = shape(operand)
-    if sizes is None or prod(sizes) < LEAST:
+    large = [v for v in inputs(node) if is_tensor(v) and prod(shape(v)[0] or [0]) >= LEAST]
+    if not large:
         return False
     if found[0].copies:
-        return _walk(operand) != _walk(node.output())
-    return (facts(operand.type()).device or "").startswith("cuda")
+        return _walk(large[0]) != _walk(node.output())
+    if found[0].sizes == "broadcast":
+        return _is_on_gpu(large[0]) and any(_crosses(v, node.output()) for v in large)
+    return found[0].family == "reduction" and _is_on_gpu(large[0])
+
+
+def _crosses(operand: Value, result: Value) -> bool:
+    """Whether they have the same sizes, but neighbours in memory along different dims."""
+    (sizes, strides), (others, steps) = shape(operand), shape(result)
+    if sizes is None or sizes != others:
+        return False
+    near, nearest = ([d for d, n in enumerate(sizes) if n != 1 and s[d] == 1] for s in (strides, steps))
+    return bool(near) and bool(nearest) and near != nearest
+
+
+def _is_on_gpu(value: Value) -> bool:
+    return (facts(value.type()).device or "").startswith("cuda")
 
 
 def shape(value: Value) -> tuple[list[int] | None, list[int] | None]:

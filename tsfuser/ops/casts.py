@@ -16,6 +16,8 @@ define("fill", "convert<{ctype}>({1})", cheap=True)
 
 _KNOWN = "(it knows type_as, and casts to a floating dtype whose results are only read)"
 _ROW_MAJOR, _PRESERVE = 0, 1  # c10::MemoryFormat::Contiguous, Preserve
+#: c10::MemoryFormat::ChannelsLast, ChannelsLast3d -> the dims in memory, outermost first
+_CHANNELS_LAST = {2: (0, 2, 3, 1), 3: (0, 2, 3, 4, 1)}
 
 
 def check_options(b: Builder, layout=None, device=None, pin_memory=None, memory_format=None) -> None:
@@ -103,6 +105,11 @@ def clone(b: Builder, self, memory_format: int | None = None) -> Value:
     """A new tensor with the values of `self`"""
     if memory_format == _ROW_MAJOR:
         return b.pointwise("copy", (self,), self.dtype, layouts=())
+    if memory_format in _CHANNELS_LAST:
+        order = _CHANNELS_LAST[memory_format]
+        if len(self.dims) != len(order):
+            raise Refusal("a memory format for another number of dims is an error in eager")
+        return b.laid_out(b.pointwise("copy", (self,), self.dtype, layouts=()), order)
     check_options(b, memory_format=memory_format)
     return _cast(b, self, self.dtype, copy=True)
 

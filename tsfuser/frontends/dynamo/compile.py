@@ -17,6 +17,7 @@ from torch import fx
 from ...planning.compile import expect_cuda
 from . import settings as its_settings
 from . import watch
+from .channels_last import channels_last
 from .cuda_graphs import CudaGraphs
 from .decompositions import decompositions
 from .dropout import seed_dropouts
@@ -49,7 +50,7 @@ def backend(
         fw_compiler=partial(compiler, "forward"),
         bw_compiler=partial(compiler, "backward"),
         inference_compiler=partial(compiler, "inference"),
-        partition_fn=partial(partition, recompute=settings.recompute),
+        partition_fn=partial(partition, recompute=settings.recompute, layout=settings.channels_last),
         decompositions=decompositions,
         keep_inference_input_mutations=True,
     )
@@ -65,8 +66,10 @@ def _compile(
     module: fx.GraphModule,
     inputs: Sequence[Any],
 ) -> Callable[[list], Any]:
-    if role == "inference" and settings.recompute:
-        seed_dropouts(module)
+    if role == "inference":
+        if settings.recompute:
+            seed_dropouts(module)
+        channels_last(module, settings.channels_last, inference=True)
     call = compile_graph(module, settings, watch.Origin(source, role))
     return call if graphs is None else graphs.recorded(call, module, inputs, role)
 

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from . import norms, softmaxes
+from .channels_last import channels_last
 from .dropout import seed_dropouts
 from .recomputable import recomputable
 from .simplify import without_detach
@@ -25,13 +26,24 @@ from .updates import sharing, updates
 aten = torch.ops.aten
 
 
-def partition(joint: fx.GraphModule, inputs: Any, *, recompute: bool, num_fwd_outputs: int, **others: Any):
-    """The forward and the backward. `recompute`: by the cheapest cut, else as autograd saves."""
+def partition(
+    joint: fx.GraphModule,
+    inputs: Any,
+    *,
+    recompute: bool,
+    layout: bool | None,
+    num_fwd_outputs: int,
+    **others: Any,
+):
+    """The forward and the backward. `recompute`: by the cheapest cut, else as autograd saves; `layout`: as
+    `wanted` of `channels_last`."""
     from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
     if recompute:
         without_detach(joint)
         seed_dropouts(joint)
+    channels_last(joint, layout, inference=False)
+    if recompute:
         norms.expand(joint)
         softmaxes.expand(joint)
         with recomputable():

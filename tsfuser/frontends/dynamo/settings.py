@@ -21,12 +21,14 @@ _lock = threading.Lock()  # of `options.state` while one graph's groups are chos
 class Settings:
     """`skip`: kinds of ops that stay out of groups, `horizontal`: ops that only share an operand join one
     group, `single_node`: one op is a group, too, `recompute`: the backward computes again what is cheap,
-    instead of reading what the forward has saved. None: as nvFuser's knobs say at that time."""
+    instead of reading what the forward has saved, `channels_last`: convolutions run in channels last, None
+    where that pays. None elsewhere: as nvFuser's knobs say at that time."""
 
     skip: frozenset[str] | None = None
     horizontal: bool | None = None
     single_node: bool | None = None
     recompute: bool = True
+    channels_last: bool | None = None
 
 
 def _flag(value: Any) -> bool:
@@ -48,6 +50,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "horizontal": _flag,
     "single_node": _flag,
     "recompute": _flag,
+    "channels_last": _flag,
 }
 
 

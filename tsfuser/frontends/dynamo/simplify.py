@@ -18,6 +18,9 @@ from .updates import move_last, updates
 
 aten = torch.ops.aten
 
+#: In the `meta` of a view: its operand may lie otherwise than the traced one.
+RELAID = "tsfuser_relaid"
+
 
 def simplify(module: fx.GraphModule) -> None:
     """Changes the module's graph."""
@@ -52,9 +55,11 @@ def _hand_on(node: fx.Node) -> bool:
 
 
 def _view(node: fx.Node) -> bool:
-    """`_unsafe_view` differs from `view` for autograd alone."""
-    node.target = aten.view.default
-    return True
+    """`_unsafe_view` differs from `view` for autograd alone. Where the operand lies otherwise than traced, a
+    kernel of torch's may have left it as it was, and not all that it lies like."""
+    target = aten.reshape.default if RELAID in node.meta else aten.view.default
+    changed, node.target = node.target is not target, target
+    return changed
 
 
 def _cast(node: fx.Node) -> bool:
@@ -123,6 +128,7 @@ def _dtype(value: Any) -> torch.dtype | None:
 FORMS: dict[Any, Callable[[fx.Node], bool]] = {
     aten.detach.default: _hand_on,
     aten.alias.default: _hand_on,
+    aten.view.default: _view,
     aten._unsafe_view.default: _view,
     aten.where.self: _with_number,
     aten.add.Tensor: _number_last,
