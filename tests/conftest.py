@@ -23,6 +23,9 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="run the long sweeps, and more random programs")
     parser.addoption("--targets", help="run tests with a device on these targets only, e.g. cpu,cuda")
+    parser.addoption(
+        "--each", type=int, help="run so many cases of each test, spread over them, where tools slow a run"
+    )
 
 
 def pytest_configure(config):
@@ -67,6 +70,8 @@ def _has_hypothesis():
 
 
 def pytest_collection_modifyitems(config, items):
+    if config.getoption("--each"):
+        _deselect_all_but(config.getoption("--each"), config, items)
     if config.getoption("--long"):
         return
     skip = pytest.mark.skip(reason="a long sweep; runs with --long")
@@ -82,6 +87,16 @@ def pytest_collection_modifyitems(config, items):
         for item in cases:
             if item not in taken:
                 item.add_marker(skip)
+
+
+def _deselect_all_but(count, config, items):
+    """Leaves `count` of each test's cases."""
+    cases = {}
+    for item in items:
+        cases.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
+    taken = {id(found[k * len(found) // count]) for found in cases.values() for k in range(count)}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in taken])
+    items[:] = [item for item in items if id(item) in taken]
 
 
 def _with_each_value(items):

@@ -98,8 +98,8 @@ def nodes(scripted, kind):
 
 def pair(kind, device):
     torch.manual_seed(0)
-    module = kind().to(device, torch.float64)
-    other = copy.deepcopy(module)
+    made = kind().to(device, torch.float64)
+    module, other = copy.deepcopy(made), copy.deepcopy(made)  # a copy's versions may start elsewhere
     if kind is Aliased:
         assert other.seen is other.norm1.num_batches_tracked
     return module, torch.jit.script(other)
