@@ -1,5 +1,6 @@
 #include "call/plan.h"
 
+#include "call/joint.h"
 #include "group/observe.h"
 #include "group/python.h"
 
@@ -82,8 +83,8 @@ bool is_number(const c10::IValue& value) {
   return value.isScalar() || (value.isTensor() && value.toTensor().dim() == 0 && value.toTensor().is_cpu());
 }
 
-at::Tensor allocate(c10::Device device, c10::ScalarType dtype, at::IntArrayRef sizes,
-                    at::IntArrayRef strides) {
+at::Tensor new_tensor(c10::Device device, c10::ScalarType dtype, at::IntArrayRef sizes,
+                      at::IntArrayRef strides) {
   if (device.is_cpu()) {
     return at::Tensor(at::detail::empty_strided_cpu(sizes, strides, dtype));
   }
@@ -92,43 +93,6 @@ at::Tensor allocate(c10::Device device, c10::ScalarType dtype, at::IntArrayRef s
   return at::_ops::empty_strided::redispatch(
       c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::fromIntArrayRefUnchecked(sizes),
       c10::fromIntArrayRefUnchecked(strides), dtype, c10::kStrided, device, std::nullopt);
-}
-
-void fill_slots(const Launch& launch, char* args, const Arguments& arguments,
-                at::ArrayRef<c10::IValue> inputs, at::ArrayRef<at::Tensor> allocated,
-                const RandomState& random, int32_t* flag) {
-  for (const Slot& slot : launch.slots) {
-    char* at = args + slot.offset;
-    if (slot.kind == SlotKind::Input || slot.kind == SlotKind::Update) {
-      put(at, arguments.addresses[slot.index]);
-    } else if (slot.kind == SlotKind::Allocation || slot.kind == SlotKind::Cleared) {
-      put<const void*>(at, allocated[slot.index].const_data_ptr());
-    } else if (slot.kind == SlotKind::Element) {
-      const at::Tensor& tensor = inputs[slot.index].toTensor();
-      std::memcpy(at, arguments.addresses[slot.index], tensor.itemsize());
-    } else if (slot.kind == SlotKind::Random) {
-      put(at, random);
-    } else if (slot.kind == SlotKind::Seeded) {
-      const auto seed = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(arguments.addresses[slot.index]));
-      put(at, RandomState{seed, seed + sizeof(int64_t), 0, 1});
-    } else if (slot.kind == SlotKind::Flag) {
-      put(at, launch.cuda ? nullptr : flag);
-    } else {
-      put_number(at, slot.kind, inputs[slot.index]);
-    }
-  }
-}
-
-// Bytes from a tensor's first element to the end of its last one.
-size_t reach(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) {
-    return 0;
-  }
-  int64_t last = 0;
-  for (int64_t d = 0; d < tensor.dim(); ++d) {
-    last += (tensor.size(d) - 1) * tensor.stride(d);
-  }
-  return (last + 1) * tensor.itemsize();
 }
 
 void require(bool holds, const char* what) {
@@ -167,6 +131,42 @@ c10::IValue value_of(const Result& result, at::ArrayRef<c10::IValue> inputs,
 
 }  // namespace
 
+void fill_slots(const Launch& launch, char* args, const Arguments& arguments,
+                at::ArrayRef<c10::IValue> inputs, at::ArrayRef<at::Tensor> allocated,
+                const RandomState& random, int32_t* flag) {
+  for (const Slot& slot : launch.slots) {
+    char* at = args + slot.offset;
+    if (slot.kind == SlotKind::Input || slot.kind == SlotKind::Update) {
+      put(at, arguments.addresses[slot.index]);
+    } else if (slot.kind == SlotKind::Allocation || slot.kind == SlotKind::Cleared) {
+      put<const void*>(at, allocated[slot.index].const_data_ptr());
+    } else if (slot.kind == SlotKind::Element) {
+      const at::Tensor& tensor = inputs[slot.index].toTensor();
+      std::memcpy(at, arguments.addresses[slot.index], tensor.itemsize());
+    } else if (slot.kind == SlotKind::Random) {
+      put(at, random);
+    } else if (slot.kind == SlotKind::Seeded) {
+      const auto seed = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(arguments.addresses[slot.index]));
+      put(at, RandomState{seed, seed + sizeof(int64_t), 0, 1});
+    } else if (slot.kind == SlotKind::Flag) {
+      put(at, launch.cuda ? nullptr : flag);
+    } else {
+      put_number(at, slot.kind, inputs[slot.index]);
+    }
+  }
+}
+
+size_t reach(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) {
+    return 0;
+  }
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    last += (tensor.size(d) - 1) * tensor.stride(d);
+  }
+  return (last + 1) * tensor.itemsize();
+}
+
 Plan::~Plan() { release_later(static_cast<PyObject*>(keepalive)); }
 
 void Plan::verify() const {
@@ -195,6 +195,7 @@ void Plan::verify() const {
     require(std::all_of(a.strides.begin(), a.strides.end(), is_value), "a stride is not among the values");
   }
   for (const auto& launch : launches) {
+    require(launch->joint >= 0, "a negative number of argument structs");
     for (int32_t index : {launch->grid, launch->block_x, launch->block_y, launch->shared, launch->grain}) {
       require(is_value(index), "a launch parameter is not among the values");
     }
@@ -365,6 +366,33 @@ std::shared_ptr<const PreparedCall> prepare(std::shared_ptr<const Plan> plan, co
   return call;
 }
 
+void allocate(const PreparedCall& call, c10::Device device, Tensors& allocated) {
+  const int64_t* dims = call.dims.data();
+  for (const Allocation& a : call.plan->allocations) {
+    const size_t rank = a.sizes.size();
+    allocated.push_back(new_tensor(device, a.dtype, {dims, rank}, {dims + rank, rank}));
+    dims += 2 * rank;
+  }
+}
+
+void give_results(const Plan& plan, const Tensors& allocated, torch::jit::Stack& stack, size_t input_count) {
+  const auto inputs = torch::jit::last(stack, input_count);
+  for (const Update& update : plan.updates) {
+    if (update.counted) {
+      inputs[update.index].toTensor().unsafeGetTensorImpl()->bump_version();
+    }
+  }
+  // Results that pass an input through are taken before the inputs leave the stack.
+  c10::SmallVector<c10::IValue, 8> outputs;
+  for (const Result& result : plan.results) {
+    outputs.push_back(value_of(result, inputs, allocated));
+  }
+  torch::jit::drop(stack, input_count);
+  for (c10::IValue& output : outputs) {
+    stack.emplace_back(std::move(output));
+  }
+}
+
 size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
            size_t input_count) {
   const Plan& plan = *call.plan;
@@ -375,13 +403,8 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
     guard.reset_device(device);
   }
   // Inline storage for usual plans: steady calls do not touch the heap but for the tensors themselves.
-  c10::SmallVector<at::Tensor, 8> allocated;
-  const int64_t* dims = call.dims.data();
-  for (const Allocation& a : plan.allocations) {
-    const size_t rank = a.sizes.size();
-    allocated.push_back(allocate(device, a.dtype, {dims, rank}, {dims + rank, rank}));
-    dims += 2 * rank;
-  }
+  Tensors allocated;
+  allocate(call, device, allocated);
   alignas(args_alignment) char few_args[2048];
   std::vector<std::max_align_t> many_args;
   char* args = few_args;
@@ -409,10 +432,8 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
       }
       if (C10_UNLIKELY(timings != nullptr)) {
         launch_timed(launch, args + launch.args_offset, stream, device, inputs, allocated);
-      } else if (launch.launch->cuda) {
-        launch_cuda(launch, args + launch.args_offset, stream, device.index());
       } else {
-        launch_host(launch, args + launch.args_offset);
+        launch_one(launch, args + launch.args_offset, stream, device);
       }
       updated |= launch.launch->updates;
     }
@@ -425,20 +446,7 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
     }
     throw;
   }
-  for (const Update& update : plan.updates) {
-    if (update.counted) {
-      inputs[update.index].toTensor().unsafeGetTensorImpl()->bump_version();
-    }
-  }
-  // Results that pass an input through are taken before the inputs leave the stack.
-  c10::SmallVector<c10::IValue, 8> outputs;
-  for (const Result& result : plan.results) {
-    outputs.push_back(value_of(result, inputs, allocated));
-  }
-  torch::jit::drop(stack, input_count);
-  for (c10::IValue& output : outputs) {
-    stack.emplace_back(std::move(output));
-  }
+  give_results(plan, allocated, stack, input_count);
   return call.launches.size();
 }
 

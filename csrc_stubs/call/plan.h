@@ -9,7 +9,9 @@
 #include "call/program.h"
 
 #include <ATen/core/ivalue.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
 
 #include <atomic>
 #include <memory>
@@ -66,6 +68,7 @@ struct Launch {
   // The allocation of its Cleared slot, or -1. Blocks of a kernel that has one meet there, so that all of
   // them run at the same time.
   int32_t cleared = -1;
+  int32_t joint = 0;  // how many argument structs its kernel takes (joint.h); 0: the one, by itself
   mutable std::atomic<bool> shared_memory_raised{false};
 };
 
@@ -191,6 +194,17 @@ RandomState draw_random(c10::Device device, uint64_t blocks);
 // std::bad_alloc where memory is short. Returns the number of launches.
 size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
            size_t input_count);
+
+// The parts of `run`, for calls that are launched later (group/joint.h).
+using Tensors = c10::SmallVector<at::Tensor, 8>;
+void allocate(const PreparedCall& call, c10::Device device, Tensors& allocated);
+void fill_slots(const Launch& launch, char* args, const Arguments& arguments,
+                at::ArrayRef<c10::IValue> inputs, at::ArrayRef<at::Tensor> allocated,
+                const RandomState& random, int32_t* flag);
+// Counts the versions of what was updated, and replaces the call's inputs on the stack by its outputs.
+void give_results(const Plan& plan, const Tensors& allocated, torch::jit::Stack& stack, size_t input_count);
+// Bytes from a tensor's first element to the end of its last one.
+size_t reach(const at::Tensor& tensor);
 
 // launch_host.cpp, launch_cuda.cpp
 void launch_host(const PreparedLaunch& launch, const char* args);

@@ -3,6 +3,7 @@
 #include "call/counters.h"
 #include "call/exact_cache.h"
 #include "group/guard_widening.h"
+#include "group/joint.h"
 #include "group/observe.h"
 #include "group/python.h"
 
@@ -70,6 +71,18 @@ void Group::run(torch::jit::Stack& stack, size_t input_count) {
   run_now(stack, input_count);
 }
 
+void Group::run_joint(torch::jit::Stack& stack, size_t input_count, bool last) {
+  Waiting& waiting = Waiting::mine();
+  const bool alone = planning || observing.load(std::memory_order_relaxed);
+  if (alone || !waiting.add(*this, stack, input_count)) {
+    waiting.launch();
+    return run(stack, input_count);
+  }
+  if (last) {
+    waiting.launch();
+  }
+}
+
 std::string Group::run_unobserved(torch::jit::Stack& stack, size_t input_count) {
   struct Notes {
     std::string reason;
@@ -116,6 +129,23 @@ void Group::run_now(torch::jit::Stack& stack, size_t input_count) {
     call = exact.insert(this, epoch, std::move(found));
   }
   run_prepared(*call, arguments, stack, input_count);
+}
+
+const PreparedCall* Group::ready_call(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs) {
+  const PreparedCall* call = ExactTable::mine().find(this, arguments);
+  if (!call || !call->plan->refusal.empty() || call->plan->failed() || !call->plan->admits(inputs) ||
+      call->plan->conflict(arguments, inputs)) {
+    return nullptr;
+  }
+  plans_.use(*call->plan);
+  return call;
+}
+
+void Group::run_after_failure(const Plan& plan, const std::string& reason, torch::jit::Stack& stack) {
+  if (plan.mark_failed(reason)) {
+    report("launch", reason);
+  }
+  run_unfused(stack, reason);
 }
 
 Group::Call Group::find_class(const Arguments& arguments) {

@@ -32,8 +32,15 @@ class Group {
   Group(int64_t id, std::shared_ptr<torch::jit::Graph> graph, std::string text);
 
   void run(torch::jit::Stack& stack, size_t input_count);
-  // The same without telling the observer (observe.h). Returns why it ran unfused, or "".
+  // As one of a run of groups, which are launched together when the `last` one comes (joint.h).
+  void run_joint(torch::jit::Stack& stack, size_t input_count, bool last);
+  // The same as `run` without telling the observer (observe.h). Returns why it ran unfused, or "".
   std::string run_unobserved(torch::jit::Stack& stack, size_t input_count);
+  // The call with such arguments that this thread has made before, where nothing keeps it from being
+  // launched; else null.
+  const PreparedCall* ready_call(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs);
+  // The launch of such a call has failed: its nodes are run, as in `interpret`.
+  void run_after_failure(const Plan& plan, const std::string& reason, torch::jit::Stack& stack);
   // Runs the nodes one by one, as they stand in the subgraph.
   void interpret(torch::jit::Stack& stack);
   void reset();

@@ -1,5 +1,6 @@
 #include "group/observe.h"
 
+#include "call/joint.h"
 #include "group/group.h"
 #include "group/interrupts.h"
 
@@ -174,13 +175,13 @@ void launch_timed(const PreparedLaunch& launch, char* args, void* stream, c10::D
     c10::Event start(device.type(), c10::EventFlag::BACKEND_DEFAULT);
     c10::Event end(device.type(), c10::EventFlag::BACKEND_DEFAULT);
     start.record(on);
-    launch_cuda(launch, args, stream, device.index());
+    launch_one(launch, args, stream, device);
     end.record(on);
     end.synchronize();
     seconds = start.elapsedTime(end) * 1e-3;
   } else {
     const auto start = std::chrono::steady_clock::now();
-    launch_host(launch, args);
+    launch_one(launch, args, stream, device);
     seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
   timings->push_back({launch.launch->name, seconds, bytes_of(*launch.launch, inputs, allocated), launch.grid,

@@ -36,9 +36,24 @@ Group* group_of(const Node* node) {
   return group_by_text(subgraph, subgraph->toString(/*print_source_locations=*/false));
 }
 
+// Whether the next thing that this thread runs is another group of the same run.
+bool is_followed(const Node* node, c10::Symbol joint) {
+  const Node* next = node->next();
+  while (next && (next->kind() == c10::prim::Constant || next->kind() == c10::prim::Drop)) {
+    next = next->next();
+  }
+  return next && next->kind() == c10::prim::CudaFusionGroup && next->hasAttribute(joint) &&
+         next->i(joint) == node->i(joint);
+}
+
 Operation make_group(const Node* node) {
   Group* group = group_of(node);
   const size_t inputs = node->inputs().size();
+  static const auto joint = c10::Symbol::attr("joint");
+  if (node->hasAttribute(joint)) {
+    const bool last = !is_followed(node, joint);
+    return [group, inputs, last](Stack& stack) { group->run_joint(stack, inputs, last); };
+  }
   return [group, inputs](Stack& stack) { group->run(stack, inputs); };
 }
 

@@ -69,9 +69,26 @@ def source(kernel: Kernel) -> str:
         frame = "COOPERATIVE_KERNEL"
     if kernel.cluster:
         frame, bounds, begin = "CLUSTER_KERNEL", f"{kernel.parts}, {bounds}", ["  begin_cluster();"]
-    head = f"{frame}({kernel.name}, Args, {bounds}) {{"
-    lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", "", head]
-    return "\n".join([*lines, *overlap, *begin, *tiles, *_block(kernel.body, 1), "}", ""])
+    lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", ""]
+    body = [*overlap, *begin, *tiles, *_block(kernel.body, 1), "}", ""]
+    if kernel.joint:
+        return "\n".join([*lines, *_joint(kernel, bounds, body)])
+    return "\n".join([*lines, f"{frame}({kernel.name}, Args, {bounds}) {{", *body])
+
+
+def _joint(kernel: Kernel, bounds: str | int, body: list[str]) -> list[str]:
+    """What `joint.py` says of such a kernel; `body`: of a block."""
+    return [
+        f"using Table = joint<Args, {kernel.joint}>;",
+        "",
+        f"DEVICE void {kernel.name}_block(const Args& args, int32_t joint_block) {{",
+        *body,
+        f"KERNEL({kernel.name}, Table, {bounds}) {{",
+        "  const joint_place at = args.place_of(blockIdx.x);",
+        f"  {kernel.name}_block(args.structs[at.index], at.block);",
+        "}",
+        "",
+    ]
 
 
 def _block(body: tuple[Stmt, ...], depth: int) -> list[str]:

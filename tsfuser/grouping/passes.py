@@ -31,6 +31,7 @@ from ..graph.layout_hints import drop_layout_hints
 from ..graph.passes import Pass
 from ..graph.rewrites import REWRITES
 from ..graph.wrapper import CONSTANT, GROUP, Graph, Value, facts, is_tensor
+from ..planning import joint
 from . import sizes
 from .chunks import move_chunks
 from .dtype_only import replace_dtype_only_outputs
@@ -115,16 +116,25 @@ def _tidy(work: Work) -> None:
 def _name_groups(work: Work) -> None:
     for node in work.graph.findAllNodes(GROUP, True):
         subgraph = node.g("Subgraph")
-        node.i_("cache_id", _C.group_id(subgraph, identity(subgraph)))
+        is_joint = node.hasAttribute("joint")
+        text = identity(subgraph) + "# launched with others" * is_joint
+        node.i_("cache_id", _C.group_id(subgraph, text))
+        if is_joint:
+            joint.expect(node.i("cache_id"))
 
 
 def identity(subgraph: Graph) -> str:
     """The text under which groups share their plans: the nodes under canonical names, without sizes and
     source lines, and dtype, device and rank of each input."""
+    types = [_describe(v) for v in subgraph.inputs()]
+    return f"# {', '.join(types)}\n{operations(subgraph)}"
+
+
+def operations(subgraph: Graph) -> str:
+    """The nodes under canonical names, without types and source lines."""
     canonical = torch._C._jit_pass_canonicalize(subgraph, False)
     torch._C._jit_pass_erase_shape_information(canonical)
-    types = [_describe(v) for v in subgraph.inputs()]
-    return f"# {', '.join(types)}\n{canonical.str(False)}"
+    return canonical.str(False)
 
 
 def _describe(value: Value) -> str:

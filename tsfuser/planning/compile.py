@@ -15,6 +15,7 @@ from pathlib import Path
 
 from .. import log, options
 from ..codegen import emit
+from ..codegen.joint import joint as joint_form
 from ..ir.budgets import with_fast_forms
 from ..ir.call import Call
 from ..ir.fusion import Fusion
@@ -58,9 +59,10 @@ class Lowered:
     allocations: Allocations
 
 
-def compile_fusion(call: Call, fusion: Fusion, device: str) -> Plan:
-    """The plan of `fusion` for calls like `call`. Raises Refusal or CompileError."""
-    return finish(lower_fusion(call, fusion, device))
+def compile_fusion(call: Call, fusion: Fusion, device: str, joint: bool = False) -> Plan:
+    """The plan of `fusion` for calls like `call`; `joint` as of `lower_fusion`. Raises Refusal or
+    CompileError."""
+    return finish(lower_fusion(call, fusion, device, joint))
 
 
 def finish(lowered: Lowered) -> Plan:
@@ -87,8 +89,9 @@ def kernels_of(call: Call, fusion: Fusion, device: str) -> tuple[list[Compiled],
     return _loaded(lowered), lowered.allocations
 
 
-def lower_fusion(call: Call, fusion: Fusion, device: str) -> Lowered:
-    """The fusion with its kernels' sources, in the order of their launches. Raises Refusal."""
+def lower_fusion(call: Call, fusion: Fusion, device: str, joint: bool = False) -> Lowered:
+    """The fusion with its kernels' sources, in the order of their launches; `joint`: of kernels that can be
+    launched for several calls at once, where they can. Raises Refusal."""
     machine = _machine(device)
     if machine.has_fast_forms:
         fusion = with_fast_forms(fusion, everywhere=options.enabled("fast_math"))
@@ -99,7 +102,8 @@ def lower_fusion(call: Call, fusion: Fusion, device: str) -> Lowered:
     lowered = []
     for part, stage in stages:
         interrupts.check()
-        lowered.append((part, stage.params, *_lower(stage.segment, stage.schedule, device)))
+        most = machine.parameter_bytes if joint else 0
+        lowered.append((part, stage.params, *_lower(stage.segment, stage.schedule, device, most)))
         dumps.show("scheduler_params", stage.segment.name, f"{stage.params}\n\n{stage.schedule}")
     return Lowered(call, fusion, device, lowered, allocations)
 
@@ -119,6 +123,12 @@ def _loaded(lowered: Lowered) -> list[Compiled]:
     return [Compiled(*fields, function) for fields, function in zip(lowered.kernels, loaded)]
 
 
+def can_be_joint(device: str) -> bool:
+    """Whether kernels for this device can be launched for several calls at once: not those for CPU tensors,
+    whose launches cost next to nothing."""
+    return _machine(device).has_threads
+
+
 def _machine(device: str) -> Machine:
     """What schedulers plan for."""
     machine = targets.chosen(device, options.host_launch()).machine(device)
@@ -127,9 +137,9 @@ def _machine(device: str) -> Machine:
     return machine
 
 
-def _lower(segment: Segment, schedule, device: str) -> tuple:
+def _lower(segment: Segment, schedule, device: str, joint_bytes: int) -> tuple:
     """All of a Compiled but its function."""
-    kernel = lower(segment, schedule, segment.name)
+    kernel = joint_form(lower(segment, schedule, segment.name), joint_bytes)
     source = emit.source(kernel)
     dumps.show("segmented_fusion", kernel.name, segment)
     dumps.show("kernel_ir", kernel.name, kernel)
@@ -227,9 +237,8 @@ def _launch(program: Program, compiled: Compiled, device: str) -> Launch:
     overlaps = kernel.combines_partials and compiled.function.waits and not options.disabled("overlap")
     kind = "host" if device == "cpu" else "overlapped" if overlaps else "cuda"
     cluster = program.position(kernel.cluster) if kernel.cluster else -1
-    return Launch(
-        kind, compiled.function.handle, kernel.name, *map(program.position, sizes), size, args, cluster
-    )
+    handle, positions = compiled.function.handle, map(program.position, sizes)
+    return Launch(kind, handle, kernel.name, *positions, size, args, cluster, kernel.joint)
 
 
 _NUMBER_KINDS = {"bool": "bool", "int64": "int64_number", "float64": "float64", "complex128": "complex128"}

@@ -21,7 +21,7 @@ from ..ir.size import Size, as_size
 class Launch:
     """One kernel launch: positions of its launch sizes, and how to fill its `args_bytes` of arguments:
     (offset, kind, index). `cluster`: the position of the number of blocks of a cluster, -1 where there are no
-    clusters."""
+    clusters. `joint`: for how many such launches its kernel has room in one, else 0."""
 
     kind: str
     function: int
@@ -34,6 +34,7 @@ class Launch:
     args_bytes: int
     args: tuple[tuple[int, str, int], ...]
     cluster: int = -1
+    joint: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ def native(plan: Plan) -> _C.Plan:
             x.args_bytes,
             list(x.args),
             x.cluster,
+            x.joint,
         )
         for x in plan.launches
     ]

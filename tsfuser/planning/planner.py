@@ -13,7 +13,7 @@ from .. import _C, log
 from ..errors import CompileError, Refusal
 from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
 from ..ir.fusion import Fusion
-from . import ahead, interrupts
+from . import ahead, interrupts, joint
 from .compile import compile_fusion, finish, lower_fusion, start
 from .parse import parse
 from .plan import native, refused
@@ -30,7 +30,11 @@ def plan(group_id: int, args: tuple, varies: bool) -> _C.Plan:
         log.write("manager", f"group {group_id} gets a plan for a class of calls", arguments)
         log.write("kernel_cache", f"planning group {group_id} for", arguments, log.UPDATE)
         lowered = ahead.take(group_id, call)
-        result = finish(lowered) if lowered else compile_fusion(call, _fusion(group_id, call, device), device)
+        if lowered is None:
+            fusion = _fusion(group_id, call, device)
+            result = compile_fusion(call, fusion, device, joint.is_expected(group_id))
+        else:
+            result = finish(lowered)
     except (Refusal, CompileError) as error:
         result = refused(call, str(error))
     except Exception as error:  # a mistake of ours must not break the user's program
@@ -48,7 +52,8 @@ def prepare(group_id: int, args: tuple[Arg, ...]) -> None:
         return
     try:
         device = group_device(call)
-        lowered = lower_fusion(call, _fusion(group_id, call, device), device)
+        fusion = _fusion(group_id, call, device)
+        lowered = lower_fusion(call, fusion, device, joint.is_expected(group_id))
         start(lowered)
         ahead.keep(group_id, call, lowered)
     except Exception as error:

@@ -34,7 +34,9 @@ class Machine:
     access; `threads`: of a pointwise block; `waves`: blocks a multiprocessor that hide latency. Of the host:
     `chunk`: elements that a block works on; `lanes`: elements that a loop of reductions takes side by side,
     enough to hide how long an addition takes; `task`: elements that make a task of torch's thread pool (its
-    grain size), 0 where blocks need no tasks."""
+    grain size), 0 where blocks need no tasks.
+
+    `parameter_bytes`: of a kernel's parameters, at most."""
 
     name: str
     capability: int = 0
@@ -57,6 +59,7 @@ class Machine:
     chunk: int = 4096
     lanes: int = 32
     task: int = 0
+    parameter_bytes: int = 4096
 
     @property
     def has_threads(self) -> bool:

@@ -5,6 +5,7 @@
 
 #include "types.h"
 #include "kernel.h"
+#include "joint.h"
 #include "complex.h"
 #include "vector.h"
 #include "index.h"

@@ -12,9 +12,11 @@ from ... import log
 from ...graph.passes import run
 from ...grouping.passes import BEFORE_GROUPS, FINISH, MAKE_GROUPS, SETTLE, Work
 from ...grouping.support import Refusals
+from ...planning.compile import can_be_joint
 from ...planning.planner import prepare
 from .expected import expected_calls
 from .in_place import write_in_place
+from .joint import join
 from .order import free_early
 from .translate import Translation
 
@@ -29,6 +31,7 @@ def fuse(translation: Translation, owns_inputs: bool = False) -> Refusals:
         log.write("graph_fuser", "Before Fusion", str(graph))
     work = Work(graph, refusals, lone_reductions=True)
     run(work, PASSES)
+    join(graph, can_be_joint)
     _write_in_place(translation)
     run(work, FINISH)
     if owns_inputs:

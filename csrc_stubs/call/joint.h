@@ -1,0 +1,28 @@
+// One launch that does what several launches of the same kernel would: the argument structs of all of them
+// are its parameter, a table in which each block finds its own (codegen/runtime/joint.h).
+#pragma once
+
+#include "call/plan.h"
+
+#include <c10/core/Device.h>
+#include <c10/util/ArrayRef.h>
+
+namespace tsfuser {
+
+// What one launch would be, and its argument struct.
+struct JointPart {
+  const PreparedLaunch* launch;
+  const char* args;
+};
+
+// Whether the one launch can do what the other does, besides its own.
+bool can_join(const PreparedLaunch& a, const PreparedLaunch& b);
+
+// Launches as many of the first parts as one launch can do, all of which `can_join`; returns how many.
+// Throws LaunchError.
+size_t launch_joint(c10::ArrayRef<JointPart> parts, void* stream, c10::Device device);
+
+// Launches what was prepared, by itself. Throws LaunchError.
+void launch_one(const PreparedLaunch& launch, char* args, void* stream, c10::Device device);
+
+}  // namespace tsfuser

@@ -1,0 +1,65 @@
+// Groups that stand one behind the other and do not read each other's results (frontends/dynamo/joint.py):
+// all but the last of such a run wait, with their outputs allocated, and are launched together with the
+// last, by as few launches as there are kernels.
+//
+// In: the calls of a run, one by one. Out: the same results as if each had run at once. A call that cannot
+// wait (it was not made before, it draws random numbers, its plan has several launches...) runs at once,
+// after all that waits. Calls that write to memory which others read or write are launched one by one, in
+// order.
+#pragma once
+
+#include "call/joint.h"
+#include "call/plan.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tsfuser {
+
+class Group;
+
+class Waiting {
+ public:
+  // Of the calling thread.
+  static Waiting& mine();
+
+  // Has the call wait, and replaces its inputs on the stack by its outputs, which nothing may read before
+  // `launch`. False, with the stack as it was, for a call that cannot wait.
+  bool add(Group& group, torch::jit::Stack& stack, size_t input_count);
+  // Launches all that waits. What cannot be launched is interpreted.
+  void launch();
+
+ private:
+  // `launch` is null where it has nothing to do. `args`, `input`, `allocation`: where its own begin.
+  struct Call {
+    Group* group;
+    std::shared_ptr<const Plan> plan;
+    const PreparedLaunch* launch;
+    size_t args, input, input_count, allocation;
+    bool done;
+  };
+  // Memory that a call reads or writes.
+  struct Range {
+    uintptr_t begin, end;
+    bool written;
+  };
+
+  void add_ranges(const Plan& plan, const Arguments& arguments, at::ArrayRef<c10::IValue> inputs);
+  bool in_conflict();
+  // Returns the number of launches. Throws LaunchError.
+  size_t launch_all(bool together);
+  void run_unfused(const std::string& reason) const;
+  void clear();
+
+  std::vector<Call> calls_;
+  std::vector<char> args_;
+  // Kept until the launch: memory that is let go before belongs to the next call.
+  std::vector<c10::IValue> inputs_;
+  std::vector<at::Tensor> allocated_;
+  std::vector<Range> ranges_;
+  bool updates_ = false;
+  c10::Device device_{c10::DeviceType::CPU};
+};
+
+}  // namespace tsfuser

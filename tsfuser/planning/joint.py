@@ -1,0 +1,18 @@
+"""The groups whose kernels are to be launched together with those of others (frontends/dynamo/joint.py).
+
+In: a group, before it is planned. Out: whether it is one of them. Example: `expect(3)`, `is_expected(3)`.
+"""
+
+from __future__ import annotations
+
+_groups: set[int] = set()  # registry: by number, for good, as groups are
+
+
+def expect(group_id: int) -> None:
+    """Has the plans of a group made for joint launches."""
+    _groups.add(group_id)
+
+
+def is_expected(group_id: int) -> bool:
+    """Whether somebody has asked for that."""
+    return group_id in _groups
