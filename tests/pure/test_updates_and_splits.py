@@ -229,3 +229,32 @@ def test_a_view_that_eager_refuses_is_refused(kind, refused):
     build(program, tensor(3, 4))
     with pytest.raises(Refusal, match="error in eager") if refused else contextlib.nullcontext():
         build(program, tensor(3, 4, strides=(1, 3)))
+
+
+def turned(b, x):
+    y = find("aten::transpose", "int").build(b, self=x, dim0=0, dim1=1)
+    return find("aten::clone").build(b, self=y, memory_format=0)
+
+
+def halves(b, x):
+    """The first half as it is, the second one turned."""
+    first, second = (find("aten::select", "int").build(b, self=x, dim=0, index=at) for at in (0, 1))
+    return relu(b, first), turned(b, second)
+
+
+def both_ways(b, x):
+    y = relu(b, x)
+    return y, turned(b, y)
+
+
+@pytest.mark.parametrize(
+    "program, x, kinds",
+    [
+        (halves, tensor(2, 512, 1024), ["PointwiseParams", "TransposeParams"]),
+        (halves, tensor(2, 32, 64), ["PointwiseParams"]),  # another launch would cost more
+        (both_ways, tensor(512, 1024), ["PointwiseParams"]),  # what both read is read once
+    ],
+)
+def test_what_lies_the_other_way_in_memory_has_a_kernel_of_its_own(program, x, kinds):
+    found, _ = stages(*build(program, x))
+    assert [type(stage.params).__name__ for stage in found] == kinds

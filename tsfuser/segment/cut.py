@@ -17,6 +17,8 @@ from ..ir.call import Call
 from ..ir.fusion import Axis, Fusion, Op, Reduce, Reshape, TensorInput, Value
 from .records import Allocations, Buffer, Segment, row_major, sizes_of
 
+WORTH_A_LAUNCH = 1 << 18  # elements whose stores cost more than another kernel's launch does
+
 
 def segments(
     call: Call, fusion: Fusion, allocations: Allocations, is_one_pass: Callable[[Segment], bool]
@@ -37,7 +39,7 @@ def segments(
         unstored = [
             v for v in dict.fromkeys(level.outputs) if cut.is_pending(v) or cut.memory[v.name].kind == "input"
         ]
-        for values in _by_space(call, unstored):
+        for values in _by_space(call, cut, unstored):
             cut.add(values)
         for op in level.reshapes:
             cut.memory[op.output.name] = _reshaped(cut.memory[op.operands[0].name], op)
@@ -125,6 +127,13 @@ class _Cut:
         stored = self.dependences.stored
         stores = tuple(stored[v.name] if v.name in stored else _unnumbered(v) for v in values)
         return Segment(tuple(ops), _ordered(loads), stores, _axes(ops, loads))
+
+    def innermost(self, value: Value) -> Axis | None:
+        """The axis along which neighbours of `value` are to be neighbours in memory; None where there is
+        none."""
+        buffer = self.dependences.stored.get(value.name) or _unnumbered(value)
+        units = [a for a, s in zip(value.dims, buffer.strides) if a is not None and s is sz.const(1)]
+        return units[-1] if units else None
 
     def add(self, values: list[Value]) -> None:
         """Makes the next segment: from now on `values` are in memory."""
@@ -298,18 +307,34 @@ def _axes(ops: list[Op], loads: list[Buffer]) -> tuple[Axis, ...]:
     return tuple(dict.fromkeys(axis for v in values for axis in v.axes))
 
 
-def _by_space(call: Call, values: list[Value]) -> list[list[Value]]:
+def _by_space(call: Call, cut: _Cut, values: list[Value]) -> list[list[Value]]:
     """Groups values that one pointwise kernel can store: those whose axes are a subset of the largest one's.
     A subset rides along only if no axis it lacks has size 0, since then nothing would run."""
     groups: list[list[Value]] = []
     for value in sorted(values, key=lambda v: -len(v.axes)):
         for group in groups:
             host = set(group[0].axes)
-            if host >= set(value.axes) and all(
-                call.decide(sz.lt(0, a.extent)) for a in host - set(value.axes)
+            if (
+                host >= set(value.axes)
+                and all(call.decide(sz.lt(0, a.extent)) for a in host - set(value.axes))
+                and not _goes_alone(call, cut, group[0], value)
             ):
                 group.append(value)
                 break
         else:
             groups.append([value])
     return groups
+
+
+def _goes_alone(call: Call, cut: _Cut, host: Value, value: Value) -> bool:
+    """Whether neighbours of a large value are far apart where those of `host` are neighbours in memory, and
+    both have nothing in common that is as large: in a kernel of its own it is stored in whole accesses."""
+    if len(value.axes) < len(host.axes) or cut.innermost(value) == cut.innermost(host):
+        return False
+    read = [
+        {b.value.name for b in cut.dependences.between(cut.memory, [v])[1] if len(b.value.axes) > 1}
+        for v in (host, value)
+    ]
+    return read[0].isdisjoint(read[1]) and bool(
+        call.decide(sz.le(WORTH_A_LAUNCH, sz.product([a.extent for a in value.axes])))
+    )
