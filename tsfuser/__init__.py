@@ -64,7 +64,16 @@ if log.enabled("kernel_cache", log.DEBUG):
 
 def thunder_executor():
     """The executor for `thunder.jit(model, executors=[tsfuser.thunder_executor(), ...])`. Raises ImportError
-    where lightning-thunder, which the extra `tsfuser[thunder]` names, is not installed."""
+    where lightning-thunder, which the extra `tsfuser[thunder]` names, is not installed, or does not load."""
+    import importlib
+
+    try:
+        importlib.import_module("thunder")
+    except Exception as error:
+        raise ImportError(
+            f"lightning-thunder does not load ({type(error).__name__}: {error}): tsfuser[thunder] installs "
+            f"0.2.6, which wants torch 2.11; this is torch {torch.__version__}"
+        ) from error
     from .frontends.thunder import executor
 
     return executor

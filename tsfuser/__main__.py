@@ -3,8 +3,8 @@ functions; `config` prints the flags that build a C++ program.
 
 explain. In: a script, run as `python script.py` would. Out: its own output, then a table for each scripted
 function or module, or one of `torch.compile(..., backend="tsfuser")`, that it called from Python, with the
-arguments of that call; `--html FILE` writes a page as well. Example:
-`python -m tsfuser explain train.py forward --html forward.html`.
+arguments of that call; `--html FILE` writes a page as well. Words behind `--` are the script's. Example:
+`python -m tsfuser explain train.py forward --html forward.html -- --epochs 1`.
 
 config. Out: one line of words, which a shell splits at spaces, as in `c++ main.cpp $(...)`. Example:
 `python -m tsfuser config --cflags --libs`."""
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     command = commands.add_parser(
         "explain", help="run a script and explain what is fused in it, and what is not"
     )
-    command.add_argument("script", type=Path)
+    command.add_argument("script", type=Path, help="its own arguments stand last, behind --")
     command.add_argument("function", nargs="?", help="only functions and modules of this name")
     pages = "also write a page; a number is put behind FILE's name for the second and later ones"
     command.add_argument("--html", type=Path, metavar="FILE", help=pages)
@@ -36,10 +36,14 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--cflags", action="store_true", help="flags for the compiler")
     command.add_argument("--libs", action="store_true", help="what to link: tsfuser's source and torch")
     command.add_argument("--cmake", action="store_true", help="the folder of the CMake package, tsfuser_DIR")
-    chosen = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    end = given.index("--") if "--" in given else len(given)
+    chosen = parser.parse_args(given[:end])
     if chosen.command == "config":
         return _config(chosen.cflags, chosen.libs, chosen.cmake)
-    return _explain(chosen.script, chosen.function, chosen.html)
+    if not chosen.script.is_file():
+        parser.error(f"there is no file {chosen.script}")
+    return _explain(chosen.script, given[end + 1 :], chosen.function, chosen.html)
 
 
 def _config(cflags: bool, libs: bool, cmake: bool) -> int:
@@ -53,8 +57,8 @@ def _config(cflags: bool, libs: bool, cmake: bool) -> int:
     return 0 if words else 2
 
 
-def _explain(script: Path, wanted: str | None, html: Path | None) -> int:
-    sys.argv = [str(script)]
+def _explain(script: Path, given: list[str], wanted: str | None, html: Path | None) -> int:
+    sys.argv = [str(script), *given]
     sys.path.insert(0, str(script.resolve().parent))
     with collected() as calls:
         runpy.run_path(str(script), run_name="__main__")

@@ -2,12 +2,14 @@
 
 import html.parser
 import re
+import sys
 
 import pytest
 import torch
 
 import tsfuser
 from kit.support import FORKED, fresh, run_python, script
+from tsfuser.__main__ import main as command
 from tsfuser.ops import unsupported
 
 pytestmark = pytest.mark.graphs
@@ -287,6 +289,36 @@ def test_the_command_explains_the_scripted_functions_of_a_script(tmp_path, chose
     assert "result (8, 8) (8, 8)" in out
     assert [line for line in ("activated: ", "summed: ") if line in out] == others
     assert "running sums are left to torch" in out and "model.py:10" in out
+
+
+def test_words_behind_two_dashes_are_the_scripts(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    script = tmp_path / "words.py"
+    script.write_text("import sys\nprint(sys.argv[1:])\n")
+    assert command(["explain", str(script), "--", "--epochs", "1"]) == 1  # it calls nothing to explain
+    assert "['--epochs', '1']" in capsys.readouterr().out
+
+
+def test_a_script_that_is_not_there_is_told_in_a_line(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        command(["explain", str(tmp_path / "no.py")])
+    assert capsys.readouterr().err.endswith(f"error: there is no file {tmp_path / 'no.py'}\n")
+
+
+@pytest.mark.parametrize("look", [tsfuser.explain, tsfuser.check])
+def test_what_is_neither_scripted_nor_compiled_nor_can_be(look):
+    wanted = "what torch.jit.script or torch.compile.* has returned is wanted"
+    with pytest.raises(TypeError, match=wanted + ", not a value of the type int"):
+        look(3, torch.ones(2))
+    with pytest.raises(
+        TypeError, match=wanted + ": takes_any is none, and torch.jit.script does not take it"
+    ):
+
+        def takes_any(*xs):
+            return xs[0] + 1
+
+        look(takes_any, torch.ones(2))
 
 
 def test_branches_that_did_not_run_are_told_apart(device):

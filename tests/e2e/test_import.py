@@ -122,3 +122,19 @@ def test_an_unknown_option_is_an_error_that_lists_all(tmp_path):
 def test_an_option_without_a_meaning_is_noted(tmp_path):
     _, err = run(tmp_path, "import tsfuser", PYTORCH_NVFUSER_DUMP="halo")
     assert "PYTORCH_NVFUSER_DUMP=halo" in err
+
+
+def test_the_executor_for_thunder_says_why_there_is_none(tmp_path):
+    asked = """
+import sys
+sys.modules["thunder"] = None
+import tsfuser
+try:
+    tsfuser.thunder_executor()
+except ImportError as error:
+    print(error)
+"""
+    out, _ = run(tmp_path, asked)
+    assert (
+        out.startswith("lightning-thunder does not load (ModuleNotFoundError: ") and "tsfuser[thunder]" in out
+    )

@@ -390,17 +390,39 @@ def test_thunders_examine_counts_regions():
     assert name == "tsfuser0" and torch.equal(call(x)[0], jitted(x))
 
 
-@pytest.mark.skipif(
+with_thunderfx = pytest.mark.skipif(
     Version(torch.__version__) >= Version("2.12"), reason="thunderfx of thunder 0.2.6 fails on this torch"
 )
-def test_thunderfx_makes_regions_and_none_of_views():
-    thunderfx = importlib.import_module("thunder.dynamo").thunderfx
-    importlib.import_module("tsfuser.frontends.thunder")
 
+
+@pytest.fixture
+def thunderfx():
+    torch._dynamo.reset()
+    yield importlib.import_module("thunder.dynamo").thunderfx
+    torch._dynamo.reset()
+
+
+@with_thunderfx
+@pytest.mark.parametrize("name", MODELS)
+def test_models_train_and_infer_with_thunderfx(name, device, thunderfx):
+    model, shape = MODELS[name]()
+    model.to(device)
+    compiled = thunderfx(model, executors=["tsfuser", "sdpa"])
+    assert_steps(model, compiled, torch.randn(shape, device=device))
+    for traces in (compiled.last_traces, compiled.last_backward_traces):
+        assert any(map(thunders.regions, traces))
+    x, before = torch.randn(shape, device=device), tsfuser.stats()["launches"]
+    with torch.no_grad():
+        for _ in range(2):
+            assert_matches(compiled(x), model(x), ops=TERMS, strides=False)
+    assert tsfuser.stats()["launches"] > before
+
+
+@with_thunderfx
+def test_thunderfx_makes_regions_and_none_of_views(thunderfx):
     def function(x):
         return torch.softmax(x.sigmoid() * 2 + 1, -1)
 
-    torch._dynamo.reset()
     x = torch.randn(4, 8, requires_grad=True)
     compiled = thunderfx(function, executors=["tsfuser"])
     out = compiled(x)
@@ -413,4 +435,3 @@ def test_thunderfx_makes_regions_and_none_of_views():
     compiled = thunderfx(lone_view, executors=["tsfuser"])
     assert torch.equal(compiled(x), lone_view(x))
     assert "tsfuser0(" not in str(compiled.last_traces[-1])
-    torch._dynamo.reset()

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+_WANTED = 'what torch.jit.script or torch.compile(..., backend="tsfuser") has returned'
+
 
 @dataclass
 class Twin:
@@ -61,14 +63,20 @@ def _gradient(result: torch.Tensor) -> torch.Tensor:
 
 def scripted(fn: Any) -> Any:
     """`fn` if it is scripted already, else what `torch.jit.script` makes of it; of a method of a module,
-    what it makes of the module."""
+    what it makes of the module. Raises TypeError for what it does not take."""
     if isinstance(fn, (torch.jit.ScriptFunction, torch.jit.ScriptModule, torch._C.ScriptMethod)):
         return fn
-    if inspect.ismethod(fn) and isinstance(fn.__self__, torch.nn.Module):
-        return getattr(torch.jit.script(fn.__self__), fn.__name__)
-    if isinstance(fn, torch.nn.Module) or callable(fn):
+    name = getattr(fn, "__name__", type(fn).__name__)
+    if not callable(fn):
+        raise TypeError(f"{_WANTED} is wanted, not a value of the type {name}")
+    try:
+        if inspect.ismethod(fn) and isinstance(fn.__self__, torch.nn.Module):
+            return getattr(torch.jit.script(fn.__self__), fn.__name__)
         return torch.jit.script(fn)
-    raise TypeError(f"a scripted function or module is wanted, not a {type(fn).__name__}")
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(":")
+        text = f"{_WANTED} is wanted: {name} is none, and torch.jit.script does not take it ({said})"
+        raise TypeError(text) from error
 
 
 @contextlib.contextmanager

@@ -31,7 +31,10 @@ def check(compiled_with: str, libtorch: str) -> None:
     its headers, `libtorch` the path of the libtorch_cpu.so that it has loaded. RuntimeError where not."""
     found = importlib.util.find_spec("torch")
     if found is None or not found.origin:
-        raise RuntimeError(f"{sys.executable} has no torch")
+        raise RuntimeError(
+            f"{sys.executable} has no torch: Options::python names the interpreter of the environment that "
+            "has torch and tsfuser"
+        )
     folder = Path(found.origin).parent
     [version] = re.findall(r"^__version__ = '(.*)'", (folder / "version.py").read_text(), re.M)
     build_again = f"build the program with the flags of `{sys.executable} -m tsfuser config`"
