@@ -16,6 +16,7 @@ from kit.compiled_models import MODELS
 from kit.support import assert_matches
 from tsfuser.frontends.dynamo.channels_last import channels_last
 from tsfuser.frontends.dynamo.layout_choice import CONVOLUTION, why_not
+from tsfuser.frontends.dynamo.simplify import simplify
 
 aten = torch.ops.aten
 TERMS = 2000  # the longest sums: gradients of weights over a batch of images
@@ -195,6 +196,28 @@ def test_random_numbers_stay_where_they_were():
     torch.manual_seed(7)
     for ours, plain in zip(module(x), expected):
         assert_matches(ours, plain, ops=TERMS)
+
+
+def test_a_view_of_what_a_kernel_leaves_in_another_layout_than_torch_says():
+    """On the CPU `roll` keeps channels last, but not by torch's metadata."""
+
+    def function(x):
+        return (convolved(x).roll(1, 1).flatten(1),)
+
+    x = image(3, 4, 12, 8).detach()
+    module = make_fx(function, tracing_mode="fake")(x)
+    channels_last(module, True, inference=True)
+    simplify(module)
+    assert_matches(module(x)[0], function(x)[0], ops=TERMS, strides=False)
+
+
+def test_a_size_is_asked_of_what_there_is():
+    def function(x):
+        return (convolved(x).relu().expand(2, *convolved(x).shape),)
+
+    found = copies(assert_unseen(function, image(3, 4, 12, 8).detach(), mode="symbolic"))
+    users = [user.target for n in found for user in n.users]
+    assert aten.sym_size.int not in users, found
 
 
 def copies(module):

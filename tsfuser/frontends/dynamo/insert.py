@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -39,7 +40,7 @@ def evaluate(node: fx.Node) -> Any:
     """What the node's op gives for what its operands are. Raises what the op raises."""
     args, kwargs = tree_map_only(fx.Node, lambda n: n.meta["val"], (list(node.args), dict(node.kwargs)))
     tensors = [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
-    with detect_fake_mode(tensors):
+    with detect_fake_mode(tensors), enable_python_dispatcher():  # as where it was traced
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
