@@ -6,8 +6,11 @@ namespace tsfuser {
 namespace {
 
 std::atomic<uint64_t> current_epoch{1};
+std::atomic<CallKey> last_key{0};
 
 }  // namespace
+
+CallKey new_call_key() { return last_key.fetch_add(1, std::memory_order_relaxed) + 1; }
 
 uint64_t ExactTable::epoch() { return current_epoch.load(std::memory_order_acquire); }
 
@@ -18,31 +21,31 @@ ExactTable& ExactTable::mine() {
   return table;
 }
 
-const PreparedCall* ExactTable::find(const Group* group, const Arguments& arguments) const {
+const PreparedCall* ExactTable::find(CallKey key, const Arguments& arguments) const {
   if (!entries_) {
     return nullptr;
   }
   const uint64_t now = epoch();
-  const Entry* set = entries_->data() + arguments.hash % sets * ways;
+  const Entry* set = entries_->data() + set_of(key, arguments.hash);
   for (size_t way = 0; way < ways; ++way) {
-    if (set[way].group == group && set[way].epoch == now && set[way].call->serves(arguments)) {
+    if (set[way].key == key && set[way].epoch == now && set[way].call->serves(arguments)) {
       return set[way].call.get();
     }
   }
   return nullptr;
 }
 
-const PreparedCall* ExactTable::insert(const Group* group, uint64_t epoch, Call call) {
+const PreparedCall* ExactTable::insert(CallKey key, uint64_t epoch, Call call) {
   if (!entries_) {
     entries_ = std::make_unique<std::array<Entry, sets * ways>>();
   }
-  Entry* set = entries_->data() + call->hash % sets * ways;
+  Entry* set = entries_->data() + set_of(key, call->hash);
   size_t way = 0;
   while (way < ways && set[way].epoch == epoch) {
     ++way;
   }
   Entry& entry = set[way < ways ? way : next_victim_++ % ways];
-  entry = {group, epoch, std::move(call)};
+  entry = {key, epoch, std::move(call)};
   return entry.call.get();
 }
 

@@ -1,6 +1,6 @@
 // The calls that this thread has made before, by exact sizes: a hit costs a hash and a comparison.
 //
-// In: a group and the arguments of a call. Out: the prepared call, if this thread has it. Example: the
+// In: whose calls, and the arguments of a call. Out: the prepared call, if this thread has it. Example: the
 // second call of a group with the same sizes finds what the first one inserted. A thread has its own table
 // because a shared one costs more than the rest of the lookup as soon as two threads hit it (lock and
 // reference counts bounce between cores).
@@ -13,7 +13,10 @@
 
 namespace tsfuser {
 
-class Group;
+// Whose calls they are: a group's, or those of a group that one guard has let through. No number is given
+// out twice.
+using CallKey = uint64_t;
+CallKey new_call_key();
 
 class ExactTable {
  public:
@@ -26,18 +29,21 @@ class ExactTable {
   static ExactTable& mine();
 
   // Null if there is none. What it points to lives until this thread's next `insert` or `clear`.
-  const PreparedCall* find(const Group* group, const Arguments& arguments) const;
+  const PreparedCall* find(CallKey key, const Arguments& arguments) const;
   // `epoch` is the one in which the call's plan was looked up.
-  const PreparedCall* insert(const Group* group, uint64_t epoch, Call call);
+  const PreparedCall* insert(CallKey key, uint64_t epoch, Call call);
   void clear() { entries_.reset(); }
 
  private:
   struct Entry {
-    const Group* group = nullptr;
+    CallKey key = 0;
     uint64_t epoch = 0;
     Call call;
   };
   static constexpr size_t sets = 256, ways = 4;
+
+  // The calls of equal groups, which have one hash, are not in one set.
+  static size_t set_of(CallKey key, uint64_t hash) { return (hash + key) % sets * ways; }
 
   std::unique_ptr<std::array<Entry, sets * ways>> entries_;
   size_t next_victim_ = 0;

@@ -147,7 +147,7 @@ struct PreparedLaunch {
 };
 
 // A plan for exactly one leaf vector. Immutable once made, so threads share it.
-struct PreparedCall {
+struct PreparedCall : std::enable_shared_from_this<PreparedCall> {
   std::shared_ptr<const Plan> plan;
   std::vector<uint64_t> structure;
   std::vector<int64_t> values;  // begins with the leaves

@@ -1,7 +1,6 @@
 #include "group/group.h"
 
 #include "call/counters.h"
-#include "call/exact_cache.h"
 #include "group/guard_widening.h"
 #include "group/joint.h"
 #include "group/observe.h"
@@ -37,6 +36,12 @@ thread_local bool planning = false;
 // Where an observed run leaves why it went unfused; null for others.
 thread_local std::string* why_unfused = nullptr;
 
+// What is known of the call that this thread makes; steady calls reuse its buffers.
+Arguments& this_call() {
+  static thread_local Arguments arguments;
+  return arguments;
+}
+
 struct Planning {
   const bool before = std::exchange(planning, true);
   ~Planning() { planning = before; }
@@ -64,11 +69,11 @@ std::atomic<bool> fallback_enabled{true};
 Group::Group(int64_t id, std::shared_ptr<torch::jit::Graph> graph, std::string text)
     : id(id), text(std::move(text)), graph(std::move(graph)) {}
 
-void Group::run(torch::jit::Stack& stack, size_t input_count) {
+void Group::run(torch::jit::Stack& stack, size_t input_count, CallKey guard) {
   if (C10_UNLIKELY(observing.load(std::memory_order_relaxed))) {
     return run_observed(*this, stack, input_count);
   }
-  run_now(stack, input_count);
+  run_now(stack, input_count, guard);
 }
 
 void Group::run_joint(torch::jit::Stack& stack, size_t input_count, bool last) {
@@ -83,6 +88,23 @@ void Group::run_joint(torch::jit::Stack& stack, size_t input_count, bool last) {
   }
 }
 
+bool Group::run_remembered(CallKey guard, torch::jit::Stack& stack, size_t input_count) {
+  if (C10_UNLIKELY(planning || observing.load(std::memory_order_relaxed))) {
+    return false;
+  }
+  Arguments& arguments = this_call();
+  if (gather(torch::jit::last(stack, input_count), arguments)) {
+    return false;
+  }
+  const PreparedCall* call = ExactTable::mine().find(guard, arguments);
+  if (!call) {
+    return false;
+  }
+  counters().add(Count::ExactHits);
+  run_prepared(*call, arguments, stack, input_count);
+  return true;
+}
+
 std::string Group::run_unobserved(torch::jit::Stack& stack, size_t input_count) {
   struct Notes {
     std::string reason;
@@ -93,22 +115,22 @@ std::string Group::run_unobserved(torch::jit::Stack& stack, size_t input_count) 
   return notes.reason;
 }
 
-void Group::run_now(torch::jit::Stack& stack, size_t input_count) {
+void Group::run_now(torch::jit::Stack& stack, size_t input_count, CallKey guard) {
   if (planning) {
     return run_unfused(stack, "called while a plan is being made on this thread");
   }
-  static thread_local Arguments arguments;
+  Arguments& arguments = this_call();
   const auto inputs = torch::jit::last(stack, input_count);
   if (const char* reason = gather(inputs, arguments)) {
     report("input", reason);
     return run_unfused(stack, reason);
   }
   ExactTable& exact = ExactTable::mine();
-  const PreparedCall* call = exact.find(this, arguments);
+  const uint64_t epoch = ExactTable::epoch();
+  const PreparedCall* call = exact.find(key_, arguments);
   if (call) {
     counters().add(Count::ExactHits, call->plan->refusal.empty());
   } else {
-    const uint64_t epoch = ExactTable::epoch();
     Call found = find_class(arguments);
     if (!found) {
       Miss miss = plan_anew(arguments, inputs);
@@ -126,13 +148,16 @@ void Group::run_now(torch::jit::Stack& stack, size_t input_count) {
       }
       found = std::move(miss.call);
     }
-    call = exact.insert(this, epoch, std::move(found));
+    call = exact.insert(key_, epoch, std::move(found));
+  }
+  if (guard && call->plan->refusal.empty()) {
+    call = exact.insert(guard, epoch, call->shared_from_this());
   }
   run_prepared(*call, arguments, stack, input_count);
 }
 
 const PreparedCall* Group::ready_call(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs) {
-  const PreparedCall* call = ExactTable::mine().find(this, arguments);
+  const PreparedCall* call = ExactTable::mine().find(key_, arguments);
   if (!call || !call->plan->refusal.empty() || call->plan->failed() || !call->plan->admits(inputs) ||
       call->plan->conflict(arguments, inputs)) {
     return nullptr;

@@ -8,6 +8,7 @@
 // 1 and 2 never take the GIL.
 #pragma once
 
+#include "call/exact_cache.h"
 #include "call/plan.h"
 #include "call/plan_table.h"
 
@@ -31,7 +32,11 @@ class Group {
  public:
   Group(int64_t id, std::shared_ptr<torch::jit::Graph> graph, std::string text);
 
-  void run(torch::jit::Stack& stack, size_t input_count);
+  // `guard`: the key of a guard that the call agrees with; 0: none. Later calls of that guard with such
+  // arguments would agree, too, and `run_remembered` runs them.
+  void run(torch::jit::Stack& stack, size_t input_count, CallKey guard = 0);
+  // False, with the stack as it was, where this thread has run no such call for the guard.
+  bool run_remembered(CallKey guard, torch::jit::Stack& stack, size_t input_count);
   // As one of a run of groups, which are launched together when the `last` one comes (joint.h).
   void run_joint(torch::jit::Stack& stack, size_t input_count, bool last);
   // The same as `run` without telling the observer (observe.h). Returns why it ran unfused, or "".
@@ -64,7 +69,8 @@ class Group {
   Call find_class(const Arguments& arguments);
   Miss plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs);
 
-  void run_now(torch::jit::Stack& stack, size_t input_count);
+  // `guard`: that a call is remembered for; 0: none.
+  void run_now(torch::jit::Stack& stack, size_t input_count, CallKey guard = 0);
   void run_prepared(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
                     size_t input_count);
   // Where the guard was open for a call that has no plan: the guard lets no more of them in, and this one,
@@ -79,6 +85,7 @@ class Group {
 
   static constexpr size_t most_reports = 64;
 
+  const CallKey key_ = new_call_key();
   PlanTable plans_;
   std::mutex reports_mutex_;  // of what follows, never held while waiting for the GIL
   std::set<std::string> reported_;

@@ -45,10 +45,11 @@ class GuardWidening {
 };
 
 // What the guard that this thread ran last has admitted, for the group behind it; null where its types
-// agreed.
+// agreed, or it was off. `agreed`: it was on, and all types agreed.
 struct Admission {
   std::shared_ptr<GuardWidening> widening;
   uint64_t pattern = 0;
+  bool agreed = false;
 };
 Admission& last_admission();
 

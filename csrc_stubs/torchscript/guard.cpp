@@ -139,16 +139,19 @@ torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types, size_t p
     const size_t count = expected.size();
     Admission& admission = last_admission();
     admission.widening.reset();
-    bool pass = true;
+    admission.agreed = false;
+    bool pass = true, readable = true;
     if (guard_mode.load(std::memory_order_relaxed)) {
       const auto inputs = torch::jit::last(stack, count);
       const bool grad_mode = c10::GradMode::is_enabled();
       for (size_t i = 0; pass && i < count; ++i) {
         if (C10_UNLIKELY(is_unreadable(inputs[i]))) {
+          readable = false;
           break;
         }
         pass = agrees(expected[i], inputs[i], grad_mode);
       }
+      admission.agreed = pass && readable;
       if (!pass && widening && widening->admits(inputs, grad_mode, admission.pattern)) {
         admission.widening = widening;
         pass = true;

@@ -19,6 +19,8 @@ struct Value;
 
 namespace tsfuser {
 
+class Group;
+
 extern std::atomic<bool> pass_enabled;
 extern std::atomic<bool> guard_mode;
 
@@ -33,7 +35,9 @@ torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types, size_t p
 
 // Hooks all into torch, once a process, when the module is initialised (hooks.cpp).
 void hook_into_torch();
-void register_operators();       // operators.cpp
+void register_operators();  // operators.cpp
+// The group that a prim::CudaFusionGroup runs.
+Group* group_of(const torch::jit::Node* node);
 void register_size_operators();  // sizes.cpp
 
 // What runs the node by torch's own operator, where ours has replaced it.

@@ -23,19 +23,6 @@ using torch::jit::Node;
 using torch::jit::Operation;
 using torch::jit::Stack;
 
-// The graph pass stores the group's id; a graph that comes from elsewhere (a file, a test) has only the
-// subgraph.
-Group* group_of(const Node* node) {
-  static const auto cache_id = c10::Symbol::attr("cache_id");
-  if (node->hasAttribute(cache_id)) {
-    Group* group = group_by_id(node->i(cache_id));
-    TORCH_CHECK(group, "tsfuser knows no group ", node->i(cache_id));
-    return group;
-  }
-  const auto subgraph = node->g(c10::attr::Subgraph);
-  return group_by_text(subgraph, subgraph->toString(/*print_source_locations=*/false));
-}
-
 // Whether the next thing that this thread runs is another group of the same run.
 bool is_followed(const Node* node, c10::Symbol joint) {
   const Node* next = node->next();
@@ -138,6 +125,19 @@ void checked_batch(Stack& stack) {
 }
 
 }  // namespace
+
+// The graph pass stores the group's id; a graph that comes from elsewhere (a file, a test) has only the
+// subgraph.
+Group* group_of(const Node* node) {
+  static const auto cache_id = c10::Symbol::attr("cache_id");
+  if (node->hasAttribute(cache_id)) {
+    Group* group = group_by_id(node->i(cache_id));
+    TORCH_CHECK(group, "tsfuser knows no group ", node->i(cache_id));
+    return group;
+  }
+  const auto subgraph = node->g(c10::attr::Subgraph);
+  return group_by_text(subgraph, subgraph->toString(/*print_source_locations=*/false));
+}
 
 void register_operators() {
   static const torch::jit::RegisterOperators registered(

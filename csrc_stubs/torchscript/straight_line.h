@@ -6,8 +6,11 @@
 //
 //     %ok = prim::CudaFusionGuard(%x);  %y = prim::If(%ok) block0(): group  block1(): fallback
 //
-// the steps are an op, and a choice of two lists of one step each.
+// the steps are an op, and a choice of two lists of one step each. These two are one step in the end, which
+// asks the guard only where this thread has not had a call with such arguments that it let through.
 #pragma once
+
+#include "call/exact_cache.h"
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type_base.h>
@@ -23,6 +26,8 @@ struct GraphFunction;
 }  // namespace torch::jit
 
 namespace tsfuser {
+
+class Group;
 
 class StraightLine {
  public:
@@ -59,6 +64,7 @@ class StraightLine {
   enum class Kind : uint8_t {
     Op,
     If,
+    Guarded,  // operands and op of a guard, results and branches of the If behind it
     Call,
     TupleConstruct,
     TupleUnpack,
@@ -76,11 +82,14 @@ class StraightLine {
     torch::jit::GraphFunction* function = nullptr;
     c10::TypePtr items;            // of a list
     std::vector<Branch> branches;  // where the condition holds, and where not
+    Group* group = nullptr;        // that the step, or the first branch of a guarded one, runs
+    CallKey guard = 0;             // of a guarded one
   };
   struct Frame;
 
   void run_steps(const Steps& steps, Frame& frame) const;
-  void choose(const Step& step, Frame& frame) const;
+  void choose(const Step& step, bool holds, Frame& frame) const;
+  void run_guarded(const Step& step, Frame& frame) const;
   bool holds(const Step& step, Frame& frame) const;  // of AllOf, AllDefined and NoneDefined
   void run_step(const Step& step, Frame& frame) const;
 

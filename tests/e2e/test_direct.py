@@ -8,8 +8,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import tsfuser
-from kit.support import all_graphs, assert_matches, fresh, no_fallback
+from kit.support import all_graphs, assert_matches, fresh, groups, no_fallback
 from tsfuser import _C
+from tsfuser.debug.observe import observing
+from tsfuser.frontends.torchscript import passes
 
 pytestmark = pytest.mark.graphs
 
@@ -360,3 +362,32 @@ def test_not_while_torch_is_told_to_optimise_nothing(ready):
         result = scripted(*inputs).sum()
     with torch.jit.optimized_execution(False):
         torch.autograd.grad(result, inputs)
+
+
+def test_a_call_that_is_remembered_is_observed(device, ready):
+    scripted, inputs = ready
+    steps(scripted, inputs)
+    seen = []
+    with observing(seen.append):
+        steps(scripted, inputs)
+    assert len(seen) == 2 and not any(run.reason for run in seen)
+
+
+def test_a_remembered_call_is_planned_again_after_a_reset(ready):
+    scripted, inputs = ready
+    steps(scripted, inputs)
+    tsfuser.reset()
+    before = tsfuser.stats()["plans_built"]
+    with no_fallback(), Directly(1):
+        compare(scripted, program, inputs)
+    assert tsfuser.stats()["plans_built"] == before + 2
+
+
+def test_a_guard_remembers_its_own_calls_only(device):
+    """One group, by its text, behind guards that were made for other types."""
+    usual, rows = warm(program, pair(device)), warm(program, pair(device, 1, 8))
+    assert {node.i("cache_id") for node in groups(usual)} == {node.i("cache_id") for node in groups(rows)}
+    steps(rows, pair(device, 1, 8))
+    with tsfuser.fuser(), passes.watching() as seen:
+        steps(usual, pair(device, 1, 8), calls=4)
+    assert seen, "no fallback was made for the types that the guards refuse"
