@@ -35,14 +35,14 @@ aten = torch.ops.aten
 _FIRST, _LAST = [0, 1, 2, 3], [0, 2, 3, 1]  # the dims of an image in memory, outermost first
 #: Convolutions and their gradients: which operands the kernel reads as images
 _IMAGES = {CONVOLUTION: (0, 1), aten.convolution_backward.default: (0, 1, 2)}
-#: Torch's kernels that run in whatever layout they are given, and cost no more in channels last
+#: What else than rows runs in whatever layout it is given, and costs no more in channels last
 _KERNELS = frozenset(
     f"aten::{name}"
     for name in """max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
         _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest2d upsample_nearest2d_backward
         _upsample_nearest_exact2d _upsample_nearest_exact2d_backward upsample_bilinear2d
         upsample_bilinear2d_backward upsample_bicubic2d upsample_bicubic2d_backward
-        mm addmm bmm baddbmm""".split()
+        mm addmm bmm baddbmm sym_size sym_numel""".split()
 )
 #: Views that strides decide on, and kernels that take their operands for row-major
 _BY_STRIDES = frozenset(
@@ -68,12 +68,14 @@ def channels_last(module: fx.GraphModule, wanted: bool | None, inference: bool) 
 
 class _Layouts:
     """`before`: the values of nodes that lie otherwise now; `last`, `first`: nodes in channels last, and as
-    they were, by the nodes that they are copies of; `read`: nodes that some convolution is computed from."""
+    they were, by the nodes that they are copies of; `read`: nodes that some convolution is computed from;
+    `behind`: nodes that are computed from what lies otherwise."""
 
     def __init__(self, graph: fx.Graph):
         self.graph = graph
         self.read = _read_by_convolutions(graph)
         self.before: dict[fx.Node, Any] = {}
+        self.behind: set[fx.Node] = set()
         self.last: dict[fx.Node, fx.Node] = {}
         self.first: dict[fx.Node, fx.Node] = {}
 
@@ -97,6 +99,10 @@ class _Layouts:
         relaid = given != (node.args, node.kwargs) or any(n in self.before for n in node.all_input_nodes)
         if relaid and not (free and self.accepts(node)):
             node.args, node.kwargs = fx.node.map_arg(given, lambda n: self.as_it_was(n, node))
+        if relaid or any(n in self.behind for n in node.all_input_nodes):
+            self.behind.add(node)
+            if node.target in (aten.view.default, aten._unsafe_view.default):
+                node.meta[RELAID] = True
 
     def give(self, node: fx.Node, operands: list[Any]) -> None:
         """Has the node read those of its operands in channels last."""
@@ -114,8 +120,6 @@ class _Layouts:
         if changed and not _is_view(node) and any(order_of(v) is None for v in _tensors(before)):
             return False
         node.meta["val"] = value
-        if node.target in (aten.view.default, aten._unsafe_view.default):
-            node.meta[RELAID] = True
         if changed:
             self.before[node] = before
         elif node.target is aten.clone.default and self.is_idle(node):
