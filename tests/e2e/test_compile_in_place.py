@@ -168,6 +168,26 @@ def test_what_is_read_afterwards_is_read_before(device):
                 assert_matches(a, b, ops=30)
 
 
+def test_what_cannot_be_written_in_place_keeps_nothing_else_from_it(device):
+    """As the count of Adam's steps on a GPU: all rows read what the first one would change."""
+
+    def function(x, y, row):
+        row.sigmoid_().add_(1)
+        x.mul_(row).add_(y)
+        y.mul_(x)
+
+    run, known = compiled(function), groups()
+    for rows in (300, 300, 0, 1):
+        ours = [torch.randn(s, device=device) for s in ((rows, 40), (rows, 40), (40,))]
+        plain, addresses = [t.clone() for t in ours], [t.data_ptr() for t in ours]
+        run(*ours)
+        function(*plain)
+        for a, b in zip(ours, plain):
+            assert_matches(a, b, ops=20)
+        assert [t.data_ptr() for t in ours] == addresses
+    assert stores(known)[0] == 2
+
+
 def test_sizes_that_vary(device):
     def function(x, y):
         x.mul_(y).add_(1)
