@@ -218,3 +218,20 @@ def test_a_sum_of_negative_zeros_is_positive(device, text, sizes):
     with tsfuser.fuser(), no_fallback():
         fuse(scripted, x)
         assert not scripted(x).any()
+
+
+CAST = """
+def f(x):
+    return torch.relu(x), torch.sum(x, [0], True).view([-1]).to(torch.float32)
+"""
+
+
+@pytest.mark.parametrize("shape", [(7, 33), (6000, 64)], ids=str)
+def test_a_cast_behind_a_sum_is_no_kernel_of_its_own(device, shape):
+    x = torch.randn(shape, device=device).bfloat16()
+    function = fuse(script(CAST), x)
+    before = tsfuser.stats()["launches"]
+    y, sums = function(x)
+    assert tsfuser.stats()["launches"] - before <= 2  # the second one combines parts
+    assert sums.dtype == torch.float32 and torch.equal(y, x.relu())
+    assert_matches(sums, x.sum(0).float(), x.double().sum(0), ops=shape[0])

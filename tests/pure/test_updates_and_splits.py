@@ -258,3 +258,40 @@ def both_ways(b, x):
 def test_what_lies_the_other_way_in_memory_has_a_kernel_of_its_own(program, x, kinds):
     found, _ = stages(*build(program, x))
     assert [type(stage.params).__name__ for stage in found] == kinds
+
+
+def column_sums(b, x):
+    return b.reduce("sum", "sum", x, [0], True, x.dtype)
+
+
+def viewed(b, x):
+    return find("aten::squeeze", "dim").build(b, self=x, dim=0)
+
+
+def bias_gradient(b, x):
+    return relu(b, x), b.cast(viewed(b, column_sums(b, x)), FLOAT)
+
+
+def read_twice(b, x):
+    sums = column_sums(b, x)
+    return sums, b.cast(viewed(b, sums), FLOAT)
+
+
+def computed_on(b, x):
+    return relu(b, viewed(b, column_sums(b, x)))
+
+
+def _stored(program, shape):
+    """By kernel, the dtypes of what the kernels store."""
+    found, _ = stages(*build(program, tensor(*shape, dtype="bfloat16")))
+    return [sorted(b.value.dtype.name for b in stage.segment.stores) for stage in found]
+
+
+def test_a_reduction_stores_what_is_cast_of_it():
+    assert _stored(bias_gradient, (4, 8)) == [["bfloat16", "float32"]]
+    assert _stored(bias_gradient, (65536, 256)) == [["bfloat16", "float32"], ["float32"]]  # and its parts
+
+
+@pytest.mark.parametrize("program", [read_twice, computed_on])
+def test_a_reduction_with_other_readers_is_rounded(program):
+    assert _stored(program, (4, 8))[0] == ["bfloat16"] and len(_stored(program, (4, 8))) == 2

@@ -14,6 +14,7 @@ from .machine import Machine
 from .moments import expanded
 from .proposal import Proposal, Stage
 from .schedulers import is_one_pass, propose
+from .tails import joined
 
 
 def choose(call: Call, fusion: Fusion, machine: Machine) -> tuple[list[tuple[int, Stage]], Allocations]:
@@ -22,7 +23,7 @@ def choose(call: Call, fusion: Fusion, machine: Machine) -> tuple[list[tuple[int
     allocations = Allocations(len(fusion.outputs))
     found = []
     parts = segments(
-        call, expanded(call, fusion, machine), allocations, lambda s: is_one_pass(call, s, machine)
+        call, expanded(call, joined(fusion), machine), allocations, lambda s: is_one_pass(call, s, machine)
     )
     for number, segment in enumerate(parts):
         proposal = propose(call, segment, machine)
