@@ -62,8 +62,8 @@ DISABLE = {
     ),
 }
 ENABLE = {
-    "clusters": "Blocks of CUDA kernels combine in each other's shared memory, on devices of compute "
-    "capability 9.0 and later.",
+    "clusters": "Blocks of CUDA kernels combine in each other's shared memory wherever that can be done, not "
+    "only where it was faster on an H200. Compute capability 9.0 and later.",
     "complex": "Always on: complex numbers are fused.",
     "kernel_db": "Always on: kernels are kept on disk.",
     "linear_decomposition": "The bias of a `linear` of four dims or more is added in a group.",

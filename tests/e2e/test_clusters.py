@@ -182,3 +182,15 @@ def test_clusters_are_asked_for_and_not_switched_off(small, device, enable, disa
     with options.override(enable=enable, disable=disable):
         check(Fused(SOFTMAX), tensor(11, 4100, device=device))
     assert small and not any(in_clusters(small))
+
+
+@pytest.mark.parametrize(
+    "columns, disable, found", [(4100, {}, True), (4100, {"clusters": ""}, False), (4101, {}, False)]
+)
+def test_rows_of_two_tensors_with_wide_accesses_have_clusters_by_default(
+    small, device, columns, disable, found
+):
+    source = "def f(x, y):\n    return torch.softmax(x * y, -1)\n"
+    with options.override(enable={}, disable=disable):
+        check(Fused(source), tensor(11, columns, device=device), tensor(11, columns, device=device))
+    assert small and any(in_clusters(small)) is found

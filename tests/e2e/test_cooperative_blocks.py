@@ -12,6 +12,7 @@ from kit.batch_norms import check as check_batch_norm
 from kit.batch_norms import parameters
 from kit.reductions import ROWS, Fused, check, double, rows_of, tensor
 from kit.support import assert_matches, no_fallback, train
+from tsfuser import options
 from tsfuser.codegen import emit
 from tsfuser.planning import compile as pipeline
 from tsfuser.schedule import row_params
@@ -30,7 +31,8 @@ def small(target, device, monkeypatch):
     monkeypatch.setattr(pipeline, "_machine", lambda device: replace(machine(device), multiprocessors=10))
     monkeypatch.setattr(emit, "source", lambda kernel: made.append(source(kernel)) or made[-1])
     tsfuser.reset()
-    yield made
+    with options.override(disable={"clusters": ""}):
+        yield made
     tsfuser.reset()
 
 

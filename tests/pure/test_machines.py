@@ -33,7 +33,10 @@ MACHINES = (
     device("NVIDIA B200", 100, 148, 228 << 10, 2048),
     device("NVIDIA GeForce RTX 5090", 120, 170, 100 << 10, 1536),
     device("a slice of a GPU", 90, 16, 228 << 10, 2048),
-    *(replace(GPU, cluster_blocks=n, multiprocessors=m) for n, m in ((8, 132), (16, 132), (8, 4))),
+    *(
+        replace(GPU, cluster_blocks=n, any_clusters=True, multiprocessors=m)
+        for n, m in ((8, 132), (16, 132), (8, 4))
+    ),
 )
 EVERY = pytest.mark.parametrize(
     "machine", MACHINES, ids=[f"sm_{m.capability}x{m.multiprocessors}x{m.cluster_blocks}" for m in MACHINES]

@@ -190,7 +190,7 @@ def test_a_schedule_says_who_combines(name, scopes):
 
 @pytest.mark.parametrize("name", ["clusters", "columns of clusters"])
 def test_blocks_of_a_cluster_combine_where_the_device_makes_them(name):
-    stages = staged(name, replace(GPU, cluster_blocks=8))
+    stages = staged(name, replace(GPU, cluster_blocks=8, any_clusters=True))
     assert stages[0].schedule.reduction.scope == "cluster"
     assert "cluster" not in {stage.schedule.reduction.scope for stage in staged(name, GPU)}
     for stage in stages:

@@ -132,9 +132,10 @@ def can_be_joint(device: str) -> bool:
 def _machine(device: str) -> Machine:
     """What schedulers plan for."""
     machine = targets.chosen(device, options.host_launch()).machine(device)
-    if machine.has_clusters and options.enabled("clusters") and not options.disabled("clusters"):
-        return replace(machine, cluster_blocks=PORTABLE_CLUSTER_BLOCKS)
-    return machine
+    if not machine.has_clusters or options.disabled("clusters"):
+        return machine
+    every = options.enabled("clusters")
+    return replace(machine, cluster_blocks=PORTABLE_CLUSTER_BLOCKS, any_clusters=every)
 
 
 def _lower(segment: Segment, schedule, device: str, joint_bytes: int) -> tuple:

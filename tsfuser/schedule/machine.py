@@ -25,7 +25,8 @@ class Machine:
     `bandwidth` (bytes a second of its memory, None where unknown).
 
     Of what a block is: `block_threads` (at most; 1: blocks have no threads that could combine),
-    `cluster_blocks` (of a cluster at most; 0: schedules make none), `vectorises_loops` (its compiler makes
+    `cluster_blocks` (of a cluster at most; 0: schedules make none; `any_clusters`: they make them wherever a
+    row fits, not only where they are faster), `vectorises_loops` (its compiler makes
     vectors of loops, for which no address is wrong), `has_fast_forms` (it has the instructions that fast
     forms of ops are made of, `ir.symbols.Fast`).
 
@@ -50,6 +51,7 @@ class Machine:
     bandwidth: float | None = None
     block_threads: int = 1024
     cluster_blocks: int = 0
+    any_clusters: bool = False
     vectorises_loops: bool = False
     has_fast_forms: bool = True
     flight: int = 16
