@@ -74,8 +74,8 @@ def _inputs(read: Sequence[TensorInput], new: _Canonical) -> tuple[TensorInput, 
 
 def _check_updates(fusion: Fusion) -> None:
     """Refuses other readers of a tensor than the op that makes what it becomes: they might read before or
-    after. So might readers of what it becomes, in loops that compute that once more. Where all is
-    elementwise, in one loop nest, each reads before it stores."""
+    after. So might readers of what it becomes, in loops that compute that once more. Where all that can
+    read it is elementwise, in one loop nest, each reads before it stores."""
     stored = [v.name for v in _stored(fusion)]
     for update in fusion.updates:
         if stored.count(update.value.name) > 1:
@@ -84,7 +84,7 @@ def _check_updates(fusion: Fusion) -> None:
         names = {i.value.name for i in read} | ({update.value.name} if read else set())
         others = [op for op in fusion.ops if op.output.name != update.value.name]
         if any(not names.isdisjoint(v.name for v in op.operands) for op in others):
-            if not (all(_is_where(i, update) for i in read) and _is_elementwise(fusion)):
+            if not (all(_is_where(i, update) for i in read) and _is_elementwise(fusion, update)):
                 raise Refusal("a tensor that is changed in place has other readers in its group")
 
 
@@ -98,12 +98,11 @@ def _is_where(read: TensorInput, update: Update) -> bool:
     return here and read.offset == sz.const(0) and not read.windows
 
 
-def _is_elementwise(fusion: Fusion) -> bool:
-    """Whether one element of each result is computed from one element of each operand, all in one pass over
-    the axes that each result has."""
-    axes = set(fusion.axes)
-    return all(isinstance(op, (Pointwise, Random)) for op in fusion.ops) and all(
-        set(v.axes) == axes for v in _stored(fusion)
+def _is_elementwise(fusion: Fusion, update: Update) -> bool:
+    """Whether one element of each result is computed from one element of each operand, and the new value has
+    all axes: so have the results that read it then, or the old one, and are made in the same pass."""
+    return set(update.value.axes) == set(fusion.axes) and all(
+        isinstance(op, (Pointwise, Random)) for op in fusion.ops
     )
 
 

@@ -25,6 +25,7 @@ from .expected import expected_arguments
 _STORE = "tsfuser::store"
 
 Update = tuple[int, int]
+_Place = tuple[int, int]  # of an input of a group, and of the output that goes there
 
 
 def write_in_place(
@@ -33,11 +34,10 @@ def write_in_place(
     """Changes groups; returns the updates that are left: (input, output that is copied to it). `results`:
     outputs that are returned, `numbers`: as of `expected_calls`."""
     wanted = _candidates(graph, updates, results)
-    refused: dict[object, bool] = {}
+    possible: dict[object, tuple[_Place, ...]] = {}
     done: set[Update] = set()
     for group, found in wanted.items():
-        if _store(graph, group, found, numbers, refused):
-            done.update(found)
+        done.update(_store(graph, group, found, numbers, possible))
     return [update for update in updates if update not in done]
 
 
@@ -89,32 +89,49 @@ def _store(
     group: Node,
     updates: Sequence[Update],
     numbers: Mapping[int, int],
-    refused: dict[object, bool],
-) -> bool:
-    """Has the group store its results, where it can do so in one kernel; whether it can."""
-    before = group.g("Subgraph")
-    subgraph, arguments = before.copy(), inputs(group)
+    possible: dict[object, tuple[_Place, ...]],
+) -> list[Update]:
+    """Has the group store its results, as many of them as it can in one kernel; returns which."""
+    args = expected_arguments(group, numbers)
+    if args is None:
+        return []
+    arguments, made = ([v.unique() for v in side(group)] for side in (inputs, outputs))
     given, returned = list(graph.inputs()), list(graph.outputs())
+    places: dict[_Place, Update] = {}
     for target, source in updates:
-        old = given[target]
-        where = next((k for k, v in enumerate(arguments) if v.unique() == old.unique()), None)
-        if where is None:
-            return False  # what is not read need not be like it in a later call
-        result = next(k for k, v in enumerate(outputs(group)) if v.unique() == returned[source].unique())
-        node = subgraph.create(_STORE, [list(subgraph.inputs())[where], list(subgraph.outputs())[result]], 1)
+        old, new = given[target].unique(), returned[source].unique()
+        if old in arguments:  # what is not read need not be like it in a later call
+            places[arguments.index(old), made.index(new)] = target, source
+    before = group.g("Subgraph")
+    key = (identity(before), args, tuple(places))
+    if key not in possible:
+        possible[key] = _possible(before, tuple(places), args)
+    if possible[key]:
+        group.g_("Subgraph", _storing(before, possible[key]))
+    return [places[place] for place in possible[key]]
+
+
+def _possible(subgraph: Graph, places: tuple[_Place, ...], args: tuple) -> tuple[_Place, ...]:
+    """Those of the places where a group with such arguments can store: all, or what can be added to what."""
+    if not _is_refused(_storing(subgraph, places), args):
+        return places
+    found: tuple[_Place, ...] = ()
+    for place in places:
+        if not _is_refused(_storing(subgraph, (*found, place)), args):
+            found += (place,)
+    return found
+
+
+def _storing(before: Graph, places: tuple[_Place, ...]) -> Graph:
+    """A copy that stores its results there."""
+    subgraph = before.copy()
+    for argument, result in places:
+        old, new = list(subgraph.inputs())[argument], list(subgraph.outputs())[result]
+        node = subgraph.create(_STORE, [old, new], 1)
         subgraph.appendNode(node)
         node.output().setType(old.type())
         subgraph.return_node().replaceInput(result, node.output())
-    args = expected_arguments(group, numbers)
-    if args is None:
-        return False
-    key = (identity(subgraph), args)
-    if key not in refused:
-        refused[key] = _is_refused(subgraph, args)
-    if refused[key]:
-        return False
-    group.g_("Subgraph", subgraph)
-    return True
+    return subgraph
 
 
 def _is_refused(subgraph: Graph, args: tuple) -> bool:
