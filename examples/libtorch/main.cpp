@@ -105,6 +105,9 @@ int main(int count, char** words) {
   }
   try {
     return run(words[1], torch::Device(count > 2 ? words[2] : "cpu"));
+  } catch (const c10::Error& error) {  // no such file, no such device
+    std::fprintf(stderr, "%s\n", error.what_without_backtrace());
+    return 1;
   } catch (const std::exception& error) {  // tsfuser::Error is one
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
