@@ -9,7 +9,7 @@ import tsfuser
 from kit.reductions import COLUMNS, DTYPES, ROWS, Fused, check, rows_of, tensor
 from kit.support import assert_matches, fresh, groups, kinds, no_fallback, train
 
-pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("single_nodes")]
+pytestmark = pytest.mark.usefixtures("single_nodes")
 
 
 def test_rows_of_any_length(device):

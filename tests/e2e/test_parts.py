@@ -109,6 +109,7 @@ def f(x, start: int, length: int):
                 assert_matches(result, plain(x, start, length), ops=4)
 
 
+@pytest.mark.graphs
 @pytest.mark.parametrize("end", [3, 4, 6, 100, -1, -2, -7, 0])
 @pytest.mark.parametrize("start", [0, 1, 2, 4, 6, 9, -1, -3, -9])
 def test_ends_of_slices(device, start, end):
@@ -116,6 +117,7 @@ def test_ends_of_slices(device, start, end):
         compare(f"(x * 2.0)[:, {start}:{end}] * 2.0", torch.randn(5, columns, device=device))
 
 
+@pytest.mark.graphs
 def test_errors_are_eagers(device):
     for text, right, wrong in (
         ("(x * 2.0)[:, 4] + 1.0", (3, 5), (3, 4)),
@@ -139,6 +141,7 @@ def test_dtypes_of_paddings(device, target, dtype):
         compare(f"torch.constant_pad_nd(x, [1, 2], {value}) == x[0, 0]", x)
 
 
+@pytest.mark.graphs
 def test_other_modes_are_left_to_torch(device):
     def program(x):
         return torch.nn.functional.pad(x * 2.0 + 1.0, [1, 1], "reflect") * 2.0 + 1.0
@@ -176,6 +179,7 @@ def test_a_part_that_leaves_its_group_stays_a_view(device):
     assert part.data_ptr() == y.data_ptr() + 2 * y.element_size() and part._base is not None
 
 
+@pytest.mark.graphs
 def test_rotary_embedding_backward_is_one_kernel(device):
     def program(x, cos, sin):
         left, right = x[..., : x.size(-1) // 2], x[..., x.size(-1) // 2 :]

@@ -39,6 +39,7 @@ def swept(found, what, guards=True, training=False):
     check(tally, what)
 
 
+@pytest.mark.each_value()  # the next test has each op in each mode
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_errors_of_torchs_list_and_changed_samples(request, place, part, mode):

@@ -51,7 +51,7 @@ def collecting():
         pipeline.functions, compilers.start = compiled, started
 
 
-def load(kernels, opt_level=1, jobs=2):
+def load(kernels, opt_level=0, jobs=2):
     """Compiles what `collecting` found and hands it to tsfuser, whose plans are made anew. A kernel that does
     not compile in its batch is left to tsfuser, which says what is wrong with it."""
     tsfuser.reset()

@@ -18,7 +18,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 import tsfuser
 from kit import thunders
@@ -211,23 +211,35 @@ def _is_small(sample):
 
 def _tensors(sample):
     flat, _ = tree_flatten((sample.args, sample.kwargs))
-    return [k for k, value in enumerate(flat) if isinstance(value, torch.Tensor)]
+    return [value for value in flat if isinstance(value, torch.Tensor)]
 
 
 def _between(op, sample):
-    """The tensors of a sample, and a function of them: copies of what the op gives for copies of them."""
-    flat, form = tree_flatten((sample.args, sample.kwargs))
-    places = _tensors(sample)
+    """The tensors of a sample, and a function of them: copies of what the op gives for copies of them. It is
+    made from text that names the arguments one by one: thunder interprets Python, and takes seconds for that
+    of a pytree."""
+    held, tensors = {"op": op, "_copy": _copy}, []
 
-    def program(*tensors):
-        operands = list(flat)
-        for place, tensor in zip(places, tensors):
-            operands[place] = _copy(tensor)
-        args, kwargs = tree_unflatten(operands, form)
-        out = op(*args, **kwargs)
+    def text(value):
+        if isinstance(value, torch.Tensor):
+            tensors.append(value.detach())
+            return f"_copy(t{len(tensors) - 1})"
+        if type(value) in (tuple, list):
+            parts = "".join(text(part) + ", " for part in value)
+            return f"[{parts}]" if type(value) is list else f"({parts})"
+        held[f"c{len(held)}"] = value
+        return f"c{len(held) - 1}"
+
+    given = [*map(text, sample.args), *(f"{name}={text(value)}" for name, value in sample.kwargs.items())]
+    source = f"""
+def outer({", ".join(held)}):
+    def program({", ".join(f"t{k}" for k in range(len(tensors)))}):
+        out = op({", ".join(given)})
         return tuple(map(_copy, out)) if isinstance(out, (tuple, list)) else _copy(out)
-
-    return [flat[place].detach() for place in places], program
+    return program
+"""
+    exec(source, made := {})
+    return tensors, made["outer"](**held)
 
 
 def _copy(tensor):
