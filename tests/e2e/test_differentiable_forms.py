@@ -389,7 +389,7 @@ class Parted(torch.nn.Module):
 
     def forward(self, x: Tensor, y: Tensor, c: Tensor):
         first = torch.tanh(self.scale * x * c + c)
-        second = torch.tanh(y * c * 0.5).swapaxes(0, 1)
+        second = torch.tanh(y * c * 0.5).movedim(0, 1)
         return torch.sigmoid(first * second + c) * second
 
 
