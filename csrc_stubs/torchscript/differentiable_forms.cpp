@@ -9,7 +9,7 @@
 //     aten::masked_fill(%x, %c, -1e4)       aten::contiguous(aten::where(%c, aten::type_as({-1e4}, %x), %x),
 //     0)
 //
-// Views become their twins (twins.h), which autodiff takes.
+// Views, parts and pairs become their twins (twins.h), which autodiff takes.
 //
 // And a cast of autocast that several ops read, of a tensor that is not made by ops with derivatives,
 // becomes one for each, behind a cast that is off:
@@ -304,17 +304,6 @@ void restore_one_cast(Node* node) {
                are_equal(other, node)) {
       const bool first = other->isBefore(node);
       (first ? node : other)->output()->replaceAllUsesWith((first ? other : node)->output());
-    }
-  }
-}
-
-// aten::view(%x, %sizes)  ->  tsfuser::view(%x, %sizes), wherever it stands: torch profiles the operands of
-// both.
-void write_twins(Graph& graph) {
-  for (Node* node : all_nodes(graph)) {
-    const auto twin = twin_of(*node);
-    if (twin != c10::Symbol() && node->hasUses()) {
-      replace(node, graph.create(twin, node->inputs(), 1));
     }
   }
 }

@@ -10,6 +10,7 @@
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace tsfuser {
@@ -83,6 +84,46 @@ void permuted_sizes(Stack& stack) {
   torch::jit::push(stack, std::move(result));
 }
 
+void swapped_sizes(Stack& stack) {
+  int64_t last = torch::jit::pop(stack).toInt();
+  int64_t first = torch::jit::pop(stack).toInt();
+  Sizes sizes = torch::jit::pop(stack).toIntVector();
+  const auto rank = static_cast<int64_t>(sizes.size());
+  first += first < 0 ? rank : 0;
+  last += last < 0 ? rank : 0;
+  if (0 <= first && first < rank && 0 <= last && last < rank) std::swap(sizes[first], sizes[last]);
+  torch::jit::push(stack, std::move(sizes));
+}
+
+// Ends are as Python takes them.
+void sliced_sizes(Stack& stack) {
+  const int64_t step = torch::jit::pop(stack).toInt();
+  const c10::IValue end = torch::jit::pop(stack), start = torch::jit::pop(stack);
+  int64_t dim = torch::jit::pop(stack).toInt();
+  Sizes sizes = torch::jit::pop(stack).toIntVector();
+  const auto rank = static_cast<int64_t>(sizes.size());
+  dim += dim < 0 ? rank : 0;
+  if (0 <= dim && dim < rank && step > 0) {
+    const int64_t size = sizes[dim];
+    const auto place = [size](const c10::IValue& given, int64_t otherwise) {
+      const int64_t n = given.isNone() ? otherwise : given.toInt();
+      return std::clamp<int64_t>(n < 0 ? n + size : n, 0, size);
+    };
+    const int64_t length = std::max<int64_t>(place(end, size) - place(start, 0), 0);
+    sizes[dim] = length / step + (length % step != 0);
+  }
+  torch::jit::push(stack, std::move(sizes));
+}
+
+void selected_sizes(Stack& stack) {
+  int64_t dim = torch::jit::pop(stack).toInt();
+  Sizes sizes = torch::jit::pop(stack).toIntVector();
+  const auto rank = static_cast<int64_t>(sizes.size());
+  dim += dim < 0 ? rank : 0;
+  if (0 <= dim && dim < rank) sizes.erase(sizes.begin() + dim);
+  torch::jit::push(stack, std::move(sizes));
+}
+
 // Those of view and of reshape, whose arguments have different names: one of them is None. Where one is -1,
 // the others say what it is.
 void viewed_sizes(Stack& stack) {
@@ -134,6 +175,10 @@ void register_size_operators() {
        Operator("tsfuser::squeezed_sizes(int[] sizes, int[]? dim) -> int[]", squeezed_sizes, kind),
        Operator("tsfuser::unsqueezed_sizes(int[] sizes, int dim) -> int[]", unsqueezed_sizes, kind),
        Operator("tsfuser::permuted_sizes(int[] sizes, int[]? dims) -> int[]", permuted_sizes, kind),
+       Operator("tsfuser::swapped_sizes(int[] sizes, int dim0, int dim1) -> int[]", swapped_sizes, kind),
+       Operator("tsfuser::sliced_sizes(int[] sizes, int dim, int? start, int? end, int step) -> int[]",
+                sliced_sizes, kind),
+       Operator("tsfuser::selected_sizes(int[] sizes, int dim) -> int[]", selected_sizes, kind),
        Operator("tsfuser::viewed_sizes(int[] sizes, int[]? size, int[]? shape) -> int[]", viewed_sizes,
                 kind),
        Operator("tsfuser::product_from(int[] sizes, int first, int start) -> int", product_from, kind),

@@ -1,5 +1,6 @@
-"""Views in training: TorchScript's autodiff takes their twins, so that what is before and behind a view is in
-one differentiable graph. What shares memory in eager shares it here, and gradients are eager's."""
+"""Views, parts and pairs of tensors in training: TorchScript's autodiff takes their twins, so that what is
+before and behind them is in one differentiable graph. What shares memory in eager shares it here, and
+gradients are eager's."""
 
 import pytest
 import torch
@@ -32,6 +33,10 @@ ONE_GROUP = [
     "return torch.tanh(torch.relu(x * w).view(2, 3, 4) * 2.0).view(4, 6) + 1.0",
     "return torch.sigmoid(torch.tanh(x * w).transpose(0, 1) * 2.0)",
     "return torch.sigmoid(torch.tanh(x * w).reshape(-1, 2).transpose(0, 1) * 2.0)",
+    "y = torch.tanh(x * w); return y[:, 0] * 2.0 + y[:, -1]",
+    "y = torch.tanh(x * w); return torch.sigmoid(y[1:, :-2] * 2.0) + y[:3, 2:]",
+    "y = torch.tanh(x * w); return torch.cat((-y[:, 3:], y[:, :3]), -1) * w.detach() + y",
+    "return torch.sigmoid(torch.cat((x * 2.0, torch.tanh(w)), 0) * 2.0)",
 ]
 
 
@@ -79,6 +84,13 @@ ALIASES = [
     "u = x * w * 1.5; y = u.reshape(-1); y.add_(1.0); return y, u * 2.0",
     "u = (x * w).transpose(0, 1); y = u.reshape(-1); y.add_(1.0); return y, u * 2.0",
     "y = torch.tanh(x * w).view(-1); return y.detach(), y * 2.0",
+    "y = x * w * 2.0; z = y[:, 1:3]; z.mul_(2.0); return y + 1.0, z",
+    "y = x * w * 2.0; z = y[1]; v = z[2:]; v.add_(2.0); return y + 1.0, z * 3.0",
+    "y = x * w * 2.0; y[0] = 1.0; return y[0] * 2.0, torch.tanh(y)",
+    "y = torch.tanh(x * w); z = y[:, 0]; return z, y * 2.0",
+    "y = torch.tanh(x * w); z = y[:, 1:]; return z * 2.0, z",
+    "y = torch.cat((x * w, x), 1); y.mul_(2.0); return y, torch.tanh(y)",
+    "return x[0] * 2.0, x[:, 1:]",
     "y = (x > 0).view(-1); return torch.tanh(x * w).view(-1) * y.transpose(0, 0), y",
 ]
 
@@ -127,6 +139,60 @@ def test_sizes_that_change_from_call_to_call(device):
             want, expected = train(program, (x, w, x > 0.5), calls=1)
             for got, plain_ in zip([out, *gradients], [want, *expected]):
                 assert_matches(got, plain_, ops=40)
+
+
+def test_gradients_of_parts_and_pairs_of_many_kinds(device):
+    """Steps, ends beyond the tensor, operands of two dtypes, an empty one that may stand beside any, and a
+    list of one and of three, which has no twin."""
+    for body in (
+        "y = torch.tanh(x * w); return y[::2] * 2.0 + y[1::2]",
+        "y = torch.tanh(x * w); return y[-9:100, 1:-1] * 2.0",
+        "y = torch.tanh(x * w); return y[3:1] * 2.0",
+        "return torch.cat((x.float() * 2.0, w * 3.0), 1) * 2.0",
+        "return torch.cat((torch.empty(0, dtype=x.dtype, device=x.device), x * w), 1) * 2.0",
+        "return torch.cat((x[:0] * 2.0, x * w), 0) * 2.0",
+        "return torch.cat((x * w,), 0) * 2.0 + torch.cat((x * 2.0, w, x), 0)[:4]",
+        "l = [x * w, x]; l.append(w); l[0] = x * 2.0; return torch.cat(l, 0) * 2.0",
+        "y = x * w; return torch.cat((y, y), -2) * 2.0 + torch.cat((w, y.abs()), -2)",
+    ):
+        eager, scripted = functions(body)
+        for needed in ((True, True), (True, False), (False, True)):
+            inputs = [t.to(device).detach().requires_grad_(t.requires_grad) for t in operands(needed=needed)]
+            want, expected = train(eager, inputs, calls=1)
+            with tsfuser.fuser():
+                out, gradients = train(scripted, inputs)
+            for got, plain_ in zip([out, *gradients], [want, *expected]):
+                assert_matches(got, plain_, ops=40, precision=torch.float32, strides=False)
+
+
+def test_a_chunk_that_gets_no_gradient_stays_apart(device):
+    """Autodiff's formula of chunks raises for it."""
+    eager, scripted = functions(
+        "y = torch.sigmoid(w.select(0, -2)); v = w.unsqueeze(0); a, b = y.chunk(2, -1); "
+        "z = torch.cat((b, y), 0); return z * 1.0 + (v - v).sum() + y.sum()"
+    )
+    inputs = [t.to(device).detach().requires_grad_(t.requires_grad) for t in operands(needed=(False, True))]
+    want, expected = train(eager, inputs, calls=1)
+    with tsfuser.fuser():
+        out, gradients = train(scripted, inputs)
+    for got, plain_ in zip([out, *gradients], [want, *expected]):
+        assert_matches(got, plain_, ops=40, strides=False)
+
+
+def test_a_pair_in_a_loop_grows_from_nothing(device):
+    def program(x, w, m):
+        rows = torch.empty(0, dtype=x.dtype, device=x.device)
+        for i in range(3):
+            rows = torch.cat((rows, torch.tanh(x[i : i + 1] * w[i]).masked_fill(m[0], 0.5) * 2.0), 0)
+        return rows * 2.0
+
+    inputs = [t.to(device).detach().requires_grad_(t.requires_grad) for t in operands()]
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        out, gradients = train(scripted, inputs)
+    want, expected = train(program, inputs, calls=1)
+    for got, plain_ in zip([out, *gradients], [want, *expected]):
+        assert_matches(got, plain_, ops=40)
 
 
 def test_a_size_that_does_not_fit_raises_as_in_eager(device):

@@ -225,13 +225,19 @@ VIEWS = {
     "view": "%r : Tensor = aten::view(%x, %sizes)",
     "reshape": "%r : Tensor = aten::reshape(%x, %sizes)",
     "transpose": "%r : Tensor = aten::transpose(%x, %first, %last)",
+    "select": "%r : Tensor = aten::select(%x, %first, %last)",
+    "slice": "%r : Tensor = aten::slice(%x, %last, %none, %last, %one)",
+    "cat": """%l : Tensor[] = prim::ListConstruct(%x, %x)
+  %r : Tensor = aten::cat(%l, %last)""",
 }
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_view_becomes_its_twin_and_a_view_again(native, name):
+def test_an_op_becomes_its_twin_and_itself_again(native, name):
     graph = torch._C.parse_ir(f"""
 graph(%x : Tensor, %sizes : int[]):
+  %none : NoneType = prim::Constant()
+  %one : int = prim::Constant[value=1]()
   %first : int = prim::Constant[value=0]()
   %last : int = prim::Constant[value=-1]()
   {VIEWS[name]}
@@ -246,6 +252,10 @@ graph(%x : Tensor, %sizes : int[]):
     assert dict(native.twins())[twin.kind()] == f"aten::{name}"
     native.plain_forms(graph)
     assert canonical(graph) == before
+
+
+def test_every_twin_makes_the_round_trip(native):
+    assert {f"tsfuser::{name}" for name in VIEWS} == {twin for twin, _ in native.twins()}
 
 
 def test_add_optional_adds_or_passes_through(native):

@@ -20,6 +20,9 @@ RULES = {
     "squeezed": ("tsfuser::squeezed_sizes", ("dim",)),
     "unsqueezed": ("tsfuser::unsqueezed_sizes", ("dim",)),
     "permuted": ("tsfuser::permuted_sizes", ("dims",)),
+    "swapped": ("tsfuser::swapped_sizes", ("dim0", "dim1")),
+    "sliced": ("tsfuser::sliced_sizes", ("dim", "start", "end", "step")),
+    "selected": ("tsfuser::selected_sizes", ("dim",)),
     "viewed": ("tsfuser::viewed_sizes", ("size", "shape")),
     "flattened": ("tsfuser::flattened_sizes", ("start_dim", "end_dim")),
 }

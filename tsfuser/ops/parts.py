@@ -51,7 +51,9 @@ def _clamped(b: Builder, place: sz.Size | None, size: sz.Size, default: sz.Size)
     return place if b.call.decide(sz.le(place, size)) else size
 
 
-@composite("aten::slice", "Tensor", dtypes=ALL, sizes="own", symbolic=("start", "end"), fixed=("dim", "step"))
+@composite(
+    "aten::slice", "Tensor", dtypes=ALL, sizes="sliced", symbolic=("start", "end"), fixed=("dim", "step")
+)
 def slice_(b: Builder, self, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1):
     """The part of `self` from `start` to `end` along `dim`"""
     dim = _dim(self, dim, "slice")
@@ -76,7 +78,7 @@ def narrow(b: Builder, self, dim: int, start: int, length: int) -> Value:
     return part_of(b, "narrow", self, dim, first, length)
 
 
-@composite("aten::select", "int", dtypes=ALL, sizes="own", symbolic=("index",), fixed=("dim",))
+@composite("aten::select", "int", dtypes=ALL, sizes="selected", symbolic=("index",), fixed=("dim",))
 def select(b: Builder, self, dim: int, index: int) -> Value:
     """The part of `self` at place `index` of `dim`, without that dim"""
     dim = _dim(self, dim, "select")

@@ -58,7 +58,7 @@ def positive(b: Builder, self) -> Value:
     return _permuted(b, "positive", self, range(len(self.dims)))
 
 
-@composite("aten::transpose", "int", dtypes=ALL, sizes="own", autodiff_excludes=True)
+@composite("aten::transpose", "int", dtypes=ALL, sizes="swapped", autodiff_excludes=True)
 def transpose(b: Builder, self, dim0: int, dim1: int) -> Value:
     """`self` with two dims exchanged"""
     return _swapped(b, "transpose", self, dim0, dim1)
