@@ -220,6 +220,15 @@ def test_a_size_is_asked_of_what_there_is():
     assert aten.sym_size.int not in users, found
 
 
+def test_group_norms_and_their_gradients_read_images_row_major():
+    """Their kernels on CUDA take them for that, and would compute something else."""
+    function, parameters = step(nn.Sequential(nn.Conv2d(4, 6, 3), nn.GroupNorm(2, 6), nn.Conv2d(6, 5, 3)))
+    module = assert_unseen(function, image(2, 4, 9, 8), *parameters)
+    norms = {aten.native_group_norm.default: 1, aten.native_group_norm_backward.default: 2}
+    found = [n.args[k] for n in module.graph.nodes for k in range(norms.get(n.target, 0))]
+    assert len(found) == 3 and all(n.meta["val"].is_contiguous() for n in found)
+
+
 def copies(module):
     return [n for n in module.graph.nodes if n.target is aten.clone.default]
 
@@ -350,7 +359,7 @@ def test_convolutions_on_a_gpu_are_in_channels_last_unless_that_is_switched_off(
         if call is function:
             images = [t for t in saved if t.shape == x.shape]
             last = [t.is_contiguous(memory_format=torch.channels_last) for t in images]
-            assert images and set(last) == {wanted is None}
+            assert images and any(last) == (wanted is None)
         y.square().mean().backward()
         runs.append([y.detach(), given.grad, *(p.grad for p in each.parameters())])
     for ours, plain, reference in zip(*runs):
