@@ -1,6 +1,7 @@
 """The graph pass on graphs written by hand: what becomes a group, what stays outside, what a group looks
 like. No device is needed, so these graphs are typed for CUDA as well."""
 
+import gc
 import random
 import sys
 
@@ -14,6 +15,8 @@ from tsfuser import _C
 from tsfuser.errors import Refusal
 from tsfuser.frontends.torchscript import passes
 from tsfuser.graph.effects import SECRET_VIEWS
+from tsfuser.graph.passes import Pass
+from tsfuser.graph.passes import run as run_passes
 from tsfuser.graph.wrapper import GROUP, GUARD
 from tsfuser.grouping.support import Refusals
 from tsfuser.ops import table
@@ -341,3 +344,21 @@ def test_equal_groups_have_one_cache_id_whatever_their_sizes():
         after = fuse_graph(graph(inputs, "%a = aten::add(%x, %y, 1)\n%b = aten::relu(%a)", "%b", types))
         ids.append(next(iter(after.findAllNodes(GROUP, True))).i("cache_id"))
     assert ids[0] == ids[1] and "aten::relu" in _C.group_text(ids[0])
+
+
+def test_the_collector_of_cycles_waits_for_a_pass_alone():
+    seen = []
+
+    def fail(_):
+        seen.append(gc.isenabled())
+        raise ValueError("no such graph")
+
+    for before in (True, False):
+        (gc.enable if before else gc.disable)()
+        try:
+            with pytest.raises(ValueError, match="no such graph"):
+                run_passes(None, (Pass("fail", fail),))
+            assert gc.isenabled() == before
+        finally:
+            gc.enable()
+    assert seen == [False, False]

@@ -146,7 +146,9 @@ class Effects:
 
     def __init__(self, graph: Graph):
         all_nodes = [node for block in all_blocks(graph) for node in block.nodes()]
-        writes = any(effect(node) == WRITES for node in all_nodes)
+        found = {effect(node) for node in all_nodes}
+        writes = WRITES in found
+        self._pure = found <= {PURE}  # and stays so: passes make pure nodes only
         self._aliases = graph.alias_db() if writes else None
         self._written: dict[int, bool] = {}
         #: Whether something writes to a secret view or behind its back, so that alias analysis is wrong
@@ -196,10 +198,12 @@ class Effects:
         that row. So do all nodes where one switches gradients on or off, or enters a `with` that might. Where
         random numbers are to be eager's, ops that draw them stand in the row."""
         after: dict[int, list[int]] = {}
+        drawing = options.enabled("eager_random")
+        if self._pure and not drawing:
+            return after
         last: int | None = None
         readers: list[int] = []
         switched = any(node.kind() in _SWITCHES for node in nodes)
-        drawing = options.enabled("eager_random")
         for i, node in enumerate(nodes):
             kind = ACTS if drawing and draws(node) else effect(node)
             if kind == PURE and not switched and not self._touches_written(node):

@@ -112,7 +112,9 @@ def all_blocks(graph: Graph) -> Iterator[Block]:
     while waiting:
         block = waiting.pop()
         yield block
-        waiting.extend(inner for node in block.nodes() for inner in blocks(node))
+        for node in block.nodes():
+            if not node.kind().startswith(_LEAVES):  # `blocks`, written out: each pass comes by
+                waiting.extend(node.blocks())
 
 
 def end_of(block: Graph | Block) -> Node:

@@ -222,7 +222,7 @@ class _Block:
             row = row_of(node)
             joins = row is not None and row[0].joins
             meets = () if joins else tuple(v.unique() for v in read if self._is_worth_sharing(v))
-            table = table_of(node)
+            table = table_of(node) if row is not None and row[0].table else None
             apart = (self.maker[table.unique()],) if table and table.unique() in self.maker else ()
             items.append(
                 Item(tuple(sorted(after)), verdict.device, verdict.loose, reads, makes, meets, apart)

@@ -69,7 +69,7 @@ def _make_groups(work: Work) -> None:
 
 
 def _split_views(work: Work) -> None:
-    work.split = split_views(work.graph, Effects(work.graph))
+    work.split = split_views(work.graph)
 
 
 def _clean_groups(work: Work) -> None:

@@ -97,12 +97,13 @@ class Split:
         self.family: dict[int, int] = {}
 
 
-def split_views(graph: Graph, effects: Effects) -> Split:
+def split_views(graph: Graph) -> Split:
     """Gives each fusible reader of a view a copy of its own, where nothing is written."""
-    split, knowledge = Split(), Knowledge()
+    split, knowledge, effects = Split(), Knowledge(), None
     for block in all_blocks(graph):
         nodes = list(block.nodes())
         for i in sorted(views_of(nodes), reverse=True):
+            effects = effects or Effects(graph)
             if not any(effects.is_written(v) for v in operands(nodes[i]) + outputs(nodes[i]) if is_tensor(v)):
                 _split(graph, block, nodes[i], knowledge, split)
     return split
