@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import tsfuser
 from kit.support import assert_matches, counted, fuse, groups, kinds, no_fallback, script, train
 
-pytestmark = [pytest.mark.optimized, pytest.mark.graphs]
+pytestmark = pytest.mark.graphs
 
 #: The targets of the larger sweeps: a kernel for fibers is compiled for five GPUs as well: a second each.
 NATIVE = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])

@@ -9,7 +9,7 @@ from kit.accuracy import PLACES, assert_no_worse, compare, values
 from kit.reductions import Fused, check
 from kit.support import assert_matches, no_fallback
 
-pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("single_nodes", "as_on_a_gpu")]
+pytestmark = pytest.mark.usefixtures("single_nodes", "as_on_a_gpu")
 
 MOMENTS = """
 def f(x, dim: List[int]):
