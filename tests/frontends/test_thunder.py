@@ -415,7 +415,8 @@ def test_models_train_and_infer_with_thunderfx(name, device, thunderfx):
     with torch.no_grad():
         for _ in range(2):
             assert_matches(compiled(x), model(x), ops=TERMS, strides=False)
-    assert tsfuser.stats()["launches"] > before
+    # without gradients each op of the MLP stands alone between products
+    assert (tsfuser.stats()["launches"] > before) is (name != "mlp")
 
 
 @with_thunderfx
