@@ -235,3 +235,14 @@ def test_a_cast_behind_a_sum_is_no_kernel_of_its_own(device, shape):
     assert tsfuser.stats()["launches"] - before <= 2  # the second one combines parts
     assert sums.dtype == torch.float32 and torch.equal(y, x.relu())
     assert_matches(sums, x.sum(0).float(), x.double().sum(0), ops=shape[0])
+
+
+@pytest.mark.parametrize("between", ["int32", "bool"])
+def test_a_cast_that_changes_a_sum_is_done(device, between):
+    text = f"def f(x):\n    return torch.sum(torch.relu(x), [0]).to(torch.{between}).to(torch.float32)\n"
+    x = torch.randint(-8000, 8000, (7, 33), device=device) / 1024  # the sums are exact
+    function = script(text)
+    with tsfuser.fuser():
+        fuse(function, x)
+        sums = function(x)
+    assert torch.equal(sums, x.relu().sum(0).to(getattr(torch, between)).float())

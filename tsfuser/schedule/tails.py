@@ -29,9 +29,9 @@ def joined(fusion: Fusion) -> Fusion:
     dropped: set[str] = set()
     for output in fusion.outputs:
         tail, found = _source(output.value, producer, readers)
-        if tail and isinstance(found, Reduce) and _may_give(found, output.value):
+        if tail and isinstance(found, Reduce) and _may_give(found, tail):
             becomes[found.output.name] = output.value
-            dropped.update(tail)
+            dropped.update(v.name for v in tail)
     if not becomes:
         return fusion
     ops = [op for op in fusion.ops if op.output.name not in dropped]
@@ -43,23 +43,24 @@ def joined(fusion: Fusion) -> Fusion:
     )
 
 
-def _source(value: Value, producer: dict[str, Op], readers: Counter) -> tuple[list[str], Op | None]:
-    """What makes the value but for views and casts that nobody else reads, and the names of their results."""
-    tail: list[str] = []
+def _source(value: Value, producer: dict[str, Op], readers: Counter) -> tuple[list[Value], Op | None]:
+    """What makes the value but for views and casts that nobody else reads, and their results, last first."""
+    tail: list[Value] = []
     while (op := producer.get(value.name)) is not None and readers[value.name] == 1:
         if not (isinstance(op, Pointwise) and op.symbol in _SAME and len(op.operands) == 1):
             return tail, op
-        tail.append(value.name)
+        tail.append(value)
         value = op.operands[0]
     return tail, None
 
 
-def _may_give(reduction: Reduce, value: Value) -> bool:
-    """Whether the reduction, which accumulates in its result's register dtype, could store the value."""
+def _may_give(reduction: Reduce, tail: list[Value]) -> bool:
+    """Whether the reduction, which accumulates in its result's register dtype, could store the end of the
+    tail. A dtype in between that is narrower than the result, or an integer, changes the value."""
     found = reduction.output
     return (
         reduction.combine not in MOMENTS
-        and value.dtype in (found.dtype, found.dtype.register)
+        and all(v.dtype in (found.dtype, found.dtype.register) for v in tail)
         and found.dtype.is_floating
-        and set(value.axes) == set(found.axes)
+        and set(tail[0].axes) == set(found.axes)
     )
