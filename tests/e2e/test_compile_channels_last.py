@@ -184,6 +184,20 @@ def test_what_follows_a_convolution(function, mode):
     assert_unseen(function, image(3, 4, 12, 8).detach(), mode=mode)
 
 
+def copied(x):
+    """Two copies, neither of which shares memory with the other."""
+    y = convolved(x).relu()
+    first, second = (y.clone(memory_format=torch.channels_last) for _ in range(2))
+    return first.permute(0, 2, 3, 1), second[:, 0]
+
+
+def test_copies_of_which_views_are_returned_stay_apart():
+    assert_unseen(copied, image(2, 4, 6, 6).detach())
+    compiled = torch.compile(copied, backend="tsfuser", options={"channels_last": True})
+    for x in (image(2, 4, 6, 6).detach(), image(2, 4, 6, 6).detach().requires_grad_()):
+        assert which_share_memory(compiled(x)) == [0, 1]
+
+
 def test_random_numbers_stay_where_they_were():
     def function(x):
         return F.dropout(convolved(x), 0.5), torch.rand_like(convolved(x))

@@ -103,6 +103,8 @@ class _Layouts:
             self.behind.add(node)
             if node.target in (aten.view.default, aten._unsafe_view.default):
                 node.meta[RELAID] = True
+            if node.target is operator.getitem or _is_view(node) and not _shares_memory(node):
+                node.meta["val"] = evaluate(node)
 
     def give(self, node: fx.Node, operands: list[Any]) -> None:
         """Has the node read those of its operands in channels last."""
@@ -119,8 +121,8 @@ class _Layouts:
         changed = not _lie_alike(value, before)
         if changed and not _is_view(node) and any(order_of(v) is None for v in _tensors(before)):
             return False
-        node.meta["val"] = value
         if changed:
+            node.meta["val"] = value
             self.before[node] = before
         elif node.target is aten.clone.default and self.is_idle(node):
             node.target, node.args, node.kwargs = aten.alias.default, node.args[:1], {}
@@ -129,8 +131,8 @@ class _Layouts:
     def is_idle(self, copy: fx.Node) -> bool:
         """Whether the copy only gives its operand a layout which that has by now."""
         (operand,) = copy.all_input_nodes
-        leaves = any(user.op == "output" or user.target is aten.copy_.default for user in copy.users)
-        return operand in self.before and not leaves and _lie_alike(copy.meta["val"], operand.meta["val"])
+        alike = _lie_alike(copy.meta["val"], operand.meta["val"])
+        return operand in self.before and alike and not _leaves_graph(copy)
 
     def in_channels_last(self, node: fx.Node, reader: fx.Node) -> fx.Node:
         if _lies_in(node.meta["val"], _LAST):
@@ -193,6 +195,21 @@ def _is_view(node: fx.Node) -> bool:
     if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
         return False
     return any(r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns)
+
+
+def _shares_memory(view: fx.Node) -> bool:
+    """Whether the values that are traced of a view and of its operand have the same memory. torch's
+    partitioner asks that of results: equal nodes become one, unless the graph returns their memory."""
+    pair = _tensors(view.meta.get("val"))[:1] + _tensors(view.args[0].meta.get("val"))[:1]  # type: ignore[union-attr]
+    return len({tensor.untyped_storage()._cdata for tensor in pair}) <= 1
+
+
+def _leaves_graph(node: fx.Node) -> bool:
+    """Whether the graph returns the node's memory, as a view of it, too, or stores to an input from it."""
+    return any(
+        user.op == "output" or user.target is aten.copy_.default or (_is_view(user) and _leaves_graph(user))
+        for user in node.users
+    )
 
 
 def _beside_images(node: fx.Node) -> list[fx.Node]:
