@@ -78,8 +78,14 @@ void Group::run(torch::jit::Stack& stack, size_t input_count, CallKey guard) {
 
 void Group::run_joint(torch::jit::Stack& stack, size_t input_count, bool last) {
   Waiting& waiting = Waiting::mine();
-  const bool alone = planning || observing.load(std::memory_order_relaxed);
-  if (alone || !waiting.add(*this, stack, input_count)) {
+  bool waits = !planning && !observing.load(std::memory_order_relaxed);
+  try {
+    waits = waits && waiting.add(*this, stack, input_count);
+  } catch (...) {
+    waiting.launch();  // nobody else of this run comes
+    throw;
+  }
+  if (!waits) {
     waiting.launch();
     return run(stack, input_count);
   }

@@ -132,6 +132,20 @@ def test_what_is_written_keeps_its_order(native, kernels, overlaps):
         assert count == expected
 
 
+def test_what_waits_is_launched_where_a_later_call_raises(native, kernels):
+    """A tensor of inference mode has no version to count."""
+    native.set_planner(lambda group, args, varies: add_plan(native, kernels, args, written=True))
+    f = run_of_groups(ADD_IN_PLACE)
+    f(*flat(pairs()))
+    given = pairs()
+    with torch.inference_mode():
+        given[2] = (torch.randn(SIZES[2]), given[2][1])
+    expected = [a + b for a, b in given]
+    with pytest.raises(RuntimeError, match="inference tensor"):
+        f(*flat(given))
+    assert [torch.equal(a, c) for (a, _), c in zip(given, expected)] == [True] * 3 + [False] * 2
+
+
 def test_each_of_two_runs_is_launched_when_it_ends(native, kernels):
     """A second run reads what the first has made."""
     native.set_planner(lambda group, args, varies: add_plan(native, kernels, args))
