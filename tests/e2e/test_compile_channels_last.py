@@ -143,6 +143,12 @@ def tokens(x):
     return F.layer_norm(y, (8,)), y.contiguous()
 
 
+def alike(x):
+    """Of the views of one tensor, the second has the strides that it had."""
+    y = convolved(x)
+    return y.view(-1), y[:, 0, 0, 0]
+
+
 def placed(x):
     y = convolved(x)
     return torch.as_strided(y, (3, 5), (2, 1), 7) * 2, y.contiguous().view(-1)
@@ -178,7 +184,19 @@ def squeezed(x):
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize(
     "function",
-    [split_and_joined, views, flattened, tokens, placed, by_strides, pooled, normed, attention, squeezed],
+    [
+        split_and_joined,
+        views,
+        flattened,
+        tokens,
+        alike,
+        placed,
+        by_strides,
+        pooled,
+        normed,
+        attention,
+        squeezed,
+    ],
 )
 def test_what_follows_a_convolution(function, mode):
     assert_unseen(function, image(3, 4, 12, 8).detach(), mode=mode)

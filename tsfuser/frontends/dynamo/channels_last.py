@@ -16,6 +16,7 @@ A copy that changes a layout becomes a part of the group that makes the value, o
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from typing import Any
 
 import torch
@@ -69,11 +70,13 @@ def channels_last(module: fx.GraphModule, wanted: bool | None, inference: bool) 
 class _Layouts:
     """`before`: the values of nodes that lie otherwise now; `last`, `first`: nodes in channels last, and as
     they were, by the nodes that they are copies of; `read`: nodes that some convolution is computed from;
-    `behind`: nodes that are computed from what lies otherwise."""
+    `behind`: nodes that are computed from what lies otherwise; `shared`: memory that several results of the
+    graph are views of, and are to be so."""
 
     def __init__(self, graph: fx.Graph):
         self.graph = graph
         self.read = _read_by_convolutions(graph)
+        self.shared = _shared_by_results(graph)
         self.before: dict[fx.Node, Any] = {}
         self.behind: set[fx.Node] = set()
         self.last: dict[fx.Node, fx.Node] = {}
@@ -121,7 +124,7 @@ class _Layouts:
         changed = not _lie_alike(value, before)
         if changed and not _is_view(node) and any(order_of(v) is None for v in _tensors(before)):
             return False
-        if changed:
+        if changed or (_is_view(node) and not self.shared.isdisjoint(map(_memory, _tensors(before)))):
             node.meta["val"] = value
             self.before[node] = before
         elif node.target is aten.clone.default and self.is_idle(node):
@@ -201,7 +204,18 @@ def _shares_memory(view: fx.Node) -> bool:
     """Whether the values that are traced of a view and of its operand have the same memory. torch's
     partitioner asks that of results: equal nodes become one, unless the graph returns their memory."""
     pair = _tensors(view.meta.get("val"))[:1] + _tensors(view.args[0].meta.get("val"))[:1]  # type: ignore[union-attr]
-    return len({tensor.untyped_storage()._cdata for tensor in pair}) <= 1
+    return len(set(map(_memory, pair))) <= 1
+
+
+def _shared_by_results(graph: fx.Graph) -> set[int]:
+    """The memory, as it was traced, of more than one of the tensors that the graph returns."""
+    results = next(iter(reversed(graph.nodes))).all_input_nodes
+    count = Counter(_memory(t) for node in results for t in _tensors(node.meta.get("val")))
+    return {memory for memory, results in count.items() if results > 1}
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
 def _leaves_graph(node: fx.Node) -> bool:
