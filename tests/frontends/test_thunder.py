@@ -125,6 +125,7 @@ def test_models_train_as_in_eager(name, device):
     assert tsfuser.stats()["launches"] > 0
 
 
+@pytest.mark.long  # thunder's own, in test_thunder_models.py, trains always
 def test_a_gpt_trains_as_in_eager(device):
     model = GPT().to(device)
     jitted = jit(model)

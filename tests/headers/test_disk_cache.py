@@ -199,15 +199,16 @@ def damaged(content, lengths, flips):
     yield content + b"\0"
 
 
-def test_a_damaged_file_is_made_again(cache):
+def test_a_damaged_file_is_made_again(cache, request):
+    share = 1 if request.config.getoption("--long") else 5  # each is written to the disk, and made again
     content = random.Random(1).randbytes(20000)
     path = cache.get("key", ".so", lambda path: path.write_bytes(content)).path
     sealed = path.read_bytes()
-    for broken in damaged(sealed, 200, 1000):
+    for broken in damaged(sealed, 200 // share, 1000 // share):
         path.write_bytes(broken)
         assert cache.get("key", ".so", lambda path: path.write_bytes(content)).content == content
         assert path.read_bytes() == sealed
-    assert counters.snapshot()["kernels_compiled"] > 1400
+    assert counters.snapshot()["kernels_compiled"] > 1400 / share
 
 
 def test_a_file_of_another_key_is_made_again(cache):
