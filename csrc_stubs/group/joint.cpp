@@ -137,11 +137,14 @@ size_t Waiting::launch_all(bool together) {
   }
   size_t launches = 0;
   for (size_t i = 0; i < calls_.size(); ++i) {
+    if (calls_[i].done) {
+      continue;
+    }
     parts.clear();
     members.clear();
     for (size_t j = i; j < (together ? calls_.size() : i + 1); ++j) {
       Call& call = calls_[j];
-      if (!call.done && (j == i || (!calls_[i].done && can_join(*calls_[i].launch, *call.launch)))) {
+      if (!call.done && (j == i || can_join(*calls_[i].launch, *call.launch))) {
         parts.push_back({call.launch, args_.data() + call.args});
         members.push_back(&call);
       }

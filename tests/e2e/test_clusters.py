@@ -7,11 +7,16 @@ import pytest
 import torch
 
 import tsfuser
-from kit.batch_norms import FORWARD as BATCH_NORM
-from kit.batch_norms import Normed, parameters
-from kit.batch_norms import check as check_batch_norm
-from kit.reductions import ROWS, Fused, check, double, rows_of, tensor
-from kit.support import assert_matches, no_fallback, train
+from kit.batch_norms import parameters
+from kit.long_rows import (
+    RESULTS,
+    SOFTMAX,
+    check_channels,
+    check_dropout,
+    check_gradients,
+    with_special_values,
+)
+from kit.reductions import ROWS, Fused, check, rows_of, tensor
 from tsfuser import options
 from tsfuser.codegen import emit
 from tsfuser.planning import compile as pipeline
@@ -64,25 +69,13 @@ def test_any_dtype(clusters, device, dtype):
     check(Fused(ROWS), *rows_of(5008, 7, device, dtype))
 
 
-SOFTMAX = """
-def f(x):
-    y = torch.softmax(x * 0.5, -1)
-    return y, y.sum(-1)
-"""
-
-
 @pytest.mark.parametrize("sizes", [(40, 3000), (3, 2, 4100), (10, 2052)], ids=str)
 def test_any_number_of_rows(clusters, device, sizes):
     check(Fused(SOFTMAX), tensor(*sizes, device=device))
 
 
 def test_infinities_and_nan_stay_in_their_rows(clusters, device):
-    x, inf = tensor(9, 4100, device=device), float("inf")
-    x[1, 4099], x[3, 0], x[5, 77], x[7] = inf, float("nan"), -inf, -inf
-    # all that some blocks see
-    x[2, :3000], x[4, 1000:], x[6, 1:], x[8, :4099] = -inf, -inf, -inf, -inf
-    x[6, 0] = inf
-    check(Fused(SOFTMAX), x)
+    check(Fused(SOFTMAX), with_special_values(device))
 
 
 @pytest.mark.parametrize("function", ["softmax", "log_softmax"])
@@ -99,31 +92,16 @@ def test_many_reductions_of_a_row(clusters, device):
     check(Fused(source), tensor(7, 4100, device=device))
 
 
-RESULTS = ["torch.layer_norm(x * 0.5, [x.size(-1)], w, b)", "torch.log_softmax(x * 0.5, -1) * w + b"]
-
-
 @pytest.mark.parametrize("result", RESULTS)
 def test_gradients(small, device, result):
     """With the parameters' gradients, which the blocks of a cluster add up over its rows."""
-    fused = Fused(f"def f(x, w, b):\n    return {result}\n")
-    inputs = [x.requires_grad_() for x in rows_of(3500, 13, device)]
-    with tsfuser.fuser(), no_fallback():
-        out, gradients = train(fused.scripted, inputs)
-    eager, exact = (
-        train(fused.plain, inputs),
-        train(fused.plain, [double(x.detach()).requires_grad_() for x in inputs]),
-    )
-    for a, e, r in zip([out, *gradients], [eager[0], *eager[1]], [exact[0], *exact[1]]):
-        assert_matches(a, e, r, ops=64)
+    check_gradients(result, rows_of(3500, 13, device))
     assert any("fetch_wait" in text for text in small if "CLUSTER_KERNEL" in text)
 
 
 @pytest.mark.parametrize("sizes", [(3, 5, 40, 52), (4, 5, 33, 31), (2, 9, 4000)], ids=str)
 def test_channels_of_a_batch_norm(clusters, device, sizes):
-    """A channel is a row of as many pieces as the batch has images."""
-    check_batch_norm(
-        Normed(BATCH_NORM), tensor(*sizes, device=device), parameters(sizes[1], device), True, 0.1
-    )
+    check_channels(sizes, device)
 
 
 BATCH_NORM_BACKWARD = """
@@ -142,19 +120,7 @@ def test_gradients_of_channels(clusters, device, sizes):
 
 
 def test_dropout_draws_what_one_block_would(clusters, device, monkeypatch):
-    """A row's random numbers do not depend on who works on it."""
-    source = "def f(x):\n    return torch.softmax(torch.dropout(x, 0.3, True), -1)\n"
-    x, results = tensor(5, 5000, device=device), []
-    for largest in (64, 512):
-        monkeypatch.setattr(row_params, "MAX_ROW_THREADS", largest)
-        tsfuser.reset()
-        scripted = Fused(source).scripted
-        with tsfuser.fuser(), no_fallback():
-            for _ in range(3):
-                torch.manual_seed(7)
-                out = scripted(x)
-        results.append(out)
-    torch.testing.assert_close(*results)
+    check_dropout(5, device, monkeypatch)
 
 
 def test_lengths_that_vary_share_kernels(small, device):

@@ -7,11 +7,15 @@ import pytest
 import torch
 
 import tsfuser
-from kit.batch_norms import FORWARD as BATCH_NORM
-from kit.batch_norms import check as check_batch_norm
-from kit.batch_norms import parameters
-from kit.reductions import ROWS, Fused, check, double, rows_of, tensor
-from kit.support import assert_matches, no_fallback, train
+from kit.long_rows import (
+    RESULTS,
+    SOFTMAX,
+    check_channels,
+    check_dropout,
+    check_gradients,
+    with_special_values,
+)
+from kit.reductions import ROWS, Fused, check, rows_of, tensor
 from tsfuser import options
 from tsfuser.codegen import emit
 from tsfuser.planning import compile as pipeline
@@ -53,30 +57,13 @@ def test_any_dtype(sources, device, dtype):
     check(Fused(ROWS), *rows_of(10008, 3, device, dtype))
 
 
-SOFTMAX = """
-def f(x):
-    y = torch.softmax(x * 0.5, -1)
-    return y, y.sum(-1)
-"""
-
-
 @pytest.mark.parametrize("sizes", [(5003,), (1, 8192), (3, 2, 4100), (40, 3000)], ids=str)
 def test_any_number_of_rows(sources, device, sizes):
     check(Fused(SOFTMAX), tensor(*sizes, device=device))
 
 
 def test_infinities_and_nan_stay_in_their_rows(sources, device):
-    x = tensor(9, 4100, device=device)
-    x[1, 4099], x[3, 0], x[5, 77], x[7] = float("inf"), float("nan"), float("-inf"), float("-inf")
-    # all that some blocks see
-    x[2, :3000], x[4, 1000:], x[6, 1:], x[8, :4099] = (
-        float("-inf"),
-        float("-inf"),
-        float("-inf"),
-        float("-inf"),
-    )
-    x[6, 0] = float("inf")
-    check(Fused(SOFTMAX), x)
+    check(Fused(SOFTMAX), with_special_values(device))
 
 
 @pytest.mark.parametrize("function", ["softmax", "log_softmax"])
@@ -107,9 +94,6 @@ def test_rows_that_do_not_lie_side_by_side(sources, device):
     check(Fused(SOFTMAX), x[:, :1].expand(6, 3, 4100))
 
 
-RESULTS = ["torch.layer_norm(x * 0.5, [x.size(-1)], w, b)", "torch.log_softmax(x * 0.5, -1) * w + b"]
-
-
 @pytest.mark.parametrize("result", RESULTS)
 def test_gradients(sources, device, result):
     """With the parameters' gradients, which the blocks of a row add up over its rows."""
@@ -131,42 +115,10 @@ def test_a_block_alone_fetches_its_next_row(small, device, monkeypatch, result, 
     )
 
 
-def check_gradients(result, inputs):
-    fused = Fused(f"def f(x, w, b):\n    return {result}\n")
-    inputs = [x.requires_grad_() for x in inputs]
-    with tsfuser.fuser(), no_fallback():
-        out, gradients = train(fused.scripted, inputs)
-    eager, exact = (
-        train(fused.plain, inputs),
-        train(fused.plain, [double(x.detach()).requires_grad_() for x in inputs]),
-    )
-    for a, e, r in zip([out, *gradients], [eager[0], *eager[1]], [exact[0], *exact[1]]):
-        assert_matches(a, e, r, ops=64)
-
-
 @pytest.mark.parametrize("sizes", [(3, 5, 40, 52), (7, 2, 33, 31), (2, 9, 6000)], ids=str)
 def test_channels_of_a_batch_norm(sources, device, sizes):
-    """A channel is a row of as many pieces as the batch has images."""
-    check_batch_norm(
-        Normed(BATCH_NORM), tensor(*sizes, device=device), parameters(sizes[1], device), True, 0.1
-    )
+    check_channels(sizes, device)
 
 
 def test_dropout_draws_what_one_block_would(sources, device, monkeypatch):
-    """A row's random numbers do not depend on who works on it."""
-    source = "def f(x):\n    return torch.softmax(torch.dropout(x, 0.3, True), -1)\n"
-    x, results = tensor(3, 5000, device=device), []
-    for largest in (64, 512):
-        monkeypatch.setattr(row_params, "MAX_ROW_THREADS", largest)
-        tsfuser.reset()
-        scripted = Fused(source).scripted
-        with tsfuser.fuser(), no_fallback():
-            for _ in range(3):
-                torch.manual_seed(7)
-                out = scripted(x)
-        results.append(out)
-    torch.testing.assert_close(*results)
-
-
-class Normed(Fused):
-    """As `test_batch_norm` wants it."""
+    check_dropout(3, device, monkeypatch)
