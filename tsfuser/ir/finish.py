@@ -43,7 +43,7 @@ def finish(draft: Draft) -> Fusion:
     new = _Canonical(draft.axes)
     inputs = _inputs([i for i in draft.reads if i.value.name in live], new)
     numbers = tuple(n for n in draft.numbers.values() if n.value.name in live)
-    kept = tuple(map(new.op, ops))
+    kept = _ops(ops, {v.name for v in stored}, new)
     outputs = tuple(
         replace(o, value=new.value(o.value), steps=new.strides(o.value, o.strides)) for o in draft.outputs
     )
@@ -70,6 +70,23 @@ def _inputs(read: Sequence[TensorInput], new: _Canonical) -> tuple[TensorInput, 
         nameless = replace(made, value=replace(made.value, name=""))
         new.replace(i.value, inputs.setdefault(nameless, made).value)
     return tuple(inputs.values())
+
+
+def _ops(ops: Sequence[Op], stored: set[str], new: _Canonical) -> tuple[Op, ...]:
+    """The ops, each once: two that were made over other loops may in the end compute the same. What is
+    `stored` keeps its name."""
+    made: dict[Op, Op] = {}
+    kept = []
+    for old in ops:
+        op = new.op(old)
+        if isinstance(op, (Pointwise, Within)) and old.output.name not in stored:
+            nameless = replace(op, output=replace(op.output, name=""))
+            first = made.setdefault(nameless, op)
+            if first is not op:
+                new.replace(old.output, first.output)
+                continue
+        kept.append(op)
+    return tuple(kept)
 
 
 def _check_updates(fusion: Fusion) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from .dtypes import BFLOAT16, HALF, DType
 
 KINDS = {"boolean": "b", "integer": "i", "complex": "c"}  #: keyword of `define` -> kind of a dtype
+COSTLY = 30  #: instructions an element: more than what reads 2 bytes and stores 2 has to spare
 CANCELS = float("inf")  #: in `Symbol.grows`: the result may be far smaller than the operand
 
 
@@ -41,7 +42,8 @@ class Fast:
 class Symbol:
     """`templates` by the kind of the dtype that is computed in (`f b i c`); `f` serves kinds that are absent.
     `{0}`, `{1}`... stand for the operands, `{ctype}` for the C type of the result. `cheap`: an instruction or
-    two, less than it costs to keep the result where it is needed again.
+    two, less than it costs to keep the result where it is needed again. `cost`: about how many instructions a
+    GPU takes for an element in float32.
 
     What errors do: `fast`: the fast form, if there is one. `grows`: for each operand, at most how many times
     as large its relative error is in the result; `CANCELS` where there is no such bound, but the result moves
@@ -55,6 +57,7 @@ class Symbol:
     grows: tuple[float, ...] = ()
     positive: bool = False
     exact: str = ""
+    cost: int = 10
 
     def template(self, kind: str = "f") -> str:
         return self.templates.get(kind, self.templates["f"])
@@ -70,15 +73,17 @@ def define(
     fast: Fast | None = None,
     grows: tuple[float, ...] = (),
     positive: bool = False,
+    cost: int = 10,
     **by_kind: str,
 ) -> str:
     """Adds a symbol, and `fast_of(name)` where it has a fast form; `by_kind` gives other templates:
-    `boolean=`, `integer=`, `complex=`; the rest: see `Symbol`. Returns its name. Raises ValueError where the
-    name means something else already."""
+    `boolean=`, `integer=`, `complex=`; the rest: see `Symbol`; the `cost` of a `cheap` one is 1. Returns its
+    name. Raises ValueError where the name means something else already."""
     if set(by_kind) - set(KINDS):
         raise TypeError(f"unknown kinds {set(by_kind) - set(KINDS)}")
     templates = {"f": template, **{KINDS[kind]: text for kind, text in by_kind.items()}}
-    _add(Symbol(name, templates, cheap, fast, grows, positive, name))
+    cost = 1 if cheap else cost
+    _add(Symbol(name, templates, cheap, fast, grows, positive, name, cost))
     if fast is not None:
         _add(Symbol(fast_of(name), {"f": fast.template}, cheap, None, grows, positive, name))
     return name

@@ -320,7 +320,8 @@ class For:
 
 @dataclass(frozen=True)
 class If:
-    """`yes` where `condition`, which is the same for all threads of a block, holds, else `no`."""
+    """`yes` where `condition` holds, else `no`. Where there is a barrier in it, the condition is the same for
+    all threads of a block."""
 
     condition: Expr
     yes: tuple[Stmt, ...]

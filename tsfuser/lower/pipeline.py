@@ -2,7 +2,8 @@
 
 In: Segment, Schedule. Out: the finished Kernel. `vectorize` comes before `hoist`, since a vector load of a
 broadcast operand leaves the row loop as a whole; `bound` after `hoist`, since a loop's bound may only use
-what is computed before it; `stage` last, since it splits loops.
+what is computed before it; `stage` after them, since it splits loops; `branch` last, since no other
+pass need know of its branches.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 
 from ..schedule.loops import Schedule
 from ..segment import Segment
+from .branches import branch
 from .host import chunk, draw, peel
 from .kernel import Kernel
 from .nest import nest
@@ -28,6 +30,7 @@ PASSES: tuple[tuple[str, Callable], ...] = (
     ("bound", bound),
     ("stage", stage),
     ("draw", draw),
+    ("branch", branch),
 )
 
 ON_VECTORS = ("peel", "chunk", "draw")  # passes for loops of which a compiler makes vectors

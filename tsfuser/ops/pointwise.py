@@ -129,9 +129,9 @@ unary(
     grows=(1,),
     fast=Fast("fast_divide(1.0f, {0})", error=2**-21.5, exact=2**-24, algebraic=True),
 )
-unary("sin", "sin({0})", FLOAT, ALL)
-unary("cos", "cos({0})", FLOAT, ALL)
-unary("tan", "tan({0})", FLOAT)
+unary("sin", "sin({0})", FLOAT, ALL, cost=40)
+unary("cos", "cos({0})", FLOAT, ALL, cost=40)
+unary("tan", "tan({0})", FLOAT, cost=45)
 unary("asin", "asin({0})", FLOAT)
 unary("acos", "acos({0})", FLOAT)
 unary("atan", "atan({0})", FLOAT)
@@ -151,7 +151,7 @@ unary("atanh", "atanh({0})", FLOAT)
 unary("erf", "erf({0})", FLOAT)
 unary("erfc", "erfc({0})", FLOAT)
 unary("erfinv", "erfinv({0})", FLOAT)
-unary("lgamma", "lgamma({0})", FLOAT)
+unary("lgamma", "lgamma({0})", FLOAT, cost=60)
 unary(
     "sigmoid",
     "sigmoid({0})",
@@ -161,13 +161,13 @@ unary(
     fast=Fast("fast_sigmoid({0})", error=2**-16.5, exact=2**-21.5),
     positive=True,
 )
-unary("sinc", "sinc({0})", FLOAT)
+unary("sinc", "sinc({0})", FLOAT, cost=50)
 unary("deg2rad", "deg2rad({0})", FLOAT)
 unary("rad2deg", "rad2deg({0})", FLOAT)
 unary("special_entr", "entropy({0})", FLOAT, smooth=False)
 unary("special_ndtr", "normal_cdf({0})", FLOAT, error="operands")
 
-binary("atan2", "atan2({0}, {1})", FLOAT, overloads=("",), smooth=False)
+binary("atan2", "atan2({0}, {1})", FLOAT, overloads=("",), smooth=False, cost=45)
 binary("copysign", "copysign({0}, {1})", FLOAT, smooth=False)
 _LOG = dict(rule=FLOAT, exact=True)
 binary("xlogy", "xlogy({0}, {1})", overloads=("Tensor", "Scalar_Other", "Scalar_Self"), **_LOG)

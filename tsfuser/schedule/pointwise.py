@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 
 from ..ir import size as sz
 from ..ir.call import Call
+from ..ir.fusion import Pointwise
 from ..ir.size import Size
+from ..ir.symbols import COSTLY, find
 from ..segment import Segment
 from .domain import Access, Domain, domain
 from .loops import Schedule
@@ -69,6 +71,8 @@ def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> Po
     # a rough count of registers an access needs
     live = vector * (len(domain.loads) + len(domain.stores) + len(segment.ops) // 8)
     unroll = min(4, max(1, machine.flight // bytes_each), max(1, 96 // live))
+    if any(isinstance(op, Pointwise) and find(op.symbol).cost >= COSTLY for op in segment.ops):
+        unroll = 1  # more threads hide how long the instructions take, too
     return PointwiseParams(vector, 1 << (unroll.bit_length() - 1), machine.threads, wide)
 
 

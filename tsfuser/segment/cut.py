@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ..ir import size as sz
 from ..ir.call import Call
 from ..ir.fusion import Axis, Fusion, Op, Reduce, Reshape, TensorInput, Value
+from . import tables
 from .records import Allocations, Buffer, Segment, row_major, sizes_of
 
 WORTH_A_LAUNCH = 1 << 18  # elements whose stores cost more than another kernel's launch does
@@ -30,6 +31,7 @@ def segments(
     levels = _levels(fusion)
     for k, level in enumerate(levels):
         later = [value for other in levels[k + 1 :] for value in other.outputs]
+        _add_tables(call, cut, level)
         for op in level.ready:  # one pass over rows first: it may take along reductions that stand earlier
             _add_pass_with_results(cut, level, later, op, is_one_pass)
         for op in level.ready:
@@ -146,6 +148,23 @@ class _Cut:
 def _unnumbered(value: Value) -> Buffer:
     """A temporary that may never be allocated."""
     return Buffer(value, "allocation", -1, row_major(sizes_of(value)), sz.const(256))
+
+
+def _add_tables(call: Call, cut: _Cut, level: _Level) -> None:
+    """Adds segments that store tables, and the outputs over the same axes."""
+
+    def between(value: Value) -> tuple[list[Op], list[Buffer]]:
+        stored = cut.dependences.stored.get(value.name)
+        if stored is not None and stored.kind == "update":  # what an argument becomes is not read back
+            return [], []
+        return cut.dependences.between(cut.memory, [value])
+
+    while values := tables.next_tables(call, level.ready, lambda v: between(v)[0]):
+        axes, windows = set(values[0].axes), [tables.windows(*between(v)) for v in values]
+        others = [v for v in cut.pending(level.outputs) if set(v.axes) == axes and v not in values]
+        cut.add(values + [v for v in others if tables.is_plain(between(v)[0])])
+        for value, own in zip(values, windows):
+            cut.memory[value.name] = replace(cut.memory[value.name], windows=own)
 
 
 def _is_awaited(cut: _Cut, level: _Level, op: Op) -> bool:

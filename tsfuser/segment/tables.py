@@ -1,0 +1,72 @@
+"""Values that cost much, have few elements, and are read by ops of many: a kernel of their own computes them.
+
+In: the ops of a Fusion. Out: the next such values. Example, rotary embedding: x[B, H, T, D] is multiplied by
+the cosine of angles[T, D]. In the kernel of the product each cosine would be computed B * H times, by 40
+instructions an element, where memory leaves time for 25 or so; one kernel more stores T * D of them, and the
+product reads them from a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ..ir import size as sz
+from ..ir.call import Call
+from ..ir.fusion import Axis, Op, Pointwise, Reduce, Value, Within
+from ..ir.symbols import COSTLY, find
+from ..ir.values import Window
+from .records import Buffer
+
+FEWER = 8  # times as few elements as the reader has
+WORTH_A_TABLE = 1 << 21  # elements of the reader, whose sines take as long as a launch does
+
+
+def next_tables(call: Call, ops: Iterable[Op], between: Callable[[Value], list[Op]]) -> list[Value]:
+    """Values over the same axes, as few as there are, that are to be in memory before the rest of `ops` is
+    computed; empty where there are none. `between`: the ops between memory and a value."""
+    bounds: dict[str, int | None] = {}
+    found: dict[str, Value] = {}
+    for op in ops:
+        bounds[op.output.name] = _bound(op, bounds)
+        space = op.operands[0].axes if isinstance(op, Reduce) else op.output.axes
+        for value in op.operands:
+            if (bounds.get(value.name) or 0) < COSTLY or value.name in found:
+                continue
+            if value.axes and set(value.axes) < set(space) and sum(map(_own, between(value))) >= COSTLY:
+                if _pays(call, value, space):
+                    found[value.name] = value
+    fewest = min(found.values(), key=lambda v: len(v.axes), default=None)
+    return [] if fewest is None else [v for v in found.values() if set(v.axes) == set(fewest.axes)]
+
+
+def _bound(op: Op, bounds: dict[str, int | None]) -> int | None:
+    """What it costs at most to compute an element of the result, up to `COSTLY`, where all of it is
+    pointwise; else None."""
+    costs = [bounds.get(v.name, 0) for v in op.operands]
+    if not is_plain([op]) or None in costs:
+        return None
+    return min(COSTLY, _own(op) + sum(costs))  # type: ignore[arg-type]
+
+
+def _own(op: Op) -> int:
+    return find(op.symbol).cost if isinstance(op, Pointwise) else 1
+
+
+def _pays(call: Call, value: Value, space: tuple[Axis, ...]) -> bool:
+    """Whether `space`, where `value` is needed, has so many elements, and so many more."""
+    size = sz.product([a.extent for a in space])
+    own = sz.product([a.extent for a in value.axes])
+    return bool(call.decide(sz.le(WORTH_A_TABLE, size))) and bool(call.decide(sz.le(own * FEWER, size)))
+
+
+def is_plain(ops: list[Op]) -> bool:
+    """Whether there are ops, all of them elementwise."""
+    return bool(ops) and all(isinstance(op, (Pointwise, Within)) for op in ops)
+
+
+def windows(ops: list[Op], loads: list[Buffer]) -> tuple[Window, ...]:
+    """Where a value computed by `ops` from `loads` is defined: it need not be read elsewhere. What is chosen
+    by its place is defined everywhere."""
+    if any(isinstance(op, Within) for op in ops):
+        return ()
+    return tuple(dict.fromkeys(window for buffer in loads for window in buffer.windows))
