@@ -1,6 +1,8 @@
 """Values that cost much and have few elements are stored before the kernels that read them often; what only
 one side of a choice needs is computed on that side only."""
 
+import functools
+
 import pytest
 
 from kit.programs import add, build, kernels, relu, stages, tensor, total
@@ -156,6 +158,22 @@ def test_a_choice_of_rows_is_a_branch():
     assert not any("where" in side for side in sides)
 
 
+def test_choices_that_have_nothing_in_common_do_not_multiply():
+    """Five cats, each cut elsewhere, would be 32 loops."""
+
+    def program(b, *tensors):
+        costly = [(op(b, "tanh", op(b, "exp", x)), y) for x, y in tensors]
+        made = [table.find("aten::cat").build(b, tensors=pair, dim=1) for pair in costly]
+        return functools.reduce(lambda x, y: add(b, x, y), made)
+
+    def five(b, *tensors):
+        return program(b, *zip(tensors[::2], tensors[1::2]))
+
+    sizes = [n for k in range(1, 6) for n in (k, 8 - k)]
+    [kernel] = kernels(five, *(tensor(64, n, 64) for n in sizes))
+    assert sum(isinstance(s, For) and s.bind == "vector" for s in statements(kernel.body)) <= 4
+
+
 def test_a_cheap_choice_is_none():
     def program(b, x, y):
         return table.find("aten::cat").build(b, tensors=[relu(b, x), add(b, y, y)], dim=1)
@@ -163,3 +181,16 @@ def test_a_cheap_choice_is_none():
     [kernel] = kernels(program, tensor(64, 8, 64), tensor(64, 8, 64))
     assert not any(isinstance(s, If) for s in statements(kernel.body))
     assert any(isinstance(s, For) and s.bind == "vector" for s in kernel.body)
+
+
+@pytest.mark.parametrize("rows, vector", [(512, 1), (1 << 16, 4)])
+def test_sines_of_few_elements_have_a_thread_each(rows, vector):
+    def params(name):
+        def program(b, t, rates):
+            return op(b, name, mul(b, t, rates))
+
+        [stage] = stages(*build(program, tensor(rows, 1), tensor(64)))[0]
+        return stage.params.vector, stage.params.unroll
+
+    assert params("sin") == (vector, 1)
+    assert params("exp") == (4, 4)

@@ -21,6 +21,7 @@ from .loop_ir import Compute, For, If, Let, Stmt
 from .traverse import defined, used, with_bodies
 
 WORTH_A_BRANCH = 12  # instructions of a lane that need not be computed on one of the two sides
+MOST_COPIED = 1.5  # times as many instructions as before are in both sides together
 
 
 def branch(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -31,16 +32,19 @@ def branch(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
 
 
 def _branched(loop: For) -> Stmt:
-    local = {defined(s) for s in loop.body}
+    local, whole = {defined(s) for s in loop.body}, _cost(loop)
     best, ways = WORTH_A_BRANCH, None
     for condition in dict.fromkeys(filter(None, map(_condition, loop.body))):
         if condition in local:
             continue
         yes, no = _decided(loop, condition, 1), _decided(loop, condition, 2)
-        saved = _cost(loop) - min(_cost(yes), _cost(no))
-        if saved >= best:
-            best, ways = saved, If(Var(condition), (_branched(yes),), (_branched(no),))
-    return ways or loop
+        costs = _cost(yes), _cost(no)
+        if whole - min(costs) >= best and sum(costs) <= MOST_COPIED * whole:
+            best, ways = whole - min(costs), (condition, yes, no)
+    if ways is None:
+        return loop
+    condition, yes, no = ways
+    return If(Var(condition), (_branched(yes),), (_branched(no),))
 
 
 def _condition(s: Stmt) -> str | None:

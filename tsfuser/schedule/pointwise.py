@@ -48,11 +48,16 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
 
 def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> PointwiseParams:
     """Vector width by alignment; unroll so that `machine.flight` bytes of input are in flight, less where
-    registers would run out."""
+    registers would run out. Where instructions take longer than memory, more threads hide that better: no
+    unrolling, and where the device has room for a thread an element, no vectors."""
     wide = is_wide(call, domain)
     if machine.vectorises_loops:
         return PointwiseParams(1, 1, 1, wide)
     vector = vector_width(call, domain, machine)
+    costly = any(isinstance(op, Pointwise) and find(op.symbol).cost >= COSTLY for op in segment.ops)
+    room = machine.multiprocessors * machine.threads_per_multiprocessor
+    if costly and vector > 1 and call.decide(sz.le(domain.elements, room)):
+        vector = 1
     inner = len(domain.dims) - 1
     streamed = [
         a for a in domain.accesses if a.moves(inner) and (inner == 0 or any(a.moves(d) for d in range(inner)))
@@ -71,8 +76,7 @@ def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> Po
     # a rough count of registers an access needs
     live = vector * (len(domain.loads) + len(domain.stores) + len(segment.ops) // 8)
     unroll = min(4, max(1, machine.flight // bytes_each), max(1, 96 // live))
-    if any(isinstance(op, Pointwise) and find(op.symbol).cost >= COSTLY for op in segment.ops):
-        unroll = 1  # more threads hide how long the instructions take, too
+    unroll = 1 if costly else unroll
     return PointwiseParams(vector, 1 << (unroll.bit_length() - 1), machine.threads, wide)
 
 
