@@ -77,6 +77,39 @@ def test_rotary_embedding_with_a_trained_scale(tokens, width, dtype, device):
     assert_steps_match(model, torch.randn(2, 3, tokens, width, device=device, dtype=dtype), 40)
 
 
+class Interleaved(nn.Module):
+    """Rotary embedding with neighbours as coordinates."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.register_buffer("rates", 1.0 / 100 ** (torch.arange(0, width, 2) / width))
+
+    def forward(self, x):
+        angles = torch.arange(x.size(2), device=x.device)[:, None] * self.rates
+        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+        cos, sin = angles.cos().type_as(x), angles.sin().type_as(x)
+        return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens, width", [(9, 8), (3, 10), (2, 64)])
+def test_interleaved_rotary_embedding(tokens, width, dtype, device):
+    model = Interleaved(width).to(device)
+    assert_steps_match(model, torch.randn(2, 3, tokens, width, device=device, dtype=dtype), 40)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_values_side_by_side(count, dtype, device):
+    x = torch.randn(5, 7, device=device, dtype=dtype)
+
+    class Stacked(nn.Module):
+        def forward(self, x):
+            return torch.stack([x * (k + 1.0) + k for k in range(count)], -1) * 0.5
+
+    assert_steps_match(Stacked(), x, 40)
+
+
 def tabled(x, angles):
     return x * angles.sin() + angles.cos()
 

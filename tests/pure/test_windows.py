@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.programs import add, build, relu, stages, tensor
+from kit.programs import add, build, kernels, relu, stages, tensor
 from tsfuser.ir import size as sz
 from tsfuser.ir.fusion import Within
 from tsfuser.ir.text import read
@@ -47,3 +47,27 @@ def test_no_window_cuts_through_a_vector(left, right, vector):
     call, fusion = build(joined, tensor(64, left), tensor(64, right))
     [stage], _ = stages(call, fusion)
     assert stage.params.vector == vector
+
+
+def side_by_side(count):
+    def program(b, *tensors):
+        made = [relu(b, x) for x in tensors]
+        return table.find("aten::stack").build(b, tensors=made, dim=-1)
+
+    return program, [tensor(64, 32) for _ in range(count)]
+
+
+@pytest.mark.parametrize("count, vector", [(2, 2), (4, 4), (8, 1), (3, 1)])
+def test_a_row_of_chosen_values_is_a_vector(count, vector):
+    """In float32 of four at most, and not of three, whose addresses do not allow it; each lane chooses."""
+    program, arguments = side_by_side(count)
+    [stage], _ = stages(*build(program, *arguments))
+    assert stage.params.vector == vector
+    kernels(program, *arguments)
+
+
+def test_a_row_of_what_is_read_in_windows_is_no_vector():
+    """Of rows of four each tensor has two: a vector of four would read past its end."""
+    arguments = [tensor(64, 2), tensor(64, 2)]
+    [stage], _ = stages(*build(joined, *arguments))
+    assert stage.params.vector == 2

@@ -58,15 +58,18 @@ class Elements:
         """The statement that tells whether an element is in all windows of `access`, and the condition that
         it has made."""
         value, windows = access.buffer.value, access.buffer.windows
-        inside = ix.both([c for w in windows for c in self._bounds(w, at, value.name)])
+        inside = ix.both([c for w in windows for c in self._bounds(w, at, value.name, self._lanes())])
         if inside is None:
             return [], []
         return [Let(f"{value.name}_in", "bool", inside)], [ix.Var(f"{value.name}_in")]
 
-    def _bounds(self, window: Window, at: Indices, name: str) -> list[Expr]:
-        """The conditions under which an element is in `window`. The lanes of a vector are in it together."""
+    def _lanes(self) -> dict[str, Expr]:
+        """What stands for the lane where all lanes of a vector are in a window, or none."""
+        return {x.name: ix.Const(0) for x in self.schedule.loops if x.bind == "vector"}
+
+    def _bounds(self, window: Window, at: Indices, name: str, lanes: dict[str, Expr]) -> list[Expr]:
+        """The conditions under which an element is in `window`; `lanes`: what stands for a lane."""
         domain = self.schedule.domain
-        lanes = {x.name: ix.Const(0) for x in self.schedule.loops if x.bind == "vector"}
         steps, scale = domain.numbered(window)
         place: Expr = ix.Const(0)
         for dim, step in zip(domain.dims, steps):
@@ -81,10 +84,13 @@ class Elements:
         return conditions
 
     def _within(self, op: Within, at: Indices) -> Let:
-        """Whether the element is in the window of `op`."""
+        """Whether the element is in the window of `op`, which may cut through a vector that is a row."""
         name, ctype = op.output.name, op.output.dtype.ctype
         self.registers[name] = ctype
-        return Let(name, ctype, ix.both(self._bounds(op.window, at, name)) or ix.Const(1))
+        row = self.schedule.domain.dims[-1].extent
+        whole = any(x.bind == "vector" and x.extent is row for x in self.schedule.loops)
+        conditions = self._bounds(op.window, at, name, {} if whole else self._lanes())
+        return Let(name, ctype, ix.both(conditions) or ix.Const(1))
 
     def read(self, access: Access, at: Indices) -> Load:
         """The load from memory alone."""

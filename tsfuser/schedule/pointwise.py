@@ -53,7 +53,7 @@ def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> Po
     wide = is_wide(call, domain)
     if machine.vectorises_loops:
         return PointwiseParams(1, 1, 1, wide)
-    vector = vector_width(call, domain, machine)
+    vector = vector_width(call, domain, machine, by_lane=True)
     costly = any(isinstance(op, Pointwise) and find(op.symbol).cost >= COSTLY for op in segment.ops)
     room = machine.multiprocessors * machine.threads_per_multiprocessor
     if costly and vector > 1 and call.decide(sz.le(domain.elements, room)):
@@ -175,11 +175,13 @@ def is_wide(call: Call, domain: Domain) -> bool:
     return bool(call.decide(sz.lt((1 << 31) - (1 << 20), last)))
 
 
-def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
+def vector_width(call: Call, domain: Domain, machine: Machine, by_lane: bool = False) -> int:
     """Elements of one access. At most `machine.access` bytes of the widest dtype of a tensor that has all
     elements, since others are read from a cache, and no more than every address allows. Tensors that do not
     walk along the inner dim do not count; strided ones are read one by one in any case. On a GPU rows are
-    never cut within a vector: their addresses would seldom allow a wide one."""
+    never cut within a vector: their addresses would seldom allow a wide one. No window cuts through a vector,
+    but, where the schedule can choose `by_lane`, through one that is a whole row: of two numbers, say, that
+    are computed for each of the other dims and stored side by side."""
     inner = len(domain.dims) - 1
     if machine.vectorises_loops:
         return host_lanes(call, domain.dims[-1].extent, machine.lanes)
@@ -190,11 +192,18 @@ def vector_width(call: Call, domain: Domain, machine: Machine) -> int:
     width: Size = sz.const(max(1, machine.access // max(a.itemsize for a in full or walking)))
     for a in walking:
         width = sz.minimum(width, sz.binary("div", row_alignment(a, inner), a.itemsize))
-    width = sz.minimum(width, window_alignment(domain, inner))
     columns = domain.dims[-1].extent
     if len(domain.dims) > 1:
         width = sz.minimum(width, sz.pow2(columns))
-    return call.decide(sz.maximum(width, 1))
+    if by_lane and columns.is_const and _chooses_only(domain, inner) and call.decide(sz.eq(width, columns)):
+        return columns.a
+    return call.decide(sz.maximum(sz.minimum(width, window_alignment(domain, inner)), 1))
+
+
+def _chooses_only(domain: Domain, along: int) -> bool:
+    """Whether there are windows along dim `along`, and nothing is read in one of them: values are chosen."""
+    windows = [w for w in domain.windows if domain.numbered(w)[0][along] is not sz.const(0)]
+    return bool(windows) and not any(w in a.buffer.windows for a in domain.loads for w in windows)
 
 
 def host_lanes(call: Call, extent: Size, most: int) -> int:
