@@ -13,7 +13,7 @@ from tsfuser.lower.traverse import statements
 from tsfuser.ops import table
 from tsfuser.ops.parts import part_of
 from tsfuser.schedule.machine import GPU, HOST
-from tsfuser.segment.tables import WORTH_A_TABLE
+from tsfuser.segment.tables import MOST_TABLES, WORTH_A_TABLE
 
 
 def op(b, name, *values):
@@ -114,6 +114,18 @@ def test_tables_of_tables_have_their_own_kernels():
     args = tensor(8, 1 << 15, 64), tensor(1 << 15, 1), tensor(64)
     found, _ = stages(*build(program, *args))
     assert [s.segment.name for s in found] == ["fused_pow", "fused_mul_sin", "fused_mul"]
+
+
+def test_a_kernel_reads_so_many_tables_at_most():
+    def program(b, x, a):
+        for _ in range(MOST_TABLES + 4):
+            a = op(b, "sin", a)
+            x = mul(b, x, a)
+        return x
+
+    first, second = stages(*build(program, *LARGE))[0]
+    assert len(first.segment.stores) == MOST_TABLES and len(second.segment.loads) == MOST_TABLES + 1
+    assert symbols(second).count("sin") == 4
 
 
 def test_halves_are_read_where_they_are():

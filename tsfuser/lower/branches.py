@@ -21,6 +21,7 @@ from .loop_ir import Compute, For, If, Let, Stmt
 from .traverse import defined, used, with_bodies
 
 WORTH_A_BRANCH = 12  # instructions of a lane that need not be computed on one of the two sides
+MOST_CONDITIONS = 16  # that are tried
 MOST_COPIED = 1.5  # times as many instructions as before are in both sides together
 
 
@@ -34,9 +35,8 @@ def branch(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
 def _branched(loop: For) -> Stmt:
     local, whole = {defined(s) for s in loop.body}, _cost(loop)
     best, ways = WORTH_A_BRANCH, None
-    for condition in dict.fromkeys(filter(None, map(_condition, loop.body))):
-        if condition in local:
-            continue
+    conditions = dict.fromkeys(c for c in map(_condition, loop.body) if c is not None and c not in local)
+    for condition in list(conditions)[:MOST_CONDITIONS]:
         yes, no = _decided(loop, condition, 1), _decided(loop, condition, 2)
         costs = _cost(yes), _cost(no)
         if whole - min(costs) >= best and sum(costs) <= MOST_COPIED * whole:

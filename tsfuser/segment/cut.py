@@ -159,7 +159,9 @@ def _add_tables(call: Call, cut: _Cut, level: _Level) -> None:
             return [], []
         return cut.dependences.between(cut.memory, [value])
 
-    while values := tables.next_tables(call, level.ready, lambda v: between(v)[0]):
+    room = tables.MOST_TABLES
+    while room and (values := tables.next_tables(call, level.ready, lambda v: between(v)[0])[:room]):
+        room -= len(values)
         axes, windows = set(values[0].axes), [tables.windows(*between(v)) for v in values]
         others = [v for v in cut.pending(level.outputs) if set(v.axes) == axes and v not in values]
         cut.add(values + [v for v in others if tables.is_plain(between(v)[0])])

@@ -18,6 +18,7 @@ from ..ir.values import Window
 from .records import Buffer
 
 FEWER = 8  # times as few elements as the reader has
+MOST_TABLES = 8  # at a time: each is an argument of the kernels that read it, and takes registers
 WORTH_A_TABLE = 1 << 21  # elements of the reader, whose sines take as long as a launch does
 
 
@@ -32,8 +33,8 @@ def next_tables(call: Call, ops: Iterable[Op], between: Callable[[Value], list[O
         for value in op.operands:
             if (bounds.get(value.name) or 0) < COSTLY or value.name in found:
                 continue
-            if value.axes and set(value.axes) < set(space) and sum(map(_own, between(value))) >= COSTLY:
-                if _pays(call, value, space):
+            if value.axes and set(value.axes) < set(space) and _pays(call, value, space):
+                if sum(map(_own, between(value))) >= COSTLY:
                     found[value.name] = value
     fewest = min(found.values(), key=lambda v: len(v.axes), default=None)
     return [] if fewest is None else [v for v in found.values() if set(v.axes) == set(fewest.axes)]
