@@ -12,6 +12,7 @@
 #include "torchscript/hooks.h"
 #include "torchscript/nodes.h"
 #include "torchscript/prepare.h"
+#include "torchscript/twins.h"
 
 #include <c10/core/GradMode.h>
 #include <pybind11/stl.h>
@@ -90,10 +91,12 @@ void keep_less(Node* node) {
     GraphPtr plain = node->g(c10::attr::Subgraph)->copy();
     torch::jit::ConstantPropagation(plain);  // autodiff's formulas ask what is known by now
     plain_forms(*plain);
+    const GraphPtr reverse = node->g(c10::attr::ReverseSubgraph)->copy();
+    restore_twins(*reverse);
     const py::object result =
-        pass(plain, node->g(c10::attr::ReverseSubgraph)->copy(), node->i(c10::attr::f_real_outputs),
-             node->is(c10::attr::df_input_vjps), node->is(c10::attr::df_input_captured_inputs),
-             node->is(c10::attr::df_input_captured_outputs), orders_of_gradients(node));
+        pass(plain, reverse, node->i(c10::attr::f_real_outputs), node->is(c10::attr::df_input_vjps),
+             node->is(c10::attr::df_input_captured_inputs), node->is(c10::attr::df_input_captured_outputs),
+             orders_of_gradients(node));
     if (!result.is_none()) {
       const auto [forward, backward, gradients, outputs] = result.cast<SavedValues>();
       node->g_(c10::attr::Subgraph, forward);

@@ -9,7 +9,7 @@
 //     aten::masked_fill(%x, %c, -1e4)       aten::contiguous(aten::where(%c, aten::type_as({-1e4}, %x), %x),
 //     0)
 //
-// Views, parts and pairs become their twins (twins.h), which autodiff takes.
+// Views, parts and joins become their twins (twins.h), which autodiff takes.
 //
 // And a cast of autocast that several ops read, of a tensor that is not made by ops with derivatives,
 // becomes one for each, behind a cast that is off:

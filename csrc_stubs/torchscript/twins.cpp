@@ -1,4 +1,4 @@
-// The twins of views, parts and pairs of tensors, and how autodiff comes to know them.
+// The twins, and how autodiff comes to know them.
 //
 // Autodiff has formulas for `aten::view` and others, but never puts these kinds into a differentiable graph:
 // results of such graphs that were views were differentiated wrongly once (here they are tensors of their
@@ -6,9 +6,8 @@
 // it puts that op into the differentiated graph. So no twin is left there, and a graph that was not
 // differentiated runs the twin, which does the same.
 //
-// Of parts of tensors, and of two tensors side by side, autodiff has no formula: these twins bring their
-// own, as text (kFormulas). `tsfuser::cat(%a, %b, 0)` stands for `aten::cat` of a list of two: autodiff
-// hands no gradients through lists.
+// For other ops autodiff has no formula, or one that hands gradients through lists, which it does not do
+// either: twins of these bring their own, as text (twin_rows.cpp).
 //
 // Torch looks formulas up by the text of an op's schema, and remembers what it has found by the schema's
 // place in memory. So the twin's schema, in its place, reads like ATen's for the moment in which torch looks
@@ -18,9 +17,9 @@
 
 #include "torchscript/twins.h"
 #include "torchscript/nodes.h"
+#include "torchscript/twin_rows.h"
 
 #include <ATen/core/stack.h>
-#include <ATen/ops/cat.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/csrc/jit/ir/irparser.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
@@ -40,113 +39,27 @@ namespace {
 using torch::jit::Node;
 using torch::jit::Operator;
 
-struct Twin {
-  const char* schema;
-  const char* formula;  // as autodiff's table has it: of the op that the twin does
+struct Known {
+  const Twin* row;
+  c10::Symbol kind;
+  c10::Symbol original;
 };
 
-// A twin whose formula is ours.
-struct OwnFormula {
-  const char* schema;
-  const char* original;  // what the twin does
-  const char* place;     // an entry of autodiff's table that no op has
-  const char* forward;   // gives the result and, as a tuple, what is saved
-  const char* backward;
+struct KnownTwins {
+  std::unordered_map<const c10::FunctionSchema*, Known> by_original;  // by the schema of ATen's op
+  std::unordered_map<c10::Symbol, Known> by_kind;
+  std::unordered_map<c10::Symbol, void (*)(Node*)> helpers;  // what formulas are made of, by kind
 };
 
-constexpr Twin kTwins[] = {
-    {"tsfuser::view(Tensor(a) self, int[] size) -> Tensor(a)",
-     "aten::view(Tensor self, int[] size) -> Tensor"},
-    {"tsfuser::reshape(Tensor(a) self, int[] shape) -> Tensor(a)",
-     "aten::reshape(Tensor self, int[] shape) -> Tensor"},
-    {"tsfuser::transpose(Tensor(a) self, int dim0, int dim1) -> Tensor(a)",
-     "aten::transpose(Tensor self, int dim0, int dim1) -> Tensor"},
-};
-
-constexpr OwnFormula kFormulas[] = {
-    {"tsfuser::select(Tensor(a) self, int dim, int index) -> Tensor(a)",
-     "aten::select(Tensor self, int dim, int index) -> Tensor", "aten::ones_like(Tensor self) -> Tensor",
-     R"(graph(%self : Tensor, %dim : int, %index : int):
-  %sizes : int[] = aten::size(%self)
-  %part : Tensor = aten::select(%self, %dim, %index)
-  %saved : (int[], int, int) = prim::TupleConstruct(%sizes, %dim, %index)
-  %both : (Tensor, (int[], int, int)) = prim::TupleConstruct(%part, %saved)
-  return (%both))",
-     R"(graph(%saved : (int[], int, int), %gradient : Tensor):
-  %sizes : int[], %dim : int, %index : int = prim::TupleUnpack(%saved)
-  %whole : Tensor = aten::select_backward(%gradient, %sizes, %dim, %index)
-  %none : NoneType = prim::Constant()
-  %all : (Tensor, NoneType, NoneType) = prim::TupleConstruct(%whole, %none, %none)
-  return (%all))"},
-    {"tsfuser::slice(Tensor(a) self, int dim, int? start, int? end, int step) -> Tensor(a)",
-     "aten::slice(Tensor self, int dim, int? start, int? end, int step) -> Tensor",
-     "aten::full_like(Tensor self, float fill_value) -> Tensor",
-     R"(graph(%self : Tensor, %dim : int, %start : int?, %end : int?, %step : int):
-  %zero : int = prim::Constant[value=0]()
-  %last : int = prim::Constant[value=9223372036854775807]()
-  %sizes : int[] = aten::size(%self)
-  %from : int = tsfuser::value_or(%start, %zero)
-  %to : int = tsfuser::value_or(%end, %last)
-  %part : Tensor = aten::slice(%self, %dim, %start, %end, %step)
-  %saved : (int[], int, int, int, int) = prim::TupleConstruct(%sizes, %dim, %from, %to, %step)
-  %both : (Tensor, (int[], int, int, int, int)) = prim::TupleConstruct(%part, %saved)
-  return (%both))",
-     R"(graph(%saved : (int[], int, int, int, int), %gradient : Tensor):
-  %sizes : int[], %dim : int, %from : int, %to : int, %step : int = prim::TupleUnpack(%saved)
-  %whole : Tensor = aten::slice_backward(%gradient, %sizes, %dim, %from, %to, %step)
-  %none : NoneType = prim::Constant()
-  %all : (Tensor, NoneType, NoneType, NoneType, NoneType) = )"
-     R"(prim::TupleConstruct(%whole, %none, %none, %none, %none)
-  return (%all))"},
-    {"tsfuser::cat(Tensor first, Tensor second, int dim) -> Tensor",
-     "aten::cat(Tensor[] tensors, int dim) -> Tensor",
-     "aten::to(Tensor self, Tensor other, bool non_blocking, bool copy) -> Tensor",
-     R"(graph(%first : Tensor, %second : Tensor, %dim : int):
-  %tensors : Tensor[] = prim::ListConstruct(%first, %second)
-  %result : Tensor = aten::cat(%tensors, %dim)
-  %first_sizes : int[] = aten::size(%first)
-  %second_sizes : int[] = aten::size(%second)
-  %first_dtype : int = prim::dtype(%first)
-  %second_dtype : int = prim::dtype(%second)
-  %saved : (int[], int[], int, int, int) = )"
-     R"(prim::TupleConstruct(%first_sizes, %second_sizes, %first_dtype, %second_dtype, %dim)
-  %both : (Tensor, (int[], int[], int, int, int)) = prim::TupleConstruct(%result, %saved)
-  return (%both))",
-     R"(graph(%saved : (int[], int[], int, int, int), %gradient : Tensor):
-  %first_sizes : int[], %second_sizes : int[], %first_dtype : int, %second_dtype : int, )"
-     R"(%dim : int = prim::TupleUnpack(%saved)
-  %zero : int = prim::Constant[value=0]()
-  %off : bool = prim::Constant[value=0]()
-  %none : NoneType = prim::Constant()
-  %middle : int = tsfuser::joined_size(%first_sizes, %dim)
-  %rest : int = tsfuser::joined_size(%second_sizes, %dim)
-  %of_first : Tensor = aten::narrow(%gradient, %dim, %zero, %middle)
-  %of_second : Tensor = aten::narrow(%gradient, %dim, %middle, %rest)
-  %first : Tensor = aten::to(%of_first, %first_dtype, %off, %off, %none)
-  %second : Tensor = aten::to(%of_second, %second_dtype, %off, %off, %none)
-  %all : (Tensor, Tensor, NoneType) = prim::TupleConstruct(%first, %second, %none)
-  return (%all))"},
-};
-
-struct TwinKinds {
-  std::unordered_map<const c10::FunctionSchema*, c10::Symbol> twins;  // by the schema of ATen's op
-  std::unordered_map<c10::Symbol, c10::Symbol> originals;
-};
-
-c10::Symbol join_kind() {
-  static const auto kind = c10::Symbol::fromQualString("tsfuser::cat");
-  return kind;
-}
-
-TwinKinds& twin_kinds() {
-  static TwinKinds* k = new TwinKinds;  // leaked: threads may ask as long as they run
+KnownTwins& known_twins() {
+  static KnownTwins* k = new KnownTwins;  // leaked: threads may ask as long as they run
   return *k;
 }
 
-// ATen's op that the formula is of: the one whose schema has that text.
-std::shared_ptr<Operator> original_of(const c10::FunctionSchema& formula) {
-  const std::string text = torch::jit::canonicalSchemaString(formula);
-  for (const auto& candidate : torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(formula.name()))) {
+// ATen's op whose schema has that text.
+std::shared_ptr<Operator> op_of(const c10::FunctionSchema& schema) {
+  const std::string text = torch::jit::canonicalSchemaString(schema);
+  for (const auto& candidate : torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(schema.name()))) {
     if (torch::jit::canonicalSchemaString(candidate->schema()) == text) {
       return candidate;
     }
@@ -165,7 +78,7 @@ bool has_formula(const Operator& op, const c10::FunctionSchema& formula) {
 }
 
 // Has the graph be the one that the text says.
-void rewrite_graph(torch::jit::Graph& graph, const char* text) {
+void rewrite_graph(torch::jit::Graph& graph, const std::string& text) {
   while (!graph.outputs().empty()) {
     graph.eraseOutput(graph.outputs().size() - 1);
   }
@@ -179,109 +92,94 @@ void rewrite_graph(torch::jit::Graph& graph, const char* text) {
   torch::jit::parseIR(text, &graph);
 }
 
-void join_two(torch::jit::Stack& stack) {
-  const int64_t dim = torch::jit::pop(stack).toInt();
-  const at::Tensor second = torch::jit::pop(stack).toTensor(), first = torch::jit::pop(stack).toTensor();
-  torch::jit::push(stack, at::cat({first, second}, dim));
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) {
+    text += (text.empty() ? "" : ", ") + word;
+  }
+  return text;
+}
+
+// The types, and the names, of what a formula saves.
+std::pair<std::string, std::string> saved_text(const Formula& formula, bool typed) {
+  std::vector<std::string> types, names;
+  for (const auto& [type, name] : formula.saved) {
+    types.push_back(type);
+    names.push_back("%" + name + (typed ? " : " + type : ""));
+  }
+  return {"(" + joined(types) + ")", joined(names)};
+}
+
+// The graph that gives the result and, as a tuple, what is saved.
+std::string forward_text(const Formula& formula, const c10::FunctionSchema& schema) {
+  std::vector<std::string> arguments;
+  for (const c10::Argument& argument : schema.arguments()) {
+    arguments.push_back("%" + argument.name() + " : " + argument.type()->str());
+  }
+  const auto [types, names] = saved_text(formula, false);
+  return "graph(" + joined(arguments) + "):\n  " + formula.forward + "\n  %saved : " + types +
+         " = prim::TupleConstruct(" + names + ")\n  %both : (Tensor, " + types +
+         ") = prim::TupleConstruct(%result, %saved)\n  return (%both)";
+}
+
+// The graph that gives a tuple of gradients, None for what has none.
+std::string backward_text(const Formula& formula, const c10::FunctionSchema& schema) {
+  std::vector<std::string> types, names;
+  for (const c10::Argument& argument : schema.arguments()) {
+    const bool moves = formula.backward.find("%of_" + argument.name() + " ") != std::string::npos;
+    types.push_back(moves ? "Tensor" : "NoneType");
+    names.push_back(moves ? "%of_" + argument.name() : "%nothing");
+  }
+  return "graph(%saved : " + saved_text(formula, false).first + ", %gradient : Tensor):\n  " +
+         saved_text(formula, true).second + " = prim::TupleUnpack(%saved)\n  " + formula.backward +
+         "\n  %nothing : NoneType = prim::Constant()\n  %all : (" + joined(types) +
+         ") = prim::TupleConstruct(" + joined(names) + ")\n  return (%all)";
+}
+
+// Whether autodiff takes the twin, registered as `op`, from now on.
+bool teach(const Twin& twin, const Operator& op) {
+  if (!twin.formula.place) {
+    return has_formula(op, torch::jit::parseSchema(twin.originals.front()));
+  }
+  const c10::FunctionSchema place = torch::jit::parseSchema(twin.formula.place);
+  if (op_of(place) || !has_formula(op, place)) {  // an op would lose its formula
+    return false;
+  }
+  const auto formula = torch::jit::gradientInfoForSchema(op.schema());
+  rewrite_graph(*formula->forward, forward_text(twin.formula, op.schema()));
+  rewrite_graph(*formula->backward, backward_text(twin.formula, op.schema()));
+  return true;
+}
+
+void add_twin(const Twin& twin) {
+  std::vector<std::shared_ptr<Operator>> originals;
+  for (const char* schema : twin.originals) {
+    if (const auto found = op_of(torch::jit::parseSchema(schema))) {
+      originals.push_back(found);
+    }
+  }
+  if (originals.empty()) {
+    return;
+  }
+  const auto kind = c10::Symbol::fromQualString(torch::jit::parseSchema(twin.schema).name());
+  torch::jit::registerOperator(
+      Operator(twin.schema, twin.run ? torch::jit::Operation(twin.run) : originals.front()->getOperation(),
+               c10::AliasAnalysisKind::FROM_SCHEMA));
+  const auto registered = torch::jit::getAllOperatorsFor(kind);
+  if (registered.size() != 1 || !teach(twin, *registered.front())) {
+    return;
+  }
+  for (const auto& original : originals) {
+    const Known known{&twin, kind, c10::Symbol::fromQualString(original->schema().name())};
+    known_twins().by_original.emplace(&original->schema(), known);
+    known_twins().by_kind.emplace(kind, known);
+  }
 }
 
 void value_or(torch::jit::Stack& stack) {
   const int64_t other = torch::jit::pop(stack).toInt();
   const c10::IValue value = torch::jit::pop(stack);
   torch::jit::push(stack, value.isNone() ? other : value.toInt());
-}
-
-// How much of a cat's result along `dim` a tensor of these sizes is. A tensor of the sizes [0] may stand
-// beside others of any rank.
-void joined_size(torch::jit::Stack& stack) {
-  int64_t dim = torch::jit::pop(stack).toInt();
-  const std::vector<int64_t> sizes = torch::jit::pop(stack).toIntVector();
-  const auto rank = static_cast<int64_t>(sizes.size());
-  const bool nothing = rank == 1 && sizes[0] == 0;
-  torch::jit::push(stack, nothing ? 0 : sizes.at(dim < 0 ? dim + rank : dim));
-}
-
-void add_twin(const Twin& twin) {
-  const c10::FunctionSchema formula = torch::jit::parseSchema(twin.formula);
-  const auto aten = original_of(formula);
-  if (!aten) {
-    return;
-  }
-  torch::jit::registerOperator(
-      Operator(twin.schema, aten->getOperation(), c10::AliasAnalysisKind::FROM_SCHEMA));
-  const auto kind = c10::Symbol::fromQualString(torch::jit::parseSchema(twin.schema).name());
-  const auto registered = torch::jit::getAllOperatorsFor(kind);
-  if (registered.size() == 1 && has_formula(*registered.front(), formula)) {
-    twin_kinds().twins.emplace(&aten->schema(), kind);
-    twin_kinds().originals.emplace(kind, c10::Symbol::fromQualString(formula.name()));
-  }
-}
-
-void add_own(const OwnFormula& twin) {
-  const c10::FunctionSchema place = torch::jit::parseSchema(twin.place);
-  const c10::FunctionSchema text = torch::jit::parseSchema(twin.original);
-  const auto aten = original_of(text);
-  if (!aten || original_of(place)) {  // else an op would lose its formula
-    return;
-  }
-  const auto kind = c10::Symbol::fromQualString(torch::jit::parseSchema(twin.schema).name());
-  const auto operation = kind == join_kind() ? torch::jit::Operation(join_two) : aten->getOperation();
-  torch::jit::registerOperator(Operator(twin.schema, operation, c10::AliasAnalysisKind::FROM_SCHEMA));
-  const auto registered = torch::jit::getAllOperatorsFor(kind);
-  if (registered.size() != 1 || !has_formula(*registered.front(), place)) {
-    return;
-  }
-  const auto formula = torch::jit::gradientInfoForSchema(registered.front()->schema());
-  rewrite_graph(*formula->forward, twin.forward);
-  rewrite_graph(*formula->backward, twin.backward);
-  twin_kinds().twins.emplace(&aten->schema(), kind);
-  twin_kinds().originals.emplace(kind, c10::Symbol::fromQualString(text.name()));
-}
-
-// tsfuser::cat(%a, %b, %dim)  ->  aten::cat([%a, %b], %dim)
-void restore_join(Node* node) {
-  torch::jit::Graph& graph = *node->owningGraph();
-  Node* list = graph.createList(c10::TensorType::get(), node->inputs().slice(0, 2))->insertBefore(node);
-  Node* made = graph.create(c10::aten::cat, {list->output(), node->input(2)}, 1)->insertBefore(node);
-  made->copyMetadata(node);
-  made->output()->setType(node->output()->type());
-  node->output()->replaceAllUsesWith(made->output());
-  node->destroy();
-}
-
-// Whether the list, which the graph makes, is as it was made wherever it is read.
-bool is_joined_only(const torch::jit::Value* list) {
-  return std::all_of(list->uses().begin(), list->uses().end(), [](const torch::jit::Use& use) {
-    return use.user->kind() == c10::aten::cat || use.user->kind() == c10::aten::stack;
-  });
-}
-
-// Whether nothing writes to the value, or to a view of it, and the graph does not return it.
-bool is_never_written(const torch::jit::Value* value) {
-  return std::all_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
-    if (is_profile(use.user)) {
-      return is_never_written(use.user->output());
-    }
-    if (use.user->kind() == c10::prim::ListConstruct) {
-      return is_joined_only(use.user->output());
-    }
-    const auto* schema = use.user->maybeSchema();
-    if (!schema || schema->is_vararg() || use.offset >= schema->arguments().size()) {
-      return false;
-    }
-    const auto* written = schema->arguments()[use.offset].alias_info();
-    if (!written) {
-      return true;
-    }
-    const auto outputs = use.user->outputs();
-    return !written->isWrite() && std::all_of(outputs.begin(), outputs.end(), is_never_written);
-  });
-}
-
-bool gives_part(c10::Symbol kind) {
-  static const auto select = c10::Symbol::fromQualString("tsfuser::select");
-  static const auto slice = c10::Symbol::fromQualString("tsfuser::slice");
-  return kind == select || kind == slice;
 }
 
 // Whether a part of a tensor that is cut into chunks may get no gradient: nothing reads it, or the graph
@@ -305,17 +203,57 @@ bool has_idle_chunk(const std::vector<Node*>& nodes) {
 
 }  // namespace
 
+bool is_joined_only(const torch::jit::Value* list) {
+  return std::all_of(list->uses().begin(), list->uses().end(), [](const torch::jit::Use& use) {
+    return use.user->kind() == c10::aten::cat || use.user->kind() == c10::aten::stack;
+  });
+}
+
+bool is_never_written(const torch::jit::Value* value) {
+  return std::all_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
+    if (is_profile(use.user)) {
+      return is_never_written(use.user->output());
+    }
+    if (use.user->kind() == c10::prim::ListConstruct) {
+      return is_joined_only(use.user->output());
+    }
+    if (use.user->kind() == c10::prim::ListUnpack || use.user->kind() == c10::prim::ConstantChunk) {
+      const auto parts = use.user->outputs();
+      return std::all_of(parts.begin(), parts.end(), is_never_written);
+    }
+    const auto* schema = use.user->maybeSchema();
+    if (!schema || schema->is_vararg() || use.offset >= schema->arguments().size()) {
+      return false;
+    }
+    const auto* written = schema->arguments()[use.offset].alias_info();
+    if (!written) {
+      return true;
+    }
+    const auto outputs = use.user->outputs();
+    return !written->isWrite() && std::all_of(outputs.begin(), outputs.end(), is_never_written);
+  });
+}
+
+void put(Node* node, c10::Symbol kind, at::ArrayRef<torch::jit::Value*> operands) {
+  Node* made = node->owningGraph()->create(kind, operands, 1)->insertBefore(node);
+  made->copyMetadata(node);
+  made->output()->setType(node->output()->type());
+  node->output()->replaceAllUsesWith(made->output());
+  node->destroy();
+}
+
 void register_twins() {
-  static const torch::jit::RegisterOperators registered(
-      {Operator("tsfuser::value_or(int? value, int other) -> int", value_or,
-                c10::AliasAnalysisKind::FROM_SCHEMA),
-       Operator("tsfuser::joined_size(int[] sizes, int dim) -> int", joined_size,
-                c10::AliasAnalysisKind::FROM_SCHEMA)});
-  for (const Twin& twin : kTwins) {
+  static const torch::jit::RegisterOperators registered({Operator(
+      "tsfuser::value_or(int? value, int other) -> int", value_or, c10::AliasAnalysisKind::FROM_SCHEMA)});
+  register_operators_of_joins();
+  register_operators_of_parts();
+  for (const Twin& twin : twin_rows()) {
     add_twin(twin);
   }
-  for (const OwnFormula& twin : kFormulas) {
-    add_own(twin);
+  for (const auto& table : {helpers_of_joins(), helpers_of_parts()}) {
+    for (const Helper& helper : table) {
+      known_twins().helpers.emplace(c10::Symbol::fromQualString(helper.kind), helper.restore);
+    }
   }
 }
 
@@ -326,22 +264,16 @@ void write_twins(torch::jit::Graph& graph) {
   }
   for (Node* node : nodes) {
     const auto* schema = node->hasUses() ? node->maybeSchema() : nullptr;
-    const auto found = schema ? twin_kinds().twins.find(schema) : twin_kinds().twins.end();
-    if (found == twin_kinds().twins.end()) {
+    const auto found = schema ? known_twins().by_original.find(schema) : known_twins().by_original.end();
+    if (found == known_twins().by_original.end()) {
       continue;
     }
-    std::vector<torch::jit::Value*> inputs = node->inputs().vec();
-    if (found->second == join_kind()) {
-      const Node* list = inputs[0]->node();
-      if (list->kind() != c10::prim::ListConstruct || list->inputs().size() != 2 ||
-          !is_joined_only(inputs[0])) {
-        continue;
-      }
-      inputs = {list->input(0), list->input(1), inputs[1]};
-    } else if (gives_part(found->second) && !is_never_written(node->output())) {
+    const auto& [row, kind, original] = found->second;
+    if (row->write) {
+      row->write(node, kind);
       continue;
     }
-    Node* twin = graph.create(found->second, inputs, 1);
+    Node* twin = graph.create(kind, node->inputs(), 1);
     twin->copyMetadata(node);
     twin->insertAfter(node);
     node->output()->replaceAllUsesWith(twin->output());
@@ -350,23 +282,29 @@ void write_twins(torch::jit::Graph& graph) {
 
 void restore_twins(torch::jit::Graph& graph) {
   for (Node* node : all_nodes(graph)) {
-    const auto found = twin_kinds().originals.find(node->kind());
-    if (found == twin_kinds().originals.end()) {
+    const auto found = known_twins().by_kind.find(node->kind());
+    if (found == known_twins().by_kind.end()) {
       continue;
     }
-    if (node->kind() == join_kind()) {
-      restore_join(node);
+    if (found->second.row->restore) {
+      found->second.row->restore(node);
     } else {
-      node->replaceWithNewSymbol(found->second);
+      node->replaceWithNewSymbol(found->second.original);
       node->destroy();
+    }
+  }
+  for (Node* node : all_nodes(graph)) {
+    const auto found = known_twins().helpers.find(node->kind());
+    if (found != known_twins().helpers.end()) {
+      found->second(node);
     }
   }
 }
 
 std::vector<std::pair<std::string, std::string>> twins() {
   std::vector<std::pair<std::string, std::string>> names;
-  for (const auto& [kind, original] : twin_kinds().originals) {
-    names.emplace_back(kind.toQualString(), original.toQualString());
+  for (const auto& [kind, known] : known_twins().by_kind) {
+    names.emplace_back(kind.toQualString(), known.original.toQualString());
   }
   return names;
 }

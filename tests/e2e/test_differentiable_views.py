@@ -37,6 +37,14 @@ ONE_GROUP = [
     "y = torch.tanh(x * w); return torch.sigmoid(y[1:, :-2] * 2.0) + y[:3, 2:]",
     "y = torch.tanh(x * w); return torch.cat((-y[:, 3:], y[:, :3]), -1) * w.detach() + y",
     "return torch.sigmoid(torch.cat((x * 2.0, torch.tanh(w)), 0) * 2.0)",
+    "return torch.sigmoid(torch.cat((x * 2.0, torch.tanh(w), x, w * x), -1) * 2.0)",
+    "return torch.sigmoid(torch.stack((x * 2.0, torch.tanh(w), x), 1) * 2.0)",
+    "return torch.sigmoid(torch.stack((x * w, x), -1) * 2.0)",
+    "return torch.sigmoid(torch.tanh(x * w).flatten() * 2.0)",
+    "return torch.sigmoid(torch.tanh(x * w).view(2, 2, 6).flatten(1, 2) * 2.0)",
+    "return torch.sigmoid(torch.tanh(x * w)[:, :1].expand(-1, 6) * 2.0) * w",
+    "return torch.sigmoid(torch.tanh(x * w)[:1].expand(3, 4, 6) * 2.0)",
+    "return torch.sigmoid(torch.tanh(x * w)[:, :1].expand_as(w) * 2.0) * w",
 ]
 
 
@@ -91,6 +99,13 @@ ALIASES = [
     "y = torch.tanh(x * w); z = y[:, 1:]; return z * 2.0, z",
     "y = torch.cat((x * w, x), 1); y.mul_(2.0); return y, torch.tanh(y)",
     "return x[0] * 2.0, x[:, 1:]",
+    "a, b = (x * w).split(3, 1); a.mul_(2.0); return a + b, b",
+    "y = x * w * 1.5; a, b = y.split(2); return torch.tanh(a) * b, y",
+    "y = x * w * 1.5; a, b, c, d = y.unbind(0); y.add_(1.0); return torch.tanh(a) * b, d",
+    "y = torch.stack((x * w, x), 1); y.mul_(2.0); return y, torch.tanh(y)",
+    "y = (x * w).flatten(); y.add_(1.0); return y, torch.tanh(y)",
+    "y = torch.tanh(x * w).flatten(0, 1); return y, y * 2.0",
+    "y = (x * w)[:, :1].expand(4, 6); return y, y * 2.0",
     "y = (x > 0).view(-1); return torch.tanh(x * w).view(-1) * y.transpose(0, 0), y",
 ]
 
@@ -116,8 +131,17 @@ def test_memory_is_shared_as_in_eager(body, layout, written):
             assert mine is None or torch.allclose(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
-def test_double_backward_through_views(device):
-    _, scripted = functions(ONE_GROUP[1])
+@pytest.mark.parametrize(
+    "body",
+    [
+        ONE_GROUP[1],
+        "return torch.sigmoid(torch.stack((torch.cat((x, w, x * w), 0)[4:8], w), 1) * 2.0)",
+        "a, b = (x * w).split(3, 1); c, d, e, f = b.sin().unbind(0); return a * (c * d + f) + b",
+        "return (x * w)[:, :1].expand(4, 6) * x * (x * w).flatten().sin().view(4, 6)",
+    ],
+)
+def test_double_backward_through_views(device, body):
+    _, scripted = functions(body)
     x, w, m = (t.to(device).detach().requires_grad_(t.requires_grad) for t in operands())
     with tsfuser.fuser():
         for _ in range(4):
@@ -142,8 +166,8 @@ def test_sizes_that_change_from_call_to_call(device):
 
 
 def test_gradients_of_parts_and_pairs_of_many_kinds(device):
-    """Steps, ends beyond the tensor, operands of two dtypes, an empty one that may stand beside any, and a
-    list of one and of three, which has no twin."""
+    """Steps, ends beyond the tensor, operands of two dtypes, an empty one that may stand beside any, parts
+    of several sizes, of which some are not read, and lists that grow or are too long for a twin."""
     for body in (
         "y = torch.tanh(x * w); return y[::2] * 2.0 + y[1::2]",
         "y = torch.tanh(x * w); return y[-9:100, 1:-1] * 2.0",
@@ -152,6 +176,15 @@ def test_gradients_of_parts_and_pairs_of_many_kinds(device):
         "return torch.cat((torch.empty(0, dtype=x.dtype, device=x.device), x * w), 1) * 2.0",
         "return torch.cat((x[:0] * 2.0, x * w), 0) * 2.0",
         "return torch.cat((x * w,), 0) * 2.0 + torch.cat((x * 2.0, w, x), 0)[:4]",
+        "return torch.cat((x.float() * 2.0, w * 3.0, x.float()), 1) * 2.0",
+        "return torch.stack((x.float() * 2.0, w * 3.0), -2) * 2.0",
+        "return torch.cat((x * w,) + (x,) + (w, w, w, w, w, x, x), 0) * 2.0",
+        "a, b = torch.tanh(x * w).split(4, 1); return a[:, :2] * b",
+        "a, b, c = torch.tanh(x * w).split([1, 2, 3], -1); return a * c.cos() + 1.0",
+        "a, b, c = torch.tanh(x * w).split_with_sizes([1, 0, 5], -1); return a * c.cos() * b.sum()",
+        "a, b, c, d = torch.tanh(x * w).unbind(0); return a * d.cos() + 1.0",
+        "a, b = torch.tanh(x * w)[:0].split([3, 3], -1); return a * b.cos() + 1.0",
+        "y = torch.tanh(x * w)[0, 0].flatten(); return y * 2.0 + w",
         "l = [x * w, x]; l.append(w); l[0] = x * 2.0; return torch.cat(l, 0) * 2.0",
         "y = x * w; return torch.cat((y, y), -2) * 2.0 + torch.cat((w, y.abs()), -2)",
     ):
@@ -163,6 +196,34 @@ def test_gradients_of_parts_and_pairs_of_many_kinds(device):
                 out, gradients = train(scripted, inputs)
             for got, plain_ in zip([out, *gradients], [want, *expected]):
                 assert_matches(got, plain_, ops=40, precision=torch.float32, strides=False)
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        ("a, b = (x * w).split(n, 1); return a * 2.0", "Expected 2 elements in a list but found 3"),
+        ("a, b = (x * w).split([2, n], 1); return a * 2.0", "expects split_sizes to sum exactly to 6"),
+        ("a, b, c, d = (x * w)[:n].unbind(); return a * 2.0", "Expected 4 elements in a list but found 2"),
+        ("return (x * w).flatten(n, 1) * 2.0", "Dimension out of range|cannot come after end_dim"),
+        ("return torch.stack((x * w, w[:n]), 0) * 2.0", "equal size"),
+        ("return torch.cat((x * w, w[:, :n], x), 0) * 2.0", "Sizes of tensors must match"),
+        ("return (x * w).expand(n, 4, 7) * 2.0", "must match the existing size"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::tsfuser.TsfuserWarning")
+def test_an_argument_that_does_not_fit_raises_as_in_eager(device, body, said):
+    """At first, and where calls with others have been fused, in which the parts are slices."""
+    x, w, _ = (t.to(device) for t in operands())
+    source = "def f(x: Tensor, w: Tensor, n: int):\n" + "".join(f"    {s.strip()}\n" for s in body.split(";"))
+    fits = {"[2, n]": 4, "split(n": 3, "[:n]": 4, "flatten(n": 0, "[:, :n]": 6}
+    good = next((n for text, n in fits.items() if text in body), None)
+    scripted = script(source)
+    with tsfuser.fuser():
+        for _ in range(4 if good is not None else 0):
+            scripted(x, w, good).sum().backward()
+        for _ in range(3):
+            with pytest.raises((RuntimeError, IndexError), match=said):
+                scripted(x, w, 2)
 
 
 def test_a_chunk_that_gets_no_gradient_stays_apart(device):

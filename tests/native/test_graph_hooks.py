@@ -221,41 +221,80 @@ def test_every_form_makes_the_round_trip(native):
     assert list(FORMS) == native.differentiable_forms()
 
 
-VIEWS = {
-    "view": "%r : Tensor = aten::view(%x, %sizes)",
-    "reshape": "%r : Tensor = aten::reshape(%x, %sizes)",
-    "transpose": "%r : Tensor = aten::transpose(%x, %first, %last)",
-    "select": "%r : Tensor = aten::select(%x, %first, %last)",
-    "slice": "%r : Tensor = aten::slice(%x, %last, %none, %last, %one)",
-    "cat": """%l : Tensor[] = prim::ListConstruct(%x, %x)
+# name -> the twin, and the op
+TWINS = {
+    "view": ("view", "%r : Tensor = aten::view(%x, %sizes)"),
+    "reshape": ("reshape", "%r : Tensor = aten::reshape(%x, %sizes)"),
+    "transpose": ("transpose", "%r : Tensor = aten::transpose(%x, %first, %last)"),
+    "expand": ("expand", "%r : Tensor = aten::expand(%x, %sizes, %yes)"),
+    "expand_as": ("expand_as", "%r : Tensor = aten::expand_as(%x, %x)"),
+    "flatten": ("part", "%r : Tensor = aten::flatten(%x, %first, %last)"),
+    "select": ("select", "%r : Tensor = aten::select(%x, %first, %last)"),
+    "slice": ("slice", "%r : Tensor = aten::slice(%x, %last, %none, %last, %one)"),
+    "cat": (
+        "joined",
+        """%l : Tensor[] = prim::ListConstruct(%x, %x, %x)
   %r : Tensor = aten::cat(%l, %last)""",
+    ),
+    "cat of one": (
+        "joined",
+        """%l : Tensor[] = prim::ListConstruct(%x)
+  %r : Tensor = aten::cat(%l, %last)""",
+    ),
+    "stack": (
+        "joined",
+        """%l : Tensor[] = prim::ListConstruct(%x, %x)
+  %r : Tensor = aten::stack(%l, %last)""",
+    ),
+    "split": (
+        "part",
+        """%l : Tensor[] = aten::split(%x, %one, %last)
+  %p : Tensor, %q : Tensor = prim::ListUnpack(%l)
+  %r : Tensor = aten::mul(%p, %q)""",
+    ),
+    "split with sizes": (
+        "part",
+        """%l : Tensor[] = aten::split_with_sizes(%x, %sizes, %last)
+  %p : Tensor, %q : Tensor = prim::ListUnpack(%l)
+  %r : Tensor = aten::mul(%q, %p)""",
+    ),
+    "unbind": (
+        "part",
+        """%l : Tensor[] = aten::unbind(%x, %last)
+  %p : Tensor, %q : Tensor = prim::ListUnpack(%l)
+  %r : Tensor = aten::mul(%p, %q)""",
+    ),
 }
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("name", TWINS)
 def test_an_op_becomes_its_twin_and_itself_again(native, name):
+    kind, op = TWINS[name]
     graph = torch._C.parse_ir(f"""
 graph(%x : Tensor, %sizes : int[]):
   %none : NoneType = prim::Constant()
+  %yes : bool = prim::Constant[value=1]()
   %one : int = prim::Constant[value=1]()
   %first : int = prim::Constant[value=0]()
   %last : int = prim::Constant[value=-1]()
-  {VIEWS[name]}
+  {op}
   %s : Tensor = aten::relu(%r)
   return (%s)
 """)
+    torch._C._jit_pass_dce(graph)
     before = canonical(graph)
     native.write_differentiable_forms(graph)
     torch._C._jit_pass_dce(graph)
-    [twin] = [node for node in graph.nodes() if node.kind().startswith("tsfuser::")]
-    assert twin.kind() == f"tsfuser::{name}" and native.is_differentiable(twin)
-    assert dict(native.twins())[twin.kind()] == f"aten::{name}"
+    twins = [node for node in graph.nodes() if node.kind().startswith("tsfuser::")]
+    assert {twin.kind() for twin in twins} == {f"tsfuser::{kind}"}
+    assert all(map(native.is_differentiable, twins))
     native.plain_forms(graph)
+    torch._C._jit_pass_dce(graph)
     assert canonical(graph) == before
 
 
 def test_every_twin_makes_the_round_trip(native):
-    assert {f"tsfuser::{name}" for name in VIEWS} == {twin for twin, _ in native.twins()}
+    assert {f"tsfuser::{kind}" for kind, _ in TWINS.values()} == {twin for twin, _ in native.twins()}
 
 
 def test_add_optional_adds_or_passes_through(native):

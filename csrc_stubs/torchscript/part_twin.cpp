@@ -1,0 +1,388 @@
+// The twin of ops that give parts of a tensor, as lists, through which autodiff hands no gradients; and of
+// flatten, which gives all of it:
+//
+//     %p, %q = prim::ListUnpack(     %p = tsfuser::part(%x, [3], 0, 1, 2, 0)
+//         aten::split(%x, 3, 1))     %q = tsfuser::part(%x, [3], 0, 1, 2, 1)
+//     %p, %q = prim::ListUnpack(     %p = tsfuser::part(%x, [], 3, 0, 2, 0)
+//         aten::unbind(%x, 0))       %q = tsfuser::part(%x, [], 3, 0, 2, 1)
+//     aten::flatten(%x, 0, 1)        tsfuser::part(%x, [], 4, 0, 1, 0)
+//
+// The last numbers are how many parts the program takes, and which one it is. Autodiff's table has few
+// places, so that these ops share a twin. In a differentiable graph `tsfuser::own_part` becomes a slice,
+// whose ends raise the errors of the op and of taking another number of parts.
+
+#include "torchscript/nodes.h"
+#include "torchscript/twin_rows.h"
+
+#include <ATen/core/stack.h>
+#include <ATen/ops/chunk.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/select_backward.h>
+#include <ATen/ops/slice_backward.h>
+#include <ATen/ops/split.h>
+#include <ATen/ops/split_with_sizes.h>
+#include <ATen/ops/unbind.h>
+#include <torch/csrc/jit/ir/constants.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
+#include <torch/csrc/jit/runtime/operator.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Operator;
+using torch::jit::Stack;
+using torch::jit::Value;
+using Sizes = std::vector<int64_t>;
+
+// What the numbers given say: a size, all sizes, a count; nothing where a dim goes, or where dims from `dim`
+// to `count` become one.
+enum How : int64_t { kEqual, kSizes, kChunks, kUnbound, kFlat };
+
+std::vector<at::Tensor> parted(const at::Tensor& self, at::IntArrayRef given, int64_t how, int64_t dim) {
+  switch (how) {
+    case kEqual: return at::split(self, given.at(0), dim);
+    case kSizes: return at::split_with_sizes(self, given, dim);
+    case kChunks: return at::chunk(self, given.at(0), dim);
+    default: return at::unbind(self, dim);
+  }
+}
+
+// As prim::ListUnpack does.
+void check_count(size_t found, int64_t count) {
+  TORCH_CHECK(static_cast<int64_t>(found) == count, "Expected ", count, " elements in a list but found ",
+              found);
+}
+
+// A tensor of these sizes, of next to no memory.
+at::Tensor of_sizes(at::IntArrayRef sizes) { return at::empty({}).expand(sizes); }
+
+// What comes behind the tensor, or its sizes.
+struct Numbers {
+  Sizes given;
+  int64_t how, dim, count, index;
+};
+
+Numbers pop_numbers(Stack& stack) {
+  Numbers n;
+  n.index = torch::jit::pop(stack).toInt();
+  n.count = torch::jit::pop(stack).toInt();
+  n.dim = torch::jit::pop(stack).toInt();
+  n.how = torch::jit::pop(stack).toInt();
+  n.given = torch::jit::pop(stack).toIntVector();
+  return n;
+}
+
+void run_part(Stack& stack) {
+  const Numbers n = pop_numbers(stack);
+  const at::Tensor self = torch::jit::pop(stack).toTensor();
+  if (n.how == kFlat) {
+    torch::jit::push(stack, self.flatten(n.dim, n.count));
+    return;
+  }
+  const auto parts = parted(self, n.given, n.how, n.dim);
+  check_count(parts.size(), n.count);
+  torch::jit::push(stack, parts[n.index]);
+}
+
+// The ends of the parts, where the numbers fit; else none, for the op to say why.
+Sizes quick_ends(const Sizes& sizes, const Numbers& n) {
+  const int64_t dim = n.dim + (n.dim < 0 ? static_cast<int64_t>(sizes.size()) : 0);
+  if (dim < 0 || dim >= static_cast<int64_t>(sizes.size()) || n.how == kSizes || n.count < 1) {
+    return {};
+  }
+  const int64_t whole = sizes[dim], given = n.how == kUnbound ? 1 : n.given.at(0);
+  const int64_t step = n.how == kChunks && given > 0 ? (whole + given - 1) / given : given;
+  if (step <= 0 || whole <= (n.count - 1) * step || whole > n.count * step) {
+    return {};
+  }
+  Sizes ends(n.count);
+  for (int64_t k = 0; k < n.count; ++k) {
+    ends[k] = std::min((k + 1) * step, whole);
+  }
+  return ends;
+}
+
+// Where the parts end; raises what taking so many parts raises.
+Sizes ends_of(const Sizes& sizes, const Numbers& n) {
+  Sizes ends = quick_ends(sizes, n);
+  if (ends.empty()) {
+    const auto parts = parted(of_sizes(sizes), n.given, n.how, n.dim);
+    check_count(parts.size(), n.count);
+    for (const at::Tensor& part : parts) {
+      ends.push_back((ends.empty() ? 0 : ends.back()) + (n.how == kUnbound ? 1 : part.size(n.dim)));
+    }
+  }
+  return ends;
+}
+
+// Where part `index` begins, and ends.
+void part_start(Stack& stack) {
+  const Numbers n = pop_numbers(stack);
+  const Sizes ends = ends_of(torch::jit::pop(stack).toIntVector(), n);
+  torch::jit::push(stack, n.index == 0 ? 0 : ends[n.index - 1]);
+}
+
+void part_end(Stack& stack) {
+  const Numbers n = pop_numbers(stack);
+  torch::jit::push(stack, ends_of(torch::jit::pop(stack).toIntVector(), n)[n.index]);
+}
+
+void run_part_backward(Stack& stack) {
+  const Numbers n = pop_numbers(stack);
+  const Sizes sizes = torch::jit::pop(stack).toIntVector();
+  const at::Tensor gradient = torch::jit::pop(stack).toTensor();
+  if (n.how == kFlat) {
+    torch::jit::push(stack, gradient.reshape(sizes));
+  } else if (n.how == kUnbound) {
+    torch::jit::push(stack, at::select_backward(gradient, sizes, n.dim, n.index));
+  } else {
+    const Sizes ends = ends_of(sizes, n);
+    torch::jit::push(stack, at::slice_backward(gradient, sizes, n.dim, n.index ? ends[n.index - 1] : 0,
+                                               ends[n.index], 1));
+  }
+}
+
+// The node that takes apart the list that `node` gives; null where something else sees the list, or where
+// a part may be written to, or is returned.
+Node* taker_of(Node* node) {
+  const auto& uses = node->output()->uses();
+  Node* taker = uses.size() == 1 ? uses[0].user : nullptr;
+  if (!taker || taker->kind() != c10::prim::ListUnpack || taker->owningBlock() != node->owningBlock()) {
+    return nullptr;
+  }
+  const auto parts = taker->outputs();
+  return std::all_of(parts.begin(), parts.end(), is_never_written) ? taker : nullptr;
+}
+
+// Inserts twins of these operands, and of a count and an index, that take the places of the parts.
+void write_parts(Node* taker, c10::Symbol twin, const std::vector<Value*>& operands) {
+  Graph& graph = *taker->owningGraph();
+  Value* count = graph.insertConstant(static_cast<int64_t>(taker->outputs().size()));
+  for (size_t k = 0; k < taker->outputs().size(); ++k) {
+    if (taker->output(k)->uses().empty()) {
+      continue;
+    }
+    std::vector<Value*> inputs = operands;
+    inputs.push_back(count);
+    inputs.push_back(graph.insertConstant(static_cast<int64_t>(k)));
+    Node* made = graph.insertNode(graph.create(twin, inputs, 1));
+    made->copyMetadata(taker);
+    taker->output(k)->replaceAllUsesWith(made->output());
+  }
+}
+
+How how_of(const Node* node) {
+  static const auto unbind = c10::Symbol::fromQualString("aten::unbind");
+  if (node->kind() == c10::aten::flatten || node->kind() == unbind) {
+    return node->kind() == unbind ? kUnbound : kFlat;
+  }
+  const bool one = node->input(1)->type()->kind() == c10::TypeKind::IntType;
+  return node->kind() == c10::aten::chunk ? kChunks : one ? kEqual : kSizes;
+}
+
+void write_part(Node* node, c10::Symbol twin) {
+  const How how = how_of(node);
+  Node* taker = how == kFlat ? node : taker_of(node);
+  if (!taker) {
+    return;
+  }
+  Graph& graph = *node->owningGraph();
+  const torch::jit::WithInsertPoint behind(taker->next());
+  Value* given = node->input(1);
+  if (how != kSizes) {
+    const bool none = how == kFlat || how == kUnbound;
+    given = none ? graph.insertConstant(Sizes())
+                 : graph.insertNode(graph.createList(c10::IntType::get(), {given}))->output();
+  }
+  Value* named = graph.insertConstant(static_cast<int64_t>(how));
+  if (how != kFlat) {
+    write_parts(taker, twin, {node->input(0), given, named, node->inputs().back()});
+    return;
+  }
+  Value* zero = graph.insertConstant(static_cast<int64_t>(0));
+  Node* made = graph.insertNode(
+      graph.create(twin, {node->input(0), given, named, node->input(1), node->input(2), zero}, 1));
+  made->copyMetadata(node);
+  node->output()->replaceAllUsesWith(made->output());
+}
+
+bool are_same(const Value* value, const Value* other) {
+  value = behind_profile(value), other = behind_profile(other);
+  const auto constant = torch::jit::toIValue(value), given = torch::jit::toIValue(other);
+  return value == other || (constant && given && *constant == *given);
+}
+
+// Whether both are parts of one tensor taken apart in one way. The last operand says which part it is.
+bool are_siblings(const Node* node, const Node* other) {
+  if (node->kind() != other->kind() || node->owningBlock() != other->owningBlock()) {
+    return false;
+  }
+  for (size_t i = 0; i + 1 < node->inputs().size(); ++i) {
+    if (!are_same(node->input(i), other->input(i))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The parts beside the node, the node too, in the order of the program.
+std::vector<Node*> siblings_of(Node* node) {
+  std::vector<Node*> found;
+  for (Node* other : node->owningBlock()->nodes()) {
+    if (are_siblings(node, other)) {
+      found.push_back(other);
+    }
+  }
+  return found;
+}
+
+// Has the list that an op of that kind gives, taken apart, take the places of the parts.
+void restore_parts(Node* node, c10::Symbol kind, const std::vector<Value*>& operands) {
+  const std::vector<Node*> parts = siblings_of(node);
+  Graph& graph = *node->owningGraph();
+  const torch::jit::WithInsertPoint before(node);
+  const auto count = torch::jit::toIValue(node->input(node->inputs().size() - 2))->toInt();
+  Node* whole = graph.insertNode(graph.create(kind, operands, 1));
+  whole->output()->setType(c10::ListType::ofTensors());
+  Node* taker = graph.insertNode(graph.createListUnpack(whole->output(), count));
+  whole->copyMetadata(node);
+  taker->copyMetadata(node);
+  for (Node* part : parts) {
+    Value* taken = taker->output(torch::jit::toIValue(part->inputs().back())->toInt());
+    taken->setType(part->output()->type());
+    part->output()->replaceAllUsesWith(taken);
+  }
+}
+
+// The kind of the op that gives parts in that way.
+c10::Symbol kind_of(int64_t how) {
+  static const c10::Symbol kinds[] = {
+      c10::Symbol::fromQualString("aten::split"), c10::Symbol::fromQualString("aten::split_with_sizes"),
+      c10::aten::chunk, c10::Symbol::fromQualString("aten::unbind"), c10::aten::flatten};
+  return kinds[how];
+}
+
+int64_t given_number(const Value* value) { return torch::jit::toIValue(value)->toInt(); }
+
+void restore_part(Node* node) {
+  const int64_t how = given_number(node->input(2));
+  if (how == kFlat) {
+    put(node, kind_of(how), {node->input(0), node->input(3), node->input(4)});
+    return;
+  }
+  if (node->hasUses()) {  // else another part of it was restored
+    std::vector<Value*> operands = {node->input(0), node->input(1), node->input(3)};
+    if (how == kUnbound) {
+      operands.erase(operands.begin() + 1);
+    } else if (how != kSizes) {
+      const torch::jit::WithInsertPoint before(node);
+      const auto known = torch::jit::toIValue(operands[1]);
+      operands[1] = known ? node->owningGraph()->insertConstant(known->toIntVector().at(0))
+                          : operands[1]->node()->input(0);
+    }
+    restore_parts(node, kind_of(how), operands);
+  }
+  node->destroy();
+}
+
+// The place of a part in a tensor of these sizes, before `node`, whose operands from `first` on are the
+// numbers.
+Value* placed(Node* node, const char* kind, Value* sizes, size_t first) {
+  std::vector<Value*> operands = {sizes};
+  operands.insert(operands.end(), node->inputs().begin() + first, node->inputs().end());
+  Node* made = node->owningGraph()->create(c10::Symbol::fromQualString(kind), operands, 1);
+  made->copyMetadata(node);
+  made->output()->setType(c10::IntType::get());
+  return made->insertBefore(node)->output();
+}
+
+// A part in a differentiable graph.
+void restore_own_part(Node* node) {
+  Value *self = node->input(0), *dim = node->input(3);
+  const int64_t how = given_number(node->input(2));
+  if (how == kFlat) {
+    put(node, kind_of(how), {self, dim, node->input(4)});
+    return;
+  }
+  Graph& graph = *node->owningGraph();
+  const torch::jit::WithInsertPoint before(node);
+  Value* sizes = graph.insert(c10::aten::size, {self});
+  Value* start = placed(node, "tsfuser::part_start", sizes, 1);
+  if (how == kUnbound) {
+    put(node, c10::aten::select, {self, dim, start});
+  } else {
+    Value* end = placed(node, "tsfuser::part_end", sizes, 1);
+    put(node, c10::aten::slice, {self, dim, start, end, graph.insertConstant(static_cast<int64_t>(1))});
+  }
+}
+
+void restore_part_backward(Node* node) {
+  static const auto select = c10::Symbol::fromQualString("aten::select_backward");
+  static const auto slice = c10::Symbol::fromQualString("aten::slice_backward");
+  Value *gradient = node->input(0), *sizes = node->input(1), *dim = node->input(4);
+  const int64_t how = given_number(node->input(3));
+  if (how == kFlat) {
+    put(node, c10::aten::reshape, {gradient, sizes});
+  } else if (how == kUnbound) {
+    put(node, select, {gradient, sizes, dim, node->input(6)});
+  } else {
+    const torch::jit::WithInsertPoint before(node);
+    Value* start = placed(node, "tsfuser::part_start", sizes, 2);
+    Value* end = placed(node, "tsfuser::part_end", sizes, 2);
+    Value* one = node->owningGraph()->insertConstant(static_cast<int64_t>(1));
+    put(node, slice, {gradient, sizes, dim, start, end, one});
+  }
+}
+
+}  // namespace
+
+Twin twin_of_parts() {
+  return {
+      "tsfuser::part(Tensor(a) self, int[] given, int how, int dim, int count, int index) -> Tensor(a)",
+      {"aten::split(Tensor self, int split_size, int dim) -> Tensor[]",
+       "aten::split(Tensor self, int[] split_size, int dim) -> Tensor[]",
+       "aten::split(Tensor self, int[] split_sizes, int dim) -> Tensor[]",
+       "aten::split_with_sizes(Tensor self, int[] split_sizes, int dim) -> Tensor[]",
+       "aten::unbind(Tensor self, int dim) -> Tensor[]",
+       "aten::flatten(Tensor self, int start_dim, int end_dim) -> Tensor"},
+      {"aten::to(Tensor self, int dtype, bool non_blocking, bool copy) -> Tensor",
+       R"(%sizes : int[] = aten::size(%self)
+  %result : Tensor = tsfuser::own_part(%self, %given, %how, %dim, %count, %index))",
+       {{"int[]", "sizes"},
+        {"int[]", "given"},
+        {"int", "how"},
+        {"int", "dim"},
+        {"int", "count"},
+        {"int", "index"}},
+       "%of_self : Tensor = tsfuser::part_backward(%gradient, %sizes, %given, %how, %dim, %count, %index)"},
+      run_part,
+      write_part,
+      restore_part};
+}
+
+std::vector<Helper> helpers_of_parts() {
+  return {{"tsfuser::own_part", restore_own_part}, {"tsfuser::part_backward", restore_part_backward}};
+}
+
+void register_operators_of_parts() {
+  constexpr auto kind = c10::AliasAnalysisKind::FROM_SCHEMA;
+  static const torch::jit::RegisterOperators registered(
+      {Operator("tsfuser::own_part(Tensor(a) self, int[] given, int how, int dim, int count, int index)"
+                " -> Tensor(a)",
+                run_part, kind),
+       Operator("tsfuser::part_backward(Tensor gradient, int[] sizes, int[] given, int how, int dim,"
+                " int count, int index) -> Tensor",
+                run_part_backward, kind),
+       Operator(
+           "tsfuser::part_start(int[] sizes, int[] given, int how, int dim, int count, int index) -> int",
+           part_start, kind),
+       Operator("tsfuser::part_end(int[] sizes, int[] given, int how, int dim, int count, int index) -> int",
+                part_end, kind)});
+}
+
+}  // namespace tsfuser

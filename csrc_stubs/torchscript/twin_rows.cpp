@@ -1,0 +1,70 @@
+// The table of twins. Where a row names a place, the formula is ours, and takes that place in autodiff's
+// table.
+
+#include "torchscript/twin_rows.h"
+#include "torchscript/nodes.h"
+
+#include <algorithm>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Node;
+
+// Parts that something may write to stay as they are.
+void write_piece(Node* node, c10::Symbol twin) {
+  if (!is_never_written(node->output())) {
+    return;
+  }
+  Node* made = node->owningGraph()->create(twin, node->inputs(), 1)->insertAfter(node);
+  made->copyMetadata(node);
+  node->output()->replaceAllUsesWith(made->output());
+}
+
+std::vector<Twin> rows() {
+  return {
+      {"tsfuser::view(Tensor(a) self, int[] size) -> Tensor(a)",
+       {"aten::view(Tensor self, int[] size) -> Tensor"}},
+      {"tsfuser::reshape(Tensor(a) self, int[] shape) -> Tensor(a)",
+       {"aten::reshape(Tensor self, int[] shape) -> Tensor"}},
+      {"tsfuser::transpose(Tensor(a) self, int dim0, int dim1) -> Tensor(a)",
+       {"aten::transpose(Tensor self, int dim0, int dim1) -> Tensor"}},
+      {"tsfuser::expand(Tensor(a) self, int[] size, *, bool implicit) -> Tensor(a)",
+       {"aten::expand(Tensor self, int[] size, *, bool implicit) -> Tensor"}},
+      {"tsfuser::expand_as(Tensor(a) self, Tensor other) -> Tensor(a)",
+       {"aten::expand_as(Tensor self, Tensor other) -> Tensor"}},
+      {"tsfuser::select(Tensor(a) self, int dim, int index) -> Tensor(a)",
+       {"aten::select(Tensor self, int dim, int index) -> Tensor"},
+       {"aten::ones_like(Tensor self) -> Tensor",
+        R"(%sizes : int[] = aten::size(%self)
+  %result : Tensor = aten::select(%self, %dim, %index))",
+        {{"int[]", "sizes"}, {"int", "dim"}, {"int", "index"}},
+        "%of_self : Tensor = aten::select_backward(%gradient, %sizes, %dim, %index)"},
+       nullptr,
+       write_piece},
+      {"tsfuser::slice(Tensor(a) self, int dim, int? start, int? end, int step) -> Tensor(a)",
+       {"aten::slice(Tensor self, int dim, int? start, int? end, int step) -> Tensor"},
+       {"aten::full_like(Tensor self, float fill_value) -> Tensor",
+        R"(%zero : int = prim::Constant[value=0]()
+  %last : int = prim::Constant[value=9223372036854775807]()
+  %sizes : int[] = aten::size(%self)
+  %from : int = tsfuser::value_or(%start, %zero)
+  %to : int = tsfuser::value_or(%end, %last)
+  %result : Tensor = aten::slice(%self, %dim, %start, %end, %step))",
+        {{"int[]", "sizes"}, {"int", "dim"}, {"int", "from"}, {"int", "to"}, {"int", "step"}},
+        "%of_self : Tensor = aten::slice_backward(%gradient, %sizes, %dim, %from, %to, %step)"},
+       nullptr,
+       write_piece},
+      twin_of_joins(),
+      twin_of_parts(),
+  };
+}
+
+}  // namespace
+
+const std::vector<Twin>& twin_rows() {
+  static const auto* table = new std::vector<Twin>(rows());
+  return *table;
+}
+
+}  // namespace tsfuser

@@ -1,0 +1,59 @@
+// The table of twins (twins.h): an op is one row.
+#pragma once
+
+#include <ATen/core/interned_strings.h>
+#include <ATen/core/stack.h>
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tsfuser {
+
+// A formula of autodiff, as lines of TorchScript's IR. The forward gives %result of the op's arguments; the
+// backward reads %gradient and what is saved, and gives %of_NAME for each argument NAME that has a gradient.
+struct Formula {
+  const char* place =
+      nullptr;  // an entry of autodiff's table that is no op's; empty: its formula of the original
+  std::string forward;
+  std::vector<std::pair<std::string, std::string>> saved;  // type, name: of arguments or of forward's values
+  std::string backward;
+};
+
+struct Twin {
+  std::string schema;
+  std::vector<const char*> originals;  // the ops of ATen that it stands for
+  Formula formula = {};
+  void (*run)(torch::jit::Stack& stack) = nullptr;  // null: the operation of the one original
+  // Gives the node's readers the twin, or leaves the node; null: the twin has the operands of the original.
+  void (*write)(torch::jit::Node* node, c10::Symbol twin) = nullptr;
+  void (*restore)(torch::jit::Node* twin) = nullptr;  // the inverse
+};
+
+const std::vector<Twin>& twin_rows();
+
+// An op of a formula that becomes ops of ATen.
+struct Helper {
+  const char* kind;
+  void (*restore)(torch::jit::Node* node);
+};
+
+Twin twin_of_joins();  // join_twin.cpp
+std::vector<Helper> helpers_of_joins();
+void register_operators_of_joins();
+
+Twin twin_of_parts();  // part_twin.cpp
+std::vector<Helper> helpers_of_parts();
+void register_operators_of_parts();
+
+// Has a node of that kind and these operands, before `node`, take its place.
+void put(torch::jit::Node* node, c10::Symbol kind, at::ArrayRef<torch::jit::Value*> operands);
+
+// Whether the list, which the graph makes, is as it was made wherever it is read.
+bool is_joined_only(const torch::jit::Value* list);
+
+// Whether nothing writes to the value, or to a view of it, and the graph does not return it.
+bool is_never_written(const torch::jit::Value* value);
+
+}  // namespace tsfuser
