@@ -59,3 +59,14 @@ KERNEL(gamma_of, Args, 128) { args.out[0] = lgamma(args.x[0]); }"""
     x, out = torch.tensor([4.0], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     kernel(x, out, grid=1)
     assert torch.allclose(out, torch.lgamma(x))
+
+
+def test_the_compiler_of_programs_does_not_optimise(gcc, tmp_path):
+    (tmp_path / "empty.cpp").write_text("")
+    macros = [
+        subprocess.run(
+            [*command, "-O3", "-dM", "-E", tmp_path / "empty.cpp"], capture_output=True, check=True
+        )
+        for command in (gcc, [quick.compiler()])
+    ]
+    assert [b"__OPTIMIZE__" in each.stdout for each in macros] == [True, False]

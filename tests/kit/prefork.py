@@ -35,7 +35,8 @@ READ_AT_START = (
     "CUDA_",
     "ASAN_",
 )
-ALWAYS = {"PYTHONPATH"}  # which the child puts into sys.path itself
+#: They begin so, but are read later: the child puts the first into sys.path, tsfuser reads the others.
+READ_LATER = {"PYTHONPATH", "PYTORCH_JIT_ENABLE_NVFUSER", "PYTORCH_JIT_USE_NNC_NOT_NVFUSER"}
 
 
 def run(arguments, env=None, cwd=None, timeout=300):
@@ -43,7 +44,7 @@ def run(arguments, env=None, cwd=None, timeout=300):
     module, with its arguments. Raises `subprocess.TimeoutExpired`."""
     env = dict(os.environ if env is None else env)
     started = {name: os.environ.get(name) for name in {*env, *os.environ} if name.startswith(READ_AT_START)}
-    if any(env.get(name) != value for name, value in started.items() if name not in ALWAYS):
+    if any(env.get(name) != value for name, value in started.items() if name not in READ_LATER):
         command = [sys.executable, *map(str, arguments)]
         return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=timeout)
     with tempfile.TemporaryDirectory(prefix="tsfuser-prefork-") as folder:

@@ -3,7 +3,7 @@
 In: a test run. Out: g++ makes its kernels at -O0 and reads the runtime headers precompiled; on Linux the
 linker does not look through the C library, whose functions the loader finds in this process. What g++ does at
 -O3 alone, to vectorise and to call libmvec, is for the modules marked `optimized`, for programs that tests
-start, for kernels written by hand (harness.py), and for --long. Example:
+start without `compiler`, for kernels written by hand (harness.py), and for --long. Example:
 
     with level(QUICK):
         scripted(x)
@@ -13,6 +13,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -88,6 +89,21 @@ def precompiled(compiler, flags):
 
 
 precompiled.compiler = None
+
+
+@functools.cache
+def compiler():
+    """The `CXX` of programs whose kernels are compiled at -O0: the last of several levels counts. Its file
+    stays as it is, so that the next run finds the kernels in the cache."""
+    text = f'#!/bin/sh\nexec {shlex.join(cxx.find_compiler())} "$@" -O{QUICK}\n'
+    path = HEADERS.absolute() / hashlib.sha256(text.encode()).hexdigest()[:16] / "c++"
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            file.write(text)
+        os.chmod(file.name, 0o700)
+        os.replace(file.name, path)
+    return str(path)
 
 
 def _precompile(command, folder):
