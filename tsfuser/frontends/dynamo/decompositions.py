@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from ... import options
 from ...ops import table
+from .embeddings import embedding_backward
 from .foreach import foreach_ops, one_by_one
 from .whole_ops import stays_whole
 
@@ -50,6 +51,7 @@ def decompositions() -> dict[Any, Callable]:
     found.update((op, one_by_one(op, element)) for op, element in foreach_ops() if _has_row(element))
     found[torch.ops.aten.convolution.default] = _bias_added
     found[torch.ops.aten.convolution_backward.default] = _bias_summed
+    found[torch.ops.aten.embedding_dense_backward.default] = embedding_backward
     return found
 
 

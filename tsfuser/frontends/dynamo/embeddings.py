@@ -1,0 +1,77 @@
+"""Gradients of embedding tables on a GPU, where torch's own op sorts the indices: rows added by atomics, as
+inductor has it.
+
+In: an `embedding_dense_backward` that is traced; later the typed graph. Out: its parts, of which groups take
+the mask and the casts; and `index_add` into new zeros that works in place. Example, with row 0 for padding:
+
+    embedding_dense_backward(g, indices, 50, 0, False)
+becomes
+    source = masked_fill(g, unsqueeze(eq(indices, 0), -1), 0)
+    index_add_(new_zeros(source, [50, 8]), 0, view(indices, [6]), view(source, [6, 8]))
+
+The order of the additions may differ from call to call: who asks torch for deterministic algorithms keeps its
+op.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from ...graph.wrapper import Graph, inputs
+from ...grouping.support import Refusals
+
+#: Types of devices on which torch's op sorts.
+SORTING = ("cuda",)
+
+_EXACT = (torch.float32, torch.float64)
+_HALF = (torch.float16, torch.bfloat16)
+#: Elements of a 16-bit table, whose sums are in float32: to clear and to round those of a larger table takes
+#: longer than to sort.
+_MOST_ROUNDED = 1 << 25
+
+
+def embedding_backward(
+    gradient: torch.Tensor, indices: torch.Tensor, rows: Any, padding: Any, by_frequency: bool
+) -> Any:
+    """The gradient of a table of `rows` rows, or NotImplemented where torch's op serves better."""
+    if gradient.device.type not in SORTING or torch.are_deterministic_algorithms_enabled():
+        return NotImplemented
+    width = gradient.shape[-1]
+    if by_frequency or not isinstance(padding, int) or not _is_added_fast(gradient.dtype, rows, width):
+        return NotImplemented
+    if any(free_unbacked_symbols(x) for x in (gradient, indices)):
+        return NotImplemented  # whether a view is possible depends on data
+    source = gradient.float() if gradient.dtype in _HALF else gradient
+    if padding >= 0:
+        source = source.masked_fill((indices == padding).unsqueeze(-1), 0)
+    count = prod(indices.shape)
+    source = source.reshape(count, width)
+    add = torch.ops.aten.index_add.default
+    total = add(source.new_zeros((rows, width)), 0, indices.reshape(count), source)
+    return total.to(gradient.dtype)
+
+
+def _is_added_fast(dtype: torch.dtype, rows: Any, width: Any) -> bool:
+    if dtype in _EXACT:
+        return True
+    known = type(rows) is int and type(width) is int
+    return dtype in _HALF and known and rows * width <= _MOST_ROUNDED
+
+
+def add_in_place(graph: Graph, refusals: Refusals) -> None:
+    """Has `index_add` write to its operand where that is new zeros that nobody else reads: it copies them
+    else. Changes the graph's top block, whose nodes must stay in their order from then on."""
+    for node in graph.findAllNodes("aten::index_add", False):
+        zeros = node.inputsAt(0)
+        if zeros.node().kind() != "aten::new_zeros" or len(zeros.uses()) != 1:
+            continue
+        made = graph.create("aten::index_add_", inputs(node), 1)
+        made.copyMetadata(node)
+        made.insertBefore(node)
+        refusals.add(made, refusals.reason(node))
+        node.output().replaceAllUsesWith(zeros)  # an output of an op in place might be a view of an input
+        node.destroy()
