@@ -204,12 +204,15 @@ def device(target, monkeypatch, request):
     from tsfuser import options
     from tsfuser.target.host import HostTarget
 
-    if target != "cpu-fibers":
-        if target == "cuda":
-            import torch
+    if target == "cuda":
+        import torch
 
-            # or a convolution's error is that of the algorithm that cuDNN takes for a layout
-            monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+        # Without TF32, or a convolution's error is that of the algorithm that cuDNN takes for a layout. A
+        # context, as torch.testing, once imported, forbids to set the flag.
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            yield target
+        return
+    if target != "cpu-fibers":
         yield target
         return
     for_host, for_gpu = HostTarget.find, nvrtc.compiler()
