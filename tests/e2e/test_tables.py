@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import tsfuser
 from kit.compiled_models import Rotary
 from kit.support import assert_matches, counted, fuse, no_fallback
 from tsfuser.segment import tables
@@ -139,7 +140,9 @@ def test_values_and_kernels(program, kernels, sizes, dtype, device):
     angles = torch.randn(sizes[1:], device=device, dtype=dtype) * 3
     with no_fallback():
         scripted = fuse(program, x, angles)
-        with counted() as rise:
+        # inside, as the unfused path, which tensors without elements take, is NNC's outside: on CUDA its
+        # kernel for bfloat16 does not compile in torch 2.11
+        with tsfuser.fuser(), counted() as rise:
             fused = scripted(x, angles)
     assert x.numel() == 0 or rise["launches"] == kernels
     assert_matches(fused, program(x, angles), program(x.double(), angles.double()), 60)
