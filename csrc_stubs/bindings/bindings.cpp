@@ -248,6 +248,7 @@ PYBIND11_MODULE(_C, m) {
   static_cast<void>(watched);
   bind_plan(m);
   bind_graphs(m);
+  bind_nodes(m);
   bind_optimised(m);
   bind_graph_program(m);
   m.def("set_enabled", [](bool on) { pass_enabled = on; });

@@ -57,4 +57,7 @@ bool ask_about_all(bool on);
 // The functions of tsfuser._C that take or return graphs (bindings/graphs.cpp).
 void bind_graphs(py::module_& m);
 
+// Those that passes ask about nodes, values and blocks (bindings/nodes.cpp).
+void bind_nodes(py::module_& m);
+
 }  // namespace tsfuser

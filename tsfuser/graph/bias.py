@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import options
 from ..errors import TsfuserWarning
-from .wrapper import Graph, Node, Value, all_blocks, insert, is_tensor
+from .wrapper import Graph, Node, Value, insert, is_tensor
 
 LEAST_RANK = 4  # of the operand of a linear that is split
 
@@ -25,10 +25,9 @@ def split_biases(graph: Graph) -> Graph:
         "aten::linear": (options.enabled("linear_decomposition"), _split_linear),
         "aten::conv2d": (options.enabled("conv_decomposition"), _split_convolution),
     }
-    for block in all_blocks(graph):
-        for node in list(block.nodes()):
-            wanted, split = splits.get(node.kind(), (False, None))
-            if wanted and is_tensor(node.inputsAt(2)):
+    for kind, (wanted, split) in splits.items():
+        for node in graph.findAllNodes(kind, True) if wanted else ():
+            if is_tensor(node.inputsAt(2)):
                 _split(graph, node, split)
     return graph
 

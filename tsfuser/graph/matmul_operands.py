@@ -28,6 +28,8 @@ PRODUCT, PACKED = "aten::matmul", "tsfuser::packed"
 def pack_operands(graph: Graph) -> Graph:
     """Inserts the copies."""
     effects = None
+    if graph.findNode(PRODUCT, True) is None:
+        return graph
     for block in all_blocks(graph):
         packed: dict[int, Value] = {}
         for node in [n for n in block.nodes() if n.kind() == PRODUCT and _are_batches(*inputs(n))]:

@@ -137,7 +137,7 @@ class _Block:
             if written or self.effects.may_return_written(node):
                 verdict = Verdict(reason="its result may share memory with a tensor that is changed in place")
             elif any(
-                (is_plain_list(v) or is_tensor_list(v)) and self.effects.is_written(v) for v in inputs(node)
+                self.effects.is_written(v) and (is_plain_list(v) or is_tensor_list(v)) for v in inputs(node)
             ):
                 verdict = Verdict(reason="it reads a list that is changed in place")
             elif any(self.changed.get(v.unique(), set()) - {i} for v in self.operands[i]):
@@ -210,7 +210,8 @@ class _Block:
         for i, node in enumerate(self.nodes):
             verdict = self.verdicts[i]
             read = [v for v in self.operands[i] if not is_tensor_list(v)]
-            after = {self.maker[v.unique()] for v in read if v.unique() in self.maker}
+            makers = (self.maker.get(v.unique()) for v in read)
+            after = {j for j in makers if j is not None}
             after.update(self.order.get(i, ()))
             if verdict.reason is not None:
                 items.append(Item(tuple(after)))
@@ -231,8 +232,9 @@ class _Block:
 
     def _with_lists(self, i: int, item: Item) -> Item:
         """`item` after all that its node needs, also lists of tensors, and what such a list holds."""
-        needed = {self.maker[v.unique()] for v in inputs(self.nodes[i]) if v.unique() in self.maker}
-        return replace(item, after=tuple(sorted({*item.after, *needed})))
+        makers = (self.maker.get(v.unique()) for v in inputs(self.nodes[i]))
+        missing = {j for j in makers if j is not None}.difference(item.after)
+        return replace(item, after=tuple(sorted({*item.after, *missing}))) if missing else item
 
     def _metadata_uses(self) -> dict[int, int]:
         """Value -> how many nodes of the block ask for its sizes or dtype only."""

@@ -55,6 +55,9 @@ class Verdict:
     reason: str | None = None
 
 
+_UNASKED = Verdict(reason="")  # of a constant
+
+
 @dataclass
 class Refusals:
     """Why nodes of one graph are not fused, as (node text, sentence); `explain` asks for the `reason` of a
@@ -85,9 +88,12 @@ class Refusals:
 def examine(node: Node, knowledge: Knowledge, skip_kinds: frozenset[str] | set[str] = frozenset()) -> Verdict:
     """Whether the node can be fused. Looks at the node alone; order and aliasing are the matter of
     `effects` and `cluster`."""
-    found = row_of(node)
-    if node.kind() in CONTROL:
+    kind = node.kind()
+    if kind == CONSTANT:
+        return _UNASKED
+    if kind in CONTROL:
         return _control(node, knowledge)
+    found = row_of(node)
     if found is None:
         return Verdict(reason=_foreign(node))
     row, its_schema = found
@@ -95,11 +101,12 @@ def examine(node: Node, knowledge: Knowledge, skip_kinds: frozenset[str] | set[s
         return Verdict(reason=f"nobody reads a result of {row.name}, which changes its operands")
     if row.name in skip_kinds:
         return Verdict(reason=f"{row.name} is in the skip set")
-    values = [v for name, v in zip(its_schema.arguments, inputs(node)) if name not in row.ignored]
+    given = inputs(node)
+    values = [v for name, v in zip(its_schema.arguments, given) if name not in row.ignored]
     # a gradient that was not asked for is undefined: nobody reads it, or it was profiled as what it is
     results = [v for v in outputs(node) if v.uses() and not (is_tensor(v) and v.type().undefined())]
     values = with_items(values)
-    reason = _passable(inputs(node), its_schema) or _typed(values + results, knowledge)
+    reason = _passable(given, its_schema) or _typed(values + results, knowledge)
     if reason is None and row.not_empty and 0 in (node.inputsAt(0).type().sizes() or ()):
         reason = f"{row.name} of no elements has no statistics"
     if reason:

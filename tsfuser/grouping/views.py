@@ -64,7 +64,9 @@ def _gives_view(node: Node, views: set[int]) -> bool:
 
 def _hands_on(node: Node, views: set[int]) -> bool:
     """Whether the result may be the node's operand, which is a view."""
-    if not node.inputsSize() or node.inputsAt(0).unique() not in views or not may_return_operand(node):
+    if not views or not node.inputsSize() or node.inputsAt(0).unique() not in views:
+        return False
+    if not may_return_operand(node):
         return False
     before, after = facts(node.inputsAt(0).type()).dtype, facts(node.output().type()).dtype
     return before is None or before == after

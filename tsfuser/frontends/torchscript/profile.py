@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import torch
 
-from ...graph.wrapper import Graph, all_blocks
+from ...graph.wrapper import Graph
 
 
 def remove_profile_nodes(graph: Graph) -> Graph:
     """Every use of a profile node goes back to its input, whose type becomes the recorded one, or what all
     records agree on."""
-    for block in all_blocks(graph):
-        for node in [n for n in block.nodes() if n.kind() == "prim::profile"]:
-            if node.inputsSize():
-                value = node.inputsAt(0)
-                known = value.type()
-                if (
-                    known.kind() == "TensorType"
-                    and (seen := agreement(known, node.ty("profiled_type"))) is not known
-                ):
-                    value.setType(seen)
-                if node.outputsSize():
-                    node.outputsAt(0).replaceAllUsesWith(value)
-            node.destroy()
+    for node in graph.findAllNodes("prim::profile", True):
+        if node.inputsSize():
+            value = node.inputsAt(0)
+            known = value.type()
+            if (
+                known.kind() == "TensorType"
+                and (seen := agreement(known, node.ty("profiled_type"))) is not known
+            ):
+                value.setType(seen)
+            if node.outputsSize():
+                node.outputsAt(0).replaceAllUsesWith(value)
+        node.destroy()
     return graph
 
 

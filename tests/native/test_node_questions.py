@@ -1,0 +1,95 @@
+"""What the extension answers about nodes and values, for all passes."""
+
+import torch
+
+from tsfuser import _C
+from tsfuser.graph import wrapper
+
+GRAPH = """graph(%x : Tensor, %maybe : Tensor?, %n : int):
+  %one : int = prim::Constant[value=1]()
+  %half : float = prim::Constant[value=0.5]()
+  %none : NoneType = prim::Constant()
+  %bools : bool[] = prim::Constant[value=[1, 0]]()
+  %known : int[] = prim::ListConstruct(%one, %one)
+  %open : int[] = prim::ListConstruct(%one, %n)
+  %pair : Tensor[] = prim::ListConstruct(%x, %x)
+  %shared : Tensor[] = prim::ListConstruct(%x)
+  %empty : Tensor[] = prim::ListConstruct()
+  %a : Tensor = aten::cat(%pair, %one)
+  %b : Tensor = aten::cat(%shared, %one)
+  %c : Tensor = aten::stack(%shared, %one)
+  %d : Tensor = aten::cat(%empty, %one)
+  return (%a, %b, %c, %d, %known, %open, %none, %half, %bools, %maybe)
+"""
+
+
+def values(graph):
+    """The values of the graph's top block by their names in the text, which torch does not keep."""
+    made = [v for node in graph.nodes() for v in wrapper.outputs(node)]
+    names = [line.split()[0][1:] for line in GRAPH.splitlines()[1:-1]]
+    return {**dict(zip(names, made)), **{v.debugName(): v for v in graph.inputs()}}
+
+
+def test_questions_about_values():
+    graph = torch._C.parse_ir(GRAPH)
+    found = values(graph)
+
+    def true_of(question):
+        return {name for name, value in found.items() if question(value)}
+
+    assert true_of(wrapper.is_tensor) == {"x", *"abcd"}
+    assert true_of(wrapper.is_constant) == {"one", "half", "none", "bools", "known"}
+    assert true_of(wrapper.is_plain_list) == {"bools", "known", "open"}
+    assert true_of(wrapper.is_tensor_list) == {"pair"}
+
+
+def test_blocks_come_in_the_order_of_their_nodes():
+    graph = torch._C.parse_ir("""graph(%c : bool, %n : int):
+  %a : int = prim::If(%c)
+    block0():
+      %inner : int = prim::If(%c)
+        block0():
+          -> (%n)
+        block1():
+          -> (%n)
+      -> (%inner)
+    block1():
+      -> (%n)
+  %b : int = prim::If(%c)
+    block0():
+      -> (%n)
+    block1():
+      -> (%n)
+  return (%a, %b)
+""")
+    outer, other = graph.nodes()
+    assert [len(wrapper.blocks(node)) for node in (outer, other)] == [2, 2]
+    (inner,) = wrapper.blocks(outer)[0].nodes()
+    assert _C.blocks_within(graph) == [*outer.blocks(), *other.blocks()]
+    assert list(wrapper.all_blocks(graph))[0] is graph
+    assert len(list(wrapper.all_blocks(graph))) == 7
+    assert _C.blocks_within(wrapper.blocks(outer)[0]) == list(inner.blocks())
+
+
+def test_the_schema_of_an_op_that_may_be_taken_away_is_asked_anew():
+    """Another op's schema may follow in the place of its own."""
+    seen = []
+    for arguments in ("Tensor first", "Tensor second"):
+        library = torch.library.Library("tsfuser_test_questions", "DEF")
+        library.define(f"op({arguments}) -> Tensor")
+        graph = torch._C.parse_ir(
+            "graph(%x : Tensor):\n  %y : Tensor = tsfuser_test_questions::op(%x)\n  return (%y)"
+        )
+        (node,) = graph.nodes()
+        assert _C.schema_key(node) is None
+        seen.append(wrapper.schema(node).arguments)
+        library._destroy()
+    assert seen == [("first",), ("second",)]
+
+
+def test_schemas_have_names_of_arguments():
+    graph = torch._C.parse_ir(GRAPH)
+    cat = graph.findNode("aten::cat", True)
+    for _ in range(2):  # asked, then remembered
+        assert wrapper.schema(cat).arguments == ("tensors", "dim")
+        assert wrapper.schema(graph.findNode("prim::ListConstruct", True)) is None
