@@ -14,7 +14,7 @@ from ...grouping.passes import BEFORE_GROUPS, FINISH, MAKE_GROUPS, SETTLE, Work
 from ...grouping.support import Refusals
 from ...planning.compile import can_be_joint
 from ...planning.planner import prepare
-from .embeddings import add_in_place
+from . import embeddings, product_sums
 from .expected import expected_calls
 from .in_place import write_in_place
 from .joint import join
@@ -37,7 +37,8 @@ def fuse(translation: Translation, owns_inputs: bool = False) -> Refusals:
     run(work, FINISH)
     if owns_inputs:
         free_early(graph)
-    add_in_place(graph, refusals)
+    embeddings.add_in_place(graph, refusals)
+    product_sums.add_in_place(graph, refusals)
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Compilation", str(graph))
     for group_id, args in expected_calls(graph, translation.numbers):

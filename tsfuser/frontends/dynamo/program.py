@@ -21,6 +21,7 @@ from ...grouping.support import Refusals
 from ...planning import interrupts
 from . import logs, watch
 from .passes import fuse
+from .product_sums import add_as_made
 from .settings import Settings, applied
 from .simplify import simplify
 from .split import split
@@ -79,6 +80,7 @@ class _Compiled:
 
 def _whole(module: fx.GraphModule, settings: Settings, origin: watch.Origin | None) -> _Compiled:
     simplify(module)
+    add_as_made(module)
     translation = translate(module)
     if not translation.foreign:
         program, refusals = _program(translation, settings, origin)
