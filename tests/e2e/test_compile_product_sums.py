@@ -60,7 +60,7 @@ UNCHANGED = {
     "no product": (lambda a, b: (a + b @ a,), ["mm", "add"]),
     "rows": (lambda a, b: (a[:1] @ b + b @ a,), ["mm", "mm", "add"]),
     "an earlier product, added to a later sum": (
-        lambda a, b: ((p := a @ a, q := b @ b, r := a @ b, q + r + p)[3:]),
+        lambda a, b: (p := a @ a, q := b @ b, r := a @ b, q + r + p)[3:],
         ["mm", "mm", "mm", "add", "add"],
     ),
 }
@@ -113,8 +113,10 @@ def test_the_gradient_of_a_weight_takes_the_memory_of_one(dtype, device):
         assert_matches(*values, ops=1 << 10)
     del found, eager, wide
     each = model.layer.weight.nbytes
-    _, peak = allocations(lambda: gradients(run, model, x), device)
+    made, peak = allocations(lambda: gradients(run, model, x), device)
     assert peak < 3 * each
+    if dtype == torch.float32:  # of 16 bits, products on the CPU have copies of their own
+        assert made < 3 * each
 
 
 @pytest.mark.usefixtures("forgotten", "fused_or_error")
