@@ -42,6 +42,18 @@ def keeps_dtype(node: Node) -> bool:
     return len(dtypes) == 1 and None not in dtypes
 
 
+def widens(node: Node) -> bool:
+    """Whether the node is a cast to a floating dtype that holds all values of its operand's, which was
+    profiled narrower."""
+    found = row_of(node)
+    if found is None or found[0].family != "casts" or not is_tensor(node.inputsAt(0)):
+        return False
+    before, after = (DTYPES.get(facts(v.type()).dtype) for v in (node.inputsAt(0), node.output()))
+    if before is None or after is None or not (before.is_floating and after.is_floating):
+        return False
+    return before.itemsize < after.itemsize
+
+
 def gives_operand_back(node: Node) -> bool:
     """Whether the node is a cast that returns its operand itself, for the dtypes that were profiled."""
     if not keeps_dtype(node) or not may_return_operand(node):

@@ -6,14 +6,14 @@ blocks of Ifs and Loops."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from .. import options
 from ..graph.effects import WRITES, Effects, effect, secretly_written
 from ..graph.evaluate import CONTROL
-from ..graph.identities import gives_operand_back, keeps_dtype
+from ..graph.identities import gives_operand_back, keeps_dtype, widens
 from ..graph.rows import Knowledge, row_of, table_of
 from ..graph.worth import is_worth_a_kernel
 from ..graph.wrapper import (
@@ -103,8 +103,8 @@ class _Block:
             for v in secretly_written(node):
                 self.changed.setdefault(v.unique(), set()).add(i)
         self.verdicts = [self._examine(i, node, refusals) for i, node in enumerate(self.nodes)]
-        self.views = self._fusible_views(refusals)
         self.order = effects.order(self.nodes)
+        self.views = {**self._fusible_views(refusals), **self._widening_casts()}
 
     def outline(self, graph: Graph, lone_reductions: bool) -> list[Group]:
         if not any(verdict.reason is None for verdict in self.verdicts):
@@ -173,6 +173,22 @@ class _Block:
             refusals.add(self.nodes[i], reason)
         return found
 
+    def _widening_casts(self) -> dict[int, int]:
+        """Position -> position of the only reader, of the casts to wider dtypes: like a view, which costs
+        nothing there, in a group with that reader, who reads fewer bytes then."""
+        casts = [i for i, node in enumerate(self.nodes) if self._is_fusible(i) and widens(node)]
+        found = {}
+        for i, readers in self._readers(i for i in casts if i not in self.order).items():
+            reader = min(readers)
+            if len(readers) == 1 and reader >= 0 and self._is_fusible(reader):
+                looked_up = table_of(self.nodes[reader])
+                if looked_up is None or looked_up.unique() != self.results[i][0].unique():
+                    found[i] = reader
+        return found
+
+    def _is_fusible(self, i: int) -> bool:
+        return self.verdicts[i].reason is None and not self.verdicts[i].loose
+
     def _left_view(self, i: int) -> str:
         """Why a view is not in a group that could be."""
         row = row_of(self.nodes[i])
@@ -180,10 +196,10 @@ class _Block:
             return "it may only hand on its operand, a view, and something outside of groups reads that"
         return f"{unsupported.left_view(self.nodes[i].kind())}; something outside of groups reads it"
 
-    def _readers(self, positions) -> dict[int, set[int]]:
+    def _readers(self, positions: Iterable[int]) -> dict[int, set[int]]:
         """Position -> the positions that read its results, -1 for a reader in another block, or none."""
         found: dict[int, set[int]] = {i: set() for i in positions}
-        uses = {i: sum(len(v.uses()) for v in self.results[i]) for i in positions}
+        uses = {i: sum(len(v.uses()) for v in self.results[i]) for i in found}
         for j, values in enumerate(self.operands):
             for v in values:
                 i = self.maker.get(v.unique())

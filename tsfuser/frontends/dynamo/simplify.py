@@ -14,6 +14,8 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from .insert import is_alike
+from .late_casts import cast_what_is_read
 from .updates import move_last, updates
 
 aten = torch.ops.aten
@@ -30,6 +32,9 @@ def simplify(module: fx.GraphModule) -> None:
     for node in list(graph.nodes):
         form = FORMS.get(node.target) if node.op == "call_function" else None
         changed = (form is not None and form(node)) or changed
+    graph.eliminate_dead_code()  # what nobody reads is no reader
+    for node in list(graph.nodes):
+        changed = (node.target is aten._to_copy.default and cast_what_is_read(node)) or changed
     if changed:
         graph.eliminate_dead_code()
         module.recompile()
@@ -52,6 +57,12 @@ def _hand_on(node: fx.Node) -> bool:
         return False
     node.replace_all_uses_with(node.args[0])
     return True
+
+
+def _slice(node: fx.Node) -> bool:
+    """A slice of all of a tensor, as there are where sizes vary."""
+    operand = node.args[0]
+    return is_alike(node.meta["val"], operand.meta["val"]) and _hand_on(node)  # type: ignore[union-attr]
 
 
 def _view(node: fx.Node) -> bool:
@@ -128,6 +139,7 @@ def _dtype(value: Any) -> torch.dtype | None:
 FORMS: dict[Any, Callable[[fx.Node], bool]] = {
     aten.detach.default: _hand_on,
     aten.alias.default: _hand_on,
+    aten.slice.Tensor: _slice,
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
     aten.where.self: _with_number,
