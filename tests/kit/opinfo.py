@@ -56,6 +56,7 @@ def _seed(seed):
         numpy.random.seed(seed)
 
 
+@functools.cache
 def rows():
     """Names of the rows, without their namespace."""
     return {row.name.partition("::")[2]: row for row in table.all_rows()}

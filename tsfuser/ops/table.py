@@ -160,6 +160,9 @@ class Row:
     instead: str = ""
     error: str = "result"
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.overloads))  # which are one row's
+
     @property
     def is_view(self) -> bool:
         """Whether eager's result shares the memory of the operand, so that it must not leave a group."""

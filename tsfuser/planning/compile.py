@@ -97,14 +97,14 @@ def lower_fusion(call: Call, fusion: Fusion, device: str, joint: bool = False) -
         fusion = with_fast_forms(fusion, everywhere=options.enabled("fast_math"))
     dumps.show("fusion_ir", "fusion", fusion)
     for word in ("fusion_args", "kernel_args", "print_args"):
-        dumps.show(word, "arguments of the first call of a class", "\n".join(map(str, call.args)))
+        dumps.show(word, "arguments of the first call of a class", *call.args, between="\n")
     stages, allocations = choose(call, fusion, machine)
     lowered = []
     for part, stage in stages:
         interrupts.check()
         most = machine.parameter_bytes if joint else 0
         lowered.append((part, stage.params, *_lower(stage.segment, stage.schedule, device, most)))
-        dumps.show("scheduler_params", stage.segment.name, f"{stage.params}\n\n{stage.schedule}")
+        dumps.show("scheduler_params", stage.segment.name, stage.params, stage.schedule)
     return Lowered(call, fusion, device, lowered, allocations)
 
 

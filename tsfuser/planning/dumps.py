@@ -24,10 +24,10 @@ _shown: set[tuple[str, str]] = set()  # registry: (device, source) of the kernel
 _lock = threading.Lock()
 
 
-def show(word: str, title: str, text: object) -> None:
-    """Prints `text` if `word` is asked for."""
+def show(word: str, title: str, *values: object, between: str = "\n\n") -> None:
+    """Prints `values` if `word` is asked for; else none of them is turned into text."""
     if options.dump(word):
-        print(f"\n======= {word}: {title} =======\n\n{text}\n", flush=True)
+        print(f"\n======= {word}: {title} =======\n\n{between.join(map(str, values))}\n", flush=True)
 
 
 def wants_kernels() -> bool:
