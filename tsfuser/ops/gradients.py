@@ -155,7 +155,6 @@ def elu_backward(
 def hardtanh_backward(b: Builder, grad_output, self, min_val, max_val) -> Value:
     """`grad_output` where `self` is between the bounds, else 0"""
     converted(b, "hardtanh_backward", self.dtype, min_val, max_val)
-    min_val, max_val = (round_number(b, v, self.dtype) for v in (min_val, max_val))
     return _with_numbers(b, "hardtanh_backward", grad_output, self, min_val, max_val)
 
 

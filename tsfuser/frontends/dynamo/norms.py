@@ -90,6 +90,11 @@ def operand_of(node: fx.Node) -> fx.Node | None:
     return node.args[_OPERAND[node.target]] if node.target in _OPERAND else None  # type: ignore[return-value]
 
 
+def is_result(node: fx.Node) -> bool:
+    """Whether the node has taken the place of the result of a norm."""
+    return _RESULT in node.meta
+
+
 def expand(joint: fx.GraphModule) -> None:
     """Puts elementwise ops in the place of the results of norms that have gradients in the graph."""
     for number, node in enumerate([n for n in joint.graph.nodes if n.target in _NORMS]):

@@ -19,6 +19,7 @@ from torch import fx
 from . import norms, softmaxes
 from .channels_last import channels_last
 from .dropout import seed_dropouts
+from .from_results import read_results
 from .recomputable import recomputable
 from .simplify import without_detach
 from .updates import sharing, updates
@@ -46,6 +47,7 @@ def partition(
     if recompute:
         norms.expand(joint)
         softmaxes.expand(joint)
+        read_results(joint)
         with recomputable():
             forward, backward = min_cut_rematerialization_partition(
                 joint, inputs, num_fwd_outputs=num_fwd_outputs, **others
