@@ -8,8 +8,8 @@ product or convolution has the result saved in any case. Before:
 becomes
     leaky_relu_backward(g, y, 0.1, True)
 
-Torch does so for relu, tanh and sigmoid. The result of a norm stays: it is computed from what the norm's
-gradient reads.
+Torch does so for relu, tanh and sigmoid. Two operands are read as before: an input of the program, which needs
+no further memory, and the result of a norm, which is computed from what the norm's gradient reads.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from . import norms
+from .updates import sharing
 
 aten = torch.ops.aten
 
@@ -30,10 +31,11 @@ _MOST = 256  # whole numbers up to here are numbers of every floating dtype
 def read_results(joint: fx.GraphModule) -> None:
     """Changes the graph."""
     changed = False
+    inputs = sharing(joint.graph, [node for node in joint.graph.nodes if node.op == "placeholder"])
     for node in joint.graph.nodes:
         gradient, form = _GRADIENTS.get(node.target, (None, None))
         operand = node.args[0] if gradient is not None else None
-        if not isinstance(operand, fx.Node) or norms.is_result(operand) or node.kwargs:
+        if not isinstance(operand, fx.Node) or operand in inputs or norms.is_result(operand) or node.kwargs:
             continue
         for user in list(operand.users):
             found = form(node, user) if user.target is gradient and user.args[1] is operand else None
@@ -64,7 +66,7 @@ def _is_whole(number: Any) -> bool:
     return type(number) in (int, float) and abs(number) <= _MOST and number == int(number)
 
 
-#: op -> its gradient, and what gives arguments for it that have the op's result, or None where that tells less
+#: op -> its gradient, and what gives that the arguments with the op's result; None where it tells less
 _GRADIENTS: dict[Any, tuple[Any, Callable[[fx.Node, fx.Node], tuple | None]]] = {
     aten.leaky_relu.default: (aten.leaky_relu_backward.default, _leaky_relu),
     aten.hardtanh.default: (aten.hardtanh_backward.default, _hardtanh),
