@@ -8,7 +8,7 @@ product or convolution has the result saved in any case. Before:
 becomes
     leaky_relu_backward(g, y, 0.1, True)
 
-Torch does so for relu, tanh and sigmoid. Two operands are read as before: an input of the program, which needs
+Torch does so for relu and tanh. Two operands are read as before: an input of the program, which takes
 no further memory, and the result of a norm, which is computed from what the norm's gradient reads.
 """
 
