@@ -1,9 +1,10 @@
 """Cuts a Fusion into segments, each of which becomes one kernel.
 
 In: a Fusion. Out: ordered `Segment`s with what each reads from and writes to memory. A pointwise segment
-computes everything between memory and its outputs; outputs of a subset of its axes ride along. Example: `y =
-x + b; z = b * 2` over axes (r, c) and (c): one segment, `z` stored by the first row only. What is reshaped is
-stored by the segments of one stage, and read along other axes in the next.
+computes everything between memory and its outputs. Outputs over a subset of its axes are stored by the same
+segment. Example: `y = x + b; z = b * 2` over axes (r, c) and (c) is one segment; only its first row stores
+`z`. The operand of a reshape is stored by a segment of one level, and read along other axes by the next
+level.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from ..ir.fusion import Axis, Fusion, Op, Reduce, Reshape, TensorInput, Value
 from . import tables
 from .records import Allocations, Buffer, Segment, row_major, sizes_of
 
-WORTH_A_LAUNCH = 1 << 18  # elements whose stores cost more than another kernel's launch does
+WORTH_A_LAUNCH = 1 << 18  # elements: to store as many costs more than to launch another kernel
 
 
 def segments(
     call: Call, fusion: Fusion, allocations: Allocations, is_one_pass: Callable[[Segment], bool]
 ) -> tuple[Segment, ...]:
-    """The segments of `fusion` in an order that respects their dependences; temporaries between them are
-    added to `allocations`. `is_one_pass` says whether a segment in which results depend on reductions can be
-    one pass over memory."""
+    """The segments of `fusion` in an order that respects their dependences. Temporaries between them are
+    added to `allocations`. `is_one_pass` says whether one pass over memory can do a segment in which results
+    depend on reductions."""
     cut = _Cut(_Dependences.of(fusion), allocations, {i.value.name: _input_buffer(i) for i in fusion.inputs})
     levels = _levels(fusion)
     for k, level in enumerate(levels):
         later = [value for other in levels[k + 1 :] for value in other.outputs]
         _add_tables(call, cut, level)
-        for op in level.ready:  # one pass over rows first: it may take along reductions that stand earlier
+        for op in level.ready:  # passes with results first: such a pass may include earlier reductions
             _add_pass_with_results(cut, level, later, op, is_one_pass)
         for op in level.ready:
             _add_pass_with_results(cut, level, later, op, is_one_pass)
@@ -50,8 +51,8 @@ def segments(
 
 @dataclass(frozen=True)
 class _Dependences:
-    """Who makes which value of a Fusion (`producer`, by name), in which order (`position`), and where the
-    results of the group go (`stored`)."""
+    """For each value of a Fusion, by name: the op that computes it (`producer`) and its place in the order
+    of ops (`position`). For each result of the group: the buffer to which it is stored (`stored`)."""
 
     producer: dict[str, Op]
     position: dict[str, int]
@@ -95,8 +96,7 @@ class _Dependences:
 
 @dataclass
 class _Cut:
-    """A Fusion while it is cut: what is in memory already (by the name of its value), and the segments so
-    far."""
+    """A Fusion while it is cut: the values that are in memory already, by name, and the segments so far."""
 
     dependences: _Dependences
     allocations: Allocations
@@ -112,7 +112,8 @@ class _Cut:
         return [v for v in dict.fromkeys(values) if self.is_pending(v)]
 
     def reductions(self, values: list[Value]) -> set[str]:
-        """Names of the reductions between memory and `values`, those that give them included."""
+        """Names of the reductions between memory and `values`; if one of `values` is the result of a
+        reduction, that one is included."""
         return {
             op.output.name
             for op in self.dependences.between(self.memory, values)[0]
@@ -124,21 +125,20 @@ class _Cut:
         return {b.value.name for b in self.dependences.between(self.memory, values)[1]}
 
     def segment(self, values: list[Value]) -> Segment:
-        """A segment that stores `values`; the buffers of temporaries have no number yet."""
+        """A segment that stores `values`. The buffers of temporaries have no number yet."""
         ops, loads = self.dependences.between(self.memory, values)
         stored = self.dependences.stored
         stores = tuple(stored[v.name] if v.name in stored else _unnumbered(v) for v in values)
         return Segment(tuple(ops), _ordered(loads), stores, _axes(ops, loads))
 
     def innermost(self, value: Value) -> Axis | None:
-        """The axis along which neighbours of `value` are to be neighbours in memory; None where there is
-        none."""
+        """The axis that has stride 1 where `value` will be stored; None if no axis has."""
         buffer = self.dependences.stored.get(value.name) or _unnumbered(value)
         units = [a for a, s in zip(value.dims, buffer.strides) if a is not None and s is sz.const(1)]
         return units[-1] if units else None
 
     def add(self, values: list[Value]) -> None:
-        """Makes the next segment: from now on `values` are in memory."""
+        """Adds the segment that stores `values`. From now on they are in memory."""
         made = self.segment(values)
         stores = tuple(b if b.index >= 0 else self.allocations.new(b.value) for b in made.stores)
         self.segments.append(replace(made, stores=stores))
@@ -155,7 +155,7 @@ def _add_tables(call: Call, cut: _Cut, level: _Level) -> None:
 
     def between(value: Value) -> tuple[list[Op], list[Buffer]]:
         stored = cut.dependences.stored.get(value.name)
-        if stored is not None and stored.kind == "update":  # what an argument becomes is not read back
+        if stored is not None and stored.kind == "update":  # the new value of an argument is not read back
             return [], []
         return cut.dependences.between(cut.memory, [value])
 
@@ -170,7 +170,7 @@ def _add_tables(call: Call, cut: _Cut, level: _Level) -> None:
 
 
 def _is_awaited(cut: _Cut, level: _Level, op: Op) -> bool:
-    """Whether `op` is a reduction that is not in memory and that an output needs."""
+    """Whether `op` is a reduction whose result is not in memory and is needed by an output."""
     if not isinstance(op, Reduce) or not cut.is_pending(op.output):
         return False
     return op.output.name in cut.reductions(cut.pending(level.outputs))
@@ -179,8 +179,8 @@ def _is_awaited(cut: _Cut, level: _Level, op: Op) -> bool:
 def _add_pass_with_results(
     cut: _Cut, level: _Level, later: list[Value], op: Op, is_one_pass: Callable[[Segment], bool]
 ) -> None:
-    """Adds the segment that does reduction `op` and what depends on it in one pass, if there is one: all that
-    such a pass could store, or as much of it as `is_one_pass` accepts."""
+    """Adds the segment that computes reduction `op` and values that depend on it in one pass, if there is
+    one. It stores everything that such a pass could store, or as much of it as `is_one_pass` accepts."""
     if not _is_awaited(cut, level, op):
         return
     values = _pass_with_results(cut, level, later, op)
@@ -200,9 +200,9 @@ def _add_pass_with_results(
 def _pass_with_results(
     cut: _Cut, level: _Level, later: list[Value], op: Reduce, without: set[str] | frozenset[str] = frozenset()
 ) -> list[Value]:
-    """What one pass over the data of `op` could store: reductions over the same axes, also of one another's
-    results; all that depends on them; and reductions of that over the other axes; but for the results
-    `without`. Empty where nothing depends on a reduction."""
+    """The values that one pass over the data of `op` could store, except those in `without`: reductions over
+    the same axes, also of one another's results; the values that depend on them; and reductions of those
+    values over the other axes. Empty if nothing depends on a reduction."""
     members = _members(cut, level, op)
     if op.output.name not in members:
         return []
@@ -226,29 +226,30 @@ def _pass_with_results(
     needed_later = cut.reductions(
         [v for v in cut.pending(level.outputs + later) if v not in dependents + columns]
     )
-    values += _on_the_way(cut, level, values + reductions, (full, kept), without)
+    values += _with_common_reads(cut, level, values + reductions, (full, kept), without)
     stored = cut.dependences.stored
     return values + columns + [r for r in reductions if r.name in stored or r.name in needed_later]
 
 
 def _members(cut: _Cut, level: _Level, op: Reduce) -> set[str]:
-    """Names of the reductions over the axes of `op` that need no reductions but one another."""
+    """Names of the reductions over the axes of `op` that depend on no other reductions than one another."""
     members: set[str] = set()
     for r in level.ready:
-        if isinstance(r, Reduce) and cut.is_pending(r.output) and _like(r, op):
+        if isinstance(r, Reduce) and cut.is_pending(r.output) and _reduces_same_axes(r, op):
             if cut.reductions([r.output]) <= members | {r.output.name}:
                 members.add(r.output.name)
     return members
 
 
-def _on_the_way(
+def _with_common_reads(
     cut: _Cut,
     level: _Level,
     values: list[Value],
     axes: tuple[set[Axis], ...],
     without: set[str] | frozenset[str] = frozenset(),
 ) -> list[Value]:
-    """The outputs without reductions, along one of `axes`, that read data which `values` read, too."""
+    """The outputs over one of the sets `axes` that need no reduction and read a tensor that `values` read,
+    too: the same pass computes them without reading more."""
     read = cut.reads(values)
     return [
         v
@@ -258,17 +259,21 @@ def _on_the_way(
 
 
 def _plain_pass(cut: _Cut, level: _Level, op: Reduce) -> list[Value]:
-    """Reductions over the same axes as `op` that need no other, and outputs that read the same data."""
+    """Reductions over the same axes as `op` that depend on no other reduction, and outputs that read the same
+    data."""
     same = [
-        r.output for r in level.ready if isinstance(r, Reduce) and cut.is_pending(r.output) and _like(r, op)
+        r.output
+        for r in level.ready
+        if isinstance(r, Reduce) and cut.is_pending(r.output) and _reduces_same_axes(r, op)
     ]
     values = [v for v in same if len(cut.reductions([v])) == 1]
     ops, loads = cut.dependences.between(cut.memory, values)
-    return values + _on_the_way(cut, level, values, (set(_axes(ops, loads)),))
+    return values + _with_common_reads(cut, level, values, (set(_axes(ops, loads)),))
 
 
 class _Level(NamedTuple):
-    """`outputs` are to be stored, by the ops that are `ready`; the operands of `reshapes` are among them."""
+    """The ops `ready` compute the `outputs`, which are to be stored. The operands of `reshapes` are among
+    them."""
 
     ready: list[Op]
     outputs: list[Value]
@@ -276,8 +281,8 @@ class _Level(NamedTuple):
 
 
 def _levels(fusion: Fusion) -> list[_Level]:
-    """The ops that can be computed before anything that is stored is read back, those that wait for it once,
-    and so on."""
+    """Level 0 is computed from the inputs. Each further level reads what the level before has stored for a
+    reshape."""
     level: dict[str, int] = {}
     for op in fusion.ops:
         level[op.output.name] = max([level.get(v.name, 0) for v in op.operands], default=0) + isinstance(
@@ -293,8 +298,8 @@ def _levels(fusion: Fusion) -> list[_Level]:
     return result
 
 
-def _like(a: Reduce, b: Reduce) -> bool:
-    """Whether one pass over the same axes can do both."""
+def _reduces_same_axes(a: Reduce, b: Reduce) -> bool:
+    """Whether both reduce the same axes of the same space, so that one pass can do both."""
     return set(a.axes) == set(b.axes) and set(a.operands[0].axes) == set(b.operands[0].axes)
 
 
@@ -304,7 +309,7 @@ def _input_buffer(i: TensorInput) -> Buffer:
 
 
 def _reshaped(source: Buffer, op: Reshape) -> Buffer:
-    """`source`, which is row-major, as `op` reads it."""
+    """The buffer of `source`, which is row-major, with the dims of the result of `op`."""
     strides = row_major(sizes_of(op.output)) if op.strides is None else op.strides
     alignment = _alignment_at(op.offset, source.alignment, op.output)
     return replace(
@@ -313,7 +318,7 @@ def _reshaped(source: Buffer, op: Reshape) -> Buffer:
 
 
 def _alignment_at(offset: sz.Size, alignment: sz.Size, value: Value) -> sz.Size:
-    """Bytes that divide the address of an element, from those that divide the buffer's."""
+    """Bytes that divide the address of the element at `offset`, if `alignment` divides that of the buffer."""
     if offset is sz.const(0):
         return alignment
     return sz.minimum(alignment, sz.pow2(offset * value.dtype.itemsize))
@@ -330,7 +335,7 @@ def _axes(ops: list[Op], loads: list[Buffer]) -> tuple[Axis, ...]:
 
 def _by_space(call: Call, cut: _Cut, values: list[Value]) -> list[list[Value]]:
     """Groups values that one pointwise kernel can store: those whose axes are a subset of the largest one's.
-    A subset rides along only if no axis it lacks has size 0, since then nothing would run."""
+    No axis that a value lacks may have size 0: the kernel would run no iteration, and not store the value."""
     groups: list[list[Value]] = []
     for value in sorted(values, key=lambda v: -len(v.axes)):
         for group in groups:
@@ -348,8 +353,9 @@ def _by_space(call: Call, cut: _Cut, values: list[Value]) -> list[list[Value]]:
 
 
 def _goes_alone(call: Call, cut: _Cut, host: Value, value: Value) -> bool:
-    """Whether neighbours of a large value are far apart where those of `host` are neighbours in memory, and
-    both have nothing in common that is as large: in a kernel of its own it is stored in whole accesses."""
+    """Whether a large `value` gets a kernel of its own, which can store it in wide accesses: its innermost
+    axis in memory is another one than that of `host`, and the two read no common tensor of two or more dims.
+    """
     if len(value.axes) < len(host.axes) or cut.innermost(value) == cut.innermost(host):
         return False
     read = [

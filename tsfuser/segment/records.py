@@ -3,7 +3,7 @@
 In: made by `cut.segments`. Out: frozen records that schedulers read. `str(segment)` is code that `read` runs:
 `read(str(s)) == s`. Example of a segment that adds one:
 
-    Segment((pointwise('add', '({0} + {1})', (x0, literal(1.0, float64)), float32, add_0),),
+    Segment((pointwise('add', 'add', (x0, literal(1.0, float64)), float32, add_0),),
             (Buffer(x0, 'input', 0, (const(1),), align0),), (Buffer(add_0, 'allocation', 0, ...),), (a0,))
 """
 
@@ -21,11 +21,15 @@ from ..ir.values import Window
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor in memory: `kind` is `input` (group argument `index`), `allocation` (number `index` of the
-    plan), `update` (the memory of group argument `index`, stored to), `lookup` (the same as `input`, read at
-    places that `value`'s operand names) or `random` (no memory at all: the linear index of stream `index`),
-    with one stride (elements) a dim of `value`. `alignment` is in bytes. `offset` and `windows` as in
-    `fusion.TensorInput`."""
+    """A tensor in memory. `strides` (in elements) has one entry per dim of `value`; `alignment` is in bytes;
+    `offset` and `windows` are those of `fusion.TensorInput`. `kind` is
+
+    input       group argument `index`
+    allocation  number `index` of the plan's allocations
+    update      the memory of group argument `index`, to which the kernel stores
+    lookup      as `input`, but read at the indices that an operand of the op holds
+    random      no memory: the linear index of random stream `index`
+    """
 
     value: Value
     kind: str
@@ -37,7 +41,7 @@ class Buffer:
     windows: tuple[Window, ...] = ()
 
     def stride(self, axis: Axis) -> Size:
-        """Elements between neighbours along `axis`, 0 where the tensor lacks it."""
+        """Elements between neighbours along `axis`; 0 if the tensor lacks it."""
         for own, stride in zip(self.value.dims, self.strides):
             if own is not None and own == axis:
                 return stride
@@ -46,8 +50,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Segment:
-    """`ops` in order, `loads` and `stores`, over `axes` (its iteration space). Its Reduce ops run all over
-    the same axes, or, in a pass over rows, some over all the others."""
+    """The `ops` of one kernel, in order, with its `loads` and `stores`. `axes` are its iteration space. All
+    its Reduce ops run over the same axes, except that in a pass over rows some may run over all other axes.
+    """
 
     ops: tuple[Op, ...]
     loads: tuple[Buffer, ...]
@@ -65,29 +70,29 @@ class Segment:
 
     @property
     def uses_reductions(self) -> bool:
-        """Whether something in it depends on one of its reductions, so that data may be needed twice."""
+        """Whether an op depends on one of the reductions, so that the kernel may need its data twice."""
         reduced = {op.output.name for op in self.reductions}
         return any(v.name in reduced for op in self.ops for v in op.operands)
 
     @property
     def randoms(self) -> tuple[Random, ...]:
-        """Its random ops; another segment may compute the same ones again."""
+        """Its random ops. Other segments may compute the same ones again."""
         return tuple(op for op in self.ops if isinstance(op, Random))
 
     @property
     def lookups(self) -> tuple[Lookup, ...]:
-        """Its lookups; another segment may do the same ones again."""
+        """Its lookups. Other segments may do the same ones again."""
         return tuple(op for op in self.ops if isinstance(op, Lookup))
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """In which it reads, or by which it chooses."""
+        """The windows in which it reads an input, or that a `Within` op asks about."""
         read = [window for buffer in self.loads for window in buffer.windows]
         return tuple(dict.fromkeys([*read, *(op.window for op in self.ops if isinstance(op, Within))]))
 
     @property
     def name(self) -> str:
-        """Kernel name: after the distinct ops, in order."""
+        """The name of the kernel, made of the distinct ops in order."""
         words = list(dict.fromkeys(op.name for op in self.ops if not isinstance(op, Within))) or ["copy"]
         tail = [f"and_{len(words) - 5}_more"] if len(words) > 6 else words[5:]
         return "_".join(["fused", *words[:5], *tail])
@@ -104,16 +109,16 @@ class Temporary:
 
 
 class Allocations:
-    """The tensors that a plan allocates: the group's outputs first, then temporaries as segments and
-    schedules ask for them."""
+    """The tensors that a plan allocates: first the group's outputs, then the temporaries for which segments
+    and schedules ask."""
 
     def __init__(self, outputs: int):
         self.outputs = outputs
         self.temporaries: list[Temporary] = []
 
     def new(self, value: Value, multiple: int = 1) -> Buffer:
-        """A row-major temporary that holds `value`, dense but for its first dim, whose stride is rounded up
-        to a `multiple` of elements."""
+        """A row-major temporary that holds `value`. It is dense, except that the stride of its first dim is
+        rounded up to a `multiple` of elements."""
         sizes = sizes_of(value)
         strides = row_major(sizes)
         if multiple > 1:

@@ -1,9 +1,9 @@
-"""Values that cost much, have few elements, and are read by ops of many: a kernel of their own computes them.
+"""Tables: costly values of few elements, which a kernel of their own computes for ops of many elements.
 
 In: the ops of a Fusion. Out: the next such values. Example, rotary embedding: x[B, H, T, D] is multiplied by
-the cosine of angles[T, D]. In the kernel of the product each cosine would be computed B * H times, by 40
-instructions an element, where memory leaves time for 25 or so; one kernel more stores T * D of them, and the
-product reads them from a cache.
+the cosine of angles[T, D]. The kernel of the product would compute each cosine B * H times. That takes 40
+instructions an element, where about 25 fit in the time that memory needs. Instead, a kernel of its own stores
+T * D cosines, and the product reads them from a cache.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ..ir.symbols import COSTLY, find
 from ..ir.values import Window
 from .records import Buffer
 
-FEWER = 8  # times as few elements as the reader has
+FEWER = 8  # the reader has at least so many times as many elements
 MOST_TABLES = 8  # at a time: each is an argument of the kernels that read it, and takes registers
-WORTH_A_TABLE = 1 << 21  # elements of the reader, whose sines take as long as a launch does
+WORTH_A_TABLE = 1 << 21  # elements of the reader: to compute as many sines takes as long as a launch
 
 
 def next_tables(call: Call, ops: Iterable[Op], between: Callable[[Value], list[Op]]) -> list[Value]:
-    """Values over the same axes, as few as there are, that are to be in memory before the rest of `ops` is
-    computed; empty where there are none. `between`: the ops between memory and a value."""
+    """The values that are to be in memory before the rest of `ops` is computed: those over the fewest axes,
+    all over the same ones. Empty if there are none. `between`: the ops between memory and a value."""
     bounds: dict[str, int | None] = {}
     found: dict[str, Value] = {}
     for op in ops:
@@ -41,8 +41,8 @@ def next_tables(call: Call, ops: Iterable[Op], between: Callable[[Value], list[O
 
 
 def _bound(op: Op, bounds: dict[str, int | None]) -> int | None:
-    """What it costs at most to compute an element of the result, up to `COSTLY`, where all of it is
-    pointwise; else None."""
+    """An upper bound of the cost to compute an element of the result, at most `COSTLY`; None if an op on the
+    way is not pointwise."""
     costs = [bounds.get(v.name, 0) for v in op.operands]
     if not is_plain([op]) or None in costs:
         return None
@@ -54,7 +54,7 @@ def _own(op: Op) -> int:
 
 
 def _pays(call: Call, value: Value, space: tuple[Axis, ...]) -> bool:
-    """Whether `space`, where `value` is needed, has so many elements, and so many more."""
+    """Whether `space`, over which `value` is read, has enough elements, and enough more than `value`."""
     size = sz.product([a.extent for a in space])
     own = sz.product([a.extent for a in value.axes])
     return bool(call.decide(sz.le(WORTH_A_TABLE, size))) and bool(call.decide(sz.le(own * FEWER, size)))
@@ -66,8 +66,8 @@ def is_plain(ops: list[Op]) -> bool:
 
 
 def windows(ops: list[Op], loads: list[Buffer]) -> tuple[Window, ...]:
-    """Where a value computed by `ops` from `loads` is defined: it need not be read elsewhere. What is chosen
-    by its place is defined everywhere."""
+    """The windows outside of which a value that `ops` compute from `loads` need not be defined or read. A
+    value that `Within` selects is defined everywhere."""
     if any(isinstance(op, Within) for op in ops):
         return ()
     return tuple(dict.fromkeys(window for buffer in loads for window in buffer.windows))

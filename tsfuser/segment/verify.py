@@ -1,6 +1,6 @@
-"""What must hold of every Segment.
+"""What must hold for every Segment.
 
-In: a Segment. Out: None, or the first thing wrong with it as a sentence. Run in tests after each cut.
+In: a Segment. Out: None, or a sentence that names the first fault. Tests run it after each cut.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from .records import Segment
 
 
 def verify(segment: Segment) -> str | None:
-    """None if every value is loaded or computed before its use, every store is of such a value, and all runs
-    over the segment's axes."""
+    """None if every value is loaded or computed before it is used or stored, and every axis is one of the
+    segment's."""
     known: dict[str, Value] = {}
     for buffer in (*segment.loads, *segment.stores):
         if len(buffer.strides) != len(buffer.value.dims):
