@@ -1,5 +1,5 @@
-"""How a segment is computed: named loops and where tensors live. A scheduler is a file with `propose`, and an
-entry in `schedulers.SCHEDULERS`.
+"""How a segment is computed: named loops, and where values stay between uses. A scheduler is a file with
+`propose`, and an entry in `schedulers.SCHEDULERS`.
 
 In: a Segment. Out: the Proposal of the first scheduler that takes it. Example:
 

@@ -1,7 +1,7 @@
 """From a Fusion to the kernels that compute it.
 
-In: a Fusion. Out: the stages of all its segments, in the order of their launches, and what they want
-allocated. Example: `stages, allocations = choose(call, fusion, GPU)`.
+In: a Fusion. Out: the stages of all its segments, in the order of their launches, and the tensors that the
+plan has to allocate for them. Example: `stages, allocations = choose(call, fusion, GPU)`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .tails import joined
 
 
 def choose(call: Call, fusion: Fusion, machine: Machine) -> tuple[list[tuple[int, Stage]], Allocations]:
-    """(number of the segment, stage) for each kernel, and the allocations. Raises Refusal where no scheduler
+    """(number of the segment, stage) for each kernel, and the allocations. Raises Refusal if no scheduler
     takes a segment."""
     allocations = Allocations(len(fusion.outputs))
     found = []
@@ -35,7 +35,7 @@ def choose(call: Call, fusion: Fusion, machine: Machine) -> tuple[list[tuple[int
 
 
 def _check_updates(stages: list[Stage]) -> None:
-    """Refuses kernels that would read an argument which an earlier one has changed."""
+    """Raises Refusal if a kernel would read an argument that an earlier kernel has changed."""
     changed: set[int] = set()
     for stage in stages:
         loads = {b.index for b in stage.segment.loads if b.kind == "input"}

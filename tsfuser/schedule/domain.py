@@ -1,8 +1,8 @@
 """The iteration space of a segment, with as few dimensions as memory allows.
 
-In: a Segment. Out: a `Domain`: dimensions in memory order, neighbours merged wherever every tensor walks them
-as one, and for each buffer its stride in each. Example: a contiguous [B, T, C] plus a bias [C] is a domain of
-two dims, B*T and C.
+In: a Segment. Out: a `Domain`: dims in memory order, and the stride of each buffer in each dim. Two
+neighbouring dims are merged if every tensor can step over both with one stride. Example: a contiguous [B, T,
+C] plus a bias [C] is a domain of two dims, B*T and C.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..segment import Buffer, Segment
 
 @dataclass(frozen=True)
 class Dim:
-    """One merged dimension: `name` is that of its loop, `axes` outermost first."""
+    """One merged dimension. `name` is the name of its loop; `axes` are outermost first."""
 
     name: str
     extent: Size
@@ -28,9 +28,10 @@ class Dim:
 
 @dataclass(frozen=True)
 class Access:
-    """A buffer with its stride in each dim of the domain (elements; constant 0 where it does not move). A
-    lookup goes `step` elements for each of its index, which is less than `extent` and differs along the dims
-    `indexed`."""
+    """A buffer with its stride in each dim of the domain, in elements; constant 0 where it is broadcast.
+
+    For a lookup: an index i reads `i * step` elements further. Indices are less than `extent`, and vary along
+    the dims `indexed`."""
 
     buffer: Buffer
     strides: tuple[Size, ...]
@@ -52,8 +53,9 @@ class Access:
 @dataclass(frozen=True)
 class Domain:
     """`dims` from outermost to innermost; `loads`, `stores`, `randoms` and `lookups` in the segment's order.
-    A random op walks along its linear index as if that were memory, a lookup along the dims of its table but
-    the one that its index is of. `windows`: those of loads, and by which values are chosen."""
+
+    The strides of a random op are those of its linear index. The strides of a lookup are those of its table,
+    without the dim that is indexed. `windows` are those of loads and of `Within` ops."""
 
     dims: tuple[Dim, ...]
     loads: tuple[Access, ...]
@@ -67,9 +69,8 @@ class Domain:
         return self.loads + self.stores
 
     def walking(self, inner: int) -> tuple[Access, ...]:
-        """Those that may be read or written as vectors along dim `inner`: neighbours there are neighbours in
-        memory. Of a lookup that depends on whether its indices are the same along that dim, which an expanded
-        tensor's are."""
+        """The accesses that may be vectors along dim `inner`, because their stride there is 1. Such a lookup
+        is a vector only if its indices do not vary along that dim."""
         return tuple(a for a in (*self.accesses, *self.lookups) if a.is_unit(inner))
 
     @property
@@ -77,8 +78,9 @@ class Domain:
         return sz.product([d.extent for d in self.dims])
 
     def numbered(self, window: Window) -> tuple[tuple[Size, ...], Size]:
-        """How places along a window's dim are numbered: the steps of the number in each dim of the domain,
-        and how many neighbours in memory have one place in common, by which all numbers are multiplied."""
+        """The index along the dim of a window, times a scale, as a linear function of the domain's dims: the
+        factor of each dim, and the scale. The scale is the number of neighbours in memory that have the same
+        index."""
         scale = sz.const(1)
         for dim in self.dims:
             if window.axes[-1] in dim.axes:
@@ -96,10 +98,10 @@ class Domain:
 
 @once_a_call
 def domain(call: Call, segment: Segment, like: Domain | None = None) -> Domain:
-    """The domain of `segment`, with the axes in the order of `like` where given.
+    """The domain of `segment`. If `like` is given, the axes are in its order.
 
-    Axes that other reductions run over are never merged (the strides of both may be 0 in a result without
-    elements).
+    An axis is never merged with one over which other reductions run (in a result without elements the strides
+    of both may be 0).
     """
     memory = segment.loads + segment.stores
     randoms = tuple(
@@ -150,13 +152,13 @@ def domain(call: Call, segment: Segment, like: Domain | None = None) -> Domain:
 
 
 def _in_order(buffer: Buffer, op: Lookup) -> Buffer:
-    """The buffer of a lookup as if its indices were 0, 1, 2...: as near to each other are neighbours in
-    memory."""
+    """The buffer of a lookup, as if its indices were 0, 1, 2...: so its axes can be sorted like those of
+    other buffers."""
     return replace(buffer, strides=tuple(op.step if s is sz.const(0) else s for s in buffer.strides))
 
 
 def _stride(call: Call, buffer: Buffer, axis: Axis) -> Size:
-    """Stride with 0 and 1 decided, so that schedules see broadcast and contiguous access."""
+    """The stride, as a constant if it is 0 or 1, so that schedulers see broadcast and contiguous accesses."""
     stride = buffer.stride(axis)
     for value in (0, 1):
         if not stride.is_const and call.decide(sz.eq(stride, value)):
@@ -165,7 +167,7 @@ def _stride(call: Call, buffer: Buffer, axis: Axis) -> Size:
 
 
 def _walk_as_one(call: Call, outer: Size, inner: Size, axis: Axis) -> bool:
-    """Whether a step of the outer axis equals a walk over the whole inner one."""
+    """Whether a step of the outer axis is as long as all of the inner axis, so that both can be one dim."""
     zero = sz.const(0)
     if outer is zero or inner is zero:
         return outer is inner
@@ -173,7 +175,7 @@ def _walk_as_one(call: Call, outer: Size, inner: Size, axis: Axis) -> bool:
 
 
 def _stay_in(window: Window, outer: Axis, inner: Axis) -> bool:
-    """Whether two axes that are merged leave the places of the window neighbours."""
+    """Whether the index of the window is still linear in the dim into which both axes are merged."""
     axes = window.axes
     if outer in axes and inner in axes:
         return axes.index(outer) + 1 == axes.index(inner)
@@ -181,8 +183,8 @@ def _stay_in(window: Window, outer: Axis, inner: Axis) -> bool:
 
 
 def _sorted_axes(call: Call, axes, reference: Buffer, buffers) -> list[Axis]:
-    """Axes from outermost to innermost in the memory of `reference`; those it lacks come first, ordered by
-    the other buffers."""
+    """The axes from outermost to innermost in the memory of `reference`. Axes that it lacks come first, in
+    the order of the other buffers."""
     order = [reference] + [b for b in buffers if b is not reference]
 
     def inner_first(a: Axis, b: Axis) -> bool:

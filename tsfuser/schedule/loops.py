@@ -1,7 +1,7 @@
 """Schedules: named loops over a domain, and what each is bound to.
 
-In: a Domain. Out: a `Schedule`, built by `split`, `fuse`, `reorder` and `bind`, each of which returns a new
-one. A schedule never says what is computed. Example:
+In: a Domain. Out: a `Schedule`. `split`, `fuse`, `reorder` and `bind` build it; each returns a new one. A
+schedule says how a segment is computed, never what. Example:
 
     s = Schedule.over(domain).split("i0", by=128, into=("block", "thread"))
     s = s.bind(block="block", thread="thread.x")
@@ -18,15 +18,20 @@ from ..ir.code import code
 from ..ir.size import Size
 from .domain import Domain
 
-#: block: grid; thread.*: threads of a block; rows: a loop of as many iterations for all threads of a block;
-#: serial: a loop; unroll: unrolled, loads first; vector: one memory access of all lanes; simd: a loop that
-#: the host compiler vectorises
+#: What a loop may be bound to.
+#:   block               blocks of the grid
+#:   thread.x, thread.y  threads of a block
+#:   rows                a loop with the same number of iterations for all threads of a block
+#:   serial              any other loop
+#:   unroll              unrolled, with all loads before the rest
+#:   vector              one memory access for all lanes
+#:   simd                a loop that the host compiler vectorises
 BINDINGS = ("block", "thread.x", "thread.y", "rows", "serial", "unroll", "vector", "simd")
 
 
 @dataclass(frozen=True)
 class Loop:
-    """`name` counts from 0 to `extent` - 1."""
+    """The loop variable `name` counts from 0 to `extent` - 1."""
 
     name: str
     extent: Size
@@ -35,9 +40,9 @@ class Loop:
 
 @dataclass(frozen=True)
 class Split:
-    """`parent = outer * by + inner`, or just `inner` where `outer` is empty. `exact`: `by` divides the
-    parent's extent, so that no guard is needed. `whole`: the vector does, so that the lanes of one are all
-    inside or all outside."""
+    """`parent = outer * by + inner`, or `parent = inner` if `outer` is empty. `exact`: `by` divides the
+    parent's extent, so no bound is checked. `whole`: the vector width divides it, so the lanes of a vector
+    are all inside or all outside."""
 
     parent: str
     outer: str
@@ -61,16 +66,18 @@ class Fuse:
 Relation = Union[Split, Fuse]
 
 
-#: Where a value stays until its last use. register: with the thread that computed it; scratch: in memory of
-#: the block's own, as long as a row, near its processor; tile: a load, in a square tile of shared memory (see
-#: `transpose`); prefetched: a load, in shared memory, fetched while the threads work on the row before. Any
-#: other value is loaded or computed again by each sweep over the data that needs it
+#: Where a value stays until its last use. Any other value is loaded or computed again by each sweep that
+#: needs it.
+#:   register    in registers of the thread that computed it
+#:   scratch     in a buffer of the block with room for one row: shared memory, or the host's cache
+#:   tile        a load, in a square tile of shared memory (see `transpose`)
+#:   prefetched  a load, in shared memory, fetched while the threads work on the previous row
 PLACES = ("register", "scratch", "tile", "prefetched")
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The value called `value` stays in `where`, one of PLACES."""
+    """The value with the name `value` stays in `where`, one of PLACES."""
 
     value: str
     where: str
@@ -78,71 +85,61 @@ class Placement:
 
 @dataclass(frozen=True)
 class Cooperative:
-    """Blocks that share a row: loop `block_set` numbers the rows that are worked on at the same time, `part`
-    the blocks of one. `slots`: the plan's allocation, zeroed, through which the blocks combine, -1 for those
-    of a cluster; `words`: 4-byte words that a block stores there in an iteration, at most. `online_softmax`:
-    names of a maximum m of x and of the sum of exp(x - m), which they combine at once, after the sum."""
+    """How several blocks share a row."""
 
-    block_set: str
-    part: str
-    slots: int = -1
-    words: int = 0
+    block_set: str  # the loop over rows that are worked on at the same time
+    part: str  # the loop over the blocks of one row
+    slots: int = -1  # number of the zeroed allocation in which blocks combine; -1 for the blocks of a cluster
+    words: int = 0  # 4-byte words that a block stores there in an iteration, at most
+    #: names of a maximum m of x and of the sum of exp(x - m), which blocks combine together, after the sum
     online_softmax: tuple[tuple[str, str], ...] = ()
 
 
-#: Who combines what threads have accumulated. warp: neighbours in a warp, without shared memory or barrier;
-#: block: the threads of a block; cluster: neighbouring blocks, through each other's shared memory;
-#: cooperative: blocks that run at the same time, which combine in memory; grid: each block leaves a partial
-#: result in memory, and the next kernel combines these
+#: Who combines what threads have accumulated.
+#:   warp         neighbours in a warp, without shared memory or barrier
+#:   block        the threads of a block
+#:   cluster      neighbouring blocks, through each other's shared memory
+#:   cooperative  blocks that run at the same time, through global memory
+#:   grid         all blocks: each stores a partial result in memory, and the next kernel combines these
 SCOPES = ("warp", "block", "cluster", "cooperative", "grid")
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """`loops` are those that a thread accumulates over, outermost first; the threads along `axis` (`x` or
-    `y`) of the block then combine. `scope`: one of SCOPES; it is that of the reductions along rows where
-    others run over columns, whose scope is the grid. `partial`: the loop that numbers the splits and the
-    elements between their results, None where the result is final. `allreduce`: all threads get the results,
-    and walk over the data again for what follows from them. `warp`: how many threads a row has where they are
-    neighbours in a warp, else 0. `side_by_side`: the loop over the results that a thread accumulates at the
-    same time, rows or columns, if there are several. `in_double`: sums of floats are accumulated in double,
-    since a thread adds up long chains. `cooperative`: where several blocks share a row; `columns`: of a
-    block, where the threads along `y` combine and all of them get the results; `combines_partials`: it
-    combines the partial results of the kernel before it; `leads`: the next kernel does so with its own, and
-    may be set up while it runs."""
+    """How the reductions of a kernel are computed. A thread accumulates over `loops`; then the threads of the
+    block along `axis` combine."""
 
-    loops: tuple[str, ...]
-    axis: str
+    loops: tuple[str, ...]  # outermost first
+    axis: str  # "x" or "y"
+    #: one of SCOPES. If some reductions run along rows and others over columns, it is that of the rows; the
+    #: scope of the columns is the grid
     scope: str = "block"
+    #: (the loop over splits, elements between the results of two splits); None if the result is final
     partial: tuple[str, Size] | None = None
-    allreduce: bool = False
-    warp: int = 0
-    side_by_side: str = ""
-    in_double: bool = False
-    cooperative: Cooperative | None = None
-    columns: int = 0
-    combines_partials: bool = False
-    leads: bool = False
+    allreduce: bool = False  # all threads get the results, and sweep over the data again
+    warp: int = 0  # threads of a row, if they are neighbours in a warp; else 0
+    side_by_side: str = ""  # the loop over the rows or columns that a thread accumulates at the same time
+    in_double: bool = False  # sums of floats are accumulated in double, because a thread adds many terms
+    cooperative: Cooperative | None = None  # if several blocks share a row
+    columns: int = 0  # of a block, if the threads along y combine and all of them get the results
+    combines_partials: bool = False  # it combines the partial results of the kernel before it
+    leads: bool = False  # the next kernel combines its partial results, and may be set up while it runs
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """`loops` outermost first; `relations` in the order they were applied. `threads` is the largest block;
-    `wide` asks for 64-bit indices. `placements` say what stays where; loads in tiles, of `tile_size` in both
-    directions, have the row and column loops `tile`. `grain`: how many blocks make one task of the host's
-    thread pool. `resident`: how many blocks registers must leave room for on a multiprocessor, 0 for any
-    number."""
+    """Loops over a domain, and where values stay."""
 
     domain: Domain
-    loops: tuple[Loop, ...]
-    relations: tuple[Relation, ...] = ()
-    threads: int = 1
-    wide: bool = False
-    placements: tuple[Placement, ...] = ()
-    tile: tuple[str, str] | None = None
-    tile_size: int = 0
-    grain: Size | int = 1
-    resident: int = 0
+    loops: tuple[Loop, ...]  # outermost first
+    relations: tuple[Relation, ...] = ()  # in the order in which they were applied
+    threads: int = 1  # of a block, at most
+    wide: bool = False  # 64-bit indices
+    placements: tuple[Placement, ...] = ()  # which values stay where
+    tile: tuple[str, str] | None = None  # the row loop and the column loop of loads in tiles
+    tile_size: int = 0  # rows and columns of a tile
+    grain: Size | int = 1  # blocks that make one task of the host's thread pool
+    resident: int = 0  # blocks for which a multiprocessor must have enough registers; 0: any number
     reduction: Reduction | None = None
 
     @staticmethod
@@ -156,7 +153,7 @@ class Schedule:
 
     @property
     def loops_of_a_thread(self) -> tuple[Loop, ...]:
-        """The loops inside of a thread, outermost first, but for that over rows, which its block shares."""
+        """The loops inside a thread, outermost first, without a loop over rows, which all threads share."""
         return tuple(x for x in self.loops if x.bind in ("serial", "unroll", "vector", "simd"))
 
     def values_in(self, where: str) -> tuple[str, ...]:
@@ -179,8 +176,9 @@ class Schedule:
         times: Size | int | None = None,
         whole: bool = False,
     ) -> Schedule:
-        """Replaces loop `name` by an outer and an inner one of `by` iterations. `times` is the trip count of
-        the outer one where the caller knows it better: more than enough, or exact by a decision."""
+        """Replaces loop `name` by an outer loop and an inner one of `by` iterations. `times` is the extent of
+        the outer loop, if it is not the quotient rounded up: a larger one, or one that a decision makes
+        exact."""
         by = sz.as_size(by)
         old = self.loop(name)
         outer = sz.quotient(old.extent, by) if exact else sz.ceildiv(old.extent, by)
@@ -199,7 +197,7 @@ class Schedule:
         )
 
     def fuse_all(self, names: list[str], into: str) -> Schedule:
-        """Fuses neighbouring loops, left to right; a single one gets a new name only."""
+        """Fuses neighbouring loops, from left to right. A single loop only gets the new name."""
         s = self
         if len(names) == 1:
             old = self.loop(names[0])
@@ -216,18 +214,18 @@ class Schedule:
         return s
 
     def reorder(self, *names: str) -> Schedule:
-        """Puts the loops in the given order (all of them)."""
+        """Puts the loops in the given order, which has to name all of them."""
         assert sorted(names) == sorted(x.name for x in self.loops), names
         return replace(self, loops=tuple(self.loop(n) for n in names))
 
     def bind(self, **what: str) -> Schedule:
-        """`bind(row="block")`: what each loop becomes; dots are written as underscores (`thread_x`)."""
+        """Binds loops by name: `bind(row="block")`. Dots are written as underscores (`thread_x`)."""
         bound = {name: value.replace("_", ".") for name, value in what.items()}
         assert all(v in BINDINGS for v in bound.values()), what
         return replace(self, loops=tuple(replace(x, bind=bound.get(x.name, x.bind)) for x in self.loops))
 
     def with_single(self, name: str) -> Schedule:
-        """With an outermost loop `name` that runs once."""
+        """`self`, with a new outermost loop `name` that runs once."""
         return replace(self, loops=(Loop(name, sz.const(1)), *self.loops))
 
     def _replaced(self, names: tuple[str, ...], loops: tuple[Loop, ...], relation: Relation) -> Schedule:

@@ -1,9 +1,9 @@
-"""What schedulers and lowering know of the machine they plan for.
+"""What schedulers and lowering know about the machine for which they plan.
 
-In: what the driver tells of a device. Out: a `Machine`. `HOST` is the record of CPU tensors, `GPU` that of an
-H200, for which kernels are planned where there is no driver. A record steers choices and never changes
-results, but for what bounds how many blocks can wait for each other and what fits on a multiprocessor.
-Example:
+In: what the driver says about a device. Out: a `Machine`. `HOST` is the record for CPU tensors. `GPU` is that
+of an H200, for which kernels are planned if there is no driver. Most fields only steer choices. But a kernel
+is wrong if a field promises more memory than a multiprocessor has, or more blocks at a time than can wait for
+each other. Example:
 
     device = replace(GPU, name="Tesla T4", capability=75, multiprocessors=40, ...)
     proposal = propose(call, segment, device)
@@ -16,56 +16,41 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """A device. Schedules ask for what it can do, not for what it is called.
-
-    Of the device itself: `capability` (compute capability, 90 for 9.0; 0 where there is none),
-    `multiprocessors`, and what each has room for: `registers` (32-bit), bytes of shared memory
-    (`shared_per_multiprocessor`; one block gets `shared_per_block` at most, and a block takes
-    `shared_reserved` for itself) and threads (`threads_per_multiprocessor`); `l2` (bytes of the last cache),
-    `bandwidth` (bytes a second of its memory, None where unknown).
-
-    Of what a block is: `block_threads` (at most; 1: blocks have no threads that could combine),
-    `cluster_blocks` (of a cluster at most; 0: schedules make none; `any_clusters`: they make them wherever a
-    row fits, not only where they are faster), `vectorises_loops` (its compiler makes
-    vectors of loops, for which no address is wrong), `has_fast_forms` (it has the instructions that fast
-    forms of ops are made of, `ir.symbols.Fast`).
-
-    Measured on an H200, and taken for all: `flight`: bytes of input that one thread should have in flight to
-    cover memory latency (more costs registers and gains nothing); `access`: bytes of its widest memory
-    access; `threads`: of a pointwise block; `waves`: blocks a multiprocessor that hide latency. Of the host:
-    `chunk`: elements that a block works on; `lanes`: elements that a loop of reductions takes side by side,
-    enough to hide how long an addition takes; `task`: elements that make a task of torch's thread pool (its
-    grain size), 0 where blocks need no tasks.
-
-    `parameter_bytes`: of a kernel's parameters, at most."""
+    """A device. Schedulers ask what it can do, not what it is called."""
 
     name: str
-    capability: int = 0
+    # the device
+    capability: int = 0  # compute capability, 90 for 9.0; 0 if it has none
     multiprocessors: int = 1
-    registers: int = 65536
-    shared_per_multiprocessor: int = 0
-    shared_per_block: int = 0
-    shared_reserved: int = 1024
+    registers: int = 65536  # 32-bit registers of a multiprocessor
+    shared_per_multiprocessor: int = 0  # bytes of shared memory
+    shared_per_block: int = 0  # bytes of shared memory that one block gets at most
+    shared_reserved: int = 1024  # bytes of shared memory that each block takes besides
     threads_per_multiprocessor: int = 1
-    l2: int = 0
-    bandwidth: float | None = None
-    block_threads: int = 1024
-    cluster_blocks: int = 0
-    any_clusters: bool = False
-    vectorises_loops: bool = False
+    l2: int = 0  # bytes of the last cache
+    bandwidth: float | None = None  # bytes per second of its memory; None if unknown
+    # blocks
+    block_threads: int = 1024  # at most; 1: blocks have no threads that could combine
+    cluster_blocks: int = 0  # of a cluster at most; 0: schedulers make no clusters
+    any_clusters: bool = False  # schedulers make clusters wherever a row fits, not only where they are faster
+    vectorises_loops: bool = False  # its compiler makes vectors of loops, which need no alignment
+    # it has the instructions of which fast forms of ops are made (`symbols.Fast`)
     has_fast_forms: bool = True
-    flight: int = 16
-    access: int = 16
-    threads: int = 128
-    waves: int = 4
-    chunk: int = 4096
-    lanes: int = 32
-    task: int = 0
-    parameter_bytes: int = 4096
+    # measured on an H200, and taken for every GPU
+    flight: int = 16  # bytes of input that one thread should have in flight: more costs registers only
+    access: int = 16  # bytes of the widest memory access
+    threads: int = 128  # of a pointwise block
+    waves: int = 4  # blocks per multiprocessor that hide latency
+    # of the host
+    chunk: int = 4096  # elements on which a block works
+    lanes: int = 32  # elements that a reduction loop takes side by side, to hide the latency of an addition
+    task: int = 0  # elements that make a task of torch's thread pool (its grain size); 0: there are no tasks
+    # of any kernel
+    parameter_bytes: int = 4096  # of its parameters, at most
 
     @property
     def has_threads(self) -> bool:
-        """Whether a block has threads, which combine through its shared memory."""
+        """Whether a block has several threads, which can combine through its shared memory."""
         return self.block_threads > 1
 
     @property
@@ -89,7 +74,8 @@ GPU = Machine(
     l2=62914560,
     bandwidth=4.8e12,
 )
-#: `multiprocessors` and `waves`: torch's pool has more threads, but few blocks a thread even them out.
+#: `multiprocessors` and `waves` give 8 blocks: torch's pool may have more threads, but a few blocks for each
+#: balance their load.
 HOST = Machine(
     "host",
     multiprocessors=4,
@@ -102,10 +88,10 @@ HOST = Machine(
 )
 CLUSTER_BLOCKS = 16  # of a cluster at most, on any device
 PORTABLE_CLUSTER_BLOCKS = 8  # of a cluster that every device with clusters has room for
-EXCHANGED = 32768  # bytes of shared memory in which a block exchanges at a time at most; every GPU has 48 KB
+EXCHANGED = 32768  # bytes of shared memory for what the threads of a block exchange; every GPU has 48 KB
 
 
 def column_bytes(accumulator: int, columns: int, threads: int) -> int:
-    """Bytes of shared memory in which the threads of a block combine accumulators of so many bytes, one a
-    column: what each warp has, and what all have together."""
+    """Bytes of shared memory in which the threads of a block combine one accumulator per column, of
+    `accumulator` bytes: a slot for each warp, and one for the result."""
     return -(-accumulator * columns * (threads // 32 + 1) // 16) * 16

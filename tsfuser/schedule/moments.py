@@ -1,11 +1,12 @@
 """Moments in one pass over the data or in two.
 
-In: a Fusion whose means and sums of squared distances are single reductions (`mean`, `squares`), and so one
-pass. Out: the Fusion in which those that a row schedule can keep on the chip, and all on the host, are two,
-whose second pass over a row costs no memory: it adds up distances from the mean that the first has found,
-and what rounding left of that mean, by which both are corrected (Chan, Golub, LeVeque, Algorithms for
-Computing the Sample Variance, 1983; not for values with fewer digits than the sums). Example: of
-`squares = reduce squares of x`, with a power of two `s` near 1 / n
+In: a Fusion in which each mean and each sum of squared distances is one reduction (`mean`, `squares`), which
+is one pass. Out: the Fusion in which some of them are two passes: all on the host, and on a GPU those whose
+row stays on the chip, so that the second pass reads no memory. The second pass adds up distances from the
+mean of the first pass. The sum of these distances, the drift, is the rounding error of that mean; it corrects
+both results (Chan, Golub, LeVeque, Algorithms for Computing the Sample Variance, 1983). Values with fewer
+digits than the sums need no such correction. Example: `squares = reduce squares of x` becomes, with a power
+of two `s` near 1 / n
 
     mean = sum(x * s) / (n * s);  distance = x - mean;  drift = sum(distance) / n
     squares = sum(distance * distance) - drift * drift * n
@@ -34,14 +35,13 @@ define("corrected_squares", "(is_finite({0}) ? ({0} - {1} < 0 ? 0 : {0} - {1}) :
 
 
 def expanded(call: Call, fusion: Fusion, machine: Machine) -> Fusion:
-    """`fusion` with the moments in two passes that are better so on `machine`."""
+    """`fusion`, with two passes for those moments for which they are better on `machine`."""
     fusion = _once(fusion)
     found = {_key(op): op for op in fusion.ops if isinstance(op, Reduce) and op.combine in MOMENTS}
     if not found:
         return fusion
     trial = _rewritten(fusion, set(found))
-    # its compiler vectorises sums, which take less time than the divisions of moments even where they are
-    # read again
+    # the compiler vectorises sums: even with a second read they take less time than the divisions of moments
     if machine.vectorises_loops:
         return trial
     parts = segments(call, trial, Allocations(len(fusion.outputs)), lambda s: is_one_pass(call, s, machine))
@@ -52,7 +52,7 @@ def expanded(call: Call, fusion: Fusion, machine: Machine) -> Fusion:
 
 
 def _once(fusion: Fusion) -> Fusion:
-    """Moments that are asked for twice are copied: `fusion` itself where none are."""
+    """Computes equal moments once, and copies them. `fusion` itself if there are none."""
     known: dict[tuple, Value] = {}
     ops: list[Op] = []
     for op in fusion.ops:
@@ -65,7 +65,7 @@ def _once(fusion: Fusion) -> Fusion:
 
 
 def _key(op: Reduce) -> tuple[Value, frozenset, DType]:
-    """What moments of the same data, in the same dtype, have in common."""
+    """Equal for moments of the same data in the same dtype."""
     return op.operands[0], frozenset(op.axes), op.output.dtype
 
 
@@ -77,7 +77,7 @@ def _names(op: Reduce) -> tuple[str, str]:
 
 
 def _keeps(call: Call, segment: Segment, names: tuple[str, str], machine: Machine) -> bool:
-    """Whether `segment` does both sums, and the second without memory."""
+    """Whether `segment` computes both sums, and reads no memory for the second."""
     if not {op.output.name for op in segment.reductions} >= set(names):
         return False
     proposal = propose(call, segment, machine)
@@ -103,7 +103,7 @@ def _rewritten(fusion: Fusion, chosen: set) -> Fusion:
 
 
 def _two_passes(op: Reduce, mean: Value | None, squares: Value | None) -> list[Op]:
-    """The ops that compute what is asked for of the moments of `op`."""
+    """The ops that compute `mean` and `squares`, each of which may be None, of the data of `op`."""
     [x], like = op.operands, op.output
     dtype, count, names = like.dtype, extent(sz.product([a.extent for a in op.axes])), _names(op)
     ops: list[Op] = []
@@ -121,7 +121,7 @@ def _two_passes(op: Reduce, mean: Value | None, squares: Value | None) -> list[O
     def summed(name: str, operand: Value) -> Value:
         return add(Reduce("sum", "sum", (operand,), op.axes, value(name, like.dims)))
 
-    # a sum of values near the largest number would overflow, where their mean does not
+    # a sum of values near the largest number would overflow, although their mean does not
     share = pointwise("share_of_sum", (x, count), value(f"share_of_{names[0]}", x.dims), "mul")
     sum_ = summed(names[0], share)
     coarse = x.dtype.itemsize < dtype.itemsize  # a true quotient next: equal values have no variance

@@ -1,7 +1,7 @@
-"""Which maximum and sum cooperative blocks combine at once, as online softmax does.
+"""Which maximum and sum cooperative blocks combine together, as online softmax does.
 
-In: the sweeps of a segment. Out: pairs of reductions, a maximum m of x and the sum of exp(x - m). A block
-goes on with the maximum of its own part, and blocks combine (m, sum) after the sum, once instead of twice
+In: the sweeps of a segment. Out: pairs of reductions, a maximum m of x and the sum of exp(x - m). Each block
+computes its sum with the maximum of its own part. Then the blocks combine (m, sum), once instead of twice
 (Milakov, Gimelshein, Online normalizer calculation for softmax, 2018). Example: `(("amax_2", "sum_5"),)`.
 """
 
@@ -19,7 +19,7 @@ def pairs(sweeps: Sweeps) -> tuple[tuple[str, str], ...]:
 
 
 def _pair(sweeps: Sweeps, number: int) -> tuple[Reduce, Reduce] | None:
-    """The pair, if sweep `number` does nothing but find the maximum, and the next nothing but add up."""
+    """The pair, if sweep `number` only finds the maximum, and the next one only computes the sum."""
     largest, summed = sweeps.reductions(number), sweeps.reductions(number + 1)
     if len(largest) != 1 or len(summed) != 1 or sweeps.stores(number + 1):
         return None
@@ -33,7 +33,7 @@ def _pair(sweeps: Sweeps, number: int) -> tuple[Reduce, Reduce] | None:
 
 
 def _is_exp_of_distance(sweeps: Sweeps, largest: Reduce, summed: Reduce, number: int) -> bool:
-    """Whether all that is computed between the two is exp(x - largest), of an x that is known before."""
+    """Whether only exp(x - largest) is computed between the two, with an x that is known before `largest`."""
     terms = sweeps.ops_for({summed.operands[0].name})
     late = [op for op in terms if sweeps.level[op.output.name] == number + 1]
     symbols = [find(op.symbol).exact if isinstance(op, Pointwise) else "" for op in late]

@@ -1,15 +1,14 @@
 """The outer row schedule: normalisations over dims that are not contiguous.
 
-In: a segment whose reductions run over the same dims, none of which is the contiguous one, and results along
-these dims that depend on them, as a batch norm of a channels-last tensor. Out: one kernel for a GPU, which
-reads every element once.
+In: a segment whose reductions all run over the same dims, without the contiguous one, and results along these
+dims that depend on the reductions. Example: a batch norm of a channels-last tensor. Out: one kernel for a
+GPU, which reads every element once.
 
-A block owns a *slab* of columns, just wide enough for memory to be read at full speed: `across` threads with
-`vector` columns each, and `down` rows of such threads, each of which keeps `unroll` vectors of each tensor in
-registers. The threads combine along y, get the results of their columns, and sweep over their registers
-again. Columns that do not fit are left to the reduction schedule, and everything is read once more. Blocks
-that share a slab, and combine in memory, were slower: 0.45 of a copy's bandwidth on an H200, and 0.64 for
-reading twice.
+A block owns a *slab* of columns, just wide enough to read memory at full speed. It has `across` threads with
+`vector` columns each, and `down` rows of such threads. Each thread keeps `unroll` vectors of each tensor in
+registers. The threads along y combine, get the results of their columns, and sweep over their registers
+again. If columns do not fit, the reduction schedule takes the segment, and everything is read twice. That
+reached 0.64 of a copy's bandwidth on an H200; blocks that share a slab, and combine in memory, reached 0.45.
 
 Example: batch_norm over [1024, 65536] floats has 4 by 64 threads a block, 16 float4 each.
 """
@@ -38,34 +37,32 @@ VECTORS = (32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  # vectors of each tensor that a th
 LOAD_BYTES = 64  # bytes of input that a thread loads before it waits, where columns are short
 MAX_LOADS = 4  # vectors of each tensor that a thread loads before it waits
 REGISTERS = 128  # registers of a thread
-OTHER_REGISTERS = 28  # of these, for all but data
-MAX_RESIDENT = 16  # blocks of a multiprocessor that registers leave room for
+OTHER_REGISTERS = 28  # of these, for everything but data
+MAX_RESIDENT = 16  # blocks that share a multiprocessor, at most
 MIN_BLOCKS_PER_SM = 2  # blocks of a multiprocessor: one has work while another waits
 
 
 @dataclass(frozen=True)
 class OuterRowParams:
-    """`vector`: columns an access; `across`, `down`: threads of a block along a row of a slab and along its
-    columns; `unroll`: vectors a thread keeps of each tensor; `resident`: blocks that share a multiprocessor;
-    `exact`: the threads' vectors fill a column exactly; `even`: slabs fill a row; `wide`: 64-bit indices."""
+    """Decisions of the outer row schedule."""
 
-    vector: int
-    across: int
-    down: int
-    unroll: int
-    resident: int
-    exact: bool = False
-    even: bool = False
-    wide: bool = False
+    vector: int  # columns per access
+    across: int  # threads of a block along a row of a slab
+    down: int  # threads of a block along a column
+    unroll: int  # vectors of each tensor that a thread keeps
+    resident: int  # blocks that share a multiprocessor
+    exact: bool = False  # the threads' vectors fill a column exactly
+    even: bool = False  # slabs fill a row exactly
+    wide: bool = False  # 64-bit indices
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return self.across * self.down
 
     @property
     def columns(self) -> int:
-        """Of a slab."""
+        """Columns of a slab."""
         return self.across * self.vector
 
     @property
@@ -76,7 +73,7 @@ class OuterRowParams:
 
 @dataclass(frozen=True)
 class _Slabs:
-    """A domain of which the dims called `along` are reduced."""
+    """A domain, and the names of its dims that are reduced (`along`)."""
 
     space: Domain
     along: tuple[str, ...]
@@ -87,7 +84,7 @@ class _Slabs:
         return sz.product([d.extent for d in self.space.dims if d.name in self.along])
 
     def count(self, columns: int) -> Size:
-        """Slabs of so many columns."""
+        """How many slabs of `columns` columns there are."""
         *outer, inner = [d.extent for d in self.space.dims if d.name not in self.along]
         return sz.product([*outer, sz.ceildiv(inner, columns)])
 
@@ -104,7 +101,7 @@ class _Slabs:
 
 
 def _slabs(call: Call, segment: Segment) -> _Slabs | None:
-    """The slabs of a segment; None where its reductions are others."""
+    """The slabs of a segment; None if its reductions run over different dims, or over the contiguous one."""
     axes = {axis for op in segment.reductions for axis in op.axes}
     if not axes or any(set(op.axes) != axes for op in segment.reductions):
         return None
@@ -136,10 +133,11 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
 
 
 def choose(call: Call, segment: Segment, slabs: _Slabs, machine: Machine) -> OuterRowParams | None:
-    """The widest slabs of which there still are as many as keep the machine busy; None where columns are too
-    long, or threads have no room for what they exchange."""
+    """The widest slabs that are still enough to keep the machine busy. None if columns are too long, or if
+    shared memory has no room for what threads exchange."""
     vector = vector_width(call, slabs.space, machine)
-    halves = [v for v in (vector, vector // 2) if v]  # wide vectors of narrow numbers leave too few registers
+    # wide vectors of narrow dtypes may leave too few registers
+    halves = [v for v in (vector, vector // 2) if v]
     params = next(
         (params for v in halves if (params := _kept_by_block(call, segment, slabs, v, machine))), None
     )
@@ -153,7 +151,7 @@ def choose(call: Call, segment: Segment, slabs: _Slabs, machine: Machine) -> Out
 def _kept_by_block(
     call: Call, segment: Segment, slabs: _Slabs, vector: int, machine: Machine
 ) -> OuterRowParams | None:
-    """With vectors of so many columns; None where columns are too long for them."""
+    """The parameters for vectors of `vector` columns; None if a block cannot keep such a slab."""
     across = call.decide(sz.minimum(sz.nextpow2(sz.ceildiv(slabs.space.dims[-1].extent, vector)), MAX_ACROSS))
     least = min(across, 1 << (-(-MIN_SLAB_BYTES // (vector * slabs.itemsize)) - 1).bit_length())
     deepest = next((u for u in VECTORS if _held(segment, slabs, vector, u) <= REGISTERS), 0)
@@ -180,8 +178,8 @@ def _kept_by_block(
 
 
 def _held(segment: Segment, slabs: _Slabs, vector: int, unroll: int) -> int:
-    """Registers of a thread for its part of a slab, for what is computed of it and kept, and for what a
-    column has one of."""
+    """Registers of a thread for its part of a slab, for values that are computed from it and saved, and for
+    values that a column has one of."""
     inner = len(slabs.space.dims) - 1
     bytes_each = sum(a.itemsize if a.moves(inner) else -(-4 // vector) for a in slabs.streamed)
     bytes_each += (
@@ -197,12 +195,12 @@ def _held(segment: Segment, slabs: _Slabs, vector: int, unroll: int) -> int:
 
 
 def _exchanged(segment: Segment, columns: int, threads: int) -> int:
-    """Bytes of shared memory in which the threads of a block meet, at most."""
+    """Bytes of shared memory through which the threads of a block combine, at most."""
     return sum(column_bytes(n, columns, threads) for n in _numbers(segment))
 
 
 def _numbers(segment: Segment) -> list[int]:
-    """Bytes of each accumulator of a column; moments of the same data share one."""
+    """The bytes of each accumulator of a column. Moments of the same data share one."""
     sizes = {}
     for op in segment.reductions:
         shared = op.combine in MOMENTS

@@ -1,8 +1,8 @@
-"""Reductions in two kernels: partial results, and their combination.
+"""Reductions in two kernels: the first computes partial results, the second combines them.
 
-In: a segment, and those of its reductions that are split over blocks. Out: the segment that leaves one result
-of each a split in memory, and the one that combines these. Example: a sum over 65536 rows in 66 splits is 66
-partial sums of each column, and their sum. Moments leave three numbers each.
+In: a segment, and those of its reductions that are split over blocks. Out: a segment that stores one partial
+result of each reduction for each split, and a segment that combines them. Example: a sum over 65536 rows in
+66 splits is 66 partial sums of each column, and their sum. A partial result of moments is three numbers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from ..segment import Allocations, Buffer, Segment
 def parted(
     segment: Segment, ops, axis: Axis, multiple: int, allocations: Allocations
 ) -> tuple[Segment, Segment, Size]:
-    """`segment` with the reductions `ops` in two steps: (the segment that leaves one result of each a step of
-    `axis`, the one that combines these, elements from one such result to the next, a multiple of `multiple`).
-    The first sees its results as tensors without that axis; the schedule tells where each begins."""
+    """`segment` with the reductions `ops` in two kernels: (the segment that stores partial results, the
+    segment that combines them, the distance of two partial results in elements, a multiple of `multiple`).
+    `axis` numbers the splits. The results of the first segment lack this axis; its schedule adds the
+    distance."""
     stores = {b.value.name: b for b in segment.stores}
     partials: dict[str, Buffer] = {}
     second, first = [], [op for op in segment.ops if op not in ops]
@@ -49,14 +50,14 @@ def parted(
 
 
 def _same(a: Reduce, b: Reduce) -> bool:
-    """Whether both are of the same data, in the same dtype."""
+    """Whether both reduce the same data, in the same dtype."""
     of_data = a.operands == b.operands and set(a.axes) == set(b.axes)
     return of_data and a.output.dtype.register is b.output.dtype.register
 
 
 def _partial(op: Reduce, ops) -> list[Reduce]:
-    """The reductions of a part of the data from which `op`, one of `ops`, is combined: itself, or all that
-    moments need, once for those that share it."""
+    """The reductions of one split from whose results `op`, one of `ops`, is combined. That is `op` itself.
+    For moments it is the three numbers that they need; moments of the same data share them."""
     if op.combine not in MOMENTS:
         return [op]
     first = next(other for other in ops if other.combine in MOMENTS and _same(op, other)).output

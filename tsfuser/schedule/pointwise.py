@@ -21,20 +21,18 @@ from .loops import Schedule
 from .machine import Machine
 from .proposal import Proposal, Stage
 
-LOOPED_LOAD_BYTES = 64  # bytes of input a thread has in flight, if it loops over rows
+LOOPED_LOAD_BYTES = 64  # bytes of input that a thread has in flight if it loops over rows
 
 
 @dataclass(frozen=True)
 class PointwiseParams:
-    """`vector`: elements an access; `unroll`: accesses a thread has in flight of each tensor; `threads`: of a
-    block; `wide`: 64-bit indices; `looped`: a thread goes on from row to row, with what all rows share in
-    registers."""
+    """Decisions of the pointwise schedule."""
 
-    vector: int
-    unroll: int
-    threads: int
-    wide: bool
-    looped: bool = False
+    vector: int  # elements per access
+    unroll: int  # accesses to each tensor that a thread has in flight
+    threads: int  # of a block
+    wide: bool  # 64-bit indices
+    looped: bool = False  # a thread loops over rows, and keeps in registers what all rows share
 
 
 def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
@@ -47,9 +45,9 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
 
 
 def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> PointwiseParams:
-    """Vector width by alignment; unroll so that `machine.flight` bytes of input are in flight, less where
-    registers would run out. Where instructions take longer than memory, more threads hide that better: no
-    unrolling, and where the device has room for a thread an element, no vectors."""
+    """The vector width follows from the alignment. A thread unrolls until `machine.flight` bytes of input are
+    in flight, or registers would run out. If instructions take longer than memory, more threads hide that
+    better: there is no unrolling, and no vector if the device has room for one thread per element."""
     wide = is_wide(call, domain)
     if machine.vectorises_loops:
         return PointwiseParams(1, 1, 1, wide)
@@ -73,7 +71,7 @@ def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> Po
             wide,
             looped=True,
         )
-    # a rough count of registers an access needs
+    # roughly, the registers that an access needs
     live = vector * (len(domain.loads) + len(domain.stores) + len(segment.ops) // 8)
     unroll = min(4, max(1, machine.flight // bytes_each), max(1, 96 // live))
     unroll = 1 if costly else unroll
@@ -86,8 +84,8 @@ def apply(domain: Domain, params: PointwiseParams, machine: Machine) -> Schedule
 
 
 def _rows(schedule: Schedule) -> tuple[Schedule, str | None, str]:
-    """The schedule with all outer loops fused, and the names of the row loop (None without one) and the
-    column loop."""
+    """The schedule with all outer loops fused, and the names of its loops over rows (None if there are no
+    outer loops) and over columns."""
     *outer, col = [x.name for x in schedule.loops]
     if len(outer) > 1:
         schedule = schedule.fuse_all(outer, "row")
@@ -142,7 +140,7 @@ def _gpu(schedule: Schedule, params: PointwiseParams, machine: Machine) -> Sched
 
 
 def _host(schedule: Schedule, machine: Machine) -> Schedule:
-    """A block is a stretch of a row, or several short rows; the compiler vectorises along columns."""
+    """A block is a part of a row, or several short rows. The compiler vectorises along columns."""
     schedule, row, col = _rows(schedule)
     columns = schedule.loop(col).extent
     if row is None:
@@ -164,7 +162,7 @@ def _strided(domain: Domain) -> bool:
 
 
 def is_wide(call: Call, domain: Domain) -> bool:
-    """Whether some offset, or an index rounded up to a whole tile, may pass 2**31."""
+    """Whether some offset, or an index rounded up to a whole tile, may exceed 2**31."""
     last: Size = domain.elements
     for a in domain.accesses + domain.lookups:
         reach = sz.maximum(a.buffer.offset, 0) + (1 if a.step is None else a.step * a.extent + 1)
@@ -176,12 +174,14 @@ def is_wide(call: Call, domain: Domain) -> bool:
 
 
 def vector_width(call: Call, domain: Domain, machine: Machine, by_lane: bool = False) -> int:
-    """Elements of one access. At most `machine.access` bytes of the widest dtype of a tensor that has all
-    elements, since others are read from a cache, and no more than every address allows. Tensors that do not
-    walk along the inner dim do not count; strided ones are read one by one in any case. On a GPU rows are
-    never cut within a vector: their addresses would seldom allow a wide one. No window cuts through a vector,
-    but, where the schedule can choose `by_lane`, through one that is a whole row: of two numbers, say, that
-    are computed for each of the other dims and stored side by side."""
+    """Elements of one access, as many as every address allows, and at most `machine.access` bytes of the
+    widest dtype. The dtype counts only for tensors with all elements, since others are read from a cache; and
+    tensors whose stride along the inner dim is not 1 do not count at all.
+
+    On a GPU a vector never contains the end of a row: the addresses of such rows would seldom allow a wide
+    access. Nor does it contain the end of a window, with one exception if the schedule can choose `by_lane`:
+    a vector may be a whole row whose lanes are computed differently, such as two numbers that are computed
+    for each of the other dims and stored side by side."""
     inner = len(domain.dims) - 1
     if machine.vectorises_loops:
         return host_lanes(call, domain.dims[-1].extent, machine.lanes)
@@ -201,19 +201,19 @@ def vector_width(call: Call, domain: Domain, machine: Machine, by_lane: bool = F
 
 
 def _chooses_only(domain: Domain, along: int) -> bool:
-    """Whether there are windows along dim `along`, and nothing is read in one of them: values are chosen."""
+    """Whether there are windows along dim `along`, and none is of a load: they only choose between values."""
     windows = [w for w in domain.windows if domain.numbered(w)[0][along] is not sz.const(0)]
     return bool(windows) and not any(w in a.buffer.windows for a in domain.loads for w in windows)
 
 
 def host_lanes(call: Call, extent: Size, most: int) -> int:
-    """Elements of `extent` that a loop of the host takes side by side; the compiler makes vectors of them,
-    for which no address is wrong."""
+    """How many of `extent` elements a loop of the host takes side by side. The compiler makes vectors of
+    them, which need no alignment."""
     return call.decide(sz.maximum(sz.minimum(sz.nextpow2(extent), most), 1))
 
 
 def with_grain(schedule: Schedule, machine: Machine) -> Schedule:
-    """`schedule` of a reduction with so many blocks to a task of a thread pool that it is worth one."""
+    """The `schedule` of a reduction, with enough blocks in each task of the thread pool to pay for it."""
     if not machine.task:
         return schedule
     each = sz.maximum(
@@ -238,8 +238,8 @@ def row_alignment(a: Access, along: int) -> Size:
 
 
 def window_alignment(domain: Domain, along: int) -> Size:
-    """The largest power of two by which elements along dim `along` can be grouped so that no window cuts
-    through a group."""
+    """The largest power of two by which elements along dim `along` can be grouped so that no window begins or
+    ends inside a group."""
     alignment = sz.pow2(0)
     for window in domain.windows:
         steps, scale = domain.numbered(window)

@@ -1,6 +1,6 @@
-"""What a scheduler hands in: how it would compute a segment.
+"""What a scheduler returns: how it would compute a segment.
 
-In: the decisions of one scheduler. Out: a `Proposal`, whose `stages` are the kernels to be. Example:
+In: the decisions of one scheduler. Out: a `Proposal`, whose `stages` gives the kernels. Example:
 `propose(call, segment, GPU).params`.
 """
 
@@ -15,7 +15,7 @@ from .loops import Schedule
 
 @dataclass(frozen=True)
 class Stage:
-    """One kernel to be: what it computes, how, and by which parameters."""
+    """One kernel: what it computes, how, and the parameters from which the schedule was made."""
 
     segment: Segment
     schedule: Schedule
@@ -24,10 +24,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Proposal:
-    """`params`: what the scheduler decided, for dumps and tests. `stages`: gives the kernels that compute the
-    segment, in the order of their launches; temporaries between them are added to the allocations.
-    `rereads_are_free`: what a kernel reads stays on the chip until its last use, so another pass over it
-    costs no memory."""
+    """`params`: what the scheduler decided, for dumps and tests. `stages(allocations)`: the kernels that
+    compute the segment, in the order of their launches; it adds the temporaries between them to the
+    allocations. `rereads_are_free`: data stays on the chip until its last use, so another pass over it reads
+    no memory."""
 
     params: object
     stages: Callable[[Allocations], list[Stage]] = field(repr=False, compare=False)

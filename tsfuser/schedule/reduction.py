@@ -1,13 +1,17 @@
-"""The reduction schedule: one sweep over the data, split over blocks where the outputs alone would leave the
-GPU idle.
+"""The reduction schedule: one sweep over the data. If there are too few outputs to keep the GPU busy, the
+data of each is split over several blocks.
 
-In: a segment of reductions over the same axes, and of elementwise results that are stored on the way. Out:
-one kernel, or two: the first leaves a partial result for each split, the second combines them. Neighbouring
-threads read neighbouring elements in either of two forms. *Inner*: the contiguous dim is reduced, and the
-threads of a row combine. *Outer*: the contiguous dim is kept; each thread owns `vector` columns, and the
-threads along y combine; the more columns there are, the fewer these. Where outer dims are reduced as well as
-the contiguous one, a thread has several rows of them in flight, and splits are parts of them if there are
-enough.
+In: a segment of reductions over the same axes, and of elementwise results that the same sweep stores. Out:
+one kernel, or two: the first stores a partial result for each split, the second combines them.
+
+Neighbouring threads read neighbouring elements, in one of two forms:
+
+inner  the contiguous dim is reduced, and the threads of a row combine. If outer dims are reduced, too, a
+thread
+       has several rows of them in flight, and if they are long enough, they are split instead of the rows.
+outer  the contiguous dim is not reduced. Each thread owns `vector` columns, and the threads along y combine.
+The
+       more columns there are, the fewer threads combine.
 
 Example: the bias gradient of [65536, 1024] is an outer reduction with 66 splits.
 """
@@ -28,7 +32,7 @@ from .reduction_params import ReductionParams, Shape, plan
 
 
 def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
-    """Takes every segment of reductions on which nothing in it depends."""
+    """Takes segments of reductions, if nothing in the segment depends on their results."""
     if not segment.reductions:
         return "it has no reduction"
     if segment.uses_reductions:
@@ -50,7 +54,7 @@ def _split(
     shape: Shape,
     allocations: Allocations,
 ) -> list[Stage]:
-    """Two kernels: partial results, then their combination."""
+    """Two kernels: the first computes partial results, the second combines them."""
     multiple = 1 if params.inner else params.vector  # each split begins at a whole access
     first, second, distance = parted(
         segment, segment.reductions, Axis("splits", shape.splits), multiple, allocations

@@ -1,7 +1,7 @@
 """The loops of the reduction schedule.
 
-In: kept and reduced dims, `ReductionParams` and `Shape`. Out: the Schedule. Example, of columns that are
-added up: threads along x own four columns each, those along y have every eighth row, and combine.
+In: kept and reduced dims, `ReductionParams` and `Shape`. Out: the Schedule. Example, sums of columns: each
+thread along x owns four columns; the eight threads along y take every eighth row each, and combine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .reduction_params import ReductionParams, Shape, Sides
 def apply(
     sides: Sides, params: ReductionParams, shape: Shape, machine: Machine, partial: Size | None
 ) -> Schedule:
-    """`partial`: elements between the partial results of two splits, None where the result is final."""
+    """`partial`: elements between the partial results of two splits; None if the result is final."""
     schedule = Schedule.over(sides.space, params.threads, params.wide)
     kept, reduced = [d.name for d in sides.kept], [d.name for d in sides.reduced]
     build = _inner if params.inner else _outer
@@ -27,7 +27,7 @@ def apply(
 
 
 def _combined(loops: tuple[str, ...], axis: str, partial: Size | None, machine: Machine) -> Reduction:
-    """How results are combined; `partial` as for `apply`."""
+    """How results are combined. `partial` is that of `apply`."""
     leads = partial is not None and machine.overlaps_launches
     part = None if partial is None else ("part", partial)
     scope = "block" if partial is None else "grid"
@@ -37,7 +37,7 @@ def _combined(loops: tuple[str, ...], axis: str, partial: Size | None, machine: 
 
 
 def _lanes(machine: Machine) -> str:
-    """What the loop over lanes becomes: one access, or a loop of which the compiler makes vectors."""
+    """The binding of the loop over lanes: one access, or a loop of which the compiler makes vectors."""
     return "simd" if machine.vectorises_loops else "vector"
 
 
@@ -71,8 +71,8 @@ def _outer(
 def _parted(
     schedule: Schedule, walk: str, shape: Shape, partial, whole: bool
 ) -> tuple[Schedule, str, list[str]]:
-    """The reduced loop cut into chunks, one a split, if there are several: (schedule, loop over a chunk,
-    loops over chunks)."""
+    """Splits the reduced loop into one chunk per split, if there are several splits: (schedule, loop over a
+    chunk, loops over chunks)."""
     if partial is None:
         return schedule, walk, []
     return schedule.split(walk, shape.chunk, ("part", "step"), whole=whole), "step", ["part"]

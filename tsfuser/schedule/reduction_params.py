@@ -1,8 +1,8 @@
 """The parameters of the reduction schedule: threads, vectors, splits.
 
 In: a segment of reductions, and the machine. Out: `ReductionParams`, and the sizes of the launch as formulas
-of the call's sizes. Example: the bias gradient of [65536, 1024] has 32 threads along columns, 8 along rows,
-and 66 splits.
+of the call's sizes. Example: the bias gradient of [65536, 1024] has blocks of 32 threads along columns and 8
+along rows, and 66 splits.
 """
 
 from __future__ import annotations
@@ -19,43 +19,42 @@ from .domain import Dim, Domain, domain
 from .machine import Machine
 from .pointwise import host_lanes, is_whole, is_wide, vector_width
 
-MIN_ITERATIONS = 16  # of a thread: with fewer, a split costs more than it gains, as it is another kernel
+MIN_ITERATIONS = 16  # of a thread: with fewer, splits gain less than the second kernel costs
 MIN_SPLIT_ITERATIONS = 2  # iterations of a thread in each split
-LOAD_BYTES = 64  # bytes of input a thread has in flight: there are fewer blocks than in a pointwise kernel
+# bytes of input that a thread has in flight: there are fewer blocks than in a pointwise kernel
+LOAD_BYTES = 64
 MAX_HOST_COLUMNS = 128  # columns that the host adds up together: with fewer, the processor would not prefetch
-MAX_UNROLL = 8  # accesses a thread has in flight, where they are narrow
-OTHER_REGISTERS = 16  # registers of a thread for all but data
-BUSY_THREADS_PER_SM = 1024  # enough threads: where there are as many columns, no two threads share one
+MAX_UNROLL = 8  # accesses that a thread has in flight, at most
+OTHER_REGISTERS = 16  # registers of a thread for everything but data
+BUSY_THREADS_PER_SM = 1024  # threads that keep a multiprocessor busy: with as many columns, none is shared
 
 
 @dataclass(frozen=True)
 class ReductionParams:
-    """`inner`: the contiguous dim is reduced; `vector`: elements an access; `unroll`: accesses in flight;
-    `threads`: of a block; `split`: two kernels; `deep`: of several reduced dims the unrolled loop is along
-    the outer ones, not the contiguous one; `cut`: so are the splits; `whole`: a vector is never cut by the
-    end of a row; `wide`: 64-bit indices; `resident`: blocks that share a multiprocessor: a compiler that is
-    not told saves registers and waits for each load before the next."""
+    """Decisions of the reduction schedule."""
 
-    inner: bool
-    vector: int
-    unroll: int
-    threads: int
-    split: bool
-    whole: bool
-    wide: bool
-    deep: bool = False
-    cut: bool = False
+    inner: bool  # the contiguous dim is reduced
+    vector: int  # elements per access
+    unroll: int  # accesses in flight
+    threads: int  # of a block
+    split: bool  # there are two kernels
+    whole: bool  # no vector contains the end of a row
+    wide: bool  # 64-bit indices
+    deep: bool = False  # the unrolled loop is along outer reduced dims, not along the contiguous one
+    cut: bool = False  # outer reduced dims are split, not the contiguous one
+    #: blocks that share a multiprocessor: a compiler that does not know it saves registers, and waits for
+    #: each load before the next
     resident: int = 0
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Launch sizes: threads along and across the contiguous dim, number of splits and iterations in each."""
+    """Sizes of the launch."""
 
-    across: Size
-    down: Size
+    across: Size  # threads of a block along the contiguous dim
+    down: Size  # threads of a block across it
     splits: Size
-    chunk: Size
+    chunk: Size  # extent of the reduced loop in each split
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,8 @@ class Sides:
 def plan(
     call: Call, segment: Segment, machine: Machine, small: bool = False
 ) -> tuple[Sides, ReductionParams, Shape]:
-    """`small`: what is read lies in the cache, so that blocks may be narrow."""
+    """The dims, the parameters and the sizes of the launch. `small`: the data is in the cache, so that blocks
+    may be narrow."""
     space = domain(call, segment)
     axes = segment.reductions[0].axes
     reduced = tuple(d for d in space.dims if d.axes and d.axes[0] in axes)
@@ -87,8 +87,8 @@ def plan(
 
 
 def _deep(call: Call, sides: Sides, params: ReductionParams, machine: Machine) -> ReductionParams:
-    """`params` with the way in which several reduced dims are walked: short rows leave nothing to unroll or
-    split, so outer dims are where there is enough of them."""
+    """`params` for several reduced dims: a short row leaves nothing to unroll or split, so the outer dims are
+    unrolled and split if they are long enough."""
     outer = _extent(sides.reduced[:-1])
     if not call.decide(sz.le(params.unroll, outer)):
         return params
@@ -126,7 +126,7 @@ def _choose(call: Call, segment: Segment, sides: Sides, machine: Machine) -> Red
         * max(1, op.output.dtype.register.itemsize // 4)
         for op in segment.reductions
     )
-    # what all rows share
+    # tensors that all rows share: they stay in registers
     hoisted = [a for a in space.loads if a not in streamed and a.moves(len(space.dims) - 1)]
     registers = vector * (kept + len(hoisted)) + unroll * loaded // 4 + OTHER_REGISTERS
     resident = machine.registers // (threads * max(64, -(-registers // 8) * 8))
@@ -136,7 +136,7 @@ def _choose(call: Call, segment: Segment, sides: Sides, machine: Machine) -> Red
 
 
 def _shape(sides: Sides, params: ReductionParams, machine: Machine, small: bool) -> Shape:
-    """Sizes as formulas: they follow the call, the kernel does not."""
+    """The sizes of the launch as formulas: they depend on the call, the kernel does not."""
     cells = _cells(sides, params, machine)
     lanes = sz.nextpow2(cells)
     most = sz.const(params.threads if params.inner else min(32, params.threads))
@@ -171,8 +171,8 @@ def _shape(sides: Sides, params: ReductionParams, machine: Machine, small: bool)
 
 
 def _cells(sides: Sides, params: ReductionParams, machine: Machine) -> Size:
-    """Accesses along the contiguous dim; on a GPU, where that is kept, along all kept dims: threads go on
-    from one row of it to the next."""
+    """Accesses along the contiguous dim. On a GPU, if that dim is not reduced: along all dims that are not,
+    as neighbouring threads continue in the next row."""
     if params.inner or not machine.has_threads:
         return sz.ceildiv(sides.columns, params.vector)
     return sz.ceildiv(_extent(sides.kept), params.vector)

@@ -1,7 +1,7 @@
 """The loops of the row schedule.
 
-In: rows, and `RowParams`. Out: the Schedule. Example, of short rows: a row is split over the threads of a
-warp, and a block has as many rows as it has warps.
+In: rows, and `RowParams`. Out: the Schedule. Example, short rows: a row is split over the threads of a warp,
+and a block has as many rows as it has warps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .row_space import Rows
 
 
 def apply(rows: Rows, params: RowParams, machine: Machine) -> Schedule:
-    """The loops of `rows`, without what stays where."""
+    """The loops over `rows`, without placements."""
     schedule = Schedule.over(rows.space, params.threads, params.wide)
     outer, along = [x.name for x in schedule.loops if x.name not in rows.along], list(rows.along)
     if len(along) > 1:  # a vector never crosses from one piece of a row to the next
@@ -55,8 +55,8 @@ def apply(rows: Rows, params: RowParams, machine: Machine) -> Schedule:
 def _along_a_row(
     schedule: Schedule, col: str, rows: Rows, params: RowParams, step: Size
 ) -> tuple[Schedule, list[str]]:
-    """Splits `col` over blocks, threads and vectors; `step` elements are one vector of each thread. Returns
-    the loops that a thread accumulates over, too."""
+    """Splits `col` over blocks, threads and vectors, and returns also the loops over which a thread
+    accumulates. `step`: the elements of one vector of each thread together."""
     bounds = {"exact": params.exact, "whole": params.whole}
     if params.cooperative:
         each = step * (params.unroll * params.rounds)
@@ -89,8 +89,8 @@ def _over_rows(
     down: Size,
     machine: Machine,
 ) -> Schedule:
-    """Splits the loops `outer` over blocks, and over iterations of a block where it has many rows; `loops`
-    are those of a thread along its row."""
+    """Splits the loops `outer` over blocks, and over iterations if a block has many rows. `loops` are those
+    of a thread along its row."""
     if params.cooperative:
         block_sets = None if params.in_registers else parts_of_all_rows(rows, params, machine)
         schedule = _block_sets(schedule, outer, block_sets)
@@ -118,8 +118,8 @@ def _over_rows(
 
 
 def _block_sets(schedule: Schedule, outer: list[str], block_sets: Size | None) -> Schedule:
-    """With loops `iteration`, `block_set` and `ty` over the rows; without iterations where each row has
-    blocks of its own."""
+    """`schedule` with loops `iteration`, `block_set` and `ty` over the rows. If each row has blocks of its
+    own, there are no iterations."""
     if not outer:
         schedule = schedule.with_single("ty").with_single("block_set")
         return schedule if block_sets is None else schedule.with_single("iteration")

@@ -1,8 +1,8 @@
-"""The parameters of the row schedule: threads, vectors and blocks a row.
+"""The parameters of the row schedule: threads, vectors and blocks of a row.
 
 In: a segment whose reductions run over the contiguous dim, and the machine. Out: `RowParams`. Sizes of the
 launch are formulas of the call's sizes, so that one kernel serves many calls. Example: layer_norm over 1024
-floats has 64 threads a row, four float4 each.
+floats has 64 threads per row, each with four float4.
 """
 
 from __future__ import annotations
@@ -20,74 +20,67 @@ from .row_space import Rows, rows_of
 
 MAX_ROW_THREADS = 512  # threads of a row: with more, each would have too few registers
 MAX_VECTORS = 8  # vectors of each tensor that a thread keeps
-MAX_WARP_VECTORS = 8  # the same, where a row has a warp or less
-WARP_BLOCK_THREADS = 128  # threads of a block where a row has a warp or less
+MAX_WARP_VECTORS = 8  # the same, if a row has a warp or less
+WARP_BLOCK_THREADS = 128  # threads of a block if a row has a warp or less
 # bytes of input that a thread loads before it waits: with more, combining threads costs less per element
 LOAD_BYTES = 64
-MULTI_ROW_LOAD_BYTES = 32  # the same, where they are of several rows
+MULTI_ROW_LOAD_BYTES = 32  # the same, if they are of several rows
 DATA_REGISTERS = 96  # registers of a thread for input and columns
 OTHER_REGISTERS = 24  # registers of a thread for everything else
 PREFETCH_REGISTERS = 8  # more registers for columns, where shared memory holds the input
-COLUMN_BLOCK_THREADS = 256  # threads of a block with columns: fewer would leave too many parts to add up
-MAX_FLOAT_ADDITIONS = 16  # additions to an accumulator of the host for which float suffices
+COLUMN_BLOCK_THREADS = 256  # threads of a block with columns: with fewer there are too many parts to add up
+MAX_FLOAT_ADDITIONS = 16  # additions to one accumulator for which float suffices on the host
 COOPERATIVE_THREADS = 512  # threads of a cooperative block
 COLUMN_REGISTERS = 48  # registers of a thread of a cooperative block for columns
-MIN_BLOCKS_PER_SM = 3  # cooperative blocks of a multiprocessor: one has work while others wait
-# sets of cooperative blocks that run at the same time, where there are as many rows: with fewer, the blocks
-# that do not make a set would be idle
+COOPERATIVE_BLOCKS_PER_SM = 3  # at most: one has work while others wait
+# sets of cooperative blocks that should run at the same time, if there are enough rows: with fewer, more of
+# the blocks that make no whole set would be idle
 BLOCK_SETS = 2
 MIN_BYTES_PER_SM = 49152  # bytes of rows that the threads of a multiprocessor should hold or load
 MIN_FETCH_BYTES = 4  # bytes of the narrowest asynchronous copy to shared memory
-CLUSTER_REGISTERS = 32  # registers of a thread of a cluster that holds its row in registers, for all but that
-CLUSTER_BLOCKS_PER_SM = (2, 1)  # such blocks of a multiprocessor: several where registers have room for a row
-MAX_CLUSTER_VECTORS = 32  # vectors of each tensor that such a thread keeps
-CLUSTER_ACCESS = 8  # bytes of each access that such a thread makes, at least
-GPC = 16  # multiprocessors among which the blocks of a cluster lie, on any device that has clusters
+# of a cluster that holds its row in registers:
+CLUSTER_REGISTERS = 32  # registers of a thread for everything but the row
+CLUSTER_BLOCKS_PER_SM = (2, 1)  # blocks of a multiprocessor: the first number for which registers hold a row
+MAX_CLUSTER_VECTORS = 32  # vectors of each tensor that a thread keeps
+CLUSTER_ACCESS = 8  # bytes of each access, at least
+GPC = 16  # multiprocessors over which a cluster may extend, on any device that has clusters
 EXCHANGE_BYTES = 4096  # shared memory of a cooperative block for what its threads exchange
 
 
 @dataclass(frozen=True)
 class RowParams:
-    """`vector`: elements an access; `unroll`: vectors a thread keeps of each tensor, of one row or
-    (`multi_row`) of as many; `persistent`: in registers from first to last use; `warp`: threads of a short
-    row, several of which share a block, else 0; `exact`: the threads' vectors fill a row exactly, so that
-    nothing needs a bound; `whole`: at least, every vector is all inside or all outside the row; `columns`:
-    how many reductions run over the other dims; `threads`: of a block at most; `rows`: of a block with
-    columns, where a row has more than a warp; `cooperative`: several blocks share a row, of which a thread
-    has `rounds` times `unroll` vectors; `cluster`: these are a cluster; `prefetched`: shared memory fetches
-    the next row meanwhile; `resident`: blocks that share a multiprocessor, where that matters; `wide`: 64-bit
-    indices; `in_float`: a thread adds up few elements a row, for which float accumulation suffices."""
+    """Decisions of the row schedule."""
 
-    vector: int
-    unroll: int
-    persistent: bool
-    warp: int = 0
-    multi_row: bool = False
-    exact: bool = False
-    whole: bool = False
-    columns: int = 0
-    threads: int = 1
-    rows: int = 1
-    cooperative: bool = False
-    cluster: bool = False
+    vector: int  # elements per access
+    unroll: int  # vectors of each tensor that a thread keeps, all of one row or (`multi_row`) one per row
+    persistent: bool  # a row stays in registers from its first to its last use
+    warp: int = 0  # threads of a short row, several of which share a block; 0 for longer rows
+    multi_row: bool = False  # a thread works on several rows at the same time
+    exact: bool = False  # the threads' vectors fill a row exactly, so that no bound is checked
+    whole: bool = False  # every vector is all inside or all outside the row
+    columns: int = 0  # how many reductions run over the other dims
+    threads: int = 1  # of a block, at most
+    rows: int = 1  # of a block with columns, if a row has more than a warp
+    cooperative: bool = False  # several blocks share a row; a thread has `rounds` * `unroll` vectors of it
+    cluster: bool = False  # these blocks are a cluster
     rounds: int = 1
-    prefetched: bool = False
-    resident: int = 0
-    wide: bool = False
-    in_float: bool = False
+    prefetched: bool = False  # shared memory fetches the next row while the threads work on one
+    resident: int = 0  # blocks that share a multiprocessor, if that matters
+    wide: bool = False  # 64-bit indices
+    in_float: bool = False  # a thread adds few elements per row, so float accumulation suffices
 
     @property
     def in_registers(self) -> bool:
-        """Whether the blocks of a cluster keep one row, in registers, and no block goes over several."""
+        """Whether each cluster works on one row only, and keeps it in registers."""
         return self.cluster and not self.prefetched
 
 
 @once_a_call
 def choose(call: Call, segment: Segment, machine: Machine) -> RowParams:
-    """One warp per row if the row fits its registers: no thread waits at a barrier. Else as many threads as
-    the row has vectors, and then more registers for each. Columns take registers, so that fewer threads run:
-    if that leaves too few loads in flight, shared memory holds the row, and fetches the next one
-    meanwhile."""
+    """One warp per row if the row fits its registers: then no thread waits at a barrier. A longer row has one
+    thread per vector, up to `MAX_ROW_THREADS`, then more registers per thread. Columns take registers, so
+    fewer threads run. If too few loads are in flight then, shared memory holds the row, and fetches the next
+    one at the same time."""
     rows, _, columns = rows_of(call, segment)
     vector = vector_width(call, rows.space, machine)
     whole = machine.has_threads and is_whole(call, rows.space, vector)
@@ -115,12 +108,12 @@ def choose(call: Call, segment: Segment, machine: Machine) -> RowParams:
 
 
 def _chosen(call: Call, segment: Segment, rows: Rows, given: RowParams, machine: Machine) -> RowParams:
-    """`choose` with what is `given`. `resident` is 0 if shared memory has no room for what a block is to
-    fetch."""
+    """`choose`, with the decisions `given`. `resident` is 0 if shared memory has no room for what a block has
+    to fetch."""
     vectors = sz.ceildiv(rows.length, given.vector)
     unroll = sz.nextpow2(sz.ceildiv(vectors, MAX_ROW_THREADS))
     shallow, deep = MAX_WARP_VECTORS, _depth(LOAD_BYTES, given.vector * rows.bytes)
-    if given.columns:  # as much as registers hold, so that what threads do together costs each element less
+    if given.columns:  # as much as registers hold: the cost to combine threads is shared by more elements
         held = [
             u
             for u in ((4, 3, 2) if given.prefetched else (8, 6, 4, 3, 2))
@@ -155,9 +148,9 @@ def _chosen(call: Call, segment: Segment, rows: Rows, given: RowParams, machine:
 
 
 def _of_a_warp(call: Call, rows: Rows, given: RowParams, vectors: Size, most: int) -> RowParams:
-    """For rows of so few `vectors` that a warp, or a part of one, holds a row; a thread has `most` at most. A
-    kernel for lengths that vary serves a doubling of them: up to a third slower on an H200 than one that
-    fits."""
+    """For rows of so few `vectors` that a warp, or a part of one, holds a row. A thread holds at most `most`.
+    If lengths vary, a kernel serves all lengths between two powers of two: on an H200 it takes up to a third
+    longer than a kernel for one length."""
     warp = call.decide(sz.minimum(sz.nextpow2(vectors), 32))
     each = sz.ceildiv(vectors, 32)
     unroll = call.decide(sz.minimum(sz.nextpow2(each), most) if call.varies else bucket(each))
@@ -175,7 +168,7 @@ def _of_a_warp(call: Call, rows: Rows, given: RowParams, vectors: Size, most: in
 
 
 def _over_many_rows(call: Call, rows: Rows, params: RowParams, across: Size, machine: Machine) -> RowParams:
-    """For blocks that add up columns over many rows: all of them should run at the same time."""
+    """For blocks that add up columns over many rows: all blocks should run at the same time."""
     threads = params.threads if params.warp else call.decide(sz.nextpow2(across))
     down = 1 if params.warp else max(1, COLUMN_BLOCK_THREADS // threads)
     threads *= down
@@ -191,13 +184,15 @@ def _over_many_rows(call: Call, rows: Rows, params: RowParams, across: Size, mac
 def _clustered(
     call: Call, segment: Segment, rows: Rows, given: RowParams, machine: Machine
 ) -> RowParams | None:
-    """For rows that the blocks of a cluster hold, and so many of them that all multiprocessors have work;
-    else None. In registers where these have room, and nothing is added up over rows; then several clusters
-    share the multiprocessors, and one loads while another combines or stores. Else in shared memory.
+    """For rows that the blocks of a cluster can hold, if there are enough rows to keep all multiprocessors
+    busy; else None. Registers hold a row if they have room and nothing is added up over rows. Then several
+    clusters share the multiprocessors, and one loads while another combines or stores. Else shared memory
+    holds it.
 
-    On an H200 clusters with rows in registers take .69 to .92 of the time of cooperative blocks where two
-    tensors are read (gradients of softmax and batch norm), and up to 1.5 of it where one is, or accesses are
-    narrow: fetching the next row meanwhile gains more. In shared memory clusters are slower."""
+    On an H200, clusters with rows in registers take 0.69 to 0.92 of the time of cooperative blocks if two
+    tensors are read (gradients of softmax and batch norm). If one tensor is read, or accesses are narrow,
+    they take up to 1.5 times as long: there it is better to fetch the next row at the same time. Clusters
+    with rows in shared memory are slower."""
     if not machine.cluster_blocks:
         return None
     wide = min((a.itemsize for a in rows.streamed), default=0) * given.vector >= CLUSTER_ACCESS
@@ -233,14 +228,14 @@ def _in_registers(
         if call.varies:
             return params
         vectors = sz.ceildiv(rows.length, COOPERATIVE_THREADS * given.vector)
-        # the last block gets as much as the others
+        # the last block of a row has as much work as the others
         return replace(params, unroll=call.decide(sz.ceildiv(vectors, blocks_per_row(rows, params))))
     return None
 
 
 def _fits_cluster(call: Call, rows: Rows, params: RowParams, machine: Machine) -> bool:
-    """Whether a row has no more blocks than a cluster, and all rows have as many as the device has
-    multiprocessors."""
+    """Whether a row has no more blocks than a cluster may have, and all rows together have at least as many
+    as the device has multiprocessors."""
     blocks = blocks_per_row(rows, params)
     most = min(machine.cluster_blocks, _of_gpc(machine) * params.resident)
     return bool(
@@ -249,20 +244,20 @@ def _fits_cluster(call: Call, rows: Rows, params: RowParams, machine: Machine) -
 
 
 def _of_gpc(machine: Machine) -> int:
-    """Multiprocessors among which the blocks of a cluster lie."""
+    """Multiprocessors over which a cluster may extend."""
     return min(GPC, machine.multiprocessors)
 
 
 def _shared(call: Call, rows: Rows, given: RowParams, machine: Machine) -> RowParams | None:
-    """For rows that need several blocks; None if all blocks that run at the same time are too few for one
-    row, or a cluster, where that is `given`. A multiprocessor has as many blocks as leave each thread two
-    vectors; one block with columns, which take registers."""
+    """For rows that need several blocks. None if a row needs more blocks than run at the same time, or, if
+    `given` says `cluster`, more than a cluster has. A multiprocessor has as many blocks as possible with at
+    least two vectors for each thread; but only one block with columns, which take registers."""
     if not given.whole:  # a whole vector is fetched, or nothing
         given = replace(given, vector=1, whole=True)
     for resident in range(
         1
         if given.columns
-        else min(MIN_BLOCKS_PER_SM, machine.threads_per_multiprocessor // COOPERATIVE_THREADS),
+        else min(COOPERATIVE_BLOCKS_PER_SM, machine.threads_per_multiprocessor // COOPERATIVE_THREADS),
         0,
         -1,
     ):
@@ -276,13 +271,13 @@ def _shared(call: Call, rows: Rows, given: RowParams, machine: Machine) -> RowPa
         if vectors < 1 or (vectors < 2 and resident > 1):
             continue
         all_vectors = sz.ceildiv(rows.length, COOPERATIVE_THREADS * given.vector)
-        # the last block gets as much as the others
+        # the last block of a row has as much work as the others
         vectors = call.decide(sz.ceildiv(all_vectors, sz.ceildiv(all_vectors, vectors)))
-        unroll = vectors  # columns stay in registers only if the loop over them is unrolled
+        unroll = vectors  # columns can stay in registers only if the loop over them is unrolled
         if not given.columns and any(
             a.moves(len(rows.space.dims) - 1) and a not in rows.streamed for a in rows.space.loads
         ):
-            # loads come first in an unrolled loop: what all rows share would take too many registers
+            # an unrolled loop has its loads first: tensors that all rows share would take too many registers
             unroll = next((u for u in (3, 2) if vectors % u == 0), 1)
         params = replace(
             given,
@@ -333,30 +328,30 @@ def fits(rows: Rows, params: RowParams) -> bool:
 
 
 def _held(rows: Rows, params: RowParams) -> int:
-    """Registers of a thread for its part of its rows, for the sums of columns, and for what all rows
+    """Registers of a thread for its part of its rows, for the sums of columns, and for tensors that all rows
     share."""
     deep, along = (params.unroll, 1) if params.multi_row else (1, params.unroll)
-    if params.prefetched:  # one vector after the other is taken from shared memory
+    if params.prefetched:  # vectors are taken from shared memory one after the other
         return params.vector * (along * (4 * params.columns + 4) + rows.bytes) // 4
     return params.vector * along * (deep * rows.bytes + 4 * params.columns + 4) // 4
 
 
 def bucket(vectors: Size) -> Size:
-    """The smallest of 1, 2, 3, 4, 6, 8, 12... that is not below `vectors`: at most a third of a thread's
-    slots are wasted."""
+    """The smallest of 1, 2, 3, 4, 6, 8, 12... that is at least `vectors`: at most a third of a thread's slots
+    are wasted."""
     most = sz.nextpow2(vectors)
     quarter = sz.binary("div", most, 4)
     return most - quarter * sz.le(vectors, most - quarter)
 
 
 def _depth(flight: int, bytes_each: int) -> int:
-    """Vectors of `bytes_each` that make `flight` bytes; at most 4."""
+    """How many vectors of `bytes_each` bytes make `flight` bytes; at most 4."""
     return 1 << (max(1, min(4, flight // max(bytes_each, 1))).bit_length() - 1)
 
 
 def parts_of_all_rows(rows: Rows, params: RowParams, machine: Machine) -> Size:
-    """Blocks that share all rows: as many as run at the same time, if each gets two iterations; or sets of
-    cooperative blocks."""
+    """Blocks (or sets of cooperative blocks) over which all rows are distributed: as many as run at the same
+    time, if each gets at least two iterations."""
     if params.cluster:
         own = _of_gpc(machine)
         clusters = sz.binary("div", own * params.resident, blocks_per_row(rows, params))

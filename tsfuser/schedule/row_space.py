@@ -20,7 +20,7 @@ from .domain import Access, Domain, domain
 
 @dataclass(frozen=True)
 class Rows:
-    """A domain as rows of the dims called `along`, of which the last is contiguous."""
+    """A domain, and the names of the dims that make a row (`along`). The last of them is contiguous."""
 
     space: Domain
     along: tuple[str, ...]
@@ -37,7 +37,7 @@ class Rows:
 
     @property
     def streamed(self) -> list[Access]:
-        """The tensors that are read from memory, and not again for every row."""
+        """The tensors whose elements differ from row to row, and so come from memory."""
         inner = len(self.space.dims) - 1
         across = [d for d, dim in enumerate(self.space.dims) if dim.name not in self.along]
         return [
@@ -46,13 +46,13 @@ class Rows:
 
     @property
     def fetchable(self) -> tuple[str, ...]:
-        """Names of those that shared memory can fetch."""
+        """The names of those that asynchronous copies can fetch into shared memory."""
         inner = len(self.space.dims) - 1
         return tuple(a.buffer.value.name for a in self.streamed if a.is_unit(inner) and not a.buffer.windows)
 
     @property
     def bytes(self) -> int:
-        """Bytes an element of these, and of what is looked up."""
+        """Bytes per element of these, and of lookups."""
         inner = len(self.space.dims) - 1
         looked_up = [a for a in self.space.lookups if a.moves(inner) or inner in a.indexed]
         return sum(a.itemsize for a in (*self.streamed, *looked_up))
@@ -61,8 +61,8 @@ class Rows:
 def rows_of(
     call: Call, segment: Segment, like: Domain | None = None
 ) -> tuple[Rows, list[Reduce], list[Reduce]]:
-    """The rows of a segment (the same as those of `like`, where given), its reductions along them, and those
-    over columns."""
+    """The rows of a segment (if `like` is given, with its dims), the reductions along rows, and those over
+    columns."""
     space = domain(call, segment) if like is None else domain(call, segment, like)
     inner = set(space.dims[-1].axes)
     along = [op for op in segment.reductions if set(op.axes) & inner]

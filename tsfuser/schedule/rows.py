@@ -1,18 +1,20 @@
 """The row schedule: normalisations and softmax over the contiguous dim.
 
 In: a segment whose reductions run over the contiguous dim, and results that depend on them. On a GPU a row
-may have several pieces, as a channel of a batch has; or other reductions may run over all other dims
-(*columns*), as the gradients of a normalisation's parameters do. Out: one kernel, or two if there are
-columns.
+may have several pieces, like a channel of a batch. Or other reductions may run over all other dims
+(*columns*), like the gradients of a normalisation's parameters. Out: one kernel, or two if there are columns.
 
-The threads of a row combine, all of them get the result, and they sweep over the row again. A row that fits
-into registers is read once (*persistent*); a longer one is read by each sweep. Short rows share a block. A
-long row is shared by *cooperative* blocks, which run at the same time, combine in memory, and go over many
-rows: while they work on one, shared memory fetches the next. Where it has room in so few blocks that they can
-be a *cluster*, they combine in each other's shared memory. A block with columns goes over many rows too,
-and adds up its part of the columns in registers; the second kernel adds up the parts.
+The threads of a row combine, all of them get the result, and they sweep over the row again.
 
-Example: layer_norm over 1024 floats has 64 threads a row, four float4 each.
+- A row that fits into registers is read once (*persistent*); each sweep reads a longer row again.
+- Short rows share a block.
+- *Cooperative* blocks share a long row. They run at the same time, combine in memory, and go over many rows:
+  while they work on one, shared memory fetches the next.
+- If a row needs few enough blocks, they are a *cluster* and combine in each other's shared memory.
+- A block with columns goes over many rows, and adds up its part of the columns in registers. A second kernel
+  adds up the parts.
+
+Example: layer_norm over 1024 floats has 64 threads per row, each with four float4.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ WORDS = 8  # 4-byte words of the widest accumulator, moments of double
 
 
 def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
-    """Takes segments whose reductions run over the contiguous dim; where nothing depends on these, only if a
-    row is in one piece."""
+    """Takes segments whose reductions run over the contiguous dim. If nothing depends on these, a row must be
+    in one piece."""
     if not segment.reductions:
         return "it has no reduction"
     reason = _refusal(call, segment, machine)
@@ -60,7 +62,7 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
 
 
 def _refusal(call: Call, segment: Segment, machine: Machine) -> str | None:
-    """None, or why the segment is not one pass over rows."""
+    """None, or the reason why the segment is not one pass over rows."""
     rows, along, columns = rows_of(call, segment)
     if not along or (len(rows.along) > 1 and (not machine.has_threads or columns)):
         return "its reduced dimensions are not the contiguous ones"
@@ -115,7 +117,7 @@ def _stages(
 def _placed(
     segment: Segment, schedule: Schedule, rows: Rows, params: RowParams, machine: Machine
 ) -> Schedule:
-    """With what stays on the chip: the loads of the next row, and what several sweeps over a row need."""
+    """`schedule` with placements: loads of the next row, and values that several sweeps over a row need."""
     if schedule.reduction.cooperative:
         pairs = online_softmax.pairs(sweeps_of(segment, schedule))
         schedule = _with(schedule, cooperative=replace(schedule.reduction.cooperative, online_softmax=pairs))

@@ -12,15 +12,15 @@ from . import outer_rows, pointwise, reduction, rows, transpose
 from .machine import Machine
 from .proposal import Proposal
 
-#: Tried in this order. Each has `propose(call, segment, machine)`, which gives a Proposal or the reason why
-#: not. The special ones come first: a tile for transposed operands, one pass where results depend on
-#: reductions; what is left is a plain reduction or pointwise.
+#: Tried in this order. Each has `propose(call, segment, machine)`, which returns a Proposal or the reason why
+#: it has none. The one for transposed operands comes before the one that takes every pointwise segment; those
+#: for results that depend on reductions come before the one for plain reductions.
 SCHEDULERS = (transpose, pointwise, outer_rows, rows, reduction)
 
 
 @once_a_call
 def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
-    """The first proposal for `segment` as one pass over memory, or why no scheduler makes one."""
+    """The first proposal for `segment` as one pass over memory, or the reasons why no scheduler makes one."""
     reasons = []
     for scheduler in SCHEDULERS:
         found = scheduler.propose(call, segment, machine)

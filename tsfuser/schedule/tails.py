@@ -1,7 +1,7 @@
-"""Reductions whose results are only viewed and cast: they are stored as what becomes of them.
+"""Reductions whose results are only viewed and cast: the view and the cast are dropped.
 
-In: a Fusion. Out: the same, where such a reduction gives the output itself, and no kernel reads its result
-back. The output has then not been rounded to 16 bits in between, as eager's is. Example, the gradient of a
+In: a Fusion. Out: a Fusion in which such a reduction gives the output itself, so that no kernel reads its
+result again. Unlike eager's, this output is not rounded to 16 bits in between. Example, the gradient of a
 bias with autocast:
 
     sum_3 = sum(x), bfloat16 [1, 8];  view_4 = view(sum_3);  to_5 = convert(view_4), float32 [8]
@@ -16,11 +16,11 @@ from dataclasses import replace
 
 from ..ir.fusion import MOMENTS, Fusion, Op, Pointwise, Reduce, Value
 
-_SAME = ("copy", "convert")  # symbols of ops whose result is their operand
+_SAME = ("copy", "convert")  # symbols of views and casts
 
 
 def joined(fusion: Fusion) -> Fusion:
-    """The fusion without the views and casts behind reductions; itself where there are none."""
+    """The fusion without the views and casts after reductions; `fusion` itself if there are none."""
     producer = {op.output.name: op for op in fusion.ops}
     readers = Counter(v.name for op in fusion.ops for v in op.operands)
     readers.update(u.value.name for u in fusion.updates)
@@ -44,7 +44,8 @@ def joined(fusion: Fusion) -> Fusion:
 
 
 def _source(value: Value, producer: dict[str, Op], readers: Counter) -> tuple[list[Value], Op | None]:
-    """What makes the value but for views and casts that nobody else reads, and their results, last first."""
+    """Goes back from `value` over views and casts that nobody else reads: their results, the last one first,
+    and the op before them."""
     tail: list[Value] = []
     while (op := producer.get(value.name)) is not None and readers[value.name] == 1:
         if not (isinstance(op, Pointwise) and op.symbol in _SAME and len(op.operands) == 1):
@@ -56,7 +57,8 @@ def _source(value: Value, producer: dict[str, Op], readers: Counter) -> tuple[li
 
 def _may_give(reduction: Reduce, tail: list[Value]) -> bool:
     """Whether the reduction, which accumulates in its result's register dtype, could store the end of the
-    tail. A dtype in between that is narrower than the result, or an integer, changes the value."""
+    tail itself. It may not if a dtype in between is narrower than the result, or an integer: that changes
+    values."""
     found = reduction.output
     return (
         reduction.combine not in MOMENTS

@@ -1,8 +1,9 @@
-"""The transpose schedule: operands whose innermost axes disagree meet in a tile of shared memory.
+"""The transpose schedule: tiles of shared memory for operands that are contiguous along another axis than the
+outputs.
 
-In: a segment whose outputs walk along one axis and some of whose inputs along another. Out: square tiles over
-the two; the odd inputs are read along their own axis into shared memory and used along the outputs'. Example:
-x[R, C] + y[C, R].t().
+In: a segment whose outputs are contiguous along one axis, and some of whose inputs along another. Out: square
+tiles over the two axes. The threads read such an input along its own axis into shared memory, and use it
+along the axis of the outputs. Example: x[R, C] + y[C, R].t().
 """
 
 from __future__ import annotations
@@ -24,19 +25,18 @@ MIN_SIDE = 16  # rows and columns: with fewer, most of a tile would be empty
 
 @dataclass(frozen=True)
 class TransposeParams:
-    """`row`: the dim along which the inputs `shared` are contiguous; `tile`: its side; `vector`: elements an
-    access; `threads`: of a block; `wide`: 64-bit indices."""
+    """Decisions of the transpose schedule."""
 
-    row: int
+    row: int  # the dim along which the inputs `shared` are contiguous
     shared: tuple[str, ...]
-    tile: int
-    vector: int
-    threads: int
-    wide: bool
+    tile: int  # its rows and columns
+    vector: int  # elements per access
+    threads: int  # of a block
+    wide: bool  # 64-bit indices
 
 
 def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
-    """Takes segments some of whose operands are contiguous along another dim than the outputs are."""
+    """Takes segments with operands that are contiguous along another dim than the outputs."""
     if segment.reductions:
         return "it has reductions"
     space = domain(call, segment)
@@ -47,7 +47,7 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
 
 
 def choose(call: Call, domain: Domain, machine: Machine) -> TransposeParams | None:
-    """The parameters, or None where no input needs a tile or it would not pay."""
+    """The parameters; None if no input needs a tile, or if the dims are too short for one."""
     col = len(domain.dims) - 1
     if col < 1:
         return None
@@ -71,8 +71,8 @@ def choose(call: Call, domain: Domain, machine: Machine) -> TransposeParams | No
 
 
 def _vector(call: Call, domain: Domain, row: int, shared: list[Access]) -> int:
-    """Elements of one access, on either side of the tile: 4 bytes, so that a warp reads 128 bytes of 16-bit
-    elements too."""
+    """Elements of one access, from memory to the tile and from the tile to registers: 4 bytes, so that a warp
+    reads 128 bytes of 16-bit elements, too."""
     col = len(domain.dims) - 1
     straight = domain.walking(col)
     widest = max(a.itemsize for a in [*straight, *shared])
@@ -84,7 +84,8 @@ def _vector(call: Call, domain: Domain, row: int, shared: list[Access]) -> int:
 
 
 def apply(domain: Domain, params: TransposeParams, machine: Machine) -> Schedule:
-    """Loops: block over tiles, threads over the tile's columns, `u` over its rows."""
+    """The loops: `block` over tiles, `tx` and `ty` over the columns and rows of a tile, `u` over further
+    rows."""
     schedule = Schedule.over(domain, params.threads, params.wide)
     names = [d.name for d in domain.dims]
     row, col = names[params.row], names[-1]
@@ -108,7 +109,8 @@ def apply(domain: Domain, params: TransposeParams, machine: Machine) -> Schedule
 def _host(
     schedule: Schedule, others: list[str], row: str, col: str, params: TransposeParams, machine: Machine
 ) -> Schedule:
-    """A block is a tile, which stays in the nearest cache; the odd inputs come there by whole cache lines."""
+    """A block is one tile, which stays in the nearest cache. The transposed inputs are read in whole cache
+    lines."""
     schedule = schedule.split(col, params.tile, ("col_block", "col")).split(
         row, params.tile, ("row_block", "row")
     )

@@ -1,7 +1,7 @@
-"""What must hold of every Schedule, and how one is read back from its text.
+"""What must hold for every Schedule, and how one is read back from its text.
 
-In: a Schedule, or what `str(schedule)` has printed. Out: None or the first thing wrong with it as a sentence;
-the Schedule. Example: `verify(read(str(schedule)))`.
+`verify`: a Schedule in, None or a sentence that names the first fault out. `read`: what `str(schedule)` has
+printed in, the Schedule out. Example: `verify(read(str(schedule)))`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..segment import Buffer
 from .domain import Access, Dim, Domain
 from .loops import BINDINGS, PLACES, SCOPES, Cooperative, Fuse, Loop, Placement, Reduction, Schedule, Split
 
-_ONCE = ("block", "thread.x", "thread.y", "rows", "vector", "simd")  # bindings that one loop has at most
+_ONCE = ("block", "thread.x", "thread.y", "rows", "vector", "simd")  # at most one loop has such a binding
 
 
 def read(text: str) -> Schedule:
@@ -26,8 +26,8 @@ def read(text: str) -> Schedule:
 
 
 def verify(schedule: Schedule) -> str | None:
-    """None if the relations lead from the dims of the domain to the loops, each of which is bound to
-    something, and what the schedule names is there."""
+    """None if the relations lead from the dims of the domain to the loops, every loop has a known binding,
+    and every loop and value that the schedule names exists."""
     names = [x.name for x in schedule.loops]
     complaint = _relations(schedule) or _bindings(schedule)
     if complaint:
@@ -58,7 +58,7 @@ def verify(schedule: Schedule) -> str | None:
 
 
 def _scope(how: Reduction) -> str | None:
-    """Each scope comes with what it takes, and with nothing of another."""
+    """Checks that the schedule has the fields that its scope needs, and none of another scope."""
     if how.scope not in SCOPES:
         return f"nothing combines in a {how.scope}"
     if (how.scope == "warp") != (how.warp > 0):
@@ -72,8 +72,8 @@ def _scope(how: Reduction) -> str | None:
 
 
 def _relations(schedule: Schedule) -> str | None:
-    """Replays the relations: from the domain's dims, by name, to the loops. What a loop that is split gives
-    outside may be more than its quotient (`times` of `Schedule.split`), so that its extent is not known."""
+    """Replays the relations from the domain's dims to the loops, by name. The extent of the outer loop of a
+    split is not known: `times` of `Schedule.split` may make it larger than the quotient."""
     known: dict[str, Size | None] = {d.name: d.extent for d in schedule.domain.dims}
     for r in schedule.relations:
         split = isinstance(r, Split)
@@ -99,7 +99,7 @@ def _relations(schedule: Schedule) -> str | None:
 
 
 def _bindings(schedule: Schedule) -> str | None:
-    """Each loop is bound to what there is, and those of which there is one, once."""
+    """Checks that each binding is known, and that no more loops than allowed have it."""
     counts = Counter(x.bind for x in schedule.loops)
     for bind, n in counts.items():
         if bind not in BINDINGS:
