@@ -20,6 +20,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
+
 namespace tsfuser {
 
 std::atomic<bool> guard_mode{true};
@@ -90,7 +92,7 @@ bool strides_agree(const Expected& e, at::IntArrayRef sizes, at::IntArrayRef str
           return false;
         }
       } else if (inner >= 0 && sizes[d] != 1 && strides[d] != 1 &&
-                 strides[d] != strides[inner] * sizes[inner]) {
+                 strides[d] != strides[inner] * std::max<int64_t>(sizes[inner], 1)) {
         return false;
       }
     }

@@ -1,13 +1,16 @@
 """Softmax and normalisations fused by TorchScript, forward and backward, against eager and against eager in
-double."""
+double. Batch norm's values are in test_batch_norm.py, since they come with running statistics; group norm has
+test_group_norm.py; how near all are to double, and derivatives by differences, are in test_accuracy.py."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import tsfuser
+from kit.batch_norms import FORWARD as BATCH_NORM
+from kit.batch_norms import Normed, parameters
 from kit.reductions import COLUMNS, DTYPES, ROWS, Fused, check, rows_of, tensor
-from kit.support import assert_matches, fresh, groups, kinds, no_fallback, train
+from kit.support import assert_matches, fresh, groups, kinds, no_fallback, script, train
 
 pytestmark = pytest.mark.usefixtures("single_nodes")
 
@@ -70,23 +73,6 @@ def test_softmax_along_any_dim(target, device, name):
     if target == "cpu-fibers" and name in ("channels_last_inner", "unaligned", "expanded_rows", "single"):
         pytest.skip("on the other targets")
     check(Fused(ALONG), *layouts(device)[name])
-
-
-CHANNELS = """
-def f(x, w, b, m, v):
-    y = torch.batch_norm(x, w, b, m, v, False, 0.1, 1e-5, False)
-    z = torch.relu(torch.batch_norm(x, None, b, m, v, False, 0.1, 1e-5, False))
-    return y, z, torch.instance_norm(x, w, b, None, None, True, 0.1, 1e-5, False)
-"""
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_statistics_of_channels(device, dtype, memory_format):
-    x = tensor(4, 3, 5, 6, device=device, dtype=dtype).contiguous(memory_format=memory_format)
-    w, b, m = (tensor(3, device=device, dtype=dtype, seed=k) for k in (1, 2, 3))
-    check(Fused(CHANNELS), x, w, b, m, (tensor(3, device=device, seed=4).abs() + 0.5).to(dtype))
 
 
 FUSED_RMS = """
@@ -266,11 +252,86 @@ def test_forward_and_backward_in_16_bits(function, dtype):
     check_training(function, fresh(function), trained(function, 33, "cpu", dtype))
 
 
-@pytest.mark.parametrize("function", [layer_norm, softmax, rms_norm], ids=lambda f: f.__name__)
-def test_gradcheck(function):
-    scripted = fresh(function)
-    inputs = [x[:2, :2] if x.dim() > 1 else x for x in trained(function, 5, "cpu", torch.float64)]
-    inputs = [x.detach().clone().requires_grad_() for x in inputs]
+# ---- batch norm
+
+
+def trained_batch_norm(function, x, parameters, *rest, calls=1):
+    """Result, running statistics and the gradients of x, weight and bias."""
+    for _ in range(calls):
+        leaves = [
+            None if p is None else p.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+            for p in (x, *parameters[:2])
+        ]
+        statistics = [p.clone() for p in parameters[2:]]
+        y = function(*leaves, *statistics, *rest)
+        y.backward(tensor(*y.shape, seed=9).to(y.device, y.dtype))
+    return [y.detach(), *statistics, *(p.grad for p in leaves if p is not None)]
+
+
+def check_batch_norm(source, x, parameters, *rest, ops=64):
+    function = Normed(source)
     with tsfuser.fuser(), no_fallback():
-        train(scripted, inputs)
-        assert torch.autograd.gradcheck(scripted, inputs)
+        actual = trained_batch_norm(function.scripted, x, parameters, *rest, calls=4)
+    eager = trained_batch_norm(function.plain, x, parameters, *rest)
+    exact = trained_batch_norm(function.plain, x.double(), [p.double() for p in parameters], *rest)
+    for a, e, r in zip(actual, eager, exact):
+        assert_matches(a, e, r, ops=ops, precision=x.dtype)
+    assert {"aten::_batch_norm_impl_index", "aten::_batch_norm_impl_index_backward"} <= function.kinds
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_of_batch_norm(device, training):
+    check_batch_norm(BATCH_NORM, tensor(4, 3, 5, 6, device=device), parameters(3, device), training, 0.1)
+
+
+def test_gradients_of_batch_norm_in_channels_last(device):
+    x = tensor(4, 3, 5, 6, device=device).contiguous(memory_format=torch.channels_last)
+    check_batch_norm(BATCH_NORM, x, parameters(3, device), True, 0.1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_gradients_of_batch_norm_in_other_dtypes(dtype):
+    x = tensor(4, 3, 7, dtype=dtype)
+    check_batch_norm(BATCH_NORM, x, parameters(3, dtype=dtype), True, 0.1)
+    if dtype == torch.bfloat16:
+        check_batch_norm(BATCH_NORM, x, parameters(3), True, 0.1)
+        check_batch_norm(BATCH_NORM, x, parameters(3), False, 0.1)
+
+
+MASKED = """
+def f(dy, x, w, mean, rstd, m, v, training: bool, mask: List[bool]):
+    a, b, c = torch.ops.aten.native_batch_norm_backward(dy * 2.0, x, w, m, v, mean, rstd, training, 1e-5,
+                                                        mask)
+    found = [a][:0]
+    if mask[0]:
+        found.append(a)
+    if mask[1]:
+        found.append(b)
+    if mask[2]:
+        found.append(c)
+    return found
+"""
+
+
+def test_gradients_of_batch_norm_that_are_masked_off(device):
+    fused, plain = script(MASKED), script(MASKED)
+    dy, x = tensor(4, 3, 5, device=device), tensor(4, 3, 5, device=device, seed=1)
+    w, mean, m, v = parameters(3, device)
+    masks = [[True] * 3] * 3 + [
+        [True, False, False],
+        [False, True, False],
+        [False, False, True],
+        [True, True, False],
+    ]
+    for training in (True, False):
+        # eager's CUDA kernels take one or the other, by the mask
+        saved = (mean, v) if training else (m, torch.rsqrt(v + 1e-5))
+        inputs = (dy, x, w, *saved, m, v)
+        for mask in masks:
+            eager = plain(*inputs, training, mask)
+            with tsfuser.fuser(), no_fallback():
+                actual = fused(*inputs, training, mask)
+            assert len(actual) == len(eager) == sum(mask)
+            for a, e in zip(actual, eager):
+                assert_matches(a, e, ops=64)
+    assert groups(fused)

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+import tsfuser
 from kit.support import assert_matches, counted, fuse, groups, no_fallback
 
 pytestmark = pytest.mark.optimized
@@ -65,14 +66,18 @@ def test_a_chain_with_a_bias(device, shape):
     check(ten_ops, x, b, ops=10)
 
 
+@pytest.mark.parametrize("profiled", ["empty", "full"])
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4)])
-def test_nothing_is_launched_for_size_zero(device, shape):
-    """A zero-size input refuses fusion at profiling time, so the program sees a full one first."""
-    full = [max(size, 2) for size in shape]
-    scripted = fuse(three_ops, torch.randn(full, device=device), torch.randn(full, device=device))
+def test_nothing_is_launched_for_size_zero(device, shape, profiled):
+    """Where the first calls have elements, the guard lets those without through once it has missed some."""
+    first = shape if profiled == "empty" else [max(size, 2) for size in shape]
+    scripted = fuse(three_ops, torch.randn(first, device=device), torch.randn(first, device=device))
     x, y = torch.randn(shape, device=device), torch.randn(shape, device=device)
-    for _ in range(3):
-        assert_matches(scripted(x, y), three_ops(x, y))
+    with tsfuser.fuser(), counted() as rise:
+        for _ in range(6):
+            assert_matches(scripted(x, y), three_ops(x, y))
+    assert rise["launches"] == 0 and not rise["fallbacks"]
+    assert rise["exact_hits"] + rise["class_hits"] >= 2
 
 
 @pytest.mark.parametrize(
