@@ -55,16 +55,16 @@ def _candidates(
         if new.node().kind() != GROUP or source in results or sources.count(new.unique()) > 1:
             continue
         at = places[new.unique()]
-        shared = _sharing(nodes, old)
+        shared = sharing(nodes, old)
         used_later = any(not shared.isdisjoint(v.unique() for v in inputs(node)) for node in nodes[at + 1 :])
         viewed = any(v.unique() in shared and v.unique() != old.unique() for v in inputs(nodes[at]))
-        if _is_alike(old, new) and not used_later and not viewed and shared.isdisjoint(sources):
+        if is_alike(old, new) and not used_later and not viewed and shared.isdisjoint(sources):
             if len(new.uses()) == 1:  # who else reads the new value may read it after the next group
                 found.setdefault(at, []).append((target, source))
     return {nodes[at]: list(group) for at, group in found.items()}
 
 
-def _sharing(nodes: Sequence[Node], value: Value) -> set[int]:
+def sharing(nodes: Sequence[Node], value: Value) -> set[int]:
     """The values that may share the memory of an input: itself, and views of it."""
     found = {value.unique()}
     for node in nodes:
@@ -76,7 +76,7 @@ def _sharing(nodes: Sequence[Node], value: Value) -> set[int]:
     return found
 
 
-def _is_alike(old: Value, new: Value) -> bool:
+def is_alike(old: Value, new: Value) -> bool:
     """Whether the one tensor has the dtype, the device and, in the traced call, the sizes of the other."""
     a, b = old.type(), new.type()
     if not (is_tensor(old) and is_tensor(new)) or None in (a.sizes(), a.dtype(), a.device()):

@@ -16,10 +16,11 @@ from ...planning.compile import can_be_joint
 from ...planning.planner import prepare
 from . import embeddings, product_sums
 from .expected import expected_calls
-from .in_place import write_in_place
+from .in_place import Update, write_in_place
 from .joint import join
 from .order import free_early
 from .translate import Translation
+from .twins import update_in_place
 
 PASSES = (*BEFORE_GROUPS, *MAKE_GROUPS, *SETTLE)
 
@@ -33,10 +34,12 @@ def fuse(translation: Translation, owns_inputs: bool = False) -> Refusals:
     work = Work(graph, refusals, lone_reductions=True)
     run(work, PASSES)
     join(graph, can_be_joint)
-    _write_in_place(translation)
+    left = write_in_place(graph, translation.updates, translation.results, translation.numbers)
+    _leave(translation, left)
     run(work, FINISH)
     if owns_inputs:
         free_early(graph)
+    _leave(translation, update_in_place(graph, translation.updates, translation.results, refusals))
     embeddings.add_in_place(graph, refusals)
     product_sums.add_in_place(graph, refusals)
     if log.enabled("graph_fuser"):
@@ -47,9 +50,8 @@ def fuse(translation: Translation, owns_inputs: bool = False) -> Refusals:
     return refusals
 
 
-def _write_in_place(translation: Translation) -> None:
-    """Has groups do the updates that they can; what they return then is the input, as it lies."""
-    left = write_in_place(translation.graph, translation.updates, translation.results, translation.numbers)
+def _leave(translation: Translation, left: list[Update]) -> None:
+    """Leaves these updates to the end; what the others return is the input, as it lies."""
     for update in translation.updates:
         if update not in left:
             translation.orders[update[1]] = None
