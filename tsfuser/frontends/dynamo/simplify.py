@@ -65,6 +65,19 @@ def _slice(node: fx.Node) -> bool:
     return is_alike(node.meta["val"], operand.meta["val"]) and _hand_on(node)  # type: ignore[union-attr]
 
 
+def _slice_scatter(node: fx.Node) -> bool:
+    """All of a tensor is replaced: readers read what by. What leaves the graph stays a tensor of its own."""
+    source = node.args[1]
+    is_new = source.op == "call_function" and isinstance(source.target, torch._ops.OpOverload)  # type: ignore[union-attr]
+    if not is_new or any(r.alias_info is not None for r in source.target._schema.returns):  # type: ignore[union-attr]
+        return False
+    made, given = node.meta["val"], source.meta["val"]  # type: ignore[union-attr]
+    if made.dtype != given.dtype or not is_alike(made, given) or any(u.op == "output" for u in node.users):
+        return False
+    node.replace_all_uses_with(source)
+    return True
+
+
 def _view(node: fx.Node) -> bool:
     """`_unsafe_view` differs from `view` for autograd alone. Where the operand lies otherwise than traced, a
     kernel of torch's may have left it as it was, and not all that it lies like."""
@@ -140,6 +153,7 @@ FORMS: dict[Any, Callable[[fx.Node], bool]] = {
     aten.detach.default: _hand_on,
     aten.alias.default: _hand_on,
     aten.slice.Tensor: _slice,
+    aten.slice_scatter.default: _slice_scatter,
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
     aten.where.self: _with_number,

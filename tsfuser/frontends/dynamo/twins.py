@@ -5,10 +5,11 @@ an op that changes a part of an input, and leaves the rest of it, does so in pla
 one any more; and the copies that are left. A cache of keys is then not copied to add one. Before:
 
     %new = aten::index_copy(%cache, %dim, %at, %key)                 cache.copy_(new) at the end
-    %s = aten::slice(%b, ...);  %c = aten::copy(%s, %x);  %new = aten::slice_scatter(%b, %c, ...)   the same for b
+    %s = aten::slice(%x, ...);  %c = aten::copy(%s, %y)
+    %new2 = aten::slice_scatter(%x, %c, ...)                         x.copy_(new2) at the end
 becomes
     aten::index_copy_(%cache, %dim, %at, %key)
-    %s = aten::slice(%b, ...);  aten::copy_(%s, %x)
+    %s = aten::slice(%x, ...);  aten::copy_(%s, %y)
 
 and who read `new` reads the input, behind that. Which op works in place is told by its schema.
 """
@@ -42,8 +43,8 @@ _SCATTER = "_scatter"
 
 
 class _Way(NamedTuple):
-    """How a new value is made of an old one: `scatters`, the outermost first, of which each places in a view
-    what the next one makes; `last`: the op that makes what the innermost places, None where that is copied."""
+    """How a new value is made of an old one. `scatters`, the outermost first: each places in a view
+    what the next one makes. `last`: the op that makes what the innermost places, None where that is copied."""
 
     scatters: tuple[Node, ...]
     last: Node | None
