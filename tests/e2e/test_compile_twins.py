@@ -205,3 +205,34 @@ def test_who_reads_the_old_value_or_keeps_the_new_one(function, layout, device):
             assert found.untyped_storage().data_ptr() != ours[0].untyped_storage().data_ptr()
         if function is returned_in_a_view:
             assert found.data_ptr() == ours[0].data_ptr()
+
+
+def test_what_counts_calls_is_one_op(device):
+    """Each counter starts from another number; one is read, one counts by another step."""
+    norms = [torch.nn.BatchNorm2d(4) for _ in range(4)]
+    model = torch.nn.Sequential(*norms).to(device)
+    steps = torch.arange(3, device=device)
+
+    def function(x, small):
+        steps[2:].add_(2)
+        small.add_(0.5)
+        y = model(x)
+        return y * model[3].num_batches_tracked
+
+    for k, norm in enumerate(norms):
+        norm.num_batches_tracked.fill_(k)
+    run, small = torch.compile(function, backend="tsfuser"), torch.zeros((), device=device)
+    for call in range(1, 4):
+        x = torch.randn(3, 4, 5, 5, device=device)
+        found = run(x, small)
+        twin = torch.nn.functional.batch_norm
+        exact = x.double()
+        for _ in norms:
+            exact = twin(exact, None, None, training=True)
+        assert_matches(found, (exact * (3 + call)).float(), exact * (3 + call), ops=400)
+        assert [int(norm.num_batches_tracked) for norm in norms] == [k + call for k in range(4)]
+        assert steps.tolist() == [0, 1, 2 + 2 * call] and float(small) == 0.5 * call
+    with torch.profiler.profile() as profile:
+        run(x, small)
+    names = [event.name for event in profile.events()]
+    assert names.count("aten::_foreach_add_") == 1

@@ -15,6 +15,7 @@ from ...grouping.support import Refusals
 from ...planning.compile import can_be_joint
 from ...planning.planner import prepare
 from . import embeddings, product_sums
+from .add_together import add_together
 from .expected import expected_calls
 from .in_place import Update, write_in_place
 from .joint import join
@@ -40,6 +41,7 @@ def fuse(translation: Translation, owns_inputs: bool = False) -> Refusals:
     if owns_inputs:
         free_early(graph)
     _leave(translation, update_in_place(graph, translation.updates, translation.results, refusals))
+    add_together(graph, refusals)
     embeddings.add_in_place(graph, refusals)
     product_sums.add_in_place(graph, refusals)
     if log.enabled("graph_fuser"):

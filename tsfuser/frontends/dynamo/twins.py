@@ -43,8 +43,8 @@ _SCATTER = "_scatter"
 
 
 class _Way(NamedTuple):
-    """How a new value is made of an old one. `scatters`, the outermost first: each places in a view
-    what the next one makes. `last`: the op that makes what the innermost places, None where that is copied."""
+    """How a new value is made of an old one. `scatters`, the outermost first: each places in a view what the
+    next one makes. `last`: the op that makes what the innermost one places; None where that is copied."""
 
     scatters: tuple[Node, ...]
     last: Node | None
