@@ -21,6 +21,7 @@ from .channels_last import channels_last
 from .dropout import seed_dropouts
 from .from_results import read_results
 from .recomputable import recomputable
+from .repeats import merge_repeats
 from .simplify import without_detach
 from .updates import sharing, updates
 
@@ -38,6 +39,7 @@ def partition(
 ):
     """The forward and the backward. `recompute`: by the cheapest cut, else as autograd saves; `layout`: as
     `wanted` of `channels_last`."""
+    from torch._functorch import config
     from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
     if recompute:
@@ -48,7 +50,9 @@ def partition(
         norms.expand(joint)
         softmaxes.expand(joint)
         read_results(joint)
-        with recomputable():
+        if config.cse:
+            merge_repeats(joint)
+        with recomputable(), config.patch(cse=False):
             forward, backward = min_cut_rematerialization_partition(
                 joint, inputs, num_fwd_outputs=num_fwd_outputs, **others
             )

@@ -1,0 +1,95 @@
+"""Ops that a graph does twice alike are done once, before the partitioner chooses what to save.
+
+In: AOTAutograd's joint graph. Out: the same graph, with one node for all that do the same with the same
+operands. Torch's partitioner has a pass for this, too, which imports all of inductor's lowerings: a fifth of
+the time that the first step takes. Before:
+
+    a = sin(x);  b = sin(x);  y = mul(a, b)
+becomes
+    a = sin(x);  y = mul(a, a)
+
+A result of the graph, and what shares memory with one, stays a tensor of its own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from . import sizes
+
+_NAMESPACES = ("aten", "prims")  # what others' ops do besides is not known
+_OF_NUMBERS = {operator.getitem, sizes.SUM, *sizes.ARITHMETIC, *sizes.FLOATS}
+#: Of ops that draw random numbers, and of those whose sizes or numbers tracing takes for different ones.
+_UNLIKE = {
+    torch.Tag.nondeterministic_seeded,
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+}
+
+
+def merge_repeats(joint: fx.GraphModule) -> None:
+    """Changes the module's graph, which has `meta["val"]` on its nodes."""
+    graph = joint.graph
+    returned = _memory_of_results(graph)
+    first: dict[Hashable, fx.Node] = {}
+    merged = False
+    for node in list(graph.nodes):
+        if getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+            first.clear()  # what reads the same may read something else now
+        elif _is_pure(node) and returned.isdisjoint(_memory(node)):
+            known = first.setdefault(_what(node), node)
+            if known is not node:
+                node.replace_all_uses_with(known)
+                graph.erase_node(node)
+                merged = True
+    if merged:
+        joint.recompile()
+
+
+def _is_pure(node: fx.Node) -> bool:
+    """Whether nothing but its operands decides what the node gives."""
+    if node.op != "call_function":
+        return False
+    op = node.target
+    if not isinstance(op, torch._ops.OpOverload):
+        return op in _OF_NUMBERS
+    # A tensor that is only allocated is for each of its readers alone.
+    is_new = op._schema.name.startswith(("aten::empty", "aten::new_empty"))
+    return op.namespace in _NAMESPACES and not is_new and _UNLIKE.isdisjoint(op.tags)
+
+
+def _what(node: fx.Node) -> Hashable:
+    """Equal for nodes that do the same with the same operands."""
+    return node.target, _key(node.args), _key(node.kwargs)
+
+
+def _key(argument: Any) -> Hashable:
+    """`1`, `1.0` and `True` are three keys, and so are 0.0 and -0.0."""
+    if isinstance(argument, (tuple, list)):
+        return tuple(map(_key, argument))
+    if isinstance(argument, Mapping):
+        return tuple((name, _key(value)) for name, value in sorted(argument.items()))
+    return argument if isinstance(argument, fx.Node) else (type(argument), repr(argument))
+
+
+def _memory_of_results(graph: fx.Graph) -> set[int]:
+    (last,) = (node for node in graph.nodes if node.op == "output")
+    return {memory for node in last.all_input_nodes for memory in _memory(node)}
+
+
+def _memory(node: fx.Node) -> list[int]:
+    """The memory of the tensors that the node gives, by its address in the traced call."""
+    values = node.meta.get("val")
+    found = []
+    for value in values if isinstance(values, (tuple, list)) else [values]:
+        if isinstance(value, torch.Tensor):
+            try:
+                found.append(value.untyped_storage()._cdata)
+            except NotImplementedError:  # a tensor without one, as sparse ones are
+                pass
+    return found
