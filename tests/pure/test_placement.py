@@ -26,6 +26,35 @@ def dropped(b, x):
     return add(b, noise, b.reduce("sum", "sum", noise, [-1], True, x.dtype))
 
 
+def normalised(b, x):
+    return b.pointwise("div", (x, b.reduce("sum", "sum", x, [-1], True, x.dtype)), x.dtype)
+
+
+def curve(b, x):
+    """What a sum needs of `erf(x)` is a product, and the quotient needs nothing else."""
+    half = b.pointwise("mul", (b.pointwise("erf", (x,), x.dtype), b.literal(0.5)), x.dtype)
+    return normalised(b, b.pointwise("mul", (x, half), x.dtype))
+
+
+def curve_twice(b, x):
+    """The quotient is of something else made of `erf(x)`."""
+    bent = b.pointwise("erf", (x,), x.dtype)
+    summed = b.reduce("sum", "sum", add(b, bent, x), [-1], True, x.dtype)
+    return b.pointwise("div", (b.pointwise("mul", (bent, x), x.dtype), summed), x.dtype)
+
+
+def two_costly(b, x, y):
+    return normalised(
+        b,
+        b.pointwise("mul", (b.pointwise("erf", (x,), x.dtype), b.pointwise("tanh", (y,), y.dtype)), x.dtype),
+    )
+
+
+def one_is_stored(b, x):
+    bent = b.pointwise("erf", (x,), x.dtype)
+    return normalised(b, add(b, bent, x)), bent
+
+
 def transposed(b, x, y):
     return add(b, x, relu(b, y))
 
@@ -38,8 +67,13 @@ SQUARE = [tensor(64, 64), tensor(64, 64, strides=(1, 64))]
     [
         (softmax, [tensor(2048, 512)], GPU, "register", ["exp_2"]),
         (softmax, [tensor(2048, 512)], HOST, "scratch", ["exp_2"]),
+        (curve, [tensor(2048, 512)], GPU, "register", ["mul_2"]),
+        (curve, [tensor(2048, 512)], HOST, "scratch", ["mul_2"]),
+        (curve_twice, [tensor(2048, 512)], GPU, "register", ["erf_0"]),
+        (two_costly, [tensor(2048, 512), tensor(2048, 512)], GPU, "register", ["mul_2"]),
+        (one_is_stored, [tensor(2048, 512)], GPU, "register", ["add_1"]),
         (softmax, [tensor(2048, 20000)], GPU, "register", []),  # too long for registers
-        (dropped, [tensor(2048, 512)], HOST, "scratch", ["uniform_0"]),
+        (dropped, [tensor(2048, 512)], HOST, "scratch", ["mul_1"]),
         (dropped, [tensor(2048, 512)], GPU, "register", []),  # cheap to draw again
         (transposed, SQUARE, GPU, "tile", ["x1"]),
         (transposed, SQUARE, HOST, "tile", ["x1"]),

@@ -1,14 +1,15 @@
 """What stays where between the sweeps over a row.
 
 In: a segment and its schedule. Out: the schedule with a `Placement` for each value that is computed once and
-used by several sweeps; every other value is computed again by each sweep that needs it. Example, softmax in
-registers: `Placement('exp_4', 'register')`, since an exponential costs more than a register.
+used by several sweeps, or for what one sweep makes of such a value where the others need only that; every
+other value is computed again by each sweep that needs it. Example, softmax in registers: `Placement('exp_4',
+'register')`, since an exponential costs more than a register.
 """
 
 from __future__ import annotations
 
 from .. import ops  # noqa: F401  it defines the symbols
-from ..ir.fusion import Lookup, Op, Pointwise, Random
+from ..ir.fusion import Lookup, Op, Pointwise, Random, Value
 from ..ir.symbols import find
 from ..segment import Segment
 from .loops import Schedule
@@ -39,7 +40,8 @@ def with_saved_values(segment: Segment, schedule: Schedule, where: str) -> Sched
     if where == "register" and (not loops or any(x.bind == "serial" for x in loops)):
         return schedule
     sweeps = sweeps_of(segment, schedule)
-    names = _needed_again(sweeps, where) - _computed_by_pairs(sweeps, schedule)
+    pairs = _computed_by_pairs(sweeps, schedule)
+    names = _moved_on(sweeps, _needed_again(sweeps, where) - pairs, pairs)
     return schedule.with_values_in(where, [op.output.name for op in segment.ops if op.output.name in names])
 
 
@@ -57,6 +59,39 @@ def _needed_again(sweeps: Sweeps, where: str) -> set[str]:
         found |= costly & seen
         seen |= costly
     return found
+
+
+def _moved_on(sweeps: Sweeps, names: set[str], no_use: set[str]) -> set[str]:
+    """`names`, but for each what the same sweep makes of it, where later ones need nothing else of it: then
+    these need not make that again, nor may they need what else it is made of. Not what is of `no_use` later.
+    Example: of `x * (erf(x) / 2 + 0.5)` the product, and not `erf(x)`."""
+    for name in sorted(names):
+        while name and (following := _following(sweeps, names, name)) not in (name, *no_use):
+            names = (names | {following}) - {name, ""}
+            name = following
+    return names
+
+
+def _following(sweeps: Sweeps, names: set[str], name: str) -> str:
+    """What to save instead of `name`, one of `names`: what is made of it, itself, or nothing ("")."""
+    first = next(k for k in sweeps.numbers if name in _outputs(sweeps.ops_for(sweeps.goals(k))))
+    later = [k for k in sweeps.numbers if k > first]
+    if any(name in sweeps.goals(k) for k in later):
+        return name
+    needed = _outputs([op for k in later for op in sweeps.ops_for(sweeps.goals(k), names)])
+    readers = [op for op in sweeps.segment.ops if any(v.name == name for v in op.operands)]
+    readers = [op for op in readers if op.output.name in needed]
+    if not readers:
+        return ""
+    made = _outputs(sweeps.ops_for(sweeps.goals(first), names - {name}))
+    [reader, *others], value = readers, made[name]
+    fits = reader.output.dtype.register.itemsize <= value.dtype.register.itemsize
+    fits = fits and set(reader.output.axes) == set(value.axes) and isinstance(reader, Pointwise)
+    return reader.output.name if fits and not others and reader.output.name in made else name
+
+
+def _outputs(made: list[Op]) -> dict[str, Value]:
+    return {op.output.name: op.output for op in made}
 
 
 def _computed_by_pairs(sweeps: Sweeps, schedule: Schedule) -> set[str]:

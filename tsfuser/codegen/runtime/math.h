@@ -86,9 +86,12 @@ DEVICE bool is_finite(T x) {
   return fabs(x) < infinity<T>();
 }
 // A power of two, at most 1 / n: a sum of n terms times it does not overflow, and is rounded as without it.
-DEVICE float sum_scale(float n) { return bit_cast<float>(bit_cast<uint32_t>(1 / n) & 0x7f800000u); }
+// Of the exponent alone: a division per element would be a branch.
+DEVICE float sum_scale(float n) {
+  return bit_cast<float>((0x7f000000u - bit_cast<uint32_t>(n)) & 0x7f800000u);
+}
 DEVICE double sum_scale(double n) {
-  return bit_cast<double>(bit_cast<uint64_t>(1 / n) & 0x7ff0000000000000ull);
+  return bit_cast<double>((0x7fe0000000000000ull - bit_cast<uint64_t>(n)) & 0x7ff0000000000000ull);
 }
 
 // The mean of n terms from the sum of all times sum_scale(n): finite where that sum is.
@@ -96,6 +99,16 @@ template <class T>
 DEVICE T scaled_mean(T sum, T n) {
   const T mean = sum / (n * sum_scale(n));
   return is_inf(mean) && is_finite(sum) ? copysign(largest<T>(), sum) : mean;
+}
+
+// x / n, where high + low = 1 / n (ops/reciprocal.py): as it is rounded, but for at most one x of all that
+// have the same exponent, and, where x / n is below 2^-100, by at most a unit of the last place.
+DEVICE float quotient(float x, float high, float low) {
+#if defined(TSFUSER_CUDA)
+  return __fmaf_rn(x, high, x * low);
+#else
+  return __builtin_fmaf(x, high, x * low);
+#endif
 }
 
 template <class T>

@@ -22,6 +22,7 @@ from ...errors import TsfuserWarning
 from ...planning import interrupts
 from ..dynamo.program import compile_graph
 from ..dynamo.settings import Settings
+from .narrow import narrow
 from .retrace import function_of, graph_of, say_sizes
 
 #: Programs of one region. They share plans and kernels, but each is traced.
@@ -53,6 +54,7 @@ class RegionCall:
             return self._run_unfused
         try:
             module = graph_of(self.unfused, operands)
+            narrow(module)
             if self._programs:  # the sizes vary
                 say_sizes(module)
             program = compile_graph(module, Settings())
