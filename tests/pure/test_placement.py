@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from kit.programs import add, build, relu, stages, tensor
+from kit.programs import add, build, relu, stages, tensor, total
 from tsfuser.lower.loop_ir import Array, Compute, Fetch, Scratch
 from tsfuser.lower.pipeline import lower
 from tsfuser.lower.traverse import statements
 from tsfuser.lower.verify import verify
 from tsfuser.schedule.loops import Schedule
 from tsfuser.schedule.machine import GPU, HOST
+from tsfuser.schedule.placement import costly_terms
 from tsfuser.schedule.verify import verify as verify_schedule
 
 
@@ -83,6 +84,40 @@ SQUARE = [tensor(64, 64), tensor(64, 64, strides=(1, 64))]
 def test_a_schedule_says_what_stays_where(program, args, machine, where, names):
     [stage] = stages(*build(program, *args), machine)[0]
     assert list(stage.schedule.values_in(where)) == names
+
+
+def costly_of_costly(b, x):
+    return normalised(b, b.pointwise("tanh", (b.pointwise("erf", (x,), x.dtype),), x.dtype))
+
+
+def columns_of_costly(b, x):
+    """What only sums of columns need is kept by no sweep."""
+    return b.reduce("sum", "sum", b.pointwise("erf", (normalised(b, x),), x.dtype), [0], False, x.dtype)
+
+
+@pytest.mark.parametrize(
+    "program, count",
+    [(softmax, 1), (curve, 1), (curve_twice, 1), (costly_of_costly, 1), (columns_of_costly, 0)],
+)
+def test_registers_are_counted_for_what_is_kept(program, count):
+    call, fusion = build(program, tensor(2048, 512))
+    [stage, *_] = stages(call, fusion)[0]
+    assert costly_terms(stage.segment) == count
+    assert len(stage.schedule.values_in("register")) == count
+
+
+def test_what_is_kept_leaves_fewer_registers_for_columns():
+    """Rows of 2048 float32, of which 16 elements, their 16 curves and 48 sums were too much for a thread."""
+
+    def program(b, x, y):
+        bent = b.pointwise("erf", (x,), x.dtype)
+        product = b.pointwise("mul", (bent, y), x.dtype)
+        shared = b.pointwise("mul", (bent, b.reduce("sum", "sum", product, [-1], True, x.dtype)), x.dtype)
+        return shared, *(total(b, v, [0]) for v in (product, y, shared))
+
+    call, fusion = build(program, tensor(8192, 2048), tensor(8192, 2048))
+    [stage, *_] = stages(call, fusion)[0]
+    assert stage.params.unroll == 2 and not stage.params.prefetched
 
 
 def computed(kernel, symbol):

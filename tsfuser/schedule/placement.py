@@ -22,13 +22,16 @@ def is_costly(op: Op) -> bool:
 
 
 def costly_terms(segment: Segment) -> int:
-    """Values that cost much and on which a reduction depends: registers keep them for what follows."""
-    wanted = {v.name for op in segment.reductions for v in op.operands}
+    """Values that cost much, and on which a reduction depends on whose result others do: registers keep them
+    for what follows, but for those of which only other such values are made."""
+    read = {v.name for op in segment.ops for v in op.operands}
+    wanted = {v.name for op in segment.reductions if op.output.name in read for v in op.operands}
+    other = {v.name for op in segment.ops if not is_costly(op) for v in op.operands}
     found = 0
     for op in reversed(segment.ops):
         if op.output.name in wanted:
             wanted |= {v.name for v in op.operands}
-            found += is_costly(op)
+            found += is_costly(op) and op.output.name in other
     return found
 
 

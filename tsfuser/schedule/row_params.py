@@ -328,12 +328,13 @@ def fits(rows: Rows, params: RowParams) -> bool:
 
 
 def _held(rows: Rows, params: RowParams) -> int:
-    """Registers of a thread for its part of its rows, for the sums of columns, and for tensors that all rows
-    share."""
+    """Registers of a thread for its part of its rows and what it keeps of them, for the sums of columns, and
+    for tensors that all rows share."""
     deep, along = (params.unroll, 1) if params.multi_row else (1, params.unroll)
+    kept, common = 4 * rows.kept, 4 * params.columns + 4
     if params.prefetched:  # vectors are taken from shared memory one after the other
-        return params.vector * (along * (4 * params.columns + 4) + rows.bytes) // 4
-    return params.vector * along * (deep * rows.bytes + 4 * params.columns + 4) // 4
+        return params.vector * (along * (kept + common) + rows.bytes) // 4
+    return params.vector * along * (deep * (rows.bytes + kept) + common) // 4
 
 
 def bucket(vectors: Size) -> Size:

@@ -16,14 +16,17 @@ from ..ir.fusion import Reduce
 from ..ir.size import Size
 from ..segment import Segment
 from .domain import Access, Domain, domain
+from .placement import costly_terms
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A domain, and the names of the dims that make a row (`along`). The last of them is contiguous."""
+    """A domain, and the names of the dims that make a row (`along`). The last of them is contiguous. `kept`:
+    how many values of an element the registers that hold it keep beside it from one sweep to the next."""
 
     space: Domain
     along: tuple[str, ...]
+    kept: int = 0
 
     @property
     def length(self) -> Size:
@@ -68,7 +71,7 @@ def rows_of(
     along = [op for op in segment.reductions if set(op.axes) & inner]
     axes = set(along[0].axes) if along else inner
     return (
-        Rows(space, tuple(d.name for d in space.dims if set(d.axes) & axes)),
+        Rows(space, tuple(d.name for d in space.dims if set(d.axes) & axes), costly_terms(segment)),
         along,
         [op for op in segment.reductions if op not in along],
     )
