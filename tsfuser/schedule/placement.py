@@ -8,8 +8,10 @@ other value is computed again by each sweep that needs it. Example, softmax in r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .. import ops  # noqa: F401  it defines the symbols
-from ..ir.fusion import Lookup, Op, Pointwise, Random, Value
+from ..ir.fusion import Lookup, Op, Pointwise, Random, Reduce, Value
 from ..ir.symbols import find
 from ..segment import Segment
 from .loops import Schedule
@@ -22,16 +24,26 @@ def is_costly(op: Op) -> bool:
 
 
 def costly_terms(segment: Segment) -> int:
-    """Values that cost much, and on which a reduction depends on whose result others do: registers keep them
-    for what follows, but for those of which only other such values are made."""
+    """Values that cost much and on which a reduction depends: registers keep them for what follows."""
+    return len(_costly_terms(segment, segment.reductions))
+
+
+def kept_terms(segment: Segment) -> int:
+    """Those of them that a later sweep needs: of which something else is made than another such value, and on
+    which a reduction depends on whose result others do."""
     read = {v.name for op in segment.ops for v in op.operands}
-    wanted = {v.name for op in segment.reductions if op.output.name in read for v in op.operands}
     other = {v.name for op in segment.ops if not is_costly(op) for v in op.operands}
-    found = 0
+    used = [op for op in segment.reductions if op.output.name in read]
+    return len(_costly_terms(segment, used) & other)
+
+
+def _costly_terms(segment: Segment, reductions: Sequence[Reduce]) -> set[str]:
+    wanted = {v.name for op in reductions for v in op.operands}
+    found = set()
     for op in reversed(segment.ops):
         if op.output.name in wanted:
             wanted |= {v.name for v in op.operands}
-            found += is_costly(op) and op.output.name in other
+            found |= {op.output.name} if is_costly(op) else set()
     return found
 
 

@@ -16,7 +16,7 @@ from ..ir.fusion import Reduce
 from ..ir.size import Size
 from ..segment import Segment
 from .domain import Access, Domain, domain
-from .placement import costly_terms
+from .placement import kept_terms
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def rows_of(
     along = [op for op in segment.reductions if set(op.axes) & inner]
     axes = set(along[0].axes) if along else inner
     return (
-        Rows(space, tuple(d.name for d in space.dims if set(d.axes) & axes), costly_terms(segment)),
+        Rows(space, tuple(d.name for d in space.dims if set(d.axes) & axes), kept_terms(segment)),
         along,
         [op for op in segment.reductions if op not in along],
     )
