@@ -24,13 +24,13 @@ _FLOAT = torch._C.FloatType.get()
 
 
 class Arguments:
-    """Makes values in `graph`; `values` holds those of FX nodes."""
+    """Makes values in `graph`. `values` holds the values of FX nodes."""
 
     def __init__(self, graph: torch._C.Graph, values: dict[fx.Node, Any]):
         self.graph, self.values = graph, values
 
     def make(self, given: Any, type_) -> torch._C.Value:
-        """The value of one argument. Raises Refusal where there is none."""
+        """The value of one argument. Raises Refusal if a graph cannot hold it."""
         if isinstance(given, fx.Node):
             return self.of_node(given)
         if given is None:
@@ -67,7 +67,7 @@ class Arguments:
         elif kind == "IntType" and isinstance(given, bool):
             given = int(given)
         if isinstance(given, float) and given == 0 and math.copysign(1, given) < 0:
-            # TorchScript takes the constants 0.0 and -0.0 for one
+            # TorchScript would merge the constants 0.0 and -0.0
             made = self.graph.create("aten::neg", [self.graph.insertConstant(0.0)], 1)
             self.graph.appendNode(made)
             made.output().setType(_FLOAT)

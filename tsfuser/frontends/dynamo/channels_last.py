@@ -1,16 +1,16 @@
-"""Convolutions of a whole graph in channels last, with all that lies between them.
+"""Convolutions of a whole graph in channels last, with the ops between them.
 
-In: AOTAutograd's joint graph, or a graph without a backward. Out: the same graph, where 2d convolutions and
-their gradients read images and weights in channels last. What they give lies so, too, and so does what is
-computed from that elementwise. What the graph returns, and what reads strides, gets the layout that was
-promised. Before:
+In: AOTAutograd's joint graph, or a graph without a backward. Out: the same graph, in which 2d convolutions
+and their gradients read images and weights in channels last. Their results have this layout, too, and so have
+the elementwise ops that read these results. Results of the graph, and operands of nodes that read strides,
+keep the layout that they had. Before:
 
     y = relu(convolution(x, w, ...));  return convolution(y, v, ...)
 becomes
     y = relu(convolution(clone(x, channels_last), clone(w, channels_last), ...))
     z = convolution(y, clone(v, channels_last), ...);  return clone(z, contiguous_format)
 
-A copy that changes a layout becomes a part of the group that makes the value, or a kernel of its own.
+A copy that changes the layout becomes a part of the group that computes the value, or a kernel of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ aten = torch.ops.aten
 _FIRST, _LAST = [0, 1, 2, 3], [0, 2, 3, 1]  # the dims of an image in memory, outermost first
 #: Convolutions and their gradients: which operands the kernel reads as images
 _IMAGES = {CONVOLUTION: (0, 1), aten.convolution_backward.default: (0, 1, 2)}
-#: What else than rows runs in whatever layout it is given, and costs no more in channels last
+#: Ops without a row that run in the layout of their operands, and cost no more in channels last
 _KERNELS = frozenset(
     f"aten::{name}"
     for name in """max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
@@ -45,7 +45,7 @@ _KERNELS = frozenset(
         upsample_bilinear2d_backward upsample_bicubic2d upsample_bicubic2d_backward
         mm addmm bmm baddbmm sym_size sym_numel""".split()
 )
-#: Views that strides decide on, and kernels that take their operands for row-major
+#: Views that depend on strides, and kernels that assume row-major operands
 _BY_STRIDES = frozenset(
     f"aten::{name}"
     for name in "as_strided _reshape_alias native_group_norm native_group_norm_backward".split()
@@ -53,8 +53,8 @@ _BY_STRIDES = frozenset(
 
 
 def channels_last(module: fx.GraphModule, wanted: bool | None, inference: bool) -> None:
-    """Changes the module's graph. `wanted`: whether to, None where that pays; `inference`: the graph has no
-    backward."""
+    """Changes the module's graph. `wanted`: True or False; None: if inductor's rules say that it is faster.
+    `inference`: the graph has no backward."""
     found = [node for node in module.graph.nodes if node.target is CONVOLUTION and _rank(node.args[0]) == 4]
     if wanted is False or not found:
         return
@@ -68,10 +68,14 @@ def channels_last(module: fx.GraphModule, wanted: bool | None, inference: bool) 
 
 
 class _Layouts:
-    """`before`: the values of nodes that lie otherwise now; `last`, `first`: nodes in channels last, and as
-    they were, by the nodes that they are copies of; `read`: nodes that some convolution is computed from;
-    `behind`: nodes that are computed from what lies otherwise; `shared`: memory that several results of the
-    graph are views of, and are to be so."""
+    """The state of the rewrite.
+
+    before       node whose layout has changed -> its traced value with the old layout
+    last, first  node -> its copy in channels last, its value in the old layout
+    read         nodes from which some convolution is computed
+    behind       nodes with an operand in a changed layout, and nodes that are computed from such nodes
+    shared       memory of which several results of the graph are views; they must stay views
+    """
 
     def __init__(self, graph: fx.Graph):
         self.graph = graph
@@ -90,7 +94,7 @@ class _Layouts:
                 self.visit(node)
 
     def visit(self, node: fx.Node) -> None:
-        """Gives the node operands in channels last where that is right, and notes what becomes of it."""
+        """Gives the node operands in channels last if it may have them; notes the layout of its result."""
         given = node.args, node.kwargs
         free = _is_free(node)
         if free:
@@ -110,12 +114,13 @@ class _Layouts:
                 node.meta["val"] = evaluate(node)
 
     def give(self, node: fx.Node, operands: list[Any]) -> None:
-        """Has the node read those of its operands in channels last."""
+        """Makes the node read these `operands` in channels last."""
         found = {n: self.in_channels_last(n, node) for n in operands if isinstance(n, fx.Node)}
         node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: found.get(n, n))
 
     def accepts(self, node: fx.Node) -> bool:
-        """Whether the node gives values for operands that lie otherwise, which it then has."""
+        """Whether the node can be traced with operands in the new layout. If so, its traced value is the new
+        one."""
         before = node.meta.get("val")
         try:
             value = evaluate(node)
@@ -132,7 +137,7 @@ class _Layouts:
         return True
 
     def is_idle(self, copy: fx.Node) -> bool:
-        """Whether the copy only gives its operand a layout which that has by now."""
+        """Whether the operand of the copy has by now the layout that the copy would give it."""
         (operand,) = copy.all_input_nodes
         alike = _lie_alike(copy.meta["val"], operand.meta["val"])
         return operand in self.before and alike and not _leaves_graph(copy)
@@ -146,7 +151,8 @@ class _Layouts:
         return self.last[node]
 
     def as_it_was(self, node: fx.Node, reader: fx.Node) -> fx.Node:
-        """The node's value in the layout that it had: of a view the view of that, else a copy."""
+        """The node's value in its old layout. For a view: a view of the operand's value in its old layout.
+        Else: a copy."""
         if node not in self.before:
             return node
         if node not in self.first:
@@ -167,7 +173,7 @@ class _Layouts:
 
 
 def _read_by_convolutions(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose values go into convolutions, or their gradients, as they lie."""
+    """The nodes whose values reach convolutions, or their gradients, without a change of layout."""
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "call_function" and _is_free(node) and (node.target in _IMAGES or node in found):
@@ -176,7 +182,7 @@ def _read_by_convolutions(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _is_free(node: fx.Node) -> bool:
-    """Whether the node computes the same of operands that lie otherwise."""
+    """Whether the node computes the same values from operands of another layout."""
     op = node.target
     if op in _IMAGES:
         return _rank(node.args[0]) == 4
@@ -184,7 +190,7 @@ def _is_free(node: fx.Node) -> bool:
         return True
     if not isinstance(op, torch._ops.OpOverload) or op._schema.is_mutable or op._schema.name in _BY_STRIDES:
         return False
-    if torch.Tag.nondeterministic_seeded in op.tags:  # numbers go by places in memory
+    if torch.Tag.nondeterministic_seeded in op.tags:  # the order in memory decides the numbers
         return False
     known = op._schema.name in _KERNELS or op in FORMS or _is_view(node)
     return known or table.find(op._schema.name, op._schema.overload_name) is not None
@@ -201,14 +207,14 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _shares_memory(view: fx.Node) -> bool:
-    """Whether the values that are traced of a view and of its operand have the same memory. torch's
-    partitioner asks that of results: equal nodes become one, unless the graph returns their memory."""
+    """Whether the traced values of a view and of its operand share memory. torch's partitioner merges equal
+    nodes, unless the graph returns their memory."""
     pair = _tensors(view.meta.get("val"))[:1] + _tensors(view.args[0].meta.get("val"))[:1]  # type: ignore[union-attr]
     return len(set(map(_memory, pair))) <= 1
 
 
 def _shared_by_results(graph: fx.Graph) -> set[int]:
-    """The memory, as it was traced, of more than one of the tensors that the graph returns."""
+    """The memory, in the traced call, that several results of the graph share."""
     results = next(iter(reversed(graph.nodes))).all_input_nodes
     count = Counter(_memory(t) for node in results for t in _tensors(node.meta.get("val")))
     return {memory for memory, results in count.items() if results > 1}
@@ -219,7 +225,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _leaves_graph(node: fx.Node) -> bool:
-    """Whether the graph returns the node's memory, as a view of it, too, or stores to an input from it."""
+    """Whether the graph returns the node or a view of it, or copies one of these to an input."""
     return any(
         user.op == "output" or user.target is aten.copy_.default or (_is_view(user) and _leaves_graph(user))
         for user in node.users
@@ -227,8 +233,8 @@ def _leaves_graph(node: fx.Node) -> bool:
 
 
 def _beside_images(node: fx.Node) -> list[fx.Node]:
-    """Operands that lie as eager's images do, beside some of the same size in channels last, or in a tensor
-    that both become parts of."""
+    """Operands in eager's layout of images, if another operand of the same sizes is in channels last, or if
+    the node joins both into one tensor."""
     values = {n: n.meta.get("val") for n in node.all_input_nodes}
     tensors = {n: v for n, v in values.items() if isinstance(v, torch.Tensor) and v.dim() == 4}
     last = [v for v in tensors.values() if _lies_in(v, _LAST) and not _lies_in(v, _FIRST)]
@@ -243,7 +249,7 @@ def _beside_images(node: fx.Node) -> list[fx.Node]:
 
 
 def _lies_in(tensor: torch.Tensor, order: list[int]) -> bool:
-    """Whether the tensor's dims are in that order in memory, outermost first, without gaps."""
+    """Whether the tensor is dense, with its dims in this `order` in memory, outermost first."""
     expected = 1
     for d in reversed(order):
         size, stride = hint(tensor.shape[d]), hint(tensor.stride(d))
@@ -254,7 +260,7 @@ def _lies_in(tensor: torch.Tensor, order: list[int]) -> bool:
 
 
 def _lie_alike(value: Any, other: Any) -> bool:
-    """Whether tensors, or lists of such, have equal strides."""
+    """Whether two tensors, or two lists of tensors, have equal strides."""
     return all(_same(a.stride(), b.stride()) for a, b in zip(_tensors(value), _tensors(other)))
 
 

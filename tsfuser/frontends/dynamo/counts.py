@@ -1,7 +1,7 @@
-"""How many graphs of torch.compile were translated, and what was not: a part of `tsfuser.stats()`.
+"""How many graphs of torch.compile were translated, and what was left out: a part of `tsfuser.stats()`.
 
-In: what `watch.done` is told. Out: `snapshot() == {"graphs": 2, "left_to_python": {"cond is Python's...": 1},
-"graphs_unfused": {}}`.
+In: the outcomes that `watch.done` gets. Out: `snapshot() == {"graphs": 2, "left_to_python": {"cond is
+Python's...": 1}, "graphs_unfused": {}}`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _graphs: Counter[str] = Counter()
 
 
 def count(reasons: Iterable[str], failure: str) -> None:
-    """A graph, why nodes of it are left to Python, and why all of it is, "" where it is not."""
+    """Counts one graph. `reasons`: why nodes of it are left to Python. `failure`: why the whole graph runs
+    unfused, or ""."""
     with _lock:
         _graphs["graphs"] += not failure
         for name, given in (("left_to_python", reasons), ("graphs_unfused", [failure] if failure else [])):

@@ -1,9 +1,10 @@
-"""`mode="reduce-overhead"`: compiled graphs as CUDA graphs, by torch's own trees of them.
+"""`mode="reduce-overhead"`: compiled graphs as CUDA graphs, by torch's own CUDA graph trees.
 
-In: the callable of an FX graph, and the graph. Out: a callable that records what it launches and replays it,
-or the same callable where that cannot be: then torch's log `perf_hints` says why, as with inductor. Not
-recorded are graphs whose sizes vary, that touch CPU tensors or several devices, that change an input which is
-neither parameter nor buffer, or that hold ops of Python or ops which a recording cannot hold. Example:
+In: the callable of an FX graph, and the graph. Out: a callable that records its launches and replays them; or
+the same callable if the graph cannot be recorded. Then torch's log `perf_hints` says why, as with inductor. A
+graph is not recorded if its sizes vary, if it uses CPU tensors or several devices, if it changes an input
+that is neither parameter nor buffer, or if it has ops of Python or ops that a CUDA graph cannot hold.
+Example:
 
     graphs = CudaGraphs()                             # one for each graph of TorchDynamo
     call = graphs.recorded(call, module, inputs, "forward")
@@ -18,13 +19,13 @@ from typing import Any
 import torch
 from torch import fx
 
-#: Higher-order ops around what only launches.
+#: Higher-order ops that only launch kernels.
 _LAUNCHERS = ("auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional")
 
 
 class CudaGraphs:
-    """Of one graph of TorchDynamo: a backward is recorded where its forward is. `device`: the index of the
-    forward's, None where it is not recorded."""
+    """The CUDA graphs of one graph of TorchDynamo. A backward is recorded only if its forward is. `device`:
+    the index of the forward's device; None if the forward is not recorded."""
 
     def __init__(self) -> None:
         self.device: int | None = None
@@ -32,7 +33,8 @@ class CudaGraphs:
     def recorded(
         self, call: Callable[[list], Any], module: fx.GraphModule, inputs: Sequence[Any], role: str
     ) -> Callable[[list], Any]:
-        """`role`: forward, backward or inference. To be called while torch compiles the module."""
+        """The callable that records and replays, or `call`. `role`: forward, backward or inference. Must be
+        called while torch compiles the module."""
         if role == "backward" and self.device is None or not _is_on_cuda(module):
             return call
         static = _static_inputs(module, len(inputs), role)
@@ -72,7 +74,7 @@ class CudaGraphs:
         return made
 
     def _backward_unrecorded(self, call: Callable[[list], Any]) -> Callable[[list], Any]:
-        """The trees have to know that the backward runs, which frees what the forward has saved."""
+        """Tells the trees when the backward runs: that frees what the forward has saved."""
         from torch._inductor.cudagraph_trees import get_manager
 
         def run(args: list) -> Any:
@@ -86,7 +88,8 @@ class CudaGraphs:
 
 
 def _static_inputs(module: fx.GraphModule, count: int, role: str) -> Sequence[int]:
-    """The inputs that stay where they are: what a forward saved; else parameters and buffers."""
+    """The inputs whose address does not change from call to call: in a backward what the forward saved, else
+    parameters and buffers."""
     if role == "backward":
         from torch._inductor.utils import count_tangents
 
@@ -103,7 +106,7 @@ def _is_on_cuda(module: fx.GraphModule) -> bool:
 
 
 def _why_not(module: fx.GraphModule, static: Sequence[int]) -> str | None:
-    """Why the graph cannot be recorded, as torch says it; None where it can."""
+    """Why the graph cannot be recorded, in torch's words; None if it can."""
     from torch._dynamo.backends import cudagraphs
     from torch._inductor.cudagraph_utils import (
         check_multiple_devices_or_any_cpu_nodes,
@@ -129,7 +132,7 @@ def _why_not(module: fx.GraphModule, static: Sequence[int]) -> str | None:
 
 
 def forget() -> None:
-    """Frees all recorded graphs, as torch._dynamo.reset() asks."""
+    """Frees all recorded graphs; `torch._dynamo.reset()` calls it."""
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is not None:
         trees.reset_cudagraph_trees()

@@ -1,10 +1,10 @@
-"""Decompositions of ops that the op table lacks, where they lead to ops that it has.
+"""Decompositions of ops without a row, if all their parts have rows.
 
-In: torch's registered decompositions. Out: a table for AOTAutograd, which asks it while it traces. Each entry
-tries its decomposition first: where an op without a row turns up, it says `NotImplemented`, and the op stays
-whole, for torch's own kernel. What a row fuses as a whole is never taken apart. Example: `mse_loss` becomes
+In: torch's registered decompositions. Out: a table for AOTAutograd, which uses it while it traces. Each entry
+first tries its decomposition. If an op without a row turns up, the entry returns `NotImplemented`: the op is
+not decomposed, and torch's own kernel runs. Ops with a row are never decomposed. Example: `mse_loss` becomes
 `sub`, `pow` and `mean`; `nll_loss_forward`, which looks elements up, stays. An op on lists of tensors becomes
-one op a tensor.
+one op per tensor.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .embeddings import embedding_backward
 from .foreach import foreach_ops, one_by_one
 from .whole_ops import stays_whole
 
-#: How many ops a decomposition may take: what takes more computes something else than elements.
+#: The most ops of a decomposition: one that takes more is not elementwise.
 _MOST = 24
 
-#: What makes a tensor without dims of a number; groups take the number.
+#: Ops that make a 0-dim tensor from a number; groups take the number.
 _FACTORIES = frozenset(
     (
         torch.ops.aten.scalar_tensor.default,
@@ -39,7 +39,7 @@ _FACTORIES = frozenset(
 
 @cache
 def decompositions() -> dict[Any, Callable]:
-    """Op -> its decomposition, where that leads to rows."""
+    """Op -> its decomposition, which returns NotImplemented if a part of it has no row."""
     from torch._decomp import core_aten_decompositions
 
     found = {}
@@ -56,7 +56,8 @@ def decompositions() -> dict[Any, Callable]:
 
 
 def _bias_added(input, weight, bias, *others):
-    """A convolution on a GPU, which adds its bias in a kernel of its own: an addition that a group takes."""
+    """A convolution with a bias, on a GPU: torch would add the bias by a kernel of its own. Here a group adds
+    it."""
     if bias is None or input.device.type != "cuda":
         return NotImplemented
     result = torch.ops.aten.convolution.default(input, weight, None, *others)
@@ -64,7 +65,8 @@ def _bias_added(input, weight, bias, *others):
 
 
 def _bias_summed(gradient, input, weight, bias_sizes, *others):
-    """A convolution's backward on a GPU, where its own sum for the bias is slow: a sum that a group takes."""
+    """The backward of a convolution with a bias, on a GPU: torch's sum for the bias is slow. Here a group
+    computes it."""
     *choices, wanted = others
     empty = any(isinstance(size, int) and size == 0 for size in (*gradient.shape, *input.shape))
     if not wanted[2] or gradient.device.type != "cuda" or empty:
@@ -84,13 +86,13 @@ def _is_view(op: torch._ops.OpOverload) -> bool:
 
 
 def _is_number(op: torch._ops.OpOverload, result: Any) -> bool:
-    """Whether the op makes a tensor of a number, without reading one."""
+    """Whether the op makes a tensor from a number, and reads no tensor."""
     return isinstance(result, torch.Tensor) and result.dim() == 0 and op in _FACTORIES
 
 
 class _Recorder(TorchDispatchMode):
-    """Counts the ops that run: those with rows, and those that stand in the way. Views, and tensors of one
-    element made of a number, are neither."""
+    """Counts the ops that run: those with rows, and those without. Views, and one-element tensors made from a
+    number, count as neither."""
 
     def __init__(self):
         super().__init__()
@@ -113,7 +115,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _tried(function: Callable, *args, **kwargs) -> Any:
-    """What the decomposition gives for these operands, or NotImplemented."""
+    """The result of the decomposition for these operands, or NotImplemented."""
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
     recorder = _Recorder()

@@ -1,8 +1,8 @@
-"""Dropouts whose masks the backward draws again, instead of reading what the forward has stored.
+"""Dropouts whose masks the backward draws again, instead of reading them from memory.
 
-In: AOTAutograd's joint graph, or a graph without a backward, whose numbers are to be the same: a checkpoint
-runs both. Out: the same graph with one seed for all of its dropouts, a tensor of two int64 that torch's
-generator gives in each call, and which is all that is saved. Before:
+In: AOTAutograd's joint graph; or a graph without a backward, which must draw the same numbers, because a
+checkpoint runs both. Out: the same graph with one seed for all of its dropouts. The seed is a tensor of two
+int64 that torch's generator draws in each call; only it is saved. Before:
 
     result, mask = native_dropout(x, 0.1, True);  gradient = native_dropout_backward(tangent, mask, 1 / 0.9)
 becomes
@@ -27,15 +27,16 @@ aten = torch.ops.aten
 seeded_dropout = torch.ops.tsfuser.seeded_dropout
 
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-#: Who hands its operand on.
+#: Ops that return their operand.
 _SAME = (aten.detach.default, aten.alias.default)
-#: What would have the backward compute the seed again, by whom the node was made for.
+#: Keys of a node's `meta` that its new node must not have: they would make the backward compute the seed
+#: again, or describe the old value.
 _PRIVATE = ("recompute", "ac_graph_id", "has_backward_hook", "val", "tensor_meta", "unbacked_bindings")
 
 
 def seed_dropouts(joint: fx.GraphModule) -> None:
-    """Changes the graph. A dropout whose mask has other readers than its gradient stays as it is, and so do
-    all where random numbers are to be eager's."""
+    """Changes the graph. A dropout stays as it is if its mask has other readers than its gradient. All stay
+    as they are if random numbers have to be eager's."""
     if options.enabled("eager_random"):
         return
     graph = joint.graph
@@ -55,7 +56,7 @@ def seed_dropouts(joint: fx.GraphModule) -> None:
 
 
 def _gradients(node: fx.Node) -> list[fx.Node] | None:
-    """The gradients of a dropout with a mask that is theirs alone; None where it has to stay as it is."""
+    """The gradients of a dropout, if nothing else reads its mask; None if it has to stay as it is."""
     x, p, train = node.args
     found = x.meta.get("val")
     if train is not True or type(p) not in (int, float) or not 0 < p <= 1 or node.kwargs:
@@ -77,7 +78,7 @@ def _gradients(node: fx.Node) -> list[fx.Node] | None:
 
 
 def _readers(value: fx.Node) -> list[fx.Node]:
-    """Who reads the value, or what hands it on."""
+    """The readers of the value, also through ops that return their operand."""
     found = []
     for user in value.users:
         found += _readers(user) if user.target in _SAME else [user]
@@ -85,7 +86,7 @@ def _readers(value: fx.Node) -> list[fx.Node]:
 
 
 def _seed(graph: fx.Graph, like: fx.Node, device: torch.device) -> fx.Node:
-    """The seed of one call, drawn before all else."""
+    """The node that draws the seed of a call, before all other nodes."""
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
         seed = graph.call_function(

@@ -1,16 +1,16 @@
-"""Gradients of embedding tables on a GPU, where torch's own op sorts the indices: rows added by atomics, as
-inductor has it.
+"""Gradients of embedding tables on a GPU: rows are added by atomics, as in inductor. torch's own op sorts the
+indices, which is slower.
 
-In: an `embedding_dense_backward` that is traced; later the typed graph. Out: its parts, of which groups take
-the mask and the casts; and `index_add` into new zeros that works in place. Example, with row 0 for padding:
+In: an `embedding_dense_backward` that is traced; later the typed graph. Out: its parts: groups take the mask
+and the casts, and `index_add` works in place on new zeros. Example, with row 0 for padding:
 
     embedding_dense_backward(g, indices, 50, 0, False)
 becomes
     source = masked_fill(g, unsqueeze(eq(indices, 0), -1), 0)
     index_add_(new_zeros(source, [50, 8]), 0, view(indices, [6]), view(source, [6, 8]))
 
-The order of the additions may differ from call to call: who asks torch for deterministic algorithms keeps its
-op.
+The order of the additions may differ from call to call. So torch's op stays if torch is asked for
+deterministic algorithms.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from ...graph.wrapper import Graph, inputs
 from ...grouping.support import Refusals
 
-#: Types of devices on which torch's op sorts.
+#: Device types on which torch's op sorts.
 SORTING = ("cuda",)
 
 _EXACT = (torch.float32, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
-#: Elements of a 16-bit table, whose sums are in float32: to clear and to round those of a larger table takes
-#: longer than to sort.
+#: The most elements of a 16-bit table. Its sums are in float32: for a larger table, clearing and rounding
+#: them takes longer than sorting.
 _MOST_ROUNDED = 1 << 25
 
 
 def embedding_backward(
     gradient: torch.Tensor, indices: torch.Tensor, rows: Any, padding: Any, by_frequency: bool
 ) -> Any:
-    """The gradient of a table of `rows` rows, or NotImplemented where torch's op serves better."""
+    """The gradient of a table of `rows` rows, or NotImplemented if torch's op is better."""
     if gradient.device.type not in SORTING or torch.are_deterministic_algorithms_enabled():
         return NotImplemented
     width = gradient.shape[-1]
@@ -63,8 +63,8 @@ def _is_added_fast(dtype: torch.dtype, rows: Any, width: Any) -> bool:
 
 
 def add_in_place(graph: Graph, refusals: Refusals) -> None:
-    """Has `index_add` write to its operand where that is new zeros that nobody else reads: it copies them
-    else. Changes the graph's top block, whose nodes must stay in their order from then on."""
+    """Makes `index_add` work in place if its operand is new zeros that nobody else reads; otherwise it would
+    copy them. Changes the graph's top block, whose nodes must stay in their order from then on."""
     for node in graph.findAllNodes("aten::index_add", False):
         zeros = node.inputsAt(0)
         if zeros.node().kind() != "aten::new_zeros" or len(zeros.uses()) != 1:

@@ -1,8 +1,8 @@
-"""What the groups of a graph are going to be called with: as in the traced call.
+"""The arguments with which the groups of a graph will be called: those of the traced call.
 
 In: a graph with groups, whose values carry the types of the traced call, and the numbers that sizes were.
-Out: for each group its number and the arguments, where all are known. An intermediate tensor lies in memory
-as eager's would, at an address that allocators give. Example:
+Out: for each group its number and the arguments, if all are known. An intermediate tensor is expected in
+eager's layout, at an aligned address. Example:
 
     [(3, (TensorArg("float32", "cpu", (4, 8), (8, 1), 64),))]
 """
@@ -20,7 +20,7 @@ _KINDS = {int: "int", bool: "bool", float: "float", complex: "complex"}
 
 
 def expected_calls(graph: Graph, numbers: Mapping[int, int]) -> Iterator[tuple[int, tuple[Arg, ...]]]:
-    """The groups in order. `numbers`: of values by `unique()`."""
+    """The groups in order, each with its arguments. `numbers`: the numbers of values, by `unique()`."""
     for block in all_blocks(graph):
         for node in block.nodes():
             if node.kind() == GROUP:
@@ -30,13 +30,13 @@ def expected_calls(graph: Graph, numbers: Mapping[int, int]) -> Iterator[tuple[i
 
 
 def expected_arguments(group: Node, numbers: Mapping[int, int]) -> tuple[Arg, ...] | None:
-    """Those of one group; None where not all are known."""
+    """The arguments of one group; None if not all are known."""
     found = tuple(_argument(value, numbers) for value in inputs(group))
     return None if None in found else found  # type: ignore[return-value]
 
 
 def _argument(value: Value, numbers: Mapping[int, int]) -> Arg | None:
-    """None where it is not known."""
+    """The argument for one value; None if it is not known."""
     kind = value.type().kind()
     if kind == "TensorType":
         return _tensor(value.type())
@@ -62,4 +62,4 @@ def _tensor(type_) -> TensorArg | None:
         return None
     name = str(dtype).removeprefix("torch.")
     place = str(torch.device(device))
-    return TensorArg(name, place, tuple(sizes), tuple(strides))  # aligned, as what torch allocates
+    return TensorArg(name, place, tuple(sizes), tuple(strides))  # aligned, as memory that torch allocates

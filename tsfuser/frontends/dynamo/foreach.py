@@ -1,8 +1,8 @@
-"""Ops on lists of tensors, as optimizers call them, one tensor at a time: then what becomes of one parameter
-is a group, whose plan and kernel serve all parameters of its class.
+"""Ops on lists of tensors, as optimizers call them, as one op per tensor: then the update of one parameter is
+a group, and its plan and kernel serve all parameters of its class.
 
 In: an op of ATen whose name begins with `_foreach_`. Out: a function that does the same by an op on tensors,
-where one takes the same arguments. Example: `_foreach_add.List([a, b], [c, d], alpha=2)` ->
+if there is one that takes the same arguments. Example: `_foreach_add.List([a, b], [c, d], alpha=2)` ->
 `[add.Tensor(a, c, alpha=2), add.Tensor(b, d, alpha=2)]`.
 """
 
@@ -30,7 +30,7 @@ def foreach_ops() -> Iterator[tuple[Any, Any]]:
 
 
 def one_by_one(op: Any, element: Any) -> Callable[..., list]:
-    """`op` by `element`."""
+    """A function that does what `op` does by a call of `element` for each tensor."""
     names = [argument.name for argument in op._schema.arguments]
 
     def function(*args: Any, **kwargs: Any) -> list:
@@ -55,9 +55,11 @@ def _call(op: Any, values: list) -> Any:
 
 
 def _of_elements(op: Any, packet: Any) -> Any:
-    """The overload of `packet` that takes elements of what `op` takes; None where there is none."""
+    """The overload of `packet` that takes single elements of the lists that `op` takes; None if there is
+    none."""
     wanted = [_element(argument.type) for argument in op._schema.arguments]
-    # not packet.__getattr__, which makes another object of an overload, equal to none that others hold
+    # not packet.__getattr__: it makes a new object for an overload, which is not equal to that in use
+    # elsewhere
     for overload in (getattr(packet, name) for name in packet.overloads()):
         own = overload._schema.arguments
         if [str(a.type) for a in own[: len(wanted)]] == wanted and all(

@@ -1,16 +1,16 @@
-"""Groups that do the same to different tensors, as those of an optimizer's parameters, are launched together:
-they stand one behind the other and have the number of their run, and C++ launches the kernels of a run when
-it comes to its last group (csrc_stubs/group/joint.h).
+"""Groups that do the same to different tensors, like those of an optimizer's parameters, are launched
+together. They become a run: neighbours in the graph with a common number. C++ launches the kernels of a run
+when it reaches the last group (csrc_stubs/group/joint.h).
 
-In: a typed graph with groups, none of which writes to its inputs yet. Out: the same graph, where groups that
-stood side by side may be in another order. Before and after, if there were more of them:
+In: a typed graph with groups, none of which writes to its inputs yet. Out: the same graph, in which
+neighbouring groups may be in another order. Before and after, if there were more of them:
 
     %a = prim::CudaFusionGroup_0(%x)        %a = prim::CudaFusionGroup_0[joint=0](%x)
     %c = prim::CudaFusionGroup_1(%a)        %b = prim::CudaFusionGroup_2[joint=0](%y)
     %b = prim::CudaFusionGroup_2(%y)        %c = prim::CudaFusionGroup_1(%a)
 
-Nothing moves across a node that is neither a group nor a constant: what is in memory at one time grows by
-what neighbours read, at most.
+Nothing moves across a node that is neither a group nor a constant. So the tensors that are in memory at one
+time grow by those that neighbouring groups read, at most.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from ...graph.wrapper import (
 from ...grouping.outline import reorder
 from ...grouping.passes import operations
 
-LEAST = 4  # groups in a run; fewer are not worth kernels of their own
+LEAST = 4  # groups in a run: fewer are not worth kernels of their own
 
-#: What the groups of a run share: how many others have to come before, their device, what they do.
+#: What the groups of a run have in common: how many groups must run before them, their device, their ops.
 _Kind = tuple[int, str, str]
 
 
@@ -60,7 +60,7 @@ def join(graph: Graph, is_possible: Callable[[str], bool]) -> None:
 
 
 def _stretches(block: Graph | Block) -> Iterator[list[Node]]:
-    """The block's nodes, cut where something else stands than groups, which may move, and constants."""
+    """The block's nodes, cut into stretches of nodes that may move (groups and constants) and of others."""
     for _, nodes in itertools.groupby(block.nodes(), _moves):
         yield list(nodes)
 
@@ -70,7 +70,7 @@ def _moves(node: Node) -> bool:
 
 
 def _kinds(groups: list[Node]) -> dict[Node, _Kind]:
-    """Of groups that stand side by side. None reads what another one of its kind makes."""
+    """The kinds of neighbouring groups. No group reads the result of another one of its kind."""
     level: dict[int, int] = {}
     kinds = {}
     for node in groups:
@@ -81,7 +81,7 @@ def _kinds(groups: list[Node]) -> dict[Node, _Kind]:
 
 
 def _device(group: Node) -> str:
-    """Of the group's tensors; 0-dim CPU tensors count only among themselves."""
+    """The device of the group's tensors. "cpu" counts only if all of them are on the CPU."""
     found = [facts(v.type()).device for v in inputs(group) if is_tensor(v)]
     return next((device for device in found if device not in (None, "cpu")), "cpu")
 

@@ -1,9 +1,10 @@
 """Whether the convolutions of a graph run in channels last.
 
 In: a graph of ATen ops, and its convolutions of images. Out: None, or why they keep their layout. The rules
-are inductor's (torch/_inductor/graph.py, `decide_layout_opt`), which were measured on torchbench and timm;
-sizes that vary count as in the traced call. Example: a network some of whose convolutions have groups of
-several channels each is trained as it is, since cuDNN is up to 31 times as slow there in channels last.
+are inductor's (torch/_inductor/graph.py, `decide_layout_opt`), which were measured on torchbench and timm. A
+size that varies counts with its value in the traced call. Example: if a network has convolutions with groups
+of several channels each, its training keeps the layout, because cuDNN is up to 31 times slower for them in
+channels last.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from .types import hint
 CONVOLUTION = torch.ops.aten.convolution.default
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-#: Nodes of a graph a convolution, from which on the rest of the graph decides what is fast.
+#: The most nodes of a graph per convolution: in a graph with more, convolutions do not decide what is fast.
 _MOST_NODES = {True: 300, False: 900}  # without a backward, and with one
-#: Time in channels last, as a fraction of that in the layout of eager, without a backward.
+#: Time in channels last divided by the time in eager's layout, without a backward.
 _TIMES = {"grouped": 1.358, "small": 0.783, "narrowing": 0.725, "": 0.823}
 
 
@@ -66,7 +67,7 @@ def _kind(node: fx.Node) -> str:
 
 
 def _is_grouped(node: fx.Node) -> bool:
-    """In groups of several channels: not depthwise."""
+    """Whether it has groups of several channels each, so is not depthwise."""
     return node.args[8] > 1 and _weight(node)[1] > 1  # type: ignore[operator]
 
 
@@ -80,7 +81,7 @@ def _is_narrowing(node: fx.Node) -> bool:
 
 
 def _products(node: fx.Node) -> int:
-    """How many products the convolution takes."""
+    """The number of multiplications of the convolution."""
     transposed = node.args[6]
     image = node.args[0].meta["val"] if transposed else node.meta["val"]  # type: ignore[union-attr]
     batch, _, height, width = _sizes(image)

@@ -1,8 +1,8 @@
-"""What becomes of the graphs of torch.compile, as logs, by torch's own switch.
+"""Logs of the graphs of torch.compile, by torch's own switch.
 
-In: graphs on their way through program.py. Out: `TORCH_LOGS=tsfuser`, or
-`torch._logging.set_logs(modules={"tsfuser": logging.INFO})`, says of each graph how much of it is fused, and
-what Python runs, with the lines of the program; `TORCH_LOGS=+tsfuser` has the graphs as well: from
+In: graphs on their way through program.py. Out: with `TORCH_LOGS=tsfuser`, or
+`torch._logging.set_logs(modules={"tsfuser": logging.INFO})`, for each graph how much of it is fused, and
+which nodes Python runs, with the lines of the program. `TORCH_LOGS=+tsfuser` adds the graphs: from
 AOTAutograd, cut, typed, with groups. Example:
 
     graph 1, forward: 5 of 9 ops in 2 groups
@@ -25,13 +25,13 @@ _NO_OPS = (CONSTANT, "prim::ListConstruct", "prim::ListUnpack")
 
 
 def arrived(origin: Origin, module: fx.GraphModule) -> None:
-    """AOTAutograd's graph."""
+    """Logs AOTAutograd's graph."""
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug("%s, as it came:\n%s", origin, module.print_readable(print_output=False).strip())
 
 
 def cut(origin: Origin, module: fx.GraphModule, foreign: dict[fx.Node, str]) -> None:
-    """The graph in pieces, around what Python runs."""
+    """Logs the graph that is cut around the nodes that Python runs."""
     for node, reason in foreign.items():
         place = place_of(node)
         where = f" at {place[0]}:{place[1]}: {place[2]}" if place else ""
@@ -41,13 +41,13 @@ def cut(origin: Origin, module: fx.GraphModule, foreign: dict[fx.Node, str]) -> 
 
 
 def typed(origin: Origin, graph: Any) -> None:
-    """A typed graph before groups are made."""
+    """Logs a typed graph before groups are made."""
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug("%s, typed:\n%s", origin, str(graph).rstrip())
 
 
 def done(outcome: Outcome) -> None:
-    """A graph with its groups."""
+    """Logs a graph with its groups."""
     if not _log.isEnabledFor(logging.INFO):
         return
     if outcome.failure:

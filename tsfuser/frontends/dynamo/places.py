@@ -1,7 +1,7 @@
 """Lines of the user's program, for nodes.
 
-In: an FX node, with the stack that TorchDynamo noted, outermost call first; nodes of the backward have that
-of the forward. Out: the innermost line that is not of torch's own code, which errors and logs name. Example:
+In: an FX node, with the stack that TorchDynamo noted, outermost call first; nodes of the backward have the
+stack of their forward. Out: the innermost line outside torch's own code, for errors and logs. Example:
 `place_of(node)` -> `("model.py", 12, "return self.norm(x) * 2")`.
 """
 
@@ -18,7 +18,7 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
 def place_of(node: fx.Node) -> tuple[str, int, str] | None:
-    """File, line, and text of the line; None where no line is known."""
+    """File, line, and text of the line; None if no line is known."""
     for file, line, text in reversed(_FRAME.findall(node.meta.get("stack_trace") or "")):
         if not is_of_torch(file):
             return file, int(line), text.strip()
@@ -26,5 +26,5 @@ def place_of(node: fx.Node) -> tuple[str, int, str] | None:
 
 
 def is_of_torch(file: str) -> bool:
-    """Whether the file is torch's own."""
+    """Whether the file belongs to torch."""
     return file.startswith(_TORCH)

@@ -1,7 +1,7 @@
-"""Which ops torch's min-cut partitioner may have the backward compute again, and takes for fused.
+"""Which ops the backward may compute again, and which ops are fused, for torch's min-cut partitioner.
 
-In: torch's own list, of what inductor does at the speed of memory. Out: the same with our ops, while a graph
-is divided. Example: within `recomputable()` a dropout by a seed is computed again rather than saved.
+In: torch's own lists of ops that inductor runs at the speed of memory. Out: the same lists with our ops,
+while a graph is divided. Example: within `recomputable()` a dropout by a seed is computed again, not saved.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch._functorch import partitioners
 from . import norms, softmaxes
 from .types import hint
 
-#: Computed from elements alone, at the cost of reading them.
+#: Ops of ours that cost no more than reading their operands.
 _RECOMPUTABLE = (torch.ops.tsfuser.seeded_dropout,)
 
 _mine = threading.local()  # `partitioning`: whether this thread divides a graph of ours
@@ -29,7 +29,7 @@ _mine = threading.local()  # `partitioning`: whether this thread divides a graph
 
 @contextlib.contextmanager
 def recomputable() -> Iterator[None]:
-    """While a graph is divided by this thread; torch has no argument for it."""
+    """A context in which the partitioner uses our lists, on this thread. torch has no argument for that."""
     _install()
     before = getattr(_mine, "partitioning", False)
     _mine.partitioning = True
@@ -41,7 +41,7 @@ def recomputable() -> Iterator[None]:
 
 @cache
 def _install() -> None:
-    """Has the partitioner ask here, once."""
+    """Makes the partitioner ask for the lists here. Only the first call does anything."""
     torchs = partitioners.get_default_op_list
 
     def op_list() -> Any:
@@ -52,11 +52,11 @@ def _install() -> None:
 
 
 class _OpTypes(partitioners.OpTypes):
-    """Torch's lists, and ours."""
+    """torch's lists and ours."""
 
     def is_fusible(self, node: fx.Node) -> bool:
-        """Whether what goes into the node, or comes out, need not be stored. A norm's operand need not where
-        it is computed from one tensor of its size: to read that one instead costs no more."""
+        """Whether the node's operands and result need not be stored. For the operand of a norm that holds if
+        it is computed from a single tensor of its size: reading that tensor instead costs no more."""
         if softmaxes.reads_result(node):
             return True
         operand = norms.operand_of(node)
@@ -69,7 +69,7 @@ class _OpTypes(partitioners.OpTypes):
 
 
 def _size(node: fx.Node) -> int:
-    """In bytes; 0 where data decide."""
+    """Bytes of the node's value; 0 if data decides its sizes."""
     found = node.meta.get("val")
     if not isinstance(found, torch.Tensor):
         return 0

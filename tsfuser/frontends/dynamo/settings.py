@@ -1,6 +1,6 @@
-"""What `torch.compile(..., backend="tsfuser", options={...})` may say.
+"""The options of `torch.compile(..., backend="tsfuser", options={...})`.
 
-In: a dict. Out: `Settings`; ValueError for a name or a value that has no meaning, with all that have one.
+In: a dict. Out: `Settings`; ValueError for an unknown name, with the known ones, or for a wrong value.
 Example: `read({"skip": ["aten::gelu"]}).skip` -> `frozenset({"aten::gelu"})`.
 """
 
@@ -19,16 +19,13 @@ _lock = threading.Lock()  # of `options.state` while one graph's groups are chos
 
 @dataclass(frozen=True)
 class Settings:
-    """`skip`: kinds of ops that stay out of groups, `horizontal`: ops that only share an operand join one
-    group, `single_node`: one op is a group, too, `recompute`: the backward computes again what is cheap,
-    instead of reading what the forward has saved, `channels_last`: convolutions run in channels last, None
-    where that pays. None elsewhere: as nvFuser's knobs say at that time."""
+    """None in one of the first three: nvFuser's knobs decide when the graph is compiled."""
 
-    skip: frozenset[str] | None = None
-    horizontal: bool | None = None
-    single_node: bool | None = None
-    recompute: bool = True
-    channels_last: bool | None = None
+    skip: frozenset[str] | None = None  # kinds of ops that stay out of groups
+    horizontal: bool | None = None  # ops that only share an operand may join one group
+    single_node: bool | None = None  # a single op may be a group
+    recompute: bool = True  # the backward computes cheap values again instead of reading saved ones
+    channels_last: bool | None = None  # convolutions run in channels last; None: if inductor's rules say so
 
 
 def _flag(value: Any) -> bool:
@@ -69,7 +66,7 @@ def read(given: Mapping[str, Any] | None) -> Settings:
 
 @contextlib.contextmanager
 def applied(settings: Settings) -> Iterator[None]:
-    """While groups are chosen: the knobs as the settings say."""
+    """A context in which nvFuser's knobs have the values of the settings, while groups are chosen."""
     state = options.state
     wanted = {
         "skip_kinds": None if settings.skip is None else set(settings.skip),

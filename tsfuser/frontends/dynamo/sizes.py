@@ -1,7 +1,7 @@
 """Size expressions of an FX graph, as size arithmetic of a torch._C.Graph.
 
 In: a Python function that FX calls with symbolic ints, `operator.mul(s0, 4)`. Out: the kind of node that does
-the same with ints, `aten::mul`; or with floats. Bools that shapes decide have none.
+the same with ints or floats, `aten::mul`. There is none for bools that depend on shapes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FLOATS: dict[Callable[..., Any], str] = {
     operator.pow: "aten::pow",
     torch._sym_sqrt: "aten::sqrt",
 }
-#: what `sym_sum` sums
+#: The sum of a list of ints
 SUM = getattr(torch, "sym_sum", None)
 #: ATen's questions about tensors -> kind
 QUESTIONS: dict[Any, str] = {
@@ -43,5 +43,5 @@ QUESTIONS: dict[Any, str] = {
     torch.ops.aten.sym_stride.int: "aten::stride",
     torch.ops.aten.sym_storage_offset.default: "aten::storage_offset",
 }
-#: What reads a number from a tensor, by the type of the number
+#: The kind of node that reads a number from a tensor, by the type of the number
 ITEMS = {"IntType": "aten::Int", "FloatType": "aten::Float", "BoolType": "aten::Bool"}

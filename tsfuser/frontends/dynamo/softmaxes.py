@@ -1,8 +1,9 @@
-"""Results of softmax that the backward computes again, from the operand and two numbers a row.
+"""Results of softmax that the backward computes again, from the operand and two numbers per row.
 
-In: AOTAutograd's joint graph. Between `expand` and `collapse` a softmax with a gradient stands there as
-elementwise ops and reductions, which the partitioner may have computed twice. It does where the operand was
-wider only for the softmax, as autocast makes it: then 16 bits are saved instead of 32. Before:
+In: AOTAutograd's joint graph. Between `expand` and `collapse` a softmax with a gradient is written as
+elementwise ops and reductions, and the partitioner may choose to compute them twice. It does so if the
+operand is cast to float32 only for the softmax, as under autocast: then 16 bits per element are saved instead
+of 32. Before:
 
     y = _softmax(_to_copy(scores, float32), -1, False)
     _softmax_backward_data(g, y, -1, float32)
@@ -12,7 +13,7 @@ becomes in the forward, which saves `scores`, `largest` and `scale`,
 and in the backward
     _softmax_backward_data(g, exp(_to_copy(scores, float32) - largest) * scale, -1, float32)
 
-Where the backward reads the result all the same, the forward has the softmax again.
+If the backward still reads the result, `collapse` writes the forward as a softmax again.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from .insert import Insert, is_alike
 
 aten = torch.ops.aten
 
-_RESULT = "tsfuser_result_of_softmax"  # in `meta`: the op, and its arguments behind the operand
-_EXACT = (torch.float32, torch.float64)  # statistics that are not rounded
+_RESULT = "tsfuser_result_of_softmax"  # in `meta`: the op, and its arguments after the operand
+_EXACT = (torch.float32, torch.float64)  # dtypes in which statistics are not rounded to 16 bits
 _SOFTMAX, _LOG_SOFTMAX = aten._softmax.default, aten._log_softmax.default
 _GRADIENTS = {
     _SOFTMAX: aten._softmax_backward_data.default,
@@ -37,12 +38,12 @@ _GRADIENTS = {
 
 
 def reads_result(node: fx.Node) -> bool:
-    """Whether the node is a gradient that reads the result of a softmax, and may compute it."""
+    """Whether the node is a gradient that reads the result of a softmax, and may compute it instead."""
     return node.target in _GRADIENTS.values()
 
 
 def expand(joint: fx.GraphModule) -> None:
-    """Puts elementwise ops and reductions in the place of softmaxes that have gradients in the graph."""
+    """Writes softmaxes that have gradients in the graph as elementwise ops and reductions."""
     for node in [n for n in joint.graph.nodes if n.target in _GRADIENTS]:
         if _is_known(node):
             _expand(node)
@@ -51,7 +52,7 @@ def expand(joint: fx.GraphModule) -> None:
 
 
 def _is_known(node: fx.Node) -> bool:
-    """Whether the backward reads the result, which is exact, of rows that are not empty."""
+    """Whether the backward reads the result, the result is not rounded to 16 bits, and rows are not empty."""
     x, dim, _ = node.args
     found = node.meta["val"]
     return (
@@ -81,7 +82,7 @@ def _expand(node: fx.Node) -> None:
 
 
 def collapse(forward: fx.GraphModule) -> None:
-    """Undoes `expand` in the forward where nothing but results is saved."""
+    """Undoes `expand` in the forward for softmaxes of which only the result is saved."""
     for made in [n for n in forward.graph.nodes if _RESULT in n.meta]:
         op, dim, to_float = made.meta[_RESULT]
         wide, inside = _parts(made, op)
@@ -97,7 +98,8 @@ def collapse(forward: fx.GraphModule) -> None:
 
 
 def _parts(made: fx.Node, op: Any) -> tuple[fx.Node, set[fx.Node]]:
-    """The operand of what `_expand` has made, as wide as the result, and all nodes from there to `made`."""
+    """The operand of the ops that `_expand` has made, in the result's dtype, and all nodes from there to
+    `made`."""
     shifted = made.args[0].args[0] if op is _SOFTMAX else made.args[0]
     wide, largest = shifted.args
     scale = made.args[1]

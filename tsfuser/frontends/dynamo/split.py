@@ -1,8 +1,8 @@
 """Cuts an FX graph around nodes that cannot be part of a torch._C.Graph.
 
 In: a module, and those nodes. Out: a module of submodules, in the order of the nodes: pieces that can be
-translated, and what stands between them. Example: `a; b; f; c`, where f is Python's, gives three: `a; b`, `f`
-and `c`.
+translated, and pieces with the nodes between them. Example: `a; b; f; c`, where f is Python's, gives three:
+`a; b`, `f` and `c`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.fx.passes.split_module import split_module
 
 @dataclass
 class Pieces:
-    """`module` calls its submodules; those in `names` hold nothing that cannot be translated."""
+    """`module` calls its submodules. Those in `names` have only nodes that can be translated."""
 
     module: fx.GraphModule
     names: frozenset[str]
@@ -38,7 +38,7 @@ def split(module: fx.GraphModule, foreign: Container[fx.Node]) -> Pieces:
         if node.op in ("placeholder", "get_attr", "output"):
             continue
         if node.target is operator.getitem and node.args[0] in piece:
-            piece[node] = piece[node.args[0]]  # tuples do not cross from one piece to another
+            piece[node] = piece[node.args[0]]  # a tuple and its items are in one piece
             continue
         if (node in foreign) != (current in outside):
             current += 1

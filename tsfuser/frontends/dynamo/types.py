@@ -1,8 +1,8 @@
 """Types of FX values, as TorchScript writes them.
 
-In: the `meta["val"]` of an FX node: a FakeTensor, a SymInt, a number. Out: a torch._C type; for tensors with
-dtype, device, sizes and strides of the traced call, as a profile would have them: a symbolic size is its
-hint. The groups that are chosen by them serve other sizes as well. Example: `type_of(fake)` ->
+In: the `meta["val"]` of an FX node: a FakeTensor, a SymInt, a number. Out: a torch._C type. A tensor type has
+the dtype, device, sizes and strides of the traced call, like a profiled type; a symbolic size becomes its
+hint. The groups that are chosen with these types serve other sizes as well. Example: `type_of(fake)` ->
 `Float(4, 8, device=cpu)`.
 """
 
@@ -22,7 +22,7 @@ _NUMBERS = (
 
 
 def hint(size: Any) -> int | None:
-    """The int that a size is, or was when it was traced; None for one that data decides."""
+    """The int that a size is, or was in the traced call; None if data decides it."""
     if isinstance(size, int):
         return size
     node = size.node
@@ -30,7 +30,7 @@ def hint(size: Any) -> int | None:
 
 
 def type_of(value: Any):
-    """The type of a tensor or number; None for all else."""
+    """The type of a tensor or number; None for anything else."""
     if isinstance(value, torch.Tensor):
         return tensor_type(value)
     for kinds, type_ in _NUMBERS:
@@ -40,7 +40,7 @@ def type_of(value: Any):
 
 
 def tensor_type(tensor: torch.Tensor):
-    """The type of a tensor; one that is not strided has none of the facts that a group needs."""
+    """The type of a tensor. If the tensor is not strided, the type lacks the facts that a group needs."""
     if tensor.layout != torch.strided:
         return _TENSOR
     sizes, strides = [hint(size) for size in tensor.shape], [hint(step) for step in tensor.stride()]
@@ -52,8 +52,7 @@ def tensor_type(tensor: torch.Tensor):
 
 
 def order_of(tensor: torch.Tensor) -> list[int] | None:
-    """The dims from the outermost in memory to the innermost, where the tensor has no gaps and no overlaps;
-    else None."""
+    """The dims from the outermost in memory to the innermost. None if the tensor has gaps or overlaps."""
     if tensor.layout != torch.strided:
         return None
     sizes, strides = [hint(x) for x in tensor.shape], [hint(x) for x in tensor.stride()]

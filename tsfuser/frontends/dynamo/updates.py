@@ -1,7 +1,7 @@
-"""Inputs that the program changes: AOTAutograd leaves a copy to each of them, and nothing else in place.
+"""Inputs that the program changes: AOTAutograd leaves one `copy_` to each of them, and no other in-place op.
 
 In: an FX graph. Out: those copies, and what they change: `copy_(primals_1, sigmoid)` changes `primals_1` and
-all that shares memory with it. Example: `updates(graph)` -> `[copy_]`.
+everything that shares memory with it. Example: `updates(graph)` -> `[copy_]`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _COPY = torch.ops.aten.copy_.default
 
 
 def updates(graph: fx.Graph) -> list[fx.Node]:
-    """The copies to inputs, in order, of which nobody reads the result."""
+    """The copies to inputs whose result nobody reads, in order."""
     return [node for node in graph.nodes if node.target is _COPY and _is_update(node)]
 
 
@@ -27,7 +27,7 @@ def _is_update(node: fx.Node) -> bool:
 
 
 def sharing(graph: fx.Graph, changed: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes that may share memory with `changed` ones: themselves, and views of them."""
+    """The nodes that may share memory with one of `changed`: these nodes, and views of them."""
     found = set(changed)
     for node in graph.nodes:
         if node.op != "call_function" or not any(operand in found for operand in node.all_input_nodes):
@@ -39,7 +39,7 @@ def sharing(graph: fx.Graph, changed: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def move_last(graph: fx.Graph) -> None:
-    """Moves the copies behind all other nodes, where none of these reads what they change."""
+    """Moves the copies behind all other nodes, unless one of these reads what a copy changes."""
     waiting = updates(graph)
     if not waiting:
         return
@@ -55,7 +55,7 @@ def move_last(graph: fx.Graph) -> None:
 
 
 def last_updates(graph: fx.Graph) -> list[fx.Node]:
-    """Those of the copies behind which nothing else is done."""
+    """The copies after which no other op runs."""
     found = []
     for node in reversed(graph.nodes):
         if node.op != "output":

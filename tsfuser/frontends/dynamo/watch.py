@@ -1,7 +1,7 @@
-"""What becomes of the graphs of torch.compile, for `tsfuser.explain`, and counters and logs.
+"""What is made of the graphs of torch.compile, for `tsfuser.explain`, counters and logs.
 
 In: from compile.py, each graph of TorchDynamo; from program.py, what was made of each graph that AOTAutograd
-derived from it. Out: `Outcome`s, to all that are `watching`. Example:
+derived from it. Out: an `Outcome` for each, to every `watching` block. Example:
 
     with watching() as (graphs, outcomes):
         compiled(x)
@@ -28,8 +28,8 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Source:
-    """A graph of TorchDynamo, numbered through the process. `broken`: why the program's graph breaks behind
-    it, "" where it does not; `stack`: where, as `traceback` has it, outermost call first."""
+    """A graph of TorchDynamo, numbered through the process. `broken`: why there is a graph break after it, or
+    "". `stack`: where the break is, as in `traceback`, outermost call first."""
 
     number: int
     broken: str = ""
@@ -49,9 +49,11 @@ class Origin:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`module`: what runs: the graph itself, whose only program has the name "", or calls of submodules.
-    `programs`: name -> a typed graph with groups in it, and why nodes are in none. `foreign`: names of nodes
-    that Python runs -> why. `failure`: why all of it runs unfused, "" where it does not."""
+    """What was made of a graph of AOTAutograd.
+
+    `module` runs: the graph itself, whose only program has the name "", or a graph that calls submodules.
+    `programs`: name -> (typed graph with groups, why nodes are in none). `foreign`: name of a node that
+    Python runs -> why. `failure`: why the whole graph runs unfused, or ""."""
 
     origin: Origin
     module: fx.GraphModule
@@ -66,7 +68,7 @@ _watchers: list[tuple[list[Source], list[Outcome]]] = []  # registry
 
 @contextlib.contextmanager
 def watching() -> Iterator[tuple[list[Source], list[Outcome]]]:
-    """Collects what comes within the block, in whatever thread."""
+    """Collects the graphs and outcomes that come while the block runs, from any thread."""
     seen: tuple[list[Source], list[Outcome]] = ([], [])
     with _lock:
         _watchers.append(seen)
@@ -78,7 +80,7 @@ def watching() -> Iterator[tuple[list[Source], list[Outcome]]]:
 
 
 def arrived(module: fx.GraphModule) -> Source:
-    """A new graph of TorchDynamo."""
+    """Registers a new graph of TorchDynamo."""
     reason = getattr(module, "compile_subgraph_reason", None)
     broken = reason is not None and reason.graph_break
     source = Source(
@@ -90,7 +92,7 @@ def arrived(module: fx.GraphModule) -> Source:
 
 
 def done(outcome: Outcome) -> None:
-    """What became of a graph that AOTAutograd made."""
+    """Registers what was made of a graph of AOTAutograd."""
     counts.count(outcome.foreign.values(), outcome.failure)
     for _, outcomes in tuple(_watchers):
         outcomes.append(outcome)

@@ -1,9 +1,10 @@
-"""Ops that AOTAutograd takes apart before a backend is asked, though torch's kernels do better as a whole.
+"""Ops that AOTAutograd would decompose before it asks the backend, although torch's kernels for the whole op
+are faster.
 
-In: nothing. Out: a context; what is traced in it has these ops whole. They are those that scale images up:
-their parts look elements up, and the backward of a look-up sorts the places that it adds to. Example: the
+In: nothing. Out: a context in which these ops are traced whole. They are those that scale images up: their
+parts look elements up, and the backward of a look-up sorts the indices to which it adds. Example: the
 backward of `F.interpolate(x, scale_factor=2.0)`, [32, 64, 64, 64] in float32 on an H200, is one
-`upsample_nearest2d_backward`, where sorting and adding take 1.3 ms.
+`upsample_nearest2d_backward`; sorting and adding would take 1.3 ms.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from torch._C import DispatchKey
 aten = torch.ops.aten
 
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
-#: Those that take the sizes, or the factors, of the result (overload `vec`), and call those that take both.
+#: The ops that take either the sizes of the result or its factors (overload `vec`). They call those that take
+#: both.
 _NAMES = (
     *(f"upsample_nearest{dims}d" for dims in (1, 2, 3)),
     *(f"_upsample_nearest_exact{dims}d" for dims in (1, 2, 3)),
@@ -29,13 +31,13 @@ _NAMES = (
 
 
 def stays_whole(op: torch._ops.OpOverload) -> bool:
-    """Whether the op, once `whole_ops` has left it whole, is not to be taken apart elsewhere."""
+    """Whether the op is one that `whole_ops` leaves whole, and so must not be decomposed elsewhere."""
     return op._schema.name.removeprefix("aten::") in _NAMES
 
 
 @contextmanager
 def whole_ops(sizes_vary: bool) -> Iterator[None]:
-    """`sizes_vary`: sizes are symbolic; then only ops whose backward is known for such sizes stay whole."""
+    """`sizes_vary`: sizes are symbolic. Then only ops whose backward torch knows for these stay whole."""
     saved = []
     for name in _NAMES:
         packet, backward = getattr(aten, name), getattr(aten, f"{name}_backward").default
@@ -54,7 +56,7 @@ def whole_ops(sizes_vary: bool) -> Iterator[None]:
 
 
 def _set(op: torch._ops.OpOverload, function: Callable | None) -> None:
-    """Has the op run by `function`, or by torch's own kernels."""
+    """Makes `function` run the op; None: torch's own kernels."""
     for key in _KEYS:
         op.py_kernels.pop(key, None)
         if function is not None:
@@ -63,8 +65,8 @@ def _set(op: torch._ops.OpOverload, function: Callable | None) -> None:
 
 
 def _scaled(op: torch._ops.OpOverload) -> Callable:
-    """The op, called with the sizes of the result or with factors: (input, sizes, align_corners where the op
-    has it, factors)."""
+    """The op, called with the sizes of the result or with factors: (input, sizes, align_corners if the op has
+    it, factors)."""
 
     def call(input, output_size, *others):
         from torch._decomp.decompositions import upsample_compute_output_size
