@@ -1,9 +1,9 @@
-// What a group's operator needs to know of the arguments of one call.
+// What a group's operator needs to know about the arguments of one call.
 //
-// In: the top of the interpreter's stack. Out: a structure key (what kinds of arguments), a leaf vector
+// In: the top of the interpreter's stack. Out: a structure key (the kinds of the arguments), a leaf vector
 // (their sizes, strides, alignments and integers), the tensors' addresses and the device; or the reason why
-// no kernel may see them. Example: one float32 CUDA tensor of sizes (4, 8) gives one structure word and
-// leaves [4, 8, 8, 1, 64].
+// the call has to run unfused. Example: one float32 CUDA tensor of sizes (4, 8) gives one structure word
+// and the leaves [4, 8, 8, 1, 64].
 #pragma once
 
 #include <ATen/core/ivalue.h>

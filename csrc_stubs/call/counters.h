@@ -1,4 +1,4 @@
-// What the groups of this process have done, for `tsfuser.stats()`.
+// Counters of what the groups of this process have done, for `tsfuser.stats()`.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 // The few declarations of the CUDA driver's C interface that a launch needs, so that the extension builds
-// without CUDA headers. Names and values are those of cuda.h; the library is opened at run time.
+// without CUDA headers. Names and values are those of cuda.h. The library is opened at run time.
 #pragma once
 
 #include <cstddef>

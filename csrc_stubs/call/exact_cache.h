@@ -1,9 +1,9 @@
 // The calls that this thread has made before, by exact sizes: a hit costs a hash and a comparison.
 //
-// In: whose calls, and the arguments of a call. Out: the prepared call, if this thread has it. Example: the
-// second call of a group with the same sizes finds what the first one inserted. A thread has its own table
-// because a shared one costs more than the rest of the lookup as soon as two threads hit it (lock and
-// reference counts bounce between cores).
+// In: a group, and the arguments of a call. Out: the prepared call, if this thread has it. Example: the
+// second call of a group with the same sizes finds what the first one inserted. Each thread has a table of
+// its own: as soon as two threads use a shared one, its lock and reference counts move between cores, which
+// costs more than the rest of the lookup.
 #pragma once
 
 #include "call/plan.h"

@@ -1,5 +1,5 @@
-// One launch that does what several launches of the same kernel would: the argument structs of all of them
-// are its parameter, a table in which each block finds its own (codegen/runtime/joint.h).
+// One launch instead of several launches of the same kernel. Its parameter is a table of the argument
+// structs of all of them, in which each block finds its own (codegen/runtime/joint.h).
 #pragma once
 
 #include "call/plan.h"

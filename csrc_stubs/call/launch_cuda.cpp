@@ -1,5 +1,6 @@
-// Launches on CUDA: cuLaunchKernel, cuLaunchCooperativeKernel where all blocks wait for each other, or
-// cuLaunchKernelEx where those of a cluster do, by a driver that is opened when the first kernel runs.
+// Launches on CUDA, by a driver that is opened when the first kernel runs: by cuLaunchKernel; by
+// cuLaunchCooperativeKernel if all blocks wait for each other; by cuLaunchKernelEx if the blocks of a
+// cluster do.
 
 #include "call/cuda_driver.h"
 #include "call/plan.h"
@@ -67,8 +68,8 @@ void check(cuda::Result result, const char* what, const char* kernel) {
 }
 
 // A thread that has not called the CUDA runtime yet (a fresh one, or one of the autograd engine) has no
-// current context; the launch needs the primary one, which is the one that torch and CuPy use. True if there
-// was none.
+// current context; the launch needs the primary one, which is the one that torch and CuPy use. True if
+// there was none.
 bool adopt_primary_context(int ordinal, const char* kernel) {
   cuda::Context current = nullptr;
   check(driver().context_get_current(&current), "cuCtxGetCurrent", kernel);
@@ -106,8 +107,8 @@ cuda::Result attempt(const Call& call, const char* kernel, int ordinal) {
   return C10_UNLIKELY(result != cuda::success) && adopt_primary_context(ordinal, kernel) ? call() : result;
 }
 
-// A kernel gets more than 48 KB of dynamic shared memory only after this. Raised to all that the device has,
-// so that plans that share a function cannot lower each other's limit.
+// A kernel gets more than 48 KB of dynamic shared memory only after this. Raised to all that the device
+// has, so that plans that share a function cannot lower each other's limit.
 void raise_shared_memory(const Launch& launch, int ordinal) {
   const auto function = static_cast<cuda::Function>(launch.function);
   const char* kernel = launch.name.c_str();

@@ -1,5 +1,5 @@
-// Launches of host kernels: blocks [0, grid) of a loop, spread over torch's own threads; by one thread where
-// blocks wait for each other, as fibers do.
+// Launches of host kernels: a loop over blocks [0, grid), distributed over torch's own threads. One thread
+// runs all blocks if they wait for each other, as fibers do.
 
 #include "call/plan.h"
 

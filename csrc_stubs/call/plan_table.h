@@ -1,11 +1,12 @@
-// The plans of one group, found by the class of a call, and dropped where they become too many.
+// The plans of one group, found by the class of a call, and dropped if there are too many.
 //
-// In: the arguments of a call. Out: the plan whose checks hold for them. A process may meet ever-new
-// classes for days, so a group has room for a number of plans; once the process keeps as many as it may,
-// for no more than its share of them. Where the room is taken, plans that have long been of no use make
-// way. Time is counted in misses: a program that goes round a number of classes for which there is no room
-// misses with some of them in every round, and would else drop in each round what it needs in the next. A
-// call that is under way, or that a thread remembers (exact_cache.h), keeps its plan alive.
+// In: the arguments of a call. Out: the plan whose checks hold for them.
+//
+// A process may get new classes for days, so the plans of a group are limited in number. If the process has
+// reached its own limit, a group may keep only its share of that. If there is no room for a new plan, plans
+// that were not used for a long time are dropped. Time is counted in misses. Otherwise, a program that goes
+// round more classes than there is room for would drop in each round the plans that it needs in the next
+// one. A call that is running, or that a thread remembers (exact_cache.h), keeps its plan alive.
 #pragma once
 
 #include "call/plan.h"
@@ -31,8 +32,8 @@ class PlanTable {
 
   // Null if no plan serves the call; else `values` holds the plan's values for it.
   PlanPtr find(const Arguments& arguments, std::vector<int64_t>& values);
-  // Called at each miss: a ticket for `add`, or none where there is no room for one more plan. `groups`: how
-  // many there are.
+  // Called at each miss: a ticket for `add`, or none where there is no room for one more plan. `groups`:
+  // how many there are.
   std::optional<uint64_t> make_room(size_t groups);
   // Nothing where the table was cleared since the ticket was given.
   void add(uint64_t ticket, const Arguments& arguments, PlanPtr plan);

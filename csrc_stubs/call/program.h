@@ -1,9 +1,8 @@
 // Size programs: the integers of a plan (extents, strides, grid, checks) as functions of a call's leaf
 // vector.
 //
-// In: the leaves of one call. Out: leaves followed by one value an instruction. Example: leaves [6], program
-// {const 4; mul v0 v1} gives [6, 4, 24]. The operations are those of tsfuser/ir/size.py, which documents
-// them.
+// In: the leaves of one call. Out: the leaves, followed by one value per instruction. Example: leaves [6]
+// and the program {const 4; mul v0 v1} give [6, 4, 24]. tsfuser/ir/size.py documents the operations.
 #pragma once
 
 #include <algorithm>

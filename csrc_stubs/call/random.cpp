@@ -1,11 +1,12 @@
-// Where the random numbers of a call begin, from torch's own generators, so that manual_seed, get_rng_state,
-// checkpointing and CUDA graphs see what fused code uses as they see eager ops.
+// The start of the random numbers of a call. It comes from torch's own generators, so that manual_seed,
+// get_rng_state, checkpointing and CUDA graphs work for fused code as for eager ops.
 //
-// CUDA: the state that torch's kernels start from; the offset advances by 4 for each random op. A kernel
-// gives each op a value of Philox's low counter words of its own, offset / 4 + its number, and tells
-// elements apart by the high words, so 4 is enough for any number of elements, and no later kernel meets the
-// numbers again. Where the numbers are to be eager's, the offset advances as eager's ops make it. CPU: one
-// draw is the key of a Philox sequence that only this call sees.
+// CUDA: the start is the state that torch's kernels use, and the offset advances by 4 for each random op. A
+// kernel gives each op its own value of Philox's low counter words, offset / 4 + the number of the op, and
+// each element its own value of the high words. So 4 is enough for any number of elements, and no later
+// kernel gets the same numbers. If the numbers have to be eager's, the offset advances as for eager's ops.
+//
+// CPU: one draw is the key of a Philox sequence that only this call uses.
 
 #include "call/plan.h"
 

@@ -1,9 +1,10 @@
-// tsfuser::seeded_dropout: a dropout whose mask follows from a tensor, so that the backward draws it again.
+// tsfuser::seeded_dropout: a dropout whose mask depends on a seed tensor only, so that the backward can
+// draw it again.
 //
 // In: a tensor, a seed of two int64, the number of the dropout, its probability, and the order of the dims
-// in memory, outermost first, by which elements are counted. Out: as eager's dropout. Groups compute the
-// same mask, bit for bit (codegen/runtime/philox.h); this is what runs where they do not, on any device, by
-// ops on whole tensors. Its gradient is the same op on the gradient. Example:
+// in memory, outermost first, which numbers the elements. Out: as eager's dropout. Groups compute the same
+// mask, bit for bit (codegen/runtime/philox.h). This implementation, by ops on whole tensors, runs outside
+// groups, on any device. Its gradient is the same op on the gradient. Example:
 //     y = tsfuser::seeded_dropout(x, randint(2^63 - 1, [2]), 0, 0.1, [0, 1])
 
 #include <ATen/ATen.h>

@@ -1,7 +1,7 @@
-// tsfuser::store: the value goes into the memory of the first operand, which is returned.
+// tsfuser::store: writes a value to the memory of the first operand, and returns that operand.
 //
-// In groups it is the last op on a value, and the kernel writes there
-// (tsfuser/frontends/dynamo/in_place.py); this is what runs where the group runs unfused. Example:
+// In a group it is the last op on a value, and the kernel writes there
+// (tsfuser/frontends/dynamo/in_place.py). This implementation runs if the group runs unfused. Example:
 // store(parameter, parameter - rate * gradient).
 
 #include <ATen/core/Tensor.h>

@@ -1,14 +1,19 @@
-// When a guard lets calls through whose types are others than those that its group was made for.
+// When a guard accepts calls with other types than those for which its group was made.
 //
-// In: the arguments of a call that the guard's types refuse. Out: whether it may pass. A group makes a plan
-// for whatever comes, so that a guard is there to find better groups for other types, in its fallback, which
-// has a guard of its own, and so on. A guard that has met more than `patterns` patterns of types *opens*: it
-// passes all calls that a group can serve, and the chain of fallbacks below it ends. Not those with tensors
-// that require a gradient, which a group would run one op at a time, without the differentiable graph that a
-// fallback makes. If it lets a call in for which no plan can be made, the group runs that call unfused,
-// and the guard sends later calls of its pattern to the fallback (up to `most_sent_back` patterns; later
-// ones run so each time). Example: with `patterns` 4, the tensors float32[2 dims], which the group was made
-// for, then int64[2], float32[3], float32[2] transposed, float64[2] and float32[4]: the last one opens it.
+// In: the arguments of a call that does not have the guard's types. Out: whether the call may pass.
+//
+// A group can make a plan for any types. A guard only exists because other types may have better groups:
+// those of the fallback, which has a guard of its own, and so on. After calls with more than `patterns`
+// patterns of types the guard *opens*: it accepts all calls that a group can serve, and the chain of
+// fallbacks ends. It still refuses tensors that require a gradient: only a fallback makes a differentiable
+// graph for them; the group would run them one op at a time.
+//
+// If an open guard accepts a call for which no plan can be made, the group runs that call unfused, and the
+// guard sends later calls of the same pattern to the fallback. It remembers up to `most_sent_back` such
+// patterns; calls of further ones always run unfused.
+//
+// Example with `patterns` 4: the group was made for tensors of type float32[2 dims]. Calls come with
+// int64[2], float32[3], float32[2] transposed, float64[2] and float32[4]: the last one opens the guard.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -26,8 +31,8 @@ class GuardWidening {
   // `scalars`: by input, whether it was profiled as a 0-dim CPU tensor.
   GuardWidening(size_t patterns, std::vector<bool> scalars);
 
-  // Whether a call may pass that is not of the guard's types, and which pattern it is. Counts those that may
-  // not.
+  // Whether a call may pass that is not of the guard's types, and which pattern it is. Counts those that
+  // may not.
   bool admits(at::ArrayRef<c10::IValue> inputs, bool grad_mode, uint64_t& pattern);
   // Admits no call of the pattern any more; false where too many were sent back before.
   bool send_back(uint64_t pattern);

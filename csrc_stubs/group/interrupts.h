@@ -1,9 +1,10 @@
-// Ctrl-C while our Python runs: kept until it has returned, then raised in the code that called the group.
+// Ctrl-C while our Python code runs: it is raised only after that code has returned, in the code that
+// called the group.
 //
-// Python raises KeyboardInterrupt between any two bytecodes of its main thread, also inside a `__del__` or a
-// callback of the garbage collector, where the exception is dropped. So it raises none in our Python: SIGINT
-// is noted, the planner asks `interrupted()` now and then and stops early, and the signal is sent again when
-// its frames are gone and the next bytecode is the caller's.
+// Python raises KeyboardInterrupt between any two bytecodes of its main thread, also inside a `__del__` or
+// a callback of the garbage collector, where the exception is lost. So none is raised in our code. SIGINT
+// is noted instead. The planner asks `interrupted()` from time to time, and stops early. When its frames
+// are gone and the next bytecode is the caller's, the signal is sent again.
 #pragma once
 
 #include "group/python.h"

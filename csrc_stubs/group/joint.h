@@ -1,11 +1,11 @@
-// Groups that stand one behind the other and do not read each other's results (frontends/dynamo/joint.py):
-// all but the last of such a run wait, with their outputs allocated, and are launched together with the
-// last, by as few launches as there are kernels.
+// Runs of groups: neighbours in a graph that do not read each other's results (frontends/dynamo/joint.py).
+// All calls of a run but the last one wait, with their outputs allocated. The last one launches all of them
+// together, by one launch per kernel.
 //
-// In: the calls of a run, one by one. Out: the same results as if each had run at once. A call that cannot
-// wait (it was not made before, it draws random numbers, its plan has several launches...) runs at once,
-// after all that waits. Calls that write to memory which others read or write are launched one by one, in
-// order.
+// In: the calls of a run, one by one. Out: the same results as if each had been launched immediately. Some
+// calls cannot wait: their sizes are new, they draw random numbers, their plan has several launches... Such
+// a call runs immediately, after all that wait. If calls write to memory that others read or write, they
+// are launched one by one, in order.
 #pragma once
 
 #include "call/joint.h"
@@ -24,8 +24,8 @@ class Waiting {
   // Of the calling thread.
   static Waiting& mine();
 
-  // Has the call wait, and replaces its inputs on the stack by its outputs, which nothing may read before
-  // `launch`. False, with the stack as it was, for a call that cannot wait.
+  // Makes the call wait, and replaces its inputs on the stack by its outputs, which nothing may read before
+  // `launch`. If the call cannot wait, returns false and leaves the stack as it was.
   bool add(Group& group, torch::jit::Stack& stack, size_t input_count);
   // Launches all that waits. What cannot be launched is interpreted.
   void launch();
@@ -54,7 +54,7 @@ class Waiting {
 
   std::vector<Call> calls_;
   std::vector<char> args_;
-  // Kept until the launch: memory that is let go before belongs to the next call.
+  // Kept until the launch: memory that is freed earlier may be given to the next call.
   std::vector<c10::IValue> inputs_;
   std::vector<at::Tensor> allocated_;
   std::vector<Range> ranges_;

@@ -1,9 +1,8 @@
-// Looking at groups while they run: for comparison callbacks, `check`, `explain` and `dump_eff_bandwidth`.
+// Reports of each run of a group: for comparison callbacks, `check`, `explain` and `dump_eff_bandwidth`.
 //
 // In: a function that Python sets. Out: one call of it after each run of a group, with the group's id, why
-// it ran unfused (or ""), its arguments, what it gave, what its nodes give one by one (if that was asked
-// for), and the time and bytes of each launch (if asked for). While nothing is set, a group pays for one
-// load.
+// it ran unfused (or ""), its arguments and its results; if asked for, also the results of its nodes run
+// one by one, and the time and bytes of each launch. While no function is set, this costs a group one load.
 #pragma once
 
 #include "call/plan.h"

@@ -1,4 +1,4 @@
-// The calls from a group into Python: make a plan, report a failure.
+// The calls from a group into Python: to make a plan, and to report a failure.
 
 #include "group/group.h"
 #include "group/interrupts.h"

@@ -1,8 +1,8 @@
-// The door to Python: who may call it, how its objects are let go, and how it closes.
+// Access to Python: when it may be called, how its objects are released, and how it is shut down.
 //
-// Rules. No lock of this extension is held by a thread that waits for the GIL, unless every thread that
-// waits for that lock has let go of the GIL first. No Python object is released where the GIL's state is not
-// known.
+// Rules. A thread that waits for the GIL holds no lock of this extension, unless every thread that waits
+// for that lock has released the GIL before. No Python object is released where it is unknown whether the
+// thread holds the GIL.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,8 +14,8 @@ namespace tsfuser {
 
 namespace py = pybind11;
 
-// The GIL for one call into Python, from any thread. False once the interpreter shuts down: then Python must
-// not be touched. Example: `PythonCall python; if (python) fn(1);`
+// The GIL for one call into Python, from any thread. False once the interpreter shuts down: then Python
+// must not be touched. Example: `PythonCall python; if (python) fn(1);`
 class PythonCall {
  public:
   PythonCall();
@@ -62,9 +62,9 @@ class Callback {
   PyObject* fn_ = nullptr;
 };
 
-// `use(fn)` with the GIL held, where `callback` is set to fn. What is raised has nobody to go to: exceptions
-// of fn are disposed of, Ctrl-C is kept until it has returned, and where its result does not cast, `mistake`
-// goes to stderr. Example:
+// `use(fn)` with the GIL held, where `callback` is set to fn. What is raised has nobody to go to:
+// exceptions of fn are disposed of, Ctrl-C is kept until it has returned, and where its result does not
+// cast, `mistake` goes to stderr. Example:
 //     with_callback(pass_callback(), "tsfuser graph pass", "no graph came back",
 //                   [&](const py::object& pass) { graph = pass(graph).cast<GraphPtr>(); });
 void with_callback(const Callback& callback, const char* where, const char* mistake,

@@ -1,4 +1,4 @@
-// The check of batch norm that a batch has more than one value a channel is one op before it. Before:
+// One op for batch norm's check that a batch has more than one value per channel. Before:
 //
 //      = prim::If(%training)
 //       block0():
@@ -10,10 +10,9 @@
 //
 // After: %c = tsfuser::checked_batch(%x, %training, %message, %error);  %y = aten::batch_norm(%c, ...)
 //
-// That is six ops, a list and two branches less at each batch norm behind a convolution. And torch makes
-// differentiable graphs of what stands between two nodes with side effects, which a branch that raises is
-// one of; an op that raises by itself is none. A step of prepare.cpp, behind fold_products: the If stays,
-// and is never taken.
+// This saves six ops, a list and two branches at each batch norm. Besides, torch cuts differentiable graphs
+// at nodes with side effects: a branch that raises is such a node, an op that raises is not. This is a step
+// of prepare.cpp, after fold_products. The If stays in the graph, but its branch is never taken.
 
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
@@ -54,7 +53,8 @@ bool is_product(const Node* node, const Value* sizes) {
          is_number(first->input(1), 0);
 }
 
-// What the op takes: the tensor whose sizes are looked at, the message with a place for them, and the error.
+// What the op takes: the tensor whose sizes are looked at, the message with a place for them, and the
+// error.
 struct BatchCheck {
   Value* batch;
   Value* message;

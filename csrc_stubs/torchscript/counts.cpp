@@ -1,8 +1,9 @@
-// The operators that counts of a graph become (deferred_counts.cpp).
+// The operators that collect what a graph adds to counters (deferred_counts.cpp).
 //
-// In: a capsule, which `tsfuser::counts` makes, and each tensor to add to, with the number. Out: the
-// capsule; `tsfuser::add_counts` adds all. Where the graph raises an error first, the capsule adds what was
-// counted by then as it is destroyed. Example: 53 batch norms on a GPU launch one kernel for their counters.
+// In: a capsule, which `tsfuser::counts` makes, and each counter with the number to add. Out: the capsule.
+// `tsfuser::add_counts` adds all numbers. If the graph raises an error before, the destructor of the
+// capsule adds what was collected until then. Example: 53 batch norms on a GPU launch one kernel for their
+// counters.
 
 #include "torchscript/counts.h"
 #include "call/arguments.h"

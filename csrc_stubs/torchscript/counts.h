@@ -1,4 +1,4 @@
-// Numbers that a program adds to tensors that its modules keep, all at once where the program ends.
+// Numbers that a program adds to tensors of its modules: all are added together when the program ends.
 #pragma once
 
 namespace torch::jit {

@@ -1,11 +1,12 @@
-// What TorchScript's autodiff keeps from the forward to the backward, where Python may have a say.
+// The hook by which Python rewrites the forward and the backward of a differentiable graph together.
 //
-// No pass sees both graphs of a prim::DifferentiableGraph: each has an executor of its own. But the
-// operation of the node is made when both are attributes of it, and no executor has them yet. So torch's
-// operator is replaced by one that hands the graphs to Python before it makes the same operation
-// (tsfuser/frontends/torchscript/training/differentiable.py). The check that stands before such a graph is
-// replaced, too, and sends calls that autodiff's graphs would compute wrongly to the fallback: those of
-// complex numbers, of tensors with tangents, and under functorch's transforms.
+// No pass of torch sees both graphs of a prim::DifferentiableGraph: each has an executor of its own. But
+// when torch makes the operation of the node, both graphs are attributes of it, and no executor has them
+// yet. So torch's operator is replaced by one that first gives the graphs to Python
+// (tsfuser/frontends/torchscript/training/differentiable.py), and then makes the same operation.
+//
+// The check before such a graph is replaced, too. It sends calls for which autodiff's graphs would be wrong
+// to the fallback: those with complex numbers, with tangents, and under functorch's transforms.
 
 #include "call/arguments.h"
 #include "torchscript/direct.h"
@@ -41,8 +42,8 @@ using torch::jit::Node;
 using GraphPtr = std::shared_ptr<Graph>;
 using SavedValues = std::tuple<GraphPtr, GraphPtr, std::vector<int64_t>, std::vector<int64_t>>;
 
-// The dims of a tensor of that type, outermost first, where its elements fill memory in an order that is not
-// row-major; else none.
+// The dims of a tensor of that type, outermost first, where its elements fill memory in an order that is
+// not row-major; else none.
 std::vector<int64_t> order_of(const c10::TypePtr& type) {
   const auto tensor = type->cast<c10::TensorType>();
   const auto sizes = tensor ? tensor->sizes().concrete_sizes() : std::nullopt;
@@ -140,8 +141,8 @@ bool may_require_gradient(const torch::jit::Value* value, const Node& check) {
   return !type || type->requiresGrad().value_or(true);
 }
 
-// Whether a tensor that bounds a clamp may require a gradient in the differentiable graph: autodiff gives it
-// none.
+// Whether a tensor that bounds a clamp may require a gradient in the differentiable graph: autodiff gives
+// it none.
 bool loses_gradients(const Node& differentiable, const Node& check) {
   const Graph& graph = *differentiable.g(c10::attr::Subgraph);
   std::unordered_set<const torch::jit::Value*> moving;
@@ -210,8 +211,8 @@ bool is_for_eager(const torch::jit::Block& block, const Node& check) {
   });
 }
 
-// Whether autodiff's graphs would lose what eager's ops do with the value: they compute on detached tensors,
-// whose tangents are gone, and their formulas do not conjugate.
+// Whether autodiff's graphs would lose what eager's ops do with the value: they compute on detached
+// tensors, whose tangents are gone, and their formulas do not conjugate.
 bool needs_eager(const c10::IValue& value) {
   return is_complex(value) ||
          (value.isTensor() && value.toTensor().defined() && refuse_tensor(value.toTensor()));
@@ -222,9 +223,9 @@ bool needs_eager(at::ArrayRef<c10::IValue> values) {
                                       [](const c10::IValue& value) { return needs_eager(value); });
 }
 
-// What torch calls where a differentiable graph may not run, or runs directly (direct.h). What needs eager's
-// autograd runs one op at a time: torch would make a differentiable graph of it again, the check of which
-// would refuse the next such call, and so on.
+// What torch calls where a differentiable graph may not run, or runs directly (direct.h). What needs
+// eager's autograd runs one op at a time: torch would make a differentiable graph of it again, the check of
+// which would refuse the next such call, and so on.
 class Fallback : public torch::jit::GraphFunction {
  public:
   // `direct` lives as long as the check that calls for it; may be null.

@@ -1,6 +1,6 @@
-// Forms of ops that TorchScript's autodiff has a formula for, where it has none for the op as the program
-// has it. `write_differentiable_forms` is a step of prepare.cpp; `plain_forms` writes all as it was, for
-// passes and groups, and for what is not differentiated. `forms` is the table of both.
+// Ops without a formula in TorchScript's autodiff, rewritten in forms that have one.
+// `write_differentiable_forms` is a step of prepare.cpp. `plain_forms` restores the ops of the program, for
+// passes, for groups and for graphs that are not differentiated. `forms` is the table of both directions.
 //
 //     program                               autodiff
 //     aten::to(%x, 6, 0, 0, None)           aten::to(%x, None, 6, 0, 0)        the overload with a device
@@ -11,19 +11,19 @@
 //
 // Views, parts and joins become their twins (twins.h), which autodiff takes.
 //
-// And a cast of autocast that several ops read, of a tensor that is not made by ops with derivatives,
-// becomes one for each, behind a cast that is off:
+// Another rewrite is for a cast of autocast that several ops read, if no op with a derivative makes its
+// operand. Each reader gets a cast of its own, after a cast that is off:
 //
 //     %c = aten::_autocast_to_full_precision(%x, 1, 0)
 // and
 //     %d = aten::_autocast_to_reduced_precision(%x, 0, 0, 1, 1)
 //     %e = aten::_autocast_to_full_precision(%d, 1, 0)
 //
-// A cast may hand out its operand. Where readers are in several differentiable graphs, one of them would
-// return the cast; torch lets none return what may be one of its inputs, and takes the cast out, with all
-// that follows from it. %d is off, and gives %x back: by its last numbers, which differ from reader to
-// reader, torch takes %c and %e for different. %e may stand far behind %c: autocast makes a cast for each
-// reader, and torch has merged those of %x because nothing writes to it.
+// The reason: a cast may return its operand. If the readers are in several differentiable graphs, one of
+// these would return the cast to the others. But torch lets no such graph return what may be one of its
+// inputs: it moves the cast out of the graph, with all that depends on it. %d is off, so it returns %x; its
+// last numbers differ from reader to reader, so torch does not merge %c and %e. %e may be far behind %c:
+// autocast makes a cast for each reader, and torch merged those of %x because nothing writes to it.
 
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"

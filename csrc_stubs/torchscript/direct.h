@@ -1,12 +1,14 @@
 // A prim::DifferentiableGraph whose forward and backward run without executors and interpreters.
 //
 // Torch's operator runs an executor's plan in an interpreter, forward and backward, on detached copies of
-// what it is given. Once both executors have optimised their graphs, and these are `StraightLine`s, an
-// operator of ours does the same with an autograd node of its own: the same values are saved, in the same
-// order, the same edges made, and errors raised. Torch's operator stays in the program's code, for the calls
-// before that, and for who looks at the graphs in it. So the check before the differentiable graph
-// (differentiable.cpp) sends a call to the fallback, as it does where the graph may not run, and notes that
-// this is one to run directly. What needs a graph of the backward (double backward) runs torch's executor.
+// its operands. Once both executors have optimised their graphs, and if both are `StraightLine`s, our
+// operator does the same with an autograd node of its own: it saves the same values in the same order,
+// makes the same edges, and raises the same errors.
+//
+// Torch's operator stays in the program's code: earlier calls use it, and tools look at its graphs. So the
+// check before the differentiable graph (differentiable.cpp) sends a call to the fallback, as it does if
+// the graph may not run, and notes that the call has to run directly. A call that needs a graph of the
+// backward (double backward) runs torch's executor.
 #pragma once
 
 #include "torchscript/straight_line.h"

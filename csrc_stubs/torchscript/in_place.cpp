@@ -1,14 +1,15 @@
-// In-place ops made functional before torch profiles a graph, and so before it differentiates it:
-// TorchScript's autodiff takes no op that writes. Before:
+// Makes in-place ops functional before torch profiles a graph, and so before it differentiates the graph:
+// TorchScript's autodiff takes no in-place op. Before:
 //
 //     %y = aten::conv2d(...);  %z = aten::add_(%y, %o, %1);  ... readers of %y and %z
 //
-// After (`type_as` keeps the dtype, as writing to %y did; with one dtype it gives its operand back):
+// After (`type_as` keeps the dtype, as the write to %y did; if both dtypes are equal it returns its
+// operand):
 //
 //     %y = aten::conv2d(...);  %s = aten::add(%y, %o, %1);  %t = aten::type_as(%s, %y);  ... readers of %t
 //
-// A step of prepare.cpp, so that no node may go: the op in place is left to write to a tensor of no elements
-// that nobody reads, which torch's dead code elimination drops before autodiff.
+// This is a step of prepare.cpp, so no node may be destroyed. The in-place op stays, but writes to a tensor
+// without elements that nobody reads; torch's dead code elimination drops it before autodiff.
 
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
@@ -171,9 +172,9 @@ Node* relu_behind(const Value* value) {
 }
 
 // Puts a cast to `like`'s dtype between the node's result and its readers: in-place ops keep the dtype of
-// their tensor, while others promote. Autodiff keeps the operand of a cast for its backward, as it keeps the
-// result of a relu. So that no more than that is kept, the cast goes behind a relu, with which it may change
-// places.
+// their tensor, while others promote. Autodiff keeps the operand of a cast for its backward, as it keeps
+// the result of a relu. So that no more than that is kept, the cast goes behind a relu, with which it may
+// change places.
 void keep_dtype(Node* made, Value* like) {
   Node* relu = relu_behind(made->output());
   Value* result = (relu ? relu : made)->output();

@@ -1,9 +1,9 @@
-// The twin of ops that take lists of tensors, through which autodiff hands no gradients:
+// The twin of ops that take lists of tensors. Autodiff passes no gradients through lists.
 //
 //     aten::cat([%a, %b, %c], 0)     tsfuser::joined(%a, %b, %c, None, None, None, None, None, 0, False)
 //     aten::stack([%a, %b], 0)       tsfuser::joined(%a, %b, None, ..., 0, True)
 //
-// Autodiff's table has few places, so that both ops share a twin.
+// Both ops share one twin, because autodiff's table has few free entries.
 
 #include "torchscript/nodes.h"
 #include "torchscript/twin_rows.h"

@@ -1,6 +1,6 @@
-// What torch has made of a scripted function so far. Torch optimises a function once, and keeps that: a
-// function that was optimised while fusion was off has no groups, and gets none. In: a function, method or
-// module type's method. Out: "", "fused" or "unfused".
+// Whether torch has optimised a scripted function yet, and whether the result has groups. Torch optimises a
+// function once: if fusion was off at that time, the function has no groups and will get none. In: a
+// function, a method or a module type's method. Out: "", "fused" or "unfused".
 
 #include "torchscript/optimised.h"
 

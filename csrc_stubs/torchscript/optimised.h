@@ -1,4 +1,4 @@
-// What torch has made of a scripted function so far.
+// Whether torch has optimised a scripted function yet, and whether the result has groups.
 #pragma once
 
 #include "group/python.h"

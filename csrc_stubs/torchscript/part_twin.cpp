@@ -1,5 +1,5 @@
-// The twin of ops that give parts of a tensor, as lists, through which autodiff hands no gradients; and of
-// flatten, which gives all of it:
+// The twin of ops that return the parts of a tensor as a list, and of flatten. Autodiff passes no gradients
+// through lists.
 //
 //     %p, %q = prim::ListUnpack(     %p = tsfuser::part(%x, [3], 0, 1, 2, 0)
 //         aten::split(%x, 3, 1))     %q = tsfuser::part(%x, [3], 0, 1, 2, 1)
@@ -7,9 +7,10 @@
 //         aten::unbind(%x, 0))       %q = tsfuser::part(%x, [], 3, 0, 2, 1)
 //     aten::flatten(%x, 0, 1)        tsfuser::part(%x, [], 4, 0, 1, 0)
 //
-// The last numbers are how many parts the program takes, and which one it is. Autodiff's table has few
-// places, so that these ops share a twin. In a differentiable graph `tsfuser::own_part` becomes a slice,
-// whose ends raise the errors of the op and of taking another number of parts.
+// The last two numbers are the number of parts that the program takes, and the index of this one. These ops
+// share one twin, because autodiff's table has few free entries. In a differentiable graph
+// `tsfuser::own_part` becomes a slice; the ops that compute its ends raise the errors of the op, and the
+// error if there is another number of parts.
 
 #include "torchscript/nodes.h"
 #include "torchscript/twin_rows.h"
@@ -39,8 +40,8 @@ using torch::jit::Stack;
 using torch::jit::Value;
 using Sizes = std::vector<int64_t>;
 
-// What the numbers given say: a size, all sizes, a count; nothing where a dim goes, or where dims from `dim`
-// to `count` become one.
+// What the numbers given say: a size, all sizes, a count; nothing where a dim goes, or where dims from
+// `dim` to `count` become one.
 enum How : int64_t { kEqual, kSizes, kChunks, kUnbound, kFlat };
 
 std::vector<at::Tensor> parted(const at::Tensor& self, at::IntArrayRef given, int64_t how, int64_t dim) {

@@ -1,4 +1,4 @@
-// Rewrites of a graph that torch is about to profile, and what undoes them.
+// Rewrites of a graph that torch is about to profile, and their inverses.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Loops that multiply the items of a list of sizes are one op each. Before:
+// One op for a loop that multiplies the items of a list of sizes. Before:
 //
 //     %n = aten::len(%sizes);  %m = aten::sub(%n, 2)
 //     %p = prim::Loop(%m, True, %start)
@@ -7,8 +7,9 @@
 //         -> (True, %q)
 //
 // After: %p = tsfuser::product_from(%sizes, 2, %start). Each batch norm of a scripted network has such a
-// loop, to count the values of a channel; torch unrolls it eight times, and runs what is left over in one
-// more loop. A step of prepare.cpp, so that no node may go: nobody reads the loop any more.
+// loop, which counts the values of a channel. Torch unrolls it eight times, and adds a second loop for the
+// rest. This is a step of prepare.cpp, so no node may be destroyed: the loop stays, but nobody reads its
+// result.
 
 #include "torchscript/nodes.h"
 #include "torchscript/prepare.h"

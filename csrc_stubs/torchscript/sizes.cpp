@@ -1,8 +1,8 @@
-// Arithmetic on lists of sizes that stands before a group, for results of which only the sizes are asked;
-// and `product_from` for loops of the program (products.cpp).
+// Operators that compute the sizes of a result from those of the operands, before the group, if the program
+// reads only the sizes of that result; and `product_from` for loops of the program (products.cpp).
 //
-// In: the sizes of an operand, of any rank, since no guard has looked at it yet. Out: those of the result.
-// Dims out of range, which the op itself will complain about, are passed over. Example:
+// In: the sizes of an operand, of any rank, because no guard has checked it yet. Out: the sizes of the
+// result. Dims out of range are ignored: the op itself will raise the error. Example:
 // tsfuser::reduced_sizes([4, 8, 2], [-1], True) -> [4, 8, 1].
 
 #include "torchscript/hooks.h"

@@ -1,13 +1,13 @@
-// A graph without loops as a list of steps, and what runs it without torch's interpreter.
+// A graph without loops as a list of steps, which run without torch's interpreter. For each call the
+// interpreter sets up a state, registers and a frame, which takes longer than the work of a small graph.
 //
-// In: an optimised graph, as an executor of torch has made it, and the stack of a call. Out: the same stack
-// with the graph's results in place of its inputs, as the interpreter leaves it. The interpreter sets up a
-// state, registers and a frame for each call, which costs a small graph more than its work. Example: of
+// In: an optimised graph of one of torch's executors, and the stack of a call. Out: the same stack with the
+// graph's results in place of its inputs, as the interpreter leaves it. Example: of
 //
 //     %ok = prim::CudaFusionGuard(%x);  %y = prim::If(%ok) block0(): group  block1(): fallback
 //
-// the steps are an op, and a choice of two lists of one step each. These two are one step in the end, which
-// asks the guard only where this thread has not had a call with such arguments that it let through.
+// the steps are an op, and a choice between two lists of one step each. In the end both are merged into one
+// step. It asks the guard only if the guard has not yet accepted such arguments on this thread.
 #pragma once
 
 #include "call/exact_cache.h"

@@ -1,4 +1,4 @@
-// How the steps of a straight line are made of a graph.
+// Makes the steps of a straight line from a graph.
 
 #include "torchscript/straight_line.h"
 #include "group/group.h"

@@ -1,4 +1,5 @@
-// Ops of ours that do what an op of ATen does, and that TorchScript's autodiff takes where it leaves ATen's.
+// Twins: ops of ours that do what an op of ATen does. TorchScript's autodiff takes a twin where it does not
+// take the op itself.
 #pragma once
 
 #include <string>
