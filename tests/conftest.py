@@ -43,6 +43,7 @@ def pytest_configure(config):
         "markers",
         "optimized: a module about what g++ makes of kernels at -O3; others have -O0 without --long",
     )
+    config.addinivalue_line("markers", "quick: a test of an `optimized` module that has -O0, as others have")
     config.addinivalue_line("filterwarnings", "ignore:`torch.jit.*is deprecated:DeprecationWarning")
     config.pluginmanager.register(_Failures(config))
     if "hypothesis" in sys.modules or _has_hypothesis():
@@ -153,6 +154,17 @@ def optimization(request):
 
     users = request.config.getoption("--long") or request.node.get_closest_marker("optimized")
     with quick.level(quick.USERS if users else quick.QUICK):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def quick_among_optimized(request, optimization):
+    if request.node.get_closest_marker("quick") is None or request.config.getoption("--long"):
+        yield
+        return
+    from kit import quick
+
+    with quick.level(quick.QUICK):
         yield
 
 

@@ -19,7 +19,7 @@ def run():
 
 
 def run(tmp_path, source, **environment):
-    status, out, err = run_python(tmp_path, source, **environment)
+    status, out, err = run_python(tmp_path, source, whole_end=True, **environment)
     assert status == 0, err
     return out, err
 

@@ -214,6 +214,7 @@ DTYPES = [torch.bool, *INTEGERS, *FLOATS, *COMPLEX]
 PAIRS = [(a, b) for i, a in enumerate(DTYPES) for b in DTYPES[i + 1 :]]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda p: "-".join(str(d).removeprefix("torch.") for d in p))
 def test_promotion_of_two_dtypes(device, pair):
     x, y = (torch.randint(-3, 4, (6, 5), device=device).to(dtype) for dtype in pair)

@@ -45,6 +45,7 @@ def test_every_reduction_over_any_dims(device, dims, keepdim):
     check(function, torch.randn(6, 5, 9, device=device), dims, keepdim)
 
 
+@pytest.mark.quick
 def test_a_dim_of_size_1(device):
     x = torch.randn(6, 1, 33, device=device)
     check(Fused(MANY.replace("torch.var(x, dim, True", "torch.var(x, dim, False")), x, [1], False)
@@ -103,6 +104,7 @@ def f(x):
 """
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_other_forms(dtype):
     check(Fused(OTHERS), torch.randn(5, 7, dtype=torch.float64).to(dtype))
@@ -118,6 +120,7 @@ def f(x):
 """
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtype_arguments(dtype):
     """Everything is as precise as the least precise of the dtypes."""
@@ -156,6 +159,7 @@ def f(x):
 """
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("sizes", [(0, 5), (3, 0, 4)], ids=str)
 def test_empty_tensors(device, sizes):
     check(Fused(EMPTY), torch.randn(sizes, device=device))
@@ -208,6 +212,7 @@ def test_rows_and_columns_of_a_product_that_is_nowhere_in_memory(device, sizes):
     )
 
 
+@pytest.mark.quick
 @pytest.mark.each_value
 @pytest.mark.parametrize("text", ["x.sum(-1)", "x.sum([1, 2])", "x.mean(1)"])
 @pytest.mark.parametrize("sizes", [(3, 1, 1), (3, 2, 2)], ids=str)
@@ -226,6 +231,7 @@ def f(x):
 """
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("shape", [(7, 33), (6000, 64)], ids=str)
 def test_a_cast_behind_a_sum_is_no_kernel_of_its_own(device, shape):
     x = torch.randn(shape, device=device).bfloat16()
@@ -237,6 +243,7 @@ def test_a_cast_behind_a_sum_is_no_kernel_of_its_own(device, shape):
     assert_matches(sums, x.sum(0).float(), x.double().sum(0), ops=shape[0])
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("between", ["int32", "bool"])
 def test_a_cast_that_changes_a_sum_is_done(device, between):
     text = f"def f(x):\n    return torch.sum(torch.relu(x), [0]).to(torch.{between}).to(torch.float32)\n"

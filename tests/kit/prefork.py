@@ -1,7 +1,9 @@
 """Runs Python programs as processes of their own, without each of them importing torch, which takes 2 s.
 
 One process a test run imports torch, and nothing of tsfuser, and forks for each program: the child takes over
-the arguments, environment, folder and output of the program, runs it as `__main__`, and ends as Python does.
+the arguments, environment, folder and output of the program, and runs it as `__main__`. Then it waits for its
+threads and calls what is registered with `atexit`, as Python does; that Python takes itself and all of torch
+apart, which takes .2 s, is left to programs with `whole_end`.
 Example:
 
     done = run(["program.py", "3"], env={**os.environ, "PYTORCH_NVFUSER_DUMP": "cuda_kernels"})
@@ -11,6 +13,7 @@ A program whose environment says something that torch or Python reads when it st
 """
 
 import atexit
+import ctypes
 import functools
 import gc
 import json
@@ -39,9 +42,10 @@ READ_AT_START = (
 READ_LATER = {"PYTHONPATH", "PYTORCH_JIT_ENABLE_NVFUSER", "PYTORCH_JIT_USE_NNC_NOT_NVFUSER"}
 
 
-def run(arguments, env=None, cwd=None, timeout=300):
+def run(arguments, env=None, cwd=None, timeout=300, whole_end=False):
     """A `subprocess.CompletedProcess` of `python *arguments`: a file, or `-c` and a program, or `-m` and a
-    module, with its arguments. Raises `subprocess.TimeoutExpired`."""
+    module, with its arguments. `whole_end`: it ends with all that Python does. Raises
+    `subprocess.TimeoutExpired`."""
     env = dict(os.environ if env is None else env)
     started = {name: os.environ.get(name) for name in {*env, *os.environ} if name.startswith(READ_AT_START)}
     if any(env.get(name) != value for name, value in started.items() if name not in READ_LATER):
@@ -49,7 +53,7 @@ def run(arguments, env=None, cwd=None, timeout=300):
         return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=timeout)
     with tempfile.TemporaryDirectory(prefix="tsfuser-prefork-") as folder:
         outputs = [os.path.join(folder, name) for name in ("stdout", "stderr")]
-        request = [list(map(str, arguments)), env, os.fspath(cwd or os.getcwd()), outputs]
+        request = [list(map(str, arguments)), env, os.fspath(cwd or os.getcwd()), outputs, whole_end]
         status = _server().run(request, timeout)
         said = []
         for path in outputs:
@@ -122,8 +126,30 @@ def _main():
 
     gc.collect()
     gc.freeze()  # else a child that ends looks through all of torch, in pages that it has to copy for that
-    arguments, *others = _next_program()
+    arguments, *others, whole_end = _next_program()
     names = _become(arguments, *others)
+    if whole_end:
+        _execute(arguments, names)
+        return
+    status = 0
+    try:
+        _execute(arguments, names)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if status and status is not end.code:
+            print(end.code, file=sys.stderr)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for file in (sys.stdout, sys.stderr):
+        file.flush()
+    ctypes.CDLL(None).fflush(None)  # what C++ has printed
+    os._exit(status & 255)
+
+
+def _execute(arguments, names):
     if arguments[0] == "-m":
         import runpy
 

@@ -196,13 +196,13 @@ def counted():
             rise[name] = now - then
 
 
-def run_python(folder, source, timeout=300, **environment):
-    """Run a program from a file of its own in `folder` (scripting needs the source), in a process of its own;
-    returns (exit status, stdout, stderr)."""
+def run_python(folder, source, timeout=300, whole_end=False, **environment):
+    """Run a program from a file of its own in `folder` (scripting needs the source), in a process of its own,
+    which ends as `prefork.run` says; returns (exit status, stdout, stderr)."""
     path = Path(folder) / "program.py"
     path.write_text(source)
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    done = prefork.run([path], env=env, timeout=timeout)
+    done = prefork.run([path], env=env, timeout=timeout, whole_end=whole_end)
     return done.returncode, done.stdout, done.stderr
 
 

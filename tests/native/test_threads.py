@@ -103,7 +103,7 @@ def run(code: str, timeout=120) -> subprocess.CompletedProcess:
         f, a = s.group_function(s.ADD, 2), torch.randn(50)
     """
     program = textwrap.dedent(start) + textwrap.dedent(code)
-    return prefork.run(["-c", program], timeout=timeout)
+    return prefork.run(["-c", program], timeout=timeout, whole_end=True)
 
 
 def check(result):

@@ -21,20 +21,27 @@ atexit.register(print, "the end")
 ENDS = {
     "returns": "pass",
     "exits": "sys.exit(3)",
+    "exits with a text": "sys.exit('wrong')",
     "raises": "raise ValueError('wrong')",
     "is ended": "sys.stdout.flush(); os.abort()",
 }
 
 
+@pytest.mark.parametrize("whole_end", [False, True])
 @pytest.mark.parametrize("end", ENDS)
-def test_a_program_runs_as_in_a_python_of_its_own(tmp_path, end):
+def test_a_program_runs_as_in_a_python_of_its_own(tmp_path, end, whole_end):
     (tmp_path / "program.py").write_text(PROGRAM.format(last=ENDS[end]))
     command, env = [tmp_path / "program.py", "a", "b"], {**os.environ, "WORD": "word"}
     own = subprocess.run([sys.executable, *command], env=env, cwd=tmp_path, capture_output=True, text=True)
-    forked = prefork.run(command, env, tmp_path)
+    forked = prefork.run(command, env, tmp_path, whole_end=whole_end)
     assert (forked.returncode, forked.stdout) == (own.returncode, own.stdout)
     assert own.stderr.splitlines()[:1] == forked.stderr.splitlines()[:1] == ["def f(): return 1"]
     assert ("ValueError: wrong" in forked.stderr) == (end == "raises")
+    assert (
+        own.stderr.endswith("\nwrong\n")
+        == forked.stderr.endswith("\nwrong\n")
+        == (end == "exits with a text")
+    )
 
 
 def test_text_and_modules(tmp_path):
