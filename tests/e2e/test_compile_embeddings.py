@@ -144,3 +144,79 @@ def test_on_a_gpu_rows_are_added():
     assert parts(padding=0) == [*masked, "view", "new_zeros", "view", "index_add"]
     added = ["_to_copy", *masked, "view", "new_zeros", "view", "index_add", "_to_copy"]
     assert parts(dtype=torch.bfloat16, padding=3) == added
+
+
+BAGS = {
+    "sum": ({"mode": "sum"}, torch.float64, torch.int64),
+    "mean": ({"mode": "mean"}, torch.float32, torch.int32),
+    "mean of some": ({"mode": "mean", "padding_idx": 2}, torch.float64, torch.int64),
+    "weighted": ({"per_sample_weights": True, "mode": "sum"}, torch.float64, torch.int32),
+    "to the end": ({"mode": "mean", "include_last_offset": True}, torch.float32, torch.int64),
+    "half": ({"padding_idx": -1}, torch.float16, torch.int64),
+}
+
+
+@pytest.mark.graphs
+@pytest.mark.usefixtures("forgotten", "fused_or_error", "added")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("case", BAGS)
+def test_rows_of_bags_are_added(case, dynamic, device):
+    """Bags without rows are among them. A CPU's sums in float32 do not tell which bag a row is in."""
+    choices, dtype, index_dtype = BAGS[case]
+    choices = dict(choices)
+    weighted = choices.pop("per_sample_weights", False)
+
+    def function(table, indices, offsets, weights):
+        each = {"per_sample_weights": weights.to(table.dtype)} if weighted else {}
+        return torch.sigmoid(F.embedding_bag(indices, table, offsets, **choices, **each) * 1.5)
+
+    table = torch.randn(7, 9, device=device, dtype=dtype, requires_grad=True)
+    exact = table.detach().double().requires_grad_()
+    compiled = torch.compile(function, backend="tsfuser", fullgraph=True, dynamic=dynamic)
+    for count in (11, 12) if dynamic else (11,):
+        indices = torch.randint(7, (count,), device=device, dtype=index_dtype)
+        indices[3:5] = choices.get("padding_idx", 0) % 7
+        last = [count] if "include_last_offset" in choices else []
+        offsets = torch.tensor([0, 3, 3, 5, 9, *last], device=device, dtype=index_dtype)
+        weights = torch.rand(count, device=device, dtype=dtype)
+        given = indices, offsets, weights
+        gradient = torch.randn(5, 9, device=device, dtype=dtype)
+        (found,) = torch.autograd.grad(compiled(table, *given), table, gradient)
+        (eager,) = torch.autograd.grad(function(table, *given), table, gradient)
+        (wide,) = torch.autograd.grad(function(exact, *given), exact, gradient.double())
+        assert_matches(found, eager, wide, ops=100)
+    text = str(tsfuser.explain(compiled, table, *given))
+    assert "index_add_ " in text and "_embedding_bag_backward" not in text
+
+
+@pytest.mark.graphs
+@pytest.mark.usefixtures("forgotten", "fused_or_error", "added")
+def test_bags_in_rows_of_a_matrix(device):
+    """As in DLRM: bags of one row each."""
+    tables = [torch.nn.EmbeddingBag(4, 6, mode="sum").to(device).double() for _ in range(3)]
+    rows = torch.randint(4, (8, 3), device=device)
+
+    def function():
+        found = torch.stack([t(r[:, None]) for t, r in zip(tables, rows.unbind(1))], 1)
+        return (found @ found.mT).sum()
+
+    compiled = torch.compile(function, backend="tsfuser")
+    leaves = [table.weight for table in tables]
+    for a, b in zip(torch.autograd.grad(compiled(), leaves), torch.autograd.grad(function(), leaves)):
+        assert_matches(a, b, ops=200)
+    assert "_embedding_bag_backward" not in str(tsfuser.explain(compiled))
+
+
+@pytest.mark.graphs
+@pytest.mark.usefixtures("forgotten", "added")
+@pytest.mark.parametrize("choices", [{"mode": "max"}, {"scale_grad_by_freq": True}])
+def test_what_torch_does_better_with_bags_is_left_to_it(choices, device):
+    def function(table, indices, offsets):
+        return F.embedding_bag(indices, table, offsets, **choices) * 2
+
+    table = torch.randn(7, 9, device=device, requires_grad=True)
+    given = torch.randint(7, (6,), device=device), torch.tensor([0, 2, 4], device=device)
+    compiled = torch.compile(function, backend="tsfuser")
+    found, eager = (torch.autograd.grad(f(table, *given).sum(), table)[0] for f in (compiled, function))
+    assert_matches(found, eager, ops=20)
+    assert "index_add" not in str(tsfuser.explain(compiled, table, *given))

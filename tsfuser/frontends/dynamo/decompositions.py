@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from ... import options
 from ...ops import table
-from .embeddings import embedding_backward
+from .embeddings import bag_backward, embedding_backward
 from .foreach import foreach_ops, one_by_one
 from .whole_ops import stays_whole
 
@@ -52,6 +52,7 @@ def decompositions() -> dict[Any, Callable]:
     found[torch.ops.aten.convolution.default] = _bias_added
     found[torch.ops.aten.convolution_backward.default] = _bias_summed
     found[torch.ops.aten.embedding_dense_backward.default] = embedding_backward
+    found[torch.ops.aten._embedding_bag_backward.default] = bag_backward
     return found
 
 
