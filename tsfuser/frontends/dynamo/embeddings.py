@@ -2,8 +2,8 @@
 indices, which is slower.
 
 In: an `embedding_dense_backward` that is traced, or an `_embedding_bag_backward`; later the typed graph. Out:
-its parts: groups take the mask and the casts, and `index_add` works in place on new zeros. Example, with row 0
-for padding:
+its parts: groups take the mask and the casts, and `index_add` works in place on new zeros. Example, with
+row 0 for padding:
 
     embedding_dense_backward(g, indices, 50, 0, False)
 becomes
