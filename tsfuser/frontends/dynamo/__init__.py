@@ -4,8 +4,8 @@ compile.py    what torch.compile calls: AOTAutograd, partitioner, and what compi
 settings.py   `options={...}` of torch.compile
 partition.py  what the forward saves for the backward; recomputable.py, repeats.py, norms.py, dropout.py:
                and what not
-decompositions.py, foreach.py, embeddings.py, simplify.py   which ops are taken apart, and simpler forms
-               of others
+decompositions.py, foreach.py, embeddings.py, simplify.py, ranges.py   which ops are taken apart, and
+               simpler forms of others
 translate.py  an FX graph of ATen ops as a typed torch._C.Graph; arguments.py, sizes.py, types.py,
                places.py: its parts
 updates.py    inputs that the program changes; in_place.py: groups that write there

@@ -22,6 +22,7 @@ from ...planning import interrupts
 from . import logs, watch
 from .passes import fuse
 from .product_sums import add_as_made
+from .ranges import make_ranges
 from .settings import Settings, applied
 from .simplify import simplify
 from .split import split
@@ -81,6 +82,7 @@ class _Compiled:
 def _whole(module: fx.GraphModule, settings: Settings, origin: watch.Origin | None) -> _Compiled:
     simplify(module)
     add_as_made(module)
+    make_ranges(module)
     translation = translate(module)
     if not translation.foreign:
         program, refusals = _program(translation, settings, origin)
