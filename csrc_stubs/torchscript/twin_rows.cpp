@@ -57,6 +57,7 @@ std::vector<Twin> rows() {
        write_piece},
       twin_of_joins(),
       twin_of_parts(),
+      twin_of_norms(),
   };
 }
 

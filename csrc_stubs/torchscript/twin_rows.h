@@ -47,6 +47,10 @@ Twin twin_of_parts();  // part_twin.cpp
 std::vector<Helper> helpers_of_parts();
 void register_operators_of_parts();
 
+Twin twin_of_norms();  // norm_twin.cpp
+std::vector<Helper> helpers_of_norms();
+void register_operators_of_norms();
+
 // Has a node of that kind and these operands, before `node`, take its place.
 void put(torch::jit::Node* node, c10::Symbol kind, at::ArrayRef<torch::jit::Value*> operands);
 

@@ -264,6 +264,12 @@ TWINS = {
   %p : Tensor, %q : Tensor = prim::ListUnpack(%l)
   %r : Tensor = aten::mul(%p, %q)""",
     ),
+    "group norm": ("normalized", "%r : Tensor = aten::group_norm(%x, %last, %x, %none, %eps, %yes)"),
+    "instance norm": (
+        "normalized",
+        "%r : Tensor = aten::instance_norm(%x, %x, %x, %none, %none, %yes, %eps, %eps, %yes)",
+    ),
+    "RMS norm": ("normalized", "%r : Tensor = aten::rms_norm(%x, %sizes, %x, %none)"),
 }
 
 
@@ -277,6 +283,7 @@ graph(%x : Tensor, %sizes : int[]):
   %one : int = prim::Constant[value=1]()
   %first : int = prim::Constant[value=0]()
   %last : int = prim::Constant[value=-1]()
+  %eps : float = prim::Constant[value=0.5]()
   {op}
   %s : Tensor = aten::relu(%r)
   return (%s)

@@ -13,7 +13,7 @@ from ..ir.build import Builder
 from ..ir.dtypes import DType
 from ..ir.fusion import Value
 from ..ir.views import merged, split, view
-from .channels import check_channels, of_channels, scaled
+from .channels import check_channels, of_channels, scaled, statistics
 from .normalization import gradient
 from .reduction import squares, without
 from .table import FLOATING, composite
@@ -119,32 +119,62 @@ def native_group_norm_backward(
     _check_sizes(b, input, (N, C, HxW))
     _checked(b, input, mean, rstd, weight)
     group = b.call.decide(group)
-    if grad_out.dtype is not input.dtype:
-        raise Refusal(f"a gradient in {grad_out.dtype} of a group_norm in {input.dtype}")
     if weight is None and (output_mask[1] or output_mask[2]):
         raise Refusal("gradients of parameters that are not there")
+    x = _split(b, input, group)
+    mean, rstd = (_of_groups(b, v, x) for v in (mean, rstd))
+    parameters = tuple(weight.dtype if asked else None for asked in output_mask[1:])
+    gradients = _gradients(b, grad_out, input, mean, rstd, weight, group, parameters)
+    return (gradients[0] if output_mask[0] else None, *gradients[1:])
+
+
+@composite(
+    "tsfuser::group_norm_backward",
+    dtypes=FLOATING,
+    sizes=("input", "weight", "bias"),
+    symbolic=("num_groups",),
+    not_empty=True,
+)
+def group_norm_backward(
+    b: Builder, grad_out, input, num_groups: sz.Size, weight, bias, eps
+) -> tuple[Value | None, ...]:
+    """The gradients of group_norm, by its operands alone"""
+    _checked(b, input, weight, bias)
+    group = b.call.decide(num_groups)
+    x = _split(b, input, group)
+    dims = list(range(2, len(x.dims)))
+    mean, rstd, _ = statistics(b, x, dims, eps)
+    parameters = tuple(None if v is None else v.dtype for v in (weight, bias))
+    return _gradients(b, grad_out, input, mean, rstd, weight, group, parameters)
+
+
+def _gradients(
+    b: Builder,
+    grad_out: Value,
+    input: Value,
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    group: int,
+    parameters: tuple[DType | None, ...],
+) -> tuple[Value | None, ...]:
+    """The gradients of the operand and of the parameters, of these dtypes, or None; `mean` and `rstd` stand
+    beside the operand [N, groups, C / groups, ...]."""
+    if grad_out.dtype is not input.dtype:
+        raise Refusal(f"a gradient in {grad_out.dtype} of a group_norm in {input.dtype}")
     x, dy = _split(b, input, group), _split(b, grad_out, group)
     dims, outer = list(range(2, len(x.dims))), [0, *range(3, len(x.dims))]
-    mean, rstd = (_of_groups(b, v, x) for v in (mean, rstd))
     hat = b.pointwise("normalize", (x, mean, rstd), input.dtype.register, name="normalized")
-    gradients: list[Value | None] = [None, None, None]
-    if output_mask[0]:
-        scale = _split(b, of_channels(b, weight, input), group)
-        gradients[0] = _joined(
-            b,
-            gradient(b, "group_norm_backward", dy, hat, rstd, scale, dims, input.dtype, centered=True),
-            input,
-        )
-    if output_mask[1]:
+    scale = _split(b, of_channels(b, weight, input), group)
+    result = gradient(b, "group_norm_backward", dy, hat, rstd, scale, dims, input.dtype, centered=True)
+    of_weight = of_bias = None
+    if parameters[0]:
         product = b.pointwise("mul", (dy, hat), hat.dtype)
-        gradients[1] = merged(
-            b, b.reduce("sum", "sum", product, outer, False, weight.dtype), 0, input.dims[1]
-        )
-    if output_mask[2]:
-        gradients[2] = b.reduce(
-            "sum", "sum", grad_out, [d for d in range(len(input.dims)) if d != 1], False, weight.dtype
-        )
-    return tuple(gradients)
+        of_weight = merged(b, b.reduce("sum", "sum", product, outer, False, parameters[0]), 0, input.dims[1])
+    if parameters[1]:
+        channels = [d for d in range(len(input.dims)) if d != 1]
+        of_bias = b.reduce("sum", "sum", grad_out, channels, False, parameters[1])
+    return _joined(b, result, input), of_weight, of_bias
 
 
 def _of_groups(b: Builder, value: Value, x: Value) -> Value:

@@ -20,6 +20,7 @@ from .channels import (
     scaled_by_running,
     statistics,
 )
+from .normalization import gradient
 from .reduction import mean_of
 from .table import FLOATING, composite
 
@@ -72,3 +73,33 @@ def instance_norm(
     weight, bias = (of_channels(b, v, input) for v in (weight, bias))
     scale = scaled if use_input_stats else scaled_by_running
     return b.contiguous(scale(b, "instance_norm", input, mean, rstd, weight, bias, input.dtype))
+
+
+@composite(
+    "tsfuser::instance_norm_backward",
+    dtypes=FLOATING,
+    sizes=("input", "weight", "bias"),
+    not_empty=True,
+)
+def instance_norm_backward(b: Builder, grad_out, input, weight, bias, eps) -> tuple[Value | None, ...]:
+    """The gradients of instance_norm without running statistics, by its operands alone"""
+    if len(input.dims) < 3:
+        raise Refusal("instance_norm of less than 3 dimensions is an error in eager")
+    if grad_out.dtype is not input.dtype:
+        raise Refusal(f"a gradient in {grad_out.dtype} of an instance_norm in {input.dtype}")
+    check_channels(b, input, (weight, bias))
+    check_not_empty(b, input)
+    dims = list(range(2, len(input.dims)))
+    mean, rstd, _ = statistics(b, input, dims, eps)
+    hat = b.pointwise("normalize", (input, mean, rstd), input.dtype.register, name="normalized")
+    scale = of_channels(b, weight, input)
+    of_input = gradient(
+        b, "instance_norm_backward", grad_out, hat, rstd, scale, dims, input.dtype, centered=True
+    )
+    of_weight = of_bias = None
+    if weight is not None:
+        product = b.pointwise("mul", (grad_out, hat), hat.dtype)
+        of_weight = b.reduce("sum", "sum", product, [0, *dims], False, weight.dtype)
+    if bias is not None:
+        of_bias = b.reduce("sum", "sum", grad_out, [0, *dims], False, bias.dtype)
+    return of_input, of_weight, of_bias

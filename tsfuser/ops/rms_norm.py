@@ -61,19 +61,39 @@ def fused_rms_norm_backward(
     b: Builder, grad_out, input, normalized_shape: list, rstd, weight, output_mask: list
 ):
     """The gradients of rms_norm that `output_mask` asks for"""
-    dims, register = inner(b, input, normalized_shape, weight), input.dtype.register
+    if weight is None and output_mask[1]:
+        raise Refusal("the gradient of a weight that is not there")
+    of_input, of_weight = _gradients(b, grad_out, input, normalized_shape, rstd, weight)
+    return of_input if output_mask[0] else None, of_weight if output_mask[1] else None
+
+
+@composite(
+    "tsfuser::rms_norm_backward",
+    dtypes=FLOATING,
+    sizes=("input", "weight"),
+    symbolic=("normalized_shape",),
+)
+def rms_norm_backward(
+    b: Builder, grad_out, input, normalized_shape: list, weight, eps
+) -> tuple[Value | None, Value | None]:
+    """The gradients of rms_norm, by its operands alone"""
+    rstd = _rms_norm(b, input, normalized_shape, weight, eps)[1]
+    return _gradients(b, grad_out, input, normalized_shape, rstd, weight)
+
+
+def _gradients(
+    b: Builder, grad_out: Value, input: Value, shape: list, rstd: Value, weight: Value | None
+) -> tuple[Value, Value | None]:
+    """The gradients of the operand and of the weight, where there is one."""
+    dims, register = inner(b, input, shape, weight), input.dtype.register
     _check_weight(input, weight)
     if grad_out.dtype is not input.dtype:
         raise Refusal(f"a gradient in {grad_out.dtype} of an rms_norm in {input.dtype}")
-    if weight is None and output_mask[1]:
-        raise Refusal("the gradient of a weight that is not there")
     hat = b.pointwise("mul", (input, rstd), register, name="normalized")
-    gradients: list[Value | None] = [None, None]
-    if output_mask[0]:
-        gradients[0] = gradient(
-            b, "rms_norm_backward", grad_out, hat, rstd, weight, dims, input.dtype, centered=False
-        )
-    if output_mask[1]:
-        product = b.pointwise("mul", (grad_out, hat), register)
-        gradients[1] = parameter_gradient(b, product, list(range(dims[0])), weight)
-    return tuple(gradients)
+    of_input = gradient(
+        b, "rms_norm_backward", grad_out, hat, rstd, weight, dims, input.dtype, centered=False
+    )
+    if weight is None:
+        return of_input, None
+    product = b.pointwise("mul", (grad_out, hat), register)
+    return of_input, parameter_gradient(b, product, list(range(dims[0])), weight)

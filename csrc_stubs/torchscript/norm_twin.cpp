@@ -1,0 +1,332 @@
+// The twin of normalisations that autodiff has no formula for:
+//
+//     aten::group_norm(%x, 4, %w, %b, 1e-5, 1)
+//       tsfuser::normalized(%x, %w, %b, None, 4, [], 1e-5, 1, 1, 0., 0)
+//     aten::instance_norm(%x, %w, %b, None, None, 1, .1, 1e-5, 1)
+//       tsfuser::normalized(%x, %w, %b, None, 0, [], 1e-5, 1, 1, .1, 1)
+//     aten::rms_norm(%x, [8], %w, None)
+//       tsfuser::normalized(%x, %w, None, None, 0, [8], None, 0, 0, 0., 2)
+//
+// The last number is which op it is. Autodiff's table has few places, so that these ops share a twin. Its
+// backward is an op of ours for each, `tsfuser::group_norm_backward` and so on, of the operands alone: a
+// group has the rows of the operand at hand and finds their statistics in one pass. Where it is not fused,
+// it is what eager's autograd makes of eager's op, so that it can be differentiated again.
+
+#include "torchscript/nodes.h"
+#include "torchscript/twin_rows.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/group_norm.h>
+#include <ATen/ops/instance_norm.h>
+#include <ATen/ops/rms_norm.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/jit/ir/constants.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
+#include <torch/csrc/jit/runtime/operator.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Operator;
+using torch::jit::Stack;
+using torch::jit::Value;
+using Sizes = std::vector<int64_t>;
+
+enum Norm : int64_t { kGroupNorm, kInstanceNorm, kRmsNorm };
+
+// The numbers behind the operand and the parameters.
+struct NormNumbers {
+  int64_t groups = 0;
+  Sizes shape;
+  std::optional<double> eps;
+  bool cudnn = true, own_statistics = true;
+  double momentum = 0;
+  Norm norm;
+};
+
+// The operand, the weight and the bias; the latter may be undefined.
+using NormTensors = std::vector<at::Tensor>;
+
+at::Tensor normalized(const NormTensors& given, const NormNumbers& numbers) {
+  const auto optional = [](const at::Tensor& tensor) {
+    return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+  };
+  const auto weight = optional(given[1]), bias = optional(given[2]);
+  switch (numbers.norm) {
+    case kGroupNorm:
+      return at::group_norm(given[0], numbers.groups, weight, bias, *numbers.eps, numbers.cudnn);
+    case kInstanceNorm:
+      return at::instance_norm(given[0], weight, bias, {}, {}, numbers.own_statistics, numbers.momentum,
+                               *numbers.eps, numbers.cudnn);
+    default: return at::rms_norm(given[0], numbers.shape, weight, numbers.eps);
+  }
+}
+
+std::optional<double> pop_eps(Stack& stack) { return torch::jit::pop(stack).toOptional<double>(); }
+
+// Undefined for None.
+at::Tensor pop_tensor(Stack& stack) {
+  const c10::IValue value = torch::jit::pop(stack);
+  return value.isNone() ? at::Tensor() : value.toTensor();
+}
+
+// The operand, the weight and the bias, where they stand side by side.
+NormTensors pop_operands(Stack& stack) {
+  NormTensors given(3);
+  for (auto tensor = given.rbegin(); tensor != given.rend(); ++tensor) {
+    *tensor = pop_tensor(stack);
+  }
+  return given;
+}
+
+void run_normalized(Stack& stack) {
+  NormNumbers numbers;
+  numbers.norm = static_cast<Norm>(torch::jit::pop(stack).toInt());
+  numbers.momentum = torch::jit::pop(stack).toDouble();
+  numbers.own_statistics = torch::jit::pop(stack).toBool();
+  numbers.cudnn = torch::jit::pop(stack).toBool();
+  numbers.eps = pop_eps(stack);
+  numbers.shape = torch::jit::pop(stack).toIntVector();
+  numbers.groups = torch::jit::pop(stack).toInt();
+  torch::jit::drop(stack, 1);  // no running statistics
+  torch::jit::push(stack, normalized(pop_operands(stack), numbers));
+}
+
+// The gradients of the operand, the weight and the bias, undefined for what is not there. They have
+// gradients themselves where gradients are on and an operand requires one. Autocast may have computed the
+// result in the dtype of `gradient`.
+NormTensors gradients(const at::Tensor& gradient, NormTensors given, const NormNumbers& numbers) {
+  const bool again = c10::GradMode::is_enabled();
+  const c10::AutoGradMode on(true);
+  NormTensors cast, moving;
+  for (at::Tensor& tensor : given) {
+    if (tensor.defined() && !(again && tensor.requires_grad())) {
+      tensor = tensor.detach().requires_grad_();
+    }
+    if (tensor.defined()) {
+      moving.push_back(tensor);
+    }
+    const bool other = given[0].scalar_type() != gradient.scalar_type() && tensor.defined();
+    cast.push_back(other ? tensor.to(gradient.scalar_type()) : tensor);
+  }
+  const auto found = torch::autograd::grad({normalized(cast, numbers)}, moving, {gradient},
+                                           /*retain_graph=*/std::nullopt, /*create_graph=*/again);
+  NormTensors all;
+  for (size_t i = 0, next = 0; i < (numbers.norm == kRmsNorm ? 2 : 3); ++i) {
+    all.push_back(given[i].defined() ? found.at(next++) : at::Tensor());
+  }
+  return all;
+}
+
+// Takes the gradient, too.
+void push_gradients(Stack& stack, NormTensors given, const NormNumbers& numbers) {
+  const at::Tensor gradient = pop_tensor(stack);
+  for (at::Tensor& found : gradients(gradient, std::move(given), numbers)) {
+    stack.emplace_back(std::move(found));
+  }
+}
+
+// Of the formula.
+void run_normalized_backward(Stack& stack) {
+  NormNumbers numbers;
+  numbers.norm = static_cast<Norm>(torch::jit::pop(stack).toInt());
+  numbers.eps = pop_eps(stack);
+  numbers.shape = torch::jit::pop(stack).toIntVector();
+  numbers.groups = torch::jit::pop(stack).toInt();
+  NormTensors given = pop_operands(stack);
+  push_gradients(stack, std::move(given), numbers);
+  if (numbers.norm == kRmsNorm) {
+    stack.emplace_back(at::Tensor());  // it has no bias
+  }
+}
+
+void run_group_norm_backward(Stack& stack) {
+  NormNumbers numbers;
+  numbers.norm = kGroupNorm;
+  numbers.eps = pop_eps(stack);
+  NormTensors given(3);
+  given[2] = pop_tensor(stack), given[1] = pop_tensor(stack);
+  numbers.groups = torch::jit::pop(stack).toInt();
+  given[0] = pop_tensor(stack);
+  push_gradients(stack, std::move(given), numbers);
+}
+
+void run_instance_norm_backward(Stack& stack) {
+  NormNumbers numbers;
+  numbers.norm = kInstanceNorm;
+  numbers.eps = pop_eps(stack);
+  NormTensors given = pop_operands(stack);
+  push_gradients(stack, std::move(given), numbers);
+}
+
+void run_rms_norm_backward(Stack& stack) {
+  NormNumbers numbers;
+  numbers.norm = kRmsNorm;
+  numbers.eps = pop_eps(stack);
+  NormTensors given(3);
+  given[1] = pop_tensor(stack);
+  numbers.shape = torch::jit::pop(stack).toIntVector();
+  given[0] = pop_tensor(stack);
+  push_gradients(stack, std::move(given), numbers);
+}
+
+bool is_absent(const Value* value) { return value->type()->kind() == c10::TypeKind::NoneType; }
+
+bool is_given_or_absent(const Value* value) { return is_tensor(value) || is_absent(value); }
+
+// Whether the node is one that the backward knows all of.
+bool has_backward(const Node* node, Norm norm) {
+  const auto is_true = [](const Value* value) {
+    const auto constant = torch::jit::toIValue(value);
+    return constant && constant->isBool() && constant->toBool();
+  };
+  switch (norm) {
+    case kGroupNorm:  // eager's derivative fails for a bias alone
+      return is_given_or_absent(node->input(2)) &&
+             (is_absent(node->input(3)) || (is_tensor(node->input(3)) && is_tensor(node->input(2))));
+    case kInstanceNorm:
+      return is_given_or_absent(node->input(1)) && is_given_or_absent(node->input(2)) &&
+             is_absent(node->input(3)) && is_absent(node->input(4)) && is_true(node->input(5));
+    default:  // of which autocast on CUDA has casts that no graph shows
+      return is_given_or_absent(node->input(2)) && !at::autocast::is_autocast_enabled(at::kCUDA);
+  }
+}
+
+Norm norm_of(const Node* node) {
+  static const auto group = c10::Symbol::fromQualString("aten::group_norm");
+  static const auto instance = c10::Symbol::fromQualString("aten::instance_norm");
+  return node->kind() == group ? kGroupNorm : node->kind() == instance ? kInstanceNorm : kRmsNorm;
+}
+
+void write_norm(Node* node, c10::Symbol twin) {
+  const Norm norm = norm_of(node);
+  if (!has_backward(node, norm)) {
+    return;
+  }
+  Graph& graph = *node->owningGraph();
+  const torch::jit::WithInsertPoint behind(node->next());
+  const auto in = [node](size_t i) { return node->input(i); };
+  const auto constant = [&graph](const c10::IValue& value) { return graph.insertConstant(value); };
+  std::vector<Value*> operands;
+  switch (norm) {
+    case kGroupNorm:
+      operands = {in(0), in(2), in(3), constant({}), in(1), constant(Sizes()), in(4), in(5)};
+      operands.insert(operands.end(), {constant(true), constant(0.0)});
+      break;
+    case kInstanceNorm:
+      operands = {in(0), in(1), in(2), in(3), constant(0), constant(Sizes()), in(7), in(8), in(5), in(6)};
+      break;
+    default:
+      operands = {in(0), in(2), constant({}), constant({}), constant(0), in(1), in(3)};
+      operands.insert(operands.end(), {constant(true), constant(true), constant(0.0)});
+  }
+  operands.push_back(constant(static_cast<int64_t>(norm)));
+  Node* made = graph.insertNode(graph.create(twin, operands, 1));
+  made->copyMetadata(node);
+  node->output()->replaceAllUsesWith(made->output());
+}
+
+Norm given_norm(const Node* node) {
+  return static_cast<Norm>(torch::jit::toIValue(node->inputs().back())->toInt());
+}
+
+// Has the node that the twin was written for take its place.
+void restore_norm(Node* node) {
+  const auto in = [node](size_t i) { return node->input(i); };
+  const auto put_back = [node](const char* kind, at::ArrayRef<Value*> operands) {
+    put(node, c10::Symbol::fromQualString(kind), operands);
+  };
+  switch (given_norm(node)) {
+    case kGroupNorm: return put_back("aten::group_norm", {in(0), in(4), in(1), in(2), in(6), in(7)});
+    case kInstanceNorm:
+      return put_back("aten::instance_norm",
+                      {in(0), in(1), in(2), in(3), in(3), in(8), in(9), in(6), in(7)});
+    default: put_back("aten::rms_norm", {in(0), in(5), in(1), in(6)});
+  }
+}
+
+// tsfuser::normalized_backward(%dy, %x, %w, %b, 4, [], %eps, 0)
+//   ->  tsfuser::group_norm_backward(%dy, %x, 4, %w, %b, %eps)
+void restore_norm_backward(Node* node) {
+  const auto in = [node](size_t i) { return node->input(i); };
+  const Norm norm = given_norm(node);
+  const char* kind = "tsfuser::instance_norm_backward";
+  std::vector<Value*> operands = {in(0), in(1), in(2), in(3), in(6)};
+  if (norm == kGroupNorm) {
+    kind = "tsfuser::group_norm_backward";
+    operands = {in(0), in(1), in(4), in(2), in(3), in(6)};
+  } else if (norm == kRmsNorm) {
+    kind = "tsfuser::rms_norm_backward";
+    operands = {in(0), in(1), in(5), in(2), in(6)};
+  }
+  const size_t results = norm == kRmsNorm ? 2 : 3;
+  Node* made =
+      node->owningGraph()->create(c10::Symbol::fromQualString(kind), operands, results)->insertBefore(node);
+  made->copyMetadata(node);
+  for (size_t i = 0; i < results; ++i) {
+    made->output(i)->setType(node->output(i)->type());
+    node->output(i)->replaceAllUsesWith(made->output(i));
+  }
+  if (!node->hasUses()) {  // else of the bias that rms_norm has not
+    node->destroy();
+  }
+}
+
+}  // namespace
+
+Twin twin_of_norms() {
+  return {
+      "tsfuser::normalized(Tensor input, Tensor? weight, Tensor? bias, Tensor? running, int groups,"
+      " int[] shape, float? eps, bool cudnn, bool own_statistics, float momentum, int norm) -> Tensor",
+      {"aten::group_norm(Tensor input, int num_groups, Tensor? weight, Tensor? bias, float eps,"
+       " bool cudnn_enabled) -> Tensor",
+       "aten::instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean,"
+       " Tensor? running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled)"
+       " -> Tensor",
+       "aten::rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> Tensor"},
+      {"aten::rsub(Tensor self, Tensor other, Scalar alpha) -> Tensor",
+       "%result : Tensor = tsfuser::normalized(%input, %weight, %bias, %running, %groups, %shape, %eps,"
+       " %cudnn, %own_statistics, %momentum, %norm)",
+       {{"Tensor", "input"},
+        {"Tensor?", "weight"},
+        {"Tensor?", "bias"},
+        {"int", "groups"},
+        {"int[]", "shape"},
+        {"float?", "eps"},
+        {"int", "norm"}},
+       "%of_input : Tensor, %of_weight : Tensor, %of_bias : Tensor ="
+       " tsfuser::normalized_backward(%gradient, %input, %weight, %bias, %groups, %shape, %eps, %norm)"},
+      run_normalized,
+      write_norm,
+      restore_norm};
+}
+
+std::vector<Helper> helpers_of_norms() { return {{"tsfuser::normalized_backward", restore_norm_backward}}; }
+
+void register_operators_of_norms() {
+  constexpr auto kind = c10::AliasAnalysisKind::FROM_SCHEMA;
+  static const torch::jit::RegisterOperators registered(
+      {Operator("tsfuser::normalized_backward(Tensor gradient, Tensor input, Tensor? weight, Tensor? bias,"
+                " int groups, int[] shape, float? eps, int norm) -> (Tensor, Tensor, Tensor)",
+                run_normalized_backward, kind),
+       Operator("tsfuser::group_norm_backward(Tensor grad_out, Tensor input, int num_groups, Tensor? weight,"
+                " Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
+                run_group_norm_backward, kind),
+       Operator("tsfuser::instance_norm_backward(Tensor grad_out, Tensor input, Tensor? weight,"
+                " Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
+                run_instance_norm_backward, kind),
+       Operator("tsfuser::rms_norm_backward(Tensor grad_out, Tensor input, int[] normalized_shape,"
+                " Tensor? weight, float? eps) -> (Tensor, Tensor)",
+                run_rms_norm_backward, kind)});
+}
+
+}  // namespace tsfuser
