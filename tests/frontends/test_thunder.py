@@ -216,6 +216,24 @@ def test_what_ops_mean_is_torchs(name, device):
         assert regions(jitted)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+def test_one_over_a_tensor_is_in_a_region(dtype, device):
+    """The gradient of silu has it."""
+
+    def function(x):
+        return 1 / (x + 3) * x.float() + 1
+
+    x = torch.arange(-2, 30, device=device).reshape(4, 8).to(dtype)
+    jitted = jit(function)
+    exact = 1 / (x.double() + 3) * x.double() + 1
+    assert_matches(jitted(x), function(x), exact, ops=8, precision=dtype if dtype.itemsize == 2 else None)
+    [_], names = (
+        regions(jitted),
+        [symbol.sym.name for symbol in thunders.outside(thunder.last_traces(jitted)[-1])],
+    )
+    assert not names
+
+
 def test_one_trace_serves_other_strides():
     """thunder's prologue asks for no strides: a program is made for each."""
 

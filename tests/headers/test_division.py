@@ -17,7 +17,7 @@ SOURCE = """#include "tsfuser.h"
 struct Args { const float* x; float* made; float* scale; int64_t n; };
 KERNEL(divided, Args, 1) {
   for (int64_t i = blockIdx.x; i < args.n; i += gridDim.x) {
-    args.made[i] = quotient(args.x[i], HIGH, LOW);
+    args.made[i] = divided_by(args.x[i], HIGH, LOW);
     args.scale[i] = sum_scale(fabs(args.x[i]));
   }
 }

@@ -33,7 +33,7 @@ define(
     grows=(1, 1),
     fast=Fast("fast_divide({0}, {1})", error=2**-21.5, exact=2**-24, algebraic=True),
 )
-define("quotient", "quotient({0}, {1}, {2})", cheap=True, grows=(1, 1, 1))
+define("div_by_number", "divided_by({0}, {1}, {2})", cheap=True, grows=(1, 1, 1))
 define("trunc_div", "trunc_div({0}, {1})")
 define("floor_div", "floor_div({0}, {1})")
 define("remainder", "floor_mod({0}, {1})")
@@ -188,7 +188,7 @@ def div(b: Builder, self, other, rounding_mode: str | None = None) -> Value:
         reciprocal = _reciprocal(b, other, dtype)
         if reciprocal is not None:
             return promoted(
-                b, "quotient", (self,), dtype, None, tuple(map(b.literal, reciprocal)), name="div"
+                b, "div_by_number", (self,), dtype, None, tuple(map(b.literal, reciprocal)), name="div"
             )
         return elementwise(b, "div", (self, other), "float")
     if rounding_mode not in ("trunc", "floor"):

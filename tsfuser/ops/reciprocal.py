@@ -2,7 +2,7 @@
 
 In: a divisor that is known. Out: `high` and `low`, with `1 / divisor = high + low` to 48 bits, `high` rounded
 towards zero, so that both have one sign and infinities stay what they are. Example: `parts(3.0)` is
-`(0.33333331, 1.98682198e-08)`, and `divided(x, *parts(3.0))` of runtime/math.h is `x / 3`.
+`(0.33333331, 1.98682198e-08)`, and `divided_by(x, *parts(3.0))` of runtime/math.h is `x / 3`.
 """
 
 from __future__ import annotations

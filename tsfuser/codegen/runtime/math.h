@@ -103,7 +103,7 @@ DEVICE T scaled_mean(T sum, T n) {
 
 // x / n, where high + low = 1 / n (ops/reciprocal.py): as it is rounded, but for at most one x of all that
 // have the same exponent, and, where x / n is below 2^-100, by at most a unit of the last place.
-DEVICE float quotient(float x, float high, float low) {
+DEVICE float divided_by(float x, float high, float low) {
 #if defined(TSFUSER_CUDA)
   return __fmaf_rn(x, high, x * low);
 #else

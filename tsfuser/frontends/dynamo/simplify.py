@@ -107,6 +107,15 @@ def _number_last(node: fx.Node) -> bool:
     return True
 
 
+def _reciprocal(node: fx.Node) -> bool:
+    """`1 / x`, as the op table has no number in front of a tensor."""
+    number = node.args[0]
+    if type(number) not in (int, float) or number != 1:
+        return False
+    node.target, node.args = aten.reciprocal.default, node.args[1:]
+    return True
+
+
 def _with_number(node: fx.Node) -> bool:
     """`where` with a number instead of a tensor that holds it, in the dtype of the result."""
     condition, *choices = node.args
@@ -157,6 +166,7 @@ FORMS: dict[Any, Callable[[fx.Node], bool]] = {
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
     aten.where.self: _with_number,
+    aten.div.Tensor: _reciprocal,
     aten.add.Tensor: _number_last,
     aten.mul.Tensor: _number_last,
     aten.sub.Tensor: _number_last,
