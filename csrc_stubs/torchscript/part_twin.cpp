@@ -3,9 +3,9 @@
 //
 //     %p, %q = prim::ListUnpack(     %p = tsfuser::part(%x, [3], 0, 1, 2, 0)
 //         aten::split(%x, 3, 1))     %q = tsfuser::part(%x, [3], 0, 1, 2, 1)
-//     %p, %q = prim::ListUnpack(     %p = tsfuser::part(%x, [], 3, 0, 2, 0)
-//         aten::unbind(%x, 0))       %q = tsfuser::part(%x, [], 3, 0, 2, 1)
-//     aten::flatten(%x, 0, 1)        tsfuser::part(%x, [], 4, 0, 1, 0)
+//     %p, %q = prim::ListUnpack(     %p = tsfuser::part(%x, [], 2, 0, 2, 0)
+//         aten::unbind(%x, 0))       %q = tsfuser::part(%x, [], 2, 0, 2, 1)
+//     aten::flatten(%x, 0, 1)        tsfuser::part(%x, [], 3, 0, 1, 0)
 //
 // The last two numbers are the number of parts that the program takes, and the index of this one. These ops
 // share one twin, because autodiff's table has few free entries. In a differentiable graph
@@ -16,7 +16,6 @@
 #include "torchscript/twin_rows.h"
 
 #include <ATen/core/stack.h>
-#include <ATen/ops/chunk.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/select_backward.h>
 #include <ATen/ops/slice_backward.h>
@@ -40,15 +39,14 @@ using torch::jit::Stack;
 using torch::jit::Value;
 using Sizes = std::vector<int64_t>;
 
-// What the numbers given say: a size, all sizes, a count; nothing where a dim goes, or where dims from
-// `dim` to `count` become one.
-enum How : int64_t { kEqual, kSizes, kChunks, kUnbound, kFlat };
+// How the op divides its operand: into parts of one size; into parts of given sizes; into parts without the
+// dim; not at all (flatten: the dims from `dim` to `count` become one).
+enum How : int64_t { kEqual, kSizes, kUnbound, kFlat };
 
 std::vector<at::Tensor> parted(const at::Tensor& self, at::IntArrayRef given, int64_t how, int64_t dim) {
   switch (how) {
     case kEqual: return at::split(self, given.at(0), dim);
     case kSizes: return at::split_with_sizes(self, given, dim);
-    case kChunks: return at::chunk(self, given.at(0), dim);
     default: return at::unbind(self, dim);
   }
 }
@@ -90,14 +88,13 @@ void run_part(Stack& stack) {
   torch::jit::push(stack, parts[n.index]);
 }
 
-// The ends of the parts, where the numbers fit; else none, for the op to say why.
+// The ends of the parts; none if the numbers do not fit: then the op itself raises the error.
 Sizes quick_ends(const Sizes& sizes, const Numbers& n) {
   const int64_t dim = n.dim + (n.dim < 0 ? static_cast<int64_t>(sizes.size()) : 0);
   if (dim < 0 || dim >= static_cast<int64_t>(sizes.size()) || n.how == kSizes || n.count < 1) {
     return {};
   }
-  const int64_t whole = sizes[dim], given = n.how == kUnbound ? 1 : n.given.at(0);
-  const int64_t step = n.how == kChunks && given > 0 ? (whole + given - 1) / given : given;
+  const int64_t whole = sizes[dim], step = n.how == kUnbound ? 1 : n.given.at(0);
   if (step <= 0 || whole <= (n.count - 1) * step || whole > n.count * step) {
     return {};
   }
@@ -182,8 +179,7 @@ How how_of(const Node* node) {
   if (node->kind() == c10::aten::flatten || node->kind() == unbind) {
     return node->kind() == unbind ? kUnbound : kFlat;
   }
-  const bool one = node->input(1)->type()->kind() == c10::TypeKind::IntType;
-  return node->kind() == c10::aten::chunk ? kChunks : one ? kEqual : kSizes;
+  return node->input(1)->type()->kind() == c10::TypeKind::IntType ? kEqual : kSizes;
 }
 
 void write_part(Node* node, c10::Symbol twin) {
@@ -262,9 +258,9 @@ void restore_parts(Node* node, c10::Symbol kind, const std::vector<Value*>& oper
 
 // The kind of the op that gives parts in that way.
 c10::Symbol kind_of(int64_t how) {
-  static const c10::Symbol kinds[] = {
-      c10::Symbol::fromQualString("aten::split"), c10::Symbol::fromQualString("aten::split_with_sizes"),
-      c10::aten::chunk, c10::Symbol::fromQualString("aten::unbind"), c10::aten::flatten};
+  static const c10::Symbol kinds[] = {c10::Symbol::fromQualString("aten::split"),
+                                      c10::Symbol::fromQualString("aten::split_with_sizes"),
+                                      c10::Symbol::fromQualString("aten::unbind"), c10::aten::flatten};
   return kinds[how];
 }
 

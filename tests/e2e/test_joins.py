@@ -27,11 +27,14 @@ def seeded():
     torch.manual_seed(7)
 
 
+def joins_in_groups(scripted):
+    return JOINS & {kind for group in groups(scripted) for kind in kinds(group)}
+
+
 def joined(scripted):
-    """Whether all that a program joins is joined in groups."""
-    inside = {kind for group in groups(scripted) for kind in kinds(group)}
+    """Whether groups do all joins of a program, and there are some."""
     outside = any(graph.findAllNodes(kind, True) for graph in all_graphs(scripted) for kind in JOINS)
-    return bool(JOINS & inside) and not outside
+    return bool(joins_in_groups(scripted)) and not outside
 
 
 def compare(text, *inputs, ops=20, fused=True, scripted=None):
@@ -231,7 +234,7 @@ def test_sizes_of_0_and_1(device, target, shape):
 def test_a_list_that_is_too_long_is_left_to_torch(device):
     x = torch.randn(3, 4, device=device)
     scripted = compare(f"(torch.cat(({'x, ' * 9}), 1) * 2.0).relu()", x, fused=False)
-    assert not joined(scripted)
+    assert groups(scripted) and not joins_in_groups(scripted)
 
 
 def test_joining_tensors_alone_is_left_to_torch(device):
@@ -248,7 +251,7 @@ def test_joining_tensors_alone_is_left_to_torch(device):
     assert [JOINS & set(kinds(group)) for group in groups(mixed)] == [set()]
 
 
-def test_a_list_with_two_readers_is_left_to_torch(device):
+def test_a_list_with_two_readers(device):
     source = """
 def f(x, y):
     both = [x * 2.0, y + 1.0]
@@ -258,9 +261,10 @@ def f(x, y):
     scripted = fuse(script(source), x, y)
     for result, eager in zip(scripted(x, y), script(source)(x, y)):
         assert_matches(result, eager, ops=4)
+    assert joined(scripted)
 
 
-def test_a_list_that_changes_is_left_to_torch(device):
+def test_a_list_whose_changes_torch_takes_out(device):
     source = """
 def f(x, y):
     both = [x * 2.0]
@@ -270,6 +274,22 @@ def f(x, y):
     x, y = torch.randn(3, 3, device=device), torch.randn(3, 3, device=device)
     scripted = fuse(script(source), x, y)
     assert_matches(scripted(x, y), script(source)(x, y), ops=4)
+    assert joined(scripted)
+
+
+def test_a_list_that_changes_is_left_to_torch(device):
+    source = """
+def f(x, y, count: int):
+    several = [x * 2.0]
+    for _ in range(count):
+        several.append(y + 1.0)
+    return torch.cat(several, 0).relu() + 1.0
+"""
+    x, y = torch.randn(3, 3, device=device), torch.randn(3, 3, device=device)
+    scripted = fuse(script(source), x, y, 2)
+    for count in (2, 0, 3):
+        assert_matches(scripted(x, y, count), script(source)(x, y, count), ops=4)
+    assert groups(scripted) and not joins_in_groups(scripted)
 
 
 @pytest.mark.filterwarnings("default::tsfuser.TsfuserWarning")

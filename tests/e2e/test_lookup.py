@@ -467,6 +467,8 @@ def test_training_is_left_to_eager(device):
     eager.sum().backward()
     assert_matches(out.detach(), eager.detach(), ops=8)
     assert_matches(got, x.grad, ops=8)
+    inside = {kind for group in groups(scripted) for kind in kinds(group)}
+    assert inside and not LOOKUPS & inside
 
 
 PROGRAM = """
