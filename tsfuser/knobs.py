@@ -28,7 +28,7 @@ _comparison: list[observe.Listener] = []  # registry: the comparison callback, i
 
 
 def _apply() -> None:
-    """Tell C++ what the state says."""
+    """Tell C++ the state."""
     _C.set_enabled(options.fusion_enabled())
     _C.set_guard_mode(_state.guard_mode)
     _C.ask_about_all(options.fusion_enabled() and not torch._C._jit_texpr_fuser_enabled())
@@ -38,13 +38,13 @@ def _apply() -> None:
 
 @functools.cache
 def _prepare_cuda() -> None:
-    """Has the compiler for CUDA start as soon as CUDA is in use: now, or when torch initialises it."""
+    """Start the compiler for CUDA as soon as CUDA is in use: now, or when torch initialises it."""
     torch.cuda._lazy_call(expect_cuda)
 
 
 def _swap(name: str, value: Any) -> bool:
-    """Set one flag of the state and return what it was. None counts as False: `torch.jit.fuser` hands back
-    whatever the stub gave it before tsfuser was imported."""
+    """Set one flag of the state and return its previous value. None counts as False: `torch.jit.fuser` may
+    pass the None that torch's stub returned before tsfuser was imported."""
     with _lock:
         before = getattr(_state, name)
         setattr(_state, name, bool(value))
@@ -56,7 +56,7 @@ _set_texpr_fuser_enabled = torch._C._jit_set_texpr_fuser_enabled
 
 
 def set_texpr_fuser_enabled(value: bool) -> None:
-    """torch's own switch of NNC. While that is off, torch is made to ask about more ops as it profiles
+    """torch's own switch of NNC. While NNC is off, torch asks about more ops when it profiles
     (csrc_stubs/torchscript/hooks.cpp), which would confuse NNC."""
     with _lock:
         if value:
@@ -87,33 +87,35 @@ def enabled() -> bool:
 
 
 def set_single_node_mode(value: bool) -> bool:
-    """Whether groups of one node are made; default False."""
+    """Whether a single node may be a group; default False. Return the previous value."""
     return _swap("single_node_mode", value)
 
 
 def set_horizontal_mode(value: bool) -> bool:
-    """Whether nodes that only share an input join one group; default True."""
+    """Whether nodes that only share an input may join one group; default True. Return the previous value."""
     return _swap("horizontal_mode", value)
 
 
 def set_guard_mode(value: bool) -> bool:
-    """False: guards let everything through, and a group specialises itself on what comes; default True."""
+    """False: guards accept every call, and a group makes a plan for each new class of calls; default True.
+    Return the previous value."""
     return _swap("guard_mode", value)
 
 
 def single_node_mode() -> bool:
-    """What `_jit_set_nvfuser_single_node_mode` has set."""
+    """The value that `_jit_set_nvfuser_single_node_mode` has set."""
     return _state.single_node_mode
 
 
 def horizontal_mode() -> bool:
-    """What `_jit_set_nvfuser_horizontal_mode` has set."""
+    """The value that `_jit_set_nvfuser_horizontal_mode` has set."""
     return _state.horizontal_mode
 
 
 def set_skip_node_kind(kind: str, flip: bool) -> bool:
-    """Whether nodes of `kind` ("aten::add") were left out of fusion; `flip` changes that. nvFuser's names of
-    views ("prim::view_copy") stand for torch's. ValueError for a kind that torch does not know."""
+    """Return whether nodes of `kind` ("aten::add") are kept out of groups; `flip` then changes that.
+    nvFuser's names of views ("prim::view_copy") stand for torch's. ValueError for a kind that torch does not
+    know."""
     kind = re.sub(r"^prim::(\w+)_copy$", r"aten::\1", kind)
     names = {row.name for row in table.all_rows()}
     known = "::" in kind and torch._C._jit_get_schemas_for_operator(kind)
@@ -128,10 +130,10 @@ def set_skip_node_kind(kind: str, flip: bool) -> bool:
 
 
 def set_comparison_callback(run_fallback: bool, callback: Callable) -> None:
-    """From now on `callback(fused outputs, unfused outputs, graph text)` is called after each group that ran
-    fused, in place of a callback set before. With `run_fallback` the group's nodes run too, on copies of the
-    arguments and from the same random state; without, the unfused outputs are []. What the callback raises
-    reaches the caller of the scripted function, as RuntimeError. TypeError where `callback` cannot be
+    """From now on call `callback(fused outputs, unfused outputs, graph text)` after each group that ran
+    fused; a callback set before is replaced. With `run_fallback` the group's nodes run, too, on copies of the
+    arguments and from the same random state; without it the unfused outputs are []. An exception of the
+    callback reaches the caller of the scripted function as RuntimeError. TypeError if `callback` cannot be
     called."""
     if not callable(callback):
         raise TypeError(
@@ -149,7 +151,7 @@ def set_comparison_callback(run_fallback: bool, callback: Callable) -> None:
 
 
 def clear_comparison_callback() -> None:
-    """The end of `set_comparison_callback`; nothing if none is set."""
+    """Remove the callback of `_jit_nvfuser_set_comparison_callback`, if one is set."""
     while _comparison:
         observe.remove(_comparison.pop())
 
@@ -179,8 +181,7 @@ def install() -> None:
 
 
 def enable() -> None:
-    """Fuse from now on, everywhere, and keep torch's other fusers away from the nodes. Lasts until
-    `disable()`."""
+    """Switch fusion on everywhere, and torch's other fusers off, until `disable()`."""
     torch._C._jit_override_can_fuse_on_cpu(False)
     torch._C._jit_override_can_fuse_on_gpu(False)
     torch._C._jit_set_texpr_fuser_enabled(False)
@@ -188,14 +189,14 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Fuse nothing new. Functions that torch has optimised already keep their groups, as with nvFuser;
+    """Switch fusion off. Functions that torch has optimised already keep their groups, as with nvFuser.
     torch's other fusers stay off."""
     set_enabled(False)
 
 
 @contextlib.contextmanager
 def fuser() -> Iterator[None]:
-    """`torch.jit.fuser("fuser2")` by our name: fusion on and torch's other fusers off, all put back on
-    leaving."""
+    """The same as `torch.jit.fuser("fuser2")`: a context with fusion on and torch's other fusers off. At its
+    end all switches are restored."""
     with torch.jit.fuser("fuser2"):
         yield

@@ -31,18 +31,18 @@ def _inert(names: str) -> dict[str, str]:
 #: `kernel_args`.
 DUMP = {
     "cuda_kernel": "The source of each kernel.",
-    "cuda_full": "The same with the runtime headers in it, as the compiler sees it.",
+    "cuda_full": "The source of each kernel, with the runtime headers in it, as the compiler sees it.",
     "cuda_to_file": "Writes the source of the N-th kernel to `__tmp_kernelN.cu` in the working directory.",
-    "ptx": "Writes its PTX to `__tmp_kernelN.ptx`, for CUDA tensors.",
-    "cubin": "Writes its machine code to `__tmp_kernelN.cubin`, for CUDA tensors.",
+    "ptx": "Writes the PTX of the N-th CUDA kernel to `__tmp_kernelN.ptx`.",
+    "cubin": "Writes the machine code of the N-th CUDA kernel to `__tmp_kernelN.cubin`.",
     "fusion_ir": "Each group as a Fusion, the program of tensor operations that kernels are made from.",
-    "segmented_fusion": "The segments of it, each of which becomes a kernel.",
+    "segmented_fusion": "The segments of each Fusion; each becomes a kernel.",
     "scheduler_params": "The parameters that the scheduler chose for each segment, and its schedule.",
     "kernel_ir": "Each kernel as a loop nest, before it is written as C++.",
     "launch_param": "Allocations, grids, blocks, shared memory, and the registers of a thread.",
     "fusion_args": "The arguments of the first call of each class.",
-    "kernel_args": "The same.",
-    "print_args": "The same.",
+    "kernel_args": "The same as `fusion_args`.",
+    "print_args": "The same as `fusion_args`.",
     "dump_eff_bandwidth": "Time and bandwidth of each launch. Waits for the device after each.",
     **_inert(
         "fusion_ir_math fusion_ir_presched ca_map debug_info segmenter_logging draw_segmented_fusion "
@@ -62,15 +62,15 @@ DISABLE = {
     ),
 }
 ENABLE = {
-    "clusters": "Blocks of CUDA kernels combine in each other's shared memory wherever that can be done, not "
+    "clusters": "Blocks of CUDA kernels combine in each other's shared memory wherever that is possible, not "
     "only where it was faster on an H200. Compute capability 9.0 and later.",
     "complex": "Always on: complex numbers are fused.",
     "kernel_db": "Always on: kernels are kept on disk.",
     "linear_decomposition": "The bias of a `linear` of four dims or more is added in a group.",
     "conv_decomposition": "The bias of a `conv2d` is added in a group.",
-    "eager_random": "Random numbers in groups are eager's, bit for bit. On CUDA; else random ops are "
+    "eager_random": "Random numbers in groups on CUDA are eager's, bit for bit. On the CPU, random ops are "
     "left to torch.",
-    "fast_math": "All ops of float32 take their fast forms ([which](ops.md#fast-forms)). On CUDA.",
+    "fast_math": "On CUDA, all ops of float32 have their fast forms ([which](ops.md#fast-forms)).",
     "graph_op_fusion": "`index_select` and `gather` are fused, outside of training.",
     **_inert("kernel_profile warn_register_spill"),
 }
@@ -201,11 +201,11 @@ TABLE = (
     Option("no_fallback", "PYTORCH_NVFUSER_DISABLE_FALLBACK", 0, _number,
            "The old form of PYTORCH_NVFUSER_DISABLE=fallback: an integer other than 0."),
     Option("on_at_import", "PYTORCH_JIT_ENABLE_NVFUSER", False, _switch,
-           "Fusion is on from the import on; 0 and OFF are off, anything else is on."),
+           "Whether the import switches fusion on: 0 and OFF mean no, anything else yes."),
     Option("use_nnc", "PYTORCH_JIT_USE_NNC_NOT_NVFUSER", False, _strict_switch,
-           "1 or ON keeps fusion off, whatever says on."),
+           "1 or ON keeps fusion off, whatever else switches it on."),
     Option("log_levels", "PYTORCH_JIT_LOG_LEVEL", {}, _log_levels,
-           "Logs on stderr, in torch's grammar: file stems between colons, with a > for each level more. "
+           "Logs on stderr, in torch's grammar: file stems, separated by colons, each with a > per level. "
            "graph_fuser: graphs before and after; >graph_fuser: after each pass; >partition: why nodes are "
            "not fused; parser: groups and what is made of them; manager: which group gets a plan; "
            ">kernel_cache: plans; >>kernel_cache: each run of a group."),

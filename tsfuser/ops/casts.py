@@ -168,7 +168,6 @@ def filled(b: Builder, name: str, like: Value, value: Value, dtype: DType) -> Va
 
 
 def _like(name: str, number: int) -> None:
-    @composite(f"aten::{name}", dtypes=ALL, sizes="first", smooth=True)
     def evaluate(
         b: Builder,
         self,
@@ -180,6 +179,9 @@ def _like(name: str, number: int) -> None:
     ) -> Value:
         check_options(b, layout, device, pin_memory, memory_format)
         return filled(b, name, self, b.literal(number), self.dtype if dtype is None else scalar_type(dtype))
+
+    evaluate.__doc__ = f"A tensor like `self` that holds {number}"
+    composite(f"aten::{name}", dtypes=ALL, sizes="first", smooth=True)(evaluate)
 
 
 _like("zeros_like", 0)

@@ -60,6 +60,7 @@ def _gradient(name: str, template: str, cheap: bool = False, fast: Fast | None =
 
     @composite(f"aten::{name}_backward", dtypes=FLOATING, **facts)
     def evaluate(b: Builder, grad_output, self) -> Value:
+        """`grad_output` times the derivative at `self`"""
         return elementwise(b, symbol, (grad_output, self), dtypes=FLOATING)
 
 
@@ -69,6 +70,7 @@ def _gradient_of_output(name: str, template: str, cheap: bool = True) -> None:
 
     @composite(f"aten::{name}_backward", dtypes=FLOATING)
     def evaluate(b: Builder, grad_output, output) -> Value:
+        """`grad_output` times the derivative, which is computed from `output`"""
         return elementwise(b, symbol, (grad_output, output), dtypes=FLOATING)
 
 

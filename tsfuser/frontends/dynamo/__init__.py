@@ -1,21 +1,33 @@
-"""`torch.compile(model, backend="tsfuser")`: AOTAutograd's FX graphs in, one callable a graph out.
+"""`torch.compile(model, backend="tsfuser")`: AOTAutograd's FX graphs in, one callable per graph out.
 
-compile.py    what torch.compile calls: AOTAutograd, partitioner, and what compiles one FX graph
-settings.py   `options={...}` of torch.compile
-partition.py  what the forward saves for the backward; recomputable.py, repeats.py, norms.py, dropout.py:
-               and what not
-decompositions.py, foreach.py, embeddings.py, simplify.py, ranges.py   which ops are taken apart, and
-               simpler forms of others
-translate.py  an FX graph of ATen ops as a typed torch._C.Graph; arguments.py, sizes.py, types.py,
-               places.py: its parts
-updates.py    inputs that the program changes; in_place.py: groups that write there
-split.py      cuts a graph around nodes that cannot be translated
-passes.py     the passes that make groups, those of the other front ends without guards
-expected.py   the calls that groups are planned for before they run
-program.py    the callable: torch's interpreter runs the graph
-cuda_graphs.py   mode="reduce-overhead"
-watch.py      what became of each graph, for explain; logs.py and counts.py: for logs and counters
-door.py       how torch finds the backend by its name
+The files, in the order in which a graph meets them:
+
+door.py        how torch finds the backend by its name
+compile.py     what torch.compile calls; settings.py: its options; cuda_graphs.py: mode="reduce-overhead"
+
+while AOTAutograd traces:
+decompositions.py   which ops are decomposed; foreach.py, embeddings.py: two of the decompositions
+whole_ops.py   ops that stay whole
+
+the joint graph of forward and backward:
+partition.py   the steps below, and what the forward saves for the backward
+channels_last.py   the layout of convolutions; layout_choice.py: whether it changes
+dropout.py, norms.py, softmaxes.py, from_results.py   forms of which the forward saves less
+repeats.py     equal ops are computed once
+recomputable.py    which ops the backward may compute again
+
+each graph, forward or backward:
+program.py     the steps below, and the callable, which torch's interpreter runs
+simplify.py, ranges.py, late_casts.py, product_sums.py   cheaper forms of nodes (by insert.py)
+translate.py   an FX graph as a typed torch._C.Graph; arguments.py, sizes.py, types.py, places.py: its parts
+split.py       cuts a graph around nodes that cannot be translated
+passes.py      makes groups, by the passes that all front ends share, and then runs these steps:
+joint.py       groups that are launched together
+updates.py     inputs that the program changes; in_place.py, twins.py, add_together.py: ops that write there
+order.py       the order of nodes, by the memory that they free
+expected.py    the calls for which groups are planned before they run
+
+watch.py       tells explain what was made of each graph; logs.py, counts.py: logs and counters
 """
 
 from .cuda_graphs import forget

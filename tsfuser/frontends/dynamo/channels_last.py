@@ -104,7 +104,7 @@ class _Layouts:
             elif node in self.read:
                 self.give(node, _beside_images(node))
         relaid = given != (node.args, node.kwargs) or any(n in self.before for n in node.all_input_nodes)
-        if relaid and not (free and self.accepts(node)):
+        if relaid and not (free and self.propagate(node)):
             node.args, node.kwargs = fx.node.map_arg(given, lambda n: self.as_it_was(n, node))
         if relaid or any(n in self.behind for n in node.all_input_nodes):
             self.behind.add(node)
@@ -118,9 +118,9 @@ class _Layouts:
         found = {n: self.in_channels_last(n, node) for n in operands if isinstance(n, fx.Node)}
         node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: found.get(n, n))
 
-    def accepts(self, node: fx.Node) -> bool:
-        """Whether the node can be traced with operands in the new layout. If so, its traced value is the new
-        one."""
+    def propagate(self, node: fx.Node) -> bool:
+        """Traces the node with its new operands, and notes the layout of the result. False if it cannot have
+        these operands: then nothing has changed."""
         before = node.meta.get("val")
         try:
             value = evaluate(node)
