@@ -7,6 +7,7 @@ from torch import nn
 
 import tsfuser
 from kit.support import assert_matches
+from tsfuser.frontends.dynamo import gradient_casts
 
 pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
 
@@ -148,3 +149,58 @@ def test_an_observer_sees_each_group_by_itself(device, target):
     run(xs, ys)
     report = tsfuser.check(run, xs, ys)
     assert report.compared and not report.unfused
+
+
+WIDTHS = (8, 16, 24, 8, 40, 16)
+
+
+def cast_gradients(device):
+    """Gradients of weights under autocast, from eager mode and compiled; by how many launches, from the
+    second step on."""
+    torch.manual_seed(3)
+    layers = [nn.Linear(a, b, bias=False, device=device) for a, b in zip(WIDTHS, WIDTHS[1:])]
+    model, x = nn.Sequential(*layers), torch.randn(6, WIDTHS[0], device=device)
+    found = []
+    function = compiled(model)
+    for run in (model, function, function, function):
+        model.zero_grad()
+        with torch.autocast(x.device.type, torch.bfloat16):
+            out = run(x)
+        _, count = launches(lambda: out.sum().backward())
+        found.append([p.grad for p in model.parameters()])
+    for gradients in found[1:]:
+        for given, eager in zip(gradients, found[0]):
+            assert given.dtype == torch.float32 and given.stride() == eager.stride()
+            torch.testing.assert_close(given, eager, rtol=0, atol=0)
+    return count
+
+
+def test_gradients_are_cast_by_one_launch(device, target):
+    assert cast_gradients(device) == expected(target, 5, 1)
+
+
+@pytest.mark.parametrize("most, few", [(16 * 24 * 4, 5), (4 * (16 * 40 + 40 * 8 + 8 * 24 + 24 * 16), 2)])
+def test_a_launch_casts_no_more_than_its_part(device, target, monkeypatch, most, few):
+    """The backward begins with the last weight. Parts of less than four are launched one by one."""
+    monkeypatch.setattr(gradient_casts, "_TOGETHER", most)
+    assert cast_gradients(device) == expected(target, 5, few)
+
+
+def test_a_gradient_that_is_read_is_cast_where_it_is_made(device, target):
+    """Of five weights, two are one: their gradients are added."""
+    weights = [torch.randn(8, 8, device=device, requires_grad=True) for _ in range(4)]
+
+    def function(x):
+        for weight in (*weights, weights[1]):
+            x = (x.bfloat16() @ weight.bfloat16()).float()
+        return x
+
+    function, x = compiled(function), torch.randn(5, 8, device=device)
+    for _ in range(2):
+        given = torch.autograd.grad(function(x).sum(), weights)
+    exact = x.double()
+    doubles = [w.detach().double().requires_grad_() for w in weights]
+    for weight in (*doubles, doubles[1]):
+        exact = exact @ weight
+    for a, b in zip(given, torch.autograd.grad(exact.sum(), doubles)):
+        torch.testing.assert_close(a.double(), b, rtol=0.1, atol=0.1 * b.abs().max().item())

@@ -22,7 +22,7 @@ simplify.py, ranges.py, late_casts.py, product_sums.py   cheaper forms of nodes 
 translate.py   an FX graph as a typed torch._C.Graph; arguments.py, sizes.py, types.py, places.py: its parts
 split.py       cuts a graph around nodes that cannot be translated
 passes.py      makes groups, by the passes that all front ends share, and then runs these steps:
-joint.py       groups that are launched together
+joint.py, gradient_casts.py   groups that are launched together
 updates.py     inputs that the program changes; in_place.py, twins.py, add_together.py: ops that write there
 order.py       the order of nodes, by the memory that they free
 expected.py    the calls for which groups are planned before they run

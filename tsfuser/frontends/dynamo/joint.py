@@ -61,11 +61,12 @@ def join(graph: Graph, is_possible: Callable[[str], bool]) -> None:
 
 def _stretches(block: Graph | Block) -> Iterator[list[Node]]:
     """The block's nodes, cut into stretches of nodes that may move (groups and constants) and of others."""
-    for _, nodes in itertools.groupby(block.nodes(), _moves):
+    for _, nodes in itertools.groupby(block.nodes(), moves):
         yield list(nodes)
 
 
-def _moves(node: Node) -> bool:
+def moves(node: Node) -> bool:
+    """Whether it may change places with its neighbours."""
     return node.kind() == CONSTANT or node.kind() == GROUP and effect(node) == PURE and not draws(node)
 
 
@@ -76,11 +77,11 @@ def _kinds(groups: list[Node]) -> dict[Node, _Kind]:
     for node in groups:
         own = max((level.get(v.unique(), 0) for v in inputs(node)), default=0)
         level.update((v.unique(), own + 1) for v in outputs(node))
-        kinds[node] = own, _device(node), operations(node.g("Subgraph"))
+        kinds[node] = own, device_of(node), operations(node.g("Subgraph"))
     return kinds
 
 
-def _device(group: Node) -> str:
+def device_of(group: Node) -> str:
     """The device of the group's tensors. "cpu" counts only if all of them are on the CPU."""
     found = [facts(v.type()).device for v in inputs(group) if is_tensor(v)]
     return next((device for device in found if device not in (None, "cpu")), "cpu")

@@ -17,6 +17,7 @@ from ...planning.planner import prepare
 from . import embeddings, product_sums
 from .add_together import add_together
 from .expected import expected_calls
+from .gradient_casts import gather_casts
 from .in_place import Update, write_in_place
 from .joint import join
 from .order import free_early
@@ -34,6 +35,7 @@ def fuse(translation: Translation, owns_inputs: bool = False) -> Refusals:
         log.write("graph_fuser", "Before Fusion", str(graph))
     work = Work(graph, refusals, lone_reductions=True)
     run(work, PASSES)
+    gather_casts(graph, can_be_joint)
     join(graph, can_be_joint)
     left = write_in_place(graph, translation.updates, translation.results, translation.numbers)
     _leave(translation, left)

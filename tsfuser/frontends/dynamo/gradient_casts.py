@@ -1,0 +1,66 @@
+"""Gradients of weights are cast together.
+
+In: a backward's typed graph with groups, before `join`. Out: the same graph, where groups that only make a
+larger result of a tensor that nobody else reads, and that leaves the graph, stand side by side: `join` has
+them launched together. Under autocast each weight has such a group, a cast. Before and
+after, if there were more of them:
+
+    %a = aten::mm(%g, %x)                 %a = aten::mm(%g, %x)
+    %p = prim::CudaFusionGroup(%a)        %b = aten::mm(%h, %y)
+    %b = aten::mm(%h, %y)                 %p = prim::CudaFusionGroup(%a)
+    %q = prim::CudaFusionGroup(%b)        %q = prim::CudaFusionGroup(%b)
+
+What waits is smaller than what is made of it, and no more than `_TOGETHER` bytes are made at a time: so the
+tensors in memory at one time grow by less than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from ...graph.wrapper import GROUP, Graph, Node, Value, inputs, is_tensor, outputs
+from ...grouping.passes import operations
+from .joint import LEAST, device_of, moves
+
+_TOGETHER = 1 << 25  # about what distributed training sends at once
+
+
+def gather_casts(graph: Graph, is_possible: Callable[[str], bool]) -> None:
+    """Changes the graph. `is_possible`: as of `join`."""
+    for part in _parts(graph, is_possible):
+        for node in part[:-1] if len(part) >= LEAST else ():
+            node.moveBefore(part[-1])
+
+
+def _parts(graph: Graph, is_possible: Callable[[str], bool]) -> list[list[Node]]:
+    """The groups of one kind that may wait for each other, in order."""
+    parts: list[list[Node]] = []
+    last: dict[tuple[str, str], list[Node]] = {}
+    sizes: dict[tuple[str, str], int] = {}
+    for node in graph.nodes():
+        if not _may_wait(node) or not is_possible(device_of(node)):
+            continue
+        kind = device_of(node), operations(node.g("Subgraph"))
+        own = _bytes(node.output())
+        sizes[kind] = sizes.get(kind, _TOGETHER) + own
+        if sizes[kind] > _TOGETHER:
+            last[kind], sizes[kind] = [], own
+            parts.append(last[kind])
+        last[kind].append(node)
+    return parts
+
+
+def _may_wait(node: Node) -> bool:
+    if node.kind() != GROUP or not moves(node) or len(inputs(node)) != 1 or len(outputs(node)) != 1:
+        return False
+    read, made = node.input(), node.output()
+    if not is_tensor(read) or read.node().kind() == "prim::Param" or len(read.uses()) != 1:
+        return False
+    return all(u.user.kind() == "prim::Return" for u in made.uses()) and 0 < _bytes(read) <= _bytes(made)
+
+
+def _bytes(value: Value) -> int:
+    """0 where they are not known."""
+    sizes, dtype = value.type().sizes(), value.type().dtype()
+    return 0 if sizes is None or dtype is None else prod(sizes) * dtype.itemsize
