@@ -215,6 +215,54 @@ def test_operands_that_lie_beside_each_other(device):
         assert_matches(base, other, ops=4)
 
 
+def test_what_is_copied_to_an_input_is_copied_once(device):
+    """And what is copied to it has other readers."""
+
+    def function(cache, at, x):
+        filled = cache.index_copy(1, at, torch.tanh(x) * 2)
+        cache.copy_(filled)
+        return torch.exp(filled) + 1
+
+    def swapped(x, y, z):
+        old = x * 1
+        x.copy_(y)
+        y.copy_(z)
+        z.copy_(old)
+
+    cache, x = torch.randn(3, 8, 4, device=device), torch.randn(3, 2, 4, device=device)
+    at, plain, run = torch.tensor([5, 1], device=device), cache.clone(), compiled(function)
+    for _ in range(2):
+        assert_matches(run(cache, at, x), function(plain, at, x), ops=10)
+        assert_matches(cache, plain, ops=10)
+    with torch.profiler.profile() as profile:
+        run(cache, at, x)
+    names = [event.name for event in profile.events()]
+    assert names.count("aten::index_copy") == 1 and "aten::copy" not in names
+    three, others = ([torch.full((4,), k, device=device) for k in (1.0, 2.0, 3.0)] for _ in range(2))
+    compiled(swapped)(*three)
+    swapped(*others)
+    assert all(map(torch.equal, three, others))
+
+
+def test_running_statistics_are_written_where_they_lie(device):
+    model = nn.Sequential(nn.BatchNorm2d(6), nn.ReLU()).to(device)
+    twin, run = copy.deepcopy(model), compiled(model)
+    addresses = [b.data_ptr() for b in model.buffers()]
+    for _ in range(3):
+        x = torch.randn(4, 6, 5, 5, device=device) * 2 + 1
+        for network, each in ((run, model), (twin, twin)):
+            each.zero_grad()
+            network(x).square().sum().backward()
+        found, expected = ([*each.buffers(), *(p.grad for p in each.parameters())] for each in (model, twin))
+        for ours, theirs in zip(found, expected):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
+    assert [b.data_ptr() for b in model.buffers()] == addresses
+    with torch.profiler.profile() as profile:
+        run(x)
+    names = [event.name for event in profile.events()]  # only the counter is copied
+    assert "aten::_foreach_copy_" not in names and names.count("aten::copy_") == 1
+
+
 def test_training_with_a_compiled_optimizer_has_the_losses_of_aot_eager(device):
     """Which computes what the steps contribute in float32, as each compiled optimizer does."""
     model = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.LayerNorm(12), nn.Linear(12, 2)).double().to(device)

@@ -46,5 +46,11 @@ def evaluate(node: fx.Node) -> Any:
 
 def is_alike(made: torch.Tensor, result: torch.Tensor) -> bool:
     """Whether one tensor has the other's sizes and strides."""
-    pairs = [*zip(made.shape, result.shape), *zip(made.stride(), result.stride())]
+    strides = zip(made.stride(), result.stride())
+    return has_sizes_of(made, result) and all(statically_known_true(a == b) for a, b in strides)
+
+
+def has_sizes_of(made: torch.Tensor, result: torch.Tensor) -> bool:
+    """Whether one tensor has the other's sizes."""
+    pairs = zip(made.shape, result.shape)
     return made.dim() == result.dim() and all(statically_known_true(a == b) for a, b in pairs)

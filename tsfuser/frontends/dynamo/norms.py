@@ -95,6 +95,21 @@ def is_result(node: fx.Node) -> bool:
     return _RESULT in node.meta
 
 
+def drop_running_statistics(joint: fx.GraphModule) -> None:
+    """Takes the running statistics from gradients of batch norms in training, which do not use them. They
+    would be saved otherwise: their new values, which then are no mere updates of buffers. Without a weight,
+    eager's kernels take a dtype from them."""
+    changed = False
+    for node in joint.graph.nodes:
+        if node.target is aten.native_batch_norm_backward.default and not node.kwargs:
+            weight, training = node.args[2], node.args[7]
+            if weight is not None and training is True and node.args[3:5] != (None, None):
+                node.args = (*node.args[:3], None, None, *node.args[5:])
+                changed = True
+    if changed:
+        joint.recompile()
+
+
 def expand(joint: fx.GraphModule) -> None:
     """Puts elementwise ops in the place of the results of norms that have gradients in the graph."""
     for number, node in enumerate([n for n in joint.graph.nodes if n.target in _NORMS]):

@@ -46,6 +46,7 @@ def partition(
         without_detach(joint)
         seed_dropouts(joint)
     channels_last(joint, layout, inference=False)
+    norms.drop_running_statistics(joint)
     if recompute:
         norms.expand(joint)
         softmaxes.expand(joint)

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from .insert import is_alike
+from .insert import has_sizes_of, is_alike
 from .late_casts import cast_what_is_read
 from .updates import move_last, updates
 
@@ -65,17 +65,30 @@ def _slice(node: fx.Node) -> bool:
     return is_alike(node.meta["val"], operand.meta["val"]) and _hand_on(node)  # type: ignore[union-attr]
 
 
-def _slice_scatter(node: fx.Node) -> bool:
-    """All of a tensor is replaced: readers read what by. What leaves the graph stays a tensor of its own."""
+def _replaced(node: fx.Node) -> bool:
+    """All of a tensor becomes another one: readers read that. What leaves the graph, perhaps as a view, stays
+    a tensor of its own, and so does a copy of what may lie in an input that changes."""
     source = node.args[1]
-    is_new = source.op == "call_function" and isinstance(source.target, torch._ops.OpOverload)  # type: ignore[union-attr]
-    if not is_new or any(r.alias_info is not None for r in source.target._schema.returns):  # type: ignore[union-attr]
+    if node.kwargs or _dtype(source) is None or _dtype(node) != _dtype(source):
         return False
-    made, given = node.meta["val"], source.meta["val"]  # type: ignore[union-attr]
-    if made.dtype != given.dtype or not is_alike(made, given) or any(u.op == "output" for u in node.users):
+    if not all(user.target is aten.copy_.default or _is_made_here(user) for user in node.users):
+        return False
+    if not _is_made_here(source):
+        return False
+    old, new = (n.meta["val"] for n in (node, source))  # type: ignore[union-attr]
+    ends = all(user.target is aten.copy_.default for user in node.users)
+    if old.device != new.device or not (has_sizes_of if ends else is_alike)(new, old):
         return False
     node.replace_all_uses_with(source)
     return True
+
+
+def _is_made_here(node: fx.Node) -> bool:
+    """Whether the tensor cannot share memory with an operand of its op."""
+    if node.op != "call_function":
+        return False
+    its_schema = getattr(node.target, "_schema", None)
+    return its_schema is not None and all(r.alias_info is None for r in its_schema.returns)
 
 
 def _view(node: fx.Node) -> bool:
@@ -161,8 +174,9 @@ def _dtype(value: Any) -> torch.dtype | None:
 FORMS: dict[Any, Callable[[fx.Node], bool]] = {
     aten.detach.default: _hand_on,
     aten.alias.default: _hand_on,
+    aten.copy.default: _replaced,
     aten.slice.Tensor: _slice,
-    aten.slice_scatter.default: _slice_scatter,
+    aten.slice_scatter.default: _replaced,
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
     aten.where.self: _with_number,
