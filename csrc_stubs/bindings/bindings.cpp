@@ -110,17 +110,16 @@ Program make_program(int32_t leaf_count,
 }
 
 using LimitTuple = std::tuple<int32_t, std::pair<int64_t, int64_t>, std::pair<double, double>, bool, bool>;
+using ReuseTuple = std::tuple<int32_t, int32_t, std::vector<std::tuple<int32_t, int32_t, int32_t>>>;
 using AllocationTuple = std::tuple<std::string, std::vector<int32_t>, std::vector<int32_t>>;
 
-std::shared_ptr<Plan> make_plan(int32_t leaf_count,
-                                const std::vector<std::tuple<std::string, int64_t, int64_t>>& instructions,
-                                const std::vector<std::tuple<int32_t, int32_t, int64_t>>& checks,
-                                const std::vector<AllocationTuple>& allocations,
-                                const std::vector<std::shared_ptr<Launch>>& launches,
-                                const std::vector<std::pair<std::string, int32_t>>& results,
-                                std::string refusal, py::object keepalive, int32_t random,
-                                const std::vector<std::pair<int32_t, bool>>& updates, int32_t drawn,
-                                const std::vector<LimitTuple>& limits) {
+std::shared_ptr<Plan> make_plan(
+    int32_t leaf_count, const std::vector<std::tuple<std::string, int64_t, int64_t>>& instructions,
+    const std::vector<std::tuple<int32_t, int32_t, int64_t>>& checks,
+    const std::vector<AllocationTuple>& allocations, const std::vector<std::shared_ptr<Launch>>& launches,
+    const std::vector<std::pair<std::string, int32_t>>& results, std::string refusal, py::object keepalive,
+    int32_t random, const std::vector<std::pair<int32_t, bool>>& updates, int32_t drawn,
+    const std::vector<LimitTuple>& limits, const std::vector<ReuseTuple>& reuses) {
   auto plan = std::make_shared<Plan>();
   plan->program = make_program(leaf_count, instructions, checks);
   for (const auto& [name, sizes, strides] : allocations) {
@@ -139,6 +138,12 @@ std::shared_ptr<Plan> make_plan(int32_t leaf_count,
   }
   for (const auto& [index, whole, real, nan, infinite] : limits) {
     plan->limits.push_back({index, whole.first, whole.second, real.first, real.second, nan, infinite});
+  }
+  for (const auto& [allocation, input, alike] : reuses) {
+    plan->reuses.push_back({allocation, input, {}});
+    for (const auto& [extent, allocation_stride, input_stride] : alike) {
+      plan->reuses.back().alike.push_back({extent, allocation_stride, input_stride});
+    }
   }
   plan->random = random;
   plan->drawn = drawn;
@@ -223,7 +228,7 @@ void bind_plan(py::module_& m) {
            py::arg("allocations"), py::arg("launches"), py::arg("results"), py::arg("refusal") = "",
            py::arg("keepalive") = py::none(), py::arg("random") = 0,
            py::arg("updates") = std::vector<std::pair<int32_t, bool>>(), py::arg("drawn") = -1,
-           py::arg("limits") = std::vector<LimitTuple>())
+           py::arg("limits") = std::vector<LimitTuple>(), py::arg("reuses") = std::vector<ReuseTuple>())
       .def_readonly("refusal", &Plan::refusal)
       .def(
           "evaluate",

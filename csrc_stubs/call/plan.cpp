@@ -1,6 +1,7 @@
 #include "call/plan.h"
 
 #include "call/joint.h"
+#include "call/reuse.h"
 #include "group/observe.h"
 #include "group/python.h"
 
@@ -216,6 +217,14 @@ void Plan::verify() const {
       }
     }
   }
+  for (const Reuse& reuse : reuses) {
+    require(below(reuse.allocation, allocations.size()) && below(reuse.input, most_dead_inputs),
+            "what may lie in an argument's memory is not among the allocations");
+    for (const Reuse::Dim& dim : reuse.alike) {
+      require(is_value(dim.extent) && is_value(dim.allocation_stride) && is_value(dim.input_stride),
+              "a stride is not among the values");
+    }
+  }
   for (const Result& result : results) {
     require(result.index >= 0 &&
                 (result.kind != ResultKind::Allocation || below(result.index, allocations.size())),
@@ -268,6 +277,12 @@ const char* Plan::mismatch(at::ArrayRef<c10::IValue> inputs) const {
   for (const Update& update : updates) {
     if (!below(update.index, inputs.size()) || !inputs[update.index].isTensor()) {
       return "what is to be changed in place is not among the group's tensors";
+    }
+  }
+  for (const Reuse& reuse : reuses) {
+    if (!below(reuse.input, inputs.size()) || !inputs[reuse.input].isTensor() ||
+        inputs[reuse.input].toTensor().scalar_type() != allocations[reuse.allocation].dtype) {
+      return "what may give its memory to a result is not among the group's tensors of its dtype";
     }
   }
   return nullptr;
@@ -341,6 +356,7 @@ std::shared_ptr<const PreparedCall> prepare(std::shared_ptr<const Plan> plan, co
       }
     }
   }
+  call->reuses = prepare_reuses(*plan, values, call->dims);
   for (const auto& launch : plan->launches) {
     if (values[launch->grid] <= 0) {
       continue;
@@ -368,9 +384,13 @@ std::shared_ptr<const PreparedCall> prepare(std::shared_ptr<const Plan> plan, co
 
 void allocate(const PreparedCall& call, c10::Device device, Tensors& allocated) {
   const int64_t* dims = call.dims.data();
-  for (const Allocation& a : call.plan->allocations) {
-    const size_t rank = a.sizes.size();
-    allocated.push_back(new_tensor(device, a.dtype, {dims, rank}, {dims + rank, rank}));
+  const std::vector<Allocation>& wanted = call.plan->allocations;
+  allocated.resize(wanted.size());
+  for (size_t k = 0; k < wanted.size(); ++k) {
+    const size_t rank = wanted[k].sizes.size();
+    if (!allocated[k].defined()) {
+      allocated[k] = new_tensor(device, wanted[k].dtype, {dims, rank}, {dims + rank, rank});
+    }
     dims += 2 * rank;
   }
 }
@@ -394,7 +414,7 @@ void give_results(const Plan& plan, const Tensors& allocated, torch::jit::Stack&
 }
 
 size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
-           size_t input_count) {
+           size_t input_count, DeadInputs dead) {
   const Plan& plan = *call.plan;
   const auto inputs = torch::jit::last(stack, input_count);
   const c10::Device device = arguments.device;
@@ -404,6 +424,7 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
   }
   // Inline storage for usual plans: steady calls do not touch the heap but for the tensors themselves.
   Tensors allocated;
+  const bool reused = dead && !call.reuses.empty() && take_memory(call, device, inputs, dead, allocated);
   allocate(call, device, allocated);
   alignas(args_alignment) char few_args[2048];
   std::vector<std::max_align_t> many_args;
@@ -421,7 +442,7 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
   if (device.is_cuda() && !call.launches.empty()) {
     stream = c10::impl::getDeviceGuardImpl(device.type())->getStream(device).native_handle();
   }
-  bool updated = false;
+  bool updated = false, launched = false;
   int32_t out_of_range = 0;
   try {
     for (const PreparedLaunch& launch : call.launches) {
@@ -436,15 +457,24 @@ size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Sta
         launch_one(launch, args + launch.args_offset, stream, device);
       }
       updated |= launch.launch->updates;
+      launched = true;
     }
     if (C10_UNLIKELY(out_of_range)) {
       throw OutOfRange("an index is out of range");
     }
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
+    if (reused && launched) {
+      throw OperandLost(std::string("a kernel failed after another one of its group had written its result "
+                                    "over an operand that nobody else held (") +
+                        error.what() + ")");
+    }
     if (updated) {
       keep_updates(plan, stack, input_count);
     }
     throw;
+  }
+  if (C10_UNLIKELY(!plan.reuses.empty() && !plan.has_run.load(std::memory_order_relaxed))) {
+    plan.has_run.store(true, std::memory_order_relaxed);
   }
   give_results(plan, allocated, stack, input_count);
   return call.launches.size();

@@ -90,6 +90,17 @@ struct Update {
   bool counted;
 };
 
+// A new tensor that may lie in the memory of an argument: its kernel reads each element of that for the last
+// time before it stores there. `alike`: what has to hold of each dim of the kernel's loops, by positions in
+// the values: its extent is 1, or a step along it is as long in the one tensor as in the other.
+struct Reuse {
+  struct Dim {
+    int32_t extent, allocation_stride, input_stride;
+  };
+  int32_t allocation, input;
+  std::vector<Dim> alike;
+};
+
 // A number argument has to be within these bounds, or a call runs unfused (tsfuser/ir/limits.py).
 struct Limit {
   int32_t index;
@@ -107,11 +118,13 @@ struct Plan {
   std::vector<Result> results;
   std::vector<Update> updates;
   std::vector<Limit> limits;
+  std::vector<Reuse> reuses;
   int32_t random = 0;  // random ops, each of which has a stream of its own in every call
   int32_t drawn = -1;  // where the ops' numbers are eager's: position of the Philox blocks that a call takes
   std::string refusal;                         // non-empty: calls of this class run unfused
   void* keepalive = nullptr;                   // PyObject*, owned
   mutable std::atomic<uint64_t> last_used{0};  // in the time of its PlanTable
+  mutable std::atomic<bool> has_run{false};    // told where it has reuses
 
   Plan() = default;
   Plan(const Plan&) = delete;
@@ -146,13 +159,20 @@ struct PreparedLaunch {
   size_t args_offset;  // into PreparedCall::args
 };
 
+// A Reuse that the sizes of one call allow. `bytes`: of the new tensor; `dims`: where its sizes begin.
+struct PreparedReuse {
+  int32_t allocation, input;
+  size_t bytes, dims;
+};
+
 // A plan for exactly one leaf vector. Immutable once made, so threads share it.
 struct PreparedCall : std::enable_shared_from_this<PreparedCall> {
   std::shared_ptr<const Plan> plan;
   std::vector<uint64_t> structure;
   std::vector<int64_t> values;  // begins with the leaves
   uint64_t hash = 0;
-  std::vector<int64_t> dims;             // sizes then strides of each allocation
+  std::vector<int64_t> dims;  // sizes then strides of each allocation
+  std::vector<PreparedReuse> reuses;
   std::vector<PreparedLaunch> launches;  // those with a grid of 0 are left out
   uint64_t drawn = 0;                    // Philox blocks by which the generator advances
   std::vector<char> args;                // parameter buffers with the integers filled in
@@ -188,15 +208,26 @@ struct OutOfRange : std::runtime_error {
 // random.cpp: takes `blocks` Philox blocks from torch's default generator of the device. Throws RandomError.
 RandomState draw_random(c10::Device device, uint64_t blocks);
 
+// A kernel has failed after one before it had written a result over an operand: nothing can run the ops now.
+struct OperandLost : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The inputs, one bit each, that nobody reads after the call. Those that the stack alone holds may give
+// their memory to results.
+using DeadInputs = uint64_t;
+constexpr size_t most_dead_inputs = 63;  // as planning/plan.py has it
+
 // Allocates, launches, and replaces the call's inputs on the stack by its outputs. On an exception the stack
 // is as it was, but for arguments that a kernel has updated: there it holds copies, so that who runs the ops
-// now updates the true ones no second time. Throws LaunchError, RandomError, OutOfRange, or c10::Error /
-// std::bad_alloc where memory is short. Returns the number of launches.
+// now updates the true ones no second time. Throws LaunchError, RandomError, OutOfRange, OperandLost, or
+// c10::Error / std::bad_alloc where memory is short. Returns the number of launches.
 size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
-           size_t input_count);
+           size_t input_count, DeadInputs dead = 0);
 
 // The parts of `run`, for calls that are launched later (group/joint.h).
 using Tensors = c10::SmallVector<at::Tensor, 8>;
+// All that is not defined yet.
 void allocate(const PreparedCall& call, c10::Device device, Tensors& allocated);
 void fill_slots(const Launch& launch, char* args, const Arguments& arguments,
                 at::ArrayRef<c10::IValue> inputs, at::ArrayRef<at::Tensor> allocated,

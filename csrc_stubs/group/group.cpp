@@ -69,11 +69,11 @@ std::atomic<bool> fallback_enabled{true};
 Group::Group(int64_t id, std::shared_ptr<torch::jit::Graph> graph, std::string text)
     : id(id), text(std::move(text)), graph(std::move(graph)) {}
 
-void Group::run(torch::jit::Stack& stack, size_t input_count, CallKey guard) {
+void Group::run(torch::jit::Stack& stack, size_t input_count, CallKey guard, DeadInputs dead) {
   if (C10_UNLIKELY(observing.load(std::memory_order_relaxed))) {
     return run_observed(*this, stack, input_count);
   }
-  run_now(stack, input_count, guard);
+  run_now(stack, input_count, guard, dead);
 }
 
 void Group::run_joint(torch::jit::Stack& stack, size_t input_count, bool last) {
@@ -121,7 +121,7 @@ std::string Group::run_unobserved(torch::jit::Stack& stack, size_t input_count) 
   return notes.reason;
 }
 
-void Group::run_now(torch::jit::Stack& stack, size_t input_count, CallKey guard) {
+void Group::run_now(torch::jit::Stack& stack, size_t input_count, CallKey guard, DeadInputs dead) {
   if (planning) {
     return run_unfused(stack, "called while a plan is being made on this thread");
   }
@@ -159,7 +159,7 @@ void Group::run_now(torch::jit::Stack& stack, size_t input_count, CallKey guard)
   if (guard && call->plan->refusal.empty()) {
     call = exact.insert(guard, epoch, call->shared_from_this());
   }
-  run_prepared(*call, arguments, stack, input_count);
+  run_prepared(*call, arguments, stack, input_count, dead);
 }
 
 const PreparedCall* Group::ready_call(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs) {
@@ -237,7 +237,7 @@ Group::Miss Group::plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValu
 }
 
 void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
-                         size_t input_count) {
+                         size_t input_count, DeadInputs dead) {
   const Plan& plan = *call.plan;
   plans_.use(plan);
   if (!plan.refusal.empty() && send_back(stack, plan.refusal)) {
@@ -256,12 +256,15 @@ void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, t
   std::string reason = "not enough memory for the outputs of a fused group", detail;
   try {
     RECORD_FUNCTION("run_fused_kernel", c10::ArrayRef<const c10::IValue>());
-    const size_t launches = tsfuser::run(call, arguments, stack, input_count);
+    const size_t launches = tsfuser::run(call, arguments, stack, input_count, dead);
     counters().add(Count::Launches, static_cast<int64_t>(launches));
     return;
   } catch (const LaunchError& error) {
     kind = plan.mark_failed(error.what()) ? "launch" : nullptr;  // another thread has reported it
     reason = error.what();
+  } catch (const OperandLost& error) {
+    plan.mark_failed(error.what());
+    throw;
   } catch (const OutOfRange&) {
     return interpret(stack);  // the ops find it, too, and raise what they raise: no failure of ours
   } catch (const RandomError& error) {

@@ -33,8 +33,8 @@ class Group {
   Group(int64_t id, std::shared_ptr<torch::jit::Graph> graph, std::string text);
 
   // `guard`: the key of a guard that the call agrees with; 0: none. Later calls of that guard with such
-  // arguments would agree, too, and `run_remembered` runs them.
-  void run(torch::jit::Stack& stack, size_t input_count, CallKey guard = 0);
+  // arguments would agree, too, and `run_remembered` runs them. `dead`: the inputs that nobody reads later.
+  void run(torch::jit::Stack& stack, size_t input_count, CallKey guard = 0, DeadInputs dead = 0);
   // False, with the stack as it was, where this thread has run no such call for the guard.
   bool run_remembered(CallKey guard, torch::jit::Stack& stack, size_t input_count);
   // As one of a run of groups, which are launched together when the `last` one comes (joint.h).
@@ -70,9 +70,9 @@ class Group {
   Miss plan_anew(const Arguments& arguments, at::ArrayRef<c10::IValue> inputs);
 
   // `guard`: that a call is remembered for; 0: none.
-  void run_now(torch::jit::Stack& stack, size_t input_count, CallKey guard = 0);
+  void run_now(torch::jit::Stack& stack, size_t input_count, CallKey guard = 0, DeadInputs dead = 0);
   void run_prepared(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
-                    size_t input_count);
+                    size_t input_count, DeadInputs dead = 0);
   // Where the guard was open for a call that has no plan: the guard lets no more of them in, and this one,
   // which its fallback would have run, is interpreted. False where the call came otherwise.
   bool send_back(torch::jit::Stack& stack, const std::string& reason);

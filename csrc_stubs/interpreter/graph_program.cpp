@@ -1,5 +1,6 @@
 #include "interpreter/graph_program.h"
 
+#include "call/arguments.h"
 #include "call/counters.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -48,6 +49,17 @@ c10::IValue argument(PyObject* object) {
     return {};
   }
   throw py::type_error(std::string("a graph takes tensors and numbers, not a ") + Py_TYPE(object)->tp_name);
+}
+
+// Another tensor in the same memory. Python's tensor keeps an object of Python, which counts as one more who
+// holds it; without it, the memory is held by the stack alone once the list of arguments is empty.
+at::Tensor without_object(const at::Tensor& tensor) {
+  if (refuse_tensor(tensor) || tensor.requires_grad()) {
+    return tensor;
+  }
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return at::Tensor(
+      impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
 }
 
 py::object result(const c10::IValue& value) {
@@ -149,7 +161,8 @@ class GraphProgram {
  public:
   GraphProgram(std::shared_ptr<torch::jit::Graph> graph, std::vector<at::Tensor> constants,
                std::vector<std::pair<size_t, size_t>> updates, std::vector<std::optional<size_t>> results,
-               std::vector<std::optional<Order>> orders, py::object modes_may_be_hidden)
+               std::vector<std::optional<Order>> orders, py::object modes_may_be_hidden,
+               const std::vector<size_t>& donated)
       : graph_(std::move(graph)),
         code_(graph_, "tsfuser_graph"),
         constants_(std::move(constants)),
@@ -159,6 +172,11 @@ class GraphProgram {
         modes_may_be_hidden_(std::move(modes_may_be_hidden)) {
     const size_t inputs = graph_->inputs().size(), outputs = graph_->outputs().size();
     bool right = constants_.size() <= inputs && orders_.size() == outputs;
+    donated_.resize(inputs);
+    for (const size_t input : donated) {
+      right = right && input + constants_.size() < inputs;
+      donated_.at(input) = true;
+    }
     for (const auto& [input, output] : updates_) {
       right = right && input + constants_.size() < inputs && output < outputs;
     }
@@ -166,7 +184,8 @@ class GraphProgram {
       right = right && (!index || *index < outputs);
     }
     if (!right) {
-      throw py::value_error("a program's constants, updates, results or orders do not fit its graph");
+      throw py::value_error(
+          "a program's constants, updates, results, orders or donated inputs do not fit its graph");
     }
   }
 
@@ -180,7 +199,8 @@ class GraphProgram {
     }
     stack.reserve(graph_->inputs().size() + 8);
     for (size_t i = 0; i < count; ++i) {
-      stack.push_back(argument(PyList_GET_ITEM(args.ptr(), i)));
+      c10::IValue value = argument(PyList_GET_ITEM(args.ptr(), i));
+      stack.push_back(donated_[i] && value.isTensor() ? without_object(value.toTensor()) : std::move(value));
     }
     if (PyList_SetSlice(args.ptr(), 0, static_cast<Py_ssize_t>(count), nullptr) != 0) {
       throw py::error_already_set();
@@ -270,6 +290,7 @@ class GraphProgram {
   const std::vector<std::optional<size_t>> results_;      // outputs of the graph; none: None
   const std::vector<std::optional<Order>> orders_;        // by output of the graph
   const py::object modes_may_be_hidden_;
+  std::vector<bool> donated_;  // by input: whether groups may write over it, if nobody else holds it
   const std::vector<size_t> views_ = views_of(*graph_);  // outputs that may be views
 };
 
@@ -279,9 +300,9 @@ void bind_graph_program(py::module_& m) {
   py::class_<GraphProgram, std::shared_ptr<GraphProgram>>(m, "GraphProgram")
       .def(py::init<std::shared_ptr<torch::jit::Graph>, std::vector<at::Tensor>,
                     std::vector<std::pair<size_t, size_t>>, std::vector<std::optional<size_t>>,
-                    std::vector<std::optional<Order>>, py::object>(),
+                    std::vector<std::optional<Order>>, py::object, std::vector<size_t>>(),
            py::arg("graph"), py::arg("constants"), py::arg("updates"), py::arg("results"), py::arg("orders"),
-           py::arg("modes_may_be_hidden"))
+           py::arg("modes_may_be_hidden"), py::arg("donated") = std::vector<size_t>())
       .def("__call__", &GraphProgram::call, py::arg("args"),
            "The results for a list of tensors and numbers, which is emptied. ValueError for another number "
            "of arguments.");

@@ -41,7 +41,9 @@ Operation make_group(const Node* node) {
     const bool last = !is_followed(node, joint);
     return [group, inputs, last](Stack& stack) { group->run_joint(stack, inputs, last); };
   }
-  return [group, inputs](Stack& stack) { group->run(stack, inputs); };
+  static const auto dead_inputs = c10::Symbol::attr("dead");
+  const auto dead = node->hasAttribute(dead_inputs) ? static_cast<DeadInputs>(node->i(dead_inputs)) : 0;
+  return [group, inputs, dead](Stack& stack) { group->run(stack, inputs, /*guard=*/0, dead); };
 }
 
 Operation make_guard(const Node* node) {

@@ -80,11 +80,10 @@ def _body(draft: Draft) -> list[Stmt]:
 def _sweep(draft: Draft, saved: SavedValues, number: int) -> list[Stmt]:
     """The loops of sweep `number`, which accumulate reductions and store what is ready, and the combinations
     after them."""
-    goals = draft.sweeps.goals(number)
-    if not goals:
+    if not draft.sweeps.goals(number):
         return []
     reductions = draft.sweeps.reductions(number)
-    arrays, needed = saved.sweep(goals)
+    arrays, needed = saved.sweep(number)
     needed = [*draft.row_values, *(rename(s, draft.parts(number)) for s in needed)]
     row = row_reductions.reduced(draft, number, [op for op in reductions if op in draft.sweeps.allreduced])
     final = FinalReductions(draft)

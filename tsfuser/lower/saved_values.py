@@ -31,12 +31,11 @@ class SavedValues:
         self._vector = next((x.name for x in unrolled if x.extent.a > 1), "0")
         self._lane = draft.lane.name if draft.lane.extent.is_const and draft.lane.extent.a > 1 else "0"
 
-    def sweep(self, names: set[str]) -> tuple[list[Stmt], list[Stmt]]:
-        """Arrays of registers to declare before the sweep, and statements for what `names` need along a row,
+    def sweep(self, number: int) -> tuple[list[Stmt], list[Stmt]]:
+        """Arrays of registers to declare before sweep `number`, and statements for what it needs along a row,
         in order."""
         draft = self.draft
-        ops = draft.sweeps.ops_for(names, self.arrays)
-        wanted = names | {v.name for op in ops for v in op.operands}
+        ops, wanted = draft.sweeps.needs(number, self.arrays)
         loads = [
             s
             for b in draft.segment.loads

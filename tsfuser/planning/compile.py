@@ -23,12 +23,14 @@ from ..lower.kernel import Kernel, Param
 from ..lower.pipeline import lower
 from ..schedule import choose
 from ..schedule.machine import PORTABLE_CLUSTER_BLOCKS, Machine
+from ..schedule.proposal import Stage
+from ..schedule.reuse import reuses
 from ..segment import Allocations, Segment
 from ..target.disk_cache import DiskCache
 from ..target.function import Function, RecentFunctions
 from . import compilers, dumps, interrupts, targets
 from .describe import Allocated, described
-from .plan import Launch, Plan, Program
+from .plan import MOST_DEAD_INPUTS, Launch, Plan, Program
 
 _functions = RecentFunctions(1024)  # cache: `_key` -> loaded kernel
 
@@ -219,8 +221,19 @@ def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], dev
         updates,
         drawn,
         tuple(call.limits),
+        _reuses(program, fusion, compiled),
         keepalive,
         lambda: described(call, _allocated(fusion, tensors, temporaries), compiled),
+    )
+
+
+def _reuses(program: Program, fusion: Fusion, compiled: list[Compiled]) -> tuple:
+    """As a plan has them."""
+    found = reuses(fusion, [Stage(c.segment, c.schedule, c.params) for c in compiled])
+    return tuple(
+        (r.allocation, r.argument, tuple(tuple(map(program.position, sizes)) for sizes in r.alike))
+        for r in found
+        if r.argument < MOST_DEAD_INPUTS
     )
 
 

@@ -16,6 +16,8 @@ from ..ir.call import Call
 from ..ir.limits import Limit
 from ..ir.size import Size, as_size
 
+MOST_DEAD_INPUTS = 63  # of a group, that can give their memory to results; C++ has it, too
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -43,7 +45,9 @@ class Plan:
     not serve the call. A plan with a `refusal` sends its calls to the fallback. `random`: how many random ops
     each call makes, 0 for none; where their numbers are to be eager's, `drawn` is the position of the Philox
     blocks that they take, else -1. `updates`: the arguments whose memory kernels write, and whether their
-    version counts it. `limits`: the arguments that have to be within a limit; calls beyond run unfused."""
+    version counts it. `limits`: the arguments that have to be within a limit; calls beyond run unfused.
+    `reuses`: an allocation, the argument in whose memory it may lie, and the positions of what
+    `schedule.Reuse` calls `alike`."""
 
     leaf_count: int
     instructions: tuple[tuple[str, int, int], ...] = ()
@@ -56,6 +60,7 @@ class Plan:
     updates: tuple[tuple[int, bool], ...] = ()
     drawn: int = -1
     limits: tuple[tuple[int, Limit], ...] = ()
+    reuses: tuple[tuple[int, int, tuple[tuple[int, int, int], ...]], ...] = ()
     keepalive: object = field(default=None, repr=False, compare=False)
     describe: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
@@ -100,7 +105,8 @@ def native(plan: Plan) -> _C.Plan:
     limits = [(index, (x.low, x.high), (x.least, x.most), x.nan, x.infinite) for index, x in plan.limits]
     return _C.Plan(plan.leaf_count, list(plan.instructions), list(plan.checks), list(plan.allocations),
                    launches, list(plan.results), plan.refusal,
-                   plan.keepalive, plan.random, list(plan.updates), plan.drawn, limits)  # fmt: skip
+                   plan.keepalive, plan.random, list(plan.updates), plan.drawn, limits,
+                   list(plan.reuses))  # fmt: skip
 
 
 class Program:

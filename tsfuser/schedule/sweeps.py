@@ -70,6 +70,25 @@ class Sweeps:
                 wanted |= {v.name for v in op.operands}
         return ops
 
+    def needs(self, number: int, known: Collection[str] = frozenset()) -> tuple[list[Op], set[str]]:
+        """The ops of sweep `number`, in order, and the names of all values that it takes: what is loaded, or
+        in `known`, among them."""
+        goals = self.goals(number)
+        ops = self.ops_for(goals, known)
+        return ops, goals | {v.name for op in ops for v in op.operands}
+
+    def last_reads(self, saved: Collection[str]) -> dict[str, int]:
+        """By the name of each value that is loaded along a row, the last sweep that loads it; `saved`: the
+        values that the first sweep which computes them saves."""
+        loaded = {b.value.name for b in self.segment.loads}
+        found: dict[str, int] = {}
+        known: set[str] = set()
+        for number in self.numbers:
+            ops, names = self.needs(number, known)
+            found.update((name, number) for name in names & loaded)
+            known.update(op.output.name for op in ops if op.output.name in saved)
+        return found
+
     def row_ops(self, number: int) -> list[Op]:
         """The ops of which a row has one value, and that can be computed before sweep `number`, not
         sooner."""

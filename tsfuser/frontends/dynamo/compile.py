@@ -7,7 +7,7 @@ forward saves, and what the backward computes again. Example: `torch.compile(mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -70,8 +70,18 @@ def _compile(
         if settings.recompute:
             seed_dropouts(module)
         channels_last(module, settings.channels_last, inference=True)
-    call = compile_graph(module, settings, watch.Origin(source, role))
+    donated = _donated() if role == "backward" and graphs is None else ()
+    call = compile_graph(module, settings, watch.Origin(source, role), donated)
     return call if graphs is None else graphs.recorded(call, module, inputs, role)
+
+
+def _donated() -> Collection[int]:
+    """The inputs of the backward that torch compiles now which the forward has made for it alone: neither
+    arguments nor results, nor views of these. CUDA graphs (`mode="reduce-overhead"`) keep books of their
+    own about them."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context else None
+    return frozenset(getattr(metadata, "bw_donated_idxs", None) or ())
 
 
 @cache

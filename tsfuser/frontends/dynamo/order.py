@@ -13,15 +13,13 @@ where `saved` is gone before `x` is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 
-from ...graph.effects import Effects, draws, may_return_operand
-from ...graph.wrapper import CONSTANT, GROUP, LIST, Graph, Node, Value, end_of, is_tensor, operands, outputs
+from ...graph.effects import Effects, draws
+from ...graph.wrapper import Graph, end_of, operands, outputs
+from .memory import Memory, makes_none
 
 _LEAST = 1 << 16  # bytes that are worth a move
-_NO_COPY = ("prim::ListUnpack", LIST, CONSTANT)
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class _Step:
 
 def free_early(graph: Graph) -> None:
     """Moves nodes of the graph's top block up."""
-    memory = _Memory(graph)
+    memory = Memory(graph)
     steps = _steps(graph, memory)
     order = _Order(steps, memory)
     for k in range(len(steps)):
@@ -47,47 +45,7 @@ def free_early(graph: Graph) -> None:
         _rearrange(graph, [steps[k].at for k in order.steps])
 
 
-class _Memory:
-    """Which memory the tensors of a graph have, by number, and its `bytes`. `kept`: what lives on."""
-
-    def __init__(self, graph: Graph):
-        self.bytes: list[int] = []
-        self._of: dict[int, frozenset[int]] = {}
-        for value in graph.inputs():
-            self._make(value)
-        for node in graph.nodes():
-            for value in outputs(node):
-                if _makes_none(node):
-                    self._of[value.unique()] = self.of(operands(node))
-                else:
-                    self._make(value)
-        self.kept = self.of(graph.outputs())
-
-    def _make(self, value: Value) -> None:
-        if is_tensor(value):
-            self._of[value.unique()] = frozenset((len(self.bytes),))
-            self.bytes.append(_bytes(value))
-
-    def of(self, values: Iterable[Value]) -> frozenset[int]:
-        """All that the values lie in."""
-        return frozenset().union(*(self._of.get(v.unique(), frozenset()) for v in values))
-
-    def size(self, numbers: Iterable[int]) -> int:
-        return sum(self.bytes[k] for k in numbers)
-
-
-def _makes_none(node: Node) -> bool:
-    """Whether the results of the node are its operands, or views of them."""
-    return node.kind() in _NO_COPY or (node.kind() != GROUP and may_return_operand(node))
-
-
-def _bytes(value: Value) -> int:
-    """0 where they are not known."""
-    sizes, dtype = value.type().sizes(), value.type().dtype()
-    return 0 if sizes is None or dtype is None else prod(sizes) * dtype.itemsize
-
-
-def _steps(graph: Graph, memory: _Memory) -> list[_Step]:
+def _steps(graph: Graph, memory: Memory) -> list[_Step]:
     """All nodes that are no views, in order."""
     nodes = list(graph.nodes())
     held = Effects(graph).order(nodes)
@@ -96,7 +54,7 @@ def _steps(graph: Graph, memory: _Memory) -> list[_Step]:
     step_of: dict[int, int] = {}  # position of a node -> its step
     for at, node in enumerate(nodes):
         first = frozenset().union(*(needs.get(v.unique(), frozenset()) for v in operands(node)))
-        if not _makes_none(node):
+        if not makes_none(node):
             first |= {step_of[k] for k in held.get(at, ()) if k in step_of}
             made = memory.of(outputs(node))
             step_of[at] = len(steps)
@@ -110,7 +68,7 @@ def _steps(graph: Graph, memory: _Memory) -> list[_Step]:
 class _Order:
     """`steps`: their order by number. `alive`: the bytes while each of them runs, by position."""
 
-    def __init__(self, steps: list[_Step], memory: _Memory):
+    def __init__(self, steps: list[_Step], memory: Memory):
         self._all, self._memory = steps, memory
         self.steps = list(range(len(steps)))
         self._at = list(self.steps)
@@ -165,7 +123,7 @@ def _rearrange(graph: Graph, order: list[int]) -> None:
         found, waiting = {k} - placed, list({k} - placed)
         while waiting:
             first = {at[v.unique()] for v in operands(nodes[waiting.pop()]) if v.unique() in at}
-            waiting += (views := [v for v in first - placed - found if _makes_none(nodes[v])])
+            waiting += (views := [v for v in first - placed - found if makes_none(nodes[v])])
             found.update(views)
         for each in sorted(found):
             nodes[each].moveBefore(end)

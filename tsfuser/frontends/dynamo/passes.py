@@ -6,6 +6,8 @@ whatever comes, and no types on values outside of groups, which were those of on
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from ... import log
@@ -16,6 +18,7 @@ from ...planning.compile import can_be_joint
 from ...planning.planner import prepare
 from . import embeddings, product_sums
 from .add_together import add_together
+from .dead import mark_dead_inputs
 from .expected import expected_calls
 from .gradient_casts import gather_casts
 from .in_place import Update, write_in_place
@@ -27,9 +30,10 @@ from .twins import update_in_place
 PASSES = (*BEFORE_GROUPS, *MAKE_GROUPS, *SETTLE)
 
 
-def fuse(translation: Translation, owns_inputs: bool = False) -> Refusals:
+def fuse(translation: Translation, owns_inputs: bool = False, donated: Collection[int] = ()) -> Refusals:
     """Makes the groups, some of which do updates of the translation, and has their kernels compiled in the
-    background; returns why nodes are in none. `owns_inputs`: nobody else holds them."""
+    background; returns why nodes are in none. `owns_inputs`: nobody else holds them; `donated`: those that
+    nobody else has ever seen."""
     graph, refusals = translation.graph, Refusals()
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Fusion", str(graph))
@@ -46,6 +50,7 @@ def fuse(translation: Translation, owns_inputs: bool = False) -> Refusals:
     add_together(graph, refusals)
     embeddings.add_in_place(graph, refusals)
     product_sums.add_in_place(graph, refusals)
+    translation.donated = mark_dead_inputs(graph, donated)
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Compilation", str(graph))
     for group_id, args in expected_calls(graph, translation.numbers):

@@ -7,7 +7,7 @@ call of C++ where all of the graph could be translated; else Python runs the pie
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,14 +30,18 @@ from .translate import Translation, translate
 
 
 def compile_graph(
-    module: fx.GraphModule, settings: Settings, origin: watch.Origin | None = None
+    module: fx.GraphModule,
+    settings: Settings,
+    origin: watch.Origin | None = None,
+    donated: Collection[int] = (),
 ) -> Callable[[list], Any]:
     """The boxed function. What goes wrong here is warned about, and the module runs as it is. Who is
-    `watching` is told what became of a module that has an `origin`."""
+    `watching` is told what became of a module that has an `origin`. `donated`: the arguments, by position,
+    whose memory the function may have, if it is given the last reference."""
     try:
         if origin is not None:
             logs.arrived(origin, module)
-        compiled = _whole(module, settings, origin)
+        compiled = _whole(module, settings, origin, donated)
         if origin is not None:
             _tell(watch.Outcome(origin, compiled.module, compiled.programs, compiled.foreign))
         return boxed(compiled.call)
@@ -79,13 +83,15 @@ class _Compiled:
     foreign: dict[str, str]
 
 
-def _whole(module: fx.GraphModule, settings: Settings, origin: watch.Origin | None) -> _Compiled:
+def _whole(
+    module: fx.GraphModule, settings: Settings, origin: watch.Origin | None, donated: Collection[int]
+) -> _Compiled:
     simplify(module)
     add_as_made(module)
     make_ranges(module)
     translation = translate(module)
     if not translation.foreign:
-        program, refusals = _program(translation, settings, origin)
+        program, refusals = _program(translation, settings, origin, donated)
         return _Compiled(module, program, {"": (translation, refusals)}, {})
     for node, reason in translation.foreign.items():
         log.write("partition", f"{node} is left to Python: {reason}", "")
@@ -118,13 +124,16 @@ class Piece(torch.nn.Module):
 
 
 def _program(
-    translation: Translation, settings: Settings, origin: watch.Origin | None
+    translation: Translation,
+    settings: Settings,
+    origin: watch.Origin | None,
+    donated: Collection[int] = (),
 ) -> tuple[_C.GraphProgram, Refusals]:
     """The program, and why nodes are in no group of it."""
     if origin is not None:
         logs.typed(origin, translation.graph)
     with applied(settings):
-        refusals = fuse(translation, origin is not None and origin.role == "backward")
+        refusals = fuse(translation, origin is not None and origin.role == "backward", donated)
     program = _C.GraphProgram(
         translation.graph,
         translation.constants,
@@ -132,6 +141,7 @@ def _program(
         translation.results,
         translation.orders,
         _modes_may_be_hidden,
+        translation.donated,
     )
     return program, refusals
 

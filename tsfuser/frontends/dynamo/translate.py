@@ -38,8 +38,9 @@ _FLOAT = torch._C.FloatType.get()
 class Translation:
     """`constants` are the last inputs of `graph`. `results`: an output of the graph each, None for None.
     `updates`: (input, output that is copied to it). `orders`: of dims in memory, by output, None where any
-    will do. `numbers`: what sizes were in the traced call, by `unique()` of their values. `foreign`: node ->
-    why it cannot be part of a graph; the rest means nothing where there are some."""
+    will do. `numbers`: what sizes were in the traced call, by `unique()` of their values. `donated`: inputs
+    over which groups may write. `foreign`: node -> why it cannot be part of a graph; the rest means nothing
+    where there are some."""
 
     graph: torch._C.Graph
     constants: list[torch.Tensor] = field(default_factory=list)
@@ -48,6 +49,7 @@ class Translation:
     orders: list[list[int] | None] = field(default_factory=list)
     foreign: dict[fx.Node, str] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
+    donated: list[int] = field(default_factory=list)
 
 
 def translate(module: fx.GraphModule) -> Translation:

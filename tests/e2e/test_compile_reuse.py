@@ -1,0 +1,474 @@
+"""Results of groups that are written over operands which nobody else holds."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.profiler import profile
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import tsfuser
+from kit.support import assert_matches
+from tsfuser import options
+from tsfuser.frontends.dynamo import compile as door
+from tsfuser.frontends.dynamo.dead import mark_dead_inputs
+from tsfuser.frontends.dynamo.program import compile_graph
+from tsfuser.frontends.dynamo.settings import Settings
+
+pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
+
+
+def program(function, *examples, donated=None):
+    """The boxed function of a graph whose inputs, or those `donated`, belong to it."""
+    given = range(len(examples)) if donated is None else donated
+    return compile_graph(make_fx(function)(*examples), Settings(), donated=given)
+
+
+def called(run, *values):
+    """The results, and the address of each value, of which `run` gets the last reference: a copy."""
+    args = [v.clone() for v in values]
+    addresses = [a.data_ptr() for a in args]
+    return run(args), addresses
+
+
+def result_and_column_sum(x):
+    y = F.gelu(x) * 2
+    return y, y.sum(0)
+
+
+def layer_norm_backward(g, x):
+    """With the gradients of weight and bias."""
+    y, mean, rstd = torch.ops.aten.native_layer_norm(x, [x.shape[-1]], None, None, 1e-5)
+    shape, weight = [x.shape[-1]], torch.ones_like(x[0])
+    return torch.ops.aten.native_layer_norm_backward(
+        g, x, shape, mean, rstd, weight, weight, [True, True, True]
+    )
+
+
+#: function, shapes of its arguments, the argument in whose memory the first result lies
+TAKEN = {
+    "pointwise": (lambda x: torch.tanh(x) * 2 + 1, [(37, 50)], 0),
+    "second operand": (lambda x, y: torch.exp(x) + y, [(50,), (37, 50)], 1),
+    "row of numbers": (lambda x, y: x.sigmoid() * y, [(37, 50), (37, 1)], 0),
+    "column sum beside": (result_and_column_sum, [(300, 40)], 0),
+    "softmax": (lambda x: torch.softmax(x * 3, -1) + 1, [(37, 50)], 0),
+    "long rows": (lambda x: torch.softmax(x, -1) * 2, [(3, 9000)], 0),
+    "layer norm": (lambda x: F.layer_norm(x, (64,)) * 2, [(9, 64)], 0),
+    "layer norm's backward": (layer_norm_backward, [(300, 64), (300, 64)], 0),
+    "batch norm": (
+        lambda x: F.batch_norm(x, None, None, training=True).relu(), [(8, 6, 5, 5)], 0),
+    "other shape": (lambda x: x.view(10, 5, 37).relu() * 2, [(50, 37)], 0),
+    "many rows": (lambda x, y: F.gelu(x) * y, [(4000, 33), (33,)], 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_result_lies_where_an_operand_did(name, device, target):
+    """From the first call on, or where a plan has several kernels, from the second."""
+    function, shapes, taken = TAKEN[name]
+    values = [torch.randn(s, device=device) for s in shapes]
+    run = program(function, *values)
+    for _ in range(3):
+        found, addresses = called(run, *values)
+        expected, exact = function(*values), function(*(v.double() for v in values))
+        for a, b, c in zip(found, *(x if isinstance(x, tuple) else (x,) for x in (expected, exact))):
+            assert_matches(a, b, c, values[0].numel())
+    if (name, target) != ("layer norm's backward", "cpu"):  # which reads x and g once more for the columns
+        assert found[0].data_ptr() == addresses[taken]
+    assert tsfuser.stats()["fallbacks"] == {}
+
+
+def test_each_operand_is_given_to_one_result(device):
+    def function(x, y):
+        return x.exp() + y, x.sin() * y, x * y * 2
+
+    values = [torch.randn(64, 32, device=device) for _ in range(2)]
+    found, addresses = called(program(function, *values), *values)
+    for a, b in zip(found, function(*values)):
+        assert_matches(a, b, ops=4)
+    assert len({t.data_ptr() for t in found}) == 3
+    assert set(addresses) < {t.data_ptr() for t in found}
+
+
+def test_new_sizes_are_given_memory_as_well(device):
+    def function(x, y):
+        return (x * y).tanh() * 2
+
+    run = program(function, torch.randn(6, 8, device=device), torch.randn(8, device=device))
+    for rows, columns in ((6, 8), (7, 8), (1, 8), (5, 3), (1, 1)):
+        values = torch.randn(rows, columns, device=device), torch.randn(columns, device=device)
+        [found], addresses = called(run, *values)
+        assert_matches(found, function(*values), ops=4)
+        assert found.data_ptr() in addresses
+
+
+def test_what_is_read_again_after_a_result_is_stored_keeps_its_memory(device):
+    """A sweep over a row stores the first result, and the next one reads the operand once more, but for rows
+    that are fetched into shared memory before."""
+
+    def function(x):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred, torch.exp(x) / (centred * centred).mean(-1, keepdim=True)
+
+    for shape in ((40, 64), (5, 5000), (3, 40000)):
+        x = torch.randn(shape, device=device)
+        run = program(function, x)
+        for _ in range(3):
+            found, [address] = called(run, x)
+            for a, b, c in zip(found, function(x), function(x.double())):
+                assert_matches(a, b, c, x.numel())
+            assert shape == (3, 40000) or found[0].data_ptr() != address
+
+
+def test_what_a_later_kernel_reads_keeps_its_memory(device):
+    def function(x):
+        y = x.tanh() * 2
+        return y, (x * 3).t().contiguous().view(-1, 7) + 1, x.sum() * 2
+
+    x = torch.randn(35, 42, device=device)
+    run = program(function, x)
+    for _ in range(3):
+        found, _ = called(run, x)
+        for a, b, c in zip(found, function(x), function(x.double())):
+            assert_matches(a, b, c, x.numel())
+
+
+NOT_TAKEN = {
+    "narrower": (lambda x: x.bfloat16() * 2, (6, 8)),
+    "an integer": (lambda x: (x * 4).int() + 1, (6, 8)),
+    "turned": (lambda x: x.t().contiguous() * 2, (6, 8)),
+    "expanded": (lambda x: x.expand(4, 6, 8) * 2, (6, 8)),
+    "smaller": (lambda x: x[1:] * 2, (6, 8)),
+    "shifted": (lambda x: F.pad(x[1:], (0, 0, 0, 1)) * 2, (6, 8)),
+    "flipped": (lambda x: x.flip(0) * 2, (6, 8)),
+    "read at two places": (lambda x: x + x.flip(1) * 2, (6, 8)),
+    "reduced": (lambda x: x.sum(0) * 2, (6, 8)),
+    "sum added to all": (lambda x: x - x.sum(), (6, 8)),
+}
+
+
+@pytest.mark.parametrize("name", NOT_TAKEN)
+def test_what_is_not_read_where_it_is_stored(name, device):
+    function, shape = NOT_TAKEN[name]
+    x = torch.randn(shape, device=device)
+    run = program(function, x)
+    for _ in range(3):
+        [found], [address] = called(run, x)
+        assert_matches(found, function(x), function(x.double()).to(found.dtype), 64)
+        if name != "sum added to all":  # whose sum is another kernel's, or another sweep's
+            assert found.data_ptr() != address
+
+
+def holding(kind, device):
+    """(an operand, what else keeps it from being taken)"""
+    x = torch.randn(6, 8, device=device)
+    if kind == "held":
+        return x, x
+    if kind == "saved":
+        y = (x * torch.ones((), device=device, requires_grad=True)).exp()
+        return y.detach(), y.grad_fn
+    if kind == "a view is held":
+        return x, x[0]
+    if kind == "its storage is held":
+        return x, x.untyped_storage()
+    if kind == "held as an array" and device == "cpu":
+        return x, x.numpy()
+    if kind == "somebody else's memory" and device == "cpu":
+        return torch.from_numpy(np.ones((6, 8), np.float32)), None
+    if kind == "shared with processes" and device == "cpu":
+        return x.share_memory_(), None
+    if kind == "a part":
+        return torch.randn(7, 8, device=device)[:6], None
+    if kind == "further on":
+        return torch.randn(7, 8, device=device)[1:], None
+    if kind == "with gaps":
+        return torch.randn(6, 9, device=device)[:, :8], None
+    if kind == "not aligned":
+        return torch.randn(49, device=device)[1:].view(6, 8), None
+    if kind == "one for all":
+        return torch.randn(8, device=device).expand(6, 8), None
+    if kind == "a leaf":
+        return x.requires_grad_(), None
+    pytest.skip("of CPU tensors only")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("held", "saved", "a view is held", "its storage is held", "held as an array"),
+        *("somebody else's memory", "shared with processes", "a part", "further on", "with gaps"),
+        *("not aligned", "one for all", "a leaf"),
+    ],
+)
+def test_what_somebody_may_see_keeps_its_memory(kind, device):
+    def function(x):
+        return torch.tanh(x) * 2
+
+    run = program(function, torch.randn(6, 8, device=device))
+    for _ in range(2):
+        x, holder = holding(kind, device)
+        address, before = x.data_ptr(), x.detach().clone()
+        args = [x]
+        del x
+        [found] = run(args)
+        assert_matches(found, function(before), ops=2)
+        assert found.data_ptr() != address, holder
+        if isinstance(holder, torch.Tensor):
+            assert torch.equal(holder, before if holder.dim() == 2 else before[0])
+
+
+def test_the_same_tensor_twice(device):
+    def function(x, y):
+        return torch.tanh(x) * 2, torch.exp(y) + 1
+
+    x = torch.randn(6, 8, device=device)
+    run, before = program(function, x, x + 1), x.clone()
+    args = [x, x]
+    del x
+    for a, b in zip(run(args), function(before, before)):
+        assert_matches(a, b, ops=2)
+
+
+def test_what_was_not_donated_keeps_its_memory(device):
+    values = [torch.randn(6, 8, device=device) for _ in range(2)]
+    run = program(lambda x, y: torch.tanh(x) * y, *values, donated=[1])
+    [found], addresses = called(run, *values)
+    assert found.data_ptr() == addresses[1]
+    run = program(lambda x, y: torch.tanh(x) * y, *values, donated=[])
+    [found], addresses = called(run, *values)
+    assert found.data_ptr() not in addresses
+
+
+def test_an_index_out_of_range_is_an_error_of_intact_operands(device):
+    """The ops are run once more, to raise what they raise: a result must not have been written over x."""
+
+    def function(x, table, index):
+        return torch.tanh(x) + torch.index_select(table, 0, index)
+
+    values = [torch.randn(6, 8), torch.randn(5, 8), torch.tensor([0, 1, 4, 3, 2, 1])]
+    values = [v.to(device) for v in values]
+    with options.override(enable={"graph_op_fusion": ""}):
+        run = program(function, *values)
+        for _ in range(2):
+            [found], addresses = called(run, *values)
+            assert_matches(found, function(*values), ops=4)
+            assert found.data_ptr() not in addresses
+        assert tsfuser.stats()["launches"] == 2
+        if device == "cpu":  # a GPU stops with an assertion of the device
+            with pytest.raises((IndexError, RuntimeError), match="index out of range"):
+                called(run, *values[:2], values[2] + 3)
+
+
+def allocations(call, device):
+    """(bytes that `call` allocates, the most that live at one time)"""
+    if device == "cuda":
+        allocated = "allocated_bytes.all.allocated"
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before, made = torch.cuda.memory_allocated(), torch.cuda.memory_stats()[allocated]
+        call()
+        return torch.cuda.memory_stats()[allocated] - made, torch.cuda.max_memory_allocated() - before
+    with profile(profile_memory=True) as found:
+        call()
+    live = peak = made = 0
+    events = [e for e in found.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        live, made = live + event.nbytes(), made + max(event.nbytes(), 0)
+        peak = max(peak, live)
+    return made, peak
+
+
+def chain(x, w):
+    y = F.gelu(x @ w) * 2
+    y = torch.softmax(y @ w, -1) + 1
+    return (y @ w).tanh() * 2
+
+
+@pytest.mark.graphs
+def test_what_a_graph_makes_is_written_over(device):
+    """Three products, and nothing for the groups behind them; two of the products live at one time."""
+    x, w = (torch.randn(256, 256, device=device) for _ in range(2))
+    run = torch.compile(chain, backend="tsfuser")
+    before = x.clone(), w.clone()
+    for _ in range(3):
+        assert_matches(run(x, w), chain(x, w), chain(x.double(), w.double()), ops=1 << 16)
+    each = x.nbytes
+    made, peak = allocations(lambda: run(x, w), device)
+    assert 3 * each <= made < 4 * each and peak < 3 * each
+    assert torch.equal(x, before[0]) and torch.equal(w, before[1])
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(256, 2048), nn.GELU(), nn.Linear(2048, 256), nn.Tanh())
+
+    def forward(self, x):
+        return self.layers(x) * 2
+
+
+def step(run, model, x, **how):
+    """The loss's gradients."""
+    loss = run(x).square().sum()
+    loss.backward(**how)
+    return [p.grad for p in model.parameters()], loss
+
+
+def without_marks(monkeypatch):
+    from tsfuser.frontends.dynamo import passes
+
+    monkeypatch.setattr(passes, "mark_dead_inputs", lambda *given: [])
+
+
+@pytest.mark.graphs
+def test_a_training_step_takes_less_memory_and_gives_the_same(device, monkeypatch):
+    torch.manual_seed(1)
+    model, x = Net().to(device), torch.randn(1024, 256, device=device)
+    found = []
+    for unmarked in (False, True):
+        if unmarked:
+            torch._dynamo.reset()
+            without_marks(monkeypatch)
+        run = torch.compile(model, backend="tsfuser")
+        for _ in range(3):
+            model.zero_grad()
+            gradients, _ = step(run, model, x)
+            gradients = [g.clone() for g in gradients]
+
+        def once(run=run):
+            step(run, model, x)
+
+        found.append((*allocations(once, device), gradients))
+    (made, peak, ours), (made_before, peak_before, theirs) = found
+    wide = 1024 * 2048 * 4
+    assert made <= made_before - wide and peak <= peak_before - wide // 2
+    for a, b in zip(ours, theirs):
+        assert_matches(a, b, ops=1 << 10)
+
+
+def repeated(run, model, x):
+    """Three backwards of one loss add up to three gradients."""
+    model.zero_grad()
+    expected = [g.clone() for g in step(model, model, x)[0]]
+    model.zero_grad()
+    loss = run(x).square().sum()
+    for times in (1, 2, 3):
+        loss.backward(retain_graph=times < 3)
+        for p, g in zip(model.parameters(), expected):
+            assert_matches(p.grad, times * g, ops=1 << 16)
+
+
+@pytest.mark.graphs
+@pytest.mark.parametrize("donates", [True, False])
+def test_a_backward_that_runs_twice(donates, device):
+    """What is saved stays as it is where the first backward is to be repeated; or torch refuses to repeat one
+    that was promised to have what is saved."""
+    with torch._functorch.config.patch(donated_buffer=donates):
+        model, x = Net().to(device), torch.randn(64, 256, device=device)
+        run = torch.compile(model, backend="tsfuser")
+        for _ in range(2):
+            repeated(run, model, x)
+        torch._dynamo.reset()
+        run = torch.compile(model, backend="tsfuser")
+        for _ in range(2):
+            step(run, model, x)
+        if not donates:
+            return repeated(run, model, x)
+        with pytest.raises(RuntimeError, match="donated"):
+            run(x).sum().backward(retain_graph=True)
+
+
+@pytest.mark.graphs
+def test_a_backward_inside_of_a_checkpoint(device):
+    from torch.utils.checkpoint import checkpoint
+
+    model, x = Net().to(device), torch.randn(64, 256, device=device, requires_grad=True)
+    run = torch.compile(model, backend="tsfuser")
+
+    def gradients(function):
+        x.grad = None
+        model.zero_grad()
+        checkpoint(
+            function, checkpoint(function, x, use_reentrant=False), use_reentrant=False
+        ).sum().backward()
+        return [x.grad.clone(), *(p.grad.clone() for p in model.parameters())]
+
+    expected = gradients(model)
+    for _ in range(3):
+        for a, b in zip(gradients(run), expected):
+            assert_matches(a, b, ops=1 << 16)
+
+
+@pytest.mark.graphs
+def test_check_compares_with_ops_of_intact_operands():
+    x, w = torch.randn(64, 64), torch.randn(64, 64)
+    report = tsfuser.check(torch.compile(chain, backend="tsfuser"), x, w)
+    assert report.compared and not report.unfused
+
+
+@pytest.mark.graphs
+@pytest.mark.parametrize("mode, gives", [(None, True), ("reduce-overhead", False)])
+def test_saved_tensors_belong_to_the_backward_but_for_cuda_graphs(mode, gives, monkeypatch):
+    """Whose trees know the addresses of what a forward has saved."""
+    known = []
+
+    def recorded(module, settings, origin, donated=()):
+        known.append((origin.role, bool(donated)))
+        return compile_graph(module, settings, origin, donated)
+
+    monkeypatch.setattr(door, "compile_graph", recorded)
+    model, x = Net(), torch.randn(64, 256)
+    step(torch.compile(model, backend="tsfuser", mode=mode), model, x)
+    assert known == [("forward", False), ("backward", gives)]
+
+
+BIG = "Float(64, 32, strides=[32, 1], requires_grad=0, device=cpu)"
+MARKED = f"""
+graph(%a : {BIG}, %b : {BIG}):
+  %x : {BIG} = aten::tanh(%a)
+  %y : {BIG} = mine::group(%x, %b)
+  %z : {BIG} = aten::exp(%y)
+  return (%z)
+"""
+
+
+def dead(text, donated=(), joint=False):
+    """What the group in the place of `mine::group` says, and the inputs of the graph over which it may
+    write."""
+    graph = torch._C.parse_ir(text)
+    place = graph.findNode("mine::group")
+    group = graph.create("prim::CudaFusionGroup", list(place.inputs()), 1)
+    group.insertBefore(place)
+    group.output().setType(place.output().type())
+    place.output().replaceAllUsesWith(group.output())
+    place.destroy()
+    if joint:
+        group.i_("joint", 0)
+    given = mark_dead_inputs(graph, donated)
+    return (group.i("dead") if group.hasAttribute("dead") else 0), given
+
+
+def test_inputs_that_nobody_reads_later_are_dead():
+    assert dead(MARKED) == (0b01, [])
+    assert dead(MARKED, donated=[1]) == (0b11, [1])
+    assert dead(MARKED, donated=[0]) == (0b01, [])  # %a is no input of the group
+    assert dead(MARKED.replace("group(%x, %b)", "group(%x, %x)")) == (0b11, [])  # C++ counts who holds it
+    assert dead(MARKED.replace("(%z)", "(%z, %x)")) == (0, [])
+    assert dead(MARKED.replace("exp(%y)", "mul(%y, %x)")) == (0, [])
+    assert dead(MARKED, joint=True) == (0, [])
+
+
+def test_a_view_that_is_read_later_keeps_its_memory():
+    view = MARKED.replace("  %y :", f"  %t : {BIG} = aten::t(%x)\n  %y :")
+    assert dead(view) == (0b01, [])
+    assert dead(view.replace("exp(%y)", "mul(%y, %t)")) == (0, [])
+    assert dead(view.replace("group(%x, %b)", "group(%t, %b)")) == (0b01, [])
+
+
+def test_what_other_ops_have_seen_keeps_its_memory():
+    """They may read it on another stream; and one without tensors may be a change of the stream."""
+    foreign = MARKED.replace("  %y :", "  %u : Tensor = mine::send(%x)\n  %y :")
+    assert dead(foreign) == (0, []) and dead(foreign, donated=[1]) == (0b10, [1])
+    assert dead(MARKED.replace("aten::tanh(%a)", "mine::receive(%a)")) == (0, [])
+    assert dead(MARKED.replace("  %z :", "  %u : int = mine::switch()\n  %z :"), donated=[1]) == (0, [])

@@ -1,0 +1,122 @@
+"""Results that may be written over an operand.
+
+In: the kernels of a plan. Out: `Reuse`s: a result that the plan allocates, and a group's argument of the same
+dtype in whose memory it may lie, if nobody else wants that. A thread then stores an element where it alone
+has read, and reads no more. Example, y = gelu(x) * s, of which s is one number a row:
+
+    Reuse(allocation=0, argument=0, alike=())
+
+Not so for x - mean(x), if the sum is stored by a sweep before the last one that reads x; for what other
+kernels read later; for a transposed operand. That an operand is not read again before it is stored over rests
+on the result being computed from it; integers, of which compilers know more (x * 0), are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..ir.fusion import Fusion
+from ..ir.size import Size
+from ..segment import Segment
+from .domain import Access, Domain
+from .proposal import Stage
+from .sweeps import sweeps_of
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """Allocation `allocation` may have the memory of group argument `argument`, where each of `alike`, the
+    extent of a dim and its strides in the one and the other, has an extent of 1 or equal strides."""
+
+    allocation: int
+    argument: int
+    alike: tuple[tuple[Size, Size, Size], ...] = ()
+
+
+def reuses(fusion: Fusion, stages: Sequence[Stage]) -> tuple[Reuse, ...]:
+    """Those of a plan with these kernels, in the order of their launches."""
+    if fusion.lookups:  # a call whose index is out of range is run once more, unfused
+        return ()
+    wanted = {u.index for u in fusion.updates} | {what for kind, what in fusion.results if kind == "input"}
+    found: list[Reuse] = []
+    for stage in reversed(stages):
+        found += [
+            r for r in _in_kernel(stage) if r.argument not in wanted and r.allocation < len(fusion.outputs)
+        ]
+        wanted |= _read(stage.segment)
+    earlier: set[int] = set()  # allocations that kernels before have touched: nothing has to be there yet
+    made: list[Reuse] = []
+    for stage in stages:
+        own = {b.index for b in stage.segment.stores if b.kind == "allocation"}
+        made += [r for r in found if r.allocation in own - earlier]
+        earlier |= own
+    return tuple(made)
+
+
+def _read(segment: Segment) -> set[int]:
+    """The arguments that the segment reads."""
+    return {b.index for b in segment.loads if b.kind == "input"} | {
+        op.seed for op in segment.randoms if op.seed is not None
+    }
+
+
+def _in_kernel(stage: Stage) -> list[Reuse]:
+    """As far as this kernel goes."""
+    segment, schedule = stage.segment, stage.schedule
+    sweeps = sweeps_of(segment, schedule)
+    last = sweeps.last_reads({*schedule.values_in("register"), *schedule.values_in("scratch")})
+    fetched, tiled = schedule.values_in("prefetched"), schedule.values_in("tile")
+    found = []
+    for store in schedule.domain.stores:
+        name = store.buffer.value.name
+        if store.buffer.kind != "allocation" or not store.buffer.value.dtype.is_floating:
+            continue
+        operands = _operands(segment, name)
+        for load in schedule.domain.loads:
+            read = load.buffer.value.name
+            is_last = read in fetched or last.get(read, sweeps.numbers[-1] + 1) <= sweeps.level[name]
+            if read not in operands or read in tiled or not is_last or not _is_read_once(segment, load):
+                continue
+            alike = _alike(schedule.domain, store, load)
+            if alike is not None:
+                found.append(Reuse(store.buffer.index, load.buffer.index, alike))
+    return found
+
+
+def _operands(segment: Segment, name: str) -> set[str]:
+    """The names of all values from which an op that is no reduction computes `name`; none for others."""
+    wanted = {name}
+    for op in reversed(segment.ops):
+        if op.output.name in wanted:
+            if op.output.name == name and op in segment.reductions:
+                return set()
+            wanted |= {v.name for v in op.operands}
+    return wanted - {name}
+
+
+def _is_read_once(segment: Segment, load: Access) -> bool:
+    """Whether it reads an argument from its first element on, and nothing else of the kernel reads that."""
+    buffer = load.buffer
+    if buffer.kind != "input" or buffer.by_value or buffer.windows or not (buffer.offset.is_const):
+        return False
+    readers = [b for b in segment.loads if (b.kind, b.index) == ("input", buffer.index)]
+    seeds = {op.seed for op in segment.randoms}
+    return buffer.offset.a == 0 and len(readers) == 1 and buffer.index not in seeds
+
+
+def _alike(domain: Domain, store: Access, load: Access) -> tuple[tuple[Size, Size, Size], ...] | None:
+    """What has to hold so that an element is read where it is stored, by one thread alone; None where that
+    cannot be."""
+    if store.buffer.value.dtype != load.buffer.value.dtype:
+        return None
+    conditions = []
+    for d, dim in enumerate(domain.dims):
+        a, b = store.strides[d], load.strides[d]
+        if dim.extent.is_const and dim.extent.a == 1:
+            continue
+        if not (store.moves(d) and load.moves(d)) or (a.is_const and b.is_const and a.a != b.a):
+            return None
+        if a is not b:
+            conditions.append((dim.extent, a, b))
+    return tuple(conditions)
