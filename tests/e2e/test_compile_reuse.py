@@ -134,6 +134,22 @@ def test_what_a_later_kernel_reads_keeps_its_memory(device):
             assert_matches(a, b, c, x.numel())
 
 
+def test_what_all_rows_read_is_not_written_by_the_first(device):
+    """The smaller result is stored by the kernel of the larger one, where it computes the first row."""
+
+    def function(x, y):
+        return y * x + 1, x.tanh() * 2
+
+    values = torch.randn(50, device=device), torch.randn(300, 50, device=device)
+    run = program(function, *values)
+    for _ in range(3):
+        found, addresses = called(run, *values)
+        for a, b in zip(found, function(*values)):
+            assert_matches(a, b, ops=4)
+        assert found[1].data_ptr() != addresses[0]
+    assert tsfuser.stats()["launches"] == 3
+
+
 NOT_TAKEN = {
     "narrower": (lambda x: x.bfloat16() * 2, (6, 8)),
     "an integer": (lambda x: (x * 4).int() + 1, (6, 8)),
