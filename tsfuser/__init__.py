@@ -32,7 +32,7 @@ from .frontends.torchscript import passes
 from .frontends.torchscript.training import differentiable
 from .graph import functionalize
 from .knobs import disable, enable, enabled, fuser
-from .ops import table
+from .ops import table, unsupported
 from .planning import planner
 
 __all__ = [
@@ -48,6 +48,7 @@ _C.set_op_facts(
     in_place=functionalize.early_kinds(),
     fresh=functionalize.fresh_kinds(),
     excluded=[row.name for row in table.all_rows() if row.autodiff_excludes],
+    heavy=unsupported.heavy_kinds(),
 )
 _C.set_pass(passes.fuse)
 _C.set_planner(planner.plan)

@@ -68,10 +68,10 @@ void bind_graphs(py::module_& m) {
   m.def(
       "set_op_facts",
       [](const std::vector<std::string>& in_place, const std::vector<std::string>& fresh,
-         const std::vector<std::string>& excluded) {
-        set_op_facts({symbols(in_place), symbols(fresh), symbols(excluded)});
+         const std::vector<std::string>& excluded, const std::vector<std::string>& heavy) {
+        set_op_facts({symbols(in_place), symbols(fresh), symbols(excluded), symbols(heavy)});
       },
-      py::arg("in_place"), py::arg("fresh"), py::arg("excluded"),
+      py::arg("in_place"), py::arg("fresh"), py::arg("excluded"), py::arg("heavy"),
       "What the op table says about kinds of nodes (torchscript/op_facts.h).");
   m.def("frames", &frames,
         "Where a node comes from, innermost first: (file, line, column, text of the line).");

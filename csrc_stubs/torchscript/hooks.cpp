@@ -2,7 +2,8 @@
 //
 //   the pre-pass                  makes groups of a graph that was profiled, or differentiated (Python)
 //   the profiling predicate       says which nodes to profile; before that prepares the graph (prepare.cpp)
-//   operators                     those that fused graphs call (operators.cpp, sizes.cpp, counts.cpp)
+//   operators                     those that fused graphs call (operators.cpp, sizes.cpp, counts.cpp,
+//                                 cast_together.cpp)
 //   prim::DifferentiableGraph,    replaced by operators that make torch's (differentiable.cpp)
 //   prim::RequiresGradCheck
 //   callbacks                     what Python has set
@@ -15,6 +16,7 @@
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twins.h"
+#include "torchscript/weight_casts.h"
 
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/pass_manager.h>
@@ -154,6 +156,7 @@ void hook_into_torch() {
     register_operators();
     register_size_operators();
     register_count_operators();
+    register_cast_operator();
     register_twins();
     for (const auto& [twin, original] : twins()) {
       profile_kinds({twin});

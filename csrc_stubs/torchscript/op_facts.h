@@ -16,6 +16,7 @@ struct OpFacts {
   Kinds in_place;  // in-place ops that become functional before any dtype is known
   Kinds fresh;     // ops whose results share memory with no tensor that was there before
   Kinds excluded;  // views that autodiff differentiates, but keeps out of its graphs
+  Kinds heavy;     // matrix products and convolutions, which are left to torch's libraries
 };
 
 inline Kinds symbols(const std::vector<std::string>& names) {

@@ -14,6 +14,7 @@
 #include "torchscript/prepare.h"
 #include "torchscript/counts.h"
 #include "torchscript/nodes.h"
+#include "torchscript/weight_casts.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
@@ -49,6 +50,8 @@ constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
     // Before the forms: an op that writes keeps autodiff from what it writes to, and is no reader that a
     // form could be written for.
     make_functional,
+    // Behind the ops in place: it leaves out what one of them may write to.
+    cast_weights_together,
     // Last: it asks which nodes autodiff takes, as they are by now.
     write_differentiable_forms,
 };

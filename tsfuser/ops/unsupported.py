@@ -73,6 +73,11 @@ def is_view(kind: str) -> bool:
     return _SENTENCES.get(kind) in (_PART, _VIEW)
 
 
+def heavy_kinds() -> list[str]:
+    """The operator kinds of matrix products and convolutions."""
+    return [kind for kind, text in _SENTENCES.items() if text in (_PRODUCT, _CONVOLUTION)]
+
+
 def kinds() -> list[str]:
     """All that have a sentence."""
     return sorted(_SENTENCES)

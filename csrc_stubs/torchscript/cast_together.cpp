@@ -1,0 +1,174 @@
+// The operator that casts the weights of a graph at once (weight_casts.cpp), and its backward.
+//
+// In: tensors, and the numbers of autocast's cast. Out: what that cast gives for each. Tensors that are cast
+// on one device are copied by one op of torch, which is few kernels on a GPU. Their gradients are cast back
+// as many at a time as `kTogether` says: each waits for the last one of its part. Example: the 54 weights of
+// a ResNet-50 are copied by two kernels, and their gradients by three ops.
+
+#include "call/arguments.h"
+#include "torchscript/weight_casts.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/_autocast_to_reduced_precision_ops.h>
+#include <ATen/ops/_foreach_copy_ops.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
+
+#include <limits>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace tsfuser {
+namespace {
+
+using at::Tensor;
+using torch::autograd::variable_list;
+using torch::jit::Stack;
+using Node = torch::autograd::Node;
+
+// Elements whose gradients are cast together, unless one tensor has more: 32 MB of float32, about what
+// distributed training sends at once.
+constexpr int64_t kTogether = int64_t{1} << 23;
+
+// Copies in another dtype, as the tensors lie in memory. They have no history.
+std::vector<Tensor> cast_all(const std::vector<Tensor>& tensors, at::ScalarType dtype) {
+  const at::AutoDispatchBelowADInplaceOrView no_history;
+  std::vector<Tensor> made;
+  made.reserve(tensors.size());
+  for (const Tensor& tensor : tensors) {
+    made.push_back(at::empty_like(tensor, tensor.options().dtype(dtype)));
+  }
+  if (!made.empty()) {
+    at::_ops::_foreach_copy_::call(made, tensors, /*non_blocking=*/false);
+  }
+  return made;
+}
+
+// The backward of casts of float32 tensors.
+class CastBackward : public Node {
+ public:
+  // As what accumulates gradients, it runs as soon as it can, though it was made before the rest.
+  CastBackward() : Node(std::numeric_limits<uint64_t>::max()) {}
+
+  static auto make() {
+    if constexpr (std::is_same_v<decltype(std::declval<Node&>().getptr()), std::shared_ptr<Node>>) {
+      return std::make_shared<CastBackward>();
+    } else {
+      return c10::make_intrusive<CastBackward>();
+    }
+  }
+
+  void add(const Tensor& given, Tensor& made) {
+    add_next_edge(torch::autograd::impl::gradient_edge(given));
+    torch::autograd::create_gradient_edge(made, getptr());
+  }
+
+  variable_list apply(variable_list&& gradients) override {
+    variable_list results(gradients.size());
+    std::vector<Tensor> plain;
+    std::vector<size_t> places;
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      const Tensor& gradient = gradients[i];
+      if (!gradient.defined() || !task_should_compute_output(i)) {
+        continue;
+      }
+      const bool is_alone = c10::GradMode::is_enabled() || refuse_mode() || refuse_tensor(gradient) ||
+                            (!plain.empty() && (gradient.device() != plain[0].device() ||
+                                                gradient.scalar_type() != plain[0].scalar_type()));
+      if (is_alone) {
+        results[i] = gradient.to(at::kFloat);
+      } else {
+        plain.push_back(gradient);
+        places.push_back(i);
+      }
+    }
+    gradients.clear();
+    std::vector<Tensor> made = cast_all(plain, at::kFloat);
+    for (size_t i = 0; i < made.size(); ++i) {
+      results[places[i]] = std::move(made[i]);
+    }
+    return results;
+  }
+
+  std::string name() const override { return "tsfuser::CastBackward"; }
+};
+
+void record(const std::vector<Tensor>& given, std::vector<Tensor>& made) {
+  if (!c10::GradMode::is_enabled()) {
+    return;
+  }
+  decltype(CastBackward::make()) node;
+  int64_t elements = 0;
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (!given[i].requires_grad()) {
+      continue;
+    }
+    if (!node || elements + given[i].numel() > kTogether) {
+      node = CastBackward::make();
+      elements = 0;
+    }
+    elements += given[i].numel();
+    node->add(given[i], made[i]);
+  }
+}
+
+struct Target {
+  bool cuda_enabled, cpu_enabled;
+  at::ScalarType cuda_dtype, cpu_dtype;
+
+  bool casts(const Tensor& tensor) const {
+    return tensor.defined() && !refuse_tensor(tensor) && tensor.scalar_type() == at::kFloat &&
+           (tensor.is_cuda() ? cuda_enabled : cpu_enabled);
+  }
+  at::ScalarType dtype(const Tensor& tensor) const { return tensor.is_cuda() ? cuda_dtype : cpu_dtype; }
+};
+
+void cast_together(Stack& stack) {
+  Target target;
+  target.cpu_dtype = torch::jit::pop(stack).toScalarType();
+  target.cuda_dtype = torch::jit::pop(stack).toScalarType();
+  target.cpu_enabled = torch::jit::pop(stack).toBool();
+  target.cuda_enabled = torch::jit::pop(stack).toBool();
+  std::vector<Tensor> tensors = torch::jit::pop(stack).toTensorVector();
+  const bool is_watched = refuse_mode() != nullptr;
+  std::vector<Tensor> given;
+  std::vector<size_t> places;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    Tensor& tensor = tensors[i];
+    if (is_watched || !target.casts(tensor) || (!given.empty() && tensor.device() != given[0].device())) {
+      tensor = at::_ops::_autocast_to_reduced_precision::call(
+          tensor, target.cuda_enabled, target.cpu_enabled, target.cuda_dtype, target.cpu_dtype);
+    } else {
+      given.push_back(tensor);
+      places.push_back(i);
+    }
+  }
+  if (!given.empty()) {
+    std::vector<Tensor> made = cast_all(given, target.dtype(given[0]));
+    record(given, made);
+    for (size_t i = 0; i < made.size(); ++i) {
+      tensors[places[i]] = std::move(made[i]);
+    }
+  }
+  stack.emplace_back(std::move(tensors));
+}
+
+}  // namespace
+
+void register_cast_operator() {
+  static const torch::jit::RegisterOperators registered(
+      {torch::jit::Operator("tsfuser::cast_together(Tensor(a)[] tensors, bool cuda_enabled, bool "
+                            "cpu_enabled, ScalarType cuda_dtype, ScalarType cpu_dtype) -> Tensor(a)[]",
+                            cast_together, c10::AliasAnalysisKind::FROM_SCHEMA)});
+}
+
+}  // namespace tsfuser

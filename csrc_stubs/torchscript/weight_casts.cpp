@@ -1,0 +1,181 @@
+// Weights that autocast casts are cast together, where the program begins. Before, a weight at a time:
+//
+//     %w : Tensor = prim::GetAttr[name="weight"](%conv)
+//     %c : Tensor = aten::_autocast_to_reduced_precision(%w, 1, 0, 5, 15)
+//     %y : Tensor = aten::conv2d(%x, %c, ...)
+//
+// After, at the front of the graph, with %w0 and so on read anew:
+//
+//     %all : Tensor[] = prim::ListConstruct(%w0, %w1, ...)
+//     %cast : Tensor[] = tsfuser::cast_together(%all, 1, 0, 5, 15)
+//     %c0 : Tensor, %c1 : Tensor, ... = prim::ListUnpack(%cast)
+//
+// So the 54 weights of a ResNet-50 are two kernels on a GPU instead of 54, and as few in the backward. Only
+// while gradients are recorded: they keep all casts until the backward anyway, where inference holds one at
+// a time. Only where nothing in the graph writes to a weight, and of casts that matrix products and
+// convolutions read: kernels cast what they read by themselves. A step of prepare.cpp.
+
+#include "torchscript/weight_casts.h"
+#include "torchscript/nodes.h"
+#include "torchscript/op_facts.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/jit/ir/alias_analysis.h>
+#include <torch/csrc/jit/ir/constants.h>
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Value;
+
+constexpr size_t kLeast = 4;  // casts; fewer are not worth an op of their own
+
+// What is cast alike: the numbers of the casts.
+using Numbers = std::vector<int64_t>;
+
+// Whether the node reads a parameter of a module, or else another tensor of it.
+bool reads_parameter(const Node* node) {
+  const auto type =
+      node->kind() == c10::prim::GetAttr ? node->input()->type()->cast<c10::ClassType>() : nullptr;
+  const auto slot = type ? type->findAttributeSlot(node->s(c10::attr::name)) : std::nullopt;
+  return slot && type->is_parameter(*slot);
+}
+
+// Whether the value is a parameter of a module that is an argument of the graph, or inside of one.
+bool is_parameter(const Value* value) {
+  const Node* node = value->node();
+  if (!reads_parameter(node)) {
+    return false;
+  }
+  while (node->kind() == c10::prim::GetAttr) {
+    node = node->input()->node();
+  }
+  return node == node->owningGraph()->param_node();
+}
+
+// Whether all that the node may write to are statistics of a batch norm, which are no parameters.
+bool writes_to_statistics(const Node* node) {
+  if (node->kind() != c10::aten::batch_norm && node->kind() != c10::aten::instance_norm) {
+    return false;
+  }
+  return std::all_of(node->inputs().begin() + 3, node->inputs().begin() + 5, [](const Value* value) {
+    const Node* read = behind_profile(value)->node();
+    return read->kind() == c10::prim::GetAttr ? !reads_parameter(read) : read->mustBeNone();
+  });
+}
+
+// Whether the value is read, and by nothing but matrix products and convolutions behind `first`.
+bool has_heavy_readers(const Value* value, const Node* first) {
+  return value->hasUses() &&
+         std::all_of(value->uses().begin(), value->uses().end(), [first](const torch::jit::Use& use) {
+           return use.user->isAfter(first) && op_facts().heavy.count(use.user->kind()) != 0;
+         });
+}
+
+// Whether the graph may change a weight, or put another one in its place, before it is cast.
+bool may_be_written(const torch::jit::ValueSet& weights, const std::vector<Node*>& nodes, Graph& graph) {
+  const torch::jit::AliasDb aliases(graph.shared_from_this());
+  return std::any_of(nodes.begin(), nodes.end(), [&](Node* node) {
+    return node->kind() == c10::prim::SetAttr ||
+           (aliases.writesToAlias(node, weights) && !writes_to_statistics(node));
+  });
+}
+
+// Of a cast of a module's parameter, that may be done at the front of the graph; else none.
+Numbers numbers_of_weight_cast(const Node* node, const Node* first) {
+  if (node->kind() != c10::aten::_autocast_to_reduced_precision ||
+      node->owningBlock() != node->owningGraph()->block() || !is_parameter(behind_profile(node->input(0))) ||
+      !has_heavy_readers(node->output(), first)) {
+    return {};
+  }
+  Numbers numbers;
+  for (size_t i = 1; i < node->inputs().size(); ++i) {
+    const auto constant = torch::jit::toIValue(node->input(i));
+    if (!constant || !constant->isScalar()) {
+      return {};
+    }
+    numbers.push_back(constant->isBool() ? constant->toBool() : constant->toInt());
+  }
+  return numbers;
+}
+
+// Copies of chains of `prim::GetAttr`, in front of all that reads them.
+class Attributes {
+ public:
+  explicit Attributes(Graph& graph) : graph_(graph) {}
+
+  Value* copy_of(Value* value) {
+    if (value->node()->kind() != c10::prim::GetAttr) {
+      return value;
+    }
+    const auto found = copies_.find(value);
+    if (found != copies_.end()) {
+      return found->second;
+    }
+    Value* owner = copy_of(value->node()->input());
+    Node* copy = graph_.createClone(value->node(), [owner](Value*) { return owner; });
+    return copies_[value] = graph_.insertNode(copy)->output();
+  }
+
+ private:
+  Graph& graph_;
+  std::unordered_map<Value*, Value*> copies_;
+};
+
+void cast_at_front(Graph& graph, const std::vector<Node*>& casts) {
+  const torch::jit::WithInsertPoint front(*graph.nodes().begin());
+  Attributes attributes(graph);
+  std::vector<Value*> weights;
+  for (const Node* cast : casts) {
+    weights.push_back(attributes.copy_of(const_cast<Value*>(behind_profile(cast->input(0)))));
+  }
+  Node* all = graph.insertNode(graph.createList(c10::TensorType::get(), weights));
+  std::vector<Value*> inputs = {all->output()};
+  for (size_t i = 1; i < casts[0]->inputs().size(); ++i) {
+    inputs.push_back(graph.insertConstant(*torch::jit::toIValue(casts[0]->input(i))));
+  }
+  static const auto kind = c10::Symbol::fromQualString("tsfuser::cast_together");
+  Node* together = graph.insertNode(graph.create(kind, inputs, 1));
+  together->output()->setType(c10::ListType::ofTensors());
+  Node* unpacked = graph.insertNode(graph.createListUnpack(together->output(), casts.size()));
+  for (size_t i = 0; i < casts.size(); ++i) {
+    casts[i]->output()->replaceAllUsesWith(unpacked->output(i));
+  }
+}
+
+}  // namespace
+
+void cast_weights_together(Graph& graph, const Node* first) {
+  if (!c10::GradMode::is_enabled()) {
+    return;
+  }
+  const auto nodes = all_nodes(graph);
+  std::map<Numbers, std::vector<Node*>> casts;
+  torch::jit::ValueSet weights;
+  for (Node* node : nodes) {
+    const Numbers numbers = numbers_of_weight_cast(node, first);
+    if (!numbers.empty()) {
+      casts[numbers].push_back(node);
+      weights.insert(node->input(0));
+    }
+  }
+  if (weights.size() < kLeast || may_be_written(weights, nodes, graph)) {
+    return;
+  }
+  for (const auto& [numbers, alike] : casts) {
+    if (alike.size() >= kLeast) {
+      cast_at_front(graph, alike);
+    }
+  }
+}
+
+}  // namespace tsfuser

@@ -1,0 +1,16 @@
+// Casts that autocast makes of the tensors of modules, all of them at once.
+#pragma once
+
+namespace torch::jit {
+struct Graph;
+struct Node;
+}  // namespace torch::jit
+
+namespace tsfuser {
+
+// A step of prepare.cpp (weight_casts.cpp).
+void cast_weights_together(torch::jit::Graph& graph, const torch::jit::Node* first);
+// The operator that it makes a node of: tsfuser::cast_together (cast_together.cpp).
+void register_cast_operator();
+
+}  // namespace tsfuser
