@@ -105,19 +105,6 @@ bool reads_no_counter(const Node* attribute) {
   return slot && (type->is_parameter(*slot) || is_counted_only(value) || is_statistic(value));
 }
 
-// Whether the node does what its schema says, or only hands values on; what Python or another library has
-// defined may read what it likes.
-bool is_known(const Node* node) {
-  static const auto ours = c10::Symbol::fromQualString("tsfuser::count").ns();
-  static const Kinds kinds = {c10::prim::Constant,      c10::prim::If,         c10::prim::Loop,
-                              c10::prim::ListConstruct, c10::prim::ListUnpack, c10::prim::TupleConstruct,
-                              c10::prim::TupleUnpack,   c10::prim::profile};
-  const auto kind = node->kind();
-  const auto* schema = node->maybeSchema();
-  const bool of_torch = kind.is_aten() || kind.is_prim() || kind.ns() == ours;
-  return kinds.count(kind) != 0 || (schema && of_torch && !schema->is_varret());
-}
-
 bool may_defer(Graph& graph, const std::vector<Node*>& nodes) {
   const auto inputs = graph.inputs();
   return std::all_of(inputs.begin(), inputs.end(),

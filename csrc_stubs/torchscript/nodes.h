@@ -4,6 +4,7 @@
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/ir.h>
 
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -31,6 +32,20 @@ inline bool is_tensor(const torch::jit::Value* value) {
 
 inline bool is_profile(const torch::jit::Node* node) {
   return node->kind() == c10::prim::profile && node->inputs().size() == 1 && node->outputs().size() == 1;
+}
+
+// Whether the node does what its schema says, or only hands values on; what Python or another library has
+// defined may read what it likes.
+inline bool is_known(const torch::jit::Node* node) {
+  static const auto ours = c10::Symbol::fromQualString("tsfuser::count").ns();
+  static const std::unordered_set<c10::Symbol> kinds = {c10::prim::Constant,    c10::prim::If,
+                                                        c10::prim::Loop,        c10::prim::ListConstruct,
+                                                        c10::prim::ListUnpack,  c10::prim::TupleConstruct,
+                                                        c10::prim::TupleUnpack, c10::prim::profile};
+  const auto kind = node->kind();
+  const auto* schema = node->maybeSchema();
+  const bool of_torch = kind.is_aten() || kind.is_prim() || kind.ns() == ours;
+  return kinds.count(kind) != 0 || (schema && of_torch && !schema->is_varret());
 }
 
 // The value that a profile node stands before.

@@ -1,0 +1,197 @@
+"""Weights that autocast casts are cast by one op of a scripted program, and so are their gradients
+(csrc_stubs/torchscript/weight_casts.cpp and cast_together.cpp)."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import tsfuser
+
+pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error", "switched_on")
+
+TOGETHER = "tsfuser::cast_together"
+
+
+@pytest.fixture
+def switched_on():
+    with tsfuser.fuser():
+        yield
+
+
+class Layers(nn.Module):
+    """Six parameters that are cast: of two convolutions, one of which has a bias, and of two products."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.third, self.last = nn.Linear(8, 12, bias=False), nn.Linear(12, 5)
+
+    def forward(self, x):
+        x = torch.sigmoid(self.second(torch.sigmoid(self.first(x) * 2)))
+        return self.last(torch.tanh(self.third(x.mean([2, 3])) * 3))
+
+
+class Written(Layers):
+    """A weight is written before it is read."""
+
+    def forward(self, x):
+        x = torch.sigmoid(self.second(torch.sigmoid(self.first(x) * 2)))
+        with torch.no_grad():
+            self.last.weight.mul_(1.5)
+        return self.last(torch.tanh(self.third(x.mean([2, 3])) * 3))
+
+
+halved = []
+
+
+@torch.jit.ignore
+def halve(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        for weight in halved[-1]:
+            weight.mul_(0.5)
+    return x
+
+
+class Ignored(Layers):
+    """A function of Python, which torch does not look into, writes to a weight."""
+
+    def forward(self, x):
+        x = torch.sigmoid(self.second(torch.sigmoid(self.first(x) * 2)))
+        return self.last(torch.tanh(self.third(halve(x.mean([2, 3]))) * 3))
+
+
+def images(device):
+    return torch.randn(4, 3, 6, 6, device=device)
+
+
+def pair(kind, device):
+    torch.manual_seed(0)
+    plain = kind().to(device)
+    ours = copy.deepcopy(plain)
+    # else it shares what was compiled for the last one of its class
+    torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
+    return plain, ours, torch.jit.script(ours)
+
+
+def step(module, x):
+    for p in module.parameters():
+        p.grad = None
+    with torch.autocast(x.device.type, torch.bfloat16):
+        out = module(x)
+    out.float().square().sum().backward()
+    return out
+
+
+def casts(scripted, x):
+    with torch.autocast(x.device.type, torch.bfloat16):
+        scripted(x)
+    return torch.jit.last_executed_optimized_graph().findAllNodes(TOGETHER)
+
+
+def assert_near(found, expected, part=0.03):
+    """Both are of bfloat16 arithmetic, in other orders; one rounding is at most 0.004 of a number."""
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert (found.double() - expected.double()).norm() <= part * expected.double().norm()
+
+
+def steps_agree(plain, ours, scripted, x, steps=5):
+    """Results and gradients, of each step."""
+    for _ in range(steps):
+        expected, found = step(plain, x), step(scripted, x)
+        assert_near(found.detach(), expected.detach())
+        for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None)
+            if p.grad is not None:
+                assert_near(p.grad, q.grad)
+
+
+def test_a_step_casts_all_weights_by_one_op(device):
+    plain, ours, scripted = pair(Layers, device)
+    x = images(device)
+    steps_agree(plain, ours, scripted, x)
+    [node] = casts(scripted, x)
+    assert len(list(node.inputsAt(0).node().inputs())) >= 4
+    assert tsfuser.stats()["fallbacks"] == {}
+
+
+def test_gradients_are_cast_back_by_one_node(device):
+    _, _, scripted = pair(Layers, device)
+    for _ in range(5):
+        out = step(scripted, images(device))
+    names, todo = [], [out.grad_fn]
+    seen = set()
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            names.append(node.name())
+            todo += [following for following, _ in node.next_functions]
+    assert names.count("tsfuser::CastBackward") == 1
+
+
+def test_weights_without_gradients_and_weights_that_are_not_cast(device):
+    """One is frozen, one is in bfloat16 by itself, and one gets its gradient by its own hook."""
+    plain, ours, scripted = pair(Layers, device)
+    calls = []
+    for module in (plain, ours):
+        module.second.weight.requires_grad_(False)
+        module.third.weight.data = module.third.weight.data.bfloat16()
+        module.first.weight.register_hook(lambda g: calls.append(g.dtype) or g * 2)
+    x = images(device)
+    steps_agree(plain, ours, scripted, x)
+    assert len(casts(scripted, x)) == 1
+    assert set(calls) == {torch.float32}
+
+
+@pytest.mark.parametrize("kind", [Written, Ignored])
+def test_weights_that_may_be_written_are_cast_where_they_are_read(device, kind):
+    plain, ours, scripted = pair(kind, device)
+    x = images(device)
+    for _ in range(4):
+        halved.append([plain.last.weight])
+        expected = step(plain, x)
+        halved.append([ours.last.weight])
+        found = step(scripted, x)
+        assert_near(found.detach(), expected.detach())
+        assert torch.equal(ours.last.weight, plain.last.weight)
+    halved.append([])
+    assert casts(scripted, x) == []
+
+
+def test_without_gradients_weights_are_cast_one_by_one(device):
+    """So that inference holds one copy at a time."""
+    plain, _, scripted = pair(Layers, device)
+    x = images(device)
+    with torch.no_grad(), torch.autocast(x.device.type, torch.bfloat16):
+        for _ in range(4):
+            assert_near(scripted(x), plain(x))
+        assert casts(scripted, x) == []
+
+
+def test_inference_after_training(device):
+    plain, ours, scripted = pair(Layers, device)
+    x = images(device)
+    steps_agree(plain, ours, scripted, x)
+    with torch.no_grad(), torch.autocast(x.device.type, torch.bfloat16):
+        assert_near(scripted(x), plain(x))
+    with torch.autocast(x.device.type, torch.bfloat16), torch.inference_mode():
+        assert_near(scripted(x), plain(x))
+
+
+def test_a_graph_that_is_kept_and_gradients_of_gradients(device):
+    plain, ours, scripted = pair(Layers, device)
+    x = images(device)
+    steps_agree(plain, ours, scripted, x)
+    found = []
+    for module, parameters in ((plain, plain), (scripted, ours)):
+        with torch.autocast(x.device.type, torch.bfloat16):
+            loss = module(x).float().square().sum()
+        weight = parameters.third.weight
+        loss.backward(retain_graph=True)
+        [first] = torch.autograd.grad(loss, weight, create_graph=True)
+        [second] = torch.autograd.grad(first.square().sum(), weight)
+        found.append([first.detach(), second])
+    for ours_, plain_ in zip(found[1], found[0], strict=True):
+        assert_near(ours_, plain_)
