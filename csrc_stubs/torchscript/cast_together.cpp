@@ -33,7 +33,6 @@ namespace {
 using at::Tensor;
 using torch::autograd::variable_list;
 using torch::jit::Stack;
-using Node = torch::autograd::Node;
 
 // Elements whose gradients are cast together, unless one tensor has more: 32 MB of float32, about what
 // distributed training sends at once.
@@ -54,13 +53,14 @@ std::vector<Tensor> cast_all(const std::vector<Tensor>& tensors, at::ScalarType 
 }
 
 // The backward of casts of float32 tensors.
-class CastBackward : public Node {
+class CastBackward : public torch::autograd::Node {
  public:
   // As what accumulates gradients, it runs as soon as it can, though it was made before the rest.
   CastBackward() : Node(std::numeric_limits<uint64_t>::max()) {}
 
   static auto make() {
-    if constexpr (std::is_same_v<decltype(std::declval<Node&>().getptr()), std::shared_ptr<Node>>) {
+    if constexpr (std::is_base_of_v<std::enable_shared_from_this<torch::autograd::Node>,
+                                    torch::autograd::Node>) {
       return std::make_shared<CastBackward>();
     } else {
       return c10::make_intrusive<CastBackward>();

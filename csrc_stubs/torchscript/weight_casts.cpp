@@ -40,7 +40,7 @@ using torch::jit::Value;
 constexpr size_t kLeast = 4;  // casts; fewer are not worth an op of their own
 
 // What is cast alike: the numbers of the casts.
-using Numbers = std::vector<int64_t>;
+using CastNumbers = std::vector<int64_t>;
 
 // Whether the node reads a parameter of a module, or else another tensor of it.
 bool reads_parameter(const Node* node) {
@@ -92,13 +92,13 @@ bool may_be_written(const torch::jit::ValueSet& weights, const std::vector<Node*
 }
 
 // Of a cast of a module's parameter, that may be done at the front of the graph; else none.
-Numbers numbers_of_weight_cast(const Node* node, const Node* first) {
+CastNumbers numbers_of_weight_cast(const Node* node, const Node* first) {
   if (node->kind() != c10::aten::_autocast_to_reduced_precision ||
       node->owningBlock() != node->owningGraph()->block() || !is_parameter(behind_profile(node->input(0))) ||
       !has_heavy_readers(node->output(), first)) {
     return {};
   }
-  Numbers numbers;
+  CastNumbers numbers;
   for (size_t i = 1; i < node->inputs().size(); ++i) {
     const auto constant = torch::jit::toIValue(node->input(i));
     if (!constant || !constant->isScalar()) {
@@ -160,10 +160,10 @@ void cast_weights_together(Graph& graph, const Node* first) {
     return;
   }
   const auto nodes = all_nodes(graph);
-  std::map<Numbers, std::vector<Node*>> casts;
+  std::map<CastNumbers, std::vector<Node*>> casts;
   torch::jit::ValueSet weights;
   for (Node* node : nodes) {
-    const Numbers numbers = numbers_of_weight_cast(node, first);
+    const CastNumbers numbers = numbers_of_weight_cast(node, first);
     if (!numbers.empty()) {
       casts[numbers].push_back(node);
       weights.insert(node->input(0));
