@@ -17,10 +17,11 @@ from dataclasses import replace
 
 from ..ir.symbols import filled, find
 from .index import Var
-from .loop_ir import Compute, For, If, Let, Stmt
+from .loop_ir import Compute, For, If, Let, Load, Stmt
 from .traverse import defined, used, with_bodies
 
 WORTH_A_BRANCH = 12  # instructions of a lane that need not be computed on one of the two sides
+LANE_LOAD = 16  # instructions that a load by each lane is taken for: 32 threads read 32 sectors, in 32 cycles
 MOST_CONDITIONS = 16  # that are tried
 MOST_COPIED = 1.5  # times as many instructions as before are in both sides together
 
@@ -70,7 +71,7 @@ def _decided(loop: For, condition: str, side: int) -> For:
     needed: set[str] = set()
     for s in reversed(loop.body):
         s = _chosen(s, side) if _condition(s) == condition else s
-        if isinstance(s, (Compute, Let)) and "[" not in s.name and s.name not in needed:
+        if isinstance(s, (Compute, Let, Load)) and "[" not in s.name and s.name not in needed:
             continue
         body.append(s)
         needed |= used(s)
@@ -88,4 +89,7 @@ def _chosen(s: Stmt, side: int) -> Compute:
 
 
 def _cost(loop: For) -> int:
-    return sum(find(s.symbol).cost for s in loop.body if isinstance(s, Compute))
+    return sum(
+        find(s.symbol).cost if isinstance(s, Compute) else LANE_LOAD if isinstance(s, Load) else 0
+        for s in loop.body
+    )
