@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from kit.support import assert_matches, no_fallback
 
 pytestmark = pytest.mark.usefixtures("forgotten")

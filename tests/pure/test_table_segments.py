@@ -195,6 +195,19 @@ def test_a_cheap_choice_is_none():
     assert any(isinstance(s, For) and s.bind == "vector" for s in kernel.body)
 
 
+def test_a_choice_that_spares_a_load_by_each_lane_is_a_branch():
+    """Lanes of a vector that read down a column read a sector each, which the other half does not need."""
+
+    def program(b, x, y):
+        return table.find("aten::cat").build(b, tensors=[x, y], dim=2)
+
+    down = tensor(2, 64, 8, 64, strides=(64 * 8 * 64, 1, 64 * 64, 64))
+    [kernel] = kernels(program, tensor(2, 64, 8, 64), down)
+    [choice] = [s for s in kernel.body if isinstance(s, If)]
+    read = [{s.buffer for s in statements(side) if isinstance(s, Load)} for side in (choice.yes, choice.no)]
+    assert read == [set(), {"args.x1_2"}]
+
+
 @pytest.mark.parametrize("rows, vector", [(512, 1), (1 << 16, 4)])
 def test_sines_of_few_elements_have_a_thread_each(rows, vector):
     def params(name):
