@@ -8,7 +8,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 import tsfuser
-from kit.support import assert_matches, counted, fuse, groups, no_fallback, train
+from kit.support import assert_matches, captured, counted, fuse, groups, no_fallback, train
 from tsfuser.debug.observe import observing
 
 
@@ -97,9 +97,7 @@ def test_a_run_on_a_thread_without_a_context_is_observed():
 def test_cuda_graph_capture_and_replay():
     x, y = inputs()
     scripted = fuse(program, x, y)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = scripted(x, y)
+    graph, out = captured(lambda: scripted(x, y))
     for _ in range(3):
         x.copy_(torch.randn_like(x))
         graph.replay()
@@ -112,9 +110,7 @@ def test_a_new_shape_under_capture():
     scripted = fuse(program, *inputs())
     x, y = inputs(shape=(48, 128))
     scripted(*inputs(shape=(40, 128)))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = scripted(x, y)
+    graph, out = captured(lambda: scripted(x, y))
     graph.replay()
     torch.cuda.synchronize()
     assert_matches(out, program(x, y), ops=3)

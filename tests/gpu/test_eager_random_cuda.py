@@ -17,6 +17,7 @@ import tsfuser
 from kit.eager_random_report import INPUTS, OPS, SHAPES
 from kit.support import (
     assert_matches,
+    captured,
     copy_of,
     counted,
     fresh,
@@ -254,9 +255,7 @@ def test_a_run_of_training_follows_eager(inplace, tmp_path):
 def test_a_cuda_graph_replays_eagers_numbers():
     x, y = torch.rand(333, 1000, device="cuda"), torch.rand(1000, device="cuda")
     scripted = check(several, x, y)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outs = scripted(x, y)
+    graph, outs = captured(lambda: scripted(x, y))
     torch.cuda.manual_seed(5)
     found = []
     for _ in range(3):

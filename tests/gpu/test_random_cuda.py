@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 import torch.nn.functional as F
 
 import tsfuser
-from kit.support import counted, fresh, fuse, groups, no_fallback, train
+from kit.support import captured, counted, fresh, fuse, groups, no_fallback, train
 
 
 @pytest.fixture(autouse=True)
@@ -34,14 +34,6 @@ def inputs(device="cuda", shape=(33, 65)):
 
 def generator(device="cuda:0"):
     return torch.cuda.default_generators[torch.device(device).index]
-
-
-def captured(function):
-    """The graph of `function()`, and what it returned."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = function()
-    return graph, out
 
 
 def replayed(graph, outs):

@@ -170,6 +170,16 @@ def copy_of(x, device=None):
     return memory.as_strided(x.shape, x.stride(), x.storage_offset())
 
 
+def captured(function):
+    """The CUDA graph of `function()`, and what that returned."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = function()
+    # torch writes a first random seed on the stream of the capture, which no replay on another one waits for.
+    torch.cuda.synchronize()
+    return graph, outs
+
+
 @contextlib.contextmanager
 def no_fallback():
     """Inside, a group that cannot run fused raises instead of running unfused: what a test compares was
