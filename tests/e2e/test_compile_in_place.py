@@ -244,6 +244,36 @@ def test_what_is_copied_to_an_input_is_copied_once(device):
     assert all(map(torch.equal, three, others))
 
 
+VIEWS = {
+    "view": lambda y: y.view(-1),
+    "transpose": lambda y: y.t(),
+    "element": lambda y: y[0],
+    "half": lambda y: y.chunk(2)[1],
+    "detached view": lambda y: y.detach().view(-1),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_view_of_a_copy_does_not_lie_in_what_was_copied(view, dynamic, device):
+    """Neither in another result nor in what the backward reads, both of which would change with it."""
+
+    def function(x):
+        made = torch.exp(x)
+        copied = torch.empty_like(made).copy_(made)
+        return made * 1, made, VIEWS[view](copied)
+
+    run = compiled(function, dynamic=dynamic)
+    for _ in range(2):
+        x = torch.randn(4, 6, device=device, requires_grad=True)
+        first, second, last = run(x)
+        with torch.no_grad():
+            last.detach().fill_(100)
+        assert_matches(second.detach(), torch.exp(x.detach()), ops=4)
+        (first.sum() + second.sum()).backward()
+        assert_matches(x.grad, 2 * torch.exp(x.detach()), ops=4)
+
+
 def test_running_statistics_are_written_where_they_lie(device):
     model = nn.Sequential(nn.BatchNorm2d(6), nn.ReLU()).to(device)
     twin, run = copy.deepcopy(model), compiled(model)
