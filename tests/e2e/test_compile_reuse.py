@@ -440,6 +440,50 @@ def test_saved_tensors_belong_to_the_backward_but_for_cuda_graphs(mode, gives, m
 
 
 BIG = "Float(64, 32, strides=[32, 1], requires_grad=0, device=cpu)"
+
+
+@pytest.fixture
+def send():
+    """An op that may go on reading its operand on a stream of its own: the backward knows nothing of it."""
+    library = torch.library.Library("tsfuser_reuse_test", "FRAGMENT")
+    library.define("send(Tensor x) -> Tensor")
+    library.impl("send", lambda x: x.sum(), "CompositeExplicitAutograd")
+    op = torch.ops.tsfuser_reuse_test.send
+    torch.library.register_autograd(op.default, lambda ctx, g: None, lib=library)
+    yield op
+    library._destroy()
+
+
+SEEN = {
+    "nothing": lambda send, p: 0,
+    "operand": lambda send, p: send(p),
+    "view": lambda send, p: send(p.t()),
+}
+
+
+@pytest.mark.graphs
+@pytest.mark.parametrize("seen", SEEN)
+def test_what_an_op_of_others_has_seen_does_not_belong_to_the_backward(seen, send, device, monkeypatch):
+    def function(x, w):
+        product = x @ w
+        return F.gelu(product).square().sum() + SEEN[seen](send, product)
+
+    known = {}
+
+    def recorded(module, settings, origin, donated=()):
+        taken = [node.name for node in module.graph.find_nodes(op="placeholder")]
+        known[origin.role] = {taken[k] for k in donated}
+        return compile_graph(module, settings, origin, donated)
+
+    monkeypatch.setattr(door, "compile_graph", recorded)
+    x = torch.randn(8, 8, device=device)
+    w, other = (torch.ones(8, 8, device=device, requires_grad=True) for _ in range(2))
+    torch.compile(function, backend="tsfuser")(x, w).backward()
+    function(x, other).backward()
+    assert_matches(w.grad, other.grad, ops=64)
+    assert known["backward"] == ({"mm"} if seen == "nothing" else set())
+
+
 MARKED = f"""
 graph(%a : {BIG}, %b : {BIG}):
   %x : {BIG} = aten::tanh(%a)

@@ -21,7 +21,7 @@ from .channels_last import channels_last
 from .cuda_graphs import CudaGraphs
 from .decompositions import decompositions
 from .dropout import seed_dropouts
-from .partition import partition
+from .partition import LENT, partition
 from .program import compile_graph
 from .whole_ops import whole_ops
 
@@ -70,18 +70,19 @@ def _compile(
         if settings.recompute:
             seed_dropouts(module)
         channels_last(module, settings.channels_last, inference=True)
-    donated = _donated() if role == "backward" and graphs is None else ()
+    donated = _donated(module) if role == "backward" and graphs is None else ()
     call = compile_graph(module, settings, watch.Origin(source, role), donated)
     return call if graphs is None else graphs.recorded(call, module, inputs, role)
 
 
-def _donated() -> Collection[int]:
+def _donated(backward: fx.GraphModule) -> Collection[int]:
     """The inputs of the backward that torch compiles now which the forward has made for it alone: neither
-    arguments nor results, nor views of these. CUDA graphs (`mode="reduce-overhead"`) keep books of their
-    own about them."""
+    arguments nor results, nor views of these, nor what an op has seen that is none of torch's. CUDA graphs
+    (`mode="reduce-overhead"`) keep books of their own about them."""
     context = torch._guards.TracingContext.try_get()
     metadata = context.fw_metadata if context else None
-    return frozenset(getattr(metadata, "bw_donated_idxs", None) or ())
+    lent = {k for k, node in enumerate(backward.graph.find_nodes(op="placeholder")) if LENT in node.meta}
+    return frozenset(getattr(metadata, "bw_donated_idxs", None) or ()) - lent
 
 
 @cache

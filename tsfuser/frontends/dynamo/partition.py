@@ -27,6 +27,10 @@ from .updates import sharing, updates
 
 aten = torch.ops.aten
 
+#: In the `meta` of what the backward takes: somebody may read it, whom only his op knows.
+LENT = "tsfuser_lent"
+_TORCH = ("aten", "prims", "tsfuser")
+
 
 def partition(
     joint: fx.GraphModule,
@@ -62,7 +66,39 @@ def partition(
     else:
         forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
     save_old_values(forward, num_fwd_outputs)
+    mark_lent(forward, backward)
     return forward, backward
+
+
+def mark_lent(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+    """Of what the forward saves, marks what an op that is none of torch's may have seen: it may go on reading
+    it on another stream, until long after the forward."""
+    foreign = [node for node in forward.graph.nodes if _is_foreign(node)]
+    touched = {node for op in foreign for node in (op, *op.all_input_nodes)}
+    everything = any(not op.all_input_nodes for op in foreign)  # it may be another stream that all goes to
+    roots = {_root(node) for node in touched}
+    names = {node.name for node in forward.graph.nodes if everything or _root(node) in roots}
+    for node in backward.graph.find_nodes(op="placeholder"):
+        if node.name in names:
+            node.meta[LENT] = True
+
+
+def _is_foreign(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return node.op not in ("placeholder", "get_attr", "output")
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target.namespace not in _TORCH
+    return isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """The node whose memory it may lie in: views and items of lists lie in that of their first operand."""
+    while node.op == "call_function" and node.all_input_nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and all(r.alias_info is None for r in schema.returns):
+            break
+        node = node.all_input_nodes[0]
+    return node
 
 
 def save_old_values(forward: fx.GraphModule, results: int) -> None:
