@@ -71,9 +71,7 @@ def _replaced(node: fx.Node) -> bool:
     source = node.args[1]
     if node.kwargs or _dtype(source) is None or _dtype(node) != _dtype(source):
         return False
-    if not all(user.target is aten.copy_.default or _is_made_here(user) for user in node.users):
-        return False
-    if not _is_made_here(source):
+    if not _is_made_here(source) or _leaves(node):
         return False
     old, new = (n.meta["val"] for n in (node, source))  # type: ignore[union-attr]
     ends = all(user.target is aten.copy_.default for user in node.users)
@@ -81,6 +79,18 @@ def _replaced(node: fx.Node) -> bool:
         return False
     node.replace_all_uses_with(source)
     return True
+
+
+def _leaves(node: fx.Node) -> bool:
+    """Whether the tensor, or what may be a view of it, is a result of the graph."""
+    left = [node]
+    while left:
+        for user in left.pop().users:
+            if user.op == "output":
+                return True
+            if user.target is not aten.copy_.default and not _is_made_here(user):
+                left.append(user)
+    return False
 
 
 def _is_made_here(node: fx.Node) -> bool:
