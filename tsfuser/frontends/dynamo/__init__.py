@@ -23,8 +23,9 @@ translate.py   an FX graph as a typed torch._C.Graph; arguments.py, sizes.py, ty
 split.py       cuts a graph around nodes that cannot be translated
 passes.py      makes groups, by the passes that all front ends share, and then runs these steps:
 joint.py, gradient_casts.py   groups that are launched together
-updates.py     inputs that the program changes; in_place.py, twins.py, add_together.py: ops that write there
-order.py       the order of nodes, by the memory that they free
+updates.py     inputs that the program changes; in_place.py, in_place_ops.py, add_together.py: writers
+order.py       the order of nodes, by the memory that they free; memory.py: that memory
+dead.py        inputs of groups over which results may be stored
 expected.py    the calls for which groups are planned before they run
 
 watch.py       tells explain what was made of each graph; logs.py, counts.py: logs and counters

@@ -1,10 +1,11 @@
-"""Additions of one number to many of the graph's inputs, in place, as one op.
+"""One op for the additions of a number to many inputs of the graph, in place.
 
-In: a typed graph in its last order. Out: the same graph, where tensors of a dtype and device that nothing
-else reads are added to together, on a GPU by one kernel. Batch norms count their calls so. Before:
+In: a typed graph in its final order. Out: the same graph, in which all such additions to tensors of one dtype
+and device are one op, if nothing else reads these tensors. On a GPU the op is one kernel. Example: each batch
+norm counts its calls. Before:
 
     aten::add_(%count1, %one, %one) ... aten::add_(%count2, %one, %one)
-becomes, where the last of these was,
+becomes, at the place of the last one,
     %counts = prim::ListConstruct(%count1, %count2);  aten::_foreach_add_(%counts, %one)
 """
 
@@ -20,7 +21,7 @@ _KIND = "aten::add_"
 
 
 def add_together(graph: Graph, refusals: Refusals) -> None:
-    """Changes the graph's top block, whose nodes must stay in their order from then on."""
+    """Changes the graph's top block. Its nodes must stay in their order from then on."""
     found: dict[tuple, list[Node]] = {}
     for node in graph.findAllNodes(_KIND, False):
         if _is_alone(node):

@@ -1,15 +1,15 @@
-"""Gradients that read an op's result in the place of its operand, where both tell the same.
+"""Gradients that read the result of an op instead of its operand, if both lead to the same gradient.
 
-In: AOTAutograd's joint graph. Out: the same graph, where nobody may ask for the operand any more: the next
-product or convolution has the result saved in any case. Before:
+In: AOTAutograd's joint graph. Out: the same graph, in which the operand may have no readers left in the
+backward. The result is saved anyway if a product or a convolution reads it next. Before:
 
     x = addmm(b, a, w);  y = leaky_relu(x, 0.1);  z = mm(y, v)
     leaky_relu_backward(g, x, 0.1, False)
 becomes
     leaky_relu_backward(g, y, 0.1, True)
 
-Torch does so for relu and tanh. Two operands are read as before: an input of the program, which takes
-no further memory, and the result of a norm, which is computed from what the norm's gradient reads.
+torch does this for relu and tanh. Two kinds of operands are still read: an input of the program, which takes
+no further memory, and the result of a norm, which is computed again from what the norm's gradient reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .updates import sharing
 
 aten = torch.ops.aten
 
-_MOST = 256  # whole numbers up to here are numbers of every floating dtype
+_MOST = 256  # every floating dtype holds all integers up to this one
 
 
 def read_results(joint: fx.GraphModule) -> None:
@@ -46,7 +46,7 @@ def read_results(joint: fx.GraphModule) -> None:
 
 
 def _leaky_relu(node: fx.Node, gradient: fx.Node) -> tuple | None:
-    """The result has the operand's sign where the slope is no less than 0."""
+    """The result has the operand's sign if the slope is at least 0."""
     slope = node.args[1] if len(node.args) > 1 else 0.01
     of_operand, its_slope, is_result = gradient.args[0], *gradient.args[2:4]
     if is_result or type(slope) not in (int, float) or slope != its_slope or not slope >= 0:
@@ -55,7 +55,7 @@ def _leaky_relu(node: fx.Node, gradient: fx.Node) -> tuple | None:
 
 
 def _hardtanh(node: fx.Node, gradient: fx.Node) -> tuple | None:
-    """The result is at an end where the operand is there, or beyond. The ends must not be rounded."""
+    """The result is at a bound where the operand is at it or beyond. The bounds must not be rounded."""
     ends = (*node.args[1:], *(-1.0, 1.0)[len(node.args) - 1 :])
     if ends != gradient.args[2:] or not all(_is_whole(end) for end in ends):
         return None
@@ -66,7 +66,8 @@ def _is_whole(number: Any) -> bool:
     return type(number) in (int, float) and abs(number) <= _MOST and number == int(number)
 
 
-#: op -> its gradient, and what gives that the arguments with the op's result; None where it tells less
+#: op -> its gradient, and a function of both nodes: the arguments with which the gradient reads the result,
+#: or None if the result does not suffice
 _GRADIENTS: dict[Any, tuple[Any, Callable[[fx.Node, fx.Node], tuple | None]]] = {
     aten.leaky_relu.default: (aten.leaky_relu_backward.default, _leaky_relu),
     aten.hardtanh.default: (aten.hardtanh_backward.default, _hardtanh),

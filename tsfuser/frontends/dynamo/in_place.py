@@ -1,8 +1,8 @@
-"""Groups that write into the graph's inputs, where a copy at the graph's end would do so.
+"""Groups that write directly to the graph's inputs, instead of a copy at the end of the graph.
 
-In: a typed graph with groups, and the copies to inputs that end the program. Out: the same graph, where the
-group that makes a new value stores it in the place of the old one, if nobody asks for the old one any more;
-and the copies that are left. Parameters and states of an optimizer are then written once. Before:
+In: a typed graph with groups, and the copies to inputs that end the program. Out: the same graph, in which
+the group that computes a new value stores it over the old one, if nobody reads the old one later; and the
+copies that are left. Example: parameters and states of an optimizer are written once. Before:
 
     %new = prim::CudaFusionGroup(%parameter, %gradient)              parameter.copy_(new) at the end
 becomes, with `tsfuser::store(%parameter, %sum)` as the last node of the group,
@@ -25,14 +25,14 @@ from .expected import expected_arguments
 _STORE = "tsfuser::store"
 
 Update = tuple[int, int]
-_Place = tuple[int, int]  # of an input of a group, and of the output that goes there
+_Place = tuple[int, int]  # numbers of an input of a group, and of the output that is stored there
 
 
 def write_in_place(
     graph: Graph, updates: Sequence[Update], results: Collection[int | None], numbers: Mapping[int, int]
 ) -> list[Update]:
-    """Changes groups; returns the updates that are left: (input, output that is copied to it). `results`:
-    outputs that are returned, `numbers`: as of `expected_calls`."""
+    """Changes groups; returns the updates that are left: (input, output that is copied to it). `results`: the
+    outputs that are returned. `numbers`: those of `expected_calls`."""
     wanted = _candidates(graph, updates, results)
     possible: dict[object, tuple[_Place, ...]] = {}
     done: set[Update] = set()
@@ -44,7 +44,7 @@ def write_in_place(
 def _candidates(
     graph: Graph, updates: Sequence[Update], results: Collection[int | None]
 ) -> dict[Node, list[Update]]:
-    """By group, those of the updates that it could do, as far as the rest of the graph goes."""
+    """group -> the updates that it may do, as far as the rest of the graph allows."""
     nodes = list(graph.nodes())
     places = {v.unique(): at for at, node in enumerate(nodes) for v in outputs(node)}
     given, returned = list(graph.inputs()), list(graph.outputs())
@@ -59,13 +59,13 @@ def _candidates(
         used_later = any(not shared.isdisjoint(v.unique() for v in inputs(node)) for node in nodes[at + 1 :])
         viewed = any(v.unique() in shared and v.unique() != old.unique() for v in inputs(nodes[at]))
         if is_alike(old, new) and not used_later and not viewed and shared.isdisjoint(sources):
-            if len(new.uses()) == 1:  # who else reads the new value may read it after the next group
+            if len(new.uses()) == 1:  # another reader might read it after the next group has written
                 found.setdefault(at, []).append((target, source))
     return {nodes[at]: list(group) for at, group in found.items()}
 
 
 def sharing(nodes: Sequence[Node], value: Value) -> set[int]:
-    """The values that may share the memory of an input: itself, and views of it."""
+    """The values that may share the memory of an input: the input, and views of it."""
     found = {value.unique()}
     for node in nodes:
         if node.kind() in (GROUP, CONSTANT) or found.isdisjoint(v.unique() for v in inputs(node)):
@@ -77,7 +77,7 @@ def sharing(nodes: Sequence[Node], value: Value) -> set[int]:
 
 
 def is_alike(old: Value, new: Value) -> bool:
-    """Whether the one tensor has the dtype, the device and, in the traced call, the sizes of the other."""
+    """Whether both tensors have the same dtype, device and, in the traced call, sizes."""
     a, b = old.type(), new.type()
     if not (is_tensor(old) and is_tensor(new)) or None in (a.sizes(), a.dtype(), a.device()):
         return False
@@ -91,7 +91,7 @@ def _store(
     numbers: Mapping[int, int],
     possible: dict[object, tuple[_Place, ...]],
 ) -> list[Update]:
-    """Has the group store its results, as many of them as it can in one kernel; returns which."""
+    """Makes the group store as many of its results as it can in one kernel; returns those updates."""
     args = expected_arguments(group, numbers)
     if args is None:
         return []
@@ -100,7 +100,7 @@ def _store(
     places: dict[_Place, Update] = {}
     for target, source in updates:
         old, new = given[target].unique(), returned[source].unique()
-        if old in arguments:  # what is not read need not be like it in a later call
+        if old in arguments:  # an input that is not read may differ in a later call
             places[arguments.index(old), made.index(new)] = target, source
     before = group.g("Subgraph")
     key = (identity(before), args, tuple(places))
@@ -112,7 +112,8 @@ def _store(
 
 
 def _possible(subgraph: Graph, places: tuple[_Place, ...], args: tuple) -> tuple[_Place, ...]:
-    """Those of the places where a group with such arguments can store: all, or what can be added to what."""
+    """The places to which a group with such arguments can store: all of them, or as many as can be added one
+    after the other."""
     if not _is_refused(_storing(subgraph, places), args):
         return places
     found: tuple[_Place, ...] = ()
@@ -123,7 +124,7 @@ def _possible(subgraph: Graph, places: tuple[_Place, ...], args: tuple) -> tuple
 
 
 def _storing(before: Graph, places: tuple[_Place, ...]) -> Graph:
-    """A copy that stores its results there."""
+    """A copy of the group's graph that stores its results at these places."""
     subgraph = before.copy()
     for argument, result in places:
         old, new = list(subgraph.inputs())[argument], list(subgraph.outputs())[result]

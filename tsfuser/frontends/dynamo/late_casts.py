@@ -1,12 +1,12 @@
-"""Casts behind the views that read parts of what they cast.
+"""Casts of parts of a tensor, instead of a cast of the whole tensor of which views read parts.
 
-In: a cast of an FX graph. Out: a cast of each part that is read, where groups take these. Before:
+In: a cast of an FX graph. Out: a cast of each part that is read, if groups take these casts. Before:
 
     y = _to_copy(x, dtype=float32);  z = upsample_backward(slice(y, 1, 0, 8));  relu(slice(y, 1, 8, 16))
 becomes
     z = upsample_backward(_to_copy(slice(x, 1, 0, 8)));  relu(_to_copy(slice(x, 1, 8, 16)))
 
-where nothing stores all of `y` for the second reader.
+Now no kernel stores all of `y` for the second reader.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _PARTS = frozenset(
         aten.diagonal.default,
     )
 )
-#: What asks for no more than sizes.
+#: Ops that only read sizes.
 _SIZES = frozenset((aten.sym_size.int, aten.sym_numel.default))
-#: What asks for more of how its operand lies than the order of the dims.
+#: Ops that depend on more of their operand's layout than the order of its dims.
 _BY_STRIDES = frozenset(
     (
         aten.as_strided.default,
@@ -49,7 +49,8 @@ _BY_STRIDES = frozenset(
 
 
 def cast_what_is_read(cast: fx.Node) -> bool:
-    """Puts the cast behind the views that read it, if these are all that does and no more is cast then."""
+    """Moves the cast behind the views that read it, if it has no other readers, and if no more elements are
+    cast then."""
     questions = [user for user in cast.users if user.target in _SIZES]
     views = [user for user in cast.users if user not in questions]
     if not (views and _keeps_all_but_dtype(cast) and all(v.target in _PARTS for v in views)):
@@ -70,7 +71,7 @@ def cast_what_is_read(cast: fx.Node) -> bool:
 
 
 def _cast(part: fx.Node, cast: fx.Node) -> None:
-    """Has a cast of the part read instead of the part."""
+    """Gives the readers of the part a cast of the part instead."""
     part.meta["val"] = evaluate(part)
     made = Insert(part.next, cast)(cast.target, part, **cast.kwargs)
     part.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
@@ -80,7 +81,7 @@ def _cast(part: fx.Node, cast: fx.Node) -> None:
 
 
 def _keeps_all_but_dtype(cast: fx.Node) -> bool:
-    """Whether the result has the device of its operand, and its order in memory."""
+    """Whether the cast's result has the device of its operand, and its order of dims in memory."""
     (operand,) = cast.args
     made, given = cast.meta.get("val"), operand.meta.get("val") if isinstance(operand, fx.Node) else None
     if not (isinstance(made, torch.Tensor) and isinstance(given, torch.Tensor)):
@@ -91,14 +92,15 @@ def _keeps_all_but_dtype(cast: fx.Node) -> bool:
 
 
 def _parts(view: fx.Node) -> list[fx.Node]:
-    """The tensors that the view gives, as far as they are read."""
+    """The tensors that the view returns and something reads."""
     if isinstance(view.meta.get("val"), torch.Tensor):
         return [view]
     return [user for user in view.users if user.target is operator.getitem]
 
 
 def _is_less(parts: list[fx.Node], cast: fx.Node) -> bool:
-    """Whether one part is read alone, or what is read is no more than all and is read by groups."""
+    """Whether only one part is read, which is smaller than the whole; or whether the parts together are no
+    larger than the whole, and groups read all of them."""
     whole, *sizes = (hint(node.meta["val"].numel()) for node in (cast, *parts))
     if whole is None or None in sizes:
         return False
@@ -108,14 +110,14 @@ def _is_less(parts: list[fx.Node], cast: fx.Node) -> bool:
 
 
 def _may_be_dense(part: fx.Node) -> bool:
-    """Whether nobody sees that the part lies without gaps, in memory of its own."""
+    """Whether the part may become dense, in memory of its own, and no reader can see that."""
     seen = (part, *_views_of(part))
     users = [user for node in seen for user in node.users]
     return not any(u.op == "output" or u.target in _BY_STRIDES or _may_write(u) for u in users)
 
 
 def _views_of(node: fx.Node) -> Iterator[fx.Node]:
-    """The views of the node's memory, in an order in which each can be computed."""
+    """The views of the node's memory, each after the view that it is made from."""
     for user in sorted(node.users):
         if _is_view(user):
             yield user
@@ -123,7 +125,7 @@ def _views_of(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
-    """What reads the elements of the node, or of a view of it, and is no view."""
+    """The nodes that read elements of the node, directly or through views."""
     for seen in (node, *_views_of(node)):
         yield from (user for user in seen.users if not _is_view(user) and user.target not in _SIZES)
 
@@ -151,7 +153,7 @@ def _is_written_between(first: fx.Node, last: fx.Node) -> bool:
 
 
 def _may_write(node: fx.Node) -> bool:
-    """Nothing is known of Python's functions but that those of numbers write to no tensor."""
+    """Whether the node may write to a tensor. Python's functions may, except those of numbers."""
     if node.target is operator.getitem or isinstance(node.target, torch._ops.OpOverload):
         return node.target is not operator.getitem and node.target._schema.is_mutable
     return any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes)

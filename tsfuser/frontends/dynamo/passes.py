@@ -22,10 +22,10 @@ from .dead import mark_dead_inputs
 from .expected import expected_calls
 from .gradient_casts import gather_casts
 from .in_place import Update, write_in_place
+from .in_place_ops import update_in_place
 from .joint import join
 from .order import free_early
 from .translate import Translation
-from .twins import update_in_place
 
 PASSES = (*BEFORE_GROUPS, *MAKE_GROUPS, *SETTLE)
 

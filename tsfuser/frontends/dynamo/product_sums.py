@@ -1,13 +1,14 @@
-"""Sums of matrix products, where each product is added as it is made.
+"""Sums of matrix products in which each product is added as soon as it is computed.
 
-In: an FX graph, before it is translated; later the typed graph. Out: products that add to what is there, in
-its memory. The gradient of a weight that is used many times, as by the steps of a recurrent network, is such
-a sum, of which one kernel would keep all the products until the last one is made. Before:
+In: an FX graph, before it is translated; later the typed graph. Out: products that add to the sum so far, in
+place. The gradient of a weight that is used many times, as by the steps of a recurrent network, is such a
+sum. One kernel for all additions would need all products in memory at the same time. Before:
 
     a = mm(g1, x1);  b = mm(g2, x2);  s = a + b;  c = mm(g3, x3);  return s + c
 becomes
     a = mm(g1, x1);  s = addmm(a, g2, x2);  return addmm(s, g3, x3)
-and in the typed graph `addmm_`. A sum of two that a kernel reads stays: that kernel adds them at no cost.
+and in the typed graph `addmm_`. A sum of two products that a kernel reads stays: that kernel adds them at no
+cost.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _FRESH = ("aten::mm", "aten::addmm")
 
 @dataclass(frozen=True)
 class _Sum:
-    """What an `add` node adds: the product `mm` to `total`, an earlier product or another such node. Both are
-    transposed first, if `turned`."""
+    """An `add` node: it adds the product `mm` to `total`, which is an earlier product or another such node.
+    If `turned`, both are transposed before."""
 
     total: fx.Node
     mm: fx.Node
@@ -56,7 +57,7 @@ def add_as_made(module: fx.GraphModule) -> None:
 def _sums(graph: fx.Graph) -> dict[fx.Node, _Sum]:
     """The `add` nodes of products, in order."""
     found: dict[fx.Node, _Sum] = {}
-    made_at: dict[fx.Node, int] = {}  # of products and of sums, which are made with their last product
+    made_at: dict[fx.Node, int] = {}  # position of a product; of a sum, that of its last product
     for at, node in enumerate(graph.nodes):
         if node.target is aten.mm.default:
             made_at[node] = at
@@ -71,7 +72,7 @@ def _sums(graph: fx.Graph) -> dict[fx.Node, _Sum]:
 
 
 def _untransposed(operand: Any, reader: fx.Node) -> tuple[Any, bool]:
-    """What the operand is but for `t` nodes, and whether these transpose it; None for what others read."""
+    """The operand without `t` nodes, and whether these transpose it; None if it has other readers."""
     turned = False
     while isinstance(operand, fx.Node) and list(operand.users) == [reader]:
         if operand.target is not aten.t.default:
@@ -81,7 +82,7 @@ def _untransposed(operand: Any, reader: fx.Node) -> tuple[Any, bool]:
 
 
 def _is_known(node: fx.Node, total: tuple[fx.Node, bool], product: tuple[fx.Node, bool]) -> bool:
-    """Whether an addition is one of two matrices of the same sizes and dtype, the second one a product."""
+    """Whether the node adds two matrices of the same sizes and dtype, the second of which is a product."""
     (first, turned), (second, turned_too) = total, product
     a, b, result = (n.meta["val"] for n in (first, second, node))
     if first is second or second.target is not aten.mm.default or turned != turned_too:
@@ -92,12 +93,12 @@ def _is_known(node: fx.Node, total: tuple[fx.Node, bool], product: tuple[fx.Node
 
 
 def _is_returned(node: fx.Node) -> bool:
-    """Whether nothing is computed from it."""
+    """Whether nothing is computed from the node."""
     return all(u.op == "output" or (u.target is aten.t.default and _is_returned(u)) for u in node.users)
 
 
 def add_in_place(graph: Graph, refusals: Refusals) -> None:
-    """Has products that are added to new products that nobody else reads be added to them in place. Changes
+    """Makes an `addmm` work in place if its first operand is a new product that nobody else reads. Changes
     the graph's top block, whose nodes must stay in their order from then on."""
     found = [node for node in graph.findAllNodes("aten::addmm", False) if _is_free(node)]
     for node in found:
@@ -110,7 +111,7 @@ def add_in_place(graph: Graph, refusals: Refusals) -> None:
 
 
 def _is_free(node: Node) -> bool:
-    """Whether the result of an `addmm` may lie where its first operand does."""
+    """Whether the result of an `addmm` may be in the memory of its first operand."""
     total, result = node.inputsAt(0), node.output()
     if total.node().kind() not in _FRESH or len(total.uses()) != 1:
         return False

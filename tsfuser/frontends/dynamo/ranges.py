@@ -1,14 +1,15 @@
-"""Ranges of numbers whose ends are known when a graph is compiled are made then, and not in each call.
+"""Ranges of numbers with known ends are made once, when a graph is compiled, and not in each call.
 
-In: a graph of ATen ops. Out: the same graph, where the module owns such tensors. Positions, as embeddings and
-masks begin with, are a kernel of their own in each call otherwise, which costs the host more than the device.
-Before:
+In: a graph of ATen ops. Out: the same graph; the module owns such tensors. Example: the positions with which
+embeddings and masks begin. Otherwise they are one more kernel in each call, whose launch takes longer than
+its work. Before:
 
     positions = arange(512, device=device("cuda:0"));  angles = mul(unsqueeze(positions, 1), rates)
 becomes
     positions = self.tsfuser_range_0;  angles = mul(unsqueeze(positions, 1), rates)
 
-Ends that vary from call to call, long ranges, and what leaves the graph or may be written are made as before.
+A range is still made in each call if its ends vary, if it is long, if the graph returns it, or if an op may
+write to it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def make_ranges(module: fx.GraphModule) -> None:
 
 
 def _is_known(node: fx.Node) -> bool:
-    """Whether the range is the same in each call, short, and of a device on which it can be made now."""
+    """Whether the range is short, the same in each call, and on a device on which it can be made now."""
     value = node.meta.get("val")
     if node.all_input_nodes or not isinstance(value, torch.Tensor) or not isinstance(value.numel(), int):
         return False
@@ -46,7 +47,7 @@ def _is_known(node: fx.Node) -> bool:
 
 
 def _is_exposed(node: fx.Node) -> bool:
-    """Whether somebody outside of the graph gets the node's result, or an op writes to it."""
+    """Whether the graph returns the node's result, or an op writes to it."""
     return any(
         user.op != "call_function"
         or not isinstance(user.target, torch._ops.OpOverload)

@@ -1,14 +1,14 @@
-"""Ops that a graph does twice alike are done once, before the partitioner chooses what to save.
+"""Merges equal nodes, before the partitioner chooses what to save.
 
-In: AOTAutograd's joint graph. Out: the same graph, with one node for all that do the same with the same
-operands. Torch's partitioner has a pass for this, too, which imports all of inductor's lowerings: a fifth of
-the time that the first step takes. Before:
+In: AOTAutograd's joint graph. Out: the same graph, with one node in place of all that do the same with the
+same operands. torch's partitioner has such a pass, too, but that imports all of inductor's lowerings, which
+takes a fifth of the time of the first step. Before:
 
     a = sin(x);  b = sin(x);  y = mul(a, b)
 becomes
     a = sin(x);  y = mul(a, a)
 
-A result of the graph, and what shares memory with one, stays a tensor of its own.
+A result of the graph, and a tensor that shares memory with one, is not merged.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch import fx
 
 from . import sizes
 
-_NAMESPACES = ("aten", "prims")  # what others' ops do besides is not known
+_NAMESPACES = ("aten", "prims")  # ops of others may have unknown side effects
 _OF_NUMBERS = {operator.getitem, sizes.SUM, *sizes.ARITHMETIC, *sizes.FLOATS}
-#: Of ops that draw random numbers, and of those whose sizes or numbers tracing takes for different ones.
+#: Tags of ops that draw random numbers, and of ops whose traced sizes or numbers differ from call to call.
 _UNLIKE = {
     torch.Tag.nondeterministic_seeded,
     torch.Tag.data_dependent_output,
@@ -40,7 +40,7 @@ def merge_repeats(joint: fx.GraphModule) -> None:
     merged = False
     for node in list(graph.nodes):
         if getattr(getattr(node.target, "_schema", None), "is_mutable", False):
-            first.clear()  # what reads the same may read something else now
+            first.clear()  # nodes that read the same tensors may now read other values
         elif _is_pure(node) and returned.isdisjoint(_memory(node)):
             known = first.setdefault(_what(node), node)
             if known is not node:
@@ -52,13 +52,13 @@ def merge_repeats(joint: fx.GraphModule) -> None:
 
 
 def _is_pure(node: fx.Node) -> bool:
-    """Whether nothing but its operands decides what the node gives."""
+    """Whether the node's result depends on its operands only."""
     if node.op != "call_function":
         return False
     op = node.target
     if not isinstance(op, torch._ops.OpOverload):
         return op in _OF_NUMBERS
-    # A tensor that is only allocated is for each of its readers alone.
+    # each reader of an allocation needs its own
     is_new = op._schema.name.startswith(("aten::empty", "aten::new_empty"))
     return op.namespace in _NAMESPACES and not is_new and _UNLIKE.isdisjoint(op.tags)
 
@@ -69,7 +69,7 @@ def _what(node: fx.Node) -> Hashable:
 
 
 def _key(argument: Any) -> Hashable:
-    """`1`, `1.0` and `True` are three keys, and so are 0.0 and -0.0."""
+    """Equal for equal arguments. `1`, `1.0` and `True` have different keys, and so have 0.0 and -0.0."""
     if isinstance(argument, (tuple, list)):
         return tuple(map(_key, argument))
     if isinstance(argument, Mapping):
@@ -83,13 +83,13 @@ def _memory_of_results(graph: fx.Graph) -> set[int]:
 
 
 def _memory(node: fx.Node) -> list[int]:
-    """The memory of the tensors that the node gives, by its address in the traced call."""
+    """The memory of the node's tensors, by its address in the traced call."""
     values = node.meta.get("val")
     found = []
     for value in values if isinstance(values, (tuple, list)) else [values]:
         if isinstance(value, torch.Tensor):
             try:
                 found.append(value.untyped_storage()._cdata)
-            except NotImplementedError:  # a tensor without one, as sparse ones are
+            except NotImplementedError:  # a tensor without an address, such as a sparse one
                 pass
     return found

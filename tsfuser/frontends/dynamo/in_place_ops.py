@@ -1,8 +1,8 @@
-"""Ops between groups that write into the graph's inputs, where a copy at the graph's end would do so.
+"""Ops outside groups that write directly to the graph's inputs, instead of a copy at the end of the graph.
 
-In: a typed graph in its last order, and the copies to inputs that end the program. Out: the same graph, where
-an op that changes a part of an input, and leaves the rest of it, does so in place, if nobody asks for the old
-one any more; and the copies that are left. A cache of keys is then not copied to add one. Before:
+In: a typed graph in its final order, and the copies to inputs that end the program. Out: the same graph, in
+which an op that changes a part of an input works in place, if nobody reads the old input later; and the
+copies that are left. Example: a new key is written to a cache without a copy of the cache. Before:
 
     %new = aten::index_copy(%cache, %dim, %at, %key)                 cache.copy_(new) at the end
     %s = aten::slice(%x, ...);  %c = aten::copy(%s, %y)
@@ -11,7 +11,7 @@ becomes
     aten::index_copy_(%cache, %dim, %at, %key)
     %s = aten::slice(%x, ...);  aten::copy_(%s, %y)
 
-and who read `new` reads the input, behind that. Which op works in place is told by its schema.
+and readers of `new` read the input, after that. The in-place op is found by its schema.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ _SCATTER = "_scatter"
 
 
 class _Way(NamedTuple):
-    """How a new value is made of an old one. `scatters`, the outermost first: each places in a view what the
-    next one makes. `last`: the op that makes what the innermost one places; None where that is copied."""
+    """How a new value is made from an old one. `scatters`, the outermost first: each writes the result of the
+    next one to a view. `last`: the op that makes what the innermost one writes; None if that is only copied.
+    """
 
     scatters: tuple[Node, ...]
     last: Node | None
@@ -55,7 +56,7 @@ class _Way(NamedTuple):
 
     @property
     def others(self) -> list[Value]:
-        """What is read while the input is written, but the input."""
+        """The values that the ops read while the input is written, without the input."""
         return [self.scatters[-1].inputsAt(1)] if self.last is None else inputs(self.last)[1:]
 
 
@@ -75,7 +76,7 @@ def update_in_place(
 
 
 def _way(old: Value, new: Value) -> _Way | None:
-    """How the new value is made of the old one; None where not by ops that have twins."""
+    """How the new value is made from the old one; None if an op on the way has no in-place form."""
     scatters: list[Node] = []
     value = new
     while True:
@@ -87,14 +88,14 @@ def _way(old: Value, new: Value) -> _Way | None:
         if _view_of(node) is not None:
             scatters.append(node)
             value = node.inputsAt(1)
-        elif twin_of(node) is not None and not draws(node) and is_alike(node.inputsAt(0), value):
+        elif in_place_form(node) is not None and not draws(node) and is_alike(node.inputsAt(0), value):
             return _Way(tuple(scatters), node)
         else:
             return _Way(tuple(scatters), None) if scatters else None
 
 
 def _is_part(value: Value, old: Value, scatters: Sequence[Node]) -> bool:
-    """Whether the value is that view of the old one in which all of the scatters place something."""
+    """Whether `value` is the view of `old` to which the innermost of the scatters writes."""
     if not scatters:
         return value.unique() == old.unique()
     node, scatter = value.node(), scatters[-1]
@@ -105,7 +106,7 @@ def _is_part(value: Value, old: Value, scatters: Sequence[Node]) -> bool:
 
 
 def _is_equal(a: Value, b: Value) -> bool:
-    """Whether the values are one, or constants that are equal."""
+    """Whether both are the same value, or equal constants."""
     if a.unique() == b.unique():
         return True
     if not (is_constant(a) and is_constant(b)):
@@ -114,15 +115,15 @@ def _is_equal(a: Value, b: Value) -> bool:
 
 
 def _view_of(node: Node) -> str | None:
-    """The kind of the view in which the node places something; None where it does nothing of the sort. What
-    strides say goes beyond the operand."""
+    """The kind of the view to which the node writes; None if it is no scatter. (`as_strided_scatter` is not
+    taken: its strides may reach memory outside of the operand.)"""
     kind = node.kind().removesuffix(_SCATTER)
     return kind if kind != node.kind() and kind != "aten::as_strided" and _has_view(node.kind()) else None
 
 
 @cache
 def _has_view(kind: str) -> bool:
-    """Whether the view takes what the op has behind the source."""
+    """Whether the view has the arguments that the op has after the source."""
     scatter = _arguments(getattr(torch.ops.aten, kind.removeprefix("aten::")).default)
     packet = getattr(torch.ops.aten, kind.removeprefix("aten::").removesuffix(_SCATTER), None)
     views = [getattr(packet, name) for name in packet.overloads()] if packet else []
@@ -131,14 +132,14 @@ def _has_view(kind: str) -> bool:
     )
 
 
-def twin_of(node: Node) -> str | None:
-    """The kind of the op that does the same in place, to its first operand; None where there is none."""
+def in_place_form(node: Node) -> str | None:
+    """The kind of the op that does the same in place, on its first operand; None if there is none."""
     found = schema(node)
-    return None if found is None else _twin(found.name, found.overload)
+    return None if found is None else _in_place_form(found.name, found.overload)
 
 
 @cache
-def _twin(name: str, overload: str) -> str | None:
+def _in_place_form(name: str, overload: str) -> str | None:
     plain, in_place = (
         getattr(getattr(torch.ops.aten, name.removeprefix("aten::") + end, None), overload or "default", None)
         for end in ("", "_")
@@ -158,7 +159,7 @@ def _arguments(op: torch._ops.OpOverload) -> list[tuple[str, str]]:
 def _may_be_lost(
     graph: Graph, way: _Way, update: Update, updates: Sequence[Update], results: Collection[int | None]
 ) -> bool:
-    """Whether nobody reads the old value once the new one is there, nor finds that both are one tensor."""
+    """Whether nobody reads the old value after the new one is made, or can see that both are one tensor."""
     nodes, given, returned = list(graph.nodes()), list(graph.inputs()), list(graph.outputs())
     old, new = given[update[0]], returned[update[1]]
     own = {v.unique() for node in (*way.scatters, way.first_written) for v in outputs(node)}
@@ -188,16 +189,16 @@ def _is_read(value: Value) -> bool:
 
 
 def _is_view(node: Node) -> bool:
-    """Whether the node does not look at the elements of its operand."""
+    """Whether the node reads no elements of its operand."""
     found = schema(node) if node.kind().startswith("aten::") else None
     return node.kind() == LIST or (found is not None and found.aliases and not found.writes)
 
 
 def _write(graph: Graph, way: _Way, old: Value, new: Value, refusals: Refusals) -> None:
-    """Has the ops write to the input, which takes the place of the new value."""
+    """Makes the ops write to the input; the readers of the new value now read the input."""
     place = way.first_written
     if way.last is not None:
-        made = insert(graph, place, str(twin_of(place)), inputs(place))
+        made = insert(graph, place, str(in_place_form(place)), inputs(place))
     else:
         target, source, *where = inputs(place)
         view = insert(graph, place, str(_view_of(place)), [target, *where])
@@ -212,7 +213,7 @@ def _write(graph: Graph, way: _Way, old: Value, new: Value, refusals: Refusals) 
 
 
 def _remove(node: Node) -> None:
-    """With the views that nobody else reads."""
+    """Removes the node, and the views before it that nobody else reads."""
     makers = [v.node() for v in inputs(node)]
     node.destroy()
     for maker in {m.output().unique(): m for m in makers if m.outputsSize() == 1}.values():
