@@ -50,7 +50,7 @@ def pytest_configure(config):
         from hypothesis import HealthCheck, settings
 
         common = dict(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-        settings.register_profile("quick", max_examples=200, derandomize=True, **common)
+        settings.register_profile("quick", max_examples=100, derandomize=True, **common)
         settings.register_profile("long", max_examples=2000, **common)
         settings.load_profile("long" if config.getoption("--long") else "quick")
 

@@ -111,16 +111,17 @@ PROGRAMS = {  # of x[2, 6, 8], y[2, 6, 8]
 }
 
 
-def shapes(program, few):
-    """Where `few`, one alone: programs take turns with one that vectors divide, and with the last."""
+def shapes(program, target, few):
+    """One that vectors divide and another; where `few`, one alone: programs take turns. Threads of a GPU have
+    vectors of several lengths."""
     odd = [] if "split dims" in program or "heads" in program else [(2, 6, 7)]
-    found = [(2, 6, 8), (3, 6, 12), *odd]
+    found = [(2, 6, 8), *([(3, 6, 12)] if target != "cpu" or not odd else []), *odd]
     return [found[-(list(PROGRAMS).index(program) % 2)]] if few else found
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_values(device, few, program):
-    for shape in shapes(program, few):
+def test_values(target, device, few, program):
+    for shape in shapes(program, target, few):
         x, y = torch.randn(shape, device=device), torch.randn(shape, device=device)
         compare(PROGRAMS[program], x, y)
 
@@ -202,7 +203,7 @@ def formats(device):
     yield plain[:, :1], last[:, :1]
 
 
-@pytest.mark.parametrize("dim", [0, 1, 3, -2, -4])
+@pytest.mark.parametrize("dim", [0, 1, -1, -2])
 def test_memory_formats(device, few, dim):
     for x, y in list(formats(device))[dim % 2 :: 2 if few else 1]:
         compare(f"torch.cat((x, y), {dim}) * 2.0", x, y)

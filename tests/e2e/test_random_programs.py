@@ -11,7 +11,7 @@ from kit.random_shrink import script_of, shrink
 from kit.random_world import generate
 from tsfuser.planning import compile as pipeline
 
-COUNT = {"cpu": 60, "cpu-fibers": 30}
+COUNT = {"cpu": 40, "cpu-fibers": 20}
 #: Seeds of programs that failed once: strides of masked_fill, of a number's power, of expanded bools, of
 #: logsigmoid on the CPU, of dims of size 1, of rms_norm, of batch norm and of what is promoted; the sign of
 #: a zero; sums of terms that cancel; gradients that only TorchScript has; results that ask for gradients
@@ -44,7 +44,7 @@ def run(seeds, target, device, features=()):
 
 
 def test_random_programs(place, target, request):
-    count = 2000 if request.config.getoption("--long") else COUNT.get(target, 60)
+    count = 2000 if request.config.getoption("--long") else COUNT.get(target, 40)
     run(range(count), target, place)
 
 
@@ -54,7 +54,7 @@ def test_programs_that_failed_once(place, target):
 
 def test_random_families(place, target, request):
     """Branches, autocast, calls that change, inputs that are written, empty tensors, special values."""
-    count = 2000 if request.config.getoption("--long") else COUNT.get(target, 60)
+    count = 2000 if request.config.getoption("--long") else COUNT.get(target, 40)
     run(range(100000, 100000 + count), target, place, FEATURES)
 
 

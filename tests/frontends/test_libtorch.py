@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kit import quick
 from kit.support import ROOT
 from tsfuser.__main__ import main
 from tsfuser.frontends.libtorch import embedded
@@ -72,7 +73,9 @@ def built(tmp_path_factory):
 def test_threads_run_fused_while_another_holds_python(target, built, tmp_path):
     """Two modules, one frozen, eight threads and new shapes, with Python's lock in other hands; signals are
     the program's; after the stop plans still serve, and other calls run unfused."""
-    status, out, err = execute([built / "program", "life", built / "model.pt", tmp_path / "cache", target])
+    status, out, err = execute(
+        [built / "program", "life", built / "model.pt", tmp_path / "cache", target], CXX=quick.compiler()
+    )
     assert status == 0 and out.endswith("end of main\n"), f"{out}\n{err}"
     counts = dict(re.findall(r"^(\w+): (\d+)$", out, re.M))
     assert int(counts["launches"]) == int(counts["exact_hits"]) + int(counts["class_hits"]) + int(
@@ -172,6 +175,7 @@ def test_the_example(target, tmp_path):
     status, out, err = execute(
         [tmp_path / "server" / "server", tmp_path / "server" / "model.pt", target],
         TSFUSER_CACHE_DIR=str(tmp_path / "cache"),
+        CXX=quick.compiler(),
     )
     assert status == 0, f"{out}\n{err}"
     assert re.search(

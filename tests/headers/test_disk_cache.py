@@ -243,7 +243,7 @@ def test_a_process_may_be_killed_at_any_moment(cache):
         text = f"{k} " * 100000
         assert cache.get(k, ".txt", make or write(text)).content == text.encode()
 
-    for _ in range(40):
+    for _ in range(20):
         child = os.fork()
         if child == 0:
             for k in itertools.count(first):

@@ -177,7 +177,7 @@ def arguments(r):
 def test_random_sizes_and_strides(program, request):
     r = random.Random(program.__name__)
     tried = 0
-    while tried < (3000 if request.config.getoption("--long") else 25):
+    while tried < (3000 if request.config.getoption("--long") else 15):
         args, machine = arguments(r), r.choice([GPU, GPU, HOST])
         if sum(n > 1 for n in args[0].sizes) * max(args[0].sizes, default=1) > 150:
             continue
