@@ -1,8 +1,11 @@
 """Compiled programs that change parts of inputs: as in eager, no more is written than those parts."""
 
+import copy
+
 import pytest
 import torch
 
+from kit import compiled_models
 from kit.support import assert_matches
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten", "fused_or_error")]
@@ -48,6 +51,7 @@ def copy_computed(cache, at, x):
 
 FORMS = {
     "index_copy": lambda cache, at, x: cache.index_copy_(2, at, x),
+    "copied back": lambda cache, at, x: cache.copy_(cache.index_copy(2, at, x)),
     "index_add": lambda cache, at, x: cache.index_add_(2, at, x, alpha=2),
     "index_fill": lambda cache, at, x: cache.index_fill_(2, at, 3.0),
     "scatter": lambda cache, at, x: cache.scatter_(2, at[None, None, :, None].expand_as(x), x),
@@ -236,3 +240,19 @@ def test_what_counts_calls_is_one_op(device):
         run(x, small)
     names = [event.name for event in profile.events()]
     assert names.count("aten::_foreach_add_") == 1
+
+
+def test_a_cache_of_keys_and_values_is_not_copied(device):
+    model = compiled_models.Llama(length=ROWS).to(device).eval()
+    twin, run = copy.deepcopy(model), torch.compile(model, backend="tsfuser")
+    with torch.no_grad():
+        for at in (0, 5):
+            x, places = torch.randn(2, 5, 16, device=device), torch.arange(at, at + 5, device=device)
+            assert_matches(run(x, places), twin(x, places), ops=200)
+            assert_matches(model.keys, twin.keys, ops=50)
+            assert_matches(model.values, twin.values, ops=50)
+        with torch.profiler.profile() as profile:
+            run(x, places)
+    names = [event.name for event in profile.events()]
+    assert names.count("aten::index_copy_") == 2
+    assert not {"aten::copy", "aten::index_copy", "aten::_foreach_copy_"} & set(names)
