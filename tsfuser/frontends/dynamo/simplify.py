@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from .indexing import add_elements
 from .insert import has_sizes_of, is_alike
 from .late_casts import cast_what_is_read
 from .updates import move_last, updates
@@ -187,6 +188,7 @@ FORMS: dict[Any, Callable[[fx.Node], bool]] = {
     aten.copy.default: _replaced,
     aten.slice.Tensor: _slice,
     aten.slice_scatter.default: _replaced,
+    aten.index_put.default: add_elements,
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
     aten.where.self: _with_number,

@@ -1,0 +1,81 @@
+"""Gradients of indexing behind torch.compile: elements that are added where torch's op would sort."""
+
+import pytest
+import torch
+
+import tsfuser
+from kit.support import assert_matches
+from tsfuser.frontends.dynamo import embeddings
+
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten", "fused_or_error")]
+
+
+@pytest.fixture
+def added(monkeypatch):
+    """Elements are added on the CPU, too."""
+    monkeypatch.setattr(embeddings, "SORTING", ("cuda", "cpu"))
+
+
+ADDED = {
+    "one": lambda x, i, j: x[i],
+    "the last": lambda x, i, j: x[..., i],
+    "one of several": lambda x, i, j: x[:, i],
+    "two": lambda x, i, j: x[:, i, j],
+    "all": lambda x, i, j: x[i, j, i],
+    "a grid": lambda x, i, j: x[i[:, None], j],
+    "a matrix": lambda x, i, j: x[:, torch.stack((i, j))],
+    "negative": lambda x, i, j: x[i - 3, j],
+    "short": lambda x, i, j: x[i.int()],
+    "none": lambda x, i, j: x[:, i[:0]],
+}
+SORTED = {
+    "dims between": lambda x, i, j: x[i, :, j],
+    "half": lambda x, i, j: x.bfloat16()[i],
+}
+
+
+def gradients(case, device, run, dtype=torch.float32):
+    """Of some calls: the gradient of the function, by `run`, and the one in eager mode, and in float64."""
+    for n in (3, 5):
+        x = torch.randn(n, 4, 4, device=device, dtype=dtype, requires_grad=True)
+        exact = x.detach().double().requires_grad_()
+        i, j = (
+            torch.tensor([0, 2, 2, 1, 0, 2], device=device),
+            torch.tensor([1, 1, 1, 0, 2, 0], device=device),
+        )
+        g = torch.randn_like(case(x, i, j))
+        pairs = ((run, x), (case, x), (case, exact))
+        yield [torch.autograd.grad(f(t, i, j).sin() * g, t, torch.ones_like(g))[0] for f, t in pairs]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ADDED)
+def test_elements_are_added(name, dynamic, device, added):
+    run = torch.compile(ADDED[name], backend="tsfuser", fullgraph=True, dynamic=dynamic)
+    for found, eager, exact in gradients(ADDED[name], device, run):
+        assert_matches(found, eager, exact, ops=40)
+
+
+@pytest.mark.parametrize("name", [*ADDED, *SORTED])
+def test_how_it_is_done(name, device, added):
+    case = {**ADDED, **SORTED}[name]
+    x, i, j = (
+        torch.randn(3, 4, 4, device=device, requires_grad=True),
+        *torch.ones(2, 5, dtype=int, device=device),
+    )
+    run = torch.compile(case, backend="tsfuser")
+    run(x, i, j).sum().backward()
+    text = str(tsfuser.explain(run, x, i, j))
+    assert ("index_add_ " in text, "index_put" in text) == (name in ADDED, name in SORTED)
+
+
+def test_deterministic_algorithms_sort(device, added):
+    torch.use_deterministic_algorithms(True)
+    try:
+        run = torch.compile(ADDED["two"], backend="tsfuser")
+        for found, eager, exact in gradients(ADDED["two"], device, run):
+            assert_matches(found, eager, exact, ops=40)
+        x, i = torch.randn(3, 4, 4, device=device, requires_grad=True), torch.tensor([1, 1], device=device)
+        assert "index_put" in str(tsfuser.explain(run, x, i, i))
+    finally:
+        torch.use_deterministic_algorithms(False)
