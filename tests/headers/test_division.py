@@ -103,3 +103,52 @@ def test_both_parts_have_the_sign_of_the_divisor(divisor):
     [own] = struct.unpack("<f", struct.pack("<f", divisor))
     assert high * own > 0 and low * own > 0 and abs(high) < abs(1 / own)
     assert abs((high + low) * own - 1) < 2.0**-46
+
+
+OTHERS = """#include "tsfuser.h"
+struct Args { const float* x; const float* y; float* inverse; float* ratio; float* part; int64_t n; };
+KERNEL(others, Args, 1) {
+  for (int64_t i = blockIdx.x; i < args.n; i += gridDim.x) {
+    args.inverse[i] = one_over(args.y[i]);
+    args.ratio[i] = over(args.x[i], args.y[i]);
+    args.part[i] = sixth(args.x[i]);
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("target", harness.HERE)
+def test_divisions_by_numbers_from_one_on(target):
+    special = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 3.4e38, -3.4e38, 1e-45, 1.0])
+    x = torch.cat([numerators(), special.repeat(9)])
+    y = torch.cat([1 + numerators().abs(), (1 + special.abs()).repeat_interleave(9)])
+    place = harness.device(target)
+    made = [torch.empty(len(x), device=place) for _ in range(3)]
+    harness.Kernel(OTHERS, "others", target)(x.to(place), y.to(place), *made, len(x), grid=64)
+    with numpy.errstate(all="ignore"):
+        exact = [1 / y.numpy(), x.numpy() / y.numpy(), x.numpy() / numpy.float32(6)]
+    for result, wanted in zip((r.cpu() for r in made), map(torch.from_numpy, exact)):
+        assert torch.equal(result.isnan(), wanted.isnan())
+        plain = ~wanted.isnan()
+        last = result[plain].view(torch.int32) - wanted[plain].view(torch.int32)
+        # a few of those between two numbers may be the other one
+        assert last.abs().max() <= 1 and torch.equal(result.signbit()[plain], wanted.signbit()[plain])
+        normal = wanted[plain].abs() > 2.0**-100
+        assert last[normal].count_nonzero() <= len(x) / 10000
+
+
+@pytest.mark.parametrize(
+    "call", ["sigmoid(x)", "silu(x)", "hardswish(x)", "silu_backward(x, x)", "sum_scale(x)"]
+)
+def test_a_gpu_takes_no_branch(nvrtc, call):
+    if nvrtc is None:
+        pytest.skip("there is no NVRTC")
+    source = f"""#include "tsfuser.h"
+struct Args {{ float* x; }};
+KERNEL(one, Args, 1) {{
+  const float x = args.x[threadIdx.x];
+  args.x[threadIdx.x] = {call};
+}}
+"""
+    assert b"slowpath" not in nvrtc.compile_for(source, "one", 90).content
+    assert b"slowpath" in nvrtc.compile_for(source.replace(call, "1 / x"), "one", 90).content

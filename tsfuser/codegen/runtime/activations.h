@@ -17,7 +17,7 @@ DEVICE T relu(T x) {  // keeps NaN
 }
 template <class T>
 DEVICE T silu(T x) {
-  return x / (1 + exp(-x));
+  return over(x, 1 + exp(-x));
 }
 template <class T>
 DEVICE T mish(T x) {
@@ -37,11 +37,11 @@ DEVICE T selu(T x) {
 }
 template <class T>
 DEVICE T hardsigmoid(T x) {
-  return clamp(x + 3, 0, 6) / 6;
+  return sixth(clamp(x + 3, 0, 6));
 }
 template <class T>
 DEVICE T hardswish(T x) {
-  return x * clamp(x + 3, 0, 6) / 6;
+  return sixth(x * clamp(x + 3, 0, 6));
 }
 template <class T>
 DEVICE T log_sigmoid(T x) {
@@ -109,12 +109,12 @@ DEVICE T mish_backward(T grad, T x) {
 }
 template <class T>
 DEVICE T hardswish_backward(T grad, T x) {
-  return x <= -3 ? T(0) : x < 3 ? grad * (x / 3 + T(0.5)) : grad;
+  return x <= -3 ? T(0) : x < 3 ? grad * (2 * sixth(x) + T(0.5)) : grad;
 }
 template <class T>
 DEVICE T softplus_backward(T grad, T x, T beta, T threshold) {
   const T z = exp(x * beta);
-  return x * beta > threshold ? grad : grad * z / (z + 1);
+  return x * beta > threshold ? grad : over(grad * z, z + 1);
 }
 template <class T>
 DEVICE T elu_backward(T grad, T x, T alpha, T scale, T input_scale) {

@@ -101,6 +101,13 @@ DEVICE T scaled_mean(T sum, T n) {
   return is_inf(mean) && is_finite(sum) ? copysign(largest<T>(), sum) : mean;
 }
 
+template <class T>
+DEVICE bool is_negative(T x) {  // also -0 and negative NaN
+  return copysign(T(1), x) < 0;
+}
+
+// ---- divisions
+
 // x / n, where high + low = 1 / n (ops/reciprocal.py): as it is rounded, but for at most one x of all that
 // have the same exponent, and, where x / n is below 2^-100, by at most a unit of the last place.
 DEVICE float divided_by(float x, float high, float low) {
@@ -112,9 +119,35 @@ DEVICE float divided_by(float x, float high, float low) {
 }
 
 template <class T>
-DEVICE bool is_negative(T x) {  // also -0 and negative NaN
-  return copysign(T(1), x) < 0;
+DEVICE T sixth(T x) {
+  return x / 6;
 }
+#if defined(TSFUSER_CUDA)
+DEVICE float sixth(float x) { return divided_by(x, 0.16666666f, 9.934108e-09f); }
+#endif
+
+// 1 / y and x / y where y is 1 at least, or NaN: rounded as a division, and where y is below 2^126 off by no
+// more than that. A GPU's division is a branch for each element, between which no other's work is done.
+template <class T>
+DEVICE T one_over(T y) {
+  return 1 / y;
+}
+template <class T>
+DEVICE T over(T x, T y) {
+  return x / y;
+}
+#if defined(TSFUSER_CUDA)
+DEVICE float one_over(float y) {
+  float result;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(y));  // 1 ulp
+  return y < 8.507059e37f ? __fmaf_rn(result, __fmaf_rn(-y, result, 1.0f), result) : result;
+}
+DEVICE float over(float x, float y) {
+  const float reciprocal = one_over(y), first = x * reciprocal;
+  const float second = __fmaf_rn(__fmaf_rn(-y, first, x), reciprocal, first);
+  return second != 0 && is_finite(second) ? second : first;  // of -0, or an infinity, there is no rest
+}
+#endif
 
 // ---- integers, which wrap at their width
 
@@ -300,7 +333,7 @@ DEVICE T nan_to_num(T x, T nan, T positive, T negative) {
 
 template <class T>
 DEVICE T sigmoid(T x) {
-  return 1 / (1 + exp(-x));
+  return one_over(1 + exp(-x));
 }
 template <class T>
 DEVICE T xlogy(T x, T y) {
