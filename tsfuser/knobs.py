@@ -9,7 +9,6 @@ still has the functions, but they only warn and return None; `install` puts ours
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -32,14 +31,8 @@ def _apply() -> None:
     _C.set_enabled(options.fusion_enabled())
     _C.set_guard_mode(_state.guard_mode)
     _C.ask_about_all(options.fusion_enabled() and not torch._C._jit_texpr_fuser_enabled())
-    if options.fusion_enabled() and torch.version.cuda:
-        _prepare_cuda()
-
-
-@functools.cache
-def _prepare_cuda() -> None:
-    """Start the compiler for CUDA as soon as CUDA is in use: now, or when torch initialises it."""
-    torch.cuda._lazy_call(expect_cuda)
+    if options.fusion_enabled():
+        expect_cuda()
 
 
 def _swap(name: str, value: Any) -> bool:

@@ -6,6 +6,7 @@ import torch
 import tsfuser
 from kit.support import fuse
 from tsfuser import _C, knobs, options
+from tsfuser.planning import compile
 
 pytestmark = pytest.mark.graphs
 
@@ -241,11 +242,11 @@ def test_enabling_starts_the_compiler_for_cuda_once_when_torch_has_cuda(monkeypa
     waiting = []
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "_lazy_call", waiting.append)
-    knobs._prepare_cuda.cache_clear()
+    compile.expect_cuda.cache_clear()
     knobs.install()
     assert waiting == []  # an import changes nothing
     for _ in range(2):
         with tsfuser.fuser():
             pass
-    knobs._prepare_cuda.cache_clear()
-    assert waiting == [knobs.expect_cuda] * expected
+    compile.expect_cuda.cache_clear()
+    assert waiting == [compile.start_cuda_compiler] * expected

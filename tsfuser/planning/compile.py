@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from .. import log, options
 from ..codegen import emit
 from ..codegen.joint import joint as joint_form
@@ -169,8 +171,16 @@ def _key(source: str, device: str) -> tuple[str, bytes]:
     return f"{device} {options.host_launch()}", hashlib.sha256(source.encode()).digest()
 
 
+@cache
 def expect_cuda() -> None:
-    """Called when CUDA tensors are likely to come: starts their compiler, in a thread of its own."""
+    """Starts the compiler for CUDA as soon as CUDA is in use: now, or when torch initialises it. Only the
+    first call does anything."""
+    if torch.version.cuda:
+        torch.cuda._lazy_call(start_cuda_compiler)
+
+
+def start_cuda_compiler() -> None:
+    """Starts the compiler for CUDA, in a thread of its own."""
     _target("cuda:0", options.host_launch()).start()
 
 

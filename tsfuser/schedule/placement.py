@@ -1,9 +1,9 @@
-"""What stays where between the sweeps over a row.
+"""Which values stay where between the sweeps over a row.
 
-In: a segment and its schedule. Out: the schedule with a `Placement` for each value that is computed once and
-used by several sweeps, or for what one sweep makes of such a value where the others need only that; every
+In: a segment and its schedule. Out: the schedule with a `Placement` for each value that one sweep computes
+and saves for others. If the others only need a value that is made from it, that one is saved instead. Every
 other value is computed again by each sweep that needs it. Example, softmax in registers: `Placement('exp_4',
-'register')`, since an exponential costs more than a register.
+'register')`, because an exponential costs more than a register.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from .sweeps import Sweeps, sweeps_of
 
 
 def is_costly(op: Op) -> bool:
-    """Whether what `op` computes is worth a register or memory where it is needed again."""
+    """Whether it is cheaper to save the result of `op` than to compute it again."""
     return isinstance(op, Pointwise) and not find(op.symbol).cheap
 
 
 def costly_terms(segment: Segment) -> int:
-    """Values that cost much and on which a reduction depends: registers keep them for what follows."""
+    """The number of costly values on which a reduction depends: registers keep them for later sweeps."""
     return len(_costly_terms(segment, segment.reductions))
 
 
 def kept_terms(segment: Segment) -> int:
-    """Those of them that a later sweep needs: of which something else is made than another such value, and on
-    which a reduction depends on whose result others do."""
+    """The number of those that a later sweep may need: a reduction whose result is read depends on them, and
+    an op that is not costly reads them."""
     read = {v.name for op in segment.ops for v in op.operands}
     other = {v.name for op in segment.ops if not is_costly(op) for v in op.operands}
     used = [op for op in segment.reductions if op.output.name in read]
@@ -48,8 +48,8 @@ def _costly_terms(segment: Segment, reductions: Sequence[Reduce]) -> set[str]:
 
 
 def with_saved_values(segment: Segment, schedule: Schedule, where: str) -> Schedule:
-    """`schedule` with the costly values that several sweeps need saved in `where`, `register` or `scratch`:
-    registers hold them where they hold the row anyway."""
+    """`schedule`, with placements in `where` (`register` or `scratch`) for the costly values that several
+    sweeps need. Registers are used if they hold the row anyway."""
     loops = [x for x in schedule.loops_of_a_thread if not (x.extent.is_const and x.extent.a == 1)]
     # without loops all sweeps are one scope, and what one has computed the next can read
     if where == "register" and (not loops or any(x.bind == "serial" for x in loops)):
@@ -61,8 +61,7 @@ def with_saved_values(segment: Segment, schedule: Schedule, where: str) -> Sched
 
 
 def _needed_again(sweeps: Sweeps, where: str) -> set[str]:
-    """Names of the values that several sweeps need and that cost much to compute, or cannot be computed
-    again at all."""
+    """Names of the values that several sweeps need and that are costly, or that cannot be computed again."""
     seen: set[str] = set()
     found: set[str] = set()
     for number in sweeps.numbers:
@@ -77,9 +76,9 @@ def _needed_again(sweeps: Sweeps, where: str) -> set[str]:
 
 
 def _moved_on(sweeps: Sweeps, names: set[str], no_use: set[str]) -> set[str]:
-    """`names`, but for each what the same sweep makes of it, where later ones need nothing else of it: then
-    these need not make that again, nor may they need what else it is made of. Not what is of `no_use` later.
-    Example: of `x * (erf(x) / 2 + 0.5)` the product, and not `erf(x)`."""
+    """`names`, each replaced by a value that the same sweep makes from it, if later sweeps need only that
+    value: then they need not compute it again, and may not need its other operands. A value in `no_use` is
+    not taken. Example: of `x * (erf(x) / 2 + 0.5)` the product is saved, and not `erf(x)`."""
     for name in sorted(names):
         while name and (following := _following(sweeps, names, name)) not in (name, *no_use):
             names = (names | {following}) - {name, ""}
@@ -88,7 +87,7 @@ def _moved_on(sweeps: Sweeps, names: set[str], no_use: set[str]) -> set[str]:
 
 
 def _following(sweeps: Sweeps, names: set[str], name: str) -> str:
-    """What to save instead of `name`, one of `names`: what is made of it, itself, or nothing ("")."""
+    """The name of the value to save instead of `name`, one of `names`; "" for none."""
     first = next(k for k in sweeps.numbers if name in _outputs(sweeps.ops_for(sweeps.goals(k))))
     later = [k for k in sweeps.numbers if k > first]
     if any(name in sweeps.goals(k) for k in later):
@@ -110,8 +109,8 @@ def _outputs(made: list[Op]) -> dict[str, Value]:
 
 
 def _computed_by_pairs(sweeps: Sweeps, schedule: Schedule) -> set[str]:
-    """Names of the values behind a sum whose maximum the blocks combine together with it: they are of the
-    maximum of one block, and so of no use for the next sweep."""
+    """Names of the values that depend on a maximum which the blocks combine only together with the next sum.
+    In that sweep they depend on the maximum of one block, so the next sweep cannot use them."""
     how = schedule.reduction
     sums = {summed for _, summed in how.cooperative.online_softmax} if how.cooperative else set()
     terms = {op.operands[0].name for op in sweeps.allreduced if op.output.name in sums}

@@ -1,14 +1,16 @@
 """Results that may be written over an operand.
 
-In: the kernels of a plan. Out: `Reuse`s: a result that the plan allocates, and a group's argument of the same
-dtype in whose memory it may lie, if nobody else wants that. A thread then stores an element where it alone
-has read, and reads no more. Example, y = gelu(x) * s, of which s is one number a row:
+In: the kernels of a plan. Out: `Reuse`s: pairs of a result that the plan allocates, and an argument of the
+group with the same dtype over which the result may be written, if nobody else needs the argument. A thread
+stores each element over one that it alone reads, after its last read. Example, y = gelu(x) * s, where s is
+one number per row:
 
     Reuse(allocation=0, argument=0, alike=())
 
-Not so for x - mean(x), if the sum is stored by a sweep before the last one that reads x; for what other
-kernels read later; for a transposed operand. That an operand is not read again before it is stored over rests
-on the result being computed from it; integers, of which compilers know more (x * 0), are left out.
+There is no such pair for x - mean(x), if a sweep before the last one that reads x stores the result; for an
+argument that other kernels read later; for a transposed operand. The load comes before the store because the
+result is computed from the operand. Integers are left out, because a compiler may drop that dependence (x *
+0).
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from .sweeps import sweeps_of
 
 @dataclass(frozen=True)
 class Reuse:
-    """Allocation `allocation` may have the memory of group argument `argument`, where each of `alike`, the
-    extent of a dim and its strides in the one and the other, has an extent of 1 or equal strides."""
+    """Allocation `allocation` may be in the memory of group argument `argument`, if each entry of `alike`
+    (the extent of a dim, its stride in the allocation, and that in the argument) has extent 1 or equal
+    strides."""
 
     allocation: int
     argument: int
@@ -35,7 +38,7 @@ class Reuse:
 
 
 def reuses(fusion: Fusion, stages: Sequence[Stage]) -> tuple[Reuse, ...]:
-    """Those of a plan with these kernels, in the order of their launches."""
+    """The pairs of a plan with these kernels, in the order of their launches."""
     if fusion.lookups:  # a call whose index is out of range is run once more, unfused
         return ()
     wanted = {u.index for u in fusion.updates} | {what for kind, what in fusion.results if kind == "input"}
@@ -62,7 +65,7 @@ def _read(segment: Segment) -> set[int]:
 
 
 def _in_kernel(stage: Stage) -> list[Reuse]:
-    """As far as this kernel goes."""
+    """The pairs of one kernel."""
     segment, schedule = stage.segment, stage.schedule
     sweeps = sweeps_of(segment, schedule)
     last = sweeps.last_reads({*schedule.values_in("register"), *schedule.values_in("scratch")})
@@ -85,7 +88,7 @@ def _in_kernel(stage: Stage) -> list[Reuse]:
 
 
 def _operands(segment: Segment, name: str) -> set[str]:
-    """The names of all values from which an op that is no reduction computes `name`; none for others."""
+    """The names of all values from which `name` is computed; none if a reduction computes `name`."""
     wanted = {name}
     for op in reversed(segment.ops):
         if op.output.name in wanted:
@@ -96,7 +99,7 @@ def _operands(segment: Segment, name: str) -> set[str]:
 
 
 def _is_read_once(segment: Segment, load: Access) -> bool:
-    """Whether it reads an argument from its first element on, and nothing else of the kernel reads that."""
+    """Whether the load reads an argument from its first element on, and no other load reads that argument."""
     buffer = load.buffer
     if buffer.kind != "input" or buffer.by_value or buffer.windows or not (buffer.offset.is_const):
         return False
@@ -106,8 +109,8 @@ def _is_read_once(segment: Segment, load: Access) -> bool:
 
 
 def _alike(domain: Domain, store: Access, load: Access) -> tuple[tuple[Size, Size, Size], ...] | None:
-    """What has to hold so that an element is read where it is stored, by one thread alone; None where that
-    cannot be."""
+    """The conditions under which each element is stored over the element that is loaded for it, and only one
+    thread reads that; None if that is never so."""
     if store.buffer.value.dtype != load.buffer.value.dtype:
         return None
     conditions = []

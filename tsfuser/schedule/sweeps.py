@@ -1,7 +1,7 @@
-"""The sweeps over its data that a segment takes.
+"""The sweeps of a segment over its data.
 
-In: a Segment, and which of its reductions give their results back to all threads. Out: `Sweeps`: what each
-sweep accumulates and stores, and which ops that takes. Example, softmax over rows: sweep 0 accumulates the
+In: a Segment, and those of its reductions whose results all threads get. Out: `Sweeps`: what each sweep
+accumulates and stores, and the ops that it needs. Example, softmax over rows: sweep 0 accumulates the
 maximum, sweep 1 the sum of the exponentials, and sweep 2 stores. A segment without such reductions takes one
 sweep.
 """
@@ -19,9 +19,9 @@ from .loops import Schedule
 
 @dataclass(frozen=True)
 class Sweeps:
-    """`allreduced`: the reductions whose results all threads get, which run over the axes of a *row*;
-    `final`: the others, on which nothing depends. `level`: for each value, the number of reductions of a row
-    that are done before it."""
+    """`allreduced`: the reductions whose results all threads get. They run over the axes of a *row*. `final`:
+    the other reductions; nothing depends on them. `level`: for each value, the number of reductions over a
+    row that must be done before it."""
 
     segment: Segment
     allreduced: tuple[Reduce, ...]
@@ -33,12 +33,12 @@ class Sweeps:
 
     @cached_property
     def row(self) -> frozenset[Axis]:
-        """The axes of a row; none where the whole segment is one sweep."""
+        """The axes of a row; none if the whole segment is one sweep."""
         return frozenset(self.allreduced[0].axes) if self.allreduced else frozenset()
 
     @cached_property
     def numbers(self) -> range:
-        """The numbers of the sweeps, with one more than there are where the last one has nothing to do."""
+        """The numbers of the sweeps. The last sweep may have nothing to do."""
         return range(max(self.level.values(), default=0) + 1)
 
     def varies(self, value: Value) -> bool:
@@ -46,7 +46,7 @@ class Sweeps:
         return not self.allreduced or bool(set(value.axes) & self.row)
 
     def reductions(self, number: int) -> list[Reduce]:
-        """Those that sweep `number` accumulates."""
+        """The reductions that sweep `number` accumulates."""
         return [op for op in self.segment.reductions if self.level[op.operands[0].name] == number]
 
     def stores(self, number: int) -> list[str]:
@@ -71,15 +71,15 @@ class Sweeps:
         return ops
 
     def needs(self, number: int, known: Collection[str] = frozenset()) -> tuple[list[Op], set[str]]:
-        """The ops of sweep `number`, in order, and the names of all values that it takes: what is loaded, or
-        in `known`, among them."""
+        """The ops of sweep `number`, in order, and the names of all values that they read, also those that
+        are loaded or in `known`."""
         goals = self.goals(number)
         ops = self.ops_for(goals, known)
         return ops, goals | {v.name for op in ops for v in op.operands}
 
     def last_reads(self, saved: Collection[str]) -> dict[str, int]:
-        """By the name of each value that is loaded along a row, the last sweep that loads it; `saved`: the
-        values that the first sweep which computes them saves."""
+        """Name of a value that is loaded along a row -> the last sweep that loads it. `saved`: the values
+        that the first sweep that computes them saves."""
         loaded = {b.value.name for b in self.segment.loads}
         found: dict[str, int] = {}
         known: set[str] = set()
@@ -90,8 +90,7 @@ class Sweeps:
         return found
 
     def row_ops(self, number: int) -> list[Op]:
-        """The ops of which a row has one value, and that can be computed before sweep `number`, not
-        sooner."""
+        """The ops with one value per row that can be computed just before sweep `number`, and not earlier."""
         return [
             op
             for op in self.segment.ops
@@ -102,9 +101,8 @@ class Sweeps:
 
 
 def sweeps_of(segment: Segment, schedule: Schedule) -> Sweeps:
-    """The sweeps of `segment` under `schedule`, whose `allreduce` says whether results go back to all
-    threads: those of the reductions over the contiguous dim, or where the threads along `y` combine, over
-    others."""
+    """The sweeps of `segment` under `schedule`. If its `allreduce` is set, all threads get the results of the
+    reductions over the contiguous dim; or, if the threads along `y` combine, of those over other dims."""
     how, inner = schedule.reduction, set(schedule.domain.dims[-1].axes)
     allreduced: tuple[Reduce, ...] = ()
     if how is not None and how.allreduce:

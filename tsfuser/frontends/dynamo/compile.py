@@ -1,14 +1,14 @@
 """What torch.compile calls for `backend="tsfuser"`.
 
-In: an FX graph of what TorchDynamo has captured, and example inputs. Out: a callable. AOTAutograd makes the
-forward and the backward graph of ATen ops, without in-place ops; the min-cut partitioner chooses what the
+In: an FX graph that TorchDynamo has captured, and example inputs. Out: a callable. AOTAutograd makes the
+forward and the backward graph of ATen ops, without in-place ops. The min-cut partitioner chooses what the
 forward saves, and what the backward computes again. Example: `torch.compile(model, backend="tsfuser")`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def backend(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """The compiled module. Raises ValueError for options and modes that have no meaning here."""
+    """The compiled module. Raises ValueError for unknown options and modes."""
     from torch._dynamo.backends.common import aot_autograd
 
     settings = its_settings.read(options)
@@ -43,7 +43,7 @@ def backend(
         raise ValueError(
             f"tsfuser has no mode {mode!r}; leave it out, or take 'default' or 'reduce-overhead'"
         )
-    _prepare_cuda()
+    expect_cuda()
     graphs = CudaGraphs() if mode == "reduce-overhead" else None
     compiler = partial(_compile, settings, watch.arrived(module), graphs)
     compiled = aot_autograd(
@@ -76,17 +76,10 @@ def _compile(
 
 
 def _donated(backward: fx.GraphModule) -> Collection[int]:
-    """The inputs of the backward that torch compiles now which the forward has made for it alone: neither
-    arguments nor results, nor views of these, nor what an op has seen that is none of torch's. CUDA graphs
-    (`mode="reduce-overhead"`) keep books of their own about them."""
+    """The inputs of `backward`, which torch compiles now, that the forward made only for it: no arguments or
+    results, no views of these, and no tensors that an op from outside torch has seen. Not for CUDA graphs
+    (`mode="reduce-overhead"`), which manage this memory themselves."""
     context = torch._guards.TracingContext.try_get()
     metadata = context.fw_metadata if context else None
     lent = {k for k, node in enumerate(backward.graph.find_nodes(op="placeholder")) if LENT in node.meta}
     return frozenset(getattr(metadata, "bw_donated_idxs", None) or ()) - lent
-
-
-@cache
-def _prepare_cuda() -> None:
-    """Has the compiler for CUDA start as soon as CUDA is in use: now, or when torch initialises it."""
-    if torch.version.cuda:
-        torch.cuda._lazy_call(expect_cuda)

@@ -1,14 +1,14 @@
-"""Inputs of groups that may give their memory to results: nobody in the graph reads them later.
+"""Inputs of groups over which results may be written, because nobody in the graph reads them later.
 
-In: a typed graph with groups, in their last order. Out: the same graph, where groups say which of their
-inputs are dead behind them, one bit each. C++ writes a result over a dead input that nothing else holds
-either (csrc_stubs/call/reuse.h). Before and after:
+In: a typed graph with groups, in their final order. Out: the same graph, in which each group says which of
+its inputs are dead after it, one bit per input. C++ writes a result over a dead input if nothing else holds
+its memory (csrc_stubs/call/reuse.h). Before and after:
 
     %y = aten::mm(%x, %w);  %z = prim::CudaFusionGroup(%y, %x);  return (%z)
     %y = aten::mm(%x, %w);  %z = prim::CudaFusionGroup[dead=1](%y, %x);  return (%z)
 
-Memory that comes from outside is not counted in, but for what AOTAutograd donates. Nor is what an op has seen
-that is none of ATen's: it may go on reading it, on another stream, when nothing here holds it any more.
+The graph's inputs are not dead, except those that AOTAutograd donates. Nor is a tensor that an op from
+outside ATen has seen: the op may still read it on another stream when nothing here holds it any more.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _KNOWN = (*_ALLOCATING, "prim::")
 
 
 def mark_dead_inputs(graph: Graph, donated: Collection[int] = ()) -> list[int]:
-    """Changes the groups of the graph's top block. `donated`: the graph's inputs that belong to it; returns
-    those of them that lie in memory which a group may have."""
+    """Changes the groups of the graph's top block. `donated`: the graph's inputs that belong to it. Returns
+    those of them over which a group may write."""
     memory, nodes = Memory(graph), list(graph.nodes())
     last: dict[int, int] = {}
     given = {k: memory.of([v]) for k, v in enumerate(graph.inputs()) if k in donated}
@@ -39,7 +39,7 @@ def mark_dead_inputs(graph: Graph, donated: Collection[int] = ()) -> list[int]:
             free |= made
         elif not node.kind().startswith(_KNOWN):
             if not touched:
-                return []  # it may be another stream that all goes to from here on
+                return []  # everything after it may run on another stream
             lent |= touched
     taken: set[int] = set()
     for at, node in enumerate(nodes):

@@ -1,17 +1,17 @@
-"""Gradients of weights are cast together.
+"""Casts of the gradients of weights are launched together.
 
-In: a backward's typed graph with groups, before `join`. Out: the same graph, where groups that only make a
-larger result of a tensor that nobody else reads, and that leaves the graph, stand side by side: `join` has
-them launched together. Under autocast each weight has such a group, a cast. Before and
-after, if there were more of them:
+In: a backward's typed graph with groups, before `join`. Out: the same graph, in which these groups are
+neighbours, so that `join` makes a run of them. Such a group makes one result of the graph from one tensor
+that is smaller and that nobody else reads. Under autocast each weight has one, a cast of its gradient. Before
+and after, if there were more of them:
 
     %a = aten::mm(%g, %x)                 %a = aten::mm(%g, %x)
     %p = prim::CudaFusionGroup(%a)        %b = aten::mm(%h, %y)
     %b = aten::mm(%h, %y)                 %p = prim::CudaFusionGroup(%a)
     %q = prim::CudaFusionGroup(%b)        %q = prim::CudaFusionGroup(%b)
 
-What waits is smaller than what is made of it, and no more than `_TOGETHER` bytes are made at a time: so the
-tensors in memory at one time grow by less than that.
+The tensors that wait are smaller than the results, and a run makes no more than `_TOGETHER` bytes of results.
+So the tensors that are in memory at the same time grow by less than that.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ...graph.wrapper import GROUP, Graph, Node, Value, inputs, is_tensor, outpu
 from ...grouping.passes import operations
 from .joint import LEAST, device_of, moves
 
-_TOGETHER = 1 << 25  # about what distributed training sends at once
+_TOGETHER = 1 << 25  # about as much as distributed training sends at a time
 
 
 def gather_casts(graph: Graph, is_possible: Callable[[str], bool]) -> None:
-    """Changes the graph. `is_possible`: as of `join`."""
+    """Changes the graph. `is_possible`: that of `join`."""
     for part in _parts(graph, is_possible):
         for node in part[:-1] if len(part) >= LEAST else ():
             node.moveBefore(part[-1])
@@ -61,6 +61,6 @@ def _may_wait(node: Node) -> bool:
 
 
 def _bytes(value: Value) -> int:
-    """0 where they are not known."""
+    """The bytes of a value; 0 if they are not known."""
     sizes, dtype = value.type().sizes(), value.type().dtype()
     return 0 if sizes is None or dtype is None else prod(sizes) * dtype.itemsize

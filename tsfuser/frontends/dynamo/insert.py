@@ -1,6 +1,6 @@
-"""Inserts ops into an FX graph, with what they give in `meta`.
+"""Inserts ops into an FX graph, with their traced results in `meta`.
 
-In: the node before which they go, and one for whose sake they are made. Out: nodes. Example:
+In: the node before which they are inserted, and the node that they replace or serve. Out: nodes. Example:
 
     ops = Insert(before=node, like=node)
     y = ops(aten.exp.default, ops(aten.neg.default, x))
@@ -17,13 +17,14 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-#: What says where a node comes from, and in which part of the program it runs: its backward, a checkpoint.
+#: Keys of `meta` that say where a node comes from, and in which part of the program it runs: backward,
+#: checkpoint.
 ORIGIN = ("stack_trace", "nn_module_stack", "custom")
 PART = (*ORIGIN, "partitioner_tag", "recompute", "ac_graph_id", "seq_nr")
 
 
 class Insert:
-    """Called with an op and its arguments. The nodes have the entries `kept` of the `meta` of `like`."""
+    """Call it with an op and its arguments. New nodes get the entries `kept` of the `meta` of `like`."""
 
     def __init__(self, before: fx.Node, like: fx.Node, kept: tuple[str, ...] = ORIGIN):
         self.before = before
@@ -37,7 +38,7 @@ class Insert:
 
 
 def evaluate(node: fx.Node) -> Any:
-    """What the node's op gives for what its operands are. Raises what the op raises."""
+    """The result of the node's op for the traced values of its operands. Raises what the op raises."""
     args, kwargs = tree_map_only(fx.Node, lambda n: n.meta["val"], (list(node.args), dict(node.kwargs)))
     tensors = [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
     with detect_fake_mode(tensors), enable_python_dispatcher():  # as where it was traced
@@ -45,7 +46,7 @@ def evaluate(node: fx.Node) -> Any:
 
 
 def is_alike(made: torch.Tensor, result: torch.Tensor) -> bool:
-    """Whether one tensor has the other's sizes and strides."""
+    """Whether both tensors have the same sizes and strides."""
     strides = zip(made.stride(), result.stride())
     return has_sizes_of(made, result) and all(statically_known_true(a == b) for a, b in strides)
 

@@ -1,7 +1,7 @@
-"""Which memory the tensors of a graph lie in, and how much that is.
+"""The memory of the tensors of a graph, and how large it is.
 
-In: a typed graph. Out: a number for each piece of memory, and which of them a value may lie in: a view in
-that of its operand, a list in that of its items. Example, `%y = aten::t(%x)`: `memory.of([y]) ==
+In: a typed graph. Out: a number for each piece of memory, and for each value the pieces in which it may be: a
+view is in that of its operand, a list in those of its items. Example, `%y = aten::t(%x)`: `memory.of([y]) ==
 memory.of([x])`.
 """
 
@@ -17,7 +17,7 @@ _NO_COPY = ("prim::ListUnpack", LIST, CONSTANT)
 
 
 class Memory:
-    """Which memory the tensors of a graph have, by number, and its `bytes`. `kept`: what lives on."""
+    """The pieces of memory by number, and the `bytes` of each. `kept`: those that outlive the graph."""
 
     def __init__(self, graph: Graph):
         self.bytes: list[int] = []
@@ -38,7 +38,7 @@ class Memory:
             self.bytes.append(_bytes(value))
 
     def of(self, values: Iterable[Value]) -> frozenset[int]:
-        """All that the values lie in."""
+        """All pieces in which the values may be."""
         return frozenset().union(*(self._of.get(v.unique(), frozenset()) for v in values))
 
     def size(self, numbers: Iterable[int]) -> int:
@@ -51,6 +51,6 @@ def makes_none(node: Node) -> bool:
 
 
 def _bytes(value: Value) -> int:
-    """0 where they are not known."""
+    """The bytes of a value; 0 if they are not known."""
     sizes, dtype = value.type().sizes(), value.type().dtype()
     return 0 if sizes is None or dtype is None else prod(sizes) * dtype.itemsize

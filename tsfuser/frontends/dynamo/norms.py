@@ -1,15 +1,15 @@
 """Results of norms that the backward computes again, from the norm's operand and statistics, which it reads
 anyway.
 
-In: AOTAutograd's joint graph, where a norm gives its result, mean and 1 / standard deviation. Between
-`expand` and `collapse` the result stands there as elementwise ops, which the partitioner may have computed
-twice. Before:
+In: AOTAutograd's joint graph, in which a norm returns its result, mean and 1 / standard deviation. Between
+`expand` and `collapse` the result is written as elementwise ops, and the partitioner may choose to compute
+them twice. Before:
 
     y, mean, rstd = native_layer_norm(x, [8], w, b, 1e-5);  silu(y)
     silu_backward(g, y);  native_layer_norm_backward(..., x, [8], mean, rstd, w, b)
 becomes in the backward
     silu_backward(g, (x - mean) * rstd * w + b);  native_layer_norm_backward(..., x, [8], mean, rstd, w, b)
-and in the forward, which saves `y` no longer, it is the norm again.
+and in the forward, which no longer saves `y`, the norm stays as it was.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .insert import Insert, is_alike
 aten = torch.ops.aten
 
 _NORM, _RESULT = "tsfuser_norm", "tsfuser_result_of_norm"  # in `meta`: the number of a norm
-_EXACT = (torch.float32, torch.float64)  # statistics that are not rounded
+_EXACT = (torch.float32, torch.float64)  # dtypes in which statistics are not rounded to 16 bits
 
 
 class _Ops(Insert):
-    """Inserts what results of norms are made of."""
+    """Inserts the ops that compute the result of a norm."""
 
     def scaled(self, x: fx.Node, mean: fx.Node | None, rstd: fx.Node, weight: Any, bias: Any) -> fx.Node:
-        """`(x - mean) * rstd * weight + bias`, of which all but `x` and `rstd` may be absent."""
+        """`(x - mean) * rstd * weight + bias`. `mean`, `weight` and `bias` may be None."""
         y = x if mean is None else self(aten.sub.Tensor, x, mean)
         y = self(aten.mul.Tensor, y, rstd)
         y = y if weight is None else self(aten.mul.Tensor, y, weight)
@@ -57,7 +57,7 @@ def _batch_norm(ops: _Ops, statistics: list[fx.Node], x, weight, bias, *others) 
 
 
 def _group_norm(ops: _Ops, statistics: list[fx.Node], x, weight, bias, n, c, size, groups, eps):
-    """[N, C, ...] as [N, groups, C / groups, ...]; None for sizes that vary."""
+    """Computes on [N, C, ...] viewed as [N, groups, C / groups, ...]. None if sizes vary."""
     _, channels, *rest = x.meta["val"].shape
     if not all(type(s) is int for s in (channels, *rest)):
         return None
@@ -86,19 +86,19 @@ _OPERAND = dict.fromkeys(_NORMS, 0) | {gradient: 1 for gradient, *_ in _NORMS.va
 
 
 def operand_of(node: fx.Node) -> fx.Node | None:
-    """What a norm is of, or a norm's gradient; None for other nodes."""
+    """The operand of a norm, also for the norm's gradient; None for other nodes."""
     return node.args[_OPERAND[node.target]] if node.target in _OPERAND else None  # type: ignore[return-value]
 
 
 def is_result(node: fx.Node) -> bool:
-    """Whether the node has taken the place of the result of a norm."""
+    """Whether the node replaces the result of a norm."""
     return _RESULT in node.meta
 
 
 def drop_running_statistics(joint: fx.GraphModule) -> None:
-    """Takes the running statistics from gradients of batch norms in training, which do not use them. They
-    would be saved otherwise: their new values, which then are no mere updates of buffers. Without a weight,
-    eager's kernels take a dtype from them."""
+    """Removes the running statistics from the operands of gradients of batch norms in training, which do not
+    use them. Otherwise their new values would be saved, and would be more than updates of buffers. They stay
+    if there is no weight: then eager's kernels take a dtype from them."""
     changed = False
     for node in joint.graph.nodes:
         if node.target is aten.native_batch_norm_backward.default and not node.kwargs:
@@ -111,7 +111,7 @@ def drop_running_statistics(joint: fx.GraphModule) -> None:
 
 
 def expand(joint: fx.GraphModule) -> None:
-    """Puts elementwise ops in the place of the results of norms that have gradients in the graph."""
+    """Writes the results of norms that have gradients in the graph as elementwise ops."""
     for number, node in enumerate([n for n in joint.graph.nodes if n.target in _NORMS]):
         gradient, count, make = _NORMS[node.target]
         items = {item.args[1]: item for item in node.users if item.target is operator.getitem}
@@ -123,7 +123,7 @@ def expand(joint: fx.GraphModule) -> None:
 
 
 def _is_known(norm: fx.Node, statistics: list[fx.Node | None], gradient: Any) -> bool:
-    """Whether the backward reads the norm's operand and exact statistics, and torch may save its results."""
+    """Whether the backward reads the norm's operand and unrounded statistics, and torch may save results."""
     x = norm.args[0]
     return (
         norm.meta.get("recompute") is None
@@ -148,8 +148,8 @@ def _expand(norm: fx.Node, number: int, result: fx.Node, statistics: list, make:
 
 
 def _mask_by_operand(result: fx.Node) -> None:
-    """The derivative of the relu of a norm's result asks for the sign of the norm's result, which need not be
-    read. In half precision what is above 0 may have been rounded to it."""
+    """Makes the gradient of a relu read the relu's operand, a norm's result, whose sign is enough. So the
+    result of the relu need not be saved. Not in float16: there a value above 0 may have been rounded to 0."""
     (relu,) = result.users if len(result.users) == 1 else (None,)
     if relu is None or result.meta["val"].dtype is torch.float16:
         return

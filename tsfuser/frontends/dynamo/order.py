@@ -1,14 +1,15 @@
 """The order of a backward's nodes, by the memory that they free.
 
-In: a typed graph with groups, whose inputs nobody else holds. Out: the same graph, where a node that frees
-more than it makes stands as early as it can. The gradient of a weight is small, and reads a saved activation
-for the last time; the gradient of the layer's input is as large as the activation. Before:
+In: a typed graph with groups, whose inputs nobody else holds. Out: the same graph, in which a node that frees
+more memory than it allocates runs as early as possible. Example: the gradient of a weight is small, and is
+the last reader of a saved activation; the gradient of the layer's input is as large as the activation.
+Before:
 
     %x = aten::mm(%g, %w);  %t = aten::t(%saved);  %dw = aten::mm(%t, %g)
 becomes
     %t = aten::t(%saved);  %dw = aten::mm(%t, %g);  %x = aten::mm(%g, %w)
 
-where `saved` is gone before `x` is made.
+Now `saved` is freed before `x` is allocated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the forward saves for the backward: torch's partitioners, with one of their mistakes put right.
+"""What the forward saves for the backward: torch's partitioners, and a correction of one of their mistakes.
 
 In: AOTAutograd's joint graph. Out: the forward and the backward. A partitioner may save an input that the
-program changes in place, or a view of it, and have the backward compute again from that. The forward changes
-it last, so that the backward would read what the input has become. Before:
+program changes in place, or a view of it. The forward changes it at its end, so the backward would read the
+new value. So a copy is saved instead. Before:
 
     copy_(primals_1, sigmoid);  return (y, primals_1)
 becomes
@@ -27,7 +27,7 @@ from .updates import sharing, updates
 
 aten = torch.ops.aten
 
-#: In the `meta` of what the backward takes: somebody may read it, whom only his op knows.
+#: In the `meta` of an input of the backward: an op from outside torch may still read it.
 LENT = "tsfuser_lent"
 _TORCH = ("aten", "prims", "tsfuser")
 
@@ -41,8 +41,8 @@ def partition(
     num_fwd_outputs: int,
     **others: Any,
 ):
-    """The forward and the backward. `recompute`: by the cheapest cut, else as autograd saves; `layout`: as
-    `wanted` of `channels_last`."""
+    """The forward and the backward. `recompute`: the cheapest cut decides what is saved, else autograd does.
+    `layout`: `wanted` of `channels_last`."""
     from torch._functorch import config
     from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
@@ -71,8 +71,8 @@ def partition(
 
 
 def mark_lent(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
-    """Of what the forward saves, marks what an op that is none of torch's may have seen: it may go on reading
-    it on another stream, until long after the forward."""
+    """Marks the saved tensors that an op from outside torch may have seen: it may still read them on another
+    stream, long after the forward."""
     foreign = [node for node in forward.graph.nodes if _is_foreign(node)]
     touched = {node for op in foreign for node in (op, *op.all_input_nodes)}
     everything = any(not op.all_input_nodes for op in foreign)  # it may be another stream that all goes to
@@ -92,7 +92,7 @@ def _is_foreign(node: fx.Node) -> bool:
 
 
 def _root(node: fx.Node) -> fx.Node:
-    """The node whose memory it may lie in: views and items of lists lie in that of their first operand."""
+    """The node in whose memory `node` may be: views and items of lists are in that of their first operand."""
     while node.op == "call_function" and node.all_input_nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and all(r.alias_info is None for r in schema.returns):
@@ -102,7 +102,8 @@ def _root(node: fx.Node) -> fx.Node:
 
 
 def save_old_values(forward: fx.GraphModule, results: int) -> None:
-    """Of what is saved, behind the first `results` outputs, copies are saved where the forward changes it."""
+    """Saves copies of the tensors that the forward changes. What is saved are the outputs after the first
+    `results`."""
     graph = forward.graph
     copies = updates(graph)
     if not copies:
