@@ -28,6 +28,7 @@ MOVED = {
     "unbind": lambda y: sum((k + 1) * p.exp() for k, p in enumerate(y.unbind(0))),
     "diagonal": lambda y: y.diagonal().exp(),
     "a part of a part": lambda y: y[1:3][:, :2].t().reshape(-1) @ torch.ones(4),
+    "no group reads one of them": lambda y: y[:2, :4] @ torch.ones(4, 5) + y[2:, :5].exp(),
     "views of parts": lambda y: y[:, :3].t().reshape(-1).exp() + y[:, 3:].unsqueeze(0).flatten().sin(),
 }
 LEFT = {
@@ -35,7 +36,7 @@ LEFT = {
     "a part is returned": lambda y: y[:, :3],
     "a part of a part is returned": lambda y: (y[:, :3].t(), y[:, 3:].exp()),
     "more is read than there is": lambda y: y[:, 1:].exp() + y[:, :-1].sin(),
-    "no group reads the parts": lambda y: y[:, :3] @ y[:, 3:].t(),
+    "no group reads two parts": lambda y: y[:, :3] @ y[:, 3:].t(),
     "the gaps are read": lambda y: y[:, :3].as_strided((4, 2), (3, 2)).exp(),
     "all is a part": lambda y: y[:].exp(),
 }

@@ -99,14 +99,13 @@ def _parts(view: fx.Node) -> list[fx.Node]:
 
 
 def _is_less(parts: list[fx.Node], cast: fx.Node) -> bool:
-    """Whether only one part is read, which is smaller than the whole; or whether the parts together are no
-    larger than the whole, and groups read all of them."""
+    """Whether the parts are together no larger than the whole, and no more kernels cast them than it: a group
+    that reads a part casts it itself."""
     whole, *sizes = (hint(node.meta["val"].numel()) for node in (cast, *parts))
-    if whole is None or None in sizes:
+    if whole is None or None in sizes or sizes == [whole]:
         return False
-    if len(parts) == 1:
-        return sizes[0] < whole  # type: ignore[operator]
-    return sum(sizes) <= whole and all(_has_row(r) for p in parts for r in _readers(p))  # type: ignore[arg-type]
+    apart = sum(not all(map(_has_row, _readers(part))) for part in parts)
+    return sum(sizes) <= whole and apart <= 1  # type: ignore[arg-type]
 
 
 def _may_be_dense(part: fx.Node) -> bool:
