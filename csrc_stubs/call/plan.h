@@ -1,8 +1,8 @@
 // The one struct between Python and C++: what to allocate and what to launch for one class of calls.
 //
-// In: plain lists made by Python once. Out: `PreparedCall`, the plan with every integer of one call filled
-// in, and `run`, which does the call. Example: c = a + b is one allocation, one launch with three addresses
-// and a count.
+// In: plain lists that Python makes once. Out: `PreparedCall`, the plan with all integers of one call
+// filled in, and `run`, which does the call. Example: c = a + b is one allocation, and one launch with
+// three addresses and a count.
 #pragma once
 
 #include "call/arguments.h"
@@ -90,9 +90,10 @@ struct Update {
   bool counted;
 };
 
-// A new tensor that may lie in the memory of an argument: its kernel reads each element of that for the last
-// time before it stores there. `alike`: what has to hold of each dim of the kernel's loops, by positions in
-// the values: its extent is 1, or a step along it is as long in the one tensor as in the other.
+// A new tensor that may lie in the memory of an argument: its kernel reads each element of that for the
+// last time before it stores there. `alike`: what has to hold of each dim of the kernel's loops, by
+// positions in the values: its extent is 1, or a step along it is as long in the one tensor as in the
+// other.
 struct Reuse {
   struct Dim {
     int32_t extent, allocation_stride, input_stride;
@@ -194,8 +195,8 @@ struct RandomError : std::runtime_error {
 
 // Where the random numbers of one call begin, as kernels read it (`random_state` of
 // codegen/runtime/philox.h). While a CUDA graph is captured (1, else 0), seed and offset are device
-// addresses, where torch puts other numbers before each replay, and `within` is how far into the graph's own
-// numbers the call is. So are they where a tensor holds them.
+// addresses, where torch puts other numbers before each replay, and `within` is how far into the graph's
+// own numbers the call is. So are they where a tensor holds them.
 struct RandomState {
   uint64_t seed = 0, offset = 0, within = 0, captured = 0;
 };
@@ -205,10 +206,12 @@ struct OutOfRange : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// random.cpp: takes `blocks` Philox blocks from torch's default generator of the device. Throws RandomError.
+// random.cpp: takes `blocks` Philox blocks from torch's default generator of the device. Throws
+// RandomError.
 RandomState draw_random(c10::Device device, uint64_t blocks);
 
-// A kernel has failed after one before it had written a result over an operand: nothing can run the ops now.
+// A kernel has failed after one before it had written a result over an operand: nothing can run the ops
+// now.
 struct OperandLost : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -218,10 +221,10 @@ struct OperandLost : std::runtime_error {
 using DeadInputs = uint64_t;
 constexpr size_t most_dead_inputs = 63;  // as planning/plan.py has it
 
-// Allocates, launches, and replaces the call's inputs on the stack by its outputs. On an exception the stack
-// is as it was, but for arguments that a kernel has updated: there it holds copies, so that who runs the ops
-// now updates the true ones no second time. Throws LaunchError, RandomError, OutOfRange, OperandLost, or
-// c10::Error / std::bad_alloc where memory is short. Returns the number of launches.
+// Allocates, launches, and replaces the call's inputs on the stack by its outputs. On an exception the
+// stack is as it was, but for arguments that a kernel has updated: there it holds copies, so that who runs
+// the ops now updates the true ones no second time. Throws LaunchError, RandomError, OutOfRange,
+// OperandLost, or c10::Error / std::bad_alloc where memory is short. Returns the number of launches.
 size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
            size_t input_count, DeadInputs dead = 0);
 

@@ -1,9 +1,9 @@
-// Results that are written over operands which nobody else will see: the memory of a group's input becomes
-// that of a new tensor.
+// Results that are written over operands that nobody reads later: a new tensor takes the memory of a
+// group's input.
 //
-// In: what a plan allows (Plan::reuses) and the inputs of a call that nobody reads after it. Out: tensors in
-// the memory of those of them that the stack alone holds. Example: for y = x * 2, where x is dead, y has the
-// address of x; where somebody holds x, or a view of it, y is allocated as any result is.
+// In: the pairs that a plan allows (Plan::reuses), and the inputs of a call that nobody reads after it.
+// Out: tensors in the memory of those inputs that only the stack holds. Example: for y = x * 2, if x is
+// dead, y has the address of x; if somebody holds x, or a view of it, y is allocated like any result.
 #pragma once
 
 #include "call/plan.h"

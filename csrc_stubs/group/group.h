@@ -1,10 +1,10 @@
-// A group of ops that runs as one: its plans, their lookup, and the way out when there is none.
+// A group of ops that runs as one: its plans, their lookup, and its unfused form if there is no plan.
 //
-// In: the interpreter's stack. Out: the same stack with the inputs replaced by the outputs. A call goes
-//   1 exact hit: this thread saw the leaf vector before -> everything is ready, launch
-//   2 class hit: some plan's checks hold                -> evaluate its size program, launch, remember for 1
-//   3 miss: Python makes a plan, once                   -> as 2
-//   otherwise the subgraph is interpreted, with a reason that `stats` counts.
+// In: the interpreter's stack. Out: the same stack with the inputs replaced by the outputs. A call is
+//   1 an exact hit: this thread has seen the leaf vector before -> everything is ready: launch
+//   2 a class hit: the checks of some plan hold -> evaluate its size program, launch, remember for 1
+//   3 a miss: Python makes a plan, once -> as 2
+//   4 refused: the subgraph is interpreted, and `stats` counts the reason
 // 1 and 2 never take the GIL.
 #pragma once
 

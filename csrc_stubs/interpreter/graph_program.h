@@ -1,7 +1,8 @@
 // A typed graph with its groups, run by torch's interpreter: one call from Python, no Python inside.
 //
-// In: a graph of a front end that brings no executor (torch.compile's), and the arguments of a call as a
-// list, which is emptied, so that an argument lives no longer than its last reader. Out: a tuple. Example:
+// In: a graph of a front end without an executor of its own (torch.compile), and the arguments of a call as
+// a list. The list is emptied, so that an argument lives no longer than its last reader. Out: a tuple.
+// Example:
 //     run = _C.GraphProgram(graph, constants=[], updates=[(0, 1)], results=[0, None], orders=[[0, 1]])
 //     y, none = run([x])      # and x.copy_(the graph's output 1)
 #pragma once

@@ -1,9 +1,9 @@
-// The operator that casts the weights of a graph at once (weight_casts.cpp), and its backward.
+// The operator that casts all weights of a graph together (weight_casts.cpp), and its backward.
 //
-// In: tensors, and the numbers of autocast's cast. Out: what that cast gives for each. Tensors that are cast
-// on one device are copied by one op of torch, which is few kernels on a GPU. Their gradients are cast back
-// as many at a time as `kTogether` says: each waits for the last one of its part. Example: the 54 weights of
-// a ResNet-50 are copied by two kernels, and their gradients by three ops.
+// In: tensors, and the arguments of autocast's cast. Out: the result of that cast for each tensor. All
+// tensors of a device are copied by one op of torch, which takes few kernels on a GPU. Gradients are cast
+// back in parts of `kTogether`: each waits for the last one of its part. Example: two kernels copy the 54
+// weights of a ResNet-50, and three ops their gradients.
 
 #include "call/arguments.h"
 #include "torchscript/weight_casts.h"

@@ -1,19 +1,19 @@
-// What a program adds to counters of its modules is added at its end, all at once. Before:
+// Additions to counters of modules are done together, at the end of the program. Before:
 //
 //     %on : bool = prim::GetAttr[name="training"](%norm)
 //      = prim::If(%on)
 //       block0():
 //         %n : Tensor = prim::GetAttr[name="num_batches_tracked"](%norm);  %s = aten::add_(%n, 1, 1)  -> ()
 //
-// After, with the If left to write to a tensor of no elements:
+// After (the If stays, but writes to a tensor without elements):
 //
 //     %c0 : Capsule = tsfuser::counts(%x)                                   the program's arguments
 //     %m : Tensor = prim::GetAttr[name="num_batches_tracked"](%norm);  %c1 = tsfuser::count(%c0, %m, 1, %on)
 //     ...
 //     tsfuser::add_counts(%c1)                                              at the end
 //
-// So 53 batch norms on a GPU launch one kernel for their counters, and on a CPU none. Only where nothing of
-// the graph can read a counter: `may_defer`. A step of prepare.cpp.
+// So 53 batch norms on a GPU launch one kernel for their counters, and on a CPU none. This is done only if
+// nothing in the graph can read a counter: `may_defer`. It is a step of prepare.cpp.
 
 #include "torchscript/counts.h"
 #include "torchscript/nodes.h"

@@ -1,14 +1,15 @@
 // prim::CudaFusionGuard: may this call run the group that was made for the profiled types?
 //
-// In: the group's tensor inputs, and their profiled types in the node's `types`. Out: a bool in their place.
-// Only that is checked which the group was made for: dtype, device, rank, requires_grad, which sizes are 1
-// or 0, the order of the strides, and contiguity where it was profiled. Sizes, pointers and aliases stay
-// free. Example: a group profiled with Float(4, 8, strides=[8, 1], device=cpu) takes any contiguous float
-// matrix without a size 1 or 0. A guard that has refused many patterns of types opens (guard_widening.h).
+// In: the group's tensor inputs, and their profiled types in the node's `types`. Out: a bool in their
+// place. It checks only what the group depends on: dtype, device, rank, requires_grad, which sizes are 1 or
+// 0, the order of the strides, and contiguity if it was profiled. Sizes, pointers and aliases are not
+// checked. Example: a group profiled with Float(4, 8, strides=[8, 1], device=cpu) takes any contiguous
+// float matrix without a size 1 or 0. A guard that has refused many patterns of types opens
+// (guard_widening.h).
 //
-// A tensor that no kernel can read (sparse, with a tangent, of a functorch transform) passes: the group runs
-// its nodes one by one. A fallback would be profiled with a type that says nothing of that, and its guard
-// would refuse the next such call, and so on.
+// A tensor that no kernel can read (sparse, with a tangent, of a functorch transform) passes, and the group
+// runs its nodes one by one. A fallback would be profiled with a type that does not show the reason: its
+// guard would refuse the next such call, and so on.
 
 #include "call/arguments.h"
 #include "group/guard_widening.h"

@@ -1,12 +1,12 @@
-// All that is hooked into torch's TorchScript executor, in one place:
+// Everything that we hook into torch's TorchScript executor:
 //
-//   the pre-pass                  makes groups of a graph that was profiled, or differentiated (Python)
-//   the profiling predicate       says which nodes to profile; before that prepares the graph (prepare.cpp)
+//   the pre-pass                  makes groups in a graph that was profiled, or differentiated (Python)
+//   the profiling predicate       prepares the graph (prepare.cpp), then says which nodes to profile
 //   operators                     those that fused graphs call (operators.cpp, sizes.cpp, counts.cpp,
 //                                 cast_together.cpp)
-//   prim::DifferentiableGraph,    replaced by operators that make torch's (differentiable.cpp)
+//   prim::DifferentiableGraph,    replaced by operators that wrap torch's (differentiable.cpp)
 //   prim::RequiresGradCheck
-//   callbacks                     what Python has set
+//   callbacks                     those that Python has set
 //
 // None of them changes a program while `pass_enabled` is off.
 
@@ -54,8 +54,8 @@ ProfiledKinds& profiled() {
   return *p;
 }
 
-// Whether this is the first time that torch asks about a node of the graph. Marks it: no copy of a graph has
-// what is noted at its end.
+// Whether this is the first time that torch asks about a node of the graph. Marks it: no copy of a graph
+// has what is noted at its end.
 bool is_new(torch::jit::Graph& graph) {
   static const auto asked = c10::Symbol::attr("asked");
   torch::jit::Node* end = graph.return_node();

@@ -1,4 +1,5 @@
-// What `import` hooks into torch's TorchScript executor, and the switches that Python sets.
+// The hooks that `import tsfuser` installs in torch's TorchScript executor, and the switches that Python
+// sets.
 #pragma once
 
 #include "group/python.h"
@@ -50,8 +51,8 @@ torch::jit::Operation make_gradient_check(const torch::jit::Node* node);
 // Nodes of these kinds get the types of their tensors profiled, from now on.
 void profile_kinds(const std::vector<std::string>& names);
 // Torch asks the profiling predicate about the ops that neither autodiff nor NNC knows. NNC knows all that
-// are fused; while it generates code for "blocks", two ops only. Nothing else is read from that switch where
-// NNC is off. Returns its state before.
+// are fused; while it generates code for "blocks", two ops only. Nothing else is read from that switch
+// where NNC is off. Returns its state before.
 bool ask_about_all(bool on);
 
 // The functions of tsfuser._C that take or return graphs (bindings/graphs.cpp).

@@ -1,4 +1,4 @@
-// What the rewriters of graphs that torch is about to profile ask of values.
+// Questions about nodes and values, for rewrites of a graph that torch is about to profile.
 #pragma once
 
 #include <torch/csrc/jit/api/function_impl.h>

@@ -1,4 +1,4 @@
-// The twin of normalisations that autodiff has no formula for:
+// The twin of normalisations for which autodiff has no formula:
 //
 //     aten::group_norm(%x, 4, %w, %b, 1e-5, 1)
 //       tsfuser::normalized(%x, %w, %b, None, 4, [], 1e-5, 1, 1, 0., 0)
@@ -7,10 +7,11 @@
 //     aten::rms_norm(%x, [8], %w, None)
 //       tsfuser::normalized(%x, %w, None, None, 0, [8], None, 0, 0, 0., 2)
 //
-// The last number is which op it is. Autodiff's table has few places, so that these ops share a twin. Its
-// backward is an op of ours for each, `tsfuser::group_norm_backward` and so on, of the operands alone: a
-// group has the rows of the operand at hand and finds their statistics in one pass. Where it is not fused,
-// it is what eager's autograd makes of eager's op, so that it can be differentiated again.
+// The last number says which op it is. These ops share one twin, because autodiff's table has few free
+// entries. The backward of each is an op of ours, `tsfuser::group_norm_backward` and so on. It reads only
+// the operands: a group reads the rows of the operand anyway, and computes their statistics in the same
+// pass. If the op is not fused, it runs eager's autograd on eager's op, so that it can be differentiated
+// again.
 
 #include "torchscript/nodes.h"
 #include "torchscript/twin_rows.h"

@@ -1,5 +1,5 @@
-// What the rows of Python's op table say about kinds of nodes (tsfuser/ops/table.py). Python tells it once,
-// at import, before the first graph; no list of op names is kept here.
+// The facts that the rows of Python's op table have about kinds of nodes (tsfuser/ops/table.py). Python
+// passes them once, at the import, before the first graph. C++ has no list of op names of its own.
 #pragma once
 
 #include <ATen/core/interned_strings.h>

@@ -1,5 +1,5 @@
-// The table of twins. Where a row names a place, the formula is ours, and takes that place in autodiff's
-// table.
+// The table of twins. If a row names an entry of autodiff's table, the formula is ours, and replaces that
+// entry.
 
 #include "torchscript/twin_rows.h"
 #include "torchscript/nodes.h"

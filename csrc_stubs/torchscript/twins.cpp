@@ -1,19 +1,18 @@
-// The twins, and how autodiff comes to know them.
+// The twins, and how their formulas get into autodiff's table.
 //
-// Autodiff has formulas for `aten::view` and others, but never puts these kinds into a differentiable graph:
-// results of such graphs that were views were differentiated wrongly once (here they are tensors of their
-// own: differentiable.cpp). A twin, `tsfuser::view`, is another kind. Its formula is the one of ATen's op:
-// it puts that op into the differentiated graph. So no twin is left there, and a graph that was not
-// differentiated runs the twin, which does the same.
+// Autodiff has formulas for `aten::view` and others, but never puts these kinds into a differentiable
+// graph: in the past, results of such graphs that were views were differentiated wrongly (here they are
+// tensors of their own: differentiable.cpp). A twin, `tsfuser::view`, is another kind. It has the formula
+// of ATen's op, which puts that op into the differentiated graph. So no twin is left there. A graph that is
+// not differentiated runs the twin, which does the same.
 //
-// For other ops autodiff has no formula, or one that hands gradients through lists, which it does not do
-// either: twins of these bring their own, as text (twin_rows.cpp).
+// For other ops autodiff has no formula, or one whose gradients go through lists, which autodiff does not
+// support. The twins of these have formulas of their own, as text (twin_rows.cpp).
 //
-// Torch looks formulas up by the text of an op's schema, and remembers what it has found by the schema's
-// place in memory. So the twin's schema, in its place, reads like ATen's for the moment in which torch looks
-// it up. A formula of our own takes the place of one of torch's that is for no op any more: its text is no
-// op's. Where a later torch does that in another way, `has_formula` is false, there are no twins, and the
-// ops stay outside of differentiable graphs.
+// Torch looks a formula up by the text of an op's schema, and caches it by the schema's address. So while
+// torch looks it up, the schema at the twin's address has the text of ATen's schema. A formula of our own
+// replaces one of torch's whose text is the schema of no op any more. If a later torch works differently,
+// `has_formula` is false, there are no twins, and the ops stay outside of differentiable graphs.
 
 #include "torchscript/twins.h"
 #include "torchscript/nodes.h"

@@ -1,19 +1,23 @@
-// Weights that autocast casts are cast together, where the program begins. Before, a weight at a time:
+// The weights that autocast casts are cast together, at the beginning of the program. Before, for each
+// weight:
 //
 //     %w : Tensor = prim::GetAttr[name="weight"](%conv)
 //     %c : Tensor = aten::_autocast_to_reduced_precision(%w, 1, 0, 5, 15)
 //     %y : Tensor = aten::conv2d(%x, %c, ...)
 //
-// After, at the front of the graph, with %w0 and so on read anew:
+// After, at the beginning of the graph, where %w0 and so on are read again:
 //
 //     %all : Tensor[] = prim::ListConstruct(%w0, %w1, ...)
 //     %cast : Tensor[] = tsfuser::cast_together(%all, 1, 0, 5, 15)
 //     %c0 : Tensor, %c1 : Tensor, ... = prim::ListUnpack(%cast)
 //
-// So the 54 weights of a ResNet-50 are two kernels on a GPU instead of 54, and as few in the backward. Only
-// while gradients are recorded: they keep all casts until the backward anyway, where inference holds one at
-// a time. Only where nothing in the graph writes to a weight, and of casts that matrix products and
-// convolutions read: kernels cast what they read by themselves. A step of prepare.cpp.
+// So the casts of the 54 weights of a ResNet-50 are two kernels on a GPU instead of 54, and as few in the
+// backward. Three conditions:
+//   - gradients are recorded: then all casts stay in memory until the backward anyway; inference has only one
+//     at a time in memory;
+//   - nothing in the graph writes to a weight;
+//   - a matrix product or a convolution reads the cast: our kernels cast their operands themselves.
+// It is a step of prepare.cpp.
 
 #include "torchscript/weight_casts.h"
 #include "torchscript/nodes.h"
@@ -81,8 +85,8 @@ bool has_heavy_readers(const Value* value, const Node* first) {
          });
 }
 
-// Whether the graph may change a weight, or put another one in its place, before it is cast: what Python has
-// defined may do anything.
+// Whether the graph may change a weight, or put another one in its place, before it is cast: what Python
+// has defined may do anything.
 bool may_be_written(const torch::jit::ValueSet& weights, const std::vector<Node*>& nodes, Graph& graph) {
   const torch::jit::AliasDb aliases(graph.shared_from_this());
   return std::any_of(nodes.begin(), nodes.end(), [&](Node* node) {

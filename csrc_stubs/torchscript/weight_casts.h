@@ -1,4 +1,4 @@
-// Casts that autocast makes of the tensors of modules, all of them at once.
+// Autocast's casts of tensors of modules, all of them together.
 #pragma once
 
 namespace torch::jit {
