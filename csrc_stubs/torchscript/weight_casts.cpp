@@ -13,8 +13,8 @@
 //
 // So the casts of the 54 weights of a ResNet-50 are two kernels on a GPU instead of 54, and as few in the
 // backward. Three conditions:
-//   - gradients are recorded: then all casts stay in memory until the backward anyway; inference has only one
-//     at a time in memory;
+//   - gradients are recorded: then all casts stay in memory until the backward anyway; inference has only
+//     one at a time in memory;
 //   - nothing in the graph writes to a weight;
 //   - a matrix product or a convolution reads the cast: our kernels cast their operands themselves.
 // It is a step of prepare.cpp.
