@@ -20,6 +20,7 @@ from ...errors import TsfuserWarning
 from ...grouping.support import Refusals
 from ...planning import interrupts
 from . import logs, watch
+from .parts import compute_parts
 from .passes import fuse
 from .product_sums import add_as_made
 from .ranges import make_ranges
@@ -87,6 +88,7 @@ def _whole(
     module: fx.GraphModule, settings: Settings, origin: watch.Origin | None, donated: Collection[int]
 ) -> _Compiled:
     simplify(module)
+    compute_parts(module)
     add_as_made(module)
     make_ranges(module)
     translation = translate(module)

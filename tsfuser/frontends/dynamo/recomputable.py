@@ -2,6 +2,7 @@
 
 In: torch's own lists of ops that inductor runs at the speed of memory. Out: the same lists with our ops,
 while a graph is divided. Example: within `recomputable()` a dropout by a seed is computed again, not saved.
+So is a `cat`: our kernels read each element from the operand that has it, which inductor's cannot.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import torch
 from torch import fx
 from torch._functorch import partitioners
 
+from ...ops import table
 from . import norms, softmaxes
 from .types import hint
 
 #: Ops of ours that cost no more than reading their operands.
 _RECOMPUTABLE = (torch.ops.tsfuser.seeded_dropout,)
+_FAMILIES = ("activations", "gradients", "joins", "pointwise")  # of rows that are, too
 
 _mine = threading.local()  # `partitioning`: whether this thread divides a graph of ours
 
@@ -78,8 +81,18 @@ def _size(node: fx.Node) -> int:
 
 
 def _with_ours(found: partitioners.OpTypes) -> partitioners.OpTypes:
-    ours = type(found.recomputable_ops)(_RECOMPUTABLE)
+    make = type(found.recomputable_ops)
+    views = make(_packets("views"))
+    ours = make((*_RECOMPUTABLE, *_packets(*_FAMILIES))) | views
     lists = {f.name: getattr(found, f.name) for f in dataclasses.fields(found)}
-    for name in ("fusible_ops", "recomputable_ops"):
-        lists[name] = lists[name] | ours
+    for name, more in {"fusible_ops": ours, "recomputable_ops": ours, "view_ops": views}.items():
+        lists[name] = lists[name] | more
     return _OpTypes(**lists)
+
+
+@cache
+def _packets(*families: str) -> tuple[Any, ...]:
+    """Torch's ops that have rows of these families."""
+    names = (row.name.split("::") for row in table.all_rows() if row.family in families)
+    found = (getattr(getattr(torch.ops, namespace), name, None) for namespace, name in names)
+    return tuple(packet for packet in found if packet is not None)

@@ -1,0 +1,296 @@
+"""Slices in front of what they are a slice of, so that no more is computed, stored and read than somebody
+asks for.
+
+In: an FX graph. Out: the same graph, where pointwise ops of groups that only a slice reads are ops of slices.
+Views on the way are views of slices. Before, as the backward of `cat` leaves it:
+
+    y = silu_backward(g, x);  z = view(transpose(view(y, [8, 4, 2]), 1, 2), [8, 8]);  slice(z, 1, 4, 8)
+becomes
+    view(transpose(view(silu_backward(slice(g, 1, 1, 8, 2), slice(x, 1, 1, 8, 2)), [8, 4, 1]), 1, 2), [8, 4])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from ...ops import table
+from .insert import Insert, evaluate
+from .simplify import RELAID
+
+aten = torch.ops.aten
+
+_CAST = aten._to_copy.default
+#: What asks for more of how its operand lies than the order of the dims.
+_BY_STRIDES = frozenset((aten.as_strided.default, aten._reshape_alias.default, aten.view.dtype))
+
+
+@dataclass(frozen=True)
+class Part:
+    """The elements `start`, `start + step`, ... of a dim, `length` of them."""
+
+    dim: int
+    start: int
+    length: int
+    step: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + (self.length - 1) * self.step + 1
+
+
+def compute_parts(module: fx.GraphModule) -> None:
+    """Changes the module's graph."""
+    slices = [node for node in module.graph.nodes if node.target is aten.slice.Tensor]
+    for node in slices:
+        part = _part_of(node)
+        if node.users and part is not None and _may_be_dense(node):
+            _move(node, part)
+    if slices:
+        module.graph.eliminate_dead_code()
+        module.recompile()
+
+
+def _part_of(node: fx.Node) -> Part | None:
+    """What a slice takes of its operand; None for all of it, for nothing, and for sizes that vary."""
+    operand, dim, start, stop, step = (*node.args, *(None, 0, None, None, 1)[len(node.args) :])
+    sizes = operand.meta["val"].shape
+    dim %= max(len(sizes), 1)
+    start, stop = 0 if start is None else start, sizes[dim] if stop is None else stop
+    if node.kwargs or not all(type(x) is int for x in (sizes[dim], start, stop, step)):
+        return None
+    places = range(sizes[dim])[start:stop:step]
+    if not 0 < len(places) < sizes[dim]:
+        return None
+    return Part(dim, places.start, len(places), step)
+
+
+def _may_be_dense(node: fx.Node) -> bool:
+    """Whether nobody sees that the slice lies without gaps, in memory of its own."""
+    seen = [node, *_views_of(node)]
+    return not any(
+        user.op == "output" or user.target in _BY_STRIDES or RELAID in user.meta or _writes(user)
+        for value in seen
+        for user in value.users
+    )
+
+
+def _writes(node: fx.Node) -> bool:
+    known = getattr(node.target, "_schema", None)
+    return known is None or known.is_mutable
+
+
+def _views_of(node: fx.Node) -> Iterator[fx.Node]:
+    """The views of the node's memory, each behind its operand."""
+    for user in sorted(node.users):
+        known = getattr(user.target, "_schema", None)
+        if known is not None and any(r.alias_info is not None for r in known.returns):
+            yield user
+            yield from _views_of(user)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What a part of a node's result is: an op with arguments in which operands stand for parts of them, None
+    for a part of the only one. `parts`: of these operands, `saves`: whether less is computed."""
+
+    parts: dict[fx.Node, Part]
+    op: Any = None
+    args: tuple = ()
+    saves: bool = False
+
+
+def _move(node: fx.Node, part: Part) -> None:
+    """Puts the slice in front of what it is a slice of, if less is computed then."""
+    forms, slices = _forms(node, part)
+    if not any(form.saves for form in forms.values()):
+        return
+    ops = Insert(node, node)
+    made = {(x, p): _slice(ops, x, p) for x, p in slices}
+    wanted = {operand: p for form in forms.values() for operand, p in form.parts.items()}
+    wanted[node.args[0]] = part
+    try:
+        for value in sorted(forms):
+            form = forms[value]
+            parts = {x: made[x, p] for x, p in form.parts.items()}
+            args = fx.map_arg(form.args, lambda x, parts=parts: parts.get(x, x))
+            (only,) = parts.values() if form.op is None else (None,)
+            made[value, wanted[value]] = only or ops(form.op, *args, **value.kwargs)
+    except (RuntimeError, ValueError):  # what is a view of all is none of a slice
+        return
+    result = made[node.args[0], part]
+    pairs = zip(result.meta["val"].shape, node.meta["val"].shape, strict=True)
+    if all(statically_known_true(a == b) for a, b in pairs):
+        node.replace_all_uses_with(result)
+        for view in _views_of(result):
+            view.meta["val"] = evaluate(view)
+
+
+def _forms(node: fx.Node, part: Part) -> tuple[dict[fx.Node, _Form], list[tuple[fx.Node, Part]]]:
+    """The values of which nobody needs more than one part, and the slices of which these are made."""
+    forms: dict[fx.Node, _Form] = {}
+    slices: list[tuple[fx.Node, Part]] = []
+    readers: dict[fx.Node, dict[fx.Node, Part]] = {node.args[0]: {node: part}}  # type: ignore[dict-item]
+    waiting = set(readers)
+    while waiting:
+        waiting.remove(value := max(waiting))  # the last one, whose readers have all been here
+        parts = set(readers[value].values())
+        form = (
+            _form(value, *parts) if len(parts) == 1 and readers[value].keys() == value.users.keys() else None
+        )
+        if form is None:
+            slices += ((value, p) for p in parts)
+            continue
+        forms[value] = form
+        for operand, its_part in form.parts.items():
+            readers.setdefault(operand, {})[value] = its_part
+            waiting.add(operand)
+    return forms, slices
+
+
+def _form(value: fx.Node, part: Part) -> _Form | None:
+    if value.op != "call_function" or RELAID in value.meta:
+        return None
+    rule = _RULES.get(value.target, _pointwise if _is_pointwise(value) else None)
+    return rule(value, part) if rule is not None else None
+
+
+def _slice(ops: Insert, value: fx.Node, part: Part) -> fx.Node:
+    """The slice; the value itself where that is all."""
+    size = value.meta["val"].shape[part.dim]
+    if type(size) is int and size == part.length:
+        return value
+    return ops(aten.slice.Tensor, value, part.dim, part.start, part.stop, part.step)
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    """Whether groups take the op, which computes each element of one tensor from those in its place."""
+    if node.target is _CAST:
+        return node.kwargs.keys() <= {"dtype"}
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise not in node.target.tags:
+        return False
+    known = node.target._schema
+    fused = table.find(known.name, known.overload_name) is not None
+    return fused and not known.is_mutable and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _pointwise(node: fx.Node, part: Part) -> _Form | None:
+    result, parts = node.meta["val"], {}
+    if any(isinstance(x, fx.Node) for x in node.kwargs.values()):
+        return None
+    for arg in node.args:
+        if isinstance(arg, fx.Node) and isinstance(operand := arg.meta.get("val"), torch.Tensor):
+            dim = part.dim - result.dim() + operand.dim()
+            if dim < 0 or statically_known_true(operand.shape[dim] == 1):
+                continue
+            if not statically_known_true(operand.shape[dim] == result.shape[part.dim]):
+                return None
+            parts[arg] = replace(part, dim=dim)
+        elif isinstance(arg, (list, tuple)):
+            return None
+    return _Form(parts, node.target, node.args, saves=True)
+
+
+def _transpose(node: fx.Node, part: Part) -> _Form:
+    x, *dims = node.args
+    a, b = (d % node.meta["val"].dim() for d in dims or (0, 1))
+    return _Form({x: replace(part, dim={a: b, b: a}.get(part.dim, part.dim))}, node.target, node.args)
+
+
+def _permute(node: fx.Node, part: Part) -> _Form:
+    x, dims = node.args
+    return _Form({x: replace(part, dim=dims[part.dim] % len(dims))}, node.target, node.args)
+
+
+def _cat(node: fx.Node, part: Part) -> _Form | None:
+    """Of the operand in which the part lies, or of all operands."""
+    tensors, dim = (*node.args, 0)[:2]
+    result = node.meta["val"]
+    if any(x.meta["val"].dim() != result.dim() or x.meta["val"].dtype != result.dtype for x in tensors):
+        return None
+    if dim % result.dim() != part.dim:
+        return _Form(dict.fromkeys(tensors, part), node.target, node.args, saves=True)
+    first = 0
+    for x in tensors:
+        size = x.meta["val"].shape[part.dim]
+        if type(size) is not int:
+            return None
+        if first <= part.start and part.stop <= first + size:
+            return _Form({x: replace(part, start=part.start - first)}, saves=True)
+        first += size
+    return None
+
+
+def _slice_of(node: fx.Node, part: Part) -> _Form | None:
+    x, dim = (*node.args, 0)[:2]
+    if dim % node.meta["val"].dim() == part.dim:
+        return None
+    return _Form({x: part}, node.target, node.args)
+
+
+def _view(node: fx.Node, part: Part) -> _Form | None:
+    x, sizes = node.args
+    found = _before_view(x.meta["val"].shape, node.meta["val"].shape, part)
+    if found is None:
+        return None
+    sizes = [part.length if dim == part.dim else size for dim, size in enumerate(sizes)]
+    return _Form({x: found}, node.target, (x, sizes))
+
+
+def _before_view(sizes: Sequence[Any], viewed: Sequence[Any], part: Part) -> Part | None:
+    """Which part of a tensor of `sizes` is the part of its view. Example: of [8, 2] that is viewed as [16],
+    every second element from 1 on is the part 1 of dim 1. None where that is no part of one dim."""
+    for before, after in _same_elements(sizes, viewed):
+        if part.dim not in after:
+            continue
+        if len(before) == len(after) == 1:
+            return replace(part, dim=before[0])
+        if len(after) == 1:  # dims become one
+            inner = prod(sizes[d] for d in before[1:])
+            if part.step == 1 and part.start % inner == part.length % inner == 0:
+                return Part(before[0], part.start // inner, part.length // inner, 1)
+            if len(before) == 2 and part.step == inner and part.length == sizes[before[0]]:
+                return Part(before[1], part.start, 1, 1)
+        elif len(before) == 1:  # a dim becomes several
+            inner = prod(viewed[d] for d in after if d > part.dim)
+            if part.dim == after[0] and part.step == 1:
+                return Part(before[0], part.start * inner, part.length * inner, 1)
+            if part.dim == after[-1] and part.length == 1:
+                count = prod(viewed[d] for d in after[:-1])
+                return Part(before[0], part.start, count, viewed[part.dim])
+    return None
+
+
+def _same_elements(sizes: Sequence[Any], viewed: Sequence[Any]) -> Iterator[tuple[list[int], list[int]]]:
+    """The dims of a tensor and of its view that have the same elements, as few at a time as possible, and
+    without those of size 1. Example: [8, 6] as [2, 4, 6] -> ([0], [0, 1]) and ([1], [2])."""
+    left, right = (
+        [d for d, size in enumerate(s) if type(size) is not int or size != 1] for s in (sizes, viewed)
+    )
+    while left and right:
+        before, after = [left.pop(0)], [right.pop(0)]
+        while not statically_known_true(
+            (a := prod(sizes[d] for d in before)) == (b := prod(viewed[d] for d in after))
+        ):
+            rest, found = (left, before) if type(a) is type(b) is int and a < b else (right, after)
+            if not rest or not type(a) is type(b) is int:
+                return
+            found.append(rest.pop(0))
+        yield before, after
+
+
+#: op -> what a part of its result is made of; None where that is no part of each operand
+_RULES: dict[Any, Callable[[fx.Node, Part], _Form | None]] = {
+    aten.cat.default: _cat,
+    aten.permute.default: _permute,
+    aten.slice.Tensor: _slice_of,
+    aten.t.default: _transpose,
+    aten.transpose.int: _transpose,
+    aten.view.default: _view,
+}
