@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
@@ -55,6 +56,14 @@ def test_long_ranges_take_no_memory_between_calls(length, expected):
 
 def test_ends_that_vary_are_no_constants():
     assert not made(lambda x: x * torch.arange(x.size(0)), torch.randn(5), mode="symbolic")
+
+
+@pytest.mark.skipif(torch.cuda.is_initialized(), reason="then it can be made")
+def test_a_device_that_only_tracing_knows_is_left_alone():
+    with FakeTensorMode():
+        module = make_fx(lambda x: x * torch.arange(5, device="cuda"))(torch.empty(5, device="cuda"))
+    make_ranges(module)
+    assert "arange" in str(module.graph)
 
 
 def positions_of(x, rates):

@@ -154,36 +154,52 @@ def test_an_observer_sees_each_group_by_itself(device, target):
 WIDTHS = (8, 16, 24, 8, 40, 16)
 
 
-def cast_gradients(device):
-    """Gradients of weights under autocast, from eager mode and compiled; by how many launches, from the
-    second step on."""
+def cast_weights(device, count=5):
+    """Launches of forward and backward, which cast `count` weights and their gradients, from the second step
+    on. Results are eager's."""
     torch.manual_seed(3)
-    layers = [nn.Linear(a, b, bias=False, device=device) for a, b in zip(WIDTHS, WIDTHS[1:])]
+    layers = [nn.Linear(a, b, bias=False, device=device) for a, b in zip(WIDTHS, WIDTHS[1:])][:count]
     model, x = nn.Sequential(*layers), torch.randn(6, WIDTHS[0], device=device)
     found = []
     function = compiled(model)
     for run in (model, function, function, function):
         model.zero_grad()
         with torch.autocast(x.device.type, torch.bfloat16):
-            out = run(x)
-        _, count = launches(lambda: out.sum().backward())
-        found.append([p.grad for p in model.parameters()])
-    for gradients in found[1:]:
-        for given, eager in zip(gradients, found[0]):
-            assert given.dtype == torch.float32 and given.stride() == eager.stride()
+            out, forward = launches(run, x)
+        _, backward = launches(lambda: out.sum().backward())
+        found.append([out, *(p.grad for p in model.parameters())])
+    for results in found[1:]:
+        for given, eager in zip(results, found[0]):
+            assert given.dtype == eager.dtype and given.stride() == eager.stride()
             torch.testing.assert_close(given, eager, rtol=0, atol=0)
-    return count
+    return forward, backward
 
 
-def test_gradients_are_cast_by_one_launch(device, target):
-    assert cast_gradients(device) == expected(target, 5, 1)
+def test_weights_and_their_gradients_are_cast_by_one_launch_each(device, target):
+    """For CPU tensors, and where they are few, the weights are cast by torch's op."""
+    assert cast_weights(device) == expected(target, (0, 5), (1, 1))
+    assert cast_weights(device, 3) == (0, 3)
+
+
+def test_an_inference_casts_a_weight_where_it_is_read(device):
+    weights = [torch.randn(8, 8, device=device) for _ in range(5)]
+
+    def function(x):
+        for weight in weights:
+            x = x.bfloat16() @ weight.bfloat16()
+        return x
+
+    x = torch.randn(3, 8, device=device)
+    found, count = launches(compiled(function), x)
+    torch.testing.assert_close(found, function(x), rtol=0, atol=0)
+    assert count == 0
 
 
 @pytest.mark.parametrize("most, few", [(16 * 24 * 4, 5), (4 * (16 * 40 + 40 * 8 + 8 * 24 + 24 * 16), 2)])
 def test_a_launch_casts_no_more_than_its_part(device, target, monkeypatch, most, few):
     """The backward begins with the last weight. Parts of less than four are launched one by one."""
     monkeypatch.setattr(gradient_casts, "_TOGETHER", most)
-    assert cast_gradients(device) == expected(target, 5, few)
+    assert cast_weights(device)[1] == expected(target, 5, few)
 
 
 def test_a_gradient_that_is_read_is_cast_where_it_is_made(device, target):

@@ -22,7 +22,7 @@ simplify.py, ranges.py, late_casts.py, parts.py, product_sums.py   cheaper forms
 translate.py   an FX graph as a typed torch._C.Graph; arguments.py, sizes.py, types.py, places.py: its parts
 split.py       cuts a graph around nodes that cannot be translated
 passes.py      makes groups, by the passes that all front ends share, and then runs these steps:
-joint.py, gradient_casts.py   groups that are launched together
+joint.py, weight_casts.py, gradient_casts.py   groups that are launched together
 updates.py     inputs that the program changes; in_place.py, in_place_ops.py, add_together.py: writers
 order.py       the order of nodes, by the memory that they free; memory.py: that memory
 dead.py        inputs of groups over which results may be stored

@@ -17,11 +17,11 @@ So the tensors that are in memory at the same time grow by less than that.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 
-from ...graph.wrapper import GROUP, Graph, Node, Value, inputs, is_tensor, outputs
+from ...graph.wrapper import GROUP, Graph, Node, inputs, is_tensor, outputs
 from ...grouping.passes import operations
 from .joint import LEAST, device_of, moves
+from .memory import bytes_of
 
 _TOGETHER = 1 << 25  # about as much as distributed training sends at a time
 
@@ -42,7 +42,7 @@ def _parts(graph: Graph, is_possible: Callable[[str], bool]) -> list[list[Node]]
         if not _may_wait(node) or not is_possible(device_of(node)):
             continue
         kind = device_of(node), operations(node.g("Subgraph"))
-        own = _bytes(node.output())
+        own = bytes_of(node.output())
         sizes[kind] = sizes.get(kind, _TOGETHER) + own
         if sizes[kind] > _TOGETHER:
             last[kind], sizes[kind] = [], own
@@ -57,10 +57,4 @@ def _may_wait(node: Node) -> bool:
     read, made = node.input(), node.output()
     if not is_tensor(read) or read.node().kind() == "prim::Param" or len(read.uses()) != 1:
         return False
-    return all(u.user.kind() == "prim::Return" for u in made.uses()) and 0 < _bytes(read) <= _bytes(made)
-
-
-def _bytes(value: Value) -> int:
-    """The bytes of a value; 0 if they are not known."""
-    sizes, dtype = value.type().sizes(), value.type().dtype()
-    return 0 if sizes is None or dtype is None else prod(sizes) * dtype.itemsize
+    return all(u.user.kind() == "prim::Return" for u in made.uses()) and 0 < bytes_of(read) <= bytes_of(made)

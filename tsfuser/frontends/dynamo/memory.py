@@ -35,7 +35,7 @@ class Memory:
     def _make(self, value: Value) -> None:
         if is_tensor(value):
             self._of[value.unique()] = frozenset((len(self.bytes),))
-            self.bytes.append(_bytes(value))
+            self.bytes.append(bytes_of(value))
 
     def of(self, values: Iterable[Value]) -> frozenset[int]:
         """All pieces in which the values may be."""
@@ -50,7 +50,7 @@ def makes_none(node: Node) -> bool:
     return node.kind() in _NO_COPY or (node.kind() != GROUP and may_return_operand(node))
 
 
-def _bytes(value: Value) -> int:
+def bytes_of(value: Value) -> int:
     """The bytes of a value; 0 if they are not known."""
     sizes, dtype = value.type().sizes(), value.type().dtype()
     return 0 if sizes is None or dtype is None else prod(sizes) * dtype.itemsize

@@ -12,6 +12,7 @@ import torch
 
 from ... import log
 from ...graph.passes import run
+from ...grouping.groups import Group
 from ...grouping.passes import BEFORE_GROUPS, FINISH, MAKE_GROUPS, SETTLE, Work
 from ...grouping.support import Refusals
 from ...planning.compile import can_be_joint
@@ -26,6 +27,7 @@ from .in_place_ops import update_in_place
 from .joint import join
 from .order import free_early
 from .translate import Translation
+from .weight_casts import cast_at_front
 
 PASSES = (*BEFORE_GROUPS, *MAKE_GROUPS, *SETTLE)
 
@@ -39,6 +41,7 @@ def fuse(translation: Translation, owns_inputs: bool = False, donated: Collectio
         log.write("graph_fuser", "Before Fusion", str(graph))
     work = Work(graph, refusals, lone_reductions=True)
     run(work, PASSES)
+    work.groups += [Group(node, written=False) for node in cast_at_front(graph, can_be_joint)]
     gather_casts(graph, can_be_joint)
     join(graph, can_be_joint)
     left = write_in_place(graph, translation.updates, translation.results, translation.numbers)

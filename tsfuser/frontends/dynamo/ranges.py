@@ -43,7 +43,9 @@ def _is_known(node: fx.Node) -> bool:
         return False
     if not 0 < value.numel() * value.element_size() <= _MOST or value.device.type not in ("cpu", "cuda"):
         return False
-    return value.device.type == "cpu" or not torch.cuda.is_current_stream_capturing()
+    if value.device.type == "cpu":
+        return True
+    return torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
 
 
 def _is_exposed(node: fx.Node) -> bool:
