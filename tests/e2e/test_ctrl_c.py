@@ -97,7 +97,7 @@ def interrupted(folder, target, training, tries, seed):
     source = TRIES.format(tries=tries, seed=seed, device=device, training=training)
     mode = "fibers" if target == "cpu-fibers" else "block"
     environment = dict(TSFUSER_CACHE_DIR=str(folder / "cache"), TSFUSER_HOST_LAUNCH=mode)
-    status, out, err = run_python(folder, source, timeout=900, **environment)
+    status, out, err = run_python(folder, source, timeout=900, whole_end=True, **environment)
     assert status == 0, out + err
     assert "Exception ignored" not in err, err
     found = json.loads(out.splitlines()[-1])

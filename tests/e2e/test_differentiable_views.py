@@ -110,6 +110,7 @@ ALIASES = [
 ]
 
 
+@pytest.mark.each_value(("body", "written"), ("body", "layout"))
 @pytest.mark.parametrize("written", [None, 0, 1])
 @pytest.mark.parametrize("layout", ["row-major", "column-major"])
 @pytest.mark.parametrize("body", ALIASES)
