@@ -71,6 +71,8 @@ PROGRAMS = {  # of x[4, 6, 8], y[4, 6, 8]
     "padded and cut": "torch.constant_pad_nd(x * 2.0, [-2, 3, 1, -1], 1.0) + 1.0",
     "padded with 0": "torch.constant_pad_nd(x, [4, 4]) * 2.0",
     "all dims padded": "torch.constant_pad_nd(x * 2.0, [1, 1, 2, 2, 3, 0], 1.0) + 1.0",
+    "padded with nothing": "torch.constant_pad_nd(x * 2.0, [0, 0], 0.5) + 1.0",
+    "cut": "torch.constant_pad_nd(x * 2.0, [-1, 0, 0, -1], 0.5) + 1.0",
     "pad": "torch.nn.functional.pad(x * 2.0, [1, 2]) + 1.0",
     "padded sums": "torch.constant_pad_nd(x.sum(-1, keepdim=True), [1, 2], 0.5) + 1.0",
     "sum of padded": "(torch.constant_pad_nd(x * 2.0, [4, 4], 1.0) * 2.0).sum(-1)",
@@ -157,6 +159,9 @@ def test_formats_of_paddings(device, target):
     for y in (x, x.contiguous(memory_format=torch.channels_last), x.transpose(1, 2), x[..., ::2]):
         compare("torch.constant_pad_nd(y * 2.0, [1, 2, 1, 0], 1.0) * x[0, 0, 0, 0]".replace("y", "x"), y)
         compare("torch.nn.functional.pad(x, [1, 2, 1, 0]) * 2.0", y)
+        for pads in ([0, 0], [0, 0, 0, 0], [-1, 0, 0, -1]):
+            compare(f"torch.constant_pad_nd(x * 2.0, {pads}, 1.0)", y)
+            compare(f"torch.constant_pad_nd(x, {pads}, 1.0) * 2.0", y)
 
 
 def test_what_lies_around_a_part_is_not_read(device, target):

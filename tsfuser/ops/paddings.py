@@ -16,8 +16,9 @@ from ..ir.build import Builder
 from ..ir.fusion import Value
 from ..ir.values import Window
 from ..ir.windows import placed, within
+from .casts import clone
 from .elementwise import converted, round_number
-from .parts import counted
+from .parts import counted, part_of
 from .table import ALL, composite
 from .views import dim_of, unsqueezed
 
@@ -94,8 +95,6 @@ def _constant_pad(b: Builder, self: Value, pad: Sequence[sz.Size], value: Value 
         if value.dtype.is_complex and not self.dtype.is_complex:
             raise Refusal("a complex padding of a real tensor is an error in eager")
         converted(b, "a padding", self.dtype, value)
-    if all(decide(sz.le(p, 0)) for p in pad):
-        raise Refusal("a padding that adds nothing is left to torch")
     places = []
     for k in range(len(pad) // 2):
         dim, before, behind = rank - 1 - k, sz.as_size(pad[2 * k]), sz.as_size(pad[2 * k + 1])
@@ -105,6 +104,10 @@ def _constant_pad(b: Builder, self: Value, pad: Sequence[sz.Size], value: Value 
         if decide(sz.lt(size, 0)):
             raise Refusal("a padding that takes more than there is is an error in eager")
         places.append((dim, before, size))
+    if all(decide(sz.le(p, 0)) for p in pad):  # which eager does not compute in the format of `self`
+        for dim, before, size in places:
+            self = part_of(b, "pad", self, dim, -1 * before, size)
+        return clone(b, self)
     fill = _zero(b, self) if value is None else value
     if self.dtype.register is not self.dtype:
         fill = round_number(b, fill, self.dtype)
