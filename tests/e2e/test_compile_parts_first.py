@@ -113,6 +113,7 @@ UNMOVED = {
     "dims that are cut": lambda x: (torch.relu(x.exp().view(48)[5:11]),),
     "random numbers": lambda x: (torch.relu(torch.ops.aten.bernoulli.p(x, 1.0)[2:]),),
     "operands of other sizes side by side": lambda x: (torch.relu(torch.cat([x.exp(), x.sin()])[4:12]),),
+    "what was there before a write": lambda x: ((y := x.exp(), x.copy_(x * 2), torch.relu(y[2:]))[2],),
     "all": lambda x: (torch.relu(torch.ops.aten.slice.Tensor(x.exp(), 0, 0, 8)),),
 }
 

@@ -58,7 +58,7 @@ def cast_what_is_read(cast: fx.Node) -> bool:
     parts = [part for view in views for part in _parts(view)]
     if not parts or not _is_less(parts, cast) or not all(_may_be_dense(part) for part in parts):
         return False
-    if _is_written_between(cast, max(views)):
+    if is_written_between(cast, max(views)):
         return False
     for question in questions:
         question.update_arg(0, cast.args[0])
@@ -141,7 +141,7 @@ def _has_row(node: fx.Node) -> bool:
     return found is not None and table.find(found.name, found.overload_name) is not None
 
 
-def _is_written_between(first: fx.Node, last: fx.Node) -> bool:
+def is_written_between(first: fx.Node, last: fx.Node) -> bool:
     """Whether a node between these may change tensors."""
     node = first.next
     while node is not last:

@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...ops import table
 from .insert import Insert, evaluate
+from .late_casts import is_written_between
 from .simplify import RELAID
 
 aten = torch.ops.aten
@@ -109,7 +110,7 @@ class _Form:
 def _move(node: fx.Node, part: Part) -> None:
     """Puts the slice in front of what it is a slice of, if less is computed then."""
     forms, slices = _forms(node, part)
-    if not any(form.saves for form in forms.values()):
+    if not any(form.saves for form in forms.values()) or is_written_between(min(forms), node):
         return
     ops = Insert(node, node)
     made = {(x, p): _slice(ops, x, p) for x, p in slices}
