@@ -87,7 +87,11 @@ def test_16_bit_ops_are_put_together_again(function, targets):
     assert narrowed(function, x, y)[0] == targets
 
 
-@pytest.mark.parametrize("function", [two_readers, another_operand, other_16_bits, mixed, integers])
+def steps(x, y):
+    return down(torch.nextafter(up(x), up(y)))
+
+
+@pytest.mark.parametrize("function", [two_readers, another_operand, other_16_bits, mixed, integers, steps])
 def test_other_casts_stay(function):
     x, y = torch.randn(2, 4, 8).bfloat16()
     targets, module = narrowed(function, x, y)

@@ -20,6 +20,8 @@ from torch import fx
 aten = torch.ops.aten
 
 _NARROW = (torch.float16, torch.bfloat16)
+#: Ops that step to the next number of their dtype, of which float32 has more.
+_STEPS = {aten.nextafter.default}
 
 
 def narrow(module: fx.GraphModule) -> None:
@@ -59,6 +61,8 @@ def _operand(operand: fx.Node, dtype: torch.dtype) -> fx.Node | None:
 
 
 def _is_float_op(node: fx.Node) -> bool:
+    if node.target in _STEPS:
+        return False
     return _dtype(node) is torch.float32 and torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
