@@ -5,10 +5,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.profiler import profile
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tsfuser
+from kit.allocations import allocations
 from kit.support import assert_matches
 from tsfuser import options
 from tsfuser.frontends.dynamo import compile as door
@@ -274,25 +274,6 @@ def test_an_index_out_of_range_is_an_error_of_intact_operands(device):
         if device == "cpu":  # a GPU stops with an assertion of the device
             with pytest.raises((IndexError, RuntimeError), match="index out of range"):
                 called(run, *values[:2], values[2] + 3)
-
-
-def allocations(call, device):
-    """(bytes that `call` allocates, the most that live at one time)"""
-    if device == "cuda":
-        allocated = "allocated_bytes.all.allocated"
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before, made = torch.cuda.memory_allocated(), torch.cuda.memory_stats()[allocated]
-        call()
-        return torch.cuda.memory_stats()[allocated] - made, torch.cuda.max_memory_allocated() - before
-    with profile(profile_memory=True) as found:
-        call()
-    live = peak = made = 0
-    events = [e for e in found.kineto_results.events() if e.name() == "[memory]"]
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        live, made = live + event.nbytes(), made + max(event.nbytes(), 0)
-        peak = max(peak, live)
-    return made, peak
 
 
 def chain(x, w):

@@ -19,7 +19,7 @@ import torch
 import tsfuser
 from kit.batch import collecting, load
 from kit.nearness import difference
-from kit.support import copy_of, counted, groups, kinds, script
+from kit.support import copy_of, counted, groups, incoming_gradient, kinds, script
 from tsfuser import options
 from tsfuser.ops import table
 
@@ -135,7 +135,7 @@ def evaluate(function, arguments, gradients):
     leaves = [a for a in arguments if isinstance(a, torch.Tensor) and a.requires_grad]
     ends = [t for t in results if t.requires_grad]
     if leaves and ends:
-        found = torch.autograd.grad(ends, leaves, [_incoming(t) for t in ends], allow_unused=True)
+        found = torch.autograd.grad(ends, leaves, [incoming_gradient(t) for t in ends], allow_unused=True)
         results = results + [g for g in found if g is not None]
     return [t.detach() for t in results]
 
@@ -145,13 +145,6 @@ def _leaf(argument, gradients):
         return argument
     moving = argument.is_floating_point() or argument.is_complex()
     return copy_of(argument.detach()).requires_grad_(gradients and moving)
-
-
-def _incoming(result):
-    """A gradient that is the same in every dtype: quarters, exact in all."""
-    count = max(result.numel(), 1)
-    steps = (torch.arange(count, device=result.device) * 7 % 13 - 6).to(torch.float64) / 4
-    return steps[: result.numel()].reshape(result.shape).to(result.dtype)
 
 
 def _kinds(scripted):

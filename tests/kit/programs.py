@@ -45,15 +45,16 @@ def stages(call, fusion, machine=GPU):
     return [stage for _, stage in found], allocations.temporaries
 
 
+def check_kernel(step, kernel):
+    """Asserts that the kernel is right after a pass."""
+    complaint = verify(kernel)
+    assert complaint is None, f"after {step}: {complaint}\n{kernel}"
+
+
 def kernels(program, *args, machine=GPU):
     """The kernels of a program, each verified after every pass."""
-
-    def check(step, kernel):
-        complaint = verify(kernel)
-        assert complaint is None, f"after {step}: {complaint}\n{kernel}"
-
     return [
-        lower(s.segment, s.schedule, s.segment.name, check)
+        lower(s.segment, s.schedule, s.segment.name, check_kernel)
         for s in stages(*build(program, *args), machine)[0]
     ]
 

@@ -25,7 +25,7 @@ from kit.nearness import difference
 from kit.opinfo import NotExpressible, _callee, _Writer, row_of, title
 from kit.rows import _constant
 from kit.samples import _OWN_TESTS, _choices, _is_mask, operation, schema_of
-from kit.support import copy_of, groups, script
+from kit.support import copy_of, groups, incoming_gradient, script
 
 CALLS = 4  # until a function is fused, in training, too
 FLOATS = [
@@ -362,7 +362,7 @@ def outcome(function, arguments, gradients=False):
         leaves = [a for a in arguments if isinstance(a, torch.Tensor) and a.requires_grad]
         ends = [t for t in results if t.requires_grad]
         if leaves and ends:
-            torch.autograd.grad(ends, leaves, [_incoming(t) for t in ends], allow_unused=True)
+            torch.autograd.grad(ends, leaves, [incoming_gradient(t) for t in ends], allow_unused=True)
         return "gives", [t.detach() for t in results]
     except Exception as error:
         return "raises", type(error), (str(error).strip().splitlines() or [""])[-1]
@@ -373,12 +373,6 @@ def _leaf(a, gradients):
         return list(a) if isinstance(a, list) else a
     moves = a.is_floating_point() or a.is_complex()
     return copy_of(a.detach()).requires_grad_(gradients and moves)
-
-
-def _incoming(result):
-    count = max(result.numel(), 1)
-    steps = (torch.arange(count, device=result.device) * 7 % 13 - 6).to(torch.float64) / 4
-    return steps[: result.numel()].reshape(result.shape).to(result.dtype)
 
 
 @dataclass

@@ -8,12 +8,11 @@ tensor, is less aligned than its width, or an element is stored twice or never. 
 from collections import Counter
 from dataclasses import replace
 
-from kit.programs import build, stages
+from kit.programs import build, check_kernel, stages
 from tsfuser.ir import size as sz
 from tsfuser.lower import index as ix
 from tsfuser.lower.loop_ir import Fetch, For, If, Let, Load, Place, Store
 from tsfuser.lower.pipeline import lower
-from tsfuser.lower.verify import verify
 from tsfuser.schedule.machine import GPU
 
 _ITEM = {
@@ -51,12 +50,7 @@ def planned(program, *args, machine=GPU):
     device = "cuda:0" if machine.has_threads else "cpu"
     call, fusion = build(program, *(replace(a, device=device) for a in args), device=device)
     found, temporaries = stages(call, fusion, machine)
-
-    def check(step, kernel):
-        complaint = verify(kernel)
-        assert complaint is None, f"after {step}: {complaint}\n{kernel}"
-
-    kernels = [lower(s.segment, s.schedule, s.segment.name, check) for s in found]
+    kernels = [lower(s.segment, s.schedule, s.segment.name, check_kernel) for s in found]
     return call, [(o.sizes, o.strides) for o in (*fusion.outputs, *temporaries)], kernels
 
 
