@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+import tsfuser
 from kit import compiled_models
 from kit.support import assert_matches
 
@@ -240,6 +241,7 @@ def test_what_counts_calls_is_one_op(device):
         run(x, small)
     names = [event.name for event in profile.events()]
     assert names.count("aten::_foreach_add_") == 1
+    assert "_foreach_add_" in str(tsfuser.explain(run, x, small))
 
 
 def test_a_cache_of_keys_and_values_is_not_copied(device):

@@ -20,7 +20,17 @@ from ..errors import CompileError, Refusal
 from ..graph.evaluate import CONTROL, is_plain
 from ..graph.functionalize import is_idle_cast
 from ..graph.rows import row_of
-from ..graph.wrapper import CONSTANT, FALLBACK, GROUP, all_blocks, inputs, is_tensor, outputs, schema
+from ..graph.wrapper import (
+    CONSTANT,
+    FALLBACK,
+    GROUP,
+    all_blocks,
+    inputs,
+    is_tensor,
+    is_tensor_list,
+    outputs,
+    schema,
+)
 from ..grouping.support import Refusals
 from ..grouping.unfused_reasons import NOT_RUN
 from ..ir.call import Call
@@ -137,7 +147,7 @@ class GraphReader:
             kind in _HANDED_ON
             or kind in CONTROL
             or is_idle_cast(node)
-            or not any(map(is_tensor, outputs(node)))
+            or not (any(map(is_tensor, outputs(node))) or _changes_tensors(node))
         ):
             return None
         reason = refusals.reason(node) if refusals is not None else _undifferentiated(node)
@@ -210,6 +220,11 @@ def _chosen(params: Any) -> str:
 def _is_fallback(node: Any) -> bool:
     """Whether the node stands for what runs when a guard does not let a call pass."""
     return node.kind() == FALLBACK or node.kind() == CONSTANT and node.hasAttribute("fallback")
+
+
+def _changes_tensors(node: Any) -> bool:
+    """Whether the node returns nothing, and works on a list of tensors, in place."""
+    return node.outputsSize() == 0 and any(map(is_tensor_list, inputs(node)))
 
 
 def _undifferentiated(node: Any) -> str:

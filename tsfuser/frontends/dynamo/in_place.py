@@ -129,6 +129,7 @@ def _storing(before: Graph, places: tuple[_Place, ...]) -> Graph:
     for argument, result in places:
         old, new = list(subgraph.inputs())[argument], list(subgraph.outputs())[result]
         node = subgraph.create(_STORE, [old, new], 1)
+        node.copyMetadata(new.node())
         subgraph.appendNode(node)
         node.output().setType(old.type())
         subgraph.return_node().replaceInput(result, node.output())
