@@ -39,7 +39,7 @@ const Node* maker_of(const Value* value) {
   return is_cast_of_any(maker) ? maker_of(maker->input(0)) : maker;
 }
 
-bool is_parameter(const Value* value) {
+bool is_parameter_or_none(const Value* value) {
   const Node* maker = maker_of(value);
   if (maker->kind() != c10::prim::GetAttr) {
     return value->type()->kind() == c10::TypeKind::NoneType;
@@ -49,7 +49,7 @@ bool is_parameter(const Value* value) {
   return slot && (type->is_parameter(*slot) || type->getAttribute(*slot)->kind() == c10::TypeKind::NoneType);
 }
 
-bool is_new(const Value* value) { return op_facts().fresh.count(maker_of(value)->kind()) != 0; }
+bool is_made_by_op(const Value* value) { return op_facts().fresh.count(maker_of(value)->kind()) != 0; }
 
 bool is_convolution(const Node* node) {
   static const Kinds kinds = {c10::aten::conv1d, c10::aten::conv2d, c10::aten::conv3d,
@@ -60,10 +60,10 @@ bool is_convolution(const Node* node) {
 // Whether it is a convolution, by parameters, of what an op has made; or a cast of such.
 bool is_apart_from_statistics(const Node* node) {
   if (is_cast_of_any(node)) {
-    return is_new(node->input(0)) || is_parameter(node->input(0));
+    return is_made_by_op(node->input(0)) || is_parameter_or_none(node->input(0));
   }
-  return is_convolution(node) && is_new(node->input(0)) && is_parameter(node->input(1)) &&
-         is_parameter(node->input(2));
+  return is_convolution(node) && is_made_by_op(node->input(0)) && is_parameter_or_none(node->input(1)) &&
+         is_parameter_or_none(node->input(2));
 }
 
 bool writes(const Node* node) {
