@@ -120,4 +120,5 @@ def test_a_norm_is_not_moved(device):
     x = torch.randn(4, 4, device=device)
     scripted = fuse(f, x)
     assert_matches(scripted(x), f(x), ops=20)
-    assert all("aten::softmax" not in kinds(g) for g in groups(scripted))
+    found = [kinds(g) for g in groups(scripted)]
+    assert found and not any("aten::softmax" in group for group in found)
