@@ -26,6 +26,8 @@ ADDED = {
     "a matrix": lambda x, i, j: x[:, torch.stack((i, j))],
     "negative": lambda x, i, j: x[i - 3, j],
     "short": lambda x, i, j: x[i.int()],
+    "two short": lambda x, i, j: x[i.int(), j.int()],
+    "short and long": lambda x, i, j: x[i.int(), j],
     "none": lambda x, i, j: x[:, i[:0]],
 }
 SORTED = {
@@ -67,6 +69,23 @@ def test_how_it_is_done(name, device, added):
     run(x, i, j).sum().backward()
     text = str(tsfuser.explain(run, x, i, j))
     assert ("index_add_ " in text, "index_put" in text) == (name in ADDED, name in SORTED)
+
+
+@pytest.mark.parametrize("at", [(0, 5), (0, -6), (-5, 4), (4, 0)])
+def test_indices_are_checked_by_dim(at, added):
+    """(0, 5) would be (1, 0) in the dims that are one. On CUDA it stops the process, as in eager."""
+
+    def function(x, i, j):
+        return x.new_zeros(4, 5).index_put((i, j), x, accumulate=True) * 2
+
+    x, (i, j) = torch.ones(1), (torch.tensor([k]) for k in at)
+    run = torch.compile(function, backend="tsfuser")
+    last = torch.tensor([3]), torch.tensor([4])
+    assert torch.equal(run(x, *last), function(x, *last))
+    with pytest.raises(IndexError):
+        function(x, i, j)
+    with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
+        run(x, i, j)
 
 
 def test_deterministic_algorithms_sort(device, added):

@@ -83,11 +83,21 @@ def _is_known(operand: Any, zeros: fx.Node) -> bool:
 
 
 def _joined(ops: Insert, indices: list[fx.Node], sizes: list[Any]) -> fx.Node:
-    """The index into dims of these sizes that are one."""
-    found = None
+    """The index into dims of these sizes that are one. It is beyond that one where an index is beyond its own
+    dim, so that eager's error is raised, too."""
+    places = []
     for index, size in zip(indices, sizes):
         below = ops(aten.lt.Scalar, index, 0)
-        index = ops(aten.where.self, below, ops(aten.add.Tensor, index, size), index)
-        found = index if found is None else ops(aten.add.Tensor, ops(aten.mul.Tensor, found, size), index)
-    assert found is not None
-    return found
+        places.append(ops(aten.where.self, below, ops(aten.add.Tensor, index, size), index))
+    if len(places) == 1:
+        return places[0]
+    places = [ops(aten._to_copy.default, place, dtype=torch.int64) for place in places]
+    found, fits = places[0], _within(ops, places[0], sizes[0])
+    for place, size in zip(places[1:], sizes[1:]):
+        found = ops(aten.add.Tensor, ops(aten.mul.Tensor, found, size), place)
+        fits = ops(aten.bitwise_and.Tensor, fits, _within(ops, place, size))
+    return ops(aten.where.self, fits, found, ops(aten.full_like.default, found, prod(sizes)))
+
+
+def _within(ops: Insert, place: fx.Node, size: int) -> fx.Node:
+    return ops(aten.bitwise_and.Tensor, ops(aten.ge.Scalar, place, 0), ops(aten.lt.Scalar, place, size))
