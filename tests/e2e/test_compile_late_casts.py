@@ -122,7 +122,8 @@ def test_halves_that_different_groups_read(dynamic, device):
         g = torch.randn(n, 8, size, size, device=device).bfloat16()
         exact = torch.tanh(F.conv2d(g[:, 4:].double().relu() * factor, w.double()) + g[:, :4].double())
         assert_matches(run(g, w), function(g, w), exact * factor, ops=10)
-    assert stored(known) == [1, 1]
+    given = stored(known)
+    assert len(given) > 1 and set(given) == {1}
 
 
 @pytest.mark.graphs
