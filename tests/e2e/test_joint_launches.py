@@ -7,7 +7,7 @@ from torch import nn
 
 import tsfuser
 from kit.support import assert_matches
-from tsfuser.frontends.dynamo import gradient_casts
+from tsfuser.frontends.dynamo import gradient_casts, weight_casts
 
 pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
 
@@ -154,11 +154,11 @@ def test_an_observer_sees_each_group_by_itself(device, target):
 WIDTHS = (8, 16, 24, 8, 40, 16)
 
 
-def cast_weights(device, count=5):
+def cast_weights(device, count=5, bias=False):
     """Launches of forward and backward, which cast `count` weights and their gradients, from the second step
     on. Results are eager's."""
     torch.manual_seed(3)
-    layers = [nn.Linear(a, b, bias=False, device=device) for a, b in zip(WIDTHS, WIDTHS[1:])][:count]
+    layers = [nn.Linear(a, b, bias=bias, device=device) for a, b in zip(WIDTHS, WIDTHS[1:])][:count]
     model, x = nn.Sequential(*layers), torch.randn(6, WIDTHS[0], device=device)
     found = []
     function = compiled(model)
@@ -171,17 +171,24 @@ def cast_weights(device, count=5):
     for results in found[1:]:
         for given, eager in zip(results, found[0]):
             assert given.dtype == eager.dtype and given.stride() == eager.stride()
-            torch.testing.assert_close(given, eager, rtol=0, atol=0)
+            torch.testing.assert_close(given, eager, rtol=0.02, atol=0.02)  # a few roundings to bfloat16
     return forward, backward
 
 
 def test_weights_and_their_gradients_are_cast_by_one_launch_each(device, target):
     """For CPU tensors, and where they are few, the weights are cast by torch's op."""
     assert cast_weights(device) == expected(target, (0, 5), (1, 1))
-    assert cast_weights(device, 3) == (0, 3)
+    assert cast_weights(device, 2) == (0, 2)
 
 
-def test_an_inference_casts_a_weight_where_it_is_read(device):
+def test_biases_are_cast_with_the_weights(device, target):
+    """They are read by products, and not kept."""
+    forward, _ = cast_weights(device, bias=True)
+    assert forward == expected(target, 0, 1)
+
+
+def test_an_inference_casts_a_weight_where_it_is_read(device, monkeypatch):
+    monkeypatch.setattr(weight_casts, "_SMALL", 0)
     weights = [torch.randn(8, 8, device=device) for _ in range(5)]
 
     def function(x):
@@ -191,7 +198,8 @@ def test_an_inference_casts_a_weight_where_it_is_read(device):
 
     x = torch.randn(3, 8, device=device)
     found, count = launches(compiled(function), x)
-    torch.testing.assert_close(found, function(x), rtol=0, atol=0)
+    wanted = function(x)
+    torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.05 * wanted.abs().max().item())
     assert count == 0
 
 

@@ -1,4 +1,4 @@
-"""Weights that autocast casts, and that are kept for the backward, are cast together.
+"""Weights that autocast casts are cast together, if they are small or kept for the backward.
 
 In: a forward's typed graph with groups, before `join`. Out: the same graph, where each such cast, which no
 group has taken, is a group at the front: `join` has them launched together. Before and after, if there were
@@ -9,7 +9,7 @@ more of them:
     %d = aten::_to_copy(%v, ...)          %y = aten::mm(%x, %c)
     %z = aten::mm(%y, %d)                 %z = aten::mm(%y, %d)
 
-What an inference casts is let go once it is read, and is cast where it is read.
+A large weight that is let go once it is read, as in an inference, is cast where it is read.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from ...graph.wrapper import Graph, Node, Value, facts, inputs, outputs
 from ...grouping.outline import outline
 from ...grouping.support import examine
 from .joint import LEAST, device_of
+from .memory import bytes_of
 
 _CAST, _INPUTS = "aten::_to_copy", "prim::Param"
+_SMALL = 1 << 14  # bytes, as of a bias
 
 
 def cast_at_front(graph: Graph, is_possible: Callable[[str], bool]) -> list[Node]:
@@ -43,13 +45,13 @@ def cast_at_front(graph: Graph, is_possible: Callable[[str], bool]) -> list[Node
 
 
 def _is_of_weight(node: Node) -> bool:
-    """Whether the node casts an input of the graph to fewer bits, for the graph and whoever called it."""
+    """Whether the node casts an input of the graph to fewer bits, and nothing is lost if it does so early."""
     if node.kind() != _CAST or inputs(node)[0].node().kind() != _INPUTS:
         return False
     old, new = inputs(node)[0].type().dtype(), node.output().type().dtype()
     if old is None or new is None or not old.is_floating_point or new.itemsize >= old.itemsize:
         return False
-    return _is_returned(node.output())
+    return 0 < bytes_of(node.output()) <= _SMALL or _is_returned(node.output())
 
 
 def _is_returned(value: Value) -> bool:
