@@ -18,7 +18,7 @@ recomputable.py    which ops the backward may compute again
 
 each graph, forward or backward:
 program.py     the steps below, and the callable, which torch's interpreter runs
-simplify.py, ranges.py, late_casts.py, parts.py, product_sums.py   cheaper forms of nodes (by insert.py)
+simplify.py, ranges.py, indexing.py, late_casts.py, parts.py, product_sums.py   cheaper forms of nodes
 translate.py   an FX graph as a typed torch._C.Graph; arguments.py, sizes.py, types.py, places.py: its parts
 split.py       cuts a graph around nodes that cannot be translated
 passes.py      makes groups, by the passes that all front ends share, and then runs these steps:

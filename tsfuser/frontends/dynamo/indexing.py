@@ -1,11 +1,11 @@
 """Gradients of indexing on a GPU: elements are added by atomics, as in inductor. torch's own op sorts the
 indices, which is slower.
 
-In: an FX graph. Out: the same graph, where elements that are added to new zeros at some indices are added at
-one index, which `index_add` takes. Before:
+In: an FX graph. Out: the same graph, in which an addition to new zeros at several indices is an `index_add`
+at one index. Before:
 
     index_put(new_zeros(g, [n, 4, 5]), [None, i, j], g, accumulate=True)
-becomes, where `i` and `j` are counted from 0,
+becomes, once negative indices are counted from 0,
     view(index_add(new_zeros(g, [n, 20]), 1, i * 5 + j, g), [n, 4, 5])
 
 The order of the additions may differ from call to call. So torch's op stays if torch is asked for
@@ -31,7 +31,7 @@ _SUMS = (torch.float32, torch.float64)
 
 
 def add_elements(node: fx.Node) -> bool:
-    """Replaces an `index_put` if that pays; says whether it did."""
+    """Replaces an `index_put` if that is faster; returns whether it did."""
     zeros, indices, values, *others = node.args
     if others != [True] or node.kwargs or not _is_new(zeros):
         return False
@@ -63,7 +63,7 @@ def add_elements(node: fx.Node) -> bool:
 
 
 def _is_new(zeros: Any) -> bool:
-    """Whether the node makes zeros for which torch's op would sort, and which nobody else reads."""
+    """Whether the node makes zeros on a device on which torch's op sorts, and nobody else reads them."""
     if not isinstance(zeros, fx.Node) or zeros.target is not aten.new_zeros.default:
         return False
     made = zeros.meta["val"]
@@ -74,7 +74,8 @@ def _is_new(zeros: Any) -> bool:
 
 
 def _is_known(operand: Any, zeros: fx.Node) -> bool:
-    """Whether the operand is where the zeros are, with elements that can be added there, or their indices."""
+    """Whether the operand is on the device of the zeros, and holds elements that can be added to them, or
+    indices."""
     value = operand.meta.get("val") if isinstance(operand, fx.Node) else None
     if not isinstance(value, torch.Tensor) or free_unbacked_symbols(value):
         return False
@@ -83,8 +84,8 @@ def _is_known(operand: Any, zeros: fx.Node) -> bool:
 
 
 def _joined(ops: Insert, indices: list[fx.Node], sizes: list[Any]) -> fx.Node:
-    """The index into dims of these sizes that are one. It is beyond that one where an index is beyond its own
-    dim, so that eager's error is raised, too."""
+    """One index for dims of these `sizes` that are merged into one. If an index is beyond its dim, the result
+    is beyond the merged dim, so that eager's error is raised, too."""
     places = []
     for index, size in zip(indices, sizes):
         below = ops(aten.lt.Scalar, index, 0)

@@ -1,7 +1,7 @@
-"""The passes that make groups in a graph of torch.compile: the shared ones, with neither profile nor guard.
+"""The passes that make groups in a graph of torch.compile: the shared ones, without profiles and guards.
 
-In: a typed graph. Out: the same graph with `prim::CudaFusionGroup` nodes, each of which makes a plan for
-whatever comes, and no types on values outside of groups, which were those of one call.
+In: a typed graph. Out: the same graph with `prim::CudaFusionGroup` nodes, which make a plan for each class of
+calls. Values outside of groups have no types any more, because those were the types of one call.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ PASSES = (*BEFORE_GROUPS, *MAKE_GROUPS, *SETTLE)
 
 
 def fuse(translation: Translation, owns_inputs: bool = False, donated: Collection[int] = ()) -> Refusals:
-    """Makes the groups, some of which do updates of the translation, and has their kernels compiled in the
-    background; returns why nodes are in none. `owns_inputs`: nobody else holds them; `donated`: those that
-    nobody else has ever seen."""
+    """Makes the groups, and starts the compilers of their kernels in the background. Some groups do updates
+    of the translation. Returns why nodes are in no group. `owns_inputs`: nobody else holds the inputs.
+    `donated`: the inputs that nobody else has ever seen."""
     graph, refusals = translation.graph, Refusals()
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Fusion", str(graph))
@@ -63,7 +63,8 @@ def fuse(translation: Translation, owns_inputs: bool = False, donated: Collectio
 
 
 def _leave(translation: Translation, left: list[Update]) -> None:
-    """Leaves these updates to the end; what the others return is the input, as it lies."""
+    """Leaves these updates to the end of the graph. The outputs of the other updates are now the inputs
+    themselves, in their layout."""
     for update in translation.updates:
         if update not in left:
             translation.orders[update[1]] = None

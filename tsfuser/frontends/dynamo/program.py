@@ -1,7 +1,8 @@
 """The callable of one FX graph.
 
-In: the graph's module. Out: a function of a list of arguments, which it empties, as AOTAutograd wants it. One
-call of C++ where all of the graph could be translated; else Python runs the pieces, and what lies between.
+In: the graph's module. Out: a function of a list of arguments. It empties the list, as AOTAutograd requires.
+It is one call of C++ if the whole graph could be translated; else Python runs the pieces, and the nodes
+between them.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def compile_graph(
     origin: watch.Origin | None = None,
     donated: Collection[int] = (),
 ) -> Callable[[list], Any]:
-    """The boxed function. What goes wrong here is warned about, and the module runs as it is. Who is
-    `watching` is told what became of a module that has an `origin`. `donated`: the arguments, by position,
-    whose memory the function may have, if it is given the last reference."""
+    """The boxed function. If this fails, there is a warning and the module runs as it is. If the module has
+    an `origin`, `watch` gets the outcome. `donated`: the positions of arguments over which the function may
+    write, if it gets the last reference to them."""
     try:
         if origin is not None:
             logs.arrived(origin, module)
@@ -76,7 +77,7 @@ def boxed(function: Callable[[list], Any]) -> Callable[[list], Any]:
 
 @dataclass
 class _Compiled:
-    """What runs, and what `watch.Outcome` says of it."""
+    """The function that runs, and the fields of its `watch.Outcome`."""
 
     module: fx.GraphModule
     call: Callable[[list], Any]
@@ -114,7 +115,7 @@ def _whole(
 
 
 class Piece(torch.nn.Module):
-    """A program in the place of a submodule."""
+    """A submodule that runs a program."""
 
     def __init__(self, program: Callable[[list], tuple], piece: fx.GraphModule):
         super().__init__()
@@ -149,7 +150,7 @@ def _program(
 
 
 def _is_single(module: fx.GraphModule) -> bool:
-    """Whether the module returns one value, and no tuple."""
+    """Whether the module returns a single value, not a tuple."""
     (last,) = (node for node in module.graph.nodes if node.op == "output")
     return isinstance(last.args[0], fx.Node)
 
@@ -161,10 +162,10 @@ def _unfused(module: fx.GraphModule, args: list) -> Any:
 
 
 def _modes_may_be_hidden() -> bool:
-    """Whether all dispatch modes of this thread say that the inside of a compiled graph is none of their
-    business, as the one does with which AOTAutograd watches the first call of a graph for custom ops."""
+    """Whether no dispatch mode of this thread needs to see the ops inside a compiled graph. For example, the
+    mode with which AOTAutograd checks custom ops in the first call of a graph does not."""
     return all(
         getattr(mode, "ignore_compile_internals", lambda: False)()
-        or type(mode).__name__ == "_AnalyzeCustomOpInputOutputMode"  # of torch 2.11, which has no such method
+        or type(mode).__name__ == "_AnalyzeCustomOpInputOutputMode"  # torch 2.11: without that method
         for mode in _get_current_dispatch_mode_stack()
     )

@@ -1,15 +1,15 @@
-"""An FX graph of ATen ops, as AOTAutograd hands it over, to a typed torch._C.Graph.
+"""Translates an FX graph of ATen ops, as AOTAutograd makes it, to a typed torch._C.Graph.
 
-In: an fx.GraphModule whose nodes carry `meta["val"]`. Out: a `Translation`: the graph, with the tensors that
-the module owns as further inputs; which outputs are results, and which are written to inputs at the end. Or
-the nodes that no such graph can hold, with the reasons. Example:
+In: an fx.GraphModule whose nodes carry `meta["val"]`. Out: a `Translation`: the graph, which outputs are
+results, and which are copied to inputs at the end. Tensors that the module owns are further inputs. If such a
+graph cannot hold some nodes: these nodes, with the reasons. Example:
 
     add = torch.ops.aten.add.Tensor(primals_1, 2)
 becomes
     %4 : Float(4, 8, device=cpu) = aten::add(%primals_1, %2, %3)
 
-A node is translated by its overload's schema, and TorchScript has to find the same overload: it looks for one
-that takes the arguments, and a number instead of a tensor makes it another one.
+A node is translated by the schema of its overload. TorchScript finds overloads by the arguments, so it is
+checked that it finds the same one; a number instead of a tensor leads to another one.
 """
 
 from __future__ import annotations
@@ -36,24 +36,22 @@ _FLOAT = torch._C.FloatType.get()
 
 @dataclass
 class Translation:
-    """`constants` are the last inputs of `graph`. `results`: an output of the graph each, None for None.
-    `updates`: (input, output that is copied to it). `orders`: of dims in memory, by output, None where any
-    will do. `numbers`: what sizes were in the traced call, by `unique()` of their values. `donated`: inputs
-    over which groups may write. `foreign`: node -> why it cannot be part of a graph; the rest means nothing
-    where there are some."""
+    """A typed graph, and what else the program needs. If there are `foreign` nodes, only these are valid."""
 
     graph: torch._C.Graph
-    constants: list[torch.Tensor] = field(default_factory=list)
-    results: list[int | None] = field(default_factory=list)
-    updates: list[tuple[int, int]] = field(default_factory=list)
+    constants: list[torch.Tensor] = field(default_factory=list)  # tensors for the last inputs of `graph`
+    results: list[int | None] = field(default_factory=list)  # the output that is each result; None for None
+    updates: list[tuple[int, int]] = field(default_factory=list)  # (input, output that is copied to it)
+    #: for each output, the order of its dims in memory; None if any order will do
     orders: list[list[int] | None] = field(default_factory=list)
-    foreign: dict[fx.Node, str] = field(default_factory=dict)
+    foreign: dict[fx.Node, str] = field(default_factory=dict)  # node -> why it cannot be part of a graph
+    #: the number that a size was in the traced call, by `unique()` of its value
     numbers: dict[int, int] = field(default_factory=dict)
-    donated: list[int] = field(default_factory=list)
+    donated: list[int] = field(default_factory=list)  # inputs over which groups may write
 
 
 def translate(module: fx.GraphModule) -> Translation:
-    """Translates all of the module's graph, or finds all that cannot be."""
+    """Translates the whole graph of the module, or finds all nodes that cannot be translated."""
     return _Translator(module).run()
 
 
@@ -61,7 +59,7 @@ class _Translator:
     def __init__(self, module: fx.GraphModule):
         self.module = module
         self.graph = torch._C.Graph()
-        self.values: dict[fx.Node, Any] = {}  # a value, or a tuple of those
+        self.values: dict[fx.Node, Any] = {}  # a value, or a tuple of values
         self.arguments = Arguments(self.graph, self.values)
         self.made = Translation(self.graph)
         self.inputs: dict[fx.Node, int] = {}
@@ -107,7 +105,7 @@ class _Translator:
                 self.made.numbers[value.unique()] = number
 
     def _attribute(self, node: fx.Node) -> None:
-        """A tensor that the module owns; others, like modules, are for nodes that are left out."""
+        """Translates a tensor that the module owns. Other attributes, like modules, are for foreign nodes."""
         found = self.module
         for name in str(node.target).split("."):
             found = getattr(found, name)
@@ -118,7 +116,7 @@ class _Translator:
             self.made.constants.append(found)
 
     def _leave(self, node: fx.Node, reason: str) -> None:
-        """What reads the node is looked at as if it were an input."""
+        """Notes that the node is foreign. Its readers are translated as if it were an input."""
         self.made.foreign[node] = reason
         found = node.meta.get("val")
         several = isinstance(found, (list, tuple))
@@ -155,7 +153,7 @@ class _Translator:
         return values[at]
 
     def _size(self, node: fx.Node) -> torch._C.Value:
-        """Size arithmetic, of ints."""
+        """Translates arithmetic of sizes, which are ints."""
         if type_of(node.meta.get("val")) is not _INT:
             raise Refusal("a number that sizes decide, but no int")
         given = node.args[0] if node.target is sizes.SUM else node.args
@@ -172,21 +170,21 @@ class _Translator:
         return self._append(kind, values, [_INT])[0]
 
     def _float(self, node: fx.Node) -> torch._C.Value:
-        """Arithmetic of ints and floats that gives a float."""
+        """Translates arithmetic of ints and floats whose result is a float."""
         values = [self.arguments.make(a, _INT if type(a) is int else _FLOAT) for a in node.args]
         if any(v.type() not in (_INT, _FLOAT) for v in values) or node.kwargs:
             raise Refusal("arithmetic of sizes with something else than numbers")
         return self._append(sizes.FLOATS[node.target], values, [_FLOAT])[0]
 
     def _number(self, node: fx.Node) -> torch._C.Value:
-        """`item()`, which has the type of the tensor's elements."""
+        """Translates `item()`, whose result has the type of the tensor's elements."""
         type_ = type_of(node.meta.get("val"))
         if type_ is None or type_.kind() not in sizes.ITEMS:
             raise Refusal("a number of unknown type, from a tensor")
         return self._append(sizes.ITEMS[type_.kind()], [self.arguments.of_node(node.args[0])], [type_])[0]
 
     def _op(self, node: fx.Node, op: torch._ops.OpOverload) -> Any:
-        """A node of the op's kind; a tuple of values where it has several results, or a list."""
+        """The value of a node of the op's kind; a tuple of values if it has several results, or a list."""
         its_schema = op._schema
         if its_schema.is_mutable:
             raise Refusal(f"{op} changes its operands in place")
@@ -226,7 +224,7 @@ class _Translator:
         return outputs(node)
 
     def _outputs(self, last: fx.Node, copies: list[fx.Node]) -> None:
-        """Registers the outputs: the results, and what is copied to inputs."""
+        """Registers the outputs: the results, and the values that are copied to inputs."""
         given = last.args[0]
         for item in given if isinstance(given, (list, tuple)) else [given]:
             self.made.results.append(None if item is None else self._output(item))
