@@ -30,7 +30,7 @@ def moved(function, *sizes, dtype=torch.float32):
         assert_matches(found, expected, ops=8)  # torch's kernels differ between a vector and its tail
     nodes = [n for n in module.graph.nodes if n.op == "call_function"]
     names = {n: n.target._schema.name.removeprefix("aten::") for n in nodes if hasattr(n.target, "_schema")}
-    views = ("view", "transpose", "permute", "t", "sym_size")
+    views = ("view", "transpose", "permute", "t", "split", "split_with_sizes")
     return [f"{name} {[*map(int, n.meta['val'].shape)]}" for n, name in names.items() if name not in views]
 
 
@@ -102,6 +102,46 @@ MOVED = {
 def test_the_slice_comes_first(case):
     function, sizes, nodes = MOVED[case]
     assert sorted(moved(function, *sizes)) == sorted(nodes)
+
+
+def gates(z):
+    a, b = z.chunk(2, -1)
+    return (torch.sigmoid(a) * torch.tanh(b.t()).t(),)
+
+
+SPLIT = {
+    "a sum": (lambda x, w: gates(x + w), ((8, 6), (6,)), ["add [8, 3]"] * 2),
+    "a chain": (lambda x, w: gates((x + w).sin()), ((8, 6), (8, 1)), ["add [8, 3]", "sin [8, 3]"] * 2),
+    "unequal parts": (
+        lambda x: (torch.relu((p := x.exp().split([1, 5], 1))[0]) * torch.tanh(p[1]),),
+        ((8, 6),),
+        ["exp [8, 1]", "exp [8, 5]"],
+    ),
+    "a product": (lambda x: gates(x @ x), ((6, 6),), ["mm [6, 6]"]),
+    "what others read": (lambda x: (*gates(y := x.exp()), y), ((8, 6),), ["exp [8, 6]"]),
+    "a part that is returned": (
+        lambda x: ((p := x.exp().chunk(2))[0].cos(), p[1]),
+        ((8, 6),),
+        ["exp [8, 6]"],
+    ),
+    "a part that is read twice": (
+        lambda x: ((p := x.exp().chunk(2))[0].cos() * p[0] * p[1],),
+        ((8, 6),),
+        ["exp [8, 6]"],
+    ),
+    "a part for a product": (
+        lambda x: ((p := x.exp().chunk(2))[0].cos() @ p[1].t(),),
+        ((8, 6),),
+        ["exp [8, 6]"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPLIT)
+def test_what_is_split_is_computed_by_part(case):
+    function, sizes, nodes = SPLIT[case]
+    ops = {node.split()[0] for node in nodes}
+    assert sorted(node for node in moved(function, *sizes) if node.split()[0] in ops) == sorted(nodes)
 
 
 UNMOVED = {

@@ -7,10 +7,16 @@ Views on the way are views of slices. Before, as the backward of `cat` leaves it
     y = silu_backward(g, x);  z = view(transpose(view(y, [8, 4, 2]), 1, 2), [8, 8]);  slice(z, 1, 4, 8)
 becomes
     view(transpose(view(silu_backward(slice(g, 1, 1, 8, 2), slice(x, 1, 1, 8, 2)), [8, 4, 1]), 1, 2), [8, 4])
+
+A pointwise op that is split becomes one op per part, if each part has one reader: the group of the readers
+computes the parts, and nothing stores the whole. `a, b = split(x + y, 4, 1)`, as in an LSTM, becomes
+
+    x1, x2 = split(x, 4, 1);  y1, y2 = split(y, 4, 1);  a = x1 + y1;  b = x2 + y2
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -28,6 +34,7 @@ from .simplify import RELAID
 aten = torch.ops.aten
 
 _CAST = aten._to_copy.default
+_SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
 #: What asks for more of how its operand lies than the order of the dims.
 _BY_STRIDES = frozenset((aten.as_strided.default, aten._reshape_alias.default, aten.view.dtype))
 
@@ -53,7 +60,10 @@ def compute_parts(module: fx.GraphModule) -> None:
         part = _part_of(node)
         if node.users and part is not None and _may_be_dense(node):
             _move(node, part)
-    if slices:
+    splits = [node for node in module.graph.nodes if node.target in _SPLITS]
+    if slices or splits:
+        while splits:
+            splits += _split_operands(splits.pop())
         module.graph.eliminate_dead_code()
         module.recompile()
 
@@ -128,9 +138,7 @@ def _move(node: fx.Node, part: Part) -> None:
     result = made[node.args[0], part]
     pairs = zip(result.meta["val"].shape, node.meta["val"].shape, strict=True)
     if all(statically_known_true(a == b) for a, b in pairs):
-        node.replace_all_uses_with(result)
-        for view in _views_of(result):
-            view.meta["val"] = evaluate(view)
+        _replace(node, result)
 
 
 def _forms(node: fx.Node, part: Part) -> tuple[dict[fx.Node, _Form], list[tuple[fx.Node, Part]]]:
@@ -153,6 +161,46 @@ def _forms(node: fx.Node, part: Part) -> tuple[dict[fx.Node, _Form], list[tuple[
             readers.setdefault(operand, {})[value] = its_part
             waiting.add(operand)
     return forms, slices
+
+
+def _split_operands(node: fx.Node) -> list[fx.Node]:
+    """Puts the split in front of the op whose result it splits, if that stores less; returns the splits of
+    the op's operands."""
+    value, sizes, dim = (*node.args, 0)[:3]
+    items = sorted(node.users)
+    if node.kwargs or list(value.users) != [node] or not all(_has_one_reader(item) for item in items):
+        return []
+    any_part = Part(dim % value.meta["val"].dim(), 0, 1, 1)
+    form = _form(value, any_part) if _is_pointwise(value) else None
+    if form is None or not items or is_written_between(value, items[-1]):
+        return []
+    ops = Insert(items[0], value)
+    splits = {x: ops(node.target, x, sizes, part.dim) for x, part in form.parts.items()}
+    for item in items:
+        parts = {x: ops(operator.getitem, split, item.args[1]) for x, split in splits.items()}
+        args = fx.map_arg(form.args, lambda x, parts=parts: parts.get(x, x))
+        _replace(item, ops(form.op, *args, **value.kwargs))
+    return list(splits.values())
+
+
+def _has_one_reader(item: fx.Node) -> bool:
+    """Whether one op of a group reads the item, maybe through views, and nothing else does."""
+    if not _may_be_dense(item):
+        return False
+    value = item
+    while len(value.users) == 1:
+        (value,) = value.users
+        if value not in _views_of(item):
+            known = getattr(value.target, "_schema", None)
+            return known is not None and table.find(known.name, known.overload_name) is not None
+    return False
+
+
+def _replace(node: fx.Node, made: fx.Node) -> None:
+    """Gives the readers of a node another one with the same elements, in another layout."""
+    node.replace_all_uses_with(made)
+    for view in _views_of(made):
+        view.meta["val"] = evaluate(view)
 
 
 def _form(value: fx.Node, part: Part) -> _Form | None:
