@@ -64,7 +64,7 @@ def compute_parts(module: fx.GraphModule) -> None:
     if slices or splits:
         while splits:
             splits += _split_operands(splits.pop())
-        module.graph.eliminate_dead_code()
+        module.graph.eliminate_dead_code()  # what was made of a slice that stays
         module.recompile()
 
 
@@ -139,6 +139,7 @@ def _move(node: fx.Node, part: Part) -> None:
     pairs = zip(result.meta["val"].shape, node.meta["val"].shape, strict=True)
     if all(statically_known_true(a == b) for a, b in pairs):
         _replace(node, result)
+        node.graph.eliminate_dead_code()  # what nobody reads is no reader
 
 
 def _forms(node: fx.Node, part: Part) -> tuple[dict[fx.Node, _Form], list[tuple[fx.Node, Part]]]:
@@ -180,6 +181,7 @@ def _split_operands(node: fx.Node) -> list[fx.Node]:
         parts = {x: ops(operator.getitem, split, item.args[1]) for x, split in splits.items()}
         args = fx.map_arg(form.args, lambda x, parts=parts: parts.get(x, x))
         _replace(item, ops(form.op, *args, **value.kwargs))
+    node.graph.eliminate_dead_code()
     return list(splits.values())
 
 
