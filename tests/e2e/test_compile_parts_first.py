@@ -110,6 +110,11 @@ def gates(z):
 
 
 SPLIT = {
+    "a split and a slice that nobody reads": (
+        lambda x: (x.exp().chunk(2), x.sin()[2:], torch.relu(x.cos()[2:][1:]))[2:],
+        ((8, 6),),
+        ["cos [5, 6]"],
+    ),
     "a sum": (lambda x, w: gates(x + w), ((8, 6), (6,)), ["add [8, 3]"] * 2),
     "a chain": (lambda x, w: gates((x + w).sin()), ((8, 6), (8, 1)), ["add [8, 3]", "sin [8, 3]"] * 2),
     "unequal parts": (

@@ -57,8 +57,8 @@ def compute_parts(module: fx.GraphModule) -> None:
     """Changes the module's graph."""
     slices = [node for node in module.graph.nodes if node.target is aten.slice.Tensor]
     for node in slices:
-        part = _part_of(node)
-        if node.users and part is not None and _may_be_dense(node):
+        part = _part_of(node) if node.users else None
+        if part is not None and _may_be_dense(node):
             _move(node, part)
     splits = [node for node in module.graph.nodes if node.target in _SPLITS]
     if slices or splits:
@@ -167,13 +167,15 @@ def _forms(node: fx.Node, part: Part) -> tuple[dict[fx.Node, _Form], list[tuple[
 def _split_operands(node: fx.Node) -> list[fx.Node]:
     """Puts the split in front of the op whose result it splits, if that stores less; returns the splits of
     the op's operands."""
+    if not node.users:
+        return []
     value, sizes, dim = (*node.args, 0)[:3]
     items = sorted(node.users)
     if node.kwargs or list(value.users) != [node] or not all(_has_one_reader(item) for item in items):
         return []
     any_part = Part(dim % value.meta["val"].dim(), 0, 1, 1)
     form = _form(value, any_part) if _is_pointwise(value) else None
-    if form is None or not items or is_written_between(value, items[-1]):
+    if form is None or is_written_between(value, items[-1]):
         return []
     ops = Insert(items[0], value)
     splits = {x: ops(node.target, x, sizes, part.dim) for x, part in form.parts.items()}
