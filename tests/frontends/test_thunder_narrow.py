@@ -103,6 +103,34 @@ def graph(function, *operands):
     return importlib.import_module("tsfuser.frontends.thunder.retrace").graph_of(function, operands)
 
 
+def test_what_leaves_a_region_is_rounded_for_its_readers_in_it():
+    def function(x, y):
+        total = down(up(x) + up(y))
+        return total, down(up(total) * 0.3)
+
+    x, y = torch.randn(2, 4, 8).bfloat16()
+    module = graph(function, x, y)
+    importlib.import_module("tsfuser.frontends.thunder.narrow").narrow(module)
+    targets = [node.target for node in module.graph.nodes if node.op == "call_function"]
+    cast = aten._to_copy.default
+    assert targets == [cast, cast, aten.add.Tensor, cast, aten.mul.Tensor]
+    assert all(map(torch.equal, module(x, y), function(x, y)))
+
+
+def test_gradients_that_are_zero_are_as_near_to_it_as_eagers(device):
+    """The statistics of the forward are those of what the backward reads."""
+
+    def block(x, y):
+        total = x + y
+        return F.layer_norm(total, (24,)) + total * 0.25
+
+    x, y = torch.randn(2, 64, 24, device=device).half()
+    found, eager = (trained(f, x, y) for f in (thunder.jit(block, executors=["tsfuser", "sdpa"]), block))
+    exact = trained(block, x.double(), y.double())
+    for mine, theirs, wanted in zip(found, eager, exact):
+        assert (mine.double() - wanted).norm() <= (theirs.double() - wanted).norm() * 1.1 + 1e-6
+
+
 def trained(function, *inputs):
     """The result, and the gradients of its sum."""
     leaves = [x.detach().clone().requires_grad_() for x in inputs]

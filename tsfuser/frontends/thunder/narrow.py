@@ -7,7 +7,8 @@ bfloat16 apart:
 
 That is what torch's kernel of `a * b` does, result for result. As one node it is rounded like any other
 16-bit value of a group: once, where it is stored, and not between two ops. A float op whose result has other
-readers, or other operands than such casts, is no 16-bit op: what the program rounds there stays rounded.
+readers, or other operands than such casts, is no 16-bit op: what the program rounds there stays rounded. So
+does what leaves the region, for its readers in it, too: a backward reads the numbers that a forward has used.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ def _whole(down: fx.Node) -> fx.Node | None:
     if _cast_to(wide) is torch.float32 and _dtype(wide.args[0]) is dtype:
         return wide.args[0]
     if not _is_float_op(wide) or any(_cast_to(user) is not dtype for user in wide.users):
+        return None
+    readers = {reader for cast in wide.users for reader in cast.users}
+    if len(readers) > 1 and any(reader.op == "output" for reader in readers):
         return None
     operands = {operand: _operand(operand, dtype) for operand in wide.all_input_nodes}
     if None in operands.values() or dtype not in map(_dtype, operands.values()):
