@@ -56,7 +56,7 @@ def cast_what_is_read(cast: fx.Node) -> bool:
     if not (views and _keeps_all_but_dtype(cast) and all(v.target in _PARTS for v in views)):
         return False
     parts = [part for view in views for part in _parts(view)]
-    if not parts or not _is_less(parts, cast) or not all(_may_be_dense(part) for part in parts):
+    if not parts or not _is_less(parts, cast) or not all(may_be_dense(part) for part in parts):
         return False
     if is_written_between(cast, max(views)):
         return False
@@ -75,7 +75,7 @@ def _cast(part: fx.Node, cast: fx.Node) -> None:
     part.meta["val"] = evaluate(part)
     made = Insert(part.next, cast)(cast.target, part, **cast.kwargs)
     part.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
-    for view in _views_of(made):
+    for view in views_of(made):
         view.meta["val"] = evaluate(view)
     cast_what_is_read(made)
 
@@ -104,28 +104,28 @@ def _is_less(parts: list[fx.Node], cast: fx.Node) -> bool:
     whole, *sizes = (hint(node.meta["val"].numel()) for node in (cast, *parts))
     if whole is None or None in sizes or sizes == [whole]:
         return False
-    apart = sum(not all(map(_has_row, _readers(part))) for part in parts)
+    apart = sum(not all(map(has_row, _readers(part))) for part in parts)
     return sum(sizes) <= whole and apart <= 1  # type: ignore[arg-type]
 
 
-def _may_be_dense(part: fx.Node) -> bool:
+def may_be_dense(part: fx.Node) -> bool:
     """Whether the part may become dense, in memory of its own, and no reader can see that."""
-    seen = (part, *_views_of(part))
+    seen = (part, *views_of(part))
     users = [user for node in seen for user in node.users]
     return not any(u.op == "output" or u.target in _BY_STRIDES or _may_write(u) for u in users)
 
 
-def _views_of(node: fx.Node) -> Iterator[fx.Node]:
+def views_of(node: fx.Node) -> Iterator[fx.Node]:
     """The views of the node's memory, each after the view that it is made from."""
     for user in sorted(node.users):
         if _is_view(user):
             yield user
-            yield from _views_of(user)
+            yield from views_of(user)
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
     """The nodes that read elements of the node, directly or through views."""
-    for seen in (node, *_views_of(node)):
+    for seen in (node, *views_of(node)):
         yield from (user for user in seen.users if not _is_view(user) and user.target not in _SIZES)
 
 
@@ -136,7 +136,7 @@ def _is_view(node: fx.Node) -> bool:
     return any(r.alias_info is not None for r in returns)
 
 
-def _has_row(node: fx.Node) -> bool:
+def has_row(node: fx.Node) -> bool:
     found = getattr(node.target, "_schema", None)
     return found is not None and table.find(found.name, found.overload_name) is not None
 

@@ -26,17 +26,14 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ...ops import table
 from .insert import Insert, evaluate
-from .late_casts import is_written_between
+from .late_casts import has_row, is_written_between, may_be_dense, views_of
 from .simplify import RELAID
 
 aten = torch.ops.aten
 
 _CAST = aten._to_copy.default
 _SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
-#: What asks for more of how its operand lies than the order of the dims.
-_BY_STRIDES = frozenset((aten.as_strided.default, aten._reshape_alias.default, aten.view.dtype))
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ def compute_parts(module: fx.GraphModule) -> None:
     slices = [node for node in module.graph.nodes if node.target is aten.slice.Tensor]
     for node in slices:
         part = _part_of(node) if node.users else None
-        if part is not None and _may_be_dense(node):
+        if part is not None and _may_move(node):
             _move(node, part)
     splits = [node for node in module.graph.nodes if node.target in _SPLITS]
     if slices or splits:
@@ -82,28 +79,9 @@ def _part_of(node: fx.Node) -> Part | None:
     return Part(dim, places.start, len(places), step)
 
 
-def _may_be_dense(node: fx.Node) -> bool:
-    """Whether nobody sees that the slice lies without gaps, in memory of its own."""
-    seen = [node, *_views_of(node)]
-    return not any(
-        user.op == "output" or user.target in _BY_STRIDES or RELAID in user.meta or _writes(user)
-        for value in seen
-        for user in value.users
-    )
-
-
-def _writes(node: fx.Node) -> bool:
-    known = getattr(node.target, "_schema", None)
-    return known is None or known.is_mutable
-
-
-def _views_of(node: fx.Node) -> Iterator[fx.Node]:
-    """The views of the node's memory, each behind its operand."""
-    for user in sorted(node.users):
-        known = getattr(user.target, "_schema", None)
-        if known is not None and any(r.alias_info is not None for r in known.returns):
-            yield user
-            yield from _views_of(user)
+def _may_move(node: fx.Node) -> bool:
+    """Whether the part may become dense, in memory of its own, and its views stay views."""
+    return may_be_dense(node) and not any(RELAID in view.meta for view in views_of(node))
 
 
 @dataclass(frozen=True)
@@ -189,21 +167,20 @@ def _split_operands(node: fx.Node) -> list[fx.Node]:
 
 def _has_one_reader(item: fx.Node) -> bool:
     """Whether one op of a group reads the item, maybe through views, and nothing else does."""
-    if not _may_be_dense(item):
+    if not _may_move(item):
         return False
     value = item
     while len(value.users) == 1:
         (value,) = value.users
-        if value not in _views_of(item):
-            known = getattr(value.target, "_schema", None)
-            return known is not None and table.find(known.name, known.overload_name) is not None
+        if value not in views_of(item):
+            return has_row(value)
     return False
 
 
 def _replace(node: fx.Node, made: fx.Node) -> None:
     """Gives the readers of a node another one with the same elements, in another layout."""
     node.replace_all_uses_with(made)
-    for view in _views_of(made):
+    for view in views_of(made):
         view.meta["val"] = evaluate(view)
 
 
@@ -228,9 +205,8 @@ def _is_pointwise(node: fx.Node) -> bool:
         return node.kwargs.keys() <= {"dtype"}
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise not in node.target.tags:
         return False
-    known = node.target._schema
-    fused = table.find(known.name, known.overload_name) is not None
-    return fused and not known.is_mutable and isinstance(node.meta.get("val"), torch.Tensor)
+    is_new = not node.target._schema.is_mutable and isinstance(node.meta.get("val"), torch.Tensor)
+    return is_new and has_row(node)
 
 
 def _pointwise(node: fx.Node, part: Part) -> _Form | None:
