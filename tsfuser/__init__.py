@@ -49,6 +49,8 @@ _C.set_op_facts(
     fresh=functionalize.fresh_kinds(),
     excluded=[row.name for row in table.all_rows() if row.autodiff_excludes],
     heavy=unsupported.heavy_kinds(),
+    same_sizes=table.kinds_with_sizes("first"),
+    broadcast=table.kinds_with_sizes("broadcast"),
 )
 _C.set_pass(passes.fuse)
 _C.set_planner(planner.plan)

@@ -155,6 +155,7 @@ void hook_into_torch() {
   static const bool once = [] {
     register_operators();
     register_size_operators();
+    register_join_sizes();
     register_count_operators();
     register_cast_operator();
     register_twins();

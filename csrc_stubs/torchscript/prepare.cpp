@@ -50,7 +50,9 @@ constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
     // Before the forms: an op that writes keeps autodiff from what it writes to, and is no reader that a
     // form could be written for.
     make_functional,
-    // Behind it: what writes to a value keeps a convolution of that value in its place.
+    // Behind the ops in place: what they write to may get other sizes.
+    size_joins,
+    // Behind them, too: what writes to a value keeps a convolution of that value in its place.
     move_convolutions,
     // Behind the ops in place: it leaves out what one of them may write to.
     cast_weights_together,

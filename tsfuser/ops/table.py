@@ -329,6 +329,14 @@ def all_rows() -> Iterator[Row]:
     yield from dict.fromkeys(_rows.values())
 
 
+def kinds_with_sizes(rule: str) -> list[str]:
+    """Ops whose first result, of whatever overload, has sizes by that rule."""
+    rules: dict[str, set[str]] = {}
+    for row in all_rows():
+        rules.setdefault(row.name, set()).add(row.sizes if isinstance(row.sizes, str) else row.sizes[0])
+    return [name for name, found in rules.items() if found == {rule}]
+
+
 def register(row: Row) -> None:
     """Adds a row; raises ValueError if an overload is taken."""
     for overload in row.overloads:
