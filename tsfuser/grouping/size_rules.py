@@ -25,6 +25,7 @@ RULES = {
     "selected": ("tsfuser::selected_sizes", ("dim",)),
     "viewed": ("tsfuser::viewed_sizes", ("size", "shape")),
     "flattened": ("tsfuser::flattened_sizes", ("start_dim", "end_dim")),
+    "joined": ("tsfuser::joined_sizes", ("dim",)),  # of two tensors: others follow one by one
 }
 _ABSENT = {"keepdim": False}  # what stands for an argument that an overload lacks; None for all others
 _INTS = torch._C.ListType(torch._C.IntType.get())
@@ -32,12 +33,13 @@ _UNKNOWN = object()  # an argument that the group computes
 
 
 class Derived(NamedTuple):
-    """The sizes that an op makes of those named `of`. An argument is a constant (a list as a tuple), or
-    `Outer`, or a tuple with such items."""
+    """The sizes that an op makes of those named `of`, or of those and `other`. An argument is a constant (a
+    list as a tuple), or `Outer`, or a tuple with such items."""
 
     of: frozenset
     rule: str
     arguments: tuple
+    other: frozenset | None = None
 
 
 class Outer(NamedTuple):
@@ -74,7 +76,7 @@ def _argument(value: Value, outer: dict[int, Value]):
     return _UNKNOWN
 
 
-def emit(graph: Graph, before: Node, name: Derived, sizes: Value, outer: dict[int, Value]) -> Value:
+def emit(graph: Graph, before: Node, name: Derived, sizes: list[Value], outer: dict[int, Value]) -> Value:
     """The value of `name`, computed before a node from the `sizes` that it is derived from."""
 
     def insert(kind: str, operands: list[Value], type_) -> Value:
@@ -91,4 +93,4 @@ def emit(graph: Graph, before: Node, name: Derived, sizes: Value, outer: dict[in
         return graph.insertConstant(argument)
 
     operator = RULES[name.rule][0]
-    return insert(operator, [sizes, *map(value, name.arguments)], _INTS)
+    return insert(operator, [*sizes, *map(value, name.arguments)], _INTS)

@@ -16,11 +16,11 @@ import torch
 from ..graph.cleanup import drop_unused_inputs, is_needed, writers
 from ..graph.effects import Effects, remove_dead_code
 from ..graph.rows import row_of
-from ..graph.wrapper import Graph, Node, Value, inputs, is_tensor
+from ..graph.wrapper import LIST, Graph, Node, Value, inputs, is_tensor
 from .outline import inline
 from .size_rules import RULES, Derived, derived, emit
 
-SIZE = "aten::size"
+SIZE, JOINED = "aten::size", "joined"
 _READERS = frozenset((SIZE, "aten::dim"))
 _INTS = torch._C.ListType(torch._C.IntType.get())
 
@@ -140,7 +140,8 @@ class _Sizes:
         if len(sources) == 1:
             (only,) = sources
             if isinstance(only, Derived):
-                return emit(self.graph, self.group, only, self._made[only.of], self._outer)
+                sizes = [self._made[part] for part in (only.of, only.other) if part is not None]
+                return emit(self.graph, self.group, only, sizes, self._outer)
             return self.queries.of(self._outer[only], self.group)
         node = self.graph.create("prim::BroadcastSizes", [self._made[p] for p in self._parts[sources]], 1)
         node.insertBefore(self.group)
@@ -161,20 +162,29 @@ class _Sizes:
             waiting.pop()
             if value.unique() not in self._sources:
                 found = [self._sources[v.unique()] for v in operands or ()]
-                name = self._join(found) if found and None not in found else None
-                self._sources[value.unique()] = self._derive(name, value) if name else None
+                known = found and None not in found
+                self._sources[value.unique()] = self._name(found, value) if known else None
         return self._sources[inner.unique()]
 
-    def _derive(self, name: frozenset, value: Value) -> frozenset | None:
-        """The name of the sizes of `value`, made from sizes called `name`."""
+    def _name(self, found: list[frozenset], value: Value) -> frozenset | None:
+        """The name of the sizes of `value`, of operands whose sizes are called `found`."""
+        if rule_of(value) != JOINED:
+            return self._derive(self._join(found), value)
+        name: frozenset | None = found[0]
+        for other in found[1:]:
+            name = name and self._derive(name, value, other)
+        return name
+
+    def _derive(self, name: frozenset, value: Value, other: frozenset | None = None) -> frozenset | None:
+        """The name of the sizes of `value`, made from sizes called `name` and, of a join, `other`."""
         rule = rule_of(value)
         if rule not in RULES:
             return name
         new = derived(value.node(), rule, name, self._outer)
         if new is None:
             return None
-        result = frozenset((new,))
-        self._parts[result] = [name]
+        result = frozenset((new._replace(other=other),))
+        self._parts[result] = [name] if other is None else [name, other]
         return result
 
     def _join(self, parts: list[frozenset]) -> frozenset:
@@ -189,6 +199,9 @@ class _Sizes:
         rule = rule_of(value)
         if rule is None or rule == "own":
             return None
+        if rule == JOINED:
+            made = value.node().inputsAt(0).node()
+            return inputs(made) if made.kind() == LIST else None
         tensors = [v for v in inputs(value.node()) if is_tensor(v)]
         if rule == "broadcast":
             return tensors

@@ -23,6 +23,7 @@ from ..graph.wrapper import (
     is_tensor,
     operands,
     outputs,
+    with_items,
 )
 from .support import examine
 
@@ -79,9 +80,9 @@ def sizes_follow(value: Value, knowledge: Knowledge, depth: int = 0) -> bool:
         return value.node().kind() not in CONTROL
     if row[0].sizes == "own" or depth > MAX_DEPTH:
         return False
-    tensors = [v for v in inputs(value.node()) if is_tensor(v)]
-    tensors = tensors if row[0].sizes == "broadcast" else tensors[:1]
-    return all(sizes_follow(v, knowledge, depth + 1) for v in tensors)
+    tensors = [v for v in with_items(inputs(value.node())) if is_tensor(v)]
+    tensors = tensors if row[0].sizes in ("broadcast", "joined") else tensors[:1]
+    return bool(tensors) and all(sizes_follow(v, knowledge, depth + 1) for v in tensors)
 
 
 def reshape_refusal(node: Node) -> str | None:

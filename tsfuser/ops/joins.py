@@ -79,7 +79,7 @@ def _layout(b: Builder, tensors: Sequence[Value], sizes: Sequence[sz.Size]) -> L
 def _cat(kind: str) -> None:
     name = kind.removeprefix("aten::")
 
-    @composite(kind, dtypes=ALL, sizes="own")
+    @composite(kind, dtypes=ALL, sizes="joined")
     def evaluate(b: Builder, tensors, dim: int = 0) -> Value:
         """`tensors`, at most 8, behind one another along `dim`"""
         _check(b, name, tensors)

@@ -1,0 +1,119 @@
+"""Sizes of joined tensors are computed from those of the tensors (csrc_stubs/torchscript/join_sizes.cpp, and
+`joined` of tsfuser/grouping/size_rules.py): a channel shuffle is in one differentiable graph with what it
+shuffles."""
+
+import pytest
+import torch
+
+import tsfuser
+from kit.opsweep import plain
+from kit.support import all_graphs, assert_matches, groups, script, stored, train
+
+pytestmark = pytest.mark.graphs
+
+SHUFFLE = """
+    b, c, h, k = y.size()
+    y = y.view(b, 2, c // 2, h, k).transpose(1, 2).contiguous().view(b, c, h, k)
+    return torch.sigmoid(y * 2.0)
+"""
+JOINS = {
+    "chunks": "p, q = x.chunk(2, 1); y = torch.cat((torch.tanh(p * 2.0), torch.relu(q)), 1)",
+    "three": "y = torch.cat((torch.tanh(x), w * 2.0, torch.relu(x), w.exp()), 1)",
+    "last dim": "y = torch.cat((torch.tanh(x), torch.relu(x) * 2.0), -1)",
+    "other sizes": "y = torch.cat((torch.tanh(x), w[:, :2] * 2.0, x[:, :2]), 1)",
+    "broadcast": "y = torch.cat((torch.tanh(x) + w[:1], x * 2.0), 1)",
+    "convolution": "y = torch.cat((x * 2.0, torch.relu(torch.conv2d(x, k))), 1)",
+    "a branch": "y = torch.cat((x * 2.0, torch.tanh(w)), 1)\n    if y.size(1) > 4:\n        y = torch.sin(y)",
+}
+
+
+def functions(join):
+    lines = "".join(f"    {line.strip(' ')}\n" for line in JOINS[join].split("; "))
+    source = f"def f(x: Tensor, w: Tensor, k: Tensor):\n    x = x * 1.5\n{lines}{SHUFFLE.lstrip(chr(10))}"
+    return plain(source), script(source)
+
+
+def operands(device="cpu", sizes=(3, 4, 5, 6)):
+    generator = torch.Generator().manual_seed(3)
+    shapes = (sizes, sizes, (sizes[1], sizes[1], 1, 1))
+    made = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    return [t.to(device).requires_grad_() for t in made]
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_a_shuffle_is_eagers_for_any_sizes(device, join):
+    eager, scripted = functions(join)
+    with tsfuser.fuser():
+        for sizes in [(3, 4, 5, 6)] * 2 + [(2, 4, 3, 2), (1, 8, 1, 7), (3, 4, 5, 6)]:
+            inputs = operands(device, sizes)
+            out, gradients = train(scripted, inputs)
+            want, expected = train(eager, inputs, calls=1)
+            for got, theirs in zip([out, *gradients], [want, *expected]):
+                assert (got is None) == (theirs is None)
+                if got is not None:
+                    assert_matches(got, theirs, ops=100)
+
+
+@pytest.mark.parametrize("join", ["chunks", "three", "last dim"])
+def test_a_shuffle_is_differentiated_with_what_it_shuffles(join):
+    _, scripted = functions(join)
+    with tsfuser.fuser():
+        train(scripted, operands())
+    graphs = [g for g in all_graphs(scripted) if g.findNode("prim::DifferentiableGraph", True)]
+    assert [len(g.findAllNodes("prim::DifferentiableGraph", True)) for g in graphs] == [1]
+    assert not [node for node in graphs[0].nodes() if node.kind() == "aten::cat"]
+
+
+def test_what_is_joined_is_not_stored_for_its_sizes(device):
+    source = """
+def f(x: Tensor, w: Tensor):
+    y = torch.tanh(torch.cat((x * 2.0, w * 3.0, x), 1))
+    return torch.sigmoid(y) + y.size(1)
+"""
+    eager, scripted = plain(source), script(source)
+    x, w, _ = (t.detach() for t in operands(device))
+    with tsfuser.fuser():
+        for other in (w, w, w, w, w[:, :2], w[:, 1:]):
+            assert_matches(scripted(x, other), eager(x, other), ops=20)
+    assert [stored(group) for group in groups(scripted)] == [1]
+
+
+SIZES = {
+    "nothing": "e = torch.zeros(0, dtype=torch.float64); y = torch.cat((e, torch.tanh(x), e, x), 0)",
+    "turned": "z = x * 2.0; y = torch.cat((z, x), 0); z.transpose_(0, 1)",
+    "with a dim more": "z = x * 2.0; y = torch.cat((z, torch.tanh(x)), 0); z.unsqueeze_(0)",
+    "joined twice": "z = torch.cat((x, x * 2.0), 0); y = torch.cat((torch.tanh(z), x), 0)",
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_are_those_of_the_result(name):
+    lines = "".join(f"    {line.strip()}\n" for line in SIZES[name].split("; "))
+    source = (
+        f"def f(x: Tensor):\n{lines}    s = y.size()\n    return (y * 2.0).view(s[0] * s[1], -1) + s[0]\n"
+    )
+    eager, scripted = plain(source), script(source)
+    with tsfuser.fuser():
+        for sizes in [(2, 3, 4)] * 4 + [(3, 3, 2)] * 2:
+            x = torch.randn(sizes, dtype=torch.float64, requires_grad=True)
+            out, gradients = train(scripted, [x], calls=1)
+            want, expected = train(eager, [x], calls=1)
+            assert_matches(out, want, ops=20)
+            assert_matches(gradients[0], expected[0], ops=20)
+
+
+def test_errors_are_the_ops():
+    source = """
+def f(x: Tensor, y: Tensor):
+    z = torch.cat((torch.tanh(x), y * 2.0), 1)
+    n, c = z.size()
+    return z.view(c, n) * 2.0
+"""
+    scripted = script(source)
+    x = torch.randn(4, 3, requires_grad=True)
+    with tsfuser.fuser():
+        for _ in range(4):
+            train(scripted, [x, x])
+        for other in (torch.randn(5, 3), torch.randn(4, 3, 2)):
+            with pytest.raises(RuntimeError):
+                scripted(x, other)
