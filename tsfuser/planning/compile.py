@@ -217,6 +217,7 @@ def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], dev
         for kind, i in fusion.results
     )
     updates = tuple((u.index, u.counted) for u in fusion.updates)
+    reused = _reuses(program, fusion, compiled)
     drawn = -1 if fusion.drawn is None else program.position(fusion.drawn)
     keepalive = tuple(c.function for c in compiled)
     return Plan(
@@ -231,7 +232,7 @@ def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], dev
         updates,
         drawn,
         tuple(call.limits),
-        _reuses(program, fusion, compiled),
+        reused,
         keepalive,
         lambda: described(call, _allocated(fusion, tensors, temporaries), compiled),
     )
