@@ -122,6 +122,11 @@ SPLIT = {
         ((8, 6),),
         ["exp [8, 1]", "exp [8, 5]"],
     ),
+    "an empty part": (
+        lambda x, y: (torch.relu((p := (x + y).split([1, 0], 1))[0]), torch.tanh(p[1])),
+        ((8, 1), (8, 1)),
+        ["add [8, 1]", "tanh [8, 0]"],
+    ),
     "a product": (lambda x: gates(x @ x), ((6, 6),), ["mm [6, 6]"]),
     "what others read": (lambda x: (*gates(y := x.exp()), y), ((8, 6),), ["exp [8, 6]"]),
     "a part that is returned": (

@@ -153,8 +153,8 @@ def _split_operands(node: fx.Node) -> list[fx.Node]:
         return []
     any_part = Part(dim % value.meta["val"].dim(), 0, 1, 1)
     form = _form(value, any_part) if _is_pointwise(value) else None
-    if form is None or is_written_between(value, items[-1]):
-        return []
+    if form is None or not form.parts or is_written_between(value, items[-1]):
+        return []  # without parts, the dim has size 1, but not in each item: one of `[1, 0]` is empty
     ops = Insert(items[0], value)
     splits = {x: ops(node.target, x, sizes, part.dim) for x, part in form.parts.items()}
     for item in items:
