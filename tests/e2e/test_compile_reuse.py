@@ -507,6 +507,8 @@ def test_inputs_that_nobody_reads_later_are_dead():
     assert dead(MARKED.replace("(%z)", "(%z, %x)")) == (0, [])
     assert dead(MARKED.replace("exp(%y)", "mul(%y, %x)")) == (0, [])
     assert dead(MARKED, joint=True) == (0, [])
+    unread = MARKED.replace("graph(", f"graph(%unread : {BIG}, ")
+    assert dead(unread, donated=[0, 2]) == (0b11, [2])  # the simplified graph needs no such input
 
 
 def test_a_view_that_is_read_later_keeps_its_memory():
