@@ -371,6 +371,21 @@ def test_tensors_that_the_program_holds_as_constants(device):
     assert tsfuser.stats()["plans_built"] == tsfuser.stats()["launches"] == 1
 
 
+NUMBERS = {torch.int64: 1.7, torch.bool: 1, torch.float64: 2, torch.int32: 3, torch.float32: 0.1}
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_a_tensor_that_is_filled_with_a_number_keeps_its_dtype(dtype):
+    """1.7 is 1 in a tensor of ints. The number alone would lead to floats."""
+
+    def function(mask, x):
+        return torch.where(mask, x, torch.full((), NUMBERS[dtype], dtype=dtype)) + x
+
+    mask, x = torch.arange(8) % 3 > 0, torch.arange(8).to(dtype)
+    ours, plain = compiled(function)(mask, x), function(mask, x)
+    assert ours.dtype == plain.dtype and torch.equal(ours, plain)
+
+
 @torch.library.custom_op("tsfuser_tests::add_one_", mutates_args=("x",))
 def add_one_(x: torch.Tensor) -> None:
     x.add_(1)

@@ -145,12 +145,21 @@ def _with_number(node: fx.Node) -> bool:
     condition, *choices = node.args
     for k, choice in enumerate(choices):
         number = _number(choice)
-        if number is not None and _dtype(choice) == _dtype(choices[1 - k]) == _dtype(node):
+        dtype = _dtype(choice)
+        if number is not None and _holds(dtype, number) and dtype == _dtype(choices[1 - k]) == _dtype(node):
             choices[k] = number
             node.target = (aten.where.ScalarSelf, aten.where.ScalarOther)[k]
             node.args = (condition, *choices)
             return True
     return False
+
+
+def _holds(dtype: torch.dtype | None, number: int | float) -> bool:
+    """Whether the number alone, beside a tensor of the dtype, leads to that dtype. Not so 1.7 in a tensor of
+    ints, where it is 1, and 1 in a tensor of bools."""
+    if dtype is None or dtype == torch.bool:
+        return False
+    return type(number) is int or dtype.is_floating_point or dtype.is_complex
 
 
 def _number(choice: Any) -> int | float | None:
