@@ -270,3 +270,28 @@ def test_gradients_of_what_is_joined_and_cut(device):
                 results.append(torch.autograd.grad(which(*args).sin().sum(), leaves))
             for found in zip(*results):
                 assert_matches(*found, ops=1 << 10)
+
+
+def channel(x):
+    y = torch.relu(x)[:, 1:2]
+    return (torch.cat([y.sin(), y.cos()], 1)[:, 1:],)
+
+
+def channels(x):
+    a, b = torch.relu(x)[:, :2].split(1, 1)
+    return (torch.cat([a.sin(), b.cos()], 1)[:, 1:],)
+
+
+def channel_of_cast(x):
+    y = x.float()[:, 1:2]
+    return (torch.cat([y.sin(), y.cos()], 1)[:, 1:],)
+
+
+@pytest.mark.usefixtures("forgotten", "fused_or_error")
+@pytest.mark.parametrize("function", (channel, channels, channel_of_cast))
+def test_one_channel_of_images_in_channels_last_leads_to_such_images(function):
+    """relu(x[:, 1:2]) alone would lead to row-major ones, but what AOTAutograd has traced is promised."""
+    x = torch.randn(2, 4, 6, 6, dtype=torch.float64).to(memory_format=torch.channels_last)
+    (found,), (eager,) = torch.compile(function, backend="tsfuser", fullgraph=True)(x), function(x)
+    assert found.stride() == eager.stride()
+    torch.testing.assert_close(found, eager)

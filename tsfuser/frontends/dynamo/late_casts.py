@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...ops import table
 from .insert import Insert, evaluate
@@ -111,8 +112,20 @@ def _is_less(parts: list[fx.Node], cast: fx.Node) -> bool:
 def may_be_dense(part: fx.Node) -> bool:
     """Whether the part may become dense, in memory of its own, and no reader can see that."""
     seen = (part, *views_of(part))
+    if any(map(_is_one_channel, seen)):
+        return False
     users = [user for node in seen for user in node.users]
     return not any(u.op == "output" or u.target in _BY_STRIDES or _may_write(u) for u in users)
+
+
+def _is_one_channel(part: fx.Node) -> bool:
+    """Whether the part is one channel of images in channels last. torch takes it for row-major once it is
+    dense, and with it what is joined from such channels."""
+    found = part.meta.get("val")
+    if not isinstance(found, torch.Tensor) or found.dim() not in (4, 5):
+        return False
+    sizes, strides = found.shape, found.stride()
+    return statically_known_true(sizes[1] == 1) and not statically_known_true(strides[1] > strides[-1])
 
 
 def views_of(node: fx.Node) -> Iterator[fx.Node]:
