@@ -69,6 +69,7 @@ def test_a_row_is_well_formed(row):
     assert row.dtypes and set(row.dtypes) <= set(DTYPES) and len(set(row.dtypes)) == len(row.dtypes)
     known = {
         "broadcast",
+        "joined",
         "first",
         "own",
         "reduced",
