@@ -295,3 +295,26 @@ def test_one_channel_of_images_in_channels_last_leads_to_such_images(function):
     (found,), (eager,) = torch.compile(function, backend="tsfuser", fullgraph=True)(x), function(x)
     assert found.stride() == eager.stride()
     torch.testing.assert_close(found, eager)
+
+
+@pytest.mark.usefixtures("forgotten", "fused_or_error")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_size_of_a_slice_in_a_list_of_its_group(dynamic):
+    """The backward expands to the sizes of the slice, and multiplies by it."""
+    torch.manual_seed(0)
+    weight = torch.randn(4, 4, 1, 1, dtype=torch.float64)
+
+    def function(x):
+        y = F.relu(x * 1.5)[:, :, 1:]
+        scale = torch.sigmoid(F.conv2d(y.mean((2, 3), keepdim=True), weight))
+        return (y * scale).sum((2, 3))
+
+    run = torch.compile(function, backend="tsfuser", dynamic=dynamic)
+    for n in (2, 3):
+        x = torch.randn(n, 4, 6, 6, dtype=torch.float64, requires_grad=True)
+        twin = x.detach().clone().requires_grad_()
+        results = run(x), function(twin)
+        for result in results:
+            result.square().sum().backward()
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(x.grad, twin.grad)

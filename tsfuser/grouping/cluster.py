@@ -211,9 +211,10 @@ def absorb(found: list[list[int]], candidates: dict[int, set[int]]) -> list[list
     return result
 
 
-def arrange(items: Sequence[Item], found: list[list[int]]) -> list[list[int]]:
+def arrange(items: Sequence[Item], found: list[list[int]]) -> list[list[int]] | None:
     """All positions, clusters in one piece, in an order that respects `after` and changes as little as
-    possible: a cluster stands where its last node stood."""
+    possible: a cluster stands where its last node stood. None where a cluster both follows and precedes a
+    node outside."""
     unit_of = {i: members for members in found for i in members}
     units = [unit_of.setdefault(i, [i]) for i in range(len(items))]
     missing: dict[int, int] = {}
@@ -233,5 +234,4 @@ def arrange(items: Sequence[Item], found: list[list[int]]) -> list[list[int]]:
             missing[id(u)] -= 1
             if not missing[id(u)]:
                 heapq.heappush(ready, (u[-1], u))
-    assert len(result) == len(distinct), "a cluster both follows and precedes a node outside"
-    return result
+    return result if len(result) == len(distinct) else None

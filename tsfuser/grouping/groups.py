@@ -110,15 +110,18 @@ class _Block:
         if not any(verdict.reason is None for verdict in self.verdicts):
             return []
         items = self._items()
-        merged = clusters(items, options.state.horizontal_mode)
-        found = [self._without_leaving_views(members) for members in merged]
-        absorbed = absorb(found, self._candidates())
-        found = [members for members in absorbed if self._is_worth_it(members, lone_reductions)]
+        whole = [self._with_lists(i, item) for i, item in enumerate(items)]
+        merged, found = self._merged(items, self._candidates(), lone_reductions)
+        pieces = arrange(whole, found)
+        if pieces is None:  # a list in a group holds the size of a view in it, which nothing has computed yet
+            candidates = {i: readers for i, readers in self._candidates().items() if i not in self.views}
+            merged, found = self._merged(whole, candidates, lone_reductions)
+            pieces = arrange(whole, found)
+            assert pieces is not None, "a cluster both follows and precedes a node outside"
         for i, reason in left_over(items, merged, found).items():
             self.refusals.add(self.nodes[i], reason)
         if not found:
             return []
-        pieces = arrange([self._with_lists(i, item) for i, item in enumerate(items)], found)
         reorder(self.block, [self.nodes[i] for piece in pieces for i in piece])
         made = []
         for members in found:
@@ -128,6 +131,14 @@ class _Block:
             self.effects.learn(outputs(group), written)
             made.append(Group(group, written or writes))
         return made
+
+    def _merged(
+        self, items: Sequence[Item], candidates: dict[int, set[int]], lone_reductions: bool
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """All clusters, and those that become groups, with the candidates that these take in."""
+        merged = clusters(items, options.state.horizontal_mode)
+        found = absorb([self._without_leaving_views(members) for members in merged], candidates)
+        return merged, [members for members in found if self._is_worth_it(members, lone_reductions)]
 
     def _examine(self, i: int, node: Node, refusals: Refusals) -> Verdict:
         verdict = examine(node, self.knowledge, options.state.skip_kinds)
