@@ -84,10 +84,11 @@ def test_a_cast_that_does_more_stays(cast):
     assert node.args[0].op == "placeholder"
 
 
-def test_what_changes_behind_the_cast_is_cast_before():
+@pytest.mark.parametrize("write", [torch.Tensor.copy_, torch.Tensor.add_])
+def test_what_changes_behind_the_cast_is_cast_before(write):
     def function(x, other):
         y = x.float()
-        x.copy_(other)
+        write(x, other)
         return y[:, :2].exp()
 
     args = torch.randn(4, 6).bfloat16(), torch.randn(4, 6).bfloat16()

@@ -148,3 +148,12 @@ def test_products_that_somebody_holds_are_not_written_over(forgotten, fused_or_e
         for found, expected in zip(run(a, b), function(a, b)):
             assert_matches(found, expected, ops=1 << 8)
         assert torch.equal(a, before[0]) and torch.equal(b, before[1])
+
+
+def test_an_input_that_a_product_is_added_to_is_not_written_over(forgotten, fused_or_error, device):
+    run = torch.compile(lambda c, a, b: torch.addmm(c, a, b), backend="tsfuser")
+    c, a, b = (torch.randn(9, 9, device=device) for _ in range(3))
+    before = c.clone()
+    for _ in range(2):
+        assert_matches(run(c, a, b), torch.addmm(c, a, b), ops=1 << 8)
+        assert torch.equal(c, before)

@@ -34,6 +34,17 @@ def test_equal_ops_of_equal_operands_are_one():
     assert kinds(function, X) == ["sin", "mul", "exp", "tanh", "add"]
 
 
+def test_what_is_read_before_and_after_a_write_is_read_twice():
+    def function(x):
+        y = x * 2
+        rows = y.t()
+        first = rows.sin()
+        y.add_(1)
+        return first.exp() + rows.sin()
+
+    assert kinds(function, X).count("sin") == 2
+
+
 def test_results_of_an_op_with_several_are_taken_once():
     def function(x):
         return x.max(1).values.exp() + x.max(1).values.tanh()

@@ -111,12 +111,13 @@ def test_gradients_from_results_are_those_from_operands(form, dtype, device):
         ends = torch.cat([ends, torch.full_like(ends[:1], float("nan"))])
     x = torch.cat([ends, ends * (1 + 2**-7), ends * (1 - 2**-8), torch.randn_like(ends)])
 
-    def function(x):
-        return FORMS[form](x * 1).mul(2).sum()
+    def function(x, w):
+        return ((FORMS[form](x * 1) @ w) * 2).sum()  # the gradient of `w` reads the rounded result
 
     def gradient(function):
-        leaf = torch.cat([x, -x]).requires_grad_()
-        return torch.autograd.grad(function(leaf), leaf)[0]
+        leaf = torch.cat([x, -x])[:, None].requires_grad_()
+        w = torch.ones(1, 1, dtype=dtype, device=device, requires_grad=True)
+        return torch.autograd.grad(function(leaf, w), (leaf, w))[0]
 
     run = torch.compile(function, backend="tsfuser", fullgraph=True)
     expected = gradient(function)

@@ -217,10 +217,11 @@ def test_what_counts_calls_is_one_op(device):
     """Each counter starts from another number; one is read, one counts by another step."""
     norms = [torch.nn.BatchNorm2d(4) for _ in range(4)]
     model = torch.nn.Sequential(*norms).to(device)
-    steps = torch.arange(3, device=device)
+    steps, twos = torch.arange(3, device=device), torch.zeros((), dtype=torch.int64, device=device)
 
     def function(x, small):
         steps[2:].add_(2)
+        twos.add_(2)
         small.add_(0.5)
         y = model(x)
         return y * model[3].num_batches_tracked
@@ -238,6 +239,7 @@ def test_what_counts_calls_is_one_op(device):
         assert_matches(found, (exact * (3 + call)).float(), exact * (3 + call), ops=400)
         assert [int(norm.num_batches_tracked) for norm in norms] == [k + call for k in range(4)]
         assert steps.tolist() == [0, 1, 2 + 2 * call] and float(small) == 0.5 * call
+        assert int(twos) == 2 * call
     with torch.profiler.profile() as profile:
         run(x, small)
     names = [event.name for event in profile.events()]
