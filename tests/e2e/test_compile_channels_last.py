@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.compiled_models import MODELS
 from kit.support import assert_matches
-from tsfuser.frontends.dynamo.channels_last import channels_last
-from tsfuser.frontends.dynamo.layout_choice import CONVOLUTION, why_not
-from tsfuser.frontends.dynamo.simplify import simplify
+from tsfuser.frontends.dynamo.joint_graph.channels_last import channels_last
+from tsfuser.frontends.dynamo.joint_graph.layout_choice import CONVOLUTION, why_not
+from tsfuser.frontends.dynamo.rewrites.simplify import simplify
 
 aten = torch.ops.aten
 TERMS = 2000  # the longest sums: gradients of weights over a batch of images

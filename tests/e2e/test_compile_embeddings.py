@@ -8,8 +8,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import tsfuser
 from kit.support import assert_matches
-from tsfuser.frontends.dynamo import embeddings
-from tsfuser.frontends.dynamo.decompositions import decompositions
+from tsfuser.frontends.dynamo.tracing import embeddings
+from tsfuser.frontends.dynamo.tracing.decompositions import decompositions
 
 WHOLE = "embedding_dense_backward"
 

@@ -5,7 +5,7 @@ import torch
 
 import tsfuser
 from kit.support import assert_matches
-from tsfuser.frontends.dynamo import embeddings
+from tsfuser.frontends.dynamo.tracing import embeddings
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten", "fused_or_error")]
 

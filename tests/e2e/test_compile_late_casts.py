@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import tsfuser
 from kit import compiled_models
 from kit.support import assert_matches
-from tsfuser.frontends.dynamo.simplify import simplify
+from tsfuser.frontends.dynamo.rewrites.simplify import simplify
 
 aten = torch.ops.aten
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from kit.support import assert_matches
-from tsfuser.frontends.dynamo import passes
-from tsfuser.frontends.dynamo.order import free_early
+from tsfuser.frontends.dynamo.groups import passes
+from tsfuser.frontends.dynamo.groups.order import free_early
 
 pytestmark = pytest.mark.graphs
 

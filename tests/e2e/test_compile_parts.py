@@ -8,8 +8,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import tsfuser
 from kit.support import assert_matches
-from tsfuser.frontends.dynamo.decompositions import decompositions
-from tsfuser.frontends.dynamo.whole_ops import whole_ops
+from tsfuser.frontends.dynamo.tracing.decompositions import decompositions
+from tsfuser.frontends.dynamo.tracing.whole_ops import whole_ops
 
 aten = torch.ops.aten
 SCALED = [

@@ -11,8 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import tsfuser
 from kit.compiled_models import MODELS
 from kit.support import assert_matches
-from tsfuser.frontends.dynamo.parts import Part, _before_view, compute_parts
-from tsfuser.frontends.dynamo.simplify import simplify
+from tsfuser.frontends.dynamo.rewrites.parts import Part, _before_view, compute_parts
+from tsfuser.frontends.dynamo.rewrites.simplify import simplify
 
 pytestmark = pytest.mark.graphs
 

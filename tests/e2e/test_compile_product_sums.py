@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from kit.allocations import allocations
 from kit.compiled_models import LSTMCell
 from kit.support import assert_matches
-from tsfuser.frontends.dynamo.product_sums import add_as_made
+from tsfuser.frontends.dynamo.rewrites.product_sums import add_as_made
 
 pytestmark = pytest.mark.graphs
 

@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
-from tsfuser.frontends.dynamo.ranges import make_ranges
+from tsfuser.frontends.dynamo.rewrites.ranges import make_ranges
 
 pytestmark = pytest.mark.graphs
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from kit.support import assert_matches
-from tsfuser.frontends.dynamo import softmaxes
-from tsfuser.frontends.dynamo.simplify import without_detach
+from tsfuser.frontends.dynamo.joint_graph import softmaxes
+from tsfuser.frontends.dynamo.rewrites.simplify import without_detach
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten", "fused_or_error")]
 

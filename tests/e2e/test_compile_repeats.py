@@ -5,7 +5,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
-from tsfuser.frontends.dynamo.repeats import merge_repeats
+from tsfuser.frontends.dynamo.joint_graph.repeats import merge_repeats
 
 pytestmark = pytest.mark.graphs
 
@@ -108,7 +108,7 @@ def test_it_is_ours_that_merges(monkeypatch, wanted):
     """Torch's pass, which imports inductor, does not run; and nothing merges where the user wants that."""
     from torch._functorch import config, partitioners
 
-    import tsfuser.frontends.dynamo.partition as ours
+    import tsfuser.frontends.dynamo.joint_graph.partition as ours
 
     def theirs(graph):
         raise AssertionError("torch's pass ran")

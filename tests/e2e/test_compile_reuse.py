@@ -12,7 +12,7 @@ from kit.allocations import allocations
 from kit.support import assert_matches
 from tsfuser import options
 from tsfuser.frontends.dynamo import compile as door
-from tsfuser.frontends.dynamo.dead import mark_dead_inputs
+from tsfuser.frontends.dynamo.groups.dead import mark_dead_inputs
 from tsfuser.frontends.dynamo.program import compile_graph
 from tsfuser.frontends.dynamo.settings import Settings
 
@@ -322,7 +322,7 @@ def step(run, model, x, **how):
 
 
 def without_marks(monkeypatch):
-    from tsfuser.frontends.dynamo import passes
+    from tsfuser.frontends.dynamo.groups import passes
 
     monkeypatch.setattr(passes, "mark_dead_inputs", lambda *given: [])
 

@@ -10,8 +10,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 
 from kit.compiled_models import MODELS
-from tsfuser.frontends.dynamo.decompositions import decompositions
-from tsfuser.frontends.dynamo.partition import partition
+from tsfuser.frontends.dynamo.joint_graph.partition import partition
+from tsfuser.frontends.dynamo.tracing.decompositions import decompositions
 
 pytestmark = pytest.mark.graphs
 

@@ -9,7 +9,7 @@ from torch import nn
 import tsfuser
 from kit.parallel import Block, train_together
 from kit.support import assert_matches
-from tsfuser.frontends.dynamo.foreach import foreach_ops
+from tsfuser.frontends.dynamo.tracing.foreach import foreach_ops
 
 BACKEND = "tsfuser"
 
@@ -58,7 +58,7 @@ def test_an_optimizer_has_one_kernel_for_all_parameters_of_a_class(name):
 
 
 def test_ops_on_lists_are_ops_on_tensors_where_one_takes_the_same_arguments():
-    from tsfuser.frontends.dynamo.foreach import foreach_ops, one_by_one
+    from tsfuser.frontends.dynamo.tracing.foreach import foreach_ops, one_by_one
 
     a, b = ([torch.rand(3) + 0.5, torch.rand(2, 2) + 0.5] for _ in range(2))
     pairs = dict(foreach_ops())

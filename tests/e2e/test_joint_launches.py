@@ -7,7 +7,7 @@ from torch import nn
 
 import tsfuser
 from kit.support import assert_matches
-from tsfuser.frontends.dynamo import gradient_casts, weight_casts
+from tsfuser.frontends.dynamo.groups import gradient_casts, weight_casts
 
 pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
 

@@ -16,7 +16,7 @@ NAMES = {form for row in table.all_rows() for form in (row.name, f"{row.name}_")
 NODES = ("tsfuser/frontends/", "csrc_stubs/torchscript/")
 LIST = 5
 #: Lists of that many names that are no facts about tensors' ops.
-NUMBERS = ("tsfuser/frontends/dynamo/sizes.py", "tsfuser/graph/evaluate.py")
+NUMBERS = ("tsfuser/frontends/dynamo/fx/sizes.py", "tsfuser/graph/evaluate.py")
 #: The other files that may name ops, which ops, and why.
 ALLOWED = {
     "csrc_stubs/call/store.cpp": ("store", "the op that it defines"),

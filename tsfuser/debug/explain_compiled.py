@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..frontends.dynamo.places import is_of_torch, place_of
+from ..frontends.dynamo.fx.places import is_of_torch, place_of
 from ..frontends.dynamo.watch import Outcome, Source
 from .findings import Break, GraphReport, Node
 from .reader import GraphReader, Items, Makers

@@ -1,4 +1,4 @@
-"""The groups whose kernels are to be launched together with those of others (frontends/dynamo/joint.py).
+"""The groups whose kernels are to be launched together with those of others.
 
 In: a group, before it is planned. Out: whether it is one of them. Example: `expect(3)`, `is_expected(3)`.
 """

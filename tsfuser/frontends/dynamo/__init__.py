@@ -1,33 +1,16 @@
 """`torch.compile(model, backend="tsfuser")`: AOTAutograd's FX graphs in, one callable per graph out.
 
-The files, in the order in which a graph meets them:
+In the order in which a graph meets them (each folder's `__init__.py` lists its files):
 
 door.py        how torch finds the backend by its name
 compile.py     what torch.compile calls; settings.py: its options; cuda_graphs.py: mode="reduce-overhead"
-
-while AOTAutograd traces:
-decompositions.py   which ops are decomposed; foreach.py, embeddings.py: two of the decompositions
-whole_ops.py   ops that stay whole
-
-the joint graph of forward and backward:
-partition.py   the steps below, and what the forward saves for the backward
-channels_last.py   the layout of convolutions; layout_choice.py: whether it changes
-dropout.py, norms.py, softmaxes.py, from_results.py   forms of which the forward saves less
-repeats.py     equal ops are computed once
-recomputable.py    which ops the backward may compute again
-
-each graph, forward or backward:
-program.py     the steps below, and the callable, which torch's interpreter runs
-simplify.py, ranges.py, indexing.py, late_casts.py, parts.py, product_sums.py   cheaper forms of nodes
-translate.py   an FX graph as a typed torch._C.Graph; arguments.py, sizes.py, types.py, places.py: its parts
-split.py       cuts a graph around nodes that cannot be translated
-passes.py      makes groups, by the passes that all front ends share, and then runs these steps:
-joint.py, weight_casts.py, gradient_casts.py   groups that are launched together
-updates.py     inputs that the program changes; in_place.py, in_place_ops.py, add_together.py: writers
-order.py       the order of nodes, by the memory that they free; memory.py: that memory
-dead.py        inputs of groups over which results may be stored
-expected.py    the calls for which groups are planned before they run
-
+tracing/       what AOTAutograd is told before it traces
+joint_graph/   passes over forward and backward together, and what the forward saves
+program.py     the steps for one graph, forward or backward, and the callable, which torch's interpreter runs:
+rewrites/      cheaper forms of nodes
+translation/   the FX graph as a typed torch._C.Graph
+groups/        groups are made in that graph, ordered and told where to write
+fx/            what the passes over FX graphs share
 watch.py       tells explain what was made of each graph; logs.py, counts.py: logs and counters
 """
 

@@ -17,13 +17,13 @@ from torch import fx
 from ...planning.compile import expect_cuda
 from . import settings as its_settings
 from . import watch
-from .channels_last import channels_last
 from .cuda_graphs import CudaGraphs
-from .decompositions import decompositions
-from .dropout import seed_dropouts
-from .partition import LENT, partition
+from .joint_graph.channels_last import channels_last
+from .joint_graph.dropout import seed_dropouts
+from .joint_graph.partition import LENT, partition
 from .program import compile_graph
-from .whole_ops import whole_ops
+from .tracing.decompositions import decompositions
+from .tracing.whole_ops import whole_ops
 
 MODES = (None, "default", "reduce-overhead")
 

@@ -17,7 +17,7 @@ from typing import Any
 from torch import fx
 
 from ...graph.wrapper import CONSTANT, GROUP
-from .places import place_of
+from .fx.places import place_of
 from .watch import Origin, Outcome
 
 _log = logging.getLogger(__name__)

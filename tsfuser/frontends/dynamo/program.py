@@ -21,14 +21,14 @@ from ...errors import TsfuserWarning
 from ...grouping.support import Refusals
 from ...planning import interrupts
 from . import logs, watch
-from .parts import compute_parts
-from .passes import fuse
-from .product_sums import add_as_made
-from .ranges import make_ranges
+from .groups.passes import fuse
+from .rewrites.parts import compute_parts
+from .rewrites.product_sums import add_as_made
+from .rewrites.ranges import make_ranges
+from .rewrites.simplify import simplify
 from .settings import Settings, applied
-from .simplify import simplify
-from .split import split
-from .translate import Translation, translate
+from .translation.split import split
+from .translation.translate import Translation, translate
 
 
 def compile_graph(

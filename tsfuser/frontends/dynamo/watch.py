@@ -21,7 +21,7 @@ from torch import fx
 
 from ...grouping.support import Refusals
 from . import counts
-from .translate import Translation
+from .translation.translate import Translation
 
 _numbers = itertools.count(1)
 

@@ -1,0 +1,96 @@
+"""Groups that do the same to different tensors, like those of an optimizer's parameters, are launched
+together. They become a run: neighbours in the graph with a common number. C++ launches the kernels of a run
+when it reaches the last group (csrc_stubs/group/joint.h).
+
+In: a typed graph with groups, none of which writes to its inputs yet. Out: the same graph, in which
+neighbouring groups may be in another order. Before and after, if there were more of them:
+
+    %a = prim::CudaFusionGroup_0(%x)        %a = prim::CudaFusionGroup_0[joint=0](%x)
+    %c = prim::CudaFusionGroup_1(%a)        %b = prim::CudaFusionGroup_2[joint=0](%y)
+    %b = prim::CudaFusionGroup_2(%y)        %c = prim::CudaFusionGroup_1(%a)
+
+Nothing moves across a node that is neither a group nor a constant. So the tensors that are in memory at one
+time grow by those that neighbouring groups read, at most.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from ....graph.effects import PURE, draws, effect
+from ....graph.wrapper import (
+    CONSTANT,
+    GROUP,
+    Block,
+    Graph,
+    Node,
+    all_blocks,
+    facts,
+    inputs,
+    is_tensor,
+    outputs,
+)
+from ....grouping.outline import reorder
+from ....grouping.passes import operations
+
+LEAST = 4  # groups in a run: fewer are not worth kernels of their own
+
+#: What the groups of a run have in common: how many groups must run before them, their device, their ops.
+_Kind = tuple[int, str, str]
+
+
+def join(graph: Graph, is_possible: Callable[[str], bool]) -> None:
+    """Changes the graph. `is_possible`: whether kernels for a device can be launched together."""
+    numbers = itertools.count()
+    for block in all_blocks(graph):
+        order: list[Node] = []
+        for stretch in _stretches(block):
+            if len(stretch) < LEAST or any(node.kind() not in (CONSTANT, GROUP) for node in stretch):
+                order += stretch
+                continue
+            groups = [node for node in stretch if node.kind() == GROUP]
+            kinds = _kinds(groups)
+            first = {kind: -k for k, kind in enumerate(reversed(kinds.values()))}
+            groups.sort(key=lambda node: (kinds[node][0], first[kinds[node]]))
+            order += [node for node in stretch if node.kind() == CONSTANT] + groups
+            for kind, found in itertools.groupby(groups, kinds.__getitem__):
+                _mark(list(found), kind, is_possible, numbers)
+        reorder(block, order)
+
+
+def _stretches(block: Graph | Block) -> Iterator[list[Node]]:
+    """The block's nodes, cut into stretches of nodes that may move (groups and constants) and of others."""
+    for _, nodes in itertools.groupby(block.nodes(), moves):
+        yield list(nodes)
+
+
+def moves(node: Node) -> bool:
+    """Whether it may change places with its neighbours."""
+    return node.kind() == CONSTANT or node.kind() == GROUP and effect(node) == PURE and not draws(node)
+
+
+def _kinds(groups: list[Node]) -> dict[Node, _Kind]:
+    """The kinds of neighbouring groups. No group reads the result of another one of its kind."""
+    level: dict[int, int] = {}
+    kinds = {}
+    for node in groups:
+        own = max((level.get(v.unique(), 0) for v in inputs(node)), default=0)
+        level.update((v.unique(), own + 1) for v in outputs(node))
+        kinds[node] = own, device_of(node), operations(node.g("Subgraph"))
+    return kinds
+
+
+def device_of(group: Node) -> str:
+    """The device of the group's tensors. "cpu" counts only if all of them are on the CPU."""
+    found = [facts(v.type()).device for v in inputs(group) if is_tensor(v)]
+    return next((device for device in found if device not in (None, "cpu")), "cpu")
+
+
+def _mark(
+    groups: list[Node], kind: _Kind, is_possible: Callable[[str], bool], numbers: Iterator[int]
+) -> None:
+    if len(groups) >= LEAST and is_possible(kind[1]):
+        number = next(numbers)
+        for node in groups:
+            node.i_("joint", number)

@@ -1,0 +1,72 @@
+"""The passes that make groups in a graph of torch.compile: the shared ones, without profiles and guards.
+
+In: a typed graph. Out: the same graph with `prim::CudaFusionGroup` nodes, which make a plan for each class of
+calls. Values outside of groups have no types any more, because those were the types of one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from .... import log
+from ....graph.passes import run
+from ....grouping.groups import Group
+from ....grouping.passes import BEFORE_GROUPS, FINISH, MAKE_GROUPS, SETTLE, Work
+from ....grouping.support import Refusals
+from ....planning.compile import can_be_joint
+from ....planning.planner import prepare
+from ..rewrites import product_sums
+from ..tracing import embeddings
+from ..translation.translate import Translation
+from .add_together import add_together
+from .dead import mark_dead_inputs
+from .expected import expected_calls
+from .gradient_casts import gather_casts
+from .in_place import Update, write_in_place
+from .in_place_ops import update_in_place
+from .launch_together import join
+from .order import free_early
+from .weight_casts import cast_at_front
+
+PASSES = (*BEFORE_GROUPS, *MAKE_GROUPS, *SETTLE)
+
+
+def fuse(translation: Translation, owns_inputs: bool = False, donated: Collection[int] = ()) -> Refusals:
+    """Makes the groups, and starts the compilers of their kernels in the background. Some groups do updates
+    of the translation. Returns why nodes are in no group. `owns_inputs`: nobody else holds the inputs.
+    `donated`: the inputs that nobody else has ever seen."""
+    graph, refusals = translation.graph, Refusals()
+    if log.enabled("graph_fuser"):
+        log.write("graph_fuser", "Before Fusion", str(graph))
+    work = Work(graph, refusals, lone_reductions=True)
+    run(work, PASSES)
+    work.groups += [Group(node, written=False) for node in cast_at_front(graph, can_be_joint)]
+    gather_casts(graph, can_be_joint)
+    join(graph, can_be_joint)
+    left = write_in_place(graph, translation.updates, translation.results, translation.numbers)
+    _leave(translation, left)
+    run(work, FINISH)
+    if owns_inputs:
+        free_early(graph)
+    _leave(translation, update_in_place(graph, translation.updates, translation.results, refusals))
+    add_together(graph, refusals)
+    embeddings.add_in_place(graph, refusals)
+    product_sums.add_in_place(graph, refusals)
+    translation.donated = mark_dead_inputs(graph, donated)
+    if log.enabled("graph_fuser"):
+        log.write("graph_fuser", "Before Compilation", str(graph))
+    for group_id, args in expected_calls(graph, translation.numbers):
+        prepare(group_id, args)
+    torch._C._jit_pass_erase_shape_information(graph)
+    return refusals
+
+
+def _leave(translation: Translation, left: list[Update]) -> None:
+    """Leaves these updates to the end of the graph. The outputs of the other updates are now the inputs
+    themselves, in their layout."""
+    for update in translation.updates:
+        if update not in left:
+            translation.orders[update[1]] = None
+    translation.updates = left

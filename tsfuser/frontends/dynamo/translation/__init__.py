@@ -1,0 +1,5 @@
+"""An FX graph of ATen ops becomes a typed torch._C.Graph.
+
+translate.py   the nodes; arguments.py: their arguments
+split.py       cuts a graph around nodes that cannot be translated
+"""
