@@ -26,8 +26,8 @@ from ...graph.rows import Knowledge, row_of
 from ...graph.wrapper import Graph, Node, is_tensor, outputs
 from ...grouping.support import examine
 from ...planning import interrupts
-from ..dynamo.simplify import simplify
-from ..dynamo.translate import translate
+from ..dynamo.rewrites.simplify import simplify
+from ..dynamo.translation.translate import translate
 from . import dropout
 from .retrace import function_of, graph_of
 

@@ -24,7 +24,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ..dynamo.decompositions import decompositions
+from ..dynamo.tracing.decompositions import decompositions
 
 
 def function_of(
