@@ -58,6 +58,8 @@ def compare(eager, scripted, inputs, ops=200):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("norm, w, b", ALL)
 def test_values_and_gradients_are_eagers(device, norm, w, b, dtype):
+    if device == "cuda" and norm == "instance_norm" and (w, b) == ("None", "b"):
+        pytest.skip("eager's backward fails there: see the next test")
     eager, scripted = functions(norm, w, b)
     with tsfuser.fuser(), no_fallback():
         compare(eager, scripted, operands(norm, dtype, device))
@@ -66,13 +68,16 @@ def test_values_and_gradients_are_eagers(device, norm, w, b, dtype):
     assert len(groups(scripted)) == 2  # one forward, one backward
 
 
-def test_a_bias_without_a_weight_is_an_error_of_eagers_group_norm():
-    """Its gradient; without it there is none."""
-    eager, scripted = functions("group_norm", w="None")
+@pytest.mark.parametrize("norm", ["group_norm", "instance_norm"])
+def test_a_bias_without_a_weight_is_an_error_of_eagers(norm, device):
+    """Its gradient; without it there is none. Of instance_norm's only CUDA's fails."""
+    if norm == "instance_norm" and device != "cuda":
+        pytest.skip("works in eager, and the test above has it")
+    eager, scripted = functions(norm, w="None")
     with pytest.raises(RuntimeError, match="does not have a device"):
-        train(eager, operands("group_norm"), calls=1)
+        train(eager, operands(norm, device=device), calls=1)
     with tsfuser.fuser():
-        compare(eager, scripted, operands("group_norm", needed=(True, False, False)))
+        compare(eager, scripted, operands(norm, device=device, needed=(True, False, False)))
 
 
 @pytest.mark.parametrize("needed", list(itertools.product([True, False], repeat=3))[:-1], ids=str)
