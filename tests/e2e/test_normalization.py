@@ -194,9 +194,15 @@ def block(x, w, b):
     return F.layer_norm(F.gelu(x + b, approximate="tanh") + x, [x.size(-1)], w, b)
 
 
+def costly_of_costly(x):
+    """Two costly values, one made of the other, which are read again behind the statistics."""
+    bent = F.gelu(x)
+    return F.layer_norm(bent.exp(), [x.size(-1)]) + bent
+
+
 TRAINED = [layer_norm, layer_norm_over_two, layer_norm_without_bias, layer_norm_without_parameters, softmax,
            softmax_outer, log_softmax, rms_norm,
-           primitives, variance, block]  # fmt: skip
+           primitives, variance, block, costly_of_costly]  # fmt: skip
 BACKWARDS = {"layer_norm": "aten::native_layer_norm_backward", "softmax": "aten::_softmax_backward_data",
              "log_softmax": "aten::_log_softmax_backward_data",
              "block": "aten::native_layer_norm_backward"}  # fmt: skip

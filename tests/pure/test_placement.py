@@ -56,6 +56,12 @@ def one_is_stored(b, x):
     return normalised(b, add(b, bent, x)), bent
 
 
+def costly_of_what_is_kept(b, x):
+    """Of two costly values, one made of the other, later sweeps need both."""
+    bent = b.pointwise("erf", (x,), x.dtype)
+    return add(b, normalised(b, b.pointwise("exp", (bent,), x.dtype)), bent)
+
+
 def transposed(b, x, y):
     return add(b, x, relu(b, y))
 
@@ -73,6 +79,8 @@ SQUARE = [tensor(64, 64), tensor(64, 64, strides=(1, 64))]
         (curve_twice, [tensor(2048, 512)], GPU, "register", ["erf_0"]),
         (two_costly, [tensor(2048, 512), tensor(2048, 512)], GPU, "register", ["mul_2"]),
         (one_is_stored, [tensor(2048, 512)], GPU, "register", ["add_1"]),
+        (costly_of_what_is_kept, [tensor(2048, 512)], GPU, "register", ["erf_0", "exp_1"]),
+        (costly_of_what_is_kept, [tensor(2048, 512)], HOST, "scratch", ["erf_0", "exp_1"]),
         (softmax, [tensor(2048, 20000)], GPU, "register", []),  # too long for registers
         (dropped, [tensor(2048, 512)], HOST, "scratch", ["mul_1"]),
         (dropped, [tensor(2048, 512)], GPU, "register", []),  # cheap to draw again

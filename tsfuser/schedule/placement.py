@@ -97,7 +97,9 @@ def _following(sweeps: Sweeps, names: set[str], name: str) -> str:
     readers = [op for op in readers if op.output.name in needed]
     if not readers:
         return ""
-    made = _outputs(sweeps.ops_for(sweeps.goals(first), names - {name}))
+    # another of `names` that this sweep makes from the value is not known to it before
+    before = _outputs([op for k in range(first) for op in sweeps.ops_for(sweeps.goals(k))])
+    made = _outputs(sweeps.ops_for(sweeps.goals(first), names & before.keys()))
     [reader, *others], value = readers, made[name]
     fits = reader.output.dtype.register.itemsize <= value.dtype.register.itemsize
     fits = fits and set(reader.output.axes) == set(value.axes) and isinstance(reader, Pointwise)
