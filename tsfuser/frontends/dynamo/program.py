@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ... import _C, log
@@ -109,9 +110,15 @@ def _whole(
             setattr(pieces.module, name, Piece(program, piece))
             programs[name] = (found, refusals)
     foreign = {node.name: reason for node, reason in translation.foreign.items()}
-    return _Compiled(
-        pieces.module, lambda args: fx.Interpreter(pieces.module).boxed_run(args), programs, foreign
-    )
+    return _Compiled(pieces.module, _boxed_code(pieces.module), programs, foreign)
+
+
+def _boxed_code(module: fx.GraphModule) -> Callable[[list], Any]:
+    """The module's Python code, for a list of arguments that it empties. An fx.Interpreter would take twice
+    its time: 60 us instead of 26 for 40 arguments."""
+    module.graph.set_codegen(_BoxedCodeGen())
+    module.recompile()
+    return module.forward
 
 
 class Piece(torch.nn.Module):

@@ -34,12 +34,19 @@ class Arguments:
         if isinstance(given, fx.Node):
             return self.of_node(given)
         if given is None:
-            return self.graph.insertConstant(None)
+            return self._undefined() if type_.kind() == "TensorType" else self.graph.insertConstant(None)
         while type_.kind() == "OptionalType":
             type_ = type_.getElementType()
         if type_.kind() == "ListType":
             return self._list(given, type_)
         return self._constant(given, type_.kind())
+
+    def _undefined(self) -> torch._C.Value:
+        """An undefined tensor, which FX writes as None. The backward ops of attention take some."""
+        made = self.graph.create("prim::AutogradZero", 1)
+        self.graph.appendNode(made)
+        made.output().setType(torch._C.TensorType.get())
+        return made.output()
 
     def of_node(self, node: fx.Node) -> torch._C.Value:
         """The value of another node."""
