@@ -63,7 +63,7 @@ std::shared_ptr<Launch> make_launch(const std::string& kind, uintptr_t function,
                                     int32_t grid, int32_t block_x, int32_t block_y, int32_t shared,
                                     int32_t grain, size_t args_bytes,
                                     const std::vector<std::tuple<int32_t, std::string, int32_t>>& args,
-                                    int32_t cluster, int32_t joint) {
+                                    int32_t cluster, int32_t batch_capacity) {
   if ((kind != "cuda" && kind != "overlapped" && kind != "host") || !function) {
     throw py::value_error("tsfuser plan: a launch is of kind cuda, overlapped or host and has a function");
   }
@@ -79,7 +79,7 @@ std::shared_ptr<Launch> make_launch(const std::string& kind, uintptr_t function,
   launch->grain = grain;
   launch->args_bytes = args_bytes;
   launch->cluster = cluster;
-  launch->joint = joint;
+  launch->batch_capacity = batch_capacity;
   for (const auto& [offset, slot_name, index] : args) {
     const SlotKind slot = slot_kind(slot_name);
     const bool integer = slot == SlotKind::Int32 || slot == SlotKind::Int64;
@@ -222,7 +222,7 @@ void bind_plan(py::module_& m) {
   py::class_<Launch, std::shared_ptr<Launch>>(m, "Launch")
       .def(py::init(&make_launch), py::arg("kind"), py::arg("function"), py::arg("name"), py::arg("grid"),
            py::arg("block_x"), py::arg("block_y"), py::arg("shared"), py::arg("grain"),
-           py::arg("args_bytes"), py::arg("args"), py::arg("cluster") = -1, py::arg("joint") = 0)
+           py::arg("args_bytes"), py::arg("args"), py::arg("cluster") = -1, py::arg("batch_capacity") = 0)
       .def_readonly("name", &Launch::name);
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")
       .def(py::init(&make_plan), py::arg("leaf_count"), py::arg("instructions"), py::arg("checks"),

@@ -1,6 +1,6 @@
 #include "call/plan.h"
 
-#include "call/joint.h"
+#include "call/batched_launch.h"
 #include "call/reuse.h"
 #include "group/observe.h"
 #include "group/python.h"
@@ -196,7 +196,7 @@ void Plan::verify() const {
     require(std::all_of(a.strides.begin(), a.strides.end(), is_value), "a stride is not among the values");
   }
   for (const auto& launch : launches) {
-    require(launch->joint >= 0, "a negative number of argument structs");
+    require(launch->batch_capacity >= 0, "a negative number of argument structs");
     for (int32_t index : {launch->grid, launch->block_x, launch->block_y, launch->shared, launch->grain}) {
       require(is_value(index), "a launch parameter is not among the values");
     }

@@ -68,7 +68,8 @@ struct Launch {
   // The allocation of its Cleared slot, or -1. Blocks of a kernel that has one meet there, so that all of
   // them run at the same time.
   int32_t cleared = -1;
-  int32_t joint = 0;  // how many argument structs its kernel takes (joint.h); 0: the one, by itself
+  // How many argument structs its kernel takes (batched_launch.h); 0: one, by itself.
+  int32_t batch_capacity = 0;
   mutable std::atomic<bool> shared_memory_raised{false};
 };
 
@@ -228,7 +229,7 @@ constexpr size_t most_dead_inputs = 63;  // as planning/plan.py has it
 size_t run(const PreparedCall& call, const Arguments& arguments, torch::jit::Stack& stack,
            size_t input_count, DeadInputs dead = 0);
 
-// The parts of `run`, for calls that are launched later (group/joint.h).
+// The parts of `run`, for calls that are launched later (group/waiting.h).
 using Tensors = c10::SmallVector<at::Tensor, 8>;
 // All that is not defined yet.
 void allocate(const PreparedCall& call, c10::Device device, Tensors& allocated);

@@ -2,7 +2,7 @@
 
 #include "call/counters.h"
 #include "group/guard_widening.h"
-#include "group/joint.h"
+#include "group/waiting.h"
 #include "group/observe.h"
 #include "group/python.h"
 
@@ -76,13 +76,13 @@ void Group::run(torch::jit::Stack& stack, size_t input_count, CallKey guard, Dea
   run_now(stack, input_count, guard, dead);
 }
 
-void Group::run_joint(torch::jit::Stack& stack, size_t input_count, bool last) {
+void Group::run_in_batch(torch::jit::Stack& stack, size_t input_count, bool last) {
   Waiting& waiting = Waiting::mine();
   bool waits = !planning && !observing.load(std::memory_order_relaxed);
   try {
     waits = waits && waiting.add(*this, stack, input_count);
   } catch (...) {
-    waiting.launch();  // nobody else of this run comes
+    waiting.launch();  // nobody else of this batch comes
     throw;
   }
   if (!waits) {

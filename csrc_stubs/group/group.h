@@ -37,8 +37,8 @@ class Group {
   void run(torch::jit::Stack& stack, size_t input_count, CallKey guard = 0, DeadInputs dead = 0);
   // False, with the stack as it was, where this thread has run no such call for the guard.
   bool run_remembered(CallKey guard, torch::jit::Stack& stack, size_t input_count);
-  // As one of a run of groups, which are launched together when the `last` one comes (joint.h).
-  void run_joint(torch::jit::Stack& stack, size_t input_count, bool last);
+  // As one of a batch of groups, which are launched when the `last` one comes (waiting.h).
+  void run_in_batch(torch::jit::Stack& stack, size_t input_count, bool last);
   // The same as `run` without telling the observer (observe.h). Returns why it ran unfused, or "".
   std::string run_unobserved(torch::jit::Stack& stack, size_t input_count);
   // The call with such arguments that this thread has made before, where nothing keeps it from being

@@ -1,7 +1,7 @@
 #include "group/observe.h"
 
+#include "call/batched_launch.h"
 #include "call/capture.h"
-#include "call/joint.h"
 #include "group/group.h"
 #include "group/interrupts.h"
 

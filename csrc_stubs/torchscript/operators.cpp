@@ -23,23 +23,23 @@ using torch::jit::Node;
 using torch::jit::Operation;
 using torch::jit::Stack;
 
-// Whether the next thing that this thread runs is another group of the same run.
-bool is_followed(const Node* node, c10::Symbol joint) {
+// Whether the next thing that this thread runs is another group of the same batch.
+bool is_followed(const Node* node, c10::Symbol batch) {
   const Node* next = node->next();
   while (next && (next->kind() == c10::prim::Constant || next->kind() == c10::prim::Drop)) {
     next = next->next();
   }
-  return next && next->kind() == c10::prim::CudaFusionGroup && next->hasAttribute(joint) &&
-         next->i(joint) == node->i(joint);
+  return next && next->kind() == c10::prim::CudaFusionGroup && next->hasAttribute(batch) &&
+         next->i(batch) == node->i(batch);
 }
 
 Operation make_group(const Node* node) {
   Group* group = group_of(node);
   const size_t inputs = node->inputs().size();
-  static const auto joint = c10::Symbol::attr("joint");
-  if (node->hasAttribute(joint)) {
-    const bool last = !is_followed(node, joint);
-    return [group, inputs, last](Stack& stack) { group->run_joint(stack, inputs, last); };
+  static const auto batch = c10::Symbol::attr("batch");
+  if (node->hasAttribute(batch)) {
+    const bool last = !is_followed(node, batch);
+    return [group, inputs, last](Stack& stack) { group->run_in_batch(stack, inputs, last); };
   }
   static const auto dead_inputs = c10::Symbol::attr("dead");
   const auto dead = node->hasAttribute(dead_inputs) ? static_cast<DeadInputs>(node->i(dead_inputs)) : 0;

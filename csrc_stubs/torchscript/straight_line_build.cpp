@@ -260,8 +260,8 @@ class StraightLineBuilder {
     const auto& op = node.getOperator();
     step.counted = op.hasOperation() && op.schema().is_vararg();
     step.op = node.getOperation();
-    static const auto joint = c10::Symbol::attr("joint");
-    const bool alone = node.kind() == c10::prim::CudaFusionGroup && !node.hasAttribute(joint);
+    static const auto batch = c10::Symbol::attr("batch");
+    const bool alone = node.kind() == c10::prim::CudaFusionGroup && !node.hasAttribute(batch);
     step.group = alone ? group_of(&node) : nullptr;
     step.guard = node.kind() == c10::prim::CudaFusionGuard ? new_call_key() : 0;
     line_.has_tensor_ops_ |= node.kind() != c10::prim::CudaFusionGroup && gives_tensors(node);

@@ -535,7 +535,7 @@ graph(%a : {BIG}, %b : {BIG}):
 """
 
 
-def dead(text, donated=(), joint=False):
+def dead(text, donated=(), batched=False):
     """What the group in the place of `mine::group` says, and the inputs of the graph over which it may
     write."""
     graph = torch._C.parse_ir(text)
@@ -545,8 +545,8 @@ def dead(text, donated=(), joint=False):
     group.output().setType(place.output().type())
     place.output().replaceAllUsesWith(group.output())
     place.destroy()
-    if joint:
-        group.i_("joint", 0)
+    if batched:
+        group.i_("batch", 0)
     given = mark_dead_inputs(graph, donated)
     return (group.i("dead") if group.hasAttribute("dead") else 0), given
 
@@ -558,7 +558,7 @@ def test_inputs_that_nobody_reads_later_are_dead():
     assert dead(MARKED.replace("group(%x, %b)", "group(%x, %x)")) == (0b11, [])  # C++ counts who holds it
     assert dead(MARKED.replace("(%z)", "(%z, %x)")) == (0, [])
     assert dead(MARKED.replace("exp(%y)", "mul(%y, %x)")) == (0, [])
-    assert dead(MARKED, joint=True) == (0, [])
+    assert dead(MARKED, batched=True) == (0, [])
     unread = MARKED.replace("graph(", f"graph(%unread : {BIG}, ")
     assert dead(unread, donated=[0, 2]) == (0b11, [2])  # the simplified graph needs no such input
 

@@ -43,9 +43,9 @@ KERNEL(add) {
   for (int64_t i = begin * block_x; i < end * block_x && i < x.n; ++i) x.c[i] = x.a[i] + x.b[i];
 }
 
-struct AddJointly { int32_t ends[3]; alignas(16) Add structs[3]; };  // as runtime/joint.h has it
-KERNEL(add_jointly) {
-  const AddJointly& all = *static_cast<const AddJointly*>(args);
+struct BatchedAdd { int32_t ends[3]; alignas(16) Add structs[3]; };  // as runtime/batched.h has it
+KERNEL(batched_add) {
+  const BatchedAdd& all = *static_cast<const BatchedAdd*>(args);
   for (int64_t block = begin; block < end; ++block) {
     int k = 0;
     while (all.ends[k] <= block) ++k;
@@ -97,7 +97,7 @@ def compile_kernels(folder) -> dict:
         [*compiler.split(), "-O1", "-shared", "-fPIC", str(source), "-o", str(library)], check=True
     )
     loaded = ctypes.CDLL(str(library))
-    names = ("add", "add_jointly", "copy", "threads", "parameters", "interrupt")
+    names = ("add", "batched_add", "copy", "threads", "parameters", "interrupt")
     return {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value for name in names}
 
 

@@ -71,20 +71,20 @@ def source(kernel: Kernel) -> str:
         frame, bounds, begin = "CLUSTER_KERNEL", f"{kernel.parts}, {bounds}", ["  begin_cluster();"]
     lines = ['#include "tsfuser.h"', "", "struct Args {", *fields, "};", ""]
     body = [*overlap, *begin, *tiles, *_block(kernel.body, 1), "}", ""]
-    if kernel.joint:
-        return "\n".join([*lines, *_joint(kernel, bounds, body)])
+    if kernel.batch_capacity:
+        return "\n".join([*lines, *_batched(kernel, bounds, body)])
     return "\n".join([*lines, f"{frame}({kernel.name}, Args, {bounds}) {{", *body])
 
 
-def _joint(kernel: Kernel, bounds: str | int, body: list[str]) -> list[str]:
-    """What `joint.py` says of such a kernel; `body`: of a block."""
+def _batched(kernel: Kernel, bounds: str | int, body: list[str]) -> list[str]:
+    """The source of a batched kernel, as `batched.py` shows it; `body`: of a block."""
     return [
-        f"using Table = joint<Args, {kernel.joint}>;",
+        f"using Table = batched<Args, {kernel.batch_capacity}>;",
         "",
-        f"DEVICE void {kernel.name}_block(const Args& args, int32_t joint_block) {{",
+        f"DEVICE void {kernel.name}_block(const Args& args, int32_t batch_block) {{",
         *body,
         f"KERNEL({kernel.name}, Table, {bounds}) {{",
-        "  const joint_place at = args.place_of(blockIdx.x);",
+        "  const batch_place at = args.place_of(blockIdx.x);",
         f"  {kernel.name}_block(args.structs[at.index], at.block);",
         "}",
         "",

@@ -31,7 +31,7 @@ from ..graph.layout_hints import drop_layout_hints
 from ..graph.passes import Pass
 from ..graph.rewrites import REWRITES
 from ..graph.wrapper import CONSTANT, GROUP, Graph, Value, facts, is_tensor
-from ..planning import joint
+from ..planning import batched
 from . import sizes
 from .chunks import move_chunks
 from .dtype_only import replace_dtype_only_outputs
@@ -116,11 +116,11 @@ def _tidy(work: Work) -> None:
 def _name_groups(work: Work) -> None:
     for node in work.graph.findAllNodes(GROUP, True):
         subgraph = node.g("Subgraph")
-        is_joint = node.hasAttribute("joint")
-        text = identity(subgraph) + "# launched with others" * is_joint
+        batched_group = node.hasAttribute("batch")
+        text = identity(subgraph) + "# batched" * batched_group
         node.i_("cache_id", _C.group_id(subgraph, text))
-        if is_joint:
-            joint.expect(node.i("cache_id"))
+        if batched_group:
+            batched.expect(node.i("cache_id"))
 
 
 def identity(subgraph: Graph) -> str:

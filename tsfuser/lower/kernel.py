@@ -56,8 +56,8 @@ class Kernel:
     room for on a multiprocessor, 0 for any number; `cooperative`: all blocks run at the same time; `cluster`:
     so many neighbouring blocks do, and reach each other's shared memory, 0 where none do; `parts`: the C
     expression for their number; `leads`: the next kernel combines the partial results of this one, and may be
-    set up while it runs; `combines_partials`: it is such a next one; `joint`: how many argument structs one
-    launch takes (codegen/joint.py), 0 for a kernel that takes one by itself."""
+    set up while it runs; `combines_partials`: it is such a next one; `batch_capacity`: how many argument
+    structs one launch takes (codegen/batched.py), 0 for a kernel that takes one by itself."""
 
     name: str
     params: tuple[Param, ...]
@@ -76,7 +76,7 @@ class Kernel:
     parts: str = ""
     leads: bool = False
     combines_partials: bool = False
-    joint: int = 0
+    batch_capacity: int = 0
 
     def code(self) -> str:
         """Python that builds the kernel; `verify.read` runs it."""

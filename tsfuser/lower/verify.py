@@ -44,7 +44,7 @@ def verify(kernel: Kernel) -> str | None:
     known = (
         fields
         | {t.name for t in kernel.tiles}
-        | {"blockIdx.x", "joint_block", "threadIdx.x", "threadIdx.y", "blockDim.x", "blockDim.y"}
+        | {"blockIdx.x", "batch_block", "threadIdx.x", "threadIdx.y", "blockDim.x", "blockDim.y"}
     )
     if len(fields) != len(kernel.params):
         return "two fields of the argument struct have one name"

@@ -17,7 +17,7 @@ import torch
 
 from .. import log, options
 from ..codegen import emit
-from ..codegen.joint import joint as joint_form
+from ..codegen.batched import batched_form
 from ..ir.budgets import with_fast_forms
 from ..ir.call import Call
 from ..ir.fusion import Fusion
@@ -63,10 +63,10 @@ class Lowered:
     allocations: Allocations
 
 
-def compile_fusion(call: Call, fusion: Fusion, device: str, joint: bool = False) -> Plan:
-    """The plan of `fusion` for calls like `call`; `joint` as of `lower_fusion`. Raises Refusal or
+def compile_fusion(call: Call, fusion: Fusion, device: str, batched: bool = False) -> Plan:
+    """The plan of `fusion` for calls like `call`; `batched` as of `lower_fusion`. Raises Refusal or
     CompileError."""
-    return finish(lower_fusion(call, fusion, device, joint))
+    return finish(lower_fusion(call, fusion, device, batched))
 
 
 def finish(lowered: Lowered) -> Plan:
@@ -93,9 +93,9 @@ def kernels_of(call: Call, fusion: Fusion, device: str) -> tuple[list[Compiled],
     return _loaded(lowered), lowered.allocations
 
 
-def lower_fusion(call: Call, fusion: Fusion, device: str, joint: bool = False) -> Lowered:
-    """The fusion with its kernels' sources, in the order of their launches; `joint`: of kernels that can be
-    launched for several calls at once, where they can. Raises Refusal."""
+def lower_fusion(call: Call, fusion: Fusion, device: str, batched: bool = False) -> Lowered:
+    """The fusion with its kernels' sources, in the order of their launches; `batched`: of kernels that one
+    launch can run for several calls, where that is possible. Raises Refusal."""
     machine = _machine(device)
     if machine.has_fast_forms:
         fusion = with_fast_forms(fusion, everywhere=options.enabled("fast_math"))
@@ -106,7 +106,7 @@ def lower_fusion(call: Call, fusion: Fusion, device: str, joint: bool = False) -
     lowered = []
     for part, stage in stages:
         interrupts.check()
-        most = machine.parameter_bytes if joint else 0
+        most = machine.parameter_bytes if batched else 0
         lowered.append((part, stage.params, *_lower(stage.segment, stage.schedule, device, most)))
         dumps.show("scheduler_params", stage.segment.name, stage.params, stage.schedule)
     return Lowered(call, fusion, device, lowered, allocations)
@@ -127,9 +127,9 @@ def _loaded(lowered: Lowered) -> list[Compiled]:
     return [Compiled(*fields, function) for fields, function in zip(lowered.kernels, loaded)]
 
 
-def can_be_joint(device: str) -> bool:
-    """Whether kernels for this device can be launched for several calls at once: not those for CPU tensors,
-    whose launches cost next to nothing."""
+def can_be_batched(device: str) -> bool:
+    """Whether one launch can run a kernel for this device for several calls: not for CPU tensors, whose
+    launches cost next to nothing."""
     return _machine(device).has_threads
 
 
@@ -142,9 +142,9 @@ def _machine(device: str) -> Machine:
     return replace(machine, cluster_blocks=PORTABLE_CLUSTER_BLOCKS, any_clusters=every)
 
 
-def _lower(segment: Segment, schedule, device: str, joint_bytes: int) -> tuple:
+def _lower(segment: Segment, schedule, device: str, batch_bytes: int) -> tuple:
     """All of a Compiled but its function."""
-    kernel = joint_form(lower(segment, schedule, segment.name), joint_bytes)
+    kernel = batched_form(lower(segment, schedule, segment.name), batch_bytes)
     source = emit.source(kernel)
     dumps.show("segmented_fusion", kernel.name, segment)
     dumps.show("kernel_ir", kernel.name, kernel)
@@ -263,7 +263,7 @@ def _launch(program: Program, compiled: Compiled, device: str) -> Launch:
     kind = "host" if device == "cpu" else "overlapped" if overlaps else "cuda"
     cluster = program.position(kernel.cluster) if kernel.cluster else -1
     handle, positions = compiled.function.handle, map(program.position, sizes)
-    return Launch(kind, handle, kernel.name, *positions, size, args, cluster, kernel.joint)
+    return Launch(kind, handle, kernel.name, *positions, size, args, cluster, kernel.batch_capacity)
 
 
 _NUMBER_KINDS = {"bool": "bool", "int64": "int64_number", "float64": "float64", "complex128": "complex128"}

@@ -23,7 +23,8 @@ MOST_DEAD_INPUTS = 63  # of a group, that can give their memory to results; C++ 
 class Launch:
     """One kernel launch: positions of its launch sizes, and how to fill its `args_bytes` of arguments:
     (offset, kind, index). `cluster`: the position of the number of blocks of a cluster, -1 where there are no
-    clusters. `joint`: for how many such launches its kernel has room in one, else 0."""
+    clusters. `batch_capacity`: how many such launches one
+    batched launch of its kernel replaces at most, 0 if its kernel is not batched."""
 
     kind: str
     function: int
@@ -36,7 +37,7 @@ class Launch:
     args_bytes: int
     args: tuple[tuple[int, str, int], ...]
     cluster: int = -1
-    joint: int = 0
+    batch_capacity: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def native(plan: Plan) -> _C.Plan:
             x.args_bytes,
             list(x.args),
             x.cluster,
-            x.joint,
+            x.batch_capacity,
         )
         for x in plan.launches
     ]

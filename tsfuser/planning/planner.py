@@ -13,7 +13,7 @@ from .. import _C, log
 from ..errors import CompileError, Refusal
 from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
 from ..ir.fusion import Fusion
-from . import ahead, interrupts, joint
+from . import ahead, batched, interrupts
 from .compile import compile_fusion, finish, lower_fusion, start
 from .parse import parse
 from .plan import native, refused
@@ -32,7 +32,7 @@ def plan(group_id: int, args: tuple, varies: bool) -> _C.Plan:
         lowered = ahead.take(group_id, call)
         if lowered is None:
             fusion = _fusion(group_id, call, device)
-            result = compile_fusion(call, fusion, device, joint.is_expected(group_id))
+            result = compile_fusion(call, fusion, device, batched.is_expected(group_id))
         else:
             result = finish(lowered)
     except (Refusal, CompileError) as error:
@@ -53,7 +53,7 @@ def prepare(group_id: int, args: tuple[Arg, ...]) -> None:
     try:
         device = group_device(call)
         fusion = _fusion(group_id, call, device)
-        lowered = lower_fusion(call, fusion, device, joint.is_expected(group_id))
+        lowered = lower_fusion(call, fusion, device, batched.is_expected(group_id))
         start(lowered)
         ahead.keep(group_id, call, lowered)
     except Exception as error:

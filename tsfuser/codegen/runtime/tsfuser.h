@@ -5,7 +5,7 @@
 
 #include "types.h"
 #include "kernel.h"
-#include "joint.h"
+#include "batched.h"
 #include "complex.h"
 #include "vector.h"
 #include "index.h"

@@ -1,7 +1,7 @@
 """Makes groups in a typed graph, and arranges when they run and where they write.
 
 passes.py      the passes that all front ends share, and then these steps:
-launch_together.py, weight_casts.py, gradient_casts.py   groups that are launched together
+batched_launches.py, weight_casts.py, gradient_casts.py   batches of groups: one launch for all of a batch
 in_place.py, in_place_ops.py, add_together.py   groups and ops that write to inputs of the graph
 order.py       the order of nodes, by the memory that they free; memory.py: that memory
 dead.py        inputs of groups over which results may be stored

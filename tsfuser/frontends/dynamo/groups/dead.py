@@ -44,7 +44,7 @@ def mark_dead_inputs(graph: Graph, donated: Collection[int] = ()) -> list[int]:
             lent |= touched
     taken: set[int] = set()
     for at, node in enumerate(nodes):
-        if node.kind() == GROUP and not node.hasAttribute("joint"):
+        if node.kind() == GROUP and not node.hasAttribute("batch"):
             ending = {k for k in free - lent if last.get(k) == at}  # what no node reads is in no group
             first = inputs(node)[:MOST_DEAD_INPUTS]
             places = [memory.of([v]) if is_tensor(v) else frozenset() for v in first]

@@ -1,17 +1,17 @@
-"""Casts of the gradients of weights are launched together.
+"""Casts of the gradients of weights are batched: one launch runs several.
 
-In: a backward's typed graph with groups, before `join`. Out: the same graph, in which these groups are
-neighbours, so that `join` makes a run of them. Such a group makes one result of the graph from one tensor
-that is smaller and that nobody else reads. Under autocast each weight has one, a cast of its gradient. Before
-and after, if there were more of them:
+In: a backward's typed graph with groups, before `make_batches`. Out: the same graph, in which these groups
+are neighbours, so that `make_batches` makes a batch of them. Such a group makes one result of the graph from
+one tensor that is smaller and that nobody else reads. Under autocast each weight has one, a cast of its
+gradient. Before and after, if there were more of them:
 
     %a = aten::mm(%g, %x)                 %a = aten::mm(%g, %x)
     %p = prim::CudaFusionGroup(%a)        %b = aten::mm(%h, %y)
     %b = aten::mm(%h, %y)                 %p = prim::CudaFusionGroup(%a)
     %q = prim::CudaFusionGroup(%b)        %q = prim::CudaFusionGroup(%b)
 
-The tensors that wait are smaller than the results, and a run makes no more than `_TOGETHER` bytes of results.
-So the tensors that are in memory at the same time grow by less than that.
+The tensors that wait are smaller than the results, and a batch makes no more than `_TOGETHER` bytes of
+results. So the tensors that are in memory at the same time grow by less than that.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from collections.abc import Callable
 
 from ....graph.wrapper import GROUP, Graph, Node, inputs, is_tensor, outputs
 from ....grouping.passes import operations
-from .launch_together import LEAST, device_of, moves
+from .batched_launches import LEAST, device_of, moves
 from .memory import bytes_of
 
 _TOGETHER = 1 << 25  # about as much as distributed training sends at a time
 
 
 def gather_casts(graph: Graph, is_possible: Callable[[str], bool]) -> None:
-    """Changes the graph. `is_possible`: that of `join`."""
+    """Changes the graph. `is_possible`: that of `make_batches`."""
     for part in _parts(graph, is_possible):
         for node in part[:-1] if len(part) >= LEAST else ():
             node.moveBefore(part[-1])

@@ -15,18 +15,18 @@ from ....graph.passes import run
 from ....grouping.groups import Group
 from ....grouping.passes import BEFORE_GROUPS, FINISH, MAKE_GROUPS, SETTLE, Work
 from ....grouping.support import Refusals
-from ....planning.compile import can_be_joint
+from ....planning.compile import can_be_batched
 from ....planning.planner import prepare
 from ..rewrites import product_sums
 from ..tracing import embeddings
 from ..translation.translate import Translation
 from .add_together import add_together
+from .batched_launches import make_batches
 from .dead import mark_dead_inputs
 from .expected import expected_calls
 from .gradient_casts import gather_casts
 from .in_place import Update, write_in_place
 from .in_place_ops import update_in_place
-from .launch_together import join
 from .order import free_early
 from .weight_casts import cast_at_front
 
@@ -42,9 +42,9 @@ def fuse(translation: Translation, owns_inputs: bool = False, donated: Collectio
         log.write("graph_fuser", "Before Fusion", str(graph))
     work = Work(graph, refusals, lone_reductions=True)
     run(work, PASSES)
-    work.groups += [Group(node, written=False) for node in cast_at_front(graph, can_be_joint)]
-    gather_casts(graph, can_be_joint)
-    join(graph, can_be_joint)
+    work.groups += [Group(node, written=False) for node in cast_at_front(graph, can_be_batched)]
+    gather_casts(graph, can_be_batched)
+    make_batches(graph, can_be_batched)
     left = write_in_place(graph, translation.updates, translation.results, translation.numbers)
     _leave(translation, left)
     run(work, FINISH)

@@ -1,8 +1,8 @@
 """Weights that autocast casts are cast together, if they are small or kept for the backward.
 
-In: a forward's typed graph with groups, before `join`. Out: the same graph, where each such cast, which no
-group has taken, is a group at the front: `join` has them launched together. Before and after, if there were
-more of them:
+In: a forward's typed graph with groups, before `make_batches`. Out: the same graph, where each such cast,
+which no group has taken, is a group at the front: `make_batches` puts them in one batch. Before and after, if
+there were more of them:
 
     %c = aten::_to_copy(%w, ...)          %c = prim::CudaFusionGroup(%w)
     %y = aten::mm(%x, %c)                 %d = prim::CudaFusionGroup(%v)
@@ -22,7 +22,7 @@ from ....graph.rows import Knowledge
 from ....graph.wrapper import Graph, Node, Value, facts, inputs, outputs
 from ....grouping.outline import outline
 from ....grouping.support import examine
-from .launch_together import LEAST, device_of
+from .batched_launches import LEAST, device_of
 from .memory import bytes_of
 
 _CAST, _INPUTS = "aten::_to_copy", "prim::Param"
@@ -30,7 +30,7 @@ _SMALL = 1 << 14  # bytes, as of a bias
 
 
 def cast_at_front(graph: Graph, is_possible: Callable[[str], bool]) -> list[Node]:
-    """Changes the graph, and returns its new groups. `is_possible`: as of `join`."""
+    """Changes the graph, and returns its new groups. `is_possible`: as of `make_batches`."""
     knowledge = Knowledge()
     casts: dict[tuple[str, str | None], list[Node]] = {}
     for node in graph.nodes():

@@ -1,4 +1,4 @@
-"""The groups whose kernels are to be launched together with those of others.
+"""The groups that are in batches: one launch runs the kernel of several groups.
 
 In: a group, before it is planned. Out: whether it is one of them. Example: `expect(3)`, `is_expected(3)`.
 """
@@ -9,7 +9,7 @@ _groups: set[int] = set()  # registry: by number, for good, as groups are
 
 
 def expect(group_id: int) -> None:
-    """Has the plans of a group made for joint launches."""
+    """Has the plans of a group made for batched launches."""
     _groups.add(group_id)
 
 

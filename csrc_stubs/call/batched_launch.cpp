@@ -1,4 +1,4 @@
-#include "call/joint.h"
+#include "call/batched_launch.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -13,29 +13,29 @@ constexpr size_t structs_alignment = 16;
 constexpr int64_t most_blocks = std::numeric_limits<int32_t>::max();
 
 size_t begin_of_structs(const Launch& launch) {
-  const size_t ends = launch.joint * sizeof(int32_t);
+  const size_t ends = launch.batch_capacity * sizeof(int32_t);
   return (ends + structs_alignment - 1) / structs_alignment * structs_alignment;
 }
 
 }  // namespace
 
-bool can_join(const PreparedLaunch& a, const PreparedLaunch& b) {
-  return a.launch->function == b.launch->function && a.launch->joint == b.launch->joint &&
+bool can_batch(const PreparedLaunch& a, const PreparedLaunch& b) {
+  return a.launch->function == b.launch->function && a.launch->batch_capacity == b.launch->batch_capacity &&
          a.launch->args_bytes == b.launch->args_bytes && a.block_x == b.block_x && a.block_y == b.block_y &&
          a.shared == b.shared;
 }
 
-size_t launch_joint(c10::ArrayRef<JointPart> parts, void* stream, c10::Device device) {
+size_t launch_batch(c10::ArrayRef<BatchPart> parts, void* stream, c10::Device device) {
   static thread_local std::vector<std::max_align_t> memory;
   PreparedLaunch whole = *parts.front().launch;
   const Launch& launch = *whole.launch;
-  const size_t begin = begin_of_structs(launch), most = static_cast<size_t>(launch.joint);
+  const size_t begin = begin_of_structs(launch), most = static_cast<size_t>(launch.batch_capacity);
   memory.resize((begin + most * launch.args_bytes) / sizeof(std::max_align_t) + 1);
   char* const table = reinterpret_cast<char*>(memory.data());
   size_t count = 0;
   int64_t blocks = 0;
   while (count < parts.size() && count < most) {
-    const JointPart& part = parts[count];
+    const BatchPart& part = parts[count];
     if (count && blocks + part.launch->grid > most_blocks) {
       break;
     }
@@ -59,8 +59,8 @@ size_t launch_joint(c10::ArrayRef<JointPart> parts, void* stream, c10::Device de
 }
 
 void launch_one(const PreparedLaunch& launch, char* args, void* stream, c10::Device device) {
-  if (launch.launch->joint) {
-    launch_joint(JointPart{&launch, args}, stream, device);
+  if (launch.launch->batch_capacity) {
+    launch_batch(BatchPart{&launch, args}, stream, device);
   } else if (launch.launch->cuda) {
     launch_cuda(launch, args, stream, device.index());
   } else {

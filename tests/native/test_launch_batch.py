@@ -1,4 +1,4 @@
-"""Runs of groups, which C++ launches together: as many launches as there are kernels and tables are full."""
+"""Batches of groups: as many launches as there are kernels and tables are full."""
 
 import pytest
 import torch
@@ -18,8 +18,8 @@ graph(%a : Tensor, %b : float):
 SIZES = (5, 300, 7, 129, 1000)  # of the tensors of five groups; a table has room for three
 
 
-def run_of_groups(subgraph, negated=False, apart=None):
-    """A function of pairs of arguments that runs a group for each pair, all of them in one run; with
+def batch_of_groups(subgraph, negated=False, apart=None):
+    """A function of pairs of arguments that runs a group for each pair, all of them in one batch; with
     `negated` of what is no one else's, the first of each pair negated. `apart`: where another op stands
     between the groups."""
     sub, graph = torch._C.parse_ir(subgraph), torch._C.Graph()
@@ -35,7 +35,7 @@ def run_of_groups(subgraph, negated=False, apart=None):
             graph.appendNode(graph.create("aten::neg_", [results[-1]], 1))
         node = graph.create("prim::CudaFusionGroup", list(operands), 1)
         node.g_("Subgraph", sub.copy())
-        node.i_("joint", 0)
+        node.i_("batch", 0)
         results.append(graph.appendNode(node).output())
     for value in results:
         graph.registerOutput(value)
@@ -48,7 +48,7 @@ def add_plan(native, kernels, args, written=False):
     program = [("const", 128, 0), ("ceildiv", 0, 6), ("const", 0, 0), ("const", 1, 0)]
     last = (16, "update", 0) if written else (16, "allocation", 0)
     slots = [(0, "input", 0), (8, "input", 1), last, (24, "int64", 0)]
-    launch = native.Launch("host", kernels["add_jointly"], "add", 7, 6, 9, 8, 9, 32, slots, joint=3)
+    launch = native.Launch("host", kernels["batched_add"], "add", 7, 6, 9, 8, 9, 32, slots, batch_capacity=3)
     result = ("input", 0) if written else ("allocation", 0)
     updates = [(0, True)] if written else []
     return native.Plan(6, program, [], [("float32", [0], [9])], [launch], [result], updates=updates)
@@ -70,10 +70,10 @@ def launches(native, f, given):
 
 
 @pytest.mark.parametrize("negated", [False, True])
-def test_calls_that_were_made_before_are_launched_together(native, kernels, negated):
+def test_the_calls_of_a_batch_are_one_launch(native, kernels, negated):
     """Where the operands are intermediate results, their memory is free once all are launched, not before."""
     native.set_planner(lambda group, args, varies: add_plan(native, kernels, args))
-    f = run_of_groups(ADD, negated)
+    f = batch_of_groups(ADD, negated)
     for expected in (len(SIZES), 2, 2):
         given = pairs()
         found, count = launches(native, f, given)
@@ -85,7 +85,7 @@ def test_calls_that_were_made_before_are_launched_together(native, kernels, nega
 
 def test_a_call_with_new_sizes_is_launched_by_itself_between_the_others(native, kernels):
     native.set_planner(lambda group, args, varies: add_plan(native, kernels, args))
-    f = run_of_groups(ADD)
+    f = batch_of_groups(ADD)
     f(*flat(pairs()))
     given = pairs()
     given[2] = (torch.randn(8), torch.randn(8))
@@ -96,7 +96,7 @@ def test_a_call_with_new_sizes_is_launched_by_itself_between_the_others(native, 
 
 def test_nothing_waits_where_another_op_comes_next(native, kernels):
     native.set_planner(lambda group, args, varies: add_plan(native, kernels, args))
-    f = run_of_groups(ADD, apart=2)
+    f = batch_of_groups(ADD, apart=2)
     for expected in (len(SIZES), 2):
         given = pairs()
         found, count = launches(native, f, given)
@@ -108,7 +108,7 @@ def test_nothing_waits_where_another_op_comes_next(native, kernels):
 @pytest.mark.parametrize("overlaps", [None, "read later", "read before", "written twice"])
 def test_what_is_written_keeps_its_order(native, kernels, overlaps):
     native.set_planner(lambda group, args, varies: add_plan(native, kernels, args, written=True))
-    f = run_of_groups(ADD_IN_PLACE)
+    f = batch_of_groups(ADD_IN_PLACE)
 
     def given():
         torch.manual_seed(0)
@@ -135,7 +135,7 @@ def test_what_is_written_keeps_its_order(native, kernels, overlaps):
 def test_what_waits_is_launched_where_a_later_call_raises(native, kernels):
     """A tensor of inference mode has no version to count."""
     native.set_planner(lambda group, args, varies: add_plan(native, kernels, args, written=True))
-    f = run_of_groups(ADD_IN_PLACE)
+    f = batch_of_groups(ADD_IN_PLACE)
     f(*flat(pairs()))
     given = pairs()
     with torch.inference_mode():
@@ -146,17 +146,17 @@ def test_what_waits_is_launched_where_a_later_call_raises(native, kernels):
     assert [torch.equal(a, c) for (a, _), c in zip(given, expected)] == [True] * 3 + [False] * 2
 
 
-def test_each_of_two_runs_is_launched_when_it_ends(native, kernels):
-    """A second run reads what the first has made."""
+def test_each_of_two_batches_is_launched_when_it_ends(native, kernels):
+    """The second batch reads what the first has made."""
     native.set_planner(lambda group, args, varies: add_plan(native, kernels, args))
     sub, graph = torch._C.parse_ir(ADD), torch._C.Graph()
     given = [graph.addInput().setType(torch._C.TensorType.get()) for _ in range(2)]
-    for run in range(2):
+    for batch in range(2):
         made = []
         for _ in range(3):
             node = graph.create("prim::CudaFusionGroup", given, 1)
             node.g_("Subgraph", sub.copy())
-            node.i_("joint", run)
+            node.i_("batch", batch)
             made.append(graph.appendNode(node).output())
         given = made[:2]
     graph.registerOutput(made[2])
@@ -178,14 +178,14 @@ def test_launches_that_fail_are_made_up_for(native):
         """On no account with 2.0: such calls are interpreted, so that the first launch comes later."""
         program = [("const", 1, 0), ("const", 0, 0)]
         slots = [(0, "allocation", 0), (8, "float64", 1)]
-        launch = native.Launch("cuda", 1, "some_kernel", 3, 3, 3, 4, 3, 16, slots, joint=3)
+        launch = native.Launch("cuda", 1, "some_kernel", 3, 3, 3, 4, 3, 16, slots, batch_capacity=3)
         limits = [(1, (-9, 9), (0.0, 1.0), True, True)]
         return native.Plan(
             3, program, [], [("float32", [0], [3])], [launch], [("allocation", 0)], limits=limits
         )
 
     native.set_planner(plan)
-    f = run_of_groups(SCALED)
+    f = batch_of_groups(SCALED)
     tensors = [torch.randn(n) for n in SIZES]
     for factor in (2.0, 2.0, 0.5, 0.25):
         found = f(*(x for t in tensors for x in (t, factor)))

@@ -1,4 +1,4 @@
-#include "group/joint.h"
+#include "group/waiting.h"
 
 #include "call/counters.h"
 #include "group/group.h"
@@ -18,13 +18,13 @@ namespace {
 // Whether it is one launch at most, of a kernel that can be launched for several calls at once, and all that
 // the call does. A number in the memory of a CPU tensor is read before the launch: kernels for the CPU may
 // have changed it until then.
-bool is_one_joint_launch(const PreparedCall& call) {
+bool is_one_batchable_launch(const PreparedCall& call) {
   if (call.drawn > 0 || call.launches.size() > 1) {
     return false;
   }
   return std::all_of(call.launches.begin(), call.launches.end(), [](const PreparedLaunch& prepared) {
     const Launch& launch = *prepared.launch;
-    return launch.joint > 0 && launch.cleared < 0 &&
+    return launch.batch_capacity > 0 && launch.cleared < 0 &&
            (launch.cuda || std::none_of(
                                launch.slots.begin(), launch.slots.end(),
                                [](const Slot& slot) { return slot.kind == SlotKind::Element; }));
@@ -45,7 +45,7 @@ bool Waiting::add(Group& group, torch::jit::Stack& stack, size_t input_count) {
     return false;
   }
   const PreparedCall* call = group.ready_call(arguments, inputs);
-  if (!call || !is_one_joint_launch(*call)) {
+  if (!call || !is_one_batchable_launch(*call)) {
     return false;
   }
   Tensors allocated;
@@ -128,7 +128,7 @@ void Waiting::launch() {
 }
 
 size_t Waiting::launch_all(bool together) {
-  static thread_local std::vector<JointPart> parts;
+  static thread_local std::vector<BatchPart> parts;
   static thread_local std::vector<Call*> members;
   const c10::DeviceGuard guard(device_);
   void* stream = nullptr;
@@ -144,13 +144,13 @@ size_t Waiting::launch_all(bool together) {
     members.clear();
     for (size_t j = i; j < (together ? calls_.size() : i + 1); ++j) {
       Call& call = calls_[j];
-      if (!call.done && (j == i || can_join(*calls_[i].launch, *call.launch))) {
+      if (!call.done && (j == i || can_batch(*calls_[i].launch, *call.launch))) {
         parts.push_back({call.launch, args_.data() + call.args});
         members.push_back(&call);
       }
     }
     for (size_t begin = 0; begin < parts.size(); ++launches) {
-      const size_t end = begin + launch_joint(c10::ArrayRef<JointPart>(parts).slice(begin), stream, device_);
+      const size_t end = begin + launch_batch(c10::ArrayRef<BatchPart>(parts).slice(begin), stream, device_);
       for (; begin < end; ++begin) {
         members[begin]->done = true;
       }

@@ -1,12 +1,12 @@
-"""Groups that do the same to different tensors, like those of an optimizer's parameters, are launched
-together. They become a run: neighbours in the graph with a common number. C++ launches the kernels of a run
-when it reaches the last group (csrc_stubs/group/joint.h).
+"""Batches: groups that do the same to different tensors, like those of an optimizer's parameters, become
+neighbours in the graph with a common number. C++ launches their kernels when it reaches the last group of a
+batch, one launch for all of them (csrc_stubs/group/waiting.h).
 
 In: a typed graph with groups, none of which writes to its inputs yet. Out: the same graph, in which
 neighbouring groups may be in another order. Before and after, if there were more of them:
 
-    %a = prim::CudaFusionGroup_0(%x)        %a = prim::CudaFusionGroup_0[joint=0](%x)
-    %c = prim::CudaFusionGroup_1(%a)        %b = prim::CudaFusionGroup_2[joint=0](%y)
+    %a = prim::CudaFusionGroup_0(%x)        %a = prim::CudaFusionGroup_0[batch=0](%x)
+    %c = prim::CudaFusionGroup_1(%a)        %b = prim::CudaFusionGroup_2[batch=0](%y)
     %b = prim::CudaFusionGroup_2(%y)        %c = prim::CudaFusionGroup_1(%a)
 
 Nothing moves across a node that is neither a group nor a constant. So the tensors that are in memory at one
@@ -34,14 +34,14 @@ from ....graph.wrapper import (
 from ....grouping.outline import reorder
 from ....grouping.passes import operations
 
-LEAST = 4  # groups in a run: fewer are not worth kernels of their own
+LEAST = 4  # groups in a batch: fewer are not worth kernels of their own
 
-#: What the groups of a run have in common: how many groups must run before them, their device, their ops.
+#: What the groups of a batch have in common: how many groups must run before them, their device, their ops.
 _Kind = tuple[int, str, str]
 
 
-def join(graph: Graph, is_possible: Callable[[str], bool]) -> None:
-    """Changes the graph. `is_possible`: whether kernels for a device can be launched together."""
+def make_batches(graph: Graph, is_possible: Callable[[str], bool]) -> None:
+    """Changes the graph. `is_possible`: whether kernels for a device can be batched."""
     numbers = itertools.count()
     for block in all_blocks(graph):
         order: list[Node] = []
@@ -93,4 +93,4 @@ def _mark(
     if len(groups) >= LEAST and is_possible(kind[1]):
         number = next(numbers)
         for node in groups:
-            node.i_("joint", number)
+            node.i_("batch", number)

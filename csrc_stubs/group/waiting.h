@@ -1,14 +1,14 @@
-// Runs of groups: neighbours in a graph that do not read each other's results (frontends/dynamo/joint.py).
-// All calls of a run but the last one wait, with their outputs allocated. The last one launches all of them
-// together, by one launch per kernel.
+// The calls of a batch of groups wait for each other. A batch: neighbours in a graph that do not read each
+// other's results (frontends/dynamo/groups/batched_launches.py). All calls of a batch but the last one wait,
+// with their outputs allocated. The last one launches all of them, by one batched launch per kernel.
 //
-// In: the calls of a run, one by one. Out: the same results as if each had been launched immediately. Some
+// In: the calls of a batch, one by one. Out: the same results as if each had been launched immediately. Some
 // calls cannot wait: their sizes are new, they draw random numbers, their plan has several launches... Such
 // a call runs immediately, after all that wait. If calls write to memory that others read or write, they
 // are launched one by one, in order.
 #pragma once
 
-#include "call/joint.h"
+#include "call/batched_launch.h"
 #include "call/plan.h"
 
 #include <cstdint>
