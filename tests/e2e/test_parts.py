@@ -125,6 +125,8 @@ def test_errors_are_eagers(device):
         ("(x * 2.0)[:, 4] + 1.0", (3, 5), (3, 4)),
         ("(x * 2.0).narrow(1, 2, 3) + 1.0", (3, 5), (3, 4)),
         ("torch.constant_pad_nd(x * 2.0, [-3, 0, 1, 1], 1.0) + 1.0", (3, 5), (3, 2)),
+        ("torch.constant_pad_nd(x * 2.0, [-3, 4], 1.0) + 1.0", (3, 5), (3, 2)),
+        ("torch.constant_pad_nd(x * 2.0, [4, -3], 1.0) + 1.0", (3, 5), (3, 2)),
     ):
         scripted = compare(text, torch.randn(right, device=device))
         with warnings.catch_warnings():
@@ -141,6 +143,58 @@ def test_dtypes_of_paddings(device, target, dtype):
     x = (torch.randn(4, 6, device=device) * 3).to(dtype)
     for value in (1, 2.5, True):
         compare(f"torch.constant_pad_nd(x, [1, 2], {value}) == x[0, 0]", x)
+
+
+@pytest.mark.parametrize("pads", [[-1, 1], [-1, 2], [1, -1], [2, -2], [-2, 0, 1, 0], [0, 1], [-1, 1, -1, 1]])
+def test_paddings_of_few_places(device, target, pads):
+    """To none, one or two places: with what was there, with another part of it, or with nothing of it."""
+    cut = -min(pads)
+    for columns in (0, 1, 2, 3):
+        if columns >= cut:
+            compare(
+                f"torch.constant_pad_nd(x * 2.0, {pads}, 0.5) + 1.0", torch.randn(3, columns, device=device)
+            )
+            compare(
+                f"torch.constant_pad_nd(x.t() * 2.0, {pads}, 0.5) + 1.0",
+                torch.randn(columns, 3, device=device),
+            )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes_of_paddings_alone(device, target, dtype):
+    x = (torch.randn(4, 1, device=device) * 3).to(dtype)
+    for value in (1, 2.7, True):
+        compare(f"torch.constant_pad_nd(x, [-1, 1], {value}) == x", x)
+
+
+@pytest.mark.parametrize(
+    "start, end, size", [(0, 0, 1), (1, 1, 1), (1, 9, 1), (-1, -1, 1), (0, 0, 2), (3, 1, 0)]
+)
+def test_gradients_of_empty_slices(device, target, start, end, size):
+    text = f"torch.ops.aten.slice_backward(x * 2.0, [3, {size}], 1, {start}, {end}, 1) + 1.0"
+    compare(text, torch.randn(3, 0, device=device))
+
+
+@pytest.mark.graphs
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_parts_of_few_places_train(device, forgotten, dynamic):
+    def program(x):
+        y = x.exp()
+        rest = torch.nn.functional.pad(y[:, 1:] * 2.0, (1, 0)) + torch.constant_pad_nd(x.sin(), [1, -1], 0.5)
+        return rest * torch.cat((x[:, :0], y), 1), y[1:, 1:] - y[:-1, :-1], (y[:, 1:] * 2.0).sum(0)
+
+    compiled = torch.compile(program, backend="tsfuser", dynamic=dynamic)
+    for shape in ((4, 5), (3, 1), (1, 1), (2, 2), (0, 1), (1, 3)):
+        ours, eagers = (torch.randn(shape, device=device).requires_grad_() for _ in range(2))
+        with torch.no_grad():
+            ours.copy_(eagers)
+        results = []
+        for function, x in ((compiled, ours), (program, eagers)):
+            made = function(x)
+            sum((part.cos() * 2.0).sum() for part in made).backward()
+            results.append([*(part.detach() for part in made), x.grad])
+        for a, b in zip(*results):
+            assert_matches(a, b, ops=20)
 
 
 @pytest.mark.graphs

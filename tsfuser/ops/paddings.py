@@ -15,7 +15,8 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.fusion import Value
 from ..ir.values import Window
-from ..ir.windows import placed, within
+from ..ir.views import view
+from ..ir.windows import part, placed, within
 from .casts import clone
 from .elementwise import converted, round_number
 from .parts import counted, part_of
@@ -28,11 +29,12 @@ def _padded(
 ) -> Value:
     """`self` inside of a tensor that has `fill` elsewhere, row-major: of each dim in `places` where it
     begins, and how long the result's is."""
-    value, tests = self, []
+    value, tests, decide = self, [], b.call.decide
     for dim, start, size in places:
-        if b.call.decide(sz.eq(size, 1)):
-            if self.dims[dim] is not None or not b.call.decide(sz.eq(start, 0)):
-                raise Refusal(f"{name} to a dim of size 1 is left to torch")
+        if decide(sz.eq(size, 1)):  # its only place is inside, or nothing is
+            if decide(sz.lt(0, start)) or not decide(sz.lt(-1 * start, b.sizes(self)[dim])):
+                return _fill_alone(b, name, self, places, fill)
+            value = part(b, value, dim, -1 * start, sz.const(1))
             continue
         axis = b.fresh_axis(size)
         window = Window((axis,), start, start + b.sizes(self)[dim])
@@ -42,6 +44,18 @@ def _padded(
     for inside in tests:
         value = b.pointwise("where", (inside, value, fill), self.dtype, own_types=True, layouts=(), name=name)
     return b.contiguous(value if tests else b.pointwise("copy", (value,), self.dtype, name=name))
+
+
+def _fill_alone(
+    b: Builder, name: str, self: Value, places: Sequence[tuple[int, sz.Size, sz.Size]], fill: Value
+) -> Value:
+    """What `_padded` makes if nothing of `self` is inside."""
+    dims = list(self.dims)
+    for dim, _, size in places:
+        dims[dim] = None if b.call.decide(sz.eq(size, 1)) else b.fresh_axis(size)
+    one = b.pointwise("convert", (fill,), self.dtype, own_types=True, name=name)
+    spread = view(b, name, one, dims, [sz.const(0)] * len(dims))
+    return b.contiguous(b.pointwise("copy", (spread,), self.dtype, name=name))
 
 
 def _zero(b: Builder, self: Value) -> Value:
@@ -100,8 +114,10 @@ def _constant_pad(b: Builder, self: Value, pad: Sequence[sz.Size], value: Value 
         dim, before, behind = rank - 1 - k, sz.as_size(pad[2 * k]), sz.as_size(pad[2 * k + 1])
         if before is sz.const(0) and behind is sz.const(0):
             continue
-        size = have[dim] + before + behind
-        if decide(sz.lt(size, 0)):
+        size, left = have[dim] + before + behind, have[dim]
+        for amount in (before, behind):
+            left = left + amount if decide(sz.lt(amount, 0)) else left
+        if decide(sz.lt(left, 0)):
             raise Refusal("a padding that takes more than there is is an error in eager")
         places.append((dim, before, size))
     if all(decide(sz.le(p, 0)) for p in pad):  # which eager does not compute in the format of `self`
