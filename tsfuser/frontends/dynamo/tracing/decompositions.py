@@ -39,11 +39,13 @@ _FACTORIES = frozenset(
 
 @cache
 def decompositions() -> dict[Any, Callable]:
-    """Op -> its decomposition, which returns NotImplemented if a part of it has no row."""
-    from torch._decomp import core_aten_decompositions
+    """Op -> its decomposition, which returns NotImplemented if a part of it has no row. The table has no ops
+    that are composite for autograd too: tracing takes them apart anyway."""
+    # core_aten_decompositions() looks for such ops among all of torch's, which takes a tenth of a second.
+    from torch._decomp import _core_aten_decompositions_post_autograd as registered
 
     found = {}
-    for op, function in core_aten_decompositions().items():
+    for op, function in registered().items():
         if not isinstance(op, torch._ops.OpOverload) or stays_whole(op):
             continue
         if not _has_row(op) and not op._schema.is_mutable:
@@ -107,6 +109,11 @@ class _Recorder(TorchDispatchMode):
             found = decompositions()[op](*args, **kwargs)
             if found is not NotImplemented:
                 self.with_rows += 1
+                return found
+        elif op.namespace == "aten":  # the ops of `prim` are no operators of the dispatcher
+            with self:
+                found = op.decompose(*args, **kwargs)  # NotImplemented, if the op is not composite
+            if found is not NotImplemented:
                 return found
         result = op(*args, **kwargs)
         makes_tensors = any(isinstance(x, torch.Tensor) for x in tree_leaves(result))
