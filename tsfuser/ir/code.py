@@ -20,7 +20,7 @@ from typing import Any
 
 from . import text
 from .dtypes import DType
-from .fusion import Axis, Lookup, Pointwise, Random, Reduce, Reshape, Value, Walk, Within
+from .fusion import Axis, Lookup, Pointwise, Random, Reduce, Reshape, Value, Walk, Within, tuple_text
 from .size import INFIX, Size
 from .values import Window
 
@@ -131,7 +131,7 @@ class _Code:
             self._define(axis, f"axis({axis.name!r}, {self.sizes.of(axis.extent)})")
         for value in (x for x in found if isinstance(x, Value)):
             if not value.is_number:
-                dims = _tuple(["None" if a is None else self.names[a] for a in value.dims])
+                dims = tuple_text(["None" if a is None else self.names[a] for a in value.dims])
                 self._define(value, f"tensor({value.name!r}, {value.dtype}, {dims})")
             elif value.literal is None and value.size is None:
                 self._define(value, f"number({value.name!r}, {value.dtype})")
@@ -159,7 +159,7 @@ class _Code:
         head = "" if isinstance(x, tuple) else _spelled(type(x))
         items = [(key, self.written(item, indent + 4)) for key, item in _items(x)]
         words = [f"{key}={item}" if key else item for key, item in items]
-        line = f"{head}{_tuple(words) if isinstance(x, tuple) else '(' + ', '.join(words) + ')'}"
+        line = f"{head}{tuple_text(words) if isinstance(x, tuple) else '(' + ', '.join(words) + ')'}"
         if "\n" not in line and len(line) + indent <= _WIDTH:
             return line
         inner = "".join(f"{' ' * (indent + 4)}{word},\n" for word in words)
@@ -168,10 +168,6 @@ class _Code:
 
 def _spelled(kind: type) -> str:
     return kind.__name__.lower() if kind in _OPS else kind.__name__
-
-
-def _tuple(items: list[str]) -> str:
-    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
 def _items(x: Any) -> Iterator[tuple[str, Any]]:

@@ -293,7 +293,8 @@ def _bounds(windows: tuple[Window, ...]) -> list[Size]:
     return [size for window in windows for size in window.ends]
 
 
-def _tuple(items: list[str]) -> str:
+def tuple_text(items: list[str]) -> str:
+    """A tuple of these expressions, as Python writes it."""
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
@@ -302,13 +303,13 @@ def _size(size: Size) -> str:
 
 
 def _sizes(sizes) -> str:
-    return _tuple(list(map(_size, sizes)))
+    return tuple_text(list(map(_size, sizes)))
 
 
 def _tensor(value: Value) -> str:
     return (
         f"tensor({value.name!r}, {value.dtype}, "
-        f"{_tuple(['None' if a is None else a.name for a in value.dims])})"
+        f"{tuple_text(['None' if a is None else a.name for a in value.dims])})"
     )
 
 
@@ -326,7 +327,7 @@ def _walk(op: Random) -> str:
 
 
 def _window(window: Window) -> str:
-    axes = _tuple([axis.name for axis in window.axes])
+    axes = tuple_text([axis.name for axis in window.axes])
     stop = None if window.stop is None else _size(window.stop)
     return f"window({axes}, {_size(window.start)}, {stop})"
 
@@ -335,15 +336,15 @@ def _windows(offset: Size, windows: tuple[Window, ...]) -> str:
     """The last arguments of what is read in windows; nothing where all is read."""
     if offset is const(0) and not windows:
         return ""
-    return f", {_size(offset)}, {_tuple(list(map(_window, windows)))}"
+    return f", {_size(offset)}, {tuple_text(list(map(_window, windows)))}"
 
 
 def statement(op: Op) -> str:
     """The op as `ir.text.read` takes it: `pointwise('relu', 'relu', (add_0,), float32, relu_1)`."""
-    operands = _tuple([_operand(v) for v in op.operands])
+    operands = tuple_text([_operand(v) for v in op.operands])
     if isinstance(op, Reduce):
         return (
-            f"reduce({op.name!r}, {op.combine!r}, {operands}, {_tuple([a.name for a in op.axes])}, "
+            f"reduce({op.name!r}, {op.combine!r}, {operands}, {tuple_text([a.name for a in op.axes])}, "
             f"{op.output.name})"
         )
     if isinstance(op, Random):
