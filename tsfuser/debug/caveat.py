@@ -4,7 +4,7 @@ They run a copy, which torch optimises anew. The function itself keeps what torc
 calls, and all modules of one class share that: where fusion was off then, it stays unfused. In: the copy,
 once it has run. Out: a sentence, "" where the copy speaks for the function. Example:
 
-    caveat(twin, fused=True)  # -> "block itself runs unfused: torch optimised it when fusion was off..."
+    caveat(isolated, fused=True)  # -> "block itself runs unfused: torch optimised it when fusion was off..."
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import warnings
 
 from .. import _C
 from ..errors import TsfuserWarning
-from .isolate import Isolated
+from .isolate import IsolatedScript
 
 _lock = threading.Lock()
 _told: set[int] = set()  # registry: hashes of what the user was warned of
 
 
-def caveat(twin: Isolated, fused: bool) -> str:
+def caveat(isolated: IsolatedScript, fused: bool) -> str:
     """`fused`: whether groups of the copy ran fused. Warns as well, once a function, on behalf of the
     caller's caller."""
-    if not fused or _C.optimised(twin.method, _trains(twin)) != "unfused":
+    if not fused or _C.optimised(isolated.method, _trains(isolated)) != "unfused":
         return ""
-    owned = hasattr(twin.method, "owner")
+    owned = hasattr(isolated.method, "owner")
     everywhere = ", for all modules of this class" if owned else ""
     said = (
-        f"{twin.name} itself runs unfused: torch optimised it when fusion was off, or for arguments of which "
-        f"nothing could be fused, and keeps what it made{everywhere}. Switch fusion on before its first "
-        "call, or have torch forget what it made: call "
-        f"{f'{twin.method.name}.' if owned else ''}_debug_flush_compilation_cache() of it"
+        f"{isolated.name} itself runs unfused: torch optimised it when fusion was off, or for arguments of "
+        f"which nothing could be fused, and keeps what it made{everywhere}. Switch fusion on before its "
+        "first call, or have torch forget what it made: call "
+        f"{f'{isolated.method.name}.' if owned else ''}_debug_flush_compilation_cache() of it"
     )
-    key = hash((said, str(twin.graph)))
+    key = hash((said, str(isolated.graph)))
     with _lock:
         new = key not in _told
         _told.add(key)
@@ -42,7 +42,7 @@ def caveat(twin: Isolated, fused: bool) -> str:
     return said
 
 
-def _trains(twin: Isolated) -> bool:
+def _trains(isolated: IsolatedScript) -> bool:
     """Whether autodiff has a part in the call."""
-    plans = twin.function.get_debug_state().execution_plans.values()
+    plans = isolated.function.get_debug_state().execution_plans.values()
     return any(plan.graph.findAllNodes("prim::DifferentiableGraph", True) for plan in plans)

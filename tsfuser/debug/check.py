@@ -68,18 +68,18 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> Report:
         from .recompile_limit import beyond_limit
 
         said = beyond_limit(by_torch, args, kwargs)
-        with isolate_compiled(by_torch, args, kwargs) as twin:
-            whole, eager = differs_from_eager(twin)
+        with isolate_compiled(by_torch, args, kwargs) as isolated:
+            whole, eager = differs_from_eager(isolated)
             with observing(seen.look, unfused=True):
-                twin.step()
-        return _report(twin.name, seen, whole, eager, said, (fn, args, kwargs))
-    with isolate(fn, args, kwargs) as twin, torch.jit.fuser("fuser2"):
+                isolated.step()
+        return _report(isolated.name, seen, whole, eager, said, (fn, args, kwargs))
+    with isolate(fn, args, kwargs) as isolated, torch.jit.fuser("fuser2"):
         for _ in range(CALLS):
-            twin.step()
+            isolated.step()
         with observing(seen.look, unfused=True):
-            twin.step()
-    said = caveat(twin, seen.ran)
-    return _report(twin.name, seen, None, 0, said, (fn, args, kwargs))
+            isolated.step()
+    said = caveat(isolated, seen.ran)
+    return _report(isolated.name, seen, None, 0, said, (fn, args, kwargs))
 
 
 class Seen:

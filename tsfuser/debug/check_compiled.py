@@ -1,10 +1,10 @@
 """Whether a compiled program gives what eager mode gives.
 
-In: the twin of a compiled program. Out: the first of its results and gradients that is not eager's, and how
+In: a copy of a compiled program. Out: the first of its results and gradients that is not eager's, and how
 many were compared. torch's own criterion decides, which its accuracy minifier uses: a result may be as far
 from that in float64 as eager's is, a few times. Example:
 
-    difference, count = differs_from_eager(twin)
+    difference, count = differs_from_eager(isolated)
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from torch._dynamo.utils import same
 
 from .compare import Difference
 from .isolate import generators_of, tensors
-from .isolate_compiled import CompiledTwin
+from .isolate_compiled import IsolatedCompiled
 
 
-def differs_from_eager(twin: CompiledTwin) -> tuple[Difference | None, int]:
-    """Runs the first step of the twin, and one of eager twins. Nothing is compared where random numbers are
+def differs_from_eager(isolated: IsolatedCompiled) -> tuple[Difference | None, int]:
+    """Runs the first step of the copy, and one of eager copies. Nothing is compared where random numbers are
     drawn: compiled code draws others than eager's."""
-    eager, values = twin.eager(False), (*twin.owner, *twin.given)
+    eager, values = isolated.eager(False), (*isolated.owner, *isolated.given)
     devices = {x.device for x in tensors(values) if x.is_cuda}
     with generators_of(values):
         before = _states(devices)
-        ours = twin.step()
+        ours = isolated.step()
         if any(not torch.equal(a, b) for a, b in zip(before, _states(devices))):
             return None, 0
-    plain, exact = eager.step(), _exactly(twin)
+    plain, exact = eager.step(), _exactly(isolated)
     names = [f"{kind} {k}" for kind, found in zip(("result", "gradient"), plain) for k in range(len(found))]
     flat = [_flat(found) for found in (ours, plain, exact or plain)]
     for k, (name, *three) in enumerate(zip(names, *flat)):
@@ -45,10 +45,10 @@ def _states(devices: set[torch.device]) -> list[torch.Tensor]:
     return [torch.random.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
 
 
-def _exactly(twin: CompiledTwin) -> Any:
+def _exactly(isolated: IsolatedCompiled) -> Any:
     """Results and gradients in float64; None for a program that does not run in it."""
     try:
-        return twin.eager(True).step()
+        return isolated.eager(True).step()
     except Exception:
         return None
 

@@ -1,7 +1,7 @@
 """`tsfuser.explain`: what is fused in a function that is scripted or compiled, how, and why the rest is not.
 
 In: what `torch.jit.script` or `torch.compile(..., backend="tsfuser")` returned, and arguments. Out: an
-`Explanation`, whose str() is a table and whose `to_html()` is a page. The function is run as a twin with
+`Explanation`, whose str() is a table and whose `to_html()` is a page. A copy of the function is run, with
 state of its own (`isolate`, `isolate_compiled`), so that nothing of the caller's changes but the counters of
 `tsfuser.stats()`. Example:
 
@@ -22,7 +22,7 @@ from ..graph.wrapper import GROUP
 from ..grouping.support import Refusals
 from .caveat import caveat
 from .findings import Findings, GraphReport
-from .isolate import Twin, isolate
+from .isolate import Isolated, isolate
 from .isolate_compiled import compiled, isolate_compiled
 from .observe import Run, observing
 from .page import page
@@ -62,16 +62,16 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     itself."""
     if (by_torch := compiled(fn)) is not None:
         return _explain_compiled(by_torch, args, kwargs)
-    with isolate(fn, args, kwargs) as twin, torch.jit.fuser("fuser2"):
-        sources = Sources(twin.graph)
+    with isolate(fn, args, kwargs) as isolated, torch.jit.fuser("fuser2"):
+        sources = Sources(isolated.graph)
         with passes.watching() as outcomes:
             for _ in range(CALLS):
-                twin.step()
-            runs = timed_runs(twin)
+                isolated.step()
+            runs = timed_runs(isolated)
         plans = _Plans(GraphReader(sources, runs), {id(o.graph): o.refusals for o in outcomes})
-        reports = [*plans.graphs(twin.function.get_debug_state()), *plans.rest(o.graph for o in outcomes)]
+        reports = [*plans.graphs(isolated.function.get_debug_state()), *plans.rest(o.graph for o in outcomes)]
     fused = any(group.kernels for report in reports for group in report.groups)
-    return Explanation(twin.name, tuple(reports), caveat(twin, fused))
+    return Explanation(isolated.name, tuple(reports), caveat(isolated, fused))
 
 
 def _explain_compiled(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Explanation:
@@ -80,20 +80,20 @@ def _explain_compiled(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     from .recompile_limit import beyond_limit
 
     beyond = beyond_limit(fn, args, kwargs)
-    with isolate_compiled(fn, args, kwargs) as twin:
+    with isolate_compiled(fn, args, kwargs) as isolated:
         with watch.watching() as (graphs, outcomes):
-            twin.step()
-            runs = timed_runs(twin)
+            isolated.step()
+            runs = timed_runs(isolated)
         reader = GraphReader(Sources(torch._C.Graph()), runs)
-        return Explanation(twin.name, reports_of(outcomes, reader), beyond, breaks_of(graphs))
+        return Explanation(isolated.name, reports_of(outcomes, reader), beyond, breaks_of(graphs))
 
 
-def timed_runs(twin: Twin) -> dict[int, list[Run]]:
+def timed_runs(isolated: Isolated) -> dict[int, list[Run]]:
     """Group -> its last run in a step, with the shortest times of a few steps."""
     runs: dict[int, list[Run]] = {}
     with observing(lambda run: runs.setdefault(run.group, []).append(run), timed=True):
         for _ in range(REPEATS):
-            twin.step()
+            isolated.step()
             runs = {group: _shortest(found) for group, found in runs.items()}
     return runs
 

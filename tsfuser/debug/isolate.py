@@ -1,10 +1,10 @@
 """A scripted function once more, with state of its own: what is run to look at it leaves the original alone.
 
-In: a scripted function, module or method (or what can be scripted) and its arguments. Out: an `Isolated`:
-the same program with an executor, parameters, buffers and arguments of its own. Example:
+In: a scripted function, module or method (or what can be scripted) and its arguments. Out: an
+`IsolatedScript`: the same program with an executor, parameters, buffers and arguments of its own. Example:
 
-    with isolate(scripted, (x,), {}) as twin:
-        twin.step()          # forward and, where something requires gradients, backward
+    with isolate(scripted, (x,), {}) as isolated:
+        isolated.step()          # forward and, where something requires gradients, backward
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WANTED = 'what torch.jit.script or torch.compile(..., backend="tsfuser") has re
 
 
 @dataclass
-class Twin:
+class Isolated:
     """`call` runs a program on the copied modules of `owner`, and on copies of what was `given`."""
 
     name: str
@@ -46,7 +46,7 @@ class Twin:
 
 
 @dataclass
-class Isolated(Twin):
+class IsolatedScript(Isolated):
     """`method`: the function itself, or a module's method. `graph`: the program as scripted, nothing inlined.
     `function` runs it."""
 
@@ -80,21 +80,23 @@ def scripted(fn: Any) -> Any:
 
 
 @contextlib.contextmanager
-def isolate(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Isolated]:
-    """The twin of `fn`. Within the block torch's random generators go their own way; after it they are as
+def isolate(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[IsolatedScript]:
+    """A copy of `fn`. Within the block torch's random generators go their own way; after it they are as
     they were before."""
     fn = scripted(fn)
     method = fn.forward if isinstance(fn, torch.jit.ScriptModule) else fn
     owner = fn if isinstance(fn, torch.jit.ScriptModule) else getattr(method, "owner", None)
     given = _bound(method, args, kwargs, own=0 if owner is None else 1)
-    own = () if owner is None else (twin_of(owner),)
+    own = () if owner is None else (copied_module(owner),)
     name = fn.original_name if isinstance(fn, torch.jit.ScriptModule) else method.name
     graph = method.graph.copy()
     function = torch._C._create_function_from_graph(name, graph.copy())
     before = torch._C._jit_set_num_profiled_runs(1)
     try:
         with generators_of((*own, *given)):
-            yield Isolated(name, own, given, lambda copies: function(*own, *copies), method, graph, function)
+            yield IsolatedScript(
+                name, own, given, lambda copies: function(*own, *copies), method, graph, function
+            )
     finally:
         torch._C._jit_set_num_profiled_runs(before)
 
@@ -105,16 +107,16 @@ def generators_of(values: Sequence[Any]) -> Any:
     return torch.random.fork_rng(devices=sorted(devices))
 
 
-def twin_of(module: Any) -> Any:
+def copied_module(module: Any) -> Any:
     """A copy with parameters of its own; a plain deepcopy of a scripted one stays tied to the original's by
     autograd."""
     if not isinstance(module, torch.nn.Module):  # as the owner of a method comes
         module = torch.jit._recursive.wrap_cpp_module(module)
     with torch.no_grad():
-        twin = copy.deepcopy(module)
-    for mine, other in zip(tensors((twin,)), tensors((module,))):
+        copied = copy.deepcopy(module)
+    for mine, other in zip(tensors((copied,)), tensors((module,))):
         mine.requires_grad_(other.requires_grad)
-    return twin
+    return copied
 
 
 def _bound(method: Any, args: Sequence[Any], kwargs: dict[str, Any], own: int) -> tuple[Any, ...]:

@@ -1,10 +1,10 @@
 """What torch.compile made, once more: compiled anew from a copy, so that the original is left alone.
 
 In: a module or function that was compiled with `backend="tsfuser"`, and its arguments. Out: a
-`CompiledTwin`: the same program with modules, arguments and graphs of its own. Example:
+`IsolatedCompiled`: the same program with modules, arguments and graphs of its own. Example:
 
-    with isolate_compiled(torch.compile(model, backend="tsfuser"), (x,), {}) as twin:
-        twin.step()          # forward and, where something requires gradients, backward
+    with isolate_compiled(torch.compile(model, backend="tsfuser"), (x,), {}) as isolated:
+        isolated.step()          # forward and, where something requires gradients, backward
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 
 import torch
 
-from .isolate import Twin, generators_of, mapped, twin_of
+from .isolate import Isolated, copied_module, generators_of, mapped
 
 TORCH_COMPILE = "_torchdynamo_orig_callable"
 
 
 @dataclass
-class CompiledTwin(Twin):
-    """`eager` makes one more twin, which runs the program as it is, or in float64."""
+class IsolatedCompiled(Isolated):
+    """`eager` makes one more copy, which runs the program as it is, or in float64."""
 
-    eager: Callable[[bool], Twin]
+    eager: Callable[[bool], Isolated]
 
 
 def compiled(fn: Any) -> Any:
@@ -47,28 +47,28 @@ def compiled(fn: Any) -> Any:
 
 
 @contextlib.contextmanager
-def isolate_compiled(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[CompiledTwin]:
-    """The twin of what `compiled` returned. Within the block torch's random generators go their own way.
+def isolate_compiled(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[IsolatedCompiled]:
+    """A copy of what `compiled` returned. Within the block torch's random generators go their own way.
     Raises TypeError where another backend than tsfuser compiles it."""
     from torch._dynamo.eval_frame import innermost_backend
 
     context = context_of(fn)
     choices = _choices(innermost_backend(context.callback), name_of(fn))
-    program, owner = _twin_of(fn)
+    program, owner = _copied_program(fn)
     given = (*args, *kwargs.values())
 
     def call(function: Callable, given: Sequence[Any]) -> Any:
         plain = given[: len(args)]
         return function(*plain, **dict(zip(kwargs, given[len(args) :])))
 
-    def eager(exact: bool) -> Twin:
-        program, owner = _twin_of(fn)
+    def eager(exact: bool) -> Isolated:
+        program, owner = _copied_program(fn)
         values = given
         if exact:
             for module in owner:
                 module.double()
             values = tuple(mapped(value, _in_float64) for value in given)
-        return Twin(name_of(fn), owner, values, functools.partial(call, program))
+        return Isolated(name_of(fn), owner, values, functools.partial(call, program))
 
     def backend(module: Any, inputs: Any) -> Any:
         """One of its own, as compiled code is told apart by backends."""
@@ -80,7 +80,7 @@ def isolate_compiled(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         _separate(program), backend=backend, fullgraph=context.fullgraph, dynamic=context._dynamic
     )
     with generators_of((*owner, *given)), _left_as_found(backend):
-        yield CompiledTwin(name_of(fn), owner, given, functools.partial(call, again), eager)
+        yield IsolatedCompiled(name_of(fn), owner, given, functools.partial(call, again), eager)
 
 
 def _in_float64(tensor: torch.Tensor) -> torch.Tensor:
@@ -139,15 +139,15 @@ def original_of(fn: Any) -> Any:
     return found
 
 
-def _twin_of(fn: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _copied_program(fn: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The program on copies of its modules, and those copies."""
     original = original_of(fn)
     if isinstance(original, torch.nn.Module):
-        module = twin_of(original)
+        module = copied_module(original)
         return module, (module,)
     owner = getattr(original, "__self__", None)
     if isinstance(owner, torch.nn.Module):
-        module = twin_of(owner)
+        module = copied_module(owner)
         if original.__func__ is torch.nn.Module._call_impl:  # of `module.compile()`
             return module, (module,)
         return types.MethodType(original.__func__, module), (module,)
