@@ -1,6 +1,7 @@
 """What the passes over FX graphs share: inserting nodes, and reading facts of nodes.
 
 insert.py   puts ops before a node, with their traced results
+strides.py  the ops that read the strides of their operands
 updates.py  the inputs that the program changes
 types.py, sizes.py   types and size expressions, as torch._C.Graph has them
 places.py   the lines of the user's program

@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 from .... import log
 from ....ops import table
 from ..fx.insert import PART, Insert, evaluate
+from ..fx.strides import reads_strides
 from ..fx.types import hint, order_of
 from ..rewrites.simplify import FORMS, RELAID
 from .layout_choice import CONVOLUTION, why_not
@@ -45,11 +46,8 @@ _KERNELS = frozenset(
         upsample_bilinear2d_backward upsample_bicubic2d upsample_bicubic2d_backward
         mm addmm bmm baddbmm sym_size sym_numel""".split()
 )
-#: Views that depend on strides, and kernels that assume row-major operands
-_BY_STRIDES = frozenset(
-    f"aten::{name}"
-    for name in "as_strided _reshape_alias native_group_norm native_group_norm_backward".split()
-)
+#: Kernels that assume row-major operands
+_ROW_MAJOR = frozenset(("aten::native_group_norm", "aten::native_group_norm_backward"))
 
 
 def channels_last(module: fx.GraphModule, wanted: bool | None, inference: bool) -> None:
@@ -188,7 +186,9 @@ def _is_free(node: fx.Node) -> bool:
         return _rank(node.args[0]) == 4
     if op is operator.getitem:
         return True
-    if not isinstance(op, torch._ops.OpOverload) or op._schema.is_mutable or op._schema.name in _BY_STRIDES:
+    if not isinstance(op, torch._ops.OpOverload) or op._schema.is_mutable:
+        return False
+    if reads_strides(node) or op._schema.name in _ROW_MAJOR:
         return False
     if torch.Tag.nondeterministic_seeded in op.tags:  # the order in memory decides the numbers
         return False

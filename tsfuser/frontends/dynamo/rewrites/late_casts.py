@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ....ops import table
 from ..fx.insert import Insert, evaluate
+from ..fx.strides import reads_strides
 from ..fx.types import hint
 
 aten = torch.ops.aten
@@ -37,16 +38,6 @@ _PARTS = frozenset(
 )
 #: Ops that only read sizes.
 _SIZES = frozenset((aten.sym_size.int, aten.sym_numel.default))
-#: Ops that depend on more of their operand's layout than the order of its dims.
-_BY_STRIDES = frozenset(
-    (
-        aten.as_strided.default,
-        aten._reshape_alias.default,
-        aten.view.dtype,
-        aten.sym_stride.int,
-        aten.sym_storage_offset.default,
-    )
-)
 
 
 def cast_what_is_read(cast: fx.Node) -> bool:
@@ -115,7 +106,7 @@ def may_be_dense(part: fx.Node) -> bool:
     if any(map(_is_one_channel, seen)):
         return False
     users = [user for node in seen for user in node.users]
-    return not any(u.op == "output" or u.target in _BY_STRIDES or _may_write(u) for u in users)
+    return not any(u.op == "output" or reads_strides(u) or _may_write(u) for u in users)
 
 
 def _is_one_channel(part: fx.Node) -> bool:
