@@ -20,7 +20,7 @@ from kit.reductions import ROWS, Fused, check, rows_of, tensor
 from tsfuser import options
 from tsfuser.codegen import emit
 from tsfuser.planning import compile as pipeline
-from tsfuser.schedule import row_params
+from tsfuser.schedule import row_params, shared_rows
 
 pytestmark = pytest.mark.usefixtures("single_nodes")
 
@@ -34,8 +34,8 @@ def small(target, device, monkeypatch):
         pytest.skip("the device has no clusters")
     made, source, machine = [], emit.source, pipeline._machine
     monkeypatch.setattr(row_params, "MAX_ROW_THREADS", 64)
-    monkeypatch.setattr(row_params, "COOPERATIVE_THREADS", 64)
-    monkeypatch.setattr(row_params, "MAX_CLUSTER_VECTORS", 8)
+    monkeypatch.setattr(shared_rows, "COOPERATIVE_THREADS", 64)
+    monkeypatch.setattr(shared_rows, "MAX_CLUSTER_VECTORS", 8)
     monkeypatch.setattr(pipeline, "_machine", lambda device: replace(machine(device), multiprocessors=10))
     monkeypatch.setattr(emit, "source", lambda kernel: made.append(source(kernel)) or made[-1])
     tsfuser.reset()
@@ -52,7 +52,7 @@ def in_clusters(sources):
 def clusters(small, request, monkeypatch):
     """The same, of clusters that keep rows in registers, or in shared memory."""
     if request.param == "shared memory":
-        monkeypatch.setattr(row_params, "_in_registers", lambda *given: None)
+        monkeypatch.setattr(shared_rows, "_in_registers", lambda *given: None)
     yield small
     assert any(in_clusters(small))
     fetched = [text for text in small if "CLUSTER_KERNEL" in text and "fetch_wait" in text]

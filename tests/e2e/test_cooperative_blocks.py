@@ -19,7 +19,7 @@ from kit.reductions import ROWS, Fused, check, rows_of, tensor
 from tsfuser import options
 from tsfuser.codegen import emit
 from tsfuser.planning import compile as pipeline
-from tsfuser.schedule import row_params
+from tsfuser.schedule import row_choice, row_params, shared_rows
 
 pytestmark = pytest.mark.usefixtures("single_nodes")
 
@@ -31,7 +31,7 @@ def small(target, device, monkeypatch):
         pytest.skip("the host has no cooperative blocks, and fetches nothing")
     made, source, machine = [], emit.source, pipeline._machine
     monkeypatch.setattr(row_params, "MAX_ROW_THREADS", 64)
-    monkeypatch.setattr(row_params, "COOPERATIVE_THREADS", 64)
+    monkeypatch.setattr(shared_rows, "COOPERATIVE_THREADS", 64)
     monkeypatch.setattr(pipeline, "_machine", lambda device: replace(machine(device), multiprocessors=10))
     monkeypatch.setattr(emit, "source", lambda kernel: made.append(source(kernel)) or made[-1])
     tsfuser.reset()
@@ -106,9 +106,9 @@ def test_gradients(sources, device, result):
 @pytest.mark.parametrize("count, columns", [(57, 776), (3, 1000), (9, 1024)])
 def test_a_block_alone_fetches_its_next_row(small, device, monkeypatch, result, dtype, count, columns):
     """Where registers that hold the parameters' gradients leave too few for rows."""
-    monkeypatch.setattr(row_params, "MIN_BYTES_PER_SM", 1 << 30)
-    monkeypatch.setattr(row_params, "WARP_BLOCK_THREADS", 32)
-    monkeypatch.setattr(row_params, "COLUMN_BLOCK_THREADS", 128)
+    monkeypatch.setattr(row_choice, "MIN_BYTES_PER_SM", 1 << 30)
+    monkeypatch.setattr(row_choice, "WARP_BLOCK_THREADS", 32)
+    monkeypatch.setattr(row_choice, "COLUMN_BLOCK_THREADS", 128)
     check_gradients(result, rows_of(columns, count, device, dtype))
     assert any("fetch_wait" in text for text in small) and not any(
         "COOPERATIVE_KERNEL" in text for text in small

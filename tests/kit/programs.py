@@ -6,7 +6,7 @@ from tsfuser.ir.build import Builder
 from tsfuser.ir.call import Call, ScalarArg, TensorArg
 from tsfuser.lower.pipeline import lower
 from tsfuser.lower.verify import verify
-from tsfuser.schedule import choose
+from tsfuser.schedule import fusion_stages
 from tsfuser.schedule import verify as schedule_verify
 from tsfuser.schedule.machine import GPU
 
@@ -38,7 +38,7 @@ def build(program, *args, device="cuda:0"):
 
 def stages(call, fusion, machine=GPU):
     """All stages that the schedulers choose, verified, and the temporaries they asked for."""
-    found, allocations = choose(call, fusion, machine)
+    found, allocations = fusion_stages(call, fusion, machine)
     for _, stage in found:
         complaint = segment.verify(stage.segment) or schedule_verify.verify(stage.schedule)
         assert complaint is None, f"{complaint}\n{stage.segment}\n{stage.schedule}"

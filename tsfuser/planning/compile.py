@@ -23,7 +23,7 @@ from ..ir.call import Call
 from ..ir.fusion import Fusion
 from ..lower.kernel import Kernel, Param
 from ..lower.pipeline import lower
-from ..schedule import choose
+from ..schedule import fusion_stages
 from ..schedule.machine import PORTABLE_CLUSTER_BLOCKS, Machine
 from ..schedule.proposal import Stage
 from ..schedule.reuse import reuses
@@ -102,7 +102,7 @@ def lower_fusion(call: Call, fusion: Fusion, device: str, batched: bool = False)
     dumps.show("fusion_ir", "fusion", fusion)
     for word in ("fusion_args", "kernel_args", "print_args"):
         dumps.show(word, "arguments of the first call of a class", *call.args, between="\n")
-    stages, allocations = choose(call, fusion, machine)
+    stages, allocations = fusion_stages(call, fusion, machine)
     lowered = []
     for part, stage in stages:
         interrupts.check()

@@ -7,9 +7,9 @@ In: a Segment. Out: the Proposal of the first scheduler that takes it. Example:
     [stage] = proposal.stages(allocations)
 """
 
-from .choose import choose
 from .moments import expanded
 from .proposal import Proposal, Stage
 from .schedulers import propose
+from .stages import fusion_stages
 
-__all__ = ["Proposal", "Stage", "choose", "expanded", "propose"]
+__all__ = ["Proposal", "Stage", "expanded", "fusion_stages", "propose"]

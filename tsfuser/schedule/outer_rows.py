@@ -28,7 +28,7 @@ from .machine import EXCHANGED, Machine, column_bytes
 from .placement import costly_terms, with_saved_values
 from .pointwise import is_wide, vector_width
 from .proposal import Proposal, Stage
-from .row_params import bucket
+from .row_choice import bucket
 
 MIN_SLAB_BYTES = 64  # bytes of a row of a slab: what memory reads at a time
 MAX_ACROSS = 32  # threads along a row of a slab
@@ -122,7 +122,7 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
         return "its reductions run over the contiguous dim, or over different dims"
     if not call.decide(sz.lt(0, slabs.space.elements)):
         return "it has no elements"
-    params = choose(call, segment, slabs, machine)
+    params = choose_outer_row_params(call, segment, slabs, machine)
     if params is None:
         return "its reduced dims have more elements than a block can keep"
     if call.decide(sz.lt(slabs.count(params.columns), machine.multiprocessors // 2)):
@@ -132,7 +132,9 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     )
 
 
-def choose(call: Call, segment: Segment, slabs: _Slabs, machine: Machine) -> OuterRowParams | None:
+def choose_outer_row_params(
+    call: Call, segment: Segment, slabs: _Slabs, machine: Machine
+) -> OuterRowParams | None:
     """The widest slabs that are still enough to keep the machine busy. None if columns are too long, or if
     shared memory has no room for what threads exchange."""
     vector = vector_width(call, slabs.space, machine)

@@ -40,11 +40,13 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     if segment.reductions:
         return "it has reductions"
     space = domain(call, segment)
-    params = choose(call, segment, space, machine)
+    params = choose_pointwise_params(call, segment, space, machine)
     return Proposal(params, lambda _: [Stage(segment, apply(space, params, machine), params)])
 
 
-def choose(call: Call, segment: Segment, domain: Domain, machine: Machine) -> PointwiseParams:
+def choose_pointwise_params(
+    call: Call, segment: Segment, domain: Domain, machine: Machine
+) -> PointwiseParams:
     """The vector width follows from the alignment. A thread unrolls until `machine.flight` bytes of input are
     in flight, or registers would run out. If instructions take longer than memory, more threads hide that
     better: there is no unrolling, and no vector if the device has room for one thread per element."""

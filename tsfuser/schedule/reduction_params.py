@@ -80,7 +80,7 @@ def plan(
     axes = segment.reductions[0].axes
     reduced = tuple(d for d in space.dims if d.axes and d.axes[0] in axes)
     sides = Sides(space, tuple(d for d in space.dims if d not in reduced), reduced)
-    params = _choose(call, segment, sides, machine)
+    params = _choose_reduction_params(call, segment, sides, machine)
     if params.inner and machine.has_threads and len(reduced) > 1:
         params = _deep(call, sides, params, machine)
     return sides, params, _shape(sides, params, machine, small)
@@ -104,7 +104,7 @@ def _extent(dims: Sequence[Dim]) -> Size:
     return sz.product([d.extent for d in dims])
 
 
-def _choose(call: Call, segment: Segment, sides: Sides, machine: Machine) -> ReductionParams:
+def _choose_reduction_params(call: Call, segment: Segment, sides: Sides, machine: Machine) -> ReductionParams:
     space = sides.space
     inner = space.dims[-1] in sides.reduced
     wide = is_wide(call, space)

@@ -32,8 +32,9 @@ from .machine import Machine
 from .partials import parted
 from .placement import with_saved_values
 from .proposal import Proposal, Stage
+from .row_choice import choose_row_params
 from .row_loops import apply
-from .row_params import RowParams, blocks_at_once, choose, fits, parts_of_all_rows
+from .row_params import RowParams, blocks_at_once, fits, parts_of_all_rows
 from .row_space import Rows, rows_of
 from .sweeps import sweeps_of
 
@@ -53,7 +54,7 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     rows, _, columns = rows_of(call, segment)
     if len(rows.along) > 1 and not segment.uses_reductions:
         return "its rows are in several pieces, and nothing depends on its reductions"
-    params = choose(call, segment, machine)
+    params = choose_row_params(call, segment, machine)
     return Proposal(
         params,
         lambda allocations: _stages(call, segment, machine, params, allocations),
@@ -74,13 +75,13 @@ def _refusal(call: Call, segment: Segment, machine: Machine) -> str | None:
     few = machine.multiprocessors // 2
     if (
         call.decide(sz.both(sz.lt(rows.count, few), sz.lt(LONG_ROW, rows.length)))
-        and not choose(call, segment, machine).cooperative
+        and not choose_row_params(call, segment, machine).cooperative
     ):
         return "its rows are long and too few to keep the machine busy"
     if any(op.combine in MOMENTS for op in columns):
         return "moments of columns are three numbers each, which would not fit into registers"
     if columns:
-        params = choose(call, segment, machine)
+        params = choose_row_params(call, segment, machine)
         if not fits(rows, params):
             return "a row and its part of the columns do not fit into registers"
     return None

@@ -40,13 +40,13 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     if segment.reductions:
         return "it has reductions"
     space = domain(call, segment)
-    params = choose(call, space, machine)
+    params = choose_transpose_params(call, space, machine)
     if params is None:
         return "no operand is transposed, or its dims are short"
     return Proposal(params, lambda _: [Stage(segment, apply(space, params, machine), params)])
 
 
-def choose(call: Call, domain: Domain, machine: Machine) -> TransposeParams | None:
+def choose_transpose_params(call: Call, domain: Domain, machine: Machine) -> TransposeParams | None:
     """The parameters; None if no input needs a tile, or if the dims are too short for one."""
     col = len(domain.dims) - 1
     if col < 1:

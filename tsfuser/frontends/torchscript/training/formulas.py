@@ -60,7 +60,7 @@ def choose_gradients(saved: SavedValues) -> None:
         if node.kind() == "aten::masked_fill"
     }
     for node in _nodes(saved, "aten::mul") if conditions else ():
-        _choose(saved, node, stands_for, conditions)
+        _choose_gradient(saved, node, stands_for, conditions)
 
 
 def share_ties(saved: SavedValues) -> None:
@@ -136,7 +136,7 @@ def _replace(saved: SavedValues, node: Node, kind: str, operands: list[Value]) -
     node.destroy()
 
 
-def _choose(
+def _choose_gradient(
     saved: SavedValues, node: Node, stands_for: dict[str, Value], conditions: dict[str, bool]
 ) -> None:
     """`grad * c.type_as(grad)` -> `where(c, grad, 0)`; with `c.bitwise_not()` the other way round, or

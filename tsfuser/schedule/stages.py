@@ -1,7 +1,7 @@
 """From a Fusion to the kernels that compute it.
 
 In: a Fusion. Out: the stages of all its segments, in the order of their launches, and the tensors that the
-plan has to allocate for them. Example: `stages, allocations = choose(call, fusion, GPU)`.
+plan has to allocate for them. Example: `stages, allocations = fusion_stages(call, fusion, GPU)`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from .schedulers import is_one_pass, propose
 from .tails import joined
 
 
-def choose(call: Call, fusion: Fusion, machine: Machine) -> tuple[list[tuple[int, Stage]], Allocations]:
+def fusion_stages(
+    call: Call, fusion: Fusion, machine: Machine
+) -> tuple[list[tuple[int, Stage]], Allocations]:
     """(number of the segment, stage) for each kernel, and the allocations. Raises Refusal if no scheduler
     takes a segment."""
     allocations = Allocations(len(fusion.outputs))

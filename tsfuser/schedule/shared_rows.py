@@ -1,0 +1,154 @@
+"""Rows that several blocks share: the blocks of a cluster, or blocks that run at the same time.
+
+In: rows that are too long for the registers of one block, and what is decided of them. Out: `RowParams`, or
+None where one block does better. Example: the gradient of a softmax over 100,000 floats is a cluster per row,
+which holds it in registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir import size as sz
+from ..ir.call import Call
+from ..segment import Segment
+from .machine import Machine
+from .placement import costly_terms
+from .row_params import RowParams, blocks_at_once, blocks_per_row, multiprocessors_of_cluster
+from .row_space import Rows
+
+COOPERATIVE_THREADS = 512  # threads of a cooperative block
+COLUMN_REGISTERS = 48  # registers of a thread of a cooperative block for columns
+COOPERATIVE_BLOCKS_PER_SM = 3  # at most: one has work while others wait
+# sets of cooperative blocks that should run at the same time, if there are enough rows: with fewer, more of
+# the blocks that make no whole set would be idle
+BLOCK_SETS = 2
+# of a cluster that holds its row in registers:
+CLUSTER_REGISTERS = 32  # registers of a thread for everything but the row
+CLUSTER_BLOCKS_PER_SM = (2, 1)  # blocks of a multiprocessor: the first number for which registers hold a row
+MAX_CLUSTER_VECTORS = 32  # vectors of each tensor that a thread keeps
+CLUSTER_ACCESS = 8  # bytes of each access, at least
+EXCHANGE_BYTES = 4096  # shared memory of a cooperative block for what its threads exchange
+
+
+def of_several_blocks(
+    call: Call, segment: Segment, rows: Rows, given: RowParams, machine: Machine
+) -> RowParams | None:
+    """By a cluster if that is faster, else by cooperative blocks; None if neither can hold a row."""
+    return _clustered(call, segment, rows, given, machine) or _shared(call, rows, given, machine)
+
+
+def _clustered(
+    call: Call, segment: Segment, rows: Rows, given: RowParams, machine: Machine
+) -> RowParams | None:
+    """For rows that the blocks of a cluster can hold, if there are enough rows to keep all multiprocessors
+    busy; else None. Registers hold a row if they have room and nothing is added up over rows. Then several
+    clusters share the multiprocessors, and one loads while another combines or stores. Else shared memory
+    holds it.
+
+    On an H200, clusters with rows in registers take 0.69 to 0.92 of the time of cooperative blocks if two
+    tensors are read (gradients of softmax and batch norm). If one tensor is read, or accesses are narrow,
+    they take up to 1.5 times as long: there it is better to fetch the next row at the same time. Clusters
+    with rows in shared memory are slower."""
+    if not machine.cluster_blocks:
+        return None
+    wide = min((a.itemsize for a in rows.streamed), default=0) * given.vector >= CLUSTER_ACCESS
+    if not given.columns and (machine.any_clusters or (wide and len(rows.streamed) > 1)):
+        params = _in_registers(call, segment, rows, given, machine)
+        if params is not None:
+            return params
+    return _shared(call, rows, replace(given, cluster=True), machine) if machine.any_clusters else None
+
+
+def _in_registers(
+    call: Call, segment: Segment, rows: Rows, given: RowParams, machine: Machine
+) -> RowParams | None:
+    inner = len(rows.space.dims) - 1
+    common = [a.itemsize for a in rows.space.loads if a not in rows.streamed and a.moves(inner)]
+    each = given.vector * (rows.bytes + sum(common) + 4 * costly_terms(segment))
+    for resident in CLUSTER_BLOCKS_PER_SM:
+        room = machine.registers // (resident * COOPERATIVE_THREADS) - CLUSTER_REGISTERS
+        most = min(MAX_CLUSTER_VECTORS, 4 * room // max(each, 1))
+        if most < 1 or resident * COOPERATIVE_THREADS > machine.threads_per_multiprocessor:
+            continue
+        params = replace(
+            given,
+            unroll=most,
+            persistent=True,
+            cooperative=True,
+            cluster=True,
+            threads=COOPERATIVE_THREADS,
+            resident=resident,
+        )
+        if not _fits_cluster(call, rows, params, machine):
+            continue
+        if call.varies:
+            return params
+        vectors = sz.ceildiv(rows.length, COOPERATIVE_THREADS * given.vector)
+        # the last block of a row has as much work as the others
+        return replace(params, unroll=call.decide(sz.ceildiv(vectors, blocks_per_row(rows, params))))
+    return None
+
+
+def _fits_cluster(call: Call, rows: Rows, params: RowParams, machine: Machine) -> bool:
+    """Whether a row has no more blocks than a cluster may have, and all rows together have at least as many
+    as the device has multiprocessors."""
+    blocks = blocks_per_row(rows, params)
+    most = min(machine.cluster_blocks, multiprocessors_of_cluster(machine) * params.resident)
+    return bool(
+        call.decide(sz.le(blocks, most)) and call.decide(sz.le(machine.multiprocessors, rows.count * blocks))
+    )
+
+
+def _shared(call: Call, rows: Rows, given: RowParams, machine: Machine) -> RowParams | None:
+    """For rows that need several blocks. None if a row needs more blocks than run at the same time, or, if
+    `given` says `cluster`, more than a cluster has. A multiprocessor has as many blocks as possible with at
+    least two vectors for each thread; but only one block with columns, which take registers."""
+    if not given.whole:  # a whole vector is fetched, or nothing
+        given = replace(given, vector=1, whole=True)
+    for resident in range(
+        1
+        if given.columns
+        else min(COOPERATIVE_BLOCKS_PER_SM, machine.threads_per_multiprocessor // COOPERATIVE_THREADS),
+        0,
+        -1,
+    ):
+        vectors = min(
+            8,
+            (machine.shared_per_multiprocessor // resident - EXCHANGE_BYTES)
+            // (2 * COOPERATIVE_THREADS * given.vector * max(rows.bytes, 1)),
+        )
+        if given.columns:
+            vectors = min(vectors, COLUMN_REGISTERS // (given.vector * given.columns))
+        if vectors < 1 or (vectors < 2 and resident > 1):
+            continue
+        all_vectors = sz.ceildiv(rows.length, COOPERATIVE_THREADS * given.vector)
+        # the last block of a row has as much work as the others
+        vectors = call.decide(sz.ceildiv(all_vectors, sz.ceildiv(all_vectors, vectors)))
+        unroll = vectors  # columns can stay in registers only if the loop over them is unrolled
+        if not given.columns and any(
+            a.moves(len(rows.space.dims) - 1) and a not in rows.streamed for a in rows.space.loads
+        ):
+            # an unrolled loop has its loads first: tensors that all rows share would take too many registers
+            unroll = next((u for u in (3, 2) if vectors % u == 0), 1)
+        params = replace(
+            given,
+            unroll=unroll,
+            rounds=vectors // unroll,
+            persistent=True,
+            cooperative=True,
+            threads=COOPERATIVE_THREADS,
+            prefetched=True,
+            resident=resident,
+        )
+        if given.cluster:
+            if _fits_cluster(call, rows, params, machine):
+                return params
+        elif call.decide(
+            sz.le(
+                blocks_per_row(rows, params) * sz.minimum(rows.count, BLOCK_SETS),
+                blocks_at_once(params, machine),
+            )
+        ):
+            return params
+    return None
