@@ -55,6 +55,42 @@ def test_nothing_passes_what_writes_to_its_operands(writer):
     assert order_of(text)[-2:] == ["t", "mm"]
 
 
+UPDATE = f"""
+graph(%g : {BIG}, %w : {SMALL}, %saved : {BIG}):
+  %x : {BIG} = aten::mm(%g, %w)
+  %new : {SMALL} = mine::group(%w, %saved)
+  return (%x, %new)
+"""
+STORED = f"""
+graph(%old : {SMALL}, %saved : {BIG}):
+  %none : NoneType = prim::Constant()
+  %sum : Float(requires_grad=0, device=cpu) = aten::sum(%saved, %none)
+  %new : {SMALL} = aten::mul(%old, %sum)
+  return (%new)
+"""
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_nothing_passes_a_group_that_writes_to_its_operands(stores):
+    subgraph = torch._C.parse_ir(STORED)
+    if stores:
+        (new,) = subgraph.outputs()
+        store = subgraph.create("tsfuser::store", [next(subgraph.inputs()), new], 1)
+        store.insertAfter(new.node())
+        subgraph.return_node().replaceInput(0, store.output())
+    graph = torch._C.parse_ir(UPDATE)
+    place = graph.findNode("mine::group")
+    group = graph.create("prim::CudaFusionGroup", list(place.inputs()), 1)
+    group.insertBefore(place)
+    group.g_("Subgraph", subgraph)
+    group.output().setType(place.output().type())
+    place.output().replaceAllUsesWith(group.output())
+    place.destroy()
+    free_early(graph)
+    kinds = [node.kind() for node in graph.nodes()]
+    assert kinds == ["aten::mm", "prim::CudaFusionGroup"][:: 1 if stores else -1]
+
+
 def test_random_numbers_are_drawn_in_the_same_order():
     draw = f"""
 graph(%a : {BIG}, %b : {BIG}):

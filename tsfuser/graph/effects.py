@@ -75,7 +75,7 @@ def effect(node: Node) -> int:
     inner = [node.g("Subgraph")] if kind in _WITH_GRAPH else blocks(node)
     if inner:
         found = max((effect(n) for block in inner for n in block.nodes()), default=PURE)
-        return PURE if found == WRITES and _keeps_to_itself(node) else found
+        return PURE if found == WRITES and blocks(node) and _keeps_to_itself(node) else found
     if kind == "prim::RaiseException" or kind == "prim::Print" or kind in _ACTING:
         return ACTS
     found = schema(node) if kind.startswith(("aten::", "tsfuser::")) else None
