@@ -14,7 +14,7 @@ from tsfuser.ir.verify import verify
 from tsfuser.schedule import expanded
 from tsfuser.schedule.machine import GPU
 from tsfuser.schedule.schedulers import is_one_pass
-from tsfuser.segment import Allocations, segments
+from tsfuser.segment import Allocations, BufferKind, segments
 
 
 def scaled(builder, x, y, n):
@@ -129,7 +129,7 @@ def test_what_needs_the_total_comes_after_it():
 
     first, second = split(program, tensor(64, 8), tensor(8))
     assert first.reductions and not second.reductions
-    assert {b.kind for b in second.loads} == {"input", "allocation"}
+    assert {b.kind for b in second.loads} == {BufferKind.INPUT, BufferKind.ALLOCATION}
 
 
 def test_a_large_reduction_is_split_over_blocks():

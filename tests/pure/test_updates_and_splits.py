@@ -16,6 +16,7 @@ from tsfuser.ir.text import read
 from tsfuser.ir.verify import verify
 from tsfuser.ir.views import merged, split, view
 from tsfuser.ops.table import find
+from tsfuser.segment import BufferKind
 
 
 def following(b, x, running):
@@ -30,7 +31,7 @@ def test_an_update_survives_the_text_and_is_stored_once():
     assert [(u.index, u.counted) for u in fusion.updates] == [(1, True)]
     assert verify(fusion) is None and read(str(fusion)) == fusion
     stores = [store for s in stages(call, fusion)[0] for store in s.segment.stores]
-    assert [(s.kind, s.index) for s in stores if s.kind == "update"] == [("update", 1)]
+    assert [(s.kind, s.index) for s in stores if s.kind is BufferKind.UPDATE] == [(BufferKind.UPDATE, 1)]
 
 
 def test_a_damaged_update_does_not_verify():
@@ -199,7 +200,7 @@ def test_what_does_not_nest_is_stored_and_read_again():
     found, temporaries = stages(call, fusion)
     assert [len(s.segment.ops) for s in found] == [2, 1] and len(temporaries) == 1
     [load] = found[1].segment.loads
-    assert (load.kind, load.index) == ("allocation", temporaries[0].index)
+    assert (load.kind, load.index) == (BufferKind.ALLOCATION, temporaries[0].index)
     assert [call.value(s) for s in load.strides] == [12, 1]
 
 
@@ -215,7 +216,7 @@ def test_reductions_wait_for_what_they_read_from_memory():
     stored = set()
     for stage in stages(call, fusion)[0]:
         assert not any(isinstance(op, Reshape) for op in stage.segment.ops)
-        assert all(b.kind == "input" or b.index in stored for b in stage.segment.loads)
+        assert all(b.kind is BufferKind.INPUT or b.index in stored for b in stage.segment.loads)
         stored.update(b.index for b in stage.segment.stores)
 
 

@@ -15,6 +15,7 @@ from ..ir.fusion import Lookup, Pointwise, Random, Value, Within
 from ..ir.values import Window
 from ..schedule.domain import Access
 from ..schedule.loops import Schedule
+from ..segment import BufferKind
 from . import index as ix
 from .arguments import Params
 from .combine import conversion
@@ -198,6 +199,6 @@ class Elements:
         """The C expression of the buffer; `qualifier` is `const ` for those that are read."""
         b = access.buffer
         name = b.value.name
-        if b.kind != "input" and qualifier == "":
+        if b.kind is not BufferKind.INPUT and qualifier == "":
             name = f"{name}_out"
-        return self.params.field(name, f"{qualifier}{b.value.dtype.ctype}*", (b.kind, b.index))
+        return self.params.field(name, f"{qualifier}{b.value.dtype.ctype}*", (b.kind.value, b.index))

@@ -14,7 +14,11 @@ from ..ir.call import Call, once_a_call
 from ..ir.fusion import Axis, Lookup
 from ..ir.size import Size
 from ..ir.values import Window
-from ..segment import Buffer, Segment
+from ..segment import Buffer, BufferKind, Segment
+
+#: Of the buffers with the most axes, the domain takes its order of axes from one that is stored (2), else
+#: from an input.
+_PREFERENCE = {BufferKind.LOOKUP: 0, BufferKind.INPUT: 1}
 
 
 @dataclass(frozen=True)
@@ -105,15 +109,18 @@ def domain(call: Call, segment: Segment, like: Domain | None = None) -> Domain:
     """
     memory = segment.loads + segment.stores
     randoms = tuple(
-        Buffer(op.output, "random", op.stream, op.linear_strides, sz.const(256)) for op in segment.randoms
+        Buffer(op.output, BufferKind.RANDOM, op.stream, op.linear_strides, sz.const(256))
+        for op in segment.randoms
     )
-    lookups = tuple(Buffer(op.output, "lookup", op.table, op.strides, op.alignment) for op in segment.lookups)
+    lookups = tuple(
+        Buffer(op.output, BufferKind.LOOKUP, op.table, op.strides, op.alignment) for op in segment.lookups
+    )
     buffers = memory + randoms + lookups
     tables = tuple(_in_order(b, op) for b, op in zip(lookups, segment.lookups))
     reduced = {axis: tuple(axis in op.axes for op in segment.reductions) for axis in segment.axes}
     reference = max(
         memory + tables,
-        key=lambda b: (len(b.value.axes), b.kind not in ("input", "lookup"), b.kind != "lookup"),
+        key=lambda b: (len(b.value.axes), _PREFERENCE.get(b.kind, 2)),
     )
     axes = (
         [a for d in like.dims for a in d.axes]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from ..ir.fusion import Fusion
 from ..ir.size import Size
-from ..segment import Segment
+from ..segment import BufferKind, Segment
 from .domain import Access, Domain
 from .proposal import Stage
 from .sweeps import sweeps_of
@@ -51,7 +51,7 @@ def reuses(fusion: Fusion, stages: Sequence[Stage]) -> tuple[Reuse, ...]:
     earlier: set[int] = set()  # allocations that kernels before have touched: nothing has to be there yet
     made: list[Reuse] = []
     for stage in stages:
-        own = {b.index for b in stage.segment.stores if b.kind == "allocation"}
+        own = {b.index for b in stage.segment.stores if b.kind is BufferKind.ALLOCATION}
         made += [r for r in found if r.allocation in own - earlier]
         earlier |= own
     return tuple(made)
@@ -59,7 +59,7 @@ def reuses(fusion: Fusion, stages: Sequence[Stage]) -> tuple[Reuse, ...]:
 
 def _read(segment: Segment) -> set[int]:
     """The arguments that the segment reads."""
-    return {b.index for b in segment.loads if b.kind == "input"} | {
+    return {b.index for b in segment.loads if b.kind is BufferKind.INPUT} | {
         op.seed for op in segment.randoms if op.seed is not None
     }
 
@@ -73,7 +73,7 @@ def _in_kernel(stage: Stage) -> list[Reuse]:
     found = []
     for store in schedule.domain.stores:
         name = store.buffer.value.name
-        if store.buffer.kind != "allocation" or not store.buffer.value.dtype.is_floating:
+        if store.buffer.kind is not BufferKind.ALLOCATION or not store.buffer.value.dtype.is_floating:
             continue
         operands = _operands(segment, name)
         for load in schedule.domain.loads:
@@ -101,9 +101,14 @@ def _operands(segment: Segment, name: str) -> set[str]:
 def _is_read_once(segment: Segment, load: Access) -> bool:
     """Whether the load reads an argument from its first element on, and no other load reads that argument."""
     buffer = load.buffer
-    if buffer.kind != "input" or buffer.by_value or buffer.windows or not (buffer.offset.is_const):
+    if (
+        buffer.kind is not BufferKind.INPUT
+        or buffer.by_value
+        or buffer.windows
+        or not (buffer.offset.is_const)
+    ):
         return False
-    readers = [b for b in segment.loads if (b.kind, b.index) == ("input", buffer.index)]
+    readers = [b for b in segment.loads if (b.kind, b.index) == (BufferKind.INPUT, buffer.index)]
     seeds = {op.seed for op in segment.randoms}
     return buffer.offset.a == 0 and len(readers) == 1 and buffer.index not in seeds
 

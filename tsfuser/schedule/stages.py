@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..errors import Refusal
 from ..ir.call import Call
 from ..ir.fusion import Fusion
-from ..segment import Allocations, segments
+from ..segment import Allocations, BufferKind, segments
 from .machine import Machine
 from .moments import expanded
 from .proposal import Proposal, Stage
@@ -40,7 +40,7 @@ def _check_updates(stages: list[Stage]) -> None:
     """Raises Refusal if a kernel would read an argument that an earlier kernel has changed."""
     changed: set[int] = set()
     for stage in stages:
-        loads = {b.index for b in stage.segment.loads if b.kind == "input"}
+        loads = {b.index for b in stage.segment.loads if b.kind is BufferKind.INPUT}
         if not changed.isdisjoint(loads | {op.table for op in stage.segment.lookups}):
             raise Refusal("a tensor that is changed in place would be read afterwards")
-        changed |= {b.index for b in stage.segment.stores if b.kind == "update"}
+        changed |= {b.index for b in stage.segment.stores if b.kind is BufferKind.UPDATE}

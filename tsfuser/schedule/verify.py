@@ -11,7 +11,7 @@ from collections import Counter
 from ..ir import size as sz
 from ..ir.code import read as read_record
 from ..ir.size import Size
-from ..segment import Buffer
+from ..segment import Buffer, BufferKind
 from .domain import Access, Dim, Domain
 from .loops import BINDINGS, PLACES, SCOPES, Cooperative, Fuse, Loop, Placement, Reduction, Schedule, Split
 
@@ -21,7 +21,19 @@ _ONCE = ("block", "thread.x", "thread.y", "rows", "vector", "simd")  # at most o
 def read(text: str) -> Schedule:
     """The Schedule that `str` has printed."""
     return read_record(
-        text, Schedule, Domain, Dim, Access, Buffer, Loop, Split, Fuse, Placement, Reduction, Cooperative
+        text,
+        Schedule,
+        Domain,
+        Dim,
+        Access,
+        Buffer,
+        BufferKind,
+        Loop,
+        Split,
+        Fuse,
+        Placement,
+        Reduction,
+        Cooperative,
     )
 
 

@@ -7,7 +7,7 @@ In: a Fusion. Out: ordered Segments. Example: `segments(call, fusion, Allocation
 """
 
 from .cut import segments
-from .records import Allocations, Buffer, Segment, Temporary, read
+from .records import Allocations, Buffer, BufferKind, Segment, Temporary, read
 from .verify import verify
 
-__all__ = ["Allocations", "Buffer", "Segment", "Temporary", "read", "segments", "verify"]
+__all__ = ["Allocations", "Buffer", "BufferKind", "Segment", "Temporary", "read", "segments", "verify"]

@@ -17,7 +17,7 @@ from ..ir import size as sz
 from ..ir.call import Call
 from ..ir.fusion import Axis, Fusion, Op, Reduce, Reshape, TensorInput, Value
 from . import tables
-from .records import Allocations, Buffer, Segment, row_major, sizes_of
+from .records import Allocations, Buffer, BufferKind, Segment, row_major, sizes_of
 
 WORTH_A_LAUNCH = 1 << 18  # elements: to store as many costs more than to launch another kernel
 
@@ -40,7 +40,9 @@ def segments(
             if _is_awaited(cut, level, op):
                 cut.add(_plain_pass(cut, level, op))
         unstored = [
-            v for v in dict.fromkeys(level.outputs) if cut.is_pending(v) or cut.memory[v.name].kind == "input"
+            v
+            for v in dict.fromkeys(level.outputs)
+            if cut.is_pending(v) or cut.memory[v.name].kind is BufferKind.INPUT
         ]
         for values in _by_space(call, cut, unstored):
             cut.add(values)
@@ -61,11 +63,12 @@ class _Dependences:
     @staticmethod
     def of(fusion: Fusion) -> _Dependences:
         stored = {
-            o.value.name: Buffer(o.value, "allocation", k, o.steps, sz.const(256))
+            o.value.name: Buffer(o.value, BufferKind.ALLOCATION, k, o.steps, sz.const(256))
             for k, o in enumerate(fusion.outputs)
         }
         stored |= {
-            u.value.name: Buffer(u.value, "update", u.index, u.strides, u.alignment) for u in fusion.updates
+            u.value.name: Buffer(u.value, BufferKind.UPDATE, u.index, u.strides, u.alignment)
+            for u in fusion.updates
         }
         return _Dependences(
             {op.output.name: op for op in fusion.ops},
@@ -147,7 +150,7 @@ class _Cut:
 
 def _unnumbered(value: Value) -> Buffer:
     """A temporary that may never be allocated."""
-    return Buffer(value, "allocation", -1, row_major(sizes_of(value)), sz.const(256))
+    return Buffer(value, BufferKind.ALLOCATION, -1, row_major(sizes_of(value)), sz.const(256))
 
 
 def _add_tables(call: Call, cut: _Cut, level: _Level) -> None:
@@ -155,7 +158,8 @@ def _add_tables(call: Call, cut: _Cut, level: _Level) -> None:
 
     def between(value: Value) -> tuple[list[Op], list[Buffer]]:
         stored = cut.dependences.stored.get(value.name)
-        if stored is not None and stored.kind == "update":  # the new value of an argument is not read back
+        # the new value of an argument is not read back
+        if stored is not None and stored.kind is BufferKind.UPDATE:
             return [], []
         return cut.dependences.between(cut.memory, [value])
 
@@ -305,7 +309,7 @@ def _reduces_same_axes(a: Reduce, b: Reduce) -> bool:
 
 def _input_buffer(i: TensorInput) -> Buffer:
     alignment = _alignment_at(i.offset, i.alignment, i.value)
-    return Buffer(i.value, "input", i.index, i.strides, alignment, i.by_value, i.offset, i.windows)
+    return Buffer(i.value, BufferKind.INPUT, i.index, i.strides, alignment, i.by_value, i.offset, i.windows)
 
 
 def _reshaped(source: Buffer, op: Reshape) -> Buffer:
@@ -325,7 +329,7 @@ def _alignment_at(offset: sz.Size, alignment: sz.Size, value: Value) -> sz.Size:
 
 
 def _ordered(buffers: list[Buffer]) -> tuple[Buffer, ...]:
-    return tuple(sorted(buffers, key=lambda b: (b.kind != "input", b.index)))
+    return tuple(sorted(buffers, key=lambda b: (b.kind is not BufferKind.INPUT, b.index)))
 
 
 def _axes(ops: list[Op], loads: list[Buffer]) -> tuple[Axis, ...]:

@@ -4,11 +4,13 @@ In: made by `cut.segments`. Out: frozen records that schedulers read. `str(segme
 `read(str(s)) == s`. Example of a segment that adds one:
 
     Segment((pointwise('add', 'add', (x0, literal(1.0, float64)), float32, add_0),),
-            (Buffer(x0, 'input', 0, (const(1),), align0),), (Buffer(add_0, 'allocation', 0, ...),), (a0,))
+            (Buffer(x0, BufferKind.INPUT, 0, (const(1),), align0),),
+            (Buffer(add_0, BufferKind.ALLOCATION, 0, ...),), (a0,))
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from ..ir import size as sz
@@ -19,20 +21,27 @@ from ..ir.size import Size
 from ..ir.values import Window
 
 
+class BufferKind(enum.Enum):
+    """What a Buffer is, and what its `index` counts."""
+
+    INPUT = "input"  # a group argument that the kernel reads
+    UPDATE = "update"  # a group argument to which the kernel stores
+    ALLOCATION = "allocation"  # a tensor that the plan allocates
+    LOOKUP = "lookup"  # a group argument that is read at the indices that an operand of the op holds
+    RANDOM = "random"  # no memory: a random stream, read at the linear index of an element
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 @dataclass(frozen=True)
 class Buffer:
     """A tensor in memory. `strides` (in elements) has one entry per dim of `value`; `alignment` is in bytes;
-    `offset` and `windows` are those of `fusion.TensorInput`. `kind` is
-
-    input       group argument `index`
-    allocation  number `index` of the plan's allocations
-    update      the memory of group argument `index`, to which the kernel stores
-    lookup      as `input`, but read at the indices that an operand of the op holds
-    random      no memory: the linear index of random stream `index`
-    """
+    `offset` and `windows` are those of `fusion.TensorInput`. Example: the argument 2 of the group is a Buffer
+    of the kind INPUT with the index 2."""
 
     value: Value
-    kind: str
+    kind: BufferKind
     index: int
     strides: tuple[Size, ...]
     alignment: Size
@@ -125,7 +134,7 @@ class Allocations:
             strides = (sz.ceildiv(strides[0], multiple) * multiple, *strides[1:])
         temporary = Temporary(value, sizes, strides, self.outputs + len(self.temporaries))
         self.temporaries.append(temporary)
-        return Buffer(value, "allocation", temporary.index, temporary.strides, sz.const(256))
+        return Buffer(value, BufferKind.ALLOCATION, temporary.index, temporary.strides, sz.const(256))
 
 
 def sizes_of(value: Value) -> tuple[Size, ...]:
@@ -144,4 +153,4 @@ def row_major(sizes: tuple[Size, ...]) -> tuple[Size, ...]:
 
 def read(text: str) -> Segment:
     """The Segment that `str` has printed."""
-    return read_record(text, Segment, Buffer)
+    return read_record(text, Segment, Buffer, BufferKind)
