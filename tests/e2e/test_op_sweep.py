@@ -214,6 +214,8 @@ UNLISTED = {
     "tsfuser::rms_norm_backward": "made by autodiff: test_differentiable_norms",
     "tsfuser::is_positive": "made of relu's gradient: test_relu_mask",
     "tsfuser::packed": "made of operands of matrix products: test_matmul_operands",
+    "tsfuser::rounded": "made in regions of thunder: test_thunder_narrow",
+    "tsfuser::unrounded": "made in regions of thunder: test_thunder_narrow",
     "tsfuser::seeded_dropout": "made of dropouts of torch.compile: test_compile_dropout",
     "tsfuser::store": "made of copies at the end of compiled graphs: test_compile_in_place",
     "tsfuser::laid_out": "the layout of gradients: test_gradient_layout",

@@ -10,7 +10,7 @@ from ..ir.fusion import Value
 from ..ir.limits import convertible
 from ..ir.symbols import define
 from .elementwise import converted, round_number
-from .table import ALL, composite, scalar_type
+from .table import ALL, FLOATING, composite, scalar_type
 
 define("fill", "convert<{ctype}>({1})", cheap=True)
 
@@ -112,6 +112,21 @@ def clone(b: Builder, self, memory_format: int | None = None) -> Value:
         return b.laid_out(b.pointwise("copy", (self,), self.dtype, layouts=()), order)
     check_options(b, memory_format=memory_format)
     return _cast(b, self, self.dtype, copy=True)
+
+
+@composite("tsfuser::rounded", dtypes=FLOATING, sizes="first", smooth=True)
+def rounded(b: Builder, self) -> Value:
+    """`self`, rounded to its dtype for those who read it in its group, too"""
+    symbol = "copy" if self.dtype.register is self.dtype else f"round_to_{self.dtype}"
+    return b.copied(b.pointwise(symbol, (self,), self.dtype, layouts=()), self)
+
+
+@composite("tsfuser::unrounded", dtypes=FLOATING, sizes="first", smooth=True)
+def unrounded(b: Builder, self, dtype: int) -> Value:
+    """`self` as a float `dtype`, to which it is rounded where it is stored, and not before"""
+    if not scalar_type(dtype).is_floating:
+        raise Refusal("a cast to integers rounds")
+    return b.copied(b.pointwise("copy", (self,), scalar_type(dtype), layouts=()), self)
 
 
 @composite("tsfuser::packed", dtypes=ALL, sizes="first", smooth=True, copies=True)

@@ -8,7 +8,7 @@ as `aten::_softmax`; `linear` is not: "aten::addmm is not in the op table".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from ...planning import interrupts
 from ..dynamo.rewrites.simplify import simplify
 from ..dynamo.translation.translate import translate
 from . import dropout
+from .narrow import is_float_op
 from .retrace import function_of, graph_of
 
 #: Symbols that change an operand, and the mark that thunder sets where others see that.
@@ -42,10 +43,11 @@ _MOST = 4096  # answers that are kept
 @dataclass(frozen=True)
 class Claim:
     """`ops`: how many ops of torch compute elements, and do not just view them; `reason`: why the symbol is
-    not claimed, None where it is."""
+    not claimed, None where it is; `is_float_op`: it is one op, elementwise, with a float32 result."""
 
     ops: int = 0
     reason: str | None = None
+    is_float_op: bool = False
 
 
 class Claims:
@@ -137,11 +139,12 @@ def _claim(symbol: BoundSymbol) -> Claim:
         module = graph_of(function_of([symbol], operands, results), [_example(proxy) for proxy in operands])
         if symbol.sym.id not in dropout.NAMES and any(map(_is_random, module.graph.nodes)):
             return Claim(reason="it draws random numbers")
+        calls = [node for node in module.graph.nodes if node.op == "call_function"]
         simplify(module)
         translation = translate(module)
         if translation.foreign:
             return Claim(reason=next(iter(translation.foreign.values())))
-        return _of_ops(translation.graph)
+        return replace(_of_ops(translation.graph), is_float_op=len(calls) == 1 and is_float_op(calls[0]))
     except Exception as error:  # what thunder's torch executor cannot run on such tensors is not ours either
         interrupts.pass_on(error)
         return Claim(reason=f"torch cannot trace it ({type(error).__name__}: {error})".split("\n")[0])

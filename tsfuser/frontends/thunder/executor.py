@@ -27,6 +27,7 @@ from ...version import __version__
 from . import dropout
 from .claims import EFFECTS, WRITES, Claims, passable
 from .region import RegionCall
+from .roundings import Roundings, mark_casts, mark_stored
 
 NAME = "tsfuser"
 _LEAST = 2  # ops of a region that compute
@@ -39,6 +40,7 @@ class TsfuserExecutor(FusionExecutor):
         super().__init__(NAME, version=__version__)
         self._claims = Claims()
         dropout.register(self)
+        self._roundings = Roundings(self)
 
     def can_execute(self, bsym: BoundSymbol) -> bool:
         """Whether the symbol, as a whole, is claimed."""
@@ -53,7 +55,7 @@ class TsfuserExecutor(FusionExecutor):
         inputs = [unvariableify(x) for x in region.inputs]
         outputs = [unvariableify(x) for x in region.outputs]
         name = f"{NAME}{fusion_counter}"
-        call = RegionCall(name, region.bound_symbols, inputs, outputs)
+        call = RegionCall(name, region.bound_symbols, inputs, outputs, self._roundings)
         return self.register_temporary_operation(
             name, call, inputs=inputs, outputs=outputs, bsyms=list(region.bound_symbols)
         )
@@ -62,6 +64,7 @@ class TsfuserExecutor(FusionExecutor):
         """The trace with regions."""
         start = time.perf_counter_ns()
         producers, consumers = utils.producers_and_consumers(trace)
+        mark_casts(trace, lambda symbol: self._claims.claim(symbol).is_float_op)
         changes = any(_writes(symbol) for symbol in trace.bound_symbols)
         # thunder's default would leave `silu(linear(x)) * linear(x)` in two parts
         asked = get_compile_option(
@@ -81,7 +84,9 @@ class TsfuserExecutor(FusionExecutor):
         fused = from_trace(trace)
         fused.bound_symbols = made
         # what is computed again behind a write could read what was written
-        fused = update_fusion_call_ctx(dce(fused if changes else rematerialize(fused)))
+        fused = dce(fused if changes else rematerialize(fused))
+        mark_stored(fused)
+        fused = update_fusion_call_ctx(fused)
         took = (time.perf_counter_ns() - start) // 1_000_000
         fused.set_provenance(TraceProvenance(f"Fusion by tsfuser (took {took} milliseconds)"))
         return fused

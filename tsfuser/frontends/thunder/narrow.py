@@ -7,8 +7,8 @@ bfloat16 apart:
 
 That is what torch's kernel of `a * b` does, result for result. As one node it is rounded like any other
 16-bit value of a group: once, where it is stored, and not between two ops. A float op whose result has other
-readers, or other operands than such casts, is no 16-bit op: what the program rounds there stays rounded. So
-does what leaves the region, for its readers in it, too: a backward reads the numbers that a forward has used.
+readers, or other operands than such casts, is no 16-bit op: a cast of it rounds, if it is not one that
+roundings.py has found to be thunder's own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 aten = torch.ops.aten
+_UNROUNDED = torch.ops.tsfuser.unrounded.default
 
 _NARROW = (torch.float16, torch.bfloat16)
 #: Ops that step to the next number of their dtype, of which float32 has more.
@@ -28,8 +29,8 @@ _STEPS = {aten.nextafter.default}
 def narrow(module: fx.GraphModule) -> None:
     """Changes the module's graph."""
     graph = module.graph
-    for down in list(graph.find_nodes(op="call_function", target=aten._to_copy.default)):
-        made = _whole(down)
+    for down in list(graph.nodes):
+        made = _whole(down) if _cast_to(down) in _NARROW else None
         if made is not None:
             down.replace_all_uses_with(made)
     graph.eliminate_dead_code()
@@ -39,14 +40,9 @@ def narrow(module: fx.GraphModule) -> None:
 def _whole(down: fx.Node) -> fx.Node | None:
     """What is equal to the cast `down` without a value of float32 in between; None for no such cast."""
     dtype, wide = _cast_to(down), down.args[0]
-    if dtype not in _NARROW:
-        return None
     if _cast_to(wide) is torch.float32 and _dtype(wide.args[0]) is dtype:
         return wide.args[0]
-    if not _is_float_op(wide) or any(_cast_to(user) is not dtype for user in wide.users):
-        return None
-    readers = {reader for cast in wide.users for reader in cast.users}
-    if len(readers) > 1 and any(reader.op == "output" for reader in readers):
+    if not is_float_op(wide) or any(_cast_to(user) is not dtype for user in wide.users):
         return None
     operands = {operand: _operand(operand, dtype) for operand in wide.all_input_nodes}
     if None in operands.values() or dtype not in map(_dtype, operands.values()):
@@ -64,7 +60,9 @@ def _operand(operand: fx.Node, dtype: torch.dtype) -> fx.Node | None:
     return operand if _dtype(operand) is torch.bool else None
 
 
-def _is_float_op(node: fx.Node) -> bool:
+def is_float_op(node: fx.Node) -> bool:
+    """Whether each element of the node's float32 result depends on one element of each operand, and is not
+    the next number of the dtype."""
     if node.target in _STEPS:
         return False
     return _dtype(node) is torch.float32 and torch.Tag.pointwise in getattr(node.target, "tags", ())
@@ -72,10 +70,10 @@ def _is_float_op(node: fx.Node) -> bool:
 
 def _cast_to(node: Any) -> torch.dtype | None:
     """The dtype that `node` casts to, where it does nothing else."""
-    plain = (
-        isinstance(node, fx.Node) and node.target is aten._to_copy.default and set(node.kwargs) == {"dtype"}
-    )
-    return node.kwargs["dtype"] if plain else None
+    target = node.target if isinstance(node, fx.Node) else None
+    if target is _UNROUNDED:
+        return node.args[1]
+    return node.kwargs["dtype"] if target is aten._to_copy.default and set(node.kwargs) == {"dtype"} else None
 
 
 def _dtype(node: Any) -> torch.dtype | None:

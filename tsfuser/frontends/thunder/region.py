@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from ..dynamo.program import compile_graph
 from ..dynamo.settings import Settings
 from .narrow import narrow
 from .retrace import function_of, graph_of, say_sizes
+from .roundings import Roundings
 
 #: Programs of one region. They share plans and kernels, but each is traced.
 MOST_PROGRAMS = 16
@@ -33,11 +35,21 @@ class RegionCall:
     """What `tsfuser0` stands for in a trace."""
 
     def __init__(
-        self, name: str, symbols: Sequence[BoundSymbol], inputs: Sequence[Proxy], outputs: Sequence[Proxy]
+        self,
+        name: str,
+        symbols: Sequence[BoundSymbol],
+        inputs: Sequence[Proxy],
+        outputs: Sequence[Proxy],
+        roundings: Roundings,
     ):
         self.name = name
-        self.unfused = function_of(symbols, inputs, outputs)
+        self._symbols, self._ends, self._roundings = tuple(symbols), (inputs, outputs), roundings
         self._programs: dict[tuple, Callable[[list], Any]] = {}
+
+    @cached_property
+    def unfused(self) -> Callable[..., Any]:
+        """What thunder's torch executor does."""
+        return function_of(self._symbols, *self._ends)
 
     def __call__(self, *operands: Any) -> Any:
         # `repr`, as 0.0 and -0.0, and 1 and True, are equal
@@ -53,7 +65,8 @@ class RegionCall:
             log.write("partition", f"{self.name} runs unfused", f"it has {MOST_PROGRAMS} programs already")
             return self._run_unfused
         try:
-            module = graph_of(self.unfused, operands)
+            function = function_of(self._roundings.put_in(self._symbols), *self._ends)
+            module = graph_of(function, operands)
             narrow(module)
             if self._programs:  # the sizes vary
                 say_sizes(module)
