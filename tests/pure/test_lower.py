@@ -16,9 +16,11 @@ from tsfuser.lower.loop_ir import For, If, Load, Store, Uniform
 from tsfuser.lower.pipeline import lower
 from tsfuser.lower.traverse import statements
 from tsfuser.lower.verify import verify
+from tsfuser.ops.table import find as find_op
 from tsfuser.schedule.loops import Schedule
 from tsfuser.schedule.machine import HOST
 from tsfuser.schedule.pointwise import PointwiseParams
+from tsfuser.schedule.reduction_params import ReductionParams
 from tsfuser.schedule.transpose import TransposeParams
 
 
@@ -108,6 +110,46 @@ def test_operands_that_disagree_meet_in_shared_memory():
     [kernel] = kernels(add, *args)
     assert kernel.tiles and any(isinstance(s, If) for s in kernel.body)
     assert source(kernel).count("__syncthreads()") == 2  # once for whole tiles, once for those at the edge
+
+
+def test_other_operands_are_loaded_while_a_tile_is_filled():
+    [kernel] = kernels(add, tensor(256, 128), tensor(256, 128, strides=(1, 256)))
+    text = source(kernel)
+    assert text.index("= load<4>(args.x0") < text.index("x1_tile[") < text.index("__syncthreads()")
+
+
+def turned_sum(b, x, y):
+    product = b.pointwise("mul", (x, y), FLOAT)
+    return product, total(b, product, [0])
+
+
+def test_sums_of_operands_that_disagree_go_over_tiles():
+    x, y = tensor(65536, 96, dtype="bfloat16"), tensor(65536, 96, strides=(1, 65536))
+    first, _ = stages(*build(turned_sum, x, y))[0]
+    own = first.params
+    assert isinstance(own, TransposeParams) and own.split
+    assert (own.shared, own.rows, own.columns, own.vector) == (("x1",), 64, 32, 4)
+    text = source(kernels(turned_sum, x, y)[0])
+    loop = text[text.index("r < args.r_size") : text.index("sync_y()")]
+    assert loop.count("__syncthreads()") == 4  # before and after the use of a tile that is whole, or cut
+
+
+@pytest.mark.parametrize("rows, columns", [(65536, 8), (12, 512)])
+def test_sums_of_thin_operands_do_without_a_tile(rows, columns):
+    [stage, *_] = stages(*build(turned_sum, tensor(rows, columns), tensor(rows, columns, strides=(1, rows))))[
+        0
+    ]
+    assert isinstance(stage.params, ReductionParams)
+
+
+def test_a_stack_reads_each_operand_only_where_it_is_chosen():
+    def stacked(b, x, y, z):
+        return find_op("aten::stack").build(b, tensors=[x, y, z], dim=1)
+
+    text = source(kernels(stacked, *[tensor(512, 256) for _ in range(3)])[0])
+    for name, condition in (("x0", "i1 < 1"), ("x1", "i1 < 2 && 1 < i1 + 1"), ("x2", "2 < i1 + 1")):
+        assert re.search(rf"const bool {name}_in = .*{re.escape(condition)}", text), text
+        assert re.search(rf"args.{name} .*{name}_in", text)
 
 
 def test_a_thin_transpose_does_without_a_tile():

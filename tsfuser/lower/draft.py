@@ -20,6 +20,7 @@ from .elements import Elements
 from .index import Expr, Var
 from .indices import Indices
 from .loop_ir import For, Stmt
+from .needs import needs
 from .tiles import tiles
 
 
@@ -40,7 +41,7 @@ class Draft:
         self.iteration = next((x for x in schedule.loops if x.bind == "rows"), None)
         self.cooperative = self.how.cooperative if self.how else None
         self.tiles = tiles(schedule)
-        self.elements = Elements(schedule, params)
+        self.elements = Elements(schedule, params, needs(segment))
         self.loads = {
             a.buffer.value.name: self.elements.load(a, at, self.tiles.get(a.buffer.value.name))
             for a in schedule.domain.loads

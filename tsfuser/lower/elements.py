@@ -14,7 +14,7 @@ from ..ir import size as sz
 from ..ir.fusion import Lookup, Pointwise, Random, Value, Within
 from ..ir.values import Window
 from ..schedule.domain import Access
-from ..schedule.loops import Schedule
+from ..schedule.loops import Schedule, Split
 from ..segment import BufferKind
 from . import index as ix
 from .arguments import Params
@@ -28,10 +28,11 @@ from .loop_ir import Compute, Let, Load, Place, Stmt, Store, Uniform
 
 class Elements:
     """Makes the statements of a kernel's elements. `registers`: the C type of each value made so far, in
-    registers."""
+    registers. `needs`: where each load is needed (needs.py)."""
 
-    def __init__(self, schedule: Schedule, params: Params):
+    def __init__(self, schedule: Schedule, params: Params, needs: dict[str, frozenset] | None = None):
         self.schedule, self.params = schedule, params
+        self.needs = needs or {}
         self.registers: dict[str, str] = {}
 
     def load(self, access: Access, at: Indices, tile: Tile | None = None) -> list[Stmt]:
@@ -44,25 +45,50 @@ class Elements:
             field = self.params.field(value.name, value.dtype.ctype, ("element", access.buffer.index))
             return [Compute(value.name, register, convert, (), arguments=(field,))]
         if tile is None:
-            window, known = self._window(access, at)
+            window, known = self.window(access, at)
             read = self.read(access, at)
             guard = ix.both([*ix.conjuncts(read.guard), *known])
             return [*window, replace(read, guard=guard), Compute(value.name, register, convert, (memory,))]
         else:
-            row, col = (at.of[x] for x in self.schedule.tile)
+            row, col = (at.of[x] for x in (self.schedule.tile.row, self.schedule.tile.col))
             line, column = (row, col) if self.schedule.is_vectorised else (col, row)
             place = ix.add(ix.mul(line, tile.pitch), column)
             read = Load(memory, value.dtype.ctype, tile.name, place, shared=True)
         return [read, Compute(value.name, register, convert, (memory,))]
 
-    def _window(self, access: Access, at: Indices) -> tuple[list[Stmt], list[Expr]]:
-        """The statement that tells whether an element is in all windows of `access`, and the condition that
-        it has made."""
+    def window(self, access: Access, at: Indices, suffix: str = "") -> tuple[list[Stmt], list[Expr]]:
+        """The statement that tells whether an element is in all windows of `access`, and needed, and the
+        condition that it has made; `suffix` keeps names apart."""
         value, windows = access.buffer.value, access.buffer.windows
-        inside = ix.both([c for w in windows for c in self._bounds(w, at, value.name, self._lanes())])
+        conditions = [c for w in windows for c in self._bounds(w, at, value.name, self._lanes())]
+        inside = ix.both([*conditions, *self._needed(value.name, at)])
         if inside is None:
             return [], []
-        return [Let(f"{value.name}_in", "bool", inside)], [ix.Var(f"{value.name}_in")]
+        return [Let(f"{value.name}_in{suffix}", "bool", inside)], [ix.Var(f"{value.name}_in{suffix}")]
+
+    def _needed(self, name: str, at: Indices) -> list[Expr]:
+        """The conditions under which value `name` is needed, as far as they are the same for all elements of
+        an access and of a tile."""
+        conditions, dims = [], self.schedule.domain.dims
+        if self.schedule.is_vectorised:  # a branch would cost its compiler's vectors more
+            return []
+        shared = {len(dims) - 1, *self._tiled()}
+        for op, inside in sorted(self.needs.get(name, ()), key=lambda need: need[0].output.name):
+            steps, _ = self.schedule.domain.numbered(op.window)
+            bounds = self._bounds(op.window, at, op.output.name, {})
+            if all(steps[d] is sz.const(0) for d in shared) and (inside or len(bounds) == 1):
+                conditions += bounds if inside else [ix.less(c.b, ix.add(c.a, 1)) for c in bounds]
+        return conditions
+
+    def _tiled(self) -> set[int]:
+        """The dims of tiles."""
+        tiling, dims = self.schedule.tile, self.schedule.domain.dims
+        halves = {
+            r.parent
+            for r in self.schedule.relations
+            if isinstance(r, Split) and tiling and r.inner in (tiling.row, tiling.col)
+        }
+        return {d for d, dim in enumerate(dims) if dim.name in halves}
 
     def _lanes(self) -> dict[str, Expr]:
         """What stands for the lane where all lanes of a vector are in a window, or none."""

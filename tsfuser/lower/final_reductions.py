@@ -62,8 +62,9 @@ class FinalReductions:
             return []
         draft = self.draft
         ends = {x.name for x in draft.loops if x not in self.loops}
+        ends |= {x.name for x in draft.schedule.loops if x.bind == "rows"}
         if self.over_columns:
-            ends |= {x.name for x in draft.schedule.loops if x.bind in ("rows", "thread.y")}
+            ends |= {x.name for x in draft.schedule.loops if x.bind == "thread.y"}
         done = indices(draft.schedule, draft.params, {x: ix.Const(0) for x in ends}, "_out")
         stores = [s for op in self.ops for s in self._result(op, done)]
         packs = [s for made in self.accumulations.values() for s in made.after]

@@ -25,10 +25,10 @@ from .arguments import Params
 from .draft import Draft
 from .exchange import exchanged
 from .final_reductions import FinalReductions
-from .index import Var
+from .index import Expr, Var
 from .indices import Guard, Indices, indices
 from .kernel import Kernel
-from .loop_ir import BlockReduce, ClusterReduce, For, If, Let, Stmt
+from .loop_ir import Barrier, BlockReduce, ClusterReduce, For, If, Let, Stmt
 from .saved_values import WIDEST, SavedValues
 from .tiles import filled
 from .traverse import rename
@@ -45,8 +45,18 @@ def nest(segment: Segment, schedule: Schedule, name: str) -> Kernel:
         inside = ix.both(g.inside for g in cut)  # most tiles are whole, and do without bounds
         rest = replace(at, guards=tuple(g for g in at.guards if g not in cut))
         whole = _body(Draft(segment, schedule, params, rest))
-        body = [*at.lets_of(ix.names(inside)), If(inside, tuple(whole), tuple(body))]
+        body = _one_of(at.lets_of(ix.names(inside)), inside, whole, body)
     return _kernel(name, draft, body)
+
+
+def _one_of(lets: list[Stmt], inside: Expr, whole: list[Stmt], cut: list[Stmt]) -> list[Stmt]:
+    """`whole` if `inside` holds, else `cut`. If they are loops over tiles, each iteration chooses."""
+    loops = [k for k, s in enumerate(cut) if isinstance(s, For) and s.bind == "rows"]
+    if not loops:
+        return [*lets, If(inside, tuple(whole), tuple(cut))]
+    [k] = loops
+    body = (*lets, If(inside, whole[k].body, cut[k].body))
+    return [*cut[:k], replace(cut[k], body=body), *cut[k + 1 :]]
 
 
 def _lane_guards(schedule: Schedule, at: Indices) -> tuple[Guard, ...]:
@@ -69,11 +79,11 @@ def _body(draft: Draft) -> list[Stmt]:
     body += row_reductions.stores(draft)
     if draft.cooperative and draft.how.scope == "cooperative":
         body = cooperative.with_slots(draft, body)
-    if draft.iteration is not None:
+    if draft.iteration is not None and not draft.tiles:
         body = _over_rows(draft, body)
     if draft.how is not None and draft.how.scope == "cluster":
         body = cooperative.with_cluster(body)
-    fill = filled(draft.elements, draft.tiles, bool(draft.at.guards))
+    fill = [] if draft.iteration is not None else filled(draft.elements, draft.tiles, bool(draft.at.guards))
     return [*saved.scratch(), *fill, *body]
 
 
@@ -95,7 +105,17 @@ def _sweep(draft: Draft, saved: SavedValues, number: int) -> list[Stmt]:
         before, after = final.before, final.results()
         body = [*stores, *final.body(reductions)]
     body = draft.looped([*draft.at.lets, *needed, *body], draft.loops)
+    if draft.iteration is not None and draft.tiles:
+        body = _over_tiles(draft, body)
     return [*arrays, *before, *body, *after]
+
+
+def _over_tiles(draft: Draft, body: list[Stmt]) -> list[Stmt]:
+    """`body`, which uses one tile of each load that is in tiles, for all tiles of the block."""
+    loop = draft.iteration
+    fill = filled(draft.elements, draft.tiles, bool(draft.at.guards))
+    count = draft.params.size(loop.extent, f"{loop.name}_size")
+    return [For(loop.name, count, "rows", (*fill, *body, Barrier()))]
 
 
 def _over_rows(draft: Draft, body: list[Stmt]) -> list[Stmt]:

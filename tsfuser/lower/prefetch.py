@@ -29,11 +29,11 @@ from .loop_ir import Fetch, FetchGroup, Load, Stmt
 def use(draft: Draft) -> None:
     """Lets `draft` load from shared memory what is prefetched: zeros lie there where there is no element."""
     for access in _accesses(draft):
-        read, *rest = draft.loads[access.buffer.value.name]
+        *_, read, computed = draft.loads[access.buffer.value.name]
         assert isinstance(read, Load)
         place = _place(draft, Var(draft.iteration.name))
         own = replace(read, buffer=_name(access), offset=place, guard=None, shared=True, own=True)
-        draft.loads[access.buffer.value.name] = [own, *rest]
+        draft.loads[access.buffer.value.name] = [own, computed]
 
 
 def before_the_rows(draft: Draft) -> list[Stmt]:

@@ -1,22 +1,21 @@
-"""Square tiles of shared memory, through which operands go that are contiguous along another dim than the
-results.
+"""Tiles of shared memory, through which operands go that are contiguous along another dim than the results.
 
 In: a Schedule that places loads in tiles. Out: the tiles, and the statements that fill them. Example, of a
-tile of 64 columns by blocks of 256 threads:
+tile of 64 rows by 256 threads:
 
-    for k in 16 (unroll): x1_tile[(k * 4 + ty) * 65 + tx] = args.x1[...]
+    for k in 16 (unroll): x1_tile[(k * 4 + thread / 64) * 65 + thread % 64] = args.x1[...]
 """
 
 from __future__ import annotations
 
 from ..schedule.domain import Access
-from ..schedule.loops import Split
+from ..schedule.loops import Schedule, Split
 from . import index as ix
 from .elements import Elements
 from .index import Var
 from .indices import indices
 from .kernel import Tile
-from .loop_ir import Barrier, Compute, FillTile, For, Load, Stmt, Store
+from .loop_ir import Barrier, Compute, FillTile, For, Let, Load, Stmt, Store
 
 _CACHE_LINE = 16  # elements of four bytes: rows of a tile of the host begin in different sets of its cache
 
@@ -25,18 +24,19 @@ def tile_name(value: str) -> str:
     return f"{value}_tile"
 
 
-def tiles(schedule) -> dict[str, Tile]:
-    """By the name of the value that is loaded; a vector of padding a row avoids bank conflicts."""
-    lanes = next((x.extent.a for x in schedule.loops if x.bind == "vector"), _CACHE_LINE)
+def tiles(schedule: Schedule) -> dict[str, Tile]:
+    """By the name of the value that is loaded; an access of padding a row avoids bank conflicts. A tile lies
+    as the tensor does: one row of it is a column of the results. On the host it lies as the results do."""
+    tiling = schedule.tile
     found: dict[str, Tile] = {}
     offset = 0
     for access in schedule.domain.loads:
         name, dtype = access.buffer.value.name, access.buffer.value.dtype
         if name in schedule.values_in("tile"):
-            side = schedule.tile_size
-            tile = found[name] = Tile(
-                tile_name(name), dtype.ctype, dtype.itemsize, side, side + lanes, offset
-            )
+            lines, pitch = tiling.columns, tiling.rows + tiling.lanes
+            if schedule.is_vectorised:
+                lines, pitch = tiling.rows, tiling.columns + _CACHE_LINE
+            tile = found[name] = Tile(tile_name(name), dtype.ctype, dtype.itemsize, lines, pitch, offset)
             offset += -(-tile.bytes // 16) * 16
     return found
 
@@ -58,37 +58,44 @@ def _by_threads(elements: Elements, pairs: list[tuple[Tile, Access]], guarded: b
     """Reads each tile along the axis that is contiguous in its tensor: the threads and lanes run over rows,
     the loop over columns."""
     schedule = elements.schedule
-    (row, col), bound = schedule.tile, {x.bind: x for x in schedule.loops}
-    step, lane = bound["thread.y"].extent.a, bound["vector"]
-    along = ix.add(ix.mul(Var(bound["thread.x"].name), lane.extent.a), Var(lane.name))
-    column = ix.add(ix.mul(Var("k"), step), Var(bound["thread.y"].name))
-    at = indices(schedule, elements.params, {row: along, col: column}, "_t")
+    tiling, bound = schedule.tile, {x.bind: x for x in schedule.loops}
+    across, lane = tiling.rows // tiling.lanes, bound["vector"].name
+    x, y = bound["thread.x"], bound["thread.y"]
+    thread = ix.add(ix.mul(Var(y.name), x.extent.a), Var(x.name))
+    first, line = (
+        Let("along", elements.params.index, ix.mod(thread, across)),
+        Let("line", elements.params.index, ix.div(thread, across)),
+    )
+    along = ix.add(ix.mul(Var("along"), tiling.lanes), Var(lane))
+    step = schedule.threads // across
+    column = ix.add(ix.mul(Var("k"), step), Var("line"))
+    at = indices(schedule, elements.params, {tiling.row: along, tiling.col: column}, "_t")
     body: list[Stmt] = list(at.lets)
     stores: list[Stmt] = []
     for tile, access in pairs:
         register = f"{access.buffer.value.name}_t"
-        guard = elements.guard(access, at) if guarded else None
+        window, known = elements.window(access, at, "_t")
+        guard = ix.both([*(ix.conjuncts(elements.guard(access, at)) if guarded else ()), *known])
         pointer, offset = elements.pointer(access, "const "), elements.offset(access, at)
-        body.append(Load(f"{register}_m", tile.ctype, pointer, offset, guard))
+        body += [*window, Load(f"{register}_m", tile.ctype, pointer, offset, guard)]
         body.append(Compute(register, tile.ctype, "copy", (f"{register}_m",)))
         place = ix.add(ix.mul(column, tile.pitch), along)
         stores.append(Store(tile.name, tile.ctype, tile.ctype, place, register, shared=True))
-    inner = For(lane.name, ix.Const(lane.extent.a), "vector", tuple(body + stores))
-    return [For("k", ix.Const(schedule.tile_size // step), "unroll", (inner,))]
+    inner = For(lane, ix.Const(tiling.lanes), "vector", tuple(body + stores))
+    return [first, line, For("k", ix.Const(tiling.columns // step), "unroll", (inner,))]
 
 
 def _by_one_thread(elements: Elements, pairs: list[tuple[Tile, Access]], guarded: bool) -> list[Stmt]:
     """The same on the host, which leaves each tile as the loop over columns reads it."""
-    schedule = elements.schedule
-    at = indices(schedule, elements.params, {name: ix.Const(0) for name in schedule.tile}, "_t")
+    schedule, tiling = elements.schedule, elements.schedule.tile
+    at = indices(schedule, elements.params, {tiling.row: ix.Const(0), tiling.col: ix.Const(0)}, "_t")
     row, col = (
         {r.parent for r in schedule.relations if isinstance(r, Split) and r.inner == name}
-        for name in schedule.tile
+        for name in (tiling.row, tiling.col)
     )
     counts = []
-    for dims in (row, col):
+    for dims, side in ((row, tiling.rows), (col, tiling.columns)):
         bounds = [ix.sub(g.condition.b, g.condition.a) for g in at.guards if g.dims == dims]
-        side = schedule.tile_size
         counts.append(ix.minimum(side, bounds[0]) if guarded and bounds else ix.Const(side))
     fills: list[Stmt] = []
     for tile, access in pairs:

@@ -70,7 +70,7 @@ Relation = Union[Split, Fuse]
 #: needs it.
 #:   register    in registers of the thread that computed it
 #:   scratch     in a buffer of the block with room for one row: shared memory, or the host's cache
-#:   tile        a load, in a square tile of shared memory (see `transpose`)
+#:   tile        a load, in a tile of shared memory (see `tiles`)
 #:   prefetched  a load, in shared memory, fetched while the threads work on the previous row
 PLACES = ("register", "scratch", "tile", "prefetched")
 
@@ -81,6 +81,18 @@ class Placement:
 
     value: str
     where: str
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tiles of shared memory over the loops `row` and `col`. `lanes`: elements of an access that fills a
+    tile."""
+
+    row: str
+    col: str
+    rows: int
+    columns: int
+    lanes: int = 1
 
 
 @dataclass(frozen=True)
@@ -136,8 +148,7 @@ class Schedule:
     threads: int = 1  # of a block, at most
     wide: bool = False  # 64-bit indices
     placements: tuple[Placement, ...] = ()  # which values stay where
-    tile: tuple[str, str] | None = None  # the row loop and the column loop of loads in tiles
-    tile_size: int = 0  # rows and columns of a tile
+    tile: Tiling | None = None  # of loads in tiles
     grain: Size | int = 1  # blocks that make one task of the host's thread pool
     resident: int = 0  # blocks for which a multiprocessor must have enough registers; 0: any number
     reduction: Reduction | None = None

@@ -26,7 +26,7 @@ def apply(
     return with_grain(replace(schedule, resident=params.resident), machine)
 
 
-def _combined(loops: tuple[str, ...], axis: str, partial: Size | None, machine: Machine) -> Reduction:
+def combination(loops: tuple[str, ...], axis: str, partial: Size | None, machine: Machine) -> Reduction:
     """How results are combined. `partial` is that of `apply`."""
     leads = partial is not None and machine.overlaps_launches
     part = None if partial is None else ("part", partial)
@@ -65,7 +65,7 @@ def _outer(
     schedule = schedule.bind(
         block="block", tx="thread_x", ty="thread_y", r="serial", u="unroll", lane=_lanes(machine)
     )
-    return replace(schedule, reduction=_combined(("r", "u"), "y", partial, machine))
+    return replace(schedule, reduction=combination(("r", "u"), "y", partial, machine))
 
 
 def _parted(
@@ -112,4 +112,4 @@ def _inner(
     schedule = schedule.reorder(*blocks, *threads, *serial)
     schedule = schedule.fuse_all(blocks, "block") if blocks else schedule.with_single("block")
     schedule = schedule.bind(**bound)
-    return replace(schedule, reduction=_combined(tuple(serial), "x", partial, machine))
+    return replace(schedule, reduction=combination(tuple(serial), "x", partial, machine))

@@ -1,38 +1,47 @@
 """The transpose schedule: tiles of shared memory for operands that are contiguous along another axis than the
 outputs.
 
-In: a segment whose outputs are contiguous along one axis, and some of whose inputs along another. Out: square
-tiles over the two axes. The threads read such an input along its own axis into shared memory, and use it
-along the axis of the outputs. Example: x[R, C] + y[C, R].t().
+In: a segment whose outputs are contiguous along one axis, and some of whose inputs along another. Out: tiles
+over the two axes. The threads read such an input along its own axis into shared memory, and use it along the
+axis of the outputs. Example: x[R, C] + y[C, R].t().
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..ir import size as sz
 from ..ir.call import Call
+from ..ir.size import Size
 from ..segment import Segment
 from .domain import Access, Domain, domain
-from .loops import Schedule
+from .loops import Schedule, Tiling
 from .machine import Machine
 from .pointwise import is_wide, row_alignment, window_alignment
 from .proposal import Proposal, Stage
 
 SHARED_BYTES = 48 * 1024  # what a block gets without asking the driver for more
 MIN_SIDE = 16  # rows and columns: with fewer, most of a tile would be empty
+SIDE, NARROW_SIDE = 64, 32  # rows or columns of a tile
+THREADS = 256  # of a block
+ACCESS = 4  # elements of one access along the columns, at most
+FILL_BYTES = 4  # of an access that fills a tile: neighbours in a warp write to different banks
 
 
 @dataclass(frozen=True)
 class TransposeParams:
-    """Decisions of the transpose schedule."""
+    """Decisions of the schedules that use tiles."""
 
     row: int  # the dim along which the inputs `shared` are contiguous
     shared: tuple[str, ...]
-    tile: int  # its rows and columns
-    vector: int  # elements per access
+    rows: int  # of a tile
+    columns: int  # of a tile
+    vector: int  # elements per access, from and to memory along columns
+    fill: int  # elements per access from memory to a tile
     threads: int  # of a block
     wide: bool  # 64-bit indices
+    split: bool = False  # there are two kernels, of which the second combines partial results
 
 
 def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
@@ -40,47 +49,58 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     if segment.reductions:
         return "it has reductions"
     space = domain(call, segment)
-    params = choose_transpose_params(call, space, machine)
+    params = choose_transpose_params(call, space, machine, range(len(space.dims) - 1))
     if params is None:
         return "no operand is transposed, or its dims are short"
     return Proposal(params, lambda _: [Stage(segment, apply(space, params, machine), params)])
 
 
-def choose_transpose_params(call: Call, domain: Domain, machine: Machine) -> TransposeParams | None:
-    """The parameters; None if no input needs a tile, or if the dims are too short for one."""
+def choose_transpose_params(
+    call: Call, domain: Domain, machine: Machine, rows: Iterable[int]
+) -> TransposeParams | None:
+    """The parameters; None if no input needs a tile, or if the dims are too short for one. The dim along
+    which the inputs are contiguous is one of `rows`."""
     col = len(domain.dims) - 1
-    if col < 1:
-        return None
     odd = [a for a in domain.loads if a.moves(col) and not a.is_unit(col) and not a.buffer.windows]
-    counts = {d: [a for a in odd if a.is_unit(d)] for d in range(col)}
-    row = max(counts, key=lambda d: len(counts[d]))
-    shared = counts[row]
+    counts = {d: [a for a in odd if a.is_unit(d)] for d in rows}
+    row = max(counts, key=lambda d: len(counts[d]), default=col)
+    shared = counts.get(row)
     if not shared:
         return None
     if not all(call.decide(sz.le(MIN_SIDE, domain.dims[d].extent)) for d in (row, col)):
         return None
-    tile = 64 if max(a.itemsize for a in shared) <= 4 else 32
-    room = SHARED_BYTES // (tile * (tile + 1) * max(a.itemsize for a in shared) + 16)
-    shared = shared[:room]
-    if not shared:
-        return None
+    widest = max(a.itemsize for a in shared)
+    sides = [SIDE if widest <= 4 else NARROW_SIDE] * 2
+    if machine.has_threads and widest <= 4:
+        sides = [_side(call, domain.dims[d].extent) for d in (row, col)]
+    fill = (
+        call.decide(_width(domain, row, shared, max(1, FILL_BYTES // widest))) if machine.has_threads else 1
+    )
+    shared = shared[: SHARED_BYTES // ((sides[0] + fill) * sides[1] * widest + 16)]
     names = tuple(a.buffer.value.name for a in shared)
+    wide = is_wide(call, domain)
     if not machine.has_threads:
-        return TransposeParams(row, names, tile, 1, 1, is_wide(call, domain))
-    return TransposeParams(row, names, tile, _vector(call, domain, row, shared), 256, is_wide(call, domain))
-
-
-def _vector(call: Call, domain: Domain, row: int, shared: list[Access]) -> int:
-    """Elements of one access, from memory to the tile and from the tile to registers: 4 bytes, so that a warp
-    reads 128 bytes of 16-bit elements, too."""
-    col = len(domain.dims) - 1
+        return TransposeParams(row, names, *sides, 1, 1, 1, wide)
     straight = domain.walking(col)
-    widest = max(a.itemsize for a in [*straight, *shared])
-    width = sz.minimum(max(1, 4 // widest), window_alignment(domain, col))
-    for accesses, along in ((straight, col), (shared, row)):
-        for a in accesses:
-            width = sz.minimum(width, sz.binary("div", row_alignment(a, along), a.itemsize))
-    return call.decide(sz.maximum(width, 1))
+    most = max(1, min(ACCESS, machine.access // max((a.itemsize for a in straight), default=1)))
+    vector = call.decide(_width(domain, col, straight, most))
+    return TransposeParams(row, names, *sides, vector, fill, THREADS, wide)
+
+
+def _side(call: Call, extent: Size) -> int:
+    """Narrow tiles if wide ones would leave more than a 16th of their threads without an element."""
+    idle = sz.ceildiv(extent, SIDE) * SIDE - sz.ceildiv(extent, NARROW_SIDE) * NARROW_SIDE
+    return NARROW_SIDE if call.decide(sz.lt(extent, idle * 16)) else SIDE
+
+
+def _width(domain: Domain, along: int, accesses: Iterable[Access], most: int) -> Size:
+    """Elements of one access along dim `along`, all of which are inside of the dim and of a window, or
+    outside."""
+    width = sz.minimum(most, window_alignment(domain, along))
+    width = sz.minimum(width, sz.pow2(domain.dims[along].extent))
+    for a in accesses:
+        width = sz.minimum(width, sz.binary("div", row_alignment(a, along), a.itemsize))
+    return sz.maximum(width, 1)
 
 
 def apply(domain: Domain, params: TransposeParams, machine: Machine) -> Schedule:
@@ -88,36 +108,42 @@ def apply(domain: Domain, params: TransposeParams, machine: Machine) -> Schedule
     rows."""
     schedule = Schedule.over(domain, params.threads, params.wide)
     names = [d.name for d in domain.dims]
-    row, col = names[params.row], names[-1]
-    others = [n for n in names if n not in (row, col)]
-    schedule = schedule.reorder(*others, row, col)
+    others = [n for n in names if n not in (names[params.row], names[-1])]
+    schedule = schedule.reorder(*others, names[params.row], names[-1])
     if not machine.has_threads:
-        return _host(schedule, others, row, col, params, machine)
-    step = params.threads * params.vector // params.tile
-    schedule = schedule.split(col, params.tile, ("col_block", "col")).split(
-        row, params.tile, ("row_block", "row")
-    )
-    schedule = schedule.split("col", params.vector, ("tx", "lane"), exact=True)
-    schedule = schedule.split("row", step, ("u", "ty"), exact=True)
+        return _host(schedule, others, params, machine)
+    schedule = tiled(schedule, params)
     schedule = schedule.reorder(*others, "row_block", "col_block", "ty", "tx", "u", "lane")
     schedule = schedule.fuse_all([*others, "row_block", "col_block"], "block")
-    schedule = schedule.bind(block="block", tx="thread_x", ty="thread_y", u="unroll", lane="vector")
-    schedule = schedule.with_values_in("tile", params.shared)
-    return replace(schedule, tile=("row", "col"), tile_size=params.tile)
+    return schedule.bind(block="block", tx="thread_x", ty="thread_y", u="unroll", lane="vector")
 
 
-def _host(
-    schedule: Schedule, others: list[str], row: str, col: str, params: TransposeParams, machine: Machine
-) -> Schedule:
+def tiled(schedule: Schedule, params: TransposeParams) -> Schedule:
+    """`schedule`, whose two dims are split into tiles (loops `row_block` and `col_block`) and the threads and
+    accesses of a tile (`u`, `ty`, `tx` and `lane`)."""
+    dims = schedule.domain.dims
+    schedule = schedule.split(dims[-1].name, params.columns, ("col_block", "col"), whole=True)
+    schedule = schedule.split(dims[params.row].name, params.rows, ("row_block", "row"), whole=True)
+    schedule = schedule.split("col", params.vector, ("tx", "lane"), exact=True)
+    step = params.threads * params.vector // params.columns
+    schedule = schedule.split("row", step, ("u", "ty"), exact=True)
+    return _with_tiles(schedule, params)
+
+
+def _with_tiles(schedule: Schedule, params: TransposeParams) -> Schedule:
+    tiling = Tiling("row", "col", params.rows, params.columns, params.fill)
+    return replace(schedule.with_values_in("tile", params.shared), tile=tiling)
+
+
+def _host(schedule: Schedule, others: list[str], params: TransposeParams, machine: Machine) -> Schedule:
     """A block is one tile, which stays in the nearest cache. The transposed inputs are read in whole cache
     lines."""
-    schedule = schedule.split(col, params.tile, ("col_block", "col")).split(
-        row, params.tile, ("row_block", "row")
-    )
+    dims = schedule.domain.dims
+    schedule = schedule.split(dims[-1].name, params.columns, ("col_block", "col"))
+    schedule = schedule.split(dims[params.row].name, params.rows, ("row_block", "row"))
     schedule = schedule.reorder(*others, "row_block", "col_block", "row", "col")
     schedule = schedule.fuse_all([*others, "row_block", "col_block"], "block").bind(
         block="block", row="serial", col="simd"
     )
-    grain = max(1, machine.task // params.tile**2)
-    schedule = schedule.with_values_in("tile", params.shared)
-    return replace(schedule, tile=("row", "col"), tile_size=params.tile, grain=grain)
+    grain = max(1, machine.task // (params.rows * params.columns))
+    return replace(_with_tiles(schedule, params), grain=grain)

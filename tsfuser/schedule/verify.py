@@ -13,7 +13,19 @@ from ..ir.code import read as read_record
 from ..ir.size import Size
 from ..segment import Buffer, BufferKind
 from .domain import Access, Dim, Domain
-from .loops import BINDINGS, PLACES, SCOPES, Cooperative, Fuse, Loop, Placement, Reduction, Schedule, Split
+from .loops import (
+    BINDINGS,
+    PLACES,
+    SCOPES,
+    Cooperative,
+    Fuse,
+    Loop,
+    Placement,
+    Reduction,
+    Schedule,
+    Split,
+    Tiling,
+)
 
 _ONCE = ("block", "thread.x", "thread.y", "rows", "vector", "simd")  # at most one loop has such a binding
 
@@ -34,6 +46,7 @@ def read(text: str) -> Schedule:
         Placement,
         Reduction,
         Cooperative,
+        Tiling,
     )
 
 

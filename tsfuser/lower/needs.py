@@ -1,0 +1,35 @@
+"""When the elements of a load are needed at all.
+
+In: the ops of a segment, and the results that it stores. Out: for each value, the windows outside of (or
+inside of) which nothing reads it, because a choice takes another operand there. A `stack` chooses so between
+its operands, which lie in memory of their own. Example, of stack((a, b)) with the axis s of size 2:
+
+    within_1 = s < 1;  stack_2 = where(within_1, a, b)      a: within_1; b: not within_1
+"""
+
+from __future__ import annotations
+
+from ..ir.fusion import Lookup, Op, Pointwise, Within
+from ..segment import Segment
+
+Need = "tuple[Within, bool]"  # an element is needed only where it is inside (or, if False, outside)
+
+
+def needs(segment: Segment) -> dict[str, frozenset[Need]]:
+    """By the name of a value: what holds wherever it is needed. Values that are always needed are absent."""
+    windows = {op.output.name: op for op in segment.ops if isinstance(op, Within)}
+    found: dict[str, frozenset[Need]] = {b.value.name: frozenset() for b in segment.stores}
+    for op in reversed(segment.ops):
+        # every index is checked, so that one which is out of range is an error as in eager
+        after = frozenset() if isinstance(op, Lookup) else found.get(op.output.name, frozenset())
+        for k, operand in enumerate(op.operands):
+            use = after | _chosen(op, k, windows)
+            found[operand.name] = found[operand.name] & use if operand.name in found else use
+    return {name: need for name, need in found.items() if need}
+
+
+def _chosen(op: Op, k: int, windows: dict[str, Within]) -> frozenset[Need]:
+    """Where a choice takes operand `k` of `op`, as far as that is known."""
+    if not isinstance(op, Pointwise) or op.symbol != "where" or k == 0 or op.operands[0].name not in windows:
+        return frozenset()
+    return frozenset({(windows[op.operands[0].name], k == 1)})
