@@ -152,6 +152,23 @@ def test_a_stack_reads_each_operand_only_where_it_is_chosen():
         assert re.search(rf"args.{name} .*{name}_in", text)
 
 
+def joined_products(b, x, y, s, t):
+    """As the gradients of q and k behind a rotary embedding: s and t are the same for all heads."""
+    products = [b.pointwise("mul", pair, FLOAT) for pair in ((x, s), (y, t))]
+    return find_op("aten::cat").build(b, tensors=products, dim=1)
+
+
+def test_what_one_part_of_a_cat_reads_is_not_loaded_for_the_other():
+    parts = [tensor(512, 12, 64) for _ in range(2)]
+    text = source(kernels(joined_products, *parts, *[tensor(512, 1, 64) for _ in range(2)])[0])
+    for name in ("x2", "x3"):
+        assert re.search(rf"args.{name} .*{name}_in", text), text
+    # what all rows of a thread read stays in front of them
+    parts = [tensor(8192, 12, 63) for _ in range(2)]
+    text = source(kernels(joined_products, *parts, *[tensor(63) for _ in range(2)])[0])
+    assert "x2_in" not in text and text.index("args.x2[") < text.index("#pragma unroll")
+
+
 def test_a_thin_transpose_does_without_a_tile():
     [stage] = stages(*build(add, tensor(256, 3), tensor(256, 3, strides=(1, 256))))[0]
     assert isinstance(stage.params, PointwiseParams)

@@ -20,7 +20,7 @@ from . import index as ix
 from .arguments import Params
 from .combine import conversion
 from .index import Expr
-from .indices import Indices
+from .indices import Indices, covered
 from .kernel import Tile
 from .literals import literal
 from .loop_ir import Compute, Let, Load, Place, Stmt, Store, Uniform
@@ -61,34 +61,49 @@ class Elements:
         condition that it has made; `suffix` keeps names apart."""
         value, windows = access.buffer.value, access.buffer.windows
         conditions = [c for w in windows for c in self._bounds(w, at, value.name, self._lanes())]
-        inside = ix.both([*conditions, *self._needed(value.name, at)])
+        inside = ix.both(conditions if windows else self._needed(access, at))
         if inside is None:
             return [], []
         return [Let(f"{value.name}_in{suffix}", "bool", inside)], [ix.Var(f"{value.name}_in{suffix}")]
 
-    def _needed(self, name: str, at: Indices) -> list[Expr]:
-        """The conditions under which value `name` is needed, as far as they are the same for all elements of
-        an access and of a tile."""
-        conditions, dims = [], self.schedule.domain.dims
-        if self.schedule.is_vectorised:  # a branch would cost its compiler's vectors more
+    def _needed(self, access: Access, at: Indices) -> list[Expr]:
+        """The conditions under which a load is needed, as far as they are the same for all elements of one
+        access, and of a tile where the value goes through one; and for all iterations of a thread's loops
+        where the load is the same for all."""
+        name, conditions, schedule = access.buffer.value.name, [], self.schedule
+        if schedule.is_vectorised:  # a branch would cost its compiler's vectors more
             return []
-        shared = {len(dims) - 1, *self._tiled()}
+        varying = self._tiled() if name in schedule.values_in("tile") else set()
+        varying |= {len(schedule.domain.dims) - 1} if self._lanes_differ() else set()
+        looped = self._looped()
+        varying |= set() if any(map(access.moves, looped)) else looped
         for op, inside in sorted(self.needs.get(name, ()), key=lambda need: need[0].output.name):
-            steps, _ = self.schedule.domain.numbered(op.window)
-            bounds = self._bounds(op.window, at, op.output.name, {})
-            if all(steps[d] is sz.const(0) for d in shared) and (inside or len(bounds) == 1):
+            steps, _ = schedule.domain.numbered(op.window)
+            bounds = self._bounds(op.window, at, op.output.name, self._lanes())
+            if all(steps[d] is sz.const(0) for d in varying) and (inside or len(bounds) == 1):
                 conditions += bounds if inside else [ix.less(c.b, ix.add(c.a, 1)) for c in bounds]
         return conditions
 
     def _tiled(self) -> set[int]:
         """The dims of tiles."""
-        tiling, dims = self.schedule.tile, self.schedule.domain.dims
-        halves = {
-            r.parent
-            for r in self.schedule.relations
-            if isinstance(r, Split) and tiling and r.inner in (tiling.row, tiling.col)
-        }
-        return {d for d, dim in enumerate(dims) if dim.name in halves}
+        tiling, schedule = self.schedule.tile, self.schedule
+        splits = [
+            r for r in schedule.relations if isinstance(r, Split) and r.inner in (tiling.row, tiling.col)
+        ]
+        names = {r.parent for r in splits}
+        return {d for d, dim in enumerate(schedule.domain.dims) if dim.name in names}
+
+    def _looped(self) -> set[int]:
+        """The dims along which a thread loops, but for the lanes of an access."""
+        of, schedule = covered(self.schedule), self.schedule
+        loops = [x for x in schedule.loops if x.bind in ("rows", "serial", "unroll")]
+        names = frozenset().union(*(of[x.name] for x in loops if x.extent is not sz.const(1)))
+        return {d for d, dim in enumerate(schedule.domain.dims) if dim.name in names}
+
+    def _lanes_differ(self) -> bool:
+        """Whether a window may contain a part of a vector, as of one that is a row."""
+        row = self.schedule.domain.dims[-1].extent
+        return any(x.bind == "vector" and x.extent is row for x in self.schedule.loops)
 
     def _lanes(self) -> dict[str, Expr]:
         """What stands for the lane where all lanes of a vector are in a window, or none."""
@@ -114,9 +129,7 @@ class Elements:
         """Whether the element is in the window of `op`, which may cut through a vector that is a row."""
         name, ctype = op.output.name, op.output.dtype.ctype
         self.registers[name] = ctype
-        row = self.schedule.domain.dims[-1].extent
-        whole = any(x.bind == "vector" and x.extent is row for x in self.schedule.loops)
-        conditions = self._bounds(op.window, at, name, {} if whole else self._lanes())
+        conditions = self._bounds(op.window, at, name, {} if self._lanes_differ() else self._lanes())
         return Let(name, ctype, ix.both(conditions) or ix.Const(1))
 
     def read(self, access: Access, at: Indices) -> Load:

@@ -61,7 +61,7 @@ def indices(
     override = override or {}
     of: dict[str, Expr] = {x.name: Var(x.name) for x in schedule.loops} | override
     lanes = [x.name for x in schedule.loops if x.bind in ("vector", "simd")]
-    covered = _covered(schedule)
+    dims_of = covered(schedule)
     lets: list[Let] = []
     guards: list[Guard] = []
 
@@ -90,7 +90,7 @@ def indices(
                 extent = params.size(relation.extent, f"{relation.parent}_size")
                 end = ix.mul(ix.add(of[relation.outer], 1), params.size(relation.by, inner))
                 condition = ix.less(first_lane(index) if relation.whole else index, extent)
-                guards.append(Guard(condition, covered[relation.parent], ix.less(end, ix.add(extent, 1))))
+                guards.append(Guard(condition, dims_of[relation.parent], ix.less(end, ix.add(extent, 1))))
         else:
             by = params.size(relation.by, f"{relation.inner}_size")
             # lanes never cross from one piece to the next
@@ -99,13 +99,13 @@ def indices(
     return Indices(tuple(lets), of, tuple(guards))
 
 
-def _covered(schedule: Schedule) -> dict[str, frozenset[str]]:
+def covered(schedule: Schedule) -> dict[str, frozenset[str]]:
     """For each loop, also those between relations, the dims of the domain that it covers."""
-    covered = {x.name: frozenset() for x in schedule.loops}
-    covered |= {d.name: frozenset((d.name,)) for d in schedule.domain.dims}
+    found = {x.name: frozenset() for x in schedule.loops}
+    found |= {d.name: frozenset((d.name,)) for d in schedule.domain.dims}
     for relation in schedule.relations:
         if isinstance(relation, Split):
-            covered[relation.inner] = covered[relation.outer] = covered[relation.parent]
+            found[relation.inner] = found[relation.outer] = found[relation.parent]
         else:
-            covered[relation.into] = covered.get(relation.outer, frozenset()) | covered[relation.inner]
-    return covered
+            found[relation.into] = found.get(relation.outer, frozenset()) | found[relation.inner]
+    return found
