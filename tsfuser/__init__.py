@@ -32,7 +32,7 @@ from .frontends.torchscript import passes
 from .frontends.torchscript.training import differentiable
 from .graph import functionalize
 from .knobs import disable, enable, enabled, fuser
-from .ops import table, unsupported
+from .ops import joins, table, unsupported
 from .planning import planner
 
 __all__ = [
@@ -51,6 +51,7 @@ _C.set_op_facts(
     heavy=unsupported.heavy_kinds(),
     same_sizes=table.kinds_with_sizes("first"),
     broadcast=table.kinds_with_sizes("broadcast"),
+    most_joined=joins.MAX_PIECES,
 )
 _C.set_pass(passes.fuse)
 _C.set_planner(planner.plan)

@@ -220,7 +220,7 @@ struct OperandLost : std::runtime_error {
 // The inputs, one bit each, that nobody reads after the call. Those that the stack alone holds may give
 // their memory to results.
 using DeadInputs = uint64_t;
-constexpr size_t most_dead_inputs = 63;  // as planning/plan.py has it
+constexpr size_t most_dead_inputs = 63;
 
 // Allocates, launches, and replaces the call's inputs on the stack by its outputs. On an exception the
 // stack is as it was, but for arguments that a kernel has updated: there it holds copies, so that who runs

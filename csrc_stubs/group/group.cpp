@@ -2,9 +2,9 @@
 
 #include "call/counters.h"
 #include "group/guard_widening.h"
-#include "group/waiting.h"
 #include "group/observe.h"
 #include "group/python.h"
+#include "group/waiting.h"
 
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
@@ -12,23 +12,14 @@
 #include <torch/csrc/jit/passes/shape_analysis.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
 
+#include <memory>
+#include <mutex>
 #include <new>
+#include <string>
 #include <utility>
 
 namespace tsfuser {
 namespace {
-
-struct Registry {
-  std::mutex mutex;
-  std::vector<Group*> groups;  // by id
-  std::map<std::string, Group*> by_text;
-};
-
-// Leaked, like the groups: other threads may run groups while the process exits.
-Registry& registry() {
-  static Registry* r = new Registry;
-  return *r;
-}
 
 // Set while this thread is inside the planner, which may itself run scripted functions.
 thread_local bool planning = false;
@@ -356,52 +347,6 @@ void Group::after_fork() {
   new (&reports_mutex_) std::mutex;
   new (&planning_) std::mutex;
   new (&code_mutex_) std::mutex;
-}
-
-Group* group_by_text(std::shared_ptr<torch::jit::Graph> graph, const std::string& text) {
-  const std::lock_guard<std::mutex> lock(registry().mutex);
-  Group*& group = registry().by_text[text];
-  if (!group) {
-    group = new Group(static_cast<int64_t>(registry().groups.size()), graph->copy(), text);
-    registry().groups.push_back(group);
-  }
-  return group;
-}
-
-Group* group_by_id(int64_t id) {
-  const std::lock_guard<std::mutex> lock(registry().mutex);
-  return id >= 0 && id < static_cast<int64_t>(registry().groups.size()) ? registry().groups[id] : nullptr;
-}
-
-Group& known_group(int64_t id) {
-  Group* group = group_by_id(id);
-  if (!group) {
-    throw std::out_of_range("tsfuser knows no group " + std::to_string(id));  // IndexError in Python
-  }
-  return *group;
-}
-
-size_t group_count() {
-  const std::lock_guard<std::mutex> lock(registry().mutex);
-  return registry().groups.size();
-}
-
-void reset_groups() {
-  const std::lock_guard<std::mutex> lock(registry().mutex);
-  for (Group* group : registry().groups) {
-    group->reset();
-  }
-  ExactTable::next_epoch();
-  ExactTable::mine().clear();
-  last_admission() = {};
-}
-
-void groups_after_fork() {
-  new (&registry().mutex) std::mutex;
-  counters().after_fork();
-  for (Group* group : registry().groups) {
-    group->after_fork();
-  }
 }
 
 }  // namespace tsfuser

@@ -158,14 +158,22 @@ void hook_into_torch() {
     register_join_sizes();
     register_count_operators();
     register_cast_operator();
-    register_twins();
-    for (const auto& [twin, original] : twins()) {
-      profile_kinds({twin});
-    }
     torch::jit::RegisterProfilingNode(is_profiled);
     torch::jit::registerPrePass(pre_pass);
     replace_operator(c10::prim::DifferentiableGraph, make_differentiable_graph);
     replace_operator(c10::Symbol::fromQualString("prim::RequiresGradCheck"), make_gradient_check);
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
+void take_op_facts(OpFacts facts) {
+  static const bool once = [&facts] {
+    set_op_facts(std::move(facts));
+    register_twins();
+    for (const auto& [twin, original] : twins()) {
+      profile_kinds({twin});
+    }
     return true;
   }();
   static_cast<void>(once);

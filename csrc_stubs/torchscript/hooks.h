@@ -3,6 +3,7 @@
 #pragma once
 
 #include "group/python.h"
+#include "torchscript/op_facts.h"
 
 #include <ATen/core/jit_type_base.h>
 #include <ATen/core/stack.h>
@@ -36,6 +37,8 @@ torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types, size_t p
 
 // Hooks all into torch, once a process, when the module is initialised (hooks.cpp).
 void hook_into_torch();
+// What the rows of the op table say, once, before the first graph. It decides what the twins look like.
+void take_op_facts(OpFacts facts);
 void register_operators();  // operators.cpp
 // The group that a prim::CudaFusionGroup runs.
 Group* group_of(const torch::jit::Node* node);

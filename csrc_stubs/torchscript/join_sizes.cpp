@@ -70,7 +70,7 @@ std::vector<Value*> joined_by(Node* node) {
   }
   Node* list = node->input(0)->node();
   std::vector<Value*> sources;
-  if (list->kind() != c10::prim::ListConstruct || list->inputs().size() > 8 ||
+  if (list->kind() != c10::prim::ListConstruct || list->inputs().size() > op_facts().most_joined ||
       !is_joined_only(node->input(0))) {
     return {};
   }

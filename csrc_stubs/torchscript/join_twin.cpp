@@ -6,6 +6,7 @@
 // Both ops share one twin, because autodiff's table has few free entries.
 
 #include "torchscript/nodes.h"
+#include "torchscript/op_facts.h"
 #include "torchscript/twin_rows.h"
 
 #include <ATen/core/stack.h>
@@ -28,16 +29,17 @@ using torch::jit::Stack;
 using torch::jit::Value;
 using Sizes = std::vector<int64_t>;
 
-constexpr size_t kMost = 8;  // tensors in a list; groups take no more (tsfuser/ops/joins.py)
+// Tensors in a list: groups take no more.
+size_t most_joined() { return op_facts().most_joined; }
 
 std::vector<at::Tensor> pop_tensors(Stack& stack) {
   std::vector<at::Tensor> tensors;
-  for (const c10::IValue& value : torch::jit::last(stack, kMost)) {
+  for (const c10::IValue& value : torch::jit::last(stack, most_joined())) {
     if (!value.isNone()) {
       tensors.push_back(value.toTensor());
     }
   }
-  torch::jit::drop(stack, kMost);
+  torch::jit::drop(stack, most_joined());
   return tensors;
 }
 
@@ -51,15 +53,15 @@ void run_joined(Stack& stack) {
 void write_join(Node* node, c10::Symbol twin) {
   Node* list = node->input(0)->node();
   const size_t count = list->inputs().size();
-  if (list->kind() != c10::prim::ListConstruct || count == 0 || count > kMost ||
+  if (list->kind() != c10::prim::ListConstruct || count == 0 || count > most_joined() ||
       !is_joined_only(node->input(0))) {
     return;
   }
   Graph& graph = *node->owningGraph();
   const torch::jit::WithInsertPoint behind(node->next());
   std::vector<Value*> inputs = list->inputs().vec();
-  if (count < kMost) {
-    inputs.resize(kMost, graph.insertConstant(c10::IValue()));
+  if (count < most_joined()) {
+    inputs.resize(most_joined(), graph.insertConstant(c10::IValue()));
   }
   inputs.push_back(node->input(1));
   inputs.push_back(graph.insertConstant(node->kind() == c10::aten::stack));
@@ -74,14 +76,14 @@ bool is_set(const Value* value) { return torch::jit::toIValue(value)->toBool(); 
 
 void restore_joined(Node* node) {
   std::vector<Value*> tensors;
-  for (size_t k = 0; k < kMost; ++k) {
+  for (size_t k = 0; k < most_joined(); ++k) {
     if (is_there(node->input(k))) {
       tensors.push_back(node->input(k));
     }
   }
   Node* list = node->owningGraph()->createList(c10::TensorType::get(), tensors)->insertBefore(node);
-  put(node, is_set(node->input(kMost + 1)) ? c10::aten::stack : c10::aten::cat,
-      {list->output(), node->input(kMost)});
+  put(node, is_set(node->input(most_joined() + 1)) ? c10::aten::stack : c10::aten::cat,
+      {list->output(), node->input(most_joined())});
 }
 
 // How much of the result along `dim` a tensor of these sizes is. A tensor of the sizes [0] may stand in a
@@ -132,7 +134,7 @@ Formula formula_of_joins() {
   %start0 : int = prim::Constant[value=0]()
 )"};
   std::string operands;
-  for (size_t k = 0; k < kMost; ++k) {
+  for (size_t k = 0; k < most_joined(); ++k) {
     const std::string n = std::to_string(k);
     operands += "%t" + n + ", ";
     formula.forward += "%sizes" + n + " : int[] = tsfuser::sizes_of(%t" + n + ")\n  %dtype" + n +
@@ -162,7 +164,7 @@ void restore_query(Node* node) {
 
 Twin twin_of_joins() {
   std::string tensors = "Tensor t0";
-  for (size_t k = 1; k < kMost; ++k) {
+  for (size_t k = 1; k < most_joined(); ++k) {
     tensors += ", Tensor? t" + std::to_string(k);
   }
   return {

@@ -4,6 +4,7 @@
 
 #include <ATen/core/interned_strings.h>
 
+#include <cstddef>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -13,12 +14,13 @@ namespace tsfuser {
 using Kinds = std::unordered_set<c10::Symbol>;
 
 struct OpFacts {
-  Kinds in_place;    // in-place ops that become functional before any dtype is known
-  Kinds fresh;       // ops whose results share memory with no tensor that was there before
-  Kinds excluded;    // views that autodiff differentiates, but keeps out of its graphs
-  Kinds heavy;       // matrix products and convolutions, which are left to torch's libraries
-  Kinds same_sizes;  // ops whose first result has the sizes of their first operand
-  Kinds broadcast;   // ops whose result has the sizes of their operands, broadcast
+  Kinds in_place;          // in-place ops that become functional before any dtype is known
+  Kinds fresh;             // ops whose results share memory with no tensor that was there before
+  Kinds excluded;          // views that autodiff differentiates, but keeps out of its graphs
+  Kinds heavy;             // matrix products and convolutions, which are left to torch's libraries
+  Kinds same_sizes;        // ops whose first result has the sizes of their first operand
+  Kinds broadcast;         // ops whose result has the sizes of their operands, broadcast
+  size_t most_joined = 0;  // tensors that an op of groups joins into one
 };
 
 inline Kinds symbols(const std::vector<std::string>& names) {
@@ -30,6 +32,6 @@ inline Kinds symbols(const std::vector<std::string>& names) {
 }
 
 const OpFacts& op_facts();         // op_facts.cpp
-void set_op_facts(OpFacts facts);  // later calls change nothing
+void set_op_facts(OpFacts facts);  // by take_op_facts (hooks.h); later calls change nothing
 
 }  // namespace tsfuser

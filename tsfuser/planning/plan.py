@@ -16,7 +16,7 @@ from ..ir.call import Call
 from ..ir.limits import Limit
 from ..ir.size import Size, as_size
 
-MOST_DEAD_INPUTS = 63  # of a group, that can give their memory to results; C++ has it, too
+MOST_DEAD_INPUTS: int = _C.most_dead_inputs  # of a group, that can give their memory to results
 
 
 @dataclass(frozen=True)
