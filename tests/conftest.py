@@ -74,21 +74,22 @@ def _has_hypothesis():
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--each"):
         _deselect_all_but(config.getoption("--each"), config, items)
-    if config.getoption("--long"):
-        return
-    skip = pytest.mark.skip(reason="a long sweep; runs with --long")
-    combinations = {}
+    if not config.getoption("--long"):
+        _deselect_long_sweeps(config, items)
+
+
+def _deselect_long_sweeps(config, items):
+    """What runs with --long only. To skip each would take as long as a test: processes send reports of it."""
+    left, combinations = set(), {}
     for item in items:
         if "long" in item.keywords:
-            item.add_marker(skip)
+            left.add(item)
         elif "each_value" in item.keywords:
             key = item.path, item.originalname, item.callspec.params.get("target")
             combinations.setdefault(key, []).append(item)
     for cases in combinations.values():
-        taken = _with_each_value(cases)
-        for item in cases:
-            if item not in taken:
-                item.add_marker(skip)
+        left.update(set(cases).difference(_with_each_value(cases)))
+    _deselect(left, config, items)
 
 
 def _deselect_all_but(count, config, items):
@@ -96,9 +97,14 @@ def _deselect_all_but(count, config, items):
     cases = {}
     for item in items:
         cases.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
-    taken = {id(found[k * len(found) // count]) for found in cases.values() for k in range(count)}
-    config.hook.pytest_deselected(items=[item for item in items if id(item) not in taken])
-    items[:] = [item for item in items if id(item) in taken]
+    taken = {found[k * len(found) // count] for found in cases.values() for k in range(count)}
+    _deselect({item for item in items if item not in taken}, config, items)
+
+
+def _deselect(left, config, items):
+    """Takes the set `left` out of `items`."""
+    config.hook.pytest_deselected(items=[item for item in items if item in left])
+    items[:] = [item for item in items if item not in left]
 
 
 def _with_each_value(items):
@@ -118,12 +124,17 @@ def _with_each_value(items):
     return taken
 
 
-def pytest_collection_finish(session):
-    """From now on the garbage collector leaves out what is imported, and comes less often. It took an eighth
-    of the time of tests of torch.compile."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20000, 20, 20)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """The garbage collector waits until all is collected, of which it took two fifths. From then on it leaves
+    out what is imported, and comes less often: it took an eighth of the time of tests of torch.compile."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(20000, 20, 20)
+        gc.enable()
 
 
 def targets():
@@ -150,8 +161,9 @@ def optimization(request):
     if request.path.parent.name not in ("e2e", "frontends", "gpu"):  # others start no pipeline
         yield
         return
-    from kit import quick
+    from kit import quick, torch_records
 
+    torch_records.leave_out()
     users = request.config.getoption("--long") or request.node.get_closest_marker("optimized")
     with quick.level(quick.USERS if users else quick.QUICK):
         yield
