@@ -1,6 +1,5 @@
 // tsfuser._C: what Python sees of this extension.
 
-#include "call/capture.h"
 #include "call/counters.h"
 #include "group/group.h"
 #include "group/interrupts.h"
@@ -274,9 +273,6 @@ PYBIND11_MODULE(_C, m) {
         "called after each run of a group; a launch is (kernel, seconds, bytes, grid, block x, block y, "
         "shared bytes).");
   m.def("set_fallback_enabled", [](bool on) { fallback_enabled = on; });
-  m.def(
-      "pretend_capture", [](bool on) { capture_pretended = on; },
-      "For tests: whether launches count as captured by a CUDA graph, on CPU, too.");
   m.def("interrupted", &interrupted, "Whether Ctrl-C asks this thread to stop planning.");
   m.def("set_plan_limits", &set_plan_limits, py::arg("process"), py::arg("group"),
         "How many plans the groups of the process keep together, and one of them at most. Returns what it "

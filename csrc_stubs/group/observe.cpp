@@ -1,7 +1,6 @@
 #include "group/observe.h"
 
 #include "call/batched_launch.h"
-#include "call/capture.h"
 #include "group/group.h"
 #include "group/interrupts.h"
 
@@ -151,7 +150,9 @@ void tell(const Group& group, const std::string& reason, const Values& inputs, c
 bool being_captured(at::ArrayRef<c10::IValue> inputs) {
   for (const c10::IValue& value : inputs) {
     if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_cuda()) {
-      return is_captured(value.toTensor().device());
+      const c10::Device device = value.toTensor().device();
+      void* stream = c10::impl::getDeviceGuardImpl(device.type())->getStream(device).native_handle();
+      return captures(stream, device.index());
     }
   }
   return false;

@@ -1,7 +1,6 @@
 #include "interpreter/graph_program.h"
 
 #include "call/arguments.h"
-#include "call/capture.h"
 #include "call/counters.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -53,8 +52,7 @@ c10::IValue argument(PyObject* object) {
 }
 
 // Another tensor in the same memory. Python's tensor keeps an object of Python, which counts as one more who
-// holds it: no group writes over it. Without it, the memory is held by the stack alone once the list of
-// arguments is empty.
+// holds it; without it, the memory is held by the stack alone once the list of arguments is empty.
 at::Tensor without_object(const at::Tensor& tensor) {
   if (refuse_tensor(tensor) || tensor.requires_grad()) {
     return tensor;
@@ -63,24 +61,6 @@ at::Tensor without_object(const at::Tensor& tensor) {
   return at::Tensor(
       impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
 }
-
-// Whether what another graph has made may be written over: not while a CUDA graph is captured. If the other
-// graph is captured, too, by itself, its replays write this memory while this graph's results are still
-// read.
-class MayWriteOver {
- public:
-  bool operator()(const at::Tensor& tensor) {
-    if (tensor.defined() && tensor.device() != asked_) {  // nearly always once a call
-      asked_ = tensor.device();
-      answer_ = !is_captured(*asked_);
-    }
-    return answer_;
-  }
-
- private:
-  std::optional<c10::Device> asked_;
-  bool answer_ = false;
-};
 
 py::object result(const c10::IValue& value) {
   if (value.isTensor()) {
@@ -218,11 +198,9 @@ class GraphProgram {
                             std::to_string(args.size()));
     }
     stack.reserve(graph_->inputs().size() + 8);
-    MayWriteOver may_write_over;
     for (size_t i = 0; i < count; ++i) {
       c10::IValue value = argument(PyList_GET_ITEM(args.ptr(), i));
-      const bool given = donated_[i] && value.isTensor() && may_write_over(value.toTensor());
-      stack.push_back(given ? without_object(value.toTensor()) : std::move(value));
+      stack.push_back(donated_[i] && value.isTensor() ? without_object(value.toTensor()) : std::move(value));
     }
     if (PyList_SetSlice(args.ptr(), 0, static_cast<Py_ssize_t>(count), nullptr) != 0) {
       throw py::error_already_set();

@@ -20,6 +20,7 @@
 #include <ATen/core/stack.h>
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/instance_norm.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/rms_norm.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -118,6 +119,9 @@ NormTensors gradients(const at::Tensor& gradient, NormTensors given, const NormN
     }
     const bool other = given[0].scalar_type() != gradient.scalar_type() && tensor.defined();
     cast.push_back(other ? tensor.to(gradient.scalar_type()) : tensor);
+  }
+  if (numbers.norm == kInstanceNorm && !cast[1].defined() && cast[2].defined()) {
+    cast[1] = at::ones_like(cast[2]);  // the backward of CUDA fails for a bias alone
   }
   const auto found = torch::autograd::grad({normalized(cast, numbers)}, moving, {gradient},
                                            /*retain_graph=*/std::nullopt, /*create_graph=*/again);

@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import tsfuser
 from kit.allocations import allocations
 from kit.support import assert_matches
-from tsfuser import _C, options
+from tsfuser import options
 from tsfuser.frontends.dynamo import compile as door
 from tsfuser.frontends.dynamo.groups.dead import mark_dead_inputs
 from tsfuser.frontends.dynamo.program import compile_graph
@@ -427,58 +427,6 @@ def test_saved_tensors_belong_to_the_backward_but_for_cuda_graphs(mode, gives, m
     model, x = Net(), torch.randn(64, 256)
     step(torch.compile(model, backend="tsfuser", mode=mode), model, x)
     assert known == [("forward", False), ("backward", gives)]
-
-
-def sum_of_biased(x, w, b):
-    """The gradient of `b` fits in the memory of the product, which the backward reads."""
-    return F.gelu(x @ w + b).sum()
-
-
-@pytest.fixture
-def captured():
-    """As if a CUDA graph were captured, on CPU, too."""
-    yield _C.pretend_capture
-    _C.pretend_capture(False)
-
-
-@pytest.mark.graphs
-def test_a_captured_backward_takes_nothing_that_the_forward_saved(device, captured):
-    values = [torch.randn(64, 64, device=device, requires_grad=True) for _ in range(3)]
-    run = torch.compile(sum_of_biased, backend="tsfuser")
-
-    def gradients():
-        return torch.autograd.grad(run(*values), values)
-
-    expected = torch.autograd.grad(sum_of_biased(*values), values)
-    for _ in range(2):
-        gradients()
-    each = values[0].nbytes
-    for on, extra in ((False, 0), (True, each)):  # the product and two gradients, and the third by itself
-        captured(on)
-        made, _ = allocations(gradients, device)
-        assert 3 * each + extra <= made < 4 * each + extra
-        for a, b in zip(gradients(), expected):
-            assert_matches(a, b, ops=64)
-
-
-@pytest.mark.graphs
-def test_a_gradient_outlives_the_next_replay_of_the_forward():
-    """Forward and backward are CUDA graphs of their own: only the backward's replay may write gradients."""
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    values = [torch.randn(64, 64, device="cuda", requires_grad=True) for _ in range(3)]
-    run = torch.compile(sum_of_biased, backend="tsfuser")
-    for _ in range(2):
-        torch.autograd.grad(run(*values), values)
-    replayed = torch.cuda.make_graphed_callables(run, tuple(values))
-    expected = torch.autograd.grad(sum_of_biased(*values), values)
-    found = torch.autograd.grad(replayed(*values), values)
-    for _ in range(2):
-        for a, b in zip(found, expected):
-            assert_matches(a, b, ops=64)
-        with torch.no_grad():
-            replayed(*(v * 3 - 1 for v in values))
-        torch.cuda.synchronize()
 
 
 BIG = "Float(64, 32, strides=[32, 1], requires_grad=0, device=cpu)"

@@ -25,7 +25,6 @@ def native():
     native.set_enabled(enabled)
     native.set_guard_mode(guard_mode)
     native.set_fallback_enabled(True)
-    native.pretend_capture(False)
     native.reset()
 
 

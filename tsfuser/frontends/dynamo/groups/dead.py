@@ -7,9 +7,8 @@ its memory (csrc_stubs/call/reuse.h). Before and after:
     %y = aten::mm(%x, %w);  %z = prim::CudaFusionGroup(%y, %x);  return (%z)
     %y = aten::mm(%x, %w);  %z = prim::CudaFusionGroup[dead=1](%y, %x);  return (%z)
 
-The graph's inputs are not dead, except those that AOTAutograd donates, and these not while a CUDA graph is
-captured (csrc_stubs/interpreter/graph_program.cpp). Nor is a tensor that an op from outside ATen has seen:
-the op may still read it on another stream when nothing here holds it any more.
+The graph's inputs are not dead, except those that AOTAutograd donates. Nor is a tensor that an op from
+outside ATen has seen: the op may still read it on another stream when nothing here holds it any more.
 """
 
 from __future__ import annotations
