@@ -1,0 +1,117 @@
+"""Graphs of torch.compile that stay whole though they hold a None, and those that run in pieces."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kit.support import assert_matches
+from tsfuser.frontends.dynamo import watch
+from tsfuser.frontends.dynamo.program import compile_graph
+from tsfuser.frontends.dynamo.settings import Settings
+
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten", "fused_or_error")]
+torch.library.define("tsfuser_pieces::masked", "(Tensor x, Tensor mask) -> Tensor")
+_watched: list = []  # storages
+_alive: list = []  # how many of them are alive, at each call of `count`
+
+
+@torch.library.impl("tsfuser_pieces::masked", "CompositeExplicitAutograd")
+def masked(x, mask):
+    return x.clone() if mask is None else x * mask
+
+
+@torch.library.custom_op("tsfuser_pieces::count", mutates_args=())
+def count(x: torch.Tensor) -> torch.Tensor:
+    _alive.append(sum(not ref.expired() for ref in _watched))
+    return x.clone()
+
+
+count.register_fake(torch.empty_like)
+
+
+@torch.library.custom_op("tsfuser_pieces::add_one_", mutates_args=("x",))
+def add_one_(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+def _traced(function, *args):
+    """The compiled graph of the function, and what was made of it."""
+    module = make_fx(function)(*args)
+    with watch.watching() as (_, outcomes):
+        program = compile_graph(module, Settings(), watch.Origin(watch.Source(0), "inference"))
+    return program, outcomes[0]
+
+
+def test_none_in_place_of_a_tensor_cuts_no_graph():
+    def function(x, mask):
+        y = torch.ops.tsfuser_pieces.masked(x.exp() + 1, None)
+        return torch.ops.tsfuser_pieces.masked(y.sin() * 2, mask)
+
+    x, mask = torch.randn(5), torch.randn(5)
+    program, outcome = _traced(function, x, mask)
+    assert not outcome.foreign and list(outcome.programs) == [""]
+    assert_matches(program([x, mask])[0], function(x, mask), ops=8)
+
+
+def test_a_piece_frees_its_inputs_while_it_runs():
+    def function(x, w):
+        y = (x.exp() + 1) * 2
+        torch.ops.tsfuser_pieces.add_one_(y)  # cuts the graph
+        z = y.sin() + 1  # the last to read y, in the second piece
+        z = torch.ops.tsfuser_pieces.count(z)
+        z = torch.ops.tsfuser_pieces.count(z * w)  # the last to read w
+        return torch.ops.tsfuser_pieces.count(z.cos() * 2)
+
+    _alive.clear()
+    args = [torch.randn(5), torch.randn(5)]
+    program, outcome = _traced(function, *args)
+    assert outcome.foreign
+    expected = function(*(x.clone() for x in args))
+    _alive.clear()
+    _watched[:] = [StorageWeakRef(x.untyped_storage()) for x in args]
+    assert_matches(program(args), expected, ops=16)
+    assert args == [] and _alive == [1, 0, 0]
+
+
+def test_values_that_several_pieces_read():
+    table = torch.randn(5)
+
+    def function(x, unused):
+        y = x.exp() + table
+        z = torch.zeros_like(y)
+        torch.ops.tsfuser_pieces.add_one_(z)
+        u = y * z * table
+        torch.ops.tsfuser_pieces.add_one_(u)
+        return u + y * u, x, None, y, u * u
+
+    x = torch.randn(5)
+    program, outcome = _traced(function, x, x)
+    assert len(outcome.programs) >= 2
+    for ours, plain in zip(program([x, x]), function(x, x), strict=True):
+        assert ours is plain if plain is None else torch.allclose(ours, plain)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("kind", ["CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION"])
+def test_attention_trains_in_whole_graphs(kind):
+    def function(x, w):
+        q, k, v = (x @ w).unflatten(-1, (3, 4, 64)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = q.sin() * 2, k.cos() * 2, v.sin() + 1
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).cos() * 2
+
+    x = torch.randn(2, 32, 64, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(64, 768, device="cuda", dtype=torch.bfloat16) / 8
+    found = []
+    with sdpa_kernel(SDPBackend[kind]), watch.watching() as (_, outcomes):
+        for run in (torch.compile(function, backend="tsfuser"), function):
+            leaves = [x.clone().requires_grad_(), w.clone().requires_grad_()]
+            out = run(*leaves)
+            out.float().square().sum().backward()
+            found.append((out.detach(), *(leaf.grad for leaf in leaves)))
+    assert [o.origin.role for o in outcomes] == ["forward", "backward"]
+    assert not any(o.foreign or o.failure for o in outcomes)
+    for ours, eager in zip(*found):
+        assert (ours.float() - eager.float()).abs().max() <= 0.03 * eager.float().abs().max()
