@@ -14,7 +14,7 @@ import torch
 from packaging.version import Version
 from torch.utils import cpp_extension
 
-#: tsfuser.h, tsfuser.cpp and the CMake package.
+#: tsfuser.h, tsfuser.cpp with its own headers in tsfuser/, and the CMake package.
 FOLDER = Path(__file__).parent / "cpp"
 
 

@@ -4,250 +4,28 @@
 // planned. Nothing here is linked to Python or to tsfuser: a program starts where both are missing, and
 // start() says so.
 #include "tsfuser.h"
+#include "tsfuser/probe.h"
+#include "tsfuser/python.h"
 
 #include <dlfcn.h>
-#include <fcntl.h>
-#include <link.h>
-#include <spawn.h>
-#include <sys/wait.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
+#include <functional>
 #include <future>
+#include <map>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
-#include <vector>
-
-extern char** environ;
 
 namespace tsfuser {
 namespace {
-
-using Strings = std::vector<std::string>;
-
-// Calls a function of embedded.py with strings, in this process or in another.
-constexpr const char* call_embedded = R"(
-import importlib.util, os, runpy, sys
-try:
-    spec = importlib.util.find_spec("tsfuser")
-    if spec is None or not spec.origin:
-        raise RuntimeError(sys.executable + " has no tsfuser: run `pip install --no-build-isolation .` of that "
-                           "Python in tsfuser's folder")
-    path = os.path.join(os.path.dirname(spec.origin), "frontends", "libtorch", "embedded.py")
-    answer, failure = runpy.run_path(path)[function](*arguments), ""
-except BaseException as error:
-    answer, failure = "", str(error) or type(error).__name__
-)";
-constexpr const char* from_command_line = R"(
-import sys
-sys.path[:1] = []  # the working directory, where no embedded Python looks
-function, *arguments = sys.argv[1:]
-)";
-constexpr const char* to_standard_output = R"(
-print("failed\n" + failure if failure else "done\n" + answer)
-)";
-
-// Python's C functions, found when the program runs. Objects are opaque.
-struct Python {
-  using Object = void;
-  int (*IsInitialized)();
-  Object* (*SaveThread)();
-  void (*RestoreThread)(Object*);
-  int (*Ensure)();
-  void (*Release)(int);
-  int (*HoldsLock)();
-  Object* (*NewDict)();
-  int (*SetItem)(Object*, const char*, Object*);
-  Object* (*GetItem)(Object*, const char*);
-  Object* (*NewList)(ssize_t);
-  int (*Append)(Object*, Object*);
-  Object* (*NewString)(const char*);
-  const char* (*Text)(Object*);
-  Object* (*Run)(const char*, int, Object*, Object*);
-  void (*PrintError)();
-  void (*DecRef)(Object*);
-
-  // Of the library `handle`. Throws Error.
-  explicit Python(void* handle) {
-    find(handle, "Py_IsInitialized", IsInitialized);
-    find(handle, "PyEval_SaveThread", SaveThread);
-    find(handle, "PyEval_RestoreThread", RestoreThread);
-    find(handle, "PyGILState_Ensure", Ensure);
-    find(handle, "PyGILState_Release", Release);
-    find(handle, "PyGILState_Check", HoldsLock);
-    find(handle, "PyDict_New", NewDict);
-    find(handle, "PyDict_SetItemString", SetItem);
-    find(handle, "PyDict_GetItemString", GetItem);
-    find(handle, "PyList_New", NewList);
-    find(handle, "PyList_Append", Append);
-    find(handle, "PyUnicode_DecodeFSDefault", NewString);
-    find(handle, "PyUnicode_AsUTF8", Text);
-    find(handle, "PyRun_String", Run);
-    find(handle, "PyErr_Print", PrintError);
-    find(handle, "Py_DecRef", DecRef);
-  }
-
-  // The answer of a function of embedded.py. With Python's lock held. Throws Error.
-  std::string call(const char* function, const Strings& arguments) const {
-    Object* names = NewDict();
-    Object* list = NewList(0);
-    for (const std::string& argument : arguments) {
-      give(NewString(argument.c_str()), [&](Object* text) { Append(list, text); });
-    }
-    give(list, [&](Object* value) { SetItem(names, "arguments", value); });
-    give(NewString(function), [&](Object* value) { SetItem(names, "function", value); });
-    constexpr int file_input = 257;  // Py_file_input
-    Object* done = Run(call_embedded, file_input, names, names);
-    std::string answer, failure = "Python failed";
-    if (done) {
-      answer = text_of(names, "answer");
-      failure = text_of(names, "failure");
-      DecRef(done);
-    } else {
-      PrintError();
-    }
-    DecRef(names);
-    if (!failure.empty()) {
-      throw Error("tsfuser: " + failure);
-    }
-    return answer;
-  }
-
- protected:
-  template <typename Function>
-  static void find(void* handle, const char* name, Function& function) {
-    function = reinterpret_cast<Function>(dlsym(handle, name));
-    if (!function) {
-      throw Error(std::string("tsfuser: this Python is of a version that is not known: it has no ") + name);
-    }
-  }
-
- private:
-  template <typename Use>
-  void give(Object* object, Use use) const {
-    use(object);
-    DecRef(object);
-  }
-
-  std::string text_of(Object* names, const char* name) const {
-    Object* value = GetItem(names, name);
-    const char* text = value ? Text(value) : nullptr;
-    return text ? text : "";
-  }
-};
-
-// And those that start and end it.
-struct OwnPython : Python {
-  wchar_t* (*DecodeLocale)(const char*, size_t*);
-  void (*SetProgramName)(const wchar_t*);
-  void (*InitializeEx)(int);
-  int (*RunSimple)(const char*, void*);
-  int (*FinalizeEx)();
-  void (*Free)(void*);
-
-  explicit OwnPython(void* handle) : Python(handle) {
-    find(handle, "Py_DecodeLocale", DecodeLocale);
-    find(handle, "Py_SetProgramName", SetProgramName);
-    find(handle, "Py_InitializeEx", InitializeEx);
-    find(handle, "PyRun_SimpleStringFlags", RunSimple);
-    find(handle, "Py_FinalizeEx", FinalizeEx);
-    find(handle, "PyMem_RawFree", Free);
-  }
-};
-
-// Python's lock, for this scope.
-class Lock {
- public:
-  explicit Lock(const Python& python) : python_(python), state_(python.Ensure()) {}
-  ~Lock() { python_.Release(state_); }
-  Lock(const Lock&) = delete;
-
- private:
-  const Python& python_;
-  const int state_;
-};
-
-// The file that the program has loaded libtorch_cpu.so from; "" where it has loaded none.
-std::string loaded_libtorch() {
-  std::string path;
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, size_t, void* found) {
-        const std::string name = info->dlpi_name;
-        const std::string wanted = "/libtorch_cpu.so";
-        const bool same = name.size() > wanted.size() &&
-                          name.compare(name.size() - wanted.size(), wanted.size(), wanted) == 0;
-        if (same) {
-          *static_cast<std::string*>(found) = name;
-        }
-        return static_cast<int>(same);
-      },
-      &path);
-  return path;
-}
-
-std::string read_all(int file) {
-  std::string text;
-  char buffer[4096];
-  ssize_t count = 0;
-  while ((count = read(file, buffer, sizeof buffer)) > 0 || (count < 0 && errno == EINTR)) {
-    text.append(buffer, count > 0 ? static_cast<size_t>(count) : 0);
-  }
-  return text;
-}
-
-// What a program writes on its standard output; no shell is needed. Throws Error where it does not run.
-std::string output_of(const Strings& command) {
-  std::vector<char*> words;
-  for (const std::string& word : command) {
-    words.push_back(const_cast<char*>(word.c_str()));
-  }
-  words.push_back(nullptr);
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) {
-    throw Error(std::string("tsfuser: no pipe can be made: ") + std::strerror(errno));
-  }
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  pid_t child = 0;
-  const int failed = posix_spawnp(&child, words[0], &actions, nullptr, words.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  close(ends[1]);
-  const std::string text = failed ? "" : read_all(ends[0]);
-  close(ends[0]);
-  if (failed) {
-    throw Error("tsfuser finds no Python: \"" + command[0] + "\" does not run (" + std::strerror(failed) +
-                "); Options::python names the interpreter of the environment that has torch and tsfuser");
-  }
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  return text;
-}
-
-// Two lines of embedded.probe: the interpreter, and its library. Throws Error.
-std::pair<std::string, std::string> probe(const std::string& python, const char* compiled_with) {
-  const std::string code = std::string(from_command_line) + call_embedded + to_standard_output;
-  const std::string text = output_of({python, "-c", code, "probe", compiled_with, loaded_libtorch()});
-  const size_t first = text.find('\n'), second = text.find('\n', first + 1);
-  const std::string kind = text.substr(0, first);
-  if (first == std::string::npos || second == std::string::npos || (kind != "done" && kind != "failed")) {
-    throw Error("tsfuser finds no Python: \"" + python + "\" is no Python that runs");
-  }
-  const std::string rest = text.substr(first + 1, text.size() - first - 2);
-  if (kind == "failed") {
-    throw Error("tsfuser: " + rest);
-  }
-  const size_t middle = rest.find('\n');
-  return {rest.substr(0, middle), rest.substr(middle + 1)};
-}
 
 // All of a process. Leaked: threads may still call start() and stats() while the process exits.
 struct State {
