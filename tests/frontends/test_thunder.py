@@ -257,6 +257,31 @@ def test_symbolic_values():
     assert regions(jitted)
 
 
+ARGUMENTS = {
+    "a dtype": (lambda x, to: (x * 2 + 1).to(to) * 2, [torch.bfloat16, torch.float64]),
+    "a device": (lambda x, to: (x * 2 + 1) * torch.ones(8, device=to, dtype=x.dtype), [torch.device("cpu")]),
+    "a tensor's": (lambda x, to: x.sigmoid() * 2 + to.to(x), [torch.arange(8)]),
+    "a number": (lambda x, n: (x * n + n) / 3, [3, 2.5, -1]),
+    "sizes": (lambda x, n: (x * n + 1).view(-1, x.shape[0]) * x.shape[1], [2]),
+}
+
+
+@pytest.mark.parametrize("cache", ["constant values", "symbolic values"])
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_dtypes_devices_and_numbers_as_arguments(name, cache):
+    function, others = ARGUMENTS[name]
+    for other in others:
+        jitted = jit(
+            function, cache=cache
+        )  # thunder, with any executor, takes a later dtype for the first one
+        for rows in (4, 6):
+            x = torch.randn(rows, 8)
+            eager = function(x, other)
+            precision = torch.bfloat16 if eager.dtype is torch.bfloat16 else None
+            assert_matches(jitted(x, other), eager, ops=16, strides=False, precision=precision)
+            assert regions(jitted)
+
+
 def test_zeros_of_both_signs_are_two_numbers():
     def function(x, a):
         return (x * a).reciprocal()
