@@ -135,9 +135,9 @@ const char* Plan::mismatch(at::ArrayRef<c10::IValue> inputs) const {
         }
       } else if (slot.kind == SlotKind::Seeded) {
         if (!value.isTensor() || value.toTensor().scalar_type() != at::kLong ||
-            value.toTensor().numel() != 2 || !value.toTensor().is_contiguous() ||
+            value.toTensor().numel() < 2 || !value.toTensor().is_contiguous() ||
             (launch->cuda && !value.toTensor().is_cuda())) {
-          return "a kernel takes the seed from an input that is not a tensor of two int64 on its device";
+          return "a kernel takes the seed from an input that does not hold two int64 on its device";
         }
       } else if (slot.kind == SlotKind::Element) {
         if (!value.isTensor() || value.toTensor().dim() != 0 || !value.toTensor().is_cpu() ||

@@ -7,6 +7,8 @@
 // groups, on any device. Its gradient is the same op on the gradient. Example:
 //     y = tsfuser::seeded_dropout(x, randint(2^63 - 1, [2]), 0, 0.1, [0, 1])
 
+#include "call/seeded_dropout.h"
+
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -62,15 +64,7 @@ at::Tensor seeded_dropout(const at::Tensor& self, const at::Tensor& seed, int64_
   TORCH_CHECK(order.size() == static_cast<size_t>(self.dim()), "tsfuser::seeded_dropout: an order of ",
               order.size(), " dims for a tensor of ", self.dim());
   TORCH_CHECK(p >= 0 && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
-  std::vector<int64_t> strides(order.size());
-  int64_t step = 1;
-  for (size_t k = order.size(); k-- > 0;) {
-    strides.at(order[k]) = step;
-    step *= self.size(order[k]);
-  }
-  const at::Tensor numbers = numbers_of(seed, stream, (self.numel() + 3) / 4);
-  const at::Tensor kept = at::as_strided(numbers, self.sizes(), strides).lt(1 - p);
-  return self.mul(kept).mul(p < 1 ? 1 / (1 - p) : 0.0);
+  return self.mul(kept_elements(self, seed, stream, p, order)).mul(p < 1 ? 1 / (1 - p) : 0.0);
 }
 
 at::Tensor shape_of_dropout(const at::Tensor& self, const at::Tensor&, int64_t, double, at::IntArrayRef) {
@@ -78,6 +72,19 @@ at::Tensor shape_of_dropout(const at::Tensor& self, const at::Tensor&, int64_t, 
 }
 
 }  // namespace
+
+at::Tensor kept_elements(const at::Tensor& like, const at::Tensor& seed, int64_t stream, double p,
+                         at::IntArrayRef order) {
+  std::vector<int64_t> strides(order.size());
+  int64_t step = 1;
+  for (size_t k = order.size(); k-- > 0;) {
+    strides.at(order[k]) = step;
+    step *= like.size(order[k]);
+  }
+  const at::Tensor numbers = numbers_of(seed, stream, (like.numel() + 3) / 4);
+  return at::as_strided(numbers, like.sizes(), strides).lt(1 - p);
+}
+
 }  // namespace tsfuser
 
 TORCH_LIBRARY(tsfuser, m) {

@@ -43,6 +43,7 @@ void register_operators();  // operators.cpp
 // The group that a prim::CudaFusionGroup runs.
 Group* group_of(const torch::jit::Node* node);
 void register_size_operators();  // sizes.cpp
+void register_dropout_seeds();   // dropout_seeds.cpp
 
 // What runs the node by torch's own operator, where ours has replaced it.
 torch::jit::Operation torchs_operation(const torch::jit::Node* node);

@@ -130,6 +130,75 @@ def test_graphed_callables():
     assert not torch.equal(first, second) and 0.5 < first.double().mean() < 0.7
 
 
+def saved_by(function, *inputs):
+    """The result, and the dtypes of what autograd has saved, but for the inputs."""
+    saved, given = [], {x.data_ptr() for x in inputs}
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        out = function(*inputs)
+    return out, {t.dtype for t in saved if t.data_ptr() not in given}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", ["row-major", "channels last", "turned"])
+def test_the_backward_draws_the_mask_again(dtype, form):
+    """More elements than one block has, in kernels with other vectors: the gradient comes row-major."""
+
+    def program(x):
+        return F.dropout(x * 2.0, 0.25, True) * 1.5
+
+    x = torch.ones(16, 24, 33, 65, device="cuda", dtype=dtype)
+    if form == "channels last":
+        x = x.to(memory_format=torch.channels_last)
+    x = (x.transpose(2, 3) if form == "turned" else x).requires_grad_()
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        for _ in range(5):
+            x.grad = None
+            out, saved = saved_by(scripted, x)
+            out.backward(torch.ones_like(out, memory_format=torch.contiguous_format))
+    assert saved == {torch.int64} and torch.equal(out, x.grad)
+    assert abs((out != 0).double().mean().item() - 0.75) < 0.01
+
+
+def test_a_captured_step_draws_one_mask_forward_and_backward():
+    def program(x):
+        return F.dropout(x * 2.0, 0.25, True) * 1.5
+
+    x = torch.ones(257, 333, device="cuda", requires_grad=True)
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        train(scripted, (x,))
+    assert saved_by(scripted, x)[1] == {torch.int64}
+
+    def step():
+        out = scripted(x)
+        return out.detach(), torch.autograd.grad(out, x, torch.ones_like(out), retain_graph=True)[0]
+
+    graph, outs = captured(step)
+    masks = []
+    for _ in range(3):
+        out, gradient = replayed(graph, outs)
+        assert torch.equal(out, gradient)
+        masks.append(out)
+    assert not torch.equal(masks[0], masks[1]) and not torch.equal(masks[1], masks[2])
+
+
+def test_what_a_training_step_holds_for_the_backward():
+    """No byte an element: results and inputs, and a seed."""
+
+    def program(x):
+        return F.dropout(x * 2.0, 0.25, True) * 1.5
+
+    x = torch.ones(1 << 22, device="cuda", requires_grad=True)
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        train(scripted, (x,))
+    x.grad = None
+    before = torch.cuda.memory_allocated()
+    out = scripted(x)
+    assert torch.cuda.memory_allocated() - before < out.nbytes + (1 << 20)
+
+
 def test_the_offset_of_the_generator_advances_by_four_an_op():
     x, y = inputs()
     scripted = fuse(dropped, x, y)

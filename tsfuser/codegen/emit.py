@@ -55,6 +55,7 @@ def source(kernel: Kernel) -> str:
         for p in kernel.params
         if p.ctype == "random_state"
     ]
+    tiles += _saved_seeds(kernel)
     tiles += [f"  index_check {_CHECK}(args.{p.name});" for p in kernel.params if p.source == ("flag",)]
     bounds = f"{kernel.threads}, {kernel.resident}" if kernel.resident else kernel.threads
     overlap = (
@@ -74,6 +75,18 @@ def source(kernel: Kernel) -> str:
     if kernel.batch_capacity:
         return "\n".join([*lines, *_batched(kernel, bounds, body)])
     return "\n".join([*lines, f"{frame}({kernel.name}, Args, {bounds}) {{", *body])
+
+
+def _saved_seeds(kernel: Kernel) -> list[str]:
+    """Has the first thread store the seeds of random ops: as the state of another kernel they give the same
+    numbers, as its stream 0 (runtime/philox.h)."""
+    start = next((_start(f"args.{p.name}") for p in kernel.params if p.source == ("random",)), "")
+    return [
+        f"  if (blockIdx.x == 0 && threadIdx.x + threadIdx.y == 0) {{ args.{p.name}[0] = {start}.key; "
+        f"args.{p.name}[1] = ({start}.low + {p.source[2]}) * 4; }}"
+        for p in kernel.params
+        if p.source[0] == "seed"
+    ]
 
 
 def _batched(kernel: Kernel, bounds: str | int, body: list[str]) -> list[str]:

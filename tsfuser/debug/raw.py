@@ -51,7 +51,7 @@ class Launch:
 class Planned:
     """A kernel in its plan. `names`: of the group's inputs; `numbers`: their values in the call that was
     explained, None for tensors; `call`: that for which the plan was made; `allocated`: (dtype name, sizes,
-    strides) of what the plan allocates."""
+    strides) of what the plan allocates, the last `seeds` of which are seeds."""
 
     group: int
     device: str
@@ -61,6 +61,7 @@ class Planned:
     allocated: tuple[tuple[str, tuple, tuple], ...]
     kernel: Kernel
     function: Function
+    seeds: int = 0
 
     def inputs(self) -> tuple[str, ...]:
         """The group's inputs: names and descriptions."""
@@ -178,6 +179,8 @@ class Planned:
         if kind in ("allocation", "cleared"):
             tensor = tensors[what[0]]
             return (tensor.zero_() if kind == "cleared" else tensor).data_ptr()
+        if kind == "seed":
+            return tensors[len(tensors) - self.seeds + what[0]].data_ptr()
         if kind == "size":
             return call.value(what[0])
         if kind == "number":

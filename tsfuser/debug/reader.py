@@ -185,7 +185,11 @@ class GraphReader:
         numbers = tuple(None if isinstance(a, torch.Tensor) else a for a in run.arguments)
         made = tuple((o.value.dtype.name, o.sizes, o.strides) for o in fusion.outputs)
         made += tuple((t.value.dtype.name, t.sizes, t.strides) for t in allocations.temporaries)
-        plans = [Planned(number, device, names, numbers, call, made, c.kernel, c.function) for c in compiled]
+        made += tuple(("int64", (length,), (1,)) for length in fusion.seeds)
+        plans = [
+            Planned(number, device, names, numbers, call, made, c.kernel, c.function, len(fusion.seeds))
+            for c in compiled
+        ]
         return Group(number, device, nodes, arguments, tuple(_kernels(compiled, run.launches, plans)))
 
 

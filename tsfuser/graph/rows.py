@@ -89,15 +89,17 @@ def table_of(node: Node) -> Value | None:
     return node.inputsAt(found[1].arguments.index(found[0].table)) if found and found[0].table else None
 
 
-def is_ignored(value: Value) -> bool:
-    """Whether all readers of a value take it for an argument that fused ops ignore."""
+def is_unguarded(value: Value) -> bool:
+    """Whether no reader of a value depends on its profiled type: fused ops ignore it, or take it as it
+    comes."""
     users = [(use.user, use.offset) for use in value.uses()]
-    return bool(users) and all(_ignores(node, offset) for node, offset in users)
+    return bool(users) and all(_takes_any(node, offset) for node, offset in users)
 
 
-def _ignores(node: Node, offset: int) -> bool:
+def _takes_any(node: Node, offset: int) -> bool:
     found = row_of(node)
-    return found is not None and bool(found[0].ignored) and found[1].arguments[offset] in found[0].ignored
+    free = found[0].ignored | found[0].unguarded if found else None
+    return bool(free) and found[1].arguments[offset] in free
 
 
 def arguments(node: Node, found: Schema, knowledge: Knowledge) -> dict[str, table.NodeArg]:

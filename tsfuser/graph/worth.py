@@ -14,9 +14,12 @@ LEAST = 1 << 12  # elements of what is worth another kernel's launch
 
 
 def is_worth_a_kernel(node: Node, reductions: bool) -> bool:
-    """Whether the node copies a tensor into another layout or, with `reductions`, on a GPU reduces one, or
-    reads one across the layout of an elementwise result, which torch does without a tile of shared memory."""
+    """Whether the node copies a tensor into another layout, or its row says so; or, with `reductions`, on a
+    GPU reduces a tensor, or reads one across the layout of an elementwise result, which torch does without a
+    tile of shared memory."""
     found = row_of(node)
+    if found is not None and found[0].needs_kernel:
+        return True
     if found is None or not (found[0].copies or reductions):
         return False
     large = [v for v in inputs(node) if is_tensor(v) and prod(shape(v)[0] or [0]) >= LEAST]

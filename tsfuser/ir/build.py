@@ -30,6 +30,7 @@ from .fusion import (
     Pointwise,
     Random,
     Reduce,
+    Seed,
     TensorInput,
     Update,
     Value,
@@ -38,6 +39,7 @@ from .limits import Limit
 from .promotion import result_type
 from .rematerialize import rematerialized
 from .result_layouts import ResultLayouts
+from .seed_lengths import length_of
 from .values import extent
 from .views import through_memory
 
@@ -47,11 +49,20 @@ _NUMBER_DTYPE = {"bool": BOOL, "int": INT64, "float": DOUBLE, "complex": COMPLEX
 class Builder(ResultLayouts):
     """A Draft as the op table fills it. `default_dtype` is torch's default floating dtype; `device` is where
     the group runs (`cpu`, `cuda:0`); `eager`, given where random numbers are to be eager's, gives the
-    `eager_random.Grid` of its kernels on a device, or raises Refusal."""
+    `eager_random.Grid` of its kernels on a device, or raises Refusal. `seeds`: whether it is better to draw
+    random numbers again than to read a mask."""
 
-    def __init__(self, call: Call, device: str, default_dtype: DType = FLOAT, eager: Callable | None = None):
+    def __init__(
+        self,
+        call: Call,
+        device: str,
+        default_dtype: DType = FLOAT,
+        eager: Callable | None = None,
+        seeds: bool = True,
+    ):
         super().__init__(call, device)
         self.eager = eager
+        self.with_seeds = seeds
         self.default_dtype = default_dtype
 
     # ---- inputs
@@ -210,7 +221,7 @@ class Builder(ResultLayouts):
     def seeded_uniform(self, like: Value, seed: Value, stream: int, order: Sequence[int]) -> Value:
         """Random numbers in [0, 1) of 24 bits each, one for each element of `like`, counted in the order of
         a dense tensor whose dims are `order` from the outermost in memory to the innermost: whoever has the
-        same `seed`, an argument that holds two int64, and the same `stream` has the same numbers."""
+        same `seed`, an argument that begins with two int64, and the same `stream` has the same numbers."""
         source = self.input_of(seed)
         if source is None:
             raise Refusal("a seed that is computed in its group is not in memory")
@@ -219,15 +230,26 @@ class Builder(ResultLayouts):
         if sorted(order) != list(range(len(like.dims))):
             raise Refusal("the order of dims in memory does not fit the tensor")
         size, step = self.call.size(source.index, 0), source.strides[0]
-        if not self.call.decide(sz.eq(size, 2)) or not self.call.decide(sz.eq(step, 1)):
+        if not self.call.decide(sz.le(2, size)) or not self.call.decide(sz.eq(step, 1)):
             raise Refusal("a seed is a tensor of two int64")
-        sizes, strides, steps = self.sizes(like), {}, sz.const(1)
-        for d in reversed(order):
-            strides[d], steps = steps, steps * sizes[d]
+        in_order = lay.laid_out(self.sizes(like), order).strides
         output = self.copied(self.new("uniform", FLOAT, like.dims), like)
-        in_order = tuple(strides[d] for d in range(len(like.dims)))
         self.ops.append(Random("uniform", stream, (like,), output, in_order, seed=source.index))
         return output
+
+    def seed_of(self, mask: Value) -> Seed | None:
+        """The seed by which `mask`, made by a comparison of new random numbers with a literal, can be drawn
+        again. Its length says in which order the numbers are counted (ir/seed_lengths.py). None for other
+        masks, where no length says the order, and where reading a mask is better."""
+        made = next((op for op in self.ops if op.output is mask), None) if self.with_seeds else None
+        if not isinstance(made, Pointwise) or made.symbol != "lt" or made.operands[1].literal is None:
+            return None
+        uniform = next((op for op in self.ops if op.output is made.operands[0]), None)
+        if not isinstance(uniform, Random) or uniform.walk or uniform.seed is not None:
+            return None
+        order = lay.order_of(self.call, self.layout(uniform.output))
+        length = None if order is None else length_of(order)
+        return None if length is None else Seed(uniform.output, length)
 
     def lookup(self, name: str, table: Value, dim: int, index: Value, dims: Sequence[Axis | None]) -> Value:
         """The elements of `table`, an argument, of which `index` names the place in dim `dim`: one for each
@@ -292,9 +314,13 @@ class Builder(ResultLayouts):
                 raise Refusal("a tensor that is changed in place overlaps itself")
         self.updates.append(Update(value, found.index, found.strides, found.alignment, counted))
 
-    def output(self, value: Value | Empty | int | None) -> None:
+    def output(self, value: Value | Empty | Seed | int | None) -> None:
         """The next result of the group. A value that was returned before is returned as the same tensor, as
         eager does for a cast to the dtype that a tensor has. None is an undefined tensor."""
+        if isinstance(value, Seed):
+            self.results.append(("seed", len(self.seeds)))
+            self.seeds.append(value)
+            return
         if not isinstance(value, Value):
             self.results.append(
                 ("undefined", 0)

@@ -17,7 +17,7 @@ from . import size as sz
 from .axes import Axes
 from .call import Call
 from .dtypes import DType
-from .fusion import Axis, NumberInput, Op, Output, TensorInput, Update, Value
+from .fusion import Axis, NumberInput, Op, Output, Seed, TensorInput, Update, Value
 
 
 class Draft:
@@ -33,6 +33,7 @@ class Draft:
         self.ops: list[Op] = []
         self.outputs: list[Output] = []
         self.results: list[tuple[str, int | str]] = []
+        self.seeds: list[Seed] = []  # that are returned
         self.updates: list[Update] = []
         self.layouts: dict[str, lay.Layout] = {}  # value name -> layout that eager would give it
         self.sources: dict[str, TensorInput] = {}  # name of an input, or of a view of one -> that input

@@ -40,7 +40,7 @@ def finish(draft: Draft) -> Fusion:
     stored = [o.value for o in draft.outputs] + [u.value for u in draft.updates]
     ops = draft.needed(stored)
     live = {v.name for v in stored}.union(v.name for op in ops for v in op.operands)
-    new = _Canonical(draft.axes)
+    new = _Canonical(draft.axes, {seed.uniform.name: k for k, seed in enumerate(draft.seeds)})
     inputs = _inputs([i for i in draft.reads if i.value.name in live], new)
     numbers = tuple(n for n in draft.numbers.values() if n.value.name in live)
     kept = _ops(ops, {v.name for v in stored}, new)
@@ -50,7 +50,10 @@ def finish(draft: Draft) -> Fusion:
     updates = tuple(
         replace(u, value=new.value(u.value), strides=new.strides(u.value, u.strides)) for u in draft.updates
     )
-    fusion = Fusion(inputs, numbers, kept, outputs, tuple(draft.results), updates, draft.drawn)
+    seeds = tuple(seed.length for seed in draft.seeds)
+    fusion = Fusion(inputs, numbers, kept, outputs, tuple(draft.results), updates, draft.drawn, seeds)
+    if len(seeds) != sum(op.saved is not None for op in fusion.randoms):
+        raise Refusal("a seed is asked for of a dropout whose result nobody reads, or twice")
     _check_updates(fusion)
     _check_lookups(draft, fusion)
     return fusion
@@ -139,8 +142,10 @@ class _Canonical:
     """What stands in the Fusion for axes, values and ops of a draft; axes are named in the order in which
     they are asked for."""
 
-    def __init__(self, axes: Axes):
+    def __init__(self, axes: Axes, seeds: dict[str, int]):
+        """`seeds`: the number of a seed by the name of the random numbers that it gives."""
         self._axes = axes
+        self._seeds = seeds
         self._loops: dict[Axis, Axis] = {}
         self._values: dict[str, Value] = {}
         self._streams = itertools.count()
@@ -181,7 +186,8 @@ class _Canonical:
             return replace(op, axes=tuple(loop for a in op.axes for loop in self.loops(a)))
         if isinstance(op, Random):
             stream = next(self._streams) if op.seed is None else op.stream
-            return replace(op, stream=stream, linear_strides=self.strides(old.output, op.linear_strides))
+            steps, saved = self.strides(old.output, op.linear_strides), self._seeds.get(old.output.name)
+            return replace(op, stream=stream, linear_strides=steps, saved=saved)
         if isinstance(op, Lookup):
             return replace(op, strides=self.strides(old.output, op.strides))
         if isinstance(op, Within):

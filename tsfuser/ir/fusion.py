@@ -86,7 +86,8 @@ class Random:
     step a dim of the output): so it is the same in every kernel that computes it. With a `walk` it is eager's
     number, in (0, 1], or a normal one where `name` says `normal`, and the stream does not matter. With a
     `seed`, the elements of that tensor argument are seed and offset, and `stream` is any number: then other
-    groups with the same tensor have the same numbers."""
+    groups with the same tensor have the same numbers. `saved`: the number of the `Fusion.seeds` that gets
+    seed and offset of its own numbers, None for none."""
 
     name: str
     stream: int
@@ -95,6 +96,7 @@ class Random:
     linear_strides: tuple[Size, ...]
     walk: Walk | None = None
     seed: int | None = None
+    saved: int | None = None
 
 
 @dataclass(frozen=True)
@@ -178,11 +180,21 @@ class Empty:
 
 
 @dataclass(frozen=True)
+class Seed:
+    """A tensor of `length` int64 that begins with seed and offset of the random numbers `uniform`: as
+    `Random.seed` it gives the same numbers."""
+
+    uniform: Value
+    length: int
+
+
+@dataclass(frozen=True)
 class Fusion:
     """`results` gives the group's outputs in order: `("output", k)` for `outputs[k]`, `("input", i)` for
     argument `i` itself, `("integer", n)` for a plain number, `("empty", dtype name)` for a tensor of sizes
-    (0,), `("undefined", 0)` for a gradient that was not asked for. `drawn`: the Philox blocks by which
-    eager's generator advances, where random numbers are eager's."""
+    (0,), `("undefined", 0)` for a gradient that was not asked for, `("seed", k)` for a tensor of `seeds[k]`
+    int64, which a random op fills (`Random.saved`). `drawn`: the Philox blocks by which eager's generator
+    advances, where random numbers are eager's."""
 
     inputs: tuple[TensorInput, ...]
     numbers: tuple[NumberInput, ...]
@@ -191,6 +203,7 @@ class Fusion:
     results: tuple[tuple[str, int | str], ...]
     updates: tuple[Update, ...] = ()
     drawn: Size | None = None
+    seeds: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         """Code that builds the Fusion, one statement an op; `ir.text.read` runs it."""
@@ -254,8 +267,9 @@ def _code(fusion: Fusion) -> str:
     ]
     lines += [f"{name} = (\n{text})" if text else f"{name} = ()" for name, text in parts]
     drawn = "" if fusion.drawn is None else f", {_size(fusion.drawn)}"
+    seeds = f", seeds={fusion.seeds!r}" if fusion.seeds else ""
     return "\n".join(
-        lines + [f"fusion = Fusion(inputs, numbers, ops, outputs, {fusion.results!r}, updates{drawn})"]
+        lines + [f"fusion = Fusion(inputs, numbers, ops, outputs, {fusion.results!r}, updates{drawn}{seeds})"]
     )
 
 
@@ -323,6 +337,8 @@ def _walk(op: Random) -> str:
     walk = op.walk
     if op.seed is not None:
         return f", seed={op.seed}"
+    if op.saved is not None:
+        return f", saved={op.saved}"
     return f", walk({', '.join(map(_size, (walk.counter, walk.threads, walk.width)))})" if walk else ""
 
 

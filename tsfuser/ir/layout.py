@@ -113,6 +113,16 @@ def is_dense(call: Call, layout: Layout) -> bool:
     return True
 
 
+def order_of(call: Call, layout: Layout) -> tuple[int, ...] | None:
+    """The dims in memory, outermost first, of a tensor without gaps; None for others. Those of size 1 may be
+    anywhere. Row-major is tried first."""
+    dims = range(len(layout.sizes))
+    if is_contiguous(call, layout):
+        return tuple(dims)
+    order = sorted(dims, key=lambda d: (-call.value(layout.strides[d]), -call.value(layout.sizes[d]), d))
+    return tuple(order) if _is_packed(call, layout, reversed(order)) else None
+
+
 def pointwise(call: Call, sizes: tuple[Size, ...], operands: Sequence[Layout]) -> Layout:
     """The layout of an elementwise result of shape `sizes` (the operands' broadcast shape). Beside an operand
     without dims, a number say, shapes are not equal, and dims are sorted: unless there are some of size 1,

@@ -38,6 +38,11 @@ def verify(fusion: Fusion) -> str | None:
         known[op.output.name] = op.output
     if [op.stream for op in fusion.drawing] != list(range(len(fusion.drawing))):
         return "random ops are not numbered in order"
+    saved = [op.saved for op in fusion.randoms if op.saved is not None]
+    if sorted(saved) != list(range(len(fusion.seeds))):
+        return "the seeds are not those of random ops, one each"
+    if any(op.saved is not None and (op.walk or op.seed is not None) for op in fusion.randoms):
+        return "a seed is saved of numbers that do not follow from the call's own"
     for o in fusion.outputs:
         if known.get(o.value.name) != o.value:
             return f"output {o.value.name} is not defined"

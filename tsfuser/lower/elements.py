@@ -170,6 +170,8 @@ class Elements:
         self.registers[name] = ctype
         source = ("random",) if op.seed is None else ("seeded", op.seed)
         state = self.params.field(source[0], "random_state", source)
+        if op.saved is not None:
+            self.params.field("seed", "int64_t*", ("seed", op.saved, op.stream))
         walk = (op.walk.counter, op.walk.threads, op.walk.width) if op.walk else ()
         offset, counts = self.offset(access, at), tuple(map(self.params.count, walk))
         drawn = Uniform(f"{name}_m", ctype, state, op.stream, offset, 1, op.name, counts)

@@ -22,6 +22,7 @@ class Param:
     `("update", i)` (an argument that is stored to), `("allocation", k)`, `("cleared", k)` (an allocation that
     is zero when the kernel starts), `("size", Size)`, `("number", i, dtype name)`, `("element", i)`,
     `("random",)`, `("seeded", i)` (where random numbers begin that have argument `i` as their seed),
+    `("seed", k, stream)` (the Fusion's seed `k`, to which seed and offset of that random op are stored),
     `("flag",)` (what a kernel on the host sets where it finds an index out of range)."""
 
     name: str
@@ -30,7 +31,7 @@ class Param:
 
     @property
     def is_pointer(self) -> bool:
-        return self.source[0] in ("input", "update", "allocation", "cleared", "flag")
+        return self.source[0] in ("input", "update", "allocation", "cleared", "flag", "seed")
 
 
 @dataclass(frozen=True)

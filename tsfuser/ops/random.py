@@ -13,13 +13,15 @@ import struct
 
 from ..errors import Refusal
 from ..ir import eager_random
+from ..ir import size as sz
 from ..ir.build import Builder
-from ..ir.dtypes import BOOL, DOUBLE, FLOAT, DType
-from ..ir.fusion import Value
+from ..ir.dtypes import BOOL, DOUBLE, FLOAT, INT64, DType
+from ..ir.fusion import Seed, Value
 from ..ir.limits import between
+from ..ir.seed_lengths import order_of
 from ..ir.symbols import define
 from .casts import check_options
-from .table import ALL, FLOATING, composite, scalar_type
+from .table import ALL, BOOLEAN, FLOATING, composite, scalar_type
 
 define("below_one", "({0} == 1 ? 0 : {0})", cheap=True)
 define("uniform_in_float16", "(floor({0} * 2048.0f) * 0.00048828125f)")
@@ -119,11 +121,46 @@ def seeded_dropout(b: Builder, self, seed, stream: int, p, order: list) -> Value
     backward has the same; `order` holds the dims, the outermost in memory first"""
     if self.dtype.name not in FLOATING:
         raise Refusal(f"dropout of a {self.dtype} tensor is not supported")
+    if not b.call.decide(sz.eq(b.sizes(seed)[0], 2) if seed.dims else sz.const(0)):
+        raise Refusal("a seed is a tensor of two int64")
     if p.literal is None:
         raise Refusal("a seeded dropout whose probability is not a constant")
     b.limit(p, _PROBABILITY, "the probability of dropout")
     uniform = b.seeded_uniform(self, seed, stream, order)
     return _masked(b, self, uniform, p.literal)[0]
+
+
+# Not fresh: outside of groups it is the mask.
+@composite("tsfuser::dropout_seed", dtypes=BOOLEAN, sizes="own", fresh=False, secret_view=True)
+def dropout_seed(b: Builder, mask) -> Value | Seed:
+    """What `dropout_mask` makes the `mask` of a dropout of again: on CUDA the seed of its random numbers,
+    where they are drawn in the same group and the backward can draw them again; else the mask"""
+    return b.seed_of(mask) or mask
+
+
+# The forward may give a mask in one call and a seed in the next.
+@composite(
+    "tsfuser::dropout_mask",
+    dtypes=ALL,
+    sizes="like",
+    table="saved",
+    unguarded=("saved",),
+    fixed=("p",),
+    fresh=False,
+    secret_view=True,
+    needs_kernel=True,
+)
+def dropout_mask(b: Builder, saved, like, p) -> Value:
+    """The mask, of the sizes of `like`, that `dropout_seed` has saved, or saved the seed of; `p` is the rate
+    of what is dropped"""
+    if saved.dtype is BOOL:
+        return saved
+    if saved.dtype is not INT64 or len(saved.dims) != 1 or p.literal is None:
+        raise Refusal("what is saved of a dropout is neither a mask nor a seed")
+    order = order_of(len(like.dims), b.call.decide(b.sizes(saved)[0]))
+    if order is None:
+        raise Refusal("the seed of a dropout does not fit the gradient")
+    return _mask(b, b.seeded_uniform(like, saved, 0, order), 1.0 - p.literal)
 
 
 def _dropped(b: Builder, input: Value, p: Value) -> tuple[Value, Value]:
@@ -143,9 +180,13 @@ def _dropped(b: Builder, input: Value, p: Value) -> tuple[Value, Value]:
 def _masked(b: Builder, input: Value, uniform: Value, p: float) -> tuple[Value, Value]:
     """The result and the mask, by uniform random numbers."""
     keep = 1.0 - p
-    mask = b.pointwise("lt", (uniform, b.literal(keep)), BOOL, FLOAT, name="mask")
+    mask = _mask(b, uniform, keep)
     scale = b.literal(1 / keep if keep else 0.0)
     return b.pointwise("product", (input, mask, scale), input.dtype, name="dropout"), mask
+
+
+def _mask(b: Builder, uniform: Value, keep: float) -> Value:
+    return b.pointwise("lt", (uniform, b.literal(keep)), BOOL, FLOAT, name="mask")
 
 
 def _dropped_as_eager(b: Builder, input: Value, p: float | None) -> tuple[Value, Value]:

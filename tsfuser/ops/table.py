@@ -104,12 +104,13 @@ class Row:
     `unsqueezed`, `permuted`, `viewed`, `flattened` or `joined`, or `own`. `text` is its docs line. Arguments
     in `fixed` must be constants of the graph: most calls would be refused otherwise; those in
     `only` must be these. Those in `ignored` are tensors that other implementations look at; the function gets
-    None for them. `writes` holds pairs: a tensor argument
-    that the op changes in place though its schema does not say so, and the bool argument without which it
-    does not. `rank_depends_on_sizes`: the rank of the result depends on which sizes are 1. A view that
-    `reshapes` splits and merges dims. `option`: the word of PYTORCH_NVFUSER_ENABLE without which the op is
-    left to torch. `table`: the argument that is read at places that another one holds, so that it has to be
-    in memory: no result of the op's own group. `not_empty`: the first operand must have elements.
+    None for them. Those in `unguarded` are tensors of other dtypes and ranks in other calls. `writes` holds
+    pairs: a tensor argument that the op changes in place though its schema does not say so, and the bool
+    argument without which it does not. `rank_depends_on_sizes`: the rank of the result depends on which sizes
+    are 1. A view that `reshapes` splits and merges dims. `option`: the word of PYTORCH_NVFUSER_ENABLE without
+    which the op is left to torch. `table`: the argument that is read at places that another one holds, so
+    that it has to be in memory: no result of the op's own group. `not_empty`: the first operand must have
+    elements.
 
     Facts that graph passes and the extension ask for:
     `smooth`: each element of the result is a continuous function of elements of the operands, so that the
@@ -120,7 +121,7 @@ class Row:
     arguments. `secret_view`: it may return its operand itself, though its schema does not say so.
     `in_place_early`: its in-place form becomes functional before any dtype is known. `in_place_differs`: the
     in-place form leaves another layout than this op gives. `copies`: it does nothing but copy its first
-    operand. `autodiff_excludes`: a view that torch's autodiff
+    operand. `needs_kernel`: outside of groups it is slow. `autodiff_excludes`: a view that torch's autodiff
     differentiates, but keeps out of its graphs. `instead` continues the sentence
     "TorchScript's autodiff knows no derivative of ..." with what it does know.
 
@@ -141,6 +142,7 @@ class Row:
     fixed: frozenset[str] = frozenset()
     only: Mapping[str, Any] = field(default_factory=dict, compare=False)
     ignored: frozenset[str] = frozenset()
+    unguarded: frozenset[str] = frozenset()
     writes: tuple[tuple[str, str], ...] = ()
     rank_depends_on_sizes: bool = False
     reshapes: bool = False
@@ -156,6 +158,7 @@ class Row:
     in_place_early: bool = False
     in_place_differs: bool = False
     copies: bool = False
+    needs_kernel: bool = False
     autodiff_excludes: bool = False
     instead: str = ""
     error: str = "result"
@@ -355,7 +358,7 @@ def composite(
     """Makes the decorated function the row of `name`: `f(builder, **arguments by schema name)`. Annotate
     structural arguments; the first paragraph of the docstring becomes the docs line. `facts` are further
     fields of the `Row`. `composite` may be used several times on one function."""
-    for several in ("symbolic", "fixed", "ignored"):
+    for several in ("symbolic", "fixed", "ignored", "unguarded"):
         facts[several] = frozenset(facts.get(several, ()))
 
     def decorate(function):

@@ -208,13 +208,15 @@ def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], dev
     empties = list(dict.fromkeys(what for kind, what in fusion.results if kind == "empty"))
     spots = {dtype: len(tensors) + k for k, dtype in enumerate(empties)}
     tensors += [(dtype, (0,), (1,)) for dtype in empties]
+    seeds = len(tensors)
+    tensors += [("int64", (length,), (1,)) for length in fusion.seeds]
     allocations = tuple(
         (d, tuple(map(program.position, s)), tuple(map(program.position, st))) for d, s, st in tensors
     )
-    launches = tuple(_launch(program, c, device) for c in compiled)
+    launches = tuple(_launch(program, c, device, seeds) for c in compiled)
+    place = {"output": lambda i: i, "seed": lambda i: seeds + i, "empty": spots.get}  # among the allocations
     results = tuple(
-        ("allocation", spots[i] if kind == "empty" else i) if kind in ("output", "empty") else (kind, i)
-        for kind, i in fusion.results
+        ("allocation", place[kind](i)) if kind in place else (kind, i) for kind, i in fusion.results
     )
     updates = tuple((u.index, u.counted) for u in fusion.updates)
     reused = _reuses(program, fusion, compiled)
@@ -254,10 +256,11 @@ def _allocated(fusion: Fusion, tensors: list, temporaries) -> list[Allocated]:
     return [Allocated(name, *t) for name, t in zip([*names, *["empty"] * len(tensors)], tensors)]
 
 
-def _launch(program: Program, compiled: Compiled, device: str) -> Launch:
+def _launch(program: Program, compiled: Compiled, device: str, seeds: int) -> Launch:
+    """`seeds`: the number of the first allocation that is a seed."""
     kernel = compiled.kernel
     offsets, size = emit.struct_layout(kernel.params)
-    args = tuple((offset, *_argument(program, p)) for offset, p in zip(offsets, kernel.params))
+    args = tuple((offset, *_argument(program, p, seeds)) for offset, p in zip(offsets, kernel.params))
     sizes = (kernel.grid, kernel.block_x, kernel.block_y, kernel.shared, kernel.grain)
     overlaps = kernel.combines_partials and compiled.function.waits and not options.disabled("overlap")
     kind = "host" if device == "cpu" else "overlapped" if overlaps else "cuda"
@@ -269,9 +272,11 @@ def _launch(program: Program, compiled: Compiled, device: str) -> Launch:
 _NUMBER_KINDS = {"bool": "bool", "int64": "int64_number", "float64": "float64", "complex128": "complex128"}
 
 
-def _argument(program: Program, param: Param) -> tuple[str, int]:
-    """How C++ fills a field: kind and index."""
+def _argument(program: Program, param: Param, seeds: int) -> tuple[str, int]:
+    """How C++ fills a field: kind and index. `seeds` as of `_launch`."""
     kind, *what = param.source
+    if kind == "seed":
+        return "allocation", seeds + what[0]
     if kind == "size":
         return ("int64" if param.ctype == "int64_t" else "int32"), program.position(what[0])
     if kind == "number":

@@ -22,9 +22,9 @@ from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.call import Call, ListArg, OtherArg, ScalarArg, TensorArg
 from ..ir.dtypes import DTYPES
-from ..ir.fusion import Empty, Fusion, Value
+from ..ir.fusion import Empty, Fusion, Seed, Value
 from ..ops import table
-from . import eager_random
+from . import eager_random, targets
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ _UNDEFINED = object()  # a result that eager leaves undefined
 def parse(graph: torch._C.Graph, call: Call, device: str) -> Fusion:
     """The Fusion that `graph` computes for calls like `call`. Raises Refusal."""
     eager = eager_random.grid_of if options.enabled("eager_random") else None
-    builder = Builder(call, device, DTYPES[str(torch.get_default_dtype()).removeprefix("torch.")], eager)
+    default = DTYPES[str(torch.get_default_dtype()).removeprefix("torch.")]
+    machine = targets.chosen(device, options.host_launch()).machine(device)
+    builder = Builder(call, device, default, eager, machine.draws_fast)
     values: dict[str, object] = {v.debugName(): _Argument(i) for i, v in enumerate(graph.inputs())}
     for result in _run(builder, graph.nodes(), values, graph.outputs()):
         result = builder.tensor(result.index) if isinstance(result, _Argument) else result
@@ -143,8 +145,8 @@ def _value(builder: Builder, given) -> Value | list | None:
         raise Refusal(f"argument {given.index} is neither a tensor nor a number")
     if given is None or isinstance(given, Value):
         return given
-    if given is _UNDEFINED or isinstance(given, Empty):
-        raise Refusal("an operand is a gradient that was not asked for, or an empty tensor")
+    if given is _UNDEFINED or isinstance(given, (Empty, Seed)):
+        raise Refusal("an operand is a gradient that was not asked for, an empty tensor, or a seed")
     if isinstance(given, sz.Size):
         return builder.extent(given)
     if isinstance(given, (bool, int, float, complex)):

@@ -54,6 +54,12 @@ class Machine:
         return self.block_threads > 1
 
     @property
+    def draws_fast(self) -> bool:
+        """Whether a random number takes less time than a byte of memory traffic. On a host it takes many
+        times as long."""
+        return self.has_threads
+
+    @property
     def overlaps_launches(self) -> bool:
         """Whether a kernel may be set up while the one before it runs."""
         return self.capability >= 90

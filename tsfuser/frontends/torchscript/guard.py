@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import torch
 
-from ...graph.rows import is_ignored
+from ...graph.rows import is_unguarded
 from ...graph.wrapper import CONSTANT, FALLBACK, GUARD, Graph, Node, facts, inputs, is_tensor, outputs
 
 #: Patterns of types that a guard sends to its fallback before it opens.
@@ -32,7 +32,7 @@ def guard(graph: Graph, group: Node) -> str | None:
     tensors = [
         v
         for v, i in zip(inputs(group), inner)
-        if is_tensor(v) and v.node().kind() != CONSTANT and not is_ignored(i)
+        if is_tensor(v) and v.node().kind() != CONSTANT and not is_unguarded(i)
     ]
     for v in tensors:
         if not facts(v.type()).known:

@@ -16,6 +16,7 @@ that. Order of `STEPS`, and why:
   read_dtypes_elsewhere behind these: a cast asks for the device of its operand, and then only for its dtype
   ask_norms             before `compute_again`: then a relu's result is only asked for its dtype
   compute_again         behind all that changes what the backward reads of what is kept
+  draw_again            behind `compute_again`, which would not know its nodes
   add_layout_hints      behind all that changes the gradients
   drop                  last: the numbers of what is kept change
 """
@@ -28,7 +29,7 @@ from dataclasses import dataclass, field
 from .... import log, options
 from ....graph.passes import Pass, run
 from ....graph.wrapper import Graph
-from . import formulas, recompute, relu_mask
+from . import dropout, formulas, recompute, relu_mask
 from .gradient_layout import add_layout_hints
 from .saved import SavedValues
 
@@ -89,6 +90,11 @@ def _compute_again(work: Work) -> None:
         work.again = recompute.compute_again(work.saved)
 
 
+def _draw_again(work: Work) -> None:
+    if not options.disabled("recompute") and not options.enabled("eager_random"):
+        dropout.draw_again(work.saved)
+
+
 def _drop(work: Work) -> None:
     saved, dropped = work.saved, work.again | work.saved.unused()
     if dropped:
@@ -115,6 +121,7 @@ STEPS = (
     _on_saved(formulas.read_dtypes_elsewhere),
     Pass("ask_norms", _ask_norms),
     Pass("compute_again", _compute_again),
+    Pass("draw_again", _draw_again),
     Pass("add_layout_hints", lambda work: add_layout_hints(work.saved.backward, work.orders)),
     Pass("drop", _drop),
 )
