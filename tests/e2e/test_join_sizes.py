@@ -54,6 +54,19 @@ def test_a_shuffle_is_eagers_for_any_sizes(device, join):
                     assert_matches(got, theirs, ops=100)
 
 
+def test_a_shuffle_is_one_group_each_way(device):
+    _, scripted = functions("three")
+    x, w, k = operands(device)
+    with tsfuser.fuser():
+        with torch.no_grad():
+            for _ in range(3):
+                scripted(x, w, k)
+            assert len(groups(scripted)) == 1
+        _, scripted = functions("three")
+        train(scripted, [x, w, k])
+        assert len(groups(scripted)) == 2
+
+
 @pytest.mark.parametrize("join", ["chunks", "three", "last dim"])
 def test_a_shuffle_is_differentiated_with_what_it_shuffles(join):
     _, scripted = functions(join)

@@ -33,6 +33,10 @@ PROGRAMS = {
     "expand and reduce": "(x * 2.0).expand(3, x.size(0), x.size(1)).sum(0) - y",
     "expand_as": "(x[:, :1] * 2.0).expand_as(y).relu()",
     "a view of a view": "(x * 2.0).unsqueeze(0).permute(2, 0, 1).squeeze(1).relu() + y.t()",
+    "contiguous": "(x * 2.0).contiguous().view(-1).relu().view(x.size(0), -1) + y.contiguous().view_as(y)",
+    "contiguous after a transpose": "(x * 2.0).t().contiguous().view(-1, 1).relu() + y.sum()",
+    "contiguous channels-last": "(x + y).unsqueeze(0).unsqueeze(0).contiguous(memory_format=2).relu() * 2.0",
+    "contiguous channels": "(x.unsqueeze(0).unsqueeze(3) * 2.0).contiguous(memory_format=2).exp() * 0.5",
     "softmax of a transpose": "torch.softmax((x * 2.0).t(), -1) + y.t()",
     "sum over an expanded dim": "(x.unsqueeze(2) * y.unsqueeze(1)).sum(1)",
     "view that adds a dim": "(x * 2.0).view(x.size(0), 1, x.size(1)).relu() + y",
@@ -79,7 +83,7 @@ VIEWS = {
     f"aten::{name}"
     for name in """
         unsqueeze squeeze permute transpose t movedim swapaxes swapdims expand expand_as view reshape flatten
-        unflatten view_as
+        unflatten view_as contiguous
     """.split()
 }
 
@@ -179,6 +183,8 @@ LEAVING = [
     "p.view(7, 5)",
     "p.flatten()",
     "p.reshape(-1)",
+    "p.contiguous()",
+    "p.unsqueeze(0).contiguous()",
     "p.t().to(torch.float32)",
     "p.t().type_as(p)",
 ]
@@ -224,6 +230,10 @@ def test_one_view_that_is_returned_twice_is_one_tensor(device):
 WRITTEN = [
     "v = x.t()\n    x.add_(1.0)\n    return (v * 2.0).relu()",
     "v = x.t()\n    w = (v * 2.0).relu()\n    x.add_(1.0)\n    return w + v",
+    "v = x.contiguous()\n    w = (v * 2.0).relu()\n    x.add_(1.0)\n    return w + v",
+    "v = x.t().contiguous()\n    w = (v * 2.0).relu()\n    x.add_(1.0)\n    return w + v",
+    "p = x * 2.0\n    v = p.contiguous()\n    v.mul_(3.0)\n    return (p + 1.0).exp()",
+    "p = x * 2.0\n    v = p.t().contiguous()\n    v.mul_(3.0)\n    return (p + 1.0).exp() + v.t()",
     "p = x * 2.0\n    v = p.unsqueeze(0)\n    w = (v + 1.0).exp()\n    p.mul_(3.0)\n    return w + v",
     "p = x * 2.0\n    p.t().add_(1.0)\n    return (p.t() + 1.0).exp()",
     "p = x.exp()\n    v = p.expand(2, 5, 7)\n    p.zero_()\n    return (v + 1.0) * 2.0",
@@ -250,6 +260,22 @@ def test_positive_hands_its_operand_on(device):
         ["aten::add", "aten::positive", "aten::mul"]
     ]
     assert scripted(x)[0].data_ptr() == x.data_ptr()
+
+
+@pytest.mark.parametrize("target", NATIVE)
+def test_contiguous_hands_on_what_is_so_and_copies_what_is_not(device):
+    """By the layout of each call, not by that of the first ones."""
+    scripted = script(
+        "def f(x):\n    v = x.contiguous()\n    return v, (v.view(-1) * 2.0).relu(), v.exp() + 1.0\n"
+    )
+    x = torch.randn(5, 7, device=device)
+    with no_fallback():
+        fuse(scripted, x)
+        for own in (x, x.t(), x[:, ::2], x[:0], x.t(), x):
+            v, w, _ = scripted(own)
+            assert shares_memory(v, own) == own.is_contiguous() or not own.numel()
+            assert v.stride() == own.contiguous().stride()
+            assert_matches(w, (own.contiguous().view(-1) * 2.0).relu(), ops=4)
 
 
 def test_views_alone_are_no_group(device):

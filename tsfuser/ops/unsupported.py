@@ -44,7 +44,7 @@ _WORDS = {
     _JOIN: "concatenate hstack vstack dstack",
     _PART: """unbind split split_with_sizes chunk tensor_split diagonal as_strided
         unsafe_chunk unsafe_split""",
-    _VIEW: """detach alias broadcast_to broadcast_tensors contiguous""",
+    _VIEW: """detach alias broadcast_to broadcast_tensors""",
     _LOOK_UP: """index take take_along_dim embedding embedding_bag masked_select nonzero
         scatter scatter_add scatter_ scatter_add_ index_add index_put index_put_ one_hot
         embedding_dense_backward nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss_backward

@@ -12,9 +12,10 @@ from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.fusion import Value
-from ..ir.layout import Layout, contiguous
+from ..ir.layout import Layout, contiguous, is_contiguous, is_packed_channels_last
 from ..ir.rematerialize import rematerialized
 from ..ir.views import read_as, regrouped, through_memory, view
+from .casts import clone
 from .table import ALL, COMPLEX, NUMERIC, composite
 
 
@@ -56,6 +57,19 @@ def permute(b: Builder, self, dims: list) -> Value:
 def positive(b: Builder, self) -> Value:
     """`self`; eager hands its operand on"""
     return _permuted(b, "positive", self, range(len(self.dims)))
+
+
+@composite("aten::contiguous", dtypes=ALL, sizes="first")
+def in_order(b: Builder, self, memory_format: int = 0) -> Value:
+    """`self`, or its copy where memory does not hold it in the order of `memory_format`, without gaps"""
+    layout, rank = b.layout(self), len(self.dims)
+    if memory_format == 0:
+        there = b.call.decide(sz.eq(sz.product(layout.sizes), 0)) or is_contiguous(b.call, layout)
+    elif memory_format == 2 and rank == 4 or memory_format == 3 and rank == 5:
+        there = is_packed_channels_last(b.call, layout)
+    else:
+        raise Refusal("contiguous in a memory format for another number of dims is an error in eager")
+    return _permuted(b, "contiguous", self, range(rank)) if there else clone(b, self, memory_format)
 
 
 @composite("aten::transpose", "int", dtypes=ALL, sizes="swapped", autodiff_excludes=True)
