@@ -18,6 +18,11 @@
 //   - nothing in the graph writes to a weight;
 //   - a matrix product or a convolution reads the cast: our kernels cast their operands themselves.
 // It is a step of prepare.cpp.
+//
+// torch.compile has no such op: there each cast is a group, and one batched launch runs several
+// (frontends/dynamo/groups/weight_casts.py). That needs the casts side by side in one graph. Here autodiff
+// cuts a program into many differentiable graphs, with groups behind a guard each, and the casts lie in the
+// graphs that read them, as their gradients do. So the op comes before all that, and has its own backward.
 
 #include "torchscript/weight_casts.h"
 #include "torchscript/nodes.h"

@@ -63,6 +63,7 @@ def test_there_is_an_example_of_each_kind():
     assert [name.split()[-1] for name in EXAMPLES] == [
         "op",
         "rewrite",
+        "torch.compile",
         "scheduler",
         "option",
         "target",

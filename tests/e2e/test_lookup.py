@@ -1,59 +1,28 @@
-"""index_select and gather in groups, where PYTORCH_NVFUSER_ENABLE asks for graph_op_fusion: values, layouts,
-sizes, indices that are out of range, and what stays outside."""
-
-import warnings
+"""index_select and gather in groups, where PYTORCH_NVFUSER_ENABLE asks for graph_op_fusion: values, layouts
+and sizes."""
 
 import pytest
 import torch
 
-import tsfuser
+from kit import lookups
+from kit.lookups import compare, indices
 from kit.support import (
-    all_graphs,
     assert_matches,
     counted,
     fuse,
-    groups,
-    kinds,
     no_fallback,
-    run_python,
     script,
 )
-from tsfuser import _C, options
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
-LOOKUPS = {"aten::index_select", "aten::gather"}
 NATIVE = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 HOST = pytest.mark.parametrize("target", ["cpu", "cpu-fibers"])
 
 
 @pytest.fixture(autouse=True)
 def asked():
-    """The option as if it had been set at the import."""
-    _C.register_profiled_kinds(sorted(LOOKUPS))
-    torch.manual_seed(11)
-    with options.override(enable={"graph_op_fusion": ""}):
+    with lookups.asked():
         yield
-
-
-def compare(text, *inputs, ops=40, fused=True):
-    """The program of `x, i, y` against eager; all lookups of it are in groups."""
-    source = f"def f({', '.join('xiyz'[: len(inputs)])}):\n    return {text}\n"
-    scripted, plain = script(source), script(source)
-    with torch.jit.fuser("fuser0"):
-        eager = plain(*inputs)
-        exact = plain(*(t.double() if t.is_floating_point() else t for t in inputs))
-    with no_fallback():
-        fuse(scripted, *inputs)
-        result = scripted(*inputs)
-    assert_matches(result, eager, exact, ops=ops)
-    if fused:
-        assert LOOKUPS & {kind for group in groups(scripted) for kind in kinds(group)}
-        assert not any(graph.findAllNodes(kind, True) for graph in all_graphs(scripted) for kind in LOOKUPS)
-    return scripted
-
-
-def indices(shape, below, device, dtype=torch.int64):
-    return torch.randint(0, below, shape, device=device, dtype=dtype)
 
 
 # ---- what is done with what was looked up
@@ -309,188 +278,3 @@ def test_guards_off(device):
                 assert_matches(scripted(table, i), table.index_select(0, i) * 2.0 + 1.0, ops=2)
     finally:
         torch._C._jit_set_nvfuser_guard_mode(before)
-
-
-# ---- indices out of range
-
-# on the host only: CUDA's context does not survive one
-WRONG = {
-    "x.index_select(0, i) * 2.0 + 1.0": (5,),
-    "x.index_select(1, i).exp() + 1.0": (7,),
-    "torch.softmax(x.index_select(0, i), 1)": (33,),
-    "(x.index_select(0, i) * 2.0).sum(0)": (200,),
-    "x.gather(1, i) * 2.0 + 1.0": (4, 9),
-    "(x.gather(0, i) * 2.0).sum()": (5, 37),
-    "(x.index_select(0, i * 1 + 0) * 2.0).sum(1)": (5,),
-}
-
-
-def failure(function, *inputs):
-    """Type and text of what a call raises, without the traceback of TorchScript."""
-    with pytest.raises(Exception) as caught:
-        function(*inputs)
-    return type(caught.value), str(caught.value).strip().splitlines()[-1]
-
-
-@HOST
-@pytest.mark.parametrize("text", WRONG)
-def test_an_index_out_of_range_raises_what_eager_raises(device, target, text):
-    source = f"def f(x, i):\n    return {text}\n"
-    scripted, plain = script(source), script(source)
-    x = torch.randn(5, 37, device=device)
-    good = indices(WRONG[text], 5, device)
-    with torch.jit.fuser("fuser0"):
-        expected = plain(x, good)
-    with no_fallback():
-        fuse(scripted, x, good)
-        for wrong in (-1, 37, 1 << 40, -(1 << 62), 5 if "0, i" in text else 37):
-            for place in (0, good.numel() // 2, good.numel() - 1):
-                bad = good.clone()
-                bad.view(-1)[place] = wrong
-                with torch.jit.fuser("fuser0"):
-                    wanted = failure(plain, x, bad)
-                assert failure(scripted, x, bad) == wanted
-        with counted() as rise:
-            assert_matches(scripted(x, good), expected, ops=20)
-        assert rise["launches"] and not rise["fallbacks"]
-
-
-@HOST
-def test_nothing_is_read_where_there_is_no_index(device, target):
-    """Threads and lanes past the end compute indices, too, of nothing: -1 here, in a table of one entry."""
-    for count in (1, 3, 31, 129):
-        i = torch.ones(count, 1, dtype=torch.int64, device=device)
-        compare("x.index_select(0, (i - 1).squeeze(1)) * 2.0", torch.randn(1, 5, device=device), i)
-        compare("(x.index_select(0, (i - 1).squeeze(1)) * 2.0).sum(0)", torch.randn(1, 3, device=device), i)
-        compare("(x.gather(0, i - 1) * 2.0).relu()", torch.randn(1, 1, device=device), i)
-
-
-@HOST
-def test_wrong_indices_of_nothing_are_eagers_to_find(device, target):
-    """A product without elements reads nothing, but the indices are wrong all the same."""
-    scripted = script("def f(x, i, y):\n    return x.index_select(0, i) * y + 1.0\n")
-    x, y, i = torch.randn(4, 1, device=device), torch.randn(1, 0, device=device), indices((3,), 4, device)
-    with tsfuser.fuser(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the group runs unfused
-        for _ in range(4):
-            assert scripted(x, i, y).shape == (3, 0)
-    assert "index out of range" in failure(scripted, x, i + 4, y)[1]
-
-
-@HOST
-def test_one_of_several_kernels_finds_a_wrong_index(device, target):
-    text = "(x.sum(0) * 2.0, x.index_select(0, i).sum(1) + 1.0, y * 3.0)"
-    scripted = script(f"def f(x, i, y):\n    return {text}\n")
-    x, i, y = torch.randn(6, 70, device=device), indices((4,), 6, device), torch.randn(9, device=device)
-    with no_fallback():
-        fuse(scripted, x, i, y)
-        assert "index out of range" in failure(scripted, x, i + 6, y)[1]
-        for mine, eager in zip(scripted(x, i, y), (x.sum(0) * 2.0, x[i].sum(1) + 1.0, y * 3.0)):
-            assert_matches(mine, eager, ops=20)
-
-
-# ---- what stays outside
-
-
-def explained(text, *inputs):
-    """The kinds in groups, and the report as text."""
-    scripted = script(f"def f({', '.join('xiy'[: len(inputs)])}):\n    return {text}\n")
-    fuse(scripted, *inputs)
-    return [kinds(group) for group in groups(scripted)], str(tsfuser.explain(scripted, *inputs))
-
-
-@pytest.mark.graphs
-@pytest.mark.parametrize("op", ["x.index_select(0, i)", "x.gather(0, i[:, None])"])
-def test_without_the_option_nothing_is_looked_up_in_a_group(device, op):
-    x, i = torch.randn(5, 5, device=device), indices((3,), 5, device)
-    with options.override(enable={}):
-        inside, report = explained(f"({op} + 1.0).relu()", x, i)
-    assert inside == [["aten::add", "aten::relu"]]
-    assert "is fused where PYTORCH_NVFUSER_ENABLE=graph_op_fusion asks for it" in report
-
-
-@pytest.mark.graphs
-def test_a_table_that_is_computed_is_another_groups(device):
-    x, i = torch.randn(5, 5, device=device), indices((3,), 5, device)
-    inside, _ = explained("(((x * 2.0).relu()).index_select(0, i) + 1.0).exp()", x, i)
-    assert inside == [["aten::mul", "aten::relu"], ["aten::index_select", "aten::add", "aten::exp"]]
-    compare("(((x * 2.0).relu()).index_select(0, i) + 1.0).exp() * x[:3]", x, i)
-    inside, report = explained("x.exp().index_select(0, i)", x, i)
-    assert inside == [] and "what computes that tensor is no part of the same group" in report
-
-
-@pytest.mark.graphs
-def test_a_view_of_a_table_stays_a_view(device):
-    x, i = torch.randn(5, 7, device=device), indices((3,), 5, device)
-    inside, _ = explained("(x.t().index_select(1, i) + 1.0).exp()", x, i)
-    assert inside == [["aten::index_select", "aten::add", "aten::exp"]]
-    compare("(x.t().index_select(1, i) + 1.0).exp()", x, i)
-    compare("((x * 2.0).t().index_select(1, i) + 1.0).exp()", x, i)
-
-
-@pytest.mark.graphs
-def test_a_table_with_other_readers(device):
-    """nvFuser refuses it: here the table is read by whoever wants to."""
-    x, i = torch.randn(6, 7, device=device), indices((6,), 6, device)
-    compare("x.index_select(0, i) * x + x.sum(0)", x, i)
-    compare("x.index_select(0, i) * x.index_select(0, i * 0)", x, i)
-    square = torch.randn(6, 6, device=device)
-    compare("x.index_select(0, x.sum(0).long() * 0 + i) + x", square, i)
-
-
-@pytest.mark.graphs
-def test_a_table_that_is_changed_in_place_is_read_before_or_after(device):
-    scripted = script(
-        "def f(x, i):\n    a = x.index_select(0, i) * 2.0\n    x.add_(1.0)\n"
-        "    return a + x.index_select(0, i)\n"
-    )
-    x, i = torch.randn(5, 7, device=device), indices((3,), 5, device)
-    expected = x[i] * 2.0 + (x[i] + 1.0)
-    with tsfuser.fuser():
-        for _ in range(4):
-            result = scripted(x.clone(), i)
-    assert_matches(result, expected, ops=3)
-
-
-@pytest.mark.graphs
-def test_training_is_left_to_eager(device):
-    scripted = script("def f(x, i):\n    return ((x * 2.0).index_select(0, i) + 1.0).exp().relu()\n")
-    x, i = torch.randn(5, 7, device=device, requires_grad=True), indices((3,), 5, device)
-    with tsfuser.fuser():
-        for _ in range(4):
-            x.grad = None
-            out = scripted(x, i)
-            out.sum().backward()
-    got = x.grad
-    eager = ((x * 2.0).index_select(0, i) + 1.0).exp()
-    x.grad = None
-    eager.sum().backward()
-    assert_matches(out.detach(), eager.detach(), ops=8)
-    assert_matches(got, x.grad, ops=8)
-    inside = {kind for group in groups(scripted) for kind in kinds(group)}
-    assert inside and not LOOKUPS & inside
-
-
-PROGRAM = """
-import torch, tsfuser
-
-@torch.jit.script
-def f(x, i):
-    return (x.index_select(0, i) + 1.0).relu()
-
-x, i = torch.randn(5, 7), torch.tensor([4, 0, 4])
-with tsfuser.fuser():
-    for _ in range(3):
-        y = f(x, i)
-assert torch.equal(y, (x[i] + 1.0).relu())
-print(str(f.graph_for(x, i)).partition("with prim::CudaFusionGroup")[2])
-"""
-
-
-@pytest.mark.graphs
-@pytest.mark.parametrize("target", ["cpu"])
-@pytest.mark.parametrize("word", ["graph_op_fusion", "complex"])
-def test_the_environment_asks_for_it(tmp_path, target, word):
-    status, out, err = run_python(tmp_path, PROGRAM, PYTORCH_NVFUSER_ENABLE=word)
-    assert status == 0 and "without a meaning" not in err, err
-    assert ("aten::index_select" in out) == (word == "graph_op_fusion") and "aten::relu" in out

@@ -3,23 +3,18 @@
 Most tests look at graphs more than at kernels, so they leave the fibers to `--long`."""
 
 import copy
-import math
-import os
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.multiprocessing.reductions import StorageWeakRef
 
 import tsfuser
-from kit import prefork
 from kit.compiled_models import MODELS
 from kit.random_compiled import sweep
-from kit.support import ROOT, assert_matches
+from kit.support import assert_matches
 from tsfuser.errors import TsfuserWarning
 from tsfuser.frontends.dynamo.program import compile_graph
 from tsfuser.frontends.dynamo.settings import Settings
@@ -168,32 +163,6 @@ def test_other_dispatch_modes_see_the_ops():
     assert torch.ops.aten.tanh.default in seen
 
 
-@pytest.mark.parametrize(
-    "choices, words",
-    [
-        (
-            {"options": {"fast": True}},
-            "no option 'fast'; its options are skip, horizontal, single_node, recompute, channels_last",
-        ),
-        ({"options": {"horizontal": 1}}, "'horizontal' cannot be 1: it is True or False"),
-        ({"options": {"skip": ["gelu"]}}, "like 'aten::gelu'"),
-        ({"mode": "max-autotune"}, "no mode 'max-autotune'"),
-    ],
-)
-def test_choices_without_a_meaning_are_errors(choices, words):
-    with pytest.raises(Exception, match=words):
-        compiled(lambda x: x.exp() + 1, **choices)(torch.ones(2))
-
-
-def test_what_is_skipped_stays_out_of_groups():
-    x = torch.randn(8)
-    assert_matches(compiled(lambda x: x.exp() + 1, options={"skip": ["aten::exp"]})(x), x.exp() + 1)
-    assert tsfuser.stats()["launches"] == 0
-    torch._dynamo.reset()
-    compiled(lambda x: x.exp() + 1)(x)
-    assert tsfuser.stats()["launches"] == 1
-
-
 def test_graphs_break_and_go_on():
     def function(x):
         y = torch.sin(x) * 2
@@ -290,44 +259,6 @@ def test_a_dropout_drops_at_its_rate_follows_the_seed_and_has_one_mask_both_ways
     assert tsfuser.stats()["launches"] > 0
 
 
-def test_sizes_are_arithmetic_of_the_graph():
-    def function(x, y):
-        return (
-            (x * y.shape[0] + x.shape[1]).softmax(-1).reshape(-1) * x.numel(),
-            x.shape[0] * 2 + 1,
-            x.shape[0] // 2,
-        )
-
-    whole = compiled(function, dynamic=True, fullgraph=True)
-    for n in (3, 5, 8):
-        ours, plain = (f(torch.ones(n, n + 1), torch.ones(n)) for f in (whole, function))
-        assert_matches(ours[0], plain[0], ops=16)
-        assert ours[1:] == plain[1:]
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-
-
-def test_floats_that_sizes_decide():
-    def function(x):
-        y = x * 2 / x.shape[1] ** 0.5 + math.sqrt(x.shape[0]) - x.shape[0] / x.shape[1]
-        return y * (x.shape[1] * 0.5 - 1)
-
-    whole = compiled(function, dynamic=True)
-    for n in (3, 5, 8):
-        x = torch.randn(n, 2 * n)
-        assert_matches(whole(x), function(x), function(x.double()), ops=16)
-    found = tsfuser.stats()
-    assert found["left_to_python"] == {} and found["plans_built"] == 1
-
-
-def test_negative_zero_stays_apart_from_zero():
-    def function(x):
-        return torch.where(x > 0, 0.0, -0.0) * x.abs(), torch.where(x > 0, -0.0, 0.0) * x.abs()
-
-    x = torch.randn(16)
-    for ours, plain in zip(compiled(function)(x), function(x)):
-        assert torch.equal(torch.signbit(ours), torch.signbit(plain))
-
-
 def test_losses_are_taken_apart_where_that_leads_to_ops_with_rows():
     def function(x, y):
         return F.mse_loss(x, y) + F.smooth_l1_loss(x, y) + F.huber_loss(x, y.tanh())
@@ -361,31 +292,6 @@ def test_decompositions_that_begin_with_constants_and_other_decompositions():
     assert tsfuser.stats()["left_to_python"] == {}
 
 
-def test_tensors_that_the_program_holds_as_constants(device):
-    def function(x, mask):
-        masked = torch.where(mask, x, torch.tensor(float("-inf")))
-        return torch.softmax(masked, -1) * torch.tensor([1.0, 2.0, 3.0, 4.0], device=device)
-
-    x, mask = torch.randn(6, 4, device=device), torch.ones(6, 4, dtype=torch.bool, device=device).tril()
-    assert_matches(compiled(function)(x, mask), function(x, mask), ops=16)
-    assert tsfuser.stats()["plans_built"] == tsfuser.stats()["launches"] == 1
-
-
-NUMBERS = {torch.int64: 1.7, torch.bool: 1, torch.float64: 2, torch.int32: 3, torch.float32: 0.1}
-
-
-@pytest.mark.parametrize("dtype", NUMBERS)
-def test_a_tensor_that_is_filled_with_a_number_keeps_its_dtype(dtype):
-    """1.7 is 1 in a tensor of ints. The number alone would lead to floats."""
-
-    def function(mask, x):
-        return torch.where(mask, x, torch.full((), NUMBERS[dtype], dtype=dtype)) + x
-
-    mask, x = torch.arange(8) % 3 > 0, torch.arange(8).to(dtype)
-    ours, plain = compiled(function)(mask, x), function(mask, x)
-    assert ours.dtype == plain.dtype and torch.equal(ours, plain)
-
-
 @torch.library.custom_op("tsfuser_tests::add_one_", mutates_args=("x",))
 def add_one_(x: torch.Tensor) -> None:
     x.add_(1)
@@ -404,13 +310,6 @@ def test_what_no_graph_of_torchscript_holds_runs_between_its_pieces():
     assert tsfuser.stats()["launches"] >= 2
 
 
-def test_numbers_that_tensors_hold():
-    function = compiled(lambda x: torch.relu(x) * x.sum().item() + 1)
-    with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        for x in (torch.rand(4), torch.arange(4)):
-            assert_matches(function(x), torch.relu(x) * x.sum().item() + 1, ops=8)
-
-
 def test_activation_checkpoints_draw_the_mask_again():
     from torch.utils.checkpoint import checkpoint
 
@@ -421,135 +320,6 @@ def test_activation_checkpoints_draw_the_mask_again():
     y = compiled(function)(x)
     y.sum().backward()
     assert torch.equal(y != 0, x.grad != 0)
-
-
-def _python(source, folder, *paths):
-    others = filter(None, [os.environ.get("PYTHONPATH")])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, paths), *others])}
-    return prefork.run(["-c", source], env=environment, cwd=folder)
-
-
-_CALL = """
-import torch
-{line}
-x = torch.randn(8)
-result = torch.compile(lambda x: torch.tanh(x * 2) + 1, backend="tsfuser")(x)
-torch.testing.assert_close(result, torch.tanh(x * 2) + 1)
-import tsfuser
-assert tsfuser.stats()["launches"] == 1, tsfuser.stats()
-"""
-
-
-def test_an_installed_tsfuser_is_found_without_an_import(tmp_path):
-    """The metadata are those that pip would write from pyproject.toml."""
-    from setuptools.config.pyprojecttoml import read_configuration
-
-    points = read_configuration(ROOT / "pyproject.toml", expand=False)["project"]["entry-points"]
-    info = tmp_path / "tsfuser-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tsfuser\nVersion: 0\n")
-    lines = [
-        f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in found.items()) for group, found in points.items()
-    ]
-    (info / "entry_points.txt").write_text("\n".join(lines))
-    done = _python(_CALL.format(line=""), tmp_path, ROOT, tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["import tsfuser", "import torch._dynamo; torch._dynamo.list_backends(); import tsfuser"],
-    ids=["before", "after"],
-)
-def test_a_checkout_is_found_once_it_is_imported(tmp_path, line):
-    package = tmp_path / "tsfuser"
-    package.symlink_to(Path(tsfuser.__file__).parent)  # no metadata beside it
-    done = _python(_CALL.format(line=line), tmp_path, tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_import_leaves_torch_dynamo_alone():
-    loaded = "('torch._dynamo' in sys.modules)"
-    source = f"import sys, torch; before = {loaded}; import tsfuser; assert {loaded} == before"
-    done = _python(source, ROOT, ROOT)
-    assert done.returncode == 0, done.stderr
-
-
-_watched: list = []  # storages
-_alive: list = []  # how many of them are alive, at each call of the two ops
-
-
-def _count():
-    _alive.append(sum(not ref.expired() for ref in _watched))
-
-
-@torch.library.custom_op("tsfuser_tests::look", mutates_args=())
-def look(x: torch.Tensor) -> torch.Tensor:
-    _count()
-    _watched.append(StorageWeakRef(x.untyped_storage()))
-    return x.clone()
-
-
-@torch.library.custom_op("tsfuser_tests::look_back", mutates_args=())
-def look_back(x: torch.Tensor) -> torch.Tensor:
-    _count()
-    return x.clone()
-
-
-look.register_fake(torch.empty_like)
-look_back.register_fake(torch.empty_like)
-look.register_autograd(lambda context, gradient: look_back(gradient))
-
-
-@pytest.fixture
-def nothing_watched():
-    _watched.clear()
-    _alive.clear()
-
-
-def test_saved_tensors_live_until_their_last_reader(nothing_watched):
-    w = torch.randn(4, 4)
-
-    def function(x):
-        for _ in range(4):
-            x = look((x @ w).tanh())
-        return x
-
-    x = torch.randn(3, 4, requires_grad=True)
-    compiled(function, options={"recompute": False})(x).sum().backward()
-    # forward: the results of tanh, which are saved; backward: those whose gradient is still to come
-    assert _alive == [0, 1, 2, 3] + [4, 3, 2, 1]
-
-
-@pytest.mark.parametrize("in_pieces", [False, True])
-def test_arguments_live_until_their_last_reader(nothing_watched, in_pieces):
-    def function(x):
-        y = (x.exp() + 1) * 2
-        if in_pieces:
-            torch.ops.tsfuser_tests.add_one_(y)
-        return look(y)
-
-    program = compile_graph(make_fx(function, tracing_mode="fake")(torch.randn(3)), Settings())
-    args = [torch.randn(3)]
-    _watched.append(StorageWeakRef(args[0].untyped_storage()))
-    program(args)
-    assert args == [] and _alive == [0]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("name", ["encoder", "residual", "unet"])
-def test_the_peak_of_a_training_step_is_no_higher_than_inductors(name):
-    make_model, make_input = MODELS[name]
-    x = make_input(256 if name == "encoder" else 64).cuda()
-    peaks = []
-    for backend in ("tsfuser", "inductor"):
-        torch._dynamo.reset()
-        function = torch.compile(make_model().cuda(), backend=backend)
-        for _ in range(3):
-            torch.cuda.reset_peak_memory_stats()
-            function(x.clone().requires_grad_()).square().sum().backward()
-        peaks.append(torch.cuda.max_memory_allocated())
-    assert peaks[0] <= 1.02 * peaks[1]
 
 
 def test_errors_name_the_line_of_the_program():
@@ -568,19 +338,3 @@ def test_random_programs(place):
     count, failed = sweep(range(8), place)
     assert count > 4 and not failed, failed
     assert tsfuser.stats()["launches"] > 0
-
-
-@pytest.mark.parametrize("op", [torch.sub, torch.add, torch.mul])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
-def test_a_number_before_the_tensor_joins_its_group(op, dtype):
-    """ATen's `sub(2, x)`, which tracing by torch leaves as it is, has its number behind in the op table."""
-
-    def function(x):
-        return op(2, x) * op(0.5, x)
-
-    x = torch.randn(4, 8).mul(8).to(dtype)
-    program = compile_graph(make_fx(function, tracing_mode="fake")(x), Settings())
-    tsfuser.reset()
-    result = program([x])
-    assert_matches(result[0] if isinstance(result, tuple) else result, function(x), ops=8)
-    assert tsfuser.stats()["launches"] == 1

@@ -10,6 +10,10 @@ there were more of them:
     %z = aten::mm(%y, %d)                 %z = aten::mm(%y, %d)
 
 A large weight that is let go once it is read, as in an inference, is cast where it is read.
+
+TorchScript has an op of ours for this, with a backward of its own (csrc_stubs/torchscript/weight_casts.cpp
+says why). Here forward and backward are a whole graph each, so that batches do it: they take the groups that
+cast gradients, too (gradient_casts.py), whatever else these compute, and nothing has to be differentiated.
 """
 
 from __future__ import annotations

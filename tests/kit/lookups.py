@@ -1,0 +1,41 @@
+"""Programs that look elements up in a tensor, against eager, where PYTORCH_NVFUSER_ENABLE asks for
+graph_op_fusion."""
+
+import contextlib
+
+import torch
+
+from kit.support import all_graphs, assert_matches, fuse, groups, kinds, no_fallback, script
+from tsfuser import _C, options
+
+LOOKUPS = {"aten::index_select", "aten::gather"}
+
+
+@contextlib.contextmanager
+def asked():
+    """The option as if it had been set at the import."""
+    _C.register_profiled_kinds(sorted(LOOKUPS))
+    torch.manual_seed(11)
+    with options.override(enable={"graph_op_fusion": ""}):
+        yield
+
+
+def compare(text, *inputs, ops=40, fused=True):
+    """The program of `x, i, y` against eager; all lookups of it are in groups."""
+    source = f"def f({', '.join('xiyz'[: len(inputs)])}):\n    return {text}\n"
+    scripted, plain = script(source), script(source)
+    with torch.jit.fuser("fuser0"):
+        eager = plain(*inputs)
+        exact = plain(*(t.double() if t.is_floating_point() else t for t in inputs))
+    with no_fallback():
+        fuse(scripted, *inputs)
+        result = scripted(*inputs)
+    assert_matches(result, eager, exact, ops=ops)
+    if fused:
+        assert LOOKUPS & {kind for group in groups(scripted) for kind in kinds(group)}
+        assert not any(graph.findAllNodes(kind, True) for graph in all_graphs(scripted) for kind in LOOKUPS)
+    return scripted
+
+
+def indices(shape, below, device, dtype=torch.int64):
+    return torch.randint(0, below, shape, device=device, dtype=dtype)
