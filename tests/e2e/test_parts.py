@@ -197,6 +197,28 @@ def test_parts_of_few_places_train(device, forgotten, dynamic):
             assert_matches(a, b, ops=20)
 
 
+def in_a_part(x, w, k):
+    """Sums, each over all of its row, of which one part of the results is made."""
+    total = (w * k).sum(1, keepdim=True)
+    return torch.cat((total.expand(-1, 3), x[:, 3:]), 1) + x * k
+
+
+def beside_a_padding(x, w, k):
+    mean = (w * k).mean(1, keepdim=True)
+    return x + torch.nn.functional.pad(mean.expand(-1, x.size(1) - 3), (3, 0)), x * k
+
+
+@pytest.mark.parametrize("program", [in_a_part, beside_a_padding])
+def test_reductions_of_whole_rows_in_parts(device, forgotten, program):
+    operands = torch.randn(3, 6, 40, device=device)
+    with no_fallback():
+        found = torch.compile(program, backend="tsfuser")(*operands)
+    expected = program(*operands)
+    exact = program(*operands.double())
+    for ours, eager, value in zip(*(r if isinstance(r, tuple) else (r,) for r in (found, expected, exact))):
+        assert_matches(ours, eager, value, ops=60)
+
+
 @pytest.mark.graphs
 def test_other_modes_are_left_to_torch(device):
     def program(x):

@@ -9,7 +9,7 @@ its operands, which lie in memory of their own. Example, of stack((a, b)) with t
 
 from __future__ import annotations
 
-from ..ir.fusion import Lookup, Op, Pointwise, Within
+from ..ir.fusion import Lookup, Op, Pointwise, Reduce, Within
 from ..segment import Segment
 
 Need = "tuple[Within, bool]"  # an element is needed only where it is inside (or, if False, outside)
@@ -20,12 +20,19 @@ def needs(segment: Segment) -> dict[str, frozenset[Need]]:
     windows = {op.output.name: op for op in segment.ops if isinstance(op, Within)}
     found: dict[str, frozenset[Need]] = {b.value.name: frozenset() for b in segment.stores}
     for op in reversed(segment.ops):
-        # every index is checked, so that one which is out of range is an error as in eager
-        after = frozenset() if isinstance(op, Lookup) else found.get(op.output.name, frozenset())
+        after = frozenset(n for n in found.get(op.output.name, frozenset()) if _holds_before(op, n))
         for k, operand in enumerate(op.operands):
             use = after | _chosen(op, k, windows)
             found[operand.name] = found[operand.name] & use if operand.name in found else use
     return {name: need for name, need in found.items() if need}
+
+
+def _holds_before(op: Op, need: Need) -> bool:
+    """Whether what holds wherever the result of `op` is needed holds for its operands."""
+    if isinstance(op, Lookup):  # every index is checked, so that one out of range is an error as in eager
+        return False
+    # a result that is needed anywhere needs all that it reduces
+    return not isinstance(op, Reduce) or not set(op.axes) & set(need[0].window.axes)
 
 
 def _chosen(op: Op, k: int, windows: dict[str, Within]) -> frozenset[Need]:
