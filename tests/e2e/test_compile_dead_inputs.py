@@ -213,6 +213,14 @@ graph(%a : {BIG}, %b : {BIG}):
 """
 
 
+INSIDE = f"""
+graph(%x : {BIG}, %b : {BIG}):
+  %y : {BIG} = aten::atan2(%x, %b)
+  return (%y)
+"""
+STORING = INSIDE.replace("return (%y)", f"%z : {BIG} = tsfuser::store(%b, %y)\n  return (%z)")
+
+
 def dead(text, donated=(), batched=False):
     """What the group in the place of `mine::group` says, and the inputs of the graph over which it may
     write."""
@@ -220,6 +228,7 @@ def dead(text, donated=(), batched=False):
     place = graph.findNode("mine::group")
     group = graph.create("prim::CudaFusionGroup", list(place.inputs()), 1)
     group.insertBefore(place)
+    group.g_("Subgraph", torch._C.parse_ir(INSIDE))
     group.output().setType(place.output().type())
     place.output().replaceAllUsesWith(group.output())
     place.destroy()
@@ -239,6 +248,23 @@ def test_inputs_that_nobody_reads_later_are_dead():
     assert dead(MARKED, batched=True) == (0, [])
     unread = MARKED.replace("graph(", f"graph(%unread : {BIG}, ")
     assert dead(unread, donated=[0, 2]) == (0b11, [2])  # the simplified graph needs no such input
+
+
+def test_what_is_stored_over_an_input_keeps_its_memory():
+    graph = torch._C.parse_ir(MARKED)
+    place = graph.findNode("mine::group")
+    groups = []
+    for name, subgraph in (("storing", STORING), ("reading", INSIDE)):
+        operands = list(place.inputs()) if name == "storing" else [groups[0].output(), place.inputsAt(1)]
+        group = graph.create("prim::CudaFusionGroup", operands, 1)
+        group.insertBefore(place)
+        group.g_("Subgraph", torch._C.parse_ir(subgraph))
+        group.output().setType(place.output().type())
+        groups.append(group)
+    place.output().replaceAllUsesWith(groups[1].output())
+    place.destroy()
+    assert mark_dead_inputs(graph) == []
+    assert groups[0].i("dead") == 0b01 and not groups[1].hasAttribute("dead")
 
 
 def test_a_view_that_is_read_later_keeps_its_memory():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import tsfuser
+from kit.allocations import allocations
 from kit.support import assert_matches
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten", "fused_or_error")]
@@ -242,6 +243,194 @@ def test_what_is_copied_to_an_input_is_copied_once(device):
     compiled(swapped)(*three)
     swapped(*others)
     assert all(map(torch.equal, three, others))
+
+
+ROWS = torch.tensor([4, 1])
+
+
+def product_read(x, w):
+    x.mul_(2).add_(1)
+    return x @ w
+
+
+def product_added(x, w):
+    x.mul_(2).add_(1)
+    product = x @ w
+    x.add_(product * 0.5)
+    return product
+
+
+def replaced(x, w):
+    product = x @ w
+    x.copy_(torch.tanh(product) * 2)
+
+
+def placed_twice(x, w, at):
+    x.index_copy_(0, at, w[:2])
+    product = w @ x
+    x.index_copy_(0, at + 1, product[:2])
+    return w @ x
+
+
+def set_twice(x, w):
+    x[:2] = w[:2]
+    product = w @ x
+    x[2:4] = product[:2]
+    x[:, 3].mul_(2)
+    return w @ x
+
+
+def placed_in_what_a_group_makes(x, w, at):
+    x.mul_(0.5).add_(1)
+    product = w @ x
+    x.index_copy_(0, at, w[:2])
+    return product
+
+
+def scaled_after_a_write(x, w, at):
+    x[at] = w[:2]
+    product = w @ x
+    x.mul_(0.5).clamp_(-1, 1)
+    return product
+
+
+def other_rows(x, w):
+    """The first write is of a part of what the last one writes."""
+    x[1:3].mul_(2)
+    product = x @ w
+    x[:, 1:].add_(product[:, 1:])
+    return product
+
+
+#: how many matrices of the size of `x` a call allocates: products, and temporary values that they read
+SEVERAL = {
+    product_read: 1, product_added: 2, replaced: 1, placed_twice: 2, set_twice: 2,
+    placed_in_what_a_group_makes: 1, scaled_after_a_write: 2, other_rows: 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", SEVERAL)
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_an_input_that_changes_several_times_is_not_copied(function, dynamic, device):
+    run = compiled(function, dynamic=dynamic)
+    for n in (96, 96, 128) if dynamic else (96, 96):
+        x, w = (torch.randn(n, n, device=device) / n**0.5 for _ in range(2))
+        more = [ROWS.to(device)] if function.__code__.co_argcount == 3 else []
+        plain, exact, address = x.clone(), x.double(), x.data_ptr()
+        expected = results(function(plain, w, *more)), results(function(exact, w.double(), *more))
+        for a, b, c in zip(results(run(x, w, *more)), *expected):
+            assert_matches(a, b, c, ops=4 * n)
+        assert_matches(x, plain, exact, ops=4 * n)
+        assert x.data_ptr() == address
+    made, _ = allocations(lambda: run(x, w, *more), device)
+    assert made < (SEVERAL[function] + 0.5) * x.nbytes
+
+
+def old_view_read(x, w):
+    turned = x.t()
+    x.index_copy_(0, ROWS, w[:2])
+    x.index_copy_(0, ROWS + 1, w[2:4])
+    return turned @ w
+
+
+def first_write_returned(x, w):
+    first = x.index_copy(0, ROWS, w[:2])
+    x.copy_(first.index_copy(0, ROWS + 1, w[2:4]))
+    return first
+
+
+def view_of_the_first_write_returned(x, w):
+    first = x * 2 + 1
+    x.copy_(first.index_copy(0, ROWS + 1, w[2:4]))
+    return first.t()
+
+
+def first_write_read_later(x, w):
+    first = x.index_copy(0, ROWS, w[:2])
+    x.copy_(first.index_copy(0, ROWS + 1, w[2:4]))
+    return first @ w
+
+
+def what_a_group_makes_read_later(x, w):
+    first = x * 2 + 1
+    x.copy_(first.index_copy(0, ROWS + 1, w[2:4]))
+    return first @ w
+
+
+def old_value_to_another(x, w):
+    old = x * 1
+    x.mul_(2).add_(1)
+    product = x @ w
+    x.sub_(product)
+    w.copy_(old)
+    return product
+
+
+def view_read_where_the_new_value_is_made(x, w):
+    first = x.t() * 2 + 1
+    x.copy_(first.index_copy(0, ROWS, w[:2]))
+
+
+def view_of_the_old_value_written(x, w):
+    x.index_copy_(0, ROWS, w[:2] + x[3:5])
+    x.copy_(x.index_copy(0, ROWS, x[1:3]))
+
+
+def old_value_copied_to_another(x, w):
+    w.copy_(x)
+    x.mul_(2).add_(1)
+
+
+def old_value_copied_before_a_part(x, w):
+    given = w[:2] * 2
+    w.copy_(x)
+    x.index_copy_(0, ROWS, given)
+
+
+def result_kept_beside(x, w):
+    x.mul_(2).add_(1)
+    made = x * 1
+    x.index_copy_(0, ROWS, w[:2])
+    return made, x.t() @ w
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(old_view_read, first_write_returned, view_of_the_first_write_returned, first_write_read_later),
+        *(what_a_group_makes_read_later, old_value_to_another, result_kept_beside),
+        *(view_read_where_the_new_value_is_made, view_of_the_old_value_written),
+        *(old_value_copied_to_another, old_value_copied_before_a_part),
+    ],
+)
+def test_older_values_are_read_before_they_are_lost(function):
+    run = compiled(function)
+    for _ in range(2):
+        ours = [torch.randn(6, 6) for _ in range(2)]
+        plain = [t.clone() for t in ours]
+        found, expected = results(run(*ours)), results(function(*plain))
+        for a, b in zip([*ours, *found], [*plain, *expected]):
+            assert_matches(a, b, ops=40, strides=False)
+        for a, b in zip(found, expected):
+            a.fill_(9), b.fill_(9)
+        for a, b in zip(ours, plain):
+            assert_matches(a, b, ops=40)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_view_of_a_new_value_is_one_that_the_input_may_not_have(fused, device):
+    """The new value has no gaps, the input has."""
+
+    def function(x, w):
+        new = x * 2 + 1 if fused else x.index_copy(0, ROWS.to(device), w[:2])
+        x.copy_(new)
+        return new.view(4, -1) @ w.view(-1, 4)
+
+    base, w = torch.randn(6, 12, device=device), torch.randn(9, 4, device=device).view(6, 6)
+    other, run = base.clone(), compiled(function)
+    for _ in range(2):
+        assert_matches(run(base[:, :6], w), function(other[:, :6], w), ops=40)
+        assert_matches(base, other, ops=4)
 
 
 VIEWS = {

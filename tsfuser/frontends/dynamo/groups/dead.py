@@ -30,13 +30,13 @@ def mark_dead_inputs(graph: Graph, donated: Collection[int] = ()) -> list[int]:
     last: dict[int, int] = {}
     given = {k: memory.of([v]) for k, v in enumerate(graph.inputs()) if k in donated}
     free = set().union(*given.values())
-    lent = set(memory.kept)
+    lent, theirs = set(memory.kept), memory.of(graph.inputs())
     for at, node in enumerate(nodes):
         made = memory.of(outputs(node))
         touched = made | memory.of(operands(node))
         last.update(dict.fromkeys(touched, at))
         if node.kind().startswith(_ALLOCATING) and not makes_none(node):
-            free |= made
+            free |= made - theirs  # without what is stored over an input
         elif not node.kind().startswith(_KNOWN):
             if not touched:
                 return []  # everything after it may run on another stream

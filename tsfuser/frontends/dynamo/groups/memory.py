@@ -1,8 +1,8 @@
 """The memory of the tensors of a graph, and how large it is.
 
 In: a typed graph. Out: a number for each piece of memory, and for each value the pieces in which it may be: a
-view is in that of its operand, a list in those of its items. Example, `%y = aten::t(%x)`: `memory.of([y]) ==
-memory.of([x])`.
+view is in that of its operand, a list in those of its items, and what a group stores over an input in that of
+the input. Example, `%y = aten::t(%x)`: `memory.of([y]) == memory.of([x])`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from math import prod
 
 from ....graph.effects import may_return_operand
 from ....graph.wrapper import CONSTANT, GROUP, LIST, Graph, Node, Value, is_tensor, operands, outputs
+from .in_place import stored_over
 
 _NO_COPY = ("prim::ListUnpack", LIST, CONSTANT)
 
@@ -28,6 +29,8 @@ class Memory:
             for value in outputs(node):
                 if makes_none(node):
                     self._of[value.unique()] = self.of(operands(node))
+                elif (over := stored_over(value)) is not None:
+                    self._of[value.unique()] = self._of[over]
                 else:
                     self._make(value)
         self.kept = self.of(graph.outputs())
