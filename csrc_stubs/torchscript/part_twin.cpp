@@ -27,6 +27,7 @@
 #include <torch/csrc/jit/runtime/operator.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace tsfuser {
@@ -76,25 +77,30 @@ Numbers pop_numbers(Stack& stack) {
   return n;
 }
 
-void run_part(Stack& stack) {
-  const Numbers n = pop_numbers(stack);
-  const at::Tensor self = torch::jit::pop(stack).toTensor();
-  if (n.how == kFlat) {
-    torch::jit::push(stack, self.flatten(n.dim, n.count));
-    return;
+// The ends of parts of the `given` sizes; none if these do not fill the `whole`.
+Sizes ends_of_sizes(const Sizes& given, int64_t whole) {
+  Sizes ends;
+  for (const int64_t size : given) {
+    const int64_t before = ends.empty() ? 0 : ends.back();
+    if (size < 0 || size > whole - before) {
+      return {};
+    }
+    ends.push_back(before + size);
   }
-  const auto parts = parted(self, n.given, n.how, n.dim);
-  check_count(parts.size(), n.count);
-  torch::jit::push(stack, parts[n.index]);
+  return ends.empty() || ends.back() != whole ? Sizes() : ends;
 }
 
 // The ends of the parts; none if the numbers do not fit: then the op itself raises the error.
 Sizes quick_ends(const Sizes& sizes, const Numbers& n) {
   const int64_t dim = n.dim + (n.dim < 0 ? static_cast<int64_t>(sizes.size()) : 0);
-  if (dim < 0 || dim >= static_cast<int64_t>(sizes.size()) || n.how == kSizes || n.count < 1) {
+  if (dim < 0 || dim >= static_cast<int64_t>(sizes.size()) || n.count < 1) {
     return {};
   }
-  const int64_t whole = sizes[dim], step = n.how == kUnbound ? 1 : n.given.at(0);
+  const int64_t whole = sizes[dim];
+  if (n.how == kSizes) {
+    return n.count == static_cast<int64_t>(n.given.size()) ? ends_of_sizes(n.given, whole) : Sizes();
+  }
+  const int64_t step = n.how == kUnbound ? 1 : n.given.at(0);
   if (step <= 0 || whole <= (n.count - 1) * step || whole > n.count * step) {
     return {};
   }
@@ -119,15 +125,30 @@ Sizes ends_of(const Sizes& sizes, const Numbers& n) {
 }
 
 // Where part `index` begins, and ends.
+std::pair<int64_t, int64_t> bounds_of(const Sizes& sizes, const Numbers& n) {
+  const Sizes ends = ends_of(sizes, n);
+  return {n.index == 0 ? 0 : ends[n.index - 1], ends[n.index]};
+}
+
+void run_part(Stack& stack) {
+  const Numbers n = pop_numbers(stack);
+  const at::Tensor self = torch::jit::pop(stack).toTensor();
+  if (n.how == kFlat) {
+    torch::jit::push(stack, self.flatten(n.dim, n.count));
+    return;
+  }
+  const auto [start, end] = bounds_of(self.sizes().vec(), n);
+  torch::jit::push(stack, n.how == kUnbound ? self.select(n.dim, start) : self.slice(n.dim, start, end));
+}
+
 void part_start(Stack& stack) {
   const Numbers n = pop_numbers(stack);
-  const Sizes ends = ends_of(torch::jit::pop(stack).toIntVector(), n);
-  torch::jit::push(stack, n.index == 0 ? 0 : ends[n.index - 1]);
+  torch::jit::push(stack, bounds_of(torch::jit::pop(stack).toIntVector(), n).first);
 }
 
 void part_end(Stack& stack) {
   const Numbers n = pop_numbers(stack);
-  torch::jit::push(stack, ends_of(torch::jit::pop(stack).toIntVector(), n)[n.index]);
+  torch::jit::push(stack, bounds_of(torch::jit::pop(stack).toIntVector(), n).second);
 }
 
 void run_part_backward(Stack& stack) {
@@ -139,9 +160,8 @@ void run_part_backward(Stack& stack) {
   } else if (n.how == kUnbound) {
     torch::jit::push(stack, at::select_backward(gradient, sizes, n.dim, n.index));
   } else {
-    const Sizes ends = ends_of(sizes, n);
-    torch::jit::push(stack, at::slice_backward(gradient, sizes, n.dim, n.index ? ends[n.index - 1] : 0,
-                                               ends[n.index], 1));
+    const auto [start, end] = bounds_of(sizes, n);
+    torch::jit::push(stack, at::slice_backward(gradient, sizes, n.dim, start, end, 1));
   }
 }
 

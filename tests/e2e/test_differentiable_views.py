@@ -199,6 +199,18 @@ def test_gradients_of_parts_and_pairs_of_many_kinds(device):
                 assert_matches(got, plain_, ops=40, precision=torch.float32, strides=False)
 
 
+@pytest.mark.parametrize("sizes", ["3", "[1, 2, 3]", "[1, 0, 5]"])
+def test_where_parts_end_is_computed_without_parting_a_tensor(sizes):
+    body = "a, b = " if sizes == "3" else "a, b, c = "
+    _, scripted = functions(f"{body}torch.tanh(x * w).split({sizes}, 1); return torch.sin(a * 2.0) * b.sum()")
+    inputs = operands()
+    with tsfuser.fuser():
+        train(scripted, inputs)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            train(scripted, inputs, calls=1)
+    assert groups(scripted) and not [e.key for e in profile.key_averages() if "split" in e.key]
+
+
 @pytest.mark.parametrize(
     "body, said",
     [
