@@ -68,18 +68,20 @@ def outline(graph: Graph, nodes: Sequence[Node]) -> Node:
     return group
 
 
-def inline(graph: Graph, group: Node) -> None:
-    """Undoes `outline`: puts the nodes of the group's subgraph back in its place."""
+def inline(graph: Graph, group: Node) -> list[Node]:
+    """Undoes `outline`: puts the nodes of the group's subgraph back in its place, and returns them."""
+    made = []
     subgraph = group.g("Subgraph")
     mapping = {inner.unique(): outer for inner, outer in zip(subgraph.inputs(), inputs(group))}
     for node in subgraph.nodes():
         copy = graph.createClone(node, lambda v: mapping[v.unique()])
-        copy.insertBefore(group)
+        made.append(copy.insertBefore(group))
         for old, new in zip(outputs(node), outputs(copy)):
             mapping[old.unique()] = new
     for inner, outer in zip(list(subgraph.outputs()), outputs(group)):
         outer.replaceAllUsesWith(mapping[inner.unique()])
     group.destroy()
+    return made
 
 
 def _add_input(subgraph: Graph, value: Value) -> Value:

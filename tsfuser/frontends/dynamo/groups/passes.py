@@ -22,6 +22,7 @@ from ..tracing import embeddings
 from ..translation.translate import Translation
 from .add_together import add_together
 from .batched_launches import make_batches
+from .cheap_sums import recompute_sums
 from .dead import mark_dead_inputs
 from .expected import expected_calls
 from .gradient_casts import gather_casts
@@ -42,6 +43,7 @@ def fuse(translation: Translation, owns_inputs: bool = False, donated: Collectio
         log.write("graph_fuser", "Before Fusion", str(graph))
     work = Work(graph, refusals, lone_reductions=True)
     run(work, PASSES)
+    work.groups = recompute_sums(graph, work.groups, owns_inputs)
     work.groups += [Group(node, written=False) for node in cast_at_front(graph, can_be_batched)]
     gather_casts(graph, can_be_batched)
     make_batches(graph, can_be_batched)

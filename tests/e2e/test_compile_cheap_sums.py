@@ -1,0 +1,116 @@
+"""Sums that groups compute again, where an earlier group would have to keep them in memory."""
+
+import pytest
+import torch
+from torch import nn
+
+import tsfuser
+from kit.allocations import allocations
+from kit.support import assert_matches
+from tsfuser.frontends.dynamo import watch
+from tsfuser.frontends.dynamo.groups import passes
+
+pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten", "fused_or_error")]
+WIDTH, ROWS = 128, 512
+EACH = 4 * WIDTH * ROWS  # bytes of a float32 activation
+
+
+class Block(nn.Module):
+    """Two residual connections. `how` changes what becomes of the first sum."""
+
+    def __init__(self, how="read"):
+        super().__init__()
+        self.how = how
+        self.first, self.last = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.register_buffer("state", torch.randn(ROWS, WIDTH))
+
+    def forward(self, x):
+        given = self.state if self.how == "written" else x
+        made = self.state if self.how == "inputs" else self.first(x)
+        y = given.cumsum(0) + made.cumsum(0) if self.how == "large" else given + made
+        z = self.norm(y)
+        if self.how == "written":
+            self.state.mul_(0.5).add_(z)
+        z = y + torch.tanh(self.last(z))
+        return (z, y) if self.how == "returned" else z
+
+
+def ran(function, x):
+    with torch.no_grad(), torch.autocast(x.device.type, torch.bfloat16):
+        return function(x)
+
+
+def compiled(model, x, **choices):
+    """The compiled model, and how many tensors its groups return."""
+    function = torch.compile(model, backend="tsfuser", **choices)
+    with watch.watching() as (_, outcomes):
+        ran(function, x)
+    graph = outcomes[0].programs[""][0].graph
+    return function, sum(n.outputsSize() for n in graph.nodes() if n.kind() == "prim::CudaFusionGroup")
+
+
+def test_a_sum_of_what_lives_on_anyway_is_computed_again(device, monkeypatch):
+    model, x = Block().to(device), torch.randn(ROWS, WIDTH, device=device)
+    ours, stored = compiled(model, x)
+    result = ran(ours, x)
+    _, peak = allocations(lambda: ran(ours, x), device)
+    torch._dynamo.reset()
+    monkeypatch.setattr(passes, "recompute_sums", lambda graph, groups, owns_inputs: groups)
+    plain, stored_before = compiled(model, x)
+    assert stored == stored_before - 1
+    assert torch.equal(result, ran(plain, x))
+    ran(plain, x)
+    assert peak <= allocations(lambda: ran(plain, x), device)[1]
+
+
+def test_less_is_alive_between_the_sums(device, monkeypatch):
+    """What is wide in between is allocated beside the 16-bit operand, not beside the sum."""
+    model, x = Block().to(device), torch.randn(ROWS, WIDTH, device=device)
+    model.last = nn.Sequential(nn.Linear(WIDTH, 8 * WIDTH), nn.Linear(8 * WIDTH, WIDTH)).to(device)
+    peaks = []
+    for _ in range(2):
+        function, _ = compiled(model, x)
+        ran(function, x)
+        peaks.append(allocations(lambda: ran(function, x), device)[1])
+        torch._dynamo.reset()
+        monkeypatch.setattr(passes, "recompute_sums", lambda graph, groups, owns_inputs: groups)
+    assert peaks[0] <= peaks[1] - EACH // 2
+
+
+@pytest.mark.parametrize("how", ["returned", "large"])
+def test_sums_that_stay(how, monkeypatch):
+    """A result of the graph, and a sum of operands that would take more memory than it."""
+    model, x = Block(how), torch.randn(ROWS, WIDTH)
+    _, stored = compiled(model, x)
+    torch._dynamo.reset()
+    monkeypatch.setattr(passes, "recompute_sums", lambda graph, groups, owns_inputs: groups)
+    assert stored == compiled(model, x)[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_16_bit_sums_stay(dtype):
+    """Once rounded and stored, they are other numbers."""
+    model, x = Block("inputs").to(dtype), torch.randn(ROWS, WIDTH, dtype=dtype)
+    assert compiled(model, x)[1] == (2 if dtype is torch.float32 else 3)
+
+
+def test_an_operand_that_is_changed_in_place():
+    model, plain = Block("written"), Block("written")
+    plain.load_state_dict(model.state_dict())
+    x = torch.randn(ROWS, WIDTH)
+    function, _ = compiled(model, x)
+    ran(plain, x)
+    for _ in range(2):
+        ours, eager = ran(function, x), ran(plain, x)
+        assert_matches(ours, eager, ops=4 * WIDTH, precision=torch.bfloat16)
+        assert_matches(model.state, plain.state, ops=4 * WIDTH, precision=torch.bfloat16)
+
+
+def test_sizes_that_change():
+    model = Block()
+    function = torch.compile(model, backend="tsfuser", dynamic=True)
+    for rows in (ROWS, ROWS + 3, 5):
+        x = torch.randn(rows, WIDTH)
+        assert_matches(ran(function, x), ran(model, x), ops=4 * WIDTH, precision=torch.bfloat16)
+    assert tsfuser.stats()["fallbacks"] == {}
