@@ -149,7 +149,9 @@ std::shared_ptr<Plan> make_plan(
   plan->drawn = drawn;
   plan->refusal = std::move(refusal);
   plan->verify();
-  plan->keepalive = keepalive.is_none() ? nullptr : keepalive.release().ptr();
+  if (!keepalive.is_none()) {
+    plan->keepalive = {keepalive.release().ptr(), release_later};
+  }
   return plan;
 }
 
@@ -204,7 +206,7 @@ void reset() {
 py::list plans_of(int64_t id) {
   py::list result;
   for (const auto& plan : known_group(id).plans()) {
-    auto* keepalive = static_cast<PyObject*>(plan->keepalive);
+    auto* keepalive = static_cast<PyObject*>(plan->keepalive.get());
     result.append(py::make_tuple(plan->refusal.empty() ? plan->failure() : plan->refusal,
                                  keepalive ? py::reinterpret_borrow<py::object>(keepalive) : py::none()));
   }

@@ -2,7 +2,6 @@
 
 #include "call/plan.h"
 #include "call/numbers.h"
-#include "group/python.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -53,8 +52,6 @@ size_t reach(const at::Tensor& tensor) {
   }
   return (last + 1) * tensor.itemsize();
 }
-
-Plan::~Plan() { release_later(static_cast<PyObject*>(keepalive)); }
 
 void Plan::verify() const {
   require(program.leaf_count >= 0, "a negative leaf count");

@@ -124,13 +124,12 @@ struct Plan {
   int32_t random = 0;  // random ops, each of which has a stream of its own in every call
   int32_t drawn = -1;  // where the ops' numbers are eager's: position of the Philox blocks that a call takes
   std::string refusal;                         // non-empty: calls of this class run unfused
-  void* keepalive = nullptr;                   // PyObject*, owned
+  std::shared_ptr<void> keepalive;             // what the kernels need as long as the plan lives
   mutable std::atomic<uint64_t> last_used{0};  // in the time of its PlanTable
   mutable std::atomic<bool> has_run{false};    // told where it has reuses
 
   Plan() = default;
   Plan(const Plan&) = delete;
-  ~Plan();
 
   // Throws std::invalid_argument if an index points outside of what it indexes.
   void verify() const;

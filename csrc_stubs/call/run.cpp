@@ -4,7 +4,7 @@
 #include "call/numbers.h"
 #include "call/plan.h"
 #include "call/reuse.h"
-#include "group/observe.h"
+#include "call/timing.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>

@@ -26,6 +26,8 @@ struct Code;
 
 namespace tsfuser {
 
+class Callback;  // python.h
+
 extern std::atomic<bool> fallback_enabled;
 
 class Group {
@@ -115,6 +117,9 @@ struct PlannerAbsent : std::runtime_error {
 struct PlannerInterrupted : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+// What Python has set.
+Callback& planner_callback();
+Callback& reporter_callback();
 std::shared_ptr<const Plan> plan_in_python(int64_t group, at::ArrayRef<c10::IValue> inputs, bool varies);
 void report_in_python(const char* kind, int64_t group, const std::string& reason);
 

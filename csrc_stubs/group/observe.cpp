@@ -1,22 +1,23 @@
 #include "group/observe.h"
 
-#include "call/batched_launch.h"
+#include "call/timing.h"
 #include "group/group.h"
 #include "group/interrupts.h"
 
 #include <ATen/Context.h>
-#include <c10/core/Event.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
-#include <chrono>
+#include <atomic>
+#include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace tsfuser {
 
 std::atomic<bool> observing{false};
-thread_local std::vector<Timing>* timings = nullptr;
 
 namespace {
 
@@ -28,28 +29,6 @@ thread_local bool inside = false;  // what the observer itself runs is not obser
 Callback& observer() {
   static Callback* c = new Callback;  // leaked, like the other callbacks
   return *c;
-}
-
-// Of the elements that a kernel can touch: an expanded dim is one element wide.
-int64_t bytes_of(const at::Tensor& tensor) {
-  int64_t count = tensor.itemsize();
-  for (int64_t d = 0; d < tensor.dim(); ++d) {
-    count *= tensor.stride(d) ? tensor.size(d) : std::min<int64_t>(tensor.size(d), 1);
-  }
-  return count;
-}
-
-int64_t bytes_of(const Launch& launch, at::ArrayRef<c10::IValue> inputs,
-                 at::ArrayRef<at::Tensor> allocated) {
-  int64_t sum = 0;
-  for (const Slot& slot : launch.slots) {
-    if (slot.kind == SlotKind::Allocation) {
-      sum += bytes_of(allocated[slot.index]);
-    } else if (slot.kind == SlotKind::Input || slot.kind == SlotKind::Update) {
-      sum += bytes_of(inputs[slot.index].toTensor()) * (slot.kind == SlotKind::Update ? 2 : 1);
-    }
-  }
-  return sum;
 }
 
 // A dense copy of what a group may write to.
@@ -165,27 +144,6 @@ void set_observer(py::object function, bool unfused, bool timed) {
   wants_times = timed;
   observing = !function.is_none();
   observer().set(std::move(function));
-}
-
-void launch_timed(const PreparedLaunch& launch, char* args, void* stream, c10::Device device,
-                  at::ArrayRef<c10::IValue> inputs, at::ArrayRef<at::Tensor> allocated) {
-  double seconds = 0;
-  if (launch.launch->cuda) {
-    const c10::Stream on = c10::impl::getDeviceGuardImpl(device.type())->getStream(device);
-    c10::Event start(device.type(), c10::EventFlag::BACKEND_DEFAULT);
-    c10::Event end(device.type(), c10::EventFlag::BACKEND_DEFAULT);
-    start.record(on);
-    launch_one(launch, args, stream, device);
-    end.record(on);
-    end.synchronize();
-    seconds = start.elapsedTime(end) * 1e-3;
-  } else {
-    const auto start = std::chrono::steady_clock::now();
-    launch_one(launch, args, stream, device);
-    seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  }
-  timings->push_back({launch.launch->name, seconds, bytes_of(*launch.launch, inputs, allocated), launch.grid,
-                      launch.block_x, launch.block_y, launch.shared});
 }
 
 void run_observed(Group& group, torch::jit::Stack& stack, size_t input_count) {

@@ -3,7 +3,6 @@
 #include "group/group.h"
 #include "group/interrupts.h"
 #include "group/python.h"
-#include "torchscript/hooks.h"
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
@@ -90,6 +89,17 @@ std::shared_ptr<const Plan> ask(const py::object& planner, int64_t group, at::Ar
 }
 
 }  // namespace
+
+// Leaked, as pass_callback is: they may be called as long as any thread runs.
+Callback& planner_callback() {
+  static Callback* c = new Callback;
+  return *c;
+}
+
+Callback& reporter_callback() {
+  static Callback* c = new Callback;
+  return *c;
+}
 
 std::shared_ptr<const Plan> plan_in_python(int64_t group, at::ArrayRef<c10::IValue> inputs, bool varies) {
   const PythonCall python;

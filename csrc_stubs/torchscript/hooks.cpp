@@ -125,16 +125,6 @@ Callback& pass_callback() {
   return *c;
 }
 
-Callback& planner_callback() {
-  static Callback* c = new Callback;
-  return *c;
-}
-
-Callback& reporter_callback() {
-  static Callback* c = new Callback;
-  return *c;
-}
-
 Callback& differentiable_callback() {
   static Callback* c = new Callback;
   return *c;

@@ -27,8 +27,6 @@ extern std::atomic<bool> pass_enabled;
 extern std::atomic<bool> guard_mode;
 
 Callback& pass_callback();
-Callback& planner_callback();
-Callback& reporter_callback();
 Callback& differentiable_callback();
 
 // The guard's operation for the profiled types of its inputs; it opens (guard_widening.h) after so many

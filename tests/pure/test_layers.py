@@ -2,6 +2,7 @@
 one file. So what front ends share (`graph`, `grouping`, `planning`) knows no front end."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,36 @@ def test_a_breach_is_found(tmp_path, path, text, problem):
         (tmp_path / other).parent.mkdir(exist_ok=True)
         (tmp_path / other).write_text(source)
     assert problem in problems(tmp_path)
+
+
+CPP_LAYERS = ("call", "group", "torchscript", "interpreter", "bindings")
+
+
+def upward_includes(folder):
+    """The includes of C++ files that name a layer above their own. `call` knows no Python either."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".h", ".cpp"):
+            here = path.relative_to(folder)
+            above = CPP_LAYERS[CPP_LAYERS.index(here.parts[0]) + 1 :]
+            names = re.findall(r'#include ["<]([^">]+)[">]', path.read_text())
+            found += [f"{here} includes {name}" for name in names if name.split("/")[0] in above]
+            if here.parts[0] == "call":
+                found += [
+                    f"{here} includes {name}" for name in names if "pybind" in name or "Python.h" in name
+                ]
+    return found
+
+
+def test_cpp_files_include_no_layer_above_their_own():
+    assert upward_includes(ROOT / "csrc_stubs") == []
+
+
+@pytest.mark.parametrize("name", ["group/python.h", "pybind11/pybind11.h", "torchscript/hooks.h"])
+def test_an_upward_include_is_found(tmp_path, name):
+    (tmp_path / "call").mkdir()
+    (tmp_path / "call" / "a.cpp").write_text(f'#include "call/plan.h"\n#include "{name}"\n')
+    assert upward_includes(tmp_path) == [f"call/a.cpp includes {name}"]
 
 
 def test_layers_below_graph_load_without_torch_and_cupy():
