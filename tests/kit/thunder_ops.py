@@ -1,6 +1,6 @@
 """thunder's own list of ops through `thunder.jit`, forward and backward, against torch and double.
 
-    export PYTHONPATH=.:tests
+    export PYTHONPATH=.:tests TSFUSER_CACHE_DIR=build/cache
     python -m kit.thunder_ops [--part 0:8] [--count 1] [--dtype float32] [--device cuda]
 
 Each op stands between negations, two by two, which are claimed, so that it shares a region with them if it

@@ -1,6 +1,7 @@
 """lightning-thunder's own tests of ops with tsfuser as the executor, as a plugin of pytest.
 
-    PYTHONPATH=.:tests python -m pytest -p kit.thunders_own --noconftest --pyargs thunder.tests.test_ops \\
+    export PYTHONPATH=.:tests TSFUSER_CACHE_DIR=build/cache
+    python -m pytest -p kit.thunders_own --noconftest --pyargs thunder.tests.test_ops \\
         -k "tsfuser and float32"
 
 Tests that thunder has for its torch executor get this one, and those for torch.compile's are left out. An op
