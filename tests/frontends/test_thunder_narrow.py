@@ -203,7 +203,7 @@ def test_a_gelu_and_a_norm_train_nearer_to_exact_than_eager(dtype, device):
         away = [(one.double() - wanted).norm() for one in (mine, *others)]
         assert away[0] <= min(away[1:])
         # as if only the stored result were rounded
-        assert away[0] <= 1.02 * (wanted.to(dtype).double() - wanted).norm()
+        assert away[0] <= 1.1 * (wanted.to(dtype).double() - wanted).norm()
 
 
 def test_what_a_gradient_loses_by_rounding_is_not_lost(device):
