@@ -51,9 +51,7 @@ def apply(blocks, folder):
 
 @pytest.fixture
 def copy(tmp_path):
-    shutil.copytree(
-        ROOT / "tsfuser", tmp_path / "tsfuser", ignore=shutil.ignore_patterns("__pycache__", "*.so")
-    )
+    shutil.copytree(ROOT / "tsfuser", tmp_path / "tsfuser", ignore=shutil.ignore_patterns("*.so"))
     for extension in (ROOT / "tsfuser").glob("*.so"):
         (tmp_path / "tsfuser" / extension.name).symlink_to(extension)
     return tmp_path

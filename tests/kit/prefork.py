@@ -38,8 +38,14 @@ READ_AT_START = (
     "CUDA_",
     "ASAN_",
 )
-#: They begin so, but are read later: the child puts the first into sys.path, tsfuser reads the others.
-READ_LATER = {"PYTHONPATH", "PYTORCH_JIT_ENABLE_NVFUSER", "PYTORCH_JIT_USE_NNC_NOT_NVFUSER"}
+#: They begin so, but are read later: the child puts the first into sys.path, torch and tsfuser read the
+#: others when they first need them.
+READ_LATER = {
+    "PYTHONPATH",
+    "PYTORCH_JIT_LOG_LEVEL",
+    "PYTORCH_JIT_ENABLE_NVFUSER",
+    "PYTORCH_JIT_USE_NNC_NOT_NVFUSER",
+}
 
 
 def run(arguments, env=None, cwd=None, timeout=300, whole_end=False):

@@ -54,7 +54,7 @@ def test_what_is_read_at_the_start_takes_a_python_of_its_own():
     program = "import sys; print('torch' in sys.modules)"
     assert prefork.run(["-c", program]).stdout == "True\n"
     assert prefork.run(["-c", program], {**os.environ, "OMP_NUM_THREADS": "7"}).stdout == "False\n"
-    ours = {"PYTORCH_JIT_ENABLE_NVFUSER": "1"}
+    ours = {"PYTORCH_JIT_ENABLE_NVFUSER": "1", "PYTORCH_JIT_LOG_LEVEL": "graph_fuser"}
     assert prefork.run(["-c", program], {**os.environ, **ours}).stdout == "True\n"
 
 
