@@ -209,7 +209,8 @@ def _is_view(node: fx.Node) -> bool:
 def _shares_memory(view: fx.Node) -> bool:
     """Whether the traced values of a view and of its operand share memory. torch's partitioner merges equal
     nodes, unless the graph returns their memory."""
-    pair = _tensors(view.meta.get("val"))[:1] + _tensors(view.args[0].meta.get("val"))[:1]  # type: ignore[union-attr]
+    operand = view.args[0].meta.get("val")  # type: ignore[union-attr]
+    pair = _tensors(view.meta.get("val"))[:1] + _tensors(operand)[:1]
     return len(set(map(_memory, pair))) <= 1
 
 

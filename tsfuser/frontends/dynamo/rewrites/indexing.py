@@ -39,7 +39,9 @@ def add_elements(node: fx.Node) -> bool:
     first, last = places[0], places[-1] + 1
     sizes = zeros.args[1]  # type: ignore[union-attr]
     taken = sizes[first:last]
-    if len(places) != len(taken) or not all(_is_known(n, zeros) for n in (*indices[first:last], values)):  # type: ignore[index]
+    if len(places) != len(taken):
+        return False
+    if not all(_is_known(n, zeros) for n in (*indices[first:last], values)):  # type: ignore[index]
         return False
     if any(type(s) is int and s == 0 for s in sizes) or not (
         len(taken) == 1 or all(type(s) is int for s in taken)

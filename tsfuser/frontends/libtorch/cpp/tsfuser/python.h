@@ -21,8 +21,8 @@ import importlib.util, os, runpy, sys
 try:
     spec = importlib.util.find_spec("tsfuser")
     if spec is None or not spec.origin:
-        raise RuntimeError(sys.executable + " has no tsfuser: run `pip install --no-build-isolation .` of that "
-                           "Python in tsfuser's folder")
+        raise RuntimeError(sys.executable + " has no tsfuser: run `pip install --no-build-isolation .` of "
+                           "that Python in tsfuser's folder")
     path = os.path.join(os.path.dirname(spec.origin), "frontends", "libtorch", "embedded.py")
     answer, failure = runpy.run_path(path)[function](*arguments), ""
 except BaseException as error:
