@@ -5,6 +5,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
+from kit.support import assert_matches
+from tsfuser.frontends.dynamo import watch
 from tsfuser.frontends.dynamo.joint_graph.repeats import merge_repeats
 
 pytestmark = pytest.mark.graphs
@@ -122,3 +124,20 @@ def test_it_is_ours_that_merges(monkeypatch, wanted):
         torch.compile(lambda x: (x.sin().exp() + x.sin().tanh()).sum(), backend="tsfuser")(x).backward()
     assert len(calls) == wanted
     assert_close(x.grad, X.cos() * (X.sin().exp() + 1 - X.sin().tanh() ** 2))
+
+
+def test_inference_casts_a_tensor_once():
+    """Under autocast each layer casts its operand."""
+    layers = torch.nn.ModuleList(torch.nn.Linear(8, 8, bias=False) for _ in range(3))
+
+    def function(x):
+        y = torch.exp(x) + 1
+        with torch.autocast("cpu", torch.bfloat16):
+            return sum(layer(y) for layer in layers)
+
+    x = torch.randn(4, 8)
+    with watch.watching() as (_, outcomes), torch.no_grad():
+        ours = torch.compile(function, backend="tsfuser")(x)
+        assert_matches(ours, function(x), ops=32)
+    nodes = outcomes[0].programs[""][0].graph.nodes()
+    assert [n.outputsSize() for n in nodes if n.kind() == "prim::CudaFusionGroup"] == [1, 1]

@@ -21,6 +21,7 @@ from .cuda_graphs import CudaGraphs
 from .joint_graph.channels_last import channels_last
 from .joint_graph.dropout import seed_dropouts
 from .joint_graph.partition import LENT, partition
+from .joint_graph.repeats import merge_repeats
 from .program import compile_graph
 from .tracing.decompositions import decompositions
 from .tracing.whole_ops import whole_ops
@@ -69,6 +70,7 @@ def _compile(
     if role == "inference":
         if settings.recompute:
             seed_dropouts(module)
+            merge_repeats(module)
         channels_last(module, settings.channels_last, inference=True)
     donated = _donated(module) if role == "backward" and graphs is None else ()
     call = compile_graph(module, settings, watch.Origin(source, role), donated)
