@@ -114,3 +114,20 @@ def test_sizes_that_change():
         x = torch.randn(rows, WIDTH)
         assert_matches(ran(function, x), ran(model, x), ops=4 * WIDTH, precision=torch.bfloat16)
     assert tsfuser.stats()["fallbacks"] == {}
+
+
+def test_sums_in_a_row_whose_readers_are_replaced(device):
+    """Groups come in any order: the maker of the second sum reads the first one."""
+
+    def program(x, a, w, v):
+        y = x + a
+        r = y + torch.nn.functional.layer_norm(y, (WIDTH,)) @ w
+        q = torch.nn.functional.layer_norm(r, (WIDTH,)) @ v
+        return (r + q).sum(0), y[:1] * 2.0
+
+    x, a = torch.randn(2, ROWS, WIDTH, device=device)
+    w, v = torch.randn(2, WIDTH, WIDTH, device=device) / WIDTH**0.5
+    found = torch.compile(program, backend="tsfuser")(x, a, w, v)
+    exact = program(*(t.double() for t in (x, a, w, v)))
+    for ours, eager, value in zip(found, program(x, a, w, v), exact):
+        assert_matches(ours, eager, value, ops=ROWS)

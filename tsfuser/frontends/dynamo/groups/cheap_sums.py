@@ -46,10 +46,12 @@ class _Lives:
 
 
 def recompute_sums(graph: Graph, groups: list[Group], owns_inputs: bool) -> list[Group]:
-    """Changes the graph. `groups`: its groups, the last one first; returns those that it has then.
+    """Changes the graph. `groups`: its groups, in any order; returns those that it has then.
     `owns_inputs`: nobody else holds the graph's inputs, so each is freed after its last reader."""
     lives = _Lives(graph, owns_inputs)
-    for group in list(groups):  # readers come first, so none is replaced before its turn
+    places = {outputs(node)[0].unique(): at for at, node in enumerate(graph.nodes()) if outputs(node)}
+    # readers come first, so none is replaced before its turn
+    for group in sorted(groups, key=lambda group: -places[outputs(group.node)[0].unique()]):
         for k in reversed(range(len(outputs(group.node)))):
             groups = _recompute(graph, group, k, groups, lives)
     return groups
