@@ -208,7 +208,13 @@ def beside_a_padding(x, w, k):
     return x + torch.nn.functional.pad(mean.expand(-1, x.size(1) - 3), (3, 0)), x * k
 
 
-@pytest.mark.parametrize("program", [in_a_part, beside_a_padding])
+def of_one_number(x, w, k):
+    """What is the same along rows is read in a part of each."""
+    padded = torch.nn.functional.pad(w[:1, :1].expand(x.size(0), 6), (2, 0)) * 1.5
+    return padded, padded.sum(1)
+
+
+@pytest.mark.parametrize("program", [in_a_part, beside_a_padding, of_one_number])
 def test_reductions_of_whole_rows_in_parts(device, forgotten, program):
     operands = torch.randn(3, 6, 40, device=device)
     with no_fallback():

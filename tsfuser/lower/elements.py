@@ -8,6 +8,7 @@ half:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ..ir import size as sz
@@ -77,6 +78,7 @@ class Elements:
         varying |= {len(schedule.domain.dims) - 1} if self._lanes_differ() else set()
         looped = self._looped()
         varying |= set() if any(map(access.moves, looped)) else looped
+        varying |= {d for d in self._reduced() if not access.moves(d)}  # what is loaded once a row
         for op, inside in sorted(self.needs.get(name, ()), key=lambda need: need[0].output.name):
             steps, _ = schedule.domain.numbered(op.window)
             bounds = self._bounds(op.window, at, op.output.name, self._lanes())
@@ -95,10 +97,17 @@ class Elements:
 
     def _looped(self) -> set[int]:
         """The dims along which a thread loops, but for the lanes of an access."""
-        of, schedule = covered(self.schedule), self.schedule
-        loops = [x for x in schedule.loops if x.bind in ("rows", "serial", "unroll")]
-        names = frozenset().union(*(of[x.name] for x in loops if x.extent is not sz.const(1)))
-        return {d for d, dim in enumerate(schedule.domain.dims) if dim.name in names}
+        loops = [x for x in self.schedule.loops if x.bind in ("rows", "serial", "unroll")]
+        return self._dims_of(x.name for x in loops if x.extent is not sz.const(1))
+
+    def _reduced(self) -> set[int]:
+        """The dims over which threads accumulate."""
+        return self._dims_of(self.schedule.reduction.loops) if self.schedule.reduction else set()
+
+    def _dims_of(self, loops: Iterable[str]) -> set[int]:
+        of = covered(self.schedule)
+        names = frozenset().union(*(of[name] for name in loops))
+        return {d for d, dim in enumerate(self.schedule.domain.dims) if dim.name in names}
 
     def _lanes_differ(self) -> bool:
         """Whether a window may contain a part of a vector, as of one that is a row."""
