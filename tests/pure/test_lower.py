@@ -12,7 +12,8 @@ from tsfuser.lower import index as ix
 from tsfuser.lower.index import Const, Var
 from tsfuser.lower.kernel import Param
 from tsfuser.lower.literals import literal
-from tsfuser.lower.loop_ir import For, If, Load, Store, Uniform
+from tsfuser.lower.loop_ir import For, If, Let, Load, Store, Uniform
+from tsfuser.lower.passes import flatten
 from tsfuser.lower.pipeline import lower
 from tsfuser.lower.traverse import statements
 from tsfuser.lower.verify import verify
@@ -132,6 +133,14 @@ def test_sums_of_operands_that_disagree_go_over_tiles():
     text = source(kernels(turned_sum, x, y)[0])
     loop = text[text.index("r < args.r_size") : text.index("sync_y()")]
     assert loop.count("__syncthreads()") == 4  # before and after the use of a tile that is whole, or cut
+
+
+def test_a_loop_over_one_tile_is_no_loop_in_both_branches():
+    r = ix.Var("r")
+    branches = [(Let(name, "int32_t", ix.add(r, k)),) for k, name in enumerate(("whole", "cut"))]
+    [chosen] = flatten((For("r", ix.Const(1), "rows", (If(ix.less(r, ix.Var("n")), *branches),)),))
+    assert isinstance(chosen, If) and "r" not in ix.names(chosen.condition)
+    assert [s.value for s in (*chosen.yes, *chosen.no)] == [ix.Const(0), ix.Const(1)]
 
 
 @pytest.mark.parametrize("rows, columns", [(65536, 8), (12, 512)])

@@ -143,6 +143,9 @@ def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
         return replace(
             s, extent=substitute(s.extent, table), body=tuple(rewrite_indices(x, table) for x in s.body)
         )
+    if isinstance(s, If):
+        yes, no = (tuple(rewrite_indices(x, table) for x in body) for body in (s.yes, s.no))
+        return replace(s, condition=substitute(s.condition, table), yes=yes, no=no)
     if isinstance(s, Accumulate):
         return replace(s, guard=substitute(s.guard, table), lane=substitute(s.lane, table))
     if isinstance(s, Compute) and s.vectors:
