@@ -105,7 +105,7 @@ def test_attention_trains_in_whole_graphs(kind):
     x = torch.randn(2, 32, 64, device="cuda", dtype=torch.bfloat16)
     w = torch.randn(64, 768, device="cuda", dtype=torch.bfloat16) / 8
     found = []
-    with sdpa_kernel(SDPBackend[kind]), watch.watching() as (_, outcomes):
+    with sdpa_kernel(getattr(SDPBackend, kind)), watch.watching() as (_, outcomes):
         for run in (torch.compile(function, backend="tsfuser"), function):
             leaves = [x.clone().requires_grad_(), w.clone().requires_grad_()]
             out = run(*leaves)

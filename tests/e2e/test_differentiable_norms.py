@@ -29,13 +29,10 @@ ALL = [  # norm, weight, bias
 
 def functions(norm, w="w", b="b"):
     """A function that computes before the norm and behind it, as Python and scripted."""
-    return plain(source_of(norm, w, b)), script(source_of(norm, w, b))
-
-
-def source_of(norm, w, b):
     call = NORMS[norm].format(x="torch.tanh(x * 2.0)", w=w, b=b)
     body = f"torch.sigmoid({call} * 1.5) + w.sum() + b.sum()"
-    return f"def f(x: Tensor, w: Tensor, b: Tensor):\n    return {body}\n"
+    source = f"def f(x: Tensor, w: Tensor, b: Tensor):\n    return {body}\n"
+    return plain(source), script(source)
 
 
 def operands(norm, dtype=torch.float64, device="cpu", sizes=(3, 4, 5, 6), needed=(True, True, True)):
@@ -62,10 +59,11 @@ def compare(eager, scripted, inputs, ops=200):
 @pytest.mark.parametrize("norm, w, b", ALL)
 def test_values_and_gradients_are_eagers(device, norm, w, b, dtype):
     eager, scripted = functions(norm, w, b)
-    if norm == "instance_norm" and (w, b) == ("None", "b"):  # eager's backward fails on CUDA
-        eager = plain(source_of(norm, "torch.ones_like(b)", b))
+    # eager's backward, which the first call runs, fails on CUDA for a bias without a weight
+    fails = device == "cuda" and norm == "instance_norm" and (w, b) == ("None", "b")
+    needed = (True, False, False) if fails else (True, True, True)
     with tsfuser.fuser(), no_fallback():
-        compare(eager, scripted, operands(norm, dtype, device))
+        compare(eager, scripted, operands(norm, dtype, device, needed=needed))
     found = [kind for group in groups(scripted) for kind in kinds(group)]
     assert f"aten::{norm}" in found and f"tsfuser::{norm}_backward" in found
     assert len(groups(scripted)) == 2  # one forward, one backward

@@ -217,6 +217,8 @@ UNLISTED = {
     "tsfuser::rounded": "made in regions of thunder: test_thunder_narrow",
     "tsfuser::unrounded": "made in regions of thunder: test_thunder_narrow",
     "tsfuser::seeded_dropout": "made of dropouts of torch.compile: test_compile_dropout",
+    "tsfuser::dropout_seed": "made of dropouts in training: test_dropout_seeds",
+    "tsfuser::dropout_mask": "made of dropouts in training: test_dropout_seeds",
     "tsfuser::store": "made of copies at the end of compiled graphs: test_compile_in_place",
     "tsfuser::laid_out": "the layout of gradients: test_gradient_layout",
 }

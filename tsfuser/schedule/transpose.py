@@ -88,9 +88,10 @@ def choose_transpose_params(
 
 
 def _side(call: Call, extent: Size) -> int:
-    """Narrow tiles if wide ones would leave more than a 16th of their threads without an element."""
+    """Narrow tiles if wide ones would leave a quarter of their threads without an element, or more: never for
+    128 elements or more, so that few sizes differ in this."""
     idle = sz.ceildiv(extent, SIDE) * SIDE - sz.ceildiv(extent, NARROW_SIDE) * NARROW_SIDE
-    return NARROW_SIDE if call.decide(sz.lt(extent, idle * 16)) else SIDE
+    return NARROW_SIDE if call.decide(sz.lt(extent, idle * 4)) else SIDE
 
 
 def _width(domain: Domain, along: int, accesses: Iterable[Access], most: int) -> Size:
