@@ -13,8 +13,8 @@ becomes
 What is saved is a seed where one group makes the mask and `%saved`: then nothing of the mask is stored. Else
 it is the mask: where the forward runs unfused, which draws as eager does; outside of training; where memory
 holds the tensor in an order that no seed has; on a host, where drawing a number takes longer than reading a
-byte. A group of the backward is planned for either, and its fallback
-takes either (csrc_stubs/torchscript/dropout_seeds.cpp), so that both always have the same mask.
+byte. A group of the backward is planned for either, and its fallback takes either
+(csrc_stubs/torchscript/dropout_seeds.cpp), so that forward and backward always have the same mask.
 
 A mask stays as it is where the program or another formula reads it, and where the rate is not a constant.
 """
