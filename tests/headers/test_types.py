@@ -120,7 +120,10 @@ def test_float_rounds_to_nearest_even(name, mode):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="options of x86 compilers")
-@pytest.mark.parametrize("option", ["-mno-avx512f", "-mprefer-vector-width=128", "-mno-f16c", "-mno-avx"])
+@pytest.mark.parametrize(
+    "option",
+    ["-mno-avx512f", "-mprefer-vector-width=128", "-mprefer-vector-width=512", "-mno-f16c", "-mno-avx"],
+)
 def test_half_on_other_processors(option, monkeypatch):
     """Widths of vectors, and instruction sets, that another machine would choose."""
     monkeypatch.setenv("CXX", f"{harness.compiler()} {option}")
