@@ -2,13 +2,17 @@
 `tests/kit/random_programs.py` runs as many as one likes. A failure prints a script."""
 
 import pytest
+import torch
 
 from kit import random_jobs
+from kit.random_compare import compare, expectation
 from kit.random_families import FEATURES, features_of
 from kit.random_jobs import Job, run_jobs
-from kit.random_programs import sweep
+from kit.random_ops import Statement
+from kit.random_outcome import RAISED
+from kit.random_programs import execute, prepared, sweep
 from kit.random_shrink import script_of, shrink
-from kit.random_world import generate
+from kit.random_world import Input, Program, generate
 from tsfuser.planning import compile as pipeline
 
 COUNT = {"cpu": 40, "cpu-fibers": 20}
@@ -85,6 +89,59 @@ def test_kernels_that_compute_something_else_are_found(place, monkeypatch):
     seeds = [seed for seed in range(300) if "tanh" in str(generate(seed, features_of(seed, FEATURES)))][:12]
     _, failed, _ = sweep(seeds, place, report=lambda line: None, features=FEATURES)
     assert failed
+
+
+def program_of(*statements, rows=(9,), columns=(9,), dtype=torch.float32, special="", **more):
+    """A program of a trained input, a matrix, with a call for each of its sizes."""
+    inputs = (
+        Input("x", ("m", "n"), dtype, "dense", 1, True, special),
+        Input("c", (), torch.bool, "dense", 1),
+    )
+    calls = tuple({"m": m, "n": n} for m, n in zip(rows, columns, strict=True))
+    named = tuple(("v0" if st.kind == "value" else "", st) for st in statements)
+    return Program(inputs, named, ("v0",), calls, **more)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_sum_that_overflows_on_the_way_may_be_anything(dtype):
+    """Where the terms of one sign overflow, and those of the other do, too, or the sum does not."""
+    mean = Statement("{0}.mean(-1, keepdim=True) + {0}", ("x",))
+    program = program_of(mean, columns=(16,), dtype=dtype, special="limits", features=("limits",))
+    expected = expectation(program, 0, "cpu")
+    eager = {name: tensor for name, (tensor, _, _) in expected.items()}
+    x = program.arguments(0)[0].detach().double() / 64
+    largest = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).max / 64
+    up, down = x.relu().sum(-1) > largest, (-x).relu().sum(-1) > largest
+    unsure = (up & down) | ((up | down) & (x.sum(-1).abs() <= largest))
+    assert unsure.any()
+    for anything in torch.nan, torch.inf, -torch.inf:
+        other = eager["result 0"].masked_fill(unsure[:, None], anything)
+        assert compare(eager | {"result 0": other}, expected) == ""
+        assert "differ" in compare(eager | {"result 0": torch.full_like(other, anything)}, expected)
+
+
+def test_where_eagers_backward_raises_gradients_must_be_right():
+    """The sigmoid's backward reads its result, which is halved in place."""
+    sigmoid, halved = Statement("torch.sigmoid({0})", ("x",)), Statement("{0}.mul_(0.5)", ("v0",), "inplace")
+    program = program_of(sigmoid, halved, written=("c",), features=("written",))
+    expected = expectation(program, 0, "cpu")
+    eager = {name: tensor for name, (tensor, _, _) in expected.items()}
+    right = {name: tensor for name, tensor in eager.items() if name != RAISED}
+    raises = {name: tensor for name, tensor in eager.items() if name != "gradient 0"}
+    assert compare(raises, expected) == "" and compare(right, expected) == ""
+    halves = eager["result 0"]
+    of_halves = eager["gradient 0"] * (1 - halves) / (2 - 4 * halves)  # as if the sigmoid gave them
+    assert "gradient 0" in compare(right | {"gradient 0": of_halves}, expected)
+    del right["gradient 0"]
+    assert compare(right, expected) == "gradient 0 is missing"
+
+
+def test_what_raises_without_fusion_as_well_is_no_difference():
+    """TorchScript's derivative of `linear` reshapes a matrix without elements to [-1, 0]."""
+    product = Statement("torch.nn.functional.linear({0}, {0}) * 0.5", ("x",))
+    run = prepared(0, program_of(product, rows=(2, 0), columns=(3, 3)), "cpu")
+    execute([run], "cpu")
+    assert "shape [-1, 0]" in run.wrong and run.own
 
 
 def test_a_process_that_dies_is_told_and_the_rest_goes_on(monkeypatch, capsys):

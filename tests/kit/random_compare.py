@@ -12,6 +12,7 @@ from collections import Counter
 
 import torch
 
+from kit.random_outcome import RAISED, saved_copies
 from kit.random_world import epsilons, noisy, run_plain
 from kit.support import EPSILON
 
@@ -19,21 +20,26 @@ TRIALS = 3  # runs with noise
 
 
 def expectation(program, call, device):
-    """Name -> (eager's tensor, the exact one, how far off it may be: None for not at all). Raises ValueError
-    where eager's results are not finite, and the program has no special values."""
-    plain = run_plain(program, call, device)
+    """Name -> (eager's tensor, the exact one, how far off it may be: None for not at all). Where eager's
+    backward raises, since a saved value was written, there are `RAISED` and what its gradients would be.
+    Raises ValueError where eager's results are not finite, and the program has no special values."""
+    plain, found = run_plain(program, call, device), {}
+    if RAISED in plain:
+        found[RAISED] = plain[RAISED], plain[RAISED], None
+        with saved_copies():
+            plain = run_plain(program, call, device)
     roundings, still = epsilons(program, call)
     exact = noisy(program, call)
     shaken = [noisy(program, call, roundings, seed) for seed in range(1, TRIALS + 1)]
-    found = {}
+    special = {"special", "limits"} & set(program.features)
     for name, eager in plain.items():
         if name not in exact:
-            raise ValueError(f"{name} has a gradient in double only")
+            raise ValueError(f"{name} has no gradient in double")
         wanted = exact[name]
         if not eager.is_floating_point():
-            found[name] = eager, wanted, None
+            others = [s[name] for s in shaken] if special else []
+            found[name] = eager, wanted, _any_where_they_differ(others, wanted)
             continue
-        special = {"special", "limits"} & set(program.features)
         if special:
             others = [eager.cpu().double(), *(s[name] for s in shaken)]
             found[name] = eager, wanted, _apart(others, wanted, _least(roundings, eager.dtype))
@@ -57,16 +63,27 @@ def _least(roundings, dtype):
 
 def _apart(others, wanted, epsilon):
     """How far off each element may be, where some are inf or nan: by a multiple of what `others` are, and by
-    roundings of numbers of ordinary size. Infinite where even the roundings of doubles decide what is
-    finite."""
+    roundings of numbers of ordinary size. Infinite where even the roundings of doubles, or the order in
+    which a sum adds, decide what is finite. `others`: eager's, and those with noise."""
     off = torch.stack([(other - wanted).abs() for other in others]).amax(0)
     ordinary = wanted.abs()[wanted.abs() < 100.0]
     scale = float(ordinary.max()) if ordinary.numel() else 0.0
     allowed = 16 * off + 256 * epsilon * (wanted.abs() + scale)
-    unsure = wanted.isfinite() & ~torch.stack(others[1:]).isfinite().all(0)
+    unsure = torch.stack([_differ_beyond_finite(other, wanted) for other in others[1:]]).any(0)
     lost = others[0].isfinite() != wanted.isfinite()  # eager's own overflow
     allowed = torch.where(lost, 256 * epsilon * (wanted.abs() + scale), allowed)
     return torch.where(unsure, torch.inf, allowed)
+
+
+def _any_where_they_differ(others, wanted):
+    """How far off bools may be: by anything where inf or nan make another one of them, else not at all."""
+    unsure = sum((other != wanted for other in others), torch.zeros_like(wanted, dtype=torch.bool))
+    return torch.where(unsure, torch.inf, 0.0) if bool(unsure.any()) else None
+
+
+def _differ_beyond_finite(x, y):
+    """Where one is finite and the other is not, or both are not, and differ."""
+    return (x.isfinite() != y.isfinite()) | (~x.isfinite() & (x != y) & ~(x.isnan() & y.isnan()))
 
 
 def _largest(x):
@@ -95,7 +112,11 @@ def compare(actual, expected, adds_gradients=False):
 
 
 def differences(actual, expected, adds_gradients=False):
-    """Name -> what is wrong with it; "" stands for which tensors share memory."""
+    """Name -> what is wrong with it; "" stands for which tensors share memory. A backward that raises in
+    eager raises here as well, or gives the gradients of what was computed."""
+    if RAISED in expected:
+        left_out = "gradient" if RAISED in actual else RAISED
+        expected = {name: wanted for name, wanted in expected.items() if not name.startswith(left_out)}
     found = {name: f"{name} is not there in eager" for name in actual if name not in expected}
     for name, wanted in expected.items():
         free = adds_gradients and name.startswith("gradient")
@@ -116,7 +137,7 @@ def _difference(name, mine, eager, exact, allowed, free):
     if allowed is None:
         wrong = mine != eager
     else:
-        off = (mine.cpu().double() - exact).abs()
+        off = (mine.cpu().double() - exact.double()).abs()
         same = (mine == eager) | (mine.isnan() & eager.isnan()) | (mine == exact.to(mine))
         near = (off <= allowed) | (torch.as_tensor(allowed) == torch.inf)
         wrong = ~(near.to(mine.device) | same)

@@ -3,12 +3,19 @@
 In: a function and its arguments. Out: what it gives, gradients, and what became of the inputs. Example:
 
     outcome(f, [x, 0.5], gradients=True)  # -> {"result 0": ..., "gradient 0": ...}
+    with saved_copies():
+        outcome(f, [x, 0.5], gradients=True)  # a backward that no write makes raise
 """
 
 import contextlib
 import warnings
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from kit.support import copy_of
+
+RAISED = "raised in the backward"
 
 
 def outcome(function, arguments, gradients, backward=None, context=None, written=(), asks=False):
@@ -36,10 +43,21 @@ def outcome(function, arguments, gradients, backward=None, context=None, written
             if not written:
                 raise
             grads = []
-            found["raised in the backward"] = torch.tensor(True)
+            found[RAISED] = torch.tensor(True)
         found |= {f"gradient {k}": g for k, g in enumerate(grads) if g is not None}
     found |= {f"input {k} afterwards": t for k, t in enumerate(inputs) if not t.requires_grad}
     return {name: t.detach() for name, t in found.items()}
+
+
+def saved_copies():
+    """A context in which autograd saves copies: a value that is written later does not make the backward
+    raise, and the gradients are those of what was computed."""
+    return torch.autograd.graph.saved_tensors_hooks(_copy, lambda copy: copy)
+
+
+def _copy(x):
+    with _disable_current_modes(), torch.no_grad():
+        return copy_of(x)
 
 
 def incoming(result):

@@ -29,6 +29,7 @@ import tsfuser
 from kit.batch import collecting, load
 from kit.random_compare import adds_gradients, differences, expectation, last_roundings
 from kit.random_families import FEATURES, features_of
+from kit.random_outcome import RAISED
 from kit.random_world import REFUSALS, generate
 from kit.support import counted, script
 from tsfuser import options
@@ -98,7 +99,7 @@ def execute(runs, device, opt_level=1, jobs=1, progress=None):
                     for call in range(len(run.program.calls)):
                         _last_of(run, call, device)
             except Exception as error:
-                run.wrong = f"raises {type(error).__name__}: {_last(error)}"
+                run.wrong = f"raises {_last(error)}"
                 run.own = _without_fusion(run, device) == run.wrong
     runs = [run for run in runs if not run.own]
     load(kernels, opt_level, jobs)
@@ -123,7 +124,7 @@ def _without_fusion(run, device):
             for call in range(len(run.program.calls)):
                 _last_of(run, call, device)
     except Exception as error:
-        return f"raises {type(error).__name__}: {_last(error)}"
+        return f"raises {_last(error)}"
     return ""
 
 
@@ -148,7 +149,7 @@ def _compare(run, device):
                     run.excused = next(iter(wrong.values()))
                     run.wrong = next((what for name, what in wrong.items() if name in own), "")
             except Exception as error:
-                run.wrong = f"raises {type(error).__name__}: {_last(error)}"
+                run.wrong = f"raises {_last(error)}"
                 if _without_fusion(run, device) == run.wrong:
                     run.wrong, run.excused = "", run.wrong
                     return
@@ -187,9 +188,11 @@ def _exact(unfused, expected):
 
 
 def _last(error):
-    """The last line of its message or, where it has none, its place."""
-    lines = str(error).strip().splitlines() or traceback.format_tb(error.__traceback__)
-    return lines[-1] if lines else ""
+    """Its type, and the last line of its message or, where it has none, its place. TorchScript's interpreter
+    writes the type into the message, where it is the one that raises."""
+    lines = str(error).strip().splitlines() or traceback.format_tb(error.__traceback__) or [""]
+    kind = f"{type(error).__name__}: "
+    return kind + lines[-1].removeprefix(kind)
 
 
 def _note(progress, run):
@@ -227,7 +230,7 @@ def sweep(
         here["launches"] = sum(r.launches for r in runs)
         here["differences"] = sum(bool(r.wrong) for r in runs)
         here["excused"] = sum(bool(r.excused) for r in runs)
-        here["raises"] = sum("raised in the backward" in call for r in runs for call in r.expected)
+        here["raises"] = sum(RAISED in call for r in runs for call in r.expected)
         here.update(f"of {name}" for r in runs for name in r.program.features)
         counts += here
         for run in runs:

@@ -18,7 +18,7 @@ import torch
 
 from kit.random_families import block, changes, product, with_special
 from kit.random_ops import dtypes, merged, normal, reduction, statement
-from kit.random_outcome import outcome
+from kit.random_outcome import outcome, saved_copies
 from kit.roundings import Shaken
 from kit.support import EPSILON, copy_of
 
@@ -371,7 +371,7 @@ def epsilons(program, call):
 def noisy(program, call, roundings=None, seed=0):
     """The outcome in double; where there are `roundings`, the epsilon of each statement, each op of it is
     off by such, and each one of the backward by those of the registers, or of eager's gradients, which have
-    the dtypes of the values."""
+    the dtypes of the values. No write makes the backward raise (`saved_copies`)."""
     shaken = Shaken(seed)
 
     def function(*arguments):
@@ -383,7 +383,7 @@ def noisy(program, call, roundings=None, seed=0):
 
     arguments = [_copied(a) for a in program.arguments(call)]
     backward = shaken.by(max([_register(program, call), *filter(None, roundings)]) if roundings else None)
-    with shaken if roundings else contextlib.nullcontext():
+    with shaken if roundings else contextlib.nullcontext(), saved_copies():
         return program.outcome(function, call, "cpu", arguments, backward)
 
 
