@@ -51,6 +51,7 @@ def release_idle_casts(graph: Graph, group: Node) -> None:
     eager. A call with another dtype has it cast there."""
     subgraph = group.g("Subgraph")
     given = {v.unique(): i for i, v in enumerate(subgraph.inputs())}
+    before = group.outputsSize()
     for i, result in reversed(list(enumerate(list(subgraph.outputs())))):
         node = result.node()
         if result.unique() in given or not gives_operand_back(node):
@@ -67,7 +68,8 @@ def release_idle_casts(graph: Graph, group: Node) -> None:
         group.outputsAt(i).replaceAllUsesWith(cast.output())
         group.eraseOutput(i)
         subgraph.eraseOutput(i)
-    remove_dead_code(subgraph)
+    if group.outputsSize() < before:
+        remove_dead_code(subgraph)
 
 
 def writers(subgraph: Graph) -> list[Node]:
@@ -75,8 +77,9 @@ def writers(subgraph: Graph) -> list[Node]:
     return [node for node in subgraph.nodes() if effect(node) == WRITES]
 
 
-def is_needed(nodes: list[Node], subgraph: Graph, output: int) -> bool:
-    """Whether, without that output, one of the `nodes` would be dead code."""
+def is_needed(subgraph: Graph, output: int) -> bool:
+    """Whether, without that output, a node that changes its operands would be dead code."""
+    nodes = writers(subgraph)
     if not nodes:
         return False
     kept = [v for i, v in enumerate(subgraph.outputs()) if i != output]
@@ -89,12 +92,14 @@ def is_needed(nodes: list[Node], subgraph: Graph, output: int) -> bool:
     return not all(any(v.unique() in seen for v in outputs(node)) for node in nodes)
 
 
-def size_of_work(subgraph: Graph, reductions: bool) -> int:
-    """How many nodes compute something, for tensors as profiled; what is worth a kernel alone counts for
-    two."""
-    working = [n for n in subgraph.nodes() if not n.kind().startswith("prim::")]
-    return sum(
-        is_worth_a_kernel(n, reductions)
-        + (not (is_no_op(n, lambda v: facts(v.type()).dtype) and stays_inside(n)))
-        for n in working
-    )
+def has_work(subgraph: Graph, least: int, reductions: bool) -> bool:
+    """Whether `least` nodes compute something, for tensors as profiled; what is worth a kernel alone counts
+    for two."""
+    found = 0
+    for node in subgraph.nodes():
+        if not node.kind().startswith("prim::"):
+            found += not (is_no_op(node, lambda v: facts(v.type()).dtype) and stays_inside(node))
+            found += is_worth_a_kernel(node, reductions)
+        if found >= least:
+            return True
+    return False

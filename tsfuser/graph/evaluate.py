@@ -106,9 +106,9 @@ def is_number(type_) -> bool:
 
 
 def run_control(call: Call, node, values: dict, run_block: Callable) -> list:
-    """The results of an If or Loop. `values`: name -> value; `run_block(block, values)` gives what a block
-    returns."""
-    inputs = [values[v.debugName()] for v in node.inputs()]
+    """The results of an If or Loop. `values`: the number of a value -> what it is; `run_block(block, values)`
+    gives what a block returns."""
+    inputs = [values[v.unique()] for v in node.inputs()]
     blocks = list(node.blocks())
     if node.kind() == "prim::If":
         return run_block(blocks[0 if flag(call, inputs[0]) else 1], values)
@@ -116,10 +116,10 @@ def run_control(call: Call, node, values: dict, run_block: Callable) -> list:
     trips, going = whole(call, trips), flag(call, going)
     if trips > MAX_TRIPS:
         raise Refusal(f"a loop of {trips} trips")
-    names = [v.debugName() for v in blocks[0].inputs()]
+    keys = [v.unique() for v in blocks[0].inputs()]
     for trip in range(trips):
         if not going:
             break
-        going, *carried = run_block(blocks[0], {**values, **dict(zip(names, [trip, *carried]))})
+        going, *carried = run_block(blocks[0], {**values, **dict(zip(keys, [trip, *carried]))})
         going = flag(call, going)
     return carried

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..graph.cleanup import is_needed, writers
+from ..graph.cleanup import is_needed
 from ..graph.effects import remove_dead_code
 from ..graph.wrapper import Graph, Node
 
@@ -14,11 +14,11 @@ _INT = torch._C.IntType.get()
 def replace_dtype_only_outputs(graph: Graph, group: Node) -> None:
     """Turns those outputs of the group that serve `prim::dtype` alone into ints."""
     subgraph = group.g("Subgraph")
-    acting = writers(subgraph)
+    found = False
     for i in reversed(range(group.outputsSize())):
         value = group.outputsAt(i)
         readers = [use.user for use in value.uses()]
-        if not readers or any(n.kind() != "prim::dtype" for n in readers) or is_needed(acting, subgraph, i):
+        if not readers or any(n.kind() != "prim::dtype" for n in readers) or is_needed(subgraph, i):
             continue
         asked = subgraph.create("prim::dtype", [list(subgraph.outputs())[i]], 1)
         asked.output().setType(_INT)
@@ -30,4 +30,6 @@ def replace_dtype_only_outputs(graph: Graph, group: Node) -> None:
             node.destroy()
         group.eraseOutput(i)
         subgraph.eraseOutput(i)
-    remove_dead_code(subgraph)
+        found = True
+    if found:
+        remove_dead_code(subgraph)

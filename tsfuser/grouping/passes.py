@@ -89,7 +89,7 @@ def _drop_size_only(work: Work) -> None:
 def _inline_small_groups(work: Work) -> None:
     least = 1 if options.state.single_node_mode else 2
     alone = work.lone_reductions
-    small = [g for g in work.groups if cleanup.size_of_work(g.node.g("Subgraph"), alone) < least]
+    small = [g for g in work.groups if not cleanup.has_work(g.node.g("Subgraph"), least, alone)]
     work.groups = [g for g in work.groups if g not in small]
     for group in small:
         give_back(work, group, "once dead and repeated work was gone, its group had less than two ops")

@@ -32,14 +32,12 @@ def drop_size_only_outputs(graph: Graph, group: Node, queries: Queries) -> int:
     subgraph = group.g("Subgraph")
     inner = list(subgraph.outputs())
     arithmetic = _Sizes(graph, group, queries)
-    acting = writers(subgraph)
+    before = group.outputsSize()
     for i in reversed(range(group.outputsSize())):
         value = group.outputsAt(i)
         readers = [use.user for use in value.uses()]
         asked = [n for n in readers if n.kind() in _READERS and not queries.effects.is_written(n.output())]
-        if any(n not in asked and n.kind() != "prim::dtype" for n in readers) or is_needed(
-            acting, subgraph, i
-        ):
+        if any(n not in asked and n.kind() != "prim::dtype" for n in readers) or is_needed(subgraph, i):
             continue
         sizes = arithmetic.of(inner[i]) if asked else None
         if asked and sizes is None:
@@ -50,10 +48,11 @@ def drop_size_only_outputs(graph: Graph, group: Node, queries: Queries) -> int:
             group.eraseOutput(i)
             subgraph.eraseOutput(i)
     if not group.outputsSize():
-        inline(graph, group) if acting else group.destroy()
+        inline(graph, group) if writers(subgraph) else group.destroy()
         return 0
-    remove_dead_code(subgraph)
-    drop_unused_inputs(group)
+    if group.outputsSize() < before:
+        remove_dead_code(subgraph)
+        drop_unused_inputs(group)
     return group.outputsSize()
 
 

@@ -78,13 +78,13 @@ def _inputs(read: Sequence[TensorInput], new: _Canonical) -> tuple[TensorInput, 
 def _ops(ops: Sequence[Op], stored: set[str], new: _Canonical) -> tuple[Op, ...]:
     """The ops, each once: two that were made over other loops may in the end compute the same. What is
     `stored` keeps its name."""
-    made: dict[Op, Op] = {}
+    made: dict[tuple, Op] = {}
     kept = []
     for old in ops:
         op = new.op(old)
         if isinstance(op, (Pointwise, Within)) and old.output.name not in stored:
-            nameless = replace(op, output=replace(op.output, name=""))
-            first = made.setdefault(nameless, op)
+            how = tuple(value for name, value in vars(op).items() if name != "output")
+            first = made.setdefault((type(op), op.output.dtype, op.output.dims, how), op)
             if first is not op:
                 new.replace(old.output, first.output)
                 continue

@@ -52,6 +52,9 @@ class Pointwise:
     compute: DType | None
     output: Value
 
+    def __hash__(self):
+        return hash(self.output)
+
 
 @dataclass(frozen=True)
 class Reduce:

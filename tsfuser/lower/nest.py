@@ -94,7 +94,8 @@ def _sweep(draft: Draft, saved: SavedValues, number: int) -> list[Stmt]:
         return []
     reductions = draft.sweeps.reductions(number)
     arrays, needed = saved.sweep(number)
-    needed = [*draft.row_values, *(rename(s, draft.parts(number)) for s in needed)]
+    parts = draft.parts(number)
+    needed = [*draft.row_values, *(rename(s, parts) for s in needed)]
     row = row_reductions.reduced(draft, number, [op for op in reductions if op in draft.sweeps.allreduced])
     final = FinalReductions(draft)
     stores = [draft.elements.store(draft.store_of(name), draft.at) for name in draft.sweeps.stores(number)]

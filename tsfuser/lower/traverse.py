@@ -9,6 +9,7 @@ names or indices. Example:
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from .index import Expr, Var, as_expr, both, conjuncts, names, substitute
 from .loop_ir import (
@@ -155,22 +156,22 @@ def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
 
 def rename(s: Stmt, table: dict[str, str]) -> Stmt:
     """`s` with names replaced, in what it reads and in what it defines."""
+    if not table:
+        return s
     s = rewrite_indices(s, {k: Var(v) for k, v in table.items()})
+    new: dict[str, Any] = {}
     if isinstance(s, (Let, Load, Place, Uniform, Compute)):
-        s = replace(s, name=table.get(s.name, s.name))
+        new["name"] = table.get(s.name, s.name)
     if isinstance(s, Place):
-        s = replace(s, index=table.get(s.index, s.index))
-    if isinstance(s, Compute):
-        s = replace(
-            s,
-            operands=tuple(table.get(n, n) for n in s.operands),
-            vectors=tuple(table.get(n, n) for n in s.vectors),
-        )
-    if isinstance(s, (Store, SetLane)):
-        s = replace(s, value=table.get(s.value, s.value))
-    if isinstance(s, For):
-        s = replace(s, body=tuple(rename(x, table) for x in s.body))
-    return s
+        new["index"] = table.get(s.index, s.index)
+    elif isinstance(s, Compute):
+        new["operands"] = tuple(table.get(n, n) for n in s.operands)
+        new["vectors"] = tuple(table.get(n, n) for n in s.vectors)
+    elif isinstance(s, (Store, SetLane)):
+        new["value"] = table.get(s.value, s.value)
+    elif isinstance(s, For):
+        new["body"] = tuple(rename(x, table) for x in s.body)
+    return replace(s, **new) if new else s
 
 
 def without_guards(body: tuple[Stmt, ...], drop: set[Expr]) -> tuple[Stmt, ...]:
@@ -200,7 +201,9 @@ def once(body: list[Stmt]) -> tuple[Stmt, ...]:
     seen: set[Stmt] = set()
     result = []
     for s in body:
-        if not (is_pure(s) and s in seen):
-            result.append(s)
+        if is_pure(s):
+            if s in seen:
+                continue
             seen.add(s)
+        result.append(s)
     return tuple(result)

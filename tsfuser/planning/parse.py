@@ -10,7 +10,6 @@ values, structural ones as what they are in this call (a decision). Example:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
@@ -18,6 +17,7 @@ from .. import options
 from ..errors import Refusal
 from ..graph.evaluate import CONTROL, OPERATIONS, QUESTIONS, is_number, run_control
 from ..graph.identities import is_no_op, stays_inside
+from ..graph.wrapper import inputs, outputs, schema
 from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.call import Call, ListArg, OtherArg, ScalarArg, TensorArg
@@ -43,47 +43,49 @@ def parse(graph: torch._C.Graph, call: Call, device: str) -> Fusion:
     default = DTYPES[str(torch.get_default_dtype()).removeprefix("torch.")]
     machine = targets.chosen(device, options.host_launch()).machine(device)
     builder = Builder(call, device, default, eager, machine.draws_fast)
-    values: dict[str, object] = {v.debugName(): _Argument(i) for i, v in enumerate(graph.inputs())}
+    values: dict[int, object] = {v.unique(): _Argument(i) for i, v in enumerate(graph.inputs())}
     for result in _run(builder, graph.nodes(), values, graph.outputs()):
         result = builder.tensor(result.index) if isinstance(result, _Argument) else result
         builder.output(None if result is _UNDEFINED else result)
     return builder.finish()
 
 
-def _run(builder: Builder, nodes, values: dict[str, object], results) -> list:
-    """Builds the nodes in order; `values` by name get what they make. Returns those of `results`."""
+def _run(builder: Builder, nodes, values: dict[int, object], results) -> list:
+    """Builds the nodes in order; `values`, by the number of a value, get what they make. Returns those of
+    `results`."""
     for node in nodes:
-        for value, result in zip(node.outputs(), _results(builder, node, values)):
-            values[value.debugName()] = result
-    return [values[v.debugName()] for v in results]
+        for value, result in zip(outputs(node), _results(builder, node, values)):
+            values[value.unique()] = result
+    return [values[v.unique()] for v in results]
 
 
-def _results(builder: Builder, node: torch._C.Node, values: dict[str, object]) -> tuple | list:
+def _results(builder: Builder, node: torch._C.Node, values: dict[int, object]) -> tuple | list:
     kind = node.kind()
     if kind == "prim::Constant":
         output = node.output()
         return [None if output.type().kind() == "NoneType" else output.toIValue()]
-    inputs = [values[v.debugName()] for v in node.inputs()]
+    read = inputs(node)
+    given = [values[v.unique()] for v in read]
     if kind in ("prim::ListConstruct", "prim::TupleConstruct"):
-        return [inputs]
+        return [given]
     if kind in CONTROL:
         known = dict(values)
-        known.update((v.debugName(), _plain(builder.call, x)) for v, x in zip(node.inputs(), inputs))
+        known.update((v.unique(), _plain(builder.call, x)) for v, x in zip(read, given))
 
         def run_block(block, known: dict) -> list:
             return _run(builder, block.nodes(), dict(known), block.outputs())
 
         return run_control(builder.call, node, known, run_block)
     if kind == "prim::dtype":
-        return [table.scalar_type_code(DTYPES[_dtype(builder.call, inputs[0])])]
+        return [table.scalar_type_code(DTYPES[_dtype(builder.call, given[0])])]
     if kind in QUESTIONS:
-        sizes = builder.sizes(_value(builder, inputs[0]))
-        return [QUESTIONS[kind](builder.call, sizes, *(_plain(builder.call, x) for x in inputs[1:]))]
+        sizes = builder.sizes(_value(builder, given[0]))
+        return [QUESTIONS[kind](builder.call, sizes, *(_plain(builder.call, x) for x in given[1:]))]
     if kind in OPERATIONS and is_number(node.output().type()):
-        return [OPERATIONS[kind](builder.call, *(_plain(builder.call, x) for x in inputs))]
-    if is_no_op(node, lambda v: _dtype(builder.call, values[v.debugName()])) and stays_inside(node):
-        return inputs[:1]
-    return _build(builder, node, inputs)
+        return [OPERATIONS[kind](builder.call, *(_plain(builder.call, x) for x in given))]
+    if is_no_op(node, lambda v: _dtype(builder.call, values[v.unique()])) and stays_inside(node):
+        return given[:1]
+    return _build(builder, node, given)
 
 
 def _dtype(call: Call, given) -> str | None:
@@ -104,28 +106,21 @@ def _plain(call: Call, given):
     return call.item(given.index) if isinstance(arg, ScalarArg) and arg.kind in ("bool", "int") else given
 
 
-@lru_cache(maxsize=4096)
-def schema_of(text: str) -> tuple[str, str, tuple[str, ...]]:
-    """Operator kind, overload name and argument names of a schema's text."""
-    schema = torch._C.parse_schema(text)
-    return schema.name, schema.overload_name, tuple(a.name for a in schema.arguments)
-
-
-def _build(builder: Builder, node: torch._C.Node, inputs: list) -> tuple:
-    kind, overload, names = schema_of(node.schema())
-    row = table.find(kind, overload)
+def _build(builder: Builder, node: torch._C.Node, given: list) -> tuple:
+    found = schema(node)
+    row = table.find(found.name, found.overload) if found else None
     if row is None:
-        raise Refusal(f"{kind}.{overload} has no row in the op table")
+        raise Refusal(f"{node.kind()} has no row in the op table")
     args = {}
-    for name, given in zip(names, inputs):
+    for name, operand in zip(found.arguments, given):
         if name in row.structural:
-            args[name] = _concrete(builder.call, given)
+            args[name] = _concrete(builder.call, operand)
         elif name in row.symbolic:
-            args[name] = _sizes(builder.call, given)
+            args[name] = _sizes(builder.call, operand)
         elif name in row.ignored:
             args[name] = None
         else:
-            args[name] = _value(builder, given)
+            args[name] = _value(builder, operand)
     result = row.build(builder, **args)
     return tuple(_UNDEFINED if r is None else r for r in (result if isinstance(result, tuple) else (result,)))
 
