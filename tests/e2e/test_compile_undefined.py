@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 from tsfuser.frontends.dynamo import watch
+from tsfuser.frontends.dynamo.joint_graph.attention import lay_out_gradients
 from tsfuser.frontends.dynamo.program import compile_graph
 from tsfuser.frontends.dynamo.settings import Settings
 from tsfuser.frontends.dynamo.translation.translate import translate
@@ -54,6 +55,23 @@ def test_the_backward_of_attention_does_not_cut_a_graph(backward):
         seed = torch.empty((), device="cuda", dtype=torch.int64)
         module = make_fx(backward)(q, lse, seed)
         assert not translate(module).foreign
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)])
+def test_the_gradient_of_cudnns_attention_has_the_layout_of_its_result(order):
+    def backward(gradient, out, lse, seed):
+        op = aten._scaled_dot_product_cudnn_attention_backward
+        return op(gradient.sin(), out, out, out, out, lse, seed, seed, None, None, None, 48, 48, 0.0, True)
+
+    with FakeTensorMode():
+        gradient = torch.empty(2, 4, 48, 64, dtype=torch.bfloat16)
+        out = gradient.permute(order).contiguous().permute([order.index(d) for d in range(4)])
+        lse, seed = torch.empty(2, 4, 48, 1), torch.empty((), dtype=torch.int64)
+        module = make_fx(backward)(gradient, out, lse, seed)
+        lay_out_gradients(module)
+    (node,) = (n for n in module.graph.nodes if "attention" in n.name)
+    assert node.args[0].meta["val"].stride() == out.stride()
+    assert (node.args[0].target is aten.sin.default) == (order == (0, 1, 2, 3))
 
 
 @pytest.mark.usefixtures("forgotten", "fused_or_error")

@@ -17,6 +17,8 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+aten = torch.ops.aten
+
 #: Keys of `meta` that say where a node comes from, and in which part of the program it runs: backward,
 #: checkpoint.
 ORIGIN = ("stack_trace", "nn_module_stack", "custom")
@@ -35,6 +37,15 @@ class Insert:
             node = self.before.graph.call_function(op, args, kwargs)
         node.meta = {**self.meta, "val": evaluate(node)}
         return node
+
+
+def laid_out(insert: Insert, node: fx.Node, order: list[int]) -> fx.Node:
+    """A dense copy of a tensor with its dims in this `order` in memory, outermost first."""
+    if order == list(range(len(order))):
+        return insert(aten.clone.default, node, memory_format=torch.contiguous_format)
+    turned = insert(aten.permute.default, node, order)
+    turned = insert(aten.clone.default, turned, memory_format=torch.contiguous_format)
+    return insert(aten.permute.default, turned, [order.index(d) for d in range(len(order))])
 
 
 def evaluate(node: fx.Node) -> Any:

@@ -67,3 +67,14 @@ def order_of(tensor: torch.Tensor) -> list[int] | None:
             return None
         expected *= sizes[d]
     return order
+
+
+def lies_in(tensor: torch.Tensor, order: list[int]) -> bool:
+    """Whether the tensor is dense, with its dims in this `order` in memory, outermost first."""
+    expected = 1
+    for d in reversed(order):
+        size, stride = hint(tensor.shape[d]), hint(tensor.stride(d))
+        if size is None or (size != 1 and stride != expected):
+            return False
+        expected *= size
+    return True

@@ -26,9 +26,9 @@ from torch.utils._pytree import tree_leaves
 
 from .... import log
 from ....ops import table
-from ..fx.insert import PART, Insert, evaluate
+from ..fx.insert import PART, Insert, evaluate, laid_out
 from ..fx.strides import reads_strides
-from ..fx.types import hint, order_of
+from ..fx.types import lies_in, order_of
 from ..rewrites.simplify import FORMS, RELAID
 from .layout_choice import CONVOLUTION, why_not
 
@@ -141,7 +141,7 @@ class _Layouts:
         return operand in self.before and alike and not _leaves_graph(copy)
 
     def in_channels_last(self, node: fx.Node, reader: fx.Node) -> fx.Node:
-        if _lies_in(node.meta["val"], _LAST):
+        if lies_in(node.meta["val"], _LAST):
             return node
         if node not in self.last:
             insert = Insert(reader, reader, PART)
@@ -162,12 +162,7 @@ class _Layouts:
         if _is_view(node):
             args = fx.node.map_arg(node.args, lambda n: self.as_it_was(n, reader))
             return insert(node.target, *args, **node.kwargs)
-        order = order_of(self.before[node])
-        if order == list(range(len(order))):
-            return insert(aten.clone.default, node, memory_format=torch.contiguous_format)
-        turned = insert(aten.permute.default, node, order)
-        turned = insert(aten.clone.default, turned, memory_format=torch.contiguous_format)
-        return insert(aten.permute.default, turned, [order.index(d) for d in range(len(order))])
+        return laid_out(insert, node, order_of(self.before[node]))
 
 
 def _read_by_convolutions(graph: fx.Graph) -> set[fx.Node]:
@@ -238,26 +233,15 @@ def _beside_images(node: fx.Node) -> list[fx.Node]:
     the node joins both into one tensor."""
     values = {n: n.meta.get("val") for n in node.all_input_nodes}
     tensors = {n: v for n, v in values.items() if isinstance(v, torch.Tensor) and v.dim() == 4}
-    last = [v for v in tensors.values() if _lies_in(v, _LAST) and not _lies_in(v, _FIRST)]
+    last = [v for v in tensors.values() if lies_in(v, _LAST) and not lies_in(v, _FIRST)]
     if not last or _is_view(node):
         return []
     joins = node.target is aten.cat.default
     return [
         n
         for n, value in tensors.items()
-        if _lies_in(value, _FIRST) and (joins or any(_same(value.shape, v.shape) for v in last))
+        if lies_in(value, _FIRST) and (joins or any(_same(value.shape, v.shape) for v in last))
     ]
-
-
-def _lies_in(tensor: torch.Tensor, order: list[int]) -> bool:
-    """Whether the tensor is dense, with its dims in this `order` in memory, outermost first."""
-    expected = 1
-    for d in reversed(order):
-        size, stride = hint(tensor.shape[d]), hint(tensor.stride(d))
-        if size is None or (size != 1 and stride != expected):
-            return False
-        expected *= size
-    return True
 
 
 def _lie_alike(value: Any, other: Any) -> bool:

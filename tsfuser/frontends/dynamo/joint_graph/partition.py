@@ -19,6 +19,7 @@ from torch import fx
 from ..fx.updates import sharing, updates
 from ..rewrites.simplify import without_detach
 from . import norms, softmaxes
+from .attention import lay_out_gradients
 from .channels_last import channels_last
 from .dropout import seed_dropouts
 from .from_results import read_results
@@ -50,6 +51,7 @@ def partition(
         without_detach(joint)
         seed_dropouts(joint)
     channels_last(joint, layout, inference=False)
+    lay_out_gradients(joint)
     norms.drop_running_statistics(joint)
     if recompute:
         norms.expand(joint)
