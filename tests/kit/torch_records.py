@@ -17,4 +17,8 @@ def leave_out():
     if hasattr(guards, "profile_guard_manager"):
         guards.profile_guard_manager = lambda *_: 0.0
     if "torch" in sys.modules:
-        logging.getLogger("torch.__trace").propagate = True
+        trace = logging.getLogger("torch.__trace")
+        trace.propagate = True
+        for handler in list(trace.handlers):  # those that pytest has for the whole run
+            if type(handler).__module__.startswith("_pytest."):
+                trace.removeHandler(handler)
