@@ -26,14 +26,15 @@ def saved_by(function, *args):
     return result, [tuple(t.shape) for t in saved if t.data_ptr() not in known]
 
 
-def assert_trains(model, x, saved, dynamic=None):
+def assert_trains(model, x, saved, dynamic=None, autocast=False):
     """Results and gradients are as near to float64 as eager's; of the size of `x` are that many saved."""
     runs = []
     plain, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     compiled = torch.compile(model, backend="tsfuser", dynamic=dynamic)
     for each, call, given in ((model, compiled, x), (plain, plain, x), (exact, exact, x.double())):
         given = given.detach().requires_grad_()
-        y, sizes = saved_by(call, given)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast and call is not exact):
+            y, sizes = saved_by(call, given)
         if call is compiled:
             assert sizes.count(tuple(x.shape)) == saved, sizes
         y.square().mean().backward()
@@ -106,6 +107,15 @@ def test_the_result_of_a_norm_is_computed_again(make, shape, saved, dtype, devic
 def test_with_sizes_that_vary(make, shape, device):
     torch.manual_seed(2)
     assert_trains(make().to(device), torch.randn(shape, device=device), 1 + (make is GroupNormed), True)
+
+
+def test_the_operand_of_a_norm_is_computed_again_from_a_16_bit_product(device):
+    class Residual(LayerNormed):
+        def forward(self, x):
+            return self.norm(x + self.linear(x)).tanh()
+
+    torch.manual_seed(5)
+    assert_trains(Residual().to(device), torch.randn(ROWS, device=device), saved=2, autocast=True)
 
 
 def test_images_in_channels_last(device):

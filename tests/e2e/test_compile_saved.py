@@ -66,6 +66,39 @@ def test_autograd_alone_saves_more():
     )
 
 
+WIDTH = 64
+
+
+class Residual(torch.nn.Module):
+    """A norm of a sum of a float32 tensor and a 16-bit product."""
+
+    def __init__(self, start, is_normed):
+        super().__init__()
+        self.start, self.is_normed = start, is_normed
+        self.norm1, self.norm2 = torch.nn.LayerNorm(WIDTH), torch.nn.LayerNorm(WIDTH)
+        self.first, self.last = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x):
+        y = self.start(x)
+        return self.last(self.norm2(y + self.first(self.norm1(y) if self.is_normed else x)))
+
+
+@pytest.mark.parametrize(
+    "start, is_normed, saved",  # saved: bytes per element. Each linear layer has saved its 16-bit operand
+    [
+        (lambda x: x, True, 2 + 2 + 2),  # the product
+        (lambda x: x.cumsum(0), True, 2 + 2 + 2 + 4),  # the product, and the operand of the first norm
+        (lambda x: x.cumsum(0), False, 2 + 2 + 4),  # the sum, as nobody else reads the tensor in float32
+    ],
+)
+def test_the_operand_of_a_norm_is_computed_again_if_less_is_saved_then(start, is_normed, saved):
+    rows = 512
+    model, x = Residual(start, is_normed), torch.randn(rows, WIDTH)
+    statistics, weights = rows * 4 * (4 if is_normed else 2), 2 * WIDTH * WIDTH * 2
+    found = saved_bytes(model, x, OURS, decompositions())
+    assert found <= rows * WIDTH * saved + statistics + weights
+
+
 ACTIVATIONS = {
     "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
     "relu6": F.relu6,

@@ -90,6 +90,11 @@ def operand_of(node: fx.Node) -> fx.Node | None:
     return node.args[_OPERAND[node.target]] if node.target in _OPERAND else None  # type: ignore[return-value]
 
 
+def is_gradient(node: fx.Node) -> bool:
+    """Whether the node is the gradient of a norm."""
+    return _OPERAND.get(node.target) == 1
+
+
 def is_result(node: fx.Node) -> bool:
     """Whether the node replaces the result of a norm."""
     return _RESULT in node.meta

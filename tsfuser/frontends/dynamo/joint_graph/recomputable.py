@@ -58,17 +58,25 @@ class _OpTypes(partitioners.OpTypes):
     """torch's lists and ours."""
 
     def is_fusible(self, node: fx.Node) -> bool:
-        """Whether the node's operands and result need not be stored. For the operand of a norm that holds if
-        it is computed from a single tensor of its size: reading that tensor instead costs no more."""
-        if softmaxes.reads_result(node):
+        """Whether the node's operands and result need not be stored."""
+        if softmaxes.reads_result(node) or super().is_fusible(node):
             return True
         operand = norms.operand_of(node)
-        return super().is_fusible(node) or (operand is not None and self._is_of_one(operand))
+        return operand is not None and self._may_be_computed(operand, norms.is_gradient(node))
 
-    def _is_of_one(self, node: fx.Node) -> bool:
-        size = _size(node)
-        large = [x for x in node.all_input_nodes if 4 * _size(x) > size]
-        return len(large) == 1 and self.is_recomputable(node)
+    def _may_be_computed(self, operand: fx.Node, in_backward: bool) -> bool:
+        """Whether a norm or its gradient may compute its operand from the tensors that make the operand.
+        The gradient may if they are together at most twice as large as the operand: to store the operand and
+        to read it moves as many bytes. A norm may if to save them takes no more memory than to save the
+        operand. Inputs of the program take none. torch counts a value that need not be stored twice, so it
+        would save larger tensors instead."""
+        size = _size(operand)
+        large = [x for x in operand.all_input_nodes if 4 * _size(x) > size]
+        if not large or not self.is_recomputable(operand):
+            return False
+        if in_backward:
+            return sum(map(_size, large)) <= 2 * size
+        return sum(_size(x) for x in large if x.op != "placeholder") <= size
 
 
 def _size(node: fx.Node) -> int:
