@@ -23,7 +23,7 @@ def test_each_architecture(compiler):
     source += "KERNEL(one, Args, 128) { args.out[threadIdx.x] = 1.0f; }\n"
     for architecture in of_tests.ARCHITECTURES:
         assert 0 < compiler.resources(source, "one", architecture).registers <= 32
-        for way in (compiler.resources, compiler.ptx_for):
+        for way in (compiler.resources, compiler.ptx_for, of_tests.read):
             with pytest.raises(CompileError, match="two"):
                 way(source.replace("1.0f", "two"), "one", architecture)
 
@@ -31,8 +31,8 @@ def test_each_architecture(compiler):
 @pytest.mark.parametrize("target", ["cpu-fibers"])
 def test_kernels_of_the_tests_go_through_nvrtc(target, device, compiler, request, monkeypatch, tmp_path):
     taken = []
-    for how in ("resources", "ptx_for"):
-        monkeypatch.setattr(type(compiler), how, lambda self, *what: taken.append(what))
+    monkeypatch.setattr(type(compiler), "resources", lambda self, *what: taken.append(what))
+    monkeypatch.setattr(of_tests, "read", lambda *what: taken.append(what))
     monkeypatch.setattr(of_tests, "TAKEN", DiskCache(tmp_path))
 
     def program(x):
