@@ -1,16 +1,16 @@
 """Results that may be written over an operand.
 
 In: the kernels of a plan. Out: `Reuse`s: pairs of a result that the plan allocates, and an argument of the
-group with the same dtype over which the result may be written, if nobody else needs the argument. A thread
-stores each element over one that it alone reads, after its last read. Example, y = gelu(x) * s, where s is
-one number per row:
+group with the same dtype over which the result may be written, if nobody else needs the argument. Either a
+thread stores each element over one that it alone reads, after its last read; or no kernel reads the argument
+once the first one begins that stores the result. Example, y = gelu(x) * s, where s is one number per row:
 
     Reuse(allocation=0, argument=0, alike=())
 
 There is no such pair for x - mean(x), if a sweep before the last one that reads x stores the result; for an
-argument that other kernels read later; for a transposed operand. The load comes before the store because the
-result is computed from the operand. Integers are left out, because a compiler may drop that dependence (x *
-0).
+argument that other kernels read later; for a transposed operand of the same kernel. There the load comes
+before the store because the result is computed from the operand. Integers are left out, because a compiler
+may drop that dependence (x * 0).
 """
 
 from __future__ import annotations
@@ -41,20 +41,33 @@ def reuses(fusion: Fusion, stages: Sequence[Stage]) -> tuple[Reuse, ...]:
     """The pairs of a plan with these kernels, in the order of their launches."""
     if fusion.lookups:  # a call whose index is out of range is run once more, unfused
         return ()
+    stores = [{b.index for b in stage.segment.stores if b.kind is BufferKind.ALLOCATION} for stage in stages]
     wanted = {u.index for u in fusion.updates} | {what for kind, what in fusion.results if kind == "input"}
-    found: list[Reuse] = []
-    for stage in reversed(stages):
-        found += [
-            r for r in _in_kernel(stage) if r.argument not in wanted and r.allocation < len(fusion.outputs)
-        ]
+    found: list[list[Reuse]] = []
+    for stage, stored in zip(reversed(stages), reversed(stores)):
+        inside = [r for r in _in_kernel(stage) if r.argument not in wanted]
         wanted |= _read(stage.segment)
+        found.append(inside + _of_earlier_kernels(fusion, stored, wanted))
     earlier: set[int] = set()  # allocations that kernels before have touched: nothing has to be there yet
     made: list[Reuse] = []
-    for stage in stages:
-        own = {b.index for b in stage.segment.stores if b.kind is BufferKind.ALLOCATION}
-        made += [r for r in found if r.allocation in own - earlier]
-        earlier |= own
+    for pairs, stored in zip(reversed(found), stores):
+        own = {k for k in stored - earlier if k < len(fusion.outputs)}
+        made += [r for r in pairs if r.allocation in own]
+        earlier |= stored
     return tuple(made)
+
+
+def _of_earlier_kernels(fusion: Fusion, stored: set[int], wanted: set[int]) -> list[Reuse]:
+    """The pairs of a kernel that stores these allocations. Nobody needs arguments any more but those `wanted`.
+    Where the elements lie does not matter; C++ compares the sizes in memory."""
+    return [
+        Reuse(k, given.index)
+        for k in sorted(stored)
+        for given in fusion.inputs
+        if k < len(fusion.outputs)
+        and given.index not in wanted
+        and given.value.dtype == fusion.outputs[k].value.dtype
+    ]
 
 
 def _read(segment: Segment) -> set[int]:
