@@ -8,8 +8,11 @@ import torch.nn.functional as F
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.compiled_models import MODELS
+from kit.support import assert_matches
+from tsfuser.frontends.dynamo.joint_graph import sizes_only
 from tsfuser.frontends.dynamo.joint_graph.partition import partition
 from tsfuser.frontends.dynamo.tracing.decompositions import decompositions
 
@@ -156,3 +159,92 @@ def test_gradients_from_results_are_those_from_operands(form, dtype, device):
     expected = gradient(function)
     for _ in range(3):
         torch.testing.assert_close(gradient(run), expected, rtol=0, atol=0, equal_nan=True)
+
+
+POOLS = {
+    "max": lambda x: F.max_pool2d(x, 4),
+    "max of any sizes": lambda x: F.adaptive_max_pool2d(x, (2, 3)),
+    "average": lambda x: F.avg_pool2d(x, 4, 3, 1),
+    "average of any sizes": lambda x: F.adaptive_avg_pool2d(x, (2, 3)),
+    "max of volumes": lambda x: F.max_pool3d(x[:, :, None], (1, 3, 2)),
+    "max of volumes of any sizes": lambda x: F.adaptive_max_pool3d(x[:, :, None], (1, 2, 3)),
+    "average of volumes": lambda x: F.avg_pool3d(x[:, :, None], (1, 3, 2)),
+    "average of volumes of any sizes": lambda x: F.adaptive_avg_pool3d(x[:, :, None], (1, 2, 3)),
+}
+
+
+class WithoutValues(TorchDispatchMode):
+    """Gradients that should read only the sizes of an operand get one of NaNs."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op in sizes_only._GRADIENTS:
+            self.found.append(op)
+            args = (args[0], torch.full_like(args[1], float("nan")), *args[2:])
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("pool", POOLS)
+def test_gradients_of_pools_read_no_values(pool, form, device):
+    x = torch.randn(2, 3, 8, 9, device=device).to(memory_format=form).requires_grad_()
+    y = POOLS[pool](x)
+    [expected] = torch.autograd.grad(y, x, torch.ones_like(y), retain_graph=True)
+    with WithoutValues() as seen:
+        [found] = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert len(seen.found) == 1 and torch.equal(found, expected) and found.stride() == expected.stride()
+
+
+class Pooled(torch.nn.Module):
+    def __init__(self, pool, between):
+        super().__init__()
+        self.pool, self.between = POOLS[pool], between
+        self.conv = torch.nn.Conv2d(8, 32, 1, bias=False)
+
+    def forward(self, x):
+        return self.pool(self.between(self.conv(x)))
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_what_a_pool_reads_is_not_saved(pool):
+    x = torch.randn(16, 8, 8, 9)
+    model = Pooled(pool, torch.nn.Identity())
+    assert saved_bytes(model, x, OURS, decompositions()) < 16 * 32 * 8 * 9 * 2
+
+
+@pytest.mark.parametrize("norm, made", [(True, 0), (False, 1)])
+def test_a_saved_tensor_tells_the_sizes_if_there_is_one(norm, made):
+    """Its reader, the gradient of a batch norm, runs after that of the pool."""
+    between = torch.nn.Sequential(torch.nn.BatchNorm2d(32), torch.nn.ReLU()) if norm else torch.nn.Identity()
+    model, found = Pooled("max", between), []
+
+    def cut(*given, **how):
+        forward, backward = OURS(*given, **how)
+        found.extend(n for n in backward.graph.nodes if n.target is torch.ops.aten.empty.memory_format)
+        return forward, backward
+
+    backend = aot_autograd(fw_compiler=lambda module, inputs: module, partition_fn=cut)
+    torch._dynamo.reset()
+    torch.compile(model, backend=backend)(torch.randn(2, 8, 8, 9))
+    assert len(found) == made
+
+
+@pytest.mark.usefixtures("forgotten", "fused_or_error")
+@pytest.mark.parametrize(
+    "pool, dynamic", [*((pool, False) for pool in POOLS), ("max", True), ("average of any sizes", True)]
+)
+def test_gradients_behind_pools(pool, dynamic, device):
+    def function(x):
+        return POOLS[pool](torch.sin(x) * 2)
+
+    torch._dynamo.reset()
+    run = torch.compile(function, backend="tsfuser", dynamic=dynamic)
+    for n in (2, 3) if dynamic else (2,):
+        x = torch.randn(n, 3, 8, 4 + n, device=device).to(memory_format=torch.channels_last).requires_grad_()
+        results = []
+        for call, at in ((run, x), (function, x), (function, x.detach().double().requires_grad_())):
+            results.append(torch.autograd.grad(call(at).square().sum(), at)[0])
+        assert_matches(*results, ops=64)

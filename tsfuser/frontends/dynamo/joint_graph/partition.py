@@ -18,7 +18,7 @@ from torch import fx
 
 from ..fx.updates import sharing, updates
 from ..rewrites.simplify import without_detach
-from . import norms, softmaxes
+from . import norms, sizes_only, softmaxes
 from .attention import lay_out_gradients
 from .channels_last import channels_last
 from .dropout import seed_dropouts
@@ -57,6 +57,7 @@ def partition(
         norms.expand(joint)
         softmaxes.expand(joint)
         read_results(joint)
+        sizes_only.forget_values(joint)
         if config.cse:
             merge_repeats(joint)
         with recomputable(), config.patch(cse=False):
@@ -65,6 +66,7 @@ def partition(
             )
         norms.collapse(forward)
         softmaxes.collapse(forward)
+        sizes_only.read_inputs_instead(backward)
     else:
         forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
     save_old_values(forward, num_fwd_outputs)

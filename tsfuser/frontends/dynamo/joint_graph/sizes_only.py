@@ -1,0 +1,93 @@
+"""Gradients that read only the sizes and the layout of an operand, such as those of pooling.
+
+In: AOTAutograd's joint graph; later, its backward. Out: the same graph, in which these gradients read no
+values of the forward, so that none is saved for them. Before:
+
+    y = relu(x);  p, indices = max_pool2d_with_indices(y, [2, 2])
+    max_pool2d_with_indices_backward(g, y, [2, 2], ..., indices)
+becomes
+    max_pool2d_with_indices_backward(g, empty(y's sizes), [2, 2], ..., indices)
+
+The backward reads an input like `y` instead, if it has one that lives on anyway: `empty(...)` takes memory
+while the gradient is computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..fx.insert import PART, Insert, is_alike
+from ..fx.updates import sharing
+
+aten = torch.ops.aten
+
+#: Ops whose second operand is only asked for its sizes, dtype and layout, on these devices
+_GRADIENTS = frozenset(
+    getattr(aten, f"{name}_backward").default
+    for name in """max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d
+        avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d""".split()
+)
+_DEVICES = ("cpu", "cuda")
+_FORMATS = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}  # besides the contiguous one
+_MARK = "tsfuser_sizes_only"  # in the `meta` of an `empty(...)` that is made here
+
+
+def forget_values(joint: fx.GraphModule) -> None:
+    """Changes the joint graph. Inputs of the program are still read: they take no further memory."""
+    readers = [node for node in joint.graph.nodes if node.target in _GRADIENTS]
+    if not readers:
+        return
+    inputs = sharing(joint.graph, joint.graph.find_nodes(op="placeholder"))
+    for node in readers:
+        if node.args[1] not in inputs and (made := _empty_like(node.args[1], node)) is not None:
+            node.update_arg(1, made)
+    joint.recompile()
+
+
+def _empty_like(operand: fx.Node, reader: fx.Node) -> fx.Node | None:
+    """A tensor like `operand`, made before `reader`; None if it would have another layout."""
+    value = operand.meta["val"]
+    if value.device.type not in _DEVICES:
+        return None
+    sizes = [_size(operand, d) for d in range(value.dim())]
+    kind = {"dtype": value.dtype, "device": value.device}
+    for form in (torch.contiguous_format, *_FORMATS.get(value.dim(), ())):
+        made = Insert(reader, reader, PART)(aten.empty.memory_format, sizes, **kind, memory_format=form)
+        if is_alike(made.meta["val"], value):
+            made.meta[_MARK] = True
+            return made
+        reader.graph.erase_node(made)
+    return None
+
+
+def _size(tensor: fx.Node, d: int) -> Any:
+    size = tensor.meta["val"].shape[d]
+    return size if isinstance(size, int) else Insert(tensor.next, tensor, PART)(aten.sym_size.int, tensor, d)
+
+
+def read_inputs_instead(backward: fx.GraphModule) -> None:
+    """Changes the backward."""
+    marked = [node for node in backward.graph.nodes if _MARK in node.meta]
+    if not marked:
+        return
+    at = {node: k for k, node in enumerate(backward.graph.nodes)}
+    given = [node for node in backward.graph.find_nodes(op="placeholder") if _is_tensor(node)]
+    for node in marked:
+        end = max(at[user] for user in node.users)
+        later = (other for other in given if any(at[u] > end and u.op != "output" for u in other.users))
+        found = next((other for other in later if _are_alike(other.meta["val"], node.meta["val"])), None)
+        if found is not None:
+            node.replace_all_uses_with(found)
+            backward.graph.erase_node(node)
+    backward.recompile()
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.dtype, one.device) == (other.dtype, other.device) and is_alike(one, other)
