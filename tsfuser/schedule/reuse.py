@@ -58,7 +58,7 @@ def reuses(fusion: Fusion, stages: Sequence[Stage]) -> tuple[Reuse, ...]:
 
 
 def _of_earlier_kernels(fusion: Fusion, stored: set[int], wanted: set[int]) -> list[Reuse]:
-    """The pairs of a kernel that stores these allocations. Nobody needs arguments any more but those `wanted`.
+    """The pairs of a kernel that stores these allocations. Only `wanted` arguments are needed from then on.
     Where the elements lie does not matter; C++ compares the sizes in memory."""
     return [
         Reuse(k, given.index)
