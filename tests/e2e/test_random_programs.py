@@ -120,6 +120,15 @@ def test_a_sum_that_overflows_on_the_way_may_be_anything(dtype):
         assert "differ" in compare(eager | {"result 0": torch.full_like(other, anything)}, expected)
 
 
+def test_a_product_that_overflows_on_the_way_may_be_anything():
+    """Two operands and a sum may be one FMA, which is finite where the product is not."""
+    minus_twice = Statement("torch.sub({0}, {0}, alpha=2)", ("x",))
+    program = program_of(minus_twice, special="limits", features=("limits",))
+    x, expected = program.arguments(0)[0], expectation(program, 0, "cpu")
+    overflows = (2 * x).isinf()
+    assert torch.equal(expected["result 0"][2].isinf(), overflows) and 0 < int(overflows.sum()) < x.numel()
+
+
 def test_where_eagers_backward_raises_gradients_must_be_right():
     """The sigmoid's backward reads its result, which is halved in place."""
     sigmoid, halved = Statement("torch.sigmoid({0})", ("x",)), Statement("{0}.mul_(0.5)", ("v0",), "inplace")

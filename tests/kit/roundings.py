@@ -5,7 +5,8 @@ with that `epsilon` may be. The formulas (Higham, Accuracy and Stability of Nume
 and 4.2), `d` being of the size of `2 epsilon`: an elementwise op gives `y (1 + d)`; a sum `y + d sum(|x|)`,
 since terms that cancel leave far less than their roundings; what takes a mean away is off by that mean's
 error, the same one everywhere. And where the positive or the negative terms of a sum alone overflow, the
-order of additions decides between the sum, inf and nan: each seed takes another of them. Example:
+order of additions decides between the sum, inf and nan: each seed takes another of them. So does whether
+a product and a sum are one FMA, where the product alone overflows. Example:
 
     with Shaken(seed) as shaken, shaken.by(2.0**-23):
         x.sum()
@@ -58,22 +59,29 @@ class Shaken(TorchDispatchMode):
                 shaken = shaken + self.epsilon * (d + d.sign()) * magnitude
             if place in _ADDED:
                 shaken = torch.where(self._may_overflow(func, args, kwargs, y), self.beyond, shaken)
+            elif place in _SCALED and isinstance(args[_SCALED[place]], torch.Tensor):
+                factor = args[_SCALED[place]]
+                overflows = (factor * kwargs.get("alpha", 1)).abs() > self._largest()
+                shaken = torch.where(overflows & factor.isfinite(), self.beyond, shaken)
             outs[k] = y.copy_(shaken) if written[k] else shaken
         return type(out)(outs) if isinstance(out, tuple) else outs[0]
 
     def _may_overflow(self, func, args, kwargs, y):
         """Where a sum, or what is divided to be a mean, may become `beyond` in some order of additions:
         inf if the positive terms overflow, -inf if the negative ones do, nan if both do. nan stands also
-        for a sum that is finite in another order. Sums are accumulated in double if what is shaken is, else
-        in float32."""
+        for a sum that is finite in another order."""
         x, *rest = args
         count = x.numel() / max(y.numel(), 1) if func.overloadpacket == aten.mean else 1
         add = lambda terms: func(terms * 2.0**-64, *rest, **kwargs) * count
-        dtype = torch.float64 if self.epsilon <= EPSILON[torch.float64] else torch.float32
-        largest = torch.finfo(dtype).max * 2.0**-64 * (1 + EPSILON[dtype] / 4)  # more is rounded to inf
+        largest = self._largest() * 2.0**-64
         up, down = add(x.relu()) > largest, add((-x).relu()) > largest
         either = (up | down) & (add(x).abs() <= largest)
         return {torch.inf: up, -torch.inf: down}.get(self.beyond, up & down | either)
+
+    def _largest(self):
+        """More is rounded to inf in registers: of doubles if those are shaken, else of floats."""
+        dtype = torch.float64 if self.epsilon <= EPSILON[torch.float64] else torch.float32
+        return torch.finfo(dtype).max * (1 + EPSILON[dtype] / 4)
 
     def _random(self, x):
         return torch.rand(x.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
@@ -163,6 +171,7 @@ def _of_channels(value, x):
 
 
 _ADDED = (aten.sum, aten.mean)
+_SCALED = {aten.add: 1, aten.sub: 1, aten.rsub: 0}  # op -> the operand that is multiplied by `alpha`
 _SUMMED = dict.fromkeys((aten.sum, aten.mean, aten.cumsum), _of_sum) | {
     aten.addcmul: _of_product_and_sum, aten.addcdiv: _of_product_and_sum, aten.lerp: _of_product_and_sum,
     aten.logsumexp: _of_logsumexp, aten._log_softmax: _of_log_softmax,
