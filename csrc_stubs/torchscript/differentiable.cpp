@@ -15,6 +15,7 @@
 #include "torchscript/prepare.h"
 #include "torchscript/twins.h"
 
+#include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/variable.h>
@@ -211,11 +212,23 @@ bool is_for_eager(const torch::jit::Block& block, const Node& check) {
   });
 }
 
+// Whether autocast is on, and gives another dtype of 16 bits than the tensor's. The casts that torch writes
+// into graphs are of float32 only: ops cast such a tensor themselves, and autodiff saves it as it was
+// before.
+bool is_cast_unseen(const at::Tensor& tensor) {
+  const auto dtype = tensor.scalar_type();
+  if (dtype != at::kHalf && dtype != at::kBFloat16) {
+    return false;
+  }
+  const auto device = tensor.device().type();
+  return at::autocast::is_autocast_enabled(device) && at::autocast::get_autocast_dtype(device) != dtype;
+}
+
 // Whether autodiff's graphs would lose what eager's ops do with the value: they compute on detached
-// tensors, whose tangents are gone, and their formulas do not conjugate.
+// tensors, whose tangents are gone, and their formulas do not conjugate, nor know casts that no graph shows.
 bool needs_eager(const c10::IValue& value) {
-  return is_complex(value) ||
-         (value.isTensor() && value.toTensor().defined() && refuse_tensor(value.toTensor()));
+  return is_complex(value) || (value.isTensor() && value.toTensor().defined() &&
+                               (refuse_tensor(value.toTensor()) || is_cast_unseen(value.toTensor())));
 }
 
 bool needs_eager(at::ArrayRef<c10::IValue> values) {

@@ -8,11 +8,12 @@ that. Order of `STEPS`, and why:
 
   keep_nothing          first: a backward without gradients has nothing for the others
   join                  before all that asks who reads what is kept, which may be kept several times
-  choose_gradients      these five, up to invert_orders, correct autodiff's formulas. They come before the
+  choose_gradients      these six, up to cast_gradients, correct autodiff's formulas. They come before the
   share_ties            steps that count what the backward reads, which is what the corrected formulas read
   exclude_bounds
   cast_in_place
   invert_orders
+  cast_gradients
   read_dtypes_elsewhere behind these: a cast asks for the device of its operand, and then only for its dtype
   ask_norms             before `compute_again`: then a relu's result is only asked for its dtype
   compute_again         behind all that changes what the backward reads of what is kept
@@ -30,6 +31,7 @@ from .... import log, options
 from ....graph.passes import Pass, run
 from ....graph.wrapper import Graph
 from . import dropout, formulas, recompute, relu_mask
+from .gradient_dtypes import cast_gradients
 from .gradient_layout import add_layout_hints
 from .saved import SavedValues
 
@@ -118,6 +120,7 @@ STEPS = (
     _on_saved(formulas.exclude_bounds),
     _on_saved(formulas.cast_in_place),
     _on_saved(formulas.invert_orders),
+    _on_saved(cast_gradients),
     _on_saved(formulas.read_dtypes_elsewhere),
     Pass("ask_norms", _ask_norms),
     Pass("compute_again", _compute_again),

@@ -1,0 +1,99 @@
+"""Gradients of another dtype than the results that they are for: where a half meets a float, autodiff's
+formulas hand on a gradient of floats."""
+
+import contextlib
+
+import pytest
+import torch
+
+import tsfuser
+from kit.opsweep import plain
+from kit.support import all_graphs, assert_matches, no_fallback, script, train
+
+pytestmark = pytest.mark.graphs
+
+#: Results of [4, 4] of ops whose derivatives refuse a gradient of a wider dtype.
+STRICT = (
+    "torch.mm(x, w)",
+    "torch.mv(x, w[0])",
+    "torch.bmm(x.unsqueeze(0), w.unsqueeze(0)).squeeze(0)",
+    "torch.matmul(x.unsqueeze(0), w).squeeze(0)",
+    "torch.addmm(w[0], x, w)",
+    "F.linear(x, w, w[0])",
+    "torch.softmax(x, 1)",
+    "torch.log_softmax(x, 1)",
+    "F.layer_norm(x, [4], w[0], w[1])",
+    "F.batch_norm(x, None, None, w[0], w[1], True)",
+    "F.group_norm(x, 2, w[0], w[1])",
+    "F.rms_norm(x, [4], w[0])",
+    "F.adaptive_avg_pool2d(x.view(1, 4, 4), [4, 4]).squeeze(0)",
+    "F.adaptive_avg_pool1d(x.unsqueeze(0), 4).squeeze(0)",
+    "F.adaptive_avg_pool3d(x.view(1, 1, 4, 4), [1, 4, 4]).view(4, 4)",
+)
+
+
+def functions(*lines):
+    body = "".join(f"    {line.replace('F.', 'torch.nn.functional.')}\n" for line in lines)
+    source = f"def f(x: Tensor, w: Tensor, c: Tensor):\n{body}"
+    return plain(source), script(source)
+
+
+def operands(device, dtype, needed=True):
+    generator = torch.Generator().manual_seed(2)
+    x, w, c = (torch.randn(4, 4, generator=generator).to(device) for _ in range(3))
+    return x.to(dtype).requires_grad_(needed), w.to(dtype).requires_grad_(needed), c
+
+
+def check(eager, scripted, inputs, precision, autocast=None):
+    """Gradients of eager's dtypes, and its values, before and after fusing."""
+    casts = torch.autocast(inputs[0].device.type, autocast) if autocast else contextlib.nullcontext()
+
+    def run(f):
+        def call(*given):
+            with casts:
+                return f(*given)
+
+        return call
+
+    exact = [t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
+    reference = train(eager, exact, calls=1)
+    want = train(run(eager), inputs, calls=1)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(4):
+            found = train(run(scripted), inputs, calls=1)
+            for mine, theirs, true in zip(found[1], want[1], reference[1]):
+                assert_matches(mine, theirs, true, ops=200, strides=False, precision=precision)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_gradient_that_is_wider_than_its_result(device, dtype):
+    """Directly, behind an op that hands the gradient on, and added to one that the call brings."""
+    lines = ["x = x * 1.5", "w = w * 0.75", "y = c"]
+    for k, result in enumerate(STRICT):
+        lines.append(f"y = y + {('{}', 'torch.tanh({})', '({} * 0.5)')[k % 3].format(result)} * c")
+    eager, scripted = functions(*lines, "return y")
+    check(eager, scripted, operands(device, dtype), dtype)
+
+
+def test_a_gradient_that_surely_has_its_dtype_is_not_cast(device):
+    """The engine casts what comes, and a tanh hands on what it gets."""
+    for line, casts in (("torch.tanh(torch.mm(x, w) * 0.5)", 0), ("torch.tanh(torch.mm(x, w)) * c", 1)):
+        scripted = functions(f"return {line}")[1]
+        with tsfuser.fuser():
+            train(scripted, operands(device, torch.float32))
+        graphs = [str(graph) for graph in all_graphs(scripted)]
+        assert max(text.count("aten::type_as") for text in graphs) == casts
+
+
+def test_calls_of_other_dtypes_than_the_first(device):
+    eager, scripted = functions("y = torch.mm(torch.tanh(x), w)", "return torch.relu(y) * c")
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        check(eager, scripted, operands(device, dtype), dtype)
+
+
+@pytest.mark.parametrize("given", [torch.float16, torch.bfloat16])
+def test_autocast_to_the_other_dtype_of_16_bits(device, given):
+    """Ops cast such tensors themselves; the graph shows casts of float32 only."""
+    other = torch.bfloat16 if given == torch.float16 else torch.float16
+    eager, scripted = functions("return torch.matmul(x.transpose(0, 1), w) * 0.5")
+    check(eager, scripted, operands(device, given), torch.bfloat16, other)

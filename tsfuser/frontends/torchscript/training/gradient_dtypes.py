@@ -1,0 +1,111 @@
+"""Gradients in the dtype of what they are the gradients of.
+
+Eager's engine casts each gradient to the dtype of the result that it is for. Autodiff's formulas hand a
+gradient on as it comes: of `torch.mm(x, w) * c`, of halves x and w and a float c, the product gets a gradient
+of floats, and `mm` of this and a half raises. So the backward of such an op casts its gradient first. Before:
+
+    %grad_x = prim::GradOf[name="aten::mm"](%g) block0: ... AD_mm_backward_self(%g, %w)
+
+after:
+
+    %grad_x = prim::GradOf[name="aten::mm"](%g) block0:
+        %d = aten::type_as(%g, %w);  ... AD_mm_backward_self(%d, %w)
+
+In: `SavedValues` of a differentiable graph. Out: its backward, changed in place. There is no cast where the
+gradient surely has the dtype already, whatever the dtypes of a call: the engine casts the gradients that the
+backward gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ....graph.rows import row_of
+from ....graph.wrapper import Block, Value, all_blocks, blocks, inputs, is_tensor
+from .saved import SavedValues
+
+#: Ops whose derivative needs a gradient of the result's dtype. Each of them saves a tensor of that dtype.
+_STRICT = frozenset(
+    (
+        "aten::mm",
+        "aten::mv",
+        "aten::bmm",
+        "aten::matmul",
+        "aten::linear",
+        "aten::softmax",
+        "aten::log_softmax",
+        "aten::layer_norm",
+        "aten::batch_norm",
+        "aten::adaptive_avg_pool1d",
+        "aten::adaptive_avg_pool2d",
+        "aten::adaptive_avg_pool3d",
+        "tsfuser::normalized",
+    )
+)
+
+_CASTS = frozenset(
+    (
+        "aten::to",
+        "aten::type_as",
+        "aten::_autocast_to_full_precision",
+        "aten::_autocast_to_reduced_precision",
+        "tsfuser::joined",
+    )
+)
+
+
+def cast_gradients(saved: SavedValues) -> None:
+    """Inserts the casts."""
+    passing = _passing_kinds(saved)
+    kept = {argument.unique() for _, argument in saved.of_inputs()}
+    kept |= {argument.unique() for _, _, argument in saved.of_outputs()}
+    for node in list(saved.backward.nodes()):
+        if node.kind() != "prim::GradOf" or node.s("name") not in _STRICT or node.inputsSize() != 1:
+            continue
+        (block,) = blocks(node)
+        gradient = node.inputsAt(0)
+        like = next((value for value in _read(block) if value.unique() in kept), None)
+        if like is not None and not _has_dtype(gradient, passing):
+            _cast(saved, block, gradient, like)
+
+
+def _passing_kinds(saved: SavedValues) -> set[str]:
+    """The kinds of the forward's ops that give their one tensor operand's dtype, wherever they stand."""
+    passing, other = {"prim::profile"}, set()
+    for node in saved.forward.nodes():
+        found = row_of(node)
+        single = sum(is_tensor(value) for value in inputs(node)) == 1
+        keeps = found is not None and found[0].keeps_dtype
+        (passing if single and keeps else other).add(node.kind())
+    return passing - other
+
+
+def _has_dtype(gradient: Value, passing: set[str]) -> bool:
+    """Whether the gradient surely has the dtype of what it is the gradient of."""
+    node = gradient.node()
+    if node.kind() == "prim::Param":
+        return True
+    if node.kind() == "prim::AutogradAdd":
+        return all(_has_dtype(part, passing) for part in inputs(node))
+    if node.kind() != "prim::GradOf":
+        return False
+    name = node.s("name")
+    return name in _STRICT | _CASTS or (name in passing and _has_dtype(node.inputsAt(0), passing))
+
+
+def _read(block: Block) -> Iterator[Value]:
+    """The tensors that the ops of the block read, but for what is only asked for its dtype."""
+    for node in block.nodes():
+        if node.kind() != "prim::dtype":
+            yield from (value for value in inputs(node) if is_tensor(value))
+
+
+def _cast(saved: SavedValues, block: Block, gradient: Value, like: Value) -> None:
+    """Has the block read the gradient in the dtype of `like`."""
+    first = next(iter(block.nodes()))
+    cast = saved.backward.create("aten::type_as", [gradient, like], 1)
+    cast.insertBefore(first)
+    for inner in all_blocks(block):
+        for node in inner.nodes():
+            for k, value in enumerate(inputs(node)):
+                if value.unique() == gradient.unique() and node != cast:
+                    node.replaceInput(k, cast.output())
