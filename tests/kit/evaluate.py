@@ -48,7 +48,7 @@ class Batch:
         )
         return head + "".join(functions)
 
-    def compile(self, options=("-O1", "-ffp-contract=off", "-fno-math-errno")):
+    def compile(self, options=("-O0", "-ffp-contract=off", "-fno-math-errno")):
         source = self.source()
         headers = "".join((RUNTIME / name).read_text() for name in HEADERS)
         digest = hashlib.sha256((source + headers + str(options)).encode()).hexdigest()[:24]
