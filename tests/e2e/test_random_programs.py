@@ -145,6 +145,19 @@ def test_where_eagers_backward_raises_gradients_must_be_right():
     assert compare(right, expected) == "gradient 0 is missing"
 
 
+def test_what_reads_the_operand_of_a_cast_in_the_backward_may_raise():
+    """Eager saves the float32 copy that it squares, which nobody can write."""
+    added, squared = Statement("{0} + 1", ("x",)), Statement("torch.square({0}.float())", ("x",))
+    for statement, dtype, may_raise in (
+        (squared, torch.bfloat16, True), (squared, torch.float32, True), (added, torch.bfloat16, False)
+    ):  # fmt: skip
+        program = program_of(statement, dtype=dtype, written=("x",), features=("written",))
+        expected = expectation(program, 0, "cpu")
+        outcome = {name: tensor for name, (tensor, _, _) in expected.items() if name != "gradient 0"}
+        found = compare(outcome | {RAISED: torch.tensor(True)}, expected)
+        assert found == ("" if may_raise else f"{RAISED} is not there in eager")
+
+
 def test_what_raises_without_fusion_as_well_is_no_difference():
     """TorchScript's derivative of `linear` reshapes a matrix without elements to [-1, 0]."""
     product = Statement("torch.nn.functional.linear({0}, {0}) * 0.5", ("x",))

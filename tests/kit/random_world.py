@@ -368,10 +368,10 @@ def epsilons(program, call):
     return found, world.exact
 
 
-def noisy(program, call, roundings=None, seed=0):
+def noisy(program, call, roundings=None, seed=0, saving=saved_copies):
     """The outcome in double; where there are `roundings`, the epsilon of each statement, each op of it is
     off by such, and each one of the backward by those of the registers, or of eager's gradients, which have
-    the dtypes of the values. No write makes the backward raise (`saved_copies`)."""
+    the dtypes of the values. `saving`: what autograd saves; a write does not make it raise for copies."""
     shaken = Shaken(seed)
 
     def function(*arguments):
@@ -383,7 +383,7 @@ def noisy(program, call, roundings=None, seed=0):
 
     arguments = [_copied(a) for a in program.arguments(call)]
     backward = shaken.by(max([_register(program, call), *filter(None, roundings)]) if roundings else None)
-    with shaken if roundings else contextlib.nullcontext(), saved_copies():
+    with shaken if roundings else contextlib.nullcontext(), saving():
         return program.outcome(function, call, "cpu", arguments, backward)
 
 
