@@ -18,6 +18,7 @@ from ...planning.compile import expect_cuda
 from . import settings as its_settings
 from . import watch
 from .cuda_graphs import CudaGraphs
+from .groups.roundings import Roundings
 from .joint_graph.channels_last import channels_last
 from .joint_graph.dropout import seed_dropouts
 from .joint_graph.partition import LENT, partition
@@ -46,7 +47,7 @@ def backend(
         )
     expect_cuda()
     graphs = CudaGraphs() if mode == "reduce-overhead" else None
-    compiler = partial(_compile, settings, watch.arrived(module), graphs)
+    compiler = partial(_compile, settings, watch.arrived(module), graphs, Roundings())
     compiled = aot_autograd(
         fw_compiler=partial(compiler, "forward"),
         bw_compiler=partial(compiler, "backward"),
@@ -63,6 +64,7 @@ def _compile(
     settings: its_settings.Settings,
     source: watch.Source,
     graphs: CudaGraphs | None,
+    roundings: Roundings,
     role: str,
     module: fx.GraphModule,
     inputs: Sequence[Any],
@@ -73,8 +75,13 @@ def _compile(
             merge_repeats(module)
         channels_last(module, settings.channels_last, inference=True)
     donated = _donated(module) if role == "backward" and graphs is None else ()
-    call = compile_graph(module, settings, watch.Origin(source, role), donated)
+    round_values = {"forward": roundings.forward, "backward": roundings.backward}.get(role, _round_nothing)
+    call = compile_graph(module, settings, watch.Origin(source, role), donated, round_values)
     return call if graphs is None else graphs.recorded(call, module, inputs, role)
+
+
+def _round_nothing(graph: torch._C.Graph) -> None:
+    """An inference has no backward."""
 
 
 def _donated(backward: fx.GraphModule) -> Collection[int]:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ... import _C, log
 from ...errors import TsfuserWarning
+from ...graph.wrapper import Graph
 from ...grouping.support import Refusals
 from ...planning import interrupts
 from . import logs, watch
@@ -37,14 +38,15 @@ def compile_graph(
     settings: Settings,
     origin: watch.Origin | None = None,
     donated: Collection[int] = (),
+    round_values: Callable[[Graph], None] = lambda graph: None,
 ) -> Callable[[list], Any]:
     """The boxed function. If this fails, there is a warning and the module runs as it is. If the module has
     an `origin`, `watch` gets the outcome. `donated`: the positions of arguments over which the function may
-    write, if it gets the last reference to them."""
+    write, if it gets the last reference to them. `round_values`: that of `fuse`."""
     try:
         if origin is not None:
             logs.arrived(origin, module)
-        compiled = _whole(module, settings, origin, donated)
+        compiled = _whole(module, settings, origin, donated, round_values)
         if origin is not None:
             _tell(watch.Outcome(origin, compiled.module, compiled.programs, compiled.foreign))
         return boxed(compiled.call)
@@ -87,7 +89,11 @@ class _Compiled:
 
 
 def _whole(
-    module: fx.GraphModule, settings: Settings, origin: watch.Origin | None, donated: Collection[int]
+    module: fx.GraphModule,
+    settings: Settings,
+    origin: watch.Origin | None,
+    donated: Collection[int],
+    round_values: Callable[[Graph], None],
 ) -> _Compiled:
     simplify(module)
     compute_parts(module)
@@ -95,7 +101,7 @@ def _whole(
     make_ranges(module)
     translation = translate(module)
     if not translation.foreign:
-        program, refusals = _program(translation, settings, origin, donated)
+        program, refusals = _program(translation, settings, origin, donated, round_values)
         return _Compiled(module, program, {"": (translation, refusals)}, {})
     for node, reason in translation.foreign.items():
         log.write("partition", f"{node} is left to Python: {reason}", "")
@@ -106,7 +112,7 @@ def _whole(
     for name, piece in pieces.translatable():
         found = translate(piece)
         if not found.foreign:
-            calls[name], refusals = _program(found, settings, origin)
+            calls[name], refusals = _program(found, settings, origin, (), round_values)
             if _is_single(piece):
                 calls[name] = partial(_only_result, calls[name])
             programs[name] = (found, refusals)
@@ -122,13 +128,15 @@ def _program(
     translation: Translation,
     settings: Settings,
     origin: watch.Origin | None,
-    donated: Collection[int] = (),
+    donated: Collection[int],
+    round_values: Callable[[Graph], None],
 ) -> tuple[_C.GraphProgram, Refusals]:
     """The program, and why nodes are in no group of it."""
     if origin is not None:
         logs.typed(origin, translation.graph)
     with applied(settings):
-        refusals = fuse(translation, origin is not None and origin.role == "backward", donated)
+        owns_inputs = origin is not None and origin.role == "backward"
+        refusals = fuse(translation, owns_inputs, donated, round_values)
     program = _C.GraphProgram(
         translation.graph,
         translation.constants,

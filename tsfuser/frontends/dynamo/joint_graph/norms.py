@@ -177,5 +177,15 @@ def collapse(forward: fx.GraphModule) -> None:
     forward.recompile()
 
 
+def keep_unrounded(backward: fx.GraphModule) -> None:
+    """Removes the rounding to 16 bits of the results that the backward computes: the forward's norm rounds
+    its result where it is stored, and groups/roundings.py does so here."""
+    for made in backward.graph.nodes:
+        if _RESULT in made.meta and made.target is aten._to_copy.default:
+            made.target = torch.ops.tsfuser.unrounded.default
+            made.args, made.kwargs = (made.args[0], made.kwargs["dtype"]), {}
+    backward.recompile()
+
+
 def _dims(node: fx.Node) -> int:
     return node.meta["val"].dim()

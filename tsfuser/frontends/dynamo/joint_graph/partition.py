@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..fx.recomputed import name_recomputed
 from ..fx.updates import sharing, updates
 from ..rewrites.simplify import without_detach
 from . import norms, sizes_only, softmaxes
@@ -64,11 +65,14 @@ def partition(
             forward, backward = min_cut_rematerialization_partition(
                 joint, inputs, num_fwd_outputs=num_fwd_outputs, **others
             )
+        name_recomputed(forward, backward)
         norms.collapse(forward)
+        norms.keep_unrounded(backward)
         softmaxes.collapse(forward)
         sizes_only.read_inputs_instead(backward)
     else:
         forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
+        name_recomputed(forward, backward)
     save_old_values(forward, num_fwd_outputs)
     mark_lent(forward, backward)
     return forward, backward

@@ -26,6 +26,7 @@ from ....errors import Refusal
 from ....graph.wrapper import outputs, schema
 from ..fx import sizes
 from ..fx.places import place_of
+from ..fx.recomputed import name_value
 from ..fx.types import hint, order_of, type_of
 from ..fx.updates import last_updates
 from .arguments import Arguments
@@ -81,6 +82,7 @@ class _Translator:
             self.place = place_of(node)
             try:
                 self.values[node] = self._node(node)
+                name_value(node, self.values[node])
                 self._note_number(node)
             except Refusal as refusal:
                 self._leave(node, str(refusal))
