@@ -139,21 +139,25 @@ def test_what_a_later_kernel_reads_keeps_its_memory(device):
             assert_matches(a, b, c, x.numel())
 
 
-@pytest.mark.parametrize("donated, taken", [([0, 1], 0), ([1], None)])
+@pytest.mark.parametrize("donated, taken", [([0, 1, 2], 1), ([0, 2], None)])
 def test_what_only_an_earlier_kernel_reads_is_written_over(donated, taken, device):
-    """From end to end: each element of the result is computed from another one of y, and from the sum that a
-    kernel before has made of both operands. Where one kernel does it all, both keep their memory."""
+    """From end to end: each element of the result is computed from another one of y, and from the sums that
+    kernels before have made of the operands. Where one kernel does it all, all keep their memory. So do the
+    integers, which are as large as the result."""
 
-    def function(x, y):
-        return y.t().contiguous() * (x.view(y.shape) * y).sum()
+    def function(numbers, x, y):
+        return y.t().contiguous() * (x.view(y.shape) * y).sum() * numbers.sum()
 
-    values = [torch.randn(s, device=device) for s in ((60000,), (200, 300))]
+    numbers = torch.randint(-3, 4, (60000,), dtype=torch.int32, device=device)
+    values = [numbers, *(torch.randn(s, device=device) for s in ((60000,), (200, 300)))]
     run = program(function, *values, donated=donated)
     for _ in range(3):
         [found], addresses = called(run, *values)
-        assert_matches(found, function(*values), function(*(v.double() for v in values)), 1 << 17)
+        assert_matches(
+            found, function(*values), function(numbers, *(v.double() for v in values[1:])), 1 << 17
+        )
     several = tsfuser.stats()["launches"] > 3
-    assert [found.data_ptr() == a for a in addresses] == [several and k == taken for k in range(2)]
+    assert [found.data_ptr() == a for a in addresses] == [several and k == taken for k in range(3)]
 
 
 def test_what_all_rows_read_is_not_written_by_the_first(device):
