@@ -97,3 +97,23 @@ def test_autocast_to_the_other_dtype_of_16_bits(device, given):
     other = torch.bfloat16 if given == torch.float16 else torch.float16
     eager, scripted = functions("return torch.matmul(x.transpose(0, 1), w) * 0.5")
     check(eager, scripted, operands(device, given), torch.bfloat16, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_tensor_asked_for_its_dtype_may_be_written_to_before_the_backward(device, dtype):
+    """Eager's casts do not save it."""
+    eager, scripted = functions("return torch.tanh(x.type_as(c))")
+    x, w, c = operands(device, torch.float32)
+    x, w = x.detach().to(dtype), w.detach()
+
+    def gradient(f):
+        leaf = x.clone().requires_grad_()
+        y = f(leaf, w, c)
+        with torch.no_grad():
+            leaf.add_(1)
+        y.sum().backward()
+        return leaf.grad
+
+    with tsfuser.fuser():
+        for _ in range(4):
+            assert_matches(gradient(scripted), gradient(eager), ops=20, precision=torch.float32)

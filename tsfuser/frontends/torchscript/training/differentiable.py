@@ -15,6 +15,7 @@ that. Order of `STEPS`, and why:
   invert_orders
   cast_gradients
   read_dtypes_elsewhere behind these: a cast asks for the device of its operand, and then only for its dtype
+  save_stand_ins        behind it: there are others that stand for a dtype, then
   ask_norms             before `compute_again`: then a relu's result is only asked for its dtype
   compute_again         behind all that changes what the backward reads of what is kept
   draw_again            behind `compute_again`, which would not know its nodes
@@ -34,6 +35,7 @@ from . import dropout, formulas, recompute, relu_mask
 from .gradient_dtypes import cast_gradients
 from .gradient_layout import add_layout_hints
 from .saved import SavedValues
+from .stand_ins import save_stand_ins
 
 
 @dataclass
@@ -82,6 +84,10 @@ def _keep_nothing(work: Work) -> None:
         work.numbers = work.saved.drop_all()
 
 
+def _save_stand_ins(work: Work) -> None:
+    work.saved = save_stand_ins(work.saved)
+
+
 def _ask_norms(work: Work) -> None:
     if not options.disabled("recompute"):
         work.saved = relu_mask.ask_operands(work.saved)
@@ -122,6 +128,7 @@ STEPS = (
     _on_saved(formulas.invert_orders),
     _on_saved(cast_gradients),
     _on_saved(formulas.read_dtypes_elsewhere),
+    Pass("save_stand_ins", _save_stand_ins),
     Pass("ask_norms", _ask_norms),
     Pass("compute_again", _compute_again),
     Pass("draw_again", _draw_again),

@@ -221,7 +221,7 @@ def read_dtypes_elsewhere(saved: SavedValues) -> None:
     """Has values that are kept for their dtype stood in for by others that are kept anyway."""
     first = _equal_dtypes(saved)
     values = [*saved.of_inputs(), *((value, argument) for _, value, argument in saved.of_outputs())]
-    asked = [(value, argument) for value, argument in values if _is_asked_for_dtype(argument)]
+    asked = [(value, argument) for value, argument in values if is_asked_for_dtype(argument)]
     names = {argument.debugName() for _, argument in asked}
     witnesses = {first(value): argument for value, argument in values if argument.debugName() not in names}
     for value, argument in asked:
@@ -229,7 +229,7 @@ def read_dtypes_elsewhere(saved: SavedValues) -> None:
             argument.replaceAllUsesWith(witnesses[first(value)])
 
 
-def _is_asked_for_dtype(argument: Value) -> bool:
+def is_asked_for_dtype(argument: Value) -> bool:
     """Whether nothing but the dtype of `argument` is asked for."""
     uses = list(argument.uses())
     return bool(uses) and all(
