@@ -132,9 +132,13 @@ NormTensors gradients(const at::Tensor& gradient, NormTensors given, const NormN
   return all;
 }
 
-// Takes the gradient, too.
+// Takes the gradient, too, which is undefined where it is 0, as behind a batch norm of an empty tensor.
 void push_gradients(Stack& stack, NormTensors given, const NormNumbers& numbers) {
   const at::Tensor gradient = pop_tensor(stack);
+  if (!gradient.defined()) {
+    stack.insert(stack.end(), numbers.norm == kRmsNorm ? 2 : 3, at::Tensor());
+    return;
+  }
   for (at::Tensor& found : gradients(gradient, std::move(given), numbers)) {
     stack.emplace_back(std::move(found));
   }

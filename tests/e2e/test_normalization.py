@@ -341,3 +341,18 @@ def test_gradients_of_batch_norm_that_are_masked_off(device):
             for a, e in zip(actual, eager):
                 assert_matches(a, e, ops=64)
     assert groups(fused)
+
+
+def test_a_norm_takes_an_undefined_gradient():
+    """A batch norm of an empty tensor gives its operand none, which stands for 0."""
+
+    def f(x):
+        normed = F.rms_norm(x, [x.size(-2), x.size(-1)], eps=0.25)
+        return F.batch_norm(normed, None, None, training=True, eps=0.25)
+
+    scripted = torch.jit.script(f)
+    with tsfuser.fuser():
+        for _ in range(4):
+            x = torch.ones(2, 1, 0, requires_grad=True)
+            scripted(x).sum().backward()
+            assert x.grad is None or x.grad.shape == x.shape
