@@ -14,8 +14,9 @@ NARROW = [torch.bfloat16, torch.float16]
 
 
 def parameters(x, size):
-    """A weight and a bias in float32, with which a norm has its statistics in float32, also on CPUs."""
-    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    """A weight and a bias with which a norm has its statistics in float32: on CPUs those of 16-bit operands
+    have to be float32 for that, on CUDA they must not."""
+    dtype = torch.float32 if x.device.type == "cpu" and x.dtype is not torch.float64 else x.dtype
     return torch.ones(size, dtype=dtype, device=x.device), torch.zeros(size, dtype=dtype, device=x.device)
 
 
