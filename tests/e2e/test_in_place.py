@@ -365,3 +365,17 @@ def test_filling_in_place_leaves_the_layout(device):
             got, want = scripted(x, m), program(x, m)
             assert torch.equal(got, want) and got.stride() == want.stride()
         assert "write that to have it fused" in str(tsfuser.explain(scripted, x, m))
+
+
+def test_a_concatenation_comes_before_a_write_to_what_it_reads(device):
+    """Its operands stand in a list, which nobody writes to."""
+
+    def joined(x):
+        both = torch.cat([x, x], -1)
+        x.sigmoid_()
+        return both >= 1
+
+    scripted = fresh(joined)
+    with tsfuser.fuser():
+        for _ in range(4):
+            assert scripted(torch.full((2, 2), 2.0, device=device)).all()

@@ -171,8 +171,12 @@ class Effects:
             return True
         key = value.unique()
         if key not in self._written:
-            self._written[key] = self._aliases.has_writers(value) or any(
-                self._aliases.may_contain_alias(value, w) for w in self._secrets
+            # Alias analysis answers for the list itself, to which nobody appends, not for its elements.
+            elements = inputs(value.node()) if value.node().kind() == "prim::ListConstruct" else []
+            self._written[key] = (
+                self._aliases.has_writers(value)
+                or any(self._aliases.may_contain_alias(value, w) for w in self._secrets)
+                or any(self.is_written(element) for element in elements)
             )
         return self._written[key]
 
