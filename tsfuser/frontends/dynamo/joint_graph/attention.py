@@ -1,9 +1,10 @@
 """The gradient that cuDNN's attention reads gets the layout of the attention's result.
 
 In: AOTAutograd's joint graph. Out: the same graph. torch stores the plans of this backward under the layouts
-of query, key and value alone (torch 2.13: `MHAParams` in cudnn/MHA.cpp). A gradient in another layout than
-that of the first call is read wrongly, in eager code of the same process, too. In eager code the gradient
-mostly has the layout of the result; a compiled graph gets a row-major one from AOTAutograd in torch 2.11.
+of query, key and value alone (`MHAParams` in cudnn/MHA.cpp). If a later call of the process, compiled or not,
+has a gradient in another layout than the first call, its results are wrong (seen with torch 2.11). In eager
+code the gradient mostly has the layout of the result. In torch 2.11 AOTAutograd gives a compiled graph a
+row-major one.
 """
 
 from __future__ import annotations
