@@ -24,10 +24,13 @@ class Block(nn.Module):
         self.first, self.last = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
         self.norm = nn.LayerNorm(WIDTH)
         self.register_buffer("state", torch.randn(ROWS, WIDTH))
+        self.scale, self.bias = (nn.Parameter(torch.randn(WIDTH)) for _ in range(2))
 
     def forward(self, x):
         given = self.state if self.how == "written" else x
         made = self.state if self.how == "inputs" else self.first(x)
+        if self.how == "scaled":
+            made = (made + self.bias.to(made.dtype)) * self.scale
         y = given.cumsum(0) + made.cumsum(0) if self.how == "large" else given + made
         z = self.norm(y)
         if self.how == "written":
@@ -50,8 +53,9 @@ def compiled(model, x, **choices):
     return function, sum(n.outputsSize() for n in graph.nodes() if n.kind() == "prim::CudaFusionGroup")
 
 
-def test_a_sum_of_what_lives_on_anyway_is_computed_again(device, monkeypatch):
-    model, x = Block().to(device), torch.randn(ROWS, WIDTH, device=device)
+@pytest.mark.parametrize("how", ["read", "scaled"])
+def test_a_sum_of_what_lives_on_anyway_is_computed_again(how, device, monkeypatch):
+    model, x = Block(how).to(device), torch.randn(ROWS, WIDTH, device=device)
     ours, stored = compiled(model, x)
     result = ran(ours, x)
     _, peak = allocations(lambda: ran(ours, x), device)

@@ -11,8 +11,9 @@ becomes
     %b = aten::mm(%z, %w)
     %r = prim::CudaFusionGroup(%x, %a, %b)      # r = (x + a) + b
 
-This is done only if the kernels move no more bytes then, and if the operands that live longer are smaller
-than the sum. The sum has 32 bits or more, so no number changes.
+A few products and sums on the way, as in r = y + scale * (b + bias), are computed again, too. This is done
+only if the kernels move no more bytes then, and if the operands that live longer are smaller than the sum.
+The sum has 32 bits or more, so no number changes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from ....grouping.groups import Group
 from ....grouping.outline import inline, outline
 from .memory import Memory, bytes_of
 
-_SUM, _FREE = "aten::add", (CONSTANT, LIST, "aten::view", "aten::_to_copy")
+_SUM, _CHEAP = "aten::add", ("aten::add", "aten::sub", "aten::mul")
+_FREE = (CONSTANT, LIST, "aten::view", "aten::clone", "aten::_to_copy")
+_MOST = 4  # ops of `_CHEAP`
 _LEAST = 1 << 16  # bytes that are worth it
 
 
@@ -79,20 +82,22 @@ def _recompute(graph: Graph, maker: Group, k: int, groups: list[Group], lives: _
 
 
 def _chain(result: Value) -> list[Node] | None:
-    """The nodes of a subgraph that compute a sum, in order; None if it is no mere sum."""
+    """The nodes of a subgraph that compute a sum, in order; None if they are not few and cheap."""
     type_, found, waiting = result.type(), [], [result.node()]
-    if not is_tensor(result) or type_.dtype() is None or type_.dtype().itemsize < 4:
+    if result.node().kind() != _SUM or not is_tensor(result):
+        return None
+    if type_.dtype() is None or type_.dtype().itemsize < 4:
         return None
     while waiting:
         node = waiting.pop(0)
         if node.kind() == "prim::Param":
             continue
-        if node.kind() not in (_SUM, *_FREE):
+        if node.kind() not in (*_CHEAP, *_FREE):
             return None
         found = [node, *(other for other in found if other != node)]
         waiting += [v.node() for v in inputs(node)]
-    sums = [node for node in found if node.kind() == _SUM and is_tensor(node.output())]
-    return found if sums == [result.node()] else None
+    computing = [node for node in found if node.kind() in _CHEAP and is_tensor(node.output())]
+    return found if len(computing) <= _MOST else None
 
 
 def _is_better(value: Value, readers: list[Group], read: set[Value], lives: _Lives) -> bool:
