@@ -1,11 +1,12 @@
-"""Facts about ops stand in their rows: no other file of the product has a list of them, and none names an op
-of the table but those that make or recognise such nodes in torch's graphs."""
+"""Facts about ops stand in `tsfuser/ops`: no other file of the product has a list of ops, with or without a
+row, and none names an op of the table but those that make or recognise such nodes in torch's graphs."""
 
 import ast
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from tsfuser.ops import table
 
@@ -13,10 +14,16 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Of an op of the table, and of its in-place form.
 NAMES = {form for row in table.all_rows() for form in (row.name, f"{row.name}_")}
 #: The folders that make and recognise nodes: they may name ops, though not so many in one list.
+#: All of torch's and ours.
+ALL_NAMES = NAMES | {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
 NODES = ("tsfuser/frontends/", "csrc_stubs/torchscript/")
 LIST = 5
-#: Lists of that many names that are no facts about tensors' ops.
-NUMBERS = ("tsfuser/frontends/dynamo/fx/sizes.py", "tsfuser/graph/evaluate.py")
+#: Files whose lists of that many names are no facts about tensors' ops, but about ops on numbers.
+NUMBERS = (
+    "csrc_stubs/torchscript/batch_checks.cpp",
+    "tsfuser/frontends/dynamo/fx/sizes.py",
+    "tsfuser/graph/evaluate.py",
+)
 #: The other files that may name ops, which ops, and why.
 ALLOWED = {
     "csrc_stubs/call/store.cpp": ("store", "the op that it defines"),
@@ -56,12 +63,12 @@ def strings_of(tree):
     return [n.value for n in nodes if isinstance(n.value, str)]
 
 
-def known(strings):
-    """Ops of the table in strings or C++: `aten::add`, and in lists of words with no namespace, from two ops
-    on."""
-    found = {name for s in strings for name in re.findall(r"\b(?:aten|prim|tsfuser)::\w+", s)} & NAMES
+def known(strings, names=NAMES):
+    """Those of the names that are in strings or C++: `aten::add`, and in lists of words with no namespace,
+    from two ops on."""
+    found = {name for s in strings for name in re.findall(r"\b(?:aten|prim|tsfuser)::\w+", s)} & names
     for words in map(str.split, strings):
-        ops = {f"aten::{word}" for word in words} & NAMES
+        ops = {f"aten::{word}" for word in words} & names
         found |= ops if len(ops) > 1 and 2 * len(ops) > len(words) else set()
     return {name.partition("::")[2] for name in found}
 
@@ -71,14 +78,40 @@ def names_in(path, text):
     return known(strings_of(ast.parse(text)) if path.endswith(".py") else [re.sub(r"//.*", "", text)])
 
 
+def attributes_of(tree):
+    """Ops below a node of Python code that are named as attributes, `torch.ops.aten.add.Tensor`."""
+    found = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return {name for said in found for name in re.findall(r"\baten\.(\w+)", said)}
+
+
+def says_what_to_do(node):
+    """Whether it is a dict that has a function for each op, rather than a fact."""
+    values = node.values if isinstance(node, ast.Dict) else []
+    inner = [n for value in values for n in (value.elts if isinstance(value, ast.Tuple) else [value])]
+    return any(isinstance(n, ast.Name) for n in inner)
+
+
+def lists_of(tree):
+    """The outermost lists, sets, dicts, strings and comparisons below a node of Python code."""
+    kinds = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Constant, ast.JoinedStr, ast.BoolOp, ast.Compare)
+    for node in ast.iter_child_nodes(tree):
+        is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node, kinds) and not says_what_to_do(node):
+            yield node
+        elif not isinstance(node, kinds) and not is_docstring:
+            yield from lists_of(node)
+
+
 def longest_list(path, text):
-    """The most ops that one list, set, dict or string of the file names."""
+    """The most ops that one list, set, dict, string or comparison of the file names."""
     if path.endswith(".py"):
-        kinds = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Constant)
-        lists = [strings_of(node) for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+        lists = [
+            known(strings_of(node), ALL_NAMES) | attributes_of(node) for node in lists_of(ast.parse(text))
+        ]
     else:
-        lists = [[found] for found in re.findall(r"\{[^{};]*\}", re.sub(r"//.*", "", text))]
-    return max((len(known(strings)) for strings in lists), default=0)
+        texts = re.findall(r"\{[^{};]*\}", re.sub(r"//.*", "", text))
+        lists = [known([said], ALL_NAMES) for said in texts]
+    return max(map(len, lists), default=0)
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path not in NUMBERS])
@@ -115,6 +148,11 @@ def test_names_are_found_in_both_languages(path, text, names):
     [
         ("a.py", 'x = frozenset(("aten::add", "aten::sub", "aten::exp", "aten::relu", "aten::mul"))'),
         ("a.py", 'x = frozenset("add sub exp relu mul".split())'),
+        ("a.py", 'x = frozenset("mm conv2d upsample_nearest2d lstm cumsum".split())'),
+        ("a.py", 'x = tuple(f"aten::{name}" for name in "mm bmm mv dot cumsum".split())'),
+        ("a.py", "x = (aten.mm.default, aten.view.dtype, aten.bmm, torch.ops.aten.mv.default, aten.dot)"),
+        ("a.py", 'x = {"aten::add": 1, "aten::sub": 2, "aten::exp": 1, "aten::relu": 2, "aten::mul": 3}'),
+        ("a.py", 'x = k == "aten::mm" or k in ("aten::bmm", "aten::mv") or k in ("aten::dot", "aten::add")'),
         (
             "a.cpp",
             "kinds = {c10::aten::add, c10::aten::sub, c10::aten::exp, c10::aten::relu, c10::aten::mul};",
@@ -123,3 +161,9 @@ def test_names_are_found_in_both_languages(path, text, names):
 )
 def test_a_list_is_found_in_both_languages(path, text):
     assert longest_list(path, text) == LIST
+
+
+def test_functions_for_ops_are_no_list_of_facts():
+    said = "{aten.add.Tensor: _add, aten.sub.Tensor: _sub, aten.mm.default: (aten.mv.default, 2, _mm)}"
+    assert longest_list("a.py", said) == 0
+    assert longest_list("a.py", said.replace("_add", "1").replace("_sub", "2").replace("_mm", "3")) == 4

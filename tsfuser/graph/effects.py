@@ -17,7 +17,7 @@ from itertools import zip_longest
 import torch
 
 from .. import options
-from ..ops import table
+from ..ops import table, without_row
 from .rows import row_of
 from .wrapper import (
     Graph,
@@ -55,12 +55,9 @@ _SECRET_WRITERS = frozenset(row.name for row in table.all_rows() if row.writes)
 _NEW_LISTS = frozenset(("aten::mul", "aten::add", "prim::ListConstruct"))
 #: Kinds that may switch gradients on or off.
 _SWITCHES = frozenset(("prim::Enter", "prim::Exit", "aten::set_grad_enabled"))
-#: aten ops that act on more than their arguments.
-_ACTING = frozenset(f"aten::{name}" for name in "warn save wait seed manual_seed set_grad_enabled".split())
 #: aten ops that may return their operand itself, though their schemas do not say so.
-SECRET_VIEWS = frozenset(
-    [row.name for row in table.all_rows() if row.secret_view]
-    + [f"aten::{name}" for name in "feature_dropout alpha_dropout feature_alpha_dropout".split()]
+SECRET_VIEWS = frozenset(row.name for row in table.all_rows() if row.secret_view).union(
+    without_row.SECRET_VIEWS
 )
 
 PURE, ACTS, WRITES = range(3)
@@ -76,7 +73,7 @@ def effect(node: Node) -> int:
     if inner:
         found = max((effect(n) for block in inner for n in block.nodes()), default=PURE)
         return PURE if found == WRITES and blocks(node) and _keeps_to_itself(node) else found
-    if kind == "prim::RaiseException" or kind == "prim::Print" or kind in _ACTING:
+    if kind == "prim::RaiseException" or kind == "prim::Print" or kind in without_row.ACTING:
         return ACTS
     found = schema(node) if kind.startswith(("aten::", "tsfuser::")) else None
     if found is None or found.writes or secretly_written(node):

@@ -20,7 +20,7 @@ from functools import cache
 import torch
 
 from .. import _C, options
-from ..ops import table
+from ..ops import table, without_row
 from .effects import Effects
 from .rows import Knowledge, arguments
 from .types import common_device, infer_missing_types
@@ -35,20 +35,10 @@ def _in_place_kinds() -> tuple[str, ...]:
 
 
 KINDS = _in_place_kinds()  #: the in-place forms of the ops in the table, `aten::add_`
-#: In-place kinds that the extension rewrites, before any dtype is known; one op has no row.
-EARLY = (*dict.fromkeys(f"{row.name}_" for row in table.all_rows() if row.in_place_early), "aten::rrelu_")
-#: Ops without a row whose results never share memory with a tensor that is there already.
-_OTHERS = tuple(
-    f"aten::{name}"
-    for name in """
-        conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d
-        linear addmm addmv addbmm baddbmm mm mv bmm matmul cat stack embedding
-        max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d
-        adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d constant_pad_nd
-        upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
-        upsample_bicubic2d upsample_trilinear3d
-        zeros ones empty full rand randn empty_like
-""".split()
+#: In-place kinds that the extension rewrites, before any dtype is known.
+EARLY = (
+    *dict.fromkeys(f"{row.name}_" for row in table.all_rows() if row.in_place_early),
+    *without_row.IN_PLACE_EARLY,
 )
 
 
@@ -60,7 +50,7 @@ def fresh_kinds() -> list[str]:
     }
     return sorted(
         name
-        for name in with_rows | set(_OTHERS)
+        for name in with_rows | without_row.FRESH
         if not any(
             r.alias_info is not None
             for schema in torch._C._jit_get_schemas_for_operator(name)

@@ -94,7 +94,7 @@ def _forward(
     return kept if in_place else (*kept, *moved)
 
 
-@composite("aten::batch_norm", dtypes=FLOATING, sizes="first", writes=_IN_TRAINING)
+@composite("aten::batch_norm", dtypes=FLOATING, sizes="first", writes=_IN_TRAINING, gradient="strict")
 def batch_norm(
     b: Builder,
     input,

@@ -20,6 +20,8 @@ for _dtype in (HALF, BFLOAT16):
     define(f"stored_as_{_dtype}", rounded_to("{0}", _dtype), cheap=True)
 
 _KNOWN = "(it knows type_as, and casts to a floating dtype whose results are only read)"
+#: Facts of all casts that may hand their operand on.
+_CAST = dict(dtypes=ALL, sizes="first", smooth=True, fresh=False, gradient="cast")
 _ROW_MAJOR, _PRESERVE = 0, 1  # c10::MemoryFormat::Contiguous, Preserve
 #: c10::MemoryFormat::ChannelsLast, ChannelsLast3d -> the dims in memory, outermost first
 _CHANNELS_LAST = {2: (0, 2, 3, 1), 3: (0, 2, 3, 4, 1)}
@@ -45,7 +47,7 @@ def _cast(b: Builder, self: Value, dtype: DType, copy: bool = False) -> Value:
     return b.cast(self, dtype)
 
 
-@composite("aten::to", "dtype", dtypes=ALL, sizes="first", smooth=True, fresh=False, instead=_KNOWN)
+@composite("aten::to", "dtype", **_CAST, instead=_KNOWN)
 def to_dtype(
     b: Builder,
     self,
@@ -59,7 +61,7 @@ def to_dtype(
     return _cast(b, self, scalar_type(dtype), copy)
 
 
-@composite("aten::to", "prim_dtype", dtypes=ALL, sizes="first", smooth=True, fresh=False)
+@composite("aten::to", "prim_dtype", **_CAST)
 def to_prim_dtype(
     b: Builder, self, dtype: int | None = None, non_blocking: bool = False, copy: bool = False
 ) -> Value:
@@ -67,7 +69,7 @@ def to_prim_dtype(
     return _cast(b, self, self.dtype if dtype is None else scalar_type(dtype), copy)
 
 
-@composite("aten::to", "other", dtypes=ALL, sizes="first", smooth=True, fresh=False, dtype_from="other")
+@composite("aten::to", "other", **_CAST, dtype_from="other")
 def to_other(
     b: Builder,
     self,
@@ -81,9 +83,7 @@ def to_other(
     return _cast(b, self, other.dtype, copy)
 
 
-@composite(
-    "aten::type_as", dtypes=ALL, sizes="first", smooth=True, fresh=False, secret_view=True, dtype_from="other"
-)
+@composite("aten::type_as", **_CAST, secret_view=True, dtype_from="other")
 def type_as(b: Builder, self, other) -> Value:
     """`self` in the dtype of `other`"""
     return _cast(b, self, other.dtype)
@@ -164,7 +164,7 @@ def laid_out(b: Builder, self, order: list[int]) -> Value:
     return b.laid_out(b.pointwise("copy", (self,), self.dtype, layouts=()), order)
 
 
-@composite("aten::_autocast_to_reduced_precision", dtypes=ALL, sizes="first", smooth=True, fresh=False)
+@composite("aten::_autocast_to_reduced_precision", **_CAST)
 def autocast_to_reduced_precision(
     b: Builder, self, cuda_enabled: bool, cpu_enabled: bool, cuda_dtype: int, cpu_dtype: int
 ) -> Value:
@@ -175,7 +175,7 @@ def autocast_to_reduced_precision(
     return _cast(b, self, scalar_type(cpu_dtype if on_cpu else cuda_dtype))
 
 
-@composite("aten::_autocast_to_full_precision", dtypes=ALL, sizes="first", smooth=True, fresh=False)
+@composite("aten::_autocast_to_full_precision", **_CAST)
 def autocast_to_full_precision(b: Builder, self, cuda_enabled: bool, cpu_enabled: bool) -> Value:
     """16-bit `self` in float32"""
     enabled = cpu_enabled if b.device == "cpu" else cuda_enabled

@@ -63,7 +63,9 @@ def _layer_norm(
     return b.contiguous(scaled(b, "layer_norm", input, mean, rstd, weight, bias, input.dtype)), mean, rstd
 
 
-@composite("aten::layer_norm", dtypes=FLOATING, sizes="first", symbolic=("normalized_shape",))
+@composite(
+    "aten::layer_norm", dtypes=FLOATING, sizes="first", symbolic=("normalized_shape",), gradient="strict"
+)
 def layer_norm(
     b: Builder, input, normalized_shape: list, weight=None, bias=None, eps=None, cudnn_enable: bool = True
 ) -> Value:

@@ -52,14 +52,14 @@ def _cast(b: Builder, self: Value, dtype: int | None) -> Value:
     return self
 
 
-@composite("aten::softmax", "int", dtypes=REAL, sizes="first")
+@composite("aten::softmax", "int", dtypes=REAL, sizes="first", gradient="strict")
 def softmax(b: Builder, self, dim: int, dtype: int | None = None) -> Value:
     """`exp(self)` divided by its sum along `dim`"""
     x = _cast(b, self, dtype)
     return _softmax(b, x, dim, x.dtype, log=False)
 
 
-@composite("aten::log_softmax", "int", dtypes=REAL, sizes="first")
+@composite("aten::log_softmax", "int", dtypes=REAL, sizes="first", gradient="strict")
 def log_softmax(b: Builder, self, dim: int, dtype: int | None = None) -> Value:
     """The logarithm of softmax"""
     x = _cast(b, self, dtype)

@@ -116,6 +116,8 @@ class Row:
     `smooth`: each element of the result is a continuous function of elements of the operands, so that the
     backward may compute it again. `keeps_dtype`: of one floating tensor and real numbers the result has that
     tensor's dtype. `dtype_from`: a tensor argument that is used only for its dtype, which the result has.
+    `gradient`: "strict" if its derivative in autodiff asks for a gradient of the result's dtype and saves a
+    tensor of that dtype, "cast" if its derivative gives the operand's dtype, whatever it gets.
     `identity`: by the kind of the dtype (`f`, `i`), the second operand that leaves the first as it is, bit
     for bit. `fresh`: the result never shares memory with a tensor that was there before, whatever the
     arguments. `secret_view`: it may return its operand itself, though its schema does not say so.
@@ -152,6 +154,7 @@ class Row:
     smooth: bool = False
     keeps_dtype: bool = False
     dtype_from: str = ""
+    gradient: str = ""
     identity: Mapping[str, float] = field(default_factory=dict, compare=False)
     fresh: bool = True
     secret_view: bool = False
@@ -338,6 +341,11 @@ def kinds_with_sizes(rule: str) -> list[str]:
     for row in all_rows():
         rules.setdefault(row.name, set()).add(row.sizes if isinstance(row.sizes, str) else row.sizes[0])
     return [name for name, found in rules.items() if found == {rule}]
+
+
+def kinds_with_gradient(fact: str) -> frozenset[str]:
+    """Ops with that `gradient`."""
+    return frozenset(row.name for row in all_rows() if row.gradient == fact)
 
 
 def register(row: Row) -> None:

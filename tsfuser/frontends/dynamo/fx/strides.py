@@ -9,19 +9,14 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-aten = torch.ops.aten
-
-_OPS = frozenset(
-    (
-        aten.as_strided.default,
-        aten._reshape_alias.default,
-        aten.view.dtype,
-        aten.sym_stride.int,
-        aten.sym_storage_offset.default,
-    )
-)
+from ....ops import without_row
 
 
 def reads_strides(node: fx.Node) -> bool:
     """Whether the node reads the strides of its operands, or where they begin in their memory."""
-    return node.target in _OPS
+    return is_one_of(without_row.READ_STRIDES, node)
+
+
+def is_one_of(names: frozenset[str], node: fx.Node) -> bool:
+    """Whether the node calls one of these ops, which have their overloads: "aten::view.dtype"."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.name() in names

@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import tree_leaves
 
 from .... import log
-from ....ops import table
+from ....ops import table, without_row
 from ..fx.insert import PART, Insert, evaluate, laid_out
 from ..fx.strides import reads_strides
 from ..fx.types import lies_in, order_of
@@ -37,15 +37,6 @@ aten = torch.ops.aten
 _FIRST, _LAST = [0, 1, 2, 3], [0, 2, 3, 1]  # the dims of an image in memory, outermost first
 #: Convolutions and their gradients: which operands the kernel reads as images
 _IMAGES = {CONVOLUTION: (0, 1), aten.convolution_backward.default: (0, 1, 2)}
-#: Ops without a row that run in the layout of their operands, and cost no more in channels last
-_KERNELS = frozenset(
-    f"aten::{name}"
-    for name in """max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
-        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest2d upsample_nearest2d_backward
-        _upsample_nearest_exact2d _upsample_nearest_exact2d_backward upsample_bilinear2d
-        upsample_bilinear2d_backward upsample_bicubic2d upsample_bicubic2d_backward
-        mm addmm bmm baddbmm sym_size sym_numel""".split()
-)
 #: Kernels that assume row-major operands
 _ROW_MAJOR = frozenset(("aten::native_group_norm", "aten::native_group_norm_backward"))
 
@@ -187,7 +178,7 @@ def _is_free(node: fx.Node) -> bool:
         return False
     if torch.Tag.nondeterministic_seeded in op.tags:  # the order in memory decides the numbers
         return False
-    known = op._schema.name in _KERNELS or op in FORMS or _is_view(node)
+    known = op._schema.name in without_row.KEEP_LAYOUT or op in FORMS or _is_view(node)
     return known or table.find(op._schema.name, op._schema.overload_name) is not None
 
 

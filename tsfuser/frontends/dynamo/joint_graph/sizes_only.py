@@ -19,25 +19,21 @@ from typing import Any
 import torch
 from torch import fx
 
+from ....ops import without_row
 from ..fx.insert import PART, Insert, is_alike
+from ..fx.strides import is_one_of
 from ..fx.updates import sharing
 
 aten = torch.ops.aten
 
-#: Ops whose second operand is only asked for its sizes, dtype and layout, on these devices
-_GRADIENTS = frozenset(
-    getattr(aten, f"{name}_backward").default
-    for name in """max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d
-        avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d""".split()
-)
-_DEVICES = ("cpu", "cuda")
+_DEVICES = ("cpu", "cuda")  # on which ops read the sizes only
 _FORMATS = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}  # besides the contiguous one
 _MARK = "tsfuser_sizes_only"  # in the `meta` of an `empty(...)` that is made here
 
 
 def forget_values(joint: fx.GraphModule) -> None:
     """Changes the joint graph. Inputs of the program are still read: they take no further memory."""
-    readers = [node for node in joint.graph.nodes if node.target in _GRADIENTS]
+    readers = [node for node in joint.graph.nodes if is_one_of(without_row.SIZES_ONLY, node)]
     if not readers:
         return
     inputs = sharing(joint.graph, joint.graph.find_nodes(op="placeholder"))

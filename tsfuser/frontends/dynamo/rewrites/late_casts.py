@@ -18,34 +18,26 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ....ops import table
+from ....ops import table, without_row
 from ..fx.insert import Insert, evaluate
-from ..fx.strides import reads_strides
+from ..fx.strides import is_one_of, reads_strides
 from ..fx.types import hint
 
-aten = torch.ops.aten
-
 #: Views whose results are parts of their first operand.
-_PARTS = frozenset(
-    (
-        aten.slice.Tensor,
-        aten.select.int,
-        aten.split.Tensor,
-        aten.split_with_sizes.default,
-        aten.unbind.int,
-        aten.diagonal.default,
-    )
+_PARTS = without_row.PARTS.union(
+    f"{row.name}.{overload}" if overload else row.name
+    for row in table.all_rows()
+    if row.family == "parts"
+    for overload in row.overloads
 )
-#: Ops that only read sizes.
-_SIZES = frozenset((aten.sym_size.int, aten.sym_numel.default))
 
 
 def cast_what_is_read(cast: fx.Node) -> bool:
     """Moves the cast behind the views that read it, if it has no other readers, and if no more elements are
     cast then."""
-    questions = [user for user in cast.users if user.target in _SIZES]
+    questions = [user for user in cast.users if is_one_of(without_row.READ_SIZES, user)]
     views = [user for user in cast.users if user not in questions]
-    if not (views and _keeps_all_but_dtype(cast) and all(v.target in _PARTS for v in views)):
+    if not (views and _keeps_all_but_dtype(cast) and all(is_one_of(_PARTS, v) for v in views)):
         return False
     parts = [part for view in views for part in _parts(view)]
     if not parts or not _is_less(parts, cast) or not all(may_be_dense(part) for part in parts):
@@ -130,7 +122,8 @@ def views_of(node: fx.Node) -> Iterator[fx.Node]:
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
     """The nodes that read elements of the node, directly or through views."""
     for seen in (node, *views_of(node)):
-        yield from (user for user in seen.users if not _is_view(user) and user.target not in _SIZES)
+        readers = (user for user in seen.users if not is_one_of(without_row.READ_SIZES, user))
+        yield from (user for user in readers if not _is_view(user))
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -15,24 +15,18 @@ from contextlib import contextmanager
 import torch
 from torch._C import DispatchKey
 
+from ....ops import without_row
+
 aten = torch.ops.aten
 
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
-#: The ops that take either the sizes of the result or its factors (overload `vec`). They call those that take
-#: both.
-_NAMES = (
-    *(f"upsample_nearest{dims}d" for dims in (1, 2, 3)),
-    *(f"_upsample_nearest_exact{dims}d" for dims in (1, 2, 3)),
-    "upsample_linear1d",
-    "upsample_bilinear2d",
-    "upsample_trilinear3d",
-    "upsample_bicubic2d",
-)
+#: They take either the sizes of the result or its factors (overload `vec`), and call those that take both.
+_NAMES = sorted(name.removeprefix("aten::") for name in without_row.UPSAMPLING)
 
 
 def stays_whole(op: torch._ops.OpOverload) -> bool:
     """Whether the op is one that `whole_ops` leaves whole, and so must not be decomposed elsewhere."""
-    return op._schema.name.removeprefix("aten::") in _NAMES
+    return op._schema.name in without_row.UPSAMPLING
 
 
 @contextmanager

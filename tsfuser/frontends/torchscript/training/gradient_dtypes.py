@@ -21,36 +21,12 @@ from collections.abc import Iterator
 
 from ....graph.rows import row_of
 from ....graph.wrapper import Block, Value, all_blocks, blocks, inputs, is_tensor
+from ....ops import table, without_row
 from .saved import SavedValues
 
-#: Ops whose derivative needs a gradient of the result's dtype. Each of them saves a tensor of that dtype.
-_STRICT = frozenset(
-    (
-        "aten::mm",
-        "aten::mv",
-        "aten::bmm",
-        "aten::matmul",
-        "aten::linear",
-        "aten::softmax",
-        "aten::log_softmax",
-        "aten::layer_norm",
-        "aten::batch_norm",
-        "aten::adaptive_avg_pool1d",
-        "aten::adaptive_avg_pool2d",
-        "aten::adaptive_avg_pool3d",
-        "tsfuser::normalized",
-    )
-)
-
-_CASTS = frozenset(
-    (
-        "aten::to",
-        "aten::type_as",
-        "aten::_autocast_to_full_precision",
-        "aten::_autocast_to_reduced_precision",
-        "tsfuser::joined",
-    )
-)
+#: Ops whose derivative needs a gradient of the result's dtype, and those whose derivative casts what it gets.
+_STRICT = table.kinds_with_gradient("strict") | without_row.STRICT_GRADIENT
+_CASTS = table.kinds_with_gradient("cast") | without_row.CAST_GRADIENT
 
 
 def cast_gradients(saved: SavedValues) -> None:

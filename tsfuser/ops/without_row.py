@@ -1,0 +1,66 @@
+"""Facts of ops without a row, which passes over graphs ask for.
+
+An op with a row has its facts there (`Row` in table.py), another one has them here, one set a fact. In: an
+operator kind. Out: whether the fact holds. Example: `"aten::mm" in FRESH`. What a person is told about such
+ops is in unsupported.py.
+"""
+
+from __future__ import annotations
+
+
+def _aten(words: str) -> frozenset[str]:
+    return frozenset(f"aten::{word}" for word in words.split())
+
+
+#: Their results never share memory with a tensor that was there before.
+FRESH = _aten("""
+    conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d
+    linear addmm addmv addbmm baddbmm mm mv bmm matmul cat stack embedding
+    max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d
+    adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d constant_pad_nd
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
+    upsample_bicubic2d upsample_trilinear3d
+    zeros ones empty full rand randn empty_like
+""")
+#: In-place forms that become functional before any dtype is known (`Row.in_place_early`).
+IN_PLACE_EARLY = _aten("rrelu_")
+#: They may return their operand itself, though their schemas do not say so (`Row.secret_view`).
+SECRET_VIEWS = _aten("feature_dropout alpha_dropout feature_alpha_dropout")
+#: They act on more than their arguments.
+ACTING = _aten("warn save wait seed manual_seed set_grad_enabled")
+
+#: Their derivatives in autodiff ask for a gradient of the result's dtype, and save a tensor of that dtype
+#: (`Row.gradient` is "strict"). `normalized` is what becomes of other norms (csrc_stubs/torchscript).
+STRICT_GRADIENT = _aten("""
+    mm mv bmm matmul linear adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+""") | {"tsfuser::normalized"}
+#: Their derivatives give a gradient of the operand's dtype, whatever they get (`Row.gradient` is "cast").
+CAST_GRADIENT = frozenset({"tsfuser::joined"})
+#: Of their second operand they only read the sizes, the dtype and the layout, on CPUs and on CUDA.
+SIZES_ONLY = _aten("""
+    max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward
+    adaptive_max_pool3d_backward avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d_backward
+    _adaptive_avg_pool3d_backward
+""")
+
+#: They run in the layout of their operands, and cost no more in channels last.
+KEEP_LAYOUT = _aten("""
+    max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
+    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest2d upsample_nearest2d_backward
+    _upsample_nearest_exact2d _upsample_nearest_exact2d_backward upsample_bilinear2d
+    upsample_bilinear2d_backward upsample_bicubic2d upsample_bicubic2d_backward
+    mm addmm bmm baddbmm sym_size sym_numel
+""")
+#: With their overloads: they read the strides of their operands, or where these begin in their memory.
+READ_STRIDES = _aten("as_strided _reshape_alias view.dtype sym_stride.int sym_storage_offset")
+#: With their overloads: they only read the sizes of their operand.
+READ_SIZES = _aten("sym_size.int sym_numel")
+#: With their overloads: views whose results are parts of their first operand.
+PARTS = _aten("split.Tensor split_with_sizes unbind.int diagonal")
+
+#: They scale images up. Decomposed, they would look elements up, and their backwards would sort indices.
+UPSAMPLING = _aten("""
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+    upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
+""")
