@@ -75,13 +75,9 @@ def _compile(
             merge_repeats(module)
         channels_last(module, settings.channels_last, inference=True)
     donated = _donated(module) if role == "backward" and graphs is None else ()
-    round_values = {"forward": roundings.forward, "backward": roundings.backward}.get(role, _round_nothing)
-    call = compile_graph(module, settings, watch.Origin(source, role), donated, round_values)
+    origin = watch.Origin(source, role)
+    call = compile_graph(module, settings, origin, donated, roundings.passes(role))
     return call if graphs is None else graphs.recorded(call, module, inputs, role)
-
-
-def _round_nothing(graph: torch._C.Graph) -> None:
-    """An inference has no backward."""
 
 
 def _donated(backward: fx.GraphModule) -> Collection[int]:

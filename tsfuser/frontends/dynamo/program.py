@@ -8,7 +8,7 @@ between them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ... import _C, log
 from ...errors import TsfuserWarning
-from ...graph.wrapper import Graph
 from ...grouping.support import Refusals
 from ...planning import interrupts
 from . import logs, watch
 from .groups.passes import fuse
+from .groups.roundings import Pass
 from .pieces import in_order
 from .rewrites.parts import compute_parts
 from .rewrites.product_sums import add_as_made
@@ -38,15 +38,15 @@ def compile_graph(
     settings: Settings,
     origin: watch.Origin | None = None,
     donated: Collection[int] = (),
-    round_values: Callable[[Graph], None] = lambda graph: None,
+    roundings: Sequence[Pass] = (),
 ) -> Callable[[list], Any]:
     """The boxed function. If this fails, there is a warning and the module runs as it is. If the module has
     an `origin`, `watch` gets the outcome. `donated`: the positions of arguments over which the function may
-    write, if it gets the last reference to them. `round_values`: that of `fuse`."""
+    write, if it gets the last reference to them. `roundings`: those of `fuse`."""
     try:
         if origin is not None:
             logs.arrived(origin, module)
-        compiled = _whole(module, settings, origin, donated, round_values)
+        compiled = _whole(module, settings, origin, donated, roundings)
         if origin is not None:
             _tell(watch.Outcome(origin, compiled.module, compiled.programs, compiled.foreign))
         return boxed(compiled.call)
@@ -93,7 +93,7 @@ def _whole(
     settings: Settings,
     origin: watch.Origin | None,
     donated: Collection[int],
-    round_values: Callable[[Graph], None],
+    roundings: Sequence[Pass],
 ) -> _Compiled:
     simplify(module)
     compute_parts(module)
@@ -101,7 +101,7 @@ def _whole(
     make_ranges(module)
     translation = translate(module)
     if not translation.foreign:
-        program, refusals = _program(translation, settings, origin, donated, round_values)
+        program, refusals = _program(translation, settings, origin, donated, roundings)
         return _Compiled(module, program, {"": (translation, refusals)}, {})
     for node, reason in translation.foreign.items():
         log.write("partition", f"{node} is left to Python: {reason}", "")
@@ -112,7 +112,7 @@ def _whole(
     for name, piece in pieces.translatable():
         found = translate(piece)
         if not found.foreign:
-            calls[name], refusals = _program(found, settings, origin, (), round_values)
+            calls[name], refusals = _program(found, settings, origin, (), roundings)
             if _is_single(piece):
                 calls[name] = partial(_only_result, calls[name])
             programs[name] = (found, refusals)
@@ -129,14 +129,14 @@ def _program(
     settings: Settings,
     origin: watch.Origin | None,
     donated: Collection[int],
-    round_values: Callable[[Graph], None],
+    roundings: Sequence[Pass],
 ) -> tuple[_C.GraphProgram, Refusals]:
     """The program, and why nodes are in no group of it."""
     if origin is not None:
         logs.typed(origin, translation.graph)
     with applied(settings):
         owns_inputs = origin is not None and origin.role == "backward"
-        refusals = fuse(translation, owns_inputs, donated, round_values)
+        refusals = fuse(translation, owns_inputs, donated, roundings)
     program = _C.GraphProgram(
         translation.graph,
         translation.constants,

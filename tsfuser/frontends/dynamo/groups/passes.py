@@ -6,13 +6,12 @@ calls. Values outside of groups have no types any more, because those were the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 
 import torch
 
 from .... import log
 from ....graph.passes import run
-from ....graph.wrapper import Graph
 from ....grouping.groups import Group
 from ....grouping.passes import BEFORE_GROUPS, FINISH, MAKE_GROUPS, SETTLE, Work
 from ....grouping.support import Refusals
@@ -30,6 +29,7 @@ from .gradient_casts import gather_casts
 from .in_place import Update, write_in_place
 from .in_place_ops import update_in_place
 from .order import free_early
+from .roundings import Pass
 from .weight_casts import cast_at_front
 
 PASSES = (*BEFORE_GROUPS, *MAKE_GROUPS, *SETTLE)
@@ -39,17 +39,18 @@ def fuse(
     translation: Translation,
     owns_inputs: bool = False,
     donated: Collection[int] = (),
-    round_values: Callable[[Graph], None] = lambda graph: None,
+    roundings: Sequence[Pass] = (),
 ) -> Refusals:
     """Makes the groups, and starts the compilers of their kernels in the background. Some groups do updates
     of the translation. Returns why nodes are in no group. `owns_inputs`: nobody else holds the inputs.
-    `donated`: the inputs that nobody else has ever seen. `round_values`: puts roundings into the groups."""
+    `donated`: the inputs that nobody else has ever seen. `roundings`: passes that put roundings in groups."""
     graph, refusals = translation.graph, Refusals()
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Fusion", str(graph))
     work = Work(graph, refusals, lone_reductions=True)
     run(work, PASSES)
-    round_values(graph)
+    for put_roundings in roundings:
+        put_roundings(graph)
     work.groups = recompute_sums(graph, work.groups, owns_inputs)
     work.groups += [Group(node, written=False) for node in cast_at_front(graph, can_be_batched)]
     gather_casts(graph, can_be_batched)

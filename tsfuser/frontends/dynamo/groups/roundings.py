@@ -18,7 +18,7 @@ becomes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ....graph.rows import row_of
 from ....graph.wrapper import GROUP, Graph, Node, Value, facts, inputs, is_tensor, outputs
@@ -27,11 +27,19 @@ from ..fx.recomputed import name_in
 _NARROW = ("float16", "bfloat16")
 
 
+#: A pass over a graph with groups.
+Pass = Callable[[Graph], None]
+
+
 class Roundings:
     """Of one forward and its backward. `forward` comes first, once for each part of the forward's graph."""
 
     def __init__(self) -> None:
         self._unrounded: set[str] = set()  # names of what the forward has unrounded
+
+    def passes(self, role: str) -> Sequence[Pass]:
+        """Those over a graph of that role. An inference has none, as it has no backward."""
+        return {"forward": (self.forward,), "backward": (self.backward,)}.get(role, ())
 
     def forward(self, graph: Graph) -> None:
         """Rounds what groups store for those of its readers in them on which statistics depend."""
