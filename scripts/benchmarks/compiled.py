@@ -9,18 +9,12 @@ next process imports torch while one measures. Example:
         print(result.table())
 """
 
-import contextlib
-import json
 import math
-import os
-import select
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
+from .child import Child
 from .compiled_cases import CASES, PACKAGES
 from .report import Result
 from .thunder_cases import CASES as OF_THUNDER
@@ -29,70 +23,24 @@ from .timing import CUDA
 
 COMPARED = ("eager", "compile", "tsfuser")
 WITH_THUNDER = ("eager", *EXECUTORS)
-MOST, _SLACK = 75, 5  # seconds for one process, and until it is ended
+MOST = 75  # seconds for one process
 _CHILD = Path(__file__).with_name("compiled_child.py")
 _ORDER = ("first s", "filled s", "its", "gpu us", "kernels", "peak MB", "graphs", "new krnls", "error")
 _FOLDERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TSFUSER_CACHE_DIR")
-
-
-class _Child:
-    """A process that imports torch, and waits for an order."""
-
-    def __init__(self, folder):
-        folders = {name: str(Path(folder, name)) for name in _FOLDERS}
-        for path in folders.values():
-            Path(path).mkdir(mode=0o700, exist_ok=True)
-        self.process = subprocess.Popen(
-            [sys.executable, str(_CHILD)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **folders},
-            start_new_session=True,  # compilers that it starts end with it
-        )
-
-    def findings(self, order):
-        """What it tells, until it is done or its time is up: then the last is an error."""
-        end = time.monotonic() + order["seconds"] + _SLACK
-        self.process.stdin.write(json.dumps(order).encode() + b"\n")
-        self.process.stdin.close()
-        waiting, output = b"", self.process.stdout.fileno()
-        while True:
-            ready, _, _ = select.select([output], [], [], max(0.0, end - time.monotonic()))
-            read = os.read(output, 1 << 16) if ready else None
-            if not read:
-                break
-            *lines, waiting = (waiting + read).split(b"\n")
-            for line in lines:
-                with contextlib.suppress(ValueError):  # what a library printed
-                    found = json.loads(line)
-                    if isinstance(found, dict):
-                        yield found
-        if read is None:
-            yield {"error": f"not all was measured: {order['seconds']:.0f} s were over"}
-        elif self.process.wait():
-            yield {"error": f"the process ended with status {self.process.returncode}"}
-        self.end()
-
-    def end(self):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.process.stdout.close()
 
 
 def measure(names, peers, large, deadline):
     """A Result for each model for which time is left; `peers` are of COMPARED, or of WITH_THUNDER."""
     with tempfile.TemporaryDirectory(prefix="tsfuser-bench-") as root:
         orders = [order for name in names for order in _orders(name, peers, large)]
-        waiting = _Child(_folder(root, orders[0])) if orders else None
+        waiting = _started(root, orders[0]) if orders else None
         results = {}
         for k, order in enumerate(orders):
             left = deadline - time.monotonic()
             result = results.setdefault(order["model"], _result(order["model"], peers, large))
             child, waiting = waiting, None
             if k + 1 < len(orders):
-                waiting = _Child(_folder(root, orders[k + 1]))
+                waiting = _started(root, orders[k + 1])
             if left > 2:
                 _do({**order, "seconds": min(MOST, left)}, child, result)
             else:
@@ -120,10 +68,13 @@ def _of_thunder(peers):
     return any(peer in EXECUTORS for peer in peers)
 
 
-def _folder(root, order):
+def _started(root, order):
+    """A process that imports torch and waits; both of a model and peer have the same folders for kernels."""
     path = Path(root, f"{order['model']}-{order['peer']}")
-    path.mkdir(exist_ok=True)
-    return path
+    folders = {name: path / name for name in _FOLDERS}
+    for folder in folders.values():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Child(_CHILD, {name: str(folder) for name, folder in folders.items()})
 
 
 def _result(name, peers, large):
@@ -140,7 +91,8 @@ def _result(name, peers, large):
 
 def _do(order, child, result):
     cell = result.cells[order["peer"]]
-    for found in child.findings(order):
+    child.send(order)
+    for found in child.told(order["seconds"]):
         if "eager" in found:
             result.cells.setdefault("eager", {}).update(found["eager"])
         elif order["more"]:

@@ -47,7 +47,7 @@ def _images(small, large, side):
     return lambda big, n: (torch.randn(n, large if big else small, side if big else 8, side if big else 8),)
 
 
-def _tokens(words):
+def tokens(words):
     return lambda big, n: (torch.randint(words[big], (16 if big else 2, n)),)
 
 
@@ -79,7 +79,7 @@ CASES = {
     "gpt": Case(
         "GPT block with rotary embedding",
         lambda big: kit.GPT(768, 12, 4096) if big else kit.GPT(),
-        _tokens((32, 4096)),
+        tokens((32, 4096)),
         (6, 512),
         autocast=True,
     ),
@@ -164,7 +164,7 @@ def _timm(name):
     return make
 
 
-def _gpt2(big):
+def short_gpt2(big):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes = {"n_embd": 768, "n_layer": 4, "n_head": 12} if big else {"n_embd": 32, "n_layer": 2, "n_head": 2}
@@ -172,7 +172,7 @@ def _gpt2(big):
     return _Logits(GPT2LMHeadModel(GPT2Config(vocab_size=8192 if big else 64, **sizes, **dropout)))
 
 
-def _hf_llama(big):
+def short_llama(big):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = dict(zip(("hidden_size", "intermediate_size"), (1024, 2816) if big else (32, 64)))
@@ -181,18 +181,18 @@ def _hf_llama(big):
     return _Logits(LlamaForCausalLM(LlamaConfig(vocab_size=8192 if big else 64, **sizes, **heads)))
 
 
-def _photos(big, n):
+def photos(big, n):
     return (torch.randn(n, 3, 224, 224),)
 
 
 PACKAGES = {
-    "torchvision_resnet50": Case("torchvision's ResNet-50", _resnet, _photos, (2, 32), autocast=True),
-    "timm_convnext": Case("timm's ConvNeXt-atto", _timm("convnext_atto"), _photos, (2, 32), autocast=True),
-    "timm_vit": Case("timm's ViT-tiny", _timm("vit_tiny_patch16_224"), _photos, (2, 64), autocast=True),
+    "torchvision_resnet50": Case("torchvision's ResNet-50", _resnet, photos, (2, 32), autocast=True),
+    "timm_convnext": Case("timm's ConvNeXt-atto", _timm("convnext_atto"), photos, (2, 32), autocast=True),
+    "timm_vit": Case("timm's ViT-tiny", _timm("vit_tiny_patch16_224"), photos, (2, 64), autocast=True),
     "transformers_gpt2": Case(
-        "transformers' GPT-2, 4 layers", _gpt2, _tokens((64, 8192)), (6, 512), autocast=True
+        "transformers' GPT-2, 4 layers", short_gpt2, tokens((64, 8192)), (6, 512), autocast=True
     ),
     "transformers_llama": Case(
-        "transformers' Llama, 4 layers", _hf_llama, _tokens((64, 8192)), (6, 512), autocast=True
+        "transformers' Llama, 4 layers", short_llama, tokens((64, 8192)), (6, 512), autocast=True
     ),
 }

@@ -1,8 +1,10 @@
 """scripts/bench and scripts/sweep run, with tiny sizes, on the CPU too; what they print, write and draw."""
 
+import io
 import json
 import os
 import sys
+import time
 
 import pytest
 import torch
@@ -15,9 +17,12 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from benchmarks import (
     accuracy,
     chart,
+    child,
     compiled,
     compiled_cases,
     compiled_child,
+    networks,
+    networks_child,
     report,
     thunder_cases,
     training,
@@ -214,11 +219,11 @@ if order:
 
 
 def test_each_process_of_the_compile_bench_ends_in_its_time_and_what_it_told_counts(tmp_path, monkeypatch):
-    child = tmp_path / "child.py"
-    child.write_text(CHILD)
-    monkeypatch.setattr(compiled, "_CHILD", child)
+    script = tmp_path / "child.py"
+    script.write_text(CHILD)
+    monkeypatch.setattr(compiled, "_CHILD", script)
     monkeypatch.setattr(compiled, "MOST", 1.0)
-    monkeypatch.setattr(compiled, "_SLACK", 0.5)
+    monkeypatch.setattr(child, "SLACK", 0.5)
     peers = available(PEERS, cuda=False)
     mlp, vae = compiled.measure(["mlp", "vae"], peers, large=False, deadline=float("inf"))
     assert mlp.cells["tsfuser"] == {"first s": 1.25, "filled s": 0.25, "its": 20.0, "graphs": 2}
@@ -234,11 +239,59 @@ def test_each_process_of_the_compile_bench_ends_in_its_time_and_what_it_told_cou
 
 
 def test_the_compile_bench_starts_nothing_when_the_budget_is_used_up(monkeypatch, tmp_path):
-    child = tmp_path / "child.py"
-    child.write_text(CHILD)
-    monkeypatch.setattr(compiled, "_CHILD", child)
+    script = tmp_path / "child.py"
+    script.write_text(CHILD)
+    monkeypatch.setattr(compiled, "_CHILD", script)
     (result,) = compiled.measure(["mlp"], available(PEERS, cuda=False), large=False, deadline=0.0)
     assert all("budget" in result.cells[peer]["error"] for peer in ("compile", "tsfuser"))
+
+
+NETWORK = """
+import json, sys
+order = json.loads(sys.stdin.readline() or "null")
+print(json.dumps({"fact": "error", "value": "1"}), "of a library", sep="\\n", flush=True)
+for peer in order["peers"]:
+    failed = {"error": "no"} if peer == "nnc" else {"warm-up s": 2.0}
+    print(json.dumps({"peer": peer, **failed}), flush=True)
+print(json.dumps({"ready": True}), flush=True)
+if sys.stdin.readline():
+    if order["training"]:
+        sys.exit(3)
+    for peer, its in (("eager", 10.0), ("tsfuser", 15.0)):
+        print(json.dumps({"peer": peer, "its": its}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("seconds", [60, 0])
+def test_networks_warm_up_side_by_side_and_measure_in_turn(tmp_path, monkeypatch, seconds):
+    script = tmp_path / "child.py"
+    script.write_text(NETWORK)
+    monkeypatch.setattr(networks, "_CHILD", script)
+    monkeypatch.setattr(child, "SLACK", 5 if seconds else 0)
+    peers = ["eager", "nnc", "tsfuser"]
+    results = networks.measure(["encoder_stack"], peers, large=False, deadline=time.monotonic() + seconds)
+    inference, training = results
+    assert "inference" in inference.title and "training" in training.title
+    if not seconds:
+        assert all("error" in cell for r in (inference, training) for cell in r.cells.values())
+        return
+    assert inference.cells["tsfuser"] == {"warm-up s": 2.0, "its": 15.0} and inference.ratio() == 1.5
+    assert inference.cells["nnc"] == {"error": "no"} and inference.facts == {"error": "1"}
+    assert training.cells["eager"] == {"warm-up s": 2.0, "error": "the process ended with status 3"}
+    assert "1.500 of eager's, inference, 1 networks" in networks.summary([inference, training])
+
+
+def test_a_whole_network_is_measured(capsys, monkeypatch):
+    order = {"network": "encoder_stack", "training": True, "large": False, "peers": ["eager", "tsfuser"]}
+    lines = io.StringIO("\n".join(map(json.dumps, (order, {"seconds": 60}))))
+    monkeypatch.setattr(sys, "stdin", lines)
+    types = torch.jit._recursive.concrete_type_store
+    monkeypatch.setattr(torch.jit._recursive, "concrete_type_store", types)  # the child replaces it
+    networks_child.main()
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"ready": True} in found and not [each for each in found if "error" in each]
+    assert len([each for each in found if "fact" in each]) == 2
+    assert {each["peer"] for each in found if each.get("its", 0) > 0} == {"eager", "tsfuser"}
 
 
 def test_cases_of_the_compile_bench_are_models_of_the_tests_and_those_of_packages():
