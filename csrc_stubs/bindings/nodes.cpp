@@ -11,12 +11,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <unordered_set>
 #include <vector>
 
 namespace tsfuser {
 namespace {
 
 using torch::jit::Block;
+using torch::jit::Graph;
 using torch::jit::Node;
 using torch::jit::Value;
 
@@ -30,6 +33,58 @@ std::vector<Block*> blocks_within(Block& block) {
   std::vector<Block*> found;
   for (Node* node : block.nodes()) {
     found.insert(found.end(), node->blocks().begin(), node->blocks().end());
+  }
+  return found;
+}
+
+std::vector<Node*> nodes_of(Block& block, const std::vector<std::string>& kinds) {
+  std::unordered_set<c10::Symbol> symbols;
+  for (const auto& kind : kinds) {
+    symbols.insert(c10::Symbol::fromQualString(kind));
+  }
+  std::vector<Node*> found;
+  for (Node* node : block.nodes()) {
+    if (symbols.count(node->kind()) != 0) {
+      found.push_back(node);
+    }
+  }
+  return found;
+}
+
+std::vector<Node*> nodes_with_blocks(Block& block) {
+  std::vector<Node*> found;
+  for (Node* node : block.nodes()) {
+    if (!node->blocks().empty()) {
+      found.push_back(node);
+    }
+  }
+  return found;
+}
+
+// Whether dtype, device and rank are known of what is no tensor, or a tensor.
+bool is_typed(const Value* value) {
+  const auto* type = value->type()->castRaw<c10::TensorType>();
+  return !type || (type->scalarType() && type->device() && type->dim());
+}
+
+std::vector<Node*> nodes_without_types(Block& block) {
+  std::vector<Node*> found;
+  for (Node* node : block.nodes()) {
+    const auto results = node->outputs();
+    if (node->hasUses() && !std::all_of(results.begin(), results.end(), is_typed)) {
+      found.push_back(node);
+    }
+  }
+  return found;
+}
+
+std::vector<Value*> used_outputs(Node& node) {
+  std::vector<Value*> found;
+  for (Value* value : node.outputs()) {
+    const auto* type = value->type()->castRaw<c10::TensorType>();
+    if (value->hasUses() && !(type && type->undefined().value_or(false))) {
+      found.push_back(value);
+    }
   }
   return found;
 }
@@ -85,14 +140,25 @@ std::optional<uintptr_t> schema_key(const Node& node) {
   return schema && !schema->is_vararg() ? reinterpret_cast<uintptr_t>(schema) : 0;
 }
 
+// A binding of a question about a block; a graph stands for its top block.
+template <class Answer, class... More>
+void of_block(py::module_& m, const char* name, Answer (*ask)(Block&, More...)) {
+  m.def(name, ask);
+  m.def(name, [ask](Graph& graph, More... more) { return ask(*graph.block(), more...); });
+}
+
 }  // namespace
 
 void bind_nodes(py::module_& m) {
   m.def("inputs", &inputs_of);
   m.def("outputs", &outputs_of);
   m.def("blocks", &blocks_of);
-  m.def("blocks_within", &blocks_within);
-  m.def("blocks_within", [](torch::jit::Graph& graph) { return blocks_within(*graph.block()); });
+  m.def("used_outputs", &used_outputs);
+  m.def("use_count", [](const Value& value) { return value.uses().size(); });
+  of_block(m, "blocks_within", &blocks_within);
+  of_block(m, "nodes_of", &nodes_of);
+  of_block(m, "nodes_with_blocks", &nodes_with_blocks);
+  of_block(m, "nodes_without_types", &nodes_without_types);
   m.def("is_tensor", [](const Value& value) { return is_tensor(&value); });
   m.def("is_plain_list", &is_plain_list);
   m.def("is_constant", &is_constant);

@@ -50,6 +50,16 @@ def test_a_graph_with_nothing_to_fuse_is_returned_unchanged():
         assert passes.fuse(before) is before and str(before) == text
 
 
+def test_a_node_is_refused_for_its_number_where_one_like_it_has_another():
+    body = """%a = aten::softshrink(%x, {})
+        %b = aten::neg(%a)
+        %c = aten::softshrink(%y, {})
+        %d = aten::neg(%c)"""
+    both = ["aten::softshrink", "aten::neg"]
+    assert fused(XY, body.format(0.5, 0.25), "%b, %d") == [both, both]
+    assert fused(XY, body.format(0.5, -0.25), "%b, %d") == [both]
+
+
 def test_siblings_that_share_only_constants_are_no_group():
     assert fused(XY, "%a = aten::add(%x, 1, 1)\n%b = aten::sub(%y, 1, 1)", "%a, %b") == []
 

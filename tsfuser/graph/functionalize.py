@@ -24,7 +24,7 @@ from ..ops import table, without_row
 from .effects import Effects
 from .rows import Knowledge, arguments
 from .types import common_device, infer_missing_types
-from .wrapper import Graph, Node, all_blocks, constant_of, inputs, is_constant, is_tensor, schema
+from .wrapper import Graph, Node, all_blocks, constant_of, inputs, is_constant, is_tensor, nodes_of, schema
 
 
 def _in_place_kinds() -> tuple[str, ...]:
@@ -75,14 +75,15 @@ def _only_in_place() -> frozenset[str]:
 def functionalize(graph: Graph) -> Graph:
     """Rewrites the in-place nodes of `KINDS` whose target is made in the graph and aliased by nothing else;
     torch's alias analysis decides. A graph about which that analysis is wrong is left alone."""
-    kinds = frozenset(KINDS) - _only_in_place()
-    wanted = any(node.kind() in kinds for block in all_blocks(graph) for node in block.nodes())
+    excluded = _only_in_place()
+    kinds = [kind for kind in KINDS if kind not in excluded]
+    wanted = any(nodes_of(block, kinds) for block in all_blocks(graph))
     if not wanted or Effects(graph).misled:
         return graph
     changed = True
     while changed:  # the types of what was rewritten decide about what follows
         knowledge = Knowledge()
-        nodes = [node for block in all_blocks(graph) for node in block.nodes() if node.kind() in kinds]
+        nodes = [node for block in all_blocks(graph) for node in nodes_of(block, kinds)]
         nodes = [node for node in nodes if _keeps_dtype(node, knowledge)]
         before = {node.output().unique() for node in _with_one_result(graph)}
         changed = bool(nodes) and _C.remove_tensor_mutation(graph, nodes)

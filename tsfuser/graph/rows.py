@@ -6,9 +6,11 @@ In: a node. Out: its row and its arguments, as the table wants to see them. Exam
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from .. import options
+from .. import _C, options
 from ..ir.dtypes import DTYPES
 from ..ops import table
 from .wrapper import (
@@ -20,6 +22,7 @@ from .wrapper import (
     facts,
     inputs,
     is_constant,
+    is_tensor,
     is_tensor_list,
     schema,
 )
@@ -39,6 +42,8 @@ class Knowledge:
     def __init__(self):
         self._facts: dict[int, Facts] = {}
         self._args: dict[int, table.NodeArg] = {}
+        self._signs: dict[int, tuple] = {}
+        self.verdicts: dict[tuple, Any] = {}  # by the signs of a node's values: those of grouping/support.py
         self.default = DTYPES[str(torch.get_default_dtype())[6:]]
 
     def facts(self, value: Value) -> Facts:
@@ -54,10 +59,27 @@ class Knowledge:
             self._args[key] = self._describe(value)
         return self._args[key]
 
+    def sign(self, value: Value) -> tuple:
+        """All that the choice of nodes looks at in the value, sizes left out, floats of usual size as one:
+        with equal signs, one verdict is right for many nodes."""
+        key = value.unique()
+        if key not in self._signs:
+            self._signs[key] = self._sign(value)
+        return self._signs[key]
+
     def forget(self, value: Value) -> None:
         """After the value's type has changed."""
-        self._facts.pop(value.unique(), None)
-        self._args.pop(value.unique(), None)
+        for known in (self._facts, self._args, self._signs):
+            known.pop(value.unique(), None)
+
+    def _sign(self, value: Value) -> tuple:
+        if is_tensor(value):
+            return self.facts(value)
+        if is_tensor_list(value):
+            return ("tensors", *map(self.sign, inputs(value.node())))
+        arg = self.arg(value)
+        type_ = "" if is_constant(value) else str(value.type().annotation_str)
+        return arg.kind, arg.dtype, "usual" if arg.is_usual else arg.constant, type_
 
     def _describe(self, value: Value) -> table.NodeArg:
         kind = value.type().kind()
@@ -76,11 +98,21 @@ class Knowledge:
 
 def row_of(node: Node) -> tuple[table.Row, Schema] | None:
     """The node's row in the op table and its schema; None also where an option would have to ask for it."""
-    if node.kind() == "prim::Constant":
-        return None
-    found = schema(node)
-    row = table.find(found.name, found.overload) if found else None
-    return (row, found) if row and (not row.option or options.enabled(row.option)) else None
+    key = _C.schema_key(node)
+    known = _with_rows.get(key)
+    if known is None:
+        found = schema(node)
+        row = table.find(found.name, found.overload) if found else None
+        if not found or not row:
+            return None
+        known = row, found
+        if key is not None:
+            _with_rows[key] = known
+    return known if not known[0].option or options.enabled(known[0].option) else None
+
+
+#: By the number that stands for a schema, as in `schema`; only what has a row, as rows may be added.
+_with_rows: dict[int, tuple[table.Row, Schema]] = {}
 
 
 def table_of(node: Node) -> Value | None:

@@ -8,21 +8,15 @@ Float(4, 8, ...)` gets `%2 : Float(*, *, device=cpu)`."""
 from __future__ import annotations
 
 from .rows import Knowledge, arguments, row_of
-from .wrapper import Facts, Graph, Node, all_blocks, inputs, is_tensor, outputs, refine
+from .wrapper import Facts, Graph, Node, all_blocks, inputs, is_tensor, nodes_without_types, outputs, refine
 
 
 def infer_missing_types(graph: Graph) -> Graph:
     """Refines the types of results; what the profile recorded stays."""
     knowledge = Knowledge()
     for block in all_blocks(graph):
-        for node in block.nodes():
-            missing = (
-                [v for v in outputs(node) if is_tensor(v) and not knowledge.facts(v).known]
-                if node.hasUses()
-                else []
-            )
-            if missing:
-                infer(node, knowledge)
+        for node in nodes_without_types(block):
+            infer(node, knowledge)
     return graph
 
 

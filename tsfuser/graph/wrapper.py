@@ -6,7 +6,7 @@ In: `torch._C` nodes and values. Out: plain Python. What passes ask of each node
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -48,6 +48,17 @@ inputs: Callable[[Node], list[Value]] = _C.inputs
 outputs: Callable[[Node], list[Value]] = _C.outputs
 #: The blocks of a node (of an If, a Loop...).
 blocks: Callable[[Node], list[Block]] = _C.blocks
+#: What somebody reads of what a node makes. A gradient that was not asked for is undefined: nobody reads it,
+#: or it was profiled as what it is.
+used_outputs: Callable[[Node], list[Value]] = _C.used_outputs
+#: The nodes of a block of one of some kinds.
+nodes_of: Callable[[Graph | Block, Sequence[str]], list[Node]] = _C.nodes_of
+#: The nodes of a block that have blocks themselves.
+nodes_with_blocks: Callable[[Graph | Block], list[Node]] = _C.nodes_with_blocks
+#: The nodes of a block with a tensor of which dtype, device or rank is unknown among their results.
+nodes_without_types: Callable[[Graph | Block], list[Node]] = _C.nodes_without_types
+#: How many uses a value has.
+use_count: Callable[[Value], int] = _C.use_count
 #: Whether a value is a Tensor; an Optional[Tensor] is not.
 is_tensor: Callable[[Value], bool] = _C.is_tensor
 #: Whether a value can be written into another graph: a plain constant, or a list of ints, floats or bools

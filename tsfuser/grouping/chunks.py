@@ -23,6 +23,7 @@ from ..graph.wrapper import (
     inputs,
     insert,
     is_tensor,
+    nodes_of,
     outputs,
     refine,
 )
@@ -34,7 +35,7 @@ _LIST_OF_TENSORS = torch._C.ListType(torch._C.TensorType.get())
 
 def move_chunks(graph: Graph) -> Graph:
     """Moves every chunk as far up as it goes."""
-    blocks = [(block, [n for n in block.nodes() if n.kind() == CHUNK]) for block in all_blocks(graph)]
+    blocks = [(block, nodes_of(block, (CHUNK,))) for block in all_blocks(graph)]
     if any(chunks for _, chunks in blocks):
         effects = Effects(graph)
         for block, waiting in blocks:

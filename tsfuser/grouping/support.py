@@ -27,6 +27,7 @@ from ..graph.wrapper import (
     operands,
     outputs,
     schema,
+    used_outputs,
     with_items,
 )
 from ..ir.dtypes import DTYPES
@@ -101,31 +102,41 @@ def examine(node: Node, knowledge: Knowledge, skip_kinds: frozenset[str] | set[s
         return Verdict(reason=f"nobody reads a result of {row.name}, which changes its operands")
     if row.name in skip_kinds:
         return Verdict(reason=f"{row.name} is in the skip set")
-    given = inputs(node)
-    values = [v for name, v in zip(its_schema.arguments, given) if name not in row.ignored]
-    # a gradient that was not asked for is undefined: nobody reads it, or it was profiled as what it is
-    results = [v for v in outputs(node) if v.uses() and not (is_tensor(v) and v.type().undefined())]
-    values = with_items(values)
-    reason = _passable(given, its_schema) or _typed(values + results, knowledge)
-    if reason is None and row.not_empty and 0 in (node.inputsAt(0).type().sizes() or ()):
-        reason = f"{row.name} of no elements has no statistics"
+    if row.not_empty and 0 in (node.inputsAt(0).type().sizes() or ()):
+        return Verdict(reason=f"{row.name} of no elements has no statistics")
+    given, made = inputs(node), used_outputs(node)
+    alike = (row.name, its_schema.overload, *map(knowledge.sign, given), None, *map(knowledge.sign, made))
+    verdict = knowledge.verdicts.get(alike)
+    if verdict is None:
+        verdict, holds_for_all = _judge(node, given, made, found, knowledge)
+        if holds_for_all:
+            knowledge.verdicts[alike] = verdict
+    return verdict
+
+
+def _judge(
+    node: Node, given: list[Value], made: list[Value], found: tuple[table.Row, Schema], knowledge: Knowledge
+) -> tuple[Verdict, bool]:
+    """The verdict on a node that reads `given` and makes `made`, and whether all nodes whose values have the
+    same signs have it."""
+    row, its_schema = found
+    values = with_items([v for name, v in zip(its_schema.arguments, given) if name not in row.ignored])
+    reason = _passable(given, its_schema) or _typed(values + made, knowledge)
     if reason:
-        return Verdict(reason=reason)
-    device, loose, reason = _device([v for v in values + results if is_tensor(v)], knowledge)
-    if reason is None:
-        reason = _refused(node, row, arguments(node, its_schema, knowledge), device)
-    return Verdict(device, loose, reason)
-
-
-def _refused(node: Node, row: table.Row, given: dict[str, table.NodeArg], device: str) -> str | None:
-    """Why the row does not take the node, or does not have the random numbers that are asked for."""
-    if row.family != "random" or not options.enabled("eager_random") or not node.isNondeterministic():
-        return row.refusal(given, device)
-    try:
-        eager_random.grid_of(device)
-    except Refusal as refusal:
-        return f"{row.name} is left to torch: {refusal}"
-    return row.refusal(given, device, eager_random.grid_of)
+        return Verdict(reason=reason), False  # which names the value
+    device, loose, reason = _device([v for v in values + made if is_tensor(v)], knowledge)
+    if reason is not None:
+        return Verdict(device, loose, reason), False
+    eager = None
+    if row.family == "random" and options.enabled("eager_random") and node.isNondeterministic():
+        eager = eager_random.grid_of
+        try:
+            eager(device)
+        except Refusal as refusal:
+            return Verdict(device, loose, f"{row.name} is left to torch: {refusal}"), False
+    result, holds_for_all = row.outcome(arguments(node, its_schema, knowledge), device, eager=eager)
+    reason = result if isinstance(result, str) else None
+    return Verdict(device, loose, reason), holds_for_all and row.family != "random"
 
 
 def _control(node: Node, knowledge: Knowledge) -> Verdict:

@@ -89,6 +89,12 @@ class NodeArg:
         """The tensors that it is, or holds."""
         return (self,) if self.kind == "tensor" else self.items
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether it is a known float of usual size. Most rows take all of these, so that thousands of
+        constants are one trial (`Row.outcome`)."""
+        return isinstance(self.constant, float) and self.kind == "number" and 1e-6 < abs(self.constant) < 1e6
+
 
 @dataclass(frozen=True)
 class Row:
@@ -210,23 +216,32 @@ class Row:
 
         A trial build of the row over a call with dims of size 2, so nothing is said twice.
         """
+        return self.outcome(args, device, default, eager)[0]
+
+    def outcome(
+        self,
+        args: dict[str, NodeArg],
+        device: str = "cuda:0",
+        default: DType = FLOAT,
+        eager: Callable | None = None,
+    ) -> tuple[tuple[tuple[str, int | None], ...] | str | None, bool]:
+        """What `infer` says, and whether that holds with other floats of usual size, too."""
         described = tuple(sorted((name, _frozen(arg)) for name, arg in args.items()))
         device = device or "cuda:0"
         alike = tuple((name, self._with_any_number(name, arg)) for name, arg in described)
-        result, has_limits = (
-            (None, True) if alike == described else _infer(self, alike, device, default, eager)
+        if alike != described:
+            result, has_limits = _infer(self, alike, device, default, eager)
+            if isinstance(result, tuple) and not has_limits:
+                return result, not any(arg.is_usual for _, arg in alike)
+        return _infer(self, described, device, default, eager)[0], not any(
+            arg.is_usual for _, arg in described
         )
-        if isinstance(result, tuple) and not has_limits:
-            return result
-        return _infer(self, described, device, default, eager)[0]
 
     def _with_any_number(self, name: str, arg: NodeArg) -> NodeArg:
         """The argument, of which nothing but the type is known where it is a float of usual size: a row that
-        takes any number takes this one, so that thousands of constants are one trial."""
-        number = arg.constant
-        usual = arg.kind == "number" and isinstance(number, float) and 1e-6 < abs(number) < 1e6
+        takes any number takes this one."""
         fixed = name in self.fixed or name in self.structural | self.symbolic
-        return _ANY_FLOAT if usual and not fixed else arg
+        return _ANY_FLOAT if arg.is_usual and not fixed else arg
 
     def _accept(self, name: str, dtype: str) -> None:
         if dtype not in self.dtypes:

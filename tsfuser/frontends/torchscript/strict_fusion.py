@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ...graph.evaluate import OPERATIONS, QUESTIONS, is_plain
 from ...graph.rows import row_of
-from ...graph.wrapper import GROUP, LIST, Block, Graph, Node, all_blocks, blocks, outputs
+from ...graph.wrapper import GROUP, LIST, Block, Graph, Node, all_blocks, blocks, nodes_of, outputs
 
 _STRICT = "__torch__.torch.jit.strict_fusion"
 
@@ -22,10 +22,9 @@ _STRICT = "__torch__.torch.jit.strict_fusion"
 def move_views_out(graph: Graph) -> None:
     """Moves views of groups' results, and the sizes that only they read, behind the strict blocks."""
     for block in list(all_blocks(graph)):
-        nodes = list(block.nodes())
-        for end in nodes:
-            if end.kind() == "prim::Exit" and end.inputsAt(0).type().str() == _STRICT:
-                _move_views_behind(nodes, end)
+        for end in nodes_of(block, ("prim::Exit",)):
+            if end.inputsAt(0).type().str() == _STRICT:
+                _move_views_behind(list(block.nodes()), end)
 
 
 def _move_views_behind(nodes: list[Node], end: Node) -> None:
