@@ -270,7 +270,8 @@ def test_a_cast_to_what_may_be_integers_is_kept():
         names = "".join(f"%g{k} : Tensor, " for k in range(gradients))
         return forward, torch._C.parse_ir(
             f"graph({names}%x : Tensor, %w : Tensor, %n : Tensor):\n  %r : Tensor = aten::mul(%n, %x)\n"
-            "  %s : Tensor = aten::mul(%r, %w)\n  return (%s)"
+            f"  %s : Tensor = aten::mul(%r, {'%g0' if gradients else '%w'})\n"
+            "  %t : Tensor = aten::mul(%s, %w)\n  return (%t)"
         )
 
     forward, *_ = rewrite(*graphs(0), 0, [], [], [0, 1, 2])

@@ -7,6 +7,7 @@ None where they are not what torch is known to make. Each graph is optimised, an
 that. Order of `STEPS`, and why:
 
   keep_nothing          first: a backward without gradients has nothing for the others
+  leave_idle            before all that asks what has a gradient, or what the backward reads
   join                  before all that asks who reads what is kept, which may be kept several times
   choose_gradients      these six, up to cast_gradients, correct autodiff's formulas. They come before the
   share_ties            steps that count what the backward reads, which is what the corrected formulas read
@@ -84,6 +85,10 @@ def _keep_nothing(work: Work) -> None:
         work.numbers = work.saved.drop_all()
 
 
+def _leave_idle(work: Work) -> None:
+    work.saved = work.saved.without_idle()
+
+
 def _save_stand_ins(work: Work) -> None:
     work.saved = save_stand_ins(work.saved)
 
@@ -120,6 +125,7 @@ def _on_saved(step: Callable[[SavedValues], object]) -> Pass:
 
 STEPS = (
     Pass("keep_nothing", _keep_nothing),
+    Pass("leave_idle", _leave_idle),
     _on_saved(SavedValues.join),
     _on_saved(formulas.choose_gradients),
     _on_saved(formulas.share_ties),

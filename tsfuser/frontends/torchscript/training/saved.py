@@ -10,7 +10,7 @@ which value is which, and drops what the backward needs no more. Example, of a f
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ....graph.wrapper import Graph, Value
 
@@ -70,6 +70,19 @@ class SavedValues:
         for j in reversed(range(self.real, len(list(self.forward.outputs())))):
             self.forward.eraseOutput(j)
         return [], []
+
+    def without_idle(self) -> SavedValues:
+        """The same, where what is kept for the backward alone has a gradient only if that is part of what
+        the backward gives. Torch has any tensor that has a gradient require one, and with it the results of
+        the program that are the same tensor, or a view of it. What reaches no result leaves the backward."""
+        for node in reversed(list(self.backward.nodes())):
+            if not any(list(value.uses()) for value in node.outputs()):
+                node.destroy()
+        arguments = list(self.backward.inputs())
+        idle = [k for k, j in enumerate(self.gradients) if j >= self.real and not list(arguments[k].uses())]
+        for k in reversed(idle):
+            self.backward.eraseInput(k)
+        return replace(self, gradients=[j for k, j in enumerate(self.gradients) if k not in idle])
 
     def unused(self) -> set[int]:
         """The outputs that only the backward might read, and does not."""
