@@ -15,10 +15,11 @@ from tsfuser.frontends.dynamo.settings import Settings
 pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
 
 
-def program(function, *examples, donated=None):
+def program(function, *examples, donated=None, **tracing):
     """The boxed function of a graph whose inputs, or those `donated`, belong to it."""
     given = range(len(examples)) if donated is None else donated
-    return compile_graph(make_fx(function)(*examples), Settings(), donated=given)
+    module = make_fx(function, **tracing)(*(e.clone() for e in examples))
+    return compile_graph(module, Settings(), donated=given)
 
 
 def called(run, *values):
@@ -158,6 +159,20 @@ def test_what_only_an_earlier_kernel_reads_is_written_over(donated, taken, devic
         )
     several = tsfuser.stats()["launches"] > 3
     assert [found.data_ptr() == a for a in addresses] == [several and k == taken for k in range(3)]
+
+
+def test_an_operand_that_is_returned_keeps_its_memory(device):
+    """Dropout gives it back in evaluation, if nothing has decomposed the op."""
+
+    def function(x):
+        return F.dropout(x, 0.5, training=False), x.sin() * 2
+
+    x = torch.randn(37, 50, device=device)
+    run = program(function, x, pre_dispatch=True)
+    for _ in range(2):
+        found, [address] = called(run, x)
+        assert found[0].data_ptr() == address and torch.equal(found[0], x)
+        assert_matches(found[1], function(x)[1], ops=2)
 
 
 def test_what_all_rows_read_is_not_written_by_the_first(device):

@@ -42,6 +42,8 @@ def stages(call, fusion, machine=GPU):
     for _, stage in found:
         complaint = segment.verify(stage.segment) or schedule_verify.verify(stage.schedule)
         assert complaint is None, f"{complaint}\n{stage.segment}\n{stage.schedule}"
+    stored = [(b.kind, b.index) for _, stage in found for b in stage.segment.stores]
+    assert len(stored) == len(set(stored)), "two kernels store one tensor"
     return [stage for _, stage in found], allocations.temporaries
 
 

@@ -41,32 +41,26 @@ def reuses(fusion: Fusion, stages: Sequence[Stage]) -> tuple[Reuse, ...]:
     """The pairs of a plan with these kernels, in the order of their launches."""
     if fusion.lookups:  # a call whose index is out of range is run once more, unfused
         return ()
-    stores = [{b.index for b in stage.segment.stores if b.kind is BufferKind.ALLOCATION} for stage in stages]
-    wanted = {u.index for u in fusion.updates} | {what for kind, what in fusion.results if kind == "input"}
-    found: list[list[Reuse]] = []
-    for stage, stored in zip(reversed(stages), reversed(stores)):
+    wanted = {what for kind, what in fusion.results if kind == "input"}
+    found: list[Reuse] = []
+    for stage in reversed(stages):
         inside = [r for r in _in_kernel(stage) if r.argument not in wanted]
         wanted |= _read(stage.segment)
-        found.append(inside + _of_earlier_kernels(fusion, stored, wanted))
-    earlier: set[int] = set()  # allocations that kernels before have touched: nothing has to be there yet
-    made: list[Reuse] = []
-    for pairs, stored in zip(reversed(found), stores):
-        own = {k for k in stored - earlier if k < len(fusion.outputs)}
-        made += [r for r in pairs if r.allocation in own]
-        earlier |= stored
-    return tuple(made)
+        pairs = [*inside, *_of_earlier_kernels(fusion, stage.segment, wanted)]
+        found = [r for r in pairs if r.allocation < len(fusion.outputs)] + found
+    return tuple(found)
 
 
-def _of_earlier_kernels(fusion: Fusion, stored: set[int], wanted: set[int]) -> list[Reuse]:
-    """The pairs of a kernel that stores these allocations. Only `wanted` arguments are needed from then on.
-    Where the elements lie does not matter; C++ compares the sizes in memory."""
+def _of_earlier_kernels(fusion: Fusion, segment: Segment, wanted: set[int]) -> list[Reuse]:
+    """The pairs of one kernel, the only one that stores its results. Only `wanted` arguments are needed from
+    then on. Where the elements lie does not matter; C++ compares the sizes in memory."""
     return [
-        Reuse(k, given.index)
-        for k in sorted(stored)
+        Reuse(store.index, given.index)
+        for store in segment.stores
         for given in fusion.inputs
-        if k < len(fusion.outputs)
+        if store.kind is BufferKind.ALLOCATION
         and given.index not in wanted
-        and given.value.dtype == fusion.outputs[k].value.dtype
+        and given.value.dtype == store.value.dtype
     ]
 
 
