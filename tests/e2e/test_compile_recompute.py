@@ -181,6 +181,22 @@ class Attention(nn.Module):
         return F.dropout(p, self.dropout).to(x.dtype) @ x
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_an_input_that_is_written_before_the_backward(recompute):
+    """Eager saves the result. The backward computes it again from the input, if it may."""
+    leaf = torch.randn(6, 8, requires_grad=True)
+    x = leaf * 1
+    y = torch.compile(lambda x: x.tan() * 2, backend="tsfuser", options={"recompute": recompute})(x)
+    expected = y.detach() ** 2 / 2 + 2
+    with torch.no_grad():
+        x.add_(1)
+    if recompute:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(y.sum(), leaf)
+    else:
+        assert_matches(torch.autograd.grad(y.sum(), leaf)[0], expected, ops=4)
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("log", [False, True])
 def test_a_softmax_is_computed_again_from_operands_of_16_bits(log, dynamic, device):
