@@ -10,8 +10,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -89,6 +91,15 @@ std::vector<Value*> used_outputs(Node& node) {
   return found;
 }
 
+std::vector<size_t> ids(const std::vector<Value*>& values) {
+  std::vector<size_t> found;
+  found.reserve(values.size());
+  for (const Value* value : values) {
+    found.push_back(value->unique());
+  }
+  return found;
+}
+
 bool is_item(const c10::Type& type) {
   const auto kind = type.kind();
   return kind == c10::TypeKind::IntType || kind == c10::TypeKind::FloatType ||
@@ -140,6 +151,36 @@ std::optional<uintptr_t> schema_key(const Node& node) {
   return schema && !schema->is_vararg() ? reinterpret_cast<uintptr_t>(schema) : 0;
 }
 
+// A graph with the arguments as its inputs, copies of the constants and of the nodes, which read nothing
+// else, and the results as its outputs.
+std::shared_ptr<Graph> subgraph(const std::vector<Node*>& nodes, const std::vector<Value*>& arguments,
+                                const std::vector<Value*>& constants, const std::vector<Value*>& results) {
+  const auto graph = std::make_shared<Graph>();
+  std::unordered_map<const Value*, Value*> inner;
+  const auto copy = [&](Node* node) {
+    Node* made = graph->appendNode(graph->createClone(node, [&](Value* value) { return inner.at(value); }));
+    for (size_t i = 0; i < node->outputs().size(); ++i) {
+      inner[node->output(i)] = made->output(i);
+    }
+  };
+  for (const Value* value : arguments) {
+    inner[value] = graph->addInput()->setType(value->type());
+  }
+  for (Value* value : constants) {
+    for (Value* item : value->node()->inputs()) {  // of a list
+      if (inner.count(item) == 0) {
+        copy(item->node());
+      }
+    }
+    copy(value->node());
+  }
+  std::for_each(nodes.begin(), nodes.end(), copy);
+  for (const Value* value : results) {
+    graph->registerOutput(inner.at(value));
+  }
+  return graph;
+}
+
 // A binding of a question about a block; a graph stands for its top block.
 template <class Answer, class... More>
 void of_block(py::module_& m, const char* name, Answer (*ask)(Block&, More...)) {
@@ -154,6 +195,8 @@ void bind_nodes(py::module_& m) {
   m.def("outputs", &outputs_of);
   m.def("blocks", &blocks_of);
   m.def("used_outputs", &used_outputs);
+  m.def("ids", &ids);
+  m.def("subgraph", &subgraph);
   m.def("use_count", [](const Value& value) { return value.uses().size(); });
   of_block(m, "blocks_within", &blocks_within);
   of_block(m, "nodes_of", &nodes_of);

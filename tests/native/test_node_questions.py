@@ -93,3 +93,48 @@ def test_schemas_have_names_of_arguments():
     for _ in range(2):  # asked, then remembered
         assert wrapper.schema(cat).arguments == ("tensors", "dim")
         assert wrapper.schema(graph.findNode("prim::ListConstruct", True)) is None
+
+
+def test_questions_about_the_nodes_of_a_block():
+    graph = torch._C.parse_ir("""graph(%c : bool, %x : Float(2, 3, strides=[3, 1], device=cpu)):
+  %a : Tensor = aten::relu(%x)
+  %b : Float(*, *, device=cpu) = aten::relu(%x)
+  %unread : Tensor = aten::neg(%a)
+  %both : Float(*, *, device=cpu), %undefined : Tensor = prim::If(%c)
+    block0():
+      %inner : Tensor = aten::relu(%b)
+      -> (%inner, %a)
+    block1():
+      -> (%b, %a)
+  return (%both, %a, %a)
+""")
+    a, b, unread, branch = graph.nodes()
+    assert wrapper.nodes_of(graph, ("aten::relu", "aten::tanh")) == [a, b]
+    assert wrapper.nodes_of(graph, ["aten::neg", "prim::If"]) == [unread, branch]
+    assert wrapper.nodes_with_blocks(graph) == [branch]
+    assert wrapper.nodes_without_types(graph) == [a, branch]
+    block = wrapper.blocks(branch)[0]
+    assert (
+        wrapper.nodes_without_types(block) == wrapper.nodes_of(block, ("aten::relu",)) == list(block.nodes())
+    )
+    assert wrapper.used_outputs(unread) == [] and wrapper.used_outputs(branch) == [branch.outputsAt(0)]
+    assert wrapper.ids([a.output(), b.output()]) == [a.output().unique(), b.output().unique()]
+    assert list(map(wrapper.use_count, (a.output(), unread.output()))) == [5, 0]
+
+
+def test_a_copy_of_nodes_reads_copies():
+    graph = torch._C.parse_ir(GRAPH)
+    found = values(graph)
+    nodes = [found["pair"].node(), found["a"].node()]
+    copy = _C.subgraph(nodes, [found["x"]], [found["one"], found["known"]], [found["a"]])
+    assert [n.kind() for n in copy.nodes()] == [
+        "prim::Constant",
+        "prim::ListConstruct",
+        "prim::ListConstruct",
+        "aten::cat",
+    ]
+    one, known, pair, cat = copy.nodes()
+    (x,) = copy.inputs()
+    assert wrapper.inputs(known) == [one.output()] * 2 and wrapper.inputs(pair) == [x] * 2
+    assert wrapper.inputs(cat) == [pair.output(), one.output()]
+    assert list(copy.outputs()) == [cat.output()]

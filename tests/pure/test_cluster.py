@@ -1,7 +1,6 @@
 """Clusters of nodes: acyclic, bounded, and as large as the order of nodes allows."""
 
 import sys
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -62,13 +61,13 @@ def test_what_must_be_in_memory_is_made_by_another_cluster():
     """The last node looks elements up in what the second makes; the first is read by both."""
     items = program([((1000,), "cpu", ()), ((0,), "cpu", ()), ((1, 0), "cpu", ())])
     assert clusters(items) == [[0, 1, 2]]
-    items[2] = replace(items[2], apart=(1,))
+    items[2] = items[2]._replace(apart=(1,))
     assert clusters(items) == [[0, 1], [2]]
     items = program([((1000,), "cpu", ()), ((1001,), "cpu", ()), ((0, 1), "cpu", ()), ((2, 0), "cpu", ())])
-    items[3] = replace(items[3], apart=(0,))
+    items[3] = items[3]._replace(apart=(0,))
     assert clusters(items) == [[0, 1, 2], [3]]
     items = program([((1000,), "cpu", ()), ((0, 1001), "cpu", ()), ((1001, 1002), "cpu", ())])
-    items[1] = replace(items[1], apart=(0,))
+    items[1] = items[1]._replace(apart=(0,))
     assert clusters(items) == [[0], [1, 2]]
 
 

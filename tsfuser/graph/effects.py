@@ -69,16 +69,16 @@ def effect(node: Node) -> int:
     kind = node.kind()
     if kind in _PURE:
         return PURE
+    if kind in without_row.ACTING or kind == "prim::RaiseException" or kind == "prim::Print":
+        return ACTS
+    if kind.startswith(("aten::", "tsfuser::")):
+        its_schema = schema(node)
+        return WRITES if its_schema is None or its_schema.writes or secretly_written(node) else PURE
     inner = [node.g("Subgraph")] if kind in _WITH_GRAPH else blocks(node)
     if inner:
         found = max((effect(n) for block in inner for n in block.nodes()), default=PURE)
         return PURE if found == WRITES and blocks(node) and _keeps_to_itself(node) else found
-    if kind == "prim::RaiseException" or kind == "prim::Print" or kind in without_row.ACTING:
-        return ACTS
-    found = schema(node) if kind.startswith(("aten::", "tsfuser::")) else None
-    if found is None or found.writes or secretly_written(node):
-        return WRITES
-    return PURE
+    return WRITES
 
 
 def draws(node: Node) -> bool:
@@ -144,7 +144,8 @@ class Effects:
     def __init__(self, graph: Graph):
         all_nodes = [node for block in all_blocks(graph) for node in block.nodes()]
         found = {effect(node) for node in all_nodes}
-        writes = WRITES in found
+        #: Whether anything in the graph may write.
+        self.writes = writes = WRITES in found
         self._pure = found <= {PURE}  # and stays so: passes make pure nodes only
         self._aliases = graph.alias_db() if writes else None
         self._written: dict[int, bool] = {}
@@ -162,7 +163,7 @@ class Effects:
     def is_written(self, value: Value) -> bool:
         """Whether anything in the graph may write to memory that the value may share; where alias analysis
         is misled, this may be so for any value."""
-        if self._aliases is None:
+        if not self.writes:
             return False
         if self.misled:
             return True

@@ -57,6 +57,8 @@ nodes_of: Callable[[Graph | Block, Sequence[str]], list[Node]] = _C.nodes_of
 nodes_with_blocks: Callable[[Graph | Block], list[Node]] = _C.nodes_with_blocks
 #: The nodes of a block with a tensor of which dtype, device or rank is unknown among their results.
 nodes_without_types: Callable[[Graph | Block], list[Node]] = _C.nodes_without_types
+#: The numbers of values.
+ids: Callable[[Sequence[Value]], list[int]] = _C.ids
 #: How many uses a value has.
 use_count: Callable[[Value], int] = _C.use_count
 #: Whether a value is a Tensor; an Optional[Tensor] is not.

@@ -18,6 +18,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 #: A kernel's arguments (tensors in and out, numbers). Beyond that argument structs and registers for
 #: pointers grow for nothing.
@@ -31,8 +32,7 @@ MAX_NODES = 256
 SIBLINGS = 4
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """A node. `device` is None for what cannot be fused. `loose`: may join, but only a cluster on `device`,
     and never starts one. `after`: positions that must come before. `reads`: value ids that would be
     arguments of a kernel. `makes`: value id -> its uses, not counting those that ask for sizes. `meets`:
@@ -48,7 +48,7 @@ class Item:
     apart: tuple[int, ...] = ()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Unit:
     """A cluster, or a single item that is none. `bits`: its own names in masks; `above`: those of all
     clusters that must precede it."""

@@ -7,7 +7,6 @@ blocks of Ifs and Loops."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from .. import options
@@ -24,13 +23,17 @@ from ..graph.wrapper import (
     Node,
     Value,
     blocks,
+    ids,
     inputs,
     is_constant,
     is_plain_list,
     is_tensor,
     is_tensor_list,
+    nodes_of,
+    nodes_with_blocks,
     operands,
     outputs,
+    use_count,
     with_items,
 )
 from ..ops import unsupported
@@ -80,7 +83,7 @@ def _separate_blocks(graph: Graph, knowledge: Knowledge) -> Iterator[Graph | Blo
     while waiting:
         block = waiting.pop()
         yield block
-        for node in block.nodes():
+        for node in nodes_with_blocks(block):
             if node.kind() not in CONTROL or examine(node, knowledge).reason is not None:
                 waiting += blocks(node)
 
@@ -94,12 +97,14 @@ class _Block:
         self.effects, self.knowledge, self.refusals = effects, knowledge, refusals
         self.operands: list[list[Value]] = [_data(node) for node in self.nodes]
         self.results: list[list[Value]] = [outputs(node) for node in self.nodes]
+        self.read: list[list[int]] = [ids(values) for values in self.operands]
+        self.made: list[list[int]] = [ids(values) for values in self.results]
         self.maker: dict[int, int] = {}  # value -> position, constants left out: they are always there
         for i, node in enumerate(self.nodes):
             if node.kind() != CONSTANT:
-                self.maker.update((v.unique(), i) for v in self.results[i])
+                self.maker.update(dict.fromkeys(self.made[i], i))
         self.changed: dict[int, set[int]] = {}  # value -> positions of the nodes that change it secretly
-        for i, node in enumerate(self.nodes):
+        for i, node in enumerate(self.nodes if effects.writes else ()):
             for v in secretly_written(node):
                 self.changed.setdefault(v.unique(), set()).add(i)
         self.verdicts = [self._examine(i, node, refusals) for i, node in enumerate(self.nodes)]
@@ -110,7 +115,7 @@ class _Block:
         if not any(verdict.reason is None for verdict in self.verdicts):
             return []
         items = self._items()
-        whole = [self._with_lists(i, item) for i, item in enumerate(items)]
+        whole = [self._with_lists(i, item) for i, item in enumerate(items)] if self._has_lists() else items
         merged, found = self._merged(items, self._candidates(), lone_reductions)
         pieces = arrange(whole, found)
         if pieces is None:  # a list in a group holds the size of a view in it, which nothing has computed yet
@@ -125,8 +130,9 @@ class _Block:
         reorder(self.block, [self.nodes[i] for piece in pieces for i in piece])
         made = []
         for members in found:
-            written = any(self.effects.is_written(v) for i in members for v in self.results[i])
-            writes = any(effect(self.nodes[i]) == WRITES for i in members)
+            writing = members if self.effects.writes else ()
+            written = any(self.effects.is_written(v) for i in writing for v in self.results[i])
+            writes = any(effect(self.nodes[i]) == WRITES for i in writing)
             group = outline(graph, [self.nodes[i] for i in members])
             self.effects.learn(outputs(group), written)
             made.append(Group(group, written or writes))
@@ -142,20 +148,23 @@ class _Block:
 
     def _examine(self, i: int, node: Node, refusals: Refusals) -> Verdict:
         verdict = examine(node, self.knowledge, options.state.skip_kinds)
-        if verdict.reason is None:
-            shared = operands(node) + outputs(node) if node.kind() in CONTROL else []
-            written = any(self.effects.is_written(v) for v in shared if is_tensor(v))
-            if written or self.effects.may_return_written(node):
-                verdict = Verdict(reason="its result may share memory with a tensor that is changed in place")
-            elif any(
-                self.effects.is_written(v) and (is_plain_list(v) or is_tensor_list(v)) for v in inputs(node)
-            ):
-                verdict = Verdict(reason="it reads a list that is changed in place")
-            elif any(self.changed.get(v.unique(), set()) - {i} for v in self.operands[i]):
-                verdict = Verdict(reason="it reads running statistics that another op changes")
+        if verdict.reason is None and self.effects.writes and (reason := self._shared(i, node)) is not None:
+            verdict = Verdict(reason=reason)
         if verdict.reason:
             refusals.add(node, verdict.reason)
         return verdict
+
+    def _shared(self, i: int, node: Node) -> str | None:
+        """Why a node cannot be fused for what else writes to its operands or results."""
+        shared = operands(node) + outputs(node) if node.kind() in CONTROL else []
+        written = any(self.effects.is_written(v) for v in shared if is_tensor(v))
+        if written or self.effects.may_return_written(node):
+            return "its result may share memory with a tensor that is changed in place"
+        if any(self.effects.is_written(v) and (is_plain_list(v) or is_tensor_list(v)) for v in inputs(node)):
+            return "it reads a list that is changed in place"
+        if any(self.changed.get(key, set()) - {i} for key in self.read[i]):
+            return "it reads running statistics that another op changes"
+        return None
 
     def _fusible_views(self, refusals: Refusals) -> dict[int, int]:
         """Position -> position of the only reader, of the views that may be in a group: with that reader.
@@ -210,10 +219,10 @@ class _Block:
     def _readers(self, positions: Iterable[int]) -> dict[int, set[int]]:
         """Position -> the positions that read its results, -1 for a reader in another block, or none."""
         found: dict[int, set[int]] = {i: set() for i in positions}
-        uses = {i: sum(len(v.uses()) for v in self.results[i]) for i in found}
-        for j, values in enumerate(self.operands):
-            for v in values:
-                i = self.maker.get(v.unique())
+        uses = {i: sum(map(use_count, self.results[i])) for i in found}
+        for j, keys in enumerate(self.read if found else ()):
+            for key in keys:
+                i = self.maker.get(key)
                 if i in found:
                     found[i].add(j)
                     uses[i] -= 1
@@ -236,20 +245,18 @@ class _Block:
         items = []
         for i, node in enumerate(self.nodes):
             verdict = self.verdicts[i]
-            read = [v for v in self.operands[i] if not is_tensor_list(v)]
-            makers = (self.maker.get(v.unique()) for v in read)
-            after = {j for j in makers if j is not None}
+            read = [(key, v) for key, v in zip(self.read[i], self.operands[i]) if not is_tensor_list(v)]
+            after = {self.maker[key] for key, _ in read if key in self.maker}
             after.update(self.order.get(i, ()))
             if verdict.reason is not None:
                 items.append(Item(tuple(after)))
                 continue
-            reads = tuple(v.unique() for v in read if not is_constant(v))
-            makes = tuple(
-                (v.unique(), len(v.uses()) - metadata_uses.get(v.unique(), 0)) for v in self.results[i]
-            )
+            reads = tuple([key for key, v in read if not is_constant(v)])
+            made = zip(self.made[i], self.results[i])
+            makes = tuple([(key, use_count(v) - metadata_uses.get(key, 0)) for key, v in made])
             row = row_of(node)
             joins = row is not None and row[0].joins
-            meets = () if joins else tuple(v.unique() for v in read if self._is_worth_sharing(v))
+            meets = () if joins else tuple([key for key, v in read if self._is_worth_sharing(v)])
             table = table_of(node) if row is not None and row[0].table else None
             apart = (self.maker[table.unique()],) if table and table.unique() in self.maker else ()
             items.append(
@@ -261,7 +268,10 @@ class _Block:
         """`item` after all that its node needs, also lists of tensors, and what such a list holds."""
         makers = (self.maker.get(v.unique()) for v in inputs(self.nodes[i]))
         missing = {j for j in makers if j is not None}.difference(item.after)
-        return replace(item, after=tuple(sorted({*item.after, *missing}))) if missing else item
+        return item._replace(after=tuple(sorted({*item.after, *missing}))) if missing else item
+
+    def _has_lists(self) -> bool:
+        return bool(nodes_of(self.block, (LIST,)))
 
     def _metadata_uses(self) -> dict[int, int]:
         """Value -> how many nodes of the block ask for its sizes or dtype only."""
@@ -319,8 +329,9 @@ def _data(node: Node) -> list[Value]:
     itself."""
     if node.kind() == LIST and is_tensor_list(node.output()):
         return []
-    lists = [v for v in inputs(node) if is_tensor_list(v)]
-    return with_items(operands(node)) + lists if lists else operands(node)
+    read = operands(node)  # inputs first
+    lists = [v for v in read[: node.inputsSize()] if is_tensor_list(v)]
+    return with_items(read) + lists if lists else read
 
 
 def _is_part(node: Node) -> bool:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
+from .. import _C
 from ..graph.wrapper import (
     GROUP,
     Block,
@@ -17,11 +16,13 @@ from ..graph.wrapper import (
     Node,
     Value,
     end_of,
+    ids,
     inputs,
     is_constant,
     is_tensor,
     operands,
     outputs,
+    use_count,
 )
 
 
@@ -34,31 +35,22 @@ def reorder(block: Graph | Block, nodes: Sequence[Node]) -> None:
 
 def outline(graph: Graph, nodes: Sequence[Node]) -> Node:
     """Makes the group of `nodes`, which stand in one piece, and destroys them. Returns the group node."""
-    made = {v.unique() for node in nodes for v in outputs(node)}
+    made = [v for node in nodes for v in outputs(node)]
+    inside = dict.fromkeys(ids(made), 0)  # value -> how often it is read inside
     external: dict[int, Value] = {}
-    inside: dict[int, int] = {}
     for node in nodes:
-        for v in operands(node):
-            if v.unique() in made:
-                inside[v.unique()] = inside.get(v.unique(), 0) + 1
+        read = operands(node)
+        for key, v in zip(ids(read), read):
+            if key in inside:
+                inside[key] += 1
             else:
-                external.setdefault(v.unique(), v)
+                external[key] = v
     arguments = [v for v in external.values() if not is_constant(v)]
     arguments.sort(key=lambda v: not is_tensor(v))
-    subgraph = torch._C.Graph()
-    mapping: dict[int, Value] = {}
-    for v in arguments:
-        mapping[v.unique()] = _add_input(subgraph, v)
-    for v in external.values():
-        if is_constant(v):
-            _copy_constant(subgraph, v, mapping)
-    for node in nodes:
-        _copy(subgraph, node, mapping)
-    results = [v for node in nodes for v in outputs(node) if len(v.uses()) > inside.get(v.unique(), 0)]
-    for v in results:
-        subgraph.registerOutput(mapping[v.unique()])
+    constants = [v for v in external.values() if is_constant(v)]
+    results = [v for v, uses in zip(made, inside.values()) if use_count(v) > uses]
     group = graph.create(GROUP, arguments, len(results))
-    group.g_("Subgraph", subgraph)
+    group.g_("Subgraph", _C.subgraph(nodes, arguments, constants, results))
     group.insertBefore(nodes[0])
     for old, new in zip(results, outputs(group)):
         new.copyMetadata(old)
@@ -82,24 +74,3 @@ def inline(graph: Graph, group: Node) -> list[Node]:
         outer.replaceAllUsesWith(mapping[inner.unique()])
     group.destroy()
     return made
-
-
-def _add_input(subgraph: Graph, value: Value) -> Value:
-    result = subgraph.addInput()
-    result.setType(value.type())
-    return result
-
-
-def _copy(subgraph: Graph, node: Node, mapping: dict[int, Value]) -> None:
-    copy = subgraph.createClone(node, lambda v: mapping[v.unique()])
-    subgraph.appendNode(copy)
-    for old, new in zip(outputs(node), outputs(copy)):
-        mapping[old.unique()] = new
-
-
-def _copy_constant(subgraph: Graph, value: Value, mapping: dict[int, Value]) -> None:
-    """Copies the constant, or the list of constants, that makes `value`."""
-    for part in inputs(value.node()):
-        if part.unique() not in mapping:
-            _copy(subgraph, part.node(), mapping)
-    _copy(subgraph, value.node(), mapping)

@@ -40,11 +40,10 @@ def views_of(nodes: list[Node]) -> set[int]:
     found: set[int] = set()
     made: set[int] = set()
     for i, node in enumerate(nodes):
-        if node.outputsSize() != 1 or not is_tensor(node.output()):
-            continue
-        if _gives_view(node, made):
+        results = outputs(node)
+        if len(results) == 1 and is_tensor(results[0]) and _gives_view(node, made):
             found.add(i)
-            made.add(node.output().unique())
+            made.add(results[0].unique())
     return found
 
 
