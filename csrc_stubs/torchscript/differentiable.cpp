@@ -364,7 +364,7 @@ torch::jit::Operation make_gradient_check(const Node* node) {
     check(stack);
     if (refused) {
       stack.back() = false;
-    } else if (direct && stack.back().toBool() && direct->is_ready()) {
+    } else if (direct && stack.back().toBool() && direct->takes_calls()) {
       next_direct() = direct.get();
       stack.back() = false;
     }

@@ -10,13 +10,12 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/passes/lower_grad_of.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
 #include <torch/csrc/jit/python/update_graph_executor_opt.h>
 
 #include <algorithm>
-#include <map>
-#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -28,22 +27,6 @@ using torch::autograd::variable_list;
 using torch::jit::Node;
 using torch::jit::Stack;
 using NodePtr = decltype(std::declval<torch::autograd::Node&>().getptr());  // torch has changed the type
-
-const auto& direct_mark() {
-  static const auto mark = c10::Symbol::attr("direct");
-  return mark;
-}
-
-struct Marks {
-  std::mutex mutex;
-  int64_t next = 0;
-  std::map<int64_t, std::weak_ptr<DirectGraph>> graphs;
-};
-
-Marks& marks() {
-  static Marks* m = new Marks;  // leaked: threads may ask as long as they run
-  return *m;
-}
 
 thread_local const torch::jit::Operation* copied = nullptr;
 
@@ -60,32 +43,21 @@ bool has_lists_of_tensors(at::ArrayRef<torch::jit::Value*> values) {
   });
 }
 
-// The only differentiable graph of the If's first block, which gives its results.
-Node* only_graph(Node& choice) {
-  Node* found = nullptr;
-  for (Node* node : choice.blocks()[0]->nodes()) {
-    if (node->kind() == c10::prim::DifferentiableGraph && !found) {
-      found = node;
-    } else if (node->kind() != c10::prim::Drop) {
-      return nullptr;
-    }
-  }
-  return found && choice.blocks()[0]->outputs() == found->outputs() ? found : nullptr;
+// Whether an op of the block may give an undefined gradient where it is given a defined one.
+bool may_lack_gradients(const torch::jit::Block& block) {
+  static const auto kind = c10::Symbol::fromQualString("aten::_batch_norm_impl_index_backward");
+  constexpr size_t weight = 3;
+  return std::any_of(block.nodes().begin(), block.nodes().end(), [](const Node* node) {
+    const auto inner = node->blocks();
+    return (node->kind() == kind && !is_tensor_type(node->input(weight)->type())) ||
+           std::any_of(inner.begin(), inner.end(),
+                       [](const torch::jit::Block* block) { return may_lack_gradients(*block); });
+  });
 }
 
-// Whether the fallback's call takes the inputs of the graph, and gives a tuple of its results.
-bool stands_for(Node& call, Node& graph, const Node& check) {
-  const auto given = call.inputs().slice(1), inputs = graph.inputs();
-  bool same = given.size() == inputs.size();
-  for (size_t i = 0; same && i < given.size(); ++i) {
-    const auto* value = inputs[i]->node() == &check ? check.input(inputs[i]->offset()) : inputs[i];
-    same = value == given[i];
-  }
-  if (!same || call.outputs().size() != 1 || call.output()->uses().size() != 1) {
-    return false;
-  }
-  Node* unpacked = call.output()->uses()[0].user;
-  return unpacked->kind() == c10::prim::TupleUnpack && unpacked->outputs() == call.owningBlock()->outputs();
+bool is_empty(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() &&
+         at::isFloatingType(value.toTensor().scalar_type()) && value.toTensor().numel() == 0;
 }
 
 }  // namespace
@@ -149,7 +121,8 @@ class DirectBackward : public torch::autograd::Node {
     variable_list given;
     given.reserve(results->elements().size());
     for (const c10::IValue& result : results->elements()) {
-      given.push_back(result.isTensor() ? gradient_of(given.size(), result.toTensor()) : at::Tensor());
+      const bool asked = result.isTensor() && task_should_compute_output(given.size());
+      given.push_back(asked ? result.toTensor() : at::Tensor());
     }
     return given;
   }
@@ -182,16 +155,6 @@ class DirectBackward : public torch::autograd::Node {
     }
   }
 
-  at::Tensor gradient_of(size_t i, const at::Tensor& gradient) const {
-    if (!task_should_compute_output(i)) {
-      return {};
-    }
-    const auto& edge = next_edge(i);
-    return gradient.defined() || !edge.is_valid()
-               ? gradient
-               : edge.function->input_metadata(edge.input_nr).zeros_like();
-  }
-
   const std::shared_ptr<const DirectGraph> graph_;
   struct Place {
     uint32_t position;
@@ -201,39 +164,6 @@ class DirectBackward : public torch::autograd::Node {
   std::vector<SavedVariable> tensors_;
   c10::SmallVector<c10::IValue, 4> others_;
 };
-
-std::shared_ptr<DirectGraph> DirectGraph::behind(const Node& check) {
-  const auto calls = fallbacks(check);
-  if (calls.size() != 1) {
-    return nullptr;
-  }
-  Node& choice = *calls[0].first->owningBlock()->owningNode();
-  Node* graph = only_graph(choice);
-  if (!graph || !stands_for(*calls[0].first, *graph, check)) {
-    return nullptr;
-  }
-  const auto made = std::make_shared<DirectGraph>();
-  const std::lock_guard<std::mutex> lock(marks().mutex);
-  graph->i_(direct_mark(), marks().next);
-  marks().graphs[marks().next++] = made;
-  return made;
-}
-
-std::shared_ptr<DirectGraph> DirectGraph::marked(Node& node) {
-  if (!node.hasAttribute(direct_mark())) {
-    return nullptr;
-  }
-  const int64_t mark = node.i(direct_mark());
-  node.removeAttribute(direct_mark());
-  const std::lock_guard<std::mutex> lock(marks().mutex);
-  const auto found = marks().graphs.find(mark);
-  if (found == marks().graphs.end()) {
-    return nullptr;
-  }
-  const auto graph = found->second.lock();
-  marks().graphs.erase(found);
-  return graph;
-}
 
 const torch::jit::Operation* DirectGraph::being_copied() { return copied; }
 
@@ -258,12 +188,17 @@ void DirectGraph::take(const Node& node, const torch::jit::Operation& operation)
                        return is_tensor_type(forward.outputs()[i]->type());
                      });
   if (!known) {
-    state_ = State::Never;
     return;
   }
   forward_executor_ = forwards[0];
   backward_executor_ = backwards[0];
   note_what_is_saved(node);
+  const auto& backward = node.g(c10::attr::ReverseSubgraph);
+  if (may_lack_gradients(*backward->block())) {
+    const auto plain = backward->copy();
+    torch::jit::LowerGradOf(*plain);
+    plain_backward_ = std::make_unique<torch::jit::Code>(plain, "");
+  }
   code_ = std::move(code);
 }
 
@@ -281,6 +216,7 @@ void DirectGraph::note_what_is_saved(const Node& node) {
       given_.push_back(j);
     }
   }
+  outputs_ = next;
   for (const int64_t j : node.is(c10::attr::df_input_vjps)) {
     gradients_.push_back(numbers[j]);
   }
@@ -298,16 +234,18 @@ void DirectGraph::note_what_is_saved(const Node& node) {
   }
 }
 
-bool DirectGraph::is_ready() {
+bool DirectGraph::takes_calls() {
+  if (!code_ || !torch::jit::getGraphExecutorOptimize()) {
+    return false;
+  }
   if (C10_UNLIKELY(state_.load(std::memory_order_acquire) == State::Profiling)) {
     look_at_plans();
   }
-  return state_.load(std::memory_order_acquire) == State::Ready && torch::jit::getGraphExecutorOptimize();
+  return true;
 }
 
 void DirectGraph::look_at_plans() {
-  if (!code_ || !forward_executor_->isOptimized() || !backward_executor_->isOptimized() ||
-      !torch::jit::getGraphExecutorOptimize()) {
+  if (!forward_executor_->isOptimized() || !backward_executor_->isOptimized()) {
     return;
   }
   const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
@@ -360,17 +298,8 @@ void DirectGraph::run(Stack& stack) const {
   for (const Saved& saved : saved_inputs_) {
     node->save(inputs[saved.index], saved.position, /*is_output=*/false);
   }
-  if (forward_->has_tensor_ops()) {
-    for (size_t i = stack.size() - inputs_; i < stack.size(); ++i) {
-      forget_history(stack[i]);
-    }
-  }
-  {
-    const at::NoGradGuard no_grad;
-    forward_->run(stack);
-    forget_histories(stack, forward_->outputs());
-  }
-  const auto outputs = torch::jit::last(stack, forward_->outputs());
+  run_forward(stack);
+  const auto outputs = torch::jit::last(stack, outputs_);
   for (const int64_t j : gradients_) {
     if (j < 0) {
       node->add_undefined_output();
@@ -382,11 +311,34 @@ void DirectGraph::run(Stack& stack) const {
     node->save(outputs[saved.index], saved.position, /*is_output=*/true);
   }
   torch::jit::drop(stack, outputs.size() - results_);
-  counters().add(Count::DirectCalls);
+}
+
+void DirectGraph::run_forward(Stack& stack) const {
+  const bool straight = state_.load(std::memory_order_acquire) == State::Ready;
+  if (!straight || forward_->has_tensor_ops()) {
+    for (size_t i = stack.size() - inputs_; i < stack.size(); ++i) {
+      forget_history(stack[i]);
+    }
+  }
+  const at::NoGradGuard no_grad;
+  if (straight) {
+    forward_->run(stack);
+    counters().add(Count::DirectCalls);
+  } else {
+    forward_executor_->run(stack);
+    const auto first = stack.end() - static_cast<std::ptrdiff_t>(outputs_ + given_.size());
+    for (auto j = given_.rbegin(); j != given_.rend(); ++j) {
+      stack.erase(first + static_cast<std::ptrdiff_t>(*j));
+    }
+  }
+  forget_histories(stack, outputs_);
 }
 
 void DirectGraph::run_backward(Stack& stack) const {
-  if (c10::GradMode::is_enabled() || !torch::jit::getGraphExecutorOptimize()) {
+  const bool straight = state_.load(std::memory_order_acquire) == State::Ready;
+  if (C10_UNLIKELY(plain_backward_ && std::any_of(stack.begin(), stack.end(), is_empty))) {
+    torch::jit::InterpreterState(*plain_backward_).run(stack);
+  } else if (!straight || c10::GradMode::is_enabled() || !torch::jit::getGraphExecutorOptimize()) {
     backward_executor_->run(stack);
   } else {
     backward_->run(stack);

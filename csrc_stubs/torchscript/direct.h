@@ -1,14 +1,20 @@
-// A prim::DifferentiableGraph whose forward and backward run without executors and interpreters.
+// A prim::DifferentiableGraph with an autograd node of ours.
 //
 // Torch's operator runs an executor's plan in an interpreter, forward and backward, on detached copies of
-// its operands. Once both executors have optimised their graphs, and if both are `StraightLine`s, our
-// operator does the same with an autograd node of its own: it saves the same values in the same order,
-// makes the same edges, and raises the same errors.
+// its operands. Our operator does the same with the same executors: it saves the same values in the same
+// order, makes the same edges, and raises the same errors. Two things differ. Once both executors have
+// optimised their graphs, and if both are `StraightLine`s, these run, without executors and interpreters.
+// And an input that no gradient reaches gets none, as in eager; torch's operator makes zeros for it.
 //
-// Torch's operator stays in the program's code: earlier calls use it, and tools look at its graphs. So the
-// check before the differentiable graph (differentiable.cpp) sends a call to the fallback, as it does if
-// the graph may not run, and notes that the call has to run directly. A call that needs a graph of the
-// backward (double backward) runs torch's executor.
+// Torch's operator stays in the program's code, where tools look at its graphs. So the check before the
+// differentiable graph (differentiable.cpp) sends a call to the fallback, as it does if the graph may not
+// run, and notes that the call has to run directly. A call that needs a graph of the backward (double
+// backward) runs torch's executor.
+//
+// Torch's executor of a backward takes what an op gives for a gradient: it puts an addition in the place of
+// one that knows undefined tensors. But a batch norm without weights gives an undefined gradient for an
+// empty batch. Then the backward as autodiff has made it runs, which asks each gradient whether it is
+// defined.
 #pragma once
 
 #include "torchscript/straight_line.h"
@@ -42,8 +48,8 @@ class DirectGraph : public std::enable_shared_from_this<DirectGraph> {
 
   // Takes hold of the executors in the operation, which torch has made of the node.
   void take(const torch::jit::Node& node, const torch::jit::Operation& operation);
-  // Whether calls may run directly by now.
-  bool is_ready();
+  // Whether calls may run here. Finds out whether they may do so without executors by now.
+  bool takes_calls();
   // From the inputs to the results of the differentiable graph.
   void run(torch::jit::Stack& stack) const;
 
@@ -53,6 +59,7 @@ class DirectGraph : public std::enable_shared_from_this<DirectGraph> {
 
   void look_at_plans();
   void note_what_is_saved(const torch::jit::Node& node);
+  void run_forward(torch::jit::Stack& stack) const;
   void run_backward(torch::jit::Stack& stack) const;
 
   std::atomic<State> state_{State::Profiling};
@@ -61,9 +68,11 @@ class DirectGraph : public std::enable_shared_from_this<DirectGraph> {
   torch::jit::GraphExecutor* forward_executor_ = nullptr;
   torch::jit::GraphExecutor* backward_executor_ = nullptr;
   std::unique_ptr<const StraightLine> forward_, backward_;
-  size_t inputs_ = 0, results_ = 0;  // of the differentiable graph
-  // The forward gives the results and what is saved for the backward. Some of the latter it is given: the
-  // straight line leaves these out, and the inputs themselves are saved.
+  std::unique_ptr<torch::jit::Code> plain_backward_;  // for empty batches; may be null
+  size_t inputs_ = 0, results_ = 0;                   // of the differentiable graph
+  // The forward gives the results and what is saved for the backward. Some of the latter it is given: these
+  // are left out, and the inputs themselves are saved.
+  size_t outputs_ = 0;                   // of the forward, but for those that are left out
   std::vector<size_t> given_;            // outputs that are left out
   std::vector<int64_t> gradients_;       // outputs that gradients come for; -1: is left out
   std::vector<int64_t> differentiated_;  // inputs that get a gradient

@@ -1,5 +1,6 @@
 """Which results require a gradient, and which inputs have none: as in eager, where autodiff's graphs say
-otherwise (tsfuser/frontends/torchscript/training/saved.py, `without_idle`)."""
+otherwise (tsfuser/frontends/torchscript/training/saved.py, `without_idle`), or torch's operator of these
+graphs gives zeros, or raises (csrc_stubs/torchscript/direct.h)."""
 
 import pytest
 import torch
@@ -103,4 +104,121 @@ def test_double_backward(device):
                 results = function(a, v)
                 (first,) = torch.autograd.grad(sum(r.square().sum() for r in results), v, create_graph=True)
                 both.append(torch.autograd.grad(first.square().sum(), v))
+            torch.testing.assert_close(*both, rtol=1e-3, atol=1e-4)
+
+
+#: y is an operand of which eager's backward reads the size or the dtype at most, and gives it no gradient.
+ASKED = [
+    "{}.expand_as(y)",
+    "{}.view_as(y)",
+    "{}.reshape_as(y)",
+    "{}.type_as(y)",
+    "{}.to(y)",
+    "{}.sum_to_size(y.size())",
+    "{}.expand(y.size())",
+    "{}.view(y.size())",
+    "{} + torch.zeros_like(y)",
+    "{} * torch.ones_like(y)",
+    "{} * torch.full_like(y, 2.0)",
+    "{} * y.size(0)",
+    "torch.where(y > 0, {}, 1.0)",
+    "{}.masked_fill(y > 0, 1.0)",
+]
+#: Their gradient is zero, whatever the result's is.
+STEPS = ["torch.round", "torch.floor", "torch.ceil", "torch.trunc", "torch.sign"]
+
+
+@pytest.mark.parametrize("form", ASKED)
+def test_who_is_asked_for_size_or_dtype_has_no_gradient(device, form):
+    """Whether it is made in the same differentiable graph, or given."""
+    for y in ("(x * 2 + v).sin()", "x"):
+        check(
+            f"def f(x, v):\n    y = {y}\n    return {form.format('torch.round(v)')},\n",
+            pair(device, True, True),
+        )
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_gradient_of_zeros_is_no_missing_gradient(device, step):
+    text = f"def f(x, v):\n    y = x + v * 2\n    return {step}(v * 2).expand_as(y), y.detach()\n"
+    check(text, pair(device, True, True))
+
+
+def test_only_some_results_get_gradients(device):
+    """In whatever order: the same graph is used for all, profiled with the first."""
+    made = "y = torch.tanh(x) * x\n    z = torch.sigmoid(v) + v"
+    text = f"def f(x, v):\n    {made}\n    return y, z, y * z, z.cos()\n"
+    found = {}
+    exec(text, {"torch": torch}, found)
+    scripted, inputs = script(text), pair(device, True, True)
+    for chosen in [(0, 1), (0,), (1,), (2,), (0, 3), (3,), (2, 3), (0, 1, 2, 3), (1,), (0,)] * 2:
+        gradients = []
+        for function, context in ((scripted, tsfuser.fuser()), (found["f"], torch.jit.fuser("none"))):
+            with context:
+                results = function(*inputs)
+                total = sum(results[k].sum() for k in chosen)
+                gradients.append(torch.autograd.grad(total, inputs, allow_unused=True))
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+#: What a batch norm without weights normalises, of x: an empty batch has no gradient behind it.
+NORMALISED = [
+    "x * 2",
+    "x.sigmoid()",
+    "torch.relu(x) + x",
+    "x.permute(0, 1, 3, 2)",
+    "x.reshape(x.size(0), x.size(1), 16)",
+    "x.type_as(w).contiguous()",
+    "torch.where(x > 0, x, x * 0.5)",
+    "torch.nn.functional.softmax(x, 1)",
+    "torch.nn.functional.layer_norm(x, [x.size(3)])",
+    "torch.nn.functional.rms_norm(x, [x.size(3)])",
+    "torch.matmul(x, x)",
+    "torch.cat([x, x * 2], 1)",
+    "x[:, 1:]",
+    "x.mean([2, 3], True)",
+    "torch.nn.functional.batch_norm(x * 2, None, None, training=True)",
+]
+EMPTY = """
+def f(x, w):
+    b = {}
+    n = torch.nn.functional.batch_norm(b, None, None, training=True)
+    return torch.tanh(n) * 2, {}(x * w.sum()).sin()
+"""
+
+
+def batches(device, *sizes):
+    torch.manual_seed(7)
+    w = torch.rand(3, device=device).requires_grad_()
+    return [(torch.rand(n, 3, 4, 4, device=device).requires_grad_(), w) for n in sizes]
+
+
+@pytest.mark.parametrize("other", ["b.sum() + ", ""])
+@pytest.mark.parametrize("normalised", NORMALISED)
+def test_an_undefined_gradient_reaches_any_op(device, normalised, other):
+    check(EMPTY.format(normalised, other), *batches(device, 0))
+
+
+@pytest.mark.parametrize("other", ["b.cos() + ", ""])
+def test_an_undefined_gradient_comes_once_in_a_while(device, other):
+    check(EMPTY.format("x.sigmoid()", other), *batches(device, 2, 0, 2))
+
+
+def test_the_first_calls_are_of_no_elements_in_other_dims(device):
+    text = EMPTY.format("x[:, :, 4:].sigmoid()", "")
+    check(text, *batches(device, 2))
+
+
+def test_second_gradients_of_an_empty_batch(device):
+    text = EMPTY.format("x.sigmoid()", "b.cos() + ")
+    found = {}
+    exec(text, {"torch": torch}, found)
+    scripted = script(text)
+    with tsfuser.fuser():
+        for x, w in batches(device, *[2] * CALLS, *[0] * CALLS):
+            both = []
+            for function in (scripted, found["f"]):
+                results = function(x, w)
+                (first,) = torch.autograd.grad(sum(r.square().sum() for r in results), w, create_graph=True)
+                both.append(torch.autograd.grad(first.square().sum(), (x, w), allow_unused=True))
             torch.testing.assert_close(*both, rtol=1e-3, atol=1e-4)
