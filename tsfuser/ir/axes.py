@@ -158,11 +158,9 @@ class Axes:
             if axis is None:
                 continue
             root = self.root(axis)
-            if any(
-                other is not None and e != d and self._meet(self.root(other), root)
-                for e, other in enumerate(trial)
-            ):
-                return False
+            for e, other in enumerate(trial):
+                if other is not None and e != d and self._meet(self.root(other), root):
+                    return False
             if trial[d] is not None and self.clash(trial[d], root):
                 return False
             trial[d] = root if trial[d] is None else self.join(trial[d], root)

@@ -23,7 +23,8 @@ may add up, where the roundings of eager partly cancel.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from .dtypes import BFLOAT16, FLOAT, HALF
 from .fusion import Fusion, Op, Pointwise, Random, Reduce, Reshape, Value
@@ -34,8 +35,7 @@ QUARTER_ULP = {BFLOAT16: 2**-10, HALF: 2**-13}
 REDUCED = 2**-6  # of such a budget: what terms of a sum may be off by
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """`strict`: what is stored is off by a quarter of its last place at most. `loose`: that, or the program
     rounds on the way."""
 

@@ -31,6 +31,9 @@ class DType:
     def __repr__(self) -> str:
         return self.name
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     @property
     def is_floating(self) -> bool:
         return self.kind == "f"

@@ -147,6 +147,7 @@ class _Canonical:
         self._axes = axes
         self._seeds = seeds
         self._loops: dict[Axis, Axis] = {}
+        self._dims: dict[tuple[Axis | None, ...], tuple[Axis | None, ...]] = {}  # dims -> the loops over them
         self._values: dict[str, Value] = {}
         self._streams = itertools.count()
 
@@ -154,9 +155,11 @@ class _Canonical:
         """The loops over a dim, outermost first."""
         if axis is None:
             return (None,)
-        return tuple(
-            self._loops.setdefault(p, Axis(f"a{len(self._loops)}", p.extent)) for p in self._axes.parts(axis)
-        )
+        parts = self._axes.parts(axis)
+        for p in parts:
+            if p not in self._loops:
+                self._loops[p] = Axis(f"a{len(self._loops)}", p.extent)
+        return tuple([self._loops[p] for p in parts])
 
     def strides(self, value: Value, strides: Sequence[sz.Size]) -> tuple[sz.Size, ...]:
         """The strides of the loops over the dims of `value`, whose strides are given."""
@@ -170,18 +173,29 @@ class _Canonical:
         if value.is_number:
             return value
         if value.name not in self._values:
-            new = replace(value, dims=tuple(loop for a in value.dims for loop in self.loops(a)))
-            if len(set(new.axes)) < len(new.axes):
-                raise Refusal("one loop would walk two dims of a value")
+            new = Value(value.name, value.dtype, self.dims(value.dims), value.literal, value.size)
             self._values[value.name] = new
         return self._values[value.name]
+
+    def dims(self, dims: tuple[Axis | None, ...]) -> tuple[Axis | None, ...]:
+        """The loops over a value's dims, outermost first."""
+        if dims not in self._dims:
+            loops = tuple([loop for a in dims for loop in self.loops(a)])
+            walked = [loop for loop in loops if loop is not None]
+            if len(set(walked)) < len(walked):
+                raise Refusal("one loop would walk two dims of a value")
+            self._dims[dims] = loops
+        return self._dims[dims]
 
     def window(self, window: Window) -> Window:
         """The same places, along loops."""
         return replace(window, axes=tuple(loop for a in window.axes for loop in self.loops(a)))
 
     def op(self, old: Op) -> Op:
-        op = replace(old, operands=tuple(map(self.value, old.operands)), output=self.value(old.output))
+        operands, output = tuple(map(self.value, old.operands)), self.value(old.output)
+        if isinstance(old, Pointwise):
+            return Pointwise(old.name, old.symbol, operands, old.compute, output)
+        op = replace(old, operands=operands, output=output)
         if isinstance(op, Reduce):
             return replace(op, axes=tuple(loop for a in op.axes for loop in self.loops(a)))
         if isinstance(op, Random):

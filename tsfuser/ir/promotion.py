@@ -6,6 +6,7 @@ In: values and the default dtype. Out: a DType. Example: an int32 tensor and the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from ..errors import Refusal
 from .dtypes import COMPLEX64, COMPLEX128, DOUBLE, HALF, DType, promote
@@ -17,9 +18,14 @@ _KIND_ORDER = {"b": 0, "i": 1, "f": 2, "c": 3}
 def result_type(values: Sequence[Value], default: DType) -> DType:
     """Tensors with dims first; 0-dim tensors, then numbers count only if of a higher kind (bool < integer <
     floating < complex)."""
+    return _result_type(tuple([(_standing(v), v.dtype) for v in values]), default)
+
+
+@lru_cache(maxsize=1024)
+def _result_type(operands: tuple[tuple[str, DType], ...], default: DType) -> DType:
     result: DType | None = None
     for rank in ("number", "zero", "dims"):
-        members = [v.dtype for v in values if _standing(v) == rank]
+        members = [dtype for standing, dtype in operands if standing == rank]
         if not members:
             continue
         own = members[0]

@@ -48,7 +48,7 @@ class Value:
     @property
     def axes(self) -> tuple[Axis, ...]:
         """The axes over which the value varies, outermost dimension first."""
-        return tuple(a for a in self.dims or () if a is not None)
+        return tuple([a for a in self.dims or () if a is not None])
 
     def __hash__(self):
         return hash(self.name)
