@@ -39,16 +39,16 @@ class Block(nn.Module):
         return (z, y) if self.how == "returned" else z
 
 
-def ran(function, x):
-    with torch.no_grad(), torch.autocast(x.device.type, torch.bfloat16):
-        return function(x)
+def ran(function, *args):
+    with torch.no_grad(), torch.autocast(args[0].device.type, torch.bfloat16):
+        return function(*args)
 
 
-def compiled(model, x, **choices):
+def compiled(model, *args, **choices):
     """The compiled model, and how many tensors its groups return."""
     function = torch.compile(model, backend="tsfuser", **choices)
     with watch.watching() as (_, outcomes):
-        ran(function, x)
+        ran(function, *args)
     graph = outcomes[0].programs[""][0].graph
     return function, sum(n.outputsSize() for n in graph.nodes() if n.kind() == "prim::CudaFusionGroup")
 
@@ -90,6 +90,18 @@ def test_sums_that_stay(how, monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setattr(passes, "recompute_sums", lambda graph, groups, owns_inputs: groups)
     assert stored == compiled(model, x)[1]
+
+
+@pytest.mark.parametrize("form, stored", [(torch.contiguous_format, 2), (torch.channels_last, 3)])
+def test_a_sum_of_what_lies_otherwise_stays(form, stored):
+    """Its readers would read that operand across its layout."""
+
+    def program(x, w):
+        y = x + (x @ w).clone(memory_format=form)
+        return torch.softmax(y, -1) @ w + y
+
+    x, w = torch.randn(8, 8, 32, 32), torch.randn(32, 32)
+    assert compiled(program, x, w)[1] == stored
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -25,7 +25,8 @@ from ....grouping.outline import inline, outline
 from .memory import Memory, bytes_of
 
 _SUM, _CHEAP = "aten::add", ("aten::add", "aten::sub", "aten::mul")
-_FREE = (CONSTANT, LIST, "aten::view", "aten::clone", "aten::_to_copy")
+_CLONE = "aten::clone"
+_FREE = (CONSTANT, LIST, "aten::view", _CLONE, "aten::_to_copy")
 _MOST = 4  # ops of `_CHEAP`
 _LEAST = 1 << 16  # bytes that are worth it
 
@@ -92,12 +93,18 @@ def _chain(result: Value) -> list[Node] | None:
         node = waiting.pop(0)
         if node.kind() == "prim::Param":
             continue
-        if node.kind() not in (*_CHEAP, *_FREE):
+        if node.kind() not in (*_CHEAP, *_FREE) or _turns(node):
             return None
         found = [node, *(other for other in found if other != node)]
         waiting += [v.node() for v in inputs(node)]
     computing = [node for node in found if node.kind() in _CHEAP and is_tensor(node.output())]
     return found if len(computing) <= _MOST else None
+
+
+def _turns(node: Node) -> bool:
+    """Whether the node copies to another layout. Then the readers of the sum would read the operand in an
+    order that is not its own, which takes longer."""
+    return node.kind() == _CLONE and inputs(node)[0].type().strides() != node.output().type().strides()
 
 
 def _is_better(value: Value, readers: list[Group], read: set[Value], lives: _Lives) -> bool:
