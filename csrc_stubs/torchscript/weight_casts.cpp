@@ -12,9 +12,8 @@
 //     %c0 : Tensor, %c1 : Tensor, ... = prim::ListUnpack(%cast)
 //
 // So the casts of the 54 weights of a ResNet-50 are two kernels on a GPU instead of 54, and as few in the
-// backward. Three conditions:
-//   - gradients are recorded: then all casts stay in memory until the backward anyway; inference has only
-//     one at a time in memory;
+// backward. All casts are in memory at once then, in inference, too: as in eager code, where autocast keeps
+// each cast until its block ends. Two conditions:
 //   - nothing in the graph writes to a weight;
 //   - a matrix product or a convolution reads the cast: our kernels cast their operands themselves.
 // It is a step of prepare.cpp.
@@ -28,7 +27,6 @@
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 
-#include <c10/core/GradMode.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
@@ -165,9 +163,6 @@ void cast_at_front(Graph& graph, const std::vector<Node*>& casts) {
 }  // namespace
 
 void cast_weights_together(Graph& graph, const Node* first) {
-  if (!c10::GradMode::is_enabled()) {
-    return;
-  }
   const auto nodes = all_nodes(graph);
   std::map<CastNumbers, std::vector<Node*>> casts;
   torch::jit::ValueSet weights;
