@@ -200,18 +200,6 @@ void keep_dtype_of_gradient(Node* made, size_t operand) {
   made->replaceInput(operand, cast->output());
 }
 
-// Lets the node write to tensors of no elements, of the same dtypes, so that it raises for those as before.
-void disarm(Node* node) {
-  Graph& graph = *node->owningGraph();
-  const torch::jit::WithInsertPoint before(node);
-  Value* size = graph.insertConstant(std::vector<int64_t>{0});
-  for (size_t i = 0; i < node->inputs().size(); ++i) {
-    if (is_tensor(node->input(i))) {
-      node->replaceInput(i, graph.insert(c10::aten::new_empty, {node->input(i), size}));
-    }
-  }
-}
-
 void rewrite(Node* node) {
   Value* target = node->input(0);
   const std::vector<Use> readers = later_readers(node, target->uses());
@@ -231,6 +219,17 @@ void rewrite(Node* node) {
 }
 
 }  // namespace
+
+void disarm(Node* node) {
+  Graph& graph = *node->owningGraph();
+  const torch::jit::WithInsertPoint before(node);
+  Value* size = graph.insertConstant(std::vector<int64_t>{0});
+  for (size_t i = 0; i < node->inputs().size(); ++i) {
+    if (is_tensor(node->input(i))) {
+      node->replaceInput(i, graph.insert(c10::aten::new_empty, {node->input(i), size}));
+    }
+  }
+}
 
 bool only_reads(const Node& reader) {
   return is_profile(&reader)

@@ -50,6 +50,8 @@ constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
     // Before the forms: an op that writes keeps autodiff from what it writes to, and is no reader that a
     // form could be written for.
     make_functional,
+    // Behind the ops in place, of which it makes more.
+    fill_numbers,
     // Behind the ops in place: what they write to may get other sizes.
     size_joins,
     // Behind them, too: what writes to a value keeps a convolution of that value in its place.

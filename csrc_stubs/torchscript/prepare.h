@@ -17,13 +17,14 @@ void prepare_for_profiling(torch::jit::Graph& graph, const torch::jit::Node* fir
 
 // The steps of it that have files of their own. Loops that multiply sizes become one op (products.cpp), and
 // so does batch norm's check of its batch (batch_checks.cpp); ops in place become functional where nobody
-// can tell (in_place.cpp); sizes of joined tensors are computed from
-// those of the tensors (join_sizes.cpp); convolutions move out of the way of batch norms
-// (early_convolutions.cpp); ops are written in forms that autodiff has a formula for
-// (differentiable_forms.cpp).
+// can tell (in_place.cpp), and numbers that are written to parts of tensors are filled in
+// (number_writes.cpp); sizes of joined tensors are computed from those of the tensors (join_sizes.cpp);
+// convolutions move out of the way of batch norms (early_convolutions.cpp); ops are written in forms that
+// autodiff has a formula for (differentiable_forms.cpp).
 void fold_products(torch::jit::Graph& graph, const torch::jit::Node* first);
 void check_batches(torch::jit::Graph& graph, const torch::jit::Node* first);
 void make_functional(torch::jit::Graph& graph, const torch::jit::Node* first);
+void fill_numbers(torch::jit::Graph& graph, const torch::jit::Node* first);
 void size_joins(torch::jit::Graph& graph, const torch::jit::Node* first);
 void move_convolutions(torch::jit::Graph& graph, const torch::jit::Node* first);
 void write_differentiable_forms(torch::jit::Graph& graph, const torch::jit::Node* first);
@@ -36,6 +37,10 @@ void plain_forms(torch::jit::Graph& graph);
 void eager_forms(torch::jit::Graph& graph);
 // The names of the forms, in order.
 std::vector<std::string> differentiable_forms();
+
+// Lets an op in place write to tensors of no elements, of the same dtypes, so that it raises for those as
+// before; torch's dead code elimination drops it (in_place.cpp).
+void disarm(torch::jit::Node* node);
 
 // Whether the reader makes new tensors of its operands, or numbers; and whether all that reads the value
 // does (in_place.cpp).
