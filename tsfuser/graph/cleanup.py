@@ -16,12 +16,11 @@ from .wrapper import CONSTANT, Graph, Node, constant_near, facts, inputs, output
 
 def clean(subgraph: Graph, merge: bool = True) -> None:
     """Simplifies a group's subgraph. `merge` is off where an output is written in place later, so that no
-    two outputs become one tensor."""
+    two outputs become one tensor. What torch's passes merge they delete: they leave no dead code."""
     remove_dead_code(subgraph)
     if merge:
         torch._C._jit_pass_cse(subgraph)
     torch._C._jit_pass_constant_pooling(subgraph)
-    remove_dead_code(subgraph)
 
 
 def drop_unused_inputs(group: Node) -> None:

@@ -17,7 +17,7 @@ from .. import options
 from ..errors import Refusal
 from ..graph.evaluate import CONTROL, OPERATIONS, QUESTIONS, is_number, run_control
 from ..graph.identities import is_no_op, stays_inside
-from ..graph.wrapper import inputs, outputs, schema
+from ..graph.wrapper import ids, inputs, outputs, schema
 from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.call import Call, ListArg, OtherArg, ScalarArg, TensorArg
@@ -54,8 +54,7 @@ def _run(builder: Builder, nodes, values: dict[int, object], results) -> list:
     """Builds the nodes in order; `values`, by the number of a value, get what they make. Returns those of
     `results`."""
     for node in nodes:
-        for value, result in zip(outputs(node), _results(builder, node, values)):
-            values[value.unique()] = result
+        values.update(zip(ids(outputs(node)), _results(builder, node, values)))
     return [values[v.unique()] for v in results]
 
 
@@ -65,7 +64,7 @@ def _results(builder: Builder, node: torch._C.Node, values: dict[int, object]) -
         output = node.output()
         return [None if output.type().kind() == "NoneType" else output.toIValue()]
     read = inputs(node)
-    given = [values[v.unique()] for v in read]
+    given = [values[key] for key in ids(read)]
     if kind in ("prim::ListConstruct", "prim::TupleConstruct"):
         return [given]
     if kind in CONTROL:
