@@ -15,7 +15,8 @@ import torch
 import tsfuser
 from kit.opinfo import named
 from kit.opsweep import single_nodes
-from kit.rejected import Tally, differs, outcome, plain, row_trials, sweep, trials
+from kit.outcomes import Tally, differs, outcome, plain, sweep
+from kit.rejected import row_trials, trials
 from kit.support import counted, groups, script
 from tsfuser.ops import table
 

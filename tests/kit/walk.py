@@ -33,18 +33,6 @@ def _quotient(a, b):
     return a // b
 
 
-_OPERATORS = {
-    "+": int.__add__,
-    "-": int.__sub__,
-    "*": int.__mul__,
-    "<": int.__lt__,
-    "/": int.__floordiv__,
-    "quotient": _quotient,
-    "%": int.__mod__,
-    "min": min,
-}
-
-
 def planned(program, *args, machine=GPU):
     """(call, allocations as (sizes, strides), kernels) of `program`, every pass verified."""
     device = "cuda:0" if machine.has_threads else "cpu"
@@ -57,6 +45,7 @@ def planned(program, *args, machine=GPU):
 def walk(call, allocations, kernels, whole=True):
     """All threads if `whole`, which then have to store every element; else the first and last few blocks,
     threads and iterations."""
+    _compiled.clear()
     walker = _Walker(call, [tuple([call.value(x) for x in part] for part in a) for a in allocations], whole)
     for kernel in kernels:
         walker.kernel(kernel)
@@ -163,12 +152,28 @@ def _key(name, env):
 
 def evaluate(e, env):
     """The value of an index expression."""
+    found = _compiled.get(id(e))
+    if found is None:
+        names = {"min": min, "quotient": _quotient}
+        # with the expression, or another one may get its id
+        found = _compiled[id(e)] = eval(f"lambda env: {_source(e)}", names), e
+    return found[0](env)
+
+
+_compiled = {}  # id of an expression -> its function of the variables, and itself; of one walk
+
+
+def _source(e):
+    """The expression in Python."""
     if isinstance(e, ix.Const):
-        return e.value
+        return str(e.value)
     if isinstance(e, ix.Var):
-        return env[_key(e.name, env)]
+        base, _, index = e.name.partition("[")
+        place = index[:-1]
+        return f"env[{e.name!r}]" if not index else f"env['{base}[%s]' % env.get({place!r}, {place!r})]"
     if isinstance(e, ix.Select):
-        return evaluate(e.yes if evaluate(e.condition, env) else e.no, env)
-    if e.op == "&&":
-        return evaluate(e.a, env) and evaluate(e.b, env)
-    return _OPERATORS[e.op](int(evaluate(e.a, env)), int(evaluate(e.b, env)))
+        return f"({_source(e.yes)} if {_source(e.condition)} else {_source(e.no)})"
+    a, b = _source(e.a), _source(e.b)
+    if e.op in ("min", "quotient"):
+        return f"{e.op}({a}, {b})"
+    return f"({a} { {'&&': 'and', '/': '//'}.get(e.op, e.op) } {b})"
