@@ -1,5 +1,5 @@
-"""C++ programs that link libtorch: a program of checks (libtorch/program.cpp), and the example as its README
-says, both built as a user builds them."""
+"""C++ programs that link libtorch: the example, and with it a program of checks (libtorch/main.cpp), built by
+the example's own script; and a small one, built with the printed flags (libtorch/start.cpp)."""
 
 import os
 import re
@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from kit import quick
+from kit import prefork, quick
 from kit.support import ROOT
 from tsfuser.__main__ import main
 from tsfuser.frontends.libtorch import embedded
 
-PROGRAM = Path(__file__).parent / "libtorch" / "program.cpp"
+CHECKS = Path(__file__).parent / "libtorch"
 VERSION = torch.__version__.partition("+")[0]
 LIBTORCH = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
 try:
@@ -50,21 +50,29 @@ def execute(command, **environment):
     return done.returncode, done.stdout, done.stderr
 
 
-def flags(*kinds):
-    status, out, err = execute([sys.executable, "-m", "tsfuser", "config", *kinds])
-    assert status == 0, err
-    return out.split()
+def _own_cpp_library():
+    """Some compilers link their own C++ library into programs, beside which torch's would free what the other
+    allocated. Then the program should do so where there is one."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or ""
+    status, out, _ = execute([compiler, "-print-file-name=libstdc++.a"]) if compiler else (1, "", "")
+    return "-static-libstdc++" if status == 0 and os.path.isabs(out.strip()) else ""
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The folder of `program` and `model.pt`."""
+    """The folder of the program, of `model.pt`, which the example serves, and of `checks.pt`. The second
+    command of the example's README builds it; the first one, which installs, is what other tests stand on."""
     folder = tmp_path_factory.mktemp("libtorch")
-    torch.jit.script(Model().eval()).save(folder / "model.pt")
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")))
-    words = [compiler, "-O0", PROGRAM, *flags("--cflags", "--libs"), "-o", folder / "program"]
-    status, _, err = execute(words)
-    assert status == 0, err
+    shutil.copytree(ROOT / "examples" / "libtorch", folder / "example")
+    (folder / "example" / "main.cpp").rename(folder / "example" / "server.cpp")
+    for name in ("main.cpp", "program.cpp"):
+        shutil.copy(CHECKS / name, folder / "example")
+    status, out, err = execute(
+        [folder / "example" / "build", folder], PYTHON=sys.executable, LDFLAGS=_own_cpp_library(), **QUICK
+    )
+    assert status == 0, f"{out}\n{err}"
+    (folder / "server").rename(folder / "program")
+    torch.jit.script(Model().eval()).save(folder / "checks.pt")
     return folder
 
 
@@ -74,7 +82,7 @@ def test_threads_run_fused_while_another_holds_python(target, built, tmp_path):
     """Two modules, one frozen, eight threads and new shapes, with Python's lock in other hands; signals are
     the program's; after the stop plans still serve, and other calls run unfused."""
     status, out, err = execute(
-        [built / "program", "life", built / "model.pt", tmp_path / "cache", target], CXX=quick.compiler()
+        [built / "program", "life", built / "checks.pt", tmp_path / "cache", target], CXX=quick.compiler()
     )
     assert status == 0 and out.endswith("end of main\n"), f"{out}\n{err}"
     counts = dict(re.findall(r"^(\w+): (\d+)$", out, re.M))
@@ -92,7 +100,7 @@ def test_errors_say_what_to_do_and_a_start_may_follow(built, tmp_path):
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
     bare.chmod(bare.stat().st_mode | stat.S_IXUSR)
     status, out, err = execute(
-        [built / "program", "errors", built / "model.pt", "/no/python", shutil.which("true"), bare]
+        [built / "program", "errors", built / "checks.pt", "/no/python", shutil.which("true"), bare]
     )
     assert status == 0, f"{out}\n{err}"
     missing, silent, empty, old, option, end = out.splitlines()
@@ -107,13 +115,21 @@ def test_errors_say_what_to_do_and_a_start_may_follow(built, tmp_path):
 
 @embeds
 def test_a_python_of_the_program_is_used_and_left_running(built):
-    status, out, err = execute([built / "program", "own", built / "model.pt", embedded.libpython()])
+    status, out, err = execute([built / "program", "own", built / "checks.pt", embedded.libpython()])
     assert status == 0 and out == "end of main\n", f"{out}\n{err}"
 
 
 @embeds
-def test_an_extension_of_another_torch_is_an_error(built, tmp_path):
-    """A package whose extension does not load; it raises before torch is imported, which takes seconds."""
+def test_an_extension_of_another_torch_is_an_error(tmp_path):
+    """Of a program that is built with the printed flags. It finds a package whose extension does not load;
+    that raises before torch is imported, which takes seconds."""
+    kinds = ["-m", "tsfuser", "config", "--cflags", "--libs"]
+    printed = prefork.run(kinds, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+    assert printed.returncode == 0, printed.stderr
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")))
+    words = [compiler, "-O0", CHECKS / "start.cpp", *printed.stdout.split(), "-o", tmp_path / "start"]
+    status, _, err = execute(words)
+    assert status == 0, err
     folder = tmp_path / "tsfuser" / "frontends" / "libtorch"
     folder.mkdir(parents=True)
     shutil.copy(embedded.__file__, folder)
@@ -121,7 +137,7 @@ def test_an_extension_of_another_torch_is_an_error(built, tmp_path):
     text = text.replace("import torch\n", "class torch:\n    __version__ = 'other'\n")
     (tmp_path / "tsfuser" / "__init__.py").write_text(text)
     shutil.copy(ROOT / "tsfuser" / "version.py", tmp_path / "tsfuser")
-    status, out, err = execute([built / "program", "start"], PYTHONPATH=str(tmp_path))
+    status, out, err = execute([tmp_path / "start"], PYTHONPATH=str(tmp_path))
     assert status == 0, err
     assert "tsfuser's extension does not load with torch other" in out and out.endswith("end of main\n")
 
@@ -153,27 +169,11 @@ def test_config_wants_to_know_what(capsys):
     assert main(["config"]) == 2 and "--cmake" in capsys.readouterr().err
 
 
-def _own_cpp_library():
-    compiler = os.environ.get("CXX") or shutil.which("c++") or ""
-    status, out, _ = execute([compiler, "-print-file-name=libstdc++.a"]) if compiler else (1, "", "")
-    return "-static-libstdc++" if status == 0 and os.path.isabs(out.strip()) else ""
-
-
 @embeds
 @pytest.mark.parametrize("target", DEVICES)
-def test_the_example(target, tmp_path):
-    """Its second command builds it; the first one, which installs, is what the other tests stand on. Some
-    compilers link their own C++ library into programs, as here where there is one, beside which torch's
-    would free what the other allocated."""
+def test_the_example(target, built, tmp_path):
     status, out, err = execute(
-        [ROOT / "examples" / "libtorch" / "build", tmp_path / "server"],
-        PYTHON=sys.executable,
-        LDFLAGS=_own_cpp_library(),
-        **QUICK,
-    )
-    assert status == 0, f"{out}\n{err}"
-    status, out, err = execute(
-        [tmp_path / "server" / "server", tmp_path / "server" / "model.pt", target],
+        [built / "program", "serve", built / "model.pt", target],
         TSFUSER_CACHE_DIR=str(tmp_path / "cache"),
         CXX=quick.compiler(),
     )

@@ -4,8 +4,7 @@
 //     program life MODEL CACHE DEVICE    start, threads, stop
 //     program errors MODEL PYTHON...     the texts of errors, then a start, and no stop
 //     program own MODEL LIBPYTHON        in a Python that the program has started
-//     program start                      a start and a stop
-#define AT_PER_OPERATOR_HEADERS
+//     program serve MODEL [DEVICE]       the example, which main.cpp has included
 #include <tsfuser.h>
 
 #include <ATen/ops/allclose.h>
@@ -230,12 +229,7 @@ int main(int count, char** words) {
   } else if (mode == "own") {
     own(words[2], words[3]);
   } else {
-    try {
-      tsfuser::start();
-      tsfuser::stop();
-    } catch (const tsfuser::Error& error) {
-      std::printf("%s\n", error.what());
-    }
+    return server::main(count - 1, words + 1);
   }
   std::printf("end of main\n");
   return 0;
