@@ -1,11 +1,13 @@
 """Kernels are planned for the device that is there: made-up machines with the limits of real ones."""
 
+import functools
 from dataclasses import replace
 
 import pytest
 
-from kit.programs import add, build, kernels, relu, tensor, total
+from kit.programs import add, build, check_kernel, kernels, relu, stages, tensor, total
 from kit.walk import planned, walk
+from tsfuser.lower.pipeline import lower
 from tsfuser.schedule.machine import GPU, HOST, Machine
 from tsfuser.schedule.schedulers import propose
 from tsfuser.segment import Allocations, segments
@@ -65,6 +67,12 @@ def sums(b, x):
 SHAPES = [(4096, 100), (8192, 4096), (2048, 12288), (300, 100_000), (7, 1 << 20), (512, 65536), (1 << 20, 16)]
 
 
+@functools.cache
+def lowered(segment, schedule):
+    """Machines have most schedules in common."""
+    return lower(segment, schedule, segment.name, check_kernel)
+
+
 @EVERY
 @pytest.mark.parametrize("program", [softmax, columns, channels, sums], ids=lambda p: p.__name__)
 def test_a_launch_fits_the_device(program, machine):
@@ -73,8 +81,8 @@ def test_a_launch_fits_the_device(program, machine):
     for shape in SHAPES:
         for dtype in ("float32", "bfloat16", "float64"):
             x = tensor(*shape, dtype=dtype)
-            call, _ = build(program, x)
-            for k in kernels(program, x, machine=machine):
+            call, fusion = build(program, x)
+            for k in (lowered(s.segment, s.schedule) for s in stages(call, fusion, machine)[0]):
                 what = f"{k.name} of {shape} {dtype}"
                 assert k.threads <= machine.block_threads, what
                 assert k.shared <= machine.shared_per_block, what
