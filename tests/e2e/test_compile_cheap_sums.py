@@ -8,7 +8,7 @@ import tsfuser
 from kit.allocations import allocations
 from kit.support import assert_matches
 from tsfuser.frontends.dynamo import watch
-from tsfuser.frontends.dynamo.groups import passes
+from tsfuser.frontends.dynamo.groups import cheap_sums, passes
 
 pytestmark = [pytest.mark.graphs, pytest.mark.usefixtures("forgotten", "fused_or_error")]
 WIDTH, ROWS = 128, 512
@@ -147,3 +147,14 @@ def test_sums_in_a_row_whose_readers_are_replaced(device):
     exact = program(*(t.double() for t in (x, a, w, v)))
     for ours, eager, value in zip(found, program(x, a, w, v), exact):
         assert_matches(ours, eager, value, ops=ROWS)
+
+
+def test_operands_that_are_read_twice_are_looked_at_once():
+    """Forty doublings in a row have 2**40 paths to the operand."""
+    lines = [f"  %{k + 1} : Float(8, 8) = aten::add(%{k}, %{k}, %one)" for k in range(40)]
+    graph = torch._C.parse_ir(
+        "\n".join(
+            ["graph(%0 : Float(8, 8)):", "  %one : int = prim::Constant[value=1]()", *lines, "  return (%40)"]
+        )
+    )
+    assert cheap_sums._chain(graph, next(graph.outputs())) is None

@@ -64,7 +64,7 @@ def recompute_sums(graph: Graph, groups: list[Group], owns_inputs: bool) -> list
 def _recompute(graph: Graph, maker: Group, k: int, groups: list[Group], lives: _Lives) -> list[Group]:
     """Has the readers of the group's result `k` compute it, if that is better."""
     results, subgraph = outputs(maker.node), maker.node.g("Subgraph")
-    chain = None if maker.written or len(results) < 2 else _chain(list(subgraph.outputs())[k])
+    chain = None if maker.written or len(results) < 2 else _chain(subgraph, list(subgraph.outputs())[k])
     if chain is None:
         return groups
     users = {use.user for use in results[k].uses()}
@@ -82,23 +82,24 @@ def _recompute(graph: Graph, maker: Group, k: int, groups: list[Group], lives: _
     return groups
 
 
-def _chain(result: Value) -> list[Node] | None:
+def _chain(subgraph: Graph, result: Value) -> list[Node] | None:
     """The nodes of a subgraph that compute a sum, in order; None if they are not few and cheap."""
-    type_, found, waiting = result.type(), [], [result.node()]
+    type_, waiting = result.type(), [result.node()]
+    found: set[Node] = set()
     if result.node().kind() != _SUM or not is_tensor(result):
         return None
     if type_.dtype() is None or type_.dtype().itemsize < 4:
         return None
     while waiting:
-        node = waiting.pop(0)
-        if node.kind() == "prim::Param":
+        node = waiting.pop()
+        if node.kind() == "prim::Param" or node in found:
             continue
         if node.kind() not in (*_CHEAP, *_FREE) or _turns(node):
             return None
-        found = [node, *(other for other in found if other != node)]
+        found.add(node)
         waiting += [v.node() for v in inputs(node)]
     computing = [node for node in found if node.kind() in _CHEAP and is_tensor(node.output())]
-    return found if len(computing) <= _MOST else None
+    return [node for node in subgraph.nodes() if node in found] if len(computing) <= _MOST else None
 
 
 def _turns(node: Node) -> bool:
