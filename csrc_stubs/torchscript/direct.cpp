@@ -116,13 +116,18 @@ class DirectBackward : public torch::autograd::Node {
       stack.emplace_back(std::move(gradient));
     }
     unpack(stack);
-    graph_->run_backward(stack);
+    const bool lacking = graph_->run_backward(stack);
     const auto results = torch::jit::pop(stack).toTuple();
     variable_list given;
     given.reserve(results->elements().size());
     for (const c10::IValue& result : results->elements()) {
       const bool asked = result.isTensor() && task_should_compute_output(given.size());
-      given.push_back(asked ? result.toTensor() : at::Tensor());
+      at::Tensor gradient = asked ? result.toTensor() : at::Tensor();
+      const auto& edge = next_edge(given.size());
+      if (C10_UNLIKELY(lacking && asked && !gradient.defined() && edge.is_valid())) {
+        gradient = edge.function->input_metadata(edge.input_nr).zeros_like();
+      }
+      given.push_back(std::move(gradient));
     }
     return given;
   }
@@ -334,15 +339,18 @@ void DirectGraph::run_forward(Stack& stack) const {
   forget_histories(stack, outputs_);
 }
 
-void DirectGraph::run_backward(Stack& stack) const {
+bool DirectGraph::run_backward(Stack& stack) const {
   const bool straight = state_.load(std::memory_order_acquire) == State::Ready;
   if (C10_UNLIKELY(plain_backward_ && std::any_of(stack.begin(), stack.end(), is_empty))) {
     torch::jit::InterpreterState(*plain_backward_).run(stack);
-  } else if (!straight || c10::GradMode::is_enabled() || !torch::jit::getGraphExecutorOptimize()) {
+    return true;
+  }
+  if (!straight || c10::GradMode::is_enabled() || !torch::jit::getGraphExecutorOptimize()) {
     backward_executor_->run(stack);
   } else {
     backward_->run(stack);
   }
+  return false;
 }
 
 const DirectGraph*& next_direct() {

@@ -14,7 +14,7 @@
 // Torch's executor of a backward takes what an op gives for a gradient: it puts an addition in the place of
 // one that knows undefined tensors. But a batch norm without weights gives an undefined gradient for an
 // empty batch. Then the backward as autodiff has made it runs, which asks each gradient whether it is
-// defined.
+// defined, and undefined results become zeros, as eager has them.
 #pragma once
 
 #include "torchscript/straight_line.h"
@@ -60,7 +60,8 @@ class DirectGraph : public std::enable_shared_from_this<DirectGraph> {
   void look_at_plans();
   void note_what_is_saved(const torch::jit::Node& node);
   void run_forward(torch::jit::Stack& stack) const;
-  void run_backward(torch::jit::Stack& stack) const;
+  // Whether an op may have given no gradient where eager gives zeros.
+  bool run_backward(torch::jit::Stack& stack) const;
 
   std::atomic<State> state_{State::Profiling};
   std::mutex mutex_;                        // of the change to Ready

@@ -222,3 +222,13 @@ def test_second_gradients_of_an_empty_batch(device):
                 (first,) = torch.autograd.grad(sum(r.square().sum() for r in results), w, create_graph=True)
                 both.append(torch.autograd.grad(first.square().sum(), (x, w), allow_unused=True))
             torch.testing.assert_close(*both, rtol=1e-3, atol=1e-4)
+
+
+def test_the_gradient_behind_an_empty_batch_is_empty(device):
+    """Eager's batch norm gives it, where no other op does."""
+    text = """
+def f(x, w):
+    n = torch.nn.functional.batch_norm(x * w.sum(), None, None, training=True)
+    return torch.tanh(n) * 2, n.sin()
+"""
+    check(text, *batches(device, 2, 0))
