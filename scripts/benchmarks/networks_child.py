@@ -51,9 +51,17 @@ class Subject:
             return torch.compile(module)
         # else it shares what was compiled for the last one of its class
         torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
-        if self.network.traced:
-            return torch.jit.trace(module, tuple(self.inputs), check_trace=False)
-        return torch.jit.script(module)
+        if not self.network.traced:
+            return torch.jit.script(module)
+        # A trace has the casts; parts that switch autocast off would lose that if it were on for the trace.
+        with autocast(cache_enabled=False):  # a cast that was kept would be a constant of the trace
+            traced = torch.jit.trace(module, tuple(self.inputs), check_trace=False)
+
+        def run(*inputs):
+            with autocast(enabled=False):
+                return traced(*inputs)
+
+        return run
 
     def exact(self):
         """Result and gradients of a step in eager: in float64, or in float32 where others autocast."""
@@ -65,11 +73,10 @@ class Subject:
         module, inputs = copy.deepcopy(self.module).to(dtype), self.inputs
         if dtype is not None:
             inputs = [x.to(dtype) if x.is_floating_point() else x for x in inputs]
-        autocast = CUDA and dtype is None
         run = self.prepared(peer, module)
 
         def forward():
-            with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
+            with autocast(enabled=CUDA and dtype is None):
                 return run(*inputs)
 
         def inference():
@@ -89,6 +96,10 @@ class Subject:
             generator = torch.Generator(DEVICE).manual_seed(1)
             self.drawn = torch.randn(out.shape, generator=generator, device=DEVICE)
         return self.drawn.to(out.dtype)
+
+
+def autocast(enabled=CUDA, **settings):
+    return torch.autocast(DEVICE, torch.bfloat16, enabled=enabled, **settings)
 
 
 def _draws(part):
@@ -138,7 +149,7 @@ def compared(subject, steps, tell):
 
 
 def distance(found, exact):
-    """The Euclidean distance of two lists of tensors, of the length of the second."""
+    """The Euclidean distance of two lists of tensors, as a part of the length of the second."""
     apart, length = (
         sum(x.square().sum() for x in xs) for xs in ([a - b for a, b in zip(found, exact)], exact)
     )
