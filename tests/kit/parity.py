@@ -134,7 +134,8 @@ SECTIONS = {
         same("Siblings that share constants only do not join.",
              "e2e/test_passes::test_siblings_that_share_only_constants_are_no_group"),
         same("A shared 0-dim CUDA tensor makes siblings, one on the CPU does not.",
-             "e2e/test_passes::test_siblings_that_share_a_zero_dim_tensor_are_a_group_on_cuda_and_none_if_it_is_on_the_cpu"),
+             "e2e/test_passes::"
+             "test_siblings_that_share_a_zero_dim_tensor_are_a_group_on_cuda_and_none_if_it_is_on_the_cpu"),
         differs("A group has at most 128 inputs and outputs.",
                 "as many as a kernel's arguments take; the segmenter splits",
                 "e2e/test_passes::test_groups_are_bounded",
@@ -182,7 +183,8 @@ SECTIONS = {
         same("They are computed from the sizes of the inputs, outside, and leave the group.",
              "e2e/test_group_outputs::test_an_output_of_which_only_the_size_is_asked_is_not_stored",
              "e2e/test_group_outputs::test_a_reduction_of_which_only_the_size_is_asked_is_not_stored",
-             "e2e/test_group_outputs::test_the_forward_of_a_training_step_stores_no_intermediate_for_its_size"),
+             "e2e/test_group_outputs::"
+             "test_the_forward_of_a_training_step_stores_no_intermediate_for_its_size"),
         same("A group of which only sizes are asked vanishes.",
              "e2e/test_group_outputs::test_a_group_whose_sizes_alone_are_asked_vanishes"),
         differs("An op without a rule counts as pointwise, which is wrong for some.",
@@ -389,7 +391,8 @@ SECTIONS = {
         differs("The gradient of `where` is multiplied by the mask: NaN where it is infinite and another "
                 "operand was chosen.",
                 "it is chosen, too, as in eager",
-                "e2e/test_differentiable_forms::test_a_gradient_that_is_not_finite_stays_where_it_was_chosen"),
+                "e2e/test_differentiable_forms::"
+                "test_a_gradient_that_is_not_finite_stays_where_it_was_chosen"),
         differs("What autodiff keeps for the backward is stored.",
                 "elementwise results of values that are kept anyway are computed again",
                 "e2e/test_recompute::test_a_product_of_what_is_kept_is_not_stored",
