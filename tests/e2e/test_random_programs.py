@@ -129,6 +129,16 @@ def test_a_product_that_overflows_on_the_way_may_be_anything():
     assert torch.equal(expected["result 0"][2].isinf(), overflows) and 0 < int(overflows.sum()) < x.numel()
 
 
+@pytest.mark.parametrize("seed, call", [(1614496, 1), (1621451, 1)])
+def test_where_doubles_overflow_anything_may_be(seed, call):
+    """A mean in a list, and a product and a sum in a loop: no wider dtype says what is right."""
+    expected = expectation(generate(seed, features_of(seed, FEATURES)), call, "cpu")
+    eager, exact, allowed = expected["result 0"]
+    lost = ~exact.isfinite()
+    assert eager.dtype == torch.float64 and 0 < int(lost.sum()) < lost.numel()
+    assert torch.equal(allowed.isinf(), lost) and not allowed.isnan().any()
+
+
 def test_where_eagers_backward_raises_gradients_must_be_right():
     """The sigmoid's backward reads its result, which is halved in place."""
     sigmoid, halved = Statement("torch.sigmoid({0})", ("x",)), Statement("{0}.mul_(0.5)", ("v0",), "inplace")
