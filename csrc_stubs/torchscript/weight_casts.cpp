@@ -13,7 +13,7 @@
 //
 // So the casts of the 54 weights of a ResNet-50 are two kernels on a GPU instead of 54, and as few in the
 // backward. All casts are in memory at once then, in inference, too: as in eager code, where autocast keeps
-// each cast until its block ends. Two conditions:
+// each cast until its block ends. Only in inference mode eager keeps none. Two conditions:
 //   - nothing in the graph writes to a weight;
 //   - a matrix product or a convolution reads the cast: our kernels cast their operands themselves.
 // It is a step of prepare.cpp.

@@ -75,6 +75,20 @@ class Child:
         self.process.stdout.close()
 
 
+def tell(found):
+    """Tells a finding; for the script."""
+    print(json.dumps(found), flush=True)
+
+
+@contextlib.contextmanager
+def telling_errors(**facts):
+    """An error inside becomes a finding with its first line, and these facts; for the script."""
+    try:
+        yield
+    except Exception as error:  # what is measured may fail in any way
+        tell({**facts, "error": f"{type(error).__name__}: {error}".strip().split("\n")[0]})
+
+
 def _finding(line):
     """The dict that a line holds; None where a library printed it."""
     with contextlib.suppress(ValueError):

@@ -28,6 +28,7 @@ import torch
 import tsfuser
 from benchmarks import thunder_cases
 from benchmarks.accuracy import beyond
+from benchmarks.child import tell, telling_errors
 from benchmarks.compiled_cases import CASES, PACKAGES
 from benchmarks.timing import CUDA, DEVICE, kernels, seconds
 
@@ -201,14 +202,8 @@ def main():
     order = json.loads(sys.stdin.readline() or "null")
     if order is None:
         return  # the parent needs no more
-
-    def tell(found):
-        print(json.dumps(found), flush=True)
-
-    try:
+    with telling_errors():
         measure(order, tell)
-    except Exception as error:  # a model may fail in any way
-        tell({"error": f"{type(error).__name__}: {error}".strip().split("\n")[0]})
 
 
 if __name__ == "__main__":

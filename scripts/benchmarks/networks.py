@@ -142,14 +142,14 @@ def _measured(orders, children, deadline):
     results = [_result(order) for order in orders]
     end = min(deadline, time.monotonic() + WARM_UP)
     for order, child in zip(orders, children):
-        child.send({**order, "seconds": end - time.monotonic()}, last=False)
+        child.send(order, last=False)
     for result, child in zip(results, children):
         for found in child.told(max(0.0, end - time.monotonic()), until="ready"):
             _note(found, result)
     for result, child in zip(results, children):
         seconds = min(MOST, deadline - time.monotonic())
         if child.process.poll() is None and seconds > 0:
-            child.send({"seconds": seconds})
+            child.send("measure")
             for found in child.told(seconds):
                 _note(found, result)
         for cell in result.cells.values():

@@ -1,7 +1,7 @@
 """One network with all peers, in TorchScript or torch.compile, in a process of its own.
 
-In: two lines of JSON on stdin: which network (networks.py), `training`, `large`, `peers`, `seconds`; then,
-when it is this process's turn to measure, `seconds` again. Out: a line of JSON for each thing that was found.
+In: a line of JSON on stdin: which `network` (networks.py), `training`, `large`, `peers`; then any line, when
+it is this process's turn to measure. Out: a line of JSON for each thing that was found.
 Between the two it tells that it is ready. Example:
 
     {"peer": "tsfuser", "warm-up s": 3.1}
@@ -22,6 +22,7 @@ if __name__ == "__main__":
 
 import torch
 
+from benchmarks.child import tell, telling_errors
 from benchmarks.networks import NETWORKS
 from benchmarks.peers import PEERS
 from benchmarks.timing import CUDA, DEVICE, kernels, seconds
@@ -109,22 +110,19 @@ def _draws(part):
     )
 
 
-def warmed(subject, peers, tell):
+def warmed(subject, peers):
     """Steps of the peers that could be prepared, compiled and run; what the others failed with is told."""
     steps = {}
     for peer in peers:
-        try:
-            with PEERS[peer].context():
-                steps[peer] = subject.step(peer)
-                took, _ = seconds(lambda: [steps[peer]() for _ in range(STEPS)] and None)
+        with telling_errors(peer=peer), PEERS[peer].context():
+            step = subject.step(peer)
+            took, _ = seconds(lambda: [step() for _ in range(STEPS)] and None)
+            steps[peer] = step
             tell({"peer": peer, "warm-up s": took})
-        except Exception as error:  # a peer may fail in any way
-            steps.pop(peer, None)
-            tell({"peer": peer, "error": f"{type(error).__name__}: {error}".strip().split("\n")[0]})
     return steps
 
 
-def compared(subject, steps, tell):
+def compared(subject, steps):
     """Tells how far tsfuser's result and gradients are from the exact ones, divided by how far eager's are.
     Farther than four times is an error, and tsfuser is not measured. Not where something is random."""
     if subject.random or not {"eager", "tsfuser"} <= set(steps):
@@ -156,7 +154,7 @@ def distance(found, exact):
     return max((apart / length).sqrt().item(), 1e-12)
 
 
-def measured(steps, tell):
+def measured(steps):
     """Steps a second, in turns; then kernels, as a profiler slows the host from then on."""
     rates, counts = {peer: [] for peer in steps}, {}
     for round in range(ROUNDS + 1):  # the first one says how many steps a round has
@@ -180,21 +178,15 @@ def main():
     order = json.loads(sys.stdin.readline() or "null")
     if order is None:
         return  # the parent needs no more
-
-    def tell(found):
-        print(json.dumps(found), flush=True)
-
-    try:
+    with telling_errors():
         subject = Subject(order)
-        steps = warmed(subject, order["peers"], tell)
-        compared(subject, steps, tell)
+        steps = warmed(subject, order["peers"])
+        compared(subject, steps)
         if CUDA:
             torch.cuda.empty_cache()  # others warm up, too
         tell({"ready": True})
         if sys.stdin.readline():
-            measured(steps, tell)
-    except Exception as error:
-        tell({"error": f"{type(error).__name__}: {error}".strip().split("\n")[0]})
+            measured(steps)
 
 
 if __name__ == "__main__":
