@@ -74,7 +74,11 @@ def _vision(name):
     def make(big):
         import torchvision
 
-        return getattr(torchvision.models, name)()
+        network = getattr(torchvision.models, name)()
+        for part in network.modules():
+            if isinstance(part, torch.nn.Linear) and not part.weight.any():
+                part.reset_parameters()  # ViT's last one, behind which all errors would be multiplied by zero
+        return network
 
     return make
 
@@ -83,8 +87,8 @@ def _convolutions(name, title):
     return Network(f"torchvision's {title}", "torchvision", _vision(name), photos, channels_last=True)
 
 
-def _transformer(name, title):
-    return Network(f"torchvision's {title}", "torchvision", _vision(name), photos)
+def _transformer(name, title, **facts):
+    return Network(f"torchvision's {title}", "torchvision", _vision(name), photos, **facts)
 
 
 def _language(title, make):
@@ -111,7 +115,8 @@ NETWORKS = {
     "densenet121": _convolutions("densenet121", "DenseNet-121"),
     "shufflenet": _convolutions("shufflenet_v2_x1_0", "ShuffleNet v2"),
     "swin_t": _transformer("swin_t", "Swin-T"),
-    "vit_b_16": _transformer("vit_b_16", "ViT-B/16"),
+    # Scripted, it asks torch.is_autocast_enabled(): under autocast on CUDA torch's own pass crashes there.
+    "vit_b_16": _transformer("vit_b_16", "ViT-B/16", traced=True),
     "gpt2": _language("GPT-2", short_gpt2),
     "llama": _language("Llama", short_llama),
 }
