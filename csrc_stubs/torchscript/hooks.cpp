@@ -146,6 +146,7 @@ void hook_into_torch() {
     register_operators();
     register_size_operators();
     register_join_sizes();
+    register_pad();
     register_count_operators();
     register_cast_operator();
     register_dropout_seeds();

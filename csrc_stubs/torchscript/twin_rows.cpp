@@ -53,7 +53,7 @@ std::vector<Twin> rows() {
   %result : Tensor = aten::slice(%self, %dim, %start, %end, %step))",
         {{"int[]", "sizes"}, {"int", "dim"}, {"int", "from"}, {"int", "to"}, {"int", "step"}},
         "%of_self : Tensor = aten::slice_backward(%gradient, %sizes, %dim, %from, %to, %step)"},
-       nullptr,
+       slice_or_whole,
        write_piece},
       twin_of_joins(),
       twin_of_parts(),

@@ -213,6 +213,10 @@ bool is_never_written(const torch::jit::Value* value) {
     if (is_profile(use.user)) {
       return is_never_written(use.user->output());
     }
+    if (use.user->kind() == c10::prim::Return && use.user->owningBlock()->owningNode() &&
+        use.user->owningBlock()->owningNode()->kind() == c10::prim::If) {
+      return is_never_written(use.user->owningBlock()->owningNode()->output(use.offset));
+    }
     if (use.user->kind() == c10::prim::ListConstruct) {
       return is_joined_only(use.user->output());
     }
