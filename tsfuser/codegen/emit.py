@@ -223,13 +223,14 @@ def _for(s: For) -> list[str]:
     hint = {
         "rows": ["#pragma unroll 1"],
         "unroll": ["#pragma unroll"],
+        "group": ["#pragma unroll"],
         "vector": ["#pragma unroll"],
         "simd": ["SIMD_LOOP"],
     }.get(s.bind, [])
     hint = ["LANE_LOOP"] if s.bind == "simd" and isinstance(s.extent, Const) else hint
     index = (
         "int32_t"
-        if s.bind in ("unroll", "vector") or (s.bind == "serial" and isinstance(s.extent, Const))
+        if s.bind in ("unroll", "group", "vector") or (s.bind == "serial" and isinstance(s.extent, Const))
         else "int64_t"
     )
     head = f"for ({index} {s.var} = 0; {s.var} < {s.extent}; ++{s.var}) {{"

@@ -46,6 +46,8 @@ class Elements:
             field = self.params.field(value.name, value.dtype.ctype, ("element", access.buffer.index))
             return [Compute(value.name, register, convert, (), arguments=(field,))]
         if tile is None:
+            if access.part_of:
+                return self._part(access, at)
             window, known = self.window(access, at)
             read = self.read(access, at)
             guard = ix.both([*ix.conjuncts(read.guard), *known])
@@ -56,6 +58,17 @@ class Elements:
             place = ix.add(ix.mul(line, tile.pitch), column)
             read = Load(memory, value.dtype.ctype, tile.name, place, shared=True)
         return [read, Compute(value.name, register, convert, (memory,))]
+
+    def _part(self, access: Access, at: Indices) -> list[Stmt]:
+        """An element of a vector that several loads share."""
+        domain, value = self.schedule.domain, access.buffer.value
+        first = next(a for a in domain.loads if a.buffer.value.name == access.part_of)
+        whole = replace(first, strides=(*first.strides[:-1], sz.const(1)))
+        read = replace(self.read(whole, at), name=f"{access.part_of}_all")
+        group = next(x.name for x in self.schedule.loops if x.bind == "group")
+        lane = ix.add(ix.mul(ix.Var(group), domain.dims[-1].extent.a), access.place)
+        convert = conversion(value.dtype.ctype, self.registers[value.name])
+        return [read, Compute(value.name, self.registers[value.name], convert, (read.name,), lane=lane)]
 
     def window(self, access: Access, at: Indices, suffix: str = "") -> tuple[list[Stmt], list[Expr]]:
         """The statement that tells whether an element is in all windows of `access`, and needed, and the
@@ -114,9 +127,10 @@ class Elements:
         row = self.schedule.domain.dims[-1].extent
         return any(x.bind == "vector" and x.extent is row for x in self.schedule.loops)
 
-    def _lanes(self) -> dict[str, Expr]:
-        """What stands for the lane where all lanes of a vector are in a window, or none."""
-        return {x.name: ix.Const(0) for x in self.schedule.loops if x.bind == "vector"}
+    def _lanes(self, *binds: str) -> dict[str, Expr]:
+        """What stands for the lane where all lanes of an access are in a window, or none."""
+        wanted = binds or ("group", "vector")
+        return {x.name: ix.Const(0) for x in self.schedule.loops if x.bind in wanted}
 
     def _bounds(self, window: Window, at: Indices, name: str, lanes: dict[str, Expr]) -> list[Expr]:
         """The conditions under which an element is in `window`; `lanes`: what stands for a lane."""
@@ -138,7 +152,8 @@ class Elements:
         """Whether the element is in the window of `op`, which may cut through a vector that is a row."""
         name, ctype = op.output.name, op.output.dtype.ctype
         self.registers[name] = ctype
-        conditions = self._bounds(op.window, at, name, {} if self._lanes_differ() else self._lanes())
+        lanes = self._lanes("group") if self._lanes_differ() else self._lanes()
+        conditions = self._bounds(op.window, at, name, lanes)
         return Let(name, ctype, ix.both(conditions) or ix.Const(1))
 
     def read(self, access: Access, at: Indices) -> Load:

@@ -60,7 +60,7 @@ def indices(
     """
     override = override or {}
     of: dict[str, Expr] = {x.name: Var(x.name) for x in schedule.loops} | override
-    lanes = [x.name for x in schedule.loops if x.bind in ("vector", "simd")]
+    lanes = [x.name for x in schedule.loops if x.bind in ("group", "vector", "simd")]
     dims_of = covered(schedule)
     lets: list[Let] = []
     guards: list[Guard] = []

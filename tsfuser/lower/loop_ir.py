@@ -119,7 +119,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Pack:
-    """A vector `name` of `lanes` elements of `ctype`, written lane by lane in the next loop over `lane`."""
+    """A vector `name` of `lanes` elements of `ctype`, written lane by lane in the next loop."""
 
     name: str
     ctype: str
@@ -131,7 +131,7 @@ class SetLane:
     """`name[lane] = value`."""
 
     name: str
-    lane: str
+    lane: Expr | str
     value: str
 
 

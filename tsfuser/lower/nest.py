@@ -31,7 +31,7 @@ from .kernel import Kernel
 from .loop_ir import Barrier, BlockReduce, ClusterReduce, For, If, Let, Stmt
 from .saved_values import WIDEST, SavedValues
 from .tiles import filled
-from .traverse import rename
+from .traverse import once, rename
 
 
 def nest(segment: Segment, schedule: Schedule, name: str) -> Kernel:
@@ -105,7 +105,7 @@ def _sweep(draft: Draft, saved: SavedValues, number: int) -> list[Stmt]:
     else:  # there is one sweep, which ends with the results of all reductions
         before, after = final.before, final.results()
         body = [*stores, *final.body(reductions)]
-    body = draft.looped([*draft.at.lets, *needed, *body], draft.loops)
+    body = draft.looped([*once([*draft.at.lets, *needed]), *body], draft.loops)
     if draft.iteration is not None and draft.tiles:
         body = _over_tiles(draft, body)
     return [*arrays, *before, *body, *after]

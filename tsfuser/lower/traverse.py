@@ -81,7 +81,7 @@ def used(s: Stmt) -> frozenset[str]:
     if isinstance(s, Store):
         return names(s.offset) | names(s.guard) | names(s.count) | {s.value}
     if isinstance(s, SetLane):
-        return frozenset((s.name, s.lane, s.value))
+        return names(as_expr(s.lane)) | {s.name, s.value}
     if isinstance(s, Accumulate):
         return names(s.guard) | names(s.lane) | {s.name, s.value}
     if isinstance(s, Fetch):

@@ -35,13 +35,18 @@ class Access:
     """A buffer with its stride in each dim of the domain, in elements; constant 0 where it is broadcast.
 
     For a lookup: an index i reads `i * step` elements further. Indices are less than `extent`, and vary along
-    the dims `indexed`."""
+    the dims `indexed`.
+
+    For a load that shares the vectors of another, `part_of`: it reads the elements at `place`, counted along
+    the last dim, of the vectors that begin where the other load reads."""
 
     buffer: Buffer
     strides: tuple[Size, ...]
     step: Size | None = None
     extent: Size | None = None
     indexed: tuple[int, ...] = ()
+    part_of: str = ""
+    place: int = 0
 
     @property
     def itemsize(self) -> int:

@@ -25,8 +25,9 @@ from .domain import Domain
 #:   serial              any other loop
 #:   unroll              unrolled, with all loads before the rest
 #:   vector              one memory access for all lanes
+#:   group               around a vector loop: neighbouring vectors that are one memory access together
 #:   simd                a loop that the host compiler vectorises
-BINDINGS = ("block", "thread.x", "thread.y", "rows", "serial", "unroll", "vector", "simd")
+BINDINGS = ("block", "thread.x", "thread.y", "rows", "serial", "unroll", "group", "vector", "simd")
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class Schedule:
     @property
     def loops_of_a_thread(self) -> tuple[Loop, ...]:
         """The loops inside a thread, outermost first, without a loop over rows, which all threads share."""
-        return tuple(x for x in self.loops if x.bind in ("serial", "unroll", "vector", "simd"))
+        return tuple(x for x in self.loops if x.bind in ("serial", "unroll", "group", "vector", "simd"))
 
     def values_in(self, where: str) -> tuple[str, ...]:
         """Names of the values that stay in `where`."""

@@ -229,12 +229,12 @@ def is_whole(call: Call, domain: Domain, vector: int) -> bool:
     return bool(call.decide(sz.eq(domain.dims[-1].extent % vector, 0)))
 
 
-def row_alignment(a: Access, along: int) -> Size:
+def row_alignment(a: Access, *along: int) -> Size:
     """The largest power of two, in bytes, that divides the address of the first element of every row along
-    dim `along`."""
+    the dims `along`."""
     alignment = a.buffer.alignment
     for d in range(len(a.strides)):
-        if d != along and a.moves(d):
+        if d not in along and a.moves(d):
             alignment = sz.minimum(alignment, sz.pow2(a.strides[d] * a.itemsize))
     return alignment if a.step is None else sz.minimum(alignment, sz.pow2(a.step * a.itemsize))
 

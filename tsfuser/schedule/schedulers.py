@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from ..ir.call import Call, once_a_call
 from ..segment import Segment
-from . import outer_rows, pointwise, reduction, rows, transpose, transposed_reduction
+from . import outer_rows, pointwise, reduction, rows, short_rows, transpose, transposed_reduction
 from .machine import Machine
 from .proposal import Proposal
 
 #: Tried in this order. Each has `propose(call, segment, machine)`, which returns a Proposal or the reason why
-#: it has none. The one for transposed operands comes before the one that takes every pointwise segment; those
-#: for results that depend on reductions come before the one for plain reductions.
-SCHEDULERS = (transpose, pointwise, outer_rows, rows, transposed_reduction, reduction)
+#: it has none. Those for transposed operands and short rows come before the one that takes every pointwise
+#: segment; those for results that depend on reductions come before the one for plain reductions.
+SCHEDULERS = (transpose, short_rows, pointwise, outer_rows, rows, transposed_reduction, reduction)
 
 
 @once_a_call

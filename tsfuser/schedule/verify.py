@@ -27,7 +27,15 @@ from .loops import (
     Tiling,
 )
 
-_ONCE = ("block", "thread.x", "thread.y", "rows", "vector", "simd")  # at most one loop has such a binding
+_ONCE = (
+    "block",
+    "thread.x",
+    "thread.y",
+    "rows",
+    "group",
+    "vector",
+    "simd",
+)  # at most one loop has such a binding
 
 
 def read(text: str) -> Schedule:
@@ -134,6 +142,6 @@ def _bindings(schedule: Schedule) -> str | None:
     if not counts["block"]:
         return "no loop is bound to blocks"
     for x in schedule.loops:
-        if x.bind in ("unroll", "vector") and not x.extent.is_const:
+        if x.bind in ("unroll", "group", "vector") and not x.extent.is_const:
             return f"{x.name} is {x.bind}, but its extent is known only at run time"
     return None
