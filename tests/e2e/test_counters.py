@@ -92,6 +92,15 @@ class Shrinking(Block):
         return torch.relu(self.norm2(self.conv2(a.mean([2, 3], True))))
 
 
+class Deeper(Shared):
+    """What the batch norms' convolutions read is computed: their order does not matter."""
+
+    def forward(self, x):
+        x = self.conv1(x)
+        a = self.norm1(self.conv1(x))
+        return torch.relu(a + self.norm2(self.conv2(x)))
+
+
 def nodes(scripted, kind):
     return [n for graph in all_graphs(scripted) for n in graph.findAllNodes(kind, True)]
 
@@ -192,6 +201,19 @@ def test_evaluation_counts_nothing(device):
     with tsfuser.fuser():
         torch.testing.assert_close(scripted(x), module(x), rtol=1e-7, atol=1e-9)
     assert_same_state(scripted, module)
+
+
+def test_norms_side_by_side_are_one_group_without_gradients(device):
+    """Nothing between them has to stay there: neither what reads the module, nor what is counted. They are
+    one module here: in calls that train, the second one sees the statistics that the first one leaves."""
+    module, scripted = pair(Deeper, device)
+    for k in range(6):
+        x = torch.randn(SIZES, device=device, dtype=torch.float64)
+        with torch.no_grad(), tsfuser.fuser():
+            torch.testing.assert_close(scripted.train(k > 3)(x), module.train(k > 3)(x))
+        assert_same_state(scripted, module)
+    group = nodes(scripted, "prim::CudaFusionGroup")[0].g("Subgraph")
+    assert len(group.findAllNodes("aten::batch_norm")) == 2
 
 
 def test_what_was_counted_before_an_error_is_counted(device):

@@ -53,6 +53,8 @@ _WITH_GRAPH = frozenset(
 _SECRET_WRITERS = frozenset(row.name for row in table.all_rows() if row.writes)
 #: Kinds that return a list of numbers that nothing else holds.
 _NEW_LISTS = frozenset(("aten::mul", "aten::add", "prim::ListConstruct"))
+#: Kinds that take tensors, but read nothing of their memory before the graph ends.
+_HOLDERS = frozenset(("tsfuser::count",))
 #: Kinds that may switch gradients on or off.
 _SWITCHES = frozenset(("prim::Enter", "prim::Exit", "aten::set_grad_enabled"))
 #: aten ops that may return their operand itself, though their schemas do not say so.
@@ -219,8 +221,10 @@ class Effects:
         return after
 
     def _touches_written(self, node: Node) -> bool:
-        if self._aliases is None or node.kind() == "prim::Constant":
+        if self._aliases is None or node.kind() == "prim::Constant" or node.kind() in _HOLDERS:
             return False
+        if node.kind() == "prim::GetAttr":  # which reads what the module holds, not what is in a tensor
+            return self._aliases.has_writers(node.inputsAt(0))
         if any(self.is_written(v) for v in inputs(node)):
             return True
         return any(self._touches_written(inner) for block in blocks(node) for inner in block.nodes())
