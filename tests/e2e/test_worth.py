@@ -59,3 +59,31 @@ def test_an_addition_across_a_layout_alone(device, strides, fused):
     graph = torch._C.parse_ir(ADDITION.format(device=device, strides=strides))
     run(Work(graph, Refusals(), lone_reductions=True), (*BEFORE_GROUPS, *MAKE_GROUPS))
     assert [kinds(g) for g in graph.findAllNodes(GROUP, True)] == [["aten::add"]] * fused
+
+
+NORM = """graph(%x : {dtype}({n}, 8, 16, 16, strides=[2048, 1, 128, 8], requires_grad=0, device={device}),
+      %w : Float(8, strides=[1], requires_grad=0, device={device}),
+      %b : Float(8, strides=[1], requires_grad=0, device={device}),
+      %m : Float(8, strides=[1], requires_grad=0, device={device}),
+      %v : Float(8, strides=[1], requires_grad=0, device={device}), %training : bool):
+  %number : float = prim::Constant[value=0.1]()
+  %on : bool = prim::Constant[value=1]()
+  %y : {dtype}({n}, 8, 16, 16, strides=[2048, 1, 128, 8], requires_grad=0, device={device}) = {norm}
+  return (%y)"""
+
+
+@pytest.mark.parametrize(
+    "device, dtype, n, fused",
+    [
+        ("cuda:0", "BFloat16", 4, True),
+        ("cuda:0", "BFloat16", 1, False),
+        ("cuda:0", "Float", 4, False),
+        ("cpu", "BFloat16", 4, False),
+    ],
+)
+def test_a_batch_norm_alone(device, dtype, n, fused):
+    """cuDNN takes no bfloat16, and ATen several kernels."""
+    norm = "aten::batch_norm(%x, %w, %b, %m, %v, %training, %number, %number, %on)"
+    graph = torch._C.parse_ir(NORM.format(device=device, dtype=dtype, n=n, norm=norm))
+    run(Work(graph, Refusals()), (*BEFORE_GROUPS, *MAKE_GROUPS))
+    assert [kinds(g) for g in graph.findAllNodes(GROUP, True)] == [["aten::batch_norm"]] * fused

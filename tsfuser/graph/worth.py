@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from math import prod
 
+from ..ops.table import Row
 from .rows import row_of
 from .wrapper import Node, Value, facts, inputs, is_tensor
 
@@ -14,22 +15,29 @@ LEAST = 1 << 12  # elements of what is worth another kernel's launch
 
 
 def is_worth_a_kernel(node: Node, reductions: bool) -> bool:
-    """Whether the node copies a tensor into another layout, or its row says so; or, with `reductions`, on a
-    GPU reduces a tensor, or reads one across the layout of an elementwise result, which torch does without a
-    tile of shared memory."""
+    """Whether the node copies a tensor into another layout, or its row says so, perhaps for this dtype on a
+    GPU; or, with `reductions`, on a GPU reduces a tensor, or reads one across the layout of an elementwise
+    result, which torch does without a tile of shared memory."""
     found = row_of(node)
     if found is not None and found[0].needs_kernel:
         return True
-    if found is None or not (found[0].copies or reductions):
+    if found is None or not (found[0].copies or found[0].slow_on_gpu or reductions):
         return False
     large = [v for v in inputs(node) if is_tensor(v) and prod(shape(v)[0] or [0]) >= LEAST]
     if not large:
         return False
     if found[0].copies:
         return _walk(large[0]) != _walk(node.output())
-    if found[0].sizes == "broadcast":
-        return _is_on_gpu(large[0]) and any(_crosses(v, node.output()) for v in large)
-    return found[0].family == "reduction" and _is_on_gpu(large[0])
+    return _is_on_gpu(large[0]) and _is_slow_on_gpu(node, found[0], large, reductions)
+
+
+def _is_slow_on_gpu(node: Node, row: Row, large: list[Value], reductions: bool) -> bool:
+    """Whether torch's kernels for the node are slow there; `large` are its large operands."""
+    if row.slow_on_gpu or not reductions:
+        return facts(large[0].type()).dtype in row.slow_on_gpu
+    if row.sizes == "broadcast":
+        return any(_crosses(v, node.output()) for v in large)
+    return row.family == "reduction"
 
 
 def _crosses(operand: Value, result: Value) -> bool:

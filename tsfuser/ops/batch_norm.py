@@ -26,6 +26,8 @@ from .reduction import without
 from .table import FLOATING, composite
 
 _IN_TRAINING = tuple((name, "training") for name in STATISTICS)
+#: cuDNN takes other dtypes, in one kernel; for these ATen starts several.
+WITHOUT_CUDNN = ("bfloat16",)
 
 
 def _in_memory(b: Builder, value: Value, input: Value, known_to_be_native: bool) -> Value:
@@ -94,7 +96,14 @@ def _forward(
     return kept if in_place else (*kept, *moved)
 
 
-@composite("aten::batch_norm", dtypes=FLOATING, sizes="first", writes=_IN_TRAINING, gradient="strict")
+@composite(
+    "aten::batch_norm",
+    dtypes=FLOATING,
+    sizes="first",
+    writes=_IN_TRAINING,
+    gradient="strict",
+    slow_on_gpu=WITHOUT_CUDNN,
+)
 def batch_norm(
     b: Builder,
     input,
@@ -157,6 +166,7 @@ def native_batch_norm_no_training(b: Builder, input, weight, bias, running_mean,
     dtypes=FLOATING,
     sizes=("first", "own", "own", "own", "own"),
     writes=_IN_TRAINING,
+    slow_on_gpu=WITHOUT_CUDNN,
 )
 def batch_norm_impl_index(
     b: Builder,

@@ -13,6 +13,7 @@ from ..ir.build import Builder
 from ..ir.dtypes import BOOL, HALF, DType
 from ..ir.fusion import Value
 from ..ir.symbols import define
+from .batch_norm import WITHOUT_CUDNN
 from .channels import check_channels, of_channels, scaled
 from .reduction import total, without
 from .table import FLOATING, composite
@@ -96,6 +97,7 @@ def native_batch_norm_backward(
     "aten::_batch_norm_impl_index_backward",
     dtypes=FLOATING,
     sizes=("input", "weight", "weight"),
+    slow_on_gpu=WITHOUT_CUDNN,
     ignored=("reservedSpace",),
 )
 def batch_norm_impl_index_backward(

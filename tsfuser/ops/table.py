@@ -129,7 +129,8 @@ class Row:
     arguments. `secret_view`: it may return its operand itself, though its schema does not say so.
     `in_place_early`: its in-place form becomes functional before any dtype is known. `in_place_differs`: the
     in-place form leaves another layout than this op gives. `copies`: it does nothing but copy its first
-    operand. `needs_kernel`: outside of groups it is slow. `autodiff_excludes`: a view that torch's autodiff
+    operand. `needs_kernel`: outside of groups it is slow. `slow_on_gpu`: dtypes of its operand for which
+    it is slow on a GPU. `autodiff_excludes`: a view that torch's autodiff
     differentiates, but keeps out of its graphs. `instead` continues the sentence
     "TorchScript's autodiff knows no derivative of ..." with what it does know.
 
@@ -168,6 +169,7 @@ class Row:
     in_place_differs: bool = False
     copies: bool = False
     needs_kernel: bool = False
+    slow_on_gpu: tuple[str, ...] = ()
     autodiff_excludes: bool = False
     instead: str = ""
     error: str = "result"
