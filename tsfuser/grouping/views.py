@@ -63,13 +63,16 @@ def _gives_view(node: Node, views: set[int]) -> bool:
 
 
 def _hands_on(node: Node, views: set[int]) -> bool:
-    """Whether the result may be the node's operand, which is a view."""
+    """Whether the result may be the node's operand, which is a view. A sum to fewer dims, as of the gradient
+    of a bias, is not."""
     if not views or not node.inputsSize() or node.inputsAt(0).unique() not in views:
         return False
     if not may_return_operand(node):
         return False
-    before, after = facts(node.inputsAt(0).type()).dtype, facts(node.output().type()).dtype
-    return before is None or before == after
+    before, after = facts(node.inputsAt(0).type()), facts(node.output().type())
+    if None not in (before.rank, after.rank) and before.rank != after.rank:
+        return False
+    return before.dtype is None or before.dtype == after.dtype
 
 
 def sizes_follow(value: Value, knowledge: Knowledge, depth: int = 0) -> bool:
