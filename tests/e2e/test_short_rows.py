@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from kit.support import fused_as_eager
+from tsfuser.schedule import short_rows
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
 
@@ -38,6 +39,15 @@ def example(device, shape, dtype=torch.bfloat16):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_values(program, device):
     fused_as_eager(PROGRAMS[program], *example(device, (2, 3, 5, 16)))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 5, 16), (2, 1, 6, 8), (3, 2, 1, 64), (4, 3, 5, 8)])
+def test_a_thread_may_have_several_rows_of_one_angle(shape, device, monkeypatch):
+    """Large tensors make enough threads for that; here those of any size do."""
+    monkeypatch.setattr(short_rows, "BUSY", 1 << 30)
+    x, y, z = example(device, shape)
+    fused_as_eager(ROTATED, x, y, z)
+    fused_as_eager(ROTATED, x.transpose(1, 2).contiguous().transpose(1, 2), y, z)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,17 @@ def test_other_rows_are_no_groups(program, arguments):
     assert isinstance(stage.params, PointwiseParams)
 
 
+def test_a_thread_has_rows_for_which_it_loads_the_angles_once():
+    """Of four heads, in front of the tokens; a small tensor has too few rows for that."""
+    heads = tensor(32, 512, 8, 32, 2, dtype="bfloat16", strides=(262144, 64, 32768, 2, 1))
+    angles = [tensor(8, 32, dtype="bfloat16")] * 2
+    [stage], _ = stages(*build(rotated, heads, *angles))
+    assert (stage.params.along, stage.params.unroll) == (1, 4)
+    assert widths(rotated, heads, *angles) == [4, 4, 8, 8]
+    [stage], _ = stages(*build(rotated, *rotary()))
+    assert (stage.params.along, stage.params.unroll) == (-1, 1)
+
+
 def test_an_access_ends_where_a_window_does():
     """Rows are 16 pairs of two tensors and then 6 of the third, in groups of 2, where 4 would fit."""
     arguments = [tensor(8, n, *two, dtype="bfloat16") for n, two in ((16, ()), (16, ()), (6, (2,)))]

@@ -28,6 +28,7 @@ from .pointwise import is_wide, row_alignment, window_alignment
 from .proposal import Proposal, Stage
 
 LONGEST = 8  # elements of a short row
+BUSY = 2  # a device has enough threads if it has places for so many times as many
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class ShortRowsParams:
     row: int  # elements of a row
     group: int  # rows of one access
     unroll: int  # accesses to each tensor that a thread has in flight
+    along: int  # the dim of these accesses: what does not vary along it is loaded once; -1 for any
     threads: int  # of a block
     wide: bool  # 64-bit indices
     #: loads that read parts of the same rows: the name of each, that of the first of them, and which of the
@@ -61,10 +63,12 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     if group == 1:
         return "its addresses allow no access to several rows"
     space = _linear(call, space)
+    along, unroll = (-1, 1) if costly else _unroll(call, space, group, machine)
     params = ShortRowsParams(
         space.dims[-1].extent.a,
         group,
-        1 if costly else _unroll(space, group, machine),
+        unroll,
+        along,
         machine.threads,
         is_wide(call, space),
         tuple(_parts(call, space, group)),
@@ -156,17 +160,28 @@ def _distance(call: Call, a: Access, other: Access, most: int) -> int | None:
     return call.decide(distance) if near else None
 
 
-def _unroll(space: Domain, group: int, machine: Machine) -> int:
-    """Accesses of a thread to each tensor: few loads of its own are not enough in flight."""
-    row = space.dims[-1].extent.a
-    bytes_each = sum(
-        a.itemsize * group * (row if a.moves(len(space.dims) - 1) else 1)
-        for a in space.loads
-        if a.moves(len(space.dims) - 2)
-    )
+def _unroll(call: Call, space: Domain, group: int, machine: Machine) -> tuple[int, int]:
+    """Along which dim a thread has how many accesses to each tensor. It is one that operands lack, such as
+    the heads that a rotary embedding turns by the same angles, if enough threads are left; else any, where
+    few loads of its own are not enough in flight."""
+    row, rows = space.dims[-1].extent.a, len(space.dims) - 2
+
+    def read(loads: Iterable[Access]) -> int:
+        """Bytes of an access to each of `loads`."""
+        widths = [(a, row if a.moves(rows + 1) else 1) for a in loads if a.moves(rows) or a.moves(rows + 1)]
+        return sum(a.itemsize * group * width for a, width in widths)
+
+    stored = [d for d in reversed(range(rows)) if all(a.moves(d) for a in space.stores)]
+    along = max(stored, key=lambda d: read(a for a in space.loads if not a.moves(d)), default=-1)
+    threads = machine.multiprocessors * machine.threads_per_multiprocessor // BUSY
+    if along >= 0 and read(a for a in space.loads if not a.moves(along)):
+        for unroll in (4, 2):
+            whole = call.decide(sz.eq(space.dims[along].extent % unroll, 0))
+            if whole and call.decide(sz.le(threads * group * row * unroll, space.elements)):
+                return along, unroll
     live = group * row * (len(space.stores) + len(space.loads))  # roughly, the registers that an access needs
-    unroll = min(4, max(1, machine.flight // max(bytes_each, 1)), max(1, 96 // live))
-    return 1 << (unroll.bit_length() - 1)
+    unroll = min(4, max(1, machine.flight // max(read(space.loads), 1)), max(1, 96 // live))
+    return -1, 1 << (unroll.bit_length() - 1)
 
 
 def _shared(space: Domain, params: ShortRowsParams) -> Domain:
@@ -195,12 +210,28 @@ def apply(space: Domain, params: ShortRowsParams) -> Schedule:
         schedule = schedule.split("piece", params.threads * g, ("u", "chunk"), exact=True)
         schedule = schedule.split("chunk", g, ("tx", "group"), exact=True)
         return schedule.reorder("block", "tx", "u", "group", lane).bind(**bound)
+    if params.along >= 0:
+        schedule, others = _along(schedule, params, others)
     schedule = schedule.fuse_all(others, "other")
     across = sz.minimum(sz.nextpow2(sz.ceildiv(schedule.loop(rows).extent, g)), 32)
     down = sz.binary("div", params.threads, across)
     schedule = schedule.split(rows, across * g, ("row_block", "chunk"), whole=True)
     schedule = schedule.split("chunk", g, ("tx", "group"), exact=True)
-    schedule = schedule.split("other", down * u, ("other_block", "down"))
-    schedule = schedule.split("down", down, ("u", "ty"), exact=True)
+    if params.along >= 0:
+        schedule = schedule.split("other", down, ("other_block", "ty"))
+    else:
+        schedule = schedule.split("other", down * u, ("other_block", "down"))
+        schedule = schedule.split("down", down, ("u", "ty"), exact=True)
     schedule = schedule.reorder("other_block", "row_block", "ty", "tx", "u", "group", lane)
     return schedule.fuse("other_block", "row_block", "block").bind(ty="thread_y", **bound)
+
+
+def _along(schedule: Schedule, params: ShortRowsParams, others: list[str]) -> tuple[Schedule, list[str]]:
+    """`schedule` with a loop `u` over neighbours along one of the dims `others`, behind all of them, and what
+    the others are then."""
+    name = others[params.along]
+    times = sz.binary("div", schedule.loop(name).extent, params.unroll)
+    schedule = schedule.split(name, params.unroll, ("part", "u"), exact=True, times=times)
+    others = ["part" if x == name else x for x in others]
+    inner = [x.name for x in schedule.loops if x.name not in (*others, "u")]
+    return schedule.reorder(*others, "u", *inner), others
