@@ -12,6 +12,7 @@
 //     ...
 //     tsfuser::add_counts(%c1)                                              at the end
 //
+// Where that is in a branch of another If, the If gives the capsule on: each of its blocks returns one.
 // So 53 batch norms on a GPU launch one kernel for their counters, and on a CPU none. This is done only if
 // nothing in the graph can read a counter: `may_defer`. It is a step of prepare.cpp.
 
@@ -25,6 +26,8 @@
 #include <iterator>
 #include <optional>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -50,23 +53,54 @@ bool is_count(const Node* node) {
          is_int(node->input(1)) && is_one(node->input(2));
 }
 
-// The If, of the graph's own block, that the node is run by where its condition holds; null where the node
-// is in the graph's own block, and `graph.return_node()` where it is elsewhere.
-Node* choice_of(Node* node, Graph& graph) {
-  Block* block = node->owningBlock();
-  if (block == graph.block()) {
-    return nullptr;
+// The Ifs around the node, the innermost first; nothing where it is in something else than Ifs.
+std::optional<std::vector<Node*>> ifs_around(const Node* node) {
+  std::vector<Node*> found;
+  const Block* graph = node->owningGraph()->block();
+  for (const Block* block = node->owningBlock(); block != graph; block = found.back()->owningBlock()) {
+    if (block->owningNode()->kind() != c10::prim::If) {
+      return std::nullopt;
+    }
+    found.push_back(const_cast<Node*>(block->owningNode()));
   }
-  Node* choice = block->owningNode();
-  const bool known = choice->kind() == c10::prim::If && choice->owningBlock() == graph.block() &&
-                     choice->blocks()[0] == block;
-  return known ? choice : graph.return_node();
+  return found;
 }
 
-// Whether the counter can be read before the If.
-bool can_be_moved(const Node* count, const Node* choice) {
-  const Value* owner = count->input(0)->node()->input();
-  return choice == nullptr || owner->node()->owningBlock() == choice->owningBlock();
+// A node that adds to a counter. `choice`: the If by whose condition it runs, if the counter can be read
+// before that; else null. `around`: the other Ifs around it.
+struct CountNode {
+  Node* node;
+  Node* choice;
+  std::vector<Node*> around;
+
+  Node* place() const { return choice ? choice : node; }  // before which it is counted
+};
+
+bool is_made_outside(const Value* value, const Node* choice) {
+  const Block* made = value->node()->owningBlock();
+  const Block* block = choice->owningBlock();
+  while (block != made && block->owningNode() && block->owningNode()->owningBlock()) {
+    block = block->owningNode()->owningBlock();
+  }
+  return block == made;
+}
+
+std::vector<CountNode> counts_in(const std::vector<Node*>& nodes) {
+  std::vector<CountNode> found;
+  for (Node* node : nodes) {
+    auto around = is_count(node) ? ifs_around(node) : std::nullopt;
+    if (!around) {
+      continue;
+    }
+    Node* choice = around->empty() ? nullptr : around->front();
+    const bool before = choice && choice->blocks()[0] == node->owningBlock() &&
+                        is_made_outside(node->input(0)->node()->input(), choice);
+    if (before) {
+      around->erase(around->begin());
+    }
+    found.push_back({node, before ? choice : nullptr, std::move(*around)});
+  }
+  return found;
 }
 
 bool holds_tensors(const c10::TypePtr& type) {
@@ -120,10 +154,14 @@ bool may_defer(Graph& graph, const std::vector<Node*>& nodes) {
          });
 }
 
-// The counts of the graph, and nodes that hold them together.
+// The counts of the graph, and nodes that hold them together. An If around some gives the capsule on.
 class Chain {
  public:
-  explicit Chain(Graph& graph) : graph_(graph) {
+  Chain(Graph& graph, const std::vector<CountNode>& counts) : graph_(graph) {
+    for (const CountNode& count : counts) {
+      counts_[count.place()].push_back(count);
+      around_.insert(count.around.begin(), count.around.end());
+    }
     std::vector<Value*> given;
     std::copy_if(graph.inputs().begin(), graph.inputs().end(), std::back_inserter(given), is_tensor);
     last_ = make("counts", given)->output();
@@ -131,18 +169,22 @@ class Chain {
     graph.prependNode(last_->node());
   }
 
-  void add(Node* count, Node* choice) {
-    Node* before = choice ? choice : count;
-    const torch::jit::WithInsertPoint here(before);
-    Node* counter =
-        graph_.insertNode(graph_.createClone(count->input(0)->node(), [](Value* value) { return value; }));
-    Value* on = choice ? choice->input(0) : graph_.insertConstant(true);
-    Value* number = graph_.insertConstant(torch::jit::toIValue(count->input(1))->toInt());
-    Node* made = graph_.insertNode(make("count", {last_, counter->output(), number, on}));
-    last_ = made->output()->setType(c10::CapsuleType::get());
-    const torch::jit::WithInsertPoint there(count);
-    Value* none = graph_.insertConstant(std::vector<int64_t>{0});
-    count->replaceInput(0, graph_.insert(c10::aten::new_empty, {count->input(0), none}));
+  void add_in(Block* block) {
+    const std::vector<Node*> nodes(block->nodes().begin(), block->nodes().end());
+    for (Node* node : nodes) {
+      for (const CountNode& count : counts_[node]) {
+        add(count);
+      }
+      if (around_.count(node) != 0) {
+        Value* before = last_;
+        for (Block* inner : node->blocks()) {
+          last_ = before;
+          add_in(inner);
+          inner->registerOutput(last_);
+        }
+        last_ = node->addOutput()->setType(c10::CapsuleType::get());
+      }
+    }
   }
 
   void end() {
@@ -151,32 +193,40 @@ class Chain {
   }
 
  private:
+  void add(const CountNode& counted) {
+    const torch::jit::WithInsertPoint here(counted.place());
+    Node* count = counted.node;
+    Node* counter =
+        graph_.insertNode(graph_.createClone(count->input(0)->node(), [](Value* value) { return value; }));
+    Value* on = counted.choice ? counted.choice->input(0) : graph_.insertConstant(true);
+    Value* number = graph_.insertConstant(torch::jit::toIValue(count->input(1))->toInt());
+    Node* made = graph_.insertNode(make("count", {last_, counter->output(), number, on}));
+    last_ = made->output()->setType(c10::CapsuleType::get());
+    const torch::jit::WithInsertPoint there(count);
+    Value* none = graph_.insertConstant(std::vector<int64_t>{0});
+    count->replaceInput(0, graph_.insert(c10::aten::new_empty, {count->input(0), none}));
+  }
+
   Node* make(const char* name, at::ArrayRef<Value*> inputs) {
     return graph_.create(c10::Symbol::fromQualString(std::string("tsfuser::") + name), inputs, 1);
   }
 
   Graph& graph_;
   Value* last_;
+  std::unordered_map<Node*, std::vector<CountNode>> counts_;  // by their places
+  std::unordered_set<Node*> around_;
 };
 
 }  // namespace
 
 void defer_counts(Graph& graph, const Node*) {
   const auto nodes = all_nodes(graph);
-  std::vector<std::pair<Node*, Node*>> counts;
-  for (Node* node : nodes) {
-    Node* choice = is_count(node) ? choice_of(node, graph) : graph.return_node();
-    if (choice != graph.return_node() && can_be_moved(node, choice)) {
-      counts.emplace_back(node, choice);
-    }
-  }
+  const std::vector<CountNode> counts = counts_in(nodes);
   if (counts.size() < 2 || !may_defer(graph, nodes)) {
     return;
   }
-  Chain chain(graph);
-  for (const auto& [count, choice] : counts) {
-    chain.add(count, choice);
-  }
+  Chain chain(graph, counts);
+  chain.add_in(graph.block());
   chain.end();
 }
 

@@ -101,6 +101,23 @@ class Deeper(Shared):
         return torch.relu(a + self.norm2(self.conv2(x)))
 
 
+class Branching(Block):
+    """As blocks of ShuffleNet and DenseNet: how a module is made decides what runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.stride, self.deep = 1, False
+
+    def forward(self, x):
+        if self.stride == 1:
+            a = self.norm1(self.conv1(x))
+            if self.deep:
+                a = self.norm2(self.conv2(a))
+        else:
+            a = self.norm2(self.conv2(x))
+        return torch.relu(a) + torch.sigmoid(a)
+
+
 def nodes(scripted, kind):
     return [n for graph in all_graphs(scripted) for n in graph.findAllNodes(kind, True)]
 
@@ -159,6 +176,21 @@ def test_checks_of_batches_are_ops(device):
     _, scripted = train(Block, device)
     assert len(nodes(scripted, "tsfuser::checked_batch")) == 2
     assert not nodes(scripted, "prim::RaiseException")
+
+
+def test_counters_in_branches_are_added_to_together(device):
+    module, scripted = train(Branching, device)
+    assert len(nodes(scripted, "tsfuser::count")) == 3 and len(nodes(scripted, "tsfuser::add_counts")) == 1
+    assert not nodes(scripted, "aten::add_")
+    for stride, deep, training in ((2, False, True), (1, True, True), (1, True, False), (2, True, True)):
+        x = torch.randn(SIZES, device=device, dtype=torch.float64)
+        for each in (module, scripted):
+            each.stride, each.deep = stride, deep
+            each.train(training)
+        with tsfuser.fuser():
+            actual = step(scripted, (x,))
+        torch.testing.assert_close(actual, step(module, (x,)), rtol=1e-7, atol=1e-9)
+        assert_same_state(scripted, module)
 
 
 def test_a_module_that_counts_twice(device):
