@@ -34,7 +34,8 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers",
         "each_value(*pairs): of the combinations of its parameters run as few as have each value of each "
-        "parameter, and of each of the pairs of parameters, on each target; with --long all",
+        "parameter, and of each of the pairs of parameters, on each target; with --long all. Without this "
+        "mark it is so on cpu-fibers, where cpu has all",
     )
     config.addinivalue_line(
         "markers", "graphs: about graphs more than kernels; on cpu-fibers with --long or --targets only"
@@ -81,15 +82,23 @@ def pytest_collection_modifyitems(config, items):
 def _deselect_long_sweeps(config, items):
     """What runs with --long only. To skip each would take as long as a test: processes send reports of it."""
     left, combinations = set(), {}
+    on_cpu = {(item.path, item.originalname) for item in items if _target(item) == "cpu"}
     for item in items:
         if "long" in item.keywords:
             left.add(item)
-        elif "each_value" in item.keywords:
-            key = item.path, item.originalname, item.callspec.params.get("target")
+        elif "each_value" in item.keywords or (
+            _target(item) == "cpu-fibers" and (item.path, item.originalname) in on_cpu
+        ):
+            key = item.path, item.originalname, _target(item)
             combinations.setdefault(key, []).append(item)
     for cases in combinations.values():
         left.update(set(cases).difference(_with_each_value(cases)))
     _deselect(left, config, items)
+
+
+def _target(item):
+    """The target of a case; None where it has none."""
+    return item.callspec.params.get("target") if hasattr(item, "callspec") else None
 
 
 def _deselect_all_but(count, config, items):
@@ -109,7 +118,8 @@ def _deselect(left, config, items):
 
 def _with_each_value(items):
     """As few of the items, all of one test, as have each value of each of its parameters."""
-    pairs = items[0].get_closest_marker("each_value").args
+    mark = items[0].get_closest_marker("each_value")
+    pairs = mark.args if mark else ()
     values = {}
     for item in items:
         # combinations share the values of a parameter, which need be neither equal nor hashable
@@ -135,6 +145,11 @@ def pytest_collection():
         gc.freeze()
         gc.set_threshold(20000, 20, 20)
         gc.enable()
+
+
+def pytest_make_parametrize_id(val):
+    """Names of ops without "::". One process gets all cases of a module, whose name would end there."""
+    return val.replace("::", ".") if isinstance(val, str) and "::" in val else None
 
 
 def targets():

@@ -35,6 +35,7 @@ def test_nothing_is_saved_but_the_seed(device):
     assert torch.equal(x.grad, kept) and kept.unique().tolist() == pytest.approx([0.0, 2 / 0.75 * 2])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.999, 1.0])
 def test_the_gradient_has_the_mask_and_the_scale_of_the_result(dtype, p, device):
@@ -48,6 +49,7 @@ def test_the_gradient_has_the_mask_and_the_scale_of_the_result(dtype, p, device)
     assert abs(rate - (1 - p)) <= 5 * (p * (1 - p) / x.numel()) ** 0.5
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("shape", [(7,), (5, 3), (2, 8, 5, 7), (2, 3, 4, 5, 2)])
 @pytest.mark.parametrize("form", ["dense", "channels_last", "transposed"])
 def test_groups_and_ops_draw_the_same_numbers(shape, form, device):

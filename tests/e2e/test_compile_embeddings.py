@@ -156,6 +156,7 @@ BAGS = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.graphs
 @pytest.mark.usefixtures("forgotten", "fused_or_error", "added")
 @pytest.mark.parametrize("dynamic", [False, True])

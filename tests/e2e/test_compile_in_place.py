@@ -462,6 +462,7 @@ COPIES = {
 }
 
 
+@pytest.mark.each_value(("view", "copy"))
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("copy", COPIES)
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -50,6 +50,7 @@ def gradients(case, device, run, dtype=torch.float32):
         yield [torch.autograd.grad(f(t, i, j).sin() * g, t, torch.ones_like(g))[0] for f, t in pairs]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", ADDED)
 def test_elements_are_added(name, dynamic, device, added):

@@ -80,6 +80,7 @@ def largest(function, *args):
     return max(event.self_cpu_memory_usage for event in profile.events())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", FORMS)
 def test_only_the_part_is_written(name, dynamic, device):

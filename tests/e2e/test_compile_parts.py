@@ -12,14 +12,15 @@ from tsfuser.frontends.dynamo.tracing.decompositions import decompositions
 from tsfuser.frontends.dynamo.tracing.whole_ops import whole_ops
 
 aten = torch.ops.aten
+LONG = pytest.mark.long
 SCALED = [
     ({"scale_factor": 2.0}, 4),
     ({"size": (7, 9)}, 4),
-    ({"size": 9}, 3),
-    ({"scale_factor": 2}, 5),
+    pytest.param({"size": 9}, 3, marks=LONG),
+    pytest.param({"scale_factor": 2}, 5, marks=LONG),
     ({"scale_factor": 1.5, "mode": "nearest-exact"}, 4),
     ({"scale_factor": 2, "mode": "linear"}, 3),
-    ({"scale_factor": 1.5, "mode": "bilinear"}, 4),
+    pytest.param({"scale_factor": 1.5, "mode": "bilinear"}, 4, marks=LONG),
     ({"scale_factor": 2, "mode": "bilinear", "align_corners": True}, 4),
     ({"size": (6, 7, 8), "mode": "trilinear"}, 5),
     ({"scale_factor": 2, "mode": "bicubic"}, 4),

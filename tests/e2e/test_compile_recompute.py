@@ -87,6 +87,7 @@ class Rectified(BatchNormed):
 ROWS, IMAGES = (32, 24), (3, 6, 10, 8)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "make, shape, saved",  # the operand of the product, at most

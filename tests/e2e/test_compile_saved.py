@@ -43,12 +43,12 @@ def saved_bytes(model, x, partition_fn, table):
     [
         ("mlp", 64),
         ("encoder", 64),
-        ("gpt", 64),
+        pytest.param("gpt", 64, marks=pytest.mark.long),
         ("unet", 64),
         ("convnext", 64),
         ("residual", 64),
         ("llama", 8),
-        ("vae", 64),
+        pytest.param("vae", 64, marks=pytest.mark.long),
     ],
 )
 def test_no_more_is_saved_than_inductor_saves(name, n):
@@ -136,6 +136,7 @@ FORMS = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.usefixtures("forgotten", "fused_or_error")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("form", FORMS)

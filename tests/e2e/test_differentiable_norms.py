@@ -55,6 +55,7 @@ def compare(eager, scripted, inputs, ops=200):
         assert_matches(got, theirs, reference, ops=ops)
 
 
+@pytest.mark.each_value(("norm", "w"), ("norm", "b"), ("w", "b"), ("norm", "dtype"))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("norm, w, b", ALL)
 def test_values_and_gradients_are_eagers(device, norm, w, b, dtype):
@@ -86,6 +87,7 @@ def test_any_operands_require_gradients(norm, needed):
         compare(eager, scripted, operands(norm, needed=needed))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "sizes", [(3, 4, 5, 6), (2, 4, 3, 6), (1, 4, 40, 6), (2, 6, 2, 3, 6), (3, 4, 6)], ids=str
 )
@@ -117,6 +119,7 @@ def test_parameters_in_float_of_a_batch_in_16_bits(norm):
         compare(eager, scripted, inputs)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("layout", ["channels-last", "permuted", "sliced"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_layouts(norm, layout):
@@ -149,6 +152,7 @@ def test_double_backward(norm):
         assert torch.autograd.gradgradcheck(call, inputs, nondet_tol=1e-12)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("norm", NORMS)
 def test_autocast(device, norm, dtype):

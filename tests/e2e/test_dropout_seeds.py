@@ -72,6 +72,7 @@ def all_of_it(x):
     return F.dropout(x * 2.0, 1.0, True) * 1.5
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("program, p", [(seldom, 0.1), (nearly_all, 0.999), (all_of_it, 1.0)])
 def test_a_seed_is_saved_and_mask_and_scale_are_those_of_the_result(dtype, program, p, device):

@@ -18,6 +18,7 @@ def f(x, dim: List[int]):
 """
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_accuracy(target, device, dtype, place):

@@ -1,6 +1,6 @@
-"""CUDA kernels are compiled without a GPU. The `device` fixture does so with each kernel of the e2e tests,
-for one of two architectures or with --long for all; this file says whether it could, and that a broken
-kernel would be noticed."""
+"""CUDA kernels are compiled without a GPU. The `device` fixture does so with a third of the kernels of the
+e2e tests, for one of two architectures, or with --long with each for all; this file says whether it could,
+and that a broken kernel would be noticed."""
 
 import pytest
 import torch
@@ -34,6 +34,7 @@ def test_kernels_of_the_tests_go_through_nvrtc(target, device, compiler, request
     monkeypatch.setattr(type(compiler), "resources", lambda self, *what: taken.append(what))
     monkeypatch.setattr(of_tests, "read", lambda *what: taken.append(what))
     monkeypatch.setattr(of_tests, "TAKEN", DiskCache(tmp_path))
+    monkeypatch.setattr(of_tests, "taken", lambda *_: True)
 
     def program(x):
         return (x * 0.123 + 4.0).relu()
@@ -45,6 +46,12 @@ def test_kernels_of_the_tests_go_through_nvrtc(target, device, compiler, request
     assert taken == [(source, "fused_mul_add_relu", a) for a in of_tests.chosen(source, every)]
 
 
+def test_a_third_of_the_kernels_is_compiled():
+    sources = [f"source {k}" for k in range(300)]
+    assert 60 < sum(of_tests.taken(s, every=False) for s in sources) < 140
+    assert all(of_tests.taken(s, every=True) for s in sources)
+
+
 def test_half_of_the_kernels_are_compiled_for_each_architecture():
     found = [of_tests.chosen(f"source {k}", every=False) for k in range(100)]
     assert all(20 < found.count((a,)) < 80 for a in of_tests.ARCHITECTURES_OF_EVERY_RUN)
@@ -52,7 +59,7 @@ def test_half_of_the_kernels_are_compiled_for_each_architecture():
 
 
 def test_ptxas_sees_an_eighth_of_the_kernels_of_each_architecture():
-    sources = [f"source {k}" for k in range(400)]
+    sources = [s for s in (f"source {k}" for k in range(1200)) if of_tests.taken(s, every=False)]
     for architecture in of_tests.ARCHITECTURES_OF_EVERY_RUN:
         own = [s for s in sources if of_tests.chosen(s, every=False) == (architecture,)]
         assert 10 < sum(of_tests.assembled(s, every=False) for s in own) < 45

@@ -111,6 +111,7 @@ def f(x, start: int, length: int):
                 assert_matches(result, plain(x, start, length), ops=4)
 
 
+@pytest.mark.each_value
 @pytest.mark.graphs
 @pytest.mark.parametrize("end", [3, 4, 6, 100, -1, -2, -7, 0])
 @pytest.mark.parametrize("start", [0, 1, 2, 4, 6, 9, -1, -3, -9])

@@ -81,7 +81,13 @@ def f(x):
 """
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
+OPTIMIZED = [torch.uint8, torch.int32]  # the others at -O0
+INTEGERS = [torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64]
+
+
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(t, marks=[pytest.mark.quick] * (t not in OPTIMIZED)) for t in INTEGERS], ids=str
+)
 def test_integers(target, device, dtype):
     if target == "cpu-fibers" and dtype not in (torch.bool, torch.int64):
         pytest.skip("as the others")

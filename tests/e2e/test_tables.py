@@ -64,6 +64,7 @@ def assert_steps_match(model, x, ops):
         assert_matches(ours, plain, reference, ops)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens, width", [(8, 8), (5, 6), (7, 64)])
 def test_attention_with_rotary_embedding(tokens, width, dtype, device):
@@ -92,6 +93,7 @@ class Interleaved(nn.Module):
         return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens, width", [(9, 8), (3, 10), (2, 64)])
 def test_interleaved_rotary_embedding(tokens, width, dtype, device):
@@ -99,6 +101,7 @@ def test_interleaved_rotary_embedding(tokens, width, dtype, device):
     assert_steps_match(model, torch.randn(2, 3, tokens, width, device=device, dtype=dtype), 40)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
 def test_values_side_by_side(count, dtype, device):

@@ -55,7 +55,8 @@ def assert_all_match(actual, eager, exact, ops=TERMS):
         assert_matches(ours, plain, reference, ops)
 
 
-BRIEFLY = ("llama", "vae", "dlrm")  # the next tests are enough for them where time counts
+#: With --long: other tests here, in test_compile_training.py and test_compile_channels_last.py train them.
+BRIEFLY = ("llama", "vae", "dlrm", "encoder", "convnext", "residual")
 
 
 @pytest.mark.parametrize(

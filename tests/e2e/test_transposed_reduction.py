@@ -68,6 +68,7 @@ SIZES = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("function", [channels_last, packed, of_each_image])
 def test_results_are_eagers(device, taken, function, size):

@@ -78,14 +78,11 @@ def cast(inputs, device, dtype):
     return tuple(x.to(device, dtype if x.is_floating_point() else None) for x in inputs)
 
 
-#: Networks that are parts of the others.
-PARTS = ("nanoGPT's MLP", "nanoGPT's attention", "Llama's block")
-
-
-@pytest.mark.each_value()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name in PARTS else name for name in NETWORKS]
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.long), torch.bfloat16], ids=str
+)
+@pytest.mark.parametrize(
+    "name", [name if name == "Llama" else pytest.param(name, marks=pytest.mark.long) for name in NETWORKS]
 )
 def test_thunders_networks_train_as_in_eager(name, dtype, device):
     make, inputs = NETWORKS[name]

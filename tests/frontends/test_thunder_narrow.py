@@ -131,6 +131,7 @@ ONES = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ONES)
 def test_a_norm_over_one_element_has_no_gradient(name, dtype, device):

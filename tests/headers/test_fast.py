@@ -91,6 +91,7 @@ def compared(name, side, target):
     return [x.cpu() for x in given], *(x.cpu() for x in made)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name, side, target", CASES)
 def test_a_fast_form_is_off_by_no_more_than_its_symbol_states(name, side, target):
     given, fast, plain, exact, scale, plain_scale = compared(name, side, target)

@@ -1,11 +1,12 @@
 """NVRTC compiles the kernels that fibers run, which are those that a GPU would get.
 
-In: the source of a kernel. Out: nothing, or `CompileError`. Each source is compiled once on this disk for one
-of two architectures, chosen by its text, so that both see half of all kernels; with --long for all
-architectures. Of one kernel in eight NVRTC and ptxas make machine code, which takes three quarters of the
-time and looks at nothing but the inline assembly of the runtime headers; with --long of each. Of the others
-NVRTC reads the C++. The headers are read once a process and architecture (`--pch`). NVRTC optimises as little
-as it can: the tests ask whether it takes a kernel, not how fast that is. Example:
+In: the source of a kernel. Out: nothing, or `CompileError`. One source in three is compiled, once on this
+disk, for one of two architectures; its text says whether and for which, so that each architecture gets as
+many. With --long each source is compiled for all architectures. For one in eight of them, with --long for
+each, NVRTC and ptxas make machine code, which takes three quarters of the time and looks at nothing but the
+inline assembly of the runtime headers. Of the others NVRTC reads the C++. The headers are read once a process
+and architecture (`--pch`). NVRTC optimises as little as it can: the tests ask whether it takes a kernel, not
+how fast that is. Example:
 
     check(compiler(), source, "fused_add", every=False)
 """
@@ -40,6 +41,11 @@ def compiler():
     return CudaTarget(TAKEN, quick=True)
 
 
+def taken(source, every):
+    """Whether a kernel is compiled at all."""
+    return every or zlib.crc32(source.encode()) // 16 % 3 == 0
+
+
 def chosen(source, every):
     """The architectures for which a kernel is compiled."""
     if every:
@@ -56,6 +62,8 @@ def check(target, source, name, every):
     """Has `target` compile a kernel for the chosen architectures; touches no counter. Raises
     `CompileError`."""
     whole = assembled(source, every)
+    if not taken(source, every):
+        return
     for architecture in chosen(source, every):
         key = ("taken by NVRTC", source, architecture, whole, headers_digest(), installation())
         if TAKEN.text(key) is None:

@@ -73,6 +73,7 @@ def lowered(segment, schedule):
     return lower(segment, schedule, segment.name, check_kernel)
 
 
+@pytest.mark.each_value
 @EVERY
 @pytest.mark.parametrize("program", [softmax, columns, channels, sums], ids=lambda p: p.__name__)
 def test_a_launch_fits_the_device(program, machine):
