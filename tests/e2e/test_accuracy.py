@@ -155,6 +155,7 @@ def test_gradients_of_rows_with_a_mean_of_10000(device, block):
         compare(a, e, r, 16, f"output or gradient {k}")
 
 
+@pytest.mark.graphs
 @pytest.mark.quick
 @pytest.mark.each_value
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda f: f.__name__)

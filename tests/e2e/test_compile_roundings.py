@@ -99,6 +99,7 @@ def narrow_statistics(x, y):
     return F.layer_norm(F.gelu(x).exp(), x.shape[-1:]) * y
 
 
+@pytest.mark.graphs
 @pytest.mark.each_value
 @pytest.mark.parametrize("columns", [1, 24, 200])
 @pytest.mark.parametrize("dtype", NARROW, ids=str)

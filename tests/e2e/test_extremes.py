@@ -106,6 +106,7 @@ def test_gradients(device, program, asked):
     compare(program, tensors, asked)
 
 
+@pytest.mark.graphs
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_gradients_of_broadcast_operands(device, program):
     generator = torch.Generator().manual_seed(1)
@@ -143,6 +144,7 @@ BOUNDED = {
 }
 
 
+@pytest.mark.graphs
 @pytest.mark.parametrize("name", BOUNDED)
 def test_gradients_at_the_bounds_of_an_op_are_eagers(device, name):
     source = BOUNDED[name].replace("F.", "torch.nn.functional.")

@@ -174,6 +174,7 @@ def test_dtypes(device, target, dtype):
     compare("torch.stack((x, y), 1) == z", made(5, 4), made(5, 4), made(1))
 
 
+@pytest.mark.graphs
 @pytest.mark.parametrize(
     "dtypes",
     [

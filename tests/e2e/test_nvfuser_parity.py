@@ -111,6 +111,7 @@ def test_division_of_integers_by_a_tensor(device, dtype, division):
             assert torch.equal(scripted(x, y), plain(x, y))
 
 
+@pytest.mark.graphs
 @pytest.mark.parametrize("division", DIVISIONS)
 def test_division_of_integers_and_bools(device, division):
     """Bools are integers there; two of them cannot be divided."""

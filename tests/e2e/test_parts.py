@@ -161,6 +161,7 @@ def test_paddings_of_few_places(device, target, pads):
             )
 
 
+@pytest.mark.graphs
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes_of_paddings_alone(device, target, dtype):
     x = (torch.randn(4, 1, device=device) * 3).to(dtype)

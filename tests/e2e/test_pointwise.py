@@ -214,6 +214,7 @@ DTYPES = [torch.bool, *INTEGERS, *FLOATS, *COMPLEX]
 PAIRS = [(a, b) for i, a in enumerate(DTYPES) for b in DTYPES[i + 1 :]]
 
 
+@pytest.mark.graphs
 @pytest.mark.quick
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda p: "-".join(str(d).removeprefix("torch.") for d in p))
 def test_promotion_of_two_dtypes(device, pair):
@@ -225,6 +226,7 @@ def mixed_pair(x, y):
     return (y + x) * y
 
 
+@pytest.mark.graphs
 @pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int64])
 @pytest.mark.parametrize("zero_dim", [torch.float16, torch.float32, torch.float64, torch.int64, torch.bool])
