@@ -1,9 +1,12 @@
 """Rows shorter than a memory access (`schedule/short_rows.py`): values are eager's for all dtypes, sizes,
 strides and addresses; what a stack, a bias or a join makes of them."""
 
+import re
+
 import pytest
 import torch
 
+import tsfuser
 from kit.support import fused_as_eager
 from tsfuser.schedule import short_rows
 
@@ -82,3 +85,14 @@ def test_strides_and_addresses(device):
         fused_as_eager(ROTATED, other.expand(2, 3, 5, 16), y, z)
     fused_as_eager(ROTATED, x, torch.randn(5, 9, device=device).bfloat16()[:, 1:], z)
     fused_as_eager(ROTATED, x, y, torch.randn(8, 5, device=device).bfloat16().t())
+
+
+def test_explain_says_which_loads_share_accesses(target, device):
+    if target == "cpu":
+        pytest.skip("a compiler makes the vectors")
+    tensors = example(device, (2, 3, 5, 16))
+    found = tsfuser.explain(fused_as_eager(ROTATED, *tensors), *tensors)
+    [kernel] = found.kernels
+    assert re.search(
+        r"short rows: row 2, group 4, unroll 1, .*parts \w+ \w+ [01], \w+ \w+ [01]", str(kernel)
+    ), kernel

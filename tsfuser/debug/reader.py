@@ -216,9 +216,14 @@ def _chosen(params: Any) -> str:
         if value is True or value == 1 and f.default is False:  # conditions of a call come as numbers
             words.append(f.name)
         elif value:
-            words.append(f"{f.name} {', '.join(value) if isinstance(value, tuple) else value}")
+            words.append(f"{f.name} {_listed(value) if isinstance(value, tuple) else value}")
     name = re.sub(r"\B[A-Z]", r" \g<0>", type(params).__name__.removesuffix("Params"))
     return f"{name.lower()}: {', '.join(words)}"
+
+
+def _listed(values: tuple) -> str:
+    """`(("x1", "x0", 1), ("x0", "x0", 0))` -> `x1 x0 1, x0 x0 0`."""
+    return ", ".join(" ".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in values)
 
 
 def _is_fallback(node: Any) -> bool:

@@ -38,7 +38,7 @@ class ShortRowsParams:
     row: int  # elements of a row
     group: int  # rows of one access
     unroll: int  # accesses to each tensor that a thread has in flight
-    along: int  # the dim of these accesses: what does not vary along it is loaded once; -1 for any
+    along: str  # the dim of these accesses: what does not vary along it is loaded once; empty for any
     threads: int  # of a block
     wide: bool  # 64-bit indices
     #: loads that read parts of the same rows: the name of each, that of the first of them, and which of the
@@ -63,7 +63,7 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
     if group == 1:
         return "its addresses allow no access to several rows"
     space = _linear(call, space)
-    along, unroll = (-1, 1) if costly else _unroll(call, space, group, machine)
+    along, unroll = ("", 1) if costly else _unroll(call, space, group, machine)
     params = ShortRowsParams(
         space.dims[-1].extent.a,
         group,
@@ -160,7 +160,7 @@ def _distance(call: Call, a: Access, other: Access, most: int) -> int | None:
     return call.decide(distance) if near else None
 
 
-def _unroll(call: Call, space: Domain, group: int, machine: Machine) -> tuple[int, int]:
+def _unroll(call: Call, space: Domain, group: int, machine: Machine) -> tuple[str, int]:
     """Along which dim a thread has how many accesses to each tensor. It is one that operands lack, such as
     the heads that a rotary embedding turns by the same angles, if enough threads are left; else any, where
     few loads of its own are not enough in flight."""
@@ -178,10 +178,10 @@ def _unroll(call: Call, space: Domain, group: int, machine: Machine) -> tuple[in
         for unroll in (4, 2):
             whole = call.decide(sz.eq(space.dims[along].extent % unroll, 0))
             if whole and call.decide(sz.le(threads * group * row * unroll, space.elements)):
-                return along, unroll
+                return space.dims[along].name, unroll
     live = group * row * (len(space.stores) + len(space.loads))  # roughly, the registers that an access needs
     unroll = min(4, max(1, machine.flight // max(read(space.loads), 1)), max(1, 96 // live))
-    return -1, 1 << (unroll.bit_length() - 1)
+    return "", 1 << (unroll.bit_length() - 1)
 
 
 def _shared(space: Domain, params: ShortRowsParams) -> Domain:
@@ -210,14 +210,14 @@ def apply(space: Domain, params: ShortRowsParams) -> Schedule:
         schedule = schedule.split("piece", params.threads * g, ("u", "chunk"), exact=True)
         schedule = schedule.split("chunk", g, ("tx", "group"), exact=True)
         return schedule.reorder("block", "tx", "u", "group", lane).bind(**bound)
-    if params.along >= 0:
+    if params.along:
         schedule, others = _along(schedule, params, others)
     schedule = schedule.fuse_all(others, "other")
     across = sz.minimum(sz.nextpow2(sz.ceildiv(schedule.loop(rows).extent, g)), 32)
     down = sz.binary("div", params.threads, across)
     schedule = schedule.split(rows, across * g, ("row_block", "chunk"), whole=True)
     schedule = schedule.split("chunk", g, ("tx", "group"), exact=True)
-    if params.along >= 0:
+    if params.along:
         schedule = schedule.split("other", down, ("other_block", "ty"))
     else:
         schedule = schedule.split("other", down * u, ("other_block", "down"))
@@ -229,9 +229,8 @@ def apply(space: Domain, params: ShortRowsParams) -> Schedule:
 def _along(schedule: Schedule, params: ShortRowsParams, others: list[str]) -> tuple[Schedule, list[str]]:
     """`schedule` with a loop `u` over neighbours along one of the dims `others`, behind all of them, and what
     the others are then."""
-    name = others[params.along]
-    times = sz.binary("div", schedule.loop(name).extent, params.unroll)
-    schedule = schedule.split(name, params.unroll, ("part", "u"), exact=True, times=times)
-    others = ["part" if x == name else x for x in others]
+    times = sz.binary("div", schedule.loop(params.along).extent, params.unroll)
+    schedule = schedule.split(params.along, params.unroll, ("part", "u"), exact=True, times=times)
+    others = ["part" if x == params.along else x for x in others]
     inner = [x.name for x in schedule.loops if x.name not in (*others, "u")]
     return schedule.reorder(*others, "u", *inner), others
