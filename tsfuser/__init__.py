@@ -28,7 +28,7 @@ from .debug.explain import explain
 from .debug.report import reset, stats, warn
 from .errors import TsfuserWarning
 from .frontends.dynamo import door
-from .frontends.torchscript import passes
+from .frontends.torchscript import caller, passes
 from .frontends.torchscript.training import differentiable
 from .graph import functionalize
 from .knobs import disable, enable, enabled, fuser
@@ -47,6 +47,8 @@ _C.register_profiled_kinds(
 _C.set_op_facts(
     in_place=functionalize.early_kinds(),
     fresh=functionalize.fresh_kinds(),
+    computed=sorted(_ops.intersection(functionalize.fresh_kinds())),
+    handed_on=sorted(_ops.difference(functionalize.fresh_kinds())),
     excluded=[row.name for row in table.all_rows() if row.autodiff_excludes],
     heavy=unsupported.heavy_kinds(),
     same_sizes=table.kinds_with_sizes("first"),
@@ -54,6 +56,7 @@ _C.set_op_facts(
     most_joined=joins.MAX_PIECES,
 )
 _C.set_pass(passes.fuse)
+_C.set_caller(caller.called_modules)
 _C.set_planner(planner.plan)
 _C.set_reporter(warn)
 _C.set_differentiable(differentiable.rewrite)

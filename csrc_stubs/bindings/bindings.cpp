@@ -268,6 +268,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("group_plans", &plans_of, "(why not fused or '', keepalive) of each plan of a group.");
   m.def("set_planner", [](py::object fn) { return planner_callback().set(std::move(fn)); });
   m.def("set_differentiable", [](py::object fn) { return differentiable_callback().set(std::move(fn)); });
+  m.def("set_caller", [](py::object fn) { return caller_callback().set(std::move(fn)); });
   m.def("set_reporter", [](py::object fn) { return reporter_callback().set(std::move(fn)); });
   m.def("set_observer", &set_observer, py::arg("function"), py::arg("unfused") = false,
         py::arg("timed") = false,

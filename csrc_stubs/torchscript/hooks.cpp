@@ -150,6 +150,7 @@ void hook_into_torch() {
     register_count_operators();
     register_cast_operator();
     register_dropout_seeds();
+    register_late_biases();
     torch::jit::RegisterProfilingNode(is_profiled);
     torch::jit::registerPrePass(pre_pass);
     replace_operator(c10::prim::DifferentiableGraph, make_differentiable_graph);

@@ -28,6 +28,7 @@ extern std::atomic<bool> guard_mode;
 
 Callback& pass_callback();
 Callback& differentiable_callback();
+Callback& caller_callback();  // late_biases.cpp
 
 // The guard's operation for the profiled types of its inputs; it opens (guard_widening.h) after so many
 // `patterns`, where that is not 0 (guard.cpp).

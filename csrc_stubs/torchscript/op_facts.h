@@ -16,6 +16,8 @@ using Kinds = std::unordered_set<c10::Symbol>;
 struct OpFacts {
   Kinds in_place;          // in-place ops that become functional before any dtype is known
   Kinds fresh;             // ops whose results share memory with no tensor that was there before
+  Kinds computed;          // of these, ops that groups can take
+  Kinds handed_on;         // ops of groups whose result may be their first operand, or a view or cast of it
   Kinds excluded;          // views that autodiff differentiates, but keeps out of its graphs
   Kinds heavy;             // matrix products and convolutions, which are left to torch's libraries
   Kinds same_sizes;        // ops whose first result has the sizes of their first operand

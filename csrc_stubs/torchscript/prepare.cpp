@@ -58,6 +58,9 @@ constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
     size_joins,
     // Behind them, too: what writes to a value keeps a convolution of that value in its place.
     move_convolutions,
+    // Behind that, which looks for what reads a norm. Behind the ops in place: an op that is functional can
+    // be in a group with the sum. Before the casts of weights, as a group casts the bias itself.
+    add_biases_late,
     // Behind the ops in place: it leaves out what one of them may write to.
     cast_weights_together,
     // Last: it asks which nodes autodiff takes, as they are by now.

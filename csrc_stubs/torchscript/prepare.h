@@ -20,8 +20,8 @@ void prepare_for_profiling(torch::jit::Graph& graph, const torch::jit::Node* fir
 // can tell (in_place.cpp), and numbers that are written to parts of tensors are filled in
 // (number_writes.cpp); paddings by nothing hand their operand on (whole_parts.cpp); sizes of joined tensors
 // are computed from those of the tensors (join_sizes.cpp); convolutions move out of the way of batch norms
-// (early_convolutions.cpp); ops are written in forms that autodiff has a formula for
-// (differentiable_forms.cpp).
+// (early_convolutions.cpp), and their biases are added behind them (late_biases.cpp); ops are written in
+// forms that autodiff has a formula for (differentiable_forms.cpp).
 void fold_products(torch::jit::Graph& graph, const torch::jit::Node* first);
 void check_batches(torch::jit::Graph& graph, const torch::jit::Node* first);
 void make_functional(torch::jit::Graph& graph, const torch::jit::Node* first);
@@ -29,11 +29,14 @@ void fill_numbers(torch::jit::Graph& graph, const torch::jit::Node* first);
 void hand_on_wholes(torch::jit::Graph& graph, const torch::jit::Node* first);
 void size_joins(torch::jit::Graph& graph, const torch::jit::Node* first);
 void move_convolutions(torch::jit::Graph& graph, const torch::jit::Node* first);
+void add_biases_late(torch::jit::Graph& graph, const torch::jit::Node* first);
 void write_differentiable_forms(torch::jit::Graph& graph, const torch::jit::Node* first);
 
 void register_join_sizes();  // the operator of size_joins
 
 void register_pad();  // the operator of hand_on_wholes
+
+void register_late_biases();  // the operator of add_biases_late
 
 // The inverse of the forms, in a graph that is profiled, or differentiated, by now.
 void plain_forms(torch::jit::Graph& graph);
