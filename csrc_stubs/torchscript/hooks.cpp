@@ -147,6 +147,7 @@ void hook_into_torch() {
     register_size_operators();
     register_join_sizes();
     register_pad();
+    register_grown_lists();
     register_count_operators();
     register_cast_operator();
     register_dropout_seeds();

@@ -88,7 +88,8 @@ std::vector<Value*> joined_by(Node* node) {
 void size_joins(Graph& graph, const Node* first) {
   static const auto kind = c10::Symbol::fromQualString("tsfuser::joined_sizes");
   for (Node* node : all_nodes(graph)) {
-    if (node->kind() != c10::aten::size || node->inputs().size() != 1 || !node->isAfter(first)) {
+    const bool asks = node->kind() == c10::aten::size || node->kind() == c10::aten::dim;
+    if (!asks || node->inputs().size() != 1 || !node->isAfter(first)) {
       continue;
     }
     Node* join = node->input()->node();
@@ -103,8 +104,9 @@ void size_joins(Graph& graph, const Node* first) {
       Value* other = graph.insert(c10::aten::size, {sources[k]});
       sizes = graph.insert(kind, {sizes, other, join->input(1)});
     }
-    sizes->node()->copyMetadata(node);
-    node->output()->replaceAllUsesWith(sizes);
+    Value* answer = node->kind() == c10::aten::size ? sizes : graph.insert(c10::aten::len, {sizes});
+    answer->node()->copyMetadata(node);
+    node->output()->replaceAllUsesWith(answer);
   }
 }
 

@@ -39,13 +39,18 @@ void hand_through(Graph& graph, const Node*) {
 }
 
 constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
+    // First of all: many look at a block at a time.
+    leave_checked_branches,
     // Anywhere: what it changes are numbers only.
     fold_products,
     // Behind it.
     check_batches,
     // Before the ops in place, of which it takes some.
     defer_counts,
-    // First: what hands its operand on would hide who else reads, or made, what the others look at.
+    // Before all that look at joins, and before what asks which tensors a list may hold.
+    part_grown_lists,
+    // First of those that look at readers: what hands its operand on would hide who else reads, or made,
+    // what the others look at.
     hand_through,
     // Before the forms: an op that writes keeps autodiff from what it writes to, and is no reader that a
     // form could be written for.

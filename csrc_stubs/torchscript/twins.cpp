@@ -209,6 +209,8 @@ bool is_joined_only(const torch::jit::Value* list) {
 }
 
 bool is_never_written(const torch::jit::Value* value) {
+  static const Kinds readers = {c10::Symbol::fromQualString("tsfuser::asked_item"),
+                                c10::Symbol::fromQualString("tsfuser::counts")};
   return std::all_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
     if (is_profile(use.user)) {
       return is_never_written(use.user->output());
@@ -223,6 +225,9 @@ bool is_never_written(const torch::jit::Value* value) {
     if (use.user->kind() == c10::prim::ListUnpack || use.user->kind() == c10::prim::ConstantChunk) {
       const auto parts = use.user->outputs();
       return std::all_of(parts.begin(), parts.end(), is_never_written);
+    }
+    if (readers.count(use.user->kind()) != 0) {  // their schemas do not say so
+      return true;
     }
     const auto* schema = use.user->maybeSchema();
     if (!schema || schema->is_vararg() || use.offset >= schema->arguments().size()) {

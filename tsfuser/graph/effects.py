@@ -44,7 +44,7 @@ _PURE = frozenset(
         AutogradAllNonZero BroadcastSizes ReductionSizes ChunkSizes CudaFusionGuard
         FusionGroup TensorExprGroup
 """.split()
-) | {"tsfuser::counts"}  # as it takes any number of operands, its schema says nothing
+) | {"tsfuser::counts", "tsfuser::asked_item"}  # as they take any number of operands, schemas say nothing
 #: Kinds that do what their `Subgraph` does.
 _WITH_GRAPH = frozenset(
     f"prim::{name}" for name in ("FallbackGraph", "DifferentiableGraph", "FunctionalGraph", "CudaFusionGroup")
