@@ -181,6 +181,7 @@ def squeezed(x):
     return y * gate, gate, y + x.sum((1, 2, 3), keepdim=True).expand_as(y)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize(
     "function",

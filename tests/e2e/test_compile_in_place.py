@@ -323,6 +323,7 @@ SEVERAL = {
 }  # fmt: skip
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("function", SEVERAL)
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_an_input_that_changes_several_times_is_not_copied(function, dynamic, device):

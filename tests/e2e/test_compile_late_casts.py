@@ -51,6 +51,7 @@ def traced(function, x, mode="fake"):
     return before, after, casts
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize("case", [*MOVED, *LEFT])
 def test_a_cast_goes_behind_the_views_that_read_parts(case, mode):

@@ -198,6 +198,7 @@ def test_an_input_that_is_written_before_the_backward(recompute):
         assert_matches(torch.autograd.grad(y.sum(), leaf)[0], expected, ops=4)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("log", [False, True])
 def test_a_softmax_is_computed_again_from_operands_of_16_bits(log, dynamic, device):

@@ -188,7 +188,7 @@ class Stack(torch.nn.Module):
         return x
 
 
-@pytest.mark.parametrize("dropout", [0.1, 0.0])
+@pytest.mark.parametrize("dropout", [0.1, pytest.param(0.0, marks=LONG)])
 def test_every_layer_of_an_encoder_is_fused_under_autocast(device, dropout):
     """Autodiff takes all of it, so that no norm runs outside of groups, whichever layer it is of."""
     forget_types()

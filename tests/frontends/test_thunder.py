@@ -266,6 +266,7 @@ ARGUMENTS = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("cache", ["constant values", "symbolic values"])
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_dtypes_devices_and_numbers_as_arguments(name, cache):

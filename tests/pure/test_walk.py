@@ -81,6 +81,7 @@ def selected(b, x, index, y):
     return add(b, rows, y)
 
 
+@pytest.mark.each_value(("columns", "place"))
 @MACHINES
 @pytest.mark.parametrize("columns", [1, 2, 4, 5, 8, 33, 64])
 @pytest.mark.parametrize(
