@@ -9,8 +9,11 @@ import pytest
 class Item:
     """What conftest asks of an item of pytest."""
 
+    path, originalname = "test_it.py", "test_it"
+
     def __init__(self, pairs, **params):
-        self.marker = SimpleNamespace(args=pairs)
+        self.marker = None if pairs is None else SimpleNamespace(args=pairs)
+        self.keywords = {} if pairs is None else {"each_value"}
         self.callspec = SimpleNamespace(params=params)
 
     def get_closest_marker(self, name):
@@ -18,8 +21,13 @@ class Item:
 
 
 @pytest.fixture
-def select(request):
-    [conftest] = [p for p in request.config.pluginmanager.get_plugins() if hasattr(p, "_with_each_value")]
+def conftest(request):
+    [found] = [p for p in request.config.pluginmanager.get_plugins() if hasattr(p, "_with_each_value")]
+    return found
+
+
+@pytest.fixture
+def select(conftest):
     return conftest._with_each_value
 
 
@@ -39,3 +47,13 @@ def test_each_value_is_in_a_combination_and_few_combinations_are_taken(select, p
             any(p["shape"] is s and p["flag"] is f for p in taken)
             for s, f in itertools.product(SHAPES, FLAGS)
         )
+
+
+@pytest.mark.parametrize("targets", [("cpu", "cpu-fibers"), ("cpu-fibers",)], ids="-".join)
+def test_fibers_have_each_value_where_the_cpu_has_all(conftest, targets):
+    found = itertools.product(targets, DTYPES, FLAGS)
+    items = [Item(None, target=t, dtype=d, flag=f) for t, d, f in found]
+    hook = SimpleNamespace(pytest_deselected=lambda items: None)
+    conftest._deselect_long_sweeps(SimpleNamespace(hook=hook), items)
+    counts = [sum(item.callspec.params["target"] == target for item in items) for target in targets]
+    assert counts == ([6, 3] if len(targets) == 2 else [6])
