@@ -1,6 +1,7 @@
 // The operator that casts all weights of a graph together (weight_casts.cpp), and its backward.
 //
-// In: tensors, and the arguments of autocast's cast. Out: the result of that cast for each tensor. All
+// In: tensors, which of them to cast, and the arguments of autocast's cast. Out: the result of that cast for
+// each tensor, or the tensor itself. All
 // tensors of a device are copied by one op of torch, which takes few kernels on a GPU. Gradients are cast
 // back in parts of `kTogether`: each waits for the last one of its part. Example: two kernels copy the 54
 // weights of a ResNet-50, and three ops their gradients.
@@ -138,12 +139,16 @@ void cast_together(Stack& stack) {
   target.cuda_dtype = torch::jit::pop(stack).toScalarType();
   target.cpu_enabled = torch::jit::pop(stack).toBool();
   target.cuda_enabled = torch::jit::pop(stack).toBool();
+  const c10::List<bool> on = torch::jit::pop(stack).toBoolList();
   std::vector<Tensor> tensors = torch::jit::pop(stack).toTensorVector();
   const bool is_watched = refuse_mode() != nullptr;
   std::vector<Tensor> given;
   std::vector<size_t> places;
   for (size_t i = 0; i < tensors.size(); ++i) {
     Tensor& tensor = tensors[i];
+    if (!on[i]) {
+      continue;
+    }
     if (is_watched || !target.casts(tensor) || (!given.empty() && tensor.device() != given[0].device())) {
       tensor = at::_ops::_autocast_to_reduced_precision::call(
           tensor, target.cuda_enabled, target.cpu_enabled, target.cuda_dtype, target.cpu_dtype);
@@ -166,8 +171,8 @@ void cast_together(Stack& stack) {
 
 void register_cast_operator() {
   static const torch::jit::RegisterOperators registered(
-      {torch::jit::Operator("tsfuser::cast_together(Tensor(a)[] tensors, bool cuda_enabled, bool "
-                            "cpu_enabled, ScalarType cuda_dtype, ScalarType cpu_dtype) -> Tensor(a)[]",
+      {torch::jit::Operator("tsfuser::cast_together(Tensor(a)[] tensors, bool[] on, bool cuda_enabled, "
+                            "bool cpu_enabled, ScalarType cuda_dtype, ScalarType cpu_dtype) -> Tensor(a)[]",
                             cast_together, c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 

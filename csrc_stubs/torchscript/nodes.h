@@ -38,10 +38,10 @@ inline bool is_profile(const torch::jit::Node* node) {
 // defined may read what it likes.
 inline bool is_known(const torch::jit::Node* node) {
   static const auto ours = c10::Symbol::fromQualString("tsfuser::count").ns();
-  static const std::unordered_set<c10::Symbol> kinds = {c10::prim::Constant,    c10::prim::If,
-                                                        c10::prim::Loop,        c10::prim::ListConstruct,
-                                                        c10::prim::ListUnpack,  c10::prim::TupleConstruct,
-                                                        c10::prim::TupleUnpack, c10::prim::profile};
+  static const std::unordered_set<c10::Symbol> kinds = {
+      c10::prim::Constant,      c10::prim::If,          c10::prim::Loop,
+      c10::prim::ListConstruct, c10::prim::ListUnpack,  c10::prim::TupleConstruct,
+      c10::prim::profile,       c10::prim::TupleUnpack, c10::prim::ConstantChunk};
   const auto kind = node->kind();
   const auto* schema = node->maybeSchema();
   const bool of_torch = kind.is_aten() || kind.is_prim() || kind.ns() == ours;

@@ -8,7 +8,7 @@
 // After, at the beginning of the graph, where %w0 and so on are read again:
 //
 //     %all : Tensor[] = prim::ListConstruct(%w0, %w1, ...)
-//     %cast : Tensor[] = tsfuser::cast_together(%all, 1, 0, 5, 15)
+//     %cast : Tensor[] = tsfuser::cast_together(%all, [1, 1, ...], 1, 0, 5, 15)
 //     %c0 : Tensor, %c1 : Tensor, ... = prim::ListUnpack(%cast)
 //
 // So the casts of the 54 weights of a ResNet-50 are two kernels on a GPU instead of 54, and as few in the
@@ -16,6 +16,10 @@
 // each cast until its block ends. Only in inference mode eager keeps none. Two conditions:
 //   - nothing in the graph writes to a weight;
 //   - a matrix product or a convolution reads the cast: our kernels cast their operands themselves.
+//
+// A cast in branches is done at the front if the front knows that they will be taken (front.h): the second
+// list says so. Where that is only sometimes known, the cast stays, and gives back what is cast already.
+//
 // It is a step of prepare.cpp.
 //
 // torch.compile has no such op: there each cast is a group, and one batched launch runs several
@@ -24,6 +28,7 @@
 // graphs that read them, as their gradients do. So the op comes before all that, and has its own backward.
 
 #include "torchscript/weight_casts.h"
+#include "torchscript/front.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 
@@ -33,7 +38,6 @@
 
 #include <algorithm>
 #include <map>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -101,8 +105,7 @@ bool may_be_written(const torch::jit::ValueSet& weights, const std::vector<Node*
 // Of a cast of a module's parameter, that may be done at the front of the graph; else none.
 CastNumbers numbers_of_weight_cast(const Node* node, const Node* first) {
   if (node->kind() != c10::aten::_autocast_to_reduced_precision ||
-      node->owningBlock() != node->owningGraph()->block() || !is_parameter(behind_profile(node->input(0))) ||
-      !has_heavy_readers(node->output(), first)) {
+      !is_parameter(behind_profile(node->input(0))) || !has_heavy_readers(node->output(), first)) {
     return {};
   }
   CastNumbers numbers;
@@ -116,47 +119,44 @@ CastNumbers numbers_of_weight_cast(const Node* node, const Node* first) {
   return numbers;
 }
 
-// Copies of chains of `prim::GetAttr`, in front of all that reads them.
-class Attributes {
- public:
-  explicit Attributes(Graph& graph) : graph_(graph) {}
-
-  Value* copy_of(Value* value) {
-    if (value->node()->kind() != c10::prim::GetAttr) {
-      return value;
-    }
-    const auto found = copies_.find(value);
-    if (found != copies_.end()) {
-      return found->second;
-    }
-    Value* owner = copy_of(value->node()->input());
-    Node* copy = graph_.createClone(value->node(), [owner](Value*) { return owner; });
-    return copies_[value] = graph_.insertNode(copy)->output();
+// Has the cast read `made` where it may not have been cast yet, else has the cast's readers do so.
+void read_instead(Node* cast, Value* made, bool exact) {
+  if (exact) {
+    cast->output()->replaceAllUsesWith(made);
+    return;
   }
-
- private:
-  Graph& graph_;
-  std::unordered_map<Value*, Value*> copies_;
-};
+  Node* profile = cast->input(0)->node();
+  (is_profile(profile) ? profile : cast)->replaceInput(0, made);
+}
 
 void cast_at_front(Graph& graph, const std::vector<Node*>& casts) {
-  const torch::jit::WithInsertPoint front(*graph.nodes().begin());
-  Attributes attributes(graph);
-  std::vector<Value*> weights;
-  for (const Node* cast : casts) {
-    weights.push_back(attributes.copy_of(const_cast<Value*>(behind_profile(cast->input(0)))));
+  const torch::jit::WithInsertPoint behind(*graph.nodes().begin());
+  Front front(graph);
+  std::vector<Value*> weights, on;
+  std::vector<std::pair<Node*, bool>> replaced;
+  for (Node* cast : casts) {
+    const Front::Running running = front.running(cast);
+    if (running.on) {
+      weights.push_back(front.attribute(const_cast<Value*>(behind_profile(cast->input(0)))));
+      on.push_back(running.on);
+      replaced.emplace_back(cast, running.exact);
+    }
   }
-  Node* all = graph.insertNode(graph.createList(c10::TensorType::get(), weights));
-  std::vector<Value*> inputs = {all->output()};
+  if (weights.size() < kLeast) {
+    return;
+  }
+  std::vector<Value*> inputs = {
+      graph.insertNode(graph.createList(c10::TensorType::get(), weights))->output(),
+      graph.insertNode(graph.createList(c10::BoolType::get(), on))->output()};
   for (size_t i = 1; i < casts[0]->inputs().size(); ++i) {
     inputs.push_back(graph.insertConstant(*torch::jit::toIValue(casts[0]->input(i))));
   }
   static const auto kind = c10::Symbol::fromQualString("tsfuser::cast_together");
   Node* together = graph.insertNode(graph.create(kind, inputs, 1));
   together->output()->setType(c10::ListType::ofTensors());
-  Node* unpacked = graph.insertNode(graph.createListUnpack(together->output(), casts.size()));
-  for (size_t i = 0; i < casts.size(); ++i) {
-    casts[i]->output()->replaceAllUsesWith(unpacked->output(i));
+  Node* unpacked = graph.insertNode(graph.createListUnpack(together->output(), weights.size()));
+  for (size_t i = 0; i < replaced.size(); ++i) {
+    read_instead(replaced[i].first, unpacked->output(i), replaced[i].second);
   }
 }
 

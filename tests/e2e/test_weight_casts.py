@@ -43,6 +43,29 @@ class Written(Layers):
         return self.last(torch.tanh(self.third(x.mean([2, 3])) * 3))
 
 
+class Branching(Layers):
+    """How the module is made decides what runs, as in ShuffleNet and, partly, in DenseNet."""
+
+    def __init__(self):
+        super().__init__()
+        self.stride, self.saving = 1, False
+
+    def forward(self, x):
+        if self.stride == 1:
+            x = torch.sigmoid(self.first(x) * 2)
+            if self.stride != 2:
+                x = torch.sigmoid(self.second(x))
+        else:
+            x = torch.sigmoid(self.second(torch.tanh(self.first(x))))
+        a, b = x.chunk(2, 1)
+        x = torch.cat((b, a), 1).mean([2, 3])
+        if self.saving and bool(x.sum() > 0):
+            x = torch.tanh(self.third(x))
+        else:
+            x = torch.tanh(self.third(x) * 3)
+        return self.last(x)
+
+
 halved = []
 
 
@@ -114,6 +137,24 @@ def test_a_step_casts_all_weights_by_one_op(device):
     [node] = casts(scripted, x)
     assert len(list(node.inputsAt(0).node().inputs())) >= 4
     assert tsfuser.stats()["fallbacks"] == {}
+
+
+def test_casts_in_branches_that_modules_decide_are_in_one_op(device):
+    plain, ours, scripted = pair(Branching, device)
+    x = images(device)
+    steps_agree(plain, ours, scripted, x, 4)
+    for stride, saving in ((2, False), (2, True), (1, True), (1, False)):
+        for module in (plain, scripted):
+            module.stride, module.saving = stride, saving
+        steps_agree(plain, ours, scripted, x, 1)
+        steps_agree(plain, ours, scripted, -x, 1)
+    [node] = casts(scripted, x)
+    given = [v.node().s("name") for v in node.inputsAt(0).node().inputs()]
+    assert sorted(given) == ["bias"] + ["weight"] * 7  # six of them in branches
+    with torch.profiler.profile() as seen, torch.no_grad():
+        casts(scripted, x)
+    [copies] = [e for e in seen.key_averages() if e.key == "aten::_foreach_copy_"]
+    assert copies.count == 1
 
 
 def test_gradients_are_cast_back_by_one_node(device):
