@@ -93,12 +93,12 @@ bool has_heavy_readers(const Value* value, const Node* first) {
 }
 
 // Whether the graph may change a weight, or put another one in its place, before it is cast: what Python
-// has defined may do anything.
+// has defined may do anything. Nodes in branches are among `nodes`.
 bool may_be_written(const torch::jit::ValueSet& weights, const std::vector<Node*>& nodes, Graph& graph) {
   const torch::jit::AliasDb aliases(graph.shared_from_this());
   return std::any_of(nodes.begin(), nodes.end(), [&](Node* node) {
     return (node->kind() != c10::prim::GetAttr && !is_known(node)) ||
-           (aliases.writesToAlias(node, weights) && !writes_to_statistics(node));
+           (node->blocks().empty() && aliases.writesToAlias(node, weights) && !writes_to_statistics(node));
   });
 }
 

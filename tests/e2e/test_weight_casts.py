@@ -49,14 +49,15 @@ class Branching(Layers):
     def __init__(self):
         super().__init__()
         self.stride, self.saving = 1, False
+        self.norm, self.other = nn.BatchNorm2d(3, affine=False), nn.BatchNorm2d(3, affine=False)
 
     def forward(self, x):
         if self.stride == 1:
-            x = torch.sigmoid(self.first(x) * 2)
+            x = torch.sigmoid(self.first(self.norm(x)) * 2)
             if self.stride != 2:
                 x = torch.sigmoid(self.second(x))
         else:
-            x = torch.sigmoid(self.second(torch.tanh(self.first(x))))
+            x = torch.sigmoid(self.second(torch.tanh(self.first(self.other(x)))))
         a, b = x.chunk(2, 1)
         x = torch.cat((b, a), 1).mean([2, 3])
         if self.saving and bool(x.sum() > 0):
