@@ -37,6 +37,28 @@ def test_a_reduction_alone(device, n, reductions, fused):
     assert [kinds(g) for g in groups] == [["prim::ListConstruct", "aten::sum"]] * fused
 
 
+GRADIENT = """graph(%x : {dtype}(512, 128, strides=[128, 1], requires_grad=0, device={device}),
+      %size : int[]?):
+  %s : {dtype}({sizes}, requires_grad=0, device={device}) = aten::_grad_sum_to_size(%x, %size)
+  return (%s)"""
+
+
+@pytest.mark.parametrize(
+    "device, dtype, sizes, fused",
+    [
+        ("cuda:0", "BFloat16", "128, strides=[1]", True),
+        ("cuda:0", "Double", "128, strides=[1]", False),
+        ("cuda:0", "BFloat16", "512, 128, strides=[128, 1]", False),
+        ("cpu", "BFloat16", "128, strides=[1]", False),
+    ],
+)
+def test_a_gradient_of_a_bias_alone(device, dtype, sizes, fused):
+    """One of the sizes of its operand is that operand."""
+    graph = torch._C.parse_ir(GRADIENT.format(device=device, dtype=dtype, sizes=sizes))
+    run(Work(graph, Refusals()), (*BEFORE_GROUPS, *MAKE_GROUPS))
+    assert [kinds(g) for g in graph.findAllNodes(GROUP, True)] == [["aten::_grad_sum_to_size"]] * fused
+
+
 ADDITION = """graph(%x : Float(64, 128, strides=[128, 1], requires_grad=0, device={device}),
       %y : Float(64, 128, strides={strides}, requires_grad=0, device={device})):
   %one : int = prim::Constant[value=1]()

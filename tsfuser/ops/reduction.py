@@ -322,7 +322,14 @@ def logsumexp(b: Builder, self, dim: list, keepdim: bool = False) -> Value:
 
 
 @composite("aten::sum_to_size", dtypes=ALL, sizes="own", symbolic=("size",), fresh=False, secret_view=True)
-@composite("aten::_grad_sum_to_size", dtypes=ALL, sizes="own", symbolic=("size",), fresh=False)
+@composite(
+    "aten::_grad_sum_to_size",
+    dtypes=ALL,
+    sizes="own",
+    symbolic=("size",),
+    fresh=False,
+    slow_on_gpu=("bfloat16", "float16", "float32"),  # sums of columns, which torch reads at half of bandwidth
+)
 def sum_to_size(b: Builder, self, size: list | None) -> Value:
     """`self` summed over leading dims and over dims that become 1, so that its sizes are `size`"""
     if size is None:
