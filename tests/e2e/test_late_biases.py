@@ -77,16 +77,20 @@ def run(module, x, calls):
     return train(lambda given, *_: module(given), leaves, calls)
 
 
+def precision_of(x):
+    """Of what autocast for CUDA computes of `x`. Its casts are to float32 at most."""
+    return torch.bfloat16 if x.is_cuda and x.dtype == torch.float32 else torch.float32
+
+
 def compare(module, x, scripted=None, calls=3):
     with tsfuser.fuser():
         scripted = torch.jit.script(copy.deepcopy(module)) if scripted is None else scripted
         out, gradients = run(scripted, x, calls)
     expected, wanted = run(copy.deepcopy(module), x, 1)
     exact, exact_gradients = run(copy.deepcopy(module).double(), x.detach().double().requires_grad_(), 1)
-    # casts for autocast are of float32, so these programs are no more exact than that
-    assert_matches(out, expected, exact, ops=40, strides=False, precision=torch.float32)
+    assert_matches(out, expected, exact, ops=40, strides=False, precision=precision_of(x))
     for mine, plain, reference in zip(gradients, wanted, exact_gradients, strict=True):
-        assert_matches(mine, plain, reference, ops=200, strides=False, precision=torch.float32)
+        assert_matches(mine, plain, reference, ops=200, strides=False, precision=precision_of(x))
     return scripted
 
 
@@ -146,7 +150,8 @@ def test_in_inference(autocast, device):
         for _ in range(3):
             out = scripted(x)
         assert biased(scripted) == [False] and len(groups(scripted)) == 1
-        assert_matches(out, module(x), copy.deepcopy(module).double()(x.double()), ops=40, strides=False)
+        exact = copy.deepcopy(module).double()(x.double())
+        assert_matches(out, module(x), exact, ops=40, strides=False, precision=precision_of(x))
 
 
 def test_a_bias_that_is_a_tensor(autocast):
