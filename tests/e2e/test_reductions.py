@@ -9,7 +9,7 @@ import torch
 
 import tsfuser
 from kit.reductions import DTYPES, Fused, check
-from kit.support import assert_matches, fuse, no_fallback, script
+from kit.support import assert_matches, fuse, groups, kinds, no_fallback, script, train
 
 pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("single_nodes")]
 
@@ -259,3 +259,45 @@ def test_a_cast_that_changes_a_sum_is_done(device, between):
         fuse(function, x)
         sums = function(x)
     assert torch.equal(sums, x.relu().sum(0).to(getattr(torch, between)).float())
+
+
+POOL = """
+def f(x):
+    y = torch.sigmoid(x)
+    return y * torch.nn.functional.adaptive_avg_pool2d(y, [1, 1])
+"""
+POOLED = """
+def f(x):
+    y = torch.sigmoid(x)
+    return y, torch.nn.functional.adaptive_avg_pool2d(y, [1, 1])
+"""
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_the_mean_of_each_image(device, memory_format):
+    """As squeeze-and-excitation takes it: pooled to one element; in eager's layout."""
+    function = script(POOLED)
+    for sizes in ((2, 3, 5, 6), (3, 4, 7, 1), (0, 3, 5, 6), (2, 3, 0, 6)):
+        x = torch.randn(sizes, device=device).to(torch.bfloat16).contiguous(memory_format=memory_format)
+        with torch.no_grad():
+            result = fuse(function, x)(x)
+        y = torch.sigmoid(x.double())
+        pooled = torch.nn.functional.adaptive_avg_pool2d(torch.sigmoid(x), [1, 1])
+        assert_matches(result[1], pooled, torch.nn.functional.adaptive_avg_pool2d(y, [1, 1]), ops=3)
+        assert_matches(result[0], torch.sigmoid(x), y, ops=2)
+    assert [kinds(g)[-1] for g in groups(function)] == ["aten::adaptive_avg_pool2d"]
+
+
+def test_the_gradient_of_the_mean_of_each_image(device):
+    def pool(x):
+        y = torch.sigmoid(x)
+        return y * torch.nn.functional.adaptive_avg_pool2d(y, [1, 1])
+
+    function = script(POOL)
+    for sizes in ((2, 3, 5, 6), (3, 4, 7, 1)):
+        x = torch.randn(sizes, device=device).contiguous(memory_format=torch.channels_last)
+        x.requires_grad_()
+        with tsfuser.fuser():
+            result = train(function, [x])
+        torch.testing.assert_close(result, train(pool, [x]))
+    assert any("aten::adaptive_avg_pool2d" in kinds(g) for g in groups(function))

@@ -33,7 +33,7 @@ _WORDS = {
         _scaled_dot_product_efficient_attention _native_multi_head_attention
         _transformer_encoder_layer_fwd""",
     _WINDOW: """max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices avg_pool1d
-        avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+        avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool3d
         adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d _adaptive_avg_pool2d
         _adaptive_avg_pool2d_backward max_pool2d_with_indices_backward avg_pool2d_backward
         upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d

@@ -17,7 +17,7 @@ FRESH = _aten("""
     conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d
     linear addmm addmv addbmm baddbmm mm mv bmm matmul cat stack embedding
     max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d
-    adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d constant_pad_nd
+    adaptive_avg_pool3d adaptive_max_pool2d constant_pad_nd
     upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
     upsample_bicubic2d upsample_trilinear3d
     zeros ones empty full rand randn empty_like
@@ -32,7 +32,7 @@ ACTING = _aten("warn save wait seed manual_seed set_grad_enabled")
 #: Their derivatives in autodiff ask for a gradient of the result's dtype, and save a tensor of that dtype
 #: (`Row.gradient` is "strict"). `normalized` is what becomes of other norms (csrc_stubs/torchscript).
 STRICT_GRADIENT = _aten("""
-    mm mv bmm matmul linear adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+    mm mv bmm matmul linear adaptive_avg_pool1d adaptive_avg_pool3d
 """) | {"tsfuser::normalized"}
 #: Their derivatives give a gradient of the operand's dtype, whatever they get (`Row.gradient` is "cast").
 CAST_GRADIENT = frozenset({"tsfuser::joined"})
