@@ -203,5 +203,6 @@ def test_a_dense_block(device, training):
         if training:
             with pytest.raises((ValueError, torch.jit.Error), match="more than 1 value per channel"):
                 made(torch.randn(1, 4, 1, 1, device=device))
+        assert "asked_item" not in str(tsfuser.explain(made, x))
     for ours in found:
         torch.testing.assert_close(ours, step(eager), rtol=1e-4, atol=1e-5)

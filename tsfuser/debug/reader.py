@@ -47,7 +47,7 @@ from .source import Sources
 
 _UNSEEN = "one of its tensors was not seen while profiling, as in a branch that did not run:"
 #: Of lists, of forks and of what a batch norm is given: nothing is computed.
-_HANDED_ON = ("aten::__getitem__", "aten::wait", "tsfuser::checked_batch")
+_HANDED_ON = ("aten::__getitem__", "aten::wait", "tsfuser::checked_batch", "tsfuser::asked_item")
 _ONLY = "in training only what it differentiates is fused"
 _WRITE = "whoever holds it has to see that"
 
