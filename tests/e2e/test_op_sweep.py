@@ -45,6 +45,7 @@ REFUSED = {
     "linalg.norm": "aten::linalg_norm is not in the op table",
     "linalg.norm.subgradients_at_zero": "aten::linalg_norm is not in the op table",
     "norm.nuc": "a norm of matrices",
+    "nn.functional.adaptive_avg_pool2d": "samples are of more than one element, or stand alone",
     "nn.functional.prelu": "aten::prelu is not in the op table; only what it is made of",
     "nextafter": "of 16-bit numbers: the next one is not that of float",
     "nn.functional.pad.circular": _WINDOWS,

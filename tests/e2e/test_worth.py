@@ -109,3 +109,17 @@ def test_a_batch_norm_alone(device, dtype, n, fused):
     graph = torch._C.parse_ir(NORM.format(device=device, dtype=dtype, n=n, norm=norm))
     run(Work(graph, Refusals()), (*BEFORE_GROUPS, *MAKE_GROUPS))
     assert [kinds(g) for g in graph.findAllNodes(GROUP, True)] == [["aten::batch_norm"]] * fused
+
+
+MASKED = """graph(%x : {type}):
+  %rate : float = prim::Constant[value=0.5]()
+  %true : bool = prim::Constant[value=1]()
+  %y : {type}, %mask : {type} = aten::native_dropout(%x, %rate, %true)
+  return (%y, %mask)"""
+
+
+def test_an_op_with_two_results_alone():
+    matrix = "Float(512, 128, strides=[128, 1], requires_grad=0, device=cuda:0)"
+    graph = torch._C.parse_ir(MASKED.format(type=matrix))
+    run(Work(graph, Refusals(), lone_reductions=True), (*BEFORE_GROUPS, *MAKE_GROUPS))
+    assert not graph.findAllNodes(GROUP, True)

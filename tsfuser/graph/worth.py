@@ -33,12 +33,12 @@ def is_worth_a_kernel(node: Node, reductions: bool) -> bool:
 
 def _is_slow_on_gpu(node: Node, row: Row, large: list[Value], reductions: bool) -> bool:
     """Whether torch's kernels for the node are slow there; `large` are its large operands."""
-    if row.fresh is False and shape(node.output())[0] in (None, shape(large[0])[0]):
+    if row.fresh is False and shape(node.outputsAt(0))[0] in (None, shape(large[0])[0]):
         return False  # it hands its operand on
     if row.slow_on_gpu or not reductions:
         return facts(large[0].type()).dtype in row.slow_on_gpu
     if row.sizes == "broadcast":
-        return any(_crosses(v, node.output()) for v in large)
+        return any(_crosses(v, node.outputsAt(0)) for v in large)
     return row.family == "reduction"
 
 
