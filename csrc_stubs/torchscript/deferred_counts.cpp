@@ -85,6 +85,19 @@ bool is_made_outside(const Value* value, const Node* choice) {
   return block == made;
 }
 
+// Whether nothing before the node, in its block, raises an error.
+bool comes_first(const Node* node) {
+  for (const Node* before : node->owningBlock()->nodes()) {
+    if (before == node) {
+      return true;
+    }
+    if (before->kind() != c10::prim::Constant && before->kind() != c10::prim::GetAttr && !is_count(before)) {
+      return false;
+    }
+  }
+  return false;
+}
+
 std::vector<CountNode> counts_in(const std::vector<Node*>& nodes) {
   std::vector<CountNode> found;
   for (Node* node : nodes) {
@@ -93,7 +106,7 @@ std::vector<CountNode> counts_in(const std::vector<Node*>& nodes) {
       continue;
     }
     Node* choice = around->empty() ? nullptr : around->front();
-    const bool before = choice && choice->blocks()[0] == node->owningBlock() &&
+    const bool before = choice && choice->blocks()[0] == node->owningBlock() && comes_first(node) &&
                         is_made_outside(node->input(0)->node()->input(), choice);
     if (before) {
       around->erase(around->begin());
@@ -101,6 +114,38 @@ std::vector<CountNode> counts_in(const std::vector<Node*>& nodes) {
     found.push_back({node, before ? choice : nullptr, std::move(*around)});
   }
   return found;
+}
+
+// Whether both are the same attributes of the same module.
+bool is_same(const Value* one, const Value* other) {
+  const Node *a = one->node(), *b = other->node();
+  return one == other || (a->kind() == c10::prim::GetAttr && b->kind() == c10::prim::GetAttr &&
+                          a->s(c10::attr::name) == b->s(c10::attr::name) && is_same(a->input(), b->input()));
+}
+
+// Whether they are in different blocks of an If.
+bool exclude_each_other(const Node* one, const Node* other) {
+  for (const Block* a = one->owningBlock(); a->owningNode(); a = a->owningNode()->owningBlock()) {
+    for (const Block* b = other->owningBlock(); b->owningNode(); b = b->owningNode()->owningBlock()) {
+      if (a != b && a->owningNode() == b->owningNode()) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// Counters that are added to twice stay where they are. For torch a batch norm writes to no statistics:
+// only its counter keeps two calls of one module in order.
+void leave_out_repeated(std::vector<CountNode>& counts) {
+  const std::vector<CountNode> all = counts;
+  const auto is_repeated = [&all](const CountNode& count) {
+    return std::any_of(all.begin(), all.end(), [&count](const CountNode& other) {
+      return other.node != count.node && is_same(other.node->input(0), count.node->input(0)) &&
+             !exclude_each_other(other.node, count.node);
+    });
+  };
+  counts.erase(std::remove_if(counts.begin(), counts.end(), is_repeated), counts.end());
 }
 
 bool holds_tensors(const c10::TypePtr& type) {
@@ -221,7 +266,8 @@ class Chain {
 
 void defer_counts(Graph& graph, const Node*) {
   const auto nodes = all_nodes(graph);
-  const std::vector<CountNode> counts = counts_in(nodes);
+  std::vector<CountNode> counts = counts_in(nodes);
+  leave_out_repeated(counts);
   if (counts.size() < 2 || !may_defer(graph, nodes)) {
     return;
   }

@@ -1,6 +1,7 @@
 """What batch norms count and check, in training: the counters that are added to at the end of a graph
 (csrc_stubs/torchscript/deferred_counts.cpp), and the checks of batches that are ops (batch_checks.cpp)."""
 
+import contextlib
 import copy
 
 import pytest
@@ -116,6 +117,37 @@ class Branching(Block):
         else:
             a = self.norm2(self.conv2(x))
         return torch.relu(a) + torch.sigmoid(a)
+
+
+class Repeated(Block):
+    """One batch norm, twice; torch computes the result of the first after the second's, if it may."""
+
+    def forward(self, x):
+        a = self.norm1(x)
+        return torch.sum(torch.relu(self.norm1(x + 1.0))) + a.view(-1)
+
+
+class RepeatedInBranch(Branching):
+    def forward(self, x):
+        if self.stride == 1:
+            a = self.norm1(x)
+            a = torch.sum(torch.relu(self.norm1(x + 1.0))) + a.view(-1)
+        else:
+            a = x
+        return a
+
+
+class Raising(Block):
+    """An error between the question whether to count and the count."""
+
+    def forward(self, x, parts: int):
+        norm, other = self.norm1, self.norm2
+        norm.num_batches_tracked.add_(1)
+        y = torch.relu(x)
+        if self.training:
+            y = y.view(parts, -1) * 2.0
+            other.num_batches_tracked.add_(1)
+        return y
 
 
 def nodes(scripted, kind):
@@ -246,6 +278,21 @@ def test_norms_side_by_side_are_one_group_without_gradients(device):
         assert_same_state(scripted, module)
     group = nodes(scripted, "prim::CudaFusionGroup")[0].g("Subgraph")
     assert len(group.findAllNodes("aten::batch_norm")) == 2
+
+
+@pytest.mark.parametrize("kind", [Repeated, RepeatedInBranch])
+def test_calls_of_one_norm_stay_in_order(kind, device):
+    train(kind, device)
+
+
+def test_nothing_is_counted_behind_an_error(device):
+    module, scripted = pair(Raising, device)
+    x = torch.randn(SIZES, device=device, dtype=torch.float64)
+    for parts in (2, 2, 2, 7):
+        for each in (module, scripted):
+            with tsfuser.fuser(), contextlib.suppress(RuntimeError):
+                each(x, parts)
+    assert_same_state(scripted, module)
 
 
 def test_what_was_counted_before_an_error_is_counted(device):
