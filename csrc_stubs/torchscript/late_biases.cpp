@@ -8,7 +8,7 @@
 // After:
 //
 //     %c : Tensor = aten::conv2d(%x, %w, None, ...)
-//     %t : Tensor = tsfuser::bias_or_zero(%bias, %c)
+//     %t : Tensor = tsfuser::bias_or_zero(%bias, %c, 2)
 //     %b : Tensor = aten::_autocast_to_reduced_precision(%t, 1, 0, 15, 15)
 //     %b1 : Tensor = aten::unsqueeze(%b, -1);  %b2 : Tensor = aten::unsqueeze(%b1, -1)
 //     %y : Tensor = aten::add(%c, %b2, 1)
@@ -138,11 +138,16 @@ Node* insert(Graph& graph, Node* like, c10::Symbol kind, at::ArrayRef<Value*> op
   return made;
 }
 
+Value* checked_bias(Graph& graph, Node* node, Value* bias) {
+  static const auto or_zero = c10::Symbol::fromQualString("tsfuser::bias_or_zero");
+  Value* dims = graph.insertConstant(dims_of_image(node));
+  return insert(graph, node, or_zero, {bias, node->output(), dims})->output();
+}
+
 // The bias, which may be None, cast as the image is.
 Value* cast_bias(Graph& graph, Node* node, Value* bias) {
-  static const auto or_zero = c10::Symbol::fromQualString("tsfuser::bias_or_zero");
   const Node* like = behind_profile(node->input(0))->node();
-  std::vector<Value*> operands = {insert(graph, node, or_zero, {bias, node->output()})->output()};
+  std::vector<Value*> operands = {checked_bias(graph, node, bias)};
   for (size_t i = 1; i < like->inputs().size(); ++i) {
     operands.push_back(graph.insertConstant(*torch::jit::toIValue(like->input(i))));
   }
@@ -157,9 +162,7 @@ void add_bias_behind(Node* node) {
     node->replaceInput(kBias, graph.insertConstant(c10::IValue()));
   }
   const torch::jit::WithInsertPoint behind(node->next());
-  if (!is_tensor(bias)) {
-    bias = cast_bias(graph, node, bias);
-  }
+  bias = is_tensor(bias) ? checked_bias(graph, node, bias) : cast_bias(graph, node, bias);
   Value* last = graph.insertConstant(-1);
   for (int64_t i = 0; i < dims_of_image(node); ++i) {
     bias = insert(graph, node, c10::aten::unsqueeze, {bias, last})->output();
@@ -168,13 +171,21 @@ void add_bias_behind(Node* node) {
   node->output()->replaceAllUsesAfterNodeWith(sum, sum->output());
 }
 
-// The bias, or a zero that changes no value.
+// The bias, or a zero that changes no value. Raises what a convolution does for a bias that is not of one
+// element a channel, which a sum might broadcast. `like`: what has `dims` dims behind its channels.
 void bias_or_zero(torch::jit::Stack& stack) {
+  const int64_t dims = torch::jit::pop(stack).toInt();
   const at::Tensor like = torch::jit::pop(stack).toTensor();
-  if (torch::jit::peek(stack, 0, 1).isNone()) {
+  const c10::IValue& bias = torch::jit::peek(stack, 0, 1);
+  if (bias.isNone()) {
     torch::jit::drop(stack, 1);
     torch::jit::push(stack, at::full({1}, -0.0, like.options()));
+    return;
   }
+  const at::Tensor& given = bias.toTensor();
+  const int64_t channels = like.size(-dims - 1);
+  TORCH_CHECK(given.dim() == 1 && given.size(0) == channels, "expected bias to be 1-dimensional with ",
+              channels, " elements, but got bias of size ", given.sizes(), " instead");
 }
 
 }  // namespace
@@ -186,8 +197,8 @@ Callback& caller_callback() {
 
 void register_late_biases() {
   static const torch::jit::RegisterOperators registered(
-      {torch::jit::Operator("tsfuser::bias_or_zero(Tensor(a)? bias, Tensor like) -> Tensor(a)", bias_or_zero,
-                            c10::AliasAnalysisKind::FROM_SCHEMA)});
+      {torch::jit::Operator("tsfuser::bias_or_zero(Tensor(a)? bias, Tensor like, int dims) -> Tensor(a)",
+                            bias_or_zero, c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 
 void add_biases_late(Graph& graph, const Node* first) {

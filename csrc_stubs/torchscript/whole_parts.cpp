@@ -7,10 +7,9 @@
 //
 //     %p = tsfuser::pad(%y, [0, 0, 0, %w], "constant", None);  %s = tsfuser::slice(%p, 1, None, %h, 1)
 //
-// The slice is a twin (twins.h), whose operation this is; slices of which the graph says that they are the
-// whole are left out at once. Only where nothing can tell the operand from a copy: nothing writes to either,
-// and the graph returns neither. Swin-T pads to whole windows and cuts what was padded, in each block. It is
-// a step of prepare.cpp.
+// The slice is a twin (twins.h), whose operation this is. Only where nothing can tell the operand from a
+// copy: nothing writes to either, and the graph returns neither. Swin-T pads to whole windows and cuts what
+// was padded, in each block. It is a step of prepare.cpp.
 
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
@@ -26,7 +25,6 @@
 #include <torch/csrc/jit/runtime/operator.h>
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -80,20 +78,6 @@ void write_pad(Graph& graph, Node* node) {
   node->output()->replaceAllUsesWith(made->output());
 }
 
-bool is_nothing_or(const Value* value, int64_t number) {
-  const auto known = torch::jit::toIValue(value);
-  return known && (known->isNone() || (known->isInt() && known->toInt() == number));
-}
-
-bool is_slice_of_all(const Node* slice) {
-  return slice->kind() == c10::aten::slice && slice->inputs().size() == 5 &&
-         is_nothing_or(slice->input(2), 0) &&
-         is_nothing_or(slice->input(3), std::numeric_limits<int64_t>::max()) &&
-         !slice->input(4)->mustBeNone() && is_nothing_or(slice->input(4), 1);
-}
-
-bool enters_context(const Node* node) { return node->kind() == c10::prim::Enter; }
-
 }  // namespace
 
 void slice_or_whole(Stack& stack) {
@@ -112,16 +96,9 @@ void slice_or_whole(Stack& stack) {
 }
 
 void hand_on_wholes(Graph& graph, const Node* first) {
-  const std::vector<Node*> nodes = all_nodes(graph);
-  const bool switches = std::any_of(nodes.begin(), nodes.end(), enters_context);
-  for (Node* node : nodes) {
-    if (!node->isAfter(first)) {
-      continue;
-    }
-    if (node->kind() == c10::aten::pad) {
+  for (Node* node : all_nodes(graph)) {
+    if (node->kind() == c10::aten::pad && node->isAfter(first)) {
       write_pad(graph, node);
-    } else if (!switches && is_slice_of_all(node) && is_never_written(node->output())) {
-      node->output()->replaceAllUsesWith(node->input(0));
     }
   }
 }

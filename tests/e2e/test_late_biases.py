@@ -166,3 +166,16 @@ def test_on_the_cpu_the_convolution_adds_its_bias():
         scripted = torch.jit.script(module)
         run(scripted, image(module, "cpu"), 3)
         assert biased(scripted) == [True]
+
+
+def test_a_bias_of_another_length_raises(autocast):
+    module = of_own_type()
+    x = image(module, "cpu")
+    with tsfuser.fuser():
+        scripted = torch.jit.script(module)
+        run(scripted, x, 3)
+        assert biased(scripted) == [False]
+        for wrong in (torch.randn(1), torch.randn(4, 1)):
+            scripted.conv.bias = nn.Parameter(wrong)
+            with pytest.raises(RuntimeError, match="expected bias to be 1-dimensional with 4 elements"):
+                scripted(x)

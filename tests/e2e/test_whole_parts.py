@@ -100,3 +100,16 @@ def test_nothing_is_copied_where_nothing_is_padded(device):
         with profile() as seen:
             ran(made, torch.randn(3, 7, 4, device=device), 4, True, True)
         assert "aten::constant_pad_nd" in {event.name for event in seen.events()}
+
+
+def all_of_two_dims(x):
+    return torch.sigmoid(torch.relu(x * 2)[:, :]) + 1
+
+
+def test_a_slice_of_a_dim_that_is_not_there_raises():
+    scripted = fresh(all_of_two_dims)
+    with tsfuser.fuser():
+        for _ in range(4):
+            scripted(torch.randn(4, 5))
+        with pytest.raises((IndexError, RuntimeError), match="Dimension out of range"):
+            scripted(torch.randn(5))
