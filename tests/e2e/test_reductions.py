@@ -301,3 +301,17 @@ def test_the_gradient_of_the_mean_of_each_image(device):
             result = train(function, [x])
         torch.testing.assert_close(result, train(pool, [x]))
     assert any("aten::adaptive_avg_pool2d" in kinds(g) for g in groups(function))
+
+
+def softmax_of_columns(x, c):
+    own = torch.rsqrt(c * c + 1)  # one value a column
+    return torch.softmax((own - x) * own, -2)
+
+
+def test_values_of_short_columns(device):
+    """A thread has one element of one column, so there is no loop that its columns' values stand in."""
+    x, c = torch.randn(33, 2, 2, 3, device=device), torch.randn(3, device=device)
+    with no_fallback():
+        fused = fuse(softmax_of_columns, x, c)
+        assert len(groups(fused)) == 1
+        assert_matches(fused(x, c), softmax_of_columns(x, c), ops=8)

@@ -31,7 +31,7 @@ from .kernel import Kernel
 from .loop_ir import Barrier, BlockReduce, ClusterReduce, For, If, Let, Stmt
 from .saved_values import WIDEST, SavedValues
 from .tiles import filled
-from .traverse import once, rename
+from .traverse import once, rename, rewrite_indices
 
 
 def nest(segment: Segment, schedule: Schedule, name: str) -> Kernel:
@@ -74,7 +74,8 @@ def _body(draft: Draft) -> list[Stmt]:
     for number in draft.sweeps.numbers:
         draft.row_values += row_reductions.row_values(draft, number)
         if not draft.row_loop:  # else every loop over the rows begins with what is known of its row
-            body, draft.row_values = body + draft.row_values, []
+            body += _of_only_iteration(draft)
+            draft.row_values = []
         body += _sweep(draft, saved, number)
     body += row_reductions.stores(draft)
     if draft.cooperative and draft.how.scope == "cooperative":
@@ -85,6 +86,12 @@ def _body(draft: Draft) -> list[Stmt]:
         body = cooperative.with_cluster(body)
     fill = [] if draft.iteration is not None else filled(draft.elements, draft.tiles, bool(draft.at.guards))
     return [*saved.scratch(), *fill, *body]
+
+
+def _of_only_iteration(draft: Draft) -> list[Stmt]:
+    """The row values, for where they stand: before loops of one iteration."""
+    only = {x.name: ix.Const(0) for x in draft.loops if x.extent == sz.const(1)}
+    return [rewrite_indices(s, only) for s in draft.row_values]
 
 
 def _sweep(draft: Draft, saved: SavedValues, number: int) -> list[Stmt]:
