@@ -1,10 +1,9 @@
 // The operator that casts all weights of a graph together (weight_casts.cpp), and its backward.
 //
 // In: tensors, which of them to cast, and the arguments of autocast's cast. Out: the result of that cast for
-// each tensor, or the tensor itself. All
-// tensors of a device are copied by one op of torch, which takes few kernels on a GPU. Gradients are cast
-// back in parts of `kTogether`: each waits for the last one of its part. Example: two kernels copy the 54
-// weights of a ResNet-50, and three ops their gradients.
+// each tensor, or the tensor itself. All tensors of a device are copied by one op of torch, which takes few
+// kernels on a GPU. Gradients are cast back in parts of `kTogether`: each waits for the last one of its
+// part. Example: two kernels copy the 54 weights of a ResNet-50, and three ops their gradients.
 
 #include "call/arguments.h"
 #include "torchscript/weight_casts.h"

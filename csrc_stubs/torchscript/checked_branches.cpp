@@ -11,8 +11,8 @@
 //       block1():  -> ()
 //     %v = aten::relu(%x)
 //
-// So it falls into one block, and one group, with what follows. It is a step of prepare.cpp: nodes move from
-// behind torch's place to behind it, and none is destroyed.
+// So it falls into one block, and one group, with what follows. It is a step of prepare.cpp: torch
+// comes past the nodes at their new place, and none is destroyed.
 
 #include "torchscript/nodes.h"
 #include "torchscript/prepare.h"

@@ -27,15 +27,8 @@ from .loops import (
     Tiling,
 )
 
-_ONCE = (
-    "block",
-    "thread.x",
-    "thread.y",
-    "rows",
-    "group",
-    "vector",
-    "simd",
-)  # at most one loop has such a binding
+#: At most one loop has such a binding.
+_ONCE = ("block", "thread.x", "thread.y", "rows", "group", "vector", "simd")
 
 
 def read(text: str) -> Schedule:

@@ -13,6 +13,7 @@ import torch
 
 
 def called_modules() -> list[torch._C.ScriptModule]:
+    """Those whose methods are on this thread's stack; a module that is called twice is there twice."""
     found = []
     frame: FrameType | None = sys._getframe()
     while frame is not None:
