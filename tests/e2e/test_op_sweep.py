@@ -154,6 +154,16 @@ def test_ops_in_place(place, target, dtype, count, ops):
     swept_alone(swept(ops, place, dtype, count, inplace=True), f"{dtype} on {target} in place")
 
 
+@pytest.mark.parametrize("trained", [False, True])
+@of([torch.bfloat16, torch.float16], {"cpu": {torch.bfloat16: 1}})
+def test_autocast(place, target, dtype, count, ops, trained):
+    """Operators of which autocast casts operands, or those of what they are made of."""
+    programs = swept(ops, place, dtype, count, training=trained)
+    with torch.autocast(torch.device(place).type, torch.bfloat16):
+        what = f"{dtype} on {target} under autocast"
+        swept_alone(programs, what, gradients=trained, roundings=8 if trained else 1)
+
+
 @of(FLOATING, BRIEFER)
 def test_limits_infinities_and_nan(place, target, dtype, count, ops):
     swept_alone(swept(ops, place, dtype, count, limits=True), f"{dtype} on {target}, limits")

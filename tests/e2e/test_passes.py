@@ -60,6 +60,19 @@ def test_a_node_is_refused_for_its_number_where_one_like_it_has_another():
     assert fused(XY, body.format(0.5, -0.25), "%b, %d") == [both]
 
 
+def test_a_node_whose_result_autocast_gave_another_dtype_is_left_to_torch():
+    """On CUDA `square` calls `pow`, which autocast computes in float32; that cast is in no graph."""
+    half, refusals = typed(4, 8, dtype="BFloat16"), Refusals()
+    body = "%a = aten::neg(%x)\n%b = aten::relu(%a)\n%c = aten::square(%b)\n%d = aten::neg(%c)"
+    seen = {"%a": half, "%b": half}
+    after = fuse_graph(graph({"%x": half}, body, "%d", seen), refusals)
+    assert [kinds(g) for g in after.findAllNodes(GROUP, True)] == [["aten::neg", "aten::relu"]]
+    (said,) = [said for text, said in refusals.entries if "aten::square" in text]
+    assert said == "aten::square gave float32 while profiling, not bfloat16: autocast is on"
+    alone = graph({"%x": half}, body, "%d", {**seen, "%c": half, "%d": half})
+    assert len(kinds(fuse_graph(alone).findNode(GROUP, True))) == 4
+
+
 def test_siblings_that_share_only_constants_are_no_group():
     assert fused(XY, "%a = aten::add(%x, 1, 1)\n%b = aten::sub(%y, 1, 1)", "%a, %b") == []
 

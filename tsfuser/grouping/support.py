@@ -135,7 +135,7 @@ def _judge(
         except Refusal as refusal:
             return Verdict(device, loose, f"{row.name} is left to torch: {refusal}"), False
     result, holds_for_all = row.outcome(arguments(node, its_schema, knowledge), device, eager=eager)
-    reason = result if isinstance(result, str) else None
+    reason = _other_dtype(row, outputs(node), result, knowledge) if isinstance(result, tuple) else result
     return Verdict(device, loose, reason), holds_for_all and row.family != "random"
 
 
@@ -247,6 +247,21 @@ def _typed(values: list[Value], knowledge: Knowledge) -> str | None:
             return f"%{value.debugName()} is of the unsupported dtype {found.dtype}"
         if found.rank > MAX_RANK:
             return f"%{value.debugName()} has {found.rank} dims, more than {MAX_RANK}"
+    return None
+
+
+def _other_dtype(
+    row: table.Row,
+    made: list[Value],
+    results: tuple[tuple[str, int | None] | None, ...],
+    knowledge: Knowledge,
+) -> str | None:
+    """Why a result is not of the dtype that the op gives by itself: under autocast, operators whose casts
+    stand in no graph compute in another one, as aten::square does on CUDA, which is aten::pow inside."""
+    for value, result in zip(made, results):
+        seen = knowledge.facts(value) if value.uses() and is_tensor(value) else None
+        if seen and result and seen.known and seen.dtype != result[0]:
+            return f"{row.name} gave {seen.dtype} while profiling, not {result[0]}: autocast is on"
     return None
 
 
