@@ -53,6 +53,7 @@ _C.set_op_facts(
     heavy=unsupported.heavy_kinds(),
     same_sizes=table.kinds_with_sizes("first"),
     broadcast=table.kinds_with_sizes("broadcast"),
+    alone=[row.name for row in table.all_rows() if "bfloat16" in row.slow_on_gpu],
     most_joined=joins.MAX_PIECES,
 )
 _C.set_pass(passes.fuse)

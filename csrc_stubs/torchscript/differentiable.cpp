@@ -289,7 +289,8 @@ std::vector<size_t> views_given(const Node& differentiable) {
   const auto results = differentiable.g(c10::attr::Subgraph)->outputs();
   std::vector<size_t> views;
   for (size_t i = 0; i < static_cast<size_t>(differentiable.i(c10::attr::f_real_outputs)); ++i) {
-    const auto* schema = results[i]->node()->maybeSchema();
+    const Node* maker = results[i]->node();
+    const auto* schema = (is_idle_cast(maker) ? maker->input(0)->node() : maker)->maybeSchema();
     if (schema && schema->returns().size() == 1 && schema->returns()[0].alias_info()) {
       views.push_back(i);
     }

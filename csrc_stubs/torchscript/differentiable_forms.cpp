@@ -125,14 +125,6 @@ bool is_cast(const Node* node) {  // that autocast makes
          node->kind() == c10::aten::_autocast_to_reduced_precision;
 }
 
-bool is_idle_cast(const Node* node) {
-  return is_cast(node) && is_false(node->input(1)) && is_false(node->input(2));
-}
-
-bool may_be_inside(const Node* node) {  // of a differentiable graph
-  return torch::jit::isDifferentiable(node) && op_facts().excluded.count(node->kind()) == 0;
-}
-
 // aten::to(%x, 6, 0, 0, None)  ->  aten::to(%x, None, 6, 0, 0)
 void write_cast(Node* node, const Node*) {
   const bool plain = node->inputs().size() == 5 && is_fractional(node->input(1)) &&
@@ -343,6 +335,14 @@ void drop_idle_casts(Graph& graph) {
 }
 
 }  // namespace
+
+bool is_idle_cast(const Node* node) {
+  return is_cast(node) && is_false(node->input(1)) && is_false(node->input(2));
+}
+
+bool may_be_inside(const Node* node) {
+  return torch::jit::isDifferentiable(node) && op_facts().excluded.count(node->kind()) == 0;
+}
 
 void write_differentiable_forms(Graph& graph, const Node* first) {
   write_twins(graph);

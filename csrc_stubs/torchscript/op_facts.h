@@ -22,6 +22,7 @@ struct OpFacts {
   Kinds heavy;             // matrix products and convolutions, which are left to torch's libraries
   Kinds same_sizes;        // ops whose first result has the sizes of their first operand
   Kinds broadcast;         // ops whose result has the sizes of their operands, broadcast
+  Kinds alone;             // ops that are worth a kernel of their own on a GPU, in bfloat16
   size_t most_joined = 0;  // tensors that an op of groups joins into one
 };
 

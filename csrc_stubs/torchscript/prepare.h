@@ -22,7 +22,8 @@ void prepare_for_profiling(torch::jit::Graph& graph, const torch::jit::Node* fir
 // tensors are filled in (number_writes.cpp); paddings by nothing hand their operand on (whole_parts.cpp);
 // sizes of joined tensors are computed from those of the tensors (join_sizes.cpp); convolutions move out of
 // the way of batch norms (early_convolutions.cpp), and their biases are added behind them (late_biases.cpp);
-// ops are written in forms that autodiff has a formula for (differentiable_forms.cpp).
+// ops are written in forms that autodiff has a formula for (differentiable_forms.cpp), and what stands alone
+// gets company (lone_ops.cpp).
 void leave_checked_branches(torch::jit::Graph& graph, const torch::jit::Node* first);
 void fold_products(torch::jit::Graph& graph, const torch::jit::Node* first);
 void check_batches(torch::jit::Graph& graph, const torch::jit::Node* first);
@@ -34,6 +35,7 @@ void size_joins(torch::jit::Graph& graph, const torch::jit::Node* first);
 void move_convolutions(torch::jit::Graph& graph, const torch::jit::Node* first);
 void add_biases_late(torch::jit::Graph& graph, const torch::jit::Node* first);
 void write_differentiable_forms(torch::jit::Graph& graph, const torch::jit::Node* first);
+void accompany_lone_ops(torch::jit::Graph& graph, const torch::jit::Node* first);
 
 void register_join_sizes();   // the operator of size_joins
 void register_grown_lists();  // and of part_grown_lists
@@ -48,6 +50,11 @@ void plain_forms(torch::jit::Graph& graph);
 void eager_forms(torch::jit::Graph& graph);
 // The names of the forms, in order.
 std::vector<std::string> differentiable_forms();
+
+// Whether the node is a cast of autocast that is off, which gives its operand back.
+bool is_idle_cast(const torch::jit::Node* node);
+// Whether autodiff takes the node into a differentiable graph.
+bool may_be_inside(const torch::jit::Node* node);
 
 // Lets an op in place write to tensors of no elements, of the same dtypes, so that it raises for those as
 // before; torch's dead code elimination drops it (in_place.cpp).
