@@ -173,3 +173,13 @@ def test_what_threads_touch_in_channels(sizes, program, images, channels):
     call, allocations, made = planned(program, *[tensor(*sizes)] * images, *[tensor(sizes[1])] * channels)
     assert any(kernel.cooperative for kernel in made) is not few
     walk(call, allocations, made, whole=few)
+
+
+@pytest.mark.parametrize("channels", [64, 512, 2048])
+def test_all_blocks_of_split_moments_run_at_once(channels):
+    """With a few more, these would run when the others are done, and most multiprocessors would wait."""
+    call, fusion = build(moments([0, 2, 3]), channels_last(32, channels, 64, 64, dtype="bfloat16"))
+    first = stages(call, fusion)[0][0]
+    kernel = lower(first.segment, first.schedule, first.segment.name)
+    slots = GPU.multiprocessors * kernel.resident
+    assert kernel.leads and slots * 0.8 < call.value(kernel.grid) <= slots

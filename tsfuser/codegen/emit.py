@@ -238,7 +238,8 @@ def _for(s: For) -> list[str]:
 
 
 def _if(s: If) -> list[str]:
-    return [f"if ({s.condition}) {{", *_block(s.yes, 1), "} else {", *_block(s.no, 1), "}"]
+    no = ["} else {", *_block(s.no, 1)] if s.no else []
+    return [f"if ({s.condition}) {{", *_block(s.yes, 1), *no, "}"]
 
 
 def _barrier(s: Barrier) -> list[str]:
@@ -332,7 +333,9 @@ def _cluster_reduce(s: ClusterReduce) -> list[str]:
 
 def _column_reduce(s: ColumnReduce) -> list[str]:
     shape = f"{s.columns}, {s.warps}"
-    stores = [f"store_partial_y<{t.combine}>({t.name}, shared + {t.offset});" for t in s.totals]
+    stores = [
+        f"store_partial_columns<{t.combine}, {s.columns}>({t.name}, shared + {t.offset});" for t in s.totals
+    ]
     gathers = [f"gather_columns<{t.combine}, {shape}>({t.name}, shared + {t.offset});" for t in s.totals]
     receives = [f"receive_columns<{shape}>({t.name}, shared + {t.offset});" for t in s.totals]
     return [*stores, "sync_columns();", *gathers, "sync_columns();", *receives]

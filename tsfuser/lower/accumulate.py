@@ -22,7 +22,7 @@ from .index import Expr
 from .loop_ir import Accumulate, Accumulator, Compute, Stmt
 
 define("increment", "({0} + 1)", cheap=True)
-define("reciprocal_of_count", "reciprocal({0})")
+define("reciprocal_of_count", "reciprocal({0} > 1 ? {0} : 1)")
 define("first_of", "({2} < 1 ? {0} : {1})", cheap=True)
 define("distance_from", "({1} - {0})", cheap=True)
 for _dtype in (FLOAT, DOUBLE):
@@ -104,7 +104,8 @@ def _moments(
         body.append(Accumulate(origin, at, "first_of", term.name, guard, others=(share,)))
         body.append(Compute(place, wide.ctype, "distance_from", (origin, term.name), (origin,), at))
     body.append(Compute(distance, wide.ctype, "distance_from", (rest, place), (rest,), at))
-    body.append(Accumulate(rest, at, "add_product", distance, guard, others=(share,)))
+    # masked here, so that a compiler need not choose between two distances from two means
+    body.append(Accumulate(rest, at, "add_product", distance, guard, "0", (share,)))
     body.append(Compute(left, wide.ctype, "distance_from", (rest, place), (rest,), at))
     body.append(Accumulate(squares, at, "add_product", left, guard, others=(distance,)))
     parts = [

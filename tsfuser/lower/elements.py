@@ -165,17 +165,22 @@ class Elements:
     def store(self, access: Access, at: Indices, reduced: set[str] = frozenset()) -> Store:
         """A store by one of the iterations that share the element: the first along each dim that the tensor
         lacks. Dims in `reduced` are gone."""
-        first = [
+        first = self.first(access, at, reduced)
+        guard = ix.both([g.condition for g in at.guards if not g.dims <= reduced] + first)
+        value = access.buffer.value
+        pointer, offset = self.pointer(access, ""), self.offset(access, at)
+        return Store(pointer, value.dtype.ctype, value.dtype.register.ctype, offset, value.name, guard)
+
+    def first(self, access: Access, at: Indices, reduced: set[str] = frozenset()) -> list[Expr]:
+        """Whether this is the first iteration along each dim that the tensor lacks. Dims in `reduced` are
+        gone."""
+        return [
             ix.less(at.of[dim.name], 1)
             for d, dim in enumerate(self.schedule.domain.dims)
             if not access.moves(d)
             and not (dim.extent.is_const and dim.extent.a == 1)
             and dim.name not in reduced
         ]
-        guard = ix.both([g.condition for g in at.guards if not g.dims <= reduced] + first)
-        value = access.buffer.value
-        pointer, offset = self.pointer(access, ""), self.offset(access, at)
-        return Store(pointer, value.dtype.ctype, value.dtype.register.ctype, offset, value.name, guard)
 
     def computed(self, op: Pointwise | Random | Lookup | Within, at: Indices) -> list[Stmt]:
         """The value of an op that is no reduction."""

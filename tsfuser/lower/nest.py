@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir import size as sz
+from ..ir.fusion import Reduce
 from ..schedule.loops import Schedule
 from ..segment import Segment
 from . import cooperative, prefetch, row_reductions
@@ -26,12 +27,12 @@ from .draft import Draft
 from .exchange import exchanged
 from .final_reductions import FinalReductions
 from .index import Expr, Var
-from .indices import Guard, Indices, indices
+from .indices import Guard, Indices, covered, indices
 from .kernel import Kernel
 from .loop_ir import Barrier, BlockReduce, ClusterReduce, For, If, Let, Stmt
 from .saved_values import WIDEST, SavedValues
 from .tiles import filled
-from .traverse import once, rename, rewrite_indices
+from .traverse import once, read_by, rename, rewrite_indices
 
 
 def nest(segment: Segment, schedule: Schedule, name: str) -> Kernel:
@@ -102,20 +103,73 @@ def _sweep(draft: Draft, saved: SavedValues, number: int) -> list[Stmt]:
     reductions = draft.sweeps.reductions(number)
     arrays, needed = saved.sweep(number)
     parts = draft.parts(number)
-    needed = [*draft.row_values, *(rename(s, parts) for s in needed)]
+    needed = [rename(s, parts) for s in needed]
+    known = list(draft.row_values)
     row = row_reductions.reduced(draft, number, [op for op in reductions if op in draft.sweeps.allreduced])
     final = FinalReductions(draft)
-    stores = [draft.elements.store(draft.store_of(name), draft.at) for name in draft.sweeps.stores(number)]
+    once_stored = [name for name in draft.sweeps.stores(number) if _of_all_rows(draft, name)]
+    if len(once_stored) == len(draft.sweeps.stores(number)):
+        once_stored = []
+    stores = [
+        draft.elements.store(draft.store_of(name), draft.at)
+        for name in draft.sweeps.stores(number)
+        if name not in once_stored
+    ]
     if draft.sweeps.allreduced:
         before, after = row.before, row.after
         body = [*final.body(reductions), *row.body, *stores]
     else:  # there is one sweep, which ends with the results of all reductions
         before, after = final.before, final.results()
         body = [*stores, *final.body(reductions)]
-    body = draft.looped([*once([*draft.at.lets, *needed]), *body], draft.loops)
+    if draft.row_loop:
+        known = read_by([*needed, *body, *_along_rows(draft)], known)
+    late = _stored_once(draft, once_stored, needed)
+    needed = read_by(body, needed) if once_stored else needed
+    body = draft.looped([*once([*draft.at.lets, *known, *needed]), *body], draft.loops)
     if draft.iteration is not None and draft.tiles:
         body = _over_tiles(draft, body)
-    return [*arrays, *before, *body, *after]
+    return [*arrays, *before, *body, *after, *late]
+
+
+def _of_all_rows(draft: Draft, name: str) -> bool:
+    """Whether all rows of a pointwise kernel share the result `name`, which the first one stores."""
+    if draft.how is not None or draft.tiles or draft.lane.bind != "vector":
+        return False
+    access, (*rows, inner) = draft.store_of(name), draft.schedule.domain.dims
+    loops = covered(draft.schedule)
+    return (
+        access.moves(len(rows))
+        and not any(map(access.moves, range(len(rows))))
+        and bool(draft.elements.first(access, draft.at))
+        and not any(inner.name in loops[x.name] for x in draft.loops[:-1])
+    )
+
+
+def _stored_once(draft: Draft, names: list[str], needed: list[Stmt]) -> list[Stmt]:
+    """The stores of what all rows share, behind the loops over rows: what only they need, which may be a
+    division, is computed by the threads of the first row alone. `needed` computes it."""
+    if not names:
+        return []
+    *rows, lane = draft.loops
+    gone = {x.name: ix.Const(0) for x in rows}
+    done = indices(draft.schedule, draft.params, gone, "_out")
+    stores: list[Stmt] = [draft.elements.store(draft.store_of(name), done) for name in names]
+    own = [rewrite_indices(s, gone) for s in read_by(stores, needed)]
+    lets = [*(rewrite_indices(s, gone) for s in draft.at.lets_for(own)), *done.lets_for(stores)]
+    first = ix.both(draft.elements.first(draft.store_of(names[0]), done))
+    inside = draft.looped([*once(lets), *own, *stores], [lane])
+    return [*done.lets_of(ix.names(first)), If(first, tuple(inside), ())]
+
+
+def _along_rows(draft: Draft) -> list[Stmt]:
+    """The ops along a row of all sweeps. What these read is loaded before the first one, so that no later
+    sweep begins with a wait; what only the stores at the end read is loaded there, as one thread needs it."""
+    return [
+        s
+        for op in draft.segment.ops
+        if not isinstance(op, Reduce) and draft.sweeps.varies(op.output)
+        for s in draft.computed[op.output.name]
+    ]
 
 
 def _over_tiles(draft: Draft, body: list[Stmt]) -> list[Stmt]:

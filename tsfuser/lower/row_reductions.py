@@ -13,7 +13,6 @@ row has one of. Example, of softmax's maximum:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ..ir.fusion import Reduce
 from . import cooperative
@@ -24,7 +23,8 @@ from .draft import Draft
 from .exchange import combined, exchanged
 from .index import Var
 from .indices import indices
-from .loop_ir import Compute, Stmt
+from .loop_ir import Compute, If, Stmt
+from .traverse import read_by
 
 
 def reduced(draft: Draft, number: int, ops: Sequence[Reduce]) -> Accumulation:
@@ -103,13 +103,10 @@ def stores(draft: Draft) -> list[Stmt]:
     firsts = [Var(draft.bound(f"thread.{draft.how.axis}").name)]
     if draft.cooperative:
         firsts.append(done.of[draft.cooperative.part])
-    first = [ix.less(x, 1) for x in firsts]
-    made = []
-    for access in found:
-        store = draft.elements.store(access, done, draft.row_dims)
-        made.append(replace(store, guard=ix.both([*first, *([store.guard] if store.guard else [])])))
-    body = [*draft.row_values, *done.lets_for(made), *made]
-    if not draft.row_loop:
-        return body
-    lets = draft.at.lets_for(draft.row_values)
-    return draft.looped([*lets, *body], [x for x in draft.loops if x.name == draft.row_loop])
+    first = ix.both([ix.less(x, 1) for x in firsts])
+    made = [draft.elements.store(access, done, draft.row_dims) for access in found]
+    body = [*read_by(made, draft.row_values), *done.lets_for(made), *made]
+    if draft.row_loop:
+        lets = draft.at.lets_for(body)
+        body = draft.looped([*lets, *body], [x for x in draft.loops if x.name == draft.row_loop])
+    return [*done.lets_of(ix.names(first)), If(first, tuple(body), ())]

@@ -49,7 +49,8 @@ def lines(body: tuple[Stmt, ...], depth: int) -> list[str]:
         if isinstance(s, For):
             result += lines(s.body, depth + 1)
         elif isinstance(s, If):
-            result += lines(s.yes, depth + 1) + ["  " * depth + "else:"] + lines(s.no, depth + 1)
+            result += lines(s.yes, depth + 1)
+            result += ["  " * depth + "else:", *lines(s.no, depth + 1)] if s.no else []
     return result
 
 

@@ -207,3 +207,14 @@ def once(body: list[Stmt]) -> tuple[Stmt, ...]:
             seen.add(s)
         result.append(s)
     return tuple(result)
+
+
+def read_by(body: list[Stmt], known: list[Stmt]) -> list[Stmt]:
+    """Of the statements `known` those that define what `body` reads, and what these read."""
+    names = frozenset().union(*map(used, body))
+    found: list[Stmt] = []
+    for s in reversed(known):
+        if defined(s) in names:
+            found.insert(0, s)
+            names |= used(s)
+    return found

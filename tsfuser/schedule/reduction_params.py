@@ -179,10 +179,11 @@ def _cells(sides: Sides, params: ReductionParams, machine: Machine) -> Size:
 
 
 def _wanted(sides: Sides, params: ReductionParams, across: Size, machine: Machine) -> Size:
-    """How many splits would keep the machine busy."""
+    """How many splits would keep the machine busy: all blocks run at the same time."""
+    waves = min(machine.waves, params.resident or machine.waves)
     if params.inner:
         blocks = sz.ceildiv(_extent(sides.kept), sz.binary("div", params.threads, across))
     else:
         rest = 1 if machine.has_threads else _extent(sides.kept[:-1])
         blocks = sz.ceildiv(_cells(sides, params, machine), across) * rest
-    return sz.binary("div", machine.multiprocessors * machine.waves, sz.maximum(blocks, 1))
+    return sz.binary("div", machine.multiprocessors * waves, sz.maximum(blocks, 1))

@@ -73,25 +73,29 @@ DEVICE T squares_of(const moments<T>& of) {
   return of.squares;
 }
 
-// 1 / x of a count, to a rounding or two.
+// 1 / x of a count, to a rounding or two; of a count no denormal number is of interest.
 DEVICE double reciprocal(double x) { return 1 / x; }
 DEVICE float reciprocal(float x) {
 #if defined(TSFUSER_CUDA)
-  return __fdividef(1.0f, x);
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
 #else
   return 1 / x;
 #endif
 }
 
-// Of disjoint sets of terms.
+// Of disjoint sets of terms. Without a branch: a choice for each number.
 struct Moments {
   template <class T>
   DEVICE_MEMBER static moments<T> combine(const moments<T>& a, const moments<T>& b) {
+    const bool some_a = a.count > 0, some_b = b.count > 0;
     const T count = a.count + b.count, share = b.count * reciprocal(count),
             distance = (b.origin - a.origin) + (b.rest - a.rest);
-    const T squares = a.squares + b.squares + distance * distance * (a.count * share);
-    const moments<T> both = moments_of<T>(count, a.origin, a.rest + distance * share, squares);
-    return b.count > 0 ? a.count > 0 ? both : b : a;
+    const T rest = some_b ? a.rest + distance * share : a.rest;
+    const T squares = some_b ? a.squares + b.squares + distance * distance * (a.count * share) : a.squares;
+    return moments_of<T>(count, some_a ? a.origin : b.origin, some_a ? rest : b.rest,
+                         some_a ? squares : b.squares);
   }
 };
 
@@ -242,41 +246,95 @@ DEVICE void store_partial_y(T (&value)[M], char* memory) {
   for (int lane = 0; lane < count; ++lane) shared[lane] = value[lane];
 }
 
-template <class Op, int N = 0, class T, int M>
-DEVICE void load_partial_y(T (&value)[M], char* memory, just<T>) {
-  constexpr int count = N ? N : M;
-  if (threadIdx.y > 0) return;
-  // 8 rows at most, in blocks of 256 threads
-  const int pitch = blockDim.x * count, rows = blockDim.y / warp_rows();
-  const T* const shared = reinterpret_cast<const T*>(memory) + threadIdx.x * count;
-  for (int row = 1; row < rows; ++row) {
-#pragma unroll
-    for (int lane = 0; lane < count; ++lane)
-      value[lane] = Op::combine(value[lane], shared[row * pitch + lane]);
-  }
-}
-
 DEVICE void sync_y() {
   if (blockDim.y > 1) __syncthreads();
 }
 
-// Along y, where every thread needs the result: after `store_partial_y` and `sync_columns` each of `Warps`
-// warps, a power of two, combines some of the block's `Columns` columns and stores them behind the partial
-// results; after another `sync_columns` each thread loads those of its own columns.
+DEVICE int thread_of_block() { return threadIdx.y * blockDim.x + threadIdx.x; }
+
+// All threads share the results out, and the first ones load their own.
+template <class Op, int N = 0, class T, int M>
+DEVICE void load_partial_y(T (&value)[M], char* memory, just<T>) {
+  constexpr int count = N ? N : M;
+  const int pitch = blockDim.x * count, rows = blockDim.y / warp_rows();
+  if (rows > 1) {
+    T* const shared = reinterpret_cast<T*>(memory);
+    for (int i = thread_of_block(); i < pitch; i += blockDim.x * blockDim.y) {
+      T total = shared[i];
+      for (int row = 1; row < rows; ++row) total = Op::combine(total, shared[row * pitch + i]);
+      shared[i] = total;
+    }
+    __syncthreads();
+    if (threadIdx.y > 0) return;
+#pragma unroll
+    for (int lane = 0; lane < count; ++lane) value[lane] = shared[threadIdx.x * count + lane];
+  }
+}
+
+// Along y, where every thread needs the result: each warp combines its rows and stores one accumulator for
+// each column; after `sync_columns` each of `Warps` warps, a power of two, combines some of the block's
+// `Columns` columns and stores them behind the partial results; after another `sync_columns` each thread
+// loads those of its own columns.
 template <int Columns, int Warps, class T>
 DEVICE T* gathered(char* memory) {
   return reinterpret_cast<T*>(memory) + Warps * Columns;
 }
 
-DEVICE int thread_of_block() { return threadIdx.y * blockDim.x + threadIdx.x; }
+// The M columns of a thread, of which `Across` have neighbouring ones, combined over the rows of its warp.
+// In each step a thread leaves half of its columns to the one with which it exchanges, until it has one.
+// That takes M - 1 combinations instead of M in each step.
+template <class Op, int Across, int Mask, int Kept, class T, int M>
+DEVICE void scatter_rows(T (&value)[M], int& first) {
+  if constexpr (Mask >= Across) {
+    const bool upper = thread_of_block() & Mask;
+    if constexpr (Kept > 1) {
+      constexpr int half = Kept / 2;
+#pragma unroll
+      for (int i = 0; i < half; ++i) {
+        T own = value[i], left = value[half + i];
+        if (upper) {
+          left = value[i];
+          own = value[half + i];
+        }
+        value[i] = Op::combine(own, exchange(left, Mask, 32));
+      }
+      first += upper ? half : 0;
+      scatter_rows<Op, Across, Mask / 2, half>(value, first);
+    } else {
+      value[0] = Op::combine(value[0], exchange(value[0], Mask, 32));
+      first = upper ? M : first;  // the other thread has this column
+      scatter_rows<Op, Across, Mask / 2, 1>(value, first);
+    }
+  }
+}
+
+// How many columns that leaves to a thread.
+DEVICE constexpr int left_of_columns(int columns, int across) {
+  for (int mask = 16; mask >= across && columns > 1; mask /= 2) columns /= 2;
+  return columns;
+}
+
+template <class Op, int Columns, class T, int M>
+DEVICE void store_partial_columns(T (&value)[M], char* memory) {
+  constexpr int across = Columns / M, kept = left_of_columns(M, across);
+  int first = 0;
+  scatter_rows<Op, across, 16, M>(value, first);
+  if (first >= M) return;
+  T* const shared =
+      reinterpret_cast<T*>(memory) + thread_of_block() / 32 * Columns + threadIdx.x * M + first;
+#pragma unroll
+  for (int i = 0; i < kept; ++i) shared[i] = value[i];
+}
 
 template <class Op, int Columns, int Warps, class T, int M>
 DEVICE void gather_columns(const T (&)[M], char* memory) {
-  const int lane = thread_of_block() % 32;
-  const T* const partials = reinterpret_cast<const T*>(memory) + lane % Warps * Columns;
-  for (int column = thread_of_block() / 32; column < Columns; column += Warps) {
-    const T total = combine_lanes<Op>(partials[column], Warps);
-    if (lane == 0) gathered<Columns, Warps, T>(memory)[column] = total;
+  const int lane = thread_of_block() % 32, own = thread_of_block() / Warps;
+#pragma unroll
+  for (int start = 0; start < Columns; start += 32) {
+    const int column = start + own;
+    const T* const partials = reinterpret_cast<const T*>(memory) + lane % Warps * Columns;
+    const T total = combine_lanes<Op>(partials[column < Columns ? column : 0], Warps);
+    if (lane % Warps == 0 && column < Columns) gathered<Columns, Warps, T>(memory)[column] = total;
   }
 }
 
