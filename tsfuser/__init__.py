@@ -55,6 +55,7 @@ _C.set_op_facts(
     broadcast=table.kinds_with_sizes("broadcast"),
     alone=[row.name for row in table.all_rows() if "bfloat16" in row.slow_on_gpu],
     most_joined=joins.MAX_PIECES,
+    most_joined_in_memory=joins.MAX_IN_MEMORY,
 )
 _C.set_pass(passes.fuse)
 _C.set_caller(caller.called_modules)

@@ -71,14 +71,15 @@ void bind_graphs(py::module_& m) {
          const std::vector<std::string>& computed, const std::vector<std::string>& handed_on,
          const std::vector<std::string>& excluded, const std::vector<std::string>& heavy,
          const std::vector<std::string>& same_sizes, const std::vector<std::string>& broadcast,
-         const std::vector<std::string>& alone, size_t most_joined) {
+         const std::vector<std::string>& alone, size_t most_joined, size_t most_joined_in_memory) {
         take_op_facts({symbols(in_place), symbols(fresh), symbols(computed), symbols(handed_on),
                        symbols(excluded), symbols(heavy), symbols(same_sizes), symbols(broadcast),
-                       symbols(alone), most_joined});
+                       symbols(alone), most_joined, most_joined_in_memory});
       },
       py::arg("in_place"), py::arg("fresh"), py::arg("computed"), py::arg("handed_on"), py::arg("excluded"),
       py::arg("heavy"), py::arg("same_sizes"), py::arg("broadcast"), py::arg("alone"),
-      py::arg("most_joined"), "What the op table says about kinds of nodes (torchscript/op_facts.h).");
+      py::arg("most_joined"), py::arg("most_joined_in_memory"),
+      "What the op table says about kinds of nodes (torchscript/op_facts.h).");
   m.def("frames", &frames,
         "Where a node comes from, innermost first: (file, line, column, text of the line).");
   m.def("set_place", &set_place, py::arg("node"), py::arg("file"), py::arg("line"), py::arg("text"),

@@ -4,6 +4,8 @@
 //
 // After: %s = tsfuser::joined_sizes(aten::size(%x), aten::size(%y), 1)
 //
+// What asks for the rank, as each norm does, gets tsfuser::joined_dim(aten::dim(%x), aten::dim(%y)).
+//
 // So a channel shuffle, which views what was joined by its sizes, is in one differentiable graph with what
 // is joined: the sizes are known before it. Where an op of such a graph has the sizes of its operand, those
 // of the operand are asked for. A step of prepare.cpp.
@@ -18,6 +20,7 @@
 #include <torch/csrc/jit/runtime/operator.h>
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -48,6 +51,17 @@ void joined_sizes(Stack& stack) {
   torch::jit::push(stack, std::move(sizes));
 }
 
+// Of tensors of these ranks: where they differ, it is that of those that are not nothing.
+void joined_dim(Stack& stack) {
+  const int64_t count = torch::jit::pop(stack).toInt();  // the interpreter says how many operands
+  int64_t most = 0;
+  for (const c10::IValue& dim : torch::jit::last(stack, count)) {
+    most = std::max(most, dim.toInt());
+  }
+  torch::jit::drop(stack, count);
+  torch::jit::push(stack, most);
+}
+
 // What an op has taken that gives results of its sizes, as far up as that goes.
 Value* source_of(Value* value) {
   static const auto checked = c10::Symbol::fromQualString("tsfuser::checked_batch");
@@ -70,7 +84,7 @@ std::vector<Value*> joined_by(Node* node) {
   }
   Node* list = node->input(0)->node();
   std::vector<Value*> sources;
-  if (list->kind() != c10::prim::ListConstruct || list->inputs().size() > op_facts().most_joined ||
+  if (list->kind() != c10::prim::ListConstruct || list->inputs().size() > op_facts().most_joined_in_memory ||
       !is_joined_only(node->input(0))) {
     return {};
   }
@@ -83,10 +97,32 @@ std::vector<Value*> joined_by(Node* node) {
   return sources;
 }
 
+Value* sizes_of_join(Graph& graph, const Node* join, const std::vector<Value*>& sources) {
+  static const auto kind = c10::Symbol::fromQualString("tsfuser::joined_sizes");
+  Value* sizes = graph.insert(c10::aten::size, {sources[0]});
+  for (size_t k = 1; k < sources.size(); ++k) {
+    Value* other = graph.insert(c10::aten::size, {sources[k]});
+    sizes = graph.insert(kind, {sizes, other, join->input(1)});
+  }
+  return sizes;
+}
+
+Value* dim_of_join(Graph& graph, const std::vector<Value*>& sources) {
+  static const auto kind = c10::Symbol::fromQualString("tsfuser::joined_dim");
+  std::vector<Value*> dims;
+  std::unordered_set<Value*> asked;
+  for (Value* source : sources) {
+    if (asked.insert(source).second) {
+      dims.push_back(graph.insert(c10::aten::dim, {source}));
+    }
+  }
+  Value* dim = graph.insertNode(graph.create(kind, dims, 1))->output();
+  return dim->setType(c10::IntType::get());
+}
+
 }  // namespace
 
 void size_joins(Graph& graph, const Node* first) {
-  static const auto kind = c10::Symbol::fromQualString("tsfuser::joined_sizes");
   for (Node* node : all_nodes(graph)) {
     const bool asks = node->kind() == c10::aten::size || node->kind() == c10::aten::dim;
     if (!asks || node->inputs().size() != 1 || !node->isAfter(first)) {
@@ -99,12 +135,8 @@ void size_joins(Graph& graph, const Node* first) {
       continue;
     }
     const torch::jit::WithInsertPoint behind(node->next());
-    Value* sizes = graph.insert(c10::aten::size, {sources[0]});
-    for (size_t k = 1; k < sources.size(); ++k) {
-      Value* other = graph.insert(c10::aten::size, {sources[k]});
-      sizes = graph.insert(kind, {sizes, other, join->input(1)});
-    }
-    Value* answer = node->kind() == c10::aten::size ? sizes : graph.insert(c10::aten::len, {sizes});
+    Value* answer =
+        node->kind() == c10::aten::size ? sizes_of_join(graph, join, sources) : dim_of_join(graph, sources);
     answer->node()->copyMetadata(node);
     node->output()->replaceAllUsesWith(answer);
   }
@@ -113,7 +145,9 @@ void size_joins(Graph& graph, const Node* first) {
 void register_join_sizes() {
   static const torch::jit::RegisterOperators registered(
       {torch::jit::Operator("tsfuser::joined_sizes(int[] sizes, int[] other, int dim) -> int[]",
-                            joined_sizes, c10::AliasAnalysisKind::FROM_SCHEMA)});
+                            joined_sizes, c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator("tsfuser::joined_dim(...) -> int", joined_dim,
+                            c10::AliasAnalysisKind::PURE_FUNCTION)});
 }
 
 }  // namespace tsfuser

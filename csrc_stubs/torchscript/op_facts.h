@@ -23,7 +23,8 @@ struct OpFacts {
   Kinds same_sizes;        // ops whose first result has the sizes of their first operand
   Kinds broadcast;         // ops whose result has the sizes of their operands, broadcast
   Kinds alone;             // ops that are worth a kernel of their own on a GPU, in bfloat16
-  size_t most_joined = 0;  // tensors that an op of groups joins into one
+  size_t most_joined = 0;  // tensors that an op of groups joins into one, whatever they are
+  size_t most_joined_in_memory = 0;  // the same of tensors that no op of the group computes
 };
 
 inline Kinds symbols(const std::vector<std::string>& names) {

@@ -234,12 +234,6 @@ def test_sizes_of_0_and_1(device, target, shape):
     compare("torch.stack((x.sum(), y.sum())) + 1.0", x, y)
 
 
-def test_a_list_that_is_too_long_is_left_to_torch(device):
-    x = torch.randn(3, 4, device=device)
-    scripted = compare(f"(torch.cat(({'x, ' * 9}), 1) * 2.0).relu()", x, fused=False)
-    assert groups(scripted) and not joins_in_groups(scripted)
-
-
 def test_joining_tensors_alone_is_left_to_torch(device):
     x, y = torch.randn(3, 4, device=device), torch.randn(3, 4, device=device)
     for text in (

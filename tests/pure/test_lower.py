@@ -152,8 +152,8 @@ def test_sums_of_thin_operands_do_without_a_tile(rows, columns):
 
 
 def test_a_stack_reads_each_operand_only_where_it_is_chosen():
-    def stacked(b, x, y, z):
-        return find_op("aten::stack").build(b, tensors=[x, y, z], dim=1)
+    def stacked(b, *tensors):
+        return find_op("aten::stack").build(b, tensors=[relu(b, x) for x in tensors], dim=1)
 
     text = source(kernels(stacked, *[tensor(512, 256) for _ in range(3)])[0])
     for name, condition in (("x0", "i1 < 1"), ("x1", "i1 < 2 && 1 < i1 + 1"), ("x2", "2 < i1 + 1")):

@@ -6,6 +6,8 @@ keep the names of their ops.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from .. import ops  # noqa: F401  it defines the symbols
 from ..ir.symbols import filled, find
 from ..lower.index import Const, Var, mul
@@ -44,7 +46,7 @@ _CHECK = "in_range"  # and for what checks its indices
 
 def source(kernel: Kernel) -> str:
     """The translation unit of `kernel`."""
-    fields = [f"  {p.ctype} {p.name};" for p in kernel.params] or ["  char unused;"]
+    fields = _fields(kernel) or ["  char unused;"]
     tiles = ["  SHARED_MEMORY(shared);"] if kernel.shared else []
     tiles += [
         f"  {t.ctype}* const {t.name} = reinterpret_cast<{t.ctype}*>(shared + {t.offset});"
@@ -75,6 +77,13 @@ def source(kernel: Kernel) -> str:
     if kernel.batch_capacity:
         return "\n".join([*lines, *_batched(kernel, bounds, body)])
     return "\n".join([*lines, f"{frame}({kernel.name}, Args, {bounds}) {{", *body])
+
+
+def _fields(kernel: Kernel) -> list[str]:
+    """The fields of the argument struct; the elements of an array are one."""
+    lengths = Counter(p.array for p in kernel.params)
+    plain = ((p, f"[{lengths[p.array]}]" if p.array else "") for p in kernel.params)
+    return list(dict.fromkeys(f"  {p.ctype} {p.array or p.name}{length};" for p, length in plain))
 
 
 def _saved_seeds(kernel: Kernel) -> list[str]:
@@ -110,7 +119,12 @@ def _block(body: tuple[Stmt, ...], depth: int) -> list[str]:
 
 def _assign(ctype: str, name: str, value: str) -> list[str]:
     """A new constant, or an element of an array that exists."""
-    return [f"{name} = {value};" if "[" in name else f"const {ctype} {name} = {value};"]
+    return [f"{name} = {value};" if "[" in name else f"{_constant(ctype)} {name} = {value};"]
+
+
+def _constant(ctype: str) -> str:
+    """The type of what is computed once; a pointer to constants stays as it is."""
+    return ctype if ctype.startswith("const ") else f"const {ctype}"
 
 
 def _let(s: Let) -> list[str]:

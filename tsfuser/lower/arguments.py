@@ -6,6 +6,8 @@ fields of the kernel's argument struct. Example: `Params(schedule).size(leaf(0, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..ir.size import Size
 from ..schedule.loops import Schedule
 from . import index as ix
@@ -27,13 +29,25 @@ class Params:
     def field(self, name: str, ctype: str, source: tuple) -> str:
         """The C expression that reads the field; `name` is a wish."""
         if source not in self.fields:
-            taken = {p.name for p in self.fields.values()}
-            unique, k = name, 1
-            while unique in taken:
-                k += 1
-                unique = f"{name}_{k}"
-            self.fields[source] = Param(unique, ctype, source)
+            self.fields[source] = Param(self._unused(name), ctype, source)
         return f"args.{self.fields[source].name}"
+
+    def table(self, name: str, ctype: str, sources: Sequence[tuple]) -> str:
+        """The C expression of an array with a field for each of `sources`; `name` is a wish."""
+        keys = [("table", name, k, source) for k, source in enumerate(sources)]
+        if keys[0] not in self.fields:
+            unique = self._unused(name)
+            self.fields |= {key: Param(f"{unique}[{key[2]}]", ctype, key[3]) for key in keys}
+        return f"args.{self.fields[keys[0]].array}"
+
+    def _unused(self, name: str) -> str:
+        """`name`, or with a number behind it the first that is no field yet."""
+        taken = {p.array or p.name for p in self.fields.values()}
+        unique, k = name, 1
+        while unique in taken:
+            k += 1
+            unique = f"{name}_{k}"
+        return unique
 
     def size(self, size: Size, name: str) -> Expr:
         """A size as a constant, as a launch dimension, or as a field called `name`."""

@@ -12,6 +12,7 @@ from ..ir import size as sz
 from ..ir.fusion import Reduce
 from ..schedule.domain import Access
 from ..schedule.loops import Loop, Schedule
+from ..schedule.picks import Pick
 from ..schedule.sweeps import sweeps_of
 from ..segment import Segment
 from . import index as ix
@@ -21,6 +22,7 @@ from .index import Expr, Var
 from .indices import Indices
 from .loop_ir import For, Stmt
 from .needs import needs
+from .picked import picked, picked_in
 from .tiles import tiles
 
 
@@ -33,23 +35,29 @@ class Draft:
     once."""
 
     def __init__(self, segment: Segment, schedule: Schedule, params: Params, at: Indices):
-        self.segment, self.schedule, self.params, self.at = segment, schedule, params, at
+        self.segment, left = picked_in(segment, schedule)
+        self.schedule, self.params, self.at = schedule, params, at
         self.how = schedule.reduction
-        self.sweeps = sweeps_of(segment, schedule)
+        self.sweeps = sweeps_of(self.segment, schedule)
         self.loops = schedule.loops_of_a_thread
         self.lane = self.loops[-1] if self.loops else Loop("lane", sz.const(1))
         self.iteration = next((x for x in schedule.loops if x.bind == "rows"), None)
         self.cooperative = self.how.cooperative if self.how else None
         self.tiles = tiles(schedule)
-        self.elements = Elements(schedule, params, needs(segment))
+        self.elements = Elements(schedule, params, needs(self.segment))
         self.loads = {
-            a.buffer.value.name: self.elements.load(a, at, self.tiles.get(a.buffer.value.name))
+            name: self.elements.load(a, at, self.tiles.get(name)) if name not in left else []
             for a in schedule.domain.loads
+            for name in [a.buffer.value.name]
         }
         for op in self.sweeps.allreduced:
             self.elements.registers[op.output.name] = op.output.dtype.register.ctype
         self.computed = {
-            op.output.name: self.elements.computed(op, at) for op in segment.ops if not isinstance(op, Reduce)
+            op.output.name: picked(self.elements, op, at)
+            if isinstance(op, Pick)
+            else self.elements.computed(op, at)
+            for op in self.segment.ops
+            if not isinstance(op, Reduce)
         }
         # no loop is made where none has several iterations, and what is known of the row stays known
         looped = self.how is not None and any(x.extent != sz.const(1) for x in self.loops)

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ..ir import size as sz
 from ..ir.fusion import Lookup, Pointwise, Random, Value, Within
+from ..ir.size import Size
 from ..ir.values import Window
 from ..schedule.domain import Access
 from ..schedule.loops import Schedule, Split
@@ -134,12 +135,7 @@ class Elements:
 
     def _bounds(self, window: Window, at: Indices, name: str, lanes: dict[str, Expr]) -> list[Expr]:
         """The conditions under which an element is in `window`; `lanes`: what stands for a lane."""
-        domain = self.schedule.domain
-        steps, scale = domain.numbered(window)
-        place: Expr = ix.Const(0)
-        for dim, step in zip(domain.dims, steps):
-            index = ix.substitute(at.of[dim.name], lanes)
-            place = ix.add(place, ix.mul(index, self.params.size(step, f"{name}_step")))
+        place, scale = self.place(window, at, name, lanes)
         conditions = []
         if window.start is not sz.const(0):
             start = self.params.size(window.start * scale, f"{name}_start")
@@ -147,6 +143,19 @@ class Elements:
         if window.stop is not None:
             conditions.append(ix.less(place, self.params.size(window.stop * scale, f"{name}_stop")))
         return conditions
+
+    def place(
+        self, window: Window, at: Indices, name: str, lanes: dict[str, Expr] | None = None
+    ) -> tuple[Expr, Size]:
+        """The number of an element along the dim of `window`, times a scale, and the scale. `lanes`: as of
+        `_bounds`; the first of them where they are not given."""
+        domain, lanes = self.schedule.domain, self._lanes() if lanes is None else lanes
+        steps, scale = domain.numbered(window)
+        place: Expr = ix.Const(0)
+        for dim, step in zip(domain.dims, steps):
+            index = ix.substitute(at.of[dim.name], lanes)
+            place = ix.add(place, ix.mul(index, self.params.size(step, f"{name}_step")))
+        return place, scale
 
     def _within(self, op: Within, at: Indices) -> Let:
         """Whether the element is in the window of `op`, which may cut through a vector that is a row."""
@@ -160,7 +169,7 @@ class Elements:
         """The load from memory alone."""
         value = access.buffer.value
         pointer, offset = self.pointer(access, "const "), self.offset(access, at)
-        return Load(f"{value.name}_m", value.dtype.ctype, pointer, offset, self.guard(access, at))
+        return Load(f"{value.name}_m", value.dtype.ctype, pointer, offset, self.guard(at, access))
 
     def store(self, access: Access, at: Indices, reduced: set[str] = frozenset()) -> Store:
         """A store by one of the iterations that share the element: the first along each dim that the tensor
@@ -218,7 +227,7 @@ class Elements:
         step, flag = params.size(op.step, f"{name}_step"), params.field("flag", "int32_t*", ("flag",))
         place = Place(f"{name}_at", params.index, index.name, step, params.count(op.extent), flag, given)
         table = params.field(f"x{op.table}", f"const {ctype}*", ("input", op.table))
-        offset, guard = self.offset(access, at), self.guard(access, at)
+        offset, guard = self.offset(access, at), self.guard(at, access)
         inside = ix.both([*([] if guard is None else [guard]), ix.less(-1, place.name)])
         read = Load(f"{name}_m", ctype, table, ix.add(offset, place.name), inside)
         return [place, read, Compute(name, register, conversion(ctype, register), (read.name,))]
@@ -260,9 +269,11 @@ class Elements:
                 offset = ix.add(offset, ix.mul(at.of[dim.name], stride))
         return offset
 
-    def guard(self, access: Access, at: Indices) -> Expr | None:
-        """The bounds of the dims in which `access` moves."""
-        moving = {dim.name for d, dim in enumerate(self.schedule.domain.dims) if access.moves(d)}
+    def guard(self, at: Indices, *accesses: Access) -> Expr | None:
+        """The bounds of the dims in which `access` moves, or one of those of which it is one."""
+        moving = {
+            dim.name for d, dim in enumerate(self.schedule.domain.dims) if any(a.moves(d) for a in accesses)
+        }
         return ix.both(g.condition for g in at.guards if g.dims & moving)
 
     def pointer(self, access: Access, qualifier: str) -> str:

@@ -6,7 +6,7 @@ In: `Var`s and Python ints. Out: trees that fold as they are built and print as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Union
 
 
@@ -52,7 +52,30 @@ class Select:
         return f"({self.condition} ? {self.yes} : {self.no})"
 
 
-Expr = Union[Var, Const, Bin, Select]
+@dataclass(frozen=True)
+class Passed:
+    """How many of the `count` numbers of field `table`, which ascend, are at most `place`."""
+
+    table: str
+    count: int
+    place: Expr
+
+    def __str__(self) -> str:
+        return f"passed<{self.count}>({self.table}, {self.place})"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The element `at` of field `table`."""
+
+    table: str
+    at: Expr
+
+    def __str__(self) -> str:
+        return f"{self.table}[{self.at}]"
+
+
+Expr = Union[Var, Const, Bin, Select, Passed, Entry]
 
 _CALLED = {"min": "smaller", "quotient": "quotient"}  # op -> its function in codegen/runtime/index.h
 _PRECEDENCE = {"*": 3, "/": 3, "%": 3, "+": 2, "-": 2, "<": 1, ">": 1, "&&": 0}
@@ -135,8 +158,16 @@ def names(e: Expr | None) -> frozenset[str]:
         return frozenset()
     if isinstance(e, Var):
         return frozenset((e.name,))
-    parts = (e.a, e.b) if isinstance(e, Bin) else (e.condition, e.yes, e.no)
-    return frozenset().union(*map(names, parts))
+    return frozenset().union(*map(names, _parts(e)))
+
+
+def _parts(e: Expr) -> tuple[Expr, ...]:
+    """The expressions that `e` is made of."""
+    if isinstance(e, Bin):
+        return e.a, e.b
+    if isinstance(e, Select):
+        return e.condition, e.yes, e.no
+    return (e.place,) if isinstance(e, Passed) else (e.at,)
 
 
 def substitute(e: Expr | None, table: dict[str, Expr]) -> Expr | None:
@@ -147,6 +178,10 @@ def substitute(e: Expr | None, table: dict[str, Expr]) -> Expr | None:
         return table.get(e.name, e)
     if isinstance(e, Select):
         return Select(*(substitute(x, table) for x in (e.condition, e.yes, e.no)))
+    if isinstance(e, Passed):
+        return replace(e, place=substitute(e.place, table))
+    if isinstance(e, Entry):
+        return replace(e, at=substitute(e.at, table))
     a, b = substitute(e.a, table), substitute(e.b, table)
     fold = {"+": add, "-": sub, "*": mul, "/": div, "%": mod, "quotient": quotient}.get(e.op)
     return fold(a, b) if fold else Bin(e.op, a, b)

@@ -18,16 +18,23 @@ from .text import lines
 
 @dataclass(frozen=True)
 class Param:
-    """A field of the kernel's argument struct. `source` tells the plan how to fill it: `("input", i)`,
-    `("update", i)` (an argument that is stored to), `("allocation", k)`, `("cleared", k)` (an allocation that
-    is zero when the kernel starts), `("size", Size)`, `("number", i, dtype name)`, `("element", i)`,
-    `("random",)`, `("seeded", i)` (where random numbers begin that have argument `i` as their seed),
-    `("seed", k, stream)` (the Fusion's seed `k`, to which seed and offset of that random op are stored),
-    `("flag",)` (what a kernel on the host sets where it finds an index out of range)."""
+    """A field of the kernel's argument struct, or an element of a field that is an array: `starts[2]`.
+    `source` tells the plan how to fill it: `("input", i)`, `("update", i)` (an argument that is stored to),
+    `("allocation", k)`, `("cleared", k)` (an allocation that is zero when the kernel starts), `("size",
+    Size)`, `("number", i, dtype name)`, `("element", i)`, `("random",)`, `("seeded", i)` (where random
+    numbers begin that have argument `i` as their seed), `("seed", k, stream)` (the Fusion's seed `k`, to
+    which seed and offset of that random op are stored), `("flag",)` (what a kernel on the host sets where it
+    finds an index out of range)."""
 
     name: str
     ctype: str
     source: tuple
+
+    @property
+    def array(self) -> str:
+        """The name of the array of which it is an element; "" for none."""
+        name, bracket, _ = self.name.partition("[")
+        return name if bracket else ""
 
     @property
     def is_pointer(self) -> bool:

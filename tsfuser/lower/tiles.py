@@ -75,7 +75,7 @@ def _by_threads(elements: Elements, pairs: list[tuple[Tile, Access]], guarded: b
     for tile, access in pairs:
         register = f"{access.buffer.value.name}_t"
         window, known = elements.window(access, at, "_t")
-        guard = ix.both([*(ix.conjuncts(elements.guard(access, at)) if guarded else ()), *known])
+        guard = ix.both([*(ix.conjuncts(elements.guard(at, access)) if guarded else ()), *known])
         pointer, offset = elements.pointer(access, "const "), elements.offset(access, at)
         body += [*window, Load(f"{register}_m", tile.ctype, pointer, offset, guard)]
         body.append(Compute(register, tile.ctype, "copy", (f"{register}_m",)))

@@ -69,7 +69,7 @@ def used(s: Stmt) -> frozenset[str]:
     if isinstance(s, FillTile):
         return names(s.offset) | names(s.stride) | names(s.rows) | names(s.columns)
     if isinstance(s, Load):
-        return names(s.offset) | names(s.guard) | names(s.count)
+        return names(s.offset) | names(s.guard) | names(s.count) | _pointer(s)
     if isinstance(s, Place):
         return names(s.step) | names(s.guard) | {s.index, s.flag}
     if isinstance(s, Uniform):
@@ -98,6 +98,12 @@ def used(s: Stmt) -> frozenset[str]:
     if isinstance(s, If):
         return names(s.condition).union(*map(used, s.yes + s.no))
     return frozenset()
+
+
+def _pointer(s: Load) -> frozenset[str]:
+    """The name of the pointer by which `s` reads memory, where that is computed."""
+    given = s.shared or s.buffer.startswith("args.")
+    return frozenset() if given else frozenset((s.buffer,))
 
 
 def statements(body: tuple[Stmt, ...]):
@@ -162,7 +168,9 @@ def rename(s: Stmt, table: dict[str, str]) -> Stmt:
     new: dict[str, Any] = {}
     if isinstance(s, (Let, Load, Place, Uniform, Compute)):
         new["name"] = table.get(s.name, s.name)
-    if isinstance(s, Place):
+    if isinstance(s, Load):
+        new["buffer"] = table.get(s.buffer, s.buffer)
+    elif isinstance(s, Place):
         new["index"] = table.get(s.index, s.index)
     elif isinstance(s, Compute):
         new["operands"] = tuple(table.get(n, n) for n in s.operands)

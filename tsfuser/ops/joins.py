@@ -18,20 +18,27 @@ from ..ir.build import Builder
 from ..ir.fusion import Value
 from ..ir.layout import Layout
 from ..ir.values import Window
+from ..ir.views import through_memory
 from ..ir.windows import flipped, placed, within
 from .parts import part_of
 from .table import ALL, composite
 from .views import dim_of, reshaped, unsqueezed
 
-#: With more, a kernel would ask for most elements from which tensor they come for longer than it reads them.
+#: Tensors of any kind. Where they are computed, a kernel asks for each of them whether an element is of it.
 MAX_PIECES = 8
+#: Tensors of one dtype in memory, of which a kernel looks for the one that has the element, and loads once
+#: (schedule/picks.py). Each has an address, an end, an offset and strides among the arguments of the kernel:
+#: 32 of five dims take 1,152 of the 4,096 bytes that arguments may.
+MAX_IN_MEMORY = 32
 
 
 def _check(b: Builder, name: str, tensors: Sequence[Value]) -> None:
     if not tensors:
         raise Refusal(f"{name} of no tensors is an error in eager")
-    if len(tensors) > MAX_PIECES:
-        raise Refusal(f"{name} of more than {MAX_PIECES} tensors is left to torch")
+    if len(tensors) > MAX_IN_MEMORY:
+        raise Refusal(f"{name} of more than {MAX_IN_MEMORY} tensors is left to torch")
+    if len(tensors) > MAX_PIECES and len({v.dtype for v in tensors}) > 1:
+        raise Refusal(f"{name} of more than {MAX_PIECES} tensors of different dtypes is left to torch")
     if len({len(v.dims) for v in tensors}) > 1:
         raise Refusal(f"{name} of tensors of different numbers of dims is left to torch")
     if b.device != "cpu" and any(not v.dims and b.is_on_cpu(v) for v in tensors):
@@ -41,6 +48,8 @@ def _check(b: Builder, name: str, tensors: Sequence[Value]) -> None:
 def _joined(b: Builder, name: str, tensors: Sequence[Value], dim: int) -> Value:
     """`tensors` behind one another along dim `dim`."""
     _check_sizes(b, name, tensors, dim)
+    if len(tensors) > MAX_PIECES:
+        tensors = [v if b.is_read(v) else through_memory(b, v, b.layout(v)) for v in tensors]
     dtype, sizes = b.promote(*tensors), [b.sizes(v)[dim] for v in tensors]
     total = sum(sizes, sz.const(0))
     if b.call.decide(sz.eq(total, 1)):  # all others are empty
@@ -81,7 +90,7 @@ def _cat(kind: str) -> None:
 
     @composite(kind, dtypes=ALL, sizes="joined")
     def evaluate(b: Builder, tensors, dim: int = 0) -> Value:
-        """`tensors`, at most 8, behind one another along `dim`"""
+        """`tensors`, at most 32, behind one another along `dim`"""
         _check(b, name, tensors)
         if not tensors[0].dims:
             raise Refusal(f"{name} of tensors without dims is an error in eager")
@@ -96,7 +105,7 @@ for _kind in ("aten::cat", "aten::concat"):
 
 @composite("aten::stack", dtypes=ALL, sizes="own")
 def stack(b: Builder, tensors, dim: int = 0) -> Value:
-    """`tensors`, at most 8, of equal sizes, along a new dim `dim`"""
+    """`tensors`, at most 32, of equal sizes, along a new dim `dim`"""
     _check(b, "stack", tensors)
     rank = len(tensors[0].dims)
     dim = dim_of(rank + 1, dim)

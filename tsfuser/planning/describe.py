@@ -35,7 +35,11 @@ def described(call: Call, allocated: Sequence[Allocated], compiled: Sequence) ->
     wishes: list[tuple[str, Size | int]] = []
     for k in kernels:
         # a kernel's own names for what it is given come first
-        wishes += [(p.name, p.source[1]) for p in k.params if p.source[0] == "size"]
+        wishes += [
+            (p.name.replace("[", "_").removesuffix("]"), p.source[1])
+            for p in k.params
+            if p.source[0] == "size"
+        ]
         wishes += [("blocks", k.grid), ("threads_x", k.block_x), ("threads_y", k.block_y)]
         wishes += [("shared_bytes", k.shared), ("grain", k.grain)]
     for a in allocated:

@@ -15,6 +15,7 @@ from ..ir.fusion import Axis, Lookup
 from ..ir.size import Size
 from ..ir.values import Window
 from ..segment import Buffer, BufferKind, Segment
+from .picks import spare_loads
 
 #: Of the buffers with the most axes, the domain takes its order of axes from one that is stored (2), else
 #: from an input.
@@ -64,7 +65,8 @@ class Domain:
     """`dims` from outermost to innermost; `loads`, `stores`, `randoms` and `lookups` in the segment's order.
 
     The strides of a random op are those of its linear index. The strides of a lookup are those of its table,
-    without the dim that is indexed. `windows` are those of loads and of `Within` ops."""
+    without the dim that is indexed. `windows` are those of loads and of `Within` ops. `spare`: the names of
+    loads for which another one stands (picks.py)."""
 
     dims: tuple[Dim, ...]
     loads: tuple[Access, ...]
@@ -72,6 +74,12 @@ class Domain:
     randoms: tuple[Access, ...] = ()
     lookups: tuple[Access, ...] = ()
     windows: tuple[Window, ...] = ()
+    spare: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> tuple[Access, ...]:
+        """The loads that a kernel issues."""
+        return tuple(a for a in self.loads if a.buffer.value.name not in self.spare)
 
     @property
     def accesses(self) -> tuple[Access, ...]:
@@ -160,6 +168,7 @@ def domain(call: Call, segment: Segment, like: Domain | None = None) -> Domain:
         *(tuple(map(access, x)) for x in (segment.loads, segment.stores, randoms)),
         tuple(map(indexed, segment.lookups)),
         segment.windows,
+        spare_loads(segment),
     )
 
 

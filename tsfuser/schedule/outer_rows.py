@@ -92,7 +92,7 @@ class _Slabs:
     def streamed(self) -> list[Access]:
         """The tensors that are read along columns."""
         reduced = [d for d, dim in enumerate(self.space.dims) if dim.name in self.along]
-        return [a for a in self.space.loads if any(map(a.moves, reduced))]
+        return [a for a in self.space.reads if any(map(a.moves, reduced))]
 
     @property
     def itemsize(self) -> int:
@@ -189,7 +189,7 @@ def _held(segment: Segment, slabs: _Slabs, vector: int, unroll: int) -> int:
         + 4 * len(slabs.space.randoms)
         + 4 * costly_terms(segment)
     )
-    shared = [a for a in slabs.space.loads if a not in slabs.streamed and a.moves(inner)]
+    shared = [a for a in slabs.space.reads if a not in slabs.streamed and a.moves(inner)]
     numbers = (
         1 + len(shared) + sum(max(1, op.output.dtype.register.itemsize // 4) for op in segment.reductions)
     )

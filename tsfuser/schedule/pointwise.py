@@ -59,11 +59,14 @@ def choose_pointwise_params(
     if costly and vector > 1 and call.decide(sz.le(domain.elements, room)):
         vector = 1
     inner = len(domain.dims) - 1
+    reads = domain.reads
     streamed = [
-        a for a in domain.accesses if a.moves(inner) and (inner == 0 or any(a.moves(d) for d in range(inner)))
+        a
+        for a in reads + domain.stores
+        if a.moves(inner) and (inner == 0 or any(a.moves(d) for d in range(inner)))
     ]
-    bytes_each = vector * max(sum(a.itemsize for a in streamed if a in domain.loads), 1)
-    if sum(a.itemsize for a in domain.loads if a.moves(inner) and a not in streamed) > sum(
+    bytes_each = vector * max(sum(a.itemsize for a in streamed if a in reads), 1)
+    if sum(a.itemsize for a in reads if a.moves(inner) and a not in streamed) > sum(
         a.itemsize for a in streamed
     ):
         return PointwiseParams(
@@ -74,7 +77,8 @@ def choose_pointwise_params(
             looped=True,
         )
     # roughly, the registers that an access needs
-    live = vector * (len(domain.loads) + len(domain.stores) + len(segment.ops) // 8)
+    ops = len(segment.ops) - 2 * len(domain.spare)
+    live = vector * (len(reads) + len(domain.stores) + max(ops, 0) // 8)
     unroll = min(4, max(1, machine.flight // bytes_each), max(1, 96 // live))
     unroll = 1 if costly else unroll
     return PointwiseParams(vector, 1 << (unroll.bit_length() - 1), machine.threads, wide)

@@ -111,7 +111,7 @@ def _choose_reduction_params(call: Call, segment: Segment, sides: Sides, machine
     vector = vector_width(call, space, machine)
     streamed = [
         a
-        for a in space.loads
+        for a in space.reads
         if a.moves(len(space.dims) - 1)
         and any(a.moves(d) for d, dim in enumerate(space.dims) if dim in sides.reduced)
     ]
@@ -127,7 +127,7 @@ def _choose_reduction_params(call: Call, segment: Segment, sides: Sides, machine
         for op in segment.reductions
     )
     # tensors that all rows share: they stay in registers
-    hoisted = [a for a in space.loads if a not in streamed and a.moves(len(space.dims) - 1)]
+    hoisted = [a for a in space.reads if a not in streamed and a.moves(len(space.dims) - 1)]
     registers = vector * (kept + len(hoisted)) + unroll * loaded // 4 + OTHER_REGISTERS
     resident = machine.registers // (threads * max(64, -(-registers // 8) * 8))
     return ReductionParams(

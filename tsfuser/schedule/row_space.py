@@ -44,7 +44,7 @@ class Rows:
         inner = len(self.space.dims) - 1
         across = [d for d, dim in enumerate(self.space.dims) if dim.name not in self.along]
         return [
-            a for a in self.space.loads if a.moves(inner) and (not across or any(a.moves(d) for d in across))
+            a for a in self.space.reads if a.moves(inner) and (not across or any(a.moves(d) for d in across))
         ]
 
     @property

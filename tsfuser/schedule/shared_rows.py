@@ -64,7 +64,7 @@ def _in_registers(
     call: Call, segment: Segment, rows: Rows, given: RowParams, machine: Machine
 ) -> RowParams | None:
     inner = len(rows.space.dims) - 1
-    common = [a.itemsize for a in rows.space.loads if a not in rows.streamed and a.moves(inner)]
+    common = [a.itemsize for a in rows.space.reads if a not in rows.streamed and a.moves(inner)]
     each = given.vector * (rows.bytes + sum(common) + 4 * costly_terms(segment))
     for resident in CLUSTER_BLOCKS_PER_SM:
         room = machine.registers // (resident * COOPERATIVE_THREADS) - CLUSTER_REGISTERS
@@ -127,7 +127,7 @@ def _shared(call: Call, rows: Rows, given: RowParams, machine: Machine) -> RowPa
         vectors = call.decide(sz.ceildiv(all_vectors, sz.ceildiv(all_vectors, vectors)))
         unroll = vectors  # columns can stay in registers only if the loop over them is unrolled
         if not given.columns and any(
-            a.moves(len(rows.space.dims) - 1) and a not in rows.streamed for a in rows.space.loads
+            a.moves(len(rows.space.dims) - 1) and a not in rows.streamed for a in rows.space.reads
         ):
             # an unrolled loop has its loads first: tensors that all rows share would take too many registers
             unroll = next((u for u in (3, 2) if vectors % u == 0), 1)

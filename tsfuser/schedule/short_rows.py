@@ -172,15 +172,15 @@ def _unroll(call: Call, space: Domain, group: int, machine: Machine) -> tuple[st
         return sum(a.itemsize * group * width for a, width in widths)
 
     stored = [d for d in reversed(range(rows)) if all(a.moves(d) for a in space.stores)]
-    along = max(stored, key=lambda d: read(a for a in space.loads if not a.moves(d)), default=-1)
+    along = max(stored, key=lambda d: read(a for a in space.reads if not a.moves(d)), default=-1)
     threads = machine.multiprocessors * machine.threads_per_multiprocessor // BUSY
-    if along >= 0 and read(a for a in space.loads if not a.moves(along)):
+    if along >= 0 and read(a for a in space.reads if not a.moves(along)):
         for unroll in (4, 2):
             whole = call.decide(sz.eq(space.dims[along].extent % unroll, 0))
             if whole and call.decide(sz.le(threads * group * row * unroll, space.elements)):
                 return space.dims[along].name, unroll
-    live = group * row * (len(space.stores) + len(space.loads))  # roughly, the registers that an access needs
-    unroll = min(4, max(1, machine.flight // max(read(space.loads), 1)), max(1, 96 // live))
+    live = group * row * (len(space.stores) + len(space.reads))  # roughly, the registers that an access needs
+    unroll = min(4, max(1, machine.flight // max(read(space.reads), 1)), max(1, 96 // live))
     return "", 1 << (unroll.bit_length() - 1)
 
 

@@ -29,6 +29,17 @@ DEVICE int32_t quotient(int32_t a, int32_t b) {
   return static_cast<int32_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
 }
 
+// How many of the N numbers `ends`, which ascend, are at most `place`; N is a power of two, less one.
+template <int N, class End, class Place>
+DEVICE int32_t passed(const End (&ends)[N], Place place) {
+  int32_t count = 0;
+#pragma unroll
+  for (int32_t step = (N + 1) / 2; step; step /= 2) {
+    if (ends[count + step - 1] <= place) count += step;
+  }
+  return count;
+}
+
 // The first `count` elements at `pointer`, in one piece where all N are there; the other lanes are zero.
 template <int N, class T>
 DEVICE vec<T, N> load_upto(const T* pointer, int32_t count) {
