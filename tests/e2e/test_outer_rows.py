@@ -8,43 +8,13 @@ import torch
 import tsfuser
 from kit.batch_norms import FORWARD, Normed, parameters
 from kit.batch_norms import check as check_batch_norm
+from kit.column_norms import CENTRED, GRADIENTS, SOFTMAX, last, trained
 from kit.reductions import Fused, check, tensor
 from kit.support import assert_matches, counted, no_fallback
 from tsfuser.planning import compile as pipeline
 from tsfuser.schedule import outer_rows
 
 pytestmark = pytest.mark.usefixtures("single_nodes")
-
-GRADIENTS = """
-def f(x, w, b, m, v, training: bool, momentum: float):
-    return torch.relu(torch.batch_norm(x * 2.0, w, b, m, v, training, momentum, 1e-5, True))
-"""
-CENTRED = """
-def f(x):
-    y = x * 0.5
-    mean = y.mean(0, True)
-    return (y - mean) * torch.rsqrt(((y - mean) * (y - mean)).mean(0, True) + 1e-5), mean
-"""
-SOFTMAX = """
-def f(x):
-    y = torch.softmax(x * 0.5, 1)
-    return y, y.sum(1)
-"""
-
-
-def last(*sizes, device, dtype=torch.float32):
-    return tensor(*sizes, device=device, dtype=dtype).contiguous(memory_format=torch.channels_last)
-
-
-def trained(function, x, parameters):
-    """Result, running statistics and the gradients of x, weight and bias."""
-    leaves = [
-        p.detach().clone(memory_format=torch.preserve_format).requires_grad_() for p in (x, *parameters[:2])
-    ]
-    statistics = [p.clone() for p in parameters[2:]]
-    y = function(*leaves, *statistics, True, 0.1)
-    y.backward(last(*y.shape, device=y.device, dtype=y.dtype))
-    return [y.detach(), *statistics, *(p.grad for p in leaves)]
 
 
 @pytest.fixture
@@ -54,7 +24,11 @@ def taken(target, place, monkeypatch):
         pytest.skip("the host's cache keeps what it reads twice")
     made, apply, machine = [], outer_rows.apply, pipeline._machine
     monkeypatch.setattr(outer_rows, "THREADS", 128)
-    monkeypatch.setattr(pipeline, "_machine", lambda device: replace(machine(device), multiprocessors=4))
+    monkeypatch.setattr(
+        pipeline,
+        "_machine",
+        lambda device: replace(machine(device), multiprocessors=4, cluster_blocks=0),
+    )
     monkeypatch.setattr(
         outer_rows,
         "apply",
@@ -195,7 +169,11 @@ def test_what_does_not_fit_is_read_twice(place, target, monkeypatch):
     if target == "cpu":
         pytest.skip("the host's cache keeps what it reads twice")
     machine = pipeline._machine
-    monkeypatch.setattr(pipeline, "_machine", lambda device: replace(machine(device), multiprocessors=4))
+    monkeypatch.setattr(
+        pipeline,
+        "_machine",
+        lambda device: replace(machine(device), multiprocessors=4, cluster_blocks=0),
+    )
     monkeypatch.setattr(outer_rows, "apply", lambda *_: pytest.fail("this does not fit"))
     monkeypatch.setattr(outer_rows, "THREADS", 64)
     tsfuser.reset()

@@ -1,11 +1,14 @@
 """What becomes of norms along outer dims of many sizes: one kernel where the chip keeps a slab, and why not
 where it does not."""
 
+from dataclasses import replace
+
 import pytest
 
-from kit.programs import build, kernels, stages, tensor
+from kit.programs import build, check_kernel, kernels, stages, tensor
 from tsfuser.codegen.emit import source
 from tsfuser.lower.loop_ir import For
+from tsfuser.lower.pipeline import lower
 from tsfuser.lower.traverse import statements
 from tsfuser.schedule import propose
 from tsfuser.schedule.machine import GPU
@@ -32,6 +35,39 @@ def test_one_kernel_of_columns_that_the_chip_keeps(rows, dtype):
     [kernel] = kernels(centred, tensor(*sizes, dtype=dtype))
     assert "over threads y of" in str(kernel) and "gather_columns<" in source(kernel)
     assert kernel.shared <= GPU.shared_per_multiprocessor // params.resident - GPU.shared_reserved
+
+
+CLUSTERS = replace(GPU, cluster_blocks=8)
+
+
+@pytest.mark.parametrize(
+    "rows, columns, dtype, blocks",
+    [
+        (4096, 8192, "bfloat16", 4),
+        (16384, 256, "bfloat16", 16),
+        (8192, 2048, "float32", 8),
+        (6272, 1024, "bfloat16", 7),
+        (1568, 512, "bfloat16", 7),
+        (6272, 256, "bfloat16", 13),
+        (1100, 4096, "float64", 2),
+    ],
+)
+def test_one_kernel_of_columns_that_a_cluster_keeps(rows, columns, dtype, blocks):
+    """Where there are few slabs, more blocks share each, so that all multiprocessors have work."""
+    call, fusion = build(centred, tensor(rows, columns, dtype=dtype))
+    [stage] = stages(call, fusion, CLUSTERS)[0]
+    params = stage.params
+    assert isinstance(params, OuterRowParams) and params.cluster and eval(repr(params)) == params
+    kernel = lower(stage.segment, stage.schedule, stage.segment.name, check_kernel)
+    assert call.value(kernel.cluster) == blocks and blocks * params.depth >= rows
+    assert call.value(kernel.grid) >= GPU.multiprocessors // 2 and call.value(kernel.grid) % blocks == 0
+    assert "store_columns_cluster<" in source(kernel) and source(kernel).count("sync_cluster();") == 1
+
+
+@pytest.mark.parametrize("sizes", [(1 << 20, 512), (40_000, 2048), (1024, 64), (16384, 2048)], ids=str)
+def test_what_a_cluster_does_not_keep_is_read_twice(sizes):
+    """Too many rows, too few columns, or large clusters that would take turns."""
+    assert len(kernels(centred, tensor(*sizes, dtype="bfloat16"), machine=CLUSTERS)) > 1
 
 
 @pytest.mark.parametrize(

@@ -352,7 +352,22 @@ def _column_reduce(s: ColumnReduce) -> list[str]:
     ]
     gathers = [f"gather_columns<{t.combine}, {shape}>({t.name}, shared + {t.offset});" for t in s.totals]
     receives = [f"receive_columns<{shape}>({t.name}, shared + {t.offset});" for t in s.totals]
-    return [*stores, "sync_columns();", *gathers, "sync_columns();", *receives]
+    return [*stores, "sync_columns();", *gathers, "sync_columns();", *_over_cluster(s, shape), *receives]
+
+
+def _over_cluster(s: ColumnReduce, shape: str) -> list[str]:
+    if not s.cluster:
+        return []
+    places = [(t, f"shared + {t.offset}, shared + {at}") for t, at in zip(s.totals, s.cluster)]
+    return [
+        *(f"store_columns_cluster<{shape}>({t.name}, {place});" for t, place in places),
+        "sync_cluster();",
+        *(
+            f"load_columns_cluster<{t.combine}, {shape}>({t.name}, {place}, {t.identity});"
+            for t, place in places
+        ),
+        "sync_columns();",
+    ]
 
 
 _PRINT = {

@@ -24,6 +24,7 @@ from .loop_ir import (
     AwaitCluster,
     BlockReduce,
     ClusterReduce,
+    ColumnReduce,
     Compute,
     CooperativeSlots,
     Stmt,
@@ -85,7 +86,8 @@ def parts(draft: Draft) -> Size:
 
 def with_cluster(body: list[Stmt]) -> list[Stmt]:
     """`body`, in which nobody writes to other blocks before they have begun."""
-    at = next(k for k, s in enumerate(body) if any(isinstance(x, ClusterReduce) for x in statements((s,))))
+    writes = lambda s: isinstance(s, ClusterReduce) or (isinstance(s, ColumnReduce) and s.cluster)
+    at = next(k for k, s in enumerate(body) if any(map(writes, statements((s,)))))
     return [*body[:at], AwaitCluster(), *body[at:]]
 
 

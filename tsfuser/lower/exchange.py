@@ -8,6 +8,7 @@ lie at bytes 0 and 128; over 16 columns of as many threads one ColumnReduce, at 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..ir.fusion import Reduce
 from ..schedule.loops import Reduction
@@ -72,6 +73,25 @@ def combined_over_cluster(totals: Sequence[Total], at: int, threads: int) -> lis
     return [ClusterReduce(tuple(totals), tuple(places), threads // 32)]
 
 
+def columns_over_cluster(block: Sequence[Stmt]) -> list[Stmt]:
+    """`block`, the combinations of columns over the threads of a block, with those over its cluster."""
+    made: list[Stmt] = []
+    for s in block:
+        if isinstance(s, ColumnReduce):
+            places, at = [], exchanged([s])
+            for t in s.totals:
+                places.append(at)
+                at += _columns_in_cluster(s, t)
+            s = replace(s, cluster=tuple(places))
+        made.append(s)
+    return made
+
+
+def _columns_in_cluster(s: ColumnReduce, total: Total) -> int:
+    """Bytes in which the blocks of a cluster exchange an accumulator of each column."""
+    return total.bytes // (s.warps + 1) * CLUSTER_BLOCKS
+
+
 def _room_in_cluster(total: Total) -> int:
     """Bytes in which the blocks of a cluster exchange one accumulator each (runtime/cluster.h)."""
     return -(-total.bytes // 32 // 4) * 4 * CLUSTER_BLOCKS
@@ -85,6 +105,7 @@ def exchanged(body: list[Stmt]) -> int:
             ends += [(s.half if s.iteration else 0) + t.offset + t.bytes for t in s.totals]
         if isinstance(s, ColumnReduce):
             ends += [t.offset + t.bytes for t in s.totals]
+            ends += [at + _columns_in_cluster(s, t) for at, t in zip(s.cluster, s.totals)]
         if isinstance(s, CooperativeReduce):
             ends += [at + -(-t.bytes // 512) * 16 for at, t in zip(s.shared, s.totals)]
         if isinstance(s, ClusterReduce):

@@ -20,7 +20,7 @@ from . import index as ix
 from .accumulate import Accumulation, Chains, accumulation
 from .combine import COMBINATIONS, accumulator, total_of, totals
 from .draft import Draft
-from .exchange import combined, exchanged
+from .exchange import columns_over_cluster, combined, exchanged
 from .index import Var
 from .indices import indices
 from .loop_ir import Compute, If, Stmt
@@ -62,7 +62,9 @@ def _combined(draft: Draft, number: int, ops: Sequence[Reduce]) -> list[Stmt]:
     """The combination over the threads of a row, and over its blocks."""
     threads, rows = draft.schedule.threads, draft.rows
     made = combined(ops, draft.how, threads, rows, rows, draft.exchanged)
-    if draft.cooperative:
+    if draft.cooperative and draft.how.columns:
+        made = columns_over_cluster(made)
+    elif draft.cooperative:
         made += cooperative.combined(draft, number, made)
     draft.exchanged = max(draft.exchanged, exchanged(made))
     return made

@@ -69,6 +69,12 @@ class Machine:
         """Whether blocks can combine through each other's shared memory."""
         return self.capability >= 90
 
+    @property
+    def largest_cluster(self) -> int:
+        """Blocks of a cluster that is as large as this chip has room for; 0: schedulers make no clusters."""
+        large = self.cluster_blocks and self.capability in LARGE_CLUSTERS
+        return CLUSTER_BLOCKS if large else self.cluster_blocks
+
 
 GPU = Machine(
     "NVIDIA H200",
@@ -94,6 +100,7 @@ HOST = Machine(
 )
 CLUSTER_BLOCKS = 16  # of a cluster at most, on any device
 PORTABLE_CLUSTER_BLOCKS = 8  # of a cluster that every device with clusters has room for
+LARGE_CLUSTERS = (90, 100, 103)  # compute capabilities of chips that have room for clusters of 16 blocks
 EXCHANGED = 32768  # bytes of shared memory for what the threads of a block exchange; every GPU has 48 KB
 
 

@@ -110,4 +110,35 @@ DEVICE void load_partial_cluster(T (&value)[M], const char* shared, just<T> iden
   value[0] = combine_lanes<Op>(other, most_cluster_blocks);
 }
 
+// Columns: what each block has of them, behind the partial results of its warps (`gathered`), goes to
+// `memory` of all blocks: a thread for each block and column, neighbours for neighbouring columns.
+template <int Columns, int Warps, class T, int M>
+DEVICE void store_columns_cluster(const T (&)[M], char* own, char* memory) {
+  static_assert(sizeof(T) % 4 == 0, "an accumulator is some words");
+  const int all = blocks_of_cluster() * Columns;
+  for (int i = thread_of_block(); i < all; i += Warps * 32) {
+    const int rank = i / Columns, column = i % Columns;
+    unsigned bits[words_of<T>];
+    copy_bytes(bits, gathered<Columns, Warps, T>(own) + column, sizeof(T));
+    char* const place = memory + (block_in_cluster() * Columns + column) * sizeof(T);
+#pragma unroll
+    for (int k = 0; k < words_of<T>; ++k) store_in_cluster(place + k * 4, rank, bits[k]);
+  }
+}
+
+// Combined in an order that is the same in all blocks, and left where the block's own results were.
+template <class Op, int Columns, int Warps, class T, int M>
+DEVICE void load_columns_cluster(const T (&)[M], char* own, const char* memory, just<T> identity) {
+  const int rank = thread_of_block() % most_cluster_blocks;
+#pragma unroll
+  for (int start = 0; start < Columns; start += Warps * 32 / most_cluster_blocks) {
+    const int column = start + thread_of_block() / most_cluster_blocks;
+    T other = identity;
+    if (rank < blocks_of_cluster() && column < Columns)
+      copy_bytes(&other, memory + (rank * Columns + column) * sizeof(T), sizeof(T));
+    other = combine_lanes<Op>(other, most_cluster_blocks);
+    if (rank == 0 && column < Columns) gathered<Columns, Warps, T>(own)[column] = other;
+  }
+}
+
 #endif
