@@ -1,9 +1,11 @@
-// The twin of ops that take lists of tensors. Autodiff passes no gradients through lists.
+// The twin of ops that take lists of tensors, and of row-major copies. Autodiff passes no gradients through
+// lists, and knows no copies.
 //
 //     aten::cat([%a, %b, %c], 0)     tsfuser::joined(%a, %b, %c, None, None, None, None, None, 0, False)
 //     aten::stack([%a, %b], 0)       tsfuser::joined(%a, %b, None, ..., 0, True)
+//     aten::clone(%a, 0)             tsfuser::joined(%a, None, ..., kCopied, False)
 //
-// Both ops share one twin, because autodiff's table has few free entries.
+// These ops share one twin, because autodiff's table has few free entries.
 
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
@@ -11,11 +13,13 @@
 
 #include <ATen/core/stack.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/stack.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -28,6 +32,10 @@ using torch::jit::Operator;
 using torch::jit::Stack;
 using torch::jit::Value;
 using Sizes = std::vector<int64_t>;
+
+// Stands for the dim where one tensor is copied.
+constexpr int64_t kCopied = std::numeric_limits<int64_t>::min();
+constexpr auto kRowMajor = static_cast<int64_t>(at::MemoryFormat::Contiguous);
 
 // Tensors in a list: groups take no more.
 size_t most_joined() { return op_facts().most_joined; }
@@ -47,23 +55,39 @@ void run_joined(Stack& stack) {
   const bool stacked = torch::jit::pop(stack).toBool();
   const int64_t dim = torch::jit::pop(stack).toInt();
   const auto tensors = pop_tensors(stack);
+  if (dim == kCopied) {
+    torch::jit::push(stack, tensors.at(0).clone(at::MemoryFormat::Contiguous));
+    return;
+  }
   torch::jit::push(stack, stacked ? at::stack(tensors, dim) : at::cat(tensors, dim));
 }
 
-void write_join(Node* node, c10::Symbol twin) {
+// The tensors that the node joins, or copies; none where it stays.
+std::vector<Value*> given_tensors(Node* node) {
+  if (node->kind() == c10::aten::clone) {
+    const auto format = torch::jit::toIValue(node->input(1));
+    const bool row_major = format && format->isInt() && format->toInt() == kRowMajor;
+    return row_major && is_never_written(node->output()) ? std::vector<Value*>{node->input(0)}
+                                                         : std::vector<Value*>();
+  }
   Node* list = node->input(0)->node();
-  const size_t count = list->inputs().size();
-  if (list->kind() != c10::prim::ListConstruct || count == 0 || count > most_joined() ||
-      !is_joined_only(node->input(0))) {
+  const bool known = list->kind() == c10::prim::ListConstruct && list->inputs().size() <= most_joined() &&
+                     is_joined_only(node->input(0));
+  return known ? list->inputs().vec() : std::vector<Value*>();
+}
+
+void write_join(Node* node, c10::Symbol twin) {
+  std::vector<Value*> inputs = given_tensors(node);
+  if (inputs.empty()) {
     return;
   }
   Graph& graph = *node->owningGraph();
   const torch::jit::WithInsertPoint behind(node->next());
-  std::vector<Value*> inputs = list->inputs().vec();
-  if (count < most_joined()) {
+  if (inputs.size() < most_joined()) {
     inputs.resize(most_joined(), graph.insertConstant(c10::IValue()));
   }
-  inputs.push_back(node->input(1));
+  const bool copied = node->kind() == c10::aten::clone;
+  inputs.push_back(copied ? graph.insertConstant(kCopied) : node->input(1));
   inputs.push_back(graph.insertConstant(node->kind() == c10::aten::stack));
   Node* made = graph.insertNode(graph.create(twin, inputs, 1));
   made->copyMetadata(node);
@@ -74,7 +98,17 @@ bool is_there(const Value* value) { return value->type()->kind() != c10::TypeKin
 
 bool is_set(const Value* value) { return torch::jit::toIValue(value)->toBool(); }
 
+bool is_copied(const Value* dim) {
+  const auto known = torch::jit::toIValue(dim);
+  return known && known->isInt() && known->toInt() == kCopied;
+}
+
 void restore_joined(Node* node) {
+  if (is_copied(node->input(most_joined()))) {
+    const torch::jit::WithInsertPoint before(node);
+    put(node, c10::aten::clone, {node->input(0), node->owningGraph()->insertConstant(kRowMajor)});
+    return;
+  }
   std::vector<Value*> tensors;
   for (size_t k = 0; k < most_joined(); ++k) {
     if (is_there(node->input(k))) {
@@ -93,7 +127,7 @@ void joined_size(Stack& stack) {
   int64_t dim = torch::jit::pop(stack).toInt();
   const Sizes sizes = torch::jit::pop(stack).toIntVector();
   const auto rank = static_cast<int64_t>(sizes.size());
-  const bool nothing = rank == 1 && sizes[0] == 0;
+  const bool nothing = (rank == 1 && sizes[0] == 0) || dim == kCopied;
   torch::jit::push(stack, stacked ? 1 : nothing ? 0 : sizes.at(dim < 0 ? dim + rank : dim));
 }
 
@@ -103,10 +137,19 @@ void run_joined_part(Stack& stack) {
   const int64_t length = torch::jit::pop(stack).toInt(), start = torch::jit::pop(stack).toInt(),
                 dim = torch::jit::pop(stack).toInt();
   const at::Tensor gradient = torch::jit::pop(stack).toTensor();
+  if (dim == kCopied) {
+    torch::jit::push(stack, gradient);
+    return;
+  }
   torch::jit::push(stack, stacked ? gradient.select(dim, start) : gradient.narrow(dim, start, length));
 }
 
 void restore_joined_part(Node* node) {
+  if (is_copied(node->input(1))) {
+    node->output()->replaceAllUsesWith(node->input(0));
+    node->destroy();
+    return;
+  }
   static const auto narrow = c10::Symbol::fromQualString("aten::narrow");
   std::vector<Value*> operands = node->inputs().vec();
   const bool stacked = is_set(operands.back());
@@ -162,6 +205,12 @@ void restore_query(Node* node) {
 
 }  // namespace
 
+bool is_own_copy(const Value* value) {
+  static const auto joined = c10::Symbol::fromQualString("tsfuser::joined");
+  const Node* maker = value->node();
+  return maker->kind() == joined && is_copied(maker->input(most_joined()));
+}
+
 Twin twin_of_joins() {
   std::string tensors = "Tensor t0";
   for (size_t k = 1; k < most_joined(); ++k) {
@@ -169,7 +218,8 @@ Twin twin_of_joins() {
   }
   return {
       "tsfuser::joined(" + tensors + ", int dim, bool stacked) -> Tensor",
-      {"aten::cat(Tensor[] tensors, int dim) -> Tensor", "aten::stack(Tensor[] tensors, int dim) -> Tensor"},
+      {"aten::cat(Tensor[] tensors, int dim) -> Tensor", "aten::stack(Tensor[] tensors, int dim) -> Tensor",
+       "aten::clone(Tensor self, *, int? memory_format) -> Tensor"},
       formula_of_joins(),
       run_joined,
       write_join,

@@ -1,11 +1,12 @@
-// The twin of ops that return the parts of a tensor as a list, and of flatten. Autodiff passes no gradients
-// through lists.
+// The twin of ops that return the parts of a tensor as a list, of flatten and unflatten. Autodiff passes no
+// gradients through lists.
 //
 //     %p, %q = prim::ListUnpack(     %p = tsfuser::part(%x, [3], 0, 1, 2, 0)
 //         aten::split(%x, 3, 1))     %q = tsfuser::part(%x, [3], 0, 1, 2, 1)
 //     %p, %q = prim::ListUnpack(     %p = tsfuser::part(%x, [], 2, 0, 2, 0)
 //         aten::unbind(%x, 0))       %q = tsfuser::part(%x, [], 2, 0, 2, 1)
 //     aten::flatten(%x, 0, 1)        tsfuser::part(%x, [], 3, 0, 1, 0)
+//     aten::unflatten(%x, 0, [3, 4]) tsfuser::part(%x, [3, 4], 4, 0, 0, 0)
 //
 // The last two numbers are the number of parts that the program takes, and the index of this one. These ops
 // share one twin, because autodiff's table has few free entries. In a differentiable graph
@@ -41,8 +42,11 @@ using torch::jit::Value;
 using Sizes = std::vector<int64_t>;
 
 // How the op divides its operand: into parts of one size; into parts of given sizes; into parts without the
-// dim; not at all (flatten: the dims from `dim` to `count` become one).
-enum How : int64_t { kEqual, kSizes, kUnbound, kFlat };
+// dim; not at all (flatten: the dims from `dim` to `count` become one; unflatten: `dim` becomes those
+// given).
+enum How : int64_t { kEqual, kSizes, kUnbound, kFlat, kUnflat };
+
+bool is_whole(int64_t how) { return how == kFlat || how == kUnflat; }
 
 std::vector<at::Tensor> parted(const at::Tensor& self, at::IntArrayRef given, int64_t how, int64_t dim) {
   switch (how) {
@@ -133,8 +137,8 @@ std::pair<int64_t, int64_t> bounds_of(const Sizes& sizes, const Numbers& n) {
 void run_part(Stack& stack) {
   const Numbers n = pop_numbers(stack);
   const at::Tensor self = torch::jit::pop(stack).toTensor();
-  if (n.how == kFlat) {
-    torch::jit::push(stack, self.flatten(n.dim, n.count));
+  if (is_whole(n.how)) {
+    torch::jit::push(stack, n.how == kFlat ? self.flatten(n.dim, n.count) : self.unflatten(n.dim, n.given));
     return;
   }
   const auto [start, end] = bounds_of(self.sizes().vec(), n);
@@ -155,7 +159,7 @@ void run_part_backward(Stack& stack) {
   const Numbers n = pop_numbers(stack);
   const Sizes sizes = torch::jit::pop(stack).toIntVector();
   const at::Tensor gradient = torch::jit::pop(stack).toTensor();
-  if (n.how == kFlat) {
+  if (is_whole(n.how)) {
     torch::jit::push(stack, gradient.reshape(sizes));
   } else if (n.how == kUnbound) {
     torch::jit::push(stack, at::select_backward(gradient, sizes, n.dim, n.index));
@@ -194,36 +198,48 @@ void write_parts(Node* taker, c10::Symbol twin, const std::vector<Value*>& opera
   }
 }
 
+// The kind of the op that gives parts in that way.
+c10::Symbol kind_of(int64_t how) {
+  static const c10::Symbol kinds[] = {c10::Symbol::fromQualString("aten::split"),
+                                      c10::Symbol::fromQualString("aten::split_with_sizes"),
+                                      c10::Symbol::fromQualString("aten::unbind"), c10::aten::flatten,
+                                      c10::Symbol::fromQualString("aten::unflatten")};
+  return kinds[how];
+}
+
 How how_of(const Node* node) {
-  static const auto unbind = c10::Symbol::fromQualString("aten::unbind");
-  if (node->kind() == c10::aten::flatten || node->kind() == unbind) {
-    return node->kind() == unbind ? kUnbound : kFlat;
+  for (const How how : {kUnbound, kFlat, kUnflat}) {
+    if (node->kind() == kind_of(how)) {
+      return how;
+    }
   }
   return node->input(1)->type()->kind() == c10::TypeKind::IntType ? kEqual : kSizes;
 }
 
 void write_part(Node* node, c10::Symbol twin) {
   const How how = how_of(node);
-  Node* taker = how == kFlat ? node : taker_of(node);
+  Node* taker = is_whole(how) ? node : taker_of(node);
   if (!taker) {
     return;
   }
   Graph& graph = *node->owningGraph();
   const torch::jit::WithInsertPoint behind(taker->next());
-  Value* given = node->input(1);
-  if (how != kSizes) {
-    const bool none = how == kFlat || how == kUnbound;
-    given = none ? graph.insertConstant(Sizes())
-                 : graph.insertNode(graph.createList(c10::IntType::get(), {given}))->output();
+  Value *named = graph.insertConstant(static_cast<int64_t>(how)), *given = node->inputs().back();
+  if (how == kFlat || how == kUnbound) {
+    given = graph.insertConstant(Sizes());
+  } else if (how == kEqual) {
+    given = graph.insertNode(graph.createList(c10::IntType::get(), {node->input(1)}))->output();
+  } else if (how == kSizes) {
+    given = node->input(1);
   }
-  Value* named = graph.insertConstant(static_cast<int64_t>(how));
-  if (how != kFlat) {
+  if (!is_whole(how)) {
     write_parts(taker, twin, {node->input(0), given, named, node->inputs().back()});
     return;
   }
   Value* zero = graph.insertConstant(static_cast<int64_t>(0));
-  Node* made = graph.insertNode(
-      graph.create(twin, {node->input(0), given, named, node->input(1), node->input(2), zero}, 1));
+  Value* last = how == kFlat ? node->input(2) : zero;
+  Node* made =
+      graph.insertNode(graph.create(twin, {node->input(0), given, named, node->input(1), last, zero}, 1));
   made->copyMetadata(node);
   node->output()->replaceAllUsesWith(made->output());
 }
@@ -276,20 +292,12 @@ void restore_parts(Node* node, c10::Symbol kind, const std::vector<Value*>& oper
   }
 }
 
-// The kind of the op that gives parts in that way.
-c10::Symbol kind_of(int64_t how) {
-  static const c10::Symbol kinds[] = {c10::Symbol::fromQualString("aten::split"),
-                                      c10::Symbol::fromQualString("aten::split_with_sizes"),
-                                      c10::Symbol::fromQualString("aten::unbind"), c10::aten::flatten};
-  return kinds[how];
-}
-
 int64_t given_number(const Value* value) { return torch::jit::toIValue(value)->toInt(); }
 
 void restore_part(Node* node) {
   const int64_t how = given_number(node->input(2));
-  if (how == kFlat) {
-    put(node, kind_of(how), {node->input(0), node->input(3), node->input(4)});
+  if (is_whole(how)) {
+    put(node, kind_of(how), {node->input(0), node->input(3), node->input(how == kFlat ? 4 : 1)});
     return;
   }
   if (node->hasUses()) {  // else another part of it was restored
@@ -322,8 +330,8 @@ Value* placed(Node* node, const char* kind, Value* sizes, size_t first) {
 void restore_own_part(Node* node) {
   Value *self = node->input(0), *dim = node->input(3);
   const int64_t how = given_number(node->input(2));
-  if (how == kFlat) {
-    put(node, kind_of(how), {self, dim, node->input(4)});
+  if (is_whole(how)) {
+    put(node, kind_of(how), {self, dim, node->input(how == kFlat ? 4 : 1)});
     return;
   }
   Graph& graph = *node->owningGraph();
@@ -343,7 +351,7 @@ void restore_part_backward(Node* node) {
   static const auto slice = c10::Symbol::fromQualString("aten::slice_backward");
   Value *gradient = node->input(0), *sizes = node->input(1), *dim = node->input(4);
   const int64_t how = given_number(node->input(3));
-  if (how == kFlat) {
+  if (is_whole(how)) {
     put(node, c10::aten::reshape, {gradient, sizes});
   } else if (how == kUnbound) {
     put(node, select, {gradient, sizes, dim, node->input(6)});
@@ -366,7 +374,8 @@ Twin twin_of_parts() {
        "aten::split(Tensor self, int[] split_sizes, int dim) -> Tensor[]",
        "aten::split_with_sizes(Tensor self, int[] split_sizes, int dim) -> Tensor[]",
        "aten::unbind(Tensor self, int dim) -> Tensor[]",
-       "aten::flatten(Tensor self, int start_dim, int end_dim) -> Tensor"},
+       "aten::flatten(Tensor self, int start_dim, int end_dim) -> Tensor",
+       "aten::unflatten(Tensor self, int dim, int[] sizes) -> Tensor"},
       {"aten::to(Tensor self, int dtype, bool non_blocking, bool copy) -> Tensor",
        R"(%sizes : int[] = aten::size(%self)
   %result : Tensor = tsfuser::own_part(%self, %given, %how, %dim, %count, %index))",

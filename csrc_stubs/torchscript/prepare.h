@@ -19,11 +19,12 @@ void prepare_for_profiling(torch::jit::Graph& graph, const torch::jit::Node* fir
 // (checked_branches.cpp). Loops that multiply sizes become one op (products.cpp), and so does batch norm's
 // check of its batch (batch_checks.cpp); lists that grow become a list for each join (grown_lists.cpp); ops
 // in place become functional where nobody can tell (in_place.cpp), and numbers that are written to parts of
-// tensors are filled in (number_writes.cpp); paddings by nothing hand their operand on (whole_parts.cpp);
-// sizes of joined tensors are computed from those of the tensors (join_sizes.cpp); convolutions move out of
-// the way of batch norms (early_convolutions.cpp), and their biases are added behind them (late_biases.cpp);
-// ops are written in forms that autodiff has a formula for (differentiable_forms.cpp), and what stands alone
-// gets company (lone_ops.cpp).
+// tensors are filled in (number_writes.cpp); paddings by nothing hand their operand on (whole_parts.cpp),
+// and parts of a copy are copied one by one (copied_parts.cpp); sizes of joined tensors are computed from
+// those of the tensors (join_sizes.cpp); convolutions move out of the way of batch norms
+// (early_convolutions.cpp), and their biases are added behind them (late_biases.cpp); ops are written in
+// forms that autodiff has a formula for (differentiable_forms.cpp), and what stands alone gets company
+// (lone_ops.cpp).
 void leave_checked_branches(torch::jit::Graph& graph, const torch::jit::Node* first);
 void fold_products(torch::jit::Graph& graph, const torch::jit::Node* first);
 void check_batches(torch::jit::Graph& graph, const torch::jit::Node* first);
@@ -31,6 +32,7 @@ void part_grown_lists(torch::jit::Graph& graph, const torch::jit::Node* first);
 void make_functional(torch::jit::Graph& graph, const torch::jit::Node* first);
 void fill_numbers(torch::jit::Graph& graph, const torch::jit::Node* first);
 void hand_on_wholes(torch::jit::Graph& graph, const torch::jit::Node* first);
+void copy_parts_alone(torch::jit::Graph& graph, const torch::jit::Node* first);
 void size_joins(torch::jit::Graph& graph, const torch::jit::Node* first);
 void move_convolutions(torch::jit::Graph& graph, const torch::jit::Node* first);
 void add_biases_late(torch::jit::Graph& graph, const torch::jit::Node* first);

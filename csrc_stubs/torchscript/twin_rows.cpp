@@ -4,6 +4,8 @@
 #include "torchscript/twin_rows.h"
 #include "torchscript/nodes.h"
 
+#include <torch/csrc/jit/ir/constants.h>
+
 #include <algorithm>
 
 namespace tsfuser {
@@ -21,10 +23,24 @@ void write_piece(Node* node, c10::Symbol twin) {
   node->output()->replaceAllUsesWith(made->output());
 }
 
+// The view of a copy stays outside of differentiable graphs if its sizes are computed. They may be those of
+// what the copy is made of, which would have to be in another graph then. A copy is stored anyway.
+void write_view(Node* node, c10::Symbol twin) {
+  if (is_own_copy(node->input(0)) && !torch::jit::toIValue(node->input(1))) {
+    return;
+  }
+  Node* made = node->owningGraph()->create(twin, node->inputs(), 1)->insertAfter(node);
+  made->copyMetadata(node);
+  node->output()->replaceAllUsesWith(made->output());
+}
+
 std::vector<Twin> rows() {
   return {
       {"tsfuser::view(Tensor(a) self, int[] size) -> Tensor(a)",
-       {"aten::view(Tensor self, int[] size) -> Tensor"}},
+       {"aten::view(Tensor self, int[] size) -> Tensor"},
+       {},
+       nullptr,
+       write_view},
       {"tsfuser::reshape(Tensor(a) self, int[] shape) -> Tensor(a)",
        {"aten::reshape(Tensor self, int[] shape) -> Tensor"}},
       {"tsfuser::transpose(Tensor(a) self, int dim0, int dim1) -> Tensor(a)",

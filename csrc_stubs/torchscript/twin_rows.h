@@ -41,6 +41,7 @@ struct Helper {
 
 Twin twin_of_joins();  // join_twin.cpp
 std::vector<Helper> helpers_of_joins();
+bool is_own_copy(const torch::jit::Value* value);  // whether the twin of a copy makes it
 void register_operators_of_joins();
 
 Twin twin_of_parts();  // part_twin.cpp

@@ -103,6 +103,7 @@ def invert_orders(saved: SavedValues) -> None:
             if is_constant(dims):
                 saved.backward.setInsertPoint(node)
                 inverse = saved.backward.insertConstant(_inverse(constant_of(dims)))
+                saved.backward.setInsertPoint(saved.backward.return_node())  # the node goes
             else:
                 inverse = _insert(saved, node, "tsfuser::inverse_order", [dims])
                 inverse.setType(dims.type())
