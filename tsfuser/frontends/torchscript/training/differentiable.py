@@ -9,11 +9,12 @@ that. Order of `STEPS`, and why:
   keep_nothing          first: a backward without gradients has nothing for the others
   leave_idle            before all that asks what has a gradient, or what the backward reads
   join                  before all that asks who reads what is kept, which may be kept several times
-  choose_gradients      these six, up to cast_gradients, correct autodiff's formulas. They come before the
+  choose_gradients      these seven, up to cast_gradients, correct autodiff's formulas. They come before the
   share_ties            steps that count what the backward reads, which is what the corrected formulas read
   exclude_bounds
   cast_in_place
   invert_orders
+  leave_dividends
   cast_gradients
   read_dtypes_elsewhere behind these: a cast asks for the device of its operand, and then only for its dtype
   save_stand_ins        behind it: there are others that stand for a dtype, then
@@ -132,6 +133,7 @@ STEPS = (
     _on_saved(formulas.exclude_bounds),
     _on_saved(formulas.cast_in_place),
     _on_saved(formulas.invert_orders),
+    _on_saved(formulas.leave_dividends),
     _on_saved(cast_gradients),
     _on_saved(formulas.read_dtypes_elsewhere),
     Pass("save_stand_ins", _save_stand_ins),

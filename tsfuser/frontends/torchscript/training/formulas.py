@@ -14,6 +14,8 @@ In: `SavedValues`, of a differentiable graph. Out: its backward, changed in plac
     Another value that is kept and has that dtype, as the result of a softmax has, is asked instead.
   - invert_orders: the gradient of `permute` is permuted back, by an order that a loop writes into a list. The
     order becomes a constant, where that of the forward is one, or an op.
+  - leave_dividends: the gradient of a rounded quotient is zeros like the dividend. They become zeros like the
+    gradient, summed to the dividend's sizes, so that the dividend is not kept.
 """
 
 from __future__ import annotations
@@ -108,6 +110,21 @@ def invert_orders(saved: SavedValues) -> None:
                 inverse = _insert(saved, node, "tsfuser::inverse_order", [dims])
                 inverse.setType(dims.type())
             _replace(saved, node, "aten::permute", [gradient, inverse])
+
+
+def leave_dividends(saved: SavedValues) -> None:
+    """Of `div` with a rounding mode."""
+    for node in _nodes(saved, "prim::If"):
+        around = node.owningBlock().owningNode()
+        if around is None or around.kind() != "prim::GradOf" or around.s("name") != "aten::div":
+            continue
+        rounded, other = ([v.node() for v in block.returnNode().inputs()] for block in reversed(blocks(node)))
+        for zeros, quotient in zip(rounded, other):
+            if zeros.kind() == "aten::zeros_like" and quotient.kind() == "aten::_grad_sum_to_size":
+                zeros.replaceInput(0, around.inputsAt(0))
+                summed = saved.backward.create(quotient.kind(), [zeros.output(), quotient.inputsAt(1)], 1)
+                summed.insertAfter(zeros)
+                zeros.output().replaceAllUsesAfterNodeWith(summed, summed.output())
 
 
 def _inverse(dims: tuple[int, ...]) -> list[int]:
