@@ -54,6 +54,8 @@ _C.set_op_facts(
     same_sizes=table.kinds_with_sizes("first"),
     broadcast=table.kinds_with_sizes("broadcast"),
     alone=[row.name for row in table.all_rows() if "bfloat16" in row.slow_on_gpu],
+    flat=table.flat_kinds(),
+    asked=table.asked_arguments(),
     most_joined=joins.MAX_PIECES,
     most_joined_in_memory=joins.MAX_IN_MEMORY,
 )

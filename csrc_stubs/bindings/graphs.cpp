@@ -17,6 +17,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -71,14 +72,17 @@ void bind_graphs(py::module_& m) {
          const std::vector<std::string>& computed, const std::vector<std::string>& handed_on,
          const std::vector<std::string>& excluded, const std::vector<std::string>& heavy,
          const std::vector<std::string>& same_sizes, const std::vector<std::string>& broadcast,
-         const std::vector<std::string>& alone, size_t most_joined, size_t most_joined_in_memory) {
+         const std::vector<std::string>& alone, const std::vector<std::string>& flat,
+         const std::unordered_map<std::string, std::string>& asked, size_t most_joined,
+         size_t most_joined_in_memory) {
         take_op_facts({symbols(in_place), symbols(fresh), symbols(computed), symbols(handed_on),
                        symbols(excluded), symbols(heavy), symbols(same_sizes), symbols(broadcast),
-                       symbols(alone), most_joined, most_joined_in_memory});
+                       symbols(alone), symbols(flat), argument_names(asked), most_joined,
+                       most_joined_in_memory});
       },
       py::arg("in_place"), py::arg("fresh"), py::arg("computed"), py::arg("handed_on"), py::arg("excluded"),
-      py::arg("heavy"), py::arg("same_sizes"), py::arg("broadcast"), py::arg("alone"),
-      py::arg("most_joined"), py::arg("most_joined_in_memory"),
+      py::arg("heavy"), py::arg("same_sizes"), py::arg("broadcast"), py::arg("alone"), py::arg("flat"),
+      py::arg("asked"), py::arg("most_joined"), py::arg("most_joined_in_memory"),
       "What the op table says about kinds of nodes (torchscript/op_facts.h).");
   m.def("frames", &frames,
         "Where a node comes from, innermost first: (file, line, column, text of the line).");

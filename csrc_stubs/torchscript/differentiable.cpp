@@ -11,6 +11,7 @@
 #include "call/arguments.h"
 #include "torchscript/direct.h"
 #include "torchscript/hooks.h"
+#include "torchscript/idle_results.h"
 #include "torchscript/nodes.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twins.h"
@@ -98,7 +99,7 @@ void keep_less(Node* node) {
     const py::object result =
         pass(plain, reverse, node->i(c10::attr::f_real_outputs), node->is(c10::attr::df_input_vjps),
              node->is(c10::attr::df_input_captured_inputs), node->is(c10::attr::df_input_captured_outputs),
-             orders_of_gradients(node));
+             orders_of_gradients(node), idle_results(*node));
     if (!result.is_none()) {
       const auto [forward, backward, gradients, outputs] = result.cast<SavedValues>();
       node->g_(c10::attr::Subgraph, forward);

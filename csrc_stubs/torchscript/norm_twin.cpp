@@ -109,6 +109,9 @@ void run_normalized(Stack& stack) {
 NormTensors gradients(const at::Tensor& gradient, NormTensors given, const NormNumbers& numbers) {
   const bool again = c10::GradMode::is_enabled();
   const c10::AutoGradMode on(true);
+  if (given[2].defined()) {  // nothing depends on what it holds, and it may be the weight
+    given[2] = given[2].detach();
+  }
   NormTensors cast, moving;
   for (at::Tensor& tensor : given) {
     if (tensor.defined() && !(again && tensor.requires_grad())) {
@@ -186,6 +189,20 @@ void run_rms_norm_backward(Stack& stack) {
   numbers.shape = torch::jit::pop(stack).toIntVector();
   given[0] = pop_tensor(stack);
   push_gradients(stack, std::move(given), numbers);
+}
+
+// What eager saves of the operand: a copy where it is not in the order that its kernel needs, or where it
+// computes in float32. On CUDA a group reads channels last as they are, though eager copies them.
+void push_operand(Stack& stack) {
+  const auto norm = static_cast<Norm>(torch::jit::pop(stack).toInt());
+  const at::Tensor given = torch::jit::pop(stack).toTensor();
+  const auto type = given.scalar_type();
+  const bool narrow = type == at::kHalf || type == at::kBFloat16;
+  switch (norm) {
+    case kGroupNorm: return torch::jit::push(stack, given.contiguous(given.suggest_memory_format()));
+    case kInstanceNorm: return torch::jit::push(stack, given.contiguous());
+    default: torch::jit::push(stack, narrow && given.is_cpu() ? given.clone() : given);
+  }
 }
 
 bool is_absent(const Value* value) { return value->type()->kind() == c10::TypeKind::NoneType; }
@@ -327,6 +344,7 @@ void register_operators_of_norms() {
       {Operator("tsfuser::normalized_backward(Tensor gradient, Tensor input, Tensor? weight, Tensor? bias,"
                 " int groups, int[] shape, float? eps, int norm) -> (Tensor, Tensor, Tensor)",
                 run_normalized_backward, kind),
+       Operator("tsfuser::norm_operand(Tensor(a) input, int norm) -> Tensor(a)", push_operand, kind),
        Operator("tsfuser::group_norm_backward(Tensor grad_out, Tensor input, int num_groups, Tensor? weight,"
                 " Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
                 run_group_norm_backward, kind),

@@ -6,12 +6,14 @@
 
 #include <cstddef>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
 namespace tsfuser {
 
 using Kinds = std::unordered_set<c10::Symbol>;
+using ArgumentNames = std::unordered_map<c10::Symbol, std::string>;  // by kind
 
 struct OpFacts {
   Kinds in_place;          // in-place ops that become functional before any dtype is known
@@ -23,6 +25,8 @@ struct OpFacts {
   Kinds same_sizes;        // ops whose first result has the sizes of their first operand
   Kinds broadcast;         // ops whose result has the sizes of their operands, broadcast
   Kinds alone;             // ops that are worth a kernel of their own on a GPU, in bfloat16
+  Kinds flat;              // ops that pass no gradient on to their operands
+  ArgumentNames asked;     // of which argument an op reads no elements, but sizes, dtype and the like
   size_t most_joined = 0;  // tensors that an op of groups joins into one, whatever they are
   size_t most_joined_in_memory = 0;  // the same of tensors that no op of the group computes
 };
@@ -33,6 +37,14 @@ inline Kinds symbols(const std::vector<std::string>& names) {
     kinds.insert(c10::Symbol::fromQualString(name));
   }
   return kinds;
+}
+
+inline ArgumentNames argument_names(const std::unordered_map<std::string, std::string>& names) {
+  ArgumentNames found;
+  for (const auto& [kind, name] : names) {
+    found.emplace(c10::Symbol::fromQualString(kind), name);
+  }
+  return found;
 }
 
 const OpFacts& op_facts();         // op_facts.cpp

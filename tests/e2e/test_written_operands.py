@@ -17,19 +17,18 @@ from kit.support import script
 from kit.written import FORMS, differences
 
 STEP = 6
-#: What raises here and not in eager. TorchScript's autodiff computes the gradient of two activations by their
-#: results; eager's rms_norm of the CPU is made of several ops, which save their own results; the derivative
-#: of group_norm reads all parameters.
-RAISES = (
-    "nn.functional.relu6",
-    "nn.functional.softplus",
-    "nn.functional.rms_norm",
-    "nn.functional.group_norm",
-)
-#: Ops of which a form was wrong.
+#: What raises here and not in eager. TorchScript's autodiff computes the gradient of these activations by
+#: their results; eager's rms_norm of the CPU is made of several ops, which save their own results.
+RAISES = ("nn.functional.relu6", "nn.functional.softplus", "nn.functional.rms_norm")
+#: Ops of which a form was wrong, or which op_db has without weights.
 CALLS = {
     "floor": "torch.div(x0, x1, rounding_mode='floor')",
     "dividend": "torch.div(x0, x2, rounding_mode='trunc')",
+    "group_norm": "torch.nn.functional.group_norm(x0, 2, x1, x2)",
+    "instance_norm": "torch.nn.functional.instance_norm(x0, weight=x1, bias=x2)",
+    "where": "torch.where(x0 > 0.5, x0 * 2, 1.0)",
+    "std": "torch.std(x0, [1], False)",
+    "leaky_relu": "torch.nn.functional.leaky_relu(x0, 0.125)",
 }
 
 

@@ -17,17 +17,23 @@ from kit.support import copy_of, incoming_gradient, script
 
 MOST = 3  # operands that may require a gradient
 RAISED = "raised"
-FORMS = ("alone", "returned")
+FORMS = ("alone", "returned", "idle")
 
 
 def source(program, form):
-    """The program's source with its one op `alone`, or with a reader, and `returned`."""
+    """The program's source with its one op `alone`, with a reader but `returned`, or `idle`: nothing but
+    bools are made of its result, so that no gradient reaches it."""
     *lines, last = program.source.rstrip().split("\n")
     call = last.strip().removeprefix("return ")
+    moving = [f"x{k}" for k, a in enumerate(program.arguments) if _is_moving(a)]
     if form == "alone":
         lines += [f"    return {call}"]
-    else:
+    elif form == "returned":
         lines += [f"    y = {call}", "    return y + 1, y"]
+    else:
+        first, *others = moving
+        lines += [f"    {first} = {first} * 1.5", f"    y = {call}"]
+        lines += [f"    return {', '.join(['torch.isnan(y)', first, *(f'{x}.sin()' for x in others)])}"]
     return "\n".join(lines) + "\n"
 
 

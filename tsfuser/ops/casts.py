@@ -210,14 +210,14 @@ def _like(name: str, number: int) -> None:
         return filled(b, name, self, b.literal(number), self.dtype if dtype is None else scalar_type(dtype))
 
     evaluate.__doc__ = f"A tensor like `self` that holds {number}"
-    composite(f"aten::{name}", dtypes=ALL, sizes="first", smooth=True)(evaluate)
+    composite(f"aten::{name}", dtypes=ALL, sizes="first", smooth=True, asked="self")(evaluate)
 
 
 _like("zeros_like", 0)
 _like("ones_like", 1)
 
 
-@composite("aten::full_like", dtypes=ALL, sizes="first", smooth=True)
+@composite("aten::full_like", dtypes=ALL, sizes="first", smooth=True, asked="self")
 def full_like(
     b: Builder,
     self,

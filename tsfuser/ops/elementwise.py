@@ -89,6 +89,7 @@ def _register(
         "broadcast",
         "pointwise",
         f"`{template}`",
+        flat=rule == COMPARE,
         **facts,
     )
     register(row)

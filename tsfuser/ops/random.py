@@ -38,7 +38,7 @@ define("false", "convert<bool>(false)", cheap=True)
 _PROBABILITY = between(0.0, 1.0)
 
 
-@composite("aten::rand_like", dtypes=ALL, sizes="first")
+@composite("aten::rand_like", dtypes=ALL, sizes="first", asked="self")
 def rand_like(
     b: Builder,
     self,
@@ -60,7 +60,7 @@ def rand_like(
     return b.pointwise(f"uniform_in_{wanted}", (b.uniform(self),), wanted, name="rand")
 
 
-@composite("aten::randn_like", dtypes=ALL, sizes="first")
+@composite("aten::randn_like", dtypes=ALL, sizes="first", asked="self")
 def randn_like(
     b: Builder,
     self,

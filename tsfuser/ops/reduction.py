@@ -190,14 +190,14 @@ def _truth(b: Builder, name: str, self: Value, dim, keepdim: bool) -> Value:
     return b.cast(result, UINT8) if self.dtype is UINT8 else result
 
 
-@composite("aten::any", "", "dim", "dims", dtypes=ALL, sizes="reduced")
+@composite("aten::any", "", "dim", "dims", dtypes=ALL, sizes="reduced", flat=True)
 def any_(b: Builder, self, dim: int | list | None = None, keepdim: bool = False) -> Value:
     """Whether an element along `dim` is not 0"""
     _check_named(dim)
     return _truth(b, "any", self, dim, keepdim)
 
 
-@composite("aten::all", "", "dim", "dims", dtypes=ALL, sizes="reduced")
+@composite("aten::all", "", "dim", "dims", dtypes=ALL, sizes="reduced", flat=True)
 def all_(b: Builder, self, dim: int | list | None = None, keepdim: bool = False) -> Value:
     """Whether all elements along `dim` are not 0"""
     _check_named(dim)

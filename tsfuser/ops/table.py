@@ -20,6 +20,7 @@ from ..ir.build import Builder
 from ..ir.call import Arg, Call, ScalarArg, TensorArg
 from ..ir.dtypes import DTYPES, FLOAT, DType
 from ..ir.fusion import Empty, Value
+from . import without_row
 
 BOOLEAN = ("bool",)
 INTEGRAL = ("uint8", "int8", "int16", "int32", "int64")
@@ -123,7 +124,9 @@ class Row:
     backward may compute it again. `keeps_dtype`: of one floating tensor and real numbers the result has that
     tensor's dtype. `dtype_from`: a tensor argument that is used only for its dtype, which the result has.
     `gradient`: "strict" if its derivative in autodiff asks for a gradient of the result's dtype and saves a
-    tensor of that dtype, "cast" if its derivative gives the operand's dtype, whatever it gets.
+    tensor of that dtype, "cast" if its derivative gives the operand's dtype, whatever it gets. `flat`: it
+    passes no gradient on to its operands. `asked`: a tensor argument of which it reads no elements, but only
+    the sizes, dtype, device or layout.
     `identity`: by the kind of the dtype (`f`, `i`), the second operand that leaves the first as it is, bit
     for bit. `fresh`: the result never shares memory with a tensor that was there before, whatever the
     arguments. `secret_view`: it may return its operand itself, though its schema does not say so.
@@ -162,6 +165,8 @@ class Row:
     keeps_dtype: bool = False
     dtype_from: str = ""
     gradient: str = ""
+    flat: bool = False
+    asked: str = ""
     identity: Mapping[str, float] = field(default_factory=dict, compare=False)
     fresh: bool = True
     secret_view: bool = False
@@ -363,6 +368,17 @@ def kinds_with_sizes(rule: str) -> list[str]:
 def kinds_with_gradient(fact: str) -> frozenset[str]:
     """Ops with that `gradient`."""
     return frozenset(row.name for row in all_rows() if row.gradient == fact)
+
+
+def flat_kinds() -> list[str]:
+    """Ops that pass no gradient on to their operands."""
+    return [*{row.name: None for row in all_rows() if row.flat}, *sorted(without_row.FLAT)]
+
+
+def asked_arguments() -> dict[str, str]:
+    """Op -> the tensor argument of which it reads no elements."""
+    names = {row.name: row.dtype_from or row.asked for row in all_rows() if row.dtype_from or row.asked}
+    return names | dict.fromkeys(without_row.LIKE_SELF, "self")
 
 
 def register(row: Row) -> None:

@@ -180,7 +180,7 @@ def expand(b: Builder, self, size: list, implicit: bool = False) -> Value:
     return _expanded(b, self, size, [None] * len(size))
 
 
-@composite("aten::expand_as", dtypes=ALL, sizes="own", autodiff_excludes=True)
+@composite("aten::expand_as", dtypes=ALL, sizes="own", autodiff_excludes=True, asked="other")
 def expand_as(b: Builder, self, other) -> Value:
     """`self` expanded to the sizes of `other`"""
     return _expanded(b, self, b.sizes(other), other.dims)
@@ -302,13 +302,13 @@ for _kind in ("aten::view", "aten::reshape"):
     _reshape(_kind)
 
 
-@composite("aten::view_as", dtypes=ALL, sizes="own", reshapes=True, autodiff_excludes=True)
+@composite("aten::view_as", dtypes=ALL, sizes="own", reshapes=True, autodiff_excludes=True, asked="other")
 def view_as(b: Builder, self, other) -> Value:
     """The elements of `self`, in row-major order, as a tensor of the sizes of `other`"""
     return reshaped(b, "view", self, b.sizes(other), False)
 
 
-@composite("aten::reshape_as", dtypes=ALL, sizes="own", reshapes=True, autodiff_excludes=True)
+@composite("aten::reshape_as", dtypes=ALL, sizes="own", reshapes=True, autodiff_excludes=True, asked="other")
 def reshape_as(b: Builder, self, other) -> Value:
     """The elements of `self`, in row-major order, as a tensor of the sizes of `other`"""
     return reshaped(b, "view", self, b.sizes(other))

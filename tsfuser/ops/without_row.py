@@ -43,6 +43,15 @@ SIZES_ONLY = _aten("""
     _adaptive_avg_pool3d_backward
 """)
 
+#: They pass no gradient on to their operands.
+FLAT = _aten("""
+    isclose argmax argmin argsort nonzero count_nonzero bucketize searchsorted
+""")
+#: Of their first operand they read no elements, but its sizes, dtype, device or layout.
+LIKE_SELF = _aten("""
+    empty_like randint_like new_empty new_zeros new_ones new_full
+""")
+
 #: They run in the layout of their operands, and cost no more in channels last.
 KEEP_LAYOUT = _aten("""
     max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward

@@ -9,15 +9,17 @@ that. Order of `STEPS`, and why:
   keep_nothing          first: a backward without gradients has nothing for the others
   leave_idle            before all that asks what has a gradient, or what the backward reads
   join                  before all that asks who reads what is kept, which may be kept several times
-  choose_gradients      these seven, up to cast_gradients, correct autodiff's formulas. They come before the
+  choose_gradients      these eight, up to cast_gradients, correct autodiff's formulas. They come before the
   share_ties            steps that count what the backward reads, which is what the corrected formulas read
   exclude_bounds
   cast_in_place
   invert_orders
   leave_dividends
+  leave_biases
   cast_gradients
   read_dtypes_elsewhere behind these: a cast asks for the device of its operand, and then only for its dtype
   save_stand_ins        behind it: there are others that stand for a dtype, then
+  copy_operands         behind all that changes who reads what is kept
   ask_norms             before `compute_again`: then a relu's result is only asked for its dtype
   compute_again         behind all that changes what the backward reads of what is kept
   draw_again            behind `compute_again`, which would not know its nodes
@@ -33,7 +35,7 @@ from dataclasses import dataclass, field
 from .... import log, options
 from ....graph.passes import Pass, run
 from ....graph.wrapper import Graph
-from . import dropout, formulas, recompute, relu_mask
+from . import dropout, formulas, norm_operands, recompute, relu_mask
 from .gradient_dtypes import cast_gradients
 from .gradient_layout import add_layout_hints
 from .saved import SavedValues
@@ -69,13 +71,14 @@ def rewrite(
     saved_inputs: Sequence[int],
     saved_outputs: Sequence[int],
     orders: Sequence[Sequence[int]] = (),
+    idle: Sequence[int] = (),
 ) -> tuple[Graph, Graph, list[int], list[int]] | None:
     """`forward` and `backward`, and `gradients` and `outputs` of what is kept now (`SavedValues`); `orders`
-    as in `Work`."""
+    as in `Work`, `idle`: results that no gradient comes for."""
     saved = SavedValues(forward, backward, real, gradients, saved_inputs, saved_outputs)
     if not list(backward.nodes()) or not saved.is_whole():
         return None
-    work = Work(saved, orders)
+    work = Work(saved.without_gradients(idle), orders)
     run(work, STEPS)
     return forward, backward, *work.numbers
 
@@ -134,9 +137,11 @@ STEPS = (
     _on_saved(formulas.cast_in_place),
     _on_saved(formulas.invert_orders),
     _on_saved(formulas.leave_dividends),
+    _on_saved(formulas.leave_biases),
     _on_saved(cast_gradients),
     _on_saved(formulas.read_dtypes_elsewhere),
     Pass("save_stand_ins", _save_stand_ins),
+    _on_saved(norm_operands.copy_operands),
     Pass("ask_norms", _ask_norms),
     Pass("compute_again", _compute_again),
     Pass("draw_again", _draw_again),

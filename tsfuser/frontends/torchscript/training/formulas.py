@@ -16,6 +16,7 @@ In: `SavedValues`, of a differentiable graph. Out: its backward, changed in plac
     order becomes a constant, where that of the forward is one, or an op.
   - leave_dividends: the gradient of a rounded quotient is zeros like the dividend. They become zeros like the
     gradient, summed to the dividend's sizes, so that the dividend is not kept.
+  - leave_biases: of a norm's bias the derivative only asks for the sizes and the dtype, which the weight has.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ _EXTREMES = {"aten::gt": ("aten::max", "aten::lt"), "aten::lt": ("aten::min", "a
 
 #: Ops whose formula compares the operand with bounds, in the order in which eager's derivative takes them.
 _BOUNDED = ("aten::threshold", "aten::hardtanh")
+
+
+#: Derivatives, and the places of the weight and the bias.
+_PARAMETERS = (("tsfuser::group_norm_backward", 3, 4), ("tsfuser::instance_norm_backward", 2, 3))
 
 
 def choose_gradients(saved: SavedValues) -> None:
@@ -125,6 +130,14 @@ def leave_dividends(saved: SavedValues) -> None:
                 summed = saved.backward.create(quotient.kind(), [zeros.output(), quotient.inputsAt(1)], 1)
                 summed.insertAfter(zeros)
                 zeros.output().replaceAllUsesAfterNodeWith(summed, summed.output())
+
+
+def leave_biases(saved: SavedValues) -> None:
+    """Of `group_norm` and `instance_norm`."""
+    for kind, weight, bias in _PARAMETERS:
+        for node in _nodes(saved, kind):
+            if is_tensor(node.inputsAt(weight)) and is_tensor(node.inputsAt(bias)):
+                node.replaceInput(bias, node.inputsAt(weight))
 
 
 def _inverse(dims: tuple[int, ...]) -> list[int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ....graph.wrapper import Graph, Value
+from ....graph.wrapper import Graph, Value, all_blocks, blocks, inputs
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,53 @@ class SavedValues:
             self.forward.eraseOutput(j)
         return [], []
 
+    def without_gradients(self, idle: Collection[int]) -> SavedValues:
+        """The same, whose backward gets no gradients for the outputs `idle`: they are zero, and so is what is
+        computed of them alone, which leaves the backward. What is kept for that has no gradient either."""
+        if not set(idle).intersection(self.gradients):
+            return self
+        arguments = list(self.backward.inputs())
+        moving = {k for k, j in enumerate(self.gradients) if j < self.real and j not in idle}
+        while more := self._read_with(moving) - moving:
+            moving |= more
+        zero = self._zero()
+        for k in reversed(range(len(self.gradients))):
+            if k not in moving:
+                arguments[k].replaceAllUsesWith(zero)
+                self.backward.eraseInput(k)
+        zeros = {zero.unique()}
+        for node in list(self.backward.nodes()):
+            given = [value for value in inputs(node) if value.unique() not in zeros]
+            if node.kind() == "prim::GradOf" and not given:
+                for value in node.outputs():
+                    value.replaceAllUsesWith(zero)
+            elif node.kind() == "prim::AutogradAdd" and len(given) < 2:
+                node.output().replaceAllUsesWith(given[0] if given else zero)
+        return replace(self, gradients=[self.gradients[k] for k in sorted(moving)])
+
+    def _read_with(self, moving: Collection[int]) -> set[int]:
+        """The gradients of what is kept and read by the part of the backward that the gradients `moving`
+        reach."""
+        arguments = list(self.backward.inputs())[: len(self.gradients)]
+        zeros = {value.unique() for k, value in enumerate(arguments) if k not in moving}
+        read: set[int] = set()
+        for node in self.backward.nodes():
+            given = {value.unique() for value in inputs(node)}
+            if node.kind() in ("prim::GradOf", "prim::AutogradAdd") and given <= zeros:
+                zeros.update(value.unique() for value in node.outputs())
+                continue
+            read.update(given)
+            for block in blocks(node):
+                for inner in (inner for part in all_blocks(block) for inner in part.nodes()):
+                    read.update(value.unique() for value in inputs(inner))
+        kept = {j for j, _, argument in self.of_outputs() if argument.unique() in read}
+        return {k for k, j in enumerate(self.gradients) if j >= self.real and j in kept}
+
+    def _zero(self) -> Value:
+        """A gradient of zeros at the beginning of the backward."""
+        node = self.backward.create("prim::AutogradZero", [], 1)
+        return node.insertBefore(next(iter(self.backward.nodes()))).output()
+
     def without_idle(self) -> SavedValues:
         """The same, where what is kept for the backward alone has a gradient only if that is part of what
         the backward gives. Torch has any tensor that has a gradient require one, and with it the results of
@@ -91,14 +138,11 @@ class SavedValues:
     def drop(self, dropped: Collection[int]) -> tuple[list[int], list[int]]:
         """Takes the outputs `dropped` from the forward, and all that belongs to them from the backward's
         inputs. Returns the numbers `gradients` and `outputs` of what is left."""
-        first = next(iter(self.backward.nodes()))
         for numbers, start in ((self.outputs, len(self.gradients) + len(self.inputs)), (self.gradients, 0)):
             for k in reversed([k for k, j in enumerate(numbers) if j in dropped]):
                 argument = list(self.backward.inputs())[start + k]
                 if list(argument.uses()):  # a gradient
-                    zero = self.backward.create("prim::AutogradZero", [], 1)
-                    zero.insertBefore(first)
-                    argument.replaceAllUsesWith(zero.output())
+                    argument.replaceAllUsesWith(self._zero())
                 self.backward.eraseInput(start + k)
         for j in sorted(dropped, reverse=True):
             self.forward.eraseOutput(j)

@@ -1,0 +1,102 @@
+// Results of a differentiable graph that no gradient ever comes for.
+//
+// Eager's backward of `y = torch.where(mask, x * 2, 0); return torch.signbit(y), x * 2` never reaches
+// `where`, so a program may write to the mask before it. The backward of a differentiable graph reads all
+// that is kept for any of its results, wherever gradients come from. So the gradients of such results are
+// taken out of it (tsfuser/frontends/torchscript/training/saved.py), and with them what is kept for them
+// alone.
+
+#include "torchscript/idle_results.h"
+#include "torchscript/op_facts.h"
+#include "torchscript/twins.h"
+
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Node;
+using torch::jit::Value;
+
+// The kind whose twin it is, or itself.
+c10::Symbol plain_kind(c10::Symbol kind) {
+  static const auto* originals = [] {
+    auto* found = new std::unordered_map<c10::Symbol, c10::Symbol>;
+    for (const auto& [twin, original] : twins()) {
+      found->emplace(c10::Symbol::fromQualString(twin), c10::Symbol::fromQualString(original));
+    }
+    return found;
+  }();
+  const auto found = originals->find(kind);
+  return found == originals->end() ? kind : found->second;
+}
+
+bool is_plain(const c10::TypePtr& type) {
+  static const std::unordered_set<c10::TypeKind> kinds = {
+      c10::TypeKind::BoolType,   c10::TypeKind::IntType,    c10::TypeKind::FloatType,
+      c10::TypeKind::NumberType, c10::TypeKind::StringType, c10::TypeKind::DeviceObjType,
+      c10::TypeKind::NoneType,   c10::TypeKind::ComplexType};
+  if (const auto list = type->cast<c10::ListType>()) {
+    return is_plain(list->getElementType());
+  }
+  return kinds.count(type->kind()) != 0;
+}
+
+// Whether the reader asks whether a tensor has a history, rather than for what is in it.
+bool asks_for_history(const Node& reader) {
+  static const Kinds kinds = symbols({"prim::requires_grad", "prim::is_leaf", "aten::is_leaf",
+                                      "aten::requires_grad", "aten::retains_grad", "aten::output_nr"});
+  return kinds.count(reader.kind()) != 0;
+}
+
+bool gets_no_gradient(const Value* value);
+
+bool passes_no_gradient(const torch::jit::Use& use) {
+  const Node& reader = *use.user;
+  if (reader.kind() == c10::prim::Drop) {
+    return true;
+  }
+  if (reader.kind() == c10::prim::Return) {
+    const Node* around = reader.owningBlock()->owningNode();
+    return around && around->kind() == c10::prim::If && gets_no_gradient(around->output(use.offset));
+  }
+  const auto* schema = reader.maybeSchema();
+  if (!schema || schema->is_vararg() || schema->is_varret() || use.offset >= schema->arguments().size() ||
+      asks_for_history(reader)) {
+    return false;
+  }
+  const c10::Argument& argument = schema->arguments()[use.offset];
+  if (argument.alias_info()) {
+    return false;
+  }
+  const c10::Symbol kind = plain_kind(reader.kind());
+  const auto asked = op_facts().asked.find(kind);
+  if (op_facts().flat.count(kind) || (asked != op_facts().asked.end() && asked->second == argument.name())) {
+    return true;
+  }
+  const auto outputs = reader.outputs();
+  return !outputs.empty() && std::all_of(outputs.begin(), outputs.end(),
+                                         [](const Value* output) { return is_plain(output->type()); });
+}
+
+bool gets_no_gradient(const Value* value) {
+  return std::all_of(value->uses().begin(), value->uses().end(), passes_no_gradient);
+}
+
+}  // namespace
+
+std::vector<int64_t> idle_results(const Node& differentiable) {
+  std::vector<int64_t> idle;
+  for (size_t i = 0; i < static_cast<size_t>(differentiable.i(c10::attr::f_real_outputs)); ++i) {
+    if (gets_no_gradient(differentiable.output(i))) {
+      idle.push_back(static_cast<int64_t>(i));
+    }
+  }
+  return idle;
+}
+
+}  // namespace tsfuser

@@ -1,0 +1,50 @@
+"""Norms of which eager saves a copy of an operand: `group_norm` of a transposed tensor, `rms_norm` of 16 bits
+on the CPU, `instance_norm`'s weights. The program may write to the operand before the backward. Before:
+
+    forward(%x):  %y = aten::group_norm(%x, ...);  return (%y, %x)
+    backward(%grad, %x):  tsfuser::group_norm_backward(%grad, %x, ...)
+
+after:
+
+    forward(%x):  %y = aten::group_norm(%x, ...);  %c = tsfuser::norm_operand(%x, 0);  return (%y, %c)
+    backward(%grad, %c):  tsfuser::group_norm_backward(%grad, %c, ...)
+
+`tsfuser::norm_operand` gives %x itself where eager copies nothing. In: `SavedValues` of a differentiable
+graph. Out: its forward, changed in place. Only for what the program may see, and what no other formula
+reads."""
+
+from __future__ import annotations
+
+from ....graph.wrapper import Value, insert, is_tensor
+from .saved import SavedValues
+
+#: Derivative -> the number of its norm (csrc_stubs/torchscript/norm_twin.cpp).
+_NORMS = {
+    "tsfuser::group_norm_backward": 0,
+    "tsfuser::instance_norm_backward": 1,
+    "tsfuser::rms_norm_backward": 2,
+}
+_OPERAND = 1
+_WEIGHTS = {("tsfuser::instance_norm_backward", 2), ("tsfuser::instance_norm_backward", 3)}
+
+
+def copy_operands(saved: SavedValues) -> None:
+    """Changes what the forward keeps."""
+    results = list(saved.forward.outputs())[: saved.real]
+    seen = {value.unique() for value in (*saved.forward.inputs(), *results)}
+    for j, value, argument in list(saved.of_outputs()):
+        if j >= saved.real and value.unique() in seen and is_tensor(value):
+            readers = {(use.user.kind(), use.offset) for use in argument.uses()}
+            if readers and readers <= _WEIGHTS:
+                _keep(saved, j, "aten::clone", [value, None])
+            elif len(readers) == 1 and (reader := readers.pop())[0] in _NORMS and reader[1] == _OPERAND:
+                _keep(saved, j, "tsfuser::norm_operand", [value, _NORMS[reader[0]]])
+
+
+def _keep(saved: SavedValues, j: int, kind: str, operands: list) -> None:
+    """Has output `j` of the forward be the result of an op."""
+    forward = saved.forward
+    end = forward.return_node()
+    forward.setInsertPoint(end)
+    given = [v if isinstance(v, Value) else forward.insertConstant(v) for v in operands]
+    end.replaceInput(j, insert(forward, end, kind, given).output())
