@@ -16,6 +16,7 @@
 
 #include "torchscript/twins.h"
 #include "torchscript/nodes.h"
+#include "torchscript/op_facts.h"
 #include "torchscript/twin_rows.h"
 
 #include <ATen/core/stack.h>
@@ -200,6 +201,33 @@ bool has_idle_chunk(const std::vector<Node*>& nodes) {
   });
 }
 
+// Whether something writes to memory of the value where torch's alias analysis does not see it: to the
+// result of an op that may hand its operand on, though its schema does not say so, as `type_as`. Autodiff
+// would move the write with what it puts into a graph.
+bool is_written_unseen(const torch::jit::Value* value, bool unseen = false) {
+  return std::any_of(value->uses().begin(), value->uses().end(), [unseen](const torch::jit::Use& use) {
+    const Node* user = use.user;
+    const auto any_written = [user](bool further) {
+      const auto outputs = user->outputs();
+      return std::any_of(outputs.begin(), outputs.end(), [further](const torch::jit::Value* output) {
+        return is_written_unseen(output, further);
+      });
+    };
+    if (is_profile(user) || user->kind() == c10::prim::ListUnpack ||
+        user->kind() == c10::prim::ConstantChunk) {
+      return any_written(unseen);
+    }
+    const auto* schema = user->maybeSchema();
+    if (!schema || schema->is_vararg() || use.offset >= schema->arguments().size()) {
+      return false;
+    }
+    if (const auto* shared = schema->arguments()[use.offset].alias_info()) {
+      return (unseen && shared->isWrite()) || any_written(unseen);
+    }
+    return use.offset == 0 && op_facts().handed_on.count(user->kind()) != 0 && any_written(true);
+  });
+}
+
 }  // namespace
 
 bool is_joined_only(const torch::jit::Value* list) {
@@ -274,7 +302,8 @@ void write_twins(torch::jit::Graph& graph) {
   for (Node* node : nodes) {
     const auto* schema = node->hasUses() ? node->maybeSchema() : nullptr;
     const auto found = schema ? known_twins().by_original.find(schema) : known_twins().by_original.end();
-    if (found == known_twins().by_original.end()) {
+    if (found == known_twins().by_original.end() || is_written_unseen(node->output()) ||
+        is_written_unseen(node->input(0))) {
       continue;
     }
     const auto& [row, kind, original] = found->second;

@@ -278,3 +278,29 @@ def test_a_size_that_does_not_fit_raises_as_in_eager(device):
         for _ in range(4):
             with pytest.raises(RuntimeError, match="invalid for input of size 24"):
                 scripted(x, w, m)
+
+
+VIEWS = {
+    "flatten": "z.flatten()",
+    "view": "z.view(-1)",
+    "reshape": "z.reshape(2, 2)",
+    "transpose": "z.transpose(0, -1)",
+    "select": "z[1]",
+    "slice": "z[:2]",
+    "split": "torch.split(z, 2)[0]",
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize("written", ["v.type_as(x)", "torch.dropout(v, 0.5, False)"], ids=["cast", "dropout"])
+def test_a_write_that_alias_analysis_does_not_see_stays_before_what_reads_the_view(device, view, written):
+    """No schema says that the result of such an op may be its operand. Where a view is in a differentiable
+    graph, torch would move what reads it, and the write, behind that graph."""
+    source = f"def f(x: Tensor, z: Tensor):\n    v = {view}\n    s = {written}\n    s.fill_(1.5)\n"
+    source += "    return v * x, s\n"
+    eager, scripted = plain(source), script(source)
+    with tsfuser.fuser():
+        for _ in range(5):
+            x, z = torch.full((), 2.0, device=device, requires_grad=True), torch.ones(4, device=device)
+            for result, wanted in zip(scripted(x, z), eager(x, z.clone())):
+                assert torch.equal(result, wanted)

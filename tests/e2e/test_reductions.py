@@ -9,7 +9,7 @@ import torch
 
 import tsfuser
 from kit.reductions import DTYPES, Fused, check
-from kit.support import assert_matches, fuse, groups, kinds, no_fallback, script, train
+from kit.support import assert_matches, fuse, fused_as_eager, groups, kinds, no_fallback, script, train
 
 pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("single_nodes")]
 
@@ -315,3 +315,10 @@ def test_values_of_short_columns(device):
         fused = fuse(softmax_of_columns, x, c)
         assert len(groups(fused)) == 1
         assert_matches(fused(x, c), softmax_of_columns(x, c), ops=8)
+
+
+@pytest.mark.parametrize(
+    "norm", ["torch.linalg.vector_norm(x.neg(), 2, [2], True)", "torch.norm(x.neg(), 3.0, [2], True)"]
+)
+def test_a_norm_along_a_dim_of_one_element_is_row_major(norm, device):
+    fused_as_eager(norm, torch.randn(1, 5, 3, device=device).permute(2, 1, 0))

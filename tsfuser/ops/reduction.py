@@ -269,7 +269,8 @@ def _norm(b: Builder, self: Value, p: Value | None, dim, keepdim: bool, dtype: i
     dims, register = normalized(self, dim), wanted.register
     size = b.pointwise("abs", (self,), register)
     if order != 0 and not math.isnan(order) and all(self.dims[d] is None for d in dims):
-        return without(b, "norm", size, dims, keepdim, wanted)  # of one element, whose square may overflow
+        # Of one element, whose square may overflow; row-major, as any reduction.
+        return without(b, "norm", b.contiguous(size), dims, keepdim, wanted)
     if math.isinf(order):
         _check_not_empty(b, self, dims)
         return b.reduce("norm", "max" if order > 0 else "min", size, dims, keepdim, wanted)
