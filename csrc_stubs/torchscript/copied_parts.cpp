@@ -12,10 +12,12 @@
 // Each part has its own memory, with the same strides, so a group writes them, and one group puts their
 // gradients together. What asks for the last size of a product's operand behind the product, as unflatten
 // does there, asks its weight: else the parts were in another graph than the operand. Only where nothing can
-// tell: nothing writes to the parts, the graph does not return them, and %x was transposed, so that
-// `contiguous` copies. A step of prepare.cpp.
+// tell: nothing writes to the parts or to %x, which an op of the program has made, the graph does not return
+// them, and %x was transposed, so that `contiguous` copies, if not of single elements. A step of
+// prepare.cpp.
 
 #include "torchscript/nodes.h"
+#include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twin_rows.h"
 
@@ -47,6 +49,18 @@ bool is_transposed(const Value* value) {
     return is_transposed(maker->input(0));
   }
   return moves.count(maker->kind()) != 0;
+}
+
+// Whether an op has made the tensor, or what it is a view of, and nothing writes to that. Else the copies of
+// the parts, which are made later than that of the whole, could have other elements.
+bool is_own_and_stays(const Value* value) {
+  const Value* given = behind_profile(value);
+  const Node* maker = given->node();
+  if (!is_never_written(given)) {
+    return false;
+  }
+  return op_facts().fresh.count(maker->kind()) != 0 ||
+         (op_facts().handed_on.count(maker->kind()) != 0 && is_own_and_stays(maker->input(0)));
 }
 
 // Whether all that reads the copy are parts along its first dim, which nothing writes to.
@@ -128,7 +142,7 @@ void copy_parts_alone(Graph& graph, const Node* first) {
   for (Node* node : all_nodes(graph)) {
     if (node->kind() == c10::aten::contiguous && node->isAfter(first) &&
         is_constant(node->input(1), row_major) && is_transposed(node->input(0)) &&
-        is_taken_apart(node, first)) {
+        is_own_and_stays(node->input(0)) && is_taken_apart(node, first)) {
       copy_parts(node);
     } else if (node->kind() == c10::aten::size && node->inputs().size() == 2 &&
                is_constant(node->input(1), -1)) {

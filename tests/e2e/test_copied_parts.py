@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import tsfuser
-from kit.support import all_graphs, assert_matches, incoming_gradient, kinds
+from kit.support import all_graphs, assert_matches, fresh, incoming_gradient, kinds
 from tsfuser.frontends.torchscript import passes
 
 pytestmark = pytest.mark.graphs
@@ -153,3 +153,39 @@ def test_a_graph_may_be_retained_and_differentiated_again():
             results.append(torch.autograd.grad(slope.square().sum(), x)[0])
     expected, found = results
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
+
+
+def written_before_the_parts(x, w):
+    y = torch.tanh(x.masked_fill(x > 2.0, 0.5) * w)
+    whole = y.transpose(0, 1).contiguous()
+    y.mul_(2.0)
+    return whole[0] * whole[1] + whole[0].sum(), y
+
+
+def written_behind_the_parts(x, w):
+    """Where a dim has one element, `contiguous` hands its operand on, and the parts are of what changes."""
+    y = torch.tanh(x.masked_fill(x > 2.0, 0.5) * w)
+    whole = y.transpose(0, 1).contiguous()
+    first, second = whole[0], whole[1]
+    y.mul_(2.0)
+    return first * second + first.sum(), y
+
+
+def of_an_input(x, w):
+    x = x.masked_fill(x > 2.0, 0.5)
+    whole = w.transpose(0, 1).contiguous()
+    w.mul_(2.0)
+    return whole[0] * whole[1] * x.sum(), w
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("function", [written_before_the_parts, written_behind_the_parts, of_an_input])
+def test_the_parts_of_what_is_written_to_are_those_of_the_whole_copy(function, rows, trained, device):
+    scripted = fresh(function)
+    with tsfuser.fuser():
+        for _ in range(4):
+            x, w = torch.randn(rows, 4, device=device), torch.randn(rows, 4, device=device)
+            found = scripted(x.clone().requires_grad_(trained), w.clone())
+            for got, want in zip(found, function(x.clone().requires_grad_(trained), w.clone())):
+                torch.testing.assert_close(got, want)
