@@ -228,31 +228,24 @@ bool is_written_unseen(const torch::jit::Value* value, bool unseen = false) {
   });
 }
 
-}  // namespace
-
-bool is_joined_only(const torch::jit::Value* list) {
-  return std::all_of(list->uses().begin(), list->uses().end(), [](const torch::jit::Use& use) {
-    return use.user->kind() == c10::aten::cat || use.user->kind() == c10::aten::stack;
-  });
-}
-
-bool is_never_written(const torch::jit::Value* value) {
+// Whether nothing writes to the value or a view of it, as far as schemas say.
+bool is_never_written_by_schemas(const torch::jit::Value* value) {
   static const Kinds readers = {c10::Symbol::fromQualString("tsfuser::asked_item"),
                                 c10::Symbol::fromQualString("tsfuser::counts")};
   return std::all_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
     if (is_profile(use.user)) {
-      return is_never_written(use.user->output());
+      return is_never_written_by_schemas(use.user->output());
     }
     if (use.user->kind() == c10::prim::Return && use.user->owningBlock()->owningNode() &&
         use.user->owningBlock()->owningNode()->kind() == c10::prim::If) {
-      return is_never_written(use.user->owningBlock()->owningNode()->output(use.offset));
+      return is_never_written_by_schemas(use.user->owningBlock()->owningNode()->output(use.offset));
     }
     if (use.user->kind() == c10::prim::ListConstruct) {
       return is_joined_only(use.user->output());
     }
     if (use.user->kind() == c10::prim::ListUnpack || use.user->kind() == c10::prim::ConstantChunk) {
       const auto parts = use.user->outputs();
-      return std::all_of(parts.begin(), parts.end(), is_never_written);
+      return std::all_of(parts.begin(), parts.end(), is_never_written_by_schemas);
     }
     if (readers.count(use.user->kind()) != 0) {  // their schemas do not say so
       return true;
@@ -266,8 +259,20 @@ bool is_never_written(const torch::jit::Value* value) {
       return true;
     }
     const auto outputs = use.user->outputs();
-    return !written->isWrite() && std::all_of(outputs.begin(), outputs.end(), is_never_written);
+    return !written->isWrite() && std::all_of(outputs.begin(), outputs.end(), is_never_written_by_schemas);
   });
+}
+
+}  // namespace
+
+bool is_joined_only(const torch::jit::Value* list) {
+  return std::all_of(list->uses().begin(), list->uses().end(), [](const torch::jit::Use& use) {
+    return use.user->kind() == c10::aten::cat || use.user->kind() == c10::aten::stack;
+  });
+}
+
+bool is_never_written(const torch::jit::Value* value) {
+  return !is_written_unseen(value) && is_never_written_by_schemas(value);
 }
 
 void put(Node* node, c10::Symbol kind, at::ArrayRef<torch::jit::Value*> operands) {

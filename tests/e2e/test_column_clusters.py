@@ -9,9 +9,9 @@ import torch
 import tsfuser
 from kit.batch_norms import FORWARD, Normed, parameters
 from kit.batch_norms import check as check_batch_norm
-from kit.column_norms import CENTRED, GRADIENTS, SOFTMAX, last, trained
+from kit.column_norms import CENTRED, SOFTMAX, check_gradients, last
 from kit.reductions import Fused, check, tensor
-from kit.support import assert_matches, counted, no_fallback
+from kit.support import counted
 from tsfuser import options
 from tsfuser.planning import compile as pipeline
 from tsfuser.schedule import outer_rows
@@ -81,16 +81,7 @@ def test_dtypes(clusters, place, dtype):
 )
 def test_gradients(clusters, place, shape, dtype):
     """Of x, weight and bias in one kernel too."""
-    sizes = SHAPES[shape]
-    function, x, own = Normed(GRADIENTS), last(*sizes, device=place, dtype=dtype), parameters(sizes[1], place)
-    with tsfuser.fuser(), no_fallback():
-        actual = [trained(function.scripted, x, own) for _ in range(4)][-1]
-    eager, exact = (
-        trained(function.plain, x, own),
-        trained(function.plain, x.double(), [p.double() for p in own]),
-    )
-    for a, e, r in zip(actual, eager, exact):
-        assert_matches(a, e, r, ops=64, precision=dtype)
+    check_gradients(SHAPES[shape], dtype, place)
     assert len(clusters) == 2
 
 

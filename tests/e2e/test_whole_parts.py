@@ -1,5 +1,7 @@
 """What pads by nothing, or slices all, copies nothing (csrc_stubs/torchscript/whole_parts.cpp)."""
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -42,6 +44,16 @@ def written_then_read(x: Tensor, k: int, shift: bool) -> Tensor:
     return torch.sin(z) + y.sum()
 
 
+def written_by_another_name(x: Tensor, k: int, shift: bool) -> Tensor:
+    """`type_as` hands its operand on, which its schema does not say."""
+    y = torch.sigmoid(x) * 2.0
+    z = F.pad(y, (0, k - 4))
+    s = z.type_as(x)
+    if shift:
+        s.mul_(3.0)
+    return torch.sin(y) + z.sum() + s.sum()
+
+
 def returned(x: Tensor, k: int, shift: bool) -> tuple[Tensor, Tensor]:
     y = torch.sigmoid(x) * 2.0
     return y, F.pad(y, (0, k - 4))
@@ -71,9 +83,11 @@ def ran(function, x, k, shift, trained):
     return [*(o.detach() for o in outs), *([x.grad] if trained else [])], len(pointers) == len(outs)
 
 
-@pytest.mark.parametrize("trained", [False, True])
+PROGRAMS = [windows, padded_then_written, written_then_read, returned, gaps, without_gradients]
+
+
 @pytest.mark.parametrize(
-    "function", [windows, padded_then_written, written_then_read, returned, gaps, without_gradients]
+    "function, trained", [*product(PROGRAMS, [False, True]), (written_by_another_name, False)]
 )
 def test_results_are_those_of_eager(device, function, trained):
     torch.manual_seed(0)

@@ -2,7 +2,10 @@
 
 import torch
 
+import tsfuser
+from kit.batch_norms import Normed, parameters
 from kit.reductions import tensor
+from kit.support import assert_matches, no_fallback
 
 GRADIENTS = """
 def f(x, w, b, m, v, training: bool, momentum: float):
@@ -34,3 +37,14 @@ def trained(function, x, parameters):
     y = function(*leaves, *statistics, True, 0.1)
     y.backward(last(*y.shape, device=y.device, dtype=y.dtype))
     return [y.detach(), *statistics, *(p.grad for p in leaves)]
+
+
+def check_gradients(sizes, dtype, place):
+    """Compares the results and gradients of a batch norm over x of these sizes with eager's."""
+    function, x, own = Normed(GRADIENTS), last(*sizes, device=place, dtype=dtype), parameters(sizes[1], place)
+    with tsfuser.fuser(), no_fallback():
+        actual = [trained(function.scripted, x, own) for _ in range(4)][-1]
+    eager = trained(function.plain, x, own)
+    exact = trained(function.plain, x.double(), [p.double() for p in own])
+    for a, e, r in zip(actual, eager, exact):
+        assert_matches(a, e, r, ops=64, precision=dtype)
