@@ -15,6 +15,7 @@
 #include "torchscript/nodes.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twins.h"
+#include "torchscript/written_results.h"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
@@ -99,7 +100,7 @@ void keep_less(Node* node) {
     const py::object result =
         pass(plain, reverse, node->i(c10::attr::f_real_outputs), node->is(c10::attr::df_input_vjps),
              node->is(c10::attr::df_input_captured_inputs), node->is(c10::attr::df_input_captured_outputs),
-             orders_of_gradients(node), idle_results(*node));
+             orders_of_gradients(node), idle_results(*node), written_results(*node));
     if (!result.is_none()) {
       const auto [forward, backward, gradients, outputs] = result.cast<SavedValues>();
       node->g_(c10::attr::Subgraph, forward);

@@ -138,6 +138,7 @@ BOUNDED = {
     "leaky_relu": "F.leaky_relu(x * 1.0, 0.1)",
     "relu": "torch.relu(x * 1.0)",
     "relu6": "F.relu6(x * 6.0)",
+    "softplus": "F.softplus(x * 1.0, 2.0, 0.5)",
     "hardswish": "F.hardswish(x * 6.0)",
     "hardsigmoid": "F.hardsigmoid(x * 6.0)",
     "abs": "torch.abs(x * 1.0)",
@@ -161,3 +162,20 @@ def test_gradients_at_the_bounds_of_an_op_are_eagers(device, name):
     eager["f"](x).sum().backward()
     for gradient in found:
         assert_matches(gradient, x.grad, ops=4)
+
+
+@pytest.mark.graphs
+@pytest.mark.parametrize("written", [False, True])
+def test_gradients_of_small_results_of_softplus_are_eagers(device, written):
+    """Whether the derivative reads the result, or the operand."""
+    result = "y" if written else "y * 2.0"
+    source = f"def f(x):\n    y = torch.nn.functional.softplus(x * 1.0)\n    return {result}\n"
+    exec(source, {"torch": torch}, eager := {})
+    scripted, found = script(source), []
+    with tsfuser.fuser():
+        for function in (eager["f"], *[scripted] * 4):
+            x = torch.tensor([-4.0, -9.0, -16.0, -30.0, -60.0, 19.0, 21.0], device=device).requires_grad_()
+            function(x).sum().backward()
+            found.append(x.grad)
+    for gradient in found[1:]:
+        torch.testing.assert_close(gradient, found[0], rtol=1e-5, atol=0)

@@ -9,9 +9,10 @@ that. Order of `STEPS`, and why:
   keep_nothing          first: a backward without gradients has nothing for the others
   leave_idle            before all that asks what has a gradient, or what the backward reads
   join                  before all that asks who reads what is kept, which may be kept several times
-  choose_gradients      these eight, up to cast_gradients, correct autodiff's formulas. They come before the
+  choose_gradients      these nine, up to cast_gradients, correct autodiff's formulas. They come before the
   share_ties            steps that count what the backward reads, which is what the corrected formulas read
   exclude_bounds
+  save_operands
   cast_in_place
   invert_orders
   leave_dividends
@@ -38,6 +39,7 @@ from ....graph.wrapper import Graph
 from . import dropout, formulas, norm_operands, recompute, relu_mask
 from .gradient_dtypes import cast_gradients
 from .gradient_layout import add_layout_hints
+from .operands import save_operands
 from .saved import SavedValues
 from .stand_ins import save_stand_ins
 
@@ -46,11 +48,12 @@ from .stand_ins import save_stand_ins
 class Work:
     """What the steps share. `orders`: for each result of the backward the order in memory, outermost first,
     of the dims of what it is the gradient of; empty where that is row-major, unknown, or given to the
-    program. `again`: the kept outputs that the backward computes. `numbers`: `gradients` and `outputs` of
-    what is kept in the end."""
+    program. `written`: results that the program may write to. `again`: the kept outputs that the backward
+    computes. `numbers`: `gradients` and `outputs` of what is kept in the end."""
 
     saved: SavedValues
     orders: Sequence[Sequence[int]]
+    written: Sequence[int]
     again: set[int] = field(default_factory=set)
     numbers: tuple[list[int], list[int]] | None = None
 
@@ -72,13 +75,14 @@ def rewrite(
     saved_outputs: Sequence[int],
     orders: Sequence[Sequence[int]] = (),
     idle: Sequence[int] = (),
+    written: Sequence[int] = (),
 ) -> tuple[Graph, Graph, list[int], list[int]] | None:
     """`forward` and `backward`, and `gradients` and `outputs` of what is kept now (`SavedValues`); `orders`
-    as in `Work`, `idle`: results that no gradient comes for."""
+    and `written` as in `Work`, `idle`: results that no gradient comes for."""
     saved = SavedValues(forward, backward, real, gradients, saved_inputs, saved_outputs)
     if not list(backward.nodes()) or not saved.is_whole():
         return None
-    work = Work(saved.without_gradients(idle), orders)
+    work = Work(saved.without_gradients(idle), orders, written)
     run(work, STEPS)
     return forward, backward, *work.numbers
 
@@ -91,6 +95,10 @@ def _keep_nothing(work: Work) -> None:
 
 def _leave_idle(work: Work) -> None:
     work.saved = work.saved.without_idle()
+
+
+def _save_operands(work: Work) -> None:
+    work.saved = save_operands(work.saved, work.written)
 
 
 def _save_stand_ins(work: Work) -> None:
@@ -113,7 +121,8 @@ def _draw_again(work: Work) -> None:
 
 
 def _drop(work: Work) -> None:
-    saved, dropped = work.saved, work.again | work.saved.unused()
+    saved = work.saved.without_unread_results()
+    dropped = work.again | saved.unused()
     if dropped:
         log.write(
             "graph_fuser",
@@ -134,6 +143,7 @@ STEPS = (
     _on_saved(formulas.choose_gradients),
     _on_saved(formulas.share_ties),
     _on_saved(formulas.exclude_bounds),
+    Pass("save_operands", _save_operands),
     _on_saved(formulas.cast_in_place),
     _on_saved(formulas.invert_orders),
     _on_saved(formulas.leave_dividends),

@@ -131,6 +131,19 @@ class SavedValues:
             self.backward.eraseInput(k)
         return replace(self, gradients=[j for k, j in enumerate(self.gradients) if k not in idle])
 
+    def without_unread_results(self) -> SavedValues:
+        """The same, where nothing is kept of a result of the program that the backward does not read: the
+        program may write to it."""
+        place = len(self.gradients) + len(self.inputs)
+        unread = [
+            k
+            for k, (j, _, argument) in enumerate(self.of_outputs())
+            if j < self.real and not list(argument.uses())
+        ]
+        for k in reversed(unread):
+            self.backward.eraseInput(place + k)
+        return replace(self, outputs=[j for k, j in enumerate(self.outputs) if k not in unread])
+
     def unused(self) -> set[int]:
         """The outputs that only the backward might read, and does not."""
         return {j for j, _, argument in self.of_outputs() if j >= self.real and not list(argument.uses())}

@@ -1,0 +1,72 @@
+// Results of a differentiable graph that the program, or its caller, may write to before the backward.
+//
+// In: the node of the graph, in the program's own graph, which torch has optimised. A result is not written
+// to where all its readers make new tensors, as those of `relu6` here:
+//
+//     %y : Tensor = prim::If(%check)
+//       block0(): %r : Tensor = prim::DifferentiableGraph_0(%x) -> (%r)
+//       block1(): a call of the fallback, which computes the same
+//     %z : Tensor = aten::conv2d(%y, ...)
+//
+// Checks hand their operands on, and so does another differentiable graph that returns one.
+
+#include "torchscript/written_results.h"
+#include "torchscript/prepare.h"
+
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <algorithm>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Node;
+using torch::jit::Value;
+
+bool is_fallback(const Node& reader) {
+  static const auto fallback = c10::Symbol::attr("fallback");
+  const Node* function = reader.kind() == c10::prim::CallFunction ? reader.input(0)->node() : nullptr;
+  return function && function->kind() == c10::prim::Constant && function->hasAttribute(fallback);
+}
+
+// `around`: the differentiable graph that the value is in; null for the program's own graph.
+bool may_be_written(const Value* value, const Node* around);
+
+bool may_write(const torch::jit::Use& use, const Node* around) {
+  static const auto check = c10::Symbol::fromQualString("prim::RequiresGradCheck");
+  const Node& reader = *use.user;
+  if (reader.kind() == c10::prim::Return) {
+    const Node* owner = reader.owningBlock()->owningNode();
+    if (owner) {
+      return owner->kind() != c10::prim::If || may_be_written(owner->output(use.offset), around);
+    }
+    return !around || (use.offset < static_cast<size_t>(around->i(c10::attr::f_real_outputs)) &&
+                       may_be_written(around->output(use.offset), nullptr));
+  }
+  if (reader.kind() == check) {
+    return may_be_written(reader.output(use.offset), around);
+  }
+  if (reader.kind() == c10::prim::DifferentiableGraph && !around) {
+    return may_be_written(reader.g(c10::attr::Subgraph)->inputs()[use.offset], &reader);
+  }
+  return reader.kind() != c10::prim::Drop && !is_fallback(reader) && !only_reads(reader);
+}
+
+bool may_be_written(const Value* value, const Node* around) {
+  return std::any_of(value->uses().begin(), value->uses().end(),
+                     [around](const torch::jit::Use& use) { return may_write(use, around); });
+}
+
+}  // namespace
+
+std::vector<int64_t> written_results(const Node& differentiable) {
+  std::vector<int64_t> written;
+  for (size_t i = 0; i < static_cast<size_t>(differentiable.i(c10::attr::f_real_outputs)); ++i) {
+    if (may_be_written(differentiable.output(i), nullptr)) {
+      written.push_back(static_cast<int64_t>(i));
+    }
+  }
+  return written;
+}
+
+}  // namespace tsfuser

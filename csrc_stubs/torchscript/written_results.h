@@ -1,0 +1,16 @@
+// Results of a differentiable graph that the program may write to (written_results.cpp).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace torch::jit {
+struct Node;
+}  // namespace torch::jit
+
+namespace tsfuser {
+
+// Their numbers. What the program returns, its caller may write to.
+std::vector<int64_t> written_results(const torch::jit::Node& differentiable);
+
+}  // namespace tsfuser

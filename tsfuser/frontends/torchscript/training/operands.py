@@ -1,0 +1,119 @@
+"""Activations of which eager's derivative reads the operand, and autodiff's the result: relu6 and softplus.
+The program may write to the result before the backward. Before:
+
+    forward(%x):  %y = aten::relu6(%x);  return (%y, %y)
+    backward(%grad, %grad_y, %y):  %m = (%y > 0) & (%y < 6);  %g = aten::mul(%grad, %m)
+
+after:
+
+    forward(%x):  %y = aten::relu6(%x);  return (%y, %x)
+    backward(%grad, %grad_x, %x):  %g = aten::hardtanh_backward(%grad, %x, 0, 6)
+
+In: `SavedValues` of a differentiable graph, and the results that the program may write to. Out: the same,
+with eager's derivatives. A result that nothing writes to is read instead of the operand, which may not be in
+memory otherwise. But of softplus the operand is read, too, where it is kept anyway, and where the threshold
+is small: the result does not tell on which side of it the operand was. Autodiff's derivative of softplus is
+`(z - 1) / z`, z = `exp(y * beta)`, of which no digit is left where y is small; `-expm1(-y * beta)` is the
+same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from ....graph.effects import may_return_operand
+from ....graph.wrapper import Block, Node, Value, blocks, constant_of, insert, is_constant, outputs
+from .saved import SavedValues
+
+LARGE = 20  # a threshold of softplus above which the derivative is 1, but for 2e-9
+
+
+def save_operands(saved: SavedValues, written: Collection[int]) -> SavedValues:
+    """`saved` with another backward, and with operands in place of results."""
+    for node in list(saved.backward.nodes()):
+        if node.kind() == "prim::GradOf" and node.s("name") in ("aten::relu6", "aten::softplus"):
+            saved = _derive(saved, node, written)
+    return saved
+
+
+def _derive(saved: SavedValues, node: Node, written: Collection[int]) -> SavedValues:
+    (block,) = blocks(node)
+    compare = next((inner for inner in block.nodes() if inner.kind() == "aten::gt"), None)
+    if compare is None:
+        return saved
+    softplus, read = node.s("name") == "aten::softplus", compare.inputsAt(0)
+    result = read.node().inputsAt(0) if softplus else read
+    value = next((v for _, v, a in saved.of_outputs() if a.unique() == result.unique()), None)
+    if value is None or value.node().kind() != node.s("name"):
+        return saved
+    operand = value.node().inputsAt(0)
+    argument = _argument_of(saved, operand)
+    by_operand = _is_written(value, saved, written)
+    if softplus and not by_operand:
+        threshold = compare.inputsAt(1)
+        large = is_constant(threshold) and constant_of(threshold) >= LARGE
+        by_operand = argument is not None or not large
+    if by_operand and argument is None:
+        saved, argument = _kept(saved, node, operand)
+    chosen = argument if by_operand else result
+    if softplus:
+        _derive_softplus(saved, block, node.inputsAt(0), chosen, compare, by_operand)
+    else:
+        upper = next(inner for inner in block.nodes() if inner.kind() == "aten::lt")
+        bounds = [compare.inputsAt(1), upper.inputsAt(1)]
+        _give(saved, block, "aten::hardtanh_backward", [node.inputsAt(0), chosen, *bounds])
+    return saved
+
+
+def _derive_softplus(
+    saved: SavedValues, block: Block, gradient: Value, chosen: Value, compare: Node, by_operand: bool
+) -> None:
+    scaled = compare.inputsAt(0)
+    beta, threshold = scaled.node().inputsAt(1), compare.inputsAt(1)
+    if by_operand:
+        return _give(saved, block, "aten::softplus_backward", [gradient, chosen, beta, threshold])
+    end = block.returnNode()
+    for kind in ("aten::neg", "aten::expm1", "aten::neg"):
+        scaled = insert(saved.backward, end, kind, [scaled]).output()
+    slope = insert(saved.backward, end, "aten::mul", [gradient, scaled]).output()
+    _give(saved, block, "aten::where", [compare.output(), gradient, slope])
+
+
+def _give(saved: SavedValues, block: Block, kind: str, operands: Sequence[Value]) -> None:
+    """Has the block give the result of an op, and nothing else stand in it."""
+    end = block.returnNode()
+    end.replaceInput(0, insert(saved.backward, end, kind, list(operands)).output())
+    for node in reversed(list(block.nodes())):
+        if not node.hasUses():
+            node.destroy()
+
+
+def _is_written(value: Value, saved: SavedValues, written: Collection[int]) -> bool:
+    """Whether the program may write to memory of the value, of the forward."""
+    results = list(saved.forward.outputs())
+    return any(results[j].unique() == value.unique() for j in written) or any(
+        may_return_operand(use.user) and any(_is_written(v, saved, written) for v in outputs(use.user))
+        for use in value.uses()
+        if use.user.kind() != "prim::Return"
+    )
+
+
+def _argument_of(saved: SavedValues, value: Value) -> Value | None:
+    """What stands in the backward for a value of the forward that is kept."""
+    pairs = [*saved.of_inputs(), *((v, argument) for _, v, argument in saved.of_outputs())]
+    return next((argument for v, argument in pairs if v.unique() == value.unique()), None)
+
+
+def _kept(saved: SavedValues, node: Node, operand: Value) -> tuple[SavedValues, Value]:
+    """`saved` with `operand`, of which `node` gives the gradient, and what stands for it in the backward. It
+    has a gradient of its own, as what autodiff keeps has, for double backward."""
+    backward, number = saved.backward, saved.forward.registerOutput(operand)
+    of_operand, argument = backward.addInput(), backward.addInput()
+    count, gradients = len(list(backward.inputs())), len(saved.gradients)
+    backward.permuteInputs([*range(gradients), count - 2, *range(gradients, count - 2), count - 1])
+    total = backward.create("prim::AutogradAdd", [of_operand, node.output()], 1)
+    total.insertAfter(node)
+    node.output().replaceAllUsesAfterNodeWith(total, total.output())
+    saved = replace(saved, gradients=[*saved.gradients, number], outputs=[*saved.outputs, number])
+    return saved, argument
