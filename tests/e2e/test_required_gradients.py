@@ -232,3 +232,48 @@ def f(x, w):
     return torch.tanh(n) * 2, n.sin()
 """
     check(text, *batches(device, 2, 0))
+
+
+#: y, s and r: the result of a batch norm, and its statistics, which have no gradient in eager.
+STATISTICS = [
+    "y * 2, s, r",
+    "y * 2, s * 2, r + 1",
+    "y, (s + r).sin(), r",
+    "y * s + r, s",
+    "y + 1, s * v[0], r",
+    "y * 2, s.view(2, 2), r.view(-1)",
+    "y * 2, torch.stack([s, r])",
+]
+
+
+@pytest.mark.parametrize("asked", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    "made, training",
+    [*((made, True) for made in STATISTICS), *((made, False) for made in STATISTICS[:2])],  # these are empty
+)
+def test_the_statistics_of_a_batch_norm_require_none(device, made, training, asked):
+    text = (
+        "def f(a, v):\n"
+        "    m, d = torch.zeros_like(v[0]), torch.ones_like(v[0])\n"
+        f"    y, s, r = torch.native_batch_norm(a * 2, v[0] * 1, v[1] * 1, m, d, {training}, 0.1, 1e-5)\n"
+        f"    return {made}\n"
+    )
+    check(text, pair(device, *asked))
+
+
+def test_second_gradients_beside_statistics(device):
+    text = (
+        "def f(a, v):\n"
+        "    y, s, r = torch.native_batch_norm(a * 2, v[0], v[1], None, None, True, 0.1, 1e-5)\n"
+        "    return y.sin(), s, r * 2\n"
+    )
+    found = {}
+    exec(text, {"torch": torch}, found)
+    scripted, (a, v) = script(text), pair(device, True, True)
+    with tsfuser.fuser():
+        for _ in range(CALLS):
+            both = []
+            for function in (scripted, found["f"]):
+                first = torch.autograd.grad(function(a, v)[0].square().sum(), (a, v), create_graph=True)
+                both.append(torch.autograd.grad(sum(g.square().sum() for g in first), (a, v)))
+            torch.testing.assert_close(*both, rtol=1e-3, atol=1e-3)

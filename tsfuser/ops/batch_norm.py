@@ -121,7 +121,13 @@ def batch_norm(
     return _forward(b, input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
 
 
-@composite("aten::native_batch_norm", dtypes=FLOATING, sizes=("first", "own", "own"), writes=_IN_TRAINING)
+@composite(
+    "aten::native_batch_norm",
+    dtypes=FLOATING,
+    sizes=("first", "own", "own"),
+    writes=_IN_TRAINING,
+    without_gradient=(1, 2),
+)
 @composite("aten::_native_batch_norm_legit", "", "no_stats", dtypes=FLOATING, sizes=("first", "own", "own"))
 def native_batch_norm(
     b: Builder,

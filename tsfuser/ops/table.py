@@ -125,7 +125,8 @@ class Row:
     tensor's dtype. `dtype_from`: a tensor argument that is used only for its dtype, which the result has.
     `gradient`: "strict" if its derivative in autodiff asks for a gradient of the result's dtype and saves a
     tensor of that dtype, "cast" if its derivative gives the operand's dtype, whatever it gets. `flat`: it
-    passes no gradient on to its operands. `asked`: a tensor argument of which it reads no elements, but only
+    passes no gradient on to its operands. `without_gradient`: the numbers of its results that have none, in
+    eager. `asked`: a tensor argument of which it reads no elements, but only
     the sizes, dtype, device or layout.
     `identity`: by the kind of the dtype (`f`, `i`), the second operand that leaves the first as it is, bit
     for bit. `fresh`: the result never shares memory with a tensor that was there before, whatever the
@@ -166,6 +167,7 @@ class Row:
     dtype_from: str = ""
     gradient: str = ""
     flat: bool = False
+    without_gradient: tuple[int, ...] = ()
     asked: str = ""
     identity: Mapping[str, float] = field(default_factory=dict, compare=False)
     fresh: bool = True

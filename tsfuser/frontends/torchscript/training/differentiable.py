@@ -8,6 +8,7 @@ that. Order of `STEPS`, and why:
 
   keep_nothing          first: a backward without gradients has nothing for the others
   leave_idle            before all that asks what has a gradient, or what the backward reads
+  leave_zeros           behind it, which makes more of them
   join                  before all that asks who reads what is kept, which may be kept several times
   choose_gradients      these nine, up to cast_gradients, correct autodiff's formulas. They come before the
   share_ties            steps that count what the backward reads, which is what the corrected formulas read
@@ -42,6 +43,7 @@ from .gradient_layout import add_layout_hints
 from .operands import save_operands
 from .saved import SavedValues
 from .stand_ins import save_stand_ins
+from .still_outputs import leave_zeros, still_outputs
 
 
 @dataclass
@@ -82,6 +84,7 @@ def rewrite(
     saved = SavedValues(forward, backward, real, gradients, saved_inputs, saved_outputs)
     if not list(backward.nodes()) or not saved.is_whole():
         return None
+    idle = {*idle, *still_outputs(forward)}
     work = Work(saved.without_gradients(idle), orders, written)
     run(work, STEPS)
     return forward, backward, *work.numbers
@@ -139,6 +142,7 @@ def _on_saved(step: Callable[[SavedValues], object]) -> Pass:
 STEPS = (
     Pass("keep_nothing", _keep_nothing),
     Pass("leave_idle", _leave_idle),
+    _on_saved(leave_zeros),
     _on_saved(SavedValues.join),
     _on_saved(formulas.choose_gradients),
     _on_saved(formulas.share_ties),

@@ -77,8 +77,9 @@ class SavedValues:
         if not set(idle).intersection(self.gradients):
             return self
         arguments = list(self.backward.inputs())
-        moving = {k for k, j in enumerate(self.gradients) if j < self.real and j not in idle}
-        while more := self._read_with(moving) - moving:
+        still = {k for k, j in enumerate(self.gradients) if j in idle}
+        moving = {k for k, j in enumerate(self.gradients) if j < self.real} - still
+        while more := self._read_with(moving) - moving - still:
             moving |= more
         zero = self._zero()
         for k in reversed(range(len(self.gradients))):
