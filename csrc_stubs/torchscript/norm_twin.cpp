@@ -192,16 +192,21 @@ void run_rms_norm_backward(Stack& stack) {
 }
 
 // What eager saves of the operand: a copy where it is not in the order that its kernel needs, or where it
-// computes in float32. On CUDA a group reads channels last as they are, though eager copies them.
+// computes in float32. On CUDA a group reads channels last as they are, though eager copies them. Of
+// rms_norm on the CPU, if only the weight has a gradient, eager saves no operand at all.
 void push_operand(Stack& stack) {
-  const auto norm = static_cast<Norm>(torch::jit::pop(stack).toInt());
+  constexpr int64_t weight_only = 3;  // stands for such an rms_norm
+  const int64_t number = torch::jit::pop(stack).toInt();
+  const auto norm = number == weight_only ? kRmsNorm : static_cast<Norm>(number);
   const at::Tensor given = torch::jit::pop(stack).toTensor();
   const auto type = given.scalar_type();
   const bool narrow = type == at::kHalf || type == at::kBFloat16;
   switch (norm) {
     case kGroupNorm: return torch::jit::push(stack, given.contiguous(given.suggest_memory_format()));
     case kInstanceNorm: return torch::jit::push(stack, given.contiguous());
-    default: torch::jit::push(stack, narrow && given.is_cpu() ? given.clone() : given);
+    default:
+      const bool copied = given.is_cpu() && (narrow || number == weight_only);
+      torch::jit::push(stack, copied ? given.clone() : given);
   }
 }
 

@@ -1,5 +1,7 @@
 """Norms of which eager saves a copy of an operand: `group_norm` of a transposed tensor, `rms_norm` of 16 bits
-on the CPU, `instance_norm`'s weights. The program may write to the operand before the backward. Before:
+on the CPU, `instance_norm`'s weights. Of an `rms_norm` on the CPU of which only the weight has a gradient,
+eager saves neither the operand nor the weight, but what it multiplies the weight by. The program may write to
+what eager does not save. Before:
 
     forward(%x):  %y = aten::group_norm(%x, ...);  return (%y, %x)
     backward(%grad, %x):  tsfuser::group_norm_backward(%grad, %x, ...)
@@ -15,7 +17,7 @@ reads."""
 
 from __future__ import annotations
 
-from ....graph.wrapper import Value, insert, is_tensor
+from ....graph.wrapper import Node, Value, insert, is_tensor
 from .saved import SavedValues
 
 #: Derivative -> the number of its norm (csrc_stubs/torchscript/norm_twin.cpp).
@@ -25,6 +27,7 @@ _NORMS = {
     "tsfuser::rms_norm_backward": 2,
 }
 _OPERAND = 1
+_WEIGHT_ONLY = 3  # the number of an rms_norm of which only the weight has a gradient
 _WEIGHTS = {("tsfuser::instance_norm_backward", 2), ("tsfuser::instance_norm_backward", 3)}
 
 
@@ -35,6 +38,9 @@ def copy_operands(saved: SavedValues) -> None:
     for j, value, argument in list(saved.of_outputs()):
         if j >= saved.real and value.unique() in seen and is_tensor(value):
             readers = {(use.user.kind(), use.offset) for use in argument.uses()}
+            if readers and all(_gives_weight_only(use.user) for use in argument.uses()):
+                _keep(saved, j, "tsfuser::norm_operand", [value, _WEIGHT_ONLY])
+                continue
             if readers and readers <= _WEIGHTS:
                 _keep(saved, j, "aten::clone", [value, None])
             elif len(readers) == 1 and (reader := readers.pop())[0] in _NORMS and reader[1] == _OPERAND:
@@ -48,3 +54,7 @@ def _keep(saved: SavedValues, j: int, kind: str, operands: list) -> None:
     forward.setInsertPoint(end)
     given = [v if isinstance(v, Value) else forward.insertConstant(v) for v in operands]
     end.replaceInput(j, insert(forward, end, kind, given).output())
+
+
+def _gives_weight_only(node: Node) -> bool:
+    return node.kind() == "tsfuser::rms_norm_backward" and not list(node.outputsAt(0).uses())
