@@ -2,6 +2,8 @@
 otherwise (tsfuser/frontends/torchscript/training/saved.py, `without_idle`), or torch's operator of these
 graphs gives zeros, or raises (csrc_stubs/torchscript/direct.h)."""
 
+import random
+
 import pytest
 import torch
 
@@ -277,3 +279,45 @@ def test_second_gradients_beside_statistics(device):
                 first = torch.autograd.grad(function(a, v)[0].square().sum(), (a, v), create_graph=True)
                 both.append(torch.autograd.grad(sum(g.square().sum() for g in first), (a, v)))
             torch.testing.assert_close(*both, rtol=1e-3, atol=1e-3)
+
+
+#: Of which inputs and results require a gradient in each choice of the calls.
+SEVERAL = [
+    "p = a * b\n    return p.sin(), (c + d).exp(), p * (c + d)",
+    "p = torch.mm(a, b)\n    q = torch.tanh(p) * c\n    return q, d.sigmoid(), p, q + d",
+    "p = torch.softmax(a * 2, 1)\n    return p, p * b + c, d * 2, d",
+    "p = torch.where(a > 0.5, b, c)\n    return p, p * d, (a > 0.5).float() * d",
+    "q = torch.cat([b, c], 1)\n    return a.view(-1) * 2, q.sin(), d + 1",
+    "p, q = a.chunk(2, 1)\n    return p * q, b.t() + c, d.exp(), p",
+    "q = a.detach() * b + c.detach()\n    return q, (q * d.detach()).cos(), d * a.detach()",
+    "p = (a * b).type_as(c)\n    return p, c.expand_as(d) * 2, d.round(), p + d.floor()",
+    "p = a * 1.5\n    p.add_(b)\n    q = c.clone()\n    q.mul_(2)\n    return p, q, q + d",
+    "p = torch.rsqrt((a * a).mean(-1, keepdim=True) + 1e-5)\n    return a * p * b, p, c / (d + 2), d[0]",
+    "p = torch.addmm(a[0], b, c)\n    q = torch.mm(d, a)\n    return p.relu(), q.relu(), p * q",
+    "p = torch.nn.functional.layer_norm(c, [4], d[0], d[1])\n    return (a + b).relu(), p, a.sum() * p",
+]
+
+
+@pytest.mark.parametrize("first", [(True, True, True, True), (True, False, True, False)])
+@pytest.mark.parametrize("body", SEVERAL)
+def test_each_call_requires_what_it_likes(device, body, first):
+    text = f"def f(a, b, c, d):\n    {body}\n"
+    exec(text, {"torch": torch}, found := {})
+    scripted, chooser = script(text), random.Random(4)
+    choices = [first] * CALLS + [[chooser.random() < 0.5 for _ in range(4)] for _ in range(8)]
+    generator = torch.Generator().manual_seed(6)
+    given = [torch.rand(4, 4, generator=generator).to(device) for _ in range(4)]
+    for asked in choices:
+        both = []
+        for function, context in ((scripted, tsfuser.fuser()), (found["f"], torch.jit.fuser("none"))):
+            inputs = [x.clone().requires_grad_(asks) for x, asks in zip(given, asked)]
+            with context:
+                results = function(*inputs)
+                moving = [r for r in results if r.requires_grad]
+                leaves = [x for x in inputs if x.requires_grad]
+                gradients = [
+                    torch.autograd.grad(r.square().sum(), leaves, allow_unused=True, retain_graph=True)
+                    for r in moving
+                ]
+            both.append(([r.requires_grad for r in results], [r.detach() for r in results], gradients))
+        torch.testing.assert_close(*both, rtol=1e-3, atol=1e-4)
