@@ -96,6 +96,23 @@ def test_the_program_writes_to_the_result(name, activation):
 
 
 @pytest.mark.graphs
+@pytest.mark.parametrize("made", ["v.sin() * v", "torch.layer_norm(v, [4])"])
+def test_an_operand_that_is_asked_for_its_dtype_has_no_gradient(made):
+    """So autograd, which knows that before the backward, need not reach what it was made of."""
+    text = f"def f(x: Tensor, v: Tensor):\n    return x.sin().type_as({made})\n"
+    scripted = script(text)
+    with tsfuser.fuser():
+        for _ in range(5):
+            x, v = (torch.rand(4).requires_grad_() for _ in range(2))
+            y = scripted(x, v)
+            with torch.no_grad():
+                v.add_(1)
+            y.sum().backward()
+            assert v.grad is None
+            torch.testing.assert_close(x.grad, x.detach().cos())
+
+
+@pytest.mark.graphs
 @pytest.mark.parametrize("activation", ["relu6", "softplus"])
 def test_a_result_that_nothing_writes_to_is_saved_and_no_operand(activation):
     """The product saves it anyway."""

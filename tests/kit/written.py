@@ -17,12 +17,13 @@ from kit.support import copy_of, incoming_gradient, script
 
 MOST = 3  # operands that may require a gradient
 RAISED = "raised"
-FORMS = ("alone", "returned", "idle")
+FORMS = ("alone", "returned", "idle", "asked")
 
 
 def source(program, form):
-    """The program's source with its one op `alone`, with a reader but `returned`, or `idle`: nothing but
-    bools are made of its result, so that no gradient reaches it."""
+    """The program's source with its one op `alone`, with a reader but `returned`, or with a result that no
+    gradient reaches: `idle`, of which nothing but bools are made, or `asked` for its dtype alone, which a
+    differentiable graph does itself."""
     *lines, last = program.source.rstrip().split("\n")
     call = last.strip().removeprefix("return ")
     moving = [f"x{k}" for k, a in enumerate(program.arguments) if _is_moving(a)]
@@ -33,7 +34,8 @@ def source(program, form):
     else:
         first, *others = moving
         lines += [f"    {first} = {first} * 1.5", f"    y = {call}"]
-        lines += [f"    return {', '.join(['torch.isnan(y)', first, *(f'{x}.sin()' for x in others)])}"]
+        made = "torch.isnan(y)" if form == "idle" else f"{first}.cos().type_as(y)"
+        lines += [f"    return {', '.join([made, first, *(f'{x}.sin()' for x in others)])}"]
     return "\n".join(lines) + "\n"
 
 

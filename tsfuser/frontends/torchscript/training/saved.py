@@ -73,8 +73,10 @@ class SavedValues:
 
     def without_gradients(self, idle: Collection[int]) -> SavedValues:
         """The same, whose backward gets no gradients for the outputs `idle`: they are zero, and so is what is
-        computed of them alone, which leaves the backward. What is kept for that has no gradient either."""
-        if not set(idle).intersection(self.gradients):
+        computed of them alone, which leaves the backward. So does what is computed of the zeros that autodiff
+        writes, as for the second operand of `type_as`. What is kept for that has no gradient either."""
+        written = self.zeros()
+        if not written and not set(idle).intersection(self.gradients):
             return self
         arguments = list(self.backward.inputs())
         still = {k for k, j in enumerate(self.gradients) if j in idle}
@@ -86,7 +88,7 @@ class SavedValues:
             if k not in moving:
                 arguments[k].replaceAllUsesWith(zero)
                 self.backward.eraseInput(k)
-        zeros = {zero.unique()}
+        zeros = {zero.unique(), *written}
         for node in list(self.backward.nodes()):
             given = [value for value in inputs(node) if value.unique() not in zeros]
             if node.kind() == "prim::GradOf" and not given:
@@ -100,7 +102,7 @@ class SavedValues:
         """The gradients of what is kept and read by the part of the backward that the gradients `moving`
         reach."""
         arguments = list(self.backward.inputs())[: len(self.gradients)]
-        zeros = {value.unique() for k, value in enumerate(arguments) if k not in moving}
+        zeros = {value.unique() for k, value in enumerate(arguments) if k not in moving} | self.zeros()
         read: set[int] = set()
         for node in self.backward.nodes():
             given = {value.unique() for value in inputs(node)}
@@ -113,6 +115,11 @@ class SavedValues:
                     read.update(value.unique() for value in inputs(inner))
         kept = {j for j, _, argument in self.of_outputs() if argument.unique() in read}
         return {k for k, j in enumerate(self.gradients) if j >= self.real and j in kept}
+
+    def zeros(self) -> set[int]:
+        """The gradients that are zero whatever the backward gets."""
+        nodes = self.backward.findAllNodes("prim::AutogradZero", False)
+        return {node.output().unique() for node in nodes}
 
     def _zero(self) -> Value:
         """A gradient of zeros at the beginning of the backward."""

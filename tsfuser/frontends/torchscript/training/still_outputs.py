@@ -41,14 +41,10 @@ def _reads_only(node: Node, still: set[int]) -> bool:
 
 def leave_zeros(saved: SavedValues) -> None:
     """Takes gradients that are zero, and are not read, from the operands of derivatives."""
-    zeros: set[int] = set()
-    for node in saved.backward.nodes():
+    zeros = saved.zeros()
+    for node in saved.backward.findAllNodes("prim::GradOf", False):
         given = [value.unique() for value in inputs(node)]
-        if node.kind() == "prim::AutogradZero" or (
-            node.kind() in ("prim::GradOf", "prim::AutogradAdd") and zeros.issuperset(given)
-        ):
-            zeros.update(value.unique() for value in outputs(node))
-        elif node.kind() == "prim::GradOf" and zeros.intersection(given):
+        if zeros.intersection(given):
             unread = zeros - _read_inside(node)
             for k in reversed(range(len(given))):
                 if given[k] in unread:
