@@ -77,6 +77,8 @@ PROGRAMS = {  # of x[2, 6, 8], y[2, 6, 8]
     "of merged heads": f"torch.cat(({merged('x')}, {merged('y')}, x), 2) + 1.0",
     "of merged heads behind": f"torch.cat((x, {merged('x')}), 2) + 1.0",
     "of merged heads at an odd place": f"torch.cat((x[..., :3], {merged('x')}), 2) + 1.0",
+    "flat, of what was flat in another order": "torch.cat((((x * 2.0).flatten() + 1.0).view_as(x)"
+    ".transpose(0, 1).relu().reshape(-1), y.flatten() * 2.0), 0) + 1.0",
     "sum along it": "(torch.cat((x, y), -1) * 2.0).sum(-1)",
     "sum along another": "(torch.cat((x, y), -1) * 2.0).sum(1)",
     "sum of all": "(torch.cat((x, y), 1) * 2.0).sum()",

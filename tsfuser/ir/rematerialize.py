@@ -16,7 +16,7 @@ or has parts of its own, is such a copy along a dim of another size:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -67,12 +67,11 @@ def moved(draft: Draft, value: Value, dim: int, move: Move) -> Value | None:
     if value.dims[dim] is None:
         return value
     own = draft.axis(value.dims[dim])
-    moves = {own: move}
-    cone = _Copy(draft, moves=moves).cone(value)
-    loops = set(draft.axes.parts(own))
-    over = {draft.axis(a) for v in (value, *(v for op in cone for v in op.operands)) for a in v.axes}
-    others = [a for a in over if a != own and not loops.isdisjoint(draft.axes.parts(a))]
-    if others:  # some loop of the dim is walked by other dims, too
+    moves, loops = {own: move}, draft.axes.parts(own)
+    others = _over(draft, value, moves) - {own}
+    if any(not set(loops).isdisjoint(draft.axes.parts(a)) for a in others):
+        # some loop of the dim is walked by other dims, too; the outermost one by further values
+        others = _over(draft, value, {own: move, loops[0]: move}) - {own}
         moves = _moves_of_loops(draft, own, move, others)
     copy = _Copy(draft, moves=moves)
     cone = copy.cone(value)
@@ -86,7 +85,13 @@ def moved(draft: Draft, value: Value, dim: int, move: Move) -> Value | None:
     return copy.value(value)
 
 
-def _moves_of_loops(draft: Draft, own: Axis, move: Move, others: Sequence[Axis]) -> dict[Axis, Move]:
+def _over(draft: Draft, value: Value, moves: Mapping[Axis, Move]) -> set[Axis]:
+    """The axes of what is computed a second time with `moves`, and of what that reads."""
+    cone = _Copy(draft, moves=moves).cone(value)
+    return {draft.axis(a) for v in (value, *(v for op in cone for v in op.operands)) for a in v.axes}
+
+
+def _moves_of_loops(draft: Draft, own: Axis, move: Move, others: Collection[Axis]) -> dict[Axis, Move]:
     """The moves of axis `own` and of the outermost of its loops, where `others` walk these one by one: a
     window that begins at a head, of so many heads, is one of elements and of heads. Else empty."""
     axes, decide = draft.axes, draft.call.decide
