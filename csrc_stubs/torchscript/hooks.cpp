@@ -98,6 +98,7 @@ void pre_pass(GraphPtr& graph) {
                                                 // groups
     torch::jit::ProfilingRecord::removeProfilingNodes(graph->block());
   }
+  end_loops(*graph);
 }
 
 // Torch's operators that were replaced. Those of graphs that were made before point to them.
@@ -152,6 +153,7 @@ void hook_into_torch() {
     register_cast_operator();
     register_dropout_seeds();
     register_late_biases();
+    register_loop_end();
     torch::jit::RegisterProfilingNode(is_profiled);
     torch::jit::registerPrePass(pre_pass);
     replace_operator(c10::prim::DifferentiableGraph, make_differentiable_graph);

@@ -46,6 +46,10 @@ void register_pad();  // the operator of hand_on_wholes
 
 void register_late_biases();  // the operator of add_biases_late
 
+// Keeps loops out of the operands of what reads their results, in a graph that is to be run (loop_ends.cpp).
+void end_loops(torch::jit::Graph& graph);
+void register_loop_end();  // its operator
+
 // The inverse of the forms, in a graph that is profiled, or differentiated, by now.
 void plain_forms(torch::jit::Graph& graph);
 // The same, of a graph that autodiff does not see any more: without the casts that serve it alone.
