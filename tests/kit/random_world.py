@@ -383,7 +383,7 @@ def noisy(program, call, roundings=None, seed=0, saving=saved_copies):
 
     arguments = [_copied(a) for a in program.arguments(call)]
     backward = shaken.by(max([_register(program, call), *filter(None, roundings)]) if roundings else None)
-    with shaken if roundings else contextlib.nullcontext(), saving():
+    with shaken, saving():
         return program.outcome(function, call, "cpu", arguments, backward)
 
 

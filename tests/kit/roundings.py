@@ -6,7 +6,9 @@ and 4.2), `d` being of the size of `2 epsilon`: an elementwise op gives `y (1 + 
 since terms that cancel leave far less than their roundings; what takes a mean away is off by that mean's
 error, the same one everywhere. And where the positive or the negative terms of a sum alone overflow, the
 order of additions decides between the sum, inf and nan: each seed takes another of them. So does whether
-a product and a sum are one FMA, where the product alone overflows. Example:
+a product and a sum are one FMA, where the product alone overflows. And what torch's kernel itself gets
+wrong is put right, shaken or not: that of a batch norm's derivative on the CPU reads gradient and operand in
+one order, though only dims of one element hide that one is channels-last and the other is not. Example:
 
     with Shaken(seed) as shaken, shaken.by(2.0**-23):
         x.sum()
@@ -23,7 +25,7 @@ aten = torch.ops.aten
 
 
 class Shaken(TorchDispatchMode):
-    """Shakes what runs inside of one of its `by`."""
+    """Shakes what runs inside of one of its `by`; elsewhere it gives what is exact."""
 
     def __init__(self, seed):
         super().__init__()
@@ -44,6 +46,8 @@ class Shaken(TorchDispatchMode):
         kwargs, place = kwargs or {}, func.overloadpacket
         written = [r.alias_info and r.alias_info.is_write for r in func._schema.returns]
         is_view = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
+        if place == aten.native_batch_norm_backward:
+            args = (args[0].contiguous(), args[1].contiguous(), *args[2:])
         out = func(*args, **kwargs)
         if self.epsilon is None or is_view:
             return out
