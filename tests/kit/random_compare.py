@@ -108,6 +108,14 @@ def last_roundings(dtype, wanted):
     return (2 * EPSILON[dtype] + 64 * min(EPSILON[dtype], EPSILON[torch.float32])) * _largest(finite)
 
 
+def all_roundings(program, call, dtype, wanted):
+    """How far off a gradient of `dtype` may be that only TorchScript gives, so that eager's error is no
+    measure: by one rounding of each statement, and the last ones."""
+    roundings, _ = epsilons(program, call)
+    finite = wanted[wanted.isfinite()]
+    return last_roundings(dtype, wanted) + 2 * sum(filter(None, roundings)) * _largest(finite)
+
+
 def adds_gradients(program):
     """Whether gradients of several readers of a value may add up. The first one to come decides about the
     strides of the sum, and within TorchScript's differentiable graphs that is another one than in eager."""

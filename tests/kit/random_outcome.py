@@ -18,17 +18,18 @@ from kit.support import copy_of
 RAISED = "raised in the backward"
 
 
-def outcome(function, arguments, gradients, backward=None, context=None, written=(), asks=False):
+def outcome(function, arguments, gradients, backward=None, context=None, written=(), asks=False, moving=None):
     """Named tensors: results, gradients, and the inputs after the call. `context`, `backward`: contexts of
     the forward and the backward. `written`: numbers of the arguments that are changed between them; that
-    the backward then raises is part of the outcome. `asks`: so is which results require gradients."""
+    the backward then raises is part of the outcome. `asks`: so is which results require gradients. `moving`:
+    numbers of the only results that a gradient comes for; None for all that require one."""
     with warnings.catch_warnings(), context or contextlib.nullcontext():
         warnings.simplefilter("ignore")
         results = list(function(*arguments))
     found = {f"result {k}": t for k, t in enumerate(results)}
     inputs = [a for a in arguments if isinstance(a, torch.Tensor)]
     leaves = [a for a in inputs if a.requires_grad]
-    ends = [t for t in results if t.requires_grad]
+    ends = [t for k, t in enumerate(results) if t.requires_grad and (moving is None or k in moving)]
     if asks:
         found |= {f"requires {k}": torch.tensor(t.requires_grad) for k, t in enumerate(results)}
     given = [incoming(t) for t in ends]

@@ -97,12 +97,14 @@ class Program:
         on = "autocast" in self.features
         return torch.autocast(device, torch.bfloat16) if on else contextlib.nullcontext()
 
-    def outcome(self, function, call, device, arguments=None, backward=None):
-        """Of one call, as it is on the device; or with `arguments` in double, which has no autocast."""
+    def outcome(self, function, call, device, arguments=None, backward=None, moving=None):
+        """Of one call, as it is on the device; or with `arguments` in double, which has no autocast.
+        `moving`: see `random_outcome.outcome`."""
         given = self.arguments(call, device) if arguments is None else arguments
         context = self.context(device) if arguments is None else contextlib.nullcontext()
         written = [k for k, i in enumerate(self.inputs) if i.name in self.written]
-        return outcome(function, given, self.gradients, backward, context, written, bool(self.features))
+        asks = bool(self.features)
+        return outcome(function, given, self.gradients, backward, context, written, asks, moving)
 
     def source(self):
         heads = [f"{i.name}: Tensor" for i in self.inputs] + ["s: float", "n: int"]
