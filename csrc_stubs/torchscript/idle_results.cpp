@@ -10,6 +10,7 @@
 #include "torchscript/op_facts.h"
 #include "torchscript/twins.h"
 
+#include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 
 #include <algorithm>
@@ -53,6 +54,36 @@ bool asks_for_history(const Node& reader) {
   return kinds.count(reader.kind()) != 0;
 }
 
+// Whether the reader gives its operand without a history.
+bool detaches(const Node& reader) {
+  static const Kinds kinds = symbols({"aten::detach", "prim::data"});
+  return kinds.count(reader.kind()) != 0;
+}
+
+// Whether all of the reader's results that are read are integers: their dtype is given, or they say where
+// elements are, as those of `max(y, 0)[1]`.
+bool gives_integers(const Node& reader, const c10::FunctionSchema& schema) {
+  if (!reader.kind().is_aten() || schema.is_mutable()) {  // what it writes may be read elsewhere
+    return false;
+  }
+  if (const auto place = schema.argumentIndexWithName("dtype")) {
+    const auto dtype = torch::jit::toIValue(reader.input(*place));
+    return dtype && dtype->isInt() && c10::isIntegralType(dtype->toScalarType(), /*includeBool=*/true);
+  }
+  bool any = false;
+  for (size_t i = 0; i < reader.outputs().size(); ++i) {
+    const auto& uses = reader.output(i)->uses();
+    const bool is_read = std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
+      return use.user->kind() != c10::prim::Drop;
+    });
+    if (is_read && schema.returns()[i].name() != "indices") {
+      return false;
+    }
+    any |= is_read;
+  }
+  return any;
+}
+
 bool gets_no_gradient(const Value* value);
 
 bool passes_no_gradient(const torch::jit::Use& use) {
@@ -68,6 +99,9 @@ bool passes_no_gradient(const torch::jit::Use& use) {
   if (!schema || schema->is_vararg() || schema->is_varret() || use.offset >= schema->arguments().size() ||
       asks_for_history(reader)) {
     return false;
+  }
+  if (detaches(reader) || gives_integers(reader, *schema)) {
+    return true;
   }
   const c10::Argument& argument = schema->arguments()[use.offset];
   if (argument.alias_info()) {

@@ -33,6 +33,8 @@ CALLS = {
     "softplus_small": "torch.nn.functional.softplus(x0, 2.0, 0.5)",
     "viewed": "torch.nn.functional.relu6(x0 * 9.0).view(-1)",
 }
+#: What gives no gradient to its operand, and is in no differentiable graph.
+READERS = ["{}.detach()", "{}.data", "{}.long()", "torch.max({}, 0)[1]", "torch.topk({}, 2)[1]"]
 #: Of y, the result of an activation whose derivative autodiff computes from the result.
 WRITES = {
     "behind a reader": "z = y * 2.0\n    y.add_(1)\n    return z, y",
@@ -93,6 +95,23 @@ def test_the_program_writes_to_the_result(name, activation):
                 made = function(x)
                 found.append((*made, *torch.autograd.grad(made[0].sum() + made[1].square().sum(), x)))
             torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.graphs
+@pytest.mark.parametrize("reader", READERS)
+def test_an_operand_of_what_only_integers_are_made_of_or_what_has_no_history(reader):
+    made = reader.format("(y * v)")
+    text = f"def f(x: Tensor, v: Tensor):\n    y = x * 1.5\n    return {made}, y.sin()\n"
+    eager, scripted = plain(text), script(text)
+    with tsfuser.fuser():
+        for function in (eager, *[scripted] * 5):
+            x, v = torch.linspace(1, 2, 4).requires_grad_(), torch.rand(4).requires_grad_()
+            still, moving = function(x, v)
+            with torch.no_grad():
+                v.add_(1)
+            moving.sum().backward()
+            assert v.grad is None and not still.requires_grad
+            torch.testing.assert_close(x.grad, 1.5 * torch.cos(1.5 * x.detach()))
 
 
 @pytest.mark.graphs
