@@ -31,6 +31,7 @@
 #include "torchscript/twins.h"
 
 #include <ATen/ScalarOps.h>
+#include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/runtime/autodiff.h>
 
@@ -275,6 +276,17 @@ bool are_equal(const Node* cast, const Node* other) {
   return true;
 }
 
+// Whether a node between two of a block may write to the value.
+bool is_written_between(const Value* value, const Node* first, const Node* last) {
+  while ((first = first->next()) != last) {
+    if (writes(first)) {
+      return torch::jit::AliasDb(const_cast<Node*>(first)->owningGraph()->shared_from_this())
+          .hasWriters(value);
+    }
+  }
+  return false;
+}
+
 // A cast of idle casts of %x  ->  the cast of %x that there is; autodiff may have put either first
 void restore_one_cast(Node* node) {
   const auto behind = [](Value* value) { return const_cast<Value*>(behind_profile(value)); };
@@ -295,6 +307,9 @@ void restore_one_cast(Node* node) {
     } else if (other != node && is_cast(other) && other->owningBlock() == node->owningBlock() &&
                are_equal(other, node)) {
       const bool first = other->isBefore(node);
+      if (is_written_between(given, first ? other : node, first ? node : other)) {
+        continue;
+      }
       (first ? node : other)->output()->replaceAllUsesWith((first ? other : node)->output());
     }
   }

@@ -66,14 +66,6 @@ bool is_apart_from_statistics(const Node* node) {
          is_parameter_or_none(node->input(2));
 }
 
-bool writes(const Node* node) {
-  const auto* schema = node->maybeSchema();
-  return (schema && schema->is_mutable()) ||
-         std::any_of(node->blocks().begin(), node->blocks().end(), [](const torch::jit::Block* block) {
-           return std::any_of(block->nodes().begin(), block->nodes().end(), writes);
-         });
-}
-
 // The nodes of its block, or around such, that read the node's results.
 std::unordered_set<const Node*> readers_of(const Node* node) {
   std::unordered_set<const Node*> found;

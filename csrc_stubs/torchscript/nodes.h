@@ -4,6 +4,7 @@
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/ir.h>
 
+#include <algorithm>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -77,5 +78,14 @@ inline std::vector<std::pair<torch::jit::Node*, torch::jit::GraphFunction*>> fal
 // Torch would put casts of autocast into the fallback once more. The graph that it is of has them, and ops
 // that were in place, which get none, may be functional by now.
 inline void keep_casts(torch::jit::GraphFunction& fallback) { fallback._set_ignore_amp(true); }
+
+// Whether the schema of the node, or of one inside, says that it writes to an operand.
+inline bool writes(const torch::jit::Node* node) {
+  const auto* schema = node->maybeSchema();
+  return (schema && schema->is_mutable()) ||
+         std::any_of(node->blocks().begin(), node->blocks().end(), [](const torch::jit::Block* block) {
+           return std::any_of(block->nodes().begin(), block->nodes().end(), writes);
+         });
+}
 
 }  // namespace tsfuser

@@ -374,3 +374,17 @@ def test_a_step_is_logged_where_it_changes_a_graph(program, step, capsys):
         graphs_of(program, operands("cpu"))
     logged = capsys.readouterr().err
     assert {name for name in ("choose_gradients", "share_ties") if f"After {name}" in logged} == {step}
+
+
+@pytest.mark.graphs
+def test_casts_before_and_behind_a_write_stay_two():
+    """The first has two readers, each of which gets a cast of its own."""
+    text = (
+        "def f(x):\n    i = x.to(torch.int32)\n    x.div_(x * x + 1)\n    return torch.logsumexp(x, [0]), i\n"
+    )
+    scripted = torch.jit.CompilationUnit(text).f
+    with tsfuser.fuser(), torch.autocast("cpu", torch.bfloat16):
+        for _ in range(4):
+            x = torch.tensor([2.625, 1.0], dtype=torch.bfloat16)
+            found, _ = scripted(x)
+            torch.testing.assert_close(found, torch.logsumexp(x.float(), 0))
