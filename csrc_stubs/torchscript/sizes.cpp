@@ -140,6 +140,17 @@ void viewed_sizes(Stack& stack) {
   torch::jit::push(stack, std::move(result));
 }
 
+// `pad` has two numbers for each of the last dims, the last one first.
+void padded_sizes(Stack& stack) {
+  const Sizes pad = torch::jit::pop(stack).toIntVector();
+  Sizes sizes = torch::jit::pop(stack).toIntVector();
+  for (size_t k = 0; k + 1 < pad.size() && k / 2 < sizes.size(); k += 2) {
+    int64_t& size = sizes[sizes.size() - 1 - k / 2];
+    size = std::max<int64_t>(size + pad[k] + pad[k + 1], 0);
+  }
+  torch::jit::push(stack, std::move(sizes));
+}
+
 void flattened_sizes(Stack& stack) {
   int64_t end = torch::jit::pop(stack).toInt();
   int64_t start = torch::jit::pop(stack).toInt();
@@ -181,6 +192,7 @@ void register_size_operators() {
        Operator("tsfuser::selected_sizes(int[] sizes, int dim) -> int[]", selected_sizes, kind),
        Operator("tsfuser::viewed_sizes(int[] sizes, int[]? size, int[]? shape) -> int[]", viewed_sizes,
                 kind),
+       Operator("tsfuser::padded_sizes(int[] sizes, int[] pad) -> int[]", padded_sizes, kind),
        Operator("tsfuser::product_from(int[] sizes, int first, int start) -> int", product_from, kind),
        Operator("tsfuser::flattened_sizes(int[] sizes, int start_dim, int end_dim) -> int[]",
                 flattened_sizes, kind)});

@@ -211,6 +211,10 @@ SIZE_OPERATORS = [
     ("flattened_sizes", ([4, 8, 2], 1, 2), [4, 16]),
     ("flattened_sizes", ([4, 8, 2], -2, -2), [4, 8, 2]),
     ("flattened_sizes", ([], 0, -1), [1]),
+    ("padded_sizes", ([4, 8, 2], [1, 2]), [4, 8, 5]),
+    ("padded_sizes", ([4, 8, 2], [0, 0, -3, 1]), [4, 6, 2]),
+    ("padded_sizes", ([4], [-9, 1, 2, 2]), [0]),
+    ("padded_sizes", ([4], [1]), [4]),
     ("flattened_sizes", ([4, 8], 0, 3), [4, 8]),
 ]
 

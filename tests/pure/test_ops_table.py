@@ -81,6 +81,7 @@ def test_a_row_is_well_formed(row):
         "selected",
         "viewed",
         "flattened",
+        "padded",
         *inspect.signature(row.evaluate).parameters,
     }
     assert {row.sizes} <= known if isinstance(row.sizes, str) else set(row.sizes) <= known

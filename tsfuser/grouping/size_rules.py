@@ -25,6 +25,7 @@ RULES = {
     "selected": ("tsfuser::selected_sizes", ("dim",)),
     "viewed": ("tsfuser::viewed_sizes", ("size", "shape")),
     "flattened": ("tsfuser::flattened_sizes", ("start_dim", "end_dim")),
+    "padded": ("tsfuser::padded_sizes", ("pad",)),
     "joined": ("tsfuser::joined_sizes", ("dim",)),  # of two tensors: others follow one by one
 }
 _ABSENT = {"keepdim": False}  # what stands for an argument that an overload lacks; None for all others

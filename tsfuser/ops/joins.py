@@ -144,7 +144,7 @@ def _rolled(b: Builder, value: Value, dim: int, shift: sz.Size) -> Value:
     return made
 
 
-@composite("aten::roll", dtypes=ALL, sizes="own", symbolic=("shifts",), fixed=("dims",))
+@composite("aten::roll", dtypes=ALL, sizes="first", symbolic=("shifts",), fixed=("dims",))
 def roll(b: Builder, self, shifts: list, dims: list = ()) -> Value:
     """`self` with its elements shifted along `dims`, or as one dim; what leaves at an end comes in at the
     other"""

@@ -131,15 +131,17 @@ def _constant_pad(b: Builder, self: Value, pad: Sequence[sz.Size], value: Value 
     return b.in_format_of(made, self)
 
 
-@composite("aten::constant_pad_nd", dtypes=ALL, sizes="own", symbolic=("pad",))
+@composite("aten::constant_pad_nd", dtypes=ALL, sizes="padded", symbolic=("pad",))
 def constant_pad_nd(b: Builder, self, pad: list, value=None) -> Value:
     """`self` with so many elements of `value` before and behind each of its last dims"""
     return _constant_pad(b, self, pad, value)
 
 
 # TorchScript: where nothing but groups could tell a copy from the operand
-@composite("tsfuser::pad", dtypes=ALL, sizes="own", symbolic=("pad",), only={"mode": "constant"}, fresh=False)
-@composite("aten::pad", dtypes=ALL, sizes="own", symbolic=("pad",), only={"mode": "constant"})
+@composite(
+    "tsfuser::pad", dtypes=ALL, sizes="padded", symbolic=("pad",), only={"mode": "constant"}, fresh=False
+)
+@composite("aten::pad", dtypes=ALL, sizes="padded", symbolic=("pad",), only={"mode": "constant"})
 def pad_(b: Builder, self, pad: list, mode: str = "constant", value=None) -> Value:
     """`self` with so many elements of `value` before and behind each of its last dims"""
     return _constant_pad(b, self, pad, value)

@@ -108,8 +108,8 @@ class Row:
     `symbolic` (ints and int lists whose values need not be part of the class) as `Size`s. `sizes` says what
     the result's sizes are, for several results one word each: `broadcast` of the tensor operands, those of
     the `first` or of the argument named, these as `reduced` by the arguments `dim` and `keepdim`, `squeezed`,
-    `unsqueezed`, `permuted`, `viewed`, `flattened` or `joined`, or `own`. `text` is its docs line. Arguments
-    in `fixed` must be constants of the graph: most calls would be refused otherwise; those in
+    `unsqueezed`, `permuted`, `viewed`, `flattened`, `padded` or `joined`, or `own`. `text` is its docs line.
+    Arguments in `fixed` must be constants of the graph: most calls would be refused otherwise; those in
     `only` must be these. Those in `ignored` are tensors that other implementations look at; the function gets
     None for them. Those in `unguarded` are tensors of other dtypes and ranks in other calls. `writes` holds
     pairs: a tensor argument that the op changes in place though its schema does not say so, and the bool
