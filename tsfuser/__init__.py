@@ -52,9 +52,11 @@ _C.set_op_facts(
     excluded=[row.name for row in table.all_rows() if row.autodiff_excludes],
     heavy=unsupported.heavy_kinds(),
     same_sizes=table.kinds_with_sizes("first"),
+    sized=functionalize.sized_kinds(),
     broadcast=table.kinds_with_sizes("broadcast"),
     alone=[row.name for row in table.all_rows() if "bfloat16" in row.slow_on_gpu],
     flat=table.flat_kinds(),
+    writers=sorted({row.name for row in table.all_rows() if row.writes}),
     asked=table.asked_arguments(),
     most_joined=joins.MAX_PIECES,
     most_joined_in_memory=joins.MAX_IN_MEMORY,
@@ -65,6 +67,7 @@ _C.set_planner(planner.plan)
 _C.set_reporter(warn)
 _C.set_differentiable(differentiable.rewrite)
 _C.set_fallback_enabled(options.fallback_enabled())
+_C.settle_branches(not options.disabled("settled_branches"))
 knobs.install()
 door.open_door()
 if options.dump("dump_eff_bandwidth"):

@@ -55,6 +55,8 @@ DISABLE = {
     "fma": "No fused multiply-add in CUDA kernels.",
     "clusters": "No blocks of CUDA kernels combine in each other's shared memory.",
     "overlap": "No programmatic dependent launch: no CUDA kernel starts while the one before it runs.",
+    "settled_branches": "Scripted functions keep branches that follow from sizes and attributes, and are "
+    "fused between them.",
     "recompute": "The backward reads all that autodiff saves, and computes nothing again.",
     **_inert(
         "arch_check compile_to_sass grouped_grid_welford_outer_opt index_hoist nvtx predicate_elimination "

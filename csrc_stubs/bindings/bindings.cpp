@@ -8,6 +8,7 @@
 #include "interpreter/graph_program.h"
 #include "torchscript/hooks.h"
 #include "torchscript/optimised.h"
+#include "torchscript/settled_branches.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>  // tensors as arguments
@@ -217,6 +218,7 @@ void after_fork() {
   forget_other_threads();
   interrupts_after_fork();
   groups_after_fork();
+  SettledBranches::after_fork();
 }
 
 void bind_plan(py::module_& m) {

@@ -1,7 +1,10 @@
 // The functions of tsfuser._C that take or return graphs.
 
+#include "torchscript/settled_branches.h"
+#include "torchscript/static_values.h"
 #include "group/group.h"
 #include "torchscript/hooks.h"
+#include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twins.h"
@@ -15,6 +18,7 @@
 #include <torch/csrc/jit/runtime/autodiff.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -52,6 +56,38 @@ std::vector<Frame> frames(const torch::jit::Node& node) {
   return result;
 }
 
+std::optional<std::unordered_set<std::string>> static_values(const GraphPtr& graph) {
+  const StaticValues values(*graph);
+  if (!values.knows_all()) {
+    return std::nullopt;
+  }
+  std::unordered_set<std::string> names;
+  for (const torch::jit::Node* node : all_nodes(*graph)) {
+    for (const torch::jit::Value* value : node->outputs()) {
+      if (values.follows(value)) {
+        names.insert(value->debugName());
+      }
+    }
+  }
+  return names;
+}
+
+// None where no branch of the graph is settled.
+std::optional<std::vector<torch::jit::GraphExecutorState>> settled_states(const GraphPtr& graph) {
+  const py::gil_scoped_release released;  // another thread may hold an executor's lock, and wait for Python
+  const auto functions = settled_functions(*graph);
+  if (!functions) {
+    return std::nullopt;
+  }
+  std::vector<torch::jit::GraphExecutorState> states;
+  for (const auto& [function, training] : *functions) {
+    if (function->get_executor().isOptimized()) {
+      states.push_back(function->getDebugState());
+    }
+  }
+  return states;
+}
+
 // Has the node stand for a line of source.
 void set_place(torch::jit::Node& node, const std::string& file, size_t line, const std::string& text) {
   // of a range that is all of its source, messages do not tell the file
@@ -71,19 +107,29 @@ void bind_graphs(py::module_& m) {
       [](const std::vector<std::string>& in_place, const std::vector<std::string>& fresh,
          const std::vector<std::string>& computed, const std::vector<std::string>& handed_on,
          const std::vector<std::string>& excluded, const std::vector<std::string>& heavy,
-         const std::vector<std::string>& same_sizes, const std::vector<std::string>& broadcast,
-         const std::vector<std::string>& alone, const std::vector<std::string>& flat,
+         const std::vector<std::string>& same_sizes, const std::vector<std::string>& sized,
+         const std::vector<std::string>& broadcast, const std::vector<std::string>& alone,
+         const std::vector<std::string>& flat, const std::vector<std::string>& writers,
          const std::unordered_map<std::string, std::string>& asked, size_t most_joined,
          size_t most_joined_in_memory) {
         take_op_facts({symbols(in_place), symbols(fresh), symbols(computed), symbols(handed_on),
-                       symbols(excluded), symbols(heavy), symbols(same_sizes), symbols(broadcast),
-                       symbols(alone), symbols(flat), argument_names(asked), most_joined,
-                       most_joined_in_memory});
+                       symbols(excluded), symbols(heavy), symbols(same_sizes), symbols(sized),
+                       symbols(broadcast), symbols(alone), symbols(flat), symbols(writers),
+                       argument_names(asked), most_joined, most_joined_in_memory});
       },
       py::arg("in_place"), py::arg("fresh"), py::arg("computed"), py::arg("handed_on"), py::arg("excluded"),
-      py::arg("heavy"), py::arg("same_sizes"), py::arg("broadcast"), py::arg("alone"), py::arg("flat"),
-      py::arg("asked"), py::arg("most_joined"), py::arg("most_joined_in_memory"),
+      py::arg("heavy"), py::arg("same_sizes"), py::arg("sized"), py::arg("broadcast"), py::arg("alone"),
+      py::arg("flat"), py::arg("writers"), py::arg("asked"), py::arg("most_joined"),
+      py::arg("most_joined_in_memory"),
       "What the op table says about kinds of nodes (torchscript/op_facts.h).");
+  m.def("settle_branches", py::overload_cast<bool>(&settle_branches),
+        "Whether branches that follow from the sizes and attributes of a call are settled "
+        "(torchscript/settled_branches.h). Returns the state before.");
+  m.def("static_values", &static_values,
+        "The names of the values of a graph that follow from the facts of a call "
+        "(torchscript/static_values.h); None where it has nodes of unknown kinds.");
+  m.def("settled_states", &settled_states,
+        "The states of the executors that a graph with settled branches runs; None where it has none.");
   m.def("frames", &frames,
         "Where a node comes from, innermost first: (file, line, column, text of the line).");
   m.def("set_place", &set_place, py::arg("node"), py::arg("file"), py::arg("line"), py::arg("text"),

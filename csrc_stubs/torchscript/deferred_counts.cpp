@@ -16,6 +16,7 @@
 // So 53 batch norms on a GPU launch one kernel for their counters, and on a CPU none. This is done only if
 // nothing in the graph can read a counter: `may_defer`. It is a step of prepare.cpp.
 
+#include "torchscript/call_facts.h"
 #include "torchscript/counts.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
@@ -148,13 +149,6 @@ void leave_out_repeated(std::vector<CountNode>& counts) {
   counts.erase(std::remove_if(counts.begin(), counts.end(), is_repeated), counts.end());
 }
 
-bool holds_tensors(const c10::TypePtr& type) {
-  const auto inner = type->containedTypes();
-  return type->isSubtypeOf(*c10::TensorType::get()) || type->kind() == c10::TypeKind::AnyType ||
-         (type->kind() != c10::TypeKind::ClassType &&
-          std::any_of(inner.begin(), inner.end(), holds_tensors));
-}
-
 bool is_object(const Value* value) {
   const auto kind = value->type()->kind();
   return kind == c10::TypeKind::ClassType || kind == c10::TypeKind::InterfaceType;
@@ -177,7 +171,7 @@ bool is_counted_only(const Value* value) {
 bool reads_no_counter(const Node* attribute) {
   const Value* value = attribute->output();
   const auto type = attribute->input()->type()->cast<c10::ClassType>();
-  if (!holds_tensors(value->type())) {
+  if (!may_hold_tensors(value->type())) {
     return true;
   }
   const auto slot = type ? type->findAttributeSlot(attribute->s(c10::attr::name)) : std::nullopt;
@@ -188,7 +182,7 @@ bool may_defer(Graph& graph, const std::vector<Node*>& nodes) {
   const auto inputs = graph.inputs();
   return std::all_of(inputs.begin(), inputs.end(),
                      [](const Value* input) {
-                       return is_object(input) || is_tensor(input) || !holds_tensors(input->type());
+                       return is_object(input) || is_tensor(input) || !may_hold_tensors(input->type());
                      }) &&
          std::none_of(graph.outputs().begin(), graph.outputs().end(), is_object) &&
          std::all_of(nodes.begin(), nodes.end(), [](const Node* node) {

@@ -10,6 +10,7 @@
 
 #include "call/arguments.h"
 #include "torchscript/direct.h"
+#include "torchscript/settled_branches.h"
 #include "torchscript/hooks.h"
 #include "torchscript/idle_results.h"
 #include "torchscript/nodes.h"
@@ -323,6 +324,8 @@ torch::jit::Operation make_differentiable_graph(const Node* node) {
   }
   const auto direct = DirectGraph::marked(*const_cast<Node*>(node));
   keep_less(const_cast<Node*>(node));  // the executor's own copy of the graph
+  keep_branches(*node->g(c10::attr::Subgraph));
+  keep_branches(*node->g(c10::attr::ReverseSubgraph));
   auto run = torchs_operation(node);
   if (direct) {
     direct->take(*node, run);

@@ -2,6 +2,7 @@
 // bool: it surely does not hold where the part does not.
 
 #include "torchscript/front.h"
+#include "torchscript/settled_branches.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 
@@ -44,6 +45,7 @@ Value* Front::attribute(Value* value) {
 }
 
 Value* Front::copy_of(Value* value) {
+  value = before_note(value);
   Node* node = value->node();
   if (const auto constant = torch::jit::toIValue(value)) {
     return graph_.insertConstant(*constant);
@@ -72,6 +74,7 @@ Value* Front::both(Value* one, Value* other) {
 
 // Holds only if the condition will be as wanted; null where that is never known.
 Value* Front::surely(Value* condition, bool wanted) {
+  condition = before_note(condition);
   if (Value* known = copy_of(condition)) {
     return wanted ? known : graph_.insert(c10::aten::__not__, {known});
   }

@@ -11,6 +11,7 @@
 // None of them changes a program while `pass_enabled` is off.
 
 #include "torchscript/hooks.h"
+#include "torchscript/settled_branches.h"
 #include "call/arguments.h"
 #include "torchscript/counts.h"
 #include "torchscript/op_facts.h"
@@ -153,6 +154,7 @@ void hook_into_torch() {
     register_cast_operator();
     register_dropout_seeds();
     register_late_biases();
+    register_settled_branches();
     register_loop_end();
     torch::jit::RegisterProfilingNode(is_profiled);
     torch::jit::registerPrePass(pre_pass);

@@ -23,9 +23,11 @@ struct OpFacts {
   Kinds excluded;          // views that autodiff differentiates, but keeps out of its graphs
   Kinds heavy;             // matrix products and convolutions, which are left to torch's libraries
   Kinds same_sizes;        // ops whose first result has the sizes of their first operand
+  Kinds sized;             // ops whose results' sizes follow from their operands' sizes, and from numbers
   Kinds broadcast;         // ops whose result has the sizes of their operands, broadcast
   Kinds alone;             // ops that are worth a kernel of their own on a GPU, in bfloat16
   Kinds flat;              // ops that pass no gradient on to their operands
+  Kinds writers;           // ops that write to operands, as to statistics, though no schema says so
   ArgumentNames asked;     // of which argument an op reads no elements, but sizes, dtype and the like
   size_t most_joined = 0;  // tensors that an op of groups joins into one, whatever they are
   size_t most_joined_in_memory = 0;  // the same of tensors that no op of the group computes

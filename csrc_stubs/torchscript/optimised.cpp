@@ -3,6 +3,7 @@
 // function, a method or a module type's method. Out: "", "fused" or "unfused".
 
 #include "torchscript/optimised.h"
+#include "torchscript/settled_branches.h"
 
 #include <torch/csrc/jit/api/compilation_unit.h>
 #include <torch/csrc/jit/api/function_impl.h>
@@ -72,6 +73,15 @@ const char* state(GraphExecutor& executor, bool training) {
     return "";
   }
   torch::jit::ExecutionPlan plan = debug.execution_plans.begin()->second;
+  if (const auto settled = settled_functions(*plan.graph)) {
+    std::vector<GraphExecutor*> executors;
+    for (const auto& [function, trains] : *settled) {
+      if (trains == training) {
+        executors.push_back(&function->get_executor());
+      }
+    }
+    return executors.empty() ? "" : state(executors, training);
+  }
   Contents found;
   look(plan.graph->block(), found);
   if (training != found.differentiable && !found.fallbacks.empty()) {

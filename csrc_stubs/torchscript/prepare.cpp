@@ -12,6 +12,7 @@
 //   - New nodes stand behind `first`, or right before a reader behind it: torch comes past them.
 
 #include "torchscript/prepare.h"
+#include "torchscript/settled_branches.h"
 #include "torchscript/counts.h"
 #include "torchscript/nodes.h"
 #include "torchscript/weight_casts.h"
@@ -78,6 +79,9 @@ constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
 }  // namespace
 
 void prepare_for_profiling(Graph& graph, const Node* first) {
+  if (settle_branches(graph, first)) {
+    return;  // what the graph runs is prepared when torch profiles that
+  }
   for (const auto step : kSteps) {
     step(graph, first);
   }

@@ -38,8 +38,8 @@ def test_names_in_a_graph(device):
 
 
 BRANCHES = """
-def f(x, w, other: bool):
-    if other:
+def f(x, w, least: float):
+    if bool(x.sum() > least):
         y = torch.mm(torch.sigmoid(x) * 4.0, w)
         y = y.relu() * 2.0
     else:
@@ -51,10 +51,11 @@ def f(x, w, other: bool):
 def test_groups_of_a_branch_that_did_not_run(device):
     """What follows from the types of inputs is fused, what reads a product that has not been seen is not."""
     x = torch.rand(4, 4, device=device)
-    scripted = fuse(script(BRANCHES), x, x, False)
+    scripted = fuse(script(BRANCHES), x, x, 100.0)
     found = sorted(map(kinds, groups(scripted)))
-    assert found == [["aten::sigmoid", "aten::mul"], ["aten::tanh", "aten::mul"]]
-    assert_matches(scripted(x, x, True), (torch.mm(torch.sigmoid(x) * 4.0, x)).relu() * 2.0, ops=8)
+    asked = ["aten::sum", "aten::gt"]
+    assert found == [["aten::sigmoid", "aten::mul"], asked, ["aten::tanh", "aten::mul"]]
+    assert_matches(scripted(x, x, -100.0), (torch.mm(torch.sigmoid(x) * 4.0, x)).relu() * 2.0, ops=8)
 
 
 def test_a_reduction_over_a_dim_that_changes(device):

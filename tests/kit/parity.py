@@ -144,6 +144,10 @@ SECTIONS = {
              "e2e/test_passes::test_tensors_come_first_and_numbers_that_are_not_constant_stay_inputs"),
         same("Groups are made in branches and loops.",
              "e2e/test_graphs::test_groups_in_branches_and_loops"),
+        differs("Groups end at a branch, whatever it depends on.",
+                "outside of training not at one that follows from sizes, numbers and attributes: the "
+                "function is one node, which runs a copy without such branches, fused from its third call on",
+                "e2e/test_settled_branches::test_a_function_is_one_group_where_its_branches_follow"),
         differs("In a branch that did not run while profiling, ops join groups where an input has a device.",
                 "where their dtypes and ranks follow from others', too: there may be fewer groups",
                 "e2e/test_parity::test_groups_of_a_branch_that_did_not_run"),

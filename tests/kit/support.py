@@ -15,6 +15,7 @@ import torch
 import tsfuser
 from kit import prefork
 from tsfuser import _C, options
+from tsfuser.debug.plans import plans_of
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Two groups, one of them in a forked call, as source for `script`.
@@ -27,7 +28,8 @@ def forked(x):
     b = torch.tanh(x * 3.0)
     return torch.jit.wait(a) + b
 """
-CALLS = 4  # inference is fused in call 2, training in call 3; the last call is surely fused
+#: Inference is fused in call 2, with settled branches in call 3, as training; the last call is surely fused.
+CALLS = 5
 
 
 def fresh(function):
@@ -83,7 +85,7 @@ def all_graphs(scripted):
     found = []
 
     def visit(state):
-        for plan in state.execution_plans.values():
+        for plan in plans_of(state):
             found.append(plan.graph)
             for inner in plan.code.differentiable_op_executor_states():
                 visit(inner)

@@ -24,6 +24,7 @@ OTHER_LISTS = (
     "csrc_stubs/torchscript/batch_checks.cpp",
     "csrc_stubs/torchscript/front.cpp",
     "csrc_stubs/torchscript/part_twin.cpp",
+    "csrc_stubs/torchscript/static_values.cpp",
     "tsfuser/frontends/dynamo/fx/sizes.py",
     "tsfuser/graph/evaluate.py",
 )

@@ -15,6 +15,7 @@ import warnings
 from .. import _C
 from ..errors import TsfuserWarning
 from .isolate import IsolatedScript
+from .plans import plans_of
 
 _lock = threading.Lock()
 _told: set[int] = set()  # registry: hashes of what the user was warned of
@@ -44,5 +45,5 @@ def caveat(isolated: IsolatedScript, fused: bool) -> str:
 
 def _trains(isolated: IsolatedScript) -> bool:
     """Whether autodiff has a part in the call."""
-    plans = isolated.function.get_debug_state().execution_plans.values()
+    plans = plans_of(isolated.function.get_debug_state())
     return any(plan.graph.findAllNodes("prim::DifferentiableGraph", True) for plan in plans)

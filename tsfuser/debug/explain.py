@@ -26,11 +26,14 @@ from .isolate import Isolated, isolate
 from .isolate_compiled import compiled, isolate_compiled
 from .observe import Run, observing
 from .page import page
+from .plans import plans_of
 from .reader import GraphReader
 from .source import Sources
 from .table import text
 
-CALLS = 4  # inference is fused in call 2, training in call 3, forward and backward, and fallbacks one later
+#: Inference is fused in call 2, with settled branches in call 3, as training is, forward and backward; one
+#: later are fallbacks.
+CALLS = 5
 REPEATS = 5  # of the timed calls; the shortest time counts
 
 _FORWARD = ", forward"
@@ -115,7 +118,7 @@ class _Plans:
 
     def graphs(self, state: Any, title: str = "") -> Iterator[GraphReport]:
         """The graphs of an executor, and of the differentiable graphs in them, forward and backward."""
-        plans = list(state.execution_plans.values())
+        plans = list(plans_of(state))
         if not plans:
             yield GraphReport(title, (), (), reached=False)
         for plan in plans:

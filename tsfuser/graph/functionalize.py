@@ -42,6 +42,11 @@ EARLY = (
 )
 
 
+def sized_kinds() -> list[str]:
+    """Ops whose results have sizes that follow from their operands' sizes, and from numbers."""
+    return sorted({row.name for row in table.all_rows()} | without_row.FRESH | without_row.SIZED)
+
+
 def fresh_kinds() -> list[str]:
     """Ops whose results are new tensors whatever the arguments: no view, no cast, which may hand its operand
     on, and no dropout, which does outside of training."""

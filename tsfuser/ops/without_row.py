@@ -22,6 +22,15 @@ FRESH = _aten("""
     upsample_bicubic2d upsample_trilinear3d
     zeros ones empty full rand randn empty_like
 """)
+#: Besides those in FRESH: the sizes of their results follow from their operands' sizes, and from numbers.
+SIZED = _aten("""
+    chunk split split_with_sizes unbind unfold detach cumsum cumprod sort argsort topk argmax argmin
+    max_pool2d_with_indices adaptive_avg_pool1d adaptive_max_pool1d adaptive_max_pool3d
+    alpha_dropout feature_dropout scaled_dot_product_attention einsum outer tril triu
+    empty_like rand_like randn_like new_empty new_zeros new_ones new_full arange linspace eye
+    upsample_nearest1d upsample_linear1d pixel_shuffle pixel_unshuffle channel_shuffle
+    zero_ fill_ copy_ normal_ uniform_ bernoulli_ bernoulli
+""")
 #: In-place forms that become functional before any dtype is known (`Row.in_place_early`).
 IN_PLACE_EARLY = _aten("rrelu_")
 #: They may return their operand itself, though their schemas do not say so (`Row.secret_view`).

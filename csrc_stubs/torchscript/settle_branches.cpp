@@ -1,0 +1,186 @@
+// The rewrite that settles branches, before torch profiles a graph. See settled_branches.h.
+
+#include "torchscript/settled_branches.h"
+#include "torchscript/static_values.h"
+#include "torchscript/nodes.h"
+#include "torchscript/op_facts.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/runtime/profiling_record.h>
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Block;
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Value;
+
+std::atomic<bool> switched_on{true};
+std::atomic<int64_t> next_state{0};
+
+c10::Symbol kept() {
+  static const auto name = c10::Symbol::attr("kept");
+  return name;
+}
+
+// The branches that follow from the facts, and are reached by such branches only; outer ones first.
+void add_branches(Block* block, const StaticValues& values, std::vector<Node*>& found) {
+  for (Node* node : block->nodes()) {
+    if (node->kind() == c10::prim::If && !node->hasAttribute(kept()) && values.follows(node->input())) {
+      found.push_back(node);
+      for (Block* inner : node->blocks()) {
+        add_branches(inner, values, found);
+      }
+    }
+  }
+}
+
+// Whether an op computes the tensor, in the block.
+bool is_computed_in(const Value* value, const Block* block) {
+  const Node* node = value->node();
+  return node->owningBlock() == block && node->kind().is_aten() && is_tensor(value);
+}
+
+// Whether a tensor that one of the blocks computes is read behind the branch.
+bool parts_groups(Node* branch) {
+  for (size_t i = 0; i < branch->outputs().size(); ++i) {
+    for (const Block* block : branch->blocks()) {
+      if (branch->output(i)->hasUses() && is_computed_in(block->outputs()[i], block)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// Whether the branch decides, by what it gives, about one that parts groups.
+bool decides(Node* branch) {
+  for (const Value* output : branch->outputs()) {
+    for (const auto& use : output->uses()) {
+      if (use.user->kind() == c10::prim::If && parts_groups(use.user)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// Whether the node may run twice: it only computes its results.
+bool is_pure(const Node* node) {
+  const auto* schema = node->maybeSchema();
+  if (node->hasSideEffects() || (schema && schema->is_mutable()) ||
+      op_facts().writers.count(node->kind()) != 0 || !(node->kind().is_aten() || node->kind().is_prim())) {
+    return false;
+  }
+  if (schema && node->kind().is_aten()) {
+    const auto found = c10::Dispatcher::singleton().findSchema({schema->name(), schema->overload_name()});
+    if (found && found->hasTag(at::Tag::nondeterministic_seeded)) {
+      return false;
+    }
+  }
+  return std::all_of(node->blocks().begin(), node->blocks().end(), [](const Block* block) {
+    return std::all_of(block->nodes().begin(), block->nodes().end(), is_pure);
+  });
+}
+
+// The node of the graph's own block that the node is, or is in.
+Node* outermost(const Node* node) {
+  while (node->owningBlock()->owningNode()) {
+    node = node->owningBlock()->owningNode();
+  }
+  return const_cast<Node*>(node);
+}
+
+// Whether all up to the node, which torch has passed by and which stays in the graph, may run twice: in the
+// first call it does.
+bool may_repeat(Graph& graph, const Node* last) {
+  for (const Node* node : graph.nodes()) {
+    if (!is_pure(node)) {
+      return false;
+    }
+    if (node == last) {
+      break;
+    }
+  }
+  return true;
+}
+
+// The graph's program without profiles, with notes of the branches.
+std::shared_ptr<Graph> noting(Graph& graph) {
+  auto copy = graph.copy();
+  torch::jit::ProfilingRecord::removeProfilingNodes(copy->block());
+  const StaticValues values(*copy);
+  std::vector<Node*> branches;
+  if (values.knows_all()) {
+    add_branches(copy->block(), values, branches);
+  }
+  if (std::none_of(branches.begin(), branches.end(),
+                   [](Node* branch) { return parts_groups(branch) || decides(branch); })) {
+    return nullptr;
+  }
+  for (size_t i = 0; i < branches.size(); ++i) {
+    Node* branch = branches[i];
+    const torch::jit::WithInsertPoint before(branch);
+    Value* number = copy->insertConstant(static_cast<int64_t>(i));
+    Node* note = copy->insertNode(copy->create(taken_kind(), {branch->input(), number}, 1));
+    note->output()->setType(c10::BoolType::get());
+    note->copyMetadata(branch);
+    branch->replaceInput(0, note->output());
+  }
+  return copy;
+}
+
+bool has_branches(Graph& graph) {
+  bool found = false;
+  for (const Node* node : all_nodes(graph)) {
+    if (node->kind() == taken_kind()) {
+      return false;
+    }
+    found |= node->kind() == c10::prim::If;
+  }
+  return found;
+}
+
+}  // namespace
+
+bool settle_branches(bool on) { return switched_on.exchange(on); }
+
+bool settle_branches(Graph& graph, const Node* first) {
+  static const auto state = c10::Symbol::attr("state");
+  Node* passed = outermost(first);
+  if (!switched_on.load() || graph.outputs().size() != 1 || !has_branches(graph) ||
+      !may_repeat(graph, passed)) {
+    return false;
+  }
+  const auto body = noting(graph);
+  if (!body) {
+    return false;
+  }
+  Node* node = graph.create(settled_kind(), graph.inputs(), 1)->insertAfter(passed);
+  node->g_(c10::attr::Subgraph, body);
+  node->i_(state, next_state++);
+  node->output()->setType(graph.outputs()[0]->type());
+  graph.return_node()->replaceInput(0, node->output());
+  const std::vector<Node*> nodes(graph.nodes().begin(), graph.nodes().end());
+  for (auto old = nodes.rbegin(); *old != node; ++old) {
+    (*old)->destroy();
+  }
+  return true;
+}
+
+void keep_branches(Graph& graph) {
+  for (Node* node : all_nodes(graph)) {
+    if (node->kind() == c10::prim::If) {
+      node->i_(kept(), 1);
+    }
+  }
+}
+
+}  // namespace tsfuser

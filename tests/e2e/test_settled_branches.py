@@ -1,0 +1,399 @@
+"""Branches that follow from the sizes and attributes of a call: functions that have them run as a function
+without branches for each way that calls go."""
+
+import textwrap
+
+import pytest
+import torch
+
+import tsfuser
+from kit.support import CALLS, all_graphs, groups, kinds, run_python, script, train
+from tsfuser import _C
+from tsfuser.debug.plans import plans_of
+
+pytestmark = [pytest.mark.graphs, pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
+
+
+class Shifting(torch.nn.Module):
+    """What windows of images do: it rolls by a list that sizes change, where that says so."""
+
+    def __init__(self, shift=(2, 1), scaled=True):
+        super().__init__()
+        self.shift = list(shift)
+        self.scaled = scaled
+        self.scale = torch.nn.Parameter(torch.tensor([0.5, 2.0, 1.5]))
+
+    def forward(self, x):
+        y = torch.tanh(x * 2)
+        shift = self.shift.copy()
+        if x.size(0) <= 4:
+            shift[0] = 0
+        if sum(shift) > 1:
+            y = torch.roll(y, [shift[0]], [0])
+        if self.scaled:
+            y = y * self.scale + 1
+        return torch.sigmoid(y * 3)
+
+
+def branches(graphs):
+    """Those that the program has: of a guard, no block has the program's nodes."""
+    return [
+        node
+        for graph in graphs
+        for node in graph.findAllNodes("prim::If", True)
+        if not node.inputsAt(0).node().kind().startswith(("prim::CudaFusionGuard", "prim::RequiresGradCheck"))
+    ]
+
+
+def compare(scripted, module, *inputs):
+    for _ in range(CALLS):
+        torch.testing.assert_close(scripted(*inputs), module(*inputs))
+
+
+def test_a_function_is_one_group_where_its_branches_follow(device):
+    module = Shifting().to(device)
+    scripted = torch.jit.script(module)
+    with tsfuser.fuser(), torch.no_grad():
+        compare(scripted, module, torch.randn(8, 3, device=device))
+        (group,) = groups(scripted)
+        assert {"aten::tanh", "aten::roll", "aten::sigmoid"} <= set(kinds(group))
+        assert not branches(all_graphs(scripted))
+
+
+def test_each_way_has_a_function_and_new_sizes_share_it(device):
+    module = Shifting().to(device)
+    scripted = torch.jit.script(module)
+    with tsfuser.fuser(), torch.no_grad():
+        for rows in (8, 3, 5, 9, 4, 8, 3, 11):
+            compare(scripted, module, torch.randn(rows, 3, device=device))
+        assert len(groups(scripted)) == 2
+        compiled = tsfuser.stats()["kernels_compiled"]
+        compare(scripted, module, torch.randn(21, 3, device=device))
+        assert tsfuser.stats()["kernels_compiled"] == compiled
+
+
+def test_attributes_may_change_between_calls(device):
+    module = Shifting().to(device)
+    scripted = torch.jit.script(module)
+    x = torch.randn(8, 3, device=device)
+    with tsfuser.fuser(), torch.no_grad():
+        compare(scripted, module, x)
+        for shift, scaled in (([0, 0], True), ([0, 0], False), ([3, 0], False), ([2, 1], True)):
+            for each in (module, scripted):
+                each.shift, each.scaled = shift, scaled
+            compare(scripted, module, x)
+
+
+def test_two_modules_of_a_class_go_their_own_ways(device):
+    modules = [Shifting((k, 0), k % 2 == 0).to(device) for k in range(4)]
+    scripted = [torch.jit.script(module) for module in modules]
+    x = torch.randn(8, 3, device=device)
+    with tsfuser.fuser(), torch.no_grad():
+        for _ in range(CALLS):
+            for one, other in zip(scripted, modules):
+                torch.testing.assert_close(one(x), other(x))
+
+
+def test_more_ways_than_functions_are_kept(device):
+    def ways(x, n: int):
+        for k in range(2):
+            x = x + k
+        y = x * 2
+        if n & 1 > 0:
+            y = torch.relu(y)
+        if n & 2 > 0:
+            y = torch.tanh(y)
+        if n & 4 > 0:
+            y = y + 1
+        if n & 8 > 0:
+            y = torch.sigmoid(y)
+        return y * x
+
+    scripted = torch.jit.script(ways)
+    x = torch.randn(5, 7, device=device)
+    with tsfuser.fuser(), torch.no_grad():
+        for _ in range(3):
+            for n in range(16):
+                compare(scripted, ways, x, n)
+
+
+def test_training_keeps_its_branches_and_its_gradients(device):
+    module = Shifting().to(device)
+    scripted = torch.jit.script(module)
+    with tsfuser.fuser():
+        for rows in (8, 3, 9, 8):
+            x = torch.randn(rows, 3, device=device, requires_grad=True)
+            with torch.no_grad():
+                compare(scripted, module, x)
+            y, (dx,) = train(scripted, (x,))
+            expected, (de,) = train(module, (x,), calls=1)
+            torch.testing.assert_close(y, expected)
+            torch.testing.assert_close(dx, de)
+    assert branches(all_graphs(scripted)) and len(groups(scripted)) > 3
+
+
+def test_what_depends_on_elements_is_asked_in_each_call(device):
+    def gated(x, limit: float):
+        y = torch.exp(x)
+        if x.size(0) > 2:
+            y = y + 1
+        if bool(x.sum() > 0):
+            y = torch.relu(y - 1.5)
+        if limit > float(x[0, 0]):
+            y = -y
+        return y * 2
+
+    scripted = torch.jit.script(gated)
+    with tsfuser.fuser(), torch.no_grad():
+        for sign in (1, -1, 1, -1, -1, 1, -1, 1):
+            x = torch.rand(5, 4, device=device) * sign
+            torch.testing.assert_close(scripted(x, 0.0), gated(x, 0.0))
+            torch.testing.assert_close(scripted(x, 0.5), gated(x, 0.5))
+
+
+UNKNOWN = {
+    "an element decides how long a list is": """
+        def f(x, n: int):
+            sizes = [n]
+            if bool(x.sum() > 0):
+                sizes.append(n)
+            y = torch.exp(x)
+            if len(sizes) > 1:
+                y = y + 1
+            return y * 2
+    """,
+    "the list of an argument is written to": """
+        def f(x, n: int, given: List[int] = [1, 2]):
+            other = given
+            if bool(x.sum() > 0):
+                other.append(3)
+            y = torch.exp(x)
+            if len(given) > 2:
+                y = y + 1
+            other.clear()
+            other.append(1)
+            other.append(2)
+            return y * 2
+    """,
+    "a size depends on elements": """
+        def f(x, n: int):
+            chosen = x[x > 0]
+            y = torch.exp(x)
+            if chosen.size(0) > 3:
+                y = y + 1
+            return y * 2
+    """,
+    "a size depends on elements, through a list": """
+        def f(x, n: int):
+            parts = [torch.nonzero(x > 0)]
+            y = torch.exp(x)
+            if torch.cat(parts).size(0) > 5:
+                y = y + 1
+            return y * 2
+    """,
+    "a loop runs as often as an element says": """
+        def f(x, n: int):
+            k = 0
+            while k < int((x > 0).sum()) - 4:
+                k += 3
+            y = torch.exp(x)
+            if k > 2:
+                y = y + 1
+            return y * 2
+    """,
+    "a tensor gets other sizes in place": """
+        def f(x, n: int):
+            z = torch.zeros(2, n)
+            if bool(x.sum() > 0):
+                z.resize_(3, n)
+            y = torch.exp(x)
+            if z.size(0) > 2:
+                y = y + 1
+            return y * 2
+    """,
+}
+
+
+@pytest.mark.parametrize("text", UNKNOWN.values(), ids=UNKNOWN)
+def test_no_such_branch_is_settled(device, text):
+    plain, scripted = script(textwrap.dedent(text)), script(textwrap.dedent(text))
+    with torch.no_grad():
+        for k in range(10):
+            torch.manual_seed(k)
+            x = torch.rand(3, 4, device=device) - (0.2 + 0.6 * (k % 2))
+            with torch.jit.fuser("none"):
+                expected = plain(x, 3)
+            with tsfuser.fuser():
+                torch.testing.assert_close(scripted(x, 3), expected)
+
+
+def test_an_error_of_a_call_is_raised_and_not_remembered(device):
+    def checked(x, n: int):
+        y = torch.exp(x)
+        if n == 0:
+            raise ValueError("n is 0")
+        if x.size(1) == 4:
+            y = y + torch.ones(n, device=x.device)
+        return y * 2
+
+    scripted = torch.jit.script(checked)
+    x = torch.randn(3, 4, device=device)
+    with tsfuser.fuser(), torch.no_grad():
+        for _ in range(CALLS):
+            with pytest.raises(torch.jit.Error, match="n is 0"):
+                scripted(x, 0)
+            with pytest.raises(RuntimeError, match="size of tensor"):
+                scripted(x, 3)
+            torch.testing.assert_close(scripted(x, 4), checked(x, 4))
+
+
+def test_a_lookup_by_a_buffer_is_followed_but_not_by_a_mask(device):
+    class Table(torch.nn.Module):
+        def __init__(self, index):
+            super().__init__()
+            self.register_buffer("index", index)
+
+        def forward(self, x):
+            y = torch.exp(x)[self.index]
+            if y.size(0) > 3:
+                y = y + 1
+            return y * 2
+
+    x = torch.randn(6, 4, device=device)
+    for index in (torch.tensor([0, 3, 2, 2, 1]), torch.tensor([1, 0, 1, 1, 1, 0], dtype=torch.bool)):
+        module = Table(index).to(device)
+        scripted = torch.jit.script(module)
+        with tsfuser.fuser(), torch.no_grad():
+            compare(scripted, module, x)
+            if index.dtype == torch.bool:
+                for each in (module, scripted):
+                    each.index = ~each.index
+                compare(scripted, module, x)
+                for each in (module, scripted):
+                    each.index = torch.ones_like(each.index)
+                compare(scripted, module, x)
+
+
+def test_random_numbers_are_drawn_once(device):
+    """What comes first in a program runs twice in its first call, unless it draws numbers, or writes."""
+
+    def noisy(x):
+        y = torch.dropout(x, 0.5, True)
+        if x.size(0) > 2:
+            y = torch.relu(y) + 1
+        return y * 2
+
+    def written(x):
+        x.add_(1)
+        y = x * 2
+        if x.size(0) > 2:
+            y = torch.relu(y) + 1
+        return y * 2
+
+    x = torch.randn(4, 5, device=device)
+    with tsfuser.fuser(), torch.no_grad():
+        scripted, plain = torch.jit.script(noisy), noisy
+        torch.manual_seed(3)
+        found = scripted(x)
+        torch.manual_seed(3)
+        torch.testing.assert_close(found, plain(x))
+        scripted = torch.jit.script(written)
+        for _ in range(CALLS):
+            one, other = x.clone(), x.clone()
+            torch.testing.assert_close(scripted(one), written(other))
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("norm", ["batch_norm", "instance_norm"])
+def test_statistics_that_come_first_are_updated_once(device, norm):
+    source = f"""
+def f(x, mean, var):
+    y = torch.{norm}(x, None, None, mean, var, True, 0.1, 1e-5, False)
+    if x.size(0) > 2:
+        y = torch.relu(y) + 1
+    return y * 2
+"""
+    scripted, plain = script(source), script(source)
+    x = torch.randn(4, 3, 5, device=device)
+    ours, theirs = [[torch.zeros(3, device=device), torch.ones(3, device=device)] for _ in range(2)]
+    with torch.no_grad():
+        for _ in range(CALLS):
+            with torch.jit.fuser("none"):
+                expected = plain(x, *theirs)
+            with tsfuser.fuser():
+                torch.testing.assert_close(scripted(x, *ours), expected)
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_explain_tells_of_the_function_without_branches(device):
+    found = tsfuser.explain(torch.jit.script(Shifting().to(device)).eval(), torch.randn(8, 3, device=device))
+    assert "roll" in str(found) and "did not run" not in str(found)
+    assert [len(graph.groups) for graph in found.graphs if graph.groups]
+
+
+def test_the_general_function_serves_ever_new_facts(device):
+    def counted(x, step: int):
+        y = torch.exp(x)
+        if step % 2 == 0:
+            y = y + 1
+        return torch.relu(y) * 2
+
+    scripted = torch.jit.script(counted)
+    x = torch.randn(3, 4, device=device)
+    with tsfuser.fuser(), torch.no_grad():
+        for step in range(1200):
+            if step % 50 < 2:
+                torch.testing.assert_close(scripted(x, step), counted(x, step))
+            else:
+                scripted(x, step)
+        assert len(list(plans_of(scripted.get_debug_state()))) == 1
+        for step in (1198, 1199) * CALLS:
+            torch.testing.assert_close(scripted(x, step), counted(x, step))
+        assert len(list(plans_of(scripted.get_debug_state()))) == 3
+
+
+def test_values_that_follow():
+    graph = torch._C.parse_ir(
+        """
+        graph(%x : Tensor, %n : int, %list : int[]):
+          %one : int = prim::Constant[value=1]()
+          %none : NoneType = prim::Constant()
+          %size : int = aten::size(%x, %one)
+          %exp : Tensor = aten::exp(%x)
+          %again : int = aten::size(%exp, %one)
+          %positive : bool = aten::gt(%n, %one)
+          %length : int = aten::len(%list)
+          %sum : Tensor = aten::sum(%x, %none)
+          %item : Scalar = aten::item(%sum)
+          %places : Tensor = aten::nonzero(%x)
+          %found : int = aten::size(%places, %one)
+          %dtype : int = prim::dtype(%exp)
+          %known : int = prim::dtype(%x)
+          return (%size)
+        """
+    )
+    names = _C.static_values(graph)
+    nodes = [node for node in graph.nodes() if node.kind() != "prim::Constant"]
+    unknown = [k for k, node in enumerate(nodes) if node.output().debugName() not in names]
+    assert [nodes[k].kind() for k in unknown] == ["aten::item", "aten::nonzero", "aten::size", "prim::dtype"]
+    assert unknown == [6, 7, 8, 9]
+
+
+def test_it_can_be_switched_off(tmp_path):
+    source = """
+import torch, tsfuser
+def f(x):
+    y = torch.exp(x)
+    if x.size(0) > 2:
+        y = torch.relu(y) + 1
+    return y * 2
+s = torch.jit.script(f)
+with tsfuser.fuser(), torch.no_grad():
+    for _ in range(4):
+        s(torch.randn(3, 4))
+(plan,) = s.get_debug_state().execution_plans.values()
+print(len(plan.graph.findAllNodes("tsfuser::settled", True)))
+"""
+    assert run_python(tmp_path, source)[:2] == (0, "1\n")
+    switched_off = run_python(tmp_path, source, PYTORCH_NVFUSER_DISABLE="settled_branches")
+    assert switched_off[:2] == (0, "0\n")

@@ -1,0 +1,26 @@
+"""What torch has made of a scripted function: the plans that its calls run.
+
+In: the debug state of a function or an executor. Out: its plans, and those of what stands for it where its
+branches are settled (csrc_stubs/branches): there a plan is a single node, which runs other functions.
+Example:
+
+    for plan in plans_of(scripted.get_debug_state()):
+        print(plan.graph)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .. import _C
+
+
+def plans_of(state: Any) -> Iterator[Any]:
+    """The plans, each with a `graph` and its `code`."""
+    for plan in state.execution_plans.values():
+        settled = _C.settled_states(plan.graph)
+        if settled is None:
+            yield plan
+        for inner in settled or ():
+            yield from plans_of(inner)
