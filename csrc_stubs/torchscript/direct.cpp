@@ -277,12 +277,18 @@ void forget_history(c10::IValue& value) {
   }
 }
 
+// Whether the program may hold the tensor itself, as an input that an op has handed on: it is not to get the
+// history of an output.
+bool is_held(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().use_count() > 1;
+}
+
 // The same for all outputs; those that are one tensor stay one.
 void forget_histories(Stack& stack, size_t outputs) {
   for (size_t i = stack.size() - outputs; i < stack.size(); ++i) {
-    if (C10_UNLIKELY(has_history(stack[i]))) {
+    if (C10_UNLIKELY(has_history(stack[i]) || is_held(stack[i]))) {
       const c10::IValue before = stack[i];
-      forget_history(stack[i]);
+      stack[i] = before.toTensor().tensor_data();
       for (size_t j = i + 1; j < stack.size(); ++j) {
         if (stack[j].is(before)) {
           stack[j] = stack[i];

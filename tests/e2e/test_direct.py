@@ -8,7 +8,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import tsfuser
-from kit.support import all_graphs, assert_matches, fresh, groups, no_fallback
+from kit.support import CALLS, all_graphs, assert_matches, fresh, groups, no_fallback, script
 from tsfuser import _C
 from tsfuser.debug.observe import observing
 from tsfuser.frontends.torchscript import passes
@@ -391,3 +391,21 @@ def test_a_guard_remembers_its_own_calls_only(device):
     with tsfuser.fuser(), passes.watching() as seen:
         steps(usual, pair(device, 1, 8), calls=4)
     assert seen, "no fallback was made for the types that the guards refuse"
+
+
+def test_an_input_that_an_op_hands_on_requires_no_gradient_afterwards(device):
+    """`type_as` gives its operand back, which the differentiable graph returns."""
+    source = """
+def f(x, z):
+    kept = z.type_as(torch.sigmoid(z))
+    y = torch.clamp(x, max=0.5).mean(-1, keepdim=True) + kept
+    for i in range(x.dim()):
+        y = y * 0.5 + kept
+    return torch.sigmoid(z)
+"""
+    scripted = script(source)
+    with tsfuser.fuser():
+        for _ in range(CALLS):
+            x, z = torch.ones((), device=device).requires_grad_(), torch.ones((), device=device) * 0.5
+            scripted(x, z)
+            assert not z.requires_grad
