@@ -53,8 +53,6 @@ bool computes_numbers(const Node* node) {
                                       "aten::__and__",
                                       "aten::__or__",
                                       "aten::__xor__",
-                                      "aten::__is__",
-                                      "aten::__isnot__",
                                       "aten::__contains__",
                                       "aten::floor",
                                       "aten::ceil",
@@ -94,11 +92,18 @@ bool writes_numbers(const Node* node) {
   return kinds.count(node->kind()) != 0;
 }
 
-// Questions about tensors that their sizes answer, or whether they are there.
+// Questions about tensors that their sizes answer.
 bool asks_sizes(const Node* node) {
-  static const Kinds kinds = {c10::aten::size,   c10::aten::dim,       c10::aten::len,
-                              c10::aten::__is__, c10::aten::__isnot__, c10::Symbol::aten("numel")};
+  static const Kinds kinds = {c10::aten::size, c10::aten::dim, c10::aten::len, c10::Symbol::aten("numel")};
   return kinds.count(node->kind()) != 0;
+}
+
+// Whether a value is None. Whether two values are one object, no fact tells.
+bool asks_for_none(const Node* node) {
+  const bool compares = node->kind() == c10::aten::__is__ || node->kind() == c10::aten::__isnot__;
+  return compares && std::any_of(node->inputs().begin(), node->inputs().end(), [](const Value* input) {
+           return input->type()->kind() == c10::TypeKind::NoneType;
+         });
 }
 
 // Questions that the facts of an argument answer, but not the sizes of what is computed.
@@ -137,7 +142,8 @@ bool sizes_follow(const Node* node) {
   }
   const auto* schema = schema_of(node);
   if (!schema || has_tag(node, at::Tag::dynamic_output_shape) ||
-      (node->kind() == c10::aten::where && node->inputs().size() == 1)) {  // finds places, as nonzero does
+      (node->kind() == c10::aten::where && node->inputs().size() == 1) ||  // finds places, as nonzero does
+      (node->kind() == c10::aten::view && schema->overload_name() == "dtype")) {  // as many bytes
     return false;
   }
   const OpFacts& facts = op_facts();
@@ -270,7 +276,7 @@ bool StaticValues::outputs_follow(const Node* node) const {
   if (!inputs_follow(node)) {
     return false;
   }
-  if (only_arranges(node)) {
+  if (only_arranges(node) || asks_for_none(node)) {
     return true;
   }
   if (any_tensors(node->inputs())) {

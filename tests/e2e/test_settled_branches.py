@@ -227,6 +227,20 @@ def test_no_such_branch_is_settled(device, text):
                 torch.testing.assert_close(scripted(x, 3), expected)
 
 
+def test_two_arguments_may_be_one_tensor(device):
+    def same(x, y):
+        z = torch.exp(x)
+        if x is y:
+            z = z + 1
+        return z * 2
+
+    scripted = torch.jit.script(same)
+    x = torch.randn(3, 4, device=device)
+    with tsfuser.fuser(), torch.no_grad():
+        for other in (x, x.clone()) * CALLS:
+            torch.testing.assert_close(scripted(x, other), same(x, other))
+
+
 def test_an_error_of_a_call_is_raised_and_not_remembered(device):
     def checked(x, n: int):
         y = torch.exp(x)
@@ -369,14 +383,18 @@ def test_values_that_follow():
           %found : int = aten::size(%places, %one)
           %dtype : int = prim::dtype(%exp)
           %known : int = prim::dtype(%x)
+          %absent : bool = aten::__is__(%x, %none)
+          %same : bool = aten::__is__(%x, %exp)
           return (%size)
         """
     )
     names = _C.static_values(graph)
     nodes = [node for node in graph.nodes() if node.kind() != "prim::Constant"]
     unknown = [k for k, node in enumerate(nodes) if node.output().debugName() not in names]
-    assert [nodes[k].kind() for k in unknown] == ["aten::item", "aten::nonzero", "aten::size", "prim::dtype"]
-    assert unknown == [6, 7, 8, 9]
+    assert [nodes[k].kind() for k in unknown] == [
+        *("aten::item", "aten::nonzero", "aten::size", "prim::dtype", "aten::__is__")
+    ]
+    assert unknown == [6, 7, 8, 9, 12]
 
 
 def test_it_can_be_switched_off(tmp_path):
