@@ -1,5 +1,6 @@
 // The operators that a fused graph calls: prim::CudaFusionGuard, prim::CudaFusionGroup, prim::add_optional,
-// tsfuser::is_positive, tsfuser::packed, tsfuser::laid_out, tsfuser::inverse_order, tsfuser::checked_batch.
+// tsfuser::relu_backward, tsfuser::packed, tsfuser::laid_out, tsfuser::inverse_order,
+// tsfuser::checked_batch.
 
 #include "group/group.h"
 #include "torchscript/hooks.h"
@@ -66,13 +67,14 @@ void add_optional(Stack& stack) {
   }
 }
 
-// Where the first operand, the result of a batch norm whose operands and saved statistics follow, is
-// positive. What is fused computes it of those.
-void is_positive(Stack& stack) {
-  constexpr size_t operands = 8;
-  const at::Tensor result = torch::jit::peek(stack, 0, operands).toTensor();
+// The derivative of relu, of a gradient and relu's result. The operands and saved statistics of the batch
+// norm in front of relu follow: what is fused computes the result of those.
+void relu_backward(Stack& stack) {
+  constexpr size_t operands = 9;
+  const at::Tensor gradient = torch::jit::peek(stack, 0, operands).toTensor();
+  const at::Tensor result = torch::jit::peek(stack, 1, operands).toTensor();
   torch::jit::drop(stack, operands);
-  torch::jit::push(stack, at::gt(result, 0));
+  torch::jit::push(stack, at::threshold_backward(gradient, result, 0));
 }
 
 // A copy without gaps, in which the one of the last two dims stays inside whose neighbours are nearer in
@@ -150,9 +152,9 @@ void register_operators() {
        torch::jit::Operator("prim::add_optional(Tensor(a) input, Tensor? bias) -> Tensor(a)", add_optional,
                             c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator(
-           "tsfuser::is_positive(Tensor result, int impl_index, Tensor input, Tensor? weight, Tensor? bias, "
-           "Tensor save_mean, Tensor save_invstd, bool training) -> Tensor",
-           is_positive, c10::AliasAnalysisKind::FROM_SCHEMA),
+           "tsfuser::relu_backward(Tensor grad_output, Tensor result, int impl_index, Tensor input, "
+           "Tensor? weight, Tensor? bias, Tensor save_mean, Tensor save_invstd, bool training) -> Tensor",
+           relu_backward, c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("tsfuser::packed(Tensor self) -> Tensor", packed,
                             c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("tsfuser::laid_out(Tensor(a) self, int[] order) -> Tensor(a)", laid_out,

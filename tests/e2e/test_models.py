@@ -19,11 +19,19 @@ CALLS = 4
 LONG = pytest.mark.long
 #: name -> (groups at least, what some group of the forward pass does in one piece, and of the backward pass)
 EXPECTED = {
-    "resnet_basic": (4, "_batch_norm_impl_index add relu", "gt mul _batch_norm_impl_index_backward"),
-    "resnet_bottleneck": (6, "_batch_norm_impl_index add relu", "gt mul _batch_norm_impl_index_backward"),
+    "resnet_basic": (
+        4,
+        "_batch_norm_impl_index add relu",
+        "threshold_backward _batch_norm_impl_index_backward",
+    ),
+    "resnet_bottleneck": (
+        6,
+        "_batch_norm_impl_index add relu",
+        "threshold_backward _batch_norm_impl_index_backward",
+    ),
     "encoder": (6, "add native_layer_norm", "native_layer_norm_backward"),
     "lstm": (4, "sigmoid tanh mul add", "mul neg add"),
-    "unet": (12, "_batch_norm_impl_index relu", "is_positive mul _batch_norm_impl_index_backward"),
+    "unet": (12, "_batch_norm_impl_index relu", "relu_backward _batch_norm_impl_index_backward"),
     "gpt": (8, "pow mean rsqrt mul", "sigmoid neg mul"),
 }
 

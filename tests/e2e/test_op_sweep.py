@@ -223,7 +223,7 @@ UNLISTED = {
     "tsfuser::group_norm_backward": "made by autodiff: test_differentiable_norms",
     "tsfuser::instance_norm_backward": "made by autodiff: test_differentiable_norms",
     "tsfuser::rms_norm_backward": "made by autodiff: test_differentiable_norms",
-    "tsfuser::is_positive": "made of relu's gradient: test_relu_mask",
+    "tsfuser::relu_backward": "made of relu's gradient: test_relu_mask",
     "tsfuser::packed": "made of operands of matrix products: test_matmul_operands",
     "tsfuser::rounded": "made in regions of thunder: test_thunder_narrow",
     "tsfuser::unrounded": "made in regions of thunder: test_thunder_narrow",

@@ -59,7 +59,7 @@ def trained(function, tensors, gradient, training, calls=1):
 
 def asked(seen):
     groups = [g for o in seen for g in o.graph.findAllNodes("prim::CudaFusionGroup", True)]
-    return sum(kind == "tsfuser::is_positive" for g in groups for kind in kinds(g))
+    return sum(kind == "tsfuser::relu_backward" for g in groups for kind in kinds(g))
 
 
 @pytest.mark.each_value

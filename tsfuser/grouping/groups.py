@@ -305,7 +305,7 @@ class _Block:
     def _is_worth_it(self, members: Sequence[int], lone_reductions: bool) -> bool:
         """Whether the cluster becomes a group: it has two nodes (one, in single-node mode) and does more
         than to hand tensors through, or does something that torch is slow at."""
-        working = [n for i in members for n in _unfolded(self.nodes[i]) if n.kind().startswith("aten::")]
+        working = [n for i in members for n in _unfolded(self.nodes[i]) if _works(n)]
         if any(is_worth_a_kernel(self.nodes[i], lone_reductions) for i in members):
             return True
         least = 1 if options.state.single_node_mode else 2
@@ -338,6 +338,15 @@ def _is_part(node: Node) -> bool:
     """Whether the node is a view of a part of a tensor, which one op alone reads as well outside."""
     found = row_of(node)
     return found is not None and found[0].family == "parts"
+
+
+def _works(node: Node) -> bool:
+    """Whether the node is an op of torch's, or one of ours that does more than to hand on or copy."""
+    if node.kind().startswith("aten::"):
+        return True
+    found = row_of(node)
+    is_ours = found is not None and node.kind().startswith("tsfuser::")
+    return is_ours and found[0].fresh is not False and not found[0].copies
 
 
 def _unfolded(node: Node) -> list[Node]:

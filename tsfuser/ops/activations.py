@@ -103,7 +103,14 @@ def celu(b: Builder, self, alpha) -> Value:
     return b.pointwise("celu", (self, alpha), self.dtype)
 
 
-@composite("aten::hardtanh", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True)
+@composite(
+    "aten::hardtanh",
+    dtypes=FLOATING,
+    smooth=True,
+    keeps_dtype=True,
+    in_place_early=True,
+    derivative=("aten::hardtanh_backward", "aten::ge", "aten::le"),
+)
 def hardtanh(b: Builder, self, min_val, max_val) -> Value:
     """`self` between two bounds"""
     converted(b, "hardtanh", self.dtype, min_val, max_val)
@@ -111,7 +118,13 @@ def hardtanh(b: Builder, self, min_val, max_val) -> Value:
     return b.copied(made, self)  # eager's is made by empty_like
 
 
-@composite("aten::hardshrink", dtypes=FLOATING, keeps_dtype=True, in_place_early=True)
+@composite(
+    "aten::hardshrink",
+    dtypes=FLOATING,
+    keeps_dtype=True,
+    in_place_early=True,
+    derivative=("aten::hardshrink_backward", "aten::gt"),
+)
 def hardshrink(b: Builder, self, lambd) -> Value:
     """0 where `abs(self) <= lambd`, else `self`"""
     converted(b, "hardshrink", self.dtype, lambd)

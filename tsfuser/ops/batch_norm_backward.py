@@ -10,18 +10,19 @@ from __future__ import annotations
 from ..errors import Refusal
 from ..ir import layout as lay
 from ..ir.build import Builder
-from ..ir.dtypes import BOOL, HALF, DType
+from ..ir.dtypes import HALF, DType
 from ..ir.fusion import Value
 from ..ir.symbols import define
 from .batch_norm import WITHOUT_CUDNN
 from .channels import check_channels, of_channels, scaled
+from .gradients import threshold_backward
 from .reduction import total, without
 from .table import FLOATING, composite
 
 define("batch_norm_backward", "(({0} - ({2} + {3} * {4}) * (1 / {5})) * {1})", cheap=True)
 define("batch_norm_backward_weighted", "(({0} - ({2} + {3} * {4}) * (1 / {5})) * {1} * {6})", cheap=True)
-define("is_above_zero", "({0} > 0)", cheap=True)
-define("rounds_above_zero", "({0} > 0.5f * 5.9604644775390625e-08f)", cheap=True)
+
+_HALF_OF_SMALLEST = 2.0**-25  # of float16: what is not above that is rounded to 0
 
 
 def _backward(
@@ -133,18 +134,30 @@ def batch_norm_impl_index_backward(
     )
 
 
-@composite("tsfuser::is_positive", dtypes=FLOATING, sizes="first")
-def is_positive(
-    b: Builder, result, impl_index: int, input, weight, bias, save_mean, save_invstd, training: bool
+@composite("tsfuser::relu_backward", dtypes=FLOATING)
+def relu_backward(
+    b: Builder,
+    grad_output,
+    result,
+    impl_index: int,
+    input,
+    weight,
+    bias,
+    save_mean,
+    save_invstd,
+    training: bool,
 ) -> Value:
-    """Whether `result`, of a batch norm in training, is positive, from the norm's operands; the derivative of
-    relu asks"""
+    """`result <= 0 ? 0 : grad_output`, of a relu behind a batch norm in training, whose operands and saved
+    statistics say what `result` is"""
     register, kept = input.dtype.register, (save_mean, save_invstd)
     known = training and impl_index == 0 and None not in kept and all(v.dtype is register for v in kept)
     if not known:  # running statistics may have moved; another's arithmetic; statistics that are rounded
-        return b.pointwise("is_above_zero", (result,), BOOL, result.dtype, name="gt")
+        return threshold_backward(b, grad_output, result, b.literal(0))
     mean, rstd, weight, bias = (of_channels(b, v, input) for v in (*kept, weight, bias))
     y = scaled(b, "batch_norm", input, mean, rstd, weight, bias, register)
-    # below half of the smallest number it was rounded to 0
-    symbol = "rounds_above_zero" if input.dtype is HALF else "is_above_zero"
-    return b.like(b.pointwise(symbol, (y,), BOOL, register, name="gt"), result)
+    bound = b.literal(_HALF_OF_SMALLEST if input.dtype is HALF else 0.0)
+    dtype = b.promote(grad_output, result)
+    return b.like(
+        b.pointwise("threshold_backward", (y, grad_output, bound), dtype, register, name="relu_backward"),
+        result,
+    )

@@ -32,6 +32,7 @@ def unary(
     in_place_early: bool = False,
     smooth: bool = True,
     error: str = "result",
+    derivative: tuple[str, ...] = (),
     **facts_of_symbol,
 ) -> None:
     """The row of `aten::name(Tensor self)`, and its symbol. `facts_of_symbol`: see `ir.symbols.define`."""
@@ -40,7 +41,7 @@ def unary(
     def evaluate(b: Builder, self: Value) -> Value:
         return elementwise(b, symbol, (self,), rule, dtypes)
 
-    facts = {"in_place_early": in_place_early, "error": error}
+    facts = {"in_place_early": in_place_early, "error": error, "derivative": derivative}
     _register(name, ("",), template, rule, dtypes, evaluate, smooth, **facts)
 
 

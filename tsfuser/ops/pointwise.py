@@ -39,7 +39,16 @@ unary("floor", "floor({0})", dtypes=NUMERIC, integer="{0}", smooth=False)
 unary("round", "rint({0})", dtypes=NUMERIC, integer="{0}", smooth=False)  # half to even
 unary("trunc", "trunc({0})", dtypes=NUMERIC, integer="{0}", smooth=False)
 unary("frac", "({0} - trunc({0}))", dtypes=FLOATING, smooth=False)
-unary("relu", "relu({0})", dtypes=NUMERIC, in_place_early=True, cheap=True, grows=(1,), positive=True)
+unary(
+    "relu",
+    "relu({0})",
+    dtypes=NUMERIC,
+    in_place_early=True,
+    derivative=("aten::threshold_backward", "aten::gt"),
+    cheap=True,
+    grows=(1,),
+    positive=True,
+)
 unary(
     "silu",
     "silu({0})",
@@ -69,6 +78,7 @@ unary(
     "hardswish({0})",
     dtypes=FLOATING,
     in_place_early=True,
+    derivative=("aten::hardswish_backward",),
     **_ANY,
     fast=Fast("fast_hardswish({0})", error=2**-22, exact=2**-22.5),
 )

@@ -132,7 +132,13 @@ def heaviside(b: Builder, self, values) -> Value:
     return b.pointwise("heaviside", (self, values), self.dtype)
 
 
-@composite("aten::threshold", dtypes=NUMERIC, keeps_dtype=True, in_place_early=True)
+@composite(
+    "aten::threshold",
+    dtypes=NUMERIC,
+    keeps_dtype=True,
+    in_place_early=True,
+    derivative=("aten::threshold_backward", "aten::ge"),
+)
 def threshold(b: Builder, self, threshold, value) -> Value:
     """`self <= threshold ? value : self`"""
     check_number(b, threshold, self.dtype, "the threshold")

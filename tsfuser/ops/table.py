@@ -123,6 +123,8 @@ class Row:
     `smooth`: each element of the result is a continuous function of elements of the operands, so that the
     backward may compute it again. `keeps_dtype`: of one floating tensor and real numbers the result has that
     tensor's dtype. `dtype_from`: a tensor argument that is used only for its dtype, which the result has.
+    `derivative`: eager's, where autodiff's formula differs from it in some corner; first the op, then the
+    comparisons of that formula whose second operands are the numbers that the op takes.
     `gradient`: "strict" if its derivative in autodiff asks for a gradient of the result's dtype and saves a
     tensor of that dtype, "cast" if its derivative gives the operand's dtype, whatever it gets. `flat`: it
     passes no gradient on to its operands. `without_gradient`: the numbers of its results that have none, in
@@ -165,6 +167,7 @@ class Row:
     smooth: bool = False
     keeps_dtype: bool = False
     dtype_from: str = ""
+    derivative: tuple[str, ...] = ()
     gradient: str = ""
     flat: bool = False
     without_gradient: tuple[int, ...] = ()
@@ -370,6 +373,11 @@ def kinds_with_sizes(rule: str) -> list[str]:
 def kinds_with_gradient(fact: str) -> frozenset[str]:
     """Ops with that `gradient`."""
     return frozenset(row.name for row in all_rows() if row.gradient == fact)
+
+
+def derivatives() -> dict[str, tuple[str, ...]]:
+    """Op -> eager's derivative and whose numbers it takes, of those that autodiff has another formula of."""
+    return {row.name: row.derivative for row in all_rows() if row.derivative}
 
 
 def flat_kinds() -> list[str]:

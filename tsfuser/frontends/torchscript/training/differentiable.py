@@ -10,9 +10,13 @@ that. Order of `STEPS`, and why:
   leave_idle            before all that asks what has a gradient, or what the backward reads
   leave_zeros           behind it, which makes more of them
   join                  before all that asks who reads what is kept, which may be kept several times
-  choose_gradients      these nine, up to cast_gradients, correct autodiff's formulas. They come before the
-  share_ties            steps that count what the backward reads, which is what the corrected formulas read
-  exclude_bounds
+  choose_gradients      these, up to cast_gradients, correct autodiff's formulas. They come before the steps
+  share_ties            that count what the backward reads, which is what the corrected formulas read
+  ask_derivatives
+  choose_inside
+  leave_zero_bases
+  multiply_as_eager
+  flatten_rows
   save_operands
   cast_in_place
   invert_orders
@@ -146,7 +150,11 @@ STEPS = (
     _on_saved(SavedValues.join),
     _on_saved(formulas.choose_gradients),
     _on_saved(formulas.share_ties),
-    _on_saved(formulas.exclude_bounds),
+    _on_saved(formulas.ask_derivatives),
+    _on_saved(formulas.choose_inside),
+    _on_saved(formulas.leave_zero_bases),
+    _on_saved(formulas.multiply_as_eager),
+    _on_saved(formulas.flatten_rows),
     Pass("save_operands", _save_operands),
     _on_saved(formulas.cast_in_place),
     _on_saved(formulas.invert_orders),

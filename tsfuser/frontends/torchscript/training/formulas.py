@@ -6,8 +6,17 @@ In: `SavedValues`, of a differentiable graph. Out: its backward, changed in plac
     infinite and y was chosen. It becomes `where(c, grad, 0)`, as in eager.
   - share_ties: the gradient of `max(x, y)` is none for both where they are equal. Each gets half of it, as in
     eager; `min` likewise.
-  - exclude_bounds: the gradient of `threshold(x, t, v)` passes where x is t, that of `hardtanh` where x is a
-    bound, and none passes NaN. Eager's derivatives are asked instead.
+  - ask_derivatives: the gradient of `threshold(x, t, v)` passes where x is t, that of `hardtanh` where x is a
+    bound; that of `relu` does not pass where x is NaN; those of `relu`, `hardshrink` and `hardswish` are NaN
+    where `grad` is infinite and does not pass. Eager's derivatives are asked instead.
+  - choose_inside: the gradient of `clamp(x, a, b)` is `grad * (a <= x <= b)`: NaN where `grad` is infinite
+    and x outside. It becomes `where(a <= x <= b, grad, 0)`, as in eager.
+  - leave_zero_bases: the gradient of an exponent, `grad * base ** x * log(base)`, is NaN or infinite where
+    the base is 0. Where x is not negative, either, it becomes 0, as in eager.
+  - multiply_as_eager: the gradients of `rsqrt`, `reciprocal` and of a divisor multiply in eager's order,
+    which decides what overflows.
+  - flatten_rows: the gradient of `linear`'s weight reads matrices, `x.reshape(-1, n)`, which raises where n
+    is 0. They become `x.unsqueeze(0).flatten(0, -2)`.
   - cast_in_place: the gradient of a cast goes to the device and the dtype that the operand had. Where the
     forward names no device, it is that of the gradient, and what is left, a cast, can be fused.
   - read_dtypes_elsewhere: softmax and casts to another tensor's dtype keep their operand for its dtype alone.
@@ -21,23 +30,26 @@ In: `SavedValues`, of a differentiable graph. Out: its backward, changed in plac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from ....graph.rows import row_of
 from ....graph.wrapper import (
     CONSTANT,
+    Block,
     Node,
     Value,
     all_blocks,
     blocks,
     constant_of,
     inputs,
+    insert,
     is_constant,
     is_tensor,
     schema,
 )
+from ....ops import table
 from .saved import SavedValues
 
 _SOFTMAX = ("aten::softmax", "aten::log_softmax")  # whose last operand may be a dtype
@@ -45,11 +57,7 @@ _SOFTMAX = ("aten::softmax", "aten::log_softmax")  # whose last operand may be a
 
 #: comparison of autodiff's formula -> the op, and the comparison by which an operand loses
 _EXTREMES = {"aten::gt": ("aten::max", "aten::lt"), "aten::lt": ("aten::min", "aten::gt")}
-
-
-#: Ops whose formula compares the operand with bounds, in the order in which eager's derivative takes them.
-_BOUNDED = ("aten::threshold", "aten::hardtanh")
-
+_COMPARES = ("aten::ge", "aten::gt", "aten::le", "aten::lt")
 
 #: Derivatives, and the places of the weight and the bias.
 _PARAMETERS = (("tsfuser::group_norm_backward", 3, 4), ("tsfuser::instance_norm_backward", 2, 3))
@@ -82,15 +90,79 @@ def share_ties(saved: SavedValues) -> None:
         _share(saved, node, stands_for, extremes)
 
 
-def exclude_bounds(saved: SavedValues) -> None:
-    """Of `threshold` and `hardtanh`."""
-    for node in _nodes(saved, "prim::GradOf"):
-        (block,) = blocks(node)
-        compares = [inner for inner in block.nodes() if inner.kind() in ("aten::ge", "aten::le")]
-        if node.s("name") in _BOUNDED and compares:
-            operands = [node.inputsAt(0), compares[0].inputsAt(0), *(c.inputsAt(1) for c in compares)]
-            made = _insert(saved, block.returnNode(), f"{node.s('name')}_backward", operands)
-            block.returnNode().replaceInput(0, made)
+def ask_derivatives(saved: SavedValues) -> None:
+    """Of `relu`, `threshold`, `hardtanh`, `hardshrink` and `hardswish`."""
+    for name, (derivative, *kinds) in table.derivatives().items():
+        for node, block in _derivatives(saved, name):
+            compares = [inner for inner in block.nodes() if inner.kind() in _COMPARES]
+            if compares:  # the first one of each kind is of the operand, or of the result, and a number
+                numbers = [next(c for c in compares if c.kind() == kind).inputsAt(1) for kind in kinds]
+                give(saved, block, derivative, [node.inputsAt(0), compares[0].inputsAt(0), *numbers])
+
+
+def choose_inside(saved: SavedValues) -> None:
+    """Of `clamp`."""
+    for node, outer in _derivatives(saved, "aten::clamp"):
+        for block in all_blocks(outer):
+            for product in [inner for inner in block.nodes() if inner.kind() == "aten::mul"]:
+                cast = product.inputsAt(1).node()
+                if cast.kind() == "aten::type_as":
+                    operands = [cast.inputsAt(0), node.inputsAt(0), _number(saved, product, 0)]
+                    _replace(saved, product, "aten::where", operands)
+
+
+def leave_zero_bases(saved: SavedValues) -> None:
+    """Of `pow`: `grad * base ** x * log(base)` -> `grad * where(both, 0, base ** x * log(base))`, `both`:
+    `x >= 0` and `base == 0`."""
+    for _, block in _derivatives(saved, "aten::pow"):
+        for product in [inner for inner in block.nodes() if inner.kind() == "aten::mul"]:
+            scaled, logarithm = (v.node() for v in inputs(product))
+            if logarithm.kind() != "aten::log" or scaled.kind() != "aten::mul":
+                continue
+            gradient, power = inputs(scaled)
+            base, exponent = inputs(power.node())
+            if is_constant(base) and constant_of(base) != 0:
+                continue
+            zero = _number(saved, product, 0)
+            both = _insert(saved, product, "aten::ge", [exponent, zero])
+            both = _insert(saved, product, "aten::mul", [both, _is_zero(saved, product, base)])
+            both = both if is_tensor(base) else _insert(saved, product, "aten::gt", [both, zero])
+            slope = _insert(saved, product, "aten::mul", [power, logarithm.output()])
+            chosen = _insert(saved, product, "aten::where", [both, zero, slope])
+            _replace(saved, product, "aten::mul", [gradient, chosen])
+
+
+def multiply_as_eager(saved: SavedValues) -> None:
+    """Of `rsqrt`: `grad * -0.5 * result ** 3`; of `reciprocal`: `-grad * (result * result)`; of the divisor:
+    `-grad * (dividend / divisor / divisor)`."""
+    for node, block in _derivatives(saved, "aten::rsqrt"):
+        gradient, result, end = _factors(node, block)
+        half = _insert(saved, end, "aten::div", [gradient, _number(saved, end, -2)])
+        cube = _insert(saved, end, "aten::pow", [result, _number(saved, end, 3)])
+        give(saved, block, "aten::mul", [half, cube])
+    for node, block in _derivatives(saved, "aten::reciprocal"):
+        gradient, result, end = _factors(node, block)
+        negative = _insert(saved, end, "aten::neg", [gradient])
+        square = _insert(saved, end, "aten::mul", [result, result])
+        give(saved, block, "aten::mul", [negative, square])
+    for _, outer in _derivatives(saved, "aten::div"):
+        for block in all_blocks(outer):
+            for quotient in [inner for inner in block.nodes() if inner.kind() == "aten::div"]:
+                product, square = (v.node() for v in inputs(quotient)[:2])
+                if product.kind() == square.kind() == "aten::mul":
+                    negative, dividend = inputs(product)
+                    once = _insert(saved, quotient, "aten::div", [dividend, square.inputsAt(0)])
+                    twice = _insert(saved, quotient, "aten::div", [once, square.inputsAt(0)])
+                    _replace(saved, quotient, "aten::mul", [negative, twice])
+
+
+def flatten_rows(saved: SavedValues) -> None:
+    """Of `linear`. Without the dim in front a vector, which is one row, could not be flattened."""
+    for _, block in _derivatives(saved, "aten::linear"):
+        for node in [inner for inner in block.nodes() if inner.kind() == "aten::reshape"]:
+            numbers = [_number(saved, node, n) for n in (0, -2)]
+            rows = _insert(saved, node, "aten::unsqueeze", [node.inputsAt(0), numbers[0]])
+            _replace(saved, node, "aten::flatten", [rows, *numbers])
 
 
 def cast_in_place(saved: SavedValues) -> None:
@@ -140,6 +212,15 @@ def leave_biases(saved: SavedValues) -> None:
                 node.replaceInput(bias, node.inputsAt(weight))
 
 
+def give(saved: SavedValues, block: Block, kind: str, operands: Sequence[Value]) -> None:
+    """Has the block give the result of an op, and nothing else stand in it."""
+    end = block.returnNode()
+    end.replaceInput(0, insert(saved.backward, end, kind, list(operands)).output())
+    for node in reversed(list(block.nodes())):
+        if not node.hasUses():
+            node.destroy()
+
+
 def _inverse(dims: tuple[int, ...]) -> list[int]:
     inverse = [0] * len(dims)
     for i, dim in enumerate(dims):
@@ -152,6 +233,28 @@ def _stands_for(saved: SavedValues) -> dict[str, Value]:
     values = {argument.debugName(): value for value, argument in saved.of_inputs()}
     values.update((argument.debugName(), value) for _, value, argument in saved.of_outputs())
     return values
+
+
+def _derivatives(saved: SavedValues, name: str) -> list[tuple[Node, Block]]:
+    """Where the backward has the derivative of an op, and the formula in it."""
+    return [(node, blocks(node)[0]) for node in _nodes(saved, "prim::GradOf") if node.s("name") == name]
+
+
+def _factors(node: Node, block: Block) -> tuple[Value, Value, Node]:
+    """The gradient, the result that the formula multiplies it by, and the formula's end."""
+    product = next(inner for inner in block.nodes() if inner.kind() == "aten::mul")
+    return node.inputsAt(0), product.inputsAt(1), block.returnNode()
+
+
+def _is_zero(saved: SavedValues, place: Node, value: Value) -> Value:
+    """Whether a tensor or number is 0: a tensor, or 0 or 1."""
+    equal = _insert(saved, place, "aten::eq", [value, _number(saved, place, 0)])
+    if is_tensor(value):
+        return equal
+    equal.setType(torch._C.BoolType.get())
+    number = _insert(saved, place, "aten::Int", [equal])
+    number.setType(torch._C.IntType.get())
+    return number
 
 
 def _nodes(saved: SavedValues, kind: str) -> list[Node]:

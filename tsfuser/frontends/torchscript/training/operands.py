@@ -19,11 +19,12 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from ....graph.effects import may_return_operand
 from ....graph.wrapper import Block, Node, Value, blocks, constant_of, insert, is_constant, outputs
+from .formulas import give
 from .saved import SavedValues
 
 LARGE = 20  # a threshold of softplus above which the derivative is 1, but for 2e-9
@@ -62,7 +63,7 @@ def _derive(saved: SavedValues, node: Node, written: Collection[int]) -> SavedVa
     else:
         upper = next(inner for inner in block.nodes() if inner.kind() == "aten::lt")
         bounds = [compare.inputsAt(1), upper.inputsAt(1)]
-        _give(saved, block, "aten::hardtanh_backward", [node.inputsAt(0), chosen, *bounds])
+        give(saved, block, "aten::hardtanh_backward", [node.inputsAt(0), chosen, *bounds])
     return saved
 
 
@@ -72,21 +73,12 @@ def _derive_softplus(
     scaled = compare.inputsAt(0)
     beta, threshold = scaled.node().inputsAt(1), compare.inputsAt(1)
     if by_operand:
-        return _give(saved, block, "aten::softplus_backward", [gradient, chosen, beta, threshold])
+        return give(saved, block, "aten::softplus_backward", [gradient, chosen, beta, threshold])
     end = block.returnNode()
     for kind in ("aten::neg", "aten::expm1", "aten::neg"):
         scaled = insert(saved.backward, end, kind, [scaled]).output()
     slope = insert(saved.backward, end, "aten::mul", [gradient, scaled]).output()
-    _give(saved, block, "aten::where", [compare.output(), gradient, slope])
-
-
-def _give(saved: SavedValues, block: Block, kind: str, operands: Sequence[Value]) -> None:
-    """Has the block give the result of an op, and nothing else stand in it."""
-    end = block.returnNode()
-    end.replaceInput(0, insert(saved.backward, end, kind, list(operands)).output())
-    for node in reversed(list(block.nodes())):
-        if not node.hasUses():
-            node.destroy()
+    give(saved, block, "aten::where", [compare.output(), gradient, slope])
 
 
 def _is_written(value: Value, saved: SavedValues, written: Collection[int]) -> bool:

@@ -1,12 +1,12 @@
-"""The derivative of relu asks where its result is positive. Behind a batch norm that follows from what the
+"""The derivative of relu asks where its result is at most 0. Behind a batch norm that follows from what the
 norm's own derivative reads, so that the backward need not read the result as well.
 
 In: `SavedValues`, of a differentiable graph. Out: the same, where of `%y = aten::relu(%n)`, %n a result of
 `aten::_batch_norm_impl_index`, the backward's
 
-    %m = aten::gt(%y, %zero)
+    %g = aten::threshold_backward(%grad, %y, %zero)
 becomes
-    %m = tsfuser::is_positive(%y, %impl_index, %x, %weight, %bias, %save1, %save2, %training)
+    %g = tsfuser::relu_backward(%grad, %y, %impl_index, %x, %weight, %bias, %save1, %save2, %training)
 
 Of %y then only the dtype is asked. The norm's derivative has all of these operands but the bias, which the
 program may write to before the backward: the forward keeps a copy, one number a channel. Only where %x is in
@@ -45,11 +45,11 @@ def ask_operands(saved: SavedValues) -> SavedValues:
     derivatives = {node.inputsAt(0).debugName(): node for node in nodes if node.kind() == DERIVATIVE}
     for node in nodes:
         if (
-            node.kind() == "aten::gt"
-            and node.inputsAt(0).debugName() in arguments
-            and _is_zero(node.inputsAt(1))
+            node.kind() == "aten::threshold_backward"
+            and node.inputsAt(1).debugName() in arguments
+            and _is_zero(node.inputsAt(2))
         ):
-            norm = _norm_behind(arguments[node.inputsAt(0).debugName()][0])
+            norm = _norm_behind(arguments[node.inputsAt(1).debugName()][0])
             index = norm and next(
                 (a for v, a in arguments.values() if v.debugName() == norm.outputsAt(4).debugName()), None
             )
@@ -73,7 +73,7 @@ def _norm_behind(result: Value) -> Node | None:
     return norm if row_of(norm.inputsAt(0).node()) is None else None  # else its group may make it
 
 
-def _ask(saved: SavedValues, comparison: Node, norm: Node, derivative: Node) -> SavedValues:
+def _ask(saved: SavedValues, asks: Node, norm: Node, derivative: Node) -> SavedValues:
     index, input, _, weight, _, _, save_mean, save_invstd, training = inputs(derivative)[:9]
     given = [index, input, weight, norm.inputsAt(2), save_mean, save_invstd, training]
     if not all(_is_at_hand(saved, v) for k, v in enumerate(given) if k != 3):
@@ -82,12 +82,11 @@ def _ask(saved: SavedValues, comparison: Node, norm: Node, derivative: Node) -> 
         if not is_tensor(given[3]):  # perhaps None
             return saved
         saved, given[3] = _copied(saved, norm, given[3])
-    operands = [
-        constant_near(saved.backward, comparison, v) if v.node().kind() == CONSTANT else v for v in given
-    ]
-    asked = insert(saved.backward, comparison, "tsfuser::is_positive", [comparison.inputsAt(0), *operands])
-    comparison.output().replaceAllUsesWith(asked.output())
-    comparison.destroy()
+    operands = [constant_near(saved.backward, asks, v) if v.node().kind() == CONSTANT else v for v in given]
+    gradient, result = inputs(asks)[:2]
+    new = insert(saved.backward, asks, "tsfuser::relu_backward", [gradient, result, *operands])
+    asks.output().replaceAllUsesWith(new.output())
+    asks.destroy()
     return saved
 
 
