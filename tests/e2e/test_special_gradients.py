@@ -22,9 +22,14 @@ OTHERS = """
 leaky_relu(x, 0.1) | hardsigmoid(x) | elu(x) | celu(x) | selu(x) | softplus(x) | softshrink(x) | logsigmoid(x)
 gelu(x) | gelu(x, approximate='tanh') | silu(x) | mish(x) | sigmoid(x) | tanh(x) | exp(x) | expm1(x) | log(x)
 log1p(x) | log2(x) | sqrt(x) | abs(x) | neg(x) | sin(x) | cos(x) | tan(x) | asin(x) | acos(x) | atan(x)
-sinh(x) | cosh(x) | erf(x) | erfc(x) | frac(x) | pow(x, 2) | pow(x, 0) | pow(x, 3.0) | pow(x, 0.5) | pow(x, -1)
-pow(2.0, x) | maximum(x, y) | minimum(x, y) | x * y | x / y | x - y | 1 - x | addcmul(x, y, x) | addcdiv(x, y, x)
-lerp(x, y, 0.3) | fmod(x, 2.0) | remainder(x, 2.0) | atan2(x, y) | nan_to_num(x) | logit(x) | xlogy(x, y)
+sinh(x) | cosh(x) | erf(x) | erfc(x) | frac(x) | pow(x, 2) | pow(x, 0) | pow(x, 3.0) | pow(x, 0.5)
+pow(x, -1) | pow(2.0, x) | maximum(x, y) | minimum(x, y) | x * y | x / y | x - y | 1 - x
+addcmul(x, y, x) | addcdiv(x, y, x) | lerp(x, y, 0.3) | fmod(x, 2.0) | remainder(x, 2.0) | atan2(x, y)
+nan_to_num(x) | logit(x) | xlogy(x, y)
+"""
+SATURATED = """
+silu(x) | mish(x) | gelu(x) | gelu(x, approximate='tanh') | sigmoid(x) | tanh(x) | softplus(x) | logsigmoid(x)
+elu(x) | hardswish(x)
 """
 FUNCTIONAL = """
 relu6 threshold hardtanh hardshrink hardswish leaky_relu hardsigmoid elu celu selu softplus softshrink
@@ -48,10 +53,9 @@ def gradients(function, x, y, gradient):
     return torch.autograd.grad(result, operands, gradient, allow_unused=True)
 
 
-def check(device, call, dtype):
+def check(device, call, dtype, numbers):
     """A row for each incoming gradient, a column for each pair of operands."""
-    large = LARGE * (dtype in (torch.float32, torch.float64))  # with 16 bits eager rounds on the way
-    values = torch.tensor(SPECIAL + large, device=device).to(dtype)
+    values = torch.tensor(numbers, device=device).to(dtype)
     x = values.repeat(len(GRADIENTS), 1)
     y = values.flip(0).roll(3).repeat(len(GRADIENTS), 1)
     gradient = torch.tensor(GRADIENTS, device=device).to(dtype)[:, None].expand(x.shape).contiguous()
@@ -72,12 +76,21 @@ def check(device, call, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.float16])
 @pytest.mark.parametrize("call", calls_of(CORRECTED))
 def test_corrected_formulas(device, call, dtype):
-    check(device, call, dtype)
+    large = LARGE * (dtype in (torch.float32, torch.float64))  # with 16 bits eager rounds on the way
+    check(device, call, dtype, SPECIAL + large)
 
 
 @pytest.mark.parametrize("call", calls_of(OTHERS))
 def test_other_formulas(device, call):
-    check(device, call, torch.float32)
+    check(device, call, torch.float32, SPECIAL + LARGE)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("call", calls_of(SATURATED))
+def test_limits_of_16_bits(device, call, dtype):
+    """What is left of 1 or 0 where a function saturates is multiplied by the largest numbers."""
+    limits = torch.finfo(dtype)
+    check(device, call, dtype, [*SPECIAL, limits.max, limits.min, limits.max / 2, limits.tiny, -limits.tiny])
 
 
 @pytest.mark.parametrize("rows", [(), (3,), (2, 3), (0,), (2, 0)])

@@ -99,3 +99,11 @@ def test_exp2_of_whole_numbers_is_exact():
     """As in the emulation."""
     x = torch.arange(-126, 128, device="cuda").float()
     assert torch.equal(approximate("approx_exp2", x, x), torch.exp2(x.double()))
+
+
+def test_reciprocals_of_powers_of_two_are_exact():
+    """As in the emulation. `1 / (1 + 0)`, a sigmoid, has to be 1: what is left to 1 may be multiplied by the
+    largest number, as in the derivative of silu."""
+    x = torch.ldexp(torch.ones(253, device="cuda"), torch.arange(-126, 127, device="cuda"))
+    for sign in (1, -1):
+        assert torch.equal(approximate("approx_reciprocal", sign * x, x), sign / x.double())

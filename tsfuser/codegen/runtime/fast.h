@@ -53,7 +53,10 @@ DEVICE float approx_exp2(float x) {  // exact of whole numbers, as a GPU's is
   const float result = exp2(x);
   return flushed(x == rint(x) ? result : off_by(result, 2.4e-7f));
 }
-DEVICE float approx_reciprocal(float x) { return flushed(off_by(1 / flushed(x), 1.2e-7f)); }
+DEVICE float approx_reciprocal(float x) {  // exact of powers of two, as a GPU's is
+  const float result = 1 / flushed(x);
+  return flushed((bit_cast<uint32_t>(x) & 0x7fffff) == 0 ? result : off_by(result, 1.2e-7f));
+}
 DEVICE float approx_log2(float x) {
   const float result = log2(x);
   return x > 0.5f && x < 2.0f ? result + side_of(x) * 2.4e-7f : off_by(result, 2.4e-7f);
