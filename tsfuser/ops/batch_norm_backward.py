@@ -8,7 +8,6 @@ derivative of a relu after the norm asks of the norm's operands.
 from __future__ import annotations
 
 from ..errors import Refusal
-from ..ir import layout as lay
 from ..ir.build import Builder
 from ..ir.dtypes import HALF, DType
 from ..ir.fusion import Value
@@ -53,10 +52,9 @@ def _backward(
             symbol, operands = "mul", (grad, rstd)
         symbol = {"mul": "product"}.get(symbol, f"{symbol}_weighted") if factor else symbol
         result = b.pointwise(symbol, (*operands, *factor), input.dtype, name="batch_norm_backward")
-        # outside training eager's kernel for channels-last input is elementwise over the gradient
-        # (ATen/native/cuda/Normalization.cu)
-        over_gradient = not training and b.device != "cpu" and not lay.is_contiguous(b.call, b.layout(input))
-        gradients[0] = b.like(result, grad) if over_gradient else b.in_format_of(result, input)
+        # outside training eager's kernels leave it row-major (ATen/native/cuda/Normalization.cu)
+        evaluates = not training and b.device != "cpu"
+        gradients[0] = b.contiguous(result) if evaluates else b.in_format_of(result, input)
     dtype = saved if weight is None else weight.dtype
     if weight is None and b.device != "cpu" and (mask[1] or mask[2]):
         raise Refusal("gradients of parameters that are not there")
