@@ -288,6 +288,16 @@ def few(target, request):
 
 
 @pytest.fixture
+def kept_branches():
+    """Scripted functions keep the branches that follow from sizes and attributes."""
+    from tsfuser import _C
+
+    previous = _C.settle_branches(False)
+    yield
+    _C.settle_branches(previous)
+
+
+@pytest.fixture
 def single_nodes():
     """A group of one op is a group, too."""
     import torch

@@ -80,8 +80,9 @@ std::optional<std::vector<torch::jit::GraphExecutorState>> settled_states(const 
     return std::nullopt;
   }
   std::vector<torch::jit::GraphExecutorState> states;
+  std::unordered_set<const torch::jit::GraphFunction*> seen;
   for (const auto& [function, training] : *functions) {
-    if (function->get_executor().isOptimized()) {
+    if (seen.insert(function).second && function->get_executor().isOptimized()) {
       states.push_back(function->getDebugState());
     }
   }

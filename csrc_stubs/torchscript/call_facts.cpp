@@ -17,7 +17,7 @@ using torch::jit::Block;
 using torch::jit::Node;
 using torch::jit::Value;
 
-constexpr size_t kMostWords = 1 << 15;  // of a call: longer lists are data, rather than facts
+constexpr size_t kMostWords = 1 << 11;  // of a call: longer lists are data, rather than facts
 
 enum class Tag : int64_t { None, Bool, Int, Float, String, Device, Tensor, Items };
 
@@ -75,7 +75,8 @@ class Writer {
       return false;
     }
     const auto sizes = tensor.sizes();
-    put(Tag::Tensor, static_cast<int64_t>(sizes.size()) << 16 |
+    put(Tag::Tensor, static_cast<int64_t>(sizes.size()) << 24 |
+                         static_cast<int64_t>(tensor.device().index() & 0xff) << 16 |
                          static_cast<int64_t>(tensor.scalar_type()) << 8 |
                          static_cast<int64_t>(tensor.device().type()));
     words_.insert(words_.end(), sizes.begin(), sizes.end());

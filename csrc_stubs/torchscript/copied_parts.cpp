@@ -51,18 +51,6 @@ bool is_transposed(const Value* value) {
   return moves.count(maker->kind()) != 0;
 }
 
-// Whether an op has made the tensor, or what it is a view of, and nothing writes to that. Else the copies of
-// the parts, which are made later than that of the whole, could have other elements.
-bool is_own_and_stays(const Value* value) {
-  const Value* given = behind_profile(value);
-  const Node* maker = given->node();
-  if (!is_never_written(given)) {
-    return false;
-  }
-  return op_facts().fresh.count(maker->kind()) != 0 ||
-         (op_facts().handed_on.count(maker->kind()) != 0 && is_own_and_stays(maker->input(0)));
-}
-
 // Whether all that reads the copy are parts along its first dim, which nothing writes to.
 bool is_taken_apart(const Node* copy, const Node* first) {
   const auto& uses = copy->output()->uses();

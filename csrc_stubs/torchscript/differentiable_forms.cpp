@@ -171,6 +171,9 @@ void write_where(Node* node, const Node*) {
 }
 
 void restore_where(Node* node) {
+  if (node->inputs().size() != 3) {  // which finds places
+    return;
+  }
   for (const size_t k : {1, 2}) {
     if (const auto number = number_of(node->input(k))) {
       const torch::jit::WithInsertPoint before(node);

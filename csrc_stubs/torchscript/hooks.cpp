@@ -14,6 +14,7 @@
 #include "torchscript/settled_branches.h"
 #include "call/arguments.h"
 #include "torchscript/counts.h"
+#include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twins.h"
@@ -25,7 +26,9 @@
 #include <torch/csrc/jit/runtime/operator.h>
 #include <torch/csrc/jit/runtime/profiling_record.h>
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
@@ -80,6 +83,25 @@ bool is_profiled(const torch::jit::Node* node) {
   return profiled().kinds.count(node->kind()) != 0;
 }
 
+// Torch's oldest fuser, which comes next, and fuses nothing where ours is on, raises for values whose types
+// name a device that it does not know, such as meta.
+void forget_unknown_devices(Graph& graph) {
+  const auto forget = [](torch::jit::Value* value) {
+    const auto type = value->type()->cast<c10::TensorType>();
+    const auto device = type ? type->device() : std::nullopt;
+    if (device && !device->is_cpu() && !device->is_cuda() && !device->is_xpu()) {
+      value->setType(c10::TensorType::get());
+    }
+  };
+  std::for_each(graph.inputs().begin(), graph.inputs().end(), forget);
+  for (torch::jit::Node* node : all_nodes(graph)) {
+    std::for_each(node->outputs().begin(), node->outputs().end(), forget);
+    for (torch::jit::Block* block : node->blocks()) {
+      std::for_each(block->inputs().begin(), block->inputs().end(), forget);
+    }
+  }
+}
+
 // The executor's compile lock is held. Python gets a copy, so that whatever it does half-way leaves the
 // graph as it was.
 void pre_pass(GraphPtr& graph) {
@@ -99,6 +121,7 @@ void pre_pass(GraphPtr& graph) {
                                                 // groups
     torch::jit::ProfilingRecord::removeProfilingNodes(graph->block());
   }
+  forget_unknown_devices(*graph);
   end_loops(*graph);
 }
 
@@ -150,6 +173,7 @@ void hook_into_torch() {
     register_join_sizes();
     register_pad();
     register_grown_lists();
+    register_rows();
     register_count_operators();
     register_cast_operator();
     register_dropout_seeds();

@@ -7,7 +7,7 @@
 #include "torchscript/nodes.h"
 
 #include <ATen/ops/add.h>
-#include <ATen/ops/gt.h>
+#include <ATen/ops/threshold_backward.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/csrc/jit/runtime/jit_exception.h>

@@ -62,6 +62,8 @@ constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
     hand_on_wholes,
     // Behind the ops in place: it asks what is written to.
     copy_parts_alone,
+    // Behind the ops in place: it asks what is written to. Before what asks for the sizes of joins.
+    nest_joins,
     // Behind the ops in place: what they write to may get other sizes.
     size_joins,
     // Behind them, too: what writes to a value keeps a convolution of that value in its place.

@@ -20,7 +20,8 @@ void prepare_for_profiling(torch::jit::Graph& graph, const torch::jit::Node* fir
 // check of its batch (batch_checks.cpp); lists that grow become a list for each join (grown_lists.cpp); ops
 // in place become functional where nobody can tell (in_place.cpp), and numbers that are written to parts of
 // tensors are filled in (number_writes.cpp); paddings by nothing hand their operand on (whole_parts.cpp),
-// and parts of a copy are copied one by one (copied_parts.cpp); sizes of joined tensors are computed from
+// and parts of a copy are copied one by one (copied_parts.cpp); joins of what was joined before read that
+// (nested_joins.cpp); sizes of joined tensors are computed from
 // those of the tensors (join_sizes.cpp); convolutions move out of the way of batch norms
 // (early_convolutions.cpp), and their biases are added behind them (late_biases.cpp); ops are written in
 // forms that autodiff has a formula for (differentiable_forms.cpp), and what stands alone gets company
@@ -33,16 +34,22 @@ void make_functional(torch::jit::Graph& graph, const torch::jit::Node* first);
 void fill_numbers(torch::jit::Graph& graph, const torch::jit::Node* first);
 void hand_on_wholes(torch::jit::Graph& graph, const torch::jit::Node* first);
 void copy_parts_alone(torch::jit::Graph& graph, const torch::jit::Node* first);
+void nest_joins(torch::jit::Graph& graph, const torch::jit::Node* first);
 void size_joins(torch::jit::Graph& graph, const torch::jit::Node* first);
 void move_convolutions(torch::jit::Graph& graph, const torch::jit::Node* first);
 void add_biases_late(torch::jit::Graph& graph, const torch::jit::Node* first);
 void write_differentiable_forms(torch::jit::Graph& graph, const torch::jit::Node* first);
 void accompany_lone_ops(torch::jit::Graph& graph, const torch::jit::Node* first);
 
+// Says of a graph, and of its copies, that its calls may record gradients (nested_joins.cpp).
+void record_joins(torch::jit::Graph& graph);
+
 void register_join_sizes();   // the operator of size_joins
 void register_grown_lists();  // and of part_grown_lists
 
 void register_pad();  // the operator of hand_on_wholes
+
+void register_rows();  // an operator of corrected formulas of autodiff (rows.cpp)
 
 void register_late_biases();  // the operator of add_biases_late
 

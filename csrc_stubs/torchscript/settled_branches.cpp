@@ -26,9 +26,9 @@ using torch::jit::Node;
 using torch::jit::Stack;
 
 constexpr const char* kName = "settled";
-constexpr size_t kMostFacts = 512;  // of one graph: all are forgotten then
-constexpr size_t kMostChoices = 8;  // of branches: others run the general function
-constexpr size_t kPlainCalls = 8;   // with new facts, before the general function is made
+constexpr size_t kMostFacts = 512;   // of one graph: all are forgotten then
+constexpr int64_t kMostChoices = 8;  // of branches, in training and elsewhere: others run the general one
+constexpr size_t kPlainCalls = 8;    // with new facts, before the general function is made
 
 // Where `tsfuser::taken` writes, on this thread; null: nowhere.
 std::vector<int8_t>*& noted() {
@@ -180,11 +180,11 @@ bool SettledBranches::may_record_gradients(at::ArrayRef<c10::IValue> arguments) 
 }
 
 void SettledBranches::run(Stack& stack) {
-  if (may_record_gradients(torch::jit::last(stack, graph_->inputs().size()))) {
-    return with_branches()->run(stack);
-  }
+  const auto arguments = torch::jit::last(stack, graph_->inputs().size());
+  const bool training = may_record_gradients(arguments);
   static thread_local Words words;  // kept for its memory
-  const bool described = facts_.read(torch::jit::last(stack, graph_->inputs().size()), words);
+  const bool described = facts_.read(arguments, words);
+  words.push_back(training);
   if (GraphFunction* function = described ? known(words) : nullptr) {
     const Noting nothing(nullptr);
     return function->run(stack);
@@ -196,7 +196,7 @@ void SettledBranches::run(Stack& stack) {
     run_noting(stack);
   }
   if (described) {
-    remember(facts, branches);
+    remember(facts, {training, std::move(branches)});
   }
 }
 
@@ -211,14 +211,6 @@ void SettledBranches::run_noting(Stack& stack) {
     return std::make_unique<torch::jit::Code>(std::move(graph), kName);
   });
   torch::jit::InterpreterState(*code).run(stack);
-}
-
-GraphFunction* SettledBranches::with_branches() {
-  return made_once(training_, [this] {
-    Function made = without_branches(Branches(branches_, -1));
-    keep_branches(*made->graph());
-    return made;
-  });
 }
 
 // What `kept` holds, which `make` gives where there is nothing yet. No other call waits for that.
@@ -238,21 +230,25 @@ Made* SettledBranches::made_once(std::unique_ptr<Made>& kept, const Make& make) 
   return kept.get();
 }
 
-void SettledBranches::remember(const Words& words, const Branches& branches) {
+void SettledBranches::remember(const Words& words, Choice choice) {
   bool is_new = false;
   {
     const std::shared_lock<std::shared_mutex> lock(mutex_);
-    is_new = specialised_.count(branches) == 0;
-    if (is_new && specialised_.size() >= kMostChoices) {
+    is_new = specialised_.count(choice) == 0;
+    const auto alike = [&](const auto& made) { return made.first.training == choice.training; };
+    if (is_new && std::count_if(specialised_.begin(), specialised_.end(), alike) >= kMostChoices) {
       return;
     }
   }
-  Function made = is_new ? without_branches(branches) : nullptr;
+  Function made = is_new ? without_branches(choice.branches) : nullptr;
+  if (made && choice.training) {
+    record_joins(*made->graph());
+  }
   const std::unique_lock<std::shared_mutex> lock(mutex_);
   if (known_.size() >= kMostFacts) {
     known_.clear();
   }
-  known_[words] = specialised_.emplace(branches, std::move(made)).first->second.get();
+  known_[words] = specialised_.emplace(std::move(choice), std::move(made)).first->second.get();
 }
 
 // Of the branches that were not noted (torch's dead code elimination may drop one) both blocks stay.
@@ -287,14 +283,13 @@ void SettledBranches::after_fork() {
 std::vector<SettledFunction> SettledBranches::functions() const {
   const std::shared_lock<std::shared_mutex> lock(mutex_);
   std::vector<SettledFunction> found;
-  for (const auto& [branches, function] : specialised_) {
-    found.push_back({function.get(), /*training=*/false});
+  for (const auto& [choice, function] : specialised_) {
+    found.push_back({function.get(), choice.training});
   }
-  if (general_) {
-    found.push_back({general_.get(), /*training=*/false});
-  }
-  if (training_) {
-    found.push_back({training_.get(), /*training=*/true});
+  for (const bool training : {false, true}) {
+    if (general_) {
+      found.push_back({general_.get(), training});
+    }
   }
   return found;
 }

@@ -13,13 +13,11 @@
 // The first call with certain facts runs the graph as it is and notes which branches it takes. Later calls
 // with equal facts take the same branches. They run a copy of the graph that has only these: a function of
 // its own, which torch profiles and optimises, and whose nodes are in one block. Calls with other facts that
-// take the same branches share it, so a new size compiles nothing. In the graph `tsfuser::taken` notes a
-// condition, and hands it on:
+// take the same branches share it, so a new size compiles nothing. Calls that may record gradients have
+// copies of their own, as torch optimises a function for what it profiled. In the graph `tsfuser::taken`
+// notes a condition, and hands it on:
 //
 //     %c : bool = tsfuser::taken(%shifted, %zero);  %y = prim::If(%c) ...
-//
-// A call that may record gradients runs the program with all its branches. Training did not gain by their
-// absence: its groups end at what autodiff does not take.
 #pragma once
 
 #include "torchscript/call_facts.h"
@@ -33,6 +31,7 @@
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -46,7 +45,8 @@ struct Value;
 
 namespace tsfuser {
 
-// A function that runs in the place of a graph; `training`: in calls that may record gradients.
+// A function that runs in the place of a graph; `training`: in calls that may record gradients. One that
+// runs in both stands for each.
 struct SettledFunction {
   torch::jit::GraphFunction* function;
   bool training;
@@ -66,12 +66,19 @@ class SettledBranches {
   static std::shared_ptr<SettledBranches> of(const torch::jit::Node* node);
 
   void run(torch::jit::Stack& stack);
-  // Those that were made by now: for each choice of branches, for new facts, and for gradients.
+  // Those that were made by now: for each choice of branches, and for new facts.
   std::vector<SettledFunction> functions() const;
 
  private:
   using Words = CallFacts::Words;
   using Branches = std::vector<int8_t>;  // 1: the first block ran, 0: the second one, -1: none
+  struct Choice {                        // what a copy is made for
+    bool training;
+    Branches branches;
+    bool operator<(const Choice& other) const {
+      return std::tie(training, branches) < std::tie(other.training, other.branches);
+    }
+  };
   using Function = std::unique_ptr<torch::jit::GraphFunction>;
   struct Hash {
     size_t operator()(const Words& words) const;
@@ -79,10 +86,9 @@ class SettledBranches {
 
   bool may_record_gradients(at::ArrayRef<c10::IValue> arguments) const;
   torch::jit::GraphFunction* known(const Words& words) const;
-  void remember(const Words& words, const Branches& taken);
+  void remember(const Words& words, Choice choice);
   Function without_branches(const Branches& taken) const;
   void run_noting(torch::jit::Stack& stack);
-  torch::jit::GraphFunction* with_branches();
   template <class Made, class Make>
   Made* made_once(std::unique_ptr<Made>& kept, const Make& make);
 
@@ -93,9 +99,8 @@ class SettledBranches {
   std::atomic<size_t> new_facts_{0};  // calls that had some
   mutable std::shared_mutex mutex_;   // of what follows
   std::unordered_map<Words, torch::jit::GraphFunction*, Hash> known_;
-  std::map<Branches, Function> specialised_;
-  Function general_;   // where facts are new again and again
-  Function training_;  // where gradients are recorded
+  std::map<Choice, Function> specialised_;
+  Function general_;  // where facts are new again and again
   std::unique_ptr<torch::jit::Code> plain_;
 };
 

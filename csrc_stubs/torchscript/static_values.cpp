@@ -9,6 +9,8 @@
 #include <torch/csrc/jit/runtime/operator.h>
 
 #include <algorithm>
+#include <string>
+#include <utility>
 
 namespace tsfuser {
 namespace {
@@ -111,6 +113,19 @@ bool asks_type(const Node* node) {
   static const Kinds kinds = {c10::prim::dtype, c10::prim::device, c10::Symbol::prim("is_cuda"),
                               c10::Symbol::prim("is_cpu")};
   return kinds.count(node->kind()) != 0;
+}
+
+// Whether the operand is the dtype or the device of the result, and the sizes of that do not depend on it. A
+// range of whole numbers, `arange(0, 2.5, 1)`, has fewer elements than one of fractions.
+bool is_no_matter_of_sizes(const Node* node, size_t operand) {
+  static const Kinds ranges = {c10::Symbol::aten("arange"), c10::Symbol::aten("range")};
+  const auto* schema = node->maybeSchema();
+  if (!schema || operand >= schema->arguments().size() || ranges.count(node->kind()) != 0) {
+    return false;
+  }
+  const std::string& name = schema->arguments()[operand].name();
+  const auto asks = node->input(operand)->node()->kind();
+  return (asks == c10::prim::dtype && name == "dtype") || (asks == c10::prim::device && name == "device");
 }
 
 bool has_tag(const Node* node, at::Tag tag) {
@@ -234,6 +249,9 @@ void StaticValues::visit_loop(Node* node, bool certain) {
 }
 
 void StaticValues::visit_writes(const Node* node, bool certain) {
+  if (node->kind() == c10::aten::wait) {  // in a function of its own it would hold on to its thread
+    knows_all_ = false;
+  }
   const auto* schema = node->maybeSchema();
   if (!schema) {
     static const Kinds kinds = {c10::prim::GetAttr, c10::prim::SetAttr, c10::prim::DictConstruct,
@@ -246,22 +264,28 @@ void StaticValues::visit_writes(const Node* node, bool certain) {
     if (!writes_to(schema->arguments()[i])) {
       continue;
     }
-    bool& change = is_container(node->input(i)->type()) ? containers_change_ : sizes_change_;
-    const bool harmless =
-        is_container(node->input(i)->type())
-            ? writes_numbers(node) && is_new_list(node->input(i)) && certain && inputs_follow(node)
-            : ours && i == 0 && is_in_place(node, *schema);
-    if (!harmless && !change) {
-      change = grew_ = true;
+    const auto changes = [this](bool& what) { grew_ |= !std::exchange(what, true); };
+    if (!is_container(node->input(i)->type())) {
+      if (!(ours && i == 0 && is_in_place(node, *schema))) {
+        changes(sizes_change_);
+      }
+    } else if (!writes_numbers(node)) {  // perhaps to the tensors in it
+      changes(containers_change_);
+      changes(sizes_change_);
+    } else if (!(is_new_list(node->input(i)) && certain && inputs_follow(node))) {
+      changes(containers_change_);
     }
   }
 }
 
-// `for_sizes`: sizes do not depend on dtypes and devices.
+// `for_sizes`: only the sizes of the results are asked for.
 bool StaticValues::inputs_follow(const Node* node, bool for_sizes) const {
-  return std::all_of(node->inputs().begin(), node->inputs().end(), [&](const Value* input) {
-    return follows(input) || (for_sizes && asks_type(input->node()));
-  });
+  for (size_t i = 0; i < node->inputs().size(); ++i) {
+    if (!follows(node->input(i)) && !(for_sizes && is_no_matter_of_sizes(node, i))) {
+      return false;
+    }
+  }
+  return true;
 }
 
 bool StaticValues::outputs_follow(const Node* node) const {

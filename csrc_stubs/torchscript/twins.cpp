@@ -275,6 +275,16 @@ bool is_never_written(const torch::jit::Value* value) {
   return !is_written_unseen(value) && is_never_written_by_schemas(value);
 }
 
+bool is_own_and_stays(const torch::jit::Value* value) {
+  const torch::jit::Value* given = behind_profile(value);
+  const Node* maker = given->node();
+  if (!is_never_written(given)) {
+    return false;
+  }
+  return op_facts().fresh.count(maker->kind()) != 0 ||
+         (op_facts().handed_on.count(maker->kind()) != 0 && is_own_and_stays(maker->input(0)));
+}
+
 void put(Node* node, c10::Symbol kind, at::ArrayRef<torch::jit::Value*> operands) {
   Node* made = node->owningGraph()->create(kind, operands, 1)->insertBefore(node);
   made->copyMetadata(node);

@@ -210,6 +210,7 @@ def test_checks_of_batches_are_ops(device):
     assert not nodes(scripted, "prim::RaiseException")
 
 
+@pytest.mark.usefixtures("kept_branches")
 def test_counters_in_branches_are_added_to_together(device):
     module, scripted = train(Branching, device)
     assert len(nodes(scripted, "tsfuser::count")) == 3 and len(nodes(scripted, "tsfuser::add_counts")) == 1

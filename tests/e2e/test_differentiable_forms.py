@@ -388,3 +388,15 @@ def test_casts_before_and_behind_a_write_stay_two():
             x = torch.tensor([2.625, 1.0], dtype=torch.bfloat16)
             found, _ = scripted(x)
             torch.testing.assert_close(found, torch.logsumexp(x.float(), 0))
+
+
+def test_places_of_a_condition(device):
+    def program(x: Tensor):
+        places = torch.where(x > 0)
+        return (torch.exp(x) + places[0].size(0)) * 2
+
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        for k in range(4):
+            x = torch.randn(k + 3, 4, device=device)
+            torch.testing.assert_close(scripted(x), program(x))

@@ -224,6 +224,7 @@ UNLISTED = {
     "tsfuser::instance_norm_backward": "made by autodiff: test_differentiable_norms",
     "tsfuser::rms_norm_backward": "made by autodiff: test_differentiable_norms",
     "tsfuser::relu_backward": "made of relu's gradient: test_relu_mask",
+    "tsfuser::rows": "made of the gradient of linear: test_special_gradients",
     "tsfuser::packed": "made of operands of matrix products: test_matmul_operands",
     "tsfuser::rounded": "made in regions of thunder: test_thunder_narrow",
     "tsfuser::unrounded": "made in regions of thunder: test_thunder_narrow",

@@ -117,8 +117,8 @@ def test_more_ways_than_functions_are_kept(device):
                 compare(scripted, ways, x, n)
 
 
-def test_training_keeps_its_branches_and_its_gradients(device):
-    module = Shifting().to(device)
+def test_training_has_copies_of_its_own(device):
+    module = type("Own", (Shifting,), {})().to(device)  # shares its graphs with no other test's
     scripted = torch.jit.script(module)
     with tsfuser.fuser():
         for rows in (8, 3, 9, 8):
@@ -129,7 +129,9 @@ def test_training_keeps_its_branches_and_its_gradients(device):
             expected, (de,) = train(module, (x,), calls=1)
             torch.testing.assert_close(y, expected)
             torch.testing.assert_close(dx, de)
-    assert branches(all_graphs(scripted)) and len(groups(scripted)) > 3
+    graphs = [plan.graph for plan in plans_of(scripted.get_debug_state())]
+    assert not branches(graphs) and len(graphs) == 4  # rolled or not, trained or not
+    assert any(graph.findNode("prim::DifferentiableGraph") for graph in graphs)
 
 
 def test_what_depends_on_elements_is_asked_in_each_call(device):
@@ -201,6 +203,48 @@ UNKNOWN = {
                 y = y + 1
             return y * 2
     """,
+    "a dtype decides how long a range is": """
+        def f(x, n: int):
+            z = x
+            if bool(x.sum() > 0):
+                z = x.long()
+            r = torch.arange(0, 2.5, 1, dtype=z.dtype)
+            y = torch.exp(x)
+            if r.size(0) > 2:
+                y = y + 1
+            return y * 2
+    """,
+    "a question about a device decides whether a dim stays": """
+        def f(x, n: int):
+            z = x
+            if bool(x.sum() > 0):
+                z = torch.empty(1, device="meta")
+            y = torch.exp(x)
+            if torch.sum(x, [0], z.is_cpu).dim() > 1:
+                y = y + 1
+            return y * 2
+    """,
+    "a dtype is taken for a size": """
+        def f(x, n: int):
+            z = x
+            if bool(x.sum() > 0):
+                z = x.double()
+            y = torch.exp(x)
+            if torch.eye(z.dtype).size(0) > 6:
+                y = y + 1
+            return y * 2
+    """,
+    "tensors of a list get other sizes": """
+        def f(x, n: int):
+            w = torch.zeros(0)
+            made = [w]
+            if bool(x.sum() > 0):
+                torch._foreach_abs([x], out=made)
+            y = torch.exp(x)
+            if w.dim() > 1:
+                y = y + 1
+            return y * 2 + made[0].sum()
+    """,
     "a tensor gets other sizes in place": """
         def f(x, n: int):
             z = torch.zeros(2, n)
@@ -225,6 +269,77 @@ def test_no_such_branch_is_settled(device, text):
                 expected = plain(x, 3)
             with tsfuser.fuser():
                 torch.testing.assert_close(scripted(x, 3), expected)
+
+
+def test_a_dtype_of_an_argument_decides_how_long_a_range_is(device):
+    def ranged(x, like):
+        z = x.to(like.dtype)
+        r = torch.arange(0, 2.5, 1, dtype=z.dtype)
+        y = torch.exp(x)
+        if r.size(0) > 2:
+            y = y + 1
+        return y * 2
+
+    scripted = torch.jit.script(ranged)
+    x = torch.randn(3, 4, device=device)
+    with tsfuser.fuser(), torch.no_grad():
+        for dtype in (torch.float32, torch.int64) * CALLS:
+            like = torch.zeros(1, dtype=dtype)
+            torch.testing.assert_close(scripted(x, like), ranged(x, like))
+
+
+def test_arguments_on_another_device_of_one_kind(device):
+    def together(x, v, w):
+        y = torch.exp(x)
+        if v.device == w.device:
+            y = y + 1
+        return y * 2
+
+    class Elsewhere(torch.Tensor):  # such a device need not be there
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            raise NotImplementedError
+
+    first, second = (
+        torch.Tensor._make_wrapper_subclass(Elsewhere, (2,), dtype=torch.float32, device=f"cuda:{k}")
+        for k in (0, 1)
+    )
+    scripted = torch.jit.script(together)
+    x = torch.randn(3, 4, device=device)
+    with tsfuser.fuser(), torch.no_grad():
+        for other in (first, second) * CALLS:
+            torch.testing.assert_close(scripted(x, first, other), together(x, first, other))
+
+
+def test_what_waits_for_another_thread_gives_its_own_back(tmp_path):
+    source = """
+import torch, tsfuser
+torch.set_num_interop_threads(1)
+@torch.jit.script
+def slow(x):
+    for i in range(3):
+        x = torch.tanh(x)
+    return x
+@torch.jit.script
+def inner(x):
+    return torch.jit.wait(torch.jit.fork(slow, x)) + 1
+@torch.jit.script
+def waits(x, future: torch.jit.Future[torch.Tensor], n: int):
+    y = torch.exp(x)
+    if n > 2:
+        y = torch.relu(y) + 1
+    return y * 2 * torch.jit.wait(future)
+class Forks(torch.nn.Module):
+    def forward(self, x, n: int):
+        future = torch.jit.fork(inner, x)
+        return torch.jit.wait(torch.jit.fork(waits, x, future, n))
+module = torch.jit.script(Forks())
+with tsfuser.fuser(), torch.no_grad():
+    for k in range(8):
+        module(torch.ones(3, 4), k % 2 * 3)
+print("done")
+"""
+    assert run_python(tmp_path, source, timeout=120)[:2] == (0, "done\n")
 
 
 def test_two_arguments_may_be_one_tensor(device):

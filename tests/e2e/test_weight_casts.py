@@ -142,6 +142,7 @@ def test_a_step_casts_all_weights_by_one_op(device):
     assert tsfuser.stats()["fallbacks"] == {}
 
 
+@pytest.mark.usefixtures("kept_branches")
 def test_casts_in_branches_that_modules_decide_are_in_one_op(device):
     plain, ours, scripted = pair(Branching, device)
     x = images(device)

@@ -145,8 +145,8 @@ SECTIONS = {
         same("Groups are made in branches and loops.",
              "e2e/test_graphs::test_groups_in_branches_and_loops"),
         differs("Groups end at a branch, whatever it depends on.",
-                "outside of training not at one that follows from sizes, numbers and attributes: the "
-                "function is one node, which runs a copy without such branches, fused from its third call on",
+                "not at one that follows from sizes, numbers and attributes: the function is one node, which "
+                "runs a copy without such branches, fused one call later than others",
                 "e2e/test_settled_branches::test_a_function_is_one_group_where_its_branches_follow"),
         differs("In a branch that did not run while profiling, ops join groups where an input has a device.",
                 "where their dtypes and ranks follow from others', too: there may be fewer groups",

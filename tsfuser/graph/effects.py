@@ -53,8 +53,8 @@ _WITH_GRAPH = frozenset(
 _SECRET_WRITERS = frozenset(row.name for row in table.all_rows() if row.writes)
 #: Kinds that return a list of numbers that nothing else holds.
 _NEW_LISTS = frozenset(("aten::mul", "aten::add", "prim::ListConstruct"))
-#: Kinds that take tensors, but read nothing of their memory before the graph ends.
-_HOLDERS = frozenset(("tsfuser::count",))
+#: Kinds that take tensors, but read nothing of their memory; or not before the graph ends.
+_HOLDERS = frozenset(("prim::ListConstruct", "tsfuser::count"))
 #: Kinds that may switch gradients on or off.
 _SWITCHES = frozenset(("prim::Enter", "prim::Exit", "aten::set_grad_enabled"))
 #: aten ops that may return their operand itself, though their schemas do not say so.
@@ -179,6 +179,11 @@ class Effects:
                 or any(self.is_written(element) for element in elements)
             )
         return self._written[key]
+
+    def is_changed(self, value: Value) -> bool:
+        """Whether anything in the graph may change which items the list `value` has. What writes to items
+        that are tensors does not."""
+        return self.writes and (self.misled or self._aliases.has_writers(value))
 
     def learn(self, values: list[Value], written: bool) -> None:
         """Says whether values are written that were made after the analysis."""

@@ -160,7 +160,7 @@ class _Block:
         written = any(self.effects.is_written(v) for v in shared if is_tensor(v))
         if written or self.effects.may_return_written(node):
             return "its result may share memory with a tensor that is changed in place"
-        if any(self.effects.is_written(v) and (is_plain_list(v) or is_tensor_list(v)) for v in inputs(node)):
+        if any(self.effects.is_changed(v) for v in inputs(node) if is_plain_list(v) or is_tensor_list(v)):
             return "it reads a list that is changed in place"
         if any(self.changed.get(key, set()) - {i} for key in self.read[i]):
             return "it reads running statistics that another op changes"
@@ -300,7 +300,7 @@ class _Block:
 
     def _is_kept(self, value: Value) -> bool:
         """Whether a list is one of numbers or tensors that nothing writes to."""
-        return (is_plain_list(value) or is_tensor_list(value)) and not self.effects.is_written(value)
+        return (is_plain_list(value) or is_tensor_list(value)) and not self.effects.is_changed(value)
 
     def _is_worth_it(self, members: Sequence[int], lone_reductions: bool) -> bool:
         """Whether the cluster becomes a group: it has two nodes (one, in single-node mode) and does more

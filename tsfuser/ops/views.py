@@ -325,6 +325,15 @@ def flatten(b: Builder, self, start_dim: int = 0, end_dim: int = -1) -> Value:
     return reshaped(b, "flatten", self, [*sizes[:start], merged, *sizes[end + 1 :]])
 
 
+@composite("tsfuser::rows", dtypes=ALL, sizes="own", reshapes=True)
+def rows(b: Builder, self) -> Value:
+    """`self` as a matrix, each row of which is along the last dim"""
+    if not self.dims:
+        raise Refusal("a tensor without dims has no rows")
+    sizes = list(b.sizes(self))
+    return reshaped(b, "view", self, [sz.product(sizes[:-1]), sizes[-1]])
+
+
 @composite("aten::unflatten", "int", dtypes=ALL, sizes="own", symbolic=("sizes",), reshapes=True)
 def unflatten(b: Builder, self, dim: int, sizes: list) -> Value:
     """`self` with the dim `dim` as several of `sizes`"""

@@ -16,7 +16,7 @@ that. Order of `STEPS`, and why:
   choose_inside
   leave_zero_bases
   multiply_as_eager
-  flatten_rows
+  read_rows
   save_operands
   cast_in_place
   invert_orders
@@ -154,7 +154,7 @@ STEPS = (
     _on_saved(formulas.choose_inside),
     _on_saved(formulas.leave_zero_bases),
     _on_saved(formulas.multiply_as_eager),
-    _on_saved(formulas.flatten_rows),
+    _on_saved(formulas.read_rows),
     Pass("save_operands", _save_operands),
     _on_saved(formulas.cast_in_place),
     _on_saved(formulas.invert_orders),

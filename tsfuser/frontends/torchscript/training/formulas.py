@@ -15,8 +15,8 @@ In: `SavedValues`, of a differentiable graph. Out: its backward, changed in plac
     the base is 0. Where x is not negative, either, it becomes 0, as in eager.
   - multiply_as_eager: the gradients of `rsqrt`, `reciprocal` and of a divisor multiply in eager's order,
     which decides what overflows.
-  - flatten_rows: the gradient of `linear`'s weight reads matrices, `x.reshape(-1, n)`, which raises where n
-    is 0. They become `x.unsqueeze(0).flatten(0, -2)`.
+  - read_rows: the gradient of `linear`'s weight reads matrices, `x.reshape(-1, n)`, which raises where n
+    is 0. They become `tsfuser::rows`.
   - cast_in_place: the gradient of a cast goes to the device and the dtype that the operand had. Where the
     forward names no device, it is that of the gradient, and what is left, a cast, can be fused.
   - read_dtypes_elsewhere: softmax and casts to another tensor's dtype keep their operand for its dtype alone.
@@ -156,13 +156,11 @@ def multiply_as_eager(saved: SavedValues) -> None:
                     _replace(saved, quotient, "aten::mul", [negative, twice])
 
 
-def flatten_rows(saved: SavedValues) -> None:
-    """Of `linear`. Without the dim in front a vector, which is one row, could not be flattened."""
+def read_rows(saved: SavedValues) -> None:
+    """Of `linear`."""
     for _, block in _derivatives(saved, "aten::linear"):
         for node in [inner for inner in block.nodes() if inner.kind() == "aten::reshape"]:
-            numbers = [_number(saved, node, n) for n in (0, -2)]
-            rows = _insert(saved, node, "aten::unsqueeze", [node.inputsAt(0), numbers[0]])
-            _replace(saved, node, "aten::flatten", [rows, *numbers])
+            _replace(saved, node, "tsfuser::rows", [node.inputsAt(0)])
 
 
 def cast_in_place(saved: SavedValues) -> None:
