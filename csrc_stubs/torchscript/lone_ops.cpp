@@ -33,7 +33,16 @@ bool makes_bfloat16() {
          at::autocast::get_autocast_dtype(at::kCUDA) == at::kBFloat16;
 }
 
-// Whether autodiff could put another op into one graph with the node.
+// Whether what reads the result may wait for something that the result is asked for, as a product with noise
+// of its sizes does: then autodiff cannot put both into one graph.
+bool is_asked(const Value* result) {
+  return std::any_of(result->uses().begin(), result->uses().end(), [](const Use& use) {
+    const auto outputs = use.user->outputs();
+    return std::none_of(outputs.begin(), outputs.end(), is_tensor);
+  });
+}
+
+// Whether autodiff puts another op into one graph with the node.
 bool has_company(const Node* node) {
   const auto inputs = node->inputs();
   const auto& uses = node->output()->uses();
@@ -41,9 +50,9 @@ bool has_company(const Node* node) {
                      [](const Value* value) {
                        return is_tensor(value) && may_be_inside(behind_profile(value)->node());
                      }) ||
-         std::any_of(uses.begin(), uses.end(), [node](const Use& use) {
+         (!is_asked(node->output()) && std::any_of(uses.begin(), uses.end(), [node](const Use& use) {
            return use.user->owningBlock() == node->owningBlock() && may_be_inside(use.user);
-         });
+         }));
 }
 
 void accompany(Node* node) {

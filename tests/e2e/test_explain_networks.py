@@ -61,7 +61,9 @@ def test_an_op_that_autodiffs_formula_repeats_has_its_line_where_there_is_one(de
 
 def test_modules_and_the_ways_that_formulas_do_not_go_are_left_out(device):
     found = explained("encoder", device)
-    assert "did not run" not in str(found) and all(n.kind.startswith("aten::") for n in found.left_out)
+    assert "did not run" not in str(found) and all(
+        n.kind.startswith(("aten::", "tsfuser::")) for n in found.left_out
+    )
     quiet = explained("resnet_basic", device, training=False)
     assert {n.kind for n in quiet.left_out} == {"aten::conv2d"}
 

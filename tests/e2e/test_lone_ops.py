@@ -113,6 +113,20 @@ def test_other_dtypes_are_differentiated_too(device, dtype):
     assert any(graph.findNode("prim::DifferentiableGraph") for graph in all_graphs(scripted))
 
 
+def test_readers_that_wait_for_its_sizes_are_no_company(device):
+    """Noise of the sizes of the result comes between the norm and the product, as in stochastic depth."""
+
+    class Noisy(Projected):
+        def forward(self, x, other):
+            y = self.norm(x)
+            noise = torch.empty([y.size(0), 1, 1, 1], dtype=y.dtype, device=y.device)
+            noise.fill_(0.5)
+            return torch.cumsum(y * noise, 0)
+
+    scripted = compare(Noisy(False).to(device), image(device, torch.bfloat16))
+    assert not any(graph.findNode("aten::batch_norm") for graph in all_graphs(scripted))
+
+
 def test_without_autocast_eager_differentiates_it():
     torch.set_autocast_enabled("cuda", False)
     scripted = compare(made(), image("cpu", torch.bfloat16))

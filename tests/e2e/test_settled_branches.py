@@ -236,7 +236,7 @@ UNKNOWN = {
     """,
     "tensors of a list get other sizes": """
         def f(x, n: int):
-            w = torch.zeros(0)
+            w = x.new_zeros(0)
             made = [w]
             if bool(x.sum() > 0):
                 torch._foreach_abs([x], out=made)
