@@ -173,6 +173,7 @@ void hook_into_torch() {
     register_join_sizes();
     register_pad();
     register_grown_lists();
+    register_nested_joins();
     register_rows();
     register_count_operators();
     register_cast_operator();

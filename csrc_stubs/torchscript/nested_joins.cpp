@@ -2,7 +2,10 @@
 //
 //     %x = aten::cat([%a, %b], 1);  ...;  %y = aten::cat([%a, %b, %c], 1)
 //
-// After: %y = aten::cat([%x, %c], 1)
+// After: %p = tsfuser::joined_before(%x, %a, %b, %c, 2, 1);  %y = aten::cat([%p, %c], 1)
+//
+// %p is %x if %a and %b have one dtype. Else they are joined anew, in the dtype of %y: an integer that %x
+// has as a float might have lost digits.
 //
 // DenseNet joins all results of a block anew for each of its layers. A group takes no more than a few
 // tensors; so it takes a join of these two where it would not take that of all. And in the backward each of
@@ -16,10 +19,16 @@
 #include "torchscript/prepare.h"
 #include "torchscript/twin_rows.h"
 
+#include <ATen/core/stack.h>
+#include <ATen/ops/cat.h>
+#include <c10/core/ScalarType.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
+#include <torch/csrc/jit/runtime/operator.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -81,6 +90,49 @@ bool stays(const Join& join) {
          std::all_of(tensors.begin(), tensors.end(), is_own_and_stays);
 }
 
+// Of what `first` joined, and of the tensors that `second` joins.
+Value* joined_before(const Join& first, const Join& second) {
+  static const auto kind = c10::Symbol::fromQualString("tsfuser::joined_before");
+  Graph& graph = *second.node->owningGraph();
+  const torch::jit::WithInsertPoint before(second.node);
+  std::vector<Value*> operands = {first.node->output()};
+  const auto all = second.tensors();
+  operands.insert(operands.end(), all.begin(), all.end());
+  operands.push_back(graph.insertConstant(static_cast<int64_t>(first.tensors().size())));
+  operands.push_back(graph.insertConstant(second.dim));
+  Node* made = graph.insertNode(graph.create(kind, operands, 1));
+  made->copyMetadata(second.node);
+  return made->output();
+}
+
+void run_joined_before(torch::jit::Stack& stack) {
+  const int64_t count = torch::jit::pop(stack).toInt() - 2;  // the interpreter says how many operands
+  const int64_t dim = torch::jit::pop(stack).toInt(), some = torch::jit::pop(stack).toInt();
+  std::vector<at::Tensor> tensors;
+  for (const c10::IValue& operand : torch::jit::last(stack, count)) {
+    tensors.push_back(operand.toTensor());
+  }
+  torch::jit::drop(stack, count);
+  const at::Tensor joined = tensors.front();
+  tensors.erase(tensors.begin());
+  const auto differs = [&](const at::Tensor& tensor) {
+    return tensor.scalar_type() != joined.scalar_type();
+  };
+  if (std::none_of(tensors.begin(), tensors.begin() + some, differs)) {
+    torch::jit::push(stack, joined);
+    return;
+  }
+  c10::ScalarType dtype = joined.scalar_type();
+  for (const at::Tensor& tensor : tensors) {
+    dtype = c10::promoteTypes(dtype, tensor.scalar_type());
+  }
+  tensors.resize(some);
+  for (at::Tensor& tensor : tensors) {
+    tensor = tensor.to(dtype);
+  }
+  torch::jit::push(stack, at::cat(tensors, dim));
+}
+
 }  // namespace
 
 void record_joins(Graph& graph) {
@@ -106,7 +158,7 @@ void nest_joins(Graph& graph, const Node* first) {
         return begins_with(*join, other) && stays(other);
       });
       if (longest != joins.rend()) {
-        std::vector<Value*> items = {longest->node->output()};
+        std::vector<Value*> items = {joined_before(*longest, *join)};
         items.insert(items.end(), tensors.begin() + longest->tensors().size(), tensors.end());
         nested.emplace_back(node, std::move(items));
       }
@@ -116,6 +168,11 @@ void nest_joins(Graph& graph, const Node* first) {
   for (const auto& [node, items] : nested) {
     node->replaceInput(0, graph.createList(c10::TensorType::get(), items)->insertBefore(node)->output());
   }
+}
+
+void register_nested_joins() {
+  static const torch::jit::RegisterOperators registered({torch::jit::Operator(
+      "tsfuser::joined_before(...) -> Tensor", run_joined_before, c10::AliasAnalysisKind::PURE_FUNCTION)});
 }
 
 }  // namespace tsfuser

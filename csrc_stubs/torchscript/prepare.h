@@ -44,8 +44,9 @@ void accompany_lone_ops(torch::jit::Graph& graph, const torch::jit::Node* first)
 // Says of a graph, and of its copies, that its calls may record gradients (nested_joins.cpp).
 void record_joins(torch::jit::Graph& graph);
 
-void register_join_sizes();   // the operator of size_joins
-void register_grown_lists();  // and of part_grown_lists
+void register_join_sizes();    // the operator of size_joins
+void register_grown_lists();   // and of part_grown_lists
+void register_nested_joins();  // and of nest_joins
 
 void register_pad();  // the operator of hand_on_wholes
 

@@ -231,6 +231,7 @@ bool is_written_unseen(const torch::jit::Value* value, bool unseen = false) {
 // Whether nothing writes to the value or a view of it, as far as schemas say.
 bool is_never_written_by_schemas(const torch::jit::Value* value) {
   static const Kinds readers = {c10::Symbol::fromQualString("tsfuser::asked_item"),
+                                c10::Symbol::fromQualString("tsfuser::joined_before"),
                                 c10::Symbol::fromQualString("tsfuser::counts")};
   return std::all_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
     if (is_profile(use.user)) {

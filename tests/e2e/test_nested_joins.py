@@ -36,7 +36,8 @@ def compared(source, device, trained):
     """The scripted program, once it has run fused and been compared with eager."""
     eager, scripted = {"torch": torch}, script(source)
     exec(source, eager)
-    x, w = torch.randn(3, 2, device=device), torch.randn(3, 1, device=device)
+    torch.manual_seed(4)
+    x, w = torch.randn(3, 2, device=device), torch.randn(3, 1, device=device) * 0.1
     with tsfuser.fuser():
         for k in (2, 0):
             for _ in range(CALLS):
@@ -78,6 +79,30 @@ def test_what_changes_in_between(device, between, trained):
     if trained and between.startswith("y"):
         between += "; y{n} = y{n} * 1"  # eager's sin has saved what is written to
     compared(growing(3, between), device, trained)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_whole_numbers_are_not_rounded_on_the_way(device, trained):
+    def program(x, numbers, w, k: int):
+        a, b, c = torch.sin(x), numbers + 1, w * 2
+        y = torch.cat([a, b], 1)
+        z = torch.tanh(y)
+        if k > 1:
+            z = z * 2
+        return torch.cat([a, b, c], 1) * 2, z
+
+    scripted = torch.jit.script(program)
+    numbers = torch.tensor([[2**24 + 2], [5], [-(2**30) + 3]], device=device)
+    with tsfuser.fuser():
+        for _ in range(2 * CALLS):
+            x = torch.randn(3, 2, device=device, requires_grad=trained)
+            w = torch.randn(3, 1, device=device, dtype=torch.float64, requires_grad=trained)
+            found, wanted = scripted(x, numbers, w, 2), program(x, numbers, w, 2)
+            torch.testing.assert_close(found, wanted)
+            assert torch.equal(found[0][:, 2], wanted[0][:, 2])
+            if trained:
+                gradients = [torch.autograd.grad(sum(t.sum() for t in ys), (x, w)) for ys in (found, wanted)]
+                torch.testing.assert_close(*gradients)
 
 
 def test_a_join_in_a_branch_that_may_not_run(device):

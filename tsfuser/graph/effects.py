@@ -44,7 +44,11 @@ _PURE = frozenset(
         AutogradAllNonZero BroadcastSizes ReductionSizes ChunkSizes CudaFusionGuard
         FusionGroup TensorExprGroup
 """.split()
-) | {"tsfuser::counts", "tsfuser::asked_item"}  # as they take any number of operands, schemas say nothing
+) | {  # as they take any number of operands, schemas say nothing
+    "tsfuser::counts",
+    "tsfuser::asked_item",
+    "tsfuser::joined_before",
+}
 #: Kinds that do what their `Subgraph` does.
 _WITH_GRAPH = frozenset(
     f"prim::{name}" for name in ("FallbackGraph", "DifferentiableGraph", "FunctionalGraph", "CudaFusionGroup")
