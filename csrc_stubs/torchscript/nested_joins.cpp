@@ -7,12 +7,12 @@
 // %p is %x if %a and %b have one dtype. Else they are joined anew, in the dtype of %y: an integer that %x
 // has as a float might have lost digits.
 //
-// DenseNet joins all results of a block anew for each of its layers. A group takes no more than a few
-// tensors; so it takes a join of these two where it would not take that of all. And in the backward each of
-// the tensors had a gradient of each layer, which autograd adds one by one; now the sum is made for all of
-// them at once. The order in which gradients are added is the same. In calls that record no gradients only
-// joins of more tensors than a group takes: of others a group need not store the result. A step of
-// prepare.cpp.
+// DenseNet joins all results of a block anew for each of its layers. A differentiable graph takes no more
+// than a few tensors; so it takes a join of these two where it would not take that of all. And in the
+// backward each of the tensors had a gradient of each layer, which autograd adds one by one; now the sum is
+// made for all of them at once. The order in which gradients are added is the same. In calls that record no
+// gradients only joins of more tensors than a group reads from memory: of others a group need not store the
+// result. A step of prepare.cpp.
 
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
@@ -152,7 +152,7 @@ void nest_joins(Graph& graph, const Node* first) {
       continue;
     }
     const auto tensors = join->tensors();
-    const bool stored = node->hasAttribute(recorded()) || tensors.size() > op_facts().most_joined;
+    const bool stored = node->hasAttribute(recorded()) || tensors.size() > op_facts().most_joined_in_memory;
     if (stored && node->isAfter(first)) {
       const auto longest = std::find_if(joins.rbegin(), joins.rend(), [&](const Join& other) {
         return begins_with(*join, other) && stays(other);

@@ -59,7 +59,7 @@ def test_in_training_each_join_reads_the_one_before(device):
 
 
 def test_in_inference_only_joins_of_more_tensors_than_a_group_takes(device):
-    most = tsfuser.ops.joins.MAX_PIECES
+    most = tsfuser.ops.joins.MAX_IN_MEMORY
     assert max(joined(compared(growing(3), device, trained=False))) == 4
     counts = joined(compared(growing(most + 3), device, trained=False))
     assert max(counts) == most and counts.count(2) > 2
