@@ -11,7 +11,7 @@ from kit.batch_norms import FORWARD, Normed, parameters
 from kit.batch_norms import check as check_batch_norm
 from kit.column_norms import CENTRED, SOFTMAX, check_gradients, last
 from kit.reductions import Fused, check, tensor
-from kit.support import counted
+from kit.support import counted, fuse, script
 from tsfuser import options
 from tsfuser.planning import compile as pipeline
 from tsfuser.schedule import outer_rows
@@ -128,3 +128,22 @@ def test_clusters_are_switched_off(small, place):
     with options.override(disable={"clusters": ""}):
         check(Fused(CENTRED), tensor(200, 64, device=place))
     assert not any(params.cluster for params in small)
+
+
+@pytest.mark.parametrize("chosen", ["m", "m.to(torch.int8) > 0"])
+def test_columns_of_narrow_tensors_that_are_read_one_by_one(device, chosen):
+    """As many threads along a row as read bytes at full speed would be more than a warp has. But each warp
+    must have partial results of all columns."""
+    text = f"""
+def f(g, m, x):
+    a = g.masked_fill({chosen}, 0)
+    return (a * 0.5 * x).sum([0, 1]) + a.sum([0, 1])
+"""
+    torch.manual_seed(0)
+    g = torch.randn(16, 2, 16, 33, device=device)
+    x = torch.randn(33, 16, 2, 16, device=device).permute(3, 2, 1, 0)
+    m = (torch.randn(16896, device=device) < 0).as_strided((16, 2, 16, 33), (1, 16, 1056, 32))
+    eager = {"torch": torch}
+    exec(text, eager)
+    found = fuse(script(text), g, m, x)(g, m, x)
+    torch.testing.assert_close(found, eager["f"](g, m, x), rtol=1e-5, atol=1e-5)

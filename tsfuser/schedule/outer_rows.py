@@ -209,7 +209,7 @@ def _kept_by_cluster(
     if not machine.largest_cluster:
         return None
     most_across = sz.nextpow2(sz.ceildiv(slabs.space.dims[-1].extent, vector))
-    across = call.decide(sz.minimum(most_across, _least_across(slabs, vector)))
+    across = call.decide(sz.minimum(most_across, min(_least_across(slabs, vector), MAX_ACROSS)))
     resident = _resident(REGISTERS, THREADS, machine)
     given = OuterRowParams(vector, across, max(1, THREADS // across), 1, resident, cluster=True)
     params = None

@@ -317,6 +317,7 @@ DEVICE constexpr int left_of_columns(int columns, int across) {
 template <class Op, int Columns, class T, int M>
 DEVICE void store_partial_columns(T (&value)[M], char* memory) {
   constexpr int across = Columns / M, kept = left_of_columns(M, across);
+  static_assert(across <= 32, "each warp has partial results of all columns");
   int first = 0;
   scatter_rows<Op, across, 16, M>(value, first);
   if (first >= M) return;
