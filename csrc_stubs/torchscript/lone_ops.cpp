@@ -10,6 +10,7 @@
 // would cost more of the host's time than eager's node. A step of prepare.cpp; `eager_forms` (prepare.h)
 // drops the cast.
 
+#include "torchscript/call_facts.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
@@ -38,7 +39,9 @@ bool makes_bfloat16() {
 bool is_asked(const Value* result) {
   return std::any_of(result->uses().begin(), result->uses().end(), [](const Use& use) {
     const auto outputs = use.user->outputs();
-    return std::none_of(outputs.begin(), outputs.end(), is_tensor);
+    return !outputs.empty() && std::none_of(outputs.begin(), outputs.end(), [](const Value* output) {
+      return may_hold_tensors(output->type());
+    });
   });
 }
 

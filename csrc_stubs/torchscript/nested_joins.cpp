@@ -108,29 +108,23 @@ Value* joined_before(const Join& first, const Join& second) {
 void run_joined_before(torch::jit::Stack& stack) {
   const int64_t count = torch::jit::pop(stack).toInt() - 2;  // the interpreter says how many operands
   const int64_t dim = torch::jit::pop(stack).toInt(), some = torch::jit::pop(stack).toInt();
-  std::vector<at::Tensor> tensors;
-  for (const c10::IValue& operand : torch::jit::last(stack, count)) {
-    tensors.push_back(operand.toTensor());
+  const auto operands = torch::jit::last(stack, count);
+  const auto dtype_of = [](const c10::IValue& operand) { return operand.toTensor().scalar_type(); };
+  c10::ScalarType dtype = dtype_of(operands[0]);
+  at::Tensor joined = operands[0].toTensor();
+  if (!std::all_of(operands.begin() + 1, operands.begin() + 1 + some,
+                   [&](const c10::IValue& operand) { return dtype_of(operand) == dtype; })) {
+    for (const c10::IValue& operand : operands) {
+      dtype = c10::promoteTypes(dtype, dtype_of(operand));
+    }
+    std::vector<at::Tensor> tensors;
+    for (const c10::IValue& operand : operands.slice(1, some)) {
+      tensors.push_back(operand.toTensor().to(dtype));
+    }
+    joined = at::cat(tensors, dim);
   }
   torch::jit::drop(stack, count);
-  const at::Tensor joined = tensors.front();
-  tensors.erase(tensors.begin());
-  const auto differs = [&](const at::Tensor& tensor) {
-    return tensor.scalar_type() != joined.scalar_type();
-  };
-  if (std::none_of(tensors.begin(), tensors.begin() + some, differs)) {
-    torch::jit::push(stack, joined);
-    return;
-  }
-  c10::ScalarType dtype = joined.scalar_type();
-  for (const at::Tensor& tensor : tensors) {
-    dtype = c10::promoteTypes(dtype, tensor.scalar_type());
-  }
-  tensors.resize(some);
-  for (at::Tensor& tensor : tensors) {
-    tensor = tensor.to(dtype);
-  }
-  torch::jit::push(stack, at::cat(tensors, dim));
+  torch::jit::push(stack, std::move(joined));
 }
 
 }  // namespace

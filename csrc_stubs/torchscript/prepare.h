@@ -21,11 +21,10 @@ void prepare_for_profiling(torch::jit::Graph& graph, const torch::jit::Node* fir
 // in place become functional where nobody can tell (in_place.cpp), and numbers that are written to parts of
 // tensors are filled in (number_writes.cpp); paddings by nothing hand their operand on (whole_parts.cpp),
 // and parts of a copy are copied one by one (copied_parts.cpp); joins of what was joined before read that
-// (nested_joins.cpp); sizes of joined tensors are computed from
-// those of the tensors (join_sizes.cpp); convolutions move out of the way of batch norms
-// (early_convolutions.cpp), and their biases are added behind them (late_biases.cpp); ops are written in
-// forms that autodiff has a formula for (differentiable_forms.cpp), and what stands alone gets company
-// (lone_ops.cpp).
+// (nested_joins.cpp); sizes of joined tensors are computed from those of the tensors (join_sizes.cpp);
+// convolutions move out of the way of batch norms (early_convolutions.cpp), and their biases are added
+// behind them (late_biases.cpp); ops are written in forms that autodiff has a formula for
+// (differentiable_forms.cpp), and what stands alone gets company (lone_ops.cpp).
 void leave_checked_branches(torch::jit::Graph& graph, const torch::jit::Node* first);
 void fold_products(torch::jit::Graph& graph, const torch::jit::Node* first);
 void check_batches(torch::jit::Graph& graph, const torch::jit::Node* first);

@@ -45,8 +45,8 @@ struct Value;
 
 namespace tsfuser {
 
-// A function that runs in the place of a graph; `training`: in calls that may record gradients. One that
-// runs in both stands for each.
+// A function that runs in the place of a graph; `training`: in calls that may record gradients. The
+// general function runs in all calls, and is listed twice.
 struct SettledFunction {
   torch::jit::GraphFunction* function;
   bool training;

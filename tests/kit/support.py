@@ -28,7 +28,7 @@ def forked(x):
     b = torch.tanh(x * 3.0)
     return torch.jit.wait(a) + b
 """
-#: Inference is fused in call 2, with settled branches in call 3, as training; the last call is surely fused.
+#: Inference is fused in call 2, training in call 3, with settled branches one later: the last one surely is.
 CALLS = 5
 
 

@@ -31,8 +31,8 @@ from .reader import GraphReader
 from .source import Sources
 from .table import text
 
-#: Inference is fused in call 2, with settled branches in call 3, as training is, forward and backward; one
-#: later are fallbacks.
+#: Inference is fused in call 2, training in call 3, forward and backward. Each is one call later where
+#: branches are settled, and so are fallbacks.
 CALLS = 5
 REPEATS = 5  # of the timed calls; the shortest time counts
 

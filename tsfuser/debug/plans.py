@@ -1,7 +1,8 @@
 """What torch has made of a scripted function: the plans that its calls run.
 
 In: the debug state of a function or an executor. Out: its plans, and those of what stands for it where its
-branches are settled (csrc_stubs/branches): there a plan is a single node, which runs other functions.
+branches are settled (csrc_stubs/torchscript/settled_branches.h): there a plan is a single node, which runs
+other functions.
 Example:
 
     for plan in plans_of(scripted.get_debug_state()):

@@ -346,7 +346,7 @@ def _works(node: Node) -> bool:
         return True
     found = row_of(node)
     is_ours = found is not None and node.kind().startswith("tsfuser::")
-    return is_ours and found[0].fresh is not False and not found[0].copies
+    return is_ours and found[0].fresh and not found[0].copies
 
 
 def _unfolded(node: Node) -> list[Node]:

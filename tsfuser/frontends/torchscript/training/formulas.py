@@ -316,9 +316,7 @@ def _names(values: list[Value]) -> frozenset[str]:
 
 
 def _insert(saved: SavedValues, place: Node, kind: str, operands: list[Value]) -> Value:
-    new = saved.backward.create(kind, operands, 1)
-    new.copyMetadata(place)
-    return new.insertBefore(place).output()
+    return insert(saved.backward, place, kind, operands).output()
 
 
 def _number(saved: SavedValues, place: Node, number: int) -> Value:
