@@ -109,6 +109,8 @@ def test_a_join_in_a_branch_that_may_not_run(device):
     def program(x, w, k: int):
         a, b, c = torch.tanh(x), torch.sin(x), torch.cos(x)
         y = a * w
+        if k > 0:  # which follows: a copy for training is made
+            y = torch.exp(y)
         if bool(x.sum() > 0):
             y = y + torch.cat([a, b], 1)[:, 1:3]
         return torch.cat([a, b, c], 1) * 2, y
