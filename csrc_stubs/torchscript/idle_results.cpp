@@ -1,12 +1,12 @@
 // Results of a differentiable graph that no gradient ever comes for.
 //
-// Eager's backward of `y = torch.where(mask, x * 2, 0); return torch.signbit(y), x * 2` never reaches
-// `where`, so a program may write to the mask before it. The backward of a differentiable graph reads all
-// that is kept for any of its results, wherever gradients come from. So the gradients of such results are
-// taken out of it (tsfuser/frontends/torchscript/training/saved.py), and with them what is kept for them
-// alone.
+// Eager's backward of `y = torch.where(mask, x * 2, 0); return y.sin() > 0, x * 2` never reaches `where`, so
+// a program may write to the mask before it. The backward of a differentiable graph reads all that is kept
+// for any of its results, wherever gradients come from. So the gradients of such results are taken out of it
+// (tsfuser/frontends/torchscript/training/saved.py), and with them what is kept for them alone.
 
 #include "torchscript/idle_results.h"
+#include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/twins.h"
 
@@ -84,49 +84,77 @@ bool gives_integers(const Node& reader, const c10::FunctionSchema& schema) {
   return any;
 }
 
-bool gets_no_gradient(const Value* value);
+// Which results get a gradient, each asked once.
+class Gradients {
+ public:
+  bool come_for(const Value* value) {
+    const auto [place, is_new] = found_.emplace(value, true);
+    if (is_new) {
+      const auto& uses = value->uses();
+      const bool come = std::any_of(uses.begin(), uses.end(), [this](const auto& use) { return pass(use); });
+      found_[value] = come;
+      return come;
+    }
+    return place->second;
+  }
 
-bool passes_no_gradient(const torch::jit::Use& use) {
-  const Node& reader = *use.user;
-  if (reader.kind() == c10::prim::Drop) {
-    return true;
+ private:
+  // Whether the reader may pass a gradient on to what it reads.
+  bool pass(const torch::jit::Use& use) {
+    static const auto check = c10::Symbol::fromQualString("prim::RequiresGradCheck");
+    const Node& reader = *use.user;
+    if (reader.kind() == c10::prim::Drop) {
+      return false;
+    }
+    if (reader.kind() == c10::prim::Return) {
+      const Node* around = reader.owningBlock()->owningNode();
+      return !around || around->kind() != c10::prim::If || come_for(around->output(use.offset));
+    }
+    if (reader.kind() == check) {
+      return come_for(reader.output(use.offset));
+    }
+    if (reader.kind() == c10::prim::DifferentiableGraph || reader.kind() == c10::prim::TupleUnpack ||
+        is_fallback(&reader)) {
+      return come_for_any_of(reader);
+    }
+    const auto* schema = reader.maybeSchema();
+    if (!schema || schema->is_vararg() || schema->is_varret() || use.offset >= schema->arguments().size() ||
+        asks_for_history(reader)) {
+      return true;
+    }
+    if (detaches(reader) || gives_integers(reader, *schema)) {
+      return false;
+    }
+    const c10::Argument& argument = schema->arguments()[use.offset];
+    if (argument.alias_info()) {
+      return true;
+    }
+    const c10::Symbol kind = plain_kind(reader.kind());
+    const auto asked = op_facts().asked.find(kind);
+    if (op_facts().flat.count(kind) ||
+        (asked != op_facts().asked.end() && asked->second == argument.name())) {
+      return false;
+    }
+    // What an op writes to may be read elsewhere, and what gives nothing may keep what it reads.
+    return schema->is_mutable() || reader.outputs().empty() || !is_known(&reader) || come_for_any_of(reader);
   }
-  if (reader.kind() == c10::prim::Return) {
-    const Node* around = reader.owningBlock()->owningNode();
-    return around && around->kind() == c10::prim::If && gets_no_gradient(around->output(use.offset));
-  }
-  const auto* schema = reader.maybeSchema();
-  if (!schema || schema->is_vararg() || schema->is_varret() || use.offset >= schema->arguments().size() ||
-      asks_for_history(reader)) {
-    return false;
-  }
-  if (detaches(reader) || gives_integers(reader, *schema)) {
-    return true;
-  }
-  const c10::Argument& argument = schema->arguments()[use.offset];
-  if (argument.alias_info()) {
-    return false;
-  }
-  const c10::Symbol kind = plain_kind(reader.kind());
-  const auto asked = op_facts().asked.find(kind);
-  if (op_facts().flat.count(kind) || (asked != op_facts().asked.end() && asked->second == argument.name())) {
-    return true;
-  }
-  const auto outputs = reader.outputs();
-  return !outputs.empty() && std::all_of(outputs.begin(), outputs.end(),
-                                         [](const Value* output) { return is_plain(output->type()); });
-}
 
-bool gets_no_gradient(const Value* value) {
-  return std::all_of(value->uses().begin(), value->uses().end(), passes_no_gradient);
-}
+  bool come_for_any_of(const Node& reader) {
+    const auto outputs = reader.outputs();
+    return std::any_of(outputs.begin(), outputs.end(),
+                       [this](const Value* value) { return !is_plain(value->type()) && come_for(value); });
+  }
+
+  std::unordered_map<const Value*, bool> found_;
+};
 
 }  // namespace
 
 std::vector<int64_t> idle_results(const Node& differentiable) {
   std::vector<int64_t> idle;
+  Gradients gradients;
   for (size_t i = 0; i < static_cast<size_t>(differentiable.i(c10::attr::f_real_outputs)); ++i) {
-    if (gets_no_gradient(differentiable.output(i))) {
+    if (!gradients.come_for(differentiable.output(i))) {
       idle.push_back(static_cast<int64_t>(i));
     }
   }

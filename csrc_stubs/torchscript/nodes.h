@@ -54,6 +54,14 @@ inline const torch::jit::Value* behind_profile(const torch::jit::Value* value) {
   return is_profile(value->node()) ? value->node()->input() : value;
 }
 
+// Whether the node calls the function that computes the same where a check failed.
+inline bool is_fallback(const torch::jit::Node* node) {
+  static const auto fallback = c10::Symbol::attr("fallback");
+  const torch::jit::Node* function =
+      node->kind() == c10::prim::CallFunction ? node->input(0)->node() : nullptr;
+  return function && function->kind() == c10::prim::Constant && function->hasAttribute(fallback);
+}
+
 // The calls of fallbacks, and the functions called, where a check fails: an If reads the check's last
 // result.
 inline std::vector<std::pair<torch::jit::Node*, torch::jit::GraphFunction*>> fallbacks(

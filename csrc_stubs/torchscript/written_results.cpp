@@ -11,6 +11,7 @@
 // Checks hand their operands on, and so does another differentiable graph that returns one.
 
 #include "torchscript/written_results.h"
+#include "torchscript/nodes.h"
 #include "torchscript/prepare.h"
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -22,12 +23,6 @@ namespace {
 
 using torch::jit::Node;
 using torch::jit::Value;
-
-bool is_fallback(const Node& reader) {
-  static const auto fallback = c10::Symbol::attr("fallback");
-  const Node* function = reader.kind() == c10::prim::CallFunction ? reader.input(0)->node() : nullptr;
-  return function && function->kind() == c10::prim::Constant && function->hasAttribute(fallback);
-}
 
 // `around`: the differentiable graph that the value is in; null for the program's own graph.
 bool may_be_written(const Value* value, const Node* around);
@@ -49,7 +44,7 @@ bool may_write(const torch::jit::Use& use, const Node* around) {
   if (reader.kind() == c10::prim::DifferentiableGraph && !around) {
     return may_be_written(reader.g(c10::attr::Subgraph)->inputs()[use.offset], &reader);
   }
-  return reader.kind() != c10::prim::Drop && !is_fallback(reader) && !only_reads(reader);
+  return reader.kind() != c10::prim::Drop && !is_fallback(&reader) && !only_reads(reader);
 }
 
 bool may_be_written(const Value* value, const Node* around) {

@@ -35,6 +35,29 @@ CALLS = {
 }
 #: What gives no gradient to its operand, and is in no differentiable graph.
 READERS = ["{}.detach()", "{}.data", "{}.long()", "torch.max({}, 0)[1]", "torch.topk({}, 2)[1]"]
+#: What is made of y, a product with v, in ops that are in no differentiable graph, and what is returned.
+ENDS = {
+    "a comparison": "return torch.cumsum(y, 0) > 0.5, z",
+    "several ops, an index": "u = torch.mm(torch.cumsum(y, 0), x).trace()\n    return torch.argmax(u), z",
+    "another differentiable graph": "u = torch.cumsum(y, 0)\n    return torch.isnan(u.relu() * v), z",
+    "a branch": "u = y\n    if s > 0.0:\n        u = torch.cumsum(y, 0)\n    return torch.isinf(u), z",
+    "a result beside a comparison": "u = torch.cumsum(y, 0)\n    return u > 0.5, z + u",
+    "what is written to": "u = torch.cumsum(z, 0)\n    u.copy_(y)\n    return torch.isnan(u), z + u",
+    "a view that is written to": "u = torch.cumsum(z, 0)\n    u[0].copy_(y[0])\n    return u > 0.5, z + u",
+    "a list": 'u = torch.einsum("ij,jk->ik", [y, z])\n    return torch.isnan(u), z + u',
+    "a loop": "u = x\n    for i in range(2):\n        u = torch.cumsum(y, 0) @ u\n    return u > 0.5, z + u",
+}
+#: Autodiff calls a function for the gradients of some of them, whether these are needed or not.
+VIEWS = [
+    "{}.permute([1, 0])",
+    "{}.permute([1, 0]).reshape(-1)",
+    "{}.permute([0, 1]).contiguous()",
+    "{}.permute([0, 1]).flatten().unsqueeze(0)",
+    "{}.t().reshape(-1)",
+    "{}.transpose(0, 1)",
+    "{}.expand(3, 2, 2)[0]",
+    "{}.chunk(1, 1)[0].permute([1, 0])",
+]
 #: Of y, the result of an activation whose derivative autodiff computes from the result.
 WRITES = {
     "behind a reader": "z = y * 2.0\n    y.add_(1)\n    return z, y",
@@ -112,6 +135,46 @@ def test_an_operand_of_what_only_integers_are_made_of_or_what_has_no_history(rea
             moving.sum().backward()
             assert v.grad is None and not still.requires_grad
             torch.testing.assert_close(x.grad, 1.5 * torch.cos(1.5 * x.detach()))
+
+
+@pytest.mark.graphs
+@pytest.mark.parametrize("end", ENDS)
+def test_the_backward_raises_as_eager_for_an_operand_of_what_others_read(end):
+    """Whether it needs the operand depends on whether a gradient comes for any of the readers' results."""
+    text = f"def f(x: Tensor, v: Tensor, s: float):\n    z = x * 1.5\n    y = z * v\n    {ENDS[end]}\n"
+    eager, scripted = plain(text), script(text)
+
+    def outcome(function):
+        x, v = torch.linspace(1, 2, 16).view(4, 4).requires_grad_(), torch.ones(4, 4)
+        _, moving = function(x, v, 1.0)
+        v.add_(1)
+        try:
+            return torch.autograd.grad(moving.sum(), x)[0]
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)
+
+    with tsfuser.fuser():
+        for _ in range(5):
+            expected, found = outcome(eager), outcome(scripted)
+            assert (found is None) == (expected is None)
+            if expected is not None:
+                torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.graphs
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_other_factor_of_a_view_without_gradient_is_written(view):
+    """The product keeps only the view."""
+    text = f"def f(x: Tensor, w: Tensor):\n    return {view.format('w')} * x\n"
+    scripted, w = script(text), torch.rand(2, 2)
+    with tsfuser.fuser():
+        for _ in range(5):
+            x = torch.tensor(2.0, requires_grad=True)
+            y = scripted(x, w)
+            with torch.no_grad():
+                x.add_(1)
+            y.sum().backward()
+            torch.testing.assert_close(x.grad, w.sum())
 
 
 @pytest.mark.graphs

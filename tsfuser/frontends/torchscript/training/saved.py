@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ....graph.effects import remove_dead_code
 from ....graph.wrapper import Graph, Value, all_blocks, blocks, inputs
 
 
@@ -130,14 +131,24 @@ class SavedValues:
         """The same, where what is kept for the backward alone has a gradient only if that is part of what
         the backward gives. Torch has any tensor that has a gradient require one, and with it the results of
         the program that are the same tensor, or a view of it. What reaches no result leaves the backward."""
-        for node in reversed(list(self.backward.nodes())):
-            if not any(list(value.uses()) for value in node.outputs()):
-                node.destroy()
+        self._drop_what_reaches_nothing()
         arguments = list(self.backward.inputs())
         idle = [k for k, j in enumerate(self.gradients) if j >= self.real and not list(arguments[k].uses())]
         for k in reversed(idle):
             self.backward.eraseInput(k)
         return replace(self, gradients=[j for k, j in enumerate(self.gradients) if k not in idle])
+
+    def _drop_what_reaches_nothing(self) -> None:
+        """Takes from the backward what no result of it is computed of. Torch's pass alone would keep a node
+        that calls a function, as the backward of `permute` does, and what that reads; it drops a node's
+        single outputs, too."""
+        remove_dead_code(self.backward)
+        while dead := [
+            node for node in self.backward.nodes() if not any(list(value.uses()) for value in node.outputs())
+        ]:
+            for node in reversed(dead):
+                node.destroy()
+            remove_dead_code(self.backward)
 
     def without_unread_results(self) -> SavedValues:
         """The same, where nothing is kept of a result of the program that the backward does not read: the
