@@ -1,5 +1,6 @@
-// The twin of ops that return the parts of a tensor as a list, of flatten and unflatten. Autodiff passes no
-// gradients through lists.
+// The twin of ops that return the parts of a tensor as a list, and of others that have the elements of one
+// tensor elsewhere: flatten, unflatten, roll, constant paddings. Autodiff passes no gradients through lists,
+// and does not know the others.
 //
 //     %p, %q = prim::ListUnpack(     %p = tsfuser::part(%x, [3], 0, 1, 2, 0)
 //         aten::split(%x, 3, 1))     %q = tsfuser::part(%x, [3], 0, 1, 2, 1)
@@ -7,17 +8,21 @@
 //         aten::unbind(%x, 0))       %q = tsfuser::part(%x, [], 2, 0, 2, 1)
 //     aten::flatten(%x, 0, 1)        tsfuser::part(%x, [], 3, 0, 1, 0)
 //     aten::unflatten(%x, 0, [3, 4]) tsfuser::part(%x, [3, 4], 4, 0, 0, 0)
+//     aten::roll(%x, [2, 1], [0, 2]) tsfuser::part(%x, [2, 1], 5, 0, 2, kNoDim)
+//     aten::pad(%x, [0, 3])          tsfuser::part(%x, [0, 3], 6, 0, 0, 0)
 //
-// The last two numbers are the number of parts that the program takes, and the index of this one. These ops
-// share one twin, because autodiff's table has few free entries. In a differentiable graph
-// `tsfuser::own_part` becomes a slice; the ops that compute its ends raise the errors of the op, and the
-// error if there is another number of parts.
+// The last two numbers of a part are the number of parts that the program takes, and the index of this one.
+// These ops share one twin, because autodiff's table has few free entries. In a differentiable graph
+// `tsfuser::own_part` becomes a slice, or the op; the ops that compute the ends of a slice raise the errors
+// of the op that gives a list, and the error if there is another number of parts.
 
 #include "torchscript/nodes.h"
 #include "torchscript/twin_rows.h"
 
 #include <ATen/core/stack.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/roll.h>
 #include <ATen/ops/select_backward.h>
 #include <ATen/ops/slice_backward.h>
 #include <ATen/ops/split.h>
@@ -28,6 +33,7 @@
 #include <torch/csrc/jit/runtime/operator.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -42,11 +48,16 @@ using torch::jit::Value;
 using Sizes = std::vector<int64_t>;
 
 // How the op divides its operand: into parts of one size; into parts of given sizes; into parts without the
-// dim; not at all (flatten: the dims from `dim` to `count` become one; unflatten: `dim` becomes those
-// given).
-enum How : int64_t { kEqual, kSizes, kUnbound, kFlat, kUnflat };
+// dim; not at all. Then the dims from `dim` to `count` become one, or `dim` becomes those given; or the
+// elements are shifted as given along `dim`, `count` and `index`; or so many zeros as given lie around them.
+// With `kPaddedOrSame` the result may be the operand (whole_parts.cpp).
+enum How : int64_t { kEqual, kSizes, kUnbound, kFlat, kUnflat, kRolled, kPadded, kPaddedOrSame };
 
-bool is_whole(int64_t how) { return how == kFlat || how == kUnflat; }
+// Where there are fewer dims to shift along than places for them.
+constexpr int64_t kNoDim = std::numeric_limits<int64_t>::min();
+constexpr size_t kMostRolled = 3;
+
+bool is_whole(int64_t how) { return how >= kFlat; }
 
 std::vector<at::Tensor> parted(const at::Tensor& self, at::IntArrayRef given, int64_t how, int64_t dim) {
   switch (how) {
@@ -134,11 +145,43 @@ std::pair<int64_t, int64_t> bounds_of(const Sizes& sizes, const Numbers& n) {
   return {n.index == 0 ? 0 : ends[n.index - 1], ends[n.index]};
 }
 
+Sizes rolled_dims(int64_t dim, int64_t count, int64_t index) {
+  Sizes dims = {dim, count, index};
+  dims.erase(std::remove(dims.begin(), dims.end(), kNoDim), dims.end());
+  return dims;
+}
+
+Sizes negated(Sizes numbers) {
+  std::transform(numbers.begin(), numbers.end(), numbers.begin(), std::negate<>());
+  return numbers;
+}
+
+at::Tensor whole_of(const at::Tensor& self, const Numbers& n) {
+  switch (n.how) {
+    case kFlat: return self.flatten(n.dim, n.count);
+    case kUnflat: return self.unflatten(n.dim, n.given);
+    case kRolled: return at::roll(self, n.given, rolled_dims(n.dim, n.count, n.index));
+    case kPadded: return at::constant_pad_nd(self, n.given);
+    default: return padded_or_same(self, n.given);
+  }
+}
+
+at::Tensor whole_backward(const at::Tensor& gradient, const Sizes& sizes, const Numbers& n) {
+  switch (n.how) {
+    case kRolled: return at::roll(gradient, negated(n.given), rolled_dims(n.dim, n.count, n.index));
+    case kPadded:
+    case kPaddedOrSame: return at::constant_pad_nd(gradient, negated(n.given));
+    default: return gradient.reshape(sizes);
+  }
+}
+
+void run_negated(Stack& stack) { torch::jit::push(stack, negated(torch::jit::pop(stack).toIntVector())); }
+
 void run_part(Stack& stack) {
   const Numbers n = pop_numbers(stack);
   const at::Tensor self = torch::jit::pop(stack).toTensor();
   if (is_whole(n.how)) {
-    torch::jit::push(stack, n.how == kFlat ? self.flatten(n.dim, n.count) : self.unflatten(n.dim, n.given));
+    torch::jit::push(stack, whole_of(self, n));
     return;
   }
   const auto [start, end] = bounds_of(self.sizes().vec(), n);
@@ -160,7 +203,7 @@ void run_part_backward(Stack& stack) {
   const Sizes sizes = torch::jit::pop(stack).toIntVector();
   const at::Tensor gradient = torch::jit::pop(stack).toTensor();
   if (is_whole(n.how)) {
-    torch::jit::push(stack, gradient.reshape(sizes));
+    torch::jit::push(stack, whole_backward(gradient, sizes, n));
   } else if (n.how == kUnbound) {
     torch::jit::push(stack, at::select_backward(gradient, sizes, n.dim, n.index));
   } else {
@@ -200,15 +243,21 @@ void write_parts(Node* taker, c10::Symbol twin, const std::vector<Value*>& opera
 
 // The kind of the op that gives parts in that way.
 c10::Symbol kind_of(int64_t how) {
-  static const c10::Symbol kinds[] = {c10::Symbol::fromQualString("aten::split"),
-                                      c10::Symbol::fromQualString("aten::split_with_sizes"),
-                                      c10::Symbol::fromQualString("aten::unbind"), c10::aten::flatten,
-                                      c10::Symbol::fromQualString("aten::unflatten")};
+  static const c10::Symbol kinds[] = {
+      c10::Symbol::fromQualString("aten::split"),
+      c10::Symbol::fromQualString("aten::split_with_sizes"),
+      c10::Symbol::fromQualString("aten::unbind"),
+      c10::aten::flatten,
+      c10::Symbol::fromQualString("aten::unflatten"),
+      c10::aten::roll,
+      c10::aten::pad,
+      c10::Symbol::fromQualString("tsfuser::pad"),
+  };
   return kinds[how];
 }
 
 How how_of(const Node* node) {
-  for (const How how : {kUnbound, kFlat, kUnflat}) {
+  for (const How how : {kUnbound, kFlat, kUnflat, kRolled, kPadded, kPaddedOrSame}) {
     if (node->kind() == kind_of(how)) {
       return how;
     }
@@ -216,32 +265,81 @@ How how_of(const Node* node) {
   return node->input(1)->type()->kind() == c10::TypeKind::IntType ? kEqual : kSizes;
 }
 
+// The dims that a roll shifts along, with kNoDim for those that are not there; none where that is unknown,
+// or where it shifts along too many, or along all as one.
+Sizes dims_of_roll(const Node* node) {
+  const auto known = torch::jit::toIValue(node->input(2));
+  Sizes dims = known ? known->toIntVector() : Sizes();
+  if (!dims.empty() && dims.size() <= kMostRolled) {
+    dims.resize(kMostRolled, kNoDim);
+    return dims;
+  }
+  return {};
+}
+
+// Whether the op puts zeros around the elements, whatever its operands are.
+bool pads_with_zeros(const Node* node) {
+  const auto mode = torch::jit::toIValue(node->input(2)), fill = torch::jit::toIValue(node->input(3));
+  return mode && mode->isString() && mode->toStringRef() == "constant" && fill &&
+         (fill->isNone() || (fill->isDouble() && fill->toDouble() == 0.0));
+}
+
+// The operands of the twin, behind the tensor, of an op that gives no list; none where it has no twin.
+std::vector<Value*> operands_of_whole(Node* node, How how) {
+  Graph& graph = *node->owningGraph();
+  const auto operands = [&](Value* given, Value* dim, Value* count, Value* index) {
+    return std::vector<Value*>{given, graph.insertConstant(static_cast<int64_t>(how)), dim, count, index};
+  };
+  if (how == kRolled) {
+    const Sizes dims = is_never_written(node->output()) ? dims_of_roll(node) : Sizes();
+    return dims.empty() ? std::vector<Value*>()
+                        : operands(node->input(1), graph.insertConstant(dims[0]),
+                                   graph.insertConstant(dims[1]), graph.insertConstant(dims[2]));
+  }
+  Value* zero = graph.insertConstant(static_cast<int64_t>(0));
+  if (how == kFlat) {
+    return operands(graph.insertConstant(Sizes()), node->input(1), node->input(2), zero);
+  }
+  if (how == kUnflat) {
+    return operands(node->input(2), node->input(1), zero, zero);
+  }
+  return pads_with_zeros(node) && is_never_written(node->output())
+             ? operands(node->input(1), zero, zero, zero)
+             : std::vector<Value*>();
+}
+
+void write_whole(Node* node, c10::Symbol twin, How how) {
+  std::vector<Value*> operands = operands_of_whole(node, how);
+  if (operands.empty()) {
+    return;
+  }
+  operands.insert(operands.begin(), node->input(0));
+  Graph& graph = *node->owningGraph();
+  Node* made = graph.insertNode(graph.create(twin, operands, 1));
+  made->copyMetadata(node);
+  node->output()->replaceAllUsesWith(made->output());
+}
+
 void write_part(Node* node, c10::Symbol twin) {
   const How how = how_of(node);
-  Node* taker = is_whole(how) ? node : taker_of(node);
+  Graph& graph = *node->owningGraph();
+  if (is_whole(how)) {
+    const torch::jit::WithInsertPoint behind(node->next());
+    write_whole(node, twin, how);
+    return;
+  }
+  Node* taker = taker_of(node);
   if (!taker) {
     return;
   }
-  Graph& graph = *node->owningGraph();
   const torch::jit::WithInsertPoint behind(taker->next());
-  Value *named = graph.insertConstant(static_cast<int64_t>(how)), *given = node->inputs().back();
-  if (how == kFlat || how == kUnbound) {
+  Value *named = graph.insertConstant(static_cast<int64_t>(how)), *given = node->input(1);
+  if (how == kUnbound) {
     given = graph.insertConstant(Sizes());
   } else if (how == kEqual) {
     given = graph.insertNode(graph.createList(c10::IntType::get(), {node->input(1)}))->output();
-  } else if (how == kSizes) {
-    given = node->input(1);
   }
-  if (!is_whole(how)) {
-    write_parts(taker, twin, {node->input(0), given, named, node->inputs().back()});
-    return;
-  }
-  Value* zero = graph.insertConstant(static_cast<int64_t>(0));
-  Value* last = how == kFlat ? node->input(2) : zero;
-  Node* made =
-      graph.insertNode(graph.create(twin, {node->input(0), given, named, node->input(1), last, zero}, 1));
-  made->copyMetadata(node);
-  node->output()->replaceAllUsesWith(made->output());
+  write_parts(taker, twin, {node->input(0), given, named, node->inputs().back()});
 }
 
 bool are_same(const Value* value, const Value* other) {
@@ -294,10 +392,31 @@ void restore_parts(Node* node, c10::Symbol kind, const std::vector<Value*>& oper
 
 int64_t given_number(const Value* value) { return torch::jit::toIValue(value)->toInt(); }
 
+// Has the op of a whole take the place of `node`, whose operands from `first` on are the numbers.
+void restore_whole(Node* node, Value* self, Value* given, size_t first) {
+  const int64_t how = given_number(node->input(first + 1));
+  Graph& graph = *node->owningGraph();
+  const torch::jit::WithInsertPoint before(node);
+  const auto number = [&](size_t k) { return node->input(first + 2 + k); };
+  std::vector<Value*> operands = {self, given};
+  if (how == kFlat) {
+    operands = {self, number(0), number(1)};
+  } else if (how == kUnflat) {
+    operands = {self, number(0), given};
+  } else if (how == kRolled) {
+    operands.push_back(graph.insertConstant(
+        rolled_dims(given_number(number(0)), given_number(number(1)), given_number(number(2)))));
+  } else {
+    operands.push_back(graph.insertConstant("constant"));
+    operands.push_back(graph.insertConstant(c10::IValue()));
+  }
+  put(node, kind_of(how), operands);
+}
+
 void restore_part(Node* node) {
   const int64_t how = given_number(node->input(2));
   if (is_whole(how)) {
-    put(node, kind_of(how), {node->input(0), node->input(3), node->input(how == kFlat ? 4 : 1)});
+    restore_whole(node, node->input(0), node->input(1), 1);
     return;
   }
   if (node->hasUses()) {  // else another part of it was restored
@@ -331,7 +450,7 @@ void restore_own_part(Node* node) {
   Value *self = node->input(0), *dim = node->input(3);
   const int64_t how = given_number(node->input(2));
   if (is_whole(how)) {
-    put(node, kind_of(how), {self, dim, node->input(how == kFlat ? 4 : 1)});
+    restore_whole(node, self, node->input(1), 1);
     return;
   }
   Graph& graph = *node->owningGraph();
@@ -346,13 +465,29 @@ void restore_own_part(Node* node) {
   }
 }
 
+// The list with the opposite numbers, before `node`.
+Value* negated_before(Node* node, Value* list) {
+  static const auto kind = c10::Symbol::fromQualString("tsfuser::negated");
+  const torch::jit::WithInsertPoint before(node);
+  Graph& graph = *node->owningGraph();
+  if (const auto known = torch::jit::toIValue(list)) {
+    return graph.insertConstant(negated(known->toIntVector()));
+  }
+  Node* made = graph.insertNode(graph.create(kind, {list}, 1));
+  made->copyMetadata(node);
+  made->output()->setType(c10::ListType::ofInts());
+  return made->output();
+}
+
 void restore_part_backward(Node* node) {
   static const auto select = c10::Symbol::fromQualString("aten::select_backward");
   static const auto slice = c10::Symbol::fromQualString("aten::slice_backward");
   Value *gradient = node->input(0), *sizes = node->input(1), *dim = node->input(4);
   const int64_t how = given_number(node->input(3));
-  if (is_whole(how)) {
+  if (how == kFlat || how == kUnflat) {
     put(node, c10::aten::reshape, {gradient, sizes});
+  } else if (is_whole(how)) {
+    restore_whole(node, gradient, negated_before(node, node->input(2)), 2);
   } else if (how == kUnbound) {
     put(node, select, {gradient, sizes, dim, node->input(6)});
   } else {
@@ -375,7 +510,10 @@ Twin twin_of_parts() {
        "aten::split_with_sizes(Tensor self, int[] split_sizes, int dim) -> Tensor[]",
        "aten::unbind(Tensor self, int dim) -> Tensor[]",
        "aten::flatten(Tensor self, int start_dim, int end_dim) -> Tensor",
-       "aten::unflatten(Tensor self, int dim, int[] sizes) -> Tensor"},
+       "aten::unflatten(Tensor self, int dim, int[] sizes) -> Tensor",
+       "aten::roll(Tensor self, int[] shifts, int[] dims) -> Tensor",
+       "aten::pad(Tensor self, int[] pad, str mode, float? value) -> Tensor",
+       "tsfuser::pad(Tensor self, int[] pad, str mode, float? value) -> Tensor"},
       {"aten::to(Tensor self, int dtype, bool non_blocking, bool copy) -> Tensor",
        R"(%sizes : int[] = aten::size(%self)
   %result : Tensor = tsfuser::own_part(%self, %given, %how, %dim, %count, %index))",
@@ -408,7 +546,8 @@ void register_operators_of_parts() {
            "tsfuser::part_start(int[] sizes, int[] given, int how, int dim, int count, int index) -> int",
            part_start, kind),
        Operator("tsfuser::part_end(int[] sizes, int[] given, int how, int dim, int count, int index) -> int",
-                part_end, kind)});
+                part_end, kind),
+       Operator("tsfuser::negated(int[] numbers) -> int[]", run_negated, kind)});
 }
 
 }  // namespace tsfuser

@@ -52,7 +52,8 @@ Twin twin_of_norms();  // norm_twin.cpp
 std::vector<Helper> helpers_of_norms();
 void register_operators_of_norms();
 
-void slice_or_whole(torch::jit::Stack& stack);  // whole_parts.cpp
+void slice_or_whole(torch::jit::Stack& stack);                               // whole_parts.cpp
+at::Tensor padded_or_same(const at::Tensor& self, at::IntArrayRef amounts);  // the operand where it may be
 
 // Has a node of that kind and these operands, before `node`, take its place.
 void put(torch::jit::Node* node, c10::Symbol kind, at::ArrayRef<torch::jit::Value*> operands);

@@ -18,6 +18,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/pad.h>
 #include <ATen/ops/slice.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -41,19 +42,20 @@ using torch::jit::Value;
 // would not ask for.
 bool may_hand_on(const at::Tensor& self) { return at::GradMode::is_enabled() || !self.requires_grad(); }
 
-void pad_or_operand(Stack& stack) {
+// Whether the result of the padding may be the operand itself.
+bool is_idle(const at::Tensor& self, at::IntArrayRef amounts) {
+  return std::all_of(amounts.begin(), amounts.end(), [](int64_t n) { return n == 0; }) &&
+         amounts.size() % 2 == 0 && static_cast<int64_t>(amounts.size()) <= 2 * self.dim() &&
+         self.is_non_overlapping_and_dense() &&  // else a copy has other strides
+         may_hand_on(self);
+}
+
+void run_pad(Stack& stack) {
   const auto value = torch::jit::pop(stack).toOptional<double>();
   const std::string mode = torch::jit::pop(stack).toStringRef();
   const auto amounts = torch::jit::pop(stack).toIntVector();
-  at::Tensor self = torch::jit::pop(stack).toTensor();
-  const bool idle = std::all_of(amounts.begin(), amounts.end(), [](int64_t n) { return n == 0; }) &&
-                    amounts.size() % 2 == 0 && static_cast<int64_t>(amounts.size()) <= 2 * self.dim();
-  // Else a copy has other strides.
-  if (idle && self.is_non_overlapping_and_dense() && may_hand_on(self)) {
-    torch::jit::push(stack, std::move(self));
-  } else {
-    torch::jit::push(stack, at::pad(self, amounts, mode, value));
-  }
+  const at::Tensor self = torch::jit::pop(stack).toTensor();
+  torch::jit::push(stack, is_idle(self, amounts) ? self : at::pad(self, amounts, mode, value));
 }
 
 bool is_constant_mode(const Value* mode) {
@@ -79,6 +81,10 @@ void write_pad(Graph& graph, Node* node) {
 }
 
 }  // namespace
+
+at::Tensor padded_or_same(const at::Tensor& self, at::IntArrayRef amounts) {
+  return is_idle(self, amounts) ? self : at::constant_pad_nd(self, amounts);
+}
 
 void slice_or_whole(Stack& stack) {
   const auto step = torch::jit::pop(stack).toInt();
@@ -106,7 +112,7 @@ void hand_on_wholes(Graph& graph, const Node* first) {
 void register_pad() {
   static const torch::jit::RegisterOperators registered(
       {torch::jit::Operator("tsfuser::pad(Tensor(a) self, int[] pad, str mode, float? value) -> Tensor(a)",
-                            pad_or_operand, c10::AliasAnalysisKind::FROM_SCHEMA)});
+                            run_pad, c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 
 }  // namespace tsfuser
