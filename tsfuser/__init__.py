@@ -31,6 +31,7 @@ from .frontends.dynamo import door
 from .frontends.torchscript import caller, passes
 from .frontends.torchscript.training import differentiable
 from .graph import functionalize
+from .grouping import size_rules
 from .knobs import disable, enable, enabled, fuser
 from .ops import joins, table, unsupported
 from .planning import planner
@@ -58,6 +59,7 @@ _C.set_op_facts(
     flat=table.flat_kinds(),
     writers=sorted({row.name for row in table.all_rows() if row.writes}),
     asked=table.asked_arguments(),
+    size_rules=size_rules.by_kind(),
     most_joined=joins.MAX_PIECES,
     most_joined_in_memory=joins.MAX_IN_MEMORY,
 )

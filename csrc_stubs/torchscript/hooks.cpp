@@ -170,7 +170,7 @@ void hook_into_torch() {
   static const bool once = [] {
     register_operators();
     register_size_operators();
-    register_join_sizes();
+    register_early_sizes();
     register_pad();
     register_grown_lists();
     register_nested_joins();

@@ -92,11 +92,6 @@ bool may_be_late(const Node* node, const Node* first) {
          is_cast_on_cuda(node->input(0)) && is_read_in_group(node->output());
 }
 
-bool is_optional_tensor(const Value* value) {
-  const auto type = value->type()->cast<c10::OptionalType>();
-  return type && type->getElementType()->kind() == c10::TypeKind::TensorType;
-}
-
 // The modules whose methods are being called in this thread, innermost first.
 std::vector<torch::jit::Module> called_modules() {
   std::vector<torch::jit::Module> found;

@@ -31,6 +31,11 @@ inline bool is_tensor(const torch::jit::Value* value) {
   return value->type()->kind() == c10::TypeKind::TensorType;
 }
 
+inline bool is_optional_tensor(const torch::jit::Value* value) {
+  const auto type = value->type()->cast<c10::OptionalType>();
+  return type && type->getElementType()->kind() == c10::TypeKind::TensorType;
+}
+
 inline bool is_profile(const torch::jit::Node* node) {
   return node->kind() == c10::prim::profile && node->inputs().size() == 1 && node->outputs().size() == 1;
 }

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -14,6 +15,15 @@ namespace tsfuser {
 
 using Kinds = std::unordered_set<c10::Symbol>;
 using ArgumentNames = std::unordered_map<c10::Symbol, std::string>;  // by kind
+
+// How the sizes of an op's first result follow from those of its first operand: an operator that gets them,
+// and then these arguments of the op.
+struct SizeRule {
+  c10::Symbol kind;
+  std::vector<std::string> arguments;
+  bool takes_lists;  // where the op takes one number, too
+};
+using SizeRules = std::unordered_map<c10::Symbol, SizeRule>;  // by kind
 
 struct OpFacts {
   Kinds in_place;          // in-place ops that become functional before any dtype is known
@@ -29,6 +39,7 @@ struct OpFacts {
   Kinds flat;              // ops that pass no gradient on to their operands
   Kinds writers;           // ops that write to operands, as to statistics, though no schema says so
   ArgumentNames asked;     // of which argument an op reads no elements, but sizes, dtype and the like
+  SizeRules size_rules;    // of ops that change the number of dims, their order, or how long they are
   size_t most_joined = 0;  // tensors that an op of groups joins into one, whatever they are
   size_t most_joined_in_memory = 0;  // the same of tensors that no op of the group computes
 };
@@ -45,6 +56,17 @@ inline ArgumentNames argument_names(const std::unordered_map<std::string, std::s
   ArgumentNames found;
   for (const auto& [kind, name] : names) {
     found.emplace(c10::Symbol::fromQualString(kind), name);
+  }
+  return found;
+}
+
+inline SizeRules size_rules(
+    const std::unordered_map<std::string, std::tuple<std::string, std::vector<std::string>, bool>>& rules) {
+  SizeRules found;
+  for (const auto& [kind, rule] : rules) {
+    const auto& [operation, arguments, takes_lists] = rule;
+    found.emplace(c10::Symbol::fromQualString(kind),
+                  SizeRule{c10::Symbol::fromQualString(operation), arguments, takes_lists});
   }
   return found;
 }

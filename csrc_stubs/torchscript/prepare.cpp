@@ -62,10 +62,10 @@ constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
     hand_on_wholes,
     // Behind the ops in place: it asks what is written to.
     copy_parts_alone,
-    // Behind the ops in place: it asks what is written to. Before what asks for the sizes of joins.
+    // Behind the ops in place: it asks what is written to. Before what asks for sizes early, as of joins.
     nest_joins,
     // Behind the ops in place: what they write to may get other sizes.
-    size_joins,
+    ask_sizes_early,
     // Behind them, too: what writes to a value keeps a convolution of that value in its place.
     move_convolutions,
     // Behind that, which looks for what reads a norm. Behind the ops in place: an op that is functional can

@@ -21,7 +21,7 @@ void prepare_for_profiling(torch::jit::Graph& graph, const torch::jit::Node* fir
 // in place become functional where nobody can tell (in_place.cpp), and numbers that are written to parts of
 // tensors are filled in (number_writes.cpp); paddings by nothing hand their operand on (whole_parts.cpp),
 // and parts of a copy are copied one by one (copied_parts.cpp); joins of what was joined before read that
-// (nested_joins.cpp); sizes of joined tensors are computed from those of the tensors (join_sizes.cpp);
+// (nested_joins.cpp); sizes are computed from those of what no op of groups has made (early_sizes.cpp);
 // convolutions move out of the way of batch norms (early_convolutions.cpp), and their biases are added
 // behind them (late_biases.cpp); ops are written in forms that autodiff has a formula for
 // (differentiable_forms.cpp), and what stands alone gets company (lone_ops.cpp).
@@ -34,7 +34,7 @@ void fill_numbers(torch::jit::Graph& graph, const torch::jit::Node* first);
 void hand_on_wholes(torch::jit::Graph& graph, const torch::jit::Node* first);
 void copy_parts_alone(torch::jit::Graph& graph, const torch::jit::Node* first);
 void nest_joins(torch::jit::Graph& graph, const torch::jit::Node* first);
-void size_joins(torch::jit::Graph& graph, const torch::jit::Node* first);
+void ask_sizes_early(torch::jit::Graph& graph, const torch::jit::Node* first);
 void move_convolutions(torch::jit::Graph& graph, const torch::jit::Node* first);
 void add_biases_late(torch::jit::Graph& graph, const torch::jit::Node* first);
 void write_differentiable_forms(torch::jit::Graph& graph, const torch::jit::Node* first);
@@ -43,7 +43,7 @@ void accompany_lone_ops(torch::jit::Graph& graph, const torch::jit::Node* first)
 // Says of a graph, and of its copies, that its calls may record gradients (nested_joins.cpp).
 void record_joins(torch::jit::Graph& graph);
 
-void register_join_sizes();    // the operator of size_joins
+void register_early_sizes();   // the operator of ask_sizes_early
 void register_grown_lists();   // and of part_grown_lists
 void register_nested_joins();  // and of nest_joins
 

@@ -13,6 +13,7 @@ import torch
 
 from ..graph.rows import row_of
 from ..graph.wrapper import LIST, Graph, Node, Value, constant_of, inputs, is_constant
+from ..ops import table
 
 #: rule -> the operator, and the arguments of the op, by schema name, that it takes after the sizes
 RULES = {
@@ -29,6 +30,7 @@ RULES = {
     "joined": ("tsfuser::joined_sizes", ("dim",)),  # of two tensors: others follow one by one
 }
 _ABSENT = {"keepdim": False}  # what stands for an argument that an overload lacks; None for all others
+_OF_LISTS = {"reduced", "squeezed"}  # whose operators take a list where the op takes one number
 _INTS = torch._C.ListType(torch._C.IntType.get())
 _UNKNOWN = object()  # an argument that the group computes
 
@@ -49,6 +51,18 @@ class Outer(NamedTuple):
     inner: int
 
 
+def by_kind() -> dict[str, tuple[str, tuple[str, ...], bool]]:
+    """Op -> its rule: the operator, the op's arguments that it takes, and whether it takes lists where the op
+    takes one number. For what asks for sizes before groups are made (csrc_stubs/torchscript/early_sizes.cpp),
+    which knows about joins itself."""
+    return {
+        kind: (*RULES[rule], rule in _OF_LISTS)
+        for rule in RULES
+        if rule != "joined"
+        for kind in table.kinds_with_sizes(rule)
+    }
+
+
 def derived(node: Node, rule: str, of: frozenset, outer: dict[int, Value]) -> Derived | None:
     """The name of the sizes of the node's result; None if they depend on what is computed in the group.
     `outer`: number of an input of the subgraph -> the value outside."""
@@ -60,7 +74,7 @@ def derived(node: Node, rule: str, of: frozenset, outer: dict[int, Value]) -> De
             continue
         where = schema.arguments.index(name)
         found = _argument(node.inputsAt(where), outer)
-        single = schema.types[where] in ("int", "Optional[int]") and rule in ("reduced", "squeezed")
+        single = schema.types[where] in ("int", "Optional[int]") and rule in _OF_LISTS
         arguments.append((found,) if single and found is not None else found)
     if any(a is _UNKNOWN or (isinstance(a, tuple) and _UNKNOWN in a) for a in arguments):
         return None

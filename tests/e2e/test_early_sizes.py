@@ -1,6 +1,6 @@
-"""Sizes of joined tensors are computed from those of the tensors (csrc_stubs/torchscript/join_sizes.cpp, and
-`joined` of tsfuser/grouping/size_rules.py): a channel shuffle is in one differentiable graph with what it
-shuffles."""
+"""Sizes of what ops of groups compute follow from those of what they have got
+(csrc_stubs/torchscript/early_sizes.cpp, and the rules of tsfuser/grouping/size_rules.py): a channel shuffle
+is in one differentiable graph with what it shuffles, windows of an image with what normalised it."""
 
 import pytest
 import torch
@@ -89,6 +89,87 @@ def f(x: Tensor, w: Tensor):
         for other in (w, w, w, w, w[:, :2], w[:, 1:]):
             assert_matches(scripted(x, other), eager(x, other), ops=20)
     assert [stored(group) for group in groups(scripted)] == [1]
+
+
+#: y is made of x[4, 6, 2] and w of that size; the rest of the program needs its sizes.
+RULES = {
+    "same": "y = torch.layer_norm(torch.relu(x * w), [x.size(2)])",
+    "broadcast": "y = torch.tanh(x[:1] * w[:, :1] + 1.0)",
+    "broadcast of three": "y = torch.where(x > w[:, :1], x[..., :1], 2.0) + torch.addcmul(w, x, x[:1])",
+    "reduced": "y = torch.exp(x).sum([-1, 0], keepdim=True) * w.mean(1, True)",
+    "reduced away": "y = (x * w).var(1) + x.amax(0)[None, 0]",
+    "all reduced": "y = (x * w).sum() * x.mean([0, 1, 2], True)",
+    "squeezed": "y = (x * w)[:, :1].squeeze(1) + x[..., :1].squeeze()[:, :1]",
+    "unsqueezed": "y = torch.tanh(x * w).unsqueeze(-2) + 1.0",
+    "permuted": "y = torch.tanh(x * w).permute(-1, 0, 1) * 2.0",
+    "swapped": "y = torch.tanh(x * w).transpose(-1, 0) * 2.0",
+    "sliced": "y = torch.tanh(x * w)[1:, ::2, :-1] * 2.0",
+    "selected": "y = torch.tanh(x * w)[:, -1] * 2.0",
+    "viewed": "y = torch.tanh(x * w).view(-1, x.size(2)).reshape(x.size(1), -1) * 2.0",
+    "flattened": "y = torch.tanh(x * w).flatten(1) + 1.0",
+    "padded": "y = torch.nn.functional.pad(torch.tanh(x * w), [1, 2, 0, -1]) * 2.0",
+    "windows": "y = torch.roll(torch.nn.functional.pad(torch.sin(x * w), [0, 0, 1, 1]), [1], [1]) * 2.0",
+    "joined": "y = torch.sin(torch.cat((torch.tanh(x) * 2.0, w[:1]), 0))",
+    "a list that grows": "l = [x.size(0), -1]\n    y = torch.tanh(x * w).view(l)\n    l.append(3)",
+    "a list that is changed": "l = [-1, 2]\n    y = torch.tanh(x * w).view(l)\n    l[1] = x.size(0)",
+    "a branch": "y = torch.tanh(x * w)\n    if y.size(0) > 3:\n        y = y[:3] * 2.0",
+    "a loop": "y = torch.tanh(x * w)\n    for i in range(2):\n        y = torch.cat((y, y * 2.0), y.dim() - 1)",
+    "written to": "y = torch.tanh(x * w)\n    z = y * 1.0\n    z.transpose_(0, 1)\n    y = y + z.mean()",
+}
+ASKED = {
+    "all": "s = y.size()\n    return torch.sigmoid(y).reshape(-1) * s[0] + len(s)",
+    "one": "return torch.sigmoid(y).reshape(y.size(0) * y.size(-1), -1) * 2.0",
+    "the rank": "return torch.sigmoid(y).unsqueeze(y.dim()) * y.dim()",
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("rule", RULES)
+def test_rules(device, rule, asked):
+    if rule == "all reduced" and asked == "one":
+        return
+    text = f"def f(x: Tensor, w: Tensor):\n    {RULES[rule]}\n    {ASKED[asked]}\n"
+    eager, scripted = plain(text), script(text)
+    with tsfuser.fuser():
+        for sizes in [(4, 6, 2)] * 4 + [(3, 2, 4), (4, 6, 2), (5, 3, 2)]:
+            inputs = operands(device, sizes)[:2]
+            out, gradients = train(scripted, inputs, calls=1)
+            want, expected = train(eager, inputs, calls=1)
+            for got, theirs in zip([out, *gradients], [want, *expected]):
+                assert_matches(got, theirs, ops=100, strides=False)
+
+
+@pytest.mark.parametrize("rule", ["same", "viewed", "padded", "windows", "joined", "permuted", "selected"])
+def test_what_makes_a_tensor_is_in_one_graph_with_what_needs_its_sizes(rule):
+    text = f"def f(x: Tensor, w: Tensor):\n    {RULES[rule]}\n    {ASKED['all']}\n"
+    scripted = script(text)
+    with tsfuser.fuser():
+        train(scripted, operands(sizes=(4, 6, 2))[:2])
+    (graph,) = [g for g in all_graphs(scripted) if g.findNode("prim::DifferentiableGraph", True)]
+    assert len(graph.findAllNodes("prim::DifferentiableGraph", True)) == 1
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        ("y = torch.tanh(x * w); return y.size(7)", "Dimension out of range"),
+        ("y = torch.tanh(x * w); return y.size(n) + (y * 2.0).sum()", "Dimension out of range"),
+        ("y = torch.tanh(x * w).view(n, 5); return y.size(0)", "invalid for input of size"),
+        ("y = torch.tanh(x * w).view(n, 5); return y * y.size(0)", "invalid for input of size"),
+        ("y = torch.tanh(x) + w[:, :n]; return y * y.size(0)", "must match the size"),
+        ("y = torch.tanh(x).permute(0, n, 1); return y * y.size(0)", "imension"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::tsfuser.TsfuserWarning")
+def test_errors_are_eagers(body, said):
+    lines = "".join(f"    {line.strip()}\n" for line in body.split("; "))
+    text = f"def f(x: Tensor, w: Tensor, n: int):\n{lines}"
+    eager, scripted = plain(text), script(text)
+    x, w, _ = operands(sizes=(4, 6, 2))
+    with tsfuser.fuser():
+        for function in (eager, *[scripted] * 4):
+            with pytest.raises((RuntimeError, IndexError), match=said):
+                function(x, w, 4)
 
 
 SIZES = {
