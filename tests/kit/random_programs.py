@@ -172,9 +172,10 @@ def _torchscripts_own(run, call, device, actual):
         for other in range(len(run.program.calls)):
             _last_of(plain, other, device)
         unfused = _last_of(plain, call, device, moving)
-    allowed = {name: bound for name, (_, _, bound) in run.expected[call].items()}
+    others = differences(unfused, run.expected[call], adds_gradients(run.program))
+    allowed = {name: bound for name, (_, _, bound) in run.expected[call].items() if name not in others}
     for name, t in unfused.items():
-        if t.is_floating_point():
+        if t.is_floating_point():  # eager's error is no measure of other values
             allowed.setdefault(name, all_roundings(run.program, call, t.dtype, t.cpu().double()))
     return {
         name: (t, _exact(t, run.expected[call].get(name)), allowed.get(name)) for name, t in unfused.items()
