@@ -24,6 +24,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -87,21 +88,45 @@ bool is_read(const Value* value) {
   });
 }
 
-// Whether the list has what was in it at first wherever it is read: what reads it are ops that only read.
-bool stays(const Value* list) {
-  const Node* maker = list->node();
-  if (maker->kind() == c10::prim::Constant) {
-    return true;
-  }
-  if (maker->kind() != c10::prim::ListConstruct && maker->kind() != c10::aten::size) {
-    return false;
-  }
+// Whether all that reads the list are ops that only read, and give no list.
+bool is_list_only_read(const Value* list) {
   return std::all_of(list->uses().begin(), list->uses().end(), [](const torch::jit::Use& use) {
     const auto* schema = use.user->maybeSchema();
-    return use.user->kind() == c10::prim::ListUnpack ||
-           (schema && !schema->is_vararg() && use.offset < schema->arguments().size() &&
-            !schema->arguments()[use.offset].alias_info());
+    if (use.user->kind() == c10::prim::ListUnpack || use.user->kind() == c10::aten::format) {
+      return true;
+    }
+    if (!schema || schema->is_vararg() || use.offset >= schema->arguments().size()) {
+      return false;
+    }
+    const auto* alias = schema->arguments()[use.offset].alias_info();
+    const auto outputs = use.user->outputs();
+    return !alias ||
+           (!alias->isWrite() && std::all_of(outputs.begin(), outputs.end(), [](const Value* made) {
+             return made->type()->kind() == c10::TypeKind::IntType;
+           }));
   });
+}
+
+bool makes_list(const Node* maker) {
+  return maker->kind() == c10::prim::ListConstruct || maker->kind() == c10::aten::size;
+}
+
+// Whether the node may write to a list that the graph has not made, as to an attribute of a module.
+bool may_write_to_given_list(Node* node) {
+  const auto* schema = node->maybeSchema();
+  if (!schema) {
+    return !node->kind().is_prim() || node->kind() == c10::prim::CallFunction ||
+           node->kind() == c10::prim::CallMethod || node->kind() == c10::prim::PythonOp;
+  }
+  for (size_t k = 0; k < node->inputs().size() && k < schema->arguments().size(); ++k) {
+    const auto* alias = schema->arguments()[k].alias_info();
+    const bool is_list = node->input(k)->type()->kind() == c10::TypeKind::ListType;
+    if (is_list && alias && alias->isWrite() && !makes_list(node->input(k)->node()) &&
+        node->input(k)->node()->kind() != c10::aten::copy) {
+      return true;
+    }
+  }
+  return false;
 }
 
 // The tensors that the node joins; none where it does not.
@@ -130,14 +155,6 @@ bool is_of_groups(c10::Symbol kind) {
 Value* argument_of(Node& node, const std::string& name) {
   const auto place = node.schema().argumentIndexWithName(name);
   return place ? node.inputs()[*place] : nullptr;
-}
-
-bool has_fixed_arguments(Node& node, const SizeRule& rule) {
-  return std::all_of(rule.arguments.begin(), rule.arguments.end(), [&node](const std::string& name) {
-    const Value* argument = argument_of(node, name);
-    return !argument || argument->type()->kind() == c10::TypeKind::IntType ||
-           argument->type()->kind() == c10::TypeKind::BoolType || stays(argument);
-  });
 }
 
 Origin origin_of(Value* value) {
@@ -169,10 +186,7 @@ Origin origin_of(Value* value) {
   if (op_facts().same_sizes.count(kind) != 0) {
     return {Origin::kSame, {inputs[0]}};
   }
-  const auto rule = op_facts().size_rules.find(kind);
-  return rule != op_facts().size_rules.end() && has_fixed_arguments(maker, rule->second)
-             ? Origin{Origin::kRule, {inputs[0]}}
-             : Origin();
+  return op_facts().size_rules.count(kind) != 0 ? Origin{Origin::kRule, {inputs[0]}} : Origin();
 }
 
 // Answers questions about sizes; each answer is computed once in a block.
@@ -182,7 +196,11 @@ class EarlySizes {
 
   void answer(Node* question) {
     Value* tensor = question->input(0);
-    if (origin_of(tensor).how == Origin::kBase || !is_read(behind_profile(tensor)) || !follow(tensor)) {
+    // A list that is written to, or returned, is no other question's.
+    const bool is_own = question->inputs().size() == 1 && question->kind() == c10::aten::size &&
+                        !is_list_only_read(question->output());
+    if (is_own || origin_of(tensor).how == Origin::kBase || !is_read(behind_profile(tensor)) ||
+        !follow(tensor)) {
       return;
     }
     const torch::jit::WithInsertPoint behind(question->next());
@@ -204,6 +222,42 @@ class EarlySizes {
     return question.inputs().size() == 1 ? sizes : graph_.insert(kind, {sizes, question.inputs()[1]});
   }
 
+  // Whether the list has what was in it when the op read it wherever it is read.
+  bool stays(const Value* list) {
+    const Node* maker = list->node();
+    if (maker->kind() == c10::prim::GetAttr) {
+      if (!given_lists_stay_) {
+        const auto nodes = all_nodes(graph_);
+        given_lists_stay_ = std::none_of(nodes.begin(), nodes.end(), may_write_to_given_list);
+      }
+      return *given_lists_stay_;
+    }
+    return maker->kind() == c10::prim::Constant || (makes_list(maker) && is_list_only_read(list));
+  }
+
+  // Whether the arguments that the rule of the op takes are numbers, with the same values wherever they are
+  // read. An overload may lack them where they have a default, or there are no others.
+  bool has_fixed_arguments(Node& node) {
+    static const auto numbers = c10::OptionalType::create(c10::ListType::ofInts());
+    static const auto number = c10::OptionalType::create(c10::IntType::get());
+    const SizeRule& rule = op_facts().size_rules.at(node.kind());
+    bool any = rule.takes_lists || node.inputs().size() == 1;
+    for (const std::string& name : rule.arguments) {
+      const Value* argument = argument_of(node, name);
+      if (!argument) {
+        continue;
+      }
+      any = true;
+      const auto& type = argument->type();
+      const bool is_plain =
+          type->kind() == c10::TypeKind::BoolType || type->kind() == c10::TypeKind::IntType;
+      if (!is_plain && ((!type->isSubtypeOf(*numbers) && !type->isSubtypeOf(*number)) || !stays(argument))) {
+        return false;
+      }
+    }
+    return any;
+  }
+
   // Whether the sizes of the value follow from those of bases, and nothing changes any of them.
   bool follow(Value* value) {
     const auto [place, is_new] = following_.emplace(value, false);
@@ -212,7 +266,8 @@ class EarlySizes {
     }
     const Origin origin = origin_of(value);
     const bool known =
-        origin.how != Origin::kUnknown && is_never_written(value) &&
+        origin.how != Origin::kUnknown && keeps_its_sizes(value) &&
+        (origin.how != Origin::kRule || has_fixed_arguments(*value->node())) &&
         std::all_of(origin.tensors.begin(), origin.tensors.end(), [this](Value* v) { return follow(v); });
     return following_[value] = known;
   }
@@ -300,7 +355,7 @@ class EarlySizes {
   Value* asked(c10::Symbol question, Value* value) {
     Node* maker = value->node();
     const torch::jit::WithInsertPoint behind(
-        maker->kind() == c10::prim::Param ? *value->owningGraph()->nodes().begin() : maker->next());
+        maker->kind() == c10::prim::Param ? *maker->owningBlock()->nodes().begin() : maker->next());
     return graph_.insert(question, {value});
   }
 
@@ -310,6 +365,7 @@ class EarlySizes {
 
   Graph& graph_;
   const torch::jit::Block* block_ = nullptr;
+  std::optional<bool> given_lists_stay_;
   std::unordered_map<const Value*, bool> following_;
   std::unordered_map<const Value*, Value*> sizes_, ranks_;
 };

@@ -64,6 +64,9 @@ bool is_joined_only(const torch::jit::Value* list);
 // Whether nothing writes to the value, or to a view of it, and the graph does not return it.
 bool is_never_written(const torch::jit::Value* value);
 
+// Whether nothing in the graph may give the value, or a view of it, other sizes.
+bool keeps_its_sizes(const torch::jit::Value* value);
+
 // Whether an op of the graph has made the tensor, or what it is a view of, and nothing writes to that: what
 // is read of it later is what is read of it now.
 bool is_own_and_stays(const torch::jit::Value* value);

@@ -201,16 +201,28 @@ bool has_idle_chunk(const std::vector<Node*>& nodes) {
   });
 }
 
+// What of a tensor a write may change.
+enum class Writes { kAny, kSizes };
+
+// Whether an op that writes to its operand may change that.
+bool may_change(c10::Symbol kind, Writes writes) {
+  const std::string name = kind.toQualString();
+  const auto plain = c10::Symbol::fromQualString(name.substr(0, name.size() - 1));
+  const bool keeps_sizes =  // an `out` may be resized
+      name.back() == '_' && (op_facts().sized.count(kind) != 0 || op_facts().computed.count(plain) != 0);
+  return writes == Writes::kAny || !keeps_sizes;
+}
+
 // Whether something writes to memory of the value where torch's alias analysis does not see it: to the
 // result of an op that may hand its operand on, though its schema does not say so, as `type_as`. Autodiff
 // would move the write with what it puts into a graph.
-bool is_written_unseen(const torch::jit::Value* value, bool unseen = false) {
-  return std::any_of(value->uses().begin(), value->uses().end(), [unseen](const torch::jit::Use& use) {
+bool is_written_unseen(const torch::jit::Value* value, Writes writes = Writes::kAny, bool unseen = false) {
+  return std::any_of(value->uses().begin(), value->uses().end(), [=](const torch::jit::Use& use) {
     const Node* user = use.user;
-    const auto any_written = [user](bool further) {
+    const auto any_written = [=](bool further) {
       const auto outputs = user->outputs();
-      return std::any_of(outputs.begin(), outputs.end(), [further](const torch::jit::Value* output) {
-        return is_written_unseen(output, further);
+      return std::any_of(outputs.begin(), outputs.end(), [=](const torch::jit::Value* output) {
+        return is_written_unseen(output, writes, further);
       });
     };
     if (is_profile(user) || user->kind() == c10::prim::ListUnpack ||
@@ -222,45 +234,47 @@ bool is_written_unseen(const torch::jit::Value* value, bool unseen = false) {
       return false;
     }
     if (const auto* shared = schema->arguments()[use.offset].alias_info()) {
-      return (unseen && shared->isWrite()) || any_written(unseen);
+      return (unseen && shared->isWrite() && may_change(user->kind(), writes)) || any_written(unseen);
     }
     return use.offset == 0 && op_facts().handed_on.count(user->kind()) != 0 && any_written(true);
   });
 }
 
 // Whether nothing writes to the value or a view of it, as far as schemas say.
-bool is_never_written_by_schemas(const torch::jit::Value* value) {
+bool is_left_by_schemas(const torch::jit::Value* value, Writes writes) {
   static const Kinds readers = {c10::Symbol::fromQualString("tsfuser::asked_item"),
                                 c10::Symbol::fromQualString("tsfuser::joined_before"),
                                 c10::Symbol::fromQualString("tsfuser::counts")};
-  return std::all_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
-    if (is_profile(use.user)) {
-      return is_never_written_by_schemas(use.user->output());
+  return std::all_of(value->uses().begin(), value->uses().end(), [writes](const torch::jit::Use& use) {
+    const Node* user = use.user;
+    const auto are_left = [writes](at::ArrayRef<const torch::jit::Value*> values) {
+      return std::all_of(values.begin(), values.end(), [writes](const torch::jit::Value* other) {
+        return is_left_by_schemas(other, writes);
+      });
+    };
+    if (user->kind() == c10::prim::Return) {
+      const Node* around = user->owningBlock()->owningNode();
+      // behind the call nobody reads the sizes in it
+      return around ? around->kind() == c10::prim::If && are_left({around->outputs()[use.offset]})
+                    : writes == Writes::kSizes;
     }
-    if (use.user->kind() == c10::prim::Return && use.user->owningBlock()->owningNode() &&
-        use.user->owningBlock()->owningNode()->kind() == c10::prim::If) {
-      return is_never_written_by_schemas(use.user->owningBlock()->owningNode()->output(use.offset));
+    if (user->kind() == c10::prim::ListConstruct) {
+      return is_joined_only(user->output());
     }
-    if (use.user->kind() == c10::prim::ListConstruct) {
-      return is_joined_only(use.user->output());
+    if (is_profile(user) || user->kind() == c10::prim::ListUnpack ||
+        user->kind() == c10::prim::ConstantChunk) {
+      return are_left(user->outputs());
     }
-    if (use.user->kind() == c10::prim::ListUnpack || use.user->kind() == c10::prim::ConstantChunk) {
-      const auto parts = use.user->outputs();
-      return std::all_of(parts.begin(), parts.end(), is_never_written_by_schemas);
-    }
-    if (readers.count(use.user->kind()) != 0) {  // their schemas do not say so
+    if (readers.count(user->kind()) != 0) {  // their schemas do not say so
       return true;
     }
-    const auto* schema = use.user->maybeSchema();
+    const auto* schema = user->maybeSchema();
     if (!schema || schema->is_vararg() || use.offset >= schema->arguments().size()) {
       return false;
     }
     const auto* written = schema->arguments()[use.offset].alias_info();
-    if (!written) {
-      return true;
-    }
-    const auto outputs = use.user->outputs();
-    return !written->isWrite() && std::all_of(outputs.begin(), outputs.end(), is_never_written_by_schemas);
+    return !written ||
+           ((!written->isWrite() || !may_change(user->kind(), writes)) && are_left(user->outputs()));
   });
 }
 
@@ -273,7 +287,11 @@ bool is_joined_only(const torch::jit::Value* list) {
 }
 
 bool is_never_written(const torch::jit::Value* value) {
-  return !is_written_unseen(value) && is_never_written_by_schemas(value);
+  return !is_written_unseen(value) && is_left_by_schemas(value, Writes::kAny);
+}
+
+bool keeps_its_sizes(const torch::jit::Value* value) {
+  return !is_written_unseen(value, Writes::kSizes) && is_left_by_schemas(value, Writes::kSizes);
 }
 
 bool is_own_and_stays(const torch::jit::Value* value) {

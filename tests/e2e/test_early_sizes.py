@@ -113,7 +113,11 @@ RULES = {
     "a list that grows": "l = [x.size(0), -1]\n    y = torch.tanh(x * w).view(l)\n    l.append(3)",
     "a list that is changed": "l = [-1, 2]\n    y = torch.tanh(x * w).view(l)\n    l[1] = x.size(0)",
     "a branch": "y = torch.tanh(x * w)\n    if y.size(0) > 3:\n        y = y[:3] * 2.0",
-    "a loop": "y = torch.tanh(x * w)\n    for i in range(2):\n        y = torch.cat((y, y * 2.0), y.dim() - 1)",
+    "a loop": "y = torch.tanh(x * w)\n    for i in range(2):\n        y = torch.cat((y, y), y.dim() - 1)",
+    "a loop's own": "y = x * w\n    for i in range(2):\n        z = torch.tanh(y)\n"
+    "        y = torch.sigmoid(z).view(z.size(0), -1).view(z.size())",
+    "into another tensor": "z = torch.empty(0, dtype=x.dtype, device=x.device)\n"
+    "    torch.mul(x.detach(), 2.0, out=z)\n    y = (x * w + z.size(0)) * z.mul(w)",
     "written to": "y = torch.tanh(x * w)\n    z = y * 1.0\n    z.transpose_(0, 1)\n    y = y + z.mean()",
 }
 ASKED = {

@@ -68,7 +68,7 @@ def _may_move(chunk: Node, block: Graph | Block, effects: Effects, knowledge: Kn
     wide = _wide(maker)
     if len(wide) > 1 and any(_joins(v.node(), here, knowledge) for v in wide):
         return False  # it is in one group with them, which stores as much as they would
-    readers = [use.user for v in outputs(chunk) for use in v.uses()]
+    readers = [use.user for v in outputs(chunk) for use in v.uses() if not _asks_for_sizes(use.user)]
     return bool(readers) and all(_joins(node, here, knowledge) for node in [maker, *readers])
 
 
