@@ -1,6 +1,5 @@
-// The operators that a fused graph calls: prim::CudaFusionGuard, prim::CudaFusionGroup, prim::add_optional,
-// tsfuser::relu_backward, tsfuser::packed, tsfuser::laid_out, tsfuser::inverse_order,
-// tsfuser::checked_batch.
+// The operators that a fused graph calls, except those of single files: the guard and the group, and ops of
+// ours outside of groups.
 
 #include "group/group.h"
 #include "torchscript/hooks.h"
@@ -90,6 +89,13 @@ void packed(Stack& stack) {
   }
 }
 
+// A reshape of memory that nothing else reads: the result counts as new, though it may be a view.
+void reshaped(Stack& stack) {
+  const std::vector<int64_t> shape = torch::jit::pop(stack).toIntVector();
+  const at::Tensor self = torch::jit::pop(stack).toTensor();
+  torch::jit::push(stack, self.reshape(shape));
+}
+
 // The tensor itself, of which the order of dims in memory is wished for: only a group, which stores it
 // anyway, heeds that.
 void laid_out(Stack& stack) { torch::jit::drop(stack, 1); }
@@ -155,13 +161,16 @@ void register_operators() {
            "tsfuser::relu_backward(Tensor grad_output, Tensor result, int impl_index, Tensor input, "
            "Tensor? weight, Tensor? bias, Tensor save_mean, Tensor save_invstd, bool training) -> Tensor",
            relu_backward, c10::AliasAnalysisKind::FROM_SCHEMA),
-       torch::jit::Operator("tsfuser::packed(Tensor self) -> Tensor", packed,
+       torch::jit::Operator(
+           "tsfuser::checked_batch(Tensor(a) batch, bool training, str message, str error) -> Tensor(a)",
+           checked_batch, c10::AliasAnalysisKind::FROM_SCHEMA)});
+  static const torch::jit::RegisterOperators layouts(
+      {torch::jit::Operator("tsfuser::packed(Tensor self) -> Tensor", packed,
+                            c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator("tsfuser::reshaped(Tensor self, int[] shape) -> Tensor", reshaped,
                             c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("tsfuser::laid_out(Tensor(a) self, int[] order) -> Tensor(a)", laid_out,
                             c10::AliasAnalysisKind::FROM_SCHEMA),
-       torch::jit::Operator(
-           "tsfuser::checked_batch(Tensor(a) batch, bool training, str message, str error) -> Tensor(a)",
-           checked_batch, c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("tsfuser::inverse_order(int[] dims) -> int[]", inverse_order,
                             c10::AliasAnalysisKind::FROM_SCHEMA)});
 }

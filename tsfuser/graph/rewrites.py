@@ -7,6 +7,7 @@ grouped. Order of `REWRITES`, and why:
   functionalize         before types are inferred: it makes ops whose results were never profiled
   pack_operands         before types are inferred, too: it makes copies, for groups to make
   infer_missing_types   before groups: a node with an untyped value is not fused
+  copy_reshapes         after the types: it looks at strides
   split_biases          where an option asks for it; after the types, since it looks at sizes
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Callable
 
 from .. import _C
 from .bias import split_biases
+from .copied_reshapes import copy_reshapes
 from .functionalize import functionalize
 from .matmul_operands import pack_operands
 from .types import infer_missing_types
@@ -26,5 +28,6 @@ REWRITES: tuple[tuple[str, Callable[[Graph], object]], ...] = (
     ("functionalize", functionalize),
     ("pack_operands", pack_operands),
     ("infer_missing_types", infer_missing_types),
+    ("copy_reshapes", copy_reshapes),
     ("split_biases", split_biases),
 )

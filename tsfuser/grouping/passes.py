@@ -13,7 +13,8 @@ In: a graph whose values carry types. Out: the same graph with `prim::CudaFusion
   replace_dtype_only    after size-only outputs, which may be asked for their dtypes, too
   (guards)              after all changes of the groups' outputs, since a fallback copies the subgraph
   merge_views           after all groups are final: what is outside now stays there
-  tidy                  drops layout hints that no group heeds, and what has no reader any more
+  tidy                  drops layout hints that no group heeds, and what has no reader any more; reshapes
+                        outside of groups are what they were
   name_groups           last: the cache id stands for the final text
 """
 
@@ -26,6 +27,7 @@ import torch
 
 from .. import _C, options
 from ..graph import cleanup
+from ..graph.copied_reshapes import restore_reshapes
 from ..graph.effects import Effects, remove_dead_code
 from ..graph.layout_hints import drop_layout_hints
 from ..graph.passes import Pass
@@ -110,6 +112,7 @@ def _replace_dtype_only(work: Work) -> None:
 
 def _tidy(work: Work) -> None:
     drop_layout_hints(work.graph)
+    restore_reshapes(work.graph)
     remove_dead_code(work.graph)
 
 

@@ -174,3 +174,21 @@ def flip(b: Builder, self, dims: list) -> Value:
     for dim in named if self.dims else ():
         made = flipped(b, made, dim)
     return b.copied(_copy(b, "flip", made), self)
+
+
+@composite(
+    "tsfuser::reshaped",
+    dtypes=ALL,
+    sizes="viewed",
+    symbolic=("shape",),
+    reshapes=True,
+    smooth=True,
+    copies=True,
+)
+def reshaped_copy(b: Builder, self, shape: list) -> Value:
+    """`aten::reshape` where nobody can tell a copy of `self` from a view"""
+    made = reshaped(b, "reshape", self, shape)
+    layout = b.layout(made)
+    copy = b.pointwise("copy", (made,), self.dtype, layouts=())
+    b.layouts[copy.name] = Layout(layout.sizes, layout.strides, dense=True)
+    return copy

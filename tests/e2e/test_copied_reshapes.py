@@ -1,0 +1,101 @@
+"""Reshapes that copy are made by the groups that compute what they copy
+(tsfuser/graph/copied_reshapes.py)."""
+
+import pytest
+import torch
+
+import tsfuser
+from kit.opsweep import plain
+from kit.support import assert_matches, groups, kinds, no_fallback, script, train
+from tsfuser.frontends.torchscript import passes
+from tsfuser.graph.copied_reshapes import RESHAPED
+
+pytestmark = pytest.mark.graphs
+
+#: What is made of x[B, H, W, C] and w[C], and reshaped as no view of it.
+COPIES = {
+    "windows": "y = torch.layer_norm(x, [c], w)\n"
+    "    return y.view(b, h // 2, 2, k // 2, 2, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, c)",
+    "windows, rolled": "y = torch.roll(torch.tanh(x * w), [1, -1], [1, 2])\n"
+    "    return y.view(b, h // 2, 2, k // 2, 2, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, c)",
+    "an image again": "y = torch.tanh(x * w).reshape(b, h // 2, k // 2, 2, 2, c)\n"
+    "    return y.permute(0, 1, 3, 2, 4, 5).reshape(b, h, k, c)",
+    "transposed": "return torch.sigmoid(x * w).transpose(1, 3).reshape(b, -1)",
+    "flat, with dims of 1": "return torch.sigmoid(x * w).unsqueeze(2).transpose(0, 3).reshape(-1)",
+    "padded": "y = torch.nn.functional.pad(torch.sigmoid(x * w), [0, 0, 0, 0])\n"
+    "    return y.transpose(1, 2).reshape(b, -1, c)",
+    "of a softmax": "return torch.softmax(x * w, 1).transpose(1, 2).reshape(-1, c) * 1.5",
+    "of a product": "y = torch.matmul(x.transpose(2, 3), x)\n    return y.transpose(1, 2).reshape(b, -1)",
+}
+#: Where a copy could be told from a view, or is not the only reader.
+OTHERS = {
+    "the operand is returned": "y = torch.tanh(x * w)\n    return y.transpose(1, 2).reshape(b, -1, c), y",
+    "a view of it is returned": "y = torch.tanh(x * w).transpose(1, 2)\n    return y.reshape(b, -1, c), y",
+    "of an input": "return x.transpose(1, 2).reshape(b, -1, c), x * w",
+    "of a view of an input": "return x[1:].transpose(1, 2).reshape(-1, c), x * w",
+    "written to": "y = torch.tanh(x * w).transpose(1, 2).reshape(b, -1, c)\n    y.add_(1.0)\n    return y, x",
+    "its operand is written to": "z = torch.tanh(x * w)\n    y = z.transpose(1, 2).reshape(b, -1, c)\n"
+    "    z.add_(1.0)\n    return y, z",
+    "a view": "y = torch.tanh(x * w).reshape(b, -1, c)\n    return y, y * 2.0",
+}
+
+
+def functions(body):
+    head = "def f(x: Tensor, w: Tensor):\n    b, h, k, c = x.size()\n"
+    return plain(f"{head}    {body}\n"), script(f"{head}    {body}\n")
+
+
+def operands(device, sizes, layout="row-major"):
+    generator = torch.Generator().manual_seed(2)
+    x, w = (torch.randn(s, generator=generator).to(device) for s in (sizes, sizes[-1:]))
+    if layout == "turned":
+        x = x.permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3)
+    elif layout == "channels first":
+        x = x.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+    return x, w
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_group_makes_the_copy(device, name):
+    eager, scripted = functions(COPIES[name])
+    with tsfuser.fuser(), no_fallback():
+        for sizes in [(4, 8, 6, 32)] * 4 + [(2, 2, 4, 64), (1, 4, 2, 8), (3, 6, 2, 5)]:
+            for layout in ("row-major", "turned", "channels first"):
+                x, w = operands(device, sizes, layout)
+                exact = eager(x.double(), w.double())
+                assert_matches(scripted(x, w), eager(x, w), exact, ops=200)
+    assert any(RESHAPED in kinds(g) for g in groups(scripted))
+
+
+@pytest.mark.parametrize("name", [name for name in COPIES if name != "of a product"])
+def test_training(device, name):
+    eager, scripted = functions(COPIES[name])
+    with tsfuser.fuser(), no_fallback(), passes.watching() as seen:
+        for sizes in [(4, 8, 6, 32)] * 2 + [(2, 2, 4, 64), (3, 6, 2, 5)]:
+            inputs = [t.requires_grad_() for t in operands(device, sizes)]
+            exact = train(eager, [t.detach().double().requires_grad_() for t in inputs], calls=1)
+            out, gradients = train(scripted, inputs)
+            want, expected = train(eager, inputs, calls=1)
+            for found in zip([out, *gradients], [want, *expected], [exact[0], *exact[1]]):
+                assert_matches(*found, ops=400, strides=False)
+    made = [group for o in seen for group in o.graph.findAllNodes("prim::CudaFusionGroup", True)]
+    # the backward of the others reads what is reshaped, too
+    assert any(RESHAPED in kinds(group) for group in made) or name not in ("windows", "an image again")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("layout", ["row-major", "turned"])
+def test_memory_is_shared_as_in_eager(device, name, layout):
+    eager, scripted = functions(OTHERS[name])
+    with tsfuser.fuser():
+        for sizes in [(4, 8, 6, 32)] * 4 + [(1, 2, 4, 8), (4, 1, 6, 32)]:
+            seen = []
+            for function in (eager, scripted):
+                x, w = operands(device, sizes, layout)
+                made = function(x, w)
+                memory = [t.untyped_storage().data_ptr() for t in (*made, x, w)]
+                seen.append(([memory.index(place) for place in memory], [t.stride() for t in made], made))
+            assert seen[0][:2] == seen[1][:2]
+            for mine, theirs in zip(seen[1][2], seen[0][2]):
+                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert layout == "turned" or not any(RESHAPED in kinds(g) for g in groups(scripted))

@@ -1,0 +1,86 @@
+"""Reshapes that copy, made by the groups that compute what they copy.
+
+`aten::reshape` gives a view or, where memory has another order, a copy. A view must not leave a group, so a
+reshape whose result leaves one stays outside, and torch's copy reads and writes the tensor once more. Before:
+
+    %p = aten::permute(%y, [0, 1, 3, 2, 4, 5]);  %w = aten::reshape(%p, %s)
+becomes
+    %p = aten::permute(%y, [0, 1, 3, 2, 4, 5]);  %w = tsfuser::reshaped(%p, %s)
+
+which groups take for a new tensor. In: a graph with types. Out: the same graph, changed where the reshape
+copied what was profiled, and nobody could tell a copy from a view: an op of the graph has made the memory,
+and only the views on the way to the reshape read it. Where a later call gives a view, the op gives that, too,
+and a group stores what has its strides."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from .effects import Effects, may_return_operand
+from .functionalize import fresh_kinds
+from .rows import row_of
+from .worth import LEAST, shape
+from .wrapper import Graph, Node, Value, all_blocks, inputs, insert, is_tensor, nodes_of
+
+RESHAPE, RESHAPED = "aten::reshape", "tsfuser::reshaped"
+#: Rules of sizes (`Row.sizes`) of views that leave no elements out, and repeat none.
+_WHOLE = frozenset(
+    ("first", "permuted", "swapped", "viewed", "flattened", "squeezed", "unsqueezed", "padded")
+)
+#: Kinds that ask a tensor for its sizes or dtype only.
+_QUESTIONS = frozenset(("aten::size", "aten::dim", "prim::dtype", "prim::device"))
+
+
+def copy_reshapes(graph: Graph) -> None:
+    """Rewrites them."""
+    if graph.findNode(RESHAPE, True) is None:
+        return
+    effects, fresh = None, frozenset(fresh_kinds())
+    for block in all_blocks(graph):
+        for node in [n for n in block.nodes() if n.kind() == RESHAPE and _copies(n)]:
+            if not _is_hidden(node.inputsAt(0), fresh):
+                continue
+            effects = effects or Effects(graph)
+            if any(effects.is_written(v) for v in (node.inputsAt(0), node.output())):
+                continue
+            made = insert(graph, node, RESHAPED, inputs(node)).output()
+            made.setType(node.output().type())
+            node.output().replaceAllUsesWith(made)
+            node.destroy()
+
+
+def restore_reshapes(graph: Graph) -> None:
+    """Makes those that are in no group what they were."""
+    for block in all_blocks(graph):
+        for node in nodes_of(block, (RESHAPED,)):
+            made = insert(graph, node, RESHAPE, inputs(node)).output()
+            made.setType(node.output().type())
+            node.output().replaceAllUsesWith(made)
+            node.destroy()
+
+
+def _copies(node: Node) -> bool:
+    """Whether the reshape copied a tensor of some size when it was profiled."""
+    (sizes, strides), (wanted, _) = shape(node.inputsAt(0)), shape(node.output())
+    if sizes is None or wanted is None or prod(sizes) < LEAST:
+        return False
+    try:
+        torch.empty_strided(sizes, strides, device="meta").view(wanted)
+        return False
+    except RuntimeError:
+        return True
+
+
+def _is_hidden(value: Value, fresh: frozenset[str]) -> bool:
+    """Whether only the reader of `value` reads the memory, which an op of the graph has made."""
+    maker = value.node()
+    if sum(use.user.kind() not in _QUESTIONS for use in value.uses()) != 1:
+        return False
+    if maker.kind() in fresh:
+        return True
+    found = row_of(maker)
+    if found is None or not (found[0].is_view or may_return_operand(maker)) or found[0].sizes not in _WHOLE:
+        return False
+    return is_tensor(maker.inputsAt(0)) and _is_hidden(maker.inputsAt(0), fresh)
