@@ -36,6 +36,7 @@ def compare(text, *inputs, ops=20, fused=True):
     return scripted
 
 
+SLICE = "torch.ops.aten.slice_backward"
 PROGRAMS = {  # of x[4, 6, 8], y[4, 6, 8]
     "halves": "(x * 2.0)[..., :4] * torch.sigmoid((x + y)[..., 4:])",
     "rotated": "x * y + torch.cat((-(x * y)[..., 4:], (x * y)[..., :4]), -1) * 2.0",
@@ -80,6 +81,11 @@ PROGRAMS = {  # of x[4, 6, 8], y[4, 6, 8]
     "a slice's gradient": "torch.ops.aten.slice_backward(x * 2.0, [4, 6, 16], 2, 4, 12, 1) + 1.0",
     "a slice's gradient at the end": "torch.ops.aten.slice_backward(x * 2.0, [4, 16, 8], 1, -6, "
     "9223372036854775807, 1) + 1.0",
+    "every second place": f"{SLICE}(x * 2.0, [4, 6, 16], 2, 0, 16, 2) + 1.0",
+    "every second place from the second": f"{SLICE}(x * 2.0, [4, 13, 8], 1, 1, 13, 2) + 1.0",
+    "every third place up to the last": f"{SLICE}(x * 2.0, [14, 6, 8], 0, 4, 14, 3) * 3.0",
+    "places of a grid": f"{SLICE}({SLICE}(x * 2.0, [4, 6, 16], 2, 1, 16, 2), [4, 12, 16], 1, 0, 12, 2)"
+    f" + {SLICE}({SLICE}(y * 2.0, [4, 6, 16], 2, 0, 16, 2), [4, 12, 16], 1, 1, 12, 2)",
     "two slices' gradients": "torch.ops.aten.slice_backward(x * 2.0, [4, 6, 16], 2, 0, 8, 1) + "
     "torch.ops.aten.slice_backward(y * 3.0, [4, 6, 16], 2, 8, 16, 1)",
     "a place's gradient": "torch.ops.aten.select_backward(x * 2.0, [4, 5, 6, 8], 1, -2) + 1.0",
@@ -183,7 +189,8 @@ def test_parts_of_few_places_train(device, forgotten, dynamic):
     def program(x):
         y = x.exp()
         rest = torch.nn.functional.pad(y[:, 1:] * 2.0, (1, 0)) + torch.constant_pad_nd(x.sin(), [1, -1], 0.5)
-        return rest * torch.cat((x[:, :0], y), 1), y[1:, 1:] - y[:-1, :-1], (y[:, 1:] * 2.0).sum(0)
+        steps = y[:, ::2].sum(1), y[1::3, 1::2].sin(), y[::4] + 1.0
+        return rest * torch.cat((x[:, :0], y), 1), y[1:, 1:] - y[:-1, :-1], (y[:, 1:] * 2.0).sum(0), *steps
 
     compiled = torch.compile(program, backend="tsfuser", dynamic=dynamic)
     for shape in ((4, 5), (3, 1), (1, 1), (2, 2), (0, 1), (1, 3)):

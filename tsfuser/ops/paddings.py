@@ -21,7 +21,7 @@ from .casts import clone
 from .elementwise import converted, round_number
 from .parts import counted, part_of
 from .table import ALL, composite
-from .views import dim_of, unsqueezed
+from .views import dim_of, reshaped, unsqueezed
 
 
 def _padded(
@@ -67,8 +67,7 @@ def _zero(b: Builder, self: Value) -> Value:
     dtypes=ALL,
     sizes="own",
     symbolic=("input_sizes", "start", "end"),
-    fixed=("dim",),
-    only={"step": 1},
+    fixed=("dim", "step"),
 )
 def slice_backward(
     b: Builder, grad_output, input_sizes: list, dim: int, start: int, end: int, step: int
@@ -82,7 +81,26 @@ def slice_backward(
     first = counted(b, sz.as_size(start), size)
     if b.call.decide(sz.lt(first, 0)):
         first = sz.const(0)
-    return _padded(b, "slice_backward", grad_output, [(dim, first, size)], _zero(b, grad_output))
+    if step < 1:
+        raise Refusal("a slice by steps of less than 1 is an error in eager")
+    if step == 1:
+        return _padded(b, "slice_backward", grad_output, [(dim, first, size)], _zero(b, grad_output))
+    return _spread(b, grad_output, dim, first, size, step)
+
+
+def _spread(b: Builder, self: Value, dim: int, first: sz.Size, size: sz.Size, step: int) -> Value:
+    """`self` in zeros, at every `step`th place of `dim` from `first` on: one column of a matrix with rows of
+    `step` elements, which are walked through one after another, as far as `size`."""
+    if any(b.call.decide(sz.eq(n, 0)) for n in (size, *b.sizes(self))):
+        return _fill_alone(b, "slice_backward", self, [(dim, first, size)], _zero(b, self))
+    rows = sz.ceildiv(size, step)
+    places = [(dim, first // step, rows), (dim + 1, first % step, sz.const(step))]
+    matrix = _padded(b, "slice_backward", unsqueezed(b, self, dim + 1), places, _zero(b, self))
+    sizes = list(b.sizes(self))
+    sizes[dim] = rows * step
+    whole = reshaped(b, "slice_backward", matrix, sizes)
+    made = part_of(b, "slice_backward", whole, dim, sz.const(0), size)
+    return b.contiguous(b.pointwise("copy", (made,), self.dtype, name="slice_backward"))
 
 
 @composite(
