@@ -23,6 +23,15 @@ void write_piece(Node* node, c10::Symbol twin) {
   node->output()->replaceAllUsesWith(made->output());
 }
 
+// Torch lets no differentiable graph return what may be its operand, as a cast, and takes all that reads the
+// cast out of the graph. Where nobody can tell, the twin counts as new. A cast with one reader is returned
+// by no graph.
+void write_shared_cast(Node* node, c10::Symbol twin) {
+  if (node->output()->uses().size() > 1) {
+    write_piece(node, twin);
+  }
+}
+
 // The view of a copy stays outside of differentiable graphs if its sizes are computed. They may be those of
 // what the copy is made of, which would have to be in another graph then. A copy is stored anyway.
 void write_view(Node* node, c10::Symbol twin) {
@@ -71,6 +80,18 @@ std::vector<Twin> rows() {
         "%of_self : Tensor = aten::slice_backward(%gradient, %sizes, %dim, %from, %to, %step)"},
        slice_or_whole,
        write_piece},
+      {"tsfuser::full_precision(Tensor self, bool cuda_enabled, bool cpu_enabled) -> Tensor",
+       {"aten::_autocast_to_full_precision(Tensor self, bool cuda_enabled, bool cpu_enabled) -> Tensor"},
+       {},
+       nullptr,
+       write_shared_cast},
+      {"tsfuser::reduced_precision(Tensor self, bool cuda_enabled, bool cpu_enabled, int cuda_dtype, int "
+       "cpu_dtype) -> Tensor",
+       {"aten::_autocast_to_reduced_precision(Tensor self, bool cuda_enabled, bool cpu_enabled, int "
+        "cuda_dtype, int cpu_dtype) -> Tensor"},
+       {},
+       nullptr,
+       write_shared_cast},
       twin_of_joins(),
       twin_of_parts(),
       twin_of_norms(),

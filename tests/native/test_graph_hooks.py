@@ -264,6 +264,23 @@ TWINS = {
   %p : Tensor, %q : Tensor = prim::ListUnpack(%l)
   %r : Tensor = aten::mul(%p, %q)""",
     ),
+    "roll": ("part", "%r : Tensor = aten::roll(%x, %sizes, %dims)"),
+    "padding": (
+        "part",
+        """%mode : str = prim::Constant[value="constant"]()
+  %fill : NoneType = prim::Constant()
+  %r : Tensor = aten::pad(%x, %sizes, %mode, %fill)""",
+    ),
+    "shared cast": (
+        "full_precision",
+        """%c : Tensor = aten::_autocast_to_full_precision(%x, %yes, %yes)
+  %r : Tensor = aten::mul(%c, %c)""",
+    ),
+    "shared cast to 16 bits": (
+        "reduced_precision",
+        """%c : Tensor = aten::_autocast_to_reduced_precision(%x, %yes, %yes, %one, %one)
+  %r : Tensor = aten::mul(%c, %c)""",
+    ),
     "group norm": ("normalized", "%r : Tensor = aten::group_norm(%x, %last, %x, %none, %eps, %yes)"),
     "instance norm": (
         "normalized",
@@ -284,6 +301,7 @@ graph(%x : Tensor, %sizes : int[]):
   %first : int = prim::Constant[value=0]()
   %last : int = prim::Constant[value=-1]()
   %eps : float = prim::Constant[value=0.5]()
+  %dims : int[] = prim::Constant[value=[0, 1]]()
   {op}
   %s : Tensor = aten::relu(%r)
   return (%s)
