@@ -162,6 +162,21 @@ def test_the_backward_raises_as_eager_for_an_operand_of_what_others_read(end):
 
 
 @pytest.mark.graphs
+@pytest.mark.parametrize("cast", ["x.reshape(-1).type_as(x)", "x.view(4).float()", "x.flatten().to(z.dtype)"])
+def test_a_view_of_an_operand_that_is_only_cast_is_written(cast):
+    """The backward asks it for its dtype."""
+    scripted, z = script(f"def f(x: Tensor, z: Tensor):\n    return {cast}\n"), torch.ones(2)
+    with tsfuser.fuser():
+        for _ in range(5):
+            x = torch.ones(2, 2, requires_grad=True)
+            y = scripted(x, z)
+            with torch.no_grad():
+                x.add_(1)
+            y.sum().backward()
+            assert torch.equal(x.grad, torch.ones(2, 2))
+
+
+@pytest.mark.graphs
 @pytest.mark.parametrize("view", VIEWS)
 def test_the_other_factor_of_a_view_without_gradient_is_written(view):
     """The product keeps only the view."""

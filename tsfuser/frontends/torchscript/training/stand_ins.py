@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ....graph.effects import may_return_operand
 from ....graph.wrapper import Value, insert, is_tensor
 from .formulas import is_asked_for_dtype
 from .saved import SavedValues
@@ -26,7 +27,8 @@ def save_stand_ins(saved: SavedValues) -> SavedValues:
     seen = {value.unique() for value in (*saved.forward.inputs(), *results)}
     kept = [*saved.of_inputs(), *((value, argument) for _, value, argument in saved.of_outputs())]
     for value, argument in kept:
-        if value.unique() in seen and is_tensor(value) and is_asked_for_dtype(argument):
+        is_seen = value.unique() in seen or may_return_operand(value.node())  # or a view of what is
+        if is_seen and is_tensor(value) and is_asked_for_dtype(argument):
             saved, small = _saved_small(saved, value)
             argument.replaceAllUsesWith(small)
     return saved
