@@ -177,6 +177,23 @@ def test_a_view_of_an_operand_that_is_only_cast_is_written(cast):
 
 
 @pytest.mark.graphs
+def test_a_transposed_operand_of_a_group_norm_whose_gradient_is_cast_is_written():
+    """Eager saves a copy. That of a product may come in another dtype."""
+    text = "def f(x: Tensor, z: Tensor):\n    return z * torch.nn.functional.group_norm(x, 1)\n"
+    eager, scripted, z = plain(text), script(text), torch.tensor(2.0)
+    with tsfuser.fuser():
+        for _ in range(5):
+            found = []
+            for function in (eager, scripted):
+                x = torch.tensor([[1.0, 2.0], [4.0, 9.0]]).t().requires_grad_()
+                y = function(x, z)
+                with torch.no_grad():
+                    x.add_(1)
+                found.append(torch.autograd.grad(y.square().sum() + y.exp().sum(), x)[0])
+            torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.graphs
 @pytest.mark.parametrize("view", VIEWS)
 def test_the_other_factor_of_a_view_without_gradient_is_written(view):
     """The product keeps only the view."""

@@ -27,6 +27,8 @@ _NORMS = {
     "tsfuser::rms_norm_backward": 2,
 }
 _OPERAND = 1
+_OF_GROUP_NORM = ("tsfuser::group_norm_backward", _OPERAND)
+_ASKED_FOR_DTYPE = ("aten::type_as", 1)  # of the incoming gradient
 _WEIGHT_ONLY = 3  # the number of an rms_norm of which only the weight has a gradient
 _WEIGHTS = {("tsfuser::instance_norm_backward", 2), ("tsfuser::instance_norm_backward", 3)}
 
@@ -43,6 +45,8 @@ def copy_operands(saved: SavedValues) -> None:
                 continue
             if readers and readers <= _WEIGHTS:
                 _keep(saved, j, "aten::clone", [value, None])
+            elif readers - {_ASKED_FOR_DTYPE} == {_OF_GROUP_NORM}:  # whose copy has the same dtype
+                _keep(saved, j, "tsfuser::norm_operand", [value, _NORMS[_OF_GROUP_NORM[0]]])
             elif len(readers) == 1 and (reader := readers.pop())[0] in _NORMS and reader[1] == _OPERAND:
                 _keep(saved, j, "tsfuser::norm_operand", [value, _NORMS[reader[0]]])
 
