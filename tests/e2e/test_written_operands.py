@@ -13,7 +13,7 @@ import tsfuser
 from kit.batch import collecting
 from kit.opinfo import Program, named, programs
 from kit.opsweep import plain, single_nodes
-from kit.support import script
+from kit.support import assert_matches, script
 from kit.written import FORMS, differences
 
 STEP = 6
@@ -177,20 +177,30 @@ def test_a_view_of_an_operand_that_is_only_cast_is_written(cast):
 
 
 @pytest.mark.graphs
-def test_a_transposed_operand_of_a_group_norm_whose_gradient_is_cast_is_written():
-    """Eager saves a copy. That of a product may come in another dtype."""
-    text = "def f(x: Tensor, z: Tensor):\n    return z * torch.nn.functional.group_norm(x, 1)\n"
+@pytest.mark.parametrize(
+    "norm, dtype",
+    [
+        ("group_norm(x, 1)", torch.float32),
+        ("instance_norm(x)", torch.float32),
+        ("rms_norm(x, [4])", torch.bfloat16),
+        ("rms_norm(x.detach(), [4], w)", torch.float32),
+    ],
+)
+def test_what_a_norm_copies_is_written_where_its_gradient_is_cast(norm, dtype):
+    """That of a product may come in another dtype, so it is cast to that of what is kept."""
+    text = f"def f(x: Tensor, w: Tensor, z: Tensor):\n    return z * torch.nn.functional.{norm}\n"
     eager, scripted, z = plain(text), script(text), torch.tensor(2.0)
+    given = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(1)).to(dtype)
     with tsfuser.fuser():
         for _ in range(5):
             found = []
             for function in (eager, scripted):
-                x = torch.tensor([[1.0, 2.0], [4.0, 9.0]]).t().requires_grad_()
-                y = function(x, z)
+                x, w = given.clone().transpose(1, 2).requires_grad_(), torch.ones(4).requires_grad_()
+                y = function(x, w, z)
                 with torch.no_grad():
                     x.add_(1)
-                found.append(torch.autograd.grad(y.square().sum() + y.exp().sum(), x)[0])
-            torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+                found.append(torch.autograd.grad(y.sum() + y.square().sum(), [w if "w" in norm else x])[0])
+            assert_matches(found[1], found[0], ops=200)
 
 
 @pytest.mark.graphs

@@ -27,8 +27,7 @@ _NORMS = {
     "tsfuser::rms_norm_backward": 2,
 }
 _OPERAND = 1
-_OF_GROUP_NORM = ("tsfuser::group_norm_backward", _OPERAND)
-_ASKED_FOR_DTYPE = ("aten::type_as", 1)  # of the incoming gradient
+_ASKED_FOR_DTYPE = ("aten::type_as", 1)  # which a copy has, too
 _WEIGHT_ONLY = 3  # the number of an rms_norm of which only the weight has a gradient
 _WEIGHTS = {("tsfuser::instance_norm_backward", 2), ("tsfuser::instance_norm_backward", 3)}
 
@@ -39,14 +38,13 @@ def copy_operands(saved: SavedValues) -> None:
     seen = {value.unique() for value in (*saved.forward.inputs(), *results)}
     for j, value, argument in list(saved.of_outputs()):
         if j >= saved.real and value.unique() in seen and is_tensor(value):
-            readers = {(use.user.kind(), use.offset) for use in argument.uses()}
-            if readers and all(_gives_weight_only(use.user) for use in argument.uses()):
+            uses = [u for u in argument.uses() if (u.user.kind(), u.offset) != _ASKED_FOR_DTYPE]
+            readers = {(use.user.kind(), use.offset) for use in uses}
+            if readers and all(_gives_weight_only(use.user) for use in uses):
                 _keep(saved, j, "tsfuser::norm_operand", [value, _WEIGHT_ONLY])
                 continue
             if readers and readers <= _WEIGHTS:
                 _keep(saved, j, "aten::clone", [value, None])
-            elif readers - {_ASKED_FOR_DTYPE} == {_OF_GROUP_NORM}:  # whose copy has the same dtype
-                _keep(saved, j, "tsfuser::norm_operand", [value, _NORMS[_OF_GROUP_NORM[0]]])
             elif len(readers) == 1 and (reader := readers.pop())[0] in _NORMS and reader[1] == _OPERAND:
                 _keep(saved, j, "tsfuser::norm_operand", [value, _NORMS[reader[0]]])
 
