@@ -165,8 +165,10 @@ def _difference(name, mine, eager, exact, allowed, free):
     where = wrong.flatten().nonzero()[:3, 0].tolist()
     both = [(i, mine.flatten()[i].item(), eager.flatten()[i].item()) for i in where]
     pairs = [f"[{i}] {a!r}, eager {b!r}" for i, a, b in both]
-    number = allowed.flatten()[where[0]].item() if isinstance(allowed, torch.Tensor) else allowed
-    bound = "" if allowed is None else f" (allowed: {number:.3g})"
+    bound = ""
+    if allowed is not None:
+        number = torch.as_tensor(allowed).broadcast_to(mine.shape).flatten()[where[0]].item()
+        bound = f" (allowed: {number:.3g})"
     return f"{name}: {int(wrong.sum())} of {wrong.numel()} differ{bound}: {'; '.join(pairs)}"
 
 
