@@ -140,6 +140,17 @@ void viewed_sizes(Stack& stack) {
   torch::jit::push(stack, std::move(result));
 }
 
+// Those that are asked for, but where -1 stands for the size that there is.
+void expanded_sizes(Stack& stack) {
+  Sizes result = torch::jit::pop(stack).toIntVector();
+  const Sizes sizes = torch::jit::pop(stack).toIntVector();
+  for (size_t k = 1; k <= sizes.size() && k <= result.size(); ++k) {
+    int64_t& size = result[result.size() - k];
+    if (size < 0) size = sizes[sizes.size() - k];
+  }
+  torch::jit::push(stack, std::move(result));
+}
+
 // `pad` has two numbers for each of the last dims, the last one first.
 void padded_sizes(Stack& stack) {
   const Sizes pad = torch::jit::pop(stack).toIntVector();
@@ -192,6 +203,7 @@ void register_size_operators() {
        Operator("tsfuser::selected_sizes(int[] sizes, int dim) -> int[]", selected_sizes, kind),
        Operator("tsfuser::viewed_sizes(int[] sizes, int[]? size, int[]? shape) -> int[]", viewed_sizes,
                 kind),
+       Operator("tsfuser::expanded_sizes(int[] sizes, int[] size) -> int[]", expanded_sizes, kind),
        Operator("tsfuser::padded_sizes(int[] sizes, int[] pad) -> int[]", padded_sizes, kind),
        Operator("tsfuser::product_from(int[] sizes, int first, int start) -> int", product_from, kind),
        Operator("tsfuser::flattened_sizes(int[] sizes, int start_dim, int end_dim) -> int[]",

@@ -80,6 +80,7 @@ def test_a_row_is_well_formed(row):
         "sliced",
         "selected",
         "viewed",
+        "expanded",
         "flattened",
         "padded",
         *inspect.signature(row.evaluate).parameters,

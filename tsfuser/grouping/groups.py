@@ -172,11 +172,13 @@ class _Block:
         found: dict[int, int] = {}
         views = views_of(self.nodes)
         readers = self._readers(views)
+        follow: dict[int, bool] = {}
         for i in sorted(views, reverse=True):
             if self.verdicts[i].reason is not None:
                 continue
             data = {j for j in readers[i] if j < 0 or self.nodes[j].kind() not in METADATA}
-            if data and len(data) < len(readers[i]) and sizes_follow(self.results[i][0], self.knowledge):
+            partly = data and len(data) < len(readers[i])
+            if partly and sizes_follow(self.results[i][0], self.knowledge, follow):
                 readers[i] = data
             reader = min(readers[i])
             row = row_of(self.nodes[i])

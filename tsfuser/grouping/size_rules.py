@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ..graph.rows import row_of
-from ..graph.wrapper import LIST, Graph, Node, Value, constant_of, inputs, is_constant
+from ..graph.wrapper import LIST, Graph, Node, Value, constant_of, inputs, is_constant, is_tensor
 from ..ops import table
 
 #: rule -> the operator, and the arguments of the op, by schema name, that it takes after the sizes
@@ -25,6 +25,7 @@ RULES = {
     "sliced": ("tsfuser::sliced_sizes", ("dim", "start", "end", "step")),
     "selected": ("tsfuser::selected_sizes", ("dim",)),
     "viewed": ("tsfuser::viewed_sizes", ("size", "shape")),
+    "expanded": ("tsfuser::expanded_sizes", ("size",)),
     "flattened": ("tsfuser::flattened_sizes", ("start_dim", "end_dim")),
     "padded": ("tsfuser::padded_sizes", ("pad",)),
     "joined": ("tsfuser::joined_sizes", ("dim",)),  # of two tensors: others follow one by one
@@ -61,6 +62,32 @@ def by_kind() -> dict[str, tuple[str, tuple[str, ...], bool]]:
         if rule != "joined"
         for kind in table.kinds_with_sizes(rule)
     }
+
+
+def rule_of(value: Value) -> str | None:
+    """What the op table says of the sizes of a result; None for what no row makes."""
+    found = row_of(value.node())
+    if found is None:
+        return None
+    rule = found[0].sizes
+    return rule if isinstance(rule, str) else rule[value.offset()]
+
+
+def sized_by(value: Value) -> list[Value] | None:
+    """The operands from whose sizes those of `value` follow; None if there is no rule."""
+    rule = rule_of(value)
+    if rule is None or rule == "own":
+        return None
+    if rule == "joined":
+        made = value.node().inputsAt(0).node()
+        return inputs(made) if made.kind() == LIST else None
+    tensors = [v for v in inputs(value.node()) if is_tensor(v)]
+    if rule == "broadcast":
+        return tensors
+    if rule == "first" or rule in RULES:
+        return tensors[:1]
+    named = value.node().inputsAt(row_of(value.node())[1].arguments.index(rule))
+    return [named] if is_tensor(named) else None
 
 
 def derived(node: Node, rule: str, of: frozenset, outer: dict[int, Value]) -> Derived | None:

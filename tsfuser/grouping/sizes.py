@@ -15,12 +15,11 @@ import torch
 
 from ..graph.cleanup import drop_unused_inputs, is_needed, writers
 from ..graph.effects import Effects, remove_dead_code
-from ..graph.rows import row_of
-from ..graph.wrapper import LIST, Graph, Node, Value, inputs, is_tensor
+from ..graph.wrapper import Graph, Node, Value, inputs
 from .outline import inline
-from .size_rules import RULES, Derived, derived, emit
+from .size_rules import RULES, Derived, derived, emit, rule_of, sized_by
 
-SIZE, JOINED = "aten::size", "joined"
+SIZE = "aten::size"
 _READERS = frozenset((SIZE, "aten::dim"))
 _INTS = torch._C.ListType(torch._C.IntType.get())
 
@@ -153,7 +152,7 @@ class _Sizes:
         waiting = [inner]
         while waiting:
             value = waiting[-1]
-            operands = self._operands(value) if value.unique() not in self._sources else []
+            operands = sized_by(value) if value.unique() not in self._sources else []
             pending = [v for v in operands or () if v.unique() not in self._sources]
             if pending:
                 waiting.extend(pending)
@@ -167,7 +166,7 @@ class _Sizes:
 
     def _name(self, found: list[frozenset], value: Value) -> frozenset | None:
         """The name of the sizes of `value`, of operands whose sizes are called `found`."""
-        if rule_of(value) != JOINED:
+        if rule_of(value) != "joined":
             return self._derive(self._join(found), value)
         name: frozenset | None = found[0]
         for other in found[1:]:
@@ -192,28 +191,3 @@ class _Sizes:
         if union not in parts:
             self._parts.setdefault(union, list(dict.fromkeys(parts)))
         return union
-
-    def _operands(self, value: Value) -> list[Value] | None:
-        """The inner values from whose sizes those of `value` follow; None if there is no rule."""
-        rule = rule_of(value)
-        if rule is None or rule == "own":
-            return None
-        if rule == JOINED:
-            made = value.node().inputsAt(0).node()
-            return inputs(made) if made.kind() == LIST else None
-        tensors = [v for v in inputs(value.node()) if is_tensor(v)]
-        if rule == "broadcast":
-            return tensors
-        if rule == "first" or rule in RULES:
-            return tensors[:1]
-        named = value.node().inputsAt(row_of(value.node())[1].arguments.index(rule))
-        return [named] if is_tensor(named) else None
-
-
-def rule_of(value: Value) -> str | None:
-    """What the op table says of the sizes of a result; None for what no row makes."""
-    found = row_of(value.node())
-    if found is None:
-        return None
-    rule = found[0].sizes
-    return rule if isinstance(rule, str) else rule[value.offset()]

@@ -23,14 +23,12 @@ from ..graph.wrapper import (
     is_tensor,
     operands,
     outputs,
-    with_items,
 )
+from .size_rules import sized_by
 from .support import examine
 
 #: Readers for each of which a view is split; with more it stays outside.
 MAX_READERS = 8
-#: How far up a graph the sizes of a view are followed. A value may be reached on many ways, so this is small.
-MAX_DEPTH = 8
 #: Kinds that ask a tensor for its sizes or dtype only.
 METADATA = frozenset(("aten::size", "prim::dtype", "aten::dim"))
 
@@ -75,16 +73,29 @@ def _hands_on(node: Node, views: set[int]) -> bool:
     return before.dtype is None or before.dtype == after.dtype
 
 
-def sizes_follow(value: Value, knowledge: Knowledge, depth: int = 0) -> bool:
-    """Whether the sizes of a value can be told without it, wherever it is computed (`sizes`)."""
-    row = row_of(value.node())
-    if row is None or examine(value.node(), knowledge).reason is not None:
-        return value.node().kind() not in CONTROL
-    if row[0].sizes == "own" or depth > MAX_DEPTH:
-        return False
-    tensors = [v for v in with_items(inputs(value.node())) if is_tensor(v)]
-    tensors = tensors if row[0].sizes in ("broadcast", "joined") else tensors[:1]
-    return bool(tensors) and all(sizes_follow(v, knowledge, depth + 1) for v in tensors)
+def sizes_follow(value: Value, knowledge: Knowledge, known: dict[int, bool]) -> bool:
+    """Whether the sizes of a value can be told without it, wherever it is computed (`sizes`). `known`: what
+    was found of other values. Iterative, since a graph may be as deep as a program is long."""
+    waiting = [value]
+    while waiting:
+        last = waiting[-1]
+        sources = _sources(last, knowledge) if last.unique() not in known else ()
+        pending = [v for v in sources or () if v.unique() not in known]
+        if pending:
+            waiting.extend(pending)
+            continue
+        waiting.pop()
+        if last.unique() not in known:
+            known[last.unique()] = sources is not None and all(known[v.unique()] for v in sources)
+    return known[value.unique()]
+
+
+def _sources(value: Value, knowledge: Knowledge) -> list[Value] | None:
+    """The values from whose sizes those of `value` follow; none where they can be asked for; None where they
+    do not follow."""
+    if row_of(value.node()) is None or examine(value.node(), knowledge).reason is not None:
+        return None if value.node().kind() in CONTROL else []
+    return sized_by(value) or None
 
 
 def reshape_refusal(node: Node) -> str | None:
@@ -104,17 +115,24 @@ class Split:
 
 def split_views(graph: Graph) -> Split:
     """Gives each fusible reader of a view a copy of its own, where nothing is written."""
-    split, knowledge, effects = Split(), Knowledge(), None
+    split, knowledge, effects, follow = Split(), Knowledge(), None, {}
     for block in all_blocks(graph):
         nodes = list(block.nodes())
         for i in sorted(views_of(nodes), reverse=True):
             effects = effects or Effects(graph)
             if not any(effects.is_written(v) for v in operands(nodes[i]) + outputs(nodes[i]) if is_tensor(v)):
-                _split(graph, block, nodes[i], knowledge, split)
+                _split(graph, block, nodes[i], knowledge, follow, split)
     return split
 
 
-def _split(graph: Graph, block: Graph | Block, node: Node, knowledge: Knowledge, split: Split) -> None:
+def _split(
+    graph: Graph,
+    block: Graph | Block,
+    node: Node,
+    knowledge: Knowledge,
+    follow: dict[int, bool],
+    split: Split,
+) -> None:
     uses = node.output().uses()
     here = {v.unique() for n in block.nodes() for v in outputs(n)} if len(uses) > 1 else set()
     local = [u for u in uses if u.user.outputsSize() and u.user.outputsAt(0).unique() in here]
@@ -123,7 +141,7 @@ def _split(graph: Graph, block: Graph | Block, node: Node, knowledge: Knowledge,
         return
     own = node.output().unique()
     outside = len(uses) - len(fusible)
-    if outside and sizes_follow(node.output(), knowledge):
+    if outside and sizes_follow(node.output(), knowledge, follow):
         outside -= sum(use.user.kind() in METADATA for use in uses)
     for use in fusible if outside else fusible[1:]:
         copy = graph.createClone(node, lambda v: v)

@@ -174,13 +174,13 @@ def _expanded(b: Builder, self: Value, sizes: Sequence[sz.Size], axes: Sequence)
     return view(b, "expand", self, dims, strides)
 
 
-@composite("aten::expand", dtypes=ALL, sizes="own", symbolic=("size",), autodiff_excludes=True)
+@composite("aten::expand", dtypes=ALL, sizes="expanded", symbolic=("size",), autodiff_excludes=True)
 def expand(b: Builder, self, size: list, implicit: bool = False) -> Value:
     """`self` with dims of size 1, and new leading dims, repeated to `size`"""
     return _expanded(b, self, size, [None] * len(size))
 
 
-@composite("aten::expand_as", dtypes=ALL, sizes="own", autodiff_excludes=True, asked="other")
+@composite("aten::expand_as", dtypes=ALL, sizes="other", autodiff_excludes=True, asked="other")
 def expand_as(b: Builder, self, other) -> Value:
     """`self` expanded to the sizes of `other`"""
     return _expanded(b, self, b.sizes(other), other.dims)
