@@ -128,16 +128,9 @@ bool is_cast(const Node* node) {  // that autocast makes
 
 // aten::to(%x, 6, 0, 0, None)  ->  aten::to(%x, None, 6, 0, 0)
 void write_cast(Node* node, const Node*) {
-  const bool plain = node->inputs().size() == 5 && is_fractional(node->input(1)) &&
-                     is_false(node->input(2)) && is_false(node->input(3)) && is_none(node->input(4));
-  if (!plain || !is_only_read(node->output())) {  // its memory may be that of its operand
-    return;
+  if (is_read_cast(node)) {
+    replace_cast(node, c10::aten::to);
   }
-  Graph& graph = *node->owningGraph();
-  const torch::jit::WithInsertPoint before(node);
-  Value* anywhere = graph.insertConstant(c10::IValue());
-  replace(node, graph.create(c10::aten::to,
-                             {node->input(0), anywhere, node->input(1), node->input(2), node->input(3)}, 1));
 }
 
 void restore_cast(Node* node) {
@@ -356,6 +349,20 @@ void drop_idle_casts(Graph& graph) {
 
 bool is_idle_cast(const Node* node) {
   return is_cast(node) && is_false(node->input(1)) && is_false(node->input(2));
+}
+
+bool is_read_cast(const Node* node) {
+  return node->kind() == c10::aten::to && node->inputs().size() == 5 && is_fractional(node->input(1)) &&
+         is_false(node->input(2)) && is_false(node->input(3)) && is_none(node->input(4)) &&
+         is_only_read(node->output());  // its memory may be that of its operand
+}
+
+void replace_cast(Node* node, c10::Symbol kind) {
+  Graph& graph = *node->owningGraph();
+  const torch::jit::WithInsertPoint before(node);
+  Value* anywhere = graph.insertConstant(c10::IValue());
+  replace(node,
+          graph.create(kind, {node->input(0), anywhere, node->input(1), node->input(2), node->input(3)}, 1));
 }
 
 bool may_be_inside(const Node* node) {

@@ -137,7 +137,7 @@ std::vector<Value*> joined_by(Node* node) {
   Node* list = node->input(0)->node();
   const bool known = list->kind() == c10::prim::ListConstruct &&
                      list->inputs().size() <= op_facts().most_joined_in_memory &&
-                     is_joined_only(node->input(0));
+                     is_left_as_made(node->input(0));
   return known ? list->inputs().vec() : std::vector<Value*>();
 }
 

@@ -72,7 +72,7 @@ std::vector<Value*> given_tensors(Node* node) {
   }
   Node* list = node->input(0)->node();
   const bool known = list->kind() == c10::prim::ListConstruct && list->inputs().size() <= most_joined() &&
-                     is_joined_only(node->input(0));
+                     is_left_as_made(node->input(0));
   return known ? list->inputs().vec() : std::vector<Value*>();
 }
 

@@ -50,7 +50,7 @@ struct Join {
 
 std::optional<Join> join_of(Node* node) {
   if (node->kind() != c10::aten::cat || node->input(0)->node()->kind() != c10::prim::ListConstruct ||
-      !is_joined_only(node->input(0))) {
+      !is_left_as_made(node->input(0))) {
     return std::nullopt;
   }
   const auto dim = torch::jit::toIValue(node->input(1));

@@ -73,8 +73,9 @@ constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
     add_biases_late,
     // Behind the ops in place: it leaves out what one of them may write to.
     cast_weights_together,
-    // Last, these two: they ask which nodes autodiff takes, as they are by now.
+    // Last, these: they ask which nodes autodiff takes, as they are by now.
     write_differentiable_forms,
+    keep_views_apart,
     accompany_lone_ops,
 };
 

@@ -24,7 +24,8 @@ void prepare_for_profiling(torch::jit::Graph& graph, const torch::jit::Node* fir
 // (nested_joins.cpp); sizes are computed from those of what no op of groups has made (early_sizes.cpp);
 // convolutions move out of the way of batch norms (early_convolutions.cpp), and their biases are added
 // behind them (late_biases.cpp); ops are written in forms that autodiff has a formula for
-// (differentiable_forms.cpp), and what stands alone gets company (lone_ops.cpp).
+// (differentiable_forms.cpp), views that several graphs would read stay out of them (views_apart.cpp), and
+// what stands alone gets company (lone_ops.cpp).
 void leave_checked_branches(torch::jit::Graph& graph, const torch::jit::Node* first);
 void fold_products(torch::jit::Graph& graph, const torch::jit::Node* first);
 void check_batches(torch::jit::Graph& graph, const torch::jit::Node* first);
@@ -38,6 +39,7 @@ void ask_sizes_early(torch::jit::Graph& graph, const torch::jit::Node* first);
 void move_convolutions(torch::jit::Graph& graph, const torch::jit::Node* first);
 void add_biases_late(torch::jit::Graph& graph, const torch::jit::Node* first);
 void write_differentiable_forms(torch::jit::Graph& graph, const torch::jit::Node* first);
+void keep_views_apart(torch::jit::Graph& graph, const torch::jit::Node* first);
 void accompany_lone_ops(torch::jit::Graph& graph, const torch::jit::Node* first);
 
 // Says of a graph, and of its copies, that its calls may record gradients (nested_joins.cpp).
@@ -66,6 +68,11 @@ std::vector<std::string> differentiable_forms();
 
 // Whether the node is a cast of autocast that is off, which gives its operand back.
 bool is_idle_cast(const torch::jit::Node* node);
+// Whether the node is `aten::to(%x, dtype, 0, 0, None)` to a floating dtype, and nothing but ops that make
+// new tensors reads its result.
+bool is_read_cast(const torch::jit::Node* node);
+// Gives the readers of such a cast one of the overload with a device, of that kind: autodiff knows it.
+void replace_cast(torch::jit::Node* node, c10::Symbol kind);
 // Whether autodiff takes the node into a differentiable graph.
 bool may_be_inside(const torch::jit::Node* node);
 

@@ -3,6 +3,7 @@
 
 #include "torchscript/twin_rows.h"
 #include "torchscript/nodes.h"
+#include "torchscript/prepare.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 
@@ -23,12 +24,25 @@ void write_piece(Node* node, c10::Symbol twin) {
   node->output()->replaceAllUsesWith(made->output());
 }
 
+// Whether a differentiable graph that the node is in may have to return its result.
+bool may_be_returned(const Node* node) {
+  const auto& uses = node->output()->uses();
+  return uses.size() > 1 || !may_be_inside(uses[0].user);
+}
+
 // Torch lets no differentiable graph return what may be its operand, as a cast, and takes all that reads the
-// cast out of the graph. Where nobody can tell, the twin counts as new. A cast with one reader is returned
-// by no graph.
+// cast out of the graph. Where nobody can tell, the twin counts as new.
 void write_shared_cast(Node* node, c10::Symbol twin) {
-  if (node->output()->uses().size() > 1) {
+  if (may_be_returned(node)) {
     write_piece(node, twin);
+  }
+}
+
+// The same for a cast that the program makes. Torch's alias analysis knows no operand of the twin, so
+// nothing may write to that.
+void write_shared_to(Node* node, c10::Symbol twin) {
+  if (may_be_returned(node) && is_read_cast(node) && is_own_and_stays(node->input(0))) {
+    replace_cast(node, twin);
   }
 }
 
@@ -92,6 +106,12 @@ std::vector<Twin> rows() {
        {},
        nullptr,
        write_shared_cast},
+      {"tsfuser::cast(Tensor self, Device? device, int? dtype, bool non_blocking, bool copy) -> Tensor",
+       {"aten::to(Tensor self, Device? device, int? dtype, bool non_blocking, bool copy) -> Tensor",
+        "aten::to(Tensor self, int dtype, bool non_blocking, bool copy, int? memory_format) -> Tensor"},
+       {},
+       nullptr,
+       write_shared_to},
       twin_of_joins(),
       twin_of_parts(),
       twin_of_norms(),

@@ -52,6 +52,9 @@ Twin twin_of_norms();  // norm_twin.cpp
 std::vector<Helper> helpers_of_norms();
 void register_operators_of_norms();
 
+std::vector<Helper> helpers_of_views();  // views_apart.cpp
+void register_operators_of_views();
+
 void slice_or_whole(torch::jit::Stack& stack);                               // whole_parts.cpp
 at::Tensor padded_or_same(const at::Tensor& self, at::IntArrayRef amounts);  // the operand where it may be
 
@@ -59,7 +62,7 @@ at::Tensor padded_or_same(const at::Tensor& self, at::IntArrayRef amounts);  // 
 void put(torch::jit::Node* node, c10::Symbol kind, at::ArrayRef<torch::jit::Value*> operands);
 
 // Whether the list, which the graph makes, is as it was made wherever it is read.
-bool is_joined_only(const torch::jit::Value* list);
+bool is_left_as_made(const torch::jit::Value* list);
 
 // Whether nothing writes to the value, or to a view of it, and the graph does not return it.
 bool is_never_written(const torch::jit::Value* value);

@@ -259,7 +259,7 @@ bool is_left_by_schemas(const torch::jit::Value* value, Writes writes) {
                     : writes == Writes::kSizes;
     }
     if (user->kind() == c10::prim::ListConstruct) {
-      return is_joined_only(user->output());
+      return is_left_as_made(user->output());
     }
     if (is_profile(user) || user->kind() == c10::prim::ListUnpack ||
         user->kind() == c10::prim::ConstantChunk) {
@@ -280,9 +280,10 @@ bool is_left_by_schemas(const torch::jit::Value* value, Writes writes) {
 
 }  // namespace
 
-bool is_joined_only(const torch::jit::Value* list) {
+bool is_left_as_made(const torch::jit::Value* list) {
   return std::all_of(list->uses().begin(), list->uses().end(), [](const torch::jit::Use& use) {
-    return use.user->kind() == c10::aten::cat || use.user->kind() == c10::aten::stack;
+    return use.user->kind() == c10::aten::cat || use.user->kind() == c10::aten::stack ||
+           use.user->kind() == c10::aten::index;
   });
 }
 
@@ -318,10 +319,12 @@ void register_twins() {
   register_operators_of_joins();
   register_operators_of_parts();
   register_operators_of_norms();
+  register_operators_of_views();
   for (const Twin& twin : twin_rows()) {
     add_twin(twin);
   }
-  for (const auto& table : {helpers_of_joins(), helpers_of_parts(), helpers_of_norms()}) {
+  for (const auto& table :
+       {helpers_of_joins(), helpers_of_parts(), helpers_of_norms(), helpers_of_views()}) {
     for (const Helper& helper : table) {
       known_twins().helpers.emplace(c10::Symbol::fromQualString(helper.kind), helper.restore);
     }

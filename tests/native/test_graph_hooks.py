@@ -281,6 +281,15 @@ TWINS = {
         """%c : Tensor = aten::_autocast_to_reduced_precision(%x, %yes, %yes, %one, %one)
   %r : Tensor = aten::mul(%c, %c)""",
     ),
+    "shared cast of the program": (
+        "cast",
+        """%dtype : int = prim::Constant[value=6]()
+  %no : bool = prim::Constant[value=0]()
+  %own : Tensor = aten::neg(%x)
+  %layout : NoneType = prim::Constant()
+  %c : Tensor = aten::to(%own, %dtype, %no, %no, %layout)
+  %r : Tensor = aten::mul(%c, %c)""",
+    ),
     "group norm": ("normalized", "%r : Tensor = aten::group_norm(%x, %last, %x, %none, %eps, %yes)"),
     "instance norm": (
         "normalized",

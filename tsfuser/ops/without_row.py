@@ -20,7 +20,7 @@ FRESH = _aten("""
     adaptive_avg_pool3d adaptive_max_pool2d constant_pad_nd
     upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
     upsample_bicubic2d upsample_trilinear3d
-    zeros ones empty full rand randn empty_like
+    zeros ones empty full rand randn empty_like scaled_dot_product_attention
 """)
 #: Besides those in FRESH: the sizes of their results follow from their operands' sizes, and from numbers.
 SIZED = _aten("""

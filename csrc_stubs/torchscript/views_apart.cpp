@@ -1,0 +1,132 @@
+// Views of what no op with a derivative has made, which several parts of a graph read, stay outside of
+// differentiable graphs:
+//
+//     %v = aten::unsqueeze(%x, 0);  %a = aten::mul(%p, %v);  %h = aten::embedding(...);  %b = aten::mul(%h,
+//     %v)
+//
+// becomes %v = aten::unsqueeze(%x, 0);  %w = tsfuser::apart(%v);  and both products read %w.
+//
+// The reason: autodiff takes such a view into the differentiable graph of its first reader, and returns it
+// to the others. But torch lets no such graph return what may be one of its inputs: it moves the view out of
+// the graph, with all that depends on it. `apart` gives its operand back; autodiff does not know it, and a
+// view alone is too small for a graph. So autograd differentiates the view, as in eager. The inverse is a
+// helper of the twins' (twins.cpp). A step of prepare.cpp.
+
+#include "torchscript/nodes.h"
+#include "torchscript/prepare.h"
+#include "torchscript/twin_rows.h"
+
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
+#include <torch/csrc/jit/runtime/operator.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Value;
+
+constexpr const char* kApart = "tsfuser::apart";
+
+// Whether the node gives a view of its first operand, as its schema says, and autodiff takes it.
+bool is_view_inside(const Node* node) {
+  const auto* schema = node->outputs().size() == 1 ? node->maybeSchema() : nullptr;
+  if (!schema || schema->is_mutable() || schema->arguments().empty() || schema->returns().size() != 1) {
+    return false;
+  }
+  return schema->arguments()[0].alias_info() && schema->returns()[0].alias_info() && may_be_inside(node);
+}
+
+bool is_tensor_op_outside(const Node* node) {
+  const auto of_tensors = [](at::ArrayRef<const Value*> values) {
+    return std::any_of(values.begin(), values.end(), is_tensor);
+  };
+  return !is_profile(node) && of_tensors(node->inputs()) && of_tensors(node->outputs()) &&
+         !may_be_inside(node);
+}
+
+// Whether an op that no differentiable graph takes stands between the readers of the value.
+bool are_readers_apart(const Value* value) {
+  const auto& uses = value->uses();
+  if (uses.size() < 2) {
+    return false;
+  }
+  const Node *first = uses[0].user, *last = first;
+  for (const auto& use : uses) {
+    if (use.user->owningBlock() != value->node()->owningBlock()) {
+      return true;
+    }
+    first = use.user->isBefore(first) ? use.user : first;
+    last = use.user->isAfter(last) ? use.user : last;
+  }
+  for (const Node* node = first; node != last; node = node->next()) {
+    if (is_tensor_op_outside(node)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+Value* apart(Value* value, Node* place) {
+  static const auto kind = c10::Symbol::fromQualString(kApart);
+  return value->owningGraph()->create(kind, {value}, 1)->insertAfter(place)->output();
+}
+
+// Has all readers of a view read what is kept apart.
+void keep_apart(Node* view) {
+  Value* kept = apart(view->output(), view);
+  view->output()->replaceAllUsesAfterNodeWith(kept->node(), kept);
+}
+
+// Gives readers behind `first` a view of their own; null where there are none. It is of the operand that is
+// kept apart, so that torch does not take it for the same.
+Node* own_view_behind(Node* view, Node* first) {
+  std::vector<torch::jit::Use> uses = view->output()->uses();
+  uses.erase(std::remove_if(uses.begin(), uses.end(),
+                            [first](const torch::jit::Use& use) { return !use.user->isAfter(first); }),
+             uses.end());
+  if (uses.empty() || first->owningBlock() != view->owningBlock()) {
+    return nullptr;
+  }
+  Value* operand = apart(const_cast<Value*>(behind_profile(view->input(0))), first);
+  Node* own = view->owningGraph()->createClone(view, [](Value* value) { return value; });
+  own->insertAfter(operand->node())->replaceInput(0, operand);
+  for (const auto& use : uses) {
+    use.user->replaceInput(use.offset, own->output());
+  }
+  return own;
+}
+
+}  // namespace
+
+void keep_views_apart(Graph& graph, const Node* first) {
+  for (Node* node : all_nodes(graph)) {
+    if (!is_view_inside(node) || may_be_inside(behind_profile(node->input(0))->node()) ||
+        !are_readers_apart(node->output())) {
+      continue;
+    }
+    Node* view = node->isAfter(first) ? node : own_view_behind(node, const_cast<Node*>(first));
+    if (view && are_readers_apart(view->output())) {
+      keep_apart(view);
+    }
+  }
+}
+
+std::vector<Helper> helpers_of_views() {
+  return {{kApart, [](Node* node) {
+             node->output()->replaceAllUsesWith(node->input(0));
+             node->destroy();
+           }}};
+}
+
+void register_operators_of_views() {
+  static const torch::jit::RegisterOperators registered({torch::jit::Operator(
+      "tsfuser::apart(Tensor(a) self) -> Tensor(a)", [](torch::jit::Stack&) {},
+      c10::AliasAnalysisKind::FROM_SCHEMA)});
+}
+
+}  // namespace tsfuser
