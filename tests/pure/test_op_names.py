@@ -33,7 +33,11 @@ ALLOWED = {
     "csrc_stubs/call/store.cpp": ("store", "the op that it defines"),
     "csrc_stubs/call/roundings.cpp": ("rounded unrounded", "the ops that it defines"),
     "csrc_stubs/call/seeded_dropout.cpp": ("seeded_dropout", "the op that it defines"),
-    "tsfuser/graph/copied_reshapes.py": ("reshape reshaped", "the nodes that it makes, and of which"),
+    "tsfuser/graph/copied_reshapes.py": (
+        "reshape reshaped slice",
+        "the nodes that it makes, and of which, and what is a whole",
+    ),
+    "tsfuser/grouping/lone_biases.py": ("add", "a bias is added by"),
     "tsfuser/graph/bias.py": ("add t unsqueeze", "the nodes that it makes"),
     "tsfuser/graph/effects.py": ("mul add", "here they are ops on lists of numbers"),
     "tsfuser/graph/evaluate.py": (

@@ -22,13 +22,27 @@ from .effects import Effects, may_return_operand
 from .functionalize import fresh_kinds
 from .rows import row_of
 from .worth import LEAST, shape
-from .wrapper import Graph, Node, Value, all_blocks, inputs, insert, is_tensor, nodes_of
+from .wrapper import (
+    Graph,
+    Node,
+    Value,
+    all_blocks,
+    constant_of,
+    inputs,
+    insert,
+    is_constant,
+    is_tensor,
+    nodes_of,
+)
 
 RESHAPE, RESHAPED = "aten::reshape", "tsfuser::reshaped"
-#: Rules of sizes (`Row.sizes`) of views that leave no elements out, and repeat none.
+#: Rules of sizes (`Row.sizes`) of views that leave no elements out. Where one repeats elements, and the
+#: reshape gives a view of those, a group cannot store it.
 _WHOLE = frozenset(
-    ("first", "permuted", "swapped", "viewed", "flattened", "squeezed", "unsqueezed", "padded")
+    ("first", "permuted", "swapped", "viewed", "flattened", "squeezed", "unsqueezed", "padded", "expanded")
 )
+#: A slice that ends there or later ends with its dim.
+_LAST = 2**62
 #: Kinds that ask a tensor for its sizes or dtype only.
 _QUESTIONS = frozenset(("aten::size", "aten::dim", "prim::dtype", "prim::device"))
 
@@ -81,6 +95,15 @@ def _is_hidden(value: Value, fresh: frozenset[str]) -> bool:
     if maker.kind() in fresh:
         return True
     found = row_of(maker)
-    if found is None or not (found[0].is_view or may_return_operand(maker)) or found[0].sizes not in _WHOLE:
+    if found is None or not (found[0].is_view or may_return_operand(maker)):
+        return False
+    if found[0].sizes not in _WHOLE and not _is_whole_slice(maker):
         return False
     return is_tensor(maker.inputsAt(0)) and _is_hidden(maker.inputsAt(0), fresh)
+
+
+def _is_whole_slice(node: Node) -> bool:
+    if node.kind() != "aten::slice" or not all(is_constant(v) for v in inputs(node)[2:]):
+        return False
+    start, end, step = (constant_of(v) for v in inputs(node)[2:])
+    return start in (None, 0) and (end is None or end >= _LAST) and step == 1

@@ -10,6 +10,7 @@ In: a graph whose values carry types. Out: the same graph with `prim::CudaFusion
   clean_groups          before size arithmetic is made, and before a fallback is copied from the subgraph
   drop_size_only        after cleaning (fewer nodes to follow), before guards: a fallback has the outputs
   inline_small_groups   what cleaning left with nothing to win returns to the graph
+  return_lone_biases    before dtypes are what a group returns: it looks for groups of one output
   replace_dtype_only    after size-only outputs, which may be asked for their dtypes, too
   (guards)              after all changes of the groups' outputs, since a fallback copies the subgraph
   merge_views           after all groups are final: what is outside now stays there
@@ -34,7 +35,7 @@ from ..graph.passes import Pass
 from ..graph.rewrites import REWRITES
 from ..graph.wrapper import CONSTANT, GROUP, Graph, Value, facts, is_tensor
 from ..planning import batched
-from . import sizes
+from . import lone_biases, sizes
 from .chunks import move_chunks
 from .dtype_only import replace_dtype_only_outputs
 from .groups import Group, make_groups
@@ -105,6 +106,17 @@ def give_back(work: Work, group: Group, reason: str) -> None:
     inline(work.graph, group.node)
 
 
+def _return_lone_biases(work: Work) -> None:
+    for product in work.graph.findAllNodes(lone_biases.PRODUCT, True):
+        reader = lone_biases.reader_of(product, work.effects)
+        group = next((g for g in work.groups if g.node == reader), None)
+        if group is not None:
+            work.groups.remove(group)
+            give_back(work, group, lone_biases.REASON)
+        if reader is not None:
+            lone_biases.add_in_product(work.graph, product)
+
+
 def _replace_dtype_only(work: Work) -> None:
     for group in work.groups:
         replace_dtype_only_outputs(work.graph, group.node)
@@ -162,6 +174,7 @@ MAKE_GROUPS = (
     Pass("clean_groups", _clean_groups),
     Pass("drop_size_only", _drop_size_only),
     Pass("inline_small_groups", _inline_small_groups),
+    Pass("return_lone_biases", _return_lone_biases),
     Pass("replace_dtype_only", _replace_dtype_only),
 )
 SETTLE = (Pass("merge_views", lambda work: merge_views(work.graph, work.split)),)

@@ -189,6 +189,8 @@ def reshaped_copy(b: Builder, self, shape: list) -> Value:
     """`aten::reshape` where nobody can tell a copy of `self` from a view"""
     made = reshaped(b, "reshape", self, shape)
     layout = b.layout(made)
+    if sz.const(0) in layout.strides:
+        raise Refusal("a view that repeats elements has to be one in memory, too")
     copy = b.pointwise("copy", (made,), self.dtype, layouts=())
     b.layouts[copy.name] = Layout(layout.sizes, layout.strides, dense=True)
     return copy

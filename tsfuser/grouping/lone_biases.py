@@ -1,0 +1,101 @@
+"""Biases that nothing is fused with go back to the product of matrices that they are added to.
+
+Torch takes `aten::addmm` apart before it profiles, which lets a group add the bias. Where no group has more to
+do there, a kernel reads and writes the product once more, while the library that multiplies adds a bias on
+its way, as in eager. Before, where the group casts %b and adds it to %p, no more:
+
+    %p = aten::mm(%x, %w);  %s = prim::CudaFusionGroup(%b, %p)
+becomes
+    %c = aten::to(%b, 15);  %s = tsfuser::biased_product(%c, %x, %w)
+
+In: a graph with groups that have no guards yet, and are final otherwise. Out: the same graph without those
+groups; nor is there an addition that is in no group. The op multiplies and adds one after the other where %c is no row of the product's dtype."""
+
+from __future__ import annotations
+
+import torch
+
+from ..graph.effects import Effects
+from ..graph.rows import row_of
+from ..graph.wrapper import (
+    CONSTANT,
+    GROUP,
+    LIST,
+    Graph,
+    Node,
+    Value,
+    constant_of,
+    facts,
+    inputs,
+    insert,
+    is_constant,
+)
+
+PRODUCT, ADD, BIASED = "aten::mm", "aten::add", "tsfuser::biased_product"
+REASON = "it adds a bias to a product of matrices, which the library does as it multiplies"
+
+
+def reader_of(product: Node, effects: Effects) -> Node | None:
+    """What adds a bias to the product, and is all that reads it: an addition, or a group that computes
+    nothing else; None where there is no such node."""
+    readers = [use.user for use in product.output().uses() if use.user.kind() != "aten::size"]
+    if len(readers) != 1 or any(map(effects.is_written, [*inputs(product), product.output()])):
+        return None
+    (reader,) = readers
+    if reader.kind() == ADD:
+        return reader if _adds_row(reader, product.output()) else None
+    if reader.kind() != GROUP or reader.outputsSize() != 1:
+        return None
+    subgraph = reader.g("Subgraph")
+    *casts, last = [node for node in subgraph.nodes() if node.kind() != CONSTANT]
+    place = [v.unique() for v in inputs(reader)].index(product.output().unique())
+    adds = last.kind() == ADD and _adds_row(last, list(subgraph.inputs())[place])
+    return reader if adds and all(map(_is_cast, casts)) else None
+
+
+def _adds_row(add: Node, product: Value) -> bool:
+    """Whether the node adds a row of the product's dtype to it, once."""
+    first, second, times = inputs(add)
+    if not is_constant(times) or constant_of(times) != 1:
+        return False
+    mine = [v for v in (first, second) if v.unique() == product.unique()]
+    (dtype, _, rank), wanted = facts((second if mine == [first] else first).type()), facts(product.type())
+    same = dtype is not None and dtype == wanted.dtype == facts(add.output().type()).dtype
+    return len(mine) == 1 and rank == 1 and same
+
+
+def _is_cast(node: Node) -> bool:
+    found = row_of(node)
+    return found is not None and found[0].gradient == "cast"
+
+
+def add_in_product(graph: Graph, product: Node) -> None:
+    """Has the product add the bias that its only reader adds, outside of groups."""
+    (add,) = (use.user for use in product.output().uses() if use.user.kind() == ADD)
+    (bias,) = (v for v in inputs(add)[:2] if v.unique() != product.output().unique())
+    made = insert(graph, add, BIASED, [bias, *inputs(product)]).output()
+    made.setType(add.output().type())
+    made.copyMetadata(add.output())
+    add.output().replaceAllUsesWith(made)
+    add.destroy()
+    for use in list(product.output().uses()):
+        _answer(graph, use.user, product)
+    product.destroy()
+
+
+def _answer(graph: Graph, question: Node, product: Node) -> None:
+    """Replaces a question for the sizes of the product, or for one of them, by one for its operands'."""
+    with_dims = []
+    for operand, dim in zip(inputs(product), (0, 1)):
+        graph.setInsertPoint(question)
+        size = insert(graph, question, "aten::size", [operand, graph.insertConstant(dim)]).output()
+        size.setType(torch._C.IntType.get())
+        with_dims.append(size)
+    sizes = insert(graph, question, LIST, with_dims).output()
+    sizes.setType(torch._C.ListType(torch._C.IntType.get()))
+    if question.inputsSize() == 2:
+        sizes = insert(graph, question, "aten::__getitem__", [sizes, question.inputsAt(1)]).output()
+        sizes.setType(torch._C.IntType.get())
+    question.output().replaceAllUsesWith(sizes)
+    question.destroy()
+    graph.setInsertPoint(graph.return_node())
