@@ -17,6 +17,7 @@
 // of the op that gives a list, and the error if there is another number of parts.
 
 #include "torchscript/nodes.h"
+#include "torchscript/prepare.h"
 #include "torchscript/twin_rows.h"
 
 #include <ATen/core/stack.h>
@@ -212,8 +213,24 @@ void run_part_backward(Stack& stack) {
   }
 }
 
-// The node that takes apart the list that `node` gives; null where something else sees the list, or where
-// a part may be written to, or is returned.
+// Whether an op that autodiff takes computes with the value, or with a view or a cast of it.
+bool is_computed_with(const Value* value) {
+  return std::any_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
+    const Node* user = use.user;
+    const auto* schema = user->maybeSchema();
+    const bool is_view =
+        is_profile(user) || (schema && use.offset == 0 && !schema->is_mutable() &&
+                             !schema->arguments().empty() && schema->arguments()[0].alias_info());
+    if (user->outputs().size() != 1 || !is_tensor(user->output())) {
+      return false;
+    }
+    return is_view ? is_computed_with(user->output()) : may_be_inside(user);
+  });
+}
+
+// The node that takes apart the list that `node` gives; null where something else sees the list, where a
+// part may be written to, or is returned, and where no differentiable graph would read the parts: the
+// gradient of the list is one join, and those of parts are a tensor each, and their sum.
 Node* taker_of(Node* node) {
   const auto& uses = node->output()->uses();
   Node* taker = uses.size() == 1 ? uses[0].user : nullptr;
@@ -221,7 +238,10 @@ Node* taker_of(Node* node) {
     return nullptr;
   }
   const auto parts = taker->outputs();
-  return std::all_of(parts.begin(), parts.end(), is_never_written) ? taker : nullptr;
+  return std::all_of(parts.begin(), parts.end(), is_never_written) &&
+                 std::any_of(parts.begin(), parts.end(), is_computed_with)
+             ? taker
+             : nullptr;
 }
 
 // Inserts twins of these operands, and of a count and an index, that take the places of the parts.

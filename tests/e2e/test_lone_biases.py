@@ -25,7 +25,8 @@ OTHERS = {
     "times a number": "return torch.cumsum(torch.add(b, torch.mm(x, w), alpha=2), 0)",
     "a column": "return torch.cumsum(torch.mm(x, w) + b[:3].unsqueeze(1), 0)",
     "of a wider dtype": "return torch.cumsum(b.double() + torch.mm(x, w), 0)",
-    "written before": "y = x * 1.0\n    p = torch.mm(y, w)\n    y.add_(1.0)\n    return torch.cumsum(b + p, 0) + y.sum()",
+    "written before": "y = x * 1.0\n    p = torch.mm(y, w)\n    y.add_(1.0)\n"
+    "    return torch.cumsum(b + p, 0) + y.sum()",
 }
 
 

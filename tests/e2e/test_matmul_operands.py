@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 import tsfuser
-from kit.support import assert_matches, fresh, groups, kinds, no_fallback, train
+from kit.opsweep import plain
+from kit.support import assert_matches, fresh, groups, kinds, no_fallback, script, train
 from tsfuser.frontends.torchscript import passes
 from tsfuser.graph import matmul_operands as operands
 from tsfuser.graph.matmul_operands import PACKED
@@ -227,3 +228,53 @@ def test_a_copy_in_the_same_layout_and_a_small_one_are_torchs(device):
             for _ in range(3):
                 got = scripted(x, x)
         assert got.equal(program(x, x)) and not groups(scripted)
+
+
+LINEAR = {
+    "with a bias": "y = torch.layer_norm(x, [c], u).transpose(0, 1)\n    return torch._C._nn.linear(y, w, b)",
+    "without": "y = torch.layer_norm(x, [c], u).transpose(0, 1)\n    return torch._C._nn.linear(y, w)",
+    "four dims": "y = torch.tanh(x * u).view(n, 2, -1, c).transpose(0, 1)\n"
+    "    return torch._C._nn.linear(y, w, b)",
+    "returned": "y = torch.tanh(x * u).transpose(0, 1)\n"
+    "    return torch.cat([torch._C._nn.linear(y, w, b), y], -1)",
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("gradients", [False, True], ids=["inference", "training"])
+def test_a_linear_reads_rows_that_lie_together(device, name, gradients):
+    source = (
+        f"def f(x: Tensor, u: Tensor, w: Tensor, b: Tensor):\n    n, t, c = x.shape\n    {LINEAR[name]}\n"
+    )
+    eager, scripted = plain(source), script(source)
+    with tsfuser.fuser(), no_fallback(), passes.watching() as seen:
+        for sizes in [(4, 24, 64)] * 4 + [(1, 24, 64), (4, 2, 64), (6, 8, 16)]:
+            generator = torch.Generator().manual_seed(sum(sizes))
+            x, u, w, b = (
+                torch.randn(s, generator=generator).to(device).requires_grad_(gradients)
+                for s in (sizes, sizes[-1:], (8, sizes[-1]), (8,))
+            )
+            wide = [t.detach().double().requires_grad_(gradients) for t in (x, u, w, b)]
+            if not gradients:
+                found = [[scripted(x, u, w, b)], [eager(x, u, w, b)], [eager(*wide)]]
+            else:
+                made = [train(scripted, (x, u, w, b)), train(eager, (x, u, w, b), 1), train(eager, wide, 1)]
+                found = [[out, *slopes] for out, slopes in made]
+            for got, want, true in zip(*found):
+                assert (got is None) == (want is None)
+                if got is not None:
+                    assert_matches(got, want, true, ops=400)
+    made = [g for o in seen for g in o.graph.findAllNodes("prim::CudaFusionGroup", True)]
+    assert any(PACKED in kinds(group) for group in made)
+
+
+def test_a_row_that_does_not_lie_together_stays(device):
+    """The library reads such a matrix as it is."""
+    scripted = script(
+        "def f(x: Tensor, w: Tensor):\n    return torch._C._nn.linear((x * 2.0).transpose(1, 2), w)\n"
+    )
+    x, w = torch.randn(4, 64, 24, device=device), torch.randn(8, 64, device=device)
+    with tsfuser.fuser():
+        for _ in range(4):
+            assert_matches(scripted(x, w), torch.nn.functional.linear((x * 2).transpose(1, 2), w), ops=64)
+    assert PACKED not in str(scripted.graph_for(x, w))

@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 
+import tsfuser
 from kit.support import (
     all_graphs,
     assert_matches,
@@ -15,6 +16,7 @@ from kit.support import (
     kinds,
     no_fallback,
     script,
+    train,
 )
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
@@ -295,3 +297,32 @@ def test_rotary_embedding_backward_is_one_kernel(device):
         assert_matches(result.detach(), eager.detach(), ops=4)
         assert_matches(ours.grad, eagers.grad, ops=4)
         assert rise["launches"] == 2
+
+
+ATTENTION = """
+def f(x, w, n: int):
+    q, k, v = torch.matmul(x * 1.5, w).split(n, 2)
+    q = q.view(q.size(0), q.size(1), 2, -1).transpose(1, 2)
+    k = k.view(k.size(0), k.size(1), 2, -1).transpose(1, 2)
+    v = v.view(v.size(0), v.size(1), 2, -1).transpose(1, 2)
+    return torch.sigmoid(torch.nn.functional.scaled_dot_product_attention(q, k, v) * 2.0)
+"""
+
+
+def test_parts_that_no_differentiable_graph_reads_stay_a_list(device):
+    """Their gradients are joined then, by one kernel, as in eager."""
+    scope = {"torch": torch}
+    exec(ATTENTION, scope)
+    scripted = script(ATTENTION)
+    generator = torch.Generator().manual_seed(4)
+    x, w = (torch.randn(s, generator=generator).to(device).requires_grad_() for s in ((2, 5, 8), (8, 24)))
+    with tsfuser.fuser():
+        out, gradients = train(scripted, (x, w, 8))
+        want, expected = train(scope["f"], (x, w, 8), calls=1)
+    exact, slopes = train(
+        scope["f"], [x.detach().double().requires_grad_(), w.detach().double().requires_grad_(), 8], calls=1
+    )
+    for found in zip([out, *gradients], [want, *expected], [exact, *slopes]):
+        assert_matches(*found, ops=200, strides=False)
+    nodes = [n.kind() for n in scripted.graph_for(x, w, 8).nodes()]
+    assert "aten::split" in nodes and "tsfuser::part" not in nodes

@@ -9,6 +9,10 @@ slowly, and nothing is fused with it. Before:
 becomes
     %m = tsfuser::packed(%k);  %s = aten::matmul(%q, %m)
 
+`aten::linear` of such an operand, as of `transpose(0, 1)` of a batch, is a product for each of the batch,
+with a weight that is read anew for each, and adds the bias by another kernel. Of a copy it is one product,
+which adds the bias.
+
 In: a graph with types. Out: the same graph, with copies where the profiled strides ask for them, but of
 tensors that something in the graph may write to. The result of a product does not depend on the strides of
 its operands, and other strides in a later call cost a copy, no more. Of the last two dims the one stays
@@ -20,28 +24,43 @@ from math import prod
 
 from .effects import Effects
 from .worth import LEAST, shape
-from .wrapper import Graph, Value, all_blocks, inputs, insert
+from .wrapper import Graph, Node, Value, all_blocks, inputs, insert
 
-PRODUCT, PACKED = "aten::matmul", "tsfuser::packed"
+PRODUCT, LINEAR, PACKED = "aten::matmul", "aten::linear", "tsfuser::packed"
 
 
 def pack_operands(graph: Graph) -> Graph:
     """Inserts the copies."""
     effects = None
-    if graph.findNode(PRODUCT, True) is None:
+    if graph.findNode(PRODUCT, True) is None and graph.findNode(LINEAR, True) is None:
         return graph
     for block in all_blocks(graph):
         packed: dict[int, Value] = {}
-        for node in [n for n in block.nodes() if n.kind() == PRODUCT and _are_batches(*inputs(n))]:
-            for k, value in enumerate(inputs(node)):
-                if not needs_copy(value):
-                    continue
+        for node in list(block.nodes()):
+            for k in _copied_operands(node):
+                value = node.inputsAt(k)
                 effects = effects or Effects(graph)
                 if not effects.is_written(value):
                     if value.unique() not in packed:
                         packed[value.unique()] = insert(graph, node, PACKED, [value]).output()
                     node.replaceInput(k, packed[value.unique()])
     return graph
+
+
+def _copied_operands(node: Node) -> list[int]:
+    """Positions of the operands of which a product is made of a copy."""
+    if node.kind() == PRODUCT and _are_batches(*inputs(node)):
+        return [k for k, value in enumerate(inputs(node)) if needs_copy(value)]
+    return [0] if node.kind() == LINEAR and _is_scattered(node.inputsAt(0)) else []
+
+
+def _is_scattered(value: Value) -> bool:
+    """Whether the rows of the tensor do not lie one behind another, and the elements of each do."""
+    sizes, strides = shape(value)
+    if sizes is None or len(sizes) < 3 or prod(sizes) < LEAST or strides[-1] != 1:
+        return False
+    rows = [pair for pair in zip(sizes[:-1], strides[:-1]) if pair[0] != 1]
+    return any(outer != size * inner for (_, outer), (size, inner) in zip(rows, rows[1:]))
 
 
 def _are_batches(a: Value, b: Value) -> bool:

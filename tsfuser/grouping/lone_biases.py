@@ -1,15 +1,16 @@
 """Biases that nothing is fused with go back to the product of matrices that they are added to.
 
-Torch takes `aten::addmm` apart before it profiles, which lets a group add the bias. Where no group has more to
-do there, a kernel reads and writes the product once more, while the library that multiplies adds a bias on
-its way, as in eager. Before, where the group casts %b and adds it to %p, no more:
+Torch takes `aten::addmm` apart before it profiles, which lets a group add the bias. Where no group has more
+to do there, a kernel reads and writes the product once more, while the library that multiplies adds a bias
+on its way, as in eager. Before, where the group casts %b and adds it to %p, no more:
 
     %p = aten::mm(%x, %w);  %s = prim::CudaFusionGroup(%b, %p)
 becomes
     %c = aten::to(%b, 15);  %s = tsfuser::biased_product(%c, %x, %w)
 
 In: a graph with groups that have no guards yet, and are final otherwise. Out: the same graph without those
-groups; nor is there an addition that is in no group. The op multiplies and adds one after the other where %c is no row of the product's dtype."""
+groups, and without such additions outside of groups. The op multiplies and adds one after the other where
+%c is no row of the product's dtype."""
 
 from __future__ import annotations
 
