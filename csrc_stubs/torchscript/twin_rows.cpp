@@ -31,15 +31,15 @@ bool may_be_returned(const Node* node) {
 }
 
 // Torch lets no differentiable graph return what may be its operand, as a cast, and takes all that reads the
-// cast out of the graph. Where nobody can tell, the twin counts as new.
+// cast out of the graph. Where nobody can tell, the twin counts as new: torch's alias analysis knows no
+// operand of it, so nothing may write to that.
 void write_shared_cast(Node* node, c10::Symbol twin) {
-  if (may_be_returned(node)) {
+  if (may_be_returned(node) && is_own_and_stays(node->input(0))) {
     write_piece(node, twin);
   }
 }
 
-// The same for a cast that the program makes. Torch's alias analysis knows no operand of the twin, so
-// nothing may write to that.
+// The same for a cast that the program makes.
 void write_shared_to(Node* node, c10::Symbol twin) {
   if (may_be_returned(node) && is_read_cast(node) && is_own_and_stays(node->input(0))) {
     replace_cast(node, twin);

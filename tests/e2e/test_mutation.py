@@ -19,7 +19,7 @@ PURE = (
     "{a} * 1.0", "{a} + {b}[0]", "torch.where({a} > 0, {a}, {b})", "{a}.to(torch.float64)",
     "{a}.type_as({b})",
     "{a}.clone()", "({a} > {b}).to(torch.float64)", "{a}.mm({b}) * 0.0 + {b}", "l[-1] + {a}",
-    "{a} + float({b}.size(0) + {a}.dim())",
+    "{a} + float({b}.size(0) + {a}.dim())", "torch.cat([{a}, {b}])[2:6]", "torch.stack(({a}, {b})).sum(0)",
 )  # fmt: skip
 VIEWS = (
     "{a}.t()", "{a}.view(16).view(4, 4)", "{a}.transpose(0, 1)", "{a}.contiguous()", "{a}[:]",
@@ -110,3 +110,31 @@ def test_programs_that_write_in_place(batch):
 def test_many_programs_that_write_in_place():
     for seed in range(1000, 4000):
         check(seed)
+
+
+JOINS = {
+    "cat": "torch.cat([y, y], -1)",
+    "cat with another": "torch.cat([y, x], -1)",
+    "stack": "torch.stack((y, x))",
+    "a tuple": "(y, x)[0]",
+    "a cat of a stack": "torch.cat([torch.stack([y, y]), torch.stack([x, x])])",
+}
+MADE = {"of groups": "x + 1", "of torch": "torch.cumsum(x, 0)"}
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("join", JOINS)
+def test_a_write_in_a_branch_is_seen_through_a_list(device, made, join):
+    """Torch's dead code elimination drops a write to what stands in a list by then."""
+    source = (
+        f"def f(x: Tensor, c: Tensor, s: float):\n    y = {MADE[made]}\n"
+        f"    if bool(c.any()):\n        y.mul_(0.5)\n    return {JOINS[join]}, c > s\n"
+    )
+    scope = {"torch": torch, "Tensor": torch.Tensor}
+    exec(source, scope)
+    scripted = torch.jit.CompilationUnit(source).f
+    x = torch.arange(5.0, device=device)
+    with tsfuser.fuser():
+        for c in [torch.arange(4.0, device=device)] * 5 + [torch.zeros(4, device=device)]:
+            for got, want in zip(scripted(x, c, 0.5), scope["f"](x, c, 0.5), strict=True):
+                assert torch.equal(got, want)

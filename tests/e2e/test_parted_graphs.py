@@ -151,3 +151,32 @@ def test_what_is_written_is_read_when_it_was(device, case):
             found = [[out, *torch.autograd.grad(out.sum(), w)] for out in outs]
             for got, want in zip([*found[0], mine], [*found[1], theirs]):
                 assert_matches(got, want, ops=40)
+
+
+AUTOCAST = """
+def f(x0, c):
+    v1 = torch.where(c, c, 1.0)
+    a, b = v1 + v1, v1 + 1
+    d = b - a
+    v1.add_(1)
+    e = torch.where(c, v1, d)
+    for i in range(3):
+        if v1.numel() > 8:
+            e = e * 0.5 + d
+        else:
+            e = e - 1
+    return x0 / 2, e, v1
+"""
+
+
+def test_a_cast_of_autocast_of_what_is_written_later(device):
+    """It is the operand, where that has the dtype."""
+    scope = {"torch": torch}
+    exec(AUTOCAST, scope)
+    scripted = script(AUTOCAST.replace("(x0, c)", "(x0: Tensor, c: Tensor)"))
+    x = torch.tensor(0.5, device=device, requires_grad=True)
+    with tsfuser.fuser(), torch.autocast(torch.device(device).type, torch.bfloat16):
+        for values in [[True, False]] * 5 + [[False, False, True]]:
+            c = torch.tensor(values, device=device)
+            for got, want in zip(scripted(x, c), scope["f"](x, c), strict=True):
+                assert_matches(got, want)

@@ -30,7 +30,7 @@ LAYOUTS = ("dense", "dense", "dense", "transposed", "strided", "shifted", "expan
 #: product of addcmul's factors comes first on CUDA; some of the matrix products of the CPU's library keep
 #: sums beyond the largest float32, and others make NaN of them; hardswish's gradient at NaN is NaN in the
 #: vectors of the CPU's loop, and the incoming gradient in its tail, and on CUDA.
-UNCLEAR = {"limits": {"addcmul": False, "matmul": False}, "special": {"hardswish": True}}
+UNCLEAR = {"limits": {"addcmul": False, "matmul": False, "torch.mm(": False}, "special": {"hardswish": True}}
 REFUSALS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError, AttributeError)
 
 

@@ -273,12 +273,14 @@ TWINS = {
     ),
     "shared cast": (
         "full_precision",
-        """%c : Tensor = aten::_autocast_to_full_precision(%x, %yes, %yes)
+        """%own : Tensor = aten::neg(%x)
+  %c : Tensor = aten::_autocast_to_full_precision(%own, %yes, %yes)
   %r : Tensor = aten::mul(%c, %c)""",
     ),
     "shared cast to 16 bits": (
         "reduced_precision",
-        """%c : Tensor = aten::_autocast_to_reduced_precision(%x, %yes, %yes, %one, %one)
+        """%own : Tensor = aten::neg(%x)
+  %c : Tensor = aten::_autocast_to_reduced_precision(%own, %yes, %yes, %one, %one)
   %r : Tensor = aten::mul(%c, %c)""",
     ),
     "shared cast of the program": (

@@ -15,7 +15,7 @@ In: a graph whose values carry types. Out: the same graph with `prim::CudaFusion
   (guards)              after all changes of the groups' outputs, since a fallback copies the subgraph
   merge_views           after all groups are final: what is outside now stays there
   tidy                  drops layout hints that no group heeds, and what has no reader any more; reshapes
-                        outside of groups are what they were
+                        outside of groups are what they were; lists of tensors stand before their readers
   name_groups           last: the cache id stands for the final text
 """
 
@@ -28,6 +28,7 @@ import torch
 
 from .. import _C, options
 from ..graph import cleanup
+from ..graph.containers import sink_containers
 from ..graph.copied_reshapes import restore_reshapes
 from ..graph.effects import Effects, remove_dead_code
 from ..graph.layout_hints import drop_layout_hints
@@ -126,6 +127,8 @@ def _tidy(work: Work) -> None:
     drop_layout_hints(work.graph)
     restore_reshapes(work.graph)
     remove_dead_code(work.graph)
+    if work.effects is not None and work.effects.writes:
+        sink_containers(work.graph)
 
 
 def _name_groups(work: Work) -> None:
