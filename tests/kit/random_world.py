@@ -11,6 +11,7 @@ running the program in double with noise as large as the roundings of eager's dt
 
 import contextlib
 import random
+import re
 import warnings
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,8 @@ LAYOUTS = ("dense", "dense", "dense", "transposed", "strided", "shifted", "expan
 #: sums beyond the largest float32, and others make NaN of them; hardswish's gradient at NaN is NaN in the
 #: vectors of the CPU's loop, and the incoming gradient in its tail, and on CUDA.
 UNCLEAR = {"limits": {"addcmul": False, "matmul": False, "torch.mm(": False}, "special": {"hardswish": True}}
+#: A statement that only casts; in double it gives its operand.
+CAST = re.compile(r"\{0\}\.(to|type_as|float|half|bfloat16|double)\(.*\)")
 REFUSALS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError, AttributeError)
 
 
@@ -390,6 +393,8 @@ def noisy(program, call, roundings=None, seed=0, saving=saved_copies):
         for (name, st), epsilon in zip(program.statements, roundings or [None] * len(program.statements)):
             with shaken.by(epsilon):
                 execute(name, _wide_text(st.text(name)), values, torch.float64)
+                if epsilon and CAST.fullmatch(st.template):  # of a rounded number, or of one that is not
+                    values[name] = values[name] * 1.0
         return [values[name] for name in program.results]
 
     arguments = [_copied(a) for a in program.arguments(call)]
