@@ -22,6 +22,10 @@ ALONE = {
 OTHERS = {
     "more": "return torch.cumsum(torch.tanh(torch.addmm(b, x, w)), 0)",
     "the product is read": "p = torch.mm(x, w)\n    return torch.cumsum(b + p, 0) + torch.cumsum(p, 0)",
+    "in a branch": "p = torch.mm(x, w)\n    y = x\n    if x.size(1) > 3:\n        y = torch.cumsum(p + b, 0)\n"
+    "    return y",
+    "in a loop": "p = torch.mm(x, w)\n    y = torch.zeros_like(b)\n    for k in range(x.size(0)):\n"
+    "        y = torch.cumsum(p + y[0], 0)\n    return y",
     "times a number": "return torch.cumsum(torch.add(b, torch.mm(x, w), alpha=2), 0)",
     "a column": "return torch.cumsum(torch.mm(x, w) + b[:3].unsqueeze(1), 0)",
     "of a wider dtype": "return torch.cumsum(b.double() + torch.mm(x, w), 0)",

@@ -38,11 +38,13 @@ REASON = "it adds a bias to a product of matrices, which the library does as it 
 
 def reader_of(product: Node, effects: Effects) -> Node | None:
     """What adds a bias to the product, and is all that reads it: an addition, or a group that computes
-    nothing else; None where there is no such node."""
+    nothing else; None where there is no such node. In the same block: in a loop it would multiply anew."""
     readers = [use.user for use in product.output().uses() if use.user.kind() != "aten::size"]
     if len(readers) != 1 or any(map(effects.is_written, [*inputs(product), product.output()])):
         return None
     (reader,) = readers
+    if reader.owningBlock() != product.owningBlock():
+        return None
     if reader.kind() == ADD:
         return reader if _adds_row(reader, product.output()) else None
     if reader.kind() != GROUP or reader.outputsSize() != 1:
