@@ -1,8 +1,8 @@
 // Views of what no op with a derivative has made, which several parts of a graph read, stay outside of
 // differentiable graphs:
 //
-//     %v = aten::unsqueeze(%x, 0);  %a = aten::mul(%p, %v);  %h = aten::embedding(...);  %b = aten::mul(%h,
-//     %v)
+//     %v = aten::unsqueeze(%x, 0);  %a = aten::mul(%p, %v)
+//     %h = aten::cumsum(%a, 0);  %b = aten::mul(%h, %v)
 //
 // becomes %v = aten::unsqueeze(%x, 0);  %w = tsfuser::apart(%v);  and both products read %w.
 //

@@ -9,7 +9,7 @@ from kit.opsweep import plain
 from kit.support import assert_matches, groups, kinds, no_fallback, script, train
 from tsfuser.grouping.lone_biases import BIASED
 
-pytestmark = pytest.mark.graphs
+pytestmark = [pytest.mark.graphs, pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
 
 #: Of x[n, k], w[k, m], b[m]; torch.cumsum is no op of groups.
 ALONE = {
@@ -22,10 +22,11 @@ ALONE = {
 OTHERS = {
     "more": "return torch.cumsum(torch.tanh(torch.addmm(b, x, w)), 0)",
     "the product is read": "p = torch.mm(x, w)\n    return torch.cumsum(b + p, 0) + torch.cumsum(p, 0)",
-    "in a branch": "p = torch.mm(x, w)\n    y = x\n    if x.size(1) > 3:\n        y = torch.cumsum(p + b, 0)\n"
-    "    return y",
-    "in a loop": "p = torch.mm(x, w)\n    y = torch.zeros_like(b)\n    for k in range(x.size(0)):\n"
-    "        y = torch.cumsum(p + y[0], 0)\n    return y",
+    "in a branch": "p = torch.mm(x, w)\n    y = x\n    if bool((x.sum() < 1e9).all()):\n"
+    "        y = torch.cumsum(p + b, 0)\n    return y",
+    "in a loop": "p = torch.mm(x, w)\n    y = b\n    for k in range(x.size(0) * 10):\n"
+    "        y = y + torch.cumsum(p + b, 0)[0]\n    return y",
+    "a number": "return torch.cumsum(torch.mm(x, w) + 2.0, 0) + b",
     "times a number": "return torch.cumsum(torch.add(b, torch.mm(x, w), alpha=2), 0)",
     "a column": "return torch.cumsum(torch.mm(x, w) + b[:3].unsqueeze(1), 0)",
     "of a wider dtype": "return torch.cumsum(b.double() + torch.mm(x, w), 0)",
@@ -47,8 +48,9 @@ def operands(device, n=3, k=5, m=8, dtype=torch.float32, narrow=None):
 
 
 def is_alone(scripted, inputs):
-    nodes = [n.kind() for n in scripted.graph_for(*inputs).nodes()]
-    return BIASED in nodes and not any("aten::add" in kinds(g) for g in groups(scripted))
+    return BIASED in str(scripted.graph_for(*inputs)) and not any(
+        "aten::add" in kinds(g) for g in groups(scripted)
+    )
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -117,6 +117,8 @@ JOINS = {
     "cat with another": "torch.cat([y, x], -1)",
     "stack": "torch.stack((y, x))",
     "a tuple": "(y, x)[0]",
+    "a list of lists": "torch.cat([[y, x], [x, x]][0])",
+    "a dict": '{"y": y}["y"]',
     "a cat of a stack": "torch.cat([torch.stack([y, y]), torch.stack([x, x])])",
 }
 MADE = {"of groups": "x + 1", "of torch": "torch.cumsum(x, 0)"}

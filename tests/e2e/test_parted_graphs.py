@@ -92,7 +92,7 @@ def operands(device, dtype, size, grads):
 
 
 def widened(t):
-    return t.detach().double().requires_grad_(t.requires_grad) if t.is_floating_point() else t
+    return t.detach().double().requires_grad_(t.requires_grad)
 
 
 @pytest.mark.parametrize("case", PARTED)
@@ -104,10 +104,7 @@ def test_results_and_gradients_are_eagers(device, case, dtype):
             for size in (5, 1, 8):
                 given = operands(device, dtype, size, grads)
                 out, gradients = train(scripted, given)
-                wide = [
-                    t.detach().double().requires_grad_(t.requires_grad) if t.is_floating_point() else t
-                    for t in given
-                ]
+                wide = [widened(t) for t in given]
                 want, expected = train(eager, given, calls=1)
                 exact, slopes = train(eager, wide, calls=1)
                 for got, theirs, true in zip([out, *gradients], [want, *expected], [exact, *slopes]):

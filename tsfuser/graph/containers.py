@@ -1,4 +1,4 @@
-"""Lists and tuples of tensors stand right before what reads them first.
+"""Lists, tuples and dicts stand right before what reads them first.
 
 Before: `%l = prim::ListConstruct(%a, %b)`, a branch that does `aten::mul_(%a, 0.5)`, `%y = aten::cat(%l, 0)`.
 After: the list is made behind the branch. In: a graph that is done otherwise. Out: the same graph.
@@ -9,9 +9,9 @@ to the list itself, so the list stays before the first one."""
 
 from __future__ import annotations
 
-from .wrapper import LIST, Block, Graph, Node, all_blocks, end_of, inputs, is_tensor, operands
+from .wrapper import LIST, Block, Graph, Node, all_blocks, end_of, operands
 
-_KINDS = frozenset((LIST, "prim::TupleConstruct"))
+_KINDS = frozenset((LIST, "prim::TupleConstruct", "prim::DictConstruct"))
 
 
 def sink_containers(graph: Graph) -> None:
@@ -25,7 +25,7 @@ def _sink_in(block: Graph | Block) -> None:
     behind = end_of(block)
     for node in reversed(list(block.nodes())):
         place = behind
-        if node.kind() in _KINDS and any(map(is_tensor, inputs(node))):
+        if node.kind() in _KINDS:
             place = first.get(node.output().unique(), end_of(block))
         for value in operands(node):
             known = first.get(value.unique())

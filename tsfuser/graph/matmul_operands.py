@@ -59,8 +59,13 @@ def _is_scattered(value: Value) -> bool:
     sizes, strides = shape(value)
     if sizes is None or len(sizes) < 3 or prod(sizes) < LEAST or strides[-1] != 1:
         return False
-    rows = [pair for pair in zip(sizes[:-1], strides[:-1]) if pair[0] != 1]
-    return any(outer != size * inner for (_, outer), (size, inner) in zip(rows, rows[1:]))
+    return not _is_one_walk(sizes[:-1], strides[:-1])
+
+
+def _is_one_walk(sizes: list[int], strides: list[int]) -> bool:
+    """Whether dims of these sizes and strides could be one."""
+    dims = [pair for pair in zip(sizes, strides) if pair[0] != 1]
+    return all(outer == size * inner for (_, outer), (size, inner) in zip(dims, dims[1:]))
 
 
 def _are_batches(a: Value, b: Value) -> bool:
@@ -78,5 +83,4 @@ def needs_copy(value: Value) -> bool:
     (rows, columns), (down, along) = sizes[-2:], strides[-2:]
     if not (along == 1 and down >= columns or down == 1 and along >= rows):
         return True
-    batch = [pair for pair in zip(sizes[:-2], strides[:-2]) if pair[0] != 1]
-    return any(outer != size * inner for (_, outer), (size, inner) in zip(batch, batch[1:]))
+    return not _is_one_walk(sizes[:-2], strides[:-2])

@@ -30,6 +30,7 @@ from ..graph.wrapper import (
     inputs,
     insert,
     is_constant,
+    is_tensor,
 )
 
 PRODUCT, ADD, BIASED = "aten::mm", "aten::add", "tsfuser::biased_product"
@@ -59,7 +60,7 @@ def reader_of(product: Node, effects: Effects) -> Node | None:
 def _adds_row(add: Node, product: Value) -> bool:
     """Whether the node adds a row of the product's dtype to it, once."""
     first, second, times = inputs(add)
-    if not is_constant(times) or constant_of(times) != 1:
+    if not (is_tensor(first) and is_tensor(second) and is_constant(times)) or constant_of(times) != 1:
         return False
     mine = [v for v in (first, second) if v.unique() == product.unique()]
     (dtype, _, rank), wanted = facts((second if mine == [first] else first).type()), facts(product.type())

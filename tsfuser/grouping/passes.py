@@ -15,7 +15,7 @@ In: a graph whose values carry types. Out: the same graph with `prim::CudaFusion
   (guards)              after all changes of the groups' outputs, since a fallback copies the subgraph
   merge_views           after all groups are final: what is outside now stays there
   tidy                  drops layout hints that no group heeds, and what has no reader any more; reshapes
-                        outside of groups are what they were; lists of tensors stand before their readers
+                        outside of groups are what they were; lists stand before their readers
   name_groups           last: the cache id stands for the final text
 """
 
