@@ -11,11 +11,23 @@
 // the graph, with all that depends on it. `apart` gives its operand back; autodiff does not know it, and a
 // view alone is too small for a graph. So autograd differentiates the view, as in eager. The inverse is a
 // helper of the twins' (twins.cpp). A step of prepare.cpp.
+//
+// The same holds for an op that may hand its operand on though its schema does not say so, and whose result
+// the program returns, perhaps as a view:
+//
+//     %c = aten::type_as(%x, %z);  %r = aten::reshape(%c, [-1]);  return (%r)
+//
+// becomes %c = aten::type_as(tsfuser::apart(%x), tsfuser::apart(%z));  %d = tsfuser::apart(%c);  ...
+//
+// Torch would have a differentiable graph return %r. That is a tensor of its own for autograd, while it is a
+// view of %x in eager if the cast changes nothing: what is written to %x later changes how %r is
+// differentiated.
 
 #include "torchscript/nodes.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twin_rows.h"
 
+#include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/csrc/jit/runtime/operator.h>
@@ -101,6 +113,72 @@ Node* own_view_behind(Node* view, Node* first) {
   return own;
 }
 
+// Whether the node is a dropout that may make a new tensor. Where it does, it is no view; where it may do
+// either, differentiable.cpp looks at it.
+bool is_dropout_of_training(const Node* node) {
+  const auto train =
+      node->kind() == c10::aten::dropout ? torch::jit::toIValue(node->input(2)) : std::nullopt;
+  return node->kind() == c10::aten::dropout && (!train || !train->isBool() || train->toBool());
+}
+
+// Whether the node may hand its first operand on, unknown to torch's alias analysis.
+bool is_view_unseen(const Node* node) {
+  if (is_dropout_of_training(node)) {
+    return false;
+  }
+  const auto* schema = node->outputs().size() == 1 ? node->maybeSchema() : nullptr;
+  return schema && op_facts().handed_on.count(node->kind()) != 0 && schema->returns().size() == 1 &&
+         !schema->returns()[0].alias_info();
+}
+
+// Whether the node's result may be its first operand, or a view of it.
+bool is_view(const Node* node) {
+  if (node->inputs().empty()) {
+    return false;
+  }
+  const auto* schema = node->maybeSchema();
+  return is_profile(node) || op_facts().handed_on.count(node->kind()) != 0 ||
+         node->kind() == c10::prim::ListUnpack || node->kind() == c10::prim::ConstantChunk ||
+         (schema && !schema->arguments().empty() && schema->arguments()[0].alias_info());
+}
+
+// Whether a differentiable graph may make the memory of the value.
+bool is_made_inside(const Value* value) {
+  const Node* maker = value->node();
+  while (is_view(maker)) {
+    maker = maker->input(0)->node();
+  }
+  return may_be_inside(maker);
+}
+
+// Whether the value, or a view of it, leaves its block.
+bool is_returned(const Value* value) {
+  const auto& uses = value->uses();
+  return std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
+    const Node* user = use.user;
+    if (user->kind() == c10::prim::ListConstruct && is_left_as_made(user->output())) {
+      return false;
+    }
+    const auto outputs = user->outputs();
+    return user->kind() == c10::prim::Return || user->kind() == c10::prim::TupleConstruct ||
+           user->kind() == c10::prim::ListConstruct || user->kind() == c10::prim::DictConstruct ||
+           (use.offset == 0 && is_view(user) && std::any_of(outputs.begin(), outputs.end(), is_returned));
+  });
+}
+
+// Keeps the node apart from what makes its operands, and from what reads its result.
+void keep_alone(Node* node) {
+  for (size_t i = 0; i < node->inputs().size(); ++i) {
+    Value* operand = const_cast<Value*>(behind_profile(node->input(i)));
+    if (is_tensor(operand)) {
+      Value* kept = apart(operand, node);
+      kept->node()->moveBefore(node);
+      node->replaceInput(i, kept);
+    }
+  }
+  keep_apart(node);
+}
+
 }  // namespace
 
 void keep_views_apart(Graph& graph, const Node* first) {
@@ -112,6 +190,12 @@ void keep_views_apart(Graph& graph, const Node* first) {
     Node* view = node->isAfter(first) ? node : own_view_behind(node, const_cast<Node*>(first));
     if (view && are_readers_apart(view->output())) {
       keep_apart(view);
+    }
+  }
+  for (Node* node : all_nodes(graph)) {
+    if (is_view_unseen(node) && may_be_inside(node) && is_returned(node->output()) &&
+        !is_made_inside(node->input(0))) {
+      keep_alone(node);
     }
   }
 }

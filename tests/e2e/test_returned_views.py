@@ -1,0 +1,64 @@
+"""Results that are views of a leaf, though an op stands between that may make a new tensor: they are views
+for autograd, too (csrc_stubs/torchscript/views_apart.cpp). Seen where the leaf is a part of a tensor without
+gradient and is written to behind the call: the view has no gradient for it any more, as in eager."""
+
+import pytest
+import torch
+
+import tsfuser
+from kit.support import assert_matches, script
+
+pytestmark = pytest.mark.graphs
+
+#: Ops that give the leaf back, which no schema says.
+CASTS = ["{}.type_as(z)", "{}.to(torch.float32)", "{}.to(z)", "{}.float()", "{}.to(z.dtype)"]
+CASTS += ["torch.dropout({}, 0.5, False)", "{}.contiguous()", "{}.positive()", "{}.sum_to_size({}.size())"]
+#: What stands around one, in any order.
+VIEWS = ["{}.reshape(-1)", "{}.view(-1)", "{}.unsqueeze(0)", "{}.transpose(0, 1)", "{}[1]", "{}.expand(3, 4)"]
+PROGRAMS = {
+    "alone": "return [{form}]",
+    "twice": "y = {form}\n    return [y, y.unsqueeze(0)]",
+    "with a reader": "y = {form}\n    return [y, (y * 2.0 + 1.0).sin()]",
+    "with a maker of its dtype": "z = (z * 2.0).sin()\n    y = {form}\n    return [y, z]",
+    "in a branch": "y = x * 2.0\n    if s > 0.0:\n        y = {form}\n    return [y]",
+    "behind a sum": "y = {form}\n    return [y, (y + z.sum()).sin() * 2.0]",
+    "with a sibling": "y = {form}\n    w = {form}\n    return [y, (w * 2.0 + 1.0).sin()]",
+}
+
+
+def steps(function, writes):
+    """What comes of a call whose leaf is written to behind it, as tensors and Nones."""
+    base = (torch.arange(13.0) / 8)[1:]  # so that the leaf is a view of what needs no gradient
+    x = base.view(3, 4).requires_grad_()
+    z = torch.linspace(1, 2, 4)
+    results = function(x, z, 1.0)
+    ends = [r for r in results if r.requires_grad]
+    before = [r.detach().clone() for r in results]
+    if writes:
+        with torch.no_grad():
+            x.add_(1)
+    found = [r.detach() for r in results]
+    gradient = torch.autograd.grad([r.sum() for r in ends], [x], allow_unused=True)[0] if ends else None
+    return [r.requires_grad for r in results], before + found, gradient
+
+
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("cast", CASTS)
+def test_a_view_of_a_leaf_that_is_cast_to_its_own_dtype(cast, name, writes):
+    forms = [cast, *(cast.replace("{}", v) for v in VIEWS), *(v.format(cast) for v in VIEWS)]
+    for form in forms:
+        text = f"def f(x, z, s: float):\n    {PROGRAMS[name].format(form=form.replace('{}', 'x'))}\n"
+        found = {}
+        exec(text, {"torch": torch}, found)
+        scripted = script(text)
+        with tsfuser.fuser():
+            for _ in range(4):
+                required, tensors, gradient = steps(scripted, writes)
+                wanted_required, wanted, wanted_gradient = steps(found["f"], writes)
+                assert required == wanted_required, form
+                for mine, eager in zip(tensors, wanted, strict=True):
+                    assert_matches(mine, eager, strides=False)
+                assert (gradient is None) == (wanted_gradient is None), form
+                if gradient is not None:
+                    assert_matches(gradient, wanted_gradient, strides=False)
