@@ -30,6 +30,7 @@
 #include <torch/csrc/jit/runtime/operator.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -90,6 +91,31 @@ std::vector<std::vector<int64_t>> orders_of_gradients(const Node* node) {
   return orders;
 }
 
+bool is_profiled_as(const torch::jit::Value* value, std::initializer_list<at::ScalarType> dtypes,
+                    size_t least_dims) {
+  const auto tensor = value->type()->cast<c10::TensorType>();
+  return tensor && tensor->scalarType() && tensor->dim().value_or(0) >= least_dims &&
+         std::find(dtypes.begin(), dtypes.end(), *tensor->scalarType()) != dtypes.end();
+}
+
+// For each gradient that the backward gives, the input that it is for if that was profiled in 16 bits, else
+// -1. None where no gradient in 32 bits is to be expected.
+std::vector<int64_t> narrow_inputs(const Node* node) {
+  const auto is_wide = [](const torch::jit::Value* value) { return is_profiled_as(value, {at::kFloat}, 2); };
+  const auto given = node->inputs(), made = node->outputs();
+  const auto nodes = node->g(c10::attr::Subgraph)->nodes();
+  std::vector<int64_t> narrow;
+  if (std::any_of(given.begin(), given.end(), is_wide) || std::any_of(made.begin(), made.end(), is_wide) ||
+      std::any_of(nodes.begin(), nodes.end(), [](const Node* inner) {
+        return inner->kind() == c10::aten::_autocast_to_full_precision;
+      })) {
+    for (const int64_t i : node->is(c10::attr::df_output_vjps)) {
+      narrow.push_back(is_profiled_as(node->input(i), {at::kHalf, at::kBFloat16}, 0) ? i : -1);
+    }
+  }
+  return narrow;
+}
+
 // Sets the graphs of `node`, the forward's outputs that are kept, and those that a gradient comes for.
 void keep_less(Node* node) {
   const auto set = [node](const py::object& pass) {
@@ -101,7 +127,7 @@ void keep_less(Node* node) {
     const py::object result =
         pass(plain, reverse, node->i(c10::attr::f_real_outputs), node->is(c10::attr::df_input_vjps),
              node->is(c10::attr::df_input_captured_inputs), node->is(c10::attr::df_input_captured_outputs),
-             orders_of_gradients(node), idle_results(*node), written_results(*node));
+             orders_of_gradients(node), idle_results(*node), written_results(*node), narrow_inputs(node));
     if (!result.is_none()) {
       const auto [forward, backward, gradients, outputs] = result.cast<SavedValues>();
       node->g_(c10::attr::Subgraph, forward);

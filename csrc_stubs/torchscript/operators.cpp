@@ -80,11 +80,11 @@ void relu_backward(Stack& stack) {
 }
 
 // A copy without gaps, in which the one of the last two dims stays inside whose neighbours are nearer in
-// memory.
+// memory. A tensor of which a product makes no copy is given back.
 void packed(Stack& stack) {
   const at::Tensor self = torch::jit::pop(stack).toTensor();
-  if (self.layout() != at::kStrided || self.dim() < 2) {
-    torch::jit::push(stack, self.clone());
+  if (self.layout() != at::kStrided || self.dim() <= 2 || self.is_contiguous()) {
+    torch::jit::push(stack, self);
   } else if (self.stride(-2) < self.stride(-1)) {
     torch::jit::push(stack, self.transpose(-2, -1).clone(at::MemoryFormat::Contiguous).transpose(-2, -1));
   } else {

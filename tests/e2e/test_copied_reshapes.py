@@ -31,11 +31,30 @@ COPIES = {
     "    return y.expand(b, h, 2, c, c).reshape(b, h * 2, c, c)",
     "of a product": "y = torch.matmul(x.transpose(2, 3), x)\n    return y.transpose(1, 2).reshape(b, -1)",
 }
-#: Where a copy could be told from a view, or is not the only reader.
+#: Where the result of the reshape, or of a view of it, is only read.
+INSIDE = {
+    "of an input": "y = x.transpose(1, 2).reshape(b, -1, c)\n    return torch.matmul(y, w), y * 2.0",
+    "of an input, a view of it is read": "y = x.transpose(1, 3).reshape(b, -1, h).transpose(1, 2)\n"
+    "    return torch.matmul(y, y.transpose(1, 2)), x * w",
+    "of what a branch gives": "y = torch.tanh(x * w)\n    if b > 2:\n        y = y.unsqueeze(0)\n"
+    "    y = y.transpose(-3, -2).reshape(b, -1, c)\n    return torch.matmul(y, w), y.exp()",
+    "others read the operand": "z = torch.tanh(x * w)\n    y = z.transpose(1, 2).reshape(b, -1, c)\n"
+    "    return torch.matmul(y, w), torch.matmul(z, w), z.exp()",
+    "others read the operand, and it is returned": "z = torch.tanh(x * w)\n"
+    "    return z.transpose(1, 2).reshape(b, -1, c), z.exp(), torch.matmul(z, w)",
+}
+#: Where a copy could be told from a view.
 OTHERS = {
     "the operand is returned": "y = torch.tanh(x * w)\n    return y.transpose(1, 2).reshape(b, -1, c), y",
     "a view of it is returned": "y = torch.tanh(x * w).transpose(1, 2)\n    return y.reshape(b, -1, c), y",
     "of an input": "return x.transpose(1, 2).reshape(b, -1, c), x * w",
+    "of an input, and a view is returned": "y = x.transpose(1, 2).reshape(b, -1, c)\n"
+    "    return y.transpose(0, 1), torch.matmul(y, w)",
+    "of an input, in a branch": "y = x\n    if b > 0:\n"
+    "        y = x.transpose(1, 2).reshape(b, -1, c)\n    return y, torch.matmul(y, w)",
+    "of an input, in a list": "y = x.transpose(1, 2).reshape(b, -1, c)\n    return [y, torch.matmul(y, w)]",
+    "of an input that is written to": "y = x.transpose(1, 2).reshape(b, -1, c)\n    x.add_(1.0)\n"
+    "    return torch.matmul(y, w), x",
     "of a view of an input": "return x[1:].transpose(1, 2).reshape(-1, c), x * w",
     "written to": "y = torch.tanh(x * w).transpose(1, 2).reshape(b, -1, c)\n    y.add_(1.0)\n    return y, x",
     "its operand is written to": "z = torch.tanh(x * w)\n    y = z.transpose(1, 2).reshape(b, -1, c)\n"
@@ -58,6 +77,10 @@ def operands(device, sizes, layout="row-major"):
         x = x.permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3)
     elif layout == "channels first":
         x = x.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+    elif layout == "gaps":
+        x = torch.stack([x, x], 1)[:, 0]
+    elif layout == "repeated":
+        x = x[:, :1].expand(x.shape)
     return x, w
 
 
@@ -71,6 +94,21 @@ def test_a_group_makes_the_copy(device, name):
                 exact = eager(x.double(), w.double())
                 assert_matches(scripted(x, w), eager(x, w), exact, ops=200)
     assert any(RESHAPED in kinds(g) for g in groups(scripted))
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_copy_that_stays_inside(device, name):
+    """Whose memory may be an input's: with gaps, and with repeated elements."""
+    eager, scripted = functions(INSIDE[name])
+    with tsfuser.fuser(), passes.watching() as seen:
+        for sizes in [(4, 8, 6, 32)] * 4 + [(2, 2, 4, 64), (1, 4, 2, 8), (3, 6, 2, 5)]:
+            for layout in ("row-major", "turned", "channels first", "gaps", "repeated"):
+                x, w = operands(device, sizes, layout)
+                wide = eager(x.double(), w.double())
+                for mine, theirs, exact in zip(scripted(x, w), eager(x, w), wide):
+                    assert_matches(mine, theirs, exact, ops=400)
+    made = [group for o in seen for group in o.graph.findAllNodes("prim::CudaFusionGroup", True)]
+    assert any(RESHAPED in kinds(group) for group in made)
 
 
 @pytest.mark.parametrize("name", [name for name in COPIES if "of a product" not in name])

@@ -117,3 +117,50 @@ def test_a_tensor_asked_for_its_dtype_may_be_written_to_before_the_backward(devi
     with tsfuser.fuser():
         for _ in range(4):
             assert_matches(gradient(scripted), gradient(eager), ops=20, precision=torch.float32)
+
+
+#: What is made of x[6, 8], in 16 bits, and c[6, 8], a float, so that x has a gradient of floats.
+WIDE = {
+    "a sum": "return torch.tanh(x + c) * c",
+    "two readers": "return (torch.tanh(x) * c + x.exp() * w[0]) * c",
+    "views": "y = x.view(2, 3, 8).transpose(0, 1)\n    return torch.tanh(y * c.view(3, 2, 8)) * 0.5",
+    "both operands": "return torch.tanh(x + c) * (x * w[0])",
+}
+
+
+def casts_of_the_engine(result, step):
+    """How many casts the backward of `result` makes on its own."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        result.backward(step)
+    return sum(event.name == "aten::_to_copy" for event in profile.events())
+
+
+@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_a_backward_gives_in_the_dtype_of_the_input(device, name, dtype):
+    """Also where a later call brings another dtype for either."""
+    source = f"def f(x: Tensor, w: Tensor, c: Tensor):\n    {WIDE[name]}\n"
+    eager, scripted = plain(source), script(source)
+    with tsfuser.fuser(), no_fallback():
+        wide, narrow = torch.float32, dtype
+        for call, dtypes in enumerate([(narrow, wide)] * 4 + [(wide, wide), (wide, narrow), (narrow, wide)]):
+            generator = torch.Generator().manual_seed(4)
+            x, c = (torch.randn(6, 8, generator=generator).to(device, t).requires_grad_() for t in dtypes)
+            w = torch.ones(1, 8, device=device)
+            step = torch.randn(eager(x, w, c).shape, generator=generator).to(device)
+            for _ in range(2):
+                found = []
+                for function in (scripted, eager):
+                    result = function(x, w, c)
+                    x.grad = c.grad = None
+                    count = casts_of_the_engine(result, step.to(result.dtype))
+                    found.append([result, x.grad, c.grad])
+                    if function == scripted:
+                        casts = count
+                x.grad = c.grad = None
+                doubles = [t.detach().double().requires_grad_() for t in (x, w, c)]
+                exact = eager(*doubles)
+                exact.backward(step.to(found[0][0].dtype).double())
+                for mine, theirs, true in zip(*found, (exact, doubles[0].grad, doubles[2].grad)):
+                    assert_matches(mine, theirs, true, ops=100, strides=False, precision=dtype)
+            assert call not in (3, 6) or casts == 0

@@ -171,7 +171,7 @@ def test_the_layout_of_a_copy(device, order):
     plain = torch._C.parse_ir("graph(%x : Tensor):\n  %a : Tensor = tsfuser::packed(%x)\n  return (%a)")
     x = torch.randn(3, 4, 5, 6, device=device).permute(order)
     alone = torch._C._create_function_from_graph("alone", plain)(x)
-    assert torch.equal(alone, x) and alone.data_ptr() != x.data_ptr()
+    assert torch.equal(alone, x) and (alone.data_ptr() == x.data_ptr()) == x.is_contiguous()
     assert min(alone.stride()[-2:]) == 1 and (alone.stride(-2) == 1) == (x.stride(-2) < x.stride(-1))
     fused = torch._C._create_function_from_graph("fused", typed)
     with tsfuser.fuser(), no_fallback():
@@ -278,3 +278,44 @@ def test_a_row_that_does_not_lie_together_stays(device):
         for _ in range(4):
             assert_matches(scripted(x, w), torch.nn.functional.linear((x * 2).transpose(1, 2), w), ops=64)
     assert PACKED not in str(scripted.graph_for(x, w))
+
+
+def copies_of_a_backward(result, step):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        result.backward(step)
+    return sum(event.name == "aten::clone" for event in profile.events())
+
+
+#: Linear layers whose backward would copy what was saved, or its gradient.
+BACKWARDS = {
+    "a saved operand": "y = torch.tanh(x * u).transpose(0, 1)\n    return torch._C._nn.linear(y, w, b) * 0.5",
+    "a gradient": "y = torch._C._nn.linear(torch.tanh(x * u), w, b)\n    return torch.sigmoid(y * 2.0) * y",
+}
+
+
+@pytest.mark.parametrize("name", BACKWARDS)
+def test_a_backward_reads_rows_that_lie_together(device, name):
+    source = (
+        f"def f(x: Tensor, u: Tensor, w: Tensor, b: Tensor):\n    n, t, c = x.shape\n    {BACKWARDS[name]}\n"
+    )
+    eager, scripted = plain(source), script(source)
+    with tsfuser.fuser(), no_fallback():
+        for call, sizes in enumerate([(4, 24, 64)] * 5 + [(6, 8, 16), (1, 24, 64), (8, 24, 64)]):
+            generator = torch.Generator().manual_seed(sum(sizes))
+            given = [
+                torch.randn(s, generator=generator).to(device).requires_grad_()
+                for s in (sizes, sizes[-1:], (48, sizes[-1]), (48,))
+            ]
+            wide = [t.detach().double().requires_grad_() for t in given]
+            step = torch.randn(eager(*given).shape, generator=generator).to(device)
+            step = step.transpose(0, 1).contiguous().transpose(0, 1)
+            for function, tensors in ((eager, wide), (eager, given), (scripted, given)):
+                for t in tensors:
+                    t.grad = None
+                result = function(*tensors)
+                copies = copies_of_a_backward(result, step.to(result.dtype))
+                if function == eager:
+                    want, exact = [t.grad for t in given], [t.grad for t in wide]
+            for t, theirs, true in zip(given, want, exact):
+                assert_matches(t.grad, theirs, true, ops=400, strides=False)
+            assert call not in (4, 7) or copies == 0

@@ -34,8 +34,8 @@ ALLOWED = {
     "csrc_stubs/call/roundings.cpp": ("rounded unrounded", "the ops that it defines"),
     "csrc_stubs/call/seeded_dropout.cpp": ("seeded_dropout", "the op that it defines"),
     "tsfuser/graph/copied_reshapes.py": (
-        "reshape reshaped slice",
-        "the nodes that it makes, and of which, and what is a whole",
+        "reshape reshaped slice _grad_sum_to_size",
+        "the nodes that it makes, and of which, and what is a whole; and what gives a gradient",
     ),
     "tsfuser/grouping/lone_biases.py": ("add", "a bias is added by"),
     "tsfuser/graph/bias.py": ("add t unsqueeze", "the nodes that it makes"),
@@ -49,7 +49,8 @@ ALLOWED = {
         "the nodes that it makes, and what torch's own pass makes of `fill_`",
     ),
     "tsfuser/graph/layout_hints.py": ("laid_out", "the nodes that it makes"),
-    "tsfuser/graph/matmul_operands.py": ("packed", "the nodes that it makes"),
+    "tsfuser/graph/matmul_operands.py": ("packed rows", "the nodes that it makes, and a reader of rows"),
+    "tsfuser/graph/sum_orders.py": ("add", "sums are what it orders"),
     "tsfuser/grouping/support.py": ("eq", "here it compares numbers of the host"),
     "tsfuser/knobs.py": ("add", "an example in a message"),
     "tsfuser/planning/eager_random.py": (

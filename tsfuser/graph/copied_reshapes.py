@@ -8,9 +8,10 @@ becomes
     %p = aten::permute(%y, [0, 1, 3, 2, 4, 5]);  %w = tsfuser::reshaped(%p, %s)
 
 which groups take for a new tensor. In: a graph with types. Out: the same graph, changed where the reshape
-copied what was profiled, and nobody could tell a copy from a view: an op of the graph has made the memory,
-and only the views on the way to the reshape read it. Where a later call gives a view, the op gives that, too,
-and a group stores what has its strides."""
+copied what was profiled, and nobody could tell a copy from a view: nothing writes to the memory, and either
+the result does not leave the graph, or an op of the graph has made the memory and nothing else that shares
+it leaves. Where a later call gives a view, the op gives that, too, and a group stores what has its
+strides."""
 
 from __future__ import annotations
 
@@ -33,6 +34,8 @@ from .wrapper import (
     is_constant,
     is_tensor,
     nodes_of,
+    outputs,
+    schema,
 )
 
 RESHAPE, RESHAPED = "aten::reshape", "tsfuser::reshaped"
@@ -43,8 +46,9 @@ _WHOLE = frozenset(
 )
 #: A slice that ends there or later ends with its dim.
 _LAST = 2**62
-#: Kinds that ask a tensor for its sizes or dtype only.
-_QUESTIONS = frozenset(("aten::size", "aten::dim", "prim::dtype", "prim::device"))
+#: Readers that hand nothing on: they ask a tensor for its sizes or dtype only, or give a gradient, which
+#: autograd takes as it comes, the same tensor or a new one.
+_ENDS = frozenset(("aten::size", "aten::dim", "prim::dtype", "prim::device", "aten::_grad_sum_to_size"))
 
 
 def copy_reshapes(graph: Graph) -> None:
@@ -54,7 +58,8 @@ def copy_reshapes(graph: Graph) -> None:
     effects, fresh = None, frozenset(fresh_kinds())
     for block in all_blocks(graph):
         for node in [n for n in block.nodes() if n.kind() == RESHAPE and _copies(n)]:
-            if not _is_hidden(node.inputsAt(0), fresh):
+            operand = node.inputsAt(0)
+            if not _is_whole(operand) or (_leaves(node.output()) and not _is_hidden(operand, node, fresh)):
                 continue
             effects = effects or Effects(graph)
             if any(effects.is_written(v) for v in (node.inputsAt(0), node.output())):
@@ -87,19 +92,40 @@ def _copies(node: Node) -> bool:
         return True
 
 
-def _is_hidden(value: Value, fresh: frozenset[str]) -> bool:
-    """Whether only the reader of `value` reads the memory, which an op of the graph has made."""
+def _leaves(value: Value, but: Node | None = None) -> bool:
+    """Whether the value, or what may be a view of it, leaves its block by another way than the node `but`."""
+    readers = [use.user for use in value.uses() if use.user != but and use.user.kind() not in _ENDS]
+    return any(_hands_out(node, but) for node in readers)
+
+
+def _hands_out(reader: Node, but: Node | None) -> bool:
+    if schema(reader) is None:  # a return, a list, a branch...
+        return True
+    return may_return_operand(reader) and any(_leaves(made, but) for made in outputs(reader))
+
+
+def _is_whole(value: Value) -> bool:
+    """Whether the value has all elements of what it is a view of, as far as the graph shows."""
     maker = value.node()
-    if sum(use.user.kind() not in _QUESTIONS for use in value.uses()) != 1:
+    found = row_of(maker)
+    if found is None or not (found[0].is_view or may_return_operand(maker)):
+        return True
+    if found[0].sizes not in _WHOLE and not _is_whole_slice(maker):
+        return False
+    return is_tensor(maker.inputsAt(0)) and _is_whole(maker.inputsAt(0))
+
+
+def _is_hidden(value: Value, reader: Node, fresh: frozenset[str]) -> bool:
+    """Whether an op of the graph has made the memory of `value`, and nothing of it leaves but by `reader`."""
+    maker = value.node()
+    if _leaves(value, reader):
         return False
     if maker.kind() in fresh:
         return True
     found = row_of(maker)
     if found is None or not (found[0].is_view or may_return_operand(maker)):
         return False
-    if found[0].sizes not in _WHOLE and not _is_whole_slice(maker):
-        return False
-    return is_tensor(maker.inputsAt(0)) and _is_hidden(maker.inputsAt(0), fresh)
+    return _is_hidden(maker.inputsAt(0), reader, fresh)
 
 
 def _is_whole_slice(node: Node) -> bool:

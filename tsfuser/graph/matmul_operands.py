@@ -11,7 +11,10 @@ becomes
 
 `aten::linear` of such an operand, as of `transpose(0, 1)` of a batch, is a product for each of the batch,
 with a weight that is read anew for each, and adds the bias by another kernel. Of a copy it is one product,
-which adds the bias.
+which adds the bias. The backward's product with the weight, `aten::matmul` with a matrix, and `tsfuser::rows`
+for the weight's gradient would each make the copy. There the profiled strides of a gradient say little, since
+another group may store it in another layout (training/gradient_layout.py). So what a group computes is
+stored for them in the layout that they read, which costs nothing.
 
 In: a graph with types. Out: the same graph, with copies where the profiled strides ask for them, but of
 tensors that something in the graph may write to. The result of a product does not depend on the strides of
@@ -20,38 +23,73 @@ inside whose neighbours are nearer in memory: products read either."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
-from .effects import Effects
+from .effects import Effects, may_return_operand
+from .functionalize import fresh_kinds
+from .rows import row_of
 from .worth import LEAST, shape
-from .wrapper import Graph, Node, Value, all_blocks, inputs, insert
+from .wrapper import Block, Graph, Node, Value, all_blocks, inputs, insert, nodes_of
 
-PRODUCT, LINEAR, PACKED = "aten::matmul", "aten::linear", "tsfuser::packed"
+PRODUCT, LINEAR, ROWS, PACKED = "aten::matmul", "aten::linear", "tsfuser::rows", "tsfuser::packed"
 
 
 def pack_operands(graph: Graph) -> Graph:
-    """Inserts the copies."""
+    """Inserts the copies, and drops those that have nothing to copy."""
     effects = None
     if graph.findNode(PRODUCT, True) is None and graph.findNode(LINEAR, True) is None:
         return graph
     for block in all_blocks(graph):
+        drop_copies(block)
         packed: dict[int, Value] = {}
-        for node in list(block.nodes()):
-            for k in _copied_operands(node):
-                value = node.inputsAt(k)
-                effects = effects or Effects(graph)
-                if not effects.is_written(value):
-                    if value.unique() not in packed:
-                        packed[value.unique()] = insert(graph, node, PACKED, [value]).output()
-                    node.replaceInput(k, packed[value.unique()])
+        for node, k in [(n, k) for n in block.nodes() for k in _copied_operands(n)]:
+            value = node.inputsAt(k)
+            effects = effects or Effects(graph)
+            if not effects.is_written(value):
+                if value.unique() not in packed:
+                    packed[value.unique()] = insert(graph, node, PACKED, [value]).output()
+                    if not _is_scattered(value) and not needs_copy(value):
+                        packed[value.unique()].setType(value.type())
+                node.replaceInput(k, packed[value.unique()])
     return graph
+
+
+def drop_copies(block: Graph | Block) -> None:
+    """Has readers of a copy of what lay row by row, outside of groups, read that."""
+    for node in nodes_of(block, (PACKED,)):
+        value = node.inputsAt(0)
+        if shape(value)[0] is not None and not _is_scattered(value) and not needs_copy(value):
+            node.output().replaceAllUsesWith(value)
+            node.destroy()
 
 
 def _copied_operands(node: Node) -> list[int]:
     """Positions of the operands of which a product is made of a copy."""
     if node.kind() == PRODUCT and _are_batches(*inputs(node)):
         return [k for k, value in enumerate(inputs(node)) if needs_copy(value)]
-    return [0] if node.kind() == LINEAR and _is_scattered(node.inputsAt(0)) else []
+    is_matrix = node.kind() == PRODUCT and len(shape(node.inputsAt(1))[0] or ()) == 2
+    if node.kind() not in (LINEAR, ROWS) and not is_matrix:
+        return []
+    value = node.inputsAt(0)
+    in_rows = any(use.user.kind() == ROWS for use in value.uses())
+    return [0] if _is_scattered(value) or (in_rows and _is_computed(value)) else []
+
+
+def _is_computed(value: Value) -> bool:
+    """Whether the value is a tensor of some size that a group can compute, perhaps cast then."""
+    sizes, _ = shape(value)
+    if sizes is None or len(sizes) < 3 or prod(sizes) < LEAST:
+        return False
+    maker = value.node()
+    while (found := row_of(maker)) and not found[0].is_view and may_return_operand(maker):
+        maker = maker.inputsAt(0).node()
+    return found is not None and maker.kind() in _fresh()
+
+
+@lru_cache(maxsize=1)
+def _fresh() -> frozenset[str]:
+    return frozenset(fresh_kinds())
 
 
 def _is_scattered(value: Value) -> bool:

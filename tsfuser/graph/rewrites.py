@@ -5,6 +5,7 @@ grouped. Order of `REWRITES`, and why:
 
   lower_simple_tuples   before anything asks who reads a value: a tuple hides the readers of its items
   functionalize         before types are inferred: it makes ops whose results were never profiled
+  order_sums            before all that looks at layouts
   pack_operands         before types are inferred, too: it makes copies, for groups to make
   infer_missing_types   before groups: a node with an untyped value is not fused
   copy_reshapes         after the types: it looks at strides
@@ -20,12 +21,14 @@ from .bias import split_biases
 from .copied_reshapes import copy_reshapes
 from .functionalize import functionalize
 from .matmul_operands import pack_operands
+from .sum_orders import order_sums
 from .types import infer_missing_types
 from .wrapper import Graph
 
 REWRITES: tuple[tuple[str, Callable[[Graph], object]], ...] = (
     ("lower_simple_tuples", _C.lower_simple_tuples),
     ("functionalize", functionalize),
+    ("order_sums", order_sums),
     ("pack_operands", pack_operands),
     ("infer_missing_types", infer_missing_types),
     ("copy_reshapes", copy_reshapes),

@@ -15,7 +15,8 @@ In: a graph whose values carry types. Out: the same graph with `prim::CudaFusion
   (guards)              after all changes of the groups' outputs, since a fallback copies the subgraph
   merge_views           after all groups are final: what is outside now stays there
   tidy                  drops layout hints that no group heeds, and what has no reader any more; reshapes
-                        outside of groups are what they were; lists stand before their readers
+                        and operands of products outside of groups are what they were; lists stand before
+                        their readers
   name_groups           last: the cache id stands for the final text
 """
 
@@ -32,9 +33,10 @@ from ..graph.containers import sink_containers
 from ..graph.copied_reshapes import restore_reshapes
 from ..graph.effects import Effects, remove_dead_code
 from ..graph.layout_hints import drop_layout_hints
+from ..graph.matmul_operands import drop_copies
 from ..graph.passes import Pass
 from ..graph.rewrites import REWRITES
-from ..graph.wrapper import CONSTANT, GROUP, Graph, Value, facts, is_tensor
+from ..graph.wrapper import CONSTANT, GROUP, Graph, Value, all_blocks, facts, is_tensor
 from ..planning import batched
 from . import lone_biases, sizes
 from .chunks import move_chunks
@@ -126,6 +128,8 @@ def _replace_dtype_only(work: Work) -> None:
 def _tidy(work: Work) -> None:
     drop_layout_hints(work.graph)
     restore_reshapes(work.graph)
+    for block in all_blocks(work.graph):
+        drop_copies(block)
     remove_dead_code(work.graph)
     if work.effects is not None and work.effects.writes:
         sink_containers(work.graph)

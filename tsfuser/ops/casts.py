@@ -143,9 +143,9 @@ def unrounded(b: Builder, self, dtype: int) -> Value:
     return b.copied(b.pointwise("copy", (self,), scalar_type(dtype), layouts=()), self)
 
 
-@composite("tsfuser::packed", dtypes=ALL, sizes="first", smooth=True, copies=True)
+@composite("tsfuser::packed", dtypes=ALL, sizes="first", smooth=True, copies=True, fresh=False)
 def packed(b: Builder, self) -> Value:
-    """A copy of `self` without gaps, as products of matrices read their operands"""
+    """A copy of `self` without gaps, as products of matrices read their operands; nothing writes to either"""
     return b.packed(b.pointwise("copy", (self,), self.dtype, layouts=()), self)
 
 

@@ -192,5 +192,7 @@ def reshaped_copy(b: Builder, self, shape: list) -> Value:
     if sz.const(0) in layout.strides:
         raise Refusal("a view that repeats elements has to be one in memory, too")
     copy = b.pointwise("copy", (made,), self.dtype, layouts=())
+    if b.is_read(self):  # it may have gaps; then nobody sees the strides of the result
+        layout = lay.copied(b.call, layout)
     b.layouts[copy.name] = Layout(layout.sizes, layout.strides, dense=True)
     return copy

@@ -29,6 +29,8 @@ that. Order of `STEPS`, and why:
   ask_norms             before `compute_again`: then a relu's result is only asked for its dtype
   compute_again         behind all that changes what the backward reads of what is kept
   draw_again            behind `compute_again`, which would not know its nodes
+  cast_results          behind all that changes the gradients
+  save_rows             behind all that changes what is kept
   add_layout_hints      behind all that changes the gradients
   drop                  last: the numbers of what is kept change
 """
@@ -42,10 +44,11 @@ from .... import log, options
 from ....graph.passes import Pass, run
 from ....graph.wrapper import Graph
 from . import dropout, formulas, norm_operands, recompute, relu_mask
-from .gradient_dtypes import cast_gradients
+from .gradient_dtypes import cast_gradients, cast_results
 from .gradient_layout import add_layout_hints
 from .operands import save_operands
 from .saved import SavedValues
+from .saved_rows import save_rows
 from .stand_ins import save_stand_ins
 from .still_outputs import leave_zeros, still_outputs
 
@@ -54,12 +57,15 @@ from .still_outputs import leave_zeros, still_outputs
 class Work:
     """What the steps share. `orders`: for each result of the backward the order in memory, outermost first,
     of the dims of what it is the gradient of; empty where that is row-major, unknown, or given to the
-    program. `written`: results that the program may write to. `again`: the kept outputs that the backward
-    computes. `numbers`: `gradients` and `outputs` of what is kept in the end."""
+    program. `written`: results that the program may write to. `narrow`: for each result of the backward the
+    number of the input that it is for, where that has 16 bits, else -1; empty where gradients have those
+    bits anyway. `again`: the kept outputs that the backward computes. `numbers`: `gradients` and `outputs` of
+    what is kept in the end."""
 
     saved: SavedValues
     orders: Sequence[Sequence[int]]
     written: Sequence[int]
+    narrow: Sequence[int] = ()
     again: set[int] = field(default_factory=set)
     numbers: tuple[list[int], list[int]] | None = None
 
@@ -82,14 +88,15 @@ def rewrite(
     orders: Sequence[Sequence[int]] = (),
     idle: Sequence[int] = (),
     written: Sequence[int] = (),
+    narrow: Sequence[int] = (),
 ) -> tuple[Graph, Graph, list[int], list[int]] | None:
-    """`forward` and `backward`, and `gradients` and `outputs` of what is kept now (`SavedValues`); `orders`
-    and `written` as in `Work`, `idle`: results that no gradient comes for."""
+    """`forward` and `backward`, and `gradients` and `outputs` of what is kept now (`SavedValues`); `orders`,
+    `written` and `narrow` as in `Work`, `idle`: results that no gradient comes for."""
     saved = SavedValues(forward, backward, real, gradients, saved_inputs, saved_outputs)
     if not list(backward.nodes()) or not saved.is_whole():
         return None
     idle = {*idle, *still_outputs(forward)}
-    work = Work(saved.without_gradients(idle), orders, written)
+    work = Work(saved.without_gradients(idle), orders, written, narrow)
     run(work, STEPS)
     return forward, backward, *work.numbers
 
@@ -115,6 +122,10 @@ def _save_stand_ins(work: Work) -> None:
 def _ask_norms(work: Work) -> None:
     if not options.disabled("recompute"):
         work.saved = relu_mask.ask_operands(work.saved)
+
+
+def _cast_results(work: Work) -> None:
+    work.saved = cast_results(work.saved, work.narrow)
 
 
 def _compute_again(work: Work) -> None:
@@ -167,6 +178,8 @@ STEPS = (
     Pass("ask_norms", _ask_norms),
     Pass("compute_again", _compute_again),
     Pass("draw_again", _draw_again),
+    Pass("cast_results", _cast_results),
+    Pass("save_rows", lambda work: save_rows(work.saved, work.again)),
     Pass("add_layout_hints", lambda work: add_layout_hints(work.saved.backward, work.orders)),
     Pass("drop", _drop),
 )

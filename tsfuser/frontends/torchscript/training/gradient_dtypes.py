@@ -11,18 +11,28 @@ after:
     %grad_x = prim::GradOf[name="aten::mm"](%g) block0:
         %d = aten::type_as(%g, %w);  ... AD_mm_backward_self(%d, %w)
 
+The engine casts what the backward gives in the same way, by a kernel that reads it once more. What is given
+for an input of 16 bits is cast in the backward's group, which computes it. Of `x + y`, of floats x and halves
+y, before and after:
+
+    return (%g, %g)
+    %d = prim::GradOf[name="aten::type_as"](%g) block0: aten::type_as(%g, %like_y);  return (%g, %d)
+
 In: `SavedValues` of a differentiable graph. Out: its backward, changed in place. There is no cast where the
 gradient surely has the dtype already, whatever the dtypes of a call: the engine casts the gradients that the
 backward gets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ....graph.rows import row_of
-from ....graph.wrapper import Block, Value, all_blocks, blocks, inputs, is_tensor
+from ....graph.wrapper import Block, Value, all_blocks, blocks, inputs, insert, is_tensor
 from ....ops import table, without_row
 from .saved import SavedValues
+from .stand_ins import saved_small
+
+CAST = "aten::type_as"
 
 #: Ops whose derivative needs a gradient of the result's dtype, and those whose derivative casts what it gets.
 _STRICT = table.kinds_with_gradient("strict") | without_row.STRICT_GRADIENT
@@ -44,13 +54,32 @@ def cast_gradients(saved: SavedValues) -> None:
             _cast(saved, block, gradient, like)
 
 
+def cast_results(saved: SavedValues, narrow: Sequence[int]) -> SavedValues:
+    """Casts what the backward gives to the dtypes of the inputs `narrow`, numbers by result, -1 where there
+    is nothing to do. Returns what is saved then, of the inputs small stand-ins."""
+    passing, given = _passing_kinds(saved), list(saved.forward.inputs())
+    for end in {result.node() for result in saved.backward.outputs()}:
+        if end.kind() != "prim::TupleConstruct" or end.inputsSize() != len(narrow):
+            continue
+        for k, (gradient, number) in enumerate(zip(inputs(end), narrow)):
+            if number < 0 or not is_tensor(gradient) or _has_dtype(gradient, passing):
+                continue
+            saved, like = saved_small(saved, given[number])
+            whole = insert(saved.backward, end, "prim::GradOf", [gradient])
+            whole.s_("name", CAST)
+            block = whole.addBlock()
+            block.registerOutput(block.addNode(CAST, [gradient, like]).output())
+            end.replaceInput(k, whole.output())
+    return saved
+
+
 def _passing_kinds(saved: SavedValues) -> set[str]:
     """The kinds of the forward's ops that give their one tensor operand's dtype, wherever they stand."""
     passing, other = {"prim::profile"}, set()
     for node in saved.forward.nodes():
         found = row_of(node)
         single = sum(is_tensor(value) for value in inputs(node)) == 1
-        keeps = found is not None and found[0].keeps_dtype
+        keeps = found is not None and (found[0].keeps_dtype or found[0].is_view)
         (passing if single and keeps else other).add(node.kind())
     return passing - other
 
@@ -65,7 +94,10 @@ def _has_dtype(gradient: Value, passing: set[str]) -> bool:
     if node.kind() != "prim::GradOf":
         return False
     name = node.s("name")
-    return name in _STRICT | _CASTS or (name in passing and _has_dtype(node.inputsAt(0), passing))
+    if name in _STRICT | _CASTS:
+        return True
+    plain = name.replace("tsfuser::", "aten::")  # a view's twin stands for it
+    return (name in passing or plain in passing) and _has_dtype(node.inputsAt(0), passing)
 
 
 def _read(block: Block) -> Iterator[Value]:
@@ -78,7 +110,7 @@ def _read(block: Block) -> Iterator[Value]:
 def _cast(saved: SavedValues, block: Block, gradient: Value, like: Value) -> None:
     """Has the block read the gradient in the dtype of `like`."""
     first = next(iter(block.nodes()))
-    cast = saved.backward.create("aten::type_as", [gradient, like], 1)
+    cast = saved.backward.create(CAST, [gradient, like], 1)
     cast.insertBefore(first)
     for inner in all_blocks(block):
         for node in inner.nodes():

@@ -29,12 +29,12 @@ def save_stand_ins(saved: SavedValues) -> SavedValues:
     for value, argument in kept:
         is_seen = value.unique() in seen or may_return_operand(value.node())  # or a view of what is
         if is_seen and is_tensor(value) and is_asked_for_dtype(argument):
-            saved, small = _saved_small(saved, value)
+            saved, small = saved_small(saved, value)
             argument.replaceAllUsesWith(small)
     return saved
 
 
-def _saved_small(saved: SavedValues, value: Value) -> tuple[SavedValues, Value]:
+def saved_small(saved: SavedValues, value: Value) -> tuple[SavedValues, Value]:
     """`saved` with a tensor of one element, of the dtype of `value`, and what stands for it in the
     backward."""
     forward = saved.forward
