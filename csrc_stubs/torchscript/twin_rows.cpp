@@ -57,6 +57,21 @@ void write_view(Node* node, c10::Symbol twin) {
   node->output()->replaceAllUsesWith(made->output());
 }
 
+// The reshape of repeated elements, as of an attention's keys for each of its heads, copies them, unless
+// they are repeated once. If the program only reads the copy, the twin counts as new, so that a
+// differentiable graph may return it, and with it be one of all the views that are copied. Other reshapes
+// may be views of what the program has.
+void write_reshape(Node* node, c10::Symbol repeated) {
+  static const auto reshape = c10::Symbol::fromQualString("tsfuser::reshape");
+  static const Kinds expands = {c10::aten::expand, c10::Symbol::fromQualString("tsfuser::expand")};
+  const bool copies = expands.count(behind_profile(node->input(0))->node()->kind()) != 0 &&
+                      is_only_read(node->output()) && is_never_written(node->input(0));
+  Node* made =
+      node->owningGraph()->create(copies ? repeated : reshape, node->inputs(), 1)->insertAfter(node);
+  made->copyMetadata(node);
+  node->output()->replaceAllUsesWith(made->output());
+}
+
 std::vector<Twin> rows() {
   return {
       {"tsfuser::view(Tensor(a) self, int[] size) -> Tensor(a)",
@@ -64,6 +79,11 @@ std::vector<Twin> rows() {
        {},
        nullptr,
        write_view},
+      {"tsfuser::repeated(Tensor self, int[] shape) -> Tensor",  // before the row that it may choose
+       {"aten::reshape(Tensor self, int[] shape) -> Tensor"},
+       {},
+       nullptr,
+       write_reshape},
       {"tsfuser::reshape(Tensor(a) self, int[] shape) -> Tensor(a)",
        {"aten::reshape(Tensor self, int[] shape) -> Tensor"}},
       {"tsfuser::transpose(Tensor(a) self, int dim0, int dim1) -> Tensor(a)",

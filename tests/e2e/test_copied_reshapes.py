@@ -143,3 +143,66 @@ def test_memory_is_shared_as_in_eager(device, name, layout):
             for mine, theirs in zip(seen[1][2], seen[0][2]):
                 torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
     assert layout == "turned" or not any(RESHAPED in kinds(g) for g in groups(scripted))
+
+
+#: Values for each head of groups of heads: an attention reads the copy, or the program gets it.
+REPEATED = {
+    "an attention": "return attend(q, r, r)",
+    "an attention, with computed keys": "return attend(q, r * 2.0, r)",
+    "it is returned": "return r",
+    "an attention, and others read them": "return attend(q, r, r) * r.sum()",
+    "it is written to": "r.mul_(0.5)\n    return attend(q, r, r)",
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_training_with_values_that_heads_share(device, name):
+    source = (
+        "def attend(q: Tensor, k: Tensor, v: Tensor):\n"
+        "    return torch.nn.functional.scaled_dot_product_attention(q, k, v)\n\n"
+        "def f(x: Tensor, w: Tensor, q: Tensor, n: int):\n    b, t = x.size(0), x.size(1)\n"
+        "    y = torch.matmul(x, w).view(b, t, -1, 16).transpose(1, 2)[:, :, None]\n"
+        "    r = y.expand(b, y.size(1), n, t, 16).reshape(b, -1, t, 16)\n"
+        f"    {REPEATED[name]}\n"
+    )
+    unit, eager = torch.jit.CompilationUnit(source), {"torch": torch, "Tensor": torch.Tensor}
+    exec(source, eager)
+    with tsfuser.fuser(), passes.watching() as seen:
+        for b, t, h, n in [(2, 32, 2, 4)] * 4 + [(2, 32, 2, 1), (1, 8, 1, 3), (3, 5, 4, 2), (2, 32, 1, 8)]:
+            if h == 1 and "written" in name:  # eager raises
+                continue
+            generator = torch.Generator().manual_seed(b + t)
+            x, w, q = (
+                torch.randn(s, generator=generator).to(device).requires_grad_()
+                for s in ((b, t, 24), (24, h * 16), (b, h * n, t, 16))
+            )
+            leaves = [x, w, q] if "attend" in REPEATED[name] else [x, w]
+            wide = [leaf.detach().double().requires_grad_() for leaf in (x, w, q)]
+            found = []
+            for function, given in ((unit.f, (x, w, q)), (eager["f"], (x, w, q)), (eager["f"], wide)):
+                result = function(*given, n)
+                ends = given[: len(leaves)]
+                found.append([result, *torch.autograd.grad(result.square().sum(), ends)])
+            for mine, theirs, exact in zip(*found):
+                assert_matches(mine, theirs, exact, ops=800, strides=False)
+    made = [group for o in seen for group in o.graph.findAllNodes("prim::CudaFusionGroup", True)]
+    alone = [g for g in made if RESHAPED in kinds(g) and "aten::expand" in kinds(g)]
+    assert "written" in name or bool(alone) == name.startswith("an attention")
+
+
+def test_training_with_one_head_for_all(device):
+    """Its values are repeated in a view, as in eager: nothing is to be fused, and nothing to be warned of."""
+    source = (
+        "def f(x: Tensor, w: Tensor, q: Tensor):\n    b, t = x.size(0), x.size(1)\n"
+        "    y = torch.matmul(x, w).view(b, t, 1, 16).transpose(1, 2)[:, :, None]\n"
+        "    r = y.expand(b, 1, 8, t, 16).reshape(b, -1, t, 16)\n"
+        "    return torch.nn.functional.scaled_dot_product_attention(q, r, r)\n"
+    )
+    eager, scripted = plain(source), script(source)
+    x, w, q = (torch.randn(s, device=device) for s in ((2, 64, 24), (24, 16), (2, 8, 64, 16)))
+    with tsfuser.fuser(), passes.watching() as seen:
+        for _ in range(4):
+            out, gradients = train(scripted, [t.requires_grad_() for t in (x, w, q)], calls=1)
+    made = [group for o in seen for group in o.graph.findAllNodes("prim::CudaFusionGroup", True)]
+    assert not any(RESHAPED in kinds(group) for group in made)
+    torch.testing.assert_close((out, gradients), train(eager, [x, w, q], calls=1), rtol=1e-4, atol=1e-5)

@@ -15,6 +15,7 @@ strides."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 import torch
@@ -52,7 +53,8 @@ _ENDS = frozenset(("aten::size", "aten::dim", "prim::dtype", "prim::device", "at
 
 
 def copy_reshapes(graph: Graph) -> None:
-    """Rewrites them."""
+    """Rewrites them, and takes back those that were made before and gave a view (training/repeats.py)."""
+    restore_reshapes(graph, lambda node: not _copies(node))
     if graph.findNode(RESHAPE, True) is None:
         return
     effects, fresh = None, frozenset(fresh_kinds())
@@ -70,10 +72,10 @@ def copy_reshapes(graph: Graph) -> None:
             node.destroy()
 
 
-def restore_reshapes(graph: Graph) -> None:
+def restore_reshapes(graph: Graph, which: Callable[[Node], bool] = lambda node: True) -> None:
     """Makes those that are in no group what they were."""
     for block in all_blocks(graph):
-        for node in nodes_of(block, (RESHAPED,)):
+        for node in filter(which, nodes_of(block, (RESHAPED,))):
             made = insert(graph, node, RESHAPE, inputs(node)).output()
             made.setType(node.output().type())
             node.output().replaceAllUsesWith(made)

@@ -9,6 +9,7 @@ that. Order of `STEPS`, and why:
   keep_nothing          first: a backward without gradients has nothing for the others
   leave_idle            before all that asks what has a gradient, or what the backward reads
   leave_zeros           behind it, which makes more of them
+  copy_repeats          anywhere; it looks at what the program gets
   join                  before all that asks who reads what is kept, which may be kept several times
   choose_gradients      these, up to cast_gradients, correct autodiff's formulas. They come before the steps
   share_ties            that count what the backward reads, which is what the corrected formulas read
@@ -47,6 +48,7 @@ from . import dropout, formulas, norm_operands, recompute, relu_mask
 from .gradient_dtypes import cast_gradients, cast_results
 from .gradient_layout import add_layout_hints
 from .operands import save_operands
+from .repeats import copy_repeats
 from .saved import SavedValues
 from .saved_rows import save_rows
 from .stand_ins import save_stand_ins
@@ -158,6 +160,7 @@ STEPS = (
     Pass("keep_nothing", _keep_nothing),
     Pass("leave_idle", _leave_idle),
     _on_saved(leave_zeros),
+    _on_saved(copy_repeats),
     _on_saved(SavedValues.join),
     _on_saved(formulas.choose_gradients),
     _on_saved(formulas.share_ties),

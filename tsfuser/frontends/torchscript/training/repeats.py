@@ -1,0 +1,38 @@
+"""Copies of repeated elements that a differentiable graph returns are made by a group.
+
+A reshape that copies counts as new where nobody can tell (graph/copied_reshapes.py). For a result of a
+differentiable graph that is a reshape of views of an input, this was settled when torch made the graph: it
+lets no such graph return what may share memory with its input, but for reshapes of repeated elements that the
+program only reads (csrc_stubs/torchscript/twin_rows.cpp, `write_reshape`). Before:
+
+    %e = aten::expand(%u, %s, 0);  %r = aten::reshape(%e, %t);  return (%r)
+after:
+    %e = aten::expand(%u, %s, 0);  %r = tsfuser::reshaped(%e, %t);  return (%r)
+
+In: `SavedValues` of a differentiable graph. Out: its forward, changed in place."""
+
+from __future__ import annotations
+
+from ....graph.copied_reshapes import RESHAPE, RESHAPED
+from ....graph.effects import may_return_operand
+from ....graph.wrapper import Value, inputs, insert
+from .saved import SavedValues
+
+
+def copy_repeats(saved: SavedValues) -> None:
+    """Rewrites the reshapes."""
+    forward = saved.forward
+    for result in list(forward.outputs())[: saved.real]:
+        node = result.node()
+        if node.kind() == RESHAPE and _is_of_input(node.inputsAt(0)):
+            made = insert(forward, node, RESHAPED, inputs(node)).output()
+            made.setType(result.type())
+            result.replaceAllUsesWith(made)
+
+
+def _is_of_input(value: Value) -> bool:
+    """Whether the value is an input of the graph, or a view of one."""
+    maker = value.node()
+    if maker.kind() == "prim::Param":
+        return True
+    return may_return_operand(maker) and _is_of_input(maker.inputsAt(0))
