@@ -1,9 +1,10 @@
 // The operator that casts all weights of a graph together (weight_casts.cpp), and its backward.
 //
-// In: tensors, which of them to cast, and the arguments of autocast's cast. Out: the result of that cast for
-// each tensor, or the tensor itself. All tensors of a device are copied by one op of torch, which takes few
-// kernels on a GPU. Gradients are cast back in parts of `kTogether`: each waits for the last one of its
-// part. Example: two kernels copy the 54 weights of a ResNet-50, and three ops their gradients.
+// In: tensors, which of them to cast, the arguments of autocast's cast, and whether a program asks for it,
+// whatever the dtype of a tensor. Out: the result of the cast for each tensor, or the tensor itself. All
+// tensors of a device are copied by one op of torch, which takes few kernels on a GPU. Gradients are cast
+// back in parts of `kTogether`: each waits for the last one of its part. Example: two kernels copy the 54
+// weights of a ResNet-50, and three ops their gradients.
 
 #include "call/arguments.h"
 #include "torchscript/weight_casts.h"
@@ -134,6 +135,7 @@ struct Target {
 
 void cast_together(Stack& stack) {
   Target target;
+  const bool always = torch::jit::pop(stack).toBool();
   target.cpu_dtype = torch::jit::pop(stack).toScalarType();
   target.cuda_dtype = torch::jit::pop(stack).toScalarType();
   target.cpu_enabled = torch::jit::pop(stack).toBool();
@@ -149,8 +151,10 @@ void cast_together(Stack& stack) {
       continue;
     }
     if (is_watched || !target.casts(tensor) || (!given.empty() && tensor.device() != given[0].device())) {
-      tensor = at::_ops::_autocast_to_reduced_precision::call(
-          tensor, target.cuda_enabled, target.cpu_enabled, target.cuda_dtype, target.cpu_dtype);
+      tensor =
+          always ? tensor.to(target.dtype(tensor))
+                 : at::_ops::_autocast_to_reduced_precision::call(
+                       tensor, target.cuda_enabled, target.cpu_enabled, target.cuda_dtype, target.cpu_dtype);
     } else {
       given.push_back(tensor);
       places.push_back(i);
@@ -169,10 +173,10 @@ void cast_together(Stack& stack) {
 }  // namespace
 
 void register_cast_operator() {
-  static const torch::jit::RegisterOperators registered(
-      {torch::jit::Operator("tsfuser::cast_together(Tensor(a)[] tensors, bool[] on, bool cuda_enabled, "
-                            "bool cpu_enabled, ScalarType cuda_dtype, ScalarType cpu_dtype) -> Tensor(a)[]",
-                            cast_together, c10::AliasAnalysisKind::FROM_SCHEMA)});
+  static const torch::jit::RegisterOperators registered({torch::jit::Operator(
+      "tsfuser::cast_together(Tensor(a)[] tensors, bool[] on, bool cuda_enabled, "
+      "bool cpu_enabled, ScalarType cuda_dtype, ScalarType cpu_dtype, bool always) -> Tensor(a)[]",
+      cast_together, c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 
 }  // namespace tsfuser

@@ -8,8 +8,12 @@
 // After, at the beginning of the graph, where %w0 and so on are read again:
 //
 //     %all : Tensor[] = prim::ListConstruct(%w0, %w1, ...)
-//     %cast : Tensor[] = tsfuser::cast_together(%all, [1, 1, ...], 1, 0, 5, 15)
+//     %cast : Tensor[] = tsfuser::cast_together(%all, [1, 1, ...], 1, 0, 5, 15, 0)
 //     %c0 : Tensor, %c1 : Tensor, ... = prim::ListUnpack(%cast)
+//
+// Casts of the program, as a trace under autocast has them (`aten::to(%w, 15, 0, 0, None)`), are cast
+// together in the order of the program, `kPart` of them before the first one: their memory is not to be
+// needed at once.
 //
 // So the casts of the 54 weights of a ResNet-50 are two kernels on a GPU instead of 54, and as few in the
 // backward. All casts are in memory at once then, in inference, too: as in eager code, where autocast keeps
@@ -31,6 +35,7 @@
 #include "torchscript/front.h"
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
+#include "torchscript/prepare.h"
 
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -49,8 +54,9 @@ using torch::jit::Node;
 using torch::jit::Value;
 
 constexpr size_t kLeast = 4;  // casts; fewer are not worth an op of their own
+constexpr size_t kPart = 16;  // casts of the program that are made at once, at most
 
-// What is cast alike: the numbers of the casts.
+// What is cast alike: the last arguments of the op.
 using CastNumbers = std::vector<int64_t>;
 
 // Whether the node reads a parameter of a module, or else another tensor of it.
@@ -102,11 +108,21 @@ bool may_be_written(const torch::jit::ValueSet& weights, const std::vector<Node*
   });
 }
 
-// Of a cast of a module's parameter, that may be done at the front of the graph; else none.
+bool is_of_program(const Node* cast) { return cast->kind() == c10::aten::to; }
+
+// Of a cast of a module's parameter, that may be done further in front; else none.
 CastNumbers numbers_of_weight_cast(const Node* node, const Node* first) {
-  if (node->kind() != c10::aten::_autocast_to_reduced_precision ||
-      !is_parameter(behind_profile(node->input(0))) || !has_heavy_readers(node->output(), first)) {
+  const bool known = is_of_program(node)
+                         ? is_read_cast(node) && node->owningBlock() == node->owningGraph()->block()
+                         : node->kind() == c10::aten::_autocast_to_reduced_precision;
+  if (!known || !is_parameter(behind_profile(node->input(0))) || !has_heavy_readers(node->output(), first)) {
     return {};
+  }
+  if (is_of_program(node)) {
+    const int64_t dtype = torch::jit::toIValue(node->input(1))->toInt();
+    const bool narrow =
+        dtype == static_cast<int64_t>(at::kHalf) || dtype == static_cast<int64_t>(at::kBFloat16);
+    return narrow ? CastNumbers{true, true, dtype, dtype, true} : CastNumbers{};
   }
   CastNumbers numbers;
   for (size_t i = 1; i < node->inputs().size(); ++i) {
@@ -116,6 +132,7 @@ CastNumbers numbers_of_weight_cast(const Node* node, const Node* first) {
     }
     numbers.push_back(constant->isBool() ? constant->toBool() : constant->toInt());
   }
+  numbers.push_back(false);
   return numbers;
 }
 
@@ -129,8 +146,10 @@ void read_instead(Node* cast, Value* made, bool exact) {
   (is_profile(profile) ? profile : cast)->replaceInput(0, made);
 }
 
-void cast_at_front(Graph& graph, const std::vector<Node*>& casts) {
-  const torch::jit::WithInsertPoint behind(*graph.nodes().begin());
+// Casts together, before `place`.
+void cast_together_before(Node* place, const std::vector<Node*>& casts, const CastNumbers& numbers) {
+  Graph& graph = *place->owningGraph();
+  const torch::jit::WithInsertPoint before(place);
   Front front(graph);
   std::vector<Value*> weights, on;
   std::vector<std::pair<Node*, bool>> replaced;
@@ -148,8 +167,9 @@ void cast_at_front(Graph& graph, const std::vector<Node*>& casts) {
   std::vector<Value*> inputs = {
       graph.insertNode(graph.createList(c10::TensorType::get(), weights))->output(),
       graph.insertNode(graph.createList(c10::BoolType::get(), on))->output()};
-  for (size_t i = 1; i < casts[0]->inputs().size(); ++i) {
-    inputs.push_back(graph.insertConstant(*torch::jit::toIValue(casts[0]->input(i))));
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const bool is_flag = i != 2 && i != 3;
+    inputs.push_back(graph.insertConstant(is_flag ? c10::IValue(numbers[i] != 0) : c10::IValue(numbers[i])));
   }
   static const auto kind = c10::Symbol::fromQualString("tsfuser::cast_together");
   Node* together = graph.insertNode(graph.create(kind, inputs, 1));
@@ -177,8 +197,15 @@ void cast_weights_together(Graph& graph, const Node* first) {
     return;
   }
   for (const auto& [numbers, alike] : casts) {
-    if (alike.size() >= kLeast) {
-      cast_at_front(graph, alike);
+    const bool in_parts = is_of_program(alike.front());
+    for (auto next = alike.begin(); next != alike.end();) {
+      const auto left = static_cast<size_t>(alike.end() - next);
+      const auto end = next + static_cast<std::ptrdiff_t>(in_parts ? std::min(kPart, left) : left);
+      const std::vector<Node*> part(next, end);
+      if (part.size() >= kLeast) {
+        cast_together_before(in_parts ? part.front() : *graph.nodes().begin(), part, numbers);
+      }
+      next = end;
     }
   }
 }

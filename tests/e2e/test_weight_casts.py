@@ -68,6 +68,35 @@ class Branching(Layers):
         return self.last(x)
 
 
+class Explicit(nn.Module):
+    """The program casts its weights itself, of which there are 20."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(10))
+
+    def forward(self, x):
+        y = x.to(torch.bfloat16)
+        for block in self.blocks:
+            w, b = block.weight.to(torch.bfloat16), block.bias.to(torch.bfloat16)
+            y = torch.sigmoid(torch.nn.functional.linear(y, w, b) * 2)
+        return y
+
+
+class ExplicitlyWritten(Explicit):
+    """A weight is written between two casts."""
+
+    def forward(self, x):
+        y = x.to(torch.bfloat16)
+        for k, block in enumerate(self.blocks):
+            if k == 5:
+                with torch.no_grad():
+                    self.blocks[7].weight.mul_(1.5)
+            w, b = block.weight.to(torch.bfloat16), block.bias.to(torch.bfloat16)
+            y = torch.sigmoid(torch.nn.functional.linear(y, w, b) * 2)
+        return y
+
+
 halved = []
 
 
@@ -245,3 +274,71 @@ def test_a_graph_that_is_kept_and_gradients_of_gradients(device):
         found.append([first.detach(), second])
     for ours_, plain_ in zip(found[1], found[0], strict=True):
         assert_near(ours_, plain_)
+
+
+def plain_step(module, x):
+    for p in module.parameters():
+        p.grad = None
+    out = module(x)
+    if out.requires_grad:
+        out.float().square().sum().backward()
+    return out
+
+
+def explicit_steps_agree(plain, ours, scripted, x, steps=5):
+    for _ in range(steps):
+        expected, found = plain_step(plain, x), plain_step(scripted, x)
+        assert_near(found.detach(), expected.detach())
+        for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None)
+            if p.grad is not None:
+                assert p.grad.dtype == q.grad.dtype
+                assert_near(p.grad, q.grad, 0.1)
+    plans = list(plans_of(scripted.get_debug_state()))
+    return [node for plan in plans for node in plan.graph.findAllNodes(TOGETHER)]
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_casts_of_the_program_are_made_in_parts(device, gradients):
+    plain, ours, scripted = pair(Explicit, device)
+    x = torch.randn(4, 8, device=device)
+    with torch.set_grad_enabled(gradients):
+        found = explicit_steps_agree(plain, ours, scripted, x)
+    assert [node.inputsAt(0).node().inputsSize() for node in found] == [16, 4]
+    assert tsfuser.stats()["fallbacks"] == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_other_dtypes_that_the_program_casts(device, dtype):
+    """Also later, when the graph is made, and where no gradient is asked for."""
+    plain, ours, scripted = pair(Explicit, device)
+    x = torch.randn(4, 8, device=device)
+    for k in (3, 4):
+        for module in (plain, ours):
+            module.blocks[k].weight.data = module.blocks[k].weight.data.to(dtype)
+        assert explicit_steps_agree(plain, ours, scripted, x)
+    for module in (plain, ours):
+        module.blocks[0].weight.requires_grad_(False)
+        module.blocks[3].weight.requires_grad_(False)
+    explicit_steps_agree(plain, ours, scripted, x)
+
+
+def test_a_traced_program(device):
+    plain, ours, _ = pair(Layers, device)
+    x = images(device)
+    with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
+        traced = torch.jit.trace(ours, (x,), check_trace=False)
+    for _ in range(5):
+        expected, found = step(plain, x), plain_step(traced, x)
+        assert_near(found.detach(), expected.detach())
+        for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
+            assert p.grad.dtype == q.grad.dtype
+            assert_near(p.grad, q.grad)
+    plans = list(plans_of(traced.get_debug_state()))
+    assert sum(len(plan.graph.findAllNodes(TOGETHER)) for plan in plans) == 1
+
+
+def test_a_weight_that_is_written_between_casts_of_the_program(device):
+    plain, ours, scripted = pair(ExplicitlyWritten, device)
+    assert explicit_steps_agree(plain, ours, scripted, torch.randn(4, 8, device=device)) == []
+    assert torch.equal(ours.blocks[7].weight, plain.blocks[7].weight)

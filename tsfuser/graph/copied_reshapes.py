@@ -101,7 +101,8 @@ def _leaves(value: Value, but: Node | None = None) -> bool:
 
 
 def _hands_out(reader: Node, but: Node | None) -> bool:
-    if schema(reader) is None:  # a return, a list, a branch...
+    found = schema(reader)
+    if found is None or found.writes:  # a return, a list, a branch...; or it is put into a list
         return True
     return may_return_operand(reader) and any(_leaves(made, but) for made in outputs(reader))
 

@@ -188,11 +188,9 @@ def flip(b: Builder, self, dims: list) -> Value:
 def reshaped_copy(b: Builder, self, shape: list) -> Value:
     """`aten::reshape` where nobody can tell a copy of `self` from a view"""
     made = reshaped(b, "reshape", self, shape)
-    layout = b.layout(made)
-    if sz.const(0) in layout.strides:
+    if sz.const(0) in b.layout(made).strides:
         raise Refusal("a view that repeats elements has to be one in memory, too")
     copy = b.pointwise("copy", (made,), self.dtype, layouts=())
-    if b.is_read(self):  # it may have gaps; then nobody sees the strides of the result
-        layout = lay.copied(b.call, layout)
+    layout = lay.copied(b.call, b.layout(made))  # where there were gaps, nobody sees the strides
     b.layouts[copy.name] = Layout(layout.sizes, layout.strides, dense=True)
     return copy

@@ -62,7 +62,9 @@ def cast_results(saved: SavedValues, narrow: Sequence[int]) -> SavedValues:
         if end.kind() != "prim::TupleConstruct" or end.inputsSize() != len(narrow):
             continue
         for k, (gradient, number) in enumerate(zip(inputs(end), narrow)):
-            if number < 0 or not is_tensor(gradient) or _has_dtype(gradient, passing):
+            if number < 0 or not is_tensor(given[number]) or not is_tensor(gradient):
+                continue
+            if _has_dtype(gradient, passing):
                 continue
             saved, like = saved_small(saved, given[number])
             whole = insert(saved.backward, end, "prim::GradOf", [gradient])

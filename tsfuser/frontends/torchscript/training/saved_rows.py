@@ -18,7 +18,6 @@ from collections.abc import Collection
 
 from ....graph.matmul_operands import LINEAR, PACKED
 from ....graph.rows import row_of
-from ....graph.wrapper import insert
 from .saved import SavedValues
 
 
@@ -30,7 +29,7 @@ def save_rows(saved: SavedValues, dropped: Collection[int]) -> None:
             continue
         readers = [use.user for use in value.uses() if use.user.kind() == LINEAR and use.offset == 0]
         if readers:
-            packed = insert(forward, readers[0], PACKED, [value]).output()
+            packed = forward.create(PACKED, [value], 1).insertAfter(value.node()).output()
             for reader in readers:
                 reader.replaceInput(0, packed)
             forward.return_node().replaceInput(number, packed)
