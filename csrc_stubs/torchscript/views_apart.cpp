@@ -94,9 +94,23 @@ void keep_apart(Node* view) {
   view->output()->replaceAllUsesAfterNodeWith(kept->node(), kept);
 }
 
+// Whether the node may give a copy, of which there must be one only.
+bool may_copy(const Node* view) {
+  static const Kinds kinds = {c10::aten::contiguous,
+                              c10::aten::flatten,
+                              c10::aten::reshape,
+                              c10::aten::reshape_as,
+                              c10::Symbol::fromQualString("tsfuser::part"),  // a flatten
+                              c10::Symbol::fromQualString("tsfuser::reshape")};
+  return kinds.count(view->kind()) != 0;
+}
+
 // Gives readers behind `first` a view of their own; null where there are none. It is of the operand that is
 // kept apart, so that torch does not take it for the same.
 Node* own_view_behind(Node* view, Node* first) {
+  if (may_copy(view)) {
+    return nullptr;
+  }
   std::vector<torch::jit::Use> uses = view->output()->uses();
   uses.erase(std::remove_if(uses.begin(), uses.end(),
                             [first](const torch::jit::Use& use) { return !use.user->isAfter(first); }),

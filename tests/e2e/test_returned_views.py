@@ -62,3 +62,33 @@ def test_a_view_of_a_leaf_that_is_cast_to_its_own_dtype(cast, name, writes):
                 assert (gradient is None) == (wanted_gradient is None), form
                 if gradient is not None:
                     assert_matches(gradient, wanted_gradient, strides=False)
+
+
+#: Results that share the memory of a copy, of which there is one.
+COPIES = {
+    "a part of it": "y = {copy}\n    return y[0], y",
+    "parts of it": "y = {copy}\n    return y[1:], y[:1], y",
+    "behind an op": "y = {copy}\n    w = (z * 2.0).sin()\n    return y[0], y.unsqueeze(0), w",
+    "a comparison reads it": "y = {copy}\n    w = torch.cumsum(y, 0) > 0.5\n    return y[1:], y, w, z * 2.0",
+}
+MADE = ["x.reshape(-1)", "x.flatten()", "x.contiguous()", "x.reshape_as(z)", "x.reshape(4).flatten()"]
+
+
+@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize("copy", MADE)
+def test_results_that_share_a_copy(copy, name, required):
+    text = f"def f(x, z):\n    {COPIES[name].format(copy=copy)}\n"
+    found = {}
+    exec(text, {"torch": torch}, found)
+    scripted = script(text)
+    with tsfuser.fuser():
+        for _ in range(4):
+            x = torch.randn(2, 2).t().requires_grad_(required)
+            z = torch.randn(4)
+            seen = []
+            for function in (scripted, found["f"]):
+                results = function(x, z)
+                memory = [t.untyped_storage().data_ptr() for t in (*results, x, z)]
+                seen.append(([memory.index(place) for place in memory], [t.stride() for t in results]))
+            assert seen[0] == seen[1]

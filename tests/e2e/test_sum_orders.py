@@ -17,19 +17,21 @@ TYPES = {
 }
 
 
-def operands_of_sum(first, second, result, alpha="1"):
+def operands_of_sum(first, second, result, alpha="1", kind="backward"):
+    asks = "  %all : bool = prim::AutogradAllNonZero(%a, %b)\n" if kind == "backward" else ""
+    returned = "%all" if asks else "%c"
     graph = torch._C.parse_ir(
-        f"graph(%a : {TYPES[first]}, %b : {TYPES[second]}):\n  %n : int = prim::Constant[value={alpha}]()\n"
-        f"  %c : {TYPES[result]} = aten::add(%a, %b, %n)\n  return (%c)"
+        f"graph(%a : {TYPES[first]}, %b : {TYPES[second]}):\n{asks}"
+        f"  %n : int = prim::Constant[value={alpha}]()\n"
+        f"  %c : {TYPES[result]} = aten::add(%a, %b, %n)\n  return (%c, {returned})"
     )
     order_sums(graph)
-    return [
-        value.debugName()
-        for value in list(next(n for n in graph.nodes() if n.kind() == "aten::add").inputs())[:2]
-    ]
+    (node,) = graph.findAllNodes("aten::add", False)
+    return [value.debugName() for value in list(node.inputs())[:2]]
 
 
 def test_which_sums_are_turned():
+    assert operands_of_sum("row-major", "turned", "turned", kind="program") == ["a", "b"]
     assert operands_of_sum("row-major", "turned", "turned") == ["b", "a"]
     assert operands_of_sum("turned", "row-major", "row-major") == ["b", "a"]
     for types in (

@@ -8,7 +8,8 @@ the layout of its first operand, and what reads it was profiled with that of %b.
 becomes                                                          and %b : Float(8, 4, strides=[1, 8])
     %c : Float(8, 4, strides=[1, 8]) = aten::add(%b, %a, 1)
 
-In: a graph with types. Out: the same graph, changed where the layouts say so."""
+In: a graph with types. Out: the same graph, changed where the layouts say so, if it is a backward. In a
+program the operands stand as written, and with other layouts in a later call the order matters."""
 
 from __future__ import annotations
 
@@ -16,10 +17,14 @@ from .worth import shape
 from .wrapper import Graph, Node, all_blocks, constant_of, is_constant, is_tensor, nodes_of
 
 SUM = "aten::add"
+#: What a backward that was optimised asks first.
+BACKWARD = "prim::AutogradAllNonZero"
 
 
 def order_sums(graph: Graph) -> None:
     """Exchanges the operands."""
+    if graph.findNode(BACKWARD, True) is None:
+        return
     for block in all_blocks(graph):
         for node in nodes_of(block, (SUM,)):
             if _is_turned(node):
