@@ -257,6 +257,7 @@ SettledBranches::Function SettledBranches::without_branches(const Branches& bran
   for (;;) {
     const auto nodes = taken_nodes(*graph);  // anew, as a block that is left out may hold some
     if (nodes.empty()) {
+      keep_results_apart(*graph);
       return function_of(std::move(graph));
     }
     Node* node = nodes.front();
@@ -308,6 +309,7 @@ std::optional<std::vector<SettledFunction>> settled_functions(Graph& graph) {
 }
 
 void register_settled_branches() {
+  register_unmerged();
   static const torch::jit::RegisterOperators registered(
       {torch::jit::Operator(settled_kind(), make_settled, c10::AliasAnalysisKind::CONSERVATIVE),
        torch::jit::Operator("tsfuser::taken(bool condition, int number) -> bool", note,

@@ -111,6 +111,9 @@ c10::Symbol taken_kind();
 void register_settled_branches();
 // Whether branches are settled at all; returns the state before.
 bool settle_branches(bool on);
+// Has torch not merge what is settled into one result where the program has two (equal_ops.cpp).
+void keep_results_apart(torch::jit::Graph& graph);
+void register_unmerged();  // the operator that it makes nodes of
 // The condition that is noted, or the value itself.
 torch::jit::Value* before_note(torch::jit::Value* condition);
 // The step of torchscript/prepare.cpp. Whether the graph is one node now, but for what torch has passed by,

@@ -530,3 +530,28 @@ print(len(plan.graph.findAllNodes("tsfuser::settled", True)))
     assert run_python(tmp_path, source)[:2] == (0, "1\n")
     switched_off = run_python(tmp_path, source, PYTORCH_NVFUSER_DISABLE="settled_branches")
     assert switched_off[:2] == (0, "0\n")
+
+
+#: Where two ops compute the same once the branch is settled, and one result leaves through another construct.
+EQUAL = {
+    "a loop": "y = {equal}\n    for i in range(n):\n        y = y - c",
+    "a branch": "y = {equal}\n    if bool((c > 9.0).any()):\n        y = y - c",
+    "a loop, with other readers": "y = {equal}\n    z = y.sin()\n    for i in range(n):\n        y = y - z",
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize("equal", ["c * s", "(c * s).sin() + 1.0", "torch.softmax(c, 0)"])
+def test_equal_results_of_a_branch_and_of_what_follows_are_two_tensors(device, name, equal):
+    text = (
+        f"def f(c: Tensor, s: float, n: int):\n    if s < 0.0:\n        v = {equal}\n    else:\n"
+        f"        v = c + s\n    {EQUAL[name].format(equal=equal)}\n    return v, y\n"
+    )
+    scripted = script(text)
+    c = torch.rand(4, device=device)
+    with tsfuser.fuser():
+        for s in [-1.5] * 5 + [0.5] * 3 + [-1.5] * 2:
+            v, y = scripted(c, s, 0)
+            assert v.data_ptr() != y.data_ptr()
+            if s < 0:
+                assert torch.equal(v, y)

@@ -29,12 +29,12 @@ SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 16, 33)
 LAYOUTS = ("dense", "dense", "dense", "transposed", "strided", "shifted", "expanded", "last")
 #: What eager computes in several ways, by family of values and whether it matters only for gradients: the
 #: product of addcmul's factors comes first on CUDA; some of the matrix products of the CPU's library keep
-#: sums beyond the largest float32, and others make NaN of them; the gradients of hardswish, hardshrink and
-#: softshrink at NaN are NaN or 0 in the vectors of the CPU's loop, and the incoming gradient in its tail, and
-#: on CUDA. Before torch 2.13 the CPU's gelu of inf is NaN.
+#: sums beyond the largest float32, and others make NaN of them; the gradients of hardswish, hardtanh,
+#: hardshrink and softshrink at NaN are NaN or 0 in the vectors of the CPU's loop, and the incoming one in its
+#: tail, and on CUDA. Before torch 2.13 the CPU's gelu of inf is NaN.
 UNCLEAR = {
     "limits": {"addcmul": False, "matmul": False, "torch.mm(": False},
-    "special": {"hardswish": True, "hardshrink": True, "softshrink": True},
+    "special": dict.fromkeys(("hardswish", "hardtanh", "relu6", "hardshrink", "softshrink"), True),
 }
 if torch.nn.functional.gelu(torch.full((16,), float("inf"))).isnan().any():
     for _rules in UNCLEAR.values():
