@@ -165,19 +165,37 @@ bool is_made_inside(const Value* value) {
   return may_be_inside(maker);
 }
 
-// Whether the value, or a view of it, leaves its block.
-bool is_returned(const Value* value) {
+// Whether the value, or a view of it, leaves its block by another way than the node `but`.
+bool is_returned(const Value* value, const Node* but = nullptr) {
   const auto& uses = value->uses();
-  return std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
+  return std::any_of(uses.begin(), uses.end(), [but](const torch::jit::Use& use) {
     const Node* user = use.user;
+    if (user == but) {
+      return false;
+    }
     if (user->kind() == c10::prim::ListConstruct && is_left_as_made(user->output())) {
       return false;
     }
     const auto outputs = user->outputs();
     return user->kind() == c10::prim::Return || user->kind() == c10::prim::TupleConstruct ||
            user->kind() == c10::prim::ListConstruct || user->kind() == c10::prim::DictConstruct ||
-           (use.offset == 0 && is_view(user) && std::any_of(outputs.begin(), outputs.end(), is_returned));
+           (use.offset == 0 && is_view(user) &&
+            std::any_of(outputs.begin(), outputs.end(),
+                        [but](const Value* output) { return is_returned(output, but); }));
   });
+}
+
+// Whether the memory of the node's operand leaves its block by another way, too.
+bool is_operand_returned(const Node* node) {
+  for (const Value* value = node->input(0);;) {
+    if (is_returned(value, node)) {
+      return true;
+    }
+    if (!is_view(value->node())) {
+      return false;
+    }
+    value = value->node()->input(0);
+  }
 }
 
 // Keeps the node apart from what makes its operands, and from what reads its result.
@@ -208,7 +226,7 @@ void keep_views_apart(Graph& graph, const Node* first) {
   }
   for (Node* node : all_nodes(graph)) {
     if (is_view_unseen(node) && may_be_inside(node) && is_returned(node->output()) &&
-        !is_made_inside(node->input(0))) {
+        (!is_made_inside(node->input(0)) || is_operand_returned(node))) {
       keep_alone(node);
     }
   }

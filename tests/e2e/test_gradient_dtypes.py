@@ -164,3 +164,32 @@ def test_what_a_backward_gives_in_the_dtype_of_the_input(device, name, dtype):
                 for mine, theirs, true in zip(*found, (exact, doubles[0].grad, doubles[2].grad)):
                     assert_matches(mine, theirs, true, ops=100, strides=False, precision=dtype)
             assert call not in (3, 6) or casts == 0
+
+
+@pytest.mark.parametrize(
+    "norm", ["layer_norm({}, [64], w)", "layer_norm({}, [64], w, c[0])", "layer_norm({}, [64])"]
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_norm_of_16_bits_with_a_weight_of_floats(device, norm, dtype):
+    """Its gradient has the dtype of the operand, not of the weight that it asks for first."""
+    if device == "cpu" and dtype == torch.float16:
+        pytest.skip("eager has no such norm there")
+    source = (
+        "def f(x: Tensor, w: Tensor, c: Tensor):\n"
+        f"    return torch.nn.functional.{norm.format('x + x')} * x\n"
+    )
+    eager, scripted = plain(source), script(source)
+    generator = torch.Generator().manual_seed(8)
+    x, w, c = (torch.randn(s, generator=generator).to(device) for s in ((64, 64), (64,), (2, 64)))
+    inputs = [x.to(dtype).requires_grad_(), w.requires_grad_(), c.requires_grad_()]
+    with tsfuser.fuser():
+        for _ in range(5):
+            found = train(scripted, inputs, calls=1)
+            want = train(eager, inputs, calls=1)
+            wide = [t.detach().double().requires_grad_() for t in inputs]
+            exact = train(eager, wide, calls=1)
+            assert_matches(found[0], want[0], exact[0], ops=100, precision=dtype)
+            for mine, theirs, true in zip(found[1], want[1], exact[1]):
+                assert (mine is None) == (theirs is None)
+                if mine is not None:
+                    assert_matches(mine, theirs, true, ops=200, strides=False, precision=dtype)

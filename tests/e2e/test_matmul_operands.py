@@ -1,5 +1,7 @@
 """Operands of batched matrix products, laid out by the groups that make them."""
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor
@@ -319,3 +321,35 @@ def test_a_backward_reads_rows_that_lie_together(device, name):
             for t, theirs, true in zip(given, want, exact):
                 assert_matches(t.grad, theirs, true, ops=400, strides=False)
             assert call not in (4, 7) or copies == 0
+
+
+def test_a_linear_of_a_vector(device):
+    source = (
+        "def f(x: Tensor, w: Tensor):\n    y = torch.tanh(x * 2.0 + 1.0) * x\n"
+        "    return torch._C._nn.linear(y, w) * 0.5\n"
+    )
+    eager, scripted = plain(source), script(source)
+    given = [torch.randn(s, device=device).requires_grad_() for s in ((8192,), (8, 8192))]
+    with warnings.catch_warnings(record=True) as said, tsfuser.fuser(), no_fallback():
+        warnings.simplefilter("always")
+        out, gradients = train(scripted, given)
+    assert not [w for w in said if issubclass(w.category, tsfuser.TsfuserWarning)]
+    want, expected = train(eager, given, calls=1)
+    exact, slopes = train(eager, [t.detach().double().requires_grad_() for t in given], calls=1)
+    for mine, theirs, true in zip([out, *gradients], [want, *expected], [exact, *slopes]):
+        assert_matches(mine, theirs, true, ops=9000)
+
+
+def test_a_saved_operand_that_is_returned_and_written_to(device):
+    """The backward raises, as in eager."""
+    scripted = script(
+        "def f(x: Tensor, w: Tensor):\n    h = torch.relu(x.transpose(0, 1))\n"
+        "    return h, torch._C._nn.linear(h, w)\n"
+    )
+    x, w = (torch.randn(s, device=device).requires_grad_() for s in ((16, 32, 64), (8, 64)))
+    with tsfuser.fuser():
+        for _ in range(5):
+            h, y = scripted(x, w)
+            h.mul_(2.0)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                (h.sum() + y.sum()).backward()

@@ -92,3 +92,41 @@ def test_results_that_share_a_copy(copy, name, required):
                 memory = [t.untyped_storage().data_ptr() for t in (*results, x, z)]
                 seen.append(([memory.index(place) for place in memory], [t.stride() for t in results]))
             assert seen[0] == seen[1]
+
+
+#: Results that are one tensor in eager: a cast of what an op has made, and that, are both returned.
+TOGETHER = {
+    "with its operand": "y = {made}\n    return y.type_as(z), y",
+    "in a branch": "y = x\n    if n > 0:\n        y = {made}\n    return y.type_as(z), y",
+    "with a view of its operand": "y = {made}\n    return y.type_as(z), y.view(-1)",
+    "as a view": "y = {made}\n    return y.type_as(z).view(-1), y",
+    "of a view": "y = {made}\n    return y.view(-1).type_as(z), y",
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+@pytest.mark.parametrize("made", ["x + 1.0", "torch.sigmoid(x)", "x * z.sum() + 1.0"])
+def test_a_cast_of_what_is_returned_is_the_same_tensor(made, name):
+    """What is written to one is seen in the gradients of both."""
+    text = f"def f(x, z, n: int):\n    {TOGETHER[name].format(made=made)}\n"
+    eager = {}
+    exec(text, {"torch": torch}, eager)
+    scripted = script(text)
+    with tsfuser.fuser():
+        for _ in range(5):
+            found = []
+            for function in (scripted, eager["f"]):
+                x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
+                z = torch.linspace(1, 2, 4)
+                results = function(x, z, 1)
+                one = results[0].data_ptr() == results[1].data_ptr()
+                results[0].mul_(2.0)
+                try:
+                    (gradient,) = torch.autograd.grad(sum(r.sum() for r in results), x)
+                except RuntimeError:  # sigmoid has saved its result
+                    gradient = None
+                found.append((one, gradient))
+            assert found[0][0] == found[1][0]
+            assert (found[0][1] is None) == (found[1][1] is None)
+            if found[0][1] is not None:
+                assert_matches(found[0][1], found[1][1], strides=False)

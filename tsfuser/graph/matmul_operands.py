@@ -59,7 +59,8 @@ def drop_copies(block: Graph | Block) -> None:
     """Has readers of a copy of what lay row by row, outside of groups, read that."""
     for node in nodes_of(block, (PACKED,)):
         value = node.inputsAt(0)
-        if shape(value)[0] is not None and not _is_scattered(value) and not needs_copy(value):
+        sizes, _ = shape(value)
+        if sizes is not None and (len(sizes) < 3 or not (_is_scattered(value) or needs_copy(value))):
             node.output().replaceAllUsesWith(value)
             node.destroy()
 

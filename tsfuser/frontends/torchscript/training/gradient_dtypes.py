@@ -103,9 +103,10 @@ def _has_dtype(gradient: Value, passing: set[str]) -> bool:
 
 
 def _read(block: Block) -> Iterator[Value]:
-    """The tensors that the ops of the block read, but for what is only asked for its dtype."""
+    """The tensors that the ops of the block read, but for what is only asked for its dtype, or whether it is
+    there."""
     for node in block.nodes():
-        if node.kind() != "prim::dtype":
+        if node.kind() not in ("prim::dtype", "aten::__is__", "aten::__isnot__"):
             yield from (value for value in inputs(node) if is_tensor(value))
 
 

@@ -24,8 +24,11 @@ from .saved import SavedValues
 def save_rows(saved: SavedValues, dropped: Collection[int]) -> None:
     """Inserts the copies."""
     forward = saved.forward
+    results = {value.unique() for value in list(forward.outputs())[: saved.real]}
     for number, value, _ in list(saved.of_outputs()):
         if number < saved.real or number in dropped or row_of(value.node()) is None:
+            continue
+        if value.unique() in results:  # a backward raises if the program writes to it
             continue
         readers = [use.user for use in value.uses() if use.user.kind() == LINEAR and use.offset == 0]
         if readers:
