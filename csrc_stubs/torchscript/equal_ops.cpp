@@ -28,6 +28,12 @@ using torch::jit::Value;
 
 constexpr int kDepth = 8;  // of the expressions that are compared
 
+// Whether two of its kind can be compared, without a question to a tensor.
+bool is_plain(const c10::IValue& constant) {
+  return constant.isNone() || constant.isScalar() || constant.isString() || constant.isIntList() ||
+         constant.isDoubleList() || constant.isBoolList();
+}
+
 bool compute_the_same(const Node* one, const Node* other, int depth);
 
 bool are_the_same(const Value* one, const Value* other, int depth) {
@@ -36,7 +42,7 @@ bool are_the_same(const Value* one, const Value* other, int depth) {
   }
   const auto known = torch::jit::toIValue(one), same = torch::jit::toIValue(other);
   if (known || same) {
-    return known && same && known->tagKind() == same->tagKind() && !known->isTensor() && *known == *same;
+    return known && same && is_plain(*known) && known->tagKind() == same->tagKind() && *known == *same;
   }
   return one->offset() == other->offset() && compute_the_same(one->node(), other->node(), depth - 1);
 }
