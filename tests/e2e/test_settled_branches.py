@@ -553,5 +553,5 @@ def test_equal_results_of_a_branch_and_of_what_follows_are_two_tensors(device, n
         for s in [-1.5] * 5 + [0.5] * 3 + [-1.5] * 2:
             v, y = scripted(c, s, 0)
             assert v.data_ptr() != y.data_ptr()
-            if s < 0:
-                assert torch.equal(v, y)
+            if s < 0:  # one may be computed by a group
+                torch.testing.assert_close(v, y)
