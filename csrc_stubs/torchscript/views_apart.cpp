@@ -130,9 +130,11 @@ Node* own_view_behind(Node* view, Node* first) {
 // Whether the node is a dropout that may make a new tensor. Where it does, it is no view; where it may do
 // either, differentiable.cpp looks at it.
 bool is_dropout_of_training(const Node* node) {
-  const auto train =
-      node->kind() == c10::aten::dropout ? torch::jit::toIValue(node->input(2)) : std::nullopt;
-  return node->kind() == c10::aten::dropout && (!train || !train->isBool() || train->toBool());
+  if (node->kind() != c10::aten::dropout) {
+    return false;
+  }
+  const auto train = torch::jit::toIValue(node->input(2));
+  return !train || !train->isBool() || train->toBool();
 }
 
 // Whether the node may hand its first operand on, unknown to torch's alias analysis.

@@ -11,10 +11,6 @@
 //     %cast : Tensor[] = tsfuser::cast_together(%all, [1, 1, ...], 1, 0, 5, 15, 0)
 //     %c0 : Tensor, %c1 : Tensor, ... = prim::ListUnpack(%cast)
 //
-// Casts of the program, as a trace under autocast has them (`aten::to(%w, 15, 0, 0, None)`), are cast
-// together in the order of the program, `kPart` of them before the first one: their memory is not to be
-// needed at once.
-//
 // So the casts of the 54 weights of a ResNet-50 are two kernels on a GPU instead of 54, and as few in the
 // backward. All casts are in memory at once then, in inference, too: as in eager code, where autocast keeps
 // each cast until its block ends. Only in inference mode eager keeps none. Two conditions:
@@ -23,6 +19,9 @@
 //
 // A cast in branches is done at the front if the front knows that they will be taken (front.h): the second
 // list says so. Where that is only sometimes known, the cast stays, and gives back what is cast already.
+//
+// Casts that the program makes itself, as a trace under autocast has them (`aten::to(%w, 15, 0, 0, None)`),
+// are done `kPart` at a time, before the first of them: eager code does not keep these.
 //
 // It is a step of prepare.cpp.
 //
@@ -110,7 +109,7 @@ bool may_be_written(const torch::jit::ValueSet& weights, const std::vector<Node*
 
 bool is_of_program(const Node* cast) { return cast->kind() == c10::aten::to; }
 
-// Of a cast of a module's parameter, that may be done further in front; else none.
+// Of a cast of a module's parameter, that may be done earlier; else none.
 CastNumbers numbers_of_weight_cast(const Node* node, const Node* first) {
   const bool known = is_of_program(node)
                          ? is_read_cast(node) && node->owningBlock() == node->owningGraph()->block()

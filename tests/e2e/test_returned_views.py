@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tsfuser
+from kit.opsweep import plain
 from kit.support import assert_matches, script
 
 pytestmark = pytest.mark.graphs
@@ -49,16 +50,14 @@ def test_a_view_of_a_leaf_that_is_cast_to_its_own_dtype(cast, name, writes):
     forms = [cast, *(cast.replace("{}", v) for v in VIEWS), *(v.format(cast) for v in VIEWS)]
     for form in forms:
         text = f"def f(x, z, s: float):\n    {PROGRAMS[name].format(form=form.replace('{}', 'x'))}\n"
-        found = {}
-        exec(text, {"torch": torch}, found)
-        scripted = script(text)
+        eager, scripted = plain(text), script(text)
         with tsfuser.fuser():
             for _ in range(4):
                 required, tensors, gradient = steps(scripted, writes)
-                wanted_required, wanted, wanted_gradient = steps(found["f"], writes)
+                wanted_required, wanted, wanted_gradient = steps(eager, writes)
                 assert required == wanted_required, form
-                for mine, eager in zip(tensors, wanted, strict=True):
-                    assert_matches(mine, eager, strides=False)
+                for mine, theirs in zip(tensors, wanted, strict=True):
+                    assert_matches(mine, theirs, strides=False)
                 assert (gradient is None) == (wanted_gradient is None), form
                 if gradient is not None:
                     assert_matches(gradient, wanted_gradient, strides=False)
@@ -79,15 +78,13 @@ MADE = ["x.reshape(-1)", "x.flatten()", "x.contiguous()", "x.reshape_as(z)", "x.
 @pytest.mark.parametrize("copy", MADE)
 def test_results_that_share_a_copy(copy, name, required):
     text = f"def f(x, z):\n    {COPIES[name].format(copy=copy)}\n"
-    found = {}
-    exec(text, {"torch": torch}, found)
-    scripted = script(text)
+    eager, scripted = plain(text), script(text)
     with tsfuser.fuser():
         for _ in range(4):
             x = torch.randn(2, 2).t().requires_grad_(required)
             z = torch.randn(4)
             seen = []
-            for function in (scripted, found["f"]):
+            for function in (scripted, eager):
                 results = function(x, z)
                 memory = [t.untyped_storage().data_ptr() for t in (*results, x, z)]
                 seen.append(([memory.index(place) for place in memory], [t.stride() for t in results]))
@@ -109,13 +106,11 @@ TOGETHER = {
 def test_a_cast_of_what_is_returned_is_the_same_tensor(made, name):
     """What is written to one is seen in the gradients of both."""
     text = f"def f(x, z, n: int):\n    {TOGETHER[name].format(made=made)}\n"
-    eager = {}
-    exec(text, {"torch": torch}, eager)
-    scripted = script(text)
+    eager, scripted = plain(text), script(text)
     with tsfuser.fuser():
         for _ in range(5):
             found = []
-            for function in (scripted, eager["f"]):
+            for function in (scripted, eager):
                 x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
                 z = torch.linspace(1, 2, 4)
                 results = function(x, z, 1)

@@ -293,7 +293,7 @@ def explicit_steps_agree(plain, ours, scripted, x, steps=5):
             assert (p.grad is None) == (q.grad is None)
             if p.grad is not None:
                 assert p.grad.dtype == q.grad.dtype
-                assert_near(p.grad, q.grad, 0.1)
+                assert_near(p.grad, q.grad)
     plans = list(plans_of(scripted.get_debug_state()))
     return [node for plan in plans for node in plan.graph.findAllNodes(TOGETHER)]
 

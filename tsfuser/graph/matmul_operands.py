@@ -30,7 +30,7 @@ from .effects import Effects, may_return_operand
 from .functionalize import fresh_kinds
 from .rows import row_of
 from .worth import LEAST, shape
-from .wrapper import Block, Graph, Node, Value, all_blocks, inputs, insert, nodes_of
+from .wrapper import Graph, Node, Value, all_blocks, inputs, insert, nodes_of
 
 PRODUCT, LINEAR, ROWS, PACKED = "aten::matmul", "aten::linear", "tsfuser::rows", "tsfuser::packed"
 
@@ -40,8 +40,8 @@ def pack_operands(graph: Graph) -> Graph:
     effects = None
     if graph.findNode(PRODUCT, True) is None and graph.findNode(LINEAR, True) is None:
         return graph
+    drop_copies(graph)
     for block in all_blocks(graph):
-        drop_copies(block)
         packed: dict[int, Value] = {}
         for node, k in [(n, k) for n in block.nodes() for k in _copied_operands(n)]:
             value = node.inputsAt(k)
@@ -55,14 +55,15 @@ def pack_operands(graph: Graph) -> Graph:
     return graph
 
 
-def drop_copies(block: Graph | Block) -> None:
-    """Has readers of a copy of what lay row by row, outside of groups, read that."""
-    for node in nodes_of(block, (PACKED,)):
-        value = node.inputsAt(0)
-        sizes, _ = shape(value)
-        if sizes is not None and (len(sizes) < 3 or not (_is_scattered(value) or needs_copy(value))):
-            node.output().replaceAllUsesWith(value)
-            node.destroy()
+def drop_copies(graph: Graph) -> None:
+    """Drops the copies, outside of groups, of what lay row by row: their readers read that."""
+    for block in all_blocks(graph):
+        for node in nodes_of(block, (PACKED,)):
+            value = node.inputsAt(0)
+            sizes, _ = shape(value)
+            if sizes is not None and (len(sizes) < 3 or not (_is_scattered(value) or needs_copy(value))):
+                node.output().replaceAllUsesWith(value)
+                node.destroy()
 
 
 def _copied_operands(node: Node) -> list[int]:

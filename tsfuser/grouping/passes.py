@@ -36,7 +36,7 @@ from ..graph.layout_hints import drop_layout_hints
 from ..graph.matmul_operands import drop_copies
 from ..graph.passes import Pass
 from ..graph.rewrites import REWRITES
-from ..graph.wrapper import CONSTANT, GROUP, Graph, Value, all_blocks, facts, is_tensor
+from ..graph.wrapper import CONSTANT, GROUP, Graph, Value, facts, is_tensor
 from ..planning import batched
 from . import lone_biases, sizes
 from .chunks import move_chunks
@@ -128,8 +128,7 @@ def _replace_dtype_only(work: Work) -> None:
 def _tidy(work: Work) -> None:
     drop_layout_hints(work.graph)
     restore_reshapes(work.graph)
-    for block in all_blocks(work.graph):
-        drop_copies(block)
+    drop_copies(work.graph)
     remove_dead_code(work.graph)
     if work.effects is not None and work.effects.writes:
         sink_containers(work.graph)
