@@ -172,7 +172,7 @@ def test_what_a_backward_gives_in_the_dtype_of_the_input(device, name, dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_norm_of_16_bits_with_a_weight_of_floats(device, norm, dtype):
     """Its gradient has the dtype of the operand, not of the weight that it asks for first."""
-    if device == "cpu" and dtype == torch.float16:
+    if "w" in norm and (device == "cuda" or dtype == torch.float16):
         pytest.skip("eager has no such norm there")
     source = (
         "def f(x: Tensor, w: Tensor, c: Tensor):\n"

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import tsfuser
-from kit.support import assert_matches, counted, fuse, groups, no_fallback
+from kit.opsweep import plain
+from kit.support import assert_matches, counted, fuse, groups, no_fallback, script
 
 pytestmark = pytest.mark.optimized
 
@@ -310,6 +311,24 @@ def test_nan_and_inf(device, dtype):
     values = torch.tensor(SPECIAL, device=device).to(dtype)
     x, y = values.repeat(len(SPECIAL)), values.repeat_interleave(len(SPECIAL))
     check(special_program, x, y, ops=4, reference=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [3, 64])
+@pytest.mark.parametrize(
+    "text",
+    ["torch.add(x, y, alpha=3)", "torch.sub(x, -y, alpha=3)", "torch.rsub(-y, x, alpha=3)"]
+    + ["torch.addcmul(x, y, z)"],
+)
+def test_a_product_may_overflow_where_its_sum_does_not(device, text, size, dtype):
+    """Eager's kernels round sums of products once."""
+    source = f"def f(x, y, z):\n    return {text} * 1.0\n"
+    most = torch.finfo(dtype).max
+    inputs = [torch.full((size,), v, dtype=dtype, device=device) for v in (-most, most / 2, 3.0)]
+    scripted = fuse(script(source), *inputs)
+    result = scripted(*inputs)
+    assert len(groups(scripted)) == 1 and result.isfinite().all()
+    assert torch.equal(result, plain(source)(*inputs))
 
 
 def many_outputs(x, y):

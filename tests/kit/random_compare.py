@@ -44,7 +44,7 @@ def expectation(program, call, device):
             continue
         if special:
             others = [eager.cpu().double(), *(s[name] for s in shaken)]
-            allowed = _apart(others, wanted, _least(roundings, eager.dtype))
+            allowed = _apart(others, wanted, _least(roundings, eager.dtype), _most(program, call, plain))
             if "limits" in special and eager.dtype == torch.float64:
                 allowed = _where_doubles_suffice(allowed, wanted)
             found[name] = eager, wanted, allowed
@@ -66,10 +66,17 @@ def _least(roundings, dtype):
     return max([EPSILON[dtype], *filter(None, roundings)])
 
 
-def _apart(others, wanted, epsilon):
+def _most(program, call, plain):
+    """The largest finite number of the dtypes that a program has anywhere which has the least of them."""
+    dtypes = {i.dtype for i in program.inputs_of(call)} | {t.dtype for t in plain.values()}
+    return min(torch.finfo(dtype).max for dtype in dtypes if dtype.is_floating_point)
+
+
+def _apart(others, wanted, epsilon, most):
     """How far off each element may be, where some are inf or nan: by a multiple of what `others` are, and by
     roundings of numbers of ordinary size. Infinite where even the roundings of doubles, or the order in
-    which a sum adds, decide what is finite. `others`: eager's, and those with noise."""
+    which a sum adds, decide what is finite; also where eager's sum of terms that have overflowed is one that
+    itself overflows, beyond `most`: it may be inf or nan. `others`: eager's, and those with noise."""
     off = torch.stack([(other - wanted).abs() for other in others]).amax(0)
     ordinary = wanted.abs()[wanted.abs() < 100.0]
     scale = float(ordinary.max()) if ordinary.numel() else 0.0
@@ -77,6 +84,7 @@ def _apart(others, wanted, epsilon):
     unsure = torch.stack([_differ_beyond_finite(other, wanted) for other in others[1:]]).any(0)
     lost = others[0].isfinite() != wanted.isfinite()  # eager's own overflow
     allowed = torch.where(lost, 256 * epsilon * (wanted.abs() + scale), allowed)
+    unsure |= lost & (wanted.abs() > most)
     return torch.where(unsure, torch.inf, allowed)
 
 

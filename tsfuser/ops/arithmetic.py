@@ -21,9 +21,9 @@ _KINDS = "bifc"
 _SUM = dict(cheap=True, grows=(CANCELS, CANCELS))
 _SCALED_SUM = dict(cheap=True, grows=(CANCELS, CANCELS, CANCELS))
 define("add", "({0} + {1})", **_SUM, integer="wrap_add({0}, {1})", boolean="({0} || {1})")
-define("add_scaled", "({0} + {2} * {1})", **_SCALED_SUM, integer="wrap_add({0}, wrap_mul({2}, {1}))")
+define("add_scaled", "multiply_add({2}, {1}, {0})", **_SCALED_SUM, integer="wrap_add({0}, wrap_mul({2}, {1}))")
 define("sub", "({0} - {1})", **_SUM, integer="wrap_sub({0}, {1})")
-define("sub_scaled", "({0} - {2} * {1})", **_SCALED_SUM, integer="wrap_sub({0}, wrap_mul({2}, {1}))")
+define("sub_scaled", "multiply_add(-{2}, {1}, {0})", **_SCALED_SUM, integer="wrap_sub({0}, wrap_mul({2}, {1}))")
 define("abs", "fabs({0})", cheap=True, grows=(1,), positive=True, integer="wrap_abs({0})")
 define("magnitude", "magnitude({0})")
 define(
@@ -45,12 +45,12 @@ define("cube", "({0} * {0} * {0})", cheap=True, grows=(3,))
 define("reciprocal_of_square", "(1 / ({0} * {0}))", cheap=True)
 define(
     "addcmul",
-    "({0} + {3} * {1} * {2})",
+    "multiply_add({3} * {1}, {2}, {0})",
     cheap=True,
     grows=(CANCELS, CANCELS, CANCELS, CANCELS),
     integer="wrap_add({0}, wrap_mul(wrap_mul({3}, {1}), {2}))",
 )
-define("add_product", "({0} + {1} * {2})", cheap=True, grows=(CANCELS, CANCELS, CANCELS))
+define("add_product", "multiply_add({1}, {2}, {0})", cheap=True, grows=(CANCELS, CANCELS, CANCELS))
 define("addcdiv", "({0} + {3} * {1} / {2})", cheap=True)
 define("lerp", "lerp({0}, {1}, {2})", grows=(CANCELS, CANCELS, CANCELS))
 define("product", "({0} * {1} * {2})", cheap=True, grows=(1, 1, 1))

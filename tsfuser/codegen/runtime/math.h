@@ -106,6 +106,20 @@ DEVICE bool is_negative(T x) {  // also -0 and negative NaN
   return copysign(T(1), x) < 0;
 }
 
+// ---- sums of a product
+
+// x * y + z, rounded once where eager's kernels do, which are compiled with fused multiply-adds: the product
+// alone may overflow where the sum does not. On CUDA the compiler makes one of the plain formula, unless an
+// option says not to.
+template <class T>
+DEVICE T multiply_add(T x, T y, T z) {
+  return x * y + z;
+}
+#if !defined(TSFUSER_CUDA) && (defined(__FMA__) || defined(__aarch64__))
+DEVICE float multiply_add(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+DEVICE double multiply_add(double x, double y, double z) { return __builtin_fma(x, y, z); }
+#endif
+
 // ---- divisions
 
 // x / n, where high + low = 1 / n (ops/reciprocal.py): as it is rounded, but for at most one x of all that
@@ -376,7 +390,7 @@ DEVICE T normal_cdf(T x) {
 }
 template <class T>
 DEVICE T lerp(T a, T b, T weight) {
-  return fabs(weight) < T(0.5) ? a + weight * (b - a) : b - (b - a) * (1 - weight);
+  return fabs(weight) < T(0.5) ? multiply_add(weight, b - a, a) : multiply_add(a - b, 1 - weight, b);
 }
 template <class T>
 DEVICE T logit(T x, T eps) {
