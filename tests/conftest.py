@@ -15,6 +15,7 @@ import warnings
 import pytest
 
 os.environ.setdefault("TSFUSER_PROGRESS", "0")  # what tests look for on stderr does not depend on the machine
+os.environ.setdefault("TSFUSER_STORED_PLANS", "0")  # what planning does is tested, in each run
 os.environ.setdefault(
     "TSFUSER_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"tsfuser-tests-{os.getuid()}")
 )

@@ -220,7 +220,9 @@ TABLE = (
     Option("library_path", "TORCH_NVFUSER_LIBRARY_PATH", "", str,
            "Accepted with a note: there is no library to load."),
     Option("cache_dir", "TSFUSER_CACHE_DIR", Path("~/.cache/tsfuser"), Path,
-           "Where compiled kernels are kept; processes may share it."),
+           "Where compiled kernels and plans are kept; processes may share it."),
+    Option("stored_plans", "TSFUSER_STORED_PLANS", True, _switch,
+           "Whether plans are kept beside the kernels, so that the next process makes none of them again."),
     Option("compile_timeout", "TSFUSER_COMPILE_TIMEOUT", 120, _from(1, 1_000_000, "a number of seconds"),
            "The seconds that the compiler of a kernel may take. A compiler that takes longer is ended, "
            "and its group runs unfused."),

@@ -23,10 +23,11 @@ _HINT = "The result is right, but slower; PYTORCH_NVFUSER_DISABLE=fallback raise
 def stats() -> Mapping[str, Any]:
     """`groups`: how many groups there are. And counts since the import or the last `reset()`: `plans_built`,
     `exact_hits`, `class_hits`, `launches`, `python_calls` (how often C++ called Python to group a graph,
-    plan or warn), `kernels_compiled`, `disk_hits` (integers) and `fallbacks` (reason -> calls). Of
-    torch.compile: `graphs`, forward and backward ones, that were translated, and `graph_calls` (integers; a
-    call of a graph that Python cuts counts once for each piece); `left_to_python` (reason -> nodes) and
-    `graphs_unfused` (reason -> graphs)."""
+    plan or warn), `kernels_compiled`, `disk_hits` (kernels from disk), `plans_read` (those of `plans_built`
+    that another process, or group, had made: they came from disk), which are integers, and `fallbacks`
+    (reason -> calls). Of torch.compile: `graphs`, forward and backward ones, that were translated, and
+    `graph_calls` (integers; a call of a graph that Python cuts counts once for each piece); `left_to_python`
+    (reason -> nodes) and `graphs_unfused` (reason -> graphs)."""
     return {**_C.stats(), **counters.snapshot(), **counts.snapshot()}
 
 

@@ -21,9 +21,13 @@ _KINDS = "bifc"
 _SUM = dict(cheap=True, grows=(CANCELS, CANCELS))
 _SCALED_SUM = dict(cheap=True, grows=(CANCELS, CANCELS, CANCELS))
 define("add", "({0} + {1})", **_SUM, integer="wrap_add({0}, {1})", boolean="({0} || {1})")
-define("add_scaled", "multiply_add({2}, {1}, {0})", **_SCALED_SUM, integer="wrap_add({0}, wrap_mul({2}, {1}))")
+define(
+    "add_scaled", "multiply_add({2}, {1}, {0})", **_SCALED_SUM, integer="wrap_add({0}, wrap_mul({2}, {1}))"
+)
 define("sub", "({0} - {1})", **_SUM, integer="wrap_sub({0}, {1})")
-define("sub_scaled", "multiply_add(-{2}, {1}, {0})", **_SCALED_SUM, integer="wrap_sub({0}, wrap_mul({2}, {1}))")
+define(
+    "sub_scaled", "multiply_add(-{2}, {1}, {0})", **_SCALED_SUM, integer="wrap_sub({0}, wrap_mul({2}, {1}))"
+)
 define("abs", "fabs({0})", cheap=True, grows=(1,), positive=True, integer="wrap_abs({0})")
 define("magnitude", "magnitude({0})")
 define(

@@ -32,7 +32,7 @@ class _Expected:
 
     def serves(self, call: Call) -> bool:
         """Whether the call is of this class, as C++ will ask of the plan."""
-        if self.settings != _settings() or _structure(self.call) != _structure(call):
+        if self.settings != settings() or structure(self.call) != structure(call):
             return False
         memo: dict[sz.Size, int] = {}
         decided = self.call.decisions.items()
@@ -50,7 +50,7 @@ def knows(group_id: int, call: Call) -> bool:
 
 def keep(group_id: int, call: Call, lowered: Lowered) -> None:
     """Keeps `lowered` for calls like this one."""
-    _expected.setdefault(group_id, []).append(_Expected(call, _settings(), lowered))
+    _expected.setdefault(group_id, []).append(_Expected(call, settings(), lowered))
 
 
 def take(group_id: int, call: Call) -> Lowered | None:
@@ -67,12 +67,12 @@ def forget() -> None:
     _expected.clear()
 
 
-def _structure(call: Call) -> list[tuple]:
+def structure(call: Call) -> list[tuple]:
+    """What calls of one class share, apart from decisions."""
     return [_kind(arg) for arg in call.args]
 
 
 def _kind(arg: Arg) -> tuple:
-    """What calls of one class share, apart from decisions."""
     if isinstance(arg, TensorArg):
         return ("tensor", arg.dtype, arg.device, arg.rank)
     if isinstance(arg, ScalarArg):
@@ -83,6 +83,6 @@ def _kind(arg: Arg) -> tuple:
     return ("other", arg.value)
 
 
-def _settings() -> tuple:
+def settings() -> tuple:
     """What else a plan is made for."""
     return torch.get_default_dtype(), options.host_launch()

@@ -6,7 +6,6 @@ In: a Fusion and the call it was built for. Out: a Plan that serves every call o
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from ..schedule.proposal import Stage
 from ..schedule.reuse import reuses
 from ..segment import Allocations, Segment
 from ..target.disk_cache import DiskCache
-from ..target.function import Function, RecentFunctions
+from ..target.function import Function, RecentFunctions, source_digest
 from . import compilers, dumps, interrupts, targets
 from .describe import Allocated, described
 from .plan import MOST_DEAD_INPUTS, Launch, Plan, Program
@@ -166,9 +165,42 @@ def functions(kernels: Sequence[tuple[str, str]], device: str) -> list[Function]
     return [known[source] for source, _ in kernels]
 
 
-def _key(source: str, device: str) -> tuple[str, bytes]:
+def functions_on_disk(kernels: Sequence[tuple[str, str]], device: str) -> list[Function] | None:
+    """The loaded kernels of (digest of the source, name) pairs; None where one is not on disk. Raises Refusal
+    or CompileError."""
+    target = _target(device, options.host_launch())
+    found = []
+    for digest, name in kernels:
+        key = _key_of(digest, device)
+        function = _functions.get(key)
+        if function is None:
+            stored = target.find_made_of(digest, device)
+            if stored is None:
+                return None
+            function = _functions.add(key, target.load(stored, name, device))
+        found.append(function)
+    return found
+
+
+def identity(device: str) -> tuple | None:
+    """What kernels, and the choices of schedulers, depend on besides a fusion and a call; None where kernels
+    can neither be compiled nor found. Raises Refusal."""
+    made_by = _target(device, options.host_launch()).identity(device)
+    return made_by and (made_by, repr(_machine(device)))
+
+
+def disk_cache(device: str) -> DiskCache:
+    """Where kernels for `device` are kept."""
+    return _target(device, options.host_launch()).cache
+
+
+def _key(source: str, device: str) -> tuple[str, str]:
     """By what a loaded kernel is found; the whole source would be kept as long as the kernel."""
-    return f"{device} {options.host_launch()}", hashlib.sha256(source.encode()).digest()
+    return _key_of(source_digest(source), device)
+
+
+def _key_of(digest: str, device: str) -> tuple[str, str]:
+    return f"{device} {options.host_launch()}", digest
 
 
 @cache
@@ -236,6 +268,7 @@ def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], dev
         tuple(call.limits),
         reused,
         keepalive,
+        tuple(source_digest(c.source) for c in compiled),
         lambda: described(call, _allocated(fusion, tensors, temporaries), compiled),
     )
 

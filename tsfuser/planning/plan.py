@@ -48,7 +48,7 @@ class Plan:
     blocks that they take, else -1. `updates`: the arguments whose memory kernels write, and whether their
     version counts it. `limits`: the arguments that have to be within a limit; calls beyond run unfused.
     `reuses`: an allocation, the argument in whose memory it may lie, and the positions of what
-    `schedule.Reuse` calls `alike`."""
+    `schedule.Reuse` calls `alike`. `sources`: digests of the kernels' sources, launch by launch."""
 
     leaf_count: int
     instructions: tuple[tuple[str, int, int], ...] = ()
@@ -63,10 +63,13 @@ class Plan:
     limits: tuple[tuple[int, Limit], ...] = ()
     reuses: tuple[tuple[int, int, tuple[tuple[int, int, int], ...]], ...] = ()
     keepalive: object = field(default=None, repr=False, compare=False)
+    sources: tuple[str, ...] = field(default=(), repr=False, compare=False)
     describe: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
-        return self.describe() if self.describe else f"refused: {self.refusal}"
+        if self.describe:
+            return self.describe()
+        return f"refused: {self.refusal}" if self.refusal else repr(self)
 
 
 def read(text: str) -> Plan:

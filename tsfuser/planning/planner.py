@@ -16,7 +16,8 @@ from ..ir.fusion import Fusion
 from . import ahead, batched, interrupts
 from .compile import compile_fusion, finish, lower_fusion, start
 from .parse import parse
-from .plan import native, refused
+from .plan import Plan, native, refused
+from .stored_plans import shelf_of
 
 
 def plan(group_id: int, args: tuple, varies: bool) -> _C.Plan:
@@ -29,12 +30,7 @@ def plan(group_id: int, args: tuple, varies: bool) -> _C.Plan:
         arguments = "\n".join(map(str, call.args))
         log.write("manager", f"group {group_id} gets a plan for a class of calls", arguments)
         log.write("kernel_cache", f"planning group {group_id} for", arguments, log.UPDATE)
-        lowered = ahead.take(group_id, call)
-        if lowered is None:
-            fusion = _fusion(group_id, call, device)
-            result = compile_fusion(call, fusion, device, batched.is_expected(group_id))
-        else:
-            result = finish(lowered)
+        result = _planned(group_id, call, device)
     except (Refusal, CompileError) as error:
         result = refused(call, str(error))
     except Exception as error:  # a mistake of ours must not break the user's program
@@ -42,6 +38,23 @@ def plan(group_id: int, args: tuple, varies: bool) -> _C.Plan:
         log.write("kernel_cache", f"planning group {group_id} failed", traceback.format_exc())
         result = refused(call, f"tsfuser failed to plan it ({type(error).__name__}: {error})")
     return native(result)
+
+
+def _planned(group_id: int, call: Call, device: str) -> Plan:
+    """The plan: from disk, of what was prepared ahead, or made now. Raises Refusal or CompileError."""
+    is_batched = batched.is_expected(group_id)
+    shelf = shelf_of(group_id, call, device, is_batched)
+    found = shelf.find(call) if shelf else None
+    if found:
+        return found
+    lowered = ahead.take(group_id, call)
+    if lowered is None:
+        result = compile_fusion(call, _fusion(group_id, call, device), device, is_batched)
+    else:
+        result = finish(lowered)
+    if shelf:
+        shelf.keep(result)
+    return result
 
 
 def prepare(group_id: int, args: tuple[Arg, ...]) -> None:
@@ -52,8 +65,11 @@ def prepare(group_id: int, args: tuple[Arg, ...]) -> None:
         return
     try:
         device = group_device(call)
-        fusion = _fusion(group_id, call, device)
-        lowered = lower_fusion(call, fusion, device, batched.is_expected(group_id))
+        is_batched = batched.is_expected(group_id)
+        shelf = shelf_of(group_id, call, device, is_batched)
+        if shelf and shelf.has(call):
+            return
+        lowered = lower_fusion(call, _fusion(group_id, call, device), device, is_batched)
         start(lowered)
         ahead.keep(group_id, call, lowered)
     except Exception as error:

@@ -26,7 +26,7 @@ from ..errors import CompileError, Refusal
 from ..schedule.machine import Machine
 from . import driver
 from .disk_cache import DiskCache, Stored, remember, remembered
-from .function import RUNTIME, Function, headers_digest
+from .function import RUNTIME, Function, headers_digest, source_digest
 from .job import Stop
 
 #: The most kernels that a process loads: nobody knows which CUDA graphs hold one, so none is ever unloaded.
@@ -84,7 +84,7 @@ class CudaTarget:
         """The same for compute capability `arch` (90 for 9.0): a cubin, or PTX where this NVRTC is older
         than the device."""
         found = installation()
-        key = self._key(source, arch, found)
+        key = (source_digest(source), *self._identity(arch, found))
         stored = self.cache.get(key, ".cubin", lambda output: self._run(source, name, arch, output))
         remember(self.cache, self.name, found)
         return stored
@@ -92,12 +92,21 @@ class CudaTarget:
     def find(self, source: str, name: str, device: str = "cuda:0") -> Stored | None:
         """The binary of a kernel if it is on disk. Needs no CuPy: without it, what the last one made is as
         good."""
-        found = remembered(self.cache, self.name, installation)
-        arch = driver.capability(_index(device))
-        return self.cache.find(self._key(source, arch, found), ".cubin") if found else None
+        return self.find_made_of(source_digest(source), device)
 
-    def _key(self, source: str, arch: int, found: str) -> tuple:
-        return self.name, source, headers_digest(), self._options, arch, found
+    def find_made_of(self, digest: str, device: str = "cuda:0") -> Stored | None:
+        """The same of a source with this digest."""
+        made_by = self.identity(device)
+        return self.cache.find((digest, *made_by), ".cubin") if made_by else None
+
+    def identity(self, device: str = "cuda:0") -> tuple | None:
+        """What its kernels for `device` depend on besides their sources; None where there is no CuPy, and was
+        none. Raises `Refusal` without a driver."""
+        found = remembered(self.cache, self.name, installation)
+        return self._identity(driver.capability(_index(device)), found) if found else None
+
+    def _identity(self, arch: int, found: str) -> tuple:
+        return self.name, headers_digest(), self._options, arch, found
 
     def load(self, stored: Stored, name: str, device: str) -> Function:
         """Kernel `name` of a binary on `device`. Raises `CompileError` where the driver does not take it (and

@@ -32,7 +32,7 @@ from .. import log
 from ..errors import CompileError, Refusal, TsfuserWarning
 from . import counters, seal
 
-_LAYOUT = "1"  # changes when the meaning of a stored file does
+_LAYOUT = "2"  # changes when the meaning of a stored file does
 _OFTEN = 3600  # seconds between two looks at all files
 _MAKING = "making-"  # files that are not finished
 _ADVICE = "set TSFUSER_CACHE_DIR to a directory of yours that nobody else can write"
@@ -98,10 +98,15 @@ class DiskCache:
         with contextlib.suppress(OSError):
             _write(self.directory / name, seal.sealed(content, digest))
 
+    def read(self, key: object, suffix: str) -> bytes | None:
+        """What was `put` under `key`."""
+        stored = self._find(*_name(key, suffix))
+        return stored.content if stored else None
+
     def text(self, key: object) -> str | None:
         """The text that was `put` under `key`."""
-        stored = self._find(*_name(key, ".txt"))
-        return stored.content.decode() if stored else None
+        content = self.read(key, ".txt")
+        return None if content is None else content.decode()
 
     def first_time(self, key: object) -> bool:
         """Whether no process has asked this with `key` since the cache was empty. Raises `OSError` where the

@@ -1,4 +1,4 @@
-"""A loaded kernel, and the headers that every kernel includes."""
+"""A loaded kernel, and what it was made of: its source, and the headers that every kernel includes."""
 
 from __future__ import annotations
 
@@ -61,6 +61,11 @@ class RecentFunctions:
         with self._lock:
             functions, self._functions = self._functions, OrderedDict()
         functions.clear()
+
+
+def source_digest(source: str) -> str:
+    """Stands for a kernel's source in keys."""
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
 @functools.cache

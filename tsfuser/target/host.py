@@ -21,7 +21,7 @@ from ..errors import CompileError
 from . import cxx, shared_library
 from .cxx import find_compiler
 from .disk_cache import DiskCache, Stored, remember, remembered
-from .function import RUNTIME, Function, headers_digest
+from .function import RUNTIME, Function, headers_digest, source_digest
 from .job import Stop
 
 #: Numbers come out as eager's do: no fused multiply-add where the program has two ops. Neither errno nor
@@ -66,17 +66,25 @@ class HostTarget:
     def find(self, source: str, name: str, device: str = "cpu") -> Stored | None:
         """The shared library of a kernel if it is on disk. Needs no compiler: where there is none, what the
         last one has made is as good."""
+        return self.find_made_of(source_digest(source), device)
+
+    def find_made_of(self, digest: str, device: str = "cpu") -> Stored | None:
+        """The same of a source with this digest."""
+        made_by = self.identity(device)
+        return self.cache.find((digest, *made_by), ".so") if made_by else None
+
+    def identity(self, device: str = "cpu") -> tuple | None:
+        """What its kernels depend on besides their sources; None where there is no compiler, and was none."""
         compiler = remembered(self.cache, self.name, lambda: cxx.identity(find_compiler()))
-        return self.cache.find(self._key(source, compiler), ".so") if compiler else None
+        return self._identity(compiler) if compiler else None
 
     def compile(self, source: str, name: str, device: str = "cpu", stop: Stop | None = None) -> Stored:
         """The same, made if it is not there. Raises `Refusal` where there is no compiler, `CompileError`
         where it fails, `job.Stopped`."""
         compiler = find_compiler()
         identity = cxx.identity(compiler)
-        stored = self.cache.get(
-            self._key(source, identity), ".so", lambda output: self._run(compiler, source, name, output, stop)
-        )
+        key = (source_digest(source), *self._identity(identity))
+        stored = self.cache.get(key, ".so", lambda output: self._run(compiler, source, name, output, stop))
         remember(self.cache, self.name, identity)
         return stored
 
@@ -93,8 +101,8 @@ class HostTarget:
         self._libraries[stored.path] = library
         return Function(handle, library)
 
-    def _key(self, source: str, compiler: str) -> tuple:
-        return self.name, source, headers_digest(), self.flags(), _GCC, compiler, cpu_identity()
+    def _identity(self, compiler: str) -> tuple:
+        return self.name, headers_digest(), self.flags(), _GCC, compiler, cpu_identity()
 
     def _run(self, compiler: tuple, source: str, name: str, output: Path, stop: Stop | None) -> None:
         text = output.with_name(f"{name}.cpp")
