@@ -232,7 +232,11 @@ void disarm(Node* node) {
 }
 
 bool only_reads(const Node& reader) {
-  return is_profile(&reader)
+  static const Kinds casts = {c10::aten::_autocast_to_full_precision,
+                              c10::aten::_autocast_to_reduced_precision,
+                              c10::Symbol::fromQualString("tsfuser::full_precision"),
+                              c10::Symbol::fromQualString("tsfuser::reduced_precision")};
+  return is_profile(&reader) || casts.count(reader.kind()) != 0  // which may hand their operand on
              ? is_only_read(reader.output())
              : op_facts().fresh.count(reader.kind()) != 0 || reader.kind() == c10::aten::size;
 }

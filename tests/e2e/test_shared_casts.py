@@ -87,3 +87,61 @@ def test_in_one_graph_there_is_one_cast(device):
     nodes = [n for g in (graphs[0], *inside) for n in g.nodes()]
     casts = [n for n in nodes if n.kind() == "aten::_autocast_to_full_precision"]
     assert casts and len({n.inputsAt(0).debugName() for n in casts}) == len(casts)
+
+
+class Normal(torch.nn.Module):
+    """Two blocks with a root mean square norm each, which computes in float32 whatever it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (torch.nn.Parameter(torch.full((9,), w)) for w in (0.5, 1.5))
+
+    def norm(self, x: Tensor, weight: Tensor):
+        wide = x.float()
+        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x)
+
+    def forward(self, x: Tensor, y: Tensor, c: Tensor):
+        x = x + torch.tanh(self.norm(x, self.first) * c)
+        return x + torch.nn.functional.linear(self.norm(x, self.second), y)
+
+
+class ReturnsCast(Normal):
+    def forward(self, x: Tensor, y: Tensor, c: Tensor):
+        wide = x.float()
+        return wide, torch.tanh(wide * c) * wide.pow(2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_casts_that_may_change_nothing_are_in_the_graph(device, dtype):
+    """So gradients of what is cast and of what is not are added by a group, and sums that norms read."""
+    kind = torch.device(device).type
+    tensors = [t.detach().to(dtype).requires_grad_() for t in narrow_tensors(device)]
+    fused, graph, _ = autocast_training(Normal().to(device), tensors, kind)
+    assert len(graph.findAllNodes("prim::DifferentiableGraph", True)) == 1
+    assert [n.kind() for n in graph.nodes() if n.kind().startswith("aten::") and "Tensor" in str(n)] == []
+    results = []
+    for wide in (None, torch.float64):
+        given = [t.detach().to(wide or t.dtype).requires_grad_() for t in tensors]
+        with torch.autocast(kind, torch.bfloat16, enabled=wide is None):
+            result = Normal().to(device, wide)(*given)
+        result.float().sum().backward() if wide is None else result.sum().backward()
+        results.append([result, *(t.grad for t in given)])
+    for got, eager, true in zip(fused, *results):
+        assert_matches(got, eager.to(got.dtype), true, ops=80, strides=False, precision=torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cast_that_is_returned_shares_memory_as_in_eager(device, dtype):
+    kind = torch.device(device).type
+    tensors = [t.detach().to(dtype).requires_grad_() for t in narrow_tensors(device)]
+    torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
+    eager = ReturnsCast().to(device)
+    scripted = torch.jit.script(eager)
+    with tsfuser.fuser(), torch.autocast(kind, torch.bfloat16):
+        for _ in range(4):
+            wide, out = scripted(*tensors)
+            (out.float().sum() + wide.sum()).backward()
+        expected = eager(*tensors)
+    assert (wide.data_ptr() == tensors[0].data_ptr()) == (dtype == torch.float32)
+    assert (expected[0].data_ptr() == tensors[0].data_ptr()) == (dtype == torch.float32)
+    torch.testing.assert_close(wide, expected[0])

@@ -137,11 +137,8 @@ def _tidy(work: Work) -> None:
 def _name_groups(work: Work) -> None:
     for node in work.graph.findAllNodes(GROUP, True):
         subgraph = node.g("Subgraph")
-        batched_group = node.hasAttribute("batch")
-        text = identity(subgraph) + "# batched" * batched_group
+        text = identity(subgraph) + batched.MARK * node.hasAttribute("batch")
         node.i_("cache_id", _C.group_id(subgraph, text))
-        if batched_group:
-            batched.expect(node.i("cache_id"))
 
 
 def identity(subgraph: Graph) -> str:

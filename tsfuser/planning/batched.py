@@ -1,18 +1,16 @@
 """The groups that are in batches: one launch runs the kernel of several groups.
 
-In: a group, before it is planned. Out: whether it is one of them. Example: `expect(3)`, `is_expected(3)`.
+In: a group. Out: whether it is one of them, as the end of its text says. Example: `is_expected(3)`.
 """
 
 from __future__ import annotations
 
-_groups: set[int] = set()  # registry: by number, for good, as groups are
+from .. import _C
 
-
-def expect(group_id: int) -> None:
-    """Has the plans of a group made for batched launches."""
-    _groups.add(group_id)
+#: The end of the text of such a group; cast_together.cpp makes some, too.
+MARK = "# batched"
 
 
 def is_expected(group_id: int) -> bool:
-    """Whether somebody has asked for that."""
-    return group_id in _groups
+    """Whether plans of the group are for batched launches."""
+    return _C.group_text(group_id).endswith(MARK)
