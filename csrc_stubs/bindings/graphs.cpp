@@ -8,6 +8,7 @@
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twins.h"
+#include "torchscript/weight_casts.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/frontend/source_range.h>
@@ -128,6 +129,10 @@ void bind_graphs(py::module_& m) {
   m.def("settle_branches", py::overload_cast<bool>(&settle_branches),
         "Whether branches that follow from the sizes and attributes of a call are settled "
         "(torchscript/settled_branches.h). Returns the state before.");
+  m.def(
+      "cast_in_groups_everywhere", &cast_in_groups_everywhere,
+      "Whether weights on the CPU are cast by groups, too (torchscript/weight_casts.h); for tests. Returns "
+      "the state before.");
   m.def("static_values", &static_values,
         "The names of the values of a graph that follow from the facts of a call "
         "(torchscript/static_values.h); None where it has nodes of unknown kinds.");

@@ -13,6 +13,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/_autocast_to_reduced_precision_ops.h>
@@ -44,6 +45,8 @@ using torch::jit::Stack;
 // distributed training sends at once.
 constexpr int64_t kTogether = int64_t{1} << 23;
 
+std::atomic<bool> groups_everywhere{false};
+
 // The group `aten::to(%x, dtype, 0, 0, None)`, for batches.
 Group& make_cast_group(at::ScalarType dtype) {
   const auto graph = std::make_shared<torch::jit::Graph>();
@@ -68,9 +71,10 @@ Group& cast_group(at::ScalarType dtype) {
 // Copies in another dtype, as the tensors lie in memory, of tensors of one device. They have no history.
 std::vector<Tensor> cast_all(const std::vector<Tensor>& tensors, at::ScalarType dtype) {
   const at::AutoDispatchBelowADInplaceOrView no_history;
+  const at::NoGradGuard no_gradients;  // groups refuse what autograd would have to record
   std::vector<Tensor> made;
   made.reserve(tensors.size());
-  if (!tensors.empty() && tensors[0].is_cuda()) {
+  if (!tensors.empty() && (tensors[0].is_cuda() || groups_everywhere)) {
     Group& group = cast_group(dtype);
     Stack stack;
     for (size_t i = 0; i < tensors.size(); ++i) {
@@ -207,6 +211,8 @@ void cast_together(Stack& stack) {
 }
 
 }  // namespace
+
+bool cast_in_groups_everywhere(bool on) { return groups_everywhere.exchange(on); }
 
 void register_cast_operator() {
   static const torch::jit::RegisterOperators registered({torch::jit::Operator(

@@ -12,5 +12,7 @@ namespace tsfuser {
 void cast_weights_together(torch::jit::Graph& graph, const torch::jit::Node* first);
 // The operator that it makes a node of: tsfuser::cast_together (cast_together.cpp).
 void register_cast_operator();
+// Whether casts of CPU tensors are groups, too, as on a GPU; for tests. Returns the state before.
+bool cast_in_groups_everywhere(bool on);
 
 }  // namespace tsfuser

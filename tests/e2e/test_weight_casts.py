@@ -9,6 +9,7 @@ from torch import nn
 
 import tsfuser
 from kit.support import counted
+from tsfuser import _C
 from tsfuser.debug.plans import plans_of
 
 pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error", "switched_on")
@@ -20,6 +21,16 @@ TOGETHER = "tsfuser::cast_together"
 def switched_on():
     with tsfuser.fuser():
         yield
+
+
+@pytest.fixture(params=[False, True], ids=["copied", "in groups"])
+def in_groups(request, device):
+    """Whether groups cast the weights: on CUDA they do, elsewhere torch copies them."""
+    if device == "cuda" and not request.param:
+        pytest.skip("groups cast them")
+    before = _C.cast_in_groups_everywhere(request.param)
+    yield request.param
+    _C.cast_in_groups_everywhere(before)
 
 
 class Layers(nn.Module):
@@ -163,7 +174,7 @@ def steps_agree(plain, ours, scripted, x, steps=5):
                 assert_near(p.grad, q.grad)
 
 
-def test_a_step_casts_all_weights_by_one_op(device):
+def test_a_step_casts_all_weights_by_one_op(device, in_groups):
     plain, ours, scripted = pair(Layers, device)
     x = images(device)
     steps_agree(plain, ours, scripted, x)
@@ -206,7 +217,7 @@ def laid_out(device, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_casts_and_gradients_are_torchs(device, dtype):
+def test_casts_and_gradients_are_torchs(device, in_groups, dtype):
     weights = [w.requires_grad_() for w in laid_out(device)]
     gradients = laid_out(device, dtype)
     for _ in range(3):
@@ -219,8 +230,8 @@ def test_casts_and_gradients_are_torchs(device, dtype):
             assert made.stride() == wanted.stride()
             torch.testing.assert_close(made.detach(), wanted, rtol=0, atol=0, equal_nan=True)
         assert {made.dtype for made in found} == {dtype} and {g.dtype for g in back} == {torch.float32}
-    if device == "cuda":  # of contiguous weights a few, of the other layouts one each
-        assert 0 < rise["launches"] < 16
+    assert rise["fallbacks"] == {}
+    assert bool(rise["launches"]) == in_groups and rise["launches"] < 16
 
 
 def test_gradients_are_cast_back_by_one_node(device):
@@ -238,7 +249,7 @@ def test_gradients_are_cast_back_by_one_node(device):
     assert names.count("tsfuser::CastBackward") == 1
 
 
-def test_weights_without_gradients_and_weights_that_are_not_cast(device):
+def test_weights_without_gradients_and_weights_that_are_not_cast(device, in_groups):
     """One is frozen, one is in bfloat16 by itself, and one gets its gradient by its own hook."""
     plain, ours, scripted = pair(Layers, device)
     calls = []
@@ -268,7 +279,7 @@ def test_weights_that_may_be_written_are_cast_where_they_are_read(device, kind):
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_inference_casts_all_weights_by_one_op(device, mode):
+def test_inference_casts_all_weights_by_one_op(device, in_groups, mode):
     plain, ours, scripted = pair(Layers, device)
     x = images(device)
     with mode(), torch.autocast(x.device.type, torch.bfloat16):
@@ -292,7 +303,7 @@ def test_inference_after_training(device):
         assert_near(scripted(x), plain(x))
 
 
-def test_a_graph_that_is_kept_and_gradients_of_gradients(device):
+def test_a_graph_that_is_kept_and_gradients_of_gradients(device, in_groups):
     plain, ours, scripted = pair(Layers, device)
     x = images(device)
     steps_agree(plain, ours, scripted, x)
@@ -332,7 +343,7 @@ def explicit_steps_agree(plain, ours, scripted, x, steps=5):
 
 
 @pytest.mark.parametrize("gradients", [True, False])
-def test_casts_of_the_program_are_made_in_parts(device, gradients):
+def test_casts_of_the_program_are_made_in_parts(device, in_groups, gradients):
     plain, ours, scripted = pair(Explicit, device)
     x = torch.randn(4, 8, device=device)
     with torch.set_grad_enabled(gradients):
