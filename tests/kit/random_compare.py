@@ -77,13 +77,13 @@ def _apart(others, wanted, epsilon, most):
     roundings of numbers of ordinary size. Infinite where even the roundings of doubles, or the order in
     which a sum adds, decide what is finite; also where eager's sum of terms that have overflowed is one that
     itself overflows, beyond `most`: it may be inf or nan. `others`: eager's, and those with noise."""
-    off = torch.stack([(other - wanted).abs() for other in others]).amax(0)
+    offs = torch.stack([(other - wanted).abs() for other in others])
     ordinary = wanted.abs()[wanted.abs() < 100.0]
     scale = float(ordinary.max()) if ordinary.numel() else 0.0
+    lost = others[0].isfinite() != wanted.isfinite()  # eager's own overflow: its error is no measure
+    off = torch.where(lost, offs[1:].amax(0), offs.amax(0))
     allowed = 16 * off + 256 * epsilon * (wanted.abs() + scale)
     unsure = torch.stack([_differ_beyond_finite(other, wanted) for other in others[1:]]).any(0)
-    lost = others[0].isfinite() != wanted.isfinite()  # eager's own overflow
-    allowed = torch.where(lost, 256 * epsilon * (wanted.abs() + scale), allowed)
     unsure |= lost & (wanted.abs() > most)
     return torch.where(unsure, torch.inf, allowed)
 

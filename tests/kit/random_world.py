@@ -192,6 +192,8 @@ class World:
     def _away_from_jumps(self, st, exact):
         if not st.jump or (st.where == "slope" and not self.gradients) or (st.where == "value" and exact):
             return True
+        if self.limits and not exact:  # the roundings of the largest numbers reach far
+            return False
         try:
             distance = execute("", st.jump.format(*st.operands), self.wide, torch.float64, value=True).abs()
         except REFUSALS:

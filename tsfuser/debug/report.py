@@ -34,7 +34,7 @@ def stats() -> Mapping[str, Any]:
 def reset() -> None:
     """Forget all plans and loaded kernels, and set the counters to 0. Safe while other threads run groups.
     Groups stay, as functions hold them: `groups` in `stats()` is as before, and their next calls make new
-    plans. Kernels on disk stay."""
+    plans, or read them from disk: what is there stays."""
     _C.reset()
     ahead.forget()
     pipeline.forget()

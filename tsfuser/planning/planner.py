@@ -13,6 +13,7 @@ from .. import _C, log
 from ..errors import CompileError, Refusal
 from ..ir.call import Arg, Call, ListArg, OtherArg, ScalarArg, TensorArg
 from ..ir.fusion import Fusion
+from ..target import counters
 from . import ahead, batched, interrupts
 from .compile import compile_fusion, finish, lower_fusion, start
 from .parse import parse
@@ -41,17 +42,19 @@ def plan(group_id: int, args: tuple, varies: bool) -> _C.Plan:
 
 
 def _planned(group_id: int, call: Call, device: str) -> Plan:
-    """The plan: from disk, of what was prepared ahead, or made now. Raises Refusal or CompileError."""
+    """The plan: of what was prepared ahead, from disk, or made now. Raises Refusal or CompileError."""
     is_batched = batched.is_expected(group_id)
     shelf = shelf_of(group_id, call, device, is_batched)
-    found = shelf.find(call) if shelf else None
-    if found:
-        return found
     lowered = ahead.take(group_id, call)
-    if lowered is None:
-        result = compile_fusion(call, _fusion(group_id, call, device), device, is_batched)
-    else:
+    if lowered is not None:
         result = finish(lowered)
+        shelf = shelf if lowered.call.varies == call.varies else None
+    else:
+        found = shelf.find(call) if shelf else None
+        if found:
+            counters.count("plans_read")
+            return found
+        result = compile_fusion(call, _fusion(group_id, call, device), device, is_batched)
     if shelf:
         shelf.keep(result)
     return result
@@ -67,7 +70,7 @@ def prepare(group_id: int, args: tuple[Arg, ...]) -> None:
         device = group_device(call)
         is_batched = batched.is_expected(group_id)
         shelf = shelf_of(group_id, call, device, is_batched)
-        if shelf and shelf.has(call):
+        if shelf and shelf.find(call):
             return
         lowered = lower_fusion(call, _fusion(group_id, call, device), device, is_batched)
         start(lowered)

@@ -16,7 +16,8 @@ the same process calls the group again.
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import hashlib
 import marshal
 import os
 import sys
@@ -27,11 +28,10 @@ from pathlib import Path
 import torch
 
 from .. import _C, log, options
-from ..errors import CompileError, Refusal
+from ..errors import Refusal
 from ..ir.call import Call
 from ..ir.limits import Limit
 from ..ir.size import OPERATIONS
-from ..target import counters
 from ..target.disk_cache import DiskCache
 from . import ahead, compile, interrupts
 from .plan import Launch, Plan
@@ -56,14 +56,14 @@ class Shelf:
 
     def find(self, call: Call) -> Plan | None:
         """The plan that serves `call`, its kernels loaded; None where there is none, or a kernel is gone."""
-        for plan in self._plans():
-            if serves(plan, call.leaves):
-                return self._loaded(plan)
+        try:
+            for plan in self._plans():
+                if serves(plan, call.leaves):
+                    return self._loaded(plan)
+        except Exception as error:  # it is planned, then
+            interrupts.pass_on(error)
+            log.write("kernel_cache", "no plan could be read from disk", error)
         return None
-
-    def has(self, call: Call) -> bool:
-        """Whether there is a plan that serves `call`."""
-        return any(serves(plan, call.leaves) for plan in self._plans())
 
     def keep(self, plan: Plan) -> None:
         """Puts a plan there. What goes wrong costs the next process some time only."""
@@ -73,7 +73,7 @@ class Shelf:
             self.cache.put(self.key, _SUFFIX, marshal.dumps([_plain(p) for p in kept[:_MOST]]))
         except Exception as error:
             interrupts.pass_on(error)
-            log.write("kernel_cache", "a plan was not kept on disk", error, log.UPDATE)
+            log.write("kernel_cache", "a plan was not kept on disk", error)
 
     def _plans(self) -> Iterator[Plan]:
         content = self.cache.read(self.key, _SUFFIX)
@@ -81,30 +81,29 @@ class Shelf:
 
     def _loaded(self, plan: Plan) -> Plan | None:
         names = [launch.name for launch in plan.launches]
-        try:
-            functions = compile.functions_on_disk(list(zip(plan.sources, names)), self.device)
-        except (Refusal, CompileError):  # they are compiled anew
-            return None
+        functions = compile.functions_on_disk(list(zip(plan.sources, names)), self.device)
         if functions is None:
             return None
-        counters.count("plans_read")
         launches = (replace(x, function=f.handle) for x, f in zip(plan.launches, functions))
         return replace(plan, launches=tuple(launches), keepalive=tuple(functions))
 
 
 def shelf_of(group_id: int, call: Call, device: str, batched: bool) -> Shelf | None:
     """Where plans of the group for such calls are; None where they are not kept. `batched` as of
-    `compile.lower_fusion`. Raises Refusal."""
+    `compile.lower_fusion`."""
     if not options.get("stored_plans") or _is_watched():
         return None
     graph = _text(_C.group_graph(group_id))
-    made_by = compile.identity(device)
+    try:
+        made_by = compile.identity(device)
+    except (Refusal, OSError):  # no compiler, or no driver: planning says so
+        return None
     if graph is None or made_by is None:
         return None
     chosen = {option.name: options.get(option.name) for option in options.TABLE if option.name not in _APART}
     arguments = tuple(ahead.structure(call))
     settings = tuple(map(str, ahead.settings()))
-    key = ("plans", _versions(), repr(chosen), made_by, settings, graph, arguments, call.varies, batched)
+    key = ("plans", VERSIONS, repr(chosen), made_by, settings, graph, arguments, call.varies, batched)
     return Shelf(compile.disk_cache(device), key, device)
 
 
@@ -135,24 +134,21 @@ def _text(graph: torch._C.Graph) -> str | None:
     return None if "complex = prim::Constant" in text or "complex[] = prim::Constant" in text else text
 
 
-@functools.cache
 def _versions() -> tuple:
-    """What tells one tsfuser, torch and Python from another. Of tsfuser the size and date of each file: to
-    read them all would take longer than to plan a group."""
-    files = tuple(_files(str(Path(__file__).parent.parent)))
-    return torch.__version__, torch.version.git_version, sys.version, marshal.version, files
+    """What tells one tsfuser, torch and Python from another."""
+    folder = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.h"))):
+        with contextlib.suppress(OSError):  # an editor's, gone by now
+            digest.update(f"{path.relative_to(folder)} ".encode() + path.read_bytes())
+    extension = os.stat(_C.__file__)
+    built = extension.st_size, extension.st_mtime_ns
+    python = sys.version, marshal.version
+    return digest.hexdigest(), built, torch.__version__, torch.version.git_version, python
 
 
-def _files(folder: str) -> Iterator[tuple]:
-    """Name, size and date of each file in `folder`, and below."""
-    with os.scandir(folder) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
-    for entry in entries:
-        if not entry.is_dir():
-            status = entry.stat()
-            yield entry.name, status.st_size, status.st_mtime_ns
-        elif entry.name != "__pycache__":
-            yield entry.name, tuple(_files(entry.path))
+#: Of the code that has been imported, whatever becomes of its files.
+VERSIONS = _versions()
 
 
 def _plain(plan: Plan) -> tuple:
