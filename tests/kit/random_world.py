@@ -31,10 +31,13 @@ LAYOUTS = ("dense", "dense", "dense", "transposed", "strided", "shifted", "expan
 #: product of addcmul's factors comes first on CUDA; some of the matrix products of the CPU's library keep
 #: sums beyond the largest float32, and others make NaN of them; the gradients of hardswish, hardtanh,
 #: hardshrink and softshrink at NaN are NaN or 0 in the vectors of the CPU's loop, and the incoming one in its
-#: tail, and on CUDA. Before torch 2.13 the CPU's gelu of inf is NaN.
+#: tail, and on CUDA; of two NaNs a sum has the sign of one. Before torch 2.13 the CPU's gelu of inf is NaN.
 UNCLEAR = {
     "limits": {"addcmul": False, "matmul": False, "torch.mm(": False},
-    "special": dict.fromkeys(("hardswish", "hardtanh", "relu6", "hardshrink", "softshrink"), True),
+    "special": {
+        **dict.fromkeys(("hardswish", "hardtanh", "relu6", "hardshrink", "softshrink"), True),
+        "signbit": False,
+    },
 }
 if torch.nn.functional.gelu(torch.full((16,), float("inf"))).isnan().any():
     for _rules in UNCLEAR.values():
