@@ -8,7 +8,8 @@ from torch import Tensor
 
 import tsfuser
 from kit import prefork
-from kit.support import ROOT, assert_matches, fresh, no_fallback, train
+from kit.opsweep import plain
+from kit.support import ROOT, assert_matches, fresh, no_fallback, script, train
 from tsfuser.frontends.torchscript import passes
 from tsfuser.graph.wrapper import GROUP, is_tensor
 
@@ -422,3 +423,24 @@ def test_what_autocast_need_not_cast_is_the_tensor_itself(device):
     assert wide.dtype == torch.float32 and torch.equal(wide, x.bfloat16().float())
     [group] = [g for o in seen[:1] for g in o.graph.findAllNodes(GROUP, True)]
     assert group.outputsSize() == 1
+
+
+@pytest.mark.parametrize("view", ["x", "x.reshape(-1)", "x.view(6)", "x.transpose(0, 1)", "x.unsqueeze(0)"])
+@pytest.mark.parametrize(
+    "text", ["torch.log_softmax(h, -1)", "torch.softmax(h, 0)", "torch.tanh(h) * h", "torch.exp(h) + h * 2"]
+)
+def test_an_input_that_is_cast_may_be_written_to_before_the_backward(device, view, text):
+    """Its cast is kept, not computed again of a view of the input, which autodiff keeps, too."""
+    source = f"def f(x: Tensor):\n    h = {view}.to(torch.float16)\n    return {text}\n"
+    eager, scripted = plain(source), script(source)
+    gradients = []
+    for function in (eager, scripted):
+        x = torch.linspace(-2, 2, 6, device=device).view(2, 3).requires_grad_()
+        with tsfuser.fuser():
+            for _ in range(5):
+                out = function(x)
+                with torch.no_grad():
+                    x.mul_(0.5)
+                [gradient] = torch.autograd.grad(out.float().square().sum(), x)
+        gradients.append(gradient)
+    torch.testing.assert_close(*gradients, rtol=0.02, atol=0.02)

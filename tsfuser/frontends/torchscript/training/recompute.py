@@ -71,7 +71,8 @@ def compute_again(saved: SavedValues) -> set[int]:
                 known[narrow.debugName()] = places[0][1]
                 again = known[value.debugName()] = _keep_instead(saved, node, *places.pop(0), first)
             elif stays or not _is_computable(node, known, [STEPS], set()):
-                known[value.debugName()] = places[0][1]
+                if list(places[0][1].uses()) or not _is_of_an_input(value):
+                    known[value.debugName()] = places[0][1]
                 continue
             else:
                 again = _again(node, saved.backward, first, known)
@@ -111,6 +112,16 @@ def _narrow_operand(node: Node, returned: set[str]) -> Value | None:
         return None
     shared = any(may_return_operand(use.user) and use.user.kind() != node.kind() for use in operand.uses())
     return None if shared else operand
+
+
+def _is_of_an_input(value: Value) -> bool:
+    """Whether the value may be an input of the forward, or a view of one: as above, nothing is to read it in
+    the backward that did not before."""
+    node = value.node()
+    while may_return_operand(node):
+        value = node.inputsAt(0)
+        node = value.node()
+    return node.kind() == "prim::Param"
 
 
 def _keep_instead(saved: SavedValues, cast: Node, j: int, argument: Value, first: Node) -> Value:
