@@ -256,6 +256,7 @@ PYBIND11_MODULE(_C, m) {
   static const int watched = pthread_atfork(nullptr, nullptr, after_fork);  // once a process
   static_cast<void>(watched);
   m.attr("most_dead_inputs") = most_dead_inputs;
+  m.attr("batched_mark") = batched_mark;
   bind_plan(m);
   bind_graphs(m);
   bind_nodes(m);

@@ -28,6 +28,9 @@ namespace tsfuser {
 
 class Callback;  // python.h
 
+// The end of the text of a group that is in batches: its plans are made for batched launches.
+inline constexpr const char* batched_mark = "# batched";
+
 extern std::atomic<bool> fallback_enabled;
 
 class Group {

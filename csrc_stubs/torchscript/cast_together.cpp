@@ -4,8 +4,8 @@
 // whatever the dtype of a tensor. Out: the result of the cast for each tensor, or the tensor itself. On a
 // GPU the casts are groups, and one batched launch runs many of them: torch's op for many tensors gives each
 // block of threads 65,536 elements, which takes 20 us, however few blocks there are. Elsewhere that op runs.
-// Gradients are cast back in parts of `kTogether`: each waits for the last one of its part. Example: two
-// kernels cast the 54 weights of a ResNet-50, and three launches their gradients.
+// Gradients are cast back in parts of `kTogether`: each waits for the last one of its part. Example: 96
+// weights of many sizes and layouts take fewer than 16 launches each way (tests/e2e/test_weight_casts.py).
 
 #include "call/arguments.h"
 #include "group/group.h"
@@ -55,7 +55,7 @@ Group& make_cast_group(at::ScalarType dtype) {
       graph->insert(c10::aten::to, {graph->addInput(), static_cast<int64_t>(dtype), no, no, c10::IValue()});
   graph->registerOutput(result);
   const auto text = graph->toString(/*print_source_locations=*/false);
-  return *group_by_text(graph, text + "# batched");  // as planning/batched.py knows them
+  return *group_by_text(graph, text + batched_mark);
 }
 
 Group& cast_group(at::ScalarType dtype) {

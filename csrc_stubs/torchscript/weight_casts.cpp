@@ -11,7 +11,7 @@
 //     %cast : Tensor[] = tsfuser::cast_together(%all, [1, 1, ...], 1, 0, 5, 15, 0)
 //     %c0 : Tensor, %c1 : Tensor, ... = prim::ListUnpack(%cast)
 //
-// So the casts of the 54 weights of a ResNet-50 are two kernels on a GPU instead of 54, and as few in the
+// So the casts of the 54 weights of a ResNet-50 are a few launches on a GPU instead of 54, and as few in the
 // backward. All casts are in memory at once then, in inference, too: as in eager code, where autocast keeps
 // each cast until its block ends. Only in inference mode eager keeps none. Two conditions:
 //   - nothing in the graph writes to a weight;

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from .. import _C
 
-#: The end of the text of such a group; cast_together.cpp makes some, too.
-MARK = "# batched"
+MARK: str = _C.batched_mark  # the end of the text of such a group
 
 
 def is_expected(group_id: int) -> bool:

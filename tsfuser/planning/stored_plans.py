@@ -127,7 +127,7 @@ def _is_watched() -> bool:
 
 def _text(graph: torch._C.Graph) -> str | None:
     """A graph without its sizes and without places in source files; None where its text does not tell it from
-    others: torch prints some complex numbers with another sign."""
+    others: torch does not print the signs of both parts of a complex number."""
     graph = graph.copy()
     torch._C._jit_pass_erase_shape_information(graph)
     text = graph.str(False)
