@@ -134,7 +134,7 @@ std::vector<Twin> rows() {
        write_shared_to},
       twin_of_joins(),
       twin_of_parts(),
-      twin_of_norms(),
+      twin_with_operands(),
   };
 }
 

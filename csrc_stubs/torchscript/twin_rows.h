@@ -48,9 +48,9 @@ Twin twin_of_parts();  // part_twin.cpp
 std::vector<Helper> helpers_of_parts();
 void register_operators_of_parts();
 
-Twin twin_of_norms();  // norm_twin.cpp
-std::vector<Helper> helpers_of_norms();
-void register_operators_of_norms();
+Twin twin_with_operands();  // operand_twin.cpp
+std::vector<Helper> helpers_with_operands();
+void register_operators_with_operands();
 
 std::vector<Helper> helpers_of_views();  // views_apart.cpp
 void register_operators_of_views();

@@ -318,13 +318,13 @@ void register_twins() {
       "tsfuser::value_or(int? value, int other) -> int", value_or, c10::AliasAnalysisKind::FROM_SCHEMA)});
   register_operators_of_joins();
   register_operators_of_parts();
-  register_operators_of_norms();
+  register_operators_with_operands();
   register_operators_of_views();
   for (const Twin& twin : twin_rows()) {
     add_twin(twin);
   }
   for (const auto& table :
-       {helpers_of_joins(), helpers_of_parts(), helpers_of_norms(), helpers_of_views()}) {
+       {helpers_of_joins(), helpers_of_parts(), helpers_with_operands(), helpers_of_views()}) {
     for (const Helper& helper : table) {
       known_twins().helpers.emplace(c10::Symbol::fromQualString(helper.kind), helper.restore);
     }

@@ -204,6 +204,26 @@ def test_what_a_norm_copies_is_written_where_its_gradient_is_cast(norm, dtype):
 
 
 @pytest.mark.graphs
+@pytest.mark.parametrize(
+    "view", ["{}.permute([0, 1]).contiguous()", "{}.permute([1, 0, 2]).contiguous()", "{}.view(0, 2, 2)"]
+)
+def test_the_operand_of_a_batch_norm_of_nothing_is_written(view):
+    """Eager keeps none."""
+    made = view.format("x").replace("[0, 1]", "[0, 1, 2]")
+    norm = "torch.nn.functional.batch_norm(y, None, None, training=True, eps=0.25)"
+    text = f"def f(x: Tensor):\n    y = {made}\n    return {norm}\n"
+    scripted, eager = script(text), plain(text)
+    with tsfuser.fuser():
+        for function in [scripted] * 5 + [eager]:
+            x = torch.ones(0, 2, 2, requires_grad=True)
+            y = function(x)
+            with torch.no_grad():
+                x.add_(1)
+            (found,) = torch.autograd.grad(y.sum(), x)
+            assert found.shape == x.shape
+
+
+@pytest.mark.graphs
 @pytest.mark.parametrize("view", VIEWS)
 def test_the_other_factor_of_a_view_without_gradient_is_written(view):
     """The product keeps only the view."""

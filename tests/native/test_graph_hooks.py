@@ -297,12 +297,17 @@ TWINS = {
   %c : Tensor = aten::to(%own, %dtype, %no, %no, %layout)
   %r : Tensor = aten::mul(%c, %c)""",
     ),
-    "group norm": ("normalized", "%r : Tensor = aten::group_norm(%x, %last, %x, %none, %eps, %yes)"),
+    "group norm": ("with_operands", "%r : Tensor = aten::group_norm(%x, %last, %x, %none, %eps, %yes)"),
     "instance norm": (
-        "normalized",
+        "with_operands",
         "%r : Tensor = aten::instance_norm(%x, %x, %x, %none, %none, %yes, %eps, %eps, %yes)",
     ),
-    "RMS norm": ("normalized", "%r : Tensor = aten::rms_norm(%x, %sizes, %x, %none)"),
+    "index": (
+        "with_operands",
+        """%l : Tensor?[] = prim::ListConstruct(%x)
+  %r : Tensor = aten::index(%x, %l)""",
+    ),
+    "RMS norm": ("with_operands", "%r : Tensor = aten::rms_norm(%x, %sizes, %x, %none)"),
 }
 
 

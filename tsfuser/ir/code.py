@@ -20,13 +20,14 @@ from typing import Any
 
 from . import text
 from .dtypes import DType
-from .fusion import Axis, Lookup, Pointwise, Random, Reduce, Reshape, Value, Walk, Within, tuple_text
+from .fusion import PLACES, Axis, Lookup, Pointwise, Random, Reduce, Reshape, Value, Walk, tuple_text
 from .size import INFIX, Size
 from .values import Window
 
 _WIDTH = 100  # characters of a line
 _LONG = 60  # characters of a formula that gets a name even where it occurs once
-_OPS = (Pointwise, Reduce, Random, Reshape, Lookup, Walk, Window, Within)  # spelled as a Fusion prints them
+#: spelled as a Fusion prints them
+_OPS = (Pointwise, Reduce, Random, Reshape, Lookup, Walk, Window, *PLACES)
 
 
 class SizeNames:

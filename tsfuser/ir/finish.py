@@ -19,6 +19,7 @@ from . import size as sz
 from .axes import Axes, loop_strides
 from .draft import Draft
 from .fusion import (
+    PLACES,
     Axis,
     Fusion,
     Lookup,
@@ -30,7 +31,6 @@ from .fusion import (
     TensorInput,
     Update,
     Value,
-    Within,
 )
 from .values import Window
 
@@ -82,7 +82,7 @@ def _ops(ops: Sequence[Op], stored: set[str], new: _Canonical) -> tuple[Op, ...]
     kept = []
     for old in ops:
         op = new.op(old)
-        if isinstance(op, (Pointwise, Within)) and old.output.name not in stored:
+        if isinstance(op, (Pointwise, *PLACES)) and old.output.name not in stored:
             how = tuple(value for name, value in vars(op).items() if name != "output")
             first = made.setdefault((type(op), op.output.dtype, op.output.dims, how), op)
             if first is not op:
@@ -204,7 +204,7 @@ class _Canonical:
             return replace(op, stream=stream, linear_strides=steps, saved=saved)
         if isinstance(op, Lookup):
             return replace(op, strides=self.strides(old.output, op.strides))
-        if isinstance(op, Within):
+        if isinstance(op, PLACES):
             return replace(op, window=self.window(op.window))
         if isinstance(op, Reshape) and op.strides is not None:
             strides, windows = self.strides(old.output, op.strides), tuple(map(self.window, op.windows))

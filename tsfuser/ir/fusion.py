@@ -142,7 +142,18 @@ class Within:
     operands: tuple[Value, ...] = ()
 
 
-Op = Union[Pointwise, Reduce, Random, Reshape, Lookup, Within]
+@dataclass(frozen=True)
+class Position:
+    """`output[i]` = the number of `i` along the dim of the `window`, which is all of that dim, in int64."""
+
+    name: str
+    window: Window
+    output: Value
+    operands: tuple[Value, ...] = ()
+
+
+Op = Union[Pointwise, Reduce, Random, Reshape, Lookup, Within, Position]
+PLACES = (Within, Position)  #: ops that look at nothing but where an element is
 MOMENTS = ("mean", "squares")  #: reductions that share an accumulator
 PARTIAL_MOMENTS = (
     "count",
@@ -288,7 +299,7 @@ def _leaves(fusion: Fusion) -> list[Size]:
     for i in fusion.inputs:
         sizes += [*i.strides, i.alignment, i.offset, *_bounds(i.windows)]
     for op in fusion.ops:
-        if isinstance(op, Within):
+        if isinstance(op, PLACES):
             sizes += _bounds((op.window,))
         elif isinstance(op, Reshape):
             sizes += [*(op.strides or ()), op.offset, *_bounds(op.windows)]
@@ -374,8 +385,8 @@ def statement(op: Op) -> str:
     if isinstance(op, Reshape):
         read = f", {_sizes(op.strides)}{_windows(op.offset, op.windows)}" if op.strides is not None else ""
         return f"reshape({op.name!r}, {operands}, {op.output.name}{read})"
-    if isinstance(op, Within):
-        return f"within({op.name!r}, {_window(op.window)}, {op.output.name})"
+    if isinstance(op, PLACES):
+        return f"{type(op).__name__.lower()}({op.name!r}, {_window(op.window)}, {op.output.name})"
     if isinstance(op, Lookup):
         where = _sizes((op.step, op.extent, op.alignment))[1:-1]
         return f"lookup({op.name!r}, {op.table}, {operands}, {op.output.name}, {_sizes(op.strides)}, {where})"

@@ -24,7 +24,18 @@ from typing import Any
 from . import size as sz
 from .axes import loop_strides
 from .draft import Draft
-from .fusion import Axis, Lookup, Op, Random, Reduce, Reshape, TensorInput, Value, Within
+from .fusion import (
+    PLACES,
+    Axis,
+    Lookup,
+    Op,
+    Position,
+    Random,
+    Reduce,
+    Reshape,
+    TensorInput,
+    Value,
+)
 from .layout import Layout, contiguous
 from .values import Window
 
@@ -75,7 +86,8 @@ def moved(draft: Draft, value: Value, dim: int, move: Move) -> Value | None:
         moves = _moves_of_loops(draft, own, move, others)
     copy = _Copy(draft, moves=moves)
     cone = copy.cone(value)
-    if not moves or len(cone) > MAX_REPEATED or any(isinstance(op, (Random, Reduce, Lookup)) for op in cone):
+    bound = (Random, Reduce, Lookup, Position)  # to their axes
+    if not moves or len(cone) > MAX_REPEATED or any(isinstance(op, bound) for op in cone):
         return None
     plain = move.axis is not None and move.step == 1
     for window in copy.windows(value, cone):
@@ -146,7 +158,7 @@ class _Copy:
         names = {value.name, *(v.name for op in cone for v in op.operands)}
         found = [w for name in names & self._inputs.keys() for w in self._inputs[name].windows]
         found += [w for op in cone if isinstance(op, Reshape) for w in op.windows]
-        return found + [op.window for op in cone if isinstance(op, Within)]
+        return found + [op.window for op in cone if isinstance(op, PLACES)]
 
     def _is_shared(self, value: Value) -> bool:
         """Whether the copy has the same axes, so that the value itself will do."""
@@ -205,7 +217,7 @@ class _Copy:
         """The copy of `op`."""
         if isinstance(op, Lookup):
             op = replace(op, strides=self._walk(op.output, op.strides)[1])
-        if isinstance(op, Within):
+        if isinstance(op, PLACES):
             return replace(op, window=self._within(op.window), output=self.value(op.output))
         if isinstance(op, Reshape):
             return self._reshape(op)

@@ -19,6 +19,7 @@ from .fusion import (
     NumberInput,
     Output,
     Pointwise,
+    Position,
     Random,
     Reduce,
     Reshape,
@@ -54,7 +55,7 @@ def vocabulary() -> dict[str, Any]:
     names |= {"number": lambda name, dtype: Value(name, dtype, None), "number_input": NumberInput,
               "pointwise": Pointwise, "reduce": Reduce, "random": Random, "update": Update,
               "reshape": Reshape, "lookup": Lookup, "walk": Walk,
-              "window": Window, "within": Within}  # fmt: skip
+              "window": Window, "within": Within, "position": Position}  # fmt: skip
     names |= {
         "literal": lambda value, dtype: Value(repr(value), dtype, None, value),
         "extent": extent,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from .dtypes import BOOL
-from .fusion import Fusion, Lookup, Pointwise, Random, Reshape, Value, Within
+from .dtypes import BOOL, INT64
+from .fusion import PLACES, Fusion, Lookup, Pointwise, Random, Reshape, Value, Within
 from .symbols import find
 from .values import Window
 
@@ -88,8 +88,9 @@ def _dims(op) -> str | None:
             if set(op.output.axes) == operands
             else f"{op.output.name} does not vary over the axes of its operand"
         )
-    if isinstance(op, Within):
-        good = op.output.axes == op.window.axes and op.output.dtype is BOOL
+    if isinstance(op, PLACES):
+        dtype = BOOL if isinstance(op, Within) else INT64
+        good = op.output.axes == op.window.axes and op.output.dtype is dtype
         return None if good else f"{op.output.name} does not vary over the axes of its window"
     if isinstance(op, Reshape):
         if op.strides is not None and len(op.strides) != len(op.output.dims):

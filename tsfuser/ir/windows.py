@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from . import size as sz
 from .draft import Draft
-from .dtypes import BOOL
-from .fusion import Axis, Value, Within
+from .dtypes import BOOL, INT64
+from .fusion import Axis, Position, Value, Within
 from .rematerialize import Move, moved
 from .values import Window
 from .views import through_memory
@@ -53,4 +53,11 @@ def within(draft: Draft, dims: Sequence[Axis | None], dim: int, window: Window) 
     """Whether a place in dim `dim` of a tensor of `dims`, over the axis of `window`, is in the window."""
     output = draft.new("within", BOOL, (dims[dim], *(None for _ in dims[dim + 1 :])))
     draft.ops.append(Within("within", window, output))
+    return output
+
+
+def position(draft: Draft, dims: Sequence[Axis | None], dim: int) -> Value:
+    """The number of a place in dim `dim` of a tensor of `dims`, in int64."""
+    output = draft.new("position", INT64, (dims[dim], *(None for _ in dims[dim + 1 :])))
+    draft.ops.append(Position("position", Window((dims[dim],), sz.const(0), None), output))
     return output

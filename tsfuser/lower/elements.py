@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..ir import size as sz
-from ..ir.fusion import Lookup, Pointwise, Random, Value, Within
+from ..ir.fusion import Lookup, Op, Pointwise, Position, Random, Value, Within
 from ..ir.size import Size
 from ..ir.values import Window
 from ..schedule.domain import Access
@@ -165,6 +165,13 @@ class Elements:
         conditions = self._bounds(op.window, at, name, lanes)
         return Let(name, ctype, ix.both(conditions) or ix.Const(1))
 
+    def _position(self, op: Position, at: Indices) -> Let:
+        """The number of the element, which may be another one for each lane of a vector."""
+        name, ctype = op.output.name, op.output.dtype.ctype
+        self.registers[name] = ctype
+        place, scale = self.place(op.window, at, name, lanes={})
+        return Let(name, ctype, ix.div(place, self.params.size(scale, f"{name}_step")))
+
     def read(self, access: Access, at: Indices) -> Load:
         """The load from memory alone."""
         value = access.buffer.value
@@ -191,7 +198,7 @@ class Elements:
             and dim.name not in reduced
         ]
 
-    def computed(self, op: Pointwise | Random | Lookup | Within, at: Indices) -> list[Stmt]:
+    def computed(self, op: Op, at: Indices) -> list[Stmt]:
         """The value of an op that is no reduction."""
         if isinstance(op, Random):
             return self._uniform(op, at)
@@ -199,6 +206,8 @@ class Elements:
             return self._lookup(op, at)
         if isinstance(op, Within):
             return [self._within(op, at)]
+        if isinstance(op, Position):
+            return [self._position(op, at)]
         return [self._pointwise(op)]
 
     def _uniform(self, op: Random, at: Indices) -> list[Stmt]:

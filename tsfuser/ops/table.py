@@ -26,6 +26,7 @@ BOOLEAN = ("bool",)
 INTEGRAL = ("uint8", "int8", "int16", "int32", "int64")
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 COMPLEX = ("complex64", "complex128")
+PLACES = ("int32", "int64")
 NUMERIC = INTEGRAL + FLOATING
 REAL = BOOLEAN + NUMERIC
 ALL = REAL + COMPLEX
@@ -116,8 +117,10 @@ class Row:
     argument without which it does not. `rank_depends_on_sizes`: the rank of the result depends on which sizes
     are 1. A view that `reshapes` splits and merges dims. `option`: the word of PYTORCH_NVFUSER_ENABLE without
     which the op is left to torch. `table`: the argument that is read at places that another one holds, so
-    that it has to be in memory: no result of the op's own group. `not_empty`: the first operand must have
-    elements.
+    that it has to be in memory: no result of the op's own group. `places`: the argument that holds places,
+    whose dtypes are int32 and int64. `not_empty`: the first operand must have
+    elements. `left` says why the op had better be left to torch, if anything: of the device and the profiled
+    sizes of its tensor operands and of its result.
 
     Facts that graph passes and the extension ask for:
     `smooth`: each element of the result is a continuous function of elements of the operands, so that the
@@ -163,7 +166,9 @@ class Row:
     reshapes: bool = False
     option: str = ""
     table: str = ""
+    places: str = ""
     not_empty: bool = False
+    left: Callable[..., str | None] | None = field(default=None, compare=False)
     smooth: bool = False
     keeps_dtype: bool = False
     dtype_from: str = ""
@@ -256,7 +261,7 @@ class Row:
         return _ANY_FLOAT if arg.is_usual and not fixed else arg
 
     def _accept(self, name: str, dtype: str) -> None:
-        if dtype not in self.dtypes:
+        if dtype not in (PLACES if name == self.places else self.dtypes):
             raise Refusal(f"{self.name} with a {dtype} `{name}` is not supported")
 
 

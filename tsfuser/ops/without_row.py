@@ -39,10 +39,11 @@ SECRET_VIEWS = _aten("feature_dropout alpha_dropout feature_alpha_dropout")
 ACTING = _aten("warn save wait seed manual_seed set_grad_enabled")
 
 #: Their derivatives in autodiff ask for a gradient of the result's dtype, and save a tensor of that dtype
-#: (`Row.gradient` is "strict"). `normalized` is what becomes of other norms (csrc_stubs/torchscript).
+#: (`Row.gradient` is "strict"). `with_operands` is what becomes of other norms
+#: (csrc_stubs/torchscript/operand_twin.cpp).
 STRICT_GRADIENT = _aten("""
     mm mv bmm matmul linear adaptive_avg_pool1d adaptive_avg_pool3d
-""") | {"tsfuser::normalized"}
+""") | {"tsfuser::with_operands"}
 #: Their derivatives give a gradient of the operand's dtype, whatever they get (`Row.gradient` is "cast").
 CAST_GRADIENT = frozenset({"tsfuser::joined"})
 #: Of their second operand they only read the sizes, the dtype and the layout, on CPUs and on CUDA.

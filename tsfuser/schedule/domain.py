@@ -65,7 +65,8 @@ class Domain:
     """`dims` from outermost to innermost; `loads`, `stores`, `randoms` and `lookups` in the segment's order.
 
     The strides of a random op are those of its linear index. The strides of a lookup are those of its table,
-    without the dim that is indexed. `windows` are those of loads and of `Within` ops. `spare`: the names of
+    without the dim that is indexed. `windows` are those of loads and of ops that
+    ask for places. `spare`: the names of
     loads for which another one stands (picks.py)."""
 
     dims: tuple[Dim, ...]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ..ir import size as sz
 from ..ir.code import code
 from ..ir.code import read as read_record
-from ..ir.fusion import Axis, Lookup, Op, Random, Reduce, Value, Within
+from ..ir.fusion import PLACES, Axis, Lookup, Op, Random, Reduce, Value
 from ..ir.size import Size
 from ..ir.values import Window
 
@@ -95,14 +95,14 @@ class Segment:
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """The windows in which it reads an input, or that a `Within` op asks about."""
+        """The windows in which it reads an input, or that an op asks about."""
         read = [window for buffer in self.loads for window in buffer.windows]
-        return tuple(dict.fromkeys([*read, *(op.window for op in self.ops if isinstance(op, Within))]))
+        return tuple(dict.fromkeys([*read, *(op.window for op in self.ops if isinstance(op, PLACES))]))
 
     @property
     def name(self) -> str:
         """The name of the kernel, made of the distinct ops in order."""
-        words = list(dict.fromkeys(op.name for op in self.ops if not isinstance(op, Within))) or ["copy"]
+        words = list(dict.fromkeys(op.name for op in self.ops if not isinstance(op, PLACES))) or ["copy"]
         tail = [f"and_{len(words) - 5}_more"] if len(words) > 6 else words[5:]
         return "_".join(["fused", *words[:5], *tail])
 

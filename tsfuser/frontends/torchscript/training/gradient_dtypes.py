@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ....graph.rows import row_of
-from ....graph.wrapper import Block, Value, all_blocks, blocks, inputs, insert, is_tensor
+from ....graph.wrapper import Block, Node, Value, all_blocks, blocks, inputs, insert, is_tensor
 from ....ops import table, without_row
 from .saved import SavedValues
 from .stand_ins import saved_small
@@ -45,7 +45,7 @@ def cast_gradients(saved: SavedValues) -> None:
     kept = {argument.unique() for _, argument in saved.of_inputs()}
     kept |= {argument.unique() for _, _, argument in saved.of_outputs()}
     for node in list(saved.backward.nodes()):
-        if node.kind() != "prim::GradOf" or node.s("name") not in _STRICT or node.inputsSize() != 1:
+        if node.kind() != "prim::GradOf" or node.inputsSize() != 1 or not _is_strict(node):
             continue
         (block,) = blocks(node)
         gradient = node.inputsAt(0)
@@ -96,10 +96,21 @@ def _has_dtype(gradient: Value, passing: set[str]) -> bool:
     if node.kind() != "prim::GradOf":
         return False
     name = node.s("name")
-    if name in _STRICT | _CASTS:
+    if name in _CASTS or _is_strict(node):
         return True
+    if _is_of_an_index(node):
+        return _has_dtype(node.inputsAt(0), passing)
     plain = name.replace("tsfuser::", "aten::")  # a view's twin stands for it
     return (name in passing or plain in passing) and _has_dtype(node.inputsAt(0), passing)
+
+
+def _is_strict(node: Node) -> bool:
+    return node.s("name") in _STRICT and not _is_of_an_index(node)
+
+
+def _is_of_an_index(node: Node) -> bool:
+    """Whether it is the derivative of `x[index]`, which shares a name with norms and takes any dtype."""
+    return any(inner.kind() == "tsfuser::index_backward" for inner in blocks(node)[0].nodes())
 
 
 def _read(block: Block) -> Iterator[Value]:

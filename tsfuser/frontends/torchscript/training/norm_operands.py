@@ -1,7 +1,7 @@
 """Norms of which eager saves a copy of an operand: `group_norm` of a transposed tensor, `rms_norm` of 16 bits
 on the CPU, `instance_norm`'s weights. Of an `rms_norm` on the CPU of which only the weight has a gradient,
-eager saves neither the operand nor the weight, but what it multiplies the weight by. The program may write to
-what eager does not save. Before:
+eager saves neither the operand nor the weight, but what it multiplies the weight by. Of a `batch_norm` of no
+elements it saves nothing. The program may write to what eager does not save. Before:
 
     forward(%x):  %y = aten::group_norm(%x, ...);  return (%y, %x)
     backward(%grad, %x):  tsfuser::group_norm_backward(%grad, %x, ...)
@@ -18,15 +18,17 @@ reads."""
 from __future__ import annotations
 
 from ....graph.wrapper import Node, Value, insert, is_tensor
-from .saved import SavedValues
+from .saved import SavedValues, is_of_an_input
 
-#: Derivative -> the number of its norm (csrc_stubs/torchscript/norm_twin.cpp).
+#: Derivative -> the number of its norm (csrc_stubs/torchscript/operand_twin.cpp).
 _NORMS = {
     "tsfuser::group_norm_backward": 0,
     "tsfuser::instance_norm_backward": 1,
     "tsfuser::rms_norm_backward": 2,
 }
 _OPERAND = 1
+_BATCH_NORM = ("aten::_batch_norm_impl_index_backward", _OPERAND)
+_UNLESS_EMPTY = 4  # the number of a batch norm
 _ASKED_FOR_DTYPE = ("aten::type_as", 1)  # which a copy has, too
 _WEIGHT_ONLY = 3  # the number of an rms_norm of which only the weight has a gradient
 _WEIGHTS = {("tsfuser::instance_norm_backward", 2), ("tsfuser::instance_norm_backward", 3)}
@@ -37,9 +39,13 @@ def copy_operands(saved: SavedValues) -> None:
     results = list(saved.forward.outputs())[: saved.real]
     seen = {value.unique() for value in (*saved.forward.inputs(), *results)}
     for j, value, argument in list(saved.of_outputs()):
-        if j >= saved.real and value.unique() in seen and is_tensor(value):
-            uses = [u for u in argument.uses() if (u.user.kind(), u.offset) != _ASKED_FOR_DTYPE]
-            readers = {(use.user.kind(), use.offset) for use in uses}
+        if j < saved.real or not is_tensor(value):
+            continue
+        uses = [u for u in argument.uses() if (u.user.kind(), u.offset) != _ASKED_FOR_DTYPE]
+        readers = {(use.user.kind(), use.offset) for use in uses}
+        if readers == {_BATCH_NORM} and is_of_an_input(value):
+            _keep(saved, j, "tsfuser::norm_operand", [value, _UNLESS_EMPTY])
+        elif value.unique() in seen:
             if readers and all(_gives_weight_only(use.user) for use in uses):
                 _keep(saved, j, "tsfuser::norm_operand", [value, _WEIGHT_ONLY])
                 continue

@@ -30,7 +30,7 @@ from ....graph.rows import row_of
 from ....graph.wrapper import CONSTANT, Graph, Node, Value, inputs, is_tensor, outputs, schema
 from ....ir.dtypes import DTYPES
 from ....ops import table
-from .saved import SavedValues
+from .saved import SavedValues, is_of_an_input
 
 STEPS = 8  # ops at most that a value is computed again by
 LEAVES = 3  # tensors at most that these read
@@ -71,7 +71,7 @@ def compute_again(saved: SavedValues) -> set[int]:
                 known[narrow.debugName()] = places[0][1]
                 again = known[value.debugName()] = _keep_instead(saved, node, *places.pop(0), first)
             elif stays or not _is_computable(node, known, [STEPS], set()):
-                if list(places[0][1].uses()) or not _is_of_an_input(value):
+                if list(places[0][1].uses()) or not is_of_an_input(value):
                     known[value.debugName()] = places[0][1]
                 continue
             else:
@@ -112,16 +112,6 @@ def _narrow_operand(node: Node, returned: set[str]) -> Value | None:
         return None
     shared = any(may_return_operand(use.user) and use.user.kind() != node.kind() for use in operand.uses())
     return None if shared else operand
-
-
-def _is_of_an_input(value: Value) -> bool:
-    """Whether the value may be an input of the forward, or a view of one: as above, nothing is to read it in
-    the backward that did not before."""
-    node = value.node()
-    while may_return_operand(node):
-        value = node.inputsAt(0)
-        node = value.node()
-    return node.kind() == "prim::Param"
 
 
 def _keep_instead(saved: SavedValues, cast: Node, j: int, argument: Value, first: Node) -> Value:

@@ -14,9 +14,8 @@ In: `SavedValues` of a differentiable graph. Out: its forward, changed in place.
 from __future__ import annotations
 
 from ....graph.copied_reshapes import RESHAPE, RESHAPED
-from ....graph.effects import may_return_operand
-from ....graph.wrapper import Value, inputs, insert
-from .saved import SavedValues
+from ....graph.wrapper import inputs, insert
+from .saved import SavedValues, is_of_an_input
 
 
 def copy_repeats(saved: SavedValues) -> None:
@@ -24,15 +23,7 @@ def copy_repeats(saved: SavedValues) -> None:
     forward = saved.forward
     for result in list(forward.outputs())[: saved.real]:
         node = result.node()
-        if node.kind() == RESHAPE and _is_of_input(node.inputsAt(0)):
+        if node.kind() == RESHAPE and is_of_an_input(node.inputsAt(0)):
             made = insert(forward, node, RESHAPED, inputs(node)).output()
             made.setType(result.type())
             result.replaceAllUsesWith(made)
-
-
-def _is_of_input(value: Value) -> bool:
-    """Whether the value is an input of the graph, or a view of one."""
-    maker = value.node()
-    if maker.kind() == "prim::Param":
-        return True
-    return may_return_operand(maker) and _is_of_input(maker.inputsAt(0))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ....graph.effects import remove_dead_code
+from ....graph.effects import may_return_operand, remove_dead_code
 from ....graph.wrapper import Graph, Value, all_blocks, blocks, inputs
 
 
@@ -182,3 +182,11 @@ class SavedValues:
             j: j - sum(d < j for d in dropped) for j in (*self.gradients, *self.outputs) if j not in dropped
         }
         return [left[j] for j in self.gradients if j in left], [left[j] for j in self.outputs if j in left]
+
+
+def is_of_an_input(value: Value) -> bool:
+    """Whether the value may be an input of its graph, or a view of one: the program may write to it."""
+    node = value.node()
+    while may_return_operand(node):
+        node = node.inputsAt(0).node()
+    return node.kind() == "prim::Param"

@@ -1,17 +1,20 @@
-// The twin of normalisations for which autodiff has no formula:
+// The twin of ops for which autodiff has no formula, and whose backward reads their operands: of
+// normalisations, and of the elements of a tensor at places that another one names.
 //
 //     aten::group_norm(%x, 4, %w, %b, 1e-5, 1)
-//       tsfuser::normalized(%x, %w, %b, None, 4, [], 1e-5, 1, 1, 0., 0)
+//       tsfuser::with_operands(%x, %w, %b, None, 4, [], 1e-5, 1, 1, 0., 0)
 //     aten::instance_norm(%x, %w, %b, None, None, 1, .1, 1e-5, 1)
-//       tsfuser::normalized(%x, %w, %b, None, 0, [], 1e-5, 1, 1, .1, 1)
+//       tsfuser::with_operands(%x, %w, %b, None, 0, [], 1e-5, 1, 1, .1, 1)
 //     aten::rms_norm(%x, [8], %w, None)
-//       tsfuser::normalized(%x, %w, None, None, 0, [8], None, 0, 0, 0., 2)
+//       tsfuser::with_operands(%x, %w, None, None, 0, [8], None, 0, 0, 0., 2)
+//     %l : Tensor?[] = prim::ListConstruct(%i);  aten::index(%x, %l)
+//       tsfuser::with_operands(%x, %i, None, None, 0, [], None, 0, 0, 0., 3)
 //
 // The last number says which op it is. These ops share one twin, because autodiff's table has few free
-// entries. The backward of each is an op of ours, `tsfuser::group_norm_backward` and so on. It reads only
-// the operands: a group reads the rows of the operand anyway, and computes their statistics in the same
-// pass. If the op is not fused, it runs eager's autograd on eager's op, so that it can be differentiated
-// again.
+// entries. The backward of each is an op of ours, `tsfuser::group_norm_backward` and so on. That of a norm
+// reads only the operands: a group reads the rows of the operand anyway, and computes their statistics in
+// the same pass. If it is not fused, it runs eager's autograd on eager's op, so that it can be
+// differentiated again. That of an index reads the index, and of the tensor the sizes.
 
 #include "torchscript/nodes.h"
 #include "torchscript/twin_rows.h"
@@ -19,9 +22,12 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/group_norm.h>
+#include <ATen/ops/index.h>
+#include <ATen/ops/index_put.h>
 #include <ATen/ops/instance_norm.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/rms_norm.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
@@ -43,7 +49,7 @@ using torch::jit::Stack;
 using torch::jit::Value;
 using Sizes = std::vector<int64_t>;
 
-enum Norm : int64_t { kGroupNorm, kInstanceNorm, kRmsNorm };
+enum Norm : int64_t { kGroupNorm, kInstanceNorm, kRmsNorm, kIndexed };
 
 // The numbers behind the operand and the parameters.
 struct NormNumbers {
@@ -55,8 +61,14 @@ struct NormNumbers {
   Norm norm;
 };
 
-// The operand, the weight and the bias; the latter may be undefined.
+// The operand, the weight (or the index) and the bias; the latter may be undefined.
 using NormTensors = std::vector<at::Tensor>;
+
+c10::List<std::optional<at::Tensor>> only(const at::Tensor& index) {
+  c10::List<std::optional<at::Tensor>> indices;
+  indices.push_back(index);
+  return indices;
+}
 
 at::Tensor normalized(const NormTensors& given, const NormNumbers& numbers) {
   const auto optional = [](const at::Tensor& tensor) {
@@ -69,6 +81,7 @@ at::Tensor normalized(const NormTensors& given, const NormNumbers& numbers) {
     case kInstanceNorm:
       return at::instance_norm(given[0], weight, bias, {}, {}, numbers.own_statistics, numbers.momentum,
                                *numbers.eps, numbers.cudnn);
+    case kIndexed: return at::index(given[0], only(given[1]));
     default: return at::rms_norm(given[0], numbers.shape, weight, numbers.eps);
   }
 }
@@ -147,14 +160,33 @@ void push_gradients(Stack& stack, NormTensors given, const NormNumbers& numbers)
   }
 }
 
+// The gradient of a tensor of these sizes, of which the elements at the places of an index were taken. It
+// can be differentiated again.
+at::Tensor index_backward(const at::Tensor& gradient, at::IntArrayRef sizes, const at::Tensor& index) {
+  return gradient.defined() ? at::index_put(at::zeros(sizes, gradient.options()), only(index), gradient,
+                                            /*accumulate=*/true)
+                            : gradient;
+}
+
+void run_index_backward(Stack& stack) {
+  const at::Tensor index = torch::jit::pop(stack).toTensor();
+  const Sizes sizes = torch::jit::pop(stack).toIntVector();
+  torch::jit::push(stack, index_backward(pop_tensor(stack), sizes, index));
+}
+
 // Of the formula.
 void run_normalized_backward(Stack& stack) {
   NormNumbers numbers;
   numbers.norm = static_cast<Norm>(torch::jit::pop(stack).toInt());
+  const Sizes sizes = torch::jit::pop(stack).toIntVector();
   numbers.eps = pop_eps(stack);
   numbers.shape = torch::jit::pop(stack).toIntVector();
   numbers.groups = torch::jit::pop(stack).toInt();
   NormTensors given = pop_operands(stack);
+  if (numbers.norm == kIndexed) {
+    torch::jit::push(stack, index_backward(pop_tensor(stack), sizes, given[1]), at::Tensor(), at::Tensor());
+    return;
+  }
   push_gradients(stack, std::move(given), numbers);
   if (numbers.norm == kRmsNorm) {
     stack.emplace_back(at::Tensor());  // it has no bias
@@ -193,14 +225,18 @@ void run_rms_norm_backward(Stack& stack) {
 
 // What eager saves of the operand: a copy where it is not in the order that its kernel needs, or where it
 // computes in float32. On CUDA a group reads channels last as they are, though eager copies them. Of
-// rms_norm on the CPU, if only the weight has a gradient, eager saves no operand at all.
+// rms_norm on the CPU, if only the weight has a gradient, eager saves no operand at all; nor of a batch norm
+// of no elements.
 void push_operand(Stack& stack) {
-  constexpr int64_t weight_only = 3;  // stands for such an rms_norm
+  constexpr int64_t weight_only = 3, batch_norm = 4;  // stand for such an rms_norm, and for a batch norm
   const int64_t number = torch::jit::pop(stack).toInt();
   const auto norm = number == weight_only ? kRmsNorm : static_cast<Norm>(number);
   const at::Tensor given = torch::jit::pop(stack).toTensor();
   const auto type = given.scalar_type();
   const bool narrow = type == at::kHalf || type == at::kBFloat16;
+  if (number == batch_norm) {
+    return torch::jit::push(stack, given.numel() == 0 ? given.clone() : given);
+  }
   switch (norm) {
     case kGroupNorm: return torch::jit::push(stack, given.contiguous(given.suggest_memory_format()));
     case kInstanceNorm: return torch::jit::push(stack, given.contiguous());
@@ -213,6 +249,14 @@ void push_operand(Stack& stack) {
 bool is_absent(const Value* value) { return value->type()->kind() == c10::TypeKind::NoneType; }
 
 bool is_given_or_absent(const Value* value) { return is_tensor(value) || is_absent(value); }
+
+// The one tensor in the list of indices; null if there are others, or may be.
+Value* only_index(const Node* node) {
+  Node* list = const_cast<Value*>(node->input(1))->node();
+  const bool alone = list->kind() == c10::prim::ListConstruct && list->inputs().size() == 1 &&
+                     is_tensor(list->input(0)) && is_left_as_made(list->output());
+  return alone ? list->input(0) : nullptr;
+}
 
 // Whether the node is one that the backward knows all of.
 bool has_backward(const Node* node, Norm norm) {
@@ -227,6 +271,7 @@ bool has_backward(const Node* node, Norm norm) {
     case kInstanceNorm:
       return is_given_or_absent(node->input(1)) && is_given_or_absent(node->input(2)) &&
              is_absent(node->input(3)) && is_absent(node->input(4)) && is_true(node->input(5));
+    case kIndexed: return only_index(node) != nullptr;
     default:  // of which autocast on CUDA has casts that no graph shows
       return is_given_or_absent(node->input(2)) && !at::autocast::is_autocast_enabled(at::kCUDA);
   }
@@ -235,7 +280,10 @@ bool has_backward(const Node* node, Norm norm) {
 Norm norm_of(const Node* node) {
   static const auto group = c10::Symbol::fromQualString("aten::group_norm");
   static const auto instance = c10::Symbol::fromQualString("aten::instance_norm");
-  return node->kind() == group ? kGroupNorm : node->kind() == instance ? kInstanceNorm : kRmsNorm;
+  return node->kind() == group              ? kGroupNorm
+         : node->kind() == instance         ? kInstanceNorm
+         : node->kind() == c10::aten::index ? kIndexed
+                                            : kRmsNorm;
 }
 
 void write_norm(Node* node, c10::Symbol twin) {
@@ -255,6 +303,10 @@ void write_norm(Node* node, c10::Symbol twin) {
       break;
     case kInstanceNorm:
       operands = {in(0), in(1), in(2), in(3), constant(0), constant(Sizes()), in(7), in(8), in(5), in(6)};
+      break;
+    case kIndexed:
+      operands = {in(0), only_index(node), constant({}), constant({}), constant(0), constant(Sizes())};
+      operands.insert(operands.end(), {constant({}), constant(true), constant(true), constant(0.0)});
       break;
     default:
       operands = {in(0), in(2), constant({}), constant({}), constant(0), in(1), in(3)};
@@ -281,11 +333,16 @@ void restore_norm(Node* node) {
     case kInstanceNorm:
       return put_back("aten::instance_norm",
                       {in(0), in(1), in(2), in(3), in(3), in(8), in(9), in(6), in(7)});
+    case kIndexed: {
+      Node* list = node->owningGraph()->create(c10::prim::ListConstruct, {in(1)}, 1)->insertBefore(node);
+      list->output()->setType(c10::ListType::create(c10::OptionalType::ofTensor()));
+      return put_back("aten::index", {in(0), list->output()});
+    }
     default: put_back("aten::rms_norm", {in(0), in(5), in(1), in(6)});
   }
 }
 
-// tsfuser::normalized_backward(%dy, %x, %w, %b, 4, [], %eps, 0)
+// tsfuser::with_operands_backward(%dy, %x, %w, %b, 4, [], %eps, %sizes, 0)
 //   ->  tsfuser::group_norm_backward(%dy, %x, 4, %w, %b, %eps)
 void restore_norm_backward(Node* node) {
   const auto in = [node](size_t i) { return node->input(i); };
@@ -298,8 +355,11 @@ void restore_norm_backward(Node* node) {
   } else if (norm == kRmsNorm) {
     kind = "tsfuser::rms_norm_backward";
     operands = {in(0), in(1), in(5), in(2), in(6)};
+  } else if (norm == kIndexed) {
+    kind = "tsfuser::index_backward";
+    operands = {in(0), in(7), in(2)};
   }
-  const size_t results = norm == kRmsNorm ? 2 : 3;
+  const size_t results = norm == kIndexed ? 1 : norm == kRmsNorm ? 2 : 3;
   Node* made =
       node->owningGraph()->create(c10::Symbol::fromQualString(kind), operands, results)->insertBefore(node);
   made->copyMetadata(node);
@@ -307,25 +367,27 @@ void restore_norm_backward(Node* node) {
     made->output(i)->setType(node->output(i)->type());
     node->output(i)->replaceAllUsesWith(made->output(i));
   }
-  if (!node->hasUses()) {  // else of the bias that rms_norm has not
+  if (!node->hasUses()) {  // else of the bias that rms_norm has not, or of an index
     node->destroy();
   }
 }
 
 }  // namespace
 
-Twin twin_of_norms() {
+Twin twin_with_operands() {
   return {
-      "tsfuser::normalized(Tensor input, Tensor? weight, Tensor? bias, Tensor? running, int groups,"
+      "tsfuser::with_operands(Tensor input, Tensor? weight, Tensor? bias, Tensor? running, int groups,"
       " int[] shape, float? eps, bool cudnn, bool own_statistics, float momentum, int norm) -> Tensor",
       {"aten::group_norm(Tensor input, int num_groups, Tensor? weight, Tensor? bias, float eps,"
        " bool cudnn_enabled) -> Tensor",
        "aten::instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean,"
        " Tensor? running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled)"
        " -> Tensor",
-       "aten::rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> Tensor"},
+       "aten::rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> Tensor",
+       "aten::index(Tensor self, Tensor?[] indices) -> Tensor"},
       {"aten::rsub(Tensor self, Tensor other, Scalar alpha) -> Tensor",
-       "%result : Tensor = tsfuser::normalized(%input, %weight, %bias, %running, %groups, %shape, %eps,"
+       "%sizes : int[] = aten::size(%input)\n  "
+       "%result : Tensor = tsfuser::with_operands(%input, %weight, %bias, %running, %groups, %shape, %eps,"
        " %cudnn, %own_statistics, %momentum, %norm)",
        {{"Tensor", "input"},
         {"Tensor?", "weight"},
@@ -333,22 +395,29 @@ Twin twin_of_norms() {
         {"int", "groups"},
         {"int[]", "shape"},
         {"float?", "eps"},
+        {"int[]", "sizes"},
         {"int", "norm"}},
        "%of_input : Tensor, %of_weight : Tensor, %of_bias : Tensor ="
-       " tsfuser::normalized_backward(%gradient, %input, %weight, %bias, %groups, %shape, %eps, %norm)"},
+       " tsfuser::with_operands_backward(%gradient, %input, %weight, %bias, %groups, %shape, %eps, %sizes,"
+       " %norm)"},
       run_normalized,
       write_norm,
       restore_norm};
 }
 
-std::vector<Helper> helpers_of_norms() { return {{"tsfuser::normalized_backward", restore_norm_backward}}; }
+std::vector<Helper> helpers_with_operands() {
+  return {{"tsfuser::with_operands_backward", restore_norm_backward}};
+}
 
-void register_operators_of_norms() {
+void register_operators_with_operands() {
   constexpr auto kind = c10::AliasAnalysisKind::FROM_SCHEMA;
   static const torch::jit::RegisterOperators registered(
-      {Operator("tsfuser::normalized_backward(Tensor gradient, Tensor input, Tensor? weight, Tensor? bias,"
-                " int groups, int[] shape, float? eps, int norm) -> (Tensor, Tensor, Tensor)",
-                run_normalized_backward, kind),
+      {Operator(
+           "tsfuser::with_operands_backward(Tensor gradient, Tensor input, Tensor? weight, Tensor? bias,"
+           " int groups, int[] shape, float? eps, int[] sizes, int norm) -> (Tensor, Tensor, Tensor)",
+           run_normalized_backward, kind),
+       Operator("tsfuser::index_backward(Tensor gradient, int[] sizes, Tensor index) -> Tensor",
+                run_index_backward, kind),
        Operator("tsfuser::norm_operand(Tensor(a) input, int norm) -> Tensor(a)", push_operand, kind),
        Operator("tsfuser::group_norm_backward(Tensor grad_out, Tensor input, int num_groups, Tensor? weight,"
                 " Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
