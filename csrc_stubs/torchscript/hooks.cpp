@@ -181,6 +181,7 @@ void hook_into_torch() {
     register_late_biases();
     register_settled_branches();
     register_loop_end();
+    register_operators_of_fills();
     torch::jit::RegisterProfilingNode(is_profiled);
     torch::jit::registerPrePass(pre_pass);
     replace_operator(c10::prim::DifferentiableGraph, make_differentiable_graph);

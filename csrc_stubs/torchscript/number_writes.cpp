@@ -10,8 +10,10 @@
 //     %w : Tensor = aten::fill_(%part, %number)
 //
 // The number becomes one of the part's dtype as before: `fill_` with the number itself would raise for 300
-// in a tensor of bytes. Swin-T makes its masks so, 54 writes a step. It is a step of prepare.cpp.
+// in a tensor of bytes. What is written to parts of new zeros, one after another, is not even filled in
+// (filled_parts.cpp). It is a step of prepare.cpp.
 
+#include "torchscript/number_writes.h"
 #include "torchscript/nodes.h"
 #include "torchscript/prepare.h"
 
@@ -43,17 +45,6 @@ bool is_number_for(const Value* value, const Value* part) {
          with_gradient && with_gradient->isBool() && !with_gradient->toBool();
 }
 
-// Parts only: what is written as a whole may become functional, by other passes.
-bool writes_number(const Node* node) {
-  if (node->kind() != c10::aten::copy_ || node->inputs().size() != 3) {
-    return false;
-  }
-  const Value* part = behind_profile(node->input(0));
-  const auto maker = part->node()->kind();
-  return (maker == c10::aten::slice || maker == c10::aten::select) &&
-         is_number_for(behind_profile(node->input(1)), part);
-}
-
 void fill(Node* write) {
   Graph& graph = *write->owningGraph();
   const torch::jit::WithInsertPoint here(write);
@@ -68,6 +59,19 @@ void fill(Node* write) {
 }
 
 }  // namespace
+
+// Parts only: what is written as a whole may become functional, by other passes.
+bool writes_number(const Node* node) {
+  if (node->kind() != c10::aten::copy_ || node->inputs().size() != 3) {
+    return false;
+  }
+  const Value* part = behind_profile(node->input(0));
+  const auto maker = part->node()->kind();
+  return (maker == c10::aten::slice || maker == c10::aten::select) &&
+         is_number_for(behind_profile(node->input(1)), part);
+}
+
+const Value* number_written(const Node* write) { return behind_profile(write->input(1))->node()->input(0); }
 
 void fill_numbers(Graph& graph, const Node* first) {
   for (Node* node : all_nodes(graph)) {

@@ -56,6 +56,8 @@ constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
     // Before the forms: an op that writes keeps autodiff from what it writes to, and is no reader that a
     // form could be written for.
     make_functional,
+    // Before the next one, which takes what is left.
+    fill_parts_at_once,
     // Behind the ops in place, of which it makes more.
     fill_numbers,
     // Behind the ops in place: it asks what is written to.

@@ -31,6 +31,7 @@ void fold_products(torch::jit::Graph& graph, const torch::jit::Node* first);
 void check_batches(torch::jit::Graph& graph, const torch::jit::Node* first);
 void part_grown_lists(torch::jit::Graph& graph, const torch::jit::Node* first);
 void make_functional(torch::jit::Graph& graph, const torch::jit::Node* first);
+void fill_parts_at_once(torch::jit::Graph& graph, const torch::jit::Node* first);
 void fill_numbers(torch::jit::Graph& graph, const torch::jit::Node* first);
 void hand_on_wholes(torch::jit::Graph& graph, const torch::jit::Node* first);
 void copy_parts_alone(torch::jit::Graph& graph, const torch::jit::Node* first);
@@ -57,7 +58,8 @@ void register_late_biases();  // the operator of add_biases_late
 
 // Keeps loops out of the operands of what reads their results, in a graph that is to be run (loop_ends.cpp).
 void end_loops(torch::jit::Graph& graph);
-void register_loop_end();  // its operator
+void register_loop_end();            // its operator
+void register_operators_of_fills();  // of fill_parts_at_once
 
 // The inverse of the forms, in a graph that is profiled, or differentiated, by now.
 void plain_forms(torch::jit::Graph& graph);

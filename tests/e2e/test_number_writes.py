@@ -1,12 +1,15 @@
 """Numbers that are written to parts of tensors are filled in, as in eager code
-(csrc_stubs/torchscript/number_writes.cpp)."""
+(csrc_stubs/torchscript/number_writes.cpp). To parts of new zeros they are one op of a group
+(filled_parts.cpp)."""
 
 import pytest
 import torch
 from torch import Tensor
 
 import tsfuser
-from kit.support import fresh
+from kit.opsweep import plain
+from kit.support import fresh, groups, script
+from kit.support import kinds as graph_kinds
 
 pytestmark = pytest.mark.usefixtures("forgotten", "fused_or_error")
 
@@ -104,3 +107,92 @@ def test_tensors_of_another_dtype_are_copied(device):
         found, graph = scripted(of_another_dtype, cases)
     assert kinds(graph) == ["aten::copy_"] * 2
     torch.testing.assert_close(found[-1], ran(of_another_dtype, *cases[0]))
+
+
+MASK = """
+def f(x: Tensor, h: int, w: int, s: int):
+    mask = x.new_zeros((h, w))
+    mask[0:-s, 0:-s] = 1
+    mask[0:-s, -s:] = 2
+    mask[-s:, :w - 1] = {k}
+    mask[1:h, w - 1:] = 4
+    mask[:, 1:1] = 5
+    mask[-100:2] = {last}
+    return mask.view(-1).unsqueeze(0) - mask.t().reshape(-1).unsqueeze(1){dot}
+"""
+
+
+def masks(k="3", last="-100.0", dot=" * 0.5 + x.sum()"):
+    return MASK.format(k=k, last=last, dot=dot)
+
+
+SIZES = [(6, 8, 3), (6, 8, 1), (5, 4, 2), (1, 4, 1), (6, 1, 3), (2, 2, 5), (0, 3, 1), (7, 7, 7)]
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_parts_of_new_zeros_are_filled_at_once(device, trained):
+    eager, fused = plain(masks()), script(masks())
+    x = torch.randn(3, device=device).requires_grad_(trained)
+    with tsfuser.fuser(), torch.set_grad_enabled(trained):
+        for sizes in SIZES:
+            for _ in range(CALLS):
+                found = fused(x, *sizes)
+            torch.testing.assert_close(found, eager(x, *sizes), rtol=1e-6, atol=1e-5)
+        assert not kinds(torch.jit.last_executed_optimized_graph())
+        before = tsfuser.stats()["launches"]
+        fused(x, *SIZES[0])
+        launches = tsfuser.stats()["launches"] - before
+    assert launches == 2  # in training it is a group of its own; else another one sums x
+    assert trained or any("tsfuser::filled" in graph_kinds(group) for group in groups(fused))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.uint8, torch.int8, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.bool],
+    ids=str,
+)
+@pytest.mark.parametrize("k, last", [("3", "7"), ("300", "-1"), ("2.75", "70000.0"), ("0", "1e-8")])
+@pytest.mark.filterwarnings("ignore:a fusion group")
+def test_parts_of_any_dtype(device, dtype, k, last):
+    """Numbers become of the dtype as TorchScript writes them, of integers, and eager of others."""
+    source = masks(k, last, "").replace(" - mask.t", " * 2 + mask.t")
+    x = torch.ones(3, device=device).to(dtype)
+    expected = plain(source) if dtype.is_floating_point else script(source)
+    with torch.jit.fuser("none"):
+        theirs = [expected(x, *SIZES[0]) for _ in range(CALLS)][-1]
+    fused = script(source)
+    with tsfuser.fuser():
+        for _ in range(CALLS):
+            found = fused(x, *SIZES[0])
+    assert found.dtype == theirs.dtype
+    torch.testing.assert_close(found, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("mask[0:-s, -s:] = 2", "mask[0:-s, -s:] = mask[:1, :1]"),  # reads another part
+        ("mask[0:-s, -s:] = 2", "t = mask.sum()\n    mask[0:-s, -s:] = 2\n    mask = mask + t"),
+        ("mask[0:-s, -s:] = 2", "v = mask[1:]\n    mask[0:-s, -s:] = 2\n    mask[:1] = v.sum()"),
+        ("mask[0:-s, -s:] = 2", "if s > 2:\n        mask[0:-s, -s:] = 2"),
+        ("mask[0:-s, -s:] = 2", "mask[0:-s][1:, -s:] = 2"),
+        ("mask[0:-s, -s:] = 2", "mask[0:-s:2, -s:] = 2"),
+        ("mask[0:-s, -s:] = 2", "mask[0, -s:] = 2"),
+        ("mask[0:-s, -s:] = 2", "mask[:2].fill_(9.0).mul_(2.0)"),
+        ("x.new_zeros((h, w))", "x.new_ones((h, w))"),
+        ("mask[0:-s, 0:-s] = 1", "k = mask\n    mask[0:-s, 0:-s] = 1\n    k[1:] = 8\n    mask = mask + k"),
+        ("x.new_zeros((h, w))", "torch.zeros([h, w], dtype=x.dtype, device=x.device)"),
+        ("mask.view(-1)", "mask.view(-1).add_(1.0)"),
+    ],
+    ids=lambda change: change[1].replace("\n    ", "; "),
+)
+def test_other_readers_see_what_they_see_in_eager(device, change):
+    source = masks().replace(*change)
+    assert source != masks()
+    eager, fused = plain(source), script(source)
+    x = torch.randn(3, device=device)
+    with tsfuser.fuser():
+        for sizes in SIZES[:3]:
+            for _ in range(CALLS):
+                found = fused(x, *sizes)
+            torch.testing.assert_close(found, eager(x, *sizes), rtol=1e-6, atol=1e-5)

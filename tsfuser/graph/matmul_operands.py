@@ -30,7 +30,7 @@ from .effects import Effects, may_return_operand
 from .functionalize import fresh_kinds
 from .rows import row_of
 from .worth import LEAST, shape
-from .wrapper import Graph, Node, Value, all_blocks, inputs, insert, nodes_of
+from .wrapper import Graph, Node, Value, all_blocks, constant_of, inputs, insert, is_constant, nodes_of
 
 PRODUCT, LINEAR, ROWS, PACKED = "aten::matmul", "aten::linear", "tsfuser::rows", "tsfuser::packed"
 
@@ -41,18 +41,63 @@ def pack_operands(graph: Graph) -> Graph:
     if graph.findNode(PRODUCT, True) is None and graph.findNode(LINEAR, True) is None:
         return graph
     drop_copies(graph)
-    for block in all_blocks(graph):
-        packed: dict[int, Value] = {}
-        for node, k in [(n, k) for n in block.nodes() for k in _copied_operands(n)]:
-            value = node.inputsAt(k)
-            effects = effects or Effects(graph)
-            if not effects.is_written(value):
-                if value.unique() not in packed:
-                    packed[value.unique()] = insert(graph, node, PACKED, [value]).output()
-                    if not _is_scattered(value) and not needs_copy(value):
-                        packed[value.unique()].setType(value.type())
-                node.replaceInput(k, packed[value.unique()])
+    asked = [
+        (number, node, k)
+        for number, block in enumerate(all_blocks(graph))
+        for node in block.nodes()
+        for k in _copied_operands(node)
+    ]
+    blocks_of: dict[tuple, set[int]] = {}
+    for number, node, k in asked:
+        blocks_of.setdefault(_identity(node.inputsAt(k)), set()).add(number)
+    packed: dict[tuple, Value] = {}
+    for number, node, k in asked:
+        value = node.inputsAt(k)
+        effects = effects or Effects(graph)
+        if effects.is_written(value):
+            continue
+        same = _identity(value)
+        # readers in several blocks, as autodiff's formulas have them, read what stands before all of them
+        maker = _maker(value)
+        everywhere = len(blocks_of[same]) > 1 and maker.kind() != "prim::Param"
+        place = same if everywhere else (number, *same)
+        if place not in packed:
+            made = _insert_behind(graph, maker, value) if everywhere else insert(graph, node, PACKED, [value])
+            packed[place] = made.output()
+            if not _is_scattered(value) and not needs_copy(value):
+                packed[place].setType(value.type())
+        node.replaceInput(k, packed[place])
     return graph
+
+
+def _is_repeated_cast(node: Node) -> bool:
+    """Whether autocast makes the same cast for each product anew."""
+    return node.kind().startswith("aten::_autocast_to_") and all(map(is_constant, inputs(node)[1:]))
+
+
+def _identity(value: Value) -> tuple:
+    """The same for what equal casts make of one tensor."""
+    cast = value.node()
+    if not _is_repeated_cast(cast):
+        return (value.unique(),)
+    return (cast.kind(), cast.inputsAt(0).unique(), *map(constant_of, inputs(cast)[1:]))
+
+
+def _maker(value: Value) -> Node:
+    """What has made the value, or the tensor of which a cast makes it."""
+    return value.node().inputsAt(0).node() if _is_repeated_cast(value.node()) else value.node()
+
+
+def _insert_behind(graph: Graph, maker: Node, value: Value) -> Node:
+    """The copy of `value` right behind its `maker`, with a cast of its own where there is one."""
+    copy = graph.create(PACKED, [value], 1).insertAfter(maker)
+    if maker != value.node():
+        graph.setInsertPoint(copy)
+        constants = [graph.insertConstant(constant_of(v)) for v in inputs(value.node())[1:]]
+        cast = insert(graph, copy, value.node().kind(), [value.node().inputsAt(0), *constants])
+        cast.output().setType(value.type())
+        copy.replaceInput(0, cast.output())
+    return copy
 
 
 def drop_copies(graph: Graph) -> None:

@@ -7,6 +7,7 @@ from . import (
     batch_norm_backward,
     casts,
     comparisons,
+    fills,
     gradients,
     group_norm,
     instance_norm,

@@ -1,8 +1,9 @@
-"""The operand of a linear layer is saved in the layout that its products read.
+"""The operands of products of matrices are saved in the layout that the products read.
 
-A linear layer reads rows that lie together in memory. A group that makes its operand in another layout, as of
-`transpose(0, 1)`, stores a copy for it (graph/matmul_operands.py). The product of the backward, for the
-weight's gradient, reads the rows again, and would copy what was saved. Before:
+A product reads rows that lie together in memory, and batches of matrices that do. A group that makes its
+operand in another layout, as of `transpose(0, 1)` or of the heads of an attention, stores a copy for it
+(graph/matmul_operands.py). The products of the backward read the operand again, and each would copy what was
+saved. Before:
 
     forward:  %h = aten::_autocast_to_reduced_precision(%x, ...);  %y = aten::linear(%h, %w, %b);  saves %h
 after:
@@ -16,9 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ....graph.matmul_operands import LINEAR, PACKED
+from ....graph.matmul_operands import LINEAR, PACKED, PRODUCT
 from ....graph.rows import row_of
-from .saved import SavedValues
+from ....graph.wrapper import Node, Value
+from .saved import SavedValues, is_of_an_input
 
 
 def save_rows(saved: SavedValues, dropped: Collection[int]) -> None:
@@ -30,9 +32,17 @@ def save_rows(saved: SavedValues, dropped: Collection[int]) -> None:
             continue
         if value.unique() in results:  # a backward raises if the program writes to it
             continue
-        readers = [use.user for use in value.uses() if use.user.kind() == LINEAR and use.offset == 0]
+        readers = _products(value)
         if readers:
             packed = forward.create(PACKED, [value], 1).insertAfter(value.node()).output()
-            for reader in readers:
-                reader.replaceInput(0, packed)
+            for reader, offset in readers:
+                reader.replaceInput(offset, packed)
             forward.return_node().replaceInput(number, packed)
+
+
+def _products(value: Value) -> list[tuple[Node, int]]:
+    """The products that read the value, and where: what the program may write to is saved as it is for those
+    of batches."""
+    found = [(use.user, use.offset) for use in value.uses()]
+    batches = [] if is_of_an_input(value) else [(n, k) for n, k in found if n.kind() == PRODUCT]
+    return [(n, k) for n, k in found if n.kind() == LINEAR and k == 0] + batches
