@@ -24,7 +24,7 @@ QUICK = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "f
 ROWS = {f"{row.name}.{row.overloads[0]}": row for row in all_rows()}
 #: Rows that this torch lets a complex or bool operand through, but not eager; and others whose samples need
 #: more than a schema.
-STRUCTURAL_TYPES = ("bool", "int", "str", "List[int]", "List[bool]", "Device")
+STRUCTURAL_TYPES = ("bool", "int", "str", "List[int]", "List[bool]", "List[float]", "Device")
 
 
 @pytest.mark.parametrize("name", ROWS)

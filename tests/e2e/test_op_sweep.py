@@ -223,6 +223,8 @@ UNLISTED = {
     "tsfuser::group_norm_backward": "made by autodiff: test_differentiable_norms",
     "tsfuser::instance_norm_backward": "made by autodiff: test_differentiable_norms",
     "tsfuser::rms_norm_backward": "made by autodiff: test_differentiable_norms",
+    "tsfuser::index_backward": "made by autodiff: test_index_gradients",
+    "tsfuser::filled": "made of writes to parts: test_number_writes",
     "tsfuser::relu_backward": "made of relu's gradient: test_relu_mask",
     "tsfuser::rows": "made of the gradient of linear: test_special_gradients",
     "tsfuser::packed": "made of operands of matrix products: test_matmul_operands",
