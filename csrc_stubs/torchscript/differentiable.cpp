@@ -15,6 +15,7 @@
 #include "torchscript/idle_results.h"
 #include "torchscript/nodes.h"
 #include "torchscript/prepare.h"
+#include "torchscript/twin_rows.h"
 #include "torchscript/twins.h"
 #include "torchscript/written_results.h"
 
@@ -116,6 +117,18 @@ std::vector<int64_t> narrow_inputs(const Node* node) {
   return narrow;
 }
 
+// The inputs that an op of the program has made, and that nothing writes to, nor returns: they are in the
+// backward what they were in the forward.
+std::vector<int64_t> own_inputs(const Node* node) {
+  std::vector<int64_t> own;
+  for (size_t i = 0; i < node->inputs().size(); ++i) {
+    if (is_tensor(node->input(i)) && is_own_and_stays(node->input(i))) {
+      own.push_back(static_cast<int64_t>(i));
+    }
+  }
+  return own;
+}
+
 // Sets the graphs of `node`, the forward's outputs that are kept, and those that a gradient comes for.
 void keep_less(Node* node) {
   const auto set = [node](const py::object& pass) {
@@ -127,7 +140,8 @@ void keep_less(Node* node) {
     const py::object result =
         pass(plain, reverse, node->i(c10::attr::f_real_outputs), node->is(c10::attr::df_input_vjps),
              node->is(c10::attr::df_input_captured_inputs), node->is(c10::attr::df_input_captured_outputs),
-             orders_of_gradients(node), idle_results(*node), written_results(*node), narrow_inputs(node));
+             orders_of_gradients(node), idle_results(*node), written_results(*node), narrow_inputs(node),
+             own_inputs(node));
     if (!result.is_none()) {
       const auto [forward, backward, gradients, outputs] = result.cast<SavedValues>();
       node->g_(c10::attr::Subgraph, forward);

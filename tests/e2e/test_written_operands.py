@@ -15,6 +15,7 @@ from kit.opinfo import Program, named, programs
 from kit.opsweep import plain, single_nodes
 from kit.support import assert_matches, script
 from kit.written import FORMS, differences
+from tsfuser.frontends.torchscript.training import recompute
 
 STEP = 6
 #: Ops of which a form was wrong, or which op_db has without weights.
@@ -277,3 +278,60 @@ def test_a_result_that_nothing_writes_to_is_saved_and_no_operand(activation):
                 y = scripted(x, w)
             y.sum().backward()
     assert memory - {w.data_ptr()} and len(memory) == 2
+
+
+#: What is done with y, the result of a convolution, of which a norm keeps a copy in float32 under autocast;
+#: and whether the program keeps y as it is, so that the backward may cast it again.
+FATES = {
+    "it is only read": ("", "return n", True),
+    "it is read by others": ("z = y * 2.0", "return n + z.permute(0, 2, 3, 1)", True),
+    "it is written to": ("y.add_(1.0)", "return n, y.sum()", False),
+    "a view of it is written to": ("y[0].add_(1.0)", "return n, y.sum()", False),
+    "it is written to in a branch": ("if s > 0.0:\n        y.mul_(2.0)", "return n, y.sum()", False),
+    "it is returned": ("", "return n, y", False),
+    "a view of it is returned": ("", "return n, y.view(-1)", False),
+    "it is returned in a list": ("", "return n, [y]", False),
+}
+
+
+@pytest.mark.graphs
+@pytest.mark.parametrize("fate", FATES)
+def test_a_cast_is_made_again_of_what_the_program_leaves_as_it_is(fate, monkeypatch):
+    """Where it does not, the backward reads what the forward read. Eager's layer norm of bfloat16 casts
+    nothing on the CPU, so TorchScript without fusion is asked."""
+    between, end, left = FATES[fate]
+    text = f"""
+def f(x: Tensor, k: Tensor, w: Tensor, s: float):
+    y = torch.nn.functional.conv2d(x, k)
+    n = torch.nn.functional.layer_norm(y.permute(0, 2, 3, 1), [4], w, None)
+    n = torch.tanh(n) * 2.0
+    {between or "pass"}
+    {end}
+"""
+    kept = []
+    keep = recompute._keep_instead
+    monkeypatch.setattr(
+        recompute, "_keep_instead", lambda saved, cast, *rest: kept.append(cast) or keep(saved, cast, *rest)
+    )
+    x, k = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 2, 2, requires_grad=True)
+    w = torch.randn(4, requires_grad=True)
+
+    def ran(function):
+        with torch.autocast("cpu", torch.bfloat16):
+            made = function(x, k, w, 1.0)
+        n, others = (made[0], made[1:]) if isinstance(made, tuple) else (made, ())
+        with torch.no_grad():
+            for other in others:
+                (other[0] if isinstance(other, list) else other).fill_(7.0)
+        return torch.autograd.grad(n.float().square().sum(), (k, w))
+
+    with torch.jit.fuser("none"):
+        unfused = script(text)
+        expected = [ran(unfused) for _ in range(5)][-1]
+    scripted = script(text)
+    with tsfuser.fuser():
+        for _ in range(5):
+            found = ran(scripted)
+    for ours, theirs in zip(found, expected):
+        torch.testing.assert_close(ours, theirs, rtol=0.03, atol=0.03)
+    assert bool(kept) == left

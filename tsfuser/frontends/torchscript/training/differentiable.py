@@ -61,13 +61,15 @@ class Work:
     of the dims of what it is the gradient of; empty where that is row-major, unknown, or given to the
     program. `written`: results that the program may write to. `narrow`: for each result of the backward the
     number of the input that it is for, where that has 16 bits, else -1; empty where gradients have those
-    bits anyway. `again`: the kept outputs that the backward computes. `numbers`: `gradients` and `outputs` of
+    bits anyway. `own`: inputs of the forward that the program has made and leaves as they are. `again`: the
+    kept outputs that the backward computes. `numbers`: `gradients` and `outputs` of
     what is kept in the end."""
 
     saved: SavedValues
     orders: Sequence[Sequence[int]]
     written: Sequence[int]
     narrow: Sequence[int] = ()
+    own: Sequence[int] = ()
     again: set[int] = field(default_factory=set)
     numbers: tuple[list[int], list[int]] | None = None
 
@@ -91,14 +93,15 @@ def rewrite(
     idle: Sequence[int] = (),
     written: Sequence[int] = (),
     narrow: Sequence[int] = (),
+    own: Sequence[int] = (),
 ) -> tuple[Graph, Graph, list[int], list[int]] | None:
     """`forward` and `backward`, and `gradients` and `outputs` of what is kept now (`SavedValues`); `orders`,
-    `written` and `narrow` as in `Work`, `idle`: results that no gradient comes for."""
+    `written`, `narrow` and `own` as in `Work`, `idle`: results that no gradient comes for."""
     saved = SavedValues(forward, backward, real, gradients, saved_inputs, saved_outputs)
     if not list(backward.nodes()) or not saved.is_whole():
         return None
     idle = {*idle, *still_outputs(forward)}
-    work = Work(saved.without_gradients(idle), orders, written, narrow)
+    work = Work(saved.without_gradients(idle), orders, written, narrow, own)
     run(work, STEPS)
     return forward, backward, *work.numbers
 
@@ -132,7 +135,7 @@ def _cast_results(work: Work) -> None:
 
 def _compute_again(work: Work) -> None:
     if not options.disabled("recompute"):
-        work.again = recompute.compute_again(work.saved)
+        work.again = recompute.compute_again(work.saved, work.own)
 
 
 def _draw_again(work: Work) -> None:

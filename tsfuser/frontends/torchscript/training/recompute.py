@@ -18,19 +18,23 @@ rather than the cast, where nothing that is fused has made that operand, so that
 
 A kept value also has a gradient of its own, which double backward makes; for one that is dropped there is
 none (`prim::AutogradZero`): what would have come through it comes through those that it is computed of.
-Inputs of the forward that are not kept stay so: the program may write to them before the backward. So do
+Inputs of the forward that are not kept stay so: the program may write to them before the backward. But for
+what the program has made itself and leaves as it is, as the result of a convolution: of a float32 copy of
+that its narrow operand is kept, too. So do
 masks and all else that jumps: a group computes with more digits than it stores, so that the backward could
 take another branch than the forward did.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ....graph.effects import may_return_operand
 from ....graph.rows import row_of
 from ....graph.wrapper import CONSTANT, Graph, Node, Value, inputs, is_tensor, outputs, schema
 from ....ir.dtypes import DTYPES
 from ....ops import table
-from .saved import SavedValues, is_of_an_input
+from .saved import SavedValues, is_of_an_input, source
 
 STEPS = 8  # ops at most that a value is computed again by
 LEAVES = 3  # tensors at most that these read
@@ -38,8 +42,11 @@ LEAVES = 3  # tensors at most that these read
 _FRACTIONAL = frozenset(table.scalar_type_code(DTYPES[name]) for name in (*table.FLOATING, *table.COMPLEX))
 
 
-def compute_again(saved: SavedValues) -> set[int]:
-    """Has the backward compute what it can; the outputs of the forward that it needs no more."""
+def compute_again(saved: SavedValues, own: Collection[int] = ()) -> set[int]:
+    """Has the backward compute what it can; the outputs of the forward that it needs no more. `own`: inputs
+    of the forward that are in the backward what they were."""
+    given = list(saved.forward.inputs())
+    stays_same = {given[i].debugName() for i in own}
     known = {value.debugName(): argument for value, argument in saved.of_inputs()}
     places_of: dict[str, list[tuple[int, Value]]] = {}
     for j, value, argument in saved.of_outputs():
@@ -66,7 +73,7 @@ def compute_again(saved: SavedValues) -> set[int]:
             stays = (
                 in_memory or not fractional or not all(_is_read_by_groups(argument) for _, argument in places)
             )
-            narrow = None if stays else _narrow_operand(node, returned)
+            narrow = None if stays else _narrow_operand(node, returned, stays_same)
             if narrow is not None and narrow.debugName() not in known and narrow.debugName() not in places_of:
                 known[narrow.debugName()] = places[0][1]
                 again = known[value.debugName()] = _keep_instead(saved, node, *places.pop(0), first)
@@ -97,11 +104,14 @@ def _is_computable(node: Node, known: dict[str, Value], steps: list[int], leaves
     return len(leaves) <= LEAVES
 
 
-def _narrow_operand(node: Node, returned: set[str]) -> Value | None:
-    """What the node casts to float32 for autocast, where that is in memory of its own and nobody else's."""
+def _narrow_operand(node: Node, returned: set[str], own: set[str]) -> Value | None:
+    """What the node casts to float32 for autocast, where that is in memory of its own and nobody else's; or
+    of one of the inputs `own`."""
     if node.kind() != "aten::_autocast_to_full_precision":
         return None
     operand = node.inputsAt(0)
+    if source(operand).debugName() in own:
+        return operand
     maker = operand.node()
     if (
         not maker.kind().startswith("aten::")

@@ -184,9 +184,13 @@ class SavedValues:
         return [left[j] for j in self.gradients if j in left], [left[j] for j in self.outputs if j in left]
 
 
+def source(value: Value) -> Value:
+    """What the value may be a view of, or that itself."""
+    while may_return_operand(value.node()):
+        value = value.node().inputsAt(0)
+    return value
+
+
 def is_of_an_input(value: Value) -> bool:
     """Whether the value may be an input of its graph, or a view of one: the program may write to it."""
-    node = value.node()
-    while may_return_operand(node):
-        node = node.inputsAt(0).node()
-    return node.kind() == "prim::Param"
+    return source(value).node().kind() == "prim::Param"
