@@ -9,8 +9,10 @@ import torch.nn.functional as F
 import tsfuser
 from kit.batch_norms import FORWARD as BATCH_NORM
 from kit.batch_norms import Normed, parameters
+from kit.opsweep import plain
 from kit.reductions import COLUMNS, DTYPES, ROWS, Fused, check, rows_of, tensor
 from kit.support import assert_matches, fresh, groups, kinds, no_fallback, script, train
+from tsfuser.ops import normalization
 
 pytestmark = pytest.mark.usefixtures("single_nodes")
 
@@ -356,3 +358,47 @@ def test_a_norm_takes_an_undefined_gradient():
             x = torch.ones(2, 1, 0, requires_grad=True)
             scripted(x).sum().backward()
             assert x.grad is None or x.grad.shape == x.shape
+
+
+#: Operands whose rows lie across memory, and the sizes of a row.
+ACROSS = {
+    "channels of an image": (lambda x: x.permute(0, 2, 3, 1), (2, 24, 6, 5), 1),
+    "rows of a transposed matrix": (lambda x: x.t(), (40, 33), 1),
+    "two dims of a row": (lambda x: x.permute(2, 1, 0), (7, 9, 20), 2),
+    "one channel": (lambda x: x.permute(0, 2, 3, 1), (2, 1, 6, 5), 1),
+    "one pixel": (lambda x: x.permute(0, 2, 3, 1), (2, 24, 1, 1), 1),
+    "every other channel": (lambda x: x.permute(0, 2, 3, 1)[..., ::2], (2, 24, 6, 5), 1),
+    "expanded": (lambda x: x.permute(0, 2, 3, 1).expand(4, 6, 5, 24), (1, 24, 6, 5), 1),
+    "nothing": (lambda x: x.permute(0, 2, 3, 1), (0, 24, 6, 5), 1),
+}
+
+
+@pytest.mark.each_value(("large", "name"), ("large", "dtype"), ("cast", "dtype"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("cast", ["", ".float()"])
+@pytest.mark.parametrize("name", ACROSS)
+@pytest.mark.parametrize("large", [1, 1 << 20])
+def test_layer_norm_of_rows_across_memory(device, name, cast, dtype, large, monkeypatch):
+    """Large ones are copied into rows first."""
+    monkeypatch.setattr(normalization, "_LARGE", large)
+    view, sizes, dims = ACROSS[name]
+    x = view(tensor(*sizes, device=device, dtype=dtype))
+    row = list(x.shape[-dims:])
+    parameters = (tensor(*row, device=device, dtype=torch.float32 if cast else dtype) for _ in range(2))
+
+    def text(cast):
+        norm = f"torch.nn.functional.layer_norm((x * 2.0){cast}, {row}, w, b)"
+        return f"def f(x: Tensor, w: Tensor, b: Tensor):\n    return {norm} * 3.0\n"
+
+    def ran(function, *given):
+        given = [t.detach().requires_grad_() for t in given]
+        out = function(*given)
+        return [out.detach(), *torch.autograd.grad(out, given, torch.ones_like(out))]
+
+    given, scripted = (x, *parameters), script(text(cast))
+    with tsfuser.fuser(), no_fallback():
+        found = [ran(scripted, *given) for _ in range(4)][-1]
+    exact = ran(plain(text("")), *(t.double() for t in given))
+    for k, (ours, theirs) in enumerate(zip(found, ran(plain(text(cast)), *given), strict=True)):
+        precision = torch.float32 if cast and dtype == torch.float64 else None
+        assert_matches(ours, theirs, exact[k], ops=400, strides=k == 0, precision=precision)

@@ -304,8 +304,8 @@ def kept_under_autocast(device):
 
     rewritten, whole = [], differentiable.recompute.compute_again
 
-    def watched(kept):
-        dropped = whole(kept)
+    def watched(kept, own):
+        dropped = whole(kept, own)
         rewritten.append([v.node().kind() for j, v, _ in kept.of_outputs() if j not in dropped])
         return dropped
 

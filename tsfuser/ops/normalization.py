@@ -11,11 +11,15 @@ from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.build import Builder
 from ..ir.dtypes import DType
-from ..ir.fusion import Value
+from ..ir.fusion import Pointwise, Value
+from ..ir.layout import contiguous
 from ..ir.symbols import define
+from ..ir.views import through_memory
 from .channels import scaled
 from .reduction import mean_of, narrow, squares
 from .table import FLOATING, composite
+
+_LARGE = 1 << 20  #: elements that are worth a copy of their own
 
 define("norm_backward", "(({0} - {1} - {2} * {3}) * {4})", cheap=True)
 define("rms_norm_backward", "(({0} - {1} * {2}) * {3})", cheap=True)
@@ -52,12 +56,38 @@ def _check_parameters(b: Builder, input: Value, *parameters: Value | None) -> DT
     return register if b.device != "cpu" or register in given else input.dtype
 
 
+def _in_rows(b: Builder, value: Value, dims: list[int]) -> Value:
+    """`value`, or a copy of it row by row where neighbours in memory lie in different rows, as those of an
+    image whose channels are normalised: a pass over rows would fetch a sector of memory for each element."""
+    decide, strides = b.call.decide, b.layout(value).strides
+    across = [d for d in range(dims[0]) if value.dims[d] is not None]
+    if value.dims[dims[-1]] is None or decide(sz.eq(strides[dims[-1]], 1)):
+        return value
+    if not any(decide(sz.eq(strides[d], 1)) for d in across):
+        return value
+    if not decide(sz.le(_LARGE, sz.product(b.sizes(value)))):
+        return value
+    narrow_one = _cast_operand(b, value)
+    stored = through_memory(b, value if narrow_one is None else narrow_one, contiguous(b.sizes(value)))
+    return stored if narrow_one is None else b.cast(stored, value.dtype)
+
+
+def _cast_operand(b: Builder, value: Value) -> Value | None:
+    """The value of 16 bits that `value` is a cast of; None if it is none."""
+    made = next((op for op in b.ops if op.output is value), None)
+    if not isinstance(made, Pointwise) or made.symbol != "convert" or made.operands[0].is_number:
+        return None
+    operand = made.operands[0]
+    return operand if operand.dtype.itemsize == 2 and operand.dims == value.dims else None
+
+
 def _layer_norm(
     b: Builder, input: Value, shape: list, weight, bias, eps: Value
 ) -> tuple[Value, Value, Value]:
     """Result, mean and 1 / standard deviation; the latter two in the accumulation dtype, with reduced dims as
     size 1."""
     dims = inner(b, input, shape, weight, bias)
+    input = _in_rows(b, input, dims)
     mean, summed = squares(b, input, dims)
     rstd = b.pointwise("rsqrt_of_mean", (summed, b.count(input, dims), eps), summed.dtype, name="rstd")
     return b.contiguous(scaled(b, "layer_norm", input, mean, rstd, weight, bias, input.dtype)), mean, rstd
@@ -98,6 +128,7 @@ def native_layer_norm_backward(
         raise Refusal(f"a gradient in {grad_out.dtype} of a layer_norm in {input.dtype}")
     _check_parameters(b, input, weight, bias)
     dims, register = inner(b, input, normalized_shape, weight, bias), input.dtype.register
+    input = _in_rows(b, input, dims)
     outer = list(range(dims[0]))
     hat = b.pointwise("normalize", (input, mean, rstd), register, name="normalized")
     gradients: list[Value | None] = [None, None, None]
