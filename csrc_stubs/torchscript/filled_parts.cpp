@@ -181,11 +181,11 @@ void fill_at_once(const std::vector<Part>& parts) {
   }
 }
 
-// The number as a tensor. To integers it becomes one as TorchScript does it: 300 is 44 in a tensor of bytes.
+// The number as a tensor of that dtype. An integer has its last bits, as in TorchScript: 300 is 44 in bytes.
 at::Tensor as_tensor(double number, at::ScalarType dtype) {
-  const bool is_whole = std::abs(number) <= kMostExact && std::trunc(number) == number;
-  const at::Tensor made = is_whole ? at::scalar_tensor(static_cast<int64_t>(number), at::dtype(at::kLong))
-                                   : at::scalar_tensor(number, at::dtype(at::kDouble));
+  const bool is_int = c10::isIntegralType(dtype, /*includeBool=*/false) && std::abs(number) <= kMostExact;
+  const at::Tensor made = is_int ? at::scalar_tensor(static_cast<int64_t>(number), at::dtype(at::kLong))
+                                 : at::scalar_tensor(number, at::dtype(at::kDouble));
   return made.to(dtype);
 }
 

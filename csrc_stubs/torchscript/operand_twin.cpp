@@ -23,7 +23,6 @@
 #include <ATen/core/stack.h>
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/index.h>
-#include <ATen/ops/index_put.h>
 #include <ATen/ops/instance_norm.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/rms_norm.h>
@@ -163,9 +162,9 @@ void push_gradients(Stack& stack, NormTensors given, const NormNumbers& numbers)
 // The gradient of a tensor of these sizes, of which the elements at the places of an index were taken. It
 // can be differentiated again.
 at::Tensor index_backward(const at::Tensor& gradient, at::IntArrayRef sizes, const at::Tensor& index) {
-  return gradient.defined() ? at::index_put(at::zeros(sizes, gradient.options()), only(index), gradient,
-                                            /*accumulate=*/true)
-                            : gradient;
+  return gradient.defined()
+             ? at::zeros(sizes, gradient.options()).index_put_(only(index), gradient, /*accumulate=*/true)
+             : gradient;
 }
 
 void run_index_backward(Stack& stack) {
