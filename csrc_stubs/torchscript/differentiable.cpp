@@ -14,6 +14,7 @@
 #include "torchscript/hooks.h"
 #include "torchscript/idle_results.h"
 #include "torchscript/nodes.h"
+#include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 #include "torchscript/twin_rows.h"
 #include "torchscript/twins.h"
@@ -117,12 +118,25 @@ std::vector<int64_t> narrow_inputs(const Node* node) {
   return narrow;
 }
 
+// Whether the program returns what may be the value, or what that may be a view of, by an op that hands its
+// operand on though no schema says so, as `type_as`.
+bool is_returned_unseen(const torch::jit::Value* value) {
+  static const auto check = c10::Symbol::fromQualString("prim::RequiresGradCheck");
+  const Node* maker = value->node();
+  if (maker->kind() == check) {
+    return is_returned_unseen(maker->input(value->offset()));
+  }
+  return is_returned(value) ||
+         (op_facts().handed_on.count(maker->kind()) != 0 && is_returned_unseen(maker->input(0)));
+}
+
 // The inputs that an op of the program has made, and that nothing writes to, nor returns: they are in the
 // backward what they were in the forward.
 std::vector<int64_t> own_inputs(const Node* node) {
   std::vector<int64_t> own;
   for (size_t i = 0; i < node->inputs().size(); ++i) {
-    if (is_tensor(node->input(i)) && is_own_and_stays(node->input(i))) {
+    const torch::jit::Value* value = node->input(i);
+    if (is_tensor(value) && is_own_and_stays(value) && !is_returned_unseen(value)) {
       own.push_back(static_cast<int64_t>(i));
     }
   }

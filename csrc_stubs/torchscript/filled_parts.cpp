@@ -9,9 +9,10 @@
 //
 //     %all = tsfuser::filled(%mask, dims, counts, [0, 2, 1, end, 2, end], [3., 5.])
 //
-// `dims` and the ends are those of the slices, `counts` says how many slices a part is, and later readers of
-// %mask read %all. A Swin transformer makes the masks of its shifted windows so: nine parts, which take ten
-// launches on a GPU, and 45 ops of the interpreter. It is a step of prepare.cpp.
+// `dims` and the ends are those of the slices, `counts` holds the number of slices of each part, and later
+// readers of %mask read %all. A number becomes one of the tensor's dtype as in eager: TorchScript makes
+// floats of it first. A Swin transformer makes the masks of its shifted windows so: nine parts, which take
+// ten launches on a GPU, and 45 ops of the interpreter. It is a step of prepare.cpp.
 
 #include "call/arguments.h"
 #include "group/group.h"
@@ -29,12 +30,14 @@
 #include <torch/csrc/jit/runtime/operator.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -48,6 +51,7 @@ using torch::jit::Stack;
 using torch::jit::Value;
 
 constexpr const char* kFilled = "tsfuser::filled";
+constexpr double kMostInt32 = 2147483648.0;        // 2^31
 constexpr double kMostExact = 9007199254740992.0;  // 2^53: every integer up to it is a double
 
 struct Slice {
@@ -77,7 +81,12 @@ std::optional<double> known_number(const Value* value) {
   if (known && known->isInt() && std::abs(static_cast<double>(known->toInt())) < kMostExact) {
     return static_cast<double>(known->toInt());
   }
-  return known && known->isDouble() ? std::optional<double>(known->toDouble()) : std::nullopt;
+  if (!known || !known->isDouble()) {
+    return std::nullopt;
+  }
+  const double number = known->toDouble();  // beyond int32 an integer's last bits are up to the processor
+  return std::isfinite(number) && std::abs(number) >= kMostInt32 ? std::nullopt
+                                                                 : std::optional<double>(number);
 }
 
 // Whether nothing but the next slice, or the write, reads the part; or asks for its dtype and device.
@@ -206,9 +215,12 @@ void fill_one_by_one(Stack& stack) {
   torch::jit::push(stack, filled);
 }
 
-// The group of nothing but the node, which is given the tensor and the ends.
-Group& group_of_one(const std::vector<int64_t>& dims, const std::vector<int64_t>& counts,
-                    const std::vector<double>& numbers) {
+// What is the same in all calls of a node: dims, counts and numbers.
+using Constants = std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>>;
+
+// The group of nothing but such a node, which is given the tensor and the ends.
+Group& make_group_of_one(const Constants& constants) {
+  const auto& [dims, counts, numbers] = constants;
   const auto graph = std::make_shared<Graph>();
   Value* whole = graph->addInput();
   Value* ends = graph->addInput()->setType(c10::ListType::ofInts());
@@ -221,29 +233,36 @@ Group& group_of_one(const std::vector<int64_t>& dims, const std::vector<int64_t>
   return *group_by_text(graph, graph->toString(/*print_source_locations=*/false));
 }
 
+// Torch makes one operation for all nodes of a kind, so an operation cannot know its group.
+Group& group_of_one(const Constants& constants) {
+  static std::mutex mutex;
+  static auto* groups = new std::map<Constants, Group*>;  // leaked: threads may ask as long as they run
+  const std::lock_guard<std::mutex> lock(mutex);
+  Group*& found = (*groups)[constants];
+  if (!found) {
+    found = &make_group_of_one(constants);
+  }
+  return *found;
+}
+
 thread_local bool inside = false;  // of a group of one, which runs unfused
 
 // Outside of groups, as in training, where autodiff leaves it out, the op is a group of its own.
-torch::jit::Operation make_filled(const Node*) {
-  const auto group = std::make_shared<std::atomic<Group*>>(nullptr);
-  return [group](Stack& stack) {
-    const auto given = torch::jit::last(stack, 5);
-    const at::Tensor& whole = given[0].toTensor();
-    const bool records = c10::GradMode::is_enabled() && whole.requires_grad();
-    if (inside || records || refuse_mode() || refuse_tensor(whole)) {
-      return fill_one_by_one(stack);
-    }
-    if (!*group) {
-      *group = &group_of_one(given[1].toIntVector(), given[2].toIntVector(), given[4].toDoubleVector());
-    }
-    Stack call = {given[0], given[3]};
-    torch::jit::drop(stack, 5);
-    const at::NoGradGuard no_gradients;  // groups refuse what autograd would have to record
-    const auto leave = c10::make_scope_exit([] { inside = false; });
-    inside = true;
-    group->load()->run(call, 2);
-    stack.push_back(std::move(call[0]));
-  };
+void run_filled(Stack& stack) {
+  const auto given = torch::jit::last(stack, 5);
+  const at::Tensor& whole = given[0].toTensor();
+  const bool records = c10::GradMode::is_enabled() && whole.requires_grad();
+  if (inside || records || refuse_mode() || refuse_tensor(whole)) {
+    return fill_one_by_one(stack);
+  }
+  Group& group = group_of_one({given[1].toIntVector(), given[2].toIntVector(), given[4].toDoubleVector()});
+  Stack call = {given[0], given[3]};
+  torch::jit::drop(stack, 5);
+  const at::NoGradGuard no_gradients;  // groups refuse what autograd would have to record
+  const auto leave = c10::make_scope_exit([] { inside = false; });
+  inside = true;
+  group.run(call, 2);
+  stack.push_back(std::move(call[0]));
 }
 
 }  // namespace
@@ -275,7 +294,7 @@ void register_operators_of_fills() {
   static const torch::jit::RegisterOperators registered({torch::jit::Operator(
       std::string(kFilled) +
           "(Tensor self, int[] dims, int[] counts, int[] ends, float[] numbers) -> Tensor",
-      make_filled, c10::AliasAnalysisKind::FROM_SCHEMA)});
+      run_filled, c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 
 }  // namespace tsfuser

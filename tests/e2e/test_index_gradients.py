@@ -127,6 +127,15 @@ def test_a_large_table_is_left_to_torch():
     assert "index_backward is left to torch: a group would look at 6000000 elements" in said
 
 
+@pytest.mark.filterwarnings("ignore:a fusion group")
+def test_a_table_that_has_grown_runs_unfused(target, device):
+    sizes = [((5, 3), (7,)), ((3000, 3), (200,)), ((5, 3), (7,))]
+    before = tsfuser.stats()["fallbacks"]
+    compare([operands(*case, device=device) for case in sizes])
+    reasons = [reason for reason in tsfuser.stats()["fallbacks"] if reason not in before]
+    assert any("eager's sort" in reason for reason in reasons) == (target != "cuda")
+
+
 @pytest.mark.parametrize("indices", ["i, i", "None, i", "i, 1:"])
 def test_other_indices(device, indices):
     source = SOURCE.replace("[i]", f"[{indices}]").replace("* z", "* z.sum()")

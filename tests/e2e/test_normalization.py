@@ -373,7 +373,7 @@ ACROSS = {
 }
 
 
-@pytest.mark.each_value(("large", "name"), ("large", "dtype"), ("cast", "dtype"))
+@pytest.mark.each_value(("large", "name"), ("large", "cast", "dtype"))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("cast", ["", ".float()"])
 @pytest.mark.parametrize("name", ACROSS)

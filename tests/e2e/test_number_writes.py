@@ -136,14 +136,43 @@ def test_parts_of_new_zeros_are_filled_at_once(device, trained):
     with tsfuser.fuser(), torch.set_grad_enabled(trained):
         for sizes in SIZES:
             for _ in range(CALLS):
-                found = fused(x, *sizes)
-            torch.testing.assert_close(found, eager(x, *sizes), rtol=1e-6, atol=1e-5)
+                torch.testing.assert_close(fused(x, *sizes), eager(x, *sizes), rtol=1e-6, atol=1e-5)
         assert not kinds(torch.jit.last_executed_optimized_graph())
         before = tsfuser.stats()["launches"]
         fused(x, *SIZES[0])
         launches = tsfuser.stats()["launches"] - before
     assert launches == 2  # in training it is a group of its own; else another one sums x
     assert trained or any("tsfuser::filled" in graph_kinds(group) for group in groups(fused))
+
+
+TWO = """
+def f(x: Tensor):
+    m = x.new_zeros([3, 4])
+    m[:1] = 1
+    m[1:] = 2
+    k = x.new_zeros([3, 5])
+    k[{dims}] = 3
+    k[1:] = 7
+    k[:, 2:] = {last}
+    return (m * x[0]).sum() + (k * x[1]).sum()
+"""
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_several_tensors_in_one_function(device, trained):
+    """Every call is right, the first one, too, which runs no group."""
+    for dims, last in ((":1", 5), (":1, 1:", 5), (":1, 1:", 6)):
+        source = TWO.format(dims=dims, last=last)
+        eager, fused = plain(source), script(source)
+        for scale in (1.0, 2.0, 3.0, 4.0, 5.0):
+            found = []
+            for function in (eager, fused):
+                x = (torch.ones(3, device=device) * scale).requires_grad_(trained)
+                with tsfuser.fuser():
+                    y = function(x)
+                found.append([y.detach(), *(torch.autograd.grad(y, x) if trained else ())])
+            for theirs, ours in zip(*found, strict=True):
+                torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(

@@ -291,6 +291,9 @@ FATES = {
     "it is returned": ("", "return n, y", False),
     "a view of it is returned": ("", "return n, y.view(-1)", False),
     "it is returned in a list": ("", "return n, [y]", False),
+    "it is returned by a cast that casts nothing": ("", "return n, y.type_as(y)", False),
+    "it is returned by a dropout that drops nothing": ("", "return n, torch.dropout(y, 0.5, False)", False),
+    "it is returned by a sum of nothing": ("", "return n, y.sum_to_size(y.shape)", False),
 }
 
 

@@ -81,15 +81,22 @@ def index_select(b: Builder, self, dim: int, index) -> Value:
 #: Whether an index, which may count from the end, is this place of so many.
 define("is_at", "({0} == {1} || {0} == {1} - {2})", cheap=True)
 
-#: Elements of the gradient that a group looks at, at most: what eager takes for a sort at least.
+#: The largest number of elements that a group may look at. Above it, eager's sort is faster.
 _LOOKED_AT = {"cpu": 1 << 14, "cuda": 1 << 25}
+
+
+#: So many times as much is looked at in calls of other sizes, before these run unfused.
+_MOST = 32
+
+
+def _most(device: str) -> int:
+    return _LOOKED_AT[device.partition(":")[0]]
 
 
 def _looks_at_too_many(device: str, gradient: Sizes, index: Sizes, result: Sizes) -> str | None:
     """Why eager's sort of the indices is faster."""
-    most = _LOOKED_AT[device.partition(":")[0]]
     looked_at = math.prod(index) * math.prod(result)
-    return f"a group would look at {looked_at} elements" if looked_at > most else None
+    return f"a group would look at {looked_at} elements" if looked_at > _most(device) else None
 
 
 @composite(
@@ -107,6 +114,8 @@ def index_backward(b: Builder, gradient, sizes: list, index) -> Value:
     if not rank or len(gradient.dims) != len(index.dims) + rank - 1:
         raise Refusal("index_backward to another number of dims is an error in eager")
     rows = sz.as_size(sizes[0])
+    if not b.call.decide(sz.le(rows * sz.product(b.sizes(gradient)), _MOST * _most(b.device))):
+        raise Refusal("x[index] has become so large that eager's sort of the indices is faster")
     chosen = unsqueezed(b, gradient, 0)
     if not b.call.decide(sz.eq(rows, 1)):  # of one row all places are
         for _ in range(rank - 1):

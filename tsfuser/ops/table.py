@@ -119,8 +119,8 @@ class Row:
     which the op is left to torch. `table`: the argument that is read at places that another one holds, so
     that it has to be in memory: no result of the op's own group. `places`: the argument that holds places,
     whose dtypes are int32 and int64. `not_empty`: the first operand must have
-    elements. `left` says why the op had better be left to torch, if anything: of the device and the profiled
-    sizes of its tensor operands and of its result.
+    elements. `left(device, *sizes)` gets the device, and the profiled sizes of the tensor operands
+    and of the result: the reason to leave the op to torch, or None.
 
     Facts that graph passes and the extension ask for:
     `smooth`: each element of the result is a continuous function of elements of the operands, so that the

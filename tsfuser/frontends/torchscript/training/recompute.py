@@ -18,11 +18,11 @@ rather than the cast, where nothing that is fused has made that operand, so that
 
 A kept value also has a gradient of its own, which double backward makes; for one that is dropped there is
 none (`prim::AutogradZero`): what would have come through it comes through those that it is computed of.
-Inputs of the forward that are not kept stay so: the program may write to them before the backward. But for
-what the program has made itself and leaves as it is, as the result of a convolution: of a float32 copy of
-that its narrow operand is kept, too. So do
-masks and all else that jumps: a group computes with more digits than it stores, so that the backward could
-take another branch than the forward did.
+Inputs of the forward that are not kept stay so: the program may write to them before the backward. An
+exception is what the program itself has made and does not change, such as the result of a convolution: if the
+forward would keep a float32 copy of it, it keeps the tensor of 16 bits instead. Masks and all else that jumps
+are kept: a group computes with more digits than it stores, so that the backward could take another branch
+than the forward did.
 """
 
 from __future__ import annotations

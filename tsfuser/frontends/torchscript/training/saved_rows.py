@@ -1,7 +1,7 @@
 """The operands of products of matrices are saved in the layout that the products read.
 
-A product reads rows that lie together in memory, and batches of matrices that do. A group that makes its
-operand in another layout, as of `transpose(0, 1)` or of the heads of an attention, stores a copy for it
+A product needs rows that lie together in memory; a product of batches also needs batch dims that are one walk
+through memory. A group that makes its operand in another layout, as of `transpose(0, 1)` or of the heads of an attention, stores a copy for it
 (graph/matmul_operands.py). The products of the backward read the operand again, and each would copy what was
 saved. Before:
 
@@ -41,8 +41,8 @@ def save_rows(saved: SavedValues, dropped: Collection[int]) -> None:
 
 
 def _products(value: Value) -> list[tuple[Node, int]]:
-    """The products that read the value, and where: what the program may write to is saved as it is for those
-    of batches."""
+    """The products that read the value, and where. For products of batches, an operand that the program may
+    write to is saved unchanged."""
     found = [(use.user, use.offset) for use in value.uses()]
     batches = [] if is_of_an_input(value) else [(n, k) for n, k in found if n.kind() == PRODUCT]
     return [(n, k) for n, k in found if n.kind() == LINEAR and k == 0] + batches
