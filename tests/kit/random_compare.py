@@ -9,9 +9,11 @@ roundings are. Example:
 """
 
 import contextlib
+import math
 from collections import Counter
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.random_outcome import RAISED, saved_copies
 from kit.random_world import epsilons, noisy, run_plain
@@ -25,7 +27,10 @@ def expectation(program, call, device):
     backward may raise, since a saved value was written, there are `RAISED` and what its gradients would be.
     It may if eager's does, or would if casts made no copies: what is saved may be the operand of a cast.
     Raises ValueError where eager's results are not finite, and the program has no special values."""
-    plain, found = run_plain(program, call, device), {}
+    with _Products() as products:
+        plain, found = run_plain(program, call, device), {}
+    if products.may_overflow:
+        raise ValueError("a product may overflow on the way, or not, by its order")
     if RAISED in plain or (program.written and RAISED in noisy(program, call, saving=contextlib.nullcontext)):
         found[RAISED] = torch.tensor(True), torch.tensor(True), None
         with saved_copies():
@@ -59,6 +64,21 @@ def expectation(program, call, device):
         off = max(_largest(other - wanted) for other in (eager.cpu().double(), *(s[name] for s in shaken)))
         found[name] = eager, wanted, 4 * off + last_roundings(eager.dtype, wanted)
     return found
+
+
+class _Products(TorchDispatchMode):
+    """Whether, of a product of many numbers, some may overflow: with a 0 among the others it is NaN then, and
+    0 in another order."""
+
+    may_overflow = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket is torch.ops.aten.prod and args[0].is_floating_point():
+            most = torch.finfo(torch.promote_types(args[0].dtype, torch.float32)).max
+            large = args[0].double().abs().nan_to_num(1.0, 1.0).clamp(min=1.0).log()
+            total = large.sum(*args[1:2]) if len(args) > 1 and isinstance(args[1], int) else large.sum()
+            self.may_overflow |= bool((total > math.log(most)).any())
+        return func(*args, **(kwargs or {}))
 
 
 def _least(roundings, dtype):

@@ -1,9 +1,9 @@
 """The operands of products of matrices are saved in the layout that the products read.
 
 A product needs rows that lie together in memory; a product of batches also needs batch dims that are one walk
-through memory. A group that makes its operand in another layout, as of `transpose(0, 1)` or of the heads of an attention, stores a copy for it
-(graph/matmul_operands.py). The products of the backward read the operand again, and each would copy what was
-saved. Before:
+through memory. A group that makes its operand in another layout, as of `transpose(0, 1)` or of the heads of
+an attention, stores a copy for it (graph/matmul_operands.py). The products of the backward read the operand
+again, and each would copy what was saved. Before:
 
     forward:  %h = aten::_autocast_to_reduced_precision(%x, ...);  %y = aten::linear(%h, %w, %b);  saves %h
 after:
