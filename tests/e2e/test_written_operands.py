@@ -205,6 +205,28 @@ def test_what_a_norm_copies_is_written_where_its_gradient_is_cast(norm, dtype):
 
 
 @pytest.mark.graphs
+@pytest.mark.parametrize("mode", ["'floor'", "'trunc'", "None"])
+@pytest.mark.parametrize("other", ["2", "0.5", "s", "y", "y[0]"])
+@pytest.mark.parametrize("view", ["x", "x.unsqueeze(-1)", "x.permute(1, 0)"])
+@pytest.mark.parametrize("before", [False, True])
+def test_the_dividend_of_a_rounded_quotient_is_written(view, other, mode, before):
+    """Also where the function ran without gradients before, so that its fallback is differentiated."""
+    quotient = f"torch.div({view}, {other}, rounding_mode={mode})"
+    text = f"def f(x: Tensor, y: Tensor, s: float):\n    return {quotient} * 2\n"
+    scripted, eager = script(text), plain(text)
+    calls = [(scripted, False)] * 4 * before + [(scripted, True)] * 4 + [(eager, True)]
+    with tsfuser.fuser():
+        for function, leaf in calls:
+            x = torch.full((2, 2), 1.5).requires_grad_(leaf)
+            out = function(x, torch.ones(2, 2), 3.0)
+            if leaf:
+                with torch.no_grad():
+                    x.add_(1)
+                (found,) = torch.autograd.grad(out, x, torch.ones_like(out))
+                assert found.shape == x.shape and bool((found == 0).all()) == (mode != "None")
+
+
+@pytest.mark.graphs
 @pytest.mark.parametrize(
     "view", ["{}.permute([0, 1]).contiguous()", "{}.permute([1, 0, 2]).contiguous()", "{}.view(0, 2, 2)"]
 )

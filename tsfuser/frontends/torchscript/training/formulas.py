@@ -59,6 +59,8 @@ _SOFTMAX = ("aten::softmax", "aten::log_softmax")  # whose last operand may be a
 _EXTREMES = {"aten::gt": ("aten::max", "aten::lt"), "aten::lt": ("aten::min", "aten::gt")}
 _COMPARES = ("aten::ge", "aten::gt", "aten::le", "aten::lt")
 
+#: What the gradient of a dividend is without rounding: of a tensor divided by a tensor, or by a number.
+_QUOTIENTS = ("aten::_grad_sum_to_size", "aten::div")
 #: Derivatives, and the places of the weight and the bias.
 _PARAMETERS = (("tsfuser::group_norm_backward", 3, 4), ("tsfuser::instance_norm_backward", 2, 3))
 
@@ -195,8 +197,10 @@ def leave_dividends(saved: SavedValues) -> None:
             continue
         rounded, other = ([v.node() for v in block.returnNode().inputs()] for block in reversed(blocks(node)))
         for zeros, quotient in zip(rounded, other):
-            if zeros.kind() == "aten::zeros_like" and quotient.kind() == "aten::_grad_sum_to_size":
-                zeros.replaceInput(0, around.inputsAt(0))
+            if zeros.kind() != "aten::zeros_like" or quotient.kind() not in _QUOTIENTS:
+                continue
+            zeros.replaceInput(0, around.inputsAt(0))
+            if quotient.kind() == "aten::_grad_sum_to_size":
                 summed = saved.backward.create(quotient.kind(), [zeros.output(), quotient.inputsAt(1)], 1)
                 summed.insertAfter(zeros)
                 zeros.output().replaceAllUsesAfterNodeWith(summed, summed.output())
