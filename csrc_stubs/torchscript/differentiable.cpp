@@ -14,9 +14,7 @@
 #include "torchscript/hooks.h"
 #include "torchscript/idle_results.h"
 #include "torchscript/nodes.h"
-#include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
-#include "torchscript/twin_rows.h"
 #include "torchscript/twins.h"
 #include "torchscript/written_results.h"
 
@@ -74,10 +72,9 @@ std::vector<int64_t> order_of(const c10::TypePtr& type) {
 
 // Whether the program computes the value, so that nobody sees the strides of its gradient.
 bool is_made(const torch::jit::Value* value) {
-  static const auto check = c10::Symbol::fromQualString("prim::RequiresGradCheck");
   static const auto checked = c10::Symbol::fromQualString("tsfuser::checked_batch");
   const Node* maker = value->node();
-  if (maker->kind() == check || maker->kind() == checked) {
+  if (is_gradient_check(maker) || maker->kind() == checked) {
     return is_made(maker->input(value->offset()));
   }
   return maker->kind() != c10::prim::Param && maker->kind() != c10::prim::GetAttr;
@@ -118,31 +115,6 @@ std::vector<int64_t> narrow_inputs(const Node* node) {
   return narrow;
 }
 
-// Whether the program returns what may be the value, or what that may be a view of, by an op that hands its
-// operand on though no schema says so, as `type_as`.
-bool is_returned_unseen(const torch::jit::Value* value) {
-  static const auto check = c10::Symbol::fromQualString("prim::RequiresGradCheck");
-  const Node* maker = value->node();
-  if (maker->kind() == check) {
-    return is_returned_unseen(maker->input(value->offset()));
-  }
-  return is_returned(value) ||
-         (op_facts().handed_on.count(maker->kind()) != 0 && is_returned_unseen(maker->input(0)));
-}
-
-// The inputs that an op of the program has made, and that nothing writes to, nor returns: they are in the
-// backward what they were in the forward.
-std::vector<int64_t> own_inputs(const Node* node) {
-  std::vector<int64_t> own;
-  for (size_t i = 0; i < node->inputs().size(); ++i) {
-    const torch::jit::Value* value = node->input(i);
-    if (is_tensor(value) && is_own_and_stays(value) && !is_returned_unseen(value)) {
-      own.push_back(static_cast<int64_t>(i));
-    }
-  }
-  return own;
-}
-
 // Sets the graphs of `node`, the forward's outputs that are kept, and those that a gradient comes for.
 void keep_less(Node* node) {
   const auto set = [node](const py::object& pass) {
@@ -155,7 +127,7 @@ void keep_less(Node* node) {
         pass(plain, reverse, node->i(c10::attr::f_real_outputs), node->is(c10::attr::df_input_vjps),
              node->is(c10::attr::df_input_captured_inputs), node->is(c10::attr::df_input_captured_outputs),
              orders_of_gradients(node), idle_results(*node), written_results(*node), narrow_inputs(node),
-             own_inputs(node));
+             own_inputs(*node));
     if (!result.is_none()) {
       const auto [forward, backward, gradients, outputs] = result.cast<SavedValues>();
       node->g_(c10::attr::Subgraph, forward);

@@ -101,7 +101,6 @@ class Gradients {
  private:
   // Whether the reader may pass a gradient on to what it reads.
   bool pass(const torch::jit::Use& use) {
-    static const auto check = c10::Symbol::fromQualString("prim::RequiresGradCheck");
     const Node& reader = *use.user;
     if (reader.kind() == c10::prim::Drop) {
       return false;
@@ -110,7 +109,7 @@ class Gradients {
       const Node* around = reader.owningBlock()->owningNode();
       return !around || around->kind() != c10::prim::If || come_for(around->output(use.offset));
     }
-    if (reader.kind() == check) {
+    if (is_gradient_check(&reader)) {
       return come_for(reader.output(use.offset));
     }
     if (reader.kind() == c10::prim::DifferentiableGraph || reader.kind() == c10::prim::TupleUnpack ||

@@ -54,6 +54,12 @@ inline bool is_known(const torch::jit::Node* node) {
   return kinds.count(kind) != 0 || (schema && of_torch && !schema->is_varret());
 }
 
+// Whether the node asks what a differentiable graph is given for its gradients, and hands it on.
+inline bool is_gradient_check(const torch::jit::Node* node) {
+  static const auto kind = c10::Symbol::fromQualString("prim::RequiresGradCheck");
+  return node->kind() == kind;
+}
+
 // The value that a profile node stands before.
 inline const torch::jit::Value* behind_profile(const torch::jit::Value* value) {
   return is_profile(value->node()) ? value->node()->input() : value;

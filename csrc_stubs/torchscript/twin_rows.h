@@ -67,9 +67,6 @@ bool is_left_as_made(const torch::jit::Value* list);
 // Whether nothing writes to the value, or to a view of it, and the graph does not return it.
 bool is_never_written(const torch::jit::Value* value);
 
-// Whether the value, or what may be a view of it, leaves its block by another way than the node `but`.
-bool is_returned(const torch::jit::Value* value, const torch::jit::Node* but = nullptr);
-
 // Whether nothing in the graph may give the value, or a view of it, other sizes.
 bool keeps_its_sizes(const torch::jit::Value* value);
 

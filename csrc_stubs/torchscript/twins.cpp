@@ -213,12 +213,6 @@ bool may_change(c10::Symbol kind, Writes writes) {
   return writes == Writes::kAny || !keeps_sizes;
 }
 
-// Whether the node checks what a differentiable graph is given, and hands it on.
-bool is_check(const Node* node) {
-  static const auto kind = c10::Symbol::fromQualString("prim::RequiresGradCheck");
-  return node->kind() == kind;
-}
-
 // Whether something writes to memory of the value where torch's alias analysis does not see it: to the
 // result of an op that may hand its operand on, though its schema does not say so, as `type_as`. Autodiff
 // would move the write with what it puts into a graph.
@@ -234,9 +228,6 @@ bool is_written_unseen(const torch::jit::Value* value, Writes writes = Writes::k
     if (is_profile(user) || user->kind() == c10::prim::ListUnpack ||
         user->kind() == c10::prim::ConstantChunk) {
       return any_written(unseen);
-    }
-    if (is_check(user)) {
-      return is_written_unseen(user->output(use.offset), writes, unseen);
     }
     const auto* schema = user->maybeSchema();
     if (!schema || schema->is_vararg() || use.offset >= schema->arguments().size()) {
@@ -274,12 +265,7 @@ bool is_left_by_schemas(const torch::jit::Value* value, Writes writes) {
         user->kind() == c10::prim::ConstantChunk) {
       return are_left(user->outputs());
     }
-    if (is_check(user)) {
-      return are_left({user->output(use.offset)});
-    }
-    // their schemas do not say so, or they have none
-    if (readers.count(user->kind()) != 0 || user->kind() == c10::prim::DifferentiableGraph ||
-        user->kind() == c10::prim::Drop || is_fallback(user)) {
+    if (readers.count(user->kind()) != 0) {  // their schemas do not say so
       return true;
     }
     const auto* schema = user->maybeSchema();
@@ -312,9 +298,6 @@ bool keeps_its_sizes(const torch::jit::Value* value) {
 bool is_own_and_stays(const torch::jit::Value* value) {
   const torch::jit::Value* given = behind_profile(value);
   const Node* maker = given->node();
-  if (is_check(maker)) {
-    return is_own_and_stays(maker->input(given->offset()));
-  }
   if (!is_never_written(given)) {
     return false;
   }

@@ -167,9 +167,8 @@ bool is_made_inside(const Value* value) {
   return may_be_inside(maker);
 }
 
-}  // namespace
-
-bool is_returned(const Value* value, const Node* but) {
+// Whether the value, or a view of it, leaves its block by another way than the node `but`.
+bool is_returned(const Value* value, const Node* but = nullptr) {
   const auto& uses = value->uses();
   return std::any_of(uses.begin(), uses.end(), [but](const torch::jit::Use& use) {
     const Node* user = use.user;
@@ -187,8 +186,6 @@ bool is_returned(const Value* value, const Node* but) {
                         [but](const Value* output) { return is_returned(output, but); }));
   });
 }
-
-namespace {
 
 // Whether the memory of the node's operand leaves its block by another way, too.
 bool is_operand_returned(const Node* node) {

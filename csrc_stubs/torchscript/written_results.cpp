@@ -1,4 +1,5 @@
-// Results of a differentiable graph that the program, or its caller, may write to before the backward.
+// Results of a differentiable graph that the program, or its caller, may write to before the backward; and
+// its operands that neither can.
 //
 // In: the node of the graph, in the program's own graph, which torch has optimised. A result is not written
 // to where all its readers make new tensors, as those of `relu6` here:
@@ -12,6 +13,7 @@
 
 #include "torchscript/written_results.h"
 #include "torchscript/nodes.h"
+#include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -27,8 +29,17 @@ using torch::jit::Value;
 // `around`: the differentiable graph that the value is in; null for the program's own graph.
 bool may_be_written(const Value* value, const Node* around);
 
+// Whether the reader writes to nothing, and may give the value itself or a view of it.
+bool hands_on(const torch::jit::Use& use) {
+  if (is_profile(use.user) || (use.offset == 0 && op_facts().handed_on.count(use.user->kind()) != 0)) {
+    return true;
+  }
+  const auto* schema = use.user->maybeSchema();
+  return schema && !schema->is_mutable() && !schema->is_vararg() &&
+         use.offset < schema->arguments().size() && schema->arguments()[use.offset].alias_info();
+}
+
 bool may_write(const torch::jit::Use& use, const Node* around) {
-  static const auto check = c10::Symbol::fromQualString("prim::RequiresGradCheck");
   const Node& reader = *use.user;
   if (reader.kind() == c10::prim::Return) {
     const Node* owner = reader.owningBlock()->owningNode();
@@ -38,13 +49,19 @@ bool may_write(const torch::jit::Use& use, const Node* around) {
     return !around || (use.offset < static_cast<size_t>(around->i(c10::attr::f_real_outputs)) &&
                        may_be_written(around->output(use.offset), nullptr));
   }
-  if (reader.kind() == check) {
+  if (is_gradient_check(&reader)) {
     return may_be_written(reader.output(use.offset), around);
   }
   if (reader.kind() == c10::prim::DifferentiableGraph && !around) {
     return may_be_written(reader.g(c10::attr::Subgraph)->inputs()[use.offset], &reader);
   }
-  return reader.kind() != c10::prim::Drop && !is_fallback(&reader) && !only_reads(reader);
+  if (hands_on(use)) {
+    const auto views = reader.outputs();
+    return std::any_of(views.begin(), views.end(),
+                       [around](const Value* view) { return may_be_written(view, around); });
+  }
+  return reader.kind() != c10::prim::Drop && reader.kind() != c10::prim::dtype && !is_fallback(&reader) &&
+         !only_reads(reader);
 }
 
 bool may_be_written(const Value* value, const Node* around) {
@@ -62,6 +79,20 @@ std::vector<int64_t> written_results(const Node& differentiable) {
     }
   }
   return written;
+}
+
+std::vector<int64_t> own_inputs(const Node& differentiable) {
+  std::vector<int64_t> own;
+  for (size_t i = 0; i < differentiable.inputs().size(); ++i) {
+    const Value* value = differentiable.input(i);
+    while (is_gradient_check(value->node())) {
+      value = value->node()->input(value->offset());
+    }
+    if (op_facts().fresh.count(value->node()->kind()) != 0 && !may_be_written(value, nullptr)) {
+      own.push_back(static_cast<int64_t>(i));
+    }
+  }
+  return own;
 }
 
 }  // namespace tsfuser

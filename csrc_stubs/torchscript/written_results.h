@@ -13,4 +13,8 @@ namespace tsfuser {
 // Their numbers. What the program returns, its caller may write to.
 std::vector<int64_t> written_results(const torch::jit::Node& differentiable);
 
+// The numbers of the operands that an op of the program has made, and that nobody may write to: they are in
+// the backward what they were in the forward.
+std::vector<int64_t> own_inputs(const torch::jit::Node& differentiable);
+
 }  // namespace tsfuser

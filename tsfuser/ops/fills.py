@@ -19,7 +19,7 @@ from ..ir.symbols import define
 from ..ir.values import Window
 from ..ir.windows import within
 from .elementwise import round_number
-from .parts import counted
+from .parts import clamped
 from .table import REAL, composite
 from .views import dim_of
 
@@ -71,19 +71,11 @@ def _windows(
     for dim, start, end in slices:
         dim = dim_of(len(value.dims), dim)
         size = b.sizes(value)[dim]
-        first, last = (_place(b, sz.as_size(place), size) for place in (start, end))
+        first, last = (clamped(b, sz.as_size(place), size, size) for place in (start, end))
         if not decide(sz.lt(first, last)):
             yield dim, None
         elif value.dims[dim] is not None and not (decide(sz.eq(first, 0)) and decide(sz.eq(last, size))):
             yield dim, Window((value.dims[dim],), sz.const(0) if decide(sz.eq(first, 0)) else first, last)
-
-
-def _place(b: Builder, place: sz.Size, size: sz.Size) -> sz.Size:
-    """An end of a slice as a place in the dim."""
-    place = counted(b, place, size)
-    if b.call.decide(sz.lt(place, 0)):
-        return sz.const(0)
-    return place if b.call.decide(sz.le(place, size)) else size
 
 
 def _number(b: Builder, self: Value, number: float) -> Value:

@@ -83,10 +83,8 @@ define("is_at", "({0} == {1} || {0} == {1} - {2})", cheap=True)
 
 #: The largest number of elements that a group may look at. Above it, eager's sort is faster.
 _LOOKED_AT = {"cpu": 1 << 14, "cuda": 1 << 25}
-
-
-#: So many times as much is looked at in calls of other sizes, before these run unfused.
-_MOST = 32
+#: How many times as many in calls of other sizes than those profiled, before they run unfused.
+_GROWN = 32
 
 
 def _most(device: str) -> int:
@@ -114,7 +112,7 @@ def index_backward(b: Builder, gradient, sizes: list, index) -> Value:
     if not rank or len(gradient.dims) != len(index.dims) + rank - 1:
         raise Refusal("index_backward to another number of dims is an error in eager")
     rows = sz.as_size(sizes[0])
-    if not b.call.decide(sz.le(rows * sz.product(b.sizes(gradient)), _MOST * _most(b.device))):
+    if not b.call.decide(sz.le(rows * sz.product(b.sizes(gradient)), _GROWN * _most(b.device))):
         raise Refusal("x[index] has become so large that eager's sort of the indices is faster")
     chosen = unsqueezed(b, gradient, 0)
     if not b.call.decide(sz.eq(rows, 1)):  # of one row all places are

@@ -41,7 +41,7 @@ def counted(b: Builder, place: sz.Size, size: sz.Size) -> sz.Size:
     return place + size if b.call.decide(sz.lt(place, 0)) else place
 
 
-def _clamped(b: Builder, place: sz.Size | None, size: sz.Size, default: sz.Size) -> sz.Size:
+def clamped(b: Builder, place: sz.Size | None, size: sz.Size, default: sz.Size) -> sz.Size:
     """An end of a range as Python takes it."""
     if place is None:
         return default
@@ -60,8 +60,8 @@ def slice_(b: Builder, self, dim: int = 0, start: int | None = None, end: int | 
     if step < 1:
         raise Refusal("a slice whose step is not positive is an error in eager")
     size = b.sizes(self)[dim]
-    first = _clamped(b, start, size, sz.const(0))
-    last = _clamped(b, end, size, size)
+    first = clamped(b, start, size, sz.const(0))
+    last = clamped(b, end, size, size)
     length = last - first if b.call.decide(sz.lt(first, last)) else sz.const(0)
     return part_of(b, "slice", self, dim, first, sz.ceildiv(length, step), step)
 
