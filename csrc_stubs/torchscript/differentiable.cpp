@@ -97,17 +97,24 @@ bool is_profiled_as(const torch::jit::Value* value, std::initializer_list<at::Sc
          std::find(dtypes.begin(), dtypes.end(), *tensor->scalarType()) != dtypes.end();
 }
 
+// Whether the node casts to 32 bits: as autocast does, or as a trace has it of autocast.
+bool widens(const Node* node) {
+  if (node->kind() != c10::aten::to) {
+    return node->kind() == c10::aten::_autocast_to_full_precision;
+  }
+  const auto dtype = node->schema().argumentIndexWithName("dtype");
+  return dtype && torch::jit::constant_as<int64_t>(node->input(*dtype)) == static_cast<int64_t>(at::kFloat);
+}
+
 // For each gradient that the backward gives, the input that it is for if that was profiled in 16 bits, else
 // -1. None where no gradient in 32 bits is to be expected.
 std::vector<int64_t> narrow_inputs(const Node* node) {
   const auto is_wide = [](const torch::jit::Value* value) { return is_profiled_as(value, {at::kFloat}, 2); };
   const auto given = node->inputs(), made = node->outputs();
-  const auto nodes = node->g(c10::attr::Subgraph)->nodes();
+  const auto nodes = all_nodes(*node->g(c10::attr::Subgraph));  // autodiff's formulas have branches
   std::vector<int64_t> narrow;
   if (std::any_of(given.begin(), given.end(), is_wide) || std::any_of(made.begin(), made.end(), is_wide) ||
-      std::any_of(nodes.begin(), nodes.end(), [](const Node* inner) {
-        return inner->kind() == c10::aten::_autocast_to_full_precision;
-      })) {
+      std::any_of(nodes.begin(), nodes.end(), widens)) {
     for (const int64_t i : node->is(c10::attr::df_output_vjps)) {
       narrow.push_back(is_profiled_as(node->input(i), {at::kHalf, at::kBFloat16}, 0) ? i : -1);
     }

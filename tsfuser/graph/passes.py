@@ -35,12 +35,12 @@ class Pass:
 def run(work: Work, passes: Sequence[Pass]) -> None:
     """Runs `passes`, up to the one after which the work is done. The log `graph_fuser` has the graphs after
     each that changed them at level `>`, and the time of each at `>>`."""
-    with _no_collection():
+    with no_collection():
         _run(work, passes)
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """The collector of cycles waits: a pass makes several objects a node, hardly a cycle, and each time that
     the collector looks at them it may look at all of torch's, too (a fifth of the time for 10,000 nodes)."""
     enabled = gc.isenabled()

@@ -7,7 +7,7 @@ In: `torch._C` nodes and values. Out: plain Python. What passes ask of each node
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -154,10 +154,12 @@ _known: dict[int, Schema | None] = {0: None}
 
 def facts(type_) -> Facts:
     """Dtype, device and rank of a tensor type."""
-    dtype, device = type_.dtype(), type_.device()
-    return Facts(
-        None if dtype is None else str(dtype)[6:], None if device is None else str(device), type_.dim()
-    )
+    return Facts(_name_of(type_.dtype()), _name_of(type_.device()), type_.dim())
+
+
+@cache
+def _name_of(what: torch.dtype | torch.device | None) -> str | None:
+    return None if what is None else str(what).removeprefix("torch.")
 
 
 def refine(type_, found: Facts):

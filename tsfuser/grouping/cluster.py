@@ -148,7 +148,9 @@ def _merge(a: _Unit, b: _Unit) -> _Unit:
 
 
 def _distinct(units: Sequence[_Unit], without: _Unit) -> list[_Unit]:
-    roots = {id(u): u for u in (unit.root() for unit in units)}
+    if not units:
+        return []
+    roots = {id(u): u for u in [unit.root() for unit in units]}
     roots.pop(id(without), None)
     return list(roots.values())
 

@@ -38,10 +38,9 @@ def views_of(nodes: list[Node]) -> set[int]:
     found: set[int] = set()
     made: set[int] = set()
     for i, node in enumerate(nodes):
-        results = outputs(node)
-        if len(results) == 1 and is_tensor(results[0]) and _gives_view(node, made):
+        if node.outputsSize() == 1 and _gives_view(node, made) and is_tensor(node.output()):
             found.add(i)
-            made.add(results[0].unique())
+            made.add(node.output().unique())
     return found
 
 

@@ -17,6 +17,7 @@ import torch
 from .. import log, options
 from ..codegen import emit
 from ..codegen.batched import batched_form
+from ..graph.passes import no_collection
 from ..ir.budgets import with_fast_forms
 from ..ir.call import Call
 from ..ir.fusion import Fusion
@@ -92,6 +93,7 @@ def kernels_of(call: Call, fusion: Fusion, device: str) -> tuple[list[Compiled],
     return _loaded(lowered), lowered.allocations
 
 
+@no_collection()
 def lower_fusion(call: Call, fusion: Fusion, device: str, batched: bool = False) -> Lowered:
     """The fusion with its kernels' sources, in the order of their launches; `batched`: of kernels that one
     launch can run for several calls, where that is possible. Raises Refusal."""

@@ -17,6 +17,7 @@ from .. import options
 from ..errors import Refusal
 from ..graph.evaluate import CONTROL, OPERATIONS, QUESTIONS, is_number, run_control
 from ..graph.identities import is_no_op, stays_inside
+from ..graph.passes import no_collection
 from ..graph.wrapper import ids, inputs, outputs, schema
 from ..ir import size as sz
 from ..ir.build import Builder
@@ -37,6 +38,7 @@ class _Argument:
 _UNDEFINED = object()  # a result that eager leaves undefined
 
 
+@no_collection()
 def parse(graph: torch._C.Graph, call: Call, device: str) -> Fusion:
     """The Fusion that `graph` computes for calls like `call`. Raises Refusal."""
     eager = eager_random.grid_of if options.enabled("eager_random") else None
@@ -61,8 +63,7 @@ def _run(builder: Builder, nodes, values: dict[int, object], results) -> list:
 def _results(builder: Builder, node: torch._C.Node, values: dict[int, object]) -> tuple | list:
     kind = node.kind()
     if kind == "prim::Constant":
-        output = node.output()
-        return [None if output.type().kind() == "NoneType" else output.toIValue()]
+        return [node.output().toIValue()]
     read = inputs(node)
     given = [values[key] for key in ids(read)]
     if kind in ("prim::ListConstruct", "prim::TupleConstruct"):
