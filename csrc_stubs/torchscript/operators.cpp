@@ -99,6 +99,14 @@ void reshaped(Stack& stack) {
   torch::jit::push(stack, self.reshape(shape));
 }
 
+// A tensor in the order of a memory format, of which nothing else reads the memory: the result counts as new,
+// though it may be the operand.
+void ordered(Stack& stack) {
+  const auto format = static_cast<at::MemoryFormat>(torch::jit::pop(stack).toInt());
+  const at::Tensor self = torch::jit::pop(stack).toTensor();
+  torch::jit::push(stack, self.contiguous(format));
+}
+
 // A product of matrices and a bias. Together where the bias is a row of the product's dtype, so that the
 // library adds it; what autocast makes of one op or two may differ.
 void biased_product(Stack& stack) {
@@ -188,6 +196,8 @@ void register_operators() {
       {torch::jit::Operator("tsfuser::packed(Tensor self) -> Tensor", packed,
                             c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("tsfuser::reshaped(Tensor self, int[] shape) -> Tensor", reshaped,
+                            c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator("tsfuser::ordered(Tensor self, *, int memory_format=0) -> Tensor", ordered,
                             c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("tsfuser::biased_product(Tensor bias, Tensor left, Tensor right) -> Tensor",
                             biased_product, c10::AliasAnalysisKind::FROM_SCHEMA),

@@ -228,6 +228,7 @@ UNLISTED = {
     "tsfuser::relu_backward": "made of relu's gradient: test_relu_mask",
     "tsfuser::rows": "made of the gradient of linear: test_special_gradients",
     "tsfuser::packed": "made of operands of matrix products: test_matmul_operands",
+    "tsfuser::ordered": "made of `contiguous` where it copies: test_copied_reshapes",
     "tsfuser::reshaped": "made of reshapes that copy: test_copied_reshapes",
     "tsfuser::rounded": "made in regions of thunder: test_thunder_narrow",
     "tsfuser::unrounded": "made in regions of thunder: test_thunder_narrow",

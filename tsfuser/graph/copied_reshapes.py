@@ -1,17 +1,17 @@
 """Reshapes that copy, made by the groups that compute what they copy.
 
-`aten::reshape` gives a view or, where memory has another order, a copy. A view must not leave a group, so a
-reshape whose result leaves one stays outside, and torch's copy reads and writes the tensor once more. Before:
+`aten::reshape` gives a view or, where memory has another order, a copy; `aten::contiguous` its operand, or a
+copy. A view must not leave a group, so such an op whose result leaves one stays outside, and torch's copy
+reads and writes the tensor once more. Before:
 
     %p = aten::permute(%y, [0, 1, 3, 2, 4, 5]);  %w = aten::reshape(%p, %s)
 becomes
     %p = aten::permute(%y, [0, 1, 3, 2, 4, 5]);  %w = tsfuser::reshaped(%p, %s)
 
-which groups take for a new tensor. In: a graph with types. Out: the same graph, changed where the reshape
-copied what was profiled, and nobody could tell a copy from a view: nothing writes to the memory, and either
-the result does not leave the graph, or an op of the graph has made the memory and nothing else that shares
-it leaves. Where a later call gives a view, the op gives that, too, and a group stores what has its
-strides."""
+which groups take for a new tensor. In: a graph with types. Out: the same graph, changed where the op copied
+what was profiled, and nobody could tell a copy from a view: nothing writes to the memory, and either the
+result does not leave the graph, or an op of the graph has made the memory and nothing else that shares it
+leaves. Where a later call gives a view, the op gives that, too, and a group stores what has its strides."""
 
 from __future__ import annotations
 
@@ -40,6 +40,9 @@ from .wrapper import (
 )
 
 RESHAPE, RESHAPED = "aten::reshape", "tsfuser::reshaped"
+CONTIGUOUS, ORDERED = "aten::contiguous", "tsfuser::ordered"
+_COPIES = {RESHAPE: RESHAPED, CONTIGUOUS: ORDERED}
+_PLAIN = {copy: plain for plain, copy in _COPIES.items()}
 #: Rules of sizes (`Row.sizes`) of views that leave no elements out. Where one repeats elements, and the
 #: reshape gives a view of those, a group cannot store it.
 _WHOLE = frozenset(
@@ -55,38 +58,40 @@ _ENDS = frozenset(("aten::size", "aten::dim", "prim::dtype", "prim::device", "at
 def copy_reshapes(graph: Graph) -> None:
     """Rewrites them, and takes back those that were made before and gave a view (training/repeats.py)."""
     restore_reshapes(graph, lambda node: not _copies(node))
-    if graph.findNode(RESHAPE, True) is None:
+    if all(graph.findNode(kind, True) is None for kind in _COPIES):
         return
     effects, fresh = None, frozenset(fresh_kinds())
     for block in all_blocks(graph):
-        for node in [n for n in block.nodes() if n.kind() == RESHAPE and _copies(n)]:
+        for node in [n for n in nodes_of(block, tuple(_COPIES)) if _copies(n)]:
             operand = node.inputsAt(0)
             if not _is_whole(operand) or (_leaves(node.output()) and not _is_hidden(operand, node, fresh)):
                 continue
             effects = effects or Effects(graph)
-            if any(effects.is_written(v) for v in (node.inputsAt(0), node.output())):
-                continue
-            made = insert(graph, node, RESHAPED, inputs(node)).output()
-            made.setType(node.output().type())
-            node.output().replaceAllUsesWith(made)
-            node.destroy()
+            if not any(effects.is_written(v) for v in (operand, node.output())):
+                _replace(graph, node, _COPIES[node.kind()])
 
 
 def restore_reshapes(graph: Graph, which: Callable[[Node], bool] = lambda node: True) -> None:
     """Makes those that are in no group what they were."""
     for block in all_blocks(graph):
-        for node in filter(which, nodes_of(block, (RESHAPED,))):
-            made = insert(graph, node, RESHAPE, inputs(node)).output()
-            made.setType(node.output().type())
-            node.output().replaceAllUsesWith(made)
-            node.destroy()
+        for node in filter(which, nodes_of(block, tuple(_PLAIN))):
+            _replace(graph, node, _PLAIN[node.kind()])
+
+
+def _replace(graph: Graph, node: Node, kind: str) -> None:
+    made = insert(graph, node, kind, inputs(node)).output()
+    made.setType(node.output().type())
+    node.output().replaceAllUsesWith(made)
+    node.destroy()
 
 
 def _copies(node: Node) -> bool:
-    """Whether the reshape copied a tensor of some size when it was profiled."""
-    (sizes, strides), (wanted, _) = shape(node.inputsAt(0)), shape(node.output())
+    """Whether the op copied a tensor of some size when it was profiled."""
+    (sizes, strides), (wanted, steps) = shape(node.inputsAt(0)), shape(node.output())
     if sizes is None or wanted is None or prod(sizes) < LEAST:
         return False
+    if node.kind() in (CONTIGUOUS, ORDERED):
+        return any(have != step for size, have, step in zip(sizes, strides, steps) if size != 1)
     try:
         torch.empty_strided(sizes, strides, device="meta").view(wanted)
         return False

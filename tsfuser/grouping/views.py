@@ -38,7 +38,7 @@ def views_of(nodes: list[Node]) -> set[int]:
     found: set[int] = set()
     made: set[int] = set()
     for i, node in enumerate(nodes):
-        if node.outputsSize() == 1 and _gives_view(node, made) and is_tensor(node.output()):
+        if node.outputsSize() == 1 and is_tensor(node.output()) and _gives_view(node, made):
             found.add(i)
             made.add(node.output().unique())
     return found

@@ -119,6 +119,14 @@ def clone(b: Builder, self, memory_format: int | None = None) -> Value:
     return _cast(b, self, self.dtype, copy=True)
 
 
+@composite("tsfuser::ordered", dtypes=ALL, sizes="first", smooth=True, copies=True)
+def ordered(b: Builder, self, memory_format: int = 0) -> Value:
+    """`aten::contiguous` where nobody can tell a copy of `self` from itself"""
+    if memory_format != _ROW_MAJOR and memory_format not in _CHANNELS_LAST:
+        raise Refusal("contiguous in another memory format is an error in eager")
+    return clone(b, self, memory_format)
+
+
 def _is_rounded(b: Builder, value: Value) -> bool:
     """Whether the value is a number of its dtype already: where it was read from memory, or has been cast."""
     dtype = value.dtype

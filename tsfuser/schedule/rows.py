@@ -41,6 +41,7 @@ from .sweeps import sweeps_of
 # where rows are few, rows of more elements are worth a kernel with several blocks a row, and one that follows
 LONG_ROW = 65536
 WORDS = 8  # 4-byte words of the widest accumulator, moments of double
+LARGE = 1 << 19  # elements from which on two kernels that read memory in order beat one that does not
 
 
 def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
@@ -72,6 +73,8 @@ def _refusal(call: Call, segment: Segment, machine: Machine) -> str | None:
         return "something depends on what is added up over all rows"
     if not call.decide(sz.lt(0, rows.space.elements)):
         return "it has no elements"
+    if machine.has_threads and _lies_across(call, rows):
+        return "neighbours in memory are of different rows"
     few = machine.multiprocessors // 2
     if (
         call.decide(sz.both(sz.lt(rows.count, few), sz.lt(LONG_ROW, rows.length)))
@@ -85,6 +88,17 @@ def _refusal(call: Call, segment: Segment, machine: Machine) -> str | None:
         if not fits(rows, params):
             return "a row and its part of the columns do not fit into registers"
     return None
+
+
+def _lies_across(call: Call, rows: Rows) -> bool:
+    """Whether a large tensor is read whose neighbours in memory lie in different rows: each element would
+    take a sector of memory. On an H100 the statistics of [32, 58, 28, 28] bfloat16 in channels-last order
+    took 46 us in one kernel with a row-major result, and 10 us in three."""
+    inner = len(rows.space.dims) - 1
+    others = [d for d, dim in enumerate(rows.space.dims) if dim.name not in rows.along]
+    return any(
+        not a.is_unit(inner) and any(a.is_unit(d) for d in others) for a in rows.streamed
+    ) and call.decide(sz.le(LARGE, rows.space.elements))
 
 
 def _stages(
