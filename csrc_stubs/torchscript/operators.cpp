@@ -99,8 +99,8 @@ void reshaped(Stack& stack) {
   torch::jit::push(stack, self.reshape(shape));
 }
 
-// A tensor in the order of a memory format, of which nothing else reads the memory: the result counts as new,
-// though it may be the operand.
+// A tensor in the order of a memory format, of which nothing else reads the memory: the result counts as
+// new, though it may be the operand.
 void ordered(Stack& stack) {
   const auto format = static_cast<at::MemoryFormat>(torch::jit::pop(stack).toInt());
   const at::Tensor self = torch::jit::pop(stack).toTensor();

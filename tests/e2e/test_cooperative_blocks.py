@@ -1,5 +1,6 @@
-"""Rows that several blocks share: small blocks and a small machine make cooperative kernels of rows of a few
-thousand elements, and several iterations of few rows."""
+"""Rows that several blocks share, or that one block holds in registers while it fetches the next one: small
+blocks and a small machine make such kernels of rows of a few thousand elements, and several iterations of few
+rows."""
 
 from dataclasses import replace
 
@@ -24,9 +25,12 @@ from tsfuser.schedule import row_choice, row_params, shared_rows
 pytestmark = pytest.mark.usefixtures("single_nodes")
 
 
-@pytest.fixture
-def small(target, device, monkeypatch):
-    """Sources of the kernels that are made under a small machine."""
+@pytest.fixture(params=["held", "shared"])
+def small(target, device, monkeypatch, request):
+    """Sources of the kernels that are made under a small machine, whose blocks may hold rows in registers, or
+    leave them in shared memory."""
+    if request.param == "shared":
+        monkeypatch.setattr(shared_rows, "HELD_REGISTERS", 0)
     if target == "cpu":
         pytest.skip("the host has no cooperative blocks, and fetches nothing")
     made, source, machine = [], emit.source, pipeline._machine
@@ -42,9 +46,9 @@ def small(target, device, monkeypatch):
 
 @pytest.fixture
 def sources(small):
-    """The same, some of which are cooperative."""
+    """The same, some of which are cooperative, or hold rows."""
     yield small
-    assert any("COOPERATIVE_KERNEL" in text for text in small)
+    assert any("COOPERATIVE_KERNEL" in text or "load_packed" in text for text in small)
 
 
 @pytest.mark.parametrize("columns", [4001, 8192, 9002])
@@ -113,6 +117,36 @@ def test_a_block_alone_fetches_its_next_row(small, device, monkeypatch, result, 
     assert any("fetch_wait" in text for text in small) and not any(
         "COOPERATIVE_KERNEL" in text for text in small
     )
+
+
+@pytest.mark.parametrize("columns, together", [(4096, 1), (3070, 1), (12290, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "function", ["softmax(x * 0.5, -1)", "layer_norm(x, [x.size(-1)])", "log_softmax(x, -1)"]
+)
+def test_a_block_holds_a_row_and_fetches_the_next(
+    small, device, monkeypatch, function, dtype, columns, together
+):
+    """Of `together` blocks a row. Rows of an odd number of vectors, and one row more than blocks have."""
+    check(Fused(f"def f(x):\n    return torch.{function}\n"), tensor(23, columns, device=device, dtype=dtype))
+    if shared_rows.HELD_REGISTERS:
+        held = [text for text in small if "load_packed" in text]
+        narrow = dtype.itemsize == 2
+        assert held and all(("hide(" in text) == narrow for text in held)
+        alone = together == 1 and dtype.itemsize <= 4
+        assert all(("COOPERATIVE_KERNEL" in text) != alone for text in held)
+
+
+def test_what_all_rows_share_is_not_held(small, device):
+    """A weight is read for each row anew."""
+    check(Fused("def f(x):\n    return torch.layer_norm(x, [4096], x[0])\n"), tensor(23, 4096, device=device))
+    assert not any("load_packed" in text for text in small)
+
+
+def test_results_may_take_the_memory_of_held_rows(small, device):
+    """A row is fetched before the one in front of it is stored."""
+    source = "def f(x):\n    y = torch.tanh(x)\n    return torch.softmax(y[1:], -1), torch.softmax(y, -1)\n"
+    check(Fused(source), tensor(23, 4096, device=device))
 
 
 @pytest.mark.parametrize("sizes", [(3, 5, 40, 52), (7, 2, 33, 31), (2, 9, 6000)], ids=str)

@@ -123,14 +123,16 @@ def test_threads_touch_what_is_theirs(machine):
         walk(*planned(program, tensor(*shape), machine=machine), whole=False)
 
 
-def cooperative_rows(machine):
-    [k] = kernels(softmax, tensor(64, 1 << 18), machine=machine)
+def cooperative_rows(machine, rows=64):
+    [k] = kernels(softmax, tensor(rows, 1 << 18), machine=machine)
     return k.cooperative, k.resident
 
 
 def test_what_a_device_has_room_for_decides():
-    """A T4 has room for two blocks of 512 threads, and a fourth of the shared memory."""
-    assert cooperative_rows(GPU) == (True, 3)
+    """A T4 has room for two blocks of 512 threads, and a fourth of the shared memory. Where there are rows
+    for all multiprocessors of an H100, each has one block, with room for a part of a row and of the next."""
+    assert cooperative_rows(GPU, 9) == (True, 3)
+    assert cooperative_rows(GPU) == (True, 1)
     assert not cooperative_rows(MACHINES[0])[0] or cooperative_rows(MACHINES[0])[1] <= 2
     few, many = (kernels(sums, tensor(65536, 256), machine=m)[0] for m in (MACHINES[7], GPU))
     call, _ = build(sums, tensor(65536, 256))

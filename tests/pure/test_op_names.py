@@ -34,7 +34,7 @@ ALLOWED = {
     "csrc_stubs/call/roundings.cpp": ("rounded unrounded", "the ops that it defines"),
     "csrc_stubs/call/seeded_dropout.cpp": ("seeded_dropout", "the op that it defines"),
     "tsfuser/graph/copied_reshapes.py": (
-        "reshape reshaped slice _grad_sum_to_size",
+        "reshape reshaped contiguous ordered slice _grad_sum_to_size",
         "the nodes that it makes, and of which, and what is a whole; and what gives a gradient",
     ),
     "tsfuser/grouping/lone_biases.py": ("add", "a bias is added by"),

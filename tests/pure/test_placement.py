@@ -87,6 +87,8 @@ SQUARE = [tensor(64, 64), tensor(64, 64, strides=(1, 64))]
         (transposed, SQUARE, GPU, "tile", ["x1"]),
         (transposed, SQUARE, HOST, "tile", ["x1"]),
         (softmax, [tensor(3, 1 << 20)], GPU, "prefetched", ["x0"]),
+        (softmax, [tensor(512, 1 << 16)], GPU, "held", ["x0"]),
+        (softmax, [tensor(512, 1 << 16)], GPU, "register", []),  # they hold the row
     ],
 )
 def test_a_schedule_says_what_stays_where(program, args, machine, where, names):

@@ -29,6 +29,7 @@ from ..lower.loop_ir import (
     FetchGroup,
     FillTile,
     For,
+    Hide,
     If,
     Let,
     Load,
@@ -142,6 +143,9 @@ def _address(pointer: str, offset) -> str:
 
 
 def _load(s: Load) -> list[str]:
+    if s.held:
+        value = f"load_packed<{s.lanes}>({_address(s.buffer, s.offset)})"
+        return _assign(f"packed<{s.ctype}, {s.lanes}>", s.name, value)
     if s.shared and s.lanes > 1:
         return _assign(
             f"vec<{s.ctype}, {s.lanes}>", s.name, f"load<{s.lanes}>({_address(s.buffer, s.offset)})"
@@ -225,7 +229,8 @@ def _set_lane(s: SetLane) -> list[str]:
 
 
 def _array(s: Array) -> list[str]:
-    ctype = f"vec<{s.ctype}, {s.lanes}>" if s.lanes > 1 else s.ctype
+    vector = "packed" if s.packed else "vec"
+    ctype = f"{vector}<{s.ctype}, {s.lanes}>" if s.lanes > 1 else s.ctype
     return [f"{ctype} {s.name}[{s.extent}];"]
 
 
@@ -308,6 +313,10 @@ def _fetch_group(s: FetchGroup) -> list[str]:
     return ["fetch_wait();" if s.wait else "fetch_group();"]
 
 
+def _hide(s: Hide) -> list[str]:
+    return [f"hide({s.name}, iteration);"]
+
+
 def _cooperative_slots(s: CooperativeSlots) -> list[str]:
     return [
         f"const cooperative_slots {s.name} = slots_of<{s.words}>("
@@ -377,7 +386,7 @@ _PRINT = {
     Accumulator: _accumulator,
     Accumulate: _accumulate, BlockReduce: _block_reduce, CooperativeSlots: _cooperative_slots,
     CooperativeReduce: _cooperative_reduce, AwaitCluster: _await_cluster, ClusterReduce: _cluster_reduce,
-    ColumnReduce: _column_reduce, Fetch: _fetch, FetchGroup: _fetch_group,
+    ColumnReduce: _column_reduce, Fetch: _fetch, FetchGroup: _fetch_group, Hide: _hide,
 }  # fmt: skip
 
 

@@ -148,9 +148,7 @@ def _merge(a: _Unit, b: _Unit) -> _Unit:
 
 
 def _distinct(units: Sequence[_Unit], without: _Unit) -> list[_Unit]:
-    if not units:
-        return []
-    roots = {id(u): u for u in [unit.root() for unit in units]}
+    roots = {id(u): u for u in (unit.root() for unit in units)}
     roots.pop(id(without), None)
     return list(roots.values())
 

@@ -28,7 +28,8 @@ class Let:
 class Load:
     """`name = buffer[offset]`, of memory type `ctype`; 0 where `guard` is false. With `lanes` > 1 a vector,
     of which only the first `count` elements are in bounds. `shared`: from the tile `buffer` in shared memory;
-    `own`: only this thread writes what it reads, and not while it is read."""
+    `own`: only this thread writes what it reads, and not while it is read; `held`: it does so afterwards, so
+    that the loops over its row have to share one such load."""
 
     name: str
     ctype: str
@@ -39,6 +40,7 @@ class Load:
     count: Expr | None = None
     shared: bool = False
     own: bool = False
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,13 +139,14 @@ class SetLane:
 
 @dataclass(frozen=True)
 class Array:
-    """Registers `name`: `extent` elements of `ctype` (vectors of `lanes` if more than 1), one an iteration of
-    an unrolled loop."""
+    """Registers `name`: `extent` elements of `ctype` (vectors of `lanes` if more than 1; `packed`: narrow
+    elements share registers), one an iteration of an unrolled loop."""
 
     name: str
     ctype: str
     lanes: int
     extent: int
+    packed: bool = False
 
 
 @dataclass(frozen=True)
@@ -213,6 +216,14 @@ class FetchGroup:
     """What has been fetched since the last one is a group; with `wait`, all groups but the last are there."""
 
     wait: bool = False
+
+
+@dataclass(frozen=True)
+class Hide:
+    """The compiler forgets what it has computed from the packed vector `name`: else it would keep the
+    elements, converted, for the loops that follow."""
+
+    name: str
 
 
 @dataclass(frozen=True)
@@ -334,5 +345,5 @@ class If:
 Stmt = Union[
     Let, Load, Place, Uniform, Draw, Compute, Store, Pack, SetLane, Array, Scratch, Accumulate, Accumulator,
     BlockReduce, CooperativeSlots, CooperativeReduce, AwaitCluster, ClusterReduce,
-    ColumnReduce, Fetch, FetchGroup, Barrier, FillTile, For, If,
+    ColumnReduce, Fetch, FetchGroup, Hide, Barrier, FillTile, For, If,
 ]  # fmt: skip

@@ -187,7 +187,7 @@ def _over_rows(draft: Draft, body: list[Stmt]) -> list[Stmt]:
     body = [*prefetch.before_a_row(draft), *body]
     count = draft.params.size(loop.extent, "iterations")
     # no barrier of a cluster stands between two rows, and none of a block where columns' accumulators live on
-    halved = (BlockReduce, ClusterReduce) if draft.sweeps.final else ClusterReduce
+    halved = ClusterReduce if draft.cooperative and not draft.sweeps.final else (BlockReduce, ClusterReduce)
     body = [
         replace(s, iteration=loop.name, half=draft.exchanged) if isinstance(s, halved) else s for s in body
     ]

@@ -2,8 +2,8 @@
 
 In: Segment, Schedule. Out: the finished Kernel. `vectorize` comes before `hoist`, since a vector load of a
 broadcast operand leaves the row loop as a whole; `bound` after `hoist`, since a loop's bound may only use
-what is computed before it; `stage` after them, since it splits loops, and `overlap` then moves their
-loads; `branch` last, since no other pass need know of its branches.
+what is computed before it; `stage` after them, since it splits loops, and `overlap` and `refill` then move
+their loads and what comes behind them; `branch` last, since no other pass need know of its branches.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .kernel import Kernel
 from .nest import nest
 from .overlap import overlap
 from .passes import bound, flatten, hoist
+from .prefetch import refill
 from .stage import stage
 from .vectorize import vectorize
 
@@ -31,6 +32,7 @@ PASSES: tuple[tuple[str, Callable], ...] = (
     ("bound", bound),
     ("stage", stage),
     ("overlap", overlap),
+    ("refill", refill),
     ("draw", draw),
     ("branch", branch),
 )

@@ -8,6 +8,15 @@ memory, which has room for two iterations, and loads from there. Example:
       fetch x0_prefetched[(iteration + 1) % 2 * 512 + tx] = ...    the next one
       wait for all but the last group
       x0_m = x0_prefetched[iteration % 2 * 512 + tx]
+
+Where registers hold a row, shared memory has room for one iteration, and each thread fetches its part of the
+next row as soon as it has taken that of this one (`refill`):
+
+    fetch x0_prefetched[u * 512 + tx] = args.x0[...]               the first row
+    for iteration in iterations:
+      wait for all groups
+      for u: x0_v[u] = x0_prefetched[u * 512 + tx]
+      for u: fetch x0_prefetched[u * 512 + tx] = ...               the next one
 """
 
 from __future__ import annotations
@@ -17,13 +26,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir import size as sz
+from ..ir.dtypes import DTYPES
 from ..schedule.domain import Access
 from . import index as ix
 from .draft import Draft, numbered
 from .index import Expr, Var
 from .indices import indices
 from .kernel import Tile
-from .loop_ir import Fetch, FetchGroup, Load, Stmt
+from .loop_ir import Array, Fetch, FetchGroup, For, Hide, Load, Stmt
+from .traverse import statements, used, with_bodies
+
+#: Types in memory of elements that are wider in registers.
+_NARROW = frozenset(d.ctype for d in DTYPES.values() if d.itemsize < d.register.itemsize)
 
 
 def use(draft: Draft) -> None:
@@ -31,8 +45,8 @@ def use(draft: Draft) -> None:
     for access in _accesses(draft):
         *_, read, computed = draft.loads[access.buffer.value.name]
         assert isinstance(read, Load)
-        place = _place(draft, Var(draft.iteration.name))
-        own = replace(read, buffer=_name(access), offset=place, guard=None, shared=True, own=True)
+        place, held = _place(draft, Var(draft.iteration.name)), _is_held(draft, access)
+        own = replace(read, buffer=_name(access), offset=place, guard=None, shared=True, own=True, held=held)
         draft.loads[access.buffer.value.name] = [own, computed]
 
 
@@ -45,8 +59,45 @@ def before_a_row(draft: Draft) -> list[Stmt]:
     """Fetches what the next iteration needs, and waits for what this one does."""
     if not _accesses(draft):
         return []
-    following = ix.add(Var(draft.iteration.name), 1)
-    return [*_fetched(draft, following, "_next"), FetchGroup(wait=True)]
+    following = _fetched(draft, ix.add(Var(draft.iteration.name), 1), "_next")
+    if _holds(draft):  # an empty group comes last, so that the wait is for all others
+        return [FetchGroup(), FetchGroup(wait=True), *following]
+    return [*following, FetchGroup(wait=True)]
+
+
+def refill(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """The pass that moves the fetches of the next row behind the loads of this one, where these are held."""
+    made = [with_bodies(s, refill) for s in body]
+    held = [k for k, s in enumerate(made) if isinstance(s, For) and any(map(_is_of_held, s.body))]
+    if not held:
+        return tuple(made)
+    last = held[-1]
+    wait = next((k for k, s in enumerate(made) if isinstance(s, FetchGroup) and s.wait), last)
+    late = [k for k in range(wait + 1, last) if _fetches(made[k])]
+    moved = [made[k] for k in late]
+    early = [s for k, s in enumerate(made[: last + 1]) if k not in late]
+    return tuple(_hidden([*early, *moved, *made[last + 1 :]]))
+
+
+def _hidden(body: list[Stmt]) -> list[Stmt]:
+    """`body`, in which each loop but the first over what is held converts it anew."""
+    arrays = {s.name for s in body if isinstance(s, Array) and s.packed and s.ctype in _NARROW}
+    made: list[Stmt] = []
+    seen: set[str] = set()
+    for s in body:
+        mine = [] if not isinstance(s, For) else [x for x in sorted(used(s)) if x.partition("[")[0] in arrays]
+        made.append(replace(s, body=(*(Hide(x) for x in mine if x in seen), *s.body)) if mine else s)
+        seen.update(mine)
+    return made
+
+
+def _is_of_held(s: Stmt) -> bool:
+    return isinstance(s, Load) and s.held
+
+
+def _fetches(s: Stmt) -> bool:
+    """Whether `s` fetches, or ends a group of what is fetched."""
+    return any(isinstance(inner, (Fetch, FetchGroup)) for inner in statements((s,)))
 
 
 def tiles(draft: Draft, start: int) -> list[Tile]:
@@ -55,14 +106,23 @@ def tiles(draft: Draft, start: int) -> list[Tile]:
     made: list[Tile] = []
     for access in _accesses(draft):
         dtype = access.buffer.value.dtype
-        made.append(Tile(_name(access), dtype.ctype, dtype.itemsize, 2, each, start))
+        made.append(Tile(_name(access), dtype.ctype, dtype.itemsize, 1 if _holds(draft) else 2, each, start))
         start += -(-made[-1].bytes // 16) * 16
     return made
 
 
 def _accesses(draft: Draft) -> Sequence[Access]:
-    names = draft.schedule.values_in("prefetched")
+    names = {*draft.schedule.values_in("prefetched"), *draft.schedule.values_in("held")}
     return [a for a in draft.schedule.domain.loads if a.buffer.value.name in names]
+
+
+def _is_held(draft: Draft, access: Access) -> bool:
+    return access.buffer.value.name in draft.schedule.values_in("held")
+
+
+def _holds(draft: Draft) -> bool:
+    """Whether registers hold a row."""
+    return any(_is_held(draft, access) for access in _accesses(draft))
 
 
 def _name(access: Access) -> str:
@@ -87,7 +147,7 @@ def _fetched(draft: Draft, iteration: Expr, suffix: str) -> list[Stmt]:
 def _place(draft: Draft, iteration: Expr) -> Expr:
     """Index in shared memory of the element that a thread works on in `iteration`: a thread's vectors lie a
     block apart."""
-    at = numbered(draft.loops[:-1], ix.mod(iteration, 2))
+    at = numbered(draft.loops[:-1], ix.Const(0) if _holds(draft) else ix.mod(iteration, 2))
     x, y = draft.bound("thread.x"), draft.bound("thread.y")
     thread: Expr = Var(x.name)
     if y.extent != sz.const(1):

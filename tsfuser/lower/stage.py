@@ -33,7 +33,8 @@ def stage(body: Body) -> Body:
 
 
 def _front(loop: For) -> tuple[list[Stmt], list[Stmt]]:
-    """The index computations and loads that can come first, and the rest."""
+    """The index computations and loads that can come first, and the rest. Where registers hold a row already,
+    other loads stay where they are."""
     front: list[Stmt] = []
     back: list[Stmt] = []
     late: set[str] = set()
@@ -41,10 +42,11 @@ def _front(loop: For) -> tuple[list[Stmt], list[Stmt]]:
     for s in reversed(loop.body):
         if isinstance(s, Place) or (isinstance(s, Compute) and s.name in places):
             places |= used(s)
+    holds = any(isinstance(s, Load) and s.held for s in loop.body)
     for s in loop.body:
         early = (
             isinstance(s, (Let, Place, Uniform))
-            or (isinstance(s, Load) and not s.shared)
+            or (isinstance(s, Load) and (s.held if holds else not s.shared))
             or (isinstance(s, Compute) and s.name in places)
         )
         if early and not (used(s) & late):
@@ -70,7 +72,10 @@ def _staged(loop: For, later: list[For], arrays_of: dict[Stmt, str]) -> list[Stm
         while name in arrays_of.values():
             name, k = f"{s.name}_{k + 1}", k + 1
         arrays_of[s] = name
-    arrays = [Array(arrays_of[s], s.ctype, getattr(s, "lanes", 1), loop.extent.value) for s in stored]
+    arrays = [
+        Array(arrays_of[s], s.ctype, getattr(s, "lanes", 1), loop.extent.value, getattr(s, "held", False))
+        for s in stored
+    ]
     table = {s.name: f"{arrays_of[s]}[{loop.var}]" for s in front if s in arrays_of}
     loads = [replace(loop, body=tuple(rename(s, table) for s in fresh))] if fresh else []
     rest = replace(loop, body=tuple(rename(s, table) for s in back))

@@ -28,6 +28,7 @@ from .loop_ir import (
     FetchGroup,
     FillTile,
     For,
+    Hide,
     If,
     Let,
     Load,
@@ -113,6 +114,8 @@ def _line(s: Stmt) -> str:
     if isinstance(s, Fetch):
         when = f" if {s.guard}" if s.guard is not None else ""
         return f"fetch {s.prefetched}[{s.place}] = {s.buffer}[{s.offset} .. +{s.lanes}]{when}"
+    if isinstance(s, Hide):
+        return f"forget what was computed from {s.name}"
     if isinstance(s, FetchGroup):
         return "wait for all but the last group" if s.wait else "end of a group"
     if isinstance(s, CooperativeSlots):

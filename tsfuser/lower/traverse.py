@@ -27,6 +27,7 @@ from .loop_ir import (
     FetchGroup,
     FillTile,
     For,
+    Hide,
     If,
     Let,
     Load,
@@ -56,6 +57,7 @@ def defined(s: Stmt) -> str | None:
         ColumnReduce,
         Fetch,
         FetchGroup,
+        Hide,
     )
     return None if isinstance(s, nameless) else s.name
 
@@ -84,6 +86,8 @@ def used(s: Stmt) -> frozenset[str]:
         return names(as_expr(s.lane)) | {s.name, s.value}
     if isinstance(s, Accumulate):
         return names(s.guard) | names(s.lane) | {s.name, s.value}
+    if isinstance(s, Hide):
+        return frozenset((s.name,))
     if isinstance(s, Fetch):
         return names(s.place) | names(s.offset) | names(s.guard) | {s.prefetched}
     if isinstance(s, CooperativeSlots):
@@ -200,7 +204,7 @@ def is_pure(s: Stmt) -> bool:
     return (
         isinstance(s, (Let, Place, Uniform))
         or (isinstance(s, Compute) and not s.vectors)
-        or (isinstance(s, Load) and (s.own or not s.shared))
+        or (isinstance(s, Load) and (s.own or not s.shared) and not s.held)
     )
 
 

@@ -73,7 +73,8 @@ Relation = Union[Split, Fuse]
 #:   scratch     in a buffer of the block with room for one row: shared memory, or the host's cache
 #:   tile        a load, in a tile of shared memory (see `tiles`)
 #:   prefetched  a load, in shared memory, fetched while the threads work on the previous row
-PLACES = ("register", "scratch", "tile", "prefetched")
+#:   held        a load, fetched in the same way, which the thread moves to registers before it begins its row
+PLACES = ("register", "scratch", "tile", "prefetched", "held")
 
 
 @dataclass(frozen=True)

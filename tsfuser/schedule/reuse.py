@@ -76,7 +76,8 @@ def _in_kernel(stage: Stage) -> list[Reuse]:
     segment, schedule = stage.segment, stage.schedule
     sweeps = sweeps_of(segment, schedule)
     last = sweeps.last_reads({*schedule.values_in("register"), *schedule.values_in("scratch")})
-    fetched, tiled = schedule.values_in("prefetched"), schedule.values_in("tile")
+    fetched = {*schedule.values_in("prefetched"), *schedule.values_in("held")}
+    tiled = schedule.values_in("tile")
     found = []
     for store in schedule.domain.stores:
         name = store.buffer.value.name

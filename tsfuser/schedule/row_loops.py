@@ -61,7 +61,7 @@ def _along_a_row(
     if params.cooperative:
         each = step * (params.unroll * params.rounds)
         schedule = schedule.split(col, each, ("part", "share"), times=blocks_per_row(rows, params), **bounds)
-        if params.in_registers:
+        if params.in_registers or params.held:
             schedule, loops = schedule.split("share", step, ("u", "chunk"), exact=True), ["u"]
         else:
             schedule = schedule.split("share", step * params.unroll, ("r", "round"), exact=True)
@@ -104,7 +104,7 @@ def _over_rows(
         schedule, row = schedule.fuse_all(outer, "row"), "row"
     each, own = (down * params.unroll, "rows") if params.multi_row else (down, "ty")
     blocks = ["block"]
-    if params.columns:
+    if params.goes_over_rows:
         parts = parts_of_all_rows(rows, params, machine)
         schedule = schedule.split(row, parts * each, ("iteration", "group"))
         schedule = schedule.split("group", each, ("block", own), exact=True)

@@ -38,6 +38,7 @@ class RowParams:
     cluster: bool = False  # these blocks are a cluster
     rounds: int = 1
     prefetched: bool = False  # shared memory fetches the next row while the threads work on one
+    held: bool = False  # which the threads move to registers first, so that there is room for one row only
     resident: int = 0  # blocks that share a multiprocessor, if that matters
     wide: bool = False  # 64-bit indices
     in_float: bool = False  # a thread adds few elements per row, so float accumulation suffices
@@ -47,13 +48,18 @@ class RowParams:
         """Whether each cluster works on one row only, and keeps it in registers."""
         return self.cluster and not self.prefetched
 
+    @property
+    def goes_over_rows(self) -> bool:
+        """Whether a block works on one row after the other."""
+        return bool(self.columns) or self.held
+
 
 def block_shape(extent: Size, params: RowParams, machine: Machine) -> tuple[Size, Size]:
     """Threads along a row, a power of two or a multiple of a warp, and rows of a block."""
     if not machine.has_threads:
         return sz.const(1), sz.const(1)
     vectors = sz.ceildiv(extent, params.vector)
-    if params.cooperative:
+    if params.cooperative or params.held:
         return sz.const(params.threads), sz.const(1)
     if params.warp:
         return sz.const(params.warp), sz.const(params.threads // params.warp)
@@ -87,6 +93,8 @@ def parts_of_all_rows(rows: Rows, params: RowParams, machine: Machine) -> Size:
         return sz.minimum(
             rows.count, sz.binary("div", blocks_at_once(params, machine), blocks_per_row(rows, params))
         )
+    if params.held:
+        return sz.minimum(rows.count, blocks_at_once(params, machine))
     _, down = block_shape(rows.length, params, machine)
     each = down * params.unroll if params.multi_row else down
     return sz.minimum(sz.ceildiv(rows.count, each * 2), blocks_at_once(params, machine))

@@ -137,7 +137,9 @@ def _placed(
         pairs = online_softmax.pairs(sweeps_of(segment, schedule))
         schedule = _with(schedule, cooperative=replace(schedule.reduction.cooperative, online_softmax=pairs))
     if params.prefetched:
-        schedule = schedule.with_values_in("prefetched", rows.fetchable)
+        schedule = schedule.with_values_in("held" if params.held else "prefetched", rows.fetchable)
+    if params.held:  # no registers are left for what could be computed again
+        return schedule
     return with_saved_values(segment, schedule, "register" if machine.has_threads else "scratch")
 
 

@@ -1,8 +1,9 @@
-"""Rows that several blocks share: the blocks of a cluster, or blocks that run at the same time.
+"""Rows for which a multiprocessor has one block, or that several blocks share: the blocks of a cluster, or
+blocks that run at the same time.
 
-In: rows that are too long for the registers of one block, and what is decided of them. Out: `RowParams`, or
-None where one block does better. Example: the gradient of a softmax over 100,000 floats is a cluster per row,
-which holds it in registers.
+In: rows that are too long for a block that has few registers, and what is decided of them. Out: `RowParams`,
+or None where such a block does better. Example: the gradient of a softmax over 100,000 floats is a cluster
+per row, which holds it in registers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import replace
 
 from ..ir import size as sz
 from ..ir.call import Call
+from ..ir.fusion import MOMENTS
 from ..segment import Segment
 from .machine import Machine
 from .placement import costly_terms
@@ -28,14 +30,23 @@ CLUSTER_REGISTERS = 32  # registers of a thread for everything but the row
 CLUSTER_BLOCKS_PER_SM = (2, 1)  # blocks of a multiprocessor: the first number for which registers hold a row
 MAX_CLUSTER_VECTORS = 32  # vectors of each tensor that a thread keeps
 CLUSTER_ACCESS = 8  # bytes of each access, at least
+HELD_REGISTERS = 64  # registers of a thread for its part of a row, of a block that is alone
+# blocks that share such a row, where they exchange moments: with more, blocks that share a multiprocessor do
+# better (statistics of 2^20 floats take 134 us on an H100, and 152 as here)
+MOST_HELD_MOMENTS = 8
 EXCHANGE_BYTES = 4096  # shared memory of a cooperative block for what its threads exchange
 
 
 def of_several_blocks(
     call: Call, segment: Segment, rows: Rows, given: RowParams, machine: Machine
 ) -> RowParams | None:
-    """By a cluster if that is faster, else by cooperative blocks; None if neither can hold a row."""
-    return _clustered(call, segment, rows, given, machine) or _shared(call, rows, given, machine)
+    """By a cluster if that is faster, else by blocks that are alone on their multiprocessors, else by
+    cooperative blocks; None if none of these can hold a row."""
+    return (
+        _clustered(call, segment, rows, given, machine)
+        or _held(call, segment, rows, given, machine)
+        or _shared(call, rows, given, machine)
+    )
 
 
 def _clustered(
@@ -97,6 +108,41 @@ def _fits_cluster(call: Call, rows: Rows, params: RowParams, machine: Machine) -
     most = min(machine.cluster_blocks, multiprocessors_of_cluster(machine) * params.resident)
     return bool(
         call.decide(sz.le(blocks, most)) and call.decide(sz.le(machine.multiprocessors, rows.count * blocks))
+    )
+
+
+def _held(call: Call, segment: Segment, rows: Rows, given: RowParams, machine: Machine) -> RowParams | None:
+    """For rows of which one block for each multiprocessor, or a few together, hold one in registers, while
+    their shared memory fetches the next one: between them they have twice the room of blocks that work on
+    their row in shared memory. So a row takes fewer blocks, which wait for each other less often. None if
+    registers are wanted for sums over rows, if not all is fetched (a weight comes from the L2 each time,
+    which so few threads would wait for), or if multiprocessors would be idle."""
+    inner = len(rows.space.dims) - 1
+    fetched = all(a.buffer.value.name in rows.fetchable for a in rows.space.reads if a.moves(inner))
+    wide = min((a.itemsize for a in rows.streamed), default=0) * given.vector >= CLUSTER_ACCESS
+    if given.columns or given.cluster or not given.whole or not fetched or not wide or segment.lookups:
+        return None
+    room = 4 * HELD_REGISTERS * COOPERATIVE_THREADS  # of a block, in registers and in shared memory
+    most = 4 * HELD_REGISTERS // (given.vector * max(rows.bytes, 1))
+    if most < 2 or room > min(2 * machine.registers, machine.shared_per_block - EXCHANGE_BYTES):
+        return None
+    vectors = sz.ceildiv(rows.length, COOPERATIVE_THREADS * given.vector)
+    blocks = sz.ceildiv(vectors, most)
+    if not call.decide(sz.both(sz.le(machine.multiprocessors, rows.count * blocks), sz.le(2, vectors))):
+        return None
+    exchanges = any(op.combine in MOMENTS for op in segment.reductions)
+    most_blocks = MOST_HELD_MOMENTS if exchanges else machine.multiprocessors // BLOCK_SETS
+    if not call.decide(sz.le(blocks, most_blocks)):
+        return None
+    return replace(
+        given,
+        unroll=call.decide(sz.ceildiv(vectors, blocks)),
+        persistent=True,
+        cooperative=not call.decide(sz.eq(blocks, 1)),
+        threads=COOPERATIVE_THREADS,
+        prefetched=True,
+        held=True,
+        resident=1,
     )
 
 

@@ -11,6 +11,53 @@
 
 #include "vector.h"
 
+template <int Bytes>
+struct narrow_word {
+  using type = uint8_t;
+};
+template <>
+struct narrow_word<2> {
+  using type = uint16_t;
+};
+
+// A vector whose elements share words: those of a vec<T, N> have a register each, however narrow they are.
+template <class T, int N>
+struct packed {
+  enum : int { each = sizeof(T) < 4 ? 4 / sizeof(T) : 1, count = (N * sizeof(T) + 3) / 4 };
+  uint32_t words[count];
+  DEVICE_MEMBER T operator[](int lane) const {
+    T result;
+    if constexpr (each == 1) {
+      copy_bytes(&result, words + lane * (sizeof(T) / 4), sizeof(T));
+    } else {
+      using bits = typename narrow_word<sizeof(T)>::type;
+      const bits own = static_cast<bits>(words[lane / each] >> (lane % each * 8 * sizeof(T)));
+      copy_bytes(&result, &own, sizeof(T));
+    }
+    return result;
+  }
+};
+
+template <int N, class T>
+DEVICE packed<T, N> load_packed(const T* pointer) {
+  const vec<T, N> loaded = load<N>(pointer);
+  packed<T, N> result;
+  copy_bytes(result.words, &loaded, sizeof(loaded));
+  return result;
+}
+
+// Adds `zero`, of which no compiler knows that it is 0, so that what was computed from `held` is computed
+// anew: they would keep the converted elements for a later loop.
+template <class T, int N>
+DEVICE void hide(packed<T, N>& held, int64_t zero) {
+#if defined(TSFUSER_CUDA)
+#pragma unroll
+  for (int k = 0; k < packed<T, N>::count; ++k) {
+    asm volatile("add.u32 %0, %0, %1;" : "+r"(held.words[k]) : "r"(static_cast<uint32_t>(zero >> 32)));
+  }
+#endif
+}
+
 #if defined(TSFUSER_CUDA) && __CUDA_ARCH__ >= 800
 
 template <int N, class T>
