@@ -137,10 +137,19 @@ def test_a_block_holds_a_row_and_fetches_the_next(
         assert all(("COOPERATIVE_KERNEL" in text) != alone for text in held)
 
 
-def test_what_all_rows_share_is_not_held(small, device):
-    """A weight is read for each row anew."""
-    check(Fused("def f(x):\n    return torch.layer_norm(x, [4096], x[0])\n"), tensor(23, 4096, device=device))
-    assert not any("load_packed" in text for text in small)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [4096, 5001, 9000])
+@pytest.mark.parametrize(
+    "result", ["torch.layer_norm(x, [x.size(-1)], w, b)", "x * (x * x).mean(-1, True).rsqrt() * w"]
+)
+def test_what_all_rows_share_is_kept(small, device, result, columns, dtype):
+    """Shared memory has a block's part of a weight from its first row to its last."""
+    fused = Fused(f"def f(x, w, b):\n    return {result}\n")
+    check(fused, *rows_of(columns, 23, device, dtype))
+    kept = [text for text in small if "load_packed" in text]
+    whole = columns % (16 // dtype.itemsize) == 0
+    assert bool(kept) == (whole and shared_rows.HELD_REGISTERS > 0)
+    assert all(text.count("_prefetched = ") == 1 + result.count("w") + result.count(", b)") for text in kept)
 
 
 def test_results_may_take_the_memory_of_held_rows(small, device):

@@ -35,7 +35,9 @@ def _is_one_load(pick: Pick, schedule: Schedule) -> bool:
     """Whether all elements of an access are of one piece, and no piece goes another way. A host's compiler
     makes vectors of a few choices, but of no search."""
     domain, own = schedule.domain, set(pick.pieces)
-    elsewhere = {name for where in ("tile", "prefetched", "held") for name in schedule.values_in(where)}
+    elsewhere = {
+        name for where in ("tile", "prefetched", "held", "kept") for name in schedule.values_in(where)
+    }
     elsewhere |= {a.buffer.value.name for a in domain.loads if a.part_of}
     elsewhere |= {a.part_of for a in domain.loads}
     if own & elsewhere:

@@ -17,6 +17,8 @@ next row as soon as it has taken that of this one (`refill`):
       wait for all groups
       for u: x0_v[u] = x0_prefetched[u * 512 + tx]
       for u: fetch x0_prefetched[u * 512 + tx] = ...               the next one
+
+There, what all rows share is fetched once, before the first row.
 """
 
 from __future__ import annotations
@@ -41,25 +43,28 @@ _NARROW = frozenset(d.ctype for d in DTYPES.values() if d.itemsize < d.register.
 
 
 def use(draft: Draft) -> None:
-    """Lets `draft` load from shared memory what is prefetched: zeros lie there where there is no element."""
-    for access in _accesses(draft):
+    """Lets `draft` load from shared memory what is prefetched: zeros lie there where there is no element. What
+    is kept there is loaded where it is used, since registers hold the row."""
+    for access in [*_accesses(draft), *_kept(draft)]:
         *_, read, computed = draft.loads[access.buffer.value.name]
         assert isinstance(read, Load)
         place, held = _place(draft, Var(draft.iteration.name)), _is_held(draft, access)
-        own = replace(read, buffer=_name(access), offset=place, guard=None, shared=True, own=True, held=held)
+        load = replace(read, buffer=_name(access), offset=place, guard=None, shared=True, held=held)
+        own = replace(load, own=access.buffer.value.name not in draft.schedule.values_in("kept"))
         draft.loads[access.buffer.value.name] = [own, computed]
 
 
 def before_the_rows(draft: Draft) -> list[Stmt]:
-    """Fetches what the first iteration needs."""
-    return _fetched(draft, ix.Const(0), "_first") if _accesses(draft) else []
+    """Fetches what the first iteration needs, and what all do."""
+    accesses = [*_accesses(draft), *_kept(draft)]
+    return _fetched(draft, accesses, ix.Const(0), "_first") if accesses else []
 
 
 def before_a_row(draft: Draft) -> list[Stmt]:
     """Fetches what the next iteration needs, and waits for what this one does."""
     if not _accesses(draft):
         return []
-    following = _fetched(draft, ix.add(Var(draft.iteration.name), 1), "_next")
+    following = _fetched(draft, _accesses(draft), ix.add(Var(draft.iteration.name), 1), "_next")
     if _holds(draft):  # an empty group comes last, so that the wait is for all others
         return [FetchGroup(), FetchGroup(wait=True), *following]
     return [*following, FetchGroup(wait=True)]
@@ -104,7 +109,7 @@ def tiles(draft: Draft, start: int) -> list[Tile]:
     """Where shared memory keeps what is fetched, from byte `start` on."""
     each = math.prod(x.extent.a for x in draft.loops) * draft.schedule.threads
     made: list[Tile] = []
-    for access in _accesses(draft):
+    for access in [*_accesses(draft), *_kept(draft)]:
         dtype = access.buffer.value.dtype
         made.append(Tile(_name(access), dtype.ctype, dtype.itemsize, 1 if _holds(draft) else 2, each, start))
         start += -(-made[-1].bytes // 16) * 16
@@ -113,6 +118,11 @@ def tiles(draft: Draft, start: int) -> list[Tile]:
 
 def _accesses(draft: Draft) -> Sequence[Access]:
     names = {*draft.schedule.values_in("prefetched"), *draft.schedule.values_in("held")}
+    return [a for a in draft.schedule.domain.loads if a.buffer.value.name in names]
+
+
+def _kept(draft: Draft) -> Sequence[Access]:
+    names = draft.schedule.values_in("kept")
     return [a for a in draft.schedule.domain.loads if a.buffer.value.name in names]
 
 
@@ -129,15 +139,15 @@ def _name(access: Access) -> str:
     return f"{access.buffer.value.name}_prefetched"
 
 
-def _fetched(draft: Draft, iteration: Expr, suffix: str) -> list[Stmt]:
-    """Fetches what `iteration` needs, as one group."""
+def _fetched(draft: Draft, accesses: Sequence[Access], iteration: Expr, suffix: str) -> list[Stmt]:
+    """Fetches what `iteration` needs of `accesses`, as one group."""
     lane = draft.lane
     of = {draft.iteration.name: iteration, lane.name: ix.Const(0)}
     at = indices(draft.schedule, draft.params, of, suffix)
     place = ix.substitute(_place(draft, iteration), {lane.name: ix.Const(0)})
     more = ix.less(iteration, draft.params.size(draft.iteration.extent, "iterations"))
     made: list[Stmt] = list(at.lets)
-    for access in _accesses(draft):
+    for access in accesses:
         read = draft.elements.read(access, at)
         guard = ix.both([more, *([read.guard] if read.guard is not None else [])])
         made.append(Fetch(_name(access), place, read.buffer, read.offset, lane.extent.a, guard))

@@ -74,7 +74,8 @@ Relation = Union[Split, Fuse]
 #:   tile        a load, in a tile of shared memory (see `tiles`)
 #:   prefetched  a load, in shared memory, fetched while the threads work on the previous row
 #:   held        a load, fetched in the same way, which the thread moves to registers before it begins its row
-PLACES = ("register", "scratch", "tile", "prefetched", "held")
+#:   kept        a load that all rows share, in shared memory from the first row to the last
+PLACES = ("register", "scratch", "tile", "prefetched", "held", "kept")
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,19 @@ class Rows:
         ]
 
     @property
-    def fetchable(self) -> tuple[str, ...]:
-        """The names of those that asynchronous copies can fetch into shared memory."""
+    def shared(self) -> list[Access]:
+        """The tensors that vary along a row, and that all rows share."""
         inner = len(self.space.dims) - 1
-        return tuple(a.buffer.value.name for a in self.streamed if a.is_unit(inner) and not a.buffer.windows)
+        return [a for a in self.space.reads if a.moves(inner) and a not in self.streamed]
+
+    @property
+    def fetchable(self) -> tuple[str, ...]:
+        """The names of the streamed ones that asynchronous copies can fetch into shared memory."""
+        return tuple(a.buffer.value.name for a in self.streamed if self.is_fetchable(a))
+
+    def is_fetchable(self, access: Access) -> bool:
+        """Whether asynchronous copies can fetch vectors of it."""
+        return access.is_unit(len(self.space.dims) - 1) and not access.buffer.windows
 
     @property
     def bytes(self) -> int:

@@ -139,7 +139,7 @@ def _placed(
     if params.prefetched:
         schedule = schedule.with_values_in("held" if params.held else "prefetched", rows.fetchable)
     if params.held:  # no registers are left for what could be computed again
-        return schedule
+        return schedule.with_values_in("kept", [a.buffer.value.name for a in rows.shared])
     return with_saved_values(segment, schedule, "register" if machine.has_threads else "scratch")
 
 

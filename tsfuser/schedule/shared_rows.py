@@ -34,6 +34,7 @@ HELD_REGISTERS = 64  # registers of a thread for its part of a row, of a block t
 # blocks that share such a row, where they exchange moments: with more, blocks that share a multiprocessor do
 # better (statistics of 2^20 floats take 134 us on an H100, and 152 as here)
 MOST_HELD_MOMENTS = 8
+HELD_SETS = 3  # sets of blocks that share such a row, at least: with two, one waits while the other does
 EXCHANGE_BYTES = 4096  # shared memory of a cooperative block for what its threads exchange
 
 
@@ -114,24 +115,29 @@ def _fits_cluster(call: Call, rows: Rows, params: RowParams, machine: Machine) -
 def _held(call: Call, segment: Segment, rows: Rows, given: RowParams, machine: Machine) -> RowParams | None:
     """For rows of which one block for each multiprocessor, or a few together, hold one in registers, while
     their shared memory fetches the next one: between them they have twice the room of blocks that work on
-    their row in shared memory. So a row takes fewer blocks, which wait for each other less often. None if
-    registers are wanted for sums over rows, if not all is fetched (a weight comes from the L2 each time,
-    which so few threads would wait for), or if multiprocessors would be idle."""
-    inner = len(rows.space.dims) - 1
-    fetched = all(a.buffer.value.name in rows.fetchable for a in rows.space.reads if a.moves(inner))
-    wide = min((a.itemsize for a in rows.streamed), default=0) * given.vector >= CLUSTER_ACCESS
-    if given.columns or given.cluster or not given.whole or not fetched or not wide or segment.lookups:
+    their row in shared memory. So a row takes fewer blocks, which wait for each other less often. Shared
+    memory also keeps a block's part of what all rows share. None if registers are wanted for sums over rows,
+    if not all can be fetched, or if multiprocessors would be idle."""
+    read = [*rows.streamed, *rows.shared]
+    wide = min((a.itemsize for a in read), default=0) * given.vector >= CLUSTER_ACCESS
+    if given.columns or given.cluster or not given.whole or not wide or segment.lookups:
         return None
     room = 4 * HELD_REGISTERS * COOPERATIVE_THREADS  # of a block, in registers and in shared memory
-    most = 4 * HELD_REGISTERS // (given.vector * max(rows.bytes, 1))
-    if most < 2 or room > min(2 * machine.registers, machine.shared_per_block - EXCHANGE_BYTES):
+    if not all(map(rows.is_fetchable, read)) or room > 2 * machine.registers:
+        return None
+    each = given.vector * COOPERATIVE_THREADS
+    most = min(
+        room // (each * max(rows.bytes, 1)),
+        (machine.shared_per_block - EXCHANGE_BYTES) // (each * sum(a.itemsize for a in read)),
+    )
+    if most < 2 or room > machine.shared_per_block - EXCHANGE_BYTES:
         return None
     vectors = sz.ceildiv(rows.length, COOPERATIVE_THREADS * given.vector)
     blocks = sz.ceildiv(vectors, most)
     if not call.decide(sz.both(sz.le(machine.multiprocessors, rows.count * blocks), sz.le(2, vectors))):
         return None
     exchanges = any(op.combine in MOMENTS for op in segment.reductions)
-    most_blocks = MOST_HELD_MOMENTS if exchanges else machine.multiprocessors // BLOCK_SETS
+    most_blocks = MOST_HELD_MOMENTS if exchanges else machine.multiprocessors // HELD_SETS
     if not call.decide(sz.le(blocks, most_blocks)):
         return None
     return replace(

@@ -62,7 +62,7 @@ def verify(schedule: Schedule) -> str | None:
     for placed in schedule.placements:
         if placed.where not in PLACES:
             return f"no value stays in {placed.where}"
-        if placed.where in ("tile", "prefetched", "held") and placed.value not in loads:
+        if placed.where in ("tile", "prefetched", "held", "kept") and placed.value not in loads:
             return f"{placed.value}, to stay in {placed.where}, is not loaded"
     counts = Counter(p.value for p in schedule.placements)
     if twice := [name for name in counts if counts[name] > 1]:
