@@ -119,37 +119,39 @@ def test_a_block_alone_fetches_its_next_row(small, device, monkeypatch, result, 
     )
 
 
-@pytest.mark.parametrize("columns, together", [(4096, 1), (3070, 1), (12290, 4)])
+@pytest.mark.parametrize("accesses, together", [(1024, 1), (769, 1), (2050, 3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize(
     "function", ["softmax(x * 0.5, -1)", "layer_norm(x, [x.size(-1)])", "log_softmax(x, -1)"]
 )
-def test_a_block_holds_a_row_and_fetches_the_next(
-    small, device, monkeypatch, function, dtype, columns, together
-):
-    """Of `together` blocks a row. Rows of an odd number of vectors, and one row more than blocks have."""
-    check(Fused(f"def f(x):\n    return torch.{function}\n"), tensor(23, columns, device=device, dtype=dtype))
-    if shared_rows.HELD_REGISTERS:
-        held = [text for text in small if "load_packed" in text]
-        narrow = dtype.itemsize == 2
-        assert held and all(("hide(" in text) == narrow for text in held)
-        alone = together == 1 and dtype.itemsize <= 4
-        assert all(("COOPERATIVE_KERNEL" in text) != alone for text in held)
+def test_a_block_holds_a_row_and_fetches_the_next(small, device, function, dtype, accesses, together):
+    """Of so many `accesses`, which `together` blocks share: full blocks, and others. The last iteration has
+    rows for some blocks only."""
+    x = tensor(23, accesses * (16 // dtype.itemsize), device=device, dtype=dtype)
+    check(Fused(f"def f(x):\n    return torch.{function}\n"), x)
+    held = [text for text in small if "load_packed" in text]
+    assert bool(held) == (shared_rows.HELD_REGISTERS > 0)
+    assert all(("hide(" in text) == (dtype.itemsize == 2) for text in held)
+    assert all(("COOPERATIVE_KERNEL" in text) == (together > 1) for text in held)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("columns", [4096, 5001, 9000])
+@pytest.mark.parametrize("accesses", [1024, 2050])
 @pytest.mark.parametrize(
     "result", ["torch.layer_norm(x, [x.size(-1)], w, b)", "x * (x * x).mean(-1, True).rsqrt() * w"]
 )
-def test_what_all_rows_share_is_kept(small, device, result, columns, dtype):
+def test_what_all_rows_share_is_kept(small, device, result, accesses, dtype):
     """Shared memory has a block's part of a weight from its first row to its last."""
     fused = Fused(f"def f(x, w, b):\n    return {result}\n")
-    check(fused, *rows_of(columns, 23, device, dtype))
+    check(fused, *rows_of(accesses * (16 // dtype.itemsize), 23, device, dtype))
     kept = [text for text in small if "load_packed" in text]
-    whole = columns % (16 // dtype.itemsize) == 0
-    assert bool(kept) == (whole and shared_rows.HELD_REGISTERS > 0)
-    assert all(text.count("_prefetched = ") == 1 + result.count("w") + result.count(", b)") for text in kept)
+    assert bool(kept) == (shared_rows.HELD_REGISTERS > 0)
+    assert all(text.count("_prefetched = ") == (3 if "b)" in result else 2) for text in kept)
+
+
+def test_rows_of_cut_accesses_are_not_held(small, device):
+    check(Fused(ROWS), *rows_of(5001, 23, device))
+    assert not any("load_packed" in text for text in small)
 
 
 def test_results_may_take_the_memory_of_held_rows(small, device):
