@@ -119,7 +119,7 @@ def clone(b: Builder, self, memory_format: int | None = None) -> Value:
     return _cast(b, self, self.dtype, copy=True)
 
 
-@composite("tsfuser::ordered", dtypes=ALL, sizes="first", smooth=True, copies=True)
+@composite("tsfuser::ordered", dtypes=ALL, sizes="first", smooth=True, copies=True, fresh=False)
 def ordered(b: Builder, self, memory_format: int = 0) -> Value:
     """`aten::contiguous` where nobody can tell a copy of `self` from itself"""
     if memory_format != _ROW_MAJOR and memory_format not in _CHANNELS_LAST:
