@@ -179,6 +179,23 @@ def test_memory_is_shared_as_in_eager(device, name, layout):
     assert layout == "turned" or not any(made_here(g) for g in groups(scripted))
 
 
+@pytest.mark.parametrize("name", ["y + x", "(y.unsqueeze(0) * x).exp()"])
+def test_a_copy_that_is_read_often_stays_one(device, name):
+    """As a bias for each image: its readers would read it out of order, for each of them."""
+    source = (
+        "def f(x: Tensor, w: Tensor):\n    y = torch.tanh(w).permute(2, 0, 1).contiguous()\n"
+        f"    return {name}\n"
+    )
+    eager, scripted = plain(source), script(source)
+    generator = torch.Generator().manual_seed(3)
+    x, w = (torch.randn(s, generator=generator).to(device) for s in ((6, 4, 40, 40), (40, 40, 4)))
+    with tsfuser.fuser():
+        for _ in range(4):
+            out = scripted(x, w)
+    assert_matches(out, eager(x, w), eager(x.double(), w.double()), ops=50)
+    assert groups(scripted) and not any(made_here(g) for g in groups(scripted))
+
+
 #: Values for each head of groups of heads: an attention reads the copy, or the program gets it.
 REPEATED = {
     "an attention": "return attend(q, r, r)",

@@ -66,6 +66,8 @@ def copy_reshapes(graph: Graph) -> None:
             operand = node.inputsAt(0)
             if not _is_whole(operand) or (_leaves(node.output()) and not _is_hidden(operand, node, fresh)):
                 continue
+            if node.kind() == CONTIGUOUS and _is_repeated(node.output(), prod(shape(operand)[0])):
+                continue
             effects = effects or Effects(graph)
             if not any(effects.is_written(v) for v in (operand, node.output())):
                 _replace(graph, node, _COPIES[node.kind()])
@@ -97,6 +99,19 @@ def _copies(node: Node) -> bool:
         return False
     except RuntimeError:
         return True
+
+
+def _is_repeated(value: Value, elements: int) -> bool:
+    """Whether an op of a group may read the value's `elements`, or those of a view of it, several times each.
+    It would read them out of order each time: a copy of its own is read in order."""
+    for node in [use.user for use in value.uses() if row_of(use.user) is not None]:
+        for made in filter(is_tensor, outputs(node)):
+            sizes, _ = shape(made)
+            if sizes is not None and prod(sizes) > elements:
+                return True
+            if may_return_operand(node) and _is_repeated(made, elements):
+                return True
+    return False
 
 
 def _leaves(value: Value, but: Node | None = None) -> bool:
