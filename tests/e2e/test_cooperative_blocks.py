@@ -154,10 +154,37 @@ def test_rows_of_cut_accesses_are_not_held(small, device):
     assert not any("load_packed" in text for text in small)
 
 
-def test_results_may_take_the_memory_of_held_rows(small, device):
-    """A row is fetched before the one in front of it is stored."""
-    source = "def f(x):\n    y = torch.tanh(x)\n    return torch.softmax(y[1:], -1), torch.softmax(y, -1)\n"
-    check(Fused(source), tensor(23, 4096, device=device))
+@pytest.mark.parametrize(
+    "result", ["torch.softmax(x[0] * v, -1)", "torch.layer_norm(x[:1].expand(23, 8192), [8192], x[1], x[2])"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_where_all_rows_share_all_that_is_read_nothing_is_held(small, device, result, dtype):
+    x = tensor(3, 8192, device=device, dtype=dtype)
+    v = tensor(23, 1, device=device, dtype=dtype, seed=1)
+    check(Fused(f"def f(x, v):\n    return {result}\n"), x, v)
+    assert not any("load_packed" in text for text in small)
+
+
+@pytest.mark.parametrize("rows, held", [(10, False), (11, True), (20, True), (21, True)])
+@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_of_known_number(small, device, rows, held, together, dtype):
+    """A kernel for one shape, in which the number of iterations is a constant. On ten multiprocessors."""
+    columns = 1024 * together * (16 // dtype.itemsize)
+    rows = rows if together == 1 else -(-rows // 2)
+    source = f"def f(x):\n    return torch.softmax(x.view({rows}, {columns}) * 0.5, -1)\n"
+    check(Fused(source), tensor(rows * columns, device=device, dtype=dtype))
+    assert any("load_packed" in text for text in small) == (held and shared_rows.HELD_REGISTERS > 0)
+
+
+def test_results_may_take_the_memory_of_held_rows(small, device, monkeypatch):
+    """Of what dies with them: a row is fetched before the one in front of it is stored."""
+    found, plan = [], pipeline.reuses
+    monkeypatch.setattr(pipeline, "reuses", lambda *given: found.append(plan(*given)) or found[-1])
+    source = "def f(x, w):\n    return torch.softmax(torch.matmul(x, w) * 0.5, -1)\n"
+    check(Fused(source), tensor(23, 8, device=device), tensor(8, 4096, device=device, seed=1))
+    assert any(found)
+    assert any("load_packed" in text for text in small) == (shared_rows.HELD_REGISTERS > 0)
 
 
 @pytest.mark.parametrize("sizes", [(3, 5, 40, 52), (7, 2, 33, 31), (2, 9, 6000)], ids=str)

@@ -43,8 +43,8 @@ _NARROW = frozenset(d.ctype for d in DTYPES.values() if d.itemsize < d.register.
 
 
 def use(draft: Draft) -> None:
-    """Lets `draft` load from shared memory what is prefetched: zeros lie there where there is no element. What
-    is kept there is loaded where it is used, since registers hold the row."""
+    """Lets `draft` load from shared memory what is prefetched: zeros lie there where there is no element.
+    What is kept there is loaded where it is used, since registers hold the row."""
     for access in [*_accesses(draft), *_kept(draft)]:
         *_, read, computed = draft.loads[access.buffer.value.name]
         assert isinstance(read, Load)

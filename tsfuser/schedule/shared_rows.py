@@ -116,11 +116,11 @@ def _held(call: Call, segment: Segment, rows: Rows, given: RowParams, machine: M
     """For rows of which one block for each multiprocessor, or a few together, hold one in registers, while
     their shared memory fetches the next one: between them they have twice the room of blocks that work on
     their row in shared memory. So a row takes fewer blocks, which wait for each other less often. Shared
-    memory also keeps a block's part of what all rows share. None if registers are wanted for sums over rows,
-    if not all can be fetched, or if multiprocessors would be idle."""
+    memory also keeps a block's part of what all rows share. None if that is all that is read, if registers
+    are wanted for sums over rows, if not all can be fetched, or if a block would have one row only."""
     read = [*rows.streamed, *rows.shared]
     wide = min((a.itemsize for a in read), default=0) * given.vector >= CLUSTER_ACCESS
-    if given.columns or given.cluster or not given.whole or not wide or segment.lookups:
+    if not rows.streamed or given.columns or given.cluster or not given.whole or not wide or segment.lookups:
         return None
     room = 4 * HELD_REGISTERS * COOPERATIVE_THREADS  # of a block, in registers and in shared memory
     if not all(map(rows.is_fetchable, read)) or room > 2 * machine.registers:
@@ -134,7 +134,8 @@ def _held(call: Call, segment: Segment, rows: Rows, given: RowParams, machine: M
         return None
     vectors = sz.ceildiv(rows.length, COOPERATIVE_THREADS * given.vector)
     blocks = sz.ceildiv(vectors, most)
-    if not call.decide(sz.both(sz.le(machine.multiprocessors, rows.count * blocks), sz.le(2, vectors))):
+    # at least two iterations, of which one hides the fetches of the other
+    if not call.decide(sz.both(sz.lt(machine.multiprocessors, rows.count * blocks), sz.le(2, vectors))):
         return None
     exchanges = any(op.combine in MOMENTS for op in segment.reductions)
     most_blocks = MOST_HELD_MOMENTS if exchanges else machine.multiprocessors // HELD_SETS
