@@ -1,5 +1,5 @@
-"""Rows are not taken as rows where memory lies across them: what is large, and is read, but not what many rows
-share."""
+"""Rows are not taken as rows where a large operand lies across them in memory; a small one may, which many
+rows share."""
 
 import pytest
 

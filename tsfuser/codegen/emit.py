@@ -314,7 +314,7 @@ def _fetch_group(s: FetchGroup) -> list[str]:
 
 
 def _hide(s: Hide) -> list[str]:
-    return [f"hide({s.name}, iteration);"]
+    return [f"hide({s.name}, {s.iteration});"]
 
 
 def _cooperative_slots(s: CooperativeSlots) -> list[str]:

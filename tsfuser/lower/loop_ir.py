@@ -221,9 +221,10 @@ class FetchGroup:
 @dataclass(frozen=True)
 class Hide:
     """The compiler forgets what it has computed from the packed vector `name`: else it would keep the
-    elements, converted, for the loops that follow."""
+    elements, converted, for the loops that follow. `iteration`: the variable of the loop over rows around."""
 
     name: str
+    iteration: str
 
 
 @dataclass(frozen=True)

@@ -72,26 +72,35 @@ def before_a_row(draft: Draft) -> list[Stmt]:
 
 def refill(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     """The pass that moves the fetches of the next row behind the loads of this one, where these are held."""
-    made = [with_bodies(s, refill) for s in body]
-    held = [k for k, s in enumerate(made) if isinstance(s, For) and any(map(_is_of_held, s.body))]
+    return tuple(
+        replace(s, body=_refilled(s)) if isinstance(s, For) and s.bind == "rows" else with_bodies(s, refill)
+        for s in body
+    )
+
+
+def _refilled(rows: For) -> tuple[Stmt, ...]:
+    """The body of the loop over rows, where it holds them."""
+    body = rows.body
+    held = [k for k, s in enumerate(body) if isinstance(s, For) and any(map(_is_of_held, s.body))]
     if not held:
-        return tuple(made)
+        return body
     last = held[-1]
-    wait = next((k for k, s in enumerate(made) if isinstance(s, FetchGroup) and s.wait), last)
-    late = [k for k in range(wait + 1, last) if _fetches(made[k])]
-    moved = [made[k] for k in late]
-    early = [s for k, s in enumerate(made[: last + 1]) if k not in late]
-    return tuple(_hidden([*early, *moved, *made[last + 1 :]]))
+    wait = next(k for k, s in enumerate(body) if isinstance(s, FetchGroup) and s.wait)
+    late = [k for k in range(wait + 1, last) if _fetches(body[k])]
+    early = [s for k, s in enumerate(body[: last + 1]) if k not in late]
+    return tuple(_hidden([*early, *(body[k] for k in late), *body[last + 1 :]], rows.var))
 
 
-def _hidden(body: list[Stmt]) -> list[Stmt]:
+def _hidden(body: list[Stmt], iteration: str) -> list[Stmt]:
     """`body`, in which each loop but the first over what is held converts it anew."""
     arrays = {s.name for s in body if isinstance(s, Array) and s.packed and s.ctype in _NARROW}
     made: list[Stmt] = []
     seen: set[str] = set()
     for s in body:
         mine = [] if not isinstance(s, For) else [x for x in sorted(used(s)) if x.partition("[")[0] in arrays]
-        made.append(replace(s, body=(*(Hide(x) for x in mine if x in seen), *s.body)) if mine else s)
+        made.append(
+            replace(s, body=(*(Hide(x, iteration) for x in mine if x in seen), *s.body)) if mine else s
+        )
         seen.update(mine)
     return made
 

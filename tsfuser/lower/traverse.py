@@ -87,7 +87,7 @@ def used(s: Stmt) -> frozenset[str]:
     if isinstance(s, Accumulate):
         return names(s.guard) | names(s.lane) | {s.name, s.value}
     if isinstance(s, Hide):
-        return frozenset((s.name,))
+        return frozenset((s.name, s.iteration))
     if isinstance(s, Fetch):
         return names(s.place) | names(s.offset) | names(s.guard) | {s.prefetched}
     if isinstance(s, CooperativeSlots):

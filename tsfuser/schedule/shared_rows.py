@@ -137,8 +137,8 @@ def _held(call: Call, segment: Segment, rows: Rows, given: RowParams, machine: M
     # at least two iterations, of which one hides the fetches of the other
     if not call.decide(sz.both(sz.lt(machine.multiprocessors, rows.count * blocks), sz.le(2, vectors))):
         return None
-    # where lengths vary, bounds and the places of pieces take registers that the row needs: a batch norm of 512
-    # channels of 65,536 floats takes 138 us on an H100 then, and 118 in shared memory
+    # where lengths vary, bounds and the places of pieces take registers that the row needs: a batch norm of
+    # 512 channels of 65,536 floats takes 138 us on an H100 then, and 118 in shared memory
     if call.varies and len(rows.along) > 1 and call.decide(sz.lt(1, blocks)):
         return None
     exchanges = any(op.combine in MOMENTS for op in segment.reductions)

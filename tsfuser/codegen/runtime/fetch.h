@@ -46,14 +46,14 @@ DEVICE packed<T, N> load_packed(const T* pointer) {
   return result;
 }
 
-// Adds `zero`, of which no compiler knows that it is 0, so that what was computed from `held` is computed
-// anew: they would keep the converted elements for a later loop.
+// Adds the upper half of `iteration`, of which no compiler knows that it is 0, so that what was computed
+// from `held` is computed anew: they would keep the converted elements for a later loop.
 template <class T, int N>
-DEVICE void hide(packed<T, N>& held, int64_t zero) {
+DEVICE void hide(packed<T, N>& held, int64_t iteration) {
 #if defined(TSFUSER_CUDA)
 #pragma unroll
   for (int k = 0; k < packed<T, N>::count; ++k) {
-    asm volatile("add.u32 %0, %0, %1;" : "+r"(held.words[k]) : "r"(static_cast<uint32_t>(zero >> 32)));
+    asm volatile("add.u32 %0, %0, %1;" : "+r"(held.words[k]) : "r"(static_cast<uint32_t>(iteration >> 32)));
   }
 #endif
 }
