@@ -92,8 +92,9 @@ def _refusal(call: Call, segment: Segment, machine: Machine) -> str | None:
 
 def _lies_across(call: Call, rows: Rows) -> bool:
     """Whether a large tensor is read whose neighbours in memory lie in different rows: each element would
-    take a sector of memory. On an H100 the statistics of [32, 58, 28, 28] bfloat16 in channels-last order
-    took 46 us in one kernel with a row-major result, and 10 us in three."""
+    take a sector of memory. On an H100 the batch norm of [32, 58, 28, 28] bfloat16 in channels-last order,
+    with a row-major result, took 50 us in two kernels, and takes 35 in three, of which the statistics are 6.
+    """
     dims = rows.space.dims
     others = [d for d, dim in enumerate(dims) if dim.name not in rows.along]
     across = [a for a in rows.streamed if not a.is_unit(len(dims) - 1) and any(map(a.is_unit, others))]
