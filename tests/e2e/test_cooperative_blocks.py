@@ -133,6 +133,8 @@ def test_a_block_holds_a_row_and_fetches_the_next(small, device, function, dtype
     assert bool(held) == (shared_rows.HELD_REGISTERS > 0)
     assert all(("hide(" in text) == (dtype.itemsize == 2) for text in held)
     assert all(("COOPERATIVE_KERNEL" in text) == (together > 1) for text in held)
+    # what threads exchange for a row may still be read when those for the next one begin
+    assert all("shared + iteration % 2" in text for text in held if together == 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -175,6 +177,17 @@ def test_rows_of_known_number(small, device, rows, held, together, dtype):
     source = f"def f(x):\n    return torch.softmax(x.view({rows}, {columns}) * 0.5, -1)\n"
     check(Fused(source), tensor(rows * columns, device=device, dtype=dtype))
     assert any("load_packed" in text for text in small) == (held and shared_rows.HELD_REGISTERS > 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows, columns", [(1, 1024), (2, 1024), (3, 1000), (2, 9000)])
+def test_few_rows_of_known_number_with_sums_over_them(small, device, rows, columns, dtype):
+    """Blocks have one row each, and no loop over rows, whose variable nothing may name."""
+    source = f"def f(x):\n    y = x.view({rows}, {columns})\n    z = y - y.mean(-1, True)\n"
+    check(
+        Fused(source + "    return z, z.sum(0), y.sum(0)\n"),
+        tensor(rows * columns, device=device, dtype=dtype),
+    )
 
 
 def test_results_may_take_the_memory_of_held_rows(small, device, monkeypatch):

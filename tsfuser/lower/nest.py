@@ -188,9 +188,11 @@ def _over_rows(draft: Draft, body: list[Stmt]) -> list[Stmt]:
     count = draft.params.size(loop.extent, "iterations")
     # no barrier of a cluster stands between two rows, and none of a block where columns' accumulators live on
     halved = ClusterReduce if draft.cooperative and not draft.sweeps.final else (BlockReduce, ClusterReduce)
-    body = [
-        replace(s, iteration=loop.name, half=draft.exchanged) if isinstance(s, halved) else s for s in body
-    ]
+    if loop.extent != sz.const(1):  # else `flatten` leaves no loop whose variable could be named
+        body = [
+            replace(s, iteration=loop.name, half=draft.exchanged) if isinstance(s, halved) else s
+            for s in body
+        ]
     final = FinalReductions(draft)
     loops = [*final.before, For(loop.name, count, "rows", tuple(body)), *final.results()]
     return [*prefetch.before_the_rows(draft), *loops]

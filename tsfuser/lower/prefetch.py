@@ -38,6 +38,8 @@ from .kernel import Tile
 from .loop_ir import Array, Fetch, FetchGroup, For, Hide, Load, Stmt
 from .traverse import statements, used, with_bodies
 
+#: Where loads stay that are fetched for each row, and once for all.
+_EACH_ROW, _ONCE = ("prefetched", "held"), ("kept",)
 #: Types in memory of elements that are wider in registers.
 _NARROW = frozenset(d.ctype for d in DTYPES.values() if d.itemsize < d.register.itemsize)
 
@@ -45,26 +47,34 @@ _NARROW = frozenset(d.ctype for d in DTYPES.values() if d.itemsize < d.register.
 def use(draft: Draft) -> None:
     """Lets `draft` load from shared memory what is prefetched: zeros lie there where there is no element.
     What is kept there is loaded where it is used, since registers hold the row."""
-    for access in [*_accesses(draft), *_kept(draft)]:
-        *_, read, computed = draft.loads[access.buffer.value.name]
+    for access in _loads(draft, *_EACH_ROW, *_ONCE):
+        name = access.buffer.value.name
+        *_, read, computed = draft.loads[name]
         assert isinstance(read, Load)
-        place, held = _place(draft, Var(draft.iteration.name)), _is_held(draft, access)
-        load = replace(read, buffer=_name(access), offset=place, guard=None, shared=True, held=held)
-        own = replace(load, own=access.buffer.value.name not in draft.schedule.values_in("kept"))
-        draft.loads[access.buffer.value.name] = [own, computed]
+        own = replace(
+            read,
+            buffer=_name(access),
+            offset=_place(draft, Var(draft.iteration.name)),
+            guard=None,
+            shared=True,
+            own=True,
+            held=name in draft.schedule.values_in("held"),
+        )
+        draft.loads[name] = [own, computed]
 
 
 def before_the_rows(draft: Draft) -> list[Stmt]:
     """Fetches what the first iteration needs, and what all do."""
-    accesses = [*_accesses(draft), *_kept(draft)]
+    accesses = _loads(draft, *_EACH_ROW, *_ONCE)
     return _fetched(draft, accesses, ix.Const(0), "_first") if accesses else []
 
 
 def before_a_row(draft: Draft) -> list[Stmt]:
     """Fetches what the next iteration needs, and waits for what this one does."""
-    if not _accesses(draft):
+    accesses = _loads(draft, *_EACH_ROW)
+    if not accesses:
         return []
-    following = _fetched(draft, _accesses(draft), ix.add(Var(draft.iteration.name), 1), "_next")
+    following = _fetched(draft, accesses, ix.add(Var(draft.iteration.name), 1), "_next")
     if _holds(draft):  # an empty group comes last, so that the wait is for all others
         return [FetchGroup(), FetchGroup(wait=True), *following]
     return [*following, FetchGroup(wait=True)]
@@ -118,30 +128,22 @@ def tiles(draft: Draft, start: int) -> list[Tile]:
     """Where shared memory keeps what is fetched, from byte `start` on."""
     each = math.prod(x.extent.a for x in draft.loops) * draft.schedule.threads
     made: list[Tile] = []
-    for access in [*_accesses(draft), *_kept(draft)]:
+    for access in _loads(draft, *_EACH_ROW, *_ONCE):
         dtype = access.buffer.value.dtype
         made.append(Tile(_name(access), dtype.ctype, dtype.itemsize, 1 if _holds(draft) else 2, each, start))
         start += -(-made[-1].bytes // 16) * 16
     return made
 
 
-def _accesses(draft: Draft) -> Sequence[Access]:
-    names = {*draft.schedule.values_in("prefetched"), *draft.schedule.values_in("held")}
+def _loads(draft: Draft, *places: str) -> list[Access]:
+    """The loads that stay in `places`."""
+    names = {name for where in places for name in draft.schedule.values_in(where)}
     return [a for a in draft.schedule.domain.loads if a.buffer.value.name in names]
-
-
-def _kept(draft: Draft) -> Sequence[Access]:
-    names = draft.schedule.values_in("kept")
-    return [a for a in draft.schedule.domain.loads if a.buffer.value.name in names]
-
-
-def _is_held(draft: Draft, access: Access) -> bool:
-    return access.buffer.value.name in draft.schedule.values_in("held")
 
 
 def _holds(draft: Draft) -> bool:
     """Whether registers hold a row."""
-    return any(_is_held(draft, access) for access in _accesses(draft))
+    return bool(draft.schedule.values_in("held"))
 
 
 def _name(access: Access) -> str:

@@ -8,12 +8,14 @@ per row, which holds it in registers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir import size as sz
 from ..ir.call import Call
 from ..ir.fusion import MOMENTS
 from ..segment import Segment
+from .domain import Access
 from .machine import Machine
 from .placement import costly_terms
 from .row_params import RowParams, blocks_at_once, blocks_per_row, multiprocessors_of_cluster
@@ -64,20 +66,24 @@ def _clustered(
     with rows in shared memory are slower."""
     if not machine.cluster_blocks:
         return None
-    wide = min((a.itemsize for a in rows.streamed), default=0) * given.vector >= CLUSTER_ACCESS
-    if not given.columns and (machine.any_clusters or (wide and len(rows.streamed) > 1)):
+    wide = _is_wide(rows.streamed, given) and len(rows.streamed) > 1
+    if not given.columns and (machine.any_clusters or wide):
         params = _in_registers(call, segment, rows, given, machine)
         if params is not None:
             return params
     return _shared(call, rows, replace(given, cluster=True), machine) if machine.any_clusters else None
 
 
+def _is_wide(read: Sequence[Access], given: RowParams) -> bool:
+    """Whether accesses to what is `read` have several words."""
+    return min((a.itemsize for a in read), default=0) * given.vector >= CLUSTER_ACCESS
+
+
 def _in_registers(
     call: Call, segment: Segment, rows: Rows, given: RowParams, machine: Machine
 ) -> RowParams | None:
-    inner = len(rows.space.dims) - 1
-    common = [a.itemsize for a in rows.space.reads if a not in rows.streamed and a.moves(inner)]
-    each = given.vector * (rows.bytes + sum(common) + 4 * costly_terms(segment))
+    common = sum(a.itemsize for a in rows.shared)
+    each = given.vector * (rows.bytes + common + 4 * costly_terms(segment))
     for resident in CLUSTER_BLOCKS_PER_SM:
         room = machine.registers // (resident * COOPERATIVE_THREADS) - CLUSTER_REGISTERS
         most = min(MAX_CLUSTER_VECTORS, 4 * room // max(each, 1))
@@ -119,8 +125,9 @@ def _held(call: Call, segment: Segment, rows: Rows, given: RowParams, machine: M
     memory also keeps a block's part of what all rows share. None if that is all that is read, if registers
     are wanted for sums over rows, if not all can be fetched, or if a block would have one row only."""
     read = [*rows.streamed, *rows.shared]
-    wide = min((a.itemsize for a in read), default=0) * given.vector >= CLUSTER_ACCESS
-    if not rows.streamed or given.columns or given.cluster or not given.whole or not wide or segment.lookups:
+    if not rows.streamed or given.columns or given.cluster or segment.lookups:
+        return None
+    if not given.whole or not _is_wide(read, given):
         return None
     room = 4 * HELD_REGISTERS * COOPERATIVE_THREADS  # of a block, in registers and in shared memory
     if not all(map(rows.is_fetchable, read)) or room > 2 * machine.registers:
@@ -134,7 +141,7 @@ def _held(call: Call, segment: Segment, rows: Rows, given: RowParams, machine: M
         return None
     vectors = sz.ceildiv(rows.length, COOPERATIVE_THREADS * given.vector)
     blocks = sz.ceildiv(vectors, most)
-    # at least two iterations, of which one hides the fetches of the other
+    # at least two iterations: one hides the fetches of the other, and `flatten` leaves the loop as it is
     if not call.decide(sz.both(sz.lt(machine.multiprocessors, rows.count * blocks), sz.le(2, vectors))):
         return None
     # where lengths vary, bounds and the places of pieces take registers that the row needs: a batch norm of
@@ -183,9 +190,7 @@ def _shared(call: Call, rows: Rows, given: RowParams, machine: Machine) -> RowPa
         # the last block of a row has as much work as the others
         vectors = call.decide(sz.ceildiv(all_vectors, sz.ceildiv(all_vectors, vectors)))
         unroll = vectors  # columns can stay in registers only if the loop over them is unrolled
-        if not given.columns and any(
-            a.moves(len(rows.space.dims) - 1) and a not in rows.streamed for a in rows.space.reads
-        ):
+        if not given.columns and rows.shared:
             # an unrolled loop has its loads first: tensors that all rows share would take too many registers
             unroll = next((u for u in (3, 2) if vectors % u == 0), 1)
         params = replace(

@@ -11,15 +11,6 @@
 
 #include "vector.h"
 
-template <int Bytes>
-struct narrow_word {
-  using type = uint8_t;
-};
-template <>
-struct narrow_word<2> {
-  using type = uint16_t;
-};
-
 // A vector whose elements share words: those of a vec<T, N> have a register each, however narrow they are.
 template <class T, int N>
 struct packed {
@@ -30,9 +21,8 @@ struct packed {
     if constexpr (each == 1) {
       copy_bytes(&result, words + lane * (sizeof(T) / 4), sizeof(T));
     } else {
-      using bits = typename narrow_word<sizeof(T)>::type;
-      const bits own = static_cast<bits>(words[lane / each] >> (lane % each * 8 * sizeof(T)));
-      copy_bytes(&result, &own, sizeof(T));
+      const uint32_t own = words[lane / each] >> (lane % each * 8 * sizeof(T));
+      copy_bytes(&result, &own, sizeof(T));  // the lowest bytes come first
     }
     return result;
   }
