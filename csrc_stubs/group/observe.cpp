@@ -126,6 +126,8 @@ void tell(const Group& group, const std::string& reason, const Values& inputs, c
   TORCH_CHECK(false, "the callback that looks at fused groups raised ", failure);
 }
 
+}  // namespace
+
 bool being_captured(at::ArrayRef<c10::IValue> inputs) {
   for (const c10::IValue& value : inputs) {
     if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_cuda()) {
@@ -136,8 +138,6 @@ bool being_captured(at::ArrayRef<c10::IValue> inputs) {
   }
   return false;
 }
-
-}  // namespace
 
 void set_observer(py::object function, bool unfused, bool timed) {
   wants_unfused = unfused;

@@ -20,6 +20,9 @@ extern std::atomic<bool> observing;
 // Runs the group and tells Python of it. Throws c10::Error where Python raises.
 void run_observed(Group& group, torch::jit::Stack& stack, size_t input_count);
 
+// Whether what the thread launches for the first CUDA tensor becomes part of a CUDA graph.
+bool being_captured(at::ArrayRef<c10::IValue> inputs);
+
 // With the GIL held. None ends it.
 void set_observer(py::object function, bool unfused, bool timed);
 

@@ -179,6 +179,7 @@ void hook_into_torch() {
     register_cast_operator();
     register_dropout_seeds();
     register_late_biases();
+    register_shared_masks();
     register_settled_branches();
     register_loop_end();
     register_operators_of_fills();

@@ -227,6 +227,7 @@ UNLISTED = {
     "tsfuser::filled": "made of writes to parts: test_number_writes",
     "tsfuser::relu_backward": "made of relu's gradient: test_relu_mask",
     "tsfuser::rows": "made of the gradient of linear: test_special_gradients",
+    "tsfuser::additive_mask": "made of masks that attentions share: test_shared_masks",
     "tsfuser::packed": "made of operands of matrix products: test_matmul_operands",
     "tsfuser::ordered": "made of `contiguous` where it copies: test_copied_reshapes",
     "tsfuser::reshaped": "made of reshapes that copy: test_copied_reshapes",

@@ -61,6 +61,23 @@ def to_dtype(
     return _cast(b, self, scalar_type(dtype), copy)
 
 
+@composite("aten::to", "dtype_layout", **_CAST)
+def to_dtype_layout(
+    b: Builder,
+    self,
+    dtype: int | None = None,
+    layout: int | None = None,
+    device: str | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    copy: bool = False,
+    memory_format: int | None = None,
+) -> Value:
+    """`self` in another dtype, or as it is: what a trace has for `x.to(device, dtype)`"""
+    check_options(b, layout, device, pin_memory, memory_format)
+    return _cast(b, self, self.dtype if dtype is None else scalar_type(dtype), copy)
+
+
 @composite("aten::to", "prim_dtype", **_CAST)
 def to_prim_dtype(
     b: Builder, self, dtype: int | None = None, non_blocking: bool = False, copy: bool = False

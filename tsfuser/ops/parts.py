@@ -23,6 +23,8 @@ def part_of(
 ) -> Value:
     """`size` elements of `self` along `dim`, from `start` on."""
     strides = [s * step if d == dim else s for d, s in enumerate(b.layout(self).strides)]
+    if (start, size) == (sz.const(0), b.sizes(self)[dim]):  # whatever the size: `x[:, 0:]`
+        return view(b, name, self, self.dims, strides)
     if self.dims[dim] is not None:
         made = part(b, self, dim, start, size, step)
         return view(b, name, made, made.dims, strides)

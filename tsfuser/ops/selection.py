@@ -145,3 +145,19 @@ def threshold(b: Builder, self, threshold, value) -> Value:
     check_number(b, value, self.dtype, "the value")
     threshold = round_number(b, threshold, self.dtype) if self.dtype.is_floating else threshold
     return b.pointwise("threshold", (self, threshold, value), self.dtype)
+
+
+@composite(
+    "tsfuser::additive_mask",
+    dtypes=BOOLEAN + FLOATING,
+    sizes="first",
+    smooth=True,
+    keeps_dtype=True,
+    fresh=False,
+    asked="query",
+)
+def additive_mask(b: Builder, mask, query) -> Value:
+    """0 where `mask` is true, minus infinity elsewhere, in the dtype of `query`"""
+    if mask.dtype is not BOOL or not query.dtype.is_floating:
+        raise Refusal("only a mask of bools, for a floating query, is converted")
+    return select(b, "additive_mask", mask, b.literal(0.0), b.literal(float("-inf")), query.dtype)
