@@ -306,3 +306,37 @@ def test_a_gradient_written_by_hand(device):
     assert len(groups(scripted)) == 1
     for mine, eager, exact in zip(results, program(g, x, w), program(g.double(), x.double(), w.double())):
         assert_matches(mine, eager, exact, ops=60)
+
+
+#: y of z [4, 60] and w [60] is a result itself, and is read in other dims -> the results, the kernels.
+STORED = {
+    "elementwise": ("y, torch.tanh(y.view(4, 6, 10) * x).view(4, 60)", 1),
+    "with a sum": ("y, y.view(4, 6, 10) + x.sum()", 2),
+    "a first part": ("y, y.view(2, 2, 60).exp()", 1),
+    "rows of parts": ("y, torch.softmax(y.view(4, 6, 10), 2)", 1),
+    "sums of parts": ("y, y.view(4, 6, 10).sum(2) * 2.0", 1),
+    "in two ways": ("y, y.view(4, 6, 10).exp(), y.view(4, 2, 30) * 3.0", 1),
+    "in two ways that do not nest": ("y, y.view(4, 6, 10).exp(), y.view(4, 4, 15) * 3.0", 2),
+    "against itself": ("y, y.view(4, 6, 10) * y.t().reshape(10, 24)[:4, :1].unsqueeze(2)", None),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_stored_and_read_in_other_dims_is_computed_once(device, name, dtype):
+    results, kernels = STORED[name]
+    source = f"""def f(x: Tensor, w: Tensor, z: Tensor):
+    y = z * 2.0 + w
+    return {results}
+"""
+    scripted, plain = script(source), script(source)
+    inputs = [v.to(dtype) for v in operands(device)]
+    with torch.jit.fuser("fuser0"):
+        eager, exact = plain(*inputs), plain(*map(torch.Tensor.double, inputs))
+    with no_fallback():
+        fuse(scripted, *inputs)
+        with counted() as rise:
+            found = scripted(*inputs)
+    for mine, its, best in zip(found, eager, exact):
+        assert_matches(mine, its, best, ops=60)
+    assert kernels in (None, rise["launches"])

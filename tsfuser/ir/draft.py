@@ -37,6 +37,8 @@ class Draft:
         self.updates: list[Update] = []
         self.layouts: dict[str, lay.Layout] = {}  # value name -> layout that eager would give it
         self.sources: dict[str, TensorInput] = {}  # name of an input, or of a view of one -> that input
+        # values that were computed a second time, and the finer axes that the copies have for some of theirs
+        self.splits: list[tuple[Value, dict[Axis, tuple[Axis, ...]]]] = []
         # names of values that must not leave the group: eager's may be views of others
         self.views: set[str] = set()
         self.drawn: sz.Size | None = None  # Philox blocks that eager's random ops have taken so far

@@ -38,6 +38,7 @@ from .values import Window
 def finish(draft: Draft) -> Fusion:
     """The Fusion, with every axis replaced by what it was joined to or cut into, and dead ops dropped."""
     stored = [o.value for o in draft.outputs] + [u.value for u in draft.updates]
+    _join_splits(draft, {v.name for v in stored})
     ops = draft.needed(stored)
     live = {v.name for v in stored}.union(v.name for op in ops for v in op.operands)
     new = _Canonical(draft.axes, {seed.uniform.name: k for k, seed in enumerate(draft.seeds)})
@@ -57,6 +58,16 @@ def finish(draft: Draft) -> Fusion:
     _check_updates(fusion)
     _check_lookups(draft, fusion)
     return fusion
+
+
+def _join_splits(draft: Draft, stored: set[str]) -> None:
+    """Has what is stored, and was computed a second time over finer axes for a view of it, be over these as
+    well, so that both are one: `y = x + 1`, x[N * K], beside `y.view(N, K) * 2`."""
+    for value, into in draft.splits:
+        for axis, finer in into.items() if value.name in stored else ():
+            whole = draft.axes.whole(finer, axis.extent)
+            if not draft.axes.clash(axis, whole):
+                draft.axes.join(axis, whole)
 
 
 def _inputs(read: Sequence[TensorInput], new: _Canonical) -> tuple[TensorInput, ...]:
@@ -82,10 +93,10 @@ def _ops(ops: Sequence[Op], stored: set[str], new: _Canonical) -> tuple[Op, ...]
     kept = []
     for old in ops:
         op = new.op(old)
-        if isinstance(op, (Pointwise, *PLACES)) and old.output.name not in stored:
+        if isinstance(op, (Pointwise, *PLACES)):
             how = tuple(value for name, value in vars(op).items() if name != "output")
             first = made.setdefault((type(op), op.output.dtype, op.output.dims, how), op)
-            if first is not op:
+            if first is not op and old.output.name not in stored:
                 new.replace(old.output, first.output)
                 continue
         kept.append(op)

@@ -57,6 +57,8 @@ def rematerialized(
     if len(cone) > MAX_REPEATED or any(isinstance(op, Random) for op in cone):
         return None
     draft.ops += map(copy.op, cone)
+    if into is not None:
+        draft.splits.append((value, into))
     return copy.value(value)
 
 
