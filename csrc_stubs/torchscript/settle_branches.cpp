@@ -42,6 +42,15 @@ void add_branches(Block* block, const StaticValues& values, std::vector<Node*>& 
   }
 }
 
+std::vector<Node*> branches_of(Graph& graph) {
+  const StaticValues values(graph);
+  std::vector<Node*> found;
+  if (values.knows_all()) {
+    add_branches(graph.block(), values, found);
+  }
+  return found;
+}
+
 // Whether an op computes the tensor, in the block.
 bool is_computed_in(const Value* value, const Block* block) {
   const Node* node = value->node();
@@ -112,19 +121,38 @@ bool may_repeat(Graph& graph, const Node* last) {
   return true;
 }
 
+// Has a branch hand on the operand of each dropout whose rate, an attribute of a module, is 0, as eager does:
+// a group that does not know the rate draws numbers, and stores a mask.
+void branch_on_rates(Graph& graph) {
+  for (Node* node : all_nodes(graph)) {
+    const auto path = node->kind() == c10::aten::dropout ? path_of(node->input(1)) : std::nullopt;
+    if (!path || path->slots.empty() || node->input(1)->type()->kind() != c10::TypeKind::FloatType) {
+      continue;
+    }
+    const torch::jit::WithInsertPoint here(node);
+    Value* is_zero = graph.insert(c10::aten::eq, {node->input(1), graph.insertConstant(0.0)});
+    Node* branch = graph.insertNode(graph.create(c10::prim::If, {is_zero}, 1));
+    branch->output()->setType(node->output()->type());
+    branch->copyMetadata(node);
+    node->output()->replaceAllUsesWith(branch->output());
+    branch->addBlock()->registerOutput(node->input(0));
+    Block* drops = branch->addBlock();
+    node->moveBefore(drops->return_node());
+    drops->registerOutput(node->output());
+  }
+}
+
 // The graph's program without profiles, with notes of the branches.
 std::shared_ptr<Graph> noting(Graph& graph) {
   auto copy = graph.copy();
   torch::jit::ProfilingRecord::removeProfilingNodes(copy->block());
-  const StaticValues values(*copy);
-  std::vector<Node*> branches;
-  if (values.knows_all()) {
-    add_branches(copy->block(), values, branches);
-  }
+  std::vector<Node*> branches = branches_of(*copy);
   if (std::none_of(branches.begin(), branches.end(),
                    [](Node* branch) { return parts_groups(branch) || decides(branch); })) {
     return nullptr;
   }
+  branch_on_rates(*copy);
+  branches = branches_of(*copy);
   for (size_t i = 0; i < branches.size(); ++i) {
     Node* branch = branches[i];
     const torch::jit::WithInsertPoint before(branch);

@@ -4,19 +4,23 @@
 //     %y1 : Tensor = aten::scaled_dot_product_attention(%q1, %k1, %v1, %mask, ...)
 //     %y2 : Tensor = aten::scaled_dot_product_attention(%q2, %k2, %v2, %mask, ...)
 //
-// Each of them makes a tensor of zeros and minus infinities of the mask, by three kernels: one of the size
-// of the mask and two that fill its numbers in. After:
+// Each of them makes a tensor of zeros and of large negative numbers of the mask, by three kernels: one of
+// the size of the mask and two that fill its numbers in. After:
 //
-//     %added : Tensor = tsfuser::additive_mask(%mask, %q1)
-//     %m1 : Tensor = tsfuser::mask_of_attention(%q1, %k1, %v1, %mask, ..., %added)
+//     %fill : float = tsfuser::fill_of_attention(%q1, %k1, %v1, ...)
+//     %added : Tensor = tsfuser::additive_mask(%mask, %q1, %fill)
+//     %m1 : Tensor = tsfuser::mask_of_attention(%q1, %k1, %v1, %mask, ..., %added, %fill)
 //     %y1 : Tensor = aten::scaled_dot_product_attention(%q1, %k1, %v1, %m1, ...)
 //     ...
 //
-// A group can take the first op, with what computes the mask. The second gives %mask where the attention
-// would do something else with %added than with %mask: where it chooses another implementation, and where
-// torch does not add minus infinity in this one (for cuDNN some versions add a large number, and a row of
-// which nothing is left differs). The latter is found out once for each implementation: by an attention of
-// a few numbers that is computed both ways.
+// A group can take `additive_mask`, with what computes the mask: so what is filled in is asked before there is
+// a mask, of an attention with another one. `mask_of_attention` gives %mask where the
+// attention would do something else with %added than with %mask: where it chooses another implementation,
+// and where that adds another number than %fill.
+//
+// The number is minus infinity, but for cuDNN torch 2.11 adds -65504: they differ in a row of which nothing
+// is left. Which it is is found out once for each implementation, by an attention of a few numbers that is
+// computed with the mask and with each of the numbers. If it is none of them, each attention reads %mask.
 //
 // Only where nothing writes to the mask. It is a step of prepare.cpp.
 
@@ -30,6 +34,7 @@
 #include <ATen/core/stack.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -38,6 +43,7 @@
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -62,17 +68,19 @@ constexpr int64_t kTinyRows = 8;  // of the attention that is computed both ways
 
 // ---- the operators
 
-Tensor made_additive(const Tensor& mask, const Tensor& query) {
-  const double fill = -std::numeric_limits<double>::infinity();
+constexpr std::array<double, 2> kFills = {-std::numeric_limits<double>::infinity(), -65504.0};
+
+Tensor made_additive(const Tensor& mask, const Tensor& query, double fill) {
   const auto options = at::TensorOptions().dtype(query.scalar_type()).device(mask.device());
   return at::where(mask, 0.0, at::full({}, fill, options));
 }
 
 void additive_mask(Stack& stack) {
+  const double fill = torch::jit::pop(stack).toDouble();
   const Tensor query = torch::jit::pop(stack).toTensor();
   Tensor mask = torch::jit::pop(stack).toTensor();
   const bool converts = mask.scalar_type() == at::kBool && !at::isIntegralType(query.scalar_type(), true);
-  torch::jit::push(stack, converts ? made_additive(mask, query) : std::move(mask));
+  torch::jit::push(stack, converts ? made_additive(mask, query, fill) : std::move(mask));
 }
 
 // What an attention is called with, but for its mask.
@@ -100,79 +108,103 @@ Tensor tiny(const Tensor& like, double first) {
   return (places + first).sin().to(like.scalar_type()).view({1, 1, kTinyRows, width});
 }
 
-// Whether an attention of the same dtype and implementation adds minus infinity where its mask is false.
-bool adds_infinity(const Attention& like, int64_t implementation) {
+// What an attention of the same dtype and implementation adds where its mask is false; NaN if that is none
+// of `kFills`.
+double found_fill(const Attention& like, int64_t implementation) {
   const at::NoGradGuard no_gradients;
-  const Attention attention{
-      tiny(like.query, 1), tiny(like.key, 2), tiny(like.value, 3), 0, false, std::nullopt, false};
+  const Attention attention{tiny(like.query, 1), tiny(like.key, 2), tiny(like.value, 3), 0, false,
+                            std::nullopt,        false};
   Tensor mask = at::ones({1, 1, kTinyRows, kTinyRows}, like.query.options().dtype(at::kBool)).tril();
   mask.select(-2, 0).fill_(false);  // a row of which nothing is left
-  const Tensor added = made_additive(mask, like.query);
-  if (attention.implementation(mask) != implementation ||
-      attention.implementation(added) != implementation) {
-    return false;
+  if (attention.implementation(mask) == implementation) {
+    const Tensor by_mask = attention.run(mask);
+    for (const double fill : kFills) {
+      const Tensor added = made_additive(mask, like.query, fill);
+      if (attention.implementation(added) == implementation) {
+        const Tensor found = attention.run(added);
+        const Tensor equal = (by_mask == found) | ((by_mask != by_mask) & (found != found));
+        if (equal.all().item<bool>()) {
+          return fill;
+        }
+      }
+    }
   }
-  const Tensor by_mask = attention.run(mask), by_added = attention.run(added);
-  const Tensor equal = (by_mask == by_added) | ((by_mask != by_mask) & (by_added != by_added));
-  return equal.all().item<bool>();
+  return std::numeric_limits<double>::quiet_NaN();
 }
 
-bool is_known_to_add_infinity(const Attention& like, int64_t implementation) {
-  using Key = std::tuple<c10::Device, at::ScalarType, int64_t>;
-  struct Order {
-    bool operator()(const Key& a, const Key& b) const {
-      const auto ordered = [](const Key& key) {
-        const auto& [device, dtype, which] = key;
-        return std::make_tuple(device.type(), device.index(), dtype, which);
-      };
-      return ordered(a) < ordered(b);
-    }
-  };
-  static auto* known = new std::map<Key, bool, Order>;
+double fill_of(const Attention& attention, int64_t implementation) {
+  using Key = std::tuple<c10::DeviceType, c10::DeviceIndex, at::ScalarType, int64_t>;
+  static auto* known = new std::map<Key, double>;
   static auto* mutex = new std::mutex;
-  const Key key{like.query.device(), like.query.scalar_type(), implementation};
+  const Tensor& query = attention.query;
+  const Key key{query.device().type(), query.device().index(), query.scalar_type(), implementation};
   {
     const std::lock_guard<std::mutex> lock(*mutex);
     if (const auto found = known->find(key); found != known->end()) {
       return found->second;
     }
   }
-  if (being_captured({like.query})) {  // looking at a result would end the capture
-    return false;
+  if (being_captured({query})) {  // looking at a result would end the capture
+    return std::numeric_limits<double>::quiet_NaN();
   }
-  const bool found = adds_infinity(like, implementation);
+  const double fill = found_fill(attention, implementation);
   const std::lock_guard<std::mutex> lock(*mutex);
-  known->emplace(key, found);
-  return found;
+  known->emplace(key, fill);
+  return fill;
 }
 
-bool may_read_added(const Attention& attention, const Tensor& mask, const Tensor& added) {
+// Whether the attention is one whose choice of an implementation we can ask for.
+bool is_plain(const Attention& attention, const Tensor& mask) {
   const Tensor& query = attention.query;
-  if (mask.scalar_type() != at::kBool || added.scalar_type() != query.scalar_type() ||
-      !at::isFloatingType(query.scalar_type()) ||
-      mask.device() != query.device() || query.dim() < 2 || attention.key.dim() < 2 ||
-      attention.value.dim() < 2 || at::autocast::is_autocast_enabled(query.device().type()) ||
-      refuse_mode() || refuse_tensor(query) || refuse_tensor(attention.key) ||
-      refuse_tensor(attention.value) || refuse_tensor(mask)) {
+  return mask.scalar_type() == at::kBool && at::isFloatingType(query.scalar_type()) &&
+         mask.device() == query.device() && query.dim() >= 2 && attention.key.dim() >= 2 &&
+         attention.value.dim() >= 2 && !at::autocast::is_autocast_enabled(query.device().type()) &&
+         !refuse_mode() && !refuse_tensor(query) && !refuse_tensor(attention.key) &&
+         !refuse_tensor(attention.value) && !refuse_tensor(mask);
+}
+
+bool may_read_added(const Attention& attention, const Tensor& mask, const Tensor& added, double fill) {
+  if (!is_plain(attention, mask) || added.scalar_type() != attention.query.scalar_type()) {
     return false;
   }
   const int64_t implementation = attention.implementation(mask);
-  return attention.implementation(added) == implementation &&
-         is_known_to_add_infinity(attention, implementation);
+  return attention.implementation(added) == implementation && fill_of(attention, implementation) == fill;
 }
 
-void mask_of_attention(Stack& stack) {
-  Tensor added = torch::jit::pop(stack).toTensor();
+// `mask` becomes what an attention has behind its value; null: there is none.
+Attention pop_attention(Stack& stack, Tensor* mask) {
   Attention attention;
   attention.grouped = torch::jit::pop(stack).toBool();
   attention.scale = torch::jit::pop(stack).toOptional<double>();
   attention.causal = torch::jit::pop(stack).toBool();
   attention.dropout = torch::jit::pop(stack).toDouble();
-  Tensor mask = torch::jit::pop(stack).toTensor();
+  if (mask) {
+    *mask = torch::jit::pop(stack).toTensor();
+  }
   attention.value = torch::jit::pop(stack).toTensor();
   attention.key = torch::jit::pop(stack).toTensor();
   attention.query = torch::jit::pop(stack).toTensor();
-  const bool reads_added = may_read_added(attention, mask, added);
+  return attention;
+}
+
+void fill_of_attention(Stack& stack) {
+  const Attention attention = pop_attention(stack, nullptr);
+  double fill = std::numeric_limits<double>::quiet_NaN();
+  if (attention.query.dim() >= 2 && attention.key.dim() >= 2) {
+    const auto options = attention.query.options().dtype(at::kBool).requires_grad(false);
+    const Tensor mask = at::empty({attention.query.size(-2), attention.key.size(-2)}, options);
+    if (is_plain(attention, mask)) {
+      fill = fill_of(attention, attention.implementation(mask));
+    }
+  }
+  torch::jit::push(stack, fill);
+}
+
+void mask_of_attention(Stack& stack) {
+  const double fill = torch::jit::pop(stack).toDouble();
+  Tensor added = torch::jit::pop(stack).toTensor(), mask;
+  const Attention attention = pop_attention(stack, &mask);
+  const bool reads_added = may_read_added(attention, mask, added, fill);
   torch::jit::push(stack, std::move(reads_added ? added : mask));
 }
 
@@ -223,12 +255,20 @@ void share_masks(Graph& graph, const Node* first) {
     if (attentions.size() < kFewest || may_be_written(mask, graph)) {
       continue;
     }
-    Value* added = insert(attentions[0], "tsfuser::additive_mask", {mask, attentions[0]->input(0)});
+    const auto operands = [](Node* attention) {
+      return std::vector<Value*>(attention->inputs().begin(), attention->inputs().end());
+    };
+    Node* begin = attentions[0];
+    std::vector<Value*> others = operands(begin);
+    others.erase(others.begin() + kMask);
+    Value* fill = insert(begin, "tsfuser::fill_of_attention", others);
+    fill->setType(c10::FloatType::get());
+    Value* added = insert(begin, "tsfuser::additive_mask", {mask, begin->input(0), fill});
     for (Node* attention : attentions) {
-      std::vector<Value*> operands(attention->inputs().begin(), attention->inputs().end());
-      operands[kMask] = mask;
-      operands.push_back(added);
-      attention->replaceInput(kMask, insert(attention, "tsfuser::mask_of_attention", operands));
+      std::vector<Value*> given = operands(attention);
+      given[kMask] = mask;
+      given.insert(given.end(), {added, fill});
+      attention->replaceInput(kMask, insert(attention, "tsfuser::mask_of_attention", given));
     }
   }
 }
@@ -236,11 +276,14 @@ void share_masks(Graph& graph, const Node* first) {
 void register_shared_masks() {
   constexpr auto kFromSchema = c10::AliasAnalysisKind::FROM_SCHEMA;
   static const torch::jit::RegisterOperators registered(
-      {torch::jit::Operator("tsfuser::additive_mask(Tensor(a) mask, Tensor query) -> Tensor(a)",
+      {torch::jit::Operator("tsfuser::fill_of_attention(Tensor query, Tensor key, Tensor value, "
+                            "float dropout_p, bool is_causal, float? scale, bool enable_gqa) -> float",
+                            fill_of_attention, kFromSchema),
+       torch::jit::Operator("tsfuser::additive_mask(Tensor(a) mask, Tensor query, float fill) -> Tensor(a)",
                             additive_mask, kFromSchema),
        torch::jit::Operator("tsfuser::mask_of_attention(Tensor query, Tensor key, Tensor value, "
                             "Tensor(a) attn_mask, float dropout_p, bool is_causal, float? scale, "
-                            "bool enable_gqa, Tensor(a) added) -> Tensor(a)",
+                            "bool enable_gqa, Tensor(a) added, float fill) -> Tensor(a)",
                             mask_of_attention, kFromSchema)});
 }
 

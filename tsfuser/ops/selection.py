@@ -156,8 +156,8 @@ def threshold(b: Builder, self, threshold, value) -> Value:
     fresh=False,
     asked="query",
 )
-def additive_mask(b: Builder, mask, query) -> Value:
-    """0 where `mask` is true, minus infinity elsewhere, in the dtype of `query`"""
+def additive_mask(b: Builder, mask, query, fill) -> Value:
+    """0 where `mask` is true, `fill` elsewhere, in the dtype of `query`"""
     if mask.dtype is not BOOL or not query.dtype.is_floating:
         raise Refusal("only a mask of bools, for a floating query, is converted")
-    return select(b, "additive_mask", mask, b.literal(0.0), b.literal(float("-inf")), query.dtype)
+    return select(b, "additive_mask", mask, b.literal(0.0), fill, query.dtype)
