@@ -28,7 +28,7 @@ SIDE, NARROW_SIDE = 64, 32  # rows or columns of a tile
 THREADS = 256  # of a block
 ACCESS = 4  # elements of one access along the columns, at most
 FILL_BYTES = 4  # of an access that fills a tile: neighbours in a warp write to different banks
-WORTH_STORES = 1 << 18  # elements: of fewer, a cache gathers stores of single elements
+LARGE = 1 << 18  # elements: if there are fewer, a cache gathers what single threads store
 
 
 @dataclass(frozen=True)
@@ -65,24 +65,29 @@ def _space(call: Call, segment: Segment, machine: Machine) -> Domain:
     *rows, col = range(len(space.dims))
     if not _turned_stores(call, space, machine, rows):
         return space
-    whole = [a for a in space.accesses if _is_whole(a)]
+    whole = [a for a in space.accesses if is_whole(a)]
     inner = max((col, *rows), key=lambda d: sum(a.itemsize for a in whole if a.is_unit(d)))
     if inner == col:
         return space
+    return domain(call, segment, with_innermost(space, inner))
+
+
+def with_innermost(space: Domain, inner: int) -> Domain:
+    """`space` with dim `inner` as the last one, for other domains to be like it."""
     dims = (*(dim for d, dim in enumerate(space.dims) if d != inner), space.dims[inner])
-    return domain(call, segment, replace(space, dims=dims))
+    return replace(space, dims=dims)
 
 
 def _turned_stores(call: Call, domain: Domain, machine: Machine, rows: Iterable[int]) -> list[Access]:
     """The large results that are contiguous along one of the dims `rows`, and not along the innermost one.
     A host needs no tile for them, as its caches gather the lines of a block."""
-    found = [a for a in domain.stores if _is_whole(a) and any(map(a.is_unit, rows))]
+    found = [a for a in domain.stores if is_whole(a) and any(map(a.is_unit, rows))]
     if not machine.has_threads or not found:
         return []
-    return found if call.decide(sz.le(WORTH_STORES, domain.elements)) else []
+    return found if call.decide(sz.le(LARGE, domain.elements)) else []
 
 
-def _is_whole(a: Access) -> bool:
+def is_whole(a: Access) -> bool:
     """Whether the tensor has all dims of the domain."""
     return all(map(a.moves, range(len(a.strides))))
 
