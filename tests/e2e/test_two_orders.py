@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kit.support import assert_matches, counted, no_fallback
-from tsfuser.schedule import transpose, transposed_reduction
+from tsfuser.schedule import rows, transpose, transposed_reduction
 
 pytestmark = pytest.mark.usefixtures("forgotten")
 
@@ -123,6 +123,39 @@ def test_results_beside_their_sums(device, target, monkeypatch, sizes, dtype):
     )
     check(summed, [last(*sizes, device=device, dtype=dtype)], sizes[0] * sizes[2] * sizes[3])
     assert any(params and params.stored for params in made) == (target != "cpu")
+
+
+def disagreeing(x, z):
+    """Sums over the dim along which `z` lies, of products with `x`, which is channels-last."""
+    return (x * z).float().sum((0, 2, 3)), (x.float() + z).sum((0, 2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(2, 40, 5, 18), (5, 33, 24, 20)])
+def test_sums_of_operands_that_disagree(device, target, monkeypatch, sizes, dtype):
+    made, choose = [], transposed_reduction.choose_transpose_params
+    monkeypatch.setattr(transposed_reduction, "LARGE", 1)
+    monkeypatch.setattr(
+        transposed_reduction, "choose_transpose_params", lambda *a: made.append(choose(*a)) or made[-1]
+    )
+    x = last(*sizes, device=device, dtype=dtype)
+    for operands in ([x, x.flip(1).contiguous()], [x.flip(1).contiguous(), x]):
+        check(disagreeing, operands, sizes[0] * sizes[2] * sizes[3])
+    assert any(params and params.shared for params in made) == (target != "cpu")
+
+
+def softmax(x):
+    y = torch.softmax(x, 1)
+    return y, y.t().contiguous()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_are_also_stored_as_columns(device, target, monkeypatch, dtype):
+    """Another kernel stores the columns, from the rows."""
+    monkeypatch.setattr(rows, "LARGE", 1)
+    with counted() as rise:
+        check(softmax, [last(70, 200, device=device, dtype=dtype)], 200)
+    assert rise["launches"] == (1 if target == "cpu" else 2)
 
 
 def in_place(x, z):

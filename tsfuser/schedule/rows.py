@@ -92,8 +92,9 @@ def _refusal(call: Call, segment: Segment, machine: Machine) -> str | None:
 
 def _lies_across(call: Call, rows: Rows) -> bool:
     """Whether neighbours in memory of a large tensor, which is read or stored, lie in different rows: each
-    element would take a sector of memory. On an H100 the batch norm of [32, 58, 28, 28] bfloat16 in channels-last order,
-    with a row-major result, took 50 us in two kernels, and takes 35 in three, of which the statistics are 6.
+    element would take a sector of memory. On an H100 the batch norm of [32, 58, 28, 28] bfloat16 in
+    channels-last order, with a row-major result, took 50 us in two kernels, and takes 35 in three, of which
+    the statistics are 6.
     """
     dims = rows.space.dims
     others = [d for d, dim in enumerate(dims) if dim.name not in rows.along]
