@@ -525,7 +525,7 @@ SECTIONS = {
              "pure/test_lower::test_a_bias_is_loaded_outside_the_row_loop"),
         same("Operands or results that disagree on the innermost dim go through tiles in shared memory.",
              "pure/test_lower::test_operands_that_disagree_meet_in_shared_memory",
-             "pure/test_two_orders::test_kinds_of_kernels",
+             "pure/test_orders_of_results::test_kinds_of_kernels",
              "e2e/test_pointwise::test_transposed_operand",
              "e2e/test_two_orders::test_channels_last_and_row_major"),
         same("Reductions over inner and outer dims; large ones are split over blocks.",

@@ -28,6 +28,9 @@ from .transpose import LARGE, TransposeParams, choose_transpose_params, is_whole
 
 MIN_TILES = 2  # of a split
 RESIDENT = 4  # blocks that share a multiprocessor
+#: The same if a thread has more accesses in flight, for which 64 registers are too few: sums of products of
+#: [32, 58, 28, 28] bfloat16, two elements an access, spilled 232 bytes a thread, and spill 64.
+RESIDENT_OF_MANY, MANY = 3, 5
 
 
 def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
@@ -145,4 +148,5 @@ def _apply(
     schedule = schedule.fuse_all(["part", *kept, "col_block"], "block")
     schedule = schedule.bind(block="block", tx="thread_x", ty="thread_y", r="rows", u="unroll", lane="vector")
     how = combination(("r", "u"), "y", partial, machine)
-    return replace(schedule, reduction=how, resident=RESIDENT)
+    resident = RESIDENT_OF_MANY if MANY <= schedule.loop("u").extent.a else RESIDENT
+    return replace(schedule, reduction=how, resident=resident)
