@@ -54,11 +54,14 @@ class Elements:
             guard = ix.both([*ix.conjuncts(read.guard), *known])
             return [*window, replace(read, guard=guard), Compute(value.name, register, convert, (memory,))]
         else:
-            row, col = (at.of[x] for x in (self.schedule.tile.row, self.schedule.tile.col))
-            line, column = (row, col) if self.schedule.is_vectorised else (col, row)
-            place = ix.add(ix.mul(line, tile.pitch), column)
-            read = Load(memory, value.dtype.ctype, tile.name, place, shared=True)
+            read = Load(memory, value.dtype.ctype, tile.name, self._place_in(tile, at), shared=True)
         return [read, Compute(value.name, register, convert, (memory,))]
+
+    def _place_in(self, tile: Tile, at: Indices) -> Expr:
+        """Where `tile` holds the element."""
+        row, col = (at.of[x] for x in (self.schedule.tile.row, self.schedule.tile.col))
+        line, column = (row, col) if self.schedule.is_vectorised else (col, row)
+        return ix.add(ix.mul(line, tile.pitch), column)
 
     def _part(self, access: Access, at: Indices) -> list[Stmt]:
         """An element of a vector that several loads share."""
@@ -178,14 +181,20 @@ class Elements:
         pointer, offset = self.pointer(access, "const "), self.offset(access, at)
         return Load(f"{value.name}_m", value.dtype.ctype, pointer, offset, self.guard(at, access))
 
-    def store(self, access: Access, at: Indices, reduced: set[str] = frozenset()) -> Store:
+    def store(
+        self, access: Access, at: Indices, reduced: set[str] = frozenset(), tile: Tile | None = None
+    ) -> Store:
         """A store by one of the iterations that share the element: the first along each dim that the tensor
-        lacks. Dims in `reduced` are gone."""
+        lacks. Dims in `reduced` are gone. If the schedule has placed the value in `tile`, it is stored there,
+        also where it is out of bounds."""
+        value = access.buffer.value
+        ctype, register = value.dtype.ctype, value.dtype.register.ctype
+        if tile is not None:
+            return Store(tile.name, ctype, register, self._place_in(tile, at), value.name, shared=True)
         first = self.first(access, at, reduced)
         guard = ix.both([g.condition for g in at.guards if not g.dims <= reduced] + first)
-        value = access.buffer.value
         pointer, offset = self.pointer(access, ""), self.offset(access, at)
-        return Store(pointer, value.dtype.ctype, value.dtype.register.ctype, offset, value.name, guard)
+        return Store(pointer, ctype, register, offset, value.name, guard)
 
     def first(self, access: Access, at: Indices, reduced: set[str] = frozenset()) -> list[Expr]:
         """Whether this is the first iteration along each dim that the tensor lacks. Dims in `reduced` are

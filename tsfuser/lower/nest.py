@@ -31,7 +31,7 @@ from .indices import Guard, Indices, covered, indices
 from .kernel import Kernel
 from .loop_ir import Barrier, BlockReduce, ClusterReduce, For, If, Let, Stmt
 from .saved_values import WIDEST, SavedValues
-from .tiles import filled
+from .tiles import emptied, filled
 from .traverse import once, read_by, rename, rewrite_indices
 
 
@@ -85,8 +85,16 @@ def _body(draft: Draft) -> list[Stmt]:
         body = _over_rows(draft, body)
     if draft.how is not None and draft.how.scope == "cluster":
         body = cooperative.with_cluster(body)
-    fill = [] if draft.iteration is not None else filled(draft.elements, draft.tiles, bool(draft.at.guards))
-    return [*saved.scratch(), *fill, *body]
+    if draft.iteration is None:
+        body = _with_tiles(draft, body)
+    return [*saved.scratch(), *body]
+
+
+def _with_tiles(draft: Draft, body: list[Stmt]) -> list[Stmt]:
+    """`body` between what fills the tiles of loads and what stores the tiles of results."""
+    guarded = bool(draft.at.guards)
+    fill = filled(draft.elements, draft.tiles, guarded)
+    return [*fill, *body, *emptied(draft.elements, draft.tiles, guarded)]
 
 
 def _of_only_iteration(draft: Draft) -> list[Stmt]:
@@ -111,7 +119,7 @@ def _sweep(draft: Draft, saved: SavedValues, number: int) -> list[Stmt]:
     if len(once_stored) == len(draft.sweeps.stores(number)):
         once_stored = []
     stores = [
-        draft.elements.store(draft.store_of(name), draft.at)
+        draft.elements.store(draft.store_of(name), draft.at, tile=draft.tiles.get(name))
         for name in draft.sweeps.stores(number)
         if name not in once_stored
     ]
@@ -173,11 +181,10 @@ def _along_rows(draft: Draft) -> list[Stmt]:
 
 
 def _over_tiles(draft: Draft, body: list[Stmt]) -> list[Stmt]:
-    """`body`, which uses one tile of each load that is in tiles, for all tiles of the block."""
+    """`body`, which uses one tile of each tensor that is in tiles, for all tiles of the block."""
     loop = draft.iteration
-    fill = filled(draft.elements, draft.tiles, bool(draft.at.guards))
     count = draft.params.size(loop.extent, f"{loop.name}_size")
-    return [For(loop.name, count, "rows", (*fill, *body, Barrier()))]
+    return [For(loop.name, count, "rows", (*_with_tiles(draft, body), Barrier()))]
 
 
 def _over_rows(draft: Draft, body: list[Stmt]) -> list[Stmt]:

@@ -1,19 +1,24 @@
-"""Tiles of shared memory, through which operands go that are contiguous along another dim than the results.
+"""Tiles of shared memory, through which tensors go that are contiguous along another dim than the others.
 
-In: a Schedule that places loads in tiles. Out: the tiles, and the statements that fill them. Example, of a
-tile of 64 rows by 256 threads:
+In: a Schedule that places loads and results in tiles. Out: the tiles, the statements that fill those of
+loads, and those that store what is in those of results. Example, of tiles of 64 rows by 256 threads:
 
     for k in 16 (unroll): x1_tile[(k * 4 + thread / 64) * 65 + thread % 64] = args.x1[...]
+    for k in 16 (unroll): args.copy_1_out[...] = copy_1_tile[(k * 4 + thread / 64) * 65 + thread % 64]
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
 
 from ..schedule.domain import Access
 from ..schedule.loops import Schedule, Split
 from . import index as ix
 from .elements import Elements
-from .index import Var
-from .indices import indices
+from .index import Expr, Var
+from .indices import Indices, indices
 from .kernel import Tile
 from .loop_ir import Barrier, Compute, FillTile, For, Let, Load, Stmt, Store
 
@@ -25,14 +30,16 @@ def tile_name(value: str) -> str:
 
 
 def tiles(schedule: Schedule) -> dict[str, Tile]:
-    """By the name of the value that is loaded; an access of padding a row avoids bank conflicts. A tile lies
-    as the tensor does: one row of it is a column of the results. On the host it lies as the results do."""
+    """By the name of the value that is loaded or stored; an access of padding a row avoids bank conflicts. A
+    tile lies as the tensor does: one row of it is a column of the loops. On the host it lies as the results
+    do."""
     tiling = schedule.tile
+    placed = {*schedule.values_in("tile"), *schedule.values_in("store_tile")}
     found: dict[str, Tile] = {}
     offset = 0
-    for access in schedule.domain.loads:
+    for access in schedule.domain.accesses:
         name, dtype = access.buffer.value.name, access.buffer.value.dtype
-        if name in schedule.values_in("tile"):
+        if name in placed:
             lines, pitch = tiling.columns, tiling.rows + tiling.lanes
             if schedule.is_vectorised:
                 lines, pitch = tiling.rows, tiling.columns + _CACHE_LINE
@@ -42,21 +49,59 @@ def tiles(schedule: Schedule) -> dict[str, Tile]:
 
 
 def filled(elements: Elements, found: dict[str, Tile], guarded: bool) -> list[Stmt]:
-    """Fills the tiles, and waits until all of them are there; with bounds if `guarded`."""
-    if not found:
+    """Fills the tiles of loads, and waits until all of them are there; with bounds if `guarded`."""
+    pairs = _pairs(found, elements.schedule.domain.loads)
+    if not pairs:
         return []
-    pairs = [
-        (found[name], access)
-        for access in elements.schedule.domain.loads
-        if (name := access.buffer.value.name) in found
-    ]
     fill = _by_one_thread if elements.schedule.is_vectorised else _by_threads
     return [*fill(elements, pairs, guarded), Barrier()]
 
 
-def _by_threads(elements: Elements, pairs: list[tuple[Tile, Access]], guarded: bool) -> list[Stmt]:
-    """Reads each tile along the axis that is contiguous in its tensor: the threads and lanes run over rows,
-    the loop over columns."""
+def emptied(elements: Elements, found: dict[str, Tile], guarded: bool) -> list[Stmt]:
+    """Waits until the tiles of results are full, and stores them; with bounds if `guarded`."""
+    pairs = _pairs(found, elements.schedule.domain.stores)
+    if not pairs:
+        return []
+    walk = _walk(elements)
+    at = walk.at if guarded else replace(walk.at, guards=())
+    loads: list[Stmt] = []
+    stores: list[Stmt] = []
+    for tile, access in pairs:
+        register = f"{access.buffer.value.name}_t"
+        loads.append(Load(f"{register}_m", tile.ctype, tile.name, walk.place_in(tile), shared=True))
+        loads.append(Compute(register, tile.ctype, "copy", (f"{register}_m",)))
+        stores.append(replace(elements.store(access, at), register=tile.ctype, value=register))
+    return [Barrier(), walk.loop([*loads, *stores])]
+
+
+def _pairs(found: dict[str, Tile], accesses: Iterable[Access]) -> list[tuple[Tile, Access]]:
+    """Those of `accesses` that have a tile, with it."""
+    return [(found[name], a) for a in accesses if (name := a.buffer.value.name) in found]
+
+
+class _Walk(NamedTuple):
+    """How the threads go over a tile along the axis that is contiguous in its tensor: the threads and lanes
+    run over rows, the loop `k` over columns. `at`: the indices of the element at (`along`, `column`)."""
+
+    lets: list[Stmt]
+    at: Indices
+    along: Expr
+    column: Expr
+    lane: For
+    columns: For
+
+    def place_in(self, tile: Tile) -> Expr:
+        """Where `tile` holds the element."""
+        return ix.add(ix.mul(self.column, tile.pitch), self.along)
+
+    def loop(self, body: list[Stmt]) -> For:
+        """`body` for all elements of the tile."""
+        lanes = replace(self.lane, body=(*self.lets, *self.at.lets, *body))
+        return replace(self.columns, body=(lanes,))
+
+
+def _walk(elements: Elements) -> _Walk:
+    """How the threads of the schedule of `elements` go over its tiles."""
     schedule = elements.schedule
     tiling, bound = schedule.tile, {x.bind: x for x in schedule.loops}
     across, lane = tiling.rows // tiling.lanes, bound["vector"].name
@@ -70,7 +115,16 @@ def _by_threads(elements: Elements, pairs: list[tuple[Tile, Access]], guarded: b
     step = schedule.threads // across
     column = ix.add(ix.mul(Var("k"), step), Var("line"))
     at = indices(schedule, elements.params, {tiling.row: along, tiling.col: column}, "_t")
-    body: list[Stmt] = list(at.lets)
+    lanes = For(lane, ix.Const(tiling.lanes), "vector", ())
+    columns = For("k", ix.Const(tiling.columns // step), "unroll", ())
+    return _Walk([first, line], at, along, column, lanes, columns)
+
+
+def _by_threads(elements: Elements, pairs: list[tuple[Tile, Access]], guarded: bool) -> list[Stmt]:
+    """Reads each tile along the axis that is contiguous in its tensor."""
+    walk = _walk(elements)
+    at = walk.at
+    body: list[Stmt] = []
     stores: list[Stmt] = []
     for tile, access in pairs:
         register = f"{access.buffer.value.name}_t"
@@ -79,10 +133,8 @@ def _by_threads(elements: Elements, pairs: list[tuple[Tile, Access]], guarded: b
         pointer, offset = elements.pointer(access, "const "), elements.offset(access, at)
         body += [*window, Load(f"{register}_m", tile.ctype, pointer, offset, guard)]
         body.append(Compute(register, tile.ctype, "copy", (f"{register}_m",)))
-        place = ix.add(ix.mul(column, tile.pitch), along)
-        stores.append(Store(tile.name, tile.ctype, tile.ctype, place, register, shared=True))
-    inner = For(lane, ix.Const(tiling.lanes), "vector", tuple(body + stores))
-    return [first, line, For("k", ix.Const(tiling.columns // step), "unroll", (inner,))]
+        stores.append(Store(tile.name, tile.ctype, tile.ctype, walk.place_in(tile), register, shared=True))
+    return [walk.loop([*body, *stores])]
 
 
 def _by_one_thread(elements: Elements, pairs: list[tuple[Tile, Access]], guarded: bool) -> list[Stmt]:

@@ -72,10 +72,11 @@ Relation = Union[Split, Fuse]
 #:   register    in registers of the thread that computed it
 #:   scratch     in a buffer of the block with room for one row: shared memory, or the host's cache
 #:   tile        a load, in a tile of shared memory (see `tiles`)
+#:   store_tile  a result, in a tile of shared memory, from which the threads store it along another dim
 #:   prefetched  a load, in shared memory, fetched while the threads work on the previous row
 #:   held        a load, fetched in the same way, which the thread moves to registers before it begins its row
 #:   kept        a load that all rows share, in shared memory from the first row to the last
-PLACES = ("register", "scratch", "tile", "prefetched", "held", "kept")
+PLACES = ("register", "scratch", "tile", "store_tile", "prefetched", "held", "kept")
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Placement:
 @dataclass(frozen=True)
 class Tiling:
     """Tiles of shared memory over the loops `row` and `col`. `lanes`: elements of an access that fills a
-    tile."""
+    tile, or that stores what is in it."""
 
     row: str
     col: str

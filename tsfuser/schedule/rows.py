@@ -91,13 +91,19 @@ def _refusal(call: Call, segment: Segment, machine: Machine) -> str | None:
 
 
 def _lies_across(call: Call, rows: Rows) -> bool:
-    """Whether a large tensor is read whose neighbours in memory lie in different rows: each element would
-    take a sector of memory. On an H100 the batch norm of [32, 58, 28, 28] bfloat16 in channels-last order,
-    with a row-major result, took 50 us in two kernels, and takes 35 in three, of which the statistics are 6.
+    """Whether neighbours in memory of a large tensor, which is read or stored, lie in different rows: each
+    element would take a sector of memory. On an H100 the batch norm of [32, 58, 28, 28] bfloat16 in
+    channels-last order, with a row-major result, took 50 us in two kernels, and takes 35 in three, of which
+    the statistics are 6.
     """
     dims = rows.space.dims
     others = [d for d, dim in enumerate(dims) if dim.name not in rows.along]
-    across = [a for a in rows.streamed if not a.is_unit(len(dims) - 1) and any(map(a.is_unit, others))]
+    large = (*rows.streamed, *rows.space.stores)
+    across = [
+        a
+        for a in large
+        if a.moves(len(dims) - 1) and not a.is_unit(len(dims) - 1) and any(map(a.is_unit, others))
+    ]
     sizes = [sz.product([dim.extent for d, dim in enumerate(dims) if a.moves(d)]) for a in across]
     return any(call.decide(sz.le(LARGE, size)) for size in sizes)
 

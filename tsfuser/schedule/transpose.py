@@ -1,14 +1,15 @@
-"""The transpose schedule: tiles of shared memory for operands that are contiguous along another axis than the
-outputs.
+"""The transpose schedule: tiles of shared memory for tensors that are contiguous along another axis than the
+others.
 
-In: a segment whose outputs are contiguous along one axis, and some of whose inputs along another. Out: tiles
-over the two axes. The threads read such an input along its own axis into shared memory, and use it along the
-axis of the outputs. Example: x[R, C] + y[C, R].t().
+In: a segment whose tensors are contiguous along one axis, and some of whose inputs or outputs along another.
+Out: tiles over the two axes. The threads read such an input along its own axis into shared memory, and use it
+along the axis of the others. They write such an output to shared memory, and store it from there along its
+own axis. Examples: x[R, C] + y[C, R].t(); a result that is stored channels-last and row-major.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..ir import size as sz
@@ -27,41 +28,78 @@ SIDE, NARROW_SIDE = 64, 32  # rows or columns of a tile
 THREADS = 256  # of a block
 ACCESS = 4  # elements of one access along the columns, at most
 FILL_BYTES = 4  # of an access that fills a tile: neighbours in a warp write to different banks
+LARGE = 1 << 18  # elements: if there are fewer, a cache gathers what single threads store
 
 
 @dataclass(frozen=True)
 class TransposeParams:
     """Decisions of the schedules that use tiles."""
 
-    row: int  # the dim along which the inputs `shared` are contiguous
+    row: int  # the dim along which the inputs `shared` and the outputs `stored` are contiguous
     shared: tuple[str, ...]
     rows: int  # of a tile
     columns: int  # of a tile
     vector: int  # elements per access, from and to memory along columns
-    fill: int  # elements per access from memory to a tile
+    fill: int  # elements per access from memory to a tile, or back
     threads: int  # of a block
     wide: bool  # 64-bit indices
     split: bool = False  # there are two kernels, of which the second combines partial results
+    stored: tuple[str, ...] = ()
 
 
 def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
-    """Takes segments with operands that are contiguous along another dim than the outputs."""
+    """Takes segments with operands or results that are contiguous along another dim than the others."""
     if segment.reductions:
         return "it has reductions"
-    space = domain(call, segment)
+    space = _space(call, segment, machine)
     params = choose_transpose_params(call, space, machine, range(len(space.dims) - 1))
     if params is None:
-        return "no operand is transposed, or its dims are short"
+        return "no operand or result is transposed, or its dims are short"
     return Proposal(params, lambda _: [Stage(segment, apply(space, params, machine), params)])
 
 
+def _space(call: Call, segment: Segment, machine: Machine) -> Domain:
+    """The domain of `segment`. If its results lie along several dims, the innermost dim is the one along
+    which most bytes lie, so that the fewest go through tiles."""
+    space = domain(call, segment)
+    *rows, col = range(len(space.dims))
+    if not _turned_stores(call, space, machine, rows):
+        return space
+    whole = [a for a in space.accesses if is_whole(a)]
+    inner = max((col, *rows), key=lambda d: sum(a.itemsize for a in whole if a.is_unit(d)))
+    if inner == col:
+        return space
+    return domain(call, segment, with_innermost(space, inner))
+
+
+def with_innermost(space: Domain, inner: int) -> Domain:
+    """`space` with dim `inner` as the last one, for other domains to be like it."""
+    dims = (*(dim for d, dim in enumerate(space.dims) if d != inner), space.dims[inner])
+    return replace(space, dims=dims)
+
+
+def _turned_stores(call: Call, domain: Domain, machine: Machine, rows: Iterable[int]) -> list[Access]:
+    """The large results that are contiguous along one of the dims `rows`, and not along the innermost one.
+    A host needs no tile for them, as its caches gather the lines of a block."""
+    found = [a for a in domain.stores if is_whole(a) and any(map(a.is_unit, rows))]
+    if not machine.has_threads or not found:
+        return []
+    return found if call.decide(sz.le(LARGE, domain.elements)) else []
+
+
+def is_whole(a: Access) -> bool:
+    """Whether the tensor has all dims of the domain."""
+    return all(map(a.moves, range(len(a.strides))))
+
+
 def choose_transpose_params(
-    call: Call, domain: Domain, machine: Machine, rows: Iterable[int]
+    call: Call, domain: Domain, machine: Machine, rows: Sequence[int]
 ) -> TransposeParams | None:
-    """The parameters; None if no input needs a tile, or if the dims are too short for one. The dim along
-    which the inputs are contiguous is one of `rows`."""
+    """The parameters; None if no tensor needs a tile, or if the dims are too short for one. The dim along
+    which the tensors in tiles are contiguous is one of `rows`."""
     col = len(domain.dims) - 1
     odd = [a for a in domain.loads if a.moves(col) and not a.is_unit(col) and not a.buffer.windows]
+    odd += _turned_stores(call, domain, machine, rows)
     counts = {d: [a for a in odd if a.is_unit(d)] for d in rows}
     row = max(counts, key=lambda d: len(counts[d]), default=col)
     shared = counts.get(row)
@@ -77,14 +115,16 @@ def choose_transpose_params(
         call.decide(_width(domain, row, shared, max(1, FILL_BYTES // widest))) if machine.has_threads else 1
     )
     shared = shared[: SHARED_BYTES // ((sides[0] + fill) * sides[1] * widest + 16)]
-    names = tuple(a.buffer.value.name for a in shared)
+    names, stored = (
+        tuple(a.buffer.value.name for a in shared if a in some) for some in (domain.loads, domain.stores)
+    )
     wide = is_wide(call, domain)
     if not machine.has_threads:
         return TransposeParams(row, names, *sides, 1, 1, 1, wide)
     straight = domain.walking(col)
     most = max(1, min(ACCESS, machine.access // max((a.itemsize for a in straight), default=1)))
     vector = call.decide(_width(domain, col, straight, most))
-    return TransposeParams(row, names, *sides, vector, fill, THREADS, wide)
+    return TransposeParams(row, names, *sides, vector, fill, THREADS, wide, stored=stored)
 
 
 def _side(call: Call, extent: Size) -> int:
@@ -133,7 +173,8 @@ def tiled(schedule: Schedule, params: TransposeParams) -> Schedule:
 
 def _with_tiles(schedule: Schedule, params: TransposeParams) -> Schedule:
     tiling = Tiling("row", "col", params.rows, params.columns, params.fill)
-    return replace(schedule.with_values_in("tile", params.shared), tile=tiling)
+    placed = schedule.with_values_in("tile", params.shared).with_values_in("store_tile", params.stored)
+    return replace(placed, tile=tiling)
 
 
 def _host(schedule: Schedule, others: list[str], params: TransposeParams, machine: Machine) -> Schedule:

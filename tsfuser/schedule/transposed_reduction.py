@@ -1,8 +1,8 @@
-"""The reduction schedule for operands that are contiguous along a reduced dim, while the results and other
-operands are contiguous along a dim that is not reduced.
+"""The reduction schedule for operands or results that are contiguous along a reduced dim, while others are
+contiguous along a dim that is not reduced.
 
-In: a segment that the outer form of the reduction schedule would take, with such an operand. Out: one kernel,
-or two, as there. Each block goes over tiles of its columns. The threads read the operand along its own dim
+In: a segment of reductions with such tensors. Out: one kernel, or two, as in the outer form of the reduction
+schedule. Each block goes over tiles of its columns. The threads read the operand along its own dim
 into shared memory, as in the transpose schedule, and add up the columns of the tile. Example: the gradient of
 a bias of a layer over the channels of images, as y[N, H, W, C] = x[N, C, H, W].permute(0, 2, 3, 1), which is
 also stored. One element at a time, such a sum took four times as long on an H200 as its bytes.
@@ -24,10 +24,13 @@ from .partials import parted
 from .proposal import Proposal, Stage
 from .reduction import finish
 from .reduction_loops import combination
-from .transpose import TransposeParams, choose_transpose_params, tiled
+from .transpose import LARGE, TransposeParams, choose_transpose_params, is_whole, tiled, with_innermost
 
 MIN_TILES = 2  # of a split
 RESIDENT = 4  # blocks that share a multiprocessor
+#: The same if a thread has more accesses in flight, for which 64 registers are too few: sums of products of
+#: [32, 58, 28, 28] bfloat16, two elements an access, spilled 232 bytes a thread, and spill 64.
+RESIDENT_OF_MANY, MANY = 3, 5
 
 
 def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
@@ -39,7 +42,7 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
         return "something depends on its reductions"
     if not machine.has_threads:
         return "blocks have no threads that could fill a tile"
-    space = domain(call, segment)
+    space = _space(call, segment)
     params = _choose_params(call, segment, space, machine)
     if params is None:
         return "no operand is contiguous along a reduced dim, or its dims are short"
@@ -51,6 +54,19 @@ def propose(call: Call, segment: Segment, machine: Machine) -> Proposal | str:
         )
     whole = _apply(space, segment, params, machine, None)
     return Proposal(params, lambda _: [Stage(segment, whole, params)])
+
+
+def _space(call: Call, segment: Segment) -> Domain:
+    """The domain of `segment`. If the innermost dim is reduced, but a large operand is contiguous along
+    another one, which is kept, that one is the innermost, and what lies along the other goes through tiles.
+    """
+    space = domain(call, segment)
+    reduced = _reduced(space, segment)
+    kept = [d for d in range(len(space.dims)) if d not in reduced]
+    inner = next((d for d in kept if any(is_whole(a) and a.is_unit(d) for a in space.loads)), None)
+    if len(space.dims) - 1 in kept or inner is None or not call.decide(sz.le(LARGE, space.elements)):
+        return space
+    return domain(call, segment, with_innermost(space, inner))
 
 
 def _choose_params(call: Call, segment: Segment, space: Domain, machine: Machine) -> TransposeParams | None:
@@ -132,4 +148,5 @@ def _apply(
     schedule = schedule.fuse_all(["part", *kept, "col_block"], "block")
     schedule = schedule.bind(block="block", tx="thread_x", ty="thread_y", r="rows", u="unroll", lane="vector")
     how = combination(("r", "u"), "y", partial, machine)
-    return replace(schedule, reduction=how, resident=RESIDENT)
+    resident = RESIDENT_OF_MANY if MANY <= schedule.loop("u").extent.a else RESIDENT
+    return replace(schedule, reduction=how, resident=resident)

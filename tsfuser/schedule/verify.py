@@ -59,11 +59,14 @@ def verify(schedule: Schedule) -> str | None:
     if complaint:
         return complaint
     loads = {a.buffer.value.name for a in schedule.domain.loads}
+    stores = {a.buffer.value.name for a in schedule.domain.stores}
     for placed in schedule.placements:
         if placed.where not in PLACES:
             return f"no value stays in {placed.where}"
         if placed.where in ("tile", "prefetched", "held", "kept") and placed.value not in loads:
             return f"{placed.value}, to stay in {placed.where}, is not loaded"
+        if placed.where == "store_tile" and placed.value not in stores:
+            return f"{placed.value}, to stay in {placed.where}, is not stored"
     counts = Counter(p.value for p in schedule.placements)
     if twice := [name for name in counts if counts[name] > 1]:
         return f"{twice[0]} stays in two places"

@@ -9,7 +9,7 @@ level.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -114,13 +114,12 @@ class _Cut:
         """Those that are not in memory yet, each once."""
         return [v for v in dict.fromkeys(values) if self.is_pending(v)]
 
-    def reductions(self, values: list[Value]) -> set[str]:
+    def reductions(self, values: list[Value], stored: Sequence[Value] = ()) -> set[str]:
         """Names of the reductions between memory and `values`; if one of `values` is the result of a
-        reduction, that one is included."""
+        reduction, that one is included. `stored` will be in memory, too."""
+        memory = {**self.memory, **{v.name: _unnumbered(v) for v in stored}}
         return {
-            op.output.name
-            for op in self.dependences.between(self.memory, values)[0]
-            if isinstance(op, Reduce)
+            op.output.name for op in self.dependences.between(memory, values)[0] if isinstance(op, Reduce)
         }
 
     def reads(self, values: list[Value]) -> set[str]:
@@ -228,7 +227,7 @@ def _pass_with_results(
         and cut.reductions([r.operands[0]]) <= members
     ]
     needed_later = cut.reductions(
-        [v for v in cut.pending(level.outputs + later) if v not in dependents + columns]
+        [v for v in cut.pending(level.outputs + later) if v not in dependents + columns], values + columns
     )
     values += _with_common_reads(cut, level, values + reductions, (full, kept), without)
     stored = cut.dependences.stored
