@@ -555,3 +555,60 @@ def test_equal_results_of_a_branch_and_of_what_follows_are_two_tensors(device, n
             assert v.data_ptr() != y.data_ptr()
             if s < 0:  # one may be computed by a group
                 torch.testing.assert_close(v, y)
+
+
+class Dropping(torch.nn.Module):
+    """A dropout whose rate is an attribute that may change, behind a branch."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.rate = rate
+        self.shift = [1, 0]
+
+    def forward(self, x):
+        y = torch.tanh(x * 2)
+        if sum(self.shift) > 0:
+            y = torch.roll(y, [self.shift[0]], [0])
+        y = torch.nn.functional.dropout(torch.softmax(y, -1), self.rate, self.training)
+        return torch.sigmoid(y * 3)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_dropout_of_rate_0_is_left_out(device, gradients):
+    """No number is drawn, and no mask is kept, as in eager; if the rate changes, it drops."""
+    module = Dropping(0.0).to(device).train()
+    scripted = torch.jit.script(module)
+    x = torch.randn(64, 40, device=device, requires_grad=gradients)
+    with tsfuser.fuser():
+        for _ in range(CALLS + 2):
+            state = torch.get_rng_state()
+            found, expected = scripted(x), module(x)
+            torch.testing.assert_close(found, expected)
+            assert torch.equal(state, torch.get_rng_state())
+            if gradients:
+                mine, its = (torch.autograd.grad(y.square().sum(), x)[0] for y in (found, expected))
+                torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
+        assert not any("dropout" in kind for group in groups(scripted) for kind in kinds(group))
+        for rate in (0.5, 1.0, 0.0, 0.5):
+            scripted.rate = rate
+            for _ in range(CALLS):
+                dropped = (scripted(x) == 0.5).float().mean().item()
+                assert abs(dropped - rate) < 0.1
+
+
+def test_a_dropout_of_rate_0_outside_of_training(device):
+    module = Dropping(0.3).to(device).eval()
+    scripted = torch.jit.script(module)
+    with tsfuser.fuser(), torch.no_grad():
+        compare(scripted, module, torch.randn(8, 3, device=device))
+
+
+def test_a_rate_that_eager_rejects(device):
+    module = Dropping(0.0).to(device).train()
+    scripted = torch.jit.script(module)
+    x = torch.randn(8, 3, device=device)
+    with tsfuser.fuser():
+        compare(scripted, module, x)
+        scripted.rate = 1.5
+        with pytest.raises(Exception, match="probability"):
+            scripted(x)

@@ -25,6 +25,7 @@ WARP_BLOCK_THREADS = 128  # threads of a block if a row has a warp or less
 # bytes of input that a thread loads before it waits: with more, combining threads costs less per element
 LOAD_BYTES = 64
 MULTI_ROW_LOAD_BYTES = 32  # the same, if they are of several rows, or a warp has several rows
+HALF_WARP_LOAD_BYTES = 64  # the same, if half a warp has a row that a warp would have two vectors of
 MIN_ROW_THREADS = 8  # threads of a row that a thread has several vectors of
 OTHER_REGISTERS = 24  # registers of a thread for everything but input and columns
 COLUMN_BLOCK_THREADS = 256  # threads of a block with columns: with fewer there are too many parts to add up
@@ -115,12 +116,15 @@ def _of_a_warp(call: Call, rows: Rows, given: RowParams, vectors: Size, most: in
     warp = call.decide(sz.minimum(sz.nextpow2(vectors), 32))
     unroll = held(warp)
     # Rows of an odd length have narrow accesses: fewer threads of a row have more of them in flight, and
-    # combine in fewer steps. On an H200 a softmax of 49 bfloat16 takes 25 us with 8 threads, 53 with 32.
+    # combine in fewer steps. On an H200 a softmax of 49 bfloat16 takes 25 us with 8 threads, 53 with 32. With
+    # more to load, as a bias and a mask, and two results to store, it takes 52 us on an H100 with 16, 75 with
+    # 32 and 100 with 8.
     while (
         warp > MIN_ROW_THREADS
         and 1 < unroll <= most // 2
         and not given.columns
-        and 2 * unroll * given.vector * rows.bytes <= MULTI_ROW_LOAD_BYTES
+        and 2 * unroll * given.vector * rows.bytes
+        <= (HALF_WARP_LOAD_BYTES if warp == 32 and unroll == 2 else MULTI_ROW_LOAD_BYTES)
     ):
         warp //= 2
         unroll = held(warp)
