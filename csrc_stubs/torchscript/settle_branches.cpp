@@ -121,8 +121,8 @@ bool may_repeat(Graph& graph, const Node* last) {
   return true;
 }
 
-// Has a branch hand on the operand of each dropout whose rate, an attribute of a module, is 0, as eager does:
-// a group that does not know the rate draws numbers, and stores a mask.
+// Has a branch hand on the operand of each dropout whose rate, an attribute of a module, is 0, as eager
+// does: a group that does not know the rate draws numbers, and stores a mask.
 void branch_on_rates(Graph& graph) {
   for (Node* node : all_nodes(graph)) {
     const auto path = node->kind() == c10::aten::dropout ? path_of(node->input(1)) : std::nullopt;

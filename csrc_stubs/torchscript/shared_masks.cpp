@@ -13,10 +13,10 @@
 //     %y1 : Tensor = aten::scaled_dot_product_attention(%q1, %k1, %v1, %m1, ...)
 //     ...
 //
-// A group can take `additive_mask`, with what computes the mask: so what is filled in is asked before there is
-// a mask, of an attention with another one. `mask_of_attention` gives %mask where the
-// attention would do something else with %added than with %mask: where it chooses another implementation,
-// and where that adds another number than %fill.
+// A group can take `additive_mask`, with what computes the mask: so what is filled in is asked before there
+// is a mask, of an attention with another one. `mask_of_attention` gives %mask where the attention would do
+// something else with %added than with %mask: where it chooses another implementation, and where that adds
+// another number than %fill.
 //
 // The number is minus infinity, but for cuDNN torch 2.11 adds -65504: they differ in a row of which nothing
 // is left. Which it is is found out once for each implementation, by an attention of a few numbers that is
@@ -112,8 +112,8 @@ Tensor tiny(const Tensor& like, double first) {
 // of `kFills`.
 double found_fill(const Attention& like, int64_t implementation) {
   const at::NoGradGuard no_gradients;
-  const Attention attention{tiny(like.query, 1), tiny(like.key, 2), tiny(like.value, 3), 0, false,
-                            std::nullopt,        false};
+  const Attention attention{
+      tiny(like.query, 1), tiny(like.key, 2), tiny(like.value, 3), 0, false, std::nullopt, false};
   Tensor mask = at::ones({1, 1, kTinyRows, kTinyRows}, like.query.options().dtype(at::kBool)).tril();
   mask.select(-2, 0).fill_(false);  // a row of which nothing is left
   if (attention.implementation(mask) == implementation) {
