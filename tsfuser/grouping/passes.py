@@ -36,7 +36,7 @@ from ..graph.layout_hints import drop_layout_hints
 from ..graph.matmul_operands import drop_copies
 from ..graph.passes import Pass
 from ..graph.rewrites import REWRITES
-from ..graph.wrapper import CONSTANT, GROUP, Graph, Value, facts, is_tensor
+from ..graph.wrapper import CONSTANT, GROUP, Graph, Value, facts, graph_inputs, is_tensor
 from ..planning import batched
 from . import lone_biases, sizes
 from .chunks import move_chunks
@@ -144,7 +144,7 @@ def _name_groups(work: Work) -> None:
 def identity(subgraph: Graph) -> str:
     """The text under which groups share their plans: the nodes under canonical names, without sizes and
     source lines, and dtype, device and rank of each input."""
-    types = [_describe(v) for v in subgraph.inputs()]
+    types = [_describe(v) for v in graph_inputs(subgraph)]
     return f"# {', '.join(types)}\n{operations(subgraph)}"
 
 
