@@ -2,8 +2,7 @@
 
 In: `torch._C` nodes and values. Out: plain Python. What passes ask of each node is one call of the extension:
 `node.inputs()` makes a new iterator type at each call (9 us), and one more call a value; `inputs` below makes
-a list (.4 us). Example:
-`facts(value.type())` -> `Facts("float32", "cuda:0", 2)`."""
+a list (.4 us). Example: `facts(value.type())` -> `Facts("float32", "cuda:0", 2)`."""
 
 from __future__ import annotations
 
