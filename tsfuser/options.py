@@ -222,7 +222,8 @@ TABLE = (
     Option("cache_dir", "TSFUSER_CACHE_DIR", Path("~/.cache/tsfuser"), Path,
            "Where compiled kernels and plans are kept; processes may share it."),
     Option("stored_plans", "TSFUSER_STORED_PLANS", True, _switch,
-           "Whether plans are kept beside the kernels, so that the next process makes none of them again."),
+           "Whether plans, and what was found out about ops, are kept beside the kernels, so that the next "
+           "process does none of that again."),
     Option("compile_timeout", "TSFUSER_COMPILE_TIMEOUT", 120, _from(1, 1_000_000, "a number of seconds"),
            "The seconds that the compiler of a kernel may take. A compiler that takes longer is ended, "
            "and its group runs unfused."),

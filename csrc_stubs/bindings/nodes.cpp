@@ -3,6 +3,7 @@
 
 #include "torchscript/hooks.h"
 #include "torchscript/nodes.h"
+#include "torchscript/op_facts.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/ir/ir.h>
@@ -14,7 +15,6 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 namespace tsfuser {
@@ -39,18 +39,42 @@ std::vector<Block*> blocks_within(Block& block) {
   return found;
 }
 
-std::vector<Node*> nodes_of(Block& block, const std::vector<std::string>& kinds) {
-  std::unordered_set<c10::Symbol> symbols;
-  for (const auto& kind : kinds) {
-    symbols.insert(c10::Symbol::fromQualString(kind));
-  }
-  std::vector<Node*> found;
-  for (Node* node : block.nodes()) {
-    if (symbols.count(node->kind()) != 0) {
-      found.push_back(node);
-    }
+std::vector<Node*> nodes_in(Block& block) { return {block.nodes().begin(), block.nodes().end()}; }
+
+// The block, and all blocks within, outer ones first.
+std::vector<Block*> all_blocks(Block& block) {
+  std::vector<Block*> found;
+  for (std::vector<Block*> waiting{&block}; !waiting.empty();) {
+    found.push_back(waiting.back());
+    waiting.pop_back();
+    const auto within = blocks_within(*found.back());
+    waiting.insert(waiting.end(), within.begin(), within.end());
   }
   return found;
+}
+
+std::vector<Node*> all_nodes_in(Block& block) {
+  std::vector<Node*> found;
+  for (Block* inner : all_blocks(block)) {
+    found.insert(found.end(), inner->nodes().begin(), inner->nodes().end());
+  }
+  return found;
+}
+
+std::vector<Node*> of_kinds(std::vector<Node*> nodes, const std::vector<std::string>& kinds) {
+  const auto wanted = symbols(kinds);
+  const auto rest = std::remove_if(nodes.begin(), nodes.end(),
+                                   [&](const Node* node) { return wanted.count(node->kind()) == 0; });
+  nodes.erase(rest, nodes.end());
+  return nodes;
+}
+
+std::vector<Node*> nodes_of(Block& block, const std::vector<std::string>& kinds) {
+  return of_kinds(nodes_in(block), kinds);
+}
+
+std::vector<Node*> all_nodes_of(Block& block, const std::vector<std::string>& kinds) {
+  return of_kinds(all_nodes_in(block), kinds);
 }
 
 std::vector<Node*> nodes_with_blocks(Block& block) {
@@ -194,12 +218,17 @@ void bind_nodes(py::module_& m) {
   m.def("inputs", &inputs_of);
   m.def("outputs", &outputs_of);
   m.def("blocks", &blocks_of);
+  m.def("graph_inputs", [](Graph& graph) { return graph.inputs().vec(); });
+  m.def("graph_outputs", [](Graph& graph) { return graph.outputs().vec(); });
   m.def("used_outputs", &used_outputs);
   m.def("ids", &ids);
   m.def("subgraph", &subgraph);
   m.def("use_count", [](const Value& value) { return value.uses().size(); });
   of_block(m, "blocks_within", &blocks_within);
+  of_block(m, "nodes_in", &nodes_in);
   of_block(m, "nodes_of", &nodes_of);
+  of_block(m, "all_nodes", &all_nodes_in);
+  of_block(m, "all_nodes_of", &all_nodes_of);
   of_block(m, "nodes_with_blocks", &nodes_with_blocks);
   of_block(m, "nodes_without_types", &nodes_without_types);
   m.def("is_tensor", [](const Value& value) { return is_tensor(&value); });

@@ -69,6 +69,15 @@ def test_blocks_come_in_the_order_of_their_nodes():
     assert list(wrapper.all_blocks(graph))[0] is graph
     assert len(list(wrapper.all_blocks(graph))) == 7
     assert _C.blocks_within(wrapper.blocks(outer)[0]) == list(inner.blocks())
+    own = [node for block in wrapper.all_blocks(graph) for node in block.nodes()]
+    assert wrapper.all_nodes(graph) == own == [outer, other, inner]
+    assert wrapper.all_nodes_of(graph, ("prim::If",)) == own
+    assert wrapper.all_nodes_of(graph, ("prim::Loop",)) == wrapper.nodes_in(wrapper.blocks(inner)[0]) == []
+    assert (
+        wrapper.all_nodes(wrapper.blocks(outer)[0]) == wrapper.nodes_in(wrapper.blocks(outer)[0]) == [inner]
+    )
+    assert wrapper.graph_inputs(graph) == list(graph.inputs())
+    assert wrapper.graph_outputs(graph) == [outer.output(), other.output()]
 
 
 def test_the_schema_of_an_op_that_may_be_taken_away_is_asked_anew():

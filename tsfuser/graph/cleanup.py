@@ -11,7 +11,18 @@ import torch
 from .effects import WRITES, effect, remove_dead_code
 from .identities import gives_operand_back, is_no_op, stays_inside
 from .worth import is_worth_a_kernel
-from .wrapper import CONSTANT, Graph, Node, constant_near, facts, inputs, outputs
+from .wrapper import (
+    CONSTANT,
+    Graph,
+    Node,
+    constant_near,
+    facts,
+    graph_inputs,
+    graph_outputs,
+    inputs,
+    nodes_in,
+    outputs,
+)
 
 
 def clean(subgraph: Graph, merge: bool = True) -> None:
@@ -26,7 +37,7 @@ def clean(subgraph: Graph, merge: bool = True) -> None:
 def drop_unused_inputs(group: Node) -> None:
     """Removes the inputs of a group that its subgraph does not use."""
     subgraph = group.g("Subgraph")
-    for i, inner in reversed(list(enumerate(subgraph.inputs()))):
+    for i, inner in reversed(list(enumerate(graph_inputs(subgraph)))):
         if not inner.uses():
             subgraph.eraseInput(i)
             group.removeInput(i)
@@ -36,9 +47,9 @@ def merge_equal_outputs(group: Node) -> None:
     """Where the subgraph returns one value twice, the group returns it once."""
     subgraph = group.g("Subgraph")
     first: dict[int, int] = {}
-    for i, inner in enumerate(list(subgraph.outputs())):
+    for i, inner in enumerate(graph_outputs(subgraph)):
         first.setdefault(inner.unique(), i)
-    for i, inner in reversed(list(enumerate(list(subgraph.outputs())))):
+    for i, inner in reversed(list(enumerate(graph_outputs(subgraph)))):
         if first[inner.unique()] != i:
             group.outputsAt(i).replaceAllUsesWith(group.outputsAt(first[inner.unique()]))
             group.eraseOutput(i)
@@ -49,9 +60,9 @@ def release_idle_casts(graph: Graph, group: Node) -> None:
     """Has the graph, not the group, return an input of the group in the dtype that it has: no copy, as in
     eager. A call with another dtype has it cast there."""
     subgraph = group.g("Subgraph")
-    given = {v.unique(): i for i, v in enumerate(subgraph.inputs())}
+    given = {v.unique(): i for i, v in enumerate(graph_inputs(subgraph))}
     before = group.outputsSize()
-    for i, result in reversed(list(enumerate(list(subgraph.outputs())))):
+    for i, result in reversed(list(enumerate(graph_outputs(subgraph)))):
         node = result.node()
         if result.unique() in given or not gives_operand_back(node):
             continue
@@ -73,7 +84,7 @@ def release_idle_casts(graph: Graph, group: Node) -> None:
 
 def writers(subgraph: Graph) -> list[Node]:
     """The nodes that change their operands."""
-    return [node for node in subgraph.nodes() if effect(node) == WRITES]
+    return [node for node in nodes_in(subgraph) if effect(node) == WRITES]
 
 
 def is_needed(subgraph: Graph, output: int) -> bool:
@@ -81,7 +92,7 @@ def is_needed(subgraph: Graph, output: int) -> bool:
     nodes = writers(subgraph)
     if not nodes:
         return False
-    kept = [v for i, v in enumerate(subgraph.outputs()) if i != output]
+    kept = [v for i, v in enumerate(graph_outputs(subgraph)) if i != output]
     seen, waiting = set(), kept
     while waiting:
         value = waiting.pop()
@@ -95,7 +106,7 @@ def has_work(subgraph: Graph, least: int, reductions: bool) -> bool:
     """Whether `least` nodes compute something, for tensors as profiled; what is worth a kernel alone counts
     for two."""
     found = 0
-    for node in subgraph.nodes():
+    for node in nodes_in(subgraph):
         if not node.kind().startswith("prim::"):
             found += not (is_no_op(node, lambda v: facts(v.type()).dtype) and stays_inside(node))
             found += is_worth_a_kernel(node, reductions)

@@ -23,12 +23,13 @@ from .wrapper import (
     Graph,
     Node,
     Value,
-    all_blocks,
+    all_nodes,
     blocks,
     constant_of,
     inputs,
     is_constant,
     is_tensor,
+    nodes_in,
     outputs,
     schema,
 )
@@ -82,7 +83,7 @@ def effect(node: Node) -> int:
         return WRITES if its_schema is None or its_schema.writes or secretly_written(node) else PURE
     inner = [node.g("Subgraph")] if kind in _WITH_GRAPH else blocks(node)
     if inner:
-        found = max((effect(n) for block in inner for n in block.nodes()), default=PURE)
+        found = max((effect(n) for block in inner for n in nodes_in(block)), default=PURE)
         return PURE if found == WRITES and blocks(node) and _keeps_to_itself(node) else found
     return WRITES
 
@@ -91,7 +92,7 @@ def draws(node: Node) -> bool:
     """Whether the node, or one inside, takes random numbers."""
     inner = [node.g("Subgraph")] if node.kind() in _WITH_GRAPH else blocks(node)
     if inner:
-        return any(draws(n) for block in inner for n in block.nodes())
+        return any(draws(n) for block in inner for n in nodes_in(block))
     return node.isNondeterministic()
 
 
@@ -130,7 +131,7 @@ def _keeps_to_itself(node: Node) -> bool:
     """Whether all that happens in an If or Loop is that lists are filled which were made in it."""
     inner, waiting = [], blocks(node)
     while waiting:
-        for n in waiting.pop().nodes():
+        for n in nodes_in(waiting.pop()):
             inner.append(n)
             waiting += blocks(n)
     lists = {n.output().unique() for n in inner if n.kind() in _NEW_LISTS}
@@ -148,8 +149,8 @@ class Effects:
     """The effects of a whole graph: made once, asked for each block."""
 
     def __init__(self, graph: Graph):
-        all_nodes = [node for block in all_blocks(graph) for node in block.nodes()]
-        found = {effect(node) for node in all_nodes}
+        nodes = all_nodes(graph)
+        found = set(map(effect, nodes))
         #: Whether anything in the graph may write.
         self.writes = writes = WRITES in found
         self._pure = found <= {PURE}  # and stays so: passes make pure nodes only
@@ -158,8 +159,8 @@ class Effects:
         #: Whether something writes to a secret view or behind its back, so that alias analysis is wrong
         #: about the graph.
         self.misled = False
-        secret = [node for node in all_nodes if node.kind() in SECRET_VIEWS] if writes else []
-        self._secrets = [v for node in all_nodes for v in secretly_written(node)] if writes else []
+        secret = [node for node in nodes if node.kind() in SECRET_VIEWS] if writes else []
+        self._secrets = [v for node in nodes for v in secretly_written(node)] if writes else []
         if any(v.node().kind().startswith("aten::") for v in self._secrets):
             self.misled = True  # computed here: its node may join a group, and be gone
         else:
@@ -236,4 +237,4 @@ class Effects:
             return self._aliases.has_writers(node.inputsAt(0))
         if any(self.is_written(v) for v in inputs(node)):
             return True
-        return any(self._touches_written(inner) for block in blocks(node) for inner in block.nodes())
+        return any(self._touches_written(inner) for block in blocks(node) for inner in nodes_in(block))

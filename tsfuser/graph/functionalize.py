@@ -24,7 +24,18 @@ from ..ops import table, without_row
 from .effects import Effects
 from .rows import Knowledge, arguments
 from .types import common_device, infer_missing_types
-from .wrapper import Graph, Node, all_blocks, constant_of, inputs, is_constant, is_tensor, nodes_of, schema
+from .wrapper import (
+    Graph,
+    Node,
+    all_blocks,
+    all_nodes,
+    constant_of,
+    inputs,
+    is_constant,
+    is_tensor,
+    nodes_of,
+    schema,
+)
 
 
 def _in_place_kinds() -> tuple[str, ...]:
@@ -105,7 +116,7 @@ def functionalize(graph: Graph) -> Graph:
 
 
 def _with_one_result(graph: Graph) -> list[Node]:
-    return [node for block in all_blocks(graph) for node in block.nodes() if node.outputsSize() == 1]
+    return [node for node in all_nodes(graph) if node.outputsSize() == 1]
 
 
 def _fill(graph: Graph, node: Node) -> None:

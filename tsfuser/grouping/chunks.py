@@ -23,6 +23,7 @@ from ..graph.wrapper import (
     inputs,
     insert,
     is_tensor,
+    nodes_in,
     nodes_of,
     outputs,
     refine,
@@ -49,7 +50,7 @@ def move_chunks(graph: Graph) -> Graph:
 def _may_move(chunk: Node, block: Graph | Block, effects: Effects, knowledge: Knowledge) -> bool:
     """Whether what makes the operand of the chunk can be done behind it."""
     whole, maker = chunk.inputsAt(0), chunk.inputsAt(0).node()
-    here = {v.unique() for node in block.nodes() for v in outputs(node)}
+    here = {v.unique() for node in nodes_in(block) for v in outputs(node)}
     found = row_of(maker)
     if (
         found is None

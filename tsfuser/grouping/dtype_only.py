@@ -6,7 +6,7 @@ import torch
 
 from ..graph.cleanup import is_needed
 from ..graph.effects import remove_dead_code
-from ..graph.wrapper import Graph, Node
+from ..graph.wrapper import Graph, Node, graph_outputs
 
 _INT = torch._C.IntType.get()
 
@@ -20,7 +20,7 @@ def replace_dtype_only_outputs(graph: Graph, group: Node) -> None:
         readers = [use.user for use in value.uses()]
         if not readers or any(n.kind() != "prim::dtype" for n in readers) or is_needed(subgraph, i):
             continue
-        asked = subgraph.create("prim::dtype", [list(subgraph.outputs())[i]], 1)
+        asked = subgraph.create("prim::dtype", [graph_outputs(subgraph)[i]], 1)
         asked.output().setType(_INT)
         subgraph.registerOutput(subgraph.appendNode(asked).output())
         number = group.addOutput()

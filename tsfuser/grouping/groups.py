@@ -29,6 +29,7 @@ from ..graph.wrapper import (
     is_plain_list,
     is_tensor,
     is_tensor_list,
+    nodes_in,
     nodes_of,
     nodes_with_blocks,
     operands,
@@ -63,7 +64,7 @@ def make_groups(
     for block in reversed(list(_separate_blocks(graph, knowledge))):
         made += reversed(_Block(block, effects, knowledge, refusals).outline(graph, lone_reductions))
         if block is not graph and not _ran(block):
-            for node in block.nodes():
+            for node in nodes_in(block):
                 if any(map(is_tensor, outputs(node))):
                     refusals.add(node, NOT_RUN)
     return made
@@ -72,7 +73,7 @@ def make_groups(
 def _ran(block: Block) -> bool:
     """Whether the block ran while profiling: then what it returns has sizes. Types that were inferred have
     none."""
-    values = [*block.outputs(), *(v for node in block.nodes() for v in outputs(node))]
+    values = [*block.outputs(), *(v for node in nodes_in(block) for v in outputs(node))]
     tensors = [v for v in values if is_tensor(v)]
     return not tensors or any(v.type().strides() is not None for v in tensors)
 
@@ -93,7 +94,7 @@ class _Block:
 
     def __init__(self, block: Graph | Block, effects: Effects, knowledge: Knowledge, refusals: Refusals):
         self.block = block
-        self.nodes: list[Node] = list(block.nodes())
+        self.nodes: list[Node] = nodes_in(block)
         self.effects, self.knowledge, self.refusals = effects, knowledge, refusals
         self.operands: list[list[Value]] = [_data(node) for node in self.nodes]
         self.results: list[list[Value]] = [outputs(node) for node in self.nodes]
@@ -353,5 +354,5 @@ def _works(node: Node) -> bool:
 
 def _unfolded(node: Node) -> list[Node]:
     """The node, or those in its blocks."""
-    inner = [n for block in blocks(node) for n in block.nodes()]
+    inner = [n for block in blocks(node) for n in nodes_in(block)]
     return [m for n in inner for m in _unfolded(n)] if inner else [node]

@@ -16,10 +16,13 @@ from ..graph.wrapper import (
     Node,
     Value,
     end_of,
+    graph_inputs,
+    graph_outputs,
     ids,
     inputs,
     is_constant,
     is_tensor,
+    nodes_in,
     operands,
     outputs,
     use_count,
@@ -64,13 +67,13 @@ def inline(graph: Graph, group: Node) -> list[Node]:
     """Undoes `outline`: puts the nodes of the group's subgraph back in its place, and returns them."""
     made = []
     subgraph = group.g("Subgraph")
-    mapping = {inner.unique(): outer for inner, outer in zip(subgraph.inputs(), inputs(group))}
-    for node in subgraph.nodes():
+    mapping = {inner.unique(): outer for inner, outer in zip(graph_inputs(subgraph), inputs(group))}
+    for node in nodes_in(subgraph):
         copy = graph.createClone(node, lambda v: mapping[v.unique()])
         made.append(copy.insertBefore(group))
         for old, new in zip(outputs(node), outputs(copy)):
             mapping[old.unique()] = new
-    for inner, outer in zip(list(subgraph.outputs()), outputs(group)):
+    for inner, outer in zip(graph_outputs(subgraph), outputs(group)):
         outer.replaceAllUsesWith(mapping[inner.unique()])
     group.destroy()
     return made

@@ -3,6 +3,7 @@
 In: a graph whose values carry types. Out: the same graph with `prim::CudaFusionGroup` nodes. A front end runs
 `BEFORE_GROUPS`, `MAKE_GROUPS`, its guards, `SETTLE` and `FINISH`. Order, and why:
 
+  read_trials           before the first pass that asks rows about nodes
   rewrites              see graph/rewrites.py
   move_chunks           after the types; a node behind a chunk may be grouped with what reads the chunk
   split_views           before groups: a view with two readers could not be inside and outside
@@ -36,8 +37,8 @@ from ..graph.layout_hints import drop_layout_hints
 from ..graph.matmul_operands import drop_copies
 from ..graph.passes import Pass
 from ..graph.rewrites import REWRITES
-from ..graph.wrapper import CONSTANT, GROUP, Graph, Value, facts, is_tensor
-from ..planning import batched
+from ..graph.wrapper import CONSTANT, GROUP, Graph, Value, facts, graph_inputs, is_tensor
+from ..planning import batched, stored_trials
 from . import lone_biases, sizes
 from .chunks import move_chunks
 from .dtype_only import replace_dtype_only_outputs
@@ -72,6 +73,7 @@ class Work:
 def _make_groups(work: Work) -> None:
     work.effects = Effects(work.graph)
     work.groups = make_groups(work.graph, work.effects, work.refusals, work.lone_reductions)
+    stored_trials.keep()  # no later pass asks rows for their results
 
 
 def _split_views(work: Work) -> None:
@@ -144,7 +146,7 @@ def _name_groups(work: Work) -> None:
 def identity(subgraph: Graph) -> str:
     """The text under which groups share their plans: the nodes under canonical names, without sizes and
     source lines, and dtype, device and rank of each input."""
-    types = [_describe(v) for v in subgraph.inputs()]
+    types = [_describe(v) for v in graph_inputs(subgraph)]
     return f"# {', '.join(types)}\n{operations(subgraph)}"
 
 
@@ -168,6 +170,7 @@ def _on_graph(name: str, rewrite: Callable[[Graph], object]) -> Pass:
 
 
 BEFORE_GROUPS = (
+    Pass("read_trials", lambda _: stored_trials.read()),
     *(_on_graph(name, rewrite) for name, rewrite in REWRITES),
     _on_graph("move_chunks", move_chunks),
     Pass("split_views", _split_views),

@@ -15,7 +15,7 @@ import torch
 
 from ..graph.cleanup import drop_unused_inputs, is_needed, writers
 from ..graph.effects import Effects, remove_dead_code
-from ..graph.wrapper import Graph, Node, Value, inputs
+from ..graph.wrapper import Graph, Node, Value, graph_inputs, graph_outputs, inputs
 from .outline import inline
 from .size_rules import RULES, Derived, derived, emit, rule_of, sized_by
 
@@ -29,7 +29,7 @@ def drop_size_only_outputs(graph: Graph, group: Node, queries: Queries) -> int:
     are to be taken last to first, so that a group whose outputs were only read by a vanished one is seen
     after it."""
     subgraph = group.g("Subgraph")
-    inner = list(subgraph.outputs())
+    inner = graph_outputs(subgraph)
     arithmetic = _Sizes(graph, group, queries)
     before = group.outputsSize()
     for i in reversed(range(group.outputsSize())):
@@ -113,7 +113,7 @@ class _Sizes:
 
     def __init__(self, graph: Graph, group: Node, queries: Queries):
         self.graph, self.group, self.queries = graph, group, queries
-        self._outer = {i.unique(): o for i, o in zip(group.g("Subgraph").inputs(), inputs(group))}
+        self._outer = {i.unique(): o for i, o in zip(graph_inputs(group.g("Subgraph")), inputs(group))}
         self._sources: dict[int, frozenset | None] = {v: frozenset((v,)) for v in self._outer}
         self._parts: dict[frozenset, list[frozenset]] = {}
         self._made: dict[frozenset, Value] = {}

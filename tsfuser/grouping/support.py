@@ -19,11 +19,13 @@ from ..graph.wrapper import (
     Node,
     Schema,
     Value,
+    blocks,
     inputs,
     is_constant,
     is_plain_list,
     is_tensor,
     is_tensor_list,
+    nodes_in,
     operands,
     outputs,
     schema,
@@ -182,7 +184,7 @@ def _unplanned(node: Node, knowledge: Knowledge, computes: bool) -> str | None:
     """Why what the blocks of an If or Loop do cannot be done while a plan is made; None if it can. They may
     hold views and integer arithmetic and, if `computes`, other ops; those that did not run while profiling
     are not looked at."""
-    for inner in (n for block in node.blocks() for n in block.nodes()):
+    for inner in (n for block in blocks(node) for n in nodes_in(block)):
         kind, results = inner.kind(), outputs(inner)
         if kind in CONTROL:
             reason = _unplanned(inner, knowledge, computes)

@@ -18,9 +18,11 @@ from ..graph.wrapper import (
     Node,
     Value,
     all_blocks,
+    blocks,
     facts,
     inputs,
     is_tensor,
+    nodes_in,
     operands,
     outputs,
 )
@@ -49,8 +51,8 @@ def _gives_view(node: Node, views: set[int]) -> bool:
     if node.kind() not in CONTROL:
         row = row_of(node)
         return (row is not None and row[0].is_view) or _hands_on(node, views)
-    for block in node.blocks():
-        nodes, own = list(block.nodes()), set(views)
+    for block in blocks(node):
+        nodes, own = nodes_in(block), set(views)
         own.update(v.unique() for v in block.inputs())
         made = {v.unique() for n in nodes for v in outputs(n)}
         own.update(nodes[i].output().unique() for i in views_of(nodes))
@@ -116,7 +118,7 @@ def split_views(graph: Graph) -> Split:
     """Gives each fusible reader of a view a copy of its own, where nothing is written."""
     split, knowledge, effects, follow = Split(), Knowledge(), None, {}
     for block in all_blocks(graph):
-        nodes = list(block.nodes())
+        nodes = nodes_in(block)
         for i in sorted(views_of(nodes), reverse=True):
             effects = effects or Effects(graph)
             if not any(effects.is_written(v) for v in operands(nodes[i]) + outputs(nodes[i]) if is_tensor(v)):
@@ -133,7 +135,7 @@ def _split(
     split: Split,
 ) -> None:
     uses = node.output().uses()
-    here = {v.unique() for n in block.nodes() for v in outputs(n)} if len(uses) > 1 else set()
+    here = {v.unique() for n in nodes_in(block) for v in outputs(n)} if len(uses) > 1 else set()
     local = [u for u in uses if u.user.outputsSize() and u.user.outputsAt(0).unique() in here]
     fusible = [u for u in local if examine(u.user, knowledge).reason is None]
     if len(uses) < 2 or not fusible or len(fusible) > MAX_READERS:
@@ -155,7 +157,7 @@ def merge_views(graph: Graph, split: Split) -> None:
         return
     for block in all_blocks(graph):
         first: dict[tuple, Node] = {}
-        for node in list(block.nodes()):
+        for node in nodes_in(block):
             key = split.family.get(node.output().unique()) if node.outputsSize() == 1 else None
             if key is None:
                 continue

@@ -25,3 +25,5 @@ from . import (
     table,
     views,
 )
+
+table.own_all()

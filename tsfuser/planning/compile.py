@@ -225,13 +225,14 @@ def forget() -> None:
 
 
 @cache
-def _disk_cache(directory: Path) -> DiskCache:
+def cache_in(directory: Path) -> DiskCache:
+    """The disk cache in a folder."""
     return DiskCache(directory)
 
 
 @cache
 def _target(device: str, launch: str):
-    return targets.chosen(device, launch).compiler(_disk_cache(options.cache_dir()))
+    return targets.chosen(device, launch).compiler(cache_in(options.cache_dir()))
 
 
 def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], device: str) -> Plan:

@@ -33,6 +33,7 @@ from ..ir.call import Call
 from ..ir.limits import Limit
 from ..ir.size import OPERATIONS
 from ..target.disk_cache import DiskCache
+from ..target.function import headers_digest
 from . import ahead, compile, interrupts
 from .plan import Launch, Plan
 
@@ -138,13 +139,13 @@ def _versions() -> tuple:
     """What tells one tsfuser, torch and Python from another."""
     folder = Path(__file__).parent.parent
     digest = hashlib.sha256()
-    for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.h"))):
+    for path in sorted(folder.rglob("*.py")):
         with contextlib.suppress(OSError):  # an editor's, gone by now
             digest.update(f"{path.relative_to(folder)} ".encode() + path.read_bytes())
     extension = os.stat(_C.__file__)
     built = extension.st_size, extension.st_mtime_ns
     python = sys.version, marshal.version
-    return digest.hexdigest(), built, torch.__version__, torch.version.git_version, python
+    return digest.hexdigest(), headers_digest(), built, torch.__version__, torch.version.git_version, python
 
 
 #: Of the code that has been imported, whatever becomes of its files.

@@ -18,7 +18,18 @@ from __future__ import annotations
 import torch
 
 from ...graph.rows import is_unguarded
-from ...graph.wrapper import CONSTANT, FALLBACK, GUARD, Graph, Node, facts, inputs, is_tensor, outputs
+from ...graph.wrapper import (
+    CONSTANT,
+    FALLBACK,
+    GUARD,
+    Graph,
+    Node,
+    facts,
+    graph_inputs,
+    inputs,
+    is_tensor,
+    outputs,
+)
 
 #: Patterns of types that a guard sends to its fallback before it opens.
 PATTERNS = 4
@@ -28,7 +39,7 @@ _BOOL = torch._C.BoolType.get()
 def guard(graph: Graph, group: Node) -> str | None:
     """Builds the guard, the If and the fallback around the group. Returns the reason if that cannot be
     done, and changes nothing."""
-    inner = list(group.g("Subgraph").inputs())
+    inner = graph_inputs(group.g("Subgraph"))
     tensors = [
         v
         for v, i in zip(inputs(group), inner)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ...graph.evaluate import OPERATIONS, QUESTIONS, is_plain
 from ...graph.rows import row_of
-from ...graph.wrapper import GROUP, LIST, Block, Graph, Node, all_blocks, blocks, nodes_of, outputs
+from ...graph.wrapper import GROUP, LIST, Block, Graph, Node, all_blocks, blocks, nodes_in, nodes_of, outputs
 
 _STRICT = "__torch__.torch.jit.strict_fusion"
 
@@ -24,7 +24,7 @@ def move_views_out(graph: Graph) -> None:
     for block in list(all_blocks(graph)):
         for end in nodes_of(block, ("prim::Exit",)):
             if end.inputsAt(0).type().str() == _STRICT:
-                _move_views_behind(list(block.nodes()), end)
+                _move_views_behind(nodes_in(block), end)
 
 
 def _move_views_behind(nodes: list[Node], end: Node) -> None:
@@ -62,4 +62,4 @@ def _leads_to_group(view: Node) -> bool:
 
 
 def _holds_group(block: Block) -> bool:
-    return any(node.kind() == GROUP for node in block.nodes())
+    return bool(nodes_of(block, (GROUP,)))

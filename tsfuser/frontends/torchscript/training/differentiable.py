@@ -43,7 +43,7 @@ from dataclasses import dataclass, field
 
 from .... import log, options
 from ....graph.passes import Pass, run
-from ....graph.wrapper import Graph
+from ....graph.wrapper import Graph, nodes_in
 from . import dropout, formulas, norm_operands, recompute, relu_mask
 from .gradient_dtypes import cast_gradients, cast_results
 from .gradient_layout import add_layout_hints
@@ -98,7 +98,7 @@ def rewrite(
     """`forward` and `backward`, and `gradients` and `outputs` of what is kept now (`SavedValues`); `orders`,
     `written`, `narrow` and `own` as in `Work`, `idle`: results that no gradient comes for."""
     saved = SavedValues(forward, backward, real, gradients, saved_inputs, saved_outputs)
-    if not list(backward.nodes()) or not saved.is_whole():
+    if not nodes_in(backward) or not saved.is_whole():
         return None
     idle = {*idle, *still_outputs(forward)}
     work = Work(saved.without_gradients(idle), orders, written, narrow, own)

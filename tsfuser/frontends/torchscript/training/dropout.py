@@ -21,7 +21,7 @@ A mask stays as it is where the program or another formula reads it, and where t
 
 from __future__ import annotations
 
-from ....graph.wrapper import Node, Value, constant_near, constant_of, insert, is_constant
+from ....graph.wrapper import Node, Value, constant_near, constant_of, insert, is_constant, nodes_of
 from .saved import SavedValues
 
 
@@ -30,11 +30,10 @@ def draw_again(saved: SavedValues) -> None:
     arguments: dict[str, list[tuple[int, Value]]] = {}
     for j, value, argument in saved.of_outputs():
         arguments.setdefault(value.debugName(), []).append((j, argument))
-    for node in list(saved.forward.nodes()):
-        if node.kind() == "aten::native_dropout":
-            places = arguments.get(node.outputsAt(1).debugName(), [])
-            if _is_for_gradients(saved, node, places):
-                _replace(saved, node, places)
+    for node in nodes_of(saved.forward, ("aten::native_dropout",)):
+        places = arguments.get(node.outputsAt(1).debugName(), [])
+        if _is_for_gradients(saved, node, places):
+            _replace(saved, node, places)
 
 
 def _is_for_gradients(saved: SavedValues, node: Node, places: list[tuple[int, Value]]) -> bool:

@@ -41,12 +41,16 @@ from ....graph.wrapper import (
     Node,
     Value,
     all_blocks,
+    all_nodes_of,
     blocks,
     constant_of,
+    graph_outputs,
     inputs,
     insert,
     is_constant,
     is_tensor,
+    nodes_in,
+    nodes_of,
     schema,
 )
 from ....ops import table
@@ -68,14 +72,10 @@ _PARAMETERS = (("tsfuser::group_norm_backward", 3, 4), ("tsfuser::instance_norm_
 def choose_gradients(saved: SavedValues) -> None:
     """Of `where` and `masked_fill`."""
     stands_for = _stands_for(saved)
-    conditions = {
-        node.inputsAt(0).debugName(): False for node in saved.forward.nodes() if node.kind() == "aten::where"
-    }
-    conditions |= {
-        node.inputsAt(1).debugName(): True
-        for node in saved.forward.nodes()
-        if node.kind() == "aten::masked_fill"
-    }
+    forward = saved.forward
+    conditions = {node.inputsAt(0).debugName(): False for node in nodes_of(forward, ("aten::where",))}
+    fills = nodes_of(forward, ("aten::masked_fill",))
+    conditions |= {node.inputsAt(1).debugName(): True for node in fills}
     for node in _nodes(saved, "aten::mul") if conditions else ():
         _choose_gradient(saved, node, stands_for, conditions)
 
@@ -83,11 +83,8 @@ def choose_gradients(saved: SavedValues) -> None:
 def share_ties(saved: SavedValues) -> None:
     """Of `max` and `min` of two tensors."""
     stands_for = _stands_for(saved)
-    extremes = {
-        (node.kind(), _names(inputs(node)))
-        for node in saved.forward.nodes()
-        if node.kind() in ("aten::max", "aten::min")
-    }
+    found = nodes_of(saved.forward, ("aten::max", "aten::min"))
+    extremes = {(node.kind(), _names(inputs(node))) for node in found}
     for node in _nodes(saved, "aten::mul") if extremes else ():
         _share(saved, node, stands_for, extremes)
 
@@ -96,7 +93,7 @@ def ask_derivatives(saved: SavedValues) -> None:
     """Of `relu`, `threshold`, `hardtanh`, `hardshrink` and `hardswish`."""
     for name, (derivative, *kinds) in table.derivatives().items():
         for node, block in _derivatives(saved, name):
-            compares = [inner for inner in block.nodes() if inner.kind() in _COMPARES]
+            compares = nodes_of(block, _COMPARES)
             if compares:  # the first one of each kind is of the operand, or of the result, and a number
                 numbers = [next(c for c in compares if c.kind() == kind).inputsAt(1) for kind in kinds]
                 give(saved, block, derivative, [node.inputsAt(0), compares[0].inputsAt(0), *numbers])
@@ -106,7 +103,7 @@ def choose_inside(saved: SavedValues) -> None:
     """Of `clamp`."""
     for node, outer in _derivatives(saved, "aten::clamp"):
         for block in all_blocks(outer):
-            for product in [inner for inner in block.nodes() if inner.kind() == "aten::mul"]:
+            for product in nodes_of(block, ("aten::mul",)):
                 cast = product.inputsAt(1).node()
                 if cast.kind() == "aten::type_as":
                     operands = [cast.inputsAt(0), node.inputsAt(0), _number(saved, product, 0)]
@@ -117,7 +114,7 @@ def leave_zero_bases(saved: SavedValues) -> None:
     """Of `pow`: `grad * base ** x * log(base)` -> `grad * where(both, 0, base ** x * log(base))`, `both`:
     `x >= 0` and `base == 0`."""
     for _, block in _derivatives(saved, "aten::pow"):
-        for product in [inner for inner in block.nodes() if inner.kind() == "aten::mul"]:
+        for product in nodes_of(block, ("aten::mul",)):
             scaled, logarithm = (v.node() for v in inputs(product))
             if logarithm.kind() != "aten::log" or scaled.kind() != "aten::mul":
                 continue
@@ -149,7 +146,7 @@ def multiply_as_eager(saved: SavedValues) -> None:
         give(saved, block, "aten::mul", [negative, square])
     for _, outer in _derivatives(saved, "aten::div"):
         for block in all_blocks(outer):
-            for quotient in [inner for inner in block.nodes() if inner.kind() == "aten::div"]:
+            for quotient in nodes_of(block, ("aten::div",)):
                 product, square = (v.node() for v in inputs(quotient)[:2])
                 if product.kind() == square.kind() == "aten::mul":
                     negative, dividend = inputs(product)
@@ -161,14 +158,14 @@ def multiply_as_eager(saved: SavedValues) -> None:
 def read_rows(saved: SavedValues) -> None:
     """Of `linear`."""
     for _, block in _derivatives(saved, "aten::linear"):
-        for node in [inner for inner in block.nodes() if inner.kind() == "aten::reshape"]:
+        for node in nodes_of(block, ("aten::reshape",)):
             _replace(saved, node, "tsfuser::rows", [node.inputsAt(0)])
 
 
 def cast_in_place(saved: SavedValues) -> None:
     """Of casts."""
     stands_for = _stands_for(saved)
-    if not any(_names_a_device(node) for node in saved.forward.nodes()):
+    if not any(_names_a_device(node) for node in nodes_in(saved.forward)):
         for node in _nodes(saved, "aten::to"):
             _cast(saved, node, stands_for)
 
@@ -195,7 +192,7 @@ def leave_dividends(saved: SavedValues) -> None:
         around = node.owningBlock().owningNode()
         if around is None or around.kind() != "prim::GradOf" or around.s("name") != "aten::div":
             continue
-        rounded, other = ([v.node() for v in block.returnNode().inputs()] for block in reversed(blocks(node)))
+        rounded, other = ([v.node() for v in inputs(block.returnNode())] for block in reversed(blocks(node)))
         for zeros, quotient in zip(rounded, other):
             if zeros.kind() != "aten::zeros_like" or quotient.kind() not in _QUOTIENTS:
                 continue
@@ -218,7 +215,7 @@ def give(saved: SavedValues, block: Block, kind: str, operands: Sequence[Value])
     """Has the block give the result of an op, and nothing else stand in it."""
     end = block.returnNode()
     end.replaceInput(0, insert(saved.backward, end, kind, list(operands)).output())
-    for node in reversed(list(block.nodes())):
+    for node in reversed(nodes_in(block)):
         if not node.hasUses():
             node.destroy()
 
@@ -244,7 +241,7 @@ def _derivatives(saved: SavedValues, name: str) -> list[tuple[Node, Block]]:
 
 def _factors(node: Node, block: Block) -> tuple[Value, Value, Node]:
     """The gradient, the result that the formula multiplies it by, and the formula's end."""
-    product = next(inner for inner in block.nodes() if inner.kind() == "aten::mul")
+    product = nodes_of(block, ("aten::mul",))[0]
     return node.inputsAt(0), product.inputsAt(1), block.returnNode()
 
 
@@ -260,7 +257,7 @@ def _is_zero(saved: SavedValues, place: Node, value: Value) -> Value:
 
 
 def _nodes(saved: SavedValues, kind: str) -> list[Node]:
-    return [node for block in all_blocks(saved.backward) for node in block.nodes() if node.kind() == kind]
+    return all_nodes_of(saved.backward, (kind,))
 
 
 def _replace(saved: SavedValues, node: Node, kind: str, operands: list[Value]) -> None:
@@ -374,7 +371,7 @@ def is_asked_for_dtype(argument: Value) -> bool:
 def _equal_dtypes(saved: SavedValues) -> Callable[[Value], str]:
     """Value of the forward -> the name of the first one that surely has its dtype and device. Only values
     with a gradient count, which have fractions."""
-    results = list(saved.forward.outputs())
+    results = graph_outputs(saved.forward)
     moving = {results[j].debugName() for j in saved.gradients}
     same: dict[str, str] = {}  # name -> that of one before with the same dtype
 
@@ -388,7 +385,7 @@ def _equal_dtypes(saved: SavedValues) -> Callable[[Value], str]:
         if first(result) != first(operand):
             same[first(result)] = first(operand)
 
-    for node in saved.forward.nodes():
+    for node in nodes_in(saved.forward):
         if node.kind() == "aten::type_as":
             join(node.output(), node.inputsAt(1))
         elif node.kind() in ("aten::contiguous", "aten::masked_fill") or (

@@ -27,7 +27,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ....graph.rows import row_of
-from ....graph.wrapper import Block, Node, Value, all_blocks, blocks, inputs, insert, is_tensor
+from ....graph.wrapper import (
+    Block,
+    Node,
+    Value,
+    all_nodes,
+    blocks,
+    graph_inputs,
+    graph_outputs,
+    inputs,
+    insert,
+    is_tensor,
+    nodes_in,
+    nodes_of,
+)
 from ....ops import table, without_row
 from .saved import SavedValues
 from .stand_ins import saved_small
@@ -44,8 +57,8 @@ def cast_gradients(saved: SavedValues) -> None:
     passing = _passing_kinds(saved)
     kept = {argument.unique() for _, argument in saved.of_inputs()}
     kept |= {argument.unique() for _, _, argument in saved.of_outputs()}
-    for node in list(saved.backward.nodes()):
-        if node.kind() != "prim::GradOf" or node.inputsSize() != 1 or not _is_strict(node):
+    for node in nodes_of(saved.backward, ("prim::GradOf",)):
+        if node.inputsSize() != 1 or not _is_strict(node):
             continue
         (block,) = blocks(node)
         gradient = node.inputsAt(0)
@@ -57,8 +70,8 @@ def cast_gradients(saved: SavedValues) -> None:
 def cast_results(saved: SavedValues, narrow: Sequence[int]) -> SavedValues:
     """Casts what the backward gives to the dtypes of the inputs `narrow`, numbers by result, -1 where there
     is nothing to do. Returns what is saved then, of the inputs small stand-ins."""
-    passing, given = _passing_kinds(saved), list(saved.forward.inputs())
-    for end in {result.node() for result in saved.backward.outputs()}:
+    passing, given = _passing_kinds(saved), graph_inputs(saved.forward)
+    for end in {result.node() for result in graph_outputs(saved.backward)}:
         if end.kind() != "prim::TupleConstruct" or end.inputsSize() != len(narrow):
             continue
         for k, (gradient, number) in enumerate(zip(inputs(end), narrow)):
@@ -78,7 +91,7 @@ def cast_results(saved: SavedValues, narrow: Sequence[int]) -> SavedValues:
 def _passing_kinds(saved: SavedValues) -> set[str]:
     """The kinds of the forward's ops that give their one tensor operand's dtype, wherever they stand."""
     passing, other = {"prim::profile"}, set()
-    for node in saved.forward.nodes():
+    for node in nodes_in(saved.forward):
         found = row_of(node)
         single = sum(is_tensor(value) for value in inputs(node)) == 1
         keeps = found is not None and (found[0].keeps_dtype or found[0].is_view)
@@ -110,24 +123,23 @@ def _is_strict(node: Node) -> bool:
 
 def _is_of_an_index(node: Node) -> bool:
     """Whether it is the derivative of `x[index]`, which shares a name with norms and takes any dtype."""
-    return any(inner.kind() == "tsfuser::index_backward" for inner in blocks(node)[0].nodes())
+    return bool(nodes_of(blocks(node)[0], ("tsfuser::index_backward",)))
 
 
 def _read(block: Block) -> Iterator[Value]:
     """The tensors that the ops of the block read, but for what is only asked for its dtype, or whether it is
     there."""
-    for node in block.nodes():
+    for node in nodes_in(block):
         if node.kind() not in ("prim::dtype", "aten::__is__", "aten::__isnot__"):
             yield from (value for value in inputs(node) if is_tensor(value))
 
 
 def _cast(saved: SavedValues, block: Block, gradient: Value, like: Value) -> None:
     """Has the block read the gradient in the dtype of `like`."""
-    first = next(iter(block.nodes()))
+    first = nodes_in(block)[0]
     cast = saved.backward.create(CAST, [gradient, like], 1)
     cast.insertBefore(first)
-    for inner in all_blocks(block):
-        for node in inner.nodes():
-            for k, value in enumerate(inputs(node)):
-                if value.unique() == gradient.unique() and node != cast:
-                    node.replaceInput(k, cast.output())
+    for node in all_nodes(block):
+        for k, value in enumerate(inputs(node)):
+            if value.unique() == gradient.unique() and node != cast:
+                node.replaceInput(k, cast.output())

@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ....graph.layout_hints import LAID_OUT
-from ....graph.wrapper import Graph, Node, Value, inputs, insert, is_tensor
+from ....graph.wrapper import Graph, Node, Value, graph_outputs, inputs, insert, is_tensor
 
 
 def add_layout_hints(backward: Graph, orders: Sequence[Sequence[int]]) -> None:
     """Inserts the hints, each in a `prim::GradOf`, which torch drops where the gradient is a zero without
     elements; `orders` are empty where there is none."""
-    for end in {result.node() for result in backward.outputs()}:
+    for end in {result.node() for result in graph_outputs(backward)}:
         if end.kind() != "prim::TupleConstruct" or end.inputsSize() != len(orders):
             continue
         for k, (gradient, order) in enumerate(zip(inputs(end), orders)):

@@ -17,7 +17,7 @@ reads."""
 
 from __future__ import annotations
 
-from ....graph.wrapper import Node, Value, insert, is_tensor
+from ....graph.wrapper import Node, Value, graph_inputs, graph_outputs, insert, is_tensor
 from .saved import SavedValues, is_of_an_input
 
 #: Derivative -> the number of its norm (csrc_stubs/torchscript/operand_twin.cpp).
@@ -36,8 +36,8 @@ _WEIGHTS = {("tsfuser::instance_norm_backward", 2), ("tsfuser::instance_norm_bac
 
 def copy_operands(saved: SavedValues) -> None:
     """Changes what the forward keeps."""
-    results = list(saved.forward.outputs())[: saved.real]
-    seen = {value.unique() for value in (*saved.forward.inputs(), *results)}
+    results = graph_outputs(saved.forward)[: saved.real]
+    seen = {value.unique() for value in (*graph_inputs(saved.forward), *results)}
     for j, value, argument in list(saved.of_outputs()):
         if j < saved.real or not is_tensor(value):
             continue

@@ -23,7 +23,19 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from ....graph.effects import may_return_operand
-from ....graph.wrapper import Block, Node, Value, blocks, constant_of, insert, is_constant, outputs
+from ....graph.wrapper import (
+    Block,
+    Node,
+    Value,
+    blocks,
+    constant_of,
+    graph_inputs,
+    graph_outputs,
+    insert,
+    is_constant,
+    nodes_of,
+    outputs,
+)
 from .formulas import give
 from .saved import SavedValues
 
@@ -32,15 +44,15 @@ LARGE = 20  # a threshold of softplus above which the derivative is 1, but for 2
 
 def save_operands(saved: SavedValues, written: Collection[int]) -> SavedValues:
     """`saved` with another backward, and with operands in place of results."""
-    for node in list(saved.backward.nodes()):
-        if node.kind() == "prim::GradOf" and node.s("name") in ("aten::relu6", "aten::softplus"):
+    for node in nodes_of(saved.backward, ("prim::GradOf",)):
+        if node.s("name") in ("aten::relu6", "aten::softplus"):
             saved = _derive(saved, node, written)
     return saved
 
 
 def _derive(saved: SavedValues, node: Node, written: Collection[int]) -> SavedValues:
     (block,) = blocks(node)
-    compare = next((inner for inner in block.nodes() if inner.kind() == "aten::gt"), None)
+    compare = next(iter(nodes_of(block, ("aten::gt",))), None)
     if compare is None:
         return saved
     softplus, read = node.s("name") == "aten::softplus", compare.inputsAt(0)
@@ -61,7 +73,7 @@ def _derive(saved: SavedValues, node: Node, written: Collection[int]) -> SavedVa
     if softplus:
         _derive_softplus(saved, block, node.inputsAt(0), chosen, compare, by_operand)
     else:
-        upper = next(inner for inner in block.nodes() if inner.kind() == "aten::lt")
+        upper = nodes_of(block, ("aten::lt",))[0]
         bounds = [compare.inputsAt(1), upper.inputsAt(1)]
         give(saved, block, "aten::hardtanh_backward", [node.inputsAt(0), chosen, *bounds])
     return saved
@@ -83,7 +95,7 @@ def _derive_softplus(
 
 def _is_written(value: Value, saved: SavedValues, written: Collection[int]) -> bool:
     """Whether the program may write to memory of the value, of the forward."""
-    results = list(saved.forward.outputs())
+    results = graph_outputs(saved.forward)
     return any(results[j].unique() == value.unique() for j in written) or any(
         may_return_operand(use.user) and any(_is_written(v, saved, written) for v in outputs(use.user))
         for use in value.uses()
@@ -102,7 +114,7 @@ def _kept(saved: SavedValues, node: Node, operand: Value) -> tuple[SavedValues, 
     has a gradient of its own, as what autodiff keeps has, for double backward."""
     backward, number = saved.backward, saved.forward.registerOutput(operand)
     of_operand, argument = backward.addInput(), backward.addInput()
-    count, gradients = len(list(backward.inputs())), len(saved.gradients)
+    count, gradients = len(graph_inputs(backward)), len(saved.gradients)
     backward.permuteInputs([*range(gradients), count - 2, *range(gradients, count - 2), count - 1])
     total = backward.create("prim::AutogradAdd", [of_operand, node.output()], 1)
     total.insertAfter(node)

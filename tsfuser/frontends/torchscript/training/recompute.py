@@ -31,7 +31,20 @@ from collections.abc import Collection
 
 from ....graph.effects import may_return_operand
 from ....graph.rows import row_of
-from ....graph.wrapper import CONSTANT, Graph, Node, Value, inputs, is_tensor, outputs, schema
+from ....graph.wrapper import (
+    CONSTANT,
+    Graph,
+    Node,
+    Value,
+    graph_inputs,
+    graph_outputs,
+    inputs,
+    is_tensor,
+    nodes_in,
+    outputs,
+    schema,
+    use_count,
+)
 from ....ir.dtypes import DTYPES
 from ....ops import table
 from .saved import SavedValues, is_of_an_input, source
@@ -45,7 +58,7 @@ _FRACTIONAL = frozenset(table.scalar_type_code(DTYPES[name]) for name in (*table
 def compute_again(saved: SavedValues, own: Collection[int] = ()) -> set[int]:
     """Has the backward compute what it can; the outputs of the forward that it needs no more. `own`: inputs
     of the forward that are in the backward what they were."""
-    given = list(saved.forward.inputs())
+    given = graph_inputs(saved.forward)
     stays_same = {given[i].debugName() for i in own}
     known = {value.debugName(): argument for value, argument in saved.of_inputs()}
     places_of: dict[str, list[tuple[int, Value]]] = {}
@@ -55,15 +68,15 @@ def compute_again(saved: SavedValues, own: Collection[int] = ()) -> set[int]:
     # program to write to it before the backward.
     known.update(
         (v.debugName(), argument)
-        for v in saved.forward.inputs()
+        for v in given
         for _, argument in places_of.get(v.debugName(), [])[:1]
-        if list(argument.uses())
+        if use_count(argument)
     )
-    returned = {v.debugName() for v in list(saved.forward.outputs())[: saved.real]}
-    first = next(iter(saved.backward.nodes()))
+    returned = {v.debugName() for v in graph_outputs(saved.forward)[: saved.real]}
+    first = nodes_in(saved.backward)[0]
     dropped: set[int] = set()
-    for node in saved.forward.nodes():
-        for value in node.outputs():
+    for node in nodes_in(saved.forward):
+        for value in outputs(node):
             places = places_of.get(value.debugName(), [])
             if not places:
                 continue
@@ -78,7 +91,7 @@ def compute_again(saved: SavedValues, own: Collection[int] = ()) -> set[int]:
                 known[narrow.debugName()] = places[0][1]
                 again = known[value.debugName()] = _keep_instead(saved, node, *places.pop(0), first)
             elif stays or not _is_computable(node, known, [STEPS], set()):
-                if list(places[0][1].uses()) or not is_of_an_input(value):
+                if use_count(places[0][1]) or not is_of_an_input(value):
                     known[value.debugName()] = places[0][1]
                 continue
             else:
@@ -133,7 +146,7 @@ def _keep_instead(saved: SavedValues, cast: Node, j: int, argument: Value, first
     again.node().replaceInput(0, argument)
     saved.forward.return_node().replaceInput(j, operand)
     if j in saved.gradients:  # which comes in the narrow dtype now, if it does
-        gradient = list(backward.inputs())[list(saved.gradients).index(j)]
+        gradient = graph_inputs(backward)[list(saved.gradients).index(j)]
         wide = backward.create("prim::GradOf", [], 1)
         wide.s_("name", cast.kind())
         wide.insertBefore(first)

@@ -25,7 +25,7 @@ from ....graph.wrapper import (
     CONSTANT,
     Node,
     Value,
-    all_blocks,
+    all_nodes_of,
     constant_near,
     constant_of,
     inputs,
@@ -41,14 +41,10 @@ NORM, DERIVATIVE = "aten::_batch_norm_impl_index", "aten::_batch_norm_impl_index
 def ask_operands(saved: SavedValues) -> SavedValues:
     """`saved` with another backward, and with copies of biases that it needs."""
     arguments = {argument.debugName(): (value, argument) for _, value, argument in saved.of_outputs()}
-    nodes = [node for block in all_blocks(saved.backward) for node in block.nodes()]
-    derivatives = {node.inputsAt(0).debugName(): node for node in nodes if node.kind() == DERIVATIVE}
-    for node in nodes:
-        if (
-            node.kind() == "aten::threshold_backward"
-            and node.inputsAt(1).debugName() in arguments
-            and _is_zero(node.inputsAt(2))
-        ):
+    found = all_nodes_of(saved.backward, (DERIVATIVE,))
+    derivatives = {node.inputsAt(0).debugName(): node for node in found}
+    for node in all_nodes_of(saved.backward, ("aten::threshold_backward",)):
+        if node.inputsAt(1).debugName() in arguments and _is_zero(node.inputsAt(2)):
             norm = _norm_behind(arguments[node.inputsAt(1).debugName()][0])
             index = norm and next(
                 (a for v, a in arguments.values() if v.debugName() == norm.outputsAt(4).debugName()), None

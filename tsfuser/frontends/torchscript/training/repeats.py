@@ -14,14 +14,14 @@ In: `SavedValues` of a differentiable graph. Out: its forward, changed in place.
 from __future__ import annotations
 
 from ....graph.copied_reshapes import RESHAPE, RESHAPED
-from ....graph.wrapper import inputs, insert
+from ....graph.wrapper import graph_outputs, inputs, insert
 from .saved import SavedValues, is_of_an_input
 
 
 def copy_repeats(saved: SavedValues) -> None:
     """Rewrites the reshapes."""
     forward = saved.forward
-    for result in list(forward.outputs())[: saved.real]:
+    for result in graph_outputs(forward)[: saved.real]:
         node = result.node()
         if node.kind() == RESHAPE and is_of_an_input(node.inputsAt(0)):
             made = insert(forward, node, RESHAPED, inputs(node)).output()

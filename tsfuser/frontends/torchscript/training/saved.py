@@ -13,7 +13,18 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ....graph.effects import may_return_operand, remove_dead_code
-from ....graph.wrapper import Graph, Value, all_blocks, blocks, inputs
+from ....graph.wrapper import (
+    Graph,
+    Value,
+    all_nodes,
+    blocks,
+    graph_inputs,
+    graph_outputs,
+    inputs,
+    nodes_in,
+    outputs,
+    use_count,
+)
 
 
 @dataclass(frozen=True)
@@ -30,19 +41,17 @@ class SavedValues:
 
     def is_whole(self) -> bool:
         """Whether the numbers account for all that the backward gets."""
-        return len(list(self.backward.inputs())) == len(self.gradients) + len(self.inputs) + len(self.outputs)
+        return len(graph_inputs(self.backward)) == len(self.gradients) + len(self.inputs) + len(self.outputs)
 
     def of_inputs(self) -> Iterator[tuple[Value, Value]]:
         """(value of the forward, what stands for it in the backward) for its inputs."""
-        given, arguments = list(self.forward.inputs()), list(self.backward.inputs())[len(self.gradients) :]
+        given, arguments = graph_inputs(self.forward), graph_inputs(self.backward)[len(self.gradients) :]
         return zip((given[i] for i in self.inputs), arguments)
 
     def of_outputs(self) -> Iterator[tuple[int, Value, Value]]:
         """(number of the output, value of the forward, what stands for it in the backward)."""
-        results, arguments = (
-            list(self.forward.outputs()),
-            list(self.backward.inputs())[len(self.gradients) + len(self.inputs) :],
-        )
+        results = graph_outputs(self.forward)
+        arguments = graph_inputs(self.backward)[len(self.gradients) + len(self.inputs) :]
         return ((j, results[j], argument) for j, argument in zip(self.outputs, arguments))
 
     def join(self) -> None:
@@ -56,19 +65,19 @@ class SavedValues:
 
     def gives_nothing(self) -> bool:
         """Whether no input of the forward gets a gradient."""
-        results = [result.node() for result in self.backward.outputs()]
+        results = [result.node() for result in graph_outputs(self.backward)]
         return all(node.kind() == "prim::TupleConstruct" and node.inputsSize() == 0 for node in results)
 
     def drop_all(self) -> tuple[list[int], list[int]]:
         """Takes from both graphs all that is kept, of a backward that gives nothing. Returns the numbers
         `gradients` and `outputs` of what is left: none."""
-        for node in reversed(list(self.backward.nodes())):
+        for node in reversed(nodes_in(self.backward)):
             if not node.hasUses():
                 node.destroy()
         given = len(self.gradients) + len(self.inputs)
         for k in reversed((*range(len(self.gradients)), *range(given, given + len(self.outputs)))):
             self.backward.eraseInput(k)
-        for j in reversed(range(self.real, len(list(self.forward.outputs())))):
+        for j in reversed(range(self.real, len(graph_outputs(self.forward)))):
             self.forward.eraseOutput(j)
         return [], []
 
@@ -79,7 +88,7 @@ class SavedValues:
         written = self.zeros()
         if not written and not set(idle).intersection(self.gradients):
             return self
-        arguments = list(self.backward.inputs())
+        arguments = graph_inputs(self.backward)
         still = {k for k, j in enumerate(self.gradients) if j in idle}
         moving = {k for k, j in enumerate(self.gradients) if j < self.real} - still
         while more := self._read_with(moving) - moving - still:
@@ -90,10 +99,10 @@ class SavedValues:
                 arguments[k].replaceAllUsesWith(zero)
                 self.backward.eraseInput(k)
         zeros = {zero.unique(), *written}
-        for node in list(self.backward.nodes()):
+        for node in nodes_in(self.backward):
             given = [value for value in inputs(node) if value.unique() not in zeros]
             if node.kind() == "prim::GradOf" and not given:
-                for value in node.outputs():
+                for value in outputs(node):
                     value.replaceAllUsesWith(zero)
             elif node.kind() == "prim::AutogradAdd" and len(given) < 2:
                 node.output().replaceAllUsesWith(given[0] if given else zero)
@@ -102,17 +111,17 @@ class SavedValues:
     def _read_with(self, moving: Collection[int]) -> set[int]:
         """The gradients of what is kept and read by the part of the backward that the gradients `moving`
         reach."""
-        arguments = list(self.backward.inputs())[: len(self.gradients)]
+        arguments = graph_inputs(self.backward)[: len(self.gradients)]
         zeros = {value.unique() for k, value in enumerate(arguments) if k not in moving} | self.zeros()
         read: set[int] = set()
-        for node in self.backward.nodes():
+        for node in nodes_in(self.backward):
             given = {value.unique() for value in inputs(node)}
             if node.kind() in ("prim::GradOf", "prim::AutogradAdd") and given <= zeros:
-                zeros.update(value.unique() for value in node.outputs())
+                zeros.update(value.unique() for value in outputs(node))
                 continue
             read.update(given)
             for block in blocks(node):
-                for inner in (inner for part in all_blocks(block) for inner in part.nodes()):
+                for inner in all_nodes(block):
                     read.update(value.unique() for value in inputs(inner))
         kept = {j for j, _, argument in self.of_outputs() if argument.unique() in read}
         return {k for k, j in enumerate(self.gradients) if j >= self.real and j in kept}
@@ -125,15 +134,15 @@ class SavedValues:
     def _zero(self) -> Value:
         """A gradient of zeros at the beginning of the backward."""
         node = self.backward.create("prim::AutogradZero", [], 1)
-        return node.insertBefore(next(iter(self.backward.nodes()))).output()
+        return node.insertBefore(nodes_in(self.backward)[0]).output()
 
     def without_idle(self) -> SavedValues:
         """The same, where what is kept for the backward alone has a gradient only if that is part of what
         the backward gives. Torch has any tensor that has a gradient require one, and with it the results of
         the program that are the same tensor, or a view of it. What reaches no result leaves the backward."""
         self._drop_what_reaches_nothing()
-        arguments = list(self.backward.inputs())
-        idle = [k for k, j in enumerate(self.gradients) if j >= self.real and not list(arguments[k].uses())]
+        arguments = graph_inputs(self.backward)
+        idle = [k for k, j in enumerate(self.gradients) if j >= self.real and not use_count(arguments[k])]
         for k in reversed(idle):
             self.backward.eraseInput(k)
         return replace(self, gradients=[j for k, j in enumerate(self.gradients) if k not in idle])
@@ -143,9 +152,7 @@ class SavedValues:
         that calls a function, as the backward of `permute` does, and what that reads; it drops a node's
         single outputs, too."""
         remove_dead_code(self.backward)
-        while dead := [
-            node for node in self.backward.nodes() if not any(list(value.uses()) for value in node.outputs())
-        ]:
+        while dead := [node for node in nodes_in(self.backward) if not any(map(use_count, outputs(node)))]:
             for node in reversed(dead):
                 node.destroy()
             remove_dead_code(self.backward)
@@ -157,7 +164,7 @@ class SavedValues:
         unread = [
             k
             for k, (j, _, argument) in enumerate(self.of_outputs())
-            if j < self.real and not list(argument.uses())
+            if j < self.real and not use_count(argument)
         ]
         for k in reversed(unread):
             self.backward.eraseInput(place + k)
@@ -165,15 +172,15 @@ class SavedValues:
 
     def unused(self) -> set[int]:
         """The outputs that only the backward might read, and does not."""
-        return {j for j, _, argument in self.of_outputs() if j >= self.real and not list(argument.uses())}
+        return {j for j, _, argument in self.of_outputs() if j >= self.real and not use_count(argument)}
 
     def drop(self, dropped: Collection[int]) -> tuple[list[int], list[int]]:
         """Takes the outputs `dropped` from the forward, and all that belongs to them from the backward's
         inputs. Returns the numbers `gradients` and `outputs` of what is left."""
         for numbers, start in ((self.outputs, len(self.gradients) + len(self.inputs)), (self.gradients, 0)):
             for k in reversed([k for k, j in enumerate(numbers) if j in dropped]):
-                argument = list(self.backward.inputs())[start + k]
-                if list(argument.uses()):  # a gradient
+                argument = graph_inputs(self.backward)[start + k]
+                if use_count(argument):  # a gradient
                     argument.replaceAllUsesWith(self._zero())
                 self.backward.eraseInput(start + k)
         for j in sorted(dropped, reverse=True):

@@ -19,14 +19,14 @@ from collections.abc import Collection
 
 from ....graph.matmul_operands import LINEAR, PACKED, PRODUCT
 from ....graph.rows import row_of
-from ....graph.wrapper import Node, Value
+from ....graph.wrapper import Node, Value, graph_outputs
 from .saved import SavedValues, is_of_an_input
 
 
 def save_rows(saved: SavedValues, dropped: Collection[int]) -> None:
     """Inserts the copies."""
     forward = saved.forward
-    results = {value.unique() for value in list(forward.outputs())[: saved.real]}
+    results = {value.unique() for value in graph_outputs(forward)[: saved.real]}
     for number, value, _ in list(saved.of_outputs()):
         if number < saved.real or number in dropped or row_of(value.node()) is None:
             continue

@@ -16,15 +16,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....graph.effects import may_return_operand
-from ....graph.wrapper import Value, insert, is_tensor
+from ....graph.wrapper import Value, graph_inputs, graph_outputs, insert, is_tensor
 from .formulas import is_asked_for_dtype
 from .saved import SavedValues
 
 
 def save_stand_ins(saved: SavedValues) -> SavedValues:
     """`saved` with other graphs, where there is such a tensor."""
-    results = list(saved.forward.outputs())[: saved.real]
-    seen = {value.unique() for value in (*saved.forward.inputs(), *results)}
+    results = graph_outputs(saved.forward)[: saved.real]
+    seen = {value.unique() for value in (*graph_inputs(saved.forward), *results)}
     kept = [*saved.of_inputs(), *((value, argument) for _, value, argument in saved.of_outputs())]
     for value, argument in kept:
         is_seen = value.unique() in seen or may_return_operand(value.node())  # or a view of what is

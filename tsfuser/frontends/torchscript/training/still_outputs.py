@@ -17,20 +17,20 @@ empty once the zeros of the graph are one, and its interpreter fails at them. So
 from __future__ import annotations
 
 from ....graph.rows import row_of
-from ....graph.wrapper import Graph, Node, all_blocks, blocks, inputs, outputs
+from ....graph.wrapper import Graph, Node, all_blocks, blocks, graph_outputs, inputs, nodes_in, outputs
 from .saved import SavedValues
 
 
 def still_outputs(forward: Graph) -> set[int]:
     """Such numbers, of what the program sees and of what is kept."""
     still: set[int] = set()
-    for node in forward.nodes():
+    for node in nodes_in(forward):
         found = row_of(node)
         if found is not None and found[0].without_gradient:
             still.update(node.outputsAt(k).unique() for k in found[0].without_gradient)
         elif still and _reads_only(node, still):
             still.update(value.unique() for value in outputs(node))
-    return {j for j, value in enumerate(forward.outputs()) if value.unique() in still}
+    return {j for j, value in enumerate(graph_outputs(forward)) if value.unique() in still}
 
 
 def _reads_only(node: Node, still: set[int]) -> bool:
@@ -56,6 +56,6 @@ def _read_inside(node: Node) -> set[int]:
         value.unique()
         for block in blocks(node)
         for inner in all_blocks(block)
-        for reader in (*inner.nodes(), inner.returnNode())
+        for reader in (*nodes_in(inner), inner.returnNode())
         for value in inputs(reader)
     }
