@@ -389,3 +389,21 @@ def test_ops_without_a_row_have_sentences_and_no_row():
         unsupported.sentence(kind) and unsupported.sentence(kind)[0].islower() for kind in unsupported.kinds()
     )
     assert unsupported.is_view("aten::unbind") and not unsupported.is_view("aten::mm")
+
+
+@pytest.mark.parametrize("kind, overload", [("aten::to", "dtype_layout"), ("aten::zeros_like", "")])
+@pytest.mark.parametrize(
+    "named, device, taken",
+    [
+        ("cuda:0", "cuda:0", True),
+        ("cuda", "cuda:0", False),  # the thread's current device, which may be another one
+        ("cuda:1", "cuda:0", False),
+        ("cpu", "cuda:0", False),
+        ("cpu", "cpu", True),
+        ("cuda", "cpu", False),
+    ],
+)
+def test_a_device_that_is_asked_for_is_that_of_the_operand(kind, overload, named, device, taken):
+    args = dict(self=tensor("float32"), dtype=number("int", 6), device=NodeArg("other", None, None, named))
+    refusal = find(kind, overload).refusal(args, device)
+    assert (refusal is None) == taken and (taken or "a copy to" in refusal)
