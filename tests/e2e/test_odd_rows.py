@@ -36,9 +36,10 @@ def test_threads_of_a_row_and_their_elements(length, dtype, wanted):
     assert (stage.params.warp, stage.params.unroll) == wanted
 
 
-def test_more_operands_leave_a_row_more_threads():
-    ((stage, *_), _) = stages(*build(softmax, *[tensor(4096, 49)] * 3))
-    assert stage.params.warp == 32
+@pytest.mark.parametrize("operands, wanted", [(1, (8, 8)), (2, (16, 4)), (4, (16, 4)), (5, (32, 2))])
+def test_more_operands_leave_a_row_more_threads(operands, wanted):
+    ((stage, *_), _) = stages(*build(softmax, *[tensor(4096, 49)] * operands))
+    assert (stage.params.warp, stage.params.unroll) == wanted
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
