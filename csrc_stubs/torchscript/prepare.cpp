@@ -75,12 +75,12 @@ constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
     add_biases_late,
     // Behind the ops in place: it leaves out what one of them may write to.
     cast_weights_together,
-    // Behind them, too: it asks what is written to.
-    share_masks,
-    // Last, these: they ask which nodes autodiff takes, as they are by now.
+    // Behind all that makes nodes for autodiff: these ask which nodes it takes, as they are by now.
     write_differentiable_forms,
     keep_views_apart,
     accompany_lone_ops,
+    // Behind all of them: it makes further readers of what attentions read.
+    share_masks,
 };
 
 }  // namespace
