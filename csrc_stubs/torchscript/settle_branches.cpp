@@ -122,11 +122,14 @@ bool may_repeat(Graph& graph, const Node* last) {
 }
 
 // Has a branch hand on the operand of each dropout whose rate, an attribute of a module, is 0, as eager
-// does: a group that does not know the rate draws numbers, and stores a mask.
-void branch_on_rates(Graph& graph) {
+// does: a group that does not know the rate draws numbers, and stores a mask. Only where such a branch is
+// settled: in the graph's block, or in one of the `settled` branches.
+void branch_on_rates(Graph& graph, const std::vector<Node*>& settled) {
   for (Node* node : all_nodes(graph)) {
     const auto path = node->kind() == c10::aten::dropout ? path_of(node->input(1)) : std::nullopt;
-    if (!path || path->slots.empty() || node->input(1)->type()->kind() != c10::TypeKind::FloatType) {
+    const Node* around = node->owningBlock()->owningNode();
+    if (!path || path->slots.empty() || node->input(1)->type()->kind() != c10::TypeKind::FloatType ||
+        (around && std::find(settled.begin(), settled.end(), around) == settled.end())) {
       continue;
     }
     const torch::jit::WithInsertPoint here(node);
@@ -151,7 +154,7 @@ std::shared_ptr<Graph> noting(Graph& graph) {
                    [](Node* branch) { return parts_groups(branch) || decides(branch); })) {
     return nullptr;
   }
-  branch_on_rates(*copy);
+  branch_on_rates(*copy, branches);
   branches = branches_of(*copy);
   for (size_t i = 0; i < branches.size(); ++i) {
     Node* branch = branches[i];

@@ -614,3 +614,33 @@ def test_a_rate_that_eager_rejects(device):
         scripted.rate = 1.5
         with pytest.raises(Exception, match="probability"):
             scripted(x)
+
+
+class DroppingInALoop(torch.nn.Module):
+    """A dropout in a loop, whose branches are not settled, and one in a branch that is."""
+
+    def __init__(self):
+        super().__init__()
+        self.rate = 0.0
+        self.twice = True
+
+    def forward(self, x, times: int):
+        y = torch.tanh(x * 2)
+        if self.twice:
+            y = torch.nn.functional.dropout(y * 2, self.rate, self.training) + 1
+        for _ in range(times):
+            y = torch.nn.functional.dropout(torch.sigmoid(y), self.rate, self.training) * 3
+        return y
+
+
+def test_a_dropout_in_a_loop_gets_no_branch(device):
+    module = DroppingInALoop().to(device).train()
+    scripted = torch.jit.script(module)
+    x = torch.randn(8, 3, device=device)
+    with tsfuser.fuser(), torch.no_grad():
+        for times in (1, 2, 3, 1, 2, 3):
+            torch.testing.assert_close(scripted(x, times), module(x, times))
+        inside = [str(branch) for branch in branches(all_graphs(scripted))]  # those that check the rate
+        assert inside and not any("aten::dropout" in text for text in inside)
+        scripted.rate = 1.0
+        torch.testing.assert_close(scripted(x, 2), torch.zeros_like(x))
