@@ -154,17 +154,18 @@ double fill_of(const Attention& attention, int64_t implementation) {
 }
 
 // Whether the attention is one whose choice of an implementation we can ask for.
-bool is_plain(const Attention& attention, const Tensor& mask) {
+bool is_plain(const Attention& attention) {
   const Tensor& query = attention.query;
-  return mask.scalar_type() == at::kBool && at::isFloatingType(query.scalar_type()) &&
-         mask.device() == query.device() && query.dim() >= 2 && attention.key.dim() >= 2 &&
-         attention.value.dim() >= 2 && !at::autocast::is_autocast_enabled(query.device().type()) &&
-         !refuse_mode() && !refuse_tensor(query) && !refuse_tensor(attention.key) &&
-         !refuse_tensor(attention.value) && !refuse_tensor(mask);
+  const auto has_rows = [](const Tensor& tensor) { return !refuse_tensor(tensor) && tensor.dim() >= 2; };
+  return !refuse_mode() && has_rows(query) && has_rows(attention.key) && has_rows(attention.value) &&
+         at::isFloatingType(query.scalar_type()) &&
+         !at::autocast::is_autocast_enabled(query.device().type());
 }
 
 bool may_read_added(const Attention& attention, const Tensor& mask, const Tensor& added, double fill) {
-  if (!is_plain(attention, mask) || added.scalar_type() != attention.query.scalar_type()) {
+  const Tensor& query = attention.query;
+  if (!is_plain(attention) || refuse_tensor(mask) || mask.scalar_type() != at::kBool ||
+      mask.device() != query.device() || added.scalar_type() != query.scalar_type()) {
     return false;
   }
   const int64_t implementation = attention.implementation(mask);
@@ -190,12 +191,10 @@ Attention pop_attention(Stack& stack, Tensor* mask) {
 void fill_of_attention(Stack& stack) {
   const Attention attention = pop_attention(stack, nullptr);
   double fill = std::numeric_limits<double>::quiet_NaN();
-  if (attention.query.dim() >= 2 && attention.key.dim() >= 2) {
+  if (is_plain(attention)) {
     const auto options = attention.query.options().dtype(at::kBool).requires_grad(false);
     const Tensor mask = at::empty({attention.query.size(-2), attention.key.size(-2)}, options);
-    if (is_plain(attention, mask)) {
-      fill = fill_of(attention, attention.implementation(mask));
-    }
+    fill = fill_of(attention, attention.implementation(mask));
   }
   torch::jit::push(stack, fill);
 }
