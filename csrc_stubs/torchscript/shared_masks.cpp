@@ -157,8 +157,8 @@ double fill_of(const Attention& attention, int64_t implementation) {
 bool is_plain(const Attention& attention) {
   const Tensor& query = attention.query;
   const auto has_rows = [](const Tensor& tensor) { return !refuse_tensor(tensor) && tensor.dim() >= 2; };
-  return !refuse_mode() && has_rows(query) && has_rows(attention.key) && has_rows(attention.value) &&
-         at::isFloatingType(query.scalar_type()) &&
+  return !refuse_mode() && (query.is_cpu() || query.is_cuda()) && has_rows(query) &&
+         has_rows(attention.key) && has_rows(attention.value) && at::isFloatingType(query.scalar_type()) &&
          !at::autocast::is_autocast_enabled(query.device().type());
 }
 

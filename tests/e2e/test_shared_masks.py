@@ -181,6 +181,17 @@ def test_rejected(device, mask):
                 scripted(*inputs, given)
 
 
+def test_tensors_without_data():
+    """Of a device that has no autocast."""
+    eager, scripted = plain(TWICE), script(TWICE)
+    inputs = [*operands("cpu"), masks("cpu")["matrix"]]
+    with tsfuser.fuser():
+        for device in ("meta", "cpu", "cpu", "cpu", "meta"):
+            given = [x.to(device) for x in inputs]
+            found, expected = scripted(*given), eager(*given)
+            assert found.device == expected.device and found.shape == expected.shape
+
+
 def test_grouped_heads_and_a_scale(device):
     source = f"""def f(q: Tensor, k: Tensor, v: Tensor, m: Tensor):
     y = {ATTENTION}(q, k, v, attn_mask=m, scale=0.3, enable_gqa=True)
