@@ -49,14 +49,14 @@ def keep() -> None:
     folder = _folder()
     if folder is None or _seen.get(folder) == len(OUTCOMES):
         return
+    known = list(OUTCOMES.items())  # in one step: other threads add to it
     try:
-        latest = dict(reversed(OUTCOMES.items()))
-        kept = dict(islice((latest | _stored(folder)).items(), _MOST))
+        kept = dict(islice((dict(reversed(known)) | _stored(folder)).items(), _MOST))
         compile.cache_in(folder).put(_key(), _SUFFIX, marshal.dumps(kept))
     except Exception as error:
         interrupts.pass_on(error)
         log.write("kernel_cache", "outcomes of trials were not kept on disk", error)
-    _seen[folder] = len(OUTCOMES)
+    _seen[folder] = len(known)
 
 
 def _folder() -> Path | None:
