@@ -23,9 +23,10 @@ void prepare_for_profiling(torch::jit::Graph& graph, const torch::jit::Node* fir
 // and parts of a copy are copied one by one (copied_parts.cpp); joins of what was joined before read that
 // (nested_joins.cpp); sizes are computed from those of what no op of groups has made (early_sizes.cpp);
 // convolutions move out of the way of batch norms (early_convolutions.cpp), and their biases are added
-// behind them (late_biases.cpp); masks of several attentions are converted once (shared_masks.cpp); ops are
-// written in forms that autodiff has a formula for (differentiable_forms.cpp), views that several graphs
-// would read stay out of them (views_apart.cpp), and what stands alone gets company (lone_ops.cpp).
+// behind them (late_biases.cpp); ops are written in forms that autodiff has a formula for
+// (differentiable_forms.cpp), views that several graphs would read stay out of them (views_apart.cpp), and
+// what stands alone gets company (lone_ops.cpp); attentions that read one mask share what is made of it
+// (shared_masks.cpp).
 void leave_checked_branches(torch::jit::Graph& graph, const torch::jit::Node* first);
 void fold_products(torch::jit::Graph& graph, const torch::jit::Node* first);
 void check_batches(torch::jit::Graph& graph, const torch::jit::Node* first);
@@ -39,10 +40,10 @@ void nest_joins(torch::jit::Graph& graph, const torch::jit::Node* first);
 void ask_sizes_early(torch::jit::Graph& graph, const torch::jit::Node* first);
 void move_convolutions(torch::jit::Graph& graph, const torch::jit::Node* first);
 void add_biases_late(torch::jit::Graph& graph, const torch::jit::Node* first);
-void share_masks(torch::jit::Graph& graph, const torch::jit::Node* first);
 void write_differentiable_forms(torch::jit::Graph& graph, const torch::jit::Node* first);
 void keep_views_apart(torch::jit::Graph& graph, const torch::jit::Node* first);
 void accompany_lone_ops(torch::jit::Graph& graph, const torch::jit::Node* first);
+void share_masks(torch::jit::Graph& graph, const torch::jit::Node* first);
 
 // Says of a graph, and of its copies, that its calls may record gradients (nested_joins.cpp).
 void record_joins(torch::jit::Graph& graph);

@@ -19,8 +19,8 @@
 // another number than %fill.
 //
 // The number is minus infinity, but for cuDNN torch 2.11 adds -65504: they differ in a row of which nothing
-// is left. Which it is is found out once for each implementation, by an attention of a few numbers that is
-// computed with the mask and with each of the numbers. If it is none of them, each attention reads %mask.
+// is left. Each thread finds the number out once for each implementation: it computes an attention of a few
+// numbers with a mask, and with each of the two. If it is none of them, each attention reads %mask.
 //
 // Only where nothing writes to the mask. It is a step of prepare.cpp.
 
@@ -46,7 +46,6 @@
 #include <array>
 #include <limits>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -134,31 +133,25 @@ double found_fill(const Attention& like, int64_t implementation) {
 
 double fill_of(const Attention& attention, int64_t implementation) {
   using Key = std::tuple<c10::DeviceType, c10::DeviceIndex, at::ScalarType, int64_t>;
-  static auto* known = new std::map<Key, double>;
-  static auto* mutex = new std::mutex;
+  static thread_local std::map<Key, double> known;  // of each thread: no call waits for another
   const Tensor& query = attention.query;
   const Key key{query.device().type(), query.device().index(), query.scalar_type(), implementation};
-  {
-    const std::lock_guard<std::mutex> lock(*mutex);
-    if (const auto found = known->find(key); found != known->end()) {
-      return found->second;
-    }
+  if (const auto found = known.find(key); found != known.end()) {
+    return found->second;
   }
   if (being_captured({query})) {  // looking at a result would end the capture
     return std::numeric_limits<double>::quiet_NaN();
   }
-  const double fill = found_fill(attention, implementation);
-  const std::lock_guard<std::mutex> lock(*mutex);
-  known->emplace(key, fill);
-  return fill;
+  return known[key] = found_fill(attention, implementation);
 }
 
 // Whether the attention is one whose choice of an implementation we can ask for.
 bool is_plain(const Attention& attention) {
   const Tensor& query = attention.query;
   const auto has_rows = [](const Tensor& tensor) { return !refuse_tensor(tensor) && tensor.dim() >= 2; };
-  return !refuse_mode() && (query.is_cpu() || query.is_cuda()) && has_rows(query) &&
-         has_rows(attention.key) && has_rows(attention.value) && at::isFloatingType(query.scalar_type()) &&
+  // First what keeps other devices than CPU and CUDA out: autocast raises for some.
+  return !refuse_mode() && has_rows(query) && has_rows(attention.key) && has_rows(attention.value) &&
+         at::isFloatingType(query.scalar_type()) &&
          !at::autocast::is_autocast_enabled(query.device().type());
 }
 

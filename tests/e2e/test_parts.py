@@ -326,3 +326,21 @@ def test_parts_that_no_differentiable_graph_reads_stay_a_list(device):
         assert_matches(*found, ops=200, strides=False)
     nodes = [n.kind() for n in scripted.graph_for(x, w, 8).nodes()]
     assert "aten::split" in nodes and "tsfuser::part" not in nodes
+
+
+@pytest.mark.parametrize("part", ["[:, 0:]", "[0:][:, :]", "[:, -0:, :]"])
+def test_a_part_that_is_the_whole_stays_in_the_kernel_of_a_norm(device, part):
+    source = f"""def f(x: Tensor):
+    y = torch.nn.functional.layer_norm(x * 2.0, [x.size(2)]){part}
+    return y.to(torch.float64) * 3.0
+"""
+    scripted, plain = script(source), script(source)
+    x = torch.randn(4, 6, 10, device=device)
+    with torch.jit.fuser("fuser0"):
+        eager, exact = plain(x), plain(x.double())
+    with no_fallback():
+        fuse(scripted, x)
+        with counted() as rise:
+            found = scripted(x)
+    assert_matches(found, eager, exact, ops=60, precision=torch.float32)
+    assert rise["launches"] == 1

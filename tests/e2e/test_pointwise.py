@@ -8,7 +8,7 @@ import torch
 
 import tsfuser
 from kit.opsweep import plain
-from kit.support import assert_matches, counted, fuse, groups, no_fallback, script
+from kit.support import assert_matches, counted, fuse, groups, kinds, no_fallback, script
 
 pytestmark = pytest.mark.optimized
 
@@ -411,3 +411,20 @@ def test_a_cast_to_integers_and_back_leaves_no_negative_zero(device, floats, int
     x = torch.linspace(-2, 2, 101, dtype=floats, device=device)
     operands = x, x[:1], x[:1].to(integers)
     assert torch.equal(fuse(program, *operands)(*operands), program(*operands))
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_casts_of_a_trace_that_name_the_device(device, copy):
+    """`x.to(device)` and `x.to(device, dtype)` have overloads of their own."""
+
+    def function(x, y):
+        both = (x > 0.5).to(x.device) & (y > 0.5).to(x.device, torch.bool, copy=copy)
+        return both.to(device=x.device, dtype=torch.float32) * x
+
+    x, y = torch.rand(6, 10, device=device), torch.rand(10, device=device)
+    traced = torch.jit.trace(function, (x, y))
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(4):
+            assert torch.equal(traced(x, y), function(x, y))
+        (group,) = groups(traced)
+    assert kinds(group).count("aten::to") == 3

@@ -107,6 +107,16 @@ def test_empty_and_thin_results(device, sizes):
     check(both, [last(*sizes, device=device)], 3)
 
 
+def params_of_sums(monkeypatch, where):
+    """A list that gets the parameters of sums over tiles. The module `where` takes small tensors, too."""
+    made, choose = [], transposed_reduction.choose_transpose_params
+    monkeypatch.setattr(where, "LARGE", 1)
+    monkeypatch.setattr(
+        transposed_reduction, "choose_transpose_params", lambda *a: made.append(choose(*a)) or made[-1]
+    )
+    return made
+
+
 def summed(x):
     """The sums go over the dim along which one of the results lies."""
     y = torch.relu(x * 2.0)
@@ -116,11 +126,7 @@ def summed(x):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(2, 40, 5, 18), (5, 33, 24, 20)])
 def test_results_beside_their_sums(device, target, monkeypatch, sizes, dtype):
-    made, choose = [], transposed_reduction.choose_transpose_params
-    monkeypatch.setattr(transpose, "LARGE", 1)
-    monkeypatch.setattr(
-        transposed_reduction, "choose_transpose_params", lambda *a: made.append(choose(*a)) or made[-1]
-    )
+    made = params_of_sums(monkeypatch, transpose)
     check(summed, [last(*sizes, device=device, dtype=dtype)], sizes[0] * sizes[2] * sizes[3])
     assert any(params and params.stored for params in made) == (target != "cpu")
 
@@ -133,11 +139,7 @@ def disagreeing(x, z):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(2, 40, 5, 18), (5, 33, 24, 20)])
 def test_sums_of_operands_that_disagree(device, target, monkeypatch, sizes, dtype):
-    made, choose = [], transposed_reduction.choose_transpose_params
-    monkeypatch.setattr(transposed_reduction, "LARGE", 1)
-    monkeypatch.setattr(
-        transposed_reduction, "choose_transpose_params", lambda *a: made.append(choose(*a)) or made[-1]
-    )
+    made = params_of_sums(monkeypatch, transposed_reduction)
     x = last(*sizes, device=device, dtype=dtype)
     for operands in ([x, x.flip(1).contiguous()], [x.flip(1).contiguous(), x]):
         check(disagreeing, operands, sizes[0] * sizes[2] * sizes[3])

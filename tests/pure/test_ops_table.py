@@ -391,7 +391,9 @@ def test_ops_without_a_row_have_sentences_and_no_row():
     assert unsupported.is_view("aten::unbind") and not unsupported.is_view("aten::mm")
 
 
-@pytest.mark.parametrize("kind, overload", [("aten::to", "dtype_layout"), ("aten::zeros_like", "")])
+@pytest.mark.parametrize(
+    "kind, overload", [("aten::to", "dtype_layout"), ("aten::to", "device"), ("aten::zeros_like", "")]
+)
 @pytest.mark.parametrize(
     "named, device, taken",
     [

@@ -61,6 +61,21 @@ def to_dtype(
     return _cast(b, self, scalar_type(dtype), copy)
 
 
+@composite("aten::to", "device", **_CAST)
+def to_device(
+    b: Builder,
+    self,
+    device: str,
+    dtype: int,
+    non_blocking: bool = False,
+    copy: bool = False,
+    memory_format: int | None = None,
+) -> Value:
+    """`self` in another dtype: what a trace has for `x.to(device, dtype)`"""
+    check_options(b, device=device, memory_format=memory_format)
+    return _cast(b, self, scalar_type(dtype), copy)
+
+
 @composite("aten::to", "dtype_layout", **_CAST)
 def to_dtype_layout(
     b: Builder,
@@ -73,7 +88,7 @@ def to_dtype_layout(
     copy: bool = False,
     memory_format: int | None = None,
 ) -> Value:
-    """`self` in another dtype, or as it is: what a trace has for `x.to(device, dtype)`"""
+    """`self` in another dtype, or as it is: what a trace has for `x.to(device)`"""
     check_options(b, layout, device, pin_memory, memory_format)
     return _cast(b, self, self.dtype if dtype is None else scalar_type(dtype), copy)
 
