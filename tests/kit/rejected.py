@@ -254,8 +254,14 @@ def row_trials(rows, dtypes, cross=True, device="cpu"):
                     yield trial
 
 
+def _is_number(argument):
+    return str(argument.type).removeprefix("Optional[").rstrip("]") in ("number", "float")
+
+
 def _row_trial(row, schema, dtype, whole, cross, device):
-    """`whole`: Scalars are ints, else floats."""
+    """`whole`: Scalars are ints, else floats. None where the overload has no number to change."""
+    if not any(_is_number(a) for a in schema.arguments):
+        return None
     inputs, operands, constants, valid = [], [], [], []
     for argument in schema.arguments:
         kind, name = str(argument.type), argument.name
@@ -264,7 +270,7 @@ def _row_trial(row, schema, dtype, whole, cross, device):
             operands.append(f"%x{len(valid)}")
             mask = torch.arange(15).reshape(3, 5) % 3 == 0
             valid.append((mask if _is_mask(row, name) else _positive(dtype)).to(device))
-        elif kind.removeprefix("Optional[").rstrip("]") in ("number", "float"):
+        elif _is_number(argument):
             inputs.append(f"%x{len(valid)} : {'int' if whole and 'number' in kind else 'float'}")
             operands.append(f"%x{len(valid)}")
             valid.append(2 if whole and "number" in kind else 0.25)
@@ -273,12 +279,7 @@ def _row_trial(row, schema, dtype, whole, cross, device):
             operands.append(f"%c{len(constants)}")
             constants.append(f"  %c{len(constants)} : {_constant(value)}")
     numbers = [v for v in valid if isinstance(v, (int, float))]
-    if (
-        not numbers
-        or whole
-        and not any(isinstance(v, int) for v in numbers)
-        or not isinstance(valid[0], torch.Tensor)
-    ):
+    if whole and not any(isinstance(v, int) for v in numbers) or not isinstance(valid[0], torch.Tensor):
         return None
     call = f"{row.name}({', '.join(operands)})"
     lines = [f"graph({', '.join(inputs)}):", *constants, f"  %r : Tensor = {call}"]
