@@ -8,6 +8,7 @@ names or indices. Example:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -39,10 +40,8 @@ from .loop_ir import (
     Uniform,
 )  # fmt: skip
 
-
-def defined(s: Stmt) -> str | None:
-    """The name that a statement defines."""
-    nameless = (
+_NAMELESS = frozenset(
+    (
         Store,
         SetLane,
         Barrier,
@@ -59,49 +58,50 @@ def defined(s: Stmt) -> str | None:
         FetchGroup,
         Hide,
     )
-    return None if isinstance(s, nameless) else s.name
+)
+
+
+def defined(s: Stmt) -> str | None:
+    """The name that a statement defines."""
+    return None if type(s) in _NAMELESS else s.name
+
+
+def _totals(s: BlockReduce | CooperativeReduce | ClusterReduce | ColumnReduce) -> frozenset[str]:
+    return frozenset([t.name for t in s.totals])
+
+
+def _in_loop(s: For) -> frozenset[str]:
+    return names(s.extent).union(*map(used, s.body)) - {s.var}
+
+
+_USED: dict[type, Callable[[Any], frozenset[str]]] = {
+    Let: lambda s: names(s.value),
+    Scratch: lambda s: names(s.elements),
+    FillTile: lambda s: names(s.offset) | names(s.stride) | names(s.rows) | names(s.columns),
+    Load: lambda s: names(s.offset) | names(s.guard) | names(s.count) | _pointer(s),
+    Place: lambda s: names(s.step) | names(s.guard) | {s.index, s.flag},
+    Uniform: lambda s: names(s.offset) | {s.state},
+    Draw: lambda s: names(s.offset) | names(s.count) | {s.state},
+    Compute: lambda s: frozenset(s.operands) | (names(as_expr(s.lane)) if s.vectors else frozenset()),
+    Store: lambda s: names(s.offset) | names(s.guard) | names(s.count) | {s.value},
+    SetLane: lambda s: names(as_expr(s.lane)) | {s.name, s.value},
+    Accumulate: lambda s: names(s.guard) | names(s.lane) | {s.name, s.value},
+    Hide: lambda s: frozenset((s.name, s.iteration)),
+    Fetch: lambda s: names(s.place) | names(s.offset) | names(s.guard) | {s.prefetched},
+    CooperativeSlots: lambda s: names(s.block_set) | names(s.parts) | names(s.part) | names(s.iteration),
+    BlockReduce: _totals,
+    CooperativeReduce: lambda s: _totals(s) | {s.slots},
+    ClusterReduce: _totals,
+    ColumnReduce: _totals,
+    For: _in_loop,
+    If: lambda s: names(s.condition).union(*map(used, s.yes + s.no)),
+}
 
 
 def used(s: Stmt) -> frozenset[str]:
     """The names that a statement reads."""
-    if isinstance(s, Let):
-        return names(s.value)
-    if isinstance(s, Scratch):
-        return names(s.elements)
-    if isinstance(s, FillTile):
-        return names(s.offset) | names(s.stride) | names(s.rows) | names(s.columns)
-    if isinstance(s, Load):
-        return names(s.offset) | names(s.guard) | names(s.count) | _pointer(s)
-    if isinstance(s, Place):
-        return names(s.step) | names(s.guard) | {s.index, s.flag}
-    if isinstance(s, Uniform):
-        return names(s.offset) | {s.state}
-    if isinstance(s, Draw):
-        return names(s.offset) | names(s.count) | {s.state}
-    if isinstance(s, Compute):
-        return frozenset(s.operands) | (names(as_expr(s.lane)) if s.vectors else frozenset())
-    if isinstance(s, Store):
-        return names(s.offset) | names(s.guard) | names(s.count) | {s.value}
-    if isinstance(s, SetLane):
-        return names(as_expr(s.lane)) | {s.name, s.value}
-    if isinstance(s, Accumulate):
-        return names(s.guard) | names(s.lane) | {s.name, s.value}
-    if isinstance(s, Hide):
-        return frozenset((s.name, s.iteration))
-    if isinstance(s, Fetch):
-        return names(s.place) | names(s.offset) | names(s.guard) | {s.prefetched}
-    if isinstance(s, CooperativeSlots):
-        return names(s.block_set) | names(s.parts) | names(s.part) | names(s.iteration)
-    if isinstance(s, (BlockReduce, CooperativeReduce, ClusterReduce, ColumnReduce)):
-        return frozenset(t.name for t in s.totals) | (
-            frozenset((s.slots,)) if isinstance(s, CooperativeReduce) else frozenset()
-        )
-    if isinstance(s, For):
-        inner = frozenset().union(*map(used, s.body)) if s.body else frozenset()
-        return (inner | names(s.extent)) - {s.var}
-    if isinstance(s, If):
-        return names(s.condition).union(*map(used, s.yes + s.no))
-    return frozenset()
+    read = _USED.get(type(s))
+    return frozenset() if read is None else read(s)
 
 
 def _pointer(s: Load) -> frozenset[str]:
@@ -131,6 +131,8 @@ def with_bodies(s: Stmt, f) -> Stmt:
 
 def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
     """`s` with index variables substituted."""
+    if isinstance(s, Compute):  # most statements are
+        return replace(s, lane=substitute(as_expr(s.lane), table)) if s.vectors else s
     if isinstance(s, Let):
         return replace(s, value=substitute(s.value, table))
     if isinstance(s, (Load, Store)):
@@ -159,8 +161,6 @@ def rewrite_indices(s: Stmt, table: dict[str, Expr]) -> Stmt:
         return replace(s, condition=substitute(s.condition, table), yes=yes, no=no)
     if isinstance(s, Accumulate):
         return replace(s, guard=substitute(s.guard, table), lane=substitute(s.lane, table))
-    if isinstance(s, Compute) and s.vectors:
-        return replace(s, lane=substitute(as_expr(s.lane), table))
     return s
 
 
