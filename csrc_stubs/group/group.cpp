@@ -10,7 +10,6 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/shape_analysis.h>
-#include <torch/csrc/jit/runtime/interpreter.h>
 
 #include <memory>
 #include <mutex>
@@ -272,12 +271,12 @@ void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, t
   run_unfused(stack, reason);
 }
 
-const torch::jit::Code& Group::unfused_code() {
+const RunnableGraph& Group::unfused_code() {
   const std::lock_guard<std::mutex> lock(code_mutex_);
   if (!code_) {
     auto copy = graph->copy();
     torch::jit::EraseShapeInformation(copy);
-    code_ = std::make_shared<torch::jit::Code>(copy, "tsfuser_unfused");
+    code_ = std::make_unique<RunnableGraph>(copy, "tsfuser_unfused");
   }
   return *code_;
 }
@@ -323,7 +322,7 @@ void Group::run_unfused(torch::jit::Stack& stack, const std::string& reason) {
   interpret(stack);
 }
 
-void Group::interpret(torch::jit::Stack& stack) { torch::jit::InterpreterState(unfused_code()).run(stack); }
+void Group::interpret(torch::jit::Stack& stack) { unfused_code().run(stack); }
 
 void Group::report(const char* kind, const std::string& reason) {
   {

@@ -11,6 +11,7 @@
 #include "call/exact_cache.h"
 #include "call/plan.h"
 #include "call/plan_table.h"
+#include "group/runnable_graph.h"
 
 #include <atomic>
 #include <memory>
@@ -21,7 +22,7 @@
 
 namespace torch::jit {
 struct Graph;
-struct Code;
+struct Node;
 }  // namespace torch::jit
 
 namespace tsfuser {
@@ -86,7 +87,7 @@ class Group {
   void run_unfused(torch::jit::Stack& stack, const std::string& reason);
   void run_interrupted(torch::jit::Stack& stack, const std::string& reason);
   void report(const char* kind, const std::string& reason);
-  const torch::jit::Code& unfused_code();
+  const RunnableGraph& unfused_code();
 
   static constexpr size_t most_reports = 64;
 
@@ -97,12 +98,14 @@ class Group {
 
   std::mutex planning_;  // held while Python plans; waited for without the GIL
   std::mutex code_mutex_;
-  std::shared_ptr<const torch::jit::Code> code_;
+  std::unique_ptr<const RunnableGraph> code_;
 };
 
 // The process-wide registry. Equal texts are one group; groups live as long as the process.
 Group* group_by_text(std::shared_ptr<torch::jit::Graph> graph, const std::string& text);
 Group* group_by_id(int64_t id);  // null if there is none
+// That a prim::CudaFusionGroup runs.
+Group* group_of(const torch::jit::Node* node);
 Group& known_group(int64_t id);  // throws std::out_of_range
 size_t group_count();
 void reset_groups();

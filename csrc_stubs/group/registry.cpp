@@ -46,6 +46,19 @@ Group* group_by_id(int64_t id) {
   return id >= 0 && id < static_cast<int64_t>(registry().groups.size()) ? registry().groups[id] : nullptr;
 }
 
+// The graph pass stores the group's id; a graph that comes from elsewhere (a file, a test) has only the
+// subgraph.
+Group* group_of(const torch::jit::Node* node) {
+  static const auto cache_id = c10::Symbol::attr("cache_id");
+  if (node->hasAttribute(cache_id)) {
+    Group* group = group_by_id(node->i(cache_id));
+    TORCH_CHECK(group, "tsfuser knows no group ", node->i(cache_id));
+    return group;
+  }
+  const auto subgraph = node->g(c10::attr::Subgraph);
+  return group_by_text(subgraph, subgraph->toString(/*print_source_locations=*/false));
+}
+
 Group& known_group(int64_t id) {
   Group* group = group_by_id(id);
   if (!group) {

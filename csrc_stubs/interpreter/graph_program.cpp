@@ -2,6 +2,7 @@
 
 #include "call/arguments.h"
 #include "call/counters.h"
+#include "group/runnable_graph.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_foreach_copy.h>
@@ -12,7 +13,6 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/python/pybind.h>  // graphs and tensors as arguments
-#include <torch/csrc/jit/runtime/interpreter.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/torch_dispatch_mode.h>
 
@@ -215,6 +215,8 @@ class GraphProgram {
     return results;
   }
 
+  bool is_list_of_steps() const { return code_.is_list_of_steps(); }
+
  private:
   void run(torch::jit::Stack& stack, bool hide) {
     std::optional<torch::torch_dispatch_mode::StashTorchDispatchStackGuard> hidden;
@@ -234,7 +236,7 @@ class GraphProgram {
       targets.push_back(stack[update.first].toTensor());
     }
     stack.insert(stack.end(), constants_.begin(), constants_.end());
-    torch::jit::InterpreterState(code_).run(stack);
+    code_.run(stack);
     update(targets, stack);
     for (size_t i = 0; i < orders_.size(); ++i) {
       if (orders_[i] && stack[i].isTensor()) {
@@ -284,7 +286,7 @@ class GraphProgram {
   }
 
   const std::shared_ptr<torch::jit::Graph> graph_;
-  const torch::jit::Code code_;
+  const RunnableGraph code_;
   const std::vector<at::Tensor> constants_;
   const std::vector<std::pair<size_t, size_t>> updates_;  // of an argument, by an output of the graph
   const std::vector<std::optional<size_t>> results_;      // outputs of the graph; none: None
@@ -303,6 +305,8 @@ void bind_graph_program(py::module_& m) {
                     std::vector<std::optional<Order>>, py::object, std::vector<size_t>>(),
            py::arg("graph"), py::arg("constants"), py::arg("updates"), py::arg("results"), py::arg("orders"),
            py::arg("modes_may_be_hidden"), py::arg("donated") = std::vector<size_t>())
+      .def_property_readonly("is_list_of_steps", &GraphProgram::is_list_of_steps,
+                             "Whether it runs without torch's interpreter.")
       .def("__call__", &GraphProgram::call, py::arg("args"),
            "The results for a list of tensors and numbers, which is emptied. ValueError for another number "
            "of arguments.");

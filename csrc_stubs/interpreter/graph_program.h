@@ -1,4 +1,5 @@
-// A typed graph with its groups, run by torch's interpreter: one call from Python, no Python inside.
+// A typed graph with its groups: one call from Python, no Python inside. A list of steps, or, if some node
+// cannot be one, torch's interpreter runs it.
 //
 // In: a graph of a front end without an executor of its own (torch.compile), and the arguments of a call as
 // a list. The list is emptied, so that an argument lives no longer than its last reader. Out: a tuple.

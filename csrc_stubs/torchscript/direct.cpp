@@ -212,7 +212,7 @@ void DirectGraph::note_what_is_saved(const Node& node) {
   const auto outputs = forward.outputs();
   inputs_ = forward.inputs().size();
   results_ = node.i(c10::attr::f_real_outputs);
-  std::vector<int64_t> numbers;  // of the outputs that the straight line gives; -1: it does not
+  std::vector<int64_t> numbers;  // of the outputs that the list of steps gives; -1: it does not
   int64_t next = 0;
   for (size_t j = 0; j < outputs.size(); ++j) {
     const bool given = j >= results_ && outputs[j]->node() == forward.param_node();
@@ -258,8 +258,8 @@ void DirectGraph::look_at_plans() {
     return;
   }
   Stack none;  // only profiling looks at arguments
-  forward_ = StraightLine::of(*forward_executor_->getPlanFor(none).graph, given_);
-  backward_ = StraightLine::of(*backward_executor_->getPlanFor(none).graph);
+  forward_ = StepList::of(*forward_executor_->getPlanFor(none).graph, given_);
+  backward_ = StepList::of(*backward_executor_->getPlanFor(none).graph);
   state_.store(forward_ && backward_ ? State::Ready : State::Never, std::memory_order_release);
 }
 
@@ -325,14 +325,14 @@ void DirectGraph::run(Stack& stack) const {
 }
 
 void DirectGraph::run_forward(Stack& stack) const {
-  const bool straight = state_.load(std::memory_order_acquire) == State::Ready;
-  if (!straight || forward_->has_tensor_ops()) {
+  const bool ready = state_.load(std::memory_order_acquire) == State::Ready;
+  if (!ready || forward_->has_tensor_ops()) {
     for (size_t i = stack.size() - inputs_; i < stack.size(); ++i) {
       forget_history(stack[i]);
     }
   }
   const at::NoGradGuard no_grad;
-  if (straight) {
+  if (ready) {
     forward_->run(stack);
     counters().add(Count::DirectCalls);
   } else {
@@ -346,12 +346,12 @@ void DirectGraph::run_forward(Stack& stack) const {
 }
 
 bool DirectGraph::run_backward(Stack& stack) const {
-  const bool straight = state_.load(std::memory_order_acquire) == State::Ready;
+  const bool ready = state_.load(std::memory_order_acquire) == State::Ready;
   if (C10_UNLIKELY(plain_backward_ && std::any_of(stack.begin(), stack.end(), is_empty))) {
     torch::jit::InterpreterState(*plain_backward_).run(stack);
     return true;
   }
-  if (!straight || c10::GradMode::is_enabled() || !torch::jit::getGraphExecutorOptimize()) {
+  if (!ready || c10::GradMode::is_enabled() || !torch::jit::getGraphExecutorOptimize()) {
     backward_executor_->run(stack);
   } else {
     backward_->run(stack);

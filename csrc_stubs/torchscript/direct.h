@@ -3,7 +3,7 @@
 // Torch's operator runs an executor's plan in an interpreter, forward and backward, on detached copies of
 // its operands. Our operator does the same with the same executors: it saves the same values in the same
 // order, makes the same edges, and raises the same errors. Two things differ. Once both executors have
-// optimised their graphs, and if both are `StraightLine`s, these run, without executors and interpreters.
+// optimised their graphs, and if both can be `StepList`s, these run, without executors and interpreters.
 // And an input that no gradient reaches gets none, as in eager; torch's operator makes zeros for it.
 //
 // Torch's operator stays in the program's code, where tools look at its graphs. So the check before the
@@ -17,7 +17,7 @@
 // defined, and undefined results become zeros, as eager has them.
 #pragma once
 
-#include "torchscript/straight_line.h"
+#include "group/step_list.h"
 
 #include <ATen/core/stack.h>
 
@@ -68,7 +68,7 @@ class DirectGraph : public std::enable_shared_from_this<DirectGraph> {
   std::unique_ptr<torch::jit::Code> code_;  // holds the executors
   torch::jit::GraphExecutor* forward_executor_ = nullptr;
   torch::jit::GraphExecutor* backward_executor_ = nullptr;
-  std::unique_ptr<const StraightLine> forward_, backward_;
+  std::unique_ptr<const StepList> forward_, backward_;
   std::unique_ptr<torch::jit::Code> plain_backward_;  // for empty batches; may be null
   size_t inputs_ = 0, results_ = 0;                   // of the differentiable graph
   // The forward gives the results and what is saved for the backward. Some of the latter it is given: these

@@ -21,8 +21,6 @@ struct Value;
 
 namespace tsfuser {
 
-class Group;
-
 extern std::atomic<bool> pass_enabled;
 extern std::atomic<bool> guard_mode;
 
@@ -38,9 +36,7 @@ torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types, size_t p
 void hook_into_torch();
 // What the rows of the op table say, once, before the first graph. It decides what the twins look like.
 void take_op_facts(OpFacts facts);
-void register_operators();  // operators.cpp
-// The group that a prim::CudaFusionGroup runs.
-Group* group_of(const torch::jit::Node* node);
+void register_operators();       // operators.cpp
 void register_size_operators();  // sizes.cpp
 void register_dropout_seeds();   // dropout_seeds.cpp
 

@@ -164,19 +164,6 @@ void checked_batch(Stack& stack) {
 
 }  // namespace
 
-// The graph pass stores the group's id; a graph that comes from elsewhere (a file, a test) has only the
-// subgraph.
-Group* group_of(const Node* node) {
-  static const auto cache_id = c10::Symbol::attr("cache_id");
-  if (node->hasAttribute(cache_id)) {
-    Group* group = group_by_id(node->i(cache_id));
-    TORCH_CHECK(group, "tsfuser knows no group ", node->i(cache_id));
-    return group;
-  }
-  const auto subgraph = node->g(c10::attr::Subgraph);
-  return group_by_text(subgraph, subgraph->toString(/*print_source_locations=*/false));
-}
-
 void register_operators() {
   static const torch::jit::RegisterOperators registered(
       {torch::jit::Operator(c10::prim::CudaFusionGroup, make_group,

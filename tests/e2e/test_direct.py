@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from typing import List
 
 import pytest
 import torch
@@ -80,6 +81,26 @@ def test_results_and_gradients(device, function):
     with Directly(2), no_fallback():
         compare(scripted, function, inputs)
         compare(scripted, function, pair(device, 7, 5))
+
+
+def centred(x: torch.Tensor, w: torch.Tensor, dims: List[int], keepdim: bool):
+    y = x * w
+    return torch.tanh(y - y.mean(dims, keepdim)) * w
+
+
+def test_loops_over_dims_that_the_call_names(device):
+    """The backward of a mean goes over its dims, whose number only the call knows."""
+    inputs, scripted = pair(device, 5, 5), fresh(centred)
+
+    def of(function, dims, keepdim):
+        return lambda x, w: function(x, w, dims, keepdim)
+
+    with tsfuser.fuser():
+        steps(of(scripted, [1], True), inputs, calls=5)
+    for dims in ([1], [0], [-1], [0, 1], [1, 0], [-2]):
+        for keepdim in (True, False):
+            with Directly(1), no_fallback():
+                compare(of(scripted, dims, keepdim), of(centred, dims, keepdim), inputs)
 
 
 def test_the_graphs_of_torchs_operator_are_still_there(ready):

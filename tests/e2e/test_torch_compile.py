@@ -3,6 +3,7 @@
 Most tests look at graphs more than at kernels, so they leave the fibers to `--long`."""
 
 import copy
+import re
 import warnings
 
 import pytest
@@ -323,15 +324,60 @@ def test_activation_checkpoints_draw_the_mask_again():
     assert torch.equal(y != 0, x.grad != 0)
 
 
-def test_errors_name_the_line_of_the_program():
-    def function(x, at):
-        y = x.exp() + 1
-        return torch.index_select(y, 0, at) * 2  # the line that is wrong
+@torch.library.custom_op("tsfuser_test_errors::at_most_one", mutates_args=())
+def at_most_one(x: torch.Tensor) -> torch.Tensor:
+    if (x > 1).any():
+        raise ValueError("an element is larger than 1")
+    return x.clone()
 
-    look_up = compiled(function)
-    look_up(torch.ones(3), torch.tensor([0, 2]))
-    with pytest.raises(Exception, match=r"test_torch_compile\.py(.|\n)*the line that is wrong"):
-        look_up(torch.ones(3), torch.tensor([0, 5]))
+
+at_most_one.register_fake(torch.empty_like)
+
+
+def selected(x, at):
+    return torch.index_select(x.exp() + 1, 0, at) * 2
+
+
+def looked_up(x, at):
+    return torch.relu(torch.nn.functional.embedding(at, x) * 2)
+
+
+def gathered(x, at):
+    return torch.gather(x.exp() + 1, 0, at) * 2
+
+
+def indexed(x, at):
+    return (x * 2)[at].exp() + 1
+
+
+def drawn(x, at):
+    return torch.multinomial((x * 0 - at).exp() - 1, 2) + x.sum()
+
+
+def refused(x, at):
+    return torch.relu(at_most_one(at * x * 0.5) + 1)
+
+
+ERRORS = [selected, looked_up, gathered, indexed, drawn, refused]
+
+
+@pytest.mark.parametrize("function", ERRORS)
+def test_errors_are_eagers_and_name_the_line_of_the_program(function):
+    x, good, bad = torch.ones(4, 1), torch.tensor([-1, 0, -1]), torch.tensor([0, 9, 1])
+    if function not in (drawn, refused):
+        good = good.abs()
+    if function is gathered:
+        good, bad = good.unsqueeze(1), bad.unsqueeze(1)
+    call = compiled(function)
+    assert call(x, good).shape == function(x, good).shape
+    with pytest.raises(Exception) as eager:
+        function(x, bad)
+    for _ in range(2):
+        with pytest.raises(type(eager.value), match=re.escape(str(eager.value))) as mine:
+            call(x, bad)
+        assert type(mine.value) is type(eager.value)
+        if type(mine.value) is not ValueError:  # Python's own, whose traceback has the line
+            assert re.search(r"test_torch_compile\.py\", line \d+: return ", str(mine.value))
 
 
 def test_random_programs(place):

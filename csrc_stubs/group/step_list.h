@@ -1,5 +1,5 @@
-// A graph without loops as a list of steps, which run without torch's interpreter. For each call the
-// interpreter sets up a state, registers and a frame, which takes longer than the work of a small graph.
+// A graph as a list of steps, which run without torch's interpreter. For each call the interpreter sets up a
+// state, registers and a frame, which takes longer than the work of a small graph.
 //
 // In: an optimised graph of one of torch's executors, and the stack of a call. Out: the same stack with the
 // graph's results in place of its inputs, as the interpreter leaves it. Example: of
@@ -7,7 +7,8 @@
 //     %ok = prim::CudaFusionGuard(%x);  %y = prim::If(%ok) block0(): group  block1(): fallback
 //
 // the steps are an op, and a choice between two lists of one step each. In the end both are merged into one
-// step. It asks the guard only if the guard has not yet accepted such arguments on this thread.
+// step. It asks the guard only if the guard has not yet accepted such arguments on this thread. A loop is a
+// step that runs a list of steps again and again.
 #pragma once
 
 #include "call/exact_cache.h"
@@ -23,26 +24,28 @@
 namespace torch::jit {
 struct Graph;
 struct GraphFunction;
+struct Node;
 }  // namespace torch::jit
 
 namespace tsfuser {
 
 class Group;
 
-class StraightLine {
+class StepList {
  public:
   // Of the graph without the outputs of the numbers `left_out`, in order. Null where it has nodes that only
-  // the interpreter knows (loops, attributes, lists of tensors).
-  static std::unique_ptr<const StraightLine> of(torch::jit::Graph& graph,
-                                                const std::vector<size_t>& left_out = {});
+  // the interpreter knows (attributes, methods, dicts).
+  static std::unique_ptr<StepList> of(torch::jit::Graph& graph, const std::vector<size_t>& left_out = {});
 
+  // An error of torch's says from now on which line of the program it comes from.
+  void name_lines() { names_lines_ = true; }
   void run(torch::jit::Stack& stack) const;
   // Whether an op other than a group makes tensors, or hands its operands on.
   bool has_tensor_ops() const { return has_tensor_ops_; }
   size_t outputs() const { return body_.results.size(); }
 
  private:
-  friend class StraightLineBuilder;
+  friend class StepListBuilder;
 
   // Where a step finds a value: a register, or a constant. `last`: no later step reads that register.
   struct Operand {
@@ -54,8 +57,8 @@ class StraightLine {
   using Operands = c10::SmallVector<Operand, 10>;
   struct Step;
   using Steps = std::vector<Step>;
-  // The blocks of an If: what they run, what they give, and the registers that nobody reads once the branch
-  // is taken.
+  // A block of an If or Loop: what it runs, what it gives, and the registers that nobody reads any more once
+  // the branch is taken, or the loop is done.
   struct Branch {
     Steps steps;
     Operands results;
@@ -64,16 +67,19 @@ class StraightLine {
   enum class Kind : uint8_t {
     Op,
     If,
+    Loop,
     Guarded,  // operands and op of a guard, results and branches of the If behind it
     Call,
     TupleConstruct,
     TupleUnpack,
     ListConstruct,
+    ListUnpack,
     AllOf,
     AllDefined,
     NoneDefined
   };
   struct Step {
+    const torch::jit::Node* node = nullptr;
     Kind kind = Kind::Op;
     bool counted = false;  // the op takes the number of its operands from the stack
     Operands operands;
@@ -81,14 +87,17 @@ class StraightLine {
     torch::jit::Operation op{nullptr};
     torch::jit::GraphFunction* function = nullptr;
     c10::TypePtr items;            // of a list
-    std::vector<Branch> branches;  // where the condition holds, and where not
-    Group* group = nullptr;        // that the step, or the first branch of a guarded one, runs
-    CallKey guard = 0;             // of a guarded one
+    std::vector<Branch> branches;  // where the condition holds, and where not; or the body of a loop
+    c10::SmallVector<int32_t, 4>
+        parameters;          // registers of the body's: the number of the turn, what is handed on
+    Group* group = nullptr;  // that the step, or the first branch of a guarded one, runs
+    CallKey guard = 0;       // of a guarded one
   };
   struct Frame;
 
   void run_steps(const Steps& steps, Frame& frame) const;
   void choose(const Step& step, bool holds, Frame& frame) const;
+  void loop(const Step& step, Frame& frame) const;
   void run_guarded(const Step& step, Frame& frame) const;
   bool holds(const Step& step, Frame& frame) const;  // of AllOf, AllDefined and NoneDefined
   void run_step(const Step& step, Frame& frame) const;
@@ -97,7 +106,7 @@ class StraightLine {
   Branch body_;
   std::vector<c10::IValue> constants_;
   size_t inputs_ = 0, registers_ = 0;
-  bool has_tensor_ops_ = false;
+  bool has_tensor_ops_ = false, names_lines_ = false;
 };
 
 }  // namespace tsfuser

@@ -1,4 +1,4 @@
-#include "torchscript/straight_line.h"
+#include "group/step_list.h"
 #include "group/group.h"
 #include "group/guard_widening.h"
 
@@ -8,6 +8,8 @@
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
+#include <string>
+#include <tuple>
 #include <utility>
 
 namespace tsfuser {
@@ -16,9 +18,20 @@ namespace {
 
 using torch::jit::Stack;
 
+// `File "model.py", line 7: y = self.embedding(x)`
+std::string line_of(const torch::jit::Node& node) {
+  const auto range = node.sourceRange();
+  const auto place = range.file_line_col();
+  if (!place) {
+    return node.kind().toQualString();
+  }
+  return c10::str("File \"", std::get<0>(*place), "\", line ", std::get<1>(*place), ": ",
+                  range.text().str());
+}
+
 }  // namespace
 
-struct StraightLine::Frame {
+struct StepList::Frame {
   Stack& stack;
   c10::SmallVector<c10::IValue, 40> registers;
 
@@ -56,7 +69,7 @@ struct StraightLine::Frame {
   }
 };
 
-void StraightLine::run(Stack& stack) const {
+void StepList::run(Stack& stack) const {
   Frame frame{stack, {}};
   frame.registers.resize(registers_);
   const auto inputs = torch::jit::last(stack, inputs_);
@@ -70,13 +83,20 @@ void StraightLine::run(Stack& stack) const {
   }
 }
 
-void StraightLine::run_steps(const Steps& steps, Frame& frame) const {
+void StepList::run_steps(const Steps& steps, Frame& frame) const {
   for (const Step& step : steps) {
-    run_step(step, frame);
+    try {
+      run_step(step, frame);
+    } catch (c10::Error& error) {  // keeps its type: an IndexError is one
+      if (names_lines_ && step.branches.empty()) {
+        error.add_context(line_of(*step.node));
+      }
+      throw;
+    }
   }
 }
 
-void StraightLine::choose(const Step& step, bool holds, Frame& frame) const {
+void StepList::choose(const Step& step, bool holds, Frame& frame) const {
   const Branch& branch = step.branches[holds ? 0 : 1];
   for (const int32_t dropped : branch.dropped) {
     frame.registers[dropped] = {};
@@ -90,7 +110,41 @@ void StraightLine::choose(const Step& step, bool holds, Frame& frame) const {
   }
 }
 
-bool StraightLine::holds(const Step& step, Frame& frame) const {
+void StepList::loop(const Step& step, Frame& frame) const {
+  const Branch& body = step.branches[0];
+  const int64_t most = frame.take(step.operands[0], constants_).toInt();
+  bool goes_on = frame.take(step.operands[1], constants_).toBool();
+  c10::SmallVector<c10::IValue, 4> handed_on;
+  for (size_t i = 2; i < step.operands.size(); ++i) {
+    handed_on.push_back(frame.take(step.operands[i], constants_));
+  }
+  for (int64_t turn = 0; turn < most && goes_on; ++turn) {
+    if (step.parameters[0] >= 0) {
+      frame.registers[step.parameters[0]] = turn;
+    }
+    for (size_t i = 0; i < handed_on.size(); ++i) {
+      if (step.parameters[i + 1] >= 0) {
+        frame.registers[step.parameters[i + 1]] = std::move(handed_on[i]);
+      }
+      handed_on[i] = {};  // a tensor that the body does not read is not kept
+    }
+    run_steps(body.steps, frame);
+    goes_on = frame.take(body.results[0], constants_).toBool();
+    for (size_t i = 0; i < handed_on.size(); ++i) {
+      handed_on[i] = frame.take(body.results[i + 1], constants_);
+    }
+  }
+  for (const int32_t dropped : body.dropped) {
+    frame.registers[dropped] = {};
+  }
+  for (size_t i = 0; i < handed_on.size(); ++i) {
+    if (step.results[i] >= 0) {
+      frame.registers[step.results[i]] = std::move(handed_on[i]);
+    }
+  }
+}
+
+bool StepList::holds(const Step& step, Frame& frame) const {
   bool all = true;
   for (const Operand& operand : step.operands) {
     const c10::IValue& value = operand.constant ? constants_[operand.index] : frame.registers[operand.index];
@@ -106,10 +160,13 @@ bool StraightLine::holds(const Step& step, Frame& frame) const {
   return all;
 }
 
-void StraightLine::run_step(const Step& step, Frame& frame) const {
+void StepList::run_step(const Step& step, Frame& frame) const {
   Stack& stack = frame.stack;
   if (step.kind == Kind::If) {
     return choose(step, frame.take(step.operands[0], constants_).toBool(), frame);
+  }
+  if (step.kind == Kind::Loop) {
+    return loop(step, frame);
   }
   if (step.kind == Kind::Guarded) {
     return run_guarded(step, frame);
@@ -140,6 +197,13 @@ void StraightLine::run_step(const Step& step, Frame& frame) const {
       stack.emplace_back(std::move(list));
       break;
     }
+    case Kind::ListUnpack: {
+      const auto list = torch::jit::pop(stack).toList();
+      TORCH_CHECK(list.size() == step.results.size(), "Expected ", step.results.size(),
+                  " elements in a list but found ", list.size());
+      stack.insert(stack.end(), list.begin(), list.end());
+      break;
+    }
     case Kind::TupleConstruct: {
       std::vector<c10::IValue> items = torch::jit::pop(stack, step.operands.size());
       stack.emplace_back(c10::ivalue::Tuple::create(std::move(items)));
@@ -154,7 +218,7 @@ void StraightLine::run_step(const Step& step, Frame& frame) const {
 }
 
 // Where the guard would agree, it is not asked.
-void StraightLine::run_guarded(const Step& step, Frame& frame) const {
+void StepList::run_guarded(const Step& step, Frame& frame) const {
   Stack& stack = frame.stack;
   const Branch& fused = step.branches[0];
   const Step& group = fused.steps[0];

@@ -1,9 +1,7 @@
-// Makes the steps of a straight line from a graph.
+// Makes the steps of a list from a graph.
 
-#include "torchscript/straight_line.h"
+#include "group/step_list.h"
 #include "group/group.h"
-#include "torchscript/hooks.h"
-#include "torchscript/nodes.h"
 
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -11,6 +9,7 @@
 #include <torch/csrc/jit/runtime/operator.h>
 
 #include <algorithm>
+#include <iterator>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -62,6 +61,11 @@ c10::Symbol all_defined() {
   return kind;
 }
 
+c10::Symbol loop_end() {  // which does nothing
+  static const auto kind = c10::Symbol::fromQualString("tsfuser::loop_end");
+  return kind;
+}
+
 c10::Symbol none_defined() {
   static const auto kind = c10::Symbol::fromQualString("prim::AutogradAllZero");
   return kind;
@@ -80,25 +84,25 @@ bool is_all_of_list(const Node& node) {
 }  // namespace
 
 // Goes backward through a graph, so that the first reader that it meets of a value is the last one.
-class StraightLineBuilder {
+class StepListBuilder {
  public:
-  explicit StraightLineBuilder(StraightLine& line) : line_(line) {}
+  explicit StepListBuilder(StepList& list) : list_(list) {}
 
   bool build(Graph& graph) {
     for (const Value* input : graph.inputs()) {
       number(input);
     }
-    line_.inputs_ = graph.inputs().size();
+    list_.inputs_ = graph.inputs().size();
     Values live;
-    const bool done = build(*graph.block(), line_.body_, live);
-    line_.registers_ = numbers_.size();
+    const bool done = build(*graph.block(), list_.body_, live);
+    list_.registers_ = numbers_.size();
     return done;
   }
 
  private:
-  using Step = StraightLine::Step;
-  using Kind = StraightLine::Kind;
-  using Operand = StraightLine::Operand;
+  using Step = StepList::Step;
+  using Kind = StepList::Kind;
+  using Operand = StepList::Operand;
   using Values = std::unordered_set<const Value*>;
 
   int32_t number(const Value* value) {
@@ -107,9 +111,9 @@ class StraightLineBuilder {
 
   Operand operand(const Value* value, Values& live) {
     if (value->node()->kind() == c10::prim::Constant) {
-      const auto [found, added] = constants_.emplace(value, static_cast<int32_t>(line_.constants_.size()));
+      const auto [found, added] = constants_.emplace(value, static_cast<int32_t>(list_.constants_.size()));
       if (added) {
-        line_.constants_.push_back(*torch::jit::toIValue(value));
+        list_.constants_.push_back(*torch::jit::toIValue(value));
       }
       return {found->second, /*constant=*/true, /*last=*/false};
     }
@@ -117,8 +121,8 @@ class StraightLineBuilder {
   }
 
   template <class List>
-  StraightLine::Operands operands(const List& values, Values& live) {
-    StraightLine::Operands found(values.size());
+  StepList::Operands operands(const List& values, Values& live) {
+    StepList::Operands found(values.size());
     for (size_t i = values.size(); i-- > 0;) {
       found[i] = operand(values[i], live);
     }
@@ -126,7 +130,7 @@ class StraightLineBuilder {
   }
 
   // `live`: what is read behind the block; in the end, what is read from the block on.
-  bool build(const Block& block, StraightLine::Branch& branch, Values& live) {
+  bool build(const Block& block, StepList::Branch& branch, Values& live) {
     branch.results = operands(block.outputs(), live);
     const auto nodes = block.nodes().reverse();
     for (const Node* node : nodes) {
@@ -137,15 +141,18 @@ class StraightLineBuilder {
         }
         continue;
       }
-      if (lists_.count(node) != 0) {
+      if (lists_.count(node) != 0 || node->kind() == loop_end()) {
         continue;
       }
       Step step;
+      step.node = node;
       for (const Value* output : node->outputs()) {
         step.results.push_back(live.erase(output) ? number(output) : -1);
       }
-      if (!(node->kind() == c10::prim::If ? build_choice(*node, step, live)
-                                          : build_step(*node, step, live))) {
+      const bool done = node->kind() == c10::prim::If     ? build_choice(*node, step, live)
+                        : node->kind() == c10::prim::Loop ? build_loop(*node, step, live)
+                                                          : build_step(*node, step, live);
+      if (!done) {
         return false;
       }
       branch.steps.push_back(std::move(step));
@@ -156,7 +163,7 @@ class StraightLineBuilder {
   }
 
   // Makes one step of a guard and the If behind it that runs a group, or something else.
-  void merge_guards(StraightLine::Steps& steps) {
+  void merge_guards(StepList::Steps& steps) {
     for (size_t i = 0; i + 1 < steps.size(); ++i) {
       Step &guard = steps[i], &choice = steps[i + 1];
       if (guard.guard != 0 && choice.kind == Kind::If && choice.operands[0].last &&
@@ -172,7 +179,7 @@ class StraightLineBuilder {
   }
 
   // Whether the branch only runs a group, which takes all that the guard looks at.
-  static bool is_guarded(const StraightLine::Branch& branch, const Step& guard) {
+  static bool is_guarded(const StepList::Branch& branch, const Step& guard) {
     return branch.steps.size() == 1 && branch.steps[0].group != nullptr &&
            std::all_of(guard.operands.begin(), guard.operands.end(), [&branch](const Operand& seen) {
              const auto& taken = branch.steps[0].operands;
@@ -184,7 +191,7 @@ class StraightLineBuilder {
 
   // Whether the results of the If are the group's, as they are; the group then gives them.
   static bool gives_results(Step& choice) {
-    StraightLine::Branch& branch = choice.branches[0];
+    StepList::Branch& branch = choice.branches[0];
     auto& given = branch.steps[0].results;
     c10::SmallVector<int32_t, 6> results(given.size(), -1);
     for (size_t i = 0; i < branch.results.size(); ++i) {
@@ -221,6 +228,51 @@ class StraightLineBuilder {
     return true;
   }
 
+  bool build_loop(const Node& node, Step& step, Values& live) {
+    const Block& body = *node.blocks()[0];
+    Values made, read;
+    note_values(body, made, read);
+    Values inside = live;  // what comes from outside is read again in the next turn
+    for (const Value* value : read) {
+      if (made.count(value) == 0) {
+        inside.insert(value);
+      }
+    }
+    const Values behind = std::exchange(live, inside);
+    step.kind = Kind::Loop;
+    step.branches.resize(1);
+    if (!build(body, step.branches[0], inside)) {
+      return false;
+    }
+    for (const Value* parameter : body.inputs()) {
+      step.parameters.push_back(inside.count(parameter) != 0 ? number(parameter) : -1);
+    }
+    for (const Value* value : live) {
+      if (behind.count(value) == 0) {
+        step.branches[0].dropped.push_back(number(value));
+      }
+    }
+    step.operands = operands(node.inputs(), live);
+    return true;
+  }
+
+  // What the block and those inside it make, and the values without constants that they read.
+  static void note_values(const Block& block, Values& made, Values& read) {
+    const auto note = [&read](at::ArrayRef<const Value*> values) {
+      std::copy_if(values.begin(), values.end(), std::inserter(read, read.end()),
+                   [](const Value* value) { return value->node()->kind() != c10::prim::Constant; });
+    };
+    made.insert(block.inputs().begin(), block.inputs().end());
+    note(block.outputs());
+    for (const Node* node : block.nodes()) {
+      note(node->inputs());
+      made.insert(node->outputs().begin(), node->outputs().end());
+      for (const Block* inner : node->blocks()) {
+        note_values(*inner, made, read);
+      }
+    }
+  }
+
   bool build_step(const Node& node, Step& step, Values& live) {
     at::ArrayRef<const Value*> inputs(const_cast<const Value* const*>(node.inputs().data()),
                                       node.inputs().size());
@@ -249,9 +301,15 @@ class StraightLineBuilder {
       step.kind = made ? Kind::TupleConstruct : Kind::TupleUnpack;
       return !made || !node.output()->type()->expectRef<c10::TupleType>().name();
     }
-    if (node.kind() == c10::prim::ListConstruct && is_list_of_numbers(node.output())) {
+    if (node.kind() == c10::prim::ListUnpack) {
+      step.kind = Kind::ListUnpack;
+      list_.has_tensor_ops_ |= gives_tensors(node);
+      return true;
+    }
+    if (node.kind() == c10::prim::ListConstruct) {
       step.kind = Kind::ListConstruct;
       step.items = node.output()->type()->expectRef<c10::ListType>().getElementType();
+      list_.has_tensor_ops_ |= gives_tensors(node);
       return true;
     }
     if (!is_operator(node)) {
@@ -264,25 +322,25 @@ class StraightLineBuilder {
     const bool alone = node.kind() == c10::prim::CudaFusionGroup && !node.hasAttribute(batch);
     step.group = alone ? group_of(&node) : nullptr;
     step.guard = node.kind() == c10::prim::CudaFusionGuard ? new_call_key() : 0;
-    line_.has_tensor_ops_ |= node.kind() != c10::prim::CudaFusionGroup && gives_tensors(node);
+    list_.has_tensor_ops_ |= node.kind() != c10::prim::CudaFusionGroup && gives_tensors(node);
     return true;
   }
 
-  StraightLine& line_;
+  StepList& list_;
   std::unordered_map<const Value*, int32_t> numbers_, constants_;
   std::unordered_set<const Node*> lists_;  // that are part of a step behind them
 };
 
-std::unique_ptr<const StraightLine> StraightLine::of(Graph& graph, const std::vector<size_t>& left_out) {
-  std::unique_ptr<StraightLine> line(new StraightLine);
-  line->graph_ = graph.copy();
+std::unique_ptr<StepList> StepList::of(Graph& graph, const std::vector<size_t>& left_out) {
+  std::unique_ptr<StepList> list(new StepList);
+  list->graph_ = graph.copy();
   for (auto number = left_out.rbegin(); number != left_out.rend(); ++number) {
-    line->graph_->eraseOutput(*number);
+    list->graph_->eraseOutput(*number);
   }
-  if (!StraightLineBuilder(*line).build(*line->graph_)) {
+  if (!StepListBuilder(*list).build(*list->graph_)) {
     return nullptr;
   }
-  return line;
+  return list;
 }
 
 }  // namespace tsfuser
