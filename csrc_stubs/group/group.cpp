@@ -10,6 +10,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/shape_analysis.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
 
 #include <memory>
 #include <mutex>
@@ -271,14 +272,30 @@ void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, t
   run_unfused(stack, reason);
 }
 
-const RunnableGraph& Group::unfused_code() {
+namespace {
+
+std::shared_ptr<torch::jit::Graph> without_shapes(const torch::jit::Graph& graph) {
+  auto copy = const_cast<torch::jit::Graph&>(graph).copy();
+  torch::jit::EraseShapeInformation(copy);
+  return copy;
+}
+
+}  // namespace
+
+const torch::jit::Code& Group::unfused_code() {
   const std::lock_guard<std::mutex> lock(code_mutex_);
   if (!code_) {
-    auto copy = graph->copy();
-    torch::jit::EraseShapeInformation(copy);
-    code_ = std::make_unique<RunnableGraph>(copy, "tsfuser_unfused");
+    code_ = std::make_shared<torch::jit::Code>(without_shapes(*graph), "tsfuser_unfused");
   }
   return *code_;
+}
+
+const RunnableGraph& Group::unfused_steps() {
+  const std::lock_guard<std::mutex> lock(code_mutex_);
+  if (!steps_) {
+    steps_ = std::make_unique<RunnableGraph>(without_shapes(*graph), "tsfuser_unfused");
+  }
+  return *steps_;
 }
 
 bool Group::send_back(torch::jit::Stack& stack, const std::string& reason) {
@@ -322,7 +339,13 @@ void Group::run_unfused(torch::jit::Stack& stack, const std::string& reason) {
   interpret(stack);
 }
 
-void Group::interpret(torch::jit::Stack& stack) { unfused_code().run(stack); }
+void Group::interpret(torch::jit::Stack& stack) {
+  if (KeepErrorTypes::any()) {
+    unfused_steps().run(stack);
+  } else {
+    torch::jit::InterpreterState(unfused_code()).run(stack);
+  }
+}
 
 void Group::report(const char* kind, const std::string& reason) {
   {

@@ -23,6 +23,7 @@
 namespace torch::jit {
 struct Graph;
 struct Node;
+struct Code;
 }  // namespace torch::jit
 
 namespace tsfuser {
@@ -87,7 +88,8 @@ class Group {
   void run_unfused(torch::jit::Stack& stack, const std::string& reason);
   void run_interrupted(torch::jit::Stack& stack, const std::string& reason);
   void report(const char* kind, const std::string& reason);
-  const RunnableGraph& unfused_code();
+  const torch::jit::Code& unfused_code();
+  const RunnableGraph& unfused_steps();
 
   static constexpr size_t most_reports = 64;
 
@@ -98,7 +100,8 @@ class Group {
 
   std::mutex planning_;  // held while Python plans; waited for without the GIL
   std::mutex code_mutex_;
-  std::unique_ptr<const RunnableGraph> code_;
+  std::shared_ptr<const torch::jit::Code> code_;
+  std::unique_ptr<const RunnableGraph> steps_;
 };
 
 // The process-wide registry. Equal texts are one group; groups live as long as the process.

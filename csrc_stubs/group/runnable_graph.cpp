@@ -3,7 +3,21 @@
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
 
+#include <utility>
+
 namespace tsfuser {
+namespace {
+
+bool& kept() {
+  static thread_local bool value = false;
+  return value;
+}
+
+}  // namespace
+
+KeepErrorTypes::KeepErrorTypes() : before_(std::exchange(kept(), true)) {}
+KeepErrorTypes::~KeepErrorTypes() { kept() = before_; }
+bool KeepErrorTypes::any() { return kept(); }
 
 RunnableGraph::RunnableGraph(const std::shared_ptr<torch::jit::Graph>& graph, const char* name)
     : steps_(StepList::of(*graph)) {

@@ -31,4 +31,19 @@ class RunnableGraph {
   std::unique_ptr<torch::jit::Code> code_;  // where there are no steps
 };
 
+// While there is one on this thread, what a group raises has the type that its ops raise: no TorchScript
+// program runs the group, which would get an error with a traceback of torch's interpreter.
+class KeepErrorTypes {
+ public:
+  KeepErrorTypes();
+  ~KeepErrorTypes();
+  KeepErrorTypes(const KeepErrorTypes&) = delete;
+  KeepErrorTypes& operator=(const KeepErrorTypes&) = delete;
+
+  static bool any();
+
+ private:
+  const bool before_;
+};
+
 }  // namespace tsfuser

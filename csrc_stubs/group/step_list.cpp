@@ -8,8 +8,6 @@
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
-#include <string>
-#include <tuple>
 #include <utility>
 
 namespace tsfuser {
@@ -18,15 +16,14 @@ namespace {
 
 using torch::jit::Stack;
 
-// `File "model.py", line 7: y = self.embedding(x)`
-std::string line_of(const torch::jit::Node& node) {
+// Adds the line of the program that the node stands for, as `File "model.py", line 7: y =
+// self.embedding(x)`.
+void name_line(c10::Error& error, const torch::jit::Node& node) {
   const auto range = node.sourceRange();
-  const auto place = range.file_line_col();
-  if (!place) {
-    return node.kind().toQualString();
+  if (const auto place = range.file_line_col()) {
+    const auto& [file, line, column] = *place;
+    error.add_context(c10::str("File \"", file, "\", line ", line, ": ", range.text().str()));
   }
-  return c10::str("File \"", std::get<0>(*place), "\", line ", std::get<1>(*place), ": ",
-                  range.text().str());
 }
 
 }  // namespace
@@ -83,13 +80,17 @@ void StepList::run(Stack& stack) const {
   }
 }
 
+bool StepList::names_no_line(const Step& step) {
+  return step.branches.empty() && step.kind != Kind::Call && step.node->kind() != c10::prim::CudaFusionGroup;
+}
+
 void StepList::run_steps(const Steps& steps, Frame& frame) const {
   for (const Step& step : steps) {
     try {
       run_step(step, frame);
-    } catch (c10::Error& error) {  // keeps its type: an IndexError is one
-      if (names_lines_ && step.branches.empty()) {
-        error.add_context(line_of(*step.node));
+    } catch (c10::Error& error) {
+      if (names_lines_ && names_no_line(step)) {
+        name_line(error, *step.node);
       }
       throw;
     }
@@ -119,12 +120,12 @@ void StepList::loop(const Step& step, Frame& frame) const {
     handed_on.push_back(frame.take(step.operands[i], constants_));
   }
   for (int64_t turn = 0; turn < most && goes_on; ++turn) {
-    if (step.parameters[0] >= 0) {
-      frame.registers[step.parameters[0]] = turn;
+    if (body.parameters[0] >= 0) {
+      frame.registers[body.parameters[0]] = turn;
     }
     for (size_t i = 0; i < handed_on.size(); ++i) {
-      if (step.parameters[i + 1] >= 0) {
-        frame.registers[step.parameters[i + 1]] = std::move(handed_on[i]);
+      if (body.parameters[i + 1] >= 0) {
+        frame.registers[body.parameters[i + 1]] = std::move(handed_on[i]);
       }
       handed_on[i] = {};  // a tensor that the body does not read is not kept
     }

@@ -37,7 +37,7 @@ class StepList {
   // the interpreter knows (attributes, methods, dicts).
   static std::unique_ptr<StepList> of(torch::jit::Graph& graph, const std::vector<size_t>& left_out = {});
 
-  // An error of torch's says from now on which line of the program it comes from.
+  // What torch raises in a step says from now on which line of the program it comes from.
   void name_lines() { names_lines_ = true; }
   void run(torch::jit::Stack& stack) const;
   // Whether an op other than a group makes tensors, or hands its operands on.
@@ -58,11 +58,12 @@ class StepList {
   struct Step;
   using Steps = std::vector<Step>;
   // A block of an If or Loop: what it runs, what it gives, and the registers that nobody reads any more once
-  // the branch is taken, or the loop is done.
+  // the branch is taken, or the loop is done. `parameters`: registers for the number of the turn, and for
+  // what the last turn hands on; -1: nobody reads it.
   struct Branch {
     Steps steps;
     Operands results;
-    std::vector<int32_t> dropped;
+    std::vector<int32_t> dropped, parameters;
   };
   enum class Kind : uint8_t {
     Op,
@@ -79,7 +80,6 @@ class StepList {
     NoneDefined
   };
   struct Step {
-    const torch::jit::Node* node = nullptr;
     Kind kind = Kind::Op;
     bool counted = false;  // the op takes the number of its operands from the stack
     Operands operands;
@@ -88,13 +88,14 @@ class StepList {
     torch::jit::GraphFunction* function = nullptr;
     c10::TypePtr items;            // of a list
     std::vector<Branch> branches;  // where the condition holds, and where not; or the body of a loop
-    c10::SmallVector<int32_t, 4>
-        parameters;          // registers of the body's: the number of the turn, what is handed on
-    Group* group = nullptr;  // that the step, or the first branch of a guarded one, runs
-    CallKey guard = 0;       // of a guarded one
+    Group* group = nullptr;        // that the step, or the first branch of a guarded one, runs
+    CallKey guard = 0;             // of a guarded one
+    const torch::jit::Node* node = nullptr;
   };
   struct Frame;
 
+  // Whether errors in it come with no line of the program yet: it runs no other steps.
+  static bool names_no_line(const Step& step);
   void run_steps(const Steps& steps, Frame& frame) const;
   void choose(const Step& step, bool holds, Frame& frame) const;
   void loop(const Step& step, Frame& frame) const;

@@ -245,7 +245,7 @@ class StepListBuilder {
       return false;
     }
     for (const Value* parameter : body.inputs()) {
-      step.parameters.push_back(inside.count(parameter) != 0 ? number(parameter) : -1);
+      step.branches[0].parameters.push_back(inside.count(parameter) != 0 ? number(parameter) : -1);
     }
     for (const Value* value : live) {
       if (behind.count(value) == 0) {

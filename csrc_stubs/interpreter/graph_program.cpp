@@ -236,7 +236,10 @@ class GraphProgram {
       targets.push_back(stack[update.first].toTensor());
     }
     stack.insert(stack.end(), constants_.begin(), constants_.end());
-    code_.run(stack);
+    {
+      const KeepErrorTypes keep;
+      code_.run(stack);
+    }
     update(targets, stack);
     for (size_t i = 0; i < orders_.size(); ++i) {
       if (orders_[i] && stack[i].isTensor()) {

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from kit.native_support import ADD, refusing_plan
 from tsfuser import _C
 
 CONSTANTS = """
@@ -188,6 +189,25 @@ def test_an_error_leaves_the_next_call_as_it_was():
         run([x, torch.rand(2, 2), 3, True])
     [result] = run([x, y, 1, True])
     assert torch.equal(result, x * y + x)
+
+
+def test_an_error_in_an_unfused_group_names_one_line(native):  # whose text no other test's group has
+    native.set_planner(lambda group, args, varies: refusing_plan(native, 6, "for the test"))
+    graph, subgraph = torch._C.Graph(), torch._C.parse_ir(ADD.replace("add", "atan2").replace(", %one", ""))
+    values = [graph.addInput() for _ in range(2)]
+    group = graph.create("prim::CudaFusionGroup", values, 1)
+    [inner] = subgraph.findAllNodes("aten::atan2")
+    for node, line in ((inner, 3), (group, 5)):
+        _C.set_place(node, "program.py", line, "atan2(a, b)")
+    group.g_("Subgraph", subgraph)
+    graph.appendNode(group)
+    graph.registerOutput(group.output())
+    run = _C.GraphProgram(graph, [], [], [0], [None], lambda: True)
+    x = torch.rand(3)
+    with pytest.raises(RuntimeError, match="must match the size of tensor") as error:
+        run([x, torch.rand(2)])
+    assert str(error.value).endswith('(File "program.py", line 3: atan2(a, b))')
+    assert torch.equal(run([x, x])[0], torch.atan2(x, x))
 
 
 def test_a_list_of_another_length_is_an_error():
