@@ -1,6 +1,7 @@
 """Graphs that run as lists of steps do what torch's interpreter does (csrc_stubs/group/step_list.h)."""
 
 import gc
+import random
 
 import pytest
 import torch
@@ -180,6 +181,98 @@ def test_results_are_those_of_torchs_interpreter(body):
             for mine, theirs in zip(run(list(args)), expected(list(args)), strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
             assert all(torch.equal(x, y) for x, y in zip(args, before))
+
+
+class Body:
+    """A random graph: ops, choices and loops in each other, over tensors, ints and bools that they see."""
+
+    def __init__(self, seed):
+        self.random, self.lines, self.count = random.Random(seed), [], 0
+        seen = {"Tensor": ["%x", "%y"], "int": ["%n", "%one", "%zero"], "bool": ["%p", "%no", "%yes"]}
+        self.nodes(seen, 1, 7)
+        results = [name for names in seen.values() for name in names if name[1:].isdigit()]
+        results = self.random.sample(results, min(4, len(results))) + ["%x"]
+        self.text = "\n".join(["", *self.lines, f"  return ({', '.join(results)})"])
+
+    def new(self):
+        self.count += 1
+        return f"%{1000 + self.count}"
+
+    def add(self, depth, line):
+        self.lines.append("  " * depth + line)
+
+    def nodes(self, seen, depth, most):
+        for _ in range(self.random.randint(1, most)):
+            self.random.choice((self.op, self.op, self.question, self.choice, self.loop))(seen, depth)
+
+    def op(self, seen, depth):
+        a, b, i = (self.random.choice(seen[kind]) for kind in ("Tensor", "Tensor", "int"))
+        made = self.new()
+        self.add(depth, f"{made} : Tensor = aten::{self.random.choice(('add', 'sub'))}({a}, {b}, {i})")
+        seen["Tensor"].append(made)
+
+    def question(self, seen, depth):
+        a, b = (self.random.choice(seen["int"]) for _ in range(2))
+        made, summed = self.new(), self.new()
+        self.add(depth, f"{made} : bool = aten::lt({a}, {b})")
+        self.add(depth, f"{summed} : int = aten::sub({a}, {b})")
+        seen["bool"].append(made)
+        seen["int"].append(summed)
+
+    def block(self, seen, depth, head, kinds, parameters=()):
+        """A block that returns values of the `kinds`."""
+        self.add(depth, head)
+        inside = {kind: list(names) for kind, names in seen.items()}
+        for name, kind in parameters:
+            inside[kind].append(name)
+        self.nodes(inside, depth + 1, 3)
+        results = [self.random.choice(inside[kind][-4:]) for kind in kinds]
+        self.add(depth + 1, f"-> ({', '.join(results)})")
+
+    def made_of(self, seen, kinds):
+        made = [self.new() for _ in kinds]
+        for name, kind in zip(made, kinds):
+            seen[kind].append(name)
+        return ", ".join(f"{name} : {kind}" for name, kind in zip(made, kinds))
+
+    def kinds(self):
+        return self.random.choices(("Tensor", "Tensor", "int", "bool"), k=self.random.randint(1, 3))
+
+    def choice(self, seen, depth):
+        if depth > 5:
+            return
+        kinds, place = self.kinds(), len(self.lines)
+        condition = self.random.choice(seen["bool"])
+        for k in range(2):
+            self.block(seen, depth + 1, f"block{k}():", kinds)
+        head = f"{self.made_of(seen, kinds)} = prim::If({condition})"
+        self.lines.insert(place, "  " * depth + head)
+
+    def loop(self, seen, depth):
+        if depth > 5:
+            return
+        kinds, place = self.kinds(), len(self.lines)
+        operands = [self.random.choice(seen[kind]) for kind in kinds]
+        condition = self.random.choice(["%yes", *seen["bool"]])
+        turn, *given = [(self.new(), kind) for kind in ("int", *kinds)]
+        listed = ", ".join(f"{name} : {kind}" for name, kind in (turn, *given))
+        self.block(seen, depth + 1, f"block0({listed}):", ("bool", *kinds), (turn, *given))
+        head = f"prim::Loop(%three, {', '.join((condition, *operands))})"
+        self.lines.insert(place, "  " * depth + f"{self.made_of(seen, kinds)} = {head}")
+        self.add(depth, "tsfuser::loop_end()")  # without it torch's interpreter may lose operands
+
+
+def test_random_graphs(request):
+    several = 0
+    for seed in range(5000 if request.config.getoption("--long") else 150):
+        body = Body(seed).text
+        run, expected = steps_of(body), program_of(DICT + body)
+        several += "Loop" in body
+        for n in (0, 2):
+            args = [torch.full((2,), 3, dtype=torch.int64), torch.tensor([5, -7]), n, bool(seed % 2)]
+            for mine, theirs in zip(run(list(args)), expected(list(args)), strict=True):
+                assert mine == theirs if isinstance(mine, int) else torch.equal(mine, theirs), body
+    assert several > 50
 
 
 def test_an_error_leaves_the_next_call_as_it_was():
