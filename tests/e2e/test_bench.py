@@ -21,6 +21,7 @@ from benchmarks import (
     compiled,
     compiled_cases,
     compiled_child,
+    floor,
     networks,
     networks_child,
     report,
@@ -41,7 +42,7 @@ def run(script, *arguments):
 def measured(tmp_path_factory):
     """What one run of scripts/bench printed and wrote, without the peers that compile for seconds."""
     path = tmp_path_factory.mktemp("bench") / "bench.json"
-    only = "gelu,softmax,layer_norm_shapes,pointwise,host,graph"
+    only = "gelu,softmax,layer_norm_shapes,pointwise,host,steps,graph"
     done = run(
         "bench", "--quick", "--only", only, "--peers", "eager,script,mef_tsfuser,tsfuser", "--json", path
     )
@@ -54,12 +55,24 @@ def test_every_case_is_measured_with_every_peer(measured):
     blocks = {"eager", "script", "mef_tsfuser", "tsfuser"}
     assert set(results["gelu"]["peers"]) == set(results["softmax"]["peers"]) == blocks
     assert set(results["layer_norm_shapes"]["peers"]) == {"eager", "script", "tsfuser"}
+    assert set(results["gelu_step"]["peers"]) == {"eager", "script", "tsfuser"}
     errors = {n: c["error"] for r in results.values() for n, c in r["peers"].items() if "error" in c}
     assert errors == {}
     for name in blocks:
         assert results["gelu"]["peers"][name]["its"] > 0
     best = max(results["gelu"]["peers"][n]["its"] for n in ("eager", "script"))
     assert results["gelu"]["ratio"] == pytest.approx(results["gelu"]["peers"]["tsfuser"]["its"] / best)
+
+
+@pytest.mark.long  # builds C++ for half a minute
+def test_the_floor_of_a_step_is_one_node_of_autograd():
+    x, w, b = (torch.randn(2, 3).requires_grad_(r) for r in (True, False, True))
+    result = floor.built()([x, w, b])
+    assert result.shape == x.shape and len(result.grad_fn.next_functions) == 3
+    found = torch.autograd.grad(result.sum(), [x, b])
+    assert [g.shape for g in found] == [x.shape, b.shape]
+    with pytest.raises(RuntimeError, match="not have been used in the graph"):
+        torch.autograd.grad(result.sum(), w.requires_grad_())
 
 
 def test_the_table_fits_120_columns(measured):
