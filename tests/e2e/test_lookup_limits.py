@@ -66,6 +66,23 @@ def test_an_index_out_of_range_raises_what_eager_raises(device, target, text):
 
 
 @HOST
+@pytest.mark.parametrize("text", WRONG)
+def test_torch_compiles_programs_raise_errors_of_eagers_types(device, target, text):
+    plain = eval(f"lambda x, i: {text}")
+    x, bad = torch.randn(5, 37, device=device), indices(WRONG[text], 5, device)
+    torch._dynamo.reset()
+    compiled = torch.compile(plain, backend="tsfuser")
+    before = tsfuser.stats()["launches"]
+    assert_matches(compiled(x, bad), plain(x, bad), ops=20)
+    assert tsfuser.stats()["launches"] > before
+    bad.view(-1)[-1] = 37
+    eager, eager_text = failure(plain, x, bad)
+    for _ in range(2):
+        found, found_text = failure(compiled, x, bad)
+        assert found is eager and found_text.startswith(eager_text)
+
+
+@HOST
 def test_nothing_is_read_where_there_is_no_index(device, target):
     """Threads and lanes past the end compute indices, too, of nothing: -1 here, in a table of one entry."""
     for count in (1, 3, 31, 129):
