@@ -33,6 +33,7 @@ ALLOWED = {
     "csrc_stubs/call/store.cpp": ("store", "the op that it defines"),
     "csrc_stubs/call/roundings.cpp": ("rounded unrounded", "the ops that it defines"),
     "csrc_stubs/call/seeded_dropout.cpp": ("seeded_dropout", "the op that it defines"),
+    "csrc_stubs/group/step_list_build.cpp": ("all", "here it is over a list of bools of the host"),
     "tsfuser/graph/copied_reshapes.py": (
         "reshape reshaped contiguous ordered slice _grad_sum_to_size",
         "the nodes that it makes, and of which, and what is a whole; and what gives a gradient",
