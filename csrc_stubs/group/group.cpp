@@ -274,13 +274,22 @@ void Group::run_prepared(const PreparedCall& call, const Arguments& arguments, t
 
 namespace {
 
-std::shared_ptr<torch::jit::Graph> without_shapes(const torch::jit::Graph& graph) {
-  auto copy = const_cast<torch::jit::Graph&>(graph).copy();
+bool& eager_errors() {
+  static thread_local bool wanted = false;
+  return wanted;
+}
+
+std::shared_ptr<torch::jit::Graph> without_shapes(torch::jit::Graph& graph) {
+  auto copy = graph.copy();
   torch::jit::EraseShapeInformation(copy);
   return copy;
 }
 
 }  // namespace
+
+EagerErrors::EagerErrors() : before_(std::exchange(eager_errors(), true)) {}
+EagerErrors::~EagerErrors() { eager_errors() = before_; }
+bool EagerErrors::wanted() { return eager_errors(); }
 
 const torch::jit::Code& Group::unfused_code() {
   const std::lock_guard<std::mutex> lock(code_mutex_);
@@ -340,7 +349,7 @@ void Group::run_unfused(torch::jit::Stack& stack, const std::string& reason) {
 }
 
 void Group::interpret(torch::jit::Stack& stack) {
-  if (KeepErrorTypes::any()) {
+  if (EagerErrors::wanted()) {
     unfused_steps().run(stack);
   } else {
     torch::jit::InterpreterState(unfused_code()).run(stack);

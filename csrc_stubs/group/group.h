@@ -35,6 +35,21 @@ inline constexpr const char* batched_mark = "# batched";
 
 extern std::atomic<bool> fallback_enabled;
 
+// While there is one on this thread, a group that runs unfused raises what its ops raise. Else torch's
+// interpreter runs it, whose errors have the traceback that TorchScript programs are used to.
+class EagerErrors {
+ public:
+  EagerErrors();
+  ~EagerErrors();
+  EagerErrors(const EagerErrors&) = delete;
+  EagerErrors& operator=(const EagerErrors&) = delete;
+
+  static bool wanted();
+
+ private:
+  const bool before_;
+};
+
 class Group {
  public:
   Group(int64_t id, std::shared_ptr<torch::jit::Graph> graph, std::string text);
@@ -107,7 +122,7 @@ class Group {
 // The process-wide registry. Equal texts are one group; groups live as long as the process.
 Group* group_by_text(std::shared_ptr<torch::jit::Graph> graph, const std::string& text);
 Group* group_by_id(int64_t id);  // null if there is none
-// That a prim::CudaFusionGroup runs.
+// The group that a prim::CudaFusionGroup runs.
 Group* group_of(const torch::jit::Node* node);
 Group& known_group(int64_t id);  // throws std::out_of_range
 size_t group_count();

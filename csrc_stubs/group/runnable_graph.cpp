@@ -1,28 +1,15 @@
 #include "group/runnable_graph.h"
 
+#include <ATen/record_function.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
 
-#include <utility>
-
 namespace tsfuser {
-namespace {
-
-bool& kept() {
-  static thread_local bool value = false;
-  return value;
-}
-
-}  // namespace
-
-KeepErrorTypes::KeepErrorTypes() : before_(std::exchange(kept(), true)) {}
-KeepErrorTypes::~KeepErrorTypes() { kept() = before_; }
-bool KeepErrorTypes::any() { return kept(); }
 
 RunnableGraph::RunnableGraph(const std::shared_ptr<torch::jit::Graph>& graph, const char* name)
-    : steps_(StepList::of(*graph)) {
+    : name_(name), steps_(StepList::of(*graph)) {
   if (steps_) {
-    steps_->name_lines();
+    steps_->keep_error_types();
   } else {
     code_ = std::make_unique<torch::jit::Code>(graph, name);
   }
@@ -32,6 +19,7 @@ RunnableGraph::~RunnableGraph() = default;
 
 void RunnableGraph::run(torch::jit::Stack& stack) const {
   if (steps_) {
+    RECORD_TORCHSCRIPT_FUNCTION(name_, c10::ArrayRef<const c10::IValue>());
     steps_->run(stack);
   } else {
     torch::jit::InterpreterState(*code_).run(stack);

@@ -8,6 +8,8 @@
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace tsfuser {
@@ -16,14 +18,41 @@ namespace {
 
 using torch::jit::Stack;
 
-// Adds the line of the program that the node stands for, as `File "model.py", line 7: y =
-// self.embedding(x)`.
-void name_line(c10::Error& error, const torch::jit::Node& node) {
-  const auto range = node.sourceRange();
-  if (const auto place = range.file_line_col()) {
-    const auto& [file, line, column] = *place;
-    error.add_context(c10::str("File \"", file, "\", line ", line, ": ", range.text().str()));
+// Of the error that was thrown last on this thread.
+struct Failure {
+  std::optional<torch::jit::SourceRange> place;
+  int64_t number =
+      -1;  // of the node among those of its graph; of a node in a block, of the outermost around it
+};
+
+Failure& failure() {
+  static thread_local Failure last;
+  return last;
+}
+
+int64_t number_of(const torch::jit::Node* node) {
+  while (node->owningBlock()->owningNode() != nullptr) {
+    node = node->owningBlock()->owningNode();
   }
+  const auto nodes = node->owningBlock()->nodes();
+  return std::distance(nodes.begin(), std::find(nodes.begin(), nodes.end(), node));
+}
+
+// Programs share a group if its text is the same, so its nodes may stand for lines of another program. Those
+// of this program's subgraph stand for its own.
+void note_failure(const torch::jit::Node& node) {
+  Failure& last = failure();
+  const torch::jit::Node* failed = &node;
+  if (node.kind() == c10::prim::CudaFusionGroup) {
+    const auto nodes = node.g(c10::attr::Subgraph)->nodes();
+    const bool known = last.number >= 0 && last.number < std::distance(nodes.begin(), nodes.end());
+    failed = known ? *std::next(nodes.begin(), last.number) : nullptr;
+  }
+  last = {};
+  if (failed != nullptr && failed->sourceRange().file_line_col()) {
+    last.place = failed->sourceRange();
+  }
+  last.number = number_of(&node);
 }
 
 }  // namespace
@@ -74,23 +103,26 @@ void StepList::run(Stack& stack) const {
     frame.registers[i] = std::move(const_cast<c10::IValue&>(inputs[i]));
   }
   torch::jit::drop(stack, inputs_);
+  for (const int32_t input : unread_) {
+    frame.registers[input] = {};
+  }
   run_steps(body_.steps, frame);
   for (const Operand& result : body_.results) {
     stack.push_back(frame.take(result, constants_));
   }
 }
 
-bool StepList::names_no_line(const Step& step) {
-  return step.branches.empty() && step.kind != Kind::Call && step.node->kind() != c10::prim::CudaFusionGroup;
+std::optional<torch::jit::SourceRange> StepList::take_failed_place() {
+  return std::exchange(failure(), {}).place;
 }
 
 void StepList::run_steps(const Steps& steps, Frame& frame) const {
   for (const Step& step : steps) {
     try {
       run_step(step, frame);
-    } catch (c10::Error& error) {
-      if (names_lines_ && names_no_line(step)) {
-        name_line(error, *step.node);
+    } catch (...) {
+      if (step.branches.empty()) {  // else one of the steps inside has noted it
+        note_failure(*step.node);
       }
       throw;
     }
@@ -185,7 +217,12 @@ void StepList::run_step(const Step& step, Frame& frame) const {
       if (step.counted) {
         stack.emplace_back(static_cast<int64_t>(step.operands.size()));
       }
-      const_cast<torch::jit::Operation&>(step.op)(stack);
+      if (step.is_group && keeps_error_types_) {
+        const EagerErrors wanted;
+        const_cast<torch::jit::Operation&>(step.op)(stack);
+      } else {
+        const_cast<torch::jit::Operation&>(step.op)(stack);
+      }
       break;
     case Kind::Call: step.function->run(stack); break;
     case Kind::ListConstruct: {

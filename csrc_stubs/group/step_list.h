@@ -1,8 +1,9 @@
 // A graph as a list of steps, which run without torch's interpreter. For each call the interpreter sets up a
 // state, registers and a frame, which takes longer than the work of a small graph.
 //
-// In: an optimised graph of one of torch's executors, and the stack of a call. Out: the same stack with the
-// graph's results in place of its inputs, as the interpreter leaves it. Example: of
+// In: a graph (that one of torch's executors has optimised, of torch.compile, or of an unfused group), and
+// the stack of a call. Out: the same stack with the graph's results in place of its inputs, as the
+// interpreter leaves it. Errors are those of the ops, with their types. Example: of
 //
 //     %ok = prim::CudaFusionGuard(%x);  %y = prim::If(%ok) block0(): group  block1(): fallback
 //
@@ -17,8 +18,10 @@
 #include <ATen/core/jit_type_base.h>
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/jit/frontend/source_range.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace torch::jit {
@@ -37,9 +40,12 @@ class StepList {
   // the interpreter knows (attributes, methods, dicts).
   static std::unique_ptr<StepList> of(torch::jit::Graph& graph, const std::vector<size_t>& left_out = {});
 
-  // What torch raises in a step says from now on which line of the program it comes from.
-  void name_lines() { names_lines_ = true; }
+  // Groups that run unfused raise from now on what their ops raise (`EagerErrors`, group.h).
+  void keep_error_types() { keeps_error_types_ = true; }
   void run(torch::jit::Stack& stack) const;
+  // Once `run` has thrown: the line of the program that the step which failed comes from, where it is known.
+  // It is told once.
+  static std::optional<torch::jit::SourceRange> take_failed_place();
   // Whether an op other than a group makes tensors, or hands its operands on.
   bool has_tensor_ops() const { return has_tensor_ops_; }
   size_t outputs() const { return body_.results.size(); }
@@ -81,7 +87,8 @@ class StepList {
   };
   struct Step {
     Kind kind = Kind::Op;
-    bool counted = false;  // the op takes the number of its operands from the stack
+    bool counted = false;   // the op takes the number of its operands from the stack
+    bool is_group = false;  // that the op runs
     Operands operands;
     c10::SmallVector<int32_t, 6> results;  // registers; -1: nobody reads it
     torch::jit::Operation op{nullptr};
@@ -90,12 +97,10 @@ class StepList {
     std::vector<Branch> branches;  // where the condition holds, and where not; or the body of a loop
     Group* group = nullptr;        // that the step, or the first branch of a guarded one, runs
     CallKey guard = 0;             // of a guarded one
-    const torch::jit::Node* node = nullptr;
+    const torch::jit::Node* node = nullptr;  // for the place of an error
   };
   struct Frame;
 
-  // Whether errors in it come with no line of the program yet: it runs no other steps.
-  static bool names_no_line(const Step& step);
   void run_steps(const Steps& steps, Frame& frame) const;
   void choose(const Step& step, bool holds, Frame& frame) const;
   void loop(const Step& step, Frame& frame) const;
@@ -106,8 +111,9 @@ class StepList {
   std::shared_ptr<torch::jit::Graph> graph_;  // which the operations may point to
   Branch body_;
   std::vector<c10::IValue> constants_;
+  std::vector<int32_t> unread_;  // inputs
   size_t inputs_ = 0, registers_ = 0;
-  bool has_tensor_ops_ = false, names_lines_ = false;
+  bool has_tensor_ops_ = false, keeps_error_types_ = false;
 };
 
 }  // namespace tsfuser

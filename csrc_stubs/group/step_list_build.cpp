@@ -25,12 +25,15 @@ using torch::jit::Value;
 // Whether the interpreter runs the node as an operator, without instructions of its own.
 bool is_operator(const Node& node) {
   static const std::unordered_set<c10::Symbol> instructions = {
-      c10::prim::GetAttr,       c10::prim::SetAttr,    c10::prim::Loop,          c10::prim::CallMethod,
-      c10::prim::CallFunction,  c10::prim::PythonOp,   c10::prim::DictConstruct, c10::prim::ListUnpack,
-      c10::prim::ListConstruct, c10::prim::isinstance, c10::prim::TupleSlice,    c10::prim::TupleIndex,
-      c10::prim::TupleUnpack,   c10::prim::fork,       c10::prim::CreateObject,  c10::prim::TupleConstruct,
-      c10::prim::Enter,         c10::prim::Exit,       c10::prim::Uninitialized, c10::prim::TypeCheck,
-      c10::prim::BailOut,       c10::prim::profile,    c10::prim::profile_ivalue};
+      c10::prim::GetAttr,        c10::prim::SetAttr,        c10::prim::Loop,
+      c10::prim::CallMethod,     c10::prim::CallFunction,   c10::prim::PythonOp,
+      c10::prim::DictConstruct,  c10::prim::ListUnpack,     c10::prim::ListConstruct,
+      c10::prim::isinstance,     c10::prim::TupleSlice,     c10::prim::TupleIndex,
+      c10::prim::TupleUnpack,    c10::prim::fork,           c10::prim::CreateObject,
+      c10::prim::TupleConstruct, c10::prim::Enter,          c10::prim::Exit,
+      c10::prim::Uninitialized,  c10::prim::TypeCheck,      c10::prim::BailOut,
+      c10::prim::profile,        c10::prim::profile_ivalue, c10::prim::RaiseException,
+      c10::prim::awaitable,      c10::aten::warn,           c10::aten::wait};
   return node.blocks().empty() && instructions.count(node.kind()) == 0 && node.maybeOperator() != nullptr;
 }
 
@@ -96,6 +99,11 @@ class StepListBuilder {
     Values live;
     const bool done = build(*graph.block(), list_.body_, live);
     list_.registers_ = numbers_.size();
+    for (const Value* input : graph.inputs()) {
+      if (live.count(input) == 0) {
+        list_.unread_.push_back(number(input));
+      }
+    }
     return done;
   }
 
@@ -149,10 +157,7 @@ class StepListBuilder {
       for (const Value* output : node->outputs()) {
         step.results.push_back(live.erase(output) ? number(output) : -1);
       }
-      const bool done = node->kind() == c10::prim::If     ? build_choice(*node, step, live)
-                        : node->kind() == c10::prim::Loop ? build_loop(*node, step, live)
-                                                          : build_step(*node, step, live);
-      if (!done) {
+      if (!build_any(*node, step, live)) {
         return false;
       }
       branch.steps.push_back(std::move(step));
@@ -204,6 +209,13 @@ class StepListBuilder {
     }
     given = results;
     return true;
+  }
+
+  bool build_any(const Node& node, Step& step, Values& live) {
+    if (node.kind() == c10::prim::If) {
+      return build_choice(node, step, live);
+    }
+    return node.kind() == c10::prim::Loop ? build_loop(node, step, live) : build_step(node, step, live);
   }
 
   bool build_choice(const Node& node, Step& step, Values& live) {
@@ -320,6 +332,7 @@ class StepListBuilder {
     step.op = node.getOperation();
     static const auto batch = c10::Symbol::attr("batch");
     const bool alone = node.kind() == c10::prim::CudaFusionGroup && !node.hasAttribute(batch);
+    step.is_group = node.kind() == c10::prim::CudaFusionGroup;
     step.group = alone ? group_of(&node) : nullptr;
     step.guard = node.kind() == c10::prim::CudaFusionGuard ? new_call_key() : 0;
     list_.has_tensor_ops_ |= node.kind() != c10::prim::CudaFusionGroup && gives_tensors(node);

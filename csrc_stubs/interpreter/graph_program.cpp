@@ -164,7 +164,7 @@ class GraphProgram {
                std::vector<std::optional<Order>> orders, py::object modes_may_be_hidden,
                const std::vector<size_t>& donated)
       : graph_(std::move(graph)),
-        code_(graph_, "tsfuser_graph"),
+        runnable_(graph_, "tsfuser_graph"),
         constants_(std::move(constants)),
         updates_(std::move(updates)),
         results_(std::move(results)),
@@ -215,7 +215,7 @@ class GraphProgram {
     return results;
   }
 
-  bool is_list_of_steps() const { return code_.is_list_of_steps(); }
+  bool is_list_of_steps() const { return runnable_.is_list_of_steps(); }
 
  private:
   void run(torch::jit::Stack& stack, bool hide) {
@@ -236,10 +236,7 @@ class GraphProgram {
       targets.push_back(stack[update.first].toTensor());
     }
     stack.insert(stack.end(), constants_.begin(), constants_.end());
-    {
-      const KeepErrorTypes keep;
-      code_.run(stack);
-    }
+    runnable_.run(stack);
     update(targets, stack);
     for (size_t i = 0; i < orders_.size(); ++i) {
       if (orders_[i] && stack[i].isTensor()) {
@@ -289,7 +286,7 @@ class GraphProgram {
   }
 
   const std::shared_ptr<torch::jit::Graph> graph_;
-  const RunnableGraph code_;
+  const RunnableGraph runnable_;
   const std::vector<at::Tensor> constants_;
   const std::vector<std::pair<size_t, size_t>> updates_;  // of an argument, by an output of the graph
   const std::vector<std::optional<size_t>> results_;      // outputs of the graph; none: None
@@ -302,6 +299,18 @@ class GraphProgram {
 }  // namespace
 
 void bind_graph_program(py::module_& m) {
+  m.def(
+      "take_failed_place",
+      []() -> std::optional<std::string> {
+        const auto range = StepList::take_failed_place();
+        if (!range) {
+          return std::nullopt;
+        }
+        const auto [file, line, column] = *range->file_line_col();
+        return c10::str("File \"", file, "\", line ", line, ": ", range->text().str());
+      },
+      "The line of the program in which the last program on this thread failed, once; None where it is not "
+      "known.");
   py::class_<GraphProgram, std::shared_ptr<GraphProgram>>(m, "GraphProgram")
       .def(py::init<std::shared_ptr<torch::jit::Graph>, std::vector<at::Tensor>,
                     std::vector<std::pair<size_t, size_t>>, std::vector<std::optional<size_t>>,

@@ -16,6 +16,8 @@
 #include <torch/csrc/jit/python/update_graph_executor_opt.h>
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -324,6 +326,33 @@ void DirectGraph::run(Stack& stack) const {
   torch::jit::drop(stack, outputs.size() - results_);
 }
 
+namespace {
+
+// Errors of torch's are what its interpreter makes of them, with the traceback that TorchScript programs
+// get.
+void run_steps(const StepList& steps, Stack& stack) {
+  try {
+    steps.run(stack);
+  } catch (const c10::NotImplementedError&) {  // keeps its type there
+    StepList::take_failed_place();
+    throw;
+  } catch (const c10::Error& error) {
+    const auto place = StepList::take_failed_place();
+    if (!place) {
+      throw;
+    }
+    throw std::runtime_error(
+        "The following operation failed in the TorchScript interpreter.\n"
+        "Traceback of TorchScript (most recent call last):\n" +
+        place->str() + "RuntimeError: " + error.what_without_backtrace());
+  } catch (...) {
+    StepList::take_failed_place();
+    throw;
+  }
+}
+
+}  // namespace
+
 void DirectGraph::run_forward(Stack& stack) const {
   const bool ready = state_.load(std::memory_order_acquire) == State::Ready;
   if (!ready || forward_->has_tensor_ops()) {
@@ -333,7 +362,7 @@ void DirectGraph::run_forward(Stack& stack) const {
   }
   const at::NoGradGuard no_grad;
   if (ready) {
-    forward_->run(stack);
+    run_steps(*forward_, stack);
     counters().add(Count::DirectCalls);
   } else {
     forward_executor_->run(stack);
@@ -354,7 +383,12 @@ bool DirectGraph::run_backward(Stack& stack) const {
   if (!ready || c10::GradMode::is_enabled() || !torch::jit::getGraphExecutorOptimize()) {
     backward_executor_->run(stack);
   } else {
-    backward_->run(stack);
+    try {
+      backward_->run(stack);
+    } catch (...) {
+      StepList::take_failed_place();  // an error of the backward has no traceback of TorchScript
+      throw;
+    }
   }
   return false;
 }

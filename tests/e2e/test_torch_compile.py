@@ -13,6 +13,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tsfuser
+from kit import lookups
 from kit.compiled_models import MODELS
 from kit.random_compiled import sweep
 from kit.support import assert_matches
@@ -334,6 +335,21 @@ def at_most_one(x: torch.Tensor) -> torch.Tensor:
 at_most_one.register_fake(torch.empty_like)
 
 
+@torch.library.custom_op("tsfuser_test_errors::once", mutates_args=())
+def once(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@torch.library.custom_op("tsfuser_test_errors::once_backward", mutates_args=())
+def once_backward(x: torch.Tensor) -> torch.Tensor:
+    raise ValueError("no gradient here")
+
+
+once.register_fake(torch.empty_like)
+once_backward.register_fake(torch.empty_like)
+once.register_autograd(lambda _, gradient: once_backward(gradient))
+
+
 def selected(x, at):
     return torch.index_select(x.exp() + 1, 0, at) * 2
 
@@ -358,6 +374,11 @@ def refused(x, at):
     return torch.relu(at_most_one(at * x * 0.5) + 1)
 
 
+def notes_of(error):
+    """What is said below an error: in Python 3.10 as part of its text."""
+    return "\n".join(getattr(error, "__notes__", [str(error)]))
+
+
 ERRORS = [selected, looked_up, gathered, indexed, drawn, refused]
 
 
@@ -376,8 +397,57 @@ def test_errors_are_eagers_and_name_the_line_of_the_program(function):
         with pytest.raises(type(eager.value), match=re.escape(str(eager.value))) as mine:
             call(x, bad)
         assert type(mine.value) is type(eager.value)
-        if type(mine.value) is not ValueError:  # Python's own, whose traceback has the line
-            assert re.search(r"test_torch_compile\.py\", line \d+: return ", str(mine.value))
+        assert re.search(r"test_torch_compile\.py\", line \d+: return ", notes_of(mine.value))
+        if hasattr(mine.value, "add_note"):
+            assert str(mine.value) == str(eager.value)
+
+
+def test_errors_of_the_backward_name_the_line_of_the_forward():
+    def function(x):
+        y = x * 2
+        return once(y).exp()  # whose gradient fails
+
+    x = torch.ones(3, requires_grad=True)
+    result = compiled(function)(x).sum()
+    with pytest.raises(ValueError, match="no gradient here"):
+        result.backward()
+
+
+def test_programs_with_one_group_name_each_their_own_line():
+    def first(x, at):
+        return torch.gather(x * 2, 1, at).exp() + 1  # of the first
+
+    def second(x, at):
+        return torch.gather(x * 2, 1, at).exp() + 1  # of the second
+
+    with lookups.asked():
+        for function in (first, second):
+            call = compiled(function)
+            call(torch.rand(5, 7), torch.tensor([[0, 1, 2]]))
+            with pytest.raises(RuntimeError, match="index 9 is out of bounds") as error:
+                call(torch.rand(5, 7), torch.tensor([[0, 1, 9]]))
+            assert f"# of the {function.__name__}" in notes_of(error.value)
+
+
+def test_scripted_functions_inside_keep_torchscripts_errors():
+    scripted = torch.jit.script(selected)
+
+    @torch.library.custom_op("tsfuser_test_errors::calls_scripted", mutates_args=())
+    def calls_scripted(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return scripted(x, at)
+
+    calls_scripted.register_fake(lambda x, at: x.new_empty((at.shape[0], x.shape[1])))
+    x, good, bad = torch.ones(4, 1), torch.tensor([1, 0]), torch.tensor([0, 9])
+    with lookups.asked(), tsfuser.fuser():
+        for _ in range(4):
+            scripted(x, good)
+        call = compiled(lambda x, at: calls_scripted(x, at) * 2)
+        call(x, good)
+        with pytest.raises(RuntimeError, match="TorchScript interpreter(.|\n)*<--- HERE") as error:
+            call(x, bad)
+        with pytest.raises(RuntimeError) as alone:
+            scripted(x, bad)
+    assert str(error.value).startswith(str(alone.value).strip())
 
 
 def test_random_programs(place):

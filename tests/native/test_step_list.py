@@ -284,23 +284,41 @@ def test_an_error_leaves_the_next_call_as_it_was():
     assert torch.equal(result, x * y + x)
 
 
-def test_an_error_in_an_unfused_group_names_one_line(native):  # whose text no other test's group has
+@pytest.mark.parametrize("line", [3, 8])  # of programs that share the group
+def test_an_error_in_an_unfused_group_names_the_programs_line(native, line):
     native.set_planner(lambda group, args, varies: refusing_plan(native, 6, "for the test"))
-    graph, subgraph = torch._C.Graph(), torch._C.parse_ir(ADD.replace("add", "atan2").replace(", %one", ""))
+    graph, subgraph = torch._C.Graph(), torch._C.parse_ir(ADD)
     values = [graph.addInput() for _ in range(2)]
     group = graph.create("prim::CudaFusionGroup", values, 1)
-    [inner] = subgraph.findAllNodes("aten::atan2")
-    for node, line in ((inner, 3), (group, 5)):
-        _C.set_place(node, "program.py", line, "atan2(a, b)")
+    [inner] = subgraph.findAllNodes("aten::add")
+    _C.set_place(inner, "program.py", line, "a + b")
     group.g_("Subgraph", subgraph)
     graph.appendNode(group)
     graph.registerOutput(group.output())
     run = _C.GraphProgram(graph, [], [], [0], [None], lambda: True)
     x = torch.rand(3)
-    with pytest.raises(RuntimeError, match="must match the size of tensor") as error:
+    with pytest.raises(RuntimeError, match="must match the size of tensor"):
         run([x, torch.rand(2)])
-    assert str(error.value).endswith('(File "program.py", line 3: atan2(a, b))')
-    assert torch.equal(run([x, x])[0], torch.atan2(x, x))
+    assert _C.take_failed_place() == f'File "program.py", line {line}: a + b'
+    assert _C.take_failed_place() is None
+    assert torch.equal(run([x, x])[0], x + x)
+
+
+@pytest.mark.parametrize("node", ["aten::warn(%message, %three)", "prim::RaiseException(%message, %none)"])
+def test_instructions_of_the_interpreter_go_there(node):
+    run = program_of(f"""
+  %message : str = prim::Constant[value="a message"]()
+  {node}
+  return (%x)""")
+    assert not run.is_list_of_steps
+
+
+def test_the_profiler_sees_the_graph():
+    run = steps_of(BODIES["the number of the turn"])
+    with torch.profiler.profile() as profile:
+        run([torch.rand(3, 3), torch.rand(3, 3), 2, True])
+    names = [event.name for event in profile.events()]
+    assert "tsfuser_graph" in names and "aten::add" in names
 
 
 def test_a_list_of_another_length_is_an_error():
@@ -329,6 +347,15 @@ def watched():
     library.impl("look", look, "CPU")
     yield seen, memories
     library._destroy()
+
+
+def test_an_input_that_nobody_reads_dies_at_once(watched):
+    seen, memories = watched
+    run = steps_of("\n  %a : Tensor = tsfuser_test_steps::look(%x)\n  return (%a)", donated=(0, 1))
+    args = [torch.rand(64), torch.rand(64), 0, True]
+    memories += [StorageWeakRef(x.untyped_storage()) for x in args[:2]]
+    run(args)
+    assert seen == [[True, False]]
 
 
 #: In each turn the memory of %x is gone: the first turn has read it for the last time, or no turn reads it.

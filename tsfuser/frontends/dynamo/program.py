@@ -69,13 +69,28 @@ def _tell(outcome: watch.Outcome) -> None:
 
 
 def boxed(function: Callable[[list], Any]) -> Callable[[list], Any]:
-    """The function, marked as one that empties its list of arguments."""
+    """The function, marked as one that empties its list of arguments. Its errors name the line of the program
+    whose op raised them."""
 
     def call(args: list) -> Any:
-        return function(args)
+        try:
+            return function(args)
+        except BaseException as error:
+            _name_line(error, _C.take_failed_place())
+            raise
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
+
+
+def _name_line(error: BaseException, place: str | None) -> None:
+    if place is None:
+        return
+    note = f"in the compiled program: {place}"
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    elif len(error.args) == 1 and isinstance(error.args[0], str):  # Python 3.10
+        error.args = (f"{error.args[0]}\n{note}",)
 
 
 @dataclass
