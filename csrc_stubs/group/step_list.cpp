@@ -18,11 +18,11 @@ namespace {
 
 using torch::jit::Stack;
 
-// Of the error that was thrown last on this thread.
+// Of the error that was thrown last on this thread. `number`: of the node among those of its graph; of a
+// node in a block, that of the outermost node around it; -1: there is none.
 struct Failure {
   std::optional<torch::jit::SourceRange> place;
-  int64_t number =
-      -1;  // of the node among those of its graph; of a node in a block, of the outermost around it
+  int64_t number = -1;
 };
 
 Failure& failure() {

@@ -64,13 +64,13 @@ c10::Symbol all_defined() {
   return kind;
 }
 
-c10::Symbol loop_end() {  // which does nothing
-  static const auto kind = c10::Symbol::fromQualString("tsfuser::loop_end");
+c10::Symbol none_defined() {
+  static const auto kind = c10::Symbol::fromQualString("prim::AutogradAllZero");
   return kind;
 }
 
-c10::Symbol none_defined() {
-  static const auto kind = c10::Symbol::fromQualString("prim::AutogradAllZero");
+c10::Symbol loop_end() {  // which does nothing
+  static const auto kind = c10::Symbol::fromQualString("tsfuser::loop_end");
   return kind;
 }
 
