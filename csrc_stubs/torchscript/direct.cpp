@@ -328,17 +328,14 @@ void DirectGraph::run(Stack& stack) const {
 
 namespace {
 
-// Errors of torch's are what its interpreter makes of them, with the traceback that TorchScript programs
-// get.
-void run_steps(const StepList& steps, Stack& stack) {
+// As torch's interpreter does, with the traceback that TorchScript programs get for an error of torch's.
+void run_with_traceback(const StepList& steps, Stack& stack) {
   try {
     steps.run(stack);
-  } catch (const c10::NotImplementedError&) {  // keeps its type there
-    StepList::take_failed_place();
-    throw;
   } catch (const c10::Error& error) {
     const auto place = StepList::take_failed_place();
-    if (!place) {
+    const bool keeps_type = dynamic_cast<const c10::NotImplementedError*>(&error) != nullptr;
+    if (!place || keeps_type) {
       throw;
     }
     throw std::runtime_error(
@@ -362,7 +359,7 @@ void DirectGraph::run_forward(Stack& stack) const {
   }
   const at::NoGradGuard no_grad;
   if (ready) {
-    run_steps(*forward_, stack);
+    run_with_traceback(*forward_, stack);
     counters().add(Count::DirectCalls);
   } else {
     forward_executor_->run(stack);
@@ -383,12 +380,7 @@ bool DirectGraph::run_backward(Stack& stack) const {
   if (!ready || c10::GradMode::is_enabled() || !torch::jit::getGraphExecutorOptimize()) {
     backward_executor_->run(stack);
   } else {
-    try {
-      backward_->run(stack);
-    } catch (...) {
-      StepList::take_failed_place();  // an error of the backward has no traceback of TorchScript
-      throw;
-    }
+    run_with_traceback(*backward_, stack);
   }
   return false;
 }

@@ -106,18 +106,16 @@ def test_loops_over_dims_that_the_call_names(device):
 @pytest.mark.parametrize(
     "text", ["((x * 2.0).mm(w.t()) + 1.0).tanh()", "((x * w)[i] + 1.0).relu().mean([0], True)"]
 )
-def test_errors_have_the_traceback_of_torchscript(device, text):
+def test_errors_have_the_traceback_of_torchscript(text):
+    """On the host only: CUDA's context does not survive an index that is out of range."""
     scripted = script(f"def f(x, w, i):\n    return {text}\n")
-    x, w = pair(device)
-    good, bad = torch.tensor([0, 1], device=device), torch.tensor([0, 9])
-    steps(lambda x, w: scripted(x, w, good), (x, w), calls=1)
+    x, w = pair("cpu")
+    good, bad = torch.tensor([0, 1]), torch.tensor([0, 9])
     with tsfuser.fuser():
         steps(lambda x, w: scripted(x, w, good), (x, w), calls=5)
         with Directly(1):
             scripted(x, w, good)
-        wrong = (
-            (x, w, bad) if "[i]" in text else (x, torch.ones(3, 3, device=device, requires_grad=True), good)
-        )
+        wrong = (x, w, bad) if "[i]" in text else (x, torch.ones(3, 3, requires_grad=True), good)
         with pytest.raises(RuntimeError, match="Traceback of TorchScript(.|\n)*<--- HERE") as error:
             scripted(*wrong)
     assert str(error.value).strip().splitlines()[-1].startswith("RuntimeError: ")

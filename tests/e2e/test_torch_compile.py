@@ -409,8 +409,9 @@ def test_errors_of_the_backward_name_the_line_of_the_forward():
 
     x = torch.ones(3, requires_grad=True)
     result = compiled(function)(x).sum()
-    with pytest.raises(ValueError, match="no gradient here"):
+    with pytest.raises(ValueError, match="no gradient here") as error:
         result.backward()
+    assert "# whose gradient fails" in notes_of(error.value)
 
 
 def test_programs_with_one_group_name_each_their_own_line():
