@@ -57,9 +57,12 @@ bool may_lack_gradients(const torch::jit::Block& block) {
   });
 }
 
+// Whether the value may be an empty batch, which has several dims. What stands for a result that is not kept
+// (`tsfuser::kept_result`) is empty, too, and has one.
 bool is_empty(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined() &&
-         at::isFloatingType(value.toTensor().scalar_type()) && value.toTensor().numel() == 0;
+         at::isFloatingType(value.toTensor().scalar_type()) && value.toTensor().dim() > 1 &&
+         value.toTensor().numel() == 0;
 }
 
 }  // namespace

@@ -5,16 +5,22 @@
 #include "torchscript/hooks.h"
 #include "torchscript/nodes.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/batch_norm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/threshold_backward.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/csrc/jit/runtime/jit_exception.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -77,6 +83,58 @@ void relu_backward(Stack& stack) {
   const at::Tensor result = torch::jit::peek(stack, 1, operands).toTensor();
   torch::jit::drop(stack, operands);
   torch::jit::push(stack, at::threshold_backward(gradient, result, 0));
+}
+
+// Whether the backward computes the result of a batch norm again: in training, of what the norm has saved,
+// unless that is rounded to 16 bits, as on the CPU beside parameters of 16 bits. Outside training the running
+// statistics may have moved by then.
+bool is_computed_again(const at::Tensor& like, const std::optional<at::Tensor>& weight, bool training) {
+  const auto exact = at::toOpMathType(like.scalar_type());
+  return training && (!like.is_cpu() || like.scalar_type() == exact ||
+                      (weight && weight->defined() && weight->scalar_type() == exact));
+}
+
+// What the forward keeps of a batch norm's result for the backward: nothing where it is computed again.
+void kept_result(Stack& stack) {
+  const bool training = torch::jit::pop(stack).toBool();
+  const auto weight = torch::jit::pop(stack).toOptional<at::Tensor>();
+  const at::Tensor result = torch::jit::pop(stack).toTensor();
+  const bool again = is_computed_again(result, weight, training);
+  torch::jit::push(stack, again ? at::empty({0}, result.options()) : result);
+}
+
+// The result of a batch norm, of what the forward has kept. Where that is to be differentiated again, it
+// depends on the operands as the forward's result does, also through the statistics.
+void batch_norm_result(Stack& stack) {
+  constexpr size_t operands = 10;
+  const auto take = [&stack](size_t i) { return torch::jit::peek(stack, i, operands); };
+  const auto optional = [&take](size_t i) { return take(i).toOptional<at::Tensor>(); };
+  const at::Tensor kept = take(0).toTensor(), input = take(1).toTensor();
+  const auto weight = optional(2), bias = optional(3), mean = optional(4), var = optional(5);
+  const at::Tensor save_mean = take(6).toTensor(), save_invstd = take(7).toTensor();
+  const bool training = take(8).toBool();
+  const double eps = take(9).toDouble();
+  torch::jit::drop(stack, operands);
+
+  const auto computed = [&] {
+    const at::NoGradGuard no_gradients;
+    std::vector<int64_t> sizes(input.dim(), 1);
+    sizes.at(1) = -1;
+    const auto dtype = save_mean.scalar_type();
+    at::Tensor y = (input.to(dtype) - save_mean.view(sizes)) * save_invstd.view(sizes);
+    y = weight && weight->defined() ? y * weight->view(sizes) : y;
+    y = bias && bias->defined() ? y + bias->view(sizes) : y;
+    return y.to(input.scalar_type());
+  };
+  const at::Tensor value =
+      is_computed_again(input, weight, training) && input.numel() != 0 ? computed() : kept;
+  if (!c10::GradMode::is_enabled() || input.numel() == 0) {
+    torch::jit::push(stack, input.numel() == 0 ? at::empty_like(input) : value);
+    return;
+  }
+  const at::Tensor again = at::batch_norm(input, weight, bias, training ? std::nullopt : mean,
+                                          training ? std::nullopt : var, training, 0, eps, false);
+  torch::jit::push(stack, again + (value - again).detach());
 }
 
 // A copy without gaps, in which the one of the last two dims stays inside whose neighbours are nearer in
@@ -176,6 +234,14 @@ void register_operators() {
            "tsfuser::relu_backward(Tensor grad_output, Tensor result, int impl_index, Tensor input, "
            "Tensor? weight, Tensor? bias, Tensor save_mean, Tensor save_invstd, bool training) -> Tensor",
            relu_backward, c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator(
+           "tsfuser::kept_result(Tensor result, Tensor? weight, bool training) -> Tensor", kept_result,
+           c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator(
+           "tsfuser::batch_norm_result(Tensor kept, Tensor input, Tensor? weight, Tensor? bias, "
+           "Tensor? running_mean, Tensor? running_var, Tensor save_mean, Tensor save_invstd, bool training, "
+           "float eps) -> Tensor",
+           batch_norm_result, c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator(
            "tsfuser::checked_batch(Tensor(a) batch, bool training, str message, str error) -> Tensor(a)",
            checked_batch, c10::AliasAnalysisKind::FROM_SCHEMA)});

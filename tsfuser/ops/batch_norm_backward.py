@@ -10,10 +10,10 @@ from __future__ import annotations
 from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import HALF, DType
-from ..ir.fusion import Value
+from ..ir.fusion import Empty, Value
 from ..ir.symbols import define
 from .batch_norm import WITHOUT_CUDNN
-from .channels import check_channels, of_channels, scaled
+from .channels import check_channels, check_not_empty, of_channels, scaled
 from .gradients import threshold_backward
 from .reduction import total, without
 from .table import FLOATING, composite
@@ -159,3 +159,42 @@ def relu_backward(
         b.pointwise("threshold_backward", (y, grad_output, bound), dtype, register, name="relu_backward"),
         result,
     )
+
+
+def _is_computed_again(b: Builder, like: Value, weight: Value | None, training: bool) -> bool:
+    """Whether the backward computes a batch norm's result again: in training, of what the norm has saved,
+    unless that is rounded to 16 bits, as on the CPU beside parameters of 16 bits. Outside training the
+    running statistics may have moved by then."""
+    exact = like.dtype.register
+    return training and (
+        b.device != "cpu" or like.dtype is exact or (weight is not None and weight.dtype is exact)
+    )
+
+
+@composite("tsfuser::kept_result", dtypes=FLOATING, fresh=False)
+def kept_result(b: Builder, result, weight, training: bool) -> Value | Empty:
+    """The `result` of a batch norm; nothing where `batch_norm_result` computes it again"""
+    return Empty(result.dtype) if _is_computed_again(b, result, weight, training) else result
+
+
+@composite("tsfuser::batch_norm_result", dtypes=FLOATING, sizes="input", fresh=False)
+def batch_norm_result(
+    b: Builder,
+    kept,
+    input,
+    weight,
+    bias,
+    running_mean,
+    running_var,
+    save_mean,
+    save_invstd,
+    training: bool,
+    eps,
+) -> Value:
+    """The result of a batch norm again, of its operands and what it has saved in training; else `kept`"""
+    if not _is_computed_again(b, input, weight, training):
+        return kept
+    check_not_empty(b, input)
+    mean, rstd, weight, bias = (of_channels(b, v, input) for v in (save_mean, save_invstd, weight, bias))
+    y = scaled(b, "batch_norm", input, mean, rstd, weight, bias, input.dtype)
+    return b.like(y, input)

@@ -29,6 +29,7 @@ that. Order of `STEPS`, and why:
   copy_operands         behind all that changes who reads what is kept
   ask_norms             before `compute_again`: then a relu's result is only asked for its dtype
   compute_again         behind all that changes what the backward reads of what is kept
+  compute_norms         beside it; the statistics that it asks for are kept by norms
   draw_again            behind `compute_again`, which would not know its nodes
   cast_results          behind all that changes the gradients
   save_rows             behind all that changes what is kept
@@ -44,7 +45,7 @@ from dataclasses import dataclass, field
 from .... import log, options
 from ....graph.passes import Pass, run
 from ....graph.wrapper import Graph, nodes_in
-from . import dropout, formulas, norm_operands, recompute, relu_mask
+from . import dropout, formulas, norm_operands, norm_results, recompute, relu_mask
 from .gradient_dtypes import cast_gradients, cast_results
 from .gradient_layout import add_layout_hints
 from .operands import save_operands
@@ -138,6 +139,12 @@ def _compute_again(work: Work) -> None:
         work.again = recompute.compute_again(work.saved, work.own)
 
 
+def _compute_norms(work: Work) -> None:
+    if not options.disabled("recompute"):
+        work.saved, again = norm_results.compute_again(work.saved)
+        work.again |= again
+
+
 def _draw_again(work: Work) -> None:
     if not options.disabled("recompute") and not options.enabled("eager_random"):
         dropout.draw_again(work.saved)
@@ -183,6 +190,7 @@ STEPS = (
     _on_saved(norm_operands.copy_operands),
     Pass("ask_norms", _ask_norms),
     Pass("compute_again", _compute_again),
+    Pass("compute_norms", _compute_norms),
     Pass("draw_again", _draw_again),
     Pass("cast_results", _cast_results),
     Pass("save_rows", lambda work: save_rows(work.saved, work.again)),

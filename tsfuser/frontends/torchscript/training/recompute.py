@@ -82,9 +82,9 @@ def compute_again(saved: SavedValues, own: Collection[int] = ()) -> set[int]:
                 continue
             # what has a gradient has fractions
             fractional = not _has_dtype_of_another(node) or all(j in saved.gradients for j, _ in places)
-            in_memory = value.debugName() in returned or not _is_read_by_groups(value)
+            in_memory = value.debugName() in returned or not is_read_by_groups(value)
             stays = (
-                in_memory or not fractional or not all(_is_read_by_groups(argument) for _, argument in places)
+                in_memory or not fractional or not all(is_read_by_groups(argument) for _, argument in places)
             )
             narrow = None if stays else _narrow_operand(node, returned, stays_same)
             if narrow is not None and narrow.debugName() not in known and narrow.debugName() not in places_of:
@@ -161,7 +161,7 @@ def _keep_instead(saved: SavedValues, cast: Node, j: int, argument: Value, first
     return again
 
 
-def _is_read_by_groups(value: Value) -> bool:
+def is_read_by_groups(value: Value) -> bool:
     """Whether the value, and all views of it, are read by ops that can be in a group with what computes it;
     others, such as a product of matrices, have it in memory."""
     return all(_is_read_in_group(use.user) for use in value.uses())
@@ -171,7 +171,7 @@ def _is_read_in_group(node: Node) -> bool:
     found = row_of(node)
     if found is None:  # a graph's end says what is kept; others ask what is known without the elements
         return node.kind() in ("prim::Return", "prim::dtype", "aten::size")
-    return not found[0].is_view or all(_is_read_by_groups(v) for v in outputs(node))
+    return not found[0].is_view or all(is_read_by_groups(v) for v in outputs(node))
 
 
 def _is_elementwise(node: Node) -> bool:

@@ -18,8 +18,6 @@ backward.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ....graph.rows import row_of
 from ....graph.wrapper import (
     CONSTANT,
@@ -72,7 +70,7 @@ def _norm_behind(result: Value) -> Node | None:
 def _ask(saved: SavedValues, asks: Node, norm: Node, derivative: Node) -> SavedValues:
     index, input, _, weight, _, _, save_mean, save_invstd, training = inputs(derivative)[:9]
     given = [index, input, weight, norm.inputsAt(2), save_mean, save_invstd, training]
-    if not all(_is_at_hand(saved, v) for k, v in enumerate(given) if k != 3):
+    if not all(is_at_hand(saved, v) for k, v in enumerate(given) if k != 3):
         return saved
     if given[3].node().kind() != CONSTANT:
         if not is_tensor(given[3]):  # perhaps None
@@ -86,7 +84,7 @@ def _ask(saved: SavedValues, asks: Node, norm: Node, derivative: Node) -> SavedV
     return saved
 
 
-def _is_at_hand(saved: SavedValues, value: Value) -> bool:
+def is_at_hand(saved: SavedValues, value: Value) -> bool:
     """Whether the backward has the value at its beginning."""
     return value.node().kind() == CONSTANT or value.node() == saved.backward.param_node()
 
@@ -96,7 +94,4 @@ def _copied(saved: SavedValues, norm: Node, bias: Value) -> tuple[SavedValues, V
     forward = saved.forward
     forward.setInsertPoint(norm)
     nothing = forward.insertConstant(None)
-    copy = insert(forward, norm, "aten::clone", [bias, nothing]).output()
-    forward.setInsertPoint(forward.return_node())
-    number = forward.registerOutput(copy)
-    return replace(saved, outputs=[*saved.outputs, number]), saved.backward.addInput()
+    return saved.keeping(insert(forward, norm, "aten::clone", [bias, nothing]).output())

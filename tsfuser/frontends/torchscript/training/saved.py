@@ -170,6 +170,23 @@ class SavedValues:
             self.backward.eraseInput(place + k)
         return replace(self, outputs=[j for k, j in enumerate(self.outputs) if k not in unread])
 
+    def keeping(self, value: Value, place: Value | None = None) -> tuple[SavedValues, Value]:
+        """The same, where the forward also keeps `value`, and what stands for it in the backward. `place`: its
+        gradient in the backward, to which that of what is kept is added; None if it has none."""
+        self.forward.setInsertPoint(self.forward.return_node())
+        number = self.forward.registerOutput(value)
+        argument = self.backward.addInput()
+        gradients = list(self.gradients)
+        if place is not None:
+            gradient, first = self.backward.addInput(), len(gradients)
+            last = len(graph_inputs(self.backward)) - 1
+            self.backward.permuteInputs([*range(first), last, *range(first, last)])
+            whole = self.backward.create("prim::AutogradAdd", [gradient, place], 1)
+            whole.insertAfter(place.node())
+            place.replaceAllUsesAfterNodeWith(whole, whole.output())
+            gradients.append(number)
+        return replace(self, gradients=gradients, outputs=[*self.outputs, number]), argument
+
     def unused(self) -> set[int]:
         """The outputs that only the backward might read, and does not."""
         return {j for j, _, argument in self.of_outputs() if j >= self.real and not use_count(argument)}

@@ -13,8 +13,6 @@ In: `SavedValues` of a differentiable graph. Out: the same, with stand-ins."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ....graph.effects import may_return_operand
 from ....graph.wrapper import Value, graph_inputs, graph_outputs, insert, is_tensor
 from .formulas import is_asked_for_dtype
@@ -43,5 +41,4 @@ def saved_small(saved: SavedValues, value: Value) -> tuple[SavedValues, Value]:
     nothing = forward.insertConstant(None)
     operands = [value, sizes, nothing, nothing, nothing, nothing]
     small = insert(forward, forward.return_node(), "aten::new_empty", operands).output()
-    number = forward.registerOutput(small)
-    return replace(saved, outputs=[*saved.outputs, number]), saved.backward.addInput()
+    return saved.keeping(small)
