@@ -122,6 +122,28 @@ std::vector<int64_t> narrow_inputs(const Node* node) {
   return narrow;
 }
 
+// The inputs that were profiled with at most an eighth of the elements of another input or a result.
+std::vector<int64_t> small_inputs(const Node* node) {
+  const auto elements = [](const torch::jit::Value* value) {
+    const auto tensor = value->type()->cast<c10::TensorType>();
+    return tensor ? tensor->numel() : std::nullopt;
+  };
+  size_t most = 0;
+  for (const auto& values : {node->inputs(), node->outputs()}) {
+    for (const auto* value : values) {
+      most = std::max(most, elements(value).value_or(0));
+    }
+  }
+  std::vector<int64_t> small;
+  for (size_t i = 0; i < node->inputs().size(); ++i) {
+    const auto count = elements(node->input(i));
+    if (count && *count <= most / 8) {
+      small.push_back(static_cast<int64_t>(i));
+    }
+  }
+  return small;
+}
+
 // Sets the graphs of `node`, the forward's outputs that are kept, and those that a gradient comes for.
 void keep_less(Node* node) {
   const auto set = [node](const py::object& pass) {
@@ -134,7 +156,7 @@ void keep_less(Node* node) {
         pass(plain, reverse, node->i(c10::attr::f_real_outputs), node->is(c10::attr::df_input_vjps),
              node->is(c10::attr::df_input_captured_inputs), node->is(c10::attr::df_input_captured_outputs),
              orders_of_gradients(node), idle_results(*node), written_results(*node), narrow_inputs(node),
-             own_inputs(*node));
+             own_inputs(*node), small_inputs(node), node->is(c10::attr::df_output_vjps));
     if (!result.is_none()) {
       const auto [forward, backward, gradients, outputs] = result.cast<SavedValues>();
       node->g_(c10::attr::Subgraph, forward);

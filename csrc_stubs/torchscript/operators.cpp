@@ -86,8 +86,8 @@ void relu_backward(Stack& stack) {
 }
 
 // Whether the backward computes the result of a batch norm again: in training, of what the norm has saved,
-// unless that is rounded to 16 bits, as on the CPU beside parameters of 16 bits. Outside training the running
-// statistics may have moved by then.
+// unless that is rounded to 16 bits, as on the CPU beside parameters of 16 bits. Outside training the
+// running statistics may have moved by then.
 bool is_computed_again(const at::Tensor& like, const std::optional<at::Tensor>& weight, bool training) {
   const auto exact = at::toOpMathType(like.scalar_type());
   return training && (!like.is_cpu() || like.scalar_type() == exact ||
@@ -234,9 +234,8 @@ void register_operators() {
            "tsfuser::relu_backward(Tensor grad_output, Tensor result, int impl_index, Tensor input, "
            "Tensor? weight, Tensor? bias, Tensor save_mean, Tensor save_invstd, bool training) -> Tensor",
            relu_backward, c10::AliasAnalysisKind::FROM_SCHEMA),
-       torch::jit::Operator(
-           "tsfuser::kept_result(Tensor result, Tensor? weight, bool training) -> Tensor", kept_result,
-           c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator("tsfuser::kept_result(Tensor result, Tensor? weight, bool training) -> Tensor",
+                            kept_result, c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator(
            "tsfuser::batch_norm_result(Tensor kept, Tensor input, Tensor? weight, Tensor? bias, "
            "Tensor? running_mean, Tensor? running_var, Tensor save_mean, Tensor save_invstd, bool training, "

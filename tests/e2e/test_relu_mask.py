@@ -10,6 +10,7 @@ from kit.batch_norms import DTYPES, operands, trained
 from kit.support import assert_matches, fresh, kinds, no_fallback
 from tsfuser.frontends.torchscript import passes
 
+
 def normed(x: Tensor, w: Tensor, b: Tensor, mean: Tensor, var: Tensor, training: bool):
     y = F.batch_norm(x, mean, var, w, b, training=training)
     return torch.relu(y) * 0.5

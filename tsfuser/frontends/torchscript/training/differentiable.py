@@ -30,6 +30,7 @@ that. Order of `STEPS`, and why:
   ask_norms             before `compute_again`: then a relu's result is only asked for its dtype
   compute_again         behind all that changes what the backward reads of what is kept
   compute_norms         beside it; the statistics that it asks for are kept by norms
+  compute_rows          behind those two: it computes of what is kept then
   draw_again            behind `compute_again`, which would not know its nodes
   cast_results          behind all that changes the gradients
   save_rows             behind all that changes what is kept
@@ -45,7 +46,7 @@ from dataclasses import dataclass, field
 from .... import log, options
 from ....graph.passes import Pass, run
 from ....graph.wrapper import Graph, nodes_in
-from . import dropout, formulas, norm_operands, norm_results, recompute, relu_mask
+from . import dropout, formulas, norm_operands, norm_results, recompute, relu_mask, row_results
 from .gradient_dtypes import cast_gradients, cast_results
 from .gradient_layout import add_layout_hints
 from .operands import save_operands
@@ -62,15 +63,17 @@ class Work:
     of the dims of what it is the gradient of; empty where that is row-major, unknown, or given to the
     program. `written`: results that the program may write to. `narrow`: for each result of the backward the
     number of the input that it is for, where that has 16 bits, else -1; empty where gradients have those
-    bits anyway. `own`: inputs of the forward that the program has made and leaves as they are. `again`: the
-    kept outputs that the backward computes. `numbers`: `gradients` and `outputs` of
-    what is kept in the end."""
+    bits anyway. Of the inputs of the forward, `own` are those that the program has made and leaves as they
+    are, `small` those that are small beside others, `moving` those that get gradients. `again`: the kept
+    outputs that the backward computes. `numbers`: `gradients` and `outputs` of what is kept in the end."""
 
     saved: SavedValues
     orders: Sequence[Sequence[int]]
     written: Sequence[int]
     narrow: Sequence[int] = ()
     own: Sequence[int] = ()
+    small: Sequence[int] = ()
+    moving: Sequence[int] = ()
     again: set[int] = field(default_factory=set)
     numbers: tuple[list[int], list[int]] | None = None
 
@@ -95,14 +98,16 @@ def rewrite(
     written: Sequence[int] = (),
     narrow: Sequence[int] = (),
     own: Sequence[int] = (),
+    small: Sequence[int] = (),
+    moving: Sequence[int] = (),
 ) -> tuple[Graph, Graph, list[int], list[int]] | None:
     """`forward` and `backward`, and `gradients` and `outputs` of what is kept now (`SavedValues`); `orders`,
-    `written`, `narrow` and `own` as in `Work`, `idle`: results that no gradient comes for."""
+    `written` to `moving` as in `Work`, `idle`: results that no gradient comes for."""
     saved = SavedValues(forward, backward, real, gradients, saved_inputs, saved_outputs)
     if not nodes_in(backward) or not saved.is_whole():
         return None
     idle = {*idle, *still_outputs(forward)}
-    work = Work(saved.without_gradients(idle), orders, written, narrow, own)
+    work = Work(saved.without_gradients(idle), orders, written, narrow, own, small, moving)
     run(work, STEPS)
     return forward, backward, *work.numbers
 
@@ -142,6 +147,14 @@ def _compute_again(work: Work) -> None:
 def _compute_norms(work: Work) -> None:
     if not options.disabled("recompute"):
         work.saved, again = norm_results.compute_again(work.saved)
+        work.again |= again
+
+
+def _compute_rows(work: Work) -> None:
+    if not options.disabled("recompute"):
+        work.saved, again = row_results.compute_again(
+            work.saved, work.own, work.small, work.moving, work.again
+        )
         work.again |= again
 
 
@@ -191,6 +204,7 @@ STEPS = (
     Pass("ask_norms", _ask_norms),
     Pass("compute_again", _compute_again),
     Pass("compute_norms", _compute_norms),
+    Pass("compute_rows", _compute_rows),
     Pass("draw_again", _draw_again),
     Pass("cast_results", _cast_results),
     Pass("save_rows", lambda work: save_rows(work.saved, work.again)),

@@ -30,11 +30,10 @@ from ....graph.wrapper import (
     insert,
     is_tensor,
     nodes_in,
-    outputs,
 )
 from .recompute import is_read_by_groups
 from .relu_mask import DERIVATIVE, NORM, is_at_hand
-from .saved import SavedValues
+from .saved import SavedValues, gradient_outside
 
 _WEIGHT, _BIAS, _TRAINING = 1, 2, 5  # operands of the norm
 
@@ -43,9 +42,7 @@ def compute_again(saved: SavedValues) -> tuple[SavedValues, set[int]]:
     """`saved` with other graphs, and the outputs of the forward that the backward needs no more."""
     returned = {v.unique() for v in graph_outputs(saved.forward)[: saved.real]}
     places = {value.unique(): argument for _, value, argument in saved.of_outputs()}
-    derivatives = {
-        node.inputsAt(0).unique(): node for node in all_nodes_of(saved.backward, (DERIVATIVE,))
-    }
+    derivatives = {node.inputsAt(0).unique(): node for node in all_nodes_of(saved.backward, (DERIVATIVE,))}
     dropped: set[int] = set()
     for j, value, argument in list(saved.of_outputs()):
         norm = value.node()
@@ -82,7 +79,9 @@ def _compute(saved: SavedValues, norm: Node, derivative: Node, argument: Value) 
     def near(value: Value) -> Value:
         return constant_near(backward, first, value) if value.node().kind() == CONSTANT else value
 
-    kept = forward.create("tsfuser::kept_result", [result, norm.inputsAt(_WEIGHT), norm.inputsAt(_TRAINING)], 1)
+    kept = forward.create(
+        "tsfuser::kept_result", [result, norm.inputsAt(_WEIGHT), norm.inputsAt(_TRAINING)], 1
+    )
     saved, stand_in = saved.keeping(kept.insertAfter(norm).output())
     if bias.node().kind() == CONSTANT:
         bias = near(bias)
@@ -90,15 +89,8 @@ def _compute(saved: SavedValues, norm: Node, derivative: Node, argument: Value) 
         forward.setInsertPoint(norm)
         nothing = forward.insertConstant(None)
         copy = insert(forward, norm, "aten::clone", [bias, nothing]).output()
-        saved, bias = saved.keeping(copy, _outside(derivative, 2))
+        saved, bias = saved.keeping(copy, gradient_outside(derivative, 2))
     operands = [stand_in, input, near(weight), bias, near(mean), near(var), save_mean, save_invstd]
     again = insert(backward, first, "tsfuser::batch_norm_result", [*operands, near(training), near(eps)])
     argument.replaceAllUsesWith(again.output())
     return saved
-
-
-def _outside(derivative: Node, result: int) -> Value | None:
-    """The gradient that the backward has of the derivative's result; None where it is not asked for."""
-    made, block = derivative.outputsAt(result), derivative.owningBlock()
-    found = zip(outputs(block.owningNode()), block.outputs())
-    return next((given for given, inner in found if inner.unique() == made.unique()), None)

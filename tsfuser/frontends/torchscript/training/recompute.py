@@ -50,6 +50,7 @@ from ....ops import table
 from .saved import SavedValues, is_of_an_input, source
 
 STEPS = 8  # ops at most that a value is computed again by
+_WIDEN = "aten::_autocast_to_full_precision"
 LEAVES = 3  # tensors at most that these read
 # dtypes of numbers with fractions
 _FRACTIONAL = frozenset(table.scalar_type_code(DTYPES[name]) for name in (*table.FLOATING, *table.COMPLEX))
@@ -95,7 +96,7 @@ def compute_again(saved: SavedValues, own: Collection[int] = ()) -> set[int]:
                     known[value.debugName()] = places[0][1]
                 continue
             else:
-                again = _again(node, saved.backward, first, known)
+                again = computed(node, saved.backward, first, known)
             for j, argument in places:
                 argument.replaceAllUsesWith(again)
                 dropped.add(j)
@@ -105,7 +106,7 @@ def compute_again(saved: SavedValues, own: Collection[int] = ()) -> set[int]:
 def _is_computable(node: Node, known: dict[str, Value], steps: list[int], leaves: set[str]) -> bool:
     """Whether a few elementwise ops compute the node's result of what is known, which is little to read."""
     steps[0] -= 1
-    if steps[0] < 0 or not _is_elementwise(node):
+    if steps[0] < 0 or not is_elementwise(node):
         return False
     for v in inputs(node):
         if v.debugName() in known:
@@ -118,30 +119,34 @@ def _is_computable(node: Node, known: dict[str, Value], steps: list[int], leaves
 
 
 def _narrow_operand(node: Node, returned: set[str], own: set[str]) -> Value | None:
-    """What the node casts to float32 for autocast, where that is in memory of its own and nobody else's; or
-    of one of the inputs `own`."""
-    if node.kind() != "aten::_autocast_to_full_precision":
+    """What the node casts to float32 for autocast, where that may be kept instead."""
+    if node.kind() != _WIDEN:
         return None
     operand = node.inputsAt(0)
-    if source(operand).debugName() in own:
-        return operand
-    maker = operand.node()
+    return operand if has_own_memory(operand, returned, own) else None
+
+
+def has_own_memory(value: Value, returned: set[str], own: set[str]) -> bool:
+    """Whether the value is in memory as it is, which nothing writes to: what an op that is not fused has made,
+    and nobody else has, or one of the inputs `own`. Autocast's casts to float32 are of 16 bits."""
+    if source(value).debugName() in own:
+        return True
+    maker = value.node()
     if (
         not maker.kind().startswith("aten::")
         or row_of(maker) is not None
         or may_return_operand(maker)
-        or operand.debugName() in returned
+        or value.debugName() in returned
     ):
-        return None
-    shared = any(may_return_operand(use.user) and use.user.kind() != node.kind() for use in operand.uses())
-    return None if shared else operand
+        return False
+    return not any(may_return_operand(use.user) and use.user.kind() != _WIDEN for use in value.uses())
 
 
 def _keep_instead(saved: SavedValues, cast: Node, j: int, argument: Value, first: Node) -> Value:
     """Has output `j` of the forward, for which `argument` stands in the backward, be the operand of `cast`;
     the cast in the backward."""
     backward, operand = saved.backward, cast.inputsAt(0)
-    again = _again(cast, backward, first, {operand.debugName(): argument})
+    again = computed(cast, backward, first, {operand.debugName(): argument})
     argument.replaceAllUsesWith(again)
     again.node().replaceInput(0, argument)
     saved.forward.return_node().replaceInput(j, operand)
@@ -174,7 +179,7 @@ def _is_read_in_group(node: Node) -> bool:
     return not found[0].is_view or all(is_read_by_groups(v) for v in outputs(node))
 
 
-def _is_elementwise(node: Node) -> bool:
+def is_elementwise(node: Node) -> bool:
     """Whether the op may be computed again: it gives the same result, and costs next to nothing where it is
     fused."""
     if node.outputsSize() != 1 or not is_tensor(node.output()):
@@ -198,11 +203,11 @@ def _may_be_whole(dtype: Value) -> bool:
     return dtype.type().kind() != "NoneType" and dtype.toIValue() not in _FRACTIONAL
 
 
-def _again(node: Node, backward: Graph, first: Node, known: dict[str, Value]) -> Value:
+def computed(node: Node, backward: Graph, first: Node, known: dict[str, Value]) -> Value:
     """The result of `node`, of the forward, computed at the beginning of the backward, before `first`."""
     for v in inputs(node):
         if v.debugName() not in known:
-            known[v.debugName()] = _again(v.node(), backward, first, known)
+            known[v.debugName()] = computed(v.node(), backward, first, known)
     copy = backward.createClone(node, lambda v: known[v.debugName()])
     copy.insertBefore(first)
     return copy.output()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from ....graph.effects import may_return_operand, remove_dead_code
 from ....graph.wrapper import (
     Graph,
+    Node,
     Value,
     all_nodes,
     blocks,
@@ -206,6 +207,14 @@ class SavedValues:
             j: j - sum(d < j for d in dropped) for j in (*self.gradients, *self.outputs) if j not in dropped
         }
         return [left[j] for j in self.gradients if j in left], [left[j] for j in self.outputs if j in left]
+
+
+def gradient_outside(derivative: Node, result: int) -> Value | None:
+    """The gradient that the backward has of the result of `derivative`, which is in a formula of autodiff's;
+    None where it is not asked for."""
+    made, block = derivative.outputsAt(result), derivative.owningBlock()
+    found = zip(outputs(block.owningNode()), block.outputs())
+    return next((given for given, inner in found if inner.unique() == made.unique()), None)
 
 
 def source(value: Value) -> Value:

@@ -1,0 +1,216 @@
+"""The result of a softmax that is kept for its derivative alone is computed there again, of what is in memory
+anyway: the product that an attention takes the softmax of. Under autocast the product has 16 bits, and the
+result 32. The derivative walks over the same rows. Before:
+
+    forward:  %s = aten::matmul(%q, %k);  %m = aten::add(%s, %mask);  %y = aten::softmax(%m);  keeps %y
+    backward(%grad, %y):  %g = aten::_softmax_backward_data(%grad, %y, ...);  %gs = ... of %g
+becomes
+    forward:  ...;  %c = aten::clone(%mask);  keeps %s and %c
+    backward(%grad, %grad_s, %s, %c):  %m = aten::add(%s, %c);  %y = aten::softmax(%m);  the same;
+                                       %gs = prim::AutogradAdd(%grad_s, ...)
+
+In: `SavedValues`, of a differentiable graph. Out: the same, with other graphs, and the numbers of the outputs
+that are not kept. The ops in between are elementwise (recompute.py), of one tensor that nobody writes to, and
+of what is kept anyway. Inputs that are small beside others and have no gradient, such as masks, are copied,
+since the program may write to them. What is kept instead has a gradient where the forward's value has one:
+the backward may be differentiated again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from ....graph.rows import row_of
+from ....graph.wrapper import (
+    CONSTANT,
+    Node,
+    Value,
+    graph_inputs,
+    graph_outputs,
+    inputs,
+    insert,
+    is_tensor,
+    nodes_in,
+    outputs,
+    use_count,
+)
+from .recompute import computed, has_own_memory, is_elementwise, is_read_by_groups
+from .saved import SavedValues, gradient_outside
+
+#: Softmax -> its derivative, whose operand 1 is the result.
+_DERIVATIVES = {
+    "aten::softmax": "aten::_softmax_backward_data",
+    "aten::log_softmax": "aten::_log_softmax_backward_data",
+}
+#: Op -> the form that autodiff knows of it (csrc_stubs/torchscript/differentiable_forms.cpp).
+_FORMS = {"aten::masked_fill": "aten::where"}
+_HANDED_ON = ("prim::profile", "aten::contiguous")  # whose formulas give the gradient as it is
+_DTYPE = "prim::dtype"
+_ASKED_FOR_DTYPE = ((_DTYPE, 0), ("aten::type_as", 1))
+_STEPS = 8  # ops at most in front of the softmax
+
+
+@dataclass
+class _Found:
+    """What a result is computed of: `whole`, the one tensor that is kept instead, with its gradient in the
+    backward, if it has one, and `small`, inputs of which copies are kept. `steps`: ops that are left to look
+    at."""
+
+    whole: dict[str, tuple[Value, Value | None]] = field(default_factory=dict)
+    small: dict[str, Value] = field(default_factory=dict)
+    steps: int = _STEPS
+
+
+@dataclass
+class _Search:
+    """`known`: names of the forward's values that the backward has. `returned`: of those that the program
+    gets. `own`: of inputs that nobody writes to, `small`: that are small, `still`: that have no gradient."""
+
+    known: dict[str, Value]
+    returned: set[str]
+    own: set[str]
+    small: set[str]
+    still: set[str]
+
+    def look(self, value: Value, gradient: Value | None, found: _Found) -> bool:
+        """Whether the backward can compute `value`; `gradient`: what it has of it."""
+        name, node = value.debugName(), value.node()
+        if name in self.known or node.kind() == CONSTANT:
+            return True
+        if not is_tensor(value):
+            return False
+        if name in self.small and name in self.still:
+            found.small[name] = value
+            return True
+        if has_own_memory(value, self.returned, self.own):
+            found.whole[name] = value, gradient
+            return len(found.whole) == 1
+        found.steps -= 1
+        if found.steps < 0 or not is_elementwise(node):
+            return False
+        for v in inputs(node):
+            inner, is_clear = self._gradient_of(node, v, gradient)
+            if not is_clear or not self.look(v, inner, found):
+                return False
+        return True
+
+    def _gradient_of(self, node: Node, operand: Value, gradient: Value | None) -> tuple[Value | None, bool]:
+        """The gradient that the derivative of `node` gives to the operand, and whether that is clear. No
+        gradient: None."""
+        if gradient is None or operand.debugName() in self.known or not is_tensor(operand):
+            return None, True
+        reader = _reader(gradient, node.kind())
+        if reader is None:
+            return None, not use_count(gradient)
+        given = outputs(reader)
+        moving = [v.unique() for v in inputs(node) if is_tensor(v) and not self._is_still(v)]
+        if operand.unique() not in moving:
+            return None, True
+        if len(given) != len(moving) or len(set(moving)) != len(moving):
+            return None, False
+        found = given[moving.index(operand.unique())]
+        return (found if use_count(found) else None), True
+
+    def _is_still(self, value: Value) -> bool:
+        """Whether autodiff gives the value no gradient: it is computed of what has none."""
+        node = value.node()
+        if node.kind() == "prim::Param":
+            return value.debugName() in self.still
+        row = row_of(node)
+        return (row is not None and row[0].flat) or not any(
+            is_tensor(v) and not self._is_still(v) for v in inputs(node)
+        )
+
+
+def _reader(gradient: Value, kind: str) -> Node | None:
+    """The formula of the derivative of an op of that kind that reads the gradient, or what it becomes on the
+    way; None if that is not clear."""
+    name = _FORMS.get(kind, kind)
+    while True:
+        users = [use.user for use in gradient.uses()]
+        formulas = [n for n in users if n.kind() == "prim::GradOf"]
+        if [n for n in formulas if n.s("name") == name]:
+            return formulas[0] if len(formulas) == 1 else None
+        ways = formulas or [n for n in users if n.kind() == "prim::AutogradAdd"]
+        if len(ways) != 1 or (formulas and ways[0].s("name") not in _HANDED_ON):
+            return None
+        gradient = ways[0].output()
+
+
+def compute_again(
+    saved: SavedValues,
+    own: Collection[int],
+    small: Collection[int],
+    moving: Collection[int],
+    dropped: Collection[int],
+) -> tuple[SavedValues, set[int]]:
+    """`saved` with other graphs, and the outputs of the forward that the backward needs no more, besides those
+    that are `dropped`. Of the inputs of the forward, `own` are in the backward what they were, `small` are
+    small beside others, and `moving` get gradients."""
+
+    def names(numbers: Iterable[int]) -> set[str]:
+        return {given[i].debugName() for i in numbers}
+
+    given = graph_inputs(saved.forward)
+    known = {value.debugName(): argument for value, argument in saved.of_inputs()}
+    known.update(
+        (value.debugName(), argument)
+        for j, value, argument in saved.of_outputs()
+        if j not in dropped and use_count(argument)
+    )
+    returned = {v.debugName() for v in graph_outputs(saved.forward)[: saved.real]}
+    still = set(range(len(given))).difference(moving)
+    search = _Search(known, returned, names(own), names(small), names(still))
+    again: set[int] = set()
+    for j, value, argument in list(saved.of_outputs()):
+        derivative = _derivative(value, argument)
+        if derivative is None or j in dropped or j not in saved.gradients or value.debugName() in returned:
+            continue
+        found = _Found()
+        place = gradient_outside(derivative, 0)
+        if (
+            place is not None
+            and is_read_by_groups(value)
+            and search.look(value.node().inputsAt(0), place, found)
+        ):
+            saved = _keep_dtype(_keep(saved, found, known), value, argument)
+            first = nodes_in(saved.backward)[0]
+            argument.replaceAllUsesWith(computed(value.node(), saved.backward, first, known))
+            again.add(j)
+    return saved, again
+
+
+def _derivative(value: Value, argument: Value) -> Node | None:
+    """The derivative of the softmax that gives `value`, if it alone reads `argument` in the backward."""
+    kind = _DERIVATIVES.get(value.node().kind())
+    readers = [use for use in argument.uses() if (use.user.kind(), use.offset) not in _ASKED_FOR_DTYPE]
+    if kind is None or len(readers) != 1 or (readers[0].user.kind(), readers[0].offset) != (kind, 1):
+        return None
+    return readers[0].user
+
+
+def _keep(saved: SavedValues, found: _Found, known: dict[str, Value]) -> SavedValues:
+    """`saved`, where the backward has what was found; `known` has it then."""
+    forward = saved.forward
+    for name, (value, place) in found.whole.items():
+        saved, known[name] = saved.keeping(value, place)
+    for name, value in found.small.items():
+        first = nodes_in(forward)[0]
+        forward.setInsertPoint(first)
+        copy = insert(forward, first, "aten::clone", [value, forward.insertConstant(None)]).output()
+        saved, known[name] = saved.keeping(copy)
+    return saved
+
+
+def _keep_dtype(saved: SavedValues, value: Value, argument: Value) -> SavedValues:
+    """`saved`, where the backward has the dtype of `value`, instead of asking for that of `argument`: to ask
+    what is computed there would part its group from that of the derivative."""
+    asking = [use.user for use in argument.uses() if use.user.kind() == _DTYPE]
+    if asking:
+        dtype = saved.forward.create(_DTYPE, [value], 1).insertAfter(value.node()).output()
+        dtype.setType(asking[0].output().type())
+        saved, known = saved.keeping(dtype)
+        known.setType(dtype.type())
+        for node in asking:
+            node.output().replaceAllUsesWith(known)
+    return saved
