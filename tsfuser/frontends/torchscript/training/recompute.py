@@ -127,8 +127,8 @@ def _narrow_operand(node: Node, returned: set[str], own: set[str]) -> Value | No
 
 
 def has_own_memory(value: Value, returned: set[str], own: set[str]) -> bool:
-    """Whether the value is in memory as it is, which nothing writes to: what an op that is not fused has made,
-    and nobody else has, or one of the inputs `own`. Autocast's casts to float32 are of 16 bits."""
+    """Whether the value is in memory as it is, which nothing writes to: what an op that is not fused has
+    made, and nobody else has, or one of the inputs `own`. Autocast's casts to float32 are of 16 bits."""
     if source(value).debugName() in own:
         return True
     maker = value.node()

@@ -144,9 +144,9 @@ def compute_again(
     moving: Collection[int],
     dropped: Collection[int],
 ) -> tuple[SavedValues, set[int]]:
-    """`saved` with other graphs, and the outputs of the forward that the backward needs no more, besides those
-    that are `dropped`. Of the inputs of the forward, `own` are in the backward what they were, `small` are
-    small beside others, and `moving` get gradients."""
+    """`saved` with other graphs, and the outputs of the forward that the backward needs no more, besides
+    those that are `dropped`. Of the inputs of the forward, `own` are in the backward what they were, `small`
+    are small beside others, and `moving` get gradients."""
 
     def names(numbers: Iterable[int]) -> set[str]:
         return {given[i].debugName() for i in numbers}

@@ -172,8 +172,8 @@ class SavedValues:
         return replace(self, outputs=[j for k, j in enumerate(self.outputs) if k not in unread])
 
     def keeping(self, value: Value, place: Value | None = None) -> tuple[SavedValues, Value]:
-        """The same, where the forward also keeps `value`, and what stands for it in the backward. `place`: its
-        gradient in the backward, to which that of what is kept is added; None if it has none."""
+        """The same, where the forward also keeps `value`, and what stands for it in the backward. `place`:
+        its gradient in the backward, to which that of what is kept is added; None if it has none."""
         self.forward.setInsertPoint(self.forward.return_node())
         number = self.forward.registerOutput(value)
         argument = self.backward.addInput()
