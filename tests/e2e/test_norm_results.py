@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsfuser
-from kit.batch_norms import DTYPES, operands, trained
+from kit.norm_steps import DTYPES, operands, trained
 from kit.support import assert_matches, fresh, kinds, no_fallback, script
 from tsfuser.frontends.torchscript import passes
 
@@ -75,6 +75,8 @@ def check(device, activation, dtype, channels_last, training):
 @pytest.mark.parametrize("parameters", ["w, None", "None, b", "None, None", "weight=w, bias=b"])
 @pytest.mark.parametrize("training", [True, False])
 def test_parameters_that_are_not_there(device, parameters, training):
+    if parameters == "None, b" and device == "cuda":
+        pytest.skip("eager's derivative is an error there")
     x, w, b, mean, var = operands(device)
     text = source(parameters=parameters)
     gradient = torch.randn_like(x)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsfuser
-from kit.batch_norms import DTYPES, operands, trained
+from kit.norm_steps import DTYPES, operands, trained
 from kit.support import assert_matches, fresh, kinds, no_fallback
 from tsfuser.frontends.torchscript import passes
 

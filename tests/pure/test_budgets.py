@@ -154,8 +154,34 @@ def test_terms_of_a_sum_have_a_64th_of_the_budget():
     for dtype, form in (("bfloat16", "fast_gelu"), ("float16", "gelu")):
         p = Program(dtype)
         assert form in p.symbols(p.sum(p.gelu(p.x)))
+
+
+def test_terms_that_the_program_rounds_have_it_wherever_the_sum_is_stored():
+    """As gradients of float32 weights are."""
     p = Program("bfloat16")
-    assert exact(p.symbols(p.sum(p.gelu(p.x), "float32")))
+    assert "fast_gelu" in p.symbols(p.sum(p.gelu(p.x), "float32"))
+    p = Program("bfloat16")
+    product = p.mul(p.to(p.sigmoid(p.x), "float32"), p.to(p.y, "float32"))
+    assert "fast_sigmoid" in p.symbols(p.sum(product))
+    p = Program("bfloat16")
+    in_float = p.sigmoid(p.to(p.x, "float32"))
+    assert exact(p.symbols(p.sum(p.mul(in_float, p.y))))  # a term that eager does not round
+    p = Program("bfloat16")
+    both = p.to(p.sigmoid(p.x), "float32")
+    assert exact(p.symbols(p.sum(both), both))  # stored in 32 bits, too
+
+
+def test_the_derivative_of_a_norm_hides_what_it_is_given():
+    p = Program("bfloat16")
+    b = p.builder
+    gradient = p.mul(p.y, p.sigmoid(p.x))
+    statistic = p.to(p.sum(p.y), "float32")
+    gradients = find("aten::native_batch_norm_backward").build(
+        b, grad_out=gradient, input=p.x, weight=None, running_mean=None, running_var=None,
+        save_mean=statistic, save_invstd=statistic, train=True, eps=b.literal(1e-5),
+        output_mask=[True, False, False],
+    )  # fmt: skip
+    assert "fast_sigmoid" in p.symbols(gradients[0])
 
 
 def test_what_a_norm_reduces_is_exact():

@@ -17,7 +17,8 @@ changes nothing. Hence a value has two budgets, with and without this exception.
 
 What is reduced has to be exact, too, but for a sum of numbers that are not negative, whose relative error is
 at most that of its terms, and for terms of a 16-bit dtype with a 64th of their budget: errors of fast forms
-may add up, where the roundings of eager partly cancel.
+may add up, where the roundings of eager partly cancel. These terms, and what they are products of, have that
+budget also where the sum is stored in 32 bits, as gradients of weights are: eager rounds them to 16 bits.
 """
 
 from __future__ import annotations
@@ -37,21 +38,23 @@ REDUCED = 2**-6  # of such a budget: what terms of a sum may be off by
 
 class Budget(NamedTuple):
     """`strict`: what is stored is off by a quarter of its last place at most. `loose`: that, or the program
-    rounds on the way."""
+    rounds on the way. `narrow`: the part of a quarter of its last place that an operand of a 16-bit dtype may
+    be off by."""
 
     strict: float
     loose: float
+    narrow: float
 
     def both(self, other: Budget) -> Budget:
         """What two readers allow."""
-        return Budget(min(self.strict, other.strict), min(self.loose, other.loose))
+        return Budget(*map(min, self, other))
 
     def less(self, error: float) -> Budget:
         """What is left after `error`."""
-        return Budget(max(self.strict - error, 0.0), max(self.loose - error, 0.0))
+        return Budget(max(self.strict - error, 0.0), max(self.loose - error, 0.0), self.narrow)
 
 
-EXACT = Budget(0.0, 0.0)
+EXACT = Budget(0.0, 0.0, 0.0)
 
 
 def with_fast_forms(fusion: Fusion, everywhere: bool = False) -> Fusion:
@@ -64,7 +67,7 @@ def with_fast_forms(fusion: Fusion, everywhere: bool = False) -> Fusion:
 
     for stored in [output.value for output in fusion.outputs] + [update.value for update in fusion.updates]:
         quarter = QUARTER_ULP.get(stored.dtype, 0.0)
-        allow(stored, Budget(quarter, quarter))
+        allow(stored, Budget(quarter, quarter, float(quarter > 0)))
     ops: list[Op] = []
     for op in reversed(fusion.ops):
         budget = budgets.get(op.output.name, EXACT) if op.output.dtype.is_floating else EXACT
@@ -88,19 +91,21 @@ def _chosen(op: Op, budget: Budget, everywhere: bool) -> tuple[Op, Budget]:
 
 def _share(op: Op, k: int, budget: Budget, producers: Mapping[str, Op]) -> Budget:
     """What operand `k` of `op`, whose result has the `budget`, may be off by."""
-    operand = op.operands[k]
-    own = QUARTER_ULP.get(operand.dtype, 0.0) if budget.loose else 0.0
+    operand, narrow = op.operands[k], budget.narrow
+    own = QUARTER_ULP.get(operand.dtype, 0.0)
     times = 0.0  # of what the result may be off by
     if isinstance(op, Reshape) or (isinstance(op, Reduce) and op.combine in ("max", "min")):
         times = 1.0
     elif isinstance(op, Reduce) and op.combine in ("sum", "mean", "squares"):
         times = float(op.combine == "sum" and _is_positive(operand, producers))
-        own *= REDUCED
+        part = REDUCED if narrow or op.combine == "sum" else 0.0
+        own, narrow = own * part, max(narrow * times, part)
+        return Budget(budget.strict * times, max(budget.loose * times, own), narrow)
     elif isinstance(op, Pointwise) and find(op.symbol).grows:
         times = 1 / (find(op.symbol).grows[k] * sum(not v.is_number for v in op.operands))
     else:
-        own = 0.0
-    return Budget(budget.strict * times, max(budget.loose * times, own))
+        narrow = 0.0
+    return Budget(budget.strict * times, max(budget.loose * times, own * narrow), narrow)
 
 
 def _is_positive(value: Value, producers: Mapping[str, Op]) -> bool:

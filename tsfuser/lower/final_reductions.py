@@ -30,6 +30,8 @@ from .index import Var
 from .indices import Indices, indices
 from .loop_ir import Compute, Stmt
 
+ENOUGH_CHAINS = 8  # of a thread: more cost registers, and gain nothing
+
 
 class FinalReductions:
     """`ops`: the reductions. A thread has one result for each iteration of the `loops`, and accumulates over
@@ -77,8 +79,9 @@ class FinalReductions:
         return accumulation(name, op, registers, wide, self._chains(op), guard)
 
     def _chains(self, op: Reduce) -> Chains:
-        """One for each result, lane and, where lanes are results, unrolled iteration: short chains round
-        less. Moments share what a chain costs and round little: they have one for each lane."""
+        """One for each result, lane and, where there are few results, unrolled iteration: short chains round
+        less, and several of them do not wait for each other. Moments share what a chain costs and round
+        little: they have one for each lane."""
         results = Chains(self._results(), numbered(self.loops))
         if self.over_columns:
             return results
@@ -88,6 +91,8 @@ class FinalReductions:
             return Chains(unrolled.extent.a, Var(unrolled.name), apart=True)
         if moments or not self.loops or unrolled is None:
             return Chains(lane.extent.a, Var(lane.name))
+        if results.count >= ENOUGH_CHAINS:
+            return results
         # what becomes one result lies side by side
         depth = unrolled.extent.a
         return Chains(results.count * depth, ix.add(ix.mul(results.at, depth), Var(unrolled.name)))
@@ -108,6 +113,7 @@ class FinalReductions:
             return [] if alone else combined(self.ops, how, threads, results, 0, 2 * self.draft.exchanged)
         lane, unrolled = self.draft.lane, self._unrolled()
         deep = unrolled is not None and (unrolled.extent.a > 1 or lane.extent.a == 1)
+        deep = deep and not (self.loops and results >= ENOUGH_CHAINS)
         return combined(self.ops, how, threads, results, results if deep or not self.loops else 0)
 
     def _result(self, op: Reduce, done: Indices) -> list[Stmt]:

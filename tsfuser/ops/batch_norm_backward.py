@@ -11,15 +11,21 @@ from ..errors import Refusal
 from ..ir.build import Builder
 from ..ir.dtypes import HALF, DType
 from ..ir.fusion import Empty, Value
-from ..ir.symbols import define
+from ..ir.symbols import CANCELS, define
 from .batch_norm import WITHOUT_CUDNN
 from .channels import check_channels, check_not_empty, of_channels, scaled
 from .gradients import threshold_backward
 from .reduction import total, without
 from .table import FLOATING, composite
 
-define("batch_norm_backward", "(({0} - ({2} + {3} * {4}) * (1 / {5})) * {1})", cheap=True)
-define("batch_norm_backward_weighted", "(({0} - ({2} + {3} * {4}) * (1 / {5})) * {1} * {6})", cheap=True)
+_GROWS = (CANCELS, 1, CANCELS, CANCELS, CANCELS, CANCELS)
+define("batch_norm_backward", "(({0} - ({2} + {3} * {4}) * (1 / {5})) * {1})", cheap=True, grows=_GROWS)
+define(
+    "batch_norm_backward_weighted",
+    "(({0} - ({2} + {3} * {4}) * (1 / {5})) * {1} * {6})",
+    cheap=True,
+    grows=(*_GROWS, 1),
+)
 
 _HALF_OF_SMALLEST = 2.0**-25  # of float16: what is not above that is rounded to 0
 

@@ -13,7 +13,7 @@ from ..ir.build import Builder
 from ..ir.dtypes import DType
 from ..ir.fusion import Pointwise, Value
 from ..ir.layout import contiguous
-from ..ir.symbols import define
+from ..ir.symbols import CANCELS, define
 from ..ir.views import through_memory
 from .channels import scaled
 from .reduction import mean_of, narrow, squares
@@ -21,8 +21,8 @@ from .table import FLOATING, composite
 
 _LARGE = 1 << 20  #: elements that are worth a copy of their own
 
-define("norm_backward", "(({0} - {1} - {2} * {3}) * {4})", cheap=True)
-define("rms_norm_backward", "(({0} - {1} * {2}) * {3})", cheap=True)
+define("norm_backward", "(({0} - {1} - {2} * {3}) * {4})", cheap=True, grows=(*[CANCELS] * 4, 1))
+define("rms_norm_backward", "(({0} - {1} * {2}) * {3})", cheap=True, grows=(*[CANCELS] * 3, 1))
 
 
 def inner(b: Builder, input: Value, shape: list, *parameters: Value | None) -> list[int]:

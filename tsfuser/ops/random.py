@@ -19,7 +19,7 @@ from ..ir.dtypes import BOOL, DOUBLE, FLOAT, INT64, DType
 from ..ir.fusion import Seed, Value
 from ..ir.limits import between
 from ..ir.seed_lengths import order_of
-from ..ir.symbols import define
+from ..ir.symbols import CANCELS, define
 from .casts import check_options
 from .table import ALL, BOOLEAN, FLOATING, composite, scalar_type
 
@@ -29,7 +29,7 @@ define("uniform_in_bfloat16", "(floor({0} * 256.0f) * 0.00390625f)")
 define("normal_in_float32", "(sqrt(-2 * log(1 - {0})) * cos(6.283185307179586f * {1}))")
 define("normal_in_float64", "(sqrt(-2 * log(1 - {0})) * cos(6.283185307179586 * {1}))")
 define("is_kept", "({0} < 1 - {1})", cheap=True)
-define("dropout", "({0} * {1} * ({2} < 1 ? 1 / (1 - {2}) : 0))", cheap=True)
+define("dropout", "({0} * {1} * ({2} < 1 ? 1 / (1 - {2}) : 0))", cheap=True, grows=(1, 1, CANCELS))
 define("rounded_product", "rounded_product({0} * {1}, {2})")
 define("times_zero", "({0} * 0)", cheap=True)
 define("true", "convert<bool>(true)", cheap=True)

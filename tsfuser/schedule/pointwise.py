@@ -111,7 +111,7 @@ def _gpu(schedule: Schedule, params: PointwiseParams, machine: Machine) -> Sched
             block="block", tx="thread_x", u="unroll", lane="vector"
         )
     columns = schedule.loop(col).extent
-    across = sz.minimum(sz.nextpow2(sz.ceildiv(columns, v)), 32)
+    across = even_part(sz.ceildiv(columns, v), 32)
     down = sz.binary("div", params.threads, across)
     schedule = schedule.split(col, across * v, ("col_block", "chunk"), whole=True).split(
         "chunk", v, ("tx", "lane"), exact=True
@@ -143,6 +143,12 @@ def _gpu(schedule: Schedule, params: PointwiseParams, machine: Machine) -> Sched
         "row_block", "col_block", "block"
     )
     return schedule.bind(**bound)
+
+
+def even_part(count: Size, most: Size | int) -> Size:
+    """The size of equal parts of at most `most` of `count`: of as few as possible, with as little left over as
+    possible."""
+    return sz.ceildiv(count, sz.ceildiv(count, most))
 
 
 def _host(schedule: Schedule, machine: Machine) -> Schedule:

@@ -17,13 +17,14 @@ from ..ir.size import Size
 from ..segment import Segment
 from .domain import Dim, Domain, domain
 from .machine import Machine
-from .pointwise import host_lanes, is_whole, is_wide, vector_width
+from .pointwise import even_part, host_lanes, is_whole, is_wide, vector_width
 
 MIN_ITERATIONS = 16  # of a thread: with fewer, splits gain less than the second kernel costs
 MIN_SPLIT_ITERATIONS = 2  # iterations of a thread in each split
 # bytes of input that a thread has in flight: there are fewer blocks than in a pointwise kernel
 LOAD_BYTES = 64
 MAX_HOST_COLUMNS = 128  # columns that the host adds up together: with fewer, the processor would not prefetch
+MIN_UNEVEN = 8  # threads in a row: shorter ones would leave too much for the combination in shared memory
 MAX_UNROLL = 8  # accesses that a thread has in flight, at most
 OTHER_REGISTERS = 16  # registers of a thread for everything but data
 BUSY_THREADS_PER_SM = 1024  # threads that keep a multiprocessor busy: with as many columns, none is shared
@@ -138,14 +139,13 @@ def _choose_reduction_params(call: Call, segment: Segment, sides: Sides, machine
 def _shape(sides: Sides, params: ReductionParams, machine: Machine, small: bool) -> Shape:
     """The sizes of the launch as formulas: they depend on the call, the kernel does not."""
     cells = _cells(sides, params, machine)
-    lanes = sz.nextpow2(cells)
     most = sz.const(params.threads if params.inner else min(32, params.threads))
     if small and not params.inner:
         most = sz.minimum(most, sz.nextpow2(sz.ceildiv(cells, machine.multiprocessors)))
     elif not params.inner and machine.has_threads:
         sharing = sz.nextpow2(sz.ceildiv(machine.multiprocessors * BUSY_THREADS_PER_SM, cells))
         most = sz.binary("div", params.threads, sz.minimum(sharing, params.threads // 32))
-    across = sz.minimum(lanes, most) if machine.has_threads else sz.const(1)
+    across = _across(cells, most, params) if machine.has_threads else sz.const(1)
     down = sz.binary("div", params.threads, across)
     wanted = _wanted(sides, params, across, machine)
     col, outer = sides.columns, sz.const(1)
@@ -168,6 +168,16 @@ def _shape(sides: Sides, params: ReductionParams, machine: Machine, small: bool)
         splits = sz.minimum(wanted, sz.binary("div", sides.space.elements, machine.task))
     chunk = sz.ceildiv(sz.ceildiv(walk, sz.maximum(splits, 1)), step) * step
     return Shape(across, down, sz.maximum(sz.ceildiv(walk, chunk), 1), chunk)
+
+
+def _across(cells: Size, most: Size, params: ReductionParams) -> Size:
+    """Threads along `cells` accesses, at most `most`. A power of two, as warps share rows, or rows a warp; but
+    where rows are kept and half of them a warp or more, as many as leave the fewest idle."""
+    lanes = sz.minimum(sz.nextpow2(cells), most)
+    if params.inner:
+        return lanes
+    is_wide = sz.le(MIN_UNEVEN, lanes)
+    return even_part(cells, most) * is_wide + lanes * (1 - is_wide)
 
 
 def _cells(sides: Sides, params: ReductionParams, machine: Machine) -> Size:

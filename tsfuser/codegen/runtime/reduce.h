@@ -224,17 +224,19 @@ DEVICE void sync_x() {
   if (blockDim.x > 32) __syncthreads();
 }
 
-// Rows of a block, which consists of whole warps, that share a warp.
-DEVICE int warp_rows() { return blockDim.x < 32 ? 32 / blockDim.x : 1; }
+// Rows of a block that combine in their warp before they meet others: one where rows do not fill warps.
+DEVICE int warp_rows() {
+  const int across = blockDim.x;
+  return across < 32 && (across & (across - 1)) == 0 ? 32 / across : 1;
+}
 
-// Along y, of which the block has a power of two: the rows of a warp are combined first; its first row
-// stores its first N accumulators.
+// Along y: the rows of a warp are combined first; its first row stores its first N accumulators.
 template <class Op, int N = 0, class T, int M>
 DEVICE void store_partial_y(T (&value)[M], char* memory) {
   constexpr int count = N ? N : M;
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) {
-    if (mask < blockDim.x) break;
+    if (mask < blockDim.x || warp_rows() == 1) break;
 #pragma unroll
     for (int lane = 0; lane < count; ++lane)
       value[lane] = Op::combine(value[lane], exchange(value[lane], mask, 32));

@@ -1,5 +1,5 @@
-"""A batch norm's result follows from what the norm's own derivative reads, so that in training nothing is kept
-of it for the derivative of an activation behind it. Before:
+"""A batch norm's result follows from what the norm's own derivative reads, so that in training nothing is
+kept of it for the derivative of an activation behind it. Before:
 
     forward:  %n, ... = aten::_batch_norm_impl_index(%x, ...);  %y = aten::silu(%n);  keeps %n
     backward(%grad, %n):  the derivative of silu, of %grad and %n
