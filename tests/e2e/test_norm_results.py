@@ -98,6 +98,19 @@ def test_parameters_that_are_not_there(device, parameters, training):
         assert_matches(mine, theirs, ops=4000)
 
 
+def test_a_norm_without_running_statistics(device):
+    def program(x: Tensor, w: Tensor, b: Tensor, mean: Tensor, var: Tensor, training: bool):
+        return F.silu(F.batch_norm(x, None, None, w, b, training=training)) * 0.5
+
+    tensors = operands(device)
+    gradient = torch.randn_like(tensors[0])
+    with tsfuser.fuser(), no_fallback(), passes.watching() as seen:
+        got = trained(fresh(program), tensors, gradient, True, 4)
+    assert min(computed(seen)) >= 1
+    for mine, theirs in zip(got, trained(program, tensors, gradient, True)):
+        assert_matches(mine, theirs, ops=4000)
+
+
 def test_a_parameter_that_may_be_none_is_not_copied(device):
     x, w, b, mean, var = operands(device)
     text, gradient = source(optional=" | None"), torch.randn_like(x)

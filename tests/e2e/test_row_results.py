@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import tsfuser
-from kit.support import assert_matches, kinds, no_fallback, script
+from kit.support import assert_matches, fresh, kinds, no_fallback, script
 from tsfuser.frontends.torchscript import passes
 
 SOURCE = """def program(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, s: float):
@@ -113,6 +113,23 @@ def test_second_derivatives(device, scores):
     assert computed(seen) >= 1
     for mine, theirs in zip(got, second(plain(text))):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_a_dim_that_the_call_names(device):
+    def program(q: Tensor, k: Tensor, v: Tensor, dim: int):
+        weights = torch.softmax(torch.matmul(q, k.transpose(-2, -1)) * 0.5, dim)
+        return torch.matmul(weights * 2.0, v)
+
+    q, k, v, _ = operands(device)
+    scripted = fresh(program)
+    with tsfuser.fuser(), no_fallback():
+        for dim in (-1, -1, -1, -1, 2, 1, -1):
+            y = scripted(q, k, v, dim)
+            got = [y.detach(), *torch.autograd.grad((y**2).sum(), (q, k, v))]
+            y = program(q, k, v, dim)
+            want = [y.detach(), *torch.autograd.grad((y**2).sum(), (q, k, v))]
+            for mine, theirs in zip(got, want):
+                assert_matches(mine, theirs, ops=400)
 
 
 @pytest.mark.parametrize("autocast", [False, True])

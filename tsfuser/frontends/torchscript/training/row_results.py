@@ -171,7 +171,7 @@ def compute_again(
         if (
             place is not None
             and is_read_by_groups(value)
-            and search.look(value.node().inputsAt(0), place, found)
+            and all(search.look(v, None if k else place, found) for k, v in enumerate(inputs(value.node())))
         ):
             saved = _keep_dtype(_keep(saved, found, known), value, argument)
             first = nodes_in(saved.backward)[0]
