@@ -226,6 +226,8 @@ UNLISTED = {
     "tsfuser::index_backward": "made by autodiff: test_index_gradients",
     "tsfuser::filled": "made of writes to parts: test_number_writes",
     "tsfuser::relu_backward": "made of relu's gradient: test_relu_mask",
+    "tsfuser::kept_result": "made of what is kept of a batch norm: test_norm_results",
+    "tsfuser::batch_norm_result": "made of what is kept of a batch norm: test_norm_results",
     "tsfuser::rows": "made of the gradient of linear: test_special_gradients",
     "tsfuser::additive_mask": "made of masks that attentions share: test_shared_masks",
     "tsfuser::packed": "made of operands of matrix products: test_matmul_operands",
