@@ -115,6 +115,33 @@ def test_second_derivatives(device, scores):
         torch.testing.assert_close(mine, theirs)
 
 
+def test_views_between_the_ops(device):
+    """As in Swin's attention over shifted windows, where each window has a mask."""
+
+    def program(q: Tensor, k: Tensor, v: Tensor, mask: Tensor):
+        n, heads, length = q.size(0), q.size(1), q.size(2)
+        scores = torch.matmul(q, k.transpose(-2, -1)) * 0.5
+        scores = scores.view(n // mask.size(0), mask.size(0), heads, length, length)
+        scores = (scores + mask.unsqueeze(1).unsqueeze(0)).view(-1, heads, length, length)
+        return torch.matmul(torch.softmax(scores, -1) * 2.0, v)
+
+    q, k, v, mask = operands(device, torch.float64, (40, 3, 6, 8), (2, 6, 6))
+    scripted, moving = fresh(program), (q, k, v)
+    with tsfuser.fuser(), passes.watching() as seen:
+        for _ in range(4):
+            got = torch.autograd.grad((scripted(q, k, v, mask) ** 2).sum(), moving)
+        assert computed(seen) >= 1
+        again = [second_order(scripted, (q, k, v, mask), moving) for _ in range(4)][-1]
+        q, k, v, mask = others = operands(device, torch.float64, (6, 2, 7, 4), (3, 7, 7))
+        other = torch.autograd.grad((scripted(q, k, v, mask) ** 2).sum(), others[:3])
+    want = second_order(
+        program, (*moving, operands(device, torch.float64, (40, 3, 6, 8), (2, 6, 6))[3]), moving
+    )
+    want += torch.autograd.grad((program(q, k, v, mask) ** 2).sum(), others[:3])
+    for mine, theirs in zip([*got, *again, *other], [*want[:3], *want]):
+        torch.testing.assert_close(mine, theirs)
+
+
 def test_a_dim_that_the_call_names(device):
     def program(q: Tensor, k: Tensor, v: Tensor, dim: int):
         weights = torch.softmax(torch.matmul(q, k.transpose(-2, -1)) * 0.5, dim)
@@ -169,22 +196,64 @@ def test_a_mask_that_is_written_to_before_the_backward(device, calls):
         assert_matches(mine, theirs, ops=400)
 
 
+def second_order(function, tensors, moving):
+    """Gradients, and those of their squares."""
+    y = function(*tensors)
+    first = torch.autograd.grad((y**2).sum(), moving, create_graph=True)
+    return [*first, *torch.autograd.grad(sum((t**2).sum() for t in first), moving)]
+
+
 def test_a_mask_with_a_gradient(device):
-    """It is not copied: the gradient of the copy would have to reach it."""
-    text, (q, k, v, mask) = source("a mask that is added"), operands(device)
+    text, (q, k, v, mask) = source("a mask that is added"), operands(device, torch.float64)
     mask.requires_grad_()
-    scripted = script(text)
-
-    def run(function):
-        y = function(q, k, v, mask, 0.375)
-        return torch.autograd.grad((y**2).sum(), (q, k, v, mask))
-
-    with tsfuser.fuser(), no_fallback(), passes.watching() as seen:
+    scripted, tensors = script(text), (q, k, v, mask, 0.375)
+    with tsfuser.fuser(), passes.watching() as seen:
         for _ in range(4):
-            got = run(scripted)
-    assert seen and computed(seen) == 0
-    for mine, theirs in zip(got, run(plain(text))):
-        assert_matches(mine, theirs, ops=400)
+            y = scripted(*tensors)
+            got = torch.autograd.grad((y**2).sum(), (q, k, v, mask))
+        again = [second_order(scripted, tensors, (q, k, v, mask)) for _ in range(4)][-1]
+    assert computed(seen) >= 1
+    want = second_order(plain(text), tensors, (q, k, v, mask))
+    for mine, theirs in zip([*got, *again], [*want[:4], *want]):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_mask_whose_gradient_is_asked_for_in_some_calls(device):
+    text, (q, k, v, mask) = source("a mask that is added"), operands(device)
+    scripted, eager = script(text), plain(text)
+    with tsfuser.fuser():
+        for turn in range(10):
+            mask.requires_grad_(turn > 3 and turn % 2 == 1)
+            leaves = [t for t in (q, k, v, mask) if t.requires_grad]
+            got, want = (
+                torch.autograd.grad((f(q, k, v, mask, 0.375) ** 2).sum(), leaves) for f in (scripted, eager)
+            )
+            for mine, theirs in zip(got, want):
+                assert_matches(mine, theirs, ops=400)
+
+
+def test_what_is_looked_up_in_a_table(device):
+    """As relative positions in Swin's attention, with gradients for the table."""
+
+    def program(q: Tensor, k: Tensor, v: Tensor, table: Tensor, index: Tensor):
+        bias = table[index].view(q.size(-2), q.size(-2), q.size(1)).permute(2, 0, 1).contiguous().unsqueeze(0)
+        weights = torch.softmax(torch.matmul(q, k.transpose(-2, -1)) * 0.5 + bias, -1)
+        return torch.matmul(weights * 2.0, v)
+
+    q, k, v, _ = operands(device, torch.float64, (40, 3, 6, 8), (6,))
+    generator = torch.Generator().manual_seed(4)
+    table = torch.randn(11, 3, generator=generator, dtype=torch.float64).to(device).requires_grad_()
+    index = torch.randint(0, 11, (36,), generator=generator).to(device)
+    scripted, tensors, moving = fresh(program), (q, k, v, table, index), (q, k, v, table)
+    with tsfuser.fuser(), passes.watching() as seen:
+        for _ in range(4):
+            y = scripted(*tensors)
+            got = torch.autograd.grad((y**2).sum(), moving)
+        assert computed(seen) >= 1
+        again = [second_order(scripted, tensors, moving) for _ in range(4)][-1]
+    want = second_order(program, tensors, moving)
+    for mine, theirs in zip([*got, *again], [*want[:4], *want]):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_a_large_mask_is_not_copied(device):

@@ -98,8 +98,7 @@ def _share(op: Op, k: int, budget: Budget, producers: Mapping[str, Op]) -> Budge
         times = 1.0
     elif isinstance(op, Reduce) and op.combine in ("sum", "mean", "squares"):
         times = float(op.combine == "sum" and _is_positive(operand, producers))
-        part = REDUCED if narrow or op.combine == "sum" else 0.0
-        own, narrow = own * part, max(narrow * times, part)
+        own, narrow = own * REDUCED, max(narrow * times, REDUCED)
         return Budget(budget.strict * times, max(budget.loose * times, own), narrow)
     elif isinstance(op, Pointwise) and find(op.symbol).grows:
         times = 1 / (find(op.symbol).grows[k] * sum(not v.is_number for v in op.operands))

@@ -113,7 +113,6 @@ class FinalReductions:
             return [] if alone else combined(self.ops, how, threads, results, 0, 2 * self.draft.exchanged)
         lane, unrolled = self.draft.lane, self._unrolled()
         deep = unrolled is not None and (unrolled.extent.a > 1 or lane.extent.a == 1)
-        deep = deep and not (self.loops and results >= ENOUGH_CHAINS)
         return combined(self.ops, how, threads, results, results if deep or not self.loops else 0)
 
     def _result(self, op: Reduce, done: Indices) -> list[Stmt]:

@@ -11,9 +11,10 @@ becomes
 
 In: `SavedValues`, of a differentiable graph. Out: the same, with other graphs, and the numbers of the outputs
 that are not kept. The ops in between are elementwise (recompute.py), of one tensor that nobody writes to, and
-of what is kept anyway. Inputs that are small beside others and have no gradient, such as masks, are copied,
-since the program may write to them. What is kept instead has a gradient where the forward's value has one:
-the backward may be differentiated again."""
+of what is kept anyway. Inputs that are small beside others, such as masks, are copied, since the program may
+write to them; so is what is made of those alone, such as what an attention looks up in a table of relative
+positions. What is kept instead has a gradient where the forward's value has one: the backward may be
+differentiated again."""
 
 from __future__ import annotations
 
@@ -28,13 +29,14 @@ from ....graph.wrapper import (
     graph_inputs,
     graph_outputs,
     inputs,
-    insert,
     is_tensor,
+    is_tensor_list,
     nodes_in,
     outputs,
     use_count,
+    with_items,
 )
-from .recompute import computed, has_own_memory, is_elementwise, is_read_by_groups
+from .recompute import computed, has_own_memory, is_elementwise
 from .saved import SavedValues, gradient_outside
 
 #: Softmax -> its derivative, whose operand 1 is the result.
@@ -42,22 +44,35 @@ _DERIVATIVES = {
     "aten::softmax": "aten::_softmax_backward_data",
     "aten::log_softmax": "aten::_log_softmax_backward_data",
 }
-#: Op -> the form that autodiff knows of it (csrc_stubs/torchscript/differentiable_forms.cpp).
-_FORMS = {"aten::masked_fill": "aten::where"}
+#: Op -> the names of what autodiff differentiates for it, besides its own and that of a twin
+#: (csrc_stubs/torchscript/differentiable_forms.cpp).
+_FORMS = {
+    "aten::masked_fill": "aten::where",
+    "aten::_autocast_to_full_precision": "tsfuser::full_precision",
+}
+_VIEWS = ("aten::view", "aten::reshape")  # that may stand between the ops
 _HANDED_ON = ("prim::profile", "aten::contiguous")  # whose formulas give the gradient as it is
 _DTYPE = "prim::dtype"
 _ASKED_FOR_DTYPE = ((_DTYPE, 0), ("aten::type_as", 1))
 _STEPS = 8  # ops at most in front of the softmax
+#: Besides elementwise ops of one tensor, what makes something small of what is small.
+_KEEPS_SMALL = frozenset(
+    f"aten::{name}"
+    for name in (
+        "contiguous flatten index permute reshape select slice squeeze t transpose unsqueeze view".split()
+    )
+)
 
 
 @dataclass
 class _Found:
-    """What a result is computed of: `whole`, the one tensor that is kept instead, with its gradient in the
-    backward, if it has one, and `small`, inputs of which copies are kept. `steps`: ops that are left to look
-    at."""
+    """What a result is computed of: `whole`, the one tensor that is kept instead, and `small`, of which copies
+    are kept; each with its gradient in the backward, if it has one. `numbers`, and lists of them. `steps`: ops
+    that are left to look at."""
 
     whole: dict[str, tuple[Value, Value | None]] = field(default_factory=dict)
-    small: dict[str, Value] = field(default_factory=dict)
+    small: dict[str, tuple[Value, Value | None]] = field(default_factory=dict)
+    numbers: dict[str, Value] = field(default_factory=dict)
     steps: int = _STEPS
 
 
@@ -78,15 +93,16 @@ class _Search:
         if name in self.known or node.kind() == CONSTANT:
             return True
         if not is_tensor(value):
-            return False
-        if name in self.small and name in self.still:
-            found.small[name] = value
+            found.numbers[name] = value
+            return not is_tensor_list(value)
+        if self._is_small(value):
+            found.small[name] = value, gradient
             return True
         if has_own_memory(value, self.returned, self.own):
             found.whole[name] = value, gradient
             return len(found.whole) == 1
         found.steps -= 1
-        if found.steps < 0 or not is_elementwise(node):
+        if found.steps < 0 or not (is_elementwise(node) or node.kind() in _VIEWS):
             return False
         for v in inputs(node):
             inner, is_clear = self._gradient_of(node, v, gradient)
@@ -106,10 +122,19 @@ class _Search:
         moving = [v.unique() for v in inputs(node) if is_tensor(v) and not self._is_still(v)]
         if operand.unique() not in moving:
             return None, True
-        if len(given) != len(moving) or len(set(moving)) != len(moving):
+        if len(given) != len(moving):
             return None, False
         found = given[moving.index(operand.unique())]
         return (found if use_count(found) else None), True
+
+    def _is_small(self, value: Value) -> bool:
+        """Whether the value is small beside others: an input, or made of what is small."""
+        node = value.node()
+        if node.kind() == "prim::Param":
+            return value.debugName() in self.small
+        operands = with_items([v for v in inputs(node) if is_tensor(v) or is_tensor_list(v)])
+        known = node.kind() in _KEEPS_SMALL or (len(operands) == 1 and is_elementwise(node))
+        return known and all(map(self._is_small, operands))
 
     def _is_still(self, value: Value) -> bool:
         """Whether autodiff gives the value no gradient: it is computed of what has none."""
@@ -125,11 +150,11 @@ class _Search:
 def _reader(gradient: Value, kind: str) -> Node | None:
     """The formula of the derivative of an op of that kind that reads the gradient, or what it becomes on the
     way; None if that is not clear."""
-    name = _FORMS.get(kind, kind)
+    names = (kind, kind.replace("aten::", "tsfuser::"), _FORMS.get(kind))
     while True:
         users = [use.user for use in gradient.uses()]
         formulas = [n for n in users if n.kind() == "prim::GradOf"]
-        if [n for n in formulas if n.s("name") == name]:
+        if [n for n in formulas if n.s("name") in names]:
             return formulas[0] if len(formulas) == 1 else None
         ways = formulas or [n for n in users if n.kind() == "prim::AutogradAdd"]
         if len(ways) != 1 or (formulas and ways[0].s("name") not in _HANDED_ON):
@@ -168,11 +193,8 @@ def compute_again(
             continue
         found = _Found()
         place = gradient_outside(derivative, 0)
-        if (
-            place is not None
-            and is_read_by_groups(value)
-            and all(search.look(v, None if k else place, found) for k, v in enumerate(inputs(value.node())))
-        ):
+        operands = enumerate(inputs(value.node()))
+        if place is not None and all(search.look(v, None if k else place, found) for k, v in operands):
             saved = _keep_dtype(_keep(saved, found, known), value, argument)
             first = nodes_in(saved.backward)[0]
             argument.replaceAllUsesWith(computed(value.node(), saved.backward, first, known))
@@ -192,13 +214,15 @@ def _derivative(value: Value, argument: Value) -> Node | None:
 def _keep(saved: SavedValues, found: _Found, known: dict[str, Value]) -> SavedValues:
     """`saved`, where the backward has what was found; `known` has it then."""
     forward = saved.forward
-    for name, (value, place) in found.whole.items():
+    for name, (value, place) in (*found.whole.items(), *((n, (v, None)) for n, v in found.numbers.items())):
         saved, known[name] = saved.keeping(value, place)
-    for name, value in found.small.items():
+    for name, (value, place) in found.small.items():
+        maker = value.node()
         first = nodes_in(forward)[0]
         forward.setInsertPoint(first)
-        copy = insert(forward, first, "aten::clone", [value, forward.insertConstant(None)]).output()
-        saved, known[name] = saved.keeping(copy)
+        copy = forward.create("aten::clone", [value, forward.insertConstant(None)], 1)
+        copy = copy.insertBefore(first) if maker.kind() == "prim::Param" else copy.insertAfter(maker)
+        saved, known[name] = saved.keeping(copy.output(), place)
     return saved
 
 
@@ -210,7 +234,6 @@ def _keep_dtype(saved: SavedValues, value: Value, argument: Value) -> SavedValue
         dtype = saved.forward.create(_DTYPE, [value], 1).insertAfter(value.node()).output()
         dtype.setType(asking[0].output().type())
         saved, known = saved.keeping(dtype)
-        known.setType(dtype.type())
         for node in asking:
             node.output().replaceAllUsesWith(known)
     return saved

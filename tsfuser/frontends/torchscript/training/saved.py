@@ -177,6 +177,7 @@ class SavedValues:
         self.forward.setInsertPoint(self.forward.return_node())
         number = self.forward.registerOutput(value)
         argument = self.backward.addInput()
+        argument.setType(value.type())
         gradients = list(self.gradients)
         if place is not None:
             gradient, first = self.backward.addInput(), len(gradients)
