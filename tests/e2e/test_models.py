@@ -211,4 +211,4 @@ def test_every_layer_of_an_encoder_is_fused_under_autocast(device, dropout):
     for kind in ("aten::native_layer_norm", "aten::native_layer_norm_backward"):
         assert fused.count(kind) == 2 * layers
         assert not any(node for graph in graphs for node in graph.findAllNodes(kind, True))
-    assert fused.count("aten::softmax") == layers
+    assert fused.count("aten::softmax") == 2 * layers  # the backward computes it again
