@@ -76,6 +76,12 @@ class _Found:
     steps: int = _STEPS
 
 
+def _add(found: dict[str, tuple[Value, Value | None]], value: Value, gradient: Value | None) -> None:
+    """Adds what may be there already: several ops may read it, some of which give it no gradient."""
+    earlier = found.get(value.debugName(), (value, None))[1]
+    found[value.debugName()] = value, gradient if earlier is None else earlier
+
+
 @dataclass
 class _Search:
     """`known`: names of the forward's values that the backward has. `returned`: of those that the program
@@ -96,10 +102,10 @@ class _Search:
             found.numbers[name] = value
             return not is_tensor_list(value)
         if self._is_small(value):
-            found.small[name] = value, gradient
+            _add(found.small, value, gradient)
             return True
         if has_own_memory(value, self.returned, self.own):
-            found.whole[name] = value, gradient
+            _add(found.whole, value, gradient)
             return len(found.whole) == 1
         found.steps -= 1
         if found.steps < 0 or not (is_elementwise(node) or node.kind() in _VIEWS):
