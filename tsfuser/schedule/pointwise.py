@@ -146,8 +146,7 @@ def _gpu(schedule: Schedule, params: PointwiseParams, machine: Machine) -> Sched
 
 
 def even_part(count: Size, most: Size | int) -> Size:
-    """The size of equal parts of at most `most` of `count`: of as few as possible, with as little left over as
-    possible."""
+    """The size of parts of `count`, at most `most` each: as few parts as possible, and as even."""
     return sz.ceildiv(count, sz.ceildiv(count, most))
 
 

@@ -171,8 +171,8 @@ def _shape(sides: Sides, params: ReductionParams, machine: Machine, small: bool)
 
 
 def _across(cells: Size, most: Size, params: ReductionParams) -> Size:
-    """Threads along `cells` accesses, at most `most`. A power of two, as warps share rows, or rows a warp; but
-    where rows are kept and half of them a warp or more, as many as leave the fewest idle."""
+    """Threads along `cells` accesses, at most `most`. A power of two where threads along x combine, or rows
+    are short, so that the rows of a warp combine in it; else as many as leave the fewest idle."""
     lanes = sz.minimum(sz.nextpow2(cells), most)
     if params.inner:
         return lanes

@@ -66,9 +66,9 @@ _KEEPS_SMALL = frozenset(
 
 @dataclass
 class _Found:
-    """What a result is computed of: `whole`, the one tensor that is kept instead, and `small`, of which copies
-    are kept; each with its gradient in the backward, if it has one. `numbers`, and lists of them. `steps`: ops
-    that are left to look at."""
+    """What a result is computed of: `whole`, the one tensor that is kept instead, and `small`, of which
+    copies are kept; each with its gradient in the backward, if it has one. `numbers`, and lists of them.
+    `steps`: ops that are left to look at."""
 
     whole: dict[str, tuple[Value, Value | None]] = field(default_factory=dict)
     small: dict[str, tuple[Value, Value | None]] = field(default_factory=dict)
