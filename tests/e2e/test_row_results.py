@@ -203,6 +203,52 @@ def second_order(function, tensors, moving):
     return [*first, *torch.autograd.grad(sum((t**2).sum() for t in first), moving)]
 
 
+CHAINS = {
+    "direct": "torch.softmax(torch.softmax(scores, -1), 1)",
+    "a mask between": "torch.softmax(torch.log_softmax(scores, -1) + mask, 1)",
+    "three": "torch.softmax(torch.softmax(torch.softmax(scores, -1) - mask, 1), -1)",
+}
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_one_softmax_of_another(device, chain, autocast):
+    text, tensors = source().replace("torch.softmax(scores, -1)", CHAINS[chain]), operands(device)
+    scripted = script(text)
+    with tsfuser.fuser(), no_fallback():
+        got = trained(scripted, tensors, autocast, 4)
+    precision = torch.bfloat16 if autocast else torch.float32
+    for mine, theirs, true in zip(got, trained(plain(text), tensors, autocast), exact(plain(text), tensors)):
+        assert_matches(mine, theirs, true, ops=4000, strides=False, precision=precision)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_second_derivatives_of_one_softmax_of_another(device, chain):
+    text = source().replace("torch.softmax(scores, -1)", CHAINS[chain])
+    q, k, v, mask = operands(device, torch.float64, (2, 2, 6, 3), (6,))
+    scripted = script(text)
+    with tsfuser.fuser():
+        got = [second_order(scripted, (q, k, v, mask, 0.375), (q, k, v)) for _ in range(6)][-1]
+    for mine, theirs in zip(got, second_order(plain(text), (q, k, v, mask, 0.375), (q, k, v))):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_number_with_a_gradient_that_fills(device):
+    """The form that autodiff knows has the operands in another order."""
+
+    def program(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, number: Tensor):
+        scores = (torch.matmul(q, k.transpose(-2, -1)) * 0.5).masked_fill(mask > 0.5, number)
+        return torch.matmul(torch.softmax(scores, -1) * 2.0, v) * number
+
+    q, k, v, mask = operands(device, torch.float64, (2, 2, 6, 3), (6,))
+    number = torch.tensor(-1.5, dtype=torch.float64, device=device, requires_grad=True)
+    scripted, moving = fresh(program), (q, k, v, number)
+    with tsfuser.fuser():
+        got = [second_order(scripted, (q, k, v, mask, number), moving) for _ in range(6)][-1]
+    for mine, theirs in zip(got, second_order(program, (q, k, v, mask, number), moving)):
+        torch.testing.assert_close(mine, theirs)
+
+
 def test_a_mask_with_a_gradient(device):
     text, (q, k, v, mask) = source("a mask that is added"), operands(device, torch.float64)
     mask.requires_grad_()

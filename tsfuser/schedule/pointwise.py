@@ -146,7 +146,7 @@ def _gpu(schedule: Schedule, params: PointwiseParams, machine: Machine) -> Sched
 
 
 def even_part(count: Size, most: Size | int) -> Size:
-    """The size of parts of `count`, at most `most` each: as few parts as possible, and as even."""
+    """Splits `count` into the fewest parts of at most `most`, as equal as possible: the size of a part."""
     return sz.ceildiv(count, sz.ceildiv(count, most))
 
 

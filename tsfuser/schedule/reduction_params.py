@@ -24,7 +24,9 @@ MIN_SPLIT_ITERATIONS = 2  # iterations of a thread in each split
 # bytes of input that a thread has in flight: there are fewer blocks than in a pointwise kernel
 LOAD_BYTES = 64
 MAX_HOST_COLUMNS = 128  # columns that the host adds up together: with fewer, the processor would not prefetch
-MIN_UNEVEN = 8  # threads in a row: shorter ones would leave too much for the combination in shared memory
+# threads in a row that may be no power of two: rows do not combine in their warp then, and with shorter ones
+# too many would be left for the combination in shared memory
+MIN_UNEVEN = 8
 MAX_UNROLL = 8  # accesses that a thread has in flight, at most
 OTHER_REGISTERS = 16  # registers of a thread for everything but data
 BUSY_THREADS_PER_SM = 1024  # threads that keep a multiprocessor busy: with as many columns, none is shared

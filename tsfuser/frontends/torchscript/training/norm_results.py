@@ -91,6 +91,6 @@ def _compute(saved: SavedValues, norm: Node, derivative: Node, argument: Value) 
         copy = insert(forward, norm, "aten::clone", [bias, nothing]).output()
         saved, bias = saved.keeping(copy, gradient_outside(derivative, 2))
     operands = [stand_in, input, near(weight), bias, near(mean), near(var), save_mean, save_invstd]
-    again = insert(backward, first, "tsfuser::batch_norm_result", [*operands, near(training), near(eps)])
-    argument.replaceAllUsesWith(again.output())
+    computed = insert(backward, first, "tsfuser::batch_norm_result", [*operands, near(training), near(eps)])
+    argument.replaceAllUsesWith(computed.output())
     return saved

@@ -66,11 +66,11 @@ _KEEPS_SMALL = frozenset(
 
 @dataclass
 class _Found:
-    """What a result is computed of: `whole`, the one tensor that is kept instead, and `small`, of which
-    copies are kept; each with its gradient in the backward, if it has one. `numbers`, and lists of them.
-    `steps`: ops that are left to look at."""
+    """What a result is computed of: `instead`, the tensor that is kept instead, at most one, and `small`, of
+    which copies are kept; each with its gradient in the backward, if it has one. `numbers`, and lists of
+    them. `steps`: ops that are left to look at."""
 
-    whole: dict[str, tuple[Value, Value | None]] = field(default_factory=dict)
+    instead: dict[str, tuple[Value, Value | None]] = field(default_factory=dict)
     small: dict[str, tuple[Value, Value | None]] = field(default_factory=dict)
     numbers: dict[str, Value] = field(default_factory=dict)
     steps: int = _STEPS
@@ -105,8 +105,8 @@ class _Search:
             _add(found.small, value, gradient)
             return True
         if has_own_memory(value, self.returned, self.own):
-            _add(found.whole, value, gradient)
-            return len(found.whole) == 1
+            _add(found.instead, value, gradient)
+            return len(found.instead) == 1
         found.steps -= 1
         if found.steps < 0 or not (is_elementwise(node) or node.kind() in _VIEWS):
             return False
@@ -128,8 +128,8 @@ class _Search:
         moving = [v.unique() for v in inputs(node) if is_tensor(v) and not self._is_still(v)]
         if operand.unique() not in moving:
             return None, True
-        if len(given) != len(moving):
-            return None, False
+        if len(given) != len(moving) or (node.kind() in _FORMS and len(moving) > 1):
+            return None, False  # a form may have its operands in another order
         found = given[moving.index(operand.unique())]
         return (found if use_count(found) else None), True
 
@@ -192,6 +192,7 @@ def compute_again(
     returned = {v.debugName() for v in graph_outputs(saved.forward)[: saved.real]}
     still = set(range(len(given))).difference(moving)
     search = _Search(known, returned, names(own), names(small), names(still))
+    first = nodes_in(saved.backward)[0]  # what is computed for one softmax may be an operand of the next
     again: set[int] = set()
     for j, value, argument in list(saved.of_outputs()):
         derivative = _derivative(value, argument)
@@ -202,8 +203,9 @@ def compute_again(
         operands = enumerate(inputs(value.node()))
         if place is not None and all(search.look(v, None if k else place, found) for k, v in operands):
             saved = _keep_dtype(_keep(saved, found, known), value, argument)
-            first = nodes_in(saved.backward)[0]
-            argument.replaceAllUsesWith(computed(value.node(), saved.backward, first, known))
+            known.pop(value.debugName(), None)
+            result = known[value.debugName()] = computed(value.node(), saved.backward, first, known)
+            argument.replaceAllUsesWith(result)
             again.add(j)
     return saved, again
 
@@ -220,7 +222,7 @@ def _derivative(value: Value, argument: Value) -> Node | None:
 def _keep(saved: SavedValues, found: _Found, known: dict[str, Value]) -> SavedValues:
     """`saved`, where the backward has what was found; `known` has it then."""
     forward = saved.forward
-    for name, (value, place) in (*found.whole.items(), *((n, (v, None)) for n, v in found.numbers.items())):
+    for name, (value, place) in (*found.instead.items(), *((n, (v, None)) for n, v in found.numbers.items())):
         saved, known[name] = saved.keeping(value, place)
     for name, (value, place) in found.small.items():
         maker = value.node()

@@ -199,7 +199,8 @@ class SavedValues:
         for numbers, start in ((self.outputs, len(self.gradients) + len(self.inputs)), (self.gradients, 0)):
             for k in reversed([k for k, j in enumerate(numbers) if j in dropped]):
                 argument = graph_inputs(self.backward)[start + k]
-                if use_count(argument):  # a gradient
+                if use_count(argument):
+                    assert start == 0, "what the backward still reads is dropped"
                     argument.replaceAllUsesWith(self._zero())
                 self.backward.eraseInput(start + k)
         for j in sorted(dropped, reverse=True):
