@@ -55,13 +55,9 @@ _HANDED_ON = ("prim::profile", "aten::contiguous")  # whose formulas give the gr
 _DTYPE = "prim::dtype"
 _ASKED_FOR_DTYPE = ((_DTYPE, 0), ("aten::type_as", 1))
 _STEPS = 8  # ops at most in front of the softmax
-#: Besides elementwise ops of one tensor, what makes something small of what is small.
-_KEEPS_SMALL = frozenset(
-    f"aten::{name}"
-    for name in (
-        "contiguous flatten index permute reshape select slice squeeze t transpose unsqueeze view".split()
-    )
-)
+_LOOKUP = "aten::index"
+#: What the op table calls the sizes of views that have no more elements than their operands.
+_NO_LARGER = frozenset("first flattened permuted selected sliced squeezed swapped unsqueezed viewed".split())
 
 
 @dataclass
@@ -134,13 +130,16 @@ class _Search:
         return (found if use_count(found) else None), True
 
     def _is_small(self, value: Value) -> bool:
-        """Whether the value is small beside others: an input, or made of what is small."""
+        """Whether the value is small beside others: an input, or a view of what is small, or what is computed
+        of one such tensor, element by element, or looked up in one at few places."""
         node = value.node()
         if node.kind() == "prim::Param":
             return value.debugName() in self.small
         operands = with_items([v for v in inputs(node) if is_tensor(v) or is_tensor_list(v)])
-        known = node.kind() in _KEEPS_SMALL or (len(operands) == 1 and is_elementwise(node))
-        return known and all(map(self._is_small, operands))
+        row = row_of(node)
+        is_view = row is not None and row[0].is_view and row[0].sizes in _NO_LARGER
+        stays_small = is_view or node.kind() == _LOOKUP or (len(operands) == 1 and is_elementwise(node))
+        return stays_small and all(map(self._is_small, operands))
 
     def _is_still(self, value: Value) -> bool:
         """Whether autodiff gives the value no gradient: it is computed of what has none."""
