@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsfuser
-from kit.norm_steps import DTYPES, operands, trained
+from kit.norm_steps import DTYPES, evaluated, operands, trained
 from kit.support import assert_matches, fresh, kinds, no_fallback, script
 from tsfuser.frontends.torchscript import passes
 
@@ -143,19 +143,11 @@ def test_what_is_kept(device, training):
 
 def test_running_statistics_that_move_before_the_backward(device):
     """The derivative of the activation is taken where the evaluation was."""
-    x, w, b, mean, var = operands(device)
-    gradient = torch.randn_like(x)
-
-    def run(function):
-        moved, spread = mean.clone(), var.clone()
-        y = function(x, w, b, moved, spread, False)
-        F.batch_norm(x.detach() * 3 + 1, moved, spread, training=True, momentum=0.5)
-        return [y.detach(), *torch.autograd.grad(y, (x, w, b), gradient)]
-
-    scripted, want = script(source()), run(plain(source()))
+    tensors = operands(device)
+    scripted, want = script(source()), evaluated(plain(source()), tensors)
     with tsfuser.fuser(), no_fallback():
         for _ in range(4):
-            got = run(scripted)
+            got = evaluated(scripted, tensors)
     for mine, theirs in zip(got, want):
         assert_matches(mine, theirs, ops=4000)
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsfuser
-from kit.norm_steps import DTYPES, operands, trained
+from kit.norm_steps import DTYPES, evaluated, operands, trained
 from kit.support import assert_matches, fresh, kinds, no_fallback
 from tsfuser.frontends.torchscript import passes
 
@@ -85,19 +85,11 @@ def test_the_backward_takes_the_branches_of_the_forward(device, dtype, training)
 
 def test_running_statistics_that_move_before_the_backward(device):
     """The branches of an evaluation are those that it took."""
-    x, w, b, mean, var = operands(device)
-    gradient = torch.randn_like(x)
-
-    def run(function):
-        moved, spread = mean.clone(), var.clone()
-        y = function(x, w, b, moved, spread, False)
-        F.batch_norm(x.detach() * 3 + 1, moved, spread, training=True, momentum=0.5)
-        return [y.detach(), *torch.autograd.grad(y, (x, w, b), gradient)]
-
-    scripted, want = fresh(normed), run(normed)
+    tensors = operands(device)
+    scripted, want = fresh(normed), evaluated(normed, tensors)
     with tsfuser.fuser(), no_fallback():
         for _ in range(4):
-            got = run(scripted)
+            got = evaluated(scripted, tensors)
     for mine, theirs in zip(got, want):
         assert_matches(mine, theirs, ops=4000)
 

@@ -64,6 +64,27 @@ def computed(seen):
     return sum("aten::softmax" in g or "aten::log_softmax" in g for g in again)
 
 
+def first_order(function, tensors, moving):
+    return torch.autograd.grad((function(*tensors) ** 2).sum(), moving)
+
+
+def second_order(function, tensors, moving):
+    """Gradients, and those of their squares."""
+    first = torch.autograd.grad((function(*tensors) ** 2).sum(), moving, create_graph=True)
+    return [*first, *torch.autograd.grad(sum((t**2).sum() for t in first), moving)]
+
+
+def check_both_orders(scripted, eager, tensors, moving):
+    """A softmax is computed again, and first and second derivatives of float64 are eager's."""
+    with tsfuser.fuser(), passes.watching() as seen:
+        first = [first_order(scripted, tensors, moving) for _ in range(4)][-1]
+        assert computed(seen) >= 1
+        second = [second_order(scripted, tensors, moving) for _ in range(5)][-1]
+    want = second_order(eager, tensors, moving)
+    for mine, theirs in zip([*first, *second], [*want[: len(moving)], *want]):
+        torch.testing.assert_close(mine, theirs)
+
+
 @pytest.mark.each_value
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("scores", SCORES)
@@ -96,23 +117,9 @@ def test_dims_and_sizes(device, op, dim, sizes):
     "scores", ["the product", "a mask that is added", "a mask that is kept", "ops", "two readers"]
 )
 def test_second_derivatives(device, scores):
-    tensors = operands(device, torch.float64, (2, 2, 6, 3), (6,))
+    q, k, v, mask = operands(device, torch.float64, (2, 2, 6, 3), (6,))
     text = source(scores)
-
-    def second(function):
-        q, k, v, mask = tensors
-        y = function(q, k, v, mask, 0.375)
-        first = torch.autograd.grad((y**2).sum(), (q, k, v), create_graph=True)
-        return [*first, *torch.autograd.grad(sum((t**2).sum() for t in first), (q, k, v))]
-
-    scripted = script(text)
-    with tsfuser.fuser(), passes.watching() as seen:
-        trained(scripted, tensors, calls=4)
-        for _ in range(5):
-            got = second(scripted)
-    assert computed(seen) >= 1
-    for mine, theirs in zip(got, second(plain(text))):
-        torch.testing.assert_close(mine, theirs)
+    check_both_orders(script(text), plain(text), (q, k, v, mask, 0.375), (q, k, v))
 
 
 def test_views_between_the_ops(device):
@@ -125,20 +132,12 @@ def test_views_between_the_ops(device):
         scores = (scores + mask.unsqueeze(1).unsqueeze(0)).view(-1, heads, length, length)
         return torch.matmul(torch.softmax(scores, -1) * 2.0, v)
 
-    q, k, v, mask = operands(device, torch.float64, (40, 3, 6, 8), (2, 6, 6))
-    scripted, moving = fresh(program), (q, k, v)
-    with tsfuser.fuser(), passes.watching() as seen:
-        for _ in range(4):
-            got = torch.autograd.grad((scripted(q, k, v, mask) ** 2).sum(), moving)
-        assert computed(seen) >= 1
-        again = [second_order(scripted, (q, k, v, mask), moving) for _ in range(4)][-1]
-        q, k, v, mask = others = operands(device, torch.float64, (6, 2, 7, 4), (3, 7, 7))
-        other = torch.autograd.grad((scripted(q, k, v, mask) ** 2).sum(), others[:3])
-    want = second_order(
-        program, (*moving, operands(device, torch.float64, (40, 3, 6, 8), (2, 6, 6))[3]), moving
-    )
-    want += torch.autograd.grad((program(q, k, v, mask) ** 2).sum(), others[:3])
-    for mine, theirs in zip([*got, *again, *other], [*want[:3], *want]):
+    scripted, tensors = fresh(program), operands(device, torch.float64, (40, 3, 6, 8), (2, 6, 6))
+    check_both_orders(scripted, program, tensors, tensors[:3])
+    others = operands(device, torch.float64, (6, 2, 7, 4), (3, 7, 7))
+    with tsfuser.fuser():
+        got = first_order(scripted, others, others[:3])
+    for mine, theirs in zip(got, first_order(program, others, others[:3])):
         torch.testing.assert_close(mine, theirs)
 
 
@@ -196,13 +195,6 @@ def test_a_mask_that_is_written_to_before_the_backward(device, calls):
         assert_matches(mine, theirs, ops=400)
 
 
-def second_order(function, tensors, moving):
-    """Gradients, and those of their squares."""
-    y = function(*tensors)
-    first = torch.autograd.grad((y**2).sum(), moving, create_graph=True)
-    return [*first, *torch.autograd.grad(sum((t**2).sum() for t in first), moving)]
-
-
 CHAINS = {
     "direct": "torch.softmax(torch.softmax(scores, -1), 1)",
     "a mask between": "torch.softmax(torch.log_softmax(scores, -1) + mask, 1)",
@@ -226,11 +218,7 @@ def test_one_softmax_of_another(device, chain, autocast):
 def test_second_derivatives_of_one_softmax_of_another(device, chain):
     text = source().replace("torch.softmax(scores, -1)", CHAINS[chain])
     q, k, v, mask = operands(device, torch.float64, (2, 2, 6, 3), (6,))
-    scripted = script(text)
-    with tsfuser.fuser():
-        got = [second_order(scripted, (q, k, v, mask, 0.375), (q, k, v)) for _ in range(6)][-1]
-    for mine, theirs in zip(got, second_order(plain(text), (q, k, v, mask, 0.375), (q, k, v))):
-        torch.testing.assert_close(mine, theirs)
+    check_both_orders(script(text), plain(text), (q, k, v, mask, 0.375), (q, k, v))
 
 
 def test_a_number_with_a_gradient_that_fills(device):
@@ -252,16 +240,7 @@ def test_a_number_with_a_gradient_that_fills(device):
 def test_a_mask_with_a_gradient(device):
     text, (q, k, v, mask) = source("a mask that is added"), operands(device, torch.float64)
     mask.requires_grad_()
-    scripted, tensors = script(text), (q, k, v, mask, 0.375)
-    with tsfuser.fuser(), passes.watching() as seen:
-        for _ in range(4):
-            y = scripted(*tensors)
-            got = torch.autograd.grad((y**2).sum(), (q, k, v, mask))
-        again = [second_order(scripted, tensors, (q, k, v, mask)) for _ in range(4)][-1]
-    assert computed(seen) >= 1
-    want = second_order(plain(text), tensors, (q, k, v, mask))
-    for mine, theirs in zip([*got, *again], [*want[:4], *want]):
-        torch.testing.assert_close(mine, theirs)
+    check_both_orders(script(text), plain(text), (q, k, v, mask, 0.375), (q, k, v, mask))
 
 
 def test_a_mask_whose_gradient_is_asked_for_in_some_calls(device):
@@ -290,16 +269,7 @@ def test_what_is_looked_up_in_a_table(device):
     generator = torch.Generator().manual_seed(4)
     table = torch.randn(11, 3, generator=generator, dtype=torch.float64).to(device).requires_grad_()
     index = torch.randint(0, 11, (36,), generator=generator).to(device)
-    scripted, tensors, moving = fresh(program), (q, k, v, table, index), (q, k, v, table)
-    with tsfuser.fuser(), passes.watching() as seen:
-        for _ in range(4):
-            y = scripted(*tensors)
-            got = torch.autograd.grad((y**2).sum(), moving)
-        assert computed(seen) >= 1
-        again = [second_order(scripted, tensors, moving) for _ in range(4)][-1]
-    want = second_order(program, tensors, moving)
-    for mine, theirs in zip([*got, *again], [*want[:4], *want]):
-        torch.testing.assert_close(mine, theirs)
+    check_both_orders(fresh(program), program, (q, k, v, table, index), (q, k, v, table))
 
 
 def test_a_large_mask_is_not_copied(device):

@@ -1,6 +1,7 @@
 """Operands and training steps of programs with one batch norm."""
 
 import torch
+import torch.nn.functional as F
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
@@ -27,3 +28,13 @@ def trained(function, tensors, gradient, training, calls=1):
         y = function(x, w, b, mean.clone(), var.clone(), training)
         gradients = torch.autograd.grad(y, leaves, gradient.to(y.dtype))
     return [y.detach(), *gradients]
+
+
+def evaluated(function, tensors):
+    """The result of an evaluation, and its gradients, before which a norm in training has moved the running
+    statistics."""
+    x, w, b, mean, var = tensors
+    moved, spread = mean.clone(), var.clone()
+    y = function(x, w, b, moved, spread, False)
+    F.batch_norm(x.detach() * 3 + 1, moved, spread, training=True, momentum=0.5)
+    return [y.detach(), *torch.autograd.grad(y, (x, w, b), torch.ones_like(y))]

@@ -86,10 +86,7 @@ def _compute(saved: SavedValues, norm: Node, derivative: Node, argument: Value) 
     if bias.node().kind() == CONSTANT:
         bias = near(bias)
     else:
-        forward.setInsertPoint(norm)
-        nothing = forward.insertConstant(None)
-        copy = insert(forward, norm, "aten::clone", [bias, nothing]).output()
-        saved, bias = saved.keeping(copy, gradient_outside(derivative, 2))
+        saved, bias = saved.keeping_copy(bias, norm, gradient_outside(derivative, 2))
     operands = [stand_in, input, near(weight), bias, near(mean), near(var), save_mean, save_invstd]
     computed = insert(backward, first, "tsfuser::batch_norm_result", [*operands, near(training), near(eps)])
     argument.replaceAllUsesWith(computed.output())

@@ -75,7 +75,7 @@ def _ask(saved: SavedValues, asks: Node, norm: Node, derivative: Node) -> SavedV
     if given[3].node().kind() != CONSTANT:
         if not is_tensor(given[3]):  # perhaps None
             return saved
-        saved, given[3] = _copied(saved, norm, given[3])
+        saved, given[3] = saved.keeping_copy(given[3], norm)
     operands = [constant_near(saved.backward, asks, v) if v.node().kind() == CONSTANT else v for v in given]
     gradient, result = inputs(asks)[:2]
     new = insert(saved.backward, asks, "tsfuser::relu_backward", [gradient, result, *operands])
@@ -87,11 +87,3 @@ def _ask(saved: SavedValues, asks: Node, norm: Node, derivative: Node) -> SavedV
 def is_at_hand(saved: SavedValues, value: Value) -> bool:
     """Whether the backward has the value at its beginning."""
     return value.node().kind() == CONSTANT or value.node() == saved.backward.param_node()
-
-
-def _copied(saved: SavedValues, norm: Node, bias: Value) -> tuple[SavedValues, Value]:
-    """`saved` with a copy of `bias` at its end, and what stands for that in the backward."""
-    forward = saved.forward
-    forward.setInsertPoint(norm)
-    nothing = forward.insertConstant(None)
-    return saved.keeping(insert(forward, norm, "aten::clone", [bias, nothing]).output())

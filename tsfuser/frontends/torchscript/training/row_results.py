@@ -201,7 +201,7 @@ def compute_again(
         place = gradient_outside(derivative, 0)
         operands = enumerate(inputs(value.node()))
         if place is not None and all(search.look(v, None if k else place, found) for k, v in operands):
-            saved = _keep_dtype(_keep(saved, found, known), value, argument)
+            saved = _keep_dtype(_keep(saved, found, known, value.node()), value, argument)
             known.pop(value.debugName(), None)
             result = known[value.debugName()] = computed(value.node(), saved.backward, first, known)
             argument.replaceAllUsesWith(result)
@@ -218,18 +218,14 @@ def _derivative(value: Value, argument: Value) -> Node | None:
     return readers[0].user
 
 
-def _keep(saved: SavedValues, found: _Found, known: dict[str, Value]) -> SavedValues:
+def _keep(saved: SavedValues, found: _Found, known: dict[str, Value], softmax: Node) -> SavedValues:
     """`saved`, where the backward has what was found; `known` has it then."""
-    forward = saved.forward
-    for name, (value, place) in (*found.instead.items(), *((n, (v, None)) for n, v in found.numbers.items())):
+    for name, value in found.numbers.items():
+        saved, known[name] = saved.keeping(value)
+    for name, (value, place) in found.instead.items():
         saved, known[name] = saved.keeping(value, place)
     for name, (value, place) in found.small.items():
-        maker = value.node()
-        first = nodes_in(forward)[0]
-        forward.setInsertPoint(first)
-        copy = forward.create("aten::clone", [value, forward.insertConstant(None)], 1)
-        copy = copy.insertBefore(first) if maker.kind() == "prim::Param" else copy.insertAfter(maker)
-        saved, known[name] = saved.keeping(copy.output(), place)
+        saved, known[name] = saved.keeping_copy(value, softmax, place)
     return saved
 
 

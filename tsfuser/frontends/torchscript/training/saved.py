@@ -22,6 +22,7 @@ from ....graph.wrapper import (
     graph_inputs,
     graph_outputs,
     inputs,
+    insert,
     nodes_in,
     outputs,
     use_count,
@@ -188,6 +189,15 @@ class SavedValues:
             place.replaceAllUsesAfterNodeWith(whole, whole.output())
             gradients.append(number)
         return replace(self, gradients=gradients, outputs=[*self.outputs, number]), argument
+
+    def keeping_copy(
+        self, value: Value, before: Node, place: Value | None = None
+    ) -> tuple[SavedValues, Value]:
+        """`keeping`, of a copy, which the forward makes before the node `before`: the program may write to
+        the value."""
+        self.forward.setInsertPoint(before)
+        nothing = self.forward.insertConstant(None)
+        return self.keeping(insert(self.forward, before, "aten::clone", [value, nothing]).output(), place)
 
     def unused(self) -> set[int]:
         """The outputs that only the backward might read, and does not."""
