@@ -53,6 +53,7 @@ _C.set_op_facts(
     excluded=[row.name for row in table.all_rows() if row.autodiff_excludes],
     heavy=unsupported.heavy_kinds(),
     same_sizes=table.kinds_with_sizes("first"),
+    moved=[row.name for row in table.all_rows() if row.moves],
     sized=functionalize.sized_kinds(),
     broadcast=table.kinds_with_sizes("broadcast"),
     alone=[row.name for row in table.all_rows() if "bfloat16" in row.slow_on_gpu],

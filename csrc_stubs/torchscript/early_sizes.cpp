@@ -4,12 +4,13 @@
 //
 // After: %s = tsfuser::padded_sizes(aten::size(%x), [0, %n])
 //
-// What asks for the rank, as each norm does, is answered from the ranks, or from the sizes.
+// What asks for the rank, as each norm does, is answered from the ranks, or from the sizes. What asks for
+// the dtype or the device of a tensor whose elements were only moved asks the tensor that they come from.
 //
 // So what needs the sizes, as a view by them, is in one differentiable graph with what computes the tensor:
 // the sizes are known before it. Examples are the shuffle of channels that were joined, windows of an image
-// that was normalised and padded, the noise of a stochastic depth behind a norm. The rules are those of the
-// op table (tsfuser/grouping/size_rules.py). A step of prepare.cpp.
+// that was normalised and padded, the noise of a stochastic depth behind a norm or behind windows. The rules
+// are those of the op table (tsfuser/grouping/size_rules.py). A step of prepare.cpp.
 
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
@@ -80,12 +81,25 @@ bool asks_for_sizes(const Node* node) {
   return (node->kind() == c10::aten::size || node->kind() == c10::aten::dim) && is_tensor(node->input(0));
 }
 
-// Whether something else than a question about sizes reads the value, so that errors of what makes it are
-// still raised.
+bool asks_for_type(const Node* node) {
+  return (node->kind() == c10::prim::dtype || node->kind() == c10::prim::device) &&
+         is_tensor(node->input(0));
+}
+
+// Whether something else than such a question reads the value, so that errors of what makes it are still
+// raised.
 bool is_read(const Value* value) {
   return std::any_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
-    return is_profile(use.user) ? is_read(use.user->output()) : !asks_for_sizes(use.user);
+    return is_profile(use.user) ? is_read(use.user->output())
+                                : !asks_for_sizes(use.user) && !asks_for_type(use.user);
   });
+}
+
+// The tensor whose elements the value has, only moved.
+Value* origin_of_elements(Value* value) {
+  Node* maker = value->node();
+  const bool moves = is_profile(maker) || op_facts().moved.count(maker->kind()) != 0;
+  return moves ? origin_of_elements(maker->inputs()[0]) : value;
 }
 
 // Whether all that reads the list are ops that only read, and give no list.
@@ -187,6 +201,22 @@ Origin origin_of(Value* value) {
     return {Origin::kSame, {inputs[0]}};
   }
   return op_facts().size_rules.count(kind) != 0 ? Origin{Origin::kRule, {inputs[0]}} : Origin();
+}
+
+// Asks right behind what makes the value, which need not live until the answer is read.
+Value* ask(Graph& graph, c10::Symbol question, Value* value) {
+  Node* maker = value->node();
+  const torch::jit::WithInsertPoint behind(
+      maker->kind() == c10::prim::Param ? *maker->owningBlock()->nodes().begin() : maker->next());
+  return graph.insert(question, {value});
+}
+
+void ask_origin(Graph& graph, Node* question) {
+  Value* tensor = question->input(0);
+  Value* origin = origin_of_elements(tensor);
+  if (origin != behind_profile(tensor) && is_read(behind_profile(tensor))) {
+    question->output()->replaceAllUsesWith(ask(graph, question->kind(), origin));
+  }
 }
 
 // Answers questions about sizes; each answer is computed once in a block.
@@ -351,13 +381,7 @@ class EarlySizes {
     return ranks.size() == 1 ? ranks[0] : inserted(kind, ranks, c10::IntType::get());
   }
 
-  // Asks right behind what makes the value, which need not live until the answer is read.
-  Value* asked(c10::Symbol question, Value* value) {
-    Node* maker = value->node();
-    const torch::jit::WithInsertPoint behind(
-        maker->kind() == c10::prim::Param ? *maker->owningBlock()->nodes().begin() : maker->next());
-    return graph_.insert(question, {value});
-  }
+  Value* asked(c10::Symbol question, Value* value) { return ask(graph_, question, value); }
 
   Value* inserted(c10::Symbol kind, at::ArrayRef<Value*> operands, c10::TypePtr type) {
     return graph_.insertNode(graph_.create(kind, operands, 1))->output()->setType(std::move(type));
@@ -377,6 +401,8 @@ void ask_sizes_early(Graph& graph, const Node*) {
   for (Node* node : all_nodes(graph)) {
     if (asks_for_sizes(node)) {
       sizes.answer(node);
+    } else if (asks_for_type(node)) {
+      ask_origin(graph, node);
     }
   }
 }

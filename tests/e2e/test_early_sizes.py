@@ -8,6 +8,8 @@ import torch
 import tsfuser
 from kit.opsweep import plain
 from kit.support import all_graphs, assert_matches, groups, script, stored, train
+from tsfuser import _C
+from tsfuser.ops import table
 
 pytestmark = pytest.mark.graphs
 
@@ -124,6 +126,7 @@ ASKED = {
     "all": "s = y.size()\n    return torch.sigmoid(y).reshape(-1) * s[0] + len(s)",
     "one": "return torch.sigmoid(y).reshape(y.size(0) * y.size(-1), -1) * 2.0",
     "the rank": "return torch.sigmoid(y).unsqueeze(y.dim()) * y.dim()",
+    "dtype and device": "n = torch.ones(1, dtype=y.dtype, device=y.device)\n    return torch.sigmoid(y) * n",
 }
 
 
@@ -162,6 +165,8 @@ def test_what_makes_a_tensor_is_in_one_graph_with_what_needs_its_sizes(rule):
         ("y = torch.tanh(x * w).view(n, 5); return y * y.size(0)", "invalid for input of size"),
         ("y = torch.tanh(x) + w[:, :n]; return y * y.size(0)", "must match the size"),
         ("y = torch.tanh(x).permute(0, n, 1); return y * y.size(0)", "imension"),
+        ("y = torch.tanh(x * w).view(n, 5); return y.dtype", "invalid for input of size"),
+        ("y = torch.tanh(x * w).view(n, 5); return y.dtype + y.size(0)", "invalid for input of size"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::tsfuser.TsfuserWarning")
@@ -215,3 +220,40 @@ def f(x: Tensor, y: Tensor):
         for other in (torch.randn(5, 3), torch.randn(4, 3, 2)):
             with pytest.raises(RuntimeError):
                 scripted(x, other)
+
+
+MOVED = {
+    "windows": "y = y.view(2, b // 2, -1).transpose(0, 1).reshape(b, -1)",
+    "rolled": "y = torch.roll(y, [1, 2], [0, 1])[:, :c]",
+    "padded": "y = torch.nn.functional.pad(y, [0, 1])[:, 1:].contiguous()",
+    "selected": "y = y.view(b, 1, c).expand(-1, 2, -1)[:, 1]",
+}
+NOISE = """
+def f(x: Tensor, w: Tensor):
+    b, c = x.size()
+    y = torch.mm(torch.tanh(x), w)
+    {}
+    noise = torch.empty([b, 1], dtype=y.dtype, device=y.device)
+    noise.fill_(0.5)
+    return torch.sigmoid(y * noise) * 2.0
+"""
+
+
+@pytest.mark.parametrize("moved", MOVED)
+def test_what_only_moves_elements_is_in_one_group_with_what_asks_for_its_dtype(device, moved):
+    """Noise of the dtype of the result comes between the two, as in stochastic depth behind windows."""
+    text = NOISE.format(MOVED[moved])
+    eager, scripted = plain(text), script(text)
+    with tsfuser.fuser():
+        for b in (4, 4, 4, 6):
+            inputs = [
+                torch.randn(sizes, dtype=torch.float64, device=device, requires_grad=True)
+                for sizes in ((b, 6), (6, 6))
+            ]
+            out, gradients = train(scripted, inputs)
+            want, expected = train(eager, inputs, calls=1)
+            for got, theirs in zip([out, *gradients], [want, *expected]):
+                assert_matches(got, theirs, ops=100, strides=False)
+    (whole,) = [g for g in all_graphs(scripted) if g.findNode("prim::DifferentiableGraph", True)]
+    moving = {row.name for row in table.all_rows() if row.moves}
+    assert not {node.kind() for node in whole.nodes()} & {*moving, *(kind for kind, _ in _C.twins())}

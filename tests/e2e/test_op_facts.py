@@ -103,6 +103,33 @@ def test_a_fresh_result_shares_no_memory(name):
         assert not storages(result) & storages(list(sample.arguments.values())), str(sample)
 
 
+#: Arguments behind a tensor of sizes [2, 1, 4].
+MOVES = {
+    "permute": [[2, 0, 1]], "transpose": [0, 2], "swapaxes": [0, 2], "swapdims": [0, 2], "movedim": [0, 2],
+    "unsqueeze": [1], "squeeze": [], "expand": [[2, 3, 4]], "expand_as": [torch.zeros(2, 3, 4)],
+    "view": [[8]], "reshape": [[4, -1]], "view_as": [torch.zeros(8, 1)], "reshape_as": [torch.zeros(8)],
+    "flatten": [0, -1], "unflatten": [2, [2, 2]], "contiguous": [], "positive": [], "clone": [],
+    "slice": [2, 1, 3], "narrow": [2, 1, 2], "select": [2, -1], "roll": [[1], [2]], "flip": [[0, 2]],
+    "pad": [[1, -1]], "constant_pad_nd": [[1, 2], 1.5],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", table.ALL)
+@pytest.mark.parametrize("name", MOVES)
+def test_an_op_that_moves_elements_keeps_dtype_and_device(name, dtype):
+    if name == "positive" and dtype == "bool":
+        return
+    x = torch.ones(2, 1, 4).to(getattr(torch, dtype))
+    result = getattr(torch.ops.aten, name)(x, *MOVES[name])
+    assert (result.dtype, result.device) == (x.dtype, x.device)
+
+
+def test_views_and_what_moves_elements_besides():
+    found = {row.name for row in ROWS.values() if row.moves}
+    ours = {"aten::t", "tsfuser::rows", "tsfuser::pad"}  # of matrices; two that stand for such ops
+    assert found - ours == {f"aten::{name}" for name in MOVES}
+
+
 NEUTRAL = [(name, kind) for name, row in ROWS.items() for kind in row.identity]
 
 

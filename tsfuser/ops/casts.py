@@ -137,7 +137,7 @@ def to_copy(
     return _cast(b, self, self.dtype if dtype is None else scalar_type(dtype), copy=True)
 
 
-@composite("aten::clone", dtypes=ALL, sizes="first", smooth=True, copies=True)
+@composite("aten::clone", dtypes=ALL, sizes="first", smooth=True, copies=True, moves=True)
 def clone(b: Builder, self, memory_format: int | None = None) -> Value:
     """A new tensor with the values of `self`"""
     if memory_format == _ROW_MAJOR:

@@ -144,7 +144,7 @@ def _rolled(b: Builder, value: Value, dim: int, shift: sz.Size) -> Value:
     return made
 
 
-@composite("aten::roll", dtypes=ALL, sizes="first", symbolic=("shifts",), fixed=("dims",))
+@composite("aten::roll", dtypes=ALL, sizes="first", symbolic=("shifts",), fixed=("dims",), moves=True)
 def roll(b: Builder, self, shifts: list, dims: list = ()) -> Value:
     """`self` with its elements shifted along `dims`, or as one dim; what leaves at an end comes in at the
     other"""
@@ -164,7 +164,7 @@ def roll(b: Builder, self, shifts: list, dims: list = ()) -> Value:
     return made if b.device == "cpu" else b.contiguous(made)
 
 
-@composite("aten::flip", dtypes=ALL, sizes="first", fixed=("dims",))
+@composite("aten::flip", dtypes=ALL, sizes="first", fixed=("dims",), moves=True)
 def flip(b: Builder, self, dims: list) -> Value:
     """`self` with its elements in reverse order along `dims`"""
     named = [dim_of(len(self.dims), d) for d in dims]

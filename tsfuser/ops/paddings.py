@@ -149,7 +149,7 @@ def _constant_pad(b: Builder, self: Value, pad: Sequence[sz.Size], value: Value 
     return b.in_format_of(made, self)
 
 
-@composite("aten::constant_pad_nd", dtypes=ALL, sizes="padded", symbolic=("pad",))
+@composite("aten::constant_pad_nd", dtypes=ALL, sizes="padded", symbolic=("pad",), moves=True)
 def constant_pad_nd(b: Builder, self, pad: list, value=None) -> Value:
     """`self` with so many elements of `value` before and behind each of its last dims"""
     return _constant_pad(b, self, pad, value)
@@ -159,7 +159,7 @@ def constant_pad_nd(b: Builder, self, pad: list, value=None) -> Value:
 @composite(
     "tsfuser::pad", dtypes=ALL, sizes="padded", symbolic=("pad",), only={"mode": "constant"}, fresh=False
 )
-@composite("aten::pad", dtypes=ALL, sizes="padded", symbolic=("pad",), only={"mode": "constant"})
+@composite("aten::pad", dtypes=ALL, sizes="padded", symbolic=("pad",), only={"mode": "constant"}, moves=True)
 def pad_(b: Builder, self, pad: list, mode: str = "constant", value=None) -> Value:
     """`self` with so many elements of `value` before and behind each of its last dims"""
     return _constant_pad(b, self, pad, value)

@@ -54,7 +54,13 @@ def clamped(b: Builder, place: sz.Size | None, size: sz.Size, default: sz.Size) 
 
 
 @composite(
-    "aten::slice", "Tensor", dtypes=ALL, sizes="sliced", symbolic=("start", "end"), fixed=("dim", "step")
+    "aten::slice",
+    "Tensor",
+    dtypes=ALL,
+    sizes="sliced",
+    symbolic=("start", "end"),
+    fixed=("dim", "step"),
+    moves=True,
 )
 def slice_(b: Builder, self, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1):
     """The part of `self` from `start` to `end` along `dim`"""
@@ -68,7 +74,7 @@ def slice_(b: Builder, self, dim: int = 0, start: int | None = None, end: int | 
     return part_of(b, "slice", self, dim, first, sz.ceildiv(length, step), step)
 
 
-@composite("aten::narrow", dtypes=ALL, sizes="own", symbolic=("start", "length"), fixed=("dim",))
+@composite("aten::narrow", dtypes=ALL, sizes="own", symbolic=("start", "length"), fixed=("dim",), moves=True)
 def narrow(b: Builder, self, dim: int, start: int, length: int) -> Value:
     """The part of `self` of `length` elements from `start` on along `dim`"""
     dim = _dim(self, dim, "narrow")
@@ -80,7 +86,9 @@ def narrow(b: Builder, self, dim: int, start: int, length: int) -> Value:
     return part_of(b, "narrow", self, dim, first, length)
 
 
-@composite("aten::select", "int", dtypes=ALL, sizes="selected", symbolic=("index",), fixed=("dim",))
+@composite(
+    "aten::select", "int", dtypes=ALL, sizes="selected", symbolic=("index",), fixed=("dim",), moves=True
+)
 def select(b: Builder, self, dim: int, index: int) -> Value:
     """The part of `self` at place `index` of `dim`, without that dim"""
     dim = _dim(self, dim, "select")

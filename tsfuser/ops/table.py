@@ -138,9 +138,10 @@ class Row:
     arguments. `secret_view`: it may return its operand itself, though its schema does not say so.
     `in_place_early`: its in-place form becomes functional before any dtype is known. `in_place_differs`: the
     in-place form leaves another layout than this op gives. `copies`: it does nothing but copy its first
-    operand. `needs_kernel`: outside of groups it is slow. `slow_on_gpu`: dtypes of its operand for which
-    it is slow on a GPU. `autodiff_excludes`: a view that torch's autodiff
-    differentiates, but keeps out of its graphs. `instead` continues the sentence
+    operand. `moves`: its result has elements of its first operand, and besides these at most a constant: it
+    has the dtype and the device of that operand. `needs_kernel`: outside of groups it is slow.
+    `slow_on_gpu`: dtypes of its operand for which it is slow on a GPU. `autodiff_excludes`: a view that
+    torch's autodiff differentiates, but keeps out of its graphs. `instead` continues the sentence
     "TorchScript's autodiff knows no derivative of ..." with what it does know.
 
     A fact that tests ask for: `error`, what the rounding error of the op's formula is relative to. It is the
@@ -183,6 +184,7 @@ class Row:
     in_place_early: bool = False
     in_place_differs: bool = False
     copies: bool = False
+    moves: bool = False
     needs_kernel: bool = False
     slow_on_gpu: tuple[str, ...] = ()
     autodiff_excludes: bool = False

@@ -43,7 +43,7 @@ def _swapped(b: Builder, name: str, self: Value, first: int, second: int) -> Val
     return _permuted(b, name, self, order)
 
 
-@composite("aten::permute", dtypes=ALL, sizes="permuted")
+@composite("aten::permute", dtypes=ALL, sizes="permuted", moves=True)
 def permute(b: Builder, self, dims: list) -> Value:
     """`self` with its dims in the order `dims`"""
     rank = len(self.dims)
@@ -53,13 +53,13 @@ def permute(b: Builder, self, dims: list) -> Value:
     return _permuted(b, "permute", self, order)
 
 
-@composite("aten::positive", dtypes=NUMERIC + COMPLEX, sizes="first")
+@composite("aten::positive", dtypes=NUMERIC + COMPLEX, sizes="first", moves=True)
 def positive(b: Builder, self) -> Value:
     """`self`; eager hands its operand on"""
     return _permuted(b, "positive", self, range(len(self.dims)))
 
 
-@composite("aten::contiguous", dtypes=ALL, sizes="first")
+@composite("aten::contiguous", dtypes=ALL, sizes="first", moves=True)
 def in_order(b: Builder, self, memory_format: int = 0) -> Value:
     """`self`, or its copy where memory does not hold it in the order of `memory_format`, without gaps"""
     layout, rank = b.layout(self), len(self.dims)
@@ -72,25 +72,25 @@ def in_order(b: Builder, self, memory_format: int = 0) -> Value:
     return _permuted(b, "contiguous", self, range(rank)) if there else clone(b, self, memory_format)
 
 
-@composite("aten::transpose", "int", dtypes=ALL, sizes="swapped", autodiff_excludes=True)
+@composite("aten::transpose", "int", dtypes=ALL, sizes="swapped", autodiff_excludes=True, moves=True)
 def transpose(b: Builder, self, dim0: int, dim1: int) -> Value:
     """`self` with two dims exchanged"""
     return _swapped(b, "transpose", self, dim0, dim1)
 
 
-@composite("aten::swapaxes", dtypes=ALL, sizes="own")
+@composite("aten::swapaxes", dtypes=ALL, sizes="own", moves=True)
 def swapaxes(b: Builder, self, axis0: int, axis1: int) -> Value:
     """`self` with two dims exchanged"""
     return _swapped(b, "transpose", self, axis0, axis1)
 
 
-@composite("aten::swapdims", dtypes=ALL, sizes="own")
+@composite("aten::swapdims", dtypes=ALL, sizes="own", moves=True)
 def swapdims(b: Builder, self, dim0: int, dim1: int) -> Value:
     """`self` with two dims exchanged"""
     return _swapped(b, "transpose", self, dim0, dim1)
 
 
-@composite("aten::t", dtypes=ALL, sizes="permuted")
+@composite("aten::t", dtypes=ALL, sizes="permuted", moves=True)
 def t(b: Builder, self) -> Value:
     """`self` of at most two dims, with these exchanged"""
     rank = len(self.dims)
@@ -99,7 +99,7 @@ def t(b: Builder, self) -> Value:
     return _permuted(b, "t", self, list(reversed(range(rank))))
 
 
-@composite("aten::movedim", "int", "intlist", dtypes=ALL, sizes="own")
+@composite("aten::movedim", "int", "intlist", dtypes=ALL, sizes="own", moves=True)
 def movedim(b: Builder, self, source: int | list, destination: int | list) -> Value:
     """`self` with the dims `source` moved to where `destination` says"""
     rank = len(self.dims)
@@ -115,7 +115,7 @@ def movedim(b: Builder, self, source: int | list, destination: int | list) -> Va
 # ---- dims of size 1
 
 
-@composite("aten::unsqueeze", dtypes=ALL, sizes="unsqueezed")
+@composite("aten::unsqueeze", dtypes=ALL, sizes="unsqueezed", moves=True)
 def unsqueeze(b: Builder, self, dim: int) -> Value:
     """`self` with a dim of size 1 more"""
     return unsqueezed(b, self, dim)
@@ -132,7 +132,9 @@ def unsqueezed(b: Builder, self: Value, dim: int) -> Value:
     return view(b, "unsqueeze", self, dims, strides)
 
 
-@composite("aten::squeeze", "", "dim", "dims", dtypes=ALL, sizes="squeezed", rank_depends_on_sizes=True)
+@composite(
+    "aten::squeeze", "", "dim", "dims", dtypes=ALL, sizes="squeezed", rank_depends_on_sizes=True, moves=True
+)
 def squeeze(b: Builder, self, dim: int | list | None = None) -> Value:
     """`self` without those of the dims `dim` (default: all) that are of size 1"""
     rank = len(self.dims)
@@ -174,13 +176,15 @@ def _expanded(b: Builder, self: Value, sizes: Sequence[sz.Size], axes: Sequence)
     return view(b, "expand", self, dims, strides)
 
 
-@composite("aten::expand", dtypes=ALL, sizes="expanded", symbolic=("size",), autodiff_excludes=True)
+@composite(
+    "aten::expand", dtypes=ALL, sizes="expanded", symbolic=("size",), autodiff_excludes=True, moves=True
+)
 def expand(b: Builder, self, size: list, implicit: bool = False) -> Value:
     """`self` with dims of size 1, and new leading dims, repeated to `size`"""
     return _expanded(b, self, size, [None] * len(size))
 
 
-@composite("aten::expand_as", dtypes=ALL, sizes="other", autodiff_excludes=True, asked="other")
+@composite("aten::expand_as", dtypes=ALL, sizes="other", autodiff_excludes=True, asked="other", moves=True)
 def expand_as(b: Builder, self, other) -> Value:
     """`self` expanded to the sizes of `other`"""
     return _expanded(b, self, b.sizes(other), other.dims)
@@ -291,7 +295,13 @@ def _layout(sizes: list, strides: list, places: list[int], base: sz.Size) -> Lay
 
 def _reshape(kind: str) -> None:
     @composite(
-        kind, dtypes=ALL, sizes="viewed", symbolic=("size", "shape"), reshapes=True, autodiff_excludes=True
+        kind,
+        dtypes=ALL,
+        sizes="viewed",
+        symbolic=("size", "shape"),
+        reshapes=True,
+        autodiff_excludes=True,
+        moves=True,
     )
     def evaluate(b: Builder, self, size: list | None = None, shape: list | None = None) -> Value:
         """The elements of `self`, in row-major order, as a tensor of other sizes"""
@@ -302,19 +312,29 @@ for _kind in ("aten::view", "aten::reshape"):
     _reshape(_kind)
 
 
-@composite("aten::view_as", dtypes=ALL, sizes="own", reshapes=True, autodiff_excludes=True, asked="other")
+@composite(
+    "aten::view_as", dtypes=ALL, sizes="own", reshapes=True, autodiff_excludes=True, asked="other", moves=True
+)
 def view_as(b: Builder, self, other) -> Value:
     """The elements of `self`, in row-major order, as a tensor of the sizes of `other`"""
     return reshaped(b, "view", self, b.sizes(other), False)
 
 
-@composite("aten::reshape_as", dtypes=ALL, sizes="own", reshapes=True, autodiff_excludes=True, asked="other")
+@composite(
+    "aten::reshape_as",
+    dtypes=ALL,
+    sizes="own",
+    reshapes=True,
+    autodiff_excludes=True,
+    asked="other",
+    moves=True,
+)
 def reshape_as(b: Builder, self, other) -> Value:
     """The elements of `self`, in row-major order, as a tensor of the sizes of `other`"""
     return reshaped(b, "view", self, b.sizes(other))
 
 
-@composite("aten::flatten", "using_ints", dtypes=ALL, sizes="flattened", reshapes=True)
+@composite("aten::flatten", "using_ints", dtypes=ALL, sizes="flattened", reshapes=True, moves=True)
 def flatten(b: Builder, self, start_dim: int = 0, end_dim: int = -1) -> Value:
     """`self` with the dims from `start_dim` to `end_dim` as one"""
     rank, sizes = len(self.dims), list(b.sizes(self))
@@ -325,7 +345,7 @@ def flatten(b: Builder, self, start_dim: int = 0, end_dim: int = -1) -> Value:
     return reshaped(b, "flatten", self, [*sizes[:start], merged, *sizes[end + 1 :]])
 
 
-@composite("tsfuser::rows", dtypes=ALL, sizes="own", reshapes=True)
+@composite("tsfuser::rows", dtypes=ALL, sizes="own", reshapes=True, moves=True)
 def rows(b: Builder, self) -> Value:
     """`self` as a matrix, each row of which is along the last dim"""
     if not self.dims:
@@ -334,7 +354,7 @@ def rows(b: Builder, self) -> Value:
     return reshaped(b, "view", self, [sz.product(sizes[:-1]), sizes[-1]])
 
 
-@composite("aten::unflatten", "int", dtypes=ALL, sizes="own", symbolic=("sizes",), reshapes=True)
+@composite("aten::unflatten", "int", dtypes=ALL, sizes="own", symbolic=("sizes",), reshapes=True, moves=True)
 def unflatten(b: Builder, self, dim: int, sizes: list) -> Value:
     """`self` with the dim `dim` as several of `sizes`"""
     if not self.dims:
