@@ -65,7 +65,7 @@ class FinalReductions:
         draft = self.draft
         ends = {x.name for x in draft.loops if x not in self.loops}
         ends |= {x.name for x in draft.schedule.loops if x.bind == "rows"}
-        if self.over_columns:
+        if self.over_columns and not self.how.apart:
             ends |= {x.name for x in draft.schedule.loops if x.bind == "thread.y"}
         done = indices(draft.schedule, draft.params, {x: ix.Const(0) for x in ends}, "_out")
         stores = [s for op in self.ops for s in self._result(op, done)]
@@ -109,7 +109,7 @@ class FinalReductions:
         how = replace(self.how, axis=self.axis, scope="block")
         threads, results = self.draft.schedule.threads, self._results()
         if self.over_columns:
-            alone = self.draft.bound("thread.y").extent == sz.const(1)
+            alone = self.how.apart or self.draft.bound("thread.y").extent == sz.const(1)
             return [] if alone else combined(self.ops, how, threads, results, 0, 2 * self.draft.exchanged)
         lane, unrolled = self.draft.lane, self._unrolled()
         deep = unrolled is not None and (unrolled.extent.a > 1 or lane.extent.a == 1)
@@ -125,6 +125,7 @@ class FinalReductions:
             loop, distance = self.how.partial
             start = ix.mul(done.of[loop], draft.params.size(distance, "part_stride"))
             write = replace(write, offset=ix.add(start, write.offset))
-        first = ix.less(Var(draft.bound(f"thread.{self.axis}").name), 1)
-        write = replace(write, guard=ix.both([first, *([write.guard] if write.guard else [])]))
+        if not self.how.apart:
+            first = ix.less(Var(draft.bound(f"thread.{self.axis}").name), 1)
+            write = replace(write, guard=ix.both([first, *([write.guard] if write.guard else [])]))
         return [Compute(op.output.name, register, symbol, (name,), (name,), numbered(self.loops)), write]

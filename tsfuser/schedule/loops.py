@@ -140,6 +140,7 @@ class Reduction:
     columns: int = 0  # of a block, if the threads along y combine and all of them get the results
     combines_partials: bool = False  # it combines the partial results of the kernel before it
     leads: bool = False  # the next kernel combines its partial results, and may be set up while it runs
+    apart: bool = False  # the rows of a block have columns of their own, which its threads do not combine
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ def choose_row_params(call: Call, segment: Segment, machine: Machine) -> RowPara
     params = _chosen(call, segment, rows, given, machine)
     if (
         not given.columns
+        or rows.apart
         or params.warp
         or not whole
         or min((a.itemsize for a in rows.streamed), default=0) * vector < MIN_FETCH_BYTES
@@ -122,14 +123,14 @@ def _of_a_warp(call: Call, rows: Rows, given: RowParams, vectors: Size, most: in
     while (
         warp > MIN_ROW_THREADS
         and 1 < unroll <= most // 2
-        and not given.columns
+        and (not given.columns or rows.apart)
         and 2 * unroll * given.vector * rows.bytes
         <= (HALF_WARP_LOAD_BYTES if warp == 32 and unroll == 2 else MULTI_ROW_LOAD_BYTES)
     ):
         warp //= 2
         unroll = held(warp)
     depth = _depth(MULTI_ROW_LOAD_BYTES, given.vector * rows.bytes)
-    multi_row = unroll == 1 < depth and len(rows.space.dims) > len(rows.along)
+    multi_row = unroll == 1 < depth and len(rows.space.dims) > len(rows.along) and not rows.apart
     return replace(
         given,
         unroll=depth if multi_row else unroll,

@@ -99,6 +99,8 @@ def _over_rows(
         return schedule.fuse("block_set", "part", "block")
     if not outer:
         return schedule.reorder("tx", *loops).with_single("block")
+    if rows.apart:
+        return _over_rows_apart(schedule, outer, loops, rows, params, down, machine)
     schedule, row = schedule.reorder(*outer, "tx", *loops), outer[0]
     if len(outer) > 1:
         schedule, row = schedule.fuse_all(outer, "row"), "row"
@@ -115,6 +117,30 @@ def _over_rows(
         schedule = schedule.split("rows", down, ("u", "ty"), exact=True)
         loops = ["u", *loops]
     return schedule.reorder(*blocks, "ty", "tx", *loops)
+
+
+def _over_rows_apart(
+    schedule: Schedule,
+    outer: list[str],
+    loops: list[str],
+    rows: Rows,
+    params: RowParams,
+    down: Size,
+    machine: Machine,
+) -> Schedule:
+    """`_over_rows` where rows have columns of their own: a block has `down` of those, and goes over a part of
+    the rows that are added up to them."""
+    added = [x for x in outer if x not in rows.apart]
+    schedule = schedule.reorder(*rows.apart, *added, "tx", *loops)
+    own, row = rows.apart[0], added[0]
+    if len(rows.apart) > 1:
+        schedule, own = schedule.fuse_all(list(rows.apart), "own"), "own"
+    if len(added) > 1:
+        schedule, row = schedule.fuse_all(added, "row"), "row"
+    schedule = schedule.split(row, parts_of_all_rows(rows, params, machine), ("iteration", "part"))
+    schedule = schedule.split(own, down, ("stripe", "ty"))
+    schedule = schedule.reorder("part", "stripe", "iteration", "ty", "tx", *loops)
+    return schedule.fuse("part", "stripe", "block")
 
 
 def _block_sets(schedule: Schedule, outer: list[str], block_sets: Size | None) -> Schedule:

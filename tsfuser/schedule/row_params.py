@@ -84,7 +84,13 @@ def multiprocessors_of_cluster(machine: Machine) -> int:
 
 def parts_of_all_rows(rows: Rows, params: RowParams, machine: Machine) -> Size:
     """Blocks (or sets of cooperative blocks) over which all rows are distributed: as many as run at the same
-    time, if each gets at least two iterations."""
+    time, if each gets at least two iterations. Where rows have columns of their own, over which those are
+    distributed that are added up."""
+    if rows.apart:
+        _, down = block_shape(rows.length, params, machine)
+        stripes = sz.ceildiv(rows.count_apart, down)
+        side_by_side = sz.maximum(1, sz.binary("div", blocks_at_once(params, machine), stripes))
+        return sz.minimum(sz.ceildiv(rows.count_added, 2), side_by_side)
     if params.cluster:
         own = multiprocessors_of_cluster(machine)
         clusters = sz.binary("div", own * params.resident, blocks_per_row(rows, params))

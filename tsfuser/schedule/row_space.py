@@ -22,11 +22,13 @@ from .placement import kept_terms
 @dataclass(frozen=True)
 class Rows:
     """A domain, and the names of the dims that make a row (`along`). The last of them is contiguous. `kept`:
-    how many values of an element the registers that hold it keep beside it from one sweep to the next."""
+    how many values of an element the registers that hold it keep beside it from one sweep to the next.
+    `apart`: the names of the dims across rows over which columns are not added up."""
 
     space: Domain
     along: tuple[str, ...]
     kept: int = 0
+    apart: tuple[str, ...] = ()
 
     @property
     def length(self) -> Size:
@@ -37,6 +39,17 @@ class Rows:
     def count(self) -> Size:
         """How many rows there are."""
         return sz.product([d.extent for d in self.space.dims if d.name not in self.along])
+
+    @property
+    def count_apart(self) -> Size:
+        """How many rows have columns of their own."""
+        return sz.product([d.extent for d in self.space.dims if d.name in self.apart])
+
+    @property
+    def count_added(self) -> Size:
+        """How many rows are added up to one row of columns."""
+        outer = [d for d in self.space.dims if d.name not in self.along and d.name not in self.apart]
+        return sz.product([d.extent for d in outer])
 
     @property
     def streamed(self) -> list[Access]:
@@ -78,9 +91,16 @@ def rows_of(
     space = domain(call, segment) if like is None else domain(call, segment, like)
     inner = set(space.dims[-1].axes)
     along = [op for op in segment.reductions if set(op.axes) & inner]
+    columns = [op for op in segment.reductions if op not in along]
     axes = set(along[0].axes) if along else inner
+    added = axes.union(*(op.axes for op in columns))
     return (
-        Rows(space, tuple(d.name for d in space.dims if set(d.axes) & axes), kept_terms(segment)),
+        Rows(
+            space,
+            tuple(d.name for d in space.dims if set(d.axes) & axes),
+            kept_terms(segment),
+            tuple(d.name for d in space.dims if columns and not set(d.axes) & added),
+        ),
         along,
-        [op for op in segment.reductions if op not in along],
+        columns,
     )

@@ -2,7 +2,8 @@
 
 In: a segment whose reductions run over the contiguous dim, and results that depend on them. On a GPU a row
 may have several pieces, like a channel of a batch. Or other reductions may run over all other dims
-(*columns*), like the gradients of a normalisation's parameters. Out: one kernel, or two if there are columns.
+(*columns*), like the gradients of a normalisation's parameters, or over some of these, like that of a bias
+that all images of a batch share. Out: one kernel, or two if there are columns.
 
 The threads of a row combine, all of them get the result, and they sweep over the row again.
 
@@ -12,7 +13,7 @@ The threads of a row combine, all of them get the result, and they sweep over th
   while they work on one, shared memory fetches the next.
 - If a row needs few enough blocks, they are a *cluster* and combine in each other's shared memory.
 - A block with columns goes over many rows, and adds up its part of the columns in registers. A second kernel
-  adds up the parts.
+  adds up the parts. Where not all rows have columns in common, each thread goes over rows that do.
 
 Example: layer_norm over 1024 floats has 64 threads per row, each with four float4.
 """
@@ -34,7 +35,7 @@ from .placement import with_saved_values
 from .proposal import Proposal, Stage
 from .row_choice import choose_row_params
 from .row_loops import apply
-from .row_params import RowParams, blocks_at_once, fits, parts_of_all_rows
+from .row_params import RowParams, block_shape, blocks_at_once, fits, parts_of_all_rows
 from .row_space import Rows, rows_of
 from .sweeps import sweeps_of
 
@@ -87,6 +88,20 @@ def _refusal(call: Call, segment: Segment, machine: Machine) -> str | None:
         params = choose_row_params(call, segment, machine)
         if not fits(rows, params):
             return "a row and its part of the columns do not fit into registers"
+        if rows.apart and (reason := _refusal_of_apart(call, rows, params, machine)):
+            return reason
+    return None
+
+
+def _refusal_of_apart(call: Call, rows: Rows, params: RowParams, machine: Machine) -> str | None:
+    """None, or the reason why columns that not all rows share are not added up in the same pass."""
+    if not machine.has_threads:
+        return "a host adds up what only some rows share in a pass of its own"
+    if params.cooperative or params.prefetched:
+        return "its rows are too long to be read where columns are added up over some of them"
+    _, down = block_shape(rows.length, params, machine)
+    if call.decide(sz.lt(rows.count_apart, down)):
+        return "too few rows have columns of their own for the threads of a block"
     return None
 
 
@@ -129,7 +144,8 @@ def _stages(
     schedule = _with(
         apply(rows_of(call, first, rows.space)[0], params, machine),
         cooperative=cooperative,
-        partial=("block_set" if cooperative else "block", distance),
+        partial=("part" if rows.apart else "block_set" if cooperative else "block", distance),
+        apart=bool(rows.apart),
         leads=machine.overlaps_launches,
     )
     schedule = _placed(first, schedule, rows, params, machine)

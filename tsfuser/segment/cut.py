@@ -205,7 +205,7 @@ def _pass_with_results(
 ) -> list[Value]:
     """The values that one pass over the data of `op` could store, except those in `without`: reductions over
     the same axes, also of one another's results; the values that depend on them; and reductions of those
-    values over the other axes. Empty if nothing depends on a reduction."""
+    values over the other axes, or else over some of them. Empty if nothing depends on a reduction."""
     members = _members(cut, level, op)
     if op.output.name not in members:
         return []
@@ -216,22 +216,31 @@ def _pass_with_results(
     reductions = [r.output for r in level.ready if r.output.name in members]
     if not values and all(len(cut.reductions([r])) == 1 for r in reductions):
         return []
-    columns = [
-        r.output
-        for r in level.ready
-        if _is_awaited(cut, level, r)
-        and kept
-        and r.output.name not in without
-        and set(r.operands[0].axes) == full
-        and set(r.axes) == kept
-        and cut.reductions([r.operands[0]]) <= members
-    ]
+    columns = _columns(
+        [
+            r
+            for r in level.ready
+            if _is_awaited(cut, level, r)
+            and r.output.name not in without
+            and set(r.operands[0].axes) == full
+            and set(r.axes) <= kept
+            and cut.reductions([r.operands[0]]) <= members
+        ],
+        kept,
+    )
     needed_later = cut.reductions(
         [v for v in cut.pending(level.outputs + later) if v not in dependents + columns], values + columns
     )
     values += _with_common_reads(cut, level, values + reductions, (full, kept), without)
     stored = cut.dependences.stored
     return values + columns + [r for r in reductions if r.name in stored or r.name in needed_later]
+
+
+def _columns(found: list[Reduce], kept: set[Axis]) -> list[Value]:
+    """The results of those that one pass over rows can add up: of those over all axes `kept` of the rows, or
+    where there are none, of those over the same axes as the first one."""
+    whole = [r for r in found if set(r.axes) == kept]
+    return [r.output for r in whole or found if set(r.axes) == set((whole or found)[0].axes)]
 
 
 def _members(cut: _Cut, level: _Level, op: Reduce) -> set[str]:

@@ -60,7 +60,8 @@ class Buffer:
 @dataclass(frozen=True)
 class Segment:
     """The `ops` of one kernel, in order, with its `loads` and `stores`. `axes` are its iteration space. All
-    its Reduce ops run over the same axes, except that in a pass over rows some may run over all other axes.
+    its Reduce ops run over the same axes, except that in a pass over rows some may run over all other axes,
+    or over the same ones of them.
     """
 
     ops: tuple[Op, ...]
