@@ -9,7 +9,7 @@ from kit.opsweep import plain
 from kit.programs import build, kernels, stages, tensor
 from kit.support import assert_matches, fuse, no_fallback, script
 from tsfuser.ops import table
-from tsfuser.schedule.machine import HOST
+from tsfuser.schedule.machine import GPU, HOST
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
 
@@ -62,6 +62,32 @@ def test_one_pass_adds_up_and_a_second_kernel_its_parts(length, wanted):
     assert len(kernels(gradients, *operands(64, 3, length))) == 2  # verified after each pass
 
 
+def test_blocks_run_at_the_same_time():
+    """Each goes over at least two rows, and no part is empty."""
+    for batch in (3, 64, 4096):
+        call, fusion = build(gradients, *operands(batch, 3, 49))
+        (first, second), _ = stages(call, fusion)
+        parts, rows = call.decide(second.segment.axes[0].extent), 128 // 16
+        stripes, at_once = -(-3 * 49 // rows), GPU.multiprocessors * first.params.resident
+        assert parts == min((batch + 1) // 2, at_once // stripes)
+
+
+def test_rows_longer_than_a_warp_are_read_where_they_are_used():
+    (first, _), _ = stages(*build(gradients, *operands(64, 3, 1536)))
+    assert first.schedule.reduction.apart and not first.params.warp and not first.params.prefetched
+
+
+def test_columns_of_all_rows_come_first():
+    def program(b, x):
+        p = table.find("aten::softmax", "int").build(b, self=x, dim=-1)
+        some = b.reduce("sum", "sum", p, [0], False, p.dtype)
+        return p, some, b.reduce("sum", "sum", p, [0, 1], False, p.dtype)
+
+    first, *others = stages(*build(program, tensor(64, 32, 512)))[0]
+    assert not first.schedule.reduction.apart and len(first.segment.reductions) == 3
+    assert [len(s.segment.reductions) for s in others] == [1, 1]
+
+
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -81,7 +107,10 @@ def test_the_host_adds_up_in_a_pass_of_its_own():
 
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("sizes", [(5, 3, 4, 49), (33, 2, 9, 64), (1, 16, 2, 7), (70, 1, 31, 130)])
+@pytest.mark.parametrize(
+    "sizes",
+    [(5, 3, 4, 49), (33, 2, 9, 64), (1, 16, 2, 7), (70, 1, 31, 130), (9, 2, 3, 1100), (4, 3, 2, 2048)],
+)
 def test_values(program, dtype, sizes, device):
     x = torch.randn(sizes, dtype=torch.float64).to(dtype).to(device)
     others = [torch.randn(sizes[1:]).to(dtype).to(device)] if program == "softmax" else []

@@ -49,7 +49,6 @@ def choose_row_params(call: Call, segment: Segment, machine: Machine) -> RowPara
     params = _chosen(call, segment, rows, given, machine)
     if (
         not given.columns
-        or rows.apart
         or params.warp
         or not whole
         or min((a.itemsize for a in rows.streamed), default=0) * vector < MIN_FETCH_BYTES
