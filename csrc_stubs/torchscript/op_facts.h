@@ -33,7 +33,7 @@ struct OpFacts {
   Kinds excluded;          // views that autodiff differentiates, but keeps out of its graphs
   Kinds heavy;             // matrix products and convolutions, which are left to torch's libraries
   Kinds same_sizes;        // ops whose first result has the sizes of their first operand
-  Kinds moved;             // ops whose result has elements, the dtype and the device of their first operand
+  Kinds moved;             // ops that move elements: the result has dtype and device of the first operand
   Kinds sized;             // ops whose results' sizes follow from their operands' sizes, and from numbers
   Kinds broadcast;         // ops whose result has the sizes of their operands, broadcast
   Kinds alone;             // ops that are worth a kernel of their own on a GPU, in bfloat16

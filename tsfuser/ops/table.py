@@ -138,9 +138,9 @@ class Row:
     arguments. `secret_view`: it may return its operand itself, though its schema does not say so.
     `in_place_early`: its in-place form becomes functional before any dtype is known. `in_place_differs`: the
     in-place form leaves another layout than this op gives. `copies`: it does nothing but copy its first
-    operand. `moves`: its result has elements of its first operand, and besides these at most a constant: it
-    has the dtype and the device of that operand. `needs_kernel`: outside of groups it is slow.
-    `slow_on_gpu`: dtypes of its operand for which it is slow on a GPU. `autodiff_excludes`: a view that
+    operand. `moves`: in all overloads its result has elements of its first operand, and besides these at
+    most a constant: it has the dtype and the device of that operand. `needs_kernel`: outside of groups it is
+    slow. `slow_on_gpu`: dtypes of its operand for which it is slow on a GPU. `autodiff_excludes`: a view that
     torch's autodiff differentiates, but keeps out of its graphs. `instead` continues the sentence
     "TorchScript's autodiff knows no derivative of ..." with what it does know.
 
