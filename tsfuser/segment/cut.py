@@ -223,6 +223,7 @@ def _pass_with_results(
             if _is_awaited(cut, level, r)
             and r.output.name not in without
             and set(r.operands[0].axes) == full
+            and r.axes
             and set(r.axes) <= kept
             and cut.reductions([r.operands[0]]) <= members
         ],
