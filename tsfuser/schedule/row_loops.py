@@ -100,7 +100,8 @@ def _over_rows(
     if not outer:
         return schedule.reorder("tx", *loops).with_single("block")
     if rows.apart:
-        return _over_rows_apart(schedule, outer, loops, rows, params, down, machine)
+        parts = parts_of_all_rows(rows, params, machine)
+        return _over_rows_apart(schedule, outer, loops, rows.apart, down, parts)
     schedule, row = schedule.reorder(*outer, "tx", *loops), outer[0]
     if len(outer) > 1:
         schedule, row = schedule.fuse_all(outer, "row"), "row"
@@ -120,24 +121,18 @@ def _over_rows(
 
 
 def _over_rows_apart(
-    schedule: Schedule,
-    outer: list[str],
-    loops: list[str],
-    rows: Rows,
-    params: RowParams,
-    down: Size,
-    machine: Machine,
+    schedule: Schedule, outer: list[str], loops: list[str], apart: tuple[str, ...], down: Size, parts: Size
 ) -> Schedule:
-    """`_over_rows` where rows have columns of their own: a block has `down` of those, and goes over a part of
-    the rows that are added up to them."""
-    added = [x for x in outer if x not in rows.apart]
-    schedule = schedule.reorder(*rows.apart, *added, "tx", *loops)
-    own, row = rows.apart[0], added[0]
-    if len(rows.apart) > 1:
-        schedule, own = schedule.fuse_all(list(rows.apart), "own"), "own"
+    """`_over_rows` where rows along the loops `apart` have columns of their own: a block has `down` of those,
+    and goes over one of so many `parts` of the rows that are added up to them."""
+    added = [x for x in outer if x not in apart]
+    schedule = schedule.reorder(*apart, *added, "tx", *loops)
+    own, row = apart[0], added[0]
+    if len(apart) > 1:
+        schedule, own = schedule.fuse_all(list(apart), "own"), "own"
     if len(added) > 1:
         schedule, row = schedule.fuse_all(added, "row"), "row"
-    schedule = schedule.split(row, parts_of_all_rows(rows, params, machine), ("iteration", "part"))
+    schedule = schedule.split(row, parts, ("iteration", "part"))
     schedule = schedule.split(own, down, ("stripe", "ty"))
     schedule = schedule.reorder("part", "stripe", "iteration", "ty", "tx", *loops)
     return schedule.fuse("part", "stripe", "block")

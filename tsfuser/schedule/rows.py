@@ -98,7 +98,7 @@ def _refusal_of_apart(call: Call, rows: Rows, params: RowParams, machine: Machin
     if not machine.has_threads:
         return "a host adds up what only some rows share in a pass of its own"
     if params.cooperative or params.prefetched:
-        return "its rows are too long to be read where columns are added up over some of them"
+        return "several blocks share a row, or shared memory fetches it, and not all rows share the columns"
     _, down = block_shape(rows.length, params, machine)
     if call.decide(sz.lt(rows.count_apart, down)):
         return "too few rows have columns of their own for the threads of a block"

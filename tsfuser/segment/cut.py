@@ -240,8 +240,8 @@ def _pass_with_results(
 def _columns(found: list[Reduce], kept: set[Axis]) -> list[Value]:
     """The results of those that one pass over rows can add up: of those over all axes `kept` of the rows, or
     where there are none, of those over the same axes as the first one."""
-    whole = [r for r in found if set(r.axes) == kept]
-    return [r.output for r in whole or found if set(r.axes) == set((whole or found)[0].axes)]
+    chosen = [r for r in found if set(r.axes) == kept] or found
+    return [r.output for r in chosen if set(r.axes) == set(chosen[0].axes)]
 
 
 def _members(cut: _Cut, level: _Level, op: Reduce) -> set[str]:
