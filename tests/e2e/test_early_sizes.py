@@ -233,7 +233,7 @@ def f(x: Tensor, w: Tensor):
     b, c = x.size()
     y = torch.mm(torch.tanh(x), w)
     {}
-    noise = torch.empty([b, 1], dtype=y.dtype, device=y.device)
+    noise = torch.empty([y.size(0), 1], dtype=y.dtype, device=y.device)
     noise.fill_(0.5)
     return torch.sigmoid(y * noise) * 2.0
 """
