@@ -6,10 +6,12 @@
 //         aten::split(%x, 3, 1))     %q = tsfuser::part(%x, [3], 0, 1, 2, 1)
 //     %p, %q = prim::ListUnpack(     %p = tsfuser::part(%x, [], 2, 0, 2, 0)
 //         aten::unbind(%x, 0))       %q = tsfuser::part(%x, [], 2, 0, 2, 1)
-//     aten::flatten(%x, 0, 1)        tsfuser::part(%x, [], 3, 0, 1, 0)
-//     aten::unflatten(%x, 0, [3, 4]) tsfuser::part(%x, [3, 4], 4, 0, 0, 0)
-//     aten::roll(%x, [2, 1], [0, 2]) tsfuser::part(%x, [2, 1], 5, 0, 2, kNoDim)
-//     aten::pad(%x, [0, 3])          tsfuser::part(%x, [0, 3], 6, 0, 0, 0)
+//     %p, %q = prim::ListUnpack(     %p = tsfuser::part(%x, [2], 3, 1, 2, 0)
+//         tsfuser::chunks(%x, 2, 1)) %q = tsfuser::part(%x, [2], 3, 1, 2, 1)
+//     aten::flatten(%x, 0, 1)        tsfuser::part(%x, [], 4, 0, 1, 0)
+//     aten::unflatten(%x, 0, [3, 4]) tsfuser::part(%x, [3, 4], 5, 0, 0, 0)
+//     aten::roll(%x, [2, 1], [0, 2]) tsfuser::part(%x, [2, 1], 6, 0, 2, kNoDim)
+//     aten::pad(%x, [0, 3])          tsfuser::part(%x, [0, 3], 7, 0, 0, 0)
 //
 // The last two numbers of a part are the number of parts that the program takes, and the index of this one.
 // These ops share one twin, because autodiff's table has few free entries. In a differentiable graph
@@ -21,6 +23,7 @@
 #include "torchscript/twin_rows.h"
 
 #include <ATen/core/stack.h>
+#include <ATen/ops/chunk.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/roll.h>
@@ -49,10 +52,10 @@ using torch::jit::Value;
 using Sizes = std::vector<int64_t>;
 
 // How the op divides its operand: into parts of one size; into parts of given sizes; into parts without the
-// dim; not at all. Then the dims from `dim` to `count` become one, or `dim` becomes those given; or the
-// elements are shifted as given along `dim`, `count` and `index`; or so many zeros as given lie around them.
-// With `kPaddedOrSame` the result may be the operand (whole_parts.cpp).
-enum How : int64_t { kEqual, kSizes, kUnbound, kFlat, kUnflat, kRolled, kPadded, kPaddedOrSame };
+// dim; into a number of parts; not at all. Then the dims from `dim` to `count` become one, or `dim` becomes
+// those given; or the elements are shifted as given along `dim`, `count` and `index`; or so many zeros as
+// given lie around them. With `kPaddedOrSame` the result may be the operand (whole_parts.cpp).
+enum How : int64_t { kEqual, kSizes, kUnbound, kChunks, kFlat, kUnflat, kRolled, kPadded, kPaddedOrSame };
 
 // Where there are fewer dims to shift along than places for them.
 constexpr int64_t kNoDim = std::numeric_limits<int64_t>::min();
@@ -64,6 +67,7 @@ std::vector<at::Tensor> parted(const at::Tensor& self, at::IntArrayRef given, in
   switch (how) {
     case kEqual: return at::split(self, given.at(0), dim);
     case kSizes: return at::split_with_sizes(self, given, dim);
+    case kChunks: return at::chunk(self, given.at(0), dim);
     default: return at::unbind(self, dim);
   }
 }
@@ -116,7 +120,10 @@ Sizes quick_ends(const Sizes& sizes, const Numbers& n) {
   if (n.how == kSizes) {
     return n.count == static_cast<int64_t>(n.given.size()) ? ends_of_sizes(n.given, whole) : Sizes();
   }
-  const int64_t step = n.how == kUnbound ? 1 : n.given.at(0);
+  int64_t step = n.how == kUnbound ? 1 : n.given.at(0);
+  if (n.how == kChunks) {  // of how many parts there are, to the size of one
+    step = step > 0 ? (whole + step - 1) / step : 0;
+  }
   if (step <= 0 || whole <= (n.count - 1) * step || whole > n.count * step) {
     return {};
   }
@@ -267,6 +274,7 @@ c10::Symbol kind_of(int64_t how) {
       c10::Symbol::fromQualString("aten::split"),
       c10::Symbol::fromQualString("aten::split_with_sizes"),
       c10::Symbol::fromQualString("aten::unbind"),
+      c10::Symbol::fromQualString("tsfuser::chunks"),
       c10::aten::flatten,
       c10::Symbol::fromQualString("aten::unflatten"),
       c10::aten::roll,
@@ -277,7 +285,7 @@ c10::Symbol kind_of(int64_t how) {
 }
 
 How how_of(const Node* node) {
-  for (const How how : {kUnbound, kFlat, kUnflat, kRolled, kPadded, kPaddedOrSame}) {
+  for (const How how : {kUnbound, kChunks, kFlat, kUnflat, kRolled, kPadded, kPaddedOrSame}) {
     if (node->kind() == kind_of(how)) {
       return how;
     }
@@ -356,7 +364,7 @@ void write_part(Node* node, c10::Symbol twin) {
   Value *named = graph.insertConstant(static_cast<int64_t>(how)), *given = node->input(1);
   if (how == kUnbound) {
     given = graph.insertConstant(Sizes());
-  } else if (how == kEqual) {
+  } else if (how != kSizes) {
     given = graph.insertNode(graph.createList(c10::IntType::get(), {node->input(1)}))->output();
   }
   write_parts(taker, twin, {node->input(0), given, named, node->inputs().back()});
@@ -529,6 +537,7 @@ Twin twin_of_parts() {
        "aten::split(Tensor self, int[] split_sizes, int dim) -> Tensor[]",
        "aten::split_with_sizes(Tensor self, int[] split_sizes, int dim) -> Tensor[]",
        "aten::unbind(Tensor self, int dim) -> Tensor[]",
+       "tsfuser::chunks(Tensor self, int chunks, int dim) -> Tensor[]",
        "aten::flatten(Tensor self, int start_dim, int end_dim) -> Tensor",
        "aten::unflatten(Tensor self, int dim, int[] sizes) -> Tensor",
        "aten::roll(Tensor self, int[] shifts, int[] dims) -> Tensor",
@@ -546,7 +555,8 @@ Twin twin_of_parts() {
        "%of_self : Tensor = tsfuser::part_backward(%gradient, %sizes, %given, %how, %dim, %count, %index)"},
       run_part,
       write_part,
-      restore_part};
+      restore_part,
+      true};
 }
 
 std::vector<Helper> helpers_of_parts() {

@@ -29,6 +29,7 @@ struct Twin {
   // Gives the node's readers the twin, or leaves the node; null: the twin has the operands of the original.
   void (*write)(torch::jit::Node* node, c10::Symbol twin) = nullptr;
   void (*restore)(torch::jit::Node* twin) = nullptr;  // the inverse
+  bool asks_readers = false;  // `write` does: the twins of readers are written before
 };
 
 const std::vector<Twin>& twin_rows();
@@ -38,6 +39,10 @@ struct Helper {
   const char* kind;
   void (*restore)(torch::jit::Node* node);
 };
+
+void write_chunks(torch::jit::Graph& graph);  // chunks.cpp: chunks as autodiff leaves them alone
+void restore_chunks(torch::jit::Graph& graph);
+void register_operators_of_chunks();
 
 Twin twin_of_joins();  // join_twin.cpp
 std::vector<Helper> helpers_of_joins();

@@ -182,25 +182,6 @@ void value_or(torch::jit::Stack& stack) {
   torch::jit::push(stack, value.isNone() ? other : value.toInt());
 }
 
-// Whether a part of a tensor that is cut into chunks may get no gradient: nothing reads it, or the graph
-// returns it. Autodiff's formula of chunks raises then, so they had better stay apart from what is
-// differentiated.
-bool has_idle_chunk(const std::vector<Node*>& nodes) {
-  return std::any_of(nodes.begin(), nodes.end(), [](const Node* node) {
-    const bool of_list =
-        node->kind() == c10::prim::ListUnpack && node->input()->node()->kind() == c10::aten::chunk;
-    const auto parts = node->outputs();
-    return (of_list || node->kind() == c10::prim::ConstantChunk) &&
-           std::any_of(parts.begin(), parts.end(), [](const torch::jit::Value* part) {
-             return part->uses().empty() ||
-                    std::any_of(part->uses().begin(), part->uses().end(), [](const torch::jit::Use& use) {
-                      return use.user->kind() == c10::prim::Return ||
-                             use.user->kind() == c10::prim::TupleConstruct;
-                    });
-           });
-  });
-}
-
 // What of a tensor a write may change.
 enum class Writes { kAny, kSizes };
 
@@ -317,6 +298,7 @@ void register_twins() {
   static const torch::jit::RegisterOperators registered({Operator(
       "tsfuser::value_or(int? value, int other) -> int", value_or, c10::AliasAnalysisKind::FROM_SCHEMA)});
   register_operators_of_joins();
+  register_operators_of_chunks();
   register_operators_of_parts();
   register_operators_with_operands();
   register_operators_of_views();
@@ -332,11 +314,9 @@ void register_twins() {
 }
 
 void write_twins(torch::jit::Graph& graph) {
-  const std::vector<Node*> nodes = all_nodes(graph);
-  if (has_idle_chunk(nodes)) {
-    return;
-  }
-  for (Node* node : nodes) {
+  write_chunks(graph);
+  std::vector<std::pair<Node*, const Known*>> late;
+  for (Node* node : all_nodes(graph)) {
     const auto* schema = node->hasUses() ? node->maybeSchema() : nullptr;
     const auto found = schema ? known_twins().by_original.find(schema) : known_twins().by_original.end();
     if (found == known_twins().by_original.end() || is_written_unseen(node->output()) ||
@@ -344,14 +324,19 @@ void write_twins(torch::jit::Graph& graph) {
       continue;
     }
     const auto& [row, kind, original] = found->second;
-    if (row->write) {
+    if (row->asks_readers) {
+      late.emplace_back(node, &found->second);
+    } else if (row->write) {
       row->write(node, kind);
-      continue;
+    } else {
+      Node* twin = graph.create(kind, node->inputs(), 1);
+      twin->copyMetadata(node);
+      twin->insertAfter(node);
+      node->output()->replaceAllUsesWith(twin->output());
     }
-    Node* twin = graph.create(kind, node->inputs(), 1);
-    twin->copyMetadata(node);
-    twin->insertAfter(node);
-    node->output()->replaceAllUsesWith(twin->output());
+  }
+  for (auto pair = late.rbegin(); pair != late.rend(); ++pair) {
+    pair->second->row->write(pair->first, pair->second->kind);
   }
 }
 
@@ -374,6 +359,7 @@ void restore_twins(torch::jit::Graph& graph) {
       found->second(node);
     }
   }
+  restore_chunks(graph);
 }
 
 std::vector<std::pair<std::string, std::string>> twins() {

@@ -1,5 +1,5 @@
 """Elementwise ops before a chunk move behind it: the gates of a cell are one group, and results stay
-eager's, for broadcasts that come later as well."""
+eager's, for broadcasts that come later as well. Gradients are eager's, whichever of the chunks get one."""
 
 import pytest
 import torch
@@ -122,3 +122,60 @@ def test_a_norm_is_not_moved(device):
     assert_matches(scripted(x), f(x), ops=20)
     found = [kinds(g) for g in groups(scripted)]
     assert found and not any("aten::softmax" in group for group in found)
+
+
+PARTS = {  # what is cut, and what becomes of the parts; `m` is a mask of the shape of x, `n` is 2
+    "pairs": "p, q = y.chunk(2, 1); return p * 2.0, torch.relu(q) * 3.0",
+    "last dim": "p, q, r = y.chunk(3, -1); return torch.relu(p * r), r * 3.0, torch.tanh(q)",
+    "first dim": "p, q = y.chunk(2, 0); return torch.sigmoid(p), torch.relu(q)",
+    "one": "p, = y.chunk(1, 1); return torch.sigmoid(p), y * 2.0",
+    "a number that the call gives": "p, q = y.chunk(n, 1); return p * 2.0, torch.relu(q) * 3.0",
+    "twice": "p, q = y.chunk(2, 1); r, s = p.chunk(2, 0); return r * 2.0, torch.relu(s), torch.exp(-q)",
+    "a chunk is returned": "p, q = y.chunk(2, 1); return torch.relu(p) * 3.0, q",
+    "no use of a chunk": "p, q = y.chunk(2, 1); return torch.relu(p) * 3.0, y * 2.0",
+    "the whole is read": "p, q = y.chunk(2, 1); return torch.relu(p), y * 3.0, torch.tanh(q) * q",
+    "joined": "p, q = y.chunk(2, 1); return torch.cat([q, p], 1) * 2.0, torch.relu(q)",
+    "shuffled": "p, q = y.chunk(2, 1); return torch.stack([p * 2.0, q], 2).flatten(1, 2), torch.tanh(p)",
+    "a product reads": "p, q = y.chunk(2, 1); return torch.mm(p.flatten(1), p.flatten(1).t()), torch.tanh(q)",
+    "a product alone": "p, q = y.chunk(2, 1); return torch.mm(p.flatten(1), p.flatten(1).t()), q.cumsum(0)",
+    "a list": "c = y.chunk(2, 1); return c[0] * 2.0, torch.relu(c[1])",
+    "a list of a loop": "z = y * 0.5; for c in y.chunk(2, 1): z = z + torch.relu(c).sum(); return z, z * 2.0",
+    "a branch": "p, q = y.chunk(2, 1); if n > 5: p = p * torch.tanh(q); return torch.relu(p), q * 3.0",
+    "written to": "p, q = y.clone().chunk(2, 1); p, q = p * 2.0, torch.tanh(q); p.mul_(q); return p, q * 2.0",
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 3), (4, 6, 6), (3, 5, 7), (6, 8, 5)])
+@pytest.mark.parametrize("parts", PARTS)
+def test_only_some_chunks_get_a_gradient(device, parts, shape):
+    """Autodiff's own derivative joins the gradients that there are: for one channel a chunk it gave both
+    chunks the gradient of one, without a word. Eager may refuse a program; then so does this one."""
+    lines = "".join(f"    {line.strip()}\n" for line in PARTS[parts].split("; "))
+    source = f"def f(x, w, n: int):\n    y = torch.tanh(x) * w\n{lines}"
+    if "for c in" in source:  # the loop's body is one line
+        source = source.replace(": z = z", ":\n        z = z")
+    source = source.replace("n > 5: p", "n > 5:\n        p")
+    names = {"torch": torch}
+    exec(source, names)
+    scripted = torch.jit.CompilationUnit(source).f
+    x, w = (torch.randn(shape, device=device, requires_grad=True) for _ in range(2))
+
+    def run(program, asked):
+        x.grad = w.grad = None
+        try:
+            results = program(x, w, 2)
+            for result in (r for k, r in enumerate(results) if k in asked):
+                result.sin().sum().backward(retain_graph=True)
+        except (RuntimeError, ValueError) as error:
+            return error
+        return [r.detach() for r in results], [x.grad, w.grad]
+
+    with tsfuser.fuser():
+        for asked in ((0,), (1,), (0, 1), (1,), (0,), (0,), (1,)):
+            got, wanted = run(scripted, asked), run(names["f"], asked)
+            if isinstance(wanted, Exception):
+                assert isinstance(got, Exception), f"eager: {wanted}"
+                continue
+            assert not isinstance(got, Exception), got
+            for mine, theirs in zip(got[0] + got[1], wanted[0] + wanted[1], strict=True):
+                assert_matches(mine, theirs, ops=60, strides=False)
