@@ -58,6 +58,21 @@ void joined_sizes(Stack& stack) {
   torch::jit::push(stack, std::move(sizes));
 }
 
+// Of one of so many chunks along `dim`.
+void chunk_sizes(Stack& stack) {
+  const int64_t index = torch::jit::pop(stack).toInt();
+  int64_t dim = torch::jit::pop(stack).toInt();
+  const int64_t chunks = torch::jit::pop(stack).toInt();
+  Sizes sizes = torch::jit::pop(stack).toIntVector();
+  const auto rank = static_cast<int64_t>(sizes.size());
+  dim += dim < 0 ? rank : 0;
+  if (0 <= dim && dim < rank && chunks > 0) {
+    const int64_t each = (sizes[dim] + chunks - 1) / chunks;
+    sizes[dim] = std::max<int64_t>(0, std::min(each, sizes[dim] - index * each));
+  }
+  torch::jit::push(stack, std::move(sizes));
+}
+
 // Of tensors of these ranks: where they differ, it is that of those that are not nothing.
 void joined_dim(Stack& stack) {
   const int64_t count = torch::jit::pop(stack).toInt();  // the interpreter says how many operands
@@ -157,7 +172,7 @@ std::vector<Value*> joined_by(Node* node) {
 
 // How the sizes of a value follow from those of others.
 struct Origin {
-  enum How { kUnknown, kBase, kSame, kBroadcast, kJoined, kRule } how = kUnknown;
+  enum How { kUnknown, kBase, kSame, kBroadcast, kJoined, kChunk, kRule } how = kUnknown;
   std::vector<Value*> tensors = {};
 };
 
@@ -177,6 +192,9 @@ Origin origin_of(Value* value) {
   const auto kind = maker.kind();
   if (is_profile(&maker) || kind == checked) {
     return {Origin::kSame, {maker.inputs()[0]}};
+  }
+  if (kind == c10::prim::ConstantChunk) {
+    return {Origin::kChunk, {maker.inputs()[0]}};
   }
   if (!is_of_groups(kind)) {
     return {Origin::kBase, {}};
@@ -317,6 +335,7 @@ class EarlySizes {
       case Origin::kBase: return asked(c10::aten::size, value);
       case Origin::kBroadcast: return broadcast(sizes);
       case Origin::kJoined: return joined(sizes, value->node()->input(1));
+      case Origin::kChunk: return chunk(*value, sizes[0]);
       case Origin::kRule: return by_rule(*value->node(), sizes[0]);
       default: return sizes[0];
     }
@@ -340,6 +359,13 @@ class EarlySizes {
       all = graph_.insert(kind, {all, sizes[k], dim});
     }
     return all;
+  }
+
+  Value* chunk(const Value& value, Value* sizes) {
+    static const auto kind = c10::Symbol::fromQualString("tsfuser::chunk_sizes");
+    const Node& maker = *value.node();
+    return graph_.insert(kind, {sizes, maker.i(c10::attr::chunks), maker.i(c10::attr::dim),
+                                static_cast<int64_t>(value.offset())});
   }
 
   Value* by_rule(Node& maker, Value* sizes) {
@@ -413,6 +439,8 @@ void register_early_sizes() {
       {torch::jit::Operator("tsfuser::joined_sizes(int[] sizes, int[] other, int dim) -> int[]",
                             joined_sizes, kind),
        torch::jit::Operator("tsfuser::size_at(int[] sizes, int dim) -> int", size_at, kind),
+       torch::jit::Operator("tsfuser::chunk_sizes(int[] sizes, int chunks, int dim, int index) -> int[]",
+                            chunk_sizes, kind),
        torch::jit::Operator("tsfuser::joined_dim(...) -> int", joined_dim,
                             c10::AliasAnalysisKind::PURE_FUNCTION)});
 }

@@ -171,6 +171,7 @@ void hook_into_torch() {
     register_operators();
     register_size_operators();
     register_early_sizes();
+    register_convolution_operands();
     register_pad();
     register_grown_lists();
     register_nested_joins();

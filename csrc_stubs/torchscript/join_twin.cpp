@@ -1,9 +1,11 @@
-// The twin of ops that take lists of tensors, and of row-major copies. Autodiff passes no gradients through
-// lists, and knows no copies.
+// The twin of ops that take lists of tensors, and of copies in a memory format. Autodiff passes no gradients
+// through lists, and knows no copies.
 //
 //     aten::cat([%a, %b, %c], 0)     tsfuser::joined(%a, %b, %c, None, None, None, None, None, 0, False)
 //     aten::stack([%a, %b], 0)       tsfuser::joined(%a, %b, None, ..., 0, True)
 //     aten::clone(%a, 0)             tsfuser::joined(%a, None, ..., kCopied, False)
+//     aten::clone(%a, tsfuser::memory_format(%channels_last))
+//                                    tsfuser::joined(%a, None, ..., kCopied, %channels_last)
 //
 // These ops share one twin, because autodiff's table has few free entries.
 
@@ -56,10 +58,16 @@ void run_joined(Stack& stack) {
   const int64_t dim = torch::jit::pop(stack).toInt();
   const auto tensors = pop_tensors(stack);
   if (dim == kCopied) {
-    torch::jit::push(stack, tensors.at(0).clone(at::MemoryFormat::Contiguous));
+    torch::jit::push(
+        stack, tensors.at(0).clone(stacked ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous));
     return;
   }
   torch::jit::push(stack, stacked ? at::stack(tensors, dim) : at::cat(tensors, dim));
+}
+
+bool is_asked_format(const Value* format) {
+  static const auto kind = c10::Symbol::fromQualString("tsfuser::memory_format");
+  return format->node()->kind() == kind;
 }
 
 // The tensors that the node joins, or copies; none where it stays.
@@ -67,8 +75,9 @@ std::vector<Value*> given_tensors(Node* node) {
   if (node->kind() == c10::aten::clone) {
     const auto format = torch::jit::toIValue(node->input(1));
     const bool row_major = format && format->isInt() && format->toInt() == kRowMajor;
-    return row_major && is_never_written(node->output()) ? std::vector<Value*>{node->input(0)}
-                                                         : std::vector<Value*>();
+    return (row_major || is_asked_format(node->input(1))) && is_never_written(node->output())
+               ? std::vector<Value*>{node->input(0)}
+               : std::vector<Value*>();
   }
   Node* list = node->input(0)->node();
   const bool known = list->kind() == c10::prim::ListConstruct && list->inputs().size() <= most_joined() &&
@@ -88,7 +97,9 @@ void write_join(Node* node, c10::Symbol twin) {
   }
   const bool copied = node->kind() == c10::aten::clone;
   inputs.push_back(copied ? graph.insertConstant(kCopied) : node->input(1));
-  inputs.push_back(graph.insertConstant(node->kind() == c10::aten::stack));
+  inputs.push_back(copied && is_asked_format(node->input(1))
+                       ? node->input(1)->node()->input()
+                       : graph.insertConstant(node->kind() == c10::aten::stack));
   Node* made = graph.insertNode(graph.create(twin, inputs, 1));
   made->copyMetadata(node);
   node->output()->replaceAllUsesWith(made->output());
@@ -106,7 +117,12 @@ bool is_copied(const Value* dim) {
 void restore_joined(Node* node) {
   if (is_copied(node->input(most_joined()))) {
     const torch::jit::WithInsertPoint before(node);
-    put(node, c10::aten::clone, {node->input(0), node->owningGraph()->insertConstant(kRowMajor)});
+    static const auto asked = c10::Symbol::fromQualString("tsfuser::memory_format");
+    Graph& graph = *node->owningGraph();
+    Value* channels_last = node->input(most_joined() + 1);
+    const bool known = torch::jit::toIValue(channels_last).has_value();
+    put(node, c10::aten::clone,
+        {node->input(0), known ? graph.insertConstant(kRowMajor) : graph.insert(asked, {channels_last})});
     return;
   }
   std::vector<Value*> tensors;

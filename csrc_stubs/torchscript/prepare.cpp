@@ -64,6 +64,8 @@ constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
     hand_on_wholes,
     // Behind the ops in place: it asks what is written to.
     copy_parts_alone,
+    // Behind the ops in place, too.
+    copy_as_convolutions_read,
     // Behind the ops in place: it asks what is written to. Before what asks for sizes early, as of joins.
     nest_joins,
     // Behind the ops in place: what they write to may get other sizes.

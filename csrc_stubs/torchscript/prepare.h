@@ -20,13 +20,13 @@ void prepare_for_profiling(torch::jit::Graph& graph, const torch::jit::Node* fir
 // check of its batch (batch_checks.cpp); lists that grow become a list for each join (grown_lists.cpp); ops
 // in place become functional where nobody can tell (in_place.cpp), and numbers that are written to parts of
 // tensors are filled in (number_writes.cpp); paddings by nothing hand their operand on (whole_parts.cpp),
-// and parts of a copy are copied one by one (copied_parts.cpp); joins of what was joined before read that
-// (nested_joins.cpp); sizes are computed from those of what no op of groups has made (early_sizes.cpp);
-// convolutions move out of the way of batch norms (early_convolutions.cpp), and their biases are added
-// behind them (late_biases.cpp); ops are written in forms that autodiff has a formula for
-// (differentiable_forms.cpp), views that several graphs would read stay out of them (views_apart.cpp), and
-// what stands alone gets company (lone_ops.cpp); attentions that read one mask share what is made of it
-// (shared_masks.cpp).
+// and parts of a copy are copied one by one (copied_parts.cpp), those that convolutions read as they read
+// them (convolution_operands.cpp); joins of what was joined before read that (nested_joins.cpp); sizes are
+// computed from those of what no op of groups has made (early_sizes.cpp); convolutions move out of the way
+// of batch norms (early_convolutions.cpp), and their biases are added behind them (late_biases.cpp); ops are
+// written in forms that autodiff has a formula for (differentiable_forms.cpp), views that several graphs
+// would read stay out of them (views_apart.cpp), and what stands alone gets company (lone_ops.cpp);
+// attentions that read one mask share what is made of it (shared_masks.cpp).
 void leave_checked_branches(torch::jit::Graph& graph, const torch::jit::Node* first);
 void fold_products(torch::jit::Graph& graph, const torch::jit::Node* first);
 void check_batches(torch::jit::Graph& graph, const torch::jit::Node* first);
@@ -36,6 +36,7 @@ void fill_parts_at_once(torch::jit::Graph& graph, const torch::jit::Node* first)
 void fill_numbers(torch::jit::Graph& graph, const torch::jit::Node* first);
 void hand_on_wholes(torch::jit::Graph& graph, const torch::jit::Node* first);
 void copy_parts_alone(torch::jit::Graph& graph, const torch::jit::Node* first);
+void copy_as_convolutions_read(torch::jit::Graph& graph, const torch::jit::Node* first);
 void nest_joins(torch::jit::Graph& graph, const torch::jit::Node* first);
 void ask_sizes_early(torch::jit::Graph& graph, const torch::jit::Node* first);
 void move_convolutions(torch::jit::Graph& graph, const torch::jit::Node* first);
@@ -48,9 +49,10 @@ void share_masks(torch::jit::Graph& graph, const torch::jit::Node* first);
 // Says of a graph, and of its copies, that its calls may record gradients (nested_joins.cpp).
 void record_joins(torch::jit::Graph& graph);
 
-void register_early_sizes();   // the operator of ask_sizes_early
-void register_grown_lists();   // and of part_grown_lists
-void register_nested_joins();  // and of nest_joins
+void register_early_sizes();           // the operator of ask_sizes_early
+void register_convolution_operands();  // those of copy_as_convolutions_read
+void register_grown_lists();           // and of part_grown_lists
+void register_nested_joins();          // and of nest_joins
 
 void register_pad();  // the operator of hand_on_wholes
 
