@@ -45,8 +45,8 @@ void hand_over(Node* node, Node* other) {
   }
 }
 
-// The node that takes the list of chunks apart into as many as it has; null if there is none, or one of the
-// numbers is unknown.
+// The node of the same block that alone reads the list of chunks, and takes it apart into as many as were
+// asked for; null if there is none, or one of the numbers is unknown.
 Node* taker_of_chunks(const Node* node) {
   const auto& uses = node->output()->uses();
   Node* taker = uses.size() == 1 ? uses[0].user : nullptr;

@@ -54,23 +54,29 @@ void memory_format(Stack& stack) {
   torch::jit::push(stack, static_cast<int64_t>(format));
 }
 
-bool is_autocast_cast(const Node* node) {
+// Whether the node hands its operand on, cast by autocast perhaps.
+bool may_cast(const Node* node) {
   return is_profile(node) || node->kind() == c10::aten::_autocast_to_reduced_precision ||
          node->kind() == c10::aten::_autocast_to_full_precision;
 }
 
 Value* before_autocast(Value* value) {
-  while (is_autocast_cast(value->node())) {
+  while (may_cast(value->node())) {
     value = value->node()->input(0);
   }
   return value;
 }
 
-// Whether the value is a row-major copy that the graph makes, with other sizes perhaps.
-bool is_row_major_copy(const Value* value) {
+// Whether the value is a view of a row-major copy that the graph makes, or, if `itself`, that copy. A copy
+// of one channel may be channels last, too, and what is cut from it then is; a view of it has strides that
+// are row-major only.
+bool is_row_major_copy(const Value* value, bool itself) {
   const Node* maker = behind_profile(value)->node();
   if (maker->kind() == c10::aten::view) {
-    return is_row_major_copy(maker->input(0));
+    return is_row_major_copy(maker->input(0), true);
+  }
+  if (!itself) {
+    return false;
   }
   const auto format =
       maker->kind() == c10::aten::contiguous ? torch::jit::toIValue(maker->input(1)) : std::nullopt;
@@ -90,13 +96,17 @@ bool is_2d_convolution(const Node* node) {
          transposed->isBool() && !transposed->toBool();
 }
 
+bool reads_sizes_only(const Node* node) {
+  return node->kind() == c10::aten::size || node->kind() == c10::aten::dim;
+}
+
 // The 2d convolutions, of that block and behind `first`, that read the value, perhaps its cast; none where
 // something else reads more than its sizes.
 std::vector<Node*> convolutions_of(const Value* value, const Node* first) {
   std::vector<Node*> found;
   for (const Use& use : value->uses()) {
     Node* reader = use.user;
-    if (reader->kind() == c10::aten::size || reader->kind() == c10::aten::dim) {
+    if (reads_sizes_only(reader)) {
       continue;
     }
     if (reader->owningBlock() != value->node()->owningBlock() || !reader->isAfter(first) ||
@@ -107,8 +117,7 @@ std::vector<Node*> convolutions_of(const Value* value, const Node* first) {
       found.push_back(reader);
       continue;
     }
-    const auto behind =
-        is_autocast_cast(reader) ? convolutions_of(reader->output(), first) : std::vector<Node*>();
+    const auto behind = may_cast(reader) ? convolutions_of(reader->output(), first) : std::vector<Node*>();
     if (behind.empty()) {
       return {};
     }
@@ -130,12 +139,11 @@ void copy_for_readers(Value* value, Value* format, Node* before) {
   }
 }
 
-// What reads the value first, itself or its cast.
+// The first node that reads more of the value than its sizes.
 Node* first_reader(const Value* value) {
   Node* found = nullptr;
   for (const Use& use : value->uses()) {
-    const bool asks = use.user->kind() == c10::aten::size || use.user->kind() == c10::aten::dim;
-    found = !asks && (!found || use.user->isBefore(found)) ? use.user : found;
+    found = !reads_sizes_only(use.user) && (!found || use.user->isBefore(found)) ? use.user : found;
   }
   return found;
 }
@@ -180,7 +188,7 @@ void copy_as_convolutions_read(Graph& graph, const Node* first) {
   for (Node* node : all_nodes(graph)) {
     const bool chunks = node->kind() == c10::prim::ConstantChunk;
     if ((!chunks && node->kind() != c10::aten::view) || !node->isAfter(first) ||
-        !is_row_major_copy(node->input(0)) || !is_own_and_stays(node->input(0))) {
+        !is_row_major_copy(node->input(0), !chunks) || !is_own_and_stays(node->input(0))) {
       continue;
     }
     for (Value* part : node->outputs()) {

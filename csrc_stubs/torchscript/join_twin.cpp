@@ -120,9 +120,10 @@ void restore_joined(Node* node) {
     static const auto asked = c10::Symbol::fromQualString("tsfuser::memory_format");
     Graph& graph = *node->owningGraph();
     Value* channels_last = node->input(most_joined() + 1);
-    const bool known = torch::jit::toIValue(channels_last).has_value();
+    const auto known = torch::jit::toIValue(channels_last);
     put(node, c10::aten::clone,
-        {node->input(0), known ? graph.insertConstant(kRowMajor) : graph.insert(asked, {channels_last})});
+        {node->input(0), known && !known->toBool() ? graph.insertConstant(kRowMajor)
+                                                   : graph.insert(asked, {channels_last})});
     return;
   }
   std::vector<Value*> tensors;

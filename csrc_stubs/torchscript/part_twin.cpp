@@ -121,7 +121,7 @@ Sizes quick_ends(const Sizes& sizes, const Numbers& n) {
     return n.count == static_cast<int64_t>(n.given.size()) ? ends_of_sizes(n.given, whole) : Sizes();
   }
   int64_t step = n.how == kUnbound ? 1 : n.given.at(0);
-  if (n.how == kChunks) {  // of how many parts there are, to the size of one
+  if (n.how == kChunks) {  // `given` is the number of parts
     step = step > 0 ? (whole + step - 1) / step : 0;
   }
   if (step <= 0 || whole <= (n.count - 1) * step || whole > n.count * step) {
@@ -235,9 +235,20 @@ bool is_computed_with(const Value* value) {
   });
 }
 
-// The node that takes apart the list that `node` gives; null where something else sees the list, where a
-// part may be written to, or is returned, and where no differentiable graph would read the parts: the
-// gradient of the list is one join, and those of parts are a tensor each, and their sum.
+// Whether an op writes to the value by that name; not by that of a view of it.
+bool is_written_by_name(const Value* value) {
+  return std::any_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
+    const auto* schema = use.user->maybeSchema();
+    const bool known = schema && use.offset < schema->arguments().size();
+    const auto* shared = known ? schema->arguments()[use.offset].alias_info() : nullptr;
+    return (shared && shared->isWrite()) || (is_profile(use.user) && is_written_by_name(use.user->output()));
+  });
+}
+
+// The node that takes apart the list that `node` gives; null where something else sees the list, where the
+// operand is written to (then torch refuses what reads the parts), where a part may be written to, or is
+// returned, and where no differentiable graph would read the parts: the gradient of the list is one join,
+// and those of parts are a tensor each, and their sum.
 Node* taker_of(Node* node) {
   const auto& uses = node->output()->uses();
   Node* taker = uses.size() == 1 ? uses[0].user : nullptr;
@@ -245,7 +256,8 @@ Node* taker_of(Node* node) {
     return nullptr;
   }
   const auto parts = taker->outputs();
-  return std::all_of(parts.begin(), parts.end(), is_never_written) &&
+  return !is_written_by_name(behind_profile(node->input(0))) &&
+                 std::all_of(parts.begin(), parts.end(), is_never_written) &&
                  std::any_of(parts.begin(), parts.end(), is_computed_with)
              ? taker
              : nullptr;
@@ -556,7 +568,7 @@ Twin twin_of_parts() {
       run_part,
       write_part,
       restore_part,
-      true};
+      /*asks_readers=*/true};
 }
 
 std::vector<Helper> helpers_of_parts() {

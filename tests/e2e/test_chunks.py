@@ -142,6 +142,7 @@ PARTS = {  # what is cut, and what becomes of the parts; `m` is a mask of the sh
     "a list of a loop": "z = y * 0.5; for c in y.chunk(2, 1): z = z + torch.relu(c).sum(); return z, z * 2.0",
     "a branch": "p, q = y.chunk(2, 1); if n > 5: p = p * torch.tanh(q); return torch.relu(p), q * 3.0",
     "written to": "p, q = y.clone().chunk(2, 1); p, q = p * 2.0, torch.tanh(q); p.mul_(q); return p, q * 2.0",
+    "the whole is written to": "p, q = y.chunk(2, 1); r = torch.sigmoid(p); y.mul_(2.0); return r, q.tanh()",
 }
 
 
