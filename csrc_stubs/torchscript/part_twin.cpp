@@ -15,8 +15,8 @@
 //
 // The last two numbers of a part are the number of parts that the program takes, and the index of this one.
 // These ops share one twin, because autodiff's table has few free entries. In a differentiable graph
-// `tsfuser::own_part` becomes a slice, or the op; the ops that compute the ends of a slice raise the errors
-// of the op that gives a list, and the error if there is another number of parts.
+// `tsfuser::own_part` becomes a slice, or the op (known chunks do); the ops that compute the ends of a slice
+// raise the errors of the op that gives a list, and the error if there is another number of parts.
 
 #include "torchscript/nodes.h"
 #include "torchscript/prepare.h"
@@ -491,6 +491,10 @@ void restore_own_part(Node* node) {
   const int64_t how = given_number(node->input(2));
   if (is_whole(how)) {
     restore_whole(node, self, node->input(1), 1);
+    return;
+  }
+  if (how == kChunks && torch::jit::toIValue(node->input(1))) {  // no ends, which would part groups
+    restore_part(node);
     return;
   }
   Graph& graph = *node->owningGraph();

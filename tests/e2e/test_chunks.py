@@ -124,6 +124,28 @@ def test_a_norm_is_not_moved(device):
     assert found and not any("aten::softmax" in group for group in found)
 
 
+def test_chunks_of_a_view_do_not_part_its_group(device):
+    """As in a rotary embedding. Slices would: their ends are numbers that the view's sizes give."""
+
+    def rotated(x, w, cosines, sines):
+        y = torch.mm(x, w).view(2, 4, 3, 8).transpose(1, 2)
+        left, right = y.chunk(2, -1)
+        return y * cosines + torch.cat((-right, left), -1) * sines
+
+    shapes = (8, 6), (6, 24), (4, 8), (4, 8)
+    inputs = [torch.randn(s, device=device).requires_grad_(k < 2) for k, s in enumerate(shapes)]
+    expected, wanted = train(rotated, inputs, calls=1)
+    scripted = fresh(rotated)
+    with tsfuser.fuser(), no_fallback():
+        out, gradients = train(scripted, inputs)
+    assert_matches(out, expected, ops=40)
+    for got, want in zip(gradients, wanted):
+        if want is not None:
+            assert_matches(got, want, ops=80, strides=False)
+    found = [kinds(g) for g in groups(scripted)]
+    assert any({"aten::neg", "aten::cat"} <= set(g) and g.count("aten::mul") == 2 for g in found), found
+
+
 PARTS = {  # what is cut, and what becomes of the parts; `m` is a mask of the shape of x, `n` is 2
     "pairs": "p, q = y.chunk(2, 1); return p * 2.0, torch.relu(q) * 3.0",
     "last dim": "p, q, r = y.chunk(3, -1); return torch.relu(p * r), r * 3.0, torch.tanh(q)",
