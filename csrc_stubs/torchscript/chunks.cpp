@@ -7,10 +7,10 @@
 //     %p, %q = prim::ListUnpack(tsfuser::chunks(%x, 2, 1))
 //
 // Autodiff takes `prim::ConstantChunk`, and its derivative is wrong if only some of the chunks get a
-// gradient: it joins the gradients that there are. So it raises, or, for chunks of one element, gives all of
-// them the gradient of one. A list stays outside of differentiable graphs, or becomes parts that each have a
-// derivative of their own (part_twin.cpp). The list is an op of ours, since torch makes a
-// `prim::ConstantChunk` of each `aten::chunk` whose numbers it knows.
+// gradient: it joins the gradients that there are. So it raises, or, where a chunk has the size 1 along the
+// dim, gives all of them the gradient of one. A list stays outside of differentiable graphs, or becomes
+// parts that each have a derivative of their own (part_twin.cpp). The list is an op of ours, since torch
+// makes a `prim::ConstantChunk` of each `aten::chunk` whose numbers it knows.
 
 #include "torchscript/nodes.h"
 #include "torchscript/twin_rows.h"

@@ -146,7 +146,7 @@ def test_chunks_of_a_view_do_not_part_its_group(device):
     assert any({"aten::neg", "aten::cat"} <= set(g) and g.count("aten::mul") == 2 for g in found), found
 
 
-PARTS = {  # what is cut, and what becomes of the parts; `m` is a mask of the shape of x, `n` is 2
+PARTS = {  # the chunks of y, and the results that are made of them; `n` is 2
     "pairs": "p, q = y.chunk(2, 1); return p * 2.0, torch.relu(q) * 3.0",
     "last dim": "p, q, r = y.chunk(3, -1); return torch.relu(p * r), r * 3.0, torch.tanh(q)",
     "first dim": "p, q = y.chunk(2, 0); return torch.sigmoid(p), torch.relu(q)",
