@@ -30,7 +30,7 @@ from .errors import TsfuserWarning
 from .frontends.dynamo import door
 from .frontends.torchscript import caller, passes
 from .frontends.torchscript.training import differentiable
-from .graph import functionalize
+from .graph import functionalize, matmul_operands
 from .grouping import size_rules
 from .knobs import disable, enable, enabled, fuser
 from .ops import joins, table, unsupported
@@ -42,9 +42,8 @@ __all__ = [
 ]  # fmt: skip
 
 _ops = {row.name for row in table.all_rows() if not row.option or options.enabled(row.option)}
-_C.register_profiled_kinds(
-    sorted(_ops | set(functionalize.KINDS) | {"aten::conv2d", "prim::ConstantChunk", "prim::ListConstruct"})
-)
+_others = {*matmul_operands.GRADIENTS, "aten::conv2d", "prim::ConstantChunk", "prim::ListConstruct"}
+_C.register_profiled_kinds(sorted(_ops | set(functionalize.KINDS) | _others))
 _C.set_op_facts(
     in_place=functionalize.early_kinds(),
     fresh=functionalize.fresh_kinds(),

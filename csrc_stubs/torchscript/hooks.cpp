@@ -176,6 +176,7 @@ void hook_into_torch() {
     register_grown_lists();
     register_nested_joins();
     register_rows();
+    register_matmul_gradients();
     register_count_operators();
     register_cast_operator();
     register_dropout_seeds();

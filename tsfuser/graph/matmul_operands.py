@@ -30,15 +30,30 @@ from .effects import Effects, may_return_operand
 from .functionalize import fresh_kinds
 from .rows import row_of
 from .worth import LEAST, shape
-from .wrapper import Graph, Node, Value, all_blocks, constant_of, inputs, insert, is_constant, nodes_of
+from .wrapper import (
+    Graph,
+    Node,
+    Value,
+    all_blocks,
+    constant_of,
+    inputs,
+    insert,
+    is_constant,
+    is_tensor,
+    nodes_of,
+)
 
 PRODUCT, LINEAR, ROWS, PACKED = "aten::matmul", "aten::linear", "tsfuser::rows", "tsfuser::packed"
+#: The gradients of a product of two operands; the other operand and the gradient come first.
+BACKWARD_SELF, BACKWARD_OTHER = "tsfuser::matmul_backward_self", "tsfuser::matmul_backward_other"
+GRADIENTS = (BACKWARD_SELF, BACKWARD_OTHER)
+_PRODUCTS = (PRODUCT, *GRADIENTS)
 
 
 def pack_operands(graph: Graph) -> Graph:
     """Inserts the copies, and drops those that have nothing to copy."""
     effects = None
-    if graph.findNode(PRODUCT, True) is None and graph.findNode(LINEAR, True) is None:
+    if all(graph.findNode(kind, True) is None for kind in (*_PRODUCTS, LINEAR)):
         return graph
     drop_copies(graph)
     asked = [
@@ -113,14 +128,29 @@ def drop_copies(graph: Graph) -> None:
 
 def _copied_operands(node: Node) -> list[int]:
     """Positions of the operands of which a product is made of a copy."""
-    if node.kind() == PRODUCT and _are_batches(*inputs(node)):
-        return [k for k, value in enumerate(inputs(node)) if needs_copy(value)]
-    is_matrix = node.kind() == PRODUCT and len(shape(node.inputsAt(1))[0] or ()) == 2
-    if node.kind() not in (LINEAR, ROWS) and not is_matrix:
-        return []
-    value = node.inputsAt(0)
-    in_rows = any(use.user.kind() == ROWS for use in value.uses())
-    return [0] if _is_scattered(value) or (in_rows and _is_computed(value)) else []
+    kind = node.kind()
+    if kind in _PRODUCTS:
+        pair = inputs(node)[:2]
+        if kind == BACKWARD_OTHER and _rank(node.inputsAt(3)) == 2:
+            rows = [0, 1]  # the product sums over the batch
+        elif _are_batches(*pair):
+            return [k for k, value in enumerate(pair) if needs_copy(value)]
+        else:
+            rows = [0] if _rank(pair[1]) == 2 else []
+    else:
+        rows = [0] if kind in (LINEAR, ROWS) else []
+    return [k for k in rows if _is_scattered(node.inputsAt(k)) or _is_read_in_rows(node.inputsAt(k))]
+
+
+def _rank(value: Value) -> int:
+    """How many dims a tensor had; 0 where that is not known, or there is none."""
+    return len(shape(value)[0] or ()) if is_tensor(value) else 0
+
+
+def _is_read_in_rows(value: Value) -> bool:
+    """Whether the gradient of a matrix reads the value, and a group can store it row by row."""
+    readers = (use.user.kind() for use in value.uses())
+    return any(kind in (ROWS, BACKWARD_OTHER) for kind in readers) and _is_computed(value)
 
 
 def _is_computed(value: Value) -> bool:

@@ -18,6 +18,7 @@ that. Order of `STEPS`, and why:
   leave_zero_bases
   multiply_as_eager
   read_rows
+  multiply_at_once
   save_operands
   cast_in_place
   invert_orders
@@ -192,6 +193,7 @@ STEPS = (
     _on_saved(formulas.leave_zero_bases),
     _on_saved(formulas.multiply_as_eager),
     _on_saved(formulas.read_rows),
+    _on_saved(formulas.multiply_at_once),
     Pass("save_operands", _save_operands),
     _on_saved(formulas.cast_in_place),
     _on_saved(formulas.invert_orders),

@@ -17,6 +17,8 @@ In: `SavedValues`, of a differentiable graph. Out: its backward, changed in plac
     which decides what overflows.
   - read_rows: the gradient of `linear`'s weight reads matrices, `x.reshape(-1, n)`, which raises where n
     is 0. They become `tsfuser::rows`.
+  - multiply_at_once: the gradients of `matmul` are functions with a branch for each number of dims. They
+    become an op each, whose result lies in memory as the operand does that it is the gradient of.
   - cast_in_place: the gradient of a cast goes to the device and the dtype that the operand had. Where the
     forward names no device, it is that of the gradient, and what is left, a cast, can be fused.
   - read_dtypes_elsewhere: softmax and casts to another tensor's dtype keep their operand for its dtype alone.
@@ -34,10 +36,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ....graph.matmul_operands import BACKWARD_OTHER, BACKWARD_SELF
 from ....graph.rows import row_of
 from ....graph.wrapper import (
     CONSTANT,
     Block,
+    Graph,
     Node,
     Value,
     all_blocks,
@@ -51,7 +55,9 @@ from ....graph.wrapper import (
     is_tensor,
     nodes_in,
     nodes_of,
+    outputs,
     schema,
+    use_count,
 )
 from ....ops import table
 from .saved import SavedValues
@@ -162,6 +168,20 @@ def read_rows(saved: SavedValues) -> None:
             _replace(saved, node, "tsfuser::rows", [node.inputsAt(0)])
 
 
+def multiply_at_once(saved: SavedValues) -> None:
+    """Of `matmul`: `AD_matmul_bw_size(grad, AD_mat_transpose(other), sizes)` ->
+    `tsfuser::matmul_backward_self(grad, other, sizes, self)`, and so for `other`."""
+    for node, block in _derivatives(saved, "aten::matmul"):
+        gradient = node.inputsAt(0).debugName()
+        both = all(map(use_count, outputs(node)))  # else an operand would be kept for its layout alone
+        for product in _calls(block, "AD_matmul_bw_size"):
+            left, right, sizes = inputs(product)[1:]
+            of_self = left.debugName() == gradient
+            pair = [left, right.node().inputsAt(1)] if of_self else [left.node().inputsAt(1), right]
+            like = sizes.node().inputsAt(0) if both else _constant(saved, product, None)
+            _replace(saved, product, BACKWARD_SELF if of_self else BACKWARD_OTHER, [*pair, sizes, like])
+
+
 def cast_in_place(saved: SavedValues) -> None:
     """Of casts."""
     stands_for = _stands_for(saved)
@@ -172,18 +192,14 @@ def cast_in_place(saved: SavedValues) -> None:
 
 def invert_orders(saved: SavedValues) -> None:
     """Of `permute`: `AD_permute_backward(grad, dims)` -> `permute(grad, inverse order)`."""
-    for node in _nodes(saved, "prim::CallFunction"):
-        function = node.inputsAt(0).node()
-        if function.hasAttribute("name") and function.s("name") == "AD_permute_backward":
-            gradient, dims = inputs(node)[1:]
-            if is_constant(dims):
-                saved.backward.setInsertPoint(node)
-                inverse = saved.backward.insertConstant(_inverse(constant_of(dims)))
-                saved.backward.setInsertPoint(saved.backward.return_node())  # the node goes
-            else:
-                inverse = _insert(saved, node, "tsfuser::inverse_order", [dims])
-                inverse.setType(dims.type())
-            _replace(saved, node, "aten::permute", [gradient, inverse])
+    for node in _calls(saved.backward, "AD_permute_backward"):
+        gradient, dims = inputs(node)[1:]
+        if is_constant(dims):
+            inverse = _constant(saved, node, _inverse(constant_of(dims)))
+        else:
+            inverse = _insert(saved, node, "tsfuser::inverse_order", [dims])
+            inverse.setType(dims.type())
+        _replace(saved, node, "aten::permute", [gradient, inverse])
 
 
 def leave_dividends(saved: SavedValues) -> None:
@@ -254,6 +270,19 @@ def _is_zero(saved: SavedValues, place: Node, value: Value) -> Value:
     number = _insert(saved, place, "aten::Int", [equal])
     number.setType(torch._C.IntType.get())
     return number
+
+
+def _calls(within: Graph | Block, function: str) -> list[Node]:
+    """Where one of the functions is called that autodiff's formulas are written with."""
+    calls = [(node, node.inputsAt(0).node()) for node in all_nodes_of(within, ("prim::CallFunction",))]
+    return [node for node, of in calls if of.hasAttribute("name") and of.s("name") == function]
+
+
+def _constant(saved: SavedValues, place: Node, value: object) -> Value:
+    saved.backward.setInsertPoint(place)
+    constant = saved.backward.insertConstant(value)
+    saved.backward.setInsertPoint(saved.backward.return_node())  # `place` may go
+    return constant
 
 
 def _nodes(saved: SavedValues, kind: str) -> list[Node]:

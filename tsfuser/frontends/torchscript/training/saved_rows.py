@@ -11,7 +11,7 @@ after:
 
 In: `SavedValues` of a differentiable graph, and the outputs that are saved for the backward alone and not
 computed there again. Out: its forward, changed in place. The backward asks what is saved for its values and
-sizes only. The pass that packs operands drops the copy where nothing would be copied."""
+sizes, and a copy's matrices lie as they did. The pass that packs operands drops the copy where nothing would be copied."""
 
 from __future__ import annotations
 

@@ -1,0 +1,110 @@
+// The gradients of `matmul`, an op each. Autodiff's formula is a function with a branch for each number of
+// dims, which the interpreter walks through in every step: for `s = q @ k` about 40 nodes a gradient. Its
+// results are row-major, whatever the operands are. Before, in the backward of `q @ k.transpose(-2, -1)`:
+//
+//     %t = AD_mat_transpose(%q);  %m = AD_matmul_bw_size(%t, %grad, %size)
+//
+// After: %m = tsfuser::matmul_backward_other(%q, %grad, %size, %k), whose result lies in memory as %k does,
+// so that the backward of the transpose makes it row-major again, and what reads that reads whole lines.
+
+#include "torchscript/prepare.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
+#include <torch/csrc/jit/runtime/operator.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace tsfuser {
+namespace {
+
+at::Tensor transposed(const at::Tensor& matrices) {
+  return matrices.dim() < 2 ? matrices : matrices.transpose(-2, -1);
+}
+
+bool is_column_major(const std::optional<at::Tensor>& like) {
+  return like && like->dim() > 1 && like->size(-1) > 1 && like->stride(-1) != 1 && like->stride(-2) == 1;
+}
+
+// All matrices of a batch below each other.
+at::Tensor stacked(const at::Tensor& matrices) {
+  int64_t rows = 1;
+  for (const int64_t size : matrices.sizes().slice(0, matrices.dim() - 1)) {
+    rows *= size;
+  }
+  return matrices.reshape({rows, matrices.size(-1)});
+}
+
+// left @ right for a gradient of `dims` dims, which batch dims may have to be summed away from. The branches
+// are those of autodiff's `AD_matmul_bw_size`.
+at::Tensor product(const at::Tensor& left, const at::Tensor& right, int64_t dims, bool column_major) {
+  const int64_t first = left.dim();
+  const int64_t second = right.dim();
+  if (first == 0 || second == 0) {
+    return left * right;
+  }
+  if (first == second && first > 2 && dims == 2) {  // one product sums over the batch
+    const at::Tensor below = stacked(transposed(left));
+    const at::Tensor beside = stacked(right);
+    return column_major ? beside.t().mm(below).t() : below.t().mm(beside);
+  }
+  if (first > 2 && first == second + 1 && dims == 1) {
+    return stacked(transposed(left)).t().mm(stacked(right.unsqueeze(-1))).squeeze(-1);
+  }
+  if (first + second == dims) {  // of vectors
+    return at::matmul(left.unsqueeze(first), right.unsqueeze(second == 1 ? 0 : -2));
+  }
+  if (first == second + dims) {
+    return at::matmul(left, right.unsqueeze(second)).squeeze(-1);
+  }
+  if (second == first + dims) {
+    return at::matmul(left.unsqueeze(-2), right).squeeze(-2);
+  }
+  if (column_major && first > 1 && second > 1) {
+    return transposed(at::matmul(transposed(right), transposed(left)));
+  }
+  return at::matmul(left, right);
+}
+
+struct Operands {
+  at::Tensor left, right;
+  int64_t dims;
+  bool column_major;
+};
+
+Operands popped(torch::jit::Stack& stack) {
+  const auto like = torch::jit::pop(stack).toOptional<at::Tensor>();
+  const auto dims = static_cast<int64_t>(torch::jit::pop(stack).toListRef().size());
+  at::Tensor right = torch::jit::pop(stack).toTensor();
+  at::Tensor left = torch::jit::pop(stack).toTensor();
+  return {std::move(left), std::move(right), dims, is_column_major(like)};
+}
+
+void backward_self(torch::jit::Stack& stack) {
+  const Operands of = popped(stack);
+  torch::jit::push(stack, product(of.left, transposed(of.right), of.dims, of.column_major));
+}
+
+void backward_other(torch::jit::Stack& stack) {
+  const Operands of = popped(stack);
+  torch::jit::push(stack, product(transposed(of.left), of.right, of.dims, of.column_major));
+}
+
+}  // namespace
+
+void register_matmul_gradients() {
+  static const torch::jit::RegisterOperators registered({
+      torch::jit::Operator(
+          "tsfuser::matmul_backward_self(Tensor grad, Tensor other, int[] sizes, Tensor? like) -> Tensor",
+          backward_self, c10::AliasAnalysisKind::FROM_SCHEMA),
+      torch::jit::Operator(
+          "tsfuser::matmul_backward_other(Tensor self, Tensor grad, int[] sizes, Tensor? like) -> Tensor",
+          backward_other, c10::AliasAnalysisKind::FROM_SCHEMA),
+  });
+}
+
+}  // namespace tsfuser

@@ -1,0 +1,136 @@
+"""The gradients of `matmul` in scripted training: an op each, for all numbers of dims."""
+
+import itertools
+
+import pytest
+import torch
+
+import tsfuser
+from kit.opsweep import plain
+from kit.support import all_graphs, assert_matches, no_fallback, script, train
+
+SOURCE = """
+def f(x, y):
+    return torch.sigmoid(torch.matmul(torch.tanh(x), torch.tanh(y)) * 0.5)
+"""
+#: Sizes of both operands; the batch dims of some are broadcast.
+SIZES = [
+    ((5,), (5,)),
+    ((5,), (5, 3)),
+    ((4, 5), (5,)),
+    ((4, 5), (5, 3)),
+    ((2, 4, 5), (5,)),
+    ((2, 4, 5), (5, 3)),
+    ((5,), (2, 5, 3)),
+    ((4, 5), (2, 5, 3)),
+    ((2, 4, 5), (2, 5, 3)),
+    ((1, 4, 5), (2, 5, 3)),
+    ((2, 4, 5), (1, 5, 3)),
+    ((3, 2, 4, 5), (5,)),
+    ((3, 2, 4, 5), (5, 3)),
+    ((3, 2, 4, 5), (2, 5, 3)),
+    ((5,), (3, 2, 5, 3)),
+    ((4, 5), (3, 2, 5, 3)),
+    ((3, 1, 4, 5), (1, 2, 5, 3)),
+    ((3, 2, 1, 5), (3, 2, 5, 1)),
+    ((3, 2, 4, 1), (3, 2, 1, 3)),
+]
+EMPTY = [((0, 5), (5, 3)), ((4, 0), (0, 3)), ((2, 4, 0), (0, 3)), ((0, 4, 5), (5, 3)), ((2, 4, 5), (2, 5, 0))]
+
+
+def leaves(sizes, device, moving=(True, True), order="rows"):
+    """Random tensors; of `order` "columns" their matrices lie column by column, of "apart" with gaps."""
+    generator = torch.Generator().manual_seed(3)
+    made = []
+    for size, moves in zip(sizes, moving):
+        size = list(size)
+        if len(size) > 1 and order == "columns":
+            size[-1], size[-2] = size[-2], size[-1]
+        x = torch.randn([*size[:-1], size[-1] * 2], generator=generator).to(device)
+        x = x[..., ::2] if order == "apart" else x[..., : size[-1]].contiguous()
+        if len(size) > 1 and order == "columns":
+            x = x.transpose(-1, -2)
+        made.append(x.detach().requires_grad_(moves))
+    return made
+
+
+def trained(source, inputs):
+    """The scripted function, after its result and gradients have been compared with eager's."""
+    scripted = script(source)
+    with tsfuser.fuser(), no_fallback():
+        got = train(scripted, inputs)
+    eager = plain(source)
+    want = train(eager, inputs, calls=1)
+    exact = train(eager, [x.detach().double().requires_grad_(x.requires_grad) for x in inputs], calls=1)
+    for actual, theirs, true in zip(*([out, *gradients] for out, gradients in (got, want, exact))):
+        assert_matches(actual, theirs, true, ops=400)
+    return scripted
+
+
+def text_of(scripted):
+    return "\n".join(map(str, all_graphs(scripted)))
+
+
+@pytest.mark.parametrize("sizes", SIZES + EMPTY, ids=str)
+def test_all_numbers_of_dims(device, sizes):
+    text = text_of(trained(SOURCE, leaves(sizes, device)))
+    assert "tsfuser::matmul_backward_self" in text and "tsfuser::matmul_backward_other" in text
+
+
+@pytest.mark.parametrize("moving", [(True, False), (False, True)])
+@pytest.mark.parametrize("sizes", [((4, 5), (5, 3)), ((2, 4, 5), (5, 3)), ((3, 1, 4, 5), (2, 5, 3))], ids=str)
+def test_one_operand_gets_a_gradient(device, sizes, moving):
+    text = text_of(trained(SOURCE, leaves(sizes, device, moving)))
+    assert ("tsfuser::matmul_backward_self" in text, "tsfuser::matmul_backward_other" in text) == moving
+
+
+@pytest.mark.parametrize("order", ["columns", "apart"])
+@pytest.mark.parametrize("sizes", [s for s in SIZES if len(s[0]) > 1 and len(s[1]) > 1], ids=str)
+def test_operands_that_are_not_row_major(device, sizes, order):
+    trained(SOURCE, leaves(sizes, device, order=order))
+
+
+def test_other_sizes_of_the_same_program(device):
+    scripted, eager = script(SOURCE), plain(SOURCE)
+    with tsfuser.fuser():
+        for sizes in itertools.islice(itertools.cycle(SIZES + EMPTY), 2 * len(SIZES + EMPTY)):
+            inputs = leaves(sizes, device)
+            (got, gradients), (want, expected) = (train(f, inputs, calls=1) for f in (scripted, eager))
+            for actual, theirs in zip([got, *gradients], [want, *expected]):
+                torch.testing.assert_close(actual, theirs)
+
+
+def test_second_derivatives(device):
+    scripted, eager = script(SOURCE), plain(SOURCE)
+    inputs = leaves(((2, 4, 5), (2, 5, 3)), device)
+    with tsfuser.fuser():
+        for _ in range(4):
+            found = []
+            for function in (scripted, eager):
+                first = torch.autograd.grad(function(*inputs).sum(), inputs, create_graph=True)
+                found.append(torch.autograd.grad(sum((g * g).sum() for g in first), inputs))
+            for actual, theirs in zip(*found):
+                torch.testing.assert_close(actual, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_gradient_lies_in_memory_as_its_operand(device):
+    """The scores of an attention read the keys transposed: the gradient of the keys is row-major again, so
+    that nothing reads it column by column."""
+    source = "def f(q, k):\n    t = torch.tanh(k).transpose(-2, -1)\n"
+    source += "    return torch.sigmoid(torch.matmul(torch.tanh(q), t) * 0.5)\n"
+    scripted = trained(source, leaves(((2, 3, 8, 16), (2, 3, 6, 16)), device))
+    node = next(
+        n for g in all_graphs(scripted) for n in g.findAllNodes("tsfuser::matmul_backward_other", True)
+    )
+    graph = torch._C.parse_ir(
+        "graph(%q : Tensor, %g : Tensor, %s : int[], %k : Tensor):\n"
+        "  %r : Tensor = tsfuser::matmul_backward_other(%q, %g, %s, %k)\n  return (%r)"
+    )
+    assert [v.type().kind() for v in node.inputs()][3] == "TensorType"
+    run = torch._C._create_function_from_graph("f", graph)
+    q, g = torch.randn(2, 3, 8, 16, device=device), torch.randn(2, 3, 8, 6, device=device)
+    keys = torch.randn(2, 3, 6, 16, device=device)
+    for like, stride in ((keys.transpose(-2, -1), 1), (keys.transpose(-2, -1).contiguous(), 6)):
+        found = run(q, g, list(like.shape), like)
+        assert found.stride(-2) == stride
+        torch.testing.assert_close(found, q.transpose(-2, -1) @ g)
