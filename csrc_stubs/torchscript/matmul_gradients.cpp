@@ -1,6 +1,7 @@
-// The gradients of `matmul`, an op each. Autodiff's formula is a function with a branch for each number of
-// dims, which the interpreter walks through in every step: for `s = q @ k` about 40 nodes a gradient. Its
-// results are row-major, whatever the operands are. Before, in the backward of `q @ k.transpose(-2, -1)`:
+// The gradients of `matmul`, `mm` and `bmm`, an op each. Autodiff's formula for `matmul` is a function with a
+// branch for each number of dims, which the interpreter walks through in every step: about 40 nodes a
+// gradient. Its results, and those of the other two, are row-major, whatever the operands are. Before, in the
+// backward of `q @ k.transpose(-2, -1)`:
 //
 //     %t = AD_mat_transpose(%q);  %m = AD_matmul_bw_size(%t, %grad, %size)
 //
@@ -39,6 +40,12 @@ at::Tensor stacked(const at::Tensor& matrices) {
   return matrices.reshape({rows, matrices.size(-1)});
 }
 
+// left @ right, without the views that `matmul` makes where both are one batch of matrices.
+at::Tensor multiplied(const at::Tensor& left, const at::Tensor& right) {
+  const bool is_batch = left.dim() == 3 && right.dim() == 3 && left.size(0) == right.size(0);
+  return is_batch ? left.bmm(right) : at::matmul(left, right);
+}
+
 // left @ right for a gradient of `dims` dims, which batch dims may have to be summed away from. The branches
 // are those of autodiff's `AD_matmul_bw_size`.
 at::Tensor product(const at::Tensor& left, const at::Tensor& right, int64_t dims, bool column_major) {
@@ -65,9 +72,9 @@ at::Tensor product(const at::Tensor& left, const at::Tensor& right, int64_t dims
     return at::matmul(left.unsqueeze(-2), right).squeeze(-2);
   }
   if (column_major && first > 1 && second > 1) {
-    return transposed(at::matmul(transposed(right), transposed(left)));
+    return transposed(multiplied(transposed(right), transposed(left)));
   }
-  return at::matmul(left, right);
+  return multiplied(left, right);
 }
 
 struct Operands {
@@ -78,9 +85,10 @@ struct Operands {
 
 Operands popped(torch::jit::Stack& stack) {
   const auto like = torch::jit::pop(stack).toOptional<at::Tensor>();
-  const auto dims = static_cast<int64_t>(torch::jit::pop(stack).toListRef().size());
+  const c10::IValue sizes = torch::jit::pop(stack);
   at::Tensor right = torch::jit::pop(stack).toTensor();
   at::Tensor left = torch::jit::pop(stack).toTensor();
+  const int64_t dims = sizes.isNone() ? left.dim() : static_cast<int64_t>(sizes.toListRef().size());
   return {std::move(left), std::move(right), dims, is_column_major(like)};
 }
 
@@ -99,10 +107,10 @@ void backward_other(torch::jit::Stack& stack) {
 void register_matmul_gradients() {
   static const torch::jit::RegisterOperators registered({
       torch::jit::Operator(
-          "tsfuser::matmul_backward_self(Tensor grad, Tensor other, int[] sizes, Tensor? like) -> Tensor",
+          "tsfuser::matmul_backward_self(Tensor grad, Tensor other, int[]? sizes, Tensor? like) -> Tensor",
           backward_self, c10::AliasAnalysisKind::FROM_SCHEMA),
       torch::jit::Operator(
-          "tsfuser::matmul_backward_other(Tensor self, Tensor grad, int[] sizes, Tensor? like) -> Tensor",
+          "tsfuser::matmul_backward_other(Tensor self, Tensor grad, int[]? sizes, Tensor? like) -> Tensor",
           backward_other, c10::AliasAnalysisKind::FROM_SCHEMA),
   });
 }

@@ -1,4 +1,4 @@
-"""The gradients of `matmul` in scripted training: an op each, for all numbers of dims."""
+"""The gradients of `matmul`, `mm` and `bmm` in scripted training: an op each, for all numbers of dims."""
 
 import itertools
 
@@ -35,6 +35,10 @@ SIZES = [
     ((3, 2, 1, 5), (3, 2, 5, 1)),
     ((3, 2, 4, 1), (3, 2, 1, 3)),
 ]
+OTHERS = {
+    "mm": [((4, 5), (5, 3)), ((1, 5), (5, 1)), ((4, 0), (0, 3)), ((0, 5), (5, 3))],
+    "bmm": [((2, 4, 5), (2, 5, 3)), ((1, 4, 5), (1, 5, 1)), ((2, 4, 0), (2, 0, 3)), ((0, 4, 5), (0, 5, 3))],
+}
 EMPTY = [((0, 5), (5, 3)), ((4, 0), (0, 3)), ((2, 4, 0), (0, 3)), ((0, 4, 5), (5, 3)), ((2, 4, 5), (2, 5, 0))]
 
 
@@ -75,6 +79,15 @@ def text_of(scripted):
 def test_all_numbers_of_dims(device, sizes):
     text = text_of(trained(SOURCE, leaves(sizes, device)))
     assert "tsfuser::matmul_backward_self" in text and "tsfuser::matmul_backward_other" in text
+
+
+@pytest.mark.parametrize("order", ["rows", "columns", "apart"])
+@pytest.mark.parametrize("moving", [(True, True), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize("name", OTHERS)
+def test_matrices_and_batches_of_them(device, name, moving, order):
+    for sizes in OTHERS[name]:
+        text = text_of(trained(SOURCE.replace("matmul", name), leaves(sizes, device, moving, order)))
+        assert ("tsfuser::matmul_backward_self" in text, "tsfuser::matmul_backward_other" in text) == moving
 
 
 @pytest.mark.parametrize("moving", [(True, False), (False, True)])

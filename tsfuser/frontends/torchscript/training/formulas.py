@@ -18,7 +18,8 @@ In: `SavedValues`, of a differentiable graph. Out: its backward, changed in plac
   - read_rows: the gradient of `linear`'s weight reads matrices, `x.reshape(-1, n)`, which raises where n
     is 0. They become `tsfuser::rows`.
   - multiply_at_once: the gradients of `matmul` are functions with a branch for each number of dims. They
-    become an op each, whose result lies in memory as the operand does that it is the gradient of.
+    become an op each, whose result lies in memory as the operand does that it is the gradient of; those of
+    `mm` and `bmm`, too.
   - cast_in_place: the gradient of a cast goes to the device and the dtype that the operand had. Where the
     forward names no device, it is that of the gradient, and what is left, a cast, can be fused.
   - read_dtypes_elsewhere: softmax and casts to another tensor's dtype keep their operand for its dtype alone.
@@ -169,17 +170,32 @@ def read_rows(saved: SavedValues) -> None:
 
 
 def multiply_at_once(saved: SavedValues) -> None:
-    """Of `matmul`: `AD_matmul_bw_size(grad, AD_mat_transpose(other), sizes)` ->
+    """Of `matmul`, `mm` and `bmm`. For example `AD_matmul_bw_size(grad, AD_mat_transpose(other), sizes)` ->
     `tsfuser::matmul_backward_self(grad, other, sizes, self)`, and so for `other`."""
     for node, block in _derivatives(saved, "aten::matmul"):
-        gradient = node.inputsAt(0).debugName()
-        both = all(map(use_count, outputs(node)))  # else an operand would be kept for its layout alone
         for product in _calls(block, "AD_matmul_bw_size"):
             left, right, sizes = inputs(product)[1:]
-            of_self = left.debugName() == gradient
-            pair = [left, right.node().inputsAt(1)] if of_self else [left.node().inputsAt(1), right]
-            like = sizes.node().inputsAt(0) if both else _constant(saved, product, None)
-            _replace(saved, product, BACKWARD_SELF if of_self else BACKWARD_OTHER, [*pair, sizes, like])
+            like = sizes.node().inputsAt(0)
+            if left.debugName() == node.inputsAt(0).debugName():
+                _multiply(saved, node, product, BACKWARD_SELF, [left, right.node().inputsAt(1), sizes, like])
+            else:
+                _multiply(saved, node, product, BACKWARD_OTHER, [left.node().inputsAt(1), right, sizes, like])
+    for name in ("mm", "bmm"):
+        for node, block in _derivatives(saved, f"aten::{name}"):
+            (of_self,), (of_other,) = (
+                _calls(block, f"AD_{name}_backward_{which}") for which in ("self", "mat2")
+            )
+            sizes = _constant(saved, of_self, None)  # there are no batch dims to sum over
+            gradient, other, operand = *inputs(of_self)[1:], of_other.inputsAt(2)
+            _multiply(saved, node, of_self, BACKWARD_SELF, [gradient, other, sizes, operand])
+            _multiply(saved, node, of_other, BACKWARD_OTHER, [operand, gradient, sizes, other])
+
+
+def _multiply(saved: SavedValues, derivative: Node, node: Node, kind: str, operands: list[Value]) -> None:
+    """Replaces a formula's node; the last operand is what the result shall lie in memory as."""
+    if not all(map(use_count, outputs(derivative))):  # it would be kept for that alone
+        operands[-1] = _constant(saved, node, None)
+    _replace(saved, node, kind, operands)
 
 
 def cast_in_place(saved: SavedValues) -> None:
