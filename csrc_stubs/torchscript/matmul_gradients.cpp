@@ -1,7 +1,7 @@
-// The gradients of `matmul`, `mm` and `bmm`, an op each. Autodiff's formula for `matmul` is a function with a
-// branch for each number of dims, which the interpreter walks through in every step: about 40 nodes a
-// gradient. Its results, and those of the other two, are row-major, whatever the operands are. Before, in the
-// backward of `q @ k.transpose(-2, -1)`:
+// The gradients of `matmul`, `mm` and `bmm`, an op each. Autodiff's formula for `matmul` is a function with
+// a branch for each number of dims, which the interpreter walks through in every step: about 40 nodes a
+// gradient. Its results, and those of the other two, are row-major, whatever the operands are. Before, in
+// the backward of `q @ k.transpose(-2, -1)`:
 //
 //     %t = AD_mat_transpose(%q);  %m = AD_matmul_bw_size(%t, %grad, %size)
 //
