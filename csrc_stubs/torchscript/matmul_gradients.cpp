@@ -5,8 +5,10 @@
 //
 //     %t = AD_mat_transpose(%q);  %m = AD_matmul_bw_size(%t, %grad, %size)
 //
-// After: %m = tsfuser::matmul_backward_other(%q, %grad, %size, %k), whose result lies in memory as %k does,
-// so that the backward of the transpose makes it row-major again, and what reads that reads whole lines.
+// After: %m = tsfuser::matmul_backward_other(%q, %grad, %size, %k, True), whose result lies in memory as %k
+// does, so that the backward of the transpose makes it row-major again, and what reads that reads whole
+// lines. The gradient of a matrix does so in eager, too; that of a batch of them does not, so that it stays
+// row-major where the program may see it: then the last operand is False.
 
 #include "torchscript/prepare.h"
 
@@ -27,8 +29,12 @@ at::Tensor transposed(const at::Tensor& matrices) {
   return matrices.dim() < 2 ? matrices : matrices.transpose(-2, -1);
 }
 
-bool is_column_major(const std::optional<at::Tensor>& like) {
-  return like && like->dim() > 1 && like->size(-1) > 1 && like->stride(-1) != 1 && like->stride(-2) == 1;
+// Whether the gradient of `like` is to lie column by column.
+bool is_column_major(const at::Tensor& like, bool batches) {
+  if (like.dim() == 2) {  // as in eager (torch/csrc/autograd/FunctionsManual.cpp, mm_mat2_backward)
+    return like.stride(0) == 1 && like.stride(1) == like.size(0);
+  }
+  return batches && like.dim() > 2 && like.size(-1) > 1 && like.stride(-1) != 1 && like.stride(-2) == 1;
 }
 
 // All matrices of a batch below each other.
@@ -84,12 +90,13 @@ struct Operands {
 };
 
 Operands popped(torch::jit::Stack& stack) {
+  const bool batches = torch::jit::pop(stack).toBool();
   const auto like = torch::jit::pop(stack).toOptional<at::Tensor>();
   const c10::IValue sizes = torch::jit::pop(stack);
   at::Tensor right = torch::jit::pop(stack).toTensor();
   at::Tensor left = torch::jit::pop(stack).toTensor();
   const int64_t dims = sizes.isNone() ? left.dim() : static_cast<int64_t>(sizes.toListRef().size());
-  return {std::move(left), std::move(right), dims, is_column_major(like)};
+  return {std::move(left), std::move(right), dims, like && is_column_major(*like, batches)};
 }
 
 void backward_self(torch::jit::Stack& stack) {
@@ -106,12 +113,12 @@ void backward_other(torch::jit::Stack& stack) {
 
 void register_matmul_gradients() {
   static const torch::jit::RegisterOperators registered({
-      torch::jit::Operator(
-          "tsfuser::matmul_backward_self(Tensor grad, Tensor other, int[]? sizes, Tensor? like) -> Tensor",
-          backward_self, c10::AliasAnalysisKind::FROM_SCHEMA),
-      torch::jit::Operator(
-          "tsfuser::matmul_backward_other(Tensor self, Tensor grad, int[]? sizes, Tensor? like) -> Tensor",
-          backward_other, c10::AliasAnalysisKind::FROM_SCHEMA),
+      torch::jit::Operator("tsfuser::matmul_backward_self(Tensor grad, Tensor other, int[]? sizes, Tensor? "
+                           "like, bool batches) -> Tensor",
+                           backward_self, c10::AliasAnalysisKind::FROM_SCHEMA),
+      torch::jit::Operator("tsfuser::matmul_backward_other(Tensor self, Tensor grad, int[]? sizes, Tensor? "
+                           "like, bool batches) -> Tensor",
+                           backward_other, c10::AliasAnalysisKind::FROM_SCHEMA),
   });
 }
 

@@ -126,24 +126,40 @@ def test_second_derivatives(device):
                 torch.testing.assert_close(actual, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_a_gradient_lies_in_memory_as_its_operand(device):
+@pytest.mark.parametrize("keys, inside", [("torch.matmul(k, w)", True), ("torch.tanh(k)", False)])
+def test_a_gradient_lies_in_memory_as_its_operand(device, keys, inside):
     """The scores of an attention read the keys transposed: the gradient of the keys is row-major again, so
-    that nothing reads it column by column."""
-    source = "def f(q, k):\n    t = torch.tanh(k).transpose(-2, -1)\n"
-    source += "    return torch.sigmoid(torch.matmul(torch.tanh(q), t) * 0.5)\n"
-    scripted = trained(source, leaves(((2, 3, 8, 16), (2, 3, 6, 16)), device))
-    node = next(
-        n for g in all_graphs(scripted) for n in g.findAllNodes("tsfuser::matmul_backward_other", True)
-    )
+    that nothing reads it column by column; but where the program may get it, it lies as in eager."""
+    source = f"def f(q, k, w):\n    n, t, c = k.shape\n    keys = ({keys}).view(n, t, 2, 8).permute(0, 2, 3, 1)\n"
+    source += "    return torch.softmax(torch.matmul(torch.tanh(q), keys * 0.5), -1) * 2.0\n"
+    scripted, eager = script(source), plain(source)
+    inputs = leaves(((3, 2, 5, 8), (3, 6, 16), (16, 16)), device, (True,) * 3)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(5):
+            found = torch.autograd.grad(scripted(*inputs).square().sum(), inputs, allow_unused=True)
+    want = torch.autograd.grad(eager(*inputs).square().sum(), inputs, allow_unused=True)
+    for actual, theirs in zip(found, want):
+        if theirs is not None:
+            assert_matches(actual, theirs, ops=4000)
+    nodes = [n for g in all_graphs(scripted) for n in g.findAllNodes("tsfuser::matmul_backward_other", True)]
+    assert any(list(n.inputs())[4].toIValue() for n in nodes) == inside
+
+
+def test_what_lies_column_by_column(device):
     graph = torch._C.parse_ir(
-        "graph(%q : Tensor, %g : Tensor, %s : int[], %k : Tensor):\n"
-        "  %r : Tensor = tsfuser::matmul_backward_other(%q, %g, %s, %k)\n  return (%r)"
+        "graph(%q : Tensor, %g : Tensor, %s : int[]?, %k : Tensor, %b : bool):\n"
+        "  %r : Tensor = tsfuser::matmul_backward_other(%q, %g, %s, %k, %b)\n  return (%r)"
     )
-    assert [v.type().kind() for v in node.inputs()][3] == "TensorType"
     run = torch._C._create_function_from_graph("f", graph)
-    q, g = torch.randn(2, 3, 8, 16, device=device), torch.randn(2, 3, 8, 6, device=device)
-    keys = torch.randn(2, 3, 6, 16, device=device)
-    for like, stride in ((keys.transpose(-2, -1), 1), (keys.transpose(-2, -1).contiguous(), 6)):
-        found = run(q, g, list(like.shape), like)
-        assert found.stride(-2) == stride
-        torch.testing.assert_close(found, q.transpose(-2, -1) @ g)
+    for sizes in [(2, 3), (2,), ()]:
+        q, g = torch.randn(*sizes, 8, 16, device=device), torch.randn(*sizes, 8, 6, device=device)
+        keys = torch.randn(*sizes, 6, 16, device=device)
+        for like, transposed in (
+            (keys.transpose(-2, -1), True),
+            (keys.transpose(-2, -1).contiguous(), False),
+        ):
+            for batches in (True, False):
+                for dims in (list(like.shape), None):
+                    found = run(q, g, dims, like, batches)
+                    assert found.stride(-2) == (1 if transposed and (batches or not sizes) else 6)
+                    torch.testing.assert_close(found, q.transpose(-2, -1) @ g)

@@ -224,11 +224,12 @@ def refusal(node: Node, device: str) -> str | None:
 def _foreign(node: Node) -> str:
     """The reason for a node without a row; nothing is said of constants, control flow, what other passes have
     made of nodes, and the like."""
-    if node.kind().startswith(("prim::", "tsfuser::")) or not any(is_tensor(v) for v in outputs(node)):
-        return ""
-    found, known = schema(node), unsupported.sentence(node.kind())
+    known = unsupported.sentence(node.kind())
     if known is not None:
         return known
+    if node.kind().startswith(("prim::", "tsfuser::")) or not any(is_tensor(v) for v in outputs(node)):
+        return ""
+    found = schema(node)
     if found and found.writes and table.find(found.name.rstrip("_"), found.overload):
         return f"{found.name} changes its operand in place, where something else than its readers can see it"
     row = table.find(found.name, found.overload) if found else None

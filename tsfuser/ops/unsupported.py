@@ -25,7 +25,8 @@ _RECURRENT = "a whole recurrent network in one op is left to torch: written cell
 
 _WORDS = {
     _PRODUCT: """mm bmm addmm addmv addbmm baddbmm matmul linear mv dot vdot inner ger outer einsum tensordot
-        bilinear chain_matmul linalg_matmul linalg_multi_dot linear_backward""",
+        bilinear chain_matmul linalg_matmul linalg_multi_dot linear_backward
+        tsfuser::matmul_backward_self tsfuser::matmul_backward_other""",
     _CONVOLUTION: """conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d
         conv_transpose3d conv_tbc convolution_backward cudnn_convolution _convolution_mode
         mkldnn_convolution thnn_conv2d""",
@@ -55,7 +56,11 @@ _WORDS = {
         new_zeros new_ones new_empty new_full tensor tril_indices triu_indices""",
     _RECURRENT: "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
 }
-_SENTENCES = {f"aten::{name}": text for text, names in _WORDS.items() for name in names.split()}
+_SENTENCES = {
+    name if "::" in name else f"aten::{name}": text
+    for text, names in _WORDS.items()
+    for name in names.split()
+}
 
 
 def sentence(kind: str) -> str | None:

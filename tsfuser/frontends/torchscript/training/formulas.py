@@ -60,7 +60,7 @@ from ....graph.wrapper import (
     schema,
     use_count,
 )
-from ....ops import table
+from ....ops import table, unsupported
 from .saved import SavedValues
 
 _SOFTMAX = ("aten::softmax", "aten::log_softmax")  # whose last operand may be a dtype
@@ -69,6 +69,8 @@ _SOFTMAX = ("aten::softmax", "aten::log_softmax")  # whose last operand may be a
 #: comparison of autodiff's formula -> the op, and the comparison by which an operand loses
 _EXTREMES = {"aten::gt": ("aten::max", "aten::lt"), "aten::lt": ("aten::min", "aten::gt")}
 _COMPARES = ("aten::ge", "aten::gt", "aten::le", "aten::lt")
+
+_HEAVY = frozenset(unsupported.heavy_kinds())
 
 #: What the gradient of a dividend is without rounding: of a tensor divided by a tensor, or by a number.
 _QUOTIENTS = ("aten::_grad_sum_to_size", "aten::div")
@@ -171,31 +173,52 @@ def read_rows(saved: SavedValues) -> None:
 
 def multiply_at_once(saved: SavedValues) -> None:
     """Of `matmul`, `mm` and `bmm`. For example `AD_matmul_bw_size(grad, AD_mat_transpose(other), sizes)` ->
-    `tsfuser::matmul_backward_self(grad, other, sizes, self)`, and so for `other`."""
+    `tsfuser::matmul_backward_self(grad, other, sizes, self, ...)`, and so for `other`."""
+
+    def replace(derivative: Node, node: Node, kind: str, *operands: Value | None) -> None:
+        """By an op of these operands; the last one is what the result shall lie in memory as."""
+        gradients = outputs(derivative)  # one, or those of both operands
+        batches = not _may_be_seen(gradients[0 if kind == BACKWARD_SELF else -1])
+        if len(gradients) < 2 or not all(map(use_count, gradients)):  # it would be kept for that alone
+            operands = (*operands[:-1], None)
+        made = [v or _constant(saved, node, None) for v in operands]
+        _replace(saved, node, kind, [*made, _constant(saved, node, batches)])
+
     for node, block in _derivatives(saved, "aten::matmul"):
         for product in _calls(block, "AD_matmul_bw_size"):
             left, right, sizes = inputs(product)[1:]
             like = sizes.node().inputsAt(0)
             if left.debugName() == node.inputsAt(0).debugName():
-                _multiply(saved, node, product, BACKWARD_SELF, [left, right.node().inputsAt(1), sizes, like])
+                replace(node, product, BACKWARD_SELF, left, right.node().inputsAt(1), sizes, like)
             else:
-                _multiply(saved, node, product, BACKWARD_OTHER, [left.node().inputsAt(1), right, sizes, like])
+                replace(node, product, BACKWARD_OTHER, left.node().inputsAt(1), right, sizes, like)
     for name in ("mm", "bmm"):
         for node, block in _derivatives(saved, f"aten::{name}"):
-            (of_self,), (of_other,) = (
-                _calls(block, f"AD_{name}_backward_{which}") for which in ("self", "mat2")
-            )
-            sizes = _constant(saved, of_self, None)  # there are no batch dims to sum over
-            gradient, other, operand = *inputs(of_self)[1:], of_other.inputsAt(2)
-            _multiply(saved, node, of_self, BACKWARD_SELF, [gradient, other, sizes, operand])
-            _multiply(saved, node, of_other, BACKWARD_OTHER, [operand, gradient, sizes, other])
+            of_self, of_other = (_calls(block, f"AD_{name}_backward_{which}") for which in ("self", "mat2"))
+            other = next((n.inputsAt(2) for n in of_self), None)
+            operand = next((n.inputsAt(2) for n in of_other), None)
+            for n in of_self:
+                replace(node, n, BACKWARD_SELF, n.inputsAt(1), other, None, operand)
+            for n in of_other:
+                replace(node, n, BACKWARD_OTHER, operand, n.inputsAt(1), None, other)
 
 
-def _multiply(saved: SavedValues, derivative: Node, node: Node, kind: str, operands: list[Value]) -> None:
-    """Replaces a formula's node; the last operand is what the result shall lie in memory as."""
-    if not all(map(use_count, outputs(derivative))):  # it would be kept for that alone
-        operands[-1] = _constant(saved, node, None)
-    _replace(saved, node, kind, operands)
+def _may_be_seen(gradient: Value) -> bool:
+    """Whether the program may get a gradient whose layout is that of this one: there is no product in
+    between, whose gradients have a layout of their own."""
+    seen, left = set(), [gradient]
+    while left:
+        for use in left.pop().uses():
+            node = use.user
+            while (around := node.owningBlock().owningNode()) is not None:
+                node = around
+            if node.kind() == "prim::Return":
+                return True
+            is_product = node.kind() == "prim::GradOf" and node.s("name") in _HEAVY
+            new = [] if is_product else [v for v in outputs(node) if v.unique() not in seen]
+            seen.update(v.unique() for v in new)
+            left += new
+    return False
 
 
 def cast_in_place(saved: SavedValues) -> None:
