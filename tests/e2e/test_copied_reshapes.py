@@ -257,3 +257,22 @@ def test_training_with_one_head_for_all(device):
     made = [group for o in seen for group in o.graph.findAllNodes("prim::CudaFusionGroup", True)]
     assert not any(RESHAPED in kinds(group) for group in made)
     torch.testing.assert_close((out, gradients), train(eager, [x, w, q], calls=1), rtol=1e-4, atol=1e-5)
+
+
+def test_the_gradient_of_a_product(device):
+    """The values of an attention: their gradient is summed to the sizes that they have already."""
+    body = "n, t, c = v.size()\n    y = torch.matmul(v, w).view(n, t, 4, c // 4).transpose(1, 2)\n"
+    body += "    return torch.matmul(torch.softmax(s, -1), y) * 2.0\n"
+    source = f"def f(s: Tensor, v: Tensor, w: Tensor):\n    {body}"
+    scripted, eager = script(source), plain(source)
+    generator = torch.Generator().manual_seed(4)
+    sizes = [(3, 4, 16, 16), (3, 16, 128), (128, 128)]
+    inputs = [torch.randn(s, generator=generator).to(device).requires_grad_() for s in sizes]
+    with tsfuser.fuser(), no_fallback(), passes.watching() as seen:
+        got, gradients = train(scripted, inputs)
+    want, expected = train(eager, inputs, calls=1)
+    exact, exact_gradients = train(eager, [x.detach().double().requires_grad_() for x in inputs], calls=1)
+    for actual, theirs, true in zip([got, *gradients], [want, *expected], [exact, *exact_gradients]):
+        assert_matches(actual, theirs, true, ops=4000)
+    found = [g for o in seen for g in o.graph.findAllNodes("prim::CudaFusionGroup", True) if made_here(g)]
+    assert any("aten::_grad_sum_to_size" in kinds(g) for g in found)

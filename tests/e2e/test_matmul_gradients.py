@@ -130,7 +130,9 @@ def test_second_derivatives(device):
 def test_a_gradient_lies_in_memory_as_its_operand(device, keys, inside):
     """The scores of an attention read the keys transposed: the gradient of the keys is row-major again, so
     that nothing reads it column by column; but where the program may get it, it lies as in eager."""
-    source = f"def f(q, k, w):\n    n, t, c = k.shape\n    keys = ({keys}).view(n, t, 2, 8).permute(0, 2, 3, 1)\n"
+    source = (
+        f"def f(q, k, w):\n    n, t, c = k.shape\n    keys = ({keys}).view(n, t, 2, 8).permute(0, 2, 3, 1)\n"
+    )
     source += "    return torch.softmax(torch.matmul(torch.tanh(q), keys * 0.5), -1) * 2.0\n"
     scripted, eager = script(source), plain(source)
     inputs = leaves(((3, 2, 5, 8), (3, 6, 16), (16, 16)), device, (True,) * 3)

@@ -41,6 +41,7 @@ from .wrapper import (
 
 RESHAPE, RESHAPED = "aten::reshape", "tsfuser::reshaped"
 CONTIGUOUS, ORDERED = "aten::contiguous", "tsfuser::ordered"
+SUMMED = "aten::_grad_sum_to_size"
 _COPIES = {RESHAPE: RESHAPED, CONTIGUOUS: ORDERED}
 _PLAIN = {copy: plain for plain, copy in _COPIES.items()}
 #: Rules of sizes (`Row.sizes`) of views that leave no elements out. Where one repeats elements, and the
@@ -52,7 +53,7 @@ _WHOLE = frozenset(
 _LAST = 2**62
 #: Readers that hand nothing on: they ask a tensor for its sizes or dtype only, or give a gradient, which
 #: autograd takes as it comes, the same tensor or a new one.
-_ENDS = frozenset(("aten::size", "aten::dim", "prim::dtype", "prim::device", "aten::_grad_sum_to_size"))
+_ENDS = frozenset(("aten::size", "aten::dim", "prim::dtype", "prim::device", SUMMED))
 
 
 def copy_reshapes(graph: Graph) -> None:
@@ -133,8 +134,8 @@ def _is_whole(value: Value) -> bool:
     found = row_of(maker)
     if found is None or not (found[0].is_view or may_return_operand(maker)):
         return True
-    if found[0].sizes not in _WHOLE and not _is_whole_slice(maker):
-        return False
+    if found[0].sizes not in _WHOLE and maker.kind() != SUMMED and not _is_whole_slice(maker):
+        return False  # a sum is the operand itself, or new
     return is_tensor(maker.inputsAt(0)) and _is_whole(maker.inputsAt(0))
 
 
