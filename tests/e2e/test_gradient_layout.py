@@ -131,3 +131,16 @@ def test_another_rank_in_a_later_call(device):
         _, expected = train(program, (x, w), calls=1)
         for got, want in zip(gradients, expected):
             torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("program", [heads, last_exchanged])
+def test_what_reads_a_gradient_was_profiled_with_its_layout(device, program):
+    """So that its guard lets it through."""
+    arguments = tensors(device)(program)
+    scripted, made = wished(program, arguments)
+    assert made
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with tsfuser.fuser(), torch.profiler.profile(activities=activities) as profiled:
+        scripted(*arguments).sum().backward()
+    names = [event.name for event in profiled.events()]
+    assert "run_fused_kernel" in names and "fallback_function" not in names
