@@ -11,7 +11,7 @@ becomes
     return (%l)
 
 In: the backward of a differentiable graph, and for each of its results the order of dims to be wished for.
-Out: the same graph. While it is profiled the op copies; in the end a group heeds the hint, or nothing does."""
+Out: the same graph. While it is profiled the op copies; later a group heeds the hint, or nothing does."""
 
 from __future__ import annotations
 
