@@ -5,10 +5,10 @@
 //
 //     %t = AD_mat_transpose(%q);  %m = AD_matmul_bw_size(%t, %grad, %size)
 //
-// After: %m = tsfuser::matmul_backward_other(%q, %grad, %size, %k, True), whose result lies in memory as %k
-// does, so that the backward of the transpose makes it row-major again, and what reads that reads whole
-// lines. The gradient of a matrix does so in eager, too; that of a batch of them does not, so that it stays
-// row-major where the program may see it: then the last operand is False.
+// After: %m = tsfuser::matmul_backward_other(%q, %grad, %size, %k, True), which has the layout of %k: the
+// backward of the transpose makes it row-major again, and what reads that does so along its rows. The
+// gradient of a matrix has the layout of the matrix in eager, too. That of a batch of them has not, so that
+// it stays row-major where the program may see it: then the last operand is False.
 
 #include "torchscript/prepare.h"
 
@@ -30,14 +30,14 @@ at::Tensor transposed(const at::Tensor& matrices) {
 }
 
 // Whether the gradient of `like` is to lie column by column.
-bool is_column_major(const at::Tensor& like, bool batches) {
+bool is_column_major(const at::Tensor& like, bool also_batches) {
   if (like.dim() == 2) {  // as in eager (torch/csrc/autograd/FunctionsManual.cpp, mm_mat2_backward)
     return like.stride(0) == 1 && like.stride(1) == like.size(0);
   }
-  return batches && like.dim() > 2 && like.size(-1) > 1 && like.stride(-1) != 1 && like.stride(-2) == 1;
+  return also_batches && like.dim() > 2 && like.size(-1) > 1 && like.stride(-1) != 1 && like.stride(-2) == 1;
 }
 
-// All matrices of a batch below each other.
+// All matrices of a batch as one matrix, below each other.
 at::Tensor stacked(const at::Tensor& matrices) {
   int64_t rows = 1;
   for (const int64_t size : matrices.sizes().slice(0, matrices.dim() - 1)) {
@@ -61,9 +61,9 @@ at::Tensor product(const at::Tensor& left, const at::Tensor& right, int64_t dims
     return left * right;
   }
   if (first == second && first > 2 && dims == 2) {  // one product sums over the batch
-    const at::Tensor below = stacked(transposed(left));
-    const at::Tensor beside = stacked(right);
-    return column_major ? beside.t().mm(below).t() : below.t().mm(beside);
+    const at::Tensor lefts = stacked(transposed(left));
+    const at::Tensor rights = stacked(right);
+    return column_major ? rights.t().mm(lefts).t() : lefts.t().mm(rights);
   }
   if (first > 2 && first == second + 1 && dims == 1) {
     return stacked(transposed(left)).t().mm(stacked(right.unsqueeze(-1))).squeeze(-1);
@@ -90,13 +90,13 @@ struct Operands {
 };
 
 Operands popped(torch::jit::Stack& stack) {
-  const bool batches = torch::jit::pop(stack).toBool();
+  const bool also_batches = torch::jit::pop(stack).toBool();
   const auto like = torch::jit::pop(stack).toOptional<at::Tensor>();
   const c10::IValue sizes = torch::jit::pop(stack);
   at::Tensor right = torch::jit::pop(stack).toTensor();
   at::Tensor left = torch::jit::pop(stack).toTensor();
   const int64_t dims = sizes.isNone() ? left.dim() : static_cast<int64_t>(sizes.toListRef().size());
-  return {std::move(left), std::move(right), dims, like && is_column_major(*like, batches)};
+  return {std::move(left), std::move(right), dims, like && is_column_major(*like, also_batches)};
 }
 
 void backward_self(torch::jit::Stack& stack) {

@@ -193,7 +193,7 @@ std::vector<int64_t> inverse_of(const std::vector<int64_t>& dims) {
 }
 
 // The tensor with its dims in that order in memory, outermost first: a copy where they are in another one.
-// That is how a group stores it. So what reads it is profiled with the layout that it will have.
+// That is how the group will store it that computes it, so that what reads it is profiled with that layout.
 void laid_out(Stack& stack) {
   const std::vector<int64_t> order = torch::jit::pop(stack).toIntVector();
   const at::Tensor self = torch::jit::pop(stack).toTensor();

@@ -57,7 +57,7 @@ void register_nested_joins();          // and of nest_joins
 void register_pad();  // the operator of hand_on_wholes
 
 void register_rows();              // an operator of corrected formulas of autodiff (rows.cpp)
-void register_matmul_gradients();  // and two more (matmul_gradients.cpp)
+void register_matmul_gradients();  // the gradients of matmul, mm and bmm
 
 void register_shared_masks();  // the operators of share_masks
 

@@ -4,10 +4,11 @@ import itertools
 
 import pytest
 import torch
+from torch import Tensor
 
 import tsfuser
 from kit.opsweep import plain
-from kit.support import all_graphs, assert_matches, no_fallback, script, train
+from kit.support import all_graphs, assert_matches, fresh, no_fallback, script, train
 
 SOURCE = """
 def f(x, y):
@@ -111,6 +112,55 @@ def test_other_sizes_of_the_same_program(device):
             (got, gradients), (want, expected) = (train(f, inputs, calls=1) for f in (scripted, eager))
             for actual, theirs in zip([got, *gradients], [want, *expected]):
                 torch.testing.assert_close(actual, theirs)
+
+
+@pytest.mark.parametrize("name", ["mm", "matmul"])
+def test_the_gradient_of_a_matrix_lies_as_in_eager(device, name):
+    """`torch.autograd.grad` shows the layout that the backward gives; `x.grad` has that of x."""
+    source = SOURCE.replace("matmul", name)
+    scripted, eager = script(source), plain(source)
+    for order in ("columns", "rows"):
+        inputs = leaves(((4, 5), (5, 3)), device, order=order)
+        with tsfuser.fuser(), no_fallback():
+            for _ in range(4):
+                found = torch.autograd.grad(scripted(*inputs).square().sum(), inputs)
+        want = torch.autograd.grad(eager(*inputs).square().sum(), inputs)
+        for actual, theirs in zip(found, want):
+            assert (
+                actual.stride()
+                == theirs.stride()
+                == ((1, theirs.size(0)) if order == "columns" else theirs.stride())
+            )
+            torch.testing.assert_close(actual, theirs)
+
+
+def test_a_bias_has_the_layout_of_the_gradient_that_it_is_given(device):
+    """So that of the product stays row-major, as in eager."""
+
+    def program(q: Tensor, b: Tensor, x: Tensor, w: Tensor):
+        k = torch.nn.functional.linear(x, w, b).t().unsqueeze(0)
+        return torch.bmm(q, k) * 0.5 + 1.0
+
+    inputs = leaves(((1, 4, 5), (6, 5), (6, 7), (5, 7)), device, (True,) * 4)
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        for _ in range(5):
+            found = torch.autograd.grad(scripted(*inputs).square().sum(), inputs)
+    want = torch.autograd.grad(program(*inputs).square().sum(), inputs)
+    for actual, theirs in zip(found, want):
+        assert actual.stride() == theirs.stride()
+
+
+@pytest.mark.parametrize("moving", [(True, True), (True, False), (False, True)], ids=str)
+def test_no_operand_is_kept_for_its_layout(device, moving):
+    """Where one operand alone gets a gradient, that one is not read for it."""
+    scripted = trained(SOURCE, leaves(((2, 4, 5), (2, 5, 3)), device, moving))
+    names = [f"tsfuser::matmul_backward_{which}" for which in ("self", "other")]
+    nodes = [n for g in all_graphs(scripted) for name in names for n in g.findAllNodes(name, True)]
+    assert len(nodes) == sum(moving)
+    for node in nodes:
+        like = list(node.inputs())[3].type().kind()
+        assert like == ("TensorType" if all(moving) else "NoneType")
 
 
 def test_second_derivatives(device):

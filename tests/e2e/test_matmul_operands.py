@@ -115,6 +115,31 @@ def test_what_is_copied(shape, strides, made):
     assert found == [*made, *made, "aten::matmul"]
 
 
+@pytest.mark.parametrize(
+    "kind, left, right, like, copied",
+    [
+        (operands.BACKWARD_SELF, "heads", "heads", "heads", 2),
+        (operands.BACKWARD_OTHER, "heads", "rows", "heads", 1),
+        (operands.BACKWARD_OTHER, "apart", "apart", "matrix", 2),  # one product sums over the batch
+        (operands.BACKWARD_SELF, "apart", "matrix", "apart", 1),
+        (operands.BACKWARD_SELF, "rows", "rows", "rows", 0),
+    ],
+)
+def test_what_is_copied_for_gradients(kind, left, right, like, copied):
+    types = {
+        "heads": "Float(8, 4, 32, 32, strides=[4096, 32, 128, 1], requires_grad=0, device=cpu)",
+        "rows": "Float(8, 4, 32, 32, strides=[4096, 1024, 32, 1], requires_grad=0, device=cpu)",
+        "apart": "Float(8, 64, 64, strides=[64, 512, 1], requires_grad=0, device=cpu)",
+        "matrix": "Float(64, 64, strides=[64, 1], requires_grad=0, device=cpu)",
+    }
+    graph = torch._C.parse_ir(
+        f"graph(%a : {types[left]}, %b : {types[right]}, %s : int[], %l : {types[like]}, %t : bool):\n"
+        f"  %c : Tensor = {kind}(%a, %b, %s, %l, %t)\n  return (%c)"
+    )
+    operands.pack_operands(graph)
+    assert [n.kind() for n in graph.nodes()] == [PACKED] * copied + [kind]
+
+
 def test_one_copy_for_two_products():
     typed = "Float(8, 4, 32, 32, strides=[4096, 32, 128, 1], requires_grad=0, device=cpu)"
     graph = torch._C.parse_ir(

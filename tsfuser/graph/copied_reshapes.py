@@ -134,8 +134,9 @@ def _is_whole(value: Value) -> bool:
     found = row_of(maker)
     if found is None or not (found[0].is_view or may_return_operand(maker)):
         return True
+    # a gradient that is summed to a size is new, or, where it has that size already, the operand itself
     if found[0].sizes not in _WHOLE and maker.kind() != SUMMED and not _is_whole_slice(maker):
-        return False  # a sum is the operand itself, or new
+        return False
     return is_tensor(maker.inputsAt(0)) and _is_whole(maker.inputsAt(0))
 
 

@@ -12,7 +12,8 @@ becomes
 `aten::linear` of such an operand, as of `transpose(0, 1)` of a batch, is a product for each of the batch,
 with a weight that is read anew for each, and adds the bias by another kernel. Of a copy it is one product,
 which adds the bias. The backward's product with the weight, `aten::matmul` with a matrix, and `tsfuser::rows`
-for the weight's gradient would each make the copy. There the profiled strides of a gradient say little, since
+for the weight's gradient would each make the copy; so would the gradients of `matmul`, which are ops of ours
+(csrc_stubs/torchscript/matmul_gradients.cpp). There the profiled strides of a gradient say little, since
 another group may store it in another layout (training/gradient_layout.py). So what a group computes is
 stored for them in the layout that they read, which costs nothing.
 
@@ -148,7 +149,7 @@ def _rank(value: Value) -> int:
 
 
 def _is_read_in_rows(value: Value) -> bool:
-    """Whether the gradient of a matrix reads the value, and a group can store it row by row."""
+    """Whether a product for a gradient reads the value, and a group can store it row by row."""
     readers = (use.user.kind() for use in value.uses())
     return any(kind in (ROWS, BACKWARD_OTHER) for kind in readers) and _is_computed(value)
 

@@ -18,8 +18,8 @@ In: `SavedValues`, of a differentiable graph. Out: its backward, changed in plac
   - read_rows: the gradient of `linear`'s weight reads matrices, `x.reshape(-1, n)`, which raises where n
     is 0. They become `tsfuser::rows`.
   - multiply_at_once: the gradients of `matmul` are functions with a branch for each number of dims. They
-    become an op each, whose result lies in memory as the operand does that it is the gradient of; those of
-    `mm` and `bmm`, too.
+    become one op each, as do those of `mm` and `bmm`. Its result has the layout of the operand whose gradient
+    it is, where both operands get one and the program cannot tell.
   - cast_in_place: the gradient of a cast goes to the device and the dtype that the operand had. Where the
     forward names no device, it is that of the gradient, and what is left, a cast, can be fused.
   - read_dtypes_elsewhere: softmax and casts to another tensor's dtype keep their operand for its dtype alone.
@@ -71,6 +71,9 @@ _EXTREMES = {"aten::gt": ("aten::max", "aten::lt"), "aten::lt": ("aten::min", "a
 _COMPARES = ("aten::ge", "aten::gt", "aten::le", "aten::lt")
 
 _HEAVY = frozenset(unsupported.heavy_kinds())
+#: What formulas call for a product, and what may come behind it.
+_PRODUCTS = frozenset(("aten::matmul", "aten::mm", "prim::CallFunction", BACKWARD_SELF, BACKWARD_OTHER))
+_ON_TOP = ("aten::_grad_sum_to_size", "aten::mul")
 
 #: What the gradient of a dividend is without rounding: of a tensor divided by a tensor, or by a number.
 _QUOTIENTS = ("aten::_grad_sum_to_size", "aten::div")
@@ -176,7 +179,7 @@ def multiply_at_once(saved: SavedValues) -> None:
     `tsfuser::matmul_backward_self(grad, other, sizes, self, ...)`, and so for `other`."""
 
     def replace(derivative: Node, node: Node, kind: str, *operands: Value | None) -> None:
-        """By an op of these operands; the last one is what the result shall lie in memory as."""
+        """By an op of these operands; the last one is the tensor whose layout the result shall have."""
         gradients = outputs(derivative)  # one, or those of both operands
         batches = not _may_be_seen(gradients[0 if kind == BACKWARD_SELF else -1])
         if len(gradients) < 2 or not all(map(use_count, gradients)):  # it would be kept for that alone
@@ -204,21 +207,30 @@ def multiply_at_once(saved: SavedValues) -> None:
 
 
 def _may_be_seen(gradient: Value) -> bool:
-    """Whether the program may get a gradient whose layout is that of this one: there is no product in
-    between, whose gradients have a layout of their own."""
-    seen, left = set(), [gradient]
-    while left:
-        for use in left.pop().uses():
+    """Whether the program may get a gradient whose layout is that of this one. A product has a layout of its
+    own; the gradient of the bias that is added to one has that of the product's gradient."""
+    seen, pending = set(), [gradient]
+    while pending:
+        for use in pending.pop().uses():
             node = use.user
             while (around := node.owningBlock().owningNode()) is not None:
                 node = around
             if node.kind() == "prim::Return":
                 return True
-            is_product = node.kind() == "prim::GradOf" and node.s("name") in _HEAVY
-            new = [] if is_product else [v for v in outputs(node) if v.unique() not in seen]
-            seen.update(v.unique() for v in new)
-            left += new
+            made = [v for k, v in enumerate(outputs(node)) if not _is_product(node, k)]
+            pending += [v for v in made if v.unique() not in seen]
+            seen.update(v.unique() for v in made)
     return False
+
+
+def _is_product(derivative: Node, result: int) -> bool:
+    """Whether the formula computes that gradient as a product of matrices."""
+    if derivative.kind() != "prim::GradOf" or derivative.s("name") not in _HEAVY:
+        return False
+    node = list(blocks(derivative)[0].outputs())[result].node()
+    while node.kind() in _ON_TOP:
+        node = node.inputsAt(0).node()
+    return node.kind() in _PRODUCTS
 
 
 def cast_in_place(saved: SavedValues) -> None:

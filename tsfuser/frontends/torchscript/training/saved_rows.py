@@ -10,9 +10,9 @@ after:
     forward:  ...;  %p = tsfuser::packed(%h);  %y = aten::linear(%p, %w, %b);  saves %p
 
 In: `SavedValues` of a differentiable graph, and the outputs that are saved for the backward alone and not
-computed there again. Out: its forward, changed in place. The backward asks what is saved for its values, its
-sizes, and whether matrices lie by rows or by columns, which a copy leaves as it is. The pass that packs
-operands drops the copy where nothing would be copied."""
+computed there again. Out: its forward, changed in place. Of a saved tensor the backward needs only its
+values, its sizes, and whether its matrices lie by rows or by columns, which the copy of a batch leaves as it
+is. The pass that packs operands drops the copy where nothing would be copied."""
 
 from __future__ import annotations
 
