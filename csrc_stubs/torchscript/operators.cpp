@@ -182,29 +182,19 @@ void biased_product(Stack& stack) {
       stack, is_row && known && !casts ? at::addmm(bias, left, right) : at::add(bias, at::mm(left, right)));
 }
 
+// The tensor itself, of which the order of dims in memory is wished for: only a group, which stores it
+// anyway, heeds that.
+void laid_out(Stack& stack) { torch::jit::drop(stack, 1); }
+
 // The order of dims that a permute by `dims`, each of which may count from the end, is undone with.
-std::vector<int64_t> inverse_of(const std::vector<int64_t>& dims) {
+void inverse_order(Stack& stack) {
+  const std::vector<int64_t> dims = torch::jit::pop(stack).toIntVector();
   const auto rank = static_cast<int64_t>(dims.size());
   std::vector<int64_t> inverse(dims.size());
   for (int64_t i = 0; i < rank; ++i) {
     inverse.at(dims[i] < 0 ? dims[i] + rank : dims[i]) = i;
   }
-  return inverse;
-}
-
-// The tensor with its dims in that order in memory, outermost first: a copy where they are in another one.
-// That is how the group will store it that computes it, so that what reads it is profiled with that layout.
-void laid_out(Stack& stack) {
-  const std::vector<int64_t> order = torch::jit::pop(stack).toIntVector();
-  const at::Tensor self = torch::jit::pop(stack).toTensor();
-  const bool is_meant = self.defined() && self.dim() == static_cast<int64_t>(order.size());
-  const at::Tensor outer = is_meant ? self.permute(order) : self;
-  const bool copies = is_meant && !outer.is_contiguous();
-  torch::jit::push(stack, copies ? outer.contiguous().permute(inverse_of(order)) : self);
-}
-
-void inverse_order(Stack& stack) {
-  torch::jit::push(stack, inverse_of(torch::jit::pop(stack).toIntVector()));
+  torch::jit::push(stack, std::move(inverse));
 }
 
 // The batch itself. While training, one with a single value a channel is an error, as it is for what the

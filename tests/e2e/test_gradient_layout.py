@@ -131,30 +131,3 @@ def test_another_rank_in_a_later_call(device):
         _, expected = train(program, (x, w), calls=1)
         for got, want in zip(gradients, expected):
             torch.testing.assert_close(got, want)
-
-
-def of_a_product(x: Tensor, w: Tensor, b: Tensor):
-    """The gradient of what is transposed is made by a product: no group stores it."""
-    h = torch.relu(torch.nn.functional.linear(x, w, b)).transpose(0, 1)
-    return torch.relu(torch.nn.functional.linear(h, w, b)) * 2.0
-
-
-def and_elsewhere(x: Tensor, w: Tensor, b: Tensor):
-    """It is the sum of a product and of what a group makes."""
-    h = torch.relu(torch.nn.functional.linear(x, w, b)).transpose(0, 1)
-    return torch.relu(torch.nn.functional.linear(h, w, b)) * 2.0 + torch.tanh(h)
-
-
-@pytest.mark.parametrize("program", [heads, last_exchanged, of_a_product, and_elsewhere])
-def test_what_reads_a_gradient_was_profiled_with_its_layout(device, program):
-    """So that its guard lets it through."""
-    arguments = tensors(device)(program)
-    if program in (of_a_product, and_elsewhere):
-        sizes = [(32, 16, 40), (40, 40), (40,)]
-        arguments = [torch.randn(s, device=device, requires_grad=True) for s in sizes]
-    scripted, _ = wished(program, arguments)
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with tsfuser.fuser(), torch.profiler.profile(activities=activities) as profiled:
-        scripted(*arguments).sum().backward()
-    names = [event.name for event in profiled.events()]
-    assert "run_fused_kernel" in names and "fallback_function" not in names

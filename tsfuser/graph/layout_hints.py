@@ -1,6 +1,6 @@
 """Layout hints: `tsfuser::laid_out(%x, [0, 2, 1, 3])` asks a group to store %x with its dims in that order.
 
-While a graph is profiled the op copies, so that what reads %x is profiled with that layout.
+Outside a group the op returns its operand.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ becomes
     return (%l)
 
 In: the backward of a differentiable graph, and for each of its results the order of dims to be wished for.
-Out: the same graph. What reads the gradient is profiled with the order that a group will give it: the op
-copies then. So there is no hint where no group makes the gradient, as that of a product's operand."""
+Out: the same graph. Only a group heeds the hint; elsewhere the op gives its operand back."""
 
 from __future__ import annotations
 
@@ -20,10 +19,6 @@ from collections.abc import Sequence
 
 from ....graph.layout_hints import LAID_OUT
 from ....graph.wrapper import Graph, Node, Value, graph_outputs, inputs, insert, is_tensor
-from ....ops import table, unsupported
-
-_HEAVY = frozenset(unsupported.heavy_kinds())
-_VIEWS = frozenset(row.name for row in table.all_rows() if row.is_view)
 
 
 def add_layout_hints(backward: Graph, orders: Sequence[Sequence[int]]) -> None:
@@ -33,27 +28,13 @@ def add_layout_hints(backward: Graph, orders: Sequence[Sequence[int]]) -> None:
         if end.kind() != "prim::TupleConstruct" or end.inputsSize() != len(orders):
             continue
         for k, (gradient, order) in enumerate(zip(inputs(end), orders)):
-            if order and is_tensor(gradient) and _is_computed(gradient):
+            if order and is_tensor(gradient):
                 whole = insert(backward, end, "prim::GradOf", [gradient])
                 whole.s_("name", LAID_OUT)
                 block = whole.addBlock()
                 hint = block.addNode(LAID_OUT, [gradient, _numbers(backward, whole, order)])
                 block.registerOutput(hint.output())
                 end.replaceInput(k, whole.output())
-
-
-def _is_computed(gradient: Value) -> bool:
-    """Whether an op of a group makes the gradient, or a view of it."""
-    node = gradient.node()
-    if node.kind() == "prim::AutogradAdd":  # to what the backward gets for a kept value, which is mostly none
-        added = [v for v in inputs(node) if v.node().kind() != "prim::Param"]
-        return bool(added) and all(map(_is_computed, added))
-    if node.kind() != "prim::GradOf":
-        return False
-    name = node.s("name").replace("tsfuser::", "aten::")  # a view's twin stands for it
-    if name == "prim::profile" or name in _VIEWS:
-        return _is_computed(node.inputsAt(0))
-    return name not in _HEAVY
 
 
 def _numbers(graph: Graph, place: Node, numbers: Sequence[int]) -> Value:
