@@ -134,14 +134,21 @@ def test_the_gradient_of_a_matrix_lies_as_in_eager(device, name):
             torch.testing.assert_close(actual, theirs)
 
 
-def test_a_bias_has_the_layout_of_the_gradient_that_it_is_given(device):
-    """So that of the product stays row-major, as in eager."""
+@pytest.mark.parametrize("name, inside", [("addmm", False), ("linear", True)])
+def test_what_is_added_to_a_product_has_the_layout_of_the_gradient(device, name, inside):
+    """So that of `bmm` stays row-major, as in eager, where `addmm` adds a matrix; a bias has one dim."""
 
-    def program(q: Tensor, b: Tensor, x: Tensor, w: Tensor):
-        k = torch.nn.functional.linear(x, w, b).t().unsqueeze(0)
+    def addmm(q: Tensor, b: Tensor, x: Tensor, w: Tensor):
+        k = torch.addmm(b, x, w).t().unsqueeze(0)
         return torch.bmm(q, k) * 0.5 + 1.0
 
-    inputs = leaves(((1, 4, 5), (6, 5), (6, 7), (5, 7)), device, (True,) * 4)
+    def linear(q: Tensor, b: Tensor, x: Tensor, w: Tensor):
+        k = torch.nn.functional.linear(x, w, b[0]).t().unsqueeze(0)
+        return torch.bmm(q, k) * 0.5 + 1.0
+
+    program = {"addmm": addmm, "linear": linear}[name]
+    weight = (7, 5) if name == "addmm" else (5, 7)
+    inputs = leaves(((1, 4, 5), (6, 5), (6, 7), weight), device, (True,) * 4)
     scripted = fresh(program)
     with tsfuser.fuser():
         for _ in range(5):
@@ -149,6 +156,9 @@ def test_a_bias_has_the_layout_of_the_gradient_that_it_is_given(device):
     want = torch.autograd.grad(program(*inputs).square().sum(), inputs)
     for actual, theirs in zip(found, want):
         assert actual.stride() == theirs.stride()
+        torch.testing.assert_close(actual, theirs)
+    nodes = [n for g in all_graphs(scripted) for n in g.findAllNodes("tsfuser::matmul_backward_other", True)]
+    assert any(list(n.inputs())[4].toIValue() for n in nodes) == inside
 
 
 @pytest.mark.parametrize("moving", [(True, True), (True, False), (False, True)], ids=str)

@@ -37,7 +37,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ....graph.matmul_operands import BACKWARD_OTHER, BACKWARD_SELF
+from ....graph.matmul_operands import BACKWARD_OTHER, BACKWARD_SELF, LINEAR
 from ....graph.rows import row_of
 from ....graph.wrapper import (
     CONSTANT,
@@ -208,7 +208,7 @@ def multiply_at_once(saved: SavedValues) -> None:
 
 def _may_be_seen(gradient: Value) -> bool:
     """Whether the program may get a gradient whose layout is that of this one. A product has a layout of its
-    own; the gradient of the bias that is added to one has that of the product's gradient."""
+    own; the gradient of what `addmm` adds to one has that of the product's gradient."""
     seen, pending = set(), [gradient]
     while pending:
         for use in pending.pop().uses():
@@ -224,9 +224,11 @@ def _may_be_seen(gradient: Value) -> bool:
 
 
 def _is_product(derivative: Node, result: int) -> bool:
-    """Whether the formula computes that gradient as a product of matrices."""
+    """Whether the formula computes that gradient as a product of matrices, or sums up that of a bias."""
     if derivative.kind() != "prim::GradOf" or derivative.s("name") not in _HEAVY:
         return False
+    if derivative.s("name") == LINEAR:  # whose bias has one dim
+        return True
     node = list(blocks(derivative)[0].outputs())[result].node()
     while node.kind() in _ON_TOP:
         node = node.inputsAt(0).node()
