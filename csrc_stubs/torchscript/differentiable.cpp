@@ -122,6 +122,17 @@ std::vector<int64_t> narrow_inputs(const Node* node) {
   return narrow;
 }
 
+// The inputs that were profiled in 16 bits.
+std::vector<int64_t> half_inputs(const Node* node) {
+  std::vector<int64_t> half;
+  for (size_t i = 0; i < node->inputs().size(); ++i) {
+    if (is_profiled_as(node->input(i), {at::kHalf, at::kBFloat16}, 0)) {
+      half.push_back(static_cast<int64_t>(i));
+    }
+  }
+  return half;
+}
+
 // The inputs that were profiled with at most an eighth of the elements of another input or a result.
 std::vector<int64_t> small_inputs(const Node* node) {
   const auto elements = [](const torch::jit::Value* value) {
@@ -156,7 +167,7 @@ void keep_less(Node* node) {
         pass(plain, reverse, node->i(c10::attr::f_real_outputs), node->is(c10::attr::df_input_vjps),
              node->is(c10::attr::df_input_captured_inputs), node->is(c10::attr::df_input_captured_outputs),
              orders_of_gradients(node), idle_results(*node), written_results(*node), narrow_inputs(node),
-             own_inputs(*node), small_inputs(node), node->is(c10::attr::df_output_vjps));
+             own_inputs(*node), small_inputs(node), node->is(c10::attr::df_output_vjps), half_inputs(node));
     if (!result.is_none()) {
       const auto [forward, backward, gradients, outputs] = result.cast<SavedValues>();
       node->g_(c10::attr::Subgraph, forward);

@@ -29,6 +29,13 @@ def centred(x: Tensor, w: Tensor):
     return d / torch.sqrt((d * d).mean(-1, keepdim=True) + 1e-5) * w
 
 
+def cast_norm(x: Tensor, w: Tensor):
+    """As transformers' Llama has it; the casts change nothing."""
+    h = (x + 1.0).to(torch.float32)
+    h = h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-6)
+    return w * h.to(torch.float32)
+
+
 def shared(x: Tensor, w: Tensor):
     """The result that could be dropped is one of the function's."""
     y = torch.exp(x * w)
@@ -41,7 +48,7 @@ def mixed(x: Tensor, w: Tensor):
     return (h * w.to(torch.bfloat16)).float() * torch.exp(h.float() * 0.25)
 
 
-PROGRAMS = [rms_norm, gated, centred, mixed]
+PROGRAMS = [rms_norm, gated, centred, mixed, cast_norm]
 
 
 def operands(device, sizes=(7, 65)):
@@ -95,6 +102,11 @@ def test_the_backward_reads_a_value_once(device, program):
 
 def test_a_product_of_what_is_kept_is_not_stored(device):
     assert forward_tensors(fresh(rms_norm), *operands(device)) == 1
+
+
+def test_what_is_asked_for_its_device_is_not_stored(device):
+    """As autodiff's formula for `to` asks the operand: stored are x + 1 and the result."""
+    assert forward_tensors(fresh(cast_norm), *operands(device)) == 2
 
 
 def test_a_result_of_the_program_is_kept_once(device):
@@ -304,8 +316,8 @@ def kept_under_autocast(device):
 
     rewritten, whole = [], differentiable.recompute.compute_again
 
-    def watched(kept, own):
-        dropped = whole(kept, own)
+    def watched(kept, *rest):
+        dropped = whole(kept, *rest)
         rewritten.append([v.node().kind() for j, v, _ in kept.of_outputs() if j not in dropped])
         return dropped
 

@@ -27,6 +27,7 @@ that. Order of `STEPS`, and why:
   cast_gradients
   read_dtypes_elsewhere behind these: a cast asks for the device of its operand, and then only for its dtype
   save_stand_ins        behind it: there are others that stand for a dtype, then
+  leave_numbers         behind all that changes what the backward reads of what is kept
   copy_operands         behind all that changes who reads what is kept
   ask_norms             before `compute_again`: then a relu's result is only asked for its dtype
   compute_again         behind all that changes what the backward reads of what is kept
@@ -65,8 +66,9 @@ class Work:
     program. `written`: results that the program may write to. `narrow`: for each result of the backward the
     number of the input that it is for, where that has 16 bits, else -1; empty where gradients have those
     bits anyway. Of the inputs of the forward, `own` are those that the program has made and leaves as they
-    are, `small` those that are small beside others, `moving` those that get gradients. `again`: the kept
-    outputs that the backward computes. `numbers`: `gradients` and `outputs` of what is kept in the end."""
+    are, `small` those that are small beside others, `moving` those that get gradients, `half` those that have
+    16 bits. `again`: the kept outputs that the backward computes. `numbers`: `gradients` and `outputs` of
+    what is kept in the end."""
 
     saved: SavedValues
     orders: Sequence[Sequence[int]]
@@ -75,6 +77,7 @@ class Work:
     own: Sequence[int] = ()
     small: Sequence[int] = ()
     moving: Sequence[int] = ()
+    half: Sequence[int] = ()
     again: set[int] = field(default_factory=set)
     numbers: tuple[list[int], list[int]] | None = None
 
@@ -101,14 +104,15 @@ def rewrite(
     own: Sequence[int] = (),
     small: Sequence[int] = (),
     moving: Sequence[int] = (),
+    half: Sequence[int] = (),
 ) -> tuple[Graph, Graph, list[int], list[int]] | None:
     """`forward` and `backward`, and `gradients` and `outputs` of what is kept now (`SavedValues`); `orders`,
-    `written` to `moving` as in `Work`, `idle`: results that no gradient comes for."""
+    `written` to `half` as in `Work`, `idle`: results that no gradient comes for."""
     saved = SavedValues(forward, backward, real, gradients, saved_inputs, saved_outputs)
     if not nodes_in(backward) or not saved.is_whole():
         return None
     idle = {*idle, *still_outputs(forward)}
-    work = Work(saved.without_gradients(idle), orders, written, narrow, own, small, moving)
+    work = Work(saved.without_gradients(idle), orders, written, narrow, own, small, moving, half)
     run(work, STEPS)
     return forward, backward, *work.numbers
 
@@ -131,6 +135,10 @@ def _save_stand_ins(work: Work) -> None:
     work.saved = save_stand_ins(work.saved)
 
 
+def _leave_numbers(work: Work) -> None:
+    work.saved = work.saved.without_unread_numbers()
+
+
 def _ask_norms(work: Work) -> None:
     if not options.disabled("recompute"):
         work.saved = relu_mask.ask_operands(work.saved)
@@ -142,7 +150,7 @@ def _cast_results(work: Work) -> None:
 
 def _compute_again(work: Work) -> None:
     if not options.disabled("recompute"):
-        work.again = recompute.compute_again(work.saved, work.own)
+        work.again = recompute.compute_again(work.saved, work.written, work.own, work.half)
 
 
 def _compute_norms(work: Work) -> None:
@@ -154,7 +162,7 @@ def _compute_norms(work: Work) -> None:
 def _compute_rows(work: Work) -> None:
     if not options.disabled("recompute"):
         work.saved, again = row_results.compute_again(
-            work.saved, work.own, work.small, work.moving, work.again
+            work.saved, work.written, work.own, work.small, work.moving, work.again
         )
         work.again |= again
 
@@ -202,6 +210,7 @@ STEPS = (
     _on_saved(cast_gradients),
     _on_saved(formulas.read_dtypes_elsewhere),
     Pass("save_stand_ins", _save_stand_ins),
+    Pass("leave_numbers", _leave_numbers),
     _on_saved(norm_operands.copy_operands),
     Pass("ask_norms", _ask_norms),
     Pass("compute_again", _compute_again),

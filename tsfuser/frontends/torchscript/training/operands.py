@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from ....graph.effects import may_return_operand
 from ....graph.wrapper import (
     Block,
     Node,
@@ -30,11 +29,9 @@ from ....graph.wrapper import (
     blocks,
     constant_of,
     graph_inputs,
-    graph_outputs,
     insert,
     is_constant,
     nodes_of,
-    outputs,
 )
 from .formulas import give
 from .saved import SavedValues
@@ -62,7 +59,7 @@ def _derive(saved: SavedValues, node: Node, written: Collection[int]) -> SavedVa
         return saved
     operand = value.node().inputsAt(0)
     argument = _argument_of(saved, operand)
-    by_operand = _is_written(value, saved, written)
+    by_operand = value.debugName() in saved.exposed(written)
     if softplus and not by_operand:
         threshold = compare.inputsAt(1)
         large = is_constant(threshold) and constant_of(threshold) >= LARGE
@@ -91,16 +88,6 @@ def _derive_softplus(
         scaled = insert(saved.backward, end, kind, [scaled]).output()
     slope = insert(saved.backward, end, "aten::mul", [gradient, scaled]).output()
     give(saved, block, "aten::where", [compare.output(), gradient, slope])
-
-
-def _is_written(value: Value, saved: SavedValues, written: Collection[int]) -> bool:
-    """Whether the program may write to memory of the value, of the forward."""
-    results = graph_outputs(saved.forward)
-    return any(results[j].unique() == value.unique() for j in written) or any(
-        may_return_operand(use.user) and any(_is_written(v, saved, written) for v in outputs(use.user))
-        for use in value.uses()
-        if use.user.kind() != "prim::Return"
-    )
 
 
 def _argument_of(saved: SavedValues, value: Value) -> Value | None:

@@ -12,15 +12,15 @@ becomes
     forward  %n = aten::mul(%x, %r);  ... return (%y, %x, %r, %w)
     backward(%grad, %x, %r, %w):  %m = aten::mul(%x, %r) ... aten::mul(%grad, %m)
 
-What is computed again may take several ops, and the forward keeps the narrow operand of a cast to float32
-rather than the cast, where nothing that is fused has made that operand, so that it is in memory as it is:
-`silu(linear(x))` under autocast, of which autodiff keeps float32 copies.
+What is computed again may take several ops. Of a cast to float32 the forward keeps the operand of 16 bits
+rather than the result: `silu(linear(x))` under autocast, of which autodiff keeps float32 copies. Often that
+operand is in memory anyway, as a product of matrices is, or a view of it.
 
 A kept value also has a gradient of its own, which double backward makes; for one that is dropped there is
 none (`prim::AutogradZero`): what would have come through it comes through those that it is computed of.
-Inputs of the forward that are not kept stay so: the program may write to them before the backward. An
-exception is what the program itself has made and does not change, such as the result of a convolution: if the
-forward would keep a float32 copy of it, it keeps the tensor of 16 bits instead. Masks and all else that jumps
+Inputs of the forward that are not kept stay so, and so does what the program may reach: it may write there
+before the backward. An exception is what the program itself has made and does not change, such as the result
+of a convolution. Masks and all else that jumps
 are kept: a group computes with more digits than it stores, so that the backward could take another branch
 than the forward did.
 """
@@ -45,22 +45,29 @@ from ....graph.wrapper import (
     schema,
     use_count,
 )
+from ....grouping.chunks import CHUNK
 from ....ir.dtypes import DTYPES
 from ....ops import table
 from .saved import SavedValues, is_of_an_input, source
 
 STEPS = 8  # ops at most that a value is computed again by
-_WIDEN = "aten::_autocast_to_full_precision"
+_WIDEN, _NARROW = "aten::_autocast_to_full_precision", "aten::_autocast_to_reduced_precision"
 LEAVES = 3  # tensors at most that these read
 # dtypes of numbers with fractions
 _FRACTIONAL = frozenset(table.scalar_type_code(DTYPES[name]) for name in (*table.FLOATING, *table.COMPLEX))
 
 
-def compute_again(saved: SavedValues, own: Collection[int] = ()) -> set[int]:
-    """Has the backward compute what it can; the outputs of the forward that it needs no more. `own`: inputs
-    of the forward that are in the backward what they were."""
+def compute_again(
+    saved: SavedValues,
+    written: Collection[int] = (),
+    own: Collection[int] = (),
+    half: Collection[int] = (),
+) -> set[int]:
+    """Has the backward compute what it can; the outputs of the forward that it needs no more. The program may
+    write to the results `written`. Of the inputs of the forward, `own` are in the backward what they were,
+    `half` have 16 bits."""
     given = graph_inputs(saved.forward)
-    stays_same = {given[i].debugName() for i in own}
+    stays_same, narrow_inputs = ({given[i].debugName() for i in numbers} for numbers in (own, half))
     known = {value.debugName(): argument for value, argument in saved.of_inputs()}
     places_of: dict[str, list[tuple[int, Value]]] = {}
     for j, value, argument in saved.of_outputs():
@@ -74,32 +81,42 @@ def compute_again(saved: SavedValues, own: Collection[int] = ()) -> set[int]:
         if use_count(argument)
     )
     returned = {v.debugName() for v in graph_outputs(saved.forward)[: saved.real]}
+    exposed = saved.exposed(written)
     first = nodes_in(saved.backward)[0]
     dropped: set[int] = set()
-    for node in nodes_in(saved.forward):
-        for value in outputs(node):
-            places = places_of.get(value.debugName(), [])
-            if not places:
-                continue
-            # what has a gradient has fractions
-            fractional = not _has_dtype_of_another(node) or all(j in saved.gradients for j, _ in places)
-            in_memory = value.debugName() in returned or not is_read_by_groups(value)
-            stays = (
-                in_memory or not fractional or not all(is_read_by_groups(argument) for _, argument in places)
-            )
-            narrow = None if stays else _narrow_operand(node, returned, stays_same)
-            if narrow is not None and narrow.debugName() not in known and narrow.debugName() not in places_of:
-                known[narrow.debugName()] = places[0][1]
-                again = known[value.debugName()] = _keep_instead(saved, node, *places.pop(0), first)
-            elif stays or not _is_computable(node, known, [STEPS], set()):
-                if use_count(places[0][1]) or not is_of_an_input(value):
-                    known[value.debugName()] = places[0][1]
-                continue
-            else:
-                again = computed(node, saved.backward, first, known)
-            for j, argument in places:
-                argument.replaceAllUsesWith(again)
-                dropped.add(j)
+
+    def kept() -> list[tuple[Node, Value, list[tuple[int, Value]]]]:
+        """(node, its result that is kept, where)."""
+        made = [(node, value) for node in nodes_in(saved.forward) for value in outputs(node)]
+        return [(n, v, places_of[v.debugName()]) for n, v in made if v.debugName() in places_of]
+
+    def stays(node: Node, value: Value, places: list[tuple[int, Value]]) -> bool:
+        # what has a gradient has fractions
+        fractional = not _has_dtype_of_another(node) or all(j in saved.gradients for j, _ in places)
+        in_memory = value.debugName() in returned or not is_read_by_groups(value)
+        return in_memory or not fractional or not all(is_read_by_groups(argument) for _, argument in places)
+
+    def replace(places: list[tuple[int, Value]], again: Value) -> None:
+        for j, argument in places:
+            argument.replaceAllUsesWith(again)
+            dropped.add(j)
+
+    # first, since others may be computed of these, also such as the forward computes before the cast
+    for node, value, places in kept():
+        narrow = _narrow_operand(node, exposed, stays_same, narrow_inputs)
+        if narrow is None or {narrow.debugName()} & {*known, *places_of} or stays(node, value, places):
+            continue
+        if not has_own_memory(narrow, exposed, stays_same) and _is_computable(node, known, [STEPS], set()):
+            continue
+        known[narrow.debugName()] = places[0][1]
+        again = known[value.debugName()] = _keep_instead(saved, node, *places[0], first)
+        replace(places[1:], again)
+        del places_of[value.debugName()]
+    for node, value, places in kept():
+        if not stays(node, value, places) and _is_computable(node, known, [STEPS], set()):
+            replace(places, computed(node, saved.backward, first, known))
+        elif use_count(places[0][1]) or not is_of_an_input(value):
+            known[value.debugName()] = places[0][1]
     return dropped
 
 
@@ -118,28 +135,38 @@ def _is_computable(node: Node, known: dict[str, Value], steps: list[int], leaves
     return len(leaves) <= LEAVES
 
 
-def _narrow_operand(node: Node, returned: set[str], own: set[str]) -> Value | None:
-    """What the node casts to float32 for autocast, where that may be kept instead."""
+def _narrow_operand(node: Node, exposed: set[str], own: set[str], half: set[str]) -> Value | None:
+    """What the node casts to float32 for autocast, where that may be kept instead: it is in memory anyway, or
+    has half the size."""
     if node.kind() != _WIDEN:
         return None
     operand = node.inputsAt(0)
-    return operand if has_own_memory(operand, returned, own) else None
+    is_smaller = _has_16_bits(operand, half) and operand.debugName() not in exposed
+    return operand if is_smaller or has_own_memory(operand, exposed, own) else None
 
 
-def has_own_memory(value: Value, returned: set[str], own: set[str]) -> bool:
-    """Whether the value is in memory as it is, which nothing writes to: what an op that is not fused has
-    made, and nobody else has, or one of the inputs `own`. Autocast's casts to float32 are of 16 bits."""
+def _has_16_bits(value: Value, half: set[str]) -> bool:
+    """Whether the value is expected to have 16 bits: it is one of `half`, or autocast's, or computed of such
+    alone."""
+    node, found = value.node(), row_of(value.node())
+    if value.debugName() in half or node.kind() == _NARROW:
+        return True
+    if found is not None:
+        keeps = found[0].is_view or found[0].keeps_dtype
+    else:  # such as products and convolutions
+        keeps = node.kind().startswith("aten::") or node.kind() == CHUNK
+    operands = [v for v in inputs(node) if is_tensor(v)]
+    return keeps and bool(operands) and all(_has_16_bits(v, half) for v in operands)
+
+
+def has_own_memory(value: Value, exposed: set[str], own: set[str]) -> bool:
+    """Whether the value is in memory as it is, and nothing writes to it: one of the inputs `own`, or what an
+    op has made that is not fused."""
     if source(value).debugName() in own:
         return True
     maker = value.node()
-    if (
-        not maker.kind().startswith("aten::")
-        or row_of(maker) is not None
-        or may_return_operand(maker)
-        or value.debugName() in returned
-    ):
-        return False
-    return not any(may_return_operand(use.user) and use.user.kind() != _WIDEN for use in value.uses())
+    is_fused = not maker.kind().startswith("aten::") or row_of(maker) is not None
+    return not is_fused and not may_return_operand(maker) and value.debugName() not in exposed
 
 
 def _keep_instead(saved: SavedValues, cast: Node, j: int, argument: Value, first: Node) -> Value:

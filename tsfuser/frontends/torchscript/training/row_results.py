@@ -80,11 +80,12 @@ def _add(found: dict[str, tuple[Value, Value | None]], value: Value, gradient: V
 
 @dataclass
 class _Search:
-    """`known`: names of the forward's values that the backward has. `returned`: of those that the program
-    gets. `own`: of inputs that nobody writes to, `small`: that are small, `still`: that have no gradient."""
+    """`known`: names of the forward's values that the backward has. `exposed`: of those that the program may
+    write to. `own`: of inputs that nobody writes to, `small`: that are small, `still`: that have no
+    gradient."""
 
     known: dict[str, Value]
-    returned: set[str]
+    exposed: set[str]
     own: set[str]
     small: set[str]
     still: set[str]
@@ -100,7 +101,7 @@ class _Search:
         if self._is_small(value):
             _add(found.small, value, gradient)
             return True
-        if has_own_memory(value, self.returned, self.own):
+        if has_own_memory(value, self.exposed, self.own):
             _add(found.instead, value, gradient)
             return len(found.instead) == 1
         found.steps -= 1
@@ -169,14 +170,15 @@ def _reader(gradient: Value, kind: str) -> Node | None:
 
 def compute_again(
     saved: SavedValues,
+    written: Collection[int],
     own: Collection[int],
     small: Collection[int],
     moving: Collection[int],
     dropped: Collection[int],
 ) -> tuple[SavedValues, set[int]]:
     """`saved` with other graphs, and the outputs of the forward that the backward needs no more, besides
-    those that are `dropped`. Of the inputs of the forward, `own` are in the backward what they were, `small`
-    are small beside others, and `moving` get gradients."""
+    those that are `dropped`. The program may write to the results `written`. Of the inputs of the forward,
+    `own` are in the backward what they were, `small` are small beside others, and `moving` get gradients."""
 
     def names(numbers: Iterable[int]) -> set[str]:
         return {given[i].debugName() for i in numbers}
@@ -190,7 +192,7 @@ def compute_again(
     )
     returned = {v.debugName() for v in graph_outputs(saved.forward)[: saved.real]}
     still = set(range(len(given))).difference(moving)
-    search = _Search(known, returned, names(own), names(small), names(still))
+    search = _Search(known, saved.exposed(written), names(own), names(small), names(still))
     first = nodes_in(saved.backward)[0]  # what is computed for one softmax may be an operand of the next
     again: set[int] = set()
     for j, value, argument in list(saved.of_outputs()):

@@ -9,7 +9,7 @@ which value is which, and drops what the backward needs no more. Example, of a f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ....graph.effects import may_return_operand, remove_dead_code
@@ -23,8 +23,11 @@ from ....graph.wrapper import (
     graph_outputs,
     inputs,
     insert,
+    is_tensor,
     nodes_in,
+    operands,
     outputs,
+    schema,
     use_count,
 )
 
@@ -55,6 +58,18 @@ class SavedValues:
         results = graph_outputs(self.forward)
         arguments = graph_inputs(self.backward)[len(self.gradients) + len(self.inputs) :]
         return ((j, results[j], argument) for j, argument in zip(self.outputs, arguments))
+
+    def exposed(self, written: Collection[int]) -> set[str]:
+        """Names of the forward's values whose memory the program may write to before the backward: inputs,
+        the results `written`, and what may share memory with these."""
+        results, nodes = graph_outputs(self.forward), nodes_in(self.forward)
+        names = _names(graph_inputs(self.forward)) | _names(results[j] for j in written)
+        sharing = [(_names(operands(n)), _names(outputs(n))) for n in nodes if _may_share(n)]
+        for given, made in reversed(sharing):  # from a view to its base, then from there to its other views
+            names |= given if made & names else set()
+        for given, made in sharing:
+            names |= made if given & names else set()
+        return names
 
     def join(self) -> None:
         """Has the backward read a value that is kept several times, as both operands of `x * x` are, in one
@@ -172,6 +187,14 @@ class SavedValues:
             self.backward.eraseInput(place + k)
         return replace(self, outputs=[j for k, j in enumerate(self.outputs) if k not in unread])
 
+    def without_unread_numbers(self) -> SavedValues:
+        """The same, where of what the backward does not read only tensors are kept. Autodiff asks many a
+        tensor for its device, which nobody reads in the end; a group would store it to be asked."""
+        unread = {j for j, value, _ in self.of_outputs() if not is_tensor(value)} & self.unused()
+        gradients, kept = self.drop(unread)
+        remove_dead_code(self.forward)
+        return replace(self, gradients=gradients, outputs=kept)
+
     def keeping(self, value: Value, place: Value | None = None) -> tuple[SavedValues, Value]:
         """The same, where the forward also keeps `value`, and what stands for it in the backward. `place`:
         its gradient in the backward, to which that of what is kept is added; None if it has none."""
@@ -219,6 +242,17 @@ class SavedValues:
             j: j - sum(d < j for d in dropped) for j in (*self.gradients, *self.outputs) if j not in dropped
         }
         return [left[j] for j in self.gradients if j in left], [left[j] for j in self.outputs if j in left]
+
+
+def _names(values: Iterable[Value]) -> set[str]:
+    """Names of those that are tensors, or may have some in them."""
+    return {v.debugName() for v in values if "Tensor" in v.type().annotation_str}
+
+
+def _may_share(node: Node) -> bool:
+    """Whether a result of the node may share memory with an operand. A node without a schema, such as one
+    that takes tensors from a list, may."""
+    return schema(node) is None or may_return_operand(node)
 
 
 def gradient_outside(derivative: Node, result: int) -> Value | None:
