@@ -42,7 +42,7 @@ from .cluster import Item, absorb, arrange, clusters
 from .outline import outline, reorder
 from .support import Refusals, Verdict, examine
 from .unfused_reasons import NOT_RUN, left_over
-from .views import METADATA, reshape_refusal, sizes_follow, views_of
+from .views import DTYPE, METADATA, reshape_refusal, sizes_follow, views_of
 
 
 class Group(NamedTuple):
@@ -111,6 +111,7 @@ class _Block:
         self.verdicts = [self._examine(i, node, refusals) for i, node in enumerate(self.nodes)]
         self.order = effects.order(self.nodes)
         self.views = {**self._fusible_views(refusals), **self._widening_casts()}
+        self.views.update(self._inner_dtypes())
 
     def outline(self, graph: Graph, lone_reductions: bool) -> list[Group]:
         if not any(verdict.reason is None for verdict in self.verdicts):
@@ -209,6 +210,24 @@ class _Block:
                     found[i] = reader
         return found
 
+    def _inner_dtypes(self) -> dict[int, int]:
+        """Position -> position of the only reader, of the nodes that ask what a fusible node gives for its
+        dtype, for another one (`h.to(x.dtype)`): outside of groups they would part the two. The verdicts of
+        these change."""
+        makers = (self.maker.get(read[0]) if read else None for read in self.read)
+        asking = [
+            i
+            for i, (node, maker) in enumerate(zip(self.nodes, makers))
+            if node.kind() == DTYPE and maker is not None and self._is_fusible(maker)
+        ]
+        found = {}
+        for i, readers in self._readers(asking).items():
+            reader = min(readers)
+            if len(readers) == 1 and reader >= 0 and self._is_fusible(reader):
+                self.verdicts[i] = self.verdicts[reader]
+                found[i] = reader
+        return found
+
     def _is_fusible(self, i: int) -> bool:
         return self.verdicts[i].reason is None and not self.verdicts[i].loose
 
@@ -277,10 +296,10 @@ class _Block:
         return bool(nodes_of(self.block, (LIST,)))
 
     def _metadata_uses(self) -> dict[int, int]:
-        """Value -> how many nodes of the block ask for its sizes or dtype only."""
+        """Value -> how many nodes of the block ask for its sizes or dtype only, outside of groups."""
         counts: dict[int, int] = {}
-        for node, read in zip(self.nodes, self.operands):
-            if node.kind() in METADATA:
+        for i, (node, read) in enumerate(zip(self.nodes, self.operands)):
+            if node.kind() in METADATA and i not in self.views:
                 counts[read[0].unique()] = counts.get(read[0].unique(), 0) + 1
         return counts
 

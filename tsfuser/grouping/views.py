@@ -32,7 +32,8 @@ from .support import examine
 #: Readers for each of which a view is split; with more it stays outside.
 MAX_READERS = 8
 #: Kinds that ask a tensor for its sizes or dtype only.
-METADATA = frozenset(("aten::size", "prim::dtype", "aten::dim"))
+DTYPE = "prim::dtype"
+METADATA = frozenset(("aten::size", DTYPE, "aten::dim"))
 
 
 def views_of(nodes: list[Node]) -> set[int]:
@@ -115,10 +116,14 @@ class Split:
 
 
 def split_views(graph: Graph) -> Split:
-    """Gives each fusible reader of a view a copy of its own, where nothing is written."""
+    """Gives each fusible reader of a view a copy of its own, where nothing is written, and one that casts to
+    the dtype of what is fused the question for it."""
     split, knowledge, effects, follow = Split(), Knowledge(), None, {}
     for block in all_blocks(graph):
         nodes = nodes_in(block)
+        for node in nodes:
+            if node.kind() == DTYPE and examine(node.inputsAt(0).node(), knowledge).reason is None:
+                _split(graph, block, node, knowledge, follow, split)
         for i in sorted(views_of(nodes), reverse=True):
             effects = effects or Effects(graph)
             if not any(effects.is_written(v) for v in operands(nodes[i]) + outputs(nodes[i]) if is_tensor(v)):

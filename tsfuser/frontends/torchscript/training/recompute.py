@@ -48,13 +48,16 @@ from ....graph.wrapper import (
 from ....grouping.chunks import CHUNK
 from ....ir.dtypes import DTYPES
 from ....ops import table
-from .saved import SavedValues, is_of_an_input, source
+from .saved import SavedValues, source
 
 STEPS = 8  # ops at most that a value is computed again by
 _WIDEN, _NARROW = "aten::_autocast_to_full_precision", "aten::_autocast_to_reduced_precision"
+Places = list[tuple[int, Value]]  # (number of the output, what stands for it in the backward)
 LEAVES = 3  # tensors at most that these read
 # dtypes of numbers with fractions
 _FRACTIONAL = frozenset(table.scalar_type_code(DTYPES[name]) for name in (*table.FLOATING, *table.COMPLEX))
+_FLOAT32 = (table.scalar_type_code(DTYPES["float32"]),)
+_HALF = tuple(table.scalar_type_code(DTYPES[name]) for name in ("float16", "bfloat16"))
 
 
 def compute_again(
@@ -69,7 +72,7 @@ def compute_again(
     given = graph_inputs(saved.forward)
     stays_same, narrow_inputs = ({given[i].debugName() for i in numbers} for numbers in (own, half))
     known = {value.debugName(): argument for value, argument in saved.of_inputs()}
-    places_of: dict[str, list[tuple[int, Value]]] = {}
+    places_of: dict[str, Places] = {}
     for j, value, argument in saved.of_outputs():
         places_of.setdefault(value.debugName(), []).append((j, argument))
     # Autodiff keeps some inputs that no formula reads, as that of `to`. To read one here would forbid the
@@ -85,71 +88,114 @@ def compute_again(
     first = nodes_in(saved.backward)[0]
     dropped: set[int] = set()
 
-    def kept() -> list[tuple[Node, Value, list[tuple[int, Value]]]]:
-        """(node, its result that is kept, where)."""
-        made = [(node, value) for node in nodes_in(saved.forward) for value in outputs(node)]
-        return [(n, v, places_of[v.debugName()]) for n, v in made if v.debugName() in places_of]
-
-    def stays(node: Node, value: Value, places: list[tuple[int, Value]]) -> bool:
+    def stays(node: Node, value: Value, places: Places) -> bool:
         # what has a gradient has fractions
-        fractional = not _has_dtype_of_another(node) or all(j in saved.gradients for j, _ in places)
+        fractional = not _has_dtype_of_another(node) or _has_gradient(saved, places)
         in_memory = value.debugName() in returned or not is_read_by_groups(value)
         return in_memory or not fractional or not all(is_read_by_groups(argument) for _, argument in places)
 
-    def replace(places: list[tuple[int, Value]], again: Value) -> None:
+    def keep(value: Value, places: Places) -> None:
+        if use_count(places[0][1]) or value.debugName() not in exposed:
+            known[value.debugName()] = places[0][1]
+
+    def narrow_operand(node: Node) -> Value | None:
+        found = _narrow_operand(node, exposed, stays_same, narrow_inputs)
+        is_kept = found is not None and (found.debugName() in known or found.debugName() in places_of)
+        return None if is_kept else found
+
+    def keep_narrow(operand: Value, node: Node, value: Value, places: Places) -> None:
+        known[operand.debugName()] = places[0][1]
+        known[value.debugName()] = _keep_instead(saved, node, *places[0], first)
+        replace(places[1:], known[value.debugName()])
+        del places_of[value.debugName()]
+
+    def replace(places: Places, again: Value) -> None:
         for j, argument in places:
             argument.replaceAllUsesWith(again)
             dropped.add(j)
 
-    # first, since others may be computed of these, also such as the forward computes before the cast
-    for node, value, places in kept():
-        narrow = _narrow_operand(node, exposed, stays_same, narrow_inputs)
-        if narrow is None or {narrow.debugName()} & {*known, *places_of} or stays(node, value, places):
+    def is_computable(node: Node, places: Places, given: Collection[str]) -> bool:
+        return _is_computable(node, given, _has_gradient(saved, places), [STEPS], set())
+
+    made = [(node, value) for node in nodes_in(saved.forward) for value in outputs(node)]
+    may_go = []
+    for node, value in made:
+        places = places_of.get(value.debugName(), [])
+        if not places:
             continue
-        if not has_own_memory(narrow, exposed, stays_same) and _is_computable(node, known, [STEPS], set()):
+        if stays(node, value, places) or has_own_memory(value, exposed, stays_same):
+            keep(value, places)
+        else:
+            may_go.append((node, value, places))
+    # Others may be computed of the operand of a cast, also such as the forward computes before the cast.
+    others = {*known, *places_of}
+    for node, value, places in may_go:
+        operand = narrow_operand(node)
+        if operand is not None and (
+            has_own_memory(operand, exposed, stays_same) or not is_computable(node, places, others)
+        ):
+            keep_narrow(operand, node, value, places)
+    for node, value, places in may_go:
+        if value.debugName() not in places_of:
             continue
-        known[narrow.debugName()] = places[0][1]
-        again = known[value.debugName()] = _keep_instead(saved, node, *places[0], first)
-        replace(places[1:], again)
-        del places_of[value.debugName()]
-    for node, value, places in kept():
-        if not stays(node, value, places) and _is_computable(node, known, [STEPS], set()):
+        if is_computable(node, places, known):
             replace(places, computed(node, saved.backward, first, known))
-        elif use_count(places[0][1]) or not is_of_an_input(value):
-            known[value.debugName()] = places[0][1]
+        elif (operand := narrow_operand(node)) is not None:
+            keep_narrow(operand, node, value, places)
+        else:
+            keep(value, places)
     return dropped
 
 
-def _is_computable(node: Node, known: dict[str, Value], steps: list[int], leaves: set[str]) -> bool:
-    """Whether a few elementwise ops compute the node's result of what is known, which is little to read."""
+def _has_gradient(saved: SavedValues, places: Places) -> bool:
+    """Whether what is kept there has one."""
+    return all(j in saved.gradients for j, _ in places)
+
+
+def _is_computable(
+    node: Node, known: Collection[str], moving: bool, steps: list[int], leaves: set[str]
+) -> bool:
+    """Whether a few elementwise ops compute the node's result of what is known, which is little to read.
+    `moving`: whether the result has a gradient."""
     steps[0] -= 1
     if steps[0] < 0 or not is_elementwise(node):
         return False
+    alone = sum(map(is_tensor, inputs(node))) == 1  # then the operand has a gradient where the result has one
     for v in inputs(node):
         if v.debugName() in known:
             leaves.update([v.debugName()] if is_tensor(v) else [])
-        elif v.node().kind() != CONSTANT and (
-            _has_dtype_of_another(v.node()) or not _is_computable(v.node(), known, steps, leaves)
-        ):
-            return False
+        elif v.node().kind() != CONSTANT:
+            if _has_dtype_of_another(v.node()) and not (moving and alone):
+                return False
+            if not _is_computable(v.node(), known, moving and alone, steps, leaves):
+                return False
     return len(leaves) <= LEAVES
 
 
 def _narrow_operand(node: Node, exposed: set[str], own: set[str], half: set[str]) -> Value | None:
-    """What the node casts to float32 for autocast, where that may be kept instead: it is in memory anyway, or
-    has half the size."""
-    if node.kind() != _WIDEN:
+    """What the node casts to float32, where that may be kept instead: it is in memory anyway, or has half the
+    size."""
+    if not _casts_to(node, _WIDEN, _FLOAT32):
         return None
     operand = node.inputsAt(0)
     is_smaller = _has_16_bits(operand, half) and operand.debugName() not in exposed
     return operand if is_smaller or has_own_memory(operand, exposed, own) else None
 
 
+def _casts_to(node: Node, autocasts: str, dtypes: tuple[int, ...]) -> bool:
+    """Whether the node casts to one of `dtypes`, as autocast does, or as a trace has it of autocast."""
+    if node.kind() != "aten::to":
+        return node.kind() == autocasts
+    found = schema(node)
+    dtype = node.inputsAt(found.arguments.index("dtype")) if "dtype" in found.arguments else None
+    return dtype is not None and dtype.node().kind() == CONSTANT and dtype.toIValue() in dtypes
+
+
 def _has_16_bits(value: Value, half: set[str]) -> bool:
-    """Whether the value is expected to have 16 bits: it is one of `half`, or autocast's, or computed of such
+    """Whether the value is expected to have 16 bits: it is one of `half`, or cast so, or computed of such
     alone."""
     node, found = value.node(), row_of(value.node())
-    if value.debugName() in half or node.kind() == _NARROW:
+    if value.debugName() in half or _casts_to(node, _NARROW, _HALF):
         return True
     if found is not None:
         keeps = found[0].is_view or found[0].keeps_dtype
