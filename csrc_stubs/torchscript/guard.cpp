@@ -4,8 +4,11 @@
 // place. It checks only what the group depends on: dtype, device, rank, requires_grad, which sizes are 1 or
 // 0, the order of the strides, and contiguity if it was profiled. Sizes, pointers and aliases are not
 // checked. Example: a group profiled with Float(4, 8, strides=[8, 1], device=cpu) takes any contiguous
-// float matrix without a size 1 or 0. A guard that has refused many patterns of types opens
-// (guard_widening.h).
+// float matrix without a size 1 or 0.
+//
+// A call whose tensors have no gaps, as those profiled, but their dims in another order in memory, passes,
+// too: a fallback would seldom choose other nodes. So do other types once a guard has refused many patterns
+// of them (guard_widening.h).
 //
 // A tensor that no kernel can read (sparse, with a tangent, of a functorch transform) passes, and the group
 // runs its nodes one by one. A fallback would be profiled with a type that does not show the reason: its
@@ -39,6 +42,7 @@ struct Expected {
     bool fastest;     // is the first in stride order
   };
   bool known = false;  // else nothing passes
+  bool dense = false;  // without gaps, in any order
   int64_t rank = 0;
   int16_t dtype = -1;
   int8_t requires_grad = -1;
@@ -76,6 +80,8 @@ Expected flatten(const c10::TypePtr& type) {
           {static_cast<int32_t>(*stride->stride_index_), stride->contiguous_.value_or(false), j == 0});
     }
   }
+  e.dense = static_cast<int64_t>(e.order.size()) == e.rank &&
+            std::all_of(e.order.begin(), e.order.end(), [](const auto& dim) { return dim.contiguous; });
   return e;
 }
 
@@ -108,24 +114,31 @@ bool is_unreadable(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined() && refuse_tensor(value.toTensor());
 }
 
-bool agrees(const Expected& e, const c10::IValue& value, bool grad_mode) {
+// How far a tensor is what was profiled: in nothing that counts, but for the order of its dims in memory, or
+// wholly.
+enum class Fit : uint8_t { None, OtherOrder, Whole };
+
+Fit fit_of(const Expected& e, const c10::IValue& value, bool grad_mode) {
   if (!e.known || !value.isTensor()) {
-    return false;
+    return Fit::None;
   }
   const at::Tensor& tensor = value.toTensor();
   if (!tensor.defined() || tensor.dim() != e.rank ||
       (e.dtype >= 0 && static_cast<int16_t>(tensor.scalar_type()) != e.dtype) ||
       (e.has_device && tensor.device() != e.device) ||
       (e.requires_grad >= 0 && (grad_mode && tensor.requires_grad()) != (e.requires_grad != 0))) {
-    return false;
+    return Fit::None;
   }
   const auto sizes = tensor.sizes();
   for (int64_t d = 0; d < e.rank; ++d) {
     if (e.extents[d] != Extent::Unknown && e.extents[d] != extent_of(sizes[d])) {
-      return false;
+      return Fit::None;
     }
   }
-  return strides_agree(e, sizes, tensor.strides());
+  if (strides_agree(e, sizes, tensor.strides())) {
+    return Fit::Whole;
+  }
+  return e.dense && tensor.is_non_overlapping_and_dense() ? Fit::OtherOrder : Fit::None;
 }
 
 }  // namespace
@@ -144,18 +157,21 @@ torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types, size_t p
     admission.widening.reset();
     admission.agreed = false;
     bool pass = true, readable = true;
+    Fit worst = Fit::Whole;
     if (guard_mode.load(std::memory_order_relaxed)) {
       const auto inputs = torch::jit::last(stack, count);
       const bool grad_mode = c10::GradMode::is_enabled();
-      for (size_t i = 0; pass && i < count; ++i) {
+      for (size_t i = 0; worst != Fit::None && i < count; ++i) {
         if (C10_UNLIKELY(is_unreadable(inputs[i]))) {
           readable = false;
           break;
         }
-        pass = agrees(expected[i], inputs[i], grad_mode);
+        worst = std::min(worst, fit_of(expected[i], inputs[i], grad_mode));
       }
+      pass = !readable || worst == Fit::Whole;
       admission.agreed = pass && readable;
-      if (!pass && widening && widening->admits(inputs, grad_mode, admission.pattern)) {
+      if (!pass && widening &&
+          widening->admits(inputs, grad_mode, worst == Fit::OtherOrder, admission.pattern)) {
         admission.widening = widening;
         pass = true;
       }

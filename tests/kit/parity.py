@@ -414,6 +414,11 @@ SECTIONS = {
         same("It does not look at sizes.",
              "native/test_guard::test_unknown_sizes_are_not_checked",
              "e2e/test_dynamic::test_a_new_shape_of_a_known_class_compiles_nothing"),
+        differs("Tensors whose dims are in another order in memory fall back.",
+                "they pass if neither they nor those profiled have gaps, and need no gradient: the group "
+                "makes a plan for them",
+                "native/test_guard::test_dims_in_another_order_pass",
+                "e2e/test_chains::test_dims_in_another_order_have_no_fallback"),
         differs("It lets tensors through that kernels cannot read.",
                 "it does, and the group runs its nodes one by one: sparse, of functorch, with a tangent",
                 "native/test_guard::test_tensors_that_kernels_cannot_read_pass_to_be_run_unfused",

@@ -174,6 +174,30 @@ def test_tensors_that_kernels_cannot_read_pass_to_be_run_unfused(native, make):
         assert guard(type_of(t))(x) and not guard(type_of(t.int()))(x)  # its level is over
 
 
+# ---- another order of dims
+
+
+def test_dims_in_another_order_pass(native):
+    """Where nothing else differs, both have no gaps, and no gradient is asked for."""
+    for profiled, t in itertools.product(layouts(), repeat=2):
+        alike = expected(profiled.contiguous(), t.contiguous())
+        dense = all(torch.ops.aten.is_non_overlapping_and_dense(x) for x in (profiled, t))
+        passes = expected(profiled, t) or (alike and dense)
+        assert guard(type_of(profiled), patterns=1)(t) == passes, (profiled.stride(), t.shape, t.stride())
+    check = guard(type_of(torch.randn(2, 3, requires_grad=True)), patterns=1)
+    x = torch.randn(3, 2, requires_grad=True)
+    assert check(x.detach().view(2, 3).requires_grad_()) and not check(x.t())
+
+
+def test_all_tensors_but_for_the_order_of_their_dims(native):
+    t = torch.randn(2, 3)
+    check = guard(type_of(t), type_of(t), patterns=1)
+    turned = torch.randn(3, 2).t()
+    assert check(t, turned) and check(turned, turned) and check(turned, t)
+    for refused in ((turned, t.double()), (turned, torch.randn(2, 6)[:, ::2])):
+        assert not guard(type_of(t), type_of(t), patterns=1)(*refused)
+
+
 # ---- opening
 
 
@@ -188,6 +212,7 @@ def test_a_guard_opens_when_it_has_refused_so_many_patterns(native):
     t = torch.randn(2, 3)
     check = guard(type_of(t), patterns=2)
     refused = [t.double(), torch.randn(2, 3, 4), t.double(), torch.randn(5, 6, 7)]
+    assert check(t.t().contiguous().t())  # counts for nothing
     assert not any(map(check, refused)) and check(t)
     assert check(t.int()) and check(t.t()) and all(map(check, refused)) and check(t)
 
