@@ -111,7 +111,7 @@ class _Block:
         self.verdicts = [self._examine(i, node, refusals) for i, node in enumerate(self.nodes)]
         self.order = effects.order(self.nodes)
         self.views = {**self._fusible_views(refusals), **self._widening_casts()}
-        self.views.update(self._inner_dtypes())
+        self.dtypes = self._inner_dtypes()
 
     def outline(self, graph: Graph, lone_reductions: bool) -> list[Group]:
         if not any(verdict.reason is None for verdict in self.verdicts):
@@ -126,7 +126,8 @@ class _Block:
             pieces = arrange(whole, found)
             assert pieces is not None, "a cluster both follows and precedes a node outside"
         for i, reason in left_over(items, merged, found).items():
-            self.refusals.add(self.nodes[i], reason)
+            if i not in self.dtypes:  # nobody asks why
+                self.refusals.add(self.nodes[i], reason)
         if not found:
             return []
         reorder(self.block, [self.nodes[i] for piece in pieces for i in piece])
@@ -210,22 +211,20 @@ class _Block:
                     found[i] = reader
         return found
 
-    def _inner_dtypes(self) -> dict[int, int]:
-        """Position -> position of the only reader, of the nodes that ask what a fusible node gives for its
-        dtype, for another one (`h.to(x.dtype)`): outside of groups they would part the two. The verdicts of
-        these change."""
-        makers = (self.maker.get(read[0]) if read else None for read in self.read)
-        asking = [
-            i
-            for i, (node, maker) in enumerate(zip(self.nodes, makers))
-            if node.kind() == DTYPE and maker is not None and self._is_fusible(maker)
-        ]
+    def _inner_dtypes(self) -> dict[int, tuple[int, int]]:
+        """Position -> those of the fusible nodes that make and read it, of the dtypes that a group asks a
+        value of its own for (`h.to(x.dtype)`): outside they would part the two. The verdicts of these
+        change."""
+        makers = {
+            i: self.maker.get(self.read[i][0]) for i, node in enumerate(self.nodes) if node.kind() == DTYPE
+        }
         found = {}
+        asking = [i for i, maker in makers.items() if maker is not None and self._is_fusible(maker)]
         for i, readers in self._readers(asking).items():
             reader = min(readers)
             if len(readers) == 1 and reader >= 0 and self._is_fusible(reader):
                 self.verdicts[i] = self.verdicts[reader]
-                found[i] = reader
+                found[i] = makers[i], reader
         return found
 
     def _is_fusible(self, i: int) -> bool:
@@ -255,10 +254,11 @@ class _Block:
 
     def _without_leaving_views(self, members: list[int]) -> list[int]:
         """A cluster without the views whose reader is elsewhere: they would leave it as copies. Nothing
-        inside follows them."""
+        inside follows them. And without dtypes of values that are made elsewhere."""
         kept = set(members)
         for i in reversed(members):
-            if i in self.views and self.views[i] not in kept:
+            leaves = i in self.views and self.views[i] not in kept
+            if leaves or not kept.issuperset(self.dtypes.get(i, ())):
                 kept.remove(i)
         return sorted(kept)
 
@@ -299,7 +299,7 @@ class _Block:
         """Value -> how many nodes of the block ask for its sizes or dtype only, outside of groups."""
         counts: dict[int, int] = {}
         for i, (node, read) in enumerate(zip(self.nodes, self.operands)):
-            if node.kind() in METADATA and i not in self.views:
+            if node.kind() in METADATA and i not in self.dtypes:
                 counts[read[0].unique()] = counts.get(read[0].unique(), 0) + 1
         return counts
 

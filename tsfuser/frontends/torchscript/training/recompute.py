@@ -123,7 +123,7 @@ def compute_again(
         places = places_of.get(value.debugName(), [])
         if not places:
             continue
-        if stays(node, value, places) or has_own_memory(value, exposed, stays_same):
+        if stays(node, value, places):
             keep(value, places)
         else:
             may_go.append((node, value, places))
