@@ -55,12 +55,13 @@ bool keep(Slots& slots, uint64_t pattern) {
 GuardWidening::GuardWidening(size_t patterns, std::vector<bool> scalars)
     : scalars_(std::move(scalars)), met_(patterns) {}
 
-bool GuardWidening::admits(at::ArrayRef<c10::IValue> inputs, bool grad_mode, bool close, uint64_t& pattern) {
+bool GuardWidening::admits(at::ArrayRef<c10::IValue> inputs, bool grad_mode, bool nearly,
+                           uint64_t& pattern) {
   if (!can_be_served(inputs, grad_mode)) {
     return false;
   }
   pattern = pattern_of(inputs);
-  if (!close && !open_.load(std::memory_order_relaxed)) {
+  if (!nearly && !open_.load(std::memory_order_relaxed)) {
     if (keep(met_, pattern)) {
       return false;
     }

@@ -32,8 +32,9 @@ class GuardWidening {
   GuardWidening(size_t patterns, std::vector<bool> scalars);
 
   // Whether a call may pass that is not of the guard's types, and which pattern it is. Counts those that
-  // may not. `close`: the types differ so little that a closed guard lets the call pass, too.
-  bool admits(at::ArrayRef<c10::IValue> inputs, bool grad_mode, bool close, uint64_t& pattern);
+  // may not. `nearly`: the types differ so little that a closed guard lets the
+  // call pass, too.
+  bool admits(at::ArrayRef<c10::IValue> inputs, bool grad_mode, bool nearly, uint64_t& pattern);
   // Admits no call of the pattern any more; false where too many were sent back before.
   bool send_back(uint64_t pattern);
 

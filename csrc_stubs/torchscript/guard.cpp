@@ -7,8 +7,8 @@
 // float matrix without a size 1 or 0.
 //
 // A call whose tensors have no gaps, as those profiled, but their dims in another order in memory, passes,
-// too: a fallback would seldom choose other nodes. So do other types once a guard has refused many patterns
-// of them (guard_widening.h).
+// too: its fallback would nearly always form the same group. So do other types once a guard has refused many
+// patterns of them (guard_widening.h).
 //
 // A tensor that no kernel can read (sparse, with a tangent, of a functorch transform) passes, and the group
 // runs its nodes one by one. A fallback would be profiled with a type that does not show the reason: its
@@ -168,7 +168,7 @@ torch::jit::Operation guard_operation(at::ArrayRef<c10::TypePtr> types, size_t p
         }
         worst = std::min(worst, fit_of(expected[i], inputs[i], grad_mode));
       }
-      pass = !readable || worst == Fit::Whole;
+      pass = !readable || worst == Fit::Whole;  // what cannot be read passes, to be run unfused
       admission.agreed = pass && readable;
       if (!pass && widening &&
           widening->admits(inputs, grad_mode, worst == Fit::OtherOrder, admission.pattern)) {

@@ -65,7 +65,7 @@ def test_results(device, program, dtype):
         assert_matches(mine, theirs, true, ops=40)
 
 
-@pytest.mark.parametrize("program", [norm, twice, returned], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("program", [norm, twice, returned, elsewhere], ids=lambda f: f.__name__)
 def test_one_group(device, program):
     inputs, scripted = tensors(device, torch.bfloat16), fresh(program)
     with tsfuser.fuser(), passes.watching() as seen:

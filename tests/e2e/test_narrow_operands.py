@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 import tsfuser
-from kit.support import fresh, no_fallback
+from kit.support import fresh, no_fallback, script
 from tsfuser.frontends.torchscript import passes
 from tsfuser.graph.wrapper import GROUP, all_nodes, is_tensor
 
-pytestmark = pytest.mark.graphs
+pytestmark = [
+    pytest.mark.graphs,
+    pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"),  # a pass has failed
+]
 
 
 def tanh_gelu(x: Tensor, w: Tensor, b: Tensor):
@@ -160,6 +163,20 @@ def test_the_program_writes_to_the_product(device, program):
         for _ in range(4):
             got = step(scripted, operands, device, change)
     assert_close(got, step(program, operands, device))
+
+
+@pytest.mark.parametrize("line, length", [("x = x + x * 0.5", 40), ("x = x * 1.001", 600)])
+def test_deep_graphs(device, line, length):
+    """Each value in front of the cast is looked at once, and without recursion."""
+    lines = "\n    ".join([line] * length)
+    scripted = script(
+        f"def f(x: Tensor):\n    {lines}\n    y = x.float()\n    return torch.sin(y) * torch.tanh(y)\n"
+    )
+    x = (torch.randn(5, 7, device=device) * 1e-3).to(torch.bfloat16).requires_grad_()
+    with tsfuser.fuser():
+        for _ in range(3):
+            [gradient] = torch.autograd.grad(scripted(x).sum(), x)
+    assert gradient.dtype == torch.bfloat16 and gradient.isfinite().all()
 
 
 def test_what_the_program_may_write_to():

@@ -296,7 +296,7 @@ class _Block:
         return bool(nodes_of(self.block, (LIST,)))
 
     def _metadata_uses(self) -> dict[int, int]:
-        """Value -> how many nodes of the block ask for its sizes or dtype only, outside of groups."""
+        """Value -> how many nodes of the block ask for its sizes or dtype only, and cannot be in a group."""
         counts: dict[int, int] = {}
         for i, (node, read) in enumerate(zip(self.nodes, self.operands)):
             if node.kind() in METADATA and i not in self.dtypes:

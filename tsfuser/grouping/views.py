@@ -31,8 +31,8 @@ from .support import examine
 
 #: Readers for each of which a view is split; with more it stays outside.
 MAX_READERS = 8
-#: Kinds that ask a tensor for its sizes or dtype only.
 DTYPE = "prim::dtype"
+#: Kinds that ask a tensor for its sizes or dtype only.
 METADATA = frozenset(("aten::size", DTYPE, "aten::dim"))
 
 
@@ -116,8 +116,8 @@ class Split:
 
 
 def split_views(graph: Graph) -> Split:
-    """Gives each fusible reader of a view a copy of its own, where nothing is written, and one that casts to
-    the dtype of what is fused the question for it."""
+    """Gives each fusible reader of a view a copy of its own, where nothing is written. So it does with
+    `prim::dtype(x)`, where x is fusible."""
     split, knowledge, effects, follow = Split(), Knowledge(), None, {}
     for block in all_blocks(graph):
         nodes = nodes_in(block)

@@ -36,18 +36,20 @@ from ....graph.wrapper import (
 from .formulas import give
 from .saved import SavedValues
 
+_NAMES = ("aten::relu6", "aten::softplus")
 LARGE = 20  # a threshold of softplus above which the derivative is 1, but for 2e-9
 
 
 def save_operands(saved: SavedValues, written: Collection[int]) -> SavedValues:
     """`saved` with another backward, and with operands in place of results."""
-    for node in nodes_of(saved.backward, ("prim::GradOf",)):
-        if node.s("name") in ("aten::relu6", "aten::softplus"):
-            saved = _derive(saved, node, written)
+    found = [n for n in nodes_of(saved.backward, ("prim::GradOf",)) if n.s("name") in _NAMES]
+    exposed = saved.exposed(written) if found else set()
+    for node in found:
+        saved = _derive(saved, node, exposed)
     return saved
 
 
-def _derive(saved: SavedValues, node: Node, written: Collection[int]) -> SavedValues:
+def _derive(saved: SavedValues, node: Node, exposed: set[str]) -> SavedValues:
     (block,) = blocks(node)
     compare = next(iter(nodes_of(block, ("aten::gt",))), None)
     if compare is None:
@@ -59,7 +61,7 @@ def _derive(saved: SavedValues, node: Node, written: Collection[int]) -> SavedVa
         return saved
     operand = value.node().inputsAt(0)
     argument = _argument_of(saved, operand)
-    by_operand = value.debugName() in saved.exposed(written)
+    by_operand = value.debugName() in exposed
     if softplus and not by_operand:
         threshold = compare.inputsAt(1)
         large = is_constant(threshold) and constant_of(threshold) >= LARGE

@@ -18,11 +18,10 @@ operand is in memory anyway, as a product of matrices is, or a view of it.
 
 A kept value also has a gradient of its own, which double backward makes; for one that is dropped there is
 none (`prim::AutogradZero`): what would have come through it comes through those that it is computed of.
-Inputs of the forward that are not kept stay so, and so does what the program may reach: it may write there
-before the backward. An exception is what the program itself has made and does not change, such as the result
-of a convolution. Masks and all else that jumps
-are kept: a group computes with more digits than it stores, so that the backward could take another branch
-than the forward did.
+Nothing is kept instead that the program may write to before the backward: no input of the forward, unless
+the program has made it and leaves it as it is, such as the result of a convolution, and no result of the
+forward. Masks and all else that jumps are kept: a group computes with more digits than it stores, so that the
+backward could take another branch than the forward did.
 """
 
 from __future__ import annotations
@@ -52,12 +51,14 @@ from .saved import SavedValues, source
 
 STEPS = 8  # ops at most that a value is computed again by
 _WIDEN, _NARROW = "aten::_autocast_to_full_precision", "aten::_autocast_to_reduced_precision"
-Places = list[tuple[int, Value]]  # (number of the output, what stands for it in the backward)
 LEAVES = 3  # tensors at most that these read
 # dtypes of numbers with fractions
 _FRACTIONAL = frozenset(table.scalar_type_code(DTYPES[name]) for name in (*table.FLOATING, *table.COMPLEX))
 _FLOAT32 = (table.scalar_type_code(DTYPES["float32"]),)
 _HALF = tuple(table.scalar_type_code(DTYPES[name]) for name in ("float16", "bfloat16"))
+#: Where a value is kept: (number of the output, what stands for it in the backward), several times if the
+#: formulas of several ops read it.
+Places = list[tuple[int, Value]]
 
 
 def compute_again(
@@ -69,87 +70,108 @@ def compute_again(
     """Has the backward compute what it can; the outputs of the forward that it needs no more. The program may
     write to the results `written`. Of the inputs of the forward, `own` are in the backward what they were,
     `half` have 16 bits."""
-    given = graph_inputs(saved.forward)
-    stays_same, narrow_inputs = ({given[i].debugName() for i in numbers} for numbers in (own, half))
-    known = {value.debugName(): argument for value, argument in saved.of_inputs()}
-    places_of: dict[str, Places] = {}
-    for j, value, argument in saved.of_outputs():
-        places_of.setdefault(value.debugName(), []).append((j, argument))
-    # Autodiff keeps some inputs that no formula reads, as that of `to`. To read one here would forbid the
-    # program to write to it before the backward.
-    known.update(
-        (v.debugName(), argument)
-        for v in given
-        for _, argument in places_of.get(v.debugName(), [])[:1]
-        if use_count(argument)
-    )
-    returned = {v.debugName() for v in graph_outputs(saved.forward)[: saved.real]}
-    exposed = saved.exposed(written)
-    first = nodes_in(saved.backward)[0]
-    dropped: set[int] = set()
+    choice = _Choice(saved, written, own, half)
+    choice.make()
+    return choice.dropped
 
-    def stays(node: Node, value: Value, places: Places) -> bool:
+
+class _Choice:
+    """What is kept, and what is computed again. `known`: what the backward has of the forward's values;
+    `places`: of the others that are kept; `dropped`: the numbers of outputs that nothing reads any more."""
+
+    def __init__(
+        self, saved: SavedValues, written: Collection[int], own: Collection[int], half: Collection[int]
+    ):
+        given = graph_inputs(saved.forward)
+        self.saved, self.first = saved, nodes_in(saved.backward)[0]
+        self.dropped: set[int] = set()
+        self.exposed = saved.exposed(written)
+        self.own = {given[i].debugName() for i in own}
+        self.half = _with_16_bits(saved.forward, {given[i].debugName() for i in half})
+        self.returned = {v.debugName() for v in graph_outputs(saved.forward)[: saved.real]}
+        self.places: dict[str, Places] = {}
+        for j, value, argument in saved.of_outputs():
+            self.places.setdefault(value.debugName(), []).append((j, argument))
+        self.known = {value.debugName(): argument for value, argument in saved.of_inputs()}
+        # Autodiff keeps some inputs that no formula reads, as that of `to`. To read one here would forbid the
+        # program to write to it before the backward.
+        self.known.update(
+            (v.debugName(), argument)
+            for v in given
+            for _, argument in self.places.get(v.debugName(), [])[:1]
+            if use_count(argument)
+        )
+
+    def make(self) -> None:
+        nodes = nodes_in(self.saved.forward)
+        kept = [(node, v) for node in nodes for v in outputs(node) if v.debugName() in self.places]
+        may_go = [(node, value) for node, value in kept if not self._stays(node, value)]
+        staying = {v.debugName() for _, v in kept} - {v.debugName() for _, v in may_go}
+        for _, value in kept:
+            if value.debugName() in staying:
+                self._keep(value)
+        # First the operands of casts. In `a = h * 0.5; y = tanh(h.float()) * a`, h is not kept and a comes
+        # before the cast: once h is kept, it need not be.
+        others = {*self.known, *self.places}
+        for node, value in may_go:
+            operand = self._operand_of_cast(node)
+            if operand is not None and (
+                has_own_memory(operand, self.exposed, self.own)
+                or not self._is_computable(node, value, others)
+            ):
+                self._keep_operand(operand, node, value)
+        for node, value in may_go:
+            if value.debugName() not in self.places:
+                continue  # its operand is kept
+            if self._is_computable(node, value, self.known):
+                self._drop(
+                    self.places[value.debugName()],
+                    computed(node, self.saved.backward, self.first, self.known),
+                )
+            elif (operand := self._operand_of_cast(node)) is not None:
+                self._keep_operand(operand, node, value)
+            else:
+                self._keep(value)
+
+    def _stays(self, node: Node, value: Value) -> bool:
+        """Whether the value is in memory whatever is done here, or must not be computed again."""
+        places = self.places[value.debugName()]
         # what has a gradient has fractions
-        fractional = not _has_dtype_of_another(node) or _has_gradient(saved, places)
-        in_memory = value.debugName() in returned or not is_read_by_groups(value)
+        fractional = not _has_dtype_of_another(node) or self._has_gradient(value)
+        in_memory = value.debugName() in self.returned or not is_read_by_groups(value)
         return in_memory or not fractional or not all(is_read_by_groups(argument) for _, argument in places)
 
-    def keep(value: Value, places: Places) -> None:
-        if use_count(places[0][1]) or value.debugName() not in exposed:
-            known[value.debugName()] = places[0][1]
+    def _has_gradient(self, value: Value) -> bool:
+        return all(j in self.saved.gradients for j, _ in self.places[value.debugName()])
 
-    def narrow_operand(node: Node) -> Value | None:
-        found = _narrow_operand(node, exposed, stays_same, narrow_inputs)
-        is_kept = found is not None and (found.debugName() in known or found.debugName() in places_of)
-        return None if is_kept else found
+    def _is_computable(self, node: Node, value: Value, known: Collection[str]) -> bool:
+        return _is_computable(node, known, self._has_gradient(value), [STEPS], set())
 
-    def keep_narrow(operand: Value, node: Node, value: Value, places: Places) -> None:
-        known[operand.debugName()] = places[0][1]
-        known[value.debugName()] = _keep_instead(saved, node, *places[0], first)
-        replace(places[1:], known[value.debugName()])
-        del places_of[value.debugName()]
+    def _keep(self, value: Value) -> None:
+        _, argument = self.places[value.debugName()][0]
+        if use_count(argument) or value.debugName() not in self.exposed:
+            self.known[value.debugName()] = argument
 
-    def replace(places: Places, again: Value) -> None:
+    def _operand_of_cast(self, node: Node) -> Value | None:
+        """What the node casts to float32, where that may be kept instead, and is not yet: it is in memory
+        anyway, or has half the size."""
+        operand = node.inputsAt(0) if _casts_to(node, _WIDEN, _FLOAT32) else None
+        name = operand and operand.debugName()
+        if operand is None or name in self.known or name in self.places:
+            return None
+        is_smaller = name in self.half and name not in self.exposed
+        return operand if is_smaller or has_own_memory(operand, self.exposed, self.own) else None
+
+    def _keep_operand(self, operand: Value, cast: Node, value: Value) -> None:
+        (j, argument), *others = self.places.pop(value.debugName())
+        self.known[operand.debugName()] = argument
+        self.known[value.debugName()] = _keep_instead(self.saved, cast, j, argument, self.first)
+        self._drop(others, self.known[value.debugName()])
+
+    def _drop(self, places: Places, again: Value) -> None:
         for j, argument in places:
             argument.replaceAllUsesWith(again)
-            dropped.add(j)
-
-    def is_computable(node: Node, places: Places, given: Collection[str]) -> bool:
-        return _is_computable(node, given, _has_gradient(saved, places), [STEPS], set())
-
-    made = [(node, value) for node in nodes_in(saved.forward) for value in outputs(node)]
-    may_go = []
-    for node, value in made:
-        places = places_of.get(value.debugName(), [])
-        if not places:
-            continue
-        if stays(node, value, places):
-            keep(value, places)
-        else:
-            may_go.append((node, value, places))
-    # Others may be computed of the operand of a cast, also such as the forward computes before the cast.
-    others = {*known, *places_of}
-    for node, value, places in may_go:
-        operand = narrow_operand(node)
-        if operand is not None and (
-            has_own_memory(operand, exposed, stays_same) or not is_computable(node, places, others)
-        ):
-            keep_narrow(operand, node, value, places)
-    for node, value, places in may_go:
-        if value.debugName() not in places_of:
-            continue
-        if is_computable(node, places, known):
-            replace(places, computed(node, saved.backward, first, known))
-        elif (operand := narrow_operand(node)) is not None:
-            keep_narrow(operand, node, value, places)
-        else:
-            keep(value, places)
-    return dropped
-
-
-def _has_gradient(saved: SavedValues, places: Places) -> bool:
-    """Whether what is kept there has one."""
-    return all(j in saved.gradients for j, _ in places)
+            self.dropped.add(j)
 
 
 def _is_computable(
@@ -160,26 +182,17 @@ def _is_computable(
     steps[0] -= 1
     if steps[0] < 0 or not is_elementwise(node):
         return False
-    alone = sum(map(is_tensor, inputs(node))) == 1  # then the operand has a gradient where the result has one
+    # The only operand has a gradient where the result has one, and with it fractions.
+    moving = moving and sum(map(is_tensor, inputs(node))) == 1
     for v in inputs(node):
         if v.debugName() in known:
             leaves.update([v.debugName()] if is_tensor(v) else [])
         elif v.node().kind() != CONSTANT:
-            if _has_dtype_of_another(v.node()) and not (moving and alone):
+            if _has_dtype_of_another(v.node()) and not moving:
                 return False
-            if not _is_computable(v.node(), known, moving and alone, steps, leaves):
+            if not _is_computable(v.node(), known, moving, steps, leaves):
                 return False
     return len(leaves) <= LEAVES
-
-
-def _narrow_operand(node: Node, exposed: set[str], own: set[str], half: set[str]) -> Value | None:
-    """What the node casts to float32, where that may be kept instead: it is in memory anyway, or has half the
-    size."""
-    if not _casts_to(node, _WIDEN, _FLOAT32):
-        return None
-    operand = node.inputsAt(0)
-    is_smaller = _has_16_bits(operand, half) and operand.debugName() not in exposed
-    return operand if is_smaller or has_own_memory(operand, exposed, own) else None
 
 
 def _casts_to(node: Node, autocasts: str, dtypes: tuple[int, ...]) -> bool:
@@ -191,18 +204,20 @@ def _casts_to(node: Node, autocasts: str, dtypes: tuple[int, ...]) -> bool:
     return dtype is not None and dtype.node().kind() == CONSTANT and dtype.toIValue() in dtypes
 
 
-def _has_16_bits(value: Value, half: set[str]) -> bool:
-    """Whether the value is expected to have 16 bits: it is one of `half`, or cast so, or computed of such
-    alone."""
-    node, found = value.node(), row_of(value.node())
-    if value.debugName() in half or _casts_to(node, _NARROW, _HALF):
-        return True
-    if found is not None:
-        keeps = found[0].is_view or found[0].keeps_dtype
-    else:  # such as products and convolutions
-        keeps = node.kind().startswith("aten::") or node.kind() == CHUNK
-    operands = [v for v in inputs(node) if is_tensor(v)]
-    return keeps and bool(operands) and all(_has_16_bits(v, half) for v in operands)
+def _with_16_bits(forward: Graph, half: set[str]) -> set[str]:
+    """Names of the values that are expected to have 16 bits: inputs `half`, what is cast so, and what is
+    computed of such alone. If one has another dtype, such as a mask, the backward is right, but more is kept
+    for it than need be."""
+    names = set(half)
+    for node in nodes_in(forward):
+        found, operands = row_of(node), [v.debugName() for v in inputs(node) if is_tensor(v)]
+        if found is not None:
+            keeps = found[0].is_view or found[0].keeps_dtype
+        else:  # such as products and convolutions
+            keeps = node.kind().startswith("aten::") or node.kind() == CHUNK
+        if _casts_to(node, _NARROW, _HALF) or (keeps and operands and names.issuperset(operands)):
+            names.update(v.debugName() for v in outputs(node))
+    return names
 
 
 def has_own_memory(value: Value, exposed: set[str], own: set[str]) -> bool:

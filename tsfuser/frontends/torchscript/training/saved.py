@@ -65,10 +65,11 @@ class SavedValues:
         results, nodes = graph_outputs(self.forward), nodes_in(self.forward)
         names = _names(graph_inputs(self.forward)) | _names(results[j] for j in written)
         sharing = [(_names(operands(n)), _names(outputs(n))) for n in nodes if _may_share(n)]
-        for given, made in reversed(sharing):  # from a view to its base, then from there to its other views
-            names |= given if made & names else set()
-        for given, made in sharing:
-            names |= made if given & names else set()
+        # Backwards every view leads to what it is of, then forwards that to all its views.
+        for read, made in reversed(sharing):
+            names |= read if made & names else set()
+        for read, made in sharing:
+            names |= made if read & names else set()
         return names
 
     def join(self) -> None:
@@ -189,7 +190,8 @@ class SavedValues:
 
     def without_unread_numbers(self) -> SavedValues:
         """The same, where of what the backward does not read only tensors are kept. Autodiff asks many a
-        tensor for its device, which nobody reads in the end; a group would store it to be asked."""
+        tensor for its device, which nobody reads in the end: a group would have to store the tensor only so
+        that it can be asked."""
         unread = {j for j, value, _ in self.of_outputs() if not is_tensor(value)} & self.unused()
         gradients, kept = self.drop(unread)
         remove_dead_code(self.forward)
