@@ -3,17 +3,18 @@
 // In: the arguments of a call that does not have the guard's types. Out: whether the call may pass.
 //
 // A group can make a plan for any types. A guard only exists because other types may have better groups:
-// those of the fallback, which has a guard of its own, and so on. After calls with more than `patterns`
-// patterns of types the guard *opens*: it accepts all calls that a group can serve, and the chain of
-// fallbacks ends. It still refuses tensors that require a gradient: only a fallback makes a differentiable
-// graph for them; the group would run them one op at a time.
+// those of the fallback, which has a guard of its own, and so on. Types that differ from those of the guard
+// only in the order of the dims in memory have none, so calls with these pass. After calls with more than
+// `patterns` patterns of types the guard *opens*: it accepts all calls that a group can serve, and the chain
+// of fallbacks ends. It still refuses tensors that require a gradient: only a fallback makes a
+// differentiable graph for them; the group would run them one op at a time.
 //
 // If an open guard accepts a call for which no plan can be made, the group runs that call unfused, and the
 // guard sends later calls of the same pattern to the fallback. It remembers up to `most_sent_back` such
 // patterns; calls of further ones always run unfused.
 //
 // Example with `patterns` 4: the group was made for tensors of type float32[2 dims]. Calls come with
-// int64[2], float32[3], float32[2] transposed, float64[2] and float32[4]: the last one opens the guard.
+// int64[2], float32[3], float32[2] with gaps, float64[2] and float32[4]: the last one opens the guard.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -32,8 +33,7 @@ class GuardWidening {
   GuardWidening(size_t patterns, std::vector<bool> scalars);
 
   // Whether a call may pass that is not of the guard's types, and which pattern it is. Counts those that
-  // may not. `nearly`: the types differ so little that a closed guard lets the
-  // call pass, too.
+  // may not. `nearly`: the types differ so little that a closed guard lets the call pass, too.
   bool admits(at::ArrayRef<c10::IValue> inputs, bool grad_mode, bool nearly, uint64_t& pattern);
   // Admits no call of the pattern any more; false where too many were sent back before.
   bool send_back(uint64_t pattern);
