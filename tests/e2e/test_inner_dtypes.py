@@ -78,14 +78,7 @@ def test_another_dtype(device):
     """Of a later call: the number is asked again."""
     scripted = fresh(norm)
     with tsfuser.fuser():
-        for dtype in (
-            torch.bfloat16,
-            torch.bfloat16,
-            torch.bfloat16,
-            torch.float32,
-            torch.float64,
-            torch.float16,
-        ):
+        for dtype in [torch.bfloat16] * 3 + [torch.float32, torch.float64, torch.float16]:
             inputs = tensors(device, dtype)
             got = scripted(*inputs)
             assert got.dtype == dtype

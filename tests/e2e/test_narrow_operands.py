@@ -179,6 +179,26 @@ def test_deep_graphs(device, line, length):
     assert gradient.dtype == torch.bfloat16 and gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("cast, kept", [("%n, %f, %o, %o, %e", "Param"), ("%n, %d, %f, %o, %o, %e", "to")])
+def test_an_operand_on_another_device_is_not_kept_instead(cast, kept):
+    """`x.to(device, dtype)` would copy it from there once more."""
+    from tsfuser.frontends.torchscript.training.differentiable import rewrite
+
+    forward = torch._C.parse_ir(f"""graph(%n : Tensor, %w : Tensor):
+  %d : Device = prim::Constant[value="cpu"]()
+  %f : int = prim::Constant[value=6]()
+  %o : bool = prim::Constant[value=0]()
+  %e : NoneType = prim::Constant()
+  %c : Tensor = aten::to({cast})
+  %y : Tensor = aten::mul(%c, %w)
+  return (%y, %c)""")
+    backward = torch._C.parse_ir(
+        "graph(%g : Tensor, %c : Tensor):\n  %r : Tensor = aten::mul(%g, %c)\n  return (%r)"
+    )
+    forward, *_ = rewrite(forward, backward, 1, [0], [], [1], own=[0])
+    assert [v.node().kind()[6:] for v in forward.outputs()] == ["mul", kept]
+
+
 def test_what_the_program_may_write_to():
     """Whatever a part of a tensor comes through: a list, chunks, a view of a view."""
     from tsfuser.frontends.torchscript.training.saved import SavedValues

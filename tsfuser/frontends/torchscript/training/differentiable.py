@@ -27,7 +27,7 @@ that. Order of `STEPS`, and why:
   cast_gradients
   read_dtypes_elsewhere behind these: a cast asks for the device of its operand, and then only for its dtype
   save_stand_ins        behind it: there are others that stand for a dtype, then
-  leave_numbers         behind all that changes what the backward reads of what is kept
+  leave_numbers         before `compute_again`, which asks who reads what is kept
   copy_operands         behind all that changes who reads what is kept
   ask_norms             before `compute_again`: then a relu's result is only asked for its dtype
   compute_again         behind all that changes what the backward reads of what is kept

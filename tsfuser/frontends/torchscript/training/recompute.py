@@ -105,11 +105,12 @@ class _Choice:
     def make(self) -> None:
         nodes = nodes_in(self.saved.forward)
         kept = [(node, v) for node in nodes for v in outputs(node) if v.debugName() in self.places]
-        may_go = [(node, value) for node, value in kept if not self._stays(node, value)]
-        staying = {v.debugName() for _, v in kept} - {v.debugName() for _, v in may_go}
-        for _, value in kept:
-            if value.debugName() in staying:
+        may_go = []
+        for node, value in kept:
+            if self._stays(node, value):
                 self._keep(value)
+            else:
+                may_go.append((node, value))
         # First the operands of casts. In `a = h * 0.5; y = tanh(h.float()) * a`, h is not kept and a comes
         # before the cast: once h is kept, it need not be.
         others = {*self.known, *self.places}
@@ -155,9 +156,11 @@ class _Choice:
     def _operand_of_cast(self, node: Node) -> Value | None:
         """What the node casts to float32, where that may be kept instead, and is not yet: it is in memory
         anyway, or has half the size."""
-        operand = node.inputsAt(0) if _casts_to(node, _WIDEN, _FLOAT32) else None
-        name = operand and operand.debugName()
-        if operand is None or name in self.known or name in self.places:
+        if not _casts_to(node, _WIDEN, _FLOAT32):
+            return None
+        operand = node.inputsAt(0)
+        name = operand.debugName()
+        if name in self.known or name in self.places:
             return None
         is_smaller = name in self.half and name not in self.exposed
         return operand if is_smaller or has_own_memory(operand, self.exposed, self.own) else None
@@ -199,9 +202,10 @@ def _casts_to(node: Node, autocasts: str, dtypes: tuple[int, ...]) -> bool:
     """Whether the node casts to one of `dtypes`, as autocast does, or as a trace has it of autocast."""
     if node.kind() != "aten::to":
         return node.kind() == autocasts
-    found = schema(node)
-    dtype = node.inputsAt(found.arguments.index("dtype")) if "dtype" in found.arguments else None
-    return dtype is not None and dtype.node().kind() == CONSTANT and dtype.toIValue() in dtypes
+    if schema(node).overload != "dtype":  # it may move the tensor to another device
+        return False
+    dtype = node.inputsAt(1)
+    return dtype.node().kind() == CONSTANT and dtype.toIValue() in dtypes
 
 
 def _with_16_bits(forward: Graph, half: set[str]) -> set[str]:

@@ -180,6 +180,9 @@ def compute_again(
     those that are `dropped`. The program may write to the results `written`. Of the inputs of the forward,
     `own` are in the backward what they were, `small` are small beside others, and `moving` get gradients."""
 
+    if not any(_derivative(value, argument) for _, value, argument in saved.of_outputs()):
+        return saved, set()
+
     def names(numbers: Iterable[int]) -> set[str]:
         return {given[i].debugName() for i in numbers}
 

@@ -248,7 +248,7 @@ class SavedValues:
 
 def _names(values: Iterable[Value]) -> set[str]:
     """Names of those that are tensors, or may have some in them."""
-    return {v.debugName() for v in values if "Tensor" in v.type().annotation_str}
+    return {v.debugName() for v in values if is_tensor(v) or "Tensor" in v.type().annotation_str}
 
 
 def _may_share(node: Node) -> bool:
