@@ -14,6 +14,8 @@ import warnings
 
 import pytest
 
+from kit import torch_ops
+
 os.environ.setdefault("TSFUSER_PROGRESS", "0")  # what tests look for on stderr does not depend on the machine
 os.environ.setdefault("TSFUSER_STORED_PLANS", "0")  # what planning does is tested, in each run
 os.environ.setdefault(
@@ -143,6 +145,7 @@ def pytest_collection():
     try:
         return (yield)
     finally:
+        torch_ops.keep_ops()
         gc.freeze()
         gc.set_threshold(20000, 20, 20)
         gc.enable()
