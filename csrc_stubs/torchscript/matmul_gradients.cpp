@@ -114,10 +114,10 @@ void backward_other(torch::jit::Stack& stack) {
 void register_matmul_gradients() {
   static const torch::jit::RegisterOperators registered({
       torch::jit::Operator("tsfuser::matmul_backward_self(Tensor grad, Tensor other, int[]? sizes, Tensor? "
-                           "like, bool batches) -> Tensor",
+                           "like, bool also_batches) -> Tensor",
                            backward_self, c10::AliasAnalysisKind::FROM_SCHEMA),
       torch::jit::Operator("tsfuser::matmul_backward_other(Tensor self, Tensor grad, int[]? sizes, Tensor? "
-                           "like, bool batches) -> Tensor",
+                           "like, bool also_batches) -> Tensor",
                            backward_other, c10::AliasAnalysisKind::FROM_SCHEMA),
   });
 }

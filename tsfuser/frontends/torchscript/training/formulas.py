@@ -61,7 +61,7 @@ from ....graph.wrapper import (
     use_count,
 )
 from ....ops import table, unsupported
-from .saved import SavedValues
+from .saved import SavedValues, asks_for_dtype
 
 _SOFTMAX = ("aten::softmax", "aten::log_softmax")  # whose last operand may be a dtype
 
@@ -181,11 +181,11 @@ def multiply_at_once(saved: SavedValues) -> None:
     def replace(derivative: Node, node: Node, kind: str, *operands: Value | None) -> None:
         """By an op of these operands; the last one is the tensor whose layout the result shall have."""
         gradients = outputs(derivative)  # one, or those of both operands
-        batches = not _may_be_seen(gradients[0 if kind == BACKWARD_SELF else -1])
+        also_batches = not _may_be_seen(gradients[0 if kind == BACKWARD_SELF else -1])
         if len(gradients) < 2 or not all(map(use_count, gradients)):  # it would be kept for that alone
             operands = (*operands[:-1], None)
         made = [v or _constant(saved, node, None) for v in operands]
-        _replace(saved, node, kind, [*made, _constant(saved, node, batches)])
+        _replace(saved, node, kind, [*made, _constant(saved, node, also_batches)])
 
     for node, block in _derivatives(saved, "aten::matmul"):
         for product in _calls(block, "AD_matmul_bw_size"):
@@ -445,9 +445,7 @@ def read_dtypes_elsewhere(saved: SavedValues) -> None:
 def is_asked_for_dtype(argument: Value) -> bool:
     """Whether nothing but the dtype of `argument` is asked for."""
     uses = list(argument.uses())
-    return bool(uses) and all(
-        u.user.kind() == "prim::dtype" or (u.user.kind() == "aten::type_as" and u.offset == 1) for u in uses
-    )
+    return bool(uses) and all(map(asks_for_dtype, uses))
 
 
 def _equal_dtypes(saved: SavedValues) -> Callable[[Value], str]:

@@ -18,7 +18,7 @@ reads."""
 from __future__ import annotations
 
 from ....graph.wrapper import Node, Value, graph_inputs, graph_outputs, insert, is_tensor
-from .saved import SavedValues, is_of_an_input
+from .saved import SavedValues, asks_for_dtype, is_of_an_input
 
 #: Derivative -> the number of its norm (csrc_stubs/torchscript/operand_twin.cpp).
 _NORMS = {
@@ -29,7 +29,6 @@ _NORMS = {
 _OPERAND = 1
 _BATCH_NORM = ("aten::_batch_norm_impl_index_backward", _OPERAND)
 _UNLESS_EMPTY = 4  # the number of a batch norm
-_ASKED_FOR_DTYPE = ("aten::type_as", 1)  # which a copy has, too
 _WEIGHT_ONLY = 3  # the number of an rms_norm of which only the weight has a gradient
 _WEIGHTS = {("tsfuser::instance_norm_backward", 2), ("tsfuser::instance_norm_backward", 3)}
 
@@ -41,7 +40,7 @@ def copy_operands(saved: SavedValues) -> None:
     for j, value, argument in list(saved.of_outputs()):
         if j < saved.real or not is_tensor(value):
             continue
-        uses = [u for u in argument.uses() if (u.user.kind(), u.offset) != _ASKED_FOR_DTYPE]
+        uses = [use for use in argument.uses() if not asks_for_dtype(use)]  # which a copy has, too
         readers = {(use.user.kind(), use.offset) for use in uses}
         if readers == {_BATCH_NORM} and is_of_an_input(value):
             _keep(saved, j, "tsfuser::norm_operand", [value, _UNLESS_EMPTY])

@@ -37,7 +37,7 @@ from ....graph.wrapper import (
     with_items,
 )
 from .recompute import computed, has_own_memory, is_elementwise
-from .saved import SavedValues, gradient_outside
+from .saved import SavedValues, asks_for_dtype, gradient_outside
 
 #: Softmax -> its derivative, whose operand 1 is the result.
 _DERIVATIVES = {
@@ -53,7 +53,6 @@ _FORMS = {
 _VIEWS = ("aten::view", "aten::reshape")  # that may stand between the ops
 _HANDED_ON = ("prim::profile", "aten::contiguous")  # whose formulas give the gradient as it is
 _DTYPE = "prim::dtype"
-_ASKED_FOR_DTYPE = ((_DTYPE, 0), ("aten::type_as", 1))
 _STEPS = 8  # ops at most in front of the softmax
 _LOOKUP = "aten::index"
 #: What the op table calls the sizes of views that have no more elements than their operands.
@@ -217,7 +216,7 @@ def compute_again(
 def _derivative(value: Value, argument: Value) -> Node | None:
     """The derivative of the softmax that gives `value`, if it alone reads `argument` in the backward."""
     kind = _DERIVATIVES.get(value.node().kind())
-    readers = [use for use in argument.uses() if (use.user.kind(), use.offset) not in _ASKED_FOR_DTYPE]
+    readers = [use for use in argument.uses() if not asks_for_dtype(use)]
     if kind is None or len(readers) != 1 or (readers[0].user.kind(), readers[0].offset) != (kind, 1):
         return None
     return readers[0].user

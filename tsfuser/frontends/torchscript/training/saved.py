@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from ....graph.effects import may_return_operand, remove_dead_code
 from ....graph.wrapper import (
     Graph,
@@ -30,6 +32,8 @@ from ....graph.wrapper import (
     schema,
     use_count,
 )
+
+_ASKS_FOR_DTYPE = (("prim::dtype", 0), ("aten::type_as", 1))
 
 
 @dataclass(frozen=True)
@@ -263,6 +267,11 @@ def gradient_outside(derivative: Node, result: int) -> Value | None:
     made, block = derivative.outputsAt(result), derivative.owningBlock()
     found = zip(outputs(block.owningNode()), block.outputs())
     return next((given for given, inner in found if inner.unique() == made.unique()), None)
+
+
+def asks_for_dtype(use: torch._C.Use) -> bool:
+    """Whether the node that reads a tensor there asks it for its dtype only."""
+    return (use.user.kind(), use.offset) in _ASKS_FOR_DTYPE
 
 
 def source(value: Value) -> Value:
