@@ -453,6 +453,17 @@ void restore_whole(Node* node, Value* self, Value* given, size_t first) {
   put(node, kind_of(how), operands);
 }
 
+// Of a list of numbers, which a graph may also get from outside.
+Value* first_item(Graph& graph, Value* list) {
+  if (const auto known = torch::jit::toIValue(list)) {
+    return graph.insertConstant(known->toIntVector().at(0));
+  }
+  if (list->node()->kind() == c10::prim::ListConstruct) {
+    return list->node()->input(0);
+  }
+  return graph.insert(c10::aten::__getitem__, {list, 0});
+}
+
 void restore_part(Node* node) {
   const int64_t how = given_number(node->input(2));
   if (is_whole(how)) {
@@ -465,9 +476,7 @@ void restore_part(Node* node) {
       operands.erase(operands.begin() + 1);
     } else if (how != kSizes) {
       const torch::jit::WithInsertPoint before(node);
-      const auto known = torch::jit::toIValue(operands[1]);
-      operands[1] = known ? node->owningGraph()->insertConstant(known->toIntVector().at(0))
-                          : operands[1]->node()->input(0);
+      operands[1] = first_item(*node->owningGraph(), operands[1]);
     }
     restore_parts(node, kind_of(how), operands);
   }
