@@ -196,7 +196,8 @@ struct RandomError : std::runtime_error {
 // Where the random numbers of one call begin, as kernels read it (`random_state` of
 // codegen/runtime/philox.h). While a CUDA graph is captured (1, else 0), seed and offset are device
 // addresses, where torch puts other numbers before each replay, and `within` is how far into the graph's
-// own numbers the call is. So are they where a tensor holds them.
+// own numbers the call is. So are they where a tensor holds them. On the CPU (2) `seed` is the address of a
+// key for each random op.
 struct RandomState {
   uint64_t seed = 0, offset = 0, within = 0, captured = 0;
 };

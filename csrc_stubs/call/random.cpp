@@ -6,7 +6,10 @@
 // each element its own value of the high words. So 4 is enough for any number of elements, and no later
 // kernel gets the same numbers. If the numbers have to be eager's, the offset advances as for eager's ops.
 //
-// CPU: one draw is the key of a Philox sequence that only this call uses.
+// CPU: each random op draws the key of a Philox sequence that it alone uses.
+//
+// So the numbers of an op follow from the state of the generator and from the random ops before it, however
+// these are grouped: a checkpoint runs one program in two forms, without and with gradients.
 
 #include "call/plan.h"
 
@@ -15,6 +18,8 @@
 #include <ATen/cuda/PhiloxCudaState.h>
 
 #include <dlfcn.h>
+
+#include <vector>
 
 namespace tsfuser {
 namespace {
@@ -54,8 +59,13 @@ RandomState draw_cuda(c10::Device device, uint64_t blocks) {
 RandomState draw_random(c10::Device device, uint64_t blocks) {
   if (device.is_cpu()) {
     auto* generator = at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator());
+    thread_local std::vector<uint64_t> keys;  // the kernels of this call are done when another one draws
+    keys.resize(blocks);
     const std::lock_guard<std::mutex> lock(generator->mutex_);
-    return {generator->random64(), 0, 0, 0};
+    for (uint64_t& key : keys) {
+      key = generator->random64();
+    }
+    return {static_cast<uint64_t>(reinterpret_cast<uintptr_t>(keys.data())), 0, 0, 2};
   }
   try {
     return draw_cuda(device, blocks);

@@ -388,3 +388,64 @@ def test_a_dropout_whose_probability_is_an_argument_trains_fused(device, program
     with tsfuser.fuser():
         out = scripted(x, b, 0.0)
     assert_matches(out, program(x, b, 0.0), program(x.double(), b.double(), 0.0), ops=4)
+
+
+def of_two_branches(q, v):
+    return F.dropout(F.softmax(q * v, -1), 0.5, True) @ F.dropout(q.t() * 2, 0.5, True)
+
+
+def of_three(x, w):
+    h = F.dropout(F.gelu(x @ w), 0.1, True)
+    return F.dropout(h * w, 0.1, True) @ w + F.dropout(x * w, 0.1, True)
+
+
+def noisy(x, w):
+    n = torch.sigmoid(F.dropout(x * w, 0.2, True)) * F.dropout(w, 0.4, True)
+    return (F.dropout(x * w, 0.3, True) @ w).relu() + n
+
+
+def with_one_of_torchs(x, w):
+    a = F.dropout(x * w, 0.5, True)
+    b = torch.bernoulli(torch.sigmoid(x)).detach()
+    return a + F.dropout(x + w, 0.5, True) * b
+
+
+@pytest.mark.parametrize("function", [of_two_branches, of_three, noisy, with_one_of_torchs])
+def test_numbers_do_not_depend_on_groups(device, function):
+    """Without gradients a program has other groups than with them, and a checkpoint runs both: each op draws
+    the same, and the generator is left in the same state."""
+    scripted = fresh(function)
+    x, w = (torch.rand(24, 24, device=device, requires_grad=True) for _ in range(2))
+    with tsfuser.fuser():
+        for k in range(8):
+            with torch.set_grad_enabled(k % 2 == 0):
+                scripted(x, w)
+        for k in range(10):
+            torch.manual_seed(k)
+            with torch.no_grad(), counted() as plain:
+                expected, state = scripted(x, w), state_of(device)
+            torch.manual_seed(k)
+            with counted() as differentiated:
+                result = scripted(x, w)
+            result.sum().backward()
+            torch.testing.assert_close(result, expected)
+            assert torch.equal(state_of(device), state)
+            assert plain["launches"] > 0 and differentiated["launches"] > 0
+
+
+def seeded_twice(x):
+    torch.manual_seed(3)
+    a = F.dropout(x, 0.5, True) * 2
+    torch.manual_seed(3)
+    b = F.dropout(x, 0.5, True) * 2
+    return a, b
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_program_may_seed_the_generator_itself(device, gradients):
+    x = torch.ones(200, device=device, requires_grad=gradients)
+    scripted = fresh(seeded_twice)
+    with tsfuser.fuser():
+        for _ in range(4):
+            a, b = scripted(x)
+            assert torch.equal(a, b) and 0 < (a == 0).sum() < 200

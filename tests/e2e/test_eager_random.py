@@ -314,14 +314,15 @@ ORDER = """
     "between", ["aten::bernoulli(%x, None)", "aten::randn_like(%x, 5, 0, None, False, None)"]
 )
 def test_numbers_are_drawn_in_the_order_of_the_program(known, between, monkeypatch):
-    """What torch draws between two dropouts keeps them out of one group."""
+    """What torch draws between two dropouts keeps them out of one group, whoever's numbers they are."""
     monkeypatch.setattr(options.state, "skip_kinds", {"aten::randn_like"})
-    found = fused(XY, ORDER.format(between=between), "%r, %n")
-    dropouts = [group.count("aten::dropout") for group in found]
-    assert sum(dropouts) == 2 and max(dropouts) == 1
-    with options.override(enable={}):
-        found = fused(XY, ORDER.format(between=between), "%r, %n")
-    assert max(group.count("aten::dropout") for group in found) == 2
+    for enabled in ({}, {"eager_random": ""}):
+        with options.override(enable=enabled):
+            found = fused(XY, ORDER.format(between=between), "%r, %n")
+            dropouts = [group.count("aten::dropout") for group in found]
+            assert sum(dropouts) == 2 and max(dropouts) == 1
+            found = fused(XY, ORDER.format(between="aten::neg(%x)"), "%r, %n")
+            assert max(group.count("aten::dropout") for group in found) == 2
 
 
 def test_ops_of_one_group_keep_their_order(known):

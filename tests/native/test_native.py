@@ -1,5 +1,6 @@
 """`tsfuser._C` on its own: plans made by hand, kernels compiled from a few lines of C++."""
 
+import ctypes
 import random
 
 import pytest
@@ -359,14 +360,17 @@ def test_number_arguments_are_converted(native, kernels, kind, dtype, type, valu
 
 
 def test_where_the_random_numbers_of_a_call_on_the_cpu_begin(native, kernels):
-    """The seed is the next 64 bits of torch's generator, which advances by one draw a call; the rest is 0."""
+    """Each random op has the next 64 bits of torch's generator; kernels get the address of these keys."""
     graph, a = "graph(%a : Tensor):\n  return (%a)", torch.zeros(())
     torch.manual_seed(5)
-    expected = [torch.empty((), dtype=torch.int64).random_(-(2**63), None).item() for _ in range(2)]
+    expected = [torch.empty((), dtype=torch.int64).random_(-(2**63), None).item() for _ in range(5)]
     torch.manual_seed(5)
-    for seed in expected:
-        data = slots_of(native, kernels, graph, (a,), 1, (0, "random", 0), random=2)
-        assert data[:32].view(torch.int64).tolist() == [seed, 0, 0, 0]
+    for count in (2, 3):
+        data = slots_of(native, kernels, graph, (a,), 1, (0, "random", 0), random=count)
+        address, *rest = data[:32].view(torch.int64).tolist()
+        keys = (ctypes.c_int64 * count).from_address(address)
+        assert list(keys) == expected[:count] and rest == [0, 0, 2]
+        del expected[:count]
         native.reset()
 
 

@@ -2,8 +2,8 @@
 
 In: the nodes of a block. Out: for each node the earlier nodes that must stay before it, and the nodes that
 must not be fused because their results may share memory with something that is written. Only nodes that
-write, or that touch what is written somewhere, are held in order; everything else may move freely, so a
-graph without writers costs no alias analysis. Example: in
+write, that touch what is written somewhere, or that draw random numbers are held in order; everything else
+may move freely, so a graph without writers costs no alias analysis. Example: in
 
     %y = aten::relu(%x);  %z = aten::add_(%x, %b, %1);  %w = aten::neg(%x)
 
@@ -12,11 +12,11 @@ graph without writers costs no alias analysis. Example: in
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import zip_longest
 
 import torch
 
-from .. import options
 from ..ops import table, without_row
 from .rows import row_of
 from .wrapper import (
@@ -67,6 +67,9 @@ SECRET_VIEWS = frozenset(row.name for row in table.all_rows() if row.secret_view
     without_row.SECRET_VIEWS
 )
 
+#: Kinds that set where random numbers begin.
+_SEEDS = frozenset(("aten::manual_seed", "aten::seed"))
+
 PURE, ACTS, WRITES = range(3)
 
 
@@ -89,11 +92,30 @@ def effect(node: Node) -> int:
 
 
 def draws(node: Node) -> bool:
-    """Whether the node, or one inside, takes random numbers."""
-    inner = [node.g("Subgraph")] if node.kind() in _WITH_GRAPH else blocks(node)
+    """Whether the node, or one inside, takes random numbers, or may set where they begin."""
+    kind = node.kind()
+    inner = [node.g("Subgraph")] if kind in _WITH_GRAPH else blocks(node)
     if inner:
         return any(draws(n) for block in inner for n in nodes_in(block))
-    return node.isNondeterministic()
+    if not _may_draw(kind):
+        return False
+    found = schema(node)
+    switches = [k for k, name in enumerate(found.arguments) if name in ("train", "training")] if found else []
+    return not any(is_constant(v) and constant_of(v) is False for v in (node.inputsAt(k) for k in switches))
+
+
+@cache
+def _may_draw(kind: str) -> bool:
+    """Whether nodes of this kind may take random numbers, or set where they begin: torch says so of its ops.
+    Other libraries' ops may do anything, and so may what runs Python."""
+    space, _, name = kind.partition("::")
+    if space in ("prim", "tsfuser") or kind in _SEEDS:
+        return kind in _SEEDS or kind == "prim::PythonOp"
+    if space != "aten":
+        return True
+    packet = getattr(torch.ops.aten, name, None)  # None: an op of TorchScript's alone
+    overloads = packet.overloads() if packet is not None else ()
+    return any(torch.Tag.nondeterministic_seeded in getattr(packet, o).tags for o in overloads)
 
 
 def secretly_written(node: Node) -> list[Value]:
@@ -209,24 +231,26 @@ class Effects:
     def order(self, nodes: list[Node]) -> dict[int, list[int]]:
         """Position of each node that is held in order -> positions of earlier nodes that it must follow.
         Writers and actors stand in a row; a node that touches written memory stays between its neighbours in
-        that row. So do all nodes where one switches gradients on or off, or enters a `with` that might. Where
-        random numbers are to be eager's, ops that draw them stand in the row."""
-        after: dict[int, list[int]] = {}
-        drawing = options.enabled("eager_random")
-        if self._pure and not drawing:
+        that row. So do all nodes where one switches gradients on or off, or enters a `with` that might. What
+        draws random numbers stands in a row of its own: else other groups, of the same program without
+        gradients, say, would draw other numbers from the same state of the generator."""
+        drawing = [i for i, node in enumerate(nodes) if draws(node)]
+        after: dict[int, list[int]] = {i: [before] for before, i in zip(drawing, drawing[1:])}
+        if self._pure:
             return after
         last: int | None = None
         readers: list[int] = []
         switched = any(node.kind() in _SWITCHES for node in nodes)
         for i, node in enumerate(nodes):
-            kind = ACTS if drawing and draws(node) else effect(node)
+            kind = effect(node)
             if kind == PURE and not switched and not self._touches_written(node):
                 continue
-            after[i] = [] if last is None else [last]
+            held = after.setdefault(i, [])
+            held += [] if last is None else [last]
             if kind == PURE:
                 readers.append(i)
             else:
-                after[i] += readers
+                held += readers
                 last, readers = i, []
         return after
 

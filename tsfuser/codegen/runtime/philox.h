@@ -16,13 +16,20 @@
 
 // What the launch says of a call's random numbers. In a captured CUDA graph, and where a tensor holds the
 // seed (`captured` is 1, else 0), `seed` and `offset` are addresses; torch writes there before each replay.
-// `within` adds to the offset.
+// `within` adds to the offset. On the CPU (`captured` is 2) `seed` is the address of a key for each stream.
 struct random_state {
   uint64_t seed, offset, within, captured;
 };
 
 struct random_start {
   uint64_t key, low;  // of stream 0
+#if !defined(TSFUSER_CUDA)
+  const uint64_t* keys;  // of all streams; null: they have one key, and differ in `low`
+#endif
+};
+
+struct random_stream {
+  uint64_t key, low;
 };
 
 DEVICE random_start start_of(const random_state& state) {
@@ -32,13 +39,23 @@ DEVICE random_start start_of(const random_state& state) {
     seed = __ldg(reinterpret_cast<const uint64_t*>(seed));
     offset = __ldg(reinterpret_cast<const uint64_t*>(offset));
   }
+  return {seed, (offset + state.within) / 4};
 #else
+  const uint64_t* const place = reinterpret_cast<const uint64_t*>(seed);
+  if (state.captured == 2) return {place[0], 0, place};
   if (state.captured) {
-    seed = *reinterpret_cast<const uint64_t*>(seed);
+    seed = *place;
     offset = *reinterpret_cast<const uint64_t*>(offset);
   }
+  return {seed, (offset + state.within) / 4, nullptr};
 #endif
-  return {seed, (offset + state.within) / 4};
+}
+
+DEVICE random_stream stream_of(const random_start& start, uint32_t number) {
+#if !defined(TSFUSER_CUDA)
+  if (start.keys) return {start.keys[number], 0};
+#endif
+  return {start.key, start.low + number};
 }
 
 struct philox_block {
@@ -89,7 +106,8 @@ template <class T>
 DEVICE T uniform(const random_start& start, uint32_t stream, int64_t index) {
   enum : int { count = uniform_block<T>::count };
   const uint64_t element = static_cast<uint64_t>(index);
-  const philox_block block = philox(start.key, start.low + stream, element / count);
+  const random_stream at = stream_of(start, stream);
+  const philox_block block = philox(at.key, at.low, element / count);
   T result = uniform_block<T>::number(block, 0);
 #pragma unroll
   for (int i = 1; i < count; ++i) {
@@ -104,12 +122,13 @@ template <class T, int N>
 DEVICE const T* draw(T (&room)[N], const random_start& start, uint32_t stream, int64_t first,
                      int64_t count) {
   enum : int { each = uniform_block<T>::count };
-  const uint64_t low = start.low + stream, block = static_cast<uint64_t>(first) / each;
+  const random_stream at = stream_of(start, stream);
+  const uint64_t block = static_cast<uint64_t>(first) / each;
   const int64_t skip = static_cast<int64_t>(static_cast<uint64_t>(first) % each),
                 blocks = (skip + count + each - 1) / each;
   SIMD_LOOP
   for (int64_t k = 0; k < blocks; ++k) {
-    const philox_block words = philox(start.key, low, block + k);
+    const philox_block words = philox(at.key, at.low, block + k);
     for (int i = 0; i < each; ++i) room[k * each + i] = uniform_block<T>::number(words, i);
   }
   return room + skip;
@@ -120,12 +139,13 @@ DEVICE const T* draw(T (&room)[N], const random_start& start, uint32_t stream, i
 template <class T, int N>
 DEVICE vec<T, N> uniform(const random_start& start, uint32_t stream, int64_t first) {
   enum : int { count = uniform_block<T>::count, whole = (N + count - 1) / count, all = (whole + 1) * count };
-  const uint64_t low = start.low + stream, block = static_cast<uint64_t>(first) / count;
+  const random_stream at = stream_of(start, stream);
+  const uint64_t block = static_cast<uint64_t>(first) / count;
   const int skip = static_cast<int>(static_cast<uint64_t>(first) % count);
   T numbers[all];
 #pragma unroll
   for (int k = 0; k < whole; ++k) {
-    const philox_block drawn = philox(start.key, low, block + k);
+    const philox_block drawn = philox(at.key, at.low, block + k);
 #pragma unroll
     for (int i = 0; i < count; ++i) numbers[k * count + i] = uniform_block<T>::number(drawn, i);
   }
@@ -134,7 +154,7 @@ DEVICE vec<T, N> uniform(const random_start& start, uint32_t stream, int64_t fir
   for (int lane = 0; lane < N; ++lane) result[lane] = numbers[lane];
   if (skip == 0) return result;
   if (skip + N > whole * count) {
-    const philox_block drawn = philox(start.key, low, block + whole);
+    const philox_block drawn = philox(at.key, at.low, block + whole);
 #pragma unroll
     for (int i = 0; i < count; ++i) numbers[whole * count + i] = uniform_block<T>::number(drawn, i);
   }
