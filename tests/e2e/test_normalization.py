@@ -2,6 +2,8 @@
 double. Batch norm's values are in test_batch_norm.py, since they come with running statistics; group norm has
 test_group_norm.py; how near all are to double, and derivatives by differences, are in test_accuracy.py."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -221,14 +223,14 @@ def trained(function, columns, device, dtype):
     return [x.requires_grad_() for x in made]
 
 
-def check_training(function, scripted, inputs, ops=32):
+def check_training(function, scripted, inputs, ops=32, precision=None):
     with tsfuser.fuser(), no_fallback():
         out, gradients = train(scripted, inputs)
     eager, eager_gradients = train(function, inputs, 1)
     exact, exact_gradients = train(function, [x.detach().double().requires_grad_() for x in inputs], 1)
-    assert_matches(out, eager, exact, ops=ops)
+    assert_matches(out, eager, exact, ops=ops, precision=precision)
     for a, e, r in zip(gradients, eager_gradients, exact_gradients):
-        assert_matches(a, e, r, ops=ops)
+        assert_matches(a, e, r, ops=ops, precision=precision)
 
 
 @pytest.mark.parametrize("function", TRAINED, ids=lambda f: f.__name__)
@@ -402,3 +404,36 @@ def test_layer_norm_of_rows_across_memory(device, name, cast, dtype, large, monk
     for k, (ours, theirs) in enumerate(zip(found, ran(plain(text(cast)), *given), strict=True)):
         precision = torch.float32 if cast and dtype == torch.float64 else None
         assert_matches(ours, theirs, exact[k], ops=400, strides=k == 0, precision=precision)
+
+
+def torchs_rms_norm(x, w):
+    return torch.tanh(torch.rms_norm(x * 2.0, [x.size(-1)], w, 1e-5))
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize(
+    "of_operand, of_weight",
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float16),
+    ],
+    ids=str,
+)
+def test_rms_norm_with_a_weight_of_another_dtype(device, of_operand, of_weight):
+    """As under autocast: the result has the dtype of the operand."""
+    x = tensor(4, 7, 33, device=device, dtype=of_operand).requires_grad_()
+    w = tensor(33, device=device, dtype=of_weight, seed=1).requires_grad_()
+    check_training(torchs_rms_norm, fresh(torchs_rms_norm), [x, w], precision=of_operand)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+def test_rms_norm_with_a_weight_in_double_is_left_to_torch(device):
+    """Which computes in double."""
+    x, w = torch.rand(5, 9, device=device), torch.rand(9, device=device, dtype=torch.float64)
+    scripted = fresh(torchs_rms_norm)
+    with tsfuser.fuser(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", tsfuser.TsfuserWarning)
+        for _ in range(4):
+            assert_matches(scripted(x, w), torchs_rms_norm(x, w))

@@ -20,8 +20,15 @@ _EPSILON = {FLOAT: 2.0**-23, DOUBLE: 2.0**-52}
 
 
 def _check_weight(input: Value, weight: Value | None) -> None:
-    if weight is not None and weight.dtype is not input.dtype:
+    """Eager multiplies in the dtype of both, and rounds once, to that of the operand."""
+    if weight is not None and weight.dtype.register is not input.dtype.register:
         raise Refusal(f"rms_norm of {input.dtype} with a weight in {weight.dtype}")
+
+
+def _check_same(input: Value, weight: Value | None) -> None:
+    """What the fused ops want, which eager takes for operands of one dtype only."""
+    if weight is not None and weight.dtype is not input.dtype:
+        raise Refusal(f"_fused_rms_norm of {input.dtype} with a weight in {weight.dtype}")
 
 
 def _rms_norm(b: Builder, input: Value, shape: list, weight, eps) -> tuple[Value, Value]:
@@ -46,6 +53,7 @@ def rms_norm(b: Builder, input, normalized_shape: list, weight=None, eps=None) -
 @composite("aten::_fused_rms_norm", dtypes=FLOATING, sizes=("first", "own"), symbolic=("normalized_shape",))
 def fused_rms_norm(b: Builder, input, normalized_shape: list, weight, eps):
     """rms_norm and 1 / root of the mean square"""
+    _check_same(input, weight)
     result, rstd = _rms_norm(b, input, normalized_shape, weight, eps)
     # eager's op is made of others on the CPU, and a kernel of its own on CUDA
     return b.in_format_of(result, input) if b.device == "cpu" else b.contiguous(result), rstd
@@ -63,6 +71,7 @@ def fused_rms_norm_backward(
     """The gradients of rms_norm that `output_mask` asks for"""
     if weight is None and output_mask[1]:
         raise Refusal("the gradient of a weight that is not there")
+    _check_same(input, weight)
     of_input, of_weight = _gradients(b, grad_out, input, normalized_shape, rstd, weight)
     return of_input if output_mask[0] else None, of_weight if output_mask[1] else None
 
