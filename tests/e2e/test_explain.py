@@ -75,6 +75,19 @@ def test_each_node_left_out_has_a_reason_and_its_line(device):
     assert found.graphs[0].edges == ((0, 1), (1, 2), (2, 3))
 
 
+def between_products(x, w):
+    return torch.dropout(x @ w, 0.5, True) @ w
+
+
+def test_what_tsfuser_put_into_a_graph_needs_no_reason(device):
+    """Of the dropout's result the second product would have a copy, if a group made it."""
+    x, w = (torch.rand(6, 6, device=device, requires_grad=True) for _ in range(2))
+    found = tsfuser.explain(fresh(between_products), x, w)
+    kinds = {node.kind for node in found.left_out}
+    assert "aten::native_dropout" in kinds and "tsfuser::packed" not in kinds
+    assert all("no reason" not in node.reason for node in found.left_out)
+
+
 def test_in_training_forward_and_backward_graphs_are_explained(device):
     found = tsfuser.explain(fresh(program), *operands(device, gradients=True))
     titles = [graph.title for graph in found.graphs]

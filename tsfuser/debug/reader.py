@@ -154,8 +154,8 @@ class GraphReader:
         place = self.sources.place(node, forward)
         if kind.startswith("prim::") and (refusals is None or reason in ("", NOT_RUN)):
             return None
-        if reason == NOT_RUN and not place.file:
-            return None
+        if not place.file and (reason == NOT_RUN or (not reason and kind.startswith("tsfuser::"))):
+            return None  # the program does not have it
         if not reason and branch:
             reason = f"it is in a branch that could only be fused as a whole: {branch}"
         reason = re.sub(r"^%\S+ was not seen while profiling:", _UNSEEN, reason)
