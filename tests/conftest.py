@@ -15,6 +15,7 @@ import warnings
 import pytest
 
 from kit import torch_ops
+from kit.launches import FIBERS
 
 os.environ.setdefault("TSFUSER_PROGRESS", "0")  # what tests look for on stderr does not depend on the machine
 os.environ.setdefault("TSFUSER_STORED_PLANS", "0")  # what planning does is tested, in each run
@@ -267,7 +268,7 @@ def device(target, monkeypatch, request):
 
     monkeypatch.setattr(HostTarget, "find", for_both)
     tsfuser.reset()  # plans of the other mode
-    with options.override(host_launch="fibers"):
+    with options.override(host_launch=FIBERS):
         yield "cpu"
     tsfuser.reset()
 
@@ -279,7 +280,7 @@ def place(target):
     from tsfuser import options
 
     tsfuser.reset()
-    with options.override(host_launch="fibers" if target == "cpu-fibers" else "block"):
+    with options.override(host_launch=FIBERS if target == "cpu-fibers" else "block"):
         yield "cuda" if target == "cuda" else "cpu"
     tsfuser.reset()
 

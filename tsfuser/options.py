@@ -230,9 +230,11 @@ TABLE = (
     Option("progress", "TSFUSER_PROGRESS", True, _switch,
            "Whether a wait of more than 2 s for compilers is shown on stderr: by a line that changes in a "
            "terminal, by one line in a log."),
-    Option("host_launch", "TSFUSER_HOST_LAUNCH", "block", _one_of("block", "fibers"),
+    Option("host_launch", "TSFUSER_HOST_LAUNCH", "block",
+           _one_of("block", "fibers", "fibers_races", "fibers_memory"),
            "How kernels for CPU tensors run: block is a loop over blocks; fibers, for tests, the launch "
-           "shape of CUDA."),
+           "shape of CUDA; fibers_races and fibers_memory end the program at a race between threads, and "
+           "at an access outside of all tensors (with g++, for the latter with its libasan.so preloaded)."),
 )  # fmt: skip
 
 
@@ -321,7 +323,7 @@ def cache_dir() -> Path:
 
 
 def host_launch() -> str:
-    """`block` or `fibers`."""
+    """`block`, `fibers`, or fibers that check themselves."""
     return _values["host_launch"]
 
 

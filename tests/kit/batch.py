@@ -20,7 +20,7 @@ import tsfuser
 from tsfuser import options
 from tsfuser.errors import CompileError, Refusal
 from tsfuser.planning import compile as pipeline
-from tsfuser.planning import compilers
+from tsfuser.planning import compilers, targets
 from tsfuser.target.disk_cache import DiskCache
 from tsfuser.target.host import HostTarget
 
@@ -74,8 +74,10 @@ def _target(device, opt_level):
         target = pipeline._target(device, options.host_launch())
         target._functions.clear()  # those of the batch before
         return target
-    fibers = options.host_launch() == "fibers"
-    return HostTarget(DiskCache(options.cache_dir()), fibers=fibers, opt_level=0 if fibers else opt_level)
+    cache = DiskCache(options.cache_dir())
+    if options.host_launch() != "block":
+        return targets.chosen(device, options.host_launch()).compiler(cache)
+    return HostTarget(cache, opt_level=opt_level)
 
 
 def _compile(target, pairs, device):

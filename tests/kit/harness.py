@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from kit import nvrtc
+from kit.launches import FIBERS
+from tsfuser.planning import targets
 from tsfuser.target.cuda import CudaTarget
 from tsfuser.target.disk_cache import DiskCache
 from tsfuser.target.host import HostTarget, find_compiler
@@ -25,7 +27,8 @@ CACHE = DiskCache(os.environ.get("TSFUSER_CACHE_DIR") or Path(tempfile.gettempdi
 TARGETS = {
     "host": HostTarget(CACHE),
     "scalar": HostTarget(CACHE, opt_level=0),  # no vector functions
-    "fibers": HostTarget(CACHE, opt_level=0, fibers=True),
+    "fibers": targets.chosen("cpu", FIBERS).compiler(CACHE),
+    "fibers_races": targets.chosen("cpu", "fibers_races").compiler(CACHE),
     "cuda": CudaTarget(CACHE),
 }
 HERE = ["host", "fibers"] + (["cuda"] if torch.cuda.is_available() else [])

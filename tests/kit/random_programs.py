@@ -27,6 +27,7 @@ import torch
 
 import tsfuser
 from kit.batch import collecting, load
+from kit.launches import FIBERS
 from kit.random_compare import adds_gradients, all_roundings, differences, expectation
 from kit.random_families import FEATURES, features_of
 from kit.random_outcome import RAISED, saved_copies
@@ -72,7 +73,7 @@ def modes(single=False, guards=True, horizontal=True):
 @contextlib.contextmanager
 def target(name):
     """The device of a target: `cpu`, `cpu-fibers` or `cuda`."""
-    with options.override(host_launch="fibers" if name == "cpu-fibers" else "block"):
+    with options.override(host_launch=FIBERS if name == "cpu-fibers" else "block"):
         tsfuser.reset()
         yield "cuda" if name == "cuda" else "cpu"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from .. import options
@@ -32,9 +33,10 @@ def _host(cache: DiskCache) -> HostTarget:
     return HostTarget(cache, seconds=options.get("compile_timeout"))
 
 
-def _fibers(cache: DiskCache) -> HostTarget:
+def _fibers(cache: DiskCache, check: str = "") -> HostTarget:
     # Their kernels are small and run once or twice: at -O1 g++ takes twice as long for the same bits.
-    return HostTarget(cache, fibers=True, opt_level=0, seconds=options.get("compile_timeout"))
+    seconds = options.get("compile_timeout")
+    return HostTarget(cache, fibers=True, opt_level=0, seconds=seconds, check=check)
 
 
 def _cuda(cache: DiskCache) -> CudaTarget:
@@ -53,6 +55,8 @@ def _cuda_machine(device: str) -> Machine:
 TARGETS = {
     "block": Target(_host, lambda device: HOST),
     "fibers": Target(_fibers, lambda device: GPU),
+    "fibers_races": Target(partial(_fibers, check="races"), lambda device: GPU),
+    "fibers_memory": Target(partial(_fibers, check="memory"), lambda device: GPU),
     "cuda": Target(_cuda, _cuda_machine),
 }
 

@@ -38,17 +38,38 @@ _GCC = ("-fno-tree-sink",)
 _NATIVE = {"x86_64": ("-march=native",), "aarch64": ("-mcpu=native",), "arm64": ("-mcpu=native",)}
 
 
+#: What fibers are compiled with where they check themselves: for races between the threads of a kernel
+#: (codegen/runtime/fiber_races.h), or for what is read and written outside of all tensors and shared memory.
+#: For that the process must have been started with g++'s libasan.so preloaded. Stacks are left out, since a
+#: fiber leaves its own by longjmp.
+CHECKS = {
+    "": (),
+    "races": ("-DTSFUSER_RACES", "-fsanitize=thread", "-fno-exceptions"),
+    "memory": ("-fsanitize=address", "--param", "asan-stack=0", "--param", "asan-globals=0"),
+}
+
+
 class HostTarget:
-    """Compiles for this machine's CPU. `fibers`: the launch shape of the GPU, for tests. `opt_level` is the
-    digit after -O, `seconds` what a kernel may take, `libraries` what kernels are linked to."""
+    """Compiles for this machine's CPU. `fibers`: the launch shape of the GPU, for tests, with one of CHECKS.
+    `opt_level` is the digit after -O, `seconds` what a kernel may take, `libraries` what kernels are linked
+    to."""
 
     libraries: tuple[str, ...] = _LIBRARIES
 
-    def __init__(self, cache: DiskCache, opt_level: int = 3, fibers: bool = False, seconds: float = 120):
+    def __init__(
+        self,
+        cache: DiskCache,
+        opt_level: int = 3,
+        fibers: bool = False,
+        seconds: float = 120,
+        check: str = "",
+    ):
         self.cache = cache
         self.name = "fibers" if fibers else "host"
         # Fortified, longjmp refuses to go to another stack.
         self._mode = ("-DTSFUSER_FIBERS", "-U_FORTIFY_SOURCE") if fibers else ("-DTSFUSER_HOST",)
+        self._mode += CHECKS[check]
+        self._is_whole = check != "memory"  # its functions are in a library of the process
         self._opt_level = opt_level
         self._seconds = seconds
         self._libraries: WeakValueDictionary[Path, ctypes.CDLL] = WeakValueDictionary()
@@ -56,7 +77,8 @@ class HostTarget:
     def flags(self) -> tuple[str, ...]:
         """Options of the compiler, the include path left out."""
         chosen = (*self._mode, f"-O{self._opt_level}", *_NATIVE.get(platform.machine(), ()))
-        linux = ("-Wl,--no-undefined", "-nostdlib") if sys.platform == "linux" else ()
+        whole = ("-Wl,--no-undefined",) if self._is_whole else ()
+        linux = (*whole, "-nostdlib") if sys.platform == "linux" else ()
         return (*chosen, "-std=c++17", "-w", "-pipe", *_NUMERICS, "-shared", "-fPIC", *linux)
 
     def _include(self) -> tuple[str, ...]:

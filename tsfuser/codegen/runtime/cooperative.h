@@ -42,7 +42,7 @@ DEVICE void publish(uint64_t* slot, uint64_t value) {
 #if defined(TSFUSER_CUDA)
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(slot), "l"(value) : "memory");
 #else
-  *slot = value;
+  __atomic_store_n(slot, value, __ATOMIC_RELAXED);
 #endif
 }
 
@@ -52,7 +52,7 @@ DEVICE uint64_t look_at(const uint64_t* slot) {
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(slot) : "memory");
   return value;
 #else
-  return *slot;
+  return __atomic_load_n(slot, __ATOMIC_RELAXED);
 #endif
 }
 

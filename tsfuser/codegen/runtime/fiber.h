@@ -6,7 +6,8 @@
 // writes past the dynamic shared memory. Shared memory starts as 0xFF bytes (NaN in every floating type).
 // Odd blocks run their threads backwards, so that a missing barrier shows in one of two neighbours. Blocks
 // may run in several OS threads; those of a COOPERATIVE_KERNEL, or of a cluster, wait for each other, so one
-// thread runs them all alternately.
+// thread runs them all alternately. With -DTSFUSER_RACES -fsanitize=thread, each race between threads is an
+// abort, too (fiber_races.h).
 #pragma once
 
 #include <setjmp.h>
@@ -17,6 +18,9 @@
 #include <ucontext.h>
 
 #include "types.h"
+#if defined(TSFUSER_RACES)
+#include "fiber_races.h"
+#endif
 
 struct index3 {
   unsigned x, y, z;
@@ -33,15 +37,22 @@ struct Fiber {
   const char* file;  // barrier that it waits at; null: may run
   int line;
   unsigned waits_for;         // lanes of its warp that must come to the barrier; 0: the whole block
+  bool is_barrier;            // and no shuffle
   unsigned char offered[16];  // value offered to the other lanes by a shuffle
   unsigned char taken[16];    // the same once all lanes have come: none of them offers another one earlier
   int64_t arrivals;           // at the barrier of its cluster
+  int64_t waits;              // that have ended, at the same barrier
+  int64_t warp_passed;        // barriers of its warp
 };
 
 // One block while it runs; each OS thread has its own.
 struct FiberBlock {
   static constexpr size_t stack_bytes = 256 * 1024;
+#if defined(__SANITIZE_ADDRESS__)
+  static constexpr size_t canary_bytes = 0;  // which g++ has of its own
+#else
   static constexpr size_t canary_bytes = 64;
+#endif
 
   const char* kernel;
   void (*body)(const void*);
@@ -49,6 +60,7 @@ struct FiberBlock {
   index3 block, grid, shape;
   int threads;
   char* shared;
+  size_t shared_bytes;
   char* stacks;
   Fiber* fibers;
   Fiber* current;
@@ -59,6 +71,7 @@ struct FiberBlock {
   int together, rank;  // how many these are, and the number of this one among them
   int64_t arrived;     // how often threads came to the barrier of the cluster, in the first of its blocks
   bool runs;           // some of its threads have begun, and not all have returned
+  int64_t passed;      // barriers
 };
 
 static thread_local FiberBlock* fiber_block = nullptr;
@@ -78,11 +91,12 @@ static __attribute__((noinline)) void fiber_leave() {
   if (!_setjmp(b.current->place)) _longjmp(b.scheduler, 1);
 }
 
-static inline void fiber_wait(const char* file, int line, unsigned lanes) {
+static inline void fiber_wait(const char* file, int line, unsigned lanes, bool is_barrier) {
   Fiber* self = fiber_block->current;
   self->file = file;
   self->line = line;
   self->waits_for = lanes;
+  self->is_barrier = is_barrier;
   fiber_leave();
 }
 
@@ -102,6 +116,7 @@ static inline void fiber_await() {
   const int64_t wanted = fiber_block->current->arrivals * all;
   if (wanted == 0) fiber_abort("waits for its cluster without having arrived", fiber_block->current);
   while (first.arrived < wanted) fiber_yield();
+  ++fiber_block->current->waits;
 }
 
 // The same place in the shared memory of block `rank` of the cluster, which must be there.
@@ -120,6 +135,32 @@ static inline void fiber_entry() {
     fiber_leave();
   }
 }
+
+#if defined(TSFUSER_RACES)
+UNCHECKED static RacePlace race_here() {
+  const Fiber& f = *fiber_block->current;
+  return {fiber_block->block.x,
+          static_cast<unsigned>(f.linear),
+          static_cast<unsigned>(fiber_block->passed),
+          static_cast<unsigned>(f.warp_passed),
+          static_cast<unsigned>(f.arrivals),
+          static_cast<unsigned>(f.waits)};
+}
+
+UNCHECKED static void race_abort(const char* does, const char* has, const void* address,
+                                 const RacePlace& other) {
+  const FiberBlock& b = *fiber_block;
+  const char* const at = static_cast<const char*>(address);
+  const bool is_shared = at >= b.shared && at < b.shared + b.shared_bytes;
+  const int64_t byte = at - (is_shared ? b.shared : nullptr);
+  char reason[256];
+  snprintf(reason, sizeof(reason), "race: %s what thread %u of block %u has %s, byte %#llx of %s memory",
+           does, other.thread, other.block, has, static_cast<unsigned long long>(byte),
+           is_shared ? "shared" : "global");
+  race_run = nullptr;
+  fiber_abort(reason, b.current);
+}
+#endif
 
 // Runs a thread until it waits, yields or returns.
 static __attribute__((noinline)) void fiber_resume(FiberBlock& b, Fiber& f) {
@@ -150,6 +191,7 @@ static inline bool fiber_release_block(FiberBlock& b) {
       fiber_abort("waits at another barrier than thread (0, 0)", &f);
   }
   for (int i = 0; i < b.threads; ++i) b.fibers[i].file = nullptr;
+  ++b.passed;
   return true;
 }
 
@@ -172,6 +214,7 @@ static inline bool fiber_release_warp(FiberBlock& b, int begin) {
     for (int j = 0; j < lanes; ++j) {
       if (!(mask >> j & 1)) continue;
       Fiber& other = b.fibers[begin + j];
+      other.warp_passed += other.is_barrier;
       other.file = nullptr;
       memcpy(other.taken, other.offered, sizeof(other.taken));
       if (other.finished) memset(other.taken, 0xff, sizeof(other.taken));
@@ -188,7 +231,7 @@ static inline bool fiber_release(FiberBlock& b) {
 }
 
 static inline void fiber_start_block(FiberBlock& b) {
-  b.fruitless = b.arrived = 0;
+  b.fruitless = b.arrived = b.passed = 0;
   b.runs = false;
   for (int i = 0; i < b.threads; ++i) {
     Fiber& f = b.fibers[i];
@@ -196,7 +239,7 @@ static inline void fiber_start_block(FiberBlock& b) {
     f.linear = i;
     f.finished = false;
     f.file = nullptr;
-    f.arrivals = 0;
+    f.arrivals = f.waits = f.warp_passed = 0;
   }
 }
 
@@ -234,15 +277,12 @@ static inline bool fiber_run_far(FiberBlock& b) {
   return alive;
 }
 
-// What a block needs for itself; the shared memory ends in a canary.
-static inline void fiber_equip(FiberBlock& b, size_t padded) {
-  getcontext(&b.start);
-  b.shared = static_cast<char*>(aligned_alloc(64, padded));
-  b.fibers = static_cast<Fiber*>(calloc(b.threads, sizeof(Fiber)));
-  if (!b.shared || !b.fibers) {
-    fprintf(stderr, "tsfuser: no memory for the fibers of kernel %s\n", b.kernel);
+static inline char* fiber_memory(const char* kernel, void* found) {
+  if (!found || found == MAP_FAILED) {
+    fprintf(stderr, "tsfuser: no memory for the fibers of kernel %s\n", kernel);
     abort();
   }
+  return static_cast<char*>(found);
 }
 
 // The blocks from `begin` to `end`, of which `at_once` neighbours run at the same time.
@@ -262,13 +302,17 @@ static inline void fiber_run(const char* kernel, void (*body)(const void*), cons
   }
   const size_t padded = (static_cast<size_t>(shared) + 63) / 64 * 64 + FiberBlock::canary_bytes;
   const size_t stack_total = threads * FiberBlock::stack_bytes;
-  FiberBlock* blocks = static_cast<FiberBlock*>(calloc(at_once, sizeof(FiberBlock)));
-  void* stacks = mmap(nullptr, at_once * stack_total, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (!blocks || stacks == MAP_FAILED) {
-    fprintf(stderr, "tsfuser: no memory for the fibers of kernel %s\n", kernel);
-    abort();
-  }
+  // Stacks first, which are aligned then; the blocks themselves, and their fibers.
+  const size_t own = at_once * (stack_total + sizeof(FiberBlock) + threads * sizeof(Fiber));
+  // Zeros, by pages: most threads need little of their stack.
+  void* const pages =
+      mmap(nullptr, own, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  char* const memory = fiber_memory(kernel, pages);
+  FiberBlock* blocks = reinterpret_cast<FiberBlock*>(memory + at_once * stack_total);
+  Fiber* const fibers = reinterpret_cast<Fiber*>(blocks + at_once);
+#if defined(TSFUSER_RACES)
+  RaceRun* const outer_races = race_begin(static_cast<unsigned>(at_once), memory, own);
+#endif
   for (int64_t i = 0; i < at_once; ++i) {
     FiberBlock& b = blocks[i];
     b.kernel = kernel;
@@ -280,14 +324,20 @@ static inline void fiber_run(const char* kernel, void (*body)(const void*), cons
     b.first = blocks;
     b.together = static_cast<int>(at_once);
     b.rank = static_cast<int>(i);
-    b.stacks = static_cast<char*>(stacks) + i * stack_total;
-    fiber_equip(b, padded);
+    b.stacks = memory + i * stack_total;
+    b.fibers = fibers + i * threads;
+    b.shared = fiber_memory(kernel, aligned_alloc(64, padded));
+    b.shared_bytes = padded;
+    getcontext(&b.start);
   }
   FiberBlock* outer = fiber_block;
   for (int64_t first = begin; first < end; first += at_once) {
     for (int64_t i = 0; i < at_once; ++i) {
       blocks[i].block = {static_cast<unsigned>(first + i), 0, 0};
       memset(blocks[i].shared, 0xff, padded);
+#if defined(TSFUSER_RACES)
+      race_forget(blocks[i].shared, padded);
+#endif
       fiber_start_block(blocks[i]);
     }
     for (bool alive = true; alive;) {
@@ -303,12 +353,11 @@ static inline void fiber_run(const char* kernel, void (*body)(const void*), cons
     }
   }
   fiber_block = outer;
-  munmap(stacks, at_once * stack_total);
-  for (int64_t i = 0; i < at_once; ++i) {
-    free(blocks[i].fibers);
-    free(blocks[i].shared);
-  }
-  free(blocks);
+#if defined(TSFUSER_RACES)
+  race_end(outer_races);
+#endif
+  for (int64_t i = 0; i < at_once; ++i) free(blocks[i].shared);
+  munmap(memory, own);
 }
 
 // Offers `value` to the lanes of `mask` and takes lane `source`'s; NaN bytes from a lane that is not there.
@@ -317,7 +366,7 @@ static inline T fiber_exchange(const char* file, int line, unsigned mask, T valu
   static_assert(sizeof(T) <= 16, "shuffle of a type longer than 16 bytes");
   Fiber* self = fiber_block->current;
   memcpy(self->offered, &value, sizeof(T));
-  fiber_wait(file, line, mask);
+  fiber_wait(file, line, mask, false);
   const int warp = self->linear / warpSize * warpSize;
   const bool there = (mask >> source & 1) && warp + source < fiber_block->threads;
   T result;
@@ -352,9 +401,9 @@ static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width
   return fiber_exchange("__shfl_up_sync", 0, mask, value,
                         fiber_same_segment(fiber_lane() - static_cast<int>(delta), width));
 }
-static inline void __syncwarp(unsigned mask = 0xffffffffu) { fiber_wait("__syncwarp", 0, mask); }
+static inline void __syncwarp(unsigned mask = 0xffffffffu) { fiber_wait("__syncwarp", 0, mask, true); }
 
-#define __syncthreads() fiber_wait(__FILE__, __LINE__, 0)
+#define __syncthreads() fiber_wait(__FILE__, __LINE__, 0, true)
 #define threadIdx (fiber_block->current->thread)
 #define blockIdx (fiber_block->block)
 #define blockDim (fiber_block->shape)
