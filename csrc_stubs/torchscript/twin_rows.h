@@ -49,9 +49,9 @@ std::vector<Helper> helpers_of_joins();
 bool is_own_copy(const torch::jit::Value* value);  // whether the twin of a copy makes it
 void register_operators_of_joins();
 
-Twin twin_of_parts();  // part_twin.cpp
-std::vector<Helper> helpers_of_parts();
-void register_operators_of_parts();
+Twin twin_of_parts();                    // part_twin.cpp
+std::vector<Helper> helpers_of_parts();  // part_restore.cpp
+void register_operators_of_parts();      // part_ops.cpp
 
 Twin twin_with_operands();  // operand_twin.cpp
 std::vector<Helper> helpers_with_operands();
