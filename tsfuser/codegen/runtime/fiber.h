@@ -137,6 +137,11 @@ static inline void fiber_entry() {
 }
 
 #if defined(TSFUSER_RACES)
+UNCHECKED static bool race_is_shared(const void* address) {
+  const char* const at = static_cast<const char*>(address);
+  return at >= fiber_block->shared && at < fiber_block->shared + fiber_block->shared_bytes;
+}
+
 UNCHECKED static RacePlace race_here() {
   const Fiber& f = *fiber_block->current;
   return {fiber_block->block.x,
@@ -150,9 +155,8 @@ UNCHECKED static RacePlace race_here() {
 UNCHECKED static void race_abort(const char* does, const char* has, const void* address,
                                  const RacePlace& other) {
   const FiberBlock& b = *fiber_block;
-  const char* const at = static_cast<const char*>(address);
-  const bool is_shared = at >= b.shared && at < b.shared + b.shared_bytes;
-  const int64_t byte = at - (is_shared ? b.shared : nullptr);
+  const bool is_shared = race_is_shared(address);
+  const int64_t byte = static_cast<const char*>(address) - (is_shared ? b.shared : nullptr);
   char reason[256];
   snprintf(reason, sizeof(reason), "race: %s what thread %u of block %u has %s, byte %#llx of %s memory",
            does, other.thread, other.block, has, static_cast<unsigned long long>(byte),

@@ -11,9 +11,9 @@
 //   in one block, if the later one has passed more barriers of the block (__syncthreads), or, in one warp,
 //   more of the warp (__syncwarp; its lanes count as one, whatever the mask); in one cluster, if the later
 //   one has waited more often for the cluster than the earlier one had arrived.
-// A shuffle orders no memory, as on the GPU. A block may write to what it has read, though other blocks
-// have read it, too: batch norm updates its running statistics so, which all blocks of a channel load, and
-// one block uses.
+// A shuffle orders no memory, as on the GPU. A thread may write to what it has read in
+// global memory, though others have read it, too: batch norm updates its running statistics so, which all
+// threads of a channel load, and one uses.
 #pragma once
 
 #include <stdio.h>
@@ -36,7 +36,7 @@ enum RaceReaders : unsigned { race_nobody, race_thread, race_warp, race_block, r
 
 struct RaceByte {
   RacePlace write, read;  // `read`: the last one
-  uint64_t blocks;        // that have read it: bit n of all whose number is n, modulo 64
+  uint64_t seen_by;       // threads that have read it, a bit each; some share one
   bool written;
   RaceReaders readers;
 };
@@ -61,8 +61,9 @@ struct RaceRun {
 
 static thread_local RaceRun* race_run = nullptr;
 
-// By fiber.h: where the thread is that runs; and the end of the program, as the thread `does` what the
-// thread at `other` `has` done.
+// By fiber.h: whether that is shared memory of the block that runs; where the thread is that runs; and the
+// end of the program, as the thread `does` what the thread at `other` `has` done.
+static bool race_is_shared(const void* address);
 static RacePlace race_here();
 [[noreturn]] static void race_abort(const char* does, const char* has, const void* address,
                                     const RacePlace& other);
@@ -111,7 +112,8 @@ UNCHECKED static void race_access(const void* address, size_t size, bool writes)
   if (!run || stack < run->unchecked_begin || stack >= run->unchecked_end) return;  // no thread of a kernel
   if (first >= run->unchecked_begin && first < run->unchecked_end) return;
   const RacePlace now = race_here();
-  const uint64_t own = uint64_t{1} << now.block % 64;
+  const uint64_t own = uint64_t{1} << (now.block + now.thread) % 64;
+  const bool is_shared = race_is_shared(address);
   for (size_t i = 0; i < size; ++i) {
     RaceByte* const byte = race_byte(*run, reinterpret_cast<size_t>(first) + i);
     if (!byte) return;
@@ -119,13 +121,13 @@ UNCHECKED static void race_access(const void* address, size_t size, bool writes)
       race_abort(writes ? "writes" : "reads", "written", first + i, byte->write);
     const bool is_later = byte->readers == race_nobody || race_ordered(*run, byte->read, byte->readers, now);
     if (!writes) {
-      if (byte->readers == race_nobody) byte->blocks = 0;
-      byte->blocks |= own;
+      if (byte->readers == race_nobody) byte->seen_by = 0;
+      byte->seen_by |= own;
       byte->readers = is_later ? race_thread : race_joined(*byte, now);
       byte->read = now;
       continue;
     }
-    const bool updates = byte->readers == race_blocks && byte->blocks & own;
+    const bool updates = !is_shared && byte->seen_by & own;
     if (!is_later && !updates) race_abort("writes", "read", first + i, byte->read);
     byte->write = now;
     byte->written = true;
