@@ -44,13 +44,15 @@ using torch::jit::Value;
 
 constexpr const char* kApart = "tsfuser::apart";
 
-// Whether the node gives a view of its first operand, as its schema says, and autodiff takes it.
+// Whether the node gives a view of its first operand, as its schema says, and autodiff takes it. A list of
+// views is none.
 bool is_view_inside(const Node* node) {
   const auto* schema = node->outputs().size() == 1 ? node->maybeSchema() : nullptr;
   if (!schema || schema->is_mutable() || schema->arguments().empty() || schema->returns().size() != 1) {
     return false;
   }
-  return schema->arguments()[0].alias_info() && schema->returns()[0].alias_info() && may_be_inside(node);
+  return schema->arguments()[0].alias_info() && schema->returns()[0].alias_info() &&
+         is_tensor(node->input(0)) && is_tensor(node->output()) && may_be_inside(node);
 }
 
 bool is_tensor_op_outside(const Node* node) {

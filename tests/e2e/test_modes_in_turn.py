@@ -47,6 +47,14 @@ PROGRAMS = {
     "index": "r = (x * y)[torch.arange(m, n)].tanh() + 1.0",
     "where": "r = torch.where(x > 0, x * n, y * m).tanh()",
     "in place": "z = x * y; z[:, :m].mul_(n); r = z.tanh()",
+    "over a split": "t = x.split(n, 1); r = y.sum(); for p in t:;     r = r + p.sum()",
+    "over parts and one of them": "t = x.split(n, 1); r = t[0].tanh(); for p in t:;     r = r + p.sum()",
+    "over rows": "t = x.unbind(0); r = t[0].tanh(); for p in t:;     r = (r * p).sigmoid()",
+    "over chunks": "r = y.sum(); for p in x.chunk(m, 1):;     r = r + p.tanh().sum()",
+    "over a list": "t = [x * y, y]; r = t[0].tanh(); for p in t:;     r = r + p.sigmoid()",
+    "over views of views": "t = x.view(n, m, -1).unbind(1); r = y.sum(); for p in t:;     r = r + p.exp()",
+    "list in a branch": "t = x.split(n, 1); r = y.sum(); if n > m:;     r = r + t[0].exp() * t[1]",
+    "counted": "t = x.split(m, 1); r = t[0] * len(t); for i in range(len(t)):;     r = r * t[i].tanh()",
     "by a condition": "t = x.split(n, 1)[0] if n > m else x; r = t.tanh() * 2.0",
 }
 
