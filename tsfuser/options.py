@@ -234,7 +234,8 @@ TABLE = (
            _one_of("block", "fibers", "fibers_races", "fibers_memory"),
            "How kernels for CPU tensors run: block is a loop over blocks; fibers, for tests, the launch "
            "shape of CUDA; fibers_races and fibers_memory end the program at a race between threads, and "
-           "at an access outside of all tensors (with g++, for the latter with its libasan.so preloaded)."),
+           "at an access outside of all tensors (with g++; the latter with its libasan.so preloaded; races "
+           "between blocks are seen with OMP_NUM_THREADS=1)."),
 )  # fmt: skip
 
 

@@ -416,3 +416,21 @@ def test_what_differs_is_left_to_torch(compared, monkeypatch):
         eager_random.grid_of("cuda:0")
     body = "%a = aten::dropout(%x, 0.5, True)\n%b = aten::mul(%a, %x)\n%r = aten::add(%b, %x, 1)"
     assert fused(XY, body, "%r") == [["aten::mul", "aten::add"]]
+
+
+@pytest.mark.parametrize(
+    "between, parted",
+    [
+        ("aten::scaled_dot_product_attention(%x, %x, %x, None, 0.0, False, None, False)", False),
+        ("aten::scaled_dot_product_attention(%x, %x, %x, None, 0.5, False, None, False)", True),
+        ("aten::dropout(%x, 0.5, False)", False),
+        ("aten::normal_(%fresh, 0.0, 1.0, None)", True),
+        ("aten::_no_grad_uniform_(%fresh, 0.0, 1.0, None)", True),
+        ("aten::cumsum(%x, 0, None)", False),
+    ],
+)
+def test_what_draws_nothing_parts_no_group(known, between, parted):
+    text = ORDER.format(between=between).replace("%n =", "%fresh = aten::cumsum(%x, 0, None)\n%n =")
+    with options.override(enable={}):
+        found = fused(XY, text, "%r, %n")
+    assert (max(group.count("aten::dropout") for group in found) < 2) is parted

@@ -67,8 +67,10 @@ SECRET_VIEWS = frozenset(row.name for row in table.all_rows() if row.secret_view
     without_row.SECRET_VIEWS
 )
 
-#: Kinds that set where random numbers begin.
-_SEEDS = frozenset(("aten::manual_seed", "aten::seed"))
+#: Kinds that draw random numbers, set where these begin, or may do either, though torch does not say so.
+_DRAWING = frozenset(
+    f"aten::{name}" for name in ("manual_seed", "seed", "_no_grad_uniform_", "_no_grad_normal_")
+) | frozenset(f"prim::{name}" for name in ("CallFunction", "CallMethod", "PythonOp", "fork"))
 
 PURE, ACTS, WRITES = range(3)
 
@@ -97,20 +99,26 @@ def draws(node: Node) -> bool:
     inner = [node.g("Subgraph")] if kind in _WITH_GRAPH else blocks(node)
     if inner:
         return any(draws(n) for block in inner for n in nodes_in(block))
-    if not _may_draw(kind):
-        return False
+    return _may_draw(kind) and not _is_switched_off(node)
+
+
+def _is_switched_off(node: Node) -> bool:
+    """Whether the node draws nothing: it does not train, or a product of attention drops nothing."""
     found = schema(node)
-    switches = [k for k, name in enumerate(found.arguments) if name in ("train", "training")] if found else []
-    return not any(is_constant(v) and constant_of(v) is False for v in (node.inputsAt(k) for k in switches))
+    for name, value in zip(found.arguments, inputs(node)) if found else ():
+        off = {"train": False, "training": False, "dropout": 0.0, "dropout_p": 0.0}.get(name)
+        if off is not None and is_constant(value) and constant_of(value) == off:
+            return True
+    return False
 
 
 @cache
 def _may_draw(kind: str) -> bool:
     """Whether nodes of this kind may take random numbers, or set where they begin: torch says so of its ops.
-    Other libraries' ops may do anything, and so may what runs Python."""
+    Other libraries' ops may do anything, and so may calls."""
     space, _, name = kind.partition("::")
-    if space in ("prim", "tsfuser") or kind in _SEEDS:
-        return kind in _SEEDS or kind == "prim::PythonOp"
+    if space in ("prim", "tsfuser") or kind in _DRAWING:
+        return kind in _DRAWING
     if space != "aten":
         return True
     packet = getattr(torch.ops.aten, name, None)  # None: an op of TorchScript's alone
