@@ -59,6 +59,59 @@ PROGRAMS = {
 }
 
 
+#: Tensors in lists, tuples and dicts, and pairs of results.
+HELD = {
+    "append": "t = [x]; for i in range(m):;     t.append((t[-1] * y).tanh()); r = torch.cat(t, 1)",
+    "append parts": "t = [x[:, :n]]; for p in y.split(n, 1):;     t.append(p.exp()); r = torch.cat(t, 0)",
+    "slice of list": "t = x.split(m, 1)[1:3]; r = t[0].tanh() * t[1]",
+    "comprehension": "t = [(p * 2.0).tanh() for p in x.split(n, 1)]; r = torch.cat(t, 1) * y",
+    "comprehension of unbind": "r = torch.stack([p.tanh() * 2.0 for p in x.unbind(0)], 0)",
+    "zip": "r = x.sum(); for p, q in zip(x.split(n, 1), y.split(n, 1)):;     r = r + (p * q).tanh().sum()",
+    "enumerate": "r = x.sum(); for i, p in enumerate(x.split(n, 1)):;     r = r + (p * i).tanh().sum()",
+    "tuple": "t = (x * y, x + y); a, b = t; r = a.tanh() * b",
+    "tuple of parts": "a, b = x.split(n, 1); t = (a, b, y); r = t[0].tanh() * t[1] + t[2][:, :n]",
+    "dict": "d = {'a': x.tanh(), 'b': y * 2.0}; r = d['a'] * d['b']",
+    "dict of parts": "a, b = x.chunk(m, 1); d = {'a': a, 'b': b}; r = d['a'].tanh() * d['b']",
+    "dict values": "d = {'a': x.tanh(), 'b': y * 2.0}; r = x; for k in d.values():;     r = r * k",
+    "nested list": "t = [[x, y], [y, x]]; r = t[0][0].tanh() * t[1][0]",
+    "list multiply": "t = [x.tanh()] * m; r = torch.cat(t, 0)",
+    "unused part": "a, b = x.split(n, 1); r = a.tanh() * 2.0",
+    "unused chunk of product": "a, b = (x @ y.t()).chunk(m, 1); r = b.tanh() * 2.0",
+    "parts of parts": "a, b = x.split(n, 1); c, d = a.chunk(m, 1); r = c.tanh() * d",
+    "parts joined again": "a, b = x.split(n, 1); r = torch.cat([b, a], 1) * y",
+    "parts twice": "a, b = x.split(n, 1); c, d = x.split(n, 1); r = a * d + b * c",
+    "chunk dim variable": "a, b = x.chunk(2, m - 1); r = a.tanh() * b",
+    "split uneven": "t = x.split(5, 1); r = t[0].tanh() * t[1] + t[2].sum()",
+    "chunk uneven": "t = x.chunk(5, 1); r = t[0].tanh() + t[-1].sum()",
+    "chunk too many": "t = x.chunk(24, 1); r = t[0].tanh() + float(len(t))",
+    "hsplit": "a, b = torch.hsplit(x, 2); r = a.tanh() * b",
+    "vsplit": "a, b = torch.vsplit(x, 2); r = a.tanh() * b",
+    "dsplit": "a, b = torch.dsplit(x.view(6, m, n), 2); r = a.tanh() * b",
+    "meshgrid": "a, b = torch.meshgrid([x[0], y[0]], indexing='ij'); r = (a * b).tanh()",
+    "broadcast_tensors": "a, b = torch.broadcast_tensors(x[:1], y); r = (a * b).tanh()",
+    "where unpack": "a, b = torch.where(x > 0.5); r = x[a, b].tanh() * 2.0",
+    "max pair": "a, b = (x * y).max(1); r = a.tanh() + b",
+    "topk": "a, b = (x * y).topk(m, 1); r = a.tanh() + b",
+    "sort": "a, b = (x * y).sort(1); r = a.tanh() + b",
+    "var_mean": "a, b = torch.var_mean(x * y, 1); r = a.tanh() * b",
+    "while": "r = x; k = 0; while k < m:;     r = (r * y).tanh();     k += 1",
+    "if else views": "a = x.t() if n > m else x; r = a.tanh() * 2.0",
+    "if else parts": "if n > m:;     a, b = x.split(n, 1); else:;     a, b = x.chunk(m, 1); r = a.tanh() * b",
+    "by a value": "r = x * 2.0; if bool((x.sum() > 0).item()):;     r = r.tanh() * y",
+    "loop carried parts": "a, b = x.split(n, 1); for i in range(m):;     a, b = b.tanh(), a * 2.0; r = a * b",
+    "loop carried list": "t = [x, y]; for i in range(m):;     t = [t[1].tanh(), t[0] * t[1]]; r = t[0]",
+    "optional": "w = x if n > 3 else None; r = y.tanh() * 2.0; if w is not None:;     r = r * w",
+    "list of sizes": "s = [x.size(0), m, n]; r = (x * y).view(s).tanh().sum(1) * 2.0",
+    "size unpack": "b, c = x.shape; r = (x * y).view(b, m, c // m).tanh()",
+    "sizes in loop": "r = x; for d in x.shape:;     r = (r * d).tanh()",
+    "numbers list": "k = [1.0, 2.0]; r = x; for v in k:;     r = (r * v).tanh()",
+    "cat in loop": "r = x; for i in range(m):;     r = torch.cat([r, y.tanh()], 1)",
+    "select in loop": "r = x[0] * 1.0; for i in range(6):;     r = (r + x[i]).tanh()",
+    "detach parts": "a, b = x.split(n, 1); r = a.detach().tanh() * b",
+    "a list by two names": "t = x.split(n, 1); u = t; r = u[0].tanh() * t[1]",
+    "len cond": "t = x.split(n, 1); r = t[0].tanh(); if len(t) > 1:;     r = r * t[1]",
+    "index of": "t = [1, 2, 3]; k = t.index(2); r = x.split(n, 1)[k].tanh()",
+}
 ORDERS = {
     "training first": ["train"] * 3 + ["no_grad"] * 3 + ["detached"] * 2,
     "training last": ["detached"] * 3 + ["no_grad"] * 2 + ["train"] * 3,
@@ -74,7 +127,17 @@ def gradients_of(result, *inputs):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_training_and_inference_in_turn(device, program, order):
-    lines = [*PROGRAMS[program].split("; "), "return r\n"]
+    check(PROGRAMS[program], order, device)
+
+
+@pytest.mark.parametrize("program", HELD)
+def test_tensors_in_lists(device, program):
+    check(HELD[program], "mixed", device)
+
+
+def check(program, order, device):
+    """`program`: lines of TorchScript, with "; " between."""
+    lines = [*program.split("; "), "return r\n"]
     source = "\n    ".join(["def f(x, y, n: int, m: int):", *lines])
     function, eager = script(source), {"torch": torch}
     exec(source, eager)

@@ -53,7 +53,7 @@ struct RacePage {
 // What one run of a kernel's blocks has reached.
 struct RaceRun {
   static constexpr int buckets = 1024;
-  static constexpr int64_t most_pages = 4096;  // 0.9 GB
+  static constexpr int64_t most_pages = 4096;  // 1 GB
   RacePage* pages[buckets];
   RacePage* last;
   int64_t page_count;
