@@ -13,7 +13,7 @@ from kit.batch_norms import FORWARD as BATCH_NORM
 from kit.batch_norms import Normed, parameters
 from kit.opsweep import plain
 from kit.reductions import COLUMNS, DTYPES, ROWS, Fused, check, rows_of, tensor
-from kit.support import assert_matches, fresh, groups, kinds, no_fallback, script, train
+from kit.support import assert_matches, counted, fresh, groups, kinds, no_fallback, script, train
 from tsfuser.ops import normalization
 
 pytestmark = pytest.mark.usefixtures("single_nodes")
@@ -433,7 +433,8 @@ def test_rms_norm_with_a_weight_in_double_is_left_to_torch(device):
     """Which computes in double."""
     x, w = torch.rand(5, 9, device=device), torch.rand(9, device=device, dtype=torch.float64)
     scripted = fresh(torchs_rms_norm)
-    with tsfuser.fuser(), warnings.catch_warnings():
+    with tsfuser.fuser(), warnings.catch_warnings(), counted() as rise:
         warnings.simplefilter("ignore", tsfuser.TsfuserWarning)
         for _ in range(4):
             assert_matches(scripted(x, w), torchs_rms_norm(x, w))
+    assert "rms_norm of float32 with a weight in float64" in rise["fallbacks"] and rise["launches"] == 0

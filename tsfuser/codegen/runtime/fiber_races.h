@@ -7,10 +7,12 @@
 // much memory.
 //
 // Of each byte the last write is known, and the last read since then. Two accesses are in order
-//   in one thread;
-//   in one block, if the later one has passed more barriers of the block (__syncthreads), or, in one warp,
-//   more of the warp (__syncwarp; its lanes count as one, whatever the mask); in one cluster, if the later
-//   one has waited more often for the cluster than the earlier one had arrived.
+//
+// - if one thread makes both;
+// - in one block, if the later one has passed more of its barriers (__syncthreads);
+// - in one warp, if the later one has passed more barriers of the warp (__syncwarp, whatever the mask);
+// - in one cluster, if the later one has waited for it more often than the earlier one had arrived.
+//
 // A shuffle orders no memory, as on the GPU. One thing is let pass that may be a race: a thread may write to
 // what it has read in global memory, though others have read it, too. Batch norm updates its running
 // statistics so: all threads of a channel load them, and one uses what it has loaded.
