@@ -169,6 +169,7 @@ torch::jit::Operation torchs_operation(const torch::jit::Node* node) {
 void hook_into_torch() {
   static const bool once = [] {
     register_operators();
+    register_products();
     register_size_operators();
     register_early_sizes();
     register_convolution_operands();

@@ -38,6 +38,7 @@ void hook_into_torch();
 void take_op_facts(OpFacts facts);
 void register_operators();       // operators.cpp
 void register_size_operators();  // sizes.cpp
+void register_products();        // ended_products.cpp
 void register_dropout_seeds();   // dropout_seeds.cpp
 
 // What runs the node by torch's own operator, where ours has replaced it.

@@ -6,13 +6,10 @@
 #include "torchscript/nodes.h"
 
 #include <ATen/OpMathType.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/add.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/threshold_backward.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/jit/ir/ir.h>
@@ -165,23 +162,6 @@ void ordered(Stack& stack) {
   torch::jit::push(stack, self.contiguous(format));
 }
 
-// A product of matrices and a bias. Together where the bias is a row of the product's dtype, so that the
-// library adds it; what autocast makes of one op or two may differ.
-void biased_product(Stack& stack) {
-  const at::Tensor right = torch::jit::pop(stack).toTensor(), left = torch::jit::pop(stack).toTensor();
-  const at::Tensor bias = torch::jit::pop(stack).toTensor();
-  const auto dtype = left.scalar_type();
-  const auto device = left.device().type();
-  const bool is_row = bias.dim() == 1 && right.dim() == 2 && bias.size(0) == right.size(1) &&
-                      bias.device() == left.device() && bias.scalar_type() == dtype &&
-                      right.scalar_type() == dtype;
-  const bool known = device == at::kCPU || device == at::kCUDA;
-  const bool casts = known && at::autocast::is_autocast_enabled(device) &&
-                     at::autocast::get_autocast_dtype(device) != dtype;
-  torch::jit::push(
-      stack, is_row && known && !casts ? at::addmm(bias, left, right) : at::add(bias, at::mm(left, right)));
-}
-
 // The tensor itself, of which the order of dims in memory is wished for: only a group, which stores it
 // anyway, heeds that.
 void laid_out(Stack& stack) { torch::jit::drop(stack, 1); }
@@ -251,8 +231,6 @@ void register_operators() {
                             c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("tsfuser::ordered(Tensor self, *, int memory_format=0) -> Tensor", ordered,
                             c10::AliasAnalysisKind::FROM_SCHEMA),
-       torch::jit::Operator("tsfuser::biased_product(Tensor bias, Tensor left, Tensor right) -> Tensor",
-                            biased_product, c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("tsfuser::laid_out(Tensor(a) self, int[] order) -> Tensor(a)", laid_out,
                             c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("tsfuser::inverse_order(int[] dims) -> int[]", inverse_order,

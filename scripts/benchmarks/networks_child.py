@@ -42,6 +42,7 @@ class Subject:
         if self.network.channels_last:
             self.module = self.module.to(memory_format=torch.channels_last)
             self.inputs = [x.contiguous(memory_format=torch.channels_last) for x in self.inputs]
+        self.gradients = {}  # by dtype
         self.random = self.training and any(_draws(part) for part in self.module.modules())
 
     def prepared(self, peer, module):
@@ -93,10 +94,12 @@ class Subject:
         return training if self.training else inference
 
     def gradient(self, out):
-        if not hasattr(self, "drawn"):
+        """A random gradient of the result, the same in each dtype; drawn once, so that no step casts it."""
+        if out.dtype not in self.gradients:
             generator = torch.Generator(DEVICE).manual_seed(1)
-            self.drawn = torch.randn(out.shape, generator=generator, device=DEVICE)
-        return self.drawn.to(out.dtype)
+            drawn = torch.randn(out.shape, generator=generator, device=DEVICE)
+            self.gradients[out.dtype] = drawn.to(out.dtype)
+        return self.gradients[out.dtype]
 
 
 def autocast(enabled=CUDA, **settings):

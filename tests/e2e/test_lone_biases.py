@@ -121,3 +121,49 @@ def test_under_autocast(device):
         assert out.dtype == want.dtype
         exact = eager(*(t.double() for t in inputs))
         assert_matches(out, want, exact, ops=100, precision=torch.bfloat16)
+
+
+#: What a training step keeps for its backward; the sum is stored, and read in the group besides.
+STORED = {
+    "addmm": "y = torch.addmm(b, x, w)\n    return torch.cumsum(torch.sin(y) * torch.tanh(y), 0), torch.cumsum(y, 0)",
+    "of a cast": "y = torch.addmm(b.to(x.dtype), x, w)\n"
+    "    return torch.cumsum(torch.sin(y) * torch.tanh(y), 0), torch.cumsum(y, 0)",
+    "alone with one op": "y = torch.addmm(b, x, w)\n    return torch.cumsum(torch.tanh(y), 0), torch.cumsum(y, 0)",
+    "and its size": "y = torch.addmm(b, x, w)\n    z = torch.sin(y) * torch.tanh(y) * float(y.size(0))\n"
+    "    return torch.cumsum(z, 0), torch.cumsum(y, 0)",
+}
+NOT_STORED = {
+    "the product, too": "p = torch.mm(x, w)\n    y = p + b\n    z = torch.sin(y) * torch.tanh(p)\n"
+    "    return torch.cumsum(z, 0), torch.cumsum(y, 0)",
+    "written later": "y = torch.addmm(b, x, w)\n    z = torch.sin(y) * torch.tanh(y)\n    y.add_(1.0)\n"
+    "    return torch.cumsum(z, 0), torch.cumsum(y, 0)",
+    "a row that is computed": "y = torch.addmm(torch.sin(b), x, w)\n    z = torch.sin(y) * torch.tanh(y)\n"
+    "    return torch.cumsum(z, 0), torch.cumsum(y, 0)",
+}
+
+
+@pytest.mark.parametrize("name", [*STORED, *NOT_STORED])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_sum_that_is_stored(device, name, dtype):
+    eager, scripted = functions({**STORED, **NOT_STORED}[name])
+    wide = torch.float32 if name == "of a cast" else dtype
+    with tsfuser.fuser():
+        for sizes in [(64, 5, 80)] * 3 + [(1, 1, 2), (70, 7, 81), (0, 3, 2), (4, 0, 2)]:
+            inputs = operands(device, *sizes, dtype, wide)
+            exact = eager(*(t.double() for t in inputs))
+            for found in zip(scripted(*inputs), eager(*inputs), exact):
+                assert_matches(*found, ops=100)
+        adds = any("aten::add" in kinds(g) for g in groups(scripted))
+        inputs = operands(device, 64, 5, 80, dtype, wide)
+        assert (BIASED in str(scripted.graph_for(*inputs)) and not adds) == (name in STORED)
+
+
+def test_a_sum_that_is_small_stays(device):
+    """A cast of the bias would be a launch of its own."""
+    _, scripted = functions(STORED["of a cast"])
+    with tsfuser.fuser():
+        for _ in range(4):
+            scripted(*operands(device, 3, 5, 8, torch.bfloat16, torch.float32))
+        assert BIASED not in str(
+            scripted.graph_for(*operands(device, 3, 5, 8, torch.bfloat16, torch.float32))
+        )

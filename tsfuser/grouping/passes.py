@@ -11,7 +11,7 @@ In: a graph whose values carry types. Out: the same graph with `prim::CudaFusion
   clean_groups          before size arithmetic is made, and before a fallback is copied from the subgraph
   drop_size_only        after cleaning (fewer nodes to follow), before guards: a fallback has the outputs
   inline_small_groups   what cleaning left with nothing to win returns to the graph
-  return_lone_biases    before dtypes are what a group returns: it looks for groups of one output
+  end_products          before dtypes are what a group returns: it looks for groups of one output
   replace_dtype_only    after size-only outputs, which may be asked for their dtypes, too
   (guards)              after all changes of the groups' outputs, since a fallback copies the subgraph
   merge_views           after all groups are final: what is outside now stays there
@@ -37,9 +37,9 @@ from ..graph.layout_hints import drop_layout_hints
 from ..graph.matmul_operands import drop_copies
 from ..graph.passes import Pass
 from ..graph.rewrites import REWRITES
-from ..graph.wrapper import CONSTANT, GROUP, Graph, Value, facts, graph_inputs, is_tensor
+from ..graph.wrapper import CONSTANT, GROUP, Graph, Value, all_nodes_of, facts, graph_inputs, is_tensor
 from ..planning import batched, stored_trials
-from . import lone_biases, sizes
+from . import activated_products, lone_biases, sizes
 from .chunks import move_chunks
 from .dtype_only import replace_dtype_only_outputs
 from .groups import Group, make_groups
@@ -52,7 +52,7 @@ from .views import Split, merge_views, split_views
 class Work:
     """What the passes share: the graph, its groups from the last to the first (inner blocks before outer
     ones), and where the refusals go. `lone_reductions`: on a GPU a reduction is a group, also where nothing
-    is fused with it."""
+    is fused with it. `has_products`: there are products of matrices that do more than multiply, or may do so."""
 
     graph: Graph
     refusals: Refusals
@@ -60,11 +60,12 @@ class Work:
     groups: list[Group] = field(default_factory=list)
     effects: Effects | None = None
     split: Split = field(default_factory=Split)
+    has_products: bool = False
 
     @property
     def is_done(self) -> bool:
-        """Whether groups were made, and none is left."""
-        return self.effects is not None and not self.groups
+        """Whether groups were made, and none is left, nor a product that could do what is left to torch."""
+        return self.effects is not None and not self.groups and not self.has_products
 
     def __str__(self) -> str:
         return str(self.graph)
@@ -73,6 +74,8 @@ class Work:
 def _make_groups(work: Work) -> None:
     work.effects = Effects(work.graph)
     work.groups = make_groups(work.graph, work.effects, work.refusals, work.lone_reductions)
+    kinds = (lone_biases.PRODUCT, *activated_products.PRODUCTS)
+    work.has_products = any(work.graph.findNode(kind, True) is not None for kind in kinds)
     stored_trials.keep()  # no later pass asks rows for their results
 
 
@@ -111,15 +114,56 @@ def give_back(work: Work, group: Group, reason: str) -> None:
     inline(work.graph, group.node)
 
 
-def _return_lone_biases(work: Work) -> None:
-    for product in work.graph.findAllNodes(lone_biases.PRODUCT, True):
+def _end_products(work: Work) -> None:
+    """Products of matrices do what the library that multiplies does on its way, instead of groups."""
+    added, activated = _return_biases(work), _activate_products(work)
+    work.has_products = added or activated
+    _inline_small_groups(work)
+
+
+def _return_biases(work: Work) -> bool:
+    """Whether a product adds a bias now."""
+    changed = False
+    for product in all_nodes_of(work.graph, (lone_biases.PRODUCT,)):
         reader = lone_biases.reader_of(product, work.effects)
+        stored = lone_biases.stored_sum_of(product, work.effects) if reader is None else None
         group = next((g for g in work.groups if g.node == reader), None)
         if group is not None:
             work.groups.remove(group)
             give_back(work, group, lone_biases.REASON)
         if reader is not None:
-            lone_biases.add_in_product(work.graph, product)
+            written = group is None and work.effects.is_written(reader.output())
+            made = lone_biases.add_in_product(work.graph, product)
+        elif stored is not None:
+            written, made = False, lone_biases.store_in_product(work.graph, product, *stored)
+        else:
+            continue
+        work.effects.learn([made], written)
+        work.refusals.add(made.node(), lone_biases.SAID)
+        changed = True
+    return changed
+
+
+def _activate_products(work: Work) -> bool:
+    """Whether a product applies an activation now."""
+    changed = False
+    for product in all_nodes_of(work.graph, (lone_biases.PRODUCT, *activated_products.PRODUCTS)):
+        found = activated_products.activation_behind(product, work.effects)
+        if found is None:
+            continue
+        result = found.reader.output()
+        group = next((g for g in work.groups if g.node == found.reader), None)
+        if group is not None:
+            read = next(iter(result.uses()))
+            work.groups.remove(group)
+            give_back(work, group, activated_products.SAID)
+            result = read.user.inputsAt(read.offset)
+        if product.kind() == lone_biases.PRODUCT:
+            product = lone_biases.add_in_product(work.graph, product).node()
+        made = activated_products.activate(work.graph, product, result, found.activation)
+        work.refusals.add(made, activated_products.SAID)
+        changed = True
+    return changed
 
 
 def _replace_dtype_only(work: Work) -> None:
@@ -180,7 +224,7 @@ MAKE_GROUPS = (
     Pass("clean_groups", _clean_groups),
     Pass("drop_size_only", _drop_size_only),
     Pass("inline_small_groups", _inline_small_groups),
-    Pass("return_lone_biases", _return_lone_biases),
+    Pass("end_products", _end_products),
     Pass("replace_dtype_only", _replace_dtype_only),
 )
 SETTLE = (Pass("merge_views", lambda work: merge_views(work.graph, work.split)),)

@@ -103,7 +103,7 @@ def _fuse(graph: Graph, refusals: Refusals) -> Graph:
         interrupts.pass_on(error)
         _give_up(error)
         return graph
-    if not work.groups:
+    if not work.groups and not work.has_products:
         return graph
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Compilation", str(work.graph))
