@@ -1,9 +1,8 @@
 // Products of matrices that end with what their library does on its way: `tsfuser::biased_product` adds a
-// bias (tsfuser/grouping/lone_biases.py), `tsfuser::activated_product` besides applies relu, or gelu in its
-// tanh form (tsfuser/grouping/activated_products.py). In: any tensors, though the graph was made for those
-// that were profiled: what the library does not do runs as ops of torch, one after the other. Out: the same
-// values but for roundings. cuBLASLt applies activations before it stores; elsewhere the result is changed
-// in place.
+// bias (tsfuser/grouping/lone_biases.py), `tsfuser::gelu_product` besides applies gelu, in its tanh form
+// (tsfuser/grouping/gelu_products.py). In: any tensors, though the graph was made for those that were
+// profiled: what the library does not do runs as ops of torch, one after the other. Out: the same values but
+// for roundings. cuBLASLt applies gelu before it stores; elsewhere the result is changed in place.
 
 #include "call/arguments.h"
 #include "torchscript/hooks.h"
@@ -17,14 +16,12 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/relu.h>
 #include <ATen/ops/tanh.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
 #include <cmath>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -63,12 +60,10 @@ void biased_product(Stack& stack) {
   torch::jit::push(stack, biased(bias, left, right));
 }
 
-bool is_half(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
-
-// Whether the activation may be applied to the product as it is made: that has no derivative, nobody may
-// watch which ops run, and the rows of a linear's operand have to lie as those of a matrix.
-bool is_activated_on_its_way(const at::Tensor& bias, const at::Tensor& left, const at::Tensor& right,
-                             int64_t columns, bool transposed, bool relu) {
+// Whether gelu may be applied to the product as it is made: that has no derivative, nobody may watch which
+// ops run, and the rows of a linear's operand have to lie as those of a matrix.
+bool is_gelu_on_its_way(const at::Tensor& bias, const at::Tensor& left, const at::Tensor& right,
+                        int64_t columns, bool transposed) {
   const bool records = c10::GradMode::is_enabled();
   for (const at::Tensor* tensor : {&bias, &left, &right}) {
     if (refuse_tensor(*tensor) || (records && tensor->requires_grad())) {
@@ -76,9 +71,9 @@ bool is_activated_on_its_way(const at::Tensor& bias, const at::Tensor& left, con
     }
   }
   const auto dtype = left.scalar_type();
-  return !refuse_mode() && (left.dim() == 2 || (transposed && left.dim() > 2 && left.is_contiguous())) &&
-         left.numel() > 0 && bias.is_contiguous() && (is_half(dtype) || (relu && dtype == at::kFloat)) &&
-         is_biased_on_its_way(bias, left, right, columns);
+  const bool is_matrix = left.dim() == 2 || (transposed && left.dim() > 2 && left.is_contiguous());
+  return !refuse_mode() && is_matrix && left.numel() > 0 && bias.is_contiguous() &&
+         (dtype == at::kHalf || dtype == at::kBFloat16) && is_biased_on_its_way(bias, left, right, columns);
 }
 
 // Gelu that the program writes out takes more than gelu does: complex numbers, and integers, as floats.
@@ -90,30 +85,25 @@ at::Tensor written_gelu(const at::Tensor& sum) {
   return x * 0.5 * (1.0 + at::tanh(std::sqrt(M_2_PI) * (x + 0.044715 * x * x * x)));
 }
 
-// `transposed`: the right operand is that of a linear.
-void activated_product(Stack& stack) {
-  const bool transposed = torch::jit::pop(stack).toBool();
-  const std::string activation = torch::jit::pop(stack).toStringRef();
+// `transposed`: the right operand is that of a linear. `written`: the program writes gelu out.
+void gelu_product(Stack& stack) {
+  const bool written = torch::jit::pop(stack).toBool(), transposed = torch::jit::pop(stack).toBool();
   const at::Tensor right = torch::jit::pop(stack).toTensor(), left = torch::jit::pop(stack).toTensor();
   const at::Tensor bias = torch::jit::pop(stack).toTensor();
-  const bool relu = activation == "relu";
   const int64_t columns = right.dim() == 2 ? right.size(transposed ? 0 : 1) : 0;
-  at::Tensor result;
-  if (!is_activated_on_its_way(bias, left, right, columns, transposed, relu)) {
-    result = transposed ? at::linear(left, right, bias) : biased(bias, left, right);
-    result = relu                   ? at::relu(result)
-             : activation == "gelu" ? at::gelu(result, "tanh")
-                                    : written_gelu(result);
-    torch::jit::push(stack, std::move(result));
+  if (!is_gelu_on_its_way(bias, left, right, columns, transposed)) {
+    const at::Tensor sum = transposed ? at::linear(left, right, bias) : biased(bias, left, right);
+    torch::jit::push(stack, written ? written_gelu(sum) : at::gelu(sum, "tanh"));
     return;
   }
   const at::Tensor rows = left.dim() == 2 ? left : left.reshape({-1, left.size(-1)});
   const at::Tensor matrix = transposed ? right.t() : right;
+  at::Tensor result;
   if (left.is_cuda()) {
-    result = at::_addmm_activation(bias, rows, matrix, 1, 1, /*use_gelu=*/!relu);
+    result = at::_addmm_activation(bias, rows, matrix, 1, 1, /*use_gelu=*/true);
   } else {
     result = at::addmm(bias, rows, matrix);
-    relu ? at::relu_(result) : at::gelu_(result, "tanh");
+    at::gelu_(result, "tanh");
   }
   if (left.dim() != 2) {
     std::vector<int64_t> sizes = left.sizes().vec();
@@ -129,9 +119,9 @@ void register_products() {
   static const torch::jit::RegisterOperators registered(
       {torch::jit::Operator("tsfuser::biased_product(Tensor bias, Tensor left, Tensor right) -> Tensor",
                             biased_product, c10::AliasAnalysisKind::FROM_SCHEMA),
-       torch::jit::Operator("tsfuser::activated_product(Tensor bias, Tensor left, Tensor right, "
-                            "str activation, bool transposed) -> Tensor",
-                            activated_product, c10::AliasAnalysisKind::FROM_SCHEMA)});
+       torch::jit::Operator("tsfuser::gelu_product(Tensor bias, Tensor left, Tensor right, "
+                            "bool transposed, bool written) -> Tensor",
+                            gelu_product, c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 
 }  // namespace tsfuser

@@ -38,10 +38,7 @@ ALLOWED = {
         "reshape reshaped contiguous ordered slice _grad_sum_to_size",
         "the nodes that it makes, and of which, and what is a whole; and what gives a gradient",
     ),
-    "tsfuser/grouping/activation_forms.py": (
-        "relu gelu add mul pow tanh",
-        "the activations that it knows, and what the second is written out with",
-    ),
+    "tsfuser/grouping/gelu_forms.py": ("gelu add mul pow tanh", "what gelu is written out with"),
     "tsfuser/grouping/lone_biases.py": ("add", "a bias is added by"),
     "tsfuser/graph/bias.py": ("add t unsqueeze", "the nodes that it makes"),
     "tsfuser/graph/effects.py": ("mul add", "here they are ops on lists of numbers"),

@@ -39,7 +39,7 @@ from ..graph.passes import Pass
 from ..graph.rewrites import REWRITES
 from ..graph.wrapper import CONSTANT, GROUP, Graph, Value, all_nodes_of, facts, graph_inputs, is_tensor
 from ..planning import batched, stored_trials
-from . import activated_products, lone_biases, sizes
+from . import gelu_products, lone_biases, sizes
 from .chunks import move_chunks
 from .dtype_only import replace_dtype_only_outputs
 from .groups import Group, make_groups
@@ -74,7 +74,7 @@ class Work:
 def _make_groups(work: Work) -> None:
     work.effects = Effects(work.graph)
     work.groups = make_groups(work.graph, work.effects, work.refusals, work.lone_reductions)
-    kinds = (lone_biases.PRODUCT, *activated_products.PRODUCTS)
+    kinds = (lone_biases.PRODUCT, *gelu_products.PRODUCTS)
     work.has_products = any(work.graph.findNode(kind, True) is not None for kind in kinds)
     stored_trials.keep()  # no later pass asks rows for their results
 
@@ -116,8 +116,8 @@ def give_back(work: Work, group: Group, reason: str) -> None:
 
 def _end_products(work: Work) -> None:
     """Products of matrices do what the library that multiplies does on its way, instead of groups."""
-    added, activated = _return_biases(work), _activate_products(work)
-    work.has_products = added or activated
+    added, applied = _return_biases(work), _apply_gelus(work)
+    work.has_products = added or applied
     _inline_small_groups(work)
 
 
@@ -144,11 +144,11 @@ def _return_biases(work: Work) -> bool:
     return changed
 
 
-def _activate_products(work: Work) -> bool:
-    """Whether a product applies an activation now."""
+def _apply_gelus(work: Work) -> bool:
+    """Whether a product applies gelu now."""
     changed = False
-    for product in all_nodes_of(work.graph, (lone_biases.PRODUCT, *activated_products.PRODUCTS)):
-        found = activated_products.activation_behind(product, work.effects)
+    for product in all_nodes_of(work.graph, (lone_biases.PRODUCT, *gelu_products.PRODUCTS)):
+        found = gelu_products.gelu_behind(product, work.effects)
         if found is None:
             continue
         result = found.reader.output()
@@ -156,12 +156,12 @@ def _activate_products(work: Work) -> bool:
         if group is not None:
             read = next(iter(result.uses()))
             work.groups.remove(group)
-            give_back(work, group, activated_products.SAID)
+            give_back(work, group, gelu_products.SAID)
             result = read.user.inputsAt(read.offset)
         if product.kind() == lone_biases.PRODUCT:
             product = lone_biases.add_in_product(work.graph, product).node()
-        made = activated_products.activate(work.graph, product, result, found.activation)
-        work.refusals.add(made, activated_products.SAID)
+        made = gelu_products.apply_gelu(work.graph, product, result, found.written)
+        work.refusals.add(made, gelu_products.SAID)
         changed = True
     return changed
 

@@ -1,7 +1,7 @@
-"""Which activation a value is of another: relu, or gelu in its tanh form, as one op or written out.
+"""Whether a value is gelu, in its tanh form, of another: as one op or written out.
 
-In: a value and the one that it was computed from, %x. Out: "relu", "gelu", "written gelu" or None. What was
-written out is brought into the form
+In: a value and the one that it was computed from, %x. Out: "op", "written" or None. What is written out is
+brought into the form
 
     plain(x) + with_tanh(x) * tanh(argument(x))
 
@@ -19,7 +19,6 @@ from typing import NamedTuple
 from ..graph.rows import row_of
 from ..graph.wrapper import Node, Value, constant_of, facts, inputs, is_constant, is_tensor, outputs
 
-RELU, GELU, WRITTEN_GELU = "relu", "gelu", "written gelu"  # the last takes integers, too
 MOST_NODES = 40  # that are looked at: gelu written out takes about ten, each read at most twice
 
 Powers = dict[int, float]  # power of x -> its coefficient
@@ -38,30 +37,22 @@ _X = Form({1: 1.0}, {}, {})
 _GELU = Form({1: 0.5}, {1: 0.5}, {1: _SLOPE, 3: _SLOPE * 0.044715})
 
 
-def activation_of(value: Value, x: Value) -> str | None:
-    """The name of the activation that `value` is of `x`. There may be casts only if the last op is one, as in
-    a call with another dtype that one says which the result has."""
+def gelu_of(value: Value, x: Value) -> str | None:
+    """How the program says that `value` is gelu of `x`; None where it is not. There may be casts only if the
+    last op is one: in a call with another dtype, that one says which the result has."""
     last = last_op(value)
     reader = _Reader(x, casts=is_cast(last))
     node = last_op(last.inputsAt(0)) if is_cast(last) else last
-    name = _named(node)
-    if name is not None:
-        return name if reader.form(node.inputsAt(0)) == _X else None
+    if node.kind() == "aten::gelu":
+        in_tanh_form = is_constant(node.inputsAt(1)) and constant_of(node.inputsAt(1)) == "tanh"
+        return "op" if in_tanh_form and reader.form(node.inputsAt(0)) == _X else None
     form = reader.form(value)
-    return WRITTEN_GELU if form is not None and all(map(_are_close, form, _GELU)) else None
+    return "written" if form is not None and all(map(_are_close, form, _GELU)) else None
 
 
 def last_op(value: Value) -> Node:
     """What makes the value, perhaps in other dims."""
     return _through_reshapes(value).node()
-
-
-def _named(node: Node) -> str | None:
-    if node.kind() == "aten::relu":
-        return RELU
-    if node.kind() == "aten::gelu" and is_constant(node.inputsAt(1)):
-        return GELU if constant_of(node.inputsAt(1)) == "tanh" else None
-    return None
 
 
 def is_reshape(node: Node) -> bool:

@@ -1,16 +1,17 @@
-"""Activations that the library applies as it multiplies matrices: relu, and gelu in its tanh form.
+"""Products of matrices whose library applies gelu, in its tanh form, as it multiplies.
 
-A product of matrices stores its result, which an activation that nothing else is fused with reads, and stores
-once more. The libraries add a bias on their way, and apply these two as well. Before:
+A product stores its result, which a gelu that nothing else is fused with reads, and stores once more. cuBLASLt
+adds a bias on its way, and applies this gelu as well. Before, perhaps with gelu written out:
 
-    %p = aten::linear(%x, %w, %b);  %y = aten::relu(%p)
+    %p = aten::linear(%x, %w, %b);  %y = aten::gelu(%p, "tanh")
 becomes
-    %y = tsfuser::activated_product(%b, %x, %w, "relu", True)
+    %y = tsfuser::gelu_product(%b, %x, %w, True, False)
 
 In: a graph with groups that have no guards yet, and are final otherwise. Out: the same graph without such
-activations outside of groups, and without groups that compute nothing but one of them, after the bias.
-Whatever else reads the product needs it in memory, as the backward of gelu does: it stays then. The gelu of
-cuBLASLt has an absolute error of 5e-6, so it is taken for 16 bits only."""
+gelus outside of groups, and without groups that compute nothing but one, after the bias. A product that
+anything else reads, as the backward of gelu does, stays: it has to be in memory. cuBLASLt's gelu has an
+absolute error of 5e-6, so it is taken for 16 bits only. Its relu is not taken at all: some of its kernels make
+0 of NaN (seen on an H100)."""
 
 from __future__ import annotations
 
@@ -28,58 +29,61 @@ from ..graph.wrapper import (
     facts,
     graph_inputs,
     graph_outputs,
+    ids,
     inputs,
     insert,
     is_constant,
     is_tensor,
     outputs,
 )
-from .activation_forms import GELU, RELU, WRITTEN_GELU, activation_of, is_cast, is_reshape, last_op
+from .gelu_forms import gelu_of, is_cast, is_reshape, last_op
 from .lone_biases import BIASED, PRODUCT, sum_in
 
-ACTIVATED = "tsfuser::activated_product"
-SAID = "a matrix product is left to torch's libraries, which apply this activation on their way"
+GELU_PRODUCT = "tsfuser::gelu_product"
+SAID = "a matrix product is left to torch's libraries, which apply gelu on their way"
+DTYPES = ("bfloat16", "float16")
 LINEAR = "aten::linear"  # its right operand is transposed
 #: Kind -> the positions of the bias and of both operands.
 PRODUCTS = {LINEAR: (2, 0, 1), "aten::addmm": (0, 1, 2), BIASED: (0, 1, 2)}
-_HALVES = ("bfloat16", "float16")
-_DTYPES = {RELU: (*_HALVES, "float32"), GELU: _HALVES, WRITTEN_GELU: _HALVES}
-#: What has the same answer for the activated product.
+#: What has the same answer for gelu of a product.
 _QUESTIONS = ("aten::size", "aten::dim", "prim::dtype", "prim::device")
 
 
 class Found(NamedTuple):
-    """`reader` is all that reads a product, and computes the `activation` of it: a node, or a group, which
-    may add a row to the product first."""
+    """`reader` is all that reads a product, and computes gelu of it: a node, or a group, which may add a row
+    to the product first. `written`: out, in the program."""
 
     reader: Node
-    activation: str
+    written: bool
 
 
-def activation_behind(product: Node, effects: Effects) -> Found | None:
-    """The activation that is all that is made of the product; None where there is none."""
+def gelu_behind(product: Node, effects: Effects) -> Found | None:
+    """The gelu that is all that is made of the product; None where there is none."""
     if not (product.kind() == PRODUCT or _adds_row(product)):
         return None
-    read = product.output()
+    x = read = product.output()
     while (reader := _only_reader(read, effects)) is not None and is_reshape(reader):
         read = reader.output()
     if reader is None or len(outputs(reader)) != 1 or reader.owningBlock() != product.owningBlock():
         return None
     if any(map(effects.is_written, [*inputs(product), reader.output()])):
         return None
-    x, result = product.output(), reader.output()
+    result = reader.output()
     if reader.kind() == GROUP:
         subgraph = reader.g("Subgraph")
         (result,) = graph_outputs(subgraph)
-        x = graph_inputs(subgraph)[[v.unique() for v in inputs(reader)].index(read.unique())]
-    if product.kind() == PRODUCT:  # of which the group makes a sum
-        add = sum_in(reader, product) if reader.kind() == GROUP else None
+        x = graph_inputs(subgraph)[ids(inputs(reader)).index(read.unique())]
+    if product.kind() == PRODUCT:
+        is_summed = reader.kind() == GROUP and read.unique() == product.output().unique()
+        add = sum_in(reader, product) if is_summed else None
         if add is None:
             return None
         x = add.output()
-    name, dtype = activation_of(result, x), facts(product.output().type()).dtype
-    fits = name is not None and dtype in _DTYPES[name] and facts(result.type()).dtype == dtype
-    return Found(reader, name) if name and fits else None
+    if not is_tensor(result):
+        return None
+    dtypes = {facts(v.type()).dtype for v in (product.output(), result)}
+    said = gelu_of(result, x) if len(dtypes) == 1 and dtypes <= {*DTYPES} else None
+    return None if said is None else Found(reader, said == "written")
 
 
 def _only_reader(value: Value, effects: Effects) -> Node | None:
@@ -99,14 +103,14 @@ def _adds_row(product: Node) -> bool:
     return len(dtypes) == 1 and facts(operands[0].type()).rank == 1
 
 
-def activate(graph: Graph, product: Node, result: Value, activation: str) -> Node:
-    """Has the product, which adds its bias, apply the activation, and returns it. `result` is what that
-    gives, in the graph. What computed it is left as dead code."""
+def apply_gelu(graph: Graph, product: Node, result: Value, written: bool) -> Node:
+    """Has the product, which adds its bias, apply gelu, and returns it. `result` is what gelu gives, in the
+    graph. What computed it is left as dead code."""
     bias, left, right = (product.inputsAt(i) for i in PRODUCTS[product.kind()])
     graph.setInsertPoint(product)
-    rest = [graph.insertConstant(activation), graph.insertConstant(product.kind() == LINEAR)]
+    flags = [graph.insertConstant(flag) for flag in (product.kind() == LINEAR, written)]
     graph.setInsertPoint(graph.return_node())
-    made = insert(graph, product, ACTIVATED, [bias, left, right, *rest]).output()
+    made = insert(graph, product, GELU_PRODUCT, [bias, left, right, *flags]).output()
     made.setType(product.output().type())
     outer, last = {product.output().unique(): made}, made
     for node in _kept(result, product.output()):
@@ -122,8 +126,8 @@ def activate(graph: Graph, product: Node, result: Value, activation: str) -> Nod
 
 
 def _kept(result: Value, x: Value) -> list[Node]:
-    """What is left to do with the activated `x` for the result, in order: reshapes, and a cast at the end,
-    which says what the dtype is in other calls."""
+    """What is left to do with gelu of `x` for the result, in order: reshapes, and a cast at the end, which
+    says what the dtype is in other calls."""
     way, end = _way(result, x), last_op(result)
     assert way is not None, "the result is computed from the product"
     return [node for node in way if is_reshape(node) or (node == end and is_cast(node))]
