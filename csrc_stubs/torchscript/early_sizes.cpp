@@ -1,5 +1,4 @@
-// Sizes of what ops of groups and products of matrices compute are computed from the sizes of what those ops
-// have got. Before:
+// Sizes of what ops of groups compute are computed from the sizes of what those ops have got. Before:
 //
 //     %y = aten::layer_norm(%x, ...);  %p = aten::pad(%y, [0, %n]);  %s = aten::size(%p)
 //
@@ -10,9 +9,8 @@
 //
 // So what needs the sizes, as a view by them, is in one differentiable graph with what computes the tensor:
 // the sizes are known before it. Examples are the shuffle of channels that were joined, windows of an image
-// that was normalised and padded, the noise of a stochastic depth behind a norm or behind windows, a view of
-// a product. The rules of ops of groups are those of the op table (tsfuser/grouping/size_rules.py). A step
-// of prepare.cpp.
+// that was normalised and padded, the noise of a stochastic depth behind a norm or behind windows. The rules
+// are those of the op table (tsfuser/grouping/size_rules.py). A step of prepare.cpp.
 
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
@@ -58,39 +56,6 @@ void joined_sizes(Stack& stack) {
     sizes[dim] += other[dim];
   }
   torch::jit::push(stack, std::move(sizes));
-}
-
-// Of a product as `aten::matmul` makes it; `transposed`: the last two dims of the second operand are
-// swapped, as in a linear. What does not fit is ignored.
-void product_sizes(Stack& stack) {
-  const bool transposed = torch::jit::pop(stack).toBool();
-  Sizes right = torch::jit::pop(stack).toIntVector();
-  Sizes left = torch::jit::pop(stack).toIntVector();
-  if (left.empty() || right.empty()) {
-    torch::jit::push(stack, std::move(left));
-    return;
-  }
-  if (transposed && right.size() > 1) {
-    std::swap(right.end()[-1], right.end()[-2]);
-  }
-  Sizes last;
-  if (left.size() > 1) {
-    last.push_back(left.end()[-2]);
-  }
-  if (right.size() > 1) {
-    last.push_back(right.back());
-  }
-  left.resize(left.size() - std::min<size_t>(2, left.size()));
-  right.resize(right.size() - std::min<size_t>(2, right.size()));
-  if (left.size() < right.size()) {
-    left.swap(right);
-  }
-  for (size_t k = 1; k <= right.size(); ++k) {
-    int64_t& size = left.end()[-static_cast<std::ptrdiff_t>(k)];
-    size = size == 1 ? right.end()[-static_cast<std::ptrdiff_t>(k)] : size;
-  }
-  left.insert(left.end(), last.begin(), last.end());
-  torch::jit::push(stack, std::move(left));
 }
 
 // Of one of so many chunks along `dim`.
@@ -205,14 +170,9 @@ std::vector<Value*> joined_by(Node* node) {
   return known ? list->inputs().vec() : std::vector<Value*>();
 }
 
-bool is_product(c10::Symbol kind) {
-  return kind == c10::aten::linear || kind == c10::aten::mm || kind == c10::aten::matmul ||
-         kind == c10::aten::bmm;
-}
-
 // How the sizes of a value follow from those of others.
 struct Origin {
-  enum How { kUnknown, kBase, kSame, kBroadcast, kJoined, kChunk, kRule, kProduct } how = kUnknown;
+  enum How { kUnknown, kBase, kSame, kBroadcast, kJoined, kChunk, kRule } how = kUnknown;
   std::vector<Value*> tensors = {};
 };
 
@@ -236,13 +196,10 @@ Origin origin_of(Value* value) {
   if (kind == c10::prim::ConstantChunk) {
     return {Origin::kChunk, {maker.inputs()[0]}};
   }
-  const auto inputs = maker.inputs();
-  if (is_product(kind)) {
-    return {Origin::kProduct, {inputs[0], inputs[1]}};
-  }
   if (!is_of_groups(kind)) {
     return {Origin::kBase, {}};
   }
+  const auto inputs = maker.inputs();
   if (value->offset() != 0 || inputs.empty()) {
     return {};
   }
@@ -380,7 +337,6 @@ class EarlySizes {
       case Origin::kJoined: return joined(sizes, value->node()->input(1));
       case Origin::kChunk: return chunk(*value, sizes[0]);
       case Origin::kRule: return by_rule(*value->node(), sizes[0]);
-      case Origin::kProduct: return product(*value->node(), sizes);
       default: return sizes[0];
     }
   }
@@ -412,11 +368,6 @@ class EarlySizes {
                                 static_cast<int64_t>(value.offset())});
   }
 
-  Value* product(const Node& maker, const std::vector<Value*>& sizes) {
-    static const auto kind = c10::Symbol::fromQualString("tsfuser::product_sizes");
-    return graph_.insert(kind, {sizes[0], sizes[1], maker.kind() == c10::aten::linear});
-  }
-
   Value* by_rule(Node& maker, Value* sizes) {
     const SizeRule& rule = op_facts().size_rules.at(maker.kind());
     std::vector<torch::jit::NamedValue> operands = {sizes};
@@ -443,7 +394,7 @@ class EarlySizes {
     if (origin.how == Origin::kBase) {
       return asked(c10::aten::dim, value);
     }
-    if (origin.how == Origin::kRule || origin.how == Origin::kProduct) {
+    if (origin.how == Origin::kRule) {
       return graph_.insert(c10::aten::len, {sizes_of(value)});
     }
     std::vector<Value*> ranks;
@@ -485,9 +436,7 @@ void ask_sizes_early(Graph& graph, const Node*) {
 void register_early_sizes() {
   constexpr auto kind = c10::AliasAnalysisKind::FROM_SCHEMA;
   static const torch::jit::RegisterOperators registered(
-      {torch::jit::Operator("tsfuser::product_sizes(int[] left, int[] right, bool transposed) -> int[]",
-                            product_sizes, kind),
-       torch::jit::Operator("tsfuser::joined_sizes(int[] sizes, int[] other, int dim) -> int[]",
+      {torch::jit::Operator("tsfuser::joined_sizes(int[] sizes, int[] other, int dim) -> int[]",
                             joined_sizes, kind),
        torch::jit::Operator("tsfuser::size_at(int[] sizes, int dim) -> int", size_at, kind),
        torch::jit::Operator("tsfuser::chunk_sizes(int[] sizes, int chunks, int dim, int index) -> int[]",

@@ -66,6 +66,8 @@ def gelu_behind(product: Node, effects: Effects) -> Found | None:
         read = reader.output()
     if reader is None or len(outputs(reader)) != 1 or reader.owningBlock() != product.owningBlock():
         return None
+    if not reader.output().uses():
+        return None
     if any(map(effects.is_written, [*inputs(product), reader.output()])):
         return None
     result = reader.output()

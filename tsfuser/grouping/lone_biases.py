@@ -1,34 +1,23 @@
-"""Biases go back to the product of matrices that they are added to, where a group would store the sum.
+"""Biases that nothing is fused with go back to the product of matrices that they are added to.
 
-Torch takes `aten::addmm` apart before it profiles, which lets a group add the bias. Where a group does no
-more, or stores the sum besides, as a training step keeps it for the backward, it writes what the library
-that multiplies writes anyway; and that adds a bias on its way, as in eager. Before, where the group casts %b
-and adds it to %p, no more:
+Torch takes `aten::addmm` apart before it profiles, which lets a group add the bias. Where no group has more
+to do there, a kernel reads and writes the product once more, while the library that multiplies adds a bias
+on its way, as in eager. Before, where the group casts %b and adds it to %p, no more:
 
     %p = aten::mm(%x, %w);  %s = prim::CudaFusionGroup(%b, %p)
 becomes
     %c = aten::to(%b, 15);  %s = tsfuser::biased_product(%c, %x, %w)
 
-and where it stores %s among others
-
-    %p = aten::mm(%x, %w);  %s, %y = prim::CudaFusionGroup(%b, %p)
-becomes
-    %c = aten::to(%b, 15);  %s = tsfuser::biased_product(%c, %x, %w);  %y = prim::CudaFusionGroup(%s)
-
 In: a graph with groups that have no guards yet, and are final otherwise. Out: the same graph without those
-groups, without such additions outside of groups, and with groups that do not add what they would store. The
-op multiplies and adds one after the other where %c is no row of the product's dtype."""
+groups, and without such additions outside of groups. The op multiplies and adds one after the other where
+%c is no row of the product's dtype."""
 
 from __future__ import annotations
-
-from math import prod
 
 import torch
 
 from ..graph.effects import Effects
 from ..graph.rows import row_of
-from ..graph.cleanup import drop_unused_inputs
-from ..graph.worth import LEAST, shape
 from ..graph.wrapper import (
     CONSTANT,
     GROUP,
@@ -36,11 +25,9 @@ from ..graph.wrapper import (
     Graph,
     Node,
     Value,
-    constant_near,
     constant_of,
     facts,
     graph_inputs,
-    graph_outputs,
     ids,
     inputs,
     insert,
@@ -78,67 +65,6 @@ def sum_in(group: Node, product: Node) -> Node | None:
     return users[0] if len(users) == 1 and users[0].kind() == ADD and _adds_row(users[0], inner) else None
 
 
-def stored_sum_of(product: Node, effects: Effects) -> tuple[Node, int] | None:
-    """The group that is all that reads the product, and the number of the output in which it stores the sum
-    of the product and a row; None where there is no such group, or what is stored is small."""
-    readers = [use.user for use in product.output().uses() if use.user.kind() != "aten::size"]
-    if len(readers) != 1 or any(map(effects.is_written, [*inputs(product), product.output()])):
-        return None
-    (group,) = readers
-    if group.kind() != GROUP or group.owningBlock() != product.owningBlock():
-        return None
-    add = sum_in(group, product)
-    stored = ids(graph_outputs(group.g("Subgraph")))
-    if add is None or add.output().unique() not in stored or _row_outside(group, add, product) is None:
-        return None
-    number = stored.index(add.output().unique())
-    sizes, _ = shape(group.outputsAt(number))
-    is_large = sizes is not None and prod(sizes) >= LEAST
-    return (group, number) if is_large and not effects.is_written(group.outputsAt(number)) else None
-
-
-def _row_outside(group: Node, add: Node, product: Node) -> tuple[Value, Node | None] | None:
-    """What the group gets of the row that `add` adds, and the cast that it makes of it; None where it
-    computes the row."""
-    outer = {v.unique(): given for v, given in zip(graph_inputs(group.g("Subgraph")), inputs(group))}
-    (row,) = (v for v in inputs(add)[:2] if outer.get(v.unique()) != product.output())
-    cast = None if row.unique() in outer else row.node()
-    if cast is not None and not (_is_cast(cast) and all(map(is_constant, inputs(cast)[1:]))):
-        return None
-    given = outer.get((cast.inputsAt(0) if cast else row).unique())
-    return None if given is None else (given, cast)
-
-
-def store_in_product(graph: Graph, product: Node, group: Node, number: int) -> Value:
-    """Has the product add the row whose sum with it the group stores as output `number`; returns the sum,
-    which the group reads."""
-    subgraph = group.g("Subgraph")
-    add = graph_outputs(subgraph)[number].node()
-    place = ids(inputs(group)).index(product.output().unique())
-    row, cast = _row_outside(group, add, product) or (product.output(), None)
-    if cast is not None:
-        constants = [constant_near(graph, group, v) for v in inputs(cast)[1:]]
-        copy = insert(graph, group, cast.kind(), [row, *constants])
-        copy.output().setType(cast.output().type())
-        row = copy.output()
-    made = insert(graph, group, BIASED, [row, *inputs(product)]).output()
-    made.copyMetadata(group.outputsAt(number))
-    made.setType(group.outputsAt(number).type())
-    inner = graph_inputs(subgraph)[place]
-    inner.setType(add.output().type())
-    add.output().replaceAllUsesWith(inner)
-    group.outputsAt(number).replaceAllUsesWith(made)
-    group.eraseOutput(number)
-    subgraph.eraseOutput(number)
-    group.replaceInput(place, made)
-    add.destroy()
-    if cast is not None and not cast.output().uses():
-        cast.destroy()
-    drop_unused_inputs(group)
-    _drop(graph, product)
-    return made
-
-
 def _adds_row(add: Node, product: Value) -> bool:
     """Whether the node adds a row of the product's dtype to it, once."""
     first, second, times = inputs(add)
@@ -164,15 +90,10 @@ def add_in_product(graph: Graph, product: Node) -> Value:
     made.copyMetadata(add.output())
     add.output().replaceAllUsesWith(made)
     add.destroy()
-    _drop(graph, product)
-    return made
-
-
-def _drop(graph: Graph, product: Node) -> None:
-    """Destroys the product, of which nothing but sizes is read."""
     for use in list(product.output().uses()):
         _answer(graph, use.user, product)
     product.destroy()
+    return made
 
 
 def _answer(graph: Graph, question: Node, product: Node) -> None:

@@ -118,7 +118,6 @@ def _end_products(work: Work) -> None:
     """Products of matrices do what the library that multiplies does on its way, instead of groups."""
     added, applied = _return_biases(work), _apply_gelus(work)
     work.has_products = added or applied
-    _inline_small_groups(work)
 
 
 def _return_biases(work: Work) -> bool:
@@ -126,18 +125,14 @@ def _return_biases(work: Work) -> bool:
     changed = False
     for product in all_nodes_of(work.graph, (lone_biases.PRODUCT,)):
         reader = lone_biases.reader_of(product, work.effects)
-        stored = lone_biases.stored_sum_of(product, work.effects) if reader is None else None
+        if reader is None:
+            continue
+        written = work.effects.is_written(reader.output())
         group = next((g for g in work.groups if g.node == reader), None)
         if group is not None:
             work.groups.remove(group)
             give_back(work, group, lone_biases.REASON)
-        if reader is not None:
-            written = group is None and work.effects.is_written(reader.output())
-            made = lone_biases.add_in_product(work.graph, product)
-        elif stored is not None:
-            written, made = False, lone_biases.store_in_product(work.graph, product, *stored)
-        else:
-            continue
+        made = lone_biases.add_in_product(work.graph, product)
         work.effects.learn([made], written)
         work.refusals.add(made.node(), lone_biases.SAID)
         changed = True
