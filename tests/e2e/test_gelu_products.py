@@ -1,4 +1,5 @@
-"""Gelu in its tanh form is applied by the product of matrices before it (tsfuser/grouping/gelu_products.py)."""
+"""Gelu in its tanh form is applied by the product of matrices before it
+(tsfuser/grouping/gelu_products.py)."""
 
 import copy
 import math
@@ -21,7 +22,8 @@ LINEAR = {
     "in place": "y = F.linear(x, v, b)\n    return F.gelu_(y, approximate='tanh')",
     "asked": "p = F.linear(x, v, b)\n    y = torch.cumsum(F.gelu(p, approximate='tanh'), 0)\n"
     "    return y * float(p.size(0) + p.dim())",
-    "behind a view": "p = F.linear(x, v, b).view(-1, 2, v.size(0) // 2)\n    return F.gelu(p, approximate='tanh')",
+    "behind a view": "p = F.linear(x, v, b).view(-1, 2, v.size(0) // 2)\n"
+    "    return F.gelu(p, approximate='tanh')",
     "two": "p = F.gelu(F.linear(x, v, b), approximate='tanh')\n"
     "    return F.gelu(F.linear(p, w, x.new_ones([w.size(0)])), approximate='tanh')",
     "written out": "p = F.linear(x, v, b)\n"
@@ -46,8 +48,10 @@ OTHERS = {
     "silu": "return F.silu(F.linear(x, v, b))",
     "no bias": "return F.gelu(F.linear(x, v), approximate='tanh')",
     "read twice": "p = F.linear(x, v, b)\n    return F.gelu(p, approximate='tanh') + torch.cumsum(p, 0)",
-    "returned as a view": "p = F.linear(x, v, b)\n    q = F.gelu(p, approximate='tanh')\n    return q + p.t().cumsum(0).t()",
-    "written before": "p = F.linear(x, v, b)\n    q = p.view(-1)\n    q.add_(1.0)\n    return F.gelu(p, approximate='tanh')",
+    "read as a view": "p = F.linear(x, v, b)\n    q = F.gelu(p, approximate='tanh')\n"
+    "    return q + p.t().cumsum(0).t()",
+    "written before": "p = F.linear(x, v, b)\n    q = p.view(-1)\n    q.add_(1.0)\n"
+    "    return F.gelu(p, approximate='tanh')",
     "more": "return F.gelu(F.linear(x, v, b), approximate='tanh') * torch.sin(x.sum())",
     "in a branch": "p = F.linear(x, v, b)\n    y = p\n    if bool((x.sum() < 1e9).all()):\n"
     "        y = F.gelu(p, approximate='tanh')\n    return y",

@@ -1,7 +1,7 @@
 """Products of matrices whose library applies gelu, in its tanh form, as it multiplies.
 
-A product stores its result, which a gelu that nothing else is fused with reads, and stores once more. cuBLASLt
-adds a bias on its way, and applies this gelu as well. Before, perhaps with gelu written out:
+A product stores its result, which a gelu that nothing else is fused with reads, and stores once more.
+cuBLASLt adds a bias on its way, and applies this gelu as well. Before, perhaps with gelu written out:
 
     %p = aten::linear(%x, %w, %b);  %y = aten::gelu(%p, "tanh")
 becomes
@@ -9,9 +9,9 @@ becomes
 
 In: a graph with groups that have no guards yet, and are final otherwise. Out: the same graph without such
 gelus outside of groups, and without groups that compute nothing but one, after the bias. A product that
-anything else reads, as the backward of gelu does, stays: it has to be in memory. cuBLASLt's gelu has an
-absolute error of 5e-6, so it is taken for 16 bits only. Its relu is not taken at all: some of its kernels make
-0 of NaN (seen on an H100)."""
+anything else reads, as the backward of gelu does, stays: it has to be in memory. The gelu of cuBLASLt has an
+absolute error of 5e-6, so it is taken for 16 bits only. Its relu is not taken: some of its kernels make 0 of
+NaN (seen on an H100)."""
 
 from __future__ import annotations
 

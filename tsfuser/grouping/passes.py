@@ -52,7 +52,8 @@ from .views import Split, merge_views, split_views
 class Work:
     """What the passes share: the graph, its groups from the last to the first (inner blocks before outer
     ones), and where the refusals go. `lone_reductions`: on a GPU a reduction is a group, also where nothing
-    is fused with it. `has_products`: there are products of matrices that do more than multiply, or may do so."""
+    is fused with it. `has_products`: there are products of matrices, and from `end_products` on, some that do
+    more than multiply."""
 
     graph: Graph
     refusals: Refusals
