@@ -47,14 +47,19 @@ OTHERS = {
     "exact gelu": "return F.gelu(F.linear(x, v, b))",
     "silu": "return F.silu(F.linear(x, v, b))",
     "no bias": "return F.gelu(F.linear(x, v), approximate='tanh')",
-    "read twice": "p = F.linear(x, v, b)\n    return F.gelu(p, approximate='tanh') + torch.cumsum(p, 0)",
+    "read twice": "p = F.linear(x, v, b)\n"
+    "    return torch.cumsum(F.gelu(p, approximate='tanh'), 0) + torch.cumsum(p, 0)",
     "read as a view": "p = F.linear(x, v, b)\n    q = F.gelu(p, approximate='tanh')\n"
     "    return q + p.t().cumsum(0).t()",
     "written before": "p = F.linear(x, v, b)\n    q = p.view(-1)\n    q.add_(1.0)\n"
     "    return F.gelu(p, approximate='tanh')",
     "more": "return F.gelu(F.linear(x, v, b), approximate='tanh') * torch.sin(x.sum())",
-    "in a branch": "p = F.linear(x, v, b)\n    y = p\n    if bool((x.sum() < 1e9).all()):\n"
+    "in a branch": "p = F.linear(x, v, b)\n    y = v\n    if bool((x.sum() < 1e9).all()):\n"
     "        y = F.gelu(p, approximate='tanh')\n    return y",
+    "in a loop": "p = F.linear(x, v, b)\n    y = b\n    for k in range(x.size(0) * 10):\n"
+    "        y = y + torch.cumsum(F.gelu(p, approximate='tanh'), 0)[0]\n    return y",
+    "an operand is written to": "y = x * 1.0\n    p = torch.mm(y, w)\n    y.add_(1.0)\n"
+    "    return torch.cumsum(F.gelu(p + b, approximate='tanh'), 0) + y.sum()",
     "other numbers": "p = F.linear(x, v, b)\n"
     "    return 0.5 * p * (1.0 + torch.tanh(0.8 * (p + 0.044715 * p * p * p)))",
     "another sign": "p = F.linear(x, v, b)\n"
@@ -104,6 +109,7 @@ def test_linear(device, name, dtype):
             check(eager, scripted, operands(device, n, k, m, dtype, lead=lead))
         inputs = operands(device, dtype=dtype)
         assert applies_gelu(scripted, inputs) == (dtype in HALVES)
+        assert ("aten::linear" in str(scripted.graph_for(*inputs))) == (dtype not in HALVES)
         if name in ("asked", "in another order"):
             assert len(groups(scripted)) == (name == "in another order" and dtype not in HALVES)
 
