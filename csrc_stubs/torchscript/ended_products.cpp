@@ -1,8 +1,9 @@
 // Products of matrices that end with what their library does on its way: `tsfuser::biased_product` adds a
 // bias (tsfuser/grouping/lone_biases.py), `tsfuser::gelu_product` besides applies gelu, in its tanh form
-// (tsfuser/grouping/gelu_products.py). In: any tensors, though the graph was made for those that were
-// profiled: what the library does not do runs as ops of torch, one after the other. Out: the same values but
-// for roundings. cuBLASLt applies gelu before it stores; elsewhere the result is changed in place.
+// (tsfuser/grouping/gelu_products.py). In: any tensors, for the second of 16 bits, though the graph was made
+// for those that were profiled: what the library does not do runs as ops of torch, one after the other. Out:
+// the same values but for roundings. cuBLASLt applies gelu before it stores; elsewhere the result is changed
+// in place.
 
 #include "call/arguments.h"
 #include "torchscript/hooks.h"
@@ -16,12 +17,9 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/tanh.h>
-#include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
-#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -70,30 +68,32 @@ bool is_gelu_on_its_way(const at::Tensor& bias, const at::Tensor& left, const at
       return false;
     }
   }
-  const auto dtype = left.scalar_type();
   const bool is_matrix = left.dim() == 2 || (transposed && left.dim() > 2 && left.is_contiguous());
   return !refuse_mode() && is_matrix && left.numel() > 0 && bias.is_contiguous() &&
-         (dtype == at::kHalf || dtype == at::kBFloat16) && is_biased_on_its_way(bias, left, right, columns);
+         is_biased_on_its_way(bias, left, right, columns);
 }
 
-// Gelu that the program writes out takes more than gelu does: complex numbers, and integers, as floats.
-at::Tensor written_gelu(const at::Tensor& sum) {
-  if (sum.is_floating_point()) {
-    return at::gelu(sum, "tanh");
-  }
-  const at::Tensor x = sum.is_complex() ? sum : sum.to(c10::get_default_dtype_as_scalartype());
-  return x * 0.5 * (1.0 + at::tanh(std::sqrt(M_2_PI) * (x + 0.044715 * x * x * x)));
+// Whether the product of the operands has the dtype that was profiled, which was one of these two.
+void takes_gelu(Stack& stack) {
+  const auto dtype = torch::jit::pop(stack).toBool() ? at::kBFloat16 : at::kHalf;
+  const at::Tensor right = torch::jit::pop(stack).toTensor(), left = torch::jit::pop(stack).toTensor();
+  const at::Tensor bias = torch::jit::pop(stack).toTensor();
+  const auto fits = [dtype](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.scalar_type() == dtype;
+  };
+  torch::jit::push(stack, fits(bias) && fits(left) && fits(right) && (left.is_cpu() || left.is_cuda()) &&
+                              !casts_others(left));
 }
 
-// `transposed`: the right operand is that of a linear. `written`: the program writes gelu out.
+// `transposed`: the right operand is that of a linear.
 void gelu_product(Stack& stack) {
-  const bool written = torch::jit::pop(stack).toBool(), transposed = torch::jit::pop(stack).toBool();
+  const bool transposed = torch::jit::pop(stack).toBool();
   const at::Tensor right = torch::jit::pop(stack).toTensor(), left = torch::jit::pop(stack).toTensor();
   const at::Tensor bias = torch::jit::pop(stack).toTensor();
   const int64_t columns = right.dim() == 2 ? right.size(transposed ? 0 : 1) : 0;
   if (!is_gelu_on_its_way(bias, left, right, columns, transposed)) {
     const at::Tensor sum = transposed ? at::linear(left, right, bias) : biased(bias, left, right);
-    torch::jit::push(stack, written ? written_gelu(sum) : at::gelu(sum, "tanh"));
+    torch::jit::push(stack, at::gelu(sum, "tanh"));
     return;
   }
   const at::Tensor rows = left.dim() == 2 ? left : left.reshape({-1, left.size(-1)});
@@ -119,8 +119,11 @@ void register_products() {
   static const torch::jit::RegisterOperators registered(
       {torch::jit::Operator("tsfuser::biased_product(Tensor bias, Tensor left, Tensor right) -> Tensor",
                             biased_product, c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator("tsfuser::takes_gelu(Tensor bias, Tensor left, Tensor right, "
+                            "bool bfloat16) -> bool",
+                            takes_gelu, c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("tsfuser::gelu_product(Tensor bias, Tensor left, Tensor right, "
-                            "bool transposed, bool written) -> Tensor",
+                            "bool transposed) -> Tensor",
                             gelu_product, c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 

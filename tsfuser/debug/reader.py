@@ -31,6 +31,7 @@ from ..graph.wrapper import (
     outputs,
     schema,
 )
+from ..grouping.gelu_products import is_checked
 from ..grouping.support import Refusals
 from ..grouping.unfused_reasons import NOT_RUN
 from ..ir.call import Call
@@ -117,6 +118,8 @@ class GraphReader:
             data = (v for v in node.inputs() if not is_plain(v.type()))  # no sizes
             fed = frozenset().union(*(makers.get(v.unique(), frozenset()) for v in data))
             inner = [b for b in node.blocks() if not any(map(_is_fallback, b.nodes()))]
+            if is_checked(node):
+                inner = inner[:1]  # the other one is the program in calls with other dtypes
             for b in inner:
                 for v, given in zip(list(b.inputs())[1:], inputs(node)[2:]):  # what a loop carries
                     makers[v.unique()] = makers.get(given.unique(), frozenset())

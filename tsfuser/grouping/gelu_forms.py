@@ -1,7 +1,7 @@
 """Whether a value is gelu, in its tanh form, of another: as one op or written out.
 
-In: a value and the one that it was computed from, %x. Out: "op", "written" or None. What is written out is
-brought into the form
+In: a value and the one that it was computed from, %x. Out: whether it is. What is written out is brought into
+the form
 
     plain(x) + with_tanh(x) * tanh(argument(x))
 
@@ -37,17 +37,25 @@ _X = Form({1: 1.0}, {}, {})
 _GELU = Form({1: 0.5}, {1: 0.5}, {1: _SLOPE, 3: _SLOPE * 0.044715})
 
 
-def gelu_of(value: Value, x: Value) -> str | None:
-    """How the program says that `value` is gelu of `x`; None where it is not. There may be casts only if the
-    last op is one: in a call with another dtype, that one says which the result has."""
+def is_gelu(value: Value, x: Value) -> bool:
+    """Whether `value` is gelu of `x`, which has 16 bits. There may be casts to wider dtypes only if the last
+    op is a cast, too, and reads nothing but the value, constants and what `x` is."""
     last = last_op(value)
-    reader = _Reader(x, casts=is_cast(last))
-    node = last_op(last.inputsAt(0)) if is_cast(last) else last
+    ends_with_cast = is_cast(last)
+    if ends_with_cast and not all(_is_known(v, x) for v in inputs(last)[1:]):
+        return False
+    reader = _Reader(x, ends_with_cast)
+    node = last_op(last.inputsAt(0)) if ends_with_cast else last
     if node.kind() == "aten::gelu":
         in_tanh_form = is_constant(node.inputsAt(1)) and constant_of(node.inputsAt(1)) == "tanh"
-        return "op" if in_tanh_form and reader.form(node.inputsAt(0)) == _X else None
+        return in_tanh_form and reader.form(node.inputsAt(0)) == _X
     form = reader.form(value)
-    return "written" if form is not None and all(map(_are_close, form, _GELU)) else None
+    return form is not None and all(map(_are_close, form, _GELU))
+
+
+def _is_known(value: Value, x: Value) -> bool:
+    asked = value.node().inputsAt(0) if value.node().kind() == "prim::dtype" else value
+    return is_constant(value) or asked.unique() == x.unique()
 
 
 def last_op(value: Value) -> Node:

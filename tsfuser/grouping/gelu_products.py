@@ -5,26 +5,29 @@ cuBLASLt adds a bias on its way, and applies this gelu as well. Before, perhaps 
 
     %p = aten::linear(%x, %w, %b);  %y = aten::gelu(%p, "tanh")
 becomes
-    %y = tsfuser::gelu_product(%b, %x, %w, True, False)
+    %ok = tsfuser::takes_gelu(%b, %x, %w, True)
+    %y = prim::If(%ok) block0: tsfuser::gelu_product(%b, %x, %w, True)  block1: as before
 
 In: a graph with groups that have no guards yet, and are final otherwise. Out: the same graph without such
-gelus outside of groups, and without groups that compute nothing but one, after the bias. A product that
-anything else reads, as the backward of gelu does, stays: it has to be in memory. The gelu of cuBLASLt has an
-absolute error of 5e-6, so it is taken for 16 bits only. Its relu is not taken: some of its kernels make 0 of
-NaN (seen on an H100)."""
+gelus outside of groups, and without groups that compute nothing but one, after the bias. Calls with other
+dtypes than the one that was profiled compute what the program says; where dtypes are known, there is no
+check. A product that anything else reads, as the backward of gelu does, stays: it has to be in memory.
+
+The gelu of cuBLASLt has an absolute error of 5e-6, so it is taken for 16 bits only. Its relu is not taken:
+some of its kernels make 0 of NaN (seen on an H100)."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 
 from ..graph.effects import Effects
 from ..graph.wrapper import (
+    CONSTANT,
     GROUP,
     Graph,
     Node,
     Value,
+    constant_near,
     constant_of,
     facts,
     graph_inputs,
@@ -36,10 +39,10 @@ from ..graph.wrapper import (
     is_tensor,
     outputs,
 )
-from .gelu_forms import gelu_of, is_cast, is_reshape, last_op
+from .gelu_forms import is_gelu, is_reshape
 from .lone_biases import BIASED, PRODUCT, sum_in
 
-GELU_PRODUCT = "tsfuser::gelu_product"
+GELU_PRODUCT, CHECK = "tsfuser::gelu_product", "tsfuser::takes_gelu"
 SAID = "a matrix product is left to torch's libraries, which apply gelu on their way"
 DTYPES = ("bfloat16", "float16")
 LINEAR = "aten::linear"  # its right operand is transposed
@@ -49,16 +52,9 @@ PRODUCTS = {LINEAR: (2, 0, 1), "aten::addmm": (0, 1, 2), BIASED: (0, 1, 2)}
 _QUESTIONS = ("aten::size", "aten::dim", "prim::dtype", "prim::device")
 
 
-class Found(NamedTuple):
-    """`reader` is all that reads a product, and computes gelu of it: a node, or a group, which may add a row
-    to the product first. `written`: out, in the program."""
-
-    reader: Node
-    written: bool
-
-
-def gelu_behind(product: Node, effects: Effects) -> Found | None:
-    """The gelu that is all that is made of the product; None where there is none."""
+def gelu_behind(product: Node, effects: Effects) -> Node | None:
+    """What computes gelu of the product, if that is all that is made of it: a node, or a group, which may add
+    a row to the product first. None where there is no such thing."""
     if not (product.kind() == PRODUCT or _adds_row(product)):
         return None
     x = read = product.output()
@@ -84,8 +80,8 @@ def gelu_behind(product: Node, effects: Effects) -> Found | None:
     if not is_tensor(result):
         return None
     dtypes = {facts(v.type()).dtype for v in (product.output(), result)}
-    said = gelu_of(result, x) if len(dtypes) == 1 and dtypes <= {*DTYPES} else None
-    return None if said is None else Found(reader, said == "written")
+    fits = len(dtypes) == 1 and dtypes <= {*DTYPES}
+    return reader if fits and is_gelu(result, x) else None
 
 
 def _only_reader(value: Value, effects: Effects) -> Node | None:
@@ -105,34 +101,93 @@ def _adds_row(product: Node) -> bool:
     return len(dtypes) == 1 and facts(operands[0].type()).rank == 1
 
 
-def apply_gelu(graph: Graph, product: Node, result: Value, written: bool) -> Node:
-    """Has the product, which adds its bias, apply gelu, and returns it. `result` is what gelu gives, in the
-    graph. What computed it is left as dead code."""
-    bias, left, right = (product.inputsAt(i) for i in PRODUCTS[product.kind()])
-    graph.setInsertPoint(product)
-    flags = [graph.insertConstant(flag) for flag in (product.kind() == LINEAR, written)]
-    graph.setInsertPoint(graph.return_node())
-    made = insert(graph, product, GELU_PRODUCT, [bias, left, right, *flags]).output()
-    made.setType(product.output().type())
-    outer, last = {product.output().unique(): made}, made
-    for node in _kept(result, product.output()):
-        others = [outer.get(v.unique(), v) for v in inputs(node)[1:]]
-        copy = insert(graph, result.node(), node.kind(), [last, *others]).output()
-        copy.setType(node.output().type().with_dtype(getattr(torch, str(facts(made.type()).dtype))))
-        last = copy
-    result.replaceAllUsesWith(last)
+def apply_gelu(graph: Graph, product: Node, result: Value, checked: bool) -> Node:
+    """Has the product, which adds its bias, apply gelu, and returns what does both; `checked`: only in calls
+    with the dtype of this one. `result` is what gelu gives, in the graph. What computed it is left as dead
+    code."""
+    both = _made(graph, product)
+    made, instead = (both, both) if not checked else _in_calls_that_fit(graph, both, product, result)
+    for reshape in _reshapes(result, product.output()):
+        copy = insert(graph, result.node(), reshape.kind(), [made, *inputs(reshape)[1:]])
+        copy.output().setType(reshape.output().type().with_dtype(product.output().type().dtype()))
+        made = copy.output()
+    result.replaceAllUsesWith(made)
     for use in list(product.output().uses()):
-        if use.user.kind() in _QUESTIONS:
-            use.user.replaceInput(use.offset, made)
-    return made.node()
+        if use.user.kind() in _QUESTIONS and use.user.owningBlock() == product.owningBlock():
+            use.user.replaceInput(use.offset, instead)
+    return both.node()
 
 
-def _kept(result: Value, x: Value) -> list[Node]:
-    """What is left to do with gelu of `x` for the result, in order: reshapes, and a cast at the end, which
-    says what the dtype is in other calls."""
-    way, end = _way(result, x), last_op(result)
+def is_checked(node: Node) -> bool:
+    """Whether the node is an If between gelu of a product and what it stands for."""
+    return node.kind() == "prim::If" and node.inputsAt(0).node().kind() == CHECK
+
+
+def _operands(product: Node) -> list[Value]:
+    return [product.inputsAt(i) for i in PRODUCTS[product.kind()]]
+
+
+def _made(graph: Graph, product: Node) -> Value:
+    """Gelu of the product, made before it."""
+    graph.setInsertPoint(product)
+    transposed = graph.insertConstant(product.kind() == LINEAR)
+    graph.setInsertPoint(graph.return_node())
+    made = insert(graph, product, GELU_PRODUCT, [*_operands(product), transposed]).output()
+    made.setType(product.output().type())
+    return made
+
+
+def _in_calls_that_fit(graph: Graph, made: Value, product: Node, result: Value) -> list[Value]:
+    """Gelu of the product, and what has its sizes and its dtype: `made` in calls with the profiled dtype, else
+    what the program computes, and the product."""
+    dtype = product.output().type().dtype()
+    graph.setInsertPoint(product)
+    is_bfloat16 = graph.insertConstant(dtype == torch.bfloat16)
+    graph.setInsertPoint(graph.return_node())
+    check = insert(graph, product, CHECK, [*_operands(product), is_bfloat16])
+    check.output().setType(torch._C.BoolType.get())
+    choice = insert(graph, product, "prim::If", [check.output()], 2)
+    together, apart = choice.addBlock(), choice.addBlock()
+    made.node().moveBefore(together.returnNode())
+    copies: dict[int, Value] = {}
+    _copy(graph, product.output(), choice, apart.returnNode(), copies, product)
+    other = _copy(graph, result, choice, apart.returnNode(), copies, product)
+    for inner, unfused in ((made, other), (made, copies[product.output().unique()])):
+        together.registerOutput(inner)
+        apart.registerOutput(unfused)
+    for outer in outputs(choice):
+        outer.setType(made.type())
+    return outputs(choice)
+
+
+def _copy(
+    graph: Graph, value: Value, outside: Node, inside: Node, copies: dict[int, Value], product: Node
+) -> Value:
+    """`value`, but for reshapes, computed anew from the operands of the product before `inside`; constants
+    stand before `outside`."""
+    node, key = value.node(), value.unique()
+    if key in copies:
+        return copies[key]
+    if node.kind() == CONSTANT:
+        made = constant_near(graph, outside, value)
+    elif is_reshape(node):
+        made = _copy(graph, node.inputsAt(0), outside, inside, copies, product)
+    else:
+        if node != product:
+            for v in inputs(node):
+                _copy(graph, v, outside, inside, copies, product)
+        made = graph.createClone(node, lambda v: copies.get(v.unique(), v)).insertBefore(inside).output()
+        if is_tensor(value):
+            made.setType(torch._C.TensorType.get())
+    copies[key] = made
+    return made
+
+
+def _reshapes(value: Value, x: Value) -> list[Node]:
+    """The reshapes between `x` and `value`, in order."""
+    way = _way(value, x)
     assert way is not None, "the result is computed from the product"
-    return [node for node in way if is_reshape(node) or (node == end and is_cast(node))]
+    return [node for node in way if is_reshape(node)]
 
 
 def _way(value: Value, x: Value) -> list[Node] | None:

@@ -53,11 +53,12 @@ class Work:
     """What the passes share: the graph, its groups from the last to the first (inner blocks before outer
     ones), and where the refusals go. `lone_reductions`: on a GPU a reduction is a group, also where nothing
     is fused with it. `has_products`: there are products of matrices, and from `end_products` on, some that do
-    more than multiply."""
+    more than multiply. `profiled`: the types are those of one call, and other calls may have others."""
 
     graph: Graph
     refusals: Refusals
     lone_reductions: bool = False
+    profiled: bool = False
     groups: list[Group] = field(default_factory=list)
     effects: Effects | None = None
     split: Split = field(default_factory=Split)
@@ -144,11 +145,11 @@ def _apply_gelus(work: Work) -> bool:
     """Whether a product applies gelu now."""
     changed = False
     for product in all_nodes_of(work.graph, (lone_biases.PRODUCT, *gelu_products.PRODUCTS)):
-        found = gelu_products.gelu_behind(product, work.effects)
-        if found is None:
+        reader = gelu_products.gelu_behind(product, work.effects)
+        if reader is None:
             continue
-        result = found.reader.output()
-        group = next((g for g in work.groups if g.node == found.reader), None)
+        result = reader.output()
+        group = next((g for g in work.groups if g.node == reader), None)
         if group is not None:
             read = next(iter(result.uses()))
             work.groups.remove(group)
@@ -156,7 +157,7 @@ def _apply_gelus(work: Work) -> bool:
             result = read.user.inputsAt(read.offset)
         if product.kind() == lone_biases.PRODUCT:
             product = lone_biases.add_in_product(work.graph, product).node()
-        made = gelu_products.apply_gelu(work.graph, product, result, found.written)
+        made = gelu_products.apply_gelu(work.graph, product, result, checked=work.profiled)
         work.refusals.add(made, gelu_products.SAID)
         changed = True
     return changed

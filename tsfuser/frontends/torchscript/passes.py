@@ -97,7 +97,7 @@ def _fuse(graph: Graph, refusals: Refusals) -> Graph:
     if log.enabled("graph_fuser"):
         log.write("graph_fuser", "Before Fusion", str(graph))
     try:
-        work = Work(graph.copy(), refusals)
+        work = Work(graph.copy(), refusals, profiled=True)
         run(work, PASSES)
     except Exception as error:
         interrupts.pass_on(error)
