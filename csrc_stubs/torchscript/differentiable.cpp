@@ -6,10 +6,12 @@
 // (tsfuser/frontends/torchscript/training/differentiable.py), and then makes the same operation.
 //
 // The check before such a graph is replaced, too. It sends calls for which autodiff's graphs would be wrong
-// to the fallback: those with complex numbers, with tangents, and under functorch's transforms.
+// to the fallback: those with complex numbers, with tangents, and under functorch's transforms. What lists
+// of tensors hold is not checked there: the graph itself looks at them.
 
 #include "call/arguments.h"
 #include "torchscript/direct.h"
+#include "torchscript/given_lists.h"
 #include "torchscript/settled_branches.h"
 #include "torchscript/hooks.h"
 #include "torchscript/idle_results.h"
@@ -389,6 +391,7 @@ torch::jit::Operation make_differentiable_graph(const Node* node) {
     return *same;
   }
   const auto direct = DirectGraph::marked(*const_cast<Node*>(node));
+  const auto plain = GraphOfLists::of(*node);
   keep_less(const_cast<Node*>(node));  // the executor's own copy of the graph
   keep_branches(*node->g(c10::attr::Subgraph));
   keep_branches(*node->g(c10::attr::ReverseSubgraph));
@@ -397,11 +400,15 @@ torch::jit::Operation make_differentiable_graph(const Node* node) {
     direct->take(*node, run);
   }
   auto views = views_given(*node);
-  if (views.empty()) {
+  if (views.empty() && !plain) {
     return run;
   }
   const size_t results = node->outputs().size();
   return [=](torch::jit::Stack& stack) mutable {
+    if (plain && plain->takes(stack)) {
+      plain->run(stack);
+      return;
+    }
     run(stack);
     for (const size_t i : views) {
       release_view(torch::jit::peek(stack, i, results));

@@ -47,17 +47,6 @@ class Noting {
   std::vector<int8_t>* before_;
 };
 
-bool requires_gradient(const c10::IValue& value) {
-  if (value.isTensor()) {
-    return value.toTensor().defined() && value.toTensor().requires_grad();
-  }
-  if (value.isList() || value.isTuple()) {
-    const auto items = value.isList() ? value.toListRef() : value.toTupleRef().elements();
-    return std::any_of(items.begin(), items.end(), requires_gradient);
-  }
-  return false;
-}
-
 void note(Stack& stack) {
   const auto number = static_cast<size_t>(torch::jit::pop(stack).toInt());
   if (noted() && number < noted()->size()) {
@@ -119,6 +108,17 @@ torch::jit::Operation make_settled(const Node* node) {
 }
 
 }  // namespace
+
+bool requires_gradient(const c10::IValue& value) {
+  if (value.isTensor()) {
+    return value.toTensor().defined() && value.toTensor().requires_grad();
+  }
+  if (value.isList() || value.isTuple()) {
+    const auto items = value.isList() ? value.toListRef() : value.toTupleRef().elements();
+    return std::any_of(items.begin(), items.end(), requires_gradient);
+  }
+  return false;
+}
 
 c10::Symbol settled_kind() {
   static const auto kind = c10::Symbol::fromQualString("tsfuser::settled");

@@ -104,6 +104,9 @@ class SettledBranches {
   std::unique_ptr<torch::jit::Code> plain_;
 };
 
+// Whether the tensor, or one in the list or tuple, requires a gradient.
+bool requires_gradient(const c10::IValue& value);
+
 // `tsfuser::settled` and `tsfuser::taken`.
 c10::Symbol settled_kind();
 c10::Symbol taken_kind();

@@ -1,0 +1,58 @@
+// See given_lists.h.
+
+#include "torchscript/given_lists.h"
+#include "torchscript/call_facts.h"
+#include "torchscript/prepare.h"
+#include "torchscript/settled_branches.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/jit/passes/shape_analysis.h>
+
+#include <algorithm>
+
+namespace tsfuser {
+
+std::shared_ptr<GraphOfLists> GraphOfLists::of(const torch::jit::Node& node) {
+  const auto plain = node.g(c10::attr::Subgraph)->copy();
+  auto made = std::make_shared<GraphOfLists>();
+  made->inputs_ = plain->inputs().size();
+  for (size_t i = 0; i < made->inputs_; ++i) {
+    if (plain->inputs()[i]->type()->isSubtypeOf(*c10::ListType::ofTensors())) {
+      made->lists_.push_back(i);
+    }
+  }
+  if (made->lists_.empty()) {
+    return nullptr;
+  }
+  const auto results = static_cast<size_t>(node.i(c10::attr::f_real_outputs));
+  const auto& with_gradient = node.is(c10::attr::df_input_vjps);
+  const auto& of_inputs = node.is(c10::attr::df_output_vjps);
+  for (size_t i = 0; i < results; ++i) {
+    const bool differentiated = std::count(with_gradient.begin(), with_gradient.end(), i) != 0;
+    made->any_ = made->any_ || differentiated;
+    made->all_ = made->all_ && (differentiated || !may_hold_tensors(plain->outputs()[i]->type()));
+  }
+  for (const size_t i : made->lists_) {
+    made->all_ = made->all_ && std::count(of_inputs.begin(), of_inputs.end(), i) != 0;
+  }
+  while (plain->outputs().size() > results) {
+    plain->eraseOutput(plain->outputs().size() - 1);
+  }
+  eager_forms(*plain);
+  torch::jit::EraseShapeInformation(plain);
+  made->code_ = std::make_unique<torch::jit::Code>(plain, "");
+  return made;
+}
+
+bool GraphOfLists::takes(const torch::jit::Stack& stack) const {
+  const auto given = torch::jit::last(stack, inputs_);
+  const bool idle =
+      !c10::GradMode::is_enabled() || std::none_of(given.begin(), given.end(), requires_gradient);
+  return idle ? any_ : !all_ && std::any_of(lists_.begin(), lists_.end(), [&given](size_t i) {
+    return requires_gradient(given[i]);
+  });
+}
+
+void GraphOfLists::run(torch::jit::Stack& stack) const { torch::jit::InterpreterState(*code_).run(stack); }
+
+}  // namespace tsfuser
