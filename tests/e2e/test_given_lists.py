@@ -12,13 +12,15 @@ pytestmark = pytest.mark.graphs
 
 #: t of x[2, 8, 8], u of that size, and w[8, 8]; the lists hold u and what is computed from it.
 PROGRAMS = {
-    "views": "l = [u, u * w]\n    t = torch.cat([q.view(q.size(0), -1) for q in l], 1).view(u.size(0), -1).sum(1)",
+    "views": "l = [u, u * w]\n"
+    "    t = torch.cat([q.view(q.size(0), -1) for q in l], 1).view(u.size(0), -1).sum(1)",
     "of products": "l = [u, u @ w]\n    t = torch.cat([q.view(q.size(0), -1) for q in l], 1)\n"
     "    t = t.view(u.size(0), 2, l[1].size(1), -1).sum(1)",
     "reshapes": "l = [u, u @ w]\n    t = torch.cat([q.reshape(q.size(0), -1) for q in l], 1)\n"
     "    t = t.view(u.size(0), 2, 8, -1).tanh() * 2.0",
     "as they are": "l = [u, u * w]\n    t = torch.cat([q for q in l], 1).tanh() * 2.0",
-    "stacked": "l = [u, torch.tanh(u * w)]\n    t = torch.stack([q.view(q.size(0), -1) for q in l], 1).tanh() * x.mean()",
+    "stacked": "l = [u, torch.tanh(u * w)]\n"
+    "    t = torch.stack([q.view(q.size(0), -1) for q in l], 1).tanh() * x.mean()",
     "one of them": "l = [u.detach(), u * w]\n"
     "    t = torch.cat([q.view(q.size(0), -1) for q in l], 1).view(u.size(0), -1).sum(1)",
 }

@@ -138,8 +138,8 @@ def _made(graph: Graph, product: Node) -> Value:
 
 
 def _in_calls_that_fit(graph: Graph, made: Value, product: Node, result: Value) -> list[Value]:
-    """Gelu of the product, and what has its sizes and its dtype: `made` in calls with the profiled dtype, else
-    what the program computes, and the product."""
+    """Gelu of the product, and what has its sizes and its dtype: both are `made` in calls with the profiled
+    dtype, else what the program computes, and the product."""
     dtype = product.output().type().dtype()
     graph.setInsertPoint(product)
     is_bfloat16 = graph.insertConstant(dtype == torch.bfloat16)
