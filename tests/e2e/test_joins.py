@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tsfuser
+from kit.opsweep import plain
 from kit.support import (
     all_graphs,
     assert_matches,
@@ -322,3 +323,25 @@ def test_merged_heads_side_by_side_are_one_kernel(device, target):
         with counted() as rise, torch.no_grad():
             scripted(torch.randn(shape, device=device), torch.randn(shape, device=device))
         assert (rise["launches"], rise["kernels_compiled"]) == (1, 0)
+
+
+@pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")
+def test_a_list_that_stays_outside_has_its_join_with_it(device):
+    """A block without gradients comes before; no group gets a list."""
+    source = """
+def f(x: Tensor, w: Tensor, u: Tensor):
+    with torch.no_grad():
+        p = torch.matmul(u, w).view(u.size())
+    l = [p, torch.matmul(x, w)]
+    t = torch.cat([q.view(q.size(0), -1) for q in l], 1).view(p.size(0), 2, l[1].size(1), -1).sum(1)
+    return torch.tanh(t) * t
+"""
+    eager, scripted = plain(source), script(source)
+    generator = torch.Generator().manual_seed(2)
+    with tsfuser.fuser():
+        for call in range(7):
+            given = [torch.randn(s, generator=generator).to(device) for s in ((2, 8, 8), (8, 8), (2, 8, 8))]
+            inputs = [t.requires_grad_(call > 3) for t in given]
+            exact = eager(*(t.double() for t in inputs))
+            assert_matches(scripted(*inputs), eager(*inputs), exact, ops=200)
+    assert not [v for g in groups(scripted) for v in g.inputs() if "Tensor[]" in str(v.type())]

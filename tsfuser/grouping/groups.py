@@ -110,6 +110,7 @@ class _Block:
                 self.changed.setdefault(v.unique(), set()).add(i)
         self.verdicts = [self._examine(i, node, refusals) for i, node in enumerate(self.nodes)]
         self.order = effects.order(self.nodes)
+        self._leave_readers_of_held_lists()
         self.views = {**self._fusible_views(refusals), **self._widening_casts()}
         self.dtypes = self._inner_dtypes()
 
@@ -156,6 +157,16 @@ class _Block:
         if verdict.reason:
             refusals.add(node, verdict.reason)
         return verdict
+
+    def _leave_readers_of_held_lists(self) -> None:
+        """No group takes a list of tensors that is made in another block, or that effects hold at its place;
+        and none could read it as an argument."""
+        for i, node in enumerate(self.nodes):
+            for v in inputs(node) if self.verdicts[i].reason is None else ():
+                if is_tensor_list(v) and self.maker.get(v.unique(), -1) in (-1, *self.order):
+                    reason = "it reads a list of tensors that no group can take in where it is made"
+                    self.verdicts[i] = Verdict(reason=reason)
+                    self.refusals.add(node, reason)
 
     def _shared(self, i: int, node: Node) -> str | None:
         """Why a node cannot be fused for what else writes to its operands or results."""
