@@ -17,6 +17,7 @@ from kit.support import (
     kinds,
     script,
 )
+from tsfuser.frontends.torchscript import passes
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
 JOINS = {"aten::cat", "aten::concat", "aten::stack", "aten::roll", "aten::flip"}
@@ -338,10 +339,11 @@ def f(x: Tensor, w: Tensor, u: Tensor):
 """
     eager, scripted = plain(source), script(source)
     generator = torch.Generator().manual_seed(2)
-    with tsfuser.fuser():
+    with tsfuser.fuser(), passes.watching() as seen:
         for call in range(7):
             given = [torch.randn(s, generator=generator).to(device) for s in ((2, 8, 8), (8, 8), (2, 8, 8))]
             inputs = [t.requires_grad_(call > 3) for t in given]
             exact = eager(*(t.double() for t in inputs))
             assert_matches(scripted(*inputs), eager(*inputs), exact, ops=200)
-    assert not [v for g in groups(scripted) for v in g.inputs() if "Tensor[]" in str(v.type())]
+    made = [g for o in seen for g in o.graph.findAllNodes("prim::CudaFusionGroup", True)]
+    assert not [v for g in made for v in g.inputs() if v.type().annotation_str == "List[Tensor]"]
