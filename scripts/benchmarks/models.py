@@ -97,13 +97,16 @@ class Trained:
         gradient = torch.randn(self.shape, generator=torch.Generator(DEVICE).manual_seed(1), device=DEVICE)
         if self.case.channels_last:  # as the next convolution would give it
             gradient = gradient.contiguous(memory_format=torch.channels_last)
+        gradients = {gradient.dtype: gradient}  # so that no step casts it
 
         def step():
             module.zero_grad(set_to_none=True)
             leaf.grad = None
             with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
                 out = run(leaf, *inputs[1:])
-            out.backward(gradient.to(out.dtype))
+            if out.dtype not in gradients:
+                gradients[out.dtype] = gradient.to(out.dtype)
+            out.backward(gradients[out.dtype])
             return [out.detach(), leaf.grad, *(p.grad for p in module.parameters())]
 
         return step
