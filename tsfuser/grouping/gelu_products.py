@@ -43,7 +43,7 @@ from .gelu_forms import is_gelu, is_reshape
 from .lone_biases import BIASED, PRODUCT, sum_in
 
 GELU_PRODUCT, CHECK = "tsfuser::gelu_product", "tsfuser::takes_gelu"
-SAID = "a matrix product is left to torch's libraries, which apply gelu on their way"
+REASON = "a matrix product is left to torch's libraries, which apply gelu on their way"
 DTYPES = ("bfloat16", "float16")
 LINEAR = "aten::linear"  # its right operand is transposed
 #: Kind -> the positions of the bias and of both operands.

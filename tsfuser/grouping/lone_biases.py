@@ -37,7 +37,7 @@ from ..graph.wrapper import (
 
 PRODUCT, ADD, BIASED = "aten::mm", "aten::add", "tsfuser::biased_product"
 REASON = "it adds a bias to a product of matrices, which the library does as it multiplies"
-SAID = "a matrix product is left to torch's libraries, which add this bias on their way"
+PRODUCT_REASON = "a matrix product is left to torch's libraries, which add this bias on their way"
 
 
 def reader_of(product: Node, effects: Effects) -> Node | None:

@@ -136,7 +136,7 @@ def _return_biases(work: Work) -> bool:
             give_back(work, group, lone_biases.REASON)
         made = lone_biases.add_in_product(work.graph, product)
         work.effects.learn([made], written)
-        work.refusals.add(made.node(), lone_biases.SAID)
+        work.refusals.add(made.node(), lone_biases.PRODUCT_REASON)
         changed = True
     return changed
 
@@ -153,12 +153,12 @@ def _apply_gelus(work: Work) -> bool:
         if group is not None:
             read = next(iter(result.uses()))
             work.groups.remove(group)
-            give_back(work, group, gelu_products.SAID)
+            give_back(work, group, gelu_products.REASON)
             result = read.user.inputsAt(read.offset)
         if product.kind() == lone_biases.PRODUCT:
             product = lone_biases.add_in_product(work.graph, product).node()
         made = gelu_products.apply_gelu(work.graph, product, result, checked=work.profiled)
-        work.refusals.add(made, gelu_products.SAID)
+        work.refusals.add(made, gelu_products.REASON)
         changed = True
     return changed
 
