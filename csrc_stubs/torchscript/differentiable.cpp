@@ -396,7 +396,7 @@ torch::jit::Operation make_differentiable_graph(const Node* node) {
   keep_branches(*node->g(c10::attr::Subgraph));
   keep_branches(*node->g(c10::attr::ReverseSubgraph));
   auto run = torchs_operation(node);
-  if (direct) {
+  if (direct && !plain) {
     direct->take(*node, run);
   }
   auto views = views_given(*node);

@@ -17,11 +17,12 @@ std::shared_ptr<GraphOfLists> GraphOfLists::of(const torch::jit::Node& node) {
   auto made = std::make_shared<GraphOfLists>();
   made->inputs_ = plain->inputs().size();
   for (size_t i = 0; i < made->inputs_; ++i) {
-    if (plain->inputs()[i]->type()->isSubtypeOf(*c10::ListType::ofTensors())) {
-      made->lists_.push_back(i);
+    const auto& type = plain->inputs()[i]->type();
+    if (type->kind() != c10::TypeKind::TensorType && may_hold_tensors(type)) {
+      made->unchecked_.push_back(i);
     }
   }
-  if (made->lists_.empty()) {
+  if (made->unchecked_.empty()) {
     return nullptr;
   }
   const auto results = static_cast<size_t>(node.i(c10::attr::f_real_outputs));
@@ -32,7 +33,7 @@ std::shared_ptr<GraphOfLists> GraphOfLists::of(const torch::jit::Node& node) {
     made->any_ = made->any_ || differentiated;
     made->all_ = made->all_ && (differentiated || !may_hold_tensors(plain->outputs()[i]->type()));
   }
-  for (const size_t i : made->lists_) {
+  for (const size_t i : made->unchecked_) {
     made->all_ = made->all_ && std::count(of_inputs.begin(), of_inputs.end(), i) != 0;
   }
   while (plain->outputs().size() > results) {
@@ -48,7 +49,7 @@ bool GraphOfLists::takes(const torch::jit::Stack& stack) const {
   const auto given = torch::jit::last(stack, inputs_);
   const bool idle =
       !c10::GradMode::is_enabled() || std::none_of(given.begin(), given.end(), requires_gradient);
-  return idle ? any_ : !all_ && std::any_of(lists_.begin(), lists_.end(), [&given](size_t i) {
+  return idle ? any_ : !all_ && std::any_of(unchecked_.begin(), unchecked_.end(), [&given](size_t i) {
     return requires_gradient(given[i]);
   });
 }

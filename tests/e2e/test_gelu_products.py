@@ -22,6 +22,8 @@ LINEAR = {
     "in place": "y = F.linear(x, v, b)\n    return F.gelu_(y, approximate='tanh')",
     "asked": "p = F.linear(x, v, b)\n    y = torch.cumsum(F.gelu(p, approximate='tanh'), 0)\n"
     "    return y * float(p.size(0) + p.dim())",
+    "asked in a branch": "p = F.linear(x, v, b)\n    y = torch.cumsum(F.gelu(p, approximate='tanh'), 0)\n"
+    "    if bool((x.sum() < 1e9).all()):\n        y = y * float(p.size(0))\n    return y",
     "behind a view": "p = F.linear(x, v, b).view(-1, 2, v.size(0) // 2)\n"
     "    return F.gelu(p, approximate='tanh')",
     "two": "p = F.gelu(F.linear(x, v, b), approximate='tanh')\n"
@@ -75,7 +77,7 @@ OTHERS = {
 
 
 def functions(body):
-    source = f"def f(x: Tensor, v: Tensor, w: Tensor, b: Tensor):\n    x = torch.cumsum(x, 0)\n    {body}\n"
+    source = f"def f(x: Tensor, v: Tensor, w: Tensor, b: Tensor):\n    {body}\n"
     source = source.replace("F.", "torch.ops.aten.")
     return plain(source), script(source)
 
@@ -91,9 +93,10 @@ def applies_gelu(scripted, inputs):
     return GELU_PRODUCT in str(scripted.graph_for(*inputs))
 
 
-def check(eager, scripted, inputs, precision=None):
+def check(eager, scripted, inputs, precision=None, ops=1):
+    """`ops` is 1: the product rounds once, gelu perhaps again, which is within 8 ulps."""
     exact = eager(*(t.double() for t in inputs))
-    assert_matches(scripted(*inputs), eager(*inputs), exact, ops=300, precision=precision)
+    assert_matches(scripted(*inputs), eager(*inputs), exact, ops=ops, precision=precision)
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -200,7 +203,7 @@ def test_other_dtypes_later(device, name):
             if device != "cpu" and not (dtype.is_floating_point or dtype.is_complex):
                 continue  # no product of integers
             inputs = [(3 * t).to(dtype) for t in operands(device)]
-            assert_matches(scripted(*inputs), eager(*inputs), ops=300, precision=torch.bfloat16)
+            assert_matches(scripted(*inputs), eager(*inputs), ops=4, precision=torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["in place", "gelu", "written out, of addmm"])
@@ -227,7 +230,7 @@ def test_what_is_given_later(device, name):
                     with pytest.raises(RuntimeError):
                         scripted(*given)
                 else:
-                    assert_matches(scripted(*given), want, ops=300)
+                    assert_matches(scripted(*given), want, ops=4)
         with pytest.raises(RuntimeError):
             scripted(x, v.float(), w.float(), b)
 
@@ -266,7 +269,7 @@ def test_training_and_inference_in_turn(device, name, first):
                 want, expected = train(eager, inputs, calls=1)
                 for k, found in enumerate(zip([out, *gradients], [want, *expected], [exact[0], *exact[1]])):
                     if found[0] is not None or k == 0:
-                        assert_matches(*found, ops=300)
+                        assert_matches(*found, ops=4)
             else:
                 with torch.no_grad():
                     check(eager, scripted, inputs)
@@ -302,13 +305,13 @@ def test_transforms_and_modes(device):
         with Watch():
             found = scripted(*inputs)
         assert "aten::gelu" in seen and "aten::_addmm_activation" not in seen
-        assert_matches(found, eager(*inputs), ops=300)
+        assert_matches(found, eager(*inputs), ops=4)
         with torch.autograd.forward_ad.dual_level():
             dual = torch.autograd.forward_ad.make_dual(inputs[0], torch.ones_like(inputs[0]))
             tangents = [
                 torch.autograd.forward_ad.unpack_dual(f(dual, *inputs[1:])).tangent for f in (scripted, eager)
             ]
-        assert_matches(*tangents, ops=300)
+        assert_matches(*tangents, ops=4)
 
 
 class MLP(nn.Module):
@@ -350,7 +353,7 @@ def test_a_module(device, compiled, training):
                     found += [p.grad for p in module_of.parameters()]
                 results.append([t.detach().clone() for t in found])
             for found in zip(*results):
-                assert_matches(*found, ops=400, precision=torch.bfloat16, strides=False)
+                assert_matches(*found, ops=8, precision=torch.bfloat16, strides=False)
 
 
 def test_explain_says_so(device):

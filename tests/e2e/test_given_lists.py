@@ -1,5 +1,5 @@
-"""Differentiable graphs that get lists of tensors, whose gradients no check of torch looks at
-(csrc_stubs/torchscript/given_lists.h)."""
+"""Differentiable graphs that get lists of tensors, or tensors that may be None: no check of torch looks at
+their gradients (csrc_stubs/torchscript/given_lists.h)."""
 
 import pytest
 import torch
@@ -60,5 +60,47 @@ def test_what_lists_hold_may_require_gradients_or_not(device, name, required):
             assert [t.requires_grad for t in mine] == [t.requires_grad for t in theirs], call
             assert [g is None for g in slopes] == [g is None for g in expected], call
             for got, want in zip(mine + slopes, theirs + expected):
+                if want is not None:
+                    assert_matches(got.detach(), want.detach(), ops=200)
+
+
+#: Of x[8, 8] and w[8], a `Tensor?`; "alone": nothing else has a gradient.
+OPTIONAL = {
+    "layer norm": "torch.layer_norm(torch.tanh(x * 2.0), [8], w)",
+    "layer norm alone": "torch.layer_norm(torch.cumsum(x, 0).detach(), [8], w)",
+    "batch norm": "torch.batch_norm(torch.tanh(x * 2.0), w, w, None, None, True, 0.1, 1e-5, False)",
+    "bias": "torch.ops.aten.linear(torch.tanh(x * 2.0), x, w)",
+    "bias alone": "torch.ops.aten.linear(torch.relu(x.detach() * 2.0), x.detach(), w)",
+}
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+@pytest.mark.parametrize(
+    "required",
+    [
+        [(1, 1)] * 5 + [(1, 0), (0, 1), (0, 0), (1, 1)],
+        [(1, 0)] * 5 + [(1, 1), (0, 1), (0, 0), (1, 0)],
+        [(0, 1)] * 5 + [(1, 0), (1, 1), (0, 0), (0, 1)],
+    ],
+    ids=["both", "x", "w"],
+)
+def test_what_may_be_none_may_require_a_gradient_or_not(device, name, required):
+    head = "from typing import Optional\n\n"
+    source = f"def f(x: Tensor, w: Optional[Tensor]):\n    return {OPTIONAL[name]} * 1.5\n"
+    eager, scripted = plain(head + source), script(source)
+    generator = torch.Generator().manual_seed(7)
+    with tsfuser.fuser():
+        for call, flags in enumerate(required):
+            made = [torch.randn(s, generator=generator, dtype=torch.float64) for s in ((8, 8), (8,))]
+            results = []
+            for f in (scripted, eager):
+                given = [t.to(device, copy=True).requires_grad_(bool(k)) for t, k in zip(made, flags)]
+                out = f(*given)
+                if out.requires_grad:
+                    (out * out.detach().cos()).sum().backward()
+                results.append([out, *(t.grad for t in given)])
+            assert results[0][0].requires_grad == results[1][0].requires_grad, call
+            for got, want in zip(*results):
+                assert (got is None) == (want is None), call
                 if want is not None:
                     assert_matches(got.detach(), want.detach(), ops=200)

@@ -137,3 +137,9 @@ def _takes_any(node: Node, offset: int) -> bool:
 def arguments(node: Node, found: Schema, knowledge: Knowledge) -> dict[str, table.NodeArg]:
     """The node's arguments by schema name."""
     return {name: knowledge.arg(node.inputsAt(i)) for i, name in enumerate(found.arguments)}
+
+
+def is_cast(node: Node) -> bool:
+    """Whether the node is a cast."""
+    found = row_of(node)
+    return found is not None and found[0].gradient == "cast"

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..graph.rows import row_of
+from ..graph.rows import is_cast, row_of
 from ..graph.wrapper import Node, Value, constant_of, facts, inputs, is_constant, is_tensor, outputs
 
 MOST_NODES = 40  # that are looked at: gelu written out takes about ten, each read at most twice
@@ -67,12 +67,6 @@ def is_reshape(node: Node) -> bool:
     """Whether the result has the operand's elements in their order, perhaps in other dims."""
     found = row_of(node)
     return found is not None and found[0].is_view and found[0].reshapes
-
-
-def is_cast(node: Node) -> bool:
-    """Whether the node is a cast."""
-    found = row_of(node)
-    return found is not None and found[0].gradient == "cast"
 
 
 def _through_reshapes(value: Value) -> Value:

@@ -113,7 +113,7 @@ def apply_gelu(graph: Graph, product: Node, result: Value, checked: bool) -> Nod
         made = copy.output()
     result.replaceAllUsesWith(made)
     for use in list(product.output().uses()):
-        if use.user.kind() in _QUESTIONS and use.user.owningBlock() == product.owningBlock():
+        if use.user.kind() in _QUESTIONS:
             use.user.replaceInput(use.offset, instead)
     return both.node()
 

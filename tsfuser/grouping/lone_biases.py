@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 
 from ..graph.effects import Effects
-from ..graph.rows import row_of
+from ..graph.rows import is_cast
 from ..graph.wrapper import (
     CONSTANT,
     GROUP,
@@ -54,7 +54,7 @@ def reader_of(product: Node, effects: Effects) -> Node | None:
     if reader.kind() != GROUP or reader.outputsSize() != 1:
         return None
     *casts, last = [node for node in reader.g("Subgraph").nodes() if node.kind() != CONSTANT]
-    return reader if sum_in(reader, product) == last and all(map(_is_cast, casts)) else None
+    return reader if sum_in(reader, product) == last and all(map(is_cast, casts)) else None
 
 
 def sum_in(group: Node, product: Node) -> Node | None:
@@ -74,11 +74,6 @@ def _adds_row(add: Node, product: Value) -> bool:
     (dtype, _, rank), wanted = facts((second if mine == [first] else first).type()), facts(product.type())
     same = dtype is not None and dtype == wanted.dtype == facts(add.output().type()).dtype
     return len(mine) == 1 and rank == 1 and same
-
-
-def _is_cast(node: Node) -> bool:
-    found = row_of(node)
-    return found is not None and found[0].gradient == "cast"
 
 
 def add_in_product(graph: Graph, product: Node) -> Value:

@@ -218,6 +218,7 @@ STEPS = (
     Pass("compute_rows", _compute_rows),
     Pass("draw_again", _draw_again),
     Pass("cast_results", _cast_results),
+    _on_saved(formulas.hand_gradients_on),
     Pass("save_rows", lambda work: save_rows(work.saved, work.again)),
     Pass("add_layout_hints", lambda work: add_layout_hints(work.saved.backward, work.orders)),
     Pass("drop", _drop),

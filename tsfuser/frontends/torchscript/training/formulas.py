@@ -29,6 +29,9 @@ In: `SavedValues`, of a differentiable graph. Out: its backward, changed in plac
   - leave_dividends: the gradient of a rounded quotient is zeros like the dividend. They become zeros like the
     gradient, summed to the dividend's sizes, so that the dividend is not kept.
   - leave_biases: of a norm's bias the derivative only asks for the sizes and the dtype, which the weight has.
+  - hand_gradients_on: a `prim::GradOf` that hands its gradient on, as of `prim::profile`, goes. Torch makes a
+    branch of it where the gradient may be undefined, as that of a `Tensor?`, and an `IfThenElse` of an empty
+    branch, which has no overload for its condition.
 """
 
 from __future__ import annotations
@@ -486,3 +489,11 @@ def _keeps_dtype(node: Node) -> bool:
     """Whether the op gives the dtype of its operand, where that is one floating tensor beside numbers."""
     found = row_of(node)
     return found is not None and found[0].keeps_dtype
+
+
+def hand_gradients_on(saved: SavedValues) -> None:
+    for node in nodes_of(saved.backward, ("prim::GradOf",)):
+        given, (block,) = inputs(node), blocks(node)
+        if len(given) == 1 and not nodes_in(block) and len(outputs(node)) == 1:
+            node.output().replaceAllUsesWith(given[0])
+            node.destroy()
