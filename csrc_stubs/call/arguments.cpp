@@ -41,13 +41,6 @@ DispatchKeySet watching_keys() {
                          DispatchKey::FuncTorchVmapMode, DispatchKey::FuncTorchGradWrapper});
 }
 
-// Whether forward-mode AD carries a tangent along with the tensor, or with what it is a view of. Takes
-// torch's lock only where one may be there.
-bool has_tangent(const at::Tensor& tensor) {
-  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
-  return meta && (meta->fw_grad_ || meta->is_view_) && meta->fw_grad(/*level=*/0, tensor).defined();
-}
-
 template <class T>
 uint64_t hash_words(const std::vector<T>& words, uint64_t seed) {
   size_t i = 0;
@@ -171,6 +164,12 @@ std::optional<ScalarType> dtype_from_name(const std::string& name) {
 int64_t alignment_of(const void* address) {
   const auto bits = reinterpret_cast<uintptr_t>(address) | most_alignment;
   return static_cast<int64_t>(bits & (~bits + 1));
+}
+
+// Takes torch's lock only where a tangent may be there.
+bool has_tangent(const at::Tensor& tensor) {
+  const auto* meta = tensor.defined() ? torch::autograd::impl::get_autograd_meta(tensor) : nullptr;
+  return meta && (meta->fw_grad_ || meta->is_view_) && meta->fw_grad(/*level=*/0, tensor).defined();
 }
 
 const char* refuse_tensor(const at::Tensor& tensor) {

@@ -32,6 +32,9 @@ const char* gather(at::ArrayRef<c10::IValue> inputs, Arguments& arguments);
 // Null if a kernel may read the tensor by address, sizes and strides; else the reason.
 const char* refuse_tensor(const at::Tensor& tensor);
 
+// Whether forward-mode AD carries a tangent along with the tensor, or with what it is a view of.
+bool has_tangent(const at::Tensor& tensor);
+
 // Null, or why each op of this thread has to go through torch's dispatcher.
 const char* refuse_mode();
 

@@ -224,10 +224,14 @@ class GraphProgram {
       hidden.emplace();
     }
     const py::gil_scoped_release no_gil;
-    // AOTAutograd has differentiated the graph, and sees to views and to version counters.
+    // AOTAutograd has differentiated the graph, and sees to views and to version counters. But not for
+    // forward-mode AD: the ops themselves compute tangents.
     const at::NoGradGuard no_grad;
     std::optional<at::AutoDispatchBelowADInplaceOrView> below;
-    if (!c10::impl::TorchDispatchModeTLS::any_modes_set()) {
+    const bool moves = std::any_of(stack.begin(), stack.end(), [](const c10::IValue& value) {
+      return value.isTensor() && has_tangent(value.toTensor());
+    });
+    if (!moves && !c10::impl::TorchDispatchModeTLS::any_modes_set()) {
       below.emplace();
     }
     const Versions versions = views_.empty() ? Versions() : versions_of(stack);

@@ -169,7 +169,8 @@ void keep_less(Node* node) {
         pass(plain, reverse, node->i(c10::attr::f_real_outputs), node->is(c10::attr::df_input_vjps),
              node->is(c10::attr::df_input_captured_inputs), node->is(c10::attr::df_input_captured_outputs),
              orders_of_gradients(node), idle_results(*node), written_results(*node), narrow_inputs(node),
-             own_inputs(*node), small_inputs(node), node->is(c10::attr::df_output_vjps), half_inputs(node));
+             own_inputs(*node), given_inputs(*node), small_inputs(node), node->is(c10::attr::df_output_vjps),
+             half_inputs(node));
     if (!result.is_none()) {
       const auto [forward, backward, gradients, outputs] = result.cast<SavedValues>();
       node->g_(c10::attr::Subgraph, forward);

@@ -69,6 +69,46 @@ bool may_be_written(const Value* value, const Node* around) {
                      [around](const torch::jit::Use& use) { return may_write(use, around); });
 }
 
+bool is_fresh_result(const Value* value) { return op_facts().fresh.count(value->node()->kind()) != 0; }
+
+// Before checks of gradients, which hand their operands on.
+const Value* before_checks(const Value* value) {
+  while (is_gradient_check(value->node())) {
+    value = value->node()->input(value->offset());
+  }
+  return value;
+}
+
+// Whether an op of the program has made the value, perhaps in another differentiable graph, and nobody may
+// write to it.
+bool is_own(const Value* value) {
+  if (value->node()->kind() != c10::prim::If) {
+    return is_fresh_result(value) && !may_be_written(value, nullptr);
+  }
+  const Value* result = value->node()->blocks()[0]->outputs()[value->offset()];
+  if (result->node()->kind() != c10::prim::DifferentiableGraph) {
+    return false;
+  }
+  const Value* inner = result->node()->g(c10::attr::Subgraph)->outputs()[result->offset()];
+  return is_fresh_result(inner) && !may_be_written(inner, result->node());
+}
+
+// Whether the program is given the value, or reads it from a module, and does not write to it.
+bool is_given(const Value* value) {
+  const auto kind = value->node()->kind();
+  return (kind == c10::prim::Param || kind == c10::prim::GetAttr) && !may_be_written(value, nullptr);
+}
+
+std::vector<int64_t> inputs_that(bool (*holds)(const Value*), const Node& differentiable) {
+  std::vector<int64_t> found;
+  for (size_t i = 0; i < differentiable.inputs().size(); ++i) {
+    if (holds(before_checks(differentiable.input(i)))) {
+      found.push_back(static_cast<int64_t>(i));
+    }
+  }
+  return found;
+}
+
 }  // namespace
 
 std::vector<int64_t> written_results(const Node& differentiable) {
@@ -81,18 +121,10 @@ std::vector<int64_t> written_results(const Node& differentiable) {
   return written;
 }
 
-std::vector<int64_t> own_inputs(const Node& differentiable) {
-  std::vector<int64_t> own;
-  for (size_t i = 0; i < differentiable.inputs().size(); ++i) {
-    const Value* value = differentiable.input(i);
-    while (is_gradient_check(value->node())) {
-      value = value->node()->input(value->offset());
-    }
-    if (op_facts().fresh.count(value->node()->kind()) != 0 && !may_be_written(value, nullptr)) {
-      own.push_back(static_cast<int64_t>(i));
-    }
-  }
-  return own;
+std::vector<int64_t> own_inputs(const Node& differentiable) { return inputs_that(is_own, differentiable); }
+
+std::vector<int64_t> given_inputs(const Node& differentiable) {
+  return inputs_that(is_given, differentiable);
 }
 
 }  // namespace tsfuser

@@ -17,4 +17,8 @@ std::vector<int64_t> written_results(const torch::jit::Node& differentiable);
 // the backward what they were in the forward.
 std::vector<int64_t> own_inputs(const torch::jit::Node& differentiable);
 
+// The numbers of the operands that the program is given, or reads from its module, and does not write to;
+// its caller may, before the backward.
+std::vector<int64_t> given_inputs(const torch::jit::Node& differentiable);
+
 }  // namespace tsfuser

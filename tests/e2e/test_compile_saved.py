@@ -263,3 +263,23 @@ def test_gradients_behind_pools(pool, dynamic, device):
         for call, at in ((run, x), (function, x), (function, x.detach().double().requires_grad_())):
             results.append(torch.autograd.grad(call(at).square().sum(), at)[0])
         assert_matches(*results, ops=64)
+
+
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.parametrize("pool", ["average", "norm"])
+def test_what_stands_for_sizes_is_not_saved(pool, device):
+    """Where the sizes are no numbers of the graph, it is computed of some; the backward computes it again."""
+
+    def function(x):
+        y = x.abs()
+        y = F.avg_pool2d(y, 2).relu() if pool == "average" else F.lp_pool2d(y, 2.0, 2)
+        return y, F.pixel_shuffle(x, 2) * 2
+
+    torch._dynamo.reset()
+    run = torch.compile(function, backend="tsfuser", dynamic=True)
+    for n in (2, 3):
+        x = torch.randn(n, 4, 6, 3 + n, device=device, requires_grad=True)
+        found, expected = (
+            torch.autograd.grad(sum(t.square().sum() for t in f(x)), x)[0] for f in (run, function)
+        )
+        torch.testing.assert_close(found, expected)

@@ -165,6 +165,28 @@ def test_gradients_at_the_bounds_of_an_op_are_eagers(device, name):
 
 
 @pytest.mark.graphs
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", BOUNDED)
+def test_numbers_that_16_bits_do_not_hold(device, name, dtype, training):
+    """What is compared with 0.1 or 0.3 is their neighbours, which eager may round these to first."""
+    source = BOUNDED[name].replace("F.", "torch.nn.functional.").replace("0.5", "0.1").replace("-1.0", "0.3")
+    source = f"def f(x):\n    return {source} * 2.0\n"
+    near = torch.tensor([0.1, 0.3, 1.0, 3.0]).to(dtype)
+    above, below = (torch.nextafter(near, torch.tensor(end, dtype=dtype)) for end in (9.0, -9.0))
+    values = torch.cat([near, above, below, -near, -above, -below]).to(device)
+    scripted, found = script(source), []
+    exec(source, {"torch": torch}, eager := {})
+    with tsfuser.fuser():
+        for function in (eager["f"], *[scripted] * 4):
+            x = values.clone().requires_grad_(training)
+            y = function(x)
+            found.append((y.detach(), *(torch.autograd.grad(y.sum(), x) if training else ())))
+    for mine, theirs in zip(found[-1], found[0], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=1e-3)
+
+
+@pytest.mark.graphs
 @pytest.mark.parametrize("written", [False, True])
 def test_gradients_of_small_results_of_softplus_are_eagers(device, written):
     """Whether the derivative reads the result, or the operand."""

@@ -456,3 +456,18 @@ def test_random_programs(place):
     count, failed = sweep(range(8), place)
     assert count > 4 and not failed, failed
     assert tsfuser.stats()["launches"] > 0
+
+
+@pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")
+def test_lengths_of_nested_tensors_run_unfused_without_a_warning(device):
+    parts = [torch.rand(n, 3, device=device, requires_grad=True) for n in (2, 4)]
+    nested = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+
+    def function(x):
+        return (x * 2).sin() * x
+
+    torch._dynamo.reset()
+    found, expected = (f(nested).values() for f in (torch.compile(function, backend="tsfuser"), function))
+    torch.testing.assert_close(found, expected)
+    for mine, theirs in zip(*(torch.autograd.grad(v.sum(), parts) for v in (found, expected))):
+        torch.testing.assert_close(mine, theirs)

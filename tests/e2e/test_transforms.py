@@ -275,3 +275,51 @@ def test_tensors_that_no_kernel_reads_make_no_graphs_call_after_call(make, train
             expected = program(odd, odd)
             assert got.layout == expected.layout and got.requires_grad == expected.requires_grad
             assert torch.allclose(got.to_dense(), expected.to_dense())
+
+
+# ---- graphs of torch.compile
+
+
+def products_only(x, y):
+    return torch.mm(x, y.t())
+
+
+def views(x, y):
+    return x.t() * 2.0, (x * y).view(-1), y
+
+
+def written_part(x, y):
+    x = x * 1.0
+    x[1:].mul_(torch.tanh(y[1:]))
+    return x
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("program", [*PROGRAMS, products_only, views, written_part])
+def test_tangents_of_compiled_functions(device, program, warm):
+    """With groups and without any; what is called first with a tangent, and what was called before."""
+    x, y, t = (torch.randn(3, 4, device=device, dtype=torch.float64) for _ in range(3))
+    compiled = torch.compile(program, backend="tsfuser")
+    if warm:
+        compiled(x, y)
+
+    @in_a_level
+    def tangents(f):
+        results = f(forward_ad.make_dual(x, t), y)
+        results = results if isinstance(results, tuple) else (results,)
+        return [part for r in results for part in forward_ad.unpack_dual(r)]
+
+    for mine, theirs in zip(tangents(compiled), tangents(program), strict=True):
+        assert (mine is None) == (theirs is None)
+        if theirs is not None:
+            torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(compiled(x, y), program(x, y))
+
+
+def test_forward_mode_jacobians_of_compiled_functions(device):
+    compiled = torch.compile(norm, backend="tsfuser")
+    x, y = (torch.randn(3, 4, device=device, dtype=torch.float64) for _ in range(2))
+    compiled(x, y)
+    jacobian = functools.partial(torch.autograd.functional.jacobian, vectorize=True, strategy="forward-mode")
+    for mine, theirs in zip(jacobian(compiled, (x, y)), jacobian(norm, (x, y))):
+        torch.testing.assert_close(mine, theirs)

@@ -67,7 +67,14 @@ def gelu(b: Builder, self, approximate: str = "none") -> Value:
     return b.pointwise(symbol, (self,), self.dtype, name="gelu")
 
 
-@composite("aten::leaky_relu", dtypes=FLOATING, smooth=True, keeps_dtype=True, in_place_early=True)
+@composite(
+    "aten::leaky_relu",
+    dtypes=FLOATING,
+    smooth=True,
+    keeps_dtype=True,
+    in_place_early=True,
+    derivative=("aten::leaky_relu_backward", "aten::where"),
+)
 def leaky_relu(b: Builder, self, negative_slope) -> Value:
     """`self > 0 ? self : self * slope`"""
     converted(b, "leaky_relu", self.dtype, negative_slope)

@@ -169,6 +169,14 @@ def round_number(b: Builder, value: Value, dtype: DType) -> Value:
     return b.literal(rounded(float(value.literal), dtype))
 
 
+def compared(b: Builder, threshold: Value, dtype: DType) -> Value:
+    """`threshold` as eager's kernels of `threshold` and its gradient compare it with values of `dtype`: on
+    the CPU they compare in float32 where these have 16 bits."""
+    if not dtype.is_floating:
+        return threshold
+    return round_number(b, threshold, dtype.register if b.device == "cpu" else dtype)
+
+
 def rounded(x: float, dtype: DType) -> float:
     """The number nearest to `x` in `dtype`, by way of float32 as in c10."""
     if dtype.is_floating and dtype.itemsize == 8:

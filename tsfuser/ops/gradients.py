@@ -9,7 +9,7 @@ from ..ir.dtypes import BOOL
 from ..ir.fusion import Value
 from ..ir.limits import Limit
 from ..ir.symbols import CANCELS, Fast, define
-from .elementwise import converted, elementwise, promoted, round_number
+from .elementwise import compared, converted, elementwise, promoted, round_number
 from .table import FLOATING, NUMERIC, REAL, composite
 
 define("mish_backward", "mish_backward({0}, {1})")
@@ -122,7 +122,7 @@ def threshold_backward(b: Builder, grad_output, self, threshold) -> Value:
     """`self <= threshold ? 0 : grad_output`"""
     dtype = b.promote(grad_output, self)
     converted(b, "threshold_backward", dtype, threshold)
-    threshold = round_number(b, threshold, dtype) if dtype.is_floating else threshold
+    threshold = compared(b, threshold, dtype)
     # as in leaky_relu's, the layout of `self` comes first
     return _with_numbers(b, "threshold_backward", self, grad_output, threshold)
 

@@ -9,7 +9,7 @@ from ..ir.fusion import Value
 from ..ir.limits import convertible, largest
 from ..ir.symbols import CANCELS, define
 from .arithmetic import check_number
-from .elementwise import binary, converted, elementwise, fit, round_number
+from .elementwise import binary, compared, converted, elementwise, fit, round_number
 from .table import ALL, BOOLEAN, FLOATING, NUMERIC, REAL, composite
 
 define("where", "({0} ? convert<{ctype}>({1}) : convert<{ctype}>({2}))", cheap=True, grows=(CANCELS, 1, 1))
@@ -143,7 +143,7 @@ def threshold(b: Builder, self, threshold, value) -> Value:
     """`self <= threshold ? value : self`"""
     check_number(b, threshold, self.dtype, "the threshold")
     check_number(b, value, self.dtype, "the value")
-    threshold = round_number(b, threshold, self.dtype) if self.dtype.is_floating else threshold
+    threshold = compared(b, threshold, self.dtype)
     return b.pointwise("threshold", (self, threshold, value), self.dtype)
 
 

@@ -126,8 +126,8 @@ class Row:
     `smooth`: each element of the result is a continuous function of elements of the operands, so that the
     backward may compute it again. `keeps_dtype`: of one floating tensor and real numbers the result has that
     tensor's dtype. `dtype_from`: a tensor argument that is used only for its dtype, which the result has.
-    `derivative`: eager's, where autodiff's formula differs from it in some corner; first the op, then the
-    comparisons of that formula whose second operands are the numbers that the op takes.
+    `derivative`: eager's, where autodiff's formula differs from it in some corner; first the op, then those
+    ops of that formula whose last operands are the numbers that the op takes.
     `gradient`: "strict" if its derivative in autodiff asks for a gradient of the result's dtype and saves a
     tensor of that dtype, "cast" if its derivative gives the operand's dtype, whatever it gets. `flat`: it
     passes no gradient on to its operands. `without_gradient`: the numbers of its results that have none, in

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -21,6 +22,7 @@ from ...errors import TsfuserWarning
 from ...grouping.support import Refusals
 from ...planning import interrupts
 from . import logs, watch
+from .fx.types import is_nested_int
 from .groups.passes import fuse
 from .groups.roundings import Pass
 from .pieces import in_order
@@ -40,12 +42,15 @@ def compile_graph(
     donated: Collection[int] = (),
     roundings: Sequence[Pass] = (),
 ) -> Callable[[list], Any]:
-    """The boxed function. If this fails, there is a warning and the module runs as it is. If the module has
-    an `origin`, `watch` gets the outcome. `donated`: the positions of arguments over which the function may
-    write, if it gets the last reference to them. `roundings`: those of `fuse`."""
+    """The boxed function. The module runs as it is if it takes lengths of nested tensors, or if this fails,
+    with a warning. If the module has an `origin`, `watch` gets the outcome. `donated`: the positions of
+    arguments over which the function may write, if it gets the last reference to them. `roundings`: those of
+    `fuse`."""
     try:
         if origin is not None:
             logs.arrived(origin, module)
+        if _takes_nested_ints(module):
+            return _left_unfused(module, origin, "it computes with the lengths of nested tensors")
         compiled = _whole(module, settings, origin, donated, roundings)
         if origin is not None:
             _tell(watch.Outcome(origin, compiled.module, compiled.programs, compiled.foreign))
@@ -58,9 +63,18 @@ def compile_graph(
             TsfuserWarning,
             stacklevel=2,
         )
-        if origin is not None:
-            _tell(watch.Outcome(origin, module, {}, {}, text))
-        return boxed(lambda args: _unfused(module, args))
+        return _left_unfused(module, origin, text)
+
+
+def _takes_nested_ints(module: fx.GraphModule) -> bool:
+    given = (node.meta.get("val") for node in module.graph.find_nodes(op="placeholder"))
+    return any(isinstance(value, torch.SymInt) and is_nested_int(value) for value in given)
+
+
+def _left_unfused(module: fx.GraphModule, origin: watch.Origin | None, reason: str) -> Callable[[list], Any]:
+    if origin is not None:
+        _tell(watch.Outcome(origin, module, {}, {}, reason))
+    return boxed(lambda args: _unfused(module, args))
 
 
 def _tell(outcome: watch.Outcome) -> None:

@@ -22,11 +22,17 @@ _NUMBERS = (
 
 
 def hint(size: Any) -> int | None:
-    """The int that a size is, or was in the traced call; None if data decides it."""
+    """The int that a size is, or was in the traced call; None if data decides it, or if it stands for the
+    lengths of a nested tensor."""
     if isinstance(size, int):
         return size
     node = size.node
-    return int(node.hint) if node.has_hint() else None
+    return int(node.hint) if node.has_hint() and not is_nested_int(size) else None
+
+
+def is_nested_int(size: torch.SymInt) -> bool:
+    """Whether the size stands for the lengths of a nested tensor, which differ: no int."""
+    return size.node.has_hint() and isinstance(size.node.hint, torch.SymInt)
 
 
 def type_of(value: Any):

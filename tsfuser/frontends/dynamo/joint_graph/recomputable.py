@@ -21,7 +21,7 @@ from torch._functorch import partitioners
 
 from ....ops import table
 from ..fx.types import hint
-from . import norms, softmaxes
+from . import norms, sizes_only, softmaxes
 
 #: Ops of ours that cost no more than reading their operands.
 _RECOMPUTABLE = (torch.ops.tsfuser.seeded_dropout,)
@@ -56,6 +56,10 @@ def _install() -> None:
 
 class _OpTypes(partitioners.OpTypes):
     """torch's lists and ours."""
+
+    def is_view(self, node: fx.Node) -> bool:
+        """Whether to compute the node again costs nothing, whoever reads it."""
+        return sizes_only.is_made_here(node) or super().is_view(node)
 
     def is_fusible(self, node: fx.Node) -> bool:
         """Whether the node's operands and result need not be stored."""

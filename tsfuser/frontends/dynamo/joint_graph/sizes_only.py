@@ -59,6 +59,11 @@ def _empty_like(operand: fx.Node, reader: fx.Node) -> fx.Node | None:
     return None
 
 
+def is_made_here(node: fx.Node) -> bool:
+    """Whether the node is an `empty(...)` of `forget_values`."""
+    return _MARK in node.meta
+
+
 def _size(tensor: fx.Node, d: int) -> Any:
     size = tensor.meta["val"].shape[d]
     return size if isinstance(size, int) else Insert(tensor.next, tensor, PART)(aten.sym_size.int, tensor, d)
@@ -66,7 +71,8 @@ def _size(tensor: fx.Node, d: int) -> Any:
 
 def read_inputs_instead(backward: fx.GraphModule) -> None:
     """Changes the backward."""
-    marked = [node for node in backward.graph.nodes if _MARK in node.meta]
+    # One that is no larger than its sizes may be saved.
+    marked = [node for node in backward.graph.nodes if is_made_here(node) and node.op != "placeholder"]
     if not marked:
         return
     at = {node: k for k, node in enumerate(backward.graph.nodes)}

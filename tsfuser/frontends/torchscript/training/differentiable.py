@@ -48,7 +48,7 @@ from dataclasses import dataclass, field
 from .... import log, options
 from ....graph.passes import Pass, run
 from ....graph.wrapper import Graph, nodes_in
-from . import dropout, formulas, norm_operands, norm_results, recompute, relu_mask, row_results
+from . import dropout, formulas, kept_instead, norm_operands, norm_results, recompute, relu_mask
 from .gradient_dtypes import cast_gradients, cast_results
 from .gradient_layout import add_layout_hints
 from .operands import save_operands
@@ -102,16 +102,19 @@ def rewrite(
     written: Sequence[int] = (),
     narrow: Sequence[int] = (),
     own: Sequence[int] = (),
+    given: Sequence[int] = (),
     small: Sequence[int] = (),
     moving: Sequence[int] = (),
     half: Sequence[int] = (),
 ) -> tuple[Graph, Graph, list[int], list[int]] | None:
     """`forward` and `backward`, and `gradients` and `outputs` of what is kept now (`SavedValues`); `orders`,
-    `written` to `half` as in `Work`, `idle`: results that no gradient comes for."""
+    `written` to `half` as in `Work`, `idle`: results that no gradient comes for, `given`: inputs that the
+    program does not write to, but its caller may."""
     saved = SavedValues(forward, backward, real, gradients, saved_inputs, saved_outputs)
     if not nodes_in(backward) or not saved.is_whole():
         return None
     idle = {*idle, *still_outputs(forward)}
+    own = (*own, *given) if options.enabled("keep_inputs") else own
     work = Work(saved.without_gradients(idle), orders, written, narrow, own, small, moving, half)
     run(work, STEPS)
     return forward, backward, *work.numbers
@@ -159,9 +162,9 @@ def _compute_norms(work: Work) -> None:
         work.again |= again
 
 
-def _compute_rows(work: Work) -> None:
+def _keep_instead(work: Work) -> None:
     if not options.disabled("recompute"):
-        work.saved, again = row_results.compute_again(
+        work.saved, again = kept_instead.compute_again(
             work.saved, work.written, work.own, work.small, work.moving, work.again
         )
         work.again |= again
@@ -215,7 +218,7 @@ STEPS = (
     Pass("ask_norms", _ask_norms),
     Pass("compute_again", _compute_again),
     Pass("compute_norms", _compute_norms),
-    Pass("compute_rows", _compute_rows),
+    Pass("keep_instead", _keep_instead),
     Pass("draw_again", _draw_again),
     Pass("cast_results", _cast_results),
     _on_saved(formulas.hand_gradients_on),

@@ -8,7 +8,8 @@ In: `SavedValues`, of a differentiable graph. Out: its backward, changed in plac
     eager; `min` likewise.
   - ask_derivatives: the gradient of `threshold(x, t, v)` passes where x is t, that of `hardtanh` where x is a
     bound; that of `relu` does not pass where x is NaN; those of `relu`, `hardshrink` and `hardswish` are NaN
-    where `grad` is infinite and does not pass. Eager's derivatives are asked instead.
+    where `grad` is infinite and does not pass; that of `leaky_relu` rounds the slope to float32. Eager's
+    derivatives are asked instead.
   - choose_inside: the gradient of `clamp(x, a, b)` is `grad * (a <= x <= b)`: NaN where `grad` is infinite
     and x outside. It becomes `where(a <= x <= b, grad, 0)`, as in eager.
   - leave_zero_bases: the gradient of an exponent, `grad * base ** x * log(base)`, is NaN or infinite where
@@ -105,13 +106,22 @@ def share_ties(saved: SavedValues) -> None:
 
 
 def ask_derivatives(saved: SavedValues) -> None:
-    """Of `relu`, `threshold`, `hardtanh`, `hardshrink` and `hardswish`."""
+    """Of `relu`, `threshold`, `hardtanh`, `hardshrink`, `hardswish` and `leaky_relu`."""
     for name, (derivative, *kinds) in table.derivatives().items():
         for node, block in _derivatives(saved, name):
             compares = nodes_of(block, _COMPARES)
             if compares:  # the first one of each kind is of the operand, or of the result, and a number
-                numbers = [next(c for c in compares if c.kind() == kind).inputsAt(1) for kind in kinds]
-                give(saved, block, derivative, [node.inputsAt(0), compares[0].inputsAt(0), *numbers])
+                chosen = [nodes_of(block, (kind,))[0] for kind in kinds]
+                numbers = [list(inputs(c))[-1] for c in chosen]
+                operands = [node.inputsAt(0), compares[0].inputsAt(0), *numbers]
+                flags = [_constant(saved, node, False) for _ in _arguments(derivative)[len(operands) :]]
+                give(saved, block, derivative, [*operands, *flags])
+
+
+def _arguments(kind: str) -> list[torch._C.Argument]:
+    """Of the op's plain overload."""
+    schemas = torch._C._jit_get_schemas_for_operator(kind)
+    return next(s.arguments for s in schemas if not s.overload_name)
 
 
 def choose_inside(saved: SavedValues) -> None:

@@ -76,6 +76,17 @@ class SavedValues:
             names |= made if read & names else set()
         return names
 
+    def in_results(self) -> set[str]:
+        """Names of what the program gets, and of what that may be a view of: they are in memory whatever is
+        kept."""
+        names = set()
+        for value in graph_outputs(self.forward)[: self.real]:
+            names.add(value.debugName())
+            while may_return_operand(value.node()):
+                value = value.node().inputsAt(0)
+                names.add(value.debugName())
+        return names
+
     def join(self) -> None:
         """Has the backward read a value that is kept several times, as both operands of `x * x` are, in one
         place. The others are `unused` then."""

@@ -1,6 +1,7 @@
-"""The result of a softmax that is kept for its derivative alone is computed there again, of what is in memory
-anyway: the product that an attention takes the softmax of. Under autocast the product has 16 bits, and the
-result 32. The derivative walks over the same rows. Before:
+"""Instead of a value the forward keeps what that is computed of, where that is in memory anyway, and the
+backward computes the value again. For the result of a softmax that is kept for its derivative alone that is
+the product that an attention takes the softmax of. Under autocast the product has 16 bits, and the result 32.
+The derivative walks over the same rows. Before:
 
     forward:  %s = aten::matmul(%q, %k);  %m = aten::add(%s, %mask);  %y = aten::softmax(%m);  keeps %y
     backward(%grad, %y):  %g = aten::_softmax_backward_data(%grad, %y, ...);  %gs = ... of %g
@@ -8,6 +9,9 @@ becomes
     forward:  ...;  %c = aten::clone(%mask);  keeps %s and %c
     backward(%grad, %grad_s, %s, %c):  %m = aten::add(%s, %c);  %y = aten::softmax(%m);  the same;
                                        %gs = prim::AutogradAdd(%grad_s, ...)
+
+For an elementwise result it is a product, or another tensor that the program has made, to which a bias is
+added, say: `gelu(x @ w + b)` keeps the product and a copy of b, and the forward does not write the sum.
 
 In: `SavedValues`, of a differentiable graph. Out: the same, with other graphs, and the numbers of the outputs
 that are not kept. The ops in between are elementwise (recompute.py), of one tensor that nobody writes to, and
@@ -24,10 +28,10 @@ from dataclasses import dataclass, field
 from ....graph.rows import row_of
 from ....graph.wrapper import (
     CONSTANT,
+    Graph,
     Node,
     Value,
     graph_inputs,
-    graph_outputs,
     inputs,
     is_tensor,
     is_tensor_list,
@@ -36,7 +40,7 @@ from ....graph.wrapper import (
     use_count,
     with_items,
 )
-from .recompute import computed, has_own_memory, is_elementwise
+from .recompute import LEAVES, computed, has_own_memory, is_elementwise, is_read_by_groups
 from .saved import SavedValues, asks_for_dtype, gradient_outside
 
 #: Softmax -> its derivative, whose operand 1 is the result.
@@ -53,7 +57,7 @@ _FORMS = {
 _VIEWS = ("aten::view", "aten::reshape")  # that may stand between the ops
 _HANDED_ON = ("prim::profile", "aten::contiguous")  # whose formulas give the gradient as it is
 _DTYPE = "prim::dtype"
-_STEPS = 8  # ops at most in front of the softmax
+_STEPS = 8  # ops at most that a value, or the operand of the softmax, is computed by
 _LOOKUP = "aten::index"
 #: What the op table calls the sizes of views that have no more elements than their operands.
 _NO_LARGER = frozenset("first flattened permuted selected sliced squeezed swapped unsqueezed viewed".split())
@@ -62,11 +66,12 @@ _NO_LARGER = frozenset("first flattened permuted selected sliced squeezed swappe
 @dataclass
 class _Found:
     """What a result is computed of: `instead`, the tensor that is kept instead, at most one, and `small`, of
-    which copies are kept; each with its gradient in the backward, if it has one. `numbers`, and lists of
-    them. `steps`: ops that are left to look at."""
+    which copies are kept; each with its gradient in the backward, if it has one. `kept`: names of what is
+    kept anyway. `numbers`, and lists of them. `steps`: ops that are left to look at."""
 
     instead: dict[str, tuple[Value, Value | None]] = field(default_factory=dict)
     small: dict[str, tuple[Value, Value | None]] = field(default_factory=dict)
+    kept: set[str] = field(default_factory=set)
     numbers: dict[str, Value] = field(default_factory=dict)
     steps: int = _STEPS
 
@@ -79,25 +84,47 @@ def _add(found: dict[str, tuple[Value, Value | None]], value: Value, gradient: V
 
 @dataclass
 class _Search:
-    """`known`: names of the forward's values that the backward has. `exposed`: of those that the program may
-    write to. `own`: of inputs that nobody writes to, `small`: that are small, `still`: that have no
+    """`kept`: names of the forward's values that the backward gets. `exposed`: of those that the program may
+    write to. `own`: of inputs that nobody writes to. `small`, `still`: of values that are small, have no
     gradient."""
 
-    known: dict[str, Value]
+    kept: set[str]
     exposed: set[str]
     own: set[str]
     small: set[str]
     still: set[str]
 
+    def what_gives(self, value: Value, argument: Value, gradient: Value) -> _Found | None:
+        """What the backward computes `value` of, for which it has `argument` and gets `gradient`; None where
+        it should be kept."""
+        node, found = value.node(), _Found()
+        derivative = _derivative(value, argument)
+        if derivative is not None:
+            place = gradient_outside(derivative, 0)
+            operands = enumerate(inputs(node))
+            whole = place is not None and all(self.look(v, None if k else place, found) for k, v in operands)
+            return found if whole else None
+        name, in_groups = value.debugName(), is_read_by_groups(value) and is_read_by_groups(argument)
+        if not in_groups or name in self.small or has_own_memory(value, self.exposed, self.own):
+            return None
+        self.kept.remove(name)
+        whole = self.look(value, gradient, found)
+        self.kept.add(name)
+        many = len(found.kept | found.instead.keys()) > LEAVES
+        return found if whole and not many else None
+
     def look(self, value: Value, gradient: Value | None, found: _Found) -> bool:
         """Whether the backward can compute `value`; `gradient`: what it has of it."""
         name, node = value.debugName(), value.node()
-        if name in self.known or node.kind() == CONSTANT:
+        if node.kind() == CONSTANT:
+            return True
+        if name in self.kept:
+            found.kept.update([name] if is_tensor(value) else [])
             return True
         if not is_tensor(value):
             found.numbers[name] = value
             return not is_tensor_list(value)
-        if self._is_small(value):
+        if name in self.small:
             _add(found.small, value, gradient)
             return True
         if has_own_memory(value, self.exposed, self.own):
@@ -115,13 +142,13 @@ class _Search:
     def _gradient_of(self, node: Node, operand: Value, gradient: Value | None) -> tuple[Value | None, bool]:
         """The gradient that the derivative of `node` gives to the operand, and whether that is clear. No
         gradient: None."""
-        if gradient is None or operand.debugName() in self.known or not is_tensor(operand):
+        if gradient is None or operand.debugName() in self.kept or not is_tensor(operand):
             return None, True
         reader = _reader(gradient, node.kind())
         if reader is None:
             return None, not use_count(gradient)
         given = outputs(reader)
-        moving = [v.unique() for v in inputs(node) if is_tensor(v) and not self._is_still(v)]
+        moving = [v.unique() for v in inputs(node) if is_tensor(v) and v.debugName() not in self.still]
         if operand.unique() not in moving:
             return None, True
         if len(given) != len(moving) or (node.kind() in _FORMS and len(moving) > 1):
@@ -129,27 +156,31 @@ class _Search:
         found = given[moving.index(operand.unique())]
         return (found if use_count(found) else None), True
 
-    def _is_small(self, value: Value) -> bool:
-        """Whether the value is small beside others: an input, or a view of what is small, or what is computed
-        of one such tensor, element by element, or looked up in one at few places."""
-        node = value.node()
-        if node.kind() == "prim::Param":
-            return value.debugName() in self.small
+
+def _small(forward: Graph, small: set[str]) -> set[str]:
+    """Names of the values that are small beside others: inputs `small`, views of what is small, and what is
+    computed of one such tensor, element by element, or looked up in one at few places."""
+    names = set(small)
+    for node in nodes_in(forward):
         operands = with_items([v for v in inputs(node) if is_tensor(v) or is_tensor_list(v)])
         row = row_of(node)
         is_view = row is not None and row[0].is_view and row[0].sizes in _NO_LARGER
         stays_small = is_view or node.kind() == _LOOKUP or (len(operands) == 1 and is_elementwise(node))
-        return stays_small and all(map(self._is_small, operands))
+        if operands and stays_small and names.issuperset(v.debugName() for v in operands):
+            names.update(v.debugName() for v in outputs(node))
+    return names
 
-    def _is_still(self, value: Value) -> bool:
-        """Whether autodiff gives the value no gradient: it is computed of what has none."""
-        node = value.node()
-        if node.kind() == "prim::Param":
-            return value.debugName() in self.still
+
+def _still(forward: Graph, still: set[str]) -> set[str]:
+    """Names of the tensors that autodiff gives no gradient: inputs `still`, and what is computed of them
+    alone."""
+    names = set(still)
+    for node in nodes_in(forward):
         row = row_of(node)
-        return (row is not None and row[0].flat) or not any(
-            is_tensor(v) and not self._is_still(v) for v in inputs(node)
-        )
+        is_flat = row is not None and row[0].flat
+        if is_flat or names.issuperset(v.debugName() for v in inputs(node) if is_tensor(v)):
+            names.update(v.debugName() for v in outputs(node))
+    return names
 
 
 def _reader(gradient: Value, kind: str) -> Node | None:
@@ -179,9 +210,6 @@ def compute_again(
     those that are `dropped`. The program may write to the results `written`. Of the inputs of the forward,
     `own` are in the backward what they were, `small` are small beside others, and `moving` get gradients."""
 
-    if not any(_derivative(value, argument) for _, value, argument in saved.of_outputs()):
-        return saved, set()
-
     def names(numbers: Iterable[int]) -> set[str]:
         return {given[i].debugName() for i in numbers}
 
@@ -192,25 +220,36 @@ def compute_again(
         for j, value, argument in saved.of_outputs()
         if j not in dropped and use_count(argument)
     )
-    returned = {v.debugName() for v in graph_outputs(saved.forward)[: saved.real]}
+    in_results = saved.in_results()
     still = set(range(len(given))).difference(moving)
-    search = _Search(known, saved.exposed(written), names(own), names(small), names(still))
-    first = nodes_in(saved.backward)[0]  # what is computed for one softmax may be an operand of the next
+    search = _Search(
+        set(known),
+        saved.exposed(written),
+        names(own),
+        _small(saved.forward, names(small)),
+        _still(saved.forward, names(still)),
+    )
+    first = nodes_in(saved.backward)[0]  # what is computed for one value may be an operand of the next
     again: set[int] = set()
     for j, value, argument in list(saved.of_outputs()):
-        derivative = _derivative(value, argument)
-        if derivative is None or j in dropped or j not in saved.gradients or value.debugName() in returned:
+        name = value.debugName()
+        if j in dropped or j not in saved.gradients or name in in_results or name not in search.kept:
             continue
-        found = _Found()
-        place = gradient_outside(derivative, 0)
-        operands = enumerate(inputs(value.node()))
-        if place is not None and all(search.look(v, None if k else place, found) for k, v in operands):
+        found = search.what_gives(value, argument, _gradient(saved, j))
+        if found is not None:
             saved = _keep_dtype(_keep(saved, found, known, value.node()), value, argument)
-            known.pop(value.debugName(), None)
-            result = known[value.debugName()] = computed(value.node(), saved.backward, first, known)
+            search.kept.remove(name)
+            search.kept.update((*found.numbers, *found.instead, *found.small))
+            del known[name]
+            result = known[name] = computed(value.node(), saved.backward, first, known)
             argument.replaceAllUsesWith(result)
             again.add(j)
     return saved, again
+
+
+def _gradient(saved: SavedValues, output: int) -> Value:
+    """What the backward gets as the gradient of the output."""
+    return graph_inputs(saved.backward)[list(saved.gradients).index(output)]
 
 
 def _derivative(value: Value, argument: Value) -> Node | None:

@@ -1,0 +1,227 @@
+"""What the backward computes again of a tensor that is in memory anyway: of a product and a copy of the bias
+that is added to it, and with `keep_inputs` of what the program is given."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import tsfuser
+from kit.support import assert_matches, fresh, kinds, no_fallback
+from tsfuser import options
+from tsfuser.frontends.torchscript import passes
+
+SIZES = (12, 16, 24)
+
+
+def biased(x: Tensor, w: Tensor, b: Tensor):
+    return torch.nn.functional.gelu(torch.mm(x, w) + b)
+
+
+def read_twice(x: Tensor, w: Tensor, b: Tensor):
+    p = torch.mm(x, w)
+    return (p * 0.5 + 0.25) * torch.sigmoid(p) * b
+
+
+def viewed(x: Tensor, w: Tensor, b: Tensor):
+    """The product is made by another differentiable graph, which asking for its size ends."""
+    p = torch.mm(torch.tanh(x), w)
+    h = (p + b.exp()).view(p.size(0) // 2, 2, p.size(1))
+    return h * torch.tanh(h)
+
+
+PROGRAMS = [biased, read_twice, viewed]
+
+
+def operands(device, dtype=torch.float64, sizes=SIZES):
+    generator = torch.Generator().manual_seed(5)
+    m, k, n = sizes
+    made = [torch.randn(s, generator=generator, dtype=torch.float64) / 2 for s in ((m, k), (k, n), (n,))]
+    return [t.to(device, dtype).requires_grad_() for t in made]
+
+
+def step(function, tensors, change=None):
+    out = function(*tensors)
+    result = out[0] if isinstance(out, tuple) else out
+    if change is not None:
+        with torch.no_grad():
+            change(*tensors, out)
+    return [result.detach(), *torch.autograd.grad(result.square().sum(), tensors)]
+
+
+def is_backward(graph):
+    return graph.findNode("prim::AutogradAllNonZero") is not None
+
+
+def stored(seen, elements=SIZES[0] * SIZES[2]):
+    """How many tensors of so many elements the groups of forwards store."""
+    count = 0
+    for optimised in seen:
+        for group in optimised.graph.findAllNodes("prim::CudaFusionGroup", True):
+            if not is_backward(optimised.graph):
+                sizes = [v.type().sizes() for v in group.g("Subgraph").outputs() if str(v.type()) != "int"]
+                count += sum(s is not None and math.prod(s) == elements for s in sizes)
+    return count
+
+
+def trained(function, tensors, change=None):
+    """What the fourth step of the scripted function gives, and how many large tensors its forward stores."""
+    scripted = fresh(function)
+    with tsfuser.fuser(), no_fallback(), passes.watching() as seen:
+        for _ in range(4):
+            got = step(scripted, [t.detach().clone().requires_grad_() for t in tensors], change)
+    return got, stored(seen)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_forward_stores_its_result_only(device, program):
+    tensors = operands(device, torch.float32)
+    got, count = trained(program, tensors)
+    assert count == 1
+    exact = step(program, [t.detach().double().requires_grad_() for t in tensors])
+    for mine, theirs, true in zip(got, step(program, tensors), exact, strict=True):
+        assert_matches(mine, theirs, true, ops=200, strides=False)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("sizes", [(2, 1, 1), (4, 3, 130), (0, 4, 8)])
+def test_other_sizes(device, program, sizes):
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        for _ in range(4):
+            step(scripted, operands(device))
+        got = step(scripted, operands(device, sizes=sizes))
+    for mine, theirs in zip(got, step(program, operands(device, sizes=sizes)), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_second_derivatives(device, program):
+    def derivatives(function, tensors):
+        first = torch.autograd.grad(function(*tensors).square().sum(), tensors, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(t.square().sum() for t in first), tensors)]
+
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        for _ in range(4):
+            got = derivatives(scripted, operands(device))
+    for mine, theirs in zip(got, derivatives(program, operands(device)), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_the_bias_may_be_written_to_before_the_backward(device):
+    """Eager's sum keeps no operand."""
+    change = lambda x, w, b, out: b.add_(3.0)
+    got, count = trained(biased, operands(device), change)
+    assert count == 1
+    for mine, theirs in zip(got, step(biased, operands(device), change), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def returned(x: Tensor, w: Tensor, b: Tensor):
+    p = torch.mm(x, w)
+    return torch.nn.functional.gelu(p + b), p
+
+
+def test_a_product_that_the_program_gets_may_be_written_to(device):
+    """So the sum is kept."""
+    change = lambda x, w, b, out: out[1].zero_()
+    got, count = trained(returned, operands(device), change)
+    assert count == 2
+    for mine, theirs in zip(got, step(returned, operands(device), change), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def two_products(x: Tensor, w: Tensor, b: Tensor):
+    return torch.nn.functional.gelu(torch.mm(x, w) + torch.mm(x * 2.0, w * b))
+
+
+def test_two_tensors_are_not_kept_for_one(device):
+    got, count = trained(two_products, operands(device))
+    assert count == 2
+    for mine, theirs in zip(got, step(two_products, operands(device)), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def recurrent(x: Tensor, w: Tensor, b: Tensor):
+    state = torch.zeros_like(b)
+    for i in range(6):
+        gates = torch.mm(x, w)[i]
+        state = state * torch.sigmoid(gates) + torch.tanh(gates + b)
+    return state
+
+
+def test_a_long_chain_is_not_computed_again(device):
+    """Each state is computed of the one before it, which is kept."""
+    scripted = fresh(recurrent)
+    with tsfuser.fuser(), passes.watching() as seen:
+        for _ in range(4):
+            got = step(scripted, operands(device))
+    again = [
+        kinds(group).count("aten::tanh")
+        for o in seen
+        for group in o.graph.findAllNodes("prim::CudaFusionGroup", True)
+        if is_backward(o.graph)
+    ]
+    assert max(again, default=0) <= 8
+    for mine, theirs in zip(got, step(recurrent, operands(device)), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+# ---- keep_inputs
+
+
+def given(x: Tensor, w: Tensor, b: Tensor):
+    h = x * 0.5 + 0.25
+    return h * torch.sigmoid(x) + (w.sum() + b.sum()) * 0.0
+
+
+def given_and_biased(x: Tensor, w: Tensor, b: Tensor):
+    return torch.nn.functional.gelu(x + b[:1]) + (w.sum() + b.sum()) * 0.0
+
+
+@pytest.mark.parametrize("program", [given, given_and_biased])
+@pytest.mark.parametrize("enabled", [False, True])
+def test_inputs_are_kept_where_that_is_enabled(device, program, enabled):
+    sizes = (12, 16, 8)
+    tensors, scripted = operands(device, sizes=sizes), fresh(program)
+    with (
+        options.override(enable={"keep_inputs": ""} if enabled else {}),
+        tsfuser.fuser(),
+        no_fallback(),
+        passes.watching() as seen,
+    ):
+        for _ in range(4):
+            got = step(scripted, tensors)
+        count = stored(seen, 12 * 16)
+        change = lambda x, w, b, out: x.add_(1.0)
+        if enabled:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                step(scripted, operands(device, sizes=sizes), change)
+        else:
+            changed = step(scripted, operands(device, sizes=sizes), change)
+            for mine, theirs in zip(changed, got, strict=True):
+                torch.testing.assert_close(mine, theirs)
+    assert count == 1 if enabled else count > 1
+    for mine, theirs in zip(got, step(program, tensors), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def writes(x: Tensor, w: Tensor, b: Tensor):
+    h = torch.exp(x * 0.5) * w.mean()
+    y = torch.tanh(h) * h
+    with torch.no_grad():
+        x.add_(1.0)
+    return y + b.sum() * 0.0
+
+
+def test_what_the_program_writes_to_itself_is_not_kept(device):
+    scripted = fresh(writes)
+    with options.override(enable={"keep_inputs": ""}), tsfuser.fuser():
+        for _ in range(4):
+            x, w, b = operands(device)
+            got = step(lambda x, w, b: scripted(x * 1.0, w, b), (x, w, b))
+    want = step(lambda x, w, b: writes(x * 1.0, w, b), operands(device))
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs)
