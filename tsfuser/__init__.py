@@ -53,6 +53,8 @@ _C.set_op_facts(
     heavy=unsupported.heavy_kinds(),
     same_sizes=table.kinds_with_sizes("first"),
     moved=[row.name for row in table.all_rows() if row.moves],
+    like_first=table.kinds_with_dtype("first"),
+    promoted=table.kinds_with_dtype("promoted"),
     sized=functionalize.sized_kinds(),
     broadcast=table.kinds_with_sizes("broadcast"),
     alone=[row.name for row in table.all_rows() if "bfloat16" in row.slow_on_gpu],

@@ -4,8 +4,7 @@
 //
 // After: %s = tsfuser::padded_sizes(aten::size(%x), [0, %n])
 //
-// What asks for the rank, as each norm does, is answered from the ranks, or from the sizes. What asks for
-// the dtype or the device of a tensor whose elements were only moved asks the tensor that they come from.
+// What asks for the rank, as each norm does, is answered from the ranks, or from the sizes.
 //
 // So what needs the sizes, as a view by them, is in one differentiable graph with what computes the tensor:
 // the sizes are known before it. Examples are the shuffle of channels that were joined, windows of an image
@@ -94,27 +93,6 @@ void size_at(Stack& stack) {
 
 bool asks_for_sizes(const Node* node) {
   return (node->kind() == c10::aten::size || node->kind() == c10::aten::dim) && is_tensor(node->input(0));
-}
-
-bool asks_for_type(const Node* node) {
-  return (node->kind() == c10::prim::dtype || node->kind() == c10::prim::device) &&
-         is_tensor(node->input(0));
-}
-
-// Whether something else than such a question reads the value, so that errors of what makes it are still
-// raised.
-bool is_read(const Value* value) {
-  return std::any_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
-    return is_profile(use.user) ? is_read(use.user->output())
-                                : !asks_for_sizes(use.user) && !asks_for_type(use.user);
-  });
-}
-
-// The tensor whose elements the value has, only moved.
-Value* origin_of_elements(Value* value) {
-  Node* maker = value->node();
-  const bool moves = is_profile(maker) || op_facts().moved.count(maker->kind()) != 0;
-  return moves ? origin_of_elements(maker->inputs()[0]) : value;
 }
 
 // Whether all that reads the list are ops that only read, and give no list.
@@ -227,14 +205,6 @@ Value* ask(Graph& graph, c10::Symbol question, Value* value) {
   const torch::jit::WithInsertPoint behind(
       maker->kind() == c10::prim::Param ? *maker->owningBlock()->nodes().begin() : maker->next());
   return graph.insert(question, {value});
-}
-
-void ask_origin(Graph& graph, Node* question) {
-  Value* tensor = question->input(0);
-  Value* origin = origin_of_elements(tensor);
-  if (origin != behind_profile(tensor) && is_read(behind_profile(tensor))) {
-    question->output()->replaceAllUsesWith(ask(graph, question->kind(), origin));
-  }
 }
 
 // Answers questions about sizes; each answer is computed once in a block.
@@ -422,13 +392,18 @@ class EarlySizes {
 
 }  // namespace
 
+bool is_read(const Value* value) {
+  return std::any_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
+    return is_profile(use.user) ? is_read(use.user->output())
+                                : !asks_for_sizes(use.user) && !asks_for_dtype(use.user);
+  });
+}
+
 void ask_sizes_early(Graph& graph, const Node*) {
   EarlySizes sizes(graph);
   for (Node* node : all_nodes(graph)) {
     if (asks_for_sizes(node)) {
       sizes.answer(node);
-    } else if (asks_for_type(node)) {
-      ask_origin(graph, node);
     }
   }
 }

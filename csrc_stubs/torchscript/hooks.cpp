@@ -172,6 +172,7 @@ void hook_into_torch() {
     register_products();
     register_size_operators();
     register_early_sizes();
+    register_early_dtypes();
     register_convolution_operands();
     register_pad();
     register_grown_lists();

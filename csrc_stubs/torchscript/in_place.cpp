@@ -140,9 +140,7 @@ bool stays_as_it_is(const Node* node) {
     }
   }
   return std::all_of(readers.begin(), readers.end(), [](const Use& use) {
-    const auto kind = use.user->kind();
-    return op_facts().fresh.count(kind) || kind == c10::aten::size ||
-           (use.offset > 0 && op_facts().in_place.count(kind));
+    return only_reads(*use.user) || (use.offset > 0 && op_facts().in_place.count(use.user->kind()));
   });
 }
 
@@ -238,7 +236,8 @@ bool only_reads(const Node& reader) {
                               c10::Symbol::fromQualString("tsfuser::reduced_precision")};
   return is_profile(&reader) || casts.count(reader.kind()) != 0  // which may hand their operand on
              ? is_only_read(reader.output())
-             : op_facts().fresh.count(reader.kind()) != 0 || reader.kind() == c10::aten::size;
+             : op_facts().fresh.count(reader.kind()) != 0 || reader.kind() == c10::aten::size ||
+                   asks_for_dtype(&reader);
 }
 
 bool is_only_read(const Value* value) {

@@ -70,6 +70,8 @@ constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
     nest_joins,
     // Behind the ops in place: what they write to may get other sizes.
     ask_sizes_early,
+    // Anywhere: no op changes a dtype.
+    ask_dtypes_early,
     // Behind them, too: what writes to a value keeps a convolution of that value in its place.
     move_convolutions,
     // Behind that, which looks for what reads a norm. Behind the ops in place: an op that is functional can

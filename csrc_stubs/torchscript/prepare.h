@@ -22,11 +22,12 @@ void prepare_for_profiling(torch::jit::Graph& graph, const torch::jit::Node* fir
 // tensors are filled in (number_writes.cpp); paddings by nothing hand their operand on (whole_parts.cpp),
 // and parts of a copy are copied one by one (copied_parts.cpp), those that convolutions read as they read
 // them (convolution_operands.cpp); joins of what was joined before read that (nested_joins.cpp); sizes are
-// computed from those of what no op of groups has made (early_sizes.cpp); convolutions move out of the way
-// of batch norms (early_convolutions.cpp), and their biases are added behind them (late_biases.cpp); ops are
-// written in forms that autodiff has a formula for (differentiable_forms.cpp), views that several graphs
-// would read stay out of them (views_apart.cpp), and what stands alone gets company (lone_ops.cpp);
-// attentions that read one mask share what is made of it (shared_masks.cpp).
+// computed from those of what no op of groups has made (early_sizes.cpp), and dtypes asked of what they
+// follow from (early_dtypes.cpp); convolutions move out of the way of batch norms (early_convolutions.cpp),
+// and their biases are added behind them (late_biases.cpp); ops are written in forms that autodiff has a
+// formula for (differentiable_forms.cpp), views that several graphs would read stay out of them
+// (views_apart.cpp), and what stands alone gets company (lone_ops.cpp); attentions that read one mask share
+// what is made of it (shared_masks.cpp).
 void leave_checked_branches(torch::jit::Graph& graph, const torch::jit::Node* first);
 void fold_products(torch::jit::Graph& graph, const torch::jit::Node* first);
 void check_batches(torch::jit::Graph& graph, const torch::jit::Node* first);
@@ -39,6 +40,7 @@ void copy_parts_alone(torch::jit::Graph& graph, const torch::jit::Node* first);
 void copy_as_convolutions_read(torch::jit::Graph& graph, const torch::jit::Node* first);
 void nest_joins(torch::jit::Graph& graph, const torch::jit::Node* first);
 void ask_sizes_early(torch::jit::Graph& graph, const torch::jit::Node* first);
+void ask_dtypes_early(torch::jit::Graph& graph, const torch::jit::Node* first);
 void move_convolutions(torch::jit::Graph& graph, const torch::jit::Node* first);
 void add_biases_late(torch::jit::Graph& graph, const torch::jit::Node* first);
 void write_differentiable_forms(torch::jit::Graph& graph, const torch::jit::Node* first);
@@ -49,7 +51,8 @@ void share_masks(torch::jit::Graph& graph, const torch::jit::Node* first);
 // Says of a graph, and of its copies, that its calls may record gradients (nested_joins.cpp).
 void record_joins(torch::jit::Graph& graph);
 
-void register_early_sizes();           // the operator of ask_sizes_early
+void register_early_sizes();           // the operators of ask_sizes_early
+void register_early_dtypes();          // and of ask_dtypes_early
 void register_convolution_operands();  // those of copy_as_convolutions_read
 void register_grown_lists();           // and of part_grown_lists
 void register_nested_joins();          // and of nest_joins
@@ -88,6 +91,12 @@ bool may_be_inside(const torch::jit::Node* node);
 // Lets an op in place write to tensors of no elements, of the same dtypes, so that it raises for those as
 // before; torch's dead code elimination drops it (in_place.cpp).
 void disarm(torch::jit::Node* node);
+
+// Whether the node asks tensors for no more than dtype, device and rank (early_dtypes.cpp).
+bool asks_for_dtype(const torch::jit::Node* node);
+// Whether something reads the value besides what asks for its sizes, dtype or device, so that errors of what
+// makes it are still raised if it is not asked (early_sizes.cpp).
+bool is_read(const torch::jit::Value* value);
 
 // Whether the reader makes new tensors of its operands, or numbers; and whether all that reads the value
 // does (in_place.cpp).

@@ -109,7 +109,9 @@ def test_linear(device, name, dtype):
     with tsfuser.fuser():
         for lead, n, k, m in [shapes[0]] * 3 + shapes:
             m = k if name == "two" else m
-            check(eager, scripted, operands(device, n, k, m, dtype, lead=lead))
+            # the second layer may cancel what the first has rounded
+            ops = 16 if name == "two" else 1
+            check(eager, scripted, operands(device, n, k, m, dtype, lead=lead), ops=ops)
         inputs = operands(device, dtype=dtype)
         assert applies_gelu(scripted, inputs) == (dtype in HALVES)
         left = [node for node in scripted.graph_for(*inputs).nodes() if node.kind() == "aten::linear"]

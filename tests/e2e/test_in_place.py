@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import tsfuser
-from kit.support import all_graphs, assert_matches, fresh, groups, kinds, no_fallback, stored, train
+from kit.support import all_graphs, assert_matches, fresh, groups, kinds, no_fallback, script, stored, train
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning"), pytest.mark.graphs]
 
@@ -379,3 +379,38 @@ def test_a_concatenation_comes_before_a_write_to_what_it_reads(device):
     with tsfuser.fuser():
         for _ in range(4):
             assert scripted(torch.full((2, 2), 2.0, device=device)).all()
+
+
+RESIDUAL = """
+def block(x, w, scale):
+    y = torch.mm(x, w) * scale
+    y += x
+    z = torch.mm(y, w)
+    return {result} + z * z
+"""
+
+
+@pytest.mark.parametrize("result", ["y * 2.0", "y.mul_(2.0)"])
+def test_a_residual_that_autocast_casts_for_its_reader(device, result):
+    """Autocast's cast may hand the sum on, to what only reads it: a product. What is written to later is left
+    alone."""
+
+    def trained(f, dtype):
+        made = torch.Generator().manual_seed(2)
+        x, w, s = (torch.randn(n, generator=made) / 2 for n in ((6, 8), (8, 8), (8,)))
+        x, w, s = (t.to(device).requires_grad_() for t in (x, w, s))
+        with torch.autocast(device, dtype, enabled=dtype is not None):
+            y = f(x * 1.0, w, s)
+        return [y.detach(), *torch.autograd.grad(y.float().square().sum(), (x, w, s))]
+
+    scripted = script(RESIDUAL.format(result=result))
+    exec(RESIDUAL.format(result=result), {"torch": torch}, eager := {})
+    others = (None, torch.bfloat16) if result == "y * 2.0" else ()  # else eager has saved what is written to
+    with tsfuser.fuser():
+        for dtype in (torch.bfloat16,) * 4 + others:
+            got, want = trained(scripted, dtype), trained(eager["block"], dtype)
+            for mine, theirs in zip(got, want, strict=True):
+                assert mine.dtype == theirs.dtype
+                assert (mine - theirs).abs().max() <= (3e-2 if dtype else 1e-5) * theirs.abs().max()
+        optimised = torch.jit.last_executed_optimized_graph()
+    assert (optimised.findNode("aten::add_", True) is None) == (result == "y * 2.0")

@@ -66,6 +66,7 @@ def binary(
         return elementwise(b, symbol, (self, other), rule, dtypes, exact)
 
     facts = {"in_place_early": in_place_early, "identity": identity or {}, "error": error}
+    facts["dtype"] = "promoted" if rule == DEFAULT else ""
     _register(name, overloads, template, rule, dtypes, evaluate, smooth, **facts)
 
 

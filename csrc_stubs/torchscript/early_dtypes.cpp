@@ -1,0 +1,226 @@
+// What asks for the dtype or the device of a tensor asks what that follows from. Before:
+//
+//     %y = aten::mul(%scale, %x);  %p = aten::permute(%y, %dims)
+//     %d : int = prim::dtype(%p);  %noise = aten::empty(%sizes, %d, ...);  ... aten::mul(%p, %noise)
+//
+// After:
+//
+//     %e : Tensor = tsfuser::promoted(%scale, %x);  %d : int = prim::dtype(%e)
+//
+// where %e is a tensor without elements, or with one if it has no dims.
+// So what needs the answer, as the noise of a stochastic depth does, need not wait for the product, which is
+// in one differentiable graph with what reads both. A tensor whose elements were only moved has the dtype
+// and the device of the one that they come from; so has the result of an op that has those of its first
+// operand, as a batch norm. A sum or a product has those that its operands promote to. A step of
+// prepare.cpp.
+
+#include "torchscript/nodes.h"
+#include "torchscript/op_facts.h"
+#include "torchscript/prepare.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/result_type.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
+
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+namespace tsfuser {
+namespace {
+
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Value;
+
+c10::Symbol promoted_kind() {
+  static const auto kind = c10::Symbol::fromQualString("tsfuser::promoted");
+  return kind;
+}
+
+c10::Symbol widened_kind() {
+  static const auto kind = c10::Symbol::fromQualString("tsfuser::widened");
+  return kind;
+}
+
+c10::Symbol narrowed_kind() {
+  static const auto kind = c10::Symbol::fromQualString("tsfuser::narrowed");
+  return kind;
+}
+
+const Kinds& stand_ins() {
+  static const Kinds kinds = {promoted_kind(), widened_kind(), narrowed_kind()};
+  return kinds;
+}
+
+// A tensor that stands for one of that rank, dtype and device: whether that has dims counts where it is
+// promoted.
+at::Tensor stand_in(bool has_dims, at::ScalarType dtype, at::Device device) {
+  static constexpr int64_t size = 0;
+  return at::empty(at::IntArrayRef(&size, has_dims ? 1 : 0), at::TensorOptions(dtype).device(device));
+}
+
+// Whether the tensor stands for a number of the program, which promotes less.
+bool is_wrapped(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->is_wrapped_number(); }
+
+// Of the sum of both.
+at::Tensor promoted(const at::Tensor& a, const at::Tensor& b) {
+  const bool may_be_elsewhere = a.dim() == 0 && a.is_cpu();  // a number beside a tensor of a GPU
+  const at::Device device = may_be_elsewhere ? b.device() : a.device();
+  at::Tensor made = stand_in(a.dim() != 0 || b.dim() != 0, at::result_type(a, b), device);
+  if (is_wrapped(a) && is_wrapped(b)) {
+    made.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return made;
+}
+
+// Of what autocast makes of the tensor, where it casts `from` certain dtypes.
+at::Tensor cast(const at::Tensor& a, bool cuda_enabled, bool cpu_enabled, bool from, at::ScalarType to) {
+  const bool casts = from && ((a.is_cuda() && cuda_enabled) || (a.is_cpu() && cpu_enabled));
+  return stand_in(a.dim() != 0, casts ? to : a.scalar_type(), a.device());
+}
+
+void widened(torch::jit::Stack& stack) {
+  const bool cpu = torch::jit::pop(stack).toBool(), cuda = torch::jit::pop(stack).toBool();
+  const at::Tensor a = torch::jit::pop(stack).toTensor();
+  const bool is_narrow = a.scalar_type() == at::kHalf || a.scalar_type() == at::kBFloat16;
+  torch::jit::push(stack, cast(a, cuda, cpu, is_narrow, at::kFloat));
+}
+
+void narrowed(torch::jit::Stack& stack) {
+  const auto of_cpu = torch::jit::pop(stack).toScalarType(), of_cuda = torch::jit::pop(stack).toScalarType();
+  const bool cpu = torch::jit::pop(stack).toBool(), cuda = torch::jit::pop(stack).toBool();
+  const at::Tensor a = torch::jit::pop(stack).toTensor();
+  const bool is_wide = a.scalar_type() == at::kFloat;
+  torch::jit::push(stack, cast(a, cuda, cpu, is_wide, a.is_cuda() ? of_cuda : of_cpu));
+}
+
+bool is_kind(const Kinds& kinds, const Node* node) { return kinds.count(node->kind()) != 0; }
+
+bool asks_one_tensor(const Node* node) {
+  return (node->kind() == c10::prim::dtype || node->kind() == c10::prim::device) &&
+         is_tensor(node->input(0));
+}
+
+// The value whose dtype and device the value has, whatever they are. `same_rank`: and as few dims, if none.
+Value* origin_of(Value* value, bool same_rank) {
+  static const Kinds permuted = {c10::Symbol::fromQualString("tsfuser::permuted_sizes"),
+                                 c10::Symbol::fromQualString("tsfuser::swapped_sizes")};
+  const auto& facts = op_facts();
+  const Node* maker = value->node();
+  bool hands_on = is_profile(maker);
+  if (!hands_on && value->offset() == 0 && is_kind(facts.moved, maker)) {
+    const auto rule = facts.size_rules.find(maker->kind());
+    hands_on = !same_rank || is_kind(facts.same_sizes, maker) ||
+               (rule != facts.size_rules.end() && permuted.count(rule->second.kind) != 0);
+  }
+  hands_on = hands_on || (value->offset() == 0 && is_kind(facts.like_first, maker));
+  return hands_on ? origin_of(value->node()->inputs()[0], same_rank) : value;
+}
+
+bool promotes(const Node* maker) {
+  return is_kind(op_facts().promoted, maker) && maker->inputs().size() > 1 && is_tensor(maker->input(0)) &&
+         is_tensor(maker->input(1));
+}
+
+// The op that gives a stand-in for the result of the node; none where there is none.
+std::optional<c10::Symbol> op_for(const Node* maker) {
+  if (maker->kind() == c10::aten::_autocast_to_full_precision) {
+    return widened_kind();
+  }
+  if (maker->kind() == c10::aten::_autocast_to_reduced_precision) {
+    return narrowed_kind();
+  }
+  return promotes(maker) ? std::optional<c10::Symbol>(promoted_kind()) : std::nullopt;
+}
+
+// Whether the answer is only returned, as what autodiff keeps for a backward, perhaps in a tuple.
+bool is_kept_only(const Node* question) {
+  const auto& uses = question->output()->uses();
+  return std::all_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
+    return use.user->kind() == c10::prim::Return || use.user->kind() == c10::prim::TupleConstruct;
+  });
+}
+
+// Answers questions; what stands for a value is computed once.
+class EarlyDtypes {
+ public:
+  explicit EarlyDtypes(Graph& graph) : graph_(graph) {}
+
+  void answer(Node* question) {
+    Value* tensor = question->input(0);
+    Value* origin = origin_of(tensor, /*same_rank=*/false);
+    if (promotes(origin->node()) && !is_kept_only(question)) {
+      origin = stand_in_for(origin);
+    }
+    if (origin == behind_profile(tensor) || !is_read(behind_profile(tensor))) {
+      return;
+    }
+    Node* maker = origin->node();
+    // Right behind what makes the origin, which need not live until the answer is read.
+    const torch::jit::WithInsertPoint behind(
+        maker->kind() == c10::prim::Param ? *maker->owningBlock()->nodes().begin() : maker->next());
+    question->output()->replaceAllUsesWith(graph_.insert(question->kind(), {origin}));
+  }
+
+ private:
+  Value* stand_in_for(Value* result) {
+    Value*& found = stand_ins_[result];
+    if (!found) {
+      Node* maker = result->node();
+      std::vector<torch::jit::NamedValue> operands;
+      const size_t count = promotes(maker) ? 2 : maker->inputs().size();  // a sum has a factor behind them
+      for (size_t i = 0; i < count; ++i) {
+        Value* operand = maker->inputs()[i];
+        operands.emplace_back(is_tensor(operand) ? reduced(operand) : operand);
+      }
+      const torch::jit::WithInsertPoint before(maker);
+      found = graph_.insert(*op_for(maker), operands);
+    }
+    return found;
+  }
+
+  Value* reduced(Value* operand) {
+    Value* origin = origin_of(operand, /*same_rank=*/true);
+    return op_for(origin->node()) ? stand_in_for(origin) : origin;
+  }
+
+  Graph& graph_;
+  std::unordered_map<const Value*, Value*> stand_ins_;
+};
+
+}  // namespace
+
+bool asks_for_dtype(const Node* node) {
+  return asks_one_tensor(node) || stand_ins().count(node->kind()) != 0;
+}
+
+void ask_dtypes_early(Graph& graph, const Node*) {
+  EarlyDtypes dtypes(graph);
+  for (Node* node : all_nodes(graph)) {
+    if (asks_one_tensor(node)) {
+      dtypes.answer(node);
+    }
+  }
+}
+
+void register_early_dtypes() {
+  constexpr auto kind = c10::AliasAnalysisKind::FROM_SCHEMA;
+  static const torch::jit::RegisterOperators registered(
+      {torch::jit::Operator(
+           "tsfuser::promoted(Tensor a, Tensor b) -> Tensor",
+           [](torch::jit::Stack& stack) {
+             const at::Tensor b = torch::jit::pop(stack).toTensor();
+             const at::Tensor a = torch::jit::pop(stack).toTensor();
+             torch::jit::push(stack, promoted(a, b));
+           },
+           kind),
+       torch::jit::Operator("tsfuser::widened(Tensor a, bool cuda_enabled, bool cpu_enabled) -> Tensor",
+                            widened, kind),
+       torch::jit::Operator("tsfuser::narrowed(Tensor a, bool cuda_enabled, bool cpu_enabled, "
+                            "ScalarType cuda_dtype, ScalarType cpu_dtype) -> Tensor",
+                            narrowed, kind)});
+}
+
+}  // namespace tsfuser
