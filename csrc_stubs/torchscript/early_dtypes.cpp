@@ -7,16 +7,16 @@
 //
 //     %e : Tensor = tsfuser::promoted(%scale, %x);  %d : int = prim::dtype(%e)
 //
-// where %e is a tensor without elements, or with one if it has no dims.
-// So what needs the answer, as the noise of a stochastic depth does, need not wait for the product, which is
-// in one differentiable graph with what reads both. A tensor whose elements were only moved has the dtype
-// and the device of the one that they come from; so has the result of an op that has those of its first
-// operand, as a batch norm. A sum or a product has those that its operands promote to. A step of
-// prepare.cpp.
+// where %e is a tensor without elements. So what needs the answer, as the noise of a stochastic depth does,
+// need not wait for the product, which is in one differentiable graph with what reads both. A tensor whose
+// elements were only moved has the dtype and the device of the one that they come from; so has the result of
+// an op that has those of its first operand, as a batch norm. A sum or a product has those that its operands
+// promote to, of which autocast may have cast some. A step of prepare.cpp.
 
 #include "torchscript/nodes.h"
 #include "torchscript/op_facts.h"
 #include "torchscript/prepare.h"
+#include "torchscript/twin_rows.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/result_type.h>
@@ -54,8 +54,8 @@ const Kinds& stand_ins() {
   return kinds;
 }
 
-// A tensor that stands for one of that rank, dtype and device: whether that has dims counts where it is
-// promoted.
+// A tensor without elements, of that dtype and device. Or one with one element and no dims, which promotes
+// less.
 at::Tensor stand_in(bool has_dims, at::ScalarType dtype, at::Device device) {
   static constexpr int64_t size = 0;
   return at::empty(at::IntArrayRef(&size, has_dims ? 1 : 0), at::TensorOptions(dtype).device(device));
@@ -98,25 +98,34 @@ void narrowed(torch::jit::Stack& stack) {
 
 bool is_kind(const Kinds& kinds, const Node* node) { return kinds.count(node->kind()) != 0; }
 
-bool asks_one_tensor(const Node* node) {
+bool asks_a_tensor(const Node* node) {
   return (node->kind() == c10::prim::dtype || node->kind() == c10::prim::device) &&
          is_tensor(node->input(0));
 }
 
-// The value whose dtype and device the value has, whatever they are. `same_rank`: and as few dims, if none.
-Value* origin_of(Value* value, bool same_rank) {
+// Whether the maker of the value, which moves elements, gives dims where its operand has some, and none
+// where that has none.
+bool keeps_rank(const Node* maker) {
   static const Kinds permuted = {c10::Symbol::fromQualString("tsfuser::permuted_sizes"),
                                  c10::Symbol::fromQualString("tsfuser::swapped_sizes")};
+  const auto rule = op_facts().size_rules.find(maker->kind());
+  return is_kind(op_facts().same_sizes, maker) ||
+         (rule != op_facts().size_rules.end() && permuted.count(rule->second.kind) != 0);
+}
+
+// The value whose dtype and device the value has, whatever they are. `same_rank`: and that has dims if the
+// value has some.
+Value* origin_of(Value* value, bool same_rank) {
+  Node* maker = value->node();
   const auto& facts = op_facts();
-  const Node* maker = value->node();
-  bool hands_on = is_profile(maker);
-  if (!hands_on && value->offset() == 0 && is_kind(facts.moved, maker)) {
-    const auto rule = facts.size_rules.find(maker->kind());
-    hands_on = !same_rank || is_kind(facts.same_sizes, maker) ||
-               (rule != facts.size_rules.end() && permuted.count(rule->second.kind) != 0);
+  if (is_profile(maker)) {
+    return origin_of(maker->inputs()[0], same_rank);
   }
-  hands_on = hands_on || (value->offset() == 0 && is_kind(facts.like_first, maker));
-  return hands_on ? origin_of(value->node()->inputs()[0], same_rank) : value;
+  if (value->offset() != 0) {
+    return value;
+  }
+  const bool moves = is_kind(facts.moved, maker) && (!same_rank || keeps_rank(maker));
+  return moves || is_kind(facts.like_first, maker) ? origin_of(maker->inputs()[0], same_rank) : value;
 }
 
 bool promotes(const Node* maker) {
@@ -135,7 +144,8 @@ std::optional<c10::Symbol> op_for(const Node* maker) {
   return promotes(maker) ? std::optional<c10::Symbol>(promoted_kind()) : std::nullopt;
 }
 
-// Whether the answer is only returned, as what autodiff keeps for a backward, perhaps in a tuple.
+// Whether the answer is only returned, as what autodiff keeps for a backward, perhaps in a tuple. Nothing
+// waits for it then, and the group that computes the result says what dtype it has.
 bool is_kept_only(const Node* question) {
   const auto& uses = question->output()->uses();
   return std::all_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
@@ -150,11 +160,14 @@ class EarlyDtypes {
 
   void answer(Node* question) {
     Value* tensor = question->input(0);
+    if (!is_read(behind_profile(tensor))) {
+      return;
+    }
     Value* origin = origin_of(tensor, /*same_rank=*/false);
-    if (promotes(origin->node()) && !is_kept_only(question)) {
+    if (promotes(origin->node()) && !is_kept_only(question) && may_stand_for(origin)) {
       origin = stand_in_for(origin);
     }
-    if (origin == behind_profile(tensor) || !is_read(behind_profile(tensor))) {
+    if (origin == behind_profile(tensor)) {
       return;
     }
     Node* maker = origin->node();
@@ -165,14 +178,35 @@ class EarlyDtypes {
   }
 
  private:
+  // The tensors that the result is promoted, or cast, of. A sum has a factor behind them.
+  static at::ArrayRef<Value*> operands_of(Node* maker) {
+    return promotes(maker) ? maker->inputs().slice(0, 2) : maker->inputs();
+  }
+
+  // Whether no operand gets dims, or loses all, before it is promoted: a stand-in is made as early as the
+  // operand is.
+  bool may_stand_for(Value* result) {
+    const auto operands = operands_of(result->node());
+    return std::all_of(operands.begin(), operands.end(),
+                       [this](Value* operand) { return !is_tensor(operand) || keeps_its_rank(operand); });
+  }
+
+  bool keeps_its_rank(Value* operand) {
+    Value* origin = origin_of(operand, /*same_rank=*/true);
+    for (const Value* v = operand; v != origin; v = v->node()->input(0)) {
+      if (!keeps_its_sizes(v)) {
+        return false;
+      }
+    }
+    return keeps_its_sizes(origin) && (!op_for(origin->node()) || may_stand_for(origin));
+  }
+
   Value* stand_in_for(Value* result) {
     Value*& found = stand_ins_[result];
     if (!found) {
       Node* maker = result->node();
       std::vector<torch::jit::NamedValue> operands;
-      const size_t count = promotes(maker) ? 2 : maker->inputs().size();  // a sum has a factor behind them
-      for (size_t i = 0; i < count; ++i) {
-        Value* operand = maker->inputs()[i];
+      for (Value* operand : operands_of(maker)) {
         operands.emplace_back(is_tensor(operand) ? reduced(operand) : operand);
       }
       const torch::jit::WithInsertPoint before(maker);
@@ -192,14 +226,12 @@ class EarlyDtypes {
 
 }  // namespace
 
-bool asks_for_dtype(const Node* node) {
-  return asks_one_tensor(node) || stand_ins().count(node->kind()) != 0;
-}
+bool asks_for_type(const Node* node) { return asks_a_tensor(node) || stand_ins().count(node->kind()) != 0; }
 
 void ask_dtypes_early(Graph& graph, const Node*) {
   EarlyDtypes dtypes(graph);
   for (Node* node : all_nodes(graph)) {
-    if (asks_one_tensor(node)) {
+    if (asks_a_tensor(node)) {
       dtypes.answer(node);
     }
   }

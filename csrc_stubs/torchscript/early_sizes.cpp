@@ -395,7 +395,7 @@ class EarlySizes {
 bool is_read(const Value* value) {
   return std::any_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
     return is_profile(use.user) ? is_read(use.user->output())
-                                : !asks_for_sizes(use.user) && !asks_for_dtype(use.user);
+                                : !asks_for_sizes(use.user) && !asks_for_type(use.user);
   });
 }
 

@@ -125,8 +125,9 @@ Node* next_writer(const Node* node, const std::vector<Use>& readers) {
   return nullptr;
 }
 
-// Whether what the node makes is only read by ops that make new tensors of it, or numbers. Else something
-// may write to it: torch would refuse to run the backward of the cast that `keep_dtype` adds.
+// Whether what the node makes is only read by ops that make new tensors of it, or numbers, perhaps behind
+// casts of autocast, which may hand it on. Else something may write to it: torch would refuse to run the
+// backward of the cast that `keep_dtype` adds.
 bool stays_as_it_is(const Node* node) {
   std::vector<Use> readers = node->input(0)->uses();
   for (;;) {
@@ -237,7 +238,7 @@ bool only_reads(const Node& reader) {
   return is_profile(&reader) || casts.count(reader.kind()) != 0  // which may hand their operand on
              ? is_only_read(reader.output())
              : op_facts().fresh.count(reader.kind()) != 0 || reader.kind() == c10::aten::size ||
-                   asks_for_dtype(&reader);
+                   asks_for_type(&reader);
 }
 
 bool is_only_read(const Value* value) {

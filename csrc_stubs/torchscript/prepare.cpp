@@ -70,7 +70,7 @@ constexpr void (*kSteps[])(Graph& graph, const Node* first) = {
     nest_joins,
     // Behind the ops in place: what they write to may get other sizes.
     ask_sizes_early,
-    // Anywhere: no op changes a dtype.
+    // Behind the ops in place, which may give an operand dims: it asks whether some do.
     ask_dtypes_early,
     // Behind them, too: what writes to a value keeps a convolution of that value in its place.
     move_convolutions,

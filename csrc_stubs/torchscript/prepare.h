@@ -92,8 +92,9 @@ bool may_be_inside(const torch::jit::Node* node);
 // before; torch's dead code elimination drops it (in_place.cpp).
 void disarm(torch::jit::Node* node);
 
-// Whether the node asks tensors for no more than dtype, device and rank (early_dtypes.cpp).
-bool asks_for_dtype(const torch::jit::Node* node);
+// Whether the node asks tensors for no more than dtype, device, and whether they have dims
+// (early_dtypes.cpp).
+bool asks_for_type(const torch::jit::Node* node);
 // Whether something reads the value besides what asks for its sizes, dtype or device, so that errors of what
 // makes it are still raised if it is not asked (early_sizes.cpp).
 bool is_read(const torch::jit::Value* value);

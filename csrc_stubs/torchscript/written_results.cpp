@@ -85,6 +85,7 @@ bool is_own(const Value* value) {
   if (value->node()->kind() != c10::prim::If) {
     return is_fresh_result(value) && !may_be_written(value, nullptr);
   }
+  // Of a checked differentiable graph: the other block calls a fallback, which computes the same.
   const Value* result = value->node()->blocks()[0]->outputs()[value->offset()];
   if (result->node()->kind() != c10::prim::DifferentiableGraph) {
     return false;

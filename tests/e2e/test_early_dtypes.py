@@ -2,13 +2,14 @@
 (csrc_stubs/torchscript/early_dtypes.cpp), as the noise of a stochastic depth does."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
 from torch import Tensor
 
 import tsfuser
-from kit.support import assert_matches, fresh, kinds
+from kit.support import assert_matches, fresh, kinds, script
 from tsfuser.frontends.torchscript import passes
 
 pytestmark = pytest.mark.graphs
@@ -96,6 +97,37 @@ def test_whole_numbers(device, program):
         for _ in range(5):
             got = scripted(*operands(device, SHAPES[program], dtypes))
     assert_matches(got, program(*operands(device, SHAPES[program], dtypes)), ops=8)
+
+
+RANKS = {
+    "gets a dim": "y = a * b; y.unsqueeze_(0); z = y + x",
+    "a copy gets a dim": "y = a.clone(); y.unsqueeze_(0); z = y + x",
+    "loses its dims": "y = x.double().mean(0, keepdim=True) * b; y.squeeze_(); z = y * x",
+    "an operand of an operand": "y = a * b; u = y * 2.0 + y; y.unsqueeze_(0); z = (y - u) * x",
+    "is resized": "y = a * a; torch.exp(x.double(), out=y); z = y + x",
+}
+
+
+@pytest.mark.parametrize("program", RANKS)
+@pytest.mark.parametrize("training", [False, True])
+def test_an_operand_whose_rank_changes(device, program, training):
+    """A tensor without dims promotes less, and an op in place may give it some, or take them."""
+    if training and program == "is resized":
+        pytest.skip("an error in eager")
+    lines = [*RANKS[program].split("; "), "return z * torch.ones([3], dtype=z.dtype, device=z.device)"]
+    text = "\n    ".join(("def f(a, b, x):", *lines)) + "\n"
+    scripted = script(text)
+    exec(text, {"torch": torch}, eager := {})
+    a, b = (torch.tensor(n, dtype=torch.float64, device=device) for n in (0.5, 1.5))
+    x = torch.randn(3, device=device)
+    with tsfuser.fuser(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a resize
+        given = lambda: [t.clone().requires_grad_(training) for t in (a, b, x)]
+        want = eager["f"](*given())
+        for _ in range(5):
+            got = scripted(*given())
+            assert got.dtype == want.dtype
+            torch.testing.assert_close(got, want)
 
 
 def test_a_number_on_the_cpu_stands_beside_any_device(device):

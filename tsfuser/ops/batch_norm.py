@@ -99,7 +99,7 @@ def _forward(
 @composite(
     "aten::batch_norm",
     dtypes=FLOATING,
-    dtype="first",
+    dtype_rule="first",
     sizes="first",
     writes=_IN_TRAINING,
     gradient="strict",
@@ -171,7 +171,7 @@ def native_batch_norm_no_training(b: Builder, input, weight, bias, running_mean,
 @composite(
     "aten::_batch_norm_impl_index",
     dtypes=FLOATING,
-    dtype="first",
+    dtype_rule="first",
     sizes=("first", "own", "own", "own", "own"),
     writes=_IN_TRAINING,
     slow_on_gpu=WITHOUT_CUDNN,

@@ -65,8 +65,12 @@ def binary(
     def evaluate(b: Builder, self: Value, other: Value) -> Value:
         return elementwise(b, symbol, (self, other), rule, dtypes, exact)
 
-    facts = {"in_place_early": in_place_early, "identity": identity or {}, "error": error}
-    facts["dtype"] = "promoted" if rule == DEFAULT else ""
+    facts = {
+        "in_place_early": in_place_early,
+        "identity": identity or {},
+        "error": error,
+        "dtype_rule": "promoted" if rule == DEFAULT else "",
+    }
     _register(name, overloads, template, rule, dtypes, evaluate, smooth, **facts)
 
 

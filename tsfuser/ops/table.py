@@ -125,8 +125,8 @@ class Row:
     Facts that graph passes and the extension ask for:
     `smooth`: each element of the result is a continuous function of elements of the operands, so that the
     backward may compute it again. `keeps_dtype`: of one floating tensor and real numbers the result has that
-    tensor's dtype. `dtype`: how dtype and device of the result follow from those of tensor operands, whatever
-    they are: "first" (those of the first one), "promoted" (what the first two promote to), or "".
+    tensor's dtype. `dtype_rule`: how dtype and device of the result follow from those of tensor operands,
+    whatever they are: "first" (those of the first one), "promoted" (what the first two promote to), or "".
     `dtype_from`: a tensor argument that is used only for its dtype, which the result has.
     `derivative`: eager's, where autodiff's formula differs from it in some corner; first the op, then those
     ops of that formula whose last operands are the numbers that the op takes.
@@ -174,7 +174,7 @@ class Row:
     left: Callable[..., str | None] | None = field(default=None, compare=False)
     smooth: bool = False
     keeps_dtype: bool = False
-    dtype: str = ""
+    dtype_rule: str = ""
     dtype_from: str = ""
     derivative: tuple[str, ...] = ()
     gradient: str = ""
@@ -418,9 +418,9 @@ def kinds_with_sizes(rule: str) -> list[str]:
     return [name for name, found in rules.items() if found == {rule}]
 
 
-def kinds_with_dtype(rule: str) -> list[str]:
-    """Ops with that `dtype`."""
-    return sorted({row.name for row in all_rows() if row.dtype == rule})
+def kinds_with_dtype_rule(rule: str) -> list[str]:
+    """Ops with that `dtype_rule`."""
+    return sorted({row.name for row in all_rows() if row.dtype_rule == rule})
 
 
 def kinds_with_gradient(fact: str) -> frozenset[str]:

@@ -32,7 +32,7 @@ that. Order of `STEPS`, and why:
   ask_norms             before `compute_again`: then a relu's result is only asked for its dtype
   compute_again         behind all that changes what the backward reads of what is kept
   compute_norms         beside it; the statistics that it asks for are kept by norms
-  compute_rows          behind those two: it computes of what is kept then
+  keep_instead          behind those two: it computes of what is kept then
   draw_again            behind `compute_again`, which would not know its nodes
   cast_results          behind all that changes the gradients
   save_rows             behind all that changes what is kept

@@ -110,10 +110,10 @@ def ask_derivatives(saved: SavedValues) -> None:
     for name, (derivative, *kinds) in table.derivatives().items():
         for node, block in _derivatives(saved, name):
             compares = nodes_of(block, _COMPARES)
-            if compares:  # the first one of each kind is of the operand, or of the result, and a number
-                chosen = [nodes_of(block, (kind,))[0] for kind in kinds]
-                numbers = [list(inputs(c))[-1] for c in chosen]
+            if compares:  # the first one is of the operand, or of the result
+                numbers = [list(inputs(nodes_of(block, (kind,))[0]))[-1] for kind in kinds]
                 operands = [node.inputsAt(0), compares[0].inputsAt(0), *numbers]
+                # `self_is_result` of leaky_relu's: what it gets is the operand
                 flags = [_constant(saved, node, False) for _ in _arguments(derivative)[len(operands) :]]
                 give(saved, block, derivative, [*operands, *flags])
 

@@ -1,7 +1,11 @@
-"""Instead of a value the forward keeps what that is computed of, where that is in memory anyway, and the
-backward computes the value again. For the result of a softmax that is kept for its derivative alone that is
-the product that an attention takes the softmax of. Under autocast the product has 16 bits, and the result 32.
-The derivative walks over the same rows. Before:
+"""The forward keeps the operands of a value instead of the value, where these are in memory anyway. The
+backward computes the value again. For an elementwise result the operand is a product of matrices, or another
+tensor that the program has made, to which a bias is added, say: `gelu(x @ w + b)` keeps the product and a
+copy of b, and the forward does not write the sum.
+
+For the result of a softmax that is kept for its derivative alone, it is the product that an attention takes
+the softmax of. Under autocast the product has 16 bits, and the result 32. The derivative walks over the same
+rows. Before:
 
     forward:  %s = aten::matmul(%q, %k);  %m = aten::add(%s, %mask);  %y = aten::softmax(%m);  keeps %y
     backward(%grad, %y):  %g = aten::_softmax_backward_data(%grad, %y, ...);  %gs = ... of %g
@@ -9,9 +13,6 @@ becomes
     forward:  ...;  %c = aten::clone(%mask);  keeps %s and %c
     backward(%grad, %grad_s, %s, %c):  %m = aten::add(%s, %c);  %y = aten::softmax(%m);  the same;
                                        %gs = prim::AutogradAdd(%grad_s, ...)
-
-For an elementwise result it is a product, or another tensor that the program has made, to which a bias is
-added, say: `gelu(x @ w + b)` keeps the product and a copy of b, and the forward does not write the sum.
 
 In: `SavedValues`, of a differentiable graph. Out: the same, with other graphs, and the numbers of the outputs
 that are not kept. The ops in between are elementwise (recompute.py), of one tensor that nobody writes to, and
@@ -40,7 +41,7 @@ from ....graph.wrapper import (
     use_count,
     with_items,
 )
-from .recompute import LEAVES, computed, has_own_memory, is_elementwise, is_read_by_groups
+from .recompute import LEAVES, STEPS, computed, has_own_memory, is_elementwise, is_read_by_groups
 from .saved import SavedValues, asks_for_dtype, gradient_outside
 
 #: Softmax -> its derivative, whose operand 1 is the result.
@@ -57,7 +58,6 @@ _FORMS = {
 _VIEWS = ("aten::view", "aten::reshape")  # that may stand between the ops
 _HANDED_ON = ("prim::profile", "aten::contiguous")  # whose formulas give the gradient as it is
 _DTYPE = "prim::dtype"
-_STEPS = 8  # ops at most that a value, or the operand of the softmax, is computed by
 _LOOKUP = "aten::index"
 #: What the op table calls the sizes of views that have no more elements than their operands.
 _NO_LARGER = frozenset("first flattened permuted selected sliced squeezed swapped unsqueezed viewed".split())
@@ -73,7 +73,7 @@ class _Found:
     small: dict[str, tuple[Value, Value | None]] = field(default_factory=dict)
     kept: set[str] = field(default_factory=set)
     numbers: dict[str, Value] = field(default_factory=dict)
-    steps: int = _STEPS
+    steps: int = STEPS
 
 
 def _add(found: dict[str, tuple[Value, Value | None]], value: Value, gradient: Value | None) -> None:
@@ -107,7 +107,7 @@ class _Search:
         name, in_groups = value.debugName(), is_read_by_groups(value) and is_read_by_groups(argument)
         if not in_groups or name in self.small or has_own_memory(value, self.exposed, self.own):
             return None
-        self.kept.remove(name)
+        self.kept.remove(name)  # or it would be found itself
         whole = self.look(value, gradient, found)
         self.kept.add(name)
         many = len(found.kept | found.instead.keys()) > LEAVES
@@ -229,16 +229,18 @@ def compute_again(
         _small(saved.forward, names(small)),
         _still(saved.forward, names(still)),
     )
-    first = nodes_in(saved.backward)[0]  # what is computed for one value may be an operand of the next
+    first = nodes_in(saved.backward)[0]
     again: set[int] = set()
-    for j, value, argument in list(saved.of_outputs()):
+    # In the order of the forward: what is computed for one value may be an operand of a later one.
+    order = {v.debugName(): k for k, node in enumerate(nodes_in(saved.forward)) for v in outputs(node)}
+    for j, value, argument in sorted(saved.of_outputs(), key=lambda kept: order.get(kept[1].debugName(), -1)):
         name = value.debugName()
         if j in dropped or j not in saved.gradients or name in in_results or name not in search.kept:
             continue
         found = search.what_gives(value, argument, _gradient(saved, j))
         if found is not None:
             saved = _keep_dtype(_keep(saved, found, known, value.node()), value, argument)
-            search.kept.remove(name)
+            search.kept.remove(name)  # the backward has it then, but computes it
             search.kept.update((*found.numbers, *found.instead, *found.small))
             del known[name]
             result = known[name] = computed(value.node(), saved.backward, first, known)
@@ -261,14 +263,14 @@ def _derivative(value: Value, argument: Value) -> Node | None:
     return readers[0].user
 
 
-def _keep(saved: SavedValues, found: _Found, known: dict[str, Value], softmax: Node) -> SavedValues:
+def _keep(saved: SavedValues, found: _Found, known: dict[str, Value], maker: Node) -> SavedValues:
     """`saved`, where the backward has what was found; `known` has it then."""
     for name, value in found.numbers.items():
         saved, known[name] = saved.keeping(value)
     for name, (value, place) in found.instead.items():
         saved, known[name] = saved.keeping(value, place)
     for name, (value, place) in found.small.items():
-        saved, known[name] = saved.keeping_copy(value, softmax, place)
+        saved, known[name] = saved.keeping_copy(value, maker, place)
     return saved
 
 
