@@ -344,6 +344,6 @@ def f(x: Tensor, w: Tensor, u: Tensor):
             given = [torch.randn(s, generator=generator).to(device) for s in ((2, 8, 8), (8, 8), (2, 8, 8))]
             inputs = [t.requires_grad_(call > 3) for t in given]
             exact = eager(*(t.double() for t in inputs))
-            assert_matches(scripted(*inputs), eager(*inputs), exact, ops=200)
+            assert_matches(scripted(*inputs), eager(*inputs), exact, ops=16)
     made = [g for o in seen for g in o.graph.findAllNodes("prim::CudaFusionGroup", True)]
     assert not [v for g in made for v in g.inputs() if v.type().annotation_str == "List[Tensor]"]

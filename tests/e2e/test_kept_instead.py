@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import tsfuser
-from kit.support import assert_matches, fresh, kinds, no_fallback
+from kit.support import assert_matches, fresh, no_fallback
 from tsfuser import options
 from tsfuser.frontends.torchscript import passes
 
@@ -50,6 +50,11 @@ def step(function, tensors, change=None):
     return [result.detach(), *torch.autograd.grad(result.square().sum(), tensors)]
 
 
+def assert_close(got, want):
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
 def is_backward(graph):
     return graph.findNode("prim::AutogradAllNonZero") is not None
 
@@ -81,7 +86,7 @@ def test_the_forward_stores_its_result_only(device, program):
     assert count == 1
     exact = step(program, [t.detach().double().requires_grad_() for t in tensors])
     for mine, theirs, true in zip(got, step(program, tensors), exact, strict=True):
-        assert_matches(mine, theirs, true, ops=200, strides=False)
+        assert_matches(mine, theirs, true, ops=16, strides=False)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -92,8 +97,7 @@ def test_other_sizes(device, program, sizes):
         for _ in range(4):
             step(scripted, operands(device))
         got = step(scripted, operands(device, sizes=sizes))
-    for mine, theirs in zip(got, step(program, operands(device, sizes=sizes)), strict=True):
-        torch.testing.assert_close(mine, theirs)
+    assert_close(got, step(program, operands(device, sizes=sizes)))
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -106,17 +110,7 @@ def test_second_derivatives(device, program):
     with tsfuser.fuser():
         for _ in range(4):
             got = derivatives(scripted, operands(device))
-    for mine, theirs in zip(got, derivatives(program, operands(device)), strict=True):
-        torch.testing.assert_close(mine, theirs)
-
-
-def test_the_bias_may_be_written_to_before_the_backward(device):
-    """Eager's sum keeps no operand."""
-    change = lambda x, w, b, out: b.add_(3.0)
-    got, count = trained(biased, operands(device), change)
-    assert count == 1
-    for mine, theirs in zip(got, step(biased, operands(device), change), strict=True):
-        torch.testing.assert_close(mine, theirs)
+    assert_close(got, derivatives(program, operands(device)))
 
 
 def returned(x: Tensor, w: Tensor, b: Tensor):
@@ -124,13 +118,17 @@ def returned(x: Tensor, w: Tensor, b: Tensor):
     return torch.nn.functional.gelu(p + b), p
 
 
-def test_a_product_that_the_program_gets_may_be_written_to(device):
-    """So the sum is kept."""
-    change = lambda x, w, b, out: out[1].zero_()
-    got, count = trained(returned, operands(device), change)
-    assert count == 2
-    for mine, theirs in zip(got, step(returned, operands(device), change), strict=True):
-        torch.testing.assert_close(mine, theirs)
+@pytest.mark.parametrize(
+    "program, change, large",  # large: tensors that the forward stores
+    [
+        (biased, lambda x, w, b, out: b.add_(3.0), 1),  # eager's sum keeps no operand: b is copied
+        (returned, lambda x, w, b, out: out[1].zero_(), 2),  # the program gets the product: the sum is kept
+    ],
+)
+def test_what_is_written_to_before_the_backward(device, program, change, large):
+    got, count = trained(program, operands(device), change)
+    assert count == large
+    assert_close(got, step(program, operands(device), change))
 
 
 def view_before_its_tensor(x: Tensor, w: Tensor, b: Tensor):
@@ -146,8 +144,7 @@ def test_a_view_that_is_kept_before_its_tensor(device):
     with tsfuser.fuser(), no_fallback():
         for _ in range(5):
             got = step(both(scripted), operands(device))
-    for mine, theirs in zip(got, step(both(view_before_its_tensor), operands(device)), strict=True):
-        torch.testing.assert_close(mine, theirs)
+    assert_close(got, step(both(view_before_its_tensor), operands(device)))
 
 
 def chain(x: Tensor, w: Tensor, b: Tensor):
@@ -161,8 +158,7 @@ def test_of_a_long_chain_some_values_are_kept(device):
     """Each is computed again by a few ops only."""
     got, count = trained(chain, operands(device))
     assert 3 <= count <= 8
-    for mine, theirs in zip(got, step(chain, operands(device)), strict=True):
-        torch.testing.assert_close(mine, theirs)
+    assert_close(got, step(chain, operands(device)))
 
 
 def two_products(x: Tensor, w: Tensor, b: Tensor):
@@ -172,33 +168,7 @@ def two_products(x: Tensor, w: Tensor, b: Tensor):
 def test_two_tensors_are_not_kept_for_one(device):
     got, count = trained(two_products, operands(device))
     assert count == 2
-    for mine, theirs in zip(got, step(two_products, operands(device)), strict=True):
-        torch.testing.assert_close(mine, theirs)
-
-
-def recurrent(x: Tensor, w: Tensor, b: Tensor):
-    state = torch.zeros_like(b)
-    for i in range(6):
-        gates = torch.mm(x, w)[i]
-        state = state * torch.sigmoid(gates) + torch.tanh(gates + b)
-    return state
-
-
-def test_a_long_chain_is_not_computed_again(device):
-    """Each state is computed of the one before it, which is kept."""
-    scripted = fresh(recurrent)
-    with tsfuser.fuser(), passes.watching() as seen:
-        for _ in range(4):
-            got = step(scripted, operands(device))
-    again = [
-        kinds(group).count("aten::tanh")
-        for o in seen
-        for group in o.graph.findAllNodes("prim::CudaFusionGroup", True)
-        if is_backward(o.graph)
-    ]
-    assert max(again, default=0) <= 8
-    for mine, theirs in zip(got, step(recurrent, operands(device)), strict=True):
-        torch.testing.assert_close(mine, theirs)
+    assert_close(got, step(two_products, operands(device)))
 
 
 # ---- keep_inputs
@@ -233,11 +203,9 @@ def test_inputs_are_kept_where_that_is_enabled(device, program, enabled):
                 step(scripted, operands(device, sizes=sizes), change)
         else:
             changed = step(scripted, operands(device, sizes=sizes), change)
-            for mine, theirs in zip(changed, got, strict=True):
-                torch.testing.assert_close(mine, theirs)
+            assert_close(changed, got)
     assert count == 1 if enabled else count > 1
-    for mine, theirs in zip(got, step(program, tensors), strict=True):
-        torch.testing.assert_close(mine, theirs)
+    assert_close(got, step(program, tensors))
 
 
 def writes(x: Tensor, w: Tensor, b: Tensor):
@@ -255,5 +223,4 @@ def test_what_the_program_writes_to_itself_is_not_kept(device):
             x, w, b = operands(device)
             got = step(lambda x, w, b: scripted(x * 1.0, w, b), (x, w, b))
     want = step(lambda x, w, b: writes(x * 1.0, w, b), operands(device))
-    for mine, theirs in zip(got, want, strict=True):
-        torch.testing.assert_close(mine, theirs)
+    assert_close(got, want)

@@ -220,7 +220,7 @@ def compute_again(
         for j, value, argument in saved.of_outputs()
         if j not in dropped and use_count(argument)
     )
-    in_results = saved.in_results()
+    in_results = saved.in_results()  # in memory, and to write to a view of it raises in eager's backward
     still = set(range(len(given))).difference(moving)
     search = _Search(
         set(known),

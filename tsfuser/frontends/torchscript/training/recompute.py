@@ -51,7 +51,6 @@ from .saved import SavedValues, source
 
 STEPS = 8  # ops at most that a value is computed again by
 _WIDEN, _NARROW = "aten::_autocast_to_full_precision", "aten::_autocast_to_reduced_precision"
-_TO_DTYPE = ("dtype", "prim_dtype")  # overloads of `to`; scripts have the second one
 LEAVES = 3  # tensors at most that these read
 # dtypes of numbers with fractions
 _FRACTIONAL = frozenset(table.scalar_type_code(DTYPES[name]) for name in (*table.FLOATING, *table.COMPLEX))
@@ -203,7 +202,7 @@ def _casts_to(node: Node, autocasts: str, dtypes: tuple[int, ...]) -> bool:
     """Whether the node casts to one of `dtypes`, as autocast does, or as a trace has it of autocast."""
     if node.kind() != "aten::to":
         return node.kind() == autocasts
-    if schema(node).overload not in _TO_DTYPE:  # it may move the tensor to another device
+    if schema(node).overload != "dtype":  # it may move the tensor to another device
         return False
     dtype = node.inputsAt(1)
     return dtype.node().kind() == CONSTANT and dtype.toIValue() in dtypes
