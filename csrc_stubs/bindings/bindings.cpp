@@ -113,14 +113,18 @@ Program make_program(int32_t leaf_count,
 using LimitTuple = std::tuple<int32_t, std::pair<int64_t, int64_t>, std::pair<double, double>, bool, bool>;
 using ReuseTuple = std::tuple<int32_t, int32_t, std::vector<std::tuple<int32_t, int32_t, int32_t>>>;
 using AllocationTuple = std::tuple<std::string, std::vector<int32_t>, std::vector<int32_t>>;
+using RoomTuple = std::tuple<size_t, int32_t, int64_t>;
 
-std::shared_ptr<Plan> make_plan(
-    int32_t leaf_count, const std::vector<std::tuple<std::string, int64_t, int64_t>>& instructions,
-    const std::vector<std::tuple<int32_t, int32_t, int64_t>>& checks,
-    const std::vector<AllocationTuple>& allocations, const std::vector<std::shared_ptr<Launch>>& launches,
-    const std::vector<std::pair<std::string, int32_t>>& results, std::string refusal, py::object keepalive,
-    int32_t random, const std::vector<std::pair<int32_t, bool>>& updates, int32_t drawn,
-    const std::vector<LimitTuple>& limits, const std::vector<ReuseTuple>& reuses) {
+std::shared_ptr<Plan> make_plan(int32_t leaf_count,
+                                const std::vector<std::tuple<std::string, int64_t, int64_t>>& instructions,
+                                const std::vector<std::tuple<int32_t, int32_t, int64_t>>& checks,
+                                const std::vector<AllocationTuple>& allocations,
+                                const std::vector<std::shared_ptr<Launch>>& launches,
+                                const std::vector<std::pair<std::string, int32_t>>& results,
+                                std::string refusal, py::object keepalive, int32_t random,
+                                const std::vector<std::pair<int32_t, bool>>& updates, int32_t drawn,
+                                const std::vector<LimitTuple>& limits, const std::vector<ReuseTuple>& reuses,
+                                const std::vector<RoomTuple>& rooms) {
   auto plan = std::make_shared<Plan>();
   plan->program = make_program(leaf_count, instructions, checks);
   for (const auto& [name, sizes, strides] : allocations) {
@@ -145,6 +149,13 @@ std::shared_ptr<Plan> make_plan(
     for (const auto& [extent, allocation_stride, input_stride] : alike) {
       plan->reuses.back().alike.push_back({extent, allocation_stride, input_stride});
     }
+  }
+  for (const auto& [allocation, elements, dim] : rooms) {
+    if (allocation >= plan->allocations.size()) {
+      throw py::value_error("tsfuser plan: what has room is not among the allocations");
+    }
+    plan->allocations[allocation].elements = elements;
+    plan->allocations[allocation].room_dim = dim;
   }
   plan->random = random;
   plan->drawn = drawn;
@@ -232,7 +243,8 @@ void bind_plan(py::module_& m) {
            py::arg("allocations"), py::arg("launches"), py::arg("results"), py::arg("refusal") = "",
            py::arg("keepalive") = py::none(), py::arg("random") = 0,
            py::arg("updates") = std::vector<std::pair<int32_t, bool>>(), py::arg("drawn") = -1,
-           py::arg("limits") = std::vector<LimitTuple>(), py::arg("reuses") = std::vector<ReuseTuple>())
+           py::arg("limits") = std::vector<LimitTuple>(), py::arg("reuses") = std::vector<ReuseTuple>(),
+           py::arg("rooms") = std::vector<RoomTuple>())
       .def_readonly("refusal", &Plan::refusal)
       .def(
           "evaluate",

@@ -52,6 +52,10 @@ struct Slot {
 struct Allocation {
   c10::ScalarType dtype;
   std::vector<int32_t> sizes, strides;  // positions in the values
+  // Where there is room behind dim `room_dim` (room.h): the position of the number of elements of the
+  // memory. Else -1.
+  int32_t elements = -1;
+  int64_t room_dim = 0;
 };
 
 struct Launch {

@@ -4,6 +4,7 @@
 #include "call/numbers.h"
 #include "call/plan.h"
 #include "call/reuse.h"
+#include "call/room.h"
 #include "call/timing.h"
 
 #include <ATen/EmptyTensor.h>
@@ -57,6 +58,15 @@ at::Tensor new_tensor(c10::Device device, c10::ScalarType dtype, at::IntArrayRef
   return at::_ops::empty_strided::redispatch(
       c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::fromIntArrayRefUnchecked(sizes),
       c10::fromIntArrayRefUnchecked(strides), dtype, c10::kStrided, device, std::nullopt);
+}
+
+at::Tensor new_with_room(c10::Device device, const Allocation& wanted, at::IntArrayRef sizes,
+                         at::IntArrayRef strides, int64_t elements) {
+  static constexpr int64_t step = 1;
+  at::Tensor made = new_tensor(device, wanted.dtype, elements, step);
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  mark_room(made, wanted.room_dim);
+  return made;
 }
 
 void clear(const at::Tensor& memory, void* stream) {
@@ -164,7 +174,10 @@ void allocate(const PreparedCall& call, c10::Device device, Tensors& allocated) 
   for (size_t k = 0; k < wanted.size(); ++k) {
     const size_t rank = wanted[k].sizes.size();
     if (!allocated[k].defined()) {
-      allocated[k] = new_tensor(device, wanted[k].dtype, {dims, rank}, {dims + rank, rank});
+      const at::IntArrayRef sizes(dims, rank), strides(dims + rank, rank);
+      allocated[k] = C10_LIKELY(wanted[k].elements < 0)
+                         ? new_tensor(device, wanted[k].dtype, sizes, strides)
+                         : new_with_room(device, wanted[k], sizes, strides, call.values[wanted[k].elements]);
     }
     dims += 2 * rank;
   }

@@ -179,6 +179,7 @@ void hook_into_torch() {
     register_nested_joins();
     register_rows();
     register_matmul_gradients();
+    register_room_products();
     register_count_operators();
     register_cast_operator();
     register_dropout_seeds();

@@ -11,6 +11,8 @@
 // it stays row-major where the program may see it: then the last operand is False.
 
 #include "torchscript/prepare.h"
+#include "torchscript/room_products.h"
+#include "call/room.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
@@ -21,13 +23,10 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace tsfuser {
 namespace {
-
-at::Tensor transposed(const at::Tensor& matrices) {
-  return matrices.dim() < 2 ? matrices : matrices.transpose(-2, -1);
-}
 
 // Whether the gradient of `like` is to lie column by column.
 bool is_column_major(const at::Tensor& like, bool also_batches) {
@@ -46,27 +45,32 @@ at::Tensor stacked(const at::Tensor& matrices) {
   return matrices.reshape({rows, matrices.size(-1)});
 }
 
-// left @ right, without the views that `matmul` makes where both are one batch of matrices.
-at::Tensor multiplied(const at::Tensor& left, const at::Tensor& right) {
+// left @ right, without the views that `matmul` makes where both are one batch of matrices. `may_be_part`:
+// of a larger tensor, which the program does not see.
+at::Tensor multiplied(const at::Tensor& left, const at::Tensor& right, bool may_be_part) {
+  if (may_be_part && (dim_with_room(left) || dim_with_room(right))) {
+    return product_with_room(left, right);
+  }
   const bool is_batch = left.dim() == 3 && right.dim() == 3 && left.size(0) == right.size(0);
   return is_batch ? left.bmm(right) : at::matmul(left, right);
 }
 
 // left @ right for a gradient of `dims` dims, which batch dims may have to be summed away from. The branches
 // are those of autodiff's `AD_matmul_bw_size`.
-at::Tensor product(const at::Tensor& left, const at::Tensor& right, int64_t dims, bool column_major) {
+at::Tensor product(const at::Tensor& left, const at::Tensor& right, int64_t dims, bool column_major,
+                   bool may_be_part) {
   const int64_t first = left.dim();
   const int64_t second = right.dim();
   if (first == 0 || second == 0) {
     return left * right;
   }
   if (first == second && first > 2 && dims == 2) {  // one product sums over the batch
-    const at::Tensor lefts = stacked(transposed(left));
+    const at::Tensor lefts = stacked(transposed_with_room(left));
     const at::Tensor rights = stacked(right);
     return column_major ? rights.t().mm(lefts).t() : lefts.t().mm(rights);
   }
   if (first > 2 && first == second + 1 && dims == 1) {
-    return stacked(transposed(left)).t().mm(stacked(right.unsqueeze(-1))).squeeze(-1);
+    return stacked(transposed_with_room(left)).t().mm(stacked(right.unsqueeze(-1))).squeeze(-1);
   }
   if (first + second == dims) {  // of vectors
     return at::matmul(left.unsqueeze(first), right.unsqueeze(second == 1 ? 0 : -2));
@@ -78,9 +82,10 @@ at::Tensor product(const at::Tensor& left, const at::Tensor& right, int64_t dims
     return at::matmul(left.unsqueeze(-2), right).squeeze(-2);
   }
   if (column_major && first > 1 && second > 1) {
-    return transposed(multiplied(transposed(right), transposed(left)));
+    return transposed_with_room(
+        multiplied(transposed_with_room(right), transposed_with_room(left), may_be_part));
   }
-  return multiplied(left, right);
+  return multiplied(left, right, may_be_part);
 }
 
 struct Operands {
@@ -99,27 +104,32 @@ Operands popped(torch::jit::Stack& stack) {
   return {std::move(left), std::move(right), dims, like && is_column_major(*like, also_batches)};
 }
 
+template <bool kMayBePart>
 void backward_self(torch::jit::Stack& stack) {
   const Operands of = popped(stack);
-  torch::jit::push(stack, product(of.left, transposed(of.right), of.dims, of.column_major));
+  torch::jit::push(stack,
+                   product(of.left, transposed_with_room(of.right), of.dims, of.column_major, kMayBePart));
 }
 
+template <bool kMayBePart>
 void backward_other(torch::jit::Stack& stack) {
   const Operands of = popped(stack);
-  torch::jit::push(stack, product(transposed(of.left), of.right, of.dims, of.column_major));
+  torch::jit::push(stack,
+                   product(transposed_with_room(of.left), of.right, of.dims, of.column_major, kMayBePart));
 }
 
 }  // namespace
 
 void register_matmul_gradients() {
-  static const torch::jit::RegisterOperators registered({
-      torch::jit::Operator("tsfuser::matmul_backward_self(Tensor grad, Tensor other, int[]? sizes, Tensor? "
-                           "like, bool also_batches) -> Tensor",
-                           backward_self, c10::AliasAnalysisKind::FROM_SCHEMA),
-      torch::jit::Operator("tsfuser::matmul_backward_other(Tensor self, Tensor grad, int[]? sizes, Tensor? "
-                           "like, bool also_batches) -> Tensor",
-                           backward_other, c10::AliasAnalysisKind::FROM_SCHEMA),
-  });
+  constexpr auto kind = c10::AliasAnalysisKind::FROM_SCHEMA;
+  const std::string of_self = "(Tensor grad, Tensor other, int[]? sizes, Tensor? like, bool also_batches)";
+  const std::string of_other = "(Tensor self, Tensor grad, int[]? sizes, Tensor? like, bool also_batches)";
+  using torch::jit::Operator;
+  static const torch::jit::RegisterOperators registered(
+      {Operator("tsfuser::matmul_backward_self" + of_self + " -> Tensor", backward_self<false>, kind),
+       Operator("tsfuser::matmul_backward_other" + of_other + " -> Tensor", backward_other<false>, kind),
+       Operator("tsfuser::backward_self_of_room" + of_self + " -> Tensor", backward_self<true>, kind),
+       Operator("tsfuser::backward_other_of_room" + of_other + " -> Tensor", backward_other<true>, kind)});
 }
 
 }  // namespace tsfuser

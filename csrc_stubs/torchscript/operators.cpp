@@ -227,6 +227,13 @@ void register_operators() {
   static const torch::jit::RegisterOperators layouts(
       {torch::jit::Operator("tsfuser::packed(Tensor self) -> Tensor", packed,
                             c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator(
+           "tsfuser::with_room(Tensor self, int dim) -> Tensor",
+           [](Stack& stack) {  // where no group makes it there is none
+             torch::jit::drop(stack, 1);
+             packed(stack);
+           },
+           c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("tsfuser::reshaped(Tensor self, int[] shape) -> Tensor", reshaped,
                             c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator("tsfuser::ordered(Tensor self, *, int memory_format=0) -> Tensor", ordered,

@@ -61,6 +61,7 @@ void register_pad();  // the operator of hand_on_wholes
 
 void register_rows();              // an operator of corrected formulas of autodiff (rows.cpp)
 void register_matmul_gradients();  // the gradients of matmul, mm and bmm
+void register_room_products();     // products of operands that have room (room_products.cpp)
 
 void register_shared_masks();  // the operators of share_masks
 

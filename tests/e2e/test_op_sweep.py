@@ -231,6 +231,7 @@ UNLISTED = {
     "tsfuser::rows": "made of the gradient of linear: test_special_gradients",
     "tsfuser::additive_mask": "made of masks that attentions share: test_shared_masks",
     "tsfuser::packed": "made of operands of matrix products: test_matmul_operands",
+    "tsfuser::with_room": "made of operands of matrix products: test_operand_room",
     "tsfuser::ordered": "made of `contiguous` where it copies: test_copied_reshapes",
     "tsfuser::reshaped": "made of reshapes that copy: test_copied_reshapes",
     "tsfuser::rounded": "made in regions of thunder: test_thunder_narrow",

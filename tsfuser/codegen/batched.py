@@ -30,7 +30,7 @@ def batched_form(kernel: Kernel, parameter_bytes: int) -> Kernel:
     """`kernel` in this form, with as many structs as `parameter_bytes` have room for; itself where its blocks
     depend on the launch as a whole, or where two structs are too much."""
     count = (parameter_bytes - _PADDING) // (struct_layout(kernel.params)[1] + _END)
-    alone = kernel.cooperative or kernel.cluster or kernel.leads or kernel.combines_partials
+    alone = kernel.rooms or kernel.cooperative or kernel.cluster or kernel.leads or kernel.combines_partials
     if alone or count < 2 or any(p.source[0] in ("random", "seeded", "flag") for p in kernel.params):
         return kernel
     body = tuple(

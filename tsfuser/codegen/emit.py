@@ -59,6 +59,9 @@ def source(kernel: Kernel) -> str:
         if p.ctype == "random_state"
     ]
     tiles += _saved_seeds(kernel)
+    tiles += [
+        f"  fill_room<{kernel.index}>(blockIdx.x, gridDim.x, {arguments});" for arguments in kernel.rooms
+    ]
     tiles += [f"  index_check {_CHECK}(args.{p.name});" for p in kernel.params if p.source == ("flag",)]
     bounds = f"{kernel.threads}, {kernel.resident}" if kernel.resident else kernel.threads
     overlap = (

@@ -10,6 +10,7 @@ In: a planned kernel and the inputs of its group. Out: a `Launch`, which CuPy ta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..codegen.emit import struct_layout
 from ..errors import Refusal
 from ..ir import size as sz
 from ..ir.call import Call, TensorArg
+from ..ir.size import Size
 from ..lower.kernel import Kernel, Param
 from ..planning import dumps
 from ..target import cuda
@@ -51,14 +53,15 @@ class Launch:
 class Planned:
     """A kernel in its plan. `names`: of the group's inputs; `numbers`: their values in the call that was
     explained, None for tensors; `call`: that for which the plan was made; `allocated`: (dtype name, sizes,
-    strides) of what the plan allocates, the last `seeds` of which are seeds."""
+    strides, elements of the memory where it has gaps or None) of what the plan allocates, the last `seeds` of
+    which are seeds."""
 
     group: int
     device: str
     names: tuple[str, ...]
     numbers: tuple[Any, ...]
     call: Call
-    allocated: tuple[tuple[str, tuple, tuple], ...]
+    allocated: tuple[tuple[str, tuple, tuple, Size | None], ...]
     kernel: Kernel
     function: Function
     seeds: int = 0
@@ -98,15 +101,7 @@ class Planned:
         inputs = self._complete(tuple(_torch(x) for x in given))
         call = self._call(inputs)
         value = lambda size: call.value(sz.as_size(size))
-        tensors = tensors or tuple(
-            torch.empty_strided(
-                [value(n) for n in sizes],
-                [value(n) for n in strides],
-                dtype=getattr(torch, dtype),
-                device=self.device,
-            )
-            for dtype, sizes, strides in self.allocated
-        )
+        tensors = tensors or tuple(self._allocated(value, *made) for made in self.allocated)
         k = self.kernel
         return Launch(
             (value(k.grid), 1, 1),
@@ -116,6 +111,14 @@ class Planned:
             tensors,
             inputs,
         )
+
+    def _allocated(self, value: Callable, dtype: str, sizes, strides, elements) -> torch.Tensor:
+        """A new tensor, of `allocated`; `value` gives sizes of the call."""
+        shape, steps = [value(n) for n in sizes], [value(n) for n in strides]
+        how = {"dtype": getattr(torch, dtype), "device": self.device}
+        if elements is None:
+            return torch.empty_strided(shape, steps, **how)
+        return torch.empty(value(elements), **how).as_strided(shape, steps)
 
     def _by_name(self, named: dict[str, Any]) -> tuple[Any, ...]:
         """Inputs in the group's order. TorchScript's names end in a number where there are several values

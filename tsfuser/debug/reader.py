@@ -186,9 +186,11 @@ class GraphReader:
             return Group(number, "", nodes, arguments, (), str(error))
         names = tuple(v.debugName() for v in node.inputs())
         numbers = tuple(None if isinstance(a, torch.Tensor) else a for a in run.arguments)
-        made = tuple((o.value.dtype.name, o.sizes, o.strides) for o in fusion.outputs)
-        made += tuple((t.value.dtype.name, t.sizes, t.strides) for t in allocations.temporaries)
-        made += tuple(("int64", (length,), (1,)) for length in fusion.seeds)
+        made = tuple(
+            (o.value.dtype.name, o.sizes, o.strides, o.room and o.room.elements) for o in fusion.outputs
+        )
+        made += tuple((t.value.dtype.name, t.sizes, t.strides, None) for t in allocations.temporaries)
+        made += tuple(("int64", (length,), (1,), None) for length in fusion.seeds)
         plans = [
             Planned(number, device, names, numbers, call, made, c.kernel, c.function, len(fusion.seeds))
             for c in compiled

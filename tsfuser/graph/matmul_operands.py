@@ -24,6 +24,7 @@ inside whose neighbours are nearer in memory: products read either."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
@@ -45,18 +46,26 @@ from .wrapper import (
 )
 
 PRODUCT, LINEAR, ROWS, PACKED = "aten::matmul", "aten::linear", "tsfuser::rows", "tsfuser::packed"
+WITH_ROOM = "tsfuser::with_room"  # the same, with zeros behind it where a group stores it (operand_room.py)
 #: The gradients of a product of two operands; the other operand and the gradient come first.
 BACKWARD_SELF, BACKWARD_OTHER = "tsfuser::matmul_backward_self", "tsfuser::matmul_backward_other"
 GRADIENTS = (BACKWARD_SELF, BACKWARD_OTHER)
-_PRODUCTS = (PRODUCT, *GRADIENTS)
+#: Products, and the same of operands that may have room, which may return a part of a larger tensor.
+OF_ROOM = {
+    PRODUCT: "tsfuser::product",
+    BACKWARD_SELF: "tsfuser::backward_self_of_room",
+    BACKWARD_OTHER: "tsfuser::backward_other_of_room",
+}
+PLAIN = {of_room: kind for kind, of_room in OF_ROOM.items()}
+PRODUCTS = (*OF_ROOM, *PLAIN)
 
 
 def pack_operands(graph: Graph) -> Graph:
     """Inserts the copies, and drops those that have nothing to copy."""
     effects = None
-    if all(graph.findNode(kind, True) is None for kind in (*_PRODUCTS, LINEAR)):
+    if all(graph.findNode(kind, True) is None for kind in (*PRODUCTS, LINEAR)):
         return graph
-    drop_copies(graph)
+    drop_copies(graph, (PACKED,))
     asked = [
         (number, node, k)
         for number, block in enumerate(all_blocks(graph))
@@ -116,25 +125,30 @@ def _insert_behind(graph: Graph, maker: Node, value: Value) -> Node:
     return copy
 
 
-def drop_copies(graph: Graph) -> None:
+def drop_copies(graph: Graph, kinds: Sequence[str] = (PACKED, WITH_ROOM)) -> None:
     """Drops the copies, outside of groups, of what lay row by row: their readers read that."""
     for block in all_blocks(graph):
-        for node in nodes_of(block, (PACKED,)):
+        for node in nodes_of(block, kinds):
             value = node.inputsAt(0)
-            sizes, _ = shape(value)
-            if sizes is not None and (len(sizes) < 3 or not (_is_scattered(value) or needs_copy(value))):
+            if shape(value)[0] is not None and not is_copied(value):
                 node.output().replaceAllUsesWith(value)
                 node.destroy()
 
 
+def is_copied(value: Value) -> bool:
+    """Whether a product would read a copy of it, as its matrices or rows lie apart."""
+    sizes, _ = shape(value)
+    return sizes is not None and len(sizes) > 2 and (_is_scattered(value) or needs_copy(value))
+
+
 def _copied_operands(node: Node) -> list[int]:
     """Positions of the operands of which a product is made of a copy."""
-    kind = node.kind()
-    if kind in _PRODUCTS:
+    kind = PLAIN.get(node.kind(), node.kind())
+    if kind in OF_ROOM:
         pair = inputs(node)[:2]
         if kind == BACKWARD_OTHER and _rank(node.inputsAt(3)) == 2:
             rows = [0, 1]  # the product sums over the batch
-        elif _are_batches(*pair):
+        elif are_batches(*pair):
             return [k for k, value in enumerate(pair) if needs_copy(value)]
         else:
             rows = [0] if _rank(pair[1]) == 2 else []
@@ -150,7 +164,7 @@ def _rank(value: Value) -> int:
 
 def _is_read_in_rows(value: Value) -> bool:
     """Whether a product for a gradient reads the value, and a group can store it row by row."""
-    readers = (use.user.kind() for use in value.uses())
+    readers = (PLAIN.get(use.user.kind(), use.user.kind()) for use in value.uses())
     return any(kind in (ROWS, BACKWARD_OTHER) for kind in readers) and _is_computed(value)
 
 
@@ -162,11 +176,12 @@ def _is_computed(value: Value) -> bool:
     maker = value.node()
     while (found := row_of(maker)) and not found[0].is_view and may_return_operand(maker):
         maker = maker.inputsAt(0).node()
-    return found is not None and maker.kind() in _fresh()
+    return found is not None and maker.kind() in fresh()
 
 
 @lru_cache(maxsize=1)
-def _fresh() -> frozenset[str]:
+def fresh() -> frozenset[str]:
+    """Kinds of ops whose results share no memory with their operands."""
     return frozenset(fresh_kinds())
 
 
@@ -184,7 +199,7 @@ def _is_one_walk(sizes: list[int], strides: list[int]) -> bool:
     return all(outer == size * inner for (_, outer), (size, inner) in zip(dims, dims[1:]))
 
 
-def _are_batches(a: Value, b: Value) -> bool:
+def are_batches(a: Value, b: Value) -> bool:
     """Whether both have the same batch dims."""
     first, second = shape(a)[0], shape(b)[0]
     return first is not None and second is not None and len(first) > 2 and first[:-2] == second[:-2]

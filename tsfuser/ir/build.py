@@ -348,7 +348,7 @@ class Builder(ResultLayouts):
             )
         self.results.append(("output", len(self.outputs)))
         where = self.layout(value)
-        self.outputs.append(Output(value, where.sizes, where.strides, where.strides))
+        self.outputs.append(Output(value, where.sizes, where.strides, where.strides, where.room))
 
     def is_on_cpu(self, value: Value) -> bool:
         """Whether eager computes `value` on the CPU, beside tensors of a group on another device."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Union
 
 from .dtypes import DType
+from .layout import Room
 from .size import Size, const
 from .values import Axis, Value, Window
 
@@ -166,12 +167,14 @@ PARTIAL_MOMENTS = (
 @dataclass(frozen=True)
 class Output:
     """A tensor that the group returns: `value` stored with `sizes` and `strides` (elements). `steps` are the
-    strides of the value's own dims, of which there are more where a dim of the tensor is two axes."""
+    strides of the value's own dims, of which there are more where a dim of the tensor is two axes. `room`:
+    its memory has gaps, which hold zeros."""
 
     value: Value
     sizes: tuple[Size, ...]
     strides: tuple[Size, ...]
     steps: tuple[Size, ...]
+    room: Room | None = None
 
 
 @dataclass(frozen=True)
@@ -265,7 +268,8 @@ def _code(fusion: Fusion) -> str:
     numbers = "".join(f"    number_input({n.value.name}, {n.index}),\n" for n in fusion.numbers)
     ops = "".join(f"    {statement(op)},\n" for op in fusion.ops)
     outputs = "".join(
-        f"    output({o.value.name}, {_sizes(o.sizes)}, {_sizes(o.strides)}, {_sizes(o.steps)}),\n"
+        f"    output({o.value.name}, {_sizes(o.sizes)}, {_sizes(o.strides)}, {_sizes(o.steps)}"
+        f"{_room(o.room)}),\n"
         for o in fusion.outputs
     )
     updates = "".join(
@@ -304,7 +308,7 @@ def _leaves(fusion: Fusion) -> list[Size]:
         elif isinstance(op, Reshape):
             sizes += [*(op.strides or ()), op.offset, *_bounds(op.windows)]
     for o in fusion.outputs:
-        sizes += [*o.sizes, *o.strides, *o.steps]
+        sizes += [*o.sizes, *o.strides, *o.steps, *_parts(o.room)]
     for u in fusion.updates:
         sizes += [*u.strides, u.alignment]
     found: dict[Size, None] = {}
@@ -319,6 +323,14 @@ def _leaves(fusion: Fusion) -> list[Size]:
 
 def _bounds(windows: tuple[Window, ...]) -> list[Size]:
     return [size for window in windows for size in window.ends]
+
+
+def _parts(room: Room | None) -> list[Size]:
+    return [] if room is None else [room.parts, room.length, room.pitch]
+
+
+def _room(room: Room | None) -> str:
+    return "" if room is None else f", room({', '.join(map(_size, _parts(room)))}, {room.dim})"
 
 
 def tuple_text(items: list[str]) -> str:

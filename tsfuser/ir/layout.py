@@ -17,15 +17,34 @@ from . import size as sz
 from .call import Call
 from .size import Size
 
+WHOLE_ACCESS = 8  # elements of 16 bits that products of matrices read at a time
+
+
+@dataclass(frozen=True)
+class Room:
+    """Zeros behind parts of a tensor: memory holds `parts` of them, of `length` elements, which begin `pitch`
+    elements apart. With the zeros dim `dim`, -1 or -2, is a multiple of WHOLE_ACCESS."""
+
+    parts: Size
+    length: Size
+    pitch: Size
+    dim: int
+
+    @property
+    def elements(self) -> Size:
+        """Elements of the memory of such a tensor."""
+        return self.parts * self.pitch
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
     """Sizes and strides (elements) of a tensor. `dense` says that the strides are known to be a permutation
-    without gaps, because we made them."""
+    without gaps, because we made them. `room`: there are gaps, which hold zeros."""
 
     sizes: tuple[Size, ...]
     strides: tuple[Size, ...]
     dense: bool = False
+    room: Room | None = None
 
 
 def contiguous(sizes: Sequence[Size]) -> Layout:
@@ -64,6 +83,24 @@ def packed(call: Call, layout: Layout) -> Layout:
     if rank < 2 or not call.decide(sz.lt(layout.strides[-2], layout.strides[-1])):
         return contiguous(layout.sizes)
     return _allocate(layout.sizes, (rank - 2, rank - 1, *reversed(range(rank - 2))))
+
+
+def with_room(call: Call, layout: Layout, dim: int) -> Layout:
+    """`layout`, which `packed` has made, with room for whole accesses behind dim `dim`, one of the last two.
+    If that is the outer one of these in memory, the zeros lie behind each matrix, else behind each row."""
+    rank, size = len(layout.sizes), layout.sizes[dim]
+    dim %= rank
+    if call.decide(sz.eq(size % WHOLE_ACCESS, 0)):
+        return layout
+    inner = next(d for d in (rank - 1, rank - 2) if layout.strides[d] is sz.const(1))
+    wide = sz.ceildiv(size, WHOLE_ACCESS) * WHOLE_ACCESS
+    below = layout.sizes[inner] if dim != inner else sz.const(1)
+    others = [s for d, s in enumerate(layout.sizes) if d != dim and (dim == inner or d < rank - 2)]
+    room = Room(sz.product(others), size * below, wide * below, dim - rank)
+    widened = tuple(wide if d == dim else s for d, s in enumerate(layout.sizes))
+    outer = 2 * rank - 3 - inner
+    strides = _allocate(widened, (inner, outer, *reversed(range(rank - 2)))).strides
+    return Layout(layout.sizes, strides, room=room)
 
 
 def laid_out(sizes: Sequence[Size], order: Sequence[int]) -> Layout:

@@ -54,6 +54,12 @@ class ResultLayouts(Draft):
         self.layouts[value.name] = lay.packed(self.call, self.layout(other))
         return value
 
+    def with_room(self, value: Value, dim: int) -> Value:
+        """`value`, of two dims or more, which `packed` has made, with room behind dim `dim`, one of the last
+        two; see `layout.with_room`."""
+        self.layouts[value.name] = lay.with_room(self.call, self.layout(value), dim)
+        return value
+
     def laid_out(self, value: Value, order: Sequence[int]) -> Value:
         """`value`, which an op of the caller has just made, with its dims in that `order` in memory,
         outermost first, without gaps."""

@@ -29,6 +29,7 @@ from .fusion import (
     Walk,
     Within,
 )
+from .layout import Room
 from .values import Window, extent
 
 
@@ -50,6 +51,7 @@ def vocabulary() -> dict[str, Any]:
         "tensor": Value,
         "Fusion": Fusion,
         "output": Output,
+        "room": Room,
         "input": TensorInput,
     }
     names |= {"number": lambda name, dtype: Value(name, dtype, None), "number_input": NumberInput,

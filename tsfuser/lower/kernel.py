@@ -65,7 +65,8 @@ class Kernel:
     so many neighbouring blocks do, and reach each other's shared memory, 0 where none do; `parts`: the C
     expression for their number; `leads`: the next kernel combines the partial results of this one, and may be
     set up while it runs; `combines_partials`: it is such a next one; `batch_capacity`: how many argument
-    structs one launch takes (codegen/batched.py), 0 for a kernel that takes one by itself."""
+    structs one launch takes (codegen/batched.py), 0 for a kernel that takes one by itself; `rooms`: the
+    arguments, as C++, with which zeros are stored behind parts of tensors (runtime/room.h)."""
 
     name: str
     params: tuple[Param, ...]
@@ -85,6 +86,7 @@ class Kernel:
     leads: bool = False
     combines_partials: bool = False
     batch_capacity: int = 0
+    rooms: tuple[str, ...] = ()
 
     def code(self) -> str:
         """Python that builds the kernel; `verify.read` runs it."""
@@ -95,4 +97,5 @@ class Kernel:
         params = ", ".join(f"{p.ctype} {p.name}" for p in self.params)
         launch = f"  grid {self.grid}, block {self.block_x} x {self.block_y}, shared {self.shared} bytes"
         launch += f", clusters of {self.cluster}" if self.cluster else ""
-        return "\n".join([f"kernel {self.name}({params})", launch, *lines(self.body, 1)])
+        rooms = [f"  zeros behind parts of {arguments}" for arguments in self.rooms]
+        return "\n".join([f"kernel {self.name}({params})", launch, *rooms, *lines(self.body, 1)])

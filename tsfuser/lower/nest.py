@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from ..ir import size as sz
 from ..ir.fusion import Reduce
+from ..ir.layout import Room
 from ..schedule.loops import Schedule
 from ..segment import Segment
 from . import cooperative, prefetch, row_reductions
@@ -221,6 +222,7 @@ def _kernel(name: str, draft: Draft, body: list[Stmt]) -> Kernel:
     tiles = [*draft.tiles.values(), *prefetch.tiles(draft, -(-met // 128) * 128)]
     scratch = len(draft.schedule.values_in("scratch"))
     row = schedule.domain.dims[-1].extent
+    rooms = _rooms(draft)
     cluster = cooperative.parts(draft) if how is not None and how.scope == "cluster" else 0
     return Kernel(
         name,
@@ -240,4 +242,19 @@ def _kernel(name: str, draft: Draft, body: list[Stmt]) -> Kernel:
         str(params.size(cluster, "parts")) if cluster else "",
         bool(how and how.leads),
         bool(how and how.combines_partials),
+        rooms=rooms,
     )
+
+
+def _rooms(draft: Draft) -> tuple[str, ...]:
+    """Where the kernel stores zeros behind parts of its results."""
+    stored = [a for a in draft.schedule.domain.stores if a.buffer.room is not None]
+    return tuple(
+        ", ".join([draft.elements.pointer(a, ""), *map(str, _sizes_of_room(draft, a.buffer.room))])
+        for a in stored
+    )
+
+
+def _sizes_of_room(draft: Draft, room: Room) -> list[Expr]:
+    sizes = ((room.parts, "parts"), (room.length, "part_length"), (room.pitch, "part_pitch"))
+    return [draft.params.size(size, name) for size, name in sizes]

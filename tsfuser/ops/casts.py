@@ -189,6 +189,13 @@ def packed(b: Builder, self) -> Value:
     return b.packed(b.pointwise("copy", (self,), self.dtype, layouts=()), self)
 
 
+@composite("tsfuser::with_room", dtypes=ALL, sizes="first", smooth=True, copies=True, fresh=False)
+def with_room(b: Builder, self, dim: int) -> Value:
+    """`tsfuser::packed`, with zeros in memory behind dim `dim`, one of the last two, up to whole accesses"""
+    made = packed(b, self)
+    return b.with_room(made, dim) if len(self.dims) > 2 else made
+
+
 @composite("tsfuser::store", dtypes=ALL, sizes="first", fresh=False)
 def store(b: Builder, self, value) -> Value:
     """`value` in the memory of `self`, which is returned"""

@@ -248,6 +248,11 @@ def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], dev
     allocations = tuple(
         (d, tuple(map(program.position, s)), tuple(map(program.position, st))) for d, s, st in tensors
     )
+    rooms = tuple(
+        (k, program.position(o.room.elements), o.room.dim)
+        for k, o in enumerate(fusion.outputs)
+        if o.room is not None
+    )
     launches = tuple(_launch(program, c, device, seeds) for c in compiled)
     place = {"output": lambda i: i, "seed": lambda i: seeds + i, "empty": spots.get}  # among the allocations
     results = tuple(
@@ -270,6 +275,7 @@ def _plan(call: Call, fusion: Fusion, temporaries, compiled: list[Compiled], dev
         drawn,
         tuple(call.limits),
         reused,
+        rooms,
         keepalive,
         tuple(source_digest(c.source) for c in compiled),
         lambda: described(call, _allocated(fusion, tensors, temporaries), compiled),

@@ -47,7 +47,9 @@ class Plan:
     each call makes, 0 for none; where their numbers are to be eager's, `drawn` is the position of the Philox
     blocks that they take, else -1. `updates`: the arguments whose memory kernels write, and whether their
     version counts it. `limits`: the arguments that have to be within a limit; calls beyond run unfused.
-    `reuses`: an allocation, the argument in whose memory it may lie, and the positions of what
+    `rooms`: the allocations with zeros behind a dim (`Room` in ir/layout.py), the position of the number of
+    elements of their memory, and that dim. `reuses`: an allocation, the argument in whose memory it may lie,
+    and the positions of what
     `schedule.Reuse` calls `alike`. `sources`: digests of the kernels' sources, launch by launch."""
 
     leaf_count: int
@@ -62,6 +64,7 @@ class Plan:
     drawn: int = -1
     limits: tuple[tuple[int, Limit], ...] = ()
     reuses: tuple[tuple[int, int, tuple[tuple[int, int, int], ...]], ...] = ()
+    rooms: tuple[tuple[int, int, int], ...] = ()
     keepalive: object = field(default=None, repr=False, compare=False)
     sources: tuple[str, ...] = field(default=(), repr=False, compare=False)
     describe: Callable[[], str] | None = field(default=None, repr=False, compare=False)
@@ -110,7 +113,7 @@ def native(plan: Plan) -> _C.Plan:
     return _C.Plan(plan.leaf_count, list(plan.instructions), list(plan.checks), list(plan.allocations),
                    launches, list(plan.results), plan.refusal,
                    plan.keepalive, plan.random, list(plan.updates), plan.drawn, limits,
-                   list(plan.reuses))  # fmt: skip
+                   list(plan.reuses), list(plan.rooms))  # fmt: skip
 
 
 class Program:

@@ -157,12 +157,12 @@ def _plain(plan: Plan) -> tuple:
     launches = tuple(map(astuple, plan.launches))
     limits = tuple((index, astuple(limit)) for index, limit in plan.limits)
     return (plan.leaf_count, plan.instructions, plan.checks, plan.allocations, launches, plan.results,
-            plan.random, plan.updates, plan.drawn, limits, plan.reuses, plan.sources)  # fmt: skip
+            plan.random, plan.updates, plan.drawn, limits, plan.reuses, plan.rooms, plan.sources)  # fmt: skip
 
 
 def _plan(plain: tuple) -> Plan:
     (leaf_count, instructions, checks, allocations, launches, results,
-     random, updates, drawn, limits, reuses, sources) = plain  # fmt: skip
+     random, updates, drawn, limits, reuses, rooms, sources) = plain  # fmt: skip
     return Plan(
         leaf_count,
         instructions,
@@ -175,5 +175,6 @@ def _plan(plain: tuple) -> Plan:
         drawn=drawn,
         limits=tuple((index, Limit(*x)) for index, x in limits),
         reuses=reuses,
+        rooms=rooms,
         sources=sources,
     )

@@ -63,7 +63,7 @@ class _Dependences:
     @staticmethod
     def of(fusion: Fusion) -> _Dependences:
         stored = {
-            o.value.name: Buffer(o.value, BufferKind.ALLOCATION, k, o.steps, sz.const(256))
+            o.value.name: Buffer(o.value, BufferKind.ALLOCATION, k, o.steps, sz.const(256), room=o.room)
             for k, o in enumerate(fusion.outputs)
         }
         stored |= {

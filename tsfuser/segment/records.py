@@ -17,6 +17,7 @@ from ..ir import size as sz
 from ..ir.code import code
 from ..ir.code import read as read_record
 from ..ir.fusion import PLACES, Axis, Lookup, Op, Random, Reduce, Value
+from ..ir.layout import Room
 from ..ir.size import Size
 from ..ir.values import Window
 
@@ -37,8 +38,8 @@ class BufferKind(enum.Enum):
 @dataclass(frozen=True)
 class Buffer:
     """A tensor in memory. `strides` (in elements) has one entry per dim of `value`; `alignment` is in bytes;
-    `offset` and `windows` are those of `fusion.TensorInput`. Example: the argument 2 of the group is a Buffer
-    of the kind INPUT with the index 2."""
+    `offset` and `windows` are those of `fusion.TensorInput`, `room` is that of `fusion.Output`. Example: the
+    argument 2 of the group is a Buffer of the kind INPUT with the index 2."""
 
     value: Value
     kind: BufferKind
@@ -48,6 +49,7 @@ class Buffer:
     by_value: bool = False
     offset: Size = sz.const(0)
     windows: tuple[Window, ...] = ()
+    room: Room | None = None
 
     def stride(self, axis: Axis) -> Size:
         """Elements between neighbours along `axis`; 0 if the tensor lacks it."""
@@ -154,4 +156,4 @@ def row_major(sizes: tuple[Size, ...]) -> tuple[Size, ...]:
 
 def read(text: str) -> Segment:
     """The Segment that `str` has printed."""
-    return read_record(text, Segment, Buffer, BufferKind)
+    return read_record(text, Segment, Buffer, BufferKind, Room)

@@ -10,6 +10,7 @@
 #include "vector.h"
 #include "index.h"
 #include "lookup.h"
+#include "room.h"
 #include "reduce.h"
 #include "cluster.h"
 #include "cooperative.h"

@@ -37,6 +37,7 @@ that. Order of `STEPS`, and why:
   cast_results          behind all that changes the gradients
   save_rows             behind all that changes what is kept
   add_layout_hints      behind all that changes the gradients
+  use_room              behind all that looks for products
   drop                  last: the numbers of what is kept change
 """
 
@@ -46,6 +47,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from .... import log, options
+from ....graph.operand_room import may_be_parts
 from ....graph.passes import Pass, run
 from ....graph.wrapper import Graph, nodes_in
 from . import dropout, formulas, kept_instead, norm_operands, norm_results, recompute, relu_mask
@@ -170,6 +172,11 @@ def _keep_instead(work: Work) -> None:
         work.again |= again
 
 
+def _use_room(work: Work) -> None:
+    seen = work.saved.in_results()
+    may_be_parts(work.saved.forward, lambda value: value.debugName() not in seen)
+
+
 def _draw_again(work: Work) -> None:
     if not options.disabled("recompute") and not options.enabled("eager_random"):
         dropout.draw_again(work.saved)
@@ -224,5 +231,6 @@ STEPS = (
     _on_saved(formulas.hand_gradients_on),
     Pass("save_rows", lambda work: save_rows(work.saved, work.again)),
     Pass("add_layout_hints", lambda work: add_layout_hints(work.saved.backward, work.orders)),
+    Pass("use_room", _use_room),
     Pass("drop", _drop),
 )

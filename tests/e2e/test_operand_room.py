@@ -1,0 +1,288 @@
+"""Zeros behind operands of products of matrices of 16 bits, so that the products read whole accesses."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import tsfuser
+from kit.native_support import group_function
+from kit.support import all_graphs, assert_matches, counted, fresh, groups, kinds, no_fallback, train
+from tsfuser.frontends.torchscript import passes
+from tsfuser.graph import matmul_operands, operand_room
+from tsfuser.planning.plan import Plan, verify
+
+pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
+NARROW = (torch.bfloat16, torch.float16)
+ROOM, PRODUCT = "tsfuser::with_room", "tsfuser::product"
+
+
+@pytest.fixture(autouse=True)
+def everywhere(monkeypatch):
+    """Room on all devices, behind operands of any size."""
+    monkeypatch.setattr(operand_room, "DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(operand_room, "LEAST", 1)
+    monkeypatch.setattr(matmul_operands, "LEAST", 1)
+
+
+def attend(x: Tensor, bias: Tensor):
+    """Attention with heads, of which the scores have a bias."""
+    n, t, c = x.shape
+    heads = (x * 1.5).view(n, t, 3, 2, c // 6).permute(2, 0, 3, 1, 4)
+    q, k, v = heads[0], heads[1], heads[2]
+    scores = torch.matmul(q * 0.25, k.transpose(-2, -1))
+    scores = torch.softmax(scores + bias, -1)
+    return torch.matmul(scores, v).transpose(1, 2).reshape(n, t, c // 3) * 2.0
+
+
+def tensors(device, dtype, n=3, t=49, c=48, gradients=False):
+    generator = torch.Generator().manual_seed(t)
+    sizes = (n, t, c), (2, t, t)
+    made = [torch.randn(s, generator=generator).to(device, dtype) for s in sizes]
+    return [x.requires_grad_(gradients) for x in made]
+
+
+def exact(function, inputs):
+    return function(*(x.detach().double() for x in inputs))
+
+
+def rooms(scripted):
+    return [kind for g in groups(scripted) for kind in kinds(g) if kind == ROOM]
+
+
+def is_used(scripted):
+    return any(g.findNode(PRODUCT, True) is not None for g in all_graphs(scripted))
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_attention(device, dtype):
+    x, bias = tensors(device, dtype)
+    scripted = fresh(attend)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(3):
+            got = scripted(x, bias)
+    assert_matches(got, attend(x, bias), exact(attend, (x, bias)), ops=100)
+    assert len(rooms(scripted)) == 3  # k, what softmax gives, and v
+    assert is_used(scripted)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("t", [49, 63])
+def test_gradients(device, dtype, t):
+    x, bias = tensors(device, dtype, t=t, gradients=True)
+    scripted = fresh(attend)
+    with tsfuser.fuser(), no_fallback(), passes.watching() as seen:
+        out, gradients = train(scripted, (x, bias))
+    want, expected = train(attend, (x, bias), calls=1)
+    of_exact, exact_gradients = train(
+        attend, [v.detach().double().requires_grad_() for v in (x, bias)], calls=1
+    )
+    for got, eager, true in zip(
+        [out, *gradients], [want, *expected], [of_exact, *exact_gradients], strict=True
+    ):
+        assert_matches(got, eager, true, ops=300)
+    made = [n.kind() for o in seen for kind in operand_room.PLAIN for n in o.graph.findAllNodes(kind, True)]
+    assert set(made) == set(operand_room.PLAIN)
+
+
+LATER = [(3, 51, 48), (1, 64, 48), (3, 56, 96), (2, 7, 48), (2, 1, 48), (0, 5, 48), (1, 127, 48)]
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("later", LATER, ids=str)
+def test_other_lengths_of_the_same_program(device, later, gradients):
+    """Also multiples of 8, behind which there is nothing."""
+    scripted = fresh(attend)
+    for n, t, c in ((3, 49, 48), later):
+        x, bias = tensors(device, torch.bfloat16, n, t, c, gradients)
+        with tsfuser.fuser():
+            got, of_mine = train(scripted, (x, bias)) if gradients else (scripted(x, bias), [])
+            got = got if gradients else [scripted(x, bias) for _ in range(2)][-1]
+        eager, of_eager = train(attend, (x, bias), calls=1) if gradients else (attend(x, bias), [])
+        for mine, theirs in zip([got, *of_mine], [eager, *of_eager], strict=True):
+            assert_matches(mine, theirs, ops=300)
+
+
+def test_a_length_between_compiles_nothing(device):
+    scripted = fresh(attend)
+    with tsfuser.fuser(), no_fallback(), torch.no_grad():
+        for t in (49, 50, 51):
+            scripted(*tensors(device, torch.bfloat16, t=t))
+        with counted() as counts:
+            for t in (53, 55, 61):
+                x, bias = tensors(device, torch.bfloat16, t=t)
+                assert_matches(scripted(x, bias), attend(x, bias), ops=100)
+    assert counts["plans_built"] == 0
+
+
+@pytest.mark.parametrize("what", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_stays_where_it_is(device, what):
+    """Zeros lie behind rows: what they are multiplied by is zeros, too."""
+    x, bias = tensors(device, torch.bfloat16)
+    x[0, 3], bias[1, 5] = what, -math.inf
+    scripted = fresh(attend)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(3):
+            got = scripted(x, bias)
+    eager = attend(x, bias)
+    assert torch.equal(got.isnan(), eager.isnan()) and eager[1:].isnan().any() and not eager[1:].isnan().all()
+    assert_matches(got.nan_to_num(), eager.nan_to_num(), ops=100)
+
+
+def returned(q: Tensor, k: Tensor):
+    s = torch.matmul(q * 0.5, (k * 2.0).transpose(-2, -1))
+    return s, torch.softmax(s, -1) * 2.0
+
+
+def flattened(q: Tensor, k: Tensor):
+    s = torch.matmul(q * 0.5, (k * 2.0).transpose(-2, -1))
+    return s.view(-1), torch.softmax(s, -1) * 2.0
+
+
+def asked(q: Tensor, k: Tensor):
+    s = torch.matmul(q * 0.5, (k * 2.0).transpose(-2, -1))
+    return s * float(s.stride(0)), torch.softmax(s, -1) * 2.0
+
+
+def asked_whether_dense(q: Tensor, k: Tensor):
+    s = torch.matmul(q * 0.5, (k * 2.0).transpose(-2, -1))
+    return (s * 2.0 if s.is_contiguous() else s * 3.0), torch.softmax(s, -1) * 2.0
+
+
+def in_a_view(q: Tensor, k: Tensor):
+    s = torch.matmul(q * 0.5, (k * 2.0).transpose(-2, -1))
+    return s.transpose(0, 1), torch.softmax(s, -1) * 2.0
+
+
+def written(q: Tensor, k: Tensor):
+    s = torch.matmul(q * 0.5, (k * 2.0).transpose(-2, -1))
+    y = torch.softmax(s, -1)
+    s.add_(1.0)
+    return y, s * 2.0
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(
+    "program", [returned, flattened, asked, asked_whether_dense, in_a_view, written], ids=lambda f: f.__name__
+)
+def test_a_product_that_the_program_can_look_at_is_eagers(device, program, gradients):
+    generator = torch.Generator().manual_seed(4)
+    q, k = (torch.randn(4, 49, 16, generator=generator).to(device, torch.bfloat16) for _ in range(2))
+    scripted = fresh(program)
+    with tsfuser.fuser():
+        for _ in range(4):
+            found = []
+            for function in (scripted, program):
+                leaves = [x.clone().requires_grad_(gradients) for x in (q, k)]
+                results = function(*leaves)
+                if gradients:
+                    (results[0].float().sum() + results[1].float().square().sum()).backward()
+                found.append([*results, *(x.grad for x in leaves if gradients)])
+            for mine, theirs in zip(*found, strict=True):
+                assert_matches(mine.detach(), theirs.detach(), ops=100)
+                assert mine.stride() == theirs.stride()
+
+
+@pytest.mark.parametrize("first", ["k", "v"])
+def test_gradients_that_the_program_gets_are_eagers(device, first):
+    """The gradient of an input is the product itself."""
+
+    def program(p: Tensor, v: Tensor):
+        return torch.matmul(torch.softmax(p * 1.5, -1), torch.tanh(v)) * 2.0
+
+    def direct(p: Tensor, v: Tensor):
+        return torch.matmul(torch.softmax(p * 1.5, -1), v) * 2.0
+
+    function = program if first == "k" else direct
+    generator = torch.Generator().manual_seed(6)
+    sizes = (4, 33, 49), (4, 49, 16)
+    inputs = [torch.randn(s, generator=generator).to(device, torch.bfloat16).requires_grad_() for s in sizes]
+    scripted = fresh(function)
+    with tsfuser.fuser(), no_fallback():
+        out, gradients = train(scripted, inputs)
+    want, expected = train(function, inputs, calls=1)
+    for mine, theirs in zip([out, *gradients], [want, *expected], strict=True):
+        assert_matches(mine, theirs, ops=100)
+        assert mine.stride() == theirs.stride()
+
+
+def test_second_derivatives(device):
+    """Those of a backward that is recorded."""
+    x, bias = tensors(device, torch.bfloat16, n=2, t=33)
+
+    def penalty(function):
+        leaf = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(function(leaf, bias).float().sum(), leaf, create_graph=True)
+        slope.float().square().sum().backward()
+        return leaf.grad
+
+    scripted = fresh(attend)
+    with tsfuser.fuser():
+        for _ in range(4):
+            got = penalty(scripted)
+    assert_matches(got, penalty(attend), ops=3000)
+
+
+@pytest.mark.parametrize("t", [8, 9, 48])
+def test_no_room_where_it_would_be_large_or_nothing(device, t):
+    """Nine rows would become sixteen."""
+    scripted = fresh(attend)
+    x, bias = tensors(device, torch.bfloat16, t=t)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(3):
+            got = scripted(x, bias)
+    assert_matches(got, attend(x, bias), ops=100)
+    assert not rooms(scripted) and not is_used(scripted)
+
+
+def test_no_room_for_32_bits(device):
+    scripted = fresh(attend)
+    x, bias = tensors(device, torch.float32)
+    with tsfuser.fuser(), no_fallback():
+        for _ in range(3):
+            got = scripted(x, bias)
+    assert_matches(got, attend(x, bias), exact(attend, (x, bias)), ops=100)
+    assert not rooms(scripted) and not is_used(scripted)
+
+
+@pytest.mark.parametrize(
+    "columns_inside, sizes",
+    [(True, (3, 5, 13)), (False, (3, 13, 16)), (True, (2, 3, 1, 31)), (False, (2, 31, 1))],
+)
+def test_memory_holds_zeros_behind_the_elements(device, columns_inside, sizes):
+    """What the product reads: behind each row, or behind each matrix."""
+    dim = -1 if columns_inside else -2
+    function = group_function(
+        f"graph(%x : Tensor):\n  %d : int = prim::Constant[value={dim}]()\n"
+        "  %y : Tensor = aten::neg(%x)\n  %r : Tensor = tsfuser::with_room(%y, %d)\n  return (%r)",
+        inputs=1,
+    )
+    x = torch.randn(sizes, device=device)
+    with no_fallback():
+        y = function(x)
+    assert torch.equal(y, -x)
+    wide = -(-sizes[dim] // 8) * 8
+    whole = list(sizes)
+    whole[dim] = wide
+    steps = torch.empty(whole).stride()
+    assert y.stride() == steps
+    memory = torch.as_strided(y, whole, steps)
+    assert torch.equal(memory.narrow(dim, 0, sizes[dim]), -x)
+    assert not memory.narrow(dim, sizes[dim], wide - sizes[dim]).any()
+
+
+@pytest.mark.parametrize(
+    "sizes, room, complaint",
+    [
+        ((0, 1), (0, 0, -1), "another dim"),
+        ((0, 0, 0), (0, 0, -3), "another dim"),
+        ((0, 0, 0), (0, 5, -1), "number of elements"),
+        ((0, 0, 0), (1, 0, -1), "not among the allocations"),
+        ((0, 0, 0), (0, 0, -2), None),
+    ],
+)
+def test_a_plan_has_room_behind_one_of_the_last_two_dims(sizes, room, complaint):
+    program = (("const", 4, 0), ("const", 6, 0))
+    found = verify(Plan(0, program, allocations=(("float16", sizes, sizes),), rooms=(room,)))
+    assert found is None if complaint is None else complaint in found
