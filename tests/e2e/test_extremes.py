@@ -169,7 +169,8 @@ def test_gradients_at_the_bounds_of_an_op_are_eagers(device, name):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", BOUNDED)
 def test_numbers_that_16_bits_do_not_hold(device, name, dtype, training):
-    """What is compared with 0.1 or 0.3 is their neighbours, which eager may round these to first."""
+    """What is compared with 0.1 or 0.3 is their neighbours, which eager may round these to first. So may be
+    what is subtracted, as softshrink does on CUDA."""
     source = BOUNDED[name].replace("F.", "torch.nn.functional.").replace("0.5", "0.1").replace("-1.0", "0.3")
     source = f"def f(x):\n    return {source} * 2.0\n"
     near = torch.tensor([0.1, 0.3, 1.0, 3.0]).to(dtype)
@@ -183,7 +184,8 @@ def test_numbers_that_16_bits_do_not_hold(device, name, dtype, training):
             y = function(x)
             found.append((y.detach(), *(torch.autograd.grad(y.sum(), x) if training else ())))
     for mine, theirs in zip(found[-1], found[0], strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+        rounding = torch.finfo(dtype).eps
+        torch.testing.assert_close(mine, theirs, rtol=2 * rounding, atol=0.3 * rounding)
 
 
 @pytest.mark.graphs

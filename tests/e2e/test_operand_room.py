@@ -11,6 +11,7 @@ from kit.native_support import group_function
 from kit.support import all_graphs, assert_matches, counted, fresh, groups, kinds, no_fallback, train
 from tsfuser.frontends.torchscript import passes
 from tsfuser.graph import matmul_operands, operand_room
+from tsfuser.planning import compile
 from tsfuser.planning.plan import Plan, verify
 
 pytestmark = [pytest.mark.filterwarnings("error::tsfuser.TsfuserWarning")]
@@ -62,7 +63,7 @@ def test_attention(device, dtype):
     with tsfuser.fuser(), no_fallback():
         for _ in range(3):
             got = scripted(x, bias)
-    assert_matches(got, attend(x, bias), exact(attend, (x, bias)), ops=100)
+    assert_matches(got, attend(x, bias), exact(attend, (x, bias)), ops=1)
     assert len(rooms(scripted)) == 3  # k, what softmax gives, and v
     assert is_used(scripted)
 
@@ -81,9 +82,16 @@ def test_gradients(device, dtype, t):
     for got, eager, true in zip(
         [out, *gradients], [want, *expected], [of_exact, *exact_gradients], strict=True
     ):
-        assert_matches(got, eager, true, ops=300)
-    made = [n.kind() for o in seen for kind in operand_room.PLAIN for n in o.graph.findAllNodes(kind, True)]
-    assert set(made) == set(operand_room.PLAIN)
+        assert_matches(got, eager, true, ops=2)
+    for node in (n for o in seen for n in o.graph.findAllNodes("prim::CudaFusionGroup", True)):
+        subgraph = node.g("Subgraph")
+        returns = {v.debugName() for v in subgraph.outputs()}
+        with_room = [n.inputsAt(0).debugName() for n in subgraph.nodes() if n.kind() == ROOM]
+        assert returns.isdisjoint(with_room)  # what the backward reads is stored once
+    made = [
+        n.kind() for o in seen for kind in matmul_operands.PLAIN for n in o.graph.findAllNodes(kind, True)
+    ]
+    assert set(made) == set(matmul_operands.PLAIN)
 
 
 LATER = [(3, 51, 48), (1, 64, 48), (3, 56, 96), (2, 7, 48), (2, 1, 48), (0, 5, 48), (1, 127, 48)]
@@ -101,7 +109,7 @@ def test_other_lengths_of_the_same_program(device, later, gradients):
             got = got if gradients else [scripted(x, bias) for _ in range(2)][-1]
         eager, of_eager = train(attend, (x, bias), calls=1) if gradients else (attend(x, bias), [])
         for mine, theirs in zip([got, *of_mine], [eager, *of_eager], strict=True):
-            assert_matches(mine, theirs, ops=300)
+            assert_matches(mine, theirs, ops=2)
 
 
 def test_a_length_between_compiles_nothing(device):
@@ -112,7 +120,7 @@ def test_a_length_between_compiles_nothing(device):
         with counted() as counts:
             for t in (53, 55, 61):
                 x, bias = tensors(device, torch.bfloat16, t=t)
-                assert_matches(scripted(x, bias), attend(x, bias), ops=100)
+                assert_matches(scripted(x, bias), attend(x, bias), ops=1)
     assert counts["plans_built"] == 0
 
 
@@ -127,7 +135,7 @@ def test_what_is_not_finite_stays_where_it_is(device, what):
             got = scripted(x, bias)
     eager = attend(x, bias)
     assert torch.equal(got.isnan(), eager.isnan()) and eager[1:].isnan().any() and not eager[1:].isnan().all()
-    assert_matches(got.nan_to_num(), eager.nan_to_num(), ops=100)
+    assert_matches(got.nan_to_num(), eager.nan_to_num(), ops=1)
 
 
 def returned(q: Tensor, k: Tensor):
@@ -138,6 +146,11 @@ def returned(q: Tensor, k: Tensor):
 def flattened(q: Tensor, k: Tensor):
     s = torch.matmul(q * 0.5, (k * 2.0).transpose(-2, -1))
     return s.view(-1), torch.softmax(s, -1) * 2.0
+
+
+def flattened_inside(q: Tensor, k: Tensor):
+    s = torch.matmul(q * 0.5, (k * 2.0).transpose(-2, -1))
+    return torch.relu(s.view(s.size(0), -1)) * 2.0, torch.softmax(s, -1) * 2.0
 
 
 def asked(q: Tensor, k: Tensor):
@@ -162,12 +175,32 @@ def written(q: Tensor, k: Tensor):
     return y, s * 2.0
 
 
+def operand_written(q: Tensor, k: Tensor):
+    twice = k * 2.0
+    turned = twice.transpose(-2, -1)
+    s = torch.matmul(q * 0.5, turned)
+    twice.mul_(0.5)
+    return s * 2.0, torch.matmul(q * 0.25, turned) * 2.0
+
+
+LOOKING = [
+    returned,
+    flattened,
+    flattened_inside,
+    asked,
+    asked_whether_dense,
+    in_a_view,
+    written,
+    operand_written,
+]
+
+
 @pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize(
-    "program", [returned, flattened, asked, asked_whether_dense, in_a_view, written], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("program", LOOKING, ids=lambda f: f.__name__)
 def test_a_product_that_the_program_can_look_at_is_eagers(device, program, gradients):
     generator = torch.Generator().manual_seed(4)
+    if gradients and program is operand_written:
+        return  # an error in eager
     q, k = (torch.randn(4, 49, 16, generator=generator).to(device, torch.bfloat16) for _ in range(2))
     scripted = fresh(program)
     with tsfuser.fuser():
@@ -180,7 +213,7 @@ def test_a_product_that_the_program_can_look_at_is_eagers(device, program, gradi
                     (results[0].float().sum() + results[1].float().square().sum()).backward()
                 found.append([*results, *(x.grad for x in leaves if gradients)])
             for mine, theirs in zip(*found, strict=True):
-                assert_matches(mine.detach(), theirs.detach(), ops=100)
+                assert_matches(mine.detach(), theirs.detach(), ops=1)
                 assert mine.stride() == theirs.stride()
 
 
@@ -203,25 +236,43 @@ def test_gradients_that_the_program_gets_are_eagers(device, first):
         out, gradients = train(scripted, inputs)
     want, expected = train(function, inputs, calls=1)
     for mine, theirs in zip([out, *gradients], [want, *expected], strict=True):
-        assert_matches(mine, theirs, ops=100)
+        assert_matches(mine, theirs, ops=1)
         assert mine.stride() == theirs.stride()
 
 
 def test_second_derivatives(device):
-    """Those of a backward that is recorded."""
-    x, bias = tensors(device, torch.bfloat16, n=2, t=33)
+    """Those of a backward that is recorded are as near to the exact ones as eager's."""
+    given = tensors(device, torch.bfloat16, n=2, t=33)
 
-    def penalty(function):
-        leaf = x.clone().requires_grad_()
+    def penalty(function, dtype=torch.bfloat16):
+        leaf, bias = (x.detach().to(dtype, copy=True).requires_grad_() for x in given)
         (slope,) = torch.autograd.grad(function(leaf, bias).float().sum(), leaf, create_graph=True)
         slope.float().square().sum().backward()
-        return leaf.grad
+        return leaf.grad.double()
 
-    scripted = fresh(attend)
+    scripted, true = fresh(attend), penalty(attend, torch.float64)
     with tsfuser.fuser():
-        for _ in range(4):
-            got = penalty(scripted)
-    assert_matches(got, penalty(attend), ops=3000)
+        errors = [(penalty(scripted) - true).norm() for _ in range(4)]
+    assert max(errors) <= 1.1 * (penalty(attend) - true).norm()
+
+
+def test_what_has_room_has_memory_of_its_own(device, monkeypatch):
+    """A result may lie in the memory of an operand that nobody needs any more, but for that."""
+    plans = []
+    make = compile._plan
+    monkeypatch.setattr(compile, "_plan", lambda *given: plans.append(make(*given)) or plans[-1])
+
+    def program(p: Tensor, v: Tensor):
+        return torch.matmul(torch.softmax(p * 0.123, -1), v * 0.321) * 2.0
+
+    scripted = fresh(program)
+    with tsfuser.fuser(), no_fallback(), torch.no_grad():
+        for _ in range(3):
+            scripted(torch.rand(2, 49, 49).to(device).half(), torch.rand(2, 49, 8).to(device).half())
+    with_room = [plan for plan in plans if plan.rooms]
+    assert len(with_room) == 2
+    for plan in with_room:
+        assert {k for k, *_ in plan.rooms}.isdisjoint(allocation for allocation, *_ in plan.reuses)
 
 
 @pytest.mark.parametrize("t", [8, 9, 48])
@@ -232,7 +283,7 @@ def test_no_room_where_it_would_be_large_or_nothing(device, t):
     with tsfuser.fuser(), no_fallback():
         for _ in range(3):
             got = scripted(x, bias)
-    assert_matches(got, attend(x, bias), ops=100)
+    assert_matches(got, attend(x, bias), ops=1)
     assert not rooms(scripted) and not is_used(scripted)
 
 
@@ -242,7 +293,7 @@ def test_no_room_for_32_bits(device):
     with tsfuser.fuser(), no_fallback():
         for _ in range(3):
             got = scripted(x, bias)
-    assert_matches(got, attend(x, bias), exact(attend, (x, bias)), ops=100)
+    assert_matches(got, attend(x, bias), exact(attend, (x, bias)), ops=1)
     assert not rooms(scripted) and not is_used(scripted)
 
 

@@ -51,7 +51,10 @@ ALLOWED = {
         "the nodes that it makes, and what torch's own pass makes of `fill_`",
     ),
     "tsfuser/graph/layout_hints.py": ("laid_out", "the nodes that it makes"),
-    "tsfuser/graph/matmul_operands.py": ("packed rows with_room", "the nodes that it makes, and a reader of rows"),
+    "tsfuser/graph/matmul_operands.py": (
+        "packed rows with_room",
+        "the nodes that it makes, and a reader of rows",
+    ),
     "tsfuser/graph/operand_room.py": (
         "_grad_sum_to_size dim numel size view view_as",
         "what reads a product that may be a part of a larger tensor",

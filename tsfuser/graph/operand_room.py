@@ -26,9 +26,7 @@ from .matmul_operands import (
     GRADIENTS,
     OF_ROOM,
     PACKED,
-    PLAIN,
     PRODUCT,
-    PRODUCTS,
     WITH_ROOM,
     are_batches,
     fresh,
@@ -42,6 +40,8 @@ from .wrapper import Graph, Node, Value, all_nodes_of, constant_of, facts, input
 _QUESTIONS = frozenset(("aten::size", "aten::dim", "aten::numel", "prim::dtype", "prim::device"))
 #: Ops of autodiff's that may return an operand.
 _HAND_ON = frozenset(("prim::AutogradAdd", "aten::_grad_sum_to_size"))
+# attributes of a product whose result, or whose operand, the program does not see
+_RESULT, _OPERANDS = "result_inside", ("self_inside", "other_inside")
 DEVICES = ("cuda",)  # whose libraries read so
 LEAST = 1 << 18  # elements of a product's operands: with fewer, its time does not count
 LEAST_OF_ZEROS = 4  # elements for each zero
@@ -49,25 +49,27 @@ LEAST_OF_ZEROS = 4  # elements for each zero
 
 def make_room(graph: Graph) -> Graph:
     """Inserts what makes room, and has products use it."""
-    products = all_nodes_of(graph, PRODUCTS)
+    products = all_nodes_of(graph, tuple(OF_ROOM))
     wanted = [(node, k, dim) for node in products for k, dim in _wanted(node)]
     effects = Effects(graph) if wanted else None
     made: dict[tuple[int, int], Value] = {}
     for node, k, dim in wanted:
         value = node.inputsAt(k)
         if not effects.is_written(value):
-            node.replaceInput(k, _room_behind(graph, value, dim, made))
+            inside = node.hasAttribute(_OPERANDS[k])
+            node.replaceInput(k, _room_behind(graph, value, dim, inside, made))
     for node in products:
         _choose_kind(graph, node)
     return graph
 
 
 def may_be_parts(graph: Graph, is_inside: Callable[[Value], bool]) -> None:
-    """Has the products of a graph whose results are `is_inside` use room, where there is some: none of them
-    reaches the program."""
+    """Notes which results and operands of the graph's products are `is_inside`: the program sees none of them,
+    though the graph may return them."""
     for node in all_nodes_of(graph, (PRODUCT,)):
-        if is_inside(node.output()):
-            _replace(graph, node, OF_ROOM[PRODUCT])
+        values = zip((_RESULT, *_OPERANDS), (node.output(), *inputs(node)))
+        for name in (name for name, value in values if is_inside(value) and is_inside(_source(value))):
+            node.i_(name, 1)
 
 
 def _wanted(node: Node) -> list[tuple[int, int]]:
@@ -117,8 +119,11 @@ def _is_stored(value: Value) -> bool:
     return computed or (value.node().kind() != "prim::Param" and is_copied(source))
 
 
-def _room_behind(graph: Graph, value: Value, dim: int, made: dict[tuple[int, int], Value]) -> Value:
-    """`value` with room, made where it is."""
+def _room_behind(
+    graph: Graph, value: Value, dim: int, inside: bool, made: dict[tuple[int, int], Value]
+) -> Value:
+    """`value` with room, made where it is. What the program does not see is kept with its room, too, and not
+    once more without."""
     if value.node().kind() == WITH_ROOM:
         return value
     key = value.unique(), dim
@@ -128,9 +133,11 @@ def _room_behind(graph: Graph, value: Value, dim: int, made: dict[tuple[int, int
         number.node().moveBefore(maker)
         room = graph.create(WITH_ROOM, [source, number], 1).insertAfter(maker).output()
         room.setType(source.type().contiguous())
-        if source.unique() != value.unique():  # it is kept with its room, too
+        if source.unique() != value.unique():
             value.replaceAllUsesWith(room)
             maker.destroy()
+        if inside:
+            source.replaceAllUsesAfterNodeWith(room.node(), room)
         made[key] = room
     return made[key]
 
@@ -138,17 +145,19 @@ def _room_behind(graph: Graph, value: Value, dim: int, made: dict[tuple[int, int
 def _choose_kind(graph: Graph, node: Node) -> None:
     """Has a product use the room of its operands, if there may be some, and the program does not see its
     result where that is a part."""
-    kind, pair = node.kind(), [v.node() for v in inputs(node)[:2]]
-    rooms = [constant_of(n.inputsAt(1)) if n.kind() == WITH_ROOM else 0 for n in pair]
-    if kind in GRADIENTS:  # what the forward has kept comes with room, which its profile does not show
+    pair = [v.node() for v in inputs(node)[:2]]
+    if node.kind() in GRADIENTS:  # what the forward has kept comes with room, which its profile does not show
         fits = _is_uneven(*map(_source, inputs(node)[:2])) and _may_be_part(node.output(), returned=False)
     else:
+        rooms = [constant_of(n.inputsAt(1)) if n.kind() == WITH_ROOM else 0 for n in pair]
         whole = rooms[0] != -2 and rooms[1] != -1
-        fits = any(rooms) and (whole or _may_be_part(node.output(), returned=kind in PLAIN))
-    if fits and kind in OF_ROOM:
-        _replace(graph, node, OF_ROOM[kind])
-    elif not fits and kind in PLAIN:
-        _replace(graph, node, PLAIN[kind])
+        fits = any(rooms) and (whole or _may_be_part(node.output(), returned=node.hasAttribute(_RESULT)))
+    if fits:
+        made = insert(graph, node, OF_ROOM[node.kind()], inputs(node))
+        made.copyMetadata(node)
+        made.output().setType(node.output().type())
+        node.output().replaceAllUsesWith(made.output())
+        node.destroy()
 
 
 def _is_uneven(a: Value, b: Value) -> bool:
@@ -188,11 +197,3 @@ def _keeps_rows(node: Node, operand: Value) -> bool:
         return True
     before, after = shape(operand)[0], shape(node.output())[0]
     return before is not None and after is not None and before[-1:] == after[-1:]
-
-
-def _replace(graph: Graph, node: Node, kind: str) -> None:
-    made = insert(graph, node, kind, inputs(node))
-    made.copyMetadata(node)
-    made.output().setType(node.output().type())
-    node.output().replaceAllUsesWith(made.output())
-    node.destroy()

@@ -189,7 +189,7 @@ def packed(b: Builder, self) -> Value:
     return b.packed(b.pointwise("copy", (self,), self.dtype, layouts=()), self)
 
 
-@composite("tsfuser::with_room", dtypes=ALL, sizes="first", smooth=True, copies=True, fresh=False)
+@composite("tsfuser::with_room", dtypes=ALL, sizes="first", smooth=True, needs_kernel=True, fresh=False)
 def with_room(b: Builder, self, dim: int) -> Value:
     """`tsfuser::packed`, with zeros in memory behind dim `dim`, one of the last two, up to whole accesses"""
     made = packed(b, self)
