@@ -3,29 +3,50 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <utility>
+#include <vector>
+
 namespace tsfuser {
 namespace {
 
 // The mark: shallow copies of a tensor, as saved tensors are, have it too.
-struct Room : c10::BackendMeta {};
+struct Room : c10::BackendMeta {
+  Room(int64_t dim, const void* data) : dim(dim), data(data) {}
+  const int64_t dim;
+  const void* const data;  // where the memory begins that has the zeros
+};
 
-using Mark = c10::intrusive_ptr<c10::BackendMeta>;
-
-const Mark& mark_of(int64_t dim) {
-  static const auto* columns = new Mark(c10::make_intrusive<Room>());
-  static const auto* rows = new Mark(c10::make_intrusive<Room>());
-  return dim == -1 ? *columns : *rows;
+// Whether the tensor lies where its plan has put it, and as: code may have given it other memory since.
+bool is_as_made(const at::Tensor& tensor, const Room& room) {
+  if (tensor.dim() < 3 || tensor.storage_offset() != 0 || tensor.const_data_ptr() != room.data) {
+    return false;
+  }
+  std::vector<int64_t> inner_to_outer = {-1, -2};
+  if (tensor.stride(-2) == 1 && tensor.stride(-1) != 1) {
+    std::swap(inner_to_outer[0], inner_to_outer[1]);
+  }
+  for (int64_t d = 3; d <= tensor.dim(); ++d) {
+    inner_to_outer.push_back(-d);
+  }
+  int64_t step = 1;
+  for (const int64_t d : inner_to_outer) {
+    if (tensor.stride(d) != step) {
+      return false;
+    }
+    step *= d == room.dim ? whole_accesses(tensor.size(d)) : tensor.size(d);
+  }
+  return step * static_cast<int64_t>(tensor.itemsize()) <= static_cast<int64_t>(tensor.storage().nbytes());
 }
 
 }  // namespace
 
 void mark_room(const at::Tensor& tensor, int64_t dim) {
-  tensor.unsafeGetTensorImpl()->set_backend_meta(mark_of(dim));
+  tensor.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<Room>(dim, tensor.const_data_ptr()));
 }
 
 int64_t dim_with_room(const at::Tensor& tensor) {
-  const c10::BackendMeta* found = tensor.unsafeGetTensorImpl()->get_backend_meta();
-  return !found ? 0 : found == mark_of(-1).get() ? -1 : found == mark_of(-2).get() ? -2 : 0;
+  const auto* found = dynamic_cast<const Room*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
+  return found && is_as_made(tensor, *found) ? found->dim : 0;
 }
 
 }  // namespace tsfuser

@@ -4,7 +4,7 @@
 // matrices of 56, of which the results are parts, in half the time: the libraries that multiply read 16
 // bytes at a time where all rows begin at a multiple of that, and hold whole accesses. The kernel that makes
 // such an operand stores the zeros (codegen/runtime/room.h), and its plan marks the tensor: nothing else
-// tells what lies between its elements. A view is not marked, unless by who makes it.
+// tells what lies between its elements. Views are not marked, but for those of `transposed_with_room`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,8 @@ constexpr int64_t kAccess = 8;  // elements of 16 bits; `WHOLE_ACCESS` of ir/lay
 
 inline int64_t whole_accesses(int64_t size) { return (size + kAccess - 1) / kAccess * kAccess; }
 
-// `dim`, -1 or -2, of the tensor is as long as `whole_accesses` of its size where zeros count.
+// Zeros lie behind dim `dim`, -1 or -2, up to `whole_accesses` of its size. `detach` and saved tensors keep
+// the mark; it holds while the tensor has the memory and the strides that it has now.
 void mark_room(const at::Tensor& tensor, int64_t dim);
 
 // That dim; 0 for none.

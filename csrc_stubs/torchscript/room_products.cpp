@@ -12,6 +12,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
@@ -53,6 +54,12 @@ at::Tensor widened(const at::Tensor& matrices, int64_t rows, int64_t columns) {
                              {matrices.stride(-3), matrices.stride(-2), matrices.stride(-1)});
 }
 
+// Whether the result has a dim of size 1: results of a part get other strides there than those of the whole.
+bool has_ones(const at::Tensor& a, const at::Tensor& b) {
+  const auto outer = a.sizes().slice(0, a.dim() - 1);
+  return b.size(-1) == 1 || std::find(outer.begin(), outer.end(), 1) != outer.end();
+}
+
 }  // namespace
 
 at::Tensor product_with_room(const at::Tensor& a, const at::Tensor& b) {
@@ -62,11 +69,16 @@ at::Tensor product_with_room(const at::Tensor& a, const at::Tensor& b) {
   }
   const int64_t rows = wide_size(a, -2), columns = wide_size(b, -1);
   const int64_t inner = std::min(wide_size(a, -1), wide_size(b, -2));  // of both, or of neither
-  const at::Tensor whole = widened(a, rows, inner).bmm(widened(b, inner, columns));
+  const bool is_part = rows != a.size(-2) || columns != b.size(-1);
+  if (is_part && has_ones(a, b)) {
+    return at::matmul(a, b);
+  }
+  const at::Tensor product = widened(a, rows, inner).bmm(widened(b, inner, columns));
   std::vector<int64_t> sizes = a.sizes().vec();
   sizes.end()[-2] = rows;
   sizes.end()[-1] = columns;
-  return whole.view(sizes).narrow(-2, 0, a.size(-2)).narrow(-1, 0, b.size(-1));
+  const at::Tensor whole = at::_unsafe_view(product, sizes);  // autograd knows no view
+  return is_part ? whole.narrow(-2, 0, a.size(-2)).narrow(-1, 0, b.size(-1)) : whole;
 }
 
 at::Tensor transposed_with_room(const at::Tensor& matrices) {
@@ -79,7 +91,7 @@ at::Tensor transposed_with_room(const at::Tensor& matrices) {
 
 void register_room_products() {
   static const torch::jit::RegisterOperators registered({torch::jit::Operator(
-      "tsfuser::product(Tensor self, Tensor other) -> Tensor",
+      "tsfuser::product_of_room(Tensor self, Tensor other) -> Tensor",
       [](torch::jit::Stack& stack) {
         const at::Tensor b = torch::jit::pop(stack).toTensor(), a = torch::jit::pop(stack).toTensor();
         torch::jit::push(stack, product_with_room(a, b));

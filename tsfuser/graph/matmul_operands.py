@@ -52,7 +52,7 @@ BACKWARD_SELF, BACKWARD_OTHER = "tsfuser::matmul_backward_self", "tsfuser::matmu
 GRADIENTS = (BACKWARD_SELF, BACKWARD_OTHER)
 #: Products, and the same of operands that may have room, which may return a part of a larger tensor.
 OF_ROOM = {
-    PRODUCT: "tsfuser::product",
+    PRODUCT: "tsfuser::product_of_room",
     BACKWARD_SELF: "tsfuser::backward_self_of_room",
     BACKWARD_OTHER: "tsfuser::backward_other_of_room",
 }

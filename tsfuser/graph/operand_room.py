@@ -8,18 +8,18 @@ the result is a part. Before:
 
     %p : BFloat16(6144, 49, 49) = aten::softmax(...);  %o = aten::matmul(%p, %v)
 becomes
-    %r = tsfuser::with_room(%p, -1);  %w = tsfuser::with_room(%v, -2);  %o = tsfuser::product(%r, %w)
+    %r = tsfuser::with_room(%p, -1);  %w = tsfuser::with_room(%v, -2);  %o = tsfuser::product_of_room(%r, %w)
 
-In: a graph with types. Out: the same, with room behind what groups compute. Sizes
-are what they were; so are results, but for zeros that are added. Where the sizes of a later call are
-multiples of 8, nothing is stored. A result that the program may see stays a tensor of its own."""
+In: a graph with types. Out: the same, with room behind what groups compute. All sizes stay what they were, and
+so do the values: sums get further terms that are zero. A result is a part of a larger tensor only where nobody
+can tell: nothing writes to it, what reads it makes new tensors, and the program does not get it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
 
-from ..ir.layout import WHOLE_ACCESS
+from ..ir.layout import LEAST_BEFORE_ZERO, WHOLE_ACCESS
 from .effects import Effects, may_return_operand
 from .matmul_operands import (
     BACKWARD_OTHER,
@@ -38,33 +38,38 @@ from .wrapper import Graph, Node, Value, all_nodes_of, constant_of, facts, input
 
 #: Ops that ask for what is the same of a part.
 _QUESTIONS = frozenset(("aten::size", "aten::dim", "aten::numel", "prim::dtype", "prim::device"))
-#: Ops of autodiff's that may return an operand.
-_HAND_ON = frozenset(("prim::AutogradAdd", "aten::_grad_sum_to_size"))
+#: Ops that may return their operand, or a view of it, and do not mind gaps in its memory.
+_HAND_ON = frozenset(
+    ("prim::AutogradAdd", "aten::_grad_sum_to_size", "aten::to", "aten::type_as")
+    + ("aten::_autocast_to_full_precision", "aten::_autocast_to_reduced_precision")
+    + ("aten::transpose", "aten::permute", "aten::unsqueeze", "aten::select", "aten::slice", "aten::expand")
+    + ("aten::view", "aten::reshape")
+)
 # attributes of a product whose result, or whose operand, the program does not see
 _RESULT, _OPERANDS = "result_inside", ("self_inside", "other_inside")
 DEVICES = ("cuda",)  # whose libraries read so
 LEAST = 1 << 18  # elements of a product's operands: with fewer, its time does not count
-LEAST_OF_ZEROS = 4  # elements for each zero
 
 
 def make_room(graph: Graph) -> Graph:
     """Inserts what makes room, and has products use it."""
-    products = all_nodes_of(graph, tuple(OF_ROOM))
-    wanted = [(node, k, dim) for node in products for k, dim in _wanted(node)]
-    effects = Effects(graph) if wanted else None
+    products = [node for node in all_nodes_of(graph, tuple(OF_ROOM)) if _is_uneven(node)]
+    if not products:
+        return graph
+    effects = Effects(graph)
     made: dict[tuple[int, int], Value] = {}
-    for node, k, dim in wanted:
+    for node, k, dim in [(node, k, dim) for node in products for k, dim in _wanted(node)]:
         value = node.inputsAt(k)
         if not effects.is_written(value):
             inside = node.hasAttribute(_OPERANDS[k])
             node.replaceInput(k, _room_behind(graph, value, dim, inside, made))
     for node in products:
-        _choose_kind(graph, node)
+        _choose_kind(graph, node, effects)
     return graph
 
 
 def may_be_parts(graph: Graph, is_inside: Callable[[Value], bool]) -> None:
-    """Notes which results and operands of the graph's products are `is_inside`: the program sees none of them,
+    """Notes which results and operands of the graph's products are `is_inside`: the program does not see them,
     though the graph may return them."""
     for node in all_nodes_of(graph, (PRODUCT,)):
         values = zip((_RESULT, *_OPERANDS), (node.output(), *inputs(node)))
@@ -72,36 +77,40 @@ def may_be_parts(graph: Graph, is_inside: Callable[[Value], bool]) -> None:
             node.i_(name, 1)
 
 
+def _is_uneven(node: Node) -> bool:
+    """Whether the product is one of large batches, of which some matrices do not hold whole accesses."""
+    a, b = map(_source, inputs(node)[:2])
+    if not (_is_narrow_batch(a) and _is_narrow_batch(b) and are_batches(a, b)):
+        return False
+    sizes = [shape(v)[0] for v in (a, b)]
+    return sum(map(prod, sizes)) >= LEAST and any(_wants_room(n) for s in sizes for n in s[-2:])
+
+
+def _wants_room(size: int) -> bool:
+    """Whether a dim of that size does not hold whole accesses, and zeros would not be much of it."""
+    return 0 < -size % WHOLE_ACCESS <= size // LEAST_BEFORE_ZERO
+
+
 def _wanted(node: Node) -> list[tuple[int, int]]:
     """The operands behind which room makes the product faster, and the dim that is to have it."""
     given = inputs(node)[:2]
-    a, b = map(_source, given)  # what packs has no type yet
-    if not _is_uneven(a, b):
-        return []
     stored = [_is_stored(v) for v in given]
+    sizes = [shape(_source(v))[0][-2:] for v in given]  # what packs has no type yet
     if node.kind() in GRADIENTS:  # of these the gradient; what else they read is kept by the forward
         k = int(node.kind() == BACKWARD_OTHER)
-        return [(k, -1)] if _wants_room(shape((a, b)[k])[0][-1]) and stored[k] else []
-    return _wanted_by_product(a, b, stored) if are_batches(a, b) else []
-
-
-def _wanted_by_product(a: Value, b: Value, stored: list[bool]) -> list[tuple[int, int]]:
-    inner, columns = shape(b)[0][-2:]
+        return [(k, -1)] if _wants_room(sizes[k][1]) and stored[k] else []
+    inner, columns = sizes[1]
     if inner % WHOLE_ACCESS:
         return [(0, -1), (1, -2)] if _wants_room(inner) and all(stored) else []
     return [(1, -1)] if _wants_room(columns) and stored[1] else []
 
 
-def _is_read_so(value: Value) -> bool:
+def _is_narrow_batch(value: Value) -> bool:
     """Whether it is a batch of matrices of 16 bits on a device whose libraries read whole accesses."""
     if not is_tensor(value) or shape(value)[0] is None or len(shape(value)[0]) < 3:
         return False
     known = facts(value.type())
     return known.dtype in ("float16", "bfloat16") and (known.device or "").startswith(DEVICES)
-
-
-def _is_large(a: Value, b: Value) -> bool:
-    return sum(prod(shape(v)[0]) for v in (a, b)) >= LEAST
 
 
 def _source(value: Value) -> Value:
@@ -115,8 +124,9 @@ def _is_stored(value: Value) -> bool:
     maker = source.node()
     while (found := row_of(maker)) and (found[0].is_view or may_return_operand(maker)):
         maker = maker.inputsAt(0).node()
-    computed = found is not None and maker.kind() in fresh()
-    return computed or (value.node().kind() != "prim::Param" and is_copied(source))
+    if found is not None and maker.kind() in fresh():
+        return True
+    return value.node().kind() != "prim::Param" and is_copied(source)  # behind which a node can stand
 
 
 def _room_behind(
@@ -134,66 +144,66 @@ def _room_behind(
         room = graph.create(WITH_ROOM, [source, number], 1).insertAfter(maker).output()
         room.setType(source.type().contiguous())
         if source.unique() != value.unique():
-            value.replaceAllUsesWith(room)
-            maker.destroy()
+            _read_instead(value, room)
         if inside:
             source.replaceAllUsesAfterNodeWith(room.node(), room)
         made[key] = room
     return made[key]
 
 
-def _choose_kind(graph: Graph, node: Node) -> None:
-    """Has a product use the room of its operands, if there may be some, and the program does not see its
-    result where that is a part."""
-    pair = [v.node() for v in inputs(node)[:2]]
-    if node.kind() in GRADIENTS:  # what the forward has kept comes with room, which its profile does not show
-        fits = _is_uneven(*map(_source, inputs(node)[:2])) and _may_be_part(node.output(), returned=False)
+def _read_instead(packed: Value, room: Value) -> None:
+    """Has the graph return `room` in the place of what is packed, and products of batches read it. Others read
+    matrices one behind another."""
+    for use in list(packed.uses()):
+        if use.user.kind() == "prim::Return":
+            use.user.replaceInput(use.offset, room)
+    if not packed.node().hasUses():
+        packed.node().destroy()
+
+
+def _choose_kind(graph: Graph, node: Node, effects: Effects) -> None:
+    """Has a product use the room of its operands, if there may be some, and nobody can tell its result from a
+    tensor of its own."""
+    kind, result = node.kind(), node.output()
+    if kind in GRADIENTS:  # what the forward has kept comes with room, which its profile does not show
+        some, is_cut = True, True
     else:
+        pair = [v.node() for v in inputs(node)[:2]]
         rooms = [constant_of(n.inputsAt(1)) if n.kind() == WITH_ROOM else 0 for n in pair]
-        whole = rooms[0] != -2 and rooms[1] != -1
-        fits = any(rooms) and (whole or _may_be_part(node.output(), returned=node.hasAttribute(_RESULT)))
-    if fits:
-        made = insert(graph, node, OF_ROOM[node.kind()], inputs(node))
-        made.copyMetadata(node)
-        made.output().setType(node.output().type())
-        node.output().replaceAllUsesWith(made.output())
-        node.destroy()
+        some, is_cut = any(rooms), rooms[0] == -2 or rooms[1] == -1
+    views: list[Node] = []
+    if not some or (is_cut and not _may_be_part(result, node.hasAttribute(_RESULT), effects, views)):
+        return
+    made = insert(graph, node, OF_ROOM[kind], inputs(node))
+    made.copyMetadata(node)
+    made.output().setType(result.type())
+    result.replaceAllUsesWith(made.output())
+    node.destroy()
+    for view in views:  # which would raise where memory has gaps
+        reshape = insert(graph, view, "aten::reshape", inputs(view))
+        reshape.output().setType(view.output().type())
+        view.output().replaceAllUsesWith(reshape.output())
+        view.destroy()
 
 
-def _is_uneven(a: Value, b: Value) -> bool:
-    """Whether they are large batches of which some matrices do not hold whole accesses."""
-    if not (_is_read_so(a) and _is_read_so(b) and _is_large(a, b)):
+def _may_be_part(result: Value, returned: bool, effects: Effects, views: list[Node]) -> bool:
+    """Whether nobody can tell the result from a tensor of its own: nothing writes to it, and what reads it
+    makes new tensors, or asks for its sizes, perhaps behind casts and views. `returned`: the graph may return
+    it. `views` gets the nodes that would raise."""
+    if effects.is_written(result):
         return False
-    return any(map(_wants_room, (size for v in (a, b) for size in shape(v)[0][-2:])))
-
-
-def _wants_room(size: int) -> bool:
-    """Whether a dim of that size does not hold whole accesses, and zeros would not be much of it."""
-    return 0 < -size % WHOLE_ACCESS <= size // LEAST_OF_ZEROS
-
-
-def _may_be_part(result: Value, returned: bool) -> bool:
-    """Whether nobody can tell the result from a tensor of its own: all that reads it makes new tensors, or
-    asks for its sizes, perhaps behind casts and views that keep its rows. `returned`: the graph may return
-    it."""
     for use in result.uses():
         node = use.user
         if node.kind() == "prim::Return":
             if not returned:
                 return False
-        elif node.kind() in _HAND_ON or may_return_operand(node):
-            if not (_keeps_rows(node, result) and _may_be_part(node.output(), returned)):
+        elif node.kind() in _HAND_ON:
+            if node.kind() == "aten::view":
+                views.append(node)
+                if node.inputsAt(1).type().kind() != "ListType":  # a view as another dtype
+                    return False
+            if not _may_be_part(node.output(), returned, effects, views):
                 return False
         elif node.kind() not in _QUESTIONS and node.kind() not in fresh():
             return False
     return True
-
-
-def _keeps_rows(node: Node, operand: Value) -> bool:
-    """Whether the op, which may return its operand or a view of it, does not mind a gap behind each row."""
-    if node.outputsSize() != 1 or node.output().type().kind() != "TensorType":
-        return False
-    if node.kind() not in ("aten::view", "aten::view_as"):
-        return True
-    before, after = shape(operand)[0], shape(node.output())[0]
-    return before is not None and after is not None and before[-1:] == after[-1:]

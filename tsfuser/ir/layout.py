@@ -18,6 +18,7 @@ from .call import Call
 from .size import Size
 
 WHOLE_ACCESS = 8  # elements of 16 bits that products of matrices read at a time
+LEAST_BEFORE_ZERO = 4  # elements for each zero that is stored behind them
 
 
 @dataclass(frozen=True)
@@ -86,14 +87,17 @@ def packed(call: Call, layout: Layout) -> Layout:
 
 
 def with_room(call: Call, layout: Layout, dim: int) -> Layout:
-    """`layout`, which `packed` has made, with room for whole accesses behind dim `dim`, one of the last two.
+    """`layout`, which `packed` has made, with room for whole accesses behind dim `dim`, one of the last two,
+    unless that would be many zeros.
     If that is the outer one of these in memory, the zeros lie behind each matrix, else behind each row."""
     rank, size = len(layout.sizes), layout.sizes[dim]
     dim %= rank
-    if call.decide(sz.eq(size % WHOLE_ACCESS, 0)):
+    wide = sz.ceildiv(size, WHOLE_ACCESS) * WHOLE_ACCESS
+    if call.decide(sz.eq(size % WHOLE_ACCESS, 0)) or call.decide(
+        sz.lt(size, LEAST_BEFORE_ZERO * (wide - size))
+    ):
         return layout
     inner = next(d for d in (rank - 1, rank - 2) if layout.strides[d] is sz.const(1))
-    wide = sz.ceildiv(size, WHOLE_ACCESS) * WHOLE_ACCESS
     below = layout.sizes[inner] if dim != inner else sz.const(1)
     others = [s for d, s in enumerate(layout.sizes) if d != dim and (dim == inner or d < rank - 2)]
     room = Room(sz.product(others), size * below, wide * below, dim - rank)

@@ -26,7 +26,7 @@ _RECURRENT = "a whole recurrent network in one op is left to torch: written cell
 _WORDS = {
     _PRODUCT: """mm bmm addmm addmv addbmm baddbmm matmul linear mv dot vdot inner ger outer einsum tensordot
         bilinear chain_matmul linalg_matmul linalg_multi_dot linear_backward
-        tsfuser::matmul_backward_self tsfuser::matmul_backward_other tsfuser::product
+        tsfuser::matmul_backward_self tsfuser::matmul_backward_other tsfuser::product_of_room
         tsfuser::backward_self_of_room tsfuser::backward_other_of_room""",
     _CONVOLUTION: """conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d
         conv_transpose3d conv_tbc convolution_backward cudnn_convolution _convolution_mode

@@ -21,7 +21,7 @@ FRESH = _aten("""
     upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
     upsample_bicubic2d upsample_trilinear3d
     zeros ones empty full rand randn empty_like scaled_dot_product_attention
-""") | {"tsfuser::product"}
+""") | {"tsfuser::product_of_room"}
 #: Besides those in FRESH: the sizes of their results follow from their operands' sizes, and from numbers.
 SIZED = _aten("""
     chunk split split_with_sizes unbind unfold detach cumsum cumprod sort argsort topk argmax argmin
