@@ -10,9 +10,9 @@ the result is a part. Before:
 becomes
     %r = tsfuser::with_room(%p, -1);  %w = tsfuser::with_room(%v, -2);  %o = tsfuser::product_of_room(%r, %w)
 
-In: a graph with types. Out: the same, with room behind what groups compute. All sizes stay what they were, and
-so do the values: sums get further terms that are zero. A result is a part of a larger tensor only where nobody
-can tell: nothing writes to it, what reads it makes new tensors, and the program does not get it."""
+In: a graph with types. Out: the same, with room behind what groups compute. Sizes and values stay what they
+were: sums get further terms that are zero. A result is a part of a larger tensor only where nobody can tell:
+nothing writes to it, what reads it makes new tensors, and the program does not get it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def make_room(graph: Graph) -> Graph:
         return graph
     effects = Effects(graph)
     made: dict[tuple[int, int], Value] = {}
-    for node, k, dim in [(node, k, dim) for node in products for k, dim in _wanted(node)]:
+    wanted = [(node, *how) for node in products for how in _wanted(node)]
+    for node, k, dim in wanted:
         value = node.inputsAt(k)
         if not effects.is_written(value):
             inside = node.hasAttribute(_OPERANDS[k])
@@ -69,7 +70,7 @@ def make_room(graph: Graph) -> Graph:
 
 
 def may_be_parts(graph: Graph, is_inside: Callable[[Value], bool]) -> None:
-    """Notes which results and operands of the graph's products are `is_inside`: the program does not see them,
+    """Notes which results and operands of a graph's products are `is_inside`: the program does not see them,
     though the graph may return them."""
     for node in all_nodes_of(graph, (PRODUCT,)):
         values = zip((_RESULT, *_OPERANDS), (node.output(), *inputs(node)))
@@ -152,8 +153,8 @@ def _room_behind(
 
 
 def _read_instead(packed: Value, room: Value) -> None:
-    """Has the graph return `room` in the place of what is packed, and products of batches read it. Others read
-    matrices one behind another."""
+    """Has the graph return `room` in the place of what is packed. Others may want matrices without gaps:
+    they read that."""
     for use in list(packed.uses()):
         if use.user.kind() == "prim::Return":
             use.user.replaceInput(use.offset, room)
