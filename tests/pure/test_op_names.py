@@ -56,7 +56,7 @@ ALLOWED = {
         "the nodes that it makes, and a reader of rows",
     ),
     "tsfuser/graph/operand_room.py": (
-        "_grad_sum_to_size dim numel size view view_as",
+        "dim flatten numel reshape size view",
         "what reads a product that may be a part of a larger tensor",
     ),
     "tsfuser/graph/sum_orders.py": ("add", "sums are what it orders"),

@@ -38,13 +38,8 @@ from .wrapper import Graph, Node, Value, all_nodes_of, constant_of, facts, input
 
 #: Ops that ask for what is the same of a part.
 _QUESTIONS = frozenset(("aten::size", "aten::dim", "aten::numel", "prim::dtype", "prim::device"))
-#: Ops that may return their operand, or a view of it, and do not mind gaps in its memory.
-_HAND_ON = frozenset(
-    ("prim::AutogradAdd", "aten::_grad_sum_to_size", "aten::to", "aten::type_as")
-    + ("aten::_autocast_to_full_precision", "aten::_autocast_to_reduced_precision")
-    + ("aten::transpose", "aten::permute", "aten::unsqueeze", "aten::select", "aten::slice", "aten::expand")
-    + ("aten::view", "aten::reshape")
-)
+#: Views as other dims: one that raises where memory has gaps, and those that copy then.
+_VIEW, _RESHAPE = "aten::view", ("aten::reshape", "aten::flatten")
 # attributes of a product whose result, or whose operand, the program does not see
 _RESULT, _OPERANDS = "result_inside", ("self_inside", "other_inside")
 DEVICES = ("cuda",)  # whose libraries read so
@@ -181,7 +176,7 @@ def _choose_kind(graph: Graph, node: Node, effects: Effects) -> None:
     result.replaceAllUsesWith(made.output())
     node.destroy()
     for view in views:  # which would raise where memory has gaps
-        reshape = insert(graph, view, "aten::reshape", inputs(view))
+        reshape = insert(graph, view, _RESHAPE[0], inputs(view))
         reshape.output().setType(view.output().type())
         view.output().replaceAllUsesWith(reshape.output())
         view.destroy()
@@ -198,13 +193,20 @@ def _may_be_part(result: Value, returned: bool, effects: Effects, views: list[No
         if node.kind() == "prim::Return":
             if not returned:
                 return False
-        elif node.kind() in _HAND_ON:
-            if node.kind() == "aten::view":
-                views.append(node)
-                if node.inputsAt(1).type().kind() != "ListType":  # a view as another dtype
-                    return False
+        elif _hands_on(node):
+            views += [node] if node.kind() == _VIEW else []
             if not _may_be_part(node.output(), returned, effects, views):
                 return False
         elif node.kind() not in _QUESTIONS and node.kind() not in fresh():
             return False
     return True
+
+
+def _hands_on(node: Node) -> bool:
+    """Whether the op may return its operand, or a view of it, and would with gaps in its memory, too."""
+    found = row_of(node)
+    if found is None:
+        return node.kind() == "prim::AutogradAdd"
+    if found[0].reshapes:
+        return node.kind() in (_VIEW, *_RESHAPE)
+    return found[0].is_view or may_return_operand(node)
