@@ -10,7 +10,7 @@ import torch
 
 import tsfuser
 from kit.handwritten import CPU, CUDA, FULL, XY, fuse_graph, fused, graph, typed
-from kit.support import kinds
+from kit.support import fresh, kinds
 from tsfuser import _C
 from tsfuser.errors import Refusal
 from tsfuser.frontends.torchscript import passes
@@ -385,3 +385,18 @@ def test_the_collector_of_cycles_waits_for_a_pass_alone():
         finally:
             gc.enable()
     assert seen == [False, False]
+
+
+def test_the_insert_point_does_not_stay_at_a_node_that_may_go():
+    """Torch puts it back where it was, and aborts the process if that node is gone. Here the size of what a
+    group makes is computed before the group."""
+
+    def program(x: torch.Tensor):
+        y = torch.relu(x.transpose(1, 2)[..., ::2]) * 2.0
+        return y.sum(-1), torch.zeros(y.size(0), y.size(2)) + y.reshape(y.size(0), -1).size(1)
+
+    scripted = fresh(program)
+    with tsfuser.fuser(), passes.watching() as seen:
+        for _ in range(3):
+            scripted(torch.randn(4, 5, 3, 16))
+    assert seen and {outcome.graph.insertPoint().kind() for outcome in seen} == {"prim::Return"}

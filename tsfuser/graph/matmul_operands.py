@@ -37,6 +37,7 @@ from .wrapper import (
     Node,
     Value,
     all_blocks,
+    constant_before,
     constant_of,
     inputs,
     insert,
@@ -117,8 +118,7 @@ def _insert_behind(graph: Graph, maker: Node, value: Value) -> Node:
     """The copy of `value` right behind its `maker`, with a cast of its own where there is one."""
     copy = graph.create(PACKED, [value], 1).insertAfter(maker)
     if maker != value.node():
-        graph.setInsertPoint(copy)
-        constants = [graph.insertConstant(constant_of(v)) for v in inputs(value.node())[1:]]
+        constants = [constant_before(graph, copy, constant_of(v)) for v in inputs(value.node())[1:]]
         cast = insert(graph, copy, value.node().kind(), [value.node().inputsAt(0), *constants])
         cast.output().setType(value.type())
         copy.replaceInput(0, cast.output())

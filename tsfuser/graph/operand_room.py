@@ -34,7 +34,18 @@ from .matmul_operands import (
 )
 from .rows import row_of
 from .worth import shape
-from .wrapper import Graph, Node, Value, all_nodes_of, constant_of, facts, inputs, insert, is_tensor
+from .wrapper import (
+    Graph,
+    Node,
+    Value,
+    all_nodes_of,
+    constant_before,
+    constant_of,
+    facts,
+    inputs,
+    insert,
+    is_tensor,
+)
 
 #: Ops that ask for what is the same of a part.
 _QUESTIONS = frozenset(("aten::size", "aten::dim", "aten::numel", "prim::dtype", "prim::device"))
@@ -135,8 +146,7 @@ def _room_behind(
     key = value.unique(), dim
     if key not in made:
         maker, source = value.node(), _source(value)
-        number = graph.insertConstant(dim)
-        number.node().moveBefore(maker)
+        number = constant_before(graph, maker, dim)
         room = graph.create(WITH_ROOM, [source, number], 1).insertAfter(maker).output()
         room.setType(source.type().contiguous())
         if source.unique() != value.unique():

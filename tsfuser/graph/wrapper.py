@@ -89,6 +89,15 @@ def insert(graph: Graph, place: Node, kind: str, operands: list[Value], results:
     return node
 
 
+def constant_before(graph: Graph, place: Node, value: object) -> Value:
+    """A constant of that value before `place`. The graph's insert point does not stay there: torch puts it
+    back where it was, and aborts the process if that node is gone by then."""
+    graph.setInsertPoint(place)
+    constant = graph.insertConstant(value)
+    graph.setInsertPoint(graph.return_node())
+    return constant
+
+
 def constant_near(graph: Graph, place: Node, constant: Value) -> Value:
     """A copy of a constant, from wherever it is, before `place`."""
     return graph.createClone(constant.node(), lambda v: v).insertBefore(place).output()

@@ -27,6 +27,7 @@ from ..graph.wrapper import (
     Graph,
     Node,
     Value,
+    constant_before,
     constant_near,
     constant_of,
     facts,
@@ -129,9 +130,7 @@ def _operands(product: Node) -> list[Value]:
 
 def _made(graph: Graph, product: Node) -> Value:
     """Gelu of the product, made before it."""
-    graph.setInsertPoint(product)
-    transposed = graph.insertConstant(product.kind() == LINEAR)
-    graph.setInsertPoint(graph.return_node())
+    transposed = constant_before(graph, product, product.kind() == LINEAR)
     made = insert(graph, product, GELU_PRODUCT, [*_operands(product), transposed]).output()
     made.setType(product.output().type())
     return made
@@ -141,9 +140,7 @@ def _in_calls_that_fit(graph: Graph, made: Value, product: Node, result: Value) 
     """Gelu of the product, and what has its sizes and its dtype: both are `made` in calls with the profiled
     dtype, else what the program computes, and the product."""
     dtype = product.output().type().dtype()
-    graph.setInsertPoint(product)
-    is_bfloat16 = graph.insertConstant(dtype == torch.bfloat16)
-    graph.setInsertPoint(graph.return_node())
+    is_bfloat16 = constant_before(graph, product, dtype == torch.bfloat16)
     check = insert(graph, product, CHECK, [*_operands(product), is_bfloat16])
     check.output().setType(torch._C.BoolType.get())
     choice = insert(graph, product, "prim::If", [check.output()], 2)

@@ -25,6 +25,7 @@ from ..graph.wrapper import (
     Graph,
     Node,
     Value,
+    constant_before,
     constant_of,
     facts,
     graph_inputs,
@@ -95,8 +96,8 @@ def _answer(graph: Graph, question: Node, product: Node) -> None:
     """Replaces a question for the sizes of the product, or for one of them, by one for its operands'."""
     with_dims = []
     for operand, dim in zip(inputs(product), (0, 1)):
-        graph.setInsertPoint(question)
-        size = insert(graph, question, "aten::size", [operand, graph.insertConstant(dim)]).output()
+        number = constant_before(graph, question, dim)
+        size = insert(graph, question, "aten::size", [operand, number]).output()
         size.setType(torch._C.IntType.get())
         with_dims.append(size)
     sizes = insert(graph, question, LIST, with_dims).output()
@@ -106,4 +107,3 @@ def _answer(graph: Graph, question: Node, product: Node) -> None:
         sizes.setType(torch._C.IntType.get())
     question.output().replaceAllUsesWith(sizes)
     question.destroy()
-    graph.setInsertPoint(graph.return_node())

@@ -12,7 +12,17 @@ from typing import NamedTuple
 import torch
 
 from ..graph.rows import row_of
-from ..graph.wrapper import LIST, Graph, Node, Value, constant_of, inputs, is_constant, is_tensor
+from ..graph.wrapper import (
+    LIST,
+    Graph,
+    Node,
+    Value,
+    constant_before,
+    constant_of,
+    inputs,
+    is_constant,
+    is_tensor,
+)
 from ..ops import table
 
 #: rule -> the operator, and the arguments of the op, by schema name, that it takes after the sizes
@@ -131,8 +141,7 @@ def emit(graph: Graph, before: Node, name: Derived, sizes: list[Value], outer: d
             return outer[argument.inner]
         if isinstance(argument, tuple):
             return insert(LIST, [value(item) for item in argument], _INTS)
-        graph.setInsertPoint(before)
-        return graph.insertConstant(argument)
+        return constant_before(graph, before, argument)
 
     operator = RULES[name.rule][0]
     return insert(operator, [*sizes, *map(value, name.arguments)], _INTS)

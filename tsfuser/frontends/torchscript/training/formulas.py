@@ -52,6 +52,7 @@ from ....graph.wrapper import (
     all_blocks,
     all_nodes_of,
     blocks,
+    constant_before,
     constant_of,
     graph_outputs,
     inputs,
@@ -345,10 +346,7 @@ def _calls(within: Graph | Block, function: str) -> list[Node]:
 
 
 def _constant(saved: SavedValues, place: Node, value: object) -> Value:
-    saved.backward.setInsertPoint(place)
-    constant = saved.backward.insertConstant(value)
-    saved.backward.setInsertPoint(saved.backward.return_node())  # `place` may go
-    return constant
+    return constant_before(saved.backward, place, value)
 
 
 def _nodes(saved: SavedValues, kind: str) -> list[Node]:

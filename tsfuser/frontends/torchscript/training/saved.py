@@ -21,6 +21,7 @@ from ....graph.wrapper import (
     Value,
     all_nodes,
     blocks,
+    constant_before,
     graph_inputs,
     graph_outputs,
     inputs,
@@ -235,8 +236,7 @@ class SavedValues:
     ) -> tuple[SavedValues, Value]:
         """`keeping`, of a copy, which the forward makes before the node `before`: the program may write to
         the value."""
-        self.forward.setInsertPoint(before)
-        nothing = self.forward.insertConstant(None)
+        nothing = constant_before(self.forward, before, None)
         return self.keeping(insert(self.forward, before, "aten::clone", [value, nothing]).output(), place)
 
     def unused(self) -> set[int]:
