@@ -307,6 +307,29 @@ def test_views_of_a_part_with_other_lengths(device):
                 assert_matches(mine, theirs)
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_an_operand_that_is_viewed_as_one_row(device, gradients):
+    """Its other readers read it without gaps, also where it is kept for the backward."""
+
+    def program(x: Tensor, y: Tensor):
+        p = torch.softmax(torch.matmul(x * 0.5, torch.tanh(y).transpose(-2, -1)), -1)
+        r = torch.relu(p.view(-1) * 2.0).view(p.size(0), p.size(1), p.size(2))
+        v = torch.sigmoid(y)
+        return torch.matmul(p, v) * 2.0 + torch.matmul(r, v)
+
+    generator = torch.Generator().manual_seed(8)
+    given = [torch.randn(4, 49, 16, generator=generator).to(device, torch.bfloat16) for _ in range(2)]
+    inputs, scripted = [x.requires_grad_(gradients) for x in given], fresh(program)
+    with tsfuser.fuser(), no_fallback():
+        if gradients:
+            out, mine = train(scripted, inputs)
+        else:
+            out, mine = [scripted(*inputs) for _ in range(3)][-1], []
+    want, theirs = train(program, inputs, calls=1) if gradients else (program(*inputs), [])
+    for got, eager in zip([out, *mine], [want, *theirs], strict=True):
+        assert_matches(got, eager, ops=2)
+
+
 def test_a_kept_operand_that_gets_other_memory_has_no_room(device):
     """Hooks of saved tensors may put what they like into the place of one."""
 

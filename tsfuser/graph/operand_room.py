@@ -150,21 +150,20 @@ def _room_behind(
         room = graph.create(WITH_ROOM, [source, number], 1).insertAfter(maker).output()
         room.setType(source.type().contiguous())
         if source.unique() != value.unique():
-            _read_instead(value, room)
+            _return_instead(value, room)
         if inside:
-            source.replaceAllUsesAfterNodeWith(room.node(), room)
+            _return_instead(source, room)
         made[key] = room
     return made[key]
 
 
-def _read_instead(packed: Value, room: Value) -> None:
-    """Has the graph return `room` in the place of what is packed. Others may want matrices without gaps:
-    they read that."""
-    for use in list(packed.uses()):
+def _return_instead(value: Value, room: Value) -> None:
+    """Has the graph return `room` in the place of `value`. What else reads that may not do with gaps."""
+    for use in list(value.uses()):
         if use.user.kind() == "prim::Return":
             use.user.replaceInput(use.offset, room)
-    if not packed.node().hasUses():
-        packed.node().destroy()
+    if not value.node().hasUses():
+        value.node().destroy()
 
 
 def _choose_kind(graph: Graph, node: Node, effects: Effects) -> None:
